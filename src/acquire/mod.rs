@@ -1,0 +1,274 @@
+//! Until a lock is ours: ask, wait for the grant, look again. Ends with a grant, or with the limit that fired.
+
+mod mailbox;
+mod patience;
+mod subscriber;
+
+use std::{sync::Arc, time::Duration};
+
+pub(crate) use self::{mailbox::Mailbox, subscriber::Subscriber};
+use self::{
+    mailbox::{Handover, Ticket, Woken},
+    patience::{Sight, poll_pause, retry_pause},
+};
+use crate::{
+    clock::{self, Moment},
+    error::{Action, LockError},
+    grant::{Claim, FencingToken, Grant, deadline_from, deadline_of_grant},
+    holder::Holder,
+    node::{
+        Answer, Failure, RedisNode,
+        script::{Acquire, Acquired, Mode},
+    },
+};
+
+/// No ask takes less time than this, however short the lease.
+const ASK_MIN: Duration = Duration::from_millis(50);
+
+/// What it takes to acquire.
+#[derive(Debug)]
+pub(crate) struct Acquirer {
+    pub(crate) node: Arc<RedisNode>,
+    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) subscriber: Subscriber,
+    pub(crate) claim_window: Duration,
+    /// Whether a holder without an expiry is given one: never with an empty prefix, where it may be anybody's data.
+    pub(crate) heal: bool,
+}
+
+/// An acquisition that ended without the lock.
+#[derive(Debug)]
+pub(crate) struct NotAcquired {
+    pub(crate) error: LockError,
+    /// The server may know the claim (under this entry in the queue, if any), and has to be told to forget it.
+    pub(crate) leftover: Option<String>,
+}
+
+impl Acquirer {
+    /// Takes the lock, waiting for at most `wait`; returns by then plus one operation timeout.
+    pub(crate) fn run(&self, claim: &Claim, wait: Option<Duration>) -> Result<Grant, NotAcquired> {
+        let mut attempt = Attempt::new(self, claim, wait);
+        attempt.run().map_err(|error| NotAcquired {
+            error,
+            leftover: attempt.may_be_known.then(|| if attempt.in_line { attempt.waiter() } else { String::new() }),
+        })
+    }
+}
+
+/// One acquisition under way.
+struct Attempt<'a> {
+    on: &'a Acquirer,
+    claim: &'a Claim,
+    started: Moment,
+    /// The end of the caller's patience.
+    limit: Moment,
+    ticket: Option<Ticket>,
+    /// A request to join the line has been sent.
+    in_line: bool,
+    /// The server may have our id: as the holder's, or in the line.
+    may_be_known: bool,
+    /// Since when nothing but failures came back, and how many.
+    trouble: Option<(Moment, u32)>,
+    holder: Option<Holder>,
+}
+
+impl<'a> Attempt<'a> {
+    fn new(on: &'a Acquirer, claim: &'a Claim, wait: Option<Duration>) -> Attempt<'a> {
+        let started = clock::now();
+        Attempt {
+            on,
+            claim,
+            started,
+            limit: wait.map_or(Moment::NEVER, |wait| started.saturating_add(wait)),
+            ticket: None,
+            in_line: false,
+            may_be_known: false,
+            trouble: None,
+            holder: None,
+        }
+    }
+
+    fn run(&mut self) -> Result<Grant, LockError> {
+        loop {
+            let mode = self.mode();
+            let until = match self.ask(mode) {
+                Ok(Answer { sent, reply: Acquired::Held { token, .. } }) => {
+                    let deadline = deadline_from(sent, self.claim.ttl);
+                    if clock::now() < deadline {
+                        return Ok(Grant { token: FencingToken(token), deadline, provisional: false });
+                    }
+                    // The answer took longer than the lease. Asking again makes it whole, if it is still ours.
+                    self.troubled(None)?
+                }
+                Ok(Answer { reply: Acquired::Queued { holder, position, joined, .. }, .. }) => {
+                    self.trouble = None;
+                    let sight = Sight::new(clock::now(), &holder, position);
+                    self.holder = Some(holder);
+                    if let (Mode::Look, true, Some(ticket)) = (mode, joined, &self.ticket) {
+                        // The server has lost the line, and with it the places of our neighbours.
+                        self.on.mailbox.others_look_again(ticket);
+                    }
+                    sight.next_look(self.dice())
+                }
+                Ok(Answer { reply: Acquired::Busy { holder, .. }, .. }) => {
+                    self.trouble = None;
+                    self.holder = Some(holder);
+                    if mode == Mode::Leave || clock::now() >= self.limit {
+                        // Left the line, or never was in it.
+                        self.may_be_known &= self.in_line && mode != Mode::Leave;
+                        return Err(self.too_late());
+                    }
+                    if self.prepare_to_wait() {
+                        continue;
+                    }
+                    clock::now().saturating_add(poll_pause(self.dice()))
+                }
+                Ok(Answer { reply: Acquired::Late { .. }, .. }) => self.troubled(None)?,
+                Ok(Answer { reply: Acquired::WrongType, .. }) => return Err(self.wrong_type()),
+                Err(failure) => {
+                    self.may_be_known |= failure.sent;
+                    self.troubled(Some(failure))?
+                }
+            };
+            if let Some(grant) = self.wait(until)? {
+                return Ok(grant);
+            }
+        }
+    }
+
+    /// How to ask now. Waiting needs a subscription: a waiter that cannot be told of its grant is passed over.
+    fn mode(&self) -> Mode {
+        if clock::now() >= self.limit {
+            if self.in_line { Mode::Leave } else { Mode::Try }
+        } else if !self.on.subscriber.is_live() {
+            Mode::Try
+        } else if self.in_line {
+            Mode::Look
+        } else if self.ticket.is_some() {
+            Mode::Join
+        } else {
+            Mode::Try
+        }
+    }
+
+    fn ask(&mut self, mode: Mode) -> Result<Answer<Acquired>, Failure> {
+        let now = clock::now();
+        // A short lease leaves no time for a long wait for an answer.
+        let ask_max = self.on.node.operation_timeout().min((self.claim.ttl / 3).max(ASK_MIN));
+        let deadline = now.saturating_add(ask_max).min(self.hard_limit());
+        let waiter = if matches!(mode, Mode::Try) { String::new() } else { self.waiter() };
+        if matches!(mode, Mode::Join | Mode::Look) {
+            self.in_line = true;
+            self.may_be_known = true;
+        }
+        let call = Acquire {
+            key: &self.claim.key,
+            id: self.claim.id.as_str(),
+            ttl_ms: self.claim.ttl_ms(),
+            mode,
+            waiter: &waiter,
+            heal: self.on.heal,
+        };
+        self.on.node.ask(&call, deadline)
+    }
+
+    /// The last moment for the call: the caller's patience, and one operation timeout.
+    fn hard_limit(&self) -> Moment {
+        self.limit.saturating_add(self.on.node.operation_timeout())
+    }
+
+    /// Gets the calling thread into the mailbox and the subscription up; false when there is none to be had now.
+    fn prepare_to_wait(&mut self) -> bool {
+        if self.ticket.is_none() {
+            self.ticket = Some(self.on.mailbox.open(self.claim.key.lock(), self.claim.id.as_str()));
+        }
+        let patience = clock::now().saturating_add(self.on.node.operation_timeout());
+        self.on.subscriber.await_live(patience.min(self.limit))
+    }
+
+    /// Sleeps until it is time to ask again, or the lock is handed over.
+    fn wait(&mut self, mut until: Moment) -> Result<Option<Grant>, LockError> {
+        let ticket = match &self.ticket {
+            Some(ticket) => ticket,
+            // Waiting for a server to come back takes a place in the mailbox too: shutting down must wake us.
+            None => self.ticket.insert(self.on.mailbox.open(self.claim.key.lock(), self.claim.id.as_str())),
+        };
+        loop {
+            match ticket.wait(until.min(self.limit)) {
+                Woken::Granted(handover) => return Ok(self.accept(handover)),
+                Woken::Look => return Ok(None),
+                Woken::Closed => return Err(LockError::Shutdown),
+                // One thread looks for all that wait here; the others only keep time.
+                Woken::Time if clock::now() < self.limit && self.trouble.is_none() && !ticket.is_front() => {
+                    until = clock::now().saturating_add(poll_pause(ticket.number()) * 5);
+                }
+                Woken::Time => return Ok(None),
+            }
+        }
+    }
+
+    /// Whether a handover is still worth something. A stale one is not: asking again finds out where we are.
+    fn accept(&self, handover: Handover) -> Option<Grant> {
+        let px = Duration::from_millis(handover.px_ms).min(self.claim.ttl);
+        let now = clock::now();
+        let deadline = deadline_of_grant(&self.on.node.reading()?, handover.granted_at_us, px, now);
+        if deadline.after(now) < px / 4 {
+            log::debug!("a grant of {:?} came too late to be used", self.claim.key);
+            return None;
+        }
+        Some(Grant { token: FencingToken(handover.token), deadline, provisional: true })
+    }
+
+    /// What to do after a failure: when to ask again, or the error that ends it.
+    fn troubled(&mut self, failure: Option<Failure>) -> Result<Moment, LockError> {
+        let now = clock::now();
+        let (since, count) = self.trouble.map_or((now, 0), |(since, count)| (since, count + 1));
+        self.trouble = Some((since, count));
+        let Some(failure) = failure else {
+            // The server is there; it is the time that has passed.
+            return if now >= self.hard_limit() { Err(self.too_late()) } else { Ok(now) };
+        };
+        // Without a limit of the caller's, a server that stays away for a whole lease is reported.
+        let patience = since.saturating_add(self.claim.ttl.max(self.on.node.operation_timeout()));
+        if !failure.is_passing() || now >= self.hard_limit() || now >= patience {
+            if failure.is_passing() && self.holder.is_some() && since >= self.limit {
+                return Err(self.too_late());
+            }
+            return Err(self.on.node.error(failure, Action::Acquire, Some(self.claim.key.name())));
+        }
+        // A connection that went stale is replaced at once.
+        if count == 0 && failure.sent {
+            return Ok(now);
+        }
+        // `wait` ends at the limit; past it, asking goes on until the hard limit.
+        Ok(now.saturating_add(retry_pause(count, self.dice())))
+    }
+
+    fn too_late(&mut self) -> LockError {
+        let name = self.claim.key.name().to_owned();
+        let server = self.on.node.label().clone();
+        let holder = self.holder.take().map(Box::new);
+        match holder {
+            Some(holder) if self.limit == self.started => LockError::Held { name, holder, server },
+            holder => LockError::Timeout { name, holder, waited: clock::now().after(self.started), server },
+        }
+    }
+
+    fn wrong_type(&self) -> LockError {
+        LockError::WrongType {
+            name: self.claim.key.name().to_owned(),
+            key: self.claim.key.lock().to_owned(),
+            server: self.on.node.label().clone(),
+        }
+    }
+
+    /// Our entry in the queue: for how long to claim, where to tell, and whom.
+    fn waiter(&self) -> String {
+        let claim_ms = self.on.claim_window.min(self.claim.ttl).as_millis();
+        format!("{claim_ms} {} {}", self.on.subscriber.channel(), self.claim.id)
+    }
+
+    fn dice(&self) -> u64 {
+        clock::now().as_nanos() ^ self.ticket.as_ref().map_or(0, Ticket::number)
+    }
+}

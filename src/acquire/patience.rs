@@ -1,0 +1,133 @@
+//! When a waiter looks again by itself. Pure.
+//!
+//! A release hands the lock over without any of this. Looking is for what comes without a message: a holder that died,
+//! a key that somebody deleted, a client that releases without handing over, a place in the line that was lost.
+
+use std::time::Duration;
+
+use crate::{clock::Moment, holder::Holder};
+
+/// How soon the head of the line looks again although nothing points to it; others the later, the further back.
+const PACE: Duration = Duration::from_millis(500);
+/// The same behind a holder that is not of this library, and will hand over to nobody.
+const PACE_FOREIGN: Duration = Duration::from_millis(50);
+/// The head looks this soon after the holder's key must have expired, each further one a step later.
+const AFTER_EXPIRY: Duration = Duration::from_millis(5);
+const STEP: Duration = Duration::from_millis(25);
+/// No pause is longer: it bounds how far two clocks drift apart between readings, and keeps the queue from expiring.
+pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(10);
+/// Pause before an ask that failed is repeated; doubled with each failure.
+const RETRY_MIN: Duration = Duration::from_millis(10);
+const RETRY_MAX: Duration = Duration::from_millis(500);
+
+/// What a waiter saw when it last looked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sight {
+    at: Moment,
+    expires_in: Option<Duration>,
+    foreign: bool,
+    position: u64,
+}
+
+impl Sight {
+    pub(crate) fn new(at: Moment, holder: &Holder, position: u64) -> Sight {
+        Sight { at, expires_in: holder.ttl_left(), foreign: holder.lock_id().is_none(), position }
+    }
+
+    /// When to look again. `dice` is any number; it spreads waiters that would look at once.
+    pub(crate) fn next_look(&self, dice: u64) -> Moment {
+        let position = u32::try_from(self.position).unwrap_or(u32::MAX);
+        let pace = if self.foreign { PACE_FOREIGN } else { PACE };
+        let mut pause = pace.saturating_mul(position.saturating_add(1));
+        if let Some(left) = self.expires_in {
+            pause = pause.min(left.saturating_add(AFTER_EXPIRY).saturating_add(STEP.saturating_mul(position)));
+        }
+        self.at.saturating_add(spread(pause.min(PAUSE_MAX), dice))
+    }
+}
+
+/// The pause after `failures` failures in a row.
+pub(crate) fn retry_pause(failures: u32, dice: u64) -> Duration {
+    spread(RETRY_MIN.saturating_mul(1 << failures.min(10)).min(RETRY_MAX), dice)
+}
+
+/// The pause between tries of a waiter that cannot be told of a grant, because it has no subscription.
+pub(crate) fn poll_pause(dice: u64) -> Duration {
+    spread(Duration::from_millis(100), dice)
+}
+
+/// Up to a tenth longer, never shorter: an expiry must not be looked for before it.
+fn spread(pause: Duration, dice: u64) -> Duration {
+    pause.saturating_add(pause / 1000 * u32::try_from(scramble(dice) % 100).unwrap_or(0))
+}
+
+/// Neighbouring numbers become unrelated ones (the finisher of splitmix64).
+fn scramble(dice: u64) -> u64 {
+    let mut x = dice.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::generate_lock_id;
+    use proptest::prelude::*;
+
+    const START: Moment = Moment::from_nanos(1_000_000_000);
+
+    fn sight(pttl_ms: i64, position: u64, foreign: bool) -> Sight {
+        let id = if foreign { "lock_42".to_owned() } else { generate_lock_id().to_string() };
+        Sight::new(START, &Holder::reported(id, pttl_ms, 0, 0, 0), position)
+    }
+
+    fn pause(sight: Sight, dice: u64) -> Duration {
+        sight.next_look(dice).after(START)
+    }
+
+    #[test]
+    fn the_head_looks_just_after_the_holder_can_have_expired() {
+        let pause = pause(sight(300, 0, false), 7);
+        assert!(pause >= Duration::from_millis(305) && pause < Duration::from_millis(340), "{pause:?}");
+    }
+
+    #[test]
+    fn a_foreign_holder_is_looked_at_more_often() {
+        assert!(pause(sight(30_000, 0, true), 1) < Duration::from_millis(60));
+        assert!(pause(sight(30_000, 0, false), 1) >= PACE);
+    }
+
+    #[test]
+    fn a_holder_without_expiry_is_looked_at_all_the_same() {
+        assert!(pause(sight(-1, 0, false), 1) < Duration::from_secs(1));
+    }
+
+    #[test]
+    fn five_hundred_waiters_together_ask_rarely() {
+        // As if each stood for itself; in one process only the front one asks.
+        let rate: f64 =
+            (0..500).map(|position| 1.0 / pause(sight(30_000, position, false), position).as_secs_f64()).sum();
+        assert!(rate < 70.0, "{rate} looks a second");
+    }
+
+    proptest! {
+        #[test]
+        fn pauses_are_bounded_and_never_before_expiry(pttl in 0i64..100_000_000, position: u64, foreign: bool, dice: u64) {
+            let pause = pause(sight(pttl, position, foreign), dice);
+            prop_assert!(pause <= PAUSE_MAX + PAUSE_MAX / 10);
+            prop_assert!(pause > Duration::ZERO);
+        }
+
+        #[test]
+        fn further_back_means_later(pttl in 0i64..1_000_000, position in 0u64..1000, dice: u64) {
+            prop_assert!(pause(sight(pttl, position, false), dice) <= pause(sight(pttl, position + 1, false), dice));
+        }
+
+        #[test]
+        fn retries_slow_down_within_bounds(failures: u32, dice: u64) {
+            let pause = retry_pause(failures, dice);
+            prop_assert!(pause >= RETRY_MIN && pause <= RETRY_MAX + RETRY_MAX / 10);
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! The one place where time is read or waited for.
+//!
+//! Moments come from a clock that goes on while the machine is suspended: `CLOCK_BOOTTIME` on Linux and Android.
+//! `std::time::Instant` stands still there, and a laptop that wakes up would believe in a lock it lost hours ago.
+//! Elsewhere `Instant` is used; on macOS and Windows builds a suspended machine may therefore believe for too long.
+
+use std::time::Duration;
+
+use parking_lot::{Condvar, MutexGuard};
+
+/// A point in time, in nanoseconds on the local clock. Arithmetic saturates: far away is never wrong, only far away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Moment(u64);
+
+impl Moment {
+    /// Later than anything that happens.
+    pub(crate) const NEVER: Moment = Moment(u64::MAX);
+
+    pub(crate) const fn from_nanos(nanos: u64) -> Moment {
+        Moment(nanos)
+    }
+
+    pub(crate) const fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    pub(crate) fn saturating_add(self, span: Duration) -> Moment {
+        Moment(self.0.saturating_add(nanos(span)))
+    }
+
+    pub(crate) fn saturating_sub(self, span: Duration) -> Moment {
+        Moment(self.0.saturating_sub(nanos(span)))
+    }
+
+    /// How long until this moment, seen from `now`; zero when it has passed.
+    pub(crate) fn after(self, now: Moment) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(now.0))
+    }
+}
+
+fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Reads the clock.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(crate) fn now() -> Moment {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
+    Moment(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
+}
+
+/// Reads the clock.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub(crate) fn now() -> Moment {
+    use std::{sync::OnceLock, time::Instant};
+    static START: OnceLock<Instant> = OnceLock::new();
+    #[expect(clippy::disallowed_methods, reason = "this is the place that may")]
+    let start = *START.get_or_init(Instant::now);
+    // Never zero: zero stands for a lease that has ended.
+    Moment(nanos(start.elapsed()).saturating_add(1_000_000_000))
+}
+
+/// Waits on `condvar` until it is notified or `until` has come; may also wake up early.
+pub(crate) fn park<T>(condvar: &Condvar, guard: &mut MutexGuard<'_, T>, until: Moment) {
+    if until == Moment::NEVER {
+        condvar.wait(guard);
+    } else {
+        let span = until.after(now());
+        if !span.is_zero() {
+            condvar.wait_for(guard, span.min(LONGEST_PARK));
+        }
+    }
+}
+
+/// A timed wait on a far moment is cut into pieces, so that adding it to the clock cannot overflow.
+const LONGEST_PARK: Duration = Duration::from_secs(24 * 60 * 60);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn far_moments_saturate_instead_of_wrapping() {
+        assert_eq!(now().saturating_add(Duration::MAX), Moment::NEVER);
+        assert_eq!(Moment::from_nanos(5).saturating_sub(Duration::MAX), Moment::from_nanos(0));
+        assert_eq!(Moment::from_nanos(5).after(Moment::from_nanos(9)), Duration::ZERO);
+    }
+
+    #[test]
+    fn the_clock_does_not_go_back() {
+        let first = now();
+        assert!(now() >= first);
+        assert!(first > Moment::from_nanos(0));
+    }
+}

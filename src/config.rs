@@ -1,0 +1,324 @@
+//! `Config` and `LockOptions`: defaults, units, and all relations between settings checked together.
+
+use std::{env, fmt, sync::Arc, time::Duration};
+
+use crate::{
+    error::{LockError, Result},
+    holder::Span,
+    node::Endpoint,
+};
+
+/// The shortest lease: below it a round trip on a good day is most of the lease.
+pub(crate) const TTL_MIN: Duration = Duration::from_millis(10);
+/// The longest lease. It bounds how long a crashed holder keeps everybody out; renewal, not a longer lease, is what
+/// keeps a living holder's lock.
+pub(crate) const TTL_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+const OPERATION_TIMEOUT_MIN: Duration = Duration::from_millis(1);
+const OPERATION_TIMEOUT_MAX: Duration = Duration::from_secs(60);
+const POOL_SIZE_MAX: u32 = 10_000;
+
+/// How a [`RedisMgr`](crate::RedisMgr) reaches its server, and the defaults of its locks.
+///
+/// ```
+/// use std::time::Duration;
+/// let config = distlock::Config::new("redis://:secret@10.0.0.5:6379/0").ttl(Duration::from_secs(30));
+/// assert!(!format!("{config:?}").contains("secret"));
+/// ```
+#[derive(Clone)]
+#[must_use]
+pub struct Config {
+    url: String,
+    prefix: String,
+    pool_size: u32,
+    operation_timeout: Duration,
+    claim_window: Duration,
+    ttl: Duration,
+    max_hold: Option<Duration>,
+}
+
+impl Config {
+    /// A configuration for the server at `url`: `redis://[user[:password]@]host[:port][/db]`, the same with
+    /// `valkey://`, or `unix:///path/to/socket[?db=0&user=…&pass=…]`. The URL is looked at when a manager is made of it.
+    pub fn new(url: impl Into<String>) -> Config {
+        Config {
+            url: url.into(),
+            prefix: "lock:".into(),
+            pool_size: 10,
+            operation_timeout: Duration::from_secs(1),
+            claim_window: Duration::from_secs(1),
+            ttl: Duration::from_secs(10),
+            max_hold: None,
+        }
+    }
+
+    /// The URL from the environment: `DISTLOCK_URL`, else `REDIS_URL`, else `redis://127.0.0.1:6379`.
+    pub fn from_env() -> Config {
+        let url =
+            ["DISTLOCK_URL", "REDIS_URL"].iter().find_map(|name| env::var(name).ok().filter(|url| !url.is_empty()));
+        Config::new(url.unwrap_or_else(|| "redis://127.0.0.1:6379".into()))
+    }
+
+    /// What stands before each lock name to make its key. Defaults to `lock:`. With an empty prefix the keys are the
+    /// bare names, and a key without an expiry is then never given one, since it may be anybody's data.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Config {
+        self.prefix = prefix.into();
+        self
+    }
+
+    /// How many connections the pool may hold. Defaults to 10. Threads that wait for a lock use none of them.
+    pub fn pool_size(mut self, connections: u32) -> Config {
+        self.pool_size = connections;
+        self
+    }
+
+    /// The longest time for one exchange with the server, connecting included. Defaults to 1 s. For a lock with a
+    /// short lease it is shortened, so that a second try fits into the lease.
+    pub fn operation_timeout(mut self, timeout: Duration) -> Config {
+        self.operation_timeout = timeout;
+        self
+    }
+
+    /// How long a lock is kept for the next waiter until it answers. Defaults to 1 s, and is never longer than the
+    /// lease. A waiter that is connected but frozen holds up the line for this long; a waiter that cannot run within
+    /// it loses its turn.
+    pub fn claim_window(mut self, window: Duration) -> Config {
+        self.claim_window = window;
+        self
+    }
+
+    /// The lease of locks that do not say otherwise: how long a lock outlives a holder that died. Defaults to 10 s;
+    /// 10 ms to 24 h. It is renewed every third of it.
+    pub fn ttl(mut self, ttl: Duration) -> Config {
+        self.ttl = ttl;
+        self
+    }
+
+    /// The longest time that locks which do not say otherwise are held. Defaults to no limit.
+    /// See [`LockOptions::max_hold`].
+    pub fn max_hold(mut self, limit: Duration) -> Config {
+        self.max_hold = Some(limit);
+        self
+    }
+
+    /// Checks everything; the only way from here to a manager.
+    pub(crate) fn check(&self) -> Result<Settings> {
+        let endpoint = Endpoint::parse(&self.url)?;
+        let invalid = |reason: String| Err(LockError::InvalidConfig { reason });
+        if self.pool_size == 0 || self.pool_size > POOL_SIZE_MAX {
+            return invalid(format!("pool_size is {}, and has to be 1 to {POOL_SIZE_MAX}", self.pool_size));
+        }
+        if self.operation_timeout < OPERATION_TIMEOUT_MIN || self.operation_timeout > OPERATION_TIMEOUT_MAX {
+            return invalid(format!(
+                "operation_timeout is {}, and has to be {} to {}",
+                Span(self.operation_timeout),
+                Span(OPERATION_TIMEOUT_MIN),
+                Span(OPERATION_TIMEOUT_MAX)
+            ));
+        }
+        if self.claim_window < TTL_MIN || self.claim_window > TTL_MAX {
+            return invalid(format!(
+                "claim_window is {}, and has to be {} to {}",
+                Span(self.claim_window),
+                Span(TTL_MIN),
+                Span(TTL_MAX)
+            ));
+        }
+        if self.prefix.len() >= crate::key::MAX_NAME_BYTES {
+            return invalid(format!("the prefix has {} bytes, which leaves no room for names", self.prefix.len()));
+        }
+        let settings = Settings {
+            endpoint: Arc::new(endpoint),
+            prefix: self.prefix.clone(),
+            pool_size: self.pool_size,
+            operation_timeout: self.operation_timeout,
+            claim_window: self.claim_window,
+            ttl: self.ttl,
+            max_hold: self.max_hold,
+        };
+        settings.terms(&LockOptions::new())?;
+        Ok(settings)
+    }
+}
+
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config")
+            .field(
+                "server",
+                &Endpoint::parse(&self.url).map_or_else(|_| "<not usable>".into(), |e| e.label.to_string()),
+            )
+            .field("prefix", &self.prefix)
+            .field("pool_size", &self.pool_size)
+            .field("operation_timeout", &self.operation_timeout)
+            .field("claim_window", &self.claim_window)
+            .field("ttl", &self.ttl)
+            .field("max_hold", &self.max_hold)
+            .finish()
+    }
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config::from_env()
+    }
+}
+
+/// A configuration that has been checked.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    pub(crate) endpoint: Arc<Endpoint>,
+    pub(crate) prefix: String,
+    pub(crate) pool_size: u32,
+    pub(crate) operation_timeout: Duration,
+    pub(crate) claim_window: Duration,
+    ttl: Duration,
+    max_hold: Option<Duration>,
+}
+
+impl Settings {
+    /// The options of one lock, defaults filled in and checked.
+    pub(crate) fn terms(&self, options: &LockOptions) -> Result<Terms> {
+        let terms = Terms {
+            ttl: options.ttl.unwrap_or(self.ttl),
+            wait: options.wait,
+            renew: options.renew,
+            max_hold: options.max_hold.or(self.max_hold),
+        };
+        if terms.ttl < TTL_MIN || terms.ttl > TTL_MAX {
+            return Err(LockError::InvalidOptions {
+                reason: format!(
+                    "the ttl is {}, and has to be {} to {} (a living holder's lock is renewed for as long as it is held)",
+                    Span(terms.ttl),
+                    Span(TTL_MIN),
+                    Span(TTL_MAX)
+                ),
+            });
+        }
+        if terms.max_hold.is_some_and(|limit| limit.is_zero()) {
+            return Err(LockError::InvalidOptions {
+                reason: "max_hold is zero, so the lock would be lost at once".into(),
+            });
+        }
+        Ok(terms)
+    }
+}
+
+/// What one lock was asked for with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    pub(crate) ttl: Duration,
+    pub(crate) wait: Option<Duration>,
+    pub(crate) renew: bool,
+    pub(crate) max_hold: Option<Duration>,
+}
+
+/// How one lock is taken and held; what is not said comes from the [`Config`].
+///
+/// ```
+/// use std::time::Duration;
+/// let options = distlock::LockOptions::new()
+///     .ttl(Duration::from_secs(30))
+///     .wait(Duration::from_secs(5))
+///     .max_hold(Duration::from_secs(600));
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct LockOptions {
+    ttl: Option<Duration>,
+    wait: Option<Duration>,
+    renew: bool,
+    max_hold: Option<Duration>,
+}
+
+impl LockOptions {
+    /// Waits for its turn without a limit, renewed until released.
+    pub fn new() -> LockOptions {
+        LockOptions { ttl: None, wait: None, renew: true, max_hold: None }
+    }
+
+    /// The lease, 10 ms to 24 h, in whole milliseconds (rounded down). Defaults to [`Config::ttl`].
+    pub fn ttl(mut self, ttl: Duration) -> LockOptions {
+        self.ttl = Some(ttl);
+        self
+    }
+
+    /// The longest time to wait for the lock. Zero tries once. Defaults to no limit.
+    pub fn wait(mut self, longest: Duration) -> LockOptions {
+        self.wait = Some(longest);
+        self
+    }
+
+    /// Whether the lease is renewed while the lock is held. Defaults to true. Without renewal the lock is lost one
+    /// lease after it was taken.
+    pub fn renew(mut self, renew: bool) -> LockOptions {
+        self.renew = renew;
+        self
+    }
+
+    /// The longest time the lock is held: then it is given up, and its holder learns [`LockLost::MaxHold`]. A bound
+    /// on holders that hang. Defaults to [`Config::max_hold`].
+    ///
+    /// [`LockLost::MaxHold`]: crate::LockLost::MaxHold
+    pub fn max_hold(mut self, limit: Duration) -> LockOptions {
+        self.max_hold = Some(limit);
+        self
+    }
+}
+
+impl Default for LockOptions {
+    fn default() -> LockOptions {
+        LockOptions::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reason(config: Config) -> String {
+        match config.check() {
+            Err(LockError::InvalidConfig { reason } | LockError::InvalidOptions { reason }) => reason,
+            other => panic!("expected a refusal, got {other:?}"),
+        }
+    }
+
+    fn local() -> Config {
+        Config::new("redis://127.0.0.1")
+    }
+
+    #[test]
+    fn the_defaults_work() {
+        let settings = local().check().unwrap();
+        let terms = settings.terms(&LockOptions::new()).unwrap();
+        assert_eq!((terms.ttl, terms.wait, terms.renew, terms.max_hold), (Duration::from_secs(10), None, true, None));
+    }
+
+    #[test]
+    fn each_setting_out_of_range_is_refused_with_its_numbers() {
+        for (config, words) in [
+            (local().pool_size(0), "pool_size is 0"),
+            (local().operation_timeout(Duration::ZERO), "operation_timeout is 0 µs"),
+            (local().operation_timeout(Duration::MAX), "60.0 s"),
+            (local().claim_window(Duration::ZERO), "claim_window is 0 µs"),
+            (local().ttl(Duration::ZERO), "the ttl is 0 µs"),
+            (local().ttl(Duration::MAX), "to 1day"),
+            (local().max_hold(Duration::ZERO), "max_hold is zero"),
+            (local().prefix("p".repeat(5000)), "5000 bytes"),
+        ] {
+            let reason = reason(config);
+            assert!(reason.contains(words), "{reason:?} does not say {words:?}");
+        }
+    }
+
+    #[test]
+    fn options_of_any_size_are_taken_or_refused() {
+        let settings = local().check().unwrap();
+        let year = Duration::from_secs(365 * 24 * 60 * 60);
+        for ttl in [Duration::ZERO, Duration::from_nanos(1), year * 1000, Duration::MAX] {
+            assert!(matches!(settings.terms(&LockOptions::new().ttl(ttl)), Err(LockError::InvalidOptions { .. })));
+        }
+        let widest = LockOptions::new().wait(Duration::MAX).max_hold(Duration::MAX).ttl(TTL_MAX);
+        assert_eq!(settings.terms(&widest).unwrap().wait, Some(Duration::MAX));
+    }
+}

@@ -1,0 +1,136 @@
+//! `Claim` (what is asked for) and `Grant` (what the server gave), with the arithmetic of validity. Pure.
+
+use std::time::Duration;
+
+use crate::{
+    clock::Moment,
+    id::LockId,
+    key::LockKey,
+    node::{DRIFT, Reading},
+};
+
+/// Proof of order at the resource: of two holders of one lock, the later one has the larger token.
+///
+/// Send it along with every write, and let the resource refuse a token smaller than the largest it has seen. That is
+/// what makes a write safe even if its writer was paused for longer than its lease; no lock service can do it alone.
+/// Tokens stay below 2⁵³ and go on rising over restarts of the server without data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FencingToken(pub u64);
+
+impl std::fmt::Display for FencingToken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl From<FencingToken> for u64 {
+    fn from(token: FencingToken) -> u64 {
+        token.0
+    }
+}
+
+/// One acquisition of one lock: what is asked for, again and again under the same id until the outcome is known.
+#[derive(Clone, Debug)]
+pub(crate) struct Claim {
+    pub(crate) key: LockKey,
+    pub(crate) id: LockId,
+    pub(crate) ttl: Duration,
+}
+
+impl Claim {
+    pub(crate) fn ttl_ms(&self) -> u64 {
+        u64::try_from(self.ttl.as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// What the server gave: the lock, believed in until `deadline` unless confirmed again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Grant {
+    pub(crate) token: FencingToken,
+    pub(crate) deadline: Moment,
+    /// Given for the claim window only, so it has to be confirmed soon.
+    pub(crate) provisional: bool,
+}
+
+/// How much earlier than the server a holder stops believing: the drift of the two clocks over the lease, and 2 ms.
+pub(crate) fn margin(ttl: Duration) -> Duration {
+    ttl / DRIFT + Duration::from_millis(2)
+}
+
+/// The deadline of a lease that the server granted or renewed after `sent`.
+///
+/// Counted from before the request left, never from the reply: the server started counting somewhere in between.
+pub(crate) fn deadline_from(sent: Moment, ttl: Duration) -> Moment {
+    // The server counts in whole milliseconds.
+    let ttl = Duration::from_millis(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
+    sent.saturating_add(ttl).saturating_sub(margin(ttl))
+}
+
+/// The deadline of a lock that was handed to a waiter, who sent no request for it.
+///
+/// The server's time in the grant is carried onto the local clock through an exchange with that server. A grant that
+/// lay unread in a socket buffer is then seen for what it is. As a grant cannot come from the future, `now` bounds
+/// what a server whose clock jumped forward can make us believe.
+pub(crate) fn deadline_of_grant(reading: &Reading, granted_at_us: u64, px: Duration, now: Moment) -> Moment {
+    deadline_from(reading.not_later_than(granted_at_us).min(now), px)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn at(millis: u64) -> Moment {
+        Moment::from_nanos(millis * 1_000_000)
+    }
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_lease_ends_before_the_server_ends_it() {
+        assert_eq!(deadline_from(at(5_000), 10 * SECOND), at(5_000 + 10_000 - 100 - 2));
+        // A fraction of a millisecond is not granted by the server.
+        assert_eq!(
+            deadline_from(at(0), Duration::from_micros(100_900)),
+            deadline_from(at(0), Duration::from_millis(100))
+        );
+    }
+
+    #[test]
+    fn a_stale_grant_is_over_when_it_is_read() {
+        let reading = Reading::new(at(10_000), at(10_001), 500_000_000);
+        // Granted two seconds before the reading was taken: a grant from before, for a waiter that queued again.
+        assert!(deadline_of_grant(&reading, 498_000_000, SECOND, at(10_500)) < at(9_000));
+        // Granted 100 ms after it.
+        let deadline = deadline_of_grant(&reading, 500_100_000, SECOND, at(10_101));
+        assert!(deadline > at(11_080) && deadline < at(11_100), "{deadline:?}");
+    }
+
+    #[test]
+    fn a_jump_of_the_servers_clock_cannot_stretch_a_grant() {
+        let reading = Reading::new(at(10_000), at(10_001), 500_000_000);
+        let hour_us = 3_600_000_000;
+        assert_eq!(
+            deadline_of_grant(&reading, 500_000_000 + hour_us, SECOND, at(10_101)),
+            deadline_from(at(10_101), SECOND)
+        );
+    }
+
+    proptest! {
+        /// Belief never outlives the key: the server expires it `px` after the grant, on a clock within the drift bound.
+        #[test]
+        fn belief_ends_before_the_key(
+            read_after in 0u64..50, granted_after_us in -5_000_000i64..5_000_000, px_ms in 10u64..100_000, read_late_ms in 0u64..5_000,
+        ) {
+            let (sent, server_us) = (at(60_000), 900_000_000_000_u64);
+            let reading = Reading::new(sent, at(60_000 + read_after), server_us);
+            // In truth the reading was taken at the very end of the exchange, the worst case.
+            let truth_ns = 60_000_000_000_i64 + (read_after as i64) * 1_000_000 + granted_after_us * 1_000;
+            let truth = Moment::from_nanos(truth_ns as u64);
+            let now = truth.saturating_add(Duration::from_millis(read_late_ms));
+            let granted_at_us = server_us.checked_add_signed(granted_after_us).unwrap();
+            let believed = deadline_of_grant(&reading, granted_at_us, Duration::from_millis(px_ms), now);
+            prop_assert!(believed < truth.saturating_add(Duration::from_millis(px_ms)));
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! `LockId`: who holds a lock, readable by people and unique for each acquisition.
+
+use std::{cell::RefCell, fmt, str::FromStr, sync::OnceLock, time::SystemTime};
+
+use uuid::Uuid;
+
+/// Identifies one acquisition of one lock: `hostname|pid1234|tid5678|ts1763712345678|<uuid v4>`.
+///
+/// The first four parts trace a stuck lock back to a machine, a process, a thread and the time (Unix, in
+/// milliseconds, on that machine's clock) at which it asked. The uuid makes it unique: two containers can share a
+/// host name and a pid, and a thread can ask twice within a millisecond.
+///
+/// ```
+/// let id = distlock::generate_lock_id();
+/// assert_eq!(id.pid(), std::process::id());
+/// assert_eq!(id.to_string().parse::<distlock::LockId>().unwrap(), id);
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct LockId(Box<str>);
+
+impl LockId {
+    /// The identifier as it is stored in Redis.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The host name of the machine, with `|`, spaces and control characters replaced by `_`.
+    pub fn host(&self) -> &str {
+        self.parts().host
+    }
+
+    /// The process that asked for the lock.
+    pub fn pid(&self) -> u32 {
+        self.parts().pid
+    }
+
+    /// The thread that asked for the lock, as the operating system numbers it.
+    pub fn tid(&self) -> u64 {
+        self.parts().tid
+    }
+
+    /// When the lock was asked for: milliseconds since the Unix epoch on the clock of [`host`](Self::host).
+    pub fn asked_at_ms(&self) -> u64 {
+        self.parts().ts_ms
+    }
+
+    /// The part that makes this identifier unique.
+    pub fn uuid(&self) -> Uuid {
+        self.parts().uuid.unwrap_or_default()
+    }
+
+    fn parts(&self) -> Parts<'_> {
+        // Only checked texts get into a LockId.
+        Parts::parse(&self.0).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for LockId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+impl fmt::Debug for LockId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LockId({})", self.0)
+    }
+}
+
+impl AsRef<str> for LockId {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for LockId {
+    type Err = ParseLockIdError;
+
+    fn from_str(text: &str) -> Result<LockId, ParseLockIdError> {
+        match Parts::parse(text) {
+            Some(Parts { uuid: Some(_), .. }) => Ok(LockId(text.into())),
+            _ => Err(ParseLockIdError(())),
+        }
+    }
+}
+
+/// A text that is not a [`LockId`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParseLockIdError(());
+
+impl fmt::Display for ParseLockIdError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("not a lock identifier: expected hostname|pid…|tid…|ts…|uuid")
+    }
+}
+
+impl std::error::Error for ParseLockIdError {}
+
+/// What an identifier says; also understands the seeds' older form, which has no uuid.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Parts<'a> {
+    pub(crate) host: &'a str,
+    pub(crate) pid: u32,
+    pub(crate) tid: u64,
+    pub(crate) ts_ms: u64,
+    pub(crate) uuid: Option<Uuid>,
+}
+
+impl<'a> Parts<'a> {
+    pub(crate) fn parse(text: &'a str) -> Option<Parts<'a>> {
+        if text.len() > 512 || text.chars().any(|c| c.is_control() || c == ' ') {
+            return None;
+        }
+        let mut fields = text.split('|');
+        let host = fields.next().filter(|host| !host.is_empty())?;
+        let pid = number(fields.next()?, "pid")?.try_into().ok()?;
+        let tid = number(fields.next()?, "tid")?;
+        let ts_ms = number(fields.next()?, "ts")?;
+        let uuid = match fields.next() {
+            None => None,
+            Some(uuid) => Some(Uuid::try_parse(uuid).ok()?),
+        };
+        fields.next().is_none().then_some(Parts { host, pid, tid, ts_ms, uuid })
+    }
+}
+
+fn number(field: &str, label: &str) -> Option<u64> {
+    let digits = field.strip_prefix(label)?;
+    // `parse` would also take a leading plus.
+    digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse().ok())?
+}
+
+/// Makes the identifier of a new acquisition by the calling thread, as the lock functions do for themselves.
+pub fn generate_lock_id() -> LockId {
+    use fmt::Write as _;
+
+    thread_local! {
+        static WHERE: RefCell<(u32, String)> = const { RefCell::new((0, String::new())) };
+    }
+    let pid = std::process::id();
+    let ts_ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis());
+    let mut uuid = Uuid::encode_buffer();
+    let uuid = Uuid::new_v4().hyphenated().encode_lower(&mut uuid);
+    let mut text = String::with_capacity(128);
+    // Kept for each thread, and made anew in a forked child.
+    let known = WHERE.try_with(|known| {
+        let mut known = known.borrow_mut();
+        if known.0 != pid {
+            *known = (pid, whereabouts(pid));
+        }
+        text.push_str(&known.1);
+    });
+    if known.is_err() {
+        text.push_str(&whereabouts(pid));
+    }
+    // Writing to a string cannot fail.
+    let _ = write!(text, "{ts_ms}|{uuid}");
+    LockId(text.into())
+}
+
+fn whereabouts(pid: u32) -> String {
+    static HOST: OnceLock<String> = OnceLock::new();
+    let host = HOST.get_or_init(|| host_field(&gethostname::gethostname().to_string_lossy()));
+    format!("{host}|pid{pid}|tid{}|ts", thread_id())
+}
+
+fn host_field(host: &str) -> String {
+    let host: String =
+        host.chars()
+            .take(64)
+            .map(|c| {
+                if c == '|' || c.is_control() || c.is_whitespace() || c == char::REPLACEMENT_CHARACTER {
+                    '_'
+                } else {
+                    c
+                }
+            })
+            .collect();
+    if host.is_empty() { "unknown".into() } else { host }
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn thread_id() -> u64 {
+    rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs().into()
+}
+
+/// Elsewhere the number that Rust gave the thread: unique in the process, unknown to the system's tools.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn thread_id() -> u64 {
+    let text = format!("{:?}", std::thread::current().id());
+    text.chars().filter(char::is_ascii_digit).collect::<String>().parse().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn an_id_tells_where_it_comes_from() {
+        let id = generate_lock_id();
+        assert_eq!(id.pid(), std::process::id());
+        assert_eq!(id.tid(), thread_id());
+        assert!(!id.host().is_empty());
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis() as u64;
+        assert!(now.abs_diff(id.asked_at_ms()) < 3_600_000);
+        assert_eq!(id.uuid().get_version_num(), 4);
+    }
+
+    #[test]
+    fn ids_are_unique_even_within_a_millisecond() {
+        let ids: HashSet<_> = (0..10_000).map(|_| generate_lock_id()).collect();
+        assert_eq!(ids.len(), 10_000);
+    }
+
+    #[test]
+    fn hostile_host_names_stay_one_field() {
+        assert_eq!(host_field("a|b c\n\u{1b}d"), "a_b_c__d");
+        assert_eq!(host_field(""), "unknown");
+        assert_eq!(host_field(&"h".repeat(500)).len(), 64);
+    }
+
+    #[test]
+    fn the_older_form_without_uuid_is_understood_but_is_not_a_lock_id() {
+        let text = "web-3|pid7|tid9|ts1763712345678";
+        assert_eq!(Parts::parse(text).unwrap().host, "web-3");
+        assert!(text.parse::<LockId>().is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn parsing_never_panics_and_keeps_the_text(text in ".{0,80}") {
+            if let Ok(id) = text.parse::<LockId>() {
+                prop_assert_eq!(id.as_str(), text);
+            }
+        }
+
+        #[test]
+        fn parts_come_back(host in "[a-z0-9.-]{1,20}", pid: u32, tid: u64, ts: u64, uuid: u128) {
+            let uuid = Uuid::from_u128(uuid);
+            let id: LockId = format!("{host}|pid{pid}|tid{tid}|ts{ts}|{uuid}").parse().unwrap();
+            prop_assert_eq!((id.host(), id.pid(), id.tid(), id.asked_at_ms(), id.uuid()), (&*host, pid, tid, ts, uuid));
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! `LockKey`: a checked lock name and the Redis keys made of it.
+
+use std::fmt;
+
+use crate::error::{LockError, Result};
+
+/// The longest name of a lock, in bytes, its prefix included.
+pub(crate) const MAX_NAME_BYTES: usize = 1024;
+
+/// A checked name, stored once as the full lock key: prefix, then name.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct LockKey {
+    lock: Box<str>,
+    name_at: usize,
+}
+
+impl LockKey {
+    pub(crate) fn new(prefix: &str, name: &str) -> Result<LockKey> {
+        if name.is_empty() {
+            return Err(LockError::InvalidName { reason: "a lock needs a name of at least one byte".into() });
+        }
+        let bytes = prefix.len().saturating_add(name.len());
+        if bytes > MAX_NAME_BYTES {
+            return Err(LockError::InvalidName {
+                reason: format!(
+                    "the name has {} bytes, with its prefix {bytes}; at most {MAX_NAME_BYTES} are allowed (hash a longer one)",
+                    name.len()
+                ),
+            });
+        }
+        Ok(LockKey { lock: [prefix, name].concat().into(), name_at: prefix.len() })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.lock[self.name_at..]
+    }
+
+    pub(crate) fn lock(&self) -> &str {
+        &self.lock
+    }
+
+    /// The list of waiters, first in first out.
+    pub(crate) fn queue(&self) -> [&str; 3] {
+        self.beside("distlock:queue:{", "distlock:queue:")
+    }
+
+    /// The last fencing token.
+    pub(crate) fn fence(&self) -> [&str; 3] {
+        self.beside("distlock:fence:{", "distlock:fence:")
+    }
+
+    /// The kind stands before the name, so that no name can collide with another lock's auxiliary key, and the
+    /// braces put all keys of a lock in one cluster slot; a name with a hash tag of its own keeps that tag.
+    fn beside<'a>(&'a self, tagging: &'a str, tagged: &'a str) -> [&'a str; 3] {
+        if has_hash_tag(&self.lock) { [tagged, &self.lock, ""] } else { [tagging, &self.lock, "}"] }
+    }
+}
+
+impl fmt::Debug for LockKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LockKey({:?})", self.lock)
+    }
+}
+
+/// Whether Redis Cluster would hash only a part of this key: the first `{`, and a `}` behind it with something between.
+fn has_hash_tag(key: &str) -> bool {
+    key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).is_some_and(|(tag, _)| !tag.is_empty())
+}
+
+/// A name as it stands in sentences: quoted, escaped and cut, whatever it holds.
+pub(crate) struct Quoted<'a>(pub(crate) &'a str);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 80;
+        match self.0.char_indices().nth(SHOWN) {
+            None => write!(f, "\"{}\"", self.0.escape_debug()),
+            Some((end, _)) => write!(f, "\"{}…\" ({} bytes)", self.0[..end].escape_debug(), self.0.len()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn keys(prefix: &str, name: &str) -> [String; 3] {
+        let key = LockKey::new(prefix, name).unwrap();
+        [key.lock().to_owned(), key.queue().concat(), key.fence().concat()]
+    }
+
+    #[test]
+    fn the_keys_of_a_lock_share_a_hash_tag() {
+        assert_eq!(keys("lock:", "a"), ["lock:a", "distlock:queue:{lock:a}", "distlock:fence:{lock:a}"]);
+        assert_eq!(
+            keys("lock:", "{user:1}:cart"),
+            ["lock:{user:1}:cart", "distlock:queue:lock:{user:1}:cart", "distlock:fence:lock:{user:1}:cart"]
+        );
+        assert_eq!(keys("", "my_resource")[0], "my_resource");
+        assert_eq!(keys("lock:", "{}x")[1], "distlock:queue:{lock:{}x}");
+    }
+
+    #[test]
+    fn empty_and_huge_names_are_refused_with_a_reason() {
+        for name in [String::new(), "x".repeat(1 << 20)] {
+            let error = LockKey::new("lock:", &name).unwrap_err();
+            assert!(matches!(error, LockError::InvalidName { .. }), "{error}");
+            assert!(error.to_string().len() < 300);
+        }
+        assert!(LockKey::new("lock:", &"x".repeat(MAX_NAME_BYTES - 5)).is_ok());
+    }
+
+    #[test]
+    fn sentences_show_names_escaped_and_cut() {
+        assert_eq!(Quoted("a\n\0\u{1b}[31m").to_string(), "\"a\\n\\0\\u{1b}[31m\"");
+        assert!(Quoted(&"é".repeat(1000)).to_string().ends_with("…\" (2000 bytes)"));
+    }
+
+    proptest! {
+        #[test]
+        fn different_names_never_share_a_key(a in "[a-c:{}]{1,12}", b in "[a-c:{}]{1,12}") {
+            prop_assume!(a != b);
+            for left in keys("lock:", &a) {
+                prop_assert!(!keys("lock:", &b).contains(&left), "{a:?} and {b:?} share {left}");
+            }
+        }
+
+        #[test]
+        fn any_name_keeps_its_bytes(name in ".{1,40}") {
+            let key = LockKey::new("lock:", &name).unwrap();
+            prop_assert_eq!(key.name(), name);
+        }
+    }
+}

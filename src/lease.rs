@@ -1,0 +1,255 @@
+//! `Lease`: the one living thing that a guard and the renewer share. Held, until it is released or lost; the first end
+//! wins and is final.
+
+use std::{
+    fmt,
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use parking_lot::Mutex;
+
+use crate::{
+    clock::Moment,
+    error::LockLost,
+    grant::{Claim, FencingToken, Grant},
+};
+
+/// Stands for "ended" in the deadline: no moment is before it.
+const ENDED: u64 = 0;
+
+pub(crate) struct Lease {
+    pub(crate) claim: Claim,
+    pub(crate) token: FencingToken,
+    /// In nanoseconds; only written under `end`, so that a deadline that was seen to have passed is never moved.
+    deadline: AtomicU64,
+    /// Guards the change from held to ended.
+    end: Mutex<Option<End>>,
+    /// Made when somebody first wants to hear; a channel is larger than all the rest.
+    news: OnceLock<News>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Released,
+    Lost(LockLost),
+}
+
+struct News {
+    teller: Mutex<Option<Sender<LockLost>>>,
+    hearer: Receiver<LockLost>,
+}
+
+impl Lease {
+    pub(crate) fn open(claim: Claim, grant: Grant) -> Lease {
+        Lease {
+            claim,
+            token: grant.token,
+            deadline: AtomicU64::new(grant.deadline.as_nanos()),
+            end: Mutex::new(None),
+            news: OnceLock::new(),
+        }
+    }
+
+    /// Whether the holder may believe at `now`. The first time that the answer is no ends the lease.
+    pub(crate) fn is_held(&self, now: Moment) -> bool {
+        if now < self.deadline() {
+            return true;
+        }
+        self.expire(now);
+        // A confirmation may have come just before.
+        now < self.deadline()
+    }
+
+    /// Until when the holder may believe; long ago when the lease has ended.
+    pub(crate) fn deadline(&self) -> Moment {
+        Moment::from_nanos(self.deadline.load(Ordering::Acquire))
+    }
+
+    /// How the lease ended, if it has.
+    pub(crate) fn ended(&self) -> Option<End> {
+        self.end.lock().clone()
+    }
+
+    /// A renewal was confirmed: moves the deadline, never back, and never of a lease that is over at `now`.
+    pub(crate) fn confirm(&self, deadline: Moment, now: Moment) -> bool {
+        let end = self.end.lock();
+        if end.is_some() || now >= self.deadline() {
+            return false;
+        }
+        self.deadline.fetch_max(deadline.as_nanos(), Ordering::AcqRel);
+        true
+    }
+
+    /// Ends the lease as expired if it is over at `now`; true if this call ended it.
+    pub(crate) fn expire(&self, now: Moment) -> bool {
+        self.finish(End::Lost(LockLost::Expired), |deadline| now >= deadline)
+    }
+
+    /// Ends the lease; true if it had not ended before.
+    pub(crate) fn end(&self, how: End) -> bool {
+        self.finish(how, |_| true)
+    }
+
+    fn finish(&self, how: End, due: impl FnOnce(Moment) -> bool) -> bool {
+        let mut end = self.end.lock();
+        if end.is_some() || !due(self.deadline()) {
+            return false;
+        }
+        self.deadline.store(ENDED, Ordering::Release);
+        *end = Some(how);
+        drop(end);
+        self.tell();
+        true
+    }
+
+    /// The channel on which the loss is told, once; it closes without a word when the lock is released.
+    pub(crate) fn lost(&self) -> &Receiver<LockLost> {
+        let news = self.news.get_or_init(|| {
+            let (teller, hearer) = bounded(1);
+            News { teller: Mutex::new(Some(teller)), hearer }
+        });
+        // The lease may have ended before anybody listened.
+        self.tell();
+        &news.hearer
+    }
+
+    fn tell(&self) {
+        let Some(news) = self.news.get() else { return };
+        let Some(end) = self.ended() else { return };
+        // Whoever takes the sender tells; dropping it closes the channel.
+        let teller = news.teller.lock().take();
+        if let (Some(teller), End::Lost(why)) = (teller, end) {
+            // There is room for one, and only one is ever sent.
+            let _ = teller.try_send(why);
+        }
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease")
+            .field("key", &self.claim.key)
+            .field("id", &self.claim.id)
+            .field("deadline", &self.deadline())
+            .field("ended", &self.ended())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{id::generate_lock_id, key::LockKey};
+    use crossbeam_channel::TryRecvError;
+    use proptest::prelude::*;
+    use std::time::Duration;
+
+    fn at(nanos: u64) -> Moment {
+        Moment::from_nanos(nanos)
+    }
+
+    fn lease(deadline: u64) -> Lease {
+        let claim = Claim { key: LockKey::new("", "x").unwrap(), id: generate_lock_id(), ttl: Duration::from_secs(1) };
+        Lease::open(claim, Grant { token: FencingToken(1), deadline: at(deadline), provisional: false })
+    }
+
+    #[test]
+    fn belief_ends_at_the_deadline_and_does_not_come_back() {
+        let lease = lease(100);
+        assert!(lease.is_held(at(99)));
+        assert!(!lease.is_held(at(100)));
+        assert!(!lease.confirm(at(1_000), at(50)), "a confirmation must not resurrect");
+        assert!(!lease.is_held(at(1)));
+        assert_eq!(lease.ended(), Some(End::Lost(LockLost::Expired)));
+    }
+
+    #[test]
+    fn a_confirmation_moves_the_deadline_forward_only() {
+        let lease = lease(100);
+        assert!(lease.confirm(at(200), at(50)));
+        assert!(lease.confirm(at(150), at(60)));
+        assert_eq!(lease.deadline(), at(200));
+        assert!(!lease.confirm(at(900), at(200)), "too late");
+    }
+
+    #[test]
+    fn a_confirmation_that_comes_after_the_deadline_leaves_it_alone() {
+        let lease = lease(100);
+        assert!(!lease.confirm(at(900), at(100)));
+        assert!(!lease.is_held(at(100)));
+    }
+
+    #[test]
+    fn the_first_end_wins_and_is_told_once() {
+        let lease = lease(100);
+        assert_eq!(lease.lost().try_recv(), Err(TryRecvError::Empty));
+        assert!(lease.end(End::Lost(LockLost::Gone)));
+        assert!(!lease.end(End::Released));
+        assert!(!lease.expire(at(500)));
+        assert_eq!(lease.lost().try_recv(), Ok(LockLost::Gone));
+        assert_eq!(lease.lost().try_recv(), Err(TryRecvError::Disconnected));
+    }
+
+    #[test]
+    fn who_listens_late_hears_it_all_the_same() {
+        let lease = lease(100);
+        lease.expire(at(100));
+        assert_eq!(lease.lost().try_recv(), Ok(LockLost::Expired));
+    }
+
+    #[test]
+    fn a_release_closes_the_channel_without_a_word() {
+        let lease = lease(100);
+        let lost = lease.lost().clone();
+        assert!(lease.end(End::Released));
+        assert_eq!(lost.try_recv(), Err(TryRecvError::Disconnected));
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Look(u64),
+        Confirm(u64, u64),
+        Expire(u64),
+        Lose,
+        Release,
+    }
+
+    fn any_step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            4 => (0u64..400).prop_map(Step::Look),
+            4 => (0u64..500, 0u64..400).prop_map(|(deadline, now)| Step::Confirm(deadline, now)),
+            1 => (0u64..400).prop_map(Step::Expire),
+            1 => Just(Step::Lose),
+            1 => Just(Step::Release),
+        ]
+    }
+
+    proptest! {
+        /// Once anybody was told "no", everybody is, whatever happens afterwards.
+        #[test]
+        fn lost_is_final(steps in proptest::collection::vec(any_step(), 1..40)) {
+            let lease = lease(100);
+            let (mut over, mut last) = (false, lease.deadline());
+            for step in steps {
+                match step {
+                    Step::Look(now) => {
+                        let held = lease.is_held(at(now));
+                        prop_assert!(!(over && held), "came back from the dead");
+                        over |= !held;
+                    }
+                    Step::Confirm(deadline, now) => prop_assert!(!(lease.confirm(at(deadline), at(now)) && over)),
+                    Step::Expire(now) => over |= lease.expire(at(now)),
+                    Step::Lose => { lease.end(End::Lost(LockLost::Gone)); over = true; }
+                    Step::Release => { lease.end(End::Released); over = true; }
+                }
+                prop_assert!(over || lease.deadline() >= last, "the deadline went back");
+                last = lease.deadline();
+                prop_assert_eq!(over, lease.ended().is_some());
+            }
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! `Endpoint`: where a server is and how to sign in, read from a URL; its password appears in no output.
+
+use std::{fmt, path::PathBuf, sync::Arc};
+
+use redis::{ConnectionAddr, IntoConnectionInfo as _};
+
+use crate::error::{LockError, Result};
+
+/// One server.
+pub(crate) struct Endpoint {
+    pub(crate) address: Address,
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<String>,
+    pub(crate) db: i64,
+    /// How the server is called in sentences: host and port, or the path of its socket.
+    pub(crate) label: Arc<str>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Address {
+    Tcp(String, u16),
+    Unix(PathBuf),
+}
+
+impl Endpoint {
+    pub(crate) fn parse(url: &str) -> Result<Endpoint> {
+        let invalid = |reason: String| LockError::InvalidConfig { reason };
+        let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
+        match scheme {
+            "redis" | "valkey" | "unix" | "redis+unix" | "valkey+unix" => {}
+            "rediss" | "valkeys" => {
+                return Err(invalid(format!(
+                    "the URL asks for TLS ({scheme}://), which is not built into this version; \
+                     use redis:// to a local TLS proxy"
+                )));
+            }
+            // Nothing of the URL is repeated unless it cannot be part of a password.
+            _ if !scheme.is_empty() && scheme.len() <= 20 && scheme.bytes().all(|b| b.is_ascii_alphanumeric()) => {
+                return Err(invalid(format!("the URL begins with {scheme}://; {USABLE}")));
+            }
+            _ => return Err(invalid(format!("that is not a server URL; {USABLE}"))),
+        }
+        if url.matches("://").count() > 1 && url.contains(',') {
+            return Err(invalid("the URL lists several servers; this version serves one".into()));
+        }
+        let info = url.into_connection_info().map_err(|error| {
+            // The detail names the part that is wrong and repeats none of it.
+            invalid(format!("the {scheme}:// URL cannot be read: {}; {USABLE}", without_url(&error)))
+        })?;
+        let (address, label) = match info.addr() {
+            ConnectionAddr::Tcp(host, port) => {
+                let label = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+                (Address::Tcp(host.clone(), *port), label)
+            }
+            ConnectionAddr::Unix(path) => (Address::Unix(path.clone()), path.display().to_string()),
+            _ => return Err(invalid(format!("this kind of address cannot be served; {USABLE}"))),
+        };
+        let settings = info.redis_settings();
+        let some = |text: Option<&str>| text.filter(|text| !text.is_empty()).map(str::to_owned);
+        Ok(Endpoint {
+            address,
+            user: some(settings.username()),
+            password: some(settings.password()),
+            db: settings.db(),
+            label: label.escape_debug().to_string().into(),
+        })
+    }
+
+    /// A text of the server's, fit for a sentence: escaped, cut, and without our password should it be in there.
+    pub(crate) fn quote(&self, text: &str) -> String {
+        const SHOWN: usize = 256;
+        let mut text = text.to_owned();
+        if let Some(password) = &self.password {
+            text = text.replace(password.as_str(), "<password>");
+        }
+        let cut: String = text.chars().take(SHOWN).collect();
+        cut.escape_debug().to_string()
+    }
+}
+
+const USABLE: &str = "usable are redis://[user[:password]@]host[:port][/db], valkey://… and unix:///path";
+
+fn without_url(error: &redis::RedisError) -> String {
+    error.detail().filter(|detail| !detail.contains("://")).unwrap_or("some part is malformed").to_owned()
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint").field("server", &self.label).field("db", &self.db).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn reason(url: &str) -> String {
+        match Endpoint::parse(url) {
+            Err(LockError::InvalidConfig { reason }) => reason,
+            other => panic!("expected a refusal of {url:?}, got {other:?}"),
+        }
+    }
+
+    #[test]
+    fn urls_of_every_kind() {
+        let endpoint = Endpoint::parse("redis://us%20er:p%40ss@[::1]:7000/3").unwrap();
+        assert_eq!(endpoint.address, Address::Tcp("::1".into(), 7000));
+        assert_eq!(
+            (endpoint.user.as_deref(), endpoint.password.as_deref(), endpoint.db),
+            (Some("us er"), Some("p@ss"), 3)
+        );
+        assert_eq!(&*endpoint.label, "[::1]:7000");
+        let endpoint = Endpoint::parse("valkey://example.org").unwrap();
+        assert_eq!(endpoint.address, Address::Tcp("example.org".into(), 6379));
+        let endpoint = Endpoint::parse("unix:///run/redis.sock?db=2&pass=x").unwrap();
+        assert_eq!(endpoint.address, Address::Unix("/run/redis.sock".into()));
+        assert_eq!((endpoint.password.as_deref(), endpoint.db), (Some("x"), 2));
+    }
+
+    #[test]
+    fn what_this_build_cannot_serve_says_so() {
+        assert!(reason("rediss://h").contains("TLS"));
+        assert!(reason("http://h").contains("begins with http://"));
+        assert!(reason("redis://a:1,redis://b:2").contains("several servers"));
+        for url in ["", "localhost", "redis://", "redis://h:port", "redis://h:99999", "redis://h/notadb", ":pw@x://"] {
+            assert!(reason(url).contains("usable are"), "{url}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_output_contains_the_password(password in "[A-Za-z0-9]{12,24}", rest in "[a-z:/@,0-9]{0,12}") {
+            for url in [format!("redis://:{password}@h{rest}"), format!("redis://{password}"), format!("{password}://h{rest}"),
+                format!("unix:///s?pass={password}&db={rest}"), format!("rediss://:{password}@h{rest}")] {
+                let shown = match Endpoint::parse(&url) {
+                    // A host name is no secret, even when it looks like one.
+                    Ok(endpoint) if endpoint.password.is_none() => continue,
+                    Ok(endpoint) => format!("{endpoint:?} {}", endpoint.quote(&format!("no {password} here"))),
+                    Err(error) => format!("{error} {error:?}"),
+                };
+                prop_assert!(!shown.contains(&password), "{shown}");
+            }
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! `Failure`: an exchange with a server that did not end in an answer, and whether the server may have acted on it.
+
+use std::{error::Error, fmt, io};
+
+/// Every exchange is applied, not applied, or unknown; this is the "not" or the "unknown".
+#[derive(Debug)]
+pub(crate) struct Failure {
+    /// A byte of the request may have reached the server, so it may have been carried out.
+    pub(crate) sent: bool,
+    pub(crate) reason: Reason,
+}
+
+#[derive(Debug)]
+pub(crate) enum Reason {
+    Io(io::Error),
+    TimedOut,
+    /// The server says no; `code` is the first word of its error.
+    Refused {
+        code: String,
+        message: String,
+    },
+    /// An answer that is not an answer to the question.
+    Garbled(String),
+    /// All pooled connections are in use.
+    PoolExhausted,
+}
+
+impl Failure {
+    pub(crate) fn not_sent(error: io::Error) -> Failure {
+        Failure { sent: false, reason: error.into() }
+    }
+
+    pub(crate) fn unclear(reason: Reason) -> Failure {
+        Failure { sent: true, reason }
+    }
+
+    pub(crate) fn refused(code: String, message: String) -> Failure {
+        Failure { sent: false, reason: Reason::Refused { code, message } }
+    }
+
+    /// Whether trying again soon may help without anybody doing anything.
+    pub(crate) fn is_passing(&self) -> bool {
+        match &self.reason {
+            Reason::Refused { code, .. } => {
+                matches!(code.as_str(), "LOADING" | "BUSY" | "MASTERDOWN" | "TRYAGAIN")
+            }
+            _ => true,
+        }
+    }
+
+    /// The server does not know the script of this hash.
+    pub(crate) fn is_unknown_script(&self) -> bool {
+        matches!(&self.reason, Reason::Refused { code, .. } if code == "NOSCRIPT")
+    }
+
+    pub(crate) fn into_redis(self) -> redis::RedisError {
+        match self.reason {
+            Reason::Io(error) => error.into(),
+            Reason::TimedOut => io::Error::from(io::ErrorKind::TimedOut).into(),
+            reason => io::Error::other(reason).into(),
+        }
+    }
+}
+
+impl From<io::Error> for Reason {
+    fn from(error: io::Error) -> Reason {
+        match error.kind() {
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => Reason::TimedOut,
+            _ => Reason::Io(error),
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Reason::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                f.write_str("it closed the connection")
+            }
+            Reason::Io(error) => write!(f, "{error}"),
+            Reason::TimedOut => f.write_str("no answer in time"),
+            Reason::Refused { code, message } => write!(f, "it answered {code} {message}"),
+            Reason::Garbled(what) => write!(f, "it does not answer like a Redis server: {what}"),
+            Reason::PoolExhausted => f.write_str("all pooled connections are in use"),
+        }
+    }
+}
+
+impl Error for Reason {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Reason::Io(error) => Some(error),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! The r2d2 pool. What it pools are places for connections: a place connects when it is first used, so that the
+//! caller's deadline covers connecting, errors keep their kind, and no worker of the pool ever blocks on a dead server.
+
+use std::{convert::Infallible, panic, sync::Arc, time::Duration};
+
+use r2d2::{ManageConnection, NopErrorHandler, Pool};
+use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
+
+use super::{
+    connection::Connection,
+    endpoint::Endpoint,
+    failure::{Failure, Reason},
+};
+use crate::clock::{self, Moment};
+
+#[derive(Debug)]
+pub(crate) struct Places {
+    endpoint: Arc<Endpoint>,
+    timeout: Duration,
+}
+
+impl ManageConnection for Places {
+    type Connection = Connection;
+    type Error = Infallible;
+
+    fn connect(&self) -> Result<Connection, Infallible> {
+        Ok(Connection::unconnected(self.endpoint.clone(), self.timeout))
+    }
+
+    fn is_valid(&self, _: &mut Connection) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn has_broken(&self, _: &mut Connection) -> bool {
+        false
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct ConnectionPool(Pool<Places>);
+
+pub(crate) type Pooled = r2d2::PooledConnection<Places>;
+
+impl ConnectionPool {
+    /// Connects to nothing yet. Panics inside the pool, when it gets no thread, come out as `None`.
+    pub(crate) fn new(endpoint: Arc<Endpoint>, size: u32, timeout: Duration) -> Option<ConnectionPool> {
+        let build = move || {
+            let workers = ScheduledThreadPool::builder()
+                .num_threads(1)
+                .thread_name_pattern("distlock-pool")
+                .on_drop_behavior(OnPoolDropBehavior::DiscardPendingScheduled)
+                .build();
+            let pool = Pool::builder()
+                .max_size(size)
+                .min_idle(Some(0))
+                .test_on_check_out(false)
+                .error_handler(Box::new(NopErrorHandler))
+                .thread_pool(Arc::new(workers))
+                .build_unchecked(Places { endpoint, timeout });
+            ConnectionPool(pool)
+        };
+        panic::catch_unwind(panic::AssertUnwindSafe(build)).ok()
+    }
+
+    pub(crate) fn get(&self, deadline: Moment) -> Result<Pooled, Failure> {
+        if let Some(connection) = self.0.try_get() {
+            return Ok(connection);
+        }
+        // r2d2 adds the timeout to an Instant, which panics on a far one.
+        let left = deadline.after(clock::now()).min(Duration::from_secs(60 * 60));
+        self.0.get_timeout(left).map_err(|_| Failure { sent: false, reason: Reason::PoolExhausted })
+    }
+
+    pub(crate) fn try_get(&self) -> Option<Pooled> {
+        self.0.try_get()
+    }
+
+    pub(crate) fn size(&self) -> u32 {
+        self.0.max_size()
+    }
+}

@@ -1,0 +1,498 @@
+//! The script table: text, hash, requests and typed replies. Encoding and decoding are pure.
+//!
+//! Every request carries a nonce and every reply begins with it, so that a reply which belongs to another request is
+//! never taken for an answer.
+
+use std::{io::Write as _, sync::LazyLock};
+
+use redis::Value;
+
+use crate::{holder::Holder, key::LockKey};
+
+/// Tokens and server times stay below this, where a Lua number is still exact.
+const EXACT_MAX: i64 = 1 << 53;
+
+/// One script: its text, and the hash by which the server knows it.
+#[derive(Debug)]
+pub(crate) struct Script {
+    pub(crate) text: &'static str,
+    hash: LazyLock<String>,
+}
+
+macro_rules! script {
+    ($($file:literal),+) => {
+        Script { text: concat!($(include_str!(concat!("lua/", $file))),+), hash: LazyLock::new(|| hash(concat!($(include_str!(concat!("lua/", $file))),+))) }
+    };
+}
+
+fn hash(text: &str) -> String {
+    redis::Script::new(text).get_hash().to_owned()
+}
+
+static ACQUIRE: Script = script!("grant.lua", "acquire.lua");
+static RELEASE: Script = script!("grant.lua", "release.lua");
+static RENEW: Script = script!("renew.lua");
+static INSPECT: Script = script!("inspect.lua");
+
+/// How a server is told which script is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum By {
+    Hash,
+    /// Also teaches the script to a server that does not know its hash.
+    Text,
+}
+
+/// A call of one script.
+pub(crate) trait Call {
+    type Reply;
+    fn script(&self) -> &'static Script;
+    /// How many keys, and how many arguments besides the nonce.
+    fn shape(&self) -> (usize, usize);
+    fn keys(&self, out: &mut Vec<u8>);
+    /// `not_after_us` is what the server's clock will show when the caller stops waiting for the answer.
+    fn args(&self, not_after_us: u64, out: &mut Vec<u8>);
+    /// What follows the nonce in the reply; `None` is for anything unexpected.
+    fn decode(&self, reply: Fields) -> Option<Self::Reply>;
+    /// The server's time, where the reply tells.
+    fn server_us(_: &Self::Reply) -> Option<u64> {
+        None
+    }
+
+    fn encode(&self, by: By, nonce: u64, not_after_us: u64, out: &mut Vec<u8>) {
+        let (keys, args) = self.shape();
+        array(out, 4 + keys + args);
+        match by {
+            By::Hash => {
+                bulk(out, &[b"EVALSHA"]);
+                bulk(out, &[self.script().hash.as_bytes()]);
+            }
+            By::Text => {
+                bulk(out, &[b"EVAL"]);
+                bulk(out, &[self.script().text.as_bytes()]);
+            }
+        }
+        number(out, keys as u64);
+        self.keys(out);
+        number(out, nonce);
+        self.args(not_after_us, out);
+    }
+
+    /// Checks the nonce, then decodes the rest.
+    fn read(&self, nonce: u64, reply: Value) -> Option<Self::Reply> {
+        let Value::Array(values) = reply else { return None };
+        let mut fields = Fields(values.into_iter());
+        (fields.text()? == nonce.to_string()).then(|| self.decode(fields))?
+    }
+}
+
+/// Whether and how an acquire joins the line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Try,
+    Join,
+    Look,
+    Leave,
+}
+
+pub(crate) struct Acquire<'a> {
+    pub(crate) key: &'a LockKey,
+    pub(crate) id: &'a str,
+    pub(crate) ttl_ms: u64,
+    pub(crate) mode: Mode,
+    pub(crate) waiter: &'a str,
+    pub(crate) heal: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Acquired {
+    Held { now_us: u64, token: u64 },
+    Busy { now_us: u64, holder: Holder },
+    Queued { now_us: u64, holder: Holder, position: u64, joined: bool },
+    WrongType,
+    Late { now_us: u64 },
+}
+
+impl Call for Acquire<'_> {
+    type Reply = Acquired;
+
+    fn server_us(reply: &Acquired) -> Option<u64> {
+        match *reply {
+            Acquired::Held { now_us, .. }
+            | Acquired::Busy { now_us, .. }
+            | Acquired::Queued { now_us, .. }
+            | Acquired::Late { now_us } => Some(now_us),
+            Acquired::WrongType => None,
+        }
+    }
+
+    fn script(&self) -> &'static Script {
+        &ACQUIRE
+    }
+
+    fn shape(&self) -> (usize, usize) {
+        (3, 6)
+    }
+
+    fn keys(&self, out: &mut Vec<u8>) {
+        lock_keys(out, self.key);
+    }
+
+    fn args(&self, not_after_us: u64, out: &mut Vec<u8>) {
+        bulk(out, &[self.id.as_bytes()]);
+        number(out, self.ttl_ms);
+        let mode: &[u8] = match self.mode {
+            Mode::Try => b"try",
+            Mode::Join => b"join",
+            Mode::Look => b"look",
+            Mode::Leave => b"leave",
+        };
+        bulk(out, &[mode]);
+        bulk(out, &[self.waiter.as_bytes()]);
+        number(out, not_after_us);
+        bulk(out, &[if self.heal { b"1" } else { b"0" }]);
+    }
+
+    fn decode(&self, mut reply: Fields) -> Option<Acquired> {
+        let tag = reply.text()?;
+        let now_us = reply.whole()?;
+        Some(match tag.as_str() {
+            "held" => Acquired::Held { now_us, token: reply.whole().filter(|token| *token > 0)? },
+            "busy" => Acquired::Busy { now_us, holder: reply.holder(now_us)? },
+            "queued" => {
+                let (id, pttl) = (reply.text()?, reply.int()?);
+                let holder = Holder::reported(id, pttl, 0, 0, now_us);
+                Acquired::Queued { now_us, holder, position: reply.whole()?, joined: reply.int()? == 1 }
+            }
+            "type" => Acquired::WrongType,
+            "late" => Acquired::Late { now_us },
+            _ => return None,
+        })
+    }
+}
+
+pub(crate) struct Release<'a> {
+    pub(crate) key: &'a LockKey,
+    /// Whose lock to release; empty means whoever holds it.
+    pub(crate) id: &'a str,
+    /// A waiter to take out of the line, or empty.
+    pub(crate) waiter: &'a str,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum ReleaseReply {
+    Released,
+    Gone,
+    Other(Holder),
+    WrongType,
+}
+
+impl Call for Release<'_> {
+    type Reply = ReleaseReply;
+
+    fn script(&self) -> &'static Script {
+        &RELEASE
+    }
+
+    fn shape(&self) -> (usize, usize) {
+        (3, 2)
+    }
+
+    fn keys(&self, out: &mut Vec<u8>) {
+        lock_keys(out, self.key);
+    }
+
+    fn args(&self, _: u64, out: &mut Vec<u8>) {
+        bulk(out, &[self.id.as_bytes()]);
+        bulk(out, &[self.waiter.as_bytes()]);
+    }
+
+    fn decode(&self, mut reply: Fields) -> Option<ReleaseReply> {
+        Some(match reply.text()?.as_str() {
+            "released" => ReleaseReply::Released,
+            "gone" => ReleaseReply::Gone,
+            "other" => {
+                let now_us = reply.whole()?;
+                ReleaseReply::Other(reply.holder(now_us)?)
+            }
+            "type" => ReleaseReply::WrongType,
+            _ => return None,
+        })
+    }
+}
+
+/// One lock of a batch of renewals.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Renewal<'a> {
+    pub(crate) lock: &'a str,
+    pub(crate) id: &'a str,
+    pub(crate) ttl_ms: u64,
+}
+
+pub(crate) struct Renew<'a>(pub(crate) &'a [Renewal<'a>]);
+
+/// What became of one lock of a batch.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Renewed {
+    Yes,
+    Gone,
+    Other(String),
+}
+
+impl Call for Renew<'_> {
+    type Reply = (u64, Vec<Renewed>);
+
+    fn server_us(reply: &Self::Reply) -> Option<u64> {
+        Some(reply.0)
+    }
+
+    fn script(&self) -> &'static Script {
+        &RENEW
+    }
+
+    fn shape(&self) -> (usize, usize) {
+        (self.0.len(), 2 * self.0.len())
+    }
+
+    fn keys(&self, out: &mut Vec<u8>) {
+        for renewal in self.0 {
+            bulk(out, &[renewal.lock.as_bytes()]);
+        }
+    }
+
+    fn args(&self, _: u64, out: &mut Vec<u8>) {
+        for renewal in self.0 {
+            bulk(out, &[renewal.id.as_bytes()]);
+            number(out, renewal.ttl_ms);
+        }
+    }
+
+    fn decode(&self, mut reply: Fields) -> Option<(u64, Vec<Renewed>)> {
+        let now_us = reply.whole()?;
+        let mut answers = Vec::with_capacity(self.0.len());
+        for value in reply.0 {
+            answers.push(match value {
+                Value::Int(1) => Renewed::Yes,
+                // A key of another type is no lock of anybody's.
+                Value::Int(0 | -1) => Renewed::Gone,
+                Value::BulkString(id) => Renewed::Other(String::from_utf8_lossy(&id).into_owned()),
+                _ => return None,
+            });
+        }
+        (answers.len() == self.0.len()).then_some((now_us, answers))
+    }
+}
+
+pub(crate) struct Inspect<'a>(pub(crate) &'a LockKey);
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Inspected {
+    Held(Holder),
+    Free,
+    WrongType,
+}
+
+impl Call for Inspect<'_> {
+    type Reply = Inspected;
+
+    fn script(&self) -> &'static Script {
+        &INSPECT
+    }
+
+    fn shape(&self) -> (usize, usize) {
+        (3, 0)
+    }
+
+    fn keys(&self, out: &mut Vec<u8>) {
+        lock_keys(out, self.0);
+    }
+
+    fn args(&self, _: u64, _: &mut Vec<u8>) {}
+
+    fn decode(&self, mut reply: Fields) -> Option<Inspected> {
+        Some(match reply.text()?.as_str() {
+            "busy" => {
+                let now_us = reply.whole()?;
+                Inspected::Held(reply.holder(now_us)?)
+            }
+            "free" => Inspected::Free,
+            "type" => Inspected::WrongType,
+            _ => return None,
+        })
+    }
+}
+
+/// The news that a waiter has been given the lock: `token granted_at px id`.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct GrantNews<'a> {
+    pub(crate) token: u64,
+    pub(crate) granted_at_us: u64,
+    pub(crate) px_ms: u64,
+    pub(crate) id: &'a str,
+}
+
+impl<'a> GrantNews<'a> {
+    pub(crate) fn parse(payload: &'a [u8]) -> Option<GrantNews<'a>> {
+        let mut fields = std::str::from_utf8(payload).ok()?.splitn(4, ' ');
+        let mut whole = || fields.next()?.parse::<u64>().ok().filter(|n| *n > 0 && *n < EXACT_MAX as u64);
+        let (token, granted_at_us, px_ms) = (whole()?, whole()?, whole()?);
+        Some(GrantNews { token, granted_at_us, px_ms, id: fields.next()? })
+    }
+}
+
+/// The rest of a reply, taken off field by field.
+#[derive(Debug)]
+pub(crate) struct Fields(std::vec::IntoIter<Value>);
+
+impl Fields {
+    fn text(&mut self) -> Option<String> {
+        match self.0.next()? {
+            Value::BulkString(bytes) => {
+                Some(String::from_utf8(bytes).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned()))
+            }
+            _ => None,
+        }
+    }
+
+    fn int(&mut self) -> Option<i64> {
+        match self.0.next()? {
+            Value::Int(number) => Some(number),
+            _ => None,
+        }
+    }
+
+    fn whole(&mut self) -> Option<u64> {
+        self.int().filter(|number| *number < EXACT_MAX)?.try_into().ok()
+    }
+
+    /// holder, pttl, last token, waiters
+    fn holder(&mut self, now_us: u64) -> Option<Holder> {
+        Some(Holder::reported(self.text()?, self.int()?, self.whole()?, self.whole()?, now_us))
+    }
+}
+
+fn lock_keys(out: &mut Vec<u8>, key: &LockKey) {
+    bulk(out, &[key.lock().as_bytes()]);
+    bulk(out, &key.queue().map(str::as_bytes));
+    bulk(out, &key.fence().map(str::as_bytes));
+}
+
+pub(crate) fn array(out: &mut Vec<u8>, length: usize) {
+    // Writing to a vector cannot fail.
+    let _ = write!(out, "*{length}\r\n");
+}
+
+/// One bulk string, given in pieces.
+pub(crate) fn bulk(out: &mut Vec<u8>, pieces: &[&[u8]]) {
+    let length: usize = pieces.iter().map(|piece| piece.len()).sum();
+    let _ = write!(out, "${length}\r\n");
+    for piece in pieces {
+        out.extend_from_slice(piece);
+    }
+    out.extend_from_slice(b"\r\n");
+}
+
+fn number(out: &mut Vec<u8>, number: u64) {
+    let digits = number.checked_ilog10().unwrap_or(0) + 1;
+    let _ = write!(out, "${digits}\r\n{number}\r\n");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn texts(fields: &[&str]) -> Vec<Value> {
+        fields.iter().map(|text| Value::BulkString(text.as_bytes().to_vec())).collect()
+    }
+
+    fn acquire(key: &LockKey) -> Acquire<'_> {
+        Acquire { key, id: "me", ttl_ms: 10, mode: Mode::Try, waiter: "", heal: true }
+    }
+
+    #[test]
+    fn a_request_is_one_well_formed_command() {
+        let key = LockKey::new("lock:", "a b\r\n").unwrap();
+        let mut out = Vec::new();
+        acquire(&key).encode(By::Hash, 1000, 7, &mut out);
+        let Value::Array(parts) = redis::parse_redis_value(&out).unwrap() else { panic!("not an array") };
+        assert_eq!(parts.len(), 13);
+        let expected = texts(&["EVALSHA", &ACQUIRE.hash, "3", "lock:a b\r\n", "distlock:queue:{lock:a b\r\n}"]);
+        assert_eq!(&parts[..5], &expected[..]);
+        assert_eq!(&parts[6..], &texts(&["1000", "me", "10", "try", "", "7", "1"])[..]);
+    }
+
+    #[test]
+    fn a_reply_to_another_request_is_no_answer() {
+        let key = LockKey::new("", "x").unwrap();
+        let reply = |nonce: &str| {
+            let mut values = texts(&[nonce, "held"]);
+            values.extend([Value::Int(5), Value::Int(6)]);
+            Value::Array(values)
+        };
+        assert_eq!(acquire(&key).read(9, reply("9")), Some(Acquired::Held { now_us: 5, token: 6 }));
+        assert_eq!(acquire(&key).read(9, reply("8")), None);
+        assert_eq!(acquire(&key).read(9, Value::Okay), None);
+    }
+
+    #[test]
+    fn tokens_out_of_range_are_refused() {
+        let key = LockKey::new("", "x").unwrap();
+        for token in [0, -1, EXACT_MAX, i64::MAX] {
+            let mut values = texts(&["9", "held"]);
+            values.extend([Value::Int(5), Value::Int(token)]);
+            assert_eq!(acquire(&key).read(9, Value::Array(values)), None, "token {token}");
+        }
+    }
+
+    #[test]
+    fn a_batch_needs_an_answer_for_each_lock() {
+        let renewals = [Renewal { lock: "a", id: "i", ttl_ms: 1 }, Renewal { lock: "b", id: "j", ttl_ms: 1 }];
+        let reply = |answers: Vec<Value>| Value::Array([texts(&["1"]), vec![Value::Int(3)], answers].concat());
+        let other = Value::BulkString(b"somebody".to_vec());
+        assert_eq!(
+            Renew(&renewals).read(1, reply(vec![Value::Int(1), other])),
+            Some((3, vec![Renewed::Yes, Renewed::Other("somebody".into())]))
+        );
+        assert_eq!(Renew(&renewals).read(1, reply(vec![Value::Int(1)])), None);
+        assert_eq!(Renew(&renewals).read(1, reply(vec![Value::Int(1), Value::Int(2)])), None);
+    }
+
+    #[test]
+    fn news_of_a_grant() {
+        let news = GrantNews { token: 5, granted_at_us: 6, px_ms: 7, id: "host|x y" };
+        assert_eq!(GrantNews::parse(b"5 6 7 host|x y"), Some(news));
+        for bad in [&b""[..], b"5 6 7", b"0 6 7 x", b"5 -6 7 x", b"9007199254740992 6 7 x", b"5 6 7 \xff"] {
+            assert_eq!(GrantNews::parse(bad), None);
+        }
+    }
+
+    fn any_value() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            any::<i64>().prop_map(Value::Int),
+            proptest::collection::vec(any::<u8>(), 0..20).prop_map(Value::BulkString),
+            prop_oneof!["9", "held", "busy", "queued", "other"].prop_map(|t| Value::BulkString(t.into())),
+            Just(Value::Nil),
+            Just(Value::Okay),
+        ];
+        leaf.prop_recursive(2, 12, 8, |inner| proptest::collection::vec(inner, 0..8).prop_map(Value::Array))
+    }
+
+    proptest! {
+        #[test]
+        fn no_reply_panics(value in any_value()) {
+            let key = LockKey::new("", "x").unwrap();
+            let renewals = [Renewal { lock: "a", id: "i", ttl_ms: 1 }];
+            acquire(&key).read(9, value.clone());
+            Release { key: &key, id: "", waiter: "" }.read(9, value.clone());
+            Renew(&renewals).read(9, value.clone());
+            Inspect(&key).read(9, value);
+        }
+
+        #[test]
+        fn numbers_have_their_length_before_them(n: u64) {
+            let mut out = Vec::new();
+            number(&mut out, n);
+            prop_assert_eq!(redis::parse_redis_value(&out).unwrap(), Value::BulkString(n.to_string().into_bytes()));
+        }
+    }
+}

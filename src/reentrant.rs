@@ -1,0 +1,101 @@
+//! `ReentrantGuard`: a lock that its thread can take again.
+
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    ops::Deref,
+    rc::{Rc, Weak},
+};
+
+use crate::{
+    config::LockOptions,
+    error::{LockError, Result},
+    guard::{LockGuard, Released},
+    manager::RedisMgr,
+};
+
+type Held = HashMap<(u64, Box<str>), Weak<LockGuard>>;
+
+thread_local! {
+    /// What this thread holds, by manager and name.
+    static HELD: RefCell<Held> = RefCell::default();
+}
+
+/// A lock that is held by this thread, which can take it again without a round trip. The last guard to go releases it.
+///
+/// It stays on its thread, since only that thread may enter again. Everything of [`LockGuard`] can be asked of it.
+///
+/// ```no_run
+/// # fn main() -> distlock::Result<()> {
+/// let mgr = distlock::RedisMgr::instance()?;
+/// let outer = mgr.lock_reentrant("orders:42")?;
+/// let inner = mgr.lock_reentrant("orders:42")?;
+/// assert_eq!(inner.hold_count(), 2);
+/// assert_eq!(inner.fencing_token(), outer.fencing_token());
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "if unused, the lock is released at once"]
+#[derive(Debug)]
+pub struct ReentrantGuard {
+    guard: Rc<LockGuard>,
+    manager: u64,
+}
+
+impl ReentrantGuard {
+    /// Enters again if this thread holds the lock, else takes it.
+    pub(crate) fn enter(mgr: &RedisMgr, name: &str, options: &LockOptions) -> Result<ReentrantGuard> {
+        let key = (mgr.number(), Box::from(name));
+        let held = HELD.with(|held| held.borrow().get(&key).and_then(Weak::upgrade));
+        if let Some(guard) = held {
+            guard.ensure_held()?;
+            return Ok(ReentrantGuard { guard, manager: key.0 });
+        }
+        let guard = Rc::new(mgr.lock_with(name, options)?);
+        let manager = key.0;
+        HELD.with(|held| held.borrow_mut().insert(key, Rc::downgrade(&guard)));
+        Ok(ReentrantGuard { guard, manager })
+    }
+
+    /// How many guards of this thread hold the lock.
+    pub fn hold_count(&self) -> usize {
+        Rc::strong_count(&self.guard)
+    }
+
+    /// Lets go of this hold. The last one releases the lock and says how that went; the others return `None`.
+    ///
+    /// # Errors
+    ///
+    /// As [`LockGuard::release`], and [`LockError::Lost`] when the lock was lost under a hold that is not the last.
+    pub fn release(mut self) -> Result<Option<Released>> {
+        if Rc::strong_count(&self.guard) > 1 {
+            return self.guard.ensure_held().map(|()| None);
+        }
+        self.forget();
+        match Rc::get_mut(&mut self.guard) {
+            Some(guard) => guard.release_in_place().map(Some),
+            None => Err(LockError::Shutdown),
+        }
+    }
+
+    fn forget(&self) {
+        // While the thread ends, its table may be gone already, and needs no tidying then.
+        let _ = HELD.try_with(|held| held.borrow_mut().remove(&(self.manager, Box::from(self.guard.name()))));
+    }
+}
+
+impl Deref for ReentrantGuard {
+    type Target = LockGuard;
+
+    fn deref(&self) -> &LockGuard {
+        &self.guard
+    }
+}
+
+impl Drop for ReentrantGuard {
+    fn drop(&mut self) {
+        if Rc::strong_count(&self.guard) == 1 {
+            self.forget();
+        }
+    }
+}

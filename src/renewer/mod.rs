@@ -1,0 +1,417 @@
+//! While a lock is ours: `LockRenewer`, one thread that renews leases in batches before they run out, tells holders of
+//! lost ones, and takes back what may have been left on the server. It has a connection of its own, so that users who
+//! exhaust the pool cost nobody a lock.
+
+mod schedule;
+mod undo;
+
+use std::{
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use crossbeam_channel::{Sender, bounded};
+use parking_lot::{Condvar, Mutex};
+
+pub(crate) use self::{schedule::Upkeep, undo::Undo};
+use self::{
+    schedule::{Generation, Over, Schedule},
+    undo::UndoList,
+};
+use crate::{
+    clock::{self, Moment},
+    error::LockLost,
+    grant::{Claim, deadline_from},
+    holder::Holder,
+    key::Quoted,
+    lease::{End, Lease},
+    node::{
+        Answer, Connection, Failure, Reason, RedisNode,
+        script::{By, Call, Release, ReleaseReply, Renew, Renewal, Renewed},
+    },
+};
+
+/// Locks in one call of the renewal script: enough to make round trips cheap, few enough not to hold the server up.
+const BATCH: usize = 100;
+/// How long a waiter that is in the queue may stay there without looking again; see acquire.lua.
+const QUEUE_LIFE: Duration = Duration::from_secs(60);
+
+/// Keeps leases alive. One thread: lock, decide, unlock, act, sleep until the earliest moment.
+#[derive(Debug)]
+pub(crate) struct LockRenewer {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<thread::JoinHandle<()>>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// Guards everything that the thread decides upon.
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    schedule: Schedule,
+    undos: UndoList,
+    errands: Vec<Errand>,
+    stop: bool,
+    /// Until when the thread sleeps; it is woken only for something earlier. `None` while it works.
+    asleep_until: Option<Moment>,
+}
+
+/// A release that somebody waits for, because the pool has no connection for it.
+#[derive(Debug)]
+struct Errand {
+    claim: Claim,
+    deadline: Moment,
+    answer: Sender<Result<ReleaseReply, Failure>>,
+}
+
+/// A lease in the renewer's care; dropping this ends its renewal.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    shared: Arc<Shared>,
+    generation: Generation,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        // Freed outside the lock.
+        let lease = self.shared.state.lock().schedule.forget(self.generation);
+        drop(lease);
+    }
+}
+
+impl LockRenewer {
+    pub(crate) fn start(node: Arc<RedisNode>) -> io::Result<LockRenewer> {
+        let shared = Arc::new(Shared { state: Mutex::new(State::default()), changed: Condvar::new() });
+        let worker = Worker { connection: node.reserved(), node, shared: shared.clone() };
+        let thread = thread::Builder::new().name("distlock-renewer".into()).spawn(move || worker.run())?;
+        Ok(LockRenewer { shared, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Takes a lease into care, before its guard is seen by anybody. `None` once the renewer has been stopped.
+    pub(crate) fn keep(&self, lease: &Arc<Lease>, upkeep: Upkeep) -> Option<Registration> {
+        let now = clock::now();
+        let mut state = self.shared.state.lock();
+        if state.stop {
+            return None;
+        }
+        let generation = state.schedule.keep(lease.clone(), upkeep, now);
+        let due = state.schedule.earliest();
+        self.shared.wake_before(state, due);
+        Some(Registration { shared: self.shared.clone(), generation })
+    }
+
+    /// Takes back in the background whatever the server may have kept of a claim.
+    pub(crate) fn undo(&self, claim: Claim, waiter: String) {
+        let now = clock::now();
+        let life = if waiter.is_empty() { claim.ttl } else { claim.ttl.max(QUEUE_LIFE) };
+        let mut state = self.shared.state.lock();
+        if !state.stop {
+            state.undo(Undo { claim, waiter, until: now.saturating_add(life) }, now);
+            self.shared.wake_before(state, now);
+        }
+    }
+
+    /// Releases over the renewer's own connection, for a caller who finds the pool exhausted.
+    pub(crate) fn release(&self, claim: &Claim, deadline: Moment) -> Result<ReleaseReply, Failure> {
+        let (answer, answered) = bounded(1);
+        let mut state = self.shared.state.lock();
+        if state.stop {
+            return Err(Failure::not_sent(io::ErrorKind::NotConnected.into()));
+        }
+        state.errands.push(Errand { claim: claim.clone(), deadline, answer });
+        self.shared.wake_before(state, Moment::from_nanos(0));
+        answered.recv_timeout(deadline.after(clock::now())).unwrap_or_else(|_| Err(Failure::unclear(Reason::TimedOut)))
+    }
+
+    /// Ends all leases, releases their locks as far as the server answers, and ends the thread.
+    pub(crate) fn stop(&self) {
+        let mut state = self.shared.state.lock();
+        state.stop = true;
+        self.shared.wake_before(state, Moment::from_nanos(0));
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread {
+            // It catches its panics; there is nothing to hear from it.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Wakes the thread if it sleeps past `due`.
+    fn wake_before(&self, mut state: parking_lot::MutexGuard<'_, State>, due: Moment) {
+        let wake = state.asleep_until.is_some_and(|until| due < until);
+        if wake {
+            // The next caller need not wake it again.
+            state.asleep_until = None;
+        }
+        drop(state);
+        if wake {
+            self.changed.notify_one();
+        }
+    }
+}
+
+impl State {
+    fn undo(&mut self, undo: Undo, now: Moment) {
+        if !self.undos.add(undo, now) {
+            log::warn!("too much is waiting to be taken back; the oldest is left to expire");
+        }
+    }
+}
+
+/// What the thread found to do.
+enum Work {
+    Step(Step),
+    Stop,
+}
+
+struct Step {
+    over: Vec<(Arc<Lease>, Over)>,
+    renew: Vec<(Generation, Arc<Lease>)>,
+    undo: Option<(Undo, Duration)>,
+    errands: Vec<Errand>,
+}
+
+struct Worker {
+    node: Arc<RedisNode>,
+    connection: Connection,
+    shared: Arc<Shared>,
+}
+
+impl Worker {
+    fn run(mut self) {
+        loop {
+            match self.next() {
+                Work::Step(step) => {
+                    // A fault in here must not end the renewal of other locks. What it leaves under way is not
+                    // renewed again, and its holders are told at their deadlines.
+                    if catch_unwind(AssertUnwindSafe(|| self.act(step))).is_err() {
+                        self.connection.poison();
+                        log::error!("the lock renewer met a defect of its own; please report it");
+                    }
+                }
+                Work::Stop => return self.finish(),
+            }
+        }
+    }
+
+    fn act(&mut self, step: Step) {
+        self.bury(step.over);
+        for errand in step.errands {
+            self.run_errand(errand);
+        }
+        self.renew(step.renew);
+        if let Some((undo, pause)) = step.undo {
+            self.undo(undo, pause);
+        }
+    }
+
+    fn next(&self) -> Work {
+        let mut state = self.shared.state.lock();
+        loop {
+            if state.stop {
+                return Work::Stop;
+            }
+            let now = clock::now();
+            let over = state.schedule.take_over(now);
+            let renew = state.schedule.take_due(now);
+            let undo = state.undos.take_due(now);
+            let errands = std::mem::take(&mut state.errands);
+            if !(over.is_empty() && renew.is_empty() && undo.is_none() && errands.is_empty()) {
+                return Work::Step(Step { over, renew, undo, errands });
+            }
+            let until = state.schedule.earliest().min(state.undos.earliest());
+            state.asleep_until = Some(until);
+            clock::park(&self.shared.changed, &mut state, until);
+            state.asleep_until = None;
+        }
+    }
+
+    /// Ends what is over. The key is released if it is still ours: a renewal may have been applied unseen.
+    fn bury(&self, over: Vec<(Arc<Lease>, Over)>) {
+        for (lease, why) in over {
+            let why = match why {
+                Over::Deadline => LockLost::Expired,
+                Over::MaxHold => LockLost::MaxHold,
+            };
+            // The holder may have noticed first.
+            self.lose(&lease, why);
+            if !matches!(lease.ended(), Some(End::Released)) {
+                let now = clock::now();
+                let undo = Undo {
+                    claim: lease.claim.clone(),
+                    waiter: String::new(),
+                    until: now.saturating_add(lease.claim.ttl),
+                };
+                self.shared.state.lock().undo(undo, now);
+            }
+        }
+    }
+
+    fn lose(&self, lease: &Lease, why: LockLost) {
+        if lease.end(End::Lost(why.clone())) {
+            log::warn!("lock {} of {} is lost: {why}", Quoted(lease.claim.key.name()), self.node.label());
+        }
+    }
+
+    fn renew(&mut self, mut due: Vec<(Generation, Arc<Lease>)>) {
+        while !due.is_empty() {
+            let rest = due.split_off(due.len().min(BATCH));
+            let went_well = self.renew_batch(&due);
+            if !went_well {
+                // One batch's trouble must not delay the others: they are due again before it is.
+                let now = clock::now();
+                let mut state = self.shared.state.lock();
+                for (generation, _) in &rest {
+                    state.schedule.put_back(*generation, now);
+                }
+                return;
+            }
+            due = rest;
+        }
+    }
+
+    fn renew_batch(&mut self, batch: &[(Generation, Arc<Lease>)]) -> bool {
+        let now = clock::now();
+        let batch: Vec<_> = {
+            let state = self.shared.state.lock();
+            batch.iter().filter(|(generation, _)| state.schedule.is_kept(*generation)).collect()
+        };
+        // Half of what the most urgent has left, so that a second try fits in.
+        let left = batch.iter().map(|(_, lease)| lease.deadline().after(now)).min().unwrap_or_default();
+        let deadline = now.saturating_add((left / 2).min(self.node.operation_timeout()));
+        let renewals: Vec<_> = batch
+            .iter()
+            .map(|(_, lease)| Renewal {
+                lock: lease.claim.key.lock(),
+                id: lease.claim.id.as_str(),
+                ttl_ms: lease.claim.ttl_ms(),
+            })
+            .collect();
+        if renewals.is_empty() {
+            return true;
+        }
+        match self.ask(&Renew(&renewals), deadline) {
+            Ok(Answer { sent, reply: (_, answers) }) => {
+                for ((generation, lease), answer) in batch.iter().zip(answers) {
+                    self.settle(*generation, lease, sent, answer);
+                }
+                true
+            }
+            Err(Failure { reason: Reason::Refused { code, message }, .. }) if batch.len() > 1 => {
+                // Find out whom the server means.
+                log::warn!("{} refused to renew {} locks at once: {code} {message}", self.node.label(), batch.len());
+                for (generation, lease) in batch {
+                    self.renew_batch(&[(*generation, lease.clone())]);
+                }
+                true
+            }
+            Err(failure) => {
+                log::warn!("could not renew {} locks at {}: {}", batch.len(), self.node.label(), failure.reason);
+                let now = clock::now();
+                let mut state = self.shared.state.lock();
+                for (generation, _) in batch {
+                    state.schedule.failed(*generation, now);
+                }
+                false
+            }
+        }
+    }
+
+    fn settle(&self, generation: Generation, lease: &Arc<Lease>, sent: Moment, answer: Renewed) {
+        let why = match answer {
+            Renewed::Yes => {
+                if lease.confirm(deadline_from(sent, lease.claim.ttl), clock::now()) {
+                    self.shared.state.lock().schedule.renewed(generation, sent);
+                }
+                // A confirmation that came too late is for `bury`: the deadline has passed.
+                return;
+            }
+            Renewed::Gone => LockLost::Gone,
+            Renewed::Other(id) => LockLost::Taken { by: Box::new(Holder::known_by_id(id)) },
+        };
+        // A lease that was released while its renewal was under way is not there any more, and that is no loss.
+        let kept = self.shared.state.lock().schedule.forget(generation);
+        if kept.is_some() {
+            self.lose(lease, why);
+        }
+    }
+
+    /// Asks over the renewer's own connection. While the answer is out, holders of leases that run out are told.
+    fn ask<C: Call>(&mut self, call: &C, deadline: Moment) -> Result<Answer<C::Reply>, Failure> {
+        let mut by = By::Hash;
+        loop {
+            let pending = self.node.send(&mut self.connection, call, by, deadline)?;
+            let reply = loop {
+                let end = self.shared.state.lock().schedule.earliest_end();
+                if let Some(reply) = self.connection.receive_until(end.min(deadline))? {
+                    break reply;
+                }
+                let now = clock::now();
+                if now >= deadline {
+                    self.connection.poison();
+                    return Err(Failure::unclear(Reason::TimedOut));
+                }
+                let over = self.shared.state.lock().schedule.take_over(now);
+                self.bury(over);
+            };
+            match self.node.settle(&mut self.connection, call, pending, reply) {
+                Err(failure) if by == By::Hash && failure.is_unknown_script() => by = By::Text,
+                result => return result,
+            }
+        }
+    }
+
+    fn run_errand(&mut self, errand: Errand) {
+        let Errand { claim, deadline, answer } = errand;
+        let release = Release { key: &claim.key, id: claim.id.as_str(), waiter: "" };
+        let outcome = self.node.ask_on(&mut self.connection, &release, deadline).map(|answer| answer.reply);
+        // Nobody may be waiting any more.
+        let _ = answer.send(outcome);
+    }
+
+    fn undo(&mut self, undo: Undo, pause: Duration) {
+        if let Err(failure) = self.release(&undo) {
+            log::debug!("could not take back {} yet: {}", Quoted(undo.claim.key.name()), failure.reason);
+            self.shared.state.lock().undos.failed(undo, pause, clock::now());
+        }
+    }
+
+    fn release(&mut self, undo: &Undo) -> Result<(), Failure> {
+        let release = Release { key: &undo.claim.key, id: undo.claim.id.as_str(), waiter: &undo.waiter };
+        let deadline = clock::now().saturating_add(self.node.operation_timeout());
+        self.node.ask_on(&mut self.connection, &release, deadline).map(drop)
+    }
+
+    fn finish(mut self) {
+        let (leases, undos, errands) = {
+            let mut state = self.shared.state.lock();
+            (state.schedule.take_all(), state.undos.take_all(), std::mem::take(&mut state.errands))
+        };
+        for errand in errands {
+            self.run_errand(errand);
+        }
+        for lease in &leases {
+            lease.end(End::Lost(LockLost::Shutdown));
+        }
+        let until = clock::now();
+        let undos = undos.into_iter().chain(leases.iter().map(|lease| Undo {
+            claim: lease.claim.clone(),
+            waiter: String::new(),
+            until,
+        }));
+        for undo in undos {
+            if let Err(failure) = self.release(&undo) {
+                log::warn!("shut down without releasing all locks, which are left to expire: {}", failure.reason);
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,357 @@
+//! Which lease is renewed when, retried when, and lost when. Pure: `now` comes in, decisions go out.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use crate::{clock::Moment, lease::Lease};
+
+/// A lease is renewed each time this part of it has passed, which leaves two more tries.
+const RENEWALS_PER_TTL: u32 = 3;
+/// What falls due this soon goes along with what is due now.
+const SLACK: Duration = Duration::from_millis(10);
+/// A lock that was handed over for a claim window is confirmed this soon; a shorter hold costs no confirmation.
+const CONFIRM_AFTER: Duration = Duration::from_millis(10);
+const RETRY_MIN: Duration = Duration::from_millis(5);
+const RETRY_MAX: Duration = Duration::from_secs(1);
+
+/// Names one stay of one lease in the schedule; never used twice, so that news of an earlier stay changes nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Generation(u64);
+
+/// How a lease is to be kept.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Upkeep {
+    pub(crate) renew: bool,
+    pub(crate) provisional: bool,
+    pub(crate) hold_until: Moment,
+}
+
+#[derive(Debug)]
+struct Entry {
+    lease: Arc<Lease>,
+    /// `NEVER` while a renewal is under way, and for leases that are not renewed.
+    renew_at: Moment,
+    hold_until: Moment,
+    /// Where the entry stands among the ends. Deadlines only move away, so this is never too late.
+    end_at: Moment,
+}
+
+/// Why a lease is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Over {
+    Deadline,
+    MaxHold,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Schedule {
+    entries: HashMap<Generation, Entry>,
+    renewals: BTreeSet<(Moment, Generation)>,
+    ends: BTreeSet<(Moment, Generation)>,
+    last: u64,
+}
+
+impl Schedule {
+    /// Takes a lease into care.
+    pub(crate) fn keep(&mut self, lease: Arc<Lease>, upkeep: Upkeep, now: Moment) -> Generation {
+        self.last += 1;
+        let generation = Generation(self.last);
+        let renew_at = if !upkeep.renew {
+            Moment::NEVER
+        } else if upkeep.provisional {
+            now.saturating_add(CONFIRM_AFTER.min(lease.deadline().after(now) / 4))
+        } else {
+            now.saturating_add(lease.claim.ttl / RENEWALS_PER_TTL)
+        };
+        let hold_until = upkeep.hold_until;
+        let end_at = lease.deadline().min(hold_until);
+        self.ends.insert((end_at, generation));
+        self.entries.insert(generation, Entry { lease, renew_at: Moment::NEVER, hold_until, end_at });
+        self.renew_at(generation, renew_at);
+        generation
+    }
+
+    /// Lets go of a lease. Whatever is under way for it changes nothing any more.
+    pub(crate) fn forget(&mut self, generation: Generation) -> Option<Arc<Lease>> {
+        let entry = self.entries.remove(&generation)?;
+        self.renewals.remove(&(entry.renew_at, generation));
+        self.ends.remove(&(entry.end_at, generation));
+        Some(entry.lease)
+    }
+
+    /// When there will be something to do.
+    pub(crate) fn earliest(&self) -> Moment {
+        first(&self.renewals).min(self.earliest_end())
+    }
+
+    /// When a lease will be over, at the earliest, if nothing is renewed in between.
+    pub(crate) fn earliest_end(&self) -> Moment {
+        first(&self.ends)
+    }
+
+    /// What is to be renewed at `now`, the most urgent first. It stays in the schedule, with only its end still
+    /// watched, until [`renewed`](Self::renewed) or [`failed`](Self::failed) says how it went.
+    pub(crate) fn take_due(&mut self, now: Moment) -> Vec<(Generation, Arc<Lease>)> {
+        if first(&self.renewals) > now {
+            return Vec::new();
+        }
+        let due = up_to(&self.renewals, now.saturating_add(SLACK));
+        due.into_iter()
+            .filter_map(|generation| {
+                self.renew_at(generation, Moment::NEVER);
+                Some((generation, self.entries.get(&generation)?.lease.clone()))
+            })
+            .collect()
+    }
+
+    /// What is over at `now`; no longer in the schedule afterwards.
+    pub(crate) fn take_over(&mut self, now: Moment) -> Vec<(Arc<Lease>, Over)> {
+        let mut over = Vec::new();
+        for generation in up_to(&self.ends, now) {
+            let Some(entry) = self.entries.get(&generation) else { continue };
+            let why = if now >= entry.hold_until {
+                Over::MaxHold
+            } else if now >= entry.lease.deadline() {
+                Over::Deadline
+            } else {
+                self.watch_end(generation);
+                continue;
+            };
+            if let Some(lease) = self.forget(generation) {
+                over.push((lease, why));
+            }
+        }
+        over
+    }
+
+    pub(crate) fn is_kept(&self, generation: Generation) -> bool {
+        self.entries.contains_key(&generation)
+    }
+
+    /// A renewal sent at `sent` was confirmed.
+    pub(crate) fn renewed(&mut self, generation: Generation, sent: Moment) {
+        if let Some(entry) = self.entries.get(&generation) {
+            let next = sent.saturating_add(entry.lease.claim.ttl / RENEWALS_PER_TTL);
+            self.renew_at(generation, next);
+            self.watch_end(generation);
+        }
+    }
+
+    /// A renewal failed: try again, the sooner the less time is left.
+    pub(crate) fn failed(&mut self, generation: Generation, now: Moment) {
+        if let Some(entry) = self.entries.get(&generation) {
+            let pause = (entry.lease.deadline().after(now) / 4).clamp(RETRY_MIN, RETRY_MAX);
+            self.renew_at(generation, now.saturating_add(pause));
+        }
+    }
+
+    /// A renewal was not tried after all; it is still due.
+    pub(crate) fn put_back(&mut self, generation: Generation, now: Moment) {
+        self.renew_at(generation, now);
+    }
+
+    /// Empties the schedule.
+    pub(crate) fn take_all(&mut self) -> Vec<Arc<Lease>> {
+        self.renewals.clear();
+        self.ends.clear();
+        self.entries.drain().map(|(_, entry)| entry.lease).collect()
+    }
+
+    fn renew_at(&mut self, generation: Generation, at: Moment) {
+        if let Some(entry) = self.entries.get_mut(&generation) {
+            self.renewals.remove(&(entry.renew_at, generation));
+            entry.renew_at = at;
+            if at != Moment::NEVER {
+                self.renewals.insert((at, generation));
+            }
+        }
+    }
+
+    fn watch_end(&mut self, generation: Generation) {
+        if let Some(entry) = self.entries.get_mut(&generation) {
+            self.ends.remove(&(entry.end_at, generation));
+            entry.end_at = entry.lease.deadline().min(entry.hold_until);
+            self.ends.insert((entry.end_at, generation));
+        }
+    }
+}
+
+fn first(order: &BTreeSet<(Moment, Generation)>) -> Moment {
+    order.first().map_or(Moment::NEVER, |(at, _)| *at)
+}
+
+fn up_to(order: &BTreeSet<(Moment, Generation)>, moment: Moment) -> Vec<Generation> {
+    order.range(..=(moment, Generation(u64::MAX))).map(|(_, generation)| *generation).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        grant::{Claim, FencingToken, Grant},
+        id::generate_lock_id,
+        key::LockKey,
+    };
+    use proptest::prelude::*;
+
+    fn at(millis: u64) -> Moment {
+        Moment::from_nanos(millis * 1_000_000)
+    }
+
+    fn lease(ttl_ms: u64, deadline_ms: u64) -> Arc<Lease> {
+        let claim =
+            Claim { key: LockKey::new("", "x").unwrap(), id: generate_lock_id(), ttl: Duration::from_millis(ttl_ms) };
+        Arc::new(Lease::open(claim, Grant { token: FencingToken(1), deadline: at(deadline_ms), provisional: false }))
+    }
+
+    const RENEWED: Upkeep = Upkeep { renew: true, provisional: false, hold_until: Moment::NEVER };
+
+    fn generations(due: Vec<(Generation, Arc<Lease>)>) -> Vec<Generation> {
+        due.into_iter().map(|(generation, _)| generation).collect()
+    }
+
+    #[test]
+    fn a_lease_is_renewed_every_third_of_its_ttl() {
+        let mut schedule = Schedule::default();
+        let generation = schedule.keep(lease(3_000, 2_900), RENEWED, at(0));
+        assert_eq!(schedule.earliest(), at(1_000));
+        assert!(schedule.take_due(at(999)).is_empty());
+        assert_eq!(generations(schedule.take_due(at(1_000))), [generation]);
+        // Under way: nothing but the end is watched.
+        assert_eq!(schedule.earliest(), at(2_900));
+        schedule.renewed(generation, at(1_001));
+        assert_eq!(schedule.earliest(), at(2_001));
+    }
+
+    #[test]
+    fn what_falls_due_soon_goes_along() {
+        let mut schedule = Schedule::default();
+        let first = schedule.keep(lease(3_000, 2_900), RENEWED, at(0));
+        let second = schedule.keep(lease(3_000, 2_900), RENEWED, at(9));
+        let third = schedule.keep(lease(3_000, 2_900), RENEWED, at(50));
+        assert_eq!(generations(schedule.take_due(at(1_000))), [first, second]);
+        assert_eq!(generations(schedule.take_due(at(1_050))), [third]);
+    }
+
+    #[test]
+    fn a_handed_over_lock_is_confirmed_soon() {
+        let mut schedule = Schedule::default();
+        schedule.keep(lease(10_000, 900), Upkeep { provisional: true, ..RENEWED }, at(0));
+        assert_eq!(schedule.earliest(), at(10));
+        schedule.keep(lease(10_000, 8), Upkeep { provisional: true, ..RENEWED }, at(0));
+        assert_eq!(schedule.earliest(), at(2));
+    }
+
+    #[test]
+    fn retries_come_closer_together_and_end_at_the_deadline() {
+        let mut schedule = Schedule::default();
+        let lease = lease(3_000, 2_900);
+        let generation = schedule.keep(lease.clone(), RENEWED, at(0));
+        let (mut now, mut tries, mut last_pause) = (at(1_000), 0, Duration::MAX);
+        loop {
+            if schedule.take_over(now).iter().any(|(over, why)| Arc::ptr_eq(over, &lease) && *why == Over::Deadline) {
+                break;
+            }
+            if !schedule.take_due(now).is_empty() {
+                tries += 1;
+                schedule.failed(generation, now);
+            }
+            let pause = schedule.earliest().after(now);
+            assert!(pause <= last_pause, "retries must not spread out");
+            (now, last_pause) = (schedule.earliest(), pause);
+        }
+        assert_eq!(now, at(2_900));
+        assert!((5..200).contains(&tries), "{tries} tries");
+        assert_eq!(schedule.earliest(), Moment::NEVER);
+    }
+
+    #[test]
+    fn max_hold_ends_a_lease_that_is_well() {
+        let mut schedule = Schedule::default();
+        schedule.keep(lease(3_000, 2_900), Upkeep { hold_until: at(500), ..RENEWED }, at(0));
+        assert_eq!(schedule.earliest(), at(500));
+        assert_eq!(schedule.take_over(at(500))[0].1, Over::MaxHold);
+    }
+
+    #[test]
+    fn without_renewal_only_the_end_is_watched() {
+        let mut schedule = Schedule::default();
+        schedule.keep(lease(3_000, 2_900), Upkeep { renew: false, ..RENEWED }, at(0));
+        assert!(schedule.take_due(at(2_800)).is_empty());
+        assert_eq!(schedule.earliest(), at(2_900));
+    }
+
+    #[test]
+    fn news_of_a_forgotten_lease_changes_nothing() {
+        let mut schedule = Schedule::default();
+        let generation = schedule.keep(lease(3_000, 2_900), RENEWED, at(0));
+        assert_eq!(schedule.take_due(at(1_000)).len(), 1);
+        assert!(schedule.forget(generation).is_some());
+        schedule.renewed(generation, at(1_000));
+        schedule.failed(generation, at(1_000));
+        schedule.put_back(generation, at(1_000));
+        assert!(!schedule.is_kept(generation));
+        assert_eq!(schedule.earliest(), Moment::NEVER);
+    }
+
+    #[test]
+    fn an_end_that_moved_is_not_an_end() {
+        let mut schedule = Schedule::default();
+        let lease = lease(3_000, 2_900);
+        schedule.keep(lease.clone(), Upkeep { renew: false, ..RENEWED }, at(0));
+        assert!(lease.confirm(at(5_000), at(100)));
+        assert!(schedule.take_over(at(2_900)).is_empty());
+        assert_eq!(schedule.earliest(), at(5_000));
+    }
+
+    proptest! {
+        /// However renewals go: no lease that is kept is ever without a next moment at or before its end, every
+        /// renewal that can still help is due before its deadline, and nothing forgotten comes back.
+        #[test]
+        fn nobody_is_overlooked(steps in proptest::collection::vec((0u8..6, 0usize..8, 1u64..400), 1..120)) {
+            let mut schedule = Schedule::default();
+            let mut kept: Vec<(Generation, Arc<Lease>)> = Vec::new();
+            let mut under_way: Vec<Generation> = Vec::new();
+            let mut now = 0;
+            for (what, which, span) in steps {
+                now += span;
+                let over: Vec<_> = schedule.take_over(at(now));
+                for (lease, _) in &over {
+                    prop_assert!(lease.deadline() <= at(now));
+                    kept.retain(|(_, other)| !Arc::ptr_eq(lease, other));
+                }
+                match what {
+                    0 | 1 => {
+                        let lease = lease(span * 3, now + span * 3);
+                        kept.push((schedule.keep(lease.clone(), RENEWED, at(now)), lease));
+                    }
+                    2 => under_way.extend(generations(schedule.take_due(at(now)))),
+                    3 if !under_way.is_empty() => {
+                        let generation = under_way.remove(which % under_way.len());
+                        if let Some((_, lease)) = kept.iter().find(|(other, _)| *other == generation) {
+                            lease.confirm(at(now + span), at(now));
+                        }
+                        schedule.renewed(generation, at(now));
+                    }
+                    4 if !under_way.is_empty() => {
+                        schedule.failed(under_way.remove(which % under_way.len()), at(now));
+                    }
+                    5 if !kept.is_empty() => {
+                        let (generation, _) = kept.remove(which % kept.len());
+                        schedule.forget(generation);
+                    }
+                    _ => {}
+                }
+                for (generation, lease) in &kept {
+                    prop_assert!(schedule.is_kept(*generation));
+                    prop_assert!(schedule.earliest() <= lease.deadline());
+                }
+                prop_assert_eq!(schedule.entries.len(), kept.len());
+                prop_assert_eq!(schedule.ends.len(), kept.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! `UndoList`: what may have been left on the server and is taken back in the background, until it is or has expired.
+//! Pure.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use crate::{clock::Moment, grant::Claim};
+
+/// Far more than a process can leave behind in the time that anything stays here; a bound on memory all the same.
+const LENGTH_MAX: usize = 65_536;
+const RETRY_MIN: Duration = Duration::from_millis(10);
+const RETRY_MAX: Duration = Duration::from_secs(1);
+
+/// A claim whose traces are to be removed: its lock released if it has it, its place in the line given up.
+#[derive(Clone, Debug)]
+pub(crate) struct Undo {
+    pub(crate) claim: Claim,
+    /// Its entry in the queue, or empty.
+    pub(crate) waiter: String,
+    /// When the server has forgotten it by itself.
+    pub(crate) until: Moment,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct UndoList {
+    /// By the moment of the next try, and a number that keeps equal moments apart.
+    list: BTreeMap<(Moment, u64), (Undo, Duration)>,
+    last: u64,
+}
+
+impl UndoList {
+    /// Adds one, to be tried at once. False when the list is full and the oldest had to go.
+    pub(crate) fn add(&mut self, undo: Undo, now: Moment) -> bool {
+        let room = self.list.len() < LENGTH_MAX;
+        if !room {
+            self.list.pop_first();
+        }
+        self.put(undo, now, RETRY_MIN);
+        room
+    }
+
+    pub(crate) fn earliest(&self) -> Moment {
+        self.list.first_key_value().map_or(Moment::NEVER, |((at, _), _)| *at)
+    }
+
+    /// The next one that is due at `now`, with the pause after which to try again should it fail.
+    pub(crate) fn take_due(&mut self, now: Moment) -> Option<(Undo, Duration)> {
+        while self.earliest() <= now {
+            let (_, (undo, pause)) = self.list.pop_first()?;
+            if now < undo.until {
+                return Some((undo, pause));
+            }
+        }
+        None
+    }
+
+    pub(crate) fn failed(&mut self, undo: Undo, pause: Duration, now: Moment) {
+        self.put(undo, now.saturating_add(pause), (pause * 2).min(RETRY_MAX));
+    }
+
+    pub(crate) fn take_all(&mut self) -> Vec<Undo> {
+        std::mem::take(&mut self.list).into_values().map(|(undo, _)| undo).collect()
+    }
+
+    fn put(&mut self, undo: Undo, at: Moment, pause: Duration) {
+        self.last += 1;
+        self.list.insert((at, self.last), (undo, pause));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{id::generate_lock_id, key::LockKey};
+
+    fn at(millis: u64) -> Moment {
+        Moment::from_nanos(millis * 1_000_000)
+    }
+
+    fn undo(until: u64) -> Undo {
+        let claim = Claim { key: LockKey::new("", "x").unwrap(), id: generate_lock_id(), ttl: Duration::from_secs(1) };
+        Undo { claim, waiter: String::new(), until: at(until) }
+    }
+
+    #[test]
+    fn tried_at_once_then_at_growing_distances_until_it_is_moot() {
+        let mut list = UndoList::default();
+        list.add(undo(5_000), at(100));
+        let (mut now, mut tries, mut last_pause) = (100, 0, Duration::ZERO);
+        while let Some((undo, pause)) = list.take_due(at(now)) {
+            assert!(pause >= last_pause && pause <= RETRY_MAX);
+            last_pause = pause;
+            tries += 1;
+            list.failed(undo, pause, at(now));
+            now = list.earliest().as_nanos() / 1_000_000;
+        }
+        assert!((8..15).contains(&tries), "{tries} tries");
+        assert!(now >= 5_000);
+        assert_eq!(list.earliest(), Moment::NEVER);
+    }
+
+    #[test]
+    fn the_list_is_bounded() {
+        let mut list = UndoList::default();
+        for n in 0..LENGTH_MAX as u64 {
+            assert!(list.add(undo(1 << 40), at(n)));
+        }
+        assert!(!list.add(undo(1 << 40), at(1 << 30)));
+        assert_eq!(list.take_all().len(), LENGTH_MAX);
+    }
+}

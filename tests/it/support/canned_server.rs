@@ -1,0 +1,86 @@
+//! Servers that are none: one that never says a word and one that always says the same.
+
+use std::io::Write;
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use parking_lot::Mutex;
+
+use super::ports::ReservedPort;
+use super::resp::Frames;
+
+/// Accepts every connection and answers every request with the same bytes, or with nothing.
+pub struct CannedServer {
+    addr: SocketAddr,
+    listener: Arc<std::net::TcpListener>,
+    /// `None` once the server has ended.
+    streams: Arc<Mutex<Option<Vec<Arc<TcpStream>>>>>,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+/// A server that accepts connections and never answers.
+pub fn silent_server() -> CannedServer {
+    garbage_server(Vec::new())
+}
+
+/// A server that answers every request with `bytes`.
+pub fn garbage_server(bytes: impl Into<Vec<u8>>) -> CannedServer {
+    CannedServer::start(bytes.into())
+}
+
+impl CannedServer {
+    fn start(answer: Vec<u8>) -> Self {
+        let port = ReservedPort::new();
+        let listener = Arc::new(port.listen());
+        let streams = Arc::new(Mutex::new(Some(Vec::new())));
+        let (accepting, accepted) = (Arc::clone(&listener), Arc::clone(&streams));
+        let acceptor = thread::spawn(move || {
+            let answer = &answer;
+            thread::scope(|threads| {
+                while let Ok((stream, _)) = accepting.accept() {
+                    let stream = Arc::new(stream);
+                    match accepted.lock().as_mut() {
+                        Some(accepted) => accepted.push(Arc::clone(&stream)),
+                        None => break,
+                    }
+                    threads.spawn(move || converse(&stream, answer));
+                }
+            });
+        });
+        Self { addr: port.addr(), listener, streams, acceptor: Some(acceptor) }
+    }
+
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://{}", self.addr)
+    }
+
+    /// How many connections it has accepted so far.
+    pub fn accepted(&self) -> usize {
+        self.streams.lock().as_ref().map_or(0, Vec::len)
+    }
+}
+
+impl Drop for CannedServer {
+    fn drop(&mut self) {
+        // This wakes up the thread that waits in accept.
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
+        for stream in self.streams.lock().take().unwrap_or_default() {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        let _ = self.acceptor.take().map(JoinHandle::join);
+    }
+}
+
+fn converse(mut stream: &TcpStream, answer: &[u8]) {
+    let mut frames = Frames::default();
+    while frames.fill(stream).is_ok_and(|read| read > 0) {
+        while frames.take_frame().is_some() {
+            let _ = stream.write_all(answer);
+        }
+    }
+}

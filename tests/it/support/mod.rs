@@ -1,0 +1,61 @@
+//! What the tests and benchmarks need around the library: real servers, a proxy that breaks
+//! connections on purpose, and child processes. Nothing in this folder knows the library itself.
+
+// Every test binary and benchmark compiles this folder for itself and uses only a part of it.
+#![allow(dead_code, unused_imports)]
+// `pub` marks what tests may use; a test binary exports nothing in any case.
+#![allow(unreachable_pub)]
+// The rule about clocks is for the library; here nothing outlives a suspended machine.
+#![allow(clippy::disallowed_methods)]
+
+mod canned_server;
+mod fault_proxy;
+mod faults;
+mod monitor;
+mod ports;
+mod processes;
+mod redis_server;
+mod resp;
+mod watchdog;
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+pub use canned_server::{CannedServer, garbage_server, silent_server};
+pub use fault_proxy::FaultProxy;
+pub use faults::{Armed, Fault, any_request, command, contains};
+pub use monitor::Monitor;
+pub use processes::{Worker, WorkerSide};
+pub use redis_server::{RedisServer, RedisServerBuilder};
+
+/// How long anything that must happen may take, generous enough for a loaded machine.
+pub const CEILING: Duration = Duration::from_secs(60);
+
+const POLL: Duration = Duration::from_millis(3);
+
+/// Returns once `check` holds, and panics with `what` when it does not within `ceiling`.
+#[track_caller]
+pub fn eventually(what: &str, ceiling: Duration, mut check: impl FnMut() -> bool) {
+    eventually_some(what, ceiling, || check().then_some(()));
+}
+
+/// Returns the first `Some` of `probe`, and panics with `what` when none comes within `ceiling`.
+#[track_caller]
+pub fn eventually_some<T>(what: &str, ceiling: Duration, mut probe: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + ceiling;
+    loop {
+        if let Some(found) = probe() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "not within {ceiling:?}: {what}");
+        thread::sleep(POLL);
+    }
+}
+
+/// The state letter of a process (`R`, `S`, `T`, `Z`, ...), or `None` when there is none.
+pub fn process_state(pid: u32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name of the program stands in parentheses and may itself contain some.
+    stat[stat.rfind(')')? + 1..].trim_start().chars().next()
+}

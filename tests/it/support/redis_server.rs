@@ -1,0 +1,392 @@
+//! A real Redis or Valkey server for one test, in its own folder and on its own port.
+
+use std::collections::{BTreeMap, HashMap};
+use std::env;
+use std::fs::{self, File};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use redis::{ErrorKind, FromRedisValue, IntoConnectionInfo, ProtocolVersion, ServerErrorKind};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use super::monitor::Monitor;
+use super::ports::ReservedPort;
+use super::watchdog::Watchdog;
+use super::{CEILING, POLL, eventually, process_state, resp};
+
+/// How long one administrative command may take; a server that was stopped fails after this.
+const ADMIN_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The server program and whether it protects DEBUG and some settings by default.
+fn program() -> &'static (String, bool) {
+    static PROGRAM: OnceLock<(String, bool)> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let program = env::var("DISTLOCK_TEST_SERVER").ok().or_else(|| {
+            let path = env::var_os("PATH").unwrap_or_default();
+            ["redis-server", "valkey-server"]
+                .into_iter()
+                .find(|name| env::split_paths(&path).any(|dir| dir.join(name).is_file()))
+                .map(str::to_owned)
+        });
+        let program =
+            program.expect("neither redis-server nor valkey-server is in PATH: run `make test`, which installs one");
+        let output = Command::new(&program).arg("--version").output();
+        let output = output
+            .unwrap_or_else(|error| panic!("cannot run {program} ({error}): run `make test`, which installs a server"));
+        let version = String::from_utf8_lossy(&output.stdout).into_owned();
+        let major = version
+            .split_once("v=")
+            .and_then(|(_, rest)| rest.split('.').next()?.parse::<u32>().ok())
+            .unwrap_or_else(|| panic!("{program} --version says {version:?}"));
+        let protects = version.starts_with("Valkey") || major >= 7;
+        (program, protects)
+    })
+}
+
+/// What a server is started with; made by [`RedisServer::builder`].
+#[derive(Default)]
+pub struct RedisServerBuilder {
+    args: Vec<String>,
+    password: Option<String>,
+    append_only: bool,
+    unix_socket: bool,
+}
+
+impl RedisServerBuilder {
+    /// Adds one word to the command line of the server.
+    pub fn arg(mut self, arg: impl Into<String>) -> Self {
+        self.args.push(arg.into());
+        self
+    }
+
+    pub fn password(mut self, password: impl Into<String>) -> Self {
+        self.password = Some(password.into());
+        self
+    }
+
+    pub fn append_only(mut self, on: bool) -> Self {
+        self.append_only = on;
+        self
+    }
+
+    /// Listens on a socket file too, see [`RedisServer::unix_url`].
+    pub fn unix_socket(mut self) -> Self {
+        self.unix_socket = true;
+        self
+    }
+
+    pub fn start(self) -> RedisServer {
+        let server = RedisServer {
+            settings: self,
+            folder: TempDir::with_prefix("distlock-").expect("no temporary folder"),
+            port: ReservedPort::new(),
+            running: Mutex::new(None),
+            own_commands: AtomicU64::new(0),
+        };
+        server.launch();
+        server
+    }
+}
+
+/// A running server that ends with the test, in whatever way the test ends.
+pub struct RedisServer {
+    settings: RedisServerBuilder,
+    folder: TempDir,
+    port: ReservedPort,
+    running: Mutex<Option<Running>>,
+    /// Commands that this type itself has sent, which no test wants to count.
+    own_commands: AtomicU64,
+}
+
+struct Running {
+    child: Child,
+    _watchdog: Watchdog,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl RedisServer {
+    pub fn start() -> Self {
+        Self::builder().start()
+    }
+
+    pub fn builder() -> RedisServerBuilder {
+        RedisServerBuilder::default()
+    }
+
+    pub fn url(&self) -> String {
+        let login = self.password().map(|password| format!(":{password}@"));
+        format!("redis://{}{}", login.unwrap_or_default(), self.addr())
+    }
+
+    /// The URL of the socket file, for a server that was built with one.
+    pub fn unix_url(&self) -> String {
+        let login = self.password().map(|password| format!("?pass={password}"));
+        let path = self.socket_path();
+        format!("unix://{}{}", path.display(), login.unwrap_or_default())
+    }
+
+    pub fn socket_path(&self) -> PathBuf {
+        assert!(self.settings.unix_socket, "built without a socket file");
+        self.folder.path().join("redis.sock")
+    }
+
+    pub fn port(&self) -> u16 {
+        self.addr().port()
+    }
+
+    pub fn addr(&self) -> SocketAddr {
+        self.port.addr()
+    }
+
+    pub fn pid(&self) -> u32 {
+        let running = self.running.lock();
+        running.as_ref().expect("the server was killed").child.id()
+    }
+
+    /// Freezes the server: its connections stay open and nothing is answered.
+    pub fn stop(&self) {
+        let pid = self.signal(Signal::STOP);
+        eventually("the server is stopped", CEILING, || process_state(pid) == Some('T'));
+    }
+
+    pub fn cont(&self) {
+        let pid = self.signal(Signal::CONT);
+        eventually("the server runs again", CEILING, || process_state(pid).is_some_and(|state| state != 'T'));
+    }
+
+    /// Ends the server without a chance to save or to say goodbye, and waits until it is gone.
+    pub fn kill(&self) {
+        *self.running.lock() = None;
+    }
+
+    /// Kills the server and starts it anew on the same port, with the data that it had on disk.
+    pub fn restart(&self) {
+        self.kill();
+        self.launch();
+    }
+
+    /// Kills the server and starts it anew on the same port, without any data.
+    pub fn restart_empty(&self) {
+        self.kill();
+        fs::remove_dir_all(self.data()).expect("cannot delete the data");
+        self.launch();
+    }
+
+    pub fn config_set(&self, name: &str, value: &str) {
+        self.query::<()>(&["CONFIG", "SET", name, value]);
+    }
+
+    /// Runs one command on a connection of its own.
+    #[track_caller]
+    pub fn cli(&self, words: &[&str]) -> redis::Value {
+        self.query(words)
+    }
+
+    /// Runs one command on a connection of its own, with a typed reply.
+    #[track_caller]
+    pub fn query<T: FromRedisValue>(&self, words: &[&str]) -> T {
+        let reply = self.connect().and_then(|mut admin| self.run(&mut admin, words));
+        reply.unwrap_or_else(|error| panic!("{words:?} failed: {error}\n{}", self.log()))
+    }
+
+    /// The connections of others, as the fields of `CLIENT LIST`.
+    pub fn clients(&self) -> Vec<HashMap<String, String>> {
+        let mut admin = self.connect().expect("cannot connect");
+        let own: u64 = self.run(&mut admin, &["CLIENT", "ID"]).expect("CLIENT ID");
+        let list: String = self.run(&mut admin, &["CLIENT", "LIST"]).expect("CLIENT LIST");
+        let pairs = |line: &str| {
+            let fields = line.split(' ').filter_map(|field| field.split_once('='));
+            fields.map(|(k, v)| (k.to_owned(), v.to_owned())).collect()
+        };
+        let clients = list.lines().map(pairs);
+        clients.filter(|client: &HashMap<_, _>| client["id"] != own.to_string()).collect()
+    }
+
+    /// Cuts the connections that match, such as `["TYPE", "pubsub"]`; all for an empty filter.
+    pub fn kill_clients(&self, filter: &[&str]) -> i64 {
+        self.query(&[&["CLIENT", "KILL"], filter, &["SKIPME", "yes"]].concat())
+    }
+
+    /// The number of commands run so far for others than this type, those in scripts included.
+    pub fn commands_processed(&self) -> u64 {
+        let mut admin = self.connect().expect("cannot connect");
+        let own = self.own_commands.load(Ordering::SeqCst);
+        let info: String = self.run(&mut admin, &["INFO", "stats"]).expect("INFO");
+        let all: u64 = field(&info, "total_commands_processed").parse().expect("a number");
+        all.saturating_sub(own)
+    }
+
+    /// The number of calls of each command in lower case, those of this type included.
+    pub fn commandstats(&self) -> BTreeMap<String, u64> {
+        let info: String = self.query(&["INFO", "commandstats"]);
+        let lines = info.lines().filter_map(|line| line.strip_prefix("cmdstat_"));
+        lines
+            .map(|line| {
+                let (name, numbers) = line.split_once(":calls=").expect("a count of calls");
+                let calls = numbers.split(',').next().expect("split gives one item");
+                (name.to_owned(), calls.parse().expect("a number"))
+            })
+            .collect()
+    }
+
+    /// Changes with every start of the server.
+    pub fn run_id(&self) -> String {
+        field(&self.query::<String>(&["INFO", "server"]), "run_id").to_owned()
+    }
+
+    /// The names of all keys, sorted.
+    pub fn keys(&self) -> Vec<String> {
+        let mut keys: Vec<String> = self.query(&["KEYS", "*"]);
+        keys.sort();
+        keys
+    }
+
+    /// Records every command that the server runs from now on.
+    pub fn monitor(&self) -> Monitor {
+        let mut greetings = 1;
+        let mut hello = Vec::new();
+        if let Some(password) = &self.settings.password {
+            greetings += 1;
+            hello.extend(resp::request(&["AUTH", password]));
+        }
+        hello.extend(resp::request(&["MONITOR"]));
+        self.own_commands.fetch_add(greetings, Ordering::SeqCst);
+        Monitor::start(self.addr(), &hello, greetings)
+    }
+
+    /// Everything that the server has written to its log, over all its restarts.
+    pub fn log(&self) -> String {
+        let log = fs::read(self.log_path()).unwrap_or_default();
+        String::from_utf8_lossy(&log).into_owned()
+    }
+
+    fn password(&self) -> Option<String> {
+        self.settings.password.as_deref().map(percent_encoded)
+    }
+
+    fn data(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.folder.path().join("server.log")
+    }
+
+    fn signal(&self, signal: Signal) -> u32 {
+        // Under the lock the child cannot be reaped, so the pid is certainly still its own.
+        let running = self.running.lock();
+        let child = &running.as_ref().expect("the server was killed").child;
+        kill_process(Pid::from_child(child), signal).expect("the server cannot be signalled");
+        child.id()
+    }
+
+    fn launch(&self) {
+        fs::create_dir_all(self.data()).expect("cannot create the data folder");
+        self.own_commands.store(0, Ordering::SeqCst);
+        let mut running = self.running.lock();
+        let running = running.insert(self.spawn());
+        if let Err(reason) = self.wait_ready(&mut running.child) {
+            panic!("the server did not start: {reason}\n{}", self.log());
+        }
+    }
+
+    fn spawn(&self) -> Running {
+        let (program, protects) = program();
+        let log = File::options().create(true).append(true).open(self.log_path());
+        let watchdog = Watchdog::start();
+        let mut command = watchdog.guarded_command(program);
+        command
+            .args(["--bind", "127.0.0.1", "--port", &self.port().to_string()])
+            .args(["--save", "", "--daemonize", "no", "--dir"])
+            .arg(self.data())
+            .args(["--appendonly", if self.settings.append_only { "yes" } else { "no" }]);
+        if *protects {
+            command.args(["--enable-debug-command", "yes"]);
+            command.args(["--enable-protected-configs", "yes"]);
+        }
+        if let Some(password) = &self.settings.password {
+            command.args(["--requirepass", password]);
+        }
+        if self.settings.unix_socket {
+            command.arg("--unixsocket").arg(self.socket_path());
+        }
+        let child =
+            command.args(&self.settings.args).stderr(log.expect("cannot open the log")).spawn().expect("cannot run sh");
+        Running { child, _watchdog: watchdog }
+    }
+
+    fn wait_ready(&self, child: &mut Child) -> Result<(), String> {
+        let deadline = Instant::now() + CEILING;
+        loop {
+            if let Some(status) = child.try_wait().map_err(|error| error.to_string())? {
+                return Err(format!("it ended with {status}"));
+            }
+            let info = self.connect().and_then(|mut admin| {
+                self.run::<()>(&mut admin, &["PING"])?;
+                self.run::<String>(&mut admin, &["INFO", "server"])
+            });
+            match info {
+                Ok(info) if field(&info, "process_id") == child.id().to_string() => return Ok(()),
+                Ok(info) => return Err(format!("a stranger answers on the port:\n{info}")),
+                Err(error) if Instant::now() > deadline => return Err(error.to_string()),
+                // AUTH is checked before the data is loaded, so this cannot hide a bad password.
+                Err(error)
+                    if error.is_io_error() || error.kind() == ErrorKind::Server(ServerErrorKind::BusyLoading) =>
+                {
+                    thread::sleep(POLL);
+                }
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+    }
+
+    fn connect(&self) -> redis::RedisResult<redis::Connection> {
+        let info = self.url().into_connection_info()?;
+        // The default greeting sends some commands more, which would disturb the counts.
+        let settings = info.redis_settings().clone();
+        let settings = settings.set_skip_set_lib_name().set_protocol(ProtocolVersion::RESP2);
+        let client = redis::Client::open(info.set_redis_settings(settings))?;
+        let connection = client.get_connection_with_timeout(ADMIN_TIMEOUT)?;
+        connection.set_read_timeout(Some(ADMIN_TIMEOUT))?;
+        connection.set_write_timeout(Some(ADMIN_TIMEOUT))?;
+        let logins = u64::from(self.settings.password.is_some());
+        self.own_commands.fetch_add(logins, Ordering::SeqCst);
+        Ok(connection)
+    }
+
+    fn run<T: FromRedisValue>(&self, admin: &mut redis::Connection, words: &[&str]) -> redis::RedisResult<T> {
+        let mut command = redis::Cmd::new();
+        command.arg(words);
+        let reply = command.query(admin)?;
+        self.own_commands.fetch_add(1, Ordering::SeqCst);
+        Ok(reply)
+    }
+}
+
+fn field<'a>(info: &'a str, name: &str) -> &'a str {
+    let value = |line: &'a str| line.strip_prefix(name)?.strip_prefix(':');
+    let found = info.lines().find_map(value);
+    found.unwrap_or_else(|| panic!("no {name} in {info}"))
+}
+
+fn percent_encoded(text: &str) -> String {
+    text.bytes()
+        .map(|byte| match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => char::from(byte).to_string(),
+            _ => format!("%{byte:02X}"),
+        })
+        .collect()
+}

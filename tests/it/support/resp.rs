@@ -1,0 +1,96 @@
+//! As much of the Redis protocol as is needed to cut a stream into whole frames.
+
+use std::io::{self, Read};
+
+/// The encoding of a request.
+pub fn request(words: &[&str]) -> Vec<u8> {
+    let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
+    for word in words {
+        bytes.extend(format!("${}\r\n{word}\r\n", word.len()).into_bytes());
+    }
+    bytes
+}
+
+/// Cuts what it is fed into frames, requests and replies alike.
+#[derive(Default)]
+pub struct Frames {
+    buffer: Vec<u8>,
+}
+
+impl Frames {
+    /// The next whole frame, if it has arrived.
+    pub fn take_frame(&mut self) -> Option<Vec<u8>> {
+        let end = frame_end(&self.buffer, 0)?;
+        let rest = self.buffer.split_off(end);
+        Some(std::mem::replace(&mut self.buffer, rest))
+    }
+
+    /// Takes in what there is to read; nothing means that the stream has ended.
+    pub fn fill(&mut self, mut source: impl Read) -> io::Result<usize> {
+        let mut chunk = [0; 16 * 1024];
+        let read = source.read(&mut chunk)?;
+        self.buffer.extend_from_slice(&chunk[..read]);
+        Ok(read)
+    }
+}
+
+/// The words of a request, of an array of bulk strings as well as of a typed line.
+pub fn words(frame: &[u8]) -> Vec<Vec<u8>> {
+    if frame.first() != Some(&b'*') {
+        let words = frame.split(u8::is_ascii_whitespace);
+        return words.filter(|word| !word.is_empty()).map(<[u8]>::to_vec).collect();
+    }
+    let mut words = Vec::new();
+    let mut at = line_end(frame, 0).unwrap_or(frame.len());
+    while let Some(start) = line_end(frame, at) {
+        let Some(end) = frame_end(frame, at) else {
+            break;
+        };
+        words.push(frame.get(start..end - 2).unwrap_or_default().to_vec());
+        at = end;
+    }
+    words
+}
+
+/// The kind of a message that the server may send unasked, such as `message` or `subscribe`.
+pub fn push_kind(frame: &[u8]) -> Option<Vec<u8>> {
+    if !matches!(frame.first(), Some(b'*' | b'>')) {
+        return None;
+    }
+    let start = line_end(frame, 0)?;
+    if frame.get(start) != Some(&b'$') {
+        return None;
+    }
+    let text = line_end(frame, start)?;
+    let end = frame_end(frame, start)?;
+    frame.get(text..end - 2).map(<[u8]>::to_ascii_lowercase)
+}
+
+fn frame_end(bytes: &[u8], at: usize) -> Option<usize> {
+    let end = line_end(bytes, at)?;
+    // A negative count stands for a nil.
+    let count = || {
+        let digits = str::from_utf8(&bytes[at + 1..end - 2]).ok()?;
+        Some(digits.parse::<i64>().ok()?.try_into().unwrap_or(0))
+    };
+    let items = match bytes[at] {
+        b'$' | b'=' | b'!' if bytes.get(at + 1) == Some(&b'-') => return Some(end),
+        b'$' | b'=' | b'!' => {
+            let end = end + count()? + 2;
+            return (end <= bytes.len()).then_some(end);
+        }
+        b'*' | b'~' | b'>' => count()?,
+        b'%' => 2 * count()?,
+        // Attributes come before the reply that they belong to.
+        b'|' => 2 * count()? + 1,
+        _ => return Some(end),
+    };
+    (0..items).try_fold(end, |at, _| frame_end(bytes, at))
+}
+
+/// The index after the line that begins at `at`.
+fn line_end(bytes: &[u8], at: usize) -> Option<usize> {
+    let line = bytes.get(at..)?;
+    let length = line.windows(2).position(|pair| pair == b"\r\n")?;
+    Some(at + length + 2)
+}
