@@ -113,8 +113,9 @@ impl RedisMgr {
         static MANAGERS: AtomicU64 = AtomicU64::new(0);
         let settings = config.check()?;
         let no_thread = |purpose| move |cause| LockError::NoThread { purpose, cause };
-        let node = RedisNode::new(settings.endpoint.clone(), settings.pool_size, settings.operation_timeout)
-            .ok_or_else(|| no_thread("connection pool")(std::io::ErrorKind::WouldBlock.into()))?;
+        let node =
+            RedisNode::new(settings.endpoint.clone(), settings.pool_size, settings.operation_timeout, settings.spin)
+                .ok_or_else(|| no_thread("connection pool")(std::io::ErrorKind::WouldBlock.into()))?;
         let node = Arc::new(node);
         let mailbox = Arc::new(Mailbox::default());
         let renewer = LockRenewer::start(node.clone()).map_err(no_thread("lock renewer"))?;
@@ -279,7 +280,12 @@ impl RedisMgr {
     pub fn holder(&self, name: &str) -> Result<Option<Holder>> {
         let core = self.open_core()?;
         let key = LockKey::new(&core.settings.prefix, name)?;
-        let answer = core.node.ask(&Inspect(&key), core.operation_deadline());
+        let deadline = core.operation_deadline();
+        let answer = match core.node.ask(&Inspect(&key), deadline) {
+            // The connection may have gone stale; asking again changes nothing.
+            Err(failure) if failure.sent && failure.is_passing() => core.node.ask(&Inspect(&key), deadline),
+            answer => answer,
+        };
         match answer.map_err(|failure| core.node.error(failure, Action::Inspect, Some(name)))?.reply {
             Inspected::Held(holder) => Ok(Some(holder)),
             Inspected::Free => Ok(None),

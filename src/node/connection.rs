@@ -27,6 +27,8 @@ use crate::clock::{self, Moment};
 const REPLY_BYTES_MAX: usize = 4 << 20;
 /// A timeout on the socket that is this much too long is not worth a system call to mend.
 const ARM_SLACK: Duration = Duration::from_millis(2);
+/// A connection that was in use this short a time ago is not looked at before it is used again.
+const FRESH: Duration = Duration::from_millis(100);
 
 pub(crate) struct Connection {
     endpoint: Arc<Endpoint>,
@@ -35,18 +37,24 @@ pub(crate) struct Connection {
     nonce: u64,
     /// For users' own commands, which bring no deadline.
     timeout: Duration,
+    spin_max: Duration,
 }
 
 struct Link {
     socket: Socket,
     parser: Parser,
     armed: Duration,
+    used_at: Moment,
+    /// How long the first byte of an answer usually takes.
+    typical: Duration,
 }
 
 impl Connection {
     /// A place for a connection; it connects when it is first used, on the thread and within the deadline of its user.
-    pub(crate) fn unconnected(endpoint: Arc<Endpoint>, timeout: Duration) -> Connection {
-        Connection { endpoint, link: None, out: Vec::with_capacity(1024), nonce: random_start(), timeout }
+    ///
+    /// Its user keeps the core for up to `spin_max` while an answer is on its way, if answers usually come that soon.
+    pub(crate) fn unconnected(endpoint: Arc<Endpoint>, timeout: Duration, spin_max: Duration) -> Connection {
+        Connection { endpoint, link: None, out: Vec::with_capacity(1024), nonce: random_start(), timeout, spin_max }
     }
 
     pub(crate) fn is_connected(&self) -> bool {
@@ -70,13 +78,19 @@ impl Connection {
     /// a round trip: one that the server closed, or that has bytes nobody asked for, is replaced.
     pub(crate) fn connect(&mut self, deadline: Moment) -> Result<Option<Reading>, Failure> {
         if let Some(link) = &self.link {
-            if link.socket.is_quiet() {
+            if clock::now().after(link.used_at) < FRESH || link.socket.is_quiet() {
                 return Ok(None);
             }
             self.poison();
         }
         let socket = Socket::connect(&self.endpoint.address, deadline).map_err(Failure::not_sent)?;
-        self.link = Some(Link { socket, parser: Parser::new(), armed: Duration::ZERO });
+        self.link = Some(Link {
+            socket,
+            parser: Parser::new(),
+            armed: Duration::ZERO,
+            used_at: clock::now(),
+            typical: Duration::ZERO,
+        });
         // Nothing of the caller's has been sent yet, whatever goes wrong in here.
         let reading = self.sign_in(deadline).map_err(|failure| {
             self.poison();
@@ -174,8 +188,16 @@ impl Connection {
         let Some(link) = &mut self.link else {
             return Err(Failure::unclear(Reason::Io(io::ErrorKind::NotConnected.into())));
         };
-        let Link { socket, parser, armed } = link;
-        match parser.parse_value(Bounded { socket, armed, until, left: REPLY_BYTES_MAX }) {
+        let started = clock::now();
+        let spin_until = started.saturating_add(link.spin(self.spin_max));
+        let Link { socket, parser, armed, .. } = link;
+        let mut reader = Bounded { socket, armed, until, spin_until, first_at: None, left: REPLY_BYTES_MAX };
+        let result = parser.parse_value(&mut reader);
+        if let Some(first_at) = reader.first_at {
+            link.used_at = first_at;
+            link.learn(first_at.after(started));
+        }
+        match result {
             Ok(value) => Ok(Some(value)),
             Err(error) if error.is_timeout() => Ok(None),
             Err(error) => {
@@ -213,6 +235,14 @@ impl Breaker {
 }
 
 impl Link {
+    fn spin(&self, longest: Duration) -> Duration {
+        if self.typical > longest { Duration::ZERO } else { (self.typical * 2).max(longest / 4).min(longest) }
+    }
+
+    fn learn(&mut self, latency: Duration) {
+        self.typical = (self.typical * 7 + latency) / 8;
+    }
+
     fn write_all(&mut self, mut bytes: &[u8], deadline: Moment) -> io::Result<()> {
         while !bytes.is_empty() {
             match self.socket.write(bytes) {
@@ -238,7 +268,32 @@ struct Bounded<'a> {
     socket: &'a mut Socket,
     armed: &'a mut Duration,
     until: Moment,
+    spin_until: Moment,
+    first_at: Option<Moment>,
     left: usize,
+}
+
+impl Bounded<'_> {
+    /// Looks again and again for a short while, letting others run in between: going to sleep and being woken can
+    /// take longer than a server nearby takes to answer.
+    fn spin(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        while clock::now() < self.spin_until {
+            match self.socket.try_read(buffer) {
+                Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {
+                    std::thread::yield_now();
+                }
+                result => return result.map(Some),
+            }
+        }
+        Ok(None)
+    }
+
+    fn took(&mut self, read: usize) -> usize {
+        self.left -= read;
+        self.spin_until = Moment::from_nanos(0);
+        self.first_at.get_or_insert_with(clock::now);
+        read
+    }
 }
 
 impl Read for Bounded<'_> {
@@ -247,6 +302,9 @@ impl Read for Bounded<'_> {
             return Err(io::Error::other("the reply is too long"));
         }
         let room = buffer.len().min(self.left);
+        if let Some(read) = self.spin(&mut buffer[..room])? {
+            return Ok(self.took(read));
+        }
         loop {
             let remaining = self.until.after(clock::now());
             if remaining.is_zero() {
@@ -258,10 +316,7 @@ impl Read for Bounded<'_> {
                 *self.armed = remaining;
             }
             match self.socket.read(&mut buffer[..room]) {
-                Ok(read) => {
-                    self.left -= read;
-                    return Ok(read);
-                }
+                Ok(read) => return Ok(self.took(read)),
                 // Stopping and continuing the process interrupts a read that has a timeout.
                 Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
                 Err(error) => return Err(error),

@@ -17,6 +17,7 @@ use crate::clock::{self, Moment};
 pub(crate) struct Places {
     endpoint: Arc<Endpoint>,
     timeout: Duration,
+    spin_max: Duration,
 }
 
 impl ManageConnection for Places {
@@ -24,7 +25,7 @@ impl ManageConnection for Places {
     type Error = Infallible;
 
     fn connect(&self) -> Result<Connection, Infallible> {
-        Ok(Connection::unconnected(self.endpoint.clone(), self.timeout))
+        Ok(Connection::unconnected(self.endpoint.clone(), self.timeout, self.spin_max))
     }
 
     fn is_valid(&self, _: &mut Connection) -> Result<(), Infallible> {
@@ -43,7 +44,12 @@ pub(crate) type Pooled = r2d2::PooledConnection<Places>;
 
 impl ConnectionPool {
     /// Connects to nothing yet. Panics inside the pool, when it gets no thread, come out as `None`.
-    pub(crate) fn new(endpoint: Arc<Endpoint>, size: u32, timeout: Duration) -> Option<ConnectionPool> {
+    pub(crate) fn new(
+        endpoint: Arc<Endpoint>,
+        size: u32,
+        timeout: Duration,
+        spin_max: Duration,
+    ) -> Option<ConnectionPool> {
         let build = move || {
             let workers = ScheduledThreadPool::builder()
                 .num_threads(1)
@@ -56,7 +62,7 @@ impl ConnectionPool {
                 .test_on_check_out(false)
                 .error_handler(Box::new(NopErrorHandler))
                 .thread_pool(Arc::new(workers))
-                .build_unchecked(Places { endpoint, timeout });
+                .build_unchecked(Places { endpoint, timeout, spin_max });
             ConnectionPool(pool)
         };
         panic::catch_unwind(panic::AssertUnwindSafe(build)).ok()

@@ -35,8 +35,13 @@ pub(crate) struct RedisNode {
 }
 
 impl RedisNode {
-    pub(crate) fn new(endpoint: Arc<Endpoint>, pool_size: u32, operation_timeout: Duration) -> Option<RedisNode> {
-        let pool = ConnectionPool::new(endpoint.clone(), pool_size, operation_timeout)?;
+    pub(crate) fn new(
+        endpoint: Arc<Endpoint>,
+        pool_size: u32,
+        operation_timeout: Duration,
+        spin_max: Duration,
+    ) -> Option<RedisNode> {
+        let pool = ConnectionPool::new(endpoint.clone(), pool_size, operation_timeout, spin_max)?;
         Some(RedisNode { endpoint, pool, operation_timeout, reading: Mutex::new(None) })
     }
 
@@ -50,7 +55,7 @@ impl RedisNode {
 
     /// A connection outside the pool, for a thread that must never wait for users of the pool.
     pub(crate) fn reserved(&self) -> Connection {
-        Connection::unconnected(self.endpoint.clone(), self.operation_timeout)
+        Connection::unconnected(self.endpoint.clone(), self.operation_timeout, Duration::ZERO)
     }
 
     pub(crate) fn pooled(&self, deadline: Moment) -> Result<Pooled, Failure> {

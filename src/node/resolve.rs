@@ -66,7 +66,6 @@ mod tests {
         let deadline = clock::now().saturating_add(Duration::from_secs(30));
         assert_eq!(resolve("::1", 7, deadline).unwrap(), ["[::1]:7".parse().unwrap()]);
         assert!(!resolve("localhost", 7, deadline).unwrap().is_empty());
-        assert_eq!(resolve("localhost", 7, clock::now()).unwrap_err().kind(), io::ErrorKind::TimedOut);
         assert!(resolve("no such host", 7, deadline).is_err());
     }
 }

@@ -3,14 +3,14 @@
 //! Every request carries a nonce and every reply begins with it, so that a reply which belongs to another request is
 //! never taken for an answer.
 
-use std::{io::Write as _, sync::LazyLock};
+use std::{borrow::Cow, str::FromStr, sync::LazyLock};
 
 use redis::Value;
 
 use crate::{holder::Holder, key::LockKey};
 
 /// Tokens and server times stay below this, where a Lua number is still exact.
-const EXACT_MAX: i64 = 1 << 53;
+const EXACT_MAX: u64 = 1 << 53;
 
 /// One script: its text, and the hash by which the server knows it.
 #[derive(Debug)]
@@ -29,10 +29,10 @@ fn hash(text: &str) -> String {
     redis::Script::new(text).get_hash().to_owned()
 }
 
-static ACQUIRE: Script = script!("grant.lua", "acquire.lua");
-static RELEASE: Script = script!("grant.lua", "release.lua");
+static ACQUIRE: Script = script!("shared.lua", "acquire.lua");
+static RELEASE: Script = script!("shared.lua", "release.lua");
 static RENEW: Script = script!("renew.lua");
-static INSPECT: Script = script!("inspect.lua");
+static INSPECT: Script = script!("shared.lua", "inspect.lua");
 
 /// How a server is told which script is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,8 +51,8 @@ pub(crate) trait Call {
     fn keys(&self, out: &mut Vec<u8>);
     /// `not_after_us` is what the server's clock will show when the caller stops waiting for the answer.
     fn args(&self, not_after_us: u64, out: &mut Vec<u8>);
-    /// What follows the nonce in the reply; `None` is for anything unexpected.
-    fn decode(&self, reply: Fields) -> Option<Self::Reply>;
+    /// Makes sense of a reply that begins with the nonce; `None` is for anything else.
+    fn read(&self, nonce: u64, reply: Value) -> Option<Self::Reply>;
     /// The server's time, where the reply tells.
     fn server_us(_: &Self::Reply) -> Option<u64> {
         None
@@ -75,13 +75,6 @@ pub(crate) trait Call {
         self.keys(out);
         number(out, nonce);
         self.args(not_after_us, out);
-    }
-
-    /// Checks the nonce, then decodes the rest.
-    fn read(&self, nonce: u64, reply: Value) -> Option<Self::Reply> {
-        let Value::Array(values) = reply else { return None };
-        let mut fields = Fields(values.into_iter());
-        (fields.text()? == nonce.to_string()).then(|| self.decode(fields))?
     }
 }
 
@@ -148,20 +141,21 @@ impl Call for Acquire<'_> {
         };
         bulk(out, &[mode]);
         bulk(out, &[self.waiter.as_bytes()]);
-        number(out, not_after_us);
+        micros(out, not_after_us);
         bulk(out, &[if self.heal { b"1" } else { b"0" }]);
     }
 
-    fn decode(&self, mut reply: Fields) -> Option<Acquired> {
-        let tag = reply.text()?;
-        let now_us = reply.whole()?;
-        Some(match tag.as_str() {
-            "held" => Acquired::Held { now_us, token: reply.whole().filter(|token| *token > 0)? },
-            "busy" => Acquired::Busy { now_us, holder: reply.holder(now_us)? },
+    fn read(&self, nonce: u64, reply: Value) -> Option<Acquired> {
+        let line = line(&reply)?;
+        let (tag, mut rest) = Fields::open(&line, nonce)?;
+        let now_us = rest.exact()?;
+        Some(match tag {
+            "held" => Acquired::Held { now_us, token: rest.exact().filter(|token| *token > 0)? },
+            "busy" => Acquired::Busy { now_us, holder: rest.holder(now_us)? },
             "queued" => {
-                let (id, pttl) = (reply.text()?, reply.int()?);
-                let holder = Holder::reported(id, pttl, 0, 0, now_us);
-                Acquired::Queued { now_us, holder, position: reply.whole()?, joined: reply.int()? == 1 }
+                let (pttl_ms, position, joined) = (rest.number()?, rest.number()?, rest.number::<u8>()? == 1);
+                let holder = Holder::reported(rest.text().to_owned(), pttl_ms, 0, 0, now_us);
+                Acquired::Queued { now_us, holder, position, joined }
             }
             "type" => Acquired::WrongType,
             "late" => Acquired::Late { now_us },
@@ -206,13 +200,15 @@ impl Call for Release<'_> {
         bulk(out, &[self.waiter.as_bytes()]);
     }
 
-    fn decode(&self, mut reply: Fields) -> Option<ReleaseReply> {
-        Some(match reply.text()?.as_str() {
+    fn read(&self, nonce: u64, reply: Value) -> Option<ReleaseReply> {
+        let line = line(&reply)?;
+        let (tag, mut rest) = Fields::open(&line, nonce)?;
+        Some(match tag {
             "released" => ReleaseReply::Released,
             "gone" => ReleaseReply::Gone,
             "other" => {
-                let now_us = reply.whole()?;
-                ReleaseReply::Other(reply.holder(now_us)?)
+                let now_us = rest.exact()?;
+                ReleaseReply::Other(rest.holder(now_us)?)
             }
             "type" => ReleaseReply::WrongType,
             _ => return None,
@@ -266,10 +262,13 @@ impl Call for Renew<'_> {
         }
     }
 
-    fn decode(&self, mut reply: Fields) -> Option<(u64, Vec<Renewed>)> {
-        let now_us = reply.whole()?;
+    fn read(&self, nonce: u64, reply: Value) -> Option<(u64, Vec<Renewed>)> {
+        let Value::Array(values) = reply else { return None };
+        let mut values = values.into_iter();
+        let head = values.next()?;
+        let now_us = Fields::open(&line(&head)?, nonce)?.0.parse().ok().filter(|now| *now < EXACT_MAX)?;
         let mut answers = Vec::with_capacity(self.0.len());
-        for value in reply.0 {
+        for value in values {
             answers.push(match value {
                 Value::Int(1) => Renewed::Yes,
                 // A key of another type is no lock of anybody's.
@@ -308,11 +307,13 @@ impl Call for Inspect<'_> {
 
     fn args(&self, _: u64, _: &mut Vec<u8>) {}
 
-    fn decode(&self, mut reply: Fields) -> Option<Inspected> {
-        Some(match reply.text()?.as_str() {
+    fn read(&self, nonce: u64, reply: Value) -> Option<Inspected> {
+        let line = line(&reply)?;
+        let (tag, mut rest) = Fields::open(&line, nonce)?;
+        Some(match tag {
             "busy" => {
-                let now_us = reply.whole()?;
-                Inspected::Held(reply.holder(now_us)?)
+                let now_us = rest.exact()?;
+                Inspected::Held(rest.holder(now_us)?)
             }
             "free" => Inspected::Free,
             "type" => Inspected::WrongType,
@@ -333,40 +334,57 @@ pub(crate) struct GrantNews<'a> {
 impl<'a> GrantNews<'a> {
     pub(crate) fn parse(payload: &'a [u8]) -> Option<GrantNews<'a>> {
         let mut fields = std::str::from_utf8(payload).ok()?.splitn(4, ' ');
-        let mut whole = || fields.next()?.parse::<u64>().ok().filter(|n| *n > 0 && *n < EXACT_MAX as u64);
+        let mut whole = || fields.next()?.parse::<u64>().ok().filter(|n| *n > 0 && *n < EXACT_MAX);
         let (token, granted_at_us, px_ms) = (whole()?, whole()?, whole()?);
         Some(GrantNews { token, granted_at_us, px_ms, id: fields.next()? })
     }
 }
 
-/// The rest of a reply, taken off field by field.
-#[derive(Debug)]
-pub(crate) struct Fields(std::vec::IntoIter<Value>);
+/// A reply of one text.
+fn line(reply: &Value) -> Option<Cow<'_, str>> {
+    match reply {
+        Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes)),
+        _ => None,
+    }
+}
 
-impl Fields {
-    fn text(&mut self) -> Option<String> {
-        match self.0.next()? {
-            Value::BulkString(bytes) => {
-                Some(String::from_utf8(bytes).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned()))
-            }
-            _ => None,
-        }
+/// The rest of a text, taken off field by field.
+struct Fields<'a>(&'a str);
+
+impl<'a> Fields<'a> {
+    /// Checks the nonce; returns the tag and what follows it.
+    fn open(line: &'a str, nonce: u64) -> Option<(&'a str, Fields<'a>)> {
+        let mut fields = Fields(line);
+        (fields.number::<u64>()? == nonce).then(|| (fields.next(), fields))
     }
 
-    fn int(&mut self) -> Option<i64> {
-        match self.0.next()? {
-            Value::Int(number) => Some(number),
-            _ => None,
-        }
+    fn next(&mut self) -> &'a str {
+        let (field, rest) = self.0.split_once(' ').unwrap_or((self.0, ""));
+        self.0 = rest;
+        field
     }
 
-    fn whole(&mut self) -> Option<u64> {
-        self.int().filter(|number| *number < EXACT_MAX)?.try_into().ok()
+    fn number<N: FromStr>(&mut self) -> Option<N> {
+        self.next().parse().ok()
     }
 
-    /// holder, pttl, last token, waiters
+    /// A number that Lua can count with.
+    fn exact(&mut self) -> Option<u64> {
+        self.number().filter(|number| *number < EXACT_MAX)
+    }
+
+    /// Whatever is left.
+    fn text(&self) -> &'a str {
+        self.0
+    }
+
+    /// pttl, last token, waiters, holder
     fn holder(&mut self, now_us: u64) -> Option<Holder> {
-        Some(Holder::reported(self.text()?, self.int()?, self.whole()?, self.whole()?, now_us))
+        let pttl_ms = self.number()?;
+        // Whatever somebody put into the fence key is no reason not to tell who holds the lock.
+        let token = self.exact().unwrap_or(0);
+        let waiters = self.number()?;
+        Some(Holder::reported(self.text().to_owned(), pttl_ms, token, waiters, now_us))
     }
 }
 
@@ -377,23 +395,33 @@ fn lock_keys(out: &mut Vec<u8>, key: &LockKey) {
 }
 
 pub(crate) fn array(out: &mut Vec<u8>, length: usize) {
-    // Writing to a vector cannot fail.
-    let _ = write!(out, "*{length}\r\n");
+    count(out, b'*', length);
 }
 
 /// One bulk string, given in pieces.
 pub(crate) fn bulk(out: &mut Vec<u8>, pieces: &[&[u8]]) {
-    let length: usize = pieces.iter().map(|piece| piece.len()).sum();
-    let _ = write!(out, "${length}\r\n");
+    count(out, b'$', pieces.iter().map(|piece| piece.len()).sum());
     for piece in pieces {
         out.extend_from_slice(piece);
     }
     out.extend_from_slice(b"\r\n");
 }
 
+fn count(out: &mut Vec<u8>, kind: u8, count: usize) {
+    out.push(kind);
+    out.extend_from_slice(itoa::Buffer::new().format(count).as_bytes());
+    out.extend_from_slice(b"\r\n");
+}
+
 fn number(out: &mut Vec<u8>, number: u64) {
-    let digits = number.checked_ilog10().unwrap_or(0) + 1;
-    let _ = write!(out, "${digits}\r\n{number}\r\n");
+    bulk(out, &[itoa::Buffer::new().format(number).as_bytes()]);
+}
+
+/// A moment on the server's clock, in as many digits as the scripts compare.
+fn micros(out: &mut Vec<u8>, micros: u64) {
+    let mut digits = itoa::Buffer::new();
+    let digits = digits.format(micros.min(9_999_999_999_999_999)).as_bytes();
+    bulk(out, &[&b"0000000000000000"[digits.len()..], digits]);
 }
 
 #[cfg(test)]
@@ -418,43 +446,53 @@ mod tests {
         assert_eq!(parts.len(), 13);
         let expected = texts(&["EVALSHA", &ACQUIRE.hash, "3", "lock:a b\r\n", "distlock:queue:{lock:a b\r\n}"]);
         assert_eq!(&parts[..5], &expected[..]);
-        assert_eq!(&parts[6..], &texts(&["1000", "me", "10", "try", "", "7", "1"])[..]);
+        assert_eq!(&parts[6..], &texts(&["1000", "me", "10", "try", "", "0000000000000007", "1"])[..]);
+    }
+
+    fn text(line: &str) -> Value {
+        Value::BulkString(line.as_bytes().to_vec())
     }
 
     #[test]
     fn a_reply_to_another_request_is_no_answer() {
         let key = LockKey::new("", "x").unwrap();
-        let reply = |nonce: &str| {
-            let mut values = texts(&[nonce, "held"]);
-            values.extend([Value::Int(5), Value::Int(6)]);
-            Value::Array(values)
-        };
-        assert_eq!(acquire(&key).read(9, reply("9")), Some(Acquired::Held { now_us: 5, token: 6 }));
-        assert_eq!(acquire(&key).read(9, reply("8")), None);
+        assert_eq!(acquire(&key).read(9, text("9 held 5 6")), Some(Acquired::Held { now_us: 5, token: 6 }));
+        assert_eq!(acquire(&key).read(9, text("8 held 5 6")), None);
+        assert_eq!(acquire(&key).read(9, text("held 5 6")), None);
         assert_eq!(acquire(&key).read(9, Value::Okay), None);
+    }
+
+    #[test]
+    fn a_holder_may_call_itself_anything() {
+        let key = LockKey::new("", "x").unwrap();
+        let Some(Inspected::Held(holder)) = Inspect(&key).read(1, text("1 busy 50 -1 99999999999999999999 2 a b\n c"))
+        else {
+            panic!("not understood")
+        };
+        assert_eq!((holder.id(), holder.ttl_left(), holder.waiters()), ("a b\n c", None, Some(2)));
+        let queued = acquire(&key).read(1, text("1 queued 50 700 3 1 "));
+        assert!(matches!(queued, Some(Acquired::Queued { position: 3, joined: true, .. })), "{queued:?}");
     }
 
     #[test]
     fn tokens_out_of_range_are_refused() {
         let key = LockKey::new("", "x").unwrap();
-        for token in [0, -1, EXACT_MAX, i64::MAX] {
-            let mut values = texts(&["9", "held"]);
-            values.extend([Value::Int(5), Value::Int(token)]);
-            assert_eq!(acquire(&key).read(9, Value::Array(values)), None, "token {token}");
+        for token in ["0", "-1", "9007199254740992", "99999999999999999999", "1e3", ""] {
+            assert_eq!(acquire(&key).read(9, text(&format!("9 held 5 {token}"))), None, "token {token}");
         }
     }
 
     #[test]
     fn a_batch_needs_an_answer_for_each_lock() {
         let renewals = [Renewal { lock: "a", id: "i", ttl_ms: 1 }, Renewal { lock: "b", id: "j", ttl_ms: 1 }];
-        let reply = |answers: Vec<Value>| Value::Array([texts(&["1"]), vec![Value::Int(3)], answers].concat());
-        let other = Value::BulkString(b"somebody".to_vec());
+        let reply = |answers: Vec<Value>| Value::Array([vec![text("1 3")], answers].concat());
         assert_eq!(
-            Renew(&renewals).read(1, reply(vec![Value::Int(1), other])),
+            Renew(&renewals).read(1, reply(vec![Value::Int(1), text("somebody")])),
             Some((3, vec![Renewed::Yes, Renewed::Other("somebody".into())]))
         );
         assert_eq!(Renew(&renewals).read(1, reply(vec![Value::Int(1)])), None);
         assert_eq!(Renew(&renewals).read(1, reply(vec![Value::Int(1), Value::Int(2)])), None);
+        assert_eq!(Renew(&renewals).read(2, reply(vec![Value::Int(1), Value::Int(1)])), None);
     }
 
     #[test]
@@ -470,7 +508,8 @@ mod tests {
         let leaf = prop_oneof![
             any::<i64>().prop_map(Value::Int),
             proptest::collection::vec(any::<u8>(), 0..20).prop_map(Value::BulkString),
-            prop_oneof!["9", "held", "busy", "queued", "other"].prop_map(|t| Value::BulkString(t.into())),
+            "9 (held|busy|queued|other|late|released)( -?[0-9]{1,20}| [a-z]{0,3}){0,7}"
+                .prop_map(|t| Value::BulkString(t.into())),
             Just(Value::Nil),
             Just(Value::Okay),
         ];

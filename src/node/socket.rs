@@ -52,20 +52,13 @@ impl Socket {
         matches!(peeked, Err(rustix::io::Errno::AGAIN))
     }
 
+    /// Reads what has come, without blocking.
+    pub(crate) fn try_read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        Ok(recv(&*self, buffer, RecvFlags::DONTWAIT)?.0)
+    }
+
     /// Blocks for at most the read timeout.
     pub(crate) fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if std::env::var_os("SPIN").is_some() {
-        let t = clock::now();
-        loop {
-            match recv(&*self, &mut buffer[..], RecvFlags::DONTWAIT) {
-                Err(rustix::io::Errno::AGAIN) => {}
-                Ok((n, _)) => return Ok(n),
-                Err(e) => return Err(e.into()),
-            }
-            if clock::now().after(t) > Duration::from_micros(100) { break; }
-            std::thread::yield_now();
-        }
-        }
         match self {
             Socket::Tcp(stream) => stream.read(buffer),
             Socket::Unix(stream) => stream.read(buffer),

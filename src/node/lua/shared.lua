@@ -1,0 +1,56 @@
+-- Head of the scripts about one lock: the clock, the token, and handing a free lock to the first waiter that still
+-- listens.
+-- KEYS  1 lock, 2 queue, 3 fence
+
+local FENCE_MS = '86400000' -- a day: long enough to be read back, short enough not to leave a key per name for ever
+
+-- The server's clock in microseconds, as text of 16 digits. Text, because it is stored and sent more often than counted
+-- with, and two texts of one length compare like the numbers.
+local function clock()
+  local t = redis.call('TIME')
+  return t[1] .. string.sub('00000' .. t[2], -6)
+end
+
+-- The next fencing token: above every earlier one, and at least the server's clock, so that it goes on rising when the
+-- fence key is lost.
+local function next_token(now)
+  local last = redis.call('SET', KEYS[3], now, 'PX', FENCE_MS, 'GET')
+  if not last or (#last == 16 and last < now) then return now end
+  last = tonumber(last)
+  if not last or last < tonumber(now) then return now end
+  local token = string.format('%.0f', last + 1)
+  redis.call('SET', KEYS[3], token, 'PX', FENCE_MS)
+  return token
+end
+
+-- Gives the lock to the first waiter whose process hears it; returns its id, or false when nobody does.
+local function grant_next(now)
+  local waiter = redis.call('LPOP', KEYS[2])
+  while waiter do
+    local px, channel, id = string.match(waiter, '^(%d+) (%S+) (.+)$')
+    if id then
+      now = now or clock()
+      local token = next_token(now)
+      -- pcall: scripts are not rolled back, and a missing right to publish must not undo a release.
+      local heard = redis.pcall('PUBLISH', channel, token .. ' ' .. now .. ' ' .. px .. ' ' .. id)
+      if type(heard) ~= 'number' then
+        redis.call('LPUSH', KEYS[2], waiter)
+        return false
+      end
+      if heard > 0 then
+        redis.call('SET', KEYS[1], id, 'PX', px)
+        return id
+      end
+    end
+    waiter = redis.call('LPOP', KEYS[2])
+  end
+  return false
+end
+
+-- "pttl token waiters holder", the holder last because it may be any text.
+local function describe(holder, left)
+  local token = string.match(redis.call('GET', KEYS[3]) or '', '^%d+$') or 0
+  return (left or redis.call('PTTL', KEYS[1])) .. ' ' .. token .. ' '
+    .. redis.call('LLEN', KEYS[2]) .. ' ' .. string.sub(holder, 1, 512)
+end
+

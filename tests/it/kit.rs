@@ -1,0 +1,176 @@
+//! Short words for what many tests do with the library and its server.
+
+use std::{
+    env,
+    process::Command,
+    sync::Arc,
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use distlock::{Config, LockError, LockGuard, LockLost, LockOptions, RedisMgr};
+
+use crate::support::{CEILING, FaultProxy, RedisServer, eventually};
+
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
+/// One operation timeout in tests where the server does not answer, and what such calls may take on a slow machine.
+pub(crate) const IMPATIENT: Duration = Duration::from_millis(500);
+pub(crate) const BOUNDED: Duration = Duration::from_secs(10);
+
+/// A configuration in which nothing but a defect runs into a timeout, however slow the machine.
+pub(crate) fn patient(url: impl Into<String>) -> Config {
+    Config::new(url).ttl(30 * SECOND).operation_timeout(20 * SECOND).claim_window(20 * SECOND)
+}
+
+/// A configuration for servers that do not answer.
+pub(crate) fn impatient(url: impl Into<String>) -> Config {
+    patient(url).operation_timeout(IMPATIENT)
+}
+
+pub(crate) fn manager(server: &RedisServer) -> RedisMgr {
+    RedisMgr::new(patient(server.url())).unwrap()
+}
+
+/// A server, a proxy in front of it, and a manager behind that whose scripts the server knows already.
+pub(crate) fn proxied(config: impl FnOnce(String) -> Config) -> (RedisServer, FaultProxy, RedisMgr) {
+    let server = RedisServer::start();
+    manager(&server).try_lock("warm").unwrap().release().unwrap().unwrap_released();
+    let proxy = FaultProxy::in_front_of(server.addr());
+    let mgr = RedisMgr::new(config(proxy.url())).unwrap();
+    mgr.ping().unwrap();
+    (server, proxy, mgr)
+}
+
+pub(crate) trait UnwrapReleased {
+    fn unwrap_released(self);
+}
+
+impl UnwrapReleased for distlock::Released {
+    #[track_caller]
+    fn unwrap_released(self) {
+        assert_eq!(self, distlock::Released::Released);
+    }
+}
+
+/// The options of a lock with this lease.
+pub(crate) fn lease(ttl: Duration) -> LockOptions {
+    LockOptions::new().ttl(ttl)
+}
+
+/// What a call of the library returned, which must have been within `bound`.
+#[track_caller]
+pub(crate) fn within<T>(bound: Duration, what: &str, call: impl FnOnce() -> T) -> T {
+    let (result, took) = timed(call);
+    assert!(took < bound, "{what} took {took:?}");
+    result
+}
+
+#[expect(clippy::disallowed_methods, reason = "no test outlives a suspended machine")]
+pub(crate) fn timed<T>(call: impl FnOnce() -> T) -> (T, Duration) {
+    let started = Instant::now();
+    let result = call();
+    (result, started.elapsed())
+}
+
+/// The instant `span` from now, for waits on channels and conditions.
+#[expect(clippy::disallowed_methods, reason = "no test outlives a suspended machine")]
+pub(crate) fn now() -> Instant {
+    Instant::now()
+}
+
+pub(crate) fn get(server: &RedisServer, key: &str) -> Option<String> {
+    server.query(&["GET", key])
+}
+
+pub(crate) fn pttl(server: &RedisServer, key: &str) -> i64 {
+    server.query(&["PTTL", key])
+}
+
+pub(crate) fn queue_key(name: &str) -> String {
+    format!("distlock:queue:{{lock:{name}}}")
+}
+
+pub(crate) fn fence_key(name: &str) -> String {
+    format!("distlock:fence:{{lock:{name}}}")
+}
+
+pub(crate) fn queued(server: &RedisServer, name: &str) -> usize {
+    server.query(&["LLEN", &queue_key(name)])
+}
+
+#[track_caller]
+pub(crate) fn await_queued(server: &RedisServer, name: &str, waiters: usize) {
+    eventually("they stand in line", CEILING, || queued(server, name) == waiters);
+}
+
+#[track_caller]
+pub(crate) fn await_gone(server: &RedisServer, key: &str) {
+    eventually("the key is gone", CEILING, || get(server, key).is_none());
+}
+
+/// A thread that waits for a lock; it is in the server's queue when this returns.
+#[track_caller]
+pub(crate) fn waiter(server: &RedisServer, mgr: &RedisMgr, name: &str) -> JoinHandle<Result<LockGuard, LockError>> {
+    let before = queued(server, name);
+    let waiting = in_thread(mgr, name, |mgr, name| mgr.lock(name));
+    await_queued(server, name, before + 1);
+    waiting
+}
+
+pub(crate) fn in_thread<T: Send + 'static>(
+    mgr: &RedisMgr,
+    name: &str,
+    call: impl FnOnce(&RedisMgr, &str) -> T + Send + 'static,
+) -> JoinHandle<T> {
+    let (mgr, name) = (mgr.clone(), name.to_owned());
+    thread::spawn(move || call(&mgr, &name))
+}
+
+/// Why the lock was lost, as the channel says; it must say it exactly once.
+#[track_caller]
+pub(crate) fn lost(guard: &LockGuard) -> LockLost {
+    let channel = guard.lost().clone();
+    let why = channel.recv_timeout(CEILING).expect("the loss is told");
+    assert!(!guard.is_held());
+    assert_eq!(guard.remaining(), Duration::ZERO);
+    match guard.ensure_held() {
+        Err(LockError::Lost { why: told, .. }) => assert_eq!(told, why),
+        other => panic!("expected the loss, got {other:?}"),
+    }
+    let again = channel.recv_timeout(CEILING);
+    assert_eq!(again, Err(crossbeam_channel::RecvTimeoutError::Disconnected), "told twice, or never closed");
+    why
+}
+
+/// A client in another language: `SET key id NX PX ttl`.
+pub(crate) fn foreign_take(server: &RedisServer, key: &str, id: &str, ttl_ms: u32) -> bool {
+    let reply: Option<String> = server.query(&["SET", key, id, "NX", "PX", &ttl_ms.to_string()]);
+    reply.is_some()
+}
+
+/// A client in another language: compare and delete.
+pub(crate) fn foreign_release(server: &RedisServer, key: &str, id: &str) -> bool {
+    const SCRIPT: &str =
+        "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end";
+    server.query::<i64>(&["EVAL", SCRIPT, "1", key, id]) == 1
+}
+
+/// Runs the named test again in a process of its own, where alone this is true; for tests of what a process has once.
+#[track_caller]
+pub(crate) fn alone(test: &str) -> bool {
+    const MARK: &str = "DISTLOCK_TEST_ALONE";
+    if env::var_os(MARK).is_some() {
+        return true;
+    }
+    let program = env::current_exe().unwrap();
+    let output = Command::new(program).args([test, "--exact", "--nocapture"]).env(MARK, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains("1 passed"), "no test has the name {test}: {said}");
+    false
+}
+
+/// The name of the server as errors tell it.
+pub(crate) fn label(server: &RedisServer) -> Arc<str> {
+    format!("127.0.0.1:{}", server.port()).into()
+}

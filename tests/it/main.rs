@@ -1,0 +1,20 @@
+//! The library on real servers, told as the life of a lock.
+
+mod kit;
+mod support;
+mod worker;
+
+mod contract;
+
+mod acquire;
+mod bounds;
+mod config;
+mod errors;
+mod hold;
+mod lost;
+mod processes;
+mod reentrant;
+mod release;
+mod rights;
+mod tidy;
+mod wait;

@@ -1,0 +1,1 @@
+//! Guards the house.
