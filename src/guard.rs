@@ -159,7 +159,7 @@ impl LockGuard {
         let was_held = self.lease.end(End::Released);
         drop(registration);
         if was_held || asked {
-            return Some(mgr.release_claim(&self.lease.claim));
+            return Some(mgr.release_claim(&self.lease.claim, was_held));
         }
         if matches!(self.lease.ended(), Some(End::Lost(LockLost::Expired | LockLost::MaxHold))) {
             // A renewal may have been applied without our knowing.

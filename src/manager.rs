@@ -26,7 +26,7 @@ use crate::{
     key::LockKey,
     lease::{End, Lease},
     node::{
-        Failure, Pooled, Reason, RedisNode,
+        Failure, Pooled, RedisNode,
         script::{Inspect, Inspected, Release, ReleaseReply},
     },
     reentrant::ReentrantGuard,
@@ -369,16 +369,16 @@ impl RedisMgr {
         self.inner.number
     }
 
-    pub(crate) fn release_claim(&self, claim: &Claim) -> Result<Released> {
+    pub(crate) fn release_claim(&self, claim: &Claim, was_held: bool) -> Result<Released> {
         match &self.inner.core {
-            Some(core) => core.release_claim(claim),
+            Some(core) => core.release_claim(claim, was_held),
             None => Err(LockError::Shutdown),
         }
     }
 
     pub(crate) fn undo_claim(&self, claim: &Claim) {
         if let Some(core) = &self.inner.core {
-            core.renewer.undo(claim.clone(), String::new());
+            core.withdraw(claim.clone(), String::new());
         }
     }
 
@@ -406,7 +406,7 @@ impl Core {
             Ok(grant) => grant,
             Err(NotAcquired { error, leftover }) => {
                 if let Some(waiter) = leftover {
-                    self.renewer.undo(claim, waiter);
+                    self.withdraw(claim, waiter);
                 }
                 return Err(error);
             }
@@ -421,7 +421,7 @@ impl Core {
             Some(registration) => Ok((lease, registration)),
             None => {
                 // Shut down in between. The lock goes back as if it had never been ours, or expires.
-                let _ = self.release_claim(&lease.claim);
+                let _ = self.release_claim(&lease.claim, true);
                 Err(LockError::Shutdown)
             }
         }
@@ -430,57 +430,67 @@ impl Core {
     /// The end of the story: of the lease, of its renewal, of the lock; in this order, so that nobody believes in a
     /// lock that may be free.
     fn give_up(&self, lease: &Lease, registration: Registration) -> Result<Released> {
-        lease.end(End::Released);
+        let was_held = lease.end(End::Released);
         drop(registration);
-        self.release_claim(&lease.claim)
+        self.release_claim(&lease.claim, was_held)
     }
 
-    /// Releases a lock of our own; what fails is repeated in the background.
-    fn release_claim(&self, claim: &Claim) -> Result<Released> {
-        let outcome = self.release_once_more(&claim.key, claim.id.as_str(), |deadline| {
-            // Held locks do not depend on the pool, and neither does giving them up.
-            self.renewer.release(claim, deadline)
+    /// Releases a lock of our own; what fails is repeated in the background. Like keeping a lock, giving it up does
+    /// not depend on the pool.
+    fn release_claim(&self, claim: &Claim, was_held: bool) -> Result<Released> {
+        let call = Release { key: &claim.key, id: claim.id.as_str(), waiter: "" };
+        let outcome = self.release_twice(&claim.key, was_held, |deadline| {
+            match self.node.pooled(deadline.min(clock::now().saturating_add(POOL_PATIENCE))) {
+                Ok(mut connection) => self.node.ask_on(&mut connection, &call, deadline).map(|answer| answer.reply),
+                Err(_) => self.renewer.release(claim, deadline),
+            }
         });
         if outcome.is_err() {
-            self.renewer.undo(claim.clone(), String::new());
+            // After a shutdown there is no background, and the lock is left to expire.
+            let _ = self.renewer.undo(claim.clone(), String::new());
         }
         outcome
     }
 
+    /// Releases whatever is held under `id`; the empty one stands for whoever holds it.
     fn release(&self, key: &LockKey, id: &str) -> Result<Released> {
-        self.release_once_more(key, id, |_| Err(Failure { sent: false, reason: Reason::PoolExhausted }))
+        let call = Release { key, id, waiter: "" };
+        self.release_twice(key, false, |deadline| self.node.ask(&call, deadline).map(|answer| answer.reply))
     }
 
-    /// Releases, and asks a second time when the first answer is lost. "Nobody holds it" then means that the first
-    /// request was carried out.
-    fn release_once_more(
+    /// Asks, and asks again if the answer is lost. "Nobody holds it" then means that the first request was carried
+    /// out; and so does "somebody else" if it was held until then, for a release hands the lock on.
+    fn release_twice(
         &self,
         key: &LockKey,
-        id: &str,
-        without_pool: impl Fn(Moment) -> std::result::Result<ReleaseReply, Failure>,
+        was_held: bool,
+        ask: impl Fn(Moment) -> std::result::Result<ReleaseReply, Failure>,
     ) -> Result<Released> {
         let deadline = self.operation_deadline();
-        let call = Release { key, id, waiter: "" };
-        let ask = |deadline| match self.node.ask_if_free(&call, deadline) {
-            Some(answer) => answer.map(|answer| answer.reply),
-            None => match self.node.ask(&call, deadline.min(clock::now().saturating_add(POOL_PATIENCE))) {
-                Err(Failure { reason: Reason::PoolExhausted, .. }) => without_pool(deadline),
-                answer => answer.map(|answer| answer.reply),
-            },
-        };
         // Half the time, so that there is another half.
         let first = ask(clock::now().saturating_add(self.node.operation_timeout() / 2));
-        let (reply, may_have_been_first) = match first {
-            Err(failure) if failure.sent => (ask(deadline), true),
-            Err(failure) if failure.is_passing() => (ask(deadline), false),
+        let (reply, may_be_done) = match first {
+            Err(failure) if failure.is_passing() => (ask(deadline), failure.sent),
             reply => (reply, false),
         };
         match reply {
             Ok(ReleaseReply::Released) => Ok(Released::Released),
-            Ok(ReleaseReply::Gone) if may_have_been_first => Ok(Released::Released),
+            Ok(ReleaseReply::Gone) if may_be_done => Ok(Released::Released),
+            Ok(ReleaseReply::Other(_)) if may_be_done && was_held => Ok(Released::Released),
             Ok(ReleaseReply::Gone | ReleaseReply::WrongType) => Ok(Released::Gone),
             Ok(ReleaseReply::Other(holder)) => Ok(Released::OwnedByOther(holder)),
             Err(failure) => Err(self.node.error(failure, Action::Release, Some(key.name()))),
+        }
+    }
+
+    /// Makes the server forget a claim that came to nothing.
+    fn withdraw(&self, claim: Claim, waiter: String) {
+        if let Err((claim, waiter)) = self.renewer.undo(claim, waiter) {
+            // Shut down: nobody is left to do it in the background. What fails is left to expire.
+            let call = Release { key: &claim.key, id: claim.id.as_str(), waiter: &waiter };
+            if let Err(failure) = self.node.ask(&call, self.operation_deadline()) {
+                log::debug!("left {:?} to expire: {}", claim.key, failure.reason);
+            }
         }
     }
 

@@ -70,6 +70,8 @@ struct Attempt<'a> {
     /// Since when nothing but failures came back, and how many.
     trouble: Option<(Moment, u32)>,
     holder: Option<Holder>,
+    /// The server's time when it last told us that we were in line: whatever it granted before is void.
+    queued_at_us: u64,
 }
 
 impl<'a> Attempt<'a> {
@@ -85,6 +87,7 @@ impl<'a> Attempt<'a> {
             may_be_known: false,
             trouble: None,
             holder: None,
+            queued_at_us: 0,
         }
     }
 
@@ -100,8 +103,9 @@ impl<'a> Attempt<'a> {
                     // The answer took longer than the lease. Asking again makes it whole, if it is still ours.
                     self.troubled(None)?
                 }
-                Ok(Answer { reply: Acquired::Queued { holder, position, joined, .. }, .. }) => {
+                Ok(Answer { reply: Acquired::Queued { now_us, holder, position, joined }, .. }) => {
                     self.trouble = None;
+                    self.queued_at_us = now_us;
                     let sight = Sight::new(clock::now(), &holder, position);
                     self.holder = Some(holder);
                     if let (Mode::Look, true, Some(ticket)) = (mode, joined, &self.ticket) {
@@ -188,13 +192,16 @@ impl<'a> Attempt<'a> {
 
     /// Sleeps until it is time to ask again, or the lock is handed over.
     fn wait(&mut self, mut until: Moment) -> Result<Option<Grant>, LockError> {
+        let hard_limit = self.hard_limit();
         let ticket = match &self.ticket {
             Some(ticket) => ticket,
             // Waiting for a server to come back takes a place in the mailbox too: shutting down must wake us.
             None => self.ticket.insert(self.on.mailbox.open(self.claim.key.lock(), self.claim.id.as_str())),
         };
         loop {
-            match ticket.wait(until.min(self.limit)) {
+            // Past the limit, asking goes on until the hard limit.
+            let bound = if clock::now() < self.limit { self.limit } else { hard_limit };
+            match ticket.wait(until.min(bound)) {
                 Woken::Granted(handover) => return Ok(self.accept(handover)),
                 Woken::Look => return Ok(None),
                 Woken::Closed => return Err(LockError::Shutdown),
@@ -212,7 +219,7 @@ impl<'a> Attempt<'a> {
         let px = Duration::from_millis(handover.px_ms).min(self.claim.ttl);
         let now = clock::now();
         let deadline = deadline_of_grant(&self.on.node.reading()?, handover.granted_at_us, px, now);
-        if deadline.after(now) < px / 4 {
+        if handover.granted_at_us < self.queued_at_us || deadline.after(now) < px / 4 {
             log::debug!("a grant of {:?} came too late to be used", self.claim.key);
             return None;
         }
@@ -240,7 +247,6 @@ impl<'a> Attempt<'a> {
         if count == 0 && failure.sent {
             return Ok(now);
         }
-        // `wait` ends at the limit; past it, asking goes on until the hard limit.
         Ok(now.saturating_add(retry_pause(count, self.dice())))
     }
 

@@ -77,10 +77,6 @@ impl ConnectionPool {
         self.0.get_timeout(left).map_err(|_| Failure { sent: false, reason: Reason::PoolExhausted })
     }
 
-    pub(crate) fn try_get(&self) -> Option<Pooled> {
-        self.0.try_get()
-    }
-
     pub(crate) fn size(&self) -> u32 {
         self.0.max_size()
     }

@@ -79,11 +79,6 @@ impl RedisNode {
         self.ask_on(&mut *self.pool.get(deadline)?, call, deadline)
     }
 
-    /// Asks over a pooled connection, if one is free right now.
-    pub(crate) fn ask_if_free<C: Call>(&self, call: &C, deadline: Moment) -> Option<Result<Answer<C::Reply>, Failure>> {
-        Some(self.ask_on(&mut *self.pool.try_get()?, call, deadline))
-    }
-
     /// Asks over the given connection, connecting it if need be.
     pub(crate) fn ask_on<C: Call>(
         &self,

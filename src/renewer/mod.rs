@@ -107,15 +107,18 @@ impl LockRenewer {
         Some(Registration { shared: self.shared.clone(), generation })
     }
 
-    /// Takes back in the background whatever the server may have kept of a claim.
-    pub(crate) fn undo(&self, claim: Claim, waiter: String) {
+    /// Takes back in the background whatever the server may have kept of a claim; gives it back to the caller once
+    /// the renewer has been stopped.
+    pub(crate) fn undo(&self, claim: Claim, waiter: String) -> Result<(), (Claim, String)> {
         let now = clock::now();
         let life = if waiter.is_empty() { claim.ttl } else { claim.ttl.max(QUEUE_LIFE) };
         let mut state = self.shared.state.lock();
-        if !state.stop {
-            state.undo(Undo { claim, waiter, until: now.saturating_add(life) }, now);
-            self.shared.wake_before(state, now);
+        if state.stop {
+            return Err((claim, waiter));
         }
+        state.undo(Undo { claim, waiter, until: now.saturating_add(life) }, now);
+        self.shared.wake_before(state, now);
+        Ok(())
     }
 
     /// Releases over the renewer's own connection, for a caller who finds the pool exhausted.
