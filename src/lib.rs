@@ -1,6 +1,114 @@
 //! Locks that hold across processes and machines, kept in Redis, for programs that block.
+//!
+//! A lock here has a name. Whoever holds it, in whatever thread, process or machine, is alone with that name until the
+//! guard is dropped; everybody else waits in line, first come first served. If a holder dies, its lock expires.
+//! If a holder loses its lock, because it was paused or cut off, it can tell. Locks of clients in other languages that
+//! follow the rule `SET key id NX PX ttl`, and compare before deleting, are respected and respect these.
+//!
+//! # Guide
+//!
+//! Take a lock, work, let go:
+//!
+//! ```no_run
+//! use distlock::RedisMgr;
+//!
+//! fn main() -> distlock::Result<()> {
+//!     let mgr = RedisMgr::instance()?; // of DISTLOCK_URL, REDIS_URL or redis://127.0.0.1:6379
+//!     let guard = mgr.lock("orders:42")?; // waits for its turn
+//!     println!("order 42 is ours, under {}", guard.id());
+//!     Ok(()) // dropping the guard releases the lock
+//! }
+//! ```
+//!
+//! Waiting can have a limit, and the error says who is in the way:
+//!
+//! ```no_run
+//! # use distlock::RedisMgr;
+//! # use std::time::Duration;
+//! # fn main() -> distlock::Result<()> {
+//! # let mgr = RedisMgr::instance()?;
+//! match mgr.try_lock_for("orders:42", Duration::from_secs(5)) {
+//!     Ok(guard) => println!("got it: {guard:?}"),
+//!     Err(error) if error.is_contended() => println!("not now: {error}"),
+//!     Err(error) => return Err(error),
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A lock is renewed in the background for as long as its guard lives, so its time to live only says how long it
+//! outlives a holder that died. But renewals can fail, and processes can be paused. Look before each step that must
+//! not be done twice, or stop when you are told:
+//!
+//! ```no_run
+//! # use distlock::RedisMgr;
+//! # fn step() {}
+//! # fn main() -> distlock::Result<()> {
+//! # let mgr = RedisMgr::instance()?;
+//! let guard = mgr.lock("report")?;
+//! for _ in 0..1000 {
+//!     guard.ensure_held()?; // arithmetic on the local clock, no round trip
+//!     step();
+//! }
+//! let why = guard.release()?; // says how it went
+//! # let _ = why;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Between looking and acting there is always a gap. Where a write through that gap would do harm, send the
+//! [fencing token](LockGuard::fencing_token) along, and let the resource refuse a smaller one than it has seen:
+//!
+//! ```sql
+//! UPDATE orders SET state = 'paid', fence = :token WHERE id = 42 AND fence <= :token
+//! ```
+//!
+//! # How it works
+//!
+//! A lock is a string key with an expiry, its value the holder's [`LockId`]. All that must be atomic happens in short
+//! scripts on the server. Whoever finds the lock taken is appended to a list; releasing pops the list, gives the key
+//! to the first waiter whose process still listens, and tells it over one pub/sub channel per manager. So a release
+//! wakes exactly one thread, waiting costs no polling and no pooled connection, and a dead waiter costs nobody
+//! anything.
+//!
+//! A manager runs three threads besides the callers': the lock renewer, which renews all locks of the manager in
+//! batches over a connection of its own; the subscriber, which hears of grants, and sleeps while nobody waits; and a
+//! worker of the connection pool.
+//!
+//! A holder believes in its lock until a local deadline: the moment *before* its last confirmed request was sent, plus
+//! the time to live, minus a margin of a hundredth and 2 ms for the drift of clocks. The clock goes on while the
+//! machine sleeps (`CLOCK_BOOTTIME`; on systems other than Linux and Android see below). Lost is final.
+//!
+//! # Limits
+//!
+//! * *Exclusion* holds as long as the server keeps its data and its clock runs evenly. A server that restarts empty, is
+//!   flushed, evicts keys (use `maxmemory-policy noeviction`), fails over to a replica that has not heard of the lock,
+//!   or whose clock jumps, can give a lock away while its holder believes in it, until the next renewal finds out: at
+//!   most a third of the time to live, and one operation timeout. Fencing tokens rise through all of these.
+//! * *Pauses*: code that looked, was paused, and then acts, acts late. Only a resource that checks tokens stops it.
+//! * *Anybody with write access* to the keys can take or break any lock. Keep the prefixes to those you trust.
+//! * *One server.* Redis Cluster, Sentinel, TLS and Redlock are not built in yet.
+//! * *Other systems*: Linux and Android are tested. On other Unix systems the clock may stand still while the machine
+//!   sleeps, and thread numbers in identifiers are Rust's own. Windows is not supported.
+//! * Redis 6.2 or newer, or any Valkey.
+//!
+//! # Log levels
+//!
+//! Through the `log` facade. *Error*: a defect of this library. *Warn*: a lock was lost, a renewal or a release failed,
+//! grants cannot be heard. *Info*: such trouble is over. *Debug*: connections made, grants that came too late, things
+//! taken back in the background. Never logged: passwords, and the contents of requests.
+//!
+//! # Related crates
+//!
+//! * [`fd-lock`](https://docs.rs/fd-lock), when all processes are on one machine.
+//! * An advisory lock of your database, when what you protect is in that database.
+//! * [`etcd-client`](https://docs.rs/etcd-client), when you need a lock service that survives any one machine, and can
+//!   run a consensus system for it.
+//! * [`rslock`](https://docs.rs/rslock), when your program is asynchronous.
 
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr, clippy::panic, clippy::unwrap_used, clippy::expect_used)]
+#![cfg_attr(test, allow(clippy::panic, clippy::unwrap_used))]
 
 mod acquire;
 mod clock;

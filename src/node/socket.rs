@@ -11,7 +11,7 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, recv, send, sockopt},
+    net::{RecvFlags, SendFlags, recv, send, sockopt},
 };
 
 use super::{endpoint::Address, resolve::resolve};
@@ -76,7 +76,7 @@ impl Socket {
 
     /// Writes what there is room for, without blocking.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        Ok(send(self, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?)
+        Ok(send(self, bytes, SEND)?)
     }
 
     /// Waits until there is room to write, or the time is over.
@@ -100,6 +100,12 @@ impl AsFd for Socket {
         }
     }
 }
+
+#[cfg(not(target_vendor = "apple"))]
+const SEND: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
+/// There the standard library's sockets raise no signal to begin with.
+#[cfg(target_vendor = "apple")]
+const SEND: SendFlags = SendFlags::DONTWAIT;
 
 fn connect_tcp(host: &str, port: u16, deadline: Moment) -> io::Result<TcpStream> {
     let addresses = resolve(host, port, deadline)?;
@@ -136,7 +142,10 @@ fn keep_watch(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
+#[cfg(target_os = "linux")]
 fn connect_unix(path: &Path, deadline: Moment) -> io::Result<UnixStream> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
     let left = deadline.after(clock::now());
     if left.is_zero() {
         return Err(io::ErrorKind::TimedOut.into());
@@ -146,4 +155,10 @@ fn connect_unix(path: &Path, deadline: Moment) -> io::Result<UnixStream> {
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(left.max(Duration::from_micros(1))))?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(UnixStream::from(socket))
+}
+
+/// Elsewhere a full backlog is not bounded by the deadline.
+#[cfg(not(target_os = "linux"))]
+fn connect_unix(path: &Path, _: Moment) -> io::Result<UnixStream> {
+    UnixStream::connect(path)
 }
