@@ -85,15 +85,16 @@ impl Subscriber {
 
     /// Ends the thread.
     pub(crate) fn stop(&self) {
-        {
+        let breaker = {
             let mut state = self.shared.state.lock();
             state.stop = true;
             state.live = false;
-            if let Some(breaker) = &state.breaker {
-                breaker.cut();
-            }
-        }
+            state.breaker.take()
+        };
         self.shared.changed.notify_all();
+        if let Some(breaker) = breaker {
+            breaker.cut();
+        }
         let thread = self.thread.lock().take();
         if let Some(thread) = thread {
             // It catches its panics; there is nothing to hear from it.
