@@ -9,7 +9,7 @@ use std::{sync::Arc, time::Duration};
 pub(crate) use self::{mailbox::Mailbox, subscriber::Subscriber};
 use self::{
     mailbox::{Handover, Ticket, Woken},
-    patience::{Sight, poll_pause, retry_pause},
+    patience::{Sight, poll_pause, retry_pause, tick},
 };
 use crate::{
     clock::{self, Moment},
@@ -207,7 +207,7 @@ impl<'a> Attempt<'a> {
                 Woken::Closed => return Err(LockError::Shutdown),
                 // One thread looks for all that wait here; the others only keep time.
                 Woken::Time if clock::now() < self.limit && self.trouble.is_none() && !ticket.is_front() => {
-                    until = clock::now().saturating_add(poll_pause(ticket.number()) * 5);
+                    until = clock::now().saturating_add(tick(ticket.number()));
                 }
                 Woken::Time => return Ok(None),
             }

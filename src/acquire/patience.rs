@@ -56,6 +56,11 @@ pub(crate) fn poll_pause(dice: u64) -> Duration {
     spread(Duration::from_millis(100), dice)
 }
 
+/// How often a waiter behind another one of its process makes sure that there is still one in front.
+pub(crate) fn tick(dice: u64) -> Duration {
+    spread(Duration::from_secs(1), dice)
+}
+
 /// Up to a tenth longer, never shorter: an expiry must not be looked for before it.
 fn spread(pause: Duration, dice: u64) -> Duration {
     pause.saturating_add(pause / 1000 * u32::try_from(scramble(dice) % 100).unwrap_or(0))
