@@ -4,8 +4,8 @@ use std::{env, fmt, sync::Arc, time::Duration};
 
 use crate::{
     error::{LockError, Result},
-    holder::Span,
     node::Endpoint,
+    text::Span,
 };
 
 /// The shortest lease: below it a round trip on a good day is most of the lease.

@@ -3,8 +3,8 @@
 use std::{error::Error, fmt, io, sync::Arc, time::Duration};
 
 use crate::{
-    holder::{Holder, Span},
-    key::Quoted,
+    holder::Holder,
+    text::{Quoted, Span},
 };
 
 /// The result of everything here that can fail.

@@ -8,12 +8,12 @@ use crate::{
     clock,
     error::{LockError, LockLost, Result},
     grant::FencingToken,
-    holder::Holder,
     id::LockId,
-    key::Quoted,
     lease::{End, Lease},
-    manager::RedisMgr,
+    released::Released,
     renewer::Registration,
+    service::{Kept, Service},
+    text::Quoted,
 };
 
 /// A lock that is held, and released when this is dropped.
@@ -51,24 +51,12 @@ pub struct LockGuard {
     lease: Arc<Lease>,
     /// Both are only empty while the guard is being dropped.
     registration: Option<Registration>,
-    mgr: Option<RedisMgr>,
-}
-
-/// How a release ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Released {
-    /// The lock was ours until now.
-    Released,
-    /// Nobody held it any more: it had expired or been deleted.
-    Gone,
-    /// It had been lost, and another holds it; that was left alone.
-    OwnedByOther(Holder),
+    service: Option<Arc<Service>>,
 }
 
 impl LockGuard {
-    pub(crate) fn new(lease: Arc<Lease>, registration: Registration, mgr: RedisMgr) -> LockGuard {
-        LockGuard { lease, registration: Some(registration), mgr: Some(mgr) }
+    pub(crate) fn new(kept: Kept, service: Arc<Service>) -> LockGuard {
+        LockGuard { lease: kept.lease, registration: Some(kept.registration), service: Some(service) }
     }
 
     /// The name of the lock, without its prefix.
@@ -144,39 +132,32 @@ impl LockGuard {
     }
 
     pub(crate) fn release_in_place(&mut self) -> Result<Released> {
-        self.let_go(true).unwrap_or(Err(LockError::Forked))
+        let Some((kept, service)) = self.take_apart() else { return Err(LockError::Forked) };
+        service.core_for_ending().ok_or(LockError::Shutdown)?.give_up(kept)
     }
 
-    /// Ends the lease, then its renewal, then the lock; in this order, so that nobody believes in a lock that may be
-    /// free. `None` when there is nothing to do.
-    fn let_go(&mut self, asked: bool) -> Option<Result<Released>> {
-        let (registration, mgr) = (self.registration.take(), self.mgr.take()?);
-        if !mgr.in_own_process() {
-            // Threads that held locks or sockets are not in this process: touch nothing of theirs.
-            std::mem::forget((registration, mgr, self.lease.clone()));
-            return None;
+    /// `None` when there is nothing to let go of.
+    fn take_apart(&mut self) -> Option<(Kept, Arc<Service>)> {
+        let (registration, service) = (self.registration.take()?, self.service.take()?);
+        let kept = Kept { lease: self.lease.clone(), registration };
+        if service.in_own_process() {
+            return Some((kept, service));
         }
-        let was_held = self.lease.end(End::Released);
-        drop(registration);
-        if was_held || asked {
-            return Some(mgr.release_claim(&self.lease.claim, was_held));
-        }
-        if matches!(self.lease.ended(), Some(End::Lost(LockLost::Expired | LockLost::MaxHold))) {
-            // A renewal may have been applied without our knowing.
-            mgr.undo_claim(&self.lease.claim);
-        }
+        // A forked child: what threads of the parent had locked stays locked here. Touch nothing, not even to free it.
+        std::mem::forget((kept, service));
         None
     }
 
     fn in_own_process(&self) -> bool {
-        self.mgr.as_ref().is_some_and(RedisMgr::in_own_process)
+        self.service.as_ref().is_some_and(|service| service.in_own_process())
     }
 }
 
 impl Drop for LockGuard {
     fn drop(&mut self) {
-        if let Some(Err(error)) = self.let_go(false) {
-            log::warn!("released lock {} in the background: {error}", Quoted(self.name()));
+        let Some((kept, service)) = self.take_apart() else { return };
+        if let Some(Err(error)) = service.core_for_ending().map(|core| core.let_go(kept)) {
+            log::warn!("releases lock {} in the background: {error}", Quoted(self.name()));
         }
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     id::{LockId, Parts},
-    key::Quoted,
+    text::{Quoted, Span},
 };
 
 /// Who holds a lock, where, since when, and for how much longer: a snapshot, already old when it is read.
@@ -104,24 +104,6 @@ impl fmt::Display for Holder {
     }
 }
 
-/// A span of time for people: three digits are enough.
-pub(crate) struct Span(pub(crate) Duration);
-
-impl fmt::Display for Span {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let seconds = self.0.as_secs_f64();
-        if seconds < 0.001 {
-            write!(f, "{:.0} µs", seconds * 1e6)
-        } else if seconds < 1.0 {
-            write!(f, "{:.0} ms", seconds * 1e3)
-        } else if seconds < 120.0 {
-            write!(f, "{seconds:.1} s")
-        } else {
-            write!(f, "{}", humantime::format_duration(Duration::from_secs(self.0.as_secs())))
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,12 +130,5 @@ mod tests {
     #[test]
     fn a_clock_that_went_back_gives_no_negative_age() {
         assert_eq!(Holder::reported(ID.into(), 1, 9_000_000, 0, 5).held_for(), Some(Duration::ZERO));
-    }
-
-    #[test]
-    fn spans_are_short() {
-        for (micros, text) in [(80, "80 µs"), (81_500, "82 ms"), (1_500_000, "1.5 s"), (7_200_000_000, "2h")] {
-            assert_eq!(Span(Duration::from_micros(micros)).to_string(), text);
-        }
     }
 }

@@ -67,19 +67,6 @@ fn has_hash_tag(key: &str) -> bool {
     key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).is_some_and(|(tag, _)| !tag.is_empty())
 }
 
-/// A name as it stands in sentences: quoted, escaped and cut, whatever it holds.
-pub(crate) struct Quoted<'a>(pub(crate) &'a str);
-
-impl fmt::Display for Quoted<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const SHOWN: usize = 80;
-        match self.0.char_indices().nth(SHOWN) {
-            None => write!(f, "\"{}\"", self.0.escape_debug()),
-            Some((end, _)) => write!(f, "\"{}…\" ({} bytes)", self.0[..end].escape_debug(), self.0.len()),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -109,12 +96,6 @@ mod tests {
             assert!(error.to_string().len() < 300);
         }
         assert!(LockKey::new("lock:", &"x".repeat(MAX_NAME_BYTES - 5)).is_ok());
-    }
-
-    #[test]
-    fn sentences_show_names_escaped_and_cut() {
-        assert_eq!(Quoted("a\n\0\u{1b}[31m").to_string(), "\"a\\n\\0\\u{1b}[31m\"");
-        assert!(Quoted(&"é".repeat(1000)).to_string().ends_with("…\" (2000 bytes)"));
     }
 
     proptest! {

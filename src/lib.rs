@@ -123,15 +123,19 @@ mod lease;
 mod manager;
 mod node;
 mod reentrant;
+mod released;
 mod renewer;
+mod service;
+mod text;
 
 pub use crate::{
     config::{Config, LockOptions},
     error::{Action, LockError, LockLost, Result},
     grant::FencingToken,
-    guard::{LockGuard, Released},
+    guard::LockGuard,
     holder::Holder,
     id::{LockId, ParseLockIdError, generate_lock_id},
     manager::{PooledConnection, RedisMgr},
     reentrant::ReentrantGuard,
+    released::Released,
 };

@@ -1,36 +1,23 @@
-//! `RedisMgr`: owns the connections, the threads and the defaults. `Core::take` and `Core::give_up` are the whole life of a lock.
+//! `RedisMgr`: what users take locks from. An ordinary value, and a process-wide one.
 
 use std::{
-    collections::HashMap,
     fmt,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use parking_lot::Mutex;
 use redis::{ConnectionLike, RedisResult, Value};
-use uuid::Uuid;
 
 use crate::{
-    acquire::{Acquirer, Mailbox, NotAcquired, Subscriber},
-    clock::{self, Moment},
-    config::{Config, LockOptions, Settings},
-    error::{Action, LockError, Result},
-    grant::Claim,
-    guard::{LockGuard, Released},
+    config::{Config, LockOptions},
+    error::{LockError, Result},
+    guard::LockGuard,
     holder::Holder,
-    id::generate_lock_id,
-    key::LockKey,
-    lease::{End, Lease},
-    node::{
-        Failure, Pooled, RedisNode,
-        script::{Inspect, Inspected, Release, ReleaseReply},
-    },
+    node::Pooled,
     reentrant::ReentrantGuard,
-    renewer::{LockRenewer, Registration, Upkeep},
+    released::Released,
+    service::Service,
 };
 
 /// Takes locks on one Redis server, and keeps them.
@@ -43,24 +30,7 @@ use crate::{
 /// [`shutdown`](Self::shutdown) or the end of the process, which leaves what is still held to expire.
 #[derive(Clone)]
 pub struct RedisMgr {
-    inner: Arc<Inner>,
-}
-
-struct Inner {
-    /// Empty only while the manager is being dropped.
-    core: Option<Core>,
-    number: u64,
-    pid: u32,
-}
-
-struct Core {
-    settings: Settings,
-    node: Arc<RedisNode>,
-    acquirer: Acquirer,
-    renewer: LockRenewer,
-    closed: AtomicBool,
-    /// Locks that were taken by `acquire_lock`, by their identifiers.
-    by_id: Mutex<HashMap<String, (Arc<Lease>, Registration)>>,
+    service: Arc<Service>,
 }
 
 static INSTANCE: OnceLock<RedisMgr> = OnceLock::new();
@@ -110,34 +80,7 @@ impl RedisMgr {
     /// [`LockError::InvalidConfig`] or [`LockError::InvalidOptions`] when the configuration cannot work,
     /// [`LockError::NoThread`] when the system gives no thread.
     pub fn new(config: Config) -> Result<RedisMgr> {
-        static MANAGERS: AtomicU64 = AtomicU64::new(0);
-        let settings = config.check()?;
-        let no_thread = |purpose| move |cause| LockError::NoThread { purpose, cause };
-        let node =
-            RedisNode::new(settings.endpoint.clone(), settings.pool_size, settings.operation_timeout, settings.spin)
-                .ok_or_else(|| no_thread("connection pool")(std::io::ErrorKind::WouldBlock.into()))?;
-        let node = Arc::new(node);
-        let mailbox = Arc::new(Mailbox::default());
-        let renewer = LockRenewer::start(node.clone()).map_err(no_thread("lock renewer"))?;
-        let channel = format!("distlock:client:{}", Uuid::new_v4());
-        let subscriber = match Subscriber::start(node.clone(), channel, mailbox.clone()) {
-            Ok(subscriber) => subscriber,
-            Err(cause) => {
-                renewer.stop();
-                return Err(no_thread("lock subscriber")(cause));
-            }
-        };
-        let acquirer = Acquirer {
-            node: node.clone(),
-            mailbox,
-            subscriber,
-            claim_window: settings.claim_window,
-            heal: !settings.prefix.is_empty(),
-        };
-        let closed = AtomicBool::new(false);
-        let core = Core { settings, node, acquirer, renewer, closed, by_id: Mutex::default() };
-        let number = MANAGERS.fetch_add(1, Ordering::Relaxed);
-        Ok(RedisMgr { inner: Arc::new(Inner { core: Some(core), number, pid: std::process::id() }) })
+        Ok(RedisMgr { service: Arc::new(Service::start(config.check()?)?) })
     }
 
     /// Takes the lock, waiting for its turn without a limit.
@@ -198,9 +141,8 @@ impl RedisMgr {
     /// stand in the way, [`InvalidName`](LockError::InvalidName) or [`InvalidOptions`](LockError::InvalidOptions)
     /// when the call cannot work, [`Shutdown`](LockError::Shutdown) and [`Forked`](LockError::Forked).
     pub fn lock_with(&self, name: &str, options: &LockOptions) -> Result<LockGuard> {
-        let core = self.open_core()?;
-        let (lease, registration) = core.take(name, options)?;
-        Ok(LockGuard::new(lease, registration, self.clone()))
+        let kept = self.service.core()?.take(name, options)?;
+        Ok(LockGuard::new(kept, self.service.clone()))
     }
 
     /// Takes the lock for this thread, which may take it again; waits for its turn without a limit. Taking it again
@@ -219,8 +161,7 @@ impl RedisMgr {
     ///
     /// Those of [`lock_with`](Self::lock_with); [`LockError::Lost`] when this thread holds the lock and has lost it.
     pub fn lock_reentrant_with(&self, name: &str, options: &LockOptions) -> Result<ReentrantGuard> {
-        self.open_core()?;
-        ReentrantGuard::enter(self, name, options)
+        ReentrantGuard::enter(&self.service, name, options)
     }
 
     /// The C++ design's `acquireLock`: takes the lock with a lease of `lock_timeout`, waiting for at most
@@ -238,13 +179,9 @@ impl RedisMgr {
         lock_timeout: Duration,
         acquire_timeout: Duration,
     ) -> Result<Option<String>> {
-        let core = self.open_core()?;
+        let core = self.service.core()?;
         match core.take(name, &LockOptions::new().ttl(lock_timeout).wait(acquire_timeout)) {
-            Ok((lease, registration)) => {
-                let id = lease.claim.id.to_string();
-                core.by_id.lock().insert(id.clone(), (lease, registration));
-                Ok(Some(id))
-            }
+            Ok(kept) => Ok(Some(core.keep_by_id(kept))),
             Err(error) if error.is_contended() => Ok(None),
             Err(error) => Err(error),
         }
@@ -257,14 +194,10 @@ impl RedisMgr {
     ///
     /// Those of [`LockGuard::release`].
     pub fn release_lock(&self, name: &str, id: &str) -> Result<bool> {
-        let core = self.open_core()?;
-        let key = LockKey::new(&core.settings.prefix, name)?;
-        let ours = {
-            let mut by_id = core.by_id.lock();
-            if by_id.get(id).is_some_and(|(lease, _)| lease.claim.key == key) { by_id.remove(id) } else { None }
-        };
-        let outcome = match ours {
-            Some((lease, registration)) => core.give_up(&lease, registration)?,
+        let core = self.service.core()?;
+        let key = core.key(name)?;
+        let outcome = match core.take_by_id(&key, id) {
+            Some(kept) => core.give_up(kept)?,
             // The empty identifier stands for "whoever holds it", which is not meant here.
             None if id.is_empty() => return Ok(false),
             None => core.release(&key, id)?,
@@ -278,19 +211,8 @@ impl RedisMgr {
     ///
     /// [`LockError::Unavailable`], [`LockError::Refused`] and the like when the server cannot be asked.
     pub fn holder(&self, name: &str) -> Result<Option<Holder>> {
-        let core = self.open_core()?;
-        let key = LockKey::new(&core.settings.prefix, name)?;
-        let deadline = core.operation_deadline();
-        let answer = match core.node.ask(&Inspect(&key), deadline) {
-            // The connection may have gone stale; asking again changes nothing.
-            Err(failure) if failure.sent && failure.is_passing() => core.node.ask(&Inspect(&key), deadline),
-            answer => answer,
-        };
-        match answer.map_err(|failure| core.node.error(failure, Action::Inspect, Some(name)))?.reply {
-            Inspected::Held(holder) => Ok(Some(holder)),
-            Inspected::Free => Ok(None),
-            Inspected::WrongType => Err(core.wrong_type(&key)),
-        }
+        let core = self.service.core()?;
+        core.inspect(&core.key(name)?)
     }
 
     /// Whether anybody holds the lock now.
@@ -309,9 +231,8 @@ impl RedisMgr {
     ///
     /// Those of [`holder`](Self::holder).
     pub fn force_release(&self, name: &str) -> Result<bool> {
-        let core = self.open_core()?;
-        let key = LockKey::new(&core.settings.prefix, name)?;
-        Ok(core.release(&key, "")? == Released::Released)
+        let core = self.service.core()?;
+        Ok(core.release(&core.key(name)?, "")? == Released::Released)
     }
 
     /// Asks the server whether it is there, and returns how long the answer took: for a check at start-up.
@@ -320,8 +241,7 @@ impl RedisMgr {
     ///
     /// [`LockError::Unavailable`], [`LockError::Refused`] and the like.
     pub fn ping(&self) -> Result<Duration> {
-        let core = self.open_core()?;
-        core.node.ping(core.operation_deadline()).map_err(|failure| core.node.error(failure, Action::Ping, None))
+        self.service.core()?.ping()
     }
 
     /// A connection out of the pool, for commands of one's own: it implements [`redis::ConnectionLike`]. It goes back
@@ -339,9 +259,7 @@ impl RedisMgr {
     ///
     /// [`LockError::PoolExhausted`] when none becomes free within one operation timeout.
     pub fn connection(&self) -> Result<PooledConnection> {
-        let core = self.open_core()?;
-        let pooled = core.node.pooled(core.operation_deadline());
-        pooled.map(PooledConnection).map_err(|failure| core.node.error(failure, Action::Connect, None))
+        self.service.core()?.connection().map(PooledConnection)
     }
 
     /// Releases everything that is held, wakes everybody who waits with [`LockError::Shutdown`], and ends the
@@ -349,182 +267,12 @@ impl RedisMgr {
     /// [`LockError::Shutdown`]. What cannot be released within one operation timeout, because the server is away, is
     /// left to expire.
     pub fn shutdown(&self) {
-        if self.in_own_process()
-            && let Some(core) = &self.inner.core
-        {
-            core.shutdown();
-        }
+        self.service.shutdown();
     }
 
     /// The server, as errors call it.
     pub fn server(&self) -> &str {
-        self.inner.core.as_ref().map_or("", |core| core.node.label())
-    }
-
-    pub(crate) fn in_own_process(&self) -> bool {
-        self.inner.pid == std::process::id()
-    }
-
-    pub(crate) fn number(&self) -> u64 {
-        self.inner.number
-    }
-
-    pub(crate) fn release_claim(&self, claim: &Claim, was_held: bool) -> Result<Released> {
-        match &self.inner.core {
-            Some(core) => core.release_claim(claim, was_held),
-            None => Err(LockError::Shutdown),
-        }
-    }
-
-    pub(crate) fn undo_claim(&self, claim: &Claim) {
-        if let Some(core) = &self.inner.core {
-            core.withdraw(claim.clone(), String::new());
-        }
-    }
-
-    fn open_core(&self) -> Result<&Core> {
-        if !self.in_own_process() {
-            return Err(LockError::Forked);
-        }
-        match &self.inner.core {
-            Some(core) if !core.closed.load(Ordering::Acquire) => Ok(core),
-            _ => Err(LockError::Shutdown),
-        }
-    }
-}
-
-impl Core {
-    fn operation_deadline(&self) -> Moment {
-        clock::now().saturating_add(self.node.operation_timeout())
-    }
-
-    /// The one story: from a name to a lease that is kept.
-    fn take(&self, name: &str, options: &LockOptions) -> Result<(Arc<Lease>, Registration)> {
-        let terms = self.settings.terms(options)?;
-        let claim = Claim { key: LockKey::new(&self.settings.prefix, name)?, id: generate_lock_id(), ttl: terms.ttl };
-        let grant = match self.acquirer.run(&claim, terms.wait) {
-            Ok(grant) => grant,
-            Err(NotAcquired { error, leftover }) => {
-                if let Some(waiter) = leftover {
-                    self.withdraw(claim, waiter);
-                }
-                return Err(error);
-            }
-        };
-        let upkeep = Upkeep {
-            renew: terms.renew,
-            provisional: grant.provisional,
-            hold_until: terms.max_hold.map_or(Moment::NEVER, |limit| clock::now().saturating_add(limit)),
-        };
-        let lease = Arc::new(Lease::open(claim, grant));
-        match self.renewer.keep(&lease, upkeep) {
-            Some(registration) => Ok((lease, registration)),
-            None => {
-                // Shut down in between. The lock goes back as if it had never been ours, or expires.
-                let _ = self.release_claim(&lease.claim, true);
-                Err(LockError::Shutdown)
-            }
-        }
-    }
-
-    /// The end of the story: of the lease, of its renewal, of the lock; in this order, so that nobody believes in a
-    /// lock that may be free.
-    fn give_up(&self, lease: &Lease, registration: Registration) -> Result<Released> {
-        let was_held = lease.end(End::Released);
-        drop(registration);
-        self.release_claim(&lease.claim, was_held)
-    }
-
-    /// Releases a lock of our own; what fails is repeated in the background. Like keeping a lock, giving it up does
-    /// not depend on the pool.
-    fn release_claim(&self, claim: &Claim, was_held: bool) -> Result<Released> {
-        let call = Release { key: &claim.key, id: claim.id.as_str(), waiter: "" };
-        let outcome = self.release_twice(&claim.key, was_held, |deadline| {
-            match self.node.pooled(deadline.min(clock::now().saturating_add(POOL_PATIENCE))) {
-                Ok(mut connection) => self.node.ask_on(&mut connection, &call, deadline).map(|answer| answer.reply),
-                Err(_) => self.renewer.release(claim, deadline),
-            }
-        });
-        if outcome.is_err() {
-            // After a shutdown there is no background, and the lock is left to expire.
-            let _ = self.renewer.undo(claim.clone(), String::new());
-        }
-        outcome
-    }
-
-    /// Releases whatever is held under `id`; the empty one stands for whoever holds it.
-    fn release(&self, key: &LockKey, id: &str) -> Result<Released> {
-        let call = Release { key, id, waiter: "" };
-        self.release_twice(key, false, |deadline| self.node.ask(&call, deadline).map(|answer| answer.reply))
-    }
-
-    /// Asks, and asks again if the answer is lost. "Nobody holds it" then means that the first request was carried
-    /// out; and so does "somebody else" if it was held until then, for a release hands the lock on.
-    fn release_twice(
-        &self,
-        key: &LockKey,
-        was_held: bool,
-        ask: impl Fn(Moment) -> std::result::Result<ReleaseReply, Failure>,
-    ) -> Result<Released> {
-        let deadline = self.operation_deadline();
-        // Half the time, so that there is another half.
-        let first = ask(clock::now().saturating_add(self.node.operation_timeout() / 2));
-        let (reply, may_be_done) = match first {
-            Err(failure) if failure.is_passing() => (ask(deadline), failure.sent),
-            reply => (reply, false),
-        };
-        match reply {
-            Ok(ReleaseReply::Released) => Ok(Released::Released),
-            Ok(ReleaseReply::Gone) if may_be_done => Ok(Released::Released),
-            Ok(ReleaseReply::Other(_)) if may_be_done && was_held => Ok(Released::Released),
-            Ok(ReleaseReply::Gone | ReleaseReply::WrongType) => Ok(Released::Gone),
-            Ok(ReleaseReply::Other(holder)) => Ok(Released::OwnedByOther(holder)),
-            Err(failure) => Err(self.node.error(failure, Action::Release, Some(key.name()))),
-        }
-    }
-
-    /// Makes the server forget a claim that came to nothing.
-    fn withdraw(&self, claim: Claim, waiter: String) {
-        if let Err((claim, waiter)) = self.renewer.undo(claim, waiter) {
-            // Shut down: nobody is left to do it in the background. What fails is left to expire.
-            let call = Release { key: &claim.key, id: claim.id.as_str(), waiter: &waiter };
-            if let Err(failure) = self.node.ask(&call, self.operation_deadline()) {
-                log::debug!("left {:?} to expire: {}", claim.key, failure.reason);
-            }
-        }
-    }
-
-    fn wrong_type(&self, key: &LockKey) -> LockError {
-        LockError::WrongType {
-            name: key.name().to_owned(),
-            key: key.lock().to_owned(),
-            server: self.node.label().clone(),
-        }
-    }
-
-    fn shutdown(&self) {
-        self.closed.store(true, Ordering::Release);
-        self.acquirer.mailbox.close();
-        // Their leases end with all the others.
-        let kept = std::mem::take(&mut *self.by_id.lock());
-        self.renewer.stop();
-        drop(kept);
-        self.acquirer.subscriber.stop();
-    }
-}
-
-/// How long a release waits for a pooled connection before it takes another way.
-const POOL_PATIENCE: Duration = Duration::from_millis(5);
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        let Some(core) = self.core.take() else { return };
-        if self.pid == std::process::id() {
-            core.shutdown();
-        } else {
-            // In a forked child the threads are not there, and what they had locked stays locked.
-            std::mem::forget(core);
-        }
+        self.service.server()
     }
 }
 

@@ -5,13 +5,15 @@ use std::{
     collections::HashMap,
     ops::Deref,
     rc::{Rc, Weak},
+    sync::Arc,
 };
 
 use crate::{
     config::LockOptions,
     error::{LockError, Result},
-    guard::{LockGuard, Released},
-    manager::RedisMgr,
+    guard::LockGuard,
+    released::Released,
+    service::Service,
 };
 
 type Held = HashMap<(u64, Box<str>), Weak<LockGuard>>;
@@ -39,22 +41,23 @@ thread_local! {
 #[derive(Debug)]
 pub struct ReentrantGuard {
     guard: Rc<LockGuard>,
-    manager: u64,
+    service: u64,
 }
 
 impl ReentrantGuard {
     /// Enters again if this thread holds the lock, else takes it.
-    pub(crate) fn enter(mgr: &RedisMgr, name: &str, options: &LockOptions) -> Result<ReentrantGuard> {
-        let key = (mgr.number(), Box::from(name));
+    pub(crate) fn enter(service: &Arc<Service>, name: &str, options: &LockOptions) -> Result<ReentrantGuard> {
+        let core = service.core()?;
+        let key = (service.number(), Box::from(name));
         let held = HELD.with(|held| held.borrow().get(&key).and_then(Weak::upgrade));
         if let Some(guard) = held {
             guard.ensure_held()?;
-            return Ok(ReentrantGuard { guard, manager: key.0 });
+            return Ok(ReentrantGuard { guard, service: key.0 });
         }
-        let guard = Rc::new(mgr.lock_with(name, options)?);
-        let manager = key.0;
+        let guard = Rc::new(LockGuard::new(core.take(name, options)?, service.clone()));
+        let number = key.0;
         HELD.with(|held| held.borrow_mut().insert(key, Rc::downgrade(&guard)));
-        Ok(ReentrantGuard { guard, manager })
+        Ok(ReentrantGuard { guard, service: number })
     }
 
     /// How many guards of this thread hold the lock.
@@ -80,7 +83,7 @@ impl ReentrantGuard {
 
     fn forget(&self) {
         // While the thread ends, its table may be gone already, and needs no tidying then.
-        let _ = HELD.try_with(|held| held.borrow_mut().remove(&(self.manager, Box::from(self.guard.name()))));
+        let _ = HELD.try_with(|held| held.borrow_mut().remove(&(self.service, Box::from(self.guard.name()))));
     }
 }
 

@@ -26,12 +26,12 @@ use crate::{
     error::LockLost,
     grant::{Claim, deadline_from},
     holder::Holder,
-    key::Quoted,
     lease::{End, Lease},
     node::{
         Answer, Connection, Failure, Reason, RedisNode,
         script::{By, Call, Release, ReleaseReply, Renew, Renewal, Renewed},
     },
+    text::Quoted,
 };
 
 /// Locks in one call of the renewal script: enough to make round trips cheap, few enough not to hold the server up.

@@ -1,0 +1,318 @@
+//! `Service`: the parts of a manager and how they work together. `Core::take` and `Core::give_up` are the whole life
+//! of a lock.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use uuid::Uuid;
+
+use crate::{
+    acquire::{Acquirer, Mailbox, NotAcquired, Subscriber},
+    clock::{self, Moment},
+    config::{LockOptions, Settings},
+    error::{Action, LockError, LockLost, Result},
+    grant::Claim,
+    holder::Holder,
+    id::generate_lock_id,
+    key::LockKey,
+    lease::{End, Lease},
+    node::{
+        Failure, Pooled, RedisNode,
+        script::{Inspect, Inspected, Release, ReleaseReply},
+    },
+    released::Released,
+    renewer::{LockRenewer, Registration, Upkeep},
+};
+
+/// How long a release waits for a pooled connection before it takes another way.
+const POOL_PATIENCE: Duration = Duration::from_millis(5);
+
+/// What the clones of a manager and its guards share; shuts down when the last of them goes.
+pub(crate) struct Service {
+    /// Empty only while the service is being dropped.
+    core: Option<Core>,
+    number: u64,
+    /// A forked child has a copy of all this, and none of the threads.
+    pid: u32,
+}
+
+/// The parts.
+pub(crate) struct Core {
+    settings: Settings,
+    node: Arc<RedisNode>,
+    acquirer: Acquirer,
+    renewer: LockRenewer,
+    closed: AtomicBool,
+    /// Locks whose holders only remember an identifier.
+    by_id: Mutex<HashMap<String, Kept>>,
+}
+
+/// A lease, and the registration that keeps it alive.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    pub(crate) lease: Arc<Lease>,
+    pub(crate) registration: Registration,
+}
+
+impl Service {
+    /// Starts the threads; connects to nothing.
+    pub(crate) fn start(settings: Settings) -> Result<Service> {
+        static STARTED: AtomicU64 = AtomicU64::new(0);
+        let no_thread = |purpose| move |cause| LockError::NoThread { purpose, cause };
+        let Settings { ref endpoint, pool_size, operation_timeout, spin, .. } = settings;
+        let node = RedisNode::new(endpoint.clone(), pool_size, operation_timeout, spin)
+            .ok_or_else(|| no_thread("connection pool")(std::io::ErrorKind::WouldBlock.into()))?;
+        let node = Arc::new(node);
+        let mailbox = Arc::new(Mailbox::default());
+        let renewer = LockRenewer::start(node.clone()).map_err(no_thread("lock renewer"))?;
+        let channel = format!("distlock:client:{}", Uuid::new_v4());
+        let subscriber = match Subscriber::start(node.clone(), channel, mailbox.clone()) {
+            Ok(subscriber) => subscriber,
+            Err(cause) => {
+                renewer.stop();
+                return Err(no_thread("lock subscriber")(cause));
+            }
+        };
+        let acquirer = Acquirer {
+            node: node.clone(),
+            mailbox,
+            subscriber,
+            claim_window: settings.claim_window,
+            heal: !settings.prefix.is_empty(),
+        };
+        let closed = AtomicBool::new(false);
+        let core = Core { settings, node, acquirer, renewer, closed, by_id: Mutex::default() };
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        Ok(Service { core: Some(core), number, pid: std::process::id() })
+    }
+
+    pub(crate) fn in_own_process(&self) -> bool {
+        self.pid == std::process::id()
+    }
+
+    /// Differs between the services of a process.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(crate) fn server(&self) -> &str {
+        self.core.as_ref().map_or("", |core| core.node.label())
+    }
+
+    /// The parts, for new business.
+    pub(crate) fn core(&self) -> Result<&Core> {
+        if !self.in_own_process() {
+            return Err(LockError::Forked);
+        }
+        match &self.core {
+            Some(core) if !core.closed.load(Ordering::Acquire) => Ok(core),
+            _ => Err(LockError::Shutdown),
+        }
+    }
+
+    /// The parts, for ending what was begun before a shutdown.
+    pub(crate) fn core_for_ending(&self) -> Option<&Core> {
+        self.core.as_ref().filter(|_| self.in_own_process())
+    }
+
+    pub(crate) fn shutdown(&self) {
+        if let Some(core) = self.core_for_ending() {
+            core.shutdown();
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let Some(core) = self.core.take() else { return };
+        if self.pid == std::process::id() {
+            core.shutdown();
+        } else {
+            // In a forked child the threads are not there, and what they had locked stays locked.
+            std::mem::forget(core);
+        }
+    }
+}
+
+impl Core {
+    fn operation_deadline(&self) -> Moment {
+        clock::now().saturating_add(self.node.operation_timeout())
+    }
+
+    /// The one story: from a name to a lease that is kept.
+    pub(crate) fn take(&self, name: &str, options: &LockOptions) -> Result<Kept> {
+        let terms = self.settings.terms(options)?;
+        let claim = Claim { key: self.key(name)?, id: generate_lock_id(), ttl: terms.ttl };
+        let grant = match self.acquirer.run(&claim, terms.wait) {
+            Ok(grant) => grant,
+            Err(NotAcquired { error, leftover }) => {
+                if let Some(waiter) = leftover {
+                    self.withdraw(claim, waiter);
+                }
+                return Err(error);
+            }
+        };
+        let upkeep = Upkeep {
+            renew: terms.renew,
+            provisional: grant.provisional,
+            hold_until: terms.max_hold.map_or(Moment::NEVER, |limit| clock::now().saturating_add(limit)),
+        };
+        let lease = Arc::new(Lease::open(claim, grant));
+        match self.renewer.keep(&lease, upkeep) {
+            Some(registration) => Ok(Kept { lease, registration }),
+            None => {
+                // Shut down in between. The lock goes back as if it had never been ours, or expires.
+                let _ = self.release_claim(&lease.claim, true);
+                Err(LockError::Shutdown)
+            }
+        }
+    }
+
+    /// The end of the story: of the lease, of its renewal, of the lock; in this order, so that nobody believes in a
+    /// lock that may be free.
+    pub(crate) fn give_up(&self, kept: Kept) -> Result<Released> {
+        let Kept { lease, registration } = kept;
+        let was_held = lease.is_held(clock::now()) && lease.end(End::Released);
+        drop(registration);
+        self.release_claim(&lease.claim, was_held)
+    }
+
+    /// The same for a holder who does not ask how it went: a lock that is known to be lost is not released again.
+    pub(crate) fn let_go(&self, kept: Kept) -> Result<()> {
+        let held = kept.lease.is_held(clock::now());
+        match kept.lease.ended() {
+            None if held => self.give_up(kept).map(drop),
+            None | Some(End::Lost(LockLost::Expired | LockLost::MaxHold)) => {
+                // A renewal may have been applied without our knowing.
+                self.withdraw(kept.lease.claim.clone(), String::new());
+                Ok(())
+            }
+            Some(_) => Ok(()),
+        }
+    }
+
+    pub(crate) fn key(&self, name: &str) -> Result<LockKey> {
+        LockKey::new(&self.settings.prefix, name)
+    }
+
+    /// Keeps a lock whose holder only remembers its identifier.
+    pub(crate) fn keep_by_id(&self, kept: Kept) -> String {
+        let id = kept.lease.claim.id.to_string();
+        self.by_id.lock().insert(id.clone(), kept);
+        id
+    }
+
+    /// The lock that was kept under this identifier, if it is the one of this name.
+    pub(crate) fn take_by_id(&self, key: &LockKey, id: &str) -> Option<Kept> {
+        let mut by_id = self.by_id.lock();
+        by_id.get(id).is_some_and(|kept| kept.lease.claim.key == *key).then(|| by_id.remove(id))?
+    }
+
+    pub(crate) fn inspect(&self, key: &LockKey) -> Result<Option<Holder>> {
+        let deadline = self.operation_deadline();
+        let answer = match self.node.ask(&Inspect(key), deadline) {
+            // The connection may have gone stale; asking again changes nothing.
+            Err(failure) if failure.sent && failure.is_passing() => self.node.ask(&Inspect(key), deadline),
+            answer => answer,
+        };
+        match answer.map_err(|failure| self.node.error(failure, Action::Inspect, Some(key.name())))?.reply {
+            Inspected::Held(holder) => Ok(Some(holder)),
+            Inspected::Free => Ok(None),
+            Inspected::WrongType => Err(LockError::WrongType {
+                name: key.name().to_owned(),
+                key: key.lock().to_owned(),
+                server: self.node.label().clone(),
+            }),
+        }
+    }
+
+    pub(crate) fn ping(&self) -> Result<Duration> {
+        let deadline = self.operation_deadline();
+        let answer = match self.node.ping(deadline) {
+            Err(failure) if failure.sent && failure.is_passing() => self.node.ping(deadline),
+            answer => answer,
+        };
+        answer.map_err(|failure| self.node.error(failure, Action::Ping, None))
+    }
+
+    pub(crate) fn connection(&self) -> Result<Pooled> {
+        let pooled = self.node.pooled(self.operation_deadline());
+        pooled.map_err(|failure| self.node.error(failure, Action::Connect, None))
+    }
+
+    /// Releases a lock of our own; what fails is repeated in the background. Like keeping a lock, giving it up does
+    /// not depend on the pool.
+    fn release_claim(&self, claim: &Claim, was_held: bool) -> Result<Released> {
+        let call = Release { key: &claim.key, id: claim.id.as_str(), waiter: "" };
+        let outcome = self.release_twice(&claim.key, was_held, |deadline| {
+            match self.node.pooled(deadline.min(clock::now().saturating_add(POOL_PATIENCE))) {
+                Ok(mut connection) => self.node.ask_on(&mut connection, &call, deadline).map(|answer| answer.reply),
+                Err(_) => self.renewer.release(claim, deadline),
+            }
+        });
+        if outcome.is_err() {
+            // After a shutdown there is no background, and the lock is left to expire.
+            let _ = self.renewer.undo(claim.clone(), String::new());
+        }
+        outcome
+    }
+
+    /// Releases whatever is held under `id`; the empty one stands for whoever holds it.
+    pub(crate) fn release(&self, key: &LockKey, id: &str) -> Result<Released> {
+        let call = Release { key, id, waiter: "" };
+        self.release_twice(key, false, |deadline| self.node.ask(&call, deadline).map(|answer| answer.reply))
+    }
+
+    /// Asks, and asks again if the answer is lost. "Nobody holds it" then means that the first request was carried
+    /// out; and so does "somebody else" if it was held until then, for a release hands the lock on.
+    fn release_twice(
+        &self,
+        key: &LockKey,
+        was_held: bool,
+        ask: impl Fn(Moment) -> std::result::Result<ReleaseReply, Failure>,
+    ) -> Result<Released> {
+        let deadline = self.operation_deadline();
+        // Half the time, so that there is another half.
+        let first = ask(clock::now().saturating_add(self.node.operation_timeout() / 2));
+        let (reply, may_be_done) = match first {
+            Err(failure) if failure.is_passing() => (ask(deadline), failure.sent),
+            reply => (reply, false),
+        };
+        match reply {
+            Ok(ReleaseReply::Released) => Ok(Released::Released),
+            Ok(ReleaseReply::Gone) if may_be_done => Ok(Released::Released),
+            Ok(ReleaseReply::Other(_)) if may_be_done && was_held => Ok(Released::Released),
+            Ok(ReleaseReply::Gone | ReleaseReply::WrongType) => Ok(Released::Gone),
+            Ok(ReleaseReply::Other(holder)) => Ok(Released::OwnedByOther(holder)),
+            Err(failure) => Err(self.node.error(failure, Action::Release, Some(key.name()))),
+        }
+    }
+
+    /// Makes the server forget a claim that came to nothing.
+    fn withdraw(&self, claim: Claim, waiter: String) {
+        if let Err((claim, waiter)) = self.renewer.undo(claim, waiter) {
+            // Shut down: nobody is left to do it in the background. What fails is left to expire.
+            let call = Release { key: &claim.key, id: claim.id.as_str(), waiter: &waiter };
+            if let Err(failure) = self.node.ask(&call, self.operation_deadline()) {
+                log::debug!("left {:?} to expire: {}", claim.key, failure.reason);
+            }
+        }
+    }
+
+    fn shutdown(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.acquirer.mailbox.close();
+        // Their leases end with all the others.
+        let kept = std::mem::take(&mut *self.by_id.lock());
+        self.renewer.stop();
+        drop(kept);
+        self.acquirer.subscriber.stop();
+    }
+}
