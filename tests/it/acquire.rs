@@ -9,7 +9,7 @@ use crate::{
         IMPATIENT, SECOND, UnwrapReleased, await_gone, await_queued, fence_key, foreign_release, foreign_take, get,
         impatient, in_thread, label, lease, manager, patient, proxied, pttl, queue_key, waiter, within,
     },
-    support::{CEILING, Fault, FaultProxy, RedisServer, any_request, contains, eventually},
+    support::{CEILING, Fault, RedisServer, any_request, contains, eventually},
 };
 
 const LOCK: &str = "lock:x";
@@ -151,8 +151,7 @@ fn an_acquire_that_arrives_late_takes_nothing() {
     assert!(mgr.try_lock("x").unwrap_err().is_unavailable());
     let commands = server.monitor();
     late.let_go();
-    let id_of_request = commands.wait_for("\"try\"");
-    assert!(id_of_request.contains(LOCK), "{id_of_request}");
+    assert!(commands.wait_for("\"try\"").contains(LOCK));
     server.cli(&["ECHO", "end of the story"]);
     commands.wait_for("end of the story");
     let taken = commands.lines().into_iter().find(|line| line.to_uppercase().contains("\"SET\" \"LOCK:X\""));
@@ -163,7 +162,7 @@ fn an_acquire_that_arrives_late_takes_nothing() {
 #[test]
 fn a_doubled_reply_is_not_taken_for_the_next_answer() {
     let (server, proxy, mgr) = proxied(patient);
-    proxy.on_request(any_request, Fault::DuplicateReply).forever();
+    let doubled = proxy.on_request(contains(LOCK), Fault::DuplicateReply).forever();
     for _ in 0..20 {
         let guard = mgr.lock("x").unwrap();
         assert_eq!(get(&server, LOCK).as_deref(), Some(guard.id().as_str()));
@@ -171,6 +170,7 @@ fn a_doubled_reply_is_not_taken_for_the_next_answer() {
         guard.release().unwrap().unwrap_released();
         assert_eq!(get(&server, LOCK), None);
     }
+    assert!(doubled.fired() >= 60);
 }
 
 #[test]

@@ -72,12 +72,6 @@ pub(crate) fn timed<T>(call: impl FnOnce() -> T) -> (T, Duration) {
     (result, started.elapsed())
 }
 
-/// The instant `span` from now, for waits on channels and conditions.
-#[expect(clippy::disallowed_methods, reason = "no test outlives a suspended machine")]
-pub(crate) fn now() -> Instant {
-    Instant::now()
-}
-
 pub(crate) fn get(server: &RedisServer, key: &str) -> Option<String> {
     server.query(&["GET", key])
 }
@@ -155,15 +149,28 @@ pub(crate) fn foreign_release(server: &RedisServer, key: &str, id: &str) -> bool
     server.query::<i64>(&["EVAL", SCRIPT, "1", key, id]) == 1
 }
 
+/// Matches the renewal of one lock: the one request that names the lock and not its line.
+pub(crate) fn is_renewal(lock: &'static str) -> impl Fn(&[Vec<u8>]) -> bool + Send + 'static {
+    move |words| {
+        let text = |word: &Vec<u8>| String::from_utf8_lossy(word).into_owned();
+        words.iter().any(|word| text(word) == lock) && !words.iter().any(|word| text(word).contains("distlock:queue"))
+    }
+}
+
 /// Runs the named test again in a process of its own, where alone this is true; for tests of what a process has once.
 #[track_caller]
-pub(crate) fn alone(test: &str) -> bool {
+pub(crate) fn alone(test: &str, env: &[(&str, &str)]) -> bool {
     const MARK: &str = "DISTLOCK_TEST_ALONE";
     if env::var_os(MARK).is_some() {
         return true;
     }
     let program = env::current_exe().unwrap();
-    let output = Command::new(program).args([test, "--exact", "--nocapture"]).env(MARK, "1").output().unwrap();
+    let output = Command::new(program)
+        .args([test, "--exact", "--nocapture"])
+        .env(MARK, "1")
+        .envs(env.iter().copied())
+        .output()
+        .unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
     assert!(said.contains("1 passed"), "no test has the name {test}: {said}");

@@ -1,1 +1,196 @@
-//! To come.
+//! Giving a lock up: what it says, what it leaves, and servers that do not answer meanwhile.
+
+use std::{panic, thread};
+
+use distlock::{LockError, LockGuard, RedisMgr, Released};
+
+use crate::{
+    kit::{
+        BOUNDED, SECOND, UnwrapReleased, await_gone, fence_key, get, impatient, lease, manager, patient, proxied,
+        waiter, within,
+    },
+    support::{CEILING, Fault, RedisServer, contains, eventually},
+};
+
+const LOCK: &str = "lock:x";
+
+#[test]
+fn a_release_says_how_it_went() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    assert_eq!(mgr.lock("x").unwrap().release().unwrap(), Released::Released);
+    assert_eq!(server.keys(), [fence_key("x")]);
+
+    let guard = mgr.lock("x").unwrap();
+    server.cli(&["DEL", LOCK]);
+    assert_eq!(guard.release().unwrap(), Released::Gone);
+
+    let guard = mgr.lock("x").unwrap();
+    server.cli(&["SET", LOCK, "a stranger", "PX", "60000"]);
+    let Released::OwnedByOther(holder) = guard.release().unwrap() else { panic!("it is another's") };
+    assert_eq!(holder.id(), "a stranger");
+    assert_eq!(get(&server, LOCK).as_deref(), Some("a stranger"));
+}
+
+#[test]
+fn a_drop_releases() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    drop(mgr.lock("x").unwrap());
+    assert_eq!(get(&server, LOCK), None);
+    drop(mgr.try_lock("x").unwrap());
+    assert_eq!(get(&server, LOCK), None);
+}
+
+#[test]
+fn a_release_whose_reply_is_lost_is_a_release() {
+    for fault in [Fault::DropReply, Fault::ResetAfterRequest, Fault::CloseAfterRequest, Fault::ResetBeforeRequest] {
+        let (server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(2 * SECOND));
+        let guard = mgr.lock("x").unwrap();
+        let lost = proxy.on_request(contains(LOCK), fault.clone());
+        assert_eq!(guard.release().unwrap(), Released::Released, "{fault:?}");
+        assert_eq!(lost.fired(), 1);
+        assert_eq!(get(&server, LOCK), None, "{fault:?}");
+    }
+}
+
+/// The first request hands the lock to the waiter; asking again must not take it away from there.
+#[test]
+fn a_handover_whose_reply_is_lost_happens_once() {
+    let (server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(2 * SECOND));
+    let guard = mgr.lock("x").unwrap();
+    let waiting = waiter(&server, &manager(&server), "x");
+    let lost = proxy.on_request(contains(LOCK), Fault::DropReply);
+    let outcome = guard.release().unwrap();
+    lost.wait_fired();
+    let next = waiting.join().unwrap().unwrap();
+    assert!(!matches!(outcome, Released::Gone), "{outcome:?}");
+    assert!(next.is_held());
+    assert_eq!(get(&server, LOCK).as_deref(), Some(next.id().as_str()));
+    next.release().unwrap().unwrap_released();
+}
+
+#[test]
+fn a_release_at_a_stopped_server_fails_in_time_and_is_made_up_for() {
+    let server = RedisServer::start();
+    let mgr = RedisMgr::new(impatient(server.url()).ttl(600 * SECOND)).unwrap();
+    let guard = mgr.lock("x").unwrap();
+    server.stop();
+    let error = within(BOUNDED, "release", || guard.release().unwrap_err());
+    assert!(error.is_unavailable(), "{error}");
+    assert!(error.to_string().starts_with("could not release lock \"x\" at 127.0.0.1:"), "{error}");
+    server.cont();
+    await_gone(&server, LOCK);
+}
+
+#[test]
+fn a_drop_at_a_stopped_server_is_bounded_and_made_up_for() {
+    let server = RedisServer::start();
+    let mgr = RedisMgr::new(impatient(server.url()).ttl(600 * SECOND)).unwrap();
+    let guards = [mgr.lock("x").unwrap(), mgr.lock("y").unwrap()];
+    server.stop();
+    within(2 * BOUNDED, "drop", || drop(guards));
+    server.cont();
+    await_gone(&server, LOCK);
+    await_gone(&server, "lock:y");
+}
+
+#[test]
+fn a_release_that_arrives_late_leaves_the_next_holder_alone() {
+    let (server, proxy, mgr) = proxied(impatient);
+    let guard = mgr.lock("x").unwrap();
+    let late = proxy.on_request(contains(LOCK), Fault::HoldRequest).forever();
+    assert!(guard.release().unwrap_err().is_unavailable());
+    assert!(manager(&server).force_release("x").unwrap());
+    let next = manager(&server).lock("x").unwrap();
+    let commands = server.monitor();
+    late.disarm();
+    late.let_go();
+    commands.wait_for("\"EVALSHA\"");
+    drop(mgr.lock("y").unwrap());
+    assert_eq!(get(&server, LOCK).as_deref(), Some(next.id().as_str()));
+    assert!(next.is_held());
+}
+
+#[test]
+fn a_release_without_the_right_to_publish_still_frees_the_lock() {
+    let server = RedisServer::start();
+    server.cli(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-publish"]);
+    let mgr = RedisMgr::new(patient(format!("redis://app:pw@{}", server.addr()))).unwrap();
+    let guard = mgr.lock("x").unwrap();
+    let waiting = waiter(&server, &manager(&server), "x");
+    guard.release().unwrap().unwrap_released();
+    let next = within(BOUNDED, "the wait", || waiting.join().unwrap().unwrap());
+    assert_eq!(get(&server, LOCK).as_deref(), Some(next.id().as_str()));
+}
+
+#[test]
+fn a_guard_can_be_released_on_another_thread() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    for finish in [|guard| LockGuard::release(guard).unwrap().unwrap_released(), drop::<LockGuard>] {
+        let guard = mgr.lock("x").unwrap();
+        thread::spawn(move || finish(guard)).join().unwrap();
+        assert_eq!(get(&server, LOCK), None);
+    }
+}
+
+#[test]
+fn a_guard_outlives_its_manager() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let guard = mgr.lock_with("x", &lease(3 * SECOND)).unwrap();
+    drop(mgr);
+    let commands = server.monitor();
+    commands.wait_for("lua] \"PEXPIRE\" \"lock:x\"");
+    assert!(guard.is_held());
+    guard.release().unwrap().unwrap_released();
+    assert_eq!(get(&server, LOCK), None);
+}
+
+#[test]
+fn a_panic_releases() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let panicked = thread::spawn({
+        let mgr = mgr.clone();
+        move || {
+            let _guard = mgr.lock("x").unwrap();
+            // Quieter than a panic, and unwinds like one.
+            panic::resume_unwind(Box::new("work went wrong"));
+        }
+    });
+    assert!(panicked.join().is_err());
+    assert_eq!(get(&server, LOCK), None);
+    drop(mgr.try_lock("x").unwrap());
+}
+
+#[test]
+fn a_guard_that_outlives_a_shutdown_does_no_harm() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let (released, dropped) = (mgr.lock("x").unwrap(), mgr.lock("y").unwrap());
+    mgr.shutdown();
+    let other = manager(&server).lock("x").unwrap();
+    let outcome = within(BOUNDED, "release", || released.release());
+    assert!(matches!(outcome, Ok(Released::OwnedByOther(_)) | Err(LockError::Shutdown)), "{outcome:?}");
+    within(BOUNDED, "drop", || drop(dropped));
+    assert_eq!(get(&server, LOCK).as_deref(), Some(other.id().as_str()));
+}
+
+/// No renewal is sent after a release: for a while the server sees nothing of the lock but what others do.
+#[test]
+fn nothing_is_renewed_after_a_release() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let short = lease(SECOND);
+    for _ in 0..50 {
+        mgr.lock_with("x", &short).unwrap().release().unwrap();
+    }
+    let watched = mgr.lock_with("y", &lease(3 * SECOND)).unwrap();
+    let commands = server.monitor();
+    let count = |part: &str| commands.lines().iter().filter(|line| line.contains(part)).count();
+    eventually("the other lock is renewed", CEILING, || count("lua] \"PEXPIRE\" \"lock:y\"") >= 2);
+    assert_eq!(count(LOCK), 0, "{:#?}", commands.lines());
+    assert!(watched.is_held());
+}

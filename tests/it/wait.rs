@@ -1,1 +1,310 @@
-//! To come.
+//! Waiting for a lock: order, waking, giving up, and servers and neighbours that go away meanwhile.
+
+use std::{thread, time::Duration};
+
+use distlock::{LockError, LockOptions, RedisMgr};
+use parking_lot::Mutex;
+
+use crate::{
+    kit::{
+        BOUNDED, IMPATIENT, SECOND, UnwrapReleased, await_queued, get, impatient, in_thread, lease, manager, patient,
+        pttl, queue_key, queued, timed, waiter, within,
+    },
+    support::{CEILING, FaultProxy, Monitor, RedisServer, eventually},
+};
+
+const LOCK: &str = "lock:x";
+
+fn waiting_for(wait: Duration) -> LockOptions {
+    LockOptions::new().wait(wait)
+}
+
+#[test]
+fn a_release_wakes_the_next_waiter_long_before_it_would_look() {
+    let server = RedisServer::start();
+    let (mgr, other) = (manager(&server), manager(&server));
+    let mut spans = Vec::new();
+    for _ in 0..21 {
+        let guard = mgr.lock("x").unwrap();
+        let waiting = waiter(&server, &other, "x");
+        let (next, span) = timed(|| {
+            guard.release().unwrap().unwrap_released();
+            waiting.join().unwrap().unwrap()
+        });
+        next.release().unwrap().unwrap_released();
+        spans.push(span);
+    }
+    spans.sort();
+    // Looks are half a second apart, so that by looks alone the median would be a quarter of a second.
+    assert!(spans[10] < Duration::from_millis(100), "{spans:?}");
+}
+
+#[test]
+fn nobody_is_woken_in_vain() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let guard = mgr.lock("x").unwrap();
+    let waiting: Vec<_> = (0..10).map(|_| waiter(&server, &mgr, "x")).collect();
+    guard.release().unwrap().unwrap_released();
+    for waiter in waiting {
+        waiter.join().unwrap().unwrap().release().unwrap().unwrap_released();
+    }
+    assert_eq!(server.commandstats()["publish"], 10);
+}
+
+#[test]
+fn who_gives_up_learns_who_had_it_and_leaves_nothing() {
+    let server = RedisServer::start();
+    let (mgr, other) = (manager(&server), manager(&server));
+    let guard = mgr.lock("x").unwrap();
+    let wait = Duration::from_millis(200);
+    let error = within(60 * SECOND, "the wait", || other.try_lock_for("x", wait).unwrap_err());
+    let LockError::Timeout { name, holder, waited, .. } = &error else { panic!("{error:?}") };
+    assert_eq!((name.as_str(), holder.as_ref().unwrap().id()), ("x", guard.id().as_str()));
+    assert!(*waited >= wait, "{waited:?}");
+    assert!(error.is_timeout() && error.is_contended());
+    eventually("it is out of the line", CEILING, || !server.query::<bool>(&["EXISTS", &queue_key("x")]));
+    assert_eq!(get(&server, LOCK).as_deref(), Some(guard.id().as_str()));
+    guard.release().unwrap().unwrap_released();
+    assert_eq!(get(&server, LOCK), None);
+}
+
+#[test]
+fn waits_of_any_length() {
+    let server = RedisServer::start();
+    let (mgr, other) = (manager(&server), manager(&server));
+    for wait in [Duration::ZERO, Duration::from_nanos(1), Duration::from_micros(1), Duration::MAX] {
+        drop(mgr.lock_with("x", &waiting_for(wait)).unwrap());
+    }
+    let guard = mgr.lock("x").unwrap();
+    assert!(matches!(other.try_lock_for("x", Duration::ZERO), Err(LockError::Held { .. })));
+    assert!(matches!(other.try_lock_for("x", Duration::from_nanos(1)), Err(LockError::Timeout { .. })));
+    let waiting = in_thread(&other, "x", |mgr, name| mgr.try_lock_for(name, Duration::MAX));
+    await_queued(&server, "x", 1);
+    guard.release().unwrap().unwrap_released();
+    assert!(waiting.join().unwrap().unwrap().is_held());
+}
+
+#[test]
+fn waiters_that_give_up_cost_the_others_nothing() {
+    let server = RedisServer::start();
+    let (mgr, other) = (manager(&server), manager(&server));
+    let guard = mgr.lock("x").unwrap();
+    let served = Mutex::new(Vec::new());
+    thread::scope(|threads| {
+        for number in 0..6 {
+            let served = &served;
+            let mgr = if number % 2 == 0 { &mgr } else { &other };
+            threads.spawn(move || match number {
+                // The head, and two in the middle.
+                0 | 2 | 3 => assert!(mgr.try_lock_for("x", 2 * SECOND).unwrap_err().is_timeout()),
+                _ => {
+                    let guard = mgr.lock("x").unwrap();
+                    served.lock().push(number);
+                    drop(guard);
+                }
+            });
+            eventually("it stands in line, or its patience is over", CEILING, || queued(&server, "x") > number.min(2));
+        }
+        await_queued(&server, "x", 3);
+        guard.release().unwrap().unwrap_released();
+    });
+    assert_eq!(*served.lock(), [1, 4, 5]);
+}
+
+/// Goal: a grant that meets a waiter who is just leaving goes to the next. Method: patience and release end at about
+/// the same time, many times; a grant that got lost would keep the lock for the claim window of 20 s.
+#[test]
+fn a_grant_to_somebody_who_is_leaving_is_passed_on() {
+    let server = RedisServer::start();
+    let (mgr, other) = (manager(&server), manager(&server));
+    let mut timeouts = 0;
+    for round in 0..60 {
+        let guard = mgr.lock("x").unwrap();
+        let patience = Duration::from_micros(200 + 250 * round);
+        let leaving = in_thread(&other, "x", move |mgr, name| mgr.try_lock_for(name, patience).map(drop));
+        // About as long as it takes the other to come: the round trips of these.
+        for _ in 0..round / 4 {
+            mgr.is_locked("y").unwrap();
+        }
+        guard.release().unwrap().unwrap_released();
+        timeouts += usize::from(leaving.join().unwrap().is_err());
+        within(BOUNDED, "the next", || {
+            mgr.try_lock_for("x", 60 * SECOND).unwrap().release().unwrap().unwrap_released()
+        });
+    }
+    eventually("nobody is left in line", CEILING, || queued(&server, "x") == 0);
+    println!("{timeouts} of 60 left with empty hands");
+}
+
+#[test]
+fn a_dead_waiter_in_front_is_passed_over() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let guard = mgr.lock("x").unwrap();
+    for entry in
+        ["20000 distlock:client:nobody dead|pid1|tid1|ts1|67e55044-10b1-426f-9247-bb680e5fe0c8", "what is this", ""]
+    {
+        server.cli(&["RPUSH", &queue_key("x"), entry]);
+    }
+    let waiting = waiter(&server, &mgr, "x");
+    guard.release().unwrap().unwrap_released();
+    let next = within(BOUNDED, "the handover", || waiting.join().unwrap().unwrap());
+    assert_eq!(get(&server, LOCK).as_deref(), Some(next.id().as_str()));
+}
+
+/// Its connection is alive for the server, and nothing arrives: the grant is void after the claim window.
+#[test]
+fn a_waiter_that_cannot_hear_holds_up_the_line_for_one_claim_window() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::in_front_of(server.addr());
+    let deaf = RedisMgr::new(patient(proxy.url()).claim_window(SECOND)).unwrap();
+    let (mgr, next) = (manager(&server), manager(&server));
+    let guard = mgr.lock("x").unwrap();
+    let first = waiter(&server, &deaf, "x");
+    let second = waiter(&server, &next, "x");
+    proxy.one_way();
+    guard.release().unwrap().unwrap_released();
+    let granted = get(&server, LOCK).expect("it was handed over");
+    let served = within(BOUNDED, "the second", || second.join().unwrap().unwrap());
+    assert_ne!(served.id().as_str(), granted);
+    proxy.heal();
+    served.release().unwrap().unwrap_released();
+    let first = first.join().unwrap().unwrap();
+    assert!(first.fencing_token() > served.fencing_token());
+    assert_eq!(get(&server, LOCK).as_deref(), Some(first.id().as_str()));
+}
+
+#[test]
+fn a_server_that_forgets_everything_lets_a_waiter_in() {
+    let server = RedisServer::start();
+    let (mgr, other) = (manager(&server), manager(&server));
+    let guard = mgr.lock("x").unwrap();
+    let waiting = waiter(&server, &other, "x");
+    server.restart_empty();
+    let next = waiting.join().unwrap().unwrap();
+    assert!(next.fencing_token() > guard.fencing_token());
+    assert_eq!(get(&server, LOCK).as_deref(), Some(next.id().as_str()));
+}
+
+#[test]
+fn a_deleted_key_lets_a_waiter_in() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let guard = mgr.lock("x").unwrap();
+    let waiting = waiter(&server, &mgr, "x");
+    server.cli(&["DEL", LOCK]);
+    // The lease is 30 s.
+    let next = within(BOUNDED, "the wait", || waiting.join().unwrap().unwrap());
+    assert!(next.fencing_token() > guard.fencing_token());
+}
+
+#[test]
+fn a_lease_that_runs_out_lets_a_waiter_in() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let guard = mgr.lock_with("x", &lease(SECOND).renew(false)).unwrap();
+    let next = within(BOUNDED, "the wait", || mgr.lock("x").unwrap());
+    assert!(!guard.is_held());
+    assert!(next.is_held());
+}
+
+#[test]
+fn a_waiter_survives_the_loss_of_its_subscription() {
+    let server = RedisServer::start();
+    let (mgr, other) = (manager(&server), manager(&server));
+    for round in 0..3 {
+        let guard = mgr.lock("x").unwrap();
+        let waiting = waiter(&server, &other, "x");
+        assert_eq!(server.kill_clients(&["TYPE", "pubsub"]), 1);
+        if round > 0 {
+            eventually("it is back", CEILING, || subscribers(&server) == 1);
+        }
+        guard.release().unwrap().unwrap_released();
+        let next = within(BOUNDED, "the wait", || waiting.join().unwrap().unwrap());
+        next.release().unwrap().unwrap_released();
+    }
+}
+
+#[test]
+fn where_subscribing_is_forbidden_waiters_look_by_themselves() {
+    let server = RedisServer::start();
+    server.cli(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "resetchannels", "+@all"]);
+    let mgr = RedisMgr::new(patient(format!("redis://app:pw@{}", server.addr()))).unwrap();
+    let guard = mgr.lock("x").unwrap();
+    let commands = server.monitor();
+    let waiting = in_thread(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
+    eventually("it has looked three times", CEILING, || count(&commands, "\"try\"") >= 3);
+    assert_eq!(queued(&server, "x"), 0);
+    guard.release().unwrap().unwrap_released();
+    within(BOUNDED, "the wait", || waiting.join().unwrap()).release().unwrap().unwrap_released();
+    assert!(mgr.try_lock_for("x", SECOND).unwrap().is_held());
+}
+
+/// Goal: nothing is asked while nothing happens. Method: five renewals of the holder give the time; fifty waiters of
+/// one manager together ask a few times in it.
+#[test]
+fn fifty_waiters_ask_next_to_nothing() {
+    let server = RedisServer::start();
+    let (mgr, other) = (manager(&server), manager(&server));
+    let guard = mgr.lock_with("x", &lease(3 * SECOND)).unwrap();
+    let waiting: Vec<_> = (0..50).map(|_| waiter(&server, &other, "x")).collect();
+    let commands = server.monitor();
+    let ((), span) =
+        timed(|| eventually("five renewals", CEILING, || count(&commands, "lua] \"PEXPIRE\" \"lock:x\"") >= 5));
+    let asked = count(&commands, "\"EVALSHA\"");
+    assert!(asked as f64 <= 5.0 + 10.0 * span.as_secs_f64(), "{asked} commands in {span:?}");
+    guard.release().unwrap().unwrap_released();
+    waiting.into_iter().for_each(|waiter| drop(waiter.join().unwrap().unwrap()));
+}
+
+#[test]
+fn the_line_itself_expires() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let guard = mgr.lock("x").unwrap();
+    let waiting = waiter(&server, &mgr, "x");
+    let left = pttl(&server, &queue_key("x"));
+    assert!(left > 0 && left <= 60_000, "{left}");
+    drop(guard);
+    drop(waiting.join().unwrap().unwrap());
+    assert!(!server.query::<bool>(&["EXISTS", &queue_key("x")]));
+}
+
+#[test]
+fn shutting_down_wakes_everybody() {
+    let server = RedisServer::start();
+    let (mgr, holder) = (manager(&server), manager(&server));
+    let guard = holder.lock("x").unwrap();
+    let waiting: Vec<_> = (0..5).map(|_| waiter(&server, &mgr, "x")).collect();
+    within(BOUNDED, "shutdown", || mgr.shutdown());
+    for waiter in waiting {
+        assert!(matches!(within(BOUNDED, "waking", || waiter.join().unwrap()), Err(LockError::Shutdown)));
+    }
+    assert!(matches!(mgr.lock("x"), Err(LockError::Shutdown)));
+    assert!(guard.is_held());
+}
+
+#[test]
+fn shutting_down_wakes_who_waits_for_a_server_that_is_away() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::in_front_of(server.addr());
+    let mgr = RedisMgr::new(impatient(proxy.url()).operation_timeout(IMPATIENT)).unwrap();
+    proxy.refuse();
+    let (started, has_started) = crossbeam_channel::bounded(1);
+    let waiting = in_thread(&mgr, "x", move |mgr, name| {
+        started.send(()).unwrap();
+        mgr.lock(name)
+    });
+    has_started.recv().unwrap();
+    within(BOUNDED, "shutdown", || mgr.shutdown());
+    assert!(matches!(within(BOUNDED, "waking", || waiting.join().unwrap()), Err(LockError::Shutdown)));
+}
+
+fn subscribers(server: &RedisServer) -> usize {
+    server.clients().iter().filter(|client| client["sub"] == "1").count()
+}
+
+fn count(commands: &Monitor, part: &str) -> usize {
+    commands.lines().iter().filter(|line| line.contains(part)).count()
+}

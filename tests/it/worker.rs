@@ -1,41 +1,33 @@
 //! What the child processes do. Each role is one function; the parent leads it by lines and hears of it in lines.
 
-use std::{
-    collections::HashMap,
-    fs,
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread,
-    time::Duration,
-};
+mod rounds;
 
-use distlock::{Config, LockError, LockGuard, LockOptions, RedisMgr, Released};
+use std::{collections::HashMap, sync::Arc, thread, time::Duration};
+
+use distlock::{Config, LockError, LockGuard, RedisMgr, Released};
 use parking_lot::Mutex;
 
 use crate::{
-    processes::history::{Hold, Recorder, boottime},
+    processes::history::boottime,
     support::{CEILING, WorkerSide},
 };
 
 #[test]
 fn entry() {
-    let Some(side) = WorkerSide::from_env() else { return };
+    let Some(side) = WorkerSide::from_env().map(Arc::new) else { return };
     match side.role() {
-        "hand" => hand(side),
-        "counter" => counter(&side),
-        "foreign" => foreign(&side),
-        "sharer" => sharer(&side),
-        "crowd" => crowd(&side),
+        "hand" => hand(&side),
+        "counter" => rounds::counter(&side),
+        "foreign" => rounds::foreign(&side),
+        "sharer" => rounds::sharer(&side),
+        "crowd" => rounds::crowd(&side),
         "forker" => forker(&side),
         role => panic!("there is no role {role}"),
     }
 }
 
 /// Time in which a holder works.
-pub fn work(span: Duration) {
+pub(crate) fn work(span: Duration) {
     let _ = crossbeam_channel::never::<()>().recv_timeout(span);
 }
 
@@ -61,189 +53,132 @@ fn number(side: &WorkerSide, key: &str) -> u64 {
     side.arg(key).parse().unwrap_or_else(|_| panic!("{key} is not a number"))
 }
 
-/// One hold as it is written down: from the first look to the latest that said "held".
-struct Witness<'a> {
-    recorder: &'a Recorder,
-    hold: Hold,
-}
-
-impl<'a> Witness<'a> {
-    /// `None` if the lock is lost before anybody could look.
-    fn enter(recorder: &'a Recorder, guard: &LockGuard) -> Option<Witness<'a>> {
-        guard.is_held().then_some(())?;
-        let now = boottime();
-        let (lock, id) = (guard.name().to_owned(), guard.id().to_string());
-        let hold = Hold { lock, id, token: Some(guard.fencing_token().0), from: now, until: now };
-        // Written at once, for it may be the last that is heard of this process.
-        recorder.note(&hold);
-        Some(Witness { recorder, hold })
-    }
-
-    /// Looks again; only what is still held afterwards is written down.
-    fn look(&mut self, held: impl FnOnce() -> bool) -> bool {
-        let now = boottime();
-        let held = held();
-        if held {
-            self.hold.until = now;
-            self.recorder.note(&self.hold);
+/// Does one thing with one lock for each line that it hears, and keeps its guards until it is told otherwise.
+fn hand(side: &Arc<WorkerSide>) {
+    let hand = Arc::new(Hand { side: side.clone(), mgr: manager(side), guards: Mutex::default() });
+    hand.side.say("ready");
+    while let Some(line) = side.hear() {
+        let (verb, name) = line.split_once(' ').expect("a verb and a name");
+        match verb {
+            // Waiting must not keep it from hearing.
+            "lock" => {
+                let (hand, name) = (hand.clone(), name.to_owned());
+                drop(thread::spawn(move || hand.lock(&name)));
+            }
+            "held" => {
+                // The very first thing that a process does which was stopped while it listened.
+                let held = hand.guards.lock()[name].is_held();
+                side.say(format!("held {name} {held}"));
+            }
+            "lost" => {
+                let why = hand.guards.lock()[name].lost().recv_timeout(CEILING);
+                side.say(format!("lost {name} {why:?}"));
+            }
+            "quiet" => {
+                let quiet = hand.guards.lock()[name].lost().is_empty();
+                side.say(format!("quiet {name} {quiet}"));
+            }
+            "write" => {
+                let accepted = fenced_write(side, name, hand.guards.lock()[name].fencing_token().0);
+                side.say(format!("write {name} {accepted}"));
+            }
+            "release" => {
+                let outcome = match hand.take(name).release() {
+                    Ok(Released::OwnedByOther(_)) => "OwnedByOther".to_owned(),
+                    outcome => format!("{outcome:?}"),
+                };
+                side.say(format!("released {name} {outcome}"));
+            }
+            "drop" => {
+                drop(hand.take(name));
+                side.say(format!("dropped {name}"));
+            }
+            "panic" => {
+                let guard = hand.take(name);
+                let thread = thread::spawn(move || {
+                    let _guard = guard;
+                    panic!("on purpose");
+                });
+                assert!(thread.join().is_err());
+                side.say(format!("panicked {name}"));
+            }
+            "exit" => std::process::exit(0),
+            verb => panic!("cannot {verb}"),
         }
-        held
+    }
+    hand.guards.lock().clear();
+    hand.mgr.shutdown();
+}
+
+struct Hand {
+    side: Arc<WorkerSide>,
+    mgr: RedisMgr,
+    guards: Mutex<HashMap<String, LockGuard>>,
+}
+
+impl Hand {
+    fn lock(&self, name: &str) {
+        match self.mgr.lock(name) {
+            Ok(guard) => {
+                let line = format!("locked {name} {} {} {}", guard.fencing_token(), boottime(), guard.id());
+                self.guards.lock().insert(name.to_owned(), guard);
+                self.side.say(line);
+            }
+            Err(error) => self.side.say(format!("failed {name} {error}")),
+        }
+    }
+
+    fn take(&self, name: &str) -> LockGuard {
+        self.guards.lock().remove(name).expect("not locked here")
     }
 }
 
-/// A read-modify-write that loses an update when two do it at a time.
-fn increment(path: &Path) -> u64 {
-    let text = fs::read_to_string(path).unwrap_or_default();
-    let next = text.trim().parse::<u64>().unwrap_or(0) + 1;
-    fs::write(path, next.to_string()).expect("cannot write the counter");
-    next
-}
-
-/// Takes a lock `rounds` times and counts in a file under it.
-fn counter(side: &WorkerSide) {
-    let (mgr, recorder) = (manager(side), Recorder::open(side.arg("history")));
-    let (name, file) = (side.arg("lock"), side.arg("file"));
-    side.say("ready");
-    side.hear();
-    for _ in 0..number(side, "rounds") {
-        let guard = mgr.lock(&name).expect("no lock");
-        let mut witness = Witness::enter(&recorder, &guard).expect("lost at once");
-        increment(file.as_ref());
-        assert!(witness.look(|| guard.is_held()), "lost meanwhile");
-    }
-    side.say("done");
-}
-
-/// Does the same as `counter` with nothing but the two commands of the common recipe.
-fn foreign(side: &WorkerSide) {
+/// A write to a resource that knows the highest token it has seen.
+fn fenced_write(side: &WorkerSide, name: &str, token: u64) -> bool {
     let client = redis::Client::open(side.arg("url")).expect("no client");
-    let recorder = Recorder::open(side.arg("history"));
-    let locks: Vec<_> = side.arg("lock").split(',').map(str::to_owned).collect();
-    let ttl_ms = number(side, "ttl_ms");
-    let (rounds, file) = (side.try_arg("rounds"), side.try_arg("file"));
-    let ended = rounds.is_none().then(|| watch_for_the_end(side));
-    let release = redis::Script::new(
-        "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end",
+    let mut connection = client.get_connection().expect("no connection");
+    let write = redis::Script::new(
+        "local highest = tonumber(redis.call('GET', KEYS[1]) or 0)
+         if tonumber(ARGV[1]) < highest then return 0 end
+         redis.call('SET', KEYS[1], ARGV[1], 'EX', 3600)
+         return 1",
     );
-    if rounds.is_some() {
-        side.say("ready");
-        side.hear();
+    write.key(format!("resource:{name}")).arg(token).invoke::<i64>(&mut connection).expect("no answer") == 1
+}
+
+/// A process with a manager, a guard and all their threads, that forks.
+fn forker(side: &WorkerSide) {
+    let mgr = manager(side);
+    let guard = mgr.lock("forked").expect("no lock");
+    assert!(guard.is_held());
+    // SAFETY: the child uses nothing that another thread may have locked, and that is what is tested.
+    match rustix::process::Pid::from_raw(unsafe { fork() }) {
+        None => {
+            // Only this thread exists here. What it says is read by the parent's parent.
+            side.say(format!("child held {}", guard.is_held()));
+            side.say(format!("child ensure {}", matches!(guard.ensure_held(), Err(LockError::Forked))));
+            side.say(format!("child lock {}", matches!(mgr.try_lock("other"), Err(LockError::Forked))));
+            side.say(format!("child ping {}", matches!(mgr.ping(), Err(LockError::Forked))));
+            drop(guard);
+            mgr.shutdown();
+            drop(mgr);
+            side.say("child dropped all");
+            // SAFETY: it only ends the process, without running what the parent has left to run at its own end.
+            unsafe { _exit(0) }
+        }
+        Some(child) => {
+            let (_, status) = rustix::process::waitpid(Some(child), rustix::process::WaitOptions::empty())
+                .expect("cannot wait")
+                .expect("it was waited for");
+            side.say(format!("child ended {:?}", status.exit_status()));
+            side.say(format!("parent held {}", guard.is_held()));
+            side.hear();
+            side.say(format!("parent released {:?}", guard.release()));
+        }
     }
-    let mut connection = None;
-    let mut round = 0;
-    while rounds.as_ref().map_or_else(|| !ended.as_ref().is_some_and(is_set), |rounds| round.to_string() != *rounds) {
-        let Some(open) = connection.as_mut() else {
-            connection = client.get_connection().ok();
-            work(Duration::from_millis(5));
-            continue;
-        };
-        let name = &locks[round % locks.len()];
-        let (key, id) = (format!("lock:{name}"), format!("foreign-{}", uuid::Uuid::new_v4()));
-        let sent = boottime();
-        let mut take = redis::cmd("SET");
-        take.arg(&key).arg(&id).arg("NX").arg("PX").arg(ttl_ms);
-        match take.query::<Option<String>>(open) {
-            Ok(Some(_)) => {}
-            Ok(None) => {
-                work(Duration::from_millis(2));
-                continue;
-            }
-            // Whether it took the lock is not known; if so, that expires.
-            Err(_) => {
-                connection = None;
-                continue;
-            }
-        }
-        let now = boottime();
-        let believed = || boottime() < sent + ttl_ms * 990_000;
-        if believed() {
-            let hold = Hold { lock: name.clone(), id: id.clone(), token: None, from: now, until: now };
-            let mut witness = Witness { recorder: &recorder, hold };
-            if let Some(file) = &file {
-                increment(file.as_ref());
-            }
-            work(Duration::from_millis(1));
-            witness.look(believed);
-        }
-        if release.key(&key).arg(&id).invoke::<i64>(open).is_err() {
-            connection = None;
-        }
-        round += 1;
-    }
-    side.say("done");
 }
 
-/// Takes a lock until `rounds` have been taken in all. Whoever is inside stays until all the others are back in line,
-/// so that no share is lost to a slow machine.
-fn sharer(side: &WorkerSide) {
-    let (mgr, recorder) = (manager(side), Recorder::open(side.arg("history")));
-    let (name, file) = (side.arg("lock"), side.arg("file"));
-    let (rounds, others) = (number(side, "rounds"), number(side, "others"));
-    side.say("ready");
-    side.hear();
-    let mut own = 0;
-    loop {
-        let guard = mgr.lock(&name).expect("no lock");
-        let mut witness = Witness::enter(&recorder, &guard).expect("lost at once");
-        if increment(file.as_ref()) > rounds {
-            break;
-        }
-        own += 1;
-        while mgr.holder(&name).expect("no answer").and_then(|holder| holder.waiters()) != Some(others) {
-            work(Duration::from_millis(1));
-        }
-        assert!(witness.look(|| guard.is_held()), "lost meanwhile");
-    }
-    side.say(format!("had {own}"));
-}
-
-/// Threads that take turns at several locks until the parent has had enough.
-fn crowd(side: &WorkerSide) {
-    let (mgr, recorder) = (manager(side), Recorder::open(side.arg("history")));
-    let locks: Vec<_> = side.arg("lock").split(',').map(str::to_owned).collect();
-    let seed = number(side, "seed");
-    let ended = watch_for_the_end(side);
-    let one = |thread: u64| {
-        let mut dice = fastrand::Rng::with_seed(seed.wrapping_add(thread));
-        while !is_set(&ended) {
-            let ttl = Duration::from_millis(dice.u64(500..1000));
-            let options = LockOptions::new().ttl(ttl).wait(Duration::from_millis(dice.u64(0..3000)));
-            let guard = match mgr.lock_with(&locks[dice.usize(..locks.len())], &options) {
-                Ok(guard) => guard,
-                // Connections are being killed, and processes stopped for longer than any patience.
-                Err(error) if error.is_contended() || error.is_unavailable() => continue,
-                Err(error) => panic!("{error}"),
-            };
-            let Some(mut witness) = Witness::enter(&recorder, &guard) else { continue };
-            for _ in 0..dice.u32(0..4) {
-                work(Duration::from_millis(dice.u64(0..6)));
-                if !witness.look(|| guard.is_held()) {
-                    break;
-                }
-            }
-            witness.look(|| guard.is_held());
-            if dice.bool() {
-                // How it went is the business of other tests.
-                let _ = guard.release();
-            }
-        }
-    };
-    thread::scope(|scope| (0..3).for_each(|thread| drop(scope.spawn(move || one(thread)))));
-    mgr.shutdown();
-    side.say("done");
-}
-
-fn is_set(flag: &Arc<AtomicBool>) -> bool {
-    flag.load(Ordering::Acquire)
-}
-
-/// A flag that is set once the parent has ended the input.
-fn watch_for_the_end(side: &WorkerSide) -> Arc<AtomicBool> {
-    let flag = Arc::new(AtomicBool::new(false));
-    let (ended, heard) = (flag.clone(), side.listener());
-    thread::spawn(move || {
-        while heard().is_some() {}
-        ended.store(true, Ordering::Release);
-    });
-    flag
+unsafe extern "C" {
+    fn fork() -> i32;
+    fn _exit(status: i32) -> !;
 }

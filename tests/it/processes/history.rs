@@ -14,21 +14,21 @@ use std::{
 use rustix::time::{ClockId, clock_gettime};
 
 /// Nanoseconds on the clock that all processes of the machine share and that goes on while they are stopped.
-pub fn boottime() -> u64 {
+pub(crate) fn boottime() -> u64 {
     let time = clock_gettime(ClockId::Boottime);
     u64::try_from(time.tv_sec).expect("after the start") * 1_000_000_000 + u64::try_from(time.tv_nsec).expect("a part")
 }
 
 /// One stay in one lock, as far as it was seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Hold {
-    pub lock: String,
+pub(crate) struct Hold {
+    pub(crate) lock: String,
     /// Differs between any two acquisitions.
-    pub id: String,
+    pub(crate) id: String,
     /// Clients that are not of the library have none.
-    pub token: Option<u64>,
-    pub from: u64,
-    pub until: u64,
+    pub(crate) token: Option<u64>,
+    pub(crate) from: u64,
+    pub(crate) until: u64,
 }
 
 impl Hold {
@@ -56,24 +56,24 @@ impl Hold {
 }
 
 /// Appends to a history that many processes share.
-pub struct Recorder {
+pub(crate) struct Recorder {
     file: File,
 }
 
 impl Recorder {
-    pub fn open(path: impl AsRef<Path>) -> Self {
+    pub(crate) fn open(path: impl AsRef<Path>) -> Self {
         let file = File::options().create(true).append(true).open(path).expect("cannot open the history");
         Self { file }
     }
 
     /// One write per line, so that lines of different processes do not mix.
-    pub fn note(&self, hold: &Hold) {
+    pub(crate) fn note(&self, hold: &Hold) {
         (&self.file).write_all(hold.line().as_bytes()).expect("cannot write the history");
     }
 }
 
 /// Everything in a history, one entry per acquisition, in the order in which they began.
-pub fn read(path: impl AsRef<Path>) -> Vec<Hold> {
+pub(crate) fn read(path: impl AsRef<Path>) -> Vec<Hold> {
     let text = fs::read_to_string(path).unwrap_or_default();
     // Whoever is killed while writing leaves half a line.
     merge(text.lines().filter_map(Hold::parse))
@@ -92,7 +92,7 @@ fn merge(seen: impl Iterator<Item = Hold>) -> Vec<Hold> {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub enum Violation {
+pub(crate) enum Violation {
     TwoBelievers(Hold, Hold),
     TokenDidNotRise(Hold, Hold),
 }
@@ -111,7 +111,7 @@ impl fmt::Display for Violation {
 }
 
 /// Everything that two holders of one lock may never do to each other.
-pub fn violations(holds: &[Hold]) -> Vec<Violation> {
+pub(crate) fn violations(holds: &[Hold]) -> Vec<Violation> {
     let mut found = Vec::new();
     let mut locks: BTreeMap<&str, Vec<&Hold>> = BTreeMap::new();
     for hold in holds {
@@ -140,7 +140,7 @@ pub fn violations(holds: &[Hold]) -> Vec<Violation> {
 
 /// Reads a history and panics unless all is well with it.
 #[track_caller]
-pub fn expect_order(path: impl AsRef<Path>) -> Vec<Hold> {
+pub(crate) fn expect_order(path: impl AsRef<Path>) -> Vec<Hold> {
     let holds = read(path);
     let found = violations(&holds);
     let texts: Vec<_> = found.iter().take(10).map(Violation::to_string).collect();
