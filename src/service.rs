@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::{
-    acquire::{Acquirer, Mailbox, NotAcquired, Subscriber},
+    acquire::{Acquirer, Mailbox, Subscriber},
     clock::{self, Moment},
     config::{LockOptions, Settings},
     error::{Action, LockError, LockLost, Result},
@@ -152,11 +152,11 @@ impl Core {
         let claim = Claim { key: self.key(name)?, id: generate_lock_id(), ttl: terms.ttl };
         let grant = match self.acquirer.run(&claim, terms.wait) {
             Ok(grant) => grant,
-            Err(NotAcquired { error, leftover }) => {
-                if let Some(waiter) = leftover {
-                    self.withdraw(claim, waiter);
+            Err(failed) => {
+                if let Some(leftover) = &failed.leftover {
+                    self.withdraw(&claim, &leftover.waiter, leftover.late_until);
                 }
-                return Err(error);
+                return Err(failed.error);
             }
         };
         let upkeep = Upkeep {
@@ -191,7 +191,7 @@ impl Core {
             None if held => self.give_up(kept).map(drop),
             None | Some(End::Lost(LockLost::Expired | LockLost::MaxHold)) => {
                 // A renewal may have been applied without our knowing.
-                self.withdraw(kept.lease.claim.clone(), String::new());
+                self.withdraw(&kept.lease.claim, "", clock::now());
                 Ok(())
             }
             Some(_) => Ok(()),
@@ -259,7 +259,7 @@ impl Core {
         });
         if outcome.is_err() {
             // After a shutdown there is no background, and the lock is left to expire.
-            let _ = self.renewer.undo(claim.clone(), String::new());
+            self.renewer.undo(claim, "", clock::now());
         }
         outcome
     }
@@ -296,10 +296,10 @@ impl Core {
     }
 
     /// Makes the server forget a claim that came to nothing.
-    fn withdraw(&self, claim: Claim, waiter: String) {
-        if let Err((claim, waiter)) = self.renewer.undo(claim, waiter) {
+    fn withdraw(&self, claim: &Claim, waiter: &str, late_until: Moment) {
+        if !self.renewer.undo(claim, waiter, late_until) {
             // Shut down: nobody is left to do it in the background. What fails is left to expire.
-            let call = Release { key: &claim.key, id: claim.id.as_str(), waiter: &waiter };
+            let call = Release { key: &claim.key, id: claim.id.as_str(), waiter };
             if let Err(failure) = self.node.ask(&call, self.operation_deadline()) {
                 log::debug!("left {:?} to expire: {}", claim.key, failure.reason);
             }

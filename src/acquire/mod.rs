@@ -17,7 +17,7 @@ use crate::{
     grant::{Claim, FencingToken, Grant, deadline_from, deadline_of_grant},
     holder::Holder,
     node::{
-        Answer, Failure, RedisNode,
+        Answer, Failure, Reason, RedisNode,
         script::{Acquire, Acquired, Mode},
     },
 };
@@ -40,18 +40,24 @@ pub(crate) struct Acquirer {
 #[derive(Debug)]
 pub(crate) struct NotAcquired {
     pub(crate) error: LockError,
-    /// The server may know the claim (under this entry in the queue, if any), and has to be told to forget it.
-    pub(crate) leftover: Option<String>,
+    /// The server may know the claim, and has to be told to forget it.
+    pub(crate) leftover: Option<Leftover>,
+}
+
+/// What an acquisition may have left at the server.
+#[derive(Debug)]
+pub(crate) struct Leftover {
+    /// Its entry in the queue, or empty.
+    pub(crate) waiter: String,
+    /// Until when a request of it that is still on its way may be carried out.
+    pub(crate) late_until: Moment,
 }
 
 impl Acquirer {
     /// Takes the lock, waiting for at most `wait`; returns by then plus one operation timeout.
-    pub(crate) fn run(&self, claim: &Claim, wait: Option<Duration>) -> Result<Grant, NotAcquired> {
+    pub(crate) fn run(&self, claim: &Claim, wait: Option<Duration>) -> Result<Grant, Box<NotAcquired>> {
         let mut attempt = Attempt::new(self, claim, wait);
-        attempt.run().map_err(|error| NotAcquired {
-            error,
-            leftover: attempt.may_be_known.then(|| if attempt.in_line { attempt.waiter() } else { String::new() }),
-        })
+        attempt.run().map_err(|error| Box::new(NotAcquired { error, leftover: attempt.leftover() }))
     }
 }
 
@@ -67,6 +73,8 @@ struct Attempt<'a> {
     in_line: bool,
     /// The server may have our id: as the holder's, or in the line.
     may_be_known: bool,
+    /// Until when a request whose answer was lost may still be carried out.
+    late_until: Moment,
     /// Since when nothing but failures came back, and how many.
     trouble: Option<(Moment, u32)>,
     holder: Option<Holder>,
@@ -85,6 +93,7 @@ impl<'a> Attempt<'a> {
             ticket: None,
             in_line: false,
             may_be_known: false,
+            late_until: started,
             trouble: None,
             holder: None,
             queued_at_us: 0,
@@ -101,7 +110,8 @@ impl<'a> Attempt<'a> {
                         return Ok(Grant { token: FencingToken(token), deadline, provisional: false });
                     }
                     // The answer took longer than the lease. Asking again makes it whole, if it is still ours.
-                    self.troubled(None)?
+                    self.may_be_known = true;
+                    self.troubled(Failure::unclear(Reason::TimedOut))?
                 }
                 Ok(Answer { reply: Acquired::Queued { now_us, holder, position, joined }, .. }) => {
                     self.trouble = None;
@@ -127,11 +137,13 @@ impl<'a> Attempt<'a> {
                     }
                     clock::now().saturating_add(poll_pause(self.dice()))
                 }
-                Ok(Answer { reply: Acquired::Late { .. }, .. }) => self.troubled(None)?,
+                Ok(Answer { reply: Acquired::Late { .. }, .. }) => {
+                    self.troubled(Failure { sent: false, reason: Reason::TimedOut })?
+                }
                 Ok(Answer { reply: Acquired::WrongType, .. }) => return Err(self.wrong_type()),
                 Err(failure) => {
                     self.may_be_known |= failure.sent;
-                    self.troubled(Some(failure))?
+                    self.troubled(failure)?
                 }
             };
             if let Some(grant) = self.wait(until)? {
@@ -173,7 +185,11 @@ impl<'a> Attempt<'a> {
             waiter: &waiter,
             heal: self.on.heal,
         };
-        self.on.node.ask(&call, deadline)
+        let answer = self.on.node.ask(&call, deadline);
+        if matches!(&answer, Err(failure) if failure.sent) {
+            self.late_until = self.late_until.max(deadline);
+        }
+        answer
     }
 
     /// The last moment for the call: the caller's patience, and one operation timeout.
@@ -227,14 +243,10 @@ impl<'a> Attempt<'a> {
     }
 
     /// What to do after a failure: when to ask again, or the error that ends it.
-    fn troubled(&mut self, failure: Option<Failure>) -> Result<Moment, LockError> {
+    fn troubled(&mut self, failure: Failure) -> Result<Moment, LockError> {
         let now = clock::now();
         let (since, count) = self.trouble.map_or((now, 0), |(since, count)| (since, count + 1));
         self.trouble = Some((since, count));
-        let Some(failure) = failure else {
-            // The server is there; it is the time that has passed.
-            return if now >= self.hard_limit() { Err(self.too_late()) } else { Ok(now) };
-        };
         // Without a limit of the caller's, a server that stays away for a whole lease is reported.
         let patience = since.saturating_add(self.claim.ttl.max(self.on.node.operation_timeout()));
         if !failure.is_passing() || now >= self.hard_limit() || now >= patience {
@@ -243,8 +255,8 @@ impl<'a> Attempt<'a> {
             }
             return Err(self.on.node.error(failure, Action::Acquire, Some(self.claim.key.name())));
         }
-        // A connection that went stale is replaced at once.
-        if count == 0 && failure.sent {
+        // A connection that went stale is replaced at once, and a reading of the server's clock is by every answer.
+        if count == 0 && (failure.sent || matches!(failure.reason, Reason::TimedOut)) {
             return Ok(now);
         }
         Ok(now.saturating_add(retry_pause(count, self.dice())))
@@ -266,6 +278,14 @@ impl<'a> Attempt<'a> {
             key: self.claim.key.lock().to_owned(),
             server: self.on.node.label().clone(),
         }
+    }
+
+    fn leftover(&self) -> Option<Leftover> {
+        let late = clock::now() < self.late_until;
+        (self.may_be_known || late).then(|| Leftover {
+            waiter: if self.in_line { self.waiter() } else { String::new() },
+            late_until: self.late_until,
+        })
     }
 
     /// Our entry in the queue: for how long to claim, where to tell, and whom.

@@ -38,6 +38,8 @@ use crate::{
 const BATCH: usize = 100;
 /// How long a waiter that is in the queue may stay there without looking again; see acquire.lua.
 const QUEUE_LIFE: Duration = Duration::from_secs(60);
+/// Added to the moment from which the server refuses a late request, which is only known within a round trip.
+const LATE_SLACK: Duration = Duration::from_millis(100);
 
 /// Keeps leases alive. One thread: lock, decide, unlock, act, sleep until the earliest moment.
 #[derive(Debug)]
@@ -107,18 +109,25 @@ impl LockRenewer {
         Some(Registration { shared: self.shared.clone(), generation })
     }
 
-    /// Takes back in the background whatever the server may have kept of a claim; gives it back to the caller once
-    /// the renewer has been stopped.
-    pub(crate) fn undo(&self, claim: Claim, waiter: String) -> Result<(), (Claim, String)> {
+    /// Takes back in the background whatever the server may have kept of a claim. A request that may still be carried
+    /// out until `late_until` could overtake that, so then it is taken back once more. False once the renewer has
+    /// been stopped.
+    pub(crate) fn undo(&self, claim: &Claim, waiter: &str, late_until: Moment) -> bool {
         let now = clock::now();
         let life = if waiter.is_empty() { claim.ttl } else { claim.ttl.max(QUEUE_LIFE) };
+        let undo =
+            |from: Moment| Undo { claim: claim.clone(), waiter: waiter.to_owned(), until: from.saturating_add(life) };
         let mut state = self.shared.state.lock();
         if state.stop {
-            return Err((claim, waiter));
+            return false;
         }
-        state.undo(Undo { claim, waiter, until: now.saturating_add(life) }, now);
+        state.undo(undo(now), now);
+        if late_until > now {
+            let again = late_until.saturating_add(LATE_SLACK);
+            state.undo(undo(again), again);
+        }
         self.shared.wake_before(state, now);
-        Ok(())
+        true
     }
 
     /// Releases over the renewer's own connection, for a caller who finds the pool exhausted.
@@ -162,9 +171,9 @@ impl Shared {
 }
 
 impl State {
-    fn undo(&mut self, undo: Undo, now: Moment) {
-        if !self.undos.add(undo, now) {
-            log::warn!("too much is waiting to be taken back; the oldest is left to expire");
+    fn undo(&mut self, undo: Undo, at: Moment) {
+        if !self.undos.add(undo, at) {
+            log::warn!("too much is waiting to be taken back; some of it is left to expire");
         }
     }
 }

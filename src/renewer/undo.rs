@@ -28,13 +28,13 @@ pub(crate) struct UndoList {
 }
 
 impl UndoList {
-    /// Adds one, to be tried at once. False when the list is full and the oldest had to go.
-    pub(crate) fn add(&mut self, undo: Undo, now: Moment) -> bool {
+    /// Adds one, to be tried at `at`. False when the list is full and the next one had to go.
+    pub(crate) fn add(&mut self, undo: Undo, at: Moment) -> bool {
         let room = self.list.len() < LENGTH_MAX;
         if !room {
             self.list.pop_first();
         }
-        self.put(undo, now, RETRY_MIN);
+        self.put(undo, at, RETRY_MIN);
         room
     }
 
