@@ -4,7 +4,7 @@
 //! `std::time::Instant` stands still there, and a laptop that wakes up would believe in a lock it lost hours ago.
 //! Elsewhere `Instant` is used; on macOS and Windows builds a suspended machine may therefore believe for too long.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use parking_lot::{Condvar, MutexGuard};
 
@@ -60,6 +60,11 @@ pub(crate) fn now() -> Moment {
     let start = *START.get_or_init(Instant::now);
     // Never zero: zero stands for a lease that has ended.
     Moment(nanos(start.elapsed()).saturating_add(1_000_000_000))
+}
+
+/// The wall clock: for identifiers and for people, never for a deadline.
+pub(crate) fn wall() -> SystemTime {
+    SystemTime::now()
 }
 
 /// Waits on `condvar` until it is notified or `until` has come; may also wake up early.

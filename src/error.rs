@@ -269,7 +269,7 @@ fn advice(code: &str, message: &str) -> Option<&'static str> {
     if code == "NOPERM"
         || message.contains("NOPERM")
         || message.contains("ACL failure")
-        || message.contains("can't run")
+        || message.contains("executing the script can")
     {
         return Some("grant the rights listed in the README");
     }

@@ -6,6 +6,7 @@ use std::{
 };
 
 use crate::{
+    clock,
     id::{LockId, Parts},
     text::{Quoted, Span},
 };
@@ -69,7 +70,7 @@ impl Holder {
 
     /// [`held_for`](Self::held_for) before now, on the local wall clock: for people, not for arithmetic.
     pub fn since(&self) -> Option<SystemTime> {
-        SystemTime::now().checked_sub(self.held_for?)
+        clock::wall().checked_sub(self.held_for?)
     }
 
     /// How long the lock would last if it were not renewed; `None` when the key has no expiry, or when unknown.

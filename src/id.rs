@@ -4,6 +4,8 @@ use std::{cell::RefCell, fmt, str::FromStr, sync::OnceLock, time::SystemTime};
 
 use uuid::Uuid;
 
+use crate::clock;
+
 /// Identifies one acquisition of one lock: `hostname|pid1234|tid5678|ts1763712345678|<uuid v4>`.
 ///
 /// The first four parts trace a stuck lock back to a machine, a process, a thread and the time (Unix, in
@@ -138,7 +140,7 @@ pub fn generate_lock_id() -> LockId {
         static WHERE: RefCell<(u32, String)> = const { RefCell::new((0, String::new())) };
     }
     let pid = std::process::id();
-    let ts_ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis());
+    let ts_ms = clock::wall().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis());
     let mut uuid = Uuid::encode_buffer();
     let uuid = Uuid::new_v4().hyphenated().encode_lower(&mut uuid);
     let mut text = String::with_capacity(128);
@@ -203,7 +205,7 @@ mod tests {
         assert_eq!(id.pid(), std::process::id());
         assert_eq!(id.tid(), thread_id());
         assert!(!id.host().is_empty());
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis() as u64;
+        let now = clock::wall().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis() as u64;
         assert!(now.abs_diff(id.asked_at_ms()) < 3_600_000);
         assert_eq!(id.uuid().get_version_num(), 4);
     }

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::{
-    acquire::{Acquirer, Mailbox, Subscriber},
+    acquire::{Acquirer, Listener},
     clock::{self, Moment},
     config::{LockOptions, Settings},
     error::{Action, LockError, LockLost, Result},
@@ -70,20 +70,11 @@ impl Service {
         let node = RedisNode::new(endpoint.clone(), pool_size, operation_timeout, spin)
             .ok_or_else(|| no_thread("connection pool")(std::io::ErrorKind::WouldBlock.into()))?;
         let node = Arc::new(node);
-        let mailbox = Arc::new(Mailbox::default());
         let renewer = LockRenewer::start(node.clone()).map_err(no_thread("lock renewer"))?;
         let channel = format!("distlock:client:{}", Uuid::new_v4());
-        let subscriber = match Subscriber::start(node.clone(), channel, mailbox.clone()) {
-            Ok(subscriber) => subscriber,
-            Err(cause) => {
-                renewer.stop();
-                return Err(no_thread("lock subscriber")(cause));
-            }
-        };
         let acquirer = Acquirer {
             node: node.clone(),
-            mailbox,
-            subscriber,
+            listener: Arc::new(Listener::new(node.clone(), channel)),
             claim_window: settings.claim_window,
             heal: !settings.prefix.is_empty(),
         };
@@ -308,11 +299,10 @@ impl Core {
 
     fn shutdown(&self) {
         self.closed.store(true, Ordering::Release);
-        self.acquirer.mailbox.close();
+        self.acquirer.listener.close();
         // Their leases end with all the others.
         let kept = std::mem::take(&mut *self.by_id.lock());
         self.renewer.stop();
         drop(kept);
-        self.acquirer.subscriber.stop();
     }
 }

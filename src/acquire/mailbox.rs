@@ -28,9 +28,11 @@ struct Waiters {
     closed: bool,
 }
 
+/// Where news for one waiting thread is put.
 #[derive(Debug)]
-struct Slot {
+pub(crate) struct Slot {
     lock: Box<str>,
+    id: Box<str>,
     number: u64,
     /// Guards the news for one thread.
     news: Mutex<News>,
@@ -42,6 +44,10 @@ struct News {
     grant: Option<Handover>,
     look: bool,
     closed: bool,
+    /// Nobody listens to the server, and this thread should.
+    listen: bool,
+    /// The thread sleeps on `arrived`.
+    parked: bool,
 }
 
 /// The server has given the lock to a waiter.
@@ -65,21 +71,34 @@ pub(crate) enum Woken {
 }
 
 impl Mailbox {
-    /// Opens a slot for the calling thread; dropping it closes it.
-    pub(crate) fn open(self: &Arc<Mailbox>, lock: &str, id: &str) -> Ticket {
+    /// Opens a slot for the calling thread.
+    pub(crate) fn open(&self, lock: &str, id: &str) -> Arc<Slot> {
         let mut waiters = self.waiters.lock();
         waiters.last += 1;
         let number = waiters.last;
         let news = Mutex::new(News { closed: waiters.closed, ..News::default() });
-        let slot = Arc::new(Slot { lock: lock.into(), number, news, arrived: Condvar::new() });
+        let slot = Arc::new(Slot { lock: lock.into(), id: id.into(), number, news, arrived: Condvar::new() });
         waiters.slots.insert(id.into(), slot.clone());
         waiters.lines.entry(lock.into()).or_default().insert(number);
-        drop(waiters);
-        Ticket { mailbox: self.clone(), slot, id: id.into() }
+        slot
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.waiters.lock().slots.is_empty()
+    /// Closes a slot; a grant that comes later is for nobody.
+    pub(crate) fn shut(&self, slot: &Slot) {
+        let mut waiters = self.waiters.lock();
+        waiters.slots.remove(&slot.id);
+        if let Some(line) = waiters.lines.get_mut(&slot.lock) {
+            line.remove(&slot.number);
+            if line.is_empty() {
+                waiters.lines.remove(&slot.lock);
+            }
+        }
+    }
+
+    /// Whether no other thread of this manager has waited longer for this lock. One of them looks for all.
+    pub(crate) fn is_front(&self, slot: &Slot) -> bool {
+        let waiters = self.waiters.lock();
+        waiters.lines.get(&slot.lock).and_then(BTreeSet::first) == Some(&slot.number)
     }
 
     /// Brings a grant to its waiter, if there is one.
@@ -90,17 +109,28 @@ impl Mailbox {
         true
     }
 
-    /// Lets every waiter look again.
-    pub(crate) fn look_again(&self) {
-        for slot in self.slots(|_| true) {
+    /// Lets every waiter but one look again: the one that found out is awake.
+    pub(crate) fn others_look_again(&self, finder: &Slot) {
+        for slot in self.slots(|slot| slot.number != finder.number) {
             slot.tell(|news| news.look = true);
         }
     }
 
-    /// Lets every waiter for one lock look again, except the one that found out.
-    pub(crate) fn others_look_again(&self, ticket: &Ticket) {
-        for slot in self.slots(|slot| slot.lock == ticket.slot.lock && slot.number != ticket.slot.number) {
+    /// The same for the waiters for one lock.
+    pub(crate) fn neighbours_look_again(&self, finder: &Slot) {
+        for slot in self.slots(|slot| slot.lock == finder.lock && slot.number != finder.number) {
             slot.tell(|news| news.look = true);
+        }
+    }
+
+    /// Has one sleeping waiter listen to the server, if any sleeps.
+    pub(crate) fn call_listener(&self) {
+        let sleeper = {
+            let waiters = self.waiters.lock();
+            waiters.slots.values().find(|slot| slot.news.lock().parked).cloned()
+        };
+        if let Some(slot) = sleeper {
+            slot.tell(|news| news.listen = true);
         }
     }
 
@@ -118,62 +148,56 @@ impl Mailbox {
 }
 
 impl Slot {
+    /// A number that differs between waiters.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// What has come, without waiting.
+    pub(crate) fn take(&self) -> Option<Woken> {
+        self.news.lock().take()
+    }
+
+    /// Says that the thread is about to sleep, and has to be called if somebody has to listen.
+    pub(crate) fn lie_down(&self) {
+        self.news.lock().parked = true;
+    }
+
+    /// Takes that back; true if it was called meanwhile.
+    pub(crate) fn get_up(&self) -> bool {
+        let mut news = self.news.lock();
+        news.parked = false;
+        std::mem::take(&mut news.listen)
+    }
+
+    /// Sleeps until something has come, it is called, or the moment has come.
+    pub(crate) fn sleep(&self, until: Moment) {
+        let mut news = self.news.lock();
+        while !news.has_any() && clock::now() < until {
+            clock::park(&self.arrived, &mut news, until);
+        }
+    }
+
     fn tell(&self, change: impl FnOnce(&mut News)) {
         change(&mut self.news.lock());
         self.arrived.notify_one();
     }
 }
 
-/// A thread's place in the mailbox.
-#[derive(Debug)]
-pub(crate) struct Ticket {
-    mailbox: Arc<Mailbox>,
-    slot: Arc<Slot>,
-    id: Box<str>,
-}
-
-impl Ticket {
-    /// A number that differs between waiters.
-    pub(crate) fn number(&self) -> u64 {
-        self.slot.number
+impl News {
+    fn has_any(&self) -> bool {
+        self.grant.is_some() || self.look || self.closed || self.listen
     }
 
-    /// Whether no other thread of this manager has waited longer for this lock. One of them looks for all.
-    pub(crate) fn is_front(&self) -> bool {
-        let waiters = self.mailbox.waiters.lock();
-        waiters.lines.get(&self.slot.lock).and_then(BTreeSet::first) == Some(&self.slot.number)
-    }
-
-    /// Blocks until there is news or the moment has come.
-    pub(crate) fn wait(&self, until: Moment) -> Woken {
-        let mut news = self.slot.news.lock();
-        loop {
-            if let Some(grant) = news.grant.take() {
-                return Woken::Granted(grant);
-            }
-            if news.closed {
-                return Woken::Closed;
-            }
-            if std::mem::take(&mut news.look) {
-                return Woken::Look;
-            }
-            if clock::now() >= until {
-                return Woken::Time;
-            }
-            clock::park(&self.slot.arrived, &mut news, until);
-        }
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        let mut waiters = self.mailbox.waiters.lock();
-        waiters.slots.remove(&self.id);
-        if let Some(line) = waiters.lines.get_mut(&self.slot.lock) {
-            line.remove(&self.slot.number);
-            if line.is_empty() {
-                waiters.lines.remove(&self.slot.lock);
-            }
+    fn take(&mut self) -> Option<Woken> {
+        if let Some(grant) = self.grant.take() {
+            Some(Woken::Granted(grant))
+        } else if self.closed {
+            Some(Woken::Closed)
+        } else if std::mem::take(&mut self.look) {
+            Some(Woken::Look)
+        } else {
+            None
         }
     }
 }
@@ -181,7 +205,7 @@ impl Drop for Ticket {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::{thread, time::Duration};
+    use std::{sync::Arc, thread, time::Duration};
 
     const GRANT: Handover = Handover { token: 5, granted_at_us: 6, px_ms: 7 };
 
@@ -193,56 +217,73 @@ mod tests {
     fn a_grant_reaches_its_waiter_and_nobody_else() {
         let mailbox = Arc::new(Mailbox::default());
         let (a, b) = (mailbox.open("x", "a"), mailbox.open("x", "b"));
-        let waiting = thread::spawn(move || (a.wait(soon()), a));
+        let waiting = thread::spawn(move || {
+            a.sleep(soon());
+            a.take()
+        });
         assert!(mailbox.deliver("a", GRANT));
-        assert_eq!(waiting.join().unwrap().0, Woken::Granted(GRANT));
-        assert_eq!(b.wait(clock::now()), Woken::Time);
+        assert_eq!(waiting.join().unwrap(), Some(Woken::Granted(GRANT)));
+        assert_eq!(b.take(), None);
     }
 
     #[test]
     fn a_grant_for_nobody_is_ignored() {
-        let mailbox = Arc::new(Mailbox::default());
-        drop(mailbox.open("x", "a"));
+        let mailbox = Mailbox::default();
+        let a = mailbox.open("x", "a");
+        mailbox.shut(&a);
         assert!(!mailbox.deliver("a", GRANT));
-        assert!(mailbox.is_empty());
+        assert!(mailbox.waiters.lock().slots.is_empty());
         assert!(mailbox.waiters.lock().lines.is_empty());
     }
 
     #[test]
     fn a_grant_comes_before_everything_else() {
-        let mailbox = Arc::new(Mailbox::default());
-        let ticket = mailbox.open("x", "a");
-        mailbox.look_again();
+        let mailbox = Mailbox::default();
+        let (a, b) = (mailbox.open("x", "a"), mailbox.open("x", "b"));
+        mailbox.others_look_again(&b);
         mailbox.close();
         mailbox.deliver("a", GRANT);
-        assert_eq!(ticket.wait(soon()), Woken::Granted(GRANT));
-        assert_eq!(ticket.wait(soon()), Woken::Closed);
+        assert_eq!(a.take(), Some(Woken::Granted(GRANT)));
+        assert_eq!(a.take(), Some(Woken::Closed));
     }
 
     #[test]
     fn the_longest_waiting_thread_is_in_front() {
-        let mailbox = Arc::new(Mailbox::default());
+        let mailbox = Mailbox::default();
         let (a, b, other) = (mailbox.open("x", "a"), mailbox.open("x", "b"), mailbox.open("y", "c"));
-        assert_eq!((a.is_front(), b.is_front(), other.is_front()), (true, false, true));
-        drop(a);
-        assert!(b.is_front());
+        assert_eq!([&a, &b, &other].map(|slot| mailbox.is_front(slot)), [true, false, true]);
+        mailbox.shut(&a);
+        assert!(mailbox.is_front(&b));
     }
 
     #[test]
-    fn only_waiters_for_the_same_lock_look_again() {
-        let mailbox = Arc::new(Mailbox::default());
+    fn neighbours_wait_for_the_same_lock() {
+        let mailbox = Mailbox::default();
         let (a, b, other) = (mailbox.open("x", "a"), mailbox.open("x", "b"), mailbox.open("y", "c"));
-        mailbox.others_look_again(&a);
-        assert_eq!(a.wait(clock::now()), Woken::Time);
-        assert_eq!(b.wait(clock::now()), Woken::Look);
-        assert_eq!(b.wait(clock::now()), Woken::Time, "told once");
-        assert_eq!(other.wait(clock::now()), Woken::Time);
+        mailbox.neighbours_look_again(&a);
+        assert_eq!([&a, &b, &other].map(|slot| slot.take()), [None, Some(Woken::Look), None]);
+        assert_eq!(b.take(), None, "told once");
+    }
+
+    #[test]
+    fn only_a_sleeper_is_called_to_listen() {
+        let mailbox = Mailbox::default();
+        let (a, b) = (mailbox.open("x", "a"), mailbox.open("x", "b"));
+        mailbox.call_listener();
+        b.lie_down();
+        mailbox.call_listener();
+        assert_eq!([&a, &b].map(|slot| slot.news.lock().listen), [false, true]);
+        // Called between lying down and falling asleep, it does not sleep.
+        b.sleep(Moment::NEVER);
+        assert!(b.get_up());
+        mailbox.call_listener();
+        assert!(!b.get_up(), "it is up");
     }
 
     #[test]
     fn who_comes_after_closing_is_turned_away() {
-        let mailbox = Arc::new(Mailbox::default());
+        let mailbox = Mailbox::default();
         mailbox.close();
-        assert_eq!(mailbox.open("x", "a").wait(soon()), Woken::Closed);
+        assert_eq!(mailbox.open("x", "a").take(), Some(Woken::Closed));
     }
 }

@@ -1,14 +1,15 @@
 //! Until a lock is ours: ask, wait for the grant, look again. Ends with a grant, or with the limit that fired.
 
+mod listener;
 mod mailbox;
 mod patience;
-mod subscriber;
 
 use std::{sync::Arc, time::Duration};
 
-pub(crate) use self::{mailbox::Mailbox, subscriber::Subscriber};
+pub(crate) use self::listener::Listener;
 use self::{
-    mailbox::{Handover, Ticket, Woken},
+    listener::Ticket,
+    mailbox::{Handover, Woken},
     patience::{Sight, poll_pause, retry_pause, tick},
 };
 use crate::{
@@ -29,8 +30,7 @@ const ASK_MIN: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(crate) struct Acquirer {
     pub(crate) node: Arc<RedisNode>,
-    pub(crate) mailbox: Arc<Mailbox>,
-    pub(crate) subscriber: Subscriber,
+    pub(crate) listener: Arc<Listener>,
     pub(crate) claim_window: Duration,
     /// Whether a holder without an expiry is given one: never with an empty prefix, where it may be anybody's data.
     pub(crate) heal: bool,
@@ -75,11 +75,18 @@ struct Attempt<'a> {
     may_be_known: bool,
     /// Until when a request whose answer was lost may still be carried out.
     late_until: Moment,
-    /// Since when nothing but failures came back, and how many.
-    trouble: Option<(Moment, u32)>,
+    /// Nothing but failures has come back since the last answer.
+    trouble: Option<Trouble>,
     holder: Option<Holder>,
     /// The server's time when it last told us that we were in line: whatever it granted before is void.
     queued_at_us: u64,
+}
+
+struct Trouble {
+    since: Moment,
+    failures: u32,
+    /// The last failure that says more than that time ran out.
+    telling: Option<Failure>,
 }
 
 impl<'a> Attempt<'a> {
@@ -101,6 +108,10 @@ impl<'a> Attempt<'a> {
     }
 
     fn run(&mut self) -> Result<Grant, LockError> {
+        if self.limit > self.started && self.on.listener.is_live() {
+            // Where waiting is usual, the first ask takes a place in line, if the lock is not free.
+            self.ticket();
+        }
         loop {
             let mode = self.mode();
             let until = match self.ask(mode) {
@@ -120,7 +131,7 @@ impl<'a> Attempt<'a> {
                     self.holder = Some(holder);
                     if let (Mode::Look, true, Some(ticket)) = (mode, joined, &self.ticket) {
                         // The server has lost the line, and with it the places of our neighbours.
-                        self.on.mailbox.others_look_again(ticket);
+                        ticket.neighbours_look_again();
                     }
                     sight.next_look(self.dice())
                 }
@@ -152,11 +163,11 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// How to ask now. Waiting needs a subscription: a waiter that cannot be told of its grant is passed over.
+    /// How to ask now. Waiting needs a line: a waiter that cannot be told of its grant is passed over.
     fn mode(&self) -> Mode {
         if clock::now() >= self.limit {
             if self.in_line { Mode::Leave } else { Mode::Try }
-        } else if !self.on.subscriber.is_live() {
+        } else if !self.on.listener.is_live() {
             Mode::Try
         } else if self.in_line {
             Mode::Look
@@ -197,32 +208,31 @@ impl<'a> Attempt<'a> {
         self.limit.saturating_add(self.on.node.operation_timeout())
     }
 
-    /// Gets the calling thread into the mailbox and the subscription up; false when there is none to be had now.
+    /// Gets the calling thread a ticket and the line up; false when there is none to be had now.
     fn prepare_to_wait(&mut self) -> bool {
-        if self.ticket.is_none() {
-            self.ticket = Some(self.on.mailbox.open(self.claim.key.lock(), self.claim.id.as_str()));
-        }
-        let patience = clock::now().saturating_add(self.on.node.operation_timeout());
-        self.on.subscriber.await_live(patience.min(self.limit))
+        let limit = self.limit;
+        self.ticket().open_line(limit)
+    }
+
+    fn ticket(&mut self) -> &Ticket {
+        let Attempt { on, claim, ticket, .. } = self;
+        ticket.get_or_insert_with(|| on.listener.ticket(claim.key.lock(), claim.id.as_str()))
     }
 
     /// Sleeps until it is time to ask again, or the lock is handed over.
     fn wait(&mut self, mut until: Moment) -> Result<Option<Grant>, LockError> {
-        let hard_limit = self.hard_limit();
-        let ticket = match &self.ticket {
-            Some(ticket) => ticket,
-            // Waiting for a server to come back takes a place in the mailbox too: shutting down must wake us.
-            None => self.ticket.insert(self.on.mailbox.open(self.claim.key.lock(), self.claim.id.as_str())),
-        };
+        let (limit, hard_limit, in_trouble) = (self.limit, self.hard_limit(), self.trouble.is_some());
+        // Waiting for a server to come back takes a ticket too: shutting down must wake us.
+        let ticket = self.ticket();
         loop {
             // Past the limit, asking goes on until the hard limit.
-            let bound = if clock::now() < self.limit { self.limit } else { hard_limit };
+            let bound = if clock::now() < limit { limit } else { hard_limit };
             match ticket.wait(until.min(bound)) {
                 Woken::Granted(handover) => return Ok(self.accept(handover)),
                 Woken::Look => return Ok(None),
                 Woken::Closed => return Err(LockError::Shutdown),
                 // One thread looks for all that wait here; the others only keep time.
-                Woken::Time if clock::now() < self.limit && self.trouble.is_none() && !ticket.is_front() => {
+                Woken::Time if clock::now() < limit && !in_trouble && !ticket.is_front() => {
                     until = clock::now().saturating_add(tick(ticket.number()));
                 }
                 Woken::Time => return Ok(None),
@@ -244,22 +254,31 @@ impl<'a> Attempt<'a> {
 
     /// What to do after a failure: when to ask again, or the error that ends it.
     fn troubled(&mut self, failure: Failure) -> Result<Moment, LockError> {
-        let now = clock::now();
-        let (since, count) = self.trouble.map_or((now, 0), |(since, count)| (since, count + 1));
-        self.trouble = Some((since, count));
+        let (now, hard_limit, dice) = (clock::now(), self.hard_limit(), self.dice());
+        let trouble = self.trouble.get_or_insert(Trouble { since: now, failures: 0, telling: None });
+        trouble.failures += 1;
+        let (since, failures) = (trouble.since, trouble.failures);
+        let passing = failure.is_passing();
+        // Nothing is unclear about a server that was not reached, and who does not want to wait does not want to retry.
+        let in_vain = self.limit == self.started && !failure.sent && !matches!(failure.reason, Reason::TimedOut);
         // Without a limit of the caller's, a server that stays away for a whole lease is reported.
         let patience = since.saturating_add(self.claim.ttl.max(self.on.node.operation_timeout()));
-        if !failure.is_passing() || now >= self.hard_limit() || now >= patience {
-            if failure.is_passing() && self.holder.is_some() && since >= self.limit {
-                return Err(self.too_late());
+        if passing && !in_vain && now < hard_limit.min(patience) {
+            // A connection that went stale is replaced at once, and a reading of the server's clock is by every answer.
+            let stale = failures == 1 && (failure.sent || matches!(failure.reason, Reason::TimedOut));
+            if !matches!(failure.reason, Reason::TimedOut) {
+                trouble.telling = Some(failure);
             }
-            return Err(self.on.node.error(failure, Action::Acquire, Some(self.claim.key.name())));
+            return Ok(if stale { now } else { now.saturating_add(retry_pause(failures, dice)) });
         }
-        // A connection that went stale is replaced at once, and a reading of the server's clock is by every answer.
-        if count == 0 && (failure.sent || matches!(failure.reason, Reason::TimedOut)) {
-            return Ok(now);
+        if passing && self.holder.is_some() && since >= self.limit {
+            return Err(self.too_late());
         }
-        Ok(now.saturating_add(retry_pause(count, self.dice())))
+        let failure = match failure.reason {
+            Reason::TimedOut => trouble.telling.take().unwrap_or(failure),
+            _ => failure,
+        };
+        Err(self.on.node.error(failure, Action::Acquire, Some(self.claim.key.name())))
     }
 
     fn too_late(&mut self) -> LockError {
@@ -291,7 +310,7 @@ impl<'a> Attempt<'a> {
     /// Our entry in the queue: for how long to claim, where to tell, and whom.
     fn waiter(&self) -> String {
         let claim_ms = self.on.claim_window.min(self.claim.ttl).as_millis();
-        format!("{claim_ms} {} {}", self.on.subscriber.channel(), self.claim.id)
+        format!("{claim_ms} {} {}", self.on.listener.channel(), self.claim.id)
     }
 
     fn dice(&self) -> u64 {

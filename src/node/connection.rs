@@ -66,6 +66,11 @@ impl Connection {
         self.link = None;
     }
 
+    /// Whether the peer has not closed it, as far as this side knows.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| !link.socket.is_closed())
+    }
+
     /// A handle by which another thread can cut a read short.
     pub(crate) fn breaker(&self) -> io::Result<Breaker> {
         match &self.link {
@@ -122,9 +127,15 @@ impl Connection {
         let sent = clock::now();
         self.flush(deadline)?;
         let mut answer = Value::Nil;
-        for _ in &steps {
+        for step in &steps {
             answer = self.receive(deadline)?;
-            self.refuse_errors(&answer)?;
+            self.refuse_errors(&answer).map_err(|failure| match failure.reason {
+                // Servers that do not know the command repeat its arguments.
+                Reason::Refused { code, .. } if step.first() == Some(&&b"AUTH"[..]) && code == "ERR" => {
+                    Failure::refused(code, "it does not take this user or password (AUTH)".into())
+                }
+                _ => failure,
+            })?;
         }
         Reading::from_time(sent, clock::now(), &answer)
             .ok_or_else(|| Failure::unclear(Reason::Garbled("its answer to TIME is not a time".into())))

@@ -71,8 +71,7 @@ impl Endpoint {
         if let Some(password) = &self.password {
             text = text.replace(password.as_str(), "<password>");
         }
-        let cut: String = text.chars().take(SHOWN).collect();
-        cut.escape_debug().to_string()
+        text.chars().take(SHOWN).map(|c| if c.is_control() { c.escape_debug().to_string() } else { c.into() }).collect()
     }
 }
 

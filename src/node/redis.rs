@@ -150,6 +150,10 @@ impl RedisNode {
         let sent = connection.send(deadline, |out| write_command(out, &[b"PING"]))?;
         let answer = connection.receive(deadline)?;
         connection.refuse_errors(&answer)?;
+        if answer != Value::SimpleString("PONG".into()) {
+            connection.poison();
+            return Err(Failure::unclear(Reason::Garbled("its answer to PING is not a pong".into())));
+        }
         Ok(clock::now().after(sent))
     }
 

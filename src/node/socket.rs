@@ -52,6 +52,15 @@ impl Socket {
         matches!(peeked, Err(rustix::io::Errno::AGAIN))
     }
 
+    /// Closed or broken by the other side, and nothing left to read.
+    pub(crate) fn is_closed(&self) -> bool {
+        let mut byte = [0_u8; 1];
+        match recv(self, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Ok((_, length)) => length == 0,
+            Err(error) => error != rustix::io::Errno::AGAIN && error != rustix::io::Errno::INTR,
+        }
+    }
+
     /// Reads what has come, without blocking.
     pub(crate) fn try_read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         Ok(recv(&*self, buffer, RecvFlags::DONTWAIT)?.0)

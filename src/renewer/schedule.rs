@@ -12,8 +12,9 @@ use crate::{clock::Moment, lease::Lease};
 const RENEWALS_PER_TTL: u32 = 3;
 /// What falls due this soon goes along with what is due now.
 const SLACK: Duration = Duration::from_millis(10);
-/// A lock that was handed over for a claim window is confirmed this soon; a shorter hold costs no confirmation.
-const CONFIRM_AFTER: Duration = Duration::from_millis(10);
+/// A lock that was handed over for a claim window is confirmed this soon; a shorter hold costs no confirmation, and
+/// does not wake the renewer.
+const CONFIRM_AFTER: Duration = Duration::from_millis(100);
 const RETRY_MIN: Duration = Duration::from_millis(5);
 const RETRY_MAX: Duration = Duration::from_secs(1);
 
@@ -240,7 +241,7 @@ mod tests {
     fn a_handed_over_lock_is_confirmed_soon() {
         let mut schedule = Schedule::default();
         schedule.keep(lease(10_000, 900), Upkeep { provisional: true, ..RENEWED }, at(0));
-        assert_eq!(schedule.earliest(), at(10));
+        assert_eq!(schedule.earliest(), at(100));
         schedule.keep(lease(10_000, 8), Upkeep { provisional: true, ..RENEWED }, at(0));
         assert_eq!(schedule.earliest(), at(2));
     }

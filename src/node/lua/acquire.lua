@@ -15,14 +15,9 @@ local nonce, id, ttl, mode, entry = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local now = clock()
 if now > ARGV[6] then return nonce .. ' late ' .. now end
 
-if redis.call('EXISTS', KEYS[1], KEYS[2]) == 0 then
-  local token = next_token(now)
-  redis.call('SET', KEYS[1], id, 'PX', ttl)
-  return nonce .. ' held ' .. now .. ' ' .. token
-end
-
 local holder = redis.pcall('GET', KEYS[1])
 if type(holder) == 'table' then
+  if not is_wrong_type(holder) then return holder end
   if mode == 'leave' then redis.call('LREM', KEYS[2], 0, entry) end
   return nonce .. ' type ' .. now
 end

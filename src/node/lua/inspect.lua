@@ -6,6 +6,6 @@
 --       nonce free
 --       nonce type                                 the key holds something else than a lock
 local holder = redis.pcall('GET', KEYS[1])
-if type(holder) == 'table' then return ARGV[1] .. ' type' end
+if type(holder) == 'table' then return is_wrong_type(holder) and ARGV[1] .. ' type' or holder end
 if not holder then return ARGV[1] .. ' free' end
 return ARGV[1] .. ' busy ' .. clock() .. ' ' .. describe(holder)

@@ -9,7 +9,7 @@
 local nonce, id, entry = ARGV[1], ARGV[2], ARGV[3]
 if entry ~= '' then redis.call('LREM', KEYS[2], 0, entry) end
 local holder = redis.pcall('GET', KEYS[1])
-if type(holder) == 'table' then return nonce .. ' type' end
+if type(holder) == 'table' then return is_wrong_type(holder) and nonce .. ' type' or holder end
 if not holder then
   grant_next()
   return nonce .. ' gone'

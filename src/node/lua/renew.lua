@@ -11,6 +11,7 @@ for i = 1, #KEYS do
   elseif not holder then
     reply[i + 1] = 0
   elseif type(holder) == 'table' then
+    if not string.find(holder.err, 'WRONGTYPE', 1, true) then return holder end
     reply[i + 1] = -1
   else
     reply[i + 1] = string.sub(holder, 1, 512)

@@ -47,6 +47,11 @@ local function grant_next(now)
   return false
 end
 
+-- Whether a failed GET means that the key holds something else than a text; else it is an error to be told.
+local function is_wrong_type(failure)
+  return string.find(failure.err, 'WRONGTYPE', 1, true)
+end
+
 -- "pttl token waiters holder", the holder last because it may be any text.
 local function describe(holder, left)
   local token = string.match(redis.call('GET', KEYS[3]) or '', '^%d+$') or 0

@@ -1,0 +1,352 @@
+//! `Listener`: the subscription on which grants come. Of the threads that wait, one listens for all: it reads the
+//! socket, keeps its own grant and brings the others theirs. So a grant takes no detour over another thread on its way
+//! to the one that waits for it, and a manager for which nobody waits has nothing running.
+//!
+//! *Invariant*: while the line is up and somebody sleeps, somebody listens, or is on the way to. A thread that is about
+//! to sleep says so first and then looks whether the line is free; one that stops listening frees the line first and
+//! then looks for a sleeper to call. Whichever comes second sees the other.
+
+use std::{sync::Arc, time::Duration};
+
+use parking_lot::{Condvar, Mutex};
+use redis::Value;
+
+use super::{
+    mailbox::{Handover, Mailbox, Slot, Woken},
+    patience::retry_pause,
+};
+use crate::{
+    clock::{self, Moment},
+    node::{Breaker, Connection, Failure, Reason, RedisNode, script::GrantNews, write_command},
+};
+
+/// How long the line may be silent while somebody listens before the server is asked whether it is still there.
+const PING_EVERY: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+pub(crate) struct Listener {
+    node: Arc<RedisNode>,
+    channel: String,
+    mailbox: Mailbox,
+    /// Guards who has the line.
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    line: Line,
+    /// Cuts the line of whoever listens.
+    breaker: Option<Breaker>,
+    /// Attempts to open the line that failed in a row, and when the next one may be made.
+    failures: u32,
+    retry_at: Moment,
+    stop: bool,
+}
+
+#[derive(Debug)]
+enum Line {
+    Down,
+    /// A thread is opening it.
+    Opening,
+    /// Up, and nobody listens.
+    Free(Box<Wire>),
+    /// A thread listens.
+    Taken,
+}
+
+#[derive(Debug)]
+struct Wire {
+    connection: Connection,
+    heard_at: Moment,
+    /// When the server was asked whether it is there, while it has not answered.
+    asked_at: Option<Moment>,
+}
+
+impl Listener {
+    pub(crate) fn new(node: Arc<RedisNode>, channel: String) -> Listener {
+        let state =
+            State { line: Line::Down, breaker: None, failures: 0, retry_at: Moment::from_nanos(0), stop: false };
+        Listener { node, channel, mailbox: Mailbox::default(), state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    pub(crate) fn channel(&self) -> &str {
+        &self.channel
+    }
+
+    /// A place to wait in. A thread has to have one before it asks the server for a place in line.
+    pub(crate) fn ticket(self: &Arc<Listener>, lock: &str, id: &str) -> Ticket {
+        Ticket { slot: self.mailbox.open(lock, id), listener: self.clone() }
+    }
+
+    /// Whether a grant would be heard.
+    pub(crate) fn is_live(&self) -> bool {
+        matches!(self.state.lock().line, Line::Free(_) | Line::Taken)
+    }
+
+    /// Wakes all waiters for good.
+    pub(crate) fn close(&self) {
+        self.mailbox.close();
+        let (breaker, line) = {
+            let mut state = self.state.lock();
+            state.stop = true;
+            let line = matches!(state.line, Line::Free(_)).then(|| std::mem::replace(&mut state.line, Line::Down));
+            (state.breaker.take(), line)
+        };
+        self.changed.notify_all();
+        if let Some(breaker) = breaker {
+            breaker.cut();
+        }
+        drop(line);
+    }
+
+    /// Opens the line if it is down; false when it cannot be opened now. Blocks until `until` at the latest.
+    fn open(&self, until: Moment, opener: &Slot) -> bool {
+        let mut state = self.state.lock();
+        loop {
+            match &state.line {
+                Line::Taken => return true,
+                Line::Opening if state.stop || clock::now() >= until => return false,
+                Line::Opening => clock::park(&self.changed, &mut state, until),
+                Line::Down if state.stop || clock::now() < state.retry_at => return false,
+                Line::Down | Line::Free(_) => break,
+            }
+        }
+        let line = std::mem::replace(&mut state.line, Line::Opening);
+        drop(state);
+        if let Line::Free(wire) = line
+            && wire.connection.is_whole()
+        {
+            self.give_back(Some(wire));
+            return true;
+        }
+        let opened = self.subscribe(until.min(clock::now().saturating_add(self.node.operation_timeout())));
+        self.opened(opened, opener)
+    }
+
+    fn subscribe(&self, deadline: Moment) -> Result<(Wire, Breaker), Failure> {
+        let mut connection = self.node.reserved();
+        self.node.connect(&mut connection, deadline)?;
+        connection.send(deadline, |out| write_command(out, &[b"SUBSCRIBE", self.channel.as_bytes()]))?;
+        let answer = connection.receive(deadline)?;
+        connection.refuse_errors(&answer)?;
+        match &answer {
+            Value::Array(parts) if parts.first() == Some(&Value::BulkString(b"subscribe".to_vec())) => {}
+            _ => {
+                return Err(Failure::unclear(Reason::Garbled("its answer to SUBSCRIBE has an unexpected form".into())));
+            }
+        }
+        let breaker = connection.breaker().map_err(|error| Failure::unclear(error.into()))?;
+        Ok((Wire { connection, heard_at: clock::now(), asked_at: None }, breaker))
+    }
+
+    fn opened(&self, opened: Result<(Wire, Breaker), Failure>, opener: &Slot) -> bool {
+        let now = clock::now();
+        let mut state = self.state.lock();
+        let up = match opened {
+            Ok(_) if state.stop => {
+                state.line = Line::Down;
+                drop(state);
+                false
+            }
+            Ok((wire, breaker)) => {
+                let troubled = std::mem::take(&mut state.failures) > 0;
+                state.line = Line::Free(Box::new(wire));
+                state.breaker = Some(breaker);
+                drop(state);
+                if troubled {
+                    log::info!("hears of grants from {} again", self.node.label());
+                }
+                // Whoever waited through a gap may have been passed over in it.
+                self.mailbox.others_look_again(opener);
+                true
+            }
+            Err(failure) => {
+                state.line = Line::Down;
+                state.failures = state.failures.saturating_add(1);
+                state.retry_at = now.saturating_add(retry_pause(state.failures, now.as_nanos()));
+                let first = state.failures == 1;
+                drop(state);
+                if first {
+                    let (server, reason) = (self.node.label(), failure.reason);
+                    log::warn!("cannot hear of grants from {server}: {reason}; waiters look by themselves");
+                }
+                false
+            }
+        };
+        self.changed.notify_all();
+        up
+    }
+
+    /// Takes the line if it is free.
+    fn take_line(&self) -> Option<Box<Wire>> {
+        let mut state = self.state.lock();
+        match std::mem::replace(&mut state.line, Line::Taken) {
+            Line::Free(wire) => Some(wire),
+            other => {
+                state.line = other;
+                None
+            }
+        }
+    }
+
+    fn is_free(&self) -> bool {
+        matches!(self.state.lock().line, Line::Free(_))
+    }
+
+    /// Gives the line back, whole or not at all.
+    fn give_back(&self, wire: Option<Box<Wire>>) {
+        let mut state = self.state.lock();
+        let (line, rest) = match wire {
+            Some(wire) if !state.stop => (Line::Free(wire), None),
+            rest => (Line::Down, rest),
+        };
+        if matches!(line, Line::Down) {
+            state.breaker = None;
+        }
+        state.line = line;
+        drop(state);
+        // Closed outside the lock.
+        drop(rest);
+        self.changed.notify_all();
+    }
+
+    /// If nobody listens, has a sleeper do it.
+    fn call_listener(&self) {
+        if self.is_free() {
+            self.mailbox.call_listener();
+        }
+    }
+
+    /// Listens until there is news for `slot` or the moment has come.
+    fn listen(&self, mut wire: Box<Wire>, slot: &Slot, until: Moment) -> Woken {
+        loop {
+            if let Some(woken) = slot.take() {
+                self.give_back(Some(wire));
+                return woken;
+            }
+            let now = clock::now();
+            if now >= until {
+                self.give_back(Some(wire));
+                return Woken::Time;
+            }
+            match wire.hear(now, until, self.node.operation_timeout()) {
+                Ok(Some(message)) => self.dispatch(&message),
+                Ok(None) => {}
+                Err(failure) => {
+                    drop(wire);
+                    self.give_back(None);
+                    log::debug!("lost the line to {}: {}", self.node.label(), failure.reason);
+                    // News may have come together with the end; else everybody has to look. If the line can be
+                    // opened again, opening it has told the others.
+                    if !self.open(until, slot) {
+                        self.mailbox.others_look_again(slot);
+                    }
+                    return slot.take().unwrap_or(Woken::Look);
+                }
+            }
+        }
+    }
+
+    fn dispatch(&self, message: &Value) {
+        let Value::Array(parts) = message else { return };
+        if let [Value::BulkString(kind), _, Value::BulkString(payload)] = parts.as_slice()
+            && kind == b"message"
+        {
+            match GrantNews::parse(payload) {
+                Some(news) => {
+                    let grant = Handover { token: news.token, granted_at_us: news.granted_at_us, px_ms: news.px_ms };
+                    self.mailbox.deliver(news.id, grant);
+                }
+                None => log::warn!("ignores a message on {} that is not a grant", self.channel),
+            }
+        }
+    }
+}
+
+impl Wire {
+    /// Waits for a message, and makes sure of the server when it has been silent for long.
+    fn hear(&mut self, now: Moment, until: Moment, patience: Duration) -> Result<Option<Value>, Failure> {
+        let mut until = until;
+        match self.asked_at {
+            Some(asked) if now.after(asked) >= patience => return Err(Failure::unclear(Reason::TimedOut)),
+            Some(asked) => until = until.min(asked.saturating_add(patience)),
+            None if now.after(self.heard_at) >= PING_EVERY => {
+                self.connection.send(now.saturating_add(patience), |out| write_command(out, &[b"PING"]))?;
+                self.asked_at = Some(now);
+                until = until.min(now.saturating_add(patience));
+            }
+            None => until = until.min(self.heard_at.saturating_add(PING_EVERY)),
+        }
+        let message = self.connection.receive_until(until)?;
+        if message.is_some() {
+            self.heard_at = clock::now();
+            self.asked_at = None;
+        }
+        Ok(message)
+    }
+}
+
+/// A thread's place to wait in.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    slot: Arc<Slot>,
+    listener: Arc<Listener>,
+}
+
+impl Ticket {
+    /// A number that differs between waiters.
+    pub(crate) fn number(&self) -> u64 {
+        self.slot.number()
+    }
+
+    /// Makes sure that a grant would be heard; blocks until `until` at the latest.
+    pub(crate) fn open_line(&self, until: Moment) -> bool {
+        self.listener.open(until, &self.slot)
+    }
+
+    /// Whether no other thread of this manager has waited longer for this lock.
+    pub(crate) fn is_front(&self) -> bool {
+        self.listener.mailbox.is_front(&self.slot)
+    }
+
+    /// Has everybody else here who waits for this lock look again.
+    pub(crate) fn neighbours_look_again(&self) {
+        self.listener.mailbox.neighbours_look_again(&self.slot);
+    }
+
+    /// Blocks until there is news or the moment has come.
+    pub(crate) fn wait(&self, until: Moment) -> Woken {
+        // Whether somebody counts on this thread to listen.
+        let mut called = false;
+        let woken = loop {
+            if let Some(woken) = self.slot.take() {
+                break woken;
+            }
+            if clock::now() >= until {
+                break Woken::Time;
+            }
+            if let Some(wire) = self.listener.take_line() {
+                called = true;
+                break self.listener.listen(wire, &self.slot, until);
+            }
+            self.slot.lie_down();
+            if !self.listener.is_free() {
+                self.slot.sleep(until);
+            }
+            called |= self.slot.get_up();
+        };
+        // Who has been granted the lock leaves for good, and calls the next one when its ticket goes.
+        if called && !matches!(woken, Woken::Granted(_)) {
+            self.listener.call_listener();
+        }
+        woken
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.listener.mailbox.shut(&self.slot);
+        self.listener.call_listener();
+    }
+}
