@@ -71,9 +71,9 @@
 //! wakes exactly one thread, waiting costs no polling and no pooled connection, and a dead waiter costs nobody
 //! anything.
 //!
-//! A manager runs three threads besides the callers': the lock renewer, which renews all locks of the manager in
-//! batches over a connection of its own; the subscriber, which hears of grants, and sleeps while nobody waits; and a
-//! worker of the connection pool.
+//! A manager runs two threads besides the callers': the lock renewer, which renews all locks of the manager in batches
+//! over a connection of its own, and a worker of the connection pool. Grants are heard by the threads that wait: one of
+//! them reads the channel for all.
 //!
 //! A holder believes in its lock until a local deadline: the moment *before* its last confirmed request was sent, plus
 //! the time to live, minus a margin of a hundredth and 2 ms for the drift of clocks. The clock goes on while the

@@ -22,8 +22,8 @@ use crate::{
 
 /// Takes locks on one Redis server, and keeps them.
 ///
-/// A manager owns a pool of connections, one thread that renews the locks it holds ([one for all of
-/// them](crate#how-it-works)), and one that hears of grants. Making one connects to nothing. Cloning is cheap. A
+/// A manager owns a pool of connections, and one thread that renews [all the locks it holds](crate#how-it-works).
+/// Making one connects to nothing. Cloning is cheap. A
 /// process usually needs one: [`instance`](Self::instance).
 ///
 /// The manager is shut down when the last of its clones and guards is dropped. The process-wide one lives until
