@@ -172,3 +172,19 @@ impl fmt::Debug for LockGuard {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Config, Holder, LockError, LockId, LockOptions, RedisMgr};
+
+    /// Compiles only if they are; a guard may be dropped by another thread than the one that took the lock.
+    #[test]
+    fn what_may_cross_threads_does() {
+        fn crosses<T: Send + Sync>() -> bool {
+            true
+        }
+        assert!(crosses::<LockGuard>() && crosses::<RedisMgr>() && crosses::<LockError>() && crosses::<LockLost>());
+        assert!(crosses::<Config>() && crosses::<LockOptions>() && crosses::<LockId>() && crosses::<Holder>());
+    }
+}

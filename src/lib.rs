@@ -139,3 +139,8 @@ pub use crate::{
     reentrant::ReentrantGuard,
     released::Released,
 };
+
+/// Compiles the program in the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
