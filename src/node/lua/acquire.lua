@@ -22,7 +22,8 @@ if type(holder) == 'table' then
   return nonce .. ' type ' .. now
 end
 if not holder then
-  holder = grant_next(now)
+  -- Looking before popping: the server checks its memory before a script's first write only, and popping needs none.
+  holder = redis.call('LLEN', KEYS[2]) > 0 and grant_next(now)
   if not holder then
     local token = next_token(now)
     redis.call('SET', KEYS[1], id, 'PX', ttl)
