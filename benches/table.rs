@@ -89,8 +89,8 @@ fn measure_all(rows: &[(&'static str, Row)]) -> ExitCode {
     let mut failed = false;
     for (name, row) in rows {
         eprintln!("measuring {name} ...");
-        match run(*row, Scale::Full) {
-            Ok(lines) => table.add(name, lines),
+        match run_and_watch(*row) {
+            Ok((lines, others)) => table.add(name, lines, others),
             Err(error) => {
                 table.add_failed(name, &error.to_string());
                 failed = true;
@@ -101,6 +101,15 @@ fn measure_all(rows: &[(&'static str, Row)]) -> ExitCode {
     let selection = if rows.len() == ROWS.len() { String::new() } else { format!(" --{selection}") };
     println!("\n{}\n\n{table}\nagain: cargo bench --bench table{selection}", report::machine());
     if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// Also tells what share of all cores other programs used meanwhile: the figures are worth the less the more it is.
+fn run_and_watch(row: Row) -> Result<(Vec<Line>, f64)> {
+    let (started, others) = (measure::now(), measure::cpu_of_others()?);
+    let lines = run(row, Scale::Full)?;
+    let others = measure::cpu_of_others()?.saturating_sub(others);
+    let cores = report::cores() as f64;
+    Ok((lines, others.as_secs_f64() / (measure::now() - started).as_secs_f64() / cores))
 }
 
 fn try_out(rows: &[(&'static str, Row)]) -> ExitCode {

@@ -1,1 +1,228 @@
-//! To come.
+//! Bad weather: every call comes back in time, nothing panics, and nothing stays behind.
+
+use std::{collections::BTreeSet, fs, thread, time::Duration};
+
+use distlock::{LockError, LockGuard, LockOptions, RedisMgr};
+
+use crate::{
+    kit::{
+        BOUNDED, SECOND, UnwrapReleased, alone, await_queued, impatient, in_thread, lease, manager, patient, proxied,
+        queued, waiter, within,
+    },
+    support::{CEILING, Fault, FaultProxy, RedisServer, eventually, garbage_server, silent_server},
+};
+
+/// All calls against a server that does not serve, each on its own. None may succeed, take long, or panic.
+fn nothing_hangs(weather: &str, url: &str) {
+    let mgr = within(BOUNDED, weather, || RedisMgr::new(impatient(url))).unwrap();
+    type Asked = fn(&RedisMgr) -> Result<(), LockError>;
+    let calls: [(&str, Asked); 9] = [
+        ("ping", |mgr| mgr.ping().map(drop)),
+        ("try_lock", |mgr| mgr.try_lock("x").map(drop)),
+        ("lock_with", |mgr| mgr.lock_with("x", &LockOptions::new().wait(Duration::from_millis(200))).map(drop)),
+        ("lock", |mgr| mgr.lock_with("x", &lease(SECOND)).map(drop)),
+        ("acquire_lock", |mgr| mgr.acquire_lock("x", SECOND, Duration::ZERO).map(drop)),
+        ("holder", |mgr| mgr.holder("x").map(drop)),
+        ("release_lock", |mgr| mgr.release_lock("x", "id").map(drop)),
+        ("force_release", |mgr| mgr.force_release("x").map(drop)),
+        ("lock_reentrant", |mgr| mgr.lock_reentrant_with("x", &LockOptions::new().wait(Duration::ZERO)).map(drop)),
+    ];
+    for (name, call) in calls {
+        let what = format!("{name} ({weather})");
+        let error = within(BOUNDED, &what, || call(&mgr)).expect_err(&what);
+        assert!(error.is_unavailable() || error.is_refused(), "{what}: {error:?}");
+        assert!(error.to_string().contains(mgr.server()), "{what}: {error}");
+    }
+    let waiting: Vec<_> = (0..4).map(|_| in_thread(&mgr, "x", |mgr, name| mgr.lock(name).map(drop))).collect();
+    within(BOUNDED, &format!("shutdown ({weather})"), || mgr.shutdown());
+    for waiter in waiting {
+        let error = within(BOUNDED, "a waiter", || waiter.join().unwrap()).unwrap_err();
+        assert!(matches!(error, LockError::Shutdown) || error.is_unavailable() || error.is_refused(), "{error:?}");
+    }
+    within(BOUNDED, &format!("drop ({weather})"), || drop(mgr));
+}
+
+#[test]
+fn nothing_hangs_on_a_port_that_refuses() {
+    let server = RedisServer::start();
+    server.kill();
+    nothing_hangs("refused", &server.url());
+}
+
+#[test]
+fn nothing_hangs_on_a_stopped_server() {
+    let server = RedisServer::start();
+    server.stop();
+    nothing_hangs("stopped", &server.url());
+    server.cont();
+    drop(manager(&server).lock("x").unwrap());
+}
+
+#[test]
+fn nothing_hangs_on_a_silent_server() {
+    nothing_hangs("silent", &silent_server().url());
+}
+
+#[test]
+fn nothing_hangs_on_a_server_of_another_kind() {
+    let answers: [&[u8]; 9] = [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"+OK\r\n",
+        b"$-1\r\n",
+        b":0\r\n",
+        b"*2\r\n$1\r\n1\r\n$1\r\n1\r\n",
+        b"*2\r\n$20\r\n99999999999999999999\r\n$1\r\n1\r\n",
+        b"$9223372036854775807\r\n",
+        b"*1000000000\r\n*1000000000\r\n",
+        b"-ERR \x1b[31mred\xff\r\n",
+    ];
+    for answer in answers {
+        nothing_hangs("garbage", &garbage_server(answer).url());
+    }
+    let nested = b"*1\r\n".repeat(100_000);
+    nothing_hangs("nested", &garbage_server(nested).url());
+}
+
+#[test]
+fn nothing_hangs_on_a_server_that_closes_at_once() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::in_front_of(server.addr());
+    proxy.on_request(|_| true, Fault::CloseAfterRequest).forever();
+    nothing_hangs("closing", &proxy.url());
+}
+
+#[test]
+fn nothing_hangs_in_a_black_hole() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::in_front_of(server.addr());
+    proxy.blackhole();
+    nothing_hangs("blackhole", &proxy.url());
+}
+
+#[test]
+fn nothing_hangs_where_only_requests_pass() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::in_front_of(server.addr());
+    proxy.one_way();
+    nothing_hangs("one way", &proxy.url());
+}
+
+/// The weather turns while a lock is held and waited for; once it is over, all is as if it had never been.
+#[test]
+fn whoever_holds_or_waits_is_let_go_when_the_weather_turns() {
+    for weather in ["blackhole", "one way", "refused"] {
+        let (server, proxy, mgr) = proxied(impatient);
+        let (released, dropped) = (mgr.lock("released").unwrap(), mgr.lock("dropped").unwrap());
+        let held = manager(&server).lock("held").unwrap();
+        let waiting = in_thread(&mgr, "held", |mgr, name| mgr.try_lock_for(name, 2 * SECOND).map(drop));
+        await_queued(&server, "held", 1);
+        match weather {
+            "blackhole" => proxy.blackhole(),
+            "one way" => proxy.one_way(),
+            _ => proxy.refuse(),
+        }
+        let what = |call: &str| format!("{call} ({weather})");
+        let error = within(BOUNDED, &what("release"), || released.release().unwrap_err());
+        assert!(error.is_unavailable(), "{error:?}");
+        within(BOUNDED, &what("drop"), || drop(dropped));
+        let error = within(2 * BOUNDED, &what("waiting"), || waiting.join().unwrap()).unwrap_err();
+        assert!(error.is_timeout() || error.is_unavailable(), "{error:?}");
+        proxy.heal();
+        within(BOUNDED, &what("recovery"), || {
+            eventually("the server is back", CEILING, || mgr.ping().is_ok());
+            for name in ["released", "dropped"] {
+                // Their leases are 30 s.
+                mgr.try_lock_for(name, CEILING).unwrap().release().unwrap().unwrap_released();
+            }
+        });
+        eventually("nobody is left in line", 20 * SECOND, || queued(&server, "held") == 0);
+        assert!(held.is_held());
+    }
+}
+
+#[test]
+fn dropping_the_last_manager_at_a_dead_server_is_bounded() {
+    let server = RedisServer::start();
+    let mgr = RedisMgr::new(impatient(server.url())).unwrap();
+    let guards: Vec<LockGuard> = (0..10).map(|n| mgr.lock(&format!("n{n}")).unwrap()).collect();
+    let ids: Vec<_> = (0..10).map(|n| mgr.acquire_lock(&format!("id{n}"), SECOND, SECOND).unwrap().unwrap()).collect();
+    server.stop();
+    within(2 * BOUNDED, "shutdown", || mgr.shutdown());
+    within(BOUNDED, "drop", || drop((guards, mgr)));
+    assert_eq!(ids.len(), 10);
+}
+
+fn threads() -> BTreeSet<String> {
+    let name = |task: std::io::Result<fs::DirEntry>| fs::read_to_string(task.ok()?.path().join("comm")).ok();
+    fs::read_dir("/proc/self/task").unwrap().filter_map(name).filter(|name| name.starts_with("distlock")).collect()
+}
+
+fn files() -> usize {
+    fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[test]
+fn nothing_stays_after_the_last_manager_is_gone() {
+    if !alone("bounds::nothing_stays_after_the_last_manager_is_gone", &[]) {
+        return;
+    }
+    let server = RedisServer::start();
+    let mut files_before = None;
+    for round in 0..5 {
+        let mgr = RedisMgr::new(patient(server.url()).pool_size(4)).unwrap();
+        let guard = mgr.lock("x").unwrap();
+        assert!(!threads().is_empty());
+        let waiting = waiter(&server, &mgr.clone(), "x");
+        let gave_up = mgr.try_lock_for("x", Duration::from_millis(50)).unwrap_err();
+        assert!(gave_up.is_timeout());
+        guard.release().unwrap().unwrap_released();
+        let next = waiting.join().unwrap().unwrap();
+        thread::scope(|threads| {
+            for n in 0..8 {
+                let mgr = &mgr;
+                threads.spawn(move || drop(mgr.lock(&format!("n{n}")).unwrap()));
+            }
+        });
+        if round % 2 == 0 {
+            mgr.shutdown();
+        }
+        drop(mgr);
+        drop(next);
+        eventually("its threads have ended", CEILING, || threads().is_empty());
+        eventually("its connections are closed", CEILING, || server.clients().is_empty());
+        let now = files();
+        assert_eq!(*files_before.get_or_insert(now), now, "files of round {round}");
+    }
+    for key in server.keys() {
+        assert!(key.starts_with("distlock:fence:"), "{key} was left");
+        assert!(server.query::<i64>(&["PTTL", &key]) > 0, "{key} stays for ever");
+    }
+}
+
+#[test]
+fn connections_are_few_however_many_threads_there_are() {
+    let server = RedisServer::start();
+    let mgr = RedisMgr::new(patient(server.url()).pool_size(3)).unwrap();
+    thread::scope(|threads| {
+        for n in 0..16 {
+            let mgr = &mgr;
+            threads.spawn(move || {
+                for _ in 0..20 {
+                    drop(mgr.lock(&format!("n{}", n % 4)).unwrap());
+                }
+            });
+        }
+    });
+    // The pool's, the renewer's and the subscriber's.
+    let clients = server.clients().len();
+    assert!(clients <= 5, "{clients}");
+}
+
+#[test]
+fn a_dead_server_is_not_asked_in_a_frenzy() {
+    let server = silent_server();
+    let mgr = RedisMgr::new(impatient(server.url()).operation_timeout(Duration::from_millis(100))).unwrap();
+    let error = within(6 * BOUNDED, "lock", || mgr.lock_with("x", &lease(3 * SECOND)).unwrap_err());
+    assert!(error.is_unavailable(), "{error:?}");
+    assert!(server.accepted() < 60, "{} connections in three seconds", server.accepted());
+}

@@ -1,1 +1,249 @@
-//! To come.
+//! Settings, options and names: what is taken, what is refused, and the manager that a process has once.
+
+use std::{env, time::Duration};
+
+use distlock::{Config, LockError, LockOptions, RedisMgr};
+
+use crate::{
+    kit::{SECOND, UnwrapReleased, alone, fence_key, impatient, in_thread, label, lease, manager, patient, waiter},
+    support::{CEILING, RedisServer, eventually},
+};
+
+#[test]
+fn a_url_that_cannot_be_served_is_refused_at_construction() {
+    for (url, says) in [
+        ("", "not a server URL"),
+        ("127.0.0.1:6379", "not a server URL"),
+        ("http://127.0.0.1", "unknown scheme"),
+        ("rediss://127.0.0.1", "TLS"),
+        ("valkeys://127.0.0.1", "TLS"),
+        ("redis://a:1,redis://b:2", "several servers"),
+        ("redis://127.0.0.1:99999", "cannot be read"),
+        ("redis://127.0.0.1/not-a-number", "cannot be read"),
+        ("redis://", "cannot be read"),
+        ("redis-sentinel://127.0.0.1", "unknown scheme"),
+    ] {
+        let error = RedisMgr::new(Config::new(url)).expect_err(url);
+        assert!(matches!(error, LockError::InvalidConfig { .. }) && error.is_invalid(), "{url}: {error:?}");
+        assert!(error.to_string().contains(says), "{url}: {error}");
+        assert!(error.to_string().starts_with("this configuration cannot work: "), "{error}");
+    }
+}
+
+#[test]
+fn settings_out_of_range_are_refused_with_their_numbers() {
+    let years = Duration::from_secs(1000 * 365 * 24 * 60 * 60);
+    let url = || Config::new("redis://127.0.0.1:1");
+    for (config, says) in [
+        (url().pool_size(0), "pool_size is 0"),
+        (url().operation_timeout(Duration::ZERO), "operation_timeout is 0"),
+        (url().operation_timeout(Duration::MAX), "operation_timeout"),
+        (url().claim_window(Duration::ZERO), "claim_window is 0"),
+        (url().claim_window(Duration::MAX), "claim_window"),
+        (url().ttl(Duration::ZERO), "the ttl is 0"),
+        (url().ttl(years), "the ttl is 999years"),
+        (url().ttl(Duration::MAX), "the ttl is"),
+        (url().max_hold(Duration::ZERO), "max_hold is zero"),
+    ] {
+        let error = RedisMgr::new(config.clone()).expect_err(says);
+        assert!(error.is_invalid() && error.to_string().contains(says), "{error} does not say {says}");
+    }
+}
+
+#[test]
+fn options_out_of_range_are_refused_before_anything_is_asked() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let years = Duration::from_secs(1000 * 365 * 24 * 60 * 60);
+    for ttl in [Duration::ZERO, Duration::from_nanos(1), Duration::from_millis(9), years, Duration::MAX] {
+        let error = mgr.lock_with("x", &lease(ttl)).unwrap_err();
+        assert!(matches!(error, LockError::InvalidOptions { .. }), "{ttl:?}: {error:?}");
+        assert!(matches!(mgr.acquire_lock("x", ttl, SECOND), Err(LockError::InvalidOptions { .. })), "{ttl:?}");
+    }
+    let error = mgr.lock_with("x", &LockOptions::new().max_hold(Duration::ZERO)).unwrap_err();
+    assert!(matches!(error, LockError::InvalidOptions { .. }), "{error:?}");
+    assert!(server.clients().is_empty(), "it has connected");
+    for ttl in [Duration::from_millis(10), Duration::from_secs(24 * 60 * 60)] {
+        drop(mgr.lock_with("x", &lease(ttl)).unwrap());
+    }
+}
+
+#[test]
+fn making_a_manager_connects_to_nothing() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    assert!(server.clients().is_empty());
+    assert_eq!(mgr.server(), &*label(&server));
+    assert!(mgr.ping().unwrap() < 20 * SECOND);
+    assert_eq!(server.clients().len(), 1);
+}
+
+fn strange_names() -> Vec<String> {
+    let short = [
+        " ",
+        "a b",
+        "x ",
+        " x",
+        "x",
+        "X",
+        "\0",
+        "a\0b",
+        "\r\n",
+        "a\nb",
+        "a\r\n$1\r\nb",
+        "\t",
+        "{",
+        "}",
+        "{}",
+        "{x}",
+        "a}b",
+        "{a}{b}",
+        "*",
+        "?",
+        "[x]",
+        "\\",
+        "\"",
+        "'",
+        "%d",
+        "x:fence",
+        "x:queue",
+        "lock:x",
+        "distlock:queue:{lock:x}",
+        "😀",
+        "\u{e9}",
+        "e\u{301}",
+        "\u{202e}x",
+        "|pid1|",
+        "return redis.call('FLUSHALL')",
+        "-",
+        "0",
+        "nil",
+    ];
+    let long = ["n".repeat(1019), "é".repeat(509)];
+    short.into_iter().map(str::to_owned).chain(long).collect()
+}
+
+#[test]
+fn any_text_is_a_name_of_its_own_byte_for_byte() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let names = strange_names();
+    let guards: Vec<_> =
+        names.iter().map(|name| mgr.try_lock(name).unwrap_or_else(|e| panic!("{name:?}: {e}"))).collect();
+    for guard in &guards {
+        let name = guard.name();
+        let value: Option<String> = server.query(&["GET", &format!("lock:{name}")]);
+        assert_eq!(value.as_deref(), Some(guard.id().as_str()), "{name:?}");
+        let error = mgr.try_lock(name).unwrap_err();
+        assert_eq!(error.holder().unwrap().id(), guard.id().as_str());
+        assert!(!error.to_string().chars().any(char::is_control), "{error:?}");
+    }
+    let locks: Vec<String> = server.query(&["KEYS", "lock:*"]);
+    assert_eq!(locks.len(), names.len());
+    for guard in guards {
+        guard.release().unwrap().unwrap_released();
+    }
+    assert!(server.query::<Vec<String>>(&["KEYS", "lock:*"]).is_empty());
+}
+
+#[test]
+fn a_lock_of_any_name_is_handed_over() {
+    let server = RedisServer::start();
+    // With an empty prefix the names are the keys.
+    for prefix in ["lock:", "", "my {app}: "] {
+        let mgr = RedisMgr::new(patient(server.url()).prefix(prefix)).unwrap();
+        for name in ["a b", "\0", "\r\n", "{}", "{x}y", "a}b", "😀"] {
+            let guard = mgr.lock(name).unwrap();
+            let waiting = in_thread(&mgr, name, |mgr, name| mgr.lock(name).unwrap());
+            eventually("it waits", CEILING, || mgr.holder(name).unwrap().unwrap().waiters() == Some(1));
+            guard.release().unwrap().unwrap_released();
+            let next = waiting.join().unwrap();
+            assert_eq!(mgr.holder(name).unwrap().unwrap().id(), next.id().as_str());
+        }
+    }
+}
+
+#[test]
+fn a_name_that_is_empty_or_too_long_is_refused() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    for (name, says) in [
+        (String::new(), "at least one byte"),
+        ("n".repeat(1020), "1020 bytes"),
+        ("é".repeat(510), "1020 bytes"),
+        ("n".repeat(1 << 20), "1048576 bytes"),
+    ] {
+        let errors = [
+            mgr.lock(&name).map(drop),
+            mgr.lock_reentrant(&name).map(drop),
+            mgr.acquire_lock(&name, SECOND, SECOND).map(drop),
+            mgr.release_lock(&name, "id").map(drop),
+            mgr.holder(&name).map(drop),
+            mgr.force_release(&name).map(drop),
+        ];
+        for error in errors.map(Result::unwrap_err) {
+            assert!(matches!(error, LockError::InvalidName { .. }) && error.is_invalid(), "{error:?}");
+            assert!(error.to_string().contains(says) && error.to_string().len() < 300, "{error}");
+        }
+    }
+    assert!(server.clients().is_empty());
+}
+
+#[test]
+fn two_prefixes_are_two_worlds_and_one_database_is_one() {
+    let server = RedisServer::start();
+    let one = RedisMgr::new(patient(server.url()).prefix("one:")).unwrap();
+    let two = RedisMgr::new(patient(server.url()).prefix("two:")).unwrap();
+    let elsewhere = RedisMgr::new(patient(format!("{}/3", server.url())).prefix("one:")).unwrap();
+    let guards = [one.try_lock("x").unwrap(), two.try_lock("x").unwrap(), elsewhere.try_lock("x").unwrap()];
+    assert_eq!(server.query::<i64>(&["DBSIZE"]), 4);
+    assert!(guards.iter().all(|guard| guard.is_held()));
+    let waiting = in_thread(&elsewhere, "x", |mgr, name| mgr.lock(name).unwrap());
+    eventually("it waits", CEILING, || elsewhere.holder("x").unwrap().unwrap().waiters() == Some(1));
+    drop(guards);
+    assert!(waiting.join().unwrap().is_held());
+}
+
+#[test]
+fn the_process_wide_manager_is_made_once() {
+    if !alone("config::the_process_wide_manager_is_made_once", &[]) {
+        return;
+    }
+    let (server, other) = (RedisServer::start(), RedisServer::start());
+    // A failure makes none, and can be mended.
+    assert!(RedisMgr::init(Config::new("rediss://x")).unwrap_err().is_invalid());
+    let mgr = RedisMgr::init(patient(server.url())).unwrap();
+    let error = RedisMgr::init(patient(other.url())).unwrap_err();
+    assert!(matches!(error, LockError::AlreadyInitialized), "{error:?}");
+    assert!(error.to_string().contains("was not changed"), "{error}");
+    let same = RedisMgr::instance().unwrap();
+    assert!(std::ptr::eq(mgr, same));
+    assert_eq!(same.server(), &*label(&server));
+    let guard = same.lock("x").unwrap();
+    let waiting = waiter(&server, mgr, "x");
+    guard.release().unwrap().unwrap_released();
+    drop(waiting.join().unwrap().unwrap());
+    assert_eq!(server.keys(), [fence_key("x")]);
+    mgr.shutdown();
+    assert!(matches!(RedisMgr::instance().unwrap().lock("x"), Err(LockError::Shutdown)));
+}
+
+#[test]
+fn the_process_wide_manager_comes_from_the_environment() {
+    let server = RedisServer::start();
+    let env = [("DISTLOCK_URL", server.url()), ("REDIS_URL", "redis://127.0.0.1:1".into())];
+    let env = env.each_ref().map(|(name, url)| (*name, url.as_str()));
+    if !alone("config::the_process_wide_manager_comes_from_the_environment", &env) {
+        assert!(server.query::<bool>(&["EXISTS", &fence_key("from the environment")]));
+        return;
+    }
+    let mgr = std::thread::scope(|threads| {
+        let all = [(); 8].map(|()| threads.spawn(|| RedisMgr::instance().unwrap()));
+        let all = all.map(|thread| thread.join().unwrap());
+        assert!(all.iter().all(|mgr| std::ptr::eq(*mgr, all[0])), "made more than once");
+        all[0]
+    });
+    assert!(env::var("DISTLOCK_URL").unwrap().ends_with(mgr.server()));
+    drop(mgr.lock("from the environment").unwrap());
+    assert!(matches!(RedisMgr::init(impatient("redis://127.0.0.1:1")), Err(LockError::AlreadyInitialized)));
+}

@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use distlock::{FencingToken, LockError, LockGuard, LockLost, RedisMgr};
+use distlock::{FencingToken, LockError, LockGuard, LockLost, RedisMgr, Released};
 use parking_lot::Mutex;
 
 use crate::{
@@ -142,10 +142,10 @@ mod promise {
         let why = lost(&guard);
         assert!(matches!(why, LockLost::Taken { .. } | LockLost::Gone), "{why:?}");
         assert!(next.fencing_token() > guard.fencing_token());
-        drop(next);
-        assert!(!guard.is_held(), "it came back when the other let go");
-        drop(there.lock("x").unwrap());
-        assert!(!guard.is_held());
+        let outcome = guard.release().unwrap();
+        assert!(matches!(outcome, Released::OwnedByOther(_)), "{outcome:?}");
+        assert_eq!(here.holder("x").unwrap().unwrap().id(), next.id().as_str());
+        assert!(next.is_held());
     }
 
     pub(super) fn trying_does_not_wait(subject: &dyn Subject) {

@@ -147,6 +147,19 @@ fn a_lock_survives_an_idle_limit_of_the_server() {
 }
 
 #[test]
+fn a_lock_survives_a_server_that_comes_back_with_its_data() {
+    let server = RedisServer::builder().append_only(true).start();
+    let (mgr, other) = (manager(&server), manager(&server));
+    let guard = mgr.lock("x").unwrap();
+    let waiting = waiter(&server, &other, "x");
+    server.restart();
+    assert_eq!(get(&server, LOCK).as_deref(), Some(guard.id().as_str()));
+    is_renewed(&server, &guard, 1);
+    guard.release().unwrap().unwrap_released();
+    within(BOUNDED, "the next", || waiting.join().unwrap().unwrap()).release().unwrap().unwrap_released();
+}
+
+#[test]
 fn a_server_without_memory_renews_and_releases_but_gives_no_new_locks() {
     let server = RedisServer::start();
     let (mgr, other) = (manager(&server), manager(&server));

@@ -1,15 +1,15 @@
 //! Giving a lock up: what it says, what it leaves, and servers that do not answer meanwhile.
 
-use std::{panic, thread};
+use std::{panic, thread, time::Duration};
 
 use distlock::{LockError, LockGuard, RedisMgr, Released};
 
 use crate::{
     kit::{
-        BOUNDED, SECOND, UnwrapReleased, await_gone, fence_key, get, impatient, lease, manager, patient, proxied,
-        waiter, within,
+        BOUNDED, SECOND, UnwrapReleased, await_gone, await_queued, fence_key, get, impatient, in_thread, is_renewal,
+        lease, manager, patient, proxied, queued, waiter, within,
     },
-    support::{CEILING, Fault, RedisServer, contains, eventually},
+    support::{CEILING, Fault, Monitor, RedisServer, contains, eventually},
 };
 
 const LOCK: &str = "lock:x";
@@ -64,7 +64,7 @@ fn a_handover_whose_reply_is_lost_happens_once() {
     let outcome = guard.release().unwrap();
     lost.wait_fired();
     let next = waiting.join().unwrap().unwrap();
-    assert!(!matches!(outcome, Released::Gone), "{outcome:?}");
+    assert_eq!(outcome, Released::Released);
     assert!(next.is_held());
     assert_eq!(get(&server, LOCK).as_deref(), Some(next.id().as_str()));
     next.release().unwrap().unwrap_released();
@@ -178,19 +178,94 @@ fn a_guard_that_outlives_a_shutdown_does_no_harm() {
     assert_eq!(get(&server, LOCK).as_deref(), Some(other.id().as_str()));
 }
 
-/// No renewal is sent after a release: for a while the server sees nothing of the lock but what others do.
+#[test]
+fn a_renewal_under_way_changes_nothing_after_a_release() {
+    let (server, proxy, mgr) = proxied(patient);
+    let guard = mgr.lock_with("x", &lease(3 * SECOND)).unwrap();
+    let under_way = proxy.on_request(is_renewal(LOCK), Fault::HoldRequest);
+    under_way.wait_fired();
+    let lost = guard.lost().clone();
+    guard.release().unwrap().unwrap_released();
+    let next = manager(&server).lock("x").unwrap();
+    let commands = server.monitor();
+    under_way.let_go();
+    commands.wait_for("lua] \"GET\" \"lock:x\"");
+    assert_eq!(lost.recv_timeout(CEILING), Err(crossbeam_channel::RecvTimeoutError::Disconnected));
+    assert!(next.is_held());
+    assert_eq!(get(&server, LOCK).as_deref(), Some(next.id().as_str()));
+}
+
+/// For a while in which other locks are renewed, the server hears nothing of those that were released.
 #[test]
 fn nothing_is_renewed_after_a_release() {
     let server = RedisServer::start();
     let mgr = manager(&server);
-    let short = lease(SECOND);
-    for _ in 0..50 {
-        mgr.lock_with("x", &short).unwrap().release().unwrap();
-    }
     let watched = mgr.lock_with("y", &lease(3 * SECOND)).unwrap();
+    server.monitor().wait_for("lua] \"PEXPIRE\" \"lock:y\"");
+    let released: Vec<_> = (0..50).map(|n| mgr.lock_with(&format!("x{n}"), &lease(3 * SECOND)).unwrap()).collect();
+    for guard in released {
+        guard.release().unwrap().unwrap_released();
+    }
     let commands = server.monitor();
     let count = |part: &str| commands.lines().iter().filter(|line| line.contains(part)).count();
-    eventually("the other lock is renewed", CEILING, || count("lua] \"PEXPIRE\" \"lock:y\"") >= 2);
+    eventually("the other lock is renewed", CEILING, || count("lua] \"PEXPIRE\" \"lock:y\"") >= 3);
     assert_eq!(count(LOCK), 0, "{:#?}", commands.lines());
     assert!(watched.is_held());
+}
+
+#[test]
+fn acquire_lock_and_release_lock_keep_the_promises_of_the_design() {
+    let server = RedisServer::start();
+    let (mgr, other) = (manager(&server), manager(&server));
+    let ttl = Duration::from_millis(900);
+    let id = mgr.acquire_lock("x", ttl, Duration::ZERO).unwrap().expect("it is free");
+    assert_eq!(get(&server, LOCK).as_deref(), Some(id.as_str()));
+    assert_eq!(other.acquire_lock("x", ttl, Duration::from_millis(50)).unwrap(), None);
+    assert_eq!(queued(&server, "x"), 0);
+
+    for wrong in ["", "wrong", distlock::generate_lock_id().as_str()] {
+        assert!(!mgr.release_lock("x", wrong).unwrap(), "{wrong:?}");
+        assert!(!other.release_lock("x", wrong).unwrap(), "{wrong:?}");
+    }
+    assert!(!mgr.release_lock("y", &id).unwrap(), "it is the identifier of another lock");
+    // The wrong identifiers have not ended its renewal.
+    let commands = server.monitor();
+    eventually("it is renewed many times", CEILING, || renewals(&commands) >= 6);
+    assert_eq!(get(&server, LOCK).as_deref(), Some(id.as_str()));
+
+    assert!(mgr.release_lock("x", &id).unwrap());
+    assert!(!mgr.release_lock("x", &id).unwrap());
+    assert_eq!(get(&server, LOCK), None);
+}
+
+#[test]
+fn release_lock_knows_identifiers_of_other_managers() {
+    let server = RedisServer::start();
+    let (mgr, other) = (manager(&server), manager(&server));
+    let id = mgr.acquire_lock("x", 30 * SECOND, SECOND).unwrap().unwrap();
+    let waiting = in_thread(&mgr, "x", |mgr, name| mgr.acquire_lock(name, 30 * SECOND, Duration::MAX));
+    await_queued(&server, "x", 1);
+    assert!(other.release_lock("x", &id).unwrap());
+    let next = waiting.join().unwrap().unwrap().expect("it was released");
+    assert_ne!(next, id);
+    assert!(other.release_lock("x", &next).unwrap());
+    assert_eq!(get(&server, LOCK), None);
+}
+
+#[test]
+fn an_operator_can_take_a_lock_away() {
+    let server = RedisServer::start();
+    let (mgr, operator) = (manager(&server), manager(&server));
+    assert!(!operator.force_release("x").unwrap());
+    let guard = mgr.lock("x").unwrap();
+    let waiting = waiter(&server, &mgr, "x");
+    assert!(operator.force_release("x").unwrap());
+    let next = waiting.join().unwrap().unwrap();
+    let Released::OwnedByOther(holder) = guard.release().unwrap() else { panic!("it was handed on") };
+    assert_eq!(holder.id(), next.id().as_str());
+    assert!(next.is_held());
+}
+
+fn renewals(commands: &Monitor) -> usize {
+    commands.lines().iter().filter(|line| line.contains("lua] \"PEXPIRE\" \"lock:x\"")).count()
 }

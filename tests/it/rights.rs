@@ -1,1 +1,118 @@
-//! To come.
+//! The least rights that everything works with, and what each of them is for.
+
+use std::time::Duration;
+
+use distlock::{LockError, RedisMgr};
+
+use crate::{
+    kit::{BOUNDED, SECOND, UnwrapReleased, impatient, in_thread, lease, manager, waiter, within},
+    support::{CEILING, RedisServer, eventually},
+};
+
+/// As the README says, in parts. `PING` is for `ping`, and for waiters behind a silent server.
+const RIGHTS: &[&str] = &[
+    "~lock:*",
+    "~distlock:*",
+    "&distlock:client:*",
+    "+eval",
+    "+evalsha",
+    "+time",
+    "+ping",
+    "+get",
+    "+set",
+    "+del",
+    "+pttl",
+    "+pexpire",
+    "+rpush",
+    "+lpop",
+    "+lpush",
+    "+lpos",
+    "+lrem",
+    "+llen",
+    "+publish",
+    "+subscribe",
+];
+
+/// Without these the library gets along: who cannot subscribe, or be told, finds out by looking; and a waiter that
+/// could not be told is put back by `LPUSH`.
+const DISPENSABLE: &[&str] = &["&distlock:client:*", "+lpush", "+publish", "+subscribe"];
+
+fn user(server: &RedisServer, rights: impl Iterator<Item = &'static str>) -> RedisMgr {
+    let words = ["ACL", "SETUSER", "app", "reset", "on", ">pw", "resetkeys", "resetchannels", "-@all"];
+    let words: Vec<_> = words.into_iter().chain(rights).collect();
+    server.cli(&words);
+    RedisMgr::new(impatient(format!("redis://app:pw@{}", server.addr())).operation_timeout(2 * SECOND)).unwrap()
+}
+
+/// Everything that the library does with a server, each step by its name.
+fn tour(server: &RedisServer, mgr: &RedisMgr) -> Result<(), (&'static str, LockError)> {
+    let step = |name| move |error| (name, error);
+    mgr.ping().map_err(step("ping"))?;
+    let guard = mgr.try_lock("x").map_err(step("acquire"))?;
+    let refused = mgr.try_lock("x").map(drop).unwrap_err();
+    if !refused.is_contended() {
+        return Err(("refuse", refused));
+    }
+    mgr.holder("x").map_err(step("inspect"))?;
+    let gave_up = mgr.try_lock_for("x", Duration::from_millis(300)).map(drop).unwrap_err();
+    if !gave_up.is_timeout() {
+        return Err(("wait", gave_up));
+    }
+    let commands = server.monitor();
+    let asked = |how: &str| commands.lines().iter().filter(|line| line.contains(how)).count();
+    let waiting = in_thread(mgr, "x", |mgr, name| mgr.try_lock_for(name, CEILING));
+    eventually("it looks out of the line or from outside, or cannot", CEILING, || {
+        waiting.is_finished() || asked("\"look\"") >= 1 || asked("\"try\"") >= 3
+    });
+    guard.release().map_err(step("release"))?.unwrap_released();
+    let next = waiting.join().unwrap().map_err(step("handover"))?;
+    next.release().map_err(step("release"))?.unwrap_released();
+
+    let ttl = 2 * SECOND;
+    let kept = mgr.lock_with("y", &lease(ttl)).map_err(step("acquire"))?;
+    eventually("time passes", CEILING, || kept.remaining() < ttl * 8 / 10);
+    eventually("it is renewed, or lost", CEILING, || kept.remaining() > ttl * 8 / 10 || !kept.is_held());
+    kept.ensure_held().map_err(step("renew"))?;
+    mgr.force_release("y").map_err(step("force release"))?;
+    Ok(())
+}
+
+#[test]
+fn the_least_rights_are_enough() {
+    let server = RedisServer::start();
+    let mgr = user(&server, RIGHTS.iter().copied());
+    tour(&server, &mgr).unwrap_or_else(|(step, error)| panic!("{step}: {error}"));
+    let denied: Vec<redis::Value> = server.query(&["ACL", "LOG"]);
+    assert!(denied.is_empty(), "{denied:?}");
+}
+
+/// Where a right is missing, the first thing that cannot work says so; what works all the same is named here.
+#[test]
+fn each_missing_right_is_noticed_and_named() {
+    for missing in RIGHTS {
+        let server = RedisServer::start();
+        let mgr = user(&server, RIGHTS.iter().copied().filter(|right| right != missing));
+        match (tour(&server, &mgr), DISPENSABLE.contains(missing)) {
+            (Ok(()), true) => {}
+            (Err((step, error)), false) => {
+                assert!(error.is_refused(), "{missing}, {step}: {error}");
+                let text = error.to_string();
+                assert!(text.contains("grant the rights listed in the README"), "{missing}, {step}: {text}");
+                assert!(!text.contains('\\'), "{missing}, {step}: {text}");
+            }
+            (outcome, _) => panic!("{missing}: {outcome:?}"),
+        }
+    }
+}
+
+/// The rights of a holder whose own waiters hear, and who may not tell those of others.
+#[test]
+fn waiters_that_may_not_be_told_find_out_by_looking() {
+    let server = RedisServer::start();
+    let rights = RIGHTS.iter().copied().filter(|right| !["&distlock:client:*", "+publish"].contains(right));
+    let mgr = user(&server, rights);
+    let guard = mgr.lock("x").unwrap();
+    let waiting = waiter(&server, &manager(&server), "x");
+    guard.release().unwrap().unwrap_released();
+    assert!(within(BOUNDED, "the wait", || waiting.join().unwrap().unwrap()).is_held());
+}

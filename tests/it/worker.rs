@@ -70,6 +70,11 @@ fn hand(side: &Arc<WorkerSide>) {
                 let held = hand.guards.lock()[name].is_held();
                 side.say(format!("held {name} {held}"));
             }
+            "until" => {
+                let now = boottime();
+                let left = hand.guards.lock()[name].remaining();
+                side.say(format!("until {name} {}", u128::from(now) + left.as_nanos()));
+            }
             "lost" => {
                 let why = hand.guards.lock()[name].lost().recv_timeout(CEILING);
                 side.say(format!("lost {name} {why:?}"));

@@ -7,7 +7,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     fs::{self, File},
-    io::Write,
+    io::{BufRead, BufReader, Write},
     path::Path,
 };
 
@@ -77,6 +77,35 @@ pub(crate) fn read(path: impl AsRef<Path>) -> Vec<Hold> {
     let text = fs::read_to_string(path).unwrap_or_default();
     // Whoever is killed while writing leaves half a line.
     merge(text.lines().filter_map(Hold::parse))
+}
+
+/// Follows a history while it is written.
+pub(crate) struct Follower {
+    input: BufReader<File>,
+    line: String,
+    entries: BTreeMap<String, usize>,
+}
+
+impl Follower {
+    pub(crate) fn open(path: impl AsRef<Path>) -> Self {
+        drop(Recorder::open(&path));
+        let input = BufReader::new(File::open(path).expect("cannot open the history"));
+        Self { input, line: String::new(), entries: BTreeMap::new() }
+    }
+
+    /// How often a lock has been entered so far, foreign clients not counted.
+    pub(crate) fn entries(&mut self, lock: &str) -> usize {
+        // What is not a whole line yet stays for the next time.
+        while self.input.read_line(&mut self.line).is_ok_and(|read| read > 0) && self.line.ends_with('\n') {
+            if let Some(hold) =
+                Hold::parse(self.line.trim_end()).filter(|hold| hold.from == hold.until && hold.token.is_some())
+            {
+                *self.entries.entry(hold.lock).or_default() += 1;
+            }
+            self.line.clear();
+        }
+        self.entries.get(lock).copied().unwrap_or(0)
+    }
 }
 
 fn merge(seen: impl Iterator<Item = Hold>) -> Vec<Hold> {

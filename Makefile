@@ -1,0 +1,27 @@
+# Each command says what it does, and sets up what it needs.
+CARGO ?= cargo
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench check
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: ## processes that want one lock, a timeline and a verdict; ARGS=--chaos kills and stops some, ARGS=--help says more
+	@tools/need-redis.sh --or-url
+	@$(CARGO) run --example contention -- $(ARGS)
+
+test: ## all tests, on real servers that are started and ended with them
+	@tools/need-redis.sh
+	$(CARGO) test --all-features $(ARGS)
+	$(CARGO) test --all-features --bench table
+
+bench: ## the table of speeds, with the raw figures beside
+	@tools/need-redis.sh
+	$(CARGO) bench --bench table $(ARGS)
+
+check: ## formatting, clippy and documentation, warnings being errors
+	$(CARGO) fmt --check
+	$(CARGO) clippy --all-targets --all-features -- -D warnings
+	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --no-deps --all-features

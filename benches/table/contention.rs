@@ -1,0 +1,290 @@
+//! Processes that all want one lock: how fast it goes from hand to hand, how fairly, and for how many commands.
+
+use std::{fmt::Write as _, fs, path::Path, sync::Mutex, thread, time::Duration};
+
+use distlock::{Config, RedisMgr, Released};
+use tempfile::TempDir;
+
+use crate::{
+    Result, Scale,
+    measure::{Placement, Times, cpu_of, now, pause, pause_until},
+    raw::Raw,
+    report::{Line, micros, number, of_a_core, per_second},
+    support::{RedisServer, Worker, WorkerSide},
+};
+
+pub(crate) const ROLE: &str = "contender";
+
+/// How long contenders go on after the window, so that nobody leaves within it.
+const OVERTIME: Duration = Duration::from_millis(300);
+/// Between two round trips that are timed under load: rarely enough not to be a load.
+const PING_PAUSE: Duration = Duration::from_millis(10);
+
+#[derive(Clone, Copy)]
+struct Contest {
+    processes: usize,
+    /// In each process.
+    threads: usize,
+    hold: Duration,
+    window: Duration,
+    scale: Scale,
+}
+
+/// What was seen within the window.
+struct Outcome {
+    window: Duration,
+    locks: f64,
+    commands_per_lock: f64,
+    scripts_per_lock: f64,
+    handoff: Times,
+    fewest: f64,
+    most: f64,
+    server_cpu: Duration,
+    /// On the idle server, from another core and from the same one.
+    far_ping: Times,
+    near_ping: Times,
+    loaded_ping: Times,
+    raw_pairs: f64,
+    raw_time: Duration,
+}
+
+/// One time that somebody held the lock.
+#[derive(Clone, Copy)]
+struct Hold {
+    token: u64,
+    process: usize,
+    acquired: Duration,
+    released: Duration,
+}
+
+struct Snapshot {
+    at: Duration,
+    commands: u64,
+    scripts: u64,
+    server_cpu: Duration,
+}
+
+impl Snapshot {
+    fn take(server: &RedisServer) -> Result<Snapshot> {
+        let before = now();
+        let commands = server.commands_processed();
+        let after = now();
+        let stats = server.commandstats();
+        let scripts = ["eval", "evalsha"].iter().filter_map(|name| stats.get(*name)).sum();
+        Ok(Snapshot { at: (before + after) / 2, commands, scripts, server_cpu: cpu_of(server.pid())? })
+    }
+}
+
+impl Contest {
+    fn new(processes: usize, scale: Scale) -> Contest {
+        let window = scale.pick(Duration::from_secs(5), Duration::from_millis(100));
+        Contest { processes, threads: 1, hold: Duration::ZERO, window, scale }
+    }
+
+    fn run(self) -> Result<Outcome> {
+        let server = RedisServer::start();
+        let folder = TempDir::with_prefix("distlock-bench-")?;
+        let mut raw = Raw::connect(&server.url())?;
+        let samples = self.scale.pick(5_000, 10);
+        let (mut far_ping, mut near_ping, mut loaded_ping) = (Times::new(), Times::new(), Times::new());
+        let placement = Placement::apart(server.pid())?;
+        raw.pings(samples, &mut far_ping)?;
+        let raw_time = raw.run_pairs(samples)?;
+        drop(placement);
+        let placement = Placement::together(server.pid())?;
+        raw.pings(samples, &mut near_ping)?;
+        drop(placement);
+
+        let mut workers: Vec<_> =
+            (0..self.processes).map(|process| self.spawn(&server, folder.path(), process)).collect();
+        workers.iter().for_each(|worker| drop(worker.expect("ready")));
+        let begin = now() + self.scale.pick(Duration::from_secs(1), Duration::from_millis(20));
+        let end = begin + self.window;
+        let over = end + OVERTIME;
+        workers.iter_mut().for_each(|worker| worker.send(&over.as_nanos().to_string()));
+        pause_until(begin);
+        let first = Snapshot::take(&server)?;
+        while now() < end {
+            pause(PING_PAUSE);
+            loaded_ping.add(raw.ping()?);
+        }
+        let last = Snapshot::take(&server)?;
+        workers.iter().for_each(|worker| drop(worker.expect("done")));
+        drop(workers);
+        let placement = Placement::apart(server.pid())?;
+        raw.pings(samples, &mut far_ping)?;
+        drop(placement);
+
+        let holds = self.read(folder.path())?;
+        check_exclusion(&holds)?;
+        let within = |hold: &Hold| (first.at..last.at).contains(&hold.acquired);
+        let holds: Vec<Hold> = holds.into_iter().filter(within).collect();
+        let mut by_process = vec![0_u32; self.processes];
+        holds.iter().for_each(|hold| by_process[hold.process] += 1);
+        let mut handoff = Times::new();
+        for pair in holds.windows(2).filter(|pair| pair[0].process != pair[1].process) {
+            handoff.add(pair[1].acquired - pair[0].released);
+        }
+        let locks = holds.len() as f64;
+        Ok(Outcome {
+            window: last.at - first.at,
+            locks,
+            // The round trips in between are not the contenders'.
+            commands_per_lock: (last.commands - first.commands - loaded_ping.len()) as f64 / locks,
+            scripts_per_lock: (last.scripts - first.scripts) as f64 / locks,
+            handoff,
+            fewest: by_process.iter().min().copied().unwrap_or(0).into(),
+            most: by_process.iter().max().copied().unwrap_or(0).into(),
+            server_cpu: last.server_cpu - first.server_cpu,
+            far_ping,
+            near_ping,
+            loaded_ping,
+            raw_pairs: samples as f64,
+            raw_time,
+        })
+    }
+
+    fn spawn(&self, server: &RedisServer, folder: &Path, process: usize) -> Worker {
+        let args = [
+            ("url", server.url()),
+            ("threads", self.threads.to_string()),
+            ("hold_us", self.hold.as_micros().to_string()),
+            ("out", folder.join(process.to_string()).display().to_string()),
+        ];
+        Worker::spawn(ROLE, &args.each_ref().map(|(key, value)| (*key, value.as_str())))
+    }
+
+    /// What all processes wrote down, in the order of the tokens.
+    fn read(&self, folder: &Path) -> Result<Vec<Hold>> {
+        let mut holds = Vec::new();
+        for process in 0..self.processes {
+            for line in fs::read_to_string(folder.join(process.to_string()))?.lines() {
+                let mut fields = line.split(' ').map(str::parse);
+                let mut next = || fields.next().ok_or("a record is too short");
+                let (token, acquired, released) = (next()??, next()??, next()??);
+                let (acquired, released) = (Duration::from_nanos(acquired), Duration::from_nanos(released));
+                holds.push(Hold { token, process, acquired, released });
+            }
+        }
+        holds.sort_by_key(|hold| hold.token);
+        Ok(holds)
+    }
+}
+
+/// Fast is worth nothing without this.
+fn check_exclusion(holds: &[Hold]) -> Result<()> {
+    match holds.windows(2).find(|pair| pair[1].acquired < pair[0].released || pair[1].token == pair[0].token) {
+        None => Ok(()),
+        Some(pair) => {
+            Err(format!("two held the lock at once, with the tokens {} and {}", pair[0].token, pair[1].token).into())
+        }
+    }
+}
+
+/// A contender: takes and releases the lock until it is told to stop, and then tells when.
+pub(crate) fn work(side: &WorkerSide) -> Result<()> {
+    let threads: usize = side.arg("threads").parse()?;
+    let hold = Duration::from_micros(side.arg("hold_us").parse()?);
+    let mgr = RedisMgr::new(Config::new(side.arg("url")))?;
+    mgr.ping()?;
+    side.say("ready");
+    let until = Duration::from_nanos(side.hear().ok_or("nobody said when to stop")?.parse()?);
+    let records = Mutex::new(String::new());
+    let done: Result<Vec<()>> = thread::scope(|scope| {
+        let contend = || contend(&mgr, hold, until, &records).map_err(|error| error.to_string());
+        let contenders: Vec<_> = (0..threads).map(|_| scope.spawn(contend)).collect();
+        contenders.into_iter().map(|contender| Ok(contender.join().map_err(|_| "a contender panicked")??)).collect()
+    });
+    done?;
+    fs::write(side.arg("out"), records.into_inner()?)?;
+    side.say("done");
+    Ok(())
+}
+
+fn contend(mgr: &RedisMgr, hold: Duration, until: Duration, records: &Mutex<String>) -> Result<()> {
+    let mut holds = Vec::new();
+    while now() < until {
+        let guard = mgr.lock("contended")?;
+        let acquired = now();
+        if !hold.is_zero() {
+            pause(hold);
+        }
+        let token = guard.fencing_token();
+        let released = now();
+        match guard.release()? {
+            Released::Released => holds.push((token, acquired, released)),
+            other => return Err(format!("the lock was not released but {other:?}").into()),
+        }
+    }
+    let mut text = String::new();
+    for (token, acquired, released) in holds {
+        writeln!(text, "{token} {} {}", acquired.as_nanos(), released.as_nanos())?;
+    }
+    records.lock().map_err(|_| "a contender panicked")?.push_str(&text);
+    Ok(())
+}
+
+impl Outcome {
+    fn rate(&self, what: &str) -> Line {
+        Line::new(format!("locks, {what}"), per_second(self.locks, self.window))
+            .beside(per_second(self.raw_pairs, self.raw_time), "raw pairs, one alone")
+    }
+
+    fn cost(&self, what: &str) -> Line {
+        Line::new(format!("commands per lock and release, {what}"), number(self.commands_per_lock))
+    }
+
+    fn handoff(&self, what: &str) -> Line {
+        Line::new(format!("release to next holder, {what}, p50"), micros(self.handoff.p50()))
+            .beside(micros(self.far_ping.p50()), "PING, idle, other core")
+    }
+
+    fn fairness(&self, what: &str) -> Line {
+        Line::new(format!("fewest/most locks per process, {what}"), number(self.fewest / self.most))
+    }
+
+    fn all(&self, what: &str) -> Vec<Line> {
+        vec![self.rate(what), self.cost(what), self.handoff(what), self.fairness(what)]
+    }
+}
+
+pub(crate) fn contended_2(scale: Scale) -> Result<Vec<Line>> {
+    Ok(Contest::new(2, scale).run()?.all("2 processes"))
+}
+
+pub(crate) fn contended_n(scale: Scale) -> Result<Vec<Line>> {
+    let mut lines = Contest::new(scale.pick(8, 3), scale).run()?.all("8 processes");
+    if let Scale::Full = scale {
+        lines.extend(Contest::new(32, scale).run()?.all("32 processes"));
+    }
+    Ok(lines)
+}
+
+pub(crate) fn handoff(scale: Scale) -> Result<Vec<Line>> {
+    let window = scale.pick(Duration::from_secs(10), Duration::from_millis(100));
+    let outcome = Contest { window, ..Contest::new(scale.pick(32, 4), scale) }.run()?;
+    Ok(vec![
+        outcome.handoff("32 processes").at_most_times_raw(1.5),
+        Line::new("  the same beside a round trip under that load", micros(outcome.handoff.p50()))
+            .beside(micros(outcome.loaded_ping.p50()), "PING, loaded"),
+        Line::new("  the same beside a round trip without a change of core", micros(outcome.handoff.p50()))
+            .beside(micros(outcome.near_ping.p50()), "PING, idle, same core"),
+        Line::new("  release to next holder, p99", micros(outcome.handoff.p99()))
+            .beside(micros(outcome.loaded_ping.p99()), "PING, loaded, p99"),
+        outcome.fairness("32 processes").at_least(0.95),
+        outcome.rate("32 processes"),
+        Line::new("  processor time of the server", of_a_core(outcome.server_cpu, outcome.window)),
+    ])
+}
+
+/// Whoever holds the lock keeps it until all others are sure to be in line again: a lock that is found free costs less.
+pub(crate) fn commands(scale: Scale) -> Result<Vec<Line>> {
+    let contest = Contest { hold: Duration::from_millis(1), ..Contest::new(3, scale) };
+    let few = contest.run()?;
+    let many = Contest { threads: scale.pick(43, 2), ..contest }.run()?;
+    Ok(vec![
+        many.cost("128 waiters").beside(number(few.commands_per_lock), "with 2 waiters").like_raw(0.02),
+        Line::new("  script calls among them", number(many.scripts_per_lock))
+            .beside(number(few.scripts_per_lock), "with 2 waiters"),
+    ])
+}

@@ -1,0 +1,115 @@
+//! Many locks held for a while: whether any is lost, and what keeping them costs.
+
+use std::{thread, time::Duration};
+
+use distlock::{Config, LockGuard, LockOptions, RedisMgr};
+
+use crate::{
+    Result, Scale,
+    measure::{cpu_of, cpu_of_thread, now, pause, thread_cpu},
+    raw::Raw,
+    report::{Line, number, of_a_core},
+    support::{RedisServer, Worker, WorkerSide},
+};
+
+pub(crate) const ROLE: &str = "keeper";
+
+const RENEWER: &str = "distlock-renewer";
+/// Threads that take the locks in the first place.
+const TAKERS: usize = 4;
+/// What a client without the library would reasonably send at once.
+const RAW_BATCH: usize = 100;
+
+struct Keep {
+    count: usize,
+    ttl: Duration,
+    time: Duration,
+}
+
+pub(crate) fn row(scale: Scale) -> Result<Vec<Line>> {
+    let seconds = Duration::from_secs;
+    let brief = Keep { count: 40, ttl: Duration::from_millis(300), time: Duration::from_millis(300) };
+    let (cpu, mut lines) = scale.pick(Keep { count: 10_000, ttl: seconds(3), time: seconds(30) }, brief).run()?;
+    lines.insert(1, cpu.below(10.0));
+    if let Scale::Full = scale {
+        let (cpu, more) = Keep { count: 100_000, ttl: seconds(30), time: seconds(60) }.run()?;
+        lines.extend(more);
+        lines.push(cpu);
+    }
+    Ok(lines)
+}
+
+impl Keep {
+    /// The line about the renewer's processor time, and the others.
+    fn run(&self) -> Result<(Line, Vec<Line>)> {
+        let server = RedisServer::start();
+        let args =
+            [("url", server.url()), ("count", self.count.to_string()), ("ttl_ms", self.ttl.as_millis().to_string())];
+        let mut worker = Worker::spawn(ROLE, &args.each_ref().map(|(key, value)| (*key, value.as_str())));
+        worker.expect("held");
+
+        let cpus =
+            || Ok::<_, Box<dyn std::error::Error>>((cpu_of_thread(worker.pid(), RENEWER)?, cpu_of(server.pid())?));
+        let (renewer, server_cpu) = cpus()?;
+        let started = now();
+        pause(self.time);
+        let (elapsed, after) = (now() - started, cpus()?);
+        let (renewer, server_cpu) = (after.0 - renewer, after.1 - server_cpu);
+
+        worker.send("check");
+        let report = worker.expect("lost");
+        let (lost, least_left) = report.split_once(' ').ok_or("the report is too short")?;
+        let (lost, least_left): (u32, f64) = (lost.parse()?, least_left.parse()?);
+        drop(worker);
+
+        let what = format!("{} of TTL {:?} held for {:?}", self.count, self.ttl, self.time);
+        let cpu =
+            Line::new(format!("  processor time of the renewer, {} locks", self.count), of_a_core(renewer, elapsed))
+                .beside(of_a_core(self.raw_cpu(&server)?, self.ttl / 3), "PEXPIRE in batches of 100");
+        let lines = vec![
+            Line::new(format!("locks lost, {what}"), number(lost.into())).at_most(0.0),
+            Line::new("  least part of a TTL that any lock had left", number(least_left / self.ttl.as_secs_f64())),
+            Line::new("  processor time of the server", of_a_core(server_cpu, elapsed)),
+        ];
+        Ok((cpu, lines))
+    }
+
+    /// The processor time of a thread that pushes out as many keys once, without asking whose they are.
+    fn raw_cpu(&self, server: &RedisServer) -> Result<Duration> {
+        let mut raw = Raw::connect(&server.url())?;
+        let keys: Vec<String> = (0..self.count).map(|number| format!("raw:{number}")).collect();
+        let px = u64::try_from(self.ttl.as_millis())?;
+        for keys in keys.chunks(RAW_BATCH) {
+            raw.batch(keys.iter().map(|key| redis::cmd("SET").arg(key).arg("x").arg("PX").arg(60_000).take()))?;
+        }
+        let before = thread_cpu();
+        for keys in keys.chunks(RAW_BATCH) {
+            raw.batch(keys.iter().map(|key| redis::cmd("PEXPIRE").arg(key).arg(px).take()))?;
+        }
+        Ok(thread_cpu() - before)
+    }
+}
+
+/// Takes many locks, and tells when asked how many it still has.
+pub(crate) fn work(side: &WorkerSide) -> Result<()> {
+    let count: usize = side.arg("count").parse()?;
+    let options = LockOptions::new().ttl(Duration::from_millis(side.arg("ttl_ms").parse()?));
+    let mgr = RedisMgr::new(Config::new(side.arg("url")))?;
+    let take = |taker: usize| {
+        let numbers = (taker..count).step_by(TAKERS);
+        numbers.map(|number| mgr.lock_with(&format!("kept:{number}"), &options)).collect::<distlock::Result<Vec<_>>>()
+    };
+    let held: Result<Vec<Vec<LockGuard>>> = thread::scope(|scope| {
+        let takers: Vec<_> = (0..TAKERS).map(|taker| scope.spawn(move || take(taker))).collect();
+        takers.into_iter().map(|taker| Ok(taker.join().map_err(|_| "a taker panicked")??)).collect()
+    });
+    let held: Vec<LockGuard> = held?.into_iter().flatten().collect();
+    side.say("held");
+    side.hear().ok_or("nobody asked")?;
+    let lost = held.iter().filter(|guard| !guard.is_held()).count();
+    let least_left = held.iter().map(LockGuard::remaining).min().unwrap_or_default();
+    side.say(format!("lost {lost} {}", least_left.as_secs_f64()));
+    // Releasing them one by one would take longer than being killed, which is what comes next.
+    side.hear();
+    Ok(())
+}

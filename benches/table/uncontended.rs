@@ -1,0 +1,124 @@
+//! Lock and release with nobody else around, against the two raw commands.
+//!
+//! Once with the server on a core of its own, where a round trip is two threads waking each other up, as with a server
+//! on another machine; and once on the same core, where nobody is woken and what remains is work.
+
+use std::time::Duration;
+
+use distlock::{Config, RedisMgr, Released};
+
+use crate::{
+    Result, Scale,
+    measure::{Placement, Times, median, now, own_cpu},
+    raw::Raw,
+    report::{Line, micros, number},
+    support::RedisServer,
+};
+
+/// Pairs in a row before the other side has its turn: the machine's mood changes, and is to change for both.
+const BLOCK: usize = 20;
+
+struct Totals {
+    pair: Times,
+    lock: Times,
+    release: Times,
+    cpu: Duration,
+}
+
+impl Totals {
+    fn new() -> Totals {
+        Totals { pair: Times::new(), lock: Times::new(), release: Times::new(), cpu: Duration::ZERO }
+    }
+
+    /// One block; returns its p50.
+    fn block(&mut self, mut pair: impl FnMut() -> Result<(Duration, Duration)>) -> Result<f64> {
+        let mut pairs = Vec::with_capacity(BLOCK);
+        let before = own_cpu();
+        for _ in 0..BLOCK {
+            let (lock, release) = pair()?;
+            self.lock.add(lock);
+            self.release.add(release);
+            self.pair.add(lock + release);
+            pairs.push((lock + release).as_secs_f64());
+        }
+        self.cpu += own_cpu() - before;
+        Ok(median(pairs))
+    }
+
+    fn cpu_per_pair(&self) -> Duration {
+        self.cpu / u32::try_from(self.pair.len()).unwrap_or(u32::MAX)
+    }
+}
+
+pub(crate) fn row(scale: Scale) -> Result<Vec<Line>> {
+    let server = RedisServer::start();
+    let apart = Placement::apart(server.pid())?;
+    let mut lines = compare(&server, scale)?.lines(if apart.is_some() { "server on another core" } else { "one core" });
+    drop(apart);
+    let together = Placement::together(server.pid())?;
+    lines.extend(compare(&server, scale)?.lines("server on the same core"));
+    drop(together);
+    Ok(lines)
+}
+
+struct Comparison {
+    theirs: Totals,
+    ours: Totals,
+    /// Of one block of ours to the block of theirs beside it.
+    ratios: Vec<f64>,
+}
+
+fn compare(server: &RedisServer, scale: Scale) -> Result<Comparison> {
+    let (least_pairs, least_time) = scale.pick((20_000, Duration::from_secs(10)), (BLOCK as u64, Duration::ZERO));
+    let mgr = RedisMgr::new(Config::new(server.url()))?;
+    let mut raw = Raw::connect(&server.url())?;
+    let (mut theirs, mut ours) = (Totals::new(), Totals::new());
+    let mut ratios = Vec::new();
+    drop(mgr.lock("ours")?);
+    let until = now() + least_time;
+    // Whichever comes first is enough.
+    while ours.pair.len() == 0 || (ours.pair.len() < least_pairs && now() < until) {
+        let mut pairs: Vec<_> = (0..BLOCK).map(|_| raw.pair("lock:raw")).collect();
+        let mut raw_block = || theirs.block(|| raw.run(&pairs.pop().ok_or("a block is longer than prepared")?));
+        let mut our_block = || ours.block(|| lock_and_release(&mgr));
+        // Who goes first alternates too.
+        let (raw_p50, our_p50) = if ratios.len() % 2 == 0 {
+            (raw_block()?, our_block()?)
+        } else {
+            let our_p50 = our_block()?;
+            (raw_block()?, our_p50)
+        };
+        ratios.push(our_p50 / raw_p50);
+    }
+    Ok(Comparison { theirs, ours, ratios })
+}
+
+impl Comparison {
+    fn lines(self, place: &str) -> Vec<Line> {
+        let Comparison { theirs, ours, ratios } = self;
+        vec![
+            Line::new(format!("lock + release, {place}, p50"), micros(ours.pair.p50()))
+                .beside(micros(theirs.pair.p50()), "SET NX PX, EVALSHA")
+                .at_most_times_raw(1.10),
+            Line::new("  lock alone, p50", micros(ours.lock.p50())).beside(micros(theirs.lock.p50()), "SET NX PX"),
+            Line::new("  release alone, p50", micros(ours.release.p50()))
+                .beside(micros(theirs.release.p50()), "EVALSHA"),
+            Line::new("  lock + release, p99", micros(ours.pair.p99())).beside(micros(theirs.pair.p99()), "both"),
+            Line::new("  processor time of the process, mean", micros(ours.cpu_per_pair()))
+                .beside(micros(theirs.cpu_per_pair()), "both"),
+            Line::new("  median of the ratios of neighbouring blocks", number(median(ratios))),
+        ]
+    }
+}
+
+fn lock_and_release(mgr: &RedisMgr) -> Result<(Duration, Duration)> {
+    let started = now();
+    let guard = mgr.lock("ours")?;
+    let between = now();
+    let released = guard.release()?;
+    let ended = now();
+    match released {
+        Released::Released => Ok((between - started, ended - between)),
+        other => Err(format!("the lock was not released but {other:?}").into()),
+    }
+}

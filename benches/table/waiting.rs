@@ -1,0 +1,60 @@
+//! What it costs to wait: many threads of one process for one lock that somebody holds.
+
+use std::{thread, time::Duration};
+
+use distlock::{Config, LockError, RedisMgr};
+
+use crate::{
+    Result, Scale,
+    measure::{cpu_of, now, pause},
+    report::{Line, number, of_a_core, per_second},
+    support::{CEILING, RedisServer, Worker, WorkerSide, eventually},
+};
+
+pub(crate) const ROLE: &str = "waiter";
+
+pub(crate) fn row(scale: Scale) -> Result<Vec<Line>> {
+    let (threads, window) = scale.pick((500, Duration::from_secs(10)), (10, Duration::from_millis(100)));
+    let server = RedisServer::start();
+    let holder = RedisMgr::new(Config::new(server.url()))?;
+    let guard = holder.lock("held")?;
+    let at_first = server.commands_processed();
+    let args = [("url", server.url()), ("threads", threads.to_string())];
+    let mut worker = Worker::spawn(ROLE, &args.each_ref().map(|(key, value)| (*key, value.as_str())));
+    eventually("all threads are in line", CEILING, || {
+        server.query::<usize>(&["LLEN", "distlock:queue:{lock:held}"]) == threads
+    });
+
+    let (commands, cpu, started) = (server.commands_processed(), cpu_of(worker.pid())?, now());
+    pause(window);
+    let (elapsed, cpu) = (now() - started, cpu_of(worker.pid())? - cpu);
+    let sent = server.commands_processed() - commands;
+
+    guard.ensure_held()?;
+    worker.send("stop");
+    worker.expect("stopped");
+    Ok(vec![
+        Line::new("commands at the server, 500 threads waiting", per_second(sent as f64, elapsed)).below(200.0),
+        Line::new("processor time of the waiting process", of_a_core(cpu, elapsed)).below(2.0),
+        Line::new("  commands to get in line, once per waiter", number((commands - at_first) as f64 / threads as f64)),
+    ])
+}
+
+/// Waits in many threads until its manager is shut down.
+pub(crate) fn work(side: &WorkerSide) -> Result<()> {
+    let threads: usize = side.arg("threads").parse()?;
+    let mgr = RedisMgr::new(Config::new(side.arg("url")))?;
+    thread::scope(|scope| {
+        let waiters: Vec<_> = (0..threads).map(|_| scope.spawn(|| mgr.lock("held"))).collect();
+        let told = side.hear();
+        mgr.shutdown();
+        for waiter in waiters {
+            match waiter.join().map_err(|_| "a waiter panicked")? {
+                Err(LockError::Shutdown) => {}
+                Err(error) => return Err(error.into()),
+                Ok(guard) => return Err(format!("a waiter got the lock that was held: {guard:?}").into()),
+            }
+        }
+        told.map(|_| side.say("stopped")).ok_or_else(|| "nobody said when to stop".into())
+    })
+}
