@@ -34,6 +34,8 @@ struct Contest {
 struct Outcome {
     window: Duration,
     locks: f64,
+    /// Locks that were gone before they were released.
+    lost: f64,
     commands_per_lock: f64,
     scripts_per_lock: f64,
     handoff: Times,
@@ -55,6 +57,8 @@ struct Hold {
     process: usize,
     acquired: Duration,
     released: Duration,
+    /// Whether the holder still believed in the lock when it was about to release it.
+    believed: bool,
 }
 
 struct Snapshot {
@@ -116,6 +120,7 @@ impl Contest {
         drop(placement);
 
         let holds = self.read(folder.path())?;
+        let (holds, lost): (Vec<Hold>, Vec<Hold>) = holds.into_iter().partition(|hold| hold.believed);
         check_exclusion(&holds)?;
         let within = |hold: &Hold| (first.at..last.at).contains(&hold.acquired);
         let holds: Vec<Hold> = holds.into_iter().filter(within).collect();
@@ -129,6 +134,7 @@ impl Contest {
         Ok(Outcome {
             window: last.at - first.at,
             locks,
+            lost: lost.len() as f64,
             // The round trips in between are not the contenders'.
             commands_per_lock: (last.commands - first.commands - loaded_ping.len()) as f64 / locks,
             scripts_per_lock: (last.scripts - first.scripts) as f64 / locks,
@@ -163,7 +169,7 @@ impl Contest {
                 let mut next = || fields.next().ok_or("a record is too short");
                 let (token, acquired, released) = (next()??, next()??, next()??);
                 let (acquired, released) = (Duration::from_nanos(acquired), Duration::from_nanos(released));
-                holds.push(Hold { token, process, acquired, released });
+                holds.push(Hold { token, process, acquired, released, believed: next()?? == 1 });
             }
         }
         holds.sort_by_key(|hold| hold.token);
@@ -211,14 +217,14 @@ fn contend(mgr: &RedisMgr, hold: Duration, until: Duration, records: &Mutex<Stri
         }
         let token = guard.fencing_token();
         let released = now();
-        match guard.release()? {
-            Released::Released => holds.push((token, acquired, released)),
-            other => return Err(format!("the lock was not released but {other:?}").into()),
-        }
+        let believed = guard.is_held();
+        // A machine that is busy enough can cost a holder its lock, and this is no place to complain of that.
+        let _: Released = guard.release()?;
+        holds.push((token, acquired, released, believed));
     }
     let mut text = String::new();
-    for (token, acquired, released) in holds {
-        writeln!(text, "{token} {} {}", acquired.as_nanos(), released.as_nanos())?;
+    for (token, acquired, released, believed) in holds {
+        writeln!(text, "{token} {} {} {}", acquired.as_nanos(), released.as_nanos(), u8::from(believed))?;
     }
     records.lock().map_err(|_| "a contender panicked")?.push_str(&text);
     Ok(())
@@ -273,6 +279,7 @@ pub(crate) fn handoff(scale: Scale) -> Result<Vec<Line>> {
             .beside(micros(outcome.loaded_ping.p99()), "PING, loaded, p99"),
         outcome.fairness("32 processes").at_least(0.95),
         outcome.rate("32 processes"),
+        Line::new("  locks lost before they were released", number(outcome.lost)),
         Line::new("  processor time of the server", of_a_core(outcome.server_cpu, outcome.window)),
     ])
 }

@@ -1,6 +1,11 @@
 //! Clocks, processor time and memory, as the system tells them.
 
-use std::{fs, ops::Range, time::Duration};
+use std::{
+    fs,
+    ops::Range,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use hdrhistogram::Histogram;
 use rustix::{
@@ -41,27 +46,32 @@ pub(crate) fn pause_until(moment: Duration) {
     pause(moment.saturating_sub(now()));
 }
 
-/// Processor time, user and system, of a process.
+/// The processor time that the threads of another process have used. None of them may end between two readings.
 pub(crate) fn cpu_of(pid: u32) -> Result<Duration> {
-    cpu_in(&format!("/proc/{pid}/stat"))
+    threads_of(pid)?.iter().map(|thread| cpu_of_task(thread)).sum()
 }
 
-/// Processor time of the thread of another process that has this name.
+/// The same for its thread of this name.
 pub(crate) fn cpu_of_thread(pid: u32, name: &str) -> Result<Duration> {
     // The kernel keeps this many bytes of a thread's name.
     let name = &name[..name.len().min(15)];
-    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-        let task = task?.path();
-        if fs::read_to_string(task.join("comm"))?.trim_end() == name {
-            return cpu_in(&task.join("stat").to_string_lossy());
+    for thread in threads_of(pid)? {
+        if fs::read_to_string(thread.join("comm"))?.trim_end() == name {
+            return cpu_of_task(&thread);
         }
     }
     Err(format!("process {pid} has no thread {name}").into())
 }
 
-fn cpu_in(path: &str) -> Result<Duration> {
-    // utime and stime
-    seconds(&fields_after_name(path)?, 11..13)
+fn threads_of(pid: u32) -> Result<Vec<PathBuf>> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"))?;
+    Ok(tasks.map(|task| task.map(|task| task.path())).collect::<std::io::Result<_>>()?)
+}
+
+fn cpu_of_task(task: &Path) -> Result<Duration> {
+    // Unlike the numbers in `stat`, this one is in nanoseconds.
+    let schedstat = fs::read_to_string(task.join("schedstat"))?;
+    Ok(Duration::from_nanos(schedstat.split(' ').next().unwrap_or_default().parse()?))
 }
 
 /// The processor time that all cores have spent on anybody but this process and its children that have ended.
@@ -71,6 +81,7 @@ pub(crate) fn cpu_of_others() -> Result<Duration> {
         stat.lines().next().into_iter().flat_map(str::split_ascii_whitespace).map(String::from).collect();
     // All but idle and iowait; what the hypervisor gave to others counts too.
     let busy = seconds(&all, 1..4)? + seconds(&all, 6..9)?;
+    // utime, stime, cutime and cstime
     let own = seconds(&fields_after_name("/proc/self/stat")?, 11..15)?;
     Ok(busy.saturating_sub(own))
 }

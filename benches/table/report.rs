@@ -103,29 +103,27 @@ impl Line {
             Some(Goal::Below(limit)) => format!("below {}", unit(*limit)),
             Some(Goal::AtLeast(limit)) => format!("at least {}", unit(*limit)),
             Some(Goal::TimesRaw(limit)) => format!("at most {limit:.2} x raw"),
-            Some(Goal::LikeRaw(tolerance)) => format!("as raw, within {} %", tolerance * 100.0),
+            Some(Goal::LikeRaw(tolerance)) => format!("the same, within {} %", tolerance * 100.0),
         }
     }
 
     fn verdict(&self) -> String {
         let value = self.measured.value;
         let raw = self.raw.map_or(f64::NAN, |(raw, _)| raw.value);
-        // By how much the figure misses its goal; negative when it does not.
+        // By how much the figure misses its limit; negative when it does not.
         let (short, limit) = match self.goal {
             None => return String::new(),
-            Some(Goal::AtMost(limit)) => (value - limit, limit),
-            Some(Goal::Below(limit)) if value == limit => (f64::MIN_POSITIVE, limit),
-            Some(Goal::Below(limit)) => (value - limit, limit),
+            Some(Goal::AtMost(limit) | Goal::Below(limit)) => (value - limit, limit),
             Some(Goal::AtLeast(limit)) => (limit - value, limit),
             Some(Goal::TimesRaw(limit)) => (value - limit * raw, limit * raw),
             Some(Goal::LikeRaw(tolerance)) => ((value - raw).abs() - tolerance * raw, raw),
         };
-        if short <= 0.0 {
-            "ok".into()
-        } else {
-            let percent = 100.0 * short / limit;
-            format!("short by {} ({percent:.1} %)", Quantity { value: short, ..self.measured })
+        let met = if let Some(Goal::Below(_)) = self.goal { short < 0.0 } else { short <= 0.0 };
+        if met {
+            return "ok".into();
         }
+        let by = Quantity { value: short, ..self.measured };
+        if limit > 0.0 { format!("short by {by} ({:.1} %)", 100.0 * short / limit) } else { format!("short by {by}") }
     }
 
     fn cells(&self) -> [String; 6] {
@@ -161,8 +159,8 @@ impl Table {
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let heads =
-            ["row", "what", "must be", "measured", "raw, same run", "ratio", "", "others' load"].map(str::to_owned);
+        let heads = ["row", "what", "must be", "measured", "raw, same run", "ratio", "verdict", "others' load"]
+            .map(str::to_owned);
         let width = |column: usize| {
             let cells = self.rows.iter().chain([&heads]).map(|row| row[column].chars().count());
             cells.max().unwrap_or(0)

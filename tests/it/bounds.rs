@@ -6,8 +6,8 @@ use distlock::{LockError, LockGuard, LockOptions, RedisMgr};
 
 use crate::{
     kit::{
-        BOUNDED, SECOND, UnwrapReleased, alone, await_queued, impatient, in_thread, lease, manager, patient, proxied,
-        queued, waiter, within,
+        BOUNDED, SECOND, UnwrapReleased, alone, await_queued, get, impatient, in_thread, lease, manager, patient,
+        proxied, queued, waiter, within,
     },
     support::{CEILING, Fault, FaultProxy, RedisServer, eventually, garbage_server, silent_server},
 };
@@ -137,6 +137,7 @@ fn whoever_holds_or_waits_is_let_go_when_the_weather_turns() {
         });
         eventually("nobody is left in line", 20 * SECOND, || queued(&server, "held") == 0);
         assert!(held.is_held());
+        assert_eq!(get(&server, "lock:held").as_deref(), Some(held.id().as_str()));
     }
 }
 
