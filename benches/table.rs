@@ -85,6 +85,7 @@ fn main() -> ExitCode {
 }
 
 fn measure_all(rows: &[(&'static str, Row)]) -> ExitCode {
+    println!("{}", report::machine());
     let mut table = Table::default();
     let mut failed = false;
     for (name, row) in rows {
@@ -99,7 +100,7 @@ fn measure_all(rows: &[(&'static str, Row)]) -> ExitCode {
     }
     let selection: String = rows.iter().map(|(name, _)| format!(" {name}")).collect();
     let selection = if rows.len() == ROWS.len() { String::new() } else { format!(" --{selection}") };
-    println!("\n{}\n\n{table}\nagain: cargo bench --bench table{selection}", report::machine());
+    println!("\n{table}\nagain: cargo bench --bench table{selection}");
     if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 

@@ -52,11 +52,18 @@ impl Totals {
 
 pub(crate) fn row(scale: Scale) -> Result<Vec<Line>> {
     let server = RedisServer::start();
+    let config = Config::new(server.url());
     let apart = Placement::apart(server.pid())?;
-    let mut lines = compare(&server, scale)?.lines(if apart.is_some() { "server on another core" } else { "one core" });
+    let place = if apart.is_some() { "server on another core" } else { "one core" };
+    let mut lines = compare(&server, config.clone(), scale)?.lines(place);
+    // The raw connection does not spin while it waits for an answer.
+    lines.push(
+        compare(&server, config.clone().spin(Duration::ZERO), scale)?
+            .line("  the same without spinning, p50".to_owned()),
+    );
     drop(apart);
     let together = Placement::together(server.pid())?;
-    lines.extend(compare(&server, scale)?.lines("server on the same core"));
+    lines.extend(compare(&server, config, scale)?.lines("server on the same core"));
     drop(together);
     Ok(lines)
 }
@@ -68,9 +75,9 @@ struct Comparison {
     ratios: Vec<f64>,
 }
 
-fn compare(server: &RedisServer, scale: Scale) -> Result<Comparison> {
+fn compare(server: &RedisServer, config: Config, scale: Scale) -> Result<Comparison> {
     let (least_pairs, least_time) = scale.pick((20_000, Duration::from_secs(10)), (BLOCK as u64, Duration::ZERO));
-    let mgr = RedisMgr::new(Config::new(server.url()))?;
+    let mgr = RedisMgr::new(config)?;
     let mut raw = Raw::connect(&server.url())?;
     let (mut theirs, mut ours) = (Totals::new(), Totals::new());
     let mut ratios = Vec::new();
@@ -94,19 +101,21 @@ fn compare(server: &RedisServer, scale: Scale) -> Result<Comparison> {
 }
 
 impl Comparison {
-    fn lines(self, place: &str) -> Vec<Line> {
+    fn line(&self, what: String) -> Line {
+        Line::new(what, micros(self.ours.pair.p50())).beside(micros(self.theirs.pair.p50()), "SET NX PX, EVALSHA")
+    }
+
+    fn lines(&self, place: &str) -> Vec<Line> {
         let Comparison { theirs, ours, ratios } = self;
         vec![
-            Line::new(format!("lock + release, {place}, p50"), micros(ours.pair.p50()))
-                .beside(micros(theirs.pair.p50()), "SET NX PX, EVALSHA")
-                .at_most_times_raw(1.10),
+            self.line(format!("lock + release, {place}, p50")).at_most_times_raw(1.10),
             Line::new("  lock alone, p50", micros(ours.lock.p50())).beside(micros(theirs.lock.p50()), "SET NX PX"),
             Line::new("  release alone, p50", micros(ours.release.p50()))
                 .beside(micros(theirs.release.p50()), "EVALSHA"),
             Line::new("  lock + release, p99", micros(ours.pair.p99())).beside(micros(theirs.pair.p99()), "both"),
             Line::new("  processor time of the process, mean", micros(ours.cpu_per_pair()))
                 .beside(micros(theirs.cpu_per_pair()), "both"),
-            Line::new("  median of the ratios of neighbouring blocks", number(median(ratios))),
+            Line::new("  median of the ratios of neighbouring blocks", number(median(ratios.clone()))),
         ]
     }
 }
