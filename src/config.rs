@@ -135,6 +135,9 @@ impl Config {
                 Span(TTL_MAX)
             ));
         }
+        if self.spin > SPIN_MAX {
+            return invalid(format!("spin is {}, and has to be at most {}", Span(self.spin), Span(SPIN_MAX)));
+        }
         if self.prefix.len() >= crate::key::MAX_NAME_BYTES {
             return invalid(format!("the prefix has {} bytes, which leaves no room for names", self.prefix.len()));
         }
@@ -144,7 +147,7 @@ impl Config {
             pool_size: self.pool_size,
             operation_timeout: self.operation_timeout,
             claim_window: self.claim_window,
-            spin: self.spin.min(SPIN_MAX),
+            spin: self.spin,
             ttl: self.ttl,
             max_hold: self.max_hold,
         };
@@ -314,6 +317,7 @@ mod tests {
             (local().pool_size(0), "pool_size is 0"),
             (local().operation_timeout(Duration::ZERO), "operation_timeout is 0 µs"),
             (local().operation_timeout(Duration::MAX), "60.0 s"),
+            (local().spin(Duration::from_secs(1)), "spin is 1.0 s"),
             (local().claim_window(Duration::ZERO), "claim_window is 0 µs"),
             (local().ttl(Duration::ZERO), "the ttl is 0 µs"),
             (local().ttl(Duration::MAX), "to 1day"),

@@ -50,6 +50,8 @@ pub(crate) struct Grant {
     pub(crate) deadline: Moment,
     /// Given for the claim window only, so it has to be confirmed soon.
     pub(crate) provisional: bool,
+    /// Until when an earlier request for it, whose answer was lost, may still be carried out.
+    pub(crate) late_until: Moment,
 }
 
 /// How much earlier than the server a holder stops believing: the drift of the two clocks over the lease, and 2 ms.

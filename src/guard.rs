@@ -12,7 +12,7 @@ use crate::{
     lease::{End, Lease},
     released::Released,
     renewer::Registration,
-    service::{Kept, Service},
+    service::{Core, Kept, Service},
     text::Quoted,
 };
 
@@ -133,7 +133,8 @@ impl LockGuard {
 
     pub(crate) fn release_in_place(&mut self) -> Result<Released> {
         let Some((kept, service)) = self.take_apart() else { return Err(LockError::Forked) };
-        service.core_for_ending().ok_or(LockError::Shutdown)?.give_up(kept)
+        let core = service.core_for_ending().ok_or(LockError::Shutdown)?;
+        core.give_up(kept, share(&service, core))
     }
 
     /// `None` when there is nothing to let go of.
@@ -156,10 +157,16 @@ impl LockGuard {
 impl Drop for LockGuard {
     fn drop(&mut self) {
         let Some((kept, service)) = self.take_apart() else { return };
-        if let Some(Err(error)) = service.core_for_ending().map(|core| core.let_go(kept)) {
+        if let Some(Err(error)) = service.core_for_ending().map(|core| core.let_go(kept, share(&service, core))) {
             log::warn!("releases lock {} in the background: {error}", Quoted(self.name()));
         }
     }
+}
+
+/// The time for a release. The last guard to go also shuts the manager down, and leaves half of the time for that.
+fn share(service: &Arc<Service>, core: &Core) -> Duration {
+    let halves = if Arc::strong_count(service) == 1 { 1 } else { 2 };
+    core.operation_timeout() / 2 * halves
 }
 
 impl fmt::Debug for LockGuard {

@@ -7,6 +7,9 @@ use crate::error::{LockError, Result};
 /// The longest name of a lock, in bytes, its prefix included.
 pub(crate) const MAX_NAME_BYTES: usize = 1024;
 
+/// What all auxiliary keys begin with, and no lock key does.
+const RESERVED: &str = "distlock:";
+
 /// A checked name, stored once as the full lock key: prefix, then name.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct LockKey {
@@ -28,7 +31,13 @@ impl LockKey {
                 ),
             });
         }
-        Ok(LockKey { lock: [prefix, name].concat().into(), name_at: prefix.len() })
+        let lock = [prefix, name].concat();
+        if lock.starts_with(RESERVED) {
+            return Err(LockError::InvalidName {
+                reason: format!("its key would begin with {RESERVED}, where this library keeps queues and tokens"),
+            });
+        }
+        Ok(LockKey { lock: lock.into(), name_at: prefix.len() })
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -49,7 +58,7 @@ impl LockKey {
         self.beside("distlock:fence:{", "distlock:fence:")
     }
 
-    /// The kind stands before the name, so that no name can collide with another lock's auxiliary key, and the
+    /// No lock key begins like these, so that no name can collide with another lock's auxiliary key. The
     /// braces put all keys of a lock in one cluster slot; a name with a hash tag of its own keeps that tag.
     fn beside<'a>(&'a self, tagging: &'a str, tagged: &'a str) -> [&'a str; 3] {
         if has_hash_tag(&self.lock) { [tagged, &self.lock, ""] } else { [tagging, &self.lock, "}"] }
@@ -89,6 +98,14 @@ mod tests {
     }
 
     #[test]
+    fn keys_of_our_own_are_no_lock_keys() {
+        for (prefix, name) in [("", "distlock:fence:{a}"), ("distlock:", "a"), ("dist", "lock:x")] {
+            assert!(matches!(LockKey::new(prefix, name), Err(LockError::InvalidName { .. })));
+        }
+        assert!(LockKey::new("lock:", "distlock:fence:{a}").is_ok());
+    }
+
+    #[test]
     fn empty_and_huge_names_are_refused_with_a_reason() {
         for name in [String::new(), "x".repeat(1 << 20)] {
             let error = LockKey::new("lock:", &name).unwrap_err();
@@ -100,10 +117,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn different_names_never_share_a_key(a in "[a-c:{}]{1,12}", b in "[a-c:{}]{1,12}") {
+        fn different_names_never_share_a_key(
+            prefix in "(lock:)?",
+            a in "(distlock:(queue|fence):)?[{]?[a-c:{}]{1,12}",
+            b in "(distlock:(queue|fence):)?[{]?[a-c:{}]{1,12}",
+        ) {
             prop_assume!(a != b);
-            for left in keys("lock:", &a) {
-                prop_assert!(!keys("lock:", &b).contains(&left), "{a:?} and {b:?} share {left}");
+            let known = |name: &str| LockKey::new(&prefix, name).is_ok();
+            prop_assume!(known(&a) && known(&b));
+            for left in keys(&prefix, &a) {
+                prop_assert!(!keys(&prefix, &b).contains(&left), "{a:?} and {b:?} share {left}");
             }
         }
 

@@ -24,6 +24,8 @@ const ENDED: u64 = 0;
 pub(crate) struct Lease {
     pub(crate) claim: Claim,
     pub(crate) token: FencingToken,
+    /// Until when a request for it that was given up may still take the lock anew.
+    pub(crate) late_until: Moment,
     /// In nanoseconds; only written under `end`, so that a deadline that was seen to have passed is never moved.
     deadline: AtomicU64,
     /// Guards the change from held to ended.
@@ -48,6 +50,7 @@ impl Lease {
         Lease {
             claim,
             token: grant.token,
+            late_until: grant.late_until,
             deadline: AtomicU64::new(grant.deadline.as_nanos()),
             end: Mutex::new(None),
             news: OnceLock::new(),
@@ -154,7 +157,10 @@ mod tests {
 
     fn lease(deadline: u64) -> Lease {
         let claim = Claim { key: LockKey::new("", "x").unwrap(), id: generate_lock_id(), ttl: Duration::from_secs(1) };
-        Lease::open(claim, Grant { token: FencingToken(1), deadline: at(deadline), provisional: false })
+        Lease::open(
+            claim,
+            Grant { token: FencingToken(1), deadline: at(deadline), provisional: false, late_until: at(0) },
+        )
     }
 
     #[test]

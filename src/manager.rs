@@ -1,7 +1,7 @@
 //! `RedisMgr`: what users take locks from. An ordinary value, and a process-wide one.
 
 use std::{
-    fmt,
+    fmt, io,
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -168,7 +168,8 @@ impl RedisMgr {
     /// `acquire_timeout`, and returns its identifier; `None` when somebody else held it all the time. It is renewed
     /// until [`release_lock`](Self::release_lock) or [`shutdown`](Self::shutdown).
     ///
-    /// Prefer [`try_lock_for`](Self::try_lock_for): a guard cannot be forgotten, and knows when its lock is lost.
+    /// Prefer [`try_lock_for`](Self::try_lock_for): a guard cannot be forgotten, and knows when its lock is lost. What is
+    /// lost is remembered here all the same until it is released.
     ///
     /// # Errors
     ///
@@ -181,7 +182,7 @@ impl RedisMgr {
     ) -> Result<Option<String>> {
         let core = self.service.core()?;
         match core.take(name, &LockOptions::new().ttl(lock_timeout).wait(acquire_timeout)) {
-            Ok(kept) => Ok(Some(core.keep_by_id(kept))),
+            Ok(kept) => core.keep_by_id(kept).map(Some),
             Err(error) if error.is_contended() => Ok(None),
             Err(error) => Err(error),
         }
@@ -197,10 +198,8 @@ impl RedisMgr {
         let core = self.service.core()?;
         let key = core.key(name)?;
         let outcome = match core.take_by_id(&key, id) {
-            Some(kept) => core.give_up(kept)?,
-            // The empty identifier stands for "whoever holds it", which is not meant here.
-            None if id.is_empty() => return Ok(false),
-            None => core.release(&key, id)?,
+            Some(kept) => core.give_up(kept, core.operation_timeout())?,
+            None => core.release(&key, id, false)?,
         };
         Ok(outcome == Released::Released)
     }
@@ -224,15 +223,21 @@ impl RedisMgr {
         Ok(self.holder(name)?.is_some())
     }
 
-    /// Takes the lock away from whoever holds it, and hands it to the next waiter; true if somebody held it. The
-    /// former holder learns of it at its next renewal, and may go on working until then: this is for operators.
+    /// Takes the lock away from whoever holds it now, and hands it to the next waiter; true if it did. False when nobody
+    /// held it, when it changed hands meanwhile, or when the holder calls itself by more than 512 bytes. The former
+    /// holder learns of it at its next renewal, and may go on working until then: this is for operators.
     ///
     /// # Errors
     ///
     /// Those of [`holder`](Self::holder).
     pub fn force_release(&self, name: &str) -> Result<bool> {
         let core = self.service.core()?;
-        Ok(core.release(&core.key(name)?, "")? == Released::Released)
+        let key = core.key(name)?;
+        match core.inspect(&key)? {
+            // By its identifier: should the answer be lost, asking again must not hit the next holder.
+            Some(holder) => Ok(core.release(&key, holder.id(), true)? == Released::Released),
+            None => Ok(false),
+        }
     }
 
     /// Asks the server whether it is there, and returns how long the answer took: for a check at start-up.
@@ -244,8 +249,11 @@ impl RedisMgr {
         self.service.core()?.ping()
     }
 
-    /// A connection out of the pool, for commands of one's own: it implements [`redis::ConnectionLike`]. It goes back
-    /// when it is dropped. Locks that are held do not need the pool; taking others waits for a free connection.
+    /// A connection out of the pool, for commands of one's own: it implements [`redis::ConnectionLike`]. Locks that are
+    /// held do not need the pool; taking others waits for a free connection.
+    ///
+    /// Its place goes back to the pool when it is dropped, and its socket is closed if it was used: commands such as
+    /// `SELECT` leave a state behind in which no lock may be taken. Keep it for as long as it is useful.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -259,7 +267,8 @@ impl RedisMgr {
     ///
     /// [`LockError::PoolExhausted`] when none becomes free within one operation timeout.
     pub fn connection(&self) -> Result<PooledConnection> {
-        self.service.core()?.connection().map(PooledConnection)
+        let pooled = self.service.core()?.connection()?;
+        Ok(PooledConnection { pooled: Some(pooled), pid: std::process::id() })
     }
 
     /// Releases everything that is held, wakes everybody who waits with [`LockError::Shutdown`], and ends the
@@ -284,26 +293,52 @@ impl fmt::Debug for RedisMgr {
 
 /// A connection out of a manager's pool. See [`RedisMgr::connection`].
 #[derive(Debug)]
-pub struct PooledConnection(Pooled);
+pub struct PooledConnection {
+    /// Empty only while it is being dropped.
+    pooled: Option<Pooled>,
+    pid: u32,
+}
+
+impl PooledConnection {
+    fn get(&mut self) -> RedisResult<&mut Pooled> {
+        if self.pid != std::process::id() {
+            return Err(io::Error::other(LockError::Forked).into());
+        }
+        self.pooled.as_mut().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected).into())
+    }
+}
+
+impl Drop for PooledConnection {
+    fn drop(&mut self) {
+        let Some(mut pooled) = self.pooled.take() else { return };
+        if self.pid == std::process::id() {
+            pooled.retire_if_lent();
+        } else {
+            // A forked child: the pool's lock may be held by a thread that is not here, and the socket is the parent's.
+            std::mem::forget(pooled);
+        }
+    }
+}
 
 impl ConnectionLike for PooledConnection {
     fn req_packed_command(&mut self, command: &[u8]) -> RedisResult<Value> {
-        self.0.req_packed_command(command)
+        self.get()?.req_packed_command(command)
     }
 
     fn req_packed_commands(&mut self, commands: &[u8], offset: usize, count: usize) -> RedisResult<Vec<Value>> {
-        self.0.req_packed_commands(commands, offset, count)
+        self.get()?.req_packed_commands(commands, offset, count)
     }
 
     fn get_db(&self) -> i64 {
-        self.0.get_db()
+        self.pooled.as_ref().map_or(0, |pooled| pooled.get_db())
     }
 
     fn check_connection(&mut self) -> bool {
-        self.0.check_connection()
+        self.get().is_ok_and(|pooled| pooled.check_connection())
     }
 
     fn is_open(&self) -> bool {
-        self.0.is_open()
+        // A closed one opens itself at the next use.
+        true
     }
 }

@@ -115,7 +115,7 @@ impl Service {
 
     pub(crate) fn shutdown(&self) {
         if let Some(core) = self.core_for_ending() {
-            core.shutdown();
+            core.shutdown(core.operation_timeout());
         }
     }
 }
@@ -124,7 +124,8 @@ impl Drop for Service {
     fn drop(&mut self) {
         let Some(core) = self.core.take() else { return };
         if self.pid == std::process::id() {
-            core.shutdown();
+            // Half of what a drop may take: the last guard's release has had the other half.
+            core.shutdown(core.operation_timeout() / 2);
         } else {
             // In a forked child the threads are not there, and what they had locked stays locked.
             std::mem::forget(core);
@@ -133,6 +134,10 @@ impl Drop for Service {
 }
 
 impl Core {
+    pub(crate) fn operation_timeout(&self) -> Duration {
+        self.node.operation_timeout()
+    }
+
     fn operation_deadline(&self) -> Moment {
         clock::now().saturating_add(self.node.operation_timeout())
     }
@@ -160,26 +165,31 @@ impl Core {
             Some(registration) => Ok(Kept { lease, registration }),
             None => {
                 // Shut down in between. The lock goes back as if it had never been ours, or expires.
-                let _ = self.release_claim(&lease.claim, true);
+                let _ = self.release_claim(&lease.claim, true, self.operation_timeout());
                 Err(LockError::Shutdown)
             }
         }
     }
 
     /// The end of the story: of the lease, of its renewal, of the lock; in this order, so that nobody believes in a
-    /// lock that may be free.
-    pub(crate) fn give_up(&self, kept: Kept) -> Result<Released> {
+    /// lock that may be free. Takes at most `patience`.
+    pub(crate) fn give_up(&self, kept: Kept, patience: Duration) -> Result<Released> {
         let Kept { lease, registration } = kept;
         let was_held = lease.is_held(clock::now()) && lease.end(End::Released);
         drop(registration);
-        self.release_claim(&lease.claim, was_held)
+        let outcome = self.release_claim(&lease.claim, was_held, patience);
+        if clock::now() < lease.late_until {
+            // A request that is still under way would find the lock free, and take it for nobody.
+            self.renewer.undo(&lease.claim, &self.acquirer.waiter(&lease.claim), lease.late_until);
+        }
+        outcome
     }
 
     /// The same for a holder who does not ask how it went: a lock that is known to be lost is not released again.
-    pub(crate) fn let_go(&self, kept: Kept) -> Result<()> {
+    pub(crate) fn let_go(&self, kept: Kept, patience: Duration) -> Result<()> {
         let held = kept.lease.is_held(clock::now());
         match kept.lease.ended() {
-            None if held => self.give_up(kept).map(drop),
+            None if held => self.give_up(kept, patience).map(drop),
             None | Some(End::Lost(LockLost::Expired | LockLost::MaxHold)) => {
                 // A renewal may have been applied without our knowing.
                 self.withdraw(&kept.lease.claim, "", clock::now());
@@ -194,10 +204,16 @@ impl Core {
     }
 
     /// Keeps a lock whose holder only remembers its identifier.
-    pub(crate) fn keep_by_id(&self, kept: Kept) -> String {
+    pub(crate) fn keep_by_id(&self, kept: Kept) -> Result<String> {
         let id = kept.lease.claim.id.to_string();
-        self.by_id.lock().insert(id.clone(), kept);
-        id
+        let mut by_id = self.by_id.lock();
+        // Shutting down closes first, then empties the table.
+        if self.closed.load(Ordering::Acquire) {
+            drop(by_id);
+            return self.let_go(kept, self.operation_timeout()).and(Err(LockError::Shutdown));
+        }
+        by_id.insert(id.clone(), kept);
+        Ok(id)
     }
 
     /// The lock that was kept under this identifier, if it is the one of this name.
@@ -207,12 +223,7 @@ impl Core {
     }
 
     pub(crate) fn inspect(&self, key: &LockKey) -> Result<Option<Holder>> {
-        let deadline = self.operation_deadline();
-        let answer = match self.node.ask(&Inspect(key), deadline) {
-            // The connection may have gone stale; asking again changes nothing.
-            Err(failure) if failure.sent && failure.is_passing() => self.node.ask(&Inspect(key), deadline),
-            answer => answer,
-        };
+        let answer = self.ask_twice(|deadline| self.node.ask(&Inspect(key), deadline));
         match answer.map_err(|failure| self.node.error(failure, Action::Inspect, Some(key.name())))?.reply {
             Inspected::Held(holder) => Ok(Some(holder)),
             Inspected::Free => Ok(None),
@@ -225,12 +236,17 @@ impl Core {
     }
 
     pub(crate) fn ping(&self) -> Result<Duration> {
-        let deadline = self.operation_deadline();
-        let answer = match self.node.ping(deadline) {
-            Err(failure) if failure.sent && failure.is_passing() => self.node.ping(deadline),
-            answer => answer,
-        };
+        let answer = self.ask_twice(|deadline| self.node.ping(deadline));
         answer.map_err(|failure| self.node.error(failure, Action::Ping, None))
+    }
+
+    /// For what changes nothing: the first connection may have gone stale.
+    fn ask_twice<T>(&self, ask: impl Fn(Moment) -> Result<T, Failure>) -> Result<T, Failure> {
+        let deadline = self.operation_deadline();
+        match ask(deadline) {
+            Err(failure) if failure.sent && failure.is_passing() => ask(deadline),
+            answer => answer,
+        }
     }
 
     pub(crate) fn connection(&self) -> Result<Pooled> {
@@ -240,9 +256,9 @@ impl Core {
 
     /// Releases a lock of our own; what fails is repeated in the background. Like keeping a lock, giving it up does
     /// not depend on the pool.
-    fn release_claim(&self, claim: &Claim, was_held: bool) -> Result<Released> {
+    fn release_claim(&self, claim: &Claim, was_held: bool, patience: Duration) -> Result<Released> {
         let call = Release { key: &claim.key, id: claim.id.as_str(), waiter: "" };
-        let outcome = self.release_twice(&claim.key, was_held, |deadline| {
+        let outcome = self.release_twice(&claim.key, was_held, patience, |deadline| {
             match self.node.pooled(deadline.min(clock::now().saturating_add(POOL_PATIENCE))) {
                 Ok(mut connection) => self.node.ask_on(&mut connection, &call, deadline).map(|answer| answer.reply),
                 Err(_) => self.renewer.release(claim, deadline),
@@ -255,10 +271,12 @@ impl Core {
         outcome
     }
 
-    /// Releases whatever is held under `id`; the empty one stands for whoever holds it.
-    pub(crate) fn release(&self, key: &LockKey, id: &str) -> Result<Released> {
+    /// Releases what is held under `id`, by whomever.
+    pub(crate) fn release(&self, key: &LockKey, id: &str, was_held: bool) -> Result<Released> {
         let call = Release { key, id, waiter: "" };
-        self.release_twice(key, false, |deadline| self.node.ask(&call, deadline).map(|answer| answer.reply))
+        self.release_twice(key, was_held, self.operation_timeout(), |deadline| {
+            self.node.ask(&call, deadline).map(|answer| answer.reply)
+        })
     }
 
     /// Asks, and asks again if the answer is lost. "Nobody holds it" then means that the first request was carried
@@ -267,13 +285,13 @@ impl Core {
         &self,
         key: &LockKey,
         was_held: bool,
+        patience: Duration,
         ask: impl Fn(Moment) -> std::result::Result<ReleaseReply, Failure>,
     ) -> Result<Released> {
-        let deadline = self.operation_deadline();
+        let now = clock::now();
         // Half the time, so that there is another half.
-        let first = ask(clock::now().saturating_add(self.node.operation_timeout() / 2));
-        let (reply, may_be_done) = match first {
-            Err(failure) if failure.is_passing() => (ask(deadline), failure.sent),
+        let (reply, may_be_done) = match ask(now.saturating_add(patience / 2)) {
+            Err(failure) if failure.is_passing() => (ask(now.saturating_add(patience)), failure.sent),
             reply => (reply, false),
         };
         match reply {
@@ -297,12 +315,14 @@ impl Core {
         }
     }
 
-    fn shutdown(&self) {
+    /// Ends everything, within `patience` as far as the server is concerned.
+    fn shutdown(&self, patience: Duration) {
         self.closed.store(true, Ordering::Release);
         self.acquirer.listener.close();
         // Their leases end with all the others.
         let kept = std::mem::take(&mut *self.by_id.lock());
-        self.renewer.stop();
+        self.renewer.stop(clock::now().saturating_add(patience));
         drop(kept);
+        self.node.close();
     }
 }

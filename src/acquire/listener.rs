@@ -22,6 +22,8 @@ use crate::{
 
 /// How long the line may be silent while somebody listens before the server is asked whether it is still there.
 const PING_EVERY: Duration = Duration::from_secs(2);
+/// A line that was up for this long was a good one.
+const LASTING: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(crate) struct Listener {
@@ -58,6 +60,7 @@ enum Line {
 #[derive(Debug)]
 struct Wire {
     connection: Connection,
+    opened_at: Moment,
     heard_at: Moment,
     /// When the server was asked whether it is there, while it has not answered.
     asked_at: Option<Moment>,
@@ -137,7 +140,8 @@ impl Listener {
             }
         }
         let breaker = connection.breaker().map_err(|error| Failure::unclear(error.into()))?;
-        Ok((Wire { connection, heard_at: clock::now(), asked_at: None }, breaker))
+        let now = clock::now();
+        Ok((Wire { connection, opened_at: now, heard_at: now, asked_at: None }, breaker))
     }
 
     fn opened(&self, opened: Result<(Wire, Breaker), Failure>, opener: &Slot) -> bool {
@@ -150,7 +154,7 @@ impl Listener {
                 false
             }
             Ok((wire, breaker)) => {
-                let troubled = std::mem::take(&mut state.failures) > 0;
+                let troubled = state.failures > 0;
                 state.line = Line::Free(Box::new(wire));
                 state.breaker = Some(breaker);
                 drop(state);
@@ -196,7 +200,11 @@ impl Listener {
 
     /// Gives the line back, whole or not at all.
     fn give_back(&self, wire: Option<Box<Wire>>) {
+        let now = clock::now();
         let mut state = self.state.lock();
+        if wire.as_ref().is_some_and(|wire| now.after(wire.opened_at) >= LASTING) {
+            state.failures = 0;
+        }
         let (line, rest) = match wire {
             Some(wire) if !state.stop => (Line::Free(wire), None),
             rest => (Line::Down, rest),
@@ -209,6 +217,18 @@ impl Listener {
         // Closed outside the lock.
         drop(rest);
         self.changed.notify_all();
+    }
+
+    /// A line that did not last counts as one that could not be opened, lest it be opened in a tight loop.
+    fn judge(&self, opened_at: Moment) {
+        let now = clock::now();
+        let mut state = self.state.lock();
+        if now.after(opened_at) >= LASTING {
+            state.failures = 0;
+        } else {
+            state.failures = state.failures.saturating_add(1);
+            state.retry_at = now.saturating_add(retry_pause(state.failures, now.as_nanos()));
+        }
     }
 
     /// If nobody listens, has a sleeper do it.
@@ -234,8 +254,10 @@ impl Listener {
                 Ok(Some(message)) => self.dispatch(&message),
                 Ok(None) => {}
                 Err(failure) => {
+                    let opened_at = wire.opened_at;
                     drop(wire);
                     self.give_back(None);
+                    self.judge(opened_at);
                     log::debug!("lost the line to {}: {}", self.node.label(), failure.reason);
                     // News may have come together with the end; else everybody has to look. If the line can be
                     // opened again, opening it has told the others.
@@ -269,7 +291,14 @@ impl Wire {
     fn hear(&mut self, now: Moment, until: Moment, patience: Duration) -> Result<Option<Value>, Failure> {
         let mut until = until;
         match self.asked_at {
-            Some(asked) if now.after(asked) >= patience => return Err(Failure::unclear(Reason::TimedOut)),
+            Some(asked) if now.after(asked) >= patience => {
+                // The answer may have come while nobody read.
+                let message = self.connection.receive_until(now)?;
+                return match message {
+                    Some(_) => Ok(self.heard(message)),
+                    None => Err(Failure::unclear(Reason::TimedOut)),
+                };
+            }
             Some(asked) => until = until.min(asked.saturating_add(patience)),
             None if now.after(self.heard_at) >= PING_EVERY => {
                 self.connection.send(now.saturating_add(patience), |out| write_command(out, &[b"PING"]))?;
@@ -279,11 +308,15 @@ impl Wire {
             None => until = until.min(self.heard_at.saturating_add(PING_EVERY)),
         }
         let message = self.connection.receive_until(until)?;
+        Ok(self.heard(message))
+    }
+
+    fn heard(&mut self, message: Option<Value>) -> Option<Value> {
         if message.is_some() {
             self.heard_at = clock::now();
             self.asked_at = None;
         }
-        Ok(message)
+        message
     }
 }
 
@@ -313,6 +346,11 @@ impl Ticket {
     /// Has everybody else here who waits for this lock look again.
     pub(crate) fn neighbours_look_again(&self) {
         self.listener.mailbox.neighbours_look_again(&self.slot);
+    }
+
+    /// If nobody listens, has a sleeper do it.
+    pub(crate) fn call_listener(&self) {
+        self.listener.call_listener();
     }
 
     /// Blocks until there is news or the moment has come.

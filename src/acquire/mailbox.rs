@@ -125,12 +125,12 @@ impl Mailbox {
 
     /// Has one sleeping waiter listen to the server, if any sleeps.
     pub(crate) fn call_listener(&self) {
-        let sleeper = {
+        let called = {
             let waiters = self.waiters.lock();
-            waiters.slots.values().find(|slot| slot.news.lock().parked).cloned()
+            waiters.slots.values().find(|slot| slot.call()).cloned()
         };
-        if let Some(slot) = sleeper {
-            slot.tell(|news| news.listen = true);
+        if let Some(slot) = called {
+            slot.arrived.notify_one();
         }
     }
 
@@ -176,6 +176,14 @@ impl Slot {
         while !news.has_any() && clock::now() < until {
             clock::park(&self.arrived, &mut news, until);
         }
+    }
+
+    /// Calls the thread if it sleeps: seen and told at once, so that it cannot have got up in between.
+    fn call(&self) -> bool {
+        let mut news = self.news.lock();
+        let sleeps = std::mem::take(&mut news.parked);
+        news.listen |= sleeps;
+        sleeps
     }
 
     fn tell(&self, change: impl FnOnce(&mut News)) {

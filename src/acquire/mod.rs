@@ -59,6 +59,12 @@ impl Acquirer {
         let mut attempt = Attempt::new(self, claim, wait);
         attempt.run().map_err(|error| Box::new(NotAcquired { error, leftover: attempt.leftover() }))
     }
+
+    /// The entry of a claim in the queue: for how long to claim, where to tell, and whom.
+    pub(crate) fn waiter(&self, claim: &Claim) -> String {
+        let claim_ms = self.claim_window.min(claim.ttl).as_millis();
+        format!("{claim_ms} {} {}", self.listener.channel(), claim.id)
+    }
 }
 
 /// One acquisition under way.
@@ -118,7 +124,7 @@ impl<'a> Attempt<'a> {
                 Ok(Answer { sent, reply: Acquired::Held { token, .. } }) => {
                     let deadline = deadline_from(sent, self.claim.ttl);
                     if clock::now() < deadline {
-                        return Ok(Grant { token: FencingToken(token), deadline, provisional: false });
+                        return Ok(self.grant(token, deadline, false));
                     }
                     // The answer took longer than the lease. Asking again makes it whole, if it is still ours.
                     self.may_be_known = true;
@@ -228,7 +234,14 @@ impl<'a> Attempt<'a> {
             // Past the limit, asking goes on until the hard limit.
             let bound = if clock::now() < limit { limit } else { hard_limit };
             match ticket.wait(until.min(bound)) {
-                Woken::Granted(handover) => return Ok(self.accept(handover)),
+                Woken::Granted(handover) => {
+                    let grant = self.accept(handover);
+                    if let (None, Some(ticket)) = (grant, &self.ticket) {
+                        // It is off to ask instead of leaving, so somebody else has to listen.
+                        ticket.call_listener();
+                    }
+                    return Ok(grant);
+                }
                 Woken::Look => return Ok(None),
                 Woken::Closed => return Err(LockError::Shutdown),
                 // One thread looks for all that wait here; the others only keep time.
@@ -249,7 +262,11 @@ impl<'a> Attempt<'a> {
             log::debug!("a grant of {:?} came too late to be used", self.claim.key);
             return None;
         }
-        Some(Grant { token: FencingToken(handover.token), deadline, provisional: true })
+        Some(self.grant(handover.token, deadline, true))
+    }
+
+    fn grant(&self, token: u64, deadline: Moment, provisional: bool) -> Grant {
+        Grant { token: FencingToken(token), deadline, provisional, late_until: self.late_until }
     }
 
     /// What to do after a failure: when to ask again, or the error that ends it.
@@ -261,8 +278,11 @@ impl<'a> Attempt<'a> {
         let passing = failure.is_passing();
         // Nothing is unclear about a server that was not reached, and who does not want to wait does not want to retry.
         let in_vain = self.limit == self.started && !failure.sent && !matches!(failure.reason, Reason::TimedOut);
-        // Without a limit of the caller's, a server that stays away for a whole lease is reported.
+        // Without a limit of the caller's, a server that stays away for a whole lease is reported. Who is in line needs
+        // no connection to be told that it is its turn.
+        let waits_on = self.limit != Moment::NEVER || (self.in_line && matches!(failure.reason, Reason::PoolExhausted));
         let patience = since.saturating_add(self.claim.ttl.max(self.on.node.operation_timeout()));
+        let patience = if waits_on { Moment::NEVER } else { patience };
         if passing && !in_vain && now < hard_limit.min(patience) {
             // A connection that went stale is replaced at once, and a reading of the server's clock is by every answer.
             let stale = failures == 1 && (failure.sent || matches!(failure.reason, Reason::TimedOut));
@@ -307,10 +327,8 @@ impl<'a> Attempt<'a> {
         })
     }
 
-    /// Our entry in the queue: for how long to claim, where to tell, and whom.
     fn waiter(&self) -> String {
-        let claim_ms = self.on.claim_window.min(self.claim.ttl).as_millis();
-        format!("{claim_ms} {} {}", self.on.listener.channel(), self.claim.id)
+        self.on.waiter(self.claim)
     }
 
     fn dice(&self) -> u64 {

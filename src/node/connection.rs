@@ -38,6 +38,8 @@ pub(crate) struct Connection {
     /// For users' own commands, which bring no deadline.
     timeout: Duration,
     spin_max: Duration,
+    /// Users' own commands went over it.
+    lent: bool,
 }
 
 struct Link {
@@ -54,11 +56,26 @@ impl Connection {
     ///
     /// Its user keeps the core for up to `spin_max` while an answer is on its way, if answers usually come that soon.
     pub(crate) fn unconnected(endpoint: Arc<Endpoint>, timeout: Duration, spin_max: Duration) -> Connection {
-        Connection { endpoint, link: None, out: Vec::with_capacity(1024), nonce: random_start(), timeout, spin_max }
+        Connection {
+            endpoint,
+            link: None,
+            out: Vec::with_capacity(1024),
+            nonce: random_start(),
+            timeout,
+            spin_max,
+            lent: false,
+        }
     }
 
     pub(crate) fn is_connected(&self) -> bool {
         self.link.is_some()
+    }
+
+    /// Closes the socket if a user's own commands went over it: they may have left a state behind.
+    pub(crate) fn retire_if_lent(&mut self) {
+        if std::mem::take(&mut self.lent) {
+            self.poison();
+        }
     }
 
     /// Closes the socket; the next use opens another.
@@ -319,7 +336,12 @@ impl Read for Bounded<'_> {
         loop {
             let remaining = self.until.after(clock::now());
             if remaining.is_zero() {
-                return Err(io::ErrorKind::TimedOut.into());
+                // What has come in time is not late because nobody looked.
+                return match self.socket.try_read(&mut buffer[..room]) {
+                    Ok(read) => Ok(self.took(read)),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(io::ErrorKind::TimedOut.into()),
+                    Err(error) => Err(error),
+                };
             }
             // A timeout that is too short only costs another turn of this loop.
             if *self.armed > remaining.saturating_add(ARM_SLACK) || *self.armed < remaining / 8 {
@@ -356,6 +378,7 @@ impl redis::ConnectionLike for Connection {
     }
 
     fn req_packed_commands(&mut self, commands: &[u8], offset: usize, count: usize) -> RedisResult<Vec<Value>> {
+        self.lent = true;
         let deadline = clock::now().saturating_add(self.timeout);
         self.connect(deadline).map_err(Failure::into_redis)?;
         self.send(deadline, |out| out.extend_from_slice(commands)).map_err(Failure::into_redis)?;

@@ -1,8 +1,9 @@
 //! The r2d2 pool. What it pools are places for connections: a place connects when it is first used, so that the
 //! caller's deadline covers connecting, errors keep their kind, and no worker of the pool ever blocks on a dead server.
 
-use std::{convert::Infallible, panic, sync::Arc, time::Duration};
+use std::{convert::Infallible, io, panic, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use r2d2::{ManageConnection, NopErrorHandler, Pool};
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
@@ -38,7 +39,11 @@ impl ManageConnection for Places {
 }
 
 #[derive(Debug)]
-pub(crate) struct ConnectionPool(Pool<Places>);
+pub(crate) struct ConnectionPool {
+    /// Empty once it has been closed.
+    pool: Mutex<Option<Pool<Places>>>,
+    size: u32,
+}
 
 pub(crate) type Pooled = r2d2::PooledConnection<Places>;
 
@@ -63,21 +68,29 @@ impl ConnectionPool {
                 .error_handler(Box::new(NopErrorHandler))
                 .thread_pool(Arc::new(workers))
                 .build_unchecked(Places { endpoint, timeout, spin_max });
-            ConnectionPool(pool)
+            ConnectionPool { pool: Mutex::new(Some(pool)), size }
         };
         panic::catch_unwind(panic::AssertUnwindSafe(build)).ok()
     }
 
     pub(crate) fn get(&self, deadline: Moment) -> Result<Pooled, Failure> {
-        if let Some(connection) = self.0.try_get() {
+        let pool = self.pool.lock().clone();
+        let pool = pool.ok_or_else(|| Failure::not_sent(io::ErrorKind::NotConnected.into()))?;
+        if let Some(connection) = pool.try_get() {
             return Ok(connection);
         }
         // r2d2 adds the timeout to an Instant, which panics on a far one.
         let left = deadline.after(clock::now()).min(Duration::from_secs(60 * 60));
-        self.0.get_timeout(left).map_err(|_| Failure { sent: false, reason: Reason::PoolExhausted })
+        pool.get_timeout(left).map_err(|_| Failure { sent: false, reason: Reason::PoolExhausted })
     }
 
     pub(crate) fn size(&self) -> u32 {
-        self.0.max_size()
+        self.size
+    }
+
+    /// Ends the pool's thread and closes what is idle; what is lent out is closed when it comes back.
+    pub(crate) fn close(&self) {
+        let pool = self.pool.lock().take();
+        drop(pool);
     }
 }

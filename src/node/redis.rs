@@ -62,6 +62,11 @@ impl RedisNode {
         self.pool.get(deadline)
     }
 
+    /// Ends the pool.
+    pub(crate) fn close(&self) {
+        self.pool.close();
+    }
+
     /// The last reading of the server's clock.
     pub(crate) fn reading(&self) -> Option<Reading> {
         *self.reading.lock()

@@ -166,7 +166,6 @@ impl Call for Acquire<'_> {
 
 pub(crate) struct Release<'a> {
     pub(crate) key: &'a LockKey,
-    /// Whose lock to release; empty means whoever holds it.
     pub(crate) id: &'a str,
     /// A waiter to take out of the line, or empty.
     pub(crate) waiter: &'a str,

@@ -15,6 +15,7 @@ use std::{
 
 use crossbeam_channel::{Sender, bounded};
 use parking_lot::{Condvar, Mutex};
+use redis::Value;
 
 pub(crate) use self::{schedule::Upkeep, undo::Undo};
 use self::{
@@ -36,6 +37,10 @@ use crate::{
 
 /// Locks in one call of the renewal script: enough to make round trips cheap, few enough not to hold the server up.
 const BATCH: usize = 100;
+/// No exchange is given less time than this, whatever is urgent.
+const BATCH_MIN: Duration = Duration::from_millis(50);
+/// While an answer is out, this often is looked whether it is time to end.
+const GLANCE: Duration = Duration::from_millis(100);
 /// How long a waiter that is in the queue may stay there without looking again; see acquire.lua.
 const QUEUE_LIFE: Duration = Duration::from_secs(60);
 /// Added to the moment from which the server refuses a late request, which is only known within a round trip.
@@ -60,7 +65,8 @@ struct State {
     schedule: Schedule,
     undos: UndoList,
     errands: Vec<Errand>,
-    stop: bool,
+    /// Set when it is time to end: until when the server may still be talked to.
+    stop: Option<Moment>,
     /// Until when the thread sleeps; it is woken only for something earlier. `None` while it works.
     asleep_until: Option<Moment>,
 }
@@ -100,7 +106,7 @@ impl LockRenewer {
     pub(crate) fn keep(&self, lease: &Arc<Lease>, upkeep: Upkeep) -> Option<Registration> {
         let now = clock::now();
         let mut state = self.shared.state.lock();
-        if state.stop {
+        if state.stop.is_some() {
             return None;
         }
         let generation = state.schedule.keep(lease.clone(), upkeep, now);
@@ -118,7 +124,7 @@ impl LockRenewer {
         let undo =
             |from: Moment| Undo { claim: claim.clone(), waiter: waiter.to_owned(), until: from.saturating_add(life) };
         let mut state = self.shared.state.lock();
-        if state.stop {
+        if state.stop.is_some() {
             return false;
         }
         state.undo(undo(now), now);
@@ -134,7 +140,7 @@ impl LockRenewer {
     pub(crate) fn release(&self, claim: &Claim, deadline: Moment) -> Result<ReleaseReply, Failure> {
         let (answer, answered) = bounded(1);
         let mut state = self.shared.state.lock();
-        if state.stop {
+        if state.stop.is_some() {
             return Err(Failure::not_sent(io::ErrorKind::NotConnected.into()));
         }
         state.errands.push(Errand { claim: claim.clone(), deadline, answer });
@@ -142,10 +148,10 @@ impl LockRenewer {
         answered.recv_timeout(deadline.after(clock::now())).unwrap_or_else(|_| Err(Failure::unclear(Reason::TimedOut)))
     }
 
-    /// Ends all leases, releases their locks as far as the server answers, and ends the thread.
-    pub(crate) fn stop(&self) {
+    /// Ends all leases, releases their locks as far as the server answers until `deadline`, and ends the thread.
+    pub(crate) fn stop(&self, deadline: Moment) {
         let mut state = self.shared.state.lock();
-        state.stop = true;
+        state.stop.get_or_insert(deadline);
         self.shared.wake_before(state, Moment::from_nanos(0));
         let thread = self.thread.lock().take();
         if let Some(thread) = thread {
@@ -228,7 +234,7 @@ impl Worker {
     fn next(&self) -> Work {
         let mut state = self.shared.state.lock();
         loop {
-            if state.stop {
+            if state.stop.is_some() {
                 return Work::Stop;
             }
             let now = clock::now();
@@ -292,13 +298,21 @@ impl Worker {
 
     fn renew_batch(&mut self, batch: &[(Generation, Arc<Lease>)]) -> bool {
         let now = clock::now();
+        // Without those that were let go of, or ended, since they fell due.
+        let mut left = Duration::MAX;
         let batch: Vec<_> = {
             let state = self.shared.state.lock();
-            batch.iter().filter(|(generation, _)| state.schedule.is_kept(*generation)).collect()
+            let alive = |(generation, lease): &&(Generation, Arc<Lease>)| {
+                let remaining = lease.deadline().after(now);
+                let alive = !remaining.is_zero() && state.schedule.is_kept(*generation);
+                left = if alive { left.min(remaining) } else { left };
+                alive
+            };
+            batch.iter().filter(alive).collect()
         };
-        // Half of what the most urgent has left, so that a second try fits in.
-        let left = batch.iter().map(|(_, lease)| lease.deadline().after(now)).min().unwrap_or_default();
-        let deadline = now.saturating_add((left / 2).min(self.node.operation_timeout()));
+        // Half of what the most urgent has left, so that a second try fits in; but its urgency must not fail the others.
+        let patience = (left / 2).max(BATCH_MIN).min(self.node.operation_timeout());
+        let deadline = now.saturating_add(patience);
         let renewals: Vec<_> = batch
             .iter()
             .map(|(_, lease)| Renewal {
@@ -360,20 +374,13 @@ impl Worker {
     fn ask<C: Call>(&mut self, call: &C, deadline: Moment) -> Result<Answer<C::Reply>, Failure> {
         let mut by = By::Hash;
         loop {
+            let (end, stop) = self.limits();
+            let deadline = deadline.min(stop);
+            // Connecting cannot be watched, so it has to be short.
+            let connect_by = clock::now().saturating_add(self.node.operation_timeout() / 2);
+            self.node.connect(&mut self.connection, connect_by.min(deadline).min(end))?;
             let pending = self.node.send(&mut self.connection, call, by, deadline)?;
-            let reply = loop {
-                let end = self.shared.state.lock().schedule.earliest_end();
-                if let Some(reply) = self.connection.receive_until(end.min(deadline))? {
-                    break reply;
-                }
-                let now = clock::now();
-                if now >= deadline {
-                    self.connection.poison();
-                    return Err(Failure::unclear(Reason::TimedOut));
-                }
-                let over = self.shared.state.lock().schedule.take_over(now);
-                self.bury(over);
-            };
+            let reply = self.await_reply(deadline)?;
             match self.node.settle(&mut self.connection, call, pending, reply) {
                 Err(failure) if by == By::Hash && failure.is_unknown_script() => by = By::Text,
                 result => return result,
@@ -381,25 +388,55 @@ impl Worker {
         }
     }
 
+    fn await_reply(&mut self, deadline: Moment) -> Result<Value, Failure> {
+        loop {
+            let (end, stop) = self.limits();
+            let now = clock::now();
+            if let Some(reply) = self.connection.receive_until(end.min(deadline).min(now.saturating_add(GLANCE)))? {
+                return Ok(reply);
+            }
+            let now = clock::now();
+            if now >= deadline.min(stop) {
+                self.connection.poison();
+                return Err(Failure::unclear(Reason::TimedOut));
+            }
+            let over = self.shared.state.lock().schedule.take_over(now);
+            self.bury(over);
+        }
+    }
+
+    /// When a lease ends next, and until when the server may be talked to.
+    fn limits(&self) -> (Moment, Moment) {
+        let state = self.shared.state.lock();
+        (state.schedule.earliest_end(), state.stop.unwrap_or(Moment::NEVER))
+    }
+
     fn run_errand(&mut self, errand: Errand) {
         let Errand { claim, deadline, answer } = errand;
         let release = Release { key: &claim.key, id: claim.id.as_str(), waiter: "" };
-        let outcome = self.node.ask_on(&mut self.connection, &release, deadline).map(|answer| answer.reply);
+        let outcome = if clock::now() < deadline {
+            self.ask(&release, deadline).map(|answer| answer.reply)
+        } else {
+            Err(Failure { sent: false, reason: Reason::TimedOut })
+        };
         // Nobody may be waiting any more.
         let _ = answer.send(outcome);
     }
 
     fn undo(&mut self, undo: Undo, pause: Duration) {
-        if let Err(failure) = self.release(&undo) {
+        let now = clock::now();
+        // What is left over must not hold up what is due.
+        let due = self.shared.state.lock().schedule.earliest();
+        let patience = due.after(now).max(BATCH_MIN).min(self.node.operation_timeout());
+        if let Err(failure) = self.release(&undo, now.saturating_add(patience)) {
             log::debug!("could not take back {} yet: {}", Quoted(undo.claim.key.name()), failure.reason);
             self.shared.state.lock().undos.failed(undo, pause, clock::now());
         }
     }
 
-    fn release(&mut self, undo: &Undo) -> Result<(), Failure> {
+    fn release(&mut self, undo: &Undo, deadline: Moment) -> Result<(), Failure> {
         let release = Release { key: &undo.claim.key, id: undo.claim.id.as_str(), waiter: &undo.waiter };
-        let deadline = clock::now().saturating_add(self.node.operation_timeout());
-        self.node.ask_on(&mut self.connection, &release, deadline).map(drop)
+        self.ask(&release, deadline).map(drop)
     }
 
     fn finish(mut self) {
@@ -420,7 +457,7 @@ impl Worker {
             until,
         }));
         for undo in undos {
-            if let Err(failure) = self.release(&undo) {
+            if let Err(failure) = self.release(&undo, Moment::NEVER) {
                 log::warn!("shut down without releasing all locks, which are left to expire: {}", failure.reason);
                 return;
             }

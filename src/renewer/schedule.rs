@@ -33,6 +33,7 @@ pub(crate) struct Upkeep {
 #[derive(Debug)]
 struct Entry {
     lease: Arc<Lease>,
+    renew: bool,
     /// `NEVER` while a renewal is under way, and for leases that are not renewed.
     renew_at: Moment,
     hold_until: Moment,
@@ -60,17 +61,18 @@ impl Schedule {
     pub(crate) fn keep(&mut self, lease: Arc<Lease>, upkeep: Upkeep, now: Moment) -> Generation {
         self.last += 1;
         let generation = Generation(self.last);
-        let renew_at = if !upkeep.renew {
-            Moment::NEVER
-        } else if upkeep.provisional {
+        let renew_at = if upkeep.provisional {
+            // Also if it is not to be renewed: the claim window is not its lease.
             now.saturating_add(CONFIRM_AFTER.min(lease.deadline().after(now) / 4))
+        } else if !upkeep.renew {
+            Moment::NEVER
         } else {
             now.saturating_add(lease.claim.ttl / RENEWALS_PER_TTL)
         };
-        let hold_until = upkeep.hold_until;
+        let Upkeep { renew, hold_until, .. } = upkeep;
         let end_at = lease.deadline().min(hold_until);
         self.ends.insert((end_at, generation));
-        self.entries.insert(generation, Entry { lease, renew_at: Moment::NEVER, hold_until, end_at });
+        self.entries.insert(generation, Entry { lease, renew, renew_at: Moment::NEVER, hold_until, end_at });
         self.renew_at(generation, renew_at);
         generation
     }
@@ -136,7 +138,7 @@ impl Schedule {
     pub(crate) fn renewed(&mut self, generation: Generation, sent: Moment) {
         if let Some(entry) = self.entries.get(&generation) {
             let next = sent.saturating_add(entry.lease.claim.ttl / RENEWALS_PER_TTL);
-            self.renew_at(generation, next);
+            self.renew_at(generation, if entry.renew { next } else { Moment::NEVER });
             self.watch_end(generation);
         }
     }
@@ -205,7 +207,10 @@ mod tests {
     fn lease(ttl_ms: u64, deadline_ms: u64) -> Arc<Lease> {
         let claim =
             Claim { key: LockKey::new("", "x").unwrap(), id: generate_lock_id(), ttl: Duration::from_millis(ttl_ms) };
-        Arc::new(Lease::open(claim, Grant { token: FencingToken(1), deadline: at(deadline_ms), provisional: false }))
+        Arc::new(Lease::open(
+            claim,
+            Grant { token: FencingToken(1), deadline: at(deadline_ms), provisional: false, late_until: at(0) },
+        ))
     }
 
     const RENEWED: Upkeep = Upkeep { renew: true, provisional: false, hold_until: Moment::NEVER };
@@ -275,6 +280,17 @@ mod tests {
         schedule.keep(lease(3_000, 2_900), Upkeep { hold_until: at(500), ..RENEWED }, at(0));
         assert_eq!(schedule.earliest(), at(500));
         assert_eq!(schedule.take_over(at(500))[0].1, Over::MaxHold);
+    }
+
+    #[test]
+    fn without_renewal_a_handed_over_lock_is_confirmed_once() {
+        let mut schedule = Schedule::default();
+        let lease = lease(10_000, 900);
+        let generation = schedule.keep(lease.clone(), Upkeep { renew: false, provisional: true, ..RENEWED }, at(0));
+        assert_eq!(generations(schedule.take_due(at(100))), [generation]);
+        assert!(lease.confirm(at(9_900), at(101)));
+        schedule.renewed(generation, at(100));
+        assert_eq!(schedule.earliest(), at(9_900));
     }
 
     #[test]

@@ -25,6 +25,8 @@ if not holder then
   -- Looking before popping: the server checks its memory before a script's first write only, and popping needs none.
   holder = redis.call('LLEN', KEYS[2]) > 0 and grant_next(now)
   if not holder then
+    -- Nobody in line could be told, perhaps for want of a right; who gets the lock by looking leaves the line.
+    if mode == 'look' or mode == 'leave' then redis.call('LREM', KEYS[2], 0, entry) end
     local token = next_token(now)
     redis.call('SET', KEYS[1], id, 'PX', ttl)
     return nonce .. ' held ' .. now .. ' ' .. token

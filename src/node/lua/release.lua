@@ -1,6 +1,6 @@
 -- Give the lock up, to the next waiter where there is one; also withdraws a waiter that gave up.
 -- KEYS  1 lock, 2 queue, 3 fence
--- ARGV  1 nonce, 2 id ('' means whoever holds it), 3 waiter entry to take out of the line, or ''
+-- ARGV  1 nonce, 2 id, 3 waiter entry to take out of the line, or ''
 -- Reply one text:
 --       nonce released
 --       nonce gone                                   nobody held it
@@ -14,7 +14,7 @@ if not holder then
   grant_next()
   return nonce .. ' gone'
 end
-if holder == id or id == '' then
+if holder == id then
   if not grant_next() then redis.call('DEL', KEYS[1]) end
   return nonce .. ' released'
 end
