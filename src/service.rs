@@ -177,6 +177,10 @@ impl Core {
         let Kept { lease, registration } = kept;
         let was_held = lease.is_held(clock::now()) && lease.end(End::Released);
         drop(registration);
+        if lease.ended() == Some(End::Lost(LockLost::Shutdown)) {
+            // The shutdown has released it, or left it to expire.
+            return Err(LockError::Shutdown);
+        }
         let outcome = self.release_claim(&lease.claim, was_held, patience);
         if clock::now() < lease.late_until {
             // A request that is still under way would find the lock free, and take it for nobody.

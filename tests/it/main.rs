@@ -7,6 +7,7 @@ mod worker;
 mod contract;
 
 mod acquire;
+mod audit;
 mod bounds;
 mod config;
 mod errors;
