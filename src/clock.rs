@@ -2,6 +2,9 @@
 //!
 //! Moments come from a clock that goes on while the machine is suspended: `CLOCK_BOOTTIME` on Linux and Android.
 //! `std::time::Instant` stands still there, and a laptop that wakes up would believe in a lock it lost hours ago.
+//! Sleeping threads wake by the monotonic clock all the same: after a suspension news of a loss can be late, by the time
+//! the thread still had to sleep. Asking a guard is exact at once.
+//!
 //! Elsewhere `Instant` is used; on macOS and Windows builds a suspended machine may therefore believe for too long.
 
 use std::time::{Duration, SystemTime};

@@ -83,8 +83,9 @@
 //!
 //! * *Exclusion* holds as long as the server keeps its data and its clock runs evenly. A server that restarts empty, is
 //!   flushed, evicts keys (use `maxmemory-policy noeviction`), fails over to a replica that has not heard of the lock,
-//!   or whose clock jumps, can give a lock away while its holder believes in it, until the next renewal finds out: at
-//!   most a third of the time to live, and one operation timeout. Fencing tokens rise through all of these.
+//!   or whose clock jumps, can give a lock away while its holder believes in it, until the next renewal finds out:
+//!   within a third of the time to live if the server answers, at the local deadline if it does not. Fencing tokens
+//!   rise through all of these.
 //! * *Pauses*: code that looked, was paused, and then acts, acts late. Only a resource that checks tokens stops it.
 //! * *Anybody with write access* to the keys can take or break any lock. Keep the prefixes to those you trust.
 //! * *One server.* Redis Cluster, Sentinel, TLS and Redlock are not built in yet.

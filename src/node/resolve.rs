@@ -1,42 +1,53 @@
-//! Name lookup within a deadline: the system's resolver has none, so it runs on a thread of its own that may be left behind.
+//! Name lookup within a deadline: the system's resolver has none, so it runs on a thread of its own that may be left
+//! behind. Lookups of one name share a thread and its answer: a resolver that hangs holds one, and not one for each try.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, hash_map::Entry},
     io,
     net::{IpAddr, SocketAddr, ToSocketAddrs as _},
     thread,
 };
 
-use crossbeam_channel::{RecvTimeoutError, bounded};
+use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::clock::{self, Moment};
 
-/// Names whose lookup has not come back; a resolver that hangs holds one thread for each name, and not one for each try.
-static UNDER_WAY: Mutex<Option<HashSet<String>>> = Mutex::new(None);
+type Answer = Result<Vec<SocketAddr>, (io::ErrorKind, String)>;
+/// The process is part of the question: a forked child has this table, and not the threads that would answer.
+type Question = (u32, String, u16);
+
+/// Who waits for which lookup.
+static UNDER_WAY: Mutex<Option<HashMap<Question, Vec<Sender<Answer>>>>> = Mutex::new(None);
 
 /// The addresses of a host. A literal address takes no time; a name at most until the deadline.
 pub(crate) fn resolve(host: &str, port: u16, deadline: Moment) -> io::Result<Vec<SocketAddr>> {
     if let Ok(address) = host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(address, port)]);
     }
-    if !UNDER_WAY.lock().get_or_insert_default().insert(host.to_owned()) {
-        return look_up_again(host, port, deadline);
-    }
-    let name = host.to_owned();
+    let question = (std::process::id(), host.to_owned(), port);
     let (answer, answered) = bounded(1);
-    let spawned = thread::Builder::new().name("distlock-resolve".into()).spawn(move || {
-        let addresses = (name.as_str(), port).to_socket_addrs().map(Vec::from_iter);
-        UNDER_WAY.lock().get_or_insert_default().remove(&name);
-        // Nobody may be waiting any more.
-        let _ = answer.send(addresses);
-    });
-    if let Err(error) = spawned {
-        UNDER_WAY.lock().get_or_insert_default().remove(host);
-        return Err(error);
+    let first = match UNDER_WAY.lock().get_or_insert_default().entry(question.clone()) {
+        Entry::Occupied(mut others) => {
+            others.get_mut().push(answer);
+            false
+        }
+        Entry::Vacant(place) => {
+            place.insert(vec![answer]);
+            true
+        }
+    };
+    if first {
+        let spawned = thread::Builder::new().name("distlock-resolve".into()).spawn({
+            let question = question.clone();
+            move || look_up(&question)
+        });
+        if let Err(error) = spawned {
+            tell(&question, &Err((error.kind(), error.to_string())));
+        }
     }
     match answered.recv_timeout(deadline.after(clock::now())) {
-        Ok(addresses) => addresses,
+        Ok(answer) => answer.map_err(|(kind, text)| io::Error::new(kind, text)),
         Err(RecvTimeoutError::Timeout) => {
             Err(io::Error::new(io::ErrorKind::TimedOut, "the name lookup takes too long"))
         }
@@ -44,16 +55,18 @@ pub(crate) fn resolve(host: &str, port: u16, deadline: Moment) -> io::Result<Vec
     }
 }
 
-/// Another thread is looking the same name up; wait for its turn to end rather than adding a thread.
-fn look_up_again(host: &str, port: u16, deadline: Moment) -> io::Result<Vec<SocketAddr>> {
-    let (_never, pause) = bounded::<()>(0);
-    while UNDER_WAY.lock().as_ref().is_some_and(|names| names.contains(host)) {
-        if deadline.after(clock::now()).is_zero() {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "the name lookup takes too long"));
-        }
-        let _ = pause.recv_timeout(std::time::Duration::from_millis(1));
+fn look_up(question: &Question) {
+    let (_, host, port) = question;
+    let answer = (host.as_str(), *port).to_socket_addrs().map(Vec::from_iter);
+    tell(question, &answer.map_err(|error| (error.kind(), error.to_string())));
+}
+
+fn tell(question: &Question, answer: &Answer) {
+    let waiting = UNDER_WAY.lock().get_or_insert_default().remove(question);
+    for waiter in waiting.into_iter().flatten() {
+        // It may have stopped waiting.
+        let _ = waiter.try_send(answer.clone());
     }
-    resolve(host, port, deadline)
 }
 
 #[cfg(test)]
@@ -61,11 +74,23 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
+    fn soon() -> Moment {
+        clock::now().saturating_add(Duration::from_secs(30))
+    }
+
     #[test]
     fn names_and_literals() {
-        let deadline = clock::now().saturating_add(Duration::from_secs(30));
-        assert_eq!(resolve("::1", 7, deadline).unwrap(), ["[::1]:7".parse().unwrap()]);
-        assert!(!resolve("localhost", 7, deadline).unwrap().is_empty());
-        assert!(resolve("no such host", 7, deadline).is_err());
+        assert_eq!(resolve("::1", 7, soon()).unwrap(), ["[::1]:7".parse().unwrap()]);
+        assert!(!resolve("localhost", 7, soon()).unwrap().is_empty());
+        assert!(resolve("no such host", 7, soon()).is_err());
+    }
+
+    #[test]
+    fn many_lookups_of_one_name_all_get_its_answer() {
+        let askers: Vec<_> = (0..32).map(|_| thread::spawn(|| resolve("localhost", 9, soon()))).collect();
+        for asker in askers {
+            assert!(!asker.join().unwrap().unwrap().is_empty());
+        }
+        assert!(UNDER_WAY.lock().as_ref().unwrap().keys().all(|(_, _, port)| *port != 9), "something was left behind");
     }
 }
