@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     clock::{self, Moment},
-    node::{Breaker, Connection, Failure, Reason, RedisNode, script::GrantNews, write_command},
+    node::{Breaker, Connection, Failure, GrantNews, Reason, RedisNode, write_command},
 };
 
 /// How long the line may be silent while somebody listens before the server is asked whether it is still there.

@@ -20,6 +20,7 @@ use super::{
     failure::{Failure, Reason},
     reading::Reading,
     socket::Socket,
+    wire::{array, bulk},
 };
 use crate::clock::{self, Moment};
 
@@ -360,9 +361,9 @@ impl Read for Bounded<'_> {
 
 /// Appends a command in the protocol's form.
 pub(crate) fn write_command(out: &mut Vec<u8>, parts: &[&[u8]]) {
-    super::script::array(out, parts.len());
+    array(out, parts.len());
     for part in parts {
-        super::script::bulk(out, &[part]);
+        bulk(out, &[part]);
     }
 }
 

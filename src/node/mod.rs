@@ -10,6 +10,7 @@ mod redis;
 mod resolve;
 pub(crate) mod script;
 mod socket;
+mod wire;
 
 pub(crate) use self::{
     connection::{Breaker, Connection, write_command},
@@ -18,4 +19,5 @@ pub(crate) use self::{
     pool::Pooled,
     reading::{DRIFT, Reading},
     redis::{Answer, RedisNode},
+    wire::GrantNews,
 };

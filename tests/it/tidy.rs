@@ -25,7 +25,7 @@ const FLOORS: [&[&str]; 14] = [
 ];
 
 /// Files that decide and touch nothing: what they need to know of the world comes in as values.
-const THINKERS: [&str; 7] = [
+const THINKERS: [&str; 8] = [
     "renewer/schedule.rs",
     "renewer/undo.rs",
     "acquire/patience.rs",
@@ -33,6 +33,7 @@ const THINKERS: [&str; 7] = [
     "lease.rs",
     "node/reading.rs",
     "node/script.rs",
+    "node/wire.rs",
 ];
 
 fn home() -> &'static Path {

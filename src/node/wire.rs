@@ -1,0 +1,135 @@
+//! Requests, replies and messages as bytes. Pure.
+
+use std::{borrow::Cow, str::FromStr};
+
+use redis::Value;
+
+use crate::holder::Holder;
+
+/// Tokens and server times stay below this, where a Lua number is still exact.
+const EXACT_MAX: u64 = 1 << 53;
+
+/// A number that Lua can count with.
+pub(crate) fn exact(digits: &str) -> Option<u64> {
+    digits.parse().ok().filter(|number| *number < EXACT_MAX)
+}
+
+pub(crate) fn array(out: &mut Vec<u8>, length: usize) {
+    count(out, b'*', length);
+}
+
+/// One bulk string, given in pieces.
+pub(crate) fn bulk(out: &mut Vec<u8>, pieces: &[&[u8]]) {
+    count(out, b'$', pieces.iter().map(|piece| piece.len()).sum());
+    for piece in pieces {
+        out.extend_from_slice(piece);
+    }
+    out.extend_from_slice(b"\r\n");
+}
+
+fn count(out: &mut Vec<u8>, kind: u8, count: usize) {
+    out.push(kind);
+    out.extend_from_slice(itoa::Buffer::new().format(count).as_bytes());
+    out.extend_from_slice(b"\r\n");
+}
+
+pub(crate) fn number(out: &mut Vec<u8>, number: u64) {
+    bulk(out, &[itoa::Buffer::new().format(number).as_bytes()]);
+}
+
+/// A moment on the server's clock, in as many digits as the scripts compare.
+pub(crate) fn micros(out: &mut Vec<u8>, micros: u64) {
+    let mut digits = itoa::Buffer::new();
+    let digits = digits.format(micros.min(9_999_999_999_999_999)).as_bytes();
+    bulk(out, &[&b"0000000000000000"[digits.len()..], digits]);
+}
+
+/// A reply of one text.
+pub(crate) fn line(reply: &Value) -> Option<Cow<'_, str>> {
+    match reply {
+        Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes)),
+        _ => None,
+    }
+}
+
+/// The rest of a text, taken off field by field.
+pub(crate) struct Fields<'a>(&'a str);
+
+impl<'a> Fields<'a> {
+    /// Checks the nonce; returns the tag and what follows it.
+    pub(crate) fn open(line: &'a str, nonce: u64) -> Option<(&'a str, Fields<'a>)> {
+        let mut fields = Fields(line);
+        (fields.number::<u64>()? == nonce).then(|| (fields.next(), fields))
+    }
+
+    fn next(&mut self) -> &'a str {
+        let (field, rest) = self.0.split_once(' ').unwrap_or((self.0, ""));
+        self.0 = rest;
+        field
+    }
+
+    pub(crate) fn number<N: FromStr>(&mut self) -> Option<N> {
+        self.next().parse().ok()
+    }
+
+    /// A number that Lua can count with.
+    pub(crate) fn exact(&mut self) -> Option<u64> {
+        exact(self.next())
+    }
+
+    /// Whatever is left.
+    pub(crate) fn text(&self) -> &'a str {
+        self.0
+    }
+
+    /// pttl, last token, waiters, holder
+    pub(crate) fn holder(&mut self, now_us: u64) -> Option<Holder> {
+        let pttl_ms = self.number()?;
+        // Whatever somebody put into the fence key is no reason not to tell who holds the lock.
+        let token = self.exact().unwrap_or(0);
+        let waiters = self.number()?;
+        Some(Holder::reported(self.text().to_owned(), pttl_ms, token, waiters, now_us))
+    }
+}
+
+/// The news that a waiter has been given the lock: `token granted_at px id`.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct GrantNews<'a> {
+    pub(crate) token: u64,
+    pub(crate) granted_at_us: u64,
+    pub(crate) px_ms: u64,
+    pub(crate) id: &'a str,
+}
+
+impl<'a> GrantNews<'a> {
+    pub(crate) fn parse(payload: &'a [u8]) -> Option<GrantNews<'a>> {
+        let mut fields = std::str::from_utf8(payload).ok()?.splitn(4, ' ');
+        let mut whole = || exact(fields.next()?).filter(|number| *number > 0);
+        let (token, granted_at_us, px_ms) = (whole()?, whole()?, whole()?);
+        Some(GrantNews { token, granted_at_us, px_ms, id: fields.next()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn news_of_a_grant() {
+        let news = GrantNews { token: 5, granted_at_us: 6, px_ms: 7, id: "host|x y" };
+        assert_eq!(GrantNews::parse(b"5 6 7 host|x y"), Some(news));
+        for bad in [&b""[..], b"5 6 7", b"0 6 7 x", b"5 -6 7 x", b"9007199254740992 6 7 x", b"5 6 7 \xff"] {
+            assert_eq!(GrantNews::parse(bad), None);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn numbers_have_their_length_before_them(n: u64) {
+            let mut out = Vec::new();
+            number(&mut out, n);
+            prop_assert_eq!(redis::parse_redis_value(&out).unwrap(), Value::BulkString(n.to_string().into_bytes()));
+        }
+    }
+}
