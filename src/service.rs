@@ -265,6 +265,7 @@ impl Core {
         let outcome = self.release_twice(&claim.key, was_held, patience, |deadline| {
             match self.node.pooled(deadline.min(clock::now().saturating_add(POOL_PATIENCE))) {
                 Ok(mut connection) => self.node.ask_on(&mut connection, &call, deadline).map(|answer| answer.reply),
+                Err(_) if self.closed.load(Ordering::Acquire) => self.release_alone(&call, deadline),
                 Err(_) => self.renewer.release(claim, deadline),
             }
         });
@@ -273,6 +274,11 @@ impl Core {
             self.renewer.undo(claim, "", clock::now());
         }
         outcome
+    }
+
+    /// Releases over a connection made for it, for a lock that came after pool and renewer had been ended.
+    fn release_alone(&self, call: &Release<'_>, deadline: Moment) -> std::result::Result<ReleaseReply, Failure> {
+        self.node.ask_on(&mut self.node.reserved(), call, deadline).map(|answer| answer.reply)
     }
 
     /// Releases what is held under `id`, by whomever.
@@ -313,7 +319,7 @@ impl Core {
         if !self.renewer.undo(claim, waiter, late_until) {
             // Shut down: nobody is left to do it in the background. What fails is left to expire.
             let call = Release { key: &claim.key, id: claim.id.as_str(), waiter };
-            if let Err(failure) = self.node.ask(&call, self.operation_deadline()) {
+            if let Err(failure) = self.release_alone(&call, self.operation_deadline()) {
                 log::debug!("left {:?} to expire: {}", claim.key, failure.reason);
             }
         }
