@@ -16,8 +16,8 @@ use parking_lot::Mutex;
 
 use crate::{
     kit::{
-        BOUNDED, SECOND, UnwrapReleased, alone, await_gone, await_queued, fence_key, get, impatient, in_thread, lease,
-        lost, manager, patient, proxied, pttl, queued, timed, waiter, within,
+        BOUNDED, SECOND, UnwrapReleased, alone, await_gone, await_queued, capture_log, fence_key, get, impatient,
+        in_thread, lease, lost, manager, patient, proxied, pttl, queued, timed, waiter, within,
     },
     support::{CEILING, Fault, RedisServer, command, contains, eventually},
     worker::work,
@@ -243,24 +243,6 @@ fn without_renewal_a_lock_that_was_waited_for_lasts_for_its_lease() {
     assert!(renewed.is_held());
 }
 
-static LOGGED: Mutex<Vec<String>> = Mutex::new(Vec::new());
-
-struct Capture;
-
-impl log::Log for Capture {
-    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        if record.level() <= log::Level::Warn {
-            LOGGED.lock().push(record.args().to_string());
-        }
-    }
-
-    fn flush(&self) {}
-}
-
 /// Locks that are released just when their renewal falls due must not disturb the renewal of all the others.
 #[test]
 fn coming_and_going_disturbs_no_renewal() {
@@ -269,8 +251,7 @@ fn coming_and_going_disturbs_no_renewal() {
     }
     const THREADS: usize = 40;
     const ROUNDS: usize = 25;
-    log::set_logger(&Capture).unwrap();
-    log::set_max_level(log::LevelFilter::Warn);
+    let logged = capture_log(log::LevelFilter::Warn);
     let server = RedisServer::start();
     // The operation timeout is no help: what a renewal may take is a matter of the leases.
     let mgr = RedisMgr::new(patient(server.url()).claim_window(SECOND)).unwrap();
@@ -292,7 +273,7 @@ fn coming_and_going_disturbs_no_renewal() {
     let held = kept.iter().filter(|guard| guard.is_held()).count();
     assert_eq!((held, lost.into_inner()), (300, 0));
     // A short lease on a slow machine has a right to some.
-    let logged = LOGGED.lock();
+    let logged = logged.lock();
     let warnings: Vec<_> = logged.iter().filter(|text| text.contains("could not renew")).collect();
     println!("{} warnings in {} releases", warnings.len(), THREADS * ROUNDS);
     assert!(warnings.len() < THREADS * ROUNDS / 100, "{} warnings: {warnings:#?}", warnings.len());

@@ -3,12 +3,11 @@
 use std::error::Error;
 
 use distlock::{Action, Config, LockError, RedisMgr};
-use parking_lot::Mutex;
 
 use crate::{
     kit::{
-        BOUNDED, SECOND, UnwrapReleased, alone, await_gone, fence_key, foreign_take, get, impatient, label, lease,
-        lost, manager, patient, queue_key, within,
+        BOUNDED, SECOND, UnwrapReleased, alone, await_gone, capture_log, fence_key, foreign_take, get, impatient,
+        label, lease, lost, manager, patient, queue_key, within,
     },
     support::{CEILING, FaultProxy, RedisServer, eventually, garbage_server},
 };
@@ -211,29 +210,12 @@ fn not_even_a_part_of_a_password_is_repeated() {
     }
 }
 
-static LOGGED: Mutex<Vec<String>> = Mutex::new(Vec::new());
-
-struct Capture;
-
-impl log::Log for Capture {
-    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        LOGGED.lock().push(format!("{} {} {}", record.level(), record.target(), record.args()));
-    }
-
-    fn flush(&self) {}
-}
-
 #[test]
 fn a_password_appears_in_no_output_of_any_kind() {
     if !alone("errors::a_password_appears_in_no_output_of_any_kind", &[]) {
         return;
     }
-    log::set_logger(&Capture).unwrap();
-    log::set_max_level(log::LevelFilter::Trace);
+    let logged = capture_log(log::LevelFilter::Trace);
     const PASSWORD: &str = "hunter2-s3cr3t/@ß";
     const ENCODED: &str = "hunter2-s3cr3t%2F%40%C3%9F";
     let server = RedisServer::builder().password(PASSWORD).start();
@@ -282,7 +264,7 @@ fn a_password_appears_in_no_output_of_any_kind() {
         mgr.ping().map_or_else(&mut tell, drop);
         mgr.holder("x").map_or_else(&mut tell, drop);
         mgr.release_lock("x", "id").map_or_else(&mut tell, drop);
-        mgr.try_lock("x").map_or_else(&mut tell, |guard| LOGGED.lock().push(format!("{guard:?}")));
+        mgr.try_lock("x").map_or_else(&mut tell, |guard| logged.lock().push(format!("{guard:?}")));
         match mgr.connection() {
             Ok(mut connection) => {
                 let answer = redis::cmd("GET").arg("x").query::<Option<String>>(&mut connection);
@@ -292,7 +274,7 @@ fn a_password_appears_in_no_output_of_any_kind() {
         }
         mgr.shutdown();
     }
-    said.append(&mut LOGGED.lock());
+    said.append(&mut logged.lock());
     assert!(said.len() > 60, "{}", said.len());
     assert!(said.iter().any(|text| text.contains("connected to")), "nothing was logged");
     for text in said {

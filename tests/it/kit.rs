@@ -9,6 +9,7 @@ use std::{
 };
 
 use distlock::{Config, LockError, LockGuard, LockLost, LockOptions, RedisMgr};
+use parking_lot::Mutex;
 
 use crate::support::{CEILING, FaultProxy, RedisServer, eventually};
 
@@ -180,4 +181,27 @@ pub(crate) fn alone(test: &str, env: &[(&str, &str)]) -> bool {
 /// The name of the server as errors tell it.
 pub(crate) fn label(server: &RedisServer) -> Arc<str> {
     format!("127.0.0.1:{}", server.port()).into()
+}
+
+/// Keeps what is logged from here on, up to `level`; only for a test that is `alone`, since there is one logger.
+pub(crate) fn capture_log(level: log::LevelFilter) -> &'static Mutex<Vec<String>> {
+    static LOGGED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+    struct Capture;
+
+    impl log::Log for Capture {
+        fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+            true
+        }
+
+        fn log(&self, record: &log::Record<'_>) {
+            LOGGED.lock().push(format!("{} {} {}", record.level(), record.target(), record.args()));
+        }
+
+        fn flush(&self) {}
+    }
+
+    log::set_logger(&Capture).unwrap();
+    log::set_max_level(level);
+    &LOGGED
 }
