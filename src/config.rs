@@ -18,6 +18,7 @@ const OPERATION_TIMEOUT_MIN: Duration = Duration::from_millis(1);
 const OPERATION_TIMEOUT_MAX: Duration = Duration::from_secs(60);
 const SPIN_MAX: Duration = Duration::from_millis(10);
 const POOL_SIZE_MAX: u32 = 10_000;
+const NODES_MAX: usize = 15;
 
 /// How a [`RedisMgr`](crate::RedisMgr) reaches its server, and the defaults of its locks.
 ///
@@ -29,33 +30,52 @@ const POOL_SIZE_MAX: u32 = 10_000;
 #[derive(Clone)]
 #[must_use]
 pub struct Config {
-    url: String,
+    urls: Vec<String>,
     prefix: String,
     pool_size: u32,
     operation_timeout: Duration,
     claim_window: Duration,
     spin: Duration,
     ttl: Duration,
+    quarantine: Option<Duration>,
     max_hold: Option<Duration>,
 }
 
 impl Config {
     /// A configuration for the server at `url`: `redis://[user[:password]@]host[:port][/db]`, the same with
-    /// `valkey://`, or `unix:///path/to/socket[?db=0&user=…&pass=…]`. The URL is looked at when a manager is made of it.
+    /// `valkey://`, or `unix:///path/to/socket[?db=0&user=…&pass=…]`. Several URLs, with commas between them, are
+    /// [nodes](Self::nodes). They are looked at when a manager is made of them.
     pub fn new(url: impl Into<String>) -> Config {
+        Config::nodes(split(&url.into()))
+    }
+
+    /// A configuration for several independent servers that decide together: a lock is held when more than half of the
+    /// nodes keep it, so two of five, or one of three, may be away. They have to be masters that do not replicate to each
+    /// other; name them in the same order everywhere, for waiters line up on the first that is there.
+    ///
+    /// ```
+    /// let config = distlock::Config::nodes(["redis://10.0.0.1", "redis://10.0.0.2", "redis://10.0.0.3"]);
+    /// # let _ = config;
+    /// ```
+    pub fn nodes<I>(urls: I) -> Config
+    where
+        I: IntoIterator,
+        I::Item: Into<String>,
+    {
         Config {
-            url: url.into(),
+            urls: urls.into_iter().map(Into::into).collect(),
             prefix: "lock:".into(),
             pool_size: 10,
             operation_timeout: Duration::from_secs(1),
             claim_window: Duration::from_secs(1),
             spin: Duration::from_micros(200),
             ttl: Duration::from_secs(10),
+            quarantine: None,
             max_hold: None,
         }
     }
 
-    /// The URL from the environment: `DISTLOCK_URL`, else `REDIS_URL`, else `redis://127.0.0.1:6379`.
+    /// The URL, or URLs, from the environment: `DISTLOCK_URL`, else `REDIS_URL`, else `redis://127.0.0.1:6379`.
     pub fn from_env() -> Config {
         let url =
             ["DISTLOCK_URL", "REDIS_URL"].iter().find_map(|name| env::var(name).ok().filter(|url| !url.is_empty()));
@@ -69,7 +89,7 @@ impl Config {
         self
     }
 
-    /// How many connections the pool may hold. Defaults to 10. Threads that wait for a lock use none of them.
+    /// How many connections the pool may hold, to each node. Defaults to 10. Threads that wait for a lock use none of them.
     pub fn pool_size(mut self, connections: u32) -> Config {
         self.pool_size = connections;
         self
@@ -105,6 +125,18 @@ impl Config {
         self
     }
 
+    /// For how long one of several nodes does not vote after it may have lost its memory: after a restart, the first
+    /// start included, unless it writes everything to disk before it answers (`appendonly yes`, `appendfsync always`).
+    /// Voting sooner, it would give locks away that it has forgotten.
+    ///
+    /// It has to be the longest [`ttl`](Self::ttl) that anybody takes locks with on these nodes, and a lock with a longer one
+    /// is refused. Defaults to the ttl of this configuration for three nodes and more, and to zero, which switches it
+    /// off, for less: two nodes cannot spare one.
+    pub fn quarantine(mut self, longest_ttl: Duration) -> Config {
+        self.quarantine = Some(longest_ttl);
+        self
+    }
+
     /// The longest time that locks which do not say otherwise are held. Defaults to no limit.
     /// See [`LockOptions::max_hold`].
     pub fn max_hold(mut self, limit: Duration) -> Config {
@@ -114,8 +146,9 @@ impl Config {
 
     /// Checks everything; the only way from here to a manager.
     pub(crate) fn check(&self) -> Result<Settings> {
-        let endpoint = Endpoint::parse(&self.url)?;
+        let endpoints = self.urls.iter().map(|url| Ok(Arc::new(Endpoint::parse(url)?))).collect::<Result<Vec<_>>>()?;
         let invalid = |reason: String| Err(LockError::InvalidConfig { reason });
+        check_nodes(&endpoints)?;
         if self.pool_size == 0 || self.pool_size > POOL_SIZE_MAX {
             return invalid(format!("pool_size is {}, and has to be 1 to {POOL_SIZE_MAX}", self.pool_size));
         }
@@ -141,8 +174,13 @@ impl Config {
         if self.prefix.len() >= crate::key::MAX_NAME_BYTES {
             return invalid(format!("the prefix has {} bytes, which leaves no room for names", self.prefix.len()));
         }
+        let quarantine = self.quarantine.unwrap_or(if endpoints.len() > 2 { self.ttl } else { Duration::ZERO });
+        if quarantine > TTL_MAX {
+            return invalid(format!("quarantine is {}, and has to be at most {}", Span(quarantine), Span(TTL_MAX)));
+        }
         let settings = Settings {
-            endpoint: Arc::new(endpoint),
+            endpoints,
+            quarantine,
             prefix: self.prefix.clone(),
             pool_size: self.pool_size,
             operation_timeout: self.operation_timeout,
@@ -159,16 +197,14 @@ impl Config {
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Config")
-            .field(
-                "server",
-                &Endpoint::parse(&self.url).map_or_else(|_| "<not usable>".into(), |e| e.label.to_string()),
-            )
+            .field("servers", &self.urls.iter().map(|url| shown(url)).collect::<Vec<_>>())
             .field("prefix", &self.prefix)
             .field("pool_size", &self.pool_size)
             .field("operation_timeout", &self.operation_timeout)
             .field("claim_window", &self.claim_window)
             .field("spin", &self.spin)
             .field("ttl", &self.ttl)
+            .field("quarantine", &self.quarantine)
             .field("max_hold", &self.max_hold)
             .finish()
     }
@@ -180,10 +216,58 @@ impl Default for Config {
     }
 }
 
+/// Where another URL begins after a comma; a password may contain commas.
+fn split(urls: &str) -> Vec<String> {
+    let mut list: Vec<String> = Vec::new();
+    for piece in urls.split(',') {
+        let piece_is_url = piece.trim_start().split_once("://").is_some_and(|(scheme, _)| {
+            !scheme.is_empty() && scheme.bytes().all(|byte| byte.is_ascii_alphabetic() || byte == b'+')
+        });
+        match list.last_mut() {
+            Some(last) if !piece_is_url => {
+                last.push(',');
+                last.push_str(piece);
+            }
+            _ => list.push(piece.trim().to_owned()),
+        }
+    }
+    list
+}
+
+fn shown(url: &str) -> String {
+    Endpoint::parse(url).map_or_else(|_| "<not usable>".into(), |endpoint| endpoint.label.to_string())
+}
+
+/// What can be seen of several nodes without asking them.
+fn check_nodes(endpoints: &[Arc<Endpoint>]) -> Result<()> {
+    let invalid = |reason: String| Err(LockError::InvalidConfig { reason });
+    if endpoints.is_empty() {
+        return invalid("there are no nodes; name at least one server".into());
+    }
+    if endpoints.len() > NODES_MAX {
+        return invalid(format!("there are {} nodes, and more than {NODES_MAX} only cost time", endpoints.len()));
+    }
+    for (index, endpoint) in endpoints.iter().enumerate() {
+        if endpoints[..index].iter().any(|other| other.address == endpoint.address) {
+            return invalid(format!("{} is named twice; it would vote twice", endpoint.label));
+        }
+    }
+    let nodes = endpoints.len();
+    if nodes.is_multiple_of(2) {
+        log::warn!(
+            "{nodes} nodes survive the loss of {} like {} nodes do, and one more can fail: use an odd number",
+            (nodes - 1) / 2,
+            nodes - 1
+        );
+    }
+    Ok(())
+}
+
 /// A configuration that has been checked.
 #[derive(Debug)]
 pub(crate) struct Settings {
-    pub(crate) endpoint: Arc<Endpoint>,
+    pub(crate) endpoints: Vec<Arc<Endpoint>>,
+    pub(crate) quarantine: Duration,
     pub(crate) prefix: String,
     pub(crate) pool_size: u32,
     pub(crate) operation_timeout: Duration,
@@ -209,6 +293,16 @@ impl Settings {
                     Span(terms.ttl),
                     Span(TTL_MIN),
                     Span(TTL_MAX)
+                ),
+            });
+        }
+        if !self.quarantine.is_zero() && terms.ttl > self.quarantine {
+            return Err(LockError::InvalidOptions {
+                reason: format!(
+                    "the ttl is {}, longer than Config::quarantine ({}): a node that forgot the lock in a restart would \
+                     vote again before it has expired on the others; raise the quarantine everywhere, or shorten the ttl",
+                    Span(terms.ttl),
+                    Span(self.quarantine)
                 ),
             });
         }

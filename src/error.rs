@@ -3,6 +3,7 @@
 use std::{error::Error, fmt, io, sync::Arc, time::Duration};
 
 use crate::{
+    answer::{Answers, NodeAnswer},
     holder::Holder,
     text::{Quoted, Span},
 };
@@ -79,6 +80,18 @@ pub enum LockError {
         code: String,
         /// The rest of the server's error, cut and escaped.
         message: String,
+    },
+    /// Too few of several nodes gave an answer that counts: nobody may know who holds the lock.
+    #[non_exhaustive]
+    NoQuorum {
+        /// What was tried.
+        action: Action,
+        /// The lock, where one was concerned.
+        name: Option<String>,
+        /// How many nodes have to agree.
+        needed: usize,
+        /// What each node said.
+        answers: Vec<NodeAnswer>,
     },
     /// The key of the lock holds something that is not a lock; it was left alone. Use another name or prefix.
     #[non_exhaustive]
@@ -171,9 +184,9 @@ impl LockError {
         matches!(self, LockError::Timeout { .. })
     }
 
-    /// It could not be found out who holds the lock: no server, no answer, or no free connection to ask.
+    /// It could not be found out who holds the lock: no server, no answer, no quorum, or no free connection to ask.
     pub fn is_unavailable(&self) -> bool {
-        matches!(self, LockError::Unavailable { .. } | LockError::PoolExhausted { .. })
+        matches!(self, LockError::Unavailable { .. } | LockError::PoolExhausted { .. } | LockError::NoQuorum { .. })
     }
 
     /// The server refused; it will go on refusing until somebody changes its state or our rights.
@@ -201,6 +214,14 @@ impl LockError {
             LockError::Timeout { holder, .. } => holder.as_deref(),
             LockError::Lost { why: LockLost::Taken { by }, .. } => Some(by),
             _ => None,
+        }
+    }
+
+    /// What each of several nodes said, where this error knows.
+    pub fn nodes(&self) -> &[NodeAnswer] {
+        match self {
+            LockError::NoQuorum { answers, .. } => answers,
+            _ => self.holder().map_or(&[], Holder::nodes),
         }
     }
 
@@ -238,6 +259,11 @@ impl fmt::Display for LockError {
             LockError::Refused { action, name, server, code, message } => {
                 write!(f, "could not {action} {}: {server} refused with {code} {message}", Subject(name))?;
                 advice(code, message).map_or(Ok(()), |advice| write!(f, " ({advice})"))
+            }
+            LockError::NoQuorum { action, name, needed, answers } => {
+                let nodes = answers.len();
+                write!(f, "could not {action} {}: it takes {needed} of {nodes} nodes (", Subject(name))?;
+                write!(f, "{})", Answers(answers))
             }
             LockError::WrongType { name, key, server } => write!(
                 f,

@@ -7,6 +7,7 @@ use crate::{
     id::LockId,
     key::LockKey,
     node::{DRIFT, Reading},
+    redlock::{NodeSet, Votes},
 };
 
 /// Proof of order at the resource: of two holders of one lock, the later one has the larger token.
@@ -43,15 +44,26 @@ impl Claim {
     }
 }
 
-/// What the server gave: the lock, believed in until `deadline` unless confirmed again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What the nodes gave: the lock, believed in for as long as a quorum keeps it.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Grant {
     pub(crate) token: FencingToken,
-    pub(crate) deadline: Moment,
+    /// Until when each node keeps the lock.
+    pub(crate) votes: Votes,
     /// Given for the claim window only, so it has to be confirmed soon.
     pub(crate) provisional: bool,
     /// Until when an earlier request for it, whose answer was lost, may still be carried out.
     pub(crate) late_until: Moment,
+    /// The nodes that may keep it.
+    pub(crate) nodes: NodeSet,
+    /// Those where the claim still stands in line.
+    pub(crate) stray: NodeSet,
+}
+
+impl Grant {
+    pub(crate) fn deadline(&self) -> Moment {
+        self.votes.validity().unwrap_or(Moment::from_nanos(0))
+    }
 }
 
 /// How much earlier than the server a holder stops believing: the drift of the two clocks over the lease, and 2 ms.

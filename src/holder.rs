@@ -6,6 +6,7 @@ use std::{
 };
 
 use crate::{
+    answer::NodeAnswer,
     clock,
     id::{LockId, Parts},
     text::{Quoted, Span},
@@ -21,12 +22,13 @@ pub struct Holder {
     held_for: Option<Duration>,
     ttl_left: Option<Duration>,
     waiters: Option<u64>,
+    nodes: Vec<NodeAnswer>,
 }
 
 impl Holder {
     /// Only the identifier is known.
     pub(crate) fn known_by_id(id: String) -> Holder {
-        Holder { id, held_for: None, ttl_left: None, waiters: None }
+        Holder { id, held_for: None, ttl_left: None, waiters: None, nodes: Vec::new() }
     }
 
     /// As the scripts report it. `now_us` and `token` are both of the server's clock, which is why the age of a lock
@@ -35,7 +37,12 @@ impl Holder {
         let ours = Parts::parse(&id).is_some_and(|parts| parts.uuid.is_some());
         let held_for = (ours && token > 0).then(|| Duration::from_micros(now_us.saturating_sub(token)));
         let ttl_left = u64::try_from(pttl_ms).ok().map(Duration::from_millis);
-        Holder { id, held_for, ttl_left, waiters: Some(waiters) }
+        Holder { id, held_for, ttl_left, waiters: Some(waiters), nodes: Vec::new() }
+    }
+
+    /// With what each node said about it.
+    pub(crate) fn said_by(self, nodes: Vec<NodeAnswer>) -> Holder {
+        Holder { nodes, ..self }
     }
 
     /// The value of the lock key, cut after 512 bytes.
@@ -81,6 +88,11 @@ impl Holder {
     /// How many wait for the lock, if the server was asked.
     pub fn waiters(&self) -> Option<u64> {
         self.waiters
+    }
+
+    /// What each of several nodes said; empty where there is one server.
+    pub fn nodes(&self) -> &[NodeAnswer] {
+        &self.nodes
     }
 
     fn parts(&self) -> Option<Parts<'_>> {

@@ -112,6 +112,7 @@
 #![cfg_attr(test, allow(clippy::panic, clippy::unwrap_used))]
 
 mod acquire;
+mod answer;
 mod clock;
 mod config;
 mod error;
@@ -123,6 +124,7 @@ mod key;
 mod lease;
 mod manager;
 mod node;
+mod redlock;
 mod reentrant;
 mod released;
 mod renewer;
@@ -130,6 +132,7 @@ mod service;
 mod text;
 
 pub use crate::{
+    answer::{NodeAnswer, Vote},
     config::{Config, LockOptions},
     error::{Action, LockError, LockLost, Result},
     grant::FencingToken,

@@ -14,7 +14,8 @@ use crate::{
     error::{LockError, Result},
     guard::LockGuard,
     holder::Holder,
-    node::Pooled,
+    node::Connection,
+    redlock::Pooled,
     reentrant::ReentrantGuard,
     released::Released,
     service::Service,
@@ -233,11 +234,7 @@ impl RedisMgr {
     pub fn force_release(&self, name: &str) -> Result<bool> {
         let core = self.service.core()?;
         let key = core.key(name)?;
-        match core.inspect(&key)? {
-            // By its identifier: should the answer be lost, asking again must not hit the next holder.
-            Some(holder) => Ok(core.release(&key, holder.id(), true)? == Released::Released),
-            None => Ok(false),
-        }
+        core.force_release(&key)
     }
 
     /// Asks the server whether it is there, and returns how long the answer took: for a check at start-up.
@@ -250,7 +247,7 @@ impl RedisMgr {
     }
 
     /// A connection out of the pool, for commands of one's own: it implements [`redis::ConnectionLike`]. Locks that are
-    /// held do not need the pool; taking others waits for a free connection.
+    /// held do not need the pool; taking others waits for a free connection. Of several nodes it leads to the first.
     ///
     /// Its place goes back to the pool when it is dropped, and its socket is closed if it was used: commands such as
     /// `SELECT` leave a state behind in which no lock may be taken. Keep it for as long as it is useful.
@@ -300,11 +297,12 @@ pub struct PooledConnection {
 }
 
 impl PooledConnection {
-    fn get(&mut self) -> RedisResult<&mut Pooled> {
+    fn get(&mut self) -> RedisResult<&mut Connection> {
         if self.pid != std::process::id() {
             return Err(io::Error::other(LockError::Forked).into());
         }
-        self.pooled.as_mut().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected).into())
+        let links = self.pooled.as_mut().map(|pooled| pooled.0.iter_mut());
+        links.and_then(|mut links| links.next()).ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected).into())
     }
 }
 
@@ -312,7 +310,7 @@ impl Drop for PooledConnection {
     fn drop(&mut self) {
         let Some(mut pooled) = self.pooled.take() else { return };
         if self.pid == std::process::id() {
-            pooled.retire_if_lent();
+            pooled.0.iter_mut().for_each(Connection::retire_if_lent);
         } else {
             // A forked child: the pool's lock may be held by a thread that is not here, and the socket is the parent's.
             std::mem::forget(pooled);
@@ -330,7 +328,7 @@ impl ConnectionLike for PooledConnection {
     }
 
     fn get_db(&self) -> i64 {
-        self.pooled.as_ref().map_or(0, |pooled| pooled.get_db())
+        self.pooled.as_ref().and_then(|pooled| pooled.0.first()).map_or(0, ConnectionLike::get_db)
     }
 
     fn check_connection(&mut self) -> bool {

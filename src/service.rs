@@ -23,10 +23,8 @@ use crate::{
     id::generate_lock_id,
     key::LockKey,
     lease::{End, Lease},
-    node::{
-        Failure, Pooled, RedisNode,
-        script::{Inspect, Inspected, Release, ReleaseReply},
-    },
+    node::{Failure, Reason, calls::Inspected},
+    redlock::{Ending, Leaving, NodeSet, Pooled, Redlock, Slip, Trouble},
     released::Released,
     renewer::{LockRenewer, Registration, Upkeep},
 };
@@ -46,7 +44,7 @@ pub(crate) struct Service {
 /// The parts.
 pub(crate) struct Core {
     settings: Settings,
-    node: Arc<RedisNode>,
+    redlock: Arc<Redlock>,
     acquirer: Acquirer,
     renewer: LockRenewer,
     closed: AtomicBool,
@@ -62,24 +60,27 @@ pub(crate) struct Kept {
 }
 
 impl Service {
-    /// Starts the threads; connects to nothing.
+    /// Starts the threads. Connects to several nodes, to look at them, and to one server not before it is needed.
     pub(crate) fn start(settings: Settings) -> Result<Service> {
         static STARTED: AtomicU64 = AtomicU64::new(0);
         let no_thread = |purpose| move |cause| LockError::NoThread { purpose, cause };
-        let Settings { ref endpoint, pool_size, operation_timeout, spin, .. } = settings;
-        let node = RedisNode::new(endpoint.clone(), pool_size, operation_timeout, spin)
+        let Settings { ref endpoints, pool_size, operation_timeout, spin, quarantine, .. } = settings;
+        let redlock = Redlock::new(endpoints, pool_size, operation_timeout, spin, quarantine)
             .ok_or_else(|| no_thread("connection pool")(std::io::ErrorKind::WouldBlock.into()))?;
-        let node = Arc::new(node);
-        let renewer = LockRenewer::start(node.clone()).map_err(no_thread("lock renewer"))?;
+        let redlock = Arc::new(redlock);
+        if redlock.len() > 1 {
+            redlock.introduce()?;
+        }
+        let renewer = LockRenewer::start(redlock.clone()).map_err(no_thread("lock renewer"))?;
         let channel = format!("distlock:client:{}", Uuid::new_v4());
         let acquirer = Acquirer {
-            node: node.clone(),
-            listener: Arc::new(Listener::new(node.clone(), channel)),
+            redlock: redlock.clone(),
+            listener: Arc::new(Listener::new(redlock.clone(), channel)),
             claim_window: settings.claim_window,
             heal: !settings.prefix.is_empty(),
         };
         let closed = AtomicBool::new(false);
-        let core = Core { settings, node, acquirer, renewer, closed, by_id: Mutex::default() };
+        let core = Core { settings, redlock, acquirer, renewer, closed, by_id: Mutex::default() };
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         Ok(Service { core: Some(core), number, pid: std::process::id() })
     }
@@ -94,7 +95,7 @@ impl Service {
     }
 
     pub(crate) fn server(&self) -> &str {
-        self.core.as_ref().map_or("", |core| core.node.label())
+        self.core.as_ref().map_or("", |core| core.redlock.label())
     }
 
     /// The parts, for new business.
@@ -135,11 +136,11 @@ impl Drop for Service {
 
 impl Core {
     pub(crate) fn operation_timeout(&self) -> Duration {
-        self.node.operation_timeout()
+        self.redlock.operation_timeout()
     }
 
     fn operation_deadline(&self) -> Moment {
-        clock::now().saturating_add(self.node.operation_timeout())
+        clock::now().saturating_add(self.redlock.operation_timeout())
     }
 
     /// The one story: from a name to a lease that is kept.
@@ -150,22 +151,26 @@ impl Core {
             Ok(grant) => grant,
             Err(failed) => {
                 if let Some(leftover) = &failed.leftover {
-                    self.withdraw(&claim, &leftover.waiter, leftover.late_until);
+                    self.withdraw(&claim, &leftover.waiter, leftover.nodes, leftover.late_until);
                 }
                 return Err(failed.error);
             }
         };
+        if !grant.stray.is_empty() {
+            self.withdraw(&claim, &self.acquirer.waiter(&claim), grant.stray, clock::now());
+        }
+        let lease = Arc::new(Lease::open(claim, &grant));
         let upkeep = Upkeep {
+            votes: grant.votes,
             renew: terms.renew,
             provisional: grant.provisional,
             hold_until: terms.max_hold.map_or(Moment::NEVER, |limit| clock::now().saturating_add(limit)),
         };
-        let lease = Arc::new(Lease::open(claim, grant));
         match self.renewer.keep(&lease, upkeep) {
             Some(registration) => Ok(Kept { lease, registration }),
             None => {
                 // Shut down in between. The lock goes back as if it had never been ours, or expires.
-                let _ = self.release_claim(&lease.claim, true, self.operation_timeout());
+                let _ = self.release_claim(&lease, true, self.operation_timeout());
                 Err(LockError::Shutdown)
             }
         }
@@ -181,10 +186,11 @@ impl Core {
             // The shutdown has released it, or left it to expire.
             return Err(LockError::Shutdown);
         }
-        let outcome = self.release_claim(&lease.claim, was_held, patience);
+        let outcome = self.release_claim(&lease, was_held, patience);
         if clock::now() < lease.late_until {
             // A request that is still under way would find the lock free, and take it for nobody.
-            self.renewer.undo(&lease.claim, &self.acquirer.waiter(&lease.claim), lease.late_until);
+            let waiter = self.acquirer.waiter(&lease.claim);
+            self.renewer.undo(&lease.claim, &waiter, self.redlock.all(), lease.late_until);
         }
         outcome
     }
@@ -196,7 +202,7 @@ impl Core {
             None if held => self.give_up(kept, patience).map(drop),
             None | Some(End::Lost(LockLost::Expired | LockLost::MaxHold)) => {
                 // A renewal may have been applied without our knowing.
-                self.withdraw(&kept.lease.claim, "", clock::now());
+                self.withdraw(&kept.lease.claim, "", kept.lease.nodes, clock::now());
                 Ok(())
             }
             Some(_) => Ok(()),
@@ -227,100 +233,95 @@ impl Core {
     }
 
     pub(crate) fn inspect(&self, key: &LockKey) -> Result<Option<Holder>> {
-        let answer = self.ask_twice(|deadline| self.node.ask(&Inspect(key), deadline));
-        match answer.map_err(|failure| self.node.error(failure, Action::Inspect, Some(key.name())))?.reply {
+        let failed = |trouble| self.redlock.error(trouble, Action::Inspect, Some(key.name()));
+        let ballot = self.redlock.inspect(key).map_err(failed)?;
+        match self.redlock.holder(ballot).map_err(failed)? {
             Inspected::Held(holder) => Ok(Some(holder)),
             Inspected::Free => Ok(None),
             Inspected::WrongType => Err(LockError::WrongType {
                 name: key.name().to_owned(),
                 key: key.lock().to_owned(),
-                server: self.node.label().clone(),
+                server: self.redlock.label().clone(),
             }),
         }
     }
 
     pub(crate) fn ping(&self) -> Result<Duration> {
-        let answer = self.ask_twice(|deadline| self.node.ping(deadline));
-        answer.map_err(|failure| self.node.error(failure, Action::Ping, None))
-    }
-
-    /// For what changes nothing: the first connection may have gone stale.
-    fn ask_twice<T>(&self, ask: impl Fn(Moment) -> Result<T, Failure>) -> Result<T, Failure> {
-        let deadline = self.operation_deadline();
-        match ask(deadline) {
-            Err(failure) if failure.sent && failure.is_passing() => ask(deadline),
-            answer => answer,
-        }
+        self.redlock.ping().map_err(|trouble| self.redlock.error(trouble, Action::Ping, None))
     }
 
     pub(crate) fn connection(&self) -> Result<Pooled> {
-        let pooled = self.node.pooled(self.operation_deadline());
-        pooled.map_err(|failure| self.node.error(failure, Action::Connect, None))
+        let pooled = self.redlock.links(self.operation_deadline());
+        pooled.map_err(|failure| self.redlock.error(Trouble::Alone(failure), Action::Connect, None))
     }
 
     /// Releases a lock of our own; what fails is repeated in the background. Like keeping a lock, giving it up does
     /// not depend on the pool.
-    fn release_claim(&self, claim: &Claim, was_held: bool, patience: Duration) -> Result<Released> {
-        let call = Release { key: &claim.key, id: claim.id.as_str(), waiter: "" };
-        let outcome = self.release_twice(&claim.key, was_held, patience, |deadline| {
-            match self.node.pooled(deadline.min(clock::now().saturating_add(POOL_PATIENCE))) {
-                Ok(mut connection) => self.node.ask_on(&mut connection, &call, deadline).map(|answer| answer.reply),
-                Err(_) if self.closed.load(Ordering::Acquire) => self.release_alone(&call, deadline),
-                Err(_) => self.renewer.release(claim, deadline),
-            }
-        });
-        if outcome.is_err() {
+    fn release_claim(&self, lease: &Lease, was_held: bool, patience: Duration) -> Result<Released> {
+        let (claim, now) = (&lease.claim, clock::now());
+        let leaving = Leaving { key: &claim.key, id: claim.id.as_str(), waiter: "", was_held };
+        let alone = || self.redlock.release(&mut self.redlock.reserved(), leaving, patience);
+        let closed = || self.closed.load(Ordering::Acquire);
+        let pool_patience = patience.min(POOL_PATIENCE);
+        let Ending { outcome, unsettled } = match self.redlock.links(now.saturating_add(pool_patience)) {
+            Ok(mut links) => self.redlock.release(&mut links, leaving, patience),
+            // A lock that came after pool and renewer had been ended.
+            Err(_) if closed() => alone(),
+            Err(_) => match self.renewer.release(claim, was_held, now.saturating_add(patience)) {
+                Some(ending) => ending,
+                None if closed() => alone(),
+                None => {
+                    let trouble = Trouble::Alone(Failure::unclear(Reason::TimedOut));
+                    Ending { outcome: Err(trouble), unsettled: self.redlock.all() }
+                }
+            },
+        };
+        let left = if outcome.is_err() && self.redlock.len() == 1 { lease.nodes } else { lease.nodes.both(unsettled) };
+        if !left.is_empty() {
             // After a shutdown there is no background, and the lock is left to expire.
-            self.renewer.undo(claim, "", clock::now());
+            self.renewer.undo(claim, "", left, now);
         }
-        outcome
-    }
-
-    /// Releases over a connection made for it, for a lock that came after pool and renewer had been ended.
-    fn release_alone(&self, call: &Release<'_>, deadline: Moment) -> std::result::Result<ReleaseReply, Failure> {
-        self.node.ask_on(&mut self.node.reserved(), call, deadline).map(|answer| answer.reply)
+        outcome.map_err(|trouble| self.redlock.error(trouble, Action::Release, Some(claim.key.name())))
     }
 
     /// Releases what is held under `id`, by whomever.
     pub(crate) fn release(&self, key: &LockKey, id: &str, was_held: bool) -> Result<Released> {
-        let call = Release { key, id, waiter: "" };
-        self.release_twice(key, was_held, self.operation_timeout(), |deadline| {
-            self.node.ask(&call, deadline).map(|answer| answer.reply)
-        })
+        let failed = |trouble| self.redlock.error(trouble, Action::Release, Some(key.name()));
+        let links = self.redlock.links(self.operation_deadline());
+        let mut links = links.map_err(|failure| failed(Trouble::Alone(failure)))?;
+        let leaving = Leaving { key, id, waiter: "", was_held };
+        self.redlock.release(&mut links, leaving, self.operation_timeout()).outcome.map_err(failed)
     }
 
-    /// Asks, and asks again if the answer is lost. "Nobody holds it" then means that the first request was carried
-    /// out; and so does "somebody else" if it was held until then, for a release hands the lock on.
-    fn release_twice(
-        &self,
-        key: &LockKey,
-        was_held: bool,
-        patience: Duration,
-        ask: impl Fn(Moment) -> std::result::Result<ReleaseReply, Failure>,
-    ) -> Result<Released> {
-        let now = clock::now();
-        // Half the time, so that there is another half.
-        let (reply, may_be_done) = match ask(now.saturating_add(patience / 2)) {
-            Err(failure) if failure.is_passing() => (ask(now.saturating_add(patience)), failure.sent),
-            reply => (reply, false),
-        };
-        match reply {
-            Ok(ReleaseReply::Released) => Ok(Released::Released),
-            Ok(ReleaseReply::Gone) if may_be_done => Ok(Released::Released),
-            Ok(ReleaseReply::Other(_)) if may_be_done && was_held => Ok(Released::Released),
-            Ok(ReleaseReply::Gone | ReleaseReply::WrongType) => Ok(Released::Gone),
-            Ok(ReleaseReply::Other(holder)) => Ok(Released::OwnedByOther(holder)),
-            Err(failure) => Err(self.node.error(failure, Action::Release, Some(key.name()))),
+    /// Takes the lock away from whoever holds it, a quorum of the nodes or some of them; true if it did.
+    pub(crate) fn force_release(&self, key: &LockKey) -> Result<bool> {
+        let failed = |trouble| self.redlock.error(trouble, Action::Inspect, Some(key.name()));
+        let ballot = self.redlock.inspect(key).map_err(failed)?;
+        let mut ids: Vec<String> = Vec::new();
+        for slip in &ballot.slips {
+            if let Slip::Said(answer) = slip
+                && let Inspected::Held(holder) = &answer.reply
+                && !ids.iter().any(|id| id == holder.id())
+            {
+                ids.push(holder.id().to_owned());
+            }
         }
+        let mut released = false;
+        for id in ids {
+            // By its identifier: should the answer be lost, asking again must not hit the next holder.
+            released |= self.release(key, &id, true)? == Released::Released;
+        }
+        Ok(released)
     }
 
-    /// Makes the server forget a claim that came to nothing.
-    fn withdraw(&self, claim: &Claim, waiter: &str, late_until: Moment) {
-        if !self.renewer.undo(claim, waiter, late_until) {
+    /// Makes nodes forget a claim that came to nothing.
+    fn withdraw(&self, claim: &Claim, waiter: &str, nodes: NodeSet, late_until: Moment) {
+        if !self.renewer.undo(claim, waiter, nodes, late_until) {
             // Shut down: nobody is left to do it in the background. What fails is left to expire.
-            let call = Release { key: &claim.key, id: claim.id.as_str(), waiter };
-            if let Err(failure) = self.release_alone(&call, self.operation_deadline()) {
-                log::debug!("left {:?} to expire: {}", claim.key, failure.reason);
+            let leaving = Leaving { key: &claim.key, id: claim.id.as_str(), waiter, was_held: false };
+            let ending = self.redlock.release(&mut self.redlock.reserved(), leaving, self.operation_timeout());
+            if let Err(trouble) = ending.outcome {
+                log::debug!("left {:?} to expire: {trouble}", claim.key);
             }
         }
     }
@@ -333,6 +334,6 @@ impl Core {
         let kept = std::mem::take(&mut *self.by_id.lock());
         self.renewer.stop(clock::now().saturating_add(patience));
         drop(kept);
-        self.node.close();
+        self.redlock.close();
     }
 }

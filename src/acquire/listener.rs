@@ -17,7 +17,8 @@ use super::{
 };
 use crate::{
     clock::{self, Moment},
-    node::{Breaker, Connection, Failure, GrantNews, Reason, RedisNode, write_command},
+    node::{Breaker, Connection, Failure, GrantNews, Reason, write_command},
+    redlock::{self, Redlock},
 };
 
 /// How long the line may be silent while somebody listens before the server is asked whether it is still there.
@@ -27,7 +28,7 @@ const LASTING: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(crate) struct Listener {
-    node: Arc<RedisNode>,
+    redlock: Arc<Redlock>,
     channel: String,
     mailbox: Mailbox,
     /// Guards who has the line.
@@ -38,6 +39,8 @@ pub(crate) struct Listener {
 #[derive(Debug)]
 struct State {
     line: Line,
+    /// The node it leads to.
+    order: usize,
     /// Cuts the line of whoever listens.
     breaker: Option<Breaker>,
     /// Attempts to open the line that failed in a row, and when the next one may be made.
@@ -59,6 +62,7 @@ enum Line {
 
 #[derive(Debug)]
 struct Wire {
+    node: usize,
     connection: Connection,
     opened_at: Moment,
     heard_at: Moment,
@@ -67,10 +71,16 @@ struct Wire {
 }
 
 impl Listener {
-    pub(crate) fn new(node: Arc<RedisNode>, channel: String) -> Listener {
-        let state =
-            State { line: Line::Down, breaker: None, failures: 0, retry_at: Moment::from_nanos(0), stop: false };
-        Listener { node, channel, mailbox: Mailbox::default(), state: Mutex::new(state), changed: Condvar::new() }
+    pub(crate) fn new(redlock: Arc<Redlock>, channel: String) -> Listener {
+        let state = State {
+            line: Line::Down,
+            order: 0,
+            breaker: None,
+            failures: 0,
+            retry_at: Moment::from_nanos(0),
+            stop: false,
+        };
+        Listener { redlock, channel, mailbox: Mailbox::default(), state: Mutex::new(state), changed: Condvar::new() }
     }
 
     pub(crate) fn channel(&self) -> &str {
@@ -85,6 +95,12 @@ impl Listener {
     /// Whether a grant would be heard.
     pub(crate) fn is_live(&self) -> bool {
         matches!(self.state.lock().line, Line::Free(_) | Line::Taken)
+    }
+
+    /// The node on which to wait in line, while a grant from it would be heard.
+    pub(crate) fn order(&self) -> Option<usize> {
+        let state = self.state.lock();
+        matches!(state.line, Line::Free(_) | Line::Taken).then_some(state.order)
     }
 
     /// Wakes all waiters for good.
@@ -123,13 +139,37 @@ impl Listener {
             self.give_back(Some(wire));
             return true;
         }
-        let opened = self.subscribe(until.min(clock::now().saturating_add(self.node.operation_timeout())));
+        let opened = self.subscribe_somewhere(until.min(clock::now().saturating_add(self.redlock.operation_timeout())));
         self.opened(opened, opener)
     }
 
-    fn subscribe(&self, deadline: Moment) -> Result<(Wire, Breaker), Failure> {
-        let mut connection = self.node.reserved();
-        self.node.connect(&mut connection, deadline)?;
+    /// Subscribes on the first node where that works; those that failed of late come last.
+    fn subscribe_somewhere(&self, deadline: Moment) -> Result<(Wire, Breaker), Failure> {
+        let mut nodes: Vec<usize> = self.redlock.all().iter().collect();
+        nodes.sort_by_key(|node| !self.redlock.node(*node).is_well());
+        let mut failed = redlock::closed();
+        for (tried, node) in nodes.iter().enumerate() {
+            let left = deadline.after(clock::now());
+            // A node that does not answer must not use up the time of the others.
+            let share = left / u32::try_from(nodes.len() - tried).unwrap_or(1);
+            match self.subscribe(*node, clock::now().saturating_add(share)) {
+                Ok(line) => {
+                    self.redlock.node(*node).answered();
+                    return Ok(line);
+                }
+                Err(failure) => {
+                    self.redlock.node(*node).failed(clock::now());
+                    failed = failure;
+                }
+            }
+        }
+        Err(failed)
+    }
+
+    fn subscribe(&self, index: usize, deadline: Moment) -> Result<(Wire, Breaker), Failure> {
+        let node = self.redlock.node(index);
+        let mut connection = node.reserved();
+        node.connect(&mut connection, deadline)?;
         connection.send(deadline, |out| write_command(out, &[b"SUBSCRIBE", self.channel.as_bytes()]))?;
         let answer = connection.receive(deadline)?;
         connection.refuse_errors(&answer)?;
@@ -141,7 +181,7 @@ impl Listener {
         }
         let breaker = connection.breaker().map_err(|error| Failure::unclear(error.into()))?;
         let now = clock::now();
-        Ok((Wire { connection, opened_at: now, heard_at: now, asked_at: None }, breaker))
+        Ok((Wire { node: index, connection, opened_at: now, heard_at: now, asked_at: None }, breaker))
     }
 
     fn opened(&self, opened: Result<(Wire, Breaker), Failure>, opener: &Slot) -> bool {
@@ -155,11 +195,13 @@ impl Listener {
             }
             Ok((wire, breaker)) => {
                 let troubled = state.failures > 0;
+                let order = wire.node;
+                state.order = order;
                 state.line = Line::Free(Box::new(wire));
                 state.breaker = Some(breaker);
                 drop(state);
                 if troubled {
-                    log::info!("hears of grants from {} again", self.node.label());
+                    log::info!("hears of grants from {} again", self.redlock.node(order).label());
                 }
                 // Whoever waited through a gap may have been passed over in it.
                 self.mailbox.others_look_again(opener);
@@ -172,7 +214,7 @@ impl Listener {
                 let first = state.failures == 1;
                 drop(state);
                 if first {
-                    let (server, reason) = (self.node.label(), failure.reason);
+                    let (server, reason) = (self.redlock.label(), failure.reason);
                     log::warn!("cannot hear of grants from {server}: {reason}; waiters look by themselves");
                 }
                 false
@@ -250,15 +292,24 @@ impl Listener {
                 self.give_back(Some(wire));
                 return Woken::Time;
             }
-            match wire.hear(now, until, self.node.operation_timeout()) {
+            match wire.hear(now, until, self.redlock.operation_timeout()) {
                 Ok(Some(message)) => self.dispatch(&message),
+                Ok(None) if self.should_move(&wire) => {
+                    log::debug!("waits on {} again", self.redlock.node(self.redlock.preferred()).label());
+                    drop(wire);
+                    self.give_back(None);
+                    if !self.open(until, slot) {
+                        self.mailbox.others_look_again(slot);
+                    }
+                    return slot.take().unwrap_or(Woken::Look);
+                }
                 Ok(None) => {}
                 Err(failure) => {
-                    let opened_at = wire.opened_at;
+                    let (opened_at, order) = (wire.opened_at, wire.node);
                     drop(wire);
                     self.give_back(None);
                     self.judge(opened_at);
-                    log::debug!("lost the line to {}: {}", self.node.label(), failure.reason);
+                    log::debug!("lost the line to {}: {}", self.redlock.node(order).label(), failure.reason);
                     // News may have come together with the end; else everybody has to look. If the line can be
                     // opened again, opening it has told the others.
                     if !self.open(until, slot) {
@@ -268,6 +319,11 @@ impl Listener {
                 }
             }
         }
+    }
+
+    /// A node that all clients prefer is back, and has been for a while.
+    fn should_move(&self, wire: &Wire) -> bool {
+        wire.node > self.redlock.preferred() && clock::now().after(wire.opened_at) >= PING_EVERY
     }
 
     fn dispatch(&self, message: &Value) {

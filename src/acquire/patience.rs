@@ -19,6 +19,9 @@ pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// Pause before an ask that failed is repeated; doubled with each failure.
 const RETRY_MIN: Duration = Duration::from_millis(10);
 const RETRY_MAX: Duration = Duration::from_millis(500);
+/// The same before votes are asked for again.
+const VOTE_MIN: Duration = Duration::from_millis(1);
+const VOTE_MAX: Duration = Duration::from_millis(64);
 
 /// What a waiter saw when it last looked.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +52,13 @@ impl Sight {
 /// The pause after `failures` failures in a row.
 pub(crate) fn retry_pause(failures: u32, dice: u64) -> Duration {
     spread(RETRY_MIN.saturating_mul(1 << failures.min(10)).min(RETRY_MAX), dice)
+}
+
+/// The pause before votes are asked for again, after they were lost `losses` times in a row. Half of it is chance, so
+/// that those who took them from each other do not meet again.
+pub(crate) fn vote_pause(losses: u32, dice: u64) -> Duration {
+    let pause = VOTE_MIN.saturating_mul(1 << losses.clamp(1, 10)).min(VOTE_MAX);
+    pause / 2 + pause / 2000 * u32::try_from(scramble(dice) % 1000).unwrap_or(0)
 }
 
 /// The pause between tries of a waiter that cannot be told of a grant, because it has no subscription.
@@ -127,6 +137,12 @@ mod tests {
         #[test]
         fn further_back_means_later(pttl in 0i64..1_000_000, position in 0u64..1000, dice: u64) {
             prop_assert!(pause(sight(pttl, position, false), dice) <= pause(sight(pttl, position + 1, false), dice));
+        }
+
+        #[test]
+        fn lost_votes_are_asked_for_again_soon_and_not_at_once(losses: u32, dice: u64) {
+            let pause = vote_pause(losses, dice);
+            prop_assert!(pause >= VOTE_MIN / 2 && pause <= VOTE_MAX);
         }
 
         #[test]

@@ -5,31 +5,25 @@
 //! connecting, signing in, writing and all reads, interrupted calls included, and after anything but a well-formed
 //! answer the socket is closed and never used again. The next use opens another.
 
-use std::{
-    fmt,
-    io::{self, Read},
-    net::Shutdown,
-    sync::Arc,
-    time::Duration,
-};
+use std::{fmt, io, net::Shutdown, sync::Arc, time::Duration};
 
-use redis::{Parser, RedisResult, Value};
+use redis::{RedisResult, Value};
 
 use super::{
     endpoint::Endpoint,
     failure::{Failure, Reason},
+    identity::{self, Facts, Identity},
+    link::Link,
     reading::Reading,
     socket::Socket,
     wire::{array, bulk},
 };
 use crate::clock::{self, Moment};
 
-/// No reply of a script of ours comes near this; a longer one is a fault or an attack.
-const REPLY_BYTES_MAX: usize = 4 << 20;
-/// A timeout on the socket that is this much too long is not worth a system call to mend.
-const ARM_SLACK: Duration = Duration::from_millis(2);
 /// A connection that was in use this short a time ago is not looked at before it is used again.
 const FRESH: Duration = Duration::from_millis(100);
+/// With this many answers outstanding a connection is given up.
+const OWED_MAX: u32 = 64;
 
 pub(crate) struct Connection {
     endpoint: Arc<Endpoint>,
@@ -41,22 +35,28 @@ pub(crate) struct Connection {
     spin_max: Duration,
     /// Users' own commands went over it.
     lent: bool,
+    /// Whether a new connection has to find out who is at the other end.
+    examine: bool,
 }
 
-struct Link {
-    socket: Socket,
-    parser: Parser,
-    armed: Duration,
-    used_at: Moment,
-    /// How long the first byte of an answer usually takes.
-    typical: Duration,
+/// What a new connection learnt.
+#[derive(Debug)]
+pub(crate) struct Greeting {
+    pub(crate) reading: Reading,
+    /// If it was to be found out.
+    pub(crate) identity: Option<Identity>,
 }
 
 impl Connection {
     /// A place for a connection; it connects when it is first used, on the thread and within the deadline of its user.
     ///
     /// Its user keeps the core for up to `spin_max` while an answer is on its way, if answers usually come that soon.
-    pub(crate) fn unconnected(endpoint: Arc<Endpoint>, timeout: Duration, spin_max: Duration) -> Connection {
+    pub(crate) fn unconnected(
+        endpoint: Arc<Endpoint>,
+        timeout: Duration,
+        spin_max: Duration,
+        examine: bool,
+    ) -> Connection {
         Connection {
             endpoint,
             link: None,
@@ -65,7 +65,13 @@ impl Connection {
             timeout,
             spin_max,
             lent: false,
+            examine,
         }
+    }
+
+    /// Another place for a connection like this one.
+    pub(crate) fn unconnected_twin(&self) -> Connection {
+        Connection::unconnected(self.endpoint.clone(), self.timeout, self.spin_max, self.examine)
     }
 
     pub(crate) fn is_connected(&self) -> bool {
@@ -99,32 +105,93 @@ impl Connection {
 
     /// Makes sure of a connection, and tells whether it is a new one. A connection that is there is looked at without
     /// a round trip: one that the server closed, or that has bytes nobody asked for, is replaced.
-    pub(crate) fn connect(&mut self, deadline: Moment) -> Result<Option<Reading>, Failure> {
-        if let Some(link) = &self.link {
-            if clock::now().after(link.used_at) < FRESH || link.socket.is_quiet() {
-                return Ok(None);
-            }
-            self.poison();
+    pub(crate) fn connect(&mut self, deadline: Moment) -> Result<Option<Greeting>, Failure> {
+        if self.is_ready() {
+            return Ok(None);
         }
         let socket = Socket::connect(&self.endpoint.address, deadline).map_err(Failure::not_sent)?;
-        self.link = Some(Link {
-            socket,
-            parser: Parser::new(),
-            armed: Duration::ZERO,
-            used_at: clock::now(),
-            typical: Duration::ZERO,
-        });
+        self.link = Some(Link::new(socket));
         // Nothing of the caller's has been sent yet, whatever goes wrong in here.
-        let reading = self.sign_in(deadline).map_err(|failure| {
+        let greeting = self.sign_in(deadline).map_err(|failure| {
             self.poison();
             Failure { sent: false, ..failure }
         })?;
         log::debug!("connected to {}", self.endpoint.label);
-        Ok(Some(reading))
+        Ok(Some(greeting))
+    }
+
+    /// Whether there is a connection, and a request may go over it now. One that is not any good is closed.
+    pub(crate) fn is_ready(&mut self) -> bool {
+        let now = clock::now();
+        self.collect_owed(now);
+        let timeout = self.timeout;
+        let Some(link) = &self.link else { return false };
+        let good = match link.owed {
+            0 => now.after(link.used_at) < FRESH || link.socket.is_quiet(),
+            owed => owed < OWED_MAX && now.after(link.owed_since) < timeout,
+        };
+        if !good {
+            self.poison();
+        }
+        good
+    }
+
+    /// Reads what has come of the answers that nobody waits for.
+    fn collect_owed(&mut self, now: Moment) {
+        while let Some(link) = self.link.as_ref().filter(|link| link.owed > 0) {
+            let owed = link.owed;
+            match self.receive_any(now) {
+                Ok(Some(_)) => self.settle_owed(owed - 1, now),
+                // A failure has closed it.
+                Ok(None) | Err(_) => return,
+            }
+        }
+    }
+
+    fn settle_owed(&mut self, owed: u32, now: Moment) {
+        if let Some(link) = &mut self.link {
+            link.owed = owed;
+            link.owed_since = now;
+        }
+    }
+
+    /// Since when answers are owed that have not come by `now`.
+    pub(crate) fn owes_since(&mut self, now: Moment) -> Option<Moment> {
+        self.collect_owed(now);
+        self.link.as_ref().filter(|link| link.owed > 0).map(|link| link.owed_since)
+    }
+
+    /// Does not wait for the answer that is under way; whatever goes over this connection next is carried out after
+    /// it, and answered after it.
+    pub(crate) fn leave_unanswered(&mut self) {
+        if let Some(link) = &mut self.link {
+            if link.owed == 0 {
+                link.owed_since = clock::now();
+            }
+            link.owed += 1;
+        }
+    }
+
+    /// Whether this connection has carried this script in full; remembers that it will have.
+    pub(crate) fn teach(&mut self, script: u8) -> bool {
+        let Some(link) = &mut self.link else { return false };
+        let taught = link.taught & script != 0;
+        link.taught |= script;
+        taught
+    }
+
+    /// How long it is worth to keep the core for an answer.
+    pub(crate) fn spin(&self) -> Duration {
+        self.link.as_ref().map_or(Duration::ZERO, |link| link.spin(self.spin_max))
+    }
+
+    /// What to poll for answers.
+    pub(crate) fn socket(&self) -> Option<&Socket> {
+        self.link.as_ref().map(|link| &link.socket)
     }
 
     /// Signs in and reads the server's clock, in one round trip.
-    fn sign_in(&mut self, deadline: Moment) -> Result<Reading, Failure> {
+    fn sign_in(&mut self, deadline: Moment) -> Result<Greeting, Failure> {
         let endpoint = self.endpoint.clone();
         let mut steps: Vec<Vec<&[u8]>> = Vec::new();
         if let Some(password) = &endpoint.password {
@@ -137,6 +204,9 @@ impl Connection {
         if endpoint.db != 0 {
             steps.push(vec![b"SELECT", db.as_bytes()]);
         }
+        if self.examine {
+            steps.extend(identity::QUESTIONS.iter().map(|question| question.to_vec()));
+        }
         steps.push(vec![b"TIME"]);
         self.out.clear();
         for step in &steps {
@@ -145,8 +215,12 @@ impl Connection {
         let sent = clock::now();
         self.flush(deadline)?;
         let mut answer = Value::Nil;
+        let mut facts = Facts::default();
         for step in &steps {
             answer = self.receive(deadline)?;
+            if self.examine && facts.take(step, &answer) {
+                continue;
+            }
             self.refuse_errors(&answer).map_err(|failure| match failure.reason {
                 // Servers that do not know the command repeat its arguments.
                 Reason::Refused { code, .. } if step.first() == Some(&&b"AUTH"[..]) && code == "ERR" => {
@@ -155,8 +229,16 @@ impl Connection {
                 _ => failure,
             })?;
         }
-        Reading::from_time(sent, clock::now(), &answer)
-            .ok_or_else(|| Failure::unclear(Reason::Garbled("its answer to TIME is not a time".into())))
+        let received = clock::now();
+        let reading = Reading::from_time(sent, received, &answer)
+            .ok_or_else(|| Failure::unclear(Reason::Garbled("its answer to TIME is not a time".into())))?;
+        let identity = match self.examine {
+            true => Some(facts.identity(received).ok_or_else(|| {
+                Failure::unclear(Reason::Garbled("its answer to INFO does not say who it is".into()))
+            })?),
+            false => None,
+        };
+        Ok(Greeting { reading, identity })
     }
 
     /// A server's error as a failure.
@@ -214,19 +296,20 @@ impl Connection {
 
     /// Reads one value; `None` when it has not come by `until`, after which reading can go on.
     pub(crate) fn receive_until(&mut self, until: Moment) -> Result<Option<Value>, Failure> {
+        loop {
+            let owed = self.link.as_ref().map_or(0, |link| link.owed);
+            match self.receive_any(until)? {
+                Some(_) if owed > 0 => self.settle_owed(owed - 1, clock::now()),
+                value => return Ok(value),
+            }
+        }
+    }
+
+    fn receive_any(&mut self, until: Moment) -> Result<Option<Value>, Failure> {
         let Some(link) = &mut self.link else {
             return Err(Failure::unclear(Reason::Io(io::ErrorKind::NotConnected.into())));
         };
-        let started = clock::now();
-        let spin_until = started.saturating_add(link.spin(self.spin_max));
-        let Link { socket, parser, armed, .. } = link;
-        let mut reader = Bounded { socket, armed, until, spin_until, first_at: None, left: REPLY_BYTES_MAX };
-        let result = parser.parse_value(&mut reader);
-        if let Some(first_at) = reader.first_at {
-            link.used_at = first_at;
-            link.learn(first_at.after(started));
-        }
-        match result {
+        match link.read(until, self.spin_max) {
             Ok(value) => Ok(Some(value)),
             Err(error) if error.is_timeout() => Ok(None),
             Err(error) => {
@@ -260,102 +343,6 @@ impl Breaker {
     pub(crate) fn cut(&self) {
         // A socket that is closed already needs no cutting.
         let _ = self.0.shutdown(Shutdown::Both);
-    }
-}
-
-impl Link {
-    fn spin(&self, longest: Duration) -> Duration {
-        if self.typical > longest { Duration::ZERO } else { (self.typical * 2).max(longest / 4).min(longest) }
-    }
-
-    fn learn(&mut self, latency: Duration) {
-        self.typical = (self.typical * 7 + latency) / 8;
-    }
-
-    fn write_all(&mut self, mut bytes: &[u8], deadline: Moment) -> io::Result<()> {
-        while !bytes.is_empty() {
-            match self.socket.write(bytes) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(written) => bytes = &bytes[written..],
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let left = deadline.after(clock::now());
-                    if left.is_zero() {
-                        return Err(io::ErrorKind::TimedOut.into());
-                    }
-                    self.socket.await_room(left)?;
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Reads for the parser until a moment has come or enough bytes have.
-struct Bounded<'a> {
-    socket: &'a mut Socket,
-    armed: &'a mut Duration,
-    until: Moment,
-    spin_until: Moment,
-    first_at: Option<Moment>,
-    left: usize,
-}
-
-impl Bounded<'_> {
-    /// Looks again and again for a short while, letting others run in between: going to sleep and being woken can
-    /// take longer than a server nearby takes to answer.
-    fn spin(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
-        while clock::now() < self.spin_until {
-            match self.socket.try_read(buffer) {
-                Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {
-                    std::thread::yield_now();
-                }
-                result => return result.map(Some),
-            }
-        }
-        Ok(None)
-    }
-
-    fn took(&mut self, read: usize) -> usize {
-        self.left -= read;
-        self.spin_until = Moment::from_nanos(0);
-        self.first_at.get_or_insert_with(clock::now);
-        read
-    }
-}
-
-impl Read for Bounded<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.left == 0 {
-            return Err(io::Error::other("the reply is too long"));
-        }
-        let room = buffer.len().min(self.left);
-        if let Some(read) = self.spin(&mut buffer[..room])? {
-            return Ok(self.took(read));
-        }
-        loop {
-            let remaining = self.until.after(clock::now());
-            if remaining.is_zero() {
-                // What has come in time is not late because nobody looked.
-                return match self.socket.try_read(&mut buffer[..room]) {
-                    Ok(read) => Ok(self.took(read)),
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(io::ErrorKind::TimedOut.into()),
-                    Err(error) => Err(error),
-                };
-            }
-            // A timeout that is too short only costs another turn of this loop.
-            if *self.armed > remaining.saturating_add(ARM_SLACK) || *self.armed < remaining / 8 {
-                self.socket.set_read_timeout(remaining)?;
-                *self.armed = remaining;
-            }
-            match self.socket.read(&mut buffer[..room]) {
-                Ok(read) => return Ok(self.took(read)),
-                // Stopping and continuing the process interrupts a read that has a timeout.
-                Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
-                Err(error) => return Err(error),
-            }
-        }
     }
 }
 

@@ -38,9 +38,6 @@ impl Endpoint {
             // It is not repeated: whatever stands there may be a misplaced password.
             _ => return Err(invalid(format!("the URL has an unknown scheme; {USABLE}"))),
         }
-        if url.matches("://").count() > 1 && url.contains(',') {
-            return Err(invalid("the URL lists several servers; this version serves one".into()));
-        }
         let info = url.into_connection_info().map_err(|error| {
             // The detail names the part that is wrong and repeats none of it.
             invalid(format!("the {scheme}:// URL cannot be read: {}; {USABLE}", without_url(&error)))
@@ -119,7 +116,6 @@ mod tests {
     fn what_this_build_cannot_serve_says_so() {
         assert!(reason("rediss://h").contains("TLS"));
         assert!(reason("http://h").contains("unknown scheme"));
-        assert!(reason("redis://a:1,redis://b:2").contains("several servers"));
         for url in ["", "localhost", "redis://", "redis://h:port", "redis://h:99999", "redis://h/notadb", ":pw@x://"] {
             assert!(reason(url).contains("usable are"), "{url}");
         }

@@ -1,6 +1,8 @@
 //! `Failure`: an exchange with a server that did not end in an answer, and whether the server may have acted on it.
 
-use std::{error::Error, fmt, io};
+use std::{error::Error, fmt, io, time::Duration};
+
+use crate::text::Span;
 
 /// Every exchange is applied, not applied, or unknown; this is the "not" or the "unknown".
 #[derive(Debug)]
@@ -23,6 +25,12 @@ pub(crate) enum Reason {
     Garbled(String),
     /// All pooled connections are in use.
     PoolExhausted,
+    /// It cannot be one of several nodes; says why.
+    Unfit(String),
+    /// Its vote does not count yet: it may have forgotten what it granted.
+    Quarantined(Duration),
+    /// It failed a short time ago, and the others were enough to ask.
+    Resting,
 }
 
 impl Failure {
@@ -44,6 +52,7 @@ impl Failure {
             Reason::Refused { code, .. } => {
                 matches!(code.as_str(), "LOADING" | "BUSY" | "MASTERDOWN" | "TRYAGAIN")
             }
+            Reason::Unfit(_) => false,
             _ => true,
         }
     }
@@ -82,6 +91,11 @@ impl fmt::Display for Reason {
             Reason::Refused { code, message } => write!(f, "it answered {code} {message}"),
             Reason::Garbled(what) => write!(f, "it does not answer like a Redis server: {what}"),
             Reason::PoolExhausted => f.write_str("all pooled connections are in use"),
+            Reason::Unfit(why) => f.write_str(why),
+            Reason::Quarantined(left) => {
+                write!(f, "it may have lost its data in a restart, and does not vote for another {}", Span(*left))
+            }
+            Reason::Resting => f.write_str("it failed a short time ago, and was not asked"),
         }
     }
 }

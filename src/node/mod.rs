@@ -1,14 +1,17 @@
 //! What one Redis server says: connections with deadlines, the scripts, and every server state mapped to an answer
 //! or a [`Failure`] that tells whether the request may have been carried out.
 
+pub(crate) mod calls;
 mod connection;
 mod endpoint;
 mod failure;
-mod pool;
+mod identity;
+mod link;
 mod reading;
 mod redis;
 mod resolve;
-pub(crate) mod script;
+mod roster;
+mod script;
 mod socket;
 mod wire;
 
@@ -16,8 +19,9 @@ pub(crate) use self::{
     connection::{Breaker, Connection, write_command},
     endpoint::Endpoint,
     failure::{Failure, Reason},
-    pool::Pooled,
     reading::{DRIFT, Reading},
-    redis::{Answer, RedisNode},
+    redis::{Answer, Pending, RedisNode},
+    roster::Roster,
+    script::{By, Call},
     wire::GrantNews,
 };

@@ -1,22 +1,32 @@
-//! `RedisNode`: one server, asked over pooled connections or over one that the caller brings.
+//! `RedisNode`: one server, asked over connections that the caller brings.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use parking_lot::Mutex;
 use redis::Value;
 
 use super::{
-    connection::{Connection, write_command},
+    connection::{Connection, Greeting},
     endpoint::Endpoint,
     failure::{Failure, Reason},
-    pool::{ConnectionPool, Pooled},
     reading::Reading,
+    roster::{Finding, Roster},
     script::{By, Call},
 };
 use crate::{
     clock::{self, Moment},
-    error::{Action, LockError},
+    text::Span,
 };
+
+/// For how long a node that failed is left alone while the others suffice; doubled with each failure.
+const REST_MIN: Duration = Duration::from_millis(20);
+const REST_MAX: Duration = Duration::from_secs(1);
 
 /// An answer, and the moment before its request was sent, from which every validity is counted.
 #[derive(Debug)]
@@ -28,43 +38,60 @@ pub(crate) struct Answer<T> {
 #[derive(Debug)]
 pub(crate) struct RedisNode {
     endpoint: Arc<Endpoint>,
-    pool: ConnectionPool,
     operation_timeout: Duration,
+    spin_max: Duration,
     /// The last exchange that told the server's time, on whatever connection.
     reading: Mutex<Option<Reading>>,
+    /// Its place among several nodes; a node that stands alone is taken as it is.
+    place: Option<Place>,
+    /// Until when it is left alone after a failure, in nanoseconds, and how many there were in a row.
+    rests_until: AtomicU64,
+    failures: AtomicU32,
+    /// A connection that came too late for whom it was made.
+    spare: Mutex<Option<Connection>>,
+}
+
+#[derive(Debug)]
+struct Place {
+    index: usize,
+    roster: Arc<Mutex<Roster>>,
 }
 
 impl RedisNode {
-    pub(crate) fn new(
-        endpoint: Arc<Endpoint>,
-        pool_size: u32,
-        operation_timeout: Duration,
-        spin_max: Duration,
-    ) -> Option<RedisNode> {
-        let pool = ConnectionPool::new(endpoint.clone(), pool_size, operation_timeout, spin_max)?;
-        Some(RedisNode { endpoint, pool, operation_timeout, reading: Mutex::new(None) })
+    pub(crate) fn new(endpoint: Arc<Endpoint>, operation_timeout: Duration, spin_max: Duration) -> RedisNode {
+        RedisNode {
+            endpoint,
+            operation_timeout,
+            spin_max,
+            reading: Mutex::new(None),
+            place: None,
+            rests_until: AtomicU64::new(0),
+            failures: AtomicU32::new(0),
+            spare: Mutex::new(None),
+        }
+    }
+
+    /// The same as one of several.
+    pub(crate) fn among(self, index: usize, roster: Arc<Mutex<Roster>>) -> RedisNode {
+        RedisNode { place: Some(Place { index, roster }), ..self }
     }
 
     pub(crate) fn label(&self) -> &Arc<str> {
         &self.endpoint.label
     }
 
-    pub(crate) fn operation_timeout(&self) -> Duration {
-        self.operation_timeout
+    /// A place for a connection that threads of users share.
+    pub(crate) fn pooled(&self) -> Connection {
+        self.unconnected(self.spin_max)
     }
 
-    /// A connection outside the pool, for a thread that must never wait for users of the pool.
+    /// A place for a connection of a thread that must never wait for users of the pool.
     pub(crate) fn reserved(&self) -> Connection {
-        Connection::unconnected(self.endpoint.clone(), self.operation_timeout, Duration::ZERO)
+        self.unconnected(Duration::ZERO)
     }
 
-    pub(crate) fn pooled(&self, deadline: Moment) -> Result<Pooled, Failure> {
-        self.pool.get(deadline)
-    }
-
-    /// Ends the pool.
-    pub(crate) fn close(&self) {
-        self.pool.close();
+    fn unconnected(&self, spin_max: Duration) -> Connection {
+        Connection::unconnected(self.endpoint.clone(), self.operation_timeout, spin_max, self.place.is_some())
     }
 
     /// The last reading of the server's clock.
@@ -79,30 +106,7 @@ impl RedisNode {
         }
     }
 
-    /// Asks over a pooled connection.
-    pub(crate) fn ask<C: Call>(&self, call: &C, deadline: Moment) -> Result<Answer<C::Reply>, Failure> {
-        self.ask_on(&mut *self.pool.get(deadline)?, call, deadline)
-    }
-
-    /// Asks over the given connection, connecting it if need be.
-    pub(crate) fn ask_on<C: Call>(
-        &self,
-        connection: &mut Connection,
-        call: &C,
-        deadline: Moment,
-    ) -> Result<Answer<C::Reply>, Failure> {
-        let mut by = By::Hash;
-        loop {
-            let pending = self.send(connection, call, by, deadline)?;
-            let reply = connection.receive(deadline)?;
-            match self.settle(connection, call, pending, reply) {
-                Err(failure) if by == By::Hash && failure.is_unknown_script() => by = By::Text,
-                result => return result,
-            }
-        }
-    }
-
-    /// The first half of an exchange.
+    /// The first half of an exchange, over a connection that is there.
     pub(crate) fn send<C: Call>(
         &self,
         connection: &mut Connection,
@@ -110,19 +114,41 @@ impl RedisNode {
         by: By,
         deadline: Moment,
     ) -> Result<Pending, Failure> {
-        self.connect(connection, deadline)?;
         let not_after_us = self.reading().map_or(0, |reading| reading.server_us_at(deadline));
         let nonce = connection.next_nonce();
         let sent = connection.send(deadline, |out| call.encode(by, nonce, not_after_us, out))?;
         Ok(Pending { nonce, sent })
     }
 
+    /// Makes sure of a connection.
     pub(crate) fn connect(&self, connection: &mut Connection, deadline: Moment) -> Result<(), Failure> {
-        if let Some(reading) = connection.connect(deadline)? {
-            // A new connection may lead to another server with another clock.
-            *self.reading.lock() = Some(reading);
+        let Some(greeting) = connection.connect(deadline)? else { return Ok(()) };
+        let Greeting { reading, identity } = greeting;
+        // A new connection may lead to another server with another clock.
+        *self.reading.lock() = Some(reading);
+        if let (Some(place), Some(identity)) = (&self.place, identity) {
+            let finding = place.roster.lock().meet(place.index, &identity);
+            let unfit = match finding {
+                Finding::Fit => return Ok(()),
+                Finding::Quarantined(left) => {
+                    let label = self.label();
+                    log::warn!("{label} may have lost its data in a restart; it does not vote for {}", Span(left));
+                    return Ok(());
+                }
+                Finding::Replica => "it is a replica, and nodes have to be masters that stand alone".to_owned(),
+                Finding::Duplicate(other) => format!("it is the same server as {other}, and would vote twice"),
+            };
+            connection.poison();
+            return Err(Failure { sent: false, reason: Reason::Unfit(unfit) });
         }
         Ok(())
+    }
+
+    /// For how long its votes do not count yet, at `now`.
+    pub(crate) fn quarantined(&self, now: Moment) -> Option<Duration> {
+        let place = self.place.as_ref()?;
+        let left = place.roster.lock().votes_from(place.index).after(now);
+        (!left.is_zero()).then_some(left)
     }
 
     /// The second half of an exchange: makes sense of what came back.
@@ -148,31 +174,39 @@ impl RedisNode {
         }
     }
 
-    /// How long the server takes to answer.
-    pub(crate) fn ping(&self, deadline: Moment) -> Result<Duration, Failure> {
-        let mut connection = self.pool.get(deadline)?;
-        self.connect(&mut connection, deadline)?;
-        let sent = connection.send(deadline, |out| write_command(out, &[b"PING"]))?;
-        let answer = connection.receive(deadline)?;
-        connection.refuse_errors(&answer)?;
-        if answer != Value::SimpleString("PONG".into()) {
-            connection.poison();
-            return Err(Failure::unclear(Reason::Garbled("its answer to PING is not a pong".into())));
-        }
-        Ok(clock::now().after(sent))
+    /// Whether it failed a short time ago.
+    pub(crate) fn rests(&self, now: Moment) -> bool {
+        now.as_nanos() < self.rests_until.load(Ordering::Acquire)
     }
 
-    /// A failure as the user sees it.
-    pub(crate) fn error(&self, failure: Failure, action: Action, name: Option<&str>) -> LockError {
-        let name = name.map(str::to_owned);
-        let server = self.label().clone();
-        match failure.reason {
-            Reason::PoolExhausted => LockError::PoolExhausted { action, name, server, pool_size: self.pool.size() },
-            Reason::Refused { code, message } if !failure.is_passing() => {
-                LockError::Refused { action, name, server, code, message }
-            }
-            reason => LockError::Unavailable { action, name, server, cause: Box::new(reason) },
+    /// Whether it has not failed since it last answered.
+    pub(crate) fn is_well(&self) -> bool {
+        self.failures.load(Ordering::Acquire) == 0
+    }
+
+    /// It has answered.
+    pub(crate) fn answered(&self) {
+        if self.failures.load(Ordering::Acquire) != 0 {
+            self.failures.store(0, Ordering::Release);
+            self.rests_until.store(0, Ordering::Release);
         }
+    }
+
+    /// It has not answered, or could not be reached.
+    pub(crate) fn failed(&self, now: Moment) {
+        let failures = self.failures.fetch_add(1, Ordering::AcqRel).min(10);
+        let rest = REST_MIN.saturating_mul(1 << failures).min(REST_MAX);
+        self.rests_until.store(now.saturating_add(rest).as_nanos(), Ordering::Release);
+    }
+
+    /// Keeps a connection that came too late, for whoever needs one next.
+    pub(crate) fn put_spare(&self, connection: Connection) {
+        let former = self.spare.lock().replace(connection);
+        drop(former);
+    }
+
+    pub(crate) fn take_spare(&self) -> Option<Connection> {
+        self.spare.lock().take()
     }
 }
 

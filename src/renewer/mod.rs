@@ -20,13 +20,11 @@ use crate::{
     clock::{self, Moment},
     grant::Claim,
     lease::Lease,
-    node::{Failure, Reason, RedisNode, script::ReleaseReply},
+    redlock::{Ending, LATE_SLACK, NodeSet, Redlock},
 };
 
 /// How long a waiter that is in the queue may stay there without looking again; see acquire.lua.
 const QUEUE_LIFE: Duration = Duration::from_secs(60);
-/// Added to the moment from which the server refuses a late request, which is only known within a round trip.
-const LATE_SLACK: Duration = Duration::from_millis(100);
 
 /// Keeps leases alive. One thread: lock, decide, unlock, act, sleep until the earliest moment.
 #[derive(Debug)]
@@ -57,8 +55,9 @@ struct State {
 #[derive(Debug)]
 struct Errand {
     claim: Claim,
+    was_held: bool,
     deadline: Moment,
-    answer: Sender<Result<ReleaseReply, Failure>>,
+    answer: Sender<Ending>,
 }
 
 /// A lease in the renewer's care; dropping this ends its renewal.
@@ -77,9 +76,9 @@ impl Drop for Registration {
 }
 
 impl LockRenewer {
-    pub(crate) fn start(node: Arc<RedisNode>) -> io::Result<LockRenewer> {
+    pub(crate) fn start(redlock: Arc<Redlock>) -> io::Result<LockRenewer> {
         let shared = Arc::new(Shared { state: Mutex::new(State::default()), changed: Condvar::new() });
-        let worker = Worker::new(node, shared.clone());
+        let worker = Worker::new(redlock, shared.clone());
         let thread = thread::Builder::new().name("distlock-renewer".into()).spawn(move || worker.run())?;
         Ok(LockRenewer { shared, thread: Mutex::new(Some(thread)) })
     }
@@ -100,11 +99,15 @@ impl LockRenewer {
     /// Takes back in the background whatever the server may have kept of a claim. A request that may still be carried
     /// out until `late_until` could overtake that, so then it is taken back once more. False once the renewer has
     /// been stopped.
-    pub(crate) fn undo(&self, claim: &Claim, waiter: &str, late_until: Moment) -> bool {
+    pub(crate) fn undo(&self, claim: &Claim, waiter: &str, nodes: NodeSet, late_until: Moment) -> bool {
         let now = clock::now();
         let life = if waiter.is_empty() { claim.ttl } else { claim.ttl.max(QUEUE_LIFE) };
-        let undo =
-            |from: Moment| Undo { claim: claim.clone(), waiter: waiter.to_owned(), until: from.saturating_add(life) };
+        let undo = |from: Moment| Undo {
+            claim: claim.clone(),
+            waiter: waiter.to_owned(),
+            nodes,
+            until: from.saturating_add(life),
+        };
         let mut state = self.shared.state.lock();
         if state.stop.is_some() {
             return false;
@@ -118,16 +121,17 @@ impl LockRenewer {
         true
     }
 
-    /// Releases over the renewer's own connection, for a caller who finds the pool exhausted.
-    pub(crate) fn release(&self, claim: &Claim, deadline: Moment) -> Result<ReleaseReply, Failure> {
+    /// Releases over the renewer's own connections, for a caller who finds the pool exhausted. `None` when it has been
+    /// stopped, or does not get to it in time.
+    pub(crate) fn release(&self, claim: &Claim, was_held: bool, deadline: Moment) -> Option<Ending> {
         let (answer, answered) = bounded(1);
         let mut state = self.shared.state.lock();
         if state.stop.is_some() {
-            return Err(Failure::not_sent(io::ErrorKind::NotConnected.into()));
+            return None;
         }
-        state.errands.push(Errand { claim: claim.clone(), deadline, answer });
+        state.errands.push(Errand { claim: claim.clone(), was_held, deadline, answer });
         self.shared.wake_before(state, Moment::from_nanos(0));
-        answered.recv_timeout(deadline.after(clock::now())).unwrap_or_else(|_| Err(Failure::unclear(Reason::TimedOut)))
+        answered.recv_timeout(deadline.after(clock::now())).ok()
     }
 
     /// Ends all leases, releases their locks as far as the server answers until `deadline`, and ends the thread.

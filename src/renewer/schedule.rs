@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{clock::Moment, lease::Lease};
+use crate::{clock::Moment, lease::Lease, redlock::Votes};
 
 /// A lease is renewed each time this part of it has passed, which leaves two more tries.
 const RENEWALS_PER_TTL: u32 = 3;
@@ -23,8 +23,10 @@ const RETRY_MAX: Duration = Duration::from_secs(1);
 pub(crate) struct Generation(u64);
 
 /// How a lease is to be kept.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Upkeep {
+    /// Until when each node keeps the lock.
+    pub(crate) votes: Votes,
     pub(crate) renew: bool,
     pub(crate) provisional: bool,
     pub(crate) hold_until: Moment,
@@ -33,11 +35,12 @@ pub(crate) struct Upkeep {
 #[derive(Debug)]
 struct Entry {
     lease: Arc<Lease>,
+    votes: Votes,
     renew: bool,
     /// `NEVER` while a renewal is under way, and for leases that are not renewed.
     renew_at: Moment,
     hold_until: Moment,
-    /// Where the entry stands among the ends. Deadlines only move away, so this is never too late.
+    /// Where the entry stands among the ends.
     end_at: Moment,
 }
 
@@ -69,10 +72,10 @@ impl Schedule {
         } else {
             now.saturating_add(lease.claim.ttl / RENEWALS_PER_TTL)
         };
-        let Upkeep { renew, hold_until, .. } = upkeep;
+        let Upkeep { votes, renew, hold_until, .. } = upkeep;
         let end_at = lease.deadline().min(hold_until);
         self.ends.insert((end_at, generation));
-        self.entries.insert(generation, Entry { lease, renew, renew_at: Moment::NEVER, hold_until, end_at });
+        self.entries.insert(generation, Entry { lease, votes, renew, renew_at: Moment::NEVER, hold_until, end_at });
         self.renew_at(generation, renew_at);
         generation
     }
@@ -134,7 +137,22 @@ impl Schedule {
         self.entries.contains_key(&generation)
     }
 
-    /// A renewal sent at `sent` was confirmed.
+    /// Nodes have said until when they keep a lock, or that they do not. Returns until when a quorum keeps it, or that
+    /// there cannot be one any more; `None` for a lease that is not kept.
+    ///
+    /// A renewal that reached only some nodes moves only theirs.
+    pub(crate) fn heard(&mut self, generation: Generation, said: &[(usize, Option<Moment>)]) -> Option<Option<Moment>> {
+        let entry = self.entries.get_mut(&generation)?;
+        for (node, deadline) in said {
+            match deadline {
+                Some(deadline) => entry.votes.confirm(*node, *deadline),
+                None => entry.votes.strike(*node),
+            }
+        }
+        Some(entry.votes.validity())
+    }
+
+    /// A renewal sent at `sent` was confirmed by a quorum.
     pub(crate) fn renewed(&mut self, generation: Generation, sent: Moment) {
         if let Some(entry) = self.entries.get(&generation) {
             let next = sent.saturating_add(entry.lease.claim.ttl / RENEWALS_PER_TTL);
@@ -148,6 +166,7 @@ impl Schedule {
         if let Some(entry) = self.entries.get(&generation) {
             let pause = (entry.lease.deadline().after(now) / 4).clamp(RETRY_MIN, RETRY_MAX);
             self.renew_at(generation, now.saturating_add(pause));
+            self.watch_end(generation);
         }
     }
 
@@ -197,6 +216,7 @@ mod tests {
         grant::{Claim, FencingToken, Grant},
         id::generate_lock_id,
         key::LockKey,
+        redlock::NodeSet,
     };
     use proptest::prelude::*;
 
@@ -207,13 +227,20 @@ mod tests {
     fn lease(ttl_ms: u64, deadline_ms: u64) -> Arc<Lease> {
         let claim =
             Claim { key: LockKey::new("", "x").unwrap(), id: generate_lock_id(), ttl: Duration::from_millis(ttl_ms) };
-        Arc::new(Lease::open(
-            claim,
-            Grant { token: FencingToken(1), deadline: at(deadline_ms), provisional: false, late_until: at(0) },
-        ))
+        let (votes, nodes, stray) = (kept_until(deadline_ms), NodeSet::only(0), NodeSet::NONE);
+        let grant = Grant { token: FencingToken(1), votes, provisional: false, late_until: at(0), nodes, stray };
+        Arc::new(Lease::open(claim, &grant))
     }
 
-    const RENEWED: Upkeep = Upkeep { renew: true, provisional: false, hold_until: Moment::NEVER };
+    fn kept_until(deadline_ms: u64) -> Votes {
+        let mut votes = Votes::new(1);
+        votes.confirm(0, at(deadline_ms));
+        votes
+    }
+
+    fn renewed() -> Upkeep {
+        Upkeep { votes: Votes::new(1), renew: true, provisional: false, hold_until: Moment::NEVER }
+    }
 
     fn generations(due: Vec<(Generation, Arc<Lease>)>) -> Vec<Generation> {
         due.into_iter().map(|(generation, _)| generation).collect()
@@ -222,7 +249,7 @@ mod tests {
     #[test]
     fn a_lease_is_renewed_every_third_of_its_ttl() {
         let mut schedule = Schedule::default();
-        let generation = schedule.keep(lease(3_000, 2_900), RENEWED, at(0));
+        let generation = schedule.keep(lease(3_000, 2_900), renewed(), at(0));
         assert_eq!(schedule.earliest(), at(1_000));
         assert!(schedule.take_due(at(999)).is_empty());
         assert_eq!(generations(schedule.take_due(at(1_000))), [generation]);
@@ -235,9 +262,9 @@ mod tests {
     #[test]
     fn what_falls_due_soon_goes_along() {
         let mut schedule = Schedule::default();
-        let first = schedule.keep(lease(3_000, 2_900), RENEWED, at(0));
-        let second = schedule.keep(lease(3_000, 2_900), RENEWED, at(9));
-        let third = schedule.keep(lease(3_000, 2_900), RENEWED, at(50));
+        let first = schedule.keep(lease(3_000, 2_900), renewed(), at(0));
+        let second = schedule.keep(lease(3_000, 2_900), renewed(), at(9));
+        let third = schedule.keep(lease(3_000, 2_900), renewed(), at(50));
         assert_eq!(generations(schedule.take_due(at(1_000))), [first, second]);
         assert_eq!(generations(schedule.take_due(at(1_050))), [third]);
     }
@@ -245,9 +272,9 @@ mod tests {
     #[test]
     fn a_handed_over_lock_is_confirmed_soon() {
         let mut schedule = Schedule::default();
-        schedule.keep(lease(10_000, 900), Upkeep { provisional: true, ..RENEWED }, at(0));
+        schedule.keep(lease(10_000, 900), Upkeep { provisional: true, ..renewed() }, at(0));
         assert_eq!(schedule.earliest(), at(100));
-        schedule.keep(lease(10_000, 8), Upkeep { provisional: true, ..RENEWED }, at(0));
+        schedule.keep(lease(10_000, 8), Upkeep { provisional: true, ..renewed() }, at(0));
         assert_eq!(schedule.earliest(), at(2));
     }
 
@@ -255,7 +282,7 @@ mod tests {
     fn retries_come_closer_together_and_end_at_the_deadline() {
         let mut schedule = Schedule::default();
         let lease = lease(3_000, 2_900);
-        let generation = schedule.keep(lease.clone(), RENEWED, at(0));
+        let generation = schedule.keep(lease.clone(), renewed(), at(0));
         let (mut now, mut tries, mut last_pause) = (at(1_000), 0, Duration::MAX);
         loop {
             if schedule.take_over(now).iter().any(|(over, why)| Arc::ptr_eq(over, &lease) && *why == Over::Deadline) {
@@ -277,7 +304,7 @@ mod tests {
     #[test]
     fn max_hold_ends_a_lease_that_is_well() {
         let mut schedule = Schedule::default();
-        schedule.keep(lease(3_000, 2_900), Upkeep { hold_until: at(500), ..RENEWED }, at(0));
+        schedule.keep(lease(3_000, 2_900), Upkeep { hold_until: at(500), ..renewed() }, at(0));
         assert_eq!(schedule.earliest(), at(500));
         assert_eq!(schedule.take_over(at(500))[0].1, Over::MaxHold);
     }
@@ -286,9 +313,9 @@ mod tests {
     fn without_renewal_a_handed_over_lock_is_confirmed_once() {
         let mut schedule = Schedule::default();
         let lease = lease(10_000, 900);
-        let generation = schedule.keep(lease.clone(), Upkeep { renew: false, provisional: true, ..RENEWED }, at(0));
+        let generation = schedule.keep(lease.clone(), Upkeep { renew: false, provisional: true, ..renewed() }, at(0));
         assert_eq!(generations(schedule.take_due(at(100))), [generation]);
-        assert!(lease.confirm(at(9_900), at(101)));
+        assert!(lease.revise(at(9_900), at(101)));
         schedule.renewed(generation, at(100));
         assert_eq!(schedule.earliest(), at(9_900));
     }
@@ -296,7 +323,7 @@ mod tests {
     #[test]
     fn without_renewal_only_the_end_is_watched() {
         let mut schedule = Schedule::default();
-        schedule.keep(lease(3_000, 2_900), Upkeep { renew: false, ..RENEWED }, at(0));
+        schedule.keep(lease(3_000, 2_900), Upkeep { renew: false, ..renewed() }, at(0));
         assert!(schedule.take_due(at(2_800)).is_empty());
         assert_eq!(schedule.earliest(), at(2_900));
     }
@@ -304,7 +331,7 @@ mod tests {
     #[test]
     fn news_of_a_forgotten_lease_changes_nothing() {
         let mut schedule = Schedule::default();
-        let generation = schedule.keep(lease(3_000, 2_900), RENEWED, at(0));
+        let generation = schedule.keep(lease(3_000, 2_900), renewed(), at(0));
         assert_eq!(schedule.take_due(at(1_000)).len(), 1);
         assert!(schedule.forget(generation).is_some());
         schedule.renewed(generation, at(1_000));
@@ -318,8 +345,8 @@ mod tests {
     fn an_end_that_moved_is_not_an_end() {
         let mut schedule = Schedule::default();
         let lease = lease(3_000, 2_900);
-        schedule.keep(lease.clone(), Upkeep { renew: false, ..RENEWED }, at(0));
-        assert!(lease.confirm(at(5_000), at(100)));
+        schedule.keep(lease.clone(), Upkeep { renew: false, ..renewed() }, at(0));
+        assert!(lease.revise(at(5_000), at(100)));
         assert!(schedule.take_over(at(2_900)).is_empty());
         assert_eq!(schedule.earliest(), at(5_000));
     }
@@ -343,13 +370,13 @@ mod tests {
                 match what {
                     0 | 1 => {
                         let lease = lease(span * 3, now + span * 3);
-                        kept.push((schedule.keep(lease.clone(), RENEWED, at(now)), lease));
+                        kept.push((schedule.keep(lease.clone(), renewed(), at(now)), lease));
                     }
                     2 => under_way.extend(generations(schedule.take_due(at(now)))),
                     3 if !under_way.is_empty() => {
                         let generation = under_way.remove(which % under_way.len());
                         if let Some((_, lease)) = kept.iter().find(|(other, _)| *other == generation) {
-                            lease.confirm(at(now + span), at(now));
+                            lease.revise(at(now + span), at(now));
                         }
                         schedule.renewed(generation, at(now));
                     }

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use crate::{clock::Moment, grant::Claim};
+use crate::{clock::Moment, grant::Claim, redlock::NodeSet};
 
 /// Far more than a process can leave behind in the time that anything stays here; a bound on memory all the same.
 const LENGTH_MAX: usize = 65_536;
@@ -16,6 +16,8 @@ pub(crate) struct Undo {
     pub(crate) claim: Claim,
     /// Its entry in the queue, or empty.
     pub(crate) waiter: String,
+    /// Where it has not been taken back yet.
+    pub(crate) nodes: NodeSet,
     /// When the server has forgotten it by itself.
     pub(crate) until: Moment,
 }
@@ -78,7 +80,7 @@ mod tests {
 
     fn undo(until: u64) -> Undo {
         let claim = Claim { key: LockKey::new("", "x").unwrap(), id: generate_lock_id(), ttl: Duration::from_secs(1) };
-        Undo { claim, waiter: String::new(), until: at(until) }
+        Undo { claim, waiter: String::new(), nodes: NodeSet::only(0), until: at(until) }
     }
 
     #[test]

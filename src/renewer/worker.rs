@@ -1,4 +1,4 @@
-//! The renewer's thread: lock, decide, unlock, act, sleep until the earliest moment. It has a connection of its own, so
+//! The renewer's thread: lock, decide, unlock, act, sleep until the earliest moment. It has connections of its own, so
 //! that users who exhaust the pool cost nobody a lock.
 
 use std::{
@@ -6,8 +6,6 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-
-use redis::Value;
 
 use super::{
     Errand, Shared,
@@ -21,15 +19,16 @@ use crate::{
     holder::Holder,
     lease::{End, Lease},
     node::{
-        Answer, Connection, Failure, Reason, RedisNode,
-        script::{By, Call, Release, Renew, Renewal, Renewed},
+        Call, Failure, Reason,
+        calls::{Release, Renew, Renewal, Renewed},
     },
+    redlock::{Ballot, Leaving, Links, NodeSet, Redlock, Round, Slip, Trouble, Verdict, Vote},
     text::Quoted,
 };
 
 /// Locks in one call of the renewal script: enough to make round trips cheap, few enough not to hold the server up.
 const BATCH: usize = 100;
-/// No exchange is given less time than this, whatever is urgent.
+/// No exchange is given less time than this, whatever is urgent; and no node more once the others have answered.
 const BATCH_MIN: Duration = Duration::from_millis(50);
 /// While an answer is out, this often is looked whether it is time to end.
 const GLANCE: Duration = Duration::from_millis(100);
@@ -48,14 +47,69 @@ struct Step {
 }
 
 pub(super) struct Worker {
-    node: Arc<RedisNode>,
-    connection: Connection,
+    desk: Desk,
+    links: Links,
+}
+
+/// What can be done without the connections, while they are in use.
+struct Desk {
+    redlock: Arc<Redlock>,
     shared: Arc<Shared>,
 }
 
+impl Desk {
+    /// Ends what is over. The key is released if it is still ours: a renewal may have been applied unseen.
+    fn bury(&self, over: Vec<(Arc<Lease>, Over)>) {
+        for (lease, why) in over {
+            let why = match why {
+                Over::Deadline => LockLost::Expired,
+                Over::MaxHold => LockLost::MaxHold,
+            };
+            // The holder may have noticed first.
+            self.lose(&lease, why);
+            if !matches!(lease.ended(), Some(End::Released)) {
+                self.take_back(&lease);
+            }
+        }
+    }
+
+    fn take_back(&self, lease: &Lease) {
+        let now = clock::now();
+        let (claim, nodes) = (lease.claim.clone(), lease.nodes);
+        let until = now.saturating_add(claim.ttl);
+        self.shared.state.lock().undo(Undo { claim, waiter: String::new(), nodes, until }, now);
+    }
+
+    fn lose(&self, lease: &Lease, why: LockLost) {
+        if lease.end(End::Lost(why.clone())) {
+            log::warn!("lock {} of {} is lost: {why}", Quoted(lease.claim.key.name()), self.redlock.label());
+        }
+    }
+
+    /// When a lease ends next, and until when the server may be talked to.
+    fn limits(&self) -> (Moment, Moment) {
+        let state = self.shared.state.lock();
+        (state.schedule.earliest_end(), state.stop.unwrap_or(Moment::NEVER))
+    }
+
+    /// While an answer is out, holders of leases that run out are told.
+    fn watch(&self, now: Moment) -> Option<Moment> {
+        let (end, stop) = self.limits();
+        if now >= stop {
+            return None;
+        }
+        if now < end {
+            return Some(end.min(stop).min(now.saturating_add(GLANCE)));
+        }
+        let over = self.shared.state.lock().schedule.take_over(now);
+        self.bury(over);
+        Some(now.saturating_add(GLANCE).min(self.limits().0).min(stop))
+    }
+}
+
 impl Worker {
-    pub(super) fn new(node: Arc<RedisNode>, shared: Arc<Shared>) -> Worker {
-        Worker { connection: node.reserved(), node, shared }
+    pub(super) fn new(redlock: Arc<Redlock>, shared: Arc<Shared>) -> Worker {
+        Worker { links: redlock.reserved(), desk: Desk { redlock, shared } }
     }
 
     pub(super) fn run(mut self) {
@@ -65,7 +119,7 @@ impl Worker {
                     // A fault in here must not end the renewal of other locks. What it leaves under way is not
                     // renewed again, and its holders are told at their deadlines.
                     if catch_unwind(AssertUnwindSafe(|| self.act(step))).is_err() {
-                        self.connection.poison();
+                        self.links = self.desk.redlock.reserved();
                         log::error!("the lock renewer met a defect of its own; please report it");
                     }
                 }
@@ -75,7 +129,7 @@ impl Worker {
     }
 
     fn act(&mut self, step: Step) {
-        self.bury(step.over);
+        self.desk.bury(step.over);
         for errand in step.errands {
             self.run_errand(errand);
         }
@@ -86,7 +140,7 @@ impl Worker {
     }
 
     fn next(&self) -> Work {
-        let mut state = self.shared.state.lock();
+        let mut state = self.desk.shared.state.lock();
         loop {
             if state.stop.is_some() {
                 return Work::Stop;
@@ -101,35 +155,8 @@ impl Worker {
             }
             let until = state.schedule.earliest().min(state.undos.earliest());
             state.asleep_until = Some(until);
-            clock::park(&self.shared.changed, &mut state, until);
+            clock::park(&self.desk.shared.changed, &mut state, until);
             state.asleep_until = None;
-        }
-    }
-
-    /// Ends what is over. The key is released if it is still ours: a renewal may have been applied unseen.
-    fn bury(&self, over: Vec<(Arc<Lease>, Over)>) {
-        for (lease, why) in over {
-            let why = match why {
-                Over::Deadline => LockLost::Expired,
-                Over::MaxHold => LockLost::MaxHold,
-            };
-            // The holder may have noticed first.
-            self.lose(&lease, why);
-            if !matches!(lease.ended(), Some(End::Released)) {
-                let now = clock::now();
-                let undo = Undo {
-                    claim: lease.claim.clone(),
-                    waiter: String::new(),
-                    until: now.saturating_add(lease.claim.ttl),
-                };
-                self.shared.state.lock().undo(undo, now);
-            }
-        }
-    }
-
-    fn lose(&self, lease: &Lease, why: LockLost) {
-        if lease.end(End::Lost(why.clone())) {
-            log::warn!("lock {} of {} is lost: {why}", Quoted(lease.claim.key.name()), self.node.label());
         }
     }
 
@@ -140,7 +167,7 @@ impl Worker {
             if !went_well {
                 // One batch's trouble must not delay the others: they are due again before it is.
                 let now = clock::now();
-                let mut state = self.shared.state.lock();
+                let mut state = self.desk.shared.state.lock();
                 for (generation, _) in &rest {
                     state.schedule.put_back(*generation, now);
                 }
@@ -155,7 +182,7 @@ impl Worker {
         // Without those that were let go of, or ended, since they fell due.
         let mut left = Duration::MAX;
         let batch: Vec<_> = {
-            let state = self.shared.state.lock();
+            let state = self.desk.shared.state.lock();
             let alive = |(generation, lease): &&(Generation, Arc<Lease>)| {
                 let remaining = lease.deadline().after(now);
                 let alive = !remaining.is_zero() && state.schedule.is_kept(*generation);
@@ -165,8 +192,7 @@ impl Worker {
             batch.iter().filter(alive).collect()
         };
         // Half of what the most urgent has left, so that a second try fits in; but its urgency must not fail the others.
-        let patience = (left / 2).max(BATCH_MIN).min(self.node.operation_timeout());
-        let deadline = now.saturating_add(patience);
+        let patience = (left / 2).max(BATCH_MIN).min(self.desk.redlock.operation_timeout());
         let renewals: Vec<_> = batch
             .iter()
             .map(|(_, lease)| Renewal {
@@ -178,124 +204,140 @@ impl Worker {
         if renewals.is_empty() {
             return true;
         }
-        match self.ask(&Renew(&renewals), deadline) {
-            Ok(Answer { sent, reply: (_, answers) }) => {
-                for ((generation, lease), answer) in batch.iter().zip(answers) {
-                    self.settle(*generation, lease, sent, answer);
-                }
-                true
+        let round = Round { grace: BATCH_MIN, ..Round::new(self.desk.redlock.all(), now.saturating_add(patience)) };
+        let ballot = self.ask(round, |_| Renew(&renewals), |_, _| Vote::Yes);
+        let quorum = ballot.verdict() == Verdict::Won;
+        if !quorum
+            && batch.len() > 1
+            && let Some((code, message)) = refusal(&ballot)
+        {
+            // Find out whom the server means.
+            log::warn!(
+                "{} refused to renew {} locks at once: {code} {message}",
+                self.desk.redlock.label(),
+                batch.len()
+            );
+            for (generation, lease) in batch {
+                self.renew_batch(&[(*generation, lease.clone())]);
             }
-            Err(Failure { reason: Reason::Refused { code, message }, .. }) if batch.len() > 1 => {
-                // Find out whom the server means.
-                log::warn!("{} refused to renew {} locks at once: {code} {message}", self.node.label(), batch.len());
-                for (generation, lease) in batch {
-                    self.renew_batch(&[(*generation, lease.clone())]);
-                }
-                true
-            }
-            Err(failure) => {
-                log::warn!("could not renew {} locks at {}: {}", batch.len(), self.node.label(), failure.reason);
-                let now = clock::now();
-                let mut state = self.shared.state.lock();
-                for (generation, _) in batch {
-                    state.schedule.failed(*generation, now);
-                }
-                false
-            }
+            return true;
         }
+        for (index, (generation, lease)) in batch.iter().enumerate() {
+            self.settle(*generation, lease, &ballot, index);
+        }
+        if !quorum {
+            let trouble = Trouble::of(&self.desk.redlock, ballot, |_| "renewed".into());
+            log::warn!("could not renew {} locks at {}: {trouble}", batch.len(), self.desk.redlock.label());
+        }
+        quorum
     }
 
-    fn settle(&self, generation: Generation, lease: &Arc<Lease>, sent: Moment, answer: Renewed) {
-        let why = match answer {
-            Renewed::Yes => {
-                if lease.confirm(deadline_from(sent, lease.claim.ttl), clock::now()) {
-                    self.shared.state.lock().schedule.renewed(generation, sent);
+    /// Takes down what the nodes said about one lock of a batch.
+    fn settle(&self, generation: Generation, lease: &Arc<Lease>, ballot: &Ballot<(u64, Vec<Renewed>)>, index: usize) {
+        let mut said = Vec::with_capacity(ballot.slips.len());
+        let (mut confirmed, mut first_sent, mut why) = (0, Moment::NEVER, LockLost::Gone);
+        for (node, slip) in ballot.slips.iter().enumerate() {
+            let Slip::Said(answer) = slip else { continue };
+            match answer.reply.1.get(index) {
+                // A node that votes again keeps what it was given meanwhile; until then that does not count.
+                Some(Renewed::Yes) if self.desk.redlock.node(node).quarantined(answer.sent).is_some() => {}
+                Some(Renewed::Yes) => {
+                    confirmed += 1;
+                    first_sent = first_sent.min(answer.sent);
+                    said.push((node, Some(deadline_from(answer.sent, lease.claim.ttl))));
                 }
-                // A confirmation that came too late is for `bury`: the deadline has passed.
-                return;
+                Some(Renewed::Gone) => said.push((node, None)),
+                Some(Renewed::Other(id)) => {
+                    said.push((node, None));
+                    why = LockLost::Taken { by: Box::new(Holder::known_by_id(id.clone())) };
+                }
+                None => {}
             }
-            Renewed::Gone => LockLost::Gone,
-            Renewed::Other(id) => LockLost::Taken { by: Box::new(Holder::known_by_id(id)) },
-        };
+        }
+        let validity = self.desk.shared.state.lock().schedule.heard(generation, &said);
         // A lease that was released while its renewal was under way is not there any more, and that is no loss.
-        let kept = self.shared.state.lock().schedule.forget(generation);
-        if kept.is_some() {
-            self.lose(lease, why);
+        let Some(validity) = validity else { return };
+        let Some(deadline) = validity else {
+            let kept = self.desk.shared.state.lock().schedule.forget(generation);
+            if kept.is_some() {
+                self.desk.lose(lease, why);
+                if self.desk.redlock.len() > 1 {
+                    // Some nodes may keep it still.
+                    self.desk.take_back(lease);
+                }
+            }
+            return;
+        };
+        let now = clock::now();
+        // A confirmation that came too late is for `bury`: the deadline has passed.
+        let alive = said.is_empty() || lease.revise(deadline, now);
+        let mut state = self.desk.shared.state.lock();
+        if confirmed < self.desk.redlock.needed() {
+            state.schedule.failed(generation, now);
+        } else if alive {
+            state.schedule.renewed(generation, first_sent);
         }
     }
 
-    /// Asks over the renewer's own connection. While the answer is out, holders of leases that run out are told.
-    fn ask<C: Call>(&mut self, call: &C, deadline: Moment) -> Result<Answer<C::Reply>, Failure> {
-        let mut by = By::Hash;
-        loop {
-            let (end, stop) = self.limits();
-            let deadline = deadline.min(stop);
-            // Connecting cannot be watched, so it has to be short.
-            let connect_by = clock::now().saturating_add(self.node.operation_timeout() / 2);
-            self.node.connect(&mut self.connection, connect_by.min(deadline).min(end))?;
-            let pending = self.node.send(&mut self.connection, call, by, deadline)?;
-            let reply = self.await_reply(deadline)?;
-            match self.node.settle(&mut self.connection, call, pending, reply) {
-                Err(failure) if by == By::Hash && failure.is_unknown_script() => by = By::Text,
-                result => return result,
-            }
-        }
-    }
-
-    fn await_reply(&mut self, deadline: Moment) -> Result<Value, Failure> {
-        loop {
-            let (end, stop) = self.limits();
-            let now = clock::now();
-            if let Some(reply) = self.connection.receive_until(end.min(deadline).min(now.saturating_add(GLANCE)))? {
-                return Ok(reply);
-            }
-            let now = clock::now();
-            if now >= deadline.min(stop) {
-                self.connection.poison();
-                return Err(Failure::unclear(Reason::TimedOut));
-            }
-            let over = self.shared.state.lock().schedule.take_over(now);
-            self.bury(over);
-        }
-    }
-
-    /// When a lease ends next, and until when the server may be talked to.
-    fn limits(&self) -> (Moment, Moment) {
-        let state = self.shared.state.lock();
-        (state.schedule.earliest_end(), state.stop.unwrap_or(Moment::NEVER))
+    /// Asks over the renewer's own connections.
+    fn ask<C: Call>(
+        &mut self,
+        round: Round<'_>,
+        call: impl Fn(usize) -> C,
+        vote: impl Fn(usize, &C::Reply) -> Vote,
+    ) -> Ballot<C::Reply> {
+        let Worker { desk, links } = self;
+        let (end, stop) = desk.limits();
+        let deadline = round.deadline.min(stop);
+        // Connecting cannot be watched, so it has to be short.
+        let connect_by = clock::now().saturating_add(desk.redlock.operation_timeout() / 2).min(end);
+        let mut watch = |now| desk.watch(now);
+        let wait_until = round.wait_until.min(deadline);
+        let round = Round { deadline, wait_until, connect_by, meanwhile: Some(&mut watch), ..round };
+        desk.redlock.ask(links, round, call, vote)
     }
 
     fn run_errand(&mut self, errand: Errand) {
-        let Errand { claim, deadline, answer } = errand;
-        let release = Release { key: &claim.key, id: claim.id.as_str(), waiter: "" };
-        let outcome = if clock::now() < deadline {
-            self.ask(&release, deadline).map(|answer| answer.reply)
-        } else {
-            Err(Failure { sent: false, reason: Reason::TimedOut })
-        };
-        // Nobody may be waiting any more.
-        let _ = answer.send(outcome);
-    }
-
-    fn undo(&mut self, undo: Undo, pause: Duration) {
-        let now = clock::now();
-        // What is left over must not hold up what is due.
-        let due = self.shared.state.lock().schedule.earliest();
-        let patience = due.after(now).max(BATCH_MIN).min(self.node.operation_timeout());
-        if let Err(failure) = self.release(&undo, now.saturating_add(patience)) {
-            log::debug!("could not take back {} yet: {}", Quoted(undo.claim.key.name()), failure.reason);
-            self.shared.state.lock().undos.failed(undo, pause, clock::now());
+        let Errand { claim, was_held, deadline, answer } = errand;
+        let patience = deadline.after(clock::now());
+        let leaving = Leaving { key: &claim.key, id: claim.id.as_str(), waiter: "", was_held };
+        if !patience.is_zero() {
+            let redlock = self.desk.redlock.clone();
+            let ask = |round: Round<'_>| self.ask(round, |_| leaving.call(), Leaving::vote);
+            let ending = redlock.release_by(leaving, patience, ask);
+            // Nobody may be waiting any more.
+            let _ = answer.send(ending);
         }
     }
 
-    fn release(&mut self, undo: &Undo, deadline: Moment) -> Result<(), Failure> {
-        let release = Release { key: &undo.claim.key, id: undo.claim.id.as_str(), waiter: &undo.waiter };
-        self.ask(&release, deadline).map(drop)
+    fn undo(&mut self, mut undo: Undo, pause: Duration) {
+        let now = clock::now();
+        // What is left over must not hold up what is due.
+        let due = self.desk.shared.state.lock().schedule.earliest();
+        let patience = due.after(now).max(BATCH_MIN).min(self.desk.redlock.operation_timeout());
+        if let Err(trouble) = self.take_back(&mut undo, now.saturating_add(patience)) {
+            log::debug!("could not take back {} yet: {trouble}", Quoted(undo.claim.key.name()));
+            self.desk.shared.state.lock().undos.failed(undo, pause, clock::now());
+        }
+    }
+
+    /// Takes back what may be left on the nodes, and strikes off those where it is done.
+    fn take_back(&mut self, undo: &mut Undo, deadline: Moment) -> Result<(), Trouble> {
+        let (claim, waiter) = (undo.claim.clone(), undo.waiter.clone());
+        let release = |_| Release { key: &claim.key, id: claim.id.as_str(), waiter: &waiter, in_time: false };
+        let ballot = self.ask(Round::all(undo.nodes, deadline), release, |_, _| Vote::Yes);
+        let done = |slip: &Slip<_>| matches!(slip, Slip::Said(_));
+        let done: NodeSet = ballot.slips.iter().enumerate().filter(|(_, slip)| done(slip)).map(|(n, _)| n).collect();
+        undo.nodes = undo.nodes.without(done);
+        if undo.nodes.is_empty() {
+            return Ok(());
+        }
+        Err(Trouble::of(&self.desk.redlock, ballot, |_| "done".into()))
     }
 
     fn finish(mut self) {
         let (leases, undos, errands) = {
-            let mut state = self.shared.state.lock();
+            let mut state = self.desk.shared.state.lock();
             (state.schedule.take_all(), state.undos.take_all(), std::mem::take(&mut state.errands))
         };
         for errand in errands {
@@ -308,13 +350,24 @@ impl Worker {
         let undos = undos.into_iter().chain(leases.iter().map(|lease| Undo {
             claim: lease.claim.clone(),
             waiter: String::new(),
+            nodes: lease.nodes,
             until,
         }));
-        for undo in undos {
-            if let Err(failure) = self.release(&undo, Moment::NEVER) {
-                log::warn!("shut down without releasing all locks, which are left to expire: {}", failure.reason);
-                return;
+        for mut undo in undos {
+            if let Err(trouble) = self.take_back(&mut undo, Moment::NEVER) {
+                log::warn!("shut down without releasing all locks, which are left to expire: {trouble}");
+                if self.desk.redlock.len() == 1 || clock::now() >= self.desk.limits().1 {
+                    return;
+                }
             }
         }
     }
+}
+
+/// The first refusal among what the nodes said.
+fn refusal<T>(ballot: &Ballot<T>) -> Option<(&str, &str)> {
+    ballot.slips.iter().find_map(|slip| match slip {
+        Slip::Failed(Failure { reason: Reason::Refused { code, message }, .. }) => Some((&**code, &**message)),
+        _ => None,
+    })
 }

@@ -17,7 +17,7 @@ fn a_url_that_cannot_be_served_is_refused_at_construction() {
         ("http://127.0.0.1", "unknown scheme"),
         ("rediss://127.0.0.1", "TLS"),
         ("valkeys://127.0.0.1", "TLS"),
-        ("redis://a:1,redis://b:2", "several servers"),
+        ("redis://a:1,redis://b:2,redis://a:1", "a:1 is named twice"),
         ("redis://127.0.0.1:99999", "cannot be read"),
         ("redis://127.0.0.1/not-a-number", "cannot be read"),
         ("redis://", "cannot be read"),

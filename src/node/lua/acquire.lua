@@ -1,6 +1,7 @@
 -- Take the lock, or learn who has it, or wait in line for it.
 -- KEYS  1 lock, 2 queue, 3 fence
--- ARGV  1 nonce, 2 id, 3 ttl in ms, 4 mode, 5 waiter entry "claim-ms channel id", 6 not_after in server us, 7 heal
+-- ARGV  1 nonce, 2 id, 3 ttl in ms, 4 mode, 5 waiter entry "claim-ms channel id", 6 not_after in server us, 7 heal,
+--       8 token_min: several nodes are to give one token, as 16 digits
 --       mode  try: never wait   join: wait, first ask   look: wait, asking again   leave: last ask, leaves the line
 --       heal  1: a holder without a TTL is given ours
 -- Reply one text, in order to cost one allocation:
@@ -27,14 +28,20 @@ if not holder then
   if not holder then
     -- Nobody in line could be told, perhaps for want of a right; who gets the lock by looking leaves the line.
     if mode == 'look' or mode == 'leave' then redis.call('LREM', KEYS[2], 0, entry) end
-    local token = next_token(now)
+    local token = next_token(now > ARGV[8] and now or ARGV[8])
     redis.call('SET', KEYS[1], id, 'PX', ttl)
     return nonce .. ' held ' .. now .. ' ' .. token
   end
 end
 if holder == id then
   redis.call('PEXPIRE', KEYS[1], ttl)
-  return nonce .. ' held ' .. now .. ' ' .. (string.match(redis.call('GET', KEYS[3]) or '', '^%d+$') or next_token(now))
+  local token = string.match(redis.call('GET', KEYS[3]) or '', '^%d+$')
+  if not token then
+    token = next_token(now > ARGV[8] and now or ARGV[8])
+  elseif tonumber(token) < tonumber(ARGV[8]) then
+    token = next_token(ARGV[8])
+  end
+  return nonce .. ' held ' .. now .. ' ' .. token
 end
 
 local left = redis.call('PTTL', KEYS[1])

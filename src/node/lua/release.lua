@@ -1,12 +1,14 @@
 -- Give the lock up, to the next waiter where there is one; also withdraws a waiter that gave up.
 -- KEYS  1 lock, 2 queue, 3 fence
--- ARGV  1 nonce, 2 id, 3 waiter entry to take out of the line, or ''
+-- ARGV  1 nonce, 2 id, 3 waiter entry to take out of the line, or '', 4 not_after in server us, or ''
 -- Reply one text:
 --       nonce released
 --       nonce gone                                   nobody held it
 --       nonce other now pttl token waiters holder    somebody else holds it
 --       nonce type                                   the key holds something else than a lock
+--       nonce late                                   not_after has passed; nothing was done
 local nonce, id, entry = ARGV[1], ARGV[2], ARGV[3]
+if ARGV[4] ~= '' and clock() > ARGV[4] then return nonce .. ' late' end
 if entry ~= '' then redis.call('LREM', KEYS[2], 0, entry) end
 local holder = redis.pcall('GET', KEYS[1])
 if type(holder) == 'table' then return is_wrong_type(holder) and nonce .. ' type' or holder end

@@ -1,39 +1,40 @@
-//! The r2d2 pool. What it pools are places for connections: a place connects when it is first used, so that the
-//! caller's deadline covers connecting, errors keep their kind, and no worker of the pool ever blocks on a dead server.
+//! The r2d2 pool. What it pools are places for connections, one to each node: a place connects when it is first used, so
+//! that the caller's deadline covers connecting, errors keep their kind, and no worker of the pool ever blocks on a dead
+//! server.
 
-use std::{convert::Infallible, io, panic, sync::Arc, time::Duration};
+use std::{convert::Infallible, panic, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use r2d2::{ManageConnection, NopErrorHandler, Pool};
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
-use super::{
-    connection::Connection,
-    endpoint::Endpoint,
-    failure::{Failure, Reason},
+use crate::{
+    clock::{self, Moment},
+    node::{Connection, Failure, Reason, RedisNode},
 };
-use crate::clock::{self, Moment};
+
+/// A place for a connection to each of the nodes, in their order.
+#[derive(Debug)]
+pub(crate) struct Links(pub(crate) Box<[Connection]>);
 
 #[derive(Debug)]
 pub(crate) struct Places {
-    endpoint: Arc<Endpoint>,
-    timeout: Duration,
-    spin_max: Duration,
+    nodes: Arc<[Arc<RedisNode>]>,
 }
 
 impl ManageConnection for Places {
-    type Connection = Connection;
+    type Connection = Links;
     type Error = Infallible;
 
-    fn connect(&self) -> Result<Connection, Infallible> {
-        Ok(Connection::unconnected(self.endpoint.clone(), self.timeout, self.spin_max))
+    fn connect(&self) -> Result<Links, Infallible> {
+        Ok(Links(self.nodes.iter().map(|node| node.pooled()).collect()))
     }
 
-    fn is_valid(&self, _: &mut Connection) -> Result<(), Infallible> {
+    fn is_valid(&self, _: &mut Links) -> Result<(), Infallible> {
         Ok(())
     }
 
-    fn has_broken(&self, _: &mut Connection) -> bool {
+    fn has_broken(&self, _: &mut Links) -> bool {
         false
     }
 }
@@ -49,12 +50,7 @@ pub(crate) type Pooled = r2d2::PooledConnection<Places>;
 
 impl ConnectionPool {
     /// Connects to nothing yet. Panics inside the pool, when it gets no thread, come out as `None`.
-    pub(crate) fn new(
-        endpoint: Arc<Endpoint>,
-        size: u32,
-        timeout: Duration,
-        spin_max: Duration,
-    ) -> Option<ConnectionPool> {
+    pub(crate) fn new(nodes: Arc<[Arc<RedisNode>]>, size: u32) -> Option<ConnectionPool> {
         let build = move || {
             let workers = ScheduledThreadPool::builder()
                 .num_threads(1)
@@ -67,7 +63,7 @@ impl ConnectionPool {
                 .test_on_check_out(false)
                 .error_handler(Box::new(NopErrorHandler))
                 .thread_pool(Arc::new(workers))
-                .build_unchecked(Places { endpoint, timeout, spin_max });
+                .build_unchecked(Places { nodes });
             ConnectionPool { pool: Mutex::new(Some(pool)), size }
         };
         panic::catch_unwind(panic::AssertUnwindSafe(build)).ok()
@@ -75,7 +71,7 @@ impl ConnectionPool {
 
     pub(crate) fn get(&self, deadline: Moment) -> Result<Pooled, Failure> {
         let pool = self.pool.lock().clone();
-        let pool = pool.ok_or_else(|| Failure::not_sent(io::ErrorKind::NotConnected.into()))?;
+        let pool = pool.ok_or_else(super::closed)?;
         if let Some(connection) = pool.try_get() {
             return Ok(connection);
         }

@@ -1,0 +1,393 @@
+//! One acquisition under way: how to ask next, and how long to wait before that.
+//!
+//! With several nodes the line is on one of them. Whoever stands at its head has the lock on that node, and asks all of
+//! them; the others wait. So contenders do not split the votes for long, and only one of them asks.
+
+use std::time::Duration;
+
+use super::{
+    Acquirer, Leftover,
+    listener::Ticket,
+    mailbox::{Handover, Woken},
+    patience::{Sight, poll_pause, retry_pause, tick, vote_pause},
+    vote::Ballot,
+};
+use crate::{
+    clock::{self, Moment},
+    error::{Action, LockError},
+    grant::{Claim, FencingToken, Grant, deadline_from, deadline_of_grant},
+    holder::Holder,
+    node::{
+        Failure, Reason,
+        calls::{Acquired, Mode},
+    },
+    redlock::{NodeSet, Slip, Trouble, Verdict, Vote, Votes, agreed_token},
+};
+
+/// So often a caller who does not want to wait asks again when the votes were split, and nobody got the lock.
+const SPLITS_MAX: u32 = 5;
+/// So often nodes are asked to agree on a token before that counts as a failure.
+const TOKEN_ROUNDS_MAX: u32 = 5;
+
+pub(super) struct Attempt<'a> {
+    pub(super) on: &'a Acquirer,
+    pub(super) claim: &'a Claim,
+    pub(super) started: Moment,
+    /// The end of the caller's patience.
+    pub(super) limit: Moment,
+    ticket: Option<Ticket>,
+    /// The node on which to stand in line.
+    pub(super) order: usize,
+    /// A request to join the line has been sent.
+    pub(super) in_line: bool,
+    /// The lock is ours on that node, and we have to win the others.
+    pub(super) leading: bool,
+    /// Where our id may be: as the holder's, or in the line.
+    pub(super) known: NodeSet,
+    /// Nodes where it has to be taken back before anything else, since the line has moved.
+    pub(super) strays: NodeSet,
+    /// Nodes that may not be asked before a moment: something is on its way to them that must not come between.
+    pub(super) unsettled: Vec<(usize, Moment)>,
+    /// Until when a request whose answer was lost may still be carried out.
+    pub(super) late_until: Moment,
+    /// What token a quorum is to store, once they have given different ones.
+    pub(super) token_min: Option<u64>,
+    token_rounds: u32,
+    /// Votes lost so far.
+    losses: u32,
+    /// Nothing but failures has come back since the last answer.
+    pub(super) trouble: Option<Struggle>,
+    holder: Option<Holder>,
+    /// The server's time when it last told us that we were in line: whatever it granted before is void.
+    queued_at_us: u64,
+}
+
+pub(super) struct Struggle {
+    since: Moment,
+    failures: u32,
+    /// The last one that says more than that time ran out.
+    telling: Option<Trouble>,
+}
+
+/// What to do next.
+enum Step {
+    Done(Grant),
+    Again,
+    Wait(Moment),
+}
+
+impl<'a> Attempt<'a> {
+    pub(super) fn new(on: &'a Acquirer, claim: &'a Claim, wait: Option<Duration>) -> Attempt<'a> {
+        let started = clock::now();
+        Attempt {
+            on,
+            claim,
+            started,
+            limit: wait.map_or(Moment::NEVER, |wait| started.saturating_add(wait)),
+            ticket: None,
+            order: on.redlock.preferred(),
+            in_line: false,
+            leading: false,
+            known: NodeSet::NONE,
+            strays: NodeSet::NONE,
+            unsettled: Vec::new(),
+            late_until: started,
+            token_min: None,
+            token_rounds: 0,
+            losses: 0,
+            trouble: None,
+            holder: None,
+            queued_at_us: 0,
+        }
+    }
+
+    pub(super) fn run(&mut self) -> Result<Grant, LockError> {
+        if self.limit > self.started && self.on.listener.is_live() {
+            // Where waiting is usual, the first ask takes a place in line, if the lock is not free.
+            self.ticket();
+        }
+        loop {
+            let until = match self.step()? {
+                Step::Done(grant) => return Ok(grant),
+                Step::Again => continue,
+                Step::Wait(until) => until,
+            };
+            if let Some(grant) = self.wait(until)? {
+                return Ok(grant);
+            }
+        }
+    }
+
+    fn step(&mut self) -> Result<Step, LockError> {
+        self.follow_the_line();
+        let mode = self.mode();
+        let ballot = match self.ask(mode, self.asks_all(mode)) {
+            Ok(ballot) => ballot,
+            Err(trouble) => return self.troubled(trouble).map(Step::Wait),
+        };
+        if !ballot.is_full() && ballot.holds_on(self.order) {
+            (self.leading, self.trouble) = (true, None);
+            return Ok(Step::Again);
+        }
+        match ballot.verdict {
+            Verdict::Won => self.won(&ballot),
+            Verdict::Lost => {
+                self.trouble = None;
+                self.lost(mode, &ballot)
+            }
+            Verdict::Open | Verdict::Unreachable => self.troubled(ballot.into_trouble(self.on)).map(Step::Wait),
+        }
+    }
+
+    /// Whether all nodes are asked, or only the one with the line: as long as others stand before us there, the rest
+    /// would say nothing new.
+    fn asks_all(&self, mode: Mode) -> bool {
+        !self.several() || self.leading || self.losses == 0 || self.trouble.is_some() || mode == Mode::Try
+    }
+
+    pub(super) fn several(&self) -> bool {
+        self.on.redlock.len() > 1
+    }
+
+    /// How to ask now. Waiting needs a line: a waiter that cannot be told of its grant is passed over.
+    fn mode(&self) -> Mode {
+        if clock::now() >= self.limit {
+            if self.in_line { Mode::Leave } else { Mode::Try }
+        } else if !self.on.listener.is_live() {
+            Mode::Try
+        } else if self.in_line {
+            Mode::Look
+        } else if self.ticket.is_some() {
+            Mode::Join
+        } else {
+            Mode::Try
+        }
+    }
+
+    /// The line may have moved to another node; what we have on the former one goes back.
+    fn follow_the_line(&mut self) {
+        let order = match self.on.listener.order() {
+            Some(order) => order,
+            None if self.in_line || self.leading => self.order,
+            None => self.on.redlock.preferred(),
+        };
+        if order != self.order {
+            if self.in_line || self.leading {
+                self.strays = self.strays.with(NodeSet::only(self.order));
+            }
+            (self.order, self.in_line, self.leading) = (order, false, false);
+        }
+    }
+
+    /// A quorum keeps the lock for us. It is ours if it does so for long enough, and under one token.
+    fn won(&mut self, ballot: &Ballot) -> Result<Step, LockError> {
+        let nodes = self.on.redlock.len();
+        let mut votes = Votes::new(nodes);
+        let mut tokens = Vec::with_capacity(nodes);
+        for (node, (slip, vote)) in ballot.slips().iter().zip(ballot.votes()).enumerate() {
+            match (slip, vote) {
+                (Slip::Said(answer), Some(Vote::Yes)) => {
+                    votes.confirm(node, deadline_from(answer.sent, self.claim.ttl));
+                    tokens.extend(answer.reply.token());
+                }
+                (Slip::Said(_), Some(Vote::No)) => votes.strike(node),
+                _ => {}
+            }
+        }
+        if votes.validity().is_none_or(|deadline| clock::now() >= deadline) {
+            // The answers took longer than the lease. Asking again makes it whole, if it is still ours.
+            return self.troubled(Trouble::Alone(Failure::unclear(Reason::TimedOut))).map(Step::Wait);
+        }
+        match agreed_token(&tokens, nodes) {
+            Ok(token) => {
+                let left_in_line = self.in_line && !ballot.holds_on(self.order);
+                let stray = if left_in_line { NodeSet::only(self.order) } else { NodeSet::NONE };
+                Ok(Step::Done(self.grant(token, votes, false, stray)))
+            }
+            Err(highest) => {
+                self.token_min = Some(highest);
+                self.token_rounds += 1;
+                if self.token_rounds > TOKEN_ROUNDS_MAX {
+                    let why = "the nodes do not agree on a fencing token".into();
+                    return self.troubled(Trouble::Alone(Failure::unclear(Reason::Garbled(why)))).map(Step::Wait);
+                }
+                Ok(Step::Again)
+            }
+        }
+    }
+
+    /// Others keep us from a quorum.
+    fn lost(&mut self, mode: Mode, ballot: &Ballot) -> Result<Step, LockError> {
+        self.losses += 1;
+        self.token_min = None;
+        if ballot.is_wrong_type() {
+            return Err(self.wrong_type());
+        }
+        if let Some(holder) = ballot.holder() {
+            self.holder =
+                Some(if self.several() && ballot.is_full() { holder.said_by(ballot.answers(self.on)) } else { holder });
+        }
+        let now = clock::now();
+        let standing = ballot.standing(self.order);
+        if let Some(Acquired::Queued { now_us, holder, position, joined }) = standing {
+            self.queued_at_us = *now_us;
+            let sight = Sight::new(now, holder, *position);
+            if let (Mode::Look, true, Some(ticket)) = (mode, joined, &self.ticket) {
+                // The server has lost the line, and with it the places of our neighbours.
+                ticket.neighbours_look_again();
+            }
+            return Ok(Step::Wait(sight.next_look(self.dice())));
+        }
+        let pause = now.saturating_add(vote_pause(self.losses, self.dice()));
+        if mode == Mode::Leave || now >= self.limit {
+            if ballot.is_split() && self.losses <= SPLITS_MAX && pause < self.hard_limit() {
+                return Ok(Step::Wait(pause));
+            }
+            if mode == Mode::Leave || !self.in_line {
+                // Left the line, or never was in it.
+                self.known = self.known.without(NodeSet::only(self.order));
+            }
+            return Err(self.too_late());
+        }
+        if self.leading || ballot.is_split() {
+            return Ok(Step::Wait(pause));
+        }
+        if self.prepare_to_wait() {
+            return Ok(Step::Again);
+        }
+        Ok(Step::Wait(now.saturating_add(poll_pause(self.dice()))))
+    }
+
+    /// The last moment for the call: the caller's patience, and one operation timeout.
+    pub(super) fn hard_limit(&self) -> Moment {
+        self.limit.saturating_add(self.on.redlock.operation_timeout())
+    }
+
+    /// Gets the calling thread a ticket and the line up; false when there is none to be had now.
+    fn prepare_to_wait(&mut self) -> bool {
+        let limit = self.limit;
+        self.ticket().open_line(limit)
+    }
+
+    fn ticket(&mut self) -> &Ticket {
+        let Attempt { on, claim, ticket, .. } = self;
+        ticket.get_or_insert_with(|| on.listener.ticket(claim.key.lock(), claim.id.as_str()))
+    }
+
+    /// Sleeps until it is time to ask again, or the lock is handed over.
+    fn wait(&mut self, mut until: Moment) -> Result<Option<Grant>, LockError> {
+        let (limit, hard_limit) = (self.limit, self.hard_limit());
+        let looks_itself = self.trouble.is_some() || self.leading;
+        // Waiting for a server to come back takes a ticket too: shutting down must wake us.
+        let ticket = self.ticket();
+        loop {
+            // Past the limit, asking goes on until the hard limit.
+            let bound = if clock::now() < limit { limit } else { hard_limit };
+            match ticket.wait(until.min(bound)) {
+                Woken::Granted(handover) => {
+                    let grant = self.accept(handover);
+                    if let (None, Some(ticket)) = (&grant, &self.ticket) {
+                        // It is off to ask instead of leaving, so somebody else has to listen.
+                        ticket.call_listener();
+                    }
+                    return Ok(grant);
+                }
+                Woken::Look => return Ok(None),
+                Woken::Closed => return Err(LockError::Shutdown),
+                // One thread looks for all that wait here; the others only keep time.
+                Woken::Time if clock::now() < limit && !looks_itself && !ticket.is_front() => {
+                    until = clock::now().saturating_add(tick(ticket.number()));
+                }
+                Woken::Time => return Ok(None),
+            }
+        }
+    }
+
+    /// Whether a handover is still worth something. A stale one is not: asking again finds out where we are. That of one
+    /// node among several makes us the head of the line, who asks all.
+    fn accept(&mut self, handover: Handover) -> Option<Grant> {
+        if self.several() {
+            self.leading = true;
+            return None;
+        }
+        let px = Duration::from_millis(handover.px_ms).min(self.claim.ttl);
+        let now = clock::now();
+        let reading = self.on.redlock.node(self.order).reading()?;
+        let deadline = deadline_of_grant(&reading, handover.granted_at_us, px, now);
+        if handover.granted_at_us < self.queued_at_us || deadline.after(now) < px / 4 {
+            log::debug!("a grant of {:?} came too late to be used", self.claim.key);
+            return None;
+        }
+        let mut votes = Votes::new(1);
+        votes.confirm(0, deadline);
+        Some(self.grant(handover.token, votes, true, NodeSet::NONE))
+    }
+
+    fn grant(&self, token: u64, votes: Votes, provisional: bool, stray: NodeSet) -> Grant {
+        let (late_until, nodes) = (self.late_until, self.known);
+        Grant { token: FencingToken(token), votes, provisional, late_until, nodes, stray }
+    }
+
+    /// What to do after a failure: when to ask again, or the error that ends it.
+    fn troubled(&mut self, trouble: Trouble) -> Result<Moment, LockError> {
+        let (now, hard_limit, dice) = (clock::now(), self.hard_limit(), self.dice());
+        let struggle = self.trouble.get_or_insert(Struggle { since: now, failures: 0, telling: None });
+        struggle.failures += 1;
+        let (since, failures) = (struggle.since, struggle.failures);
+        let (passing, sent, silence) = (trouble.is_passing(), trouble.sent(), trouble.is_silence());
+        // Nothing is unclear about a server that was not reached, and who does not want to wait does not want to retry.
+        let in_vain = self.limit == self.started && !sent && !silence;
+        // Without a limit of the caller's, a server that stays away for a whole lease is reported. Who is in line needs
+        // no connection to be told that it is its turn; and a quarantine ends by itself.
+        let waits_on =
+            self.limit != Moment::NEVER || (self.in_line && trouble.is_pool_exhausted()) || trouble.is_quarantine();
+        let patience = since.saturating_add(self.claim.ttl.max(self.on.redlock.operation_timeout()));
+        let patience = if waits_on { Moment::NEVER } else { patience };
+        if passing && !in_vain && now < hard_limit.min(patience) {
+            // A connection that went stale is replaced at once, and a reading of the server's clock is by every answer.
+            let stale = failures == 1 && (sent || silence);
+            if !silence {
+                struggle.telling = Some(trouble);
+            }
+            return Ok(if stale { now } else { now.saturating_add(retry_pause(failures, dice)) });
+        }
+        if passing && self.holder.is_some() && since >= self.limit {
+            return Err(self.too_late());
+        }
+        let trouble = if silence { struggle.telling.take().unwrap_or(trouble) } else { trouble };
+        Err(self.on.redlock.error(trouble, Action::Acquire, Some(self.claim.key.name())))
+    }
+
+    fn too_late(&mut self) -> LockError {
+        let name = self.claim.key.name().to_owned();
+        let server = self.on.redlock.label().clone();
+        let holder = self.holder.take().map(Box::new);
+        match holder {
+            Some(holder) if self.limit == self.started => LockError::Held { name, holder, server },
+            holder => LockError::Timeout { name, holder, waited: clock::now().after(self.started), server },
+        }
+    }
+
+    fn wrong_type(&self) -> LockError {
+        LockError::WrongType {
+            name: self.claim.key.name().to_owned(),
+            key: self.claim.key.lock().to_owned(),
+            server: self.on.redlock.label().clone(),
+        }
+    }
+
+    pub(super) fn leftover(&self) -> Option<Leftover> {
+        let late = clock::now() < self.late_until;
+        let nodes = if late { self.on.redlock.all() } else { self.known.with(self.strays) };
+        let waiter = if self.in_line || !self.strays.is_empty() { self.waiter() } else { String::new() };
+        (!nodes.is_empty()).then_some(Leftover { waiter, late_until: self.late_until, nodes })
+    }
+
+    pub(super) fn waiter(&self) -> String {
+        self.on.waiter(self.claim)
+    }
+
+    fn dice(&self) -> u64 {
+        clock::now().as_nanos() ^ self.ticket.as_ref().map_or(0, Ticket::number)
+    }
+}

@@ -1,0 +1,219 @@
+//! Asking the nodes for a lock, and giving back what a lost vote has won.
+
+use std::{collections::HashMap, time::Duration};
+
+use super::{Acquirer, attempt::Attempt};
+use crate::{
+    answer::NodeAnswer,
+    clock::{self, Moment},
+    holder::Holder,
+    node::{
+        Answer, Failure, Reason,
+        calls::{Acquire, Acquired, Mode, Release},
+    },
+    redlock::{self, LATE_SLACK, Links, NodeSet, Round, Slip, Trouble, Verdict, Vote, quorum},
+};
+
+/// No ask takes less time than this, however short the lease.
+const ASK_MIN: Duration = Duration::from_millis(50);
+/// How long to wait until what was won has been given back, at least.
+const GIVE_BACK_MIN: Duration = Duration::from_millis(20);
+
+/// What the nodes said to an ask.
+pub(super) struct Ballot {
+    pub(super) verdict: Verdict,
+    inner: redlock::Ballot<Acquired>,
+    full: bool,
+}
+
+impl Ballot {
+    pub(super) fn slips(&self) -> &[Slip<Acquired>] {
+        &self.inner.slips
+    }
+
+    pub(super) fn votes(&self) -> &[Option<Vote>] {
+        &self.inner.votes
+    }
+
+    /// Whether all nodes were asked.
+    pub(super) fn is_full(&self) -> bool {
+        self.full
+    }
+
+    /// What a node said, if it answered.
+    pub(super) fn standing(&self, node: usize) -> Option<&Acquired> {
+        match self.inner.slips.get(node) {
+            Some(Slip::Said(Answer { reply, .. })) => Some(reply),
+            _ => None,
+        }
+    }
+
+    /// Whether the lock is ours on this node, whether or not that counts.
+    pub(super) fn holds_on(&self, node: usize) -> bool {
+        matches!(self.standing(node), Some(Acquired::Held { .. }))
+    }
+
+    fn said(&self) -> impl Iterator<Item = &Acquired> {
+        (0..self.inner.slips.len()).filter_map(|node| self.standing(node))
+    }
+
+    /// The key holds something else than a lock, and where it does not, that is not enough.
+    pub(super) fn is_wrong_type(&self) -> bool {
+        let nodes = self.inner.slips.len();
+        let wrong = self.said().filter(|reply| matches!(reply, Acquired::WrongType)).count();
+        wrong > nodes - quorum(nodes)
+    }
+
+    /// By how many nodes each holder's claim is supported, the strongest last.
+    fn holders(&self) -> Vec<(usize, &Holder)> {
+        let mut counted: HashMap<&str, (usize, &Holder)> = HashMap::new();
+        for holder in self.said().filter_map(Acquired::holder) {
+            counted.entry(holder.id()).or_insert((0, holder)).0 += 1;
+        }
+        let mut holders: Vec<_> = counted.into_values().collect();
+        holders.sort_unstable_by_key(|(nodes, _)| *nodes);
+        holders
+    }
+
+    /// Who is in the way: on most of the nodes that told.
+    pub(super) fn holder(&self) -> Option<Holder> {
+        if let [Slip::Said(answer)] = self.inner.slips.as_slice() {
+            return answer.reply.holder().cloned();
+        }
+        self.holders().pop().map(|(_, holder)| holder.clone())
+    }
+
+    /// Nobody can have a quorum by what was said: contenders have taken the votes from each other.
+    pub(super) fn is_split(&self) -> bool {
+        let nodes = self.inner.slips.len();
+        let silent = nodes - self.said().count();
+        nodes > 1 && self.full && self.holders().last().is_none_or(|(count, _)| count + silent < quorum(nodes))
+    }
+
+    pub(super) fn answers(&self, on: &Acquirer) -> Vec<NodeAnswer> {
+        self.inner.answers(&on.redlock, says)
+    }
+
+    pub(super) fn into_trouble(self, on: &Acquirer) -> Trouble {
+        Trouble::of(&on.redlock, self.inner, says)
+    }
+}
+
+fn says(reply: &Acquired) -> String {
+    match reply {
+        Acquired::Held { .. } => "gives it".into(),
+        Acquired::Busy { holder, .. } | Acquired::Queued { holder, .. } => format!("held by {holder}"),
+        Acquired::WrongType => "its key holds something else than a lock".into(),
+        Acquired::Late { .. } => "the request came too late".into(),
+    }
+}
+
+impl Attempt<'_> {
+    /// Asks all nodes, or only the one with the line. What a vote that was not won has won goes back at once, but for the
+    /// head of the line.
+    pub(super) fn ask(&mut self, mode: Mode, full: bool) -> Result<Ballot, Trouble> {
+        let redlock = self.on.redlock.clone();
+        let now = clock::now();
+        // A short lease leaves no time for a long wait for an answer.
+        let ask_max = redlock.operation_timeout().min((self.claim.ttl / 3).max(ASK_MIN));
+        let deadline = now.saturating_add(ask_max).min(self.hard_limit());
+        if matches!(mode, Mode::Join | Mode::Look) {
+            self.in_line = true;
+            self.known = self.known.with(NodeSet::only(self.order));
+        }
+        let mut links = redlock.links(deadline).map_err(Trouble::Alone)?;
+        self.give_back_strays(&mut links);
+        let to = self.addressees(full, now)?;
+        let waiter = if matches!(mode, Mode::Try) { String::new() } else { self.waiter() };
+        let token_min = self.token_min.unwrap_or_else(|| redlock.token_min());
+        let (order, claim, heal) = (self.order, self.claim, self.on.heal);
+        let call = |node| Acquire {
+            key: &claim.key,
+            id: claim.id.as_str(),
+            ttl_ms: claim.ttl_ms(),
+            mode: if node == order { mode } else { Mode::Try },
+            waiter: if node == order { &waiter } else { "" },
+            heal,
+            token_min,
+        };
+        let vote = |node: usize, reply: &Acquired| match reply {
+            Acquired::Held { .. } if redlock.node(node).quarantined(clock::now()).is_some() => Vote::Unknown,
+            Acquired::Held { .. } => Vote::Yes,
+            Acquired::Busy { .. } | Acquired::Queued { .. } | Acquired::WrongType => Vote::No,
+            Acquired::Late { .. } => Vote::Unknown,
+        };
+        let round = if full { Round::new(to, deadline) } else { Round::all(to, deadline) };
+        let inner = redlock.ask(&mut links, round, call, vote);
+        let unclear = inner.unclear();
+        if !unclear.is_empty() {
+            self.late_until = self.late_until.max(deadline);
+        }
+        let verdict = if full { inner.verdict() } else { self.verdict_of_the_line(&inner) };
+        let ballot = Ballot { verdict, inner, full };
+        let ours: NodeSet = (0..redlock.len()).filter(|node| ballot.holds_on(*node)).collect();
+        self.known = self.known.with(ours).with(unclear);
+        if self.several() && full && verdict != Verdict::Won {
+            self.leading = self.keeps_the_head(mode, &ballot);
+            let head = if self.leading { NodeSet::only(order) } else { NodeSet::NONE };
+            self.give_back(&mut links, ours.with(unclear).without(head), now, deadline);
+        }
+        Ok(ballot)
+    }
+
+    /// Whom to ask: not those to which something is under way that must not come between.
+    fn addressees(&mut self, full: bool, now: Moment) -> Result<NodeSet, Trouble> {
+        self.unsettled.retain(|(_, until)| now < *until);
+        let unsettled: NodeSet = self.unsettled.iter().map(|(node, _)| *node).collect();
+        let to = if full { self.on.redlock.all() } else { NodeSet::only(self.order) }.without(unsettled);
+        if to.is_empty() {
+            return Err(Trouble::Alone(Failure { sent: false, reason: Reason::TimedOut }));
+        }
+        Ok(to)
+    }
+
+    /// The node with the line speaks for itself.
+    fn verdict_of_the_line(&self, inner: &redlock::Ballot<Acquired>) -> Verdict {
+        match inner.votes.get(self.order) {
+            Some(Some(Vote::No)) => Verdict::Lost,
+            _ => Verdict::Unreachable,
+        }
+    }
+
+    /// Who waits, and has the lock on the node with the line, keeps it there: that is the head of the line, and whoever
+    /// else asks has to give way. Unless another holds a node that comes before: then the line is there.
+    fn keeps_the_head(&self, mode: Mode, ballot: &Ballot) -> bool {
+        let waits = mode != Mode::Leave && clock::now() < self.limit;
+        let before = (0..self.order).any(|node| ballot.standing(node).is_some_and(|reply| reply.holder().is_some()));
+        waits && ballot.holds_on(self.order) && !before
+    }
+
+    fn give_back_strays(&mut self, links: &mut Links) {
+        let strays = std::mem::take(&mut self.strays);
+        if !strays.is_empty() {
+            let now = clock::now();
+            self.give_back(links, strays, now, now.saturating_add(GIVE_BACK_MIN * 4));
+        }
+    }
+
+    /// Releases what was won, and what may have been, behind the request for it. A node that has not confirmed it by the
+    /// time that the others take is not asked again before the release is void: a late one would take away what a later
+    /// ask has won.
+    fn give_back(&mut self, links: &mut Links, nodes: NodeSet, asked: Moment, deadline: Moment) {
+        if nodes.is_empty() {
+            return;
+        }
+        let now = clock::now();
+        let patience = (now.after(asked) * 4).max(GIVE_BACK_MIN);
+        let round = Round { wait_until: now.saturating_add(patience).min(deadline), ..Round::all(nodes, deadline) };
+        let waiter = self.waiter();
+        let claim = self.claim;
+        let release = |_| Release { key: &claim.key, id: claim.id.as_str(), waiter: &waiter, in_time: true };
+        let given = self.on.redlock.ask(links, round, release, |_, _| Vote::Yes);
+        for node in nodes.iter() {
+            match given.slips[node] {
+                Slip::Said(_) => self.known = self.known.without(NodeSet::only(node)),
+                _ => self.unsettled.push((node, deadline.saturating_add(LATE_SLACK))),
+            }
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! What a server is asked, and what it answers: one type for each request and each reply. Pure.
+
+use redis::Value;
+
+use super::{
+    connection::write_command,
+    script::{ACQUIRE, By, Call, INSPECT, RELEASE, RENEW, Script},
+    wire::{Fields, bulk, exact, line, micros, number},
+};
+use crate::{holder::Holder, key::LockKey};
+
+/// Whether and how an acquire joins the line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Try,
+    Join,
+    Look,
+    Leave,
+}
+
+pub(crate) struct Acquire<'a> {
+    pub(crate) key: &'a LockKey,
+    pub(crate) id: &'a str,
+    pub(crate) ttl_ms: u64,
+    pub(crate) mode: Mode,
+    pub(crate) waiter: &'a str,
+    pub(crate) heal: bool,
+    /// The token is to be this or larger.
+    pub(crate) token_min: u64,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Acquired {
+    Held { now_us: u64, token: u64 },
+    Busy { now_us: u64, holder: Holder },
+    Queued { now_us: u64, holder: Holder, position: u64, joined: bool },
+    WrongType,
+    Late { now_us: u64 },
+}
+
+impl Acquired {
+    /// Who is in the way.
+    pub(crate) fn holder(&self) -> Option<&Holder> {
+        match self {
+            Acquired::Busy { holder, .. } | Acquired::Queued { holder, .. } => Some(holder),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn token(&self) -> Option<u64> {
+        match *self {
+            Acquired::Held { token, .. } => Some(token),
+            _ => None,
+        }
+    }
+}
+
+impl Call for Acquire<'_> {
+    type Reply = Acquired;
+
+    fn server_us(reply: &Acquired) -> Option<u64> {
+        match *reply {
+            Acquired::Held { now_us, .. }
+            | Acquired::Busy { now_us, .. }
+            | Acquired::Queued { now_us, .. }
+            | Acquired::Late { now_us } => Some(now_us),
+            Acquired::WrongType => None,
+        }
+    }
+
+    fn script(&self) -> Option<&'static Script> {
+        Some(&ACQUIRE)
+    }
+
+    fn encode(&self, by: By, nonce: u64, not_after_us: u64, out: &mut Vec<u8>) {
+        ACQUIRE.begin(by, 3, 8, out);
+        lock_keys(out, self.key);
+        number(out, nonce);
+        bulk(out, &[self.id.as_bytes()]);
+        number(out, self.ttl_ms);
+        let mode: &[u8] = match self.mode {
+            Mode::Try => b"try",
+            Mode::Join => b"join",
+            Mode::Look => b"look",
+            Mode::Leave => b"leave",
+        };
+        bulk(out, &[mode]);
+        bulk(out, &[self.waiter.as_bytes()]);
+        micros(out, not_after_us);
+        bulk(out, &[if self.heal { b"1" } else { b"0" }]);
+        micros(out, self.token_min);
+    }
+
+    fn read(&self, nonce: u64, reply: Value) -> Option<Acquired> {
+        let line = line(&reply)?;
+        let (tag, mut rest) = Fields::open(&line, nonce)?;
+        let now_us = rest.exact()?;
+        Some(match tag {
+            "held" => Acquired::Held { now_us, token: rest.exact().filter(|token| *token > 0)? },
+            "busy" => Acquired::Busy { now_us, holder: rest.holder(now_us)? },
+            "queued" => {
+                let (pttl_ms, position, joined) = (rest.number()?, rest.number()?, rest.number::<u8>()? == 1);
+                let holder = Holder::reported(rest.text().to_owned(), pttl_ms, 0, 0, now_us);
+                Acquired::Queued { now_us, holder, position, joined }
+            }
+            "type" => Acquired::WrongType,
+            "late" => Acquired::Late { now_us },
+            _ => return None,
+        })
+    }
+}
+
+pub(crate) struct Release<'a> {
+    pub(crate) key: &'a LockKey,
+    pub(crate) id: &'a str,
+    /// A waiter to take out of the line, or empty.
+    pub(crate) waiter: &'a str,
+    /// Refused when it arrives too late for its caller; else it is carried out whenever it arrives.
+    pub(crate) in_time: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum ReleaseReply {
+    Released,
+    Gone,
+    Other(Holder),
+    WrongType,
+    Late,
+}
+
+impl Call for Release<'_> {
+    type Reply = ReleaseReply;
+
+    fn script(&self) -> Option<&'static Script> {
+        Some(&RELEASE)
+    }
+
+    fn encode(&self, by: By, nonce: u64, not_after_us: u64, out: &mut Vec<u8>) {
+        RELEASE.begin(by, 3, 4, out);
+        lock_keys(out, self.key);
+        number(out, nonce);
+        bulk(out, &[self.id.as_bytes()]);
+        bulk(out, &[self.waiter.as_bytes()]);
+        if self.in_time { micros(out, not_after_us) } else { bulk(out, &[]) }
+    }
+
+    fn read(&self, nonce: u64, reply: Value) -> Option<ReleaseReply> {
+        let line = line(&reply)?;
+        let (tag, mut rest) = Fields::open(&line, nonce)?;
+        Some(match tag {
+            "released" => ReleaseReply::Released,
+            "gone" => ReleaseReply::Gone,
+            "other" => {
+                let now_us = rest.exact()?;
+                ReleaseReply::Other(rest.holder(now_us)?)
+            }
+            "type" => ReleaseReply::WrongType,
+            "late" => ReleaseReply::Late,
+            _ => return None,
+        })
+    }
+}
+
+/// One lock of a batch of renewals.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Renewal<'a> {
+    pub(crate) lock: &'a str,
+    pub(crate) id: &'a str,
+    pub(crate) ttl_ms: u64,
+}
+
+pub(crate) struct Renew<'a>(pub(crate) &'a [Renewal<'a>]);
+
+/// What became of one lock of a batch.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Renewed {
+    Yes,
+    Gone,
+    Other(String),
+}
+
+impl Call for Renew<'_> {
+    type Reply = (u64, Vec<Renewed>);
+
+    fn server_us(reply: &Self::Reply) -> Option<u64> {
+        Some(reply.0)
+    }
+
+    fn script(&self) -> Option<&'static Script> {
+        Some(&RENEW)
+    }
+
+    fn encode(&self, by: By, nonce: u64, _: u64, out: &mut Vec<u8>) {
+        RENEW.begin(by, self.0.len(), 1 + 2 * self.0.len(), out);
+        for renewal in self.0 {
+            bulk(out, &[renewal.lock.as_bytes()]);
+        }
+        number(out, nonce);
+        for renewal in self.0 {
+            bulk(out, &[renewal.id.as_bytes()]);
+            number(out, renewal.ttl_ms);
+        }
+    }
+
+    fn read(&self, nonce: u64, reply: Value) -> Option<(u64, Vec<Renewed>)> {
+        let Value::Array(values) = reply else { return None };
+        let mut values = values.into_iter();
+        let head = values.next()?;
+        let now_us = exact(Fields::open(&line(&head)?, nonce)?.0)?;
+        let mut answers = Vec::with_capacity(self.0.len());
+        for value in values {
+            answers.push(match value {
+                Value::Int(1) => Renewed::Yes,
+                // A key of another type is no lock of anybody's.
+                Value::Int(0 | -1) => Renewed::Gone,
+                Value::BulkString(id) => Renewed::Other(String::from_utf8_lossy(&id).into_owned()),
+                _ => return None,
+            });
+        }
+        (answers.len() == self.0.len()).then_some((now_us, answers))
+    }
+}
+
+pub(crate) struct Inspect<'a>(pub(crate) &'a LockKey);
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Inspected {
+    Held(Holder),
+    Free,
+    WrongType,
+}
+
+impl Call for Inspect<'_> {
+    type Reply = Inspected;
+
+    fn script(&self) -> Option<&'static Script> {
+        Some(&INSPECT)
+    }
+
+    fn encode(&self, by: By, nonce: u64, _: u64, out: &mut Vec<u8>) {
+        INSPECT.begin(by, 3, 1, out);
+        lock_keys(out, self.0);
+        number(out, nonce);
+    }
+
+    fn read(&self, nonce: u64, reply: Value) -> Option<Inspected> {
+        let line = line(&reply)?;
+        let (tag, mut rest) = Fields::open(&line, nonce)?;
+        Some(match tag {
+            "busy" => {
+                let now_us = rest.exact()?;
+                Inspected::Held(rest.holder(now_us)?)
+            }
+            "free" => Inspected::Free,
+            "type" => Inspected::WrongType,
+            _ => return None,
+        })
+    }
+}
+
+/// Whether anybody is there.
+pub(crate) struct Ping;
+
+impl Call for Ping {
+    type Reply = ();
+
+    fn script(&self) -> Option<&'static Script> {
+        None
+    }
+
+    fn encode(&self, _: By, _: u64, _: u64, out: &mut Vec<u8>) {
+        write_command(out, &[b"PING"]);
+    }
+
+    fn read(&self, _: u64, reply: Value) -> Option<()> {
+        (reply == Value::SimpleString("PONG".into())).then_some(())
+    }
+}
+
+fn lock_keys(out: &mut Vec<u8>, key: &LockKey) {
+    bulk(out, &[key.lock().as_bytes()]);
+    bulk(out, &key.queue().map(str::as_bytes));
+    bulk(out, &key.fence().map(str::as_bytes));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn texts(fields: &[&str]) -> Vec<Value> {
+        fields.iter().map(|text| Value::BulkString(text.as_bytes().to_vec())).collect()
+    }
+
+    fn acquire(key: &LockKey) -> Acquire<'_> {
+        Acquire { key, id: "me", ttl_ms: 10, mode: Mode::Try, waiter: "", heal: true, token_min: 0 }
+    }
+
+    #[test]
+    fn a_request_is_one_well_formed_command() {
+        let key = LockKey::new("lock:", "a b\r\n").unwrap();
+        let mut out = Vec::new();
+        acquire(&key).encode(By::Hash, 1000, 7, &mut out);
+        let Value::Array(parts) = redis::parse_redis_value(&out).unwrap() else { panic!("not an array") };
+        assert_eq!(parts.len(), 14);
+        let expected = texts(&["EVALSHA", ACQUIRE.hash(), "3", "lock:a b\r\n", "distlock:queue:{lock:a b\r\n}"]);
+        assert_eq!(&parts[..5], &expected[..]);
+        assert_eq!(
+            &parts[6..],
+            &texts(&["1000", "me", "10", "try", "", "0000000000000007", "1", "0000000000000000"])[..]
+        );
+    }
+
+    fn text(line: &str) -> Value {
+        Value::BulkString(line.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn a_reply_to_another_request_is_no_answer() {
+        let key = LockKey::new("", "x").unwrap();
+        assert_eq!(acquire(&key).read(9, text("9 held 5 6")), Some(Acquired::Held { now_us: 5, token: 6 }));
+        assert_eq!(acquire(&key).read(9, text("8 held 5 6")), None);
+        assert_eq!(acquire(&key).read(9, text("held 5 6")), None);
+        assert_eq!(acquire(&key).read(9, Value::Okay), None);
+    }
+
+    #[test]
+    fn a_holder_may_call_itself_anything() {
+        let key = LockKey::new("", "x").unwrap();
+        let Some(Inspected::Held(holder)) = Inspect(&key).read(1, text("1 busy 50 -1 99999999999999999999 2 a b\n c"))
+        else {
+            panic!("not understood")
+        };
+        assert_eq!((holder.id(), holder.ttl_left(), holder.waiters()), ("a b\n c", None, Some(2)));
+        let queued = acquire(&key).read(1, text("1 queued 50 700 3 1 "));
+        assert!(matches!(queued, Some(Acquired::Queued { position: 3, joined: true, .. })), "{queued:?}");
+    }
+
+    #[test]
+    fn tokens_out_of_range_are_refused() {
+        let key = LockKey::new("", "x").unwrap();
+        for token in ["0", "-1", "9007199254740992", "99999999999999999999", "1e3", ""] {
+            assert_eq!(acquire(&key).read(9, text(&format!("9 held 5 {token}"))), None, "token {token}");
+        }
+    }
+
+    #[test]
+    fn a_batch_needs_an_answer_for_each_lock() {
+        let renewals = [Renewal { lock: "a", id: "i", ttl_ms: 1 }, Renewal { lock: "b", id: "j", ttl_ms: 1 }];
+        let reply = |answers: Vec<Value>| Value::Array([vec![text("1 3")], answers].concat());
+        assert_eq!(
+            Renew(&renewals).read(1, reply(vec![Value::Int(1), text("somebody")])),
+            Some((3, vec![Renewed::Yes, Renewed::Other("somebody".into())]))
+        );
+        assert_eq!(Renew(&renewals).read(1, reply(vec![Value::Int(1)])), None);
+        assert_eq!(Renew(&renewals).read(1, reply(vec![Value::Int(1), Value::Int(2)])), None);
+        assert_eq!(Renew(&renewals).read(2, reply(vec![Value::Int(1), Value::Int(1)])), None);
+    }
+
+    fn any_value() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            any::<i64>().prop_map(Value::Int),
+            proptest::collection::vec(any::<u8>(), 0..20).prop_map(Value::BulkString),
+            "9 (held|busy|queued|other|late|released)( -?[0-9]{1,20}| [a-z]{0,3}){0,7}"
+                .prop_map(|t| Value::BulkString(t.into())),
+            Just(Value::Nil),
+            Just(Value::Okay),
+        ];
+        leaf.prop_recursive(2, 12, 8, |inner| proptest::collection::vec(inner, 0..8).prop_map(Value::Array))
+    }
+
+    proptest! {
+        #[test]
+        fn no_reply_panics(value in any_value()) {
+            let key = LockKey::new("", "x").unwrap();
+            let renewals = [Renewal { lock: "a", id: "i", ttl_ms: 1 }];
+            acquire(&key).read(9, value.clone());
+            Release { key: &key, id: "", waiter: "", in_time: false }.read(9, value.clone());
+            Renew(&renewals).read(9, value.clone());
+            Inspect(&key).read(9, value);
+        }
+    }
+}

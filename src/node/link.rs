@@ -1,0 +1,155 @@
+//! `Link`: an open socket and the redis crate's parser; reads and writes that end when they have to.
+
+use std::{
+    io::{self, Read},
+    time::Duration,
+};
+
+use redis::{Parser, RedisResult, Value};
+
+use super::socket::Socket;
+use crate::clock::{self, Moment};
+
+/// No reply of a script of ours comes near this; a longer one is a fault or an attack.
+const REPLY_BYTES_MAX: usize = 4 << 20;
+/// A timeout on the socket that is this much too long is not worth a system call to mend.
+const ARM_SLACK: Duration = Duration::from_millis(2);
+
+pub(super) struct Link {
+    pub(super) socket: Socket,
+    parser: Parser,
+    armed: Duration,
+    pub(super) used_at: Moment,
+    /// How long the first byte of an answer usually takes.
+    typical: Duration,
+    /// Answers under way that nobody waits for any more, and since when there are any.
+    pub(super) owed: u32,
+    pub(super) owed_since: Moment,
+    /// The scripts that were sent in full.
+    pub(super) taught: u8,
+}
+
+impl Link {
+    pub(super) fn new(socket: Socket) -> Link {
+        let now = clock::now();
+        Link {
+            socket,
+            parser: Parser::new(),
+            armed: Duration::ZERO,
+            used_at: now,
+            typical: Duration::ZERO,
+            owed: 0,
+            owed_since: now,
+            taught: 0,
+        }
+    }
+
+    /// Reads one value until the moment has come; what was read by then is kept for the next call.
+    pub(super) fn read(&mut self, until: Moment, spin_max: Duration) -> RedisResult<Value> {
+        let started = clock::now();
+        let spin_until = started.saturating_add(self.spin(spin_max));
+        let Link { socket, parser, armed, .. } = self;
+        let mut reader = Bounded { socket, armed, until, spin_until, first_at: None, left: REPLY_BYTES_MAX };
+        let result = parser.parse_value(&mut reader);
+        if let Some(first_at) = reader.first_at {
+            self.used_at = first_at;
+            self.learn(first_at.after(started));
+        }
+        result
+    }
+
+    /// How long it is worth to keep the core for an answer.
+    pub(super) fn spin(&self, longest: Duration) -> Duration {
+        if self.typical > longest { Duration::ZERO } else { (self.typical * 2).max(longest / 4).min(longest) }
+    }
+
+    fn learn(&mut self, latency: Duration) {
+        self.typical = (self.typical * 7 + latency) / 8;
+    }
+
+    pub(super) fn write_all(&mut self, mut bytes: &[u8], deadline: Moment) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match self.socket.write(bytes) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => bytes = &bytes[written..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let left = deadline.after(clock::now());
+                    if left.is_zero() {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                    self.socket.await_room(left)?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads for the parser until a moment has come or enough bytes have.
+struct Bounded<'a> {
+    socket: &'a mut Socket,
+    armed: &'a mut Duration,
+    until: Moment,
+    spin_until: Moment,
+    first_at: Option<Moment>,
+    left: usize,
+}
+
+impl Bounded<'_> {
+    /// Looks again and again for a short while, letting others run in between: going to sleep and being woken can
+    /// take longer than a server nearby takes to answer.
+    fn spin(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        while clock::now() < self.spin_until {
+            match self.socket.try_read(buffer) {
+                Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {
+                    std::thread::yield_now();
+                }
+                result => return result.map(Some),
+            }
+        }
+        Ok(None)
+    }
+
+    fn took(&mut self, read: usize) -> usize {
+        self.left -= read;
+        self.spin_until = Moment::from_nanos(0);
+        self.first_at.get_or_insert_with(clock::now);
+        read
+    }
+}
+
+impl Read for Bounded<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.left == 0 {
+            return Err(io::Error::other("the reply is too long"));
+        }
+        let room = buffer.len().min(self.left);
+        if let Some(read) = self.spin(&mut buffer[..room])? {
+            return Ok(self.took(read));
+        }
+        loop {
+            let remaining = self.until.after(clock::now());
+            if remaining.is_zero() {
+                // What has come in time is not late because nobody looked.
+                return match self.socket.try_read(&mut buffer[..room]) {
+                    Ok(read) => Ok(self.took(read)),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(io::ErrorKind::TimedOut.into()),
+                    Err(error) => Err(error),
+                };
+            }
+            // A timeout that is too short only costs another turn of this loop.
+            if *self.armed > remaining.saturating_add(ARM_SLACK) || *self.armed < remaining / 8 {
+                self.socket.set_read_timeout(remaining)?;
+                *self.armed = remaining;
+            }
+            match self.socket.read(&mut buffer[..room]) {
+                Ok(read) => return Ok(self.took(read)),
+                // Stopping and continuing the process interrupts a read that has a timeout.
+                Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}

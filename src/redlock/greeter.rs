@@ -1,0 +1,73 @@
+//! Threads that connect to nodes for a caller who polls, and a bell that they ring.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    os::unix::net::UnixStream,
+    sync::Arc,
+    thread,
+};
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+
+use crate::{
+    clock::{self, Moment},
+    node::{Connection, Failure, RedisNode},
+};
+
+/// Connecting can take long, and several nodes are connected to at once.
+pub(super) struct Greeter {
+    done: Sender<Arrival>,
+    arrivals: Receiver<Arrival>,
+    ring: Arc<UnixStream>,
+    pub(super) bell: UnixStream,
+}
+
+pub(super) struct Arrival {
+    pub(super) node: usize,
+    pub(super) link: Connection,
+    pub(super) outcome: Result<(), Failure>,
+}
+
+impl Greeter {
+    pub(super) fn new() -> io::Result<Greeter> {
+        let (ring, bell) = UnixStream::pair()?;
+        ring.set_nonblocking(true)?;
+        bell.set_nonblocking(true)?;
+        let (done, arrivals) = unbounded();
+        Ok(Greeter { done, arrivals, ring: Arc::new(ring), bell })
+    }
+
+    /// Connects in the background. A connection that comes when nobody waits any more is kept by its node.
+    pub(super) fn greet(
+        &self,
+        index: usize,
+        node: Arc<RedisNode>,
+        mut link: Connection,
+        deadline: Moment,
+    ) -> io::Result<()> {
+        let (done, ring) = (self.done.clone(), self.ring.clone());
+        let connect = move || {
+            let outcome = node.connect(&mut link, deadline);
+            if let Err(unheard) = done.send(Arrival { node: index, link, outcome }) {
+                // Nobody waits for it any more.
+                match unheard.0 {
+                    Arrival { outcome: Err(_), .. } => node.failed(clock::now()),
+                    Arrival { link, .. } => {
+                        node.answered();
+                        node.put_spare(link);
+                    }
+                }
+            }
+            // A full pipe has rung already.
+            let _ = (&*ring).write(&[1]);
+        };
+        thread::Builder::new().name("distlock-connect".into()).spawn(connect).map(drop)
+    }
+
+    /// Who is there by now, or will not come.
+    pub(super) fn arrived(&mut self) -> Vec<Arrival> {
+        let mut rings = [0; 64];
+        let _ = self.bell.read(&mut rings);
+        self.arrivals.try_iter().collect()
+    }
+}

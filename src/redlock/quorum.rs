@@ -1,0 +1,264 @@
+//! What N answers amount to. Pure.
+
+use std::fmt;
+
+pub(crate) use crate::answer::Vote;
+use crate::clock::Moment;
+
+/// What the answers amount to so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Verdict {
+    /// It depends on answers that are still to come.
+    Open,
+    Won,
+    /// So many said no that no quorum is left.
+    Lost,
+    /// No quorum can say yes, and not because it said no.
+    Unreachable,
+}
+
+/// More than half: any two quorums have a node in common.
+pub(crate) const fn quorum(nodes: usize) -> usize {
+    nodes / 2 + 1
+}
+
+/// Counts `votes`; `None` is an answer that may still come.
+pub(crate) fn verdict(votes: impl ExactSizeIterator<Item = Option<Vote>>) -> Verdict {
+    let nodes = votes.len();
+    let (mut yes, mut no, mut open) = (0, 0, 0);
+    for vote in votes {
+        match vote {
+            Some(Vote::Yes) => yes += 1,
+            Some(Vote::No) => no += 1,
+            Some(Vote::Unknown) => {}
+            None => open += 1,
+        }
+    }
+    let needed = quorum(nodes);
+    if yes >= needed {
+        Verdict::Won
+    } else if no > nodes - needed {
+        Verdict::Lost
+    } else if yes + open >= needed || (open > 0 && no + open > nodes - needed) {
+        Verdict::Open
+    } else {
+        Verdict::Unreachable
+    }
+}
+
+/// The token that a quorum has stored, or else the largest one that was seen, which a quorum has yet to store.
+///
+/// A token may be handed out only when a quorum has stored it: the largest of several counters does not rise from
+/// holder to holder, because two quorums may have only a node in common whose counter is behind. With the token stored
+/// where each later quorum has a node, that node hands out a larger one.
+pub(crate) fn token(stored: &[u64], nodes: usize) -> Result<u64, u64> {
+    let highest = stored.iter().copied().max().unwrap_or(0);
+    let agreeing = stored.iter().filter(|token| **token == highest).count();
+    if agreeing >= quorum(nodes) { Ok(highest) } else { Err(highest) }
+}
+
+/// Until when each node keeps a lock for us.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Votes(Box<[Option<Moment>]>);
+
+impl Votes {
+    /// Of nodes that have said nothing yet.
+    pub(crate) fn new(nodes: usize) -> Votes {
+        Votes(vec![Some(Moment::from_nanos(0)); nodes].into())
+    }
+
+    /// A node keeps the lock until `deadline`. Deadlines do not move back, and a vote that is gone stays gone.
+    pub(crate) fn confirm(&mut self, node: usize, deadline: Moment) {
+        if let Some(Some(vote)) = self.0.get_mut(node) {
+            *vote = deadline.max(*vote);
+        }
+    }
+
+    /// A node does not keep the lock for us, or not any more: whatever it says later is not about this lease.
+    pub(crate) fn strike(&mut self, node: usize) {
+        if let Some(vote) = self.0.get_mut(node) {
+            *vote = None;
+        }
+    }
+
+    /// Until when a quorum keeps the lock: the quorum-th largest of the deadlines. `None` when there cannot be a
+    /// quorum any more.
+    pub(crate) fn validity(&self) -> Option<Moment> {
+        if let [vote] = *self.0 {
+            return vote;
+        }
+        let mut deadlines: Vec<Moment> = self.0.iter().copied().flatten().collect();
+        deadlines.sort_unstable_by(|a, b| b.cmp(a));
+        deadlines.get(quorum(self.0.len()) - 1).copied()
+    }
+}
+
+/// Some of the nodes.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct NodeSet(u32);
+
+impl NodeSet {
+    /// How many nodes there can be.
+    pub(crate) const ROOM: usize = 32;
+    pub(crate) const NONE: NodeSet = NodeSet(0);
+
+    pub(crate) fn first(nodes: usize) -> NodeSet {
+        NodeSet(u32::MAX >> (Self::ROOM - nodes.clamp(1, Self::ROOM)))
+    }
+
+    pub(crate) fn only(node: usize) -> NodeSet {
+        NodeSet(1 << node)
+    }
+
+    pub(crate) fn has(self, node: usize) -> bool {
+        self.0 & (1 << node) != 0
+    }
+
+    pub(crate) fn with(self, other: NodeSet) -> NodeSet {
+        NodeSet(self.0 | other.0)
+    }
+
+    pub(crate) fn without(self, other: NodeSet) -> NodeSet {
+        NodeSet(self.0 & !other.0)
+    }
+
+    pub(crate) fn both(self, other: NodeSet) -> NodeSet {
+        NodeSet(self.0 & other.0)
+    }
+
+    pub(crate) fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    pub(crate) fn len(self) -> usize {
+        self.0.count_ones() as usize
+    }
+
+    pub(crate) fn iter(self) -> impl DoubleEndedIterator<Item = usize> {
+        (0..Self::ROOM).filter(move |node| self.has(*node))
+    }
+}
+
+impl FromIterator<usize> for NodeSet {
+    fn from_iter<I: IntoIterator<Item = usize>>(nodes: I) -> NodeSet {
+        nodes.into_iter().fold(NodeSet::NONE, |set, node| set.with(NodeSet::only(node)))
+    }
+}
+
+impl fmt::Debug for NodeSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn count(votes: &str) -> Verdict {
+        let votes: Vec<_> = votes
+            .chars()
+            .map(|letter| match letter {
+                'y' => Some(Vote::Yes),
+                'n' => Some(Vote::No),
+                'u' => Some(Vote::Unknown),
+                _ => None,
+            })
+            .collect();
+        verdict(votes.into_iter())
+    }
+
+    #[test]
+    fn one_node_is_the_quorum_of_one() {
+        for (votes, verdict) in
+            [("y", Verdict::Won), ("n", Verdict::Lost), ("u", Verdict::Unreachable), (".", Verdict::Open)]
+        {
+            assert_eq!(count(votes), verdict, "{votes}");
+        }
+    }
+
+    #[test]
+    fn it_is_decided_as_soon_as_it_is_certain() {
+        for (votes, verdict) in [
+            ("yyy..", Verdict::Won),
+            ("yy...", Verdict::Open),
+            ("nnn..", Verdict::Lost),
+            ("nn...", Verdict::Open),
+            ("uuu", Verdict::Unreachable),
+            ("uuu..", Verdict::Unreachable),
+            ("yyuu.", Verdict::Open),
+            ("yyuun", Verdict::Unreachable),
+            ("nnuu.", Verdict::Open),
+            ("nnuuy", Verdict::Unreachable),
+            // Half is no quorum, and half that say no leave none.
+            ("yyuu", Verdict::Unreachable),
+            ("nnyy", Verdict::Lost),
+            ("nn..", Verdict::Lost),
+            ("yn", Verdict::Lost),
+        ] {
+            assert_eq!(count(votes), verdict, "{votes}");
+        }
+    }
+
+    #[test]
+    fn a_token_counts_when_a_quorum_has_stored_it() {
+        assert_eq!(token(&[7], 1), Ok(7));
+        assert_eq!(token(&[10, 2, 2], 5), Err(10));
+        assert_eq!(token(&[10, 10, 2], 5), Err(10));
+        assert_eq!(token(&[10, 10, 10, 2], 5), Ok(10));
+    }
+
+    #[test]
+    fn validity_is_the_quorum_th_largest_deadline() {
+        let at = Moment::from_nanos;
+        let mut votes = Votes::new(5);
+        assert_eq!(votes.validity(), Some(at(0)));
+        for (node, deadline) in [(0, 50), (1, 40), (2, 30)] {
+            votes.confirm(node, at(deadline));
+        }
+        assert_eq!(votes.validity(), Some(at(30)));
+        votes.confirm(4, at(45));
+        assert_eq!(votes.validity(), Some(at(40)));
+        votes.confirm(0, at(20));
+        assert_eq!(votes.validity(), Some(at(40)), "a deadline moved back");
+        votes.strike(0);
+        assert_eq!(votes.validity(), Some(at(30)));
+        votes.confirm(0, at(90));
+        assert_eq!(votes.validity(), Some(at(30)), "a vote that is gone came back");
+        votes.strike(1);
+        votes.strike(2);
+        assert_eq!(votes.validity(), None);
+    }
+
+    fn any_votes() -> impl Strategy<Value = Vec<Option<Vote>>> {
+        let vote = prop_oneof![Just(None), Just(Some(Vote::Yes)), Just(Some(Vote::No)), Just(Some(Vote::Unknown))];
+        proptest::collection::vec(vote, 1..8)
+    }
+
+    proptest! {
+        /// Whatever the answers that are still to come, a verdict stands; and one that is open depends on them.
+        #[test]
+        fn a_verdict_is_final_and_not_late(votes in any_votes()) {
+            let now = verdict(votes.iter().copied());
+            let mut ends = Vec::new();
+            for rest in [Vote::Yes, Vote::No, Vote::Unknown] {
+                ends.push(verdict(votes.iter().map(|vote| Some(vote.unwrap_or(rest))).collect::<Vec<_>>().into_iter()));
+            }
+            match now {
+                Verdict::Open => prop_assert!(ends.iter().any(|end| *end != ends[0])),
+                Verdict::Unreachable => prop_assert!(!ends.contains(&Verdict::Won)),
+                sure => prop_assert!(ends.iter().all(|end| *end == sure)),
+            }
+        }
+
+        #[test]
+        fn a_set_is_what_was_put_in(nodes in proptest::collection::btree_set(0usize..NodeSet::ROOM, 0..NodeSet::ROOM)) {
+            let set: NodeSet = nodes.iter().copied().collect();
+            prop_assert_eq!(set.len(), nodes.len());
+            prop_assert!(set.iter().eq(nodes.iter().copied()));
+            prop_assert!(set.without(set).is_empty());
+            prop_assert_eq!(NodeSet::first(NodeSet::ROOM).without(set).len(), NodeSet::ROOM - nodes.len());
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Giving a lock up on all nodes, asked twice where the first answer is lost.
+
+use std::time::Duration;
+
+use super::{
+    Links, Redlock, Round, Slip, Trouble,
+    quorum::{NodeSet, Vote, quorum},
+    scatter::Ballot,
+};
+use crate::{
+    answer::NodeAnswer,
+    clock::{self, Moment},
+    holder::Holder,
+    key::LockKey,
+    node::calls::{Release, ReleaseReply},
+    released::Released,
+};
+
+/// What is to be released.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Leaving<'a> {
+    pub(crate) key: &'a LockKey,
+    pub(crate) id: &'a str,
+    /// Its entry in the queue, or empty.
+    pub(crate) waiter: &'a str,
+    /// Its holder believed in it until now.
+    pub(crate) was_held: bool,
+}
+
+impl<'a> Leaving<'a> {
+    pub(crate) fn call(&self) -> Release<'a> {
+        let Leaving { key, id, waiter, .. } = *self;
+        Release { key, id, waiter, in_time: false }
+    }
+
+    pub(crate) fn vote(_: usize, reply: &ReleaseReply) -> Vote {
+        match reply {
+            ReleaseReply::Released | ReleaseReply::Gone => Vote::Yes,
+            ReleaseReply::Other(_) | ReleaseReply::WrongType => Vote::No,
+            ReleaseReply::Late => Vote::Unknown,
+        }
+    }
+
+    /// The node on which others wait is told last: by then the lock is on its way to being free on the others.
+    fn round(&self, to: NodeSet, deadline: Moment) -> Round<'static> {
+        Round { backwards: true, all: !self.was_held, ..Round::new(to, deadline) }
+    }
+}
+
+/// How it went, and the nodes that have not said so.
+#[derive(Debug)]
+pub(crate) struct Ending {
+    pub(crate) outcome: Result<Released, Trouble>,
+    pub(crate) unsettled: NodeSet,
+}
+
+impl Redlock {
+    /// Asks all nodes, and again those whose answer is lost, within `patience`.
+    ///
+    /// "Nobody holds it" then means that the first request was carried out; and so does "somebody else" if it was held
+    /// until then, for a release hands the lock on.
+    pub(crate) fn release(&self, links: &mut Links, leaving: Leaving<'_>, patience: Duration) -> Ending {
+        self.release_by(leaving, patience, |round| self.ask(links, round, |_| leaving.call(), Leaving::vote))
+    }
+
+    /// The same for a caller with its own way of asking.
+    pub(crate) fn release_by(
+        &self,
+        leaving: Leaving<'_>,
+        patience: Duration,
+        mut ask: impl FnMut(Round<'_>) -> Ballot<ReleaseReply>,
+    ) -> Ending {
+        let started = clock::now();
+        // Half the time, so that there is another half.
+        let mut ballot = ask(leaving.round(self.all(), started.saturating_add(patience / 2)));
+        let mut may_be_done = NodeSet::NONE;
+        let repeat = repeatable(&ballot);
+        if !repeat.is_empty() && (self.len() == 1 || !is_certain(&ballot, leaving.was_held)) {
+            may_be_done = ballot.unclear();
+            let second = ask(leaving.round(repeat, started.saturating_add(patience)));
+            for (node, (slip, vote)) in second.slips.into_iter().zip(second.votes).enumerate() {
+                if repeat.has(node) {
+                    (ballot.slips[node], ballot.votes[node]) = (slip, vote);
+                }
+            }
+        }
+        self.outcome(ballot, leaving.was_held, may_be_done)
+    }
+
+    fn outcome(&self, ballot: Ballot<ReleaseReply>, was_held: bool, may_be_done: NodeSet) -> Ending {
+        let needed = quorum(self.len());
+        let (mut released, mut gone, mut known) = (0, 0, 0);
+        let mut unsettled = NodeSet::NONE;
+        let mut other: Option<Holder> = None;
+        let mut answers = Vec::new();
+        for (node, slip) in ballot.slips.iter().enumerate() {
+            let again = may_be_done.has(node);
+            match slip {
+                Slip::Said(answer) => match &answer.reply {
+                    ReleaseReply::Released => released += 1,
+                    ReleaseReply::Gone if again => released += 1,
+                    ReleaseReply::Other(_) if again && was_held => released += 1,
+                    ReleaseReply::Gone | ReleaseReply::WrongType | ReleaseReply::Late => gone += 1,
+                    ReleaseReply::Other(holder) => {
+                        known += 1;
+                        answers.push(NodeAnswer::new(self.node(node).label(), Vote::No, format!("held by {holder}")));
+                        other.get_or_insert_with(|| holder.clone());
+                    }
+                },
+                Slip::Failed(_) => unsettled = unsettled.with(NodeSet::only(node)),
+                Slip::Open | Slip::NotAsked => {}
+            }
+        }
+        known += released + gone;
+        let outcome = if released >= needed || (was_held && released > 0 && released + gone >= needed) {
+            Ok(Released::Released)
+        } else if known < needed {
+            Err(Trouble::of(self, ballot, says))
+        } else if let Some(holder) = other {
+            Ok(Released::OwnedByOther(if self.len() > 1 { holder.said_by(answers) } else { holder }))
+        } else {
+            Ok(Released::Gone)
+        };
+        Ending { outcome, unsettled }
+    }
+}
+
+fn is_certain(ballot: &Ballot<ReleaseReply>, was_held: bool) -> bool {
+    was_held && ballot.voting(Vote::Yes).len() >= quorum(ballot.votes.len())
+}
+
+/// The nodes where another try may help.
+fn repeatable(ballot: &Ballot<ReleaseReply>) -> NodeSet {
+    let passing = |slip: &Slip<ReleaseReply>| matches!(slip, Slip::Failed(failure) if failure.is_passing());
+    ballot.slips.iter().enumerate().filter(|(_, slip)| passing(slip)).map(|(node, _)| node).collect()
+}
+
+fn says(reply: &ReleaseReply) -> String {
+    match reply {
+        ReleaseReply::Released => "released it".into(),
+        ReleaseReply::Gone => "nobody held it".into(),
+        ReleaseReply::Other(holder) => format!("held by {holder}"),
+        ReleaseReply::WrongType => "its key holds something else than a lock".into(),
+        ReleaseReply::Late => "the request came too late".into(),
+    }
+}

@@ -1,0 +1,405 @@
+//! Asking several nodes at once, from the calling thread: write to every node, then collect, until it is decided or the
+//! time is over. With one node this is a request and its answer.
+
+use std::{mem, sync::Arc, thread, time::Duration};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::{
+    Redlock,
+    greeter::{Arrival, Greeter},
+    quorum::{NodeSet, Verdict, Vote, quorum, verdict},
+};
+use crate::{
+    answer::NodeAnswer,
+    clock::{self, Moment},
+    node::{Answer, By, Call, Connection, Failure, Pending, Reason, RedisNode},
+};
+
+/// A node that has owed an answer for this long is not asked for more where the others suffice.
+const STALL: Duration = Duration::from_millis(20);
+
+/// What bounds one asking of the nodes.
+pub(crate) struct Round<'a> {
+    pub(crate) to: NodeSet,
+    /// When what was asked becomes void, and a connection that has not answered is closed.
+    pub(crate) deadline: Moment,
+    pub(crate) wait_until: Moment,
+    /// A connection that is made on the calling thread has to be there by then.
+    pub(crate) connect_by: Moment,
+    /// How long to wait for the rest once it is decided.
+    pub(crate) grace: Duration,
+    /// Everybody's answer is wanted, whatever the verdict.
+    pub(crate) all: bool,
+    /// The last node first.
+    pub(crate) backwards: bool,
+    /// Called while answers are out; says when it wants to be called again, or that nobody waits any more.
+    pub(crate) meanwhile: Option<&'a mut dyn FnMut(Moment) -> Option<Moment>>,
+}
+
+impl Round<'_> {
+    pub(crate) fn new(to: NodeSet, deadline: Moment) -> Round<'static> {
+        Round {
+            to,
+            deadline,
+            wait_until: deadline,
+            connect_by: deadline,
+            grace: Duration::ZERO,
+            all: false,
+            backwards: false,
+            meanwhile: None,
+        }
+    }
+
+    pub(crate) fn all(to: NodeSet, deadline: Moment) -> Round<'static> {
+        Round { all: true, ..Round::new(to, deadline) }
+    }
+}
+
+/// What one node said.
+#[derive(Debug)]
+pub(crate) enum Slip<T> {
+    NotAsked,
+    /// Asked, and it has not answered yet: what it was asked may still be carried out.
+    Open,
+    Said(Answer<T>),
+    Failed(Failure),
+}
+
+/// What the nodes said, in their order.
+#[derive(Debug)]
+pub(crate) struct Ballot<T> {
+    pub(crate) slips: Vec<Slip<T>>,
+    pub(crate) votes: Vec<Option<Vote>>,
+}
+
+impl<T> Ballot<T> {
+    pub(crate) fn verdict(&self) -> Verdict {
+        verdict(self.votes.iter().copied())
+    }
+
+    /// The nodes with this vote.
+    pub(crate) fn voting(&self, vote: Vote) -> NodeSet {
+        self.votes.iter().enumerate().filter(|(_, cast)| **cast == Some(vote)).map(|(node, _)| node).collect()
+    }
+
+    /// In words; `says` puts an answer into words.
+    pub(crate) fn answers(&self, redlock: &Redlock, says: impl Fn(&T) -> String) -> Vec<NodeAnswer> {
+        let now = clock::now();
+        let lines = self.slips.iter().zip(&self.votes).zip(redlock.nodes()).map(|((slip, vote), node)| {
+            let vote = vote.unwrap_or(Vote::Unknown);
+            let says = match slip {
+                Slip::Said(answer) => match node.quarantined(now) {
+                    Some(left) if vote == Vote::Unknown => Reason::Quarantined(left).to_string(),
+                    _ => says(&answer.reply),
+                },
+                Slip::Open => "has not answered yet".into(),
+                Slip::Failed(failure) => failure.reason.to_string(),
+                Slip::NotAsked => "was not asked".into(),
+            };
+            NodeAnswer::new(node.label(), vote, says)
+        });
+        lines.collect()
+    }
+
+    /// The nodes that may have carried the request out without our having heard of it.
+    pub(crate) fn unclear(&self) -> NodeSet {
+        let unclear = |slip: &Slip<T>| matches!(slip, Slip::Open) || matches!(slip, Slip::Failed(f) if f.sent);
+        self.slips.iter().enumerate().filter(|(_, slip)| unclear(slip)).map(|(node, _)| node).collect()
+    }
+}
+
+/// Asks `round.to` what `call` makes for each node, and counts what `vote` makes of each answer. Ends when the verdict is
+/// certain, all have answered, or the time is over. Nodes that failed a short time ago are left out where the others
+/// suffice.
+pub(crate) fn scatter<C: Call>(
+    nodes: &[Arc<RedisNode>],
+    links: &mut [Connection],
+    round: Round<'_>,
+    call: impl Fn(usize) -> C,
+    vote: impl Fn(usize, &C::Reply) -> Vote,
+) -> Ballot<C::Reply> {
+    let mut asking = Asking {
+        nodes,
+        links,
+        round,
+        states: nodes.iter().map(|_| State::Idle).collect(),
+        ballot: Ballot {
+            slips: nodes.iter().map(|_| Slip::NotAsked).collect(),
+            votes: vec![Some(Vote::Unknown); nodes.len()],
+        },
+        call,
+        vote,
+        greeter: None,
+    };
+    asking.begin();
+    asking.collect();
+    asking.end()
+}
+
+/// Where the asking of one node stands.
+enum State<C> {
+    Idle,
+    /// A thread connects to it.
+    Connecting,
+    Sent(C, By, Pending),
+}
+
+struct Asking<'a, 'r, C: Call, F, V> {
+    nodes: &'a [Arc<RedisNode>],
+    links: &'a mut [Connection],
+    round: Round<'r>,
+    states: Vec<State<C>>,
+    ballot: Ballot<C::Reply>,
+    call: F,
+    vote: V,
+    greeter: Option<Greeter>,
+}
+
+impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_, C, F, V> {
+    fn begin(&mut self) {
+        let now = clock::now();
+        let awake: NodeSet = self.round.to.iter().filter(|node| self.is_awake(*node, now)).collect();
+        let enough = quorum(self.nodes.len()).min(self.round.to.len());
+        let asked = if awake.len() >= enough { awake } else { self.round.to };
+        for node in self.round.to.without(asked).iter() {
+            self.failed(node, Failure { sent: false, reason: Reason::Resting });
+        }
+        if self.round.backwards {
+            asked.iter().rev().for_each(|node| self.ask(node));
+        } else {
+            asked.iter().for_each(|node| self.ask(node));
+        }
+    }
+
+    /// Whether a node is likely to answer soon.
+    fn is_awake(&mut self, node: usize, now: Moment) -> bool {
+        if self.nodes.len() == 1 {
+            return true;
+        }
+        match self.links[node].owes_since(now) {
+            // It has not answered what it was asked before.
+            Some(since) if now.after(since) > STALL => {
+                if !self.nodes[node].rests(now) {
+                    self.nodes[node].failed(now);
+                }
+                false
+            }
+            _ => !self.nodes[node].rests(now),
+        }
+    }
+
+    fn ask(&mut self, node: usize) {
+        if !self.links[node].is_ready() {
+            if let Some(spare) = self.nodes[node].take_spare() {
+                self.links[node] = spare;
+            }
+            if self.nodes.len() > 1 && !self.links[node].is_ready() {
+                return self.connect(node);
+            }
+            let connect_by = self.round.connect_by.min(self.round.deadline);
+            if let Err(failure) = self.nodes[node].connect(&mut self.links[node], connect_by) {
+                return self.failed(node, failure);
+            }
+        }
+        self.send(node);
+    }
+
+    /// Connects on a thread of its own, for it may take long.
+    fn connect(&mut self, node: usize) {
+        let greeter = match &self.greeter {
+            Some(greeter) => greeter,
+            None => match Greeter::new() {
+                Ok(greeter) => self.greeter.insert(greeter),
+                Err(error) => return self.failed(node, Failure::not_sent(error)),
+            },
+        };
+        let place = self.links[node].unconnected_twin();
+        let link = mem::replace(&mut self.links[node], place);
+        match greeter.greet(node, self.nodes[node].clone(), link, self.round.deadline) {
+            Ok(()) => {
+                self.states[node] = State::Connecting;
+                self.ballot.votes[node] = None;
+            }
+            Err(error) => self.failed(node, Failure::not_sent(error)),
+        }
+    }
+
+    fn send(&mut self, node: usize) {
+        let call = (self.call)(node);
+        let link = &mut self.links[node];
+        // An answer that nobody waits for must not be that the script is not known; so where answers may be left behind,
+        // each connection brings the text first.
+        let alone = self.nodes.len() == 1;
+        let taught = call.script().is_none_or(|script| link.teach(script.bit));
+        let by = if alone || taught { By::Hash } else { By::Text };
+        match self.nodes[node].send(link, &call, by, self.round.deadline) {
+            Ok(pending) => {
+                self.states[node] = State::Sent(call, by, pending);
+                self.ballot.slips[node] = Slip::Open;
+                self.ballot.votes[node] = None;
+            }
+            Err(failure) => self.failed(node, failure),
+        }
+    }
+
+    /// Takes answers until it is decided.
+    fn collect(&mut self) {
+        let mut deadline = self.round.wait_until.min(self.round.deadline);
+        let mut decided = false;
+        loop {
+            let open = self.open();
+            if open.is_empty() {
+                return;
+            }
+            let now = clock::now();
+            if !decided && !self.round.all && self.ballot.verdict() != Verdict::Open {
+                decided = true;
+                deadline = deadline.min(now.saturating_add(self.round.grace));
+            }
+            if decided && self.round.grace.is_zero() {
+                return;
+            }
+            let until = match &mut self.round.meanwhile {
+                None => deadline,
+                Some(meanwhile) => match meanwhile(now) {
+                    Some(next) => next.min(deadline),
+                    None => return,
+                },
+            };
+            let heard = self.hear(open, until);
+            if !heard && clock::now() >= deadline {
+                return;
+            }
+        }
+    }
+
+    /// The nodes whose answers are out.
+    fn open(&self) -> NodeSet {
+        let open = |state: &State<C>| !matches!(state, State::Idle);
+        self.states.iter().enumerate().filter(|(_, state)| open(state)).map(|(node, _)| node).collect()
+    }
+
+    /// Waits for answers of these nodes, and takes them; false if there were none.
+    fn hear(&mut self, open: NodeSet, until: Moment) -> bool {
+        let mut nodes = open.iter();
+        if let (Some(node), None) = (nodes.next(), nodes.next())
+            && self.greeter.is_none()
+        {
+            return self.take(node, until);
+        }
+        let mut heard = self.take_connected();
+        for node in self.readable(open, until).iter() {
+            heard |= self.take(node, clock::now());
+        }
+        heard
+    }
+
+    /// Takes the answer of a node if it comes in time.
+    fn take(&mut self, node: usize, until: Moment) -> bool {
+        let received = self.links[node].receive_until(until);
+        let value = match received {
+            Ok(None) => return false,
+            Ok(Some(value)) => value,
+            Err(failure) => {
+                self.states[node] = State::Idle;
+                self.failed(node, failure);
+                return true;
+            }
+        };
+        let State::Sent(call, by, pending) = mem::replace(&mut self.states[node], State::Idle) else { return true };
+        match self.nodes[node].settle(&mut self.links[node], &call, pending, value) {
+            Ok(answer) => {
+                self.nodes[node].answered();
+                self.ballot.votes[node] = Some((self.vote)(node, &answer.reply));
+                self.ballot.slips[node] = Slip::Said(answer);
+            }
+            Err(failure) if by == By::Hash && failure.is_unknown_script() => {
+                match self.nodes[node].send(&mut self.links[node], &call, By::Text, self.round.deadline) {
+                    Ok(pending) => self.states[node] = State::Sent(call, By::Text, pending),
+                    Err(failure) => self.failed(node, failure),
+                }
+            }
+            Err(failure) => self.failed(node, failure),
+        }
+        true
+    }
+
+    /// Asks those that are connected by now.
+    fn take_connected(&mut self) -> bool {
+        let arrived = self.greeter.as_mut().map(Greeter::arrived).unwrap_or_default();
+        let some = !arrived.is_empty();
+        for Arrival { node, link, outcome } in arrived {
+            self.links[node] = link;
+            self.states[node] = State::Idle;
+            match outcome {
+                Ok(()) => self.send(node),
+                Err(failure) => self.failed(node, failure),
+            }
+        }
+        some
+    }
+
+    /// Waits until one of these has something to read, or somebody has connected.
+    fn readable(&mut self, open: NodeSet, until: Moment) -> NodeSet {
+        let sent: Vec<usize> = open.iter().filter(|node| matches!(self.states[*node], State::Sent(..))).collect();
+        let mut polled: Vec<PollFd<'_>> = Vec::with_capacity(sent.len() + 1);
+        let mut listed = Vec::with_capacity(sent.len());
+        let mut spin = Duration::MAX;
+        for node in sent {
+            if let Some(socket) = self.links[node].socket() {
+                polled.push(PollFd::new(socket, PollFlags::IN));
+                listed.push(node);
+                spin = spin.min(self.links[node].spin());
+            }
+        }
+        if let Some(greeter) = &self.greeter {
+            polled.push(PollFd::new(&greeter.bell, PollFlags::IN));
+            spin = Duration::ZERO;
+        }
+        let spin_until = clock::now().saturating_add(spin).min(until);
+        loop {
+            let now = clock::now();
+            let spinning = now < spin_until;
+            let longest = if spinning { Duration::ZERO } else { until.after(now) };
+            let timeout = Timespec {
+                tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: longest.subsec_nanos().into(),
+            };
+            match poll(&mut polled, Some(&timeout)) {
+                Ok(0) if spinning => thread::yield_now(),
+                // Interrupted calls look again.
+                _ => break,
+            }
+        }
+        // An error or an end shows when it is read.
+        listed.into_iter().zip(&polled).filter(|(_, fd)| !fd.revents().is_empty()).map(|(node, _)| node).collect()
+    }
+
+    fn failed(&mut self, node: usize, failure: Failure) {
+        if self.nodes.len() > 1 && !matches!(failure.reason, Reason::Resting) {
+            self.nodes[node].failed(clock::now());
+        }
+        self.ballot.slips[node] = Slip::Failed(failure);
+        self.ballot.votes[node] = Some(Vote::Unknown);
+    }
+
+    /// What has not answered keeps its connection if the time was not over: the next request over it is carried out in
+    /// its turn. Else there is doubt, and the connection is closed.
+    fn end(mut self) -> Ballot<C::Reply> {
+        let over = clock::now() >= self.round.deadline;
+        for node in self.open().iter() {
+            match &self.states[node] {
+                State::Sent(..) if over => {
+                    self.links[node].poison();
+                    self.failed(node, Failure::unclear(Reason::TimedOut));
+                }
+                State::Sent(..) => self.links[node].leave_unanswered(),
+                // The thread keeps the connection for the next one.
+                State::Connecting => self.failed(node, Failure { sent: false, reason: Reason::TimedOut }),
+                State::Idle => {}
+            }
+        }
+        self.ballot
+    }
+}
