@@ -71,13 +71,20 @@
 //! wakes exactly one thread, waiting costs no polling and no pooled connection, and a dead waiter costs nobody
 //! anything.
 //!
-//! A manager runs two threads besides the callers': the lock renewer, which renews all locks of the manager in batches
+//! A manager runs two threads besides the callers', and short ones that connect to several nodes: the lock renewer, which renews all locks of the manager in batches
 //! over a connection of its own, and a worker of the connection pool. Grants are heard by the threads that wait: one of
 //! them reads the channel for all.
 //!
 //! A holder believes in its lock until a local deadline: the moment *before* its last confirmed request was sent, plus
 //! the time to live, minus a margin of a hundredth and 2 ms for the drift of clocks. The clock goes on while the
 //! machine sleeps (`CLOCK_BOOTTIME`; on systems other than Linux and Android see below). Lost is final.
+//!
+//! # Several nodes
+//!
+//! [`Config::nodes`] makes the same of several independent servers (Redlock): a lock is held when more than half of them
+//! keep it, and a minority may be away, stopped or restarted. They are asked at once, and validity is what the last
+//! needed node gives. Waiters line up on one of the nodes, and on the next if it dies. A token is handed out only when
+//! a quorum has stored it. [`LockError::NoQuorum`] and [`Holder::nodes`] tell what each node said.
 //!
 //! # Limits
 //!
@@ -88,7 +95,9 @@
 //!   rise through all of these.
 //! * *Pauses*: code that looked, was paused, and then acts, acts late. Only a resource that checks tokens stops it.
 //! * *Anybody with write access* to the keys can take or break any lock. Keep the prefixes to those you trust.
-//! * *One server.* Redis Cluster, Sentinel, TLS and Redlock are not built in yet.
+//! * *Several nodes* ([`Config::nodes`]) have to keep their data for as long as the longest lease, or stay out of the vote for
+//!   that long, which [`Config::quarantine`] sees to.
+//! * Redis Cluster, Sentinel and TLS are not built in yet.
 //! * *Other systems*: Linux and Android are tested. On other Unix systems the clock may stand still while the machine
 //!   sleeps, and thread numbers in identifiers are Rust's own. Windows is not supported.
 //! * Redis 6.2 or newer, or any Valkey.

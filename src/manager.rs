@@ -21,10 +21,10 @@ use crate::{
     service::Service,
 };
 
-/// Takes locks on one Redis server, and keeps them.
+/// Takes locks on one Redis server, or several nodes, and keeps them.
 ///
 /// A manager owns a pool of connections, and one thread that renews [all the locks it holds](crate#how-it-works).
-/// Making one connects to nothing. Cloning is cheap. A
+/// Making one for one server connects to nothing. Cloning is cheap. A
 /// process usually needs one: [`instance`](Self::instance).
 ///
 /// The manager is shut down when the last of its clones and guards is dropped. The process-wide one lives until
@@ -73,8 +73,9 @@ impl RedisMgr {
         Ok(INSTANCE.get_or_init(|| mgr))
     }
 
-    /// Makes a manager of one's own. Does not connect, so a server that is away is no error here; see
-    /// [`ping`](Self::ping).
+    /// Makes a manager of one's own. For one server it does not connect, so a server that is away is no error here; see
+    /// [`ping`](Self::ping). [Several nodes](Config::nodes) are connected to, which takes at most one operation timeout, in
+    /// order to refuse one server under two names, and replicas; a node that is away is no error.
     ///
     /// # Errors
     ///

@@ -194,6 +194,8 @@ impl<'a> Attempt<'a> {
                 _ => {}
             }
         }
+        // A release that is still on its way there would take away what a renewal finds.
+        self.unsettled.iter().for_each(|(node, _)| votes.strike(*node));
         if votes.validity().is_none_or(|deadline| clock::now() >= deadline) {
             // The answers took longer than the lease. Asking again makes it whole, if it is still ours.
             return self.troubled(Trouble::Alone(Failure::unclear(Reason::TimedOut))).map(Step::Wait);

@@ -137,7 +137,7 @@ impl Attempt<'_> {
             token_min,
         };
         let vote = |node: usize, reply: &Acquired| match reply {
-            Acquired::Held { .. } if redlock.node(node).quarantined(clock::now()).is_some() => Vote::Unknown,
+            Acquired::Held { .. } if redlock.node(node).quarantined(now).is_some() => Vote::Unknown,
             Acquired::Held { .. } => Vote::Yes,
             Acquired::Busy { .. } | Acquired::Queued { .. } | Acquired::WrongType => Vote::No,
             Acquired::Late { .. } => Vote::Unknown,

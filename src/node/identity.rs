@@ -16,7 +16,7 @@ const CONFIG: &[&[u8]] = &[b"CONFIG", b"GET", b"appendfsync"];
 pub(crate) struct Identity {
     /// Differs between runs of all servers.
     pub(crate) run: String,
-    /// Not later than the moment at which it was up, on our clock.
+    /// At least as long as this. The server counts from and to whole seconds, and may say one too much.
     pub(crate) up_for: Duration,
     pub(crate) asked_at: Moment,
     pub(crate) is_master: bool,
@@ -52,7 +52,7 @@ impl Facts {
         let run = self.field("run_id").filter(|run| !run.is_empty())?.to_owned();
         Some(Identity {
             run,
-            up_for: Duration::from_secs(self.field("uptime_in_seconds")?.parse().ok()?),
+            up_for: Duration::from_secs(self.field("uptime_in_seconds")?.parse::<u64>().ok()?.saturating_sub(1)),
             asked_at,
             is_master: self.field("role")? == "master",
             forgets_nothing: self.fsync_always && self.field("aof_enabled") == Some("1"),
@@ -90,7 +90,7 @@ mod tests {
     fn who_it_is_and_since_when() {
         let at = Moment::from_nanos(5);
         let identity = facts("master", 1, "always").identity(at).unwrap();
-        let up_for = Duration::from_secs(17);
+        let up_for = Duration::from_secs(16);
         assert_eq!(
             identity,
             Identity { run: "abc".into(), up_for, asked_at: at, is_master: true, forgets_nothing: true }
