@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::{
-    acquire::{Acquirer, Listener},
+    acquire::{Acquirer, Crowd, Listener},
     clock::{self, Moment},
     config::{LockOptions, Settings},
     error::{Action, LockError, LockLost, Result},
@@ -78,6 +78,7 @@ impl Service {
             listener: Arc::new(Listener::new(redlock.clone(), channel)),
             claim_window: settings.claim_window,
             heal: !settings.prefix.is_empty(),
+            crowd: Crowd::new(),
         };
         let closed = AtomicBool::new(false);
         let core = Core { settings, redlock, acquirer, renewer, closed, by_id: Mutex::default() };

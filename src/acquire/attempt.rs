@@ -142,7 +142,13 @@ impl<'a> Attempt<'a> {
     /// Whether all nodes are asked, or only the one with the line: as long as others stand before us there, the rest
     /// would say nothing new.
     fn asks_all(&self, mode: Mode) -> bool {
-        !self.several() || self.leading || self.losses == 0 || self.trouble.is_some() || mode == Mode::Try
+        let expects_others = self.losses > 0 || self.on.crowd.is_likely(self.claim.key.lock());
+        !self.several() || self.leading || !expects_others || self.trouble.is_some() || mode == Mode::Try
+    }
+
+    /// Whether others stood in the way.
+    pub(super) fn has_lost(&self) -> bool {
+        self.several() && self.losses > 0
     }
 
     pub(super) fn several(&self) -> bool {

@@ -293,8 +293,13 @@ impl Listener {
                 return Woken::Time;
             }
             match wire.hear(now, until, self.redlock.operation_timeout()) {
-                Ok(Some(message)) => self.dispatch(&message),
-                Ok(None) if self.should_move(&wire) => {
+                Ok(message) => {
+                    if let Some(message) = message {
+                        self.dispatch(&message);
+                    }
+                    if !self.should_move(&wire) {
+                        continue;
+                    }
                     log::debug!("waits on {} again", self.redlock.node(self.redlock.preferred()).label());
                     drop(wire);
                     self.give_back(None);
@@ -303,7 +308,6 @@ impl Listener {
                     }
                     return slot.take().unwrap_or(Woken::Look);
                 }
-                Ok(None) => {}
                 Err(failure) => {
                     let (opened_at, order) = (wire.opened_at, wire.node);
                     drop(wire);
@@ -321,9 +325,9 @@ impl Listener {
         }
     }
 
-    /// A node that all clients prefer is back, and has been for a while.
+    /// A node that all clients prefer is there, and this line has been up for a while.
     fn should_move(&self, wire: &Wire) -> bool {
-        wire.node > self.redlock.preferred() && clock::now().after(wire.opened_at) >= PING_EVERY
+        wire.node > 0 && wire.node > self.redlock.preferred() && clock::now().after(wire.opened_at) >= LASTING
     }
 
     fn dispatch(&self, message: &Value) {

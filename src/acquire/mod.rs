@@ -1,6 +1,7 @@
 //! Until a lock is ours: ask, wait for the grant, look again. Ends with a grant, or with the limit that fired.
 
 mod attempt;
+mod crowd;
 mod listener;
 mod mailbox;
 mod patience;
@@ -9,7 +10,7 @@ mod vote;
 use std::{sync::Arc, time::Duration};
 
 use self::attempt::Attempt;
-pub(crate) use self::listener::Listener;
+pub(crate) use self::{crowd::Crowd, listener::Listener};
 use crate::{
     clock::Moment,
     error::LockError,
@@ -25,6 +26,7 @@ pub(crate) struct Acquirer {
     pub(crate) claim_window: Duration,
     /// Whether a holder without an expiry is given one: never with an empty prefix, where it may be anybody's data.
     pub(crate) heal: bool,
+    pub(crate) crowd: Crowd,
 }
 
 /// An acquisition that ended without the lock.
@@ -49,7 +51,9 @@ impl Acquirer {
     /// Takes the lock, waiting for at most `wait`; returns by then plus one operation timeout.
     pub(crate) fn run(&self, claim: &Claim, wait: Option<Duration>) -> Result<Grant, Box<NotAcquired>> {
         let mut attempt = Attempt::new(self, claim, wait);
-        attempt.run().map_err(|error| Box::new(NotAcquired { error, leftover: attempt.leftover() }))
+        let outcome = attempt.run();
+        self.crowd.remember(claim.key.lock(), attempt.has_lost());
+        outcome.map_err(|error| Box::new(NotAcquired { error, leftover: attempt.leftover() }))
     }
 
     /// The entry of a claim in the queue: for how long to claim, where to tell, and whom.

@@ -20,7 +20,7 @@ pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(10);
 const RETRY_MIN: Duration = Duration::from_millis(10);
 const RETRY_MAX: Duration = Duration::from_millis(500);
 /// The same before votes are asked for again.
-const VOTE_MIN: Duration = Duration::from_millis(1);
+const VOTE_MIN: Duration = Duration::from_micros(250);
 const VOTE_MAX: Duration = Duration::from_millis(64);
 
 /// What a waiter saw when it last looked.

@@ -17,7 +17,7 @@ use crate::{
 /// No ask takes less time than this, however short the lease.
 const ASK_MIN: Duration = Duration::from_millis(50);
 /// How long to wait until what was won has been given back, at least.
-const GIVE_BACK_MIN: Duration = Duration::from_millis(20);
+const GIVE_BACK_MIN: Duration = Duration::from_millis(100);
 
 /// What the nodes said to an ask.
 pub(super) struct Ballot {
@@ -142,13 +142,19 @@ impl Attempt<'_> {
             Acquired::Busy { .. } | Acquired::Queued { .. } | Acquired::WrongType => Vote::No,
             Acquired::Late { .. } => Vote::Unknown,
         };
-        let round = if full { Round::new(to, deadline) } else { Round::all(to, deadline) };
+        let ear = (mode != Mode::Try && self.several()).then_some(order);
+        let round = if full { Round { ear, ..Round::new(to, deadline) } } else { Round::all(to, deadline) };
         let inner = redlock.ask(&mut links, round, call, vote);
         let unclear = inner.unclear();
         if !unclear.is_empty() {
             self.late_until = self.late_until.max(deadline);
         }
-        let verdict = if full { inner.verdict() } else { self.verdict_of_the_line(&inner) };
+        let verdict = match inner.verdict() {
+            _ if !full => self.verdict_of_the_line(&inner),
+            // Who waits does not pass those who stand in line.
+            Verdict::Won if ear.is_some() && inner.votes[order] == Some(Vote::No) => Verdict::Lost,
+            verdict => verdict,
+        };
         let ballot = Ballot { verdict, inner, full };
         let ours: NodeSet = (0..redlock.len()).filter(|node| ballot.holds_on(*node)).collect();
         self.known = self.known.with(ours).with(unclear);
@@ -180,18 +186,19 @@ impl Attempt<'_> {
     }
 
     /// Who waits, and has the lock on the node with the line, keeps it there: that is the head of the line, and whoever
-    /// else asks has to give way. Unless another holds a node that comes before: then the line is there.
+    /// else asks has to give way. Unless another holds a node that comes before, for then the line is there; or too few
+    /// nodes are there for anybody.
     fn keeps_the_head(&self, mode: Mode, ballot: &Ballot) -> bool {
         let waits = mode != Mode::Leave && clock::now() < self.limit;
         let before = (0..self.order).any(|node| ballot.standing(node).is_some_and(|reply| reply.holder().is_some()));
-        waits && ballot.holds_on(self.order) && !before
+        waits && ballot.verdict == Verdict::Lost && ballot.holds_on(self.order) && !before
     }
 
     fn give_back_strays(&mut self, links: &mut Links) {
         let strays = std::mem::take(&mut self.strays);
         if !strays.is_empty() {
-            let now = clock::now();
-            self.give_back(links, strays, now, now.saturating_add(GIVE_BACK_MIN * 4));
+            let (now, timeout) = (clock::now(), self.on.redlock.operation_timeout());
+            self.give_back(links, strays, now, now.saturating_add(timeout));
         }
     }
 

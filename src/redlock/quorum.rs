@@ -11,9 +11,9 @@ pub(crate) enum Verdict {
     /// It depends on answers that are still to come.
     Open,
     Won,
-    /// So many said no that no quorum is left.
+    /// Those who said no keep us from a quorum.
     Lost,
-    /// No quorum can say yes, and not because it said no.
+    /// So few answered that there is no quorum whatever they say.
     Unreachable,
 }
 
@@ -24,7 +24,7 @@ pub(crate) const fn quorum(nodes: usize) -> usize {
 
 /// Counts `votes`; `None` is an answer that may still come.
 pub(crate) fn verdict(votes: impl ExactSizeIterator<Item = Option<Vote>>) -> Verdict {
-    let nodes = votes.len();
+    let needed = quorum(votes.len());
     let (mut yes, mut no, mut open) = (0, 0, 0);
     for vote in votes {
         match vote {
@@ -34,15 +34,14 @@ pub(crate) fn verdict(votes: impl ExactSizeIterator<Item = Option<Vote>>) -> Ver
             None => open += 1,
         }
     }
-    let needed = quorum(nodes);
     if yes >= needed {
         Verdict::Won
-    } else if no > nodes - needed {
-        Verdict::Lost
-    } else if yes + open >= needed || (open > 0 && no + open > nodes - needed) {
+    } else if yes + no + open < needed {
+        Verdict::Unreachable
+    } else if yes + open >= needed || yes + no < needed {
         Verdict::Open
     } else {
-        Verdict::Unreachable
+        Verdict::Lost
     }
 }
 
@@ -188,13 +187,16 @@ mod tests {
             ("uuu", Verdict::Unreachable),
             ("uuu..", Verdict::Unreachable),
             ("yyuu.", Verdict::Open),
-            ("yyuun", Verdict::Unreachable),
+            ("yyuun", Verdict::Lost),
             ("nnuu.", Verdict::Open),
-            ("nnuuy", Verdict::Unreachable),
+            ("nnuuy", Verdict::Lost),
+            ("nnuuu", Verdict::Unreachable),
+            ("yyuuu", Verdict::Unreachable),
             // Half is no quorum, and half that say no leave none.
             ("yyuu", Verdict::Unreachable),
             ("nnyy", Verdict::Lost),
-            ("nn..", Verdict::Lost),
+            ("nn..", Verdict::Open),
+            ("nnn.", Verdict::Lost),
             ("yn", Verdict::Lost),
         ] {
             assert_eq!(count(votes), verdict, "{votes}");
@@ -247,7 +249,6 @@ mod tests {
             }
             match now {
                 Verdict::Open => prop_assert!(ends.iter().any(|end| *end != ends[0])),
-                Verdict::Unreachable => prop_assert!(!ends.contains(&Verdict::Won)),
                 sure => prop_assert!(ends.iter().all(|end| *end == sure)),
             }
         }

@@ -17,7 +17,10 @@ use crate::{
 };
 
 /// A node that has owed an answer for this long is not asked for more where the others suffice.
-const STALL: Duration = Duration::from_millis(20);
+const STALL: Duration = Duration::from_millis(100);
+
+/// How much longer than the others a node may take whose word is wanted.
+const EAR_GRACE: Duration = Duration::from_millis(20);
 
 /// What bounds one asking of the nodes.
 pub(crate) struct Round<'a> {
@@ -31,6 +34,8 @@ pub(crate) struct Round<'a> {
     pub(crate) grace: Duration,
     /// Everybody's answer is wanted, whatever the verdict.
     pub(crate) all: bool,
+    /// This node's answer is wanted, if it comes soon.
+    pub(crate) ear: Option<usize>,
     /// The last node first.
     pub(crate) backwards: bool,
     /// Called while answers are out; says when it wants to be called again, or that nobody waits any more.
@@ -46,6 +51,7 @@ impl Round<'_> {
             connect_by: deadline,
             grace: Duration::ZERO,
             all: false,
+            ear: None,
             backwards: false,
             meanwhile: None,
         }
@@ -161,7 +167,7 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
         let now = clock::now();
         let awake: NodeSet = self.round.to.iter().filter(|node| self.is_awake(*node, now)).collect();
         let enough = quorum(self.nodes.len()).min(self.round.to.len());
-        let asked = if awake.len() >= enough { awake } else { self.round.to };
+        let asked = if awake.len() >= enough && !self.round.all { awake } else { self.round.to };
         for node in self.round.to.without(asked).iter() {
             self.failed(node, Failure { sent: false, reason: Reason::Resting });
         }
@@ -255,9 +261,10 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
             let now = clock::now();
             if !decided && !self.round.all && self.ballot.verdict() != Verdict::Open {
                 decided = true;
-                deadline = deadline.min(now.saturating_add(self.round.grace));
+                let grace = if self.is_listened_for() { self.round.grace.max(EAR_GRACE) } else { self.round.grace };
+                deadline = deadline.min(now.saturating_add(grace));
             }
-            if decided && self.round.grace.is_zero() {
+            if decided && self.round.grace.is_zero() && !self.is_listened_for() {
                 return;
             }
             let until = match &mut self.round.meanwhile {
@@ -272,6 +279,10 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
                 return;
             }
         }
+    }
+
+    fn is_listened_for(&self) -> bool {
+        self.round.ear.is_some_and(|node| self.ballot.votes[node].is_none())
     }
 
     /// The nodes whose answers are out.
@@ -380,6 +391,10 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
         if self.nodes.len() > 1 && !matches!(failure.reason, Reason::Resting) {
             self.nodes[node].failed(clock::now());
         }
+        self.fails(node, failure);
+    }
+
+    fn fails(&mut self, node: usize, failure: Failure) {
         self.ballot.slips[node] = Slip::Failed(failure);
         self.ballot.votes[node] = Some(Vote::Unknown);
     }
@@ -395,8 +410,8 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
                     self.failed(node, Failure::unclear(Reason::TimedOut));
                 }
                 State::Sent(..) => self.links[node].leave_unanswered(),
-                // The thread keeps the connection for the next one.
-                State::Connecting => self.failed(node, Failure { sent: false, reason: Reason::TimedOut }),
+                // The thread keeps the connection for the next one, or says itself that it has failed.
+                State::Connecting => self.fails(node, Failure { sent: false, reason: Reason::TimedOut }),
                 State::Idle => {}
             }
         }

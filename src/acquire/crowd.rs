@@ -1,0 +1,56 @@
+//! `Crowd`: for which locks others stood in the way last time. A guess, which costs a round trip when it is wrong.
+
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+/// Two locks that share a slot forget each other.
+const SLOTS: usize = 256;
+
+#[derive(Debug)]
+pub(crate) struct Crowd {
+    hasher: RandomState,
+    slots: Box<[AtomicU64]>,
+}
+
+impl Crowd {
+    pub(crate) fn new() -> Crowd {
+        Crowd { hasher: RandomState::new(), slots: (0..SLOTS).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    pub(super) fn remember(&self, lock: &str, contended: bool) {
+        let (slot, hash) = self.slot(lock);
+        if contended {
+            slot.store(hash, Ordering::Relaxed);
+        } else if slot.load(Ordering::Relaxed) == hash {
+            slot.store(0, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn is_likely(&self, lock: &str) -> bool {
+        let (slot, hash) = self.slot(lock);
+        slot.load(Ordering::Relaxed) == hash
+    }
+
+    fn slot(&self, lock: &str) -> (&AtomicU64, u64) {
+        // Zero stands for an empty slot.
+        let hash = self.hasher.hash_one(lock) | 1;
+        (&self.slots[(hash >> 1) as usize % SLOTS], hash)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_remembers_the_last_time() {
+        let crowd = Crowd::new();
+        assert!(!crowd.is_likely("a"));
+        crowd.remember("a", true);
+        assert!(crowd.is_likely("a"));
+        crowd.remember("a", false);
+        assert!(!crowd.is_likely("a"));
+    }
+}

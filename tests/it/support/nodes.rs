@@ -1,0 +1,121 @@
+//! Several private servers, the nodes of one lock service, and what may happen to each of them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use super::fault_proxy::FaultProxy;
+use super::redis_server::{RedisServer, RedisServerBuilder};
+
+/// Independent servers in a fixed order; they end with the test.
+pub struct Nodes {
+    members: Vec<Member>,
+}
+
+struct Member {
+    server: RedisServer,
+    proxy: Option<FaultProxy>,
+    /// Neither stopped nor killed, so that asking it does not block.
+    runs: AtomicBool,
+}
+
+impl Nodes {
+    pub fn start(count: usize) -> Self {
+        Self::built(count, |_, builder| builder)
+    }
+
+    /// Each node as `build` says, which gets its number.
+    pub fn built(count: usize, build: impl Fn(usize, RedisServerBuilder) -> RedisServerBuilder + Sync) -> Self {
+        let build = &build;
+        let members = thread::scope(|threads| {
+            let start = |node| threads.spawn(move || build(node, RedisServer::builder()).start());
+            let starting: Vec<_> = (0..count).map(start).collect();
+            let started = starting.into_iter().map(|thread| thread.join().expect("a server did not start"));
+            started.map(|server| Member { server, proxy: None, runs: AtomicBool::new(true) }).collect()
+        });
+        Self { members }
+    }
+
+    /// Puts a proxy before these nodes; their URLs are then the proxies', without a password.
+    pub fn behind_proxies(mut self, nodes: &[usize]) -> Self {
+        for node in nodes {
+            let member = &mut self.members[*node];
+            member.proxy = Some(FaultProxy::in_front_of(member.server.addr()));
+        }
+        self
+    }
+
+    pub fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    pub fn server(&self, node: usize) -> &RedisServer {
+        &self.members[node].server
+    }
+
+    pub fn proxy(&self, node: usize) -> &FaultProxy {
+        self.members[node].proxy.as_ref().expect("it has no proxy")
+    }
+
+    pub fn url(&self, node: usize) -> String {
+        let member = &self.members[node];
+        member.proxy.as_ref().map_or_else(|| member.server.url(), FaultProxy::url)
+    }
+
+    /// All URLs with commas in between.
+    pub fn urls(&self) -> String {
+        (0..self.len()).map(|node| self.url(node)).collect::<Vec<_>>().join(",")
+    }
+
+    /// Freezes a node: its connections stay open and nothing is answered.
+    pub fn stop(&self, node: usize) {
+        self.runs(node, false);
+        self.server(node).stop();
+    }
+
+    pub fn cont(&self, node: usize) {
+        self.server(node).cont();
+        self.runs(node, true);
+    }
+
+    pub fn kill(&self, node: usize) {
+        self.runs(node, false);
+        self.server(node).kill();
+    }
+
+    /// Starts a node anew, with the data that it had on disk.
+    pub fn restart(&self, node: usize) {
+        self.server(node).restart();
+        self.runs(node, true);
+    }
+
+    pub fn restart_empty(&self, node: usize) {
+        self.server(node).restart_empty();
+        self.runs(node, true);
+    }
+
+    pub fn config_set(&self, node: usize, name: &str, value: &str) {
+        self.server(node).config_set(name, value);
+    }
+
+    /// The nodes that are neither stopped nor killed.
+    pub fn running(&self) -> Vec<usize> {
+        (0..self.len()).filter(|node| self.members[*node].runs.load(Ordering::SeqCst)).collect()
+    }
+
+    /// What each node keeps under `key`; nothing for those that do not run.
+    pub fn values(&self, key: &str) -> Vec<Option<String>> {
+        let running = self.running();
+        let value = |node| running.contains(&node).then(|| self.server(node).query(&["GET", key]))?;
+        (0..self.len()).map(value).collect()
+    }
+
+    /// The running nodes that keep `value` under `key`.
+    pub fn keeping(&self, key: &str, value: &str) -> Vec<usize> {
+        let values = self.values(key);
+        (0..self.len()).filter(|node| values[*node].as_deref() == Some(value)).collect()
+    }
+
+    fn runs(&self, node: usize, runs: bool) {
+        self.members[node].runs.store(runs, Ordering::SeqCst);
+    }
+}
