@@ -3,14 +3,18 @@ CARGO ?= cargo
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench check
+.PHONY: help demo demo-redlock test bench check
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## processes that want one lock, a timeline and a verdict; ARGS=--chaos kills and stops some, ARGS=--help says more
 	@tools/need-redis.sh --or-url
 	@$(CARGO) run --example contention -- $(ARGS)
+
+demo-redlock: ## the same over five servers, two of which are killed and come back; ARGS=--help says more
+	@tools/need-redis.sh
+	@$(CARGO) run --example redlock -- $(ARGS)
 
 test: ## all tests, on real servers that are started and ended with them
 	@tools/need-redis.sh

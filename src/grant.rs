@@ -52,12 +52,21 @@ pub(crate) struct Grant {
     pub(crate) votes: Votes,
     /// Given for the claim window only, so it has to be confirmed soon.
     pub(crate) provisional: bool,
-    /// Until when an earlier request for it, whose answer was lost, may still be carried out.
-    pub(crate) late_until: Moment,
+    pub(crate) late: Late,
     /// The nodes that may keep it.
     pub(crate) nodes: NodeSet,
     /// Those where the claim still stands in line.
     pub(crate) stray: NodeSet,
+}
+
+/// Requests that may still be carried out when a lock has been won by others, and would take it once more when it is free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Late {
+    /// Until when those may be whose connection broke.
+    pub(crate) broken_until: Moment,
+    /// The nodes that had not answered when the others had decided, and until when they may still carry it out.
+    pub(crate) open: NodeSet,
+    pub(crate) open_until: Moment,
 }
 
 impl Grant {

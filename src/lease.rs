@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use crate::{
     clock::Moment,
     error::LockLost,
-    grant::{Claim, FencingToken, Grant},
+    grant::{Claim, FencingToken, Grant, Late},
     redlock::NodeSet,
 };
 
@@ -25,8 +25,7 @@ const ENDED: u64 = 0;
 pub(crate) struct Lease {
     pub(crate) claim: Claim,
     pub(crate) token: FencingToken,
-    /// Until when a request for it that was given up may still take the lock anew.
-    pub(crate) late_until: Moment,
+    pub(crate) late: Late,
     /// The nodes that may keep it.
     pub(crate) nodes: NodeSet,
     /// In nanoseconds; only written under `end`, so that a deadline that was seen to have passed is never moved.
@@ -53,7 +52,7 @@ impl Lease {
         Lease {
             claim,
             token: grant.token,
-            late_until: grant.late_until,
+            late: grant.late,
             nodes: grant.nodes,
             deadline: AtomicU64::new(grant.deadline().as_nanos()),
             end: Mutex::new(None),
@@ -166,7 +165,8 @@ mod tests {
         let mut votes = Votes::new(1);
         votes.confirm(0, at(deadline));
         let (nodes, stray) = (NodeSet::only(0), NodeSet::NONE);
-        let grant = Grant { token: FencingToken(1), votes, provisional: false, late_until: at(0), nodes, stray };
+        let late = Late { broken_until: at(0), open: NodeSet::NONE, open_until: at(0) };
+        let grant = Grant { token: FencingToken(1), votes, provisional: false, late, nodes, stray };
         Lease::open(claim, &grant)
     }
 

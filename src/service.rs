@@ -171,7 +171,7 @@ impl Core {
             Some(registration) => Ok(Kept { lease, registration }),
             None => {
                 // Shut down in between. The lock goes back as if it had never been ours, or expires.
-                let _ = self.release_claim(&lease, true, self.operation_timeout());
+                let _ = self.release_claim(&lease, true, self.operation_timeout()).0;
                 Err(LockError::Shutdown)
             }
         }
@@ -187,11 +187,15 @@ impl Core {
             // The shutdown has released it, or left it to expire.
             return Err(LockError::Shutdown);
         }
-        let outcome = self.release_claim(&lease, was_held, patience);
-        if clock::now() < lease.late_until {
-            // A request that is still under way would find the lock free, and take it for nobody.
-            let waiter = self.acquirer.waiter(&lease.claim);
-            self.renewer.undo(&lease.claim, &waiter, self.redlock.all(), lease.late_until);
+        let (outcome, released) = self.release_claim(&lease, was_held, patience);
+        // A request that is still under way would find the lock free, and take it for nobody.
+        let (now, late) = (clock::now(), lease.late);
+        let open = late.open.without(released);
+        if now < late.broken_until {
+            let until = late.broken_until.max(late.open_until);
+            self.renewer.undo(&lease.claim, &self.acquirer.waiter(&lease.claim), self.redlock.all(), until);
+        } else if now < late.open_until && !open.is_empty() {
+            self.renewer.undo(&lease.claim, "", open, late.open_until);
         }
         outcome
     }
@@ -235,8 +239,7 @@ impl Core {
 
     pub(crate) fn inspect(&self, key: &LockKey) -> Result<Option<Holder>> {
         let failed = |trouble| self.redlock.error(trouble, Action::Inspect, Some(key.name()));
-        let ballot = self.redlock.inspect(key).map_err(failed)?;
-        match self.redlock.holder(ballot).map_err(failed)? {
+        match self.redlock.inspect(key).map_err(failed)? {
             Inspected::Held(holder) => Ok(Some(holder)),
             Inspected::Free => Ok(None),
             Inspected::WrongType => Err(LockError::WrongType {
@@ -257,14 +260,15 @@ impl Core {
     }
 
     /// Releases a lock of our own; what fails is repeated in the background. Like keeping a lock, giving it up does
-    /// not depend on the pool.
-    fn release_claim(&self, lease: &Lease, was_held: bool, patience: Duration) -> Result<Released> {
+    /// not depend on the pool. Also tells which nodes kept it until now.
+    fn release_claim(&self, lease: &Lease, was_held: bool, patience: Duration) -> (Result<Released>, NodeSet) {
         let (claim, now) = (&lease.claim, clock::now());
-        let leaving = Leaving { key: &claim.key, id: claim.id.as_str(), waiter: "", was_held };
+        let open = lease.late.open;
+        let leaving = Leaving { key: &claim.key, id: claim.id.as_str(), waiter: "", was_held, open };
         let alone = || self.redlock.release(&mut self.redlock.reserved(), leaving, patience);
         let closed = || self.closed.load(Ordering::Acquire);
         let pool_patience = patience.min(POOL_PATIENCE);
-        let Ending { outcome, unsettled } = match self.redlock.links(now.saturating_add(pool_patience)) {
+        let Ending { outcome, unsettled, released } = match self.redlock.links(now.saturating_add(pool_patience)) {
             Ok(mut links) => self.redlock.release(&mut links, leaving, patience),
             // A lock that came after pool and renewer had been ended.
             Err(_) if closed() => alone(),
@@ -273,7 +277,7 @@ impl Core {
                 None if closed() => alone(),
                 None => {
                     let trouble = Trouble::Alone(Failure::unclear(Reason::TimedOut));
-                    Ending { outcome: Err(trouble), unsettled: self.redlock.all() }
+                    Ending { outcome: Err(trouble), unsettled: self.redlock.all(), released: NodeSet::NONE }
                 }
             },
         };
@@ -282,7 +286,8 @@ impl Core {
             // After a shutdown there is no background, and the lock is left to expire.
             self.renewer.undo(claim, "", left, now);
         }
-        outcome.map_err(|trouble| self.redlock.error(trouble, Action::Release, Some(claim.key.name())))
+        let failed = |trouble| self.redlock.error(trouble, Action::Release, Some(claim.key.name()));
+        (outcome.map_err(failed), released)
     }
 
     /// Releases what is held under `id`, by whomever.
@@ -290,14 +295,14 @@ impl Core {
         let failed = |trouble| self.redlock.error(trouble, Action::Release, Some(key.name()));
         let links = self.redlock.links(self.operation_deadline());
         let mut links = links.map_err(|failure| failed(Trouble::Alone(failure)))?;
-        let leaving = Leaving { key, id, waiter: "", was_held };
+        let leaving = Leaving { key, id, waiter: "", was_held, open: NodeSet::NONE };
         self.redlock.release(&mut links, leaving, self.operation_timeout()).outcome.map_err(failed)
     }
 
     /// Takes the lock away from whoever holds it, a quorum of the nodes or some of them; true if it did.
     pub(crate) fn force_release(&self, key: &LockKey) -> Result<bool> {
         let failed = |trouble| self.redlock.error(trouble, Action::Inspect, Some(key.name()));
-        let ballot = self.redlock.inspect(key).map_err(failed)?;
+        let ballot = self.redlock.inspect_all(key, self.operation_timeout()).map_err(failed)?;
         let mut ids: Vec<String> = Vec::new();
         for slip in &ballot.slips {
             if let Slip::Said(answer) = slip
@@ -319,7 +324,8 @@ impl Core {
     fn withdraw(&self, claim: &Claim, waiter: &str, nodes: NodeSet, late_until: Moment) {
         if !self.renewer.undo(claim, waiter, nodes, late_until) {
             // Shut down: nobody is left to do it in the background. What fails is left to expire.
-            let leaving = Leaving { key: &claim.key, id: claim.id.as_str(), waiter, was_held: false };
+            let leaving =
+                Leaving { key: &claim.key, id: claim.id.as_str(), waiter, was_held: false, open: NodeSet::NONE };
             let ending = self.redlock.release(&mut self.redlock.reserved(), leaving, self.operation_timeout());
             if let Err(trouble) = ending.outcome {
                 log::debug!("left {:?} to expire: {trouble}", claim.key);

@@ -123,6 +123,38 @@ fn contention_under_chaos() {
         .says("GOOD");
 }
 
+#[test]
+fn contention_over_several_servers() {
+    let watchdog = Watchdog::start().expect("sh can be run");
+    let servers = Server::several(&watchdog, 3).expect("servers can be started");
+    let urls: Vec<&str> = servers.iter().map(Server::url).collect();
+    let mut command = Command::new(program("contention"));
+    command.args(["--children", "2", "--rounds", "3", "--work", "30ms"]).env("DISTLOCK_URL", urls.join(","));
+    let run = run(command).exits_with(0).says("overlaps       0").says("lost updates   0     6 times").says("GOOD");
+    for server in &servers {
+        assert!(run.out.contains(server.label()), "{} is not named in\n{}", server.label(), run.out);
+    }
+}
+
+#[test]
+fn redlock_while_two_nodes_are_killed_and_come_back() {
+    let mut command = Command::new(program("redlock"));
+    command.args(["--children", "3", "--rounds", "6", "--work", "60ms", "--ttl", "1s", "--seed", "3"]);
+    // Its servers are its own, whatever the environment says.
+    command.env("DISTLOCK_URL", "redis://127.0.0.1:1");
+    let run = run(command)
+        .exits_with(0)
+        .says("node 1   was killed")
+        .says("overlaps       0")
+        .says("token order    ok")
+        .says("quarantine     ok")
+        .says("lost updates   0")
+        .says("outages        2")
+        .says("GOOD");
+    assert_eq!(run.out.matches("is done").count(), 3, "{}", run.out);
+    assert_eq!(run.out.matches("is back on").count(), 2, "{}", run.out);
+}
+
 /// A child that holds from 1 to 2 ms, then one that does from 3 to 4 ms.
 const GOOD_HISTORY: &str = "\
 # two children, one after the other
@@ -173,6 +205,42 @@ fn the_judge_sees_a_token_that_went_back() {
 fn the_judge_sees_a_lost_update() {
     let history = GOOD_HISTORY.replace("102 2 accepted", "102 1 accepted");
     judge(&history).exits_with(1).says("tokens 101 and 102 both wrote the value 1");
+}
+
+/// Three nodes that may vote from 0.9 ms on; one of them is killed between the holds of [`GOOD_HISTORY`], and comes back.
+const NODES: &str = "\
+100000 0 1 node 1 up 900000
+100000 0 2 node 2 up 900000
+100000 0 3 node 3 up 990000
+900000 0 1 node 1 votes
+900000 0 2 node 2 votes
+990000 0 3 node 3 votes
+2500000 0 0 node 3 down
+2600000 0 4 node 3 up 3900000
+3900000 0 4 node 3 votes
+";
+
+#[test]
+fn the_judge_knows_which_nodes_were_out() {
+    judge(&format!("{GOOD_HISTORY}{NODES}"))
+        .exits_with(0)
+        .says("from 21 records of 2 children (2 processes)")
+        .says("quarantine     ok    no lock before 2 fresh servers")
+        .says("outages        1     nodes killed, and back without memory; locks taken meanwhile: 1 with one out, 0 with two")
+        .says("work done      2     rounds finished under the lock, 1 by each child");
+}
+
+#[test]
+fn the_judge_sees_a_lock_that_was_given_in_quarantine() {
+    // One node alone decides nothing.
+    let one_early =
+        NODES.replace("node 2 up 900000", "node 2 up 1500000").replace("900000 0 2 node", "1500000 0 2 node");
+    judge(&format!("{GOOD_HISTORY}{one_early}")).exits_with(0).says("quarantine     ok");
+    judge(&format!("{GOOD_HISTORY}{}", one_early.replace("990000", "1500000")))
+        .exits_with(1)
+        .says("quarantine     WRONG")
+        .says("child 1 entered 0.5 ms too early")
+        .says("BAD");
 }
 
 #[test]
@@ -253,6 +321,27 @@ fn nothing_outlives_a_demo_that_is_killed() {
     let alive = |pid: &i32| Pid::from_raw(*pid).is_some_and(|pid| test_kill_process(pid).is_ok());
     eventually("its children are gone", || !pids.iter().any(alive));
     eventually("its server is gone", || TcpStream::connect(&server).is_err());
+}
+
+/// The same with all of its servers.
+#[test]
+fn no_node_outlives_a_redlock_that_is_killed() {
+    let mut parent = Command::new(program("redlock"))
+        .args(["--children", "1", "--ttl", "30s"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the example can be run");
+    let lines = BufReader::new(parent.stdout.take().expect("it is piped")).lines();
+    let address = |line: String| Some(line.split_once("is up on ")?.1.split_once(' ')?.0.to_owned());
+    let servers: Vec<String> = lines.filter_map(|line| line.ok().and_then(address)).take(5).collect();
+    assert_eq!(servers.len(), 5, "{servers:?}");
+    for server in &servers {
+        assert!(TcpStream::connect(server).is_ok(), "{server} is not there");
+    }
+    parent.kill().expect("it runs");
+    parent.wait().expect("it can be waited for");
+    eventually("its servers are gone", || servers.iter().all(|server| TcpStream::connect(server).is_err()));
 }
 
 fn pid_of(line: &str) -> i32 {

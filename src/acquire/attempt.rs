@@ -15,7 +15,7 @@ use super::{
 use crate::{
     clock::{self, Moment},
     error::{Action, LockError},
-    grant::{Claim, FencingToken, Grant, deadline_from, deadline_of_grant},
+    grant::{Claim, FencingToken, Grant, Late, deadline_from, deadline_of_grant},
     holder::Holder,
     node::{
         Failure, Reason,
@@ -50,6 +50,8 @@ pub(super) struct Attempt<'a> {
     pub(super) unsettled: Vec<(usize, Moment)>,
     /// Until when a request whose answer was lost may still be carried out.
     pub(super) late_until: Moment,
+    /// The nodes that had not answered when the last ask was decided, and until when they may carry it out.
+    pub(super) open: (NodeSet, Moment),
     /// What token a quorum is to store, once they have given different ones.
     pub(super) token_min: Option<u64>,
     token_rounds: u32,
@@ -92,6 +94,7 @@ impl<'a> Attempt<'a> {
             strays: NodeSet::NONE,
             unsettled: Vec::new(),
             late_until: started,
+            open: (NodeSet::NONE, started),
             token_min: None,
             token_rounds: 0,
             losses: 0,
@@ -332,8 +335,9 @@ impl<'a> Attempt<'a> {
     }
 
     fn grant(&self, token: u64, votes: Votes, provisional: bool, stray: NodeSet) -> Grant {
-        let (late_until, nodes) = (self.late_until, self.known);
-        Grant { token: FencingToken(token), votes, provisional, late_until, nodes, stray }
+        let (open, open_until) = self.open;
+        let late = Late { broken_until: self.late_until, open, open_until };
+        Grant { token: FencingToken(token), votes, provisional, late, nodes: self.known, stray }
     }
 
     /// What to do after a failure: when to ask again, or the error that ends it.

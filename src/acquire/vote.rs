@@ -142,26 +142,29 @@ impl Attempt<'_> {
             Acquired::Busy { .. } | Acquired::Queued { .. } | Acquired::WrongType => Vote::No,
             Acquired::Late { .. } => Vote::Unknown,
         };
-        let ear = (mode != Mode::Try && self.several()).then_some(order);
-        let round = if full { Round { ear, ..Round::new(to, deadline) } } else { Round::all(to, deadline) };
+        let lines_up = mode != Mode::Try && self.several();
+        let ears = if lines_up { NodeSet::only(order) } else { NodeSet::NONE };
+        let round = if full { Round { ears, ..Round::new(to, deadline) } } else { Round::all(to, deadline) };
         let inner = redlock.ask(&mut links, round, call, vote);
-        let unclear = inner.unclear();
-        if !unclear.is_empty() {
+        let (open, broken) = (inner.open(), inner.broken());
+        if !broken.is_empty() {
             self.late_until = self.late_until.max(deadline);
         }
+        self.open = (open, deadline);
         let verdict = match inner.verdict() {
             _ if !full => self.verdict_of_the_line(&inner),
             // Who waits does not pass those who stand in line.
-            Verdict::Won if ear.is_some() && inner.votes[order] == Some(Vote::No) => Verdict::Lost,
+            Verdict::Won if lines_up && inner.votes[order] == Some(Vote::No) => Verdict::Lost,
             verdict => verdict,
         };
         let ballot = Ballot { verdict, inner, full };
         let ours: NodeSet = (0..redlock.len()).filter(|node| ballot.holds_on(*node)).collect();
-        self.known = self.known.with(ours).with(unclear);
+        let taken = ours.with(open).with(broken);
+        self.known = self.known.with(taken);
         if self.several() && full && verdict != Verdict::Won {
             self.leading = self.keeps_the_head(mode, &ballot);
             let head = if self.leading { NodeSet::only(order) } else { NodeSet::NONE };
-            self.give_back(&mut links, ours.with(unclear).without(head), now, deadline);
+            self.give_back(&mut links, taken.without(head), now, deadline);
         }
         Ok(ballot)
     }
@@ -219,7 +222,10 @@ impl Attempt<'_> {
         for node in nodes.iter() {
             match given.slips[node] {
                 Slip::Said(_) => self.known = self.known.without(NodeSet::only(node)),
-                _ => self.unsettled.push((node, deadline.saturating_add(LATE_SLACK))),
+                _ => {
+                    self.unsettled.push((node, deadline.saturating_add(LATE_SLACK)));
+                    self.late_until = self.late_until.max(deadline);
+                }
             }
         }
     }

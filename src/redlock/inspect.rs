@@ -17,17 +17,25 @@ use crate::{
 const GRACE: Duration = Duration::from_millis(20);
 
 impl Redlock {
-    /// What the nodes know about a lock.
-    pub(crate) fn inspect(&self, key: &LockKey) -> Result<Ballot<Inspected>, Trouble> {
-        let answered = |ballot: &Ballot<Inspected>| ballot.verdict() == Verdict::Won;
-        self.ask_twice(GRACE, |_| Inspect(key)).and_then(|ballot| match answered(&ballot) {
-            true => Ok(ballot),
-            false => Err(Trouble::of(self, ballot, says)),
-        })
+    /// Who holds a lock by the word of a quorum. A node that does not answer is only waited for where it matters.
+    pub(crate) fn inspect(&self, key: &LockKey) -> Result<Inspected, Trouble> {
+        match self.holder(self.inspect_all(key, GRACE)?) {
+            Err(_) if self.len() > 1 => self.holder(self.inspect_all(key, self.operation_timeout())?),
+            told => told,
+        }
     }
 
-    /// Who holds a lock by the word of a quorum. `Err` when it cannot be told by what was said.
-    pub(crate) fn holder(&self, ballot: Ballot<Inspected>) -> Result<Inspected, Trouble> {
+    /// What the nodes know about a lock, as far as they answer within `grace` after a quorum of them.
+    pub(crate) fn inspect_all(&self, key: &LockKey, grace: Duration) -> Result<Ballot<Inspected>, Trouble> {
+        let ballot = self.ask_twice(grace, |_| Inspect(key))?;
+        match ballot.verdict() {
+            Verdict::Won => Ok(ballot),
+            _ => Err(Trouble::of(self, ballot, says)),
+        }
+    }
+
+    /// `Err` when it cannot be told by what was said.
+    fn holder(&self, ballot: Ballot<Inspected>) -> Result<Inspected, Trouble> {
         let nodes = self.len();
         if nodes == 1 {
             return match ballot.slips.into_iter().next() {

@@ -134,7 +134,7 @@ impl NodeSet {
     }
 
     pub(crate) fn iter(self) -> impl DoubleEndedIterator<Item = usize> {
-        (0..Self::ROOM).filter(move |node| self.has(*node))
+        (0..Self::ROOM - self.0.leading_zeros() as usize).filter(move |node| self.has(*node))
     }
 }
 

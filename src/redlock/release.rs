@@ -25,6 +25,8 @@ pub(crate) struct Leaving<'a> {
     pub(crate) waiter: &'a str,
     /// Its holder believed in it until now.
     pub(crate) was_held: bool,
+    /// Nodes that have not answered yet when they were asked for it.
+    pub(crate) open: NodeSet,
 }
 
 impl<'a> Leaving<'a> {
@@ -43,7 +45,7 @@ impl<'a> Leaving<'a> {
 
     /// The node on which others wait is told last: by then the lock is on its way to being free on the others.
     fn round(&self, to: NodeSet, deadline: Moment) -> Round<'static> {
-        Round { backwards: true, all: !self.was_held, ..Round::new(to, deadline) }
+        Round { backwards: true, all: !self.was_held, ears: self.open, ..Round::new(to, deadline) }
     }
 }
 
@@ -52,6 +54,8 @@ impl<'a> Leaving<'a> {
 pub(crate) struct Ending {
     pub(crate) outcome: Result<Released, Trouble>,
     pub(crate) unsettled: NodeSet,
+    /// Those that kept it until now.
+    pub(crate) released: NodeSet,
 }
 
 impl Redlock {
@@ -76,7 +80,7 @@ impl Redlock {
         let mut may_be_done = NodeSet::NONE;
         let repeat = repeatable(&ballot);
         if !repeat.is_empty() && (self.len() == 1 || !is_certain(&ballot, leaving.was_held)) {
-            may_be_done = ballot.unclear();
+            may_be_done = ballot.broken();
             let second = ask(leaving.round(repeat, started.saturating_add(patience)));
             for (node, (slip, vote)) in second.slips.into_iter().zip(second.votes).enumerate() {
                 if repeat.has(node) {
@@ -90,14 +94,17 @@ impl Redlock {
     fn outcome(&self, ballot: Ballot<ReleaseReply>, was_held: bool, may_be_done: NodeSet) -> Ending {
         let needed = quorum(self.len());
         let (mut released, mut gone, mut known) = (0, 0, 0);
-        let mut unsettled = NodeSet::NONE;
+        let (mut unsettled, mut kept) = (NodeSet::NONE, NodeSet::NONE);
         let mut other: Option<Holder> = None;
         let mut answers = Vec::new();
         for (node, slip) in ballot.slips.iter().enumerate() {
             let again = may_be_done.has(node);
             match slip {
                 Slip::Said(answer) => match &answer.reply {
-                    ReleaseReply::Released => released += 1,
+                    ReleaseReply::Released => {
+                        released += 1;
+                        kept = kept.with(NodeSet::only(node));
+                    }
                     ReleaseReply::Gone if again => released += 1,
                     ReleaseReply::Other(_) if again && was_held => released += 1,
                     ReleaseReply::Gone | ReleaseReply::WrongType | ReleaseReply::Late => gone += 1,
@@ -121,7 +128,7 @@ impl Redlock {
         } else {
             Ok(Released::Gone)
         };
-        Ending { outcome, unsettled }
+        Ending { outcome, unsettled, released: kept }
     }
 }
 

@@ -34,8 +34,8 @@ pub(crate) struct Round<'a> {
     pub(crate) grace: Duration,
     /// Everybody's answer is wanted, whatever the verdict.
     pub(crate) all: bool,
-    /// This node's answer is wanted, if it comes soon.
-    pub(crate) ear: Option<usize>,
+    /// These nodes' answers are wanted, if they come soon.
+    pub(crate) ears: NodeSet,
     /// The last node first.
     pub(crate) backwards: bool,
     /// Called while answers are out; says when it wants to be called again, or that nobody waits any more.
@@ -51,7 +51,7 @@ impl Round<'_> {
             connect_by: deadline,
             grace: Duration::ZERO,
             all: false,
-            ear: None,
+            ears: NodeSet::NONE,
             backwards: false,
             meanwhile: None,
         }
@@ -108,10 +108,18 @@ impl<T> Ballot<T> {
         lines.collect()
     }
 
-    /// The nodes that may have carried the request out without our having heard of it.
-    pub(crate) fn unclear(&self) -> NodeSet {
-        let unclear = |slip: &Slip<T>| matches!(slip, Slip::Open) || matches!(slip, Slip::Failed(f) if f.sent);
-        self.slips.iter().enumerate().filter(|(_, slip)| unclear(slip)).map(|(node, _)| node).collect()
+    /// The nodes that had not answered when the others had decided. The connection keeps its order.
+    pub(crate) fn open(&self) -> NodeSet {
+        self.nodes_where(|slip| matches!(slip, Slip::Open))
+    }
+
+    /// The nodes that may carry the request out without our hearing of it.
+    pub(crate) fn broken(&self) -> NodeSet {
+        self.nodes_where(|slip| matches!(slip, Slip::Failed(failure) if failure.sent))
+    }
+
+    pub(crate) fn nodes_where(&self, which: impl Fn(&Slip<T>) -> bool) -> NodeSet {
+        self.slips.iter().enumerate().filter(|(_, slip)| which(slip)).map(|(node, _)| node).collect()
     }
 }
 
@@ -261,10 +269,10 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
             let now = clock::now();
             if !decided && !self.round.all && self.ballot.verdict() != Verdict::Open {
                 decided = true;
-                let grace = if self.is_listened_for() { self.round.grace.max(EAR_GRACE) } else { self.round.grace };
+                let grace = if self.waits_for_ears() { self.round.grace.max(EAR_GRACE) } else { self.round.grace };
                 deadline = deadline.min(now.saturating_add(grace));
             }
-            if decided && self.round.grace.is_zero() && !self.is_listened_for() {
+            if decided && self.round.grace.is_zero() && !self.waits_for_ears() {
                 return;
             }
             let until = match &mut self.round.meanwhile {
@@ -281,8 +289,8 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
         }
     }
 
-    fn is_listened_for(&self) -> bool {
-        self.round.ear.is_some_and(|node| self.ballot.votes[node].is_none())
+    fn waits_for_ears(&self) -> bool {
+        self.round.ears.iter().any(|node| self.ballot.votes.get(node) == Some(&None))
     }
 
     /// The nodes whose answers are out.

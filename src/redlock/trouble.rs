@@ -30,7 +30,7 @@ impl Trouble {
     /// Of a ballot that came to nothing; `says` puts an answer into words.
     pub(crate) fn of<T>(redlock: &Redlock, mut ballot: Ballot<T>, says: impl Fn(&T) -> String) -> Trouble {
         let nodes = redlock.nodes();
-        let sent = !ballot.unclear().is_empty();
+        let sent = !ballot.open().with(ballot.broken()).is_empty();
         if let [slip] = ballot.slips.as_mut_slice() {
             return match std::mem::replace(slip, Slip::NotAsked) {
                 Slip::Failed(failure) => Trouble::Alone(failure),

@@ -213,7 +213,7 @@ fn up_to(order: &BTreeSet<(Moment, Generation)>, moment: Moment) -> Vec<Generati
 mod tests {
     use super::*;
     use crate::{
-        grant::{Claim, FencingToken, Grant},
+        grant::{Claim, FencingToken, Grant, Late},
         id::generate_lock_id,
         key::LockKey,
         redlock::NodeSet,
@@ -228,7 +228,8 @@ mod tests {
         let claim =
             Claim { key: LockKey::new("", "x").unwrap(), id: generate_lock_id(), ttl: Duration::from_millis(ttl_ms) };
         let (votes, nodes, stray) = (kept_until(deadline_ms), NodeSet::only(0), NodeSet::NONE);
-        let grant = Grant { token: FencingToken(1), votes, provisional: false, late_until: at(0), nodes, stray };
+        let late = Late { broken_until: at(0), open: NodeSet::NONE, open_until: at(0) };
+        let grant = Grant { token: FencingToken(1), votes, provisional: false, late, nodes, stray };
         Arc::new(Lease::open(claim, &grant))
     }
 

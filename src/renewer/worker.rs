@@ -300,7 +300,7 @@ impl Worker {
     fn run_errand(&mut self, errand: Errand) {
         let Errand { claim, was_held, deadline, answer } = errand;
         let patience = deadline.after(clock::now());
-        let leaving = Leaving { key: &claim.key, id: claim.id.as_str(), waiter: "", was_held };
+        let leaving = Leaving { key: &claim.key, id: claim.id.as_str(), waiter: "", was_held, open: NodeSet::NONE };
         if !patience.is_zero() {
             let redlock = self.desk.redlock.clone();
             let ask = |round: Round<'_>| self.ask(round, |_| leaving.call(), Leaving::vote);

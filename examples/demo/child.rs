@@ -4,13 +4,13 @@ use std::{io::Read, process, thread};
 
 use distlock::{LockGuard, RedisMgr};
 
-use crate::{
+use super::{
     LOCK,
     args::Child,
-    common::{Outcome, nanos, now, work_for},
     record::{Event, Journal},
     resource::{Resource, Work},
 };
+use crate::common::{Outcome, nanos, now, work_for};
 
 pub(crate) fn run(args: &Child) -> Outcome {
     thread::spawn(|| {
@@ -36,16 +36,27 @@ struct Worker {
 impl Worker {
     fn rounds(&self, args: &Child) -> Outcome {
         let mgr = RedisMgr::new(distlock::Config::from_env().ttl(args.ttl))?;
-        let resource = Resource::new(&mgr, &args.resource);
+        let resource = Resource::find(&mgr, &args.resource)?;
         for _ in 0..args.rounds {
-            self.tell(Event::Wait)?;
-            let guard = mgr.lock(LOCK)?;
+            let guard = self.take(&mgr)?;
             // Before the look that allows us to act: a pause in between must not make us seem later than we are.
             let entered = now();
             self.hold(guard, entered, &resource, args.work)?;
             work_for(args.work.shortest().mul_f64(fastrand::f64() / 3.0));
         }
         Ok(())
+    }
+
+    fn take(&self, mgr: &RedisMgr) -> Outcome<LockGuard> {
+        self.tell(Event::Wait)?;
+        loop {
+            match mgr.lock(LOCK) {
+                Ok(guard) => return Ok(guard),
+                // Some of several nodes are away, and are on their way back.
+                Err(error) if !error.nodes().is_empty() => self.tell(Event::Again { why: error.to_string() })?,
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     fn hold(&self, guard: LockGuard, entered: u64, resource: &Resource, work: Work) -> Outcome {

@@ -8,19 +8,20 @@ use std::{
     time::Duration,
 };
 
-use distlock::RedisMgr;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{
+use super::{
     LOCK,
     args::{Child, Demo},
     board::Board,
     chaos::{Blow, Chaos},
-    common::{Outcome, Server, Watchdog, nanos, now, work_for},
-    record::{Event, Journal, Reader, Record},
-    resource::Resource,
+    nodes::Nodes,
+    outages::{Outages, Step},
+    record::{Change, Event, Journal, Reader, Record},
     screen::{LiveBlock, Palette, say},
+    servers::Servers,
 };
+use crate::common::{Outcome, Watchdog, nanos, now, work_for};
 
 /// How often the record is read.
 const LOOK: Duration = Duration::from_millis(5);
@@ -28,7 +29,7 @@ const LOOK: Duration = Duration::from_millis(5);
 const FRAME: Duration = Duration::from_millis(50);
 /// With more children than fit on a screen, lines cannot be redrawn.
 const MOST_LIVE_LINES: u32 = 20;
-/// For how long nothing at all may happen.
+/// For how long nothing at all may happen, besides one lease.
 const SILENCE: Duration = Duration::from_secs(30);
 
 /// A stop is longer than the lease by this much.
@@ -37,13 +38,16 @@ const STOP_FACTOR: f64 = 1.4;
 struct Demonstration<'a> {
     demo: &'a Demo,
     watchdog: &'a Watchdog,
-    server: &'a Server<'a>,
+    servers: Servers<'a>,
     record: PathBuf,
     resource: String,
     journal: Journal,
     reader: Reader,
     records: Vec<Record>,
     board: Board,
+    nodes: Nodes,
+    /// Nodes that have been started again and have not answered yet, and when that was.
+    coming_up: Vec<(usize, u64)>,
     running: Vec<Running<'a>>,
     palette: Palette,
     /// Empty where the output is no terminal.
@@ -64,54 +68,61 @@ struct Running<'a> {
 /// Runs the demo and returns the record.
 pub(crate) fn run(demo: &Demo) -> Outcome<Vec<Record>> {
     let watchdog = Watchdog::start()?;
-    let server = Server::find(&watchdog)?;
+    let launched = now();
+    let mut servers = Servers::start(demo.nodes, &watchdog)?;
     let palette = Palette::of_stdout();
     let record = demo.record.clone().unwrap_or_else(|| watchdog.folder().join("record"));
     std::fs::write(&record, "").map_err(|error| format!("cannot write {}: {error}", record.display()))?;
+    say(&introduce(demo, &servers));
+    let resource = servers.resource(&format!("distlock:demo:{}:{:x}", std::process::id(), now()));
     let live = stdout().is_terminal() && demo.children <= MOST_LIVE_LINES;
+    let start = now();
     let mut demonstration = Demonstration {
         demo,
         watchdog: &watchdog,
-        server: &server,
-        resource: format!("distlock:demo:{}:{:x}", std::process::id(), now()),
+        resource: resource.key().to_owned(),
         journal: Journal::open(&record)?,
         reader: Reader::open(&record)?,
         record,
         records: Vec::new(),
-        board: Board::new(demo.children, demo.rounds, now()),
+        board: Board::new(demo.children, demo.rounds, start),
+        nodes: Nodes::new(servers.nodes().iter().map(|server| server.label()), start),
+        coming_up: (1..=servers.nodes().len()).map(|node| (node, launched)).collect(),
+        servers,
         running: Vec::new(),
         palette,
         live: live.then(LiveBlock::default),
     };
-    say(&format!(
-        "{} processes want the lock {LOCK}, {} each, for {:?} to {:?} of work. The lease is {:?}.\n\
-         The server is {}.\n",
+    let outcome = demonstration.run();
+    let records = std::mem::take(&mut demonstration.records);
+    // Before what they work on.
+    demonstration.running.clear();
+    outcome.and(resource.remove())?;
+    if let Some(path) = &demo.record {
+        say(&format!("\nThe record is in {}.\n", path.display()));
+    }
+    Ok(records)
+}
+
+fn introduce(demo: &Demo, servers: &Servers<'_>) -> String {
+    let mut text = format!(
+        "{} processes want the lock {LOCK}, {} each, for {:?} to {:?} of work. The lease is {:?}.\n",
         demo.children,
         if demo.rounds == 1 { "once".into() } else { format!("{} times", demo.rounds) },
         demo.work.shortest(),
         demo.work.shortest() + demo.work.0,
         demo.ttl,
-        server.introduction()
-    ));
+    );
+    text.push_str(&servers.introduction(demo.ttl));
     if demo.chaos {
-        say(&format!(
+        text.push_str(&format!(
             "Chaos: some are killed, some are stopped for {:?}, longer than the lease. Same again: --seed {}\n",
             demo.ttl.mul_f64(STOP_FACTOR),
             demo.seed
         ));
     }
-    say("\n");
-    let outcome = demonstration.run();
-    let records = std::mem::take(&mut demonstration.records);
-    let resource = demonstration.resource.clone();
-    drop(demonstration);
-    let mgr = RedisMgr::new(server.config())?;
-    Resource::new(&mgr, &resource).remove()?;
-    outcome?;
-    if let Some(path) = &demo.record {
-        say(&format!("\nThe record is in {}.\n", path.display()));
-    }
-    Ok(records)
+    text.push('\n');
+    text
 }
 
 impl Demonstration<'_> {
@@ -120,13 +131,16 @@ impl Demonstration<'_> {
         for child in 1..=self.demo.children {
             self.start(child, self.demo.rounds)?;
         }
-        let mut chaos = Chaos::new(self.demo.seed, self.demo.children * self.demo.rounds, self.demo.work.shortest());
+        let rounds_of_all = self.demo.children * self.demo.rounds;
+        let mut chaos = Chaos::new(self.demo.seed, rounds_of_all, self.demo.work.shortest());
+        let mut outages = Outages::new(self.demo.seed, self.demo.nodes, rounds_of_all);
         let (mut next_frame, mut last_news) = (0, now());
-        while !self.running.is_empty() {
+        while !(self.running.is_empty() && outages.are_over() && self.coming_up.is_empty()) {
             work_for(LOOK);
             if self.read_on()? {
                 last_news = now();
             }
+            self.tend_nodes(&mut outages)?;
             self.wake_the_stopped()?;
             if self.demo.chaos
                 && let Some((blow, child)) = chaos.strike(&self.board, now())
@@ -138,8 +152,9 @@ impl Demonstration<'_> {
                 self.draw();
                 next_frame = now() + nanos(FRAME);
             }
-            if now() - last_news > nanos(SILENCE) {
-                return Err(self.explain_silence().into());
+            let patience = SILENCE + self.demo.ttl;
+            if now() - last_news > nanos(patience) {
+                return Err(format!("nothing has happened for {patience:?}: {}", self.servers.holder()).into());
             }
         }
         self.read_on()?;
@@ -158,7 +173,7 @@ impl Demonstration<'_> {
         };
         let mut process = Command::new(env::current_exe()?)
             .args(args.words())
-            .env("DISTLOCK_URL", self.server.url())
+            .envs(self.servers.environment())
             .stdin(Stdio::piped())
             .spawn()?;
         let life = process.stdin.take();
@@ -168,23 +183,60 @@ impl Demonstration<'_> {
         Ok(())
     }
 
-    /// Reads what is new in the record; true if there was anything.
+    /// Kills and restarts nodes when it is time, and writes down what became of them.
+    fn tend_nodes(&mut self, outages: &mut Outages) -> Outcome {
+        for node in self.nodes.ripe(now()) {
+            self.tell_of_node(node, Change::Votes)?;
+        }
+        if let Some(step) = outages.step(self.board.rounds_of_all(), &self.nodes) {
+            match step {
+                Step::Kill(node) => {
+                    self.servers.nodes()[node - 1].kill();
+                    self.tell_of_node(node, Change::Down)?;
+                }
+                Step::Restart(node) => {
+                    // Before it starts: from then on the lease is counted that its quarantine lasts.
+                    self.coming_up.push((node, now()));
+                    self.servers.nodes()[node - 1].restart()?;
+                }
+            }
+        }
+        for (node, started) in std::mem::take(&mut self.coming_up) {
+            if self.servers.nodes()[node - 1].is_up()? {
+                self.tell_of_node(node, Change::Up { votes_from: started + nanos(self.demo.ttl) })?;
+            } else {
+                self.coming_up.push((node, started));
+            }
+        }
+        Ok(())
+    }
+
+    fn tell_of_node(&mut self, node: usize, change: Change) -> Outcome {
+        let pid = self.servers.nodes()[node - 1].pid().unwrap_or(0);
+        self.journal.write(0, pid, Event::Node { node, change })?;
+        self.read_on()?;
+        Ok(())
+    }
+
+    /// Reads what is new in the record; true if anybody has got any further.
     fn read_on(&mut self) -> Outcome<bool> {
         let records = self.reader.read_on()?;
         for record in &records {
-            let news = self.board.apply(record);
-            if let (Some(news), None) = (news, &self.live) {
-                say(&news);
+            let news = [self.nodes.apply(record), self.board.apply(record)];
+            if self.live.is_none() {
+                news.into_iter().flatten().for_each(|news| say(&news));
             }
         }
-        let any = !records.is_empty();
+        let any = records.iter().any(|record| !matches!(record.event, Event::Again { .. }));
         self.records.extend(records);
         Ok(any)
     }
 
     fn draw(&mut self) {
         if let Some(live) = &mut self.live {
-            live.draw(&self.board.lines(now(), self.palette));
+            let mut lines = self.nodes.lines(&self.servers.views(), now(), self.palette);
+            lines.extend(self.board.lines(now(), self.palette));
+            live.draw(&lines);
         }
     }
 
@@ -245,15 +297,6 @@ impl Demonstration<'_> {
             }
         }
         Ok(())
-    }
-
-    fn explain_silence(&self) -> String {
-        let holder = RedisMgr::new(self.server.config()).and_then(|mgr| mgr.holder(LOCK));
-        match holder {
-            Ok(Some(holder)) => format!("nothing has happened for {SILENCE:?}; the lock is held by {holder}"),
-            Ok(None) => format!("nothing has happened for {SILENCE:?}, although the lock is free"),
-            Err(error) => format!("nothing has happened for {SILENCE:?}: {error}"),
-        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! What each child is doing now, put together from the record.
 
-use crate::{
+use super::{
     record::{Event, Record},
     screen::{Palette, span},
 };
@@ -61,7 +61,7 @@ impl Board {
         Board { seats: (1..=children).map(seat).collect(), start, rounds }
     }
 
-    pub(crate) fn holds(&self) -> u32 {
+    pub(crate) fn rounds_of_all(&self) -> u32 {
         self.seats.iter().map(|seat| seat.rounds).sum()
     }
 
@@ -140,7 +140,8 @@ impl Seat {
                 self.stopped = false;
                 Some("was continued".into())
             }
-            Event::Plan { .. } => None,
+            Event::Again { why } => Some(format!("asks again: {why}")),
+            Event::Plan { .. } | Event::Node { .. } => None,
         }
     }
 

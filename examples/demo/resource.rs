@@ -1,9 +1,9 @@
 //! What the lock protects: a number in Redis that everybody reads, works on, and writes back one larger. It refuses
 //! whoever comes with an older token than it has seen.
 
-use std::time::Duration;
+use std::{env, time::Duration};
 
-use distlock::{FencingToken, RedisMgr};
+use distlock::{Config, FencingToken, RedisMgr};
 
 use crate::common::Outcome;
 
@@ -26,8 +26,23 @@ pub(crate) struct Resource {
 }
 
 impl Resource {
+    /// The variable that names the resource's server, where it is not that of the locks.
+    pub(crate) const SERVER: &str = "CONTENTION_RESOURCE_URL";
+
+    /// Of a child: on the server that the parent has named, or on that of the locks.
+    pub(crate) fn find(locks: &RedisMgr, key: &str) -> Outcome<Resource> {
+        Ok(match env::var(Resource::SERVER) {
+            Ok(url) => Resource::new(&RedisMgr::new(Config::new(url))?, key),
+            Err(_) => Resource::new(locks, key),
+        })
+    }
+
     pub(crate) fn new(mgr: &RedisMgr, key: &str) -> Resource {
         Resource { mgr: mgr.clone(), key: key.to_owned(), script: redis::Script::new(SCRIPT) }
+    }
+
+    pub(crate) fn key(&self) -> &str {
+        &self.key
     }
 
     /// The value, if no later holder has been here. From now on, earlier ones are refused.

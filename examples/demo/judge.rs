@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use crate::{
+use super::{
+    availability::Availability,
     record::{Event, Record},
     screen::{Palette, span},
 };
@@ -58,8 +59,11 @@ pub(crate) struct Verdict {
     /// By the moment they began.
     pub(crate) holds: Vec<Hold>,
     start: u64,
+    /// What the nodes did, where there were several.
+    pub(crate) nodes: Availability,
     /// Sentences about what must not be.
     overlaps: Vec<String>,
+    too_early: Vec<String>,
     disorder: Vec<String>,
     lost_updates: Vec<String>,
     unfinished: Vec<String>,
@@ -67,8 +71,10 @@ pub(crate) struct Verdict {
     waits: Vec<u64>,
     waits_left_out: usize,
     losses: usize,
+    again: usize,
     records: usize,
-    children: usize,
+    /// Of the children.
+    ids: Vec<u32>,
     processes: usize,
 }
 
@@ -88,7 +94,9 @@ impl Verdict {
         let mut verdict = Verdict {
             holds: Vec::new(),
             start: records.iter().map(|record| record.at).min().unwrap_or(0),
+            nodes: Availability::of(records),
             overlaps: Vec::new(),
+            too_early: Vec::new(),
             disorder: Vec::new(),
             lost_updates: Vec::new(),
             unfinished: Vec::new(),
@@ -96,8 +104,9 @@ impl Verdict {
             waits: Vec::new(),
             waits_left_out: 0,
             losses: 0,
+            again: 0,
             records: records.len(),
-            children: 0,
+            ids: Vec::new(),
             processes: 0,
         };
         verdict.read(records);
@@ -105,22 +114,29 @@ impl Verdict {
         verdict.writes.sort_by_key(|write| write.at);
         verdict.waits.sort_unstable();
         verdict.find_overlaps();
+        verdict.find_too_early();
         verdict.find_disorder();
         verdict.find_lost_updates();
         verdict
     }
 
     pub(crate) fn is_good(&self) -> bool {
-        [&self.overlaps, &self.disorder, &self.lost_updates, &self.unfinished].iter().all(|found| found.is_empty())
+        [&self.overlaps, &self.too_early, &self.disorder, &self.lost_updates, &self.unfinished]
+            .iter()
+            .all(|found| found.is_empty())
     }
 
     fn read(&mut self, records: &[Record]) {
         let mut processes: HashMap<u32, Process> = HashMap::new();
         let mut planned = 0;
         for record in records {
-            if let Event::Plan { children } = record.event {
-                planned = children;
-                continue;
+            match record.event {
+                Event::Plan { children } => {
+                    planned = children;
+                    continue;
+                }
+                Event::Node { .. } => continue,
+                _ => {}
             }
             let process = processes.entry(record.pid).or_default();
             process.child = record.child;
@@ -137,7 +153,7 @@ impl Verdict {
             list.sort_unstable();
             list.dedup();
         }
-        self.children = children.len();
+        self.ids = children;
         self.unfinished.extend(
             (1..=planned)
                 .filter(|child| !done.contains(child))
@@ -193,7 +209,8 @@ impl Verdict {
             Event::Done => process.ended = true,
             Event::Failed { why } => self.unfinished.push(format!("child {}: {why}", record.child)),
             Event::Stopped => process.stopped_meanwhile = true,
-            Event::Continued | Event::Plan { .. } => {}
+            Event::Again { .. } => self.again += 1,
+            Event::Continued | Event::Plan { .. } | Event::Node { .. } => {}
         }
     }
 
@@ -225,6 +242,14 @@ impl Verdict {
                 ));
             }
             open.push(hold);
+        }
+    }
+
+    /// Before a quorum of fresh servers has been up for the lease, nobody can know whom they had given the lock.
+    fn find_too_early(&mut self) {
+        let first = self.nodes.first_quorum();
+        for hold in self.holds.iter().filter(|hold| hold.from < first) {
+            self.too_early.push(format!("child {} entered {} too early", hold.child, span(first - hold.from)));
         }
     }
 
@@ -262,7 +287,7 @@ impl Verdict {
             "\n{}  from {} records of {} children ({} processes)\n\n",
             palette.bold("Verdict"),
             self.records,
-            self.children,
+            self.ids.len(),
             self.processes
         );
         let mut line = |name: &str, found: &str, bad: &[String], remark: &str| {
@@ -285,6 +310,11 @@ impl Verdict {
         );
         let order = if self.disorder.is_empty() { "ok" } else { "WRONG" };
         line("token order", order, &self.disorder, "each later holder has a larger token");
+        if !self.nodes.tracks.is_empty() {
+            let early = if self.too_early.is_empty() { "ok" } else { "WRONG" };
+            let remark = format!("no lock before {} fresh servers had been up for the lease", self.nodes.quorum());
+            line("quarantine", early, &self.too_early, &remark);
+        }
         let accepted = self.writes.iter().filter(|write| write.accepted).count();
         line(
             "lost updates",
@@ -292,6 +322,10 @@ impl Verdict {
             &self.lost_updates,
             &format!("{accepted} times, a number was read, worked on, and written back one larger"),
         );
+        line("work done", &self.work_done().to_string(), &[], &self.work_remark());
+        if !self.nodes.tracks.is_empty() {
+            line("outages", &self.nodes.outages().to_string(), &[], &self.outages_remark());
+        }
         line("locks lost", &self.losses.to_string(), &[], "noticed by their holders");
         line("fenced off", &self.refused().to_string(), &[], &self.fence_remark());
         line("waits", &self.waits.len().to_string(), &[], &self.waits_remark());
@@ -307,6 +341,34 @@ impl Verdict {
             (palette.red("BAD"), "Two processes believed at once that they held the lock.")
         };
         text.push_str(&format!("\n{word}  {sentence}\n"));
+        text
+    }
+
+    fn outages_remark(&self) -> String {
+        let taken = |out: usize| self.holds.iter().filter(|hold| self.nodes.out_at(hold.from) == out).count();
+        format!(
+            "nodes killed, and back without memory; locks taken meanwhile: {} with one out, {} with two",
+            taken(1),
+            taken(2)
+        )
+    }
+
+    fn done_by(&self, child: u32) -> usize {
+        self.holds.iter().filter(|hold| hold.child == child && hold.end == End::Left).count()
+    }
+
+    fn work_done(&self) -> usize {
+        self.holds.iter().filter(|hold| hold.end == End::Left).count()
+    }
+
+    fn work_remark(&self) -> String {
+        let done: Vec<usize> = self.ids.iter().map(|child| self.done_by(*child)).collect();
+        let (least, most) = (done.iter().min().unwrap_or(&0), done.iter().max().unwrap_or(&0));
+        let each = if least == most { most.to_string() } else { format!("{least} to {most}") };
+        let mut text = format!("rounds finished under the lock, {each} by each child");
+        if self.again > 0 {
+            text.push_str(&format!("; asked again {} times without a quorum", self.again));
+        }
         text
     }
 
@@ -333,6 +395,9 @@ impl Verdict {
             span(self.waits.get((last as f64 * fraction).round() as usize).copied().unwrap_or(0))
         };
         let mut text = format!("median {}, 95 % within {}, longest {}", at(0.5), at(0.95), at(1.0));
+        if !self.nodes.tracks.is_empty() {
+            text.push_str("; the first quarantine counts as well");
+        }
         if self.waits_left_out > 0 {
             text.push_str(&format!("; {} of stopped waiters left out", self.waits_left_out));
         }

@@ -2,19 +2,15 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use crate::{common::Outcome, resource::Work};
+use super::{Stage, resource::Work};
+use crate::common::Outcome;
 
-pub(crate) const HELP: &str = "\
-Processes that all want one lock, what they did with it, and whether two of them ever held it at once.
-
-    make demo                     five processes, eight rounds each
-    make demo ARGS=--chaos        the same, and some are killed or stopped on the way
-    make demo ARGS='--children 9 --rounds 20 --work 50ms'
-
+/// What `--help` says after the beginning that each demo has of its own.
+const HELP: &str = "
     --children N     how many processes (default 5)
-    --rounds N       how often each wants the lock (default 8)
-    --work TIME      how long each works under it, half of this to one and a half (default 180ms)
-    --ttl TIME       the lease: how long the lock outlives a holder that died (default 1s)
+    --rounds N       how often each wants the lock (default ROUNDS)
+    --work TIME      how long each works under it, half of this to one and a half (default WORK)
+    --ttl TIME       the lease: how long the lock outlives a holder that died (default TTL)
     --chaos          kill some with SIGKILL, and stop some with SIGSTOP for longer than the lease
     --seed N         choose the victims as in an earlier run
     --record FILE    keep what the processes wrote down
@@ -23,6 +19,16 @@ Processes that all want one lock, what they did with it, and whether two of them
 
 The exit code is 0 when the verdict is good, 1 when it is not, 2 when there is none.
 ";
+
+pub(crate) fn help(stage: &Stage) -> String {
+    let defaults = [
+        ("ROUNDS", stage.rounds.to_string()),
+        ("WORK", format!("{:?}", stage.work)),
+        ("TTL", format!("{:?}", stage.ttl)),
+    ];
+    let text = defaults.iter().fold(HELP.to_owned(), |text, (word, value)| text.replace(word, value));
+    stage.help.to_owned() + &text
+}
 
 #[derive(Debug)]
 pub(crate) enum Command {
@@ -34,6 +40,8 @@ pub(crate) enum Command {
 
 #[derive(Debug)]
 pub(crate) struct Demo {
+    /// How many private servers decide together; none for the one server that is there.
+    pub(crate) nodes: usize,
     pub(crate) children: u32,
     pub(crate) rounds: u32,
     pub(crate) work: Work,
@@ -69,12 +77,13 @@ impl Child {
     }
 }
 
-pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Outcome<Command> {
+pub(crate) fn parse(stage: &Stage, mut words: impl Iterator<Item = String>) -> Outcome<Command> {
     let mut demo = Demo {
+        nodes: stage.nodes,
         children: 5,
-        rounds: 8,
-        work: Work(Duration::from_millis(180)),
-        ttl: Duration::from_secs(1),
+        rounds: stage.rounds,
+        work: Work(stage.work),
+        ttl: stage.ttl,
         chaos: false,
         seed: fastrand::u64(..1_000_000),
         record: None,

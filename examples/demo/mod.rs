@@ -1,35 +1,47 @@
-//! Several processes want one lock, and at no instant do two of them believe that they hold it: not even when some
-//! are killed, or stopped for longer than the lock lasts, while they hold it or wait for it.
-//!
-//! Run it with `make demo`, or `make demo ARGS=--chaos`. A parent starts child processes; all of them append to one
-//! record what they believed and when; the verdict comes from that record alone.
+//! Processes that contend for one lock: a parent starts child processes; all of them append to one record what they
+//! believed and when; the picture and the verdict come from that record alone.
 
 mod args;
+mod availability;
 mod board;
 mod chaos;
 mod child;
-#[path = "../common/mod.rs"]
-mod common;
 mod judge;
+mod nodes;
+mod outages;
 mod parent;
 mod record;
 mod resource;
 mod screen;
+mod servers;
 mod timeline;
 
-use std::{env, path::Path, process::ExitCode};
+use std::{env, path::Path, process::ExitCode, time::Duration};
 
 use args::Command;
-use common::Outcome;
 use judge::Verdict;
 use record::{Reader, Record};
 use screen::{Palette, say};
 
+use crate::common::Outcome;
+
 /// The name of the lock.
 const LOCK: &str = "my_resource";
 
-fn main() -> ExitCode {
-    match run() {
+/// In what one demo differs from another.
+#[derive(Debug)]
+pub(crate) struct Stage {
+    /// How the help begins.
+    pub(crate) help: &'static str,
+    /// How many private servers decide together, and are killed on the way; none for the one server that is there.
+    pub(crate) nodes: usize,
+    pub(crate) rounds: u32,
+    pub(crate) work: Duration,
+    pub(crate) ttl: Duration,
+}
+
+pub(crate) fn play(stage: &Stage) -> ExitCode {
+    match run(stage) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(error) => {
@@ -39,9 +51,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn run() -> Outcome<bool> {
-    match args::parse(env::args().skip(1))? {
-        Command::Help => say(args::HELP),
+fn run(stage: &Stage) -> Outcome<bool> {
+    match args::parse(stage, env::args().skip(1))? {
+        Command::Help => say(&args::help(stage)),
         Command::Judge(record) => return conclude(&read(&record)?),
         // Its record says why, and its parent tells.
         Command::Child(child) => return Ok(child::run(&child).is_ok()),

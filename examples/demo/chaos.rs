@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use crate::{
-    board::{Board, Seat, State},
-    common::nanos,
-};
+use super::board::{Board, Seat, State};
+use crate::common::nanos;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Blow {
@@ -53,7 +51,7 @@ impl Chaos {
     pub(crate) fn strike(&mut self, board: &Board, now: u64) -> Option<(Blow, u32)> {
         let (blow, victim) = PLAN[self.next % PLAN.len()];
         let due = (u32::try_from(self.next).ok()? + 1) * self.every;
-        if board.holds() < due {
+        if board.rounds_of_all() < due {
             return None;
         }
         let fits = |seat: &&Seat| {

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use distlock::LockId;
 
-use crate::{
+use super::{
+    availability,
     judge::{Hold, Verdict},
     record::{Event, Record},
     screen::{Palette, span},
@@ -20,6 +21,11 @@ const LISTED: usize = 200;
 const GAPS: &str = "
   When nobody holds it: the lock of one that was killed or stopped is free when its lease has run out;
   a stopped one whose turn has come holds up the line until its claim runs out (1 s, or the lease).
+";
+
+const QUARANTINE: &str = "
+  A server that has lost its memory does not vote until the longest lease has passed, for it may have forgotten whom
+  it gave the lock to. So nobody holds it at first, when all servers are fresh; later the others suffice.
 ";
 
 /// One child, as spans of time.
@@ -42,10 +48,10 @@ pub(crate) fn draw(records: &[Record], verdict: &Verdict, palette: Palette) -> S
     let tracks: Vec<(u32, Track<'_>)> =
         children.into_iter().map(|child| (child, track(child, records, verdict, end))).collect();
 
+    let scale = format!("one column is {}   ", span(column));
     let mut text = format!(
-        "\n{}  one column is {}   {} holds  {} holds, but stopped  {} waits  {} stopped  {} killed  {} sees its loss\n",
+        "\n{}  {scale}{} holds  {} holds, but stopped  {} waits  {} stopped  {} killed  {} sees its loss\n",
         palette.bold("Timeline"),
-        span(column),
         palette.green('█'),
         palette.yellow('▒'),
         palette.dim('·'),
@@ -53,6 +59,17 @@ pub(crate) fn draw(records: &[Record], verdict: &Verdict, palette: Palette) -> S
         palette.red('X'),
         palette.red('!')
     );
+    if !verdict.nodes.tracks.is_empty() {
+        text.push_str(&format!(
+            "{:>width$}{} votes  {} is up, but in quarantine  {} killed  {} is away\n",
+            "of nodes: ",
+            palette.green('█'),
+            palette.yellow('░'),
+            palette.red('X'),
+            palette.red('-'),
+            width = "Timeline  ".len() + scale.len()
+        ));
+    }
     for block in 0..length.div_ceil(column * COLUMNS) {
         let from = start + block * column * COLUMNS;
         let columns = (end + 1 - from).div_ceil(column).min(COLUMNS);
@@ -61,6 +78,14 @@ pub(crate) fn draw(records: &[Record], verdict: &Verdict, palette: Palette) -> S
             let cells: String = (0..columns).map(|index| track.cell(from + index * column, column, palette)).collect();
             text.push_str(&format!("  child {child:<2} {cells}\n"));
         }
+        for (track, node) in verdict.nodes.tracks.iter().zip(1..) {
+            let cell = |index| node_cell(track, from + index * column, column, palette);
+            let cells: String = (0..columns).map(cell).collect();
+            text.push_str(&format!("  node {node:<3} {cells}\n"));
+        }
+    }
+    if !verdict.nodes.tracks.is_empty() {
+        text.push_str(&palette.dim(QUARANTINE));
     }
     if tracks.iter().any(|(_, track)| !track.stops.is_empty() || !track.kills.is_empty()) {
         text.push_str(&palette.dim(GAPS));
@@ -116,6 +141,24 @@ impl Track<'_> {
             (true, false) => palette.green('▌'),
             (false, true) => palette.green('▐'),
         }
+    }
+}
+
+fn node_cell(track: &availability::Track, from: u64, column: u64, palette: Palette) -> String {
+    let within = |spans: &[(u64, u64)]| {
+        let middle = from + column / 2;
+        spans.iter().any(|(from, until)| (*from..*until).contains(&middle))
+    };
+    if track.kills.iter().any(|at| (from..from + column).contains(at)) {
+        palette.red('X')
+    } else if within(&track.votes) {
+        palette.green('█')
+    } else if within(&track.quarantines) {
+        palette.yellow('░')
+    } else if track.kills.iter().any(|at| *at < from) {
+        palette.red('-')
+    } else {
+        " ".into()
     }
 }
 

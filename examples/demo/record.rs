@@ -14,11 +14,12 @@ use crate::common::{Outcome, now};
 /// So far from the end of the numbers that nothing that is added overflows.
 const LATEST: u64 = 1 << 62;
 
-/// Something that happened to a child, told by itself or by its parent.
+/// Something that happened to a child, told by itself or by its parent, or to a server of the locks.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
     /// Nanoseconds on the clock that all processes share.
     pub(crate) at: u64,
+    /// Zero where it is about none.
     pub(crate) child: u32,
     /// Which process the child was then: a killed one is replaced.
     pub(crate) pid: u32,
@@ -41,6 +42,8 @@ pub(crate) enum Event {
     Leave,
     /// It has done all its rounds.
     Done,
+    /// It got no lock, and asks again.
+    Again { why: String },
     /// It could not go on.
     Failed { why: String },
     /// The parent has killed it, and it is gone.
@@ -51,6 +54,19 @@ pub(crate) enum Event {
     Continued,
     /// The demo has this many children.
     Plan { children: u32 },
+    /// One of the servers that decide together.
+    Node { node: usize, change: Change },
+}
+
+/// What happened to a node.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Change {
+    /// It answers, knows nothing, and does not vote before the longest lease has passed.
+    Up { votes_from: u64 },
+    /// Then that was over.
+    Votes,
+    /// The parent has killed it.
+    Down,
 }
 
 impl fmt::Display for Record {
@@ -66,11 +82,15 @@ impl fmt::Display for Record {
             }
             Event::Leave => f.write_str("leave"),
             Event::Done => f.write_str("done"),
+            Event::Again { why } => write!(f, "again {}", why.escape_debug()),
             Event::Failed { why } => write!(f, "failed {}", why.escape_debug()),
             Event::Killed => f.write_str("killed"),
             Event::Stopped => f.write_str("stopped"),
             Event::Continued => f.write_str("continued"),
             Event::Plan { children } => write!(f, "plan {children}"),
+            Event::Node { node, change: Change::Up { votes_from } } => write!(f, "node {node} up {votes_from}"),
+            Event::Node { node, change: Change::Votes } => write!(f, "node {node} votes"),
+            Event::Node { node, change: Change::Down } => write!(f, "node {node} down"),
         }
     }
 }
@@ -109,11 +129,21 @@ impl FromStr for Record {
             },
             "leave" => Event::Leave,
             "done" => Event::Done,
+            "again" => Event::Again { why: rest.to_owned() },
             "failed" => Event::Failed { why: rest.to_owned() },
             "killed" => Event::Killed,
             "stopped" => Event::Stopped,
             "continued" => Event::Continued,
             "plan" => Event::Plan { children: number(&mut rest)? },
+            "node" => Event::Node {
+                node: number(&mut rest)?,
+                change: match word(&mut rest) {
+                    "up" => Change::Up { votes_from: number(&mut rest)? },
+                    "votes" => Change::Votes,
+                    "down" => Change::Down,
+                    other => return Err(format!("a node is up, votes or down, not {other:?}").into()),
+                },
+            },
             other => return Err(format!("{other:?} is no event").into()),
         };
         Ok(Record { at, child, pid, event })
