@@ -1,8 +1,12 @@
 //! `make bench`: what the library promises about its speed, measured on this machine, beside the raw figures of the
-//! same run. Each row starts a server of its own; `cargo bench --bench table -- handoff` runs one row.
+//! same run. Each row starts servers of its own; `cargo bench --bench table -- handoff` runs one row.
 //!
 //! Under `cargo test --benches`, or with `-- --test`, every row runs for an instant and nothing is judged.
 
+#[path = "table/blocks.rs"]
+mod blocks;
+#[path = "table/cluster.rs"]
+mod cluster;
 #[path = "table/contention.rs"]
 mod contention;
 #[path = "table/measure.rs"]
@@ -11,6 +15,10 @@ mod measure;
 mod memory;
 #[path = "table/raw.rs"]
 mod raw;
+#[path = "table/raw_nodes.rs"]
+mod raw_nodes;
+#[path = "table/redlock.rs"]
+mod redlock;
 #[path = "table/renewal.rs"]
 mod renewal;
 #[path = "table/report.rs"]
@@ -51,7 +59,7 @@ impl Scale {
 
 type Row = fn(Scale) -> Result<Vec<Line>>;
 
-const ROWS: [(&str, Row); 8] = [
+const ROWS: [(&str, Row); 12] = [
     ("uncontended", uncontended::row),
     ("contended_2", contention::contended_2),
     ("contended_n", contention::contended_n),
@@ -60,6 +68,10 @@ const ROWS: [(&str, Row); 8] = [
     ("waiting", waiting::row),
     ("renew", renewal::row),
     ("memory", memory::row),
+    ("redlock", redlock::row),
+    ("redlock_stopped", redlock::stopped),
+    ("redlock_contended", contention::redlock),
+    ("redlock_renew", renewal::redlock),
 ];
 
 fn main() -> ExitCode {

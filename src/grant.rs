@@ -55,8 +55,8 @@ pub(crate) struct Grant {
     pub(crate) late: Late,
     /// The nodes that may keep it.
     pub(crate) nodes: NodeSet,
-    /// Those where the claim still stands in line.
-    pub(crate) stray: NodeSet,
+    /// It may stand in line still, on a node that did not say that it gave the lock.
+    pub(crate) in_line: bool,
 }
 
 /// Requests that may still be carried out when a lock has been won by others, and would take it once more when it is free.

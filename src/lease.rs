@@ -26,6 +26,8 @@ pub(crate) struct Lease {
     pub(crate) claim: Claim,
     pub(crate) token: FencingToken,
     pub(crate) late: Late,
+    /// It may stand in line still, and has to leave it with the release.
+    pub(crate) in_line: bool,
     /// The nodes that may keep it.
     pub(crate) nodes: NodeSet,
     /// In nanoseconds; only written under `end`, so that a deadline that was seen to have passed is never moved.
@@ -53,6 +55,7 @@ impl Lease {
             claim,
             token: grant.token,
             late: grant.late,
+            in_line: grant.in_line,
             nodes: grant.nodes,
             deadline: AtomicU64::new(grant.deadline().as_nanos()),
             end: Mutex::new(None),
@@ -164,9 +167,9 @@ mod tests {
         let claim = Claim { key: LockKey::new("", "x").unwrap(), id: generate_lock_id(), ttl: Duration::from_secs(1) };
         let mut votes = Votes::new(1);
         votes.confirm(0, at(deadline));
-        let (nodes, stray) = (NodeSet::only(0), NodeSet::NONE);
+        let nodes = NodeSet::only(0);
         let late = Late { broken_until: at(0), open: NodeSet::NONE, open_until: at(0) };
-        let grant = Grant { token: FencingToken(1), votes, provisional: false, late, nodes, stray };
+        let grant = Grant { token: FencingToken(1), votes, provisional: false, late, nodes, in_line: false };
         Lease::open(claim, &grant)
     }
 

@@ -157,9 +157,6 @@ impl Core {
                 return Err(failed.error);
             }
         };
-        if !grant.stray.is_empty() {
-            self.withdraw(&claim, &self.acquirer.waiter(&claim), grant.stray, clock::now());
-        }
         let lease = Arc::new(Lease::open(claim, &grant));
         let upkeep = Upkeep {
             votes: grant.votes,
@@ -207,7 +204,9 @@ impl Core {
             None if held => self.give_up(kept, patience).map(drop),
             None | Some(End::Lost(LockLost::Expired | LockLost::MaxHold)) => {
                 // A renewal may have been applied without our knowing.
-                self.withdraw(&kept.lease.claim, "", kept.lease.nodes, clock::now());
+                let claim = &kept.lease.claim;
+                let waiter = if kept.lease.in_line { self.acquirer.waiter(claim) } else { String::new() };
+                self.withdraw(claim, &waiter, kept.lease.nodes, clock::now());
                 Ok(())
             }
             Some(_) => Ok(()),
@@ -264,7 +263,8 @@ impl Core {
     fn release_claim(&self, lease: &Lease, was_held: bool, patience: Duration) -> (Result<Released>, NodeSet) {
         let (claim, now) = (&lease.claim, clock::now());
         let open = lease.late.open;
-        let leaving = Leaving { key: &claim.key, id: claim.id.as_str(), waiter: "", was_held, open };
+        let waiter = if lease.in_line { self.acquirer.waiter(claim) } else { String::new() };
+        let leaving = Leaving { key: &claim.key, id: claim.id.as_str(), waiter: &waiter, was_held, open };
         let alone = || self.redlock.release(&mut self.redlock.reserved(), leaving, patience);
         let closed = || self.closed.load(Ordering::Acquire);
         let pool_patience = patience.min(POOL_PATIENCE);
@@ -284,7 +284,7 @@ impl Core {
         let left = if outcome.is_err() && self.redlock.len() == 1 { lease.nodes } else { lease.nodes.both(unsettled) };
         if !left.is_empty() {
             // After a shutdown there is no background, and the lock is left to expire.
-            self.renewer.undo(claim, "", left, now);
+            self.renewer.undo(claim, &waiter, left, now);
         }
         let failed = |trouble| self.redlock.error(trouble, Action::Release, Some(claim.key.name()));
         (outcome.map_err(failed), released)

@@ -2,11 +2,12 @@
 
 use std::{fmt::Write as _, fs, path::Path, sync::Mutex, thread, time::Duration};
 
-use distlock::{Config, RedisMgr, Released};
+use distlock::{RedisMgr, Released};
 use tempfile::TempDir;
 
 use crate::{
     Result, Scale,
+    cluster::{self, Cluster},
     measure::{Placement, Times, cpu_of, now, pause, pause_until},
     raw::Raw,
     report::{Line, micros, number, of_a_core, per_second},
@@ -22,6 +23,7 @@ const PING_PAUSE: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Copy)]
 struct Contest {
+    nodes: usize,
     processes: usize,
     /// In each process.
     threads: usize,
@@ -39,6 +41,7 @@ struct Outcome {
     commands_per_lock: f64,
     scripts_per_lock: f64,
     handoff: Times,
+    wait: Times,
     fewest: f64,
     most: f64,
     server_cpu: Duration,
@@ -57,6 +60,8 @@ struct Hold {
     process: usize,
     acquired: Duration,
     released: Duration,
+    /// How long it took to get it.
+    waited: Duration,
     /// Whether the holder still believed in the lock when it was about to release it.
     believed: bool,
 }
@@ -69,53 +74,55 @@ struct Snapshot {
 }
 
 impl Snapshot {
-    fn take(server: &RedisServer) -> Result<Snapshot> {
+    /// Of all servers together.
+    fn take(cluster: &Cluster) -> Result<Snapshot> {
+        let servers = &cluster.servers;
         let before = now();
-        let commands = server.commands_processed();
+        let commands = servers.iter().map(RedisServer::commands_processed).sum();
         let after = now();
-        let stats = server.commandstats();
-        let scripts = ["eval", "evalsha"].iter().filter_map(|name| stats.get(*name)).sum();
-        Ok(Snapshot { at: (before + after) / 2, commands, scripts, server_cpu: cpu_of(server.pid())? })
+        let server_cpu = servers.iter().map(|server| cpu_of(server.pid())).sum::<Result<Duration>>()?;
+        Ok(Snapshot { at: (before + after) / 2, commands, scripts: cluster.script_calls(), server_cpu })
     }
 }
 
 impl Contest {
     fn new(processes: usize, scale: Scale) -> Contest {
         let window = scale.pick(Duration::from_secs(5), Duration::from_millis(100));
-        Contest { processes, threads: 1, hold: Duration::ZERO, window, scale }
+        Contest { nodes: 1, processes, threads: 1, hold: Duration::ZERO, window, scale }
     }
 
     fn run(self) -> Result<Outcome> {
-        let server = RedisServer::start();
+        let cluster = Cluster::start(self.nodes);
+        let server = &cluster.servers[0];
         let folder = TempDir::with_prefix("distlock-bench-")?;
         let mut raw = Raw::connect(&server.url())?;
         let samples = self.scale.pick(5_000, 10);
         let (mut far_ping, mut near_ping, mut loaded_ping) = (Times::new(), Times::new(), Times::new());
-        let placement = Placement::apart(server.pid())?;
+        let placement = Placement::apart(&[server.pid()])?;
         raw.pings(samples, &mut far_ping)?;
         let raw_time = raw.run_pairs(samples)?;
         drop(placement);
-        let placement = Placement::together(server.pid())?;
+        let placement = Placement::together(&[server.pid()])?;
         raw.pings(samples, &mut near_ping)?;
         drop(placement);
 
         let mut workers: Vec<_> =
-            (0..self.processes).map(|process| self.spawn(&server, folder.path(), process)).collect();
+            (0..self.processes).map(|process| self.spawn(&cluster, folder.path(), process)).collect();
         workers.iter().for_each(|worker| drop(worker.expect("ready")));
         let begin = now() + self.scale.pick(Duration::from_secs(1), Duration::from_millis(20));
         let end = begin + self.window;
         let over = end + OVERTIME;
         workers.iter_mut().for_each(|worker| worker.send(&over.as_nanos().to_string()));
         pause_until(begin);
-        let first = Snapshot::take(&server)?;
+        let first = Snapshot::take(&cluster)?;
         while now() < end {
             pause(PING_PAUSE);
             loaded_ping.add(raw.ping()?);
         }
-        let last = Snapshot::take(&server)?;
+        let last = Snapshot::take(&cluster)?;
         workers.iter().for_each(|worker| drop(worker.expect("done")));
         drop(workers);
-        let placement = Placement::apart(server.pid())?;
+        let placement = Placement::apart(&[server.pid()])?;
         raw.pings(samples, &mut far_ping)?;
         drop(placement);
 
@@ -130,6 +137,8 @@ impl Contest {
         for pair in holds.windows(2).filter(|pair| pair[0].process != pair[1].process) {
             handoff.add(pair[1].acquired - pair[0].released);
         }
+        let mut wait = Times::new();
+        holds.iter().for_each(|hold| wait.add(hold.waited));
         let locks = holds.len() as f64;
         Ok(Outcome {
             window: last.at - first.at,
@@ -139,6 +148,7 @@ impl Contest {
             commands_per_lock: (last.commands - first.commands - loaded_ping.len()) as f64 / locks,
             scripts_per_lock: (last.scripts - first.scripts) as f64 / locks,
             handoff,
+            wait,
             fewest: by_process.iter().min().copied().unwrap_or(0).into(),
             most: by_process.iter().max().copied().unwrap_or(0).into(),
             server_cpu: last.server_cpu - first.server_cpu,
@@ -150,9 +160,9 @@ impl Contest {
         })
     }
 
-    fn spawn(&self, server: &RedisServer, folder: &Path, process: usize) -> Worker {
+    fn spawn(&self, cluster: &Cluster, folder: &Path, process: usize) -> Worker {
         let args = [
-            ("url", server.url()),
+            ("urls", cluster.urls()),
             ("threads", self.threads.to_string()),
             ("hold_us", self.hold.as_micros().to_string()),
             ("out", folder.join(process.to_string()).display().to_string()),
@@ -167,9 +177,10 @@ impl Contest {
             for line in fs::read_to_string(folder.join(process.to_string()))?.lines() {
                 let mut fields = line.split(' ').map(str::parse);
                 let mut next = || fields.next().ok_or("a record is too short");
-                let (token, acquired, released) = (next()??, next()??, next()??);
-                let (acquired, released) = (Duration::from_nanos(acquired), Duration::from_nanos(released));
-                holds.push(Hold { token, process, acquired, released, believed: next()?? == 1 });
+                let token = next()??;
+                let mut time = || Ok::<_, Box<dyn std::error::Error>>(Duration::from_nanos(next()??));
+                let (acquired, released, waited) = (time()?, time()?, time()?);
+                holds.push(Hold { token, process, acquired, released, waited, believed: next()?? == 1 });
             }
         }
         holds.sort_by_key(|hold| hold.token);
@@ -191,7 +202,7 @@ fn check_exclusion(holds: &[Hold]) -> Result<()> {
 pub(crate) fn work(side: &WorkerSide) -> Result<()> {
     let threads: usize = side.arg("threads").parse()?;
     let hold = Duration::from_micros(side.arg("hold_us").parse()?);
-    let mgr = RedisMgr::new(Config::new(side.arg("url")))?;
+    let mgr = RedisMgr::new(cluster::config(&side.arg("urls")))?;
     mgr.ping()?;
     side.say("ready");
     let until = Duration::from_nanos(side.hear().ok_or("nobody said when to stop")?.parse()?);
@@ -210,6 +221,7 @@ pub(crate) fn work(side: &WorkerSide) -> Result<()> {
 fn contend(mgr: &RedisMgr, hold: Duration, until: Duration, records: &Mutex<String>) -> Result<()> {
     let mut holds = Vec::new();
     while now() < until {
+        let asked = now();
         let guard = mgr.lock("contended")?;
         let acquired = now();
         if !hold.is_zero() {
@@ -220,11 +232,12 @@ fn contend(mgr: &RedisMgr, hold: Duration, until: Duration, records: &Mutex<Stri
         let believed = guard.is_held();
         // A machine that is busy enough can cost a holder its lock, and this is no place to complain of that.
         let _: Released = guard.release()?;
-        holds.push((token, acquired, released, believed));
+        holds.push((token, acquired, released, acquired - asked, believed));
     }
     let mut text = String::new();
-    for (token, acquired, released, believed) in holds {
-        writeln!(text, "{token} {} {} {}", acquired.as_nanos(), released.as_nanos(), u8::from(believed))?;
+    for (token, acquired, released, waited, believed) in holds {
+        let [acquired, released, waited] = [acquired, released, waited].map(|time| time.as_nanos());
+        writeln!(text, "{token} {acquired} {released} {waited} {}", u8::from(believed))?;
     }
     records.lock().map_err(|_| "a contender panicked")?.push_str(&text);
     Ok(())
@@ -293,5 +306,24 @@ pub(crate) fn commands(scale: Scale) -> Result<Vec<Line>> {
         many.cost("128 waiters").beside(number(few.commands_per_lock), "with 2 waiters").like_raw(0.02),
         Line::new("  script calls among them", number(many.scripts_per_lock))
             .beside(number(few.scripts_per_lock), "with 2 waiters"),
+    ])
+}
+
+/// As many contenders as nodes: the case in which they could take the votes from each other for ever.
+pub(crate) fn redlock(scale: Scale) -> Result<Vec<Line>> {
+    let nodes = scale.pick(5, 3);
+    let window = scale.pick(Duration::from_secs(10), Duration::from_millis(300));
+    let outcome = Contest { nodes, window, ..Contest::new(nodes, scale) }.run()?;
+    let rounds = outcome.scripts_per_lock / nodes as f64;
+    Ok(vec![
+        outcome.rate("5 processes on 5 nodes"),
+        Line::new("  rounds per lock and release: script calls over nodes", number(rounds))
+            .beside(number(2.0), "one alone"),
+        outcome.fairness("5 processes on 5 nodes"),
+        outcome.handoff("5 processes on 5 nodes"),
+        Line::new("  time to get the lock, p50", micros(outcome.wait.p50())),
+        Line::new("  time to get the lock, p99", micros(outcome.wait.p99())),
+        Line::new("  time to get the lock, longest", micros(outcome.wait.longest())),
+        Line::new("  locks lost before they were released", number(outcome.lost)),
     ])
 }

@@ -51,6 +51,11 @@ pub(crate) fn cpu_of(pid: u32) -> Result<Duration> {
     threads_of(pid)?.iter().map(|thread| cpu_of_task(thread)).sum()
 }
 
+/// The same to a hundredth of a second, whatever threads have ended meanwhile.
+pub(crate) fn cpu_of_process(pid: u32) -> Result<Duration> {
+    seconds(&fields_after_name(&format!("/proc/{pid}/stat"))?, 11..13)
+}
+
 /// The same for its thread of this name.
 pub(crate) fn cpu_of_thread(pid: u32, name: &str) -> Result<Duration> {
     // The kernel keeps this many bytes of a thread's name.
@@ -100,32 +105,38 @@ fn seconds(fields: &[String], range: Range<usize>) -> Result<Duration> {
     Ok(Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64))
 }
 
-/// Keeps the calling thread and a server where they are put, until it is dropped.
+/// Keeps the calling thread and servers where they are put, until it is dropped.
 ///
-/// Left alone, the scheduler puts the two on one core or on two, now so and now so, and a round trip takes three times
-/// as long in the one case as in the other.
+/// Left alone, the scheduler puts them on one core or on two, now so and now so, and a round trip takes three times as
+/// long in the one case as in the other.
 pub(crate) struct Placement {
-    server: Option<Pid>,
+    servers: Vec<Pid>,
     everywhere: CpuSet,
 }
 
 impl Placement {
     /// `None` where there are not two cores to choose from.
-    pub(crate) fn apart(server: u32) -> Result<Option<Placement>> {
-        Placement::at(server, |cores| Some((*cores.first()?, *cores.get(1)?)))
+    pub(crate) fn apart(servers: &[u32]) -> Result<Option<Placement>> {
+        Placement::at(servers, |cores| Some((*cores.first()?, *cores.get(1)?)))
     }
 
-    pub(crate) fn together(server: u32) -> Result<Option<Placement>> {
-        Placement::at(server, |cores| Some((*cores.first()?, *cores.first()?)))
+    pub(crate) fn together(servers: &[u32]) -> Result<Option<Placement>> {
+        Placement::at(servers, |cores| Some((*cores.first()?, *cores.first()?)))
     }
 
-    fn at(server: u32, choose: impl Fn(&[usize]) -> Option<(usize, usize)>) -> Result<Option<Placement>> {
-        let server = Pid::from_raw(i32::try_from(server)?);
+    fn at(servers: &[u32], choose: impl Fn(&[usize]) -> Option<(usize, usize)>) -> Result<Option<Placement>> {
+        let servers: Result<Vec<Pid>> = servers
+            .iter()
+            .map(|server| Pid::from_raw(i32::try_from(*server)?).ok_or_else(|| "no process has the number 0".into()))
+            .collect();
+        let servers = servers?;
         let everywhere = sched_getaffinity(None)?;
         let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| everywhere.is_set(*core)).collect();
         let Some((ours, theirs)) = choose(&cores) else { return Ok(None) };
-        let placement = Placement { server, everywhere };
-        for (process, core) in [(None, ours), (server, theirs)] {
+        // Made before anything is moved, so that it is all moved back whatever happens.
+        let placement = Placement { servers, everywhere };
+        let moves = placement.servers.iter().map(|server| (Some(*server), theirs));
+        for (process, core) in moves.chain([(None, ours)]) {
             let mut only = CpuSet::new();
             only.set(core);
             sched_setaffinity(process, &only)?;
@@ -136,7 +147,7 @@ impl Placement {
 
 impl Drop for Placement {
     fn drop(&mut self) {
-        for process in [None, self.server] {
+        for process in self.servers.iter().copied().map(Some).chain([None]) {
             // A server that has ended needs no place.
             let _ = sched_setaffinity(process, &self.everywhere);
         }
@@ -173,6 +184,10 @@ impl Times {
 
     pub(crate) fn p99(&self) -> Duration {
         self.quantile(0.99)
+    }
+
+    pub(crate) fn longest(&self) -> Duration {
+        Duration::from_nanos(self.0.max())
     }
 
     fn quantile(&self, quantile: f64) -> Duration {

@@ -5,55 +5,21 @@
 
 use std::time::Duration;
 
-use distlock::{Config, RedisMgr, Released};
+use distlock::{Config, RedisMgr};
 
 use crate::{
     Result, Scale,
-    measure::{Placement, Times, median, now, own_cpu},
+    blocks::{BLOCK, Totals, lock_and_release},
+    measure::{Placement, median, now},
     raw::Raw,
     report::{Line, micros, number},
     support::RedisServer,
 };
 
-/// Pairs in a row before the other side has its turn: the machine's mood changes, and is to change for both.
-const BLOCK: usize = 20;
-
-struct Totals {
-    pair: Times,
-    lock: Times,
-    release: Times,
-    cpu: Duration,
-}
-
-impl Totals {
-    fn new() -> Totals {
-        Totals { pair: Times::new(), lock: Times::new(), release: Times::new(), cpu: Duration::ZERO }
-    }
-
-    /// One block; returns its p50.
-    fn block(&mut self, mut pair: impl FnMut() -> Result<(Duration, Duration)>) -> Result<f64> {
-        let mut pairs = Vec::with_capacity(BLOCK);
-        let before = own_cpu();
-        for _ in 0..BLOCK {
-            let (lock, release) = pair()?;
-            self.lock.add(lock);
-            self.release.add(release);
-            self.pair.add(lock + release);
-            pairs.push((lock + release).as_secs_f64());
-        }
-        self.cpu += own_cpu() - before;
-        Ok(median(pairs))
-    }
-
-    fn cpu_per_pair(&self) -> Duration {
-        self.cpu / u32::try_from(self.pair.len()).unwrap_or(u32::MAX)
-    }
-}
-
 pub(crate) fn row(scale: Scale) -> Result<Vec<Line>> {
     let server = RedisServer::start();
     let config = Config::new(server.url());
-    let apart = Placement::apart(server.pid())?;
+    let apart = Placement::apart(&[server.pid()])?;
     let place = if apart.is_some() { "server on another core" } else { "one core" };
     let mut lines = compare(&server, config.clone(), scale)?.lines(place);
     // The raw connection does not spin while it waits for an answer.
@@ -62,7 +28,7 @@ pub(crate) fn row(scale: Scale) -> Result<Vec<Line>> {
             .line("  the same without spinning, p50".to_owned()),
     );
     drop(apart);
-    let together = Placement::together(server.pid())?;
+    let together = Placement::together(&[server.pid()])?;
     lines.extend(compare(&server, config, scale)?.lines("server on the same core"));
     drop(together);
     Ok(lines)
@@ -117,17 +83,5 @@ impl Comparison {
                 .beside(micros(theirs.cpu_per_pair()), "both"),
             Line::new("  median of the ratios of neighbouring blocks", number(median(ratios.clone()))),
         ]
-    }
-}
-
-fn lock_and_release(mgr: &RedisMgr) -> Result<(Duration, Duration)> {
-    let started = now();
-    let guard = mgr.lock("ours")?;
-    let between = now();
-    let released = guard.release()?;
-    let ended = now();
-    match released {
-        Released::Released => Ok((between - started, ended - between)),
-        other => Err(format!("the lock was not released but {other:?}").into()),
     }
 }

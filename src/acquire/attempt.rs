@@ -143,10 +143,15 @@ impl<'a> Attempt<'a> {
     }
 
     /// Whether all nodes are asked, or only the one with the line: as long as others stand before us there, the rest
-    /// would say nothing new.
+    /// would say nothing new, but that a node that everybody prefers is back.
     fn asks_all(&self, mode: Mode) -> bool {
         let expects_others = self.losses > 0 || self.on.crowd.is_likely(self.claim.key.lock());
-        !self.several() || self.leading || !expects_others || self.trouble.is_some() || mode == Mode::Try
+        !self.several()
+            || self.leading
+            || !expects_others
+            || self.trouble.is_some()
+            || mode == Mode::Try
+            || self.on.redlock.may_be_back(self.order)
     }
 
     /// Whether others stood in the way.
@@ -211,9 +216,8 @@ impl<'a> Attempt<'a> {
         }
         match agreed_token(&tokens, nodes) {
             Ok(token) => {
-                let left_in_line = self.in_line && !ballot.holds_on(self.order);
-                let stray = if left_in_line { NodeSet::only(self.order) } else { NodeSet::NONE };
-                Ok(Step::Done(self.grant(token, votes, false, stray)))
+                let in_line = self.in_line && !ballot.holds_on(self.order);
+                Ok(Step::Done(self.grant(token, votes, false, in_line)))
             }
             Err(highest) => {
                 self.token_min = Some(highest);
@@ -263,7 +267,7 @@ impl<'a> Attempt<'a> {
         if self.leading || ballot.is_split() {
             return Ok(Step::Wait(pause));
         }
-        if self.prepare_to_wait() {
+        if self.prepare_to_wait() && standing.is_some() {
             return Ok(Step::Again);
         }
         Ok(Step::Wait(now.saturating_add(poll_pause(self.dice()))))
@@ -331,13 +335,13 @@ impl<'a> Attempt<'a> {
         }
         let mut votes = Votes::new(1);
         votes.confirm(0, deadline);
-        Some(self.grant(handover.token, votes, true, NodeSet::NONE))
+        Some(self.grant(handover.token, votes, true, false))
     }
 
-    fn grant(&self, token: u64, votes: Votes, provisional: bool, stray: NodeSet) -> Grant {
+    fn grant(&self, token: u64, votes: Votes, provisional: bool, in_line: bool) -> Grant {
         let (open, open_until) = self.open;
         let late = Late { broken_until: self.late_until, open, open_until };
-        Grant { token: FencingToken(token), votes, provisional, late, nodes: self.known, stray }
+        Grant { token: FencingToken(token), votes, provisional, late, nodes: self.known, in_line }
     }
 
     /// What to do after a failure: when to ask again, or the error that ends it.

@@ -153,10 +153,7 @@ impl Listener {
             // A node that does not answer must not use up the time of the others.
             let share = left / u32::try_from(nodes.len() - tried).unwrap_or(1);
             match self.subscribe(*node, clock::now().saturating_add(share)) {
-                Ok(line) => {
-                    self.redlock.node(*node).answered();
-                    return Ok(line);
-                }
+                Ok(line) => return Ok(line),
                 Err(failure) => {
                     self.redlock.node(*node).failed(clock::now());
                     failed = failure;
@@ -300,7 +297,7 @@ impl Listener {
                     if !self.should_move(&wire) {
                         continue;
                     }
-                    log::debug!("waits on {} again", self.redlock.node(self.redlock.preferred()).label());
+                    log::debug!("waits on {} from now on", self.redlock.node(self.redlock.preferred()).label());
                     drop(wire);
                     self.give_back(None);
                     if !self.open(until, slot) {
@@ -325,9 +322,9 @@ impl Listener {
         }
     }
 
-    /// A node that all clients prefer is there, and this line has been up for a while.
+    /// The line is better on another node, and has been on this one for a while.
     fn should_move(&self, wire: &Wire) -> bool {
-        wire.node > 0 && wire.node > self.redlock.preferred() && clock::now().after(wire.opened_at) >= LASTING
+        self.redlock.should_leave(wire.node) && clock::now().after(wire.opened_at) >= LASTING
     }
 
     fn dispatch(&self, message: &Value) {

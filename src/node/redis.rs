@@ -27,6 +27,8 @@ use crate::{
 /// For how long a node that failed is left alone while the others suffice; doubled with each failure.
 const REST_MIN: Duration = Duration::from_millis(20);
 const REST_MAX: Duration = Duration::from_secs(1);
+/// With so many failures in a row a node is not one to wait on.
+const ILL: u32 = 3;
 
 /// An answer, and the moment before its request was sent, from which every validity is counted.
 #[derive(Debug)]
@@ -182,6 +184,11 @@ impl RedisNode {
     /// Whether it has not failed since it last answered.
     pub(crate) fn is_well(&self) -> bool {
         self.failures.load(Ordering::Acquire) == 0
+    }
+
+    /// Whether it has failed again and again.
+    pub(crate) fn is_ill(&self) -> bool {
+        self.failures.load(Ordering::Acquire) >= ILL
     }
 
     /// It has answered.

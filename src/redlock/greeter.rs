@@ -52,10 +52,7 @@ impl Greeter {
                 // Nobody waits for it any more.
                 match unheard.0 {
                     Arrival { outcome: Err(_), .. } => node.failed(clock::now()),
-                    Arrival { link, .. } => {
-                        node.answered();
-                        node.put_spare(link);
-                    }
+                    Arrival { link, .. } => node.put_spare(link),
                 }
             }
             // A full pipe has rung already.

@@ -110,6 +110,17 @@ impl Redlock {
         self.nodes.iter().position(|node| node.is_well()).unwrap_or(0)
     }
 
+    /// Whether it is time to see if a node before this one is well again.
+    pub(crate) fn may_be_back(&self, node: usize) -> bool {
+        let now = clock::now();
+        self.nodes[..node].iter().any(|node| !node.is_well() && !node.rests(now))
+    }
+
+    /// Whether the line is better moved from this node: to one that everybody prefers, or away from one that keeps failing.
+    pub(crate) fn should_leave(&self, node: usize) -> bool {
+        self.len() > 1 && (self.preferred() < node || (self.nodes[node].is_ill() && self.preferred() != node))
+    }
+
     /// The nodes as sentences call them.
     pub(crate) fn label(&self) -> &Arc<str> {
         &self.label

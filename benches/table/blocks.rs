@@ -1,0 +1,58 @@
+//! Pairs of lock and release in blocks, so that what is compared takes turns within one run.
+
+use std::time::Duration;
+
+use distlock::{RedisMgr, Released};
+
+use crate::{
+    Result,
+    measure::{Times, median, now, own_cpu},
+};
+
+/// Pairs in a row before the other side has its turn: the machine's mood changes, and is to change for both.
+pub(crate) const BLOCK: usize = 20;
+
+pub(crate) struct Totals {
+    pub(crate) pair: Times,
+    pub(crate) lock: Times,
+    pub(crate) release: Times,
+    cpu: Duration,
+}
+
+impl Totals {
+    pub(crate) fn new() -> Totals {
+        Totals { pair: Times::new(), lock: Times::new(), release: Times::new(), cpu: Duration::ZERO }
+    }
+
+    /// One block; returns its p50.
+    pub(crate) fn block(&mut self, mut pair: impl FnMut() -> Result<(Duration, Duration)>) -> Result<f64> {
+        let mut pairs = Vec::with_capacity(BLOCK);
+        let before = own_cpu();
+        for _ in 0..BLOCK {
+            let (lock, release) = pair()?;
+            self.lock.add(lock);
+            self.release.add(release);
+            self.pair.add(lock + release);
+            pairs.push((lock + release).as_secs_f64());
+        }
+        self.cpu += own_cpu() - before;
+        Ok(median(pairs))
+    }
+
+    pub(crate) fn cpu_per_pair(&self) -> Duration {
+        self.cpu / u32::try_from(self.pair.len()).unwrap_or(u32::MAX)
+    }
+}
+
+/// Takes and releases a lock; how long each took.
+pub(crate) fn lock_and_release(mgr: &RedisMgr) -> Result<(Duration, Duration)> {
+    let started = now();
+    let guard = mgr.lock("ours")?;
+    let between = now();
+    let released = guard.release()?;
+    let ended = now();
+    match released {
+        Released::Released => Ok((between - started, ended - between)),
+        other => Err(format!("the lock was not released but {other:?}").into()),
+    }
+}

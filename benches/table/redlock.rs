@@ -1,0 +1,208 @@
+//! One lock over five nodes, against the same bytes on five raw connections; and with two of the nodes stopped.
+
+use std::time::Duration;
+
+use distlock::RedisMgr;
+
+use crate::{
+    Result, Scale,
+    blocks::{BLOCK, Totals, lock_and_release},
+    cluster::Cluster,
+    measure::{Placement, median, now, pause},
+    raw_nodes::{NAME, RawNodes, Until},
+    report::{Line, micros, number},
+    support::{CEILING, RedisServer, eventually},
+};
+
+const NODES: usize = 5;
+/// The place of the nonce among the words of a request.
+const NONCE_AT: usize = 6;
+
+pub(crate) fn row(scale: Scale) -> Result<Vec<Line>> {
+    let cluster = Cluster::start(NODES);
+    same_requests(&cluster)?;
+    let apart = Placement::apart(&cluster.pids())?;
+    let place = if apart.is_some() { "servers on another core" } else { "one core" };
+    let mut lines = compare(&cluster, None, scale)?.lines(place);
+    // The raw connections do not spin while they wait for answers.
+    lines.push(
+        compare(&cluster, Some(Duration::ZERO), scale)?.line("  the same without spinning, p50".to_owned(), Until::All),
+    );
+    drop(apart);
+    let together = Placement::together(&cluster.pids())?;
+    lines.extend(compare(&cluster, None, scale)?.lines("servers on the same core"));
+    drop(together);
+    lines.push(calls(&cluster, scale)?);
+    Ok(lines)
+}
+
+/// What the nodes are asked for one lock and its release, in the background too.
+fn calls(cluster: &Cluster, scale: Scale) -> Result<Line> {
+    let pairs = scale.pick(1_000, 10);
+    let mgr = RedisMgr::new(cluster.config())?;
+    lock_and_release(&mgr)?;
+    let count = || cluster.script_calls();
+    let before = count();
+    for _ in 0..pairs {
+        lock_and_release(&mgr)?;
+    }
+    // What the library leaves for later, it does within a second or two.
+    pause(scale.pick(Duration::from_secs(3), Duration::ZERO));
+    let calls = (count() - before) as f64 / f64::from(pairs);
+    Ok(Line::new("  script calls per lock and release, all nodes", number(calls)).beside(number(10.0), "raw, 5 nodes"))
+}
+
+/// Makes sure that the raw requests are the library's, word by word as long.
+fn same_requests(cluster: &Cluster) -> Result<()> {
+    let mgr = RedisMgr::new(cluster.config())?;
+    let mut raw = RawNodes::connect(cluster)?;
+    // The first time a connection carries the texts of the scripts.
+    lock_and_release(&mgr)?;
+    for server in &cluster.servers {
+        let monitor = server.monitor();
+        lock_and_release(&mgr)?;
+        let requests = raw.prepare()?;
+        raw.run(&requests, Until::All)?;
+        eventually("the requests have come", CEILING, || {
+            let lines = monitor.lines();
+            let of = |name: &str| lines.iter().filter(|line| is_request(line, name)).count();
+            of("ours") >= 2 && of(NAME) >= 2
+        });
+        let lines = monitor.lines();
+        let first_two = |name: &str| -> Vec<Vec<&str>> {
+            let requests = lines.iter().filter(|line| is_request(line, name));
+            requests.take(2).map(|line| line.split(" \"").skip(1).collect()).collect()
+        };
+        // The hash is the same, and everything else is as long; but the library numbers its requests from anywhere.
+        let shape = |words: &[&str]| -> Vec<usize> {
+            let words = words.iter().enumerate().filter(|(at, _)| *at != NONCE_AT);
+            words.map(|(_, word)| word.len()).collect()
+        };
+        let alike = |ours: &Vec<&str>, bare: &Vec<&str>| ours.get(1) == bare.get(1) && shape(ours) == shape(bare);
+        let (ours, bare) = (first_two("ours"), first_two(NAME));
+        if ours.len() != 2 || bare.len() != 2 || !ours.iter().zip(&bare).all(|(ours, bare)| alike(ours, bare)) {
+            eprintln!("the library sends\n{ours:#?}\nand the raw connection\n{bare:#?}");
+            return Err("the raw requests are not the library's, see above".into());
+        }
+    }
+    Ok(())
+}
+
+fn is_request(line: &str, name: &str) -> bool {
+    line.contains("\"EVALSHA\"") && line.contains(&format!(" \"lock:{name}\" "))
+}
+
+struct Comparison {
+    all: Totals,
+    quorum: Totals,
+    ours: Totals,
+    /// Of one block of ours to the blocks beside it, of raw requests with all answers and with a quorum of them.
+    ratios: [Vec<f64>; 2],
+}
+
+fn compare(cluster: &Cluster, spin: Option<Duration>, scale: Scale) -> Result<Comparison> {
+    let (least_pairs, least_time) = scale.pick((6_000, Duration::from_secs(12)), (BLOCK as u64, Duration::ZERO));
+    let config = cluster.config();
+    let mgr = RedisMgr::new(if let Some(spin) = spin { config.spin(spin) } else { config })?;
+    // Each with connections of its own: what one leaves unread must not reach the other.
+    let (mut to_all, mut to_quorum) = (RawNodes::connect(cluster)?, RawNodes::connect(cluster)?);
+    let (mut all, mut quorum, mut ours) = (Totals::new(), Totals::new(), Totals::new());
+    let mut ratios = [const { Vec::new() }; 2];
+    lock_and_release(&mgr)?;
+    let until = now() + least_time;
+    let mut turn = 0;
+    // Whichever comes first is enough.
+    while ours.pair.len() == 0 || (ours.pair.len() < least_pairs && now() < until) {
+        let mut p50 = [0.0; 3];
+        // Who goes first alternates too.
+        for side in (0..3).map(|place| (place + turn) % 3) {
+            let raw_block = |raw: &mut RawNodes, totals: &mut Totals, until: Until| -> Result<f64> {
+                let requests: Result<Vec<_>> = (0..BLOCK).map(|_| raw.prepare()).collect();
+                let mut requests = requests?.into_iter();
+                totals.block(|| raw.run(&requests.next().ok_or("a block is longer than prepared")?, until))
+            };
+            p50[side] = match side {
+                0 => raw_block(&mut to_all, &mut all, Until::All)?,
+                1 => raw_block(&mut to_quorum, &mut quorum, Until::Quorum)?,
+                _ => ours.block(|| lock_and_release(&mgr))?,
+            };
+        }
+        let [all, quorum, ours] = p50;
+        ratios[0].push(ours / all);
+        ratios[1].push(ours / quorum);
+        turn += 1;
+    }
+    Ok(Comparison { all, quorum, ours, ratios })
+}
+
+impl Comparison {
+    fn line(&self, what: String, until: Until) -> Line {
+        let (raw, of) = match until {
+            Until::All => (&self.all, "both EVALSHA, 5 answers"),
+            Until::Quorum => (&self.quorum, "both EVALSHA, 3 answers"),
+        };
+        Line::new(what, micros(self.ours.pair.p50())).beside(micros(raw.pair.p50()), of)
+    }
+
+    fn lines(&self, place: &str) -> Vec<Line> {
+        let Comparison { all, ours, ratios, .. } = self;
+        vec![
+            self.line(format!("lock + release on 5 nodes, {place}, p50"), Until::All).at_most_times_raw(1.15),
+            self.line("  the same beside a quorum of the answers".into(), Until::Quorum),
+            Line::new("  lock alone, p50", micros(ours.lock.p50()))
+                .beside(micros(all.lock.p50()), "EVALSHA, 5 answers"),
+            Line::new("  release alone, p50", micros(ours.release.p50()))
+                .beside(micros(all.release.p50()), "EVALSHA, 5 answers"),
+            Line::new("  lock + release, p99", micros(ours.pair.p99())).beside(micros(all.pair.p99()), "5 answers"),
+            Line::new("  processor time of the process, mean", micros(ours.cpu_per_pair()))
+                .beside(micros(all.cpu_per_pair()), "5 answers"),
+            Line::new("  median of the ratios of neighbouring blocks", number(median(ratios[0].clone()))),
+            Line::new("  the same beside a quorum of the answers", number(median(ratios[1].clone()))),
+        ]
+    }
+}
+
+/// Two groups of five in turn, so that the healthy figure is of the same minute: nodes that have only just been resumed
+/// would not be healthy yet.
+pub(crate) fn stopped(scale: Scale) -> Result<Vec<Line>> {
+    let (least_pairs, least_time) = scale.pick((6_000, Duration::from_secs(12)), (BLOCK as u64, Duration::ZERO));
+    let (healthy, ailing) = (Cluster::start(NODES), Cluster::start(NODES));
+    let pids: Vec<u32> = healthy.pids().into_iter().chain(ailing.pids()).collect();
+    let apart = Placement::apart(&pids)?;
+    let (well, ill) = (RedisMgr::new(healthy.config())?, RedisMgr::new(ailing.config())?);
+    lock_and_release(&well)?;
+    lock_and_release(&ill)?;
+    // The first of them is the one on which waiters would be in line.
+    let stopped = &ailing.servers[..2];
+    stopped.iter().for_each(RedisServer::stop);
+    let (lock, release) = lock_and_release(&ill)?;
+    let first = lock + release;
+    let (mut with_all, mut with_three) = (Totals::new(), Totals::new());
+    let mut ratios = Vec::new();
+    let until = now() + least_time;
+    while with_three.pair.len() == 0 || (with_three.pair.len() < least_pairs && now() < until) {
+        let mut healthy_block = || with_all.block(|| lock_and_release(&well));
+        let mut ailing_block = || with_three.block(|| lock_and_release(&ill));
+        let (healthy, ailing) = if ratios.len() % 2 == 0 {
+            (healthy_block()?, ailing_block()?)
+        } else {
+            let ailing = ailing_block()?;
+            (healthy_block()?, ailing)
+        };
+        ratios.push(ailing / healthy);
+    }
+    // A server that is stopped cannot be told to end, and its connections are given up faster when it is back.
+    stopped.iter().for_each(RedisServer::cont);
+    drop(apart);
+    Ok(vec![
+        Line::new("lock + release with 2 of 5 nodes stopped, p50", micros(with_three.pair.p50()))
+            .beside(micros(with_all.pair.p50()), "all 5 well")
+            .at_most_times_raw(1.30),
+        Line::new("  the first one after they were stopped", micros(first)),
+        Line::new("  lock + release, p99", micros(with_three.pair.p99()))
+            .beside(micros(with_all.pair.p99()), "all well"),
+        Line::new("  the longest", micros(with_three.pair.longest()))
+            .beside(micros(with_all.pair.longest()), "all well"),
+        Line::new("  median of the ratios of neighbouring blocks", number(median(ratios))),
+    ])
+}
