@@ -8,7 +8,7 @@ use crate::{
     Result, Scale,
     blocks::{BLOCK, Totals, lock_and_release},
     cluster::Cluster,
-    measure::{Placement, median, now, pause},
+    measure::{Placement, Times, median, now, pause},
     raw_nodes::{NAME, RawNodes, Until},
     report::{Line, micros, number},
     support::{CEILING, RedisServer, eventually},
@@ -23,14 +23,10 @@ pub(crate) fn row(scale: Scale) -> Result<Vec<Line>> {
     same_requests(&cluster)?;
     let apart = Placement::apart(&cluster.pids())?;
     let place = if apart.is_some() { "servers on another core" } else { "one core" };
-    let mut lines = compare(&cluster, None, scale)?.lines(place);
-    // The raw connections do not spin while they wait for answers.
-    lines.push(
-        compare(&cluster, Some(Duration::ZERO), scale)?.line("  the same without spinning, p50".to_owned(), Until::All),
-    );
+    let mut lines = compare(&cluster, scale)?.lines(place);
     drop(apart);
     let together = Placement::together(&cluster.pids())?;
-    lines.extend(compare(&cluster, None, scale)?.lines("servers on the same core"));
+    lines.extend(compare(&cluster, scale)?.lines("servers on the same core"));
     drop(together);
     lines.push(calls(&cluster, scale)?);
     Ok(lines)
@@ -96,68 +92,77 @@ struct Comparison {
     all: Totals,
     quorum: Totals,
     ours: Totals,
-    /// Of one block of ours to the blocks beside it, of raw requests with all answers and with a quorum of them.
-    ratios: [Vec<f64>; 2],
+    /// The library without keeping the core while answers are on their way, as the raw connections do not.
+    asleep: Totals,
+    /// Of one block of ours to the blocks beside it: all answers, a quorum of them, and ours without spinning.
+    ratios: [Vec<f64>; 3],
 }
 
-fn compare(cluster: &Cluster, spin: Option<Duration>, scale: Scale) -> Result<Comparison> {
-    let (least_pairs, least_time) = scale.pick((6_000, Duration::from_secs(12)), (BLOCK as u64, Duration::ZERO));
-    let config = cluster.config();
-    let mgr = RedisMgr::new(if let Some(spin) = spin { config.spin(spin) } else { config })?;
+fn compare(cluster: &Cluster, scale: Scale) -> Result<Comparison> {
+    let (least_pairs, least_time) = scale.pick((6_000, Duration::from_secs(20)), (BLOCK as u64, Duration::ZERO));
+    let mgr = RedisMgr::new(cluster.config())?;
+    let sleeping = RedisMgr::new(cluster.config().spin(Duration::ZERO))?;
     // Each with connections of its own: what one leaves unread must not reach the other.
     let (mut to_all, mut to_quorum) = (RawNodes::connect(cluster)?, RawNodes::connect(cluster)?);
-    let (mut all, mut quorum, mut ours) = (Totals::new(), Totals::new(), Totals::new());
-    let mut ratios = [const { Vec::new() }; 2];
+    let mut totals = [Totals::new(), Totals::new(), Totals::new(), Totals::new()];
+    let mut ratios = [const { Vec::new() }; 3];
     lock_and_release(&mgr)?;
+    lock_and_release(&sleeping)?;
     let until = now() + least_time;
     let mut turn = 0;
     // Whichever comes first is enough.
-    while ours.pair.len() == 0 || (ours.pair.len() < least_pairs && now() < until) {
-        let mut p50 = [0.0; 3];
+    while totals[0].pair.len() == 0 || (totals[0].pair.len() < least_pairs && now() < until) {
+        let mut p50 = [0.0; 4];
         // Who goes first alternates too.
-        for side in (0..3).map(|place| (place + turn) % 3) {
+        for side in (0..4).map(|place| (place + turn) % 4) {
             let raw_block = |raw: &mut RawNodes, totals: &mut Totals, until: Until| -> Result<f64> {
                 let requests: Result<Vec<_>> = (0..BLOCK).map(|_| raw.prepare()).collect();
                 let mut requests = requests?.into_iter();
                 totals.block(|| raw.run(&requests.next().ok_or("a block is longer than prepared")?, until))
             };
+            let totals = &mut totals[side];
             p50[side] = match side {
-                0 => raw_block(&mut to_all, &mut all, Until::All)?,
-                1 => raw_block(&mut to_quorum, &mut quorum, Until::Quorum)?,
-                _ => ours.block(|| lock_and_release(&mgr))?,
+                0 => raw_block(&mut to_all, totals, Until::All)?,
+                1 => raw_block(&mut to_quorum, totals, Until::Quorum)?,
+                2 => totals.block(|| lock_and_release(&mgr))?,
+                _ => totals.block(|| lock_and_release(&sleeping))?,
             };
         }
-        let [all, quorum, ours] = p50;
-        ratios[0].push(ours / all);
-        ratios[1].push(ours / quorum);
+        let [all, quorum, ours, asleep] = p50;
+        for (ratios, beside) in ratios.iter_mut().zip([all, quorum, asleep]) {
+            ratios.push(ours / beside);
+        }
         turn += 1;
     }
-    Ok(Comparison { all, quorum, ours, ratios })
+    let [all, quorum, ours, asleep] = totals;
+    Ok(Comparison { all, quorum, ours, asleep, ratios })
 }
 
 impl Comparison {
-    fn line(&self, what: String, until: Until) -> Line {
-        let (raw, of) = match until {
-            Until::All => (&self.all, "both EVALSHA, 5 answers"),
-            Until::Quorum => (&self.quorum, "both EVALSHA, 3 answers"),
-        };
-        Line::new(what, micros(self.ours.pair.p50())).beside(micros(raw.pair.p50()), of)
-    }
-
     fn lines(&self, place: &str) -> Vec<Line> {
-        let Comparison { all, ours, ratios, .. } = self;
+        let Comparison { all, quorum, ours, asleep, ratios } = self;
+        let [to_all, to_quorum, to_asleep] = ratios.each_ref().map(|ratios| number(median(ratios.clone())));
+        let pairs = |what: String, ours: &Totals, raw: &Totals, of| {
+            Line::new(what, micros(ours.pair.p50())).beside(micros(raw.pair.p50()), of)
+        };
+        let cpu = |what: &str, ours: &Totals| {
+            Line::new(what, micros(ours.cpu_per_pair())).beside(micros(all.cpu_per_pair()), "5 answers")
+        };
         vec![
-            self.line(format!("lock + release on 5 nodes, {place}, p50"), Until::All).at_most_times_raw(1.15),
-            self.line("  the same beside a quorum of the answers".into(), Until::Quorum),
+            pairs(format!("lock + release on 5 nodes, {place}, p50"), ours, all, "both EVALSHA, 5 answers")
+                .at_most_times_raw(1.15),
+            Line::new("  median of the ratios of neighbouring blocks", to_all),
+            pairs("  the same beside a quorum of the answers".into(), ours, quorum, "both EVALSHA, 3 answers"),
+            Line::new("  median of the ratios of neighbouring blocks", to_quorum),
+            pairs("  the same without spinning".into(), asleep, all, "both EVALSHA, 5 answers"),
+            Line::new("  spinning to not spinning, median ratio of neighbouring blocks", to_asleep),
             Line::new("  lock alone, p50", micros(ours.lock.p50()))
                 .beside(micros(all.lock.p50()), "EVALSHA, 5 answers"),
             Line::new("  release alone, p50", micros(ours.release.p50()))
                 .beside(micros(all.release.p50()), "EVALSHA, 5 answers"),
             Line::new("  lock + release, p99", micros(ours.pair.p99())).beside(micros(all.pair.p99()), "5 answers"),
-            Line::new("  processor time of the process, mean", micros(ours.cpu_per_pair()))
-                .beside(micros(all.cpu_per_pair()), "5 answers"),
-            Line::new("  median of the ratios of neighbouring blocks", number(median(ratios[0].clone()))),
-            Line::new("  the same beside a quorum of the answers", number(median(ratios[1].clone()))),
+            cpu("  processor time of the process, mean", ours),
+            cpu("  the same without spinning", asleep),
         ]
     }
 }
@@ -165,10 +170,8 @@ impl Comparison {
 /// Two groups of five in turn, so that the healthy figure is of the same minute: nodes that have only just been resumed
 /// would not be healthy yet.
 pub(crate) fn stopped(scale: Scale) -> Result<Vec<Line>> {
-    let (least_pairs, least_time) = scale.pick((6_000, Duration::from_secs(12)), (BLOCK as u64, Duration::ZERO));
     let (healthy, ailing) = (Cluster::start(NODES), Cluster::start(NODES));
     let pids: Vec<u32> = healthy.pids().into_iter().chain(ailing.pids()).collect();
-    let apart = Placement::apart(&pids)?;
     let (well, ill) = (RedisMgr::new(healthy.config())?, RedisMgr::new(ailing.config())?);
     lock_and_release(&well)?;
     lock_and_release(&ill)?;
@@ -176,13 +179,28 @@ pub(crate) fn stopped(scale: Scale) -> Result<Vec<Line>> {
     let stopped = &ailing.servers[..2];
     stopped.iter().for_each(RedisServer::stop);
     let (lock, release) = lock_and_release(&ill)?;
-    let first = lock + release;
+    let mut lines = Vec::new();
+    let apart = Placement::apart(&pids)?;
+    let place = if apart.is_some() { "servers on another core" } else { "one core" };
+    lines.extend(with_and_without(&well, &ill, place, scale)?);
+    drop(apart);
+    let together = Placement::together(&pids)?;
+    lines.extend(with_and_without(&well, &ill, "servers on the same core", scale)?);
+    drop(together);
+    lines.push(Line::new("  the first one after they were stopped", micros(lock + release)));
+    // Continued, so that they can be told to end.
+    stopped.iter().for_each(RedisServer::cont);
+    Ok(lines)
+}
+
+fn with_and_without(well: &RedisMgr, ill: &RedisMgr, place: &str, scale: Scale) -> Result<Vec<Line>> {
+    let (least_pairs, least_time) = scale.pick((6_000, Duration::from_secs(12)), (BLOCK as u64, Duration::ZERO));
     let (mut with_all, mut with_three) = (Totals::new(), Totals::new());
     let mut ratios = Vec::new();
     let until = now() + least_time;
     while with_three.pair.len() == 0 || (with_three.pair.len() < least_pairs && now() < until) {
-        let mut healthy_block = || with_all.block(|| lock_and_release(&well));
-        let mut ailing_block = || with_three.block(|| lock_and_release(&ill));
+        let mut healthy_block = || with_all.block(|| lock_and_release(well));
+        let mut ailing_block = || with_three.block(|| lock_and_release(ill));
         let (healthy, ailing) = if ratios.len() % 2 == 0 {
             (healthy_block()?, ailing_block()?)
         } else {
@@ -191,18 +209,15 @@ pub(crate) fn stopped(scale: Scale) -> Result<Vec<Line>> {
         };
         ratios.push(ailing / healthy);
     }
-    // A server that is stopped cannot be told to end, and its connections are given up faster when it is back.
-    stopped.iter().for_each(RedisServer::cont);
-    drop(apart);
+    let beside = |what: &str, figure: fn(&Times) -> Duration| {
+        Line::new(what, micros(figure(&with_three.pair))).beside(micros(figure(&with_all.pair)), "all 5 well")
+    };
     Ok(vec![
-        Line::new("lock + release with 2 of 5 nodes stopped, p50", micros(with_three.pair.p50()))
-            .beside(micros(with_all.pair.p50()), "all 5 well")
-            .at_most_times_raw(1.30),
-        Line::new("  the first one after they were stopped", micros(first)),
-        Line::new("  lock + release, p99", micros(with_three.pair.p99()))
-            .beside(micros(with_all.pair.p99()), "all well"),
-        Line::new("  the longest", micros(with_three.pair.longest()))
-            .beside(micros(with_all.pair.longest()), "all well"),
+        beside(&format!("lock + release with 2 of 5 nodes stopped, {place}, p50"), Times::p50).at_most_times_raw(1.30),
+        beside("  the same, p99", Times::p99),
+        beside("  the longest", Times::longest),
+        Line::new("  processor time of the process, mean", micros(with_three.cpu_per_pair()))
+            .beside(micros(with_all.cpu_per_pair()), "all 5 well"),
         Line::new("  median of the ratios of neighbouring blocks", number(median(ratios))),
     ])
 }

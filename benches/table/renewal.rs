@@ -79,6 +79,9 @@ impl Keep {
         let report = worker.expect("lost");
         let (lost, least_left) = report.split_once(' ').ok_or("the report is too short")?;
         let (lost, least_left): (u32, f64) = (lost.parse()?, least_left.parse()?);
+        if lost > 0 {
+            eprintln!("{}", worker.transcript());
+        }
         drop(worker);
         stopped.iter().for_each(|server| server.cont());
 
@@ -134,7 +137,9 @@ pub(crate) fn work(side: &WorkerSide) -> Result<()> {
     let held: Vec<LockGuard> = held?.into_iter().flatten().collect();
     side.say("held");
     side.hear().ok_or("nobody asked")?;
-    let lost = held.iter().filter(|guard| !guard.is_held()).count();
+    let complaints: Vec<_> = held.iter().filter_map(|guard| guard.ensure_held().err()).collect();
+    complaints.iter().for_each(|complaint| eprintln!("{complaint}"));
+    let lost = complaints.len();
     let least_left = held.iter().map(LockGuard::remaining).min().unwrap_or_default();
     side.say(format!("lost {lost} {}", least_left.as_secs_f64()));
     // Releasing them one by one would take longer than being killed, which is what comes next.

@@ -258,7 +258,7 @@ impl<'a> Attempt<'a> {
             if ballot.is_split() && self.losses <= SPLITS_MAX && pause < self.hard_limit() {
                 return Ok(Step::Wait(pause));
             }
-            if mode == Mode::Leave || !self.in_line {
+            if mode == Mode::Leave || !(self.in_line || self.leading) {
                 // Left the line, or never was in it.
                 self.known = self.known.without(NodeSet::only(self.order));
             }
@@ -294,6 +294,10 @@ impl<'a> Attempt<'a> {
         let (limit, hard_limit) = (self.limit, self.hard_limit());
         let looks_itself = self.trouble.is_some() || self.leading;
         // Waiting for a server to come back takes a ticket too: shutting down must wake us.
+        for (_, void) in &self.unsettled {
+            until = until.min(*void);
+        }
+        let looks_itself = looks_itself || !self.unsettled.is_empty();
         let ticket = self.ticket();
         loop {
             // Past the limit, asking goes on until the hard limit.

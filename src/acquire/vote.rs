@@ -9,7 +9,7 @@ use crate::{
     holder::Holder,
     node::{
         Answer, Failure, Reason,
-        calls::{Acquire, Acquired, Mode, Release},
+        calls::{Acquire, Acquired, Mode, Release, ReleaseReply},
     },
     redlock::{self, LATE_SLACK, Links, NodeSet, Round, Slip, Trouble, Verdict, Vote, quorum},
 };
@@ -18,6 +18,7 @@ use crate::{
 const ASK_MIN: Duration = Duration::from_millis(50);
 /// How long to wait until what was won has been given back, at least.
 const GIVE_BACK_MIN: Duration = Duration::from_millis(100);
+const GIVE_BACK_MAX: Duration = Duration::from_millis(500);
 
 /// What the nodes said to an ask.
 pub(super) struct Ballot {
@@ -123,7 +124,7 @@ impl Attempt<'_> {
         }
         let mut links = redlock.links(deadline).map_err(Trouble::Alone)?;
         self.give_back_strays(&mut links);
-        let to = self.addressees(full, now)?;
+        let to = self.addressees(full)?;
         let waiter = if matches!(mode, Mode::Try) { String::new() } else { self.waiter() };
         let token_min = self.token_min.unwrap_or_else(|| redlock.token_min());
         let (order, claim, heal) = (self.order, self.claim, self.on.heal);
@@ -170,8 +171,7 @@ impl Attempt<'_> {
     }
 
     /// Whom to ask: not those to which something is under way that must not come between.
-    fn addressees(&mut self, full: bool, now: Moment) -> Result<NodeSet, Trouble> {
-        self.unsettled.retain(|(_, until)| now < *until);
+    fn addressees(&self, full: bool) -> Result<NodeSet, Trouble> {
         let unsettled: NodeSet = self.unsettled.iter().map(|(node, _)| *node).collect();
         let to = if full { self.on.redlock.all() } else { NodeSet::only(self.order) }.without(unsettled);
         if to.is_empty() {
@@ -198,9 +198,14 @@ impl Attempt<'_> {
     }
 
     fn give_back_strays(&mut self, links: &mut Links) {
-        let strays = std::mem::take(&mut self.strays);
+        let now = clock::now();
+        let void: NodeSet = self.unsettled.iter().filter(|(_, until)| now >= *until).map(|(node, _)| *node).collect();
+        self.unsettled.retain(|(_, until)| now < *until);
+        // What was not given back in time may be there still.
+        let head = if self.leading { NodeSet::only(self.order) } else { NodeSet::NONE };
+        let strays = std::mem::take(&mut self.strays).with(void.both(self.known)).without(head);
         if !strays.is_empty() {
-            let (now, timeout) = (clock::now(), self.on.redlock.operation_timeout());
+            let timeout = self.on.redlock.operation_timeout();
             self.give_back(links, strays, now, now.saturating_add(timeout));
         }
     }
@@ -213,15 +218,19 @@ impl Attempt<'_> {
             return;
         }
         let now = clock::now();
-        let patience = (now.after(asked) * 4).max(GIVE_BACK_MIN);
-        let round = Round { wait_until: now.saturating_add(patience).min(deadline), ..Round::all(nodes, deadline) };
+        let wait_until = now.saturating_add((now.after(asked) * 4).clamp(GIVE_BACK_MIN, GIVE_BACK_MAX));
+        let deadline = deadline.max(wait_until);
+        let round = Round { wait_until, ..Round::all(nodes, deadline) };
         let waiter = self.waiter();
         let claim = self.claim;
         let release = |_| Release { key: &claim.key, id: claim.id.as_str(), waiter: &waiter, in_time: true };
         let given = self.on.redlock.ask(links, round, release, |_, _| Vote::Yes);
         for node in nodes.iter() {
-            match given.slips[node] {
-                Slip::Said(_) => self.known = self.known.without(NodeSet::only(node)),
+            match &given.slips[node] {
+                Slip::Said(Answer { reply, .. }) if *reply != ReleaseReply::Late => {
+                    self.known = self.known.without(NodeSet::only(node));
+                }
+                Slip::Failed(failure) if !failure.sent => {}
                 _ => {
                     self.unsettled.push((node, deadline.saturating_add(LATE_SLACK)));
                     self.late_until = self.late_until.max(deadline);

@@ -290,7 +290,9 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
     }
 
     fn waits_for_ears(&self) -> bool {
-        self.round.ears.iter().any(|node| self.ballot.votes.get(node) == Some(&None))
+        // Nodes that are being connected to are worth a moment: otherwise the first locks would be on few nodes.
+        self.greeter.is_some() && self.states.iter().any(|state| matches!(state, State::Connecting))
+            || self.round.ears.iter().any(|node| self.ballot.votes.get(node) == Some(&None))
     }
 
     /// The nodes whose answers are out.
@@ -307,7 +309,11 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
         {
             return self.take(node, until);
         }
-        let mut heard = self.take_connected();
+        // Whoever has just connected, or failed to, may have decided it.
+        if self.take_connected() {
+            return true;
+        }
+        let mut heard = false;
         for node in self.readable(open, until).iter() {
             heard |= self.take(node, clock::now());
         }

@@ -30,7 +30,8 @@ impl Trouble {
     /// Of a ballot that came to nothing; `says` puts an answer into words.
     pub(crate) fn of<T>(redlock: &Redlock, mut ballot: Ballot<T>, says: impl Fn(&T) -> String) -> Trouble {
         let nodes = redlock.nodes();
-        let sent = !ballot.open().with(ballot.broken()).is_empty();
+        // What is open goes back in order, and need not be asked again.
+        let sent = !ballot.broken().is_empty();
         if let [slip] = ballot.slips.as_mut_slice() {
             return match std::mem::replace(slip, Slip::NotAsked) {
                 Slip::Failed(failure) => Trouble::Alone(failure),

@@ -1,13 +1,14 @@
-//! The core promises, each as one function over whatever serves locks. A later kind of service joins `SUBJECTS`.
+//! The core promises, each as one function over whatever serves locks: one server, three nodes, and three nodes the first
+//! of which, where waiters prefer to line up, is dead.
 
-use std::thread;
+use std::{thread, time::Duration};
 
 use distlock::{FencingToken, LockError, LockGuard, LockLost, RedisMgr, Released};
 use parking_lot::Mutex;
 
 use crate::{
     kit::{IMPATIENT, SECOND, UnwrapReleased, in_thread, lease, lost, patient, within},
-    support::{CEILING, RedisServer, eventually},
+    support::{CEILING, Nodes, eventually},
 };
 
 /// Something that serves locks to several managers.
@@ -18,19 +19,31 @@ trait Subject {
     fn forget(&self, name: &str);
 }
 
-struct OneServer(RedisServer);
+/// Servers some of which may be dead.
+struct Service(Nodes);
 
-impl Subject for OneServer {
-    fn manager(&self) -> RedisMgr {
-        RedisMgr::new(patient(self.0.url())).unwrap()
-    }
-
-    fn forget(&self, name: &str) {
-        self.0.cli(&["DEL", &format!("lock:{name}")]);
+impl Service {
+    fn start(nodes: usize, dead: &[usize]) -> Box<dyn Subject> {
+        let nodes = Nodes::start(nodes);
+        dead.iter().for_each(|node| nodes.kill(*node));
+        Box::new(Service(nodes))
     }
 }
 
-const SUBJECTS: [fn() -> Box<dyn Subject>; 1] = [|| Box::new(OneServer(RedisServer::start()))];
+impl Subject for Service {
+    fn manager(&self) -> RedisMgr {
+        RedisMgr::new(patient(self.0.urls()).quarantine(Duration::ZERO)).unwrap()
+    }
+
+    fn forget(&self, name: &str) {
+        for node in self.0.running() {
+            self.0.server(node).cli(&["DEL", &format!("lock:{name}")]);
+        }
+    }
+}
+
+const SUBJECTS: [fn() -> Box<dyn Subject>; 3] =
+    [|| Service::start(1, &[]), || Service::start(3, &[]), || Service::start(3, &[0])];
 
 macro_rules! promises {
     ($($promise:ident),+) => {$(

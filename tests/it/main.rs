@@ -14,6 +14,7 @@ mod errors;
 mod hold;
 mod lost;
 mod processes;
+mod redlock;
 mod reentrant;
 mod release;
 mod rights;

@@ -42,6 +42,9 @@ fn manager(side: &WorkerSide) -> RedisMgr {
     if let Some(timeout) = milliseconds(side, "timeout_ms") {
         config = config.operation_timeout(timeout);
     }
+    if let Some(quarantine) = milliseconds(side, "quarantine_ms") {
+        config = config.quarantine(quarantine);
+    }
     RedisMgr::new(config).expect("no manager")
 }
 

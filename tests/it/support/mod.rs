@@ -12,6 +12,7 @@ mod canned_server;
 mod fault_proxy;
 mod faults;
 mod monitor;
+mod nodes;
 mod ports;
 mod processes;
 mod redis_server;
@@ -26,6 +27,7 @@ pub use canned_server::{CannedServer, garbage_server, silent_server};
 pub use fault_proxy::FaultProxy;
 pub use faults::{Armed, Fault, any_request, command, contains};
 pub use monitor::Monitor;
+pub use nodes::Nodes;
 pub use processes::{Worker, WorkerSide};
 pub use redis_server::{RedisServer, RedisServerBuilder};
 

@@ -1,0 +1,130 @@
+//! Everything that one server does, done by several.
+
+use std::time::Duration;
+
+use distlock::{FencingToken, LockError, RedisMgr, Vote};
+
+use super::{await_nowhere, expect_a_quorum, kept_on, key, manager, votes};
+use crate::{
+    kit::{self, BOUNDED, SECOND, UnwrapReleased, await_queued, in_thread, lease, lost, queue_key, within},
+    support::{Nodes, eventually},
+};
+
+#[test]
+fn a_lock_is_kept_by_a_quorum_and_released_everywhere() {
+    for count in [3, 5] {
+        let nodes = Nodes::start(count);
+        let (mgr, other) = (manager(&nodes), manager(&nodes));
+        let mut last = FencingToken(0);
+        for round in 0..30 {
+            let guard = [&mgr, &other][round % 2].lock("x").unwrap();
+            expect_a_quorum(&nodes, &guard);
+            assert!(guard.fencing_token() > last, "{last} {guard:?}");
+            last = guard.fencing_token();
+            guard.release().unwrap().unwrap_released();
+            await_nowhere(&nodes, "x");
+        }
+    }
+}
+
+/// What the slower nodes answered reaches them all the same: they are not left out when the others suffice.
+#[test]
+fn all_nodes_keep_a_lock() {
+    let nodes = Nodes::start(5);
+    let mgr = manager(&nodes);
+    let guard = mgr.lock("x").unwrap();
+    eventually("all keep it", BOUNDED, || kept_on(&nodes, &guard).len() == 5);
+    drop(guard);
+    await_nowhere(&nodes, "x");
+}
+
+#[test]
+fn a_held_lock_is_told_with_what_each_node_said() {
+    let nodes = Nodes::start(5);
+    let (mgr, other) = (manager(&nodes), manager(&nodes));
+    assert_eq!(other.holder("x").unwrap(), None);
+    let guard = mgr.lock("x").unwrap();
+    eventually("all keep it", BOUNDED, || kept_on(&nodes, &guard).len() == 5);
+
+    let holder = other.holder("x").unwrap().unwrap();
+    assert_eq!(holder.id(), guard.id().as_str());
+    let said = votes(&nodes, holder.nodes());
+    assert!(said.iter().filter(|vote| **vote == Vote::Yes).count() >= 3, "{said:?}");
+    let held = holder.nodes().iter().filter(|answer| answer.says.starts_with("held by ")).count();
+    assert!(held >= 3, "{:?}", holder.nodes());
+
+    let error = other.try_lock("x").unwrap_err();
+    let LockError::Held { holder, .. } = &error else { panic!("{error:?}") };
+    assert_eq!(holder.id(), guard.id().as_str());
+    let said = votes(&nodes, holder.nodes());
+    assert!(said.iter().filter(|vote| **vote == Vote::No).count() >= 3, "{said:?}");
+    assert_eq!(error.nodes(), holder.nodes());
+    assert!(error.is_contended() && !error.is_unavailable());
+
+    guard.release().unwrap().unwrap_released();
+    await_nowhere(&nodes, "x");
+    assert_eq!(other.holder("x").unwrap(), None);
+    drop(other.try_lock("x").unwrap());
+}
+
+#[test]
+fn every_other_way_to_lock_works_too() {
+    let nodes = Nodes::start(3);
+    let (mgr, other) = (manager(&nodes), manager(&nodes));
+    assert!(mgr.ping().unwrap() < BOUNDED);
+
+    let outer = mgr.lock_reentrant("x").unwrap();
+    let inner = mgr.lock_reentrant("x").unwrap();
+    drop(outer);
+    assert!(other.is_locked("x").unwrap());
+    drop(inner);
+    await_nowhere(&nodes, "x");
+
+    let id = mgr.acquire_lock("x", 10 * SECOND, SECOND).unwrap().unwrap();
+    assert!(nodes.keeping(&key("x"), &id).len() >= 2);
+    assert_eq!(other.acquire_lock("x", 10 * SECOND, SECOND / 10).unwrap(), None);
+    assert!(!other.release_lock("x", "somebody else").unwrap());
+    // Whoever knows the identifier may release it.
+    assert!(other.release_lock("x", &id).unwrap());
+    await_nowhere(&nodes, "x");
+    assert!(!mgr.release_lock("x", &id).unwrap());
+
+    let guard = mgr.lock_with("x", &lease(3 * SECOND)).unwrap();
+    assert!(other.force_release("x").unwrap());
+    await_nowhere(&nodes, "x");
+    lost(&guard);
+    assert!(!other.is_locked("x").unwrap());
+    assert!(!other.force_release("x").unwrap());
+}
+
+#[test]
+fn shutting_down_releases_on_all_nodes() {
+    let nodes = Nodes::start(5);
+    let (mgr, other) = (manager(&nodes), manager(&nodes));
+    let guards: Vec<_> = (0..20).map(|number| mgr.lock(&format!("x{number}")).unwrap()).collect();
+    let waiting = in_thread(&other, "x0", |mgr, name| mgr.lock(name).unwrap());
+    await_queued(nodes.server(0), "x0", 1);
+    within(BOUNDED, "shutdown", || mgr.shutdown());
+    assert!(guards.iter().all(|guard| !guard.is_held()));
+    let next = within(BOUNDED, "the hand-over", || waiting.join().unwrap());
+    (1..20).for_each(|number| await_nowhere(&nodes, &format!("x{number}")));
+    next.release().unwrap().unwrap_released();
+    for node in 0..5 {
+        assert!(!nodes.server(node).query::<bool>(&["EXISTS", &queue_key("x0")]));
+    }
+}
+
+/// Nodes in a list with commas, each with a password and a database.
+#[test]
+fn urls_are_as_rich_as_that_of_one_server() {
+    let nodes = Nodes::built(3, |_, builder| builder.password("correct horse, battery"));
+    let urls: Vec<_> = (0..3).map(|node| format!("{}/2", nodes.url(node))).collect();
+    let config = kit::patient(urls.join(",")).quarantine(Duration::ZERO);
+    assert!(!format!("{config:?}").contains("horse"));
+    let (mgr, elsewhere) = (RedisMgr::new(config).unwrap(), manager(&nodes));
+    let guard = mgr.lock("x").unwrap();
+    assert_eq!(kept_on(&nodes, &guard), [], "it is in another database");
+    assert_eq!(mgr.holder("x").unwrap().unwrap().id(), guard.id().as_str());
+    drop(elsewhere.try_lock("x").unwrap());
+    assert!(guard.is_held());
+}

@@ -1,0 +1,188 @@
+//! One or two of five nodes are away, or worse: locks are taken, held, handed over and released all the same.
+
+use std::time::Duration;
+
+use distlock::{LockGuard, RedisMgr};
+
+use super::{TTL, await_renewals, expect_a_quorum, impatient, kept_on, key, patient};
+use crate::{
+    kit::{BOUNDED, UnwrapReleased, in_thread, lease, timed, within},
+    support::{CEILING, Fault, FaultProxy, Nodes, any_request, eventually, garbage_server},
+};
+
+/// The first node, on which waiters line up; one in the middle; two of which the first is one; the last two.
+const ONE: [&[usize]; 2] = [&[0], &[2]];
+const TWO: [&[usize]; 2] = [&[0, 3], &[3, 4]];
+
+/// Goal: whatever is wrong with these nodes, the whole life of a lock goes well, every call in bounded time. Method: it
+/// goes wrong before the lock is taken in the first round, and while it is held in the second.
+fn a_lock_lives_through(away: &[usize], nodes: Nodes, go_wrong: impl Fn(&Nodes, usize)) {
+    let well: Vec<_> = (0..nodes.len()).filter(|node| !away.contains(node)).collect();
+    let [mgr, other] = [(), ()].map(|()| RedisMgr::new(impatient(&nodes)).unwrap());
+    mgr.lock("early").unwrap().release().unwrap().unwrap_released();
+    let early = mgr.lock_with("early", &lease(TTL)).unwrap();
+    away.iter().for_each(|node| go_wrong(&nodes, *node));
+    let guard = within(BOUNDED, "locking", || mgr.lock_with("x", &lease(TTL)).unwrap());
+    lives_on(&nodes, &well, &guard, &other);
+    lives_on(&nodes, &well, &early, &other);
+    for guard in [guard, early] {
+        let name = guard.name().to_owned();
+        let waiting = in_thread(&other, &name, |mgr, name| mgr.lock_with(name, &lease(TTL)).unwrap());
+        eventually("it waits", CEILING, || mgr.holder(&name).unwrap().and_then(|holder| holder.waiters()) == Some(1));
+        let last = guard.fencing_token();
+        within(BOUNDED, "releasing", || guard.release().unwrap()).unwrap_released();
+        let next = within(BOUNDED, "the hand-over", || waiting.join().unwrap());
+        assert!(next.is_held() && next.fencing_token() > last);
+        within(BOUNDED, "releasing", || next.release().unwrap()).unwrap_released();
+        eventually("it is gone where all is well", CEILING, || {
+            well.iter().all(|node| nodes.server(*node).query::<Option<String>>(&["GET", &key(&name)]).is_none())
+        });
+    }
+}
+
+/// Two renewals, of which the second shows that the first has led to something; meanwhile nobody else gets it.
+#[track_caller]
+fn lives_on(nodes: &Nodes, well: &[usize], guard: &LockGuard, other: &RedisMgr) {
+    await_renewals(guard, 2);
+    let kept = kept_on(nodes, guard);
+    assert!(well.iter().filter(|node| kept.contains(node)).count() >= 3, "kept on {kept:?}");
+    let error = within(BOUNDED, "trying", || other.try_lock(guard.name()).unwrap_err());
+    assert!(error.is_contended(), "{error:?}");
+    assert_eq!(error.holder().unwrap().id(), guard.id().as_str());
+}
+
+/// One test for each fault: with one node away, and with two.
+macro_rules! faults {
+    ($($fault:ident: $nodes:expr, $go_wrong:expr;)+) => {$(
+        mod $fault {
+            use super::*;
+
+            fn each(cases: &[&[usize]]) {
+                for away in cases {
+                    let nodes: fn(&[usize]) -> Nodes = $nodes;
+                    a_lock_lives_through(away, nodes(away), $go_wrong);
+                }
+            }
+
+            #[test]
+            fn one_of_five() {
+                each(&ONE);
+            }
+
+            #[test]
+            fn two_of_five() {
+                each(&TWO);
+            }
+        }
+    )+};
+}
+
+faults! {
+    killed: |_| Nodes::start(5), |nodes, node| nodes.kill(node);
+    stopped: |_| Nodes::start(5), |nodes, node| nodes.stop(node);
+    restarted_without_data: |_| Nodes::start(5), |nodes, node| nodes.restart_empty(node);
+    out_of_memory: |_| Nodes::start(5), |nodes, node| nodes.config_set(node, "maxmemory", "1");
+    read_only: |_| Nodes::start(5), |nodes, node| {
+        nodes.server(node).cli(&["REPLICAOF", "127.0.0.1", "1"]);
+    };
+    without_replicas: |_| Nodes::start(5), |nodes, node| nodes.config_set(node, "min-replicas-to-write", "1");
+    black_holed: |away| Nodes::start(5).behind_proxies(away), |nodes, node| nodes.proxy(node).blackhole();
+    dumb: |away| Nodes::start(5).behind_proxies(away), |nodes, node| nodes.proxy(node).one_way();
+    refusing: |away| Nodes::start(5).behind_proxies(away), |nodes, node| nodes.proxy(node).refuse();
+    slow: |away| Nodes::start(5).behind_proxies(away), |nodes, node| slow_down(nodes.proxy(node));
+    talking_garbage: |away| Nodes::start(5).behind_proxies(away), |nodes, node| garble(nodes.proxy(node));
+}
+
+fn slow_down(proxy: &FaultProxy) {
+    proxy.on_request(any_request, Fault::DelayReply(SLOW)).forever();
+}
+
+fn garble(proxy: &FaultProxy) {
+    proxy.on_request(any_request, Fault::ReplaceReply(b"what?\r\n".to_vec())).forever();
+}
+
+const SLOW: Duration = Duration::from_millis(300);
+
+/// The life of a lock with nodes that have been away ever since the manager was made.
+fn a_lock_lives_without(nodes: &Nodes, urls: &[String], well: &[usize]) {
+    let config =
+        || crate::kit::patient(urls.join(",")).operation_timeout(crate::kit::IMPATIENT).quarantine(Duration::ZERO);
+    let [mgr, other] = [(), ()].map(|()| within(BOUNDED, "beginning", || RedisMgr::new(config()).unwrap()));
+    let guard = within(BOUNDED, "locking", || mgr.lock_with("x", &lease(TTL)).unwrap());
+    lives_on(nodes, well, &guard, &other);
+    within(BOUNDED, "releasing", || guard.release().unwrap()).unwrap_released();
+    let next = within(BOUNDED, "locking", || other.lock("x").unwrap());
+    within(BOUNDED, "releasing", || next.release().unwrap()).unwrap_released();
+}
+
+#[test]
+fn nodes_that_were_never_there() {
+    for away in ONE.iter().chain(&TWO) {
+        let nodes = Nodes::start(5);
+        away.iter().for_each(|node| nodes.kill(*node));
+        let urls: Vec<_> = (0..5).map(|node| nodes.url(node)).collect();
+        a_lock_lives_without(&nodes, &urls, &nodes.running());
+    }
+}
+
+#[test]
+fn nodes_that_want_a_password() {
+    for away in ONE.iter().chain(&TWO) {
+        let nodes = Nodes::built(5, |node, builder| match away.contains(&node) {
+            true => builder.password("nobody knows"),
+            false => builder,
+        })
+        .behind_proxies(away);
+        let urls: Vec<_> = (0..5).map(|node| nodes.url(node)).collect();
+        let well: Vec<_> = (0..5).filter(|node| !away.contains(node)).collect();
+        a_lock_lives_without(&nodes, &urls, &well);
+    }
+}
+
+#[test]
+fn nodes_that_are_no_redis_servers() {
+    let nodes = Nodes::start(5);
+    let strangers = [garbage_server("HTTP/1.1 400 Bad Request\r\n\r\n"), garbage_server("+OK\r\n")];
+    let mut urls: Vec<_> = (0..5).map(|node| nodes.url(node)).collect();
+    (urls[0], urls[3]) = (strangers[0].url(), strangers[1].url());
+    a_lock_lives_without(&nodes, &urls, &[1, 2, 4]);
+}
+
+/// Nobody waits for slow nodes while three others answer: neither does the first round, nor any later one.
+#[test]
+fn slow_nodes_cost_no_time() {
+    for away in ONE.iter().chain(&TWO) {
+        let nodes = Nodes::start(5).behind_proxies(away);
+        let mgr = RedisMgr::new(patient(&nodes)).unwrap();
+        away.iter().for_each(|node| slow_down(nodes.proxy(*node)));
+        let mut spans: Vec<_> =
+            (0..11).map(|_| timed(|| mgr.lock("x").unwrap().release().unwrap().unwrap_released()).1).collect();
+        spans.sort();
+        assert!(spans[5] < SLOW / 3, "{away:?}: {spans:?}");
+    }
+}
+
+/// The same for nodes that say nothing at all.
+#[test]
+fn stopped_nodes_cost_no_time() {
+    for away in ONE.iter().chain(&TWO) {
+        let nodes = Nodes::start(5);
+        let mgr = RedisMgr::new(patient(&nodes)).unwrap();
+        mgr.lock("x").unwrap().release().unwrap().unwrap_released();
+        away.iter().for_each(|node| nodes.stop(*node));
+        let mut spans: Vec<_> = (0..11)
+            .map(|_| {
+                let ((), span) = timed(|| {
+                    let guard = mgr.lock("x").unwrap();
+                    guard.ensure_held().unwrap();
+                    guard.release().unwrap().unwrap_released();
+                });
+                span
+            })
+            .collect();
+        spans.sort();
+        assert!(spans[5] < SLOW / 3, "{away:?}: {spans:?}");
+        let guard = mgr.lock("x").unwrap();
+        expect_a_quorum(&nodes, &guard);
+    }
+}

@@ -1,0 +1,106 @@
+//! Tokens rise from holder to holder, whatever happens to the nodes in between.
+
+use std::{env, time::Duration};
+
+use distlock::{FencingToken, RedisMgr};
+use fastrand::Rng;
+
+use super::{impatient, kept_on, manager, quorum};
+use crate::{
+    kit::{BOUNDED, UnwrapReleased, fence_key, lease, within},
+    support::{Fault, Nodes, any_request},
+};
+
+/// Run again with the seed of a failure: `DISTLOCK_SEED=… cargo test --test it tokens_rise`.
+fn seed() -> u64 {
+    env::var("DISTLOCK_SEED").ok().map_or_else(|| fastrand::u64(..), |seed| seed.parse().expect("a number"))
+}
+
+/// The token must be where every later quorum has a node.
+#[track_caller]
+fn expect_stored(nodes: &Nodes, token: FencingToken, name: &str, context: &str) {
+    let stored = nodes.values(&fence_key(name));
+    let stored_there = stored.iter().flatten().filter(|stored| **stored == token.to_string()).count();
+    assert!(stored_there >= quorum(nodes), "{token} is stored on {stored_there}: {stored:?} {context}");
+}
+
+/// Goal: whoever gets the lock later has the larger token, though every acquisition may be by another majority. Method:
+/// random minorities are killed, stopped, slow, or restart without data, one at a time, while others take the lock.
+#[test]
+fn tokens_rise_over_any_sequence_of_partial_failures() {
+    let seed = seed();
+    eprintln!("seed {seed}");
+    let mut dice = Rng::with_seed(seed);
+    let nodes = Nodes::start(5).behind_proxies(&[1, 3]);
+    let managers: Vec<_> = (0..3).map(|_| RedisMgr::new(impatient(&nodes)).unwrap()).collect();
+    let mut last = FencingToken(0);
+    for round in 0..60 {
+        // One that forgets everything, while all the others are there.
+        if round % 3 == 0 {
+            nodes.restart_empty(dice.usize(..5));
+        }
+        let mut order: Vec<usize> = (0..5).collect();
+        dice.shuffle(&mut order);
+        let away = &order[..dice.usize(..3)];
+        let stopped = dice.bool();
+        away.iter().for_each(|node| {
+            if stopped { nodes.stop(*node) } else { nodes.server(*node).config_set("maxmemory", "1") }
+        });
+        let slow =
+            nodes.proxy([1, 3][dice.usize(..2)]).on_request(any_request, Fault::DelayReply(Duration::from_millis(30)));
+        let slow = slow.times(dice.usize(..3));
+        for _ in 0..5 {
+            let mgr = &managers[dice.usize(..3)];
+            let guard = within(BOUNDED, "locking", || mgr.lock("x")).unwrap_or_else(|e| panic!("{e} (seed {seed})"));
+            assert!(
+                guard.fencing_token() > last,
+                "{} after {last} (seed {seed}, round {round})",
+                guard.fencing_token()
+            );
+            last = guard.fencing_token();
+            within(BOUNDED, "releasing", || guard.release().unwrap()).unwrap_released();
+        }
+        slow.disarm();
+        slow.let_go();
+        away.iter().for_each(|node| {
+            if stopped { nodes.cont(*node) } else { nodes.server(*node).config_set("maxmemory", "0") }
+        });
+    }
+}
+
+/// Goal: clocks that disagree do not matter. Method: each node has given a token of its own, far above its clock; the
+/// largest of a majority is not enough, so the nodes have to agree on one in a second round.
+#[test]
+fn tokens_rise_although_the_counters_are_far_apart() {
+    let nodes = Nodes::start(5);
+    let (mgr, other) = (manager(&nodes), manager(&nodes));
+    let first = mgr.lock("x").unwrap();
+    let base = first.fencing_token().0 + 3_600_000_000;
+    first.release().unwrap().unwrap_released();
+    for node in 0..5 {
+        let ahead = base + 1_000_000 * node as u64;
+        nodes.server(node).cli(&["SET", &fence_key("x"), &ahead.to_string()]);
+    }
+    let mut last = FencingToken(base);
+    for round in 0..30 {
+        // Another majority each time.
+        let away = [round % 5, (round * 2 + 1) % 5];
+        away.iter().for_each(|node| nodes.config_set(*node, "maxmemory", "1"));
+        let guard = [&mgr, &other][round % 2].lock_with("x", &lease(Duration::from_secs(30))).unwrap();
+        assert!(guard.fencing_token() > last, "{} after {last}, round {round}", guard.fencing_token());
+        last = guard.fencing_token();
+        expect_stored(&nodes, last, "x", &format!("round {round}, kept on {:?}", kept_on(&nodes, &guard)));
+        guard.release().unwrap().unwrap_released();
+        away.iter().for_each(|node| nodes.config_set(*node, "maxmemory", "0"));
+    }
+}
+
+#[test]
+fn a_token_is_stored_by_a_majority_before_anybody_has_it() {
+    let nodes = Nodes::start(5);
+    let mgr = manager(&nodes);
+    for round in 0..100 {
+        let guard = mgr.lock("x").unwrap();
+        expect_stored(&nodes, guard.fencing_token(), "x", &format!("round {round}"));
+    }
+}

@@ -1,0 +1,131 @@
+//! Holding a lock of which some nodes do not know any more.
+
+use distlock::LockLost;
+
+use super::{TTL, await_nowhere, await_renewals, expect_a_quorum, impatient, kept_on, key, manager};
+use crate::{
+    kit::{BOUNDED, UnwrapReleased, lease, lost, within},
+    support::{CEILING, Nodes, eventually},
+};
+use distlock::{LockGuard, RedisMgr};
+
+/// A held lock that all nodes keep.
+fn held(nodes: &Nodes, mgr: &RedisMgr) -> LockGuard {
+    let guard = mgr.lock_with("x", &lease(TTL)).unwrap();
+    eventually("all keep it", CEILING, || kept_on(nodes, &guard).len() == nodes.len());
+    guard
+}
+
+fn take_away(nodes: &Nodes, node: usize) {
+    nodes.server(node).query::<()>(&["SET", &key("x"), "a stranger", "PX", "600000"]);
+}
+
+#[test]
+fn a_minority_that_forgets_the_lock_does_not_end_it() {
+    let nodes = Nodes::start(5);
+    let (mgr, other) = (manager(&nodes), manager(&nodes));
+    let guard = held(&nodes, &mgr);
+    nodes.server(0).cli(&["DEL", &key("x")]);
+    nodes.restart_empty(3);
+    await_renewals(&guard, 3);
+    expect_a_quorum(&nodes, &guard);
+    let error = other.try_lock("x").unwrap_err();
+    assert_eq!(error.holder().unwrap().id(), guard.id().as_str());
+    guard.release().unwrap().unwrap_released();
+    drop(within(BOUNDED, "the next", || other.lock("x").unwrap()));
+    await_nowhere(&nodes, "x");
+}
+
+#[test]
+fn a_minority_that_gives_it_to_another_does_not_end_it() {
+    let nodes = Nodes::start(5);
+    let mgr = manager(&nodes);
+    let guard = held(&nodes, &mgr);
+    [1, 4].into_iter().for_each(|node| take_away(&nodes, node));
+    await_renewals(&guard, 3);
+    expect_a_quorum(&nodes, &guard);
+    guard.release().unwrap().unwrap_released();
+    eventually("it is gone where it was ours", CEILING, || {
+        let left = nodes.values(&key("x"));
+        [0, 2, 3].into_iter().all(|node| left[node].is_none())
+    });
+    assert_eq!(nodes.keeping(&key("x"), "a stranger"), [1, 4], "another's lock was released");
+}
+
+#[test]
+fn a_majority_that_forgets_the_lock_ends_it() {
+    let nodes = Nodes::start(5);
+    let mgr = manager(&nodes);
+    let guard = held(&nodes, &mgr);
+    for node in [0, 2, 4] {
+        nodes.server(node).cli(&["DEL", &key("x")]);
+    }
+    assert_eq!(lost(&guard), LockLost::Gone);
+    // The two that know it still are told.
+    await_nowhere(&nodes, "x");
+}
+
+#[test]
+fn a_majority_that_gives_it_to_another_ends_it() {
+    let nodes = Nodes::start(5);
+    let mgr = manager(&nodes);
+    let guard = held(&nodes, &mgr);
+    [0, 2, 4].into_iter().for_each(|node| take_away(&nodes, node));
+    match lost(&guard) {
+        LockLost::Taken { by, .. } => assert_eq!(by.id(), "a stranger"),
+        why => panic!("{why:?}"),
+    }
+    eventually("the others are told", CEILING, || {
+        let left = nodes.values(&key("x"));
+        [1, 3].into_iter().all(|node| left[node].is_none())
+    });
+    assert_eq!(nodes.keeping(&key("x"), "a stranger"), [0, 2, 4]);
+}
+
+/// Two have forgotten it and one more cannot be asked: no quorum can say that the lock is kept, nor that it is gone. It
+/// lasts until its deadline.
+#[test]
+fn what_is_not_known_ends_nothing_before_the_deadline() {
+    let nodes = Nodes::start(5);
+    let mgr = RedisMgr::new(impatient(&nodes)).unwrap();
+    let guard = held(&nodes, &mgr);
+    await_renewals(&guard, 1);
+    nodes.stop(1);
+    for node in [0, 2] {
+        nodes.server(node).cli(&["DEL", &key("x")]);
+    }
+    assert_eq!(lost(&guard), LockLost::Expired);
+}
+
+/// Goal: a node that is stopped between acquisition and release delays nothing, and keeps nothing once it goes on.
+#[test]
+fn a_node_that_missed_the_release_makes_up_for_it() {
+    let nodes = Nodes::start(3);
+    for node in 0..3 {
+        let mgr = RedisMgr::new(impatient(&nodes)).unwrap();
+        let guard = mgr.lock("x").unwrap();
+        eventually("all keep it", CEILING, || kept_on(&nodes, &guard).len() == 3);
+        nodes.stop(node);
+        within(BOUNDED, "releasing", || guard.release().unwrap()).unwrap_released();
+        let next = within(BOUNDED, "the next", || mgr.lock("x").unwrap());
+        expect_a_quorum(&nodes, &next);
+        within(BOUNDED, "releasing", || next.release().unwrap()).unwrap_released();
+        nodes.cont(node);
+        // Its lease of 30 s would end it much later.
+        within(crate::kit::SECOND * 20, "the release", || await_nowhere(&nodes, "x"));
+    }
+}
+
+/// The same when nobody is left to repeat it: the release was delivered.
+#[test]
+fn a_release_reaches_a_stopped_node_although_its_manager_has_gone() {
+    let nodes = Nodes::start(3);
+    let mgr = manager(&nodes);
+    let guard = mgr.lock("x").unwrap();
+    eventually("all keep it", CEILING, || kept_on(&nodes, &guard).len() == 3);
+    nodes.stop(1);
+    within(BOUNDED, "releasing", || guard.release().unwrap()).unwrap_released();
+    drop(mgr);
+    nodes.cont(1);
+    within(crate::kit::SECOND * 20, "the release", || await_nowhere(&nodes, "x"));
+}

@@ -1,0 +1,142 @@
+//! A yes that comes when nobody waits for it any more is undone where it arrives.
+
+use distlock::RedisMgr;
+
+use super::{await_nowhere, expect_a_quorum, impatient, key, manager, no_quorum, patient};
+use crate::{
+    kit::{BOUNDED, IMPATIENT, SECOND, UnwrapReleased, in_thread, timed, within},
+    support::{CEILING, Fault, Nodes, Worker, contains, eventually},
+};
+
+/// A stranger holds a majority, so that an acquisition is lost without the first node, which is stopped.
+fn lost_without_the_first() -> Nodes {
+    let nodes = Nodes::start(5);
+    take(&nodes);
+    nodes
+}
+
+const TAKEN: [usize; 3] = [1, 2, 3];
+
+fn take(nodes: &Nodes) {
+    for node in TAKEN {
+        nodes.server(node).query::<()>(&["SET", &key("x"), "a stranger", "PX", "600000"]);
+    }
+}
+
+/// The first node goes on, executes what lies in its sockets, and must then keep nothing.
+#[track_caller]
+fn keeps_nothing(nodes: &Nodes, before: u64) {
+    nodes.cont(0);
+    eventually("it has executed what it was asked", CEILING, || scripts(nodes, 0) > before);
+    let left = || [nodes.values(&key("x"))[0].clone(), nodes.values(&key("x"))[4].clone()];
+    // A lease of 30 s would end it much later.
+    within(20 * SECOND, "undoing", || eventually("nothing is left", CEILING, || left() == [None, None]));
+    assert_eq!(nodes.keeping(&key("x"), "a stranger"), TAKEN);
+}
+
+fn scripts(nodes: &Nodes, node: usize) -> u64 {
+    let calls = nodes.server(node).commandstats();
+    ["eval", "evalsha"].iter().filter_map(|command| calls.get(*command)).sum()
+}
+
+#[test]
+fn a_lost_vote_is_undone_on_a_node_that_says_yes_late() {
+    let nodes = lost_without_the_first();
+    let mgr = manager(&nodes);
+    assert!(mgr.try_lock("y").is_ok());
+    let before = scripts(&nodes, 0);
+    nodes.stop(0);
+    let error = within(BOUNDED, "trying", || mgr.try_lock("x").unwrap_err());
+    assert!(error.is_contended(), "{error:?}");
+    keeps_nothing(&nodes, before);
+}
+
+#[test]
+fn it_is_undone_although_its_manager_has_gone() {
+    let nodes = lost_without_the_first();
+    let mgr = manager(&nodes);
+    drop(mgr.try_lock("y").unwrap());
+    let before = scripts(&nodes, 0);
+    nodes.stop(0);
+    let error = within(BOUNDED, "trying", || mgr.try_lock("x").unwrap_err());
+    assert!(error.is_contended(), "{error:?}");
+    drop(mgr);
+    keeps_nothing(&nodes, before);
+}
+
+/// The same with a process that is killed while it waits in another node's line.
+#[test]
+fn it_is_undone_although_its_process_was_killed() {
+    let nodes = lost_without_the_first();
+    let mut worker: Worker = super::hand(&nodes, &[]);
+    worker.send("lock y");
+    super::locked(&worker, "y");
+    let before = scripts(&nodes, 0);
+    nodes.stop(0);
+    worker.send("lock x");
+    eventually("it waits", CEILING, || (1..5).any(|node| crate::kit::queued(nodes.server(node), "x") == 1));
+    worker.kill();
+    keeps_nothing(&nodes, before);
+}
+
+/// Three are stopped, so that there is no majority; what they say when they go on is too late, and void.
+#[test]
+fn a_request_that_comes_after_its_time_leaves_nothing() {
+    let nodes = Nodes::start(5);
+    let mgr = RedisMgr::new(impatient(&nodes)).unwrap();
+    drop(mgr.lock("x").unwrap());
+    await_nowhere(&nodes, "x");
+    let before: Vec<_> = (0..5).map(|node| scripts(&nodes, node)).collect();
+    [0, 1, 2].into_iter().for_each(|node| nodes.stop(node));
+    let error = within(20 * IMPATIENT, "trying", || mgr.try_lock("x").unwrap_err());
+    no_quorum(&nodes, &error);
+    drop(mgr);
+    [0, 1, 2].into_iter().for_each(|node| nodes.cont(node));
+    eventually("they have executed what they were asked", CEILING, || {
+        [0, 1, 2].into_iter().all(|node| scripts(&nodes, node) > before[node])
+    });
+    let left = nodes.values(&key("x"));
+    let ((), took) = timed(|| await_nowhere(&nodes, "x"));
+    assert!(took < 20 * SECOND, "only its lease of 30 s has ended it: {left:?}");
+}
+
+/// The request itself is late: it lies in front of a node while the acquisition is won, used and released elsewhere, and
+/// arrives with nobody there.
+#[test]
+fn a_request_that_arrives_after_the_release_leaves_nothing() {
+    let nodes = Nodes::start(5).behind_proxies(&[2]);
+    let mgr = RedisMgr::new(patient(&nodes)).unwrap();
+    drop(mgr.lock("y").unwrap());
+    await_nowhere(&nodes, "y");
+    let held = nodes.proxy(2).on_request(contains("lock:x"), Fault::HoldRequest);
+    let guard = within(BOUNDED, "locking", || mgr.lock("x").unwrap());
+    held.wait_fired();
+    within(BOUNDED, "releasing", || guard.release().unwrap()).unwrap_released();
+    let before = scripts(&nodes, 2);
+    held.let_go();
+    eventually("it has arrived", CEILING, || scripts(&nodes, 2) > before);
+    within(20 * SECOND, "undoing", || await_nowhere(&nodes, "x"));
+    let next = mgr.lock("x").unwrap();
+    expect_a_quorum(&nodes, &next);
+}
+
+/// Replies of two nodes are lost with their connections: whether they gave the lock is not known, and in the end they
+/// have not.
+#[test]
+fn a_yes_that_was_lost_on_its_way_is_undone() {
+    let nodes = Nodes::start(5).behind_proxies(&[0, 4]);
+    let mgr = RedisMgr::new(impatient(&nodes)).unwrap();
+    drop(mgr.lock("y").unwrap());
+    take(&nodes);
+    let resets = [0, 4].map(|node| nodes.proxy(node).on_request(contains("lock:x"), Fault::ResetAfterRequest));
+    let waiting = in_thread(&mgr, "x", |mgr, name| mgr.try_lock(name).map(drop));
+    let error = within(20 * IMPATIENT, "trying", || waiting.join().unwrap().unwrap_err());
+    assert!(error.is_contended(), "{error:?}");
+    eventually("the replies were lost", CEILING, || resets.iter().any(|reset| reset.fired() > 0));
+    within(20 * SECOND, "undoing", || {
+        eventually("nothing is left", CEILING, || {
+            let left = nodes.values(&key("x"));
+            left[0].is_none() && left[4].is_none()
+        });
+    });
+}

@@ -1,0 +1,219 @@
+//! Waiting in line: the order, the hand-over, and what happens to the line when its node goes away.
+
+use std::{
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use distlock::RedisMgr;
+use parking_lot::Mutex;
+
+use super::{await_nowhere, await_renewals, expect_a_quorum, hand, impatient, locked, manager, release};
+use crate::{
+    kit::{
+        IMPATIENT, SECOND, UnwrapReleased, await_queued, in_thread, lease, queue_key, queued, timed, waiter, within,
+    },
+    support::{CEILING, Nodes, RedisServer, Worker, eventually, eventually_some},
+};
+
+/// Threads of several managers, lined up one after the other on the first node.
+#[test]
+fn who_stands_in_line_is_served_in_order() {
+    let nodes = Nodes::start(5);
+    let managers = [manager(&nodes), manager(&nodes), manager(&nodes)];
+    let guard = managers[0].lock("x").unwrap();
+    let served = Mutex::new(Vec::new());
+    thread::scope(|threads| {
+        for (number, mgr) in managers.iter().cycle().take(12).enumerate() {
+            let (served, nodes) = (&served, &nodes);
+            threads.spawn(move || {
+                let guard = mgr.lock("x").unwrap();
+                expect_a_quorum(nodes, &guard);
+                served.lock().push(number);
+                guard.release().unwrap().unwrap_released();
+            });
+            await_queued(nodes.server(0), "x", number + 1);
+        }
+        guard.release().unwrap().unwrap_released();
+    });
+    assert_eq!(*served.lock(), Vec::from_iter(0..12));
+    await_nowhere(&nodes, "x");
+}
+
+/// Puts a process into the line of this node.
+fn line_up(server: &RedisServer, worker: &mut Worker, name: &str, before: usize) {
+    worker.send(&format!("lock {name}"));
+    await_queued(server, name, before + 1);
+}
+
+#[test]
+fn processes_are_served_in_order_too() {
+    let nodes = Nodes::start(5);
+    let mgr = manager(&nodes);
+    let guard = mgr.lock("x").unwrap();
+    let mut hands: Vec<_> = (0..3).map(|_| hand(&nodes, &[])).collect();
+    for (number, worker) in hands.iter_mut().enumerate() {
+        line_up(nodes.server(0), worker, "x", number);
+    }
+    let mut last = guard.fencing_token().0;
+    guard.release().unwrap().unwrap_released();
+    for worker in &mut hands {
+        let (token, id) = locked(worker, "x");
+        assert_eq!(mgr.holder("x").unwrap().unwrap().id(), id);
+        assert!(token > last);
+        last = token;
+        release(worker, "x");
+    }
+}
+
+/// Goal: a waiter is woken; it does not poll. Method: waiters of two managers wait for the time of three renewals of the
+/// holder. What the nodes are asked meanwhile is the renewals, and now and then a look on the node with the line.
+#[test]
+fn waiting_costs_next_to_nothing() {
+    let nodes = Nodes::start(5);
+    let (holder, one, other) = (manager(&nodes), manager(&nodes), manager(&nodes));
+    let guard = holder.lock_with("x", &lease(3 * SECOND)).unwrap();
+    let waiting: Vec<_> = (0..20).map(|number| waiter(nodes.server(0), [&one, &other][number % 2], "x")).collect();
+    let asked = || -> Vec<u64> {
+        let asked = |node| {
+            let calls = nodes.server(node).commandstats();
+            ["evalsha", "eval"].iter().filter_map(|command| calls.get(*command)).sum()
+        };
+        (0..5).map(asked).collect()
+    };
+    let before = asked();
+    let ((), span) = timed(|| await_renewals(&guard, 3));
+    let asked: Vec<_> = asked().iter().zip(before).map(|(after, before)| after - before).collect();
+    let seconds = span.as_secs_f64();
+    assert!(asked[0] as f64 <= 10.0 + 10.0 * seconds, "{asked:?} in {span:?}");
+    for others in &asked[1..] {
+        assert!(*others as f64 <= 10.0 + 2.0 * seconds, "{asked:?} in {span:?}");
+    }
+    guard.release().unwrap().unwrap_released();
+    waiting.into_iter().for_each(|waiter| drop(waiter.join().unwrap().unwrap()));
+}
+
+#[test]
+fn a_release_wakes_the_next_waiter_long_before_it_would_look() {
+    let nodes = Nodes::start(5);
+    let (mgr, other) = (manager(&nodes), manager(&nodes));
+    let mut spans = Vec::new();
+    for _ in 0..21 {
+        let guard = mgr.lock("x").unwrap();
+        let waiting = waiter(nodes.server(0), &other, "x");
+        let (next, span) = timed(|| {
+            guard.release().unwrap().unwrap_released();
+            waiting.join().unwrap().unwrap()
+        });
+        next.release().unwrap().unwrap_released();
+        spans.push(span);
+    }
+    spans.sort();
+    // Looks are half a second apart, so that by looks alone the median would be a quarter of a second.
+    assert!(spans[10] < Duration::from_millis(100), "{spans:?}");
+}
+
+#[test]
+fn who_gives_up_leaves_nothing_on_any_node() {
+    let nodes = Nodes::start(5);
+    let (mgr, other) = (manager(&nodes), manager(&nodes));
+    let guard = mgr.lock("x").unwrap();
+    let error = other.try_lock_for("x", Duration::from_millis(200)).unwrap_err();
+    assert!(error.is_timeout() && error.is_contended(), "{error:?}");
+    assert_eq!(error.holder().unwrap().id(), guard.id().as_str());
+    eventually("it is in no line", CEILING, || (0..5).all(|node| queued(nodes.server(node), "x") == 0));
+    expect_a_quorum(&nodes, &guard);
+    guard.release().unwrap().unwrap_released();
+    await_nowhere(&nodes, "x");
+    for node in 0..5 {
+        assert!(!nodes.server(node).query::<bool>(&["EXISTS", &queue_key("x")]));
+    }
+}
+
+/// How the node with the line goes away, and comes back.
+type Way = (fn(&Nodes), fn(&Nodes));
+
+const STOPPED: Way = (|nodes| nodes.stop(0), |nodes| nodes.cont(0));
+const KILLED: Way = (|nodes| nodes.kill(0), |nodes| nodes.restart_empty(0));
+
+/// Threads of three managers go on waiting in the line of another node, are served, and return to the first node when it
+/// is back.
+fn threads_move_with_the_line((leave, come_back): Way) {
+    let nodes = Nodes::start(5);
+    let managers: Vec<_> = (0..3).map(|_| RedisMgr::new(impatient(&nodes)).unwrap()).collect();
+    let guard = managers[0].lock("x").unwrap();
+    let mut waiting: Vec<_> = managers.iter().cycle().take(6).map(|mgr| waiter(nodes.server(0), mgr, "x")).collect();
+    leave(&nodes);
+    await_queued(nodes.server(1), "x", 6);
+    expect_a_quorum(&nodes, &guard);
+    let mut last = guard.fencing_token();
+    within(20 * IMPATIENT, "a release without the first node", || guard.release().unwrap()).unwrap_released();
+    while !waiting.is_empty() {
+        // The line on the other node was formed in an order of its own.
+        let served =
+            eventually_some("somebody is served", CEILING, || waiting.iter().position(JoinHandle::is_finished));
+        let guard = waiting.remove(served).join().unwrap().unwrap();
+        assert!(guard.is_held() && guard.fencing_token() > last);
+        last = guard.fencing_token();
+        guard.release().unwrap().unwrap_released();
+    }
+    come_back(&nodes);
+    let guard = managers[0].lock("x").unwrap();
+    let waiting: Vec<_> = managers.iter().map(|mgr| in_thread(mgr, "x", |mgr, name| mgr.lock(name).unwrap())).collect();
+    await_queued(nodes.server(0), "x", 3);
+    guard.release().unwrap().unwrap_released();
+    waiting.into_iter().for_each(|waiter| drop(waiter.join().unwrap()));
+    await_nowhere(&nodes, "x");
+}
+
+#[test]
+fn the_line_moves_on_when_its_node_is_stopped() {
+    threads_move_with_the_line(STOPPED);
+}
+
+#[test]
+fn the_line_moves_on_when_its_node_is_killed() {
+    threads_move_with_the_line(KILLED);
+}
+
+fn processes_move_with_the_line((leave, come_back): Way) {
+    let nodes = Nodes::start(5);
+    let mgr = RedisMgr::new(impatient(&nodes)).unwrap();
+    let guard = mgr.lock("x").unwrap();
+    let mut hands: Vec<_> = (0..3).map(|_| hand(&nodes, &[("timeout_ms", "500")])).collect();
+    for (number, worker) in hands.iter_mut().enumerate() {
+        line_up(nodes.server(0), worker, "x", number);
+    }
+    leave(&nodes);
+    await_queued(nodes.server(1), "x", 3);
+    let mut last = guard.fencing_token().0;
+    guard.release().unwrap().unwrap_released();
+    let mut left: Vec<_> = hands.iter_mut().collect();
+    while !left.is_empty() {
+        // The line on the other node was formed in an order of its own.
+        let served = eventually_some("somebody is served", CEILING, || {
+            let holder = mgr.holder("x").ok()??;
+            left.iter().position(|worker| holder.pid() == Some(worker.pid()))
+        });
+        let worker = left.remove(served);
+        let (token, _) = locked(worker, "x");
+        assert!(token > last);
+        last = token;
+        release(worker, "x");
+    }
+    come_back(&nodes);
+    let guard = mgr.lock("x").unwrap();
+    hands.iter_mut().for_each(|worker| worker.send("lock x"));
+    await_queued(nodes.server(0), "x", 3);
+    drop(guard);
+}
+
+#[test]
+fn the_line_of_processes_moves_on_when_its_node_is_stopped() {
+    processes_move_with_the_line(STOPPED);
+}
+
+#[test]
+fn the_line_of_processes_moves_on_when_its_node_is_killed() {
+    processes_move_with_the_line(KILLED);
+}

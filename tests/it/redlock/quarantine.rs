@@ -1,0 +1,180 @@
+//! A node that may have lost its memory does not vote until what it may have forgotten has expired.
+
+use std::time::Duration;
+
+use distlock::{LockError, RedisMgr, Vote};
+
+use super::{
+    await_nowhere, await_renewals, expect_a_quorum, impatient, kept_on, key, manager, no_quorum, patient, quorum,
+};
+use crate::{
+    kit::{self, BOUNDED, SECOND, UnwrapReleased, alone, capture_log, lease, within},
+    support::{CEILING, Nodes, eventually},
+};
+
+const TTL: Duration = Duration::from_secs(3);
+
+/// With the default: a quarantine of one lease.
+fn careful(nodes: &Nodes) -> RedisMgr {
+    RedisMgr::new(kit::patient(nodes.urls()).ttl(TTL)).unwrap()
+}
+
+/// Servers that have just started may have forgotten anything.
+#[test]
+fn new_nodes_do_not_vote_at_first() {
+    for count in [3, 5] {
+        let nodes = Nodes::start(count);
+        let mgr = careful(&nodes);
+        // No machine is so slow that this one's quarantine could be over.
+        let strict = RedisMgr::new(impatient(&nodes).quarantine(600 * SECOND)).unwrap();
+        let error = strict.try_lock("x").unwrap_err();
+        assert_eq!(no_quorum(&nodes, &error), vec![Vote::Unknown; count]);
+        let why = "it may have lost its data in a restart, and does not vote for another ";
+        let told: Vec<_> = error.nodes().iter().filter_map(|answer| answer.says.strip_prefix(why)).collect();
+        assert!(told.len() >= quorum(&nodes), "{error}");
+        assert!(told.iter().all(|left| left.starts_with("9m 5")), "for how long: {error}");
+        await_nowhere(&nodes, "x");
+        // Who waits gets it as soon as they vote.
+        let guard = within(CEILING, "locking", || mgr.lock("x").unwrap());
+        expect_a_quorum(&nodes, &guard);
+        let ups = (0..count).map(|node| {
+            let info: String = nodes.server(node).query(&["INFO", "server"]);
+            let up = info.lines().find_map(|line| line.strip_prefix("uptime_in_seconds:")).unwrap();
+            up.trim().parse::<u64>().unwrap()
+        });
+        assert!(ups.max().unwrap() + 1 >= TTL.as_secs(), "it was given too early");
+        guard.release().unwrap().unwrap_released();
+        // From now on there is nothing to wait for; a new manager may wait for a second more, in which servers count.
+        drop(mgr.try_lock("x").unwrap());
+        drop(within(CEILING, "locking", || careful(&nodes).lock("x").unwrap()));
+    }
+}
+
+#[test]
+fn one_and_two_nodes_have_none_unless_it_is_asked_for() {
+    for count in [1, 2] {
+        let nodes = Nodes::start(count);
+        drop(careful(&nodes).try_lock("x").unwrap());
+    }
+    let nodes = Nodes::start(2);
+    let mgr = RedisMgr::new(kit::patient(nodes.urls()).ttl(TTL).quarantine(kit::SECOND * 600)).unwrap();
+    no_quorum(&nodes, &mgr.try_lock("x").unwrap_err());
+}
+
+/// A minority that restarts does not keep anybody waiting.
+#[test]
+fn a_quarantined_minority_delays_nobody() {
+    let nodes = Nodes::start(5);
+    let mgr = careful(&nodes);
+    let guard = within(CEILING, "locking", || mgr.lock("x").unwrap());
+    nodes.restart_empty(0);
+    nodes.restart_empty(4);
+    await_renewals(&guard, 2);
+    guard.release().unwrap().unwrap_released();
+    let next = within(BOUNDED, "locking", || careful(&nodes).lock("y").unwrap());
+    expect_a_quorum(&nodes, &next);
+}
+
+/// Goal: the textbook case. A has its lock from {2, 3, 4}, since 0 and 1 are out of its reach; 2 restarts without its data.
+/// Now {0, 1, 2} have never heard of A. Whether A still believes in its lock when B gets it is returned.
+fn there_are_two_believers(quarantine: Duration, ttl: Duration) -> bool {
+    let nodes = Nodes::start(5).behind_proxies(&[0, 1]);
+    let mut urls: Vec<_> = (0..5).map(|node| nodes.url(node)).collect();
+    let config =
+        |urls: &[String]| kit::patient(urls.join(",")).ttl(ttl).operation_timeout(SECOND).quarantine(quarantine);
+    let mgr = RedisMgr::new(config(&urls)).unwrap();
+    (0..2).for_each(|node| urls[node] = nodes.server(node).url());
+    let other = RedisMgr::new(config(&urls)).unwrap();
+    // Both know all nodes, and that they vote.
+    for mgr in [&mgr, &other] {
+        within(CEILING, "locking", || mgr.lock("early").unwrap()).release().unwrap().unwrap_released();
+    }
+    (0..2).for_each(|node| nodes.proxy(node).blackhole());
+    let guard = mgr.lock_with("x", &lease(ttl).renew(false)).unwrap();
+    assert_eq!(kept_on(&nodes, &guard), [2, 3, 4]);
+    nodes.restart_empty(2);
+    let next = within(CEILING, "locking", || other.lock("x").unwrap());
+    // Asked after B believes, and before it has ceased to.
+    let both = guard.is_held() && next.is_held();
+    assert!(next.fencing_token() > guard.fencing_token());
+    expect_a_quorum(&nodes, &next);
+    both
+}
+
+#[test]
+fn a_node_that_forgot_a_lock_does_not_give_it_away() {
+    let ttl = 5 * SECOND;
+    assert!(!there_are_two_believers(ttl, ttl), "two believe in the lock");
+}
+
+/// What the quarantine is for: the same without it.
+#[test]
+fn without_a_quarantine_a_node_that_forgot_a_lock_gives_it_away() {
+    assert!(there_are_two_believers(Duration::ZERO, 60 * SECOND));
+}
+
+/// A node that writes everything down before it answers forgets nothing, and votes at once.
+#[test]
+fn nodes_that_forget_nothing_vote_at_once() {
+    let nodes = Nodes::built(3, |_, builder| builder.append_only(true).arg("--appendfsync").arg("always"));
+    // A quarantine that no test could wait for.
+    let config = || kit::patient(nodes.urls()).operation_timeout(SECOND).quarantine(600 * SECOND);
+    let [mgr, other] = [(), ()].map(|()| RedisMgr::new(config()).unwrap());
+    let guard = mgr.try_lock_for("x", BOUNDED).unwrap();
+    eventually("all keep it", CEILING, || kept_on(&nodes, &guard).len() == 3);
+    nodes.restart(0);
+    nodes.restart(2);
+    assert_eq!(kept_on(&nodes, &guard), [0, 1, 2]);
+    let error = other.try_lock("x").unwrap_err();
+    assert!(error.is_contended(), "{error:?}");
+    assert_eq!(error.holder().unwrap().id(), guard.id().as_str());
+    guard.release().unwrap().unwrap_released();
+    let next = other.try_lock_for("x", BOUNDED).unwrap();
+    expect_a_quorum(&nodes, &next);
+}
+
+/// One that writes down what it did a second ago may forget a second.
+#[test]
+fn nodes_that_may_forget_a_second_do_not_vote_at_first() {
+    let nodes = Nodes::built(3, |_, builder| builder.append_only(true).arg("--appendfsync").arg("everysec"));
+    let mgr = RedisMgr::new(kit::patient(nodes.urls()).operation_timeout(SECOND).quarantine(600 * SECOND)).unwrap();
+    assert_eq!(no_quorum(&nodes, &mgr.try_lock("x").unwrap_err()), [Vote::Unknown; 3]);
+}
+
+#[test]
+fn a_lease_longer_than_the_quarantine_is_refused() {
+    let nodes = Nodes::start(3);
+    let mgr = RedisMgr::new(patient(&nodes).ttl(TTL).quarantine(2 * TTL)).unwrap();
+    let error = mgr.lock_with("x", &lease(3 * TTL)).unwrap_err();
+    let LockError::InvalidOptions { reason, .. } = &error else { panic!("{error:?}") };
+    assert!(reason.contains("quarantine (6.0 s)") && reason.contains("ttl is 9.0 s"), "{reason}");
+    let error = mgr.acquire_lock("x", 3 * TTL, SECOND).unwrap_err();
+    assert!(matches!(error, LockError::InvalidOptions { .. }), "{error:?}");
+    let error = RedisMgr::new(patient(&nodes).ttl(3 * TTL).quarantine(2 * TTL)).unwrap_err();
+    assert!(error.is_invalid(), "{error:?}");
+    assert!(nodes.server(0).keys().is_empty());
+    // Without a quarantine any lease will do.
+    drop(manager(&nodes).lock_with("x", &lease(1000 * TTL)).unwrap());
+    let longest = mgr.lock_with("x", &lease(2 * TTL));
+    drop(longest.unwrap());
+    assert!(nodes.values(&key("x")).len() == 3);
+}
+
+#[test]
+fn the_log_tells_of_a_quarantine() {
+    if !alone("redlock::quarantine::the_log_tells_of_a_quarantine", &[]) {
+        return;
+    }
+    let logged = capture_log(log::LevelFilter::Warn);
+    let nodes = Nodes::start(3);
+    let mgr = RedisMgr::new(patient(&nodes).quarantine(600 * SECOND).ttl(TTL)).unwrap();
+    no_quorum(&nodes, &mgr.try_lock("x").unwrap_err());
+    for node in 0..3 {
+        let says = format!(
+            "127.0.0.1:{} may have lost its data in a restart; it does not vote for",
+            nodes.server(node).port()
+        );
+        let told = logged.lock().iter().filter(|line| line.starts_with("WARN ") && line.contains(&says)).count();
+        assert_eq!(told, 1, "{:?}", logged.lock());
+    }
+}

@@ -1,0 +1,157 @@
+//! Which servers can be nodes: what is refused at once, and what is found out later.
+
+use std::time::Duration;
+
+use distlock::{Config, LockError, RedisMgr, Vote};
+
+use super::{expect_a_quorum, impatient, manager, no_quorum, votes};
+use crate::{
+    kit::{self, BOUNDED, IMPATIENT, alone, capture_log, within},
+    support::{CEILING, FaultProxy, Nodes, RedisServer, eventually},
+};
+
+/// Why a configuration is refused.
+#[track_caller]
+fn refused(config: Config) -> String {
+    let error = within(BOUNDED, "refusing", || RedisMgr::new(config).unwrap_err());
+    assert!(matches!(error, LockError::InvalidConfig { .. }) && error.is_invalid(), "{error:?}");
+    error.to_string()
+}
+
+#[test]
+fn no_nodes_at_all_are_refused() {
+    let reason = refused(Config::nodes(Vec::<String>::new()));
+    assert!(reason.contains("no nodes"), "{reason}");
+}
+
+#[test]
+fn the_same_url_twice_is_refused() {
+    let nodes = Nodes::start(2);
+    for urls in [[0, 1, 0], [1, 0, 0], [0, 0, 1]] {
+        let reason = refused(Config::nodes(urls.map(|node| nodes.url(node))));
+        assert!(reason.contains("named twice"), "{reason}");
+    }
+}
+
+fn named_otherwise(server: &RedisServer) -> String {
+    format!("redis://localhost:{}", server.port())
+}
+
+#[test]
+fn the_same_server_under_two_names_is_refused() {
+    let nodes = Nodes::start(2);
+    let urls = [nodes.url(0), named_otherwise(nodes.server(0)), nodes.url(1)];
+    let reason = refused(Config::nodes(urls).quarantine(Duration::ZERO));
+    assert!(reason.contains("the same server as") && reason.contains("vote twice"), "{reason}");
+    assert!(reason.contains(&format!(":{}", nodes.server(0).port())), "{reason}");
+}
+
+/// Two databases of one server die together.
+#[test]
+fn two_databases_of_one_server_are_refused() {
+    let nodes = Nodes::start(2);
+    let urls = [nodes.url(0), format!("{}/1", nodes.url(0)), nodes.url(1)];
+    refused(Config::nodes(urls).quarantine(Duration::ZERO));
+}
+
+#[test]
+fn a_replica_is_refused() {
+    let nodes = Nodes::start(3);
+    let master = nodes.server(0).port().to_string();
+    nodes.server(2).cli(&["REPLICAOF", "127.0.0.1", &master]);
+    let reason = refused(Config::nodes((0..3).map(|node| nodes.url(node))));
+    assert!(reason.contains("replica"), "{reason}");
+    assert!(reason.contains(&format!("127.0.0.1:{}", nodes.server(2).port())), "{reason}");
+}
+
+/// Nodes that are away are not a reason to refuse: which they are is seen when they are back.
+#[test]
+fn a_manager_begins_without_its_nodes() {
+    let nodes = Nodes::start(3);
+    (0..3).for_each(|node| nodes.kill(node));
+    let mgr = within(BOUNDED, "beginning", || RedisMgr::new(impatient(&nodes)).unwrap());
+    assert_eq!(no_quorum(&nodes, &mgr.try_lock("x").unwrap_err()), [Vote::Unknown; 3]);
+    nodes.restart_empty(1);
+    no_quorum(&nodes, &mgr.try_lock("x").unwrap_err());
+    nodes.restart_empty(2);
+    let guard = within(CEILING, "locking", || mgr.lock("x").unwrap());
+    expect_a_quorum(&nodes, &guard);
+}
+
+/// Goal: a name that leads to another node's server, as is found out when it comes up, has no vote. Method: a proxy that
+/// refuses at first stands in for the third node, and leads to the second; the real third does not exist.
+#[test]
+fn a_duplicate_that_comes_up_later_does_not_vote() {
+    let nodes = Nodes::start(2);
+    let twin = FaultProxy::in_front_of(nodes.server(1).addr());
+    twin.refuse();
+    let urls = [nodes.url(0), nodes.url(1), twin.url()];
+    let mgr =
+        RedisMgr::new(kit::patient(urls.join(",")).operation_timeout(IMPATIENT).quarantine(Duration::ZERO)).unwrap();
+    drop(mgr.lock("x").unwrap());
+    twin.heal();
+    // With the first node away, two votes would be the second's.
+    nodes.kill(0);
+    eventually("it is found out", CEILING, || {
+        let error = mgr.try_lock("x").unwrap_err();
+        let LockError::NoQuorum { needed: 2, answers, .. } = &error else { panic!("{error:?}") };
+        assert_ne!(answers[2].vote, Vote::Yes, "{error}");
+        answers[2].says.contains("the same server as")
+    });
+    nodes.restart_empty(0);
+    drop(within(CEILING, "locking", || mgr.lock("x").unwrap()));
+}
+
+#[test]
+fn a_replica_that_comes_up_later_does_not_vote() {
+    let nodes = Nodes::start(3);
+    let master = nodes.server(0).port().to_string();
+    nodes.kill(2);
+    let mgr = RedisMgr::new(impatient(&nodes)).unwrap();
+    drop(mgr.lock("x").unwrap());
+    nodes.restart_empty(2);
+    nodes.server(2).cli(&["REPLICAOF", "127.0.0.1", &master]);
+    nodes.kill(1);
+    eventually("it is found out", CEILING, || {
+        let error = mgr.try_lock("x").unwrap_err();
+        let votes = no_quorum(&nodes, &error);
+        assert_ne!(votes[2], Vote::Yes, "{error}");
+        error.nodes()[2].says.contains("it is a replica")
+    });
+    nodes.server(2).cli(&["REPLICAOF", "NO", "ONE"]);
+    drop(within(CEILING, "locking", || mgr.lock("x").unwrap()));
+}
+
+/// A node that becomes another one's replica while it is in use refuses what it is asked, and is left out.
+#[test]
+fn a_node_that_becomes_a_replica_is_left_out() {
+    let nodes = Nodes::start(3);
+    let mgr = manager(&nodes);
+    drop(mgr.lock("x").unwrap());
+    let master = nodes.server(0).port().to_string();
+    nodes.server(1).cli(&["REPLICAOF", "127.0.0.1", &master]);
+    for _ in 0..5 {
+        let guard = mgr.lock("x").unwrap();
+        assert!(guard.is_held());
+        let holder = mgr.holder("x").unwrap().unwrap();
+        assert_eq!(votes(&nodes, holder.nodes()).len(), 3);
+    }
+}
+
+#[test]
+fn an_even_number_is_allowed_with_a_warning() {
+    if !alone("redlock::roster::an_even_number_is_allowed_with_a_warning", &[]) {
+        return;
+    }
+    let logged = capture_log(log::LevelFilter::Warn);
+    for count in [1, 2, 3, 4] {
+        let nodes = Nodes::start(count);
+        let guard = manager(&nodes).lock("x").unwrap();
+        expect_a_quorum(&nodes, &guard);
+        let said = std::mem::take(&mut *logged.lock());
+        let warning = format!("{count} nodes survive the loss of {}", (count - 1) / 2);
+        let warned =
+            said.iter().any(|line| line.starts_with("WARN ") && line.contains(&warning) && line.contains("odd"));
+        assert_eq!(warned, count % 2 == 0, "{said:?}");
+    }
+}
