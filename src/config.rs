@@ -112,7 +112,7 @@ impl Config {
 
     /// How long a thread keeps its core while it waits for an answer, before it sleeps. Defaults to 200 µs; zero never
     /// spins. It only spins where answers usually come within that time, lets other threads run meanwhile, and never
-    /// while it waits for a lock: only while a request to a server nearby is under way.
+    /// while it waits for a lock: only while a request to a server nearby is under way. Without effect for several nodes.
     pub fn spin(mut self, longest: Duration) -> Config {
         self.spin = longest;
         self

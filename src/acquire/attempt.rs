@@ -5,6 +5,8 @@
 
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use super::{
     Acquirer, Leftover,
     listener::Ticket,
@@ -145,10 +147,10 @@ impl<'a> Attempt<'a> {
     /// Whether all nodes are asked, or only the one with the line: as long as others stand before us there, the rest
     /// would say nothing new, but that a node that everybody prefers is back.
     fn asks_all(&self, mode: Mode) -> bool {
-        let expects_others = self.losses > 0 || self.on.crowd.is_likely(self.claim.key.lock());
+        let expects_others = || self.losses > 0 || self.on.crowd.is_likely(self.claim.key.lock());
         !self.several()
             || self.leading
-            || !expects_others
+            || !expects_others()
             || self.trouble.is_some()
             || mode == Mode::Try
             || self.on.redlock.may_be_back(self.order)
@@ -156,7 +158,7 @@ impl<'a> Attempt<'a> {
 
     /// Whether others stood in the way.
     pub(super) fn has_lost(&self) -> bool {
-        self.several() && self.losses > 0
+        self.losses > 0
     }
 
     pub(super) fn several(&self) -> bool {
@@ -197,7 +199,7 @@ impl<'a> Attempt<'a> {
     fn won(&mut self, ballot: &Ballot) -> Result<Step, LockError> {
         let nodes = self.on.redlock.len();
         let mut votes = Votes::new(nodes);
-        let mut tokens = Vec::with_capacity(nodes);
+        let mut tokens: SmallVec<[u64; 8]> = SmallVec::new();
         for (node, (slip, vote)) in ballot.slips().iter().zip(ballot.votes()).enumerate() {
             match (slip, vote) {
                 (Slip::Said(answer), Some(Vote::Yes)) => {

@@ -52,7 +52,9 @@ impl Acquirer {
     pub(crate) fn run(&self, claim: &Claim, wait: Option<Duration>) -> Result<Grant, Box<NotAcquired>> {
         let mut attempt = Attempt::new(self, claim, wait);
         let outcome = attempt.run();
-        self.crowd.remember(claim.key.lock(), attempt.has_lost());
+        if attempt.several() {
+            self.crowd.remember(claim.key.lock(), attempt.has_lost());
+        }
         outcome.map_err(|error| Box::new(NotAcquired { error, leftover: attempt.leftover() }))
     }
 

@@ -19,6 +19,7 @@ pub(crate) fn array(out: &mut Vec<u8>, length: usize) {
 }
 
 /// One bulk string, given in pieces.
+#[inline]
 pub(crate) fn bulk(out: &mut Vec<u8>, pieces: &[&[u8]]) {
     count(out, b'$', pieces.iter().map(|piece| piece.len()).sum());
     for piece in pieces {
@@ -28,9 +29,16 @@ pub(crate) fn bulk(out: &mut Vec<u8>, pieces: &[&[u8]]) {
 }
 
 fn count(out: &mut Vec<u8>, kind: u8, count: usize) {
-    out.push(kind);
-    out.extend_from_slice(itoa::Buffer::new().format(count).as_bytes());
-    out.extend_from_slice(b"\r\n");
+    // Most are short, and there are a dozen in a request.
+    match u8::try_from(count) {
+        Ok(count @ 0..10) => out.extend_from_slice(&[kind, b'0' + count, b'\r', b'\n']),
+        Ok(count @ 10..100) => out.extend_from_slice(&[kind, b'0' + count / 10, b'0' + count % 10, b'\r', b'\n']),
+        _ => {
+            out.push(kind);
+            out.extend_from_slice(itoa::Buffer::new().format(count).as_bytes());
+            out.extend_from_slice(b"\r\n");
+        }
+    }
 }
 
 pub(crate) fn number(out: &mut Vec<u8>, number: u64) {
@@ -47,7 +55,9 @@ pub(crate) fn micros(out: &mut Vec<u8>, micros: u64) {
 /// A reply of one text.
 pub(crate) fn line(reply: &Value) -> Option<Cow<'_, str>> {
     match reply {
-        Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes)),
+        Value::BulkString(bytes) => {
+            Some(std::str::from_utf8(bytes).map_or_else(|_| String::from_utf8_lossy(bytes), Cow::Borrowed))
+        }
         _ => None,
     }
 }
@@ -63,8 +73,9 @@ impl<'a> Fields<'a> {
     }
 
     fn next(&mut self) -> &'a str {
-        let (field, rest) = self.0.split_once(' ').unwrap_or((self.0, ""));
-        self.0 = rest;
+        let end = self.0.bytes().position(|byte| byte == b' ').unwrap_or(self.0.len());
+        let (field, rest) = self.0.split_at(end);
+        self.0 = rest.get(1..).unwrap_or("");
         field
     }
 

@@ -52,6 +52,8 @@ impl Redlock {
         let labels = || endpoints.iter().map(|endpoint| endpoint.label.clone());
         let roster = Arc::new(Mutex::new(Roster::new(labels(), quarantine)));
         let node = |(index, endpoint): (usize, &Arc<Endpoint>)| {
+            // With several answers under way a thread that spins takes the core from whoever is to send them.
+            let spin_max = if endpoints.len() > 1 { Duration::ZERO } else { spin_max };
             let node = RedisNode::new(endpoint.clone(), operation_timeout, spin_max);
             Arc::new(if endpoints.len() > 1 { node.among(index, roster.clone()) } else { node })
         };

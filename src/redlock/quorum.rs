@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use smallvec::SmallVec;
+
 pub(crate) use crate::answer::Vote;
 use crate::clock::Moment;
 
@@ -58,12 +60,12 @@ pub(crate) fn token(stored: &[u64], nodes: usize) -> Result<u64, u64> {
 
 /// Until when each node keeps a lock for us.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Votes(Box<[Option<Moment>]>);
+pub(crate) struct Votes(SmallVec<[Option<Moment>; 1]>);
 
 impl Votes {
     /// Of nodes that have said nothing yet.
     pub(crate) fn new(nodes: usize) -> Votes {
-        Votes(vec![Some(Moment::from_nanos(0)); nodes].into())
+        Votes(SmallVec::from_elem(Some(Moment::from_nanos(0)), nodes))
     }
 
     /// A node keeps the lock until `deadline`. Deadlines do not move back, and a vote that is gone stays gone.
@@ -83,10 +85,10 @@ impl Votes {
     /// Until when a quorum keeps the lock: the quorum-th largest of the deadlines. `None` when there cannot be a
     /// quorum any more.
     pub(crate) fn validity(&self) -> Option<Moment> {
-        if let [vote] = *self.0 {
+        if let [vote] = *self.0.as_slice() {
             return vote;
         }
-        let mut deadlines: Vec<Moment> = self.0.iter().copied().flatten().collect();
+        let mut deadlines: SmallVec<[Moment; 8]> = self.0.iter().copied().flatten().collect();
         deadlines.sort_unstable_by(|a, b| b.cmp(a));
         deadlines.get(quorum(self.0.len()) - 1).copied()
     }

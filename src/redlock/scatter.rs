@@ -4,6 +4,7 @@
 use std::{mem, sync::Arc, thread, time::Duration};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use smallvec::SmallVec;
 
 use super::{
     Redlock,
@@ -75,8 +76,8 @@ pub(crate) enum Slip<T> {
 /// What the nodes said, in their order.
 #[derive(Debug)]
 pub(crate) struct Ballot<T> {
-    pub(crate) slips: Vec<Slip<T>>,
-    pub(crate) votes: Vec<Option<Vote>>,
+    pub(crate) slips: SmallVec<[Slip<T>; 1]>,
+    pub(crate) votes: SmallVec<[Option<Vote>; 8]>,
 }
 
 impl<T> Ballot<T> {
@@ -140,7 +141,7 @@ pub(crate) fn scatter<C: Call>(
         states: nodes.iter().map(|_| State::Idle).collect(),
         ballot: Ballot {
             slips: nodes.iter().map(|_| Slip::NotAsked).collect(),
-            votes: vec![Some(Vote::Unknown); nodes.len()],
+            votes: SmallVec::from_elem(Some(Vote::Unknown), nodes.len()),
         },
         call,
         vote,
@@ -163,7 +164,7 @@ struct Asking<'a, 'r, C: Call, F, V> {
     nodes: &'a [Arc<RedisNode>],
     links: &'a mut [Connection],
     round: Round<'r>,
-    states: Vec<State<C>>,
+    states: SmallVec<[State<C>; 1]>,
     ballot: Ballot<C::Reply>,
     call: F,
     vote: V,
@@ -172,6 +173,9 @@ struct Asking<'a, 'r, C: Call, F, V> {
 
 impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_, C, F, V> {
     fn begin(&mut self) {
+        if self.nodes.len() == 1 {
+            return self.ask(0);
+        }
         let now = clock::now();
         let awake: NodeSet = self.round.to.iter().filter(|node| self.is_awake(*node, now)).collect();
         let enough = quorum(self.nodes.len()).min(self.round.to.len());
@@ -188,9 +192,6 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
 
     /// Whether a node is likely to answer soon.
     fn is_awake(&mut self, node: usize, now: Moment) -> bool {
-        if self.nodes.len() == 1 {
-            return true;
-        }
         match self.links[node].owes_since(now) {
             // It has not answered what it was asked before.
             Some(since) if now.after(since) > STALL => {
@@ -265,6 +266,14 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
             let open = self.open();
             if open.is_empty() {
                 return;
+            }
+            if self.nodes.len() == 1 && self.round.meanwhile.is_none() {
+                // Nobody else is waited for, so its answer decides.
+                self.take(0, deadline);
+                if self.open().is_empty() || clock::now() >= deadline {
+                    return;
+                }
+                continue;
             }
             let now = clock::now();
             if !decided && !self.round.all && self.ballot.verdict() != Verdict::Open {
@@ -416,8 +425,9 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
     /// What has not answered keeps its connection if the time was not over: the next request over it is carried out in
     /// its turn. Else there is doubt, and the connection is closed.
     fn end(mut self) -> Ballot<C::Reply> {
-        let over = clock::now() >= self.round.deadline;
-        for node in self.open().iter() {
+        let open = self.open();
+        let over = !open.is_empty() && clock::now() >= self.round.deadline;
+        for node in open.iter() {
             match &self.states[node] {
                 State::Sent(..) if over => {
                     self.links[node].poison();
