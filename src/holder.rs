@@ -45,6 +45,10 @@ impl Holder {
         Holder { nodes, ..self }
     }
 
+    pub(crate) fn with_waiters(self, waiters: u64) -> Holder {
+        Holder { waiters: Some(waiters), ..self }
+    }
+
     /// The value of the lock key, cut after 512 bytes.
     pub fn id(&self) -> &str {
         &self.id

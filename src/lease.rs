@@ -16,7 +16,7 @@ use crate::{
     clock::Moment,
     error::LockLost,
     grant::{Claim, FencingToken, Grant, Late},
-    redlock::NodeSet,
+    redlock::{AtomicNodeSet, NodeSet},
 };
 
 /// Stands for "ended" in the deadline: no moment is before it.
@@ -29,7 +29,7 @@ pub(crate) struct Lease {
     /// It may stand in line still, and has to leave it with the release.
     pub(crate) in_line: bool,
     /// The nodes that may keep it.
-    pub(crate) nodes: NodeSet,
+    nodes: AtomicNodeSet,
     /// In nanoseconds; only written under `end`, so that a deadline that was seen to have passed is never moved.
     deadline: AtomicU64,
     /// Guards the change from held to ended.
@@ -56,7 +56,7 @@ impl Lease {
             token: grant.token,
             late: grant.late,
             in_line: grant.in_line,
-            nodes: grant.nodes,
+            nodes: AtomicNodeSet::new(grant.nodes),
             deadline: AtomicU64::new(grant.deadline().as_nanos()),
             end: Mutex::new(None),
             news: OnceLock::new(),
@@ -76,6 +76,16 @@ impl Lease {
     /// Until when the holder may believe; long ago when the lease has ended.
     pub(crate) fn deadline(&self) -> Moment {
         Moment::from_nanos(self.deadline.load(Ordering::Acquire))
+    }
+
+    /// The nodes that may keep the lock.
+    pub(crate) fn nodes(&self) -> NodeSet {
+        self.nodes.get()
+    }
+
+    /// The same goes for these from now on.
+    pub(crate) fn also_on(&self, nodes: NodeSet) {
+        self.nodes.add(nodes);
     }
 
     /// How the lease ended, if it has.

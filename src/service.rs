@@ -206,7 +206,7 @@ impl Core {
                 // A renewal may have been applied without our knowing.
                 let claim = &kept.lease.claim;
                 let waiter = if kept.lease.in_line { self.acquirer.waiter(claim) } else { String::new() };
-                self.withdraw(claim, &waiter, kept.lease.nodes, clock::now());
+                self.withdraw(claim, &waiter, kept.lease.nodes(), clock::now());
                 Ok(())
             }
             Some(_) => Ok(()),
@@ -281,7 +281,8 @@ impl Core {
                 }
             },
         };
-        let left = if outcome.is_err() && self.redlock.len() == 1 { lease.nodes } else { lease.nodes.both(unsettled) };
+        let left =
+            if outcome.is_err() && self.redlock.len() == 1 { lease.nodes() } else { lease.nodes().both(unsettled) };
         if !left.is_empty() {
             // After a shutdown there is no background, and the lock is left to expire.
             self.renewer.undo(claim, &waiter, left, now);

@@ -211,7 +211,7 @@ impl<'a> Attempt<'a> {
             }
         }
         // A release that is still on its way there would take away what a renewal finds.
-        self.unsettled.iter().for_each(|(node, _)| votes.strike(*node));
+        self.unsettled.iter().for_each(|(node, _)| votes.bar(*node));
         if votes.validity().is_none_or(|deadline| clock::now() >= deadline) {
             // The answers took longer than the lease. Asking again makes it whole, if it is still ours.
             return self.troubled(Trouble::Alone(Failure::unclear(Reason::TimedOut))).map(Step::Wait);
@@ -255,7 +255,7 @@ impl<'a> Attempt<'a> {
             }
             return Ok(Step::Wait(sight.next_look(self.dice())));
         }
-        let pause = now.saturating_add(vote_pause(self.losses, self.dice()));
+        let pause = now.saturating_add(vote_pause(self.losses, ballot.is_split(), self.dice()));
         if mode == Mode::Leave || now >= self.limit {
             if ballot.is_split() && self.losses <= SPLITS_MAX && pause < self.hard_limit() {
                 return Ok(Step::Wait(pause));

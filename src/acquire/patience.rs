@@ -55,9 +55,10 @@ pub(crate) fn retry_pause(failures: u32, dice: u64) -> Duration {
 }
 
 /// The pause before votes are asked for again, after they were lost `losses` times in a row. Half of it is chance, so
-/// that those who took them from each other do not meet again.
-pub(crate) fn vote_pause(losses: u32, dice: u64) -> Duration {
-    let pause = VOTE_MIN.saturating_mul(1 << losses.clamp(1, 10)).min(VOTE_MAX);
+/// that those who took them from each other do not meet again. Where nobody has a quorum the next one may have it soon.
+pub(crate) fn vote_pause(losses: u32, split: bool, dice: u64) -> Duration {
+    let longest = if split { VOTE_MAX } else { RETRY_MAX };
+    let pause = VOTE_MIN.saturating_mul(1 << losses.clamp(1, 11)).min(longest);
     pause / 2 + pause / 2000 * u32::try_from(scramble(dice) % 1000).unwrap_or(0)
 }
 
@@ -140,9 +141,9 @@ mod tests {
         }
 
         #[test]
-        fn lost_votes_are_asked_for_again_soon_and_not_at_once(losses: u32, dice: u64) {
-            let pause = vote_pause(losses, dice);
-            prop_assert!(pause >= VOTE_MIN / 2 && pause <= VOTE_MAX);
+        fn lost_votes_are_asked_for_again_soon_and_not_at_once(losses: u32, split: bool, dice: u64) {
+            let pause = vote_pause(losses, split, dice);
+            prop_assert!(pause >= VOTE_MIN / 2 && pause <= if split { VOTE_MAX } else { RETRY_MAX });
         }
 
         #[test]

@@ -136,16 +136,21 @@ impl Connection {
         good
     }
 
-    /// Reads what has come of the answers that nobody waits for.
-    fn collect_owed(&mut self, now: Moment) {
+    /// Reads what has come of the answers that nobody waits for; true if there was one that is no error.
+    fn collect_owed(&mut self, now: Moment) -> bool {
+        let mut heard = false;
         while let Some(link) = self.link.as_ref().filter(|link| link.owed > 0) {
             let owed = link.owed;
             match self.receive_any(now) {
-                Ok(Some(_)) => self.settle_owed(owed - 1, now),
+                Ok(Some(value)) => {
+                    heard |= !matches!(value, Value::ServerError(_));
+                    self.settle_owed(owed - 1, now);
+                }
                 // A failure has closed it.
-                Ok(None) | Err(_) => return,
+                Ok(None) | Err(_) => break,
             }
         }
+        heard
     }
 
     fn settle_owed(&mut self, owed: u32, now: Moment) {
@@ -155,10 +160,10 @@ impl Connection {
         }
     }
 
-    /// Since when answers are owed that have not come by `now`.
-    pub(crate) fn owes_since(&mut self, now: Moment) -> Option<Moment> {
-        self.collect_owed(now);
-        self.link.as_ref().filter(|link| link.owed > 0).map(|link| link.owed_since)
+    /// Since when answers are owed that have not come by `now`; and whether some have come that are no errors.
+    pub(crate) fn owes_since(&mut self, now: Moment) -> (Option<Moment>, bool) {
+        let heard = self.collect_owed(now);
+        (self.link.as_ref().filter(|link| link.owed > 0).map(|link| link.owed_since), heard)
     }
 
     /// Does not wait for the answer that is under way; whatever goes over this connection next is carried out after

@@ -43,12 +43,16 @@ impl Redlock {
                 _ => Ok(Inspected::Free),
             };
         }
-        let (mut wrong, mut silent) = (0, 0);
+        let (mut wrong, mut silent, mut waiters) = (0, 0, 0);
         let mut holders: HashMap<&str, (usize, &Holder)> = HashMap::new();
         for slip in &ballot.slips {
             match slip {
                 Slip::Said(answer) => match &answer.reply {
-                    Inspected::Held(holder) => holders.entry(holder.id()).or_insert((0, holder)).0 += 1,
+                    Inspected::Held(holder) => {
+                        holders.entry(holder.id()).or_insert((0, holder)).0 += 1;
+                        // They stand in line on one of the nodes.
+                        waiters = waiters.max(holder.waiters().unwrap_or(0));
+                    }
                     Inspected::WrongType => wrong += 1,
                     Inspected::Free => {}
                 },
@@ -59,7 +63,7 @@ impl Redlock {
         match strongest {
             Some((count, holder)) if count >= quorum(nodes) => {
                 let holder = holder.clone();
-                Ok(Inspected::Held(holder.said_by(ballot.answers(self, says))))
+                Ok(Inspected::Held(holder.said_by(ballot.answers(self, says)).with_waiters(waiters)))
             }
             _ if wrong > nodes - quorum(nodes) => Ok(Inspected::WrongType),
             // Whoever the silent ones speak for, it is no quorum.

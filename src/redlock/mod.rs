@@ -16,7 +16,7 @@ use self::pool::ConnectionPool;
 use self::scatter::scatter;
 pub(crate) use self::{
     pool::{Links, Pooled},
-    quorum::{NodeSet, Verdict, Vote, Votes, quorum, token as agreed_token},
+    quorum::{AtomicNodeSet, NodeSet, Verdict, Vote, Votes, quorum, token as agreed_token},
     release::{Ending, Leaving},
     scatter::{Ballot, Round, Slip},
     trouble::Trouble,

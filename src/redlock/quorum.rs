@@ -1,6 +1,9 @@
 //! What N answers amount to. Pure.
 
-use std::fmt;
+use std::{
+    fmt,
+    sync::atomic::{AtomicU32, Ordering},
+};
 
 use smallvec::SmallVec;
 
@@ -60,37 +63,55 @@ pub(crate) fn token(stored: &[u64], nodes: usize) -> Result<u64, u64> {
 
 /// Until when each node keeps a lock for us.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Votes(SmallVec<[Option<Moment>; 1]>);
+pub(crate) struct Votes {
+    /// `None` where it is not kept for us.
+    deadlines: SmallVec<[Option<Moment>; 1]>,
+    /// Nodes whose word does not count for this lease.
+    barred: NodeSet,
+}
 
 impl Votes {
     /// Of nodes that have said nothing yet.
     pub(crate) fn new(nodes: usize) -> Votes {
-        Votes(SmallVec::from_elem(Some(Moment::from_nanos(0)), nodes))
+        let deadlines = SmallVec::from_elem(Some(Moment::from_nanos(0)), nodes);
+        Votes { deadlines, barred: NodeSet::NONE }
     }
 
-    /// A node keeps the lock until `deadline`. Deadlines do not move back, and a vote that is gone stays gone.
+    /// A node keeps the lock until `deadline`, which does not move back.
     pub(crate) fn confirm(&mut self, node: usize, deadline: Moment) {
-        if let Some(Some(vote)) = self.0.get_mut(node) {
-            *vote = deadline.max(*vote);
+        if let Some(vote) = self.deadlines.get_mut(node)
+            && !self.barred.has(node)
+        {
+            *vote = Some(vote.map_or(deadline, |vote| vote.max(deadline)));
         }
     }
 
-    /// A node does not keep the lock for us, or not any more: whatever it says later is not about this lease.
+    /// A node does not keep the lock for us, or not any more.
     pub(crate) fn strike(&mut self, node: usize) {
-        if let Some(vote) = self.0.get_mut(node) {
+        if let Some(vote) = self.deadlines.get_mut(node) {
             *vote = None;
         }
+    }
+
+    /// A node may lose the lock again without a word, so that whatever it says does not count.
+    pub(crate) fn bar(&mut self, node: usize) {
+        self.strike(node);
+        self.barred = self.barred.with(NodeSet::only(node));
+    }
+
+    pub(crate) fn barred(&self) -> NodeSet {
+        self.barred
     }
 
     /// Until when a quorum keeps the lock: the quorum-th largest of the deadlines. `None` when there cannot be a
     /// quorum any more.
     pub(crate) fn validity(&self) -> Option<Moment> {
-        if let [vote] = *self.0.as_slice() {
+        if let [vote] = *self.deadlines.as_slice() {
             return vote;
         }
-        let mut deadlines: SmallVec<[Moment; 8]> = self.0.iter().copied().flatten().collect();
+        let mut deadlines: SmallVec<[Moment; 8]> = self.deadlines.iter().copied().flatten().collect();
         deadlines.sort_unstable_by(|a, b| b.cmp(a));
-        deadlines.get(quorum(self.0.len()) - 1).copied()
+        deadlines.get(quorum(self.deadlines.len()) - 1).copied()
     }
 }
 
@@ -137,6 +158,24 @@ impl NodeSet {
 
     pub(crate) fn iter(self) -> impl DoubleEndedIterator<Item = usize> {
         (0..Self::ROOM - self.0.leading_zeros() as usize).filter(move |node| self.has(*node))
+    }
+}
+
+/// Some of the nodes, and more of them later.
+#[derive(Debug)]
+pub(crate) struct AtomicNodeSet(AtomicU32);
+
+impl AtomicNodeSet {
+    pub(crate) fn new(nodes: NodeSet) -> AtomicNodeSet {
+        AtomicNodeSet(AtomicU32::new(nodes.0))
+    }
+
+    pub(crate) fn get(&self) -> NodeSet {
+        NodeSet(self.0.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn add(&self, nodes: NodeSet) {
+        self.0.fetch_or(nodes.0, Ordering::AcqRel);
     }
 }
 
@@ -229,7 +268,10 @@ mod tests {
         votes.strike(0);
         assert_eq!(votes.validity(), Some(at(30)));
         votes.confirm(0, at(90));
-        assert_eq!(votes.validity(), Some(at(30)), "a vote that is gone came back");
+        assert_eq!(votes.validity(), Some(at(40)), "it was taken anew");
+        votes.bar(0);
+        votes.confirm(0, at(99));
+        assert_eq!(votes.validity(), Some(at(30)), "a vote that does not count was counted");
         votes.strike(1);
         votes.strike(2);
         assert_eq!(votes.validity(), None);

@@ -192,7 +192,11 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
 
     /// Whether a node is likely to answer soon.
     fn is_awake(&mut self, node: usize, now: Moment) -> bool {
-        match self.links[node].owes_since(now) {
+        let (owes_since, heard) = self.links[node].owes_since(now);
+        if heard {
+            self.nodes[node].answered();
+        }
+        match owes_since {
             // It has not answered what it was asked before.
             Some(since) if now.after(since) > STALL => {
                 if !self.nodes[node].rests(now) {

@@ -1,6 +1,7 @@
 //! While a lock is ours: `LockRenewer`, which takes leases into its care. Its one thread renews them before they run out,
 //! tells holders of lost ones, and takes back what may have been left on the server.
 
+mod mend;
 mod schedule;
 mod undo;
 mod worker;
@@ -106,6 +107,7 @@ impl LockRenewer {
             claim: claim.clone(),
             waiter: waiter.to_owned(),
             nodes,
+            unless_held: None,
             until: from.saturating_add(life),
         };
         let mut state = self.shared.state.lock();

@@ -6,7 +6,11 @@ use std::{
     time::Duration,
 };
 
-use crate::{clock::Moment, lease::Lease, redlock::Votes};
+use crate::{
+    clock::Moment,
+    lease::Lease,
+    redlock::{NodeSet, Votes},
+};
 
 /// A lease is renewed each time this part of it has passed, which leaves two more tries.
 const RENEWALS_PER_TTL: u32 = 3;
@@ -152,6 +156,11 @@ impl Schedule {
         Some(entry.votes.validity())
     }
 
+    /// The nodes whose word does not count for a lease.
+    pub(crate) fn barred(&self, generation: Generation) -> NodeSet {
+        self.entries.get(&generation).map_or(NodeSet::NONE, |entry| entry.votes.barred())
+    }
+
     /// A renewal sent at `sent` was confirmed by a quorum.
     pub(crate) fn renewed(&mut self, generation: Generation, sent: Moment) {
         if let Some(entry) = self.entries.get(&generation) {
@@ -216,7 +225,6 @@ mod tests {
         grant::{Claim, FencingToken, Grant, Late},
         id::generate_lock_id,
         key::LockKey,
-        redlock::NodeSet,
     };
     use proptest::prelude::*;
 

@@ -1,9 +1,9 @@
 //! `UndoList`: what may have been left on the server and is taken back in the background, until it is or has expired.
 //! Pure.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use crate::{clock::Moment, grant::Claim, redlock::NodeSet};
+use crate::{clock::Moment, grant::Claim, lease::Lease, redlock::NodeSet};
 
 /// Far more than a process can leave behind in the time that anything stays here; a bound on memory all the same.
 const LENGTH_MAX: usize = 65_536;
@@ -18,6 +18,8 @@ pub(crate) struct Undo {
     pub(crate) waiter: String,
     /// Where it has not been taken back yet.
     pub(crate) nodes: NodeSet,
+    /// Not as long as this lease lives, which has the claim.
+    pub(crate) unless_held: Option<Arc<Lease>>,
     /// When the server has forgotten it by itself.
     pub(crate) until: Moment,
 }
@@ -48,7 +50,8 @@ impl UndoList {
     pub(crate) fn take_due(&mut self, now: Moment) -> Option<(Undo, Duration)> {
         while self.earliest() <= now {
             let (_, (undo, pause)) = self.list.pop_first()?;
-            if now < undo.until {
+            let held = undo.unless_held.as_ref().is_some_and(|lease| lease.ended().is_none());
+            if now < undo.until && !held {
                 return Some((undo, pause));
             }
         }
@@ -80,7 +83,7 @@ mod tests {
 
     fn undo(until: u64) -> Undo {
         let claim = Claim { key: LockKey::new("", "x").unwrap(), id: generate_lock_id(), ttl: Duration::from_secs(1) };
-        Undo { claim, waiter: String::new(), nodes: NodeSet::only(0), until: at(until) }
+        Undo { claim, waiter: String::new(), nodes: NodeSet::only(0), unless_held: None, until: at(until) }
     }
 
     #[test]

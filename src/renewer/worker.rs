@@ -29,7 +29,7 @@ use crate::{
 /// Locks in one call of the renewal script: enough to make round trips cheap, few enough not to hold the server up.
 const BATCH: usize = 100;
 /// No exchange is given less time than this, whatever is urgent; and no node more once the others have answered.
-const BATCH_MIN: Duration = Duration::from_millis(50);
+pub(super) const BATCH_MIN: Duration = Duration::from_millis(50);
 /// While an answer is out, this often is looked whether it is time to end.
 const GLANCE: Duration = Duration::from_millis(100);
 
@@ -47,14 +47,14 @@ struct Step {
 }
 
 pub(super) struct Worker {
-    desk: Desk,
+    pub(super) desk: Desk,
     links: Links,
 }
 
 /// What can be done without the connections, while they are in use.
-struct Desk {
-    redlock: Arc<Redlock>,
-    shared: Arc<Shared>,
+pub(super) struct Desk {
+    pub(super) redlock: Arc<Redlock>,
+    pub(super) shared: Arc<Shared>,
 }
 
 impl Desk {
@@ -75,9 +75,10 @@ impl Desk {
 
     fn take_back(&self, lease: &Lease) {
         let now = clock::now();
-        let (claim, nodes) = (lease.claim.clone(), lease.nodes);
+        let (claim, nodes) = (lease.claim.clone(), lease.nodes());
         let until = now.saturating_add(claim.ttl);
-        self.shared.state.lock().undo(Undo { claim, waiter: String::new(), nodes, until }, now);
+        let undo = Undo { claim, waiter: String::new(), nodes, unless_held: None, until };
+        self.shared.state.lock().undo(undo, now);
     }
 
     fn lose(&self, lease: &Lease, why: LockLost) {
@@ -222,8 +223,13 @@ impl Worker {
             }
             return true;
         }
+        let mut mending = self.desk.redlock.len() > 1;
         for (index, (generation, lease)) in batch.iter().enumerate() {
-            self.settle(*generation, lease, &ballot, index);
+            let missing = self.settle(*generation, lease, &ballot, index);
+            if mending && !missing.is_empty() {
+                // Where a node does not answer in time, the next renewal is soon enough for the others too.
+                mending = self.mend(*generation, lease, missing);
+            }
         }
         if !quorum {
             let trouble = Trouble::of(&self.desk.redlock, ballot, |_| "renewed".into());
@@ -232,8 +238,15 @@ impl Worker {
         quorum
     }
 
-    /// Takes down what the nodes said about one lock of a batch.
-    fn settle(&self, generation: Generation, lease: &Arc<Lease>, ballot: &Ballot<(u64, Vec<Renewed>)>, index: usize) {
+    /// Takes down what the nodes said about one lock of a batch. Returns those that do not keep it, and nobody else there.
+    fn settle(
+        &self,
+        generation: Generation,
+        lease: &Arc<Lease>,
+        ballot: &Ballot<(u64, Vec<Renewed>)>,
+        index: usize,
+    ) -> NodeSet {
+        let mut missing = NodeSet::NONE;
         let mut said = Vec::with_capacity(ballot.slips.len());
         let (mut confirmed, mut first_sent, mut why) = (0, Moment::NEVER, LockLost::Gone);
         for (node, slip) in ballot.slips.iter().enumerate() {
@@ -246,7 +259,10 @@ impl Worker {
                     first_sent = first_sent.min(answer.sent);
                     said.push((node, Some(deadline_from(answer.sent, lease.claim.ttl))));
                 }
-                Some(Renewed::Gone) => said.push((node, None)),
+                Some(Renewed::Gone) => {
+                    said.push((node, None));
+                    missing = missing.with(NodeSet::only(node));
+                }
                 Some(Renewed::Other(id)) => {
                     said.push((node, None));
                     why = LockLost::Taken { by: Box::new(Holder::known_by_id(id.clone())) };
@@ -256,7 +272,7 @@ impl Worker {
         }
         let validity = self.desk.shared.state.lock().schedule.heard(generation, &said);
         // A lease that was released while its renewal was under way is not there any more, and that is no loss.
-        let Some(validity) = validity else { return };
+        let Some(validity) = validity else { return NodeSet::NONE };
         let Some(deadline) = validity else {
             let kept = self.desk.shared.state.lock().schedule.forget(generation);
             if kept.is_some() {
@@ -266,7 +282,7 @@ impl Worker {
                     self.desk.take_back(lease);
                 }
             }
-            return;
+            return NodeSet::NONE;
         };
         let now = clock::now();
         // A confirmation that came too late is for `bury`: the deadline has passed.
@@ -277,10 +293,11 @@ impl Worker {
         } else if alive {
             state.schedule.renewed(generation, first_sent);
         }
+        if alive { missing.without(state.schedule.barred(generation)) } else { NodeSet::NONE }
     }
 
     /// Asks over the renewer's own connections.
-    fn ask<C: Call>(
+    pub(super) fn ask<C: Call>(
         &mut self,
         round: Round<'_>,
         call: impl Fn(usize) -> C,
@@ -350,7 +367,8 @@ impl Worker {
         let undos = undos.into_iter().chain(leases.iter().map(|lease| Undo {
             claim: lease.claim.clone(),
             waiter: String::new(),
-            nodes: lease.nodes,
+            nodes: lease.nodes(),
+            unless_held: None,
             until,
         }));
         for mut undo in undos {

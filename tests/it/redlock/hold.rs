@@ -82,7 +82,7 @@ fn a_majority_that_gives_it_to_another_ends_it() {
     assert_eq!(nodes.keeping(&key("x"), "a stranger"), [0, 2, 4]);
 }
 
-/// Two have forgotten it and one more cannot be asked: no quorum can say that the lock is kept, nor that it is gone. It
+/// Two have given it away and one more cannot be asked: no quorum can say that the lock is kept, nor that it is gone. It
 /// lasts until its deadline.
 #[test]
 fn what_is_not_known_ends_nothing_before_the_deadline() {
@@ -91,9 +91,7 @@ fn what_is_not_known_ends_nothing_before_the_deadline() {
     let guard = held(&nodes, &mgr);
     await_renewals(&guard, 1);
     nodes.stop(1);
-    for node in [0, 2] {
-        nodes.server(node).cli(&["DEL", &key("x")]);
-    }
+    [0, 2].into_iter().for_each(|node| take_away(&nodes, node));
     assert_eq!(lost(&guard), LockLost::Expired);
 }
 
@@ -128,4 +126,24 @@ fn a_release_reaches_a_stopped_node_although_its_manager_has_gone() {
     drop(mgr);
     nodes.cont(1);
     within(crate::kit::SECOND * 20, "the release", || await_nowhere(&nodes, "x"));
+}
+
+#[test]
+fn nodes_that_are_restarted_one_after_the_other_keep_it_again() {
+    let nodes = Nodes::start(3);
+    let (mgr, other) = (manager(&nodes), manager(&nodes));
+    let guard = held(&nodes, &mgr);
+    for node in [0, 1, 2] {
+        nodes.restart_empty(node);
+        eventually("the node keeps it again", CEILING, || {
+            guard.ensure_held().unwrap();
+            kept_on(&nodes, &guard).contains(&node)
+        });
+    }
+    await_renewals(&guard, 2);
+    assert!(guard.lost().is_empty());
+    let token = guard.fencing_token();
+    guard.release().unwrap().unwrap_released();
+    await_nowhere(&nodes, "x");
+    assert!(within(BOUNDED, "the next", || other.lock("x").unwrap()).fencing_token() > token);
 }

@@ -5,10 +5,10 @@ use std::{
     time::Duration,
 };
 
-use distlock::RedisMgr;
+use distlock::{LockGuard, RedisMgr};
 use parking_lot::Mutex;
 
-use super::{await_nowhere, await_renewals, expect_a_quorum, hand, impatient, locked, manager, release};
+use super::{await_nowhere, await_renewals, expect_a_quorum, hand, impatient, key, locked, manager, release};
 use crate::{
     kit::{
         IMPATIENT, SECOND, UnwrapReleased, await_queued, in_thread, lease, queue_key, queued, timed, waiter, within,
@@ -66,31 +66,50 @@ fn processes_are_served_in_order_too() {
     }
 }
 
-/// Goal: a waiter is woken; it does not poll. Method: waiters of two managers wait for the time of three renewals of the
-/// holder. What the nodes are asked meanwhile is the renewals, and now and then a look on the node with the line.
+/// Goal: a waiter is woken; it does not poll. Method: the time of three renewals of the holder passes. What the nodes are
+/// asked meanwhile is the renewals, and now and then a look on the node with the line.
+#[track_caller]
+fn expect_patience(nodes: &Nodes, guard: &LockGuard) {
+    let asked = || -> Vec<u64> {
+        let asked = |node| {
+            let calls = nodes.server(node).commandstats();
+            ["evalsha", "eval"].iter().filter_map(|command| calls.get(*command)).sum()
+        };
+        (0..nodes.len()).map(asked).collect()
+    };
+    let before = asked();
+    let ((), span) = timed(|| await_renewals(guard, 3));
+    let asked: Vec<_> = asked().iter().zip(before).map(|(after, before)| after - before).collect();
+    let seconds = span.as_secs_f64();
+    assert!(asked[0] as f64 <= 10.0 + 10.0 * seconds, "{asked:?} in {span:?}");
+    for others in &asked[1..] {
+        assert!(*others as f64 <= 10.0 + 3.0 * seconds, "{asked:?} in {span:?}");
+    }
+}
+
 #[test]
 fn waiting_costs_next_to_nothing() {
     let nodes = Nodes::start(5);
     let (holder, one, other) = (manager(&nodes), manager(&nodes), manager(&nodes));
     let guard = holder.lock_with("x", &lease(3 * SECOND)).unwrap();
     let waiting: Vec<_> = (0..20).map(|number| waiter(nodes.server(0), [&one, &other][number % 2], "x")).collect();
-    let asked = || -> Vec<u64> {
-        let asked = |node| {
-            let calls = nodes.server(node).commandstats();
-            ["evalsha", "eval"].iter().filter_map(|command| calls.get(*command)).sum()
-        };
-        (0..5).map(asked).collect()
-    };
-    let before = asked();
-    let ((), span) = timed(|| await_renewals(&guard, 3));
-    let asked: Vec<_> = asked().iter().zip(before).map(|(after, before)| after - before).collect();
-    let seconds = span.as_secs_f64();
-    assert!(asked[0] as f64 <= 10.0 + 10.0 * seconds, "{asked:?} in {span:?}");
-    for others in &asked[1..] {
-        assert!(*others as f64 <= 10.0 + 2.0 * seconds, "{asked:?} in {span:?}");
-    }
+    expect_patience(&nodes, &guard);
     guard.release().unwrap().unwrap_released();
     waiting.into_iter().for_each(|waiter| drop(waiter.join().unwrap().unwrap()));
+}
+
+/// The head of the line has the lock on the first node, which has forgotten the holder's, and cannot get it elsewhere.
+#[test]
+fn waiting_costs_no_more_when_the_first_node_forgot_the_lock() {
+    let nodes = Nodes::start(5);
+    let (holder, other) = (manager(&nodes), manager(&nodes));
+    let guard = holder.lock_with("x", &lease(3 * SECOND)).unwrap();
+    nodes.restart_empty(0);
+    let waiting: Vec<_> = (0..3).map(|_| in_thread(&other, "x", |mgr, name| mgr.lock(name).unwrap())).collect();
+    await_waiting(&nodes, 0, 3, guard.id().as_str());
+    expect_patience(&nodes, &guard);
+    guard.release().unwrap().unwrap_released();
+    waiting.into_iter().for_each(|waiter| drop(waiter.join().unwrap()));
 }
 
 #[test]
@@ -130,6 +149,27 @@ fn who_gives_up_leaves_nothing_on_any_node() {
     }
 }
 
+/// How many wait on this node: in line, or at its head with the lock of this node alone, which the holder does not have.
+fn waiting_on(nodes: &Nodes, node: usize, holder: &str) -> usize {
+    let server = nodes.server(node);
+    let head: Option<String> = server.query(&["GET", &key("x")]);
+    queued(server, "x") + usize::from(head.is_some_and(|id| id != holder))
+}
+
+/// Waits until so many wait on this node; says where they wait if they do not come.
+#[track_caller]
+fn await_waiting(nodes: &Nodes, node: usize, waiters: usize, holder: &str) {
+    let mut last = Vec::new();
+    eventually("they wait on this node", CEILING, || {
+        let waiting = nodes.running().into_iter().map(|node| (node, waiting_on(nodes, node, holder))).collect();
+        if last != waiting {
+            eprintln!("how many wait on which node: {waiting:?}");
+            last = waiting;
+        }
+        last.contains(&(node, waiters))
+    });
+}
+
 /// How the node with the line goes away, and comes back.
 type Way = (fn(&Nodes), fn(&Nodes));
 
@@ -144,7 +184,7 @@ fn threads_move_with_the_line((leave, come_back): Way) {
     let guard = managers[0].lock("x").unwrap();
     let mut waiting: Vec<_> = managers.iter().cycle().take(6).map(|mgr| waiter(nodes.server(0), mgr, "x")).collect();
     leave(&nodes);
-    await_queued(nodes.server(1), "x", 6);
+    await_waiting(&nodes, 1, 6, guard.id().as_str());
     expect_a_quorum(&nodes, &guard);
     let mut last = guard.fencing_token();
     within(20 * IMPATIENT, "a release without the first node", || guard.release().unwrap()).unwrap_released();
@@ -160,7 +200,7 @@ fn threads_move_with_the_line((leave, come_back): Way) {
     come_back(&nodes);
     let guard = managers[0].lock("x").unwrap();
     let waiting: Vec<_> = managers.iter().map(|mgr| in_thread(mgr, "x", |mgr, name| mgr.lock(name).unwrap())).collect();
-    await_queued(nodes.server(0), "x", 3);
+    await_waiting(&nodes, 0, 3, guard.id().as_str());
     guard.release().unwrap().unwrap_released();
     waiting.into_iter().for_each(|waiter| drop(waiter.join().unwrap()));
     await_nowhere(&nodes, "x");
@@ -185,7 +225,7 @@ fn processes_move_with_the_line((leave, come_back): Way) {
         line_up(nodes.server(0), worker, "x", number);
     }
     leave(&nodes);
-    await_queued(nodes.server(1), "x", 3);
+    await_waiting(&nodes, 1, 3, guard.id().as_str());
     let mut last = guard.fencing_token().0;
     guard.release().unwrap().unwrap_released();
     let mut left: Vec<_> = hands.iter_mut().collect();
@@ -204,7 +244,7 @@ fn processes_move_with_the_line((leave, come_back): Way) {
     come_back(&nodes);
     let guard = mgr.lock("x").unwrap();
     hands.iter_mut().for_each(|worker| worker.send("lock x"));
-    await_queued(nodes.server(0), "x", 3);
+    await_waiting(&nodes, 0, 3, guard.id().as_str());
     drop(guard);
 }
 

@@ -1,0 +1,74 @@
+//! Taking a lock anew on nodes that do not keep it: they were away when it was taken, or have been restarted since. Otherwise
+//! a lock that is held for long would lose one node after the other, and then be lost although a quorum was always there.
+
+use std::sync::Arc;
+
+use super::{
+    schedule::Generation,
+    undo::Undo,
+    worker::{BATCH_MIN, Worker},
+};
+use crate::{
+    clock::{self, Moment},
+    grant::deadline_from,
+    lease::Lease,
+    node::calls::{Acquire, Acquired, Mode},
+    redlock::{LATE_SLACK, NodeSet, Round, Slip, Vote},
+};
+
+impl Worker {
+    /// Asks nodes for a lock that is held on others. A node gives it only if nobody else has it there, and stores the token
+    /// that the holder has. False if some did not answer in time.
+    pub(super) fn mend(&mut self, generation: Generation, lease: &Arc<Lease>, nodes: NodeSet) -> bool {
+        let claim = &lease.claim;
+        // Whoever releases it from now on has to think of these nodes too.
+        lease.also_on(nodes);
+        let deadline = clock::now().saturating_add(BATCH_MIN).min(lease.deadline());
+        let call = |_| Acquire {
+            key: &claim.key,
+            id: claim.id.as_str(),
+            ttl_ms: claim.ttl_ms(),
+            mode: Mode::Try,
+            waiter: "",
+            heal: false,
+            token_min: lease.token.0,
+        };
+        let ballot = self.ask(Round::all(nodes, deadline), call, |_, _| Vote::Yes);
+        let unclear = ballot.open().with(ballot.broken());
+        let (mut said, mut taken) = (Vec::new(), NodeSet::NONE);
+        for (node, slip) in ballot.slips.iter().enumerate() {
+            if let Slip::Said(answer) = slip
+                && matches!(answer.reply, Acquired::Held { .. })
+            {
+                taken = taken.with(NodeSet::only(node));
+                if self.desk.redlock.node(node).quarantined(answer.sent).is_none() {
+                    said.push((node, Some(deadline_from(answer.sent, claim.ttl))));
+                }
+            }
+        }
+        let now = clock::now();
+        let mut state = self.desk.shared.state.lock();
+        let undo = |nodes: NodeSet, at: Moment| Undo {
+            claim: claim.clone(),
+            waiter: String::new(),
+            nodes,
+            unless_held: Some(lease.clone()),
+            until: at.saturating_add(claim.ttl),
+        };
+        if !unclear.is_empty() {
+            // It may be taken after its holder has released it.
+            let settled = deadline.saturating_add(LATE_SLACK);
+            state.undo(undo(unclear, settled), settled);
+        }
+        match state.schedule.heard(generation, &said) {
+            Some(Some(validity)) => {
+                drop(state);
+                lease.revise(validity, now);
+            }
+            // Released meanwhile, perhaps before it was taken here.
+            _ if !taken.is_empty() => state.undo(undo(taken, now), now),
+            _ => {}
+        }
+        unclear.is_empty()
+    }
+}
