@@ -143,7 +143,8 @@ mod tests {
         #[test]
         fn lost_votes_are_asked_for_again_soon_and_not_at_once(losses: u32, split: bool, dice: u64) {
             let pause = vote_pause(losses, split, dice);
-            prop_assert!(pause >= VOTE_MIN / 2 && pause <= if split { VOTE_MAX } else { RETRY_MAX });
+            let longest = if split { VOTE_MAX } else { RETRY_MAX };
+            prop_assert!(pause >= VOTE_MIN / 2 && pause <= longest);
         }
 
         #[test]

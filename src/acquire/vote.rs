@@ -143,8 +143,7 @@ impl Attempt<'_> {
             Acquired::Busy { .. } | Acquired::Queued { .. } | Acquired::WrongType => Vote::No,
             Acquired::Late { .. } => Vote::Unknown,
         };
-        let lines_up = mode != Mode::Try && self.several();
-        let ears = if lines_up { NodeSet::only(order) } else { NodeSet::NONE };
+        let ears = if self.several() { NodeSet::only(order) } else { NodeSet::NONE };
         let round = if full { Round { ears, ..Round::new(to, deadline) } } else { Round::all(to, deadline) };
         let inner = redlock.ask(&mut links, round, call, vote);
         let (open, broken) = (inner.open(), inner.broken());
@@ -154,8 +153,8 @@ impl Attempt<'_> {
         self.open = (open, deadline);
         let verdict = match inner.verdict() {
             _ if !full => self.verdict_of_the_line(&inner),
-            // Who waits does not pass those who stand in line.
-            Verdict::Won if lines_up && inner.votes[order] == Some(Vote::No) => Verdict::Lost,
+            // Nobody passes those who stand in line.
+            Verdict::Won if self.several() && inner.votes[order] == Some(Vote::No) => Verdict::Lost,
             verdict => verdict,
         };
         let ballot = Ballot { verdict, inner, full };

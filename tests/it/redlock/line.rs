@@ -105,11 +105,11 @@ fn waiting_costs_no_more_when_the_first_node_forgot_the_lock() {
     let (holder, other) = (manager(&nodes), manager(&nodes));
     let guard = holder.lock_with("x", &lease(3 * SECOND)).unwrap();
     nodes.restart_empty(0);
-    let waiting: Vec<_> = (0..3).map(|_| in_thread(&other, "x", |mgr, name| mgr.lock(name).unwrap())).collect();
+    let waiting: Vec<_> = (0..3).map(|_| in_thread(&other, "x", |mgr, name| mgr.lock(name).map(drop))).collect();
     await_waiting(&nodes, 0, 3, guard.id().as_str());
     expect_patience(&nodes, &guard);
     guard.release().unwrap().unwrap_released();
-    waiting.into_iter().for_each(|waiter| drop(waiter.join().unwrap()));
+    waiting.into_iter().for_each(|waiter| waiter.join().unwrap().unwrap());
 }
 
 #[test]
@@ -199,10 +199,11 @@ fn threads_move_with_the_line((leave, come_back): Way) {
     }
     come_back(&nodes);
     let guard = managers[0].lock("x").unwrap();
-    let waiting: Vec<_> = managers.iter().map(|mgr| in_thread(mgr, "x", |mgr, name| mgr.lock(name).unwrap())).collect();
+    let waiting: Vec<_> =
+        managers.iter().map(|mgr| in_thread(mgr, "x", |mgr, name| mgr.lock(name).map(drop))).collect();
     await_waiting(&nodes, 0, 3, guard.id().as_str());
     guard.release().unwrap().unwrap_released();
-    waiting.into_iter().for_each(|waiter| drop(waiter.join().unwrap()));
+    waiting.into_iter().for_each(|waiter| waiter.join().unwrap().unwrap());
     await_nowhere(&nodes, "x");
 }
 
