@@ -42,6 +42,8 @@ pub(super) struct Attempt<'a> {
     pub(super) order: usize,
     /// A request to join the line has been sent.
     pub(super) in_line: bool,
+    /// It said so when it was last asked.
+    queued: bool,
     /// The lock is ours on that node, and we have to win the others.
     pub(super) leading: bool,
     /// Where our id may be: as the holder's, or in the line.
@@ -91,6 +93,7 @@ impl<'a> Attempt<'a> {
             ticket: None,
             order: on.redlock.preferred(),
             in_line: false,
+            queued: false,
             leading: false,
             known: NodeSet::NONE,
             strays: NodeSet::NONE,
@@ -125,6 +128,7 @@ impl<'a> Attempt<'a> {
 
     fn step(&mut self) -> Result<Step, LockError> {
         self.follow_the_line();
+        self.queued = false;
         let mode = self.mode();
         let ballot = match self.ask(mode, self.asks_all(mode)) {
             Ok(ballot) => ballot,
@@ -247,6 +251,7 @@ impl<'a> Attempt<'a> {
         let now = clock::now();
         let standing = ballot.standing(self.order);
         if let Some(Acquired::Queued { now_us, holder, position, joined }) = standing {
+            self.queued = true;
             self.queued_at_us = *now_us;
             let sight = Sight::new(now, holder, *position);
             if let (Mode::Look, true, Some(ticket)) = (mode, joined, &self.ticket) {
@@ -294,7 +299,8 @@ impl<'a> Attempt<'a> {
     /// Sleeps until it is time to ask again, or the lock is handed over.
     fn wait(&mut self, mut until: Moment) -> Result<Option<Grant>, LockError> {
         let (limit, hard_limit) = (self.limit, self.hard_limit());
-        let looks_itself = self.trouble.is_some() || self.leading;
+        // Who is not in line on one of several nodes has to get there itself.
+        let looks_itself = self.trouble.is_some() || self.leading || (self.several() && !self.queued);
         // Waiting for a server to come back takes a ticket too: shutting down must wake us.
         for (_, void) in &self.unsettled {
             until = until.min(*void);
