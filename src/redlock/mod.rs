@@ -2,6 +2,8 @@
 
 mod greeter;
 mod inspect;
+#[cfg(test)]
+mod model;
 mod pool;
 mod quorum;
 mod release;
