@@ -24,6 +24,7 @@ test: ## all tests, on real servers that are started and ended with them
 bench: ## the table of speeds, with the raw figures beside
 	@tools/need-redis.sh
 	$(CARGO) bench --bench table $(ARGS)
+	$(CARGO) run --release --manifest-path benches/peers/Cargo.toml --target-dir target/peers
 
 check: ## formatting, clippy and documentation, warnings being errors
 	$(CARGO) fmt --check
