@@ -186,6 +186,9 @@ impl<'a> Attempt<'a> {
 
     /// The line may have moved to another node; what we have on the former one goes back.
     fn follow_the_line(&mut self) {
+        if !self.several() {
+            return;
+        }
         let order = match self.on.listener.order() {
             Some(order) => order,
             None if self.in_line || self.leading => self.order,
