@@ -17,7 +17,7 @@ use distlock::{Config, LockError, LockGuard, NodeAnswer, RedisMgr, Vote};
 
 use crate::{
     kit,
-    support::{CEILING, Nodes, Worker, eventually},
+    support::{CEILING, Nodes, Worker, eventually, eventually_some},
 };
 
 /// A lease that is renewed often enough to see it, and lasts long enough for a slow machine.
@@ -112,9 +112,23 @@ fn hand(nodes: &Nodes, args: &[(&str, &str)]) -> Worker {
 /// Waits until a process has the lock for which it was told to wait; returns its token and its identifier.
 #[track_caller]
 fn locked(worker: &Worker, name: &str) -> (u64, String) {
-    let line = worker.expect_any(&[&format!("locked {name} "), &format!("failed {name} ")]);
+    token_and_id(&worker.expect_any(&["locked ", "failed "]), name)
+}
+
+/// The same for whichever of several processes has it next, as they themselves say.
+#[track_caller]
+fn next_locked<'a>(workers: impl Iterator<Item = &'a Worker> + Clone, name: &str) -> (usize, u64, String) {
+    let (next, line) = eventually_some("one of them has it", CEILING, || {
+        workers.clone().enumerate().find_map(|(number, worker)| Some((number, worker.try_line(Duration::ZERO)?)))
+    });
+    let (token, id) = token_and_id(&line, name);
+    (next, token, id)
+}
+
+#[track_caller]
+fn token_and_id(line: &str, name: &str) -> (u64, String) {
     let fields: Vec<_> = line.splitn(5, ' ').collect();
-    assert_eq!(fields[0], "locked", "{line}");
+    assert_eq!(fields[..2], ["locked", name], "{line}");
     (fields[2].parse().unwrap(), fields[4].to_owned())
 }
 
