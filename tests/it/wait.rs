@@ -116,11 +116,13 @@ fn waiters_that_give_up_cost_the_others_nothing() {
     let (mgr, other) = (manager(&server), manager(&server));
     let guard = mgr.lock("x").unwrap();
     let served = Mutex::new(Vec::new());
+    let line = || server.query::<Vec<String>>(&["LRANGE", &queue_key("x"), "0", "-1"]);
     thread::scope(|threads| {
         for number in 0..6 {
+            let before = line();
             let served = &served;
             let mgr = if number % 2 == 0 { &mgr } else { &other };
-            threads.spawn(move || match number {
+            let waiting = threads.spawn(move || match number {
                 // The head, and two in the middle.
                 0 | 2 | 3 => assert!(mgr.try_lock_for("x", 2 * SECOND).unwrap_err().is_timeout()),
                 _ => {
@@ -129,7 +131,9 @@ fn waiters_that_give_up_cost_the_others_nothing() {
                     drop(guard);
                 }
             });
-            eventually("it stands in line, or its patience is over", CEILING, || queued(&server, "x") > number.min(2));
+            eventually("it stands in line, or its patience is over", CEILING, || {
+                waiting.is_finished() || line().iter().any(|entry| !before.contains(entry))
+            });
         }
         await_queued(&server, "x", 3);
         guard.release().unwrap().unwrap_released();
