@@ -9,6 +9,8 @@ mod blocks;
 mod cluster;
 #[path = "table/contention.rs"]
 mod contention;
+#[path = "table/events.rs"]
+mod events;
 #[path = "table/measure.rs"]
 mod measure;
 #[path = "table/memory.rs"]
@@ -59,8 +61,9 @@ impl Scale {
 
 type Row = fn(Scale) -> Result<Vec<Line>>;
 
-const ROWS: [(&str, Row); 12] = [
+const ROWS: [(&str, Row); 13] = [
     ("uncontended", uncontended::row),
+    ("events", events::row),
     ("contended_2", contention::contended_2),
     ("contended_n", contention::contended_n),
     ("handoff", contention::handoff),

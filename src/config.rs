@@ -1,9 +1,13 @@
 //! `Config` and `LockOptions`: defaults, units, and all relations between settings checked together.
 
+mod options;
+
 use std::{env, fmt, sync::Arc, time::Duration};
 
+pub use self::options::LockOptions;
 use crate::{
     error::{LockError, Result},
+    event::HandleEvent,
     node::Endpoint,
     text::Span,
 };
@@ -31,6 +35,7 @@ const NODES_MAX: usize = 15;
 #[must_use]
 pub struct Config {
     urls: Vec<String>,
+    password: Option<String>,
     prefix: String,
     pool_size: u32,
     operation_timeout: Duration,
@@ -39,6 +44,7 @@ pub struct Config {
     ttl: Duration,
     quarantine: Option<Duration>,
     max_hold: Option<Duration>,
+    handlers: Vec<Arc<dyn HandleEvent>>,
 }
 
 impl Config {
@@ -64,6 +70,7 @@ impl Config {
     {
         Config {
             urls: urls.into_iter().map(Into::into).collect(),
+            password: None,
             prefix: "lock:".into(),
             pool_size: 10,
             operation_timeout: Duration::from_secs(1),
@@ -72,6 +79,7 @@ impl Config {
             ttl: Duration::from_secs(10),
             quarantine: None,
             max_hold: None,
+            handlers: Vec::new(),
         }
     }
 
@@ -80,6 +88,17 @@ impl Config {
         let url =
             ["DISTLOCK_URL", "REDIS_URL"].iter().find_map(|name| env::var(name).ok().filter(|url| !url.is_empty()));
         Config::new(url.unwrap_or_else(|| "redis://127.0.0.1:6379".into()))
+    }
+
+    /// The password for all servers whose URL has none: for secrets that are kept apart from addresses. Defaults to none.
+    ///
+    /// ```
+    /// let config = distlock::Config::new("redis://10.0.0.5").password("secret");
+    /// assert!(!format!("{config:?}").contains("secret"));
+    /// ```
+    pub fn password(mut self, password: impl Into<String>) -> Config {
+        self.password = Some(password.into()).filter(|password| !password.is_empty());
+        self
     }
 
     /// What stands before each lock name to make its key. Defaults to `lock:`. With an empty prefix the keys are the
@@ -144,9 +163,16 @@ impl Config {
         self
     }
 
+    /// Tells this handler what happens to the locks. May be called several times; each handler is told of everything, in
+    /// the order in which they were set. Defaults to none, and then no thread is started for them.
+    pub fn events(mut self, handler: Arc<dyn HandleEvent>) -> Config {
+        self.handlers.push(handler);
+        self
+    }
+
     /// Checks everything; the only way from here to a manager.
     pub(crate) fn check(&self) -> Result<Settings> {
-        let endpoints = self.urls.iter().map(|url| Ok(Arc::new(Endpoint::parse(url)?))).collect::<Result<Vec<_>>>()?;
+        let endpoints = self.urls.iter().map(|url| self.endpoint(url)).collect::<Result<Vec<_>>>()?;
         let invalid = |reason: String| Err(LockError::InvalidConfig { reason });
         check_nodes(&endpoints)?;
         if self.pool_size == 0 || self.pool_size > POOL_SIZE_MAX {
@@ -188,9 +214,18 @@ impl Config {
             spin: self.spin,
             ttl: self.ttl,
             max_hold: self.max_hold,
+            handlers: self.handlers.clone(),
         };
         settings.terms(&LockOptions::new())?;
         Ok(settings)
+    }
+
+    fn endpoint(&self, url: &str) -> Result<Arc<Endpoint>> {
+        let mut endpoint = Endpoint::parse(url)?;
+        if endpoint.password.is_none() {
+            endpoint.password.clone_from(&self.password);
+        }
+        Ok(Arc::new(endpoint))
     }
 }
 
@@ -206,6 +241,7 @@ impl fmt::Debug for Config {
             .field("ttl", &self.ttl)
             .field("quarantine", &self.quarantine)
             .field("max_hold", &self.max_hold)
+            .field("events", &self.handlers)
             .finish()
     }
 }
@@ -273,6 +309,7 @@ pub(crate) struct Settings {
     pub(crate) operation_timeout: Duration,
     pub(crate) claim_window: Duration,
     pub(crate) spin: Duration,
+    pub(crate) handlers: Vec<Arc<dyn HandleEvent>>,
     ttl: Duration,
     max_hold: Option<Duration>,
 }
@@ -322,65 +359,6 @@ pub(crate) struct Terms {
     pub(crate) wait: Option<Duration>,
     pub(crate) renew: bool,
     pub(crate) max_hold: Option<Duration>,
-}
-
-/// How one lock is taken and held; what is not said comes from the [`Config`].
-///
-/// ```
-/// use std::time::Duration;
-/// let options = distlock::LockOptions::new()
-///     .ttl(Duration::from_secs(30))
-///     .wait(Duration::from_secs(5))
-///     .max_hold(Duration::from_secs(600));
-/// ```
-#[derive(Clone, Debug)]
-#[must_use]
-pub struct LockOptions {
-    ttl: Option<Duration>,
-    wait: Option<Duration>,
-    renew: bool,
-    max_hold: Option<Duration>,
-}
-
-impl LockOptions {
-    /// Waits for its turn without a limit, renewed until released.
-    pub fn new() -> LockOptions {
-        LockOptions { ttl: None, wait: None, renew: true, max_hold: None }
-    }
-
-    /// The lease, 10 ms to 24 h, in whole milliseconds (rounded down). Defaults to [`Config::ttl`].
-    pub fn ttl(mut self, ttl: Duration) -> LockOptions {
-        self.ttl = Some(ttl);
-        self
-    }
-
-    /// The longest time to wait for the lock. Zero tries once. Defaults to no limit.
-    pub fn wait(mut self, longest: Duration) -> LockOptions {
-        self.wait = Some(longest);
-        self
-    }
-
-    /// Whether the lease is renewed while the lock is held. Defaults to true. Without renewal the lock is lost one
-    /// lease after it was taken.
-    pub fn renew(mut self, renew: bool) -> LockOptions {
-        self.renew = renew;
-        self
-    }
-
-    /// The longest time the lock is held: then it is given up, and its holder learns [`LockLost::MaxHold`]. A bound
-    /// on holders that hang. Defaults to [`Config::max_hold`].
-    ///
-    /// [`LockLost::MaxHold`]: crate::LockLost::MaxHold
-    pub fn max_hold(mut self, limit: Duration) -> LockOptions {
-        self.max_hold = Some(limit);
-        self
-    }
-}
-
-impl Default for LockOptions {
-    fn default() -> LockOptions {
-        LockOptions::new()
-    }
 }
 
 #[cfg(test)]

@@ -7,13 +7,13 @@ use crossbeam_channel::Receiver;
 use crate::{
     clock,
     error::{LockError, LockLost, Result},
-    grant::FencingToken,
     id::LockId,
     lease::{End, Lease},
     released::Released,
     renewer::Registration,
     service::{Core, Kept, Service},
     text::Quoted,
+    token::FencingToken,
 };
 
 /// A lock that is held, and released when this is dropped.

@@ -5,7 +5,7 @@ use std::{
     fmt,
     sync::{
         OnceLock,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -15,8 +15,10 @@ use parking_lot::Mutex;
 use crate::{
     clock::Moment,
     error::LockLost,
-    grant::{Claim, FencingToken, Grant, Late},
+    grant::{Claim, Grant, Late},
+    observer::Hold,
     redlock::{AtomicNodeSet, NodeSet},
+    token::FencingToken,
 };
 
 /// Stands for "ended" in the deadline: no moment is before it.
@@ -26,6 +28,10 @@ pub(crate) struct Lease {
     pub(crate) claim: Claim,
     pub(crate) token: FencingToken,
     pub(crate) late: Late,
+    /// Since when it is held.
+    pub(crate) hold: Hold,
+    /// Somebody has told the handlers how it ended.
+    told: AtomicBool,
     /// It may stand in line still, and has to leave it with the release.
     pub(crate) in_line: bool,
     /// The nodes that may keep it.
@@ -50,11 +56,13 @@ struct News {
 }
 
 impl Lease {
-    pub(crate) fn open(claim: Claim, grant: &Grant) -> Lease {
+    pub(crate) fn open(claim: Claim, grant: &Grant, hold: Hold) -> Lease {
         Lease {
             claim,
             token: grant.token,
             late: grant.late,
+            hold,
+            told: AtomicBool::new(false),
             in_line: grant.in_line,
             nodes: AtomicNodeSet::new(grant.nodes),
             deadline: AtomicU64::new(grant.deadline().as_nanos()),
@@ -91,6 +99,11 @@ impl Lease {
     /// How the lease ended, if it has.
     pub(crate) fn ended(&self) -> Option<End> {
         self.end.lock().clone()
+    }
+
+    /// True for the first who asks: the one to tell how it ended.
+    pub(crate) fn is_untold(&self) -> bool {
+        !self.told.swap(true, Ordering::AcqRel)
     }
 
     /// A quorum keeps the lock until `deadline`: moves it, unless the lease is over at `now`. It moves back when nodes
@@ -180,7 +193,7 @@ mod tests {
         let nodes = NodeSet::only(0);
         let late = Late { broken_until: at(0), open: NodeSet::NONE, open_until: at(0) };
         let grant = Grant { token: FencingToken(1), votes, provisional: false, late, nodes, in_line: false };
-        Lease::open(claim, &grant)
+        Lease::open(claim, &grant, Hold::since(at(0)))
     }
 
     #[test]

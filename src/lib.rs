@@ -63,6 +63,26 @@
 //! UPDATE orders SET state = 'paid', fence = :token WHERE id = 42 AND fence <= :token
 //! ```
 //!
+//! # Watching
+//!
+//! Who holds what, who waits, and how close it gets:
+//!
+//! ```no_run
+//! # use distlock::RedisMgr;
+//! # fn main() -> distlock::Result<()> {
+//! # let mgr = RedisMgr::instance()?;
+//! for lock in mgr.locks("orders:*")? {
+//!     println!("{lock}"); // its holder, since when, and how many wait
+//! }
+//! println!("{}", mgr.metrics()); // counts and times of this process, as a table
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`Config::events`] has a [`HandleEvent`] told of everything that happens to a lock: attempted, contended, acquired,
+//! renewed, in danger, lost, released. The feature `metrics` feeds the counters and times to the
+//! [`metrics`](https://docs.rs/metrics) facade, and `tracing` makes a span of each wait and each hold.
+//!
 //! # How it works
 //!
 //! A lock is a string key with an expiry, its value the holder's [`LockId`]. All that must be atomic happens in short
@@ -71,9 +91,10 @@
 //! wakes exactly one thread, waiting costs no polling and no pooled connection, and a dead waiter costs nobody
 //! anything.
 //!
-//! A manager runs two threads besides the callers', and short ones that connect to several nodes: the lock renewer, which renews all locks of the manager in batches
-//! over a connection of its own, and a worker of the connection pool. Grants are heard by the threads that wait: one of
-//! them reads the channel for all.
+//! A manager runs two threads besides the callers': the lock renewer, which renews all locks of the manager in batches
+//! over a connection of its own, and a worker of the connection pool. Where there are handlers of events there is a third
+//! for them, and short ones connect to several nodes. Grants are heard by the threads that wait: one of them reads the
+//! channel for all.
 //!
 //! A holder believes in its lock until a local deadline: the moment *before* its last confirmed request was sent, plus
 //! the time to live, minus a margin of a hundredth and 2 ms for the drift of clocks. The clock goes on while the
@@ -125,32 +146,43 @@ mod answer;
 mod clock;
 mod config;
 mod error;
+mod event;
 mod grant;
 mod guard;
 mod holder;
 mod id;
 mod key;
 mod lease;
+mod lock_info;
 mod manager;
+mod metrics;
 mod node;
+mod observer;
 mod redlock;
 mod reentrant;
 mod released;
 mod renewer;
 mod service;
 mod text;
+mod token;
 
 pub use crate::{
     answer::{NodeAnswer, Vote},
     config::{Config, LockOptions},
     error::{Action, LockError, LockLost, Result},
-    grant::FencingToken,
+    event::{
+        AcquiredEvent, AttemptedEvent, ContendedEvent, DangerEvent, FailedEvent, HandleEvent, LostEvent,
+        ReconnectedEvent, ReleasedEvent, RenewalFailedEvent, RenewedEvent, ServerChangedEvent, TimedOutEvent,
+    },
     guard::LockGuard,
     holder::Holder,
     id::{LockId, ParseLockIdError, generate_lock_id},
+    lock_info::{LockInfo, Waiter},
     manager::{PooledConnection, RedisMgr},
+    metrics::{LockMetrics, Metrics, Timing},
     reentrant::ReentrantGuard,
     released::Released,
+    token::FencingToken,
 };
 
 /// Compiles the program in the README.

@@ -14,6 +14,8 @@ use crate::{
     error::{LockError, Result},
     guard::LockGuard,
     holder::Holder,
+    lock_info::LockInfo,
+    metrics::Metrics,
     node::Connection,
     redlock::Pooled,
     reentrant::ReentrantGuard,
@@ -225,6 +227,60 @@ impl RedisMgr {
         Ok(self.holder(name)?.is_some())
     }
 
+    /// The locks that are held now and whose names match `pattern`, sorted by name: with their holders, and who waits.
+    /// Changes nothing.
+    ///
+    /// The pattern is a glob, as Redis has it, over the names without their prefix: `*` is any text, `?` any byte,
+    /// `[a-c]` one of some, and a backslash takes the meaning from the next byte. Locks of other clients under the prefix
+    /// are told too. Under an empty prefix, where a key can be anybody's data, only locks of this library are.
+    ///
+    /// The server is asked in many small steps (`SCAN`, then a hundred locks at a time), so that others are served in
+    /// between. It blocks until all keys of the database have been looked at, and holds one pooled connection. What is
+    /// taken or given up meanwhile may be told or not. Of the line of each lock the first 100 are told, or
+    /// fewer when they are many altogether; see [`lock_info`](Self::lock_info).
+    ///
+    /// Of several nodes, the locks of all that answer are told, with [`LockInfo::is_certain`] saying whether a quorum
+    /// agrees on the holder.
+    ///
+    /// ```no_run
+    /// # fn main() -> distlock::Result<()> {
+    /// for lock in distlock::RedisMgr::instance()?.locks("*")? {
+    ///     println!("{lock}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::InvalidName`] when the pattern is longer than any name, [`LockError::Unavailable`],
+    /// [`LockError::NoQuorum`], [`LockError::PoolExhausted`], or [`LockError::Refused`] when the server cannot be asked:
+    /// its user also needs the rights `+scan` and `+lrange`.
+    pub fn locks(&self, pattern: &str) -> Result<Vec<LockInfo>> {
+        self.service.core()?.locks(pattern)
+    }
+
+    /// What can be seen of one lock: its holder, and the first 1,000 of those who wait, in order; `None` when nobody holds
+    /// it. Blocks for a round trip. Changes nothing.
+    ///
+    /// ```no_run
+    /// # fn main() -> distlock::Result<()> {
+    /// if let Some(lock) = distlock::RedisMgr::instance()?.lock_info("orders:42")? {
+    ///     println!("{}", lock.holder());
+    ///     lock.waiters().iter().for_each(|waiter| println!("  then {waiter}"));
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`holder`](Self::holder), and [`LockError::WrongType`] when the key holds something else than a lock.
+    pub fn lock_info(&self, name: &str) -> Result<Option<LockInfo>> {
+        let core = self.service.core()?;
+        core.lock_info(&core.key(name)?)
+    }
+
     /// Takes the lock away from whoever holds it now, and hands it to the next waiter; true if it did. False when nobody
     /// held it, when it changed hands meanwhile, or when the holder calls itself by more than 512 bytes. The former
     /// holder learns of it at its next renewal, and may go on working until then: this is for operators.
@@ -236,6 +292,28 @@ impl RedisMgr {
         let core = self.service.core()?;
         let key = core.key(name)?;
         core.force_release(&key)
+    }
+
+    /// [`force_release`](Self::force_release), but only from the holder with this identifier, which is looked at and taken
+    /// away in one step: nobody else loses the lock if it has changed hands since somebody looked. Blocks for a round
+    /// trip, at most for one [operation timeout](Config::operation_timeout).
+    ///
+    /// ```no_run
+    /// # fn main() -> distlock::Result<()> {
+    /// let mgr = distlock::RedisMgr::instance()?;
+    /// if let Some(stuck) = mgr.holder("orders:42")? {
+    ///     println!("{:?}", mgr.force_release_if("orders:42", stuck.id())?);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`LockGuard::release`].
+    pub fn force_release_if(&self, name: &str, id: &str) -> Result<Released> {
+        let core = self.service.core()?;
+        core.release(&core.key(name)?, id, false)
     }
 
     /// Asks the server whether it is there, and returns how long the answer took: for a check at start-up.
@@ -275,6 +353,20 @@ impl RedisMgr {
     /// left to expire.
     pub fn shutdown(&self) {
         self.service.shutdown();
+    }
+
+    /// What this manager has counted since it was made, and how long things took: a copy, which prints as a table.
+    /// It always counts. Takes some microseconds for each lock that it tells, and no round trip; also works after a
+    /// [`shutdown`](Self::shutdown). Empty in a forked child.
+    ///
+    /// ```no_run
+    /// # fn main() -> distlock::Result<()> {
+    /// println!("{}", distlock::RedisMgr::instance()?.metrics());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn metrics(&self) -> Metrics {
+        self.service.metrics()
     }
 
     /// The server, as errors call it.

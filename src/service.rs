@@ -18,15 +18,19 @@ use crate::{
     clock::{self, Moment},
     config::{LockOptions, Settings},
     error::{Action, LockError, LockLost, Result},
+    event::{AcquiredEvent, ReleasedEvent},
     grant::Claim,
     holder::Holder,
     id::generate_lock_id,
-    key::LockKey,
+    key::{LockKey, MAX_NAME_BYTES},
     lease::{End, Lease},
+    lock_info::LockInfo,
+    metrics::Metrics,
     node::{Failure, Reason, calls::Inspected},
-    redlock::{Ending, Leaving, NodeSet, Pooled, Redlock, Slip, Trouble},
+    observer::{Hold, Observer, Wait},
+    redlock::{Ending, Leaving, Look, NodeSet, Pooled, Redlock, Slip, Trouble, label},
     released::Released,
-    renewer::{LockRenewer, Registration, Upkeep},
+    renewer::{LockRenewer, Registration, Upkeep, tell_loss},
 };
 
 /// How long a release waits for a pooled connection before it takes another way.
@@ -65,7 +69,9 @@ impl Service {
         static STARTED: AtomicU64 = AtomicU64::new(0);
         let no_thread = |purpose| move |cause| LockError::NoThread { purpose, cause };
         let Settings { ref endpoints, pool_size, operation_timeout, spin, quarantine, .. } = settings;
-        let redlock = Redlock::new(endpoints, pool_size, operation_timeout, spin, quarantine)
+        let handlers = settings.handlers.clone();
+        let observer = Observer::start(handlers, label(endpoints)).map_err(no_thread("event handlers"))?;
+        let redlock = Redlock::new(endpoints, pool_size, operation_timeout, spin, quarantine, observer)
             .ok_or_else(|| no_thread("connection pool")(std::io::ErrorKind::WouldBlock.into()))?;
         let redlock = Arc::new(redlock);
         if redlock.len() > 1 {
@@ -93,6 +99,14 @@ impl Service {
     /// Differs between the services of a process.
     pub(crate) fn number(&self) -> u64 {
         self.number
+    }
+
+    /// What was counted; nothing in a forked child, where the tables may be locked by a thread that is not there.
+    pub(crate) fn metrics(&self) -> Metrics {
+        match &self.core {
+            Some(core) if self.in_own_process() => core.redlock.observer().metrics(),
+            _ => Metrics::default(),
+        }
     }
 
     pub(crate) fn server(&self) -> &str {
@@ -148,16 +162,22 @@ impl Core {
     pub(crate) fn take(&self, name: &str, options: &LockOptions) -> Result<Kept> {
         let terms = self.settings.terms(options)?;
         let claim = Claim { key: self.key(name)?, id: generate_lock_id(), ttl: terms.ttl };
-        let grant = match self.acquirer.run(&claim, terms.wait) {
-            Ok(grant) => grant,
+        let observer = self.redlock.observer();
+        observer.attempted(name, &claim.id, terms.wait);
+        let wait = Wait::begin(name, &claim.id);
+        let (grant, contended) = match self.acquirer.run(&claim, terms.wait) {
+            Ok(granted) => granted,
             Err(failed) => {
                 if let Some(leftover) = &failed.leftover {
                     self.withdraw(&claim, &leftover.waiter, leftover.nodes, leftover.late_until);
                 }
+                observer.not_acquired(name, &claim.id, wait.end("not acquired"), &failed.error);
                 return Err(failed.error);
             }
         };
-        let lease = Arc::new(Lease::open(claim, &grant));
+        let waited = wait.end("acquired");
+        let hold = Hold::begin(name, &claim.id, grant.token.0);
+        let lease = Arc::new(Lease::open(claim, &grant, hold));
         let upkeep = Upkeep {
             votes: grant.votes,
             renew: terms.renew,
@@ -165,10 +185,20 @@ impl Core {
             hold_until: terms.max_hold.map_or(Moment::NEVER, |limit| clock::now().saturating_add(limit)),
         };
         match self.renewer.keep(&lease, upkeep) {
-            Some(registration) => Ok(Kept { lease, registration }),
+            Some(registration) => {
+                observer.acquired(AcquiredEvent {
+                    lock: name,
+                    id: &lease.claim.id,
+                    token: lease.token,
+                    waited,
+                    contended,
+                });
+                Ok(Kept { lease, registration })
+            }
             None => {
                 // Shut down in between. The lock goes back as if it had never been ours, or expires.
                 let _ = self.release_claim(&lease, true, self.operation_timeout()).0;
+                observer.not_acquired(name, &lease.claim.id, waited, &LockError::Shutdown);
                 Err(LockError::Shutdown)
             }
         }
@@ -180,10 +210,12 @@ impl Core {
         let Kept { lease, registration } = kept;
         let was_held = lease.is_held(clock::now()) && lease.end(End::Released);
         drop(registration);
+        self.tell_loss(&lease);
         if lease.ended() == Some(End::Lost(LockLost::Shutdown)) {
             // The shutdown has released it, or left it to expire.
             return Err(LockError::Shutdown);
         }
+        let held = lease.hold.held(clock::now());
         let (outcome, released) = self.release_claim(&lease, was_held, patience);
         // A request that is still under way would find the lock free, and take it for nobody.
         let (now, late) = (clock::now(), lease.late);
@@ -194,12 +226,39 @@ impl Core {
         } else if now < late.open_until && !open.is_empty() {
             self.renewer.undo(&lease.claim, "", open, late.open_until);
         }
+        if was_held {
+            self.tell_release(&lease, held, &outcome);
+        }
         outcome
+    }
+
+    fn tell_loss(&self, lease: &Lease) {
+        if let Some(End::Lost(_)) = lease.ended() {
+            lease.hold.end("lost");
+            tell_loss(self.redlock.observer(), lease);
+        }
+    }
+
+    /// Tells how a lock went in which its holder believed until now. The server may know better.
+    fn tell_release(&self, lease: &Lease, held: Duration, outcome: &Result<Released>) {
+        let (observer, lock, id, token) =
+            (self.redlock.observer(), lease.claim.key.name(), &lease.claim.id, lease.token);
+        let why = match outcome {
+            Ok(Released::Gone) => LockLost::Gone,
+            Ok(Released::OwnedByOther(by)) => LockLost::Taken { by: Box::new(by.clone()) },
+            Ok(Released::Released) | Err(_) => {
+                lease.hold.end("released");
+                return observer.released(ReleasedEvent { lock, id, token, held, confirmed: outcome.is_ok() });
+            }
+        };
+        lease.hold.end("lost");
+        observer.lost(lock, id, token, &why, held);
     }
 
     /// The same for a holder who does not ask how it went: a lock that is known to be lost is not released again.
     pub(crate) fn let_go(&self, kept: Kept, patience: Duration) -> Result<()> {
         let held = kept.lease.is_held(clock::now());
+        self.tell_loss(&kept.lease);
         match kept.lease.ended() {
             None if held => self.give_up(kept, patience).map(drop),
             None | Some(End::Lost(LockLost::Expired | LockLost::MaxHold)) => {
@@ -241,11 +300,31 @@ impl Core {
         match self.redlock.inspect(key).map_err(failed)? {
             Inspected::Held(holder) => Ok(Some(holder)),
             Inspected::Free => Ok(None),
-            Inspected::WrongType => Err(LockError::WrongType {
-                name: key.name().to_owned(),
-                key: key.lock().to_owned(),
-                server: self.redlock.label().clone(),
-            }),
+            Inspected::WrongType => Err(self.wrong_type(key)),
+        }
+    }
+
+    fn wrong_type(&self, key: &LockKey) -> LockError {
+        let (name, key) = (key.name().to_owned(), key.lock().to_owned());
+        LockError::WrongType { name, key, server: self.redlock.label().clone() }
+    }
+
+    /// The locks whose names match.
+    pub(crate) fn locks(&self, pattern: &str) -> Result<Vec<LockInfo>> {
+        if pattern.len() > MAX_NAME_BYTES {
+            let reason = format!("the pattern has {} bytes, and names have at most {MAX_NAME_BYTES}", pattern.len());
+            return Err(LockError::InvalidName { reason });
+        }
+        let failed = |trouble| self.redlock.error(trouble, Action::Inspect, None);
+        self.redlock.locks(&self.settings.prefix, pattern).map_err(failed)
+    }
+
+    pub(crate) fn lock_info(&self, key: &LockKey) -> Result<Option<LockInfo>> {
+        let failed = |trouble| self.redlock.error(trouble, Action::Inspect, Some(key.name()));
+        match self.redlock.look_at(key).map_err(failed)? {
+            Look::Held(lock) => Ok(Some(lock)),
+            Look::Free => Ok(None),
+            Look::WrongType => Err(self.wrong_type(key)),
         }
     }
 
@@ -343,5 +422,6 @@ impl Core {
         self.renewer.stop(clock::now().saturating_add(patience));
         drop(kept);
         self.redlock.close();
+        self.redlock.observer().close();
     }
 }

@@ -17,13 +17,14 @@ use super::{
 use crate::{
     clock::{self, Moment},
     error::{Action, LockError},
-    grant::{Claim, FencingToken, Grant, Late, deadline_from, deadline_of_grant},
+    grant::{Claim, Grant, Late, deadline_from, deadline_of_grant},
     holder::Holder,
     node::{
         Failure, Reason,
         calls::{Acquired, Mode},
     },
     redlock::{NodeSet, Slip, Trouble, Verdict, Vote, Votes, agreed_token},
+    token::FencingToken,
 };
 
 /// So often a caller who does not want to wait asks again when the votes were split, and nobody got the lock.
@@ -64,6 +65,8 @@ pub(super) struct Attempt<'a> {
     /// Nothing but failures has come back since the last answer.
     pub(super) trouble: Option<Struggle>,
     holder: Option<Holder>,
+    /// Somebody was seen to stand in the way.
+    pub(super) contended: bool,
     /// The server's time when it last told us that we were in line: whatever it granted before is void.
     queued_at_us: u64,
 }
@@ -105,6 +108,7 @@ impl<'a> Attempt<'a> {
             losses: 0,
             trouble: None,
             holder: None,
+            contended: false,
             queued_at_us: 0,
         }
     }
@@ -248,6 +252,10 @@ impl<'a> Attempt<'a> {
             return Err(self.wrong_type());
         }
         if let Some(holder) = ballot.holder() {
+            if !self.contended {
+                self.contended = true;
+                self.on.redlock.observer().contended(self.claim.key.name(), &self.claim.id, &holder);
+            }
             self.holder =
                 Some(if self.several() && ballot.is_full() { holder.said_by(ballot.answers(self.on)) } else { holder });
         }

@@ -48,13 +48,15 @@ pub(crate) struct Leftover {
 }
 
 impl Acquirer {
-    /// Takes the lock, waiting for at most `wait`; returns by then plus one operation timeout.
-    pub(crate) fn run(&self, claim: &Claim, wait: Option<Duration>) -> Result<Grant, Box<NotAcquired>> {
+    /// Takes the lock, waiting for at most `wait`; returns by then plus one operation timeout. Also tells whether somebody
+    /// stood in the way.
+    pub(crate) fn run(&self, claim: &Claim, wait: Option<Duration>) -> Result<(Grant, bool), Box<NotAcquired>> {
         let mut attempt = Attempt::new(self, claim, wait);
         let outcome = attempt.run();
         if attempt.several() {
             self.crowd.remember(claim.key.lock(), attempt.has_lost());
         }
+        let outcome = outcome.map(|grant| (grant, attempt.contended));
         outcome.map_err(|error| Box::new(NotAcquired { error, leftover: attempt.leftover() }))
     }
 

@@ -35,6 +35,8 @@ pub(crate) struct Connection {
     spin_max: Duration,
     /// Users' own commands went over it.
     lent: bool,
+    /// When the socket was opened that broke, until the next one is there.
+    broken: Option<Moment>,
     /// Whether a new connection has to find out who is at the other end.
     examine: bool,
 }
@@ -65,6 +67,7 @@ impl Connection {
             timeout,
             spin_max,
             lent: false,
+            broken: None,
             examine,
         }
     }
@@ -82,12 +85,20 @@ impl Connection {
     pub(crate) fn retire_if_lent(&mut self) {
         if std::mem::take(&mut self.lent) {
             self.poison();
+            self.broken = None;
         }
     }
 
     /// Closes the socket; the next use opens another.
     pub(crate) fn poison(&mut self) {
-        self.link = None;
+        if let Some(link) = self.link.take() {
+            self.broken = Some(link.opened_at);
+        }
+    }
+
+    /// When the socket was opened that broke, if one did since this was last asked.
+    pub(crate) fn take_broken(&mut self) -> Option<Moment> {
+        self.broken.take()
     }
 
     /// Whether the peer has not closed it, as far as this side knows.

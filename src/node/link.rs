@@ -19,6 +19,7 @@ pub(super) struct Link {
     pub(super) socket: Socket,
     parser: Parser,
     armed: Duration,
+    pub(super) opened_at: Moment,
     pub(super) used_at: Moment,
     /// How long the first byte of an answer usually takes.
     typical: Duration,
@@ -36,6 +37,7 @@ impl Link {
             socket,
             parser: Parser::new(),
             armed: Duration::ZERO,
+            opened_at: now,
             used_at: now,
             typical: Duration::ZERO,
             owed: 0,

@@ -13,6 +13,7 @@ mod resolve;
 mod roster;
 mod script;
 mod socket;
+pub(crate) mod survey;
 mod wire;
 
 pub(crate) use self::{

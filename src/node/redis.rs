@@ -21,6 +21,7 @@ use super::{
 };
 use crate::{
     clock::{self, Moment},
+    observer::Observer,
     text::Span,
 };
 
@@ -42,6 +43,8 @@ pub(crate) struct RedisNode {
     endpoint: Arc<Endpoint>,
     operation_timeout: Duration,
     spin_max: Duration,
+    observer: Arc<Observer>,
+    contact: Mutex<Contact>,
     /// The last exchange that told the server's time, on whatever connection.
     reading: Mutex<Option<Reading>>,
     /// Its place among several nodes; a node that stands alone is taken as it is.
@@ -53,6 +56,15 @@ pub(crate) struct RedisNode {
     spare: Mutex<Option<Connection>>,
 }
 
+/// Whether the server can be reached, so that each outage is told of once, however many connections it breaks.
+#[derive(Debug)]
+struct Contact {
+    /// When it was first noticed that it is away.
+    away_since: Option<Moment>,
+    /// When it was last there again.
+    mended_at: Moment,
+}
+
 #[derive(Debug)]
 struct Place {
     index: usize,
@@ -60,11 +72,18 @@ struct Place {
 }
 
 impl RedisNode {
-    pub(crate) fn new(endpoint: Arc<Endpoint>, operation_timeout: Duration, spin_max: Duration) -> RedisNode {
+    pub(crate) fn new(
+        endpoint: Arc<Endpoint>,
+        operation_timeout: Duration,
+        spin_max: Duration,
+        observer: Arc<Observer>,
+    ) -> RedisNode {
         RedisNode {
             endpoint,
             operation_timeout,
             spin_max,
+            observer,
+            contact: Mutex::new(Contact { away_since: None, mended_at: Moment::from_nanos(0) }),
             reading: Mutex::new(None),
             place: None,
             rests_until: AtomicU64::new(0),
@@ -124,12 +143,21 @@ impl RedisNode {
 
     /// Makes sure of a connection.
     pub(crate) fn connect(&self, connection: &mut Connection, deadline: Moment) -> Result<(), Failure> {
-        let Some(greeting) = connection.connect(deadline)? else { return Ok(()) };
+        let connected = connection.connect(deadline);
+        self.note_contact(connection.take_broken(), &connected);
+        let Some(greeting) = connected? else { return Ok(()) };
         let Greeting { reading, identity } = greeting;
         // A new connection may lead to another server with another clock.
         *self.reading.lock() = Some(reading);
         if let (Some(place), Some(identity)) = (&self.place, identity) {
-            let finding = place.roster.lock().meet(place.index, &identity);
+            let (replaced, finding) = {
+                let mut roster = place.roster.lock();
+                (roster.knew_another(place.index, &identity), roster.meet(place.index, &identity))
+            };
+            let quarantine = if let Finding::Quarantined(left) = finding { Some(left) } else { None };
+            if replaced || quarantine.is_some() {
+                self.observer.server_changed(self.label(), replaced, quarantine);
+            }
             let unfit = match finding {
                 Finding::Fit => return Ok(()),
                 Finding::Quarantined(left) => {
@@ -144,6 +172,24 @@ impl RedisNode {
             return Err(Failure { sent: false, reason: Reason::Unfit(unfit) });
         }
         Ok(())
+    }
+
+    /// Tells when the server is there again. A connection that broke, but had been made before that was last told, broke
+    /// in the same outage.
+    fn note_contact(&self, broken: Option<Moment>, connected: &Result<Option<Greeting>, Failure>) {
+        let now = clock::now();
+        let mut contact = self.contact.lock();
+        if broken.is_some_and(|opened_at| opened_at >= contact.mended_at) || connected.is_err() {
+            contact.away_since.get_or_insert(now);
+        }
+        if !matches!(connected, Ok(Some(_))) {
+            return;
+        }
+        if let Some(since) = contact.away_since.take() {
+            contact.mended_at = now;
+            drop(contact);
+            self.observer.reconnected(self.label(), now.after(since));
+        }
     }
 
     /// For how long its votes do not count yet, at `now`.

@@ -42,6 +42,12 @@ impl Roster {
         Roster { nodes: labels.map(member).collect(), quarantine }
     }
 
+    /// Whether another run was met at a node before.
+    pub(crate) fn knew_another(&self, node: usize, identity: &Identity) -> bool {
+        let run = self.nodes.get(node).and_then(|member| member.run.as_ref());
+        run.is_some_and(|run| *run != identity.run)
+    }
+
     /// A new connection has found out which server a node is.
     pub(crate) fn meet(&mut self, node: usize, identity: &Identity) -> Finding {
         if !identity.is_master {

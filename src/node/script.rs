@@ -32,6 +32,7 @@ fn hash(text: &str) -> String {
 pub(super) static ACQUIRE: Script = script!(1, "shared.lua", "acquire.lua");
 pub(super) static RELEASE: Script = script!(2, "shared.lua", "release.lua");
 pub(super) static RENEW: Script = script!(4, "renew.lua");
+pub(super) static SURVEY: Script = script!(16, "survey.lua");
 pub(super) static INSPECT: Script = script!(8, "shared.lua", "inspect.lua");
 
 /// How a server is told which script is meant.

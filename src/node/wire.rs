@@ -66,6 +66,11 @@ pub(crate) fn line(reply: &Value) -> Option<Cow<'_, str>> {
 pub(crate) struct Fields<'a>(&'a str);
 
 impl<'a> Fields<'a> {
+    /// Without a nonce: it stood before.
+    pub(crate) fn of(line: &'a str) -> Fields<'a> {
+        Fields(line)
+    }
+
     /// Checks the nonce; returns the tag and what follows it.
     pub(crate) fn open(line: &'a str, nonce: u64) -> Option<(&'a str, Fields<'a>)> {
         let mut fields = Fields(line);

@@ -8,6 +8,7 @@ mod pool;
 mod quorum;
 mod release;
 mod scatter;
+mod survey;
 mod trouble;
 
 use std::{fmt, io, sync::Arc, time::Duration};
@@ -21,12 +22,14 @@ pub(crate) use self::{
     quorum::{AtomicNodeSet, NodeSet, Verdict, Vote, Votes, quorum, token as agreed_token},
     release::{Ending, Leaving},
     scatter::{Ballot, Round, Slip},
+    survey::Look,
     trouble::Trouble,
 };
 use crate::{
     clock::{self, Moment},
     error::{Action, LockError},
     node::{Call, Endpoint, Failure, Reason, RedisNode, Roster, calls::Ping},
+    observer::Observer,
 };
 
 /// Several nodes are asked for a token this much above their clocks, so that all of them give the same one at once.
@@ -40,6 +43,7 @@ pub(crate) struct Redlock {
     pool: ConnectionPool,
     label: Arc<str>,
     operation_timeout: Duration,
+    observer: Arc<Observer>,
 }
 
 impl Redlock {
@@ -50,22 +54,19 @@ impl Redlock {
         operation_timeout: Duration,
         spin_max: Duration,
         quarantine: Duration,
+        observer: Arc<Observer>,
     ) -> Option<Redlock> {
         let labels = || endpoints.iter().map(|endpoint| endpoint.label.clone());
         let roster = Arc::new(Mutex::new(Roster::new(labels(), quarantine)));
         let node = |(index, endpoint): (usize, &Arc<Endpoint>)| {
             // With several answers under way a thread that spins takes the core from whoever is to send them.
             let spin_max = if endpoints.len() > 1 { Duration::ZERO } else { spin_max };
-            let node = RedisNode::new(endpoint.clone(), operation_timeout, spin_max);
+            let node = RedisNode::new(endpoint.clone(), operation_timeout, spin_max, observer.clone());
             Arc::new(if endpoints.len() > 1 { node.among(index, roster.clone()) } else { node })
         };
         let nodes: Arc<[_]> = endpoints.iter().enumerate().map(node).collect();
         let pool = ConnectionPool::new(nodes.clone(), pool_size)?;
-        let label = match endpoints {
-            [one] => one.label.clone(),
-            _ => labels().map(|label| label.to_string()).collect::<Vec<_>>().join(", ").into(),
-        };
-        Some(Redlock { nodes, pool, label, operation_timeout })
+        Some(Redlock { nodes, pool, label: label(endpoints), operation_timeout, observer })
     }
 
     /// Connects to the nodes, to refuse those that cannot be nodes; one that is away is looked at when it comes back.
@@ -130,6 +131,11 @@ impl Redlock {
         &self.label
     }
 
+    /// Whom to tell what happens.
+    pub(crate) fn observer(&self) -> &Observer {
+        &self.observer
+    }
+
     pub(crate) fn operation_timeout(&self) -> Duration {
         self.operation_timeout
     }
@@ -192,6 +198,14 @@ impl Redlock {
 impl fmt::Debug for Redlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Redlock").field("nodes", &self.nodes).finish_non_exhaustive()
+    }
+}
+
+/// The nodes as sentences call them.
+pub(crate) fn label(endpoints: &[Arc<Endpoint>]) -> Arc<str> {
+    match endpoints {
+        [one] => one.label.clone(),
+        several => several.iter().map(|endpoint| &*endpoint.label).collect::<Vec<_>>().join(", ").into(),
     }
 }
 

@@ -20,7 +20,8 @@ use self::{
 use crate::{
     clock::{self, Moment},
     grant::Claim,
-    lease::Lease,
+    lease::{End, Lease},
+    observer::Observer,
     redlock::{Ending, LATE_SLACK, NodeSet, Redlock},
 };
 
@@ -146,6 +147,16 @@ impl LockRenewer {
             // It catches its panics; there is nothing to hear from it.
             let _ = thread.join();
         }
+    }
+}
+
+/// Tells how a lease was lost, unless it was not, or somebody has: the first who notices does.
+pub(crate) fn tell_loss(observer: &Observer, lease: &Lease) {
+    if let Some(End::Lost(why)) = lease.ended()
+        && lease.is_untold()
+    {
+        let (claim, held) = (&lease.claim, lease.hold.held(clock::now()));
+        observer.lost(claim.key.name(), &claim.id, lease.token, &why, held);
     }
 }
 

@@ -1,11 +1,14 @@
 //! Which lease is renewed when, retried when, and lost when. Pure: `now` comes in, decisions go out.
 
+mod danger;
+
 use std::{
     collections::{BTreeSet, HashMap},
     sync::Arc,
     time::Duration,
 };
 
+use self::danger::half_way;
 use crate::{
     clock::Moment,
     lease::Lease,
@@ -46,6 +49,8 @@ struct Entry {
     hold_until: Moment,
     /// Where the entry stands among the ends.
     end_at: Moment,
+    /// When half of the validity will be over; `NEVER` when that has been told.
+    danger_at: Moment,
 }
 
 /// Why a lease is over.
@@ -60,6 +65,9 @@ pub(crate) struct Schedule {
     entries: HashMap<Generation, Entry>,
     renewals: BTreeSet<(Moment, Generation)>,
     ends: BTreeSet<(Moment, Generation)>,
+    /// When leases come into danger whose renewal has been tried, and has not been confirmed. Others are not listed: most
+    /// locks are given up before their first renewal.
+    dangers: BTreeSet<(Moment, Generation)>,
     last: u64,
 }
 
@@ -78,8 +86,10 @@ impl Schedule {
         };
         let Upkeep { votes, renew, hold_until, .. } = upkeep;
         let end_at = lease.deadline().min(hold_until);
+        let danger_at = if renew { half_way(now, lease.deadline()) } else { Moment::NEVER };
         self.ends.insert((end_at, generation));
-        self.entries.insert(generation, Entry { lease, votes, renew, renew_at: Moment::NEVER, hold_until, end_at });
+        let entry = Entry { lease, votes, renew, renew_at: Moment::NEVER, hold_until, end_at, danger_at };
+        self.entries.insert(generation, entry);
         self.renew_at(generation, renew_at);
         generation
     }
@@ -89,6 +99,7 @@ impl Schedule {
         let entry = self.entries.remove(&generation)?;
         self.renewals.remove(&(entry.renew_at, generation));
         self.ends.remove(&(entry.end_at, generation));
+        self.dangers.remove(&(entry.danger_at, generation));
         Some(entry.lease)
     }
 
@@ -112,7 +123,7 @@ impl Schedule {
         due.into_iter()
             .filter_map(|generation| {
                 self.renew_at(generation, Moment::NEVER);
-                Some((generation, self.entries.get(&generation)?.lease.clone()))
+                Some((generation, self.watch_danger(generation)?))
             })
             .collect()
     }
@@ -165,7 +176,9 @@ impl Schedule {
     pub(crate) fn renewed(&mut self, generation: Generation, sent: Moment) {
         if let Some(entry) = self.entries.get(&generation) {
             let next = sent.saturating_add(entry.lease.claim.ttl / RENEWALS_PER_TTL);
+            let danger_at = if entry.renew { half_way(sent, entry.lease.deadline()) } else { Moment::NEVER };
             self.renew_at(generation, if entry.renew { next } else { Moment::NEVER });
+            self.move_danger(generation, danger_at);
             self.watch_end(generation);
         }
     }
@@ -188,6 +201,7 @@ impl Schedule {
     pub(crate) fn take_all(&mut self) -> Vec<Arc<Lease>> {
         self.renewals.clear();
         self.ends.clear();
+        self.dangers.clear();
         self.entries.drain().map(|(_, entry)| entry.lease).collect()
     }
 
@@ -222,23 +236,25 @@ fn up_to(order: &BTreeSet<(Moment, Generation)>, moment: Moment) -> Vec<Generati
 mod tests {
     use super::*;
     use crate::{
-        grant::{Claim, FencingToken, Grant, Late},
+        grant::{Claim, Grant, Late},
         id::generate_lock_id,
         key::LockKey,
+        observer::Hold,
+        token::FencingToken,
     };
     use proptest::prelude::*;
 
-    fn at(millis: u64) -> Moment {
+    pub(super) fn at(millis: u64) -> Moment {
         Moment::from_nanos(millis * 1_000_000)
     }
 
-    fn lease(ttl_ms: u64, deadline_ms: u64) -> Arc<Lease> {
+    pub(super) fn lease(ttl_ms: u64, deadline_ms: u64) -> Arc<Lease> {
         let claim =
             Claim { key: LockKey::new("", "x").unwrap(), id: generate_lock_id(), ttl: Duration::from_millis(ttl_ms) };
         let (votes, nodes) = (kept_until(deadline_ms), NodeSet::only(0));
         let late = Late { broken_until: at(0), open: NodeSet::NONE, open_until: at(0) };
         let grant = Grant { token: FencingToken(1), votes, provisional: false, late, nodes, in_line: false };
-        Arc::new(Lease::open(claim, &grant))
+        Arc::new(Lease::open(claim, &grant, Hold::since(at(0))))
     }
 
     fn kept_until(deadline_ms: u64) -> Votes {
@@ -247,11 +263,11 @@ mod tests {
         votes
     }
 
-    fn renewed() -> Upkeep {
+    pub(super) fn renewed() -> Upkeep {
         Upkeep { votes: Votes::new(1), renew: true, provisional: false, hold_until: Moment::NEVER }
     }
 
-    fn generations(due: Vec<(Generation, Arc<Lease>)>) -> Vec<Generation> {
+    pub(super) fn generations(due: Vec<(Generation, Arc<Lease>)>) -> Vec<Generation> {
         due.into_iter().map(|(generation, _)| generation).collect()
     }
 

@@ -10,6 +10,7 @@ use std::{
 use super::{
     Errand, Shared,
     schedule::{Generation, Over},
+    tell_loss,
     undo::Undo,
 };
 use crate::{
@@ -34,16 +35,26 @@ pub(super) const BATCH_MIN: Duration = Duration::from_millis(50);
 const GLANCE: Duration = Duration::from_millis(100);
 
 /// What the thread found to do.
-enum Work {
-    Step(Step),
-    Stop,
-}
-
 struct Step {
     over: Vec<(Arc<Lease>, Over)>,
+    dangers: Vec<Arc<Lease>>,
     renew: Vec<(Generation, Arc<Lease>)>,
     undo: Option<(Undo, Duration)>,
     errands: Vec<Errand>,
+}
+
+/// What was taken down about one lock.
+struct Settled {
+    /// The nodes that do not keep it, and nobody else there.
+    missing: NodeSet,
+    /// It has to be asked for again soon.
+    unconfirmed: bool,
+}
+
+impl Settled {
+    fn over() -> Settled {
+        Settled { missing: NodeSet::NONE, unconfirmed: false }
+    }
 }
 
 pub(super) struct Worker {
@@ -85,6 +96,22 @@ impl Desk {
         if lease.end(End::Lost(why.clone())) {
             log::warn!("lock {} of {} is lost: {why}", Quoted(lease.claim.key.name()), self.redlock.label());
         }
+        tell_loss(self.redlock.observer(), lease);
+    }
+
+    fn tell_failure(&self, failed: &[&Arc<Lease>], why: &Arc<str>) {
+        let now = clock::now();
+        for lease in failed {
+            let (claim, left) = (&lease.claim, lease.deadline().after(now));
+            self.redlock.observer().renewal_failed(claim.key.name(), &claim.id, why, left);
+        }
+    }
+
+    fn tell_danger(&self, dangers: Vec<Arc<Lease>>, now: Moment) {
+        for lease in dangers {
+            let (claim, left) = (&lease.claim, lease.deadline().after(now));
+            self.redlock.observer().danger(claim.key.name(), &claim.id, left);
+        }
     }
 
     /// When a lease ends next, and until when the server may be talked to.
@@ -95,6 +122,8 @@ impl Desk {
 
     /// While an answer is out, holders of leases that run out are told.
     fn watch(&self, now: Moment) -> Option<Moment> {
+        let dangers = self.shared.state.lock().schedule.take_dangers(now);
+        self.tell_danger(dangers, now);
         let (end, stop) = self.limits();
         if now >= stop {
             return None;
@@ -114,23 +143,20 @@ impl Worker {
     }
 
     pub(super) fn run(mut self) {
-        loop {
-            match self.next() {
-                Work::Step(step) => {
-                    // A fault in here must not end the renewal of other locks. What it leaves under way is not
-                    // renewed again, and its holders are told at their deadlines.
-                    if catch_unwind(AssertUnwindSafe(|| self.act(step))).is_err() {
-                        self.links = self.desk.redlock.reserved();
-                        log::error!("the lock renewer met a defect of its own; please report it");
-                    }
-                }
-                Work::Stop => return self.finish(),
+        while let Some(step) = self.next() {
+            // A fault in here must not end the renewal of other locks. What it leaves under way is not renewed again,
+            // and its holders are told at their deadlines.
+            if catch_unwind(AssertUnwindSafe(|| self.act(step))).is_err() {
+                self.links = self.desk.redlock.reserved();
+                log::error!("the lock renewer met a defect of its own; please report it");
             }
         }
+        self.finish();
     }
 
     fn act(&mut self, step: Step) {
         self.desk.bury(step.over);
+        self.desk.tell_danger(step.dangers, clock::now());
         for errand in step.errands {
             self.run_errand(errand);
         }
@@ -140,21 +166,23 @@ impl Worker {
         }
     }
 
-    fn next(&self) -> Work {
+    /// `None` when it is time to end.
+    fn next(&self) -> Option<Step> {
         let mut state = self.desk.shared.state.lock();
         loop {
             if state.stop.is_some() {
-                return Work::Stop;
+                return None;
             }
             let now = clock::now();
             let over = state.schedule.take_over(now);
+            let dangers = state.schedule.take_dangers(now);
             let renew = state.schedule.take_due(now);
             let undo = state.undos.take_due(now);
             let errands = std::mem::take(&mut state.errands);
-            if !(over.is_empty() && renew.is_empty() && undo.is_none() && errands.is_empty()) {
-                return Work::Step(Step { over, renew, undo, errands });
+            if !(over.is_empty() && dangers.is_empty() && renew.is_empty() && undo.is_none() && errands.is_empty()) {
+                return Some(Step { over, dangers, renew, undo, errands });
             }
-            let until = state.schedule.earliest().min(state.undos.earliest());
+            let until = state.schedule.earliest().min(state.schedule.earliest_danger()).min(state.undos.earliest());
             state.asleep_until = Some(until);
             clock::park(&self.desk.shared.changed, &mut state, until);
             state.asleep_until = None;
@@ -223,29 +251,39 @@ impl Worker {
             }
             return true;
         }
+        let mut failed = Vec::new();
         let mut mending = self.desk.redlock.len() > 1;
         for (index, (generation, lease)) in batch.iter().enumerate() {
-            let missing = self.settle(*generation, lease, &ballot, index);
+            let Settled { missing, unconfirmed } = self.settle(*generation, lease, &ballot, index);
+            if unconfirmed {
+                failed.push(lease);
+            }
             if mending && !missing.is_empty() {
                 // Where a node does not answer in time, the next renewal is soon enough for the others too.
                 mending = self.mend(*generation, lease, missing);
             }
         }
+        let mut trouble = None;
         if !quorum {
-            let trouble = Trouble::of(&self.desk.redlock, ballot, |_| "renewed".into());
-            log::warn!("could not renew {} locks at {}: {trouble}", batch.len(), self.desk.redlock.label());
+            let why = Trouble::of(&self.desk.redlock, ballot, |_| "renewed".into()).to_string();
+            log::warn!("could not renew {} locks at {}: {why}", batch.len(), self.desk.redlock.label());
+            trouble = Some(why);
+        }
+        if !failed.is_empty() {
+            let why = trouble.unwrap_or_else(|| "too few nodes keep it".into());
+            self.desk.tell_failure(&failed, &why.into());
         }
         quorum
     }
 
-    /// Takes down what the nodes said about one lock of a batch. Returns those that do not keep it, and nobody else there.
+    /// Takes down what the nodes said about one lock of a batch.
     fn settle(
         &self,
         generation: Generation,
         lease: &Arc<Lease>,
         ballot: &Ballot<(u64, Vec<Renewed>)>,
         index: usize,
-    ) -> NodeSet {
+    ) -> Settled {
         let mut missing = NodeSet::NONE;
         let mut said = Vec::with_capacity(ballot.slips.len());
         let (mut confirmed, mut first_sent, mut why) = (0, Moment::NEVER, LockLost::Gone);
@@ -272,7 +310,7 @@ impl Worker {
         }
         let validity = self.desk.shared.state.lock().schedule.heard(generation, &said);
         // A lease that was released while its renewal was under way is not there any more, and that is no loss.
-        let Some(validity) = validity else { return NodeSet::NONE };
+        let Some(validity) = validity else { return Settled::over() };
         let Some(deadline) = validity else {
             let kept = self.desk.shared.state.lock().schedule.forget(generation);
             if kept.is_some() {
@@ -282,18 +320,24 @@ impl Worker {
                     self.desk.take_back(lease);
                 }
             }
-            return NodeSet::NONE;
+            return Settled::over();
         };
         let now = clock::now();
+        let margin = lease.deadline().after(now);
         // A confirmation that came too late is for `bury`: the deadline has passed.
         let alive = said.is_empty() || lease.revise(deadline, now);
         let mut state = self.desk.shared.state.lock();
-        if confirmed < self.desk.redlock.needed() {
+        let unconfirmed = confirmed < self.desk.redlock.needed();
+        let missing = if alive { missing.without(state.schedule.barred(generation)) } else { NodeSet::NONE };
+        if unconfirmed {
             state.schedule.failed(generation, now);
         } else if alive {
             state.schedule.renewed(generation, first_sent);
+            drop(state);
+            let (claim, took) = (&lease.claim, now.after(first_sent));
+            self.desk.redlock.observer().renewed(claim.key.name(), &claim.id, margin, took);
         }
-        if alive { missing.without(state.schedule.barred(generation)) } else { NodeSet::NONE }
+        Settled { missing, unconfirmed }
     }
 
     /// Asks over the renewer's own connections.
@@ -362,6 +406,7 @@ impl Worker {
         }
         for lease in &leases {
             lease.end(End::Lost(LockLost::Shutdown));
+            tell_loss(self.desk.redlock.observer(), lease);
         }
         let until = clock::now();
         let undos = undos.into_iter().chain(leases.iter().map(|lease| Undo {

@@ -31,6 +31,21 @@ fn a_url_that_cannot_be_served_is_refused_at_construction() {
 }
 
 #[test]
+fn a_password_can_come_apart_from_the_url_which_has_the_last_word() {
+    let server = RedisServer::builder().password("right").start();
+    let try_it = |url: String, password: &str| {
+        let config = impatient(url).password(password);
+        assert!(!format!("{config:?}").contains(password), "{config:?}");
+        RedisMgr::new(config).unwrap().ping()
+    };
+    let bare = format!("redis://{}", server.addr());
+    try_it(bare.clone(), "right").unwrap();
+    try_it(format!("redis://:right@{}", server.addr()), "wrong").unwrap();
+    let refused = try_it(bare, "not-this").unwrap_err();
+    assert!(refused.is_refused() && !format!("{refused} {refused:?}").contains("not-this"), "{refused:?}");
+}
+
+#[test]
 fn settings_out_of_range_are_refused_with_their_numbers() {
     let years = Duration::from_secs(1000 * 365 * 24 * 60 * 60);
     let url = || Config::new("redis://127.0.0.1:1");

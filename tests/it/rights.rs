@@ -116,3 +116,23 @@ fn waiters_that_may_not_be_told_find_out_by_looking() {
     guard.release().unwrap().unwrap_released();
     assert!(within(BOUNDED, "the wait", || waiting.join().unwrap().unwrap()).is_held());
 }
+
+/// Looking at many locks needs two more, and each is missed.
+#[test]
+fn looking_at_many_locks_needs_two_rights_more() {
+    const MORE: [&str; 2] = ["+scan", "+lrange"];
+    let server = RedisServer::start();
+    let ours = manager(&server);
+    let guard = ours.lock("x").unwrap();
+    let waiting = waiter(&server, &ours, "x");
+    let mgr = user(&server, RIGHTS.iter().chain(&MORE).copied());
+    assert_eq!(mgr.locks("*").unwrap()[0].waiters().len(), 1);
+    assert!(mgr.lock_info("x").unwrap().is_some());
+    for missing in MORE {
+        let mgr = user(&server, RIGHTS.iter().chain(&MORE).copied().filter(|right| *right != missing));
+        let error = mgr.locks("*").unwrap_err();
+        assert!(error.is_refused() && error.to_string().contains("grant the rights"), "{missing}: {error}");
+    }
+    drop(guard);
+    drop(waiting.join().unwrap().unwrap());
+}

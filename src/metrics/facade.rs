@@ -1,0 +1,159 @@
+//! What goes on to the `metrics` facade, with that feature; else nothing does.
+//!
+//! Names are in the style of OpenTelemetry (dots, the unit aside, seconds), and its `server.address` and `error.type` are
+//! used where they fit. The names of locks are not labels: there can be any number of them.
+
+#[cfg(not(feature = "metrics"))]
+pub(super) use self::off::{count, describe, failed, hold, lost, renewal, wait};
+#[cfg(feature = "metrics")]
+pub(super) use self::on::{count, describe, failed, hold, lost, renewal, wait};
+
+#[cfg(not(feature = "metrics"))]
+mod off {
+    use std::{sync::Arc, time::Duration};
+
+    use super::super::recorder::Count;
+    use crate::error::{LockError, LockLost};
+
+    pub(in super::super) fn describe() {}
+    pub(in super::super) fn count(_: Count, _: &Arc<str>) {}
+    pub(in super::super) fn failed(_: &LockError, _: &Arc<str>) {}
+    pub(in super::super) fn lost(_: &LockLost, _: &Arc<str>) {}
+    pub(in super::super) fn wait(_: Duration, _: &'static str, _: &Arc<str>) {}
+    pub(in super::super) fn hold(_: Duration, _: &'static str, _: &Arc<str>) {}
+    pub(in super::super) fn renewal(_: Duration, _: Duration, _: &Arc<str>) {}
+}
+
+#[cfg(feature = "metrics")]
+mod on {
+    use std::{
+        panic::{AssertUnwindSafe, catch_unwind},
+        sync::Arc,
+        time::Duration,
+    };
+
+    use metrics::{Unit, counter, describe_counter, describe_histogram, histogram};
+
+    use super::super::recorder::Count;
+    use crate::error::{LockError, LockLost};
+
+    const ERROR: &str = "error.type";
+    const OUTCOME: &str = "distlock.outcome";
+    const SERVER: &str = "server.address";
+
+    /// A recorder is code of the user's, and must not end a renewal by a panic.
+    fn feed(feed: impl FnOnce()) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(feed)) {
+            // What a panic brought along may panic again when it is dropped.
+            std::mem::forget(panic);
+        }
+    }
+
+    /// Says what the numbers are, to a recorder that is there by now.
+    pub(in super::super) fn describe() {
+        feed(|| {
+            for (count, about) in ALL {
+                describe_counter!(name(*count), Unit::Count, *about);
+            }
+            describe_histogram!("distlock.lock.wait.duration", Unit::Seconds, "from asking for a lock to its outcome");
+            describe_histogram!("distlock.lock.hold.duration", Unit::Seconds, "from taking a lock to its end");
+            describe_histogram!(
+                "distlock.renewal.duration",
+                Unit::Seconds,
+                "from asking for a renewal to its confirmation"
+            );
+            describe_histogram!(
+                "distlock.renewal.margin",
+                Unit::Seconds,
+                "what was left of a lease when it was renewed"
+            );
+        });
+    }
+
+    const ALL: &[(Count, &str)] = &[
+        (Count::Attempted, "locks asked for"),
+        (Count::Acquired, "locks taken"),
+        (Count::Contended, "locks asked for while somebody else held them"),
+        (Count::TimedOut, "locks that stayed with somebody else for too long"),
+        (Count::Failed, "locks that could not be had for another reason"),
+        (Count::Released, "locks given up"),
+        (Count::Lost, "locks lost while they were held"),
+        (Count::Renewals, "leases renewed"),
+        (Count::RenewalsFailed, "renewals that were not confirmed"),
+        (Count::Dangers, "leases half over without a confirmation"),
+        (Count::Reconnected, "servers connected to again"),
+        (Count::ServersChanged, "nodes that are not what they were"),
+        (Count::EventsDropped, "events that a handler was too slow for"),
+    ];
+
+    fn name(count: Count) -> &'static str {
+        match count {
+            Count::Attempted => "distlock.lock.attempted",
+            Count::Acquired => "distlock.lock.acquired",
+            Count::Contended => "distlock.lock.contended",
+            Count::TimedOut => "distlock.lock.timed_out",
+            Count::Failed => "distlock.lock.failed",
+            Count::Released => "distlock.lock.released",
+            Count::Lost => "distlock.lock.lost",
+            Count::Renewals => "distlock.renewal.confirmed",
+            Count::RenewalsFailed => "distlock.renewal.failed",
+            Count::Dangers => "distlock.renewal.danger",
+            Count::Reconnected => "distlock.server.reconnected",
+            Count::ServersChanged => "distlock.server.changed",
+            Count::EventsDropped => "distlock.events.dropped",
+        }
+    }
+
+    fn share(server: &Arc<str>) -> metrics::SharedString {
+        metrics::SharedString::from(server.clone())
+    }
+
+    pub(in super::super) fn count(count: Count, server: &Arc<str>) {
+        feed(|| counter!(name(count), SERVER => share(server)).increment(1));
+    }
+
+    pub(in super::super) fn failed(error: &LockError, server: &Arc<str>) {
+        let why = match error {
+            LockError::Unavailable { .. } => "unavailable",
+            LockError::PoolExhausted { .. } => "pool_exhausted",
+            LockError::NoQuorum { .. } => "no_quorum",
+            LockError::Refused { .. } => "refused",
+            LockError::WrongType { .. } => "wrong_type",
+            LockError::Shutdown => "shutdown",
+            _ => "_OTHER",
+        };
+        feed(|| counter!(name(Count::Failed), SERVER => share(server), ERROR => why).increment(1));
+    }
+
+    pub(in super::super) fn lost(why: &LockLost, server: &Arc<str>) {
+        let why = match why {
+            LockLost::Expired => "expired",
+            LockLost::Taken { .. } => "taken",
+            LockLost::Gone => "gone",
+            LockLost::MaxHold => "max_hold",
+            LockLost::Shutdown => "shutdown",
+        };
+        feed(|| counter!(name(Count::Lost), SERVER => share(server), ERROR => why).increment(1));
+    }
+
+    pub(in super::super) fn wait(span: Duration, outcome: &'static str, server: &Arc<str>) {
+        feed(|| {
+            histogram!("distlock.lock.wait.duration", SERVER => share(server), OUTCOME => outcome)
+                .record(span.as_secs_f64());
+        });
+    }
+
+    pub(in super::super) fn hold(span: Duration, outcome: &'static str, server: &Arc<str>) {
+        feed(|| {
+            histogram!("distlock.lock.hold.duration", SERVER => share(server), OUTCOME => outcome)
+                .record(span.as_secs_f64());
+        });
+    }
+
+    pub(in super::super) fn renewal(took: Duration, margin: Duration, server: &Arc<str>) {
+        feed(|| {
+            histogram!("distlock.renewal.duration", SERVER => share(server)).record(took.as_secs_f64());
+            histogram!("distlock.renewal.margin", SERVER => share(server)).record(margin.as_secs_f64());
+        });
+    }
+}

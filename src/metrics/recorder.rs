@@ -1,0 +1,215 @@
+//! `Recorder`: counts, on every thread.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+
+use super::{LockMetrics, Metrics, facade, rows::Rows, timing::Timing};
+use crate::error::{LockError, LockLost};
+
+/// Locks with a row of their own.
+const LOCKS_MAX: usize = 1_000;
+/// Rows that are copied at a time: nobody who locks waits for longer than that takes.
+const COPIED_AT_ONCE: usize = 32;
+
+/// What is only counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Count {
+    Attempted,
+    Acquired,
+    Contended,
+    TimedOut,
+    Failed,
+    Released,
+    Lost,
+    Renewals,
+    RenewalsFailed,
+    Dangers,
+    Reconnected,
+    ServersChanged,
+    EventsDropped,
+}
+
+const COUNTS: usize = Count::EventsDropped as usize + 1;
+
+/// The counters, as they were at one moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts([u64; COUNTS]);
+
+impl Counts {
+    pub(super) fn of(&self, count: Count) -> u64 {
+        self.0[count as usize]
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    server: Arc<str>,
+    counts: [AtomicU64; COUNTS],
+    /// Guards what is more than a number.
+    tables: Mutex<Tables>,
+}
+
+#[derive(Debug)]
+struct Tables {
+    wait: Timing,
+    hold: Timing,
+    renewal: Timing,
+    margin: Timing,
+    rows: Rows,
+}
+
+impl Recorder {
+    pub(crate) fn new(server: Arc<str>) -> Recorder {
+        facade::describe();
+        let tables = Tables {
+            wait: Timing::default(),
+            hold: Timing::default(),
+            renewal: Timing::default(),
+            margin: Timing::default(),
+            rows: Rows::new(LOCKS_MAX),
+        };
+        Recorder { server, counts: [const { AtomicU64::new(0) }; COUNTS], tables: Mutex::new(tables) }
+    }
+
+    pub(crate) fn count(&self, count: Count) {
+        self.counts[count as usize].fetch_add(1, Ordering::Relaxed);
+        facade::count(count, &self.server);
+    }
+
+    pub(crate) fn contended(&self, lock: &str) {
+        self.count(Count::Contended);
+        self.tables.lock().rows.asked_for(lock).contended += 1;
+    }
+
+    pub(crate) fn acquired(&self, lock: &str, waited: Duration) {
+        self.count(Count::Acquired);
+        {
+            let mut tables = self.tables.lock();
+            tables.wait.record(waited);
+            let row = tables.rows.asked_for(lock);
+            row.acquired += 1;
+            row.wait.record(waited);
+        }
+        facade::wait(waited, "acquired", &self.server);
+    }
+
+    pub(crate) fn timed_out(&self, lock: &str, waited: Duration) {
+        self.count(Count::TimedOut);
+        self.tables.lock().rows.asked_for(lock).timed_out += 1;
+        facade::wait(waited, "timed_out", &self.server);
+    }
+
+    pub(crate) fn failed(&self, error: &LockError) {
+        self.counts[Count::Failed as usize].fetch_add(1, Ordering::Relaxed);
+        facade::failed(error, &self.server);
+    }
+
+    pub(crate) fn renewed(&self, lock: &str, margin: Duration, took: Duration) {
+        self.count(Count::Renewals);
+        {
+            let mut tables = self.tables.lock();
+            tables.renewal.record(took);
+            tables.margin.record(margin);
+            tables.rows.of(lock).margin(margin);
+        }
+        facade::renewal(took, margin, &self.server);
+    }
+
+    pub(crate) fn released(&self, lock: &str, held: Duration) {
+        self.count(Count::Released);
+        {
+            let mut tables = self.tables.lock();
+            tables.hold.record(held);
+            tables.rows.of(lock).hold.record(held);
+        }
+        facade::hold(held, "released", &self.server);
+    }
+
+    pub(crate) fn lost(&self, lock: &str, held: Duration, why: &LockLost) {
+        self.counts[Count::Lost as usize].fetch_add(1, Ordering::Relaxed);
+        {
+            let mut tables = self.tables.lock();
+            tables.hold.record(held);
+            let row = tables.rows.of(lock);
+            row.lost += 1;
+            row.hold.record(held);
+        }
+        facade::lost(why, &self.server);
+        facade::hold(held, "lost", &self.server);
+    }
+
+    /// A copy. It is made in pieces, between which the numbers move on.
+    pub(crate) fn snapshot(&self) -> Metrics {
+        // What ends is read before what it ends, so that nothing seems to end before it began.
+        let mut counts = Counts::default();
+        for (copy, count) in counts.0.iter_mut().zip(&self.counts).rev() {
+            *copy = count.load(Ordering::Relaxed);
+        }
+        let tables = self.tables.lock();
+        let (wait, hold) = (tables.wait.clone(), tables.hold.clone());
+        let (renewal, margin) = (tables.renewal.clone(), tables.margin.clone());
+        let others = tables.rows.others.clone();
+        drop(tables);
+        let mut locks = Vec::new();
+        loop {
+            let tables = self.tables.lock();
+            let part = tables.rows.part(locks.len(), COPIED_AT_ONCE).to_vec();
+            drop(tables);
+            if part.is_empty() {
+                break;
+            }
+            locks.extend(part.into_iter().map(LockMetrics));
+        }
+        locks.sort_by(|a, b| a.name().cmp(b.name()));
+        Metrics { server: self.server.clone(), counts, wait, hold, renewal, margin, locks, others: LockMetrics(others) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_locks_than_there_is_room_for_are_counted_all_the_same() {
+        let recorder = Recorder::new("here".into());
+        let names = LOCKS_MAX as u64 + 500;
+        for n in 0..names {
+            recorder.acquired(&format!("n{n}"), Duration::from_micros(n));
+        }
+        let metrics = recorder.snapshot();
+        assert_eq!((metrics.acquired(), metrics.wait().count()), (names, names));
+        assert_eq!((metrics.locks().len(), metrics.others().acquired()), (LOCKS_MAX, 500));
+        assert!(metrics.to_string().contains("\n  others "), "{metrics}");
+    }
+
+    #[test]
+    fn copies_are_whole_while_others_count() {
+        let recorder = Recorder::new("here".into());
+        std::thread::scope(|threads| {
+            for thread in 0..3 {
+                let recorder = &recorder;
+                threads.spawn(move || {
+                    for n in 0..2_000 {
+                        recorder.count(Count::Attempted);
+                        recorder.acquired(&format!("n{}", (n * 7 + thread) % 1_500), Duration::from_micros(n));
+                        recorder.released("x", Duration::from_micros(n));
+                    }
+                });
+            }
+            for _ in 0..50 {
+                let metrics = recorder.snapshot();
+                assert!(metrics.released() <= metrics.acquired() && metrics.acquired() <= metrics.attempted());
+            }
+        });
+        let metrics = recorder.snapshot();
+        assert_eq!((metrics.acquired(), metrics.released(), metrics.wait().count()), (6_000, 6_000, 6_000));
+        assert_eq!((metrics.held(), metrics.waiting()), (0, 0));
+    }
+}

@@ -1,0 +1,130 @@
+//! `Timing`: how long something takes, as a histogram. Pure.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+
+/// Longer than anything that is measured: a month.
+const LONGEST_US: u64 = 30 * 24 * 60 * 60 * 1_000_000;
+
+/// How often something took how long, in microseconds. Memory grows with the range of what was seen, not with how much.
+///
+/// ```
+/// let timing = distlock::Timing::default();
+/// assert_eq!(timing.count(), 0);
+/// assert_eq!(timing.quantile(0.99), std::time::Duration::ZERO);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Timing {
+    histogram: Option<Histogram<u64>>,
+}
+
+impl Timing {
+    /// `digits` are exact, of each value.
+    pub(super) fn new(digits: u8) -> Timing {
+        // It is only refused for more digits than five.
+        Timing { histogram: Histogram::new(digits).ok() }
+    }
+
+    pub(super) fn record(&mut self, span: Duration) {
+        let micros = u64::try_from(span.as_micros()).unwrap_or(LONGEST_US).min(LONGEST_US);
+        if let Some(histogram) = &mut self.histogram {
+            // It grows by itself, and only fails where a usize is too small for that.
+            let _ = histogram.record(micros);
+        }
+    }
+
+    pub(super) fn add(&mut self, other: &Timing) {
+        if let (Some(histogram), Some(other)) = (&mut self.histogram, &other.histogram) {
+            let _ = histogram.add(other);
+        }
+    }
+
+    /// Forgets everything, and keeps the memory.
+    pub(super) fn clear(&mut self) {
+        if let Some(histogram) = &mut self.histogram {
+            histogram.reset();
+        }
+    }
+
+    /// How often.
+    pub fn count(&self) -> u64 {
+        self.histogram.as_ref().map_or(0, Histogram::len)
+    }
+
+    /// The shortest time; zero when there is none.
+    pub fn min(&self) -> Duration {
+        self.histogram.as_ref().filter(|histogram| !histogram.is_empty()).map_or(Duration::ZERO, |h| micros(h.min()))
+    }
+
+    /// The longest time; zero when there is none.
+    pub fn max(&self) -> Duration {
+        self.histogram.as_ref().map_or(Duration::ZERO, |histogram| micros(histogram.max()))
+    }
+
+    /// The average; zero when there is none.
+    pub fn mean(&self) -> Duration {
+        self.histogram.as_ref().map_or(Duration::ZERO, |histogram| Duration::from_secs_f64(histogram.mean() / 1e6))
+    }
+
+    /// What this part of them took at most: the median for 0.5, all but the slowest hundredth for 0.99. Zero when there
+    /// is none; anything outside of 0 to 1 counts as the nearer of the two.
+    pub fn quantile(&self, part: f64) -> Duration {
+        let value = |histogram: &Histogram<u64>| histogram.value_at_quantile(part.clamp(0.0, 1.0)).min(histogram.max());
+        self.histogram.as_ref().map_or(Duration::ZERO, |histogram| micros(value(histogram)))
+    }
+}
+
+fn micros(micros: u64) -> Duration {
+    Duration::from_micros(micros)
+}
+
+impl Default for Timing {
+    fn default() -> Timing {
+        Timing::new(2)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_went_in_comes_out_about_as_it_was() {
+        let mut timing = Timing::default();
+        for millis in 1..=100 {
+            timing.record(Duration::from_millis(millis));
+        }
+        let near = |span: Duration, millis: u64| span.abs_diff(Duration::from_millis(millis)) < span / 50;
+        assert_eq!(timing.count(), 100);
+        assert!(near(timing.min(), 1) && near(timing.max(), 100) && near(timing.quantile(0.5), 50), "{timing:?}");
+        assert!(near(timing.quantile(0.99), 99) && near(timing.mean(), 50) || near(timing.mean(), 51));
+        assert!(near(timing.quantile(7.0), 100) && near(timing.quantile(-1.0), 1));
+        let mut twice = timing.clone();
+        twice.add(&timing);
+        assert_eq!(twice.count(), 200);
+        twice.clear();
+        assert_eq!((twice.count(), twice.min(), twice.max()), (0, Duration::ZERO, Duration::ZERO));
+    }
+
+    #[test]
+    fn no_time_is_too_short_or_too_long() {
+        let mut timing = Timing::new(1);
+        for span in [Duration::ZERO, Duration::from_nanos(1), Duration::MAX] {
+            timing.record(span);
+        }
+        assert_eq!((timing.count(), timing.min()), (3, Duration::ZERO));
+        assert!(timing.max() >= Duration::from_micros(LONGEST_US));
+    }
+
+    proptest! {
+        #[test]
+        fn quantiles_are_between_the_ends_and_rise(micros in proptest::collection::vec(0u64..1 << 40, 1..50), part in 0.0..1.0) {
+            let mut timing = Timing::new(1);
+            micros.iter().for_each(|micros| timing.record(Duration::from_micros(*micros)));
+            prop_assert!(timing.min() <= timing.quantile(part) && timing.quantile(part) <= timing.max());
+            prop_assert!(timing.quantile(part / 2.0) <= timing.quantile(part));
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Looking at many locks: their names by scanning, then who holds them and who waits, in small batches. Changes nothing.
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::{Ballot, Links, NodeSet, Redlock, Round, Slip, Trouble, Vote};
+use crate::{
+    clock,
+    key::LockKey,
+    lock_info::LockInfo,
+    node::{
+        Call,
+        survey::{Scan, Standing, Survey, Surveyed, key_pattern},
+    },
+};
+
+/// Locks in one call of the script: it keeps a server from all else for about a millisecond.
+const BATCH: usize = 100;
+/// Waiters that are told of one lock in a list, and of all locks of a batch together.
+const WAITERS_EACH: u64 = 100;
+const WAITERS_TOTAL: u64 = 1_000;
+
+/// A look at one lock.
+#[derive(Debug)]
+pub(crate) enum Look {
+    Held(LockInfo),
+    Free,
+    WrongType,
+}
+
+impl Redlock {
+    /// All locks that match, by name. A lock that a quorum of the nodes gave to somebody is known to one node, at least,
+    /// of any quorum; so it takes a quorum that can be asked from beginning to end.
+    pub(crate) fn locks(&self, prefix: &str, pattern: &str) -> Result<Vec<LockInfo>, Trouble> {
+        let mut links = self.links(clock::now().saturating_add(self.operation_timeout())).map_err(Trouble::Alone)?;
+        let (keys, mut nodes) = self.scan(&mut links, prefix, &key_pattern(prefix, pattern))?;
+        let mut locks = Vec::new();
+        for batch in keys.chunks(BATCH) {
+            let survey = |_| Survey { keys: batch, waiters_each: WAITERS_EACH, waiters_total: WAITERS_TOTAL };
+            let ballot = self.ask_lasting(&mut links, nodes, &mut nodes, survey)?;
+            for (index, key) in batch.iter().enumerate() {
+                match self.look(key, &ballot, index) {
+                    // Under no prefix, whatever does not look like a lock is anybody's data.
+                    Look::Held(lock) if !prefix.is_empty() || lock.holder().lock_id().is_some() => locks.push(lock),
+                    _ => {}
+                }
+            }
+        }
+        Ok(locks)
+    }
+
+    /// One lock, with as many of its waiters as go into a reply.
+    pub(crate) fn look_at(&self, key: &LockKey) -> Result<Look, Trouble> {
+        let mut links = self.links(clock::now().saturating_add(self.operation_timeout())).map_err(Trouble::Alone)?;
+        let keys = std::slice::from_ref(key);
+        let survey = |_| Survey { keys, waiters_each: WAITERS_TOTAL, waiters_total: WAITERS_TOTAL };
+        let ballot = self.ask_lasting(&mut links, self.all(), &mut self.all(), survey)?;
+        Ok(self.look(key, &ballot, 0))
+    }
+
+    /// The keys of all nodes, each once, and the nodes that told theirs to the end.
+    fn scan(&self, links: &mut Links, prefix: &str, pattern: &str) -> Result<(Vec<LockKey>, NodeSet), Trouble> {
+        let mut cursors: Vec<Option<String>> = vec![Some("0".to_owned()); self.len()];
+        let mut found: BTreeSet<String> = BTreeSet::new();
+        let (mut open, mut lasting) = (self.all(), self.all());
+        while !open.is_empty() {
+            let scan = |node: usize| Scan { cursor: cursors[node].as_deref().unwrap_or("0"), pattern };
+            let ballot = self.ask_lasting(links, open, &mut lasting, scan)?;
+            open = open.both(lasting);
+            for (node, slip) in ballot.slips.into_iter().enumerate() {
+                if let Slip::Said(answer) = slip {
+                    found.extend(answer.reply.keys);
+                    cursors[node] = answer.reply.next;
+                    if cursors[node].is_none() {
+                        open = open.without(NodeSet::only(node));
+                    }
+                }
+            }
+        }
+        // What cannot be the name of a lock was put there by somebody else.
+        let key = |key: String| LockKey::new(prefix, key.strip_prefix(prefix)?).ok();
+        Ok((found.into_iter().filter_map(key).collect(), lasting))
+    }
+
+    /// Asks nodes, and again those whose connection had gone stale. Who does not answer is struck off `lasting`; fails
+    /// when no quorum of them is left.
+    fn ask_lasting<C: Call>(
+        &self,
+        links: &mut Links,
+        to: NodeSet,
+        lasting: &mut NodeSet,
+        call: impl Fn(usize) -> C,
+    ) -> Result<Ballot<C::Reply>, Trouble> {
+        let deadline = clock::now().saturating_add(self.operation_timeout());
+        let mut ballot = self.ask(links, Round::all(to, deadline), &call, |_, _| Vote::Yes);
+        let stale = ballot.nodes_where(|slip| matches!(slip, Slip::Failed(f) if f.sent && f.is_passing()));
+        if !stale.is_empty() {
+            let deadline = clock::now().saturating_add(self.operation_timeout());
+            let second = self.ask(links, Round::all(stale, deadline), &call, |_, _| Vote::Yes);
+            for (node, (slip, vote)) in second.slips.into_iter().zip(second.votes).enumerate() {
+                if stale.has(node) {
+                    (ballot.slips[node], ballot.votes[node]) = (slip, vote);
+                }
+            }
+        }
+        *lasting = lasting.without(to.without(ballot.voting(Vote::Yes)));
+        if lasting.len() < self.needed() {
+            return Err(Trouble::of(self, ballot, |_| "it answers".into()));
+        }
+        Ok(ballot)
+    }
+
+    /// What the answers say about the lock at `index` of a batch: held by whom the most of the nodes say.
+    fn look(&self, key: &LockKey, ballot: &Ballot<(u64, Vec<Surveyed>)>, index: usize) -> Look {
+        let (mut wrong, mut line): (usize, Option<&Standing>) = (0, None);
+        let mut holders: HashMap<&str, (usize, &Standing)> = HashMap::new();
+        for slip in &ballot.slips {
+            let Slip::Said(answer) = slip else { continue };
+            match answer.reply.1.get(index) {
+                Some(Surveyed::Held(standing)) => {
+                    holders.entry(standing.holder.id()).or_insert((0, standing)).0 += 1;
+                    // All stand in line on one of the nodes.
+                    if line.is_none_or(|line| standing.holder.waiters() > line.holder.waiters()) {
+                        line = Some(standing);
+                    }
+                }
+                Some(Surveyed::WrongType) => wrong += 1,
+                Some(Surveyed::Free) | None => {}
+            }
+        }
+        let strongest = holders.into_values().max_by_key(|(count, _)| *count);
+        let (Some((count, standing)), Some(line)) = (strongest, line) else {
+            return if wrong > self.len() - self.needed() { Look::WrongType } else { Look::Free };
+        };
+        let mut holder = standing.holder.clone().with_waiters(line.holder.waiters().unwrap_or(0));
+        if self.len() > 1 {
+            let says = |reply: &(u64, Vec<Surveyed>)| reply.1.get(index).map_or_else(String::new, says);
+            holder = holder.said_by(ballot.answers(self, says));
+        }
+        let certain = count >= self.needed();
+        Look::Held(LockInfo::new(key.name(), holder, standing.token, line.waiters.clone(), certain))
+    }
+}
+
+fn says(answer: &Surveyed) -> String {
+    match answer {
+        Surveyed::Held(Standing { holder, .. }) => format!("held by {holder}"),
+        Surveyed::Free => "free".into(),
+        Surveyed::WrongType => "its key holds something else than a lock".into(),
+    }
+}
