@@ -3,7 +3,7 @@ CARGO ?= cargo
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-redlock test bench check
+.PHONY: help demo demo-redlock test bench screenshot check
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,8 +23,12 @@ test: ## all tests, on real servers that are started and ended with them
 
 bench: ## the table of speeds, with the raw figures beside
 	@tools/need-redis.sh
-	$(CARGO) bench --bench table $(ARGS)
+	$(CARGO) bench --features cli --bench table $(ARGS)
 	$(CARGO) run --release --manifest-path benches/peers/Cargo.toml --target-dir target/peers
+
+screenshot: ## docs/top.svg, the picture in the README, from the real thing
+	@tools/need-redis.sh
+	DISTLOCK_SCREENSHOT=docs/top.svg $(CARGO) test --all-features --test it cli::screenshot
 
 check: ## formatting, clippy and documentation, warnings being errors
 	$(CARGO) fmt --check

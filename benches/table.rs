@@ -1,5 +1,6 @@
 //! `make bench`: what the library promises about its speed, measured on this machine, beside the raw figures of the
 //! same run. Each row starts servers of its own; `cargo bench --bench table -- handoff` runs one row.
+//! The row of the command needs `--features cli`.
 //!
 //! Under `cargo test --benches`, or with `-- --test`, every row runs for an instant and nothing is judged.
 
@@ -7,10 +8,14 @@
 mod blocks;
 #[path = "table/cluster.rs"]
 mod cluster;
+#[path = "table/command.rs"]
+mod command;
 #[path = "table/contention.rs"]
 mod contention;
 #[path = "table/events.rs"]
 mod events;
+#[path = "table/listing.rs"]
+mod listing;
 #[path = "table/measure.rs"]
 mod measure;
 #[path = "table/memory.rs"]
@@ -61,7 +66,7 @@ impl Scale {
 
 type Row = fn(Scale) -> Result<Vec<Line>>;
 
-const ROWS: [(&str, Row); 13] = [
+const ROWS: [(&str, Row); 15] = [
     ("uncontended", uncontended::row),
     ("events", events::row),
     ("contended_2", contention::contended_2),
@@ -71,6 +76,8 @@ const ROWS: [(&str, Row); 13] = [
     ("waiting", waiting::row),
     ("renew", renewal::row),
     ("memory", memory::row),
+    ("listing", listing::row),
+    ("run", command::row),
     ("redlock", redlock::row),
     ("redlock_stopped", redlock::stopped),
     ("redlock_contended", contention::redlock),

@@ -170,6 +170,17 @@ impl Config {
         self
     }
 
+    /// This configuration for each of its nodes alone, in their order: for tools that look at the nodes one by one.
+    ///
+    /// ```
+    /// let nodes = distlock::Config::new("redis://10.0.0.1,redis://10.0.0.2").each_node();
+    /// assert_eq!(nodes.len(), 2);
+    /// ```
+    #[must_use]
+    pub fn each_node(&self) -> Vec<Config> {
+        self.urls.iter().map(|url| Config { urls: vec![url.clone()], ..self.clone() }).collect()
+    }
+
     /// Checks everything; the only way from here to a manager.
     pub(crate) fn check(&self) -> Result<Settings> {
         let endpoints = self.urls.iter().map(|url| self.endpoint(url)).collect::<Result<Vec<_>>>()?;

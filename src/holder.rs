@@ -81,7 +81,8 @@ impl Holder {
 
     /// [`held_for`](Self::held_for) before now, on the local wall clock: for people, not for arithmetic.
     pub fn since(&self) -> Option<SystemTime> {
-        clock::wall().checked_sub(self.held_for?)
+        // Somebody else's token can make a lock older than time, which could not be written down.
+        clock::wall().checked_sub(self.held_for?).filter(|since| *since >= SystemTime::UNIX_EPOCH)
     }
 
     /// How long the lock would last if it were not renewed; `None` when the key has no expiry, or when unknown.
@@ -142,6 +143,13 @@ mod tests {
         let holder = Holder::reported("lock_1804289383\n".into(), -1, 1_000_000, 0, 2_600_000);
         assert_eq!(holder.held_for(), None);
         assert_eq!(holder.to_string(), "a client that calls itself \"lock_1804289383\\n\", without an expiry");
+    }
+
+    #[test]
+    fn an_age_beyond_all_time_is_left_out_of_the_sentence() {
+        let holder = Holder::reported(ID.into(), 8_400, 1, 0, 1 << 53);
+        assert_eq!(holder.since(), None);
+        assert_eq!(holder.to_string(), "web-3 (pid 7, thread 9), expires in 8.4 s unless renewed");
     }
 
     #[test]

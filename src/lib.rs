@@ -81,7 +81,9 @@
 //!
 //! [`Config::events`] has a [`HandleEvent`] told of everything that happens to a lock: attempted, contended, acquired,
 //! renewed, in danger, lost, released. The feature `metrics` feeds the counters and times to the
-//! [`metrics`](https://docs.rs/metrics) facade, and `tracing` makes a span of each wait and each hold.
+//! [`metrics`](https://docs.rs/metrics) facade, and `tracing` makes a span of each wait and each hold. The command
+//! `distlock` (`cargo install distlock --features cli`) lists locks, shows them live, takes them away, and runs commands
+//! under them.
 //!
 //! # How it works
 //!

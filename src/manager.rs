@@ -234,7 +234,7 @@ impl RedisMgr {
     /// `[a-c]` one of some, and a backslash takes the meaning from the next byte. Locks of other clients under the prefix
     /// are told too. Under an empty prefix, where a key can be anybody's data, only locks of this library are.
     ///
-    /// The server is asked in many small steps (`SCAN`, then a hundred locks at a time), so that others are served in
+    /// The server is asked in many small steps (`SCAN`, then fifty locks at a time), so that others are served in
     /// between. It blocks until all keys of the database have been looked at, and holds one pooled connection. What is
     /// taken or given up meanwhile may be told or not. Of the line of each lock the first 100 are told, or
     /// fewer when they are many altogether; see [`lock_info`](Self::lock_info).

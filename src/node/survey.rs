@@ -9,8 +9,8 @@ use super::{
 };
 use crate::{holder::Holder, key::LockKey};
 
-/// Keys that a server looks at in one step of a scan; a step takes it less than a millisecond.
-const SCAN_STEP: &[u8] = b"500";
+/// Keys that a server looks at in one step of a scan: it takes half a millisecond or so.
+const SCAN_STEP: &[u8] = b"250";
 
 /// A pattern of Redis for the keys of locks whose names match `pattern`: the prefix stands for itself.
 pub(crate) fn key_pattern(prefix: &str, pattern: &str) -> String {

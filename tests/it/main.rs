@@ -9,6 +9,8 @@ mod contract;
 mod acquire;
 mod audit;
 mod bounds;
+#[cfg(feature = "cli")]
+mod cli;
 mod config;
 mod errors;
 mod events;

@@ -9,29 +9,11 @@ use crate::{
     support::{CEILING, RedisServer, eventually},
 };
 
-/// As the README says, in parts. `PING` is for `ping`, and for waiters behind a silent server.
-const RIGHTS: &[&str] = &[
-    "~lock:*",
-    "~distlock:*",
-    "&distlock:client:*",
-    "+eval",
-    "+evalsha",
-    "+time",
-    "+ping",
-    "+get",
-    "+set",
-    "+del",
-    "+pttl",
-    "+pexpire",
-    "+rpush",
-    "+lpop",
-    "+lpush",
-    "+lpos",
-    "+lrem",
-    "+llen",
-    "+publish",
-    "+subscribe",
-];
+/// The list that the command goes by, and the README repeats. `PING` is for `ping`, and for waiters behind a silent server.
+#[path = "../../src/bin/distlock/doctor/rights.rs"]
+pub(crate) mod list;
+
+use list::LOCKS as RIGHTS;
 
 /// Without these the library gets along: who cannot subscribe, or be told, finds out by looking; and a waiter that
 /// could not be told is put back by `LPUSH`.
@@ -78,9 +60,21 @@ fn tour(server: &RedisServer, mgr: &RedisMgr) -> Result<(), (&'static str, LockE
 }
 
 #[test]
+fn the_readme_lists_them() {
+    let readme = include_str!("../../README.md");
+    let (_, line) = readme.split_once("ACL SETUSER app on >secret resetkeys resetchannels").unwrap();
+    let (line, after) = line.split_once("```").unwrap();
+    let words: Vec<&str> = line.split_whitespace().filter(|word| *word != "-@all").collect();
+    assert_eq!(words, RIGHTS);
+    let more = after.split_once("\n\n").unwrap().1.split("\n\n").next().unwrap();
+    let words: Vec<&str> = more.split('`').filter(|word| word.starts_with('+')).collect();
+    assert_eq!(words, [&list::LOOKING[..], &list::NODES].concat());
+}
+
+#[test]
 fn the_least_rights_are_enough() {
     let server = RedisServer::start();
-    let mgr = user(&server, RIGHTS.iter().copied());
+    let mgr = user(&server, RIGHTS.into_iter());
     tour(&server, &mgr).unwrap_or_else(|(step, error)| panic!("{step}: {error}"));
     let denied: Vec<redis::Value> = server.query(&["ACL", "LOG"]);
     assert!(denied.is_empty(), "{denied:?}");
@@ -91,8 +85,8 @@ fn the_least_rights_are_enough() {
 fn each_missing_right_is_noticed_and_named() {
     for missing in RIGHTS {
         let server = RedisServer::start();
-        let mgr = user(&server, RIGHTS.iter().copied().filter(|right| right != missing));
-        match (tour(&server, &mgr), DISPENSABLE.contains(missing)) {
+        let mgr = user(&server, RIGHTS.into_iter().filter(|right| *right != missing));
+        match (tour(&server, &mgr), DISPENSABLE.contains(&missing)) {
             (Ok(()), true) => {}
             (Err((step, error)), false) => {
                 assert!(error.is_refused(), "{missing}, {step}: {error}");
@@ -109,7 +103,7 @@ fn each_missing_right_is_noticed_and_named() {
 #[test]
 fn waiters_that_may_not_be_told_find_out_by_looking() {
     let server = RedisServer::start();
-    let rights = RIGHTS.iter().copied().filter(|right| !["&distlock:client:*", "+publish"].contains(right));
+    let rights = RIGHTS.into_iter().filter(|right| !["&distlock:client:*", "+publish"].contains(right));
     let mgr = user(&server, rights);
     let guard = mgr.lock("x").unwrap();
     let waiting = waiter(&server, &manager(&server), "x");
@@ -120,7 +114,8 @@ fn waiters_that_may_not_be_told_find_out_by_looking() {
 /// Looking at many locks needs two more, and each is missed.
 #[test]
 fn looking_at_many_locks_needs_two_rights_more() {
-    const MORE: [&str; 2] = ["+scan", "+lrange"];
+    use list::LOOKING as MORE;
+
     let server = RedisServer::start();
     let ours = manager(&server);
     let guard = ours.lock("x").unwrap();

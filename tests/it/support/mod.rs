@@ -30,6 +30,7 @@ pub use monitor::Monitor;
 pub use nodes::Nodes;
 pub use processes::{Worker, WorkerSide};
 pub use redis_server::{RedisServer, RedisServerBuilder};
+pub use watchdog::Watchdog;
 
 /// How long anything that must happen may take, generous enough for a loaded machine.
 pub const CEILING: Duration = Duration::from_secs(60);

@@ -1,0 +1,51 @@
+//! What `distlock run` costs a command, over running it bare.
+
+use std::{
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use crate::{
+    Result, Scale,
+    measure::{Times, now},
+    report::{Line, micros},
+    support::RedisServer,
+};
+
+/// There only when the command is built too, with `--features cli`.
+const PROGRAM: Option<&str> = option_env!("CARGO_BIN_EXE_distlock");
+
+pub(crate) fn row(scale: Scale) -> Result<Vec<Line>> {
+    let Some(program) = PROGRAM else { return Ok(Vec::new()) };
+    let server = RedisServer::start();
+    let url = server.url();
+    let bare = || time(&mut Command::new("true"));
+    let ours = || time(Command::new(program).args(["run", "bench", "--", "true"]).env("DISTLOCK_URL", &url));
+    let (mut alone, mut locked, mut more) = (Times::new(), Times::new(), Times::new());
+    bare()?;
+    ours()?;
+    for pair in 0..scale.pick(300, 2) {
+        // Who goes first alternates.
+        let (bare, ours) = if pair % 2 == 0 {
+            (bare()?, ours()?)
+        } else {
+            let ours = ours()?;
+            (bare()?, ours)
+        };
+        alone.add(bare);
+        locked.add(ours);
+        more.add(ours.saturating_sub(bare));
+    }
+    Ok(vec![
+        Line::new("distlock run -- true, more than true alone, p50", micros(more.p50())).at_most(10_000.0),
+        Line::new("  the same, p99", micros(more.p99())),
+        Line::new("  altogether, p50", micros(locked.p50())).beside(micros(alone.p50()), "true"),
+    ])
+}
+
+fn time(command: &mut Command) -> Result<Duration> {
+    let started = now();
+    let status = command.stdin(Stdio::null()).status()?;
+    let took = now() - started;
+    if status.success() { Ok(took) } else { Err(format!("{command:?} ended with {status}").into()) }
+}

@@ -1,0 +1,31 @@
+//! The only place of the command where clocks are read.
+
+use std::time::{Duration, Instant, SystemTime};
+
+/// Now. What is timed here is shown to people or bounds a wait; no belief in a lock rests on it.
+#[expect(clippy::disallowed_methods, reason = "the one place")]
+pub(crate) fn now() -> Instant {
+    Instant::now()
+}
+
+/// The wall clock, to be compared with that of a server.
+pub(crate) fn wall() -> SystemTime {
+    SystemTime::now()
+}
+
+/// Between two looks at something that nobody tells of.
+pub(crate) fn pause(span: Duration) {
+    let _ = crossbeam_channel::never::<()>().recv_timeout(span);
+}
+
+/// Time since the machine was started, the same for all its processes, and going on while it sleeps where the system has
+/// such a clock.
+pub(crate) fn since_boot() -> Duration {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Boottime;
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Monotonic;
+    let time = rustix::time::clock_gettime(CLOCK);
+    // That clock is never negative.
+    Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
+}

@@ -1,0 +1,226 @@
+//! `distlock run`: a command under a lock. Whatever happens to anybody in this, the command does not outlive its lock, and
+//! the lock does not outlive the command.
+//!
+//! The command leads a process group of its own. A *guardian*, a second process of this program, ends that group and
+//! gives the lock up if this one is killed.
+
+mod acquire;
+mod course;
+mod gate;
+mod guardian;
+mod plan;
+mod process;
+mod signals;
+mod supervise;
+mod terminal;
+mod vigil;
+mod watch;
+mod word;
+
+use std::{env, io, os::unix::process::CommandExt as _, process::Command, sync::Arc, time::Duration};
+
+use distlock::{Config, LockGuard, LockLost, LockOptions, RedisMgr, Released};
+
+use self::{
+    acquire::{Asked, Telling, ask},
+    gate::Gate,
+    guardian::Guardian,
+    plan::Plan,
+    signals::Hearing,
+    supervise::{Ending, Supervisor},
+    terminal::{Terminal, Unstoppable},
+    word::{Lock, Word},
+};
+use crate::{
+    args::{Run, Servers},
+    clock, connect,
+    exit::{Exit, Failure, Outcome},
+    output, text,
+};
+
+pub(crate) fn run(servers: &Servers, options: &Run) -> Outcome {
+    let plan = Plan::of(options)?;
+    let (config, password) = config(servers, options, plan)?;
+    let hearing = Hearing::start().map_err(no_system)?;
+    let unstoppable = Unstoppable::begin().map_err(|error| no_system(error.into()))?;
+    adopt_orphans();
+    let mgr = RedisMgr::new(config)?;
+    let mut lock_options = LockOptions::new();
+    if let Some(wait) = plan.wait {
+        lock_options = lock_options.wait(wait);
+    }
+    let begun = clock::now();
+    let (asked, guardian) = ask(&mgr, &options.name, &lock_options, &hearing.heard, || Guardian::start(&options.name))
+        .map_err(no_system)?;
+    let mut guardian = guardian.map_err(no_system)?;
+    let guard = match asked {
+        Asked::Got(guard) => guard,
+        Asked::Ended(signal) => return Ok(Exit::Signal(number(signal))),
+        Asked::Not(error) if plan.skips(&error) => {
+            output::say(&format!("skipped: {}", text::clean(&error.to_string())));
+            return Ok(Exit::Fine);
+        }
+        Asked::Not(error) => return Err(Failure { message: text::clean(&error.to_string()), ..error.into() }),
+    };
+    if options.verbose {
+        let (token, waited) = (guard.fencing_token(), text::span(clock::now().duration_since(begun)));
+        output::say(&format!("has lock {} with token {token} after {waited}", quoted(options)));
+    }
+    guardian.tell(&Word::Acquired(Box::new(lock(servers, options, password, &guard))));
+    let ending = hold(options, &guard, &hearing, &unstoppable, &mut guardian);
+    let exit = release(options, guard, ending.as_ref().map_or(Exit::CannotRun, |ending| ending.exit));
+    drop(guardian);
+    ending.map(|ending| leave(exit, ending))
+}
+
+/// The steps that this program takes in processes of their own.
+pub(crate) fn step(mut arguments: env::ArgsOs) -> Option<Outcome> {
+    match arguments.nth(1)?.to_str()? {
+        gate::STEP => Some(gate::step(arguments)),
+        guardian::STEP => Some(watch::step()),
+        _ => None,
+    }
+}
+
+/// The password is read once: its file may be a pipe.
+fn config(servers: &Servers, options: &Run, plan: Plan) -> Result<(Config, Option<String>), Failure> {
+    let password = servers.password_file.as_deref().map(connect::read_password).transpose()?;
+    let mut config = connect::config(&Servers { password_file: None, ..servers.clone() })?.ttl(options.ttl);
+    if let Some(password) = &password {
+        config = config.password(password);
+    }
+    if options.verbose && plan.wait != Some(Duration::ZERO) {
+        config = config.events(Arc::new(Telling));
+    }
+    Ok((config, password))
+}
+
+/// What the guardian has to know of the lock.
+fn lock(servers: &Servers, options: &Run, password: Option<String>, guard: &LockGuard) -> Lock {
+    Lock {
+        urls: servers.url.clone(),
+        password,
+        prefix: servers.prefix.clone(),
+        timeout: servers.timeout,
+        name: options.name.clone(),
+        id: guard.id().to_string(),
+        ttl: options.ttl,
+        grace: options.grace,
+    }
+}
+
+/// Runs the command, and returns when nothing of its process group is left.
+fn hold(
+    options: &Run,
+    guard: &LockGuard,
+    hearing: &Hearing,
+    unstoppable: &Unstoppable,
+    guardian: &mut Guardian,
+) -> Result<Ending, Failure> {
+    let environment = [
+        ("DISTLOCK_NAME", options.name.clone()),
+        ("DISTLOCK_ID", guard.id().to_string()),
+        ("DISTLOCK_TOKEN", guard.fencing_token().to_string()),
+    ];
+    let start = || Gate::start(&options.command, &environment);
+    let gate = unstoppable.except_for(start).map_err(io::Error::from).and_then(|gate| gate).map_err(no_system)?;
+    guardian.tell(&Word::Group(gate.pid.as_raw_nonzero().get()));
+    // A signal that came before the command could have been sent it ends the wait as if it had come a moment sooner.
+    if let Some(signal) = hearing.end_of_wait() {
+        gate.group().send(&[rustix::process::Signal::KILL]);
+        let _ = rustix::process::waitpid(Some(gate.pid), rustix::process::WaitOptions::empty());
+        return Ok(Ending { exit: Exit::Signal(number(signal)), at_terminal: false });
+    }
+    let mut terminal = Terminal::open();
+    if let Some(terminal) = &mut terminal {
+        hearing.hear_stops().map_err(no_system)?;
+        if terminal.is_the_commands() {
+            terminal.give_to(gate.group());
+        }
+    }
+    let pid = gate.pid;
+    gate.open();
+    Ok(Supervisor::new(pid, guard, &hearing.heard, guardian, terminal, options).run())
+}
+
+/// Gives the lock up. Only now can it be known that it was there to the end.
+fn release(options: &Run, guard: LockGuard, exit: Exit) -> Exit {
+    let name = quoted(options);
+    let lost = |why: String| {
+        output::say(&format!("lock {name} was lost while the command ran: {}", text::clean(&why)));
+        Exit::Lost
+    };
+    if exit == Exit::Lost {
+        return exit;
+    }
+    if !guard.is_held() {
+        return lost(guard.lost().try_recv().unwrap_or(LockLost::Expired).to_string());
+    }
+    match guard.release() {
+        Ok(Released::Released) => {
+            if options.verbose {
+                output::say(&format!("has released lock {name}"));
+            }
+            exit
+        }
+        Ok(Released::Gone) => lost("the server does not know it any more".into()),
+        Ok(Released::OwnedByOther(holder)) => lost(format!("it is now held by {holder}")),
+        Err(error) => {
+            output::say(&format!(
+                "lock {name} could not be released and stays until it expires, after {} at the latest: {}",
+                text::span(options.ttl),
+                text::clean(&error.to_string())
+            ));
+            exit
+        }
+    }
+}
+
+/// A terminal sends ^C to everybody in a job. The command had a group of its own and got it alone, so we pass it on: the
+/// script that we are a line of shall not go on with its next line.
+fn leave(exit: Exit, ending: Ending) -> Exit {
+    use rustix::process::{Resource, Rlimit, Signal, getrlimit, kill_current_process_group, setrlimit};
+
+    let Exit::Signal(signal) = exit else { return exit };
+    let of_terminal = [Signal::INT, Signal::QUIT].into_iter().find(|one| one.as_raw() == i32::from(signal));
+    if let Some(signal) = of_terminal.filter(|_| ending.at_terminal) {
+        let _ = kill_current_process_group(signal);
+        // The command may have left a core to look at; ours would only be in the way.
+        let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), ..getrlimit(Resource::Core) });
+        // Shells go by how we end, not only by the number.
+        let _ = signal_hook::low_level::emulate_default_handler(signal.as_raw());
+    }
+    exit
+}
+
+/// What the command leaves behind becomes a child of ours, so that we learn of its end and leave no dead processes.
+fn adopt_orphans() {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::process::set_child_subreaper(Some(rustix::process::getpid())) {
+        log::debug!("does not become the parent of orphans: {error}");
+    }
+}
+
+/// This program, for another process of it.
+fn own_program() -> Command {
+    // Also leads there when the file has been replaced by a newer one, which may not understand us.
+    #[cfg(target_os = "linux")]
+    let program = "/proc/self/exe";
+    #[cfg(not(target_os = "linux"))]
+    let program = env::current_exe().unwrap_or_else(|_| "distlock".into());
+    let mut command = Command::new(program);
+    command.arg0("distlock");
+    command
+}
+
+fn no_system(error: io::Error) -> Failure {
+    Failure::new(Exit::CannotRun, format!("the system did not give what it takes to run a command: {error}"))
+}
+
+fn quoted(options: &Run) -> String {
+    format!("\"{}\"", text::clean(&options.name))
+}
+
+fn number(signal: i32) -> u8 {
+    u8::try_from(signal).unwrap_or(u8::MAX)
+}

@@ -1,0 +1,209 @@
+//! Watching over a command that runs: signals, its end, the loss of its lock, the time.
+
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, never, select};
+use distlock::{LockGuard, LockLost};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_current_process_group, wait};
+use signal_hook::consts::{SIGCHLD, SIGCONT};
+
+use super::{
+    course::Course,
+    guardian::Guardian,
+    process::Group,
+    terminal::{Stopped, Terminal},
+    vigil::WORDS_A_LEASE,
+    word::Word,
+};
+use crate::{args::Run, clock, exit::Exit, output, text};
+
+/// Between two looks at what a command has left behind, of which not everything tells us when it ends.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Everything that has to do with a command that runs.
+#[derive(Debug)]
+pub(super) struct Supervisor<'a> {
+    command: Pid,
+    guard: &'a LockGuard,
+    heard: &'a Receiver<i32>,
+    guardian: &'a mut Guardian,
+    terminal: Option<Terminal>,
+    course: Course,
+    ttl: Duration,
+    lost: Receiver<LockLost>,
+    /// The command was stopped, and we with it.
+    pausing: bool,
+    next_word: Duration,
+    at_terminal: bool,
+}
+
+/// How the command went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ending {
+    pub(super) exit: Exit,
+    /// It had the terminal to itself.
+    pub(super) at_terminal: bool,
+}
+
+impl<'a> Supervisor<'a> {
+    pub(super) fn new(
+        command: Pid,
+        guard: &'a LockGuard,
+        heard: &'a Receiver<i32>,
+        guardian: &'a mut Guardian,
+        terminal: Option<Terminal>,
+        options: &Run,
+    ) -> Supervisor<'a> {
+        let now = clock::since_boot();
+        let course = Course::new(options.grace, options.max_hold.map(|limit| now.saturating_add(limit)));
+        let lost = guard.lost().clone();
+        let (ttl, next_word) = (options.ttl, now);
+        Supervisor {
+            command,
+            guard,
+            heard,
+            guardian,
+            terminal,
+            course,
+            ttl,
+            lost,
+            pausing: false,
+            next_word,
+            at_terminal: false,
+        }
+    }
+
+    /// Returns when nothing of the command's process group is left.
+    pub(super) fn run(mut self) -> Ending {
+        loop {
+            let now = clock::since_boot();
+            self.reassure(now);
+            let too_long = self.course.is_too_long();
+            let signals = self.course.tick(now);
+            if self.course.is_too_long() && !too_long {
+                let name = self.guard.name().escape_debug();
+                end_it(&format!("the command under lock \"{name}\" has run for longer than --max-hold"));
+            }
+            self.group().send(signals);
+            if self.course.has_ended() {
+                if !self.group().is_alive() {
+                    break;
+                }
+                self.group().send(self.course.leftovers(now));
+            }
+            let pause = self.next().saturating_sub(now);
+            select! {
+                recv(self.heard) -> signal => signal.into_iter().for_each(|signal| self.hear(signal)),
+                recv(self.lost) -> why => self.lose(why.ok()),
+                default(pause) => {}
+            }
+        }
+        self.guardian.tell(&Word::Over);
+        Ending { exit: self.course.exit(), at_terminal: self.at_terminal }
+    }
+
+    fn group(&self) -> Group {
+        Group(self.command)
+    }
+
+    fn next(&self) -> Duration {
+        let look = self.course.has_ended().then(|| clock::since_boot().saturating_add(LOOK));
+        let word = (!self.pausing).then_some(self.next_word);
+        self.course.next().into_iter().chain(look).chain(word).min().unwrap_or(Duration::MAX)
+    }
+
+    /// Tells the guardian that all is well.
+    fn reassure(&mut self, now: Duration) {
+        if self.pausing || now < self.next_word {
+            return;
+        }
+        self.next_word = now.saturating_add((self.ttl / WORDS_A_LEASE).max(Duration::from_millis(1)));
+        if self.guard.is_held() {
+            self.guardian.tell(&Word::HeldUntil(now.saturating_add(self.guard.remaining())));
+        }
+    }
+
+    fn hear(&mut self, signal: i32) {
+        match signal {
+            SIGCHLD => self.reap(),
+            SIGCONT => self.go_on(),
+            signal => {
+                if let Some(signal) = Signal::from_named_raw(signal) {
+                    self.group().send(&[signal]);
+                }
+            }
+        }
+    }
+
+    /// Looks at all that has happened to the command, and to what it left to us.
+    fn reap(&mut self) {
+        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+            if pid != self.command {
+                self.guardian.has_ended(pid);
+            } else if let Some(exit) = ended(status) {
+                self.at_terminal = self.terminal.as_mut().is_some_and(Terminal::take_back);
+                self.course.ended(exit);
+            } else if let Some(signal) = status.stopping_signal() {
+                self.stopped(signal);
+            }
+        }
+    }
+
+    fn stopped(&mut self, signal: i32) {
+        let group = self.group();
+        let Some(terminal) = &mut self.terminal else { return };
+        match terminal.stopped_by(signal) {
+            Stopped::GiveTerminal => {
+                terminal.give_to(group);
+                group.send(&[Signal::CONT]);
+            }
+            Stopped::StopToo => {
+                self.pausing = true;
+                self.guardian.tell(&Word::Pausing);
+                // The whole job stops, ourselves included. We hear of it when it goes on.
+                if kill_current_process_group(Signal::STOP).is_err() {
+                    self.go_on();
+                }
+            }
+            Stopped::GoOn => group.send(&[Signal::CONT]),
+            Stopped::LeaveIt => {}
+        }
+    }
+
+    /// Somebody lets us go on, and so the command. The lock may have been lost meanwhile, and then it must not.
+    fn go_on(&mut self) {
+        self.pausing = false;
+        self.next_word = clock::since_boot();
+        let group = self.group();
+        if let Some(terminal) = &mut self.terminal {
+            terminal.give_if_wanted(group);
+        }
+        if self.guard.is_held() {
+            group.send(&[Signal::CONT]);
+        }
+    }
+
+    fn lose(&mut self, why: Option<LockLost>) {
+        // It is told once.
+        self.lost = never();
+        let why = why.unwrap_or(LockLost::Expired);
+        let name = self.guard.name().escape_debug();
+        end_it(&format!("lock \"{name}\" is lost: {}", text::clean(&why.to_string())));
+        self.guardian.tell(&Word::Ending);
+        let signals = self.course.lost(clock::since_boot());
+        self.group().send(signals);
+    }
+}
+
+fn end_it(why: &str) {
+    output::say(&format!("{why}; the command is ended"));
+}
+
+fn ended(status: WaitStatus) -> Option<Exit> {
+    let number = |number: i32| u8::try_from(number).unwrap_or(u8::MAX);
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => Some(Exit::Code(number(code))),
+        (None, Some(signal)) => Some(Exit::Signal(number(signal))),
+        (None, None) => None,
+    }
+}

@@ -1,0 +1,129 @@
+//! `Vigil`: when a guardian has to step in, and how much time it then has. Pure.
+
+use std::time::Duration;
+
+use super::word::Word;
+
+/// How many words of a wrapper that is well come while a lease would run out.
+pub(super) const WORDS_A_LEASE: u32 = 12;
+
+/// What a guardian knows about its wrapper. Times are since boot.
+#[derive(Debug)]
+pub(super) struct Vigil {
+    ttl: Duration,
+    grace: Duration,
+    /// What may be running.
+    group: Option<i32>,
+    held_until: Duration,
+    heard_at: Duration,
+    /// The wrapper's silence means nothing.
+    aside: bool,
+}
+
+/// A group that has to end, and when it has to be killed.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Sentence {
+    pub(super) group: i32,
+    pub(super) kill_at: Duration,
+}
+
+impl Vigil {
+    /// Over a wrapper that has just got its lock.
+    pub(super) fn begin(ttl: Duration, grace: Duration, now: Duration) -> Vigil {
+        Vigil { ttl, grace, group: None, held_until: now, heard_at: now, aside: true }
+    }
+
+    pub(super) fn hear(&mut self, word: &Word, now: Duration) {
+        self.heard_at = now;
+        match word {
+            Word::Acquired(_) => {}
+            Word::Group(group) => self.group = Some(*group),
+            Word::HeldUntil(until) => {
+                self.held_until = *until;
+                self.aside = false;
+            }
+            Word::Pausing | Word::Ending => self.aside = true,
+            Word::Over => self.group = None,
+        }
+    }
+
+    /// When the wrapper's silence means that it is frozen while its lease runs out. The command then has just the time to
+    /// end before others can have the lock.
+    pub(super) fn alarm(&self) -> Option<Duration> {
+        if self.aside || self.group.is_none() {
+            return None;
+        }
+        let patience = self.ttl / (WORDS_A_LEASE / 3);
+        let last_chance = self.held_until.saturating_sub(self.grace.min(self.ttl / 6));
+        Some(last_chance.max(self.heard_at.saturating_add(patience)))
+    }
+
+    /// The wrapper is frozen. Told once.
+    pub(super) fn frozen(&mut self, now: Duration) -> Option<Sentence> {
+        let group = self.group.take()?;
+        Some(Sentence { group, kill_at: now.saturating_add(self.grace).min(self.held_until.max(now)) })
+    }
+
+    /// The wrapper is dead. The lock has to be there until the command is gone, and is best given up at once: half of the
+    /// time that is left has to do.
+    pub(super) fn orphaned(&mut self, now: Duration) -> Option<Sentence> {
+        let group = self.group.take()?;
+        let left = self.held_until.saturating_sub(now);
+        Some(Sentence { group, kill_at: now.saturating_add(self.grace.min(left / 2)) })
+    }
+
+    /// When the lock is certainly over, so that nothing remains to be done about it.
+    pub(super) fn end(&self, now: Duration) -> Duration {
+        now.max(self.held_until).saturating_add(self.ttl)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    /// A lease of 60 s that was confirmed at 1000.
+    fn vigil(grace: u64) -> Vigil {
+        let mut vigil = Vigil::begin(at(60), at(grace), at(1000));
+        vigil.hear(&Word::Group(7), at(1000));
+        vigil.hear(&Word::HeldUntil(at(1060)), at(1000));
+        vigil
+    }
+
+    #[test]
+    fn a_dead_wrappers_command_is_dead_before_the_lease_is_over() {
+        assert_eq!(vigil(5).orphaned(at(1020)), Some(Sentence { group: 7, kill_at: at(1025) }));
+        assert_eq!(vigil(500).orphaned(at(1020)), Some(Sentence { group: 7, kill_at: at(1040) }));
+        assert_eq!(vigil(5).orphaned(at(2000)), Some(Sentence { group: 7, kill_at: at(2000) }));
+    }
+
+    #[test]
+    fn silence_is_an_alarm_only_when_the_lease_runs_out() {
+        assert_eq!(vigil(5).alarm(), Some(at(1055)));
+        assert_eq!(vigil(500).alarm(), Some(at(1050)), "no more than a sixth of the lease is taken away");
+        let mut vigil = vigil(5);
+        vigil.hear(&Word::HeldUntil(at(1060)), at(1054));
+        assert_eq!(vigil.alarm(), Some(at(1069)), "it lives, and knows that it cannot renew");
+        assert_eq!(vigil.frozen(at(1069)), Some(Sentence { group: 7, kill_at: at(1069) }));
+        assert_eq!((vigil.frozen(at(1069)), vigil.alarm()), (None, None), "once");
+    }
+
+    #[test]
+    fn a_frozen_wrappers_command_is_dead_when_the_lease_is_over() {
+        assert_eq!(vigil(500).frozen(at(1050)), Some(Sentence { group: 7, kill_at: at(1060) }));
+    }
+
+    #[test]
+    fn a_wrapper_that_says_so_may_be_silent() {
+        for word in [Word::Pausing, Word::Ending, Word::Over] {
+            let mut vigil = vigil(5);
+            vigil.hear(&word, at(1001));
+            assert_eq!(vigil.alarm(), None);
+            assert_eq!(vigil.orphaned(at(1002)).is_some(), word != Word::Over, "it may still die");
+        }
+    }
+}

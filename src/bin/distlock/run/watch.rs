@@ -1,0 +1,87 @@
+//! The guardian's own side: listens to its wrapper, and steps in when that is dead or frozen.
+
+use std::{io::BufRead as _, thread, time::Duration};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, never};
+use nix::sys::signal::SigSet;
+use rustix::process::{Pid, Signal};
+
+use super::{
+    process::Group,
+    vigil::{Sentence, Vigil},
+    word::{Lock, Word},
+};
+use crate::{
+    args::Servers,
+    clock, connect,
+    exit::{Exit, Failure, Outcome},
+};
+
+/// Between two looks at a group that is ending. Nobody tells a process about those that are not its children.
+const LOOK: Duration = Duration::from_millis(10);
+
+pub(super) fn step() -> Outcome {
+    // Before any thread is started, so that none of them can be ended by a signal that is meant for the wrapper.
+    SigSet::all().thread_block().map_err(|error| Failure::new(Exit::CannotRun, error.to_string()))?;
+    #[cfg(target_os = "linux")]
+    let _ = rustix::thread::set_name(c"distlock");
+    let words = listen()?;
+    // A wrapper that ends before it has its lock leaves nothing behind.
+    let Ok(Word::Acquired(lock)) = words.recv() else { return Ok(Exit::Fine) };
+    let mut vigil = Vigil::begin(lock.ttl, lock.grace, clock::since_boot());
+    loop {
+        let heard = match vigil.alarm() {
+            Some(at) => words.recv_timeout(at.saturating_sub(clock::since_boot())),
+            None => words.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        let now = clock::since_boot();
+        match heard {
+            Ok(word) => vigil.hear(&word, now),
+            Err(RecvTimeoutError::Timeout) => carry_out(vigil.frozen(now), vigil.end(now)),
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    let now = clock::since_boot();
+    carry_out(vigil.orphaned(now), vigil.end(now));
+    give_up(&lock)
+}
+
+/// What the wrapper says; ends with the wrapper.
+fn listen() -> Result<Receiver<Word>, Failure> {
+    let (sender, words) = bounded(100);
+    let listener = thread::Builder::new().name("wrapper".into()).spawn(move || {
+        let lines = std::io::stdin().lock().lines().map_while(Result::ok);
+        let mut words = lines.filter_map(|line| Word::parse(&line));
+        words.try_for_each(|word| sender.send(word)).ok()
+    });
+    listener.map(|_| words).map_err(|error| Failure::new(Exit::CannotRun, error.to_string()))
+}
+
+/// Ends a group, and returns when nothing of it is left, or at `limit`, when it makes no difference any more.
+fn carry_out(sentence: Option<Sentence>, limit: Duration) {
+    let Some(Sentence { group, kill_at }) = sentence else { return };
+    let Some(group) = Pid::from_raw(group).map(Group) else { return };
+    let mut kill_at = Some(kill_at);
+    group.send(&[Signal::TERM, Signal::CONT]);
+    loop {
+        let now = clock::since_boot();
+        if kill_at.is_some_and(|at| now >= at) {
+            kill_at = None;
+            group.send(&[Signal::KILL]);
+        }
+        if !group.is_alive() || now >= limit {
+            return;
+        }
+        let next = kill_at.map_or(LOOK, |at| at.saturating_sub(now).min(LOOK));
+        let _ = never::<()>().recv_timeout(next);
+    }
+}
+
+fn give_up(lock: &Lock) -> Outcome {
+    let Lock { urls, password, prefix, timeout, .. } = lock.clone();
+    let servers = Servers { url: urls, password_file: None, prefix, timeout };
+    let config = connect::config(&servers)?.password(password.unwrap_or_default()).ttl(lock.ttl);
+    let released = distlock::RedisMgr::new(config)?.force_release_if(&lock.name, &lock.id)?;
+    log::info!("released the lock of a wrapper that is gone: {released:?}");
+    Ok(Exit::Fine)
+}

@@ -1,0 +1,196 @@
+//! The command in a pseudo-terminal, and the screen that it draws there.
+
+use std::{
+    io::{Read as _, Write},
+    num::NonZeroU16,
+    sync::Arc,
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use portable_pty::{Child, CommandBuilder, MasterPty, PtySize, native_pty_system};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::support::{CEILING, Watchdog, eventually, process_state};
+
+/// A command and its terminal; it is killed when dropped, and also when the tests die.
+pub(crate) struct Pty {
+    master: Box<dyn MasterPty + Send>,
+    keys: Box<dyn Write + Send>,
+    child: Box<dyn Child + Send + Sync>,
+    terminal: Arc<Mutex<Terminal>>,
+    /// The settings of the line before the command began, as text.
+    before: String,
+    reader: Option<JoinHandle<()>>,
+    _watchdog: Watchdog,
+}
+
+struct Terminal {
+    parser: vt100::Parser,
+    transcript: Vec<u8>,
+}
+
+impl Pty {
+    /// Runs `distlock` on a screen of this many columns and lines.
+    pub(crate) fn start(columns: u16, lines: u16, args: &[&str]) -> Pty {
+        Pty::start_with(columns, lines, args, &[])
+    }
+
+    pub(crate) fn start_with(columns: u16, lines: u16, args: &[&str], env: &[(&str, &str)]) -> Pty {
+        let pair = native_pty_system().openpty(size(columns, lines)).expect("no pseudo-terminal");
+        let mut command = CommandBuilder::new(env!("CARGO_BIN_EXE_distlock"));
+        command.args(args);
+        for name in ["DISTLOCK_URL", "REDIS_URL", "DISTLOCK_PREFIX", "DISTLOCK_PASSWORD_FILE", "NO_COLOR"] {
+            command.env_remove(name);
+        }
+        command.env("TERM", "xterm-256color");
+        env.iter().for_each(|(name, value)| command.env(name, value));
+        let before = settings(&*pair.master);
+        let watchdog = Watchdog::start();
+        let child = pair.slave.spawn_command(command).expect("cannot run the command");
+        watchdog.guard(child.process_id().expect("it has a pid"));
+        let terminal = Terminal { parser: vt100::Parser::new(cells(lines), cells(columns), 0), transcript: Vec::new() };
+        let terminal = Arc::new(Mutex::new(terminal));
+        let mut output = pair.master.try_clone_reader().expect("the terminal cannot be read");
+        let shown = terminal.clone();
+        let reader = thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            // Linux ends it with an error.
+            while let Ok(read @ 1..) = output.read(&mut bytes) {
+                let mut shown = shown.lock();
+                shown.parser.process(&bytes[..read]);
+                shown.transcript.extend_from_slice(&bytes[..read]);
+            }
+        });
+        let keys = pair.master.take_writer().expect("the terminal cannot be written to");
+        Pty { master: pair.master, keys, child, terminal, before, reader: Some(reader), _watchdog: watchdog }
+    }
+
+    #[track_caller]
+    pub(crate) fn press(&mut self, keys: &str) {
+        let sent = self.keys.write_all(keys.as_bytes()).and_then(|()| self.keys.flush());
+        sent.expect("the terminal takes no keys");
+    }
+
+    pub(crate) fn screen(&self) -> String {
+        self.look(vt100::Screen::contents)
+    }
+
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&vt100::Screen) -> T) -> T {
+        look(self.terminal.lock().parser.screen())
+    }
+
+    /// Everything that was ever written to the terminal.
+    pub(crate) fn transcript(&self) -> String {
+        String::from_utf8_lossy(&self.terminal.lock().transcript).into_owned()
+    }
+
+    /// Waits until the screen is so.
+    #[track_caller]
+    #[expect(clippy::disallowed_methods, reason = "no test outlives a suspended machine")]
+    pub(crate) fn until(&self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
+        let started = Instant::now();
+        loop {
+            let screen = self.screen();
+            if is_so(&screen) {
+                return screen;
+            }
+            assert!(started.elapsed() < CEILING, "never {what}:\n{screen}\n");
+            thread::sleep(Duration::from_millis(3));
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn until_shown(&self, text: &str) -> String {
+        self.until(&format!("shown: {text:?}"), |screen| screen.contains(text))
+    }
+
+    #[track_caller]
+    pub(crate) fn until_gone(&self, text: &str) -> String {
+        self.until(&format!("gone: {text:?}"), |screen| !screen.contains(text))
+    }
+
+    /// The line of the table that is selected.
+    pub(crate) fn selected(&self) -> String {
+        self.look(|screen| {
+            let (_, columns) = screen.size();
+            let inverse = |row: usize| screen.cell(row as u16, 0).is_some_and(|cell| cell.inverse());
+            screen
+                .rows(0, columns.get())
+                .enumerate()
+                .find(|(row, _)| inverse(*row))
+                .map_or_else(String::new, |(_, row)| row)
+        })
+    }
+
+    pub(crate) fn resize(&self, columns: u16, lines: u16) {
+        // Before the command draws for the new size.
+        let mut terminal = self.terminal.lock();
+        terminal.parser = vt100::Parser::new(cells(lines), cells(columns), 0);
+        self.master.resize(size(columns, lines)).expect("the terminal keeps its size");
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).expect("the command cannot be signalled");
+    }
+
+    pub(crate) fn state(&self) -> Option<char> {
+        process_state(self.pid().as_raw_nonzero().get().unsigned_abs())
+    }
+
+    fn pid(&self) -> Pid {
+        let pid = self.child.process_id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+        pid.expect("it has a pid")
+    }
+
+    /// The code with which the command ends, after all that it writes was read.
+    #[track_caller]
+    pub(crate) fn end(&mut self) -> u32 {
+        let mut status = None;
+        eventually("the command ends", CEILING, || {
+            status = self.child.try_wait().expect("cannot wait for the command");
+            status.is_some()
+        });
+        if let Some(reader) = self.reader.take() {
+            reader.join().expect("the reader has died");
+        }
+        status.map_or(0, |status| status.exit_code())
+    }
+
+    /// Whether the terminal is as it was before the command began.
+    pub(crate) fn is_restored(&self) -> bool {
+        self.is_line_restored()
+            && self.look(|screen| !screen.alternate_screen() && !screen.hide_cursor() && !screen.bracketed_paste())
+    }
+
+    /// The same for the settings of the line only, raw mode above all.
+    pub(crate) fn is_line_restored(&self) -> bool {
+        settings(&*self.master) == self.before
+    }
+
+    /// Whether the command has the terminal for itself.
+    pub(crate) fn is_taken(&self) -> bool {
+        settings(&*self.master) != self.before
+            && self.look(|screen| screen.alternate_screen() && screen.hide_cursor() && screen.bracketed_paste())
+    }
+}
+
+impl Drop for Pty {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn size(columns: u16, lines: u16) -> PtySize {
+    PtySize { rows: lines, cols: columns, pixel_width: 0, pixel_height: 0 }
+}
+
+fn cells(number: u16) -> NonZeroU16 {
+    NonZeroU16::new(number).expect("a screen has cells")
+}
+
+fn settings(master: &dyn MasterPty) -> String {
+    format!("{:?}", master.get_termios().expect("a terminal has settings"))
+}

@@ -1,0 +1,13 @@
+//! `distlock run`: every way in which it can end. Each test ends by looking that nothing is left: no process, no lock, nobody
+//! in line.
+
+mod contended;
+mod ends;
+mod killed;
+mod lost;
+mod nodes;
+mod scene;
+mod signals;
+mod terminal;
+
+use self::scene::{Job, Scene};

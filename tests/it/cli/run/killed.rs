@@ -1,0 +1,179 @@
+//! The wrapper is killed or frozen, or its guardian is.
+
+use rustix::process::Signal;
+
+use super::{
+    Scene,
+    scene::{LONG, STAY, STUBBORN, is_alive, signal},
+};
+use crate::{
+    kit::pttl,
+    support::{CEILING, eventually},
+};
+
+#[test]
+fn the_command_of_a_killed_wrapper_is_ended_and_its_lock_given_up() {
+    let scene = Scene::new();
+    for script in [STAY, "trap 'exit 0' TERM; echo $$ >$DIR/pid; while :; do sleep 600 & wait $!; done"] {
+        let (mut job, pid) = scene.running(&["--ttl", LONG, "--grace", "10m"], script);
+        job.signal(Signal::KILL);
+        assert_eq!(job.status().code(), None);
+        // Long before it would expire.
+        eventually("the lock is given up", CEILING, || scene.holder().is_none());
+        assert!(!is_alive(pid), "the lock was given up before the command had ended");
+        eventually("nothing of it is left", CEILING, || scene.processes().is_empty());
+        scene.expect_nothing_left();
+        std::fs::remove_file(scene.path("pid")).unwrap();
+    }
+}
+
+#[test]
+fn all_of_a_killed_wrappers_group_are_killed_if_they_do_not_listen() {
+    let scene = Scene::new();
+    let (mut job, pid) = scene.running(&["--ttl", LONG, "--grace", "500ms"], STUBBORN);
+    let other = scene.number("other");
+    job.signal(Signal::KILL);
+    job.status();
+    eventually("the lock is given up", CEILING, || scene.holder().is_none());
+    assert!(!is_alive(pid) && !is_alive(other));
+    eventually("nothing of it is left", CEILING, || scene.processes().is_empty());
+    scene.expect_nothing_left();
+}
+
+/// However long the grace period is: it is the lease that counts.
+#[test]
+fn the_command_of_a_killed_wrapper_is_dead_before_its_lease_is_over() {
+    let scene = Scene::new();
+    let (mut job, pid) = scene.running(&["--ttl", "20s", "--grace", "10m"], STUBBORN);
+    let other = scene.number("other");
+    job.signal(Signal::KILL);
+    job.status();
+    let left = || pttl(&scene.server, "lock:x");
+    let mut last = left();
+    eventually("the lock is given up", CEILING, || {
+        let now = left();
+        last = if now > 0 { now } else { last };
+        now < 0
+    });
+    assert!(last > 1_000, "it was not given up, it expired: {last} ms were left");
+    assert!(!is_alive(pid) && !is_alive(other));
+    eventually("nothing of it is left", CEILING, || scene.processes().is_empty());
+}
+
+#[test]
+fn a_lock_that_another_has_by_then_is_left_to_it() {
+    let scene = Scene::new();
+    let (mut job, pid) = scene.running(&["--ttl", LONG], STAY);
+    // Until the next renewal the wrapper cannot know.
+    scene.server.cli(&["SET", "lock:x", "a stranger"]);
+    job.signal(Signal::KILL);
+    job.status();
+    eventually("nothing of it is left", CEILING, || scene.processes().is_empty());
+    assert!(!is_alive(pid));
+    assert_eq!(scene.holder().as_deref(), Some("a stranger"));
+}
+
+#[test]
+fn a_wrapper_that_is_killed_while_it_waits_leaves_nobody_in_the_way() {
+    let scene = Scene::new();
+    let guard = scene.manager().lock("x").unwrap();
+    let mut job = scene.run(&[], "echo >$DIR/ran");
+    scene.await_line(1);
+    job.signal(Signal::KILL);
+    job.status();
+    eventually("its guardian has gone", CEILING, || scene.processes().is_empty());
+    eventually("the server has missed it", CEILING, || {
+        scene.server.clients().iter().all(|client| client["sub"] == "0")
+    });
+    drop(guard);
+    scene.expect_nothing_left();
+    assert_eq!(scene.read("ran"), "");
+}
+
+/// At whatever moment the wrapper is killed, no command is left that nobody knows of.
+#[test]
+fn a_wrapper_can_be_killed_at_any_moment() {
+    let scene = Scene::new();
+    let mgr = scene.manager();
+    for round in 0..40 {
+        let guard = mgr.lock("x").unwrap();
+        let mut job = scene.run(&["--ttl", "2s"], "exec sleep 600");
+        scene.await_line(1);
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(guard));
+            for _ in 0..round * 20_000 {
+                std::hint::spin_loop();
+            }
+            job.signal(Signal::KILL);
+        });
+        job.status();
+        eventually("nothing of it is left", CEILING, || scene.processes().is_empty());
+        eventually("the lock is free", CEILING, || scene.holder().is_none());
+    }
+}
+
+/// It cannot renew any more, and cannot end its command either.
+#[test]
+fn the_command_of_a_frozen_wrapper_is_dead_when_others_can_have_the_lock() {
+    let scene = Scene::new();
+    let (mut job, pid) = scene.running(&["--ttl", "5s", "--grace", "200ms"], STUBBORN);
+    let other = scene.number("other");
+    job.signal(Signal::STOP);
+    let mgr = scene.manager();
+    let guard = mgr.lock("x").unwrap();
+    assert!(!is_alive(pid) && !is_alive(other), "two at once");
+    job.signal(Signal::CONT);
+    assert_eq!(job.code(), 76, "{}", job.err());
+    assert_eq!(scene.processes(), []);
+    assert!(guard.is_held());
+}
+
+#[test]
+fn nobody_misses_a_guardian_that_is_killed() {
+    let scene = Scene::new();
+    let (mut job, _) = scene.running(&["--ttl", "1s"], "echo $$ >$DIR/pid; read -r line; exit 3");
+    let guardian = scene.guardian();
+    signal(guardian, Signal::KILL);
+    eventually("it is buried", CEILING, || crate::support::process_state(guardian).is_none());
+    scene.await_renewals(1);
+    job.end_input();
+    assert_eq!(job.code(), 3, "{}", job.err());
+    scene.expect_nothing_left();
+}
+
+#[test]
+fn signals_do_not_end_a_guardian() {
+    let scene = Scene::new();
+    let (mut job, pid) = scene.running(&["--ttl", LONG], STAY);
+    let guardian = scene.guardian();
+    for one in [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT] {
+        signal(guardian, one);
+    }
+    job.signal(Signal::KILL);
+    job.status();
+    eventually("the lock is given up", CEILING, || scene.holder().is_none());
+    assert!(!is_alive(pid));
+}
+
+/// A password file may be a pipe, which can be read once; and what is read stays out of sight.
+#[test]
+fn the_guardian_knows_the_password_and_nobody_can_see_it() {
+    let server = crate::support::RedisServer::builder().password("geheim").start();
+    let url = format!("redis://{}", server.addr());
+    let scene = Scene::at(server, url);
+    let file = scene.path("password");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &file, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
+    let mut command = scene.command(&["--ttl", LONG], &["sh", "-c", STAY]);
+    command.env("DISTLOCK_PASSWORD_FILE", &file);
+    let mut job = scene.start(command);
+    std::fs::write(&file, "geheim\n").unwrap();
+    let pid = scene.number("pid");
+    for (pid, words) in scene.processes() {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap();
+        assert!(!words.contains("geheim") && !String::from_utf8_lossy(&environment).contains("geheim"), "{words}");
+    }
+    job.signal(Signal::KILL);
+    job.status();
+    eventually("the lock is given up", CEILING, || scene.holder().is_none());
+    assert!(!is_alive(pid));
+}

@@ -1,0 +1,161 @@
+//! The lock is lost while the command runs.
+
+use distlock::RedisMgr;
+use rustix::process::Signal;
+
+use super::{
+    Job, Scene,
+    scene::{KEY, LONG, STAY, STUBBORN, await_state, is_alive, signal},
+};
+use crate::{
+    kit::patient,
+    support::{CEILING, RedisServer, eventually},
+};
+
+#[track_caller]
+fn expect_lost(scene: &Scene, mut job: Job, why: &str) {
+    assert_eq!(job.code(), 76, "{}", job.err());
+    let err = job.err();
+    assert!(err.starts_with("distlock: lock \"x\" is lost: ") && err.contains(why), "{err}");
+    // A shell has its own words for a command of its own that was ended.
+    assert_eq!(err.lines().filter(|line| line.starts_with("distlock: ")).count(), 1, "{err}");
+    assert_eq!(scene.processes(), []);
+}
+
+#[test]
+fn a_lock_that_vanishes_ends_the_command() {
+    let ways: [fn(&RedisServer); 3] = [
+        |server| drop(server.cli(&["DEL", KEY])),
+        |server| drop(server.cli(&["FLUSHALL"])),
+        RedisServer::restart_empty,
+    ];
+    for way in ways {
+        let scene = Scene::new();
+        let (job, _) = scene.running(&["--ttl", "3s"], STAY);
+        way(&scene.server);
+        expect_lost(&scene, job, "does not know it");
+        scene.expect_no_lock();
+    }
+}
+
+#[test]
+fn a_lock_that_is_forced_away_ends_the_command() {
+    let scene = Scene::new();
+    let (job, _) = scene.running(&["--ttl", "3s"], STAY);
+    let mgr = scene.manager();
+    assert!(mgr.force_release("x").unwrap());
+    expect_lost(&scene, job, "does not know it");
+    scene.expect_nothing_left();
+}
+
+#[test]
+fn a_lock_that_is_forced_to_the_next_in_line_stays_there() {
+    let scene = Scene::new();
+    let (job, _) = scene.running(&["--ttl", "3s"], STAY);
+    let mut next = scene.run(&["--ttl", LONG], "echo >$DIR/next; read -r line; exit 3");
+    scene.await_line(1);
+    assert!(scene.manager().force_release("x").unwrap());
+    scene.line("next");
+    let holder = scene.holder();
+    let mut job = job;
+    assert_eq!(job.code(), 76, "{}", job.err());
+    assert!(job.err().contains("is now held by") && job.err().contains(&format!("pid {}", next.pid())));
+    assert_eq!(scene.holder(), holder);
+    next.end_input();
+    assert_eq!(next.code(), 3, "{}", next.err());
+    scene.expect_nothing_left();
+}
+
+#[test]
+fn a_server_that_is_away_for_longer_than_the_lease_ends_the_command() {
+    let scene = Scene::new();
+    let (job, pid) = scene.running(&["--ttl", "3s", "--timeout", "500ms"], STAY);
+    scene.server.stop();
+    expect_lost(&scene, job, "lease ran out");
+    assert!(!is_alive(pid));
+    scene.server.cont();
+    eventually("the lock expires", CEILING, || scene.holder().is_none());
+    scene.expect_nothing_left();
+}
+
+#[test]
+fn a_server_that_is_killed_ends_the_command() {
+    let scene = Scene::new();
+    let (job, _) = scene.running(&["--ttl", "3s", "--timeout", "500ms"], STAY);
+    scene.server.kill();
+    expect_lost(&scene, job, "lease ran out");
+}
+
+#[test]
+fn a_server_that_comes_back_in_time_disturbs_nobody() {
+    let server = RedisServer::builder().append_only(true).start();
+    server.config_set("appendfsync", "always");
+    let url = server.url();
+    let scene = Scene::at(server, url);
+    let (mut job, _) = scene.running(&["--ttl", LONG], "echo $$ >$DIR/pid; read -r line; exit 3");
+    scene.server.restart();
+    job.end_input();
+    assert_eq!(job.code(), 3, "{}", job.err());
+    scene.expect_nothing_left();
+}
+
+/// The code is about the lock, whatever the command says when it is asked to end.
+#[test]
+fn a_command_that_ends_well_when_its_lock_is_lost_has_lost_it_all_the_same() {
+    let scene = Scene::new();
+    let script = "trap 'echo >$DIR/asked; exit 0' TERM; echo $$ >$DIR/pid; while :; do sleep 600 & wait $!; done";
+    let (job, _) = scene.running(&["--ttl", "3s", "--grace", "10m"], script);
+    scene.server.cli(&["DEL", KEY]);
+    expect_lost(&scene, job, "does not know it");
+    assert_eq!(scene.read("asked"), "\n");
+}
+
+#[test]
+fn a_command_that_does_not_listen_is_killed_after_the_grace_period() {
+    let scene = Scene::new();
+    let (job, pid) = scene.running(&["--ttl", "3s", "--grace", "500ms"], STUBBORN);
+    let other = scene.number("other");
+    scene.server.cli(&["DEL", KEY]);
+    expect_lost(&scene, job, "does not know it");
+    assert!(!is_alive(pid) && !is_alive(other));
+    scene.expect_nothing_left();
+}
+
+#[test]
+fn a_command_that_is_stopped_is_ended_too() {
+    let scene = Scene::new();
+    let (job, pid) = scene.running(&["--ttl", "3s", "--grace", "10m"], STAY);
+    signal(pid, Signal::STOP);
+    await_state(pid, 'T');
+    scene.server.cli(&["DEL", KEY]);
+    expect_lost(&scene, job, "does not know it");
+}
+
+/// Nobody renews while the command is too short for that.
+#[test]
+fn a_loss_that_only_the_release_finds_out_is_told_too() {
+    let scene = Scene::new();
+    let mut job = scene.run(&["--ttl", LONG], "echo >$DIR/pid; read -r line; exit 3");
+    scene.line("pid");
+    scene.server.cli(&["SET", KEY, "a stranger\u{1b}[31m"]);
+    job.end_input();
+    assert_eq!(job.code(), 76);
+    let err = job.err();
+    assert!(err.contains("was lost while the command ran") && err.contains("stranger"), "{err}");
+    assert!(!err.contains('\u{1b}'), "{err:?}");
+    assert_eq!(scene.holder().as_deref(), Some("a stranger\u{1b}[31m"));
+}
+
+#[test]
+fn a_command_that_is_stopped_keeps_its_lock() {
+    let scene = Scene::new();
+    let (mut job, pid) = scene.running(&["--ttl", "1s"], "echo $$ >$DIR/pid; exec sleep 600");
+    signal(pid, Signal::STOP);
+    await_state(pid, 'T');
+    scene.await_renewals(4);
+    assert!(RedisMgr::new(patient(scene.server.url())).unwrap().is_locked("x").unwrap());
+    job.signal(Signal::TERM);
+    signal(pid, Signal::CONT);
+    assert_eq!(job.code(), 128 + Signal::TERM.as_raw());
+    scene.expect_nothing_left();
+}

@@ -1,0 +1,279 @@
+//! At a terminal: ^C, ^Z, and who has the foreground.
+
+use std::{
+    io::{Read as _, Write},
+    sync::Arc,
+    thread,
+};
+
+use parking_lot::Mutex;
+use portable_pty::{Child, CommandBuilder, MasterPty, PtySize, native_pty_system};
+
+use super::{
+    Scene,
+    scene::{LONG, await_state, is_alive, signal},
+};
+use crate::support::{CEILING, Watchdog, eventually, process_state};
+use rustix::process::Signal;
+
+/// An interactive shell at a terminal of its own.
+struct Shell {
+    _master: Box<dyn MasterPty + Send>,
+    keys: Box<dyn Write + Send>,
+    child: Box<dyn Child + Send + Sync>,
+    shown: Arc<Mutex<String>>,
+    _watchdog: Watchdog,
+}
+
+impl Shell {
+    fn start(scene: &Scene) -> Shell {
+        let pair = native_pty_system().openpty(PtySize::default()).expect("no pseudo-terminal");
+        let mut command = CommandBuilder::new("sh");
+        command.args(["-i"]);
+        for (name, value) in scene.environment() {
+            command.env(name, value);
+        }
+        for name in ["REDIS_URL", "DISTLOCK_PASSWORD_FILE", "DISTLOCK_PREFIX", "DISTLOCK_LOG", "ENV"] {
+            command.env_remove(name);
+        }
+        command.env("PS1", "<ready>");
+        let watchdog = Watchdog::start();
+        let child = pair.slave.spawn_command(command).expect("cannot run sh");
+        watchdog.guard(child.process_id().expect("it has a pid"));
+        let shown = Arc::new(Mutex::new(String::new()));
+        let mut output = pair.master.try_clone_reader().expect("the terminal cannot be read");
+        let screen = shown.clone();
+        thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(read @ 1..) = output.read(&mut bytes) {
+                screen.lock().push_str(&String::from_utf8_lossy(&bytes[..read]));
+            }
+        });
+        let keys = pair.master.take_writer().expect("the terminal cannot be written to");
+        let shell = Shell { _master: pair.master, keys, child, shown, _watchdog: watchdog };
+        shell.until("<ready>");
+        shell
+    }
+
+    #[track_caller]
+    fn press(&mut self, keys: &str) {
+        let sent = self.keys.write_all(keys.as_bytes()).and_then(|()| self.keys.flush());
+        sent.expect("the terminal takes no keys");
+    }
+
+    /// `distlock run` with these options, as a line of the shell.
+    fn run(&mut self, options: &str, command: &str) {
+        let program = env!("CARGO_BIN_EXE_distlock");
+        self.press(&format!("{program} --timeout 20s run {options} x -- {command}\n"));
+    }
+
+    /// Waits until this is shown, and forgets all that was shown before its end.
+    #[track_caller]
+    fn until(&self, text: &str) {
+        eventually(&format!("shown: {text:?} in {:?}", self.shown.lock()), CEILING, || {
+            let mut shown = self.shown.lock();
+            let found = shown.find(text).map(|at| at + text.len());
+            found.map(|end| shown.drain(..end)).is_some()
+        });
+    }
+
+    /// Waits for the shell to be back, and asks it for the code of the last command.
+    #[track_caller]
+    fn expect_code(&mut self, code: i32) {
+        self.press("echo \"code=$?.\"\n");
+        // What is typed is shown too, but not with the number in it.
+        self.until(&format!("code={code}."));
+        self.until("<ready>");
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("the terminal shows {:?}", self.shown.lock());
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Notes each ^C, and ends when it is asked to.
+const NOTES: &str = "sh -c 'trap \"echo i >>$DIR/heard\" INT; trap \"exit 9\" TERM; echo $PPID >$DIR/wrapper; \
+                     echo $$ >$DIR/pid; while :; do sleep 600 & wait $!; done'";
+
+#[test]
+fn an_interrupt_reaches_the_command_once() {
+    let scene = Scene::new();
+    let mut shell = Shell::start(&scene);
+    shell.run(&format!("--ttl {LONG}"), NOTES);
+    scene.number("pid");
+    for times in 1..=2 {
+        shell.press("\u{3}");
+        eventually("it is heard", CEILING, || scene.read("heard") == "i\n".repeat(times));
+    }
+    signal(scene.number("wrapper"), Signal::TERM);
+    shell.expect_code(9);
+    assert_eq!(scene.read("heard"), "i\ni\n");
+    scene.expect_no_lock();
+}
+
+/// As it would have without us; some programs say less, or ask nothing, when they have not.
+#[test]
+fn a_command_has_the_foreground_from_its_first_moment() {
+    let scene = Scene::new();
+    let mut shell = Shell::start(&scene);
+    for (lines, foreground) in [("", true), (" </dev/null", false), (" | cat", false)] {
+        shell.run("", &format!("sh -c 'cat /proc/$$/stat >$DIR/stat'{lines}"));
+        shell.expect_code(0);
+        let stat = scene.line("stat");
+        let fields: Vec<_> = stat.split_whitespace().collect();
+        let (group, of_terminal) = (fields[4], fields[7]);
+        assert_eq!(group == of_terminal, foreground, "{stat}");
+        assert_eq!(group, fields[0], "it leads its group");
+    }
+    scene.expect_no_lock();
+}
+
+#[test]
+fn an_interrupt_ends_the_wait() {
+    let scene = Scene::new();
+    let guard = scene.manager().lock("x").unwrap();
+    let mut shell = Shell::start(&scene);
+    shell.run("", "true");
+    scene.await_line(1);
+    shell.press("\u{3}");
+    shell.expect_code(130);
+    drop(guard);
+    scene.expect_no_lock();
+}
+
+#[test]
+fn an_interrupt_ends_the_script_that_the_command_is_a_line_of() {
+    let scene = Scene::new();
+    let mut shell = Shell::start(&scene);
+    let script = format!(
+        "{} --timeout 20s run x -- sh -c 'echo $$ >$DIR/pid; exec sleep 600'\necho >$DIR/next\n",
+        env!("CARGO_BIN_EXE_distlock")
+    );
+    std::fs::write(scene.path("script"), script).unwrap();
+    shell.press("sh $DIR/script\n");
+    scene.number("pid");
+    shell.press("\u{3}");
+    shell.expect_code(130);
+    assert_eq!(scene.read("next"), "");
+    scene.expect_no_lock();
+}
+
+#[test]
+fn a_command_can_be_stopped_and_go_on() {
+    let scene = Scene::new();
+    let mut shell = Shell::start(&scene);
+    shell.run(&format!("--ttl {LONG}"), "sh -c 'echo $PPID >$DIR/wrapper; echo $$ >$DIR/pid; exec cat'");
+    let (pid, wrapper) = (scene.number("pid"), scene.number("wrapper"));
+    shell.press("one\n");
+    shell.until("one\r\none\r\n");
+    for text in ["two", "three"] {
+        shell.press("\u{1a}");
+        await_state(pid, 'T');
+        await_state(wrapper, 'T');
+        shell.press("echo \"shell is $((40+2))\"\n");
+        shell.until("shell is 42");
+        assert!(scene.holder().is_some());
+        shell.press("fg\n");
+        eventually("both go on", CEILING, || {
+            [pid, wrapper].iter().all(|pid| process_state(*pid).is_some_and(|state| state != 'T'))
+        });
+        shell.press(&format!("{text}\n"));
+        shell.until(&format!("{text}\r\n{text}\r\n"));
+    }
+    shell.press("\u{4}");
+    shell.expect_code(0);
+    scene.expect_no_lock();
+}
+
+#[test]
+fn a_lock_that_is_lost_while_the_command_is_stopped_ends_it_when_it_would_go_on() {
+    let scene = Scene::new();
+    let mut shell = Shell::start(&scene);
+    let script = "sh -c 'echo $PPID >$DIR/wrapper; echo $$ >$DIR/pid; exec sleep 600'";
+    shell.run("--ttl 1s", script);
+    let (pid, wrapper) = (scene.number("pid"), scene.number("wrapper"));
+    shell.press("\u{1a}");
+    await_state(pid, 'T');
+    await_state(wrapper, 'T');
+    let guard = scene.manager().lock("x").unwrap();
+    assert_eq!(process_state(pid), Some('T'), "it may go on once the lock is free again");
+    shell.press("fg\n");
+    shell.until("is lost");
+    shell.expect_code(76);
+    assert!(!is_alive(pid));
+    assert!(guard.is_held());
+}
+
+/// A pager reads from the terminal too; the command before it gets the foreground when it asks for it.
+#[test]
+fn a_command_in_a_pipeline_gets_the_terminal_when_it_wants_it() {
+    let scene = Scene::new();
+    let mut shell = Shell::start(&scene);
+    shell.run("", "sh -c 'echo >$DIR/pid; read -r line </dev/tty; echo \"got $line\"' | cat");
+    scene.line("pid");
+    shell.press("some words\n");
+    shell.until("got some words");
+    shell.expect_code(0);
+    scene.expect_no_lock();
+}
+
+/// Where the keys go while the command has not got the foreground.
+#[test]
+fn a_command_in_a_pipeline_is_interrupted_and_stopped_with_it() {
+    let scene = Scene::new();
+    let mut shell = Shell::start(&scene);
+    shell.run(&format!("--ttl {LONG}"), &format!("{NOTES} | cat"));
+    let (pid, wrapper) = (scene.number("pid"), scene.number("wrapper"));
+    shell.press("\u{1a}");
+    await_state(pid, 'T');
+    await_state(wrapper, 'T');
+    shell.press("fg\n");
+    eventually("both go on", CEILING, || {
+        [pid, wrapper].iter().all(|pid| process_state(*pid).is_some_and(|state| state != 'T'))
+    });
+    signal(wrapper, Signal::INT);
+    eventually("it is heard", CEILING, || scene.read("heard") == "i\n");
+    signal(wrapper, Signal::TERM);
+    // Of cat, the last of them.
+    shell.expect_code(0);
+    scene.expect_no_lock();
+}
+
+#[test]
+fn a_command_that_is_killed_gives_the_terminal_back() {
+    let scene = Scene::new();
+    let mut shell = Shell::start(&scene);
+    shell.run("--max-hold 500ms --grace 0", "sh -c 'trap \"\" TERM; while :; do sleep 600; done'");
+    shell.until("longer than --max-hold");
+    shell.expect_code(124);
+    scene.expect_no_lock();
+}
+
+/// Without a shell that could let it go on, nothing is stopped.
+#[test]
+fn a_command_that_nobody_could_wake_is_not_stopped() {
+    let scene = Scene::new();
+    let pair = native_pty_system().openpty(PtySize::default()).unwrap();
+    let mut command = CommandBuilder::new(env!("CARGO_BIN_EXE_distlock"));
+    command.args(["--timeout", "20s", "run", "--ttl", LONG, "x", "--", "sh", "-c"]);
+    command.arg("echo $$ >$DIR/pid; read -r line; echo \"$line\" >$DIR/line; exit 3");
+    for (name, value) in scene.environment() {
+        command.env(name, value);
+    }
+    let watchdog = Watchdog::start();
+    let mut child = pair.slave.spawn_command(command).unwrap();
+    watchdog.guard(child.process_id().unwrap());
+    let mut keys = pair.master.take_writer().unwrap();
+    scene.number("pid");
+    keys.write_all(b"\x1ago on\n").unwrap();
+    assert_eq!(scene.line("line"), "go on");
+    let code = crate::support::eventually_some("it ends", CEILING, || child.try_wait().unwrap());
+    assert_eq!(code.exit_code(), 3);
+    scene.expect_no_lock();
+}

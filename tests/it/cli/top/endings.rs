@@ -1,0 +1,120 @@
+//! How `distlock top` ends, and that the terminal is as before each time.
+
+use std::process::{Command, Stdio};
+
+use rustix::process::Signal;
+
+use super::top;
+use crate::{
+    cli::pty::Pty,
+    support::{CEILING, RedisServer, eventually},
+};
+
+/// Ends a running one so, and looks at what it leaves behind.
+#[track_caller]
+fn ends(server: &RedisServer, code: u32, end: impl FnOnce(&mut Pty)) {
+    let mut top = top(server);
+    top.until_shown("no lock is held");
+    assert!(top.is_taken() && !top.is_restored());
+    end(&mut top);
+    assert_eq!(top.end(), code);
+    assert!(top.is_restored(), "{}", top.transcript().escape_debug());
+    assert_eq!(top.screen().trim(), "", "something is left on the screen");
+}
+
+#[test]
+fn keys_end_it_and_restore_the_terminal() {
+    let server = RedisServer::start();
+    ends(&server, 0, |top| top.press("q"));
+    ends(&server, 0, |top| top.press("\x1b"));
+    ends(&server, 130, |top| top.press("\x03"));
+    // Also in the middle of something.
+    ends(&server, 130, |top| top.press("/q\x03"));
+    ends(&server, 130, |top| top.press("?\x03"));
+}
+
+#[test]
+fn signals_end_it_and_restore_the_terminal() {
+    let server = RedisServer::start();
+    for (signal, code) in [(Signal::TERM, 143), (Signal::HUP, 129), (Signal::INT, 130), (Signal::QUIT, 131)] {
+        ends(&server, code, |top| top.signal(signal));
+    }
+}
+
+#[test]
+fn it_ends_while_the_server_hangs_too() {
+    let server = RedisServer::start();
+    let mut top = Pty::start(100, 24, &["top", "--url", &server.url(), "--interval", "100ms", "--timeout", "60s"]);
+    top.until_shown("no lock is held");
+    server.stop();
+    top.until_gone("looked 0s ago");
+    top.signal(Signal::TERM);
+    assert_eq!(top.end(), 143);
+    assert!(top.is_restored());
+    server.cont();
+}
+
+#[test]
+fn it_is_suspended_with_the_terminal_restored_and_comes_back() {
+    let server = RedisServer::start();
+    let mut top = top(&server);
+    top.until_shown("no lock is held");
+    for round in 0..3 {
+        if round == 1 {
+            top.signal(Signal::TSTP)
+        } else {
+            top.press("\x1a")
+        }
+        eventually("it is stopped", CEILING, || top.state() == Some('T'));
+        eventually("the terminal is restored", CEILING, || top.is_restored());
+        top.signal(Signal::CONT);
+        top.until_shown("no lock is held");
+        eventually("the terminal is taken", CEILING, || top.is_taken());
+    }
+    top.press("q");
+    assert_eq!(top.end(), 0);
+    assert!(top.is_restored());
+}
+
+#[test]
+fn arguments_that_cannot_work_are_told_on_a_restored_terminal() {
+    let server = RedisServer::start();
+    let long = "x".repeat(5_000);
+    for (args, part) in [
+        (&["top", "--interval", "1ms"][..], "--interval"),
+        (&["top", "--interval", "30days"], "--interval"),
+        (&["top", "--prefix", &long], "prefix"),
+        (&["top", &long], "pattern"),
+        (&["top", "--url", "nonsense://"], "distlock: "),
+    ] {
+        let mut top = Pty::start_with(100, 24, args, &[("DISTLOCK_URL", &server.url())]);
+        assert_eq!(top.end(), 64, "{}", top.screen());
+        assert!(top.is_restored() && top.screen().contains(part), "{}", top.screen());
+    }
+}
+
+#[test]
+fn without_a_terminal_it_points_to_the_list() {
+    let server = RedisServer::start();
+    let output = Command::new(env!("CARGO_BIN_EXE_distlock"))
+        .args(["top", "--url", &server.url()])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(64), &b""[..]));
+    assert!(said.starts_with("distlock: ") && said.contains("terminal") && said.contains("distlock ls"), "{said}");
+}
+
+#[test]
+fn nothing_is_logged_into_the_picture() {
+    let server = RedisServer::start();
+    let args = ["top", "--url", &server.url(), "--interval", "100ms"];
+    let top = Pty::start_with(100, 24, &args, &[("DISTLOCK_LOG", "trace")]);
+    top.until_shown("no lock is held");
+    server.kill();
+    top.until_shown("NO ANSWER for");
+    top.until_gone(" 0s");
+    let transcript = top.transcript();
+    assert!(!["TRACE", "DEBUG", "WARN", "INFO"].iter().any(|level| transcript.contains(level)), "{}", top.screen());
+}
