@@ -15,10 +15,7 @@ pub(crate) fn config(servers: &Servers) -> Result<Config, Failure> {
 /// The same for these servers, where there are any.
 pub(crate) fn config_at(servers: &Servers, urls: &[String]) -> Result<Config, Failure> {
     if urls.iter().any(|url| has_password(url)) {
-        return Err(Failure::usage(
-            "there is a password on the command line, where every user of this machine can read it; \
-             put the URL into DISTLOCK_URL, or the password into a file for --password-file",
-        ));
+        return Err(password_on_the_command_line());
     }
     let mut config = match urls {
         [] => Config::from_env(),
@@ -40,8 +37,15 @@ pub(crate) fn manager(servers: &Servers) -> Result<RedisMgr, Failure> {
     Ok(RedisMgr::new(config(servers)?)?)
 }
 
+pub(crate) fn password_on_the_command_line() -> Failure {
+    Failure::usage(
+        "there is a password on the command line, where every user of this machine can read it; \
+         put the URL into DISTLOCK_URL, or the password into a file for --password-file",
+    )
+}
+
 /// Whether it looks as if there were one in any of the URLs; one that cannot be read may have one anywhere.
-fn has_password(urls: &str) -> bool {
+pub(crate) fn has_password(urls: &str) -> bool {
     let rest = urls.split_once("://").map_or(urls, |(_, rest)| rest);
     // Behind each scheme stands a URL, up to the comma and the scheme of the next.
     rest.split("://").any(|url| {

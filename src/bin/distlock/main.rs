@@ -26,6 +26,7 @@ use clap::Parser as _;
 
 use self::{
     args::{Args, Command},
+    connect::{has_password, password_on_the_command_line},
     exit::{Exit, Failure, Outcome},
 };
 
@@ -35,6 +36,14 @@ fn main() -> ExitCode {
     }
     let args = match Args::try_parse() {
         Ok(args) => args,
+        // What is wrong with an argument is said by repeating it.
+        Err(error)
+            if error.use_stderr()
+                && std::env::args_os()
+                    .any(|arg| arg.to_str().is_some_and(|arg| arg.contains("://") && has_password(arg))) =>
+        {
+            return leave(Err(password_on_the_command_line()));
+        }
         Err(error) => {
             // Help and the version are no errors, and go to standard output.
             let exit = if error.use_stderr() { Exit::Usage } else { Exit::Fine };

@@ -40,7 +40,8 @@ fn escaped(json: &str) -> String {
 
 /// Says a sentence on standard error. Who closed it does not want to know.
 pub(crate) fn say(sentence: &str) {
-    let _ = writeln!(std::io::stderr().lock(), "distlock: {sentence}");
+    // In one piece, so that it is not torn by what the command writes.
+    let _ = std::io::stderr().write_all(format!("distlock: {sentence}\n").as_bytes());
 }
 
 #[cfg(test)]

@@ -152,6 +152,11 @@ fn a_password_on_the_command_line_is_refused_and_not_repeated() {
         &["show", "x", "--url", "redis://h", "--url", &url],
         &["doctor", &url],
         &["bench", &url],
+        &["run", "x", "--url", &url, "--", "true"],
+        // Misplaced, where it would be repeated by whoever complains of it.
+        &[&url, "ls"],
+        &["ls", "--uri", &url],
+        &["release", "x", &url],
     ] {
         let ended = run(distlock(args)).with(64).only_says("DISTLOCK_URL");
         tells_no_secret(&ended);

@@ -78,6 +78,13 @@ impl<'a> Supervisor<'a> {
         loop {
             let now = clock::since_boot();
             self.reassure(now);
+            if self.course.has_ended() {
+                // First of all: to a group that is gone, nothing must be sent. Its number may be somebody else's.
+                if !self.group().is_alive() {
+                    break;
+                }
+                self.group().send(self.course.leftovers(now));
+            }
             let too_long = self.course.is_too_long();
             let signals = self.course.tick(now);
             if self.course.is_too_long() && !too_long {
@@ -85,12 +92,6 @@ impl<'a> Supervisor<'a> {
                 end_it(&format!("the command under lock \"{name}\" has run for longer than --max-hold"));
             }
             self.group().send(signals);
-            if self.course.has_ended() {
-                if !self.group().is_alive() {
-                    break;
-                }
-                self.group().send(self.course.leftovers(now));
-            }
             let pause = self.next().saturating_sub(now);
             select! {
                 recv(self.heard) -> signal => signal.into_iter().for_each(|signal| self.hear(signal)),
