@@ -48,7 +48,7 @@ fn once(mgr: &RedisMgr, name: &str) -> Result<Handover, String> {
 /// Until somebody waits, or has given up and can say why.
 fn in_line(mgr: &RedisMgr, name: &str, gave_up: impl Fn() -> bool) -> Result<(), String> {
     let started = clock::now();
-    while started.elapsed() < PATIENCE && !gave_up() {
+    while clock::now().duration_since(started) < PATIENCE && !gave_up() {
         match mgr.holder(name) {
             Ok(Some(holder)) if holder.waiters().is_some_and(|waiters| waiters > 0) => return Ok(()),
             Ok(_) => clock::pause(LOOK_EVERY),
