@@ -50,16 +50,17 @@ impl LockKey {
 
     /// The list of waiters, first in first out.
     pub(crate) fn queue(&self) -> [&str; 3] {
-        self.beside("distlock:queue:{", "distlock:queue:")
+        self.beside("distlock:queue:{", "distlock:queue::")
     }
 
     /// The last fencing token.
     pub(crate) fn fence(&self) -> [&str; 3] {
-        self.beside("distlock:fence:{", "distlock:fence:")
+        self.beside("distlock:fence:{", "distlock:fence::")
     }
 
     /// No lock key begins like these, so that no name can collide with another lock's auxiliary key. The
-    /// braces put all keys of a lock in one cluster slot; a name with a hash tag of its own keeps that tag.
+    /// braces put all keys of a lock in one cluster slot; a name with a hash tag of its own keeps that tag, behind two
+    /// colons, for `{a}` is a name too, and must not share with `a`.
     fn beside<'a>(&'a self, tagging: &'a str, tagged: &'a str) -> [&'a str; 3] {
         if has_hash_tag(&self.lock) { [tagged, &self.lock, ""] } else { [tagging, &self.lock, "}"] }
     }
@@ -91,10 +92,16 @@ mod tests {
         assert_eq!(keys("lock:", "a"), ["lock:a", "distlock:queue:{lock:a}", "distlock:fence:{lock:a}"]);
         assert_eq!(
             keys("lock:", "{user:1}:cart"),
-            ["lock:{user:1}:cart", "distlock:queue:lock:{user:1}:cart", "distlock:fence:lock:{user:1}:cart"]
+            ["lock:{user:1}:cart", "distlock:queue::lock:{user:1}:cart", "distlock:fence::lock:{user:1}:cart"]
         );
         assert_eq!(keys("", "my_resource")[0], "my_resource");
         assert_eq!(keys("lock:", "{}x")[1], "distlock:queue:{lock:{}x}");
+    }
+
+    #[test]
+    fn a_name_in_braces_is_another_name() {
+        let (bare, braced) = (keys("", "a"), keys("", "{a}"));
+        assert!(bare.iter().all(|key| !braced.contains(key)), "{bare:?} and {braced:?}");
     }
 
     #[test]

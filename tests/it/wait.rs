@@ -229,6 +229,37 @@ fn a_deleted_key_lets_a_waiter_in() {
     assert!(next.fencing_token() > guard.fencing_token());
 }
 
+/// Without a prefix `{a}` is a name beside `a`; with one line for both, a release of one would hand the other on.
+#[test]
+fn a_name_in_braces_has_a_line_of_its_own() {
+    let server = RedisServer::start();
+    let mgr = RedisMgr::new(patient(server.url()).prefix("")).unwrap();
+    let (bare, braced) = (mgr.lock("a").unwrap(), mgr.lock("{a}").unwrap());
+    let waiting = in_thread(&mgr, "{a}", |mgr, name| mgr.lock(name).unwrap());
+    let waiters = || mgr.holder("{a}").unwrap().and_then(|holder| holder.waiters());
+    eventually("it stands in line", CEILING, || waiters() == Some(1));
+    assert_eq!(mgr.holder("a").unwrap().unwrap().waiters(), Some(0));
+    bare.release().unwrap().unwrap_released();
+    drop(mgr.try_lock("a").unwrap());
+    assert_eq!(mgr.holder("{a}").unwrap().unwrap().id(), braced.id().as_str());
+    braced.release().unwrap().unwrap_released();
+    assert!(waiting.join().unwrap().is_held());
+}
+
+/// The lock is free for a moment, and somebody stands in line who has not noticed yet.
+#[test]
+fn a_newcomer_does_not_pass_the_line() {
+    let server = RedisServer::start();
+    let (mgr, other, newcomer) = (manager(&server), manager(&server), manager(&server));
+    let guard = mgr.lock("x").unwrap();
+    let waiting = waiter(&server, &other, "x");
+    server.cli(&["DEL", LOCK]);
+    let error = newcomer.try_lock("x").unwrap_err();
+    let next = waiting.join().unwrap().unwrap();
+    assert_eq!(error.holder().map(|holder| holder.id()), Some(next.id().as_str()), "{error:?}");
+    drop(guard);
+}
+
 #[test]
 fn a_lease_that_runs_out_lets_a_waiter_in() {
     let server = RedisServer::start();
