@@ -3,7 +3,7 @@ CARGO ?= cargo
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-redlock test bench screenshot check
+.PHONY: help demo demo-redlock test storm bench screenshot check
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +20,10 @@ test: ## all tests, on real servers that are started and ended with them
 	@tools/need-redis.sh
 	$(CARGO) test --all-features $(ARGS)
 	$(CARGO) test --all-features --bench table
+
+storm: ## processes, servers and the network ill-treated at random, on one server and on five; ARGS=--help says more
+	@tools/need-redis.sh
+	$(CARGO) test --test storm -- brew $(ARGS)
 
 bench: ## the table of speeds, with the raw figures beside
 	@tools/need-redis.sh

@@ -7,6 +7,8 @@
 mod common;
 #[path = "demo/mod.rs"]
 mod demo;
+#[path = "../tests/history/mod.rs"]
+mod history;
 
 use std::{process::ExitCode, time::Duration};
 

@@ -301,7 +301,8 @@ fn check_nodes(endpoints: &[Arc<Endpoint>]) -> Result<()> {
     }
     let nodes = endpoints.len();
     if nodes.is_multiple_of(2) {
-        log::warn!(
+        say!(
+            warn,
             "{nodes} nodes survive the loss of {} like {} nodes do, and one more can fail: use an odd number",
             (nodes - 1) / 2,
             nodes - 1

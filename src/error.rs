@@ -291,6 +291,9 @@ impl fmt::Display for LockError {
 
 /// What to do about an error of the server's, where we know.
 fn advice(code: &str, message: &str) -> Option<&'static str> {
+    if message.contains("one of the keys") {
+        return Some("grant the rights listed in the README: here to the keys of its prefix, and to distlock:*");
+    }
     // Rights that are missing inside a script come back as a plain ERR.
     if code == "NOPERM"
         || message.contains("NOPERM")
@@ -298,6 +301,11 @@ fn advice(code: &str, message: &str) -> Option<&'static str> {
         || message.contains("executing the script can")
     {
         return Some("grant the rights listed in the README");
+    }
+    if message.contains("nknown command") || message.contains("Unknown Redis command") {
+        return Some(
+            "it takes Redis 6.2 or newer, or any Valkey, with the commands listed in the README under their names",
+        );
     }
     match code {
         "NOAUTH" => Some("put a password into the URL"),

@@ -158,7 +158,7 @@ impl Drop for LockGuard {
     fn drop(&mut self) {
         let Some((kept, service)) = self.take_apart() else { return };
         if let Some(Err(error)) = service.core_for_ending().map(|core| core.let_go(kept, share(&service, core))) {
-            log::warn!("releases lock {} in the background: {error}", Quoted(self.name()));
+            say!(warn, "releases lock {} in the background: {error}", Quoted(self.name()));
         }
     }
 }

@@ -80,6 +80,8 @@ impl Holder {
     }
 
     /// [`held_for`](Self::held_for) before now, on the local wall clock: for people, not for arithmetic.
+    ///
+    /// `None` also where that is before 1970: some clock is far off.
     pub fn since(&self) -> Option<SystemTime> {
         // Somebody else's token can make a lock older than time, which could not be written down.
         clock::wall().checked_sub(self.held_for?).filter(|since| *since >= SystemTime::UNIX_EPOCH)

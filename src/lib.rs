@@ -143,6 +143,9 @@
 #![warn(clippy::print_stdout, clippy::print_stderr, clippy::panic, clippy::unwrap_used, clippy::expect_used)]
 #![cfg_attr(test, allow(clippy::panic, clippy::unwrap_used))]
 
+#[macro_use]
+mod say;
+
 mod acquire;
 mod answer;
 mod clock;

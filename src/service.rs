@@ -165,11 +165,14 @@ impl Core {
         let observer = self.redlock.observer();
         observer.attempted(name, &claim.id, terms.wait);
         let wait = Wait::begin(name, &claim.id);
+        let patience = terms.wait.unwrap_or(Duration::MAX).saturating_add(self.operation_timeout());
+        let hard_limit = clock::now().saturating_add(patience);
+        let left = || self.operation_timeout().min(hard_limit.after(clock::now()));
         let (grant, contended) = match self.acquirer.run(&claim, terms.wait) {
             Ok(granted) => granted,
             Err(failed) => {
                 if let Some(leftover) = &failed.leftover {
-                    self.withdraw(&claim, &leftover.waiter, leftover.nodes, leftover.late_until);
+                    self.withdraw(&claim, &leftover.waiter, leftover.nodes, leftover.late_until, left());
                 }
                 observer.not_acquired(name, &claim.id, wait.end("not acquired"), &failed.error);
                 return Err(failed.error);
@@ -197,7 +200,7 @@ impl Core {
             }
             None => {
                 // Shut down in between. The lock goes back as if it had never been ours, or expires.
-                let _ = self.release_claim(&lease, true, self.operation_timeout()).0;
+                let _ = self.release_claim(&lease, true, left()).0;
                 observer.not_acquired(name, &lease.claim.id, waited, &LockError::Shutdown);
                 Err(LockError::Shutdown)
             }
@@ -265,7 +268,7 @@ impl Core {
                 // A renewal may have been applied without our knowing.
                 let claim = &kept.lease.claim;
                 let waiter = if kept.lease.in_line { self.acquirer.waiter(claim) } else { String::new() };
-                self.withdraw(claim, &waiter, kept.lease.nodes(), clock::now());
+                self.withdraw(claim, &waiter, kept.lease.nodes(), clock::now(), patience);
                 Ok(())
             }
             Some(_) => Ok(()),
@@ -400,15 +403,15 @@ impl Core {
         Ok(released)
     }
 
-    /// Makes nodes forget a claim that came to nothing.
-    fn withdraw(&self, claim: &Claim, waiter: &str, nodes: NodeSet, late_until: Moment) {
+    /// Makes nodes forget a claim that came to nothing. Takes at most `patience`.
+    fn withdraw(&self, claim: &Claim, waiter: &str, nodes: NodeSet, late_until: Moment, patience: Duration) {
         if !self.renewer.undo(claim, waiter, nodes, late_until) {
             // Shut down: nobody is left to do it in the background. What fails is left to expire.
             let leaving =
                 Leaving { key: &claim.key, id: claim.id.as_str(), waiter, was_held: false, open: NodeSet::NONE };
-            let ending = self.redlock.release(&mut self.redlock.reserved(), leaving, self.operation_timeout());
+            let ending = self.redlock.release(&mut self.redlock.reserved(), leaving, patience);
             if let Err(trouble) = ending.outcome {
-                log::debug!("left {:?} to expire: {trouble}", claim.key);
+                say!(debug, "left {:?} to expire: {trouble}", claim.key);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Which nodes voted when, as the record has it.
 
-use super::record::{Change, Event, Record};
+use crate::history::{Change, Event, Record};
 
 /// One node.
 #[derive(Debug, Default)]

@@ -1,9 +1,7 @@
 //! What each child is doing now, put together from the record.
 
-use super::{
-    record::{Event, Record},
-    screen::{Palette, span},
-};
+use super::screen::{Palette, span};
+use crate::history::{Event, Record};
 
 #[derive(Debug)]
 pub(crate) struct Board {
@@ -67,7 +65,7 @@ impl Board {
 
     /// Takes a record in. What is worth a line of its own where nothing can be redrawn is returned.
     pub(crate) fn apply(&mut self, record: &Record) -> Option<String> {
-        let index = usize::try_from(record.child).ok()?.checked_sub(1)?;
+        let index = usize::try_from(record.seat).ok()?.checked_sub(1)?;
         let seat = self.seats.get_mut(index)?;
         let before = seat.state;
         let news = seat.apply(record, before)?;
@@ -141,7 +139,8 @@ impl Seat {
                 Some("was continued".into())
             }
             Event::Again { why } => Some(format!("asks again: {why}")),
-            Event::Plan { .. } | Event::Node { .. } => None,
+            // What a larger party writes down.
+            _ => None,
         }
     }
 

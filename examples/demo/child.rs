@@ -7,10 +7,12 @@ use distlock::{LockGuard, RedisMgr};
 use super::{
     LOCK,
     args::Child,
-    record::{Event, Journal},
     resource::{Resource, Work},
 };
-use crate::common::{Outcome, nanos, now, work_for};
+use crate::{
+    common::{Outcome, nanos, now, work_for},
+    history::{Event, Journal},
+};
 
 pub(crate) fn run(args: &Child) -> Outcome {
     thread::spawn(|| {
@@ -63,7 +65,7 @@ impl Worker {
         let token = guard.fencing_token();
         let Some(deadline) = believes(&guard, entered) else { return self.lost(&guard) };
         let enter = Event::Enter { deadline, token: token.0, id: guard.id().to_string() };
-        self.journal.write_as_of(entered, self.child, self.pid, enter)?;
+        self.journal.note_as_of(entered, self.child, self.pid, enter)?;
 
         let read = resource.read(token)?;
         let end = now() + nanos(work.once());
@@ -102,7 +104,7 @@ impl Worker {
         let before = now();
         let deadline = believes(guard, before);
         if let Some(deadline) = deadline {
-            self.journal.write_as_of(before, self.child, self.pid, Event::Look { deadline })?;
+            self.journal.note_as_of(before, self.child, self.pid, Event::Look { deadline })?;
         }
         Ok(deadline)
     }
@@ -110,11 +112,11 @@ impl Worker {
     fn lost(&self, guard: &LockGuard) -> Outcome {
         let at = now();
         let why = guard.lost().recv().map_or_else(|_| "released".to_owned(), |why| why.to_string());
-        Ok(self.journal.write_as_of(at, self.child, self.pid, Event::Lost { why })?)
+        Ok(self.journal.note_as_of(at, self.child, self.pid, Event::Lost { why })?)
     }
 
     fn tell(&self, event: Event) -> Outcome {
-        Ok(self.journal.write(self.child, self.pid, event)?)
+        Ok(self.journal.note(self.child, self.pid, event)?)
     }
 }
 

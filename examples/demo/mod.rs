@@ -10,7 +10,6 @@ mod judge;
 mod nodes;
 mod outages;
 mod parent;
-mod record;
 mod resource;
 mod screen;
 mod servers;
@@ -20,10 +19,12 @@ use std::{env, path::Path, process::ExitCode, time::Duration};
 
 use args::Command;
 use judge::Verdict;
-use record::{Reader, Record};
 use screen::{Palette, say};
 
-use crate::common::Outcome;
+use crate::{
+    common::Outcome,
+    history::{Reader, Record, Story},
+};
 
 /// The name of the lock.
 const LOCK: &str = "my_resource";
@@ -69,8 +70,9 @@ fn read(record: &Path) -> Outcome<Vec<Record>> {
 
 fn conclude(records: &[Record]) -> Outcome<bool> {
     let palette = Palette::of_stdout();
-    let verdict = Verdict::of(records);
-    if verdict.holds.is_empty() {
+    let story = Story::of(records);
+    let verdict = Verdict::of(&story, records);
+    if story.holds.is_empty() {
         return Err("nobody ever held the lock, so there is nothing to judge".into());
     }
     say(&timeline::draw(records, &verdict, palette));

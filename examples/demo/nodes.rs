@@ -2,10 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::{
-    record::{Change, Event, Record},
-    screen::{Palette, span},
-};
+use super::screen::{Palette, span};
+use crate::history::{Change, Event, Record};
 
 #[derive(Debug)]
 pub(crate) struct Nodes {
@@ -63,7 +61,7 @@ impl Nodes {
     /// Takes a record in. What is worth a line of its own where nothing can be redrawn is returned.
     pub(crate) fn apply(&mut self, record: &Record) -> Option<String> {
         let Event::Node { node, change } = record.event else {
-            self.children.insert(record.pid, record.child);
+            self.children.insert(record.pid, record.seat);
             return None;
         };
         let seat = self.seats.get_mut(node.checked_sub(1)?)?;

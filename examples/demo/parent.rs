@@ -17,11 +17,13 @@ use super::{
     chaos::{Blow, Chaos},
     nodes::Nodes,
     outages::{Outages, Step},
-    record::{Change, Event, Journal, Reader, Record},
     screen::{LiveBlock, Palette, say},
     servers::Servers,
 };
-use crate::common::{Outcome, Watchdog, nanos, now, work_for};
+use crate::{
+    common::{Outcome, Watchdog, nanos, now, work_for},
+    history::{Change, Event, Journal, Reader, Record},
+};
 
 /// How often the record is read.
 const LOOK: Duration = Duration::from_millis(5);
@@ -127,7 +129,7 @@ fn introduce(demo: &Demo, servers: &Servers<'_>) -> String {
 
 impl Demonstration<'_> {
     fn run(&mut self) -> Outcome {
-        self.journal.write(0, std::process::id(), Event::Plan { children: self.demo.children })?;
+        self.journal.note(0, std::process::id(), Event::Plan { children: self.demo.children })?;
         for child in 1..=self.demo.children {
             self.start(child, self.demo.rounds)?;
         }
@@ -213,7 +215,7 @@ impl Demonstration<'_> {
 
     fn tell_of_node(&mut self, node: usize, change: Change) -> Outcome {
         let pid = self.servers.nodes()[node - 1].pid().unwrap_or(0);
-        self.journal.write(0, pid, Event::Node { node, change })?;
+        self.journal.note(0, pid, Event::Node { node, change })?;
         self.read_on()?;
         Ok(())
     }
@@ -251,12 +253,12 @@ impl Demonstration<'_> {
             Blow::Stop => {
                 running.signal(Signal::STOP)?;
                 running.continue_at = Some(now() + nanos(self.demo.ttl.mul_f64(STOP_FACTOR)));
-                self.journal.write(child, running.pid(), Event::Stopped)?;
+                self.journal.note(child, running.pid(), Event::Stopped)?;
             }
             Blow::Kill => {
                 let pid = running.pid();
                 drop(self.running.swap_remove(index));
-                self.journal.write(child, pid, Event::Killed)?;
+                self.journal.note(child, pid, Event::Killed)?;
                 // What it wrote last decides how many rounds are left to its successor.
                 self.read_on()?;
                 let seat = self.board.seats.iter().find(|seat| seat.child == child);
@@ -270,7 +272,7 @@ impl Demonstration<'_> {
         for running in &mut self.running {
             if running.continue_at.is_some_and(|at| now() >= at) {
                 running.continue_at = None;
-                self.journal.write(running.child, running.pid(), Event::Continued)?;
+                self.journal.note(running.child, running.pid(), Event::Continued)?;
                 running.signal(Signal::CONT)?;
             }
         }

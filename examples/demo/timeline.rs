@@ -6,10 +6,10 @@ use distlock::LockId;
 
 use super::{
     availability,
-    judge::{Hold, Verdict},
-    record::{Event, Record},
+    judge::Verdict,
     screen::{Palette, span},
 };
+use crate::history::{Event, Hold, Record};
 
 const COLUMNS: u64 = 80;
 const BLOCKS: u64 = 4;
@@ -38,10 +38,10 @@ struct Track<'a> {
     losses: Vec<u64>,
 }
 
-pub(crate) fn draw(records: &[Record], verdict: &Verdict, palette: Palette) -> String {
+pub(crate) fn draw(records: &[Record], verdict: &Verdict<'_>, palette: Palette) -> String {
     let start = records.iter().map(|record| record.at).min().unwrap_or(0);
     let end = records.iter().map(|record| record.at).max().unwrap_or(0);
-    let children: BTreeSet<u32> = records.iter().map(|record| record.child).filter(|child| *child > 0).collect();
+    let children: BTreeSet<u32> = records.iter().map(|record| record.seat).filter(|child| *child > 0).collect();
     let length = end - start + 1;
     let column = SCALES_MS.into_iter().map(|ms| ms * 1_000_000).find(|column| length <= column * COLUMNS * BLOCKS);
     let column = column.unwrap_or_else(|| length.div_ceil(COLUMNS * BLOCKS));
@@ -94,11 +94,11 @@ pub(crate) fn draw(records: &[Record], verdict: &Verdict, palette: Palette) -> S
     text
 }
 
-fn track<'a>(child: u32, records: &[Record], verdict: &'a Verdict, end: u64) -> Track<'a> {
+fn track<'a>(child: u32, records: &[Record], verdict: &Verdict<'a>, end: u64) -> Track<'a> {
     let mut track =
-        Track { holds: verdict.holds.iter().filter(|hold| hold.child == child).collect(), ..Track::default() };
+        Track { holds: verdict.story.holds.iter().filter(|hold| hold.seat == child).collect(), ..Track::default() };
     let (mut asked, mut stopped) = (None, None);
-    for record in records.iter().filter(|record| record.child == child) {
+    for record in records.iter().filter(|record| record.seat == child) {
         match record.event {
             Event::Wait => asked = Some(record.at),
             Event::Enter { .. } => track.waits.extend(asked.take().map(|asked| (asked, record.at))),
@@ -171,22 +171,22 @@ fn ruler(from: u64, column: u64, columns: u64) -> String {
     ruler.trim_end().to_owned()
 }
 
-fn list(verdict: &Verdict, start: u64, palette: Palette) -> String {
+fn list(verdict: &Verdict<'_>, start: u64, palette: Palette) -> String {
     let mut text = format!("\n{}  in the order of entering\n\n", palette.bold("Holders"));
     text.push_str(&palette.dim("       from       for  child  token             end     identifier\n"));
-    for hold in verdict.holds.iter().take(LISTED) {
+    for hold in verdict.story.holds.iter().take(LISTED) {
         text.push_str(&format!(
             "  {:>7.3} s  {:>8}  {:<5}  {:<16}  {:<6}  {}\n",
             (hold.from - start) as f64 / 1e9,
             span(hold.until - hold.from),
-            hold.child,
+            hold.seat,
             hold.token,
             hold.end.word(),
             palette.dim(shortened(&hold.id))
         ));
     }
-    if verdict.holds.len() > LISTED {
-        text.push_str(&format!("  and {} more\n", verdict.holds.len() - LISTED));
+    if verdict.story.holds.len() > LISTED {
+        text.push_str(&format!("  and {} more\n", verdict.story.holds.len() - LISTED));
     }
     text
 }

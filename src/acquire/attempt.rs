@@ -353,7 +353,7 @@ impl<'a> Attempt<'a> {
         let reading = self.on.redlock.node(self.order).reading()?;
         let deadline = deadline_of_grant(&reading, handover.granted_at_us, px, now);
         if handover.granted_at_us < self.queued_at_us || deadline.after(now) < px / 4 {
-            log::debug!("a grant of {:?} came too late to be used", self.claim.key);
+            say!(debug, "a grant of {:?} came too late to be used", self.claim.key);
             return None;
         }
         let mut votes = Votes::new(1);

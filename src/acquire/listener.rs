@@ -68,6 +68,8 @@ struct Wire {
     heard_at: Moment,
     /// When the server was asked whether it is there, while it has not answered.
     asked_at: Option<Moment>,
+    /// Somebody has sent what is no grant. That is told once, however much of it comes.
+    strange: bool,
 }
 
 impl Listener {
@@ -178,7 +180,7 @@ impl Listener {
         }
         let breaker = connection.breaker().map_err(|error| Failure::unclear(error.into()))?;
         let now = clock::now();
-        Ok((Wire { node: index, connection, opened_at: now, heard_at: now, asked_at: None }, breaker))
+        Ok((Wire { node: index, connection, opened_at: now, heard_at: now, asked_at: None, strange: false }, breaker))
     }
 
     fn opened(&self, opened: Result<(Wire, Breaker), Failure>, opener: &Slot) -> bool {
@@ -198,7 +200,7 @@ impl Listener {
                 state.breaker = Some(breaker);
                 drop(state);
                 if troubled {
-                    log::info!("hears of grants from {} again", self.redlock.node(order).label());
+                    say!(info, "hears of grants from {} again", self.redlock.node(order).label());
                 }
                 // Whoever waited through a gap may have been passed over in it.
                 self.mailbox.others_look_again(opener);
@@ -212,7 +214,7 @@ impl Listener {
                 drop(state);
                 if first {
                     let (server, reason) = (self.redlock.label(), failure.reason);
-                    log::warn!("cannot hear of grants from {server}: {reason}; waiters look by themselves");
+                    say!(warn, "cannot hear of grants from {server}: {reason}; waiters look by themselves");
                 }
                 false
             }
@@ -291,13 +293,16 @@ impl Listener {
             }
             match wire.hear(now, until, self.redlock.operation_timeout()) {
                 Ok(message) => {
-                    if let Some(message) = message {
-                        self.dispatch(&message);
+                    if let Some(message) = message
+                        && !self.dispatch(&message)
+                        && !std::mem::replace(&mut wire.strange, true)
+                    {
+                        say!(warn, "ignores messages on {} that are not grants", self.channel);
                     }
                     if !self.should_move(&wire) {
                         continue;
                     }
-                    log::debug!("waits on {} from now on", self.redlock.node(self.redlock.preferred()).label());
+                    say!(debug, "waits on {} from now on", self.redlock.node(self.redlock.preferred()).label());
                     drop(wire);
                     self.give_back(None);
                     if !self.open(until, slot) {
@@ -310,7 +315,7 @@ impl Listener {
                     drop(wire);
                     self.give_back(None);
                     self.judge(opened_at);
-                    log::debug!("lost the line to {}: {}", self.redlock.node(order).label(), failure.reason);
+                    say!(debug, "lost the line to {}: {}", self.redlock.node(order).label(), failure.reason);
                     // News may have come together with the end; else everybody has to look. If the line can be
                     // opened again, opening it has told the others.
                     if !self.open(until, slot) {
@@ -327,19 +332,17 @@ impl Listener {
         self.redlock.should_leave(wire.node) && clock::now().after(wire.opened_at) >= LASTING
     }
 
-    fn dispatch(&self, message: &Value) {
-        let Value::Array(parts) = message else { return };
+    /// False if it is none of ours.
+    fn dispatch(&self, message: &Value) -> bool {
+        let Value::Array(parts) = message else { return true };
         if let [Value::BulkString(kind), _, Value::BulkString(payload)] = parts.as_slice()
             && kind == b"message"
         {
-            match GrantNews::parse(payload) {
-                Some(news) => {
-                    let grant = Handover { token: news.token, granted_at_us: news.granted_at_us, px_ms: news.px_ms };
-                    self.mailbox.deliver(news.id, grant);
-                }
-                None => log::warn!("ignores a message on {} that is not a grant", self.channel),
-            }
+            let Some(news) = GrantNews::parse(payload) else { return false };
+            let grant = Handover { token: news.token, granted_at_us: news.granted_at_us, px_ms: news.px_ms };
+            self.mailbox.deliver(news.id, grant);
         }
+        true
     }
 }
 

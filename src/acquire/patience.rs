@@ -22,6 +22,9 @@ const RETRY_MAX: Duration = Duration::from_millis(500);
 /// The same before votes are asked for again.
 const VOTE_MIN: Duration = Duration::from_micros(250);
 const VOTE_MAX: Duration = Duration::from_millis(64);
+/// How long to wait until what a lost vote had won has been given back: as long as the vote took, a few times over.
+const GIVE_BACK_MIN: Duration = Duration::from_millis(100);
+const GIVE_BACK_MAX: Duration = Duration::from_millis(500);
 
 /// What a waiter saw when it last looked.
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +70,12 @@ pub(crate) fn poll_pause(dice: u64) -> Duration {
     spread(Duration::from_millis(100), dice)
 }
 
+/// Until when to wait for nodes to confirm what is given back to them at `now`, after an ask that began at `asked`. Never
+/// longer than the call may take: what is not confirmed then is seen to in the background.
+pub(crate) fn give_back_until(asked: Moment, now: Moment, hard_limit: Moment) -> Moment {
+    now.saturating_add((now.after(asked) * 4).clamp(GIVE_BACK_MIN, GIVE_BACK_MAX)).min(hard_limit)
+}
+
 /// How often a waiter behind another one of its process makes sure that there is still one in front.
 pub(crate) fn tick(dice: u64) -> Duration {
     spread(Duration::from_secs(1), dice)
@@ -106,6 +115,16 @@ mod tests {
     fn the_head_looks_just_after_the_holder_can_have_expired() {
         let pause = pause(sight(300, 0, false), 7);
         assert!(pause >= Duration::from_millis(305) && pause < Duration::from_millis(340), "{pause:?}");
+    }
+
+    #[test]
+    fn giving_back_takes_no_longer_than_the_call() {
+        let at = |millis| START.saturating_add(Duration::from_millis(millis));
+        assert_eq!(give_back_until(START, at(1), Moment::NEVER), at(101));
+        assert_eq!(give_back_until(START, at(50), Moment::NEVER), at(250));
+        assert_eq!(give_back_until(START, at(900), Moment::NEVER), at(1400));
+        assert_eq!(give_back_until(START, at(900), at(1000)), at(1000));
+        assert_eq!(give_back_until(START, at(900), at(800)), at(800), "the request is sent all the same");
     }
 
     #[test]

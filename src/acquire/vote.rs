@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use super::{Acquirer, attempt::Attempt};
+use super::{Acquirer, attempt::Attempt, patience::give_back_until};
 use crate::{
     answer::NodeAnswer,
     clock::{self, Moment},
@@ -16,9 +16,6 @@ use crate::{
 
 /// No ask takes less time than this, however short the lease.
 const ASK_MIN: Duration = Duration::from_millis(50);
-/// How long to wait until what was won has been given back, at least.
-const GIVE_BACK_MIN: Duration = Duration::from_millis(100);
-const GIVE_BACK_MAX: Duration = Duration::from_millis(500);
 
 /// What the nodes said to an ask.
 pub(super) struct Ballot {
@@ -217,7 +214,7 @@ impl Attempt<'_> {
             return;
         }
         let now = clock::now();
-        let wait_until = now.saturating_add((now.after(asked) * 4).clamp(GIVE_BACK_MIN, GIVE_BACK_MAX));
+        let wait_until = give_back_until(asked, now, self.hard_limit());
         let deadline = deadline.max(wait_until);
         let round = Round { wait_until, ..Round::all(nodes, deadline) };
         let waiter = self.waiter();

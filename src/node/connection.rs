@@ -84,12 +84,16 @@ impl Connection {
     /// Closes the socket if a user's own commands went over it: they may have left a state behind.
     pub(crate) fn retire_if_lent(&mut self) {
         if std::mem::take(&mut self.lent) {
-            self.poison();
-            self.broken = None;
+            self.close();
         }
     }
 
-    /// Closes the socket; the next use opens another.
+    /// Closes the socket, which is as it should be; the next use opens another.
+    pub(crate) fn close(&mut self) {
+        (self.link, self.broken) = (None, None);
+    }
+
+    /// The same for one that is in doubt.
     pub(crate) fn poison(&mut self) {
         if let Some(link) = self.link.take() {
             self.broken = Some(link.opened_at);
@@ -127,7 +131,7 @@ impl Connection {
             self.poison();
             Failure { sent: false, ..failure }
         })?;
-        log::debug!("connected to {}", self.endpoint.label);
+        say!(debug, "connected to {}", self.endpoint.label);
         Ok(Some(greeting))
     }
 

@@ -2,6 +2,7 @@
 
 use std::{error::Error, fmt, io, time::Duration};
 
+use super::script::Script;
 use crate::text::Span;
 
 /// Every exchange is applied, not applied, or unknown; this is the "not" or the "unknown".
@@ -33,6 +34,29 @@ pub(crate) enum Reason {
     Resting,
 }
 
+/// Refusals before a request, or the first write of a script, is carried out.
+const BEFOREHAND: [&str; 19] = [
+    "ASK",
+    "BUSY",
+    "CLUSTERDOWN",
+    "CROSSSLOT",
+    "DENIED",
+    "LOADING",
+    "MASTERDOWN",
+    "MISCONF",
+    "MOVED",
+    "NOAUTH",
+    "NOPERM",
+    "NOREPLICAS",
+    "NOSCRIPT",
+    "OOM",
+    "READONLY",
+    "TRYAGAIN",
+    "UNKILLABLE",
+    "WRONGPASS",
+    "WRONGTYPE",
+];
+
 impl Failure {
     pub(crate) fn not_sent(error: io::Error) -> Failure {
         Failure { sent: false, reason: error.into() }
@@ -42,8 +66,10 @@ impl Failure {
         Failure { sent: true, reason }
     }
 
+    /// Most codes are only given before anything is done. Others also end a script half way, or come from a proxy that
+    /// does not know.
     pub(crate) fn refused(code: String, message: String) -> Failure {
-        Failure { sent: false, reason: Reason::Refused { code, message } }
+        Failure { sent: !BEFOREHAND.contains(&code.as_str()), reason: Reason::Refused { code, message } }
     }
 
     /// Whether trying again soon may help without anybody doing anything.
@@ -55,6 +81,28 @@ impl Failure {
             Reason::Unfit(_) => false,
             _ => true,
         }
+    }
+
+    /// The server is no master, so that another one must be.
+    pub(crate) fn is_about_a_replica(&self) -> bool {
+        matches!(&self.reason, Reason::Refused { code, .. } if matches!(code.as_str(), "READONLY" | "MASTERDOWN"))
+    }
+
+    /// The same would be said about whatever is asked.
+    pub(crate) fn is_about_the_server(&self) -> bool {
+        let Reason::Refused { code, .. } = &self.reason else { return true };
+        let codes = ["MISCONF", "NOREPLICAS", "OOM", "NOAUTH", "WRONGPASS", "CLUSTERDOWN", "UNKILLABLE"];
+        self.is_passing() || self.is_about_a_replica() || codes.contains(&code.as_str())
+    }
+
+    /// With the right in it that the user lacks, where the server does not say which.
+    pub(crate) fn naming(mut self, script: Option<&Script>) -> Failure {
+        if let (Reason::Refused { message, .. }, Some(script)) = (&mut self.reason, script)
+            && let Some(right) = script.missing_right(message)
+        {
+            message.push_str(&format!("; it takes {right}"));
+        }
+        self
     }
 
     /// The server does not know the script of this hash.

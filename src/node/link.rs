@@ -12,6 +12,8 @@ use crate::clock::{self, Moment};
 
 /// No reply of a script of ours comes near this; a longer one is a fault or an attack.
 const REPLY_BYTES_MAX: usize = 4 << 20;
+/// Of what has come when the time is over, this much is read still; a reply that somebody waited for is not longer.
+const LATE_BYTES_MAX: usize = 128 << 10;
 /// A timeout on the socket that is this much too long is not worth a system call to mend.
 const ARM_SLACK: Duration = Duration::from_millis(2);
 
@@ -51,7 +53,8 @@ impl Link {
         let started = clock::now();
         let spin_until = started.saturating_add(self.spin(spin_max));
         let Link { socket, parser, armed, .. } = self;
-        let mut reader = Bounded { socket, armed, until, spin_until, first_at: None, left: REPLY_BYTES_MAX };
+        let mut reader =
+            Bounded { socket, armed, until, spin_until, first_at: None, left: REPLY_BYTES_MAX, late: LATE_BYTES_MAX };
         let result = parser.parse_value(&mut reader);
         if let Some(first_at) = reader.first_at {
             self.used_at = first_at;
@@ -97,6 +100,8 @@ struct Bounded<'a> {
     spin_until: Moment,
     first_at: Option<Moment>,
     left: usize,
+    /// So many of them at most after that moment.
+    late: usize,
 }
 
 impl Bounded<'_> {
@@ -134,9 +139,17 @@ impl Read for Bounded<'_> {
         loop {
             let remaining = self.until.after(clock::now());
             if remaining.is_zero() {
-                // What has come in time is not late because nobody looked.
+                // What has come in time is not late because nobody looked; but more could be coming all the time.
+                self.left = self.left.min(self.late);
+                let room = room.min(self.left);
+                if room == 0 {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
                 return match self.socket.try_read(&mut buffer[..room]) {
-                    Ok(read) => Ok(self.took(read)),
+                    Ok(read) => {
+                        self.late -= read;
+                        Ok(self.took(read))
+                    }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(io::ErrorKind::TimedOut.into()),
                     Err(error) => Err(error),
                 };

@@ -162,7 +162,7 @@ impl RedisNode {
                 Finding::Fit => return Ok(()),
                 Finding::Quarantined(left) => {
                     let label = self.label();
-                    log::warn!("{label} may have lost its data in a restart; it does not vote for {}", Span(left));
+                    say!(warn, "{label} may have lost its data in a restart; it does not vote for {}", Span(left));
                     return Ok(());
                 }
                 Finding::Replica => "it is a replica, and nodes have to be masters that stand alone".to_owned(),
@@ -207,7 +207,13 @@ impl RedisNode {
         pending: Pending,
         reply: Value,
     ) -> Result<Answer<C::Reply>, Failure> {
-        connection.refuse_errors(&reply)?;
+        connection.refuse_errors(&reply).map_err(|failure| {
+            if failure.is_about_a_replica() {
+                // Its name may lead elsewhere by now.
+                connection.close();
+            }
+            failure.naming(call.script())
+        })?;
         match call.read(pending.nonce, reply) {
             Some(reply) => {
                 if let Some(server_us) = C::server_us(&reply) {

@@ -82,8 +82,62 @@ impl Script {
         number(out, keys as u64);
     }
 
+    /// What the user lacks whom the server has denied something in this script, as in `+get`. The server does not say, but
+    /// names the line; nothing at all where the script handed on what a protected call had come to.
+    pub(crate) fn missing_right(&self, message: &str) -> Option<String> {
+        const LINE: &str = "@user_script:";
+        if !message.contains("executing the script can") {
+            return None;
+        }
+        let digits =
+            |rest: &str| rest.split(|c: char| !c.is_ascii_digit()).next().and_then(|digits| digits.parse().ok());
+        let number = message.split_once(LINE).map(|(_, rest)| digits(rest.trim_start()).unwrap_or(0));
+        let lines = self.text.lines().zip(1_usize..);
+        let denied: Vec<&str> = match number {
+            Some(number) => {
+                lines.filter(|(_, line)| *line == number).flat_map(|(line, _)| calls(line, "call('")).collect()
+            }
+            None => lines.flat_map(|(line, _)| calls(line, "pcall('")).collect(),
+        };
+        let mut rights: Vec<String> = Vec::new();
+        // It is no error to lack the right to publish.
+        for command in denied.into_iter().filter(|command| *command != "PUBLISH") {
+            let right = format!("+{}", command.to_ascii_lowercase());
+            if !rights.contains(&right) {
+                rights.push(right);
+            }
+        }
+        (!rights.is_empty()).then(|| rights.join(" or "))
+    }
+
     #[cfg(test)]
     pub(super) fn hash(&self) -> &str {
         &self.hash
+    }
+}
+
+/// The commands that a line of a script calls in this way.
+fn calls<'a>(line: &'a str, how: &'a str) -> impl Iterator<Item = &'a str> {
+    line.match_indices(how).filter_map(move |(at, _)| line[at + how.len()..].split('\'').next())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_right_is_found_by_its_line_or_among_the_protected_calls() {
+        let denied = "The user executing the script can't run this command or subcommand";
+        let at = |script: &Script, call: &str| {
+            let line = script.text.lines().position(|line| line.contains(call)).unwrap() + 1;
+            script.missing_right(&format!("{denied} script: 81f6, on @user_script:{line}."))
+        };
+        assert_eq!(at(&ACQUIRE, "call('RPUSH'").as_deref(), Some("+rpush"));
+        assert_eq!(at(&RENEW, "call('PEXPIRE'").as_deref(), Some("+pexpire"));
+        assert_eq!(ACQUIRE.missing_right(denied).as_deref(), Some("+get"));
+        assert_eq!(SURVEY.missing_right(denied).as_deref(), Some("+get or +llen"));
+        for nonsense in ["", "no", &format!("{denied} @user_script:99999999999999999999999"), "@user_script:12"] {
+            assert_eq!(ACQUIRE.missing_right(nonsense), None, "{nonsense}");
+        }
     }
 }

@@ -155,15 +155,22 @@ fn keep_watch(stream: &TcpStream) -> io::Result<()> {
 fn connect_unix(path: &Path, deadline: Moment) -> io::Result<UnixStream> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-    let left = deadline.after(clock::now());
-    if left.is_zero() {
-        return Err(io::ErrorKind::TimedOut.into());
-    }
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // A connect to a server that does not accept blocks once its backlog is full; the send timeout bounds it.
-    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(left.max(Duration::from_micros(1))))?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-    Ok(UnixStream::from(socket))
+    let address = SocketAddrUnix::new(path)?;
+    loop {
+        let left = deadline.after(clock::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        // A connect to a server that does not accept blocks once its backlog is full; the send timeout bounds it.
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(left.max(Duration::from_micros(1))))?;
+        match rustix::net::connect(&socket, &address) {
+            Ok(()) => return Ok(UnixStream::from(socket)),
+            // A signal, after which it can be asked again.
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 /// Elsewhere a full backlog is not bounded by the deadline.

@@ -53,7 +53,7 @@ impl Handlers {
                 // What a panic brought along may panic again when it is dropped.
                 std::mem::forget(panic);
                 if !self.panicked.swap(true, Ordering::AcqRel) {
-                    log::warn!("an event handler panicked; that costs no lock, and is not logged again");
+                    say!(warn, "an event handler panicked; that costs no lock, and is not logged again");
                 }
             }
         }

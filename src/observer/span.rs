@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+#[cfg(feature = "tracing")]
+use crate::say::shielded;
 use crate::{
     clock::{self, Moment},
     id::LockId,
@@ -11,8 +13,9 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Wait {
     since: Moment,
+    /// `None` where the subscriber panicked.
     #[cfg(feature = "tracing")]
-    span: tracing::span::EnteredSpan,
+    span: Option<tracing::span::EnteredSpan>,
 }
 
 impl Wait {
@@ -21,13 +24,15 @@ impl Wait {
         Wait {
             since: clock::now(),
             #[cfg(feature = "tracing")]
-            span: tracing::info_span!(
-                "distlock.wait",
-                distlock.lock.name = lock,
-                distlock.lock.id = id.as_str(),
-                distlock.outcome = tracing::field::Empty
-            )
-            .entered(),
+            span: made(|| {
+                tracing::info_span!(
+                    "distlock.wait",
+                    distlock.lock.name = lock,
+                    distlock.lock.id = id.as_str(),
+                    distlock.outcome = tracing::field::Empty
+                )
+                .entered()
+            }),
         }
     }
 
@@ -35,7 +40,11 @@ impl Wait {
     #[cfg_attr(not(feature = "tracing"), expect(unused_variables, reason = "only the span tells it"))]
     pub(crate) fn end(self, outcome: &str) -> Duration {
         #[cfg(feature = "tracing")]
-        self.span.record("distlock.outcome", outcome);
+        shielded(|| {
+            if let Some(span) = self.span {
+                span.record("distlock.outcome", outcome);
+            }
+        });
         clock::now().after(self.since)
     }
 }
@@ -55,14 +64,16 @@ impl Hold {
         Hold {
             since: clock::now(),
             #[cfg(feature = "tracing")]
-            span: parking_lot::Mutex::new(Some(tracing::info_span!(
-                parent: None,
-                "distlock.hold",
-                distlock.lock.name = lock,
-                distlock.lock.id = id.as_str(),
-                distlock.fencing_token = token,
-                distlock.outcome = tracing::field::Empty
-            ))),
+            span: parking_lot::Mutex::new(made(|| {
+                tracing::info_span!(
+                    parent: None,
+                    "distlock.hold",
+                    distlock.lock.name = lock,
+                    distlock.lock.id = id.as_str(),
+                    distlock.fencing_token = token,
+                    distlock.outcome = tracing::field::Empty
+                )
+            })),
         }
     }
 
@@ -86,9 +97,27 @@ impl Hold {
         #[cfg(feature = "tracing")]
         {
             let span = self.span.lock().take();
-            if let Some(span) = span {
-                span.record("distlock.outcome", outcome);
-            }
+            shielded(|| {
+                if let Some(span) = span {
+                    span.record("distlock.outcome", outcome);
+                }
+            });
         }
     }
+}
+
+/// Of a guard that was never dropped, on whatever thread lets the lease go.
+#[cfg(feature = "tracing")]
+impl Drop for Hold {
+    fn drop(&mut self) {
+        shielded(|| drop(self.span.get_mut().take()));
+    }
+}
+
+/// A span, unless the subscriber, which is code of the user's, panics.
+#[cfg(feature = "tracing")]
+fn made<T>(make: impl FnOnce() -> T) -> Option<T> {
+    let mut span = None;
+    shielded(|| span = Some(make()));
+    span
 }

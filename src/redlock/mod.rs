@@ -71,10 +71,9 @@ impl Redlock {
 
     /// Connects to the nodes, to refuse those that cannot be nodes; one that is away is looked at when it comes back.
     pub(crate) fn introduce(&self) -> Result<(), LockError> {
-        let mut links = self
-            .links(clock::now().saturating_add(self.operation_timeout))
-            .map_err(|failure| self.error(Trouble::Alone(failure), Action::Connect, None))?;
         let deadline = clock::now().saturating_add(self.operation_timeout);
+        let links = self.links(deadline);
+        let mut links = links.map_err(|failure| self.error(Trouble::Alone(failure), Action::Connect, None))?;
         let ballot = self.ask(&mut links, Round::all(self.all(), deadline), |_| Ping, |_, ()| Vote::Yes);
         for (node, slip) in self.nodes.iter().zip(&ballot.slips) {
             match slip {
@@ -83,7 +82,7 @@ impl Redlock {
                         reason: format!("{} cannot be a node: {why}", node.label()),
                     });
                 }
-                Slip::Failed(failure) => log::warn!("node {} is away: {}", node.label(), failure.reason),
+                Slip::Failed(failure) => say!(warn, "node {} is away: {}", node.label(), failure.reason),
                 _ => {}
             }
         }

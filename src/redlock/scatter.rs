@@ -264,8 +264,7 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
 
     /// Takes answers until it is decided.
     fn collect(&mut self) {
-        let mut deadline = self.round.wait_until.min(self.round.deadline);
-        let mut decided = false;
+        let (mut deadline, mut decided) = (self.round.wait_until.min(self.round.deadline), false);
         loop {
             let open = self.open();
             if open.is_empty() {
@@ -335,8 +334,7 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
 
     /// Takes the answer of a node if it comes in time.
     fn take(&mut self, node: usize, until: Moment) -> bool {
-        let received = self.links[node].receive_until(until);
-        let value = match received {
+        let value = match self.links[node].receive_until(until) {
             Ok(None) => return false,
             Ok(Some(value)) => value,
             Err(failure) => {
@@ -357,6 +355,10 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
                     Ok(pending) => self.states[node] = State::Sent(call, By::Text, pending),
                     Err(failure) => self.failed(node, failure),
                 }
+            }
+            Err(failure) if failure.is_unknown_script() => {
+                self.links[node].poison();
+                self.failed(node, Failure::unclear(Reason::Garbled("it forgot a script that it was given".into())));
             }
             Err(failure) => self.failed(node, failure),
         }

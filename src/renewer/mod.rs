@@ -1,6 +1,7 @@
 //! While a lock is ours: `LockRenewer`, which takes leases into its care. Its one thread renews them before they run out,
 //! tells holders of lost ones, and takes back what may have been left on the server.
 
+mod desk;
 mod mend;
 mod schedule;
 mod undo;
@@ -178,7 +179,7 @@ impl Shared {
 impl State {
     fn undo(&mut self, undo: Undo, at: Moment) {
         if !self.undos.add(undo, at) {
-            log::warn!("too much is waiting to be taken back; some of it is left to expire");
+            say!(warn, "too much is waiting to be taken back; some of it is left to expire");
         }
     }
 }

@@ -9,6 +9,7 @@ use std::{
 
 use super::{
     Errand, Shared,
+    desk::Desk,
     schedule::{Generation, Over},
     tell_loss,
     undo::Undo,
@@ -31,8 +32,6 @@ use crate::{
 const BATCH: usize = 100;
 /// No exchange is given less time than this, whatever is urgent; and no node more once the others have answered.
 pub(super) const BATCH_MIN: Duration = Duration::from_millis(50);
-/// While an answer is out, this often is looked whether it is time to end.
-const GLANCE: Duration = Duration::from_millis(100);
 
 /// What the thread found to do.
 struct Step {
@@ -62,81 +61,6 @@ pub(super) struct Worker {
     links: Links,
 }
 
-/// What can be done without the connections, while they are in use.
-pub(super) struct Desk {
-    pub(super) redlock: Arc<Redlock>,
-    pub(super) shared: Arc<Shared>,
-}
-
-impl Desk {
-    /// Ends what is over. The key is released if it is still ours: a renewal may have been applied unseen.
-    fn bury(&self, over: Vec<(Arc<Lease>, Over)>) {
-        for (lease, why) in over {
-            let why = match why {
-                Over::Deadline => LockLost::Expired,
-                Over::MaxHold => LockLost::MaxHold,
-            };
-            // The holder may have noticed first.
-            self.lose(&lease, why);
-            if !matches!(lease.ended(), Some(End::Released)) {
-                self.take_back(&lease);
-            }
-        }
-    }
-
-    fn take_back(&self, lease: &Lease) {
-        let now = clock::now();
-        let (claim, nodes) = (lease.claim.clone(), lease.nodes());
-        let until = now.saturating_add(claim.ttl);
-        let undo = Undo { claim, waiter: String::new(), nodes, unless_held: None, until };
-        self.shared.state.lock().undo(undo, now);
-    }
-
-    fn lose(&self, lease: &Lease, why: LockLost) {
-        if lease.end(End::Lost(why.clone())) {
-            log::warn!("lock {} of {} is lost: {why}", Quoted(lease.claim.key.name()), self.redlock.label());
-        }
-        tell_loss(self.redlock.observer(), lease);
-    }
-
-    fn tell_failure(&self, failed: &[&Arc<Lease>], why: &Arc<str>) {
-        let now = clock::now();
-        for lease in failed {
-            let (claim, left) = (&lease.claim, lease.deadline().after(now));
-            self.redlock.observer().renewal_failed(claim.key.name(), &claim.id, why, left);
-        }
-    }
-
-    fn tell_danger(&self, dangers: Vec<Arc<Lease>>, now: Moment) {
-        for lease in dangers {
-            let (claim, left) = (&lease.claim, lease.deadline().after(now));
-            self.redlock.observer().danger(claim.key.name(), &claim.id, left);
-        }
-    }
-
-    /// When a lease ends next, and until when the server may be talked to.
-    fn limits(&self) -> (Moment, Moment) {
-        let state = self.shared.state.lock();
-        (state.schedule.earliest_end(), state.stop.unwrap_or(Moment::NEVER))
-    }
-
-    /// While an answer is out, holders of leases that run out are told.
-    fn watch(&self, now: Moment) -> Option<Moment> {
-        let dangers = self.shared.state.lock().schedule.take_dangers(now);
-        self.tell_danger(dangers, now);
-        let (end, stop) = self.limits();
-        if now >= stop {
-            return None;
-        }
-        if now < end {
-            return Some(end.min(stop).min(now.saturating_add(GLANCE)));
-        }
-        let over = self.shared.state.lock().schedule.take_over(now);
-        self.bury(over);
-        Some(now.saturating_add(GLANCE).min(self.limits().0).min(stop))
-    }
-}
-
 impl Worker {
     pub(super) fn new(redlock: Arc<Redlock>, shared: Arc<Shared>) -> Worker {
         Worker { links: redlock.reserved(), desk: Desk { redlock, shared } }
@@ -144,26 +68,35 @@ impl Worker {
 
     pub(super) fn run(mut self) {
         while let Some(step) = self.next() {
-            // A fault in here must not end the renewal of other locks. What it leaves under way is not renewed again,
-            // and its holders are told at their deadlines.
-            if catch_unwind(AssertUnwindSafe(|| self.act(step))).is_err() {
-                self.links = self.desk.redlock.reserved();
-                log::error!("the lock renewer met a defect of its own; please report it");
-            }
+            self.act(step);
         }
         self.finish();
     }
 
     fn act(&mut self, step: Step) {
-        self.desk.bury(step.over);
-        self.desk.tell_danger(step.dangers, clock::now());
+        for over in step.over {
+            self.apart(|worker| worker.desk.bury([over]));
+        }
+        self.apart(|worker| worker.desk.tell_danger(step.dangers, clock::now()));
         for errand in step.errands {
-            self.run_errand(errand);
+            self.apart(|worker| worker.run_errand(errand));
         }
         self.renew(step.renew);
         if let Some((undo, pause)) = step.undo {
-            self.undo(undo, pause);
+            self.apart(|worker| worker.undo(undo, pause));
         }
+    }
+
+    /// Does something that a defect may end half way: one lock's trouble must not become the others'. `None` if it did.
+    fn apart<T>(&mut self, act: impl FnOnce(&mut Worker) -> T) -> Option<T> {
+        let done = catch_unwind(AssertUnwindSafe(|| act(self)));
+        done.map_err(|panic| {
+            std::mem::forget(panic);
+            // What is under way over the connections belongs to nobody any more.
+            self.links = self.desk.redlock.reserved();
+            say!(error, "the lock renewer met a defect of its own; please report it");
+        })
+        .ok()
     }
 
     /// `None` when it is time to end.
@@ -192,7 +125,10 @@ impl Worker {
     fn renew(&mut self, mut due: Vec<(Generation, Arc<Lease>)>) {
         while !due.is_empty() {
             let rest = due.split_off(due.len().min(BATCH));
-            let went_well = self.renew_batch(&due);
+            let went_well = self.apart(|worker| worker.renew_batch(&due)).unwrap_or_else(|| {
+                self.renew_each(&due);
+                true
+            });
             if !went_well {
                 // One batch's trouble must not delay the others: they are due again before it is.
                 let now = clock::now();
@@ -203,6 +139,15 @@ impl Worker {
                 return;
             }
             due = rest;
+        }
+    }
+
+    /// Finds out whose renewal meets a defect. That one is tried again, and told at its deadline.
+    fn renew_each(&mut self, batch: &[(Generation, Arc<Lease>)]) {
+        for one in batch {
+            if self.apart(|worker| worker.renew_batch(std::slice::from_ref(one))).is_none() {
+                self.desk.shared.state.lock().schedule.failed(one.0, clock::now());
+            }
         }
     }
 
@@ -241,7 +186,8 @@ impl Worker {
             && let Some((code, message)) = refusal(&ballot)
         {
             // Find out whom the server means.
-            log::warn!(
+            say!(
+                warn,
                 "{} refused to renew {} locks at once: {code} {message}",
                 self.desk.redlock.label(),
                 batch.len()
@@ -266,7 +212,7 @@ impl Worker {
         let mut trouble = None;
         if !quorum {
             let why = Trouble::of(&self.desk.redlock, ballot, |_| "renewed".into()).to_string();
-            log::warn!("could not renew {} locks at {}: {why}", batch.len(), self.desk.redlock.label());
+            say!(warn, "could not renew {} locks at {}: {why}", batch.len(), self.desk.redlock.label());
             trouble = Some(why);
         }
         if !failed.is_empty() {
@@ -377,7 +323,7 @@ impl Worker {
         let due = self.desk.shared.state.lock().schedule.earliest();
         let patience = due.after(now).max(BATCH_MIN).min(self.desk.redlock.operation_timeout());
         if let Err(trouble) = self.take_back(&mut undo, now.saturating_add(patience)) {
-            log::debug!("could not take back {} yet: {trouble}", Quoted(undo.claim.key.name()));
+            say!(debug, "could not take back {} yet: {trouble}", Quoted(undo.claim.key.name()));
             self.desk.shared.state.lock().undos.failed(undo, pause, clock::now());
         }
     }
@@ -418,7 +364,7 @@ impl Worker {
         }));
         for mut undo in undos {
             if let Err(trouble) = self.take_back(&mut undo, Moment::NEVER) {
-                log::warn!("shut down without releasing all locks, which are left to expire: {trouble}");
+                say!(warn, "shut down without releasing all locks, which are left to expire: {trouble}");
                 if self.desk.redlock.len() == 1 || clock::now() >= self.desk.limits().1 {
                     return;
                 }
@@ -427,9 +373,10 @@ impl Worker {
     }
 }
 
-/// The first refusal among what the nodes said.
+/// The first refusal among what the nodes said that may be about one of the locks.
 fn refusal<T>(ballot: &Ballot<T>) -> Option<(&str, &str)> {
     ballot.slips.iter().find_map(|slip| match slip {
+        Slip::Failed(failure) if failure.is_about_the_server() => None,
         Slip::Failed(Failure { reason: Reason::Refused { code, message }, .. }) => Some((&**code, &**message)),
         _ => None,
     })

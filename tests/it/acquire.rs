@@ -9,7 +9,7 @@ use crate::{
         BOUNDED, SECOND, UnwrapReleased, await_gone, fence_key, foreign_release, foreign_take, get, impatient,
         in_thread, label, lease, manager, patient, proxied, pttl, waiter, within,
     },
-    support::{Fault, RedisServer, any_request, contains, eventually},
+    support::{Fault, FaultProxy, RedisServer, any_request, command, contains, eventually},
 };
 
 const LOCK: &str = "lock:x";
@@ -314,4 +314,16 @@ fn one_server_over_its_socket_file() {
     let waiting = waiter(&server, &mgr, "x");
     guard.release().unwrap().unwrap_released();
     drop(waiting.join().unwrap().unwrap());
+}
+
+/// Errors carry no nonce. One that comes twice is not taken for the answer to the next request.
+#[test]
+fn a_server_that_says_twice_that_it_does_not_know_a_script_is_asked_anew() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::in_front_of(server.addr());
+    let twice = proxy.on_request(command("evalsha"), Fault::DuplicateReply);
+    let mgr = RedisMgr::new(patient(proxy.url())).unwrap();
+    let guard = mgr.try_lock("x").unwrap();
+    twice.wait_fired();
+    guard.release().unwrap().unwrap_released();
 }

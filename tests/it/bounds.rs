@@ -7,13 +7,13 @@ use distlock::{LockError, LockGuard, LockOptions, RedisMgr};
 use crate::{
     kit::{
         BOUNDED, SECOND, UnwrapReleased, alone, await_queued, get, impatient, in_thread, lease, manager, patient,
-        proxied, queued, waiter, within,
+        proxied, queued, timed, waiter, within,
     },
-    support::{CEILING, Fault, FaultProxy, RedisServer, eventually, garbage_server, silent_server},
+    support::{CEILING, Fault, FaultProxy, RedisServer, any_request, eventually, garbage_server, silent_server},
 };
 
 /// All calls against a server that does not serve, each on its own. None may succeed, take long, or panic.
-fn nothing_hangs(weather: &str, url: &str) {
+pub(crate) fn nothing_hangs(weather: &str, url: &str) {
     let mgr = within(BOUNDED, weather, || RedisMgr::new(impatient(url))).unwrap();
     type Asked = fn(&RedisMgr) -> Result<(), LockError>;
     let calls: [(&str, Asked); 9] = [
@@ -153,12 +153,12 @@ fn dropping_the_last_manager_at_a_dead_server_is_bounded() {
     assert_eq!(ids.len(), 10);
 }
 
-fn threads() -> BTreeSet<String> {
+pub(crate) fn threads() -> BTreeSet<String> {
     let name = |task: std::io::Result<fs::DirEntry>| fs::read_to_string(task.ok()?.path().join("comm")).ok();
     fs::read_dir("/proc/self/task").unwrap().filter_map(name).filter(|name| name.starts_with("distlock")).collect()
 }
 
-fn files() -> usize {
+pub(crate) fn files() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
@@ -226,4 +226,20 @@ fn a_dead_server_is_not_asked_in_a_frenzy() {
     let error = within(6 * BOUNDED, "lock", || mgr.lock_with("x", &lease(3 * SECOND)).unwrap_err());
     assert!(error.is_unavailable(), "{error:?}");
     assert!(server.accepted() < 60, "{} connections in three seconds", server.accepted());
+}
+
+/// What the call has left behind is for the background, and there is none any more.
+#[test]
+fn a_shutdown_meanwhile_gives_a_call_no_second_operation_timeout() {
+    const TIMEOUT: Duration = Duration::from_secs(5);
+    let (_server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(TIMEOUT));
+    let held = proxy.on_request(any_request, Fault::HoldReply).forever();
+    let asking = in_thread(&mgr, "x", |mgr, name| timed(|| mgr.try_lock(name).map(drop)));
+    held.wait_fired();
+    let ending = in_thread(&mgr, "x", |mgr, _| mgr.shutdown());
+    let (outcome, took) = asking.join().unwrap();
+    assert!(outcome.is_err());
+    assert!(took < TIMEOUT.mul_f64(1.8), "{took:?}");
+    held.let_go();
+    ending.join().unwrap();
 }

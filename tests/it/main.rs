@@ -1,5 +1,7 @@
 //! The library on real servers, told as the life of a lock.
 
+#[path = "../history/mod.rs"]
+mod history;
 mod kit;
 mod support;
 mod worker;
@@ -15,11 +17,13 @@ mod config;
 mod errors;
 mod events;
 mod exporters;
+mod faults;
 mod hold;
 mod inspect;
 mod lost;
 mod metrics;
 mod processes;
+mod proxy;
 mod redlock;
 mod reentrant;
 mod release;

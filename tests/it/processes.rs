@@ -89,7 +89,7 @@ fn waiting(server: &RedisServer, name: &str) -> i64 {
     server.query(&["LLEN", &format!("distlock:queue:{{lock:{name}}}")])
 }
 
-fn owner(server: &RedisServer, name: &str) -> Option<String> {
+pub(crate) fn owner(server: &RedisServer, name: &str) -> Option<String> {
     server.query(&["GET", &format!("lock:{name}")])
 }
 

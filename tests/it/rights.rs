@@ -93,10 +93,22 @@ fn each_missing_right_is_noticed_and_named() {
                 let text = error.to_string();
                 assert!(text.contains("grant the rights listed in the README"), "{missing}, {step}: {text}");
                 assert!(!text.contains('\\'), "{missing}, {step}: {text}");
+                assert!(names(&text, missing), "{missing}, {step}: {text}");
             }
             (outcome, _) => panic!("{missing}: {outcome:?}"),
         }
     }
+}
+
+/// A command is named as the right that is missing, by the server or by us, and nothing else is; of keys the kind is.
+fn names(text: &str, missing: &str) -> bool {
+    let Some(command) = missing.strip_prefix('+') else {
+        return text.contains("keys of its prefix, and to distlock:*");
+    };
+    let told: Vec<_> = text
+        .split_once("it takes ")
+        .map_or(Vec::new(), |(_, rest)| rest.split(" (").next().unwrap_or_default().split(" or ").collect());
+    text.contains(&format!("'{command}'")) || told == [missing]
 }
 
 /// The rights of a holder whose own waiters hear, and who may not tell those of others.
@@ -127,6 +139,7 @@ fn looking_at_many_locks_needs_two_rights_more() {
         let mgr = user(&server, RIGHTS.iter().chain(&MORE).copied().filter(|right| *right != missing));
         let error = mgr.locks("*").unwrap_err();
         assert!(error.is_refused() && error.to_string().contains("grant the rights"), "{missing}: {error}");
+        assert!(names(&error.to_string(), missing), "{missing}: {error}");
     }
     drop(guard);
     drop(waiting.join().unwrap().unwrap());

@@ -1,5 +1,6 @@
 //! What the child processes do. Each role is one function; the parent leads it by lines and hears of it in lines.
 
+mod leaver;
 mod rounds;
 
 use std::{collections::HashMap, sync::Arc, thread, time::Duration};
@@ -22,6 +23,7 @@ fn entry() {
         "sharer" => rounds::sharer(&side),
         "crowd" => rounds::crowd(&side),
         "forker" => forker(&side),
+        "leaver" => leaver::leaver(&side),
         role => panic!("there is no role {role}"),
     }
 }

@@ -36,7 +36,7 @@ end
 if holder == id then
   redis.call('PEXPIRE', KEYS[1], ttl)
   local token = string.match(redis.call('GET', KEYS[3]) or '', '^%d+$')
-  if not token then
+  if not token or tonumber(token) > TOKEN_MAX then
     token = next_token(now > ARGV[8] and now or ARGV[8])
   elseif tonumber(token) < tonumber(ARGV[8]) then
     token = next_token(ARGV[8])

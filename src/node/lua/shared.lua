@@ -3,6 +3,8 @@
 -- KEYS  1 lock, 2 queue, 3 fence
 
 local FENCE_MS = '86400000' -- a day: long enough to be read back, short enough not to leave a key per name for ever
+local TOKEN_MAX = 9007199254740991 -- up to here Lua's numbers are exact; nobody was ever given this one or a larger
+local DEAD_MAX = 1000 -- so many are passed over in one go: a line of a million strangers must not hold the server up
 
 -- The server's clock in microseconds, as text of 16 digits. Text, because it is stored and sent more often than counted
 -- with, and two texts of one length compare like the numbers.
@@ -17,7 +19,8 @@ local function next_token(now)
   local last = redis.call('SET', KEYS[3], now, 'PX', FENCE_MS, 'GET')
   if not last or (#last == 16 and last < now) then return now end
   last = tonumber(last)
-  if not last or last < tonumber(now) then return now end
+  -- Also if it is infinite, or no number in the way that makes all comparisons false.
+  if not last or not (last >= tonumber(now) and last < TOKEN_MAX) then return now end
   local token = string.format('%.0f', last + 1)
   redis.call('SET', KEYS[3], token, 'PX', FENCE_MS)
   return token
@@ -25,8 +28,9 @@ end
 
 -- Gives the lock to the first waiter whose process hears it; returns its id, or false when nobody does.
 local function grant_next(now)
-  local waiter = redis.call('LPOP', KEYS[2])
-  while waiter do
+  for _ = 1, DEAD_MAX do
+    local waiter = redis.call('LPOP', KEYS[2])
+    if not waiter then return false end
     local px, channel, id = string.match(waiter, '^(%d+) (%S+) (.+)$')
     if id then
       now = now or clock()
@@ -42,7 +46,6 @@ local function grant_next(now)
         return id
       end
     end
-    waiter = redis.call('LPOP', KEYS[2])
   end
   return false
 end

@@ -29,14 +29,30 @@ pub fn garbage_server(bytes: impl Into<Vec<u8>>) -> CannedServer {
     CannedServer::start(bytes.into())
 }
 
+/// A server that answers the first request of each connection with `head` and then `body` for ever.
+pub fn endless_server(head: &str, body: &str) -> CannedServer {
+    let (head, body) = (head.as_bytes().to_vec(), body.repeat(16 << 10).into_bytes());
+    CannedServer::serving(move |stream| {
+        let mut stream = stream;
+        let mut frames = Frames::default();
+        if frames.fill(stream).is_ok_and(|read| read > 0) && stream.write_all(&head).is_ok() {
+            while stream.write_all(&body).is_ok() {}
+        }
+    })
+}
+
 impl CannedServer {
     fn start(answer: Vec<u8>) -> Self {
+        Self::serving(move |stream| converse(stream, &answer))
+    }
+
+    fn serving(serve: impl Fn(&TcpStream) + Send + Sync + 'static) -> Self {
         let port = ReservedPort::new();
         let listener = Arc::new(port.listen());
         let streams = Arc::new(Mutex::new(Some(Vec::new())));
         let (accepting, accepted) = (Arc::clone(&listener), Arc::clone(&streams));
         let acceptor = thread::spawn(move || {
-            let answer = &answer;
+            let serve = &serve;
             thread::scope(|threads| {
                 while let Ok((stream, _)) = accepting.accept() {
                     let stream = Arc::new(stream);
@@ -44,7 +60,7 @@ impl CannedServer {
                         Some(accepted) => accepted.push(Arc::clone(&stream)),
                         None => break,
                     }
-                    threads.spawn(move || converse(&stream, answer));
+                    threads.spawn(move || serve(&stream));
                 }
             });
         });

@@ -1,18 +1,16 @@
 //! A TCP proxy that understands where requests and replies begin and end, and so can break a
 //! connection at an exact point between a command and its answer.
 
-use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use rustix::net::sockopt::set_socket_linger;
 
 use super::faults::{Armed, Fault, Matcher};
 use super::ports::ReservedPort;
+use super::proxied::{Answer, Connection, Pending};
 use super::resp::{self, Frames};
 
 #[derive(Clone, Copy, PartialEq)]
@@ -20,6 +18,8 @@ enum Mode {
     Healthy,
     Blackhole,
     OneWay,
+    Deaf,
+    Mute,
     Refusing,
     Closing,
 }
@@ -36,7 +36,7 @@ struct Acceptor {
 }
 
 struct Hub {
-    upstream: SocketAddr,
+    upstream: Mutex<SocketAddr>,
     port: ReservedPort,
     state: Mutex<State>,
     changed: Condvar,
@@ -52,7 +52,7 @@ struct State {
 impl FaultProxy {
     pub fn in_front_of(upstream: SocketAddr) -> Self {
         let hub = Hub {
-            upstream,
+            upstream: Mutex::new(upstream),
             port: ReservedPort::new(),
             state: Mutex::new(State {
                 mode: Mode::Healthy,
@@ -81,7 +81,9 @@ impl FaultProxy {
     pub fn on_request(&self, matcher: impl Fn(&[Vec<u8>]) -> bool + Send + 'static, fault: Fault) -> Armed {
         let armed = Armed::once();
         let rule = (Box::new(matcher) as Matcher, fault, armed.clone());
-        self.hub.state.lock().rules.push(rule);
+        let mut state = self.hub.state.lock();
+        state.rules.retain(|(_, _, armed)| !armed.is_over());
+        state.rules.push(rule);
         armed
     }
 
@@ -95,6 +97,26 @@ impl FaultProxy {
         self.hub.switch(Mode::OneWay);
     }
 
+    /// Swallows requests for good and lets pass what the server sends.
+    pub fn deaf(&self) {
+        self.hub.switch(Mode::Deaf);
+    }
+
+    /// Accepts new connections and never answers them. The others go on.
+    pub fn mute_new(&self) {
+        self.hub.switch(Mode::Mute);
+    }
+
+    /// Ends all current connections on the server's side. The clients are not told, and get no answer any more.
+    pub fn lose_server(&self) {
+        self.each(Connection::lose_server);
+    }
+
+    /// Resets all current connections on the clients' side. The server is not told, and keeps them.
+    pub fn lose_clients(&self) {
+        self.each(Connection::lose_client);
+    }
+
     /// Resets all connections and refuses new ones.
     pub fn refuse(&self) {
         self.hub.switch(Mode::Refusing);
@@ -102,16 +124,37 @@ impl FaultProxy {
         self.reset_all();
     }
 
-    /// Ends `blackhole`, `one_way` and `refuse`, and leaves the rules alone.
+    /// Ends all of these, with the halves of connections that they have left, and leaves the rules alone.
     pub fn heal(&self) {
         self.hub.switch(Mode::Healthy);
         self.listen();
+        self.each(|connection| {
+            if connection.is_half() {
+                connection.close();
+                connection.close_server();
+            }
+        });
+    }
+
+    /// Another server stands behind this address for all who connect from now on.
+    pub fn lead_to(&self, upstream: SocketAddr) {
+        *self.hub.upstream.lock() = upstream;
+    }
+
+    /// Swallows everything on the current connections for good, and closes nothing: a NAT that has forgotten them. New
+    /// ones are well.
+    pub fn forget(&self) {
+        self.each(Connection::forget);
     }
 
     /// Resets all current connections.
     pub fn reset_all(&self) {
+        self.each(Connection::reset);
+    }
+
+    fn each(&self, act: impl Fn(&Connection)) {
         let connections = self.hub.state.lock().connections.clone();
-        connections.iter().for_each(|connection| connection.reset());
+        connections.iter().for_each(|connection| act(connection));
     }
 
     /// The number of connections that neither side has closed.
@@ -157,9 +200,7 @@ impl Drop for FaultProxy {
         for connection in connections {
             connection.close();
             // A server that was stopped would never close its side by itself.
-            if let Some(server) = &*connection.server.lock() {
-                let _ = server.shutdown(Shutdown::Both);
-            }
+            connection.close_server();
         }
         for thread in threads {
             let _ = thread.join();
@@ -193,13 +234,10 @@ impl Hub {
 
     fn open(self: &Arc<Self>, client: TcpStream) {
         let _ = client.set_nodelay(true);
-        let connection = Arc::new(Connection {
-            client: Mutex::new(Some(Arc::new(client))),
-            server: Mutex::new(None),
-            pending: Mutex::new(VecDeque::new()),
-        });
+        let mode = self.mode();
+        let connection = Arc::new(Connection::new(client, mode == Mode::Mute));
         // What a blackhole has accepted reaches the server with its first request after that.
-        if self.mode() != Mode::Blackhole && self.connect(&connection).is_err() {
+        if !matches!(mode, Mode::Blackhole | Mode::Mute) && self.connect(&connection).is_err() {
             return connection.reset();
         }
         let mut state = self.state.lock();
@@ -217,7 +255,7 @@ impl Hub {
         if let Some(server) = &*slot {
             return Ok(Arc::clone(server));
         }
-        let server = Arc::new(TcpStream::connect(self.upstream)?);
+        let server = Arc::new(TcpStream::connect(*self.upstream.lock())?);
         server.set_nodelay(true)?;
         let mut state = self.state.lock();
         if state.mode == Mode::Closing {
@@ -248,7 +286,10 @@ impl Hub {
             }
         }
         connection.client.lock().take();
-        self.wait_while(&[Mode::Blackhole]);
+        self.wait_while(&[Mode::Blackhole, Mode::Deaf]);
+        if connection.is_half() {
+            return;
+        }
         // Only this direction: what the server has been sent must not be lost to a reset that
         // it would get for replies that nobody reads.
         if let Some(server) = &*connection.server.lock() {
@@ -258,7 +299,8 @@ impl Hub {
 
     fn forward(self: &Arc<Self>, connection: &Arc<Connection>, frame: &[u8]) -> io::Result<()> {
         // A connection that was cut here takes nothing more, not even what it has already read.
-        if self.mode() == Mode::Blackhole || connection.client().is_none() {
+        let silent = matches!(self.mode(), Mode::Blackhole | Mode::Deaf) || connection.is_half() || connection.is_forgotten();
+        if silent || connection.client().is_none() {
             return Ok(());
         }
         let words = resp::words(frame);
@@ -276,8 +318,12 @@ impl Hub {
             _ => {}
         }
         let server = self.connect(connection)?;
-        let expected = Pending::new(&words, fault);
-        connection.pending.lock().push_back(expected);
+        let twice = matches!(fault, Some((Fault::DuplicateRequest, _)));
+        connection.pending.lock().push_back(Pending::new(&words, fault));
+        if twice {
+            connection.pending.lock().push_back(Pending::new(&words, None));
+            (&*server).write_all(frame)?;
+        }
         (&*server).write_all(frame)
     }
 
@@ -295,7 +341,9 @@ impl Hub {
             }
         }
         self.wait_while(&[Mode::Blackhole, Mode::OneWay]);
-        connection.close();
+        if !connection.is_half() {
+            connection.close();
+        }
     }
 
     fn spoil(&self, connection: &Connection, reply: &[u8], fault: &Fault, armed: &Armed) {
@@ -321,96 +369,19 @@ impl Hub {
             Fault::SliceReply => {
                 reply.chunks(1).for_each(|byte| self.deliver(connection, byte));
             }
+            Fault::CutReply(length) => self.deliver(connection, &reply[..reply.len().min(*length)]),
+            Fault::Rewrite(how) => self.deliver(connection, &how.0(reply)),
             // These have done their work before there was a reply.
-            Fault::ResetBeforeRequest | Fault::HoldRequest => self.deliver(connection, reply),
+            Fault::ResetBeforeRequest | Fault::HoldRequest | Fault::DuplicateRequest => {
+                self.deliver(connection, reply);
+            }
         }
     }
 
     fn deliver(&self, connection: &Connection, bytes: &[u8]) {
-        if let (Mode::Healthy, Some(client)) = (self.mode(), connection.client()) {
+        let passes = matches!(self.mode(), Mode::Healthy | Mode::Deaf | Mode::Mute) && !connection.is_forgotten();
+        if let (true, Some(client)) = (passes, connection.client()) {
             let _ = (&*client).write_all(bytes);
-        }
-    }
-}
-
-struct Connection {
-    client: Mutex<Option<Arc<TcpStream>>>,
-    server: Mutex<Option<Arc<TcpStream>>>,
-    pending: Mutex<VecDeque<Pending>>,
-}
-
-/// A request that the server has not answered yet, or not in full.
-struct Pending {
-    command: Vec<u8>,
-    missing: usize,
-    reply: Vec<u8>,
-    fault: Option<(Fault, Armed)>,
-}
-
-enum Answer {
-    Part,
-    Whole(Vec<u8>, Option<(Fault, Armed)>),
-}
-
-impl Pending {
-    fn new(words: &[Vec<u8>], fault: Option<(Fault, Armed)>) -> Self {
-        let command = words.first().map(|word| word.to_ascii_lowercase());
-        let command = command.unwrap_or_default();
-        // Each channel is confirmed with a frame of its own.
-        let missing = match command.ends_with(b"subscribe") {
-            true => (words.len() - 1).max(1),
-            false => 1,
-        };
-        Self { command, missing, reply: Vec::new(), fault }
-    }
-}
-
-impl Connection {
-    fn client(&self) -> Option<Arc<TcpStream>> {
-        self.client.lock().clone()
-    }
-
-    fn answered(&self, frame: Vec<u8>) -> Answer {
-        let mut pending = self.pending.lock();
-        let Some(first) = pending.front_mut() else {
-            return Answer::Whole(frame, None);
-        };
-        let kind = resp::push_kind(&frame).unwrap_or_default();
-        let unasked = match kind.as_slice() {
-            b"message" | b"pmessage" | b"smessage" => true,
-            kind if kind.ends_with(b"subscribe") => kind != first.command,
-            _ => frame.starts_with(b">"),
-        };
-        if unasked {
-            return Answer::Whole(frame, None);
-        }
-        first.reply.extend(frame);
-        // An error is one frame, however many were expected.
-        first.missing = match first.reply.first() {
-            Some(b'-') => 0,
-            _ => first.missing - 1,
-        };
-        if first.missing > 0 {
-            return Answer::Part;
-        }
-        match pending.pop_front() {
-            Some(whole) => Answer::Whole(whole.reply, whole.fault),
-            None => Answer::Part,
-        }
-    }
-
-    /// Closes the client's side with an error instead of an end of stream.
-    fn reset(&self) {
-        if let Some(client) = self.client.lock().take() {
-            let _ = set_socket_linger(&client, Some(Duration::ZERO));
-            // Sends nothing, but wakes up the thread that reads, which then lets its handle go.
-            let _ = client.shutdown(Shutdown::Read);
-        }
-    }
-
-    fn close(&self) {
-        if let Some(client) = self.client.lock().take() {
-            let _ = client.shutdown(Shutdown::Both);
         }
     }
 }

@@ -26,12 +26,55 @@ pub enum Fault {
     /// reaches the server even when the client has long gone away.
     HoldRequest,
     DuplicateReply,
+    /// The server gets the request twice, and so the client a second reply.
+    DuplicateRequest,
     /// These bytes come instead of the reply.
     ReplaceReply(Vec<u8>),
     /// These bytes come in front of the reply.
     PrependBytes(Vec<u8>),
     /// The reply comes one byte per segment.
     SliceReply,
+    /// The reply ends after so many bytes, and the connection stays.
+    CutReply(usize),
+    /// The client gets what becomes of the reply.
+    Rewrite(Rewrite),
+}
+
+/// What becomes of a reply on its way; see [`rewrite`].
+#[derive(Clone)]
+pub struct Rewrite(pub(super) Arc<dyn Fn(&[u8]) -> Vec<u8> + Send + Sync>);
+
+impl std::fmt::Debug for Rewrite {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Rewrite")
+    }
+}
+
+/// A reply that is one bulk text becomes another; others stay as they are.
+pub fn rewrite(how: impl Fn(&str) -> String + Send + Sync + 'static) -> Fault {
+    Fault::Rewrite(Rewrite(Arc::new(move |reply| {
+        let text = String::from_utf8_lossy(reply);
+        match text.strip_prefix('$').and_then(|rest| rest.split_once("\r\n")) {
+            Some((_, line)) => {
+                let line = how(line.trim_end_matches("\r\n"));
+                format!("${}\r\n{line}\r\n", line.len()).into_bytes()
+            }
+            None => reply.to_vec(),
+        }
+    })))
+}
+
+/// A reply of `TIME` becomes that of a clock which is ahead by so many seconds, or behind.
+pub fn off_by(seconds: i64) -> Fault {
+    Fault::Rewrite(Rewrite(Arc::new(move |reply| {
+        let text = String::from_utf8_lossy(reply);
+        let mut parts: Vec<String> = text.split("\r\n").map(str::to_owned).collect();
+        if let [_, length, now, ..] = parts.as_mut_slice() {
+            *now = (now.parse::<i64>().expect("a number of seconds") + seconds).to_string();
+            *length = format!("${}", now.len());
+        }
+        parts.join("\r\n").into_bytes()
+    })))
 }
 
 pub(super) type Matcher = Box<dyn Fn(&[Vec<u8>]) -> bool + Send>;
@@ -60,6 +103,8 @@ pub struct Armed {
 }
 
 struct Firing {
+    /// So many matches are let pass first.
+    spared: usize,
     limit: usize,
     matched: usize,
     fired: usize,
@@ -68,7 +113,7 @@ struct Firing {
 
 impl Armed {
     pub(super) fn once() -> Self {
-        let firing = Firing { limit: 1, matched: 0, fired: 0, let_go: false };
+        let firing = Firing { spared: 0, limit: 1, matched: 0, fired: 0, let_go: false };
         Self { shared: Arc::new((Mutex::new(firing), Condvar::new())) }
     }
 
@@ -80,6 +125,12 @@ impl Armed {
 
     pub fn forever(self) -> Self {
         self.times(usize::MAX)
+    }
+
+    /// Lets `spared` requests that match pass first: with two, it is the third that counts.
+    pub fn after(self, spared: usize) -> Self {
+        self.shared.0.lock().spared = spared;
+        self
     }
 
     /// Matches nothing from now on; what has already matched takes its course.
@@ -112,6 +163,12 @@ impl Armed {
         self.shared.1.notify_all();
     }
 
+    /// Nothing will match any more, and nothing is held.
+    pub(super) fn is_over(&self) -> bool {
+        let firing = self.shared.0.lock();
+        firing.matched >= firing.limit && firing.let_go
+    }
+
     pub(super) fn fire(&self) {
         self.shared.0.lock().fired += 1;
         self.shared.1.notify_all();
@@ -120,6 +177,10 @@ impl Armed {
     pub(super) fn take(&self) -> bool {
         let mut firing = self.shared.0.lock();
         let live = firing.matched < firing.limit;
+        if live && firing.spared > 0 {
+            firing.spared -= 1;
+            return false;
+        }
         firing.matched += usize::from(live);
         live
     }

@@ -1,0 +1,90 @@
+//! `Desk`: what the renewer's thread can do without its connections: tell of losses and dangers, and have things taken back.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{Shared, schedule::Over, tell_loss, undo::Undo};
+use crate::{
+    clock::{self, Moment},
+    error::LockLost,
+    lease::{End, Lease},
+    redlock::Redlock,
+    text::Quoted,
+};
+
+/// While an answer is out, this often is looked whether it is time to end.
+const GLANCE: Duration = Duration::from_millis(100);
+
+/// What can be done without the connections, while they are in use.
+pub(super) struct Desk {
+    pub(super) redlock: Arc<Redlock>,
+    pub(super) shared: Arc<Shared>,
+}
+
+impl Desk {
+    /// Ends what is over. The key is released if it is still ours: a renewal may have been applied unseen.
+    pub(super) fn bury(&self, over: impl IntoIterator<Item = (Arc<Lease>, Over)>) {
+        for (lease, why) in over {
+            let why = match why {
+                Over::Deadline => LockLost::Expired,
+                Over::MaxHold => LockLost::MaxHold,
+            };
+            // The holder may have noticed first.
+            self.lose(&lease, why);
+            if !matches!(lease.ended(), Some(End::Released)) {
+                self.take_back(&lease);
+            }
+        }
+    }
+
+    pub(super) fn take_back(&self, lease: &Lease) {
+        let now = clock::now();
+        let (claim, nodes) = (lease.claim.clone(), lease.nodes());
+        let until = now.saturating_add(claim.ttl);
+        let undo = Undo { claim, waiter: String::new(), nodes, unless_held: None, until };
+        self.shared.state.lock().undo(undo, now);
+    }
+
+    pub(super) fn lose(&self, lease: &Lease, why: LockLost) {
+        if lease.end(End::Lost(why.clone())) {
+            say!(warn, "lock {} of {} is lost: {why}", Quoted(lease.claim.key.name()), self.redlock.label());
+        }
+        tell_loss(self.redlock.observer(), lease);
+    }
+
+    pub(super) fn tell_failure(&self, failed: &[&Arc<Lease>], why: &Arc<str>) {
+        let now = clock::now();
+        for lease in failed {
+            let (claim, left) = (&lease.claim, lease.deadline().after(now));
+            self.redlock.observer().renewal_failed(claim.key.name(), &claim.id, why, left);
+        }
+    }
+
+    pub(super) fn tell_danger(&self, dangers: Vec<Arc<Lease>>, now: Moment) {
+        for lease in dangers {
+            let (claim, left) = (&lease.claim, lease.deadline().after(now));
+            self.redlock.observer().danger(claim.key.name(), &claim.id, left);
+        }
+    }
+
+    /// When a lease ends next, and until when the server may be talked to.
+    pub(super) fn limits(&self) -> (Moment, Moment) {
+        let state = self.shared.state.lock();
+        (state.schedule.earliest_end(), state.stop.unwrap_or(Moment::NEVER))
+    }
+
+    /// While an answer is out, holders of leases that run out are told.
+    pub(super) fn watch(&self, now: Moment) -> Option<Moment> {
+        let dangers = self.shared.state.lock().schedule.take_dangers(now);
+        self.tell_danger(dangers, now);
+        let (end, stop) = self.limits();
+        if now >= stop {
+            return None;
+        }
+        if now < end {
+            return Some(end.min(stop).min(now.saturating_add(GLANCE)));
+        }
+        let over = self.shared.state.lock().schedule.take_over(now);
+        self.bury(over);
+        Some(now.saturating_add(GLANCE).min(self.limits().0).min(stop))
+    }
+}

@@ -1,0 +1,204 @@
+//! Bounded waits and recovery from crashes: nobody waits for a lock that nobody believes in for longer than what a dead
+//! holder can have left of its lease, and the time it takes to be told, once nothing more is done to servers and processes.
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::{
+    Finding, Rule, span,
+    spans::{Spans, cut, union, without},
+};
+use crate::history::{
+    event::Kind,
+    story::{End, Story},
+};
+
+/// How soon the head of a line looks by itself, and everything around it.
+const LOOK: u64 = 1_000_000_000;
+
+/// The times in which a lock was free and wanted, and nothing was done to anybody.
+#[derive(Debug, Default)]
+pub(crate) struct Gaps {
+    pub(crate) count: usize,
+    pub(crate) longest: u64,
+    pub(crate) findings: Vec<Finding>,
+}
+
+pub(crate) fn find(story: &Story) -> Gaps {
+    let unrest = unrest(story);
+    let moments = moments(story);
+    let mut stops: HashMap<u32, Spans> = HashMap::new();
+    for (pid, from, until) in &story.stops {
+        stops.entry(*pid).or_default().push((*from, *until));
+    }
+    let stops: HashMap<u32, Spans> = stops.into_iter().map(|(pid, spans)| (pid, union(spans))).collect();
+    let locks: BTreeSet<u32> = story.waits.iter().map(|wait| wait.lock).collect();
+    let mut gaps = Gaps::default();
+    for lock in locks {
+        let mut waited = Vec::new();
+        for wait in story.waits.iter().filter(|wait| wait.lock == lock) {
+            let awake = vec![(wait.from, wait.until)];
+            waited.extend(stops.get(&wait.pid).map_or_else(|| awake.clone(), |stops| without(&awake, stops)));
+        }
+        let holds = || story.holds.iter().filter(move |hold| hold.lock == lock);
+        let held = union(holds().map(|hold| (hold.from, hold.until.max(hold.from + 1))).collect());
+        let free = without(&without(&union(waited), &held), &unrest);
+        let mut left: Vec<u64> = holds().filter(|hold| hold.end == End::Left).map(|hold| hold.until).collect();
+        left.sort_unstable();
+        for (from, until) in cut(&free, &moments) {
+            gaps.count += 1;
+            gaps.longest = gaps.longest.max(until - from);
+            let allowed = allowed(story, from, until, &moments, &left);
+            if until - from > allowed {
+                gaps.findings.push(Finding {
+                    rule: Rule::Peace,
+                    lock,
+                    seats: Vec::new(),
+                    from,
+                    until,
+                    text: format!(
+                        "from {} on lock {lock} was free, wanted and not given for {}, in peace; {} are the bound",
+                        story.clock(from),
+                        span(until - from),
+                        span(allowed)
+                    ),
+                });
+            }
+        }
+    }
+    gaps
+}
+
+/// How long a lock may stay free within these moments.
+fn allowed(story: &Story, from: u64, until: u64, moments: &[u64], left: &[u64]) -> u64 {
+    let terms = &story.terms;
+    let lease = terms.ttl + 2 * terms.operation_timeout;
+    // What was left in order, long after anything happened, is handed over.
+    let quiet = moments.partition_point(|moment| *moment <= from).checked_sub(1).map(|last| moments[last]);
+    let handed_over = left.binary_search(&from).is_ok() && quiet.is_none_or(|last| last + lease + LOOK < from);
+    let lease = if handed_over { 2 * terms.operation_timeout } else { lease };
+    // Somebody who was stopped in line costs a claim window for each of its threads.
+    let frozen = story.stops.iter().filter(|(_, begin, end)| *begin < until && *end > from).count() as u64;
+    let pids: BTreeSet<u32> =
+        story.waits.iter().filter(|wait| wait.from < until && wait.until > from).map(|wait| wait.pid).collect();
+    let late = |pid: u32| story.lateness(pid, from, until);
+    let late = late(story.parent) + pids.into_iter().map(late).max().unwrap_or(0);
+    lease + LOOK + 4 * frozen * terms.claim_window + 2 * late
+}
+
+/// When so much is wrong that nobody need get a lock: with one server, anything; with several, more than a minority.
+fn unrest(story: &Story) -> Spans {
+    let nodes = story.terms.nodes;
+    let minority = nodes.saturating_sub(1) / 2;
+    let mut edges: Vec<(u64, bool, usize)> = Vec::new();
+    let mut spans = Vec::new();
+    for done in &story.done {
+        // A node that forgot does not vote for a while.
+        let quarantine = if nodes > 1 && done.fault.kind == Kind::Forget { story.terms.ttl } else { 0 };
+        let until = done.until.saturating_add(quarantine);
+        if minority == 0 || done.fault.node == 0 {
+            spans.push((done.from, until));
+        } else {
+            edges.push((done.from, true, done.fault.node));
+            edges.push((until, false, done.fault.node));
+        }
+    }
+    edges.sort_unstable();
+    let (mut open, mut since) = (HashMap::<usize, u32>::new(), None);
+    for (at, begins, node) in edges {
+        let count = open.entry(node).or_default();
+        *count = if begins { *count + 1 } else { count.saturating_sub(1) };
+        let wrong = open.values().filter(|count| **count > 0).count();
+        match (wrong > minority, since) {
+            (true, None) => since = Some(at),
+            (false, Some(begin)) => {
+                spans.push((begin, at));
+                since = None;
+            }
+            _ => {}
+        }
+    }
+    spans.extend(since.map(|begin| (begin, u64::MAX)));
+    union(spans)
+}
+
+/// When something happened after which a lease may be left over that nobody believes in.
+fn moments(story: &Story) -> Vec<u64> {
+    let mut moments: Vec<u64> = Vec::new();
+    for done in &story.done {
+        moments.extend([done.from, done.until]);
+    }
+    moments.extend(story.kills.iter().map(|(_, at)| *at));
+    moments.extend(story.stops.iter().flat_map(|(_, from, until)| [*from, *until]));
+    let failed = |why: &String| !why.starts_with("contended");
+    moments.extend(story.waits.iter().filter(|wait| wait.why.as_ref().is_some_and(failed)).map(|wait| wait.until));
+    moments.sort_unstable();
+    moments
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::rules::tests::story;
+
+    /// A lease of 3 s, a time limit of half a second: 5 s after a crash, and 2 s after a release.
+    fn wrong(nodes: usize, text: &str) -> usize {
+        let text = text.lines().map(|line| line.replacen(' ', "000000 ", 1)).collect::<Vec<_>>().join("\n");
+        let terms = "0 0 1 terms NODES 3000000000 500000000 200000000".replace("NODES", &nodes.to_string());
+        find(&story(&format!("{terms}\n{text}"))).findings.len()
+    }
+
+    fn crash(followed: u64) -> String {
+        format!("10 1@1 7 enter 2000000000 5 a\n20 2@1 8 wait\n1000 0 7 killed\n{followed} 2@1 8 enter 9000000000 6 b")
+    }
+
+    #[test]
+    fn a_dead_holder_is_followed_after_its_lease() {
+        assert_eq!(wrong(1, &crash(6000)), 0);
+        assert_eq!(wrong(1, &crash(6001)), 1);
+    }
+
+    #[test]
+    fn what_is_released_is_handed_over_sooner() {
+        let left = |at: u64| crash(at).replace("1000 0 7 killed", "1000 1@1 7 leave");
+        assert_eq!(wrong(1, &left(3000)), 0);
+        assert_eq!(wrong(1, &left(3001)), 1);
+        assert_eq!(wrong(1, &format!("{}\n5 0 9 killed", left(3001))), 0, "something had happened just before");
+    }
+
+    #[test]
+    fn nobody_has_to_follow_whom_nobody_waits_for() {
+        assert_eq!(wrong(1, &crash(9000).replace("20 2@1", "4000 2@1")), 0);
+        assert_eq!(wrong(1, &crash(9001).replace("20 2@1", "4000 2@1")), 1);
+        assert_eq!(wrong(1, &format!("{}\n3000 0 8 stopped\n8000 0 8 continued", crash(9000))), 0);
+    }
+
+    #[test]
+    fn a_wait_that_is_given_up_and_begun_again_is_a_wait() {
+        let again = |why: &str| {
+            let text = format!("3000 2@1 8 again {why}\n3000 2@1 8 wait\n6100 2");
+            wrong(1, &crash(6100).replace("6100 2", &text))
+        };
+        assert_eq!(again("contended: by a"), 1);
+        assert_eq!(again("unavailable: no answer"), 0, "what that call left may take another lease");
+    }
+
+    #[test]
+    fn while_the_server_is_away_nobody_can_follow() {
+        let away = |node: u32| format!("{}\n2000 0 1 fault 1 {node} freeze 0\n8000 0 1 over 1", crash(12900));
+        assert_eq!(wrong(1, &away(1)), 0);
+        assert_eq!(wrong(5, &away(1)), 1, "one of several is enough");
+        assert_eq!(wrong(5, &away(0)), 0, "but not all of them");
+        assert_eq!(wrong(1, &away(1).replace("12900", "13001")), 1, "then it counts from its return");
+    }
+
+    #[test]
+    fn more_than_a_minority_is_no_quorum() {
+        let away = |nodes: &[u32]| {
+            let lines =
+                nodes.iter().map(|node| format!("\n2000 0 1 fault {node} {node} freeze 0\n8000 0 1 over {node}"));
+            wrong(5, &(crash(12900) + &lines.collect::<String>()))
+        };
+        assert_eq!(away(&[1, 2]), 1);
+        assert_eq!(away(&[1, 2, 4]), 0);
+    }
+}

@@ -1,0 +1,65 @@
+//! What is left at the end, errors that nothing explains, and locks that come back from the dead: none of these may be.
+
+use super::{Finding, Rule};
+use crate::history::{event::Kind, story::Story};
+
+pub(crate) fn find(story: &Story) -> Vec<Finding> {
+    let finding = |at, until, seats, lock, text| Finding { rule: Rule::Remains, lock, seats, from: at, until, text };
+    let leaks = story.leaks.iter().map(|(at, pid, what)| {
+        finding(*at, *at, Vec::new(), 0, format!("at {} process {pid} left {what}", story.clock(*at)))
+    });
+    let failures = story.failures.iter().map(|(at, seat, why)| {
+        finding(*at, *at, vec![*seat], 0, format!("at {} child {seat} could not go on: {why}", story.clock(*at)))
+    });
+    let refusals = story.waits.iter().filter_map(|wait| {
+        let why = wait.why.as_ref().filter(|why| why.starts_with("refused"))?;
+        let explains = |done: &&super::super::Done| {
+            matches!(done.fault.kind, Kind::Full | Kind::Evict | Kind::ForeignBytes)
+                && done.from < wait.until
+                && done.until > wait.from
+        };
+        story.done.iter().find(explains).is_none().then(|| {
+            let text = format!("at {} a server refused child {}: {why}", story.clock(wait.until), wait.seat);
+            finding(wait.from, wait.until, vec![wait.seat], wait.lock, text)
+        })
+    });
+    let revived = story.revived.iter().map(|(at, seat, lock)| {
+        let text = format!("at {} child {seat} was told that it held what it had been told was lost", story.clock(*at));
+        finding(*at, *at, vec![*seat], *lock, text)
+    });
+    leaks.chain(failures).chain(refusals).chain(revived).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::rules::tests::story;
+
+    #[test]
+    fn leaks_and_failures_are_told() {
+        assert_eq!(find(&story("10 0 7 leak 2 threads")).len(), 1);
+        assert_eq!(find(&story("10 1 7 failed no server")).len(), 1);
+        assert_eq!(find(&story("10 1 7 done")).len(), 0);
+    }
+
+    #[test]
+    fn lost_is_final() {
+        let lost = "10 1@1 7 enter 90 5 a\n20 1@1 7 lost x\n30 1@1 7 look 90";
+        assert_eq!(find(&story(lost)).len(), 1);
+        assert_eq!(
+            find(&story(&lost.replace("30 1@1 7 look 90", "30 1@1 7 wait\n40 1@1 7 enter 90 6 b\n50 1@1 7 look 90")))
+                .len(),
+            0
+        );
+    }
+
+    #[test]
+    fn a_server_refuses_when_it_is_full_and_only_then() {
+        let refused = "10 1@1 7 wait\n20 1@1 7 again refused: OOM";
+        assert_eq!(find(&story(refused)).len(), 1);
+        assert_eq!(find(&story(&format!("{refused}\n5 0 1 fault 1 1 full 0\n15 0 1 over 1"))).len(), 0);
+        assert_eq!(find(&story(&format!("{refused}\n5 0 1 fault 1 1 full 0\n9 0 1 over 1"))).len(), 1);
+        assert_eq!(find(&story(&format!("{refused}\n5 0 1 fault 1 1 freeze 0\n15 0 1 over 1"))).len(), 1);
+        assert_eq!(find(&story(&refused.replace("refused", "contended"))).len(), 0);
+    }
+}

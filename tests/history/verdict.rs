@@ -1,0 +1,108 @@
+//! The verdict: all rules together, and whether there was anything to judge. Pure.
+
+use std::collections::BTreeMap;
+
+use super::{Finding, Kind, Overlap, Rule, Story, agreement, bounds, exclusion, fence, order, peace, remains, updates};
+
+/// With so many stops that outlast the lease, somebody must have come too late.
+const STOPS: usize = 20;
+
+pub(crate) struct Verdict<'a> {
+    /// By the moment they began.
+    pub(crate) findings: Vec<Finding>,
+    pub(crate) overlaps: Vec<Overlap<'a>>,
+    pub(crate) compared: usize,
+    pub(crate) gaps: peace::Gaps,
+    pub(crate) fenced: fence::Fenced,
+    pub(crate) faults: BTreeMap<Kind, usize>,
+}
+
+impl<'a> Verdict<'a> {
+    pub(crate) fn of(story: &'a Story) -> Verdict<'a> {
+        let (compared, mut findings) = agreement::find(story);
+        let (gaps, fenced) = (peace::find(story), fence::find(story));
+        findings.extend(exclusion::find(story));
+        findings.extend(order::find(story));
+        findings.extend(bounds::find(story));
+        findings.extend(updates::find(story));
+        findings.extend(remains::find(story));
+        findings.extend(gaps.findings.iter().chain(&fenced.findings).cloned());
+        findings.extend(nothing_shown(story, &fenced));
+        findings.sort_by_key(|finding| finding.from);
+        let mut faults = BTreeMap::new();
+        for done in &story.done {
+            *faults.entry(done.fault.kind).or_default() += 1;
+        }
+        Verdict { findings, overlaps: exclusion::overlaps(story), compared, gaps, fenced, faults }
+    }
+
+    pub(crate) fn is_good(&self) -> bool {
+        self.findings.is_empty()
+    }
+
+    pub(crate) fn against(&self, rule: Rule) -> Vec<&Finding> {
+        self.findings.iter().filter(|finding| finding.rule == rule).collect()
+    }
+}
+
+/// A storm in which nothing happened proves nothing.
+fn nothing_shown(story: &Story, fenced: &fence::Fenced) -> Vec<Finding> {
+    let mut texts = Vec::new();
+    if story.holds.is_empty() {
+        texts.push("nobody ever held a lock".to_owned());
+    }
+    let long = story.stops.iter().filter(|(_, from, until)| until - from > story.terms.ttl).count();
+    if long >= STOPS && fenced.stale_refused == 0 {
+        texts.push(format!("{long} times somebody was stopped for longer than the lease, and nobody came too late"));
+    }
+    let finding =
+        |text| Finding { rule: Rule::Remains, lock: 0, seats: Vec::new(), from: story.start, until: story.end, text };
+    texts.into_iter().map(finding).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::rules::tests::story;
+
+    #[track_caller]
+    fn is_good(text: &str) -> bool {
+        Verdict::of(&story(text)).is_good()
+    }
+
+    const GOOD: &str = "0 0 1 terms 1 100 10 0\n10 1@1 7 wait\n20 1@1 7 enter 60 5 a\n30 1@1 7 leave\n40 2@1 8 wait\n50 2@1 8 enter 99 6 b\n60 2@1 8 leave";
+
+    #[test]
+    fn every_rule_counts() {
+        assert!(is_good(GOOD));
+        for (rule, more) in [
+            (Rule::Exclusion, "21 3@1 9 enter 40 7 c\n30 3@1 9 leave"),
+            (Rule::Order, "70 3@1 9 wait\n80 3@1 9 enter 90 6 c"),
+            (Rule::Agreement, "25 0@1 1 seen 22 -"),
+            (Rule::Bounds, "60 3@1 9 call drop 5\n200000000 3@1 9 back"),
+            (Rule::Peace, "60 3@1 9 wait\n9000000000 3@1 9 enter 9900000000 7 c"),
+            (Rule::Fence, "25 1@1 7 met 5\n55 2@1 8 met 6\n65 1@1 7 write 5 1 accepted"),
+            (Rule::Updates, "25 1@1 7 write 5 1 accepted\n55 2@1 8 write 6 1 accepted"),
+            (Rule::Remains, "99 0 7 leak 3 threads"),
+        ] {
+            let story = story(&format!("{GOOD}\n{more}"));
+            let verdict = Verdict::of(&story);
+            assert_eq!(verdict.against(rule).len(), 1, "{rule:?}");
+            assert!(!verdict.is_good());
+        }
+    }
+
+    #[test]
+    fn a_storm_without_locks_or_without_latecomers_proves_nothing() {
+        assert!(!is_good("0 0 1 terms 1 100 10 0"));
+        let stops = |count: u64, length: u64| {
+            let stop = |at: u64| format!("\n{} 0 9 stopped\n{} 0 9 continued", 1000 * at, 1000 * at + length);
+            format!("{GOOD}{}", (1..=count).map(stop).collect::<String>())
+        };
+        assert!(is_good(&stops(19, 101)));
+        assert!(is_good(&stops(20, 100)));
+        assert!(!is_good(&stops(20, 101)));
+        let late = "\n25 1@1 7 met 5\n55 2@1 8 met 6\n65 1@1 7 write 5 1 refused";
+        assert!(is_good(&format!("{}{late}", stops(20, 101))));
+    }
+}

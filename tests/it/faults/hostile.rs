@@ -1,0 +1,262 @@
+//! What nobody in his right mind sends or stores, and others do.
+
+use std::time::Duration;
+
+use distlock::{FencingToken, RedisMgr};
+
+use super::{LOCK, is_renewed};
+use crate::{
+    bounds::nothing_hangs,
+    kit::{
+        BOUNDED, SECOND, UnwrapReleased, await_gone, fence_key, get, impatient, in_thread, lease, manager, proxied,
+        queue_key, queued, waiter, within,
+    },
+    support::{CEILING, Fault, RedisServer, contains, endless_server, eventually, garbage_server, rewrite},
+};
+
+#[test]
+fn nothing_hangs_on_answers_of_every_kind() {
+    let long = "x".repeat(1 << 20);
+    let answers: [Vec<u8>; 10] = [
+        b">3\r\n$7\r\nmessage\r\n$1\r\nx\r\n$1\r\ny\r\n".to_vec(),
+        b"|1\r\n+a\r\n+b\r\n+OK\r\n".to_vec(),
+        b"%1\r\n+held\r\n+yes\r\n".to_vec(),
+        b"(3492890328409238509324850943850943825024385\r\n".to_vec(),
+        b"=15\r\ntxt:Some string\r\n".to_vec(),
+        b"$-2\r\n".to_vec(),
+        b"*-2\r\n".to_vec(),
+        b":99999999999999999999999\r\n".to_vec(),
+        format!("-ERR {long}\r\n").into_bytes(),
+        format!("${}\r\n{long}\r\n", long.len()).into_bytes(),
+    ];
+    for answer in answers {
+        nothing_hangs("strange", &garbage_server(answer).url());
+    }
+}
+
+/// Every connection is given bytes without an end: as one text, as one line, and as ever new answers.
+#[test]
+fn nothing_hangs_or_grows_on_a_stream_without_an_end() {
+    for (head, body) in [("$9223372036854775807\r\n", "x"), ("+", "x"), ("*1000000000\r\n", ":1\r\n"), ("", ":1\r\n")] {
+        nothing_hangs("endless", &endless_server(head, body).url());
+    }
+    let resident = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = resident.split(' ').nth(1).unwrap().parse().unwrap();
+    assert!(pages * 4096 < 2 << 30, "{pages} pages");
+}
+
+#[test]
+fn an_error_of_any_length_is_cut_and_escaped() {
+    let (_server, proxy, mgr) = proxied(impatient);
+    let red = format!("-ERR \x1b[31m{}\r\n", "é".repeat(100_000));
+    proxy.on_request(contains(LOCK), Fault::ReplaceReply(red.into_bytes()));
+    let error = mgr.try_lock("x").unwrap_err();
+    let text = format!("{error} {error:?}");
+    assert!(text.len() < 3_000 && !text.contains('\x1b'), "{} bytes", text.len());
+}
+
+/// Numbers of the right form, and of no sense. The reply is to the right request: it carries the right nonce.
+#[test]
+fn numbers_without_sense_are_no_lock_and_no_panic() {
+    let senseless = [
+        "0",
+        "-1",
+        "9007199254740992",
+        "9223372036854775807",
+        "9223372036854775808",
+        "99999999999999999999999",
+        "",
+        "x",
+    ];
+    for number in senseless {
+        let (server, proxy, mgr) = proxied(impatient);
+        // nonce held now token
+        let told = proxy
+            .on_request(contains(LOCK), rewrite(move |line| format!("{} {number}", line.rsplit_once(' ').unwrap().0)));
+        let told = told.forever();
+        let error = within(BOUNDED, number, || mgr.try_lock("x").expect_err(number));
+        assert!(error.is_unavailable() && told.fired() > 0, "{number}: {error:?}");
+        told.disarm();
+        await_gone(&server, LOCK);
+        mgr.lock("x").unwrap().release().unwrap().unwrap_released();
+    }
+}
+
+#[test]
+fn times_without_sense_are_no_panic() {
+    for now in ["0", "1", "9007199254740991", "9007199254740992", "18446744073709551615", "-5", "x"] {
+        for place in [2, 3] {
+            let (server, proxy, mgr) = proxied(impatient);
+            let held = manager(&server).lock("x").unwrap();
+            // nonce busy now pttl token waiters holder, and nonce queued now pttl position joined holder
+            proxy
+                .on_request(
+                    contains(LOCK),
+                    rewrite(move |line| {
+                        let mut words: Vec<_> = line.split(' ').collect();
+                        if words.len() > place + 1 {
+                            words[place] = now;
+                        }
+                        words.join(" ")
+                    }),
+                )
+                .forever();
+            for wait in [Duration::ZERO, Duration::from_millis(300)] {
+                let refused = within(BOUNDED, now, || mgr.try_lock_for("x", wait).map(drop)).unwrap_err();
+                assert!(refused.is_contended() || refused.is_unavailable(), "{now}: {refused:?}");
+                assert!(!format!("{refused} {refused:?}").is_empty());
+            }
+            drop(within(BOUNDED, now, || mgr.holder("x").map(|holder| format!("{holder:?}"))));
+            held.ensure_held().unwrap();
+            eventually("nobody is in line", CEILING, || queued(&server, "x") == 0);
+        }
+    }
+}
+
+/// Whatever somebody has put where the last token belongs, tokens go on, and rise.
+#[test]
+fn garbage_in_place_of_the_last_token_stops_nothing() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let mut last = FencingToken(0);
+    for garbage in [
+        "",
+        " ",
+        "x",
+        "-1",
+        "1.5",
+        "nan",
+        "-nan",
+        "inf",
+        "1e300",
+        "0x7fffffffffffffff",
+        "9007199254740991",
+        "9007199254740992",
+        "9999999999999999",
+        "99999999999999999999999999",
+        "\0\u{1}",
+        &"9".repeat(1 << 20),
+    ] {
+        let what = garbage.get(..30).unwrap_or(garbage);
+        server.cli(&["SET", &fence_key("x"), garbage]);
+        for _ in 0..2 {
+            let guard = mgr.try_lock("x").unwrap_or_else(|error| panic!("{what:?}: {error}"));
+            assert!(guard.fencing_token() > last, "{what:?}");
+            last = guard.fencing_token();
+            assert_eq!(get(&server, &fence_key("x")), Some(last.to_string()), "{what:?}");
+            server.cli(&["SET", &fence_key("x"), garbage]);
+            let refused = mgr.try_lock("x").unwrap_err();
+            assert!(refused.is_contended(), "{what:?}: {refused}");
+            guard.release().unwrap().unwrap_released();
+            server.cli(&["SET", &fence_key("x"), &last.to_string()]);
+        }
+    }
+}
+
+/// The same for somebody whose answer is lost, and who is found again by its identifier.
+#[test]
+fn garbage_in_place_of_the_last_token_is_not_handed_out() {
+    for garbage in ["99999999999999999999", "9007199254740992", "nan", "x"] {
+        let (server, proxy, mgr) = proxied(impatient);
+        let late = proxy.on_request(contains(LOCK), Fault::HoldReply);
+        let taking = in_thread(&mgr, "x", |mgr, name| mgr.lock(name));
+        late.wait_fired();
+        server.cli(&["SET", &fence_key("x"), garbage]);
+        let guard = within(BOUNDED, garbage, || taking.join().unwrap().unwrap_or_else(|e| panic!("{garbage}: {e}")));
+        late.let_go();
+        assert_eq!(get(&server, &fence_key("x")), Some(guard.fencing_token().to_string()));
+    }
+}
+
+/// Goal: a line of strangers holds the server up for a moment at a time, and is passed over in the end. Method: the
+/// server's own record of what took long.
+#[test]
+fn a_line_of_a_million_strangers_holds_nobody_up() {
+    let server = RedisServer::start();
+    server.config_set("busy-reply-threshold", "0");
+    let (mgr, other) = (RedisMgr::new(impatient(server.url())).unwrap(), manager(&server));
+    let fill = "for i = 1, 1000000 do
+           redis.call('RPUSH', KEYS[1], i % 2 == 0 and 'stranger' .. i or '1000 distlock:client:nobody stranger' .. i)
+         end";
+    server.cli(&["EVAL", fill, "1", &queue_key("x")]);
+    server.config_set("slowlog-log-slower-than", "500000");
+    server.cli(&["SLOWLOG", "RESET"]);
+    let guard = within(BOUNDED, "locking", || mgr.try_lock("x").unwrap());
+    let waiting = waiter(&server, &other, "x");
+    within(BOUNDED, "releasing", || guard.release().unwrap()).unwrap_released();
+    // Who stands that far behind looks every ten seconds.
+    let next = within(CEILING, "the wait", || waiting.join().unwrap().unwrap());
+    next.release().unwrap().unwrap_released();
+    let slow: Vec<redis::Value> = server.query(&["SLOWLOG", "GET"]);
+    assert!(slow.is_empty(), "{slow:?}");
+}
+
+#[test]
+fn a_holder_of_any_length_is_cut() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let guard = mgr.lock_with("x", &lease(3 * SECOND)).unwrap();
+    server.cli(&["SET", LOCK, &"é\x1b[31m".repeat(1 << 18), "PX", "600000"]);
+    let refused = mgr.try_lock("x").unwrap_err();
+    assert!(refused.holder().unwrap().id().len() <= 2_048, "{}", refused.holder().unwrap().id().len());
+    let text = format!("{refused} {:?} {:?}", mgr.holder("x").unwrap(), mgr.locks("*").unwrap());
+    assert!(text.len() < 20_000 && !refused.to_string().contains('\x1b'), "{} bytes", text.len());
+    assert!(mgr.try_lock_for("x", Duration::from_millis(200)).unwrap_err().is_timeout());
+    let why = crate::kit::lost(&guard);
+    assert!(why.to_string().len() < 3_000, "{why}");
+    drop(guard);
+    assert!(get(&server, LOCK).is_some_and(|holder| holder.len() > 1 << 20), "it is not ours");
+}
+
+/// Names and identifiers are data. The server is never told a script that it has not been told before.
+#[test]
+fn names_with_code_in_them_are_names() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    server.cli(&["SET", "precious", "data"]);
+    let names = [
+        "'] redis.call('FLUSHALL') --",
+        "\"); redis.call('FLUSHALL'); (\"",
+        "]] redis.call('FLUSHALL') --[[",
+        "x\r\nFLUSHALL\r\n",
+        "*1\r\n$8\r\nFLUSHALL\r\n",
+        "{x}:fence",
+        "${x} %s %n $(reboot) `reboot`",
+    ];
+    for name in names {
+        let guard = mgr.lock_with(name, &lease(3 * SECOND)).unwrap();
+        let waiting = in_thread(&mgr, name, |mgr, name| mgr.lock(name));
+        eventually("it waits", CEILING, || mgr.holder(name).unwrap().unwrap().waiters() == Some(1));
+        guard.release().unwrap().unwrap_released();
+        waiting.join().unwrap().unwrap().release().unwrap().unwrap_released();
+        mgr.release_lock(name, name).unwrap();
+    }
+    let last = mgr.lock_with(names[0], &lease(3 * SECOND)).unwrap();
+    is_renewed_by_name(&server, &last);
+    assert_eq!(get(&server, "precious").as_deref(), Some("data"));
+    let memory: String = server.query(&["INFO", "memory"]);
+    let cached = memory.lines().find_map(|line| line.strip_prefix("number_of_cached_scripts:")).unwrap();
+    assert!(cached.parse::<u32>().unwrap() <= 5, "{cached} scripts");
+}
+
+fn is_renewed_by_name(server: &RedisServer, guard: &distlock::LockGuard) {
+    let before = server.commandstats().get("pexpire").copied().unwrap_or(0);
+    eventually("it is renewed", CEILING, || {
+        assert!(guard.is_held());
+        server.commandstats().get("pexpire").copied().unwrap_or(0) > before + 1
+    });
+}
+
+/// Somebody with write access can make himself out to be the holder, for identifiers are not secret: the lock is as safe
+/// as its keys. What he has taken away is noticed all the same.
+#[test]
+fn who_forges_an_identifier_can_release_and_is_noticed() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let guard = mgr.lock_with("x", &lease(3 * SECOND)).unwrap();
+    assert!(manager(&server).release_lock("x", guard.id().as_str()).unwrap());
+    let next = manager(&server).lock("x").unwrap();
+    assert!(next.fencing_token() > guard.fencing_token());
+    assert!(matches!(crate::kit::lost(&guard), distlock::LockLost::Taken { .. }));
+    is_renewed(&server, &manager(&server).lock_with("y", &lease(SECOND)).unwrap(), 1);
+}

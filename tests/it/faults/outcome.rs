@@ -1,0 +1,133 @@
+//! Answers that come too late, twice, in part, or never after the first.
+
+use std::time::Duration;
+
+use distlock::RedisMgr;
+
+use super::{LOCK, is_renewed};
+use crate::{
+    bounds::nothing_hangs,
+    kit::{
+        BOUNDED, IMPATIENT, SECOND, UnwrapReleased, await_gone, fence_key, get, impatient, in_thread, is_renewal,
+        lease, manager, patient, proxied, pttl, queued, within,
+    },
+    support::{CEILING, Fault, FaultProxy, RedisServer, any_request, command, contains, eventually},
+};
+
+/// The answer comes when the lease that it tells of is over.
+#[test]
+fn an_acquire_that_is_answered_after_its_lease_is_no_lock() {
+    let (server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(5 * SECOND));
+    let late = proxy.on_request(contains(LOCK), Fault::HoldReply).forever();
+    let error = within(BOUNDED, "try_lock", || {
+        mgr.lock_with("x", &lease(SECOND).wait(Duration::from_millis(500))).unwrap_err()
+    });
+    assert!(error.is_unavailable(), "{error:?}");
+    assert!(late.fired() > 0);
+    late.disarm();
+    late.let_go();
+    await_gone(&server, LOCK);
+    // Asked again in time, it is a lock, and believed in for no longer than the key lives.
+    let late = proxy.on_request(contains(LOCK), Fault::HoldReply);
+    let guard = mgr.lock_with("x", &lease(3 * SECOND)).unwrap();
+    late.let_go();
+    let left = guard.remaining();
+    assert!(left <= Duration::from_millis(u64::try_from(pttl(&server, LOCK)).unwrap()), "{left:?}");
+    assert_eq!(get(&server, LOCK).as_deref(), Some(guard.id().as_str()));
+}
+
+#[test]
+fn a_request_that_is_delivered_twice_is_one_request() {
+    // Whoever joins the line twice is granted the lock twice, and the second grant is void after a claim window.
+    let (server, proxy, mgr) = proxied(|url| patient(url).claim_window(SECOND / 5));
+    let doubled = proxy.on_request(contains(LOCK), Fault::DuplicateRequest).forever();
+    for _ in 0..10 {
+        let guard = mgr.lock("x").unwrap();
+        assert_eq!(get(&server, LOCK).as_deref(), Some(guard.id().as_str()));
+        assert_eq!(get(&server, &fence_key("x")), Some(guard.fencing_token().to_string()));
+        let waiting = in_thread(&mgr, "x", |mgr, name| mgr.lock(name));
+        eventually("it waits", CEILING, || queued(&server, "x") >= 1);
+        guard.release().unwrap().unwrap_released();
+        let next = waiting.join().unwrap().unwrap();
+        assert_eq!(get(&server, LOCK).as_deref(), Some(next.id().as_str()));
+        next.release().unwrap().unwrap_released();
+        within(BOUNDED, "the end", || await_gone(&server, LOCK));
+    }
+    assert!(doubled.fired() >= 40, "{}", doubled.fired());
+}
+
+#[test]
+fn half_a_reply_is_none() {
+    for length in [0, 1, 3, 4, 12, 25, 40] {
+        let (server, proxy, mgr) = proxied(impatient);
+        let cut = proxy.on_request(contains(LOCK), Fault::CutReply(length));
+        let guard = within(BOUNDED, "locking", || mgr.lock("x").unwrap());
+        assert_eq!((cut.fired(), get(&server, LOCK).as_deref()), (1, Some(guard.id().as_str())), "{length} bytes");
+        let cut = proxy.on_request(contains(LOCK), Fault::CutReply(length));
+        within(BOUNDED, "releasing", || guard.release().unwrap()).unwrap_released();
+        assert_eq!((cut.fired(), get(&server, LOCK)), (1, None), "{length} bytes");
+    }
+    let (server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(SECOND));
+    let guard = mgr.lock_with("x", &lease(6 * SECOND)).unwrap();
+    proxy.on_request(is_renewal(LOCK), Fault::CutReply(9)).wait_fired();
+    is_renewed(&server, &guard, 1);
+}
+
+/// Signing in is several requests in one go, of which only some are answered.
+#[test]
+fn half_of_the_answers_to_signing_in_are_none() {
+    for unanswered in ["SELECT", "TIME"] {
+        let server = RedisServer::start();
+        let proxy = FaultProxy::in_front_of(server.addr());
+        let mgr = RedisMgr::new(impatient(format!("{}/2", proxy.url()))).unwrap();
+        let silent = proxy.on_request(command(unanswered), Fault::DropReply).forever();
+        let error = within(BOUNDED, "try_lock", || mgr.try_lock("x").unwrap_err());
+        assert!(error.is_unavailable(), "{unanswered}: {error:?}");
+        assert!(silent.fired() > 0);
+        silent.disarm();
+        mgr.lock("x").unwrap().release().unwrap().unwrap_released();
+        assert_eq!(server.query::<i64>(&["DBSIZE"]), 0, "{unanswered}: it is in the wrong database");
+    }
+}
+
+#[test]
+fn nothing_hangs_on_a_server_that_signs_in_and_then_says_nothing() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::in_front_of(server.addr());
+    proxy.on_request(|words| !command("TIME")(words), Fault::DropReply).forever();
+    nothing_hangs("only signs in", &proxy.url());
+}
+
+/// Every call is answered but the last one of each connection, which is cut off after its request.
+#[test]
+fn a_server_that_answers_once_for_each_connection_is_good_enough() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::in_front_of(server.addr());
+    let mgr = RedisMgr::new(patient(proxy.url()).operation_timeout(2 * SECOND)).unwrap();
+    let closing = proxy.on_request(any_request, Fault::CloseAfterRequest);
+    closing.disarm();
+    for round in 0..20 {
+        let guard = within(BOUNDED, "locking", || mgr.lock("x").unwrap());
+        assert_eq!(get(&server, LOCK).as_deref(), Some(guard.id().as_str()), "round {round}");
+        let cut = proxy.on_request(contains(LOCK), Fault::CloseAfterRequest);
+        within(BOUNDED, "releasing", || guard.release().unwrap()).unwrap_released();
+        cut.disarm();
+        proxy.reset_all();
+    }
+    drop(manager(&server).try_lock("x").unwrap());
+}
+
+/// A lease that is shorter than the way to the server is never held, and nothing of it stays.
+#[test]
+fn a_lease_that_is_over_before_it_is_known_is_no_lock() {
+    let (server, proxy, mgr) = proxied(impatient);
+    let slow = proxy.on_request(contains(LOCK), Fault::DelayReply(Duration::from_millis(30))).forever();
+    let outcome = within(BOUNDED, "locking", || mgr.lock_with("x", &lease(Duration::from_millis(10)).wait(IMPATIENT)));
+    match outcome {
+        Ok(guard) => panic!("held with {:?} left of ten milliseconds", guard.remaining()),
+        Err(error) => assert!(error.is_unavailable() || error.is_timeout(), "{error:?}"),
+    }
+    slow.disarm();
+    eventually("nothing is left", CEILING, || get(&server, LOCK).is_none());
+    mgr.lock("x").unwrap().release().unwrap().unwrap_released();
+}

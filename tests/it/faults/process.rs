@@ -1,0 +1,327 @@
+//! Faults of the process itself: no threads, no files, no time on a core, signals, children, and every way to end.
+
+use std::{
+    fs::{self, File},
+    process::{Command, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
+
+use distlock::{HandleEvent, LockError, LockGuard, LockLost, RedisMgr};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::{LOCK, is_renewed, renewals};
+use crate::{
+    bounds::threads,
+    kit::{
+        BOUNDED, SECOND, UnwrapReleased, alone, await_gone, get, impatient, in_thread, lease, manager, patient, timed,
+        waiter, within,
+    },
+    processes::owner,
+    support::{CEILING, Nodes, RedisServer, Worker, eventually},
+};
+
+/// A limit of this process that is lifted again.
+struct Limited(Resource, Rlimit);
+
+impl Limited {
+    fn to(resource: fn() -> Resource, limit: u64) -> Limited {
+        let before = getrlimit(resource());
+        setrlimit(resource(), Rlimit { current: Some(limit), maximum: before.maximum }).unwrap();
+        Limited(resource(), before)
+    }
+
+    fn lift(self) {
+        setrlimit(self.0, self.1).unwrap();
+    }
+}
+
+/// What this process may have besides what it has.
+fn address_space_left(bytes: u64) -> Limited {
+    let pages = fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+    Limited::to(|| Resource::As, pages * rustix::param::page_size() as u64 + bytes)
+}
+
+#[derive(Debug)]
+struct Deaf;
+
+impl HandleEvent for Deaf {}
+
+/// So large that an ended thread's stack is not kept for the next one.
+const STACK: u64 = 64 << 20;
+
+#[test]
+fn where_there_is_no_thread_a_manager_is_refused_and_can_be_had_later() {
+    let stack = STACK.to_string();
+    let name = "faults::process::where_there_is_no_thread_a_manager_is_refused_and_can_be_had_later";
+    if !alone(name, &[("RUST_MIN_STACK", &stack)]) {
+        return;
+    }
+    let server = RedisServer::start();
+    let mut purposes = Vec::new();
+    // With handlers a manager has three threads; each of them in turn is the first that is not to be had.
+    let mgr = (0..).find_map(|threads| {
+        let limit = address_space_left(threads * (STACK + (1 << 20)) + STACK / 2);
+        let made = RedisMgr::new(patient(server.url()).events(std::sync::Arc::new(Deaf)));
+        limit.lift();
+        match made {
+            Ok(mgr) => Some(mgr),
+            Err(LockError::NoThread { purpose, .. }) => {
+                purposes.push(purpose);
+                None
+            }
+            Err(error) => panic!("{error:?}"),
+        }
+    });
+    assert_eq!(purposes, ["event handlers", "connection pool", "lock renewer"]);
+    let mgr = mgr.unwrap();
+    mgr.lock("x").unwrap().release().unwrap().unwrap_released();
+    drop(mgr);
+    eventually("no thread of the others stays either", CEILING, || threads().is_empty());
+}
+
+#[test]
+fn where_there_is_no_thread_nodes_cannot_be_reached_for_as_long() {
+    let stack = STACK.to_string();
+    let name = "faults::process::where_there_is_no_thread_nodes_cannot_be_reached_for_as_long";
+    if !alone(name, &[("RUST_MIN_STACK", &stack)]) {
+        return;
+    }
+    let nodes = Nodes::start(3);
+    let mgr = RedisMgr::new(impatient(nodes.urls()).quarantine(Duration::ZERO)).unwrap();
+    let guard = mgr.lock("x").unwrap();
+    (0..3).for_each(|node| assert!(nodes.server(node).kill_clients(&[]) > 0));
+    let limit = address_space_left(STACK / 2);
+    let error = within(BOUNDED, "try_lock", || mgr.try_lock("y").unwrap_err());
+    limit.lift();
+    assert!(error.is_unavailable(), "{error:?}");
+    within(BOUNDED, "locking", || mgr.lock("y").unwrap()).release().unwrap().unwrap_released();
+    guard.release().unwrap().unwrap_released();
+}
+
+#[test]
+fn where_there_is_no_file_left_locks_are_kept_and_new_connections_say_why() {
+    if !alone("faults::process::where_there_is_no_file_left_locks_are_kept_and_new_connections_say_why", &[]) {
+        return;
+    }
+    let server = RedisServer::start();
+    let mgr = RedisMgr::new(impatient(server.url())).unwrap();
+    let guard = mgr.lock_with("x", &lease(3 * SECOND)).unwrap();
+    is_renewed(&server, &guard, 1);
+    let commands = server.monitor();
+    let limit = Limited::to(|| Resource::Nofile, 256);
+    let files: Vec<_> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+    assert!(!files.is_empty());
+    // What is open serves on.
+    mgr.try_lock("y").unwrap().release().unwrap().unwrap_released();
+    let fresh = RedisMgr::new(impatient(server.url())).unwrap();
+    let error = within(BOUNDED, "try_lock", || fresh.try_lock("y").unwrap_err());
+    assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
+    assert!(error.to_string().contains("Too many open files"), "{error}");
+    // Who cannot subscribe looks.
+    let gave_up = within(BOUNDED, "waiting", || mgr.try_lock_for("x", Duration::from_millis(300)).unwrap_err());
+    assert!(gave_up.is_timeout(), "{gave_up:?}");
+    eventually("it is renewed", CEILING, || {
+        assert!(guard.is_held(), "{:?}", guard.lost().try_recv());
+        renewals(&commands, LOCK) >= 3
+    });
+    drop(files);
+    fresh.try_lock("y").unwrap().release().unwrap().unwrap_released();
+    let waiting = in_thread(&fresh, "x", |mgr, name| mgr.lock(name).unwrap());
+    limit.lift();
+    eventually("it waits", CEILING, || fresh.holder("x").unwrap().unwrap().waiters() == Some(1));
+    guard.release().unwrap().unwrap_released();
+    drop(within(BOUNDED, "the next", || waiting.join().unwrap()));
+}
+
+/// Whether it is renewed in time is the machine's business; that nobody believes in a lock which is over is ours.
+#[test]
+fn a_process_that_gets_no_time_on_a_core_believes_in_nothing_that_is_over() {
+    if !alone("faults::process::a_process_that_gets_no_time_on_a_core_believes_in_nothing_that_is_over", &[]) {
+        return;
+    }
+    let server = RedisServer::start();
+    rustix::process::nice(19).unwrap();
+    let mgr = manager(&server);
+    let over = AtomicBool::new(false);
+    thread::scope(|threads| {
+        for _ in 0..8 {
+            threads.spawn(|| while !over.load(Ordering::Relaxed) {});
+        }
+        let mut guards: Vec<_> = (0..20).map(|n| mgr.lock_with(&format!("n{n}"), &lease(SECOND)).unwrap()).collect();
+        for _ in 0..20 {
+            for guard in &guards {
+                let before = guard.is_held();
+                let kept = get(&server, &format!("lock:{}", guard.name()));
+                // Held after the answer was on its way, so it was held when the server gave it.
+                if before && guard.is_held() {
+                    assert_eq!(kept.as_deref(), Some(guard.id().as_str()));
+                }
+            }
+        }
+        let lost = guards.extract_if(.., |guard| !guard.is_held()).collect::<Vec<_>>();
+        for guard in lost {
+            let why = guard.lost().recv_timeout(CEILING);
+            assert!(matches!(why, Ok(LockLost::Expired | LockLost::Gone)), "{why:?}");
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+}
+
+unsafe extern "C" {
+    fn signal(number: i32, handler: extern "C" fn(i32)) -> usize;
+    fn setitimer(which: i32, interval_and_first: *const [i64; 4], former: *mut [i64; 4]) -> i32;
+}
+
+extern "C" fn nothing(_: i32) {}
+
+/// A thousand signals a second, each of which interrupts what some thread is waiting for.
+fn storm_of_signals(microseconds: i64) {
+    const SIGALRM: i32 = 14;
+    let every = [0, microseconds, 0, microseconds];
+    // SAFETY: the handler does nothing, and the timer is four numbers, as it has to be.
+    let set = unsafe {
+        signal(SIGALRM, nothing);
+        setitimer(0, &every, std::ptr::null_mut())
+    };
+    assert_eq!(set, 0);
+}
+
+#[test]
+fn a_storm_of_signals_fails_no_call_and_costs_no_lock() {
+    if !alone("faults::process::a_storm_of_signals_fails_no_call_and_costs_no_lock", &[]) {
+        return;
+    }
+    let server = RedisServer::builder().unix_socket().start();
+    for url in [server.url(), server.unix_url()] {
+        let mgr = RedisMgr::new(patient(url).pool_size(2)).unwrap();
+        let held = mgr.lock_with("held", &lease(3 * SECOND)).unwrap();
+        storm_of_signals(1_000);
+        thread::scope(|threads| {
+            for n in 0..3 {
+                let mgr = &mgr;
+                threads.spawn(move || {
+                    for round in 0..100 {
+                        if round % 20 == n {
+                            // Connecting is interrupted too.
+                            drop(mgr.connection().map(|mut link| redis::cmd("PING").query::<()>(&mut link).unwrap()));
+                        }
+                        mgr.lock("x").unwrap().release().unwrap().unwrap_released();
+                    }
+                });
+            }
+        });
+        let before = held.remaining();
+        eventually("it is renewed", CEILING, || held.remaining() > before || !held.is_held());
+        storm_of_signals(0);
+        held.release().unwrap().unwrap_released();
+    }
+}
+
+#[test]
+fn a_program_that_is_started_inherits_no_connection() {
+    if !alone("faults::process::a_program_that_is_started_inherits_no_connection", &[]) {
+        return;
+    }
+    let server = RedisServer::builder().unix_socket().start();
+    let nodes = Nodes::start(3);
+    let sockets = || {
+        let mut list = Command::new("ls");
+        list.args(["-l", "/proc/self/fd"]).stdin(Stdio::null()).stderr(Stdio::null());
+        let listed = list.output().unwrap().stdout;
+        String::from_utf8_lossy(&listed).matches("socket:").count()
+    };
+    let before = sockets();
+    let urls = [server.url(), server.unix_url(), nodes.urls()];
+    let mgrs = urls.map(|url| RedisMgr::new(patient(url).quarantine(Duration::ZERO)).unwrap());
+    let guards = mgrs.each_ref().map(|mgr| mgr.lock_with(mgr.server(), &lease(3 * SECOND)).unwrap());
+    let waiting = waiter(&server, &mgrs[0], mgrs[0].server());
+    let mine = || fs::read_dir("/proc/self/fd").unwrap().count();
+    assert!(mine() > 10);
+    assert_eq!(sockets(), before);
+    guards.into_iter().for_each(|guard| guard.release().unwrap().unwrap_released());
+    drop(waiting.join().unwrap().unwrap());
+}
+
+/// What a thread needs that locks and releases, with some room to spare. (A reply that is nested as deeply as the parser goes
+/// can make a debug build need more than a megabyte, which the usual stacks have.)
+pub(super) const SMALL_STACK: usize = 192 << 10;
+
+#[test]
+fn a_small_stack_is_enough() {
+    if !alone("faults::process::a_small_stack_is_enough", &[]) {
+        return;
+    }
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let work = move || {
+        for _ in 0..3 {
+            mgr.lock("x").unwrap().release().unwrap().unwrap_released();
+            assert!(mgr.holder("x").unwrap().is_none());
+        }
+    };
+    thread::Builder::new().stack_size(SMALL_STACK).spawn(work).unwrap().join().unwrap();
+}
+
+fn leave(how: &str) -> (RedisServer, Worker) {
+    let server = RedisServer::start();
+    let (worker, took) = timed(|| {
+        let mut worker = Worker::spawn("leaver", &[("url", &server.url()), ("how", how)]);
+        assert!(worker.wait().success(), "{}", worker.transcript());
+        worker
+    });
+    // It has leases of a minute.
+    assert!(took < BOUNDED * 2, "{how} took {took:?}");
+    (server, worker)
+}
+
+#[test]
+fn a_guard_in_a_thread_s_storage_is_released_with_the_thread() {
+    let (server, _worker) = leave("thread storage");
+    assert_eq!(owner(&server, "x"), None);
+}
+
+#[test]
+fn a_guard_that_is_dropped_while_the_process_exits_is_released() {
+    for how in ["at exit", "main storage"] {
+        let (server, _worker) = leave(how);
+        assert_eq!(owner(&server, "x"), None, "{how}");
+    }
+}
+
+/// Nothing drops a static.
+#[test]
+fn a_guard_in_a_static_is_left_to_expire() {
+    let (server, _worker) = leave("static");
+    let left: i64 = server.query(&["PTTL", LOCK]);
+    assert!(left > 0 && left <= 60_000, "{left}");
+}
+
+#[test]
+fn a_process_can_exit_while_its_threads_wait() {
+    let (server, _worker) = leave("while others wait");
+    let guard = manager(&server);
+    assert!(server.query::<bool>(&["DEL", LOCK]));
+    // Its place in the line is nobody's.
+    within(BOUNDED, "the next", || guard.lock("x").unwrap()).release().unwrap().unwrap_released();
+    await_gone(&server, LOCK);
+}
+
+/// A guard that nobody ever drops is ended by the longest hold, where there is one.
+#[test]
+fn a_guard_that_is_forgotten_ends_with_the_longest_hold() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let guard: LockGuard = mgr.lock_with("x", &lease(30 * SECOND).max_hold(SECOND)).unwrap();
+    let channel = guard.lost().clone();
+    std::mem::forget(guard);
+    assert_eq!(channel.recv_timeout(CEILING), Ok(LockLost::MaxHold));
+    await_gone(&server, LOCK);
+    // And shutting down releases those that have none.
+    let forgotten = mgr.lock("x").unwrap();
+    std::mem::forget(forgotten);
+    mgr.shutdown();
+    assert_eq!(get(&server, LOCK), None);
+}

@@ -1,0 +1,179 @@
+//! Servers that fail over, and clocks of servers that jump.
+
+use std::time::Duration;
+
+use distlock::{LockLost, RedisMgr, Released};
+
+use super::{LOCK, is_renewed};
+use crate::{
+    kit::{
+        BOUNDED, SECOND, UnwrapReleased, await_gone, fence_key, foreign_take, get, impatient, is_renewal, lease, lost,
+        manager, patient, pttl, waiter, within,
+    },
+    support::{CEILING, Fault, FaultProxy, RedisServer, command, eventually, off_by},
+};
+
+const LEASE: Duration = Duration::from_secs(3);
+
+/// Makes one server the replica of another, and waits until it has everything.
+fn follow(replica: &RedisServer, master: &RedisServer) {
+    replica.cli(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]);
+    let is_up = || replica.query::<String>(&["INFO", "replication"]).contains("master_link_status:up");
+    eventually("the replica is up", CEILING, is_up);
+}
+
+fn promote(replica: &RedisServer) {
+    replica.cli(&["REPLICAOF", "NO", "ONE"]);
+}
+
+/// Goal: a failover in which nothing is lost costs no lock, although the former master keeps the connections open. Only
+/// whoever connects anew is led to the new one.
+#[test]
+fn a_demoted_master_is_left_for_the_one_to_which_its_name_leads() {
+    let (old, new) = (RedisServer::start(), RedisServer::start());
+    let proxy = FaultProxy::in_front_of(old.addr());
+    let mgr = RedisMgr::new(patient(proxy.url()).operation_timeout(SECOND)).unwrap();
+    let guard = mgr.lock_with("x", &lease(2 * LEASE)).unwrap();
+    is_renewed(&old, &guard, 1);
+    follow(&new, &old);
+    assert_eq!(get(&new, LOCK).as_deref(), Some(guard.id().as_str()));
+    proxy.lead_to(new.addr());
+    promote(&new);
+    follow(&old, &new);
+    eventually("it is led to the new one", BOUNDED, || match mgr.try_lock("y") {
+        Ok(guard) => get(&new, "lock:y").as_deref() == Some(guard.id().as_str()),
+        Err(error) => {
+            assert_eq!(error.code(), Some("READONLY"), "{error}");
+            false
+        }
+    });
+    is_renewed(&new, &guard, 1);
+    guard.release().unwrap().unwrap_released();
+    assert_eq!(get(&new, LOCK), None);
+}
+
+/// The replica that takes over has not heard of the last lock. Two believe in it for up to a renewal, and the tokens tell.
+#[test]
+fn a_failover_that_forgets_the_lock_is_noticed_and_the_tokens_rise() {
+    let (old, new) = (RedisServer::start(), RedisServer::start());
+    let proxy = FaultProxy::in_front_of(old.addr());
+    let mgr = RedisMgr::new(patient(proxy.url()).operation_timeout(SECOND)).unwrap();
+    mgr.lock("x").unwrap().release().unwrap().unwrap_released();
+    follow(&new, &old);
+    promote(&new);
+    let guard = mgr.lock_with("x", &lease(LEASE)).unwrap();
+    proxy.lead_to(new.addr());
+    old.kill();
+    proxy.reset_all();
+    let other = RedisMgr::new(patient(proxy.url())).unwrap();
+    let next = within(BOUNDED, "locking", || other.try_lock("x").unwrap());
+    assert!(next.fencing_token() > guard.fencing_token());
+    let why = lost(&guard);
+    assert!(matches!(&why, LockLost::Taken { by, .. } if by.id() == next.id().as_str()), "{why:?}");
+    assert!(matches!(guard.release(), Ok(Released::OwnedByOther(_))));
+    assert!(next.is_held());
+    assert_eq!(get(&new, LOCK).as_deref(), Some(next.id().as_str()));
+}
+
+/// What a jump of the server's clock by so much does to everything that has an expiry.
+fn jump(server: &RedisServer, milliseconds: i64) {
+    let script = "for _, key in ipairs(redis.call('KEYS', '*')) do
+          local left = redis.call('PTTL', key)
+          if left > 0 then redis.call('PEXPIRE', key, left - tonumber(ARGV[1])) end
+        end";
+    server.cli(&["EVAL", script, "0", &milliseconds.to_string()]);
+}
+
+#[test]
+fn a_server_clock_that_jumps_ahead_ends_the_hold_at_the_next_renewal() {
+    let server = RedisServer::start();
+    let (mgr, other) = (manager(&server), manager(&server));
+    let guard = mgr.lock_with("x", &lease(LEASE)).unwrap();
+    jump(&server, 3_600_000);
+    assert_eq!(get(&server, LOCK), None);
+    let next = within(BOUNDED, "locking", || other.try_lock("x").unwrap());
+    assert!(next.fencing_token() > guard.fencing_token());
+    let why = within(LEASE + BOUNDED, "the loss", || lost(&guard));
+    assert!(matches!(why, LockLost::Taken { .. }), "{why:?}");
+    drop(guard);
+    assert_eq!(get(&server, LOCK).as_deref(), Some(next.id().as_str()));
+}
+
+#[test]
+fn a_server_clock_that_jumps_back_blocks_nobody_whose_holder_lives() {
+    let server = RedisServer::start();
+    let (mgr, other) = (manager(&server), manager(&server));
+    let guard = mgr.lock_with("x", &lease(LEASE)).unwrap();
+    jump(&server, -3_600_000);
+    assert!(pttl(&server, LOCK) > 3_000_000);
+    eventually("the renewal sets it right", CEILING, || pttl(&server, LOCK) <= 3_000);
+    guard.release().unwrap().unwrap_released();
+    // A holder that has died is in the way for so much longer, which waiters are told, and operators can end.
+    assert!(foreign_take(&server, LOCK, "somebody who died", 3_000));
+    jump(&server, -3_600_000);
+    let error = other.try_lock_for("x", Duration::from_millis(300)).unwrap_err();
+    assert!(error.holder().unwrap().ttl_left().unwrap() > 3_000 * SECOND, "{error}");
+    let waiting = waiter(&server, &other, "x");
+    assert!(mgr.force_release("x").unwrap());
+    let next = within(BOUNDED, "the next", || waiting.join().unwrap().unwrap());
+    assert!(next.is_held());
+}
+
+/// The clock runs faster than ours: keys live for a hundredth less than they should.
+#[test]
+fn a_server_clock_that_runs_fast_within_the_margin_ends_no_key_before_the_belief() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    for _ in 0..10 {
+        let guard = mgr.lock_with("x", &lease(10 * SECOND)).unwrap();
+        jump(&server, 100);
+        // Read in this order, the belief can only seem shorter than it is by what the answer took.
+        let left = pttl(&server, LOCK);
+        assert!(guard.remaining() <= Duration::from_millis(u64::try_from(left).unwrap()), "{left}");
+    }
+}
+
+/// The client has read the server's clock when it signed in, and an hour lies between that and what it shows now.
+#[test]
+fn a_server_clock_that_steps_between_two_requests_costs_neither_lock_nor_cleanliness() {
+    for seconds in [3_600, -3_600, 1_700_000_000, -1_700_000_000] {
+        let server = RedisServer::start();
+        let proxy = FaultProxy::in_front_of(server.addr());
+        let wrong = proxy.on_request(command("TIME"), off_by(seconds)).forever();
+        let mgr = RedisMgr::new(impatient(proxy.url())).unwrap();
+        let mut last = manager(&server).lock("x").unwrap().fencing_token();
+        for _ in 0..3 {
+            let guard =
+                within(BOUNDED, "locking", || mgr.lock("x").unwrap_or_else(|error| panic!("{seconds}: {error}")));
+            assert!(guard.fencing_token() > last);
+            last = guard.fencing_token();
+            assert_eq!(get(&server, LOCK).as_deref(), Some(guard.id().as_str()));
+            let waiting = waiter(&server, &mgr, "x");
+            guard.release().unwrap().unwrap_released();
+            let next = within(CEILING, "the next", || waiting.join().unwrap().unwrap());
+            next.release().unwrap().unwrap_released();
+            // The next one is asked over new connections, with the wrong time in mind.
+            proxy.reset_all();
+        }
+        assert!(wrong.fired() >= 3);
+        await_gone(&server, LOCK);
+        assert_eq!(server.keys(), [fence_key("x")]);
+    }
+}
+
+/// The catalogue's worst case of a lost answer: what was given up arrives, and nobody is there to give it back.
+#[test]
+fn a_renewal_that_arrives_after_its_holder_has_died_extends_it_once() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::in_front_of(server.addr());
+    let mgr = RedisMgr::new(impatient(proxy.url())).unwrap();
+    let guard = mgr.lock_with("x", &lease(LEASE)).unwrap();
+    let late = proxy.on_request(is_renewal(LOCK), Fault::HoldRequest);
+    late.wait_fired();
+    proxy.blackhole();
+    std::mem::forget(guard);
+    late.let_go();
+    // It is one lease away at the most, whatever has been sent.
+    assert!(pttl(&server, LOCK) <= 3_000);
+    within(LEASE * 2 + BOUNDED, "the end", || await_gone(&server, LOCK));
+}
