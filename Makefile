@@ -3,7 +3,7 @@ CARGO ?= cargo
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-redlock test storm bench screenshot check
+.PHONY: help demo demo-redlock test sim storm bench screenshot check
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,10 @@ test: ## all tests, on real servers that are started and ended with them
 storm: ## processes, servers and the network ill-treated at random, on one server and on five; ARGS=--help says more
 	@tools/need-redis.sh
 	$(CARGO) test --test storm -- brew $(ARGS)
+
+SEEDS ?= 10000
+sim: ## the simulator with SEEDS=10000 seeds; FIRST=n begins elsewhere, `SIM_SEED=n make sim` replays one
+	SIM_SEEDS=$(SEEDS) SIM_FIRST=$(or $(FIRST),0) $(CARGO) test --release --features testing --test sim seeds -- --nocapture
 
 bench: ## the table of speeds, with the raw figures beside
 	@tools/need-redis.sh

@@ -9,7 +9,11 @@
 
 use std::time::{Duration, SystemTime};
 
+use crossbeam_channel::Receiver;
 use parking_lot::{Condvar, MutexGuard};
+
+#[cfg(feature = "testing")]
+use crate::testing;
 
 /// A point in time, in nanoseconds on the local clock. Arithmetic saturates: far away is never wrong, only far away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,6 +52,10 @@ fn nanos(span: Duration) -> u64 {
 /// Reads the clock.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn now() -> Moment {
+    #[cfg(feature = "testing")]
+    if let Some(world) = testing::world() {
+        return Moment(world.now());
+    }
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
@@ -58,6 +66,10 @@ pub(crate) fn now() -> Moment {
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 pub(crate) fn now() -> Moment {
     use std::{sync::OnceLock, time::Instant};
+    #[cfg(feature = "testing")]
+    if let Some(world) = testing::world() {
+        return Moment(world.now());
+    }
     static START: OnceLock<Instant> = OnceLock::new();
     #[expect(clippy::disallowed_methods, reason = "this is the place that may")]
     let start = *START.get_or_init(Instant::now);
@@ -67,11 +79,19 @@ pub(crate) fn now() -> Moment {
 
 /// The wall clock: for identifiers and for people, never for a deadline.
 pub(crate) fn wall() -> SystemTime {
+    #[cfg(feature = "testing")]
+    if let Some(world) = testing::world() {
+        return world.wall();
+    }
     SystemTime::now()
 }
 
 /// Waits on `condvar` until it is notified or `until` has come; may also wake up early.
 pub(crate) fn park<T>(condvar: &Condvar, guard: &mut MutexGuard<'_, T>, until: Moment) {
+    #[cfg(feature = "testing")]
+    if let Some(world) = testing::world() {
+        return MutexGuard::unlocked(guard, || world.park(place(condvar), until.0));
+    }
     if until == Moment::NEVER {
         condvar.wait(guard);
     } else {
@@ -80,6 +100,56 @@ pub(crate) fn park<T>(condvar: &Condvar, guard: &mut MutexGuard<'_, T>, until: M
             condvar.wait_for(guard, span.min(LONGEST_PARK));
         }
     }
+}
+
+/// Wakes one of those who are parked there.
+pub(crate) fn wake_one(condvar: &Condvar) {
+    #[cfg(feature = "testing")]
+    if let Some(world) = testing::world() {
+        return world.notify(place(condvar), false);
+    }
+    condvar.notify_one();
+}
+
+/// Wakes all who are parked there.
+pub(crate) fn wake_all(condvar: &Condvar) {
+    #[cfg(feature = "testing")]
+    if let Some(world) = testing::world() {
+        return world.notify(place(condvar), true);
+    }
+    condvar.notify_all();
+}
+
+/// Waits for what somebody is to send; `None` when it has not come by `until`, or will not come.
+pub(crate) fn await_answer<T>(answer: &Receiver<T>, until: Moment) -> Option<T> {
+    #[cfg(feature = "testing")]
+    if let Some(world) = testing::world() {
+        return poll(&*world, until, || match answer.try_recv() {
+            Ok(answer) => Some(Some(answer)),
+            Err(crossbeam_channel::TryRecvError::Disconnected) => Some(None),
+            Err(crossbeam_channel::TryRecvError::Empty) => None,
+        })
+        .flatten();
+    }
+    answer.recv_timeout(until.after(now())).ok()
+}
+
+/// Looks again and again: for what nobody tells a simulated world of.
+#[cfg(feature = "testing")]
+pub(crate) fn poll<T>(world: &dyn testing::World, until: Moment, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    loop {
+        let found = look();
+        let now = Moment(world.now());
+        if found.is_some() || now >= until {
+            return found;
+        }
+        world.park(0, now.saturating_add(Duration::from_micros(500)).min(until).0);
+    }
+}
+
+#[cfg(feature = "testing")]
+fn place(condvar: &Condvar) -> usize {
+    std::ptr::from_ref(condvar).addr()
 }
 
 /// A timed wait on a far moment is cut into pieces, so that adding it to the clock cannot overflow.

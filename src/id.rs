@@ -5,6 +5,8 @@ use std::{cell::RefCell, fmt, str::FromStr, sync::OnceLock, time::SystemTime};
 use uuid::Uuid;
 
 use crate::clock;
+#[cfg(feature = "testing")]
+use crate::testing;
 
 /// Identifies one acquisition of one lock: `hostname|pid1234|tid5678|ts1763712345678|<uuid v4>`.
 ///
@@ -142,7 +144,7 @@ pub fn generate_lock_id() -> LockId {
     let pid = std::process::id();
     let ts_ms = clock::wall().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis());
     let mut uuid = Uuid::encode_buffer();
-    let uuid = Uuid::new_v4().hyphenated().encode_lower(&mut uuid);
+    let uuid = random_uuid().hyphenated().encode_lower(&mut uuid);
     let mut text = String::with_capacity(128);
     // Kept for each thread, and made anew in a forked child.
     let known = WHERE.try_with(|known| {
@@ -158,6 +160,14 @@ pub fn generate_lock_id() -> LockId {
     // Writing to a string cannot fail.
     let _ = write!(text, "{ts_ms}|{uuid}");
     LockId(text.into())
+}
+
+pub(crate) fn random_uuid() -> Uuid {
+    #[cfg(feature = "testing")]
+    if let Some(world) = testing::world() {
+        return uuid::Builder::from_random_bytes(world.random().to_be_bytes()).into_uuid();
+    }
+    Uuid::new_v4()
 }
 
 fn whereabouts(pid: u32) -> String {

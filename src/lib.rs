@@ -168,7 +168,10 @@ mod reentrant;
 mod released;
 mod renewer;
 mod service;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod text;
+mod threads;
 mod token;
 
 pub use crate::{

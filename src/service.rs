@@ -11,7 +11,6 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use uuid::Uuid;
 
 use crate::{
     acquire::{Acquirer, Crowd, Listener},
@@ -21,7 +20,7 @@ use crate::{
     event::{AcquiredEvent, ReleasedEvent},
     grant::Claim,
     holder::Holder,
-    id::generate_lock_id,
+    id::{generate_lock_id, random_uuid},
     key::{LockKey, MAX_NAME_BYTES},
     lease::{End, Lease},
     lock_info::LockInfo,
@@ -78,7 +77,7 @@ impl Service {
             redlock.introduce()?;
         }
         let renewer = LockRenewer::start(redlock.clone()).map_err(no_thread("lock renewer"))?;
-        let channel = format!("distlock:client:{}", Uuid::new_v4());
+        let channel = format!("distlock:client:{}", random_uuid());
         let acquirer = Acquirer {
             redlock: redlock.clone(),
             listener: Arc::new(Listener::new(redlock.clone(), channel)),

@@ -114,7 +114,7 @@ impl Listener {
             let line = matches!(state.line, Line::Free(_)).then(|| std::mem::replace(&mut state.line, Line::Down));
             (state.breaker.take(), line)
         };
-        self.changed.notify_all();
+        clock::wake_all(&self.changed);
         if let Some(breaker) = breaker {
             breaker.cut();
         }
@@ -219,7 +219,7 @@ impl Listener {
                 false
             }
         };
-        self.changed.notify_all();
+        clock::wake_all(&self.changed);
         up
     }
 
@@ -257,7 +257,7 @@ impl Listener {
         drop(state);
         // Closed outside the lock.
         drop(rest);
-        self.changed.notify_all();
+        clock::wake_all(&self.changed);
     }
 
     /// A line that did not last counts as one that could not be opened, lest it be opened in a tight loop.

@@ -5,7 +5,7 @@
 //! claim back at the server, and whoever looked and found the lock its own already has it.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -21,7 +21,8 @@ pub(crate) struct Mailbox {
 
 #[derive(Debug, Default)]
 struct Waiters {
-    slots: HashMap<Box<str>, Arc<Slot>>,
+    /// By the order of their identifiers, which is the same in each run of a simulated world.
+    slots: BTreeMap<Box<str>, Arc<Slot>>,
     /// Who waits for a lock in this process, by order of coming.
     lines: HashMap<Box<str>, BTreeSet<u64>>,
     last: u64,
@@ -130,7 +131,7 @@ impl Mailbox {
             waiters.slots.values().find(|slot| slot.call()).cloned()
         };
         if let Some(slot) = called {
-            slot.arrived.notify_one();
+            clock::wake_one(&slot.arrived);
         }
     }
 
@@ -188,7 +189,7 @@ impl Slot {
 
     fn tell(&self, change: impl FnOnce(&mut News)) {
         change(&mut self.news.lock());
-        self.arrived.notify_one();
+        clock::wake_one(&self.arrived);
     }
 }
 

@@ -215,6 +215,11 @@ impl Attempt<'_> {
         }
         let now = clock::now();
         let wait_until = give_back_until(asked, now, self.hard_limit());
+        if now >= wait_until {
+            // The caller has no time left; it is taken back in the background.
+            self.strays = self.strays.with(nodes);
+            return;
+        }
         let deadline = deadline.max(wait_until);
         let round = Round { wait_until, ..Round::all(nodes, deadline) };
         let waiter = self.waiter();

@@ -5,7 +5,7 @@
 //! connecting, signing in, writing and all reads, interrupted calls included, and after anything but a well-formed
 //! answer the socket is closed and never used again. The next use opens another.
 
-use std::{fmt, io, net::Shutdown, sync::Arc, time::Duration};
+use std::{fmt, io, sync::Arc, time::Duration};
 
 use redis::{RedisResult, Value};
 
@@ -18,7 +18,10 @@ use super::{
     socket::Socket,
     wire::{array, bulk},
 };
-use crate::clock::{self, Moment};
+use crate::{
+    clock::{self, Moment},
+    id::random_uuid,
+};
 
 /// A connection that was in use this short a time ago is not looked at before it is used again.
 const FRESH: Duration = Duration::from_millis(100);
@@ -362,7 +365,7 @@ pub(crate) struct Breaker(Socket);
 impl Breaker {
     pub(crate) fn cut(&self) {
         // A socket that is closed already needs no cutting.
-        let _ = self.0.shutdown(Shutdown::Both);
+        let _ = self.0.shutdown();
     }
 }
 
@@ -375,7 +378,7 @@ pub(crate) fn write_command(out: &mut Vec<u8>, parts: &[&[u8]]) {
 }
 
 fn random_start() -> u64 {
-    uuid::Uuid::new_v4().as_u64_pair().1 >> 16
+    random_uuid().as_u64_pair().1 >> 16
 }
 
 /// For users' own commands through a pooled connection. Each exchange has the manager's operation timeout.

@@ -24,5 +24,6 @@ pub(crate) use self::{
     redis::{Answer, Pending, RedisNode},
     roster::Roster,
     script::{By, Call},
+    socket::Socket,
     wire::GrantNews,
 };

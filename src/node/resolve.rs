@@ -5,13 +5,15 @@ use std::{
     collections::{HashMap, hash_map::Entry},
     io,
     net::{IpAddr, SocketAddr, ToSocketAddrs as _},
-    thread,
 };
 
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 
-use crate::clock::{self, Moment};
+use crate::{
+    clock::{self, Moment},
+    threads,
+};
 
 type Answer = Result<Vec<SocketAddr>, (io::ErrorKind, String)>;
 /// The process is part of the question: a forked child has this table, and not the threads that would answer.
@@ -38,7 +40,7 @@ pub(crate) fn resolve(host: &str, port: u16, deadline: Moment) -> io::Result<Vec
         }
     };
     if first {
-        let spawned = thread::Builder::new().name("distlock-resolve".into()).spawn({
+        let spawned = threads::spawn("distlock-resolve", {
             let question = question.clone();
             move || look_up(&question)
         });
@@ -72,7 +74,7 @@ fn tell(question: &Question, answer: &Answer) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
+    use std::{thread, time::Duration};
 
     fn soon() -> Moment {
         clock::now().saturating_add(Duration::from_secs(30))

@@ -3,9 +3,9 @@
 use std::{
     io::{self, Read as _},
     net::{Shutdown, TcpStream},
-    os::fd::{AsFd, BorrowedFd},
     os::unix::net::UnixStream,
     path::Path,
+    thread,
     time::Duration,
 };
 
@@ -13,57 +13,96 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     net::{RecvFlags, SendFlags, recv, send, sockopt},
 };
+use smallvec::SmallVec;
 
 use super::{endpoint::Address, resolve::resolve};
 use crate::clock::{self, Moment};
+#[cfg(feature = "testing")]
+use crate::testing::{self, Wire};
 
 #[derive(Debug)]
 pub(crate) enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
+    #[cfg(feature = "testing")]
+    Simulated(Wire),
 }
 
 impl Socket {
     pub(crate) fn connect(address: &Address, deadline: Moment) -> io::Result<Socket> {
+        #[cfg(feature = "testing")]
+        if let Some(world) = testing::world() {
+            let path = |path: &Path| path.to_string_lossy().into_owned();
+            let (host, port) = match address {
+                Address::Tcp(host, port) => (host.clone(), *port),
+                Address::Unix(socket) => (path(socket), 0),
+            };
+            return world.connect(&host, port, deadline.as_nanos()).map(|number| Socket::Simulated(Wire::new(number)));
+        }
         match address {
             Address::Tcp(host, port) => connect_tcp(host, *port, deadline).map(Socket::Tcp),
             Address::Unix(path) => connect_unix(path, deadline).map(Socket::Unix),
         }
     }
 
+    /// Two ends of a way between threads of this process, neither of which blocks.
+    pub(crate) fn pair() -> io::Result<(Socket, Socket)> {
+        #[cfg(feature = "testing")]
+        if let Some(world) = testing::world() {
+            let wire = Wire::new(world.loopback()?);
+            return Ok((Socket::Simulated(wire.clone()), Socket::Simulated(wire)));
+        }
+        let (one, other) = UnixStream::pair()?;
+        Ok((Socket::Unix(one), Socket::Unix(other)))
+    }
+
     pub(crate) fn try_clone(&self) -> io::Result<Socket> {
         match self {
             Socket::Tcp(stream) => stream.try_clone().map(Socket::Tcp),
             Socket::Unix(stream) => stream.try_clone().map(Socket::Unix),
+            #[cfg(feature = "testing")]
+            Socket::Simulated(wire) => Ok(Socket::Simulated(wire.clone())),
         }
     }
 
-    pub(crate) fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+    pub(crate) fn shutdown(&self) -> io::Result<()> {
         match self {
-            Socket::Tcp(stream) => stream.shutdown(how),
-            Socket::Unix(stream) => stream.shutdown(how),
+            Socket::Tcp(stream) => stream.shutdown(Shutdown::Both),
+            Socket::Unix(stream) => stream.shutdown(Shutdown::Both),
+            #[cfg(feature = "testing")]
+            Socket::Simulated(wire) => {
+                wire.shutdown();
+                Ok(())
+            }
         }
     }
 
     /// Open, and nothing to read: what an idle connection between two requests has to be.
     pub(crate) fn is_quiet(&self) -> bool {
-        let mut byte = [0_u8; 1];
-        let peeked = recv(self, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
-        matches!(peeked, Err(rustix::io::Errno::AGAIN))
+        self.receive(&mut [0], RecvFlags::PEEK).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
     /// Closed or broken by the other side, and nothing left to read.
     pub(crate) fn is_closed(&self) -> bool {
-        let mut byte = [0_u8; 1];
-        match recv(self, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
-            Ok((_, length)) => length == 0,
-            Err(error) => error != rustix::io::Errno::AGAIN && error != rustix::io::Errno::INTR,
+        match self.receive(&mut [0], RecvFlags::PEEK) {
+            Ok(length) => length == 0,
+            Err(error) => !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
         }
     }
 
     /// Reads what has come, without blocking.
-    pub(crate) fn try_read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        Ok(recv(&*self, buffer, RecvFlags::DONTWAIT)?.0)
+    pub(crate) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.receive(buffer, RecvFlags::empty())
+    }
+
+    fn receive(&self, buffer: &mut [u8], flags: RecvFlags) -> io::Result<usize> {
+        let flags = flags | RecvFlags::DONTWAIT;
+        match self {
+            Socket::Tcp(stream) => Ok(recv(stream, buffer, flags)?.0),
+            Socket::Unix(stream) => Ok(recv(stream, buffer, flags)?.0),
+            #[cfg(feature = "testing")]
+            Socket::Simulated(wire) => wire.try_read(buffer, flags.contains(RecvFlags::PEEK)),
+        }
     }
 
     /// Blocks for at most the read timeout.
@@ -71,43 +110,84 @@ impl Socket {
         match self {
             Socket::Tcp(stream) => stream.read(buffer),
             Socket::Unix(stream) => stream.read(buffer),
+            #[cfg(feature = "testing")]
+            Socket::Simulated(wire) => wire.read(buffer),
         }
     }
 
-    pub(crate) fn set_read_timeout(&self, timeout: Duration) -> io::Result<()> {
+    pub(crate) fn set_read_timeout(&mut self, timeout: Duration) -> io::Result<()> {
         // The kernel counts in microseconds and takes zero for "for ever".
         let timeout = timeout.clamp(Duration::from_micros(1), Duration::from_secs(24 * 60 * 60));
         match self {
             Socket::Tcp(stream) => stream.set_read_timeout(Some(timeout)),
             Socket::Unix(stream) => stream.set_read_timeout(Some(timeout)),
+            #[cfg(feature = "testing")]
+            Socket::Simulated(wire) => {
+                wire.set_read_timeout(timeout);
+                Ok(())
+            }
         }
     }
 
     /// Writes what there is room for, without blocking.
-    pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        Ok(send(self, bytes, SEND)?)
+    pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Socket::Tcp(stream) => Ok(send(stream, bytes, SEND)?),
+            Socket::Unix(stream) => Ok(send(stream, bytes, SEND)?),
+            #[cfg(feature = "testing")]
+            Socket::Simulated(wire) => wire.write(bytes),
+        }
     }
 
     /// Waits until there is room to write, or the time is over.
     pub(crate) fn await_room(&self, longest: Duration) -> io::Result<()> {
-        let timeout = Timespec {
-            tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: longest.subsec_nanos().into(),
-        };
-        match poll(&mut [PollFd::new(self, PollFlags::OUT)], Some(&timeout)) {
+        let Some(polled) = self.polled(PollFlags::OUT) else { return Ok(()) };
+        match poll(&mut [polled], Some(&timespec(longest))) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
-}
 
-impl AsFd for Socket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
+    /// Waits until one of these has something to read, has broken or has come to its end, or the moment has come; says
+    /// which. Keeps the core for up to `spin` before it sleeps.
+    pub(crate) fn await_any(sockets: &[&Socket], until: Moment, spin: Duration) -> SmallVec<[bool; 8]> {
+        #[cfg(feature = "testing")]
+        if let Some(world) = testing::world() {
+            let wires = sockets.iter().filter_map(|socket| match socket {
+                Socket::Simulated(wire) => Some(wire.number()),
+                Socket::Tcp(_) | Socket::Unix(_) => None,
+            });
+            return world.poll(&wires.collect::<Vec<_>>(), until.as_nanos()).into();
+        }
+        let mut polled: SmallVec<[PollFd<'_>; 8]> =
+            sockets.iter().filter_map(|socket| socket.polled(PollFlags::IN)).collect();
+        let spin_until = clock::now().saturating_add(spin).min(until);
+        loop {
+            let now = clock::now();
+            let spinning = now < spin_until;
+            let longest = if spinning { Duration::ZERO } else { until.after(now) };
+            match poll(&mut polled, Some(&timespec(longest))) {
+                Ok(0) if spinning => thread::yield_now(),
+                // Interrupted calls look again.
+                _ => break,
+            }
+        }
+        polled.iter().map(|socket| !socket.revents().is_empty()).collect()
+    }
+
+    /// What to poll; nothing in a simulated world, which has no descriptors.
+    fn polled(&self, flags: PollFlags) -> Option<PollFd<'_>> {
         match self {
-            Socket::Tcp(stream) => stream.as_fd(),
-            Socket::Unix(stream) => stream.as_fd(),
+            Socket::Tcp(stream) => Some(PollFd::new(stream, flags)),
+            Socket::Unix(stream) => Some(PollFd::new(stream, flags)),
+            #[cfg(feature = "testing")]
+            Socket::Simulated(_) => None,
         }
     }
+}
+
+fn timespec(longest: Duration) -> Timespec {
+    Timespec { tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX), tv_nsec: longest.subsec_nanos().into() }
 }
 
 #[cfg(not(target_vendor = "apple"))]

@@ -1,6 +1,6 @@
 //! `Courier`: the thread that tells handlers what must not be told by a thread that others depend on.
 
-use std::{io, sync::Arc, thread, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use crossbeam_channel::{Sender, bounded};
 use parking_lot::Mutex;
@@ -13,8 +13,10 @@ use crate::{
     },
     holder::Holder,
     id::LockId,
+    threads,
     token::FencingToken,
 };
+
 /// A second of a busy manager; more means that the handler does not keep up.
 const QUEUE_LENGTH: usize = 1_024;
 
@@ -38,7 +40,7 @@ pub(super) struct Subject {
 }
 
 impl Notice {
-    fn tell(&self, handlers: &Handlers) {
+    pub(super) fn tell(&self, handlers: &Handlers) {
         match self {
             Notice::Contended { of: Subject { lock, id }, holder } => {
                 handlers.tell(|handler| handler.contended(&ContendedEvent { lock, id, holder }));
@@ -79,8 +81,14 @@ impl Courier {
     pub(super) fn start(handlers: Arc<Handlers>) -> io::Result<Courier> {
         let (queue, notices) = bounded::<Notice>(QUEUE_LENGTH);
         let run = move || notices.into_iter().for_each(|notice| notice.tell(&handlers));
-        thread::Builder::new().name("distlock-events".into()).spawn(run)?;
+        threads::spawn("distlock-events", run)?;
         Ok(Courier { queue: Mutex::new(Some(queue)) })
+    }
+
+    /// One that nobody reads.
+    #[cfg(feature = "testing")]
+    pub(super) fn closed() -> Courier {
+        Courier { queue: Mutex::new(None) }
     }
 
     /// False when there is no room.

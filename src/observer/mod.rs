@@ -15,6 +15,8 @@ use std::{
 
 use self::courier::{Courier, Notice, Subject};
 pub(crate) use self::span::{Hold, Wait};
+#[cfg(feature = "testing")]
+use crate::testing;
 use crate::{
     error::{LockError, LockLost},
     event::{AcquiredEvent, AttemptedEvent, FailedEvent, HandleEvent, ReleasedEvent, TimedOutEvent},
@@ -69,7 +71,13 @@ impl Observer {
             None
         } else {
             let handlers = Arc::new(Handlers { list: handlers, panicked: AtomicBool::new(false) });
-            Some(Audience { courier: Courier::start(handlers.clone())?, handlers })
+            // A simulated world has no thread that could sleep on a queue.
+            #[cfg(feature = "testing")]
+            let courier =
+                if testing::world().is_some() { Courier::closed() } else { Courier::start(handlers.clone())? };
+            #[cfg(not(feature = "testing"))]
+            let courier = Courier::start(handlers.clone())?;
+            Some(Audience { courier, handlers })
         };
         Ok(Arc::new(Observer { metrics: Recorder::new(server), audience }))
     }
@@ -94,6 +102,13 @@ impl Observer {
 
     /// On the thread for that.
     fn send(&self, notice: impl FnOnce() -> Notice) {
+        #[cfg(feature = "testing")]
+        if testing::world().is_some() {
+            if let Some(audience) = &self.audience {
+                notice().tell(&audience.handlers);
+            }
+            return;
+        }
         if let Some(audience) = &self.audience
             && !audience.courier.send(notice())
         {

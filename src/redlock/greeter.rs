@@ -1,25 +1,21 @@
 //! Threads that connect to nodes for a caller who polls, and a bell that they ring.
 
-use std::{
-    io::{self, Read as _, Write as _},
-    os::unix::net::UnixStream,
-    sync::Arc,
-    thread,
-};
+use std::{io, sync::Arc};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use crate::{
     clock::{self, Moment},
-    node::{Connection, Failure, RedisNode},
+    node::{Connection, Failure, RedisNode, Socket},
+    threads,
 };
 
 /// Connecting can take long, and several nodes are connected to at once.
 pub(super) struct Greeter {
     done: Sender<Arrival>,
     arrivals: Receiver<Arrival>,
-    ring: Arc<UnixStream>,
-    pub(super) bell: UnixStream,
+    ring: Arc<Socket>,
+    pub(super) bell: Socket,
 }
 
 pub(super) struct Arrival {
@@ -30,9 +26,7 @@ pub(super) struct Arrival {
 
 impl Greeter {
     pub(super) fn new() -> io::Result<Greeter> {
-        let (ring, bell) = UnixStream::pair()?;
-        ring.set_nonblocking(true)?;
-        bell.set_nonblocking(true)?;
+        let (ring, bell) = Socket::pair()?;
         let (done, arrivals) = unbounded();
         Ok(Greeter { done, arrivals, ring: Arc::new(ring), bell })
     }
@@ -56,15 +50,15 @@ impl Greeter {
                 }
             }
             // A full pipe has rung already.
-            let _ = (&*ring).write(&[1]);
+            let _ = ring.write(&[1]);
         };
-        thread::Builder::new().name("distlock-connect".into()).spawn(connect).map(drop)
+        threads::spawn("distlock-connect", connect).map(drop)
     }
 
     /// Who is there by now, or will not come.
     pub(super) fn arrived(&mut self) -> Vec<Arrival> {
         let mut rings = [0; 64];
-        let _ = self.bell.read(&mut rings);
+        let _ = self.bell.try_read(&mut rings);
         self.arrivals.try_iter().collect()
     }
 }

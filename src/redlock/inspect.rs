@@ -4,7 +4,7 @@ use std::{collections::HashMap, time::Duration};
 
 use super::{Ballot, Links, Redlock, Round, Slip, Trouble, Verdict, Vote, quorum};
 use crate::{
-    clock,
+    clock::{self, Moment},
     holder::Holder,
     key::LockKey,
     node::{
@@ -19,15 +19,23 @@ const GRACE: Duration = Duration::from_millis(20);
 impl Redlock {
     /// Who holds a lock by the word of a quorum. A node that does not answer is only waited for where it matters.
     pub(crate) fn inspect(&self, key: &LockKey) -> Result<Inspected, Trouble> {
-        match self.holder(self.inspect_all(key, GRACE)?) {
-            Err(_) if self.len() > 1 => self.holder(self.inspect_all(key, self.operation_timeout())?),
+        let deadline = clock::now().saturating_add(self.operation_timeout());
+        match self.holder(self.inspect_by(key, GRACE, deadline)?) {
+            // Those who were not waited for may settle it.
+            Err(_) if self.len() > 1 && clock::now() < deadline => {
+                self.holder(self.inspect_by(key, self.operation_timeout(), deadline)?)
+            }
             told => told,
         }
     }
 
     /// What the nodes know about a lock, as far as they answer within `grace` after a quorum of them.
     pub(crate) fn inspect_all(&self, key: &LockKey, grace: Duration) -> Result<Ballot<Inspected>, Trouble> {
-        let ballot = self.ask_twice(grace, |_| Inspect(key))?;
+        self.inspect_by(key, grace, clock::now().saturating_add(self.operation_timeout()))
+    }
+
+    fn inspect_by(&self, key: &LockKey, grace: Duration, deadline: Moment) -> Result<Ballot<Inspected>, Trouble> {
+        let ballot = self.ask_twice(grace, deadline, |_| Inspect(key))?;
         match ballot.verdict() {
             Verdict::Won => Ok(ballot),
             _ => Err(Trouble::of(self, ballot, says)),
@@ -75,7 +83,8 @@ impl Redlock {
     /// How long a quorum takes to answer.
     pub(crate) fn ping(&self) -> Result<Duration, Trouble> {
         let asked = clock::now();
-        let ballot = self.ask_twice(Duration::ZERO, |_| Ping)?;
+        let deadline = asked.saturating_add(self.operation_timeout());
+        let ballot = self.ask_twice(Duration::ZERO, deadline, |_| Ping)?;
         match ballot.verdict() {
             Verdict::Won => Ok(clock::now().after(asked)),
             _ => Err(Trouble::of(self, ballot, |()| "it answers".into())),
@@ -83,8 +92,12 @@ impl Redlock {
     }
 
     /// Connections may have gone stale, and are replaced at the second try.
-    fn ask_twice<C: Call>(&self, grace: Duration, call: impl Fn(usize) -> C) -> Result<Ballot<C::Reply>, Trouble> {
-        let deadline = clock::now().saturating_add(self.operation_timeout());
+    fn ask_twice<C: Call>(
+        &self,
+        grace: Duration,
+        deadline: Moment,
+        call: impl Fn(usize) -> C,
+    ) -> Result<Ballot<C::Reply>, Trouble> {
         let mut links = self.links(deadline).map_err(Trouble::Alone)?;
         let ballot = self.ask_once(&mut links, deadline, grace, &call);
         let stale = |slip: &Slip<C::Reply>| matches!(slip, Slip::Failed(f) if f.sent && f.is_passing());
@@ -97,7 +110,7 @@ impl Redlock {
     fn ask_once<C: Call>(
         &self,
         links: &mut Links,
-        deadline: clock::Moment,
+        deadline: Moment,
         grace: Duration,
         call: &impl Fn(usize) -> C,
     ) -> Ballot<C::Reply> {

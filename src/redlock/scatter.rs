@@ -1,9 +1,8 @@
 //! Asking several nodes at once, from the calling thread: write to every node, then collect, until it is decided or the
 //! time is over. With one node this is a request and its answer.
 
-use std::{mem, sync::Arc, thread, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smallvec::SmallVec;
 
 use super::{
@@ -14,7 +13,7 @@ use super::{
 use crate::{
     answer::NodeAnswer,
     clock::{self, Moment},
-    node::{Answer, By, Call, Connection, Failure, Pending, Reason, RedisNode},
+    node::{Answer, By, Call, Connection, Failure, Pending, Reason, RedisNode, Socket},
 };
 
 /// A node that has owed an answer for this long is not asked for more where the others suffice.
@@ -382,38 +381,24 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
 
     /// Waits until one of these has something to read, or somebody has connected.
     fn readable(&mut self, open: NodeSet, until: Moment) -> NodeSet {
-        let sent: Vec<usize> = open.iter().filter(|node| matches!(self.states[*node], State::Sent(..))).collect();
-        let mut polled: Vec<PollFd<'_>> = Vec::with_capacity(sent.len() + 1);
-        let mut listed = Vec::with_capacity(sent.len());
+        let sent = open.iter().filter(|node| matches!(self.states[*node], State::Sent(..)));
+        let mut sockets: SmallVec<[&Socket; 8]> = SmallVec::new();
+        let mut listed: SmallVec<[usize; 8]> = SmallVec::new();
         let mut spin = Duration::MAX;
         for node in sent {
             if let Some(socket) = self.links[node].socket() {
-                polled.push(PollFd::new(socket, PollFlags::IN));
+                sockets.push(socket);
                 listed.push(node);
                 spin = spin.min(self.links[node].spin());
             }
         }
         if let Some(greeter) = &self.greeter {
-            polled.push(PollFd::new(&greeter.bell, PollFlags::IN));
+            sockets.push(&greeter.bell);
             spin = Duration::ZERO;
         }
-        let spin_until = clock::now().saturating_add(spin).min(until);
-        loop {
-            let now = clock::now();
-            let spinning = now < spin_until;
-            let longest = if spinning { Duration::ZERO } else { until.after(now) };
-            let timeout = Timespec {
-                tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: longest.subsec_nanos().into(),
-            };
-            match poll(&mut polled, Some(&timeout)) {
-                Ok(0) if spinning => thread::yield_now(),
-                // Interrupted calls look again.
-                _ => break,
-            }
-        }
         // An error or an end shows when it is read.
-        listed.into_iter().zip(&polled).filter(|(_, fd)| !fd.revents().is_empty()).map(|(node, _)| node).collect()
+        let ready = Socket::await_any(&sockets, until, spin);
+        listed.into_iter().zip(ready).filter(|(_, ready)| *ready).map(|(node, _)| node).collect()
     }
 
     fn failed(&mut self, node: usize, failure: Failure) {

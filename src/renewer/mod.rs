@@ -7,7 +7,7 @@ mod schedule;
 mod undo;
 mod worker;
 
-use std::{io, sync::Arc, thread, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use crossbeam_channel::{Sender, bounded};
 use parking_lot::{Condvar, Mutex};
@@ -24,6 +24,7 @@ use crate::{
     lease::{End, Lease},
     observer::Observer,
     redlock::{Ending, LATE_SLACK, NodeSet, Redlock},
+    threads::{self, Thread},
 };
 
 /// How long a waiter that is in the queue may stay there without looking again; see acquire.lua.
@@ -33,7 +34,7 @@ const QUEUE_LIFE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct LockRenewer {
     shared: Arc<Shared>,
-    thread: Mutex<Option<thread::JoinHandle<()>>>,
+    thread: Mutex<Option<Thread>>,
 }
 
 #[derive(Debug)]
@@ -82,7 +83,7 @@ impl LockRenewer {
     pub(crate) fn start(redlock: Arc<Redlock>) -> io::Result<LockRenewer> {
         let shared = Arc::new(Shared { state: Mutex::new(State::default()), changed: Condvar::new() });
         let worker = Worker::new(redlock, shared.clone());
-        let thread = thread::Builder::new().name("distlock-renewer".into()).spawn(move || worker.run())?;
+        let thread = threads::spawn("distlock-renewer", move || worker.run())?;
         Ok(LockRenewer { shared, thread: Mutex::new(Some(thread)) })
     }
 
@@ -135,7 +136,7 @@ impl LockRenewer {
         }
         state.errands.push(Errand { claim: claim.clone(), was_held, deadline, answer });
         self.shared.wake_before(state, Moment::from_nanos(0));
-        answered.recv_timeout(deadline.after(clock::now())).ok()
+        clock::await_answer(&answered, deadline)
     }
 
     /// Ends all leases, releases their locks as far as the server answers until `deadline`, and ends the thread.
@@ -145,8 +146,7 @@ impl LockRenewer {
         self.shared.wake_before(state, Moment::from_nanos(0));
         let thread = self.thread.lock().take();
         if let Some(thread) = thread {
-            // It catches its panics; there is nothing to hear from it.
-            let _ = thread.join();
+            thread.join();
         }
     }
 }
@@ -171,7 +171,7 @@ impl Shared {
         }
         drop(state);
         if wake {
-            self.changed.notify_one();
+            clock::wake_one(&self.changed);
         }
     }
 }

@@ -202,7 +202,9 @@ impl Schedule {
         self.renewals.clear();
         self.ends.clear();
         self.dangers.clear();
-        self.entries.drain().map(|(_, entry)| entry.lease).collect()
+        let mut entries: Vec<_> = self.entries.drain().collect();
+        entries.sort_unstable_by_key(|(generation, _)| *generation);
+        entries.into_iter().map(|(_, entry)| entry.lease).collect()
     }
 
     fn renew_at(&mut self, generation: Generation, at: Moment) {

@@ -1,0 +1,107 @@
+//! Runs that are told by hand, where the moment of a fault matters more than its chance.
+
+use std::{cell::Cell, cell::RefCell, rc::Rc, sync::Arc};
+
+use distlock::{RedisMgr, Result};
+
+use super::{
+    judge::Judge,
+    net::Link,
+    plan::Plan,
+    story::set_up,
+    user::{Ear, Stage, begin, span},
+    world::{Clock, Life, MS, SEC, Sim, Stalls, Time, here, live_in},
+};
+
+/// A network and nodes without faults, and one process on it.
+fn scene(nodes: usize, act: impl FnOnce(&Sim, &RedisMgr) -> Result<()> + 'static) {
+    let sim = Sim::new(7, false);
+    let mut plan = Plan::new(&mut sim.rng.borrow_mut());
+    plan.nodes = nodes;
+    (plan.ttl, plan.operation_timeout, plan.claim_window) = (10 * SEC, SEC, SEC);
+    (plan.link, plan.stalls, plan.breaks, plan.pool_size) = (Link::default(), Stalls::default(), 0, 10);
+    live_in(Some(sim.clone()));
+    let (users, ears) = (RefCell::default(), RefCell::default());
+    let stage = Rc::new(Stage { sim: sim.clone(), judge: Judge::default(), plan, calm: Cell::new(true), users, ears });
+    set_up(&stage);
+    let process = sim.add_process(Clock { base: SEC, ppm: 0 });
+    sim.net.borrow_mut().links.push(vec![Link::default(); nodes]);
+    let actor = sim.start(process, move || {
+        let sim = here();
+        let mgr = begin(&stage, process, &Arc::new(Ear::default())).expect("a manager");
+        if let Err(error) = act(&sim, &mgr) {
+            sim.wrong(format!("did not work: {error}"));
+        }
+    });
+    sim.run(|| sim.is_done(actor));
+    sim.end();
+    live_in(None);
+    assert!(sim.faults_found().is_empty(), "{:#?}", sim.faults_found());
+}
+
+fn timed<T>(sim: &Sim, call: impl FnOnce() -> T) -> (T, Time) {
+    let began = sim.now.get();
+    let outcome = call();
+    (outcome, sim.now.get() - began)
+}
+
+#[test]
+fn a_lock_costs_two_trips() {
+    scene(1, |sim, mgr| {
+        drop(mgr.try_lock("x")?);
+        let served = || sim.net.borrow().servers[0].served;
+        let before = served();
+        let (outcome, took) = timed(sim, || mgr.try_lock("x")?.release());
+        outcome?;
+        assert_eq!(served() - before, 2);
+        assert!(took < 2 * MS, "{took} ns");
+        Ok(())
+    });
+}
+
+#[test]
+fn who_does_not_wait_is_back_in_time_though_most_nodes_are_silent() {
+    scene(5, |sim, mgr| {
+        (1..4).for_each(|node| sim.stop_node(node));
+        let (outcome, took) = timed(sim, || mgr.try_lock("x"));
+        assert!(outcome.is_err());
+        assert!(took <= SEC + 10 * MS, "{} ms", took / MS);
+        Ok(())
+    });
+}
+
+#[test]
+fn looking_at_a_lock_takes_one_operation_timeout_though_nodes_disagree() {
+    scene(3, |sim, mgr| {
+        sim.stop_node(1);
+        sim.stop_node(2);
+        drop(mgr.try_lock_for("x", span(50 * MS)));
+        sim.sleep(2 * SEC);
+        sim.continue_node(1);
+        let guard = mgr.lock("x")?;
+        {
+            let now = sim.now.get();
+            let node = &mut sim.net.borrow_mut().servers[0];
+            let now_us = node.now_us(now);
+            node.fake.keys.open(now_us, false).set(b"lock:x", b"somebody else", 60_000).expect("there is room");
+        }
+        let (outcome, took) = timed(sim, || mgr.holder("x"));
+        assert!(outcome.is_err(), "one says this, and one that: {outcome:?}");
+        assert!(took <= SEC + 10 * MS, "{} ms", took / MS);
+        drop(guard);
+        Ok(())
+    });
+}
+
+#[test]
+fn belief_does_not_survive_a_long_pause() {
+    scene(1, |sim, mgr| {
+        let guard = mgr.lock("x")?;
+        let process = sim.process();
+        sim.after(MS, move |sim| sim.pause(process, Life::Paused));
+        sim.after(11 * SEC, move |sim| sim.unpause(process));
+        sim.sleep(2 * MS);
+        assert!(!guard.is_held());
+        Ok(())
+    });
+}

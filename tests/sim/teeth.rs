@@ -1,0 +1,46 @@
+//! A simulator that finds nothing proves nothing: servers that break one of their rules are found out within a few seeds.
+
+use super::{scripts::Flaw, story};
+
+/// How many seeds it may take: several times as many as it takes now.
+const ENOUGH: u64 = 150;
+
+/// The first seed that a flaw shows in, and how.
+fn found(flaw: Flaw) -> (u64, String) {
+    for seed in 0..ENOUGH {
+        let report = story::run(seed, false, |plan| plan.flaw = Some(flaw));
+        if let Some(wrong) = report.wrong.into_iter().next() {
+            return (seed, wrong);
+        }
+    }
+    panic!("{flaw:?} goes unnoticed in {ENOUGH} seeds");
+}
+
+#[test]
+fn servers_that_break_a_rule_are_found_out() {
+    for (flaw, words) in [
+        (Flaw::ReleaseWithoutOwner, "nodes keep it"),
+        (Flaw::AcquireTaken, "nodes keep it"),
+        (Flaw::LateIsCarriedOut, "given up"),
+        (Flaw::TokensFromOne, "token"),
+        (Flaw::TokensRepeat, "was granted under token"),
+        (Flaw::RenewsAnybody, "nodes keep it"),
+        (Flaw::ExpiresEarly, "nodes keep it"),
+    ] {
+        let (seed, wrong) = found(flaw);
+        println!("{flaw:?}: seed {seed}: {wrong}");
+        assert!(wrong.contains(words), "{flaw:?} was found, but not for what it is: {wrong}");
+    }
+}
+
+#[test]
+fn a_seed_is_a_run() {
+    for seed in 0..12 {
+        let (first, second) = (story::run(seed, false, |_| {}), story::run(seed, false, |_| {}));
+        assert_eq!(
+            (first.digest, first.steps, first.counts),
+            (second.digest, second.steps, second.counts),
+            "seed {seed}"
+        );
+    }
+}

@@ -1,0 +1,272 @@
+//! Who uses the locks: threads of simulated processes, that take them in all the ways there are and look at what they got.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    rc::Rc,
+    sync::Arc,
+    time::Duration,
+};
+
+use crossbeam_channel::TryRecvError;
+use distlock::{
+    Config, FailedEvent, HandleEvent, LockError, LockGuard, LockId, LockOptions, LostEvent, RedisMgr, ReleasedEvent,
+    Result, TimedOutEvent,
+};
+use parking_lot::Mutex;
+
+use super::{
+    judge::{Belief, Judge},
+    plan::Plan,
+    world::{MS, SEC, Sim, Time, here},
+};
+
+/// Longer than anybody holds a lock.
+pub(crate) const HOLD_MAX: Time = SEC;
+
+/// What a process was told of the ends of its locks.
+#[derive(Debug, Default)]
+pub(crate) struct Ear {
+    lost: Mutex<BTreeMap<String, u32>>,
+    released: Mutex<BTreeMap<String, u32>>,
+    /// When asking came to nothing.
+    failed: Mutex<BTreeMap<String, Time>>,
+}
+
+impl HandleEvent for Ear {
+    fn lost(&self, event: &LostEvent<'_>) {
+        *self.lost.lock().entry(event.id().to_string()).or_default() += 1;
+    }
+
+    fn released(&self, event: &ReleasedEvent<'_>) {
+        *self.released.lock().entry(event.id().to_string()).or_default() += 1;
+    }
+
+    fn timed_out(&self, event: &TimedOutEvent<'_>) {
+        self.failed.lock().insert(event.id().to_string(), here().now.get());
+    }
+
+    fn failed(&self, event: &FailedEvent<'_>) {
+        self.failed.lock().insert(event.id().to_string(), here().now.get());
+    }
+}
+
+impl Ear {
+    /// When asking under this identifier came to nothing.
+    pub(crate) fn gave_up(&self, id: &str) -> Option<Time> {
+        self.failed.lock().get(id).copied()
+    }
+
+    fn heard(&self, id: &LockId) -> (u32, u32) {
+        let times = |table: &Mutex<BTreeMap<String, u32>>| table.lock().get(id.as_str()).copied().unwrap_or(0);
+        (times(&self.lost), times(&self.released))
+    }
+}
+
+/// The run that everybody is part of.
+pub(crate) struct Stage {
+    pub(crate) sim: Rc<Sim>,
+    pub(crate) judge: Judge,
+    pub(crate) plan: Plan,
+    /// Nothing goes wrong any more, and everybody takes each lock once more.
+    pub(crate) calm: Cell<bool>,
+    /// The threads of users, with their processes.
+    pub(crate) users: RefCell<Vec<(usize, usize)>>,
+    pub(crate) ears: RefCell<Vec<Arc<Ear>>>,
+}
+
+/// A thread of a user.
+pub(crate) struct User {
+    pub(crate) stage: Rc<Stage>,
+    pub(crate) mgr: RedisMgr,
+    pub(crate) ear: Arc<Ear>,
+    pub(crate) process: usize,
+}
+
+pub(crate) fn span(time: Time) -> Duration {
+    Duration::from_nanos(time)
+}
+
+pub(crate) fn config(plan: &Plan, ear: &Arc<Ear>) -> Config {
+    Config::nodes((0..plan.nodes).map(|node| format!("redis://10.0.0.{node}")))
+        .ttl(span(plan.ttl))
+        .operation_timeout(span(plan.operation_timeout))
+        .claim_window(span(plan.claim_window))
+        .pool_size(plan.pool_size)
+        .spin(Duration::ZERO)
+        .events(ear.clone())
+}
+
+impl User {
+    fn sim(&self) -> &Sim {
+        &self.stage.sim
+    }
+
+    fn frozen(&self) -> Time {
+        self.sim().frozen(self.process)
+    }
+
+    /// Runs something that has to be back in time.
+    fn timed<T>(&self, what: &str, bound: Option<Time>, call: impl FnOnce() -> T) -> T {
+        let (began, frozen) = (self.sim().now.get(), self.frozen());
+        let outcome = call();
+        if let (Some(bound), false) = (bound, self.sim().is_over()) {
+            let took = self.sim().now.get() - began;
+            self.stage.judge.took(self.sim(), what, took, bound, self.frozen() - frozen);
+        }
+        outcome
+    }
+
+    pub(crate) fn run(self) {
+        while !self.stage.calm.get() && !self.sim().is_over() {
+            self.once();
+            let pause = self.sim().between(0, 60 * MS);
+            self.sim().sleep(pause);
+        }
+        for number in 0..self.stage.plan.names {
+            self.last(&name(number));
+        }
+    }
+
+    /// Everything is well again: nobody is kept out of a lock for good.
+    fn last(&self, name: &str) {
+        let plan = &self.stage.plan;
+        let everybody = (plan.processes * plan.threads * 2) as Time;
+        // What a dead process left is over after its lease, and its places in line after a claim window each.
+        let bound = 4 * plan.ttl + everybody * (plan.claim_window + HOLD_MAX) + 5 * SEC;
+        let asked_at = self.sim().now.get();
+        match self.timed("a lock that everybody lets go of", Some(bound), || self.mgr.lock(name)) {
+            Ok(guard) => {
+                self.stage.judge.note("granted in the end");
+                self.keep(name, guard, asked_at, 5 * MS);
+            }
+            Err(error) if !self.sim().is_over() => self.sim().wrong(format!("all is well, and yet: {error}")),
+            Err(_) => {}
+        }
+    }
+
+    fn once(&self) {
+        let (sim, plan) = (self.sim(), &self.stage.plan);
+        let name = name(sim.rng.borrow_mut().usize(..plan.names));
+        let kind = sim.between(0, 9);
+        let wait = sim.between(0, 2 * plan.ttl);
+        let o = plan.operation_timeout;
+        sim.say(|| format!("process {} asks for {name} ({kind}, {} ms)", self.process, wait / MS));
+        let asked_at = sim.now.get();
+        let wide = |options: LockOptions| options.wait(span(wait));
+        let outcome = match kind {
+            0 | 1 => self.timed("try_lock", Some(o), || self.mgr.try_lock(&name)),
+            2 | 3 => self.timed("try_lock_for", Some(wait + o), || self.mgr.try_lock_for(&name, span(wait))),
+            4 => {
+                let options = wide(LockOptions::new().renew(false));
+                self.timed("lock_with", Some(wait + o), || self.mgr.lock_with(&name, &options))
+            }
+            5 => {
+                let options = wide(LockOptions::new().max_hold(span(plan.ttl / 2)));
+                self.timed("lock_with", Some(wait + o), || self.mgr.lock_with(&name, &options))
+            }
+            6 => {
+                let options = wide(LockOptions::new().ttl(span(plan.ttl / 2)));
+                self.timed("lock_with", Some(wait + o), || self.mgr.lock_with(&name, &options))
+            }
+            7 => {
+                let seen = self.timed("holder", Some(o), || self.mgr.holder(&name).map(drop));
+                return self.judge_error(seen.err().as_ref());
+            }
+            _ => self.timed("lock", None, || self.mgr.lock(&name)),
+        };
+        self.judge_error(outcome.as_ref().err());
+        if let Ok(guard) = outcome {
+            let longest = if sim.chance(200_000) { HOLD_MAX } else { plan.ttl / 2 };
+            let hold = sim.between(0, longest);
+            self.keep(&name, guard, asked_at, hold);
+        }
+    }
+
+    /// Errors tell what can be.
+    fn judge_error(&self, error: Option<&LockError>) {
+        let Some(error) = error else { return };
+        self.sim().say(|| format!("process {}: {error}", self.process));
+        self.stage.judge.note(match error {
+            LockError::Held { .. } => "held",
+            LockError::Timeout { .. } => "timeout",
+            LockError::Unavailable { .. } => "unavailable",
+            LockError::NoQuorum { .. } => "no quorum",
+            LockError::PoolExhausted { .. } => "pool exhausted",
+            LockError::Refused { .. } => "refused",
+            other if !self.sim().is_over() => {
+                self.sim().wrong(format!("an error that cannot be: {other}"));
+                "other"
+            }
+            _ => "over",
+        });
+    }
+
+    /// Holds a lock for a while, looking at it, and lets go of it in one way or another.
+    fn keep(&self, name: &str, guard: LockGuard, asked_at: Time, hold: Time) {
+        let (sim, judge) = (self.sim(), &self.stage.judge);
+        if sim.is_over() {
+            return;
+        }
+        let news = guard.lost().clone();
+        let belief = Rc::new(Belief {
+            process: self.process,
+            name: name.to_owned(),
+            id: guard.id().clone(),
+            token: guard.fencing_token().into(),
+            asked_at,
+            guard: RefCell::new(Some(guard)),
+            over: Cell::new(false),
+        });
+        judge.granted(sim, &belief);
+        let until = sim.now.get() + hold;
+        while sim.now.get() < until && judge.believes(sim, &belief) {
+            let beat = sim.between(1, 1 + hold / 3);
+            sim.sleep(beat.min(until - sim.now.get()));
+        }
+        if sim.is_over() {
+            return drop(belief.guard.take());
+        }
+        let believed = judge.believes(sim, &belief);
+        judge.note(if believed { "held to the end" } else { "lost" });
+        let told = news.try_recv();
+        if believed == told.is_ok() {
+            sim.wrong(format!("{name} is held: {believed}, and its holder was told {told:?}"));
+        }
+        let Some(guard) = belief.guard.take() else { return };
+        sim.say(|| format!("process {} lets go of {name} (token {}, held: {believed})", self.process, belief.token));
+        let o = self.stage.plan.operation_timeout;
+        if sim.chance(500_000) {
+            drop(self.timed("release", Some(o), || guard.release()));
+        } else {
+            self.timed("drop", Some(o), || drop(guard));
+        }
+        if sim.is_over() {
+            return;
+        }
+        match news.try_recv() {
+            Err(TryRecvError::Disconnected) => {}
+            other => sim.wrong(format!("after the end of {name} its holder was told {other:?}")),
+        }
+        let (lost, released) = self.ear.heard(&belief.id);
+        if lost + released != 1 || (!believed && lost != 1) {
+            sim.wrong(format!("{name} was lost {lost} times and released {released} times; held: {believed}"));
+        }
+    }
+}
+
+pub(crate) fn name(number: usize) -> String {
+    ["a", "b"][number].to_owned()
+}
+
+/// A process comes up.
+pub(crate) fn begin(stage: &Rc<Stage>, process: usize, ear: &Arc<Ear>) -> Result<RedisMgr> {
+    let bound = stage.plan.operation_timeout;
+    let (began, frozen) = (stage.sim.now.get(), stage.sim.frozen(process));
+    let mgr = RedisMgr::new(config(&stage.plan, ear));
+    if !stage.sim.is_over() {
+        let took = stage.sim.now.get() - began;
+        stage.judge.took(&stage.sim, "RedisMgr::new", took, bound, stage.sim.frozen(process) - frozen);
+    }
+    mgr
+}
