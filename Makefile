@@ -3,7 +3,7 @@ CARGO ?= cargo
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-redlock test sim storm bench screenshot check
+.PHONY: help demo demo-redlock test sim storm mutants loom survivors bench screenshot deny check
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,17 @@ SEEDS ?= 10000
 sim: ## the simulator with SEEDS=10000 seeds; FIRST=n begins elsewhere, `SIM_SEED=n make sim` replays one
 	SIM_SEEDS=$(SEEDS) SIM_FIRST=$(or $(FIRST),0) $(CARGO) test --release --features testing --test sim seeds -- --nocapture
 
+mutants: ## breaks each promise on purpose, in a copy, and shows that its test notices; ARGS=token takes those so named
+	@tools/need-redis.sh
+	$(CARGO) test --test mutants -- --run $(ARGS)
+
+survivors: ## cargo-mutants over the files that only decide; what survives is told in docs/mutants.md
+	@$(CARGO) mutants --version >/dev/null 2>&1 || $(CARGO) install cargo-mutants --locked
+	CARGO_PROFILE_DEV_DEBUG=0 $(CARGO) mutants --output target/survivors $(ARGS)
+
+loom: ## every order of events in the handshakes between threads
+	RUSTFLAGS="--cfg loom" $(CARGO) test --release --lib --target-dir target/loom -- acquire::checks:: renewer::checks:: $(ARGS)
+
 bench: ## the table of speeds, with the raw figures beside
 	@tools/need-redis.sh
 	$(CARGO) bench --features cli --bench table $(ARGS)
@@ -37,6 +48,9 @@ bench: ## the table of speeds, with the raw figures beside
 screenshot: ## docs/top.svg, the picture in the README, from the real thing
 	@tools/need-redis.sh
 	DISTLOCK_SCREENSHOT=docs/top.svg $(CARGO) test --all-features --test it cli::screenshot
+
+deny: ## licences, sources and known defects of the dependencies
+	tools/deny.sh
 
 check: ## formatting, clippy and documentation, warnings being errors
 	$(CARGO) fmt --check

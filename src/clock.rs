@@ -10,7 +10,8 @@
 use std::time::{Duration, SystemTime};
 
 use crossbeam_channel::Receiver;
-use parking_lot::{Condvar, MutexGuard};
+
+use crate::sync::{Condvar, MutexGuard};
 
 #[cfg(feature = "testing")]
 use crate::testing;
@@ -164,6 +165,35 @@ mod tests {
         assert_eq!(now().saturating_add(Duration::MAX), Moment::NEVER);
         assert_eq!(Moment::from_nanos(5).saturating_sub(Duration::MAX), Moment::from_nanos(0));
         assert_eq!(Moment::from_nanos(5).after(Moment::from_nanos(9)), Duration::ZERO);
+    }
+
+    /// A time namespace that is ahead, as if this machine had been suspended for a day. Where none can be made the two
+    /// clocks may agree, and this shows less.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn suspended_time_counts() {
+        use std::{env, fs, process::Command};
+
+        const MARK: &str = "DISTLOCK_TEST_AHEAD";
+        // What the kernel says in here counts suspended time.
+        let uptime = || fs::read_to_string("/proc/uptime").unwrap().split('.').next().unwrap().parse::<u64>().unwrap();
+        let before = uptime();
+        let now = now().as_nanos() / 1_000_000_000;
+        assert!(now.saturating_add(1) >= before && now <= uptime() + 1, "{now} s, up for {before} s");
+        if env::var_os(MARK).is_some() {
+            return;
+        }
+        let ahead = ["--user", "--map-root-user", "--time", "--boottime", "86400", "--fork"];
+        let unshare = |args: &[&str]| Command::new("unshare").args(ahead).args(args).env(MARK, "1").output();
+        match unshare(&["true"]) {
+            Ok(output) if output.status.success() => {}
+            _ => return,
+        }
+        let program = env::current_exe().unwrap();
+        let test = "clock::tests::suspended_time_counts";
+        let output = unshare(&[program.to_str().unwrap(), "--exact", test]).unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
     }
 
     #[test]

@@ -116,6 +116,8 @@ impl Config {
 
     /// The longest time for one exchange with the server, connecting included. Defaults to 1 s. For a lock with a
     /// short lease it is shortened, so that a second try fits into the lease.
+    ///
+    /// Five round trips have to fit in: a release connects and asks in half of the time, so that it can do so twice.
     pub fn operation_timeout(mut self, timeout: Duration) -> Config {
         self.operation_timeout = timeout;
         self

@@ -9,7 +9,7 @@ use crate::{
     answer::NodeAnswer,
     clock,
     id::{LockId, Parts},
-    text::{Quoted, Span},
+    text::{Quoted, Span, shortened},
 };
 
 /// Who holds a lock, where, since when, and for how much longer: a snapshot, already old when it is read.
@@ -28,12 +28,13 @@ pub struct Holder {
 impl Holder {
     /// Only the identifier is known.
     pub(crate) fn known_by_id(id: String) -> Holder {
-        Holder { id, held_for: None, ttl_left: None, waiters: None, nodes: Vec::new() }
+        Holder { id: shortened(id), held_for: None, ttl_left: None, waiters: None, nodes: Vec::new() }
     }
 
     /// As the scripts report it. `now_us` and `token` are both of the server's clock, which is why the age of a lock
     /// needs no clock of ours: a token is the microsecond of its grant, or a few more.
     pub(crate) fn reported(id: String, pttl_ms: i64, token: u64, waiters: u64, now_us: u64) -> Holder {
+        let id = shortened(id);
         let ours = Parts::parse(&id).is_some_and(|parts| parts.uuid.is_some());
         let held_for = (ours && token > 0).then(|| Duration::from_micros(now_us.saturating_sub(token)));
         let ttl_left = u64::try_from(pttl_ms).ok().map(Duration::from_millis);

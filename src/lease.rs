@@ -1,16 +1,9 @@
 //! `Lease`: the one living thing that a guard and the renewer share. Held, until it is released or lost; the first end
 //! wins and is final.
 
-use std::{
-    fmt,
-    sync::{
-        OnceLock,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-};
+use std::{fmt, sync::OnceLock};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use parking_lot::Mutex;
 
 use crate::{
     clock::Moment,
@@ -18,6 +11,10 @@ use crate::{
     grant::{Claim, Grant, Late},
     observer::Hold,
     redlock::{AtomicNodeSet, NodeSet},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     token::FencingToken,
 };
 

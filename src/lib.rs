@@ -152,6 +152,8 @@ mod clock;
 mod config;
 mod error;
 mod event;
+#[cfg(test)]
+mod fuzz;
 mod grant;
 mod guard;
 mod holder;
@@ -168,6 +170,7 @@ mod reentrant;
 mod released;
 mod renewer;
 mod service;
+mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod text;

@@ -15,6 +15,13 @@ impl fmt::Display for Quoted<'_> {
     }
 }
 
+/// An identifier that a server tells, which is as long as it likes: cut.
+pub(crate) fn shortened(mut id: String) -> String {
+    const KEPT: usize = 512;
+    id.truncate(id.floor_char_boundary(KEPT));
+    id
+}
+
 /// A span of time for people: three digits are enough.
 pub(crate) struct Span(pub(crate) Duration);
 
@@ -41,6 +48,13 @@ mod tests {
     fn sentences_show_names_escaped_and_cut() {
         assert_eq!(Quoted("a\n\0\u{1b}[31m").to_string(), "\"a\\n\\0\\u{1b}[31m\"");
         assert!(Quoted(&"é".repeat(1000)).to_string().ends_with("…\" (2000 bytes)"));
+    }
+
+    #[test]
+    fn identifiers_are_cut_between_letters() {
+        assert_eq!(shortened("web-3".into()), "web-3");
+        assert_eq!(shortened("é".repeat(1 << 20)), "é".repeat(256));
+        assert_eq!(shortened(format!("x{}", "é".repeat(1 << 20))).len(), 511);
     }
 
     #[test]

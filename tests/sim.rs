@@ -1,6 +1,8 @@
 //! The simulator: the library as it is, on servers, clocks and a network that exist only here, and a scheduler that a seed
 //! decides for. `docs/simulator.md` tells how it works and how to replay a seed.
 
+#![expect(clippy::disallowed_methods, reason = "how many seeds fit into a time is for people")]
+
 #[path = "sim/differential.rs"]
 mod differential;
 #[path = "sim/enemy.rs"]

@@ -348,7 +348,8 @@ impl<'a> Attempt<'a> {
             self.leading = true;
             return None;
         }
-        let px = Duration::from_millis(handover.px_ms).min(self.claim.ttl);
+        // Nobody else may say for how long: our entry in the line did.
+        let px = Duration::from_millis(handover.px_ms).min(self.claim.ttl).min(self.on.claim_window);
         let now = clock::now();
         let reading = self.on.redlock.node(self.order).reading()?;
         let deadline = deadline_of_grant(&reading, handover.granted_at_us, px, now);

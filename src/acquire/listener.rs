@@ -8,7 +8,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use parking_lot::{Condvar, Mutex};
 use redis::Value;
 
 use super::{
@@ -17,8 +16,9 @@ use super::{
 };
 use crate::{
     clock::{self, Moment},
-    node::{Breaker, Connection, Failure, GrantNews, Reason, write_command},
+    node::{Breaker, Connection, Failure, Heard, Reason, write_command},
     redlock::{self, Redlock},
+    sync::{Condvar, Mutex},
 };
 
 /// How long the line may be silent while somebody listens before the server is asked whether it is still there.
@@ -68,8 +68,8 @@ struct Wire {
     heard_at: Moment,
     /// When the server was asked whether it is there, while it has not answered.
     asked_at: Option<Moment>,
-    /// Somebody has sent what is no grant. That is told once, however much of it comes.
-    strange: bool,
+    /// Something that is no grant has come over it, which is told once.
+    garbled: bool,
 }
 
 impl Listener {
@@ -180,7 +180,7 @@ impl Listener {
         }
         let breaker = connection.breaker().map_err(|error| Failure::unclear(error.into()))?;
         let now = clock::now();
-        Ok((Wire { node: index, connection, opened_at: now, heard_at: now, asked_at: None, strange: false }, breaker))
+        Ok((Wire { node: index, connection, opened_at: now, heard_at: now, asked_at: None, garbled: false }, breaker))
     }
 
     fn opened(&self, opened: Result<(Wire, Breaker), Failure>, opener: &Slot) -> bool {
@@ -293,11 +293,8 @@ impl Listener {
             }
             match wire.hear(now, until, self.redlock.operation_timeout()) {
                 Ok(message) => {
-                    if let Some(message) = message
-                        && !self.dispatch(&message)
-                        && !std::mem::replace(&mut wire.strange, true)
-                    {
-                        say!(warn, "ignores messages on {} that are not grants", self.channel);
+                    if let Some(message) = message {
+                        self.dispatch(&message, &mut wire);
                     }
                     if !self.should_move(&wire) {
                         continue;
@@ -332,17 +329,18 @@ impl Listener {
         self.redlock.should_leave(wire.node) && clock::now().after(wire.opened_at) >= LASTING
     }
 
-    /// False if it is none of ours.
-    fn dispatch(&self, message: &Value) -> bool {
-        let Value::Array(parts) = message else { return true };
-        if let [Value::BulkString(kind), _, Value::BulkString(payload)] = parts.as_slice()
-            && kind == b"message"
-        {
-            let Some(news) = GrantNews::parse(payload) else { return false };
-            let grant = Handover { token: news.token, granted_at_us: news.granted_at_us, px_ms: news.px_ms };
-            self.mailbox.deliver(news.id, grant);
+    fn dispatch(&self, message: &Value, wire: &mut Wire) {
+        match Heard::of(message) {
+            Heard::Grant(news) => {
+                let grant = Handover { token: news.token, granted_at_us: news.granted_at_us, px_ms: news.px_ms };
+                self.mailbox.deliver(news.id, grant);
+            }
+            Heard::Garbled if !std::mem::replace(&mut wire.garbled, true) => {
+                say!(warn, "ignores messages on {} that are not grants", self.channel);
+            }
+            Heard::Garbled => {}
+            Heard::Nothing => {}
         }
-        true
     }
 }
 

@@ -9,9 +9,10 @@ use std::{
     sync::Arc,
 };
 
-use parking_lot::{Condvar, Mutex};
-
-use crate::clock::{self, Moment};
+use crate::{
+    clock::{self, Moment},
+    sync::{Condvar, Mutex},
+};
 
 #[derive(Debug, Default)]
 pub(crate) struct Mailbox {

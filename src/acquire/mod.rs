@@ -1,6 +1,8 @@
 //! Until a lock is ours: ask, wait for the grant, look again. Ends with a grant, or with the limit that fired.
 
 mod attempt;
+#[cfg(all(test, loom))]
+mod checks;
 mod crowd;
 mod listener;
 mod mailbox;

@@ -416,3 +416,39 @@ impl redis::ConnectionLike for Connection {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{
+        io::{Read as _, Write as _},
+        os::unix::net::UnixListener,
+        thread,
+    };
+
+    #[test]
+    fn a_connection_that_owes_too_much_is_given_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        // It tells the time, and nothing else.
+        let server = thread::spawn(move || {
+            let mut stream = listener.accept().unwrap().0;
+            let _ = stream.read(&mut [0; 1024]).unwrap();
+            stream.write_all(b"*2\r\n$1\r\n1\r\n$1\r\n1\r\n").unwrap();
+            while stream.read(&mut [0; 1024]).is_ok_and(|read| read > 0) {}
+        });
+        let url = format!("unix://{}", path.display());
+        let patience = Duration::from_secs(60);
+        let endpoint = Arc::new(Endpoint::parse(&url).unwrap());
+        let mut connection = Connection::unconnected(endpoint, patience, Duration::ZERO, false);
+        connection.connect(clock::now().saturating_add(patience)).unwrap();
+        for _ in 0..OWED_MAX {
+            assert!(connection.is_ready());
+            connection.send(Moment::NEVER, |out| write_command(out, &[b"PING"])).unwrap();
+            connection.leave_unanswered();
+        }
+        assert!(!connection.is_ready() && !connection.is_connected());
+        server.join().unwrap();
+    }
+}

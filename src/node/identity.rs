@@ -7,7 +7,7 @@ use redis::Value;
 use crate::clock::Moment;
 
 /// What a new connection to one node of several asks.
-pub(super) const QUESTIONS: [&[&[u8]]; 4] =
+pub(crate) const QUESTIONS: [&[&[u8]]; 4] =
     [&[b"INFO", b"server"], &[b"INFO", b"replication"], &[b"INFO", b"persistence"], CONFIG];
 /// Users may lack the right to ask this; a server is then taken for one that can forget.
 const CONFIG: &[&[u8]] = &[b"CONFIG", b"GET", b"appendfsync"];
@@ -26,14 +26,14 @@ pub(crate) struct Identity {
 
 /// The answers so far.
 #[derive(Debug, Default)]
-pub(super) struct Facts {
+pub(crate) struct Facts {
     info: String,
     fsync_always: bool,
 }
 
 impl Facts {
     /// Takes the answer if it is to one of our questions, and not a refusal that has to be told.
-    pub(super) fn take(&mut self, question: &[&[u8]], answer: &Value) -> bool {
+    pub(crate) fn take(&mut self, question: &[&[u8]], answer: &Value) -> bool {
         match answer {
             _ if question == CONFIG => {
                 self.fsync_always = matches!(answer, Value::Array(pair) if pair.last().is_some_and(says_always));
@@ -48,7 +48,7 @@ impl Facts {
         }
     }
 
-    pub(super) fn identity(&self, asked_at: Moment) -> Option<Identity> {
+    pub(crate) fn identity(&self, asked_at: Moment) -> Option<Identity> {
         let run = self.field("run_id").filter(|run| !run.is_empty())?.to_owned();
         Some(Identity {
             run,

@@ -25,5 +25,10 @@ pub(crate) use self::{
     roster::Roster,
     script::{By, Call},
     socket::Socket,
+    wire::Heard,
+};
+#[cfg(test)]
+pub(crate) use self::{
+    identity::{Facts, QUESTIONS},
     wire::GrantNews,
 };

@@ -7,7 +7,7 @@ use super::{
     script::{By, Call, SURVEY, Script},
     wire::{Fields, bulk, exact, line, number},
 };
-use crate::{holder::Holder, key::LockKey};
+use crate::{holder::Holder, key::LockKey, text::shortened};
 
 /// Keys that a server looks at in one step of a scan: it takes half a millisecond or so.
 const SCAN_STEP: &[u8] = b"250";
@@ -119,24 +119,29 @@ impl Call for Survey<'_> {
         let mut values = values.into_iter();
         let head = values.next()?;
         let now_us = exact(Fields::open(&line(&head)?, nonce)?.0)?;
-        let answers = values.map(|value| answer(&value, now_us)).collect::<Option<Vec<_>>>()?;
+        let answers = values.map(|value| self.answer(&value, now_us)).collect::<Option<Vec<_>>>()?;
         (answers.len() == self.keys.len()).then_some((now_us, answers))
     }
 }
 
-fn answer(value: &Value, now_us: u64) -> Option<Surveyed> {
-    let lines = match value {
-        Value::Int(0) => return Some(Surveyed::Free),
-        Value::Int(-1) => return Some(Surveyed::WrongType),
-        Value::Array(lines) => lines,
-        _ => return None,
-    };
-    let (first, entries) = lines.split_first()?;
-    let first = line(first)?;
-    let token = exact(first.split(' ').nth(1)?).unwrap_or(0);
-    let holder = Fields::of(&first).holder(now_us)?;
-    let waiters = entries.iter().map(waiter).collect::<Option<_>>()?;
-    Some(Surveyed::Held(Standing { holder, token, waiters }))
+impl Survey<'_> {
+    fn answer(&self, value: &Value, now_us: u64) -> Option<Surveyed> {
+        let lines = match value {
+            Value::Int(0) => return Some(Surveyed::Free),
+            Value::Int(-1) => return Some(Surveyed::WrongType),
+            Value::Array(lines) => lines,
+            _ => return None,
+        };
+        let (first, entries) = lines.split_first()?;
+        let first = line(first)?;
+        let token = exact(first.split(' ').nth(1)?).unwrap_or(0);
+        let holder = Fields::of(&first).holder(now_us)?;
+        if entries.len() as u64 > self.waiters_each {
+            return None;
+        }
+        let waiters = entries.iter().map(waiter).collect::<Option<_>>()?;
+        Some(Surveyed::Held(Standing { holder, token, waiters }))
+    }
 }
 
 /// The identifier in an entry of the line: `claim-ms channel identifier`.
@@ -145,7 +150,7 @@ fn waiter(entry: &Value) -> Option<String> {
     let mut fields = entry.splitn(3, ' ');
     let id = fields.nth(2);
     // What is not ours is told as it is.
-    Some(id.unwrap_or(&entry).to_owned())
+    Some(shortened(id.unwrap_or(&entry).to_owned()))
 }
 
 #[cfg(test)]
@@ -187,6 +192,8 @@ mod tests {
         let Surveyed::Held(standing) = &answers[1] else { panic!("{answers:?}") };
         assert_eq!((standing.holder.id(), standing.holder.waiters(), standing.token), ("me and you", Some(3), 41));
         assert_eq!(standing.waiters, ["w 1", "w2", "odd"]);
+        let fewer = Survey { waiters_each: 2, ..survey };
+        assert_eq!(fewer.read(7, reply.clone()), None, "more waiters than were asked for");
         assert_eq!(survey.read(8, reply), None, "an answer to another question");
         assert_eq!(survey.read(7, Value::Array(vec![text("7 50"), Value::Int(0)])), None, "too few answers");
     }

@@ -117,6 +117,28 @@ pub(crate) struct GrantNews<'a> {
     pub(crate) id: &'a str,
 }
 
+/// What a message on the channel of a manager says.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Heard<'a> {
+    Grant(GrantNews<'a>),
+    /// Somebody said something else there.
+    Garbled,
+    /// It is no message, such as the answer to a question.
+    Nothing,
+}
+
+impl<'a> Heard<'a> {
+    pub(crate) fn of(message: &'a Value) -> Heard<'a> {
+        let Value::Array(parts) = message else { return Heard::Nothing };
+        match parts.as_slice() {
+            [Value::BulkString(kind), _, Value::BulkString(payload)] if kind == b"message" => {
+                GrantNews::parse(payload).map_or(Heard::Garbled, Heard::Grant)
+            }
+            _ => Heard::Nothing,
+        }
+    }
+}
+
 impl<'a> GrantNews<'a> {
     pub(crate) fn parse(payload: &'a [u8]) -> Option<GrantNews<'a>> {
         let mut fields = std::str::from_utf8(payload).ok()?.splitn(4, ' ');

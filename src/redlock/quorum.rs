@@ -1,14 +1,14 @@
 //! What N answers amount to. Pure.
 
-use std::{
-    fmt,
-    sync::atomic::{AtomicU32, Ordering},
-};
+use std::fmt;
 
 use smallvec::SmallVec;
 
 pub(crate) use crate::answer::Vote;
-use crate::clock::Moment;
+use crate::{
+    clock::Moment,
+    sync::atomic::{AtomicU32, Ordering},
+};
 
 /// What the answers amount to so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -8,7 +8,7 @@ use crate::{
     key::LockKey,
     lock_info::LockInfo,
     node::{
-        Call,
+        Call, Failure, Reason,
         survey::{Scan, Standing, Survey, Surveyed, key_pattern},
     },
 };
@@ -19,6 +19,8 @@ const BATCH: usize = 50;
 /// Waiters that are told of one lock in a list, and of all locks of a batch together.
 const WAITERS_EACH: u64 = 100;
 const WAITERS_TOTAL: u64 = 1_000;
+/// Far more steps, and keys told in them, than it takes servers with locks to come to an end.
+const SCAN_MAX: usize = 1 << 20;
 
 /// A look at one lock.
 #[derive(Debug)]
@@ -62,13 +64,19 @@ impl Redlock {
     fn scan(&self, links: &mut Links, prefix: &str, pattern: &str) -> Result<(Vec<LockKey>, NodeSet), Trouble> {
         let mut cursors: Vec<Option<String>> = vec![Some("0".to_owned()); self.len()];
         let mut found: BTreeSet<String> = BTreeSet::new();
-        let (mut open, mut lasting) = (self.all(), self.all());
+        let (mut open, mut lasting, mut told) = (self.all(), self.all(), 0);
         while !open.is_empty() {
+            told += 1;
+            if told > SCAN_MAX {
+                let why = "it tells of ever more keys".into();
+                return Err(Trouble::Alone(Failure::unclear(Reason::Garbled(why))));
+            }
             let scan = |node: usize| Scan { cursor: cursors[node].as_deref().unwrap_or("0"), pattern };
             let ballot = self.ask_lasting(links, open, &mut lasting, scan)?;
             open = open.both(lasting);
             for (node, slip) in ballot.slips.into_iter().enumerate() {
                 if let Slip::Said(answer) = slip {
+                    told += answer.reply.keys.len();
                     found.extend(answer.reply.keys);
                     cursors[node] = answer.reply.next;
                     if cursors[node].is_none() {

@@ -1,6 +1,8 @@
 //! While a lock is ours: `LockRenewer`, which takes leases into its care. Its one thread renews them before they run out,
 //! tells holders of lost ones, and takes back what may have been left on the server.
 
+#[cfg(all(test, loom))]
+mod checks;
 mod desk;
 mod mend;
 mod schedule;
@@ -10,13 +12,12 @@ mod worker;
 use std::{io, sync::Arc, time::Duration};
 
 use crossbeam_channel::{Sender, bounded};
-use parking_lot::{Condvar, Mutex};
 
 pub(crate) use self::schedule::Upkeep;
 use self::{
     schedule::{Generation, Schedule},
     undo::{Undo, UndoList},
-    worker::Worker,
+    worker::{Step, Worker},
 };
 use crate::{
     clock::{self, Moment},
@@ -24,6 +25,7 @@ use crate::{
     lease::{End, Lease},
     observer::Observer,
     redlock::{Ending, LATE_SLACK, NodeSet, Redlock},
+    sync::{Condvar, Mutex, MutexGuard},
     threads::{self, Thread},
 };
 
@@ -162,8 +164,31 @@ pub(crate) fn tell_loss(observer: &Observer, lease: &Lease) {
 }
 
 impl Shared {
+    /// Sleeps until there is something to do; `None` when it is time to end.
+    fn next(&self) -> Option<Step> {
+        let mut state = self.state.lock();
+        loop {
+            if state.stop.is_some() {
+                return None;
+            }
+            let now = clock::now();
+            let over = state.schedule.take_over(now);
+            let dangers = state.schedule.take_dangers(now);
+            let renew = state.schedule.take_due(now);
+            let undo = state.undos.take_due(now);
+            let errands = std::mem::take(&mut state.errands);
+            if !(over.is_empty() && dangers.is_empty() && renew.is_empty() && undo.is_none() && errands.is_empty()) {
+                return Some(Step { over, dangers, renew, undo, errands });
+            }
+            let until = state.schedule.earliest().min(state.schedule.earliest_danger()).min(state.undos.earliest());
+            state.asleep_until = Some(until);
+            clock::park(&self.changed, &mut state, until);
+            state.asleep_until = None;
+        }
+    }
+
     /// Wakes the thread if it sleeps past `due`.
-    fn wake_before(&self, mut state: parking_lot::MutexGuard<'_, State>, due: Moment) {
+    fn wake_before(&self, mut state: MutexGuard<'_, State>, due: Moment) {
         let wake = state.asleep_until.is_some_and(|until| due < until);
         if wake {
             // The next caller need not wake it again.

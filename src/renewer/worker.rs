@@ -34,12 +34,12 @@ const BATCH: usize = 100;
 pub(super) const BATCH_MIN: Duration = Duration::from_millis(50);
 
 /// What the thread found to do.
-struct Step {
-    over: Vec<(Arc<Lease>, Over)>,
-    dangers: Vec<Arc<Lease>>,
-    renew: Vec<(Generation, Arc<Lease>)>,
-    undo: Option<(Undo, Duration)>,
-    errands: Vec<Errand>,
+pub(super) struct Step {
+    pub(super) over: Vec<(Arc<Lease>, Over)>,
+    pub(super) dangers: Vec<Arc<Lease>>,
+    pub(super) renew: Vec<(Generation, Arc<Lease>)>,
+    pub(super) undo: Option<(Undo, Duration)>,
+    pub(super) errands: Vec<Errand>,
 }
 
 /// What was taken down about one lock.
@@ -67,7 +67,7 @@ impl Worker {
     }
 
     pub(super) fn run(mut self) {
-        while let Some(step) = self.next() {
+        while let Some(step) = self.desk.shared.next() {
             self.act(step);
         }
         self.finish();
@@ -97,29 +97,6 @@ impl Worker {
             say!(error, "the lock renewer met a defect of its own; please report it");
         })
         .ok()
-    }
-
-    /// `None` when it is time to end.
-    fn next(&self) -> Option<Step> {
-        let mut state = self.desk.shared.state.lock();
-        loop {
-            if state.stop.is_some() {
-                return None;
-            }
-            let now = clock::now();
-            let over = state.schedule.take_over(now);
-            let dangers = state.schedule.take_dangers(now);
-            let renew = state.schedule.take_due(now);
-            let undo = state.undos.take_due(now);
-            let errands = std::mem::take(&mut state.errands);
-            if !(over.is_empty() && dangers.is_empty() && renew.is_empty() && undo.is_none() && errands.is_empty()) {
-                return Some(Step { over, dangers, renew, undo, errands });
-            }
-            let until = state.schedule.earliest().min(state.schedule.earliest_danger()).min(state.undos.earliest());
-            state.asleep_until = Some(until);
-            clock::park(&self.desk.shared.changed, &mut state, until);
-            state.asleep_until = None;
-        }
     }
 
     fn renew(&mut self, mut due: Vec<(Generation, Arc<Lease>)>) {

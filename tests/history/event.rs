@@ -29,6 +29,8 @@ pub(crate) enum Event {
     Failed { why: String },
     /// Something is there at the end that should not be.
     Leak { what: String },
+    /// The parent is about to kill it, which may take a while.
+    Doomed,
     /// The parent has killed it, and it is gone.
     Killed,
     /// The parent has frozen it.
@@ -193,6 +195,7 @@ impl fmt::Display for Event {
             Event::Again { why } => write!(f, "again {}", why.escape_debug()),
             Event::Failed { why } => write!(f, "failed {}", why.escape_debug()),
             Event::Leak { what } => write!(f, "leak {}", what.escape_debug()),
+            Event::Doomed => f.write_str("doomed"),
             Event::Killed => f.write_str("killed"),
             Event::Stopped => f.write_str("stopped"),
             Event::Continued => f.write_str("continued"),
@@ -248,6 +251,7 @@ impl FromStr for Event {
             "again" => Event::Again { why: rest.to_owned() },
             "failed" => Event::Failed { why: rest.to_owned() },
             "leak" => Event::Leak { what: rest.to_owned() },
+            "doomed" => Event::Doomed,
             "killed" => Event::Killed,
             "stopped" => Event::Stopped,
             "continued" => Event::Continued,

@@ -215,6 +215,12 @@ impl Story {
             Event::Late { by } => return self.late.entry(pid).or_default().push((at.saturating_sub(*by), at)),
             Event::Leak { what } => return self.leaks.push((at, pid, what.clone())),
             Event::Failed { why } => return self.failures.push((at, seat, why.clone())),
+            Event::Doomed => {
+                // From here on nothing can be asked of it. But it may believe until it is gone.
+                let doomed = threads.iter_mut().filter(|((of, _), _)| *of == pid);
+                let calls = doomed.filter_map(|(_, thread)| thread.call.take());
+                return self.calls.extend(calls.map(|call| Call { until: at, killed: true, ..call }));
+            }
             Event::Killed => {
                 self.kills.push((pid, at));
                 self.end_stop(pid, at);

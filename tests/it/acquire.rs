@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, thread, time::Duration};
 
-use distlock::{FencingToken, LockError, LockOptions, RedisMgr, Released};
+use distlock::{FencingToken, LockError, LockGuard, LockOptions, RedisMgr, Released};
 
 use crate::{
     kit::{
@@ -116,10 +116,13 @@ fn tokens_rise_above_one_that_is_ahead_of_the_clock() {
 
 #[test]
 fn an_acquire_whose_reply_is_lost_is_found_again() {
-    for fault in [Fault::DropReply, Fault::ResetAfterRequest, Fault::CloseAfterRequest] {
+    type Asked = fn(&RedisMgr) -> distlock::Result<LockGuard>;
+    let ways: [Asked; 2] = [|mgr| mgr.lock("x"), |mgr| mgr.try_lock("x")];
+    let faults = [Fault::DropReply, Fault::ResetAfterRequest, Fault::CloseAfterRequest];
+    for (fault, way) in faults.iter().flat_map(|fault| ways.map(|way| (fault, way))) {
         let (server, proxy, mgr) = proxied(impatient);
         let lost = proxy.on_request(contains(LOCK), fault.clone());
-        let guard = mgr.lock("x").unwrap();
+        let guard = way(&mgr).unwrap();
         assert_eq!(lost.fired(), 1, "{fault:?}");
         assert!(guard.is_held());
         assert_eq!(get(&server, LOCK).as_deref(), Some(guard.id().as_str()), "{fault:?}");
@@ -208,10 +211,16 @@ fn a_reply_in_front_of_the_right_one_is_not_taken_for_it() {
     for stranger in [&b"+OK\r\n"[..], b"$40\r\n1 held 1763712345678000 1763712345678000\r\n", b"-ERR no\r\n"] {
         let (server, proxy, mgr) = proxied(patient);
         let armed = proxy.on_request(contains(LOCK), Fault::PrependBytes(stranger.to_vec()));
+        let asked = || server.commandstats()["evalsha"];
+        let before = asked();
         let outcome = mgr.lock("x");
         armed.wait_fired();
         match outcome {
-            Ok(guard) => assert_eq!(get(&server, LOCK).as_deref(), Some(guard.id().as_str())),
+            Ok(guard) => {
+                assert_eq!(get(&server, LOCK).as_deref(), Some(guard.id().as_str()));
+                // Over another connection: the one in doubt would answer the second question with the first answer.
+                assert_eq!(asked() - before, 2);
+            }
             Err(error) => assert!(error.is_refused(), "{error}"),
         }
         // Nothing of it is left in a connection that is used again.

@@ -9,7 +9,9 @@ use crate::{
         BOUNDED, SECOND, UnwrapReleased, alone, await_queued, get, impatient, in_thread, lease, manager, patient,
         proxied, queued, timed, waiter, within,
     },
-    support::{CEILING, Fault, FaultProxy, RedisServer, any_request, eventually, garbage_server, silent_server},
+    support::{
+        CEILING, DeafServer, Fault, FaultProxy, RedisServer, any_request, eventually, garbage_server, silent_server,
+    },
 };
 
 /// All calls against a server that does not serve, each on its own. None may succeed, take long, or panic.
@@ -56,6 +58,11 @@ fn nothing_hangs_on_a_stopped_server() {
     nothing_hangs("stopped", &server.url());
     server.cont();
     drop(manager(&server).lock("x").unwrap());
+}
+
+#[test]
+fn nothing_hangs_where_nobody_is_let_in() {
+    nothing_hangs("deaf", &DeafServer::start().url());
 }
 
 #[test]

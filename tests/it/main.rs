@@ -14,15 +14,18 @@ mod bounds;
 #[cfg(feature = "cli")]
 mod cli;
 mod config;
+mod corpus;
 mod errors;
 mod events;
 mod exporters;
 mod faults;
 mod hold;
 mod inspect;
+mod limits;
 mod lost;
 mod metrics;
 mod processes;
+mod promises;
 mod proxy;
 mod redlock;
 mod reentrant;

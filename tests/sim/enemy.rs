@@ -74,7 +74,11 @@ fn strike(stage: &Rc<Stage>, kind: Kind) {
         Kind::Crash | Kind::LosePower => {
             sim.abandon(process, kind == Kind::LosePower);
             let stage = stage.clone();
-            sim.after(lasts, move |_| start_process(&stage));
+            stage.coming.set(stage.coming.get() + 1);
+            sim.after(lasts, move |_| {
+                stage.coming.set(stage.coming.get() - 1);
+                start_process(&stage);
+            });
         }
         Kind::Break => {
             for connection in sim.connections_of(|of, to| of == process && to == node) {
@@ -126,8 +130,15 @@ fn strike(stage: &Rc<Stage>, kind: Kind) {
                 _ => Memory::Kept,
             };
             let system_too = sim.chance(300_000);
-            sim.kill_node(node, system_too);
-            sim.after(lasts, move |sim| back(sim, node, memory));
+            // Alone, or most of them at once and only for a moment: what they forget is then in use.
+            let many = sim.chance(400_000);
+            let (count, lasts) = if many { (stage.plan.nodes / 2 + 1, sim.between(0, lasts / 20)) } else { (1, lasts) };
+            for node in (node..node + count).map(|node| node % stage.plan.nodes) {
+                if sim.net.borrow().servers[node].up {
+                    sim.kill_node(node, system_too);
+                    sim.after(lasts, move |sim| back(sim, node, memory));
+                }
+            }
         }
         Kind::FullNode | Kind::NodeRefuses => {
             let refusing = if sim.chance(500_000) { Mode::Loading } else { Mode::Misconfigured };

@@ -2,7 +2,7 @@
 
 use std::{cell::Cell, cell::RefCell, rc::Rc, sync::Arc};
 
-use distlock::{RedisMgr, Result};
+use distlock::{RedisMgr, Released, Result};
 
 use super::{
     judge::Judge,
@@ -22,7 +22,15 @@ fn scene(nodes: usize, act: impl FnOnce(&Sim, &RedisMgr) -> Result<()> + 'static
     (plan.link, plan.stalls, plan.breaks, plan.pool_size) = (Link::default(), Stalls::default(), 0, 10);
     live_in(Some(sim.clone()));
     let (users, ears) = (RefCell::default(), RefCell::default());
-    let stage = Rc::new(Stage { sim: sim.clone(), judge: Judge::default(), plan, calm: Cell::new(true), users, ears });
+    let stage = Rc::new(Stage {
+        sim: sim.clone(),
+        judge: Judge::default(),
+        plan,
+        calm: Cell::new(true),
+        users,
+        ears,
+        coming: Cell::new(0),
+    });
     set_up(&stage);
     let process = sim.add_process(Clock { base: SEC, ppm: 0 });
     sim.net.borrow_mut().links.push(vec![Link::default(); nodes]);
@@ -52,7 +60,7 @@ fn a_lock_costs_two_trips() {
         let served = || sim.net.borrow().servers[0].served;
         let before = served();
         let (outcome, took) = timed(sim, || mgr.try_lock("x")?.release());
-        outcome?;
+        assert_eq!(outcome?, Released::Released);
         assert_eq!(served() - before, 2);
         assert!(took < 2 * MS, "{took} ns");
         Ok(())

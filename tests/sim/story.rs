@@ -42,6 +42,7 @@ pub(crate) fn run(seed: u64, trace: bool, change: impl FnOnce(&mut Plan)) -> Rep
         plan,
         calm: Cell::new(false),
         users: RefCell::default(),
+        coming: Cell::new(0),
         ears: RefCell::default(),
     });
     set_up(&stage);
@@ -85,8 +86,9 @@ pub(crate) fn start_process(stage: &Rc<Stage>) {
     let process = sim.add_process(Clock { base: sim.between(SEC, 1 << 50), ppm });
     let link = if stage.calm.get() { Link::default() } else { plan.link };
     sim.net.borrow_mut().links.push(vec![link; plan.nodes]);
+    let users = stage.clone();
     let (sim, stage) = (sim.clone(), stage.clone());
-    sim.clone().start(process, move || {
+    let main = sim.clone().start(process, move || {
         let ear = Arc::new(Ear::default());
         stage.ears.borrow_mut().push(ear.clone());
         let mgr = match begin(&stage, process, &ear) {
@@ -99,6 +101,7 @@ pub(crate) fn start_process(stage: &Rc<Stage>) {
             stage.users.borrow_mut().push((process, users));
         }
     });
+    users.users.borrow_mut().push((process, main));
 }
 
 fn play(stage: &Rc<Stage>) {
@@ -170,6 +173,6 @@ impl Stage {
     fn is_deserted(&self) -> bool {
         let users = self.users.borrow();
         let alive = |process: usize| self.sim.life(process) != Life::Dead;
-        !users.is_empty() && users.iter().all(|(process, user)| !alive(*process) || self.sim.is_done(*user))
+        self.coming.get() == 0 && users.iter().all(|(process, user)| !alive(*process) || self.sim.is_done(*user))
     }
 }

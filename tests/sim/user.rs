@@ -70,8 +70,10 @@ pub(crate) struct Stage {
     pub(crate) plan: Plan,
     /// Nothing goes wrong any more, and everybody takes each lock once more.
     pub(crate) calm: Cell<bool>,
-    /// The threads of users, with their processes.
+    /// The threads that have to come to their ends, with their processes.
     pub(crate) users: RefCell<Vec<(usize, usize)>>,
+    /// Processes that are to come up again.
+    pub(crate) coming: Cell<u32>,
     pub(crate) ears: RefCell<Vec<Arc<Ear>>>,
 }
 

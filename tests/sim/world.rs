@@ -418,6 +418,8 @@ impl Sim {
     pub(crate) fn end(self: &Rc<Sim>) {
         self.over.set(true);
         self.due.borrow_mut().clear();
+        // The dead too: what they had begun has to be put away.
+        self.processes.borrow_mut().iter_mut().for_each(|process| process.life = Life::Runs);
         let left: Vec<_> =
             self.tasks.borrow().iter().enumerate().filter(|(_, task)| !task.done).map(|(n, _)| n).collect();
         for task in &left {
@@ -428,7 +430,8 @@ impl Sim {
         while self.steps.get() < last && !self.ready.borrow().is_empty() {
             self.step();
         }
-        if !self.ready.borrow().is_empty() && self.wrong.borrow().is_empty() {
+        let all_done = self.tasks.borrow().iter().all(|task| task.done);
+        if !all_done && self.wrong.borrow().is_empty() {
             self.wrong("threads do not come to an end without a server".into());
         }
     }

@@ -79,6 +79,7 @@ impl Crew {
     /// Kills a worker, and starts another in its place.
     pub(crate) fn kill(&mut self, index: usize) -> Outcome {
         let pid = self.workers[index].process.id();
+        self.tell(pid, Event::Doomed)?;
         self.workers[index].process.kill()?;
         self.workers[index].process.wait()?;
         self.tell(pid, Event::Killed)?;

@@ -144,7 +144,7 @@ impl<'a> Enemy<'a> {
             }
             Kind::Restart | Kind::Forget => {
                 // What writes everything down is trusted to have it again.
-                let kind = match (self.several(), Stage::is_durable(node)) {
+                let kind = match (self.several(), self.stage.is_durable(node)) {
                     (false, _) => kind,
                     (true, true) => Kind::Restart,
                     (true, false) => Kind::Forget,
@@ -200,7 +200,7 @@ impl<'a> Enemy<'a> {
         if let Some(holder) = self.some_holder(crew) {
             crew.stop(holder, self.ttl)?;
         }
-        let mut nodes: Vec<usize> = (0..self.stage.len()).filter(|node| !Stage::is_durable(*node)).collect();
+        let mut nodes: Vec<usize> = (0..self.stage.len()).filter(|node| !self.stage.is_durable(*node)).collect();
         self.dice.shuffle(&mut nodes);
         for some in nodes.chunks((self.stage.len() - 1) / 2) {
             let mut numbers = Vec::new();

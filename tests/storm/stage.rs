@@ -23,17 +23,17 @@ pub(crate) struct Stage {
 impl Stage {
     pub(crate) fn build(count: usize) -> Stage {
         let nodes = Nodes::built(count, |node, server| {
-            let server = server.append_only(Stage::is_durable(node));
-            if Stage::is_durable(node) { server.arg("--appendfsync").arg("always") } else { server }
+            let durable = is_durable(node, count);
+            let server = server.append_only(durable);
+            if durable { server.arg("--appendfsync").arg("always") } else { server }
         });
         let sides = |node| (0..SIDES).map(|_| FaultProxy::in_front_of(nodes.server(node).addr())).collect();
         let proxies = (0..count).map(sides).collect();
         Stage { nodes, proxies, away: (0..count).map(|_| Arc::default()).collect() }
     }
 
-    /// Whether a node writes everything to disk before it answers. One alone does, and the first two of several.
-    pub(crate) fn is_durable(node: usize) -> bool {
-        node < 2
+    pub(crate) fn is_durable(&self, node: usize) -> bool {
+        is_durable(node, self.len())
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -79,6 +79,12 @@ impl Stage {
         }
         self.away[node].store(false, Ordering::SeqCst);
     }
+}
+
+/// Whether a node writes everything to disk before it answers. One alone does. Of several a quorum does not, the one with the
+/// line among them, so that nothing but their quarantine keeps a lock that they all forget.
+fn is_durable(node: usize, of: usize) -> bool {
+    of == 1 || node > of / 2
 }
 
 /// The keys of a lock: itself, its line, and its last token.

@@ -3,7 +3,7 @@
 -- KEYS  1 lock, 2 queue, 3 fence
 
 local FENCE_MS = '86400000' -- a day: long enough to be read back, short enough not to leave a key per name for ever
-local TOKEN_MAX = 9007199254740991 -- up to here Lua's numbers are exact; nobody was ever given this one or a larger
+local TOKEN_MAX = 9007199254740991 -- up to here Lua's numbers are exact; who stores so much or more is none of us
 local DEAD_MAX = 1000 -- so many are passed over in one go: a line of a million strangers must not hold the server up
 
 -- The server's clock in microseconds, as text of 16 digits. Text, because it is stored and sent more often than counted

@@ -88,6 +88,8 @@ mod tests {
         let hangs = "0 0 1 terms 1 9 9 0\n0 1@1 7 call lock 500000000\n900000000 2@1 8 wait";
         assert_eq!(find(&story(hangs)).len(), 1);
         assert_eq!(find(&story(&format!("{hangs}\n900000000 0 7 killed"))).len(), 1);
+        let doomed = hangs.replace("900000000 2@1", "500000000 0 7 doomed\n890000000 0 7 killed\n900000000 2@1");
+        assert_eq!(find(&story(&doomed)).len(), 0, "dying takes a while");
         assert_eq!(find(&story(&hangs.replace("900000000 2@1", "500000000 0 7 killed\n900000000 2@1"))).len(), 0);
     }
 }

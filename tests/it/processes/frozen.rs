@@ -145,8 +145,10 @@ fn belief_ends_before_the_key_however_late_the_answers_come() {
         boottime() + (left + 1) * 1_000_000
     };
     let late = proxy.on_request(contains("lock:x"), Fault::HoldReply);
+    let carried_out = || eventually("it is carried out", CEILING, || left() > 8000);
     holder.send("lock x");
     late.wait_fired();
+    carried_out();
     eventually("the answer is late", CEILING, || left() < 8000);
     late.let_go();
     locked(&holder, "x");
@@ -156,6 +158,7 @@ fn belief_ends_before_the_key_however_late_the_answers_come() {
 
     let late = proxy.on_request(contains("lock:x"), Fault::HoldReply);
     late.wait_fired();
+    carried_out();
     eventually("the answer is late", CEILING, || left() < 8000);
     late.let_go();
     let mut renewed = first;
@@ -174,16 +177,26 @@ fn rattle(worker: &mut Worker, times: usize) {
     }
 }
 
+/// How many connections the server has ever had.
+fn connected(server: &RedisServer) -> u64 {
+    let stats: String = server.query(&["INFO", "stats"]);
+    let count = stats.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+    count.and_then(|count| count.trim().parse().ok()).expect("the number of connections")
+}
+
 #[test]
 fn an_acquire_that_is_interrupted_again_and_again_neither_fails_nor_is_lost() {
     let server = RedisServer::start();
     let mut worker = hand(&server, &[("timeout_ms", "60000")]);
     lock(&mut worker, "warm");
+    // The test's own connections are counted too.
+    let (first, before) = (connected(&server), connected(&server));
     server.stop();
     worker.send("lock x");
     rattle(&mut worker, 60);
     server.cont();
     let got = locked(&worker, "x");
+    assert_eq!(connected(&server) - before, before - first, "it has connected anew");
     assert_eq!(owner(&server, "x"), Some(got.id));
     assert_eq!(ask(&mut worker, "held warm"), "true");
     assert_eq!(ask(&mut worker, "quiet warm"), "true");

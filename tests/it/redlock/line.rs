@@ -15,7 +15,7 @@ use crate::{
     kit::{
         IMPATIENT, SECOND, UnwrapReleased, await_queued, in_thread, lease, queue_key, queued, timed, waiter, within,
     },
-    support::{CEILING, Nodes, RedisServer, Worker, eventually, eventually_some},
+    support::{CEILING, Fault, Nodes, RedisServer, Worker, contains, eventually, eventually_some},
 };
 
 /// Threads of several managers, lined up one after the other on the first node.
@@ -40,6 +40,22 @@ fn who_stands_in_line_is_served_in_order() {
     });
     assert_eq!(*served.lock(), Vec::from_iter(0..12));
     await_nowhere(&nodes, "x");
+}
+
+/// On the first node it is somebody's turn, who has yet to ask the others. The others say so late.
+#[test]
+fn a_newcomer_does_not_take_it_against_the_word_of_the_node_with_the_line() {
+    let nodes = Nodes::start(3).behind_proxies(&[1, 2]);
+    let mgr = manager(&nodes);
+    drop(mgr.lock("warm").unwrap());
+    nodes.server(0).query::<()>(&["SET", &key("x"), "whose turn it is", "PX", "600000"]);
+    for node in [1, 2] {
+        let late = Fault::DelayReply(Duration::from_millis(500));
+        nodes.proxy(node).on_request(contains(key("x").as_str()), late).forever();
+    }
+    let error = mgr.try_lock("x").unwrap_err();
+    assert_eq!(error.holder().map(|holder| holder.id()), Some("whose turn it is"), "{error:?}");
+    assert_eq!(nodes.keeping(&key("x"), "whose turn it is"), [0]);
 }
 
 /// Puts a process into the line of this node.

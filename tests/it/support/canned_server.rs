@@ -4,6 +4,7 @@ use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -22,6 +23,35 @@ pub struct CannedServer {
 /// A server that accepts connections and never answers.
 pub fn silent_server() -> CannedServer {
     garbage_server(Vec::new())
+}
+
+/// A server that nobody gets through to: its backlog is full, and it accepts nobody.
+pub struct DeafServer {
+    addr: SocketAddr,
+    _port: ReservedPort,
+    _listener: std::os::fd::OwnedFd,
+    _waiting: Vec<TcpStream>,
+}
+
+impl DeafServer {
+    pub fn start() -> Self {
+        let port = ReservedPort::new();
+        let flags = rustix::net::SocketFlags::CLOEXEC;
+        let (family, kind) = (rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM);
+        let listener = rustix::net::socket_with(family, kind, flags, None).expect("no socket");
+        rustix::net::sockopt::set_socket_reuseaddr(&listener, true).expect("SO_REUSEADDR was refused");
+        rustix::net::bind(&listener, &port.addr()).expect("the reserved port was taken");
+        rustix::net::listen(&listener, 0).expect("it cannot listen");
+        let mut waiting = Vec::new();
+        while let Ok(stream) = TcpStream::connect_timeout(&port.addr(), Duration::from_millis(300)) {
+            waiting.push(stream);
+        }
+        Self { addr: port.addr(), _port: port, _listener: listener, _waiting: waiting }
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://{}", self.addr)
+    }
 }
 
 /// A server that answers every request with `bytes`.

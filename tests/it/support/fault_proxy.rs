@@ -299,7 +299,8 @@ impl Hub {
 
     fn forward(self: &Arc<Self>, connection: &Arc<Connection>, frame: &[u8]) -> io::Result<()> {
         // A connection that was cut here takes nothing more, not even what it has already read.
-        let silent = matches!(self.mode(), Mode::Blackhole | Mode::Deaf) || connection.is_half() || connection.is_forgotten();
+        let silent =
+            matches!(self.mode(), Mode::Blackhole | Mode::Deaf) || connection.is_half() || connection.is_forgotten();
         if silent || connection.client().is_none() {
             return Ok(());
         }

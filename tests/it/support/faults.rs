@@ -42,7 +42,9 @@ pub enum Fault {
 
 /// What becomes of a reply on its way; see [`rewrite`].
 #[derive(Clone)]
-pub struct Rewrite(pub(super) Arc<dyn Fn(&[u8]) -> Vec<u8> + Send + Sync>);
+pub struct Rewrite(pub(super) Arc<Change>);
+
+type Change = dyn Fn(&[u8]) -> Vec<u8> + Send + Sync;
 
 impl std::fmt::Debug for Rewrite {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

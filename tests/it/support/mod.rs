@@ -11,6 +11,7 @@
 mod canned_server;
 mod fault_proxy;
 mod faults;
+mod flood;
 mod monitor;
 mod nodes;
 mod ports;
@@ -24,13 +25,15 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub use canned_server::{CannedServer, endless_server, garbage_server, silent_server};
+pub use canned_server::{CannedServer, DeafServer, endless_server, garbage_server, silent_server};
 pub use fault_proxy::FaultProxy;
 pub use faults::{Armed, Fault, any_request, command, contains, off_by, rewrite};
+pub use flood::Flood;
 pub use monitor::Monitor;
 pub use nodes::Nodes;
 pub use processes::{Worker, WorkerSide};
 pub use redis_server::{RedisServer, RedisServerBuilder};
+pub use resp::{Frames, request};
 pub use watchdog::Watchdog;
 
 /// How long anything that must happen may take, generous enough for a loaded machine.

@@ -1,0 +1,233 @@
+//! What servers say: replies, grants, and what a server says about itself.
+
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    io::{self, Read},
+    time::Duration,
+};
+
+use redis::{Parser, Value};
+
+use super::{corpus, fuzz};
+use crate::{
+    clock::Moment,
+    grant::{deadline_from, deadline_of_grant},
+    holder::Holder,
+    key::LockKey,
+    node::{
+        Call, Facts, GrantNews, Heard, QUESTIONS, Reading,
+        calls::{Acquire, Acquired, Inspect, Inspected, Mode, Ping, Release, ReleaseReply, Renew, Renewal, Renewed},
+        survey::{Scan, Survey, Surveyed},
+    },
+};
+
+/// What the requests of the corpus carried.
+const NONCE: u64 = 1000;
+/// Where Lua begins to count wrong.
+const EXACT_MAX: u64 = 1 << 53;
+/// A sentence about a holder is no longer than this, whatever a server says; see text.rs.
+const SENTENCE_MAX: usize = 2048;
+
+fn outcome(of: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// A reply that is taken belongs to this request; returns what it was taken for.
+fn taken<C: Call>(call: &C, reply: &Value) -> Option<C::Reply> {
+    let answer = call.read(NONCE, reply.clone());
+    if answer.is_some() && call.script().is_some() {
+        assert!(call.read(NONCE + 1, reply.clone()).is_none(), "it was taken for an answer to two requests");
+    }
+    if let Some(now_us) = answer.as_ref().and_then(C::server_us) {
+        assert!(now_us < EXACT_MAX);
+    }
+    answer
+}
+
+/// What is said about a holder is fit for a line on a terminal.
+fn presentable(holder: &Holder) {
+    assert!(holder.id().len() <= 512, "an identifier of {} bytes", holder.id().len());
+    printable(&holder.to_string());
+    if let Some(id) = holder.lock_id() {
+        assert_eq!((id.as_str(), Some(id.pid())), (holder.id(), holder.pid()));
+    }
+}
+
+fn printable(text: &str) {
+    assert!(text.len() <= SENTENCE_MAX, "a sentence of {} bytes", text.len());
+    assert!(!text.chars().any(char::is_control), "{text:?}");
+}
+
+fn check_reply(reply: &Value) -> u64 {
+    let keys = ["a", "b"].map(|name| LockKey::new("lock:", name).unwrap());
+    let key = &keys[0];
+    let renewals = [Renewal { lock: "lock:a", id: "me", ttl_ms: 10 }; 3];
+    let acquire = Acquire { key, id: "me", ttl_ms: 10, mode: Mode::Look, waiter: "w", heal: true, token_min: 0 };
+    let acquired = taken(&acquire, reply).map(|answer| {
+        if let Some(token) = answer.token() {
+            assert!(token > 0 && token < EXACT_MAX);
+        }
+        answer.holder().into_iter().for_each(presentable);
+        match answer {
+            Acquired::Held { .. } => 0,
+            Acquired::Busy { .. } => 1,
+            Acquired::Queued { joined, .. } => 2 + u8::from(joined),
+            Acquired::WrongType => 4,
+            Acquired::Late { .. } => 5,
+        }
+    });
+    let released = taken(&Release { key, id: "me", waiter: "", in_time: true }, reply).map(|answer| {
+        if let ReleaseReply::Other(holder) = &answer {
+            presentable(holder);
+        }
+        std::mem::discriminant(&answer)
+    });
+    let inspected = taken(&Inspect(key), reply).map(|answer| {
+        if let Inspected::Held(holder) = &answer {
+            presentable(holder);
+        }
+        std::mem::discriminant(&answer)
+    });
+    let renewed = (1..=3).filter_map(|count| taken(&Renew(&renewals[..count]), reply)).map(|(_, answers)| {
+        for answer in &answers {
+            if let Renewed::Other(id) = answer {
+                presentable(&Holder::known_by_id(id.clone()));
+            }
+        }
+        answers.iter().map(std::mem::discriminant).collect::<Vec<_>>()
+    });
+    let renewed: Vec<_> = renewed.collect();
+    let surveyed =
+        (1..=2).filter_map(|count| taken(&Survey { keys: &keys[..count], waiters_each: 3, waiters_total: 5 }, reply));
+    let surveyed = surveyed.map(|(_, answers)| {
+        let look = |answer: &Surveyed| match answer {
+            Surveyed::Held(standing) => {
+                presentable(&standing.holder);
+                assert!(standing.token < EXACT_MAX);
+                2 + standing.waiters.len()
+            }
+            Surveyed::Free => 0,
+            Surveyed::WrongType => 1,
+        };
+        answers.iter().map(look).collect::<Vec<_>>()
+    });
+    let surveyed: Vec<_> = surveyed.collect();
+    let scanned = taken(&Scan { cursor: "0", pattern: "*" }, reply).map(|step| (step.next.is_some(), step.keys.len()));
+    let pinged = taken(&Ping, reply).is_some();
+    let time = Reading::from_time(Moment::from_nanos(5), Moment::from_nanos(9), reply).is_some();
+    outcome((acquired, released, inspected, renewed, surveyed, scanned, pinged, time))
+}
+
+#[test]
+fn replies() {
+    let parse = |bytes: Vec<u8>| redis::parse_redis_value(&bytes).unwrap();
+    fuzz(corpus("replies").into_iter().map(parse).collect(), check_reply);
+}
+
+/// Gives a few bytes at a time, with pauses in between, as a socket does.
+struct Trickle<'a> {
+    bytes: &'a [u8],
+    step: usize,
+    paused: bool,
+}
+
+impl Read for Trickle<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.paused = !self.paused && !self.bytes.is_empty();
+        if self.paused {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let step = self.step.min(self.bytes.len()).min(buffer.len());
+        let (now, rest) = self.bytes.split_at(step);
+        buffer[..step].copy_from_slice(now);
+        self.bytes = rest;
+        Ok(step)
+    }
+}
+
+/// All values up to the first that is none, and whether that was where the bytes end.
+fn stream(bytes: &[u8], step: usize) -> (Vec<Value>, bool) {
+    let (mut parser, mut trickle) = (Parser::new(), Trickle { bytes, step, paused: true });
+    let mut values = Vec::new();
+    loop {
+        match parser.parse_value(&mut trickle) {
+            Ok(value) => values.push(value),
+            Err(error) if error.is_timeout() => {}
+            Err(error) => return (values, error.kind() == redis::ErrorKind::Io),
+        }
+    }
+}
+
+/// However a stream is cut into pieces, it says the same, and nothing in it makes the parser panic. Of bytes that are no
+/// reply the parser leaves out those that come one by one, and reads on behind them: that is why every reply has a nonce.
+#[test]
+fn streams() {
+    let replies = corpus("replies").into_iter().chain(corpus("streams"));
+    fuzz(replies.collect(), |bytes: &Vec<u8>| {
+        // As text, since there are numbers that are no numbers.
+        let text = |values: &[Value]| format!("{values:?}");
+        let (whole, sound) = stream(bytes, usize::MAX);
+        for step in [1, 3, 17] {
+            let (pieces, _) = stream(bytes, step);
+            assert!(pieces.len() == whole.len() || !sound, "{pieces:?} in pieces of {step}, and {whole:?}");
+            assert_eq!(text(&pieces[..whole.len()]), text(&whole), "in pieces of {step}");
+        }
+        outcome(whole.iter().map(|value| (std::mem::discriminant(value), check_reply(value))).collect::<Vec<_>>())
+    });
+}
+
+#[test]
+fn grants() {
+    let (sent, now) = (Moment::from_nanos(60_000_000_000), Moment::from_nanos(61_000_000_000));
+    let reading = Reading::new(sent, sent.saturating_add(Duration::from_millis(1)), 1_763_712_345_678_901);
+    fuzz(corpus("grants"), |payload: &Vec<u8>| {
+        let message = Value::Array(vec![
+            Value::BulkString(b"message".to_vec()),
+            Value::BulkString(b"distlock:client:x".to_vec()),
+            Value::BulkString(payload.clone()),
+        ]);
+        let heard = Heard::of(&message);
+        let Some(news) = GrantNews::parse(payload) else {
+            assert!(matches!(heard, Heard::Garbled));
+            return 0;
+        };
+        assert!(matches!(heard, Heard::Grant(same) if same == news));
+        assert!(news.token > 0 && news.token < EXACT_MAX && news.px_ms > 0);
+        assert!(payload.ends_with(news.id.as_bytes()));
+        // Whatever it says about the time, belief is bounded by its receipt.
+        let px = Duration::from_millis(news.px_ms).min(Duration::from_secs(10));
+        let deadline = deadline_of_grant(&reading, news.granted_at_us, px, now);
+        assert!(deadline <= deadline_from(now, px));
+        outcome((1, news.id.len().min(8), deadline > now))
+    });
+}
+
+#[test]
+fn messages() {
+    let parse = |bytes: Vec<u8>| redis::parse_redis_value(&bytes).unwrap();
+    fuzz(corpus("messages").into_iter().map(parse).collect(), |message: &Value| match Heard::of(message) {
+        Heard::Grant(news) => outcome((0, news.id.is_empty())),
+        Heard::Garbled => 1,
+        Heard::Nothing => outcome((2, std::mem::discriminant(message))),
+    });
+}
+
+#[test]
+fn what_a_server_says_about_itself() {
+    fuzz(corpus("introductions"), |bytes: &Vec<u8>| {
+        let mut facts = Facts::default();
+        let mut took = Vec::new();
+        for (question, answer) in QUESTIONS.iter().zip(stream(bytes, usize::MAX).0) {
+            took.push(facts.take(question, &answer));
+        }
+        let identity = facts.identity(Moment::from_nanos(7));
+        if let Some(identity) = &identity {
+            assert!(!identity.run.is_empty());
+            // It may claim any age, which only means that it votes.
+            let _ = identity.asked_at.saturating_add(identity.up_for);
+        }
+        outcome((took, identity.map(|identity| (identity.is_master, identity.forgets_nothing))))
+    });
+}

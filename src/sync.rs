@@ -1,0 +1,85 @@
+//! Where threads meet: locks and atomics. With `--cfg loom` those of a checker that tries every order of events.
+
+#[cfg(not(all(test, loom)))]
+pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
+#[cfg(not(all(test, loom)))]
+pub(crate) use std::sync::atomic;
+
+#[cfg(all(test, loom))]
+pub(crate) use self::checked::{Condvar, Mutex, MutexGuard};
+#[cfg(all(test, loom))]
+pub(crate) use loom::sync::atomic;
+
+/// The checker's locks in the form of the others.
+#[cfg(all(test, loom))]
+mod checked {
+    use std::{
+        ops::{Deref, DerefMut},
+        time::Duration,
+    };
+
+    use loom::sync;
+
+    #[derive(Debug)]
+    pub(crate) struct Mutex<T>(sync::Mutex<T>);
+
+    /// Empty only while its thread sleeps.
+    #[derive(Debug)]
+    pub(crate) struct MutexGuard<'a, T>(Option<sync::MutexGuard<'a, T>>);
+
+    #[derive(Debug)]
+    pub(crate) struct Condvar(sync::Condvar);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Mutex<T> {
+            Mutex(sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            MutexGuard(self.0.lock().ok())
+        }
+    }
+
+    impl<T: Default> Default for Mutex<T> {
+        fn default() -> Mutex<T> {
+            Mutex::new(T::default())
+        }
+    }
+
+    impl<T> Deref for MutexGuard<'_, T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            self.0.as_ref().unwrap()
+        }
+    }
+
+    impl<T> DerefMut for MutexGuard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            self.0.as_mut().unwrap()
+        }
+    }
+
+    impl Condvar {
+        pub(crate) fn new() -> Condvar {
+            Condvar(sync::Condvar::new())
+        }
+
+        pub(crate) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+            guard.0 = guard.0.take().and_then(|guard| self.0.wait(guard).ok());
+        }
+
+        /// Time does not pass in the checker: who is not woken sleeps for ever, and that is found.
+        pub(crate) fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _: Duration) {
+            self.wait(guard);
+        }
+
+        pub(crate) fn notify_one(&self) {
+            self.0.notify_one();
+        }
+
+        pub(crate) fn notify_all(&self) {
+            self.0.notify_all();
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! What a hostile peer can make grow, and where that ends.
+
+use std::{io::Write, net::TcpStream, time::Duration};
+
+use distlock::{LockError, RedisMgr};
+
+use crate::{
+    kit::{SECOND, UnwrapReleased, alone, capture_log, manager, patient, proxied, waiter, within},
+    support::{CEILING, Fault, Flood, RedisServer, command, eventually, request},
+};
+
+/// The bound on a reply, and what sockets hold besides.
+const REPLY_MAX: usize = 64 << 20;
+
+#[test]
+fn a_reply_without_an_end_costs_no_more_than_its_bound() {
+    let floods: [(&str, &[u8], &[u8]); 4] = [
+        ("one text", b"$2000000000\r\n", &[b'x'; 65_536]),
+        ("many numbers", b"*2000000000\r\n", &b":1\r\n".repeat(16_384)),
+        ("a line", b"+", &[b'x'; 65_536]),
+        ("no end of arrays", b"", &b"*1\r\n".repeat(16_384)),
+    ];
+    for (what, beginning, again) in floods {
+        let flood = Flood::start(beginning, again);
+        let mgr = RedisMgr::new(patient(flood.url())).unwrap();
+        let error = mgr.ping().unwrap_err();
+        assert!(error.is_unavailable(), "{what}: {error}");
+        eventually("it has noticed that nobody listens", CEILING, || flood.said() > 0 || what == "no end of arrays");
+        assert!(flood.said() < REPLY_MAX, "{what}: {} bytes were taken", flood.said());
+    }
+}
+
+/// A minute's worth of what anybody who may publish can say in a second: noise, and grants for nobody.
+#[test]
+fn a_flood_of_messages_is_told_once_and_costs_nobody_a_grant() {
+    if !alone("limits::a_flood_of_messages_is_told_once_and_costs_nobody_a_grant", &[]) {
+        return;
+    }
+    let logged = capture_log(log::LevelFilter::Warn);
+    let server = RedisServer::start();
+    let (mgr, other) = (manager(&server), manager(&server));
+    let guard = mgr.lock("x").unwrap();
+    let waiting = waiter(&server, &other, "x");
+    let channels: Vec<String> = server.query(&["PUBSUB", "CHANNELS", "distlock:client:*"]);
+    let [channel] = channels.as_slice() else { panic!("{channels:?}") };
+    let noise = [
+        request(&["PUBLISH", channel, "\u{1b}[31m"]),
+        request(&["PUBLISH", channel, "0 0 0 x"]),
+        request(&["PUBLISH", channel, "1 2 3 nobody"]),
+    ];
+    let mut stream = TcpStream::connect(server.addr()).unwrap();
+    stream.write_all(&noise.concat().repeat(10_000)).unwrap();
+    let published = || server.commandstats().get("publish").copied().unwrap_or(0);
+    eventually("all has been said", CEILING, || published() == 30_000);
+    guard.release().unwrap().unwrap_released();
+    let next = waiting.join().unwrap().unwrap();
+    assert!(next.is_held());
+    next.release().unwrap().unwrap_released();
+    let told: Vec<_> = logged.lock().iter().filter(|line| line.contains("not grants")).cloned().collect();
+    assert_eq!(told.len(), 1, "{told:#?}");
+    assert!(!told[0].contains('\u{1b}'));
+}
+
+/// Whoever may write the keys may call himself anything.
+#[test]
+fn what_others_are_called_is_cut() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    server.cli(&["SET", "lock:x", &"é".repeat(1 << 20), "PX", "600000"]);
+    let holder = mgr.holder("x").unwrap().unwrap();
+    assert!(holder.id().len() <= 512, "{} bytes", holder.id().len());
+    let error = mgr.try_lock("x").unwrap_err();
+    let said = format!("{error} {error:?}");
+    assert!(said.len() < 4096, "{} bytes", said.len());
+    let Err(LockError::Held { holder, .. }) = mgr.try_lock("x") else { panic!("{error:?}") };
+    assert!(holder.to_string().len() < 1024);
+    let listed = mgr.locks("*").unwrap();
+    assert!(listed[0].holder().id().len() <= 512);
+}
+
+/// A server that answers every step of a scan with more keys, and with where to go on.
+#[test]
+fn a_list_of_keys_without_an_end_ends() {
+    let step = format!("*2\r\n$1\r\n7\r\n*400000\r\n{}", "$1\r\na\r\n".repeat(400_000));
+    let (_server, proxy, mgr) = proxied(patient);
+    proxy.on_request(command("SCAN"), Fault::ReplaceReply(step.into_bytes())).forever();
+    let error = mgr.locks("*").unwrap_err();
+    assert!(error.to_string().contains("ever more keys"), "{error}");
+}
+
+/// Long names are refused before anything is sent, and whatever is said about a lock is short.
+#[test]
+fn sentences_about_locks_are_short() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let name = "\u{1b}é".repeat(300);
+    let guard = mgr.lock(&name).unwrap();
+    for error in [mgr.try_lock(&name).unwrap_err(), mgr.try_lock_for(&name, Duration::from_millis(1)).unwrap_err()] {
+        let said = error.to_string();
+        assert!(said.len() < 1024 && !said.contains('\u{1b}'), "{said:?}");
+    }
+    let listed = mgr.locks("*").unwrap()[0].to_string();
+    assert!(listed.len() < 1024 && !listed.contains('\u{1b}'), "{listed:?}");
+    let huge = mgr.try_lock(&"x".repeat(1 << 20)).unwrap_err().to_string();
+    assert!(huge.len() < 1024, "{} bytes", huge.len());
+    assert!(mgr.locks(&"x".repeat(1 << 20)).is_err());
+    within(60 * SECOND, "releasing", || guard.release()).unwrap().unwrap_released();
+}

@@ -1,0 +1,133 @@
+//! Keeps docs/promises.md, the changes that break each promise, and the tests that notice, in step.
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+#[path = "../mutants/change.rs"]
+mod change;
+
+use change::Change;
+
+const PAGE: &str = "docs/promises.md";
+
+fn home() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+#[track_caller]
+fn text(path: &str) -> String {
+    fs::read_to_string(home().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+#[track_caller]
+fn changes() -> Vec<Change> {
+    Change::all(home()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[test]
+fn every_change_fits_the_code() {
+    let unfit: Vec<_> = changes().iter().filter_map(|change| change.applied(home()).err()).collect();
+    assert!(unfit.is_empty(), "{}", unfit.join("\n"));
+    let is_idle =
+        |change: &Change| change.applied(home()).is_ok_and(|files| files.iter().any(|file| file.before == file.after));
+    let idle: Vec<_> = changes().into_iter().filter(is_idle).map(|change| change.name).collect();
+    assert!(idle.is_empty(), "these change nothing: {idle:?}");
+}
+
+#[test]
+fn every_change_names_a_test_that_is_there() {
+    let mut wrong = Vec::new();
+    for change in changes() {
+        let (folder, parts) = match change.test.target.as_str() {
+            "lib" => ("src", change.test.path.trim_end_matches(|letter: char| letter != ':')),
+            target => (if target == "it" { "tests/it" } else { "tests" }, change.test.path.as_str()),
+        };
+        let name = change.test.path.rsplit("::").next().unwrap_or_default();
+        let room = parts.split("::").next().unwrap_or_default();
+        let sources = [format!("{folder}/{room}.rs"), format!("{folder}/{room}/mod.rs")];
+        let beside = fs::read_dir(home().join(folder).join(room)).into_iter().flatten().flatten();
+        let beside = beside.map(|entry| entry.path().display().to_string());
+        let all: Vec<_> =
+            sources.into_iter().map(|path| home().join(path).display().to_string()).chain(beside).collect();
+        let is_there = |path: &String| {
+            fs::read_to_string(path).is_ok_and(|text| {
+                // Those of a contract are made by a macro, and take what they are about.
+                text.contains(&format!("fn {name}(")) || text.contains(&format!("fn {name}<"))
+            })
+        };
+        if !all.iter().any(is_there) {
+            wrong.push(format!("{}: {} is nowhere", change.name, change.test));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// What stands under each heading of the page: its number, and the rows of its table.
+fn page() -> Vec<(String, Vec<String>)> {
+    let mut parts: Vec<(String, Vec<String>)> = Vec::new();
+    for line in text(PAGE).lines() {
+        if let Some(heading) = line.strip_prefix("## ") {
+            let number = heading.split([' ', ':']).next().unwrap_or_default();
+            parts.push((number.to_owned(), Vec::new()));
+        } else if line.starts_with('|') && line.contains("](../tests/mutants/") {
+            parts.last_mut().expect("a table stands under a heading").1.push(line.to_owned());
+        }
+    }
+    parts
+}
+
+#[test]
+fn the_page_has_every_change_under_its_promise() {
+    let page = page();
+    let mut wrong = Vec::new();
+    for change in changes() {
+        let rows = page.iter().find(|(number, _)| *number == change.promise).map(|(_, rows)| rows);
+        if !rows.is_some_and(|rows| rows.contains(&change.row())) {
+            wrong.push(format!("{} wants under {}: {}", PAGE, change.promise, change.row()));
+        }
+    }
+    let rows = page.iter().map(|(_, rows)| rows.len()).sum::<usize>();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert_eq!(rows, changes().len(), "{PAGE} has rows that no change stands behind");
+}
+
+#[test]
+fn every_promise_falls_to_a_change() {
+    let broken: BTreeSet<_> = changes().into_iter().map(|change| change.promise).collect();
+    let idle: Vec<_> = page().into_iter().filter(|(number, _)| !broken.contains(number)).collect();
+    assert!(idle.is_empty(), "nothing shows that these are held: {idle:?}");
+}
+
+/// Also those that SECURITY.md names.
+#[test]
+fn every_limit_names_a_test_that_is_there() {
+    let security = text("SECURITY.md");
+    let rows = security.lines().filter(|line| line.starts_with("| ") && line.matches('|').count() == 4);
+    let tests: Vec<_> = rows.filter_map(|row| row.rsplit('`').nth(1)).filter(|test| test.contains("::")).collect();
+    assert!(tests.len() > 10, "{tests:?}");
+    let sources: String = ["src", "tests/it"].iter().map(|folder| sources(&home().join(folder))).collect();
+    let name = |test: &&str| format!("fn {}(", test.rsplit("::").next().unwrap_or_default());
+    let missing: Vec<_> = tests.into_iter().filter(|test| !sources.contains(&name(test))).collect();
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+fn sources(folder: &Path) -> String {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    entries
+        .map(|path| if path.is_dir() { sources(&path) } else { fs::read_to_string(path).unwrap_or_default() })
+        .collect()
+}
+
+/// One line, however it is broken into several.
+fn flat(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn the_page_has_every_promise_of_the_readme() {
+    let readme = text("README.md");
+    let promises = readme.split("## What it promises").nth(1).and_then(|rest| rest.split("\n## ").next());
+    let page = flat(&text(PAGE).replace("\n> ", "\n"));
+    let promises = promises.expect("the promises").split("\n- ").skip(1);
+    let missing: Vec<_> = promises.map(flat).filter(|promise| !page.contains(promise)).collect();
+    assert!(missing.is_empty(), "{PAGE} says nothing about {missing:#?}");
+}

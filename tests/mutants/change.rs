@@ -1,0 +1,135 @@
+//! A change to the code that breaks a promise on purpose, and the test that has to notice: one file below `changes`.
+
+use std::{fs, path::Path};
+
+/// What a file below `changes` says.
+#[derive(Debug)]
+pub(crate) struct Change {
+    /// The name of the file, without its ending.
+    pub(crate) name: String,
+    /// The promise that falls, by its number in docs/promises.md.
+    pub(crate) promise: String,
+    /// What the literature calls it.
+    pub(crate) known_as: String,
+    /// What the code does instead, as a sentence.
+    pub(crate) says: String,
+    pub(crate) test: Test,
+    pub(crate) edits: Vec<Edit>,
+}
+
+/// A test by its target and its path in there.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Test {
+    pub(crate) target: String,
+    pub(crate) path: String,
+}
+
+/// A text that stands once in a file, and what stands there instead.
+#[derive(Debug)]
+pub(crate) struct Edit {
+    pub(crate) file: String,
+    from: String,
+    to: String,
+}
+
+impl Change {
+    /// All of them, in order.
+    pub(crate) fn all(home: &Path) -> Result<Vec<Change>, String> {
+        let folder = home.join("tests/mutants/changes");
+        let entries = fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        let mut files: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+        files.sort();
+        files.iter().map(|file| Change::read(file)).collect()
+    }
+
+    fn read(file: &Path) -> Result<Change, String> {
+        let text = fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
+        let name = file.file_stem().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+        Change::parse(&name, &text).map_err(|wrong| format!("{}: {wrong}", file.display()))
+    }
+
+    fn parse(name: &str, text: &str) -> Result<Change, String> {
+        let mut lines = text.lines();
+        let mut header = |label: &str| {
+            let line = lines.next().unwrap_or_default();
+            let value = line.strip_prefix(label).and_then(|rest| rest.strip_prefix(": "));
+            value.map(str::to_owned).ok_or(format!("expected `{label}: …`, found `{line}`"))
+        };
+        let (promise, known_as) = (header("promise")?, header("known as")?);
+        let (says, test) = (header("change")?, header("test")?);
+        let (target, path) = test.split_once(' ').ok_or("expected `test: target path::of::the::test`")?;
+        let test = Test { target: target.to_owned(), path: path.to_owned() };
+        let mut edits = Vec::new();
+        while let Some(line) = lines.next() {
+            let file = line.strip_prefix("file: ").ok_or(format!("expected `file: …`, found `{line}`"))?;
+            let mut part = |end: &str| {
+                let mut part = Vec::new();
+                loop {
+                    match lines.next() {
+                        Some(line) if line == end => return Ok(part.join("\n")),
+                        Some(line) => part.push(line),
+                        None => return Err(format!("`{end}` is missing")),
+                    }
+                }
+            };
+            if !part("<<<<")?.is_empty() {
+                return Err("`<<<<` has to follow the file".into());
+            }
+            edits.push(Edit { file: file.to_owned(), from: part("====")?, to: part(">>>>")? });
+        }
+        match edits.is_empty() {
+            true => Err("it changes nothing".into()),
+            false => Ok(Change { name: name.to_owned(), promise, known_as, says, test, edits }),
+        }
+    }
+
+    /// The files it changes, as they are and as they would be; or why it does not fit the code any more.
+    pub(crate) fn applied(&self, home: &Path) -> Result<Vec<Applied>, String> {
+        let mut files: Vec<Applied> = Vec::new();
+        for edit in &self.edits {
+            let at = match files.iter().position(|known| known.file == edit.file) {
+                Some(at) => at,
+                None => {
+                    let text = fs::read_to_string(home.join(&edit.file));
+                    let before = text.map_err(|error| format!("{}: {}: {error}", self.name, edit.file))?;
+                    files.push(Applied { file: edit.file.clone(), after: before.clone(), before });
+                    files.len() - 1
+                }
+            };
+            let text = &mut files[at].after;
+            match text.matches(&edit.from).count() {
+                1 => *text = text.replacen(&edit.from, &edit.to, 1),
+                count => {
+                    return Err(format!(
+                        "{} does not fit any more: in {} this stands {count} times, and not once:\n{}",
+                        self.name, edit.file, edit.from
+                    ));
+                }
+            }
+        }
+        Ok(files)
+    }
+
+    /// Its row in docs/promises.md.
+    pub(crate) fn row(&self) -> String {
+        let Change { name, known_as, says, test, .. } = self;
+        format!("| {says} | [{name}](../tests/mutants/changes/{name}.txt) | `{test}` | {known_as} |")
+    }
+}
+
+/// A file with a change made to it.
+#[derive(Debug)]
+pub(crate) struct Applied {
+    pub(crate) file: String,
+    pub(crate) before: String,
+    pub(crate) after: String,
+}
+
+impl std::fmt::Display for Test {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.target.as_str() {
+            "lib" => f.write_str(&self.path),
+            target => write!(f, "{target}: {}", self.path),
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! A copy of the code in which a change is made, built and tested. The working tree is only read.
+
+use std::{
+    env, fmt, fs, io,
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::change::{Change, Test};
+
+pub(crate) struct Copy {
+    tree: PathBuf,
+    target: PathBuf,
+}
+
+/// How a test went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Green,
+    Red,
+    Hangs,
+    /// The code does not compile, or there is no such test: that proves nothing.
+    Broken,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Outcome::Green => "green",
+            Outcome::Red => "red",
+            Outcome::Hangs => "hanging",
+            Outcome::Broken => "not to be had: it does not compile, or is not there",
+        })
+    }
+}
+
+impl Copy {
+    /// Copies everything but what was built.
+    pub(crate) fn make(home: &Path) -> Result<Copy, String> {
+        let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| home.join("target"), PathBuf::from).join("mutants");
+        let tree = target.join("tree");
+        let made = || -> io::Result<()> {
+            if tree.exists() {
+                fs::remove_dir_all(&tree)?;
+            }
+            copy_folder(home, &tree)
+        };
+        made().map_err(|error| format!("cannot copy the code to {}: {error}", tree.display()))?;
+        Ok(Copy { tree, target })
+    }
+
+    /// Does something while a change is made; the copy is as before afterwards.
+    pub(crate) fn with<T>(&self, change: &Change, act: impl FnOnce(&Copy) -> Result<T, String>) -> Result<T, String> {
+        let files = change.applied(&self.tree)?;
+        let write = |file: &str, text: &str| {
+            fs::write(self.tree.join(file), text).map_err(|error| format!("{file} in the copy: {error}"))
+        };
+        files.iter().try_for_each(|file| write(&file.file, &file.after))?;
+        let done = act(self);
+        files.iter().try_for_each(|file| write(&file.file, &file.before))?;
+        done
+    }
+
+    /// Builds and runs one test, alone.
+    pub(crate) fn test(&self, test: &Test, longest: Duration) -> Result<Outcome, String> {
+        let failed = |error: io::Error| format!("cargo: {error}");
+        let built = self.cargo(test).arg("--no-run").output().map_err(failed)?;
+        if !built.status.success() {
+            eprintln!("{}", String::from_utf8_lossy(&built.stderr));
+            return Ok(Outcome::Broken);
+        }
+        let log = self.target.join("test.log");
+        let mut run = self.cargo(test);
+        run.args(["--", "--exact", &test.path]).stdout(fs::File::create(&log).map_err(failed)?).stderr(Stdio::null());
+        // A group of its own, so that a test that hangs can be ended with whatever it started.
+        let ended = wait(run.process_group(0).spawn().map_err(failed)?, longest);
+        let said = fs::read_to_string(&log).unwrap_or_default();
+        Ok(match ended {
+            None => Outcome::Hangs,
+            Some(true) if said.contains("test result: ok. 1 passed") => Outcome::Green,
+            Some(false) if said.contains("running 1 test") => Outcome::Red,
+            Some(_) => Outcome::Broken,
+        })
+    }
+
+    fn cargo(&self, test: &Test) -> Command {
+        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.current_dir(&self.tree).args(["test", "--quiet", "--all-features"]);
+        match test.target.as_str() {
+            "lib" => cargo.arg("--lib"),
+            target => cargo.args(["--test", target]),
+        };
+        cargo
+            .env("CARGO_TARGET_DIR", self.target.join("built"))
+            // Linking is most of the time, and nobody debugs these; a change may leave something unused.
+            .env("CARGO_PROFILE_DEV_DEBUG", "0")
+            .env("RUSTFLAGS", "-Awarnings")
+            .stdin(Stdio::null());
+        cargo
+    }
+}
+
+/// Whether it succeeded; `None` if it had to be ended.
+#[expect(clippy::disallowed_methods, reason = "only bounds a test that hangs")]
+fn wait(mut child: Child, longest: Duration) -> Option<bool> {
+    let deadline = Instant::now() + longest;
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Some(status.success()),
+            Ok(None) if Instant::now() < deadline => thread::sleep(Duration::from_millis(20)),
+            _ => break,
+        }
+    }
+    let group = rustix::process::Pid::from_child(&child);
+    // It may just have ended by itself.
+    let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+    let _ = child.wait();
+    None
+}
+
+fn copy_folder(from: &Path, to: &Path) -> io::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let (name, kind) = (entry.file_name(), entry.file_type()?);
+        if name == ".git" || name == "target" {
+            continue;
+        }
+        if kind.is_dir() {
+            copy_folder(&entry.path(), &to.join(&name))?;
+        } else if kind.is_file() {
+            fs::copy(entry.path(), to.join(&name))?;
+        }
+    }
+    Ok(())
+}

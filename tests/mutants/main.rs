@@ -1,0 +1,94 @@
+//! Breaks each promise on purpose, in a copy of the code, and shows that its test notices (`make mutants`).
+
+mod change;
+mod copy;
+
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use change::{Change, Test};
+use copy::{Copy, Outcome};
+
+/// Far longer than any of these tests takes; a test that hangs has noticed too.
+const TEST_MAX: Duration = Duration::from_secs(240);
+
+const USAGE: &str = "\
+breaks each promise on purpose in a copy of the code, and shows that its test notices
+
+usage: cargo test --test mutants -- --run [PART]...
+  --run   do it; only the changes whose names contain one of the PARTs, or all
+  --rows  print the rows of docs/promises.md";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let home = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let done = match args.first().map(String::as_str) {
+        Some("--run") => Change::all(home).and_then(|changes| run(home, changes, &args[1..])),
+        Some("--rows") => Change::all(home).map(|changes| {
+            changes.iter().for_each(|change| println!("{} {}", change.promise, change.row()));
+            true
+        }),
+        Some("--help") => {
+            println!("{USAGE}");
+            Ok(true)
+        }
+        // As one of many tests it does nothing: whether the changes fit is looked at by tests/it/promises.rs.
+        _ => Ok(true),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("mutants: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(home: &std::path::Path, mut changes: Vec<Change>, parts: &[String]) -> Result<bool, String> {
+    if !parts.is_empty() {
+        changes.retain(|change| parts.iter().any(|part| change.name.contains(part.as_str())));
+    }
+    if changes.is_empty() {
+        return Err("no change has such a name".into());
+    }
+    // Before anything takes time.
+    let unfit: Vec<_> = changes.iter().filter_map(|change| change.applied(home).err()).collect();
+    if !unfit.is_empty() {
+        return Err(unfit.join("\n"));
+    }
+    #[expect(clippy::disallowed_methods, reason = "only for people")]
+    let started = Instant::now();
+    let copy = Copy::make(home)?;
+    let mut tests: Vec<&Test> = changes.iter().map(|change| &change.test).collect();
+    tests.sort();
+    tests.dedup();
+    println!("{} changes, {} tests; first the code as it is", changes.len(), tests.len());
+    for test in &tests {
+        match copy.test(test, TEST_MAX)? {
+            Outcome::Green => {}
+            other => return Err(format!("without any change {test} is {other}")),
+        }
+    }
+    let mut rows = Vec::new();
+    for change in &changes {
+        let outcome = copy.with(change, |copy| copy.test(&change.test, TEST_MAX))?;
+        let verdict = if outcome == Outcome::Red || outcome == Outcome::Hangs { "noticed" } else { "NOT NOTICED" };
+        println!("{verdict:11}  {:<44} {:<9} {}", change.name, outcome.to_string(), change.test);
+        rows.push((change, outcome));
+    }
+    let missed: Vec<_> =
+        rows.iter().filter(|(_, outcome)| matches!(outcome, Outcome::Green | Outcome::Broken)).collect();
+    println!(
+        "\n{} of {} changes were noticed by their tests, in {} minutes",
+        rows.len() - missed.len(),
+        rows.len(),
+        started.elapsed().as_secs().div_ceil(60)
+    );
+    for (change, outcome) in &missed {
+        println!("  {}: {} is {outcome}", change.name, change.test);
+    }
+    Ok(missed.is_empty())
+}
