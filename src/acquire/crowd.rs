@@ -1,7 +1,7 @@
 //! `Crowd`: for which locks others stood in the way last time. A guess, which costs a round trip when it is wrong.
 
 use std::{
-    hash::{BuildHasher as _, RandomState},
+    hash::{DefaultHasher, Hash as _, Hasher as _},
     sync::atomic::{AtomicU64, Ordering},
 };
 
@@ -10,13 +10,12 @@ const SLOTS: usize = 256;
 
 #[derive(Debug)]
 pub(crate) struct Crowd {
-    hasher: RandomState,
     slots: Box<[AtomicU64]>,
 }
 
 impl Crowd {
     pub(crate) fn new() -> Crowd {
-        Crowd { hasher: RandomState::new(), slots: (0..SLOTS).map(|_| AtomicU64::new(0)).collect() }
+        Crowd { slots: (0..SLOTS).map(|_| AtomicU64::new(0)).collect() }
     }
 
     pub(super) fn remember(&self, lock: &str, contended: bool) {
@@ -34,8 +33,11 @@ impl Crowd {
     }
 
     fn slot(&self, lock: &str) -> (&AtomicU64, u64) {
+        // Hashes without a secret: whoever makes names share a slot costs somebody a round trip, and no more.
+        let mut hasher = DefaultHasher::new();
+        lock.hash(&mut hasher);
         // Zero stands for an empty slot.
-        let hash = self.hasher.hash_one(lock) | 1;
+        let hash = hasher.finish() | 1;
         (&self.slots[(hash >> 1) as usize % SLOTS], hash)
     }
 }

@@ -1,6 +1,6 @@
 //! Asking the nodes for a lock, and giving back what a lost vote has won.
 
-use std::{collections::HashMap, time::Duration};
+use std::time::Duration;
 
 use super::{Acquirer, attempt::Attempt, patience::give_back_until};
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
         Answer, Failure, Reason,
         calls::{Acquire, Acquired, Mode, Release, ReleaseReply},
     },
-    redlock::{self, LATE_SLACK, Links, NodeSet, Round, Slip, Trouble, Verdict, Vote, quorum},
+    redlock::{self, LATE_SLACK, Links, NodeSet, Round, Slip, Trouble, Verdict, Vote, quorum, strongest},
 };
 
 /// No ask takes less time than this, however short the lease.
@@ -62,15 +62,8 @@ impl Ballot {
         wrong > nodes - quorum(nodes)
     }
 
-    /// By how many nodes each holder's claim is supported, the strongest last.
-    fn holders(&self) -> Vec<(usize, &Holder)> {
-        let mut counted: HashMap<&str, (usize, &Holder)> = HashMap::new();
-        for holder in self.said().filter_map(Acquired::holder) {
-            counted.entry(holder.id()).or_insert((0, holder)).0 += 1;
-        }
-        let mut holders: Vec<_> = counted.into_values().collect();
-        holders.sort_unstable_by_key(|(nodes, _)| *nodes);
-        holders
+    fn strongest(&self) -> Option<(usize, &Holder)> {
+        strongest(self.said().filter_map(Acquired::holder).map(|holder| (holder, holder)))
     }
 
     /// Who is in the way: on most of the nodes that told.
@@ -78,14 +71,14 @@ impl Ballot {
         if let [Slip::Said(answer)] = self.inner.slips.as_slice() {
             return answer.reply.holder().cloned();
         }
-        self.holders().pop().map(|(_, holder)| holder.clone())
+        self.strongest().map(|(_, holder)| holder.clone())
     }
 
     /// Nobody can have a quorum by what was said: contenders have taken the votes from each other.
     pub(super) fn is_split(&self) -> bool {
         let nodes = self.inner.slips.len();
         let silent = nodes - self.said().count();
-        nodes > 1 && self.full && self.holders().last().is_none_or(|(count, _)| count + silent < quorum(nodes))
+        nodes > 1 && self.full && self.strongest().is_none_or(|(count, _)| count + silent < quorum(nodes))
     }
 
     pub(super) fn answers(&self, on: &Acquirer) -> Vec<NodeAnswer> {

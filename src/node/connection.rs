@@ -32,7 +32,8 @@ pub(crate) struct Connection {
     endpoint: Arc<Endpoint>,
     link: Option<Link>,
     out: Vec<u8>,
-    nonce: u64,
+    /// Of the last request; begins at random with the first, on the thread that makes it.
+    nonce: Option<u64>,
     /// For users' own commands, which bring no deadline.
     timeout: Duration,
     spin_max: Duration,
@@ -66,7 +67,7 @@ impl Connection {
             endpoint,
             link: None,
             out: Vec::with_capacity(1024),
-            nonce: random_start(),
+            nonce: None,
             timeout,
             spin_max,
             lent: false,
@@ -277,8 +278,9 @@ impl Connection {
 
     /// A number that no earlier request on this connection carried.
     pub(crate) fn next_nonce(&mut self) -> u64 {
-        self.nonce = self.nonce.wrapping_add(1);
-        self.nonce
+        let nonce = self.nonce.map_or_else(random_start, |last| last.wrapping_add(1));
+        self.nonce = Some(nonce);
+        nonce
     }
 
     /// Writes one request, composed by `compose`, and says when: the moment before the first byte left.

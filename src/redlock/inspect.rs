@@ -1,8 +1,8 @@
 //! Questions that change nothing, and may be asked twice: who holds a lock, and whether the nodes are there.
 
-use std::{collections::HashMap, time::Duration};
+use std::time::Duration;
 
-use super::{Ballot, Links, Redlock, Round, Slip, Trouble, Verdict, Vote, quorum};
+use super::{Ballot, Links, Redlock, Round, Slip, Trouble, Verdict, Vote, quorum, strongest};
 use crate::{
     clock::{self, Moment},
     holder::Holder,
@@ -52,12 +52,12 @@ impl Redlock {
             };
         }
         let (mut wrong, mut silent, mut waiters) = (0, 0, 0);
-        let mut holders: HashMap<&str, (usize, &Holder)> = HashMap::new();
+        let mut named: Vec<&Holder> = Vec::new();
         for slip in &ballot.slips {
             match slip {
                 Slip::Said(answer) => match &answer.reply {
                     Inspected::Held(holder) => {
-                        holders.entry(holder.id()).or_insert((0, holder)).0 += 1;
+                        named.push(holder);
                         // They stand in line on one of the nodes.
                         waiters = waiters.max(holder.waiters().unwrap_or(0));
                     }
@@ -67,7 +67,7 @@ impl Redlock {
                 _ => silent += 1,
             }
         }
-        let strongest = holders.into_values().max_by_key(|(count, _)| *count);
+        let strongest = strongest(named.into_iter().map(|holder| (holder, holder)));
         match strongest {
             Some((count, holder)) if count >= quorum(nodes) => {
                 let holder = holder.clone();

@@ -8,6 +8,7 @@ mod pool;
 mod quorum;
 mod release;
 mod scatter;
+mod strongest;
 mod survey;
 mod trouble;
 
@@ -22,6 +23,7 @@ pub(crate) use self::{
     quorum::{AtomicNodeSet, NodeSet, Verdict, Vote, Votes, quorum, token as agreed_token},
     release::{Ending, Leaving},
     scatter::{Ballot, Round, Slip},
+    strongest::strongest,
     survey::Look,
     trouble::Trouble,
 };

@@ -2,7 +2,15 @@
 //! that the caller's deadline covers connecting, errors keep their kind, and no worker of the pool ever blocks on a dead
 //! server.
 
-use std::{convert::Infallible, panic, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    panic,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use parking_lot::Mutex;
 use r2d2::{ManageConnection, NopErrorHandler, Pool};
@@ -22,6 +30,7 @@ pub(crate) struct Links(pub(crate) Box<[Connection]>);
 #[derive(Debug)]
 pub(crate) struct Places {
     nodes: Arc<[Arc<RedisNode>]>,
+    closed: Arc<AtomicBool>,
 }
 
 impl ManageConnection for Places {
@@ -36,8 +45,10 @@ impl ManageConnection for Places {
         Ok(())
     }
 
+    /// Only when the pool is closed: then a place that comes back is closed right there, not by whichever thread is the last
+    /// to leave the pool.
     fn has_broken(&self, _: &mut Links) -> bool {
-        false
+        self.closed.load(Ordering::Relaxed)
     }
 }
 
@@ -45,6 +56,7 @@ impl ManageConnection for Places {
 pub(crate) struct ConnectionPool {
     /// Empty once it has been closed.
     pool: Mutex<Option<Pool<Places>>>,
+    closed: Arc<AtomicBool>,
     size: u32,
 }
 
@@ -53,7 +65,9 @@ pub(crate) type Pooled = r2d2::PooledConnection<Places>;
 impl ConnectionPool {
     /// Connects to nothing yet. Panics inside the pool, when it gets no thread, come out as `None`.
     pub(crate) fn new(nodes: Arc<[Arc<RedisNode>]>, size: u32) -> Option<ConnectionPool> {
+        let closed = Arc::new(AtomicBool::new(false));
         let build = move || {
+            let places = Places { nodes, closed: closed.clone() };
             let workers = ScheduledThreadPool::builder()
                 .num_threads(1)
                 .thread_name_pattern("distlock-pool")
@@ -65,8 +79,8 @@ impl ConnectionPool {
                 .test_on_check_out(false)
                 .error_handler(Box::new(NopErrorHandler))
                 .thread_pool(Arc::new(workers))
-                .build_unchecked(Places { nodes });
-            ConnectionPool { pool: Mutex::new(Some(pool)), size }
+                .build_unchecked(places);
+            ConnectionPool { pool: Mutex::new(Some(pool)), closed, size }
         };
         panic::catch_unwind(panic::AssertUnwindSafe(build)).ok()
     }
@@ -97,7 +111,10 @@ impl ConnectionPool {
 
     /// Ends the pool's thread and closes what is idle; what is lent out is closed when it comes back.
     pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
         let pool = self.pool.lock().take();
-        drop(pool);
+        while let Some(links) = pool.as_ref().and_then(Pool::try_get) {
+            drop(links);
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! Looking at many locks: their names by scanning, then who holds them and who waits, in small batches. Changes nothing.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
-use super::{Ballot, Links, NodeSet, Redlock, Round, Slip, Trouble, Vote};
+use super::{Ballot, Links, NodeSet, Redlock, Round, Slip, Trouble, Vote, strongest};
 use crate::{
     clock,
     key::LockKey,
@@ -121,12 +121,12 @@ impl Redlock {
     /// What the answers say about the lock at `index` of a batch: held by whom the most of the nodes say.
     fn look(&self, key: &LockKey, ballot: &Ballot<(u64, Vec<Surveyed>)>, index: usize) -> Look {
         let (mut wrong, mut line): (usize, Option<&Standing>) = (0, None);
-        let mut holders: HashMap<&str, (usize, &Standing)> = HashMap::new();
+        let mut named: Vec<&Standing> = Vec::new();
         for slip in &ballot.slips {
             let Slip::Said(answer) = slip else { continue };
             match answer.reply.1.get(index) {
                 Some(Surveyed::Held(standing)) => {
-                    holders.entry(standing.holder.id()).or_insert((0, standing)).0 += 1;
+                    named.push(standing);
                     // All stand in line on one of the nodes.
                     if line.is_none_or(|line| standing.holder.waiters() > line.holder.waiters()) {
                         line = Some(standing);
@@ -136,7 +136,7 @@ impl Redlock {
                 Some(Surveyed::Free) | None => {}
             }
         }
-        let strongest = holders.into_values().max_by_key(|(count, _)| *count);
+        let strongest = strongest(named.into_iter().map(|standing| (&standing.holder, standing)));
         let (Some((count, standing)), Some(line)) = (strongest, line) else {
             return if wrong > self.len() - self.needed() { Look::WrongType } else { Look::Free };
         };
