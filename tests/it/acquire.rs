@@ -117,9 +117,15 @@ fn tokens_rise_above_one_that_is_ahead_of_the_clock() {
 #[test]
 fn an_acquire_whose_reply_is_lost_is_found_again() {
     type Asked = fn(&RedisMgr) -> distlock::Result<LockGuard>;
-    let ways: [Asked; 2] = [|mgr| mgr.lock("x"), |mgr| mgr.try_lock("x")];
-    let faults = [Fault::DropReply, Fault::ResetAfterRequest, Fault::CloseAfterRequest];
-    for (fault, way) in faults.iter().flat_map(|fault| ways.map(|way| (fault, way))) {
+    let (lock, try_lock): (Asked, Asked) = (|mgr| mgr.lock("x"), |mgr| mgr.try_lock("x"));
+    // Who only tries has no time left when it has waited for a reply that does not come.
+    for (fault, way) in [
+        (Fault::DropReply, lock),
+        (Fault::ResetAfterRequest, lock),
+        (Fault::CloseAfterRequest, lock),
+        (Fault::ResetAfterRequest, try_lock),
+        (Fault::CloseAfterRequest, try_lock),
+    ] {
         let (server, proxy, mgr) = proxied(impatient);
         let lost = proxy.on_request(contains(LOCK), fault.clone());
         let guard = way(&mgr).unwrap();

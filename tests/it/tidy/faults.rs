@@ -1,6 +1,6 @@
 //! Guards docs/faults.md: every fault of the catalogue is in it, and every test that it names exists.
 
-use super::{code, files, home, text};
+use super::{code, home, library, text};
 
 /// The numbers of the catalogue.
 const CATALOGUE: [u32; 80] = [
@@ -84,13 +84,13 @@ fn every_fault_of_the_catalogue_is_in_the_table_once() {
 #[test]
 fn the_wall_clock_is_for_texts_only() {
     let reads = |path: &&String| code(path).contains("clock::wall(");
-    let readers: Vec<_> = files("src", &["rs"]).iter().filter(reads).cloned().collect();
+    let readers: Vec<_> = library().iter().filter(reads).cloned().collect();
     assert_eq!(readers, ["src/holder.rs", "src/id.rs"]);
 }
 
 #[test]
 fn whatever_is_logged_is_behind_the_shield() {
-    for path in files("src", &["rs"]).iter().filter(|path| !path.ends_with("/say.rs")) {
+    for path in library().iter().filter(|path| !path.ends_with("/say.rs")) {
         let code = code(path);
         let bare = ["trace", "debug", "info", "warn", "error"].map(|level| format!("log::{level}!"));
         assert!(!bare.iter().any(|call| code.contains(call)), "{path} logs without `say!`");

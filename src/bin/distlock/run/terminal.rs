@@ -111,7 +111,7 @@ fn judge(signal: i32, given: bool, ours: bool, wakeable: bool) -> Stopped {
     let of_terminal = given || wants_terminal || (is(Signal::TSTP) && ours);
     match (of_terminal, wakeable) {
         (true, true) => Stopped::StopToo,
-        (true, false) if given && is(Signal::TSTP) => Stopped::GoOn,
+        (true, false) if is(Signal::TSTP) => Stopped::GoOn,
         _ => Stopped::LeaveIt,
     }
 }
@@ -172,6 +172,7 @@ mod tests {
             (ttin, false, false, true, Stopped::StopToo),
             (ttin, false, false, false, Stopped::LeaveIt),
             (tstp, true, false, false, Stopped::GoOn),
+            (tstp, false, true, false, Stopped::GoOn),
             (stop, true, false, false, Stopped::LeaveIt),
             (stop, false, true, true, Stopped::LeaveIt),
             (tstp, false, false, true, Stopped::LeaveIt),

@@ -148,6 +148,11 @@ impl Scene {
         .collect()
     }
 
+    /// Tells what became of all processes if the test fails before this is dropped.
+    pub(super) fn told_of(&self) -> Told<'_> {
+        Told(self)
+    }
+
     /// Waits until the lock is renewed that often.
     #[track_caller]
     pub(super) fn await_renewals(&self, times: usize) {
@@ -183,6 +188,23 @@ impl Drop for Scene {
             if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
                 let _ = kill_process(pid, Signal::KILL);
             }
+        }
+    }
+}
+
+pub(super) struct Told<'a>(&'a Scene);
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        for (pid, words) in self.0.processes() {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            eprintln!("{words}: {stat}");
+        }
+        for file in fs::read_dir(self.0.folder.path()).into_iter().flatten().flatten() {
+            eprintln!("{:?}: {:?}", file.file_name(), fs::read_to_string(file.path()));
         }
     }
 }

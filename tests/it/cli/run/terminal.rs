@@ -255,25 +255,34 @@ fn a_command_that_is_killed_gives_the_terminal_back() {
     scene.expect_no_lock();
 }
 
-/// Without a shell that could let it go on, nothing is stopped.
+/// Without a shell that could let it go on, nothing is stopped: neither where the command has the foreground, nor where it
+/// shares it with a pager.
 #[test]
 fn a_command_that_nobody_could_wake_is_not_stopped() {
-    let scene = Scene::new();
-    let pair = native_pty_system().openpty(PtySize::default()).unwrap();
-    let mut command = CommandBuilder::new(env!("CARGO_BIN_EXE_distlock"));
-    command.args(["--timeout", "20s", "run", "--ttl", LONG, "x", "--", "sh", "-c"]);
-    command.arg("echo $$ >$DIR/pid; read -r line; echo \"$line\" >$DIR/line; exit 3");
-    for (name, value) in scene.environment() {
-        command.env(name, value);
+    let program = env!("CARGO_BIN_EXE_distlock");
+    let run = format!("{program} --timeout 20s run --ttl {LONG} x -- sh -c \"$COMMAND\"");
+    for (script, code) in [(format!("exec {run}"), 3), (format!("{run} | cat"), 0)] {
+        let scene = Scene::new();
+        let pair = native_pty_system().openpty(PtySize::default()).unwrap();
+        let mut command = CommandBuilder::new("sh");
+        command.args(["-c", &script]);
+        let waits = "trap 'echo yes >$DIR/woken' CONT; echo $$ >$DIR/pid; until [ -s $DIR/woken ]; do sleep 0.01; done";
+        command.env("COMMAND", format!("{waits}; trap - CONT; read -r line; echo \"$line\" >$DIR/line; exit 3"));
+        for (name, value) in scene.environment() {
+            command.env(name, value);
+        }
+        let watchdog = Watchdog::start();
+        let mut child = pair.slave.spawn_command(command).unwrap();
+        watchdog.guard(child.process_id().unwrap());
+        let mut keys = pair.master.take_writer().unwrap();
+        let _told = scene.told_of();
+        scene.number("pid");
+        keys.write_all(b"\x1a").unwrap();
+        assert_eq!(scene.line("woken"), "yes", "{script}");
+        keys.write_all(b"go on\n").unwrap();
+        assert_eq!(scene.line("line"), "go on", "{script}");
+        let status = crate::support::eventually_some("it ends", CEILING, || child.try_wait().unwrap());
+        assert_eq!(status.exit_code(), code, "{script}");
+        scene.expect_no_lock();
     }
-    let watchdog = Watchdog::start();
-    let mut child = pair.slave.spawn_command(command).unwrap();
-    watchdog.guard(child.process_id().unwrap());
-    let mut keys = pair.master.take_writer().unwrap();
-    scene.number("pid");
-    keys.write_all(b"\x1ago on\n").unwrap();
-    assert_eq!(scene.line("line"), "go on");
-    let code = crate::support::eventually_some("it ends", CEILING, || child.try_wait().unwrap());
-    assert_eq!(code.exit_code(), 3);
-    scene.expect_no_lock();
 }
