@@ -24,30 +24,33 @@ impl Group {
         match test_kill_process_group(self.0) {
             Err(Errno::SRCH) => false,
             // The dead count there until their parents have looked at them, which some never do.
-            _ => living_members(self.0).unwrap_or(true),
+            _ => self.members().is_none_or(|members| members.iter().any(|(_, member)| !member.is_dead)),
         }
     }
-}
 
-/// `None` where the system does not tell.
-fn living_members(group: Pid) -> Option<bool> {
-    let processes = std::fs::read_dir("/proc").ok()?;
-    let mut told = false;
-    for process in processes.flatten() {
-        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        let Some(stat) = stat(pid) else { continue };
-        told = true;
-        if stat.group == group.as_raw_nonzero().get() && !stat.is_dead {
-            return Some(true);
-        }
+    /// Whether something in it has been stopped, but not its leader, as far as the system tells.
+    pub(super) fn is_half_stopped(self) -> bool {
+        let members = self.members().unwrap_or_default();
+        let leads = |pid: i32| pid == self.0.as_raw_nonzero().get();
+        members.iter().any(|(_, member)| member.is_stopped)
+            && members.iter().any(|(pid, member)| leads(*pid) && !member.is_stopped && !member.is_dead)
     }
-    told.then_some(false)
+
+    /// By their numbers; `None` where the system does not tell.
+    fn members(self) -> Option<Vec<(i32, Stat)>> {
+        let processes = std::fs::read_dir("/proc").ok()?;
+        let pids = processes.flatten().filter_map(|process| process.file_name().to_str()?.parse().ok());
+        let all: Vec<_> = pids.filter_map(|pid| Some((pid, stat(pid)?))).collect();
+        let ours = |(_, stat): &(i32, Stat)| stat.group == self.0.as_raw_nonzero().get();
+        (!all.is_empty()).then(|| all.into_iter().filter(ours).collect())
+    }
 }
 
 /// What Linux tells about a process.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Stat {
     is_dead: bool,
+    is_stopped: bool,
     pub(super) parent: i32,
     group: i32,
 }
@@ -59,8 +62,9 @@ pub(super) fn stat(pid: i32) -> Option<Stat> {
 fn parse(stat: &str) -> Option<Stat> {
     // The name of the program stands in parentheses and may itself contain some.
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
-    let is_dead = matches!(fields.next()?, "Z" | "X" | "x");
-    Some(Stat { is_dead, parent: fields.next()?.parse().ok()?, group: fields.next()?.parse().ok()? })
+    let state = fields.next()?;
+    let (is_dead, is_stopped) = (matches!(state, "Z" | "X" | "x"), state == "T");
+    Some(Stat { is_dead, is_stopped, parent: fields.next()?.parse().ok()?, group: fields.next()?.parse().ok()? })
 }
 
 #[cfg(test)]
@@ -70,8 +74,9 @@ mod tests {
     #[test]
     fn names_of_programs_do_not_confuse() {
         let stat = parse("12 (a) Z (b) S 7 9 9 0 -1").unwrap();
-        assert_eq!(stat, Stat { is_dead: false, parent: 7, group: 9 });
+        assert_eq!(stat, Stat { is_dead: false, is_stopped: false, parent: 7, group: 9 });
         assert!(parse("12 (sh) Z 7 9 9").unwrap().is_dead);
+        assert!(parse("12 (sh) T 7 9 9").unwrap().is_stopped);
         assert_eq!(parse("12 (sh"), None);
         assert_eq!(parse(""), None);
     }

@@ -11,7 +11,7 @@ use super::{
     course::Course,
     guardian::Guardian,
     process::Group,
-    terminal::{Stopped, Terminal},
+    terminal::{Stopped, Terminal, somebody_could_wake_us},
     vigil::WORDS_A_LEASE,
     word::Word,
 };
@@ -19,6 +19,8 @@ use crate::{args::Run, clock, exit::Exit, output, text};
 
 /// Between two looks at what a command has left behind, of which not everything tells us when it ends.
 const LOOK: Duration = Duration::from_millis(20);
+/// Between two looks at whether a terminal has stopped a part of the command, of which nobody tells us.
+const LOOK_AT_PARTS: Duration = Duration::from_secs(1);
 
 /// Everything that has to do with a command that runs.
 #[derive(Debug)]
@@ -34,6 +36,7 @@ pub(super) struct Supervisor<'a> {
     /// The command was stopped, and we with it.
     pausing: bool,
     next_word: Duration,
+    next_look_at_parts: Duration,
     at_terminal: bool,
 }
 
@@ -69,15 +72,19 @@ impl<'a> Supervisor<'a> {
             lost,
             pausing: false,
             next_word,
+            next_look_at_parts: now,
             at_terminal: false,
         }
     }
 
     /// Returns when nothing of the command's process group is left.
     pub(super) fn run(mut self) -> Ending {
+        // What happened to the command before it could begin.
+        self.reap();
         loop {
             let now = clock::since_boot();
             self.reassure(now);
+            self.wake_parts(now);
             if self.course.has_ended() {
                 // First of all: to a group that is gone, nothing must be sent. Its number may be somebody else's.
                 if !self.group().is_alive() {
@@ -108,9 +115,10 @@ impl<'a> Supervisor<'a> {
     }
 
     fn next(&self) -> Duration {
+        let parts = self.terminal.is_some().then_some(self.next_look_at_parts);
         let look = self.course.has_ended().then(|| clock::since_boot().saturating_add(LOOK));
         let word = (!self.pausing).then_some(self.next_word);
-        self.course.next().into_iter().chain(look).chain(word).min().unwrap_or(Duration::MAX)
+        self.course.next().into_iter().chain(look).chain(word).chain(parts).min().unwrap_or(Duration::MAX)
     }
 
     /// Tells the guardian that all is well.
@@ -168,6 +176,18 @@ impl<'a> Supervisor<'a> {
             }
             Stopped::GoOn => group.send(&[Signal::CONT]),
             Stopped::LeaveIt => {}
+        }
+    }
+
+    /// A terminal stops one process of the group after the other, some after the first was let go on. A shell that has just
+    /// split off a command is not stopped before that has begun; and it does not begin if it was stopped itself.
+    fn wake_parts(&mut self, now: Duration) {
+        if self.terminal.is_none() || now < self.next_look_at_parts {
+            return;
+        }
+        self.next_look_at_parts = now.saturating_add(LOOK_AT_PARTS);
+        if !somebody_could_wake_us() && self.group().is_half_stopped() {
+            self.group().send(&[Signal::CONT]);
         }
     }
 

@@ -117,7 +117,7 @@ fn judge(signal: i32, given: bool, ours: bool, wakeable: bool) -> Stopped {
 }
 
 /// Whether there is a shell that would notice that our group has stopped: a parent in our session, outside of our group.
-fn somebody_could_wake_us() -> bool {
+pub(super) fn somebody_could_wake_us() -> bool {
     let (group, Ok(session)) = (getpgrp(), getsid(None)) else { return false };
     let mut ancestor = getppid();
     while let Some(pid) = ancestor {
