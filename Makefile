@@ -1,6 +1,8 @@
 # Each command says what it does, and sets up what it needs.
 CARGO ?= cargo
 ARGS ?=
+# Tests mostly wait: for leases to end, and for servers.
+export RUST_TEST_THREADS ?= 6
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-redlock test sim storm mutants loom survivors bench screenshot deny check

@@ -176,8 +176,13 @@ fn a_doubled_reply_is_not_taken_for_the_next_answer() {
         let guard = mgr.lock("x").unwrap();
         assert_eq!(get(&server, LOCK).as_deref(), Some(guard.id().as_str()));
         assert!(mgr.try_lock("x").unwrap_err().is_contended());
+        let id = guard.id().clone();
         guard.release().unwrap().unwrap_released();
-        assert_eq!(get(&server, LOCK), None);
+        // Where the second reply came late, `try_lock` had to ask twice, and its first request may have had to wait for so
+        // long that it found the lock free. Then it is taken back, long before it expires.
+        let left = get(&server, LOCK);
+        assert!(left.as_deref() != Some(id.as_str()) && (left.is_none() || pttl(&server, LOCK) != -1), "{left:?}");
+        eventually("it is free", 15 * SECOND, || get(&server, LOCK).is_none());
     }
     assert!(doubled.fired() >= 60);
 }
