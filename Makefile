@@ -25,7 +25,7 @@ test: ## all tests, on real servers that are started and ended with them
 
 storm: ## processes, servers and the network ill-treated at random, on one server and on five; ARGS=--help says more
 	@tools/need-redis.sh
-	$(CARGO) test --test storm -- brew $(ARGS)
+	$(CARGO) test --all-features --test storm -- brew $(ARGS)
 
 SEEDS ?= 10000
 sim: ## the simulator with SEEDS=10000 seeds; FIRST=n begins elsewhere, `SIM_SEED=n make sim` replays one
@@ -33,7 +33,7 @@ sim: ## the simulator with SEEDS=10000 seeds; FIRST=n begins elsewhere, `SIM_SEE
 
 mutants: ## breaks each promise on purpose, in a copy, and shows that its test notices; ARGS=token takes those so named
 	@tools/need-redis.sh
-	$(CARGO) test --test mutants -- --run $(ARGS)
+	$(CARGO) test --all-features --test mutants -- --run $(ARGS)
 
 survivors: ## cargo-mutants over the files that only decide; what survives is told in docs/mutants.md
 	@$(CARGO) mutants --version >/dev/null 2>&1 || $(CARGO) install cargo-mutants --locked

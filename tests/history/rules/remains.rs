@@ -1,7 +1,7 @@
 //! What is left at the end, errors that nothing explains, and locks that come back from the dead: none of these may be.
 
 use super::{Finding, Rule};
-use crate::history::{event::Kind, story::Story};
+use crate::history::{Done, event::Kind, story::Story};
 
 pub(crate) fn find(story: &Story) -> Vec<Finding> {
     let finding = |at, until, seats, lock, text| Finding { rule: Rule::Remains, lock, seats, from: at, until, text };
@@ -13,12 +13,15 @@ pub(crate) fn find(story: &Story) -> Vec<Finding> {
     });
     let refusals = story.waits.iter().filter_map(|wait| {
         let why = wait.why.as_ref().filter(|why| why.starts_with("refused"))?;
-        let explains = |done: &&super::super::Done| {
-            matches!(done.fault.kind, Kind::Full | Kind::Evict | Kind::ForeignBytes)
-                && done.from < wait.until
-                && done.until > wait.from
+        let overlaps = |done: &Done, from| done.from < wait.until && done.until > from;
+        // An error says not what it answers: one that comes twice may be taken for the answer to a later request.
+        let doubles = [Kind::DuplicateRequest, Kind::DuplicateReply];
+        let twice = |done: &&Done| doubles.contains(&done.fault.kind) && overlaps(done, wait.from);
+        let from = story.done.iter().filter(twice).map(|done| done.from).min().unwrap_or(wait.from).min(wait.from);
+        let explains = |done: &Done| {
+            matches!(done.fault.kind, Kind::Full | Kind::Evict | Kind::ForeignBytes) && overlaps(done, from)
         };
-        story.done.iter().find(explains).is_none().then(|| {
+        (!story.done.iter().any(explains)).then(|| {
             let text = format!("at {} a server refused child {}: {why}", story.clock(wait.until), wait.seat);
             finding(wait.from, wait.until, vec![wait.seat], wait.lock, text)
         })
@@ -61,5 +64,9 @@ mod tests {
         assert_eq!(find(&story(&format!("{refused}\n5 0 1 fault 1 1 full 0\n9 0 1 over 1"))).len(), 1);
         assert_eq!(find(&story(&format!("{refused}\n5 0 1 fault 1 1 freeze 0\n15 0 1 over 1"))).len(), 1);
         assert_eq!(find(&story(&refused.replace("refused", "contended"))).len(), 0);
+        let before = format!("{refused}\n3 0 1 fault 1 1 full 0\n9 0 1 over 1");
+        let twice = "8 0 1 fault 2 1 duplicate-request 0\n15 0 1 over 2";
+        assert_eq!(find(&story(&format!("{before}\n{twice}"))).len(), 0);
+        assert_eq!(find(&story(&format!("{refused}\n{twice}"))).len(), 1);
     }
 }
