@@ -1,10 +1,10 @@
 //! What can be asked for, as types. Also what help, completions and the manual page are made of.
 
-use std::{ffi::OsString, path::PathBuf, time::Duration};
+use std::{ffi::OsString, fmt, path::PathBuf, time::Duration};
 
 use clap::{Args as Arguments, Parser, Subcommand, ValueEnum, ValueHint};
 
-use crate::connect::span;
+use crate::connect::{has_password, span};
 
 const CODES: &str = "\
 Exit codes:
@@ -27,6 +27,46 @@ pub(crate) struct Args {
     pub(crate) servers: Servers,
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+/// Why a command line is no request.
+#[derive(Debug)]
+pub(crate) enum Unread {
+    /// It asks for help or the version, or is wrong.
+    Said(clap::Error),
+    /// It is wrong and has a password in it. What is wrong with an argument is said by repeating it, so nothing is.
+    Password,
+}
+
+impl Unread {
+    /// It was asked for: no error.
+    pub(crate) fn is_help(&self) -> bool {
+        matches!(self, Unread::Said(error) if !error.use_stderr())
+    }
+}
+
+impl fmt::Display for Unread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unread::Said(error) => error.fmt(f),
+            Unread::Password => f.write_str(
+                "there is a password on the command line, where every user of this machine can read it; \
+                 put the URL into DISTLOCK_URL, or the password into a file for --password-file",
+            ),
+        }
+    }
+}
+
+/// Makes sense of a command line, of which the first word is this program's name.
+pub(crate) fn read(words: impl IntoIterator<Item = OsString>) -> Result<Args, Unread> {
+    let words: Vec<OsString> = words.into_iter().collect();
+    Args::try_parse_from(&words).map_err(|error| {
+        let is_secret = |word: &OsString| {
+            let word = word.to_string_lossy();
+            word.contains("://") && has_password(&word)
+        };
+        if error.use_stderr() && words.iter().any(is_secret) { Unread::Password } else { Unread::Said(error) }
+    })
 }
 
 /// Which servers keep the locks.

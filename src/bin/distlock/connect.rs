@@ -5,7 +5,10 @@ use std::{fs, path::Path, time::Duration};
 
 use distlock::{Config, RedisMgr};
 
-use crate::{args::Servers, exit::Failure};
+use crate::{
+    args::{Servers, Unread},
+    exit::Failure,
+};
 
 /// The configuration that the arguments and the environment ask for.
 pub(crate) fn config(servers: &Servers) -> Result<Config, Failure> {
@@ -15,7 +18,7 @@ pub(crate) fn config(servers: &Servers) -> Result<Config, Failure> {
 /// The same for these servers, where there are any.
 pub(crate) fn config_at(servers: &Servers, urls: &[String]) -> Result<Config, Failure> {
     if urls.iter().any(|url| has_password(url)) {
-        return Err(password_on_the_command_line());
+        return Err(Failure::usage(Unread::Password.to_string()));
     }
     let mut config = match urls {
         [] => Config::from_env(),
@@ -35,13 +38,6 @@ pub(crate) fn config_at(servers: &Servers, urls: &[String]) -> Result<Config, Fa
 /// A manager; it has not talked to any server yet.
 pub(crate) fn manager(servers: &Servers) -> Result<RedisMgr, Failure> {
     Ok(RedisMgr::new(config(servers)?)?)
-}
-
-pub(crate) fn password_on_the_command_line() -> Failure {
-    Failure::usage(
-        "there is a password on the command line, where every user of this machine can read it; \
-         put the URL into DISTLOCK_URL, or the password into a file for --password-file",
-    )
 }
 
 /// Whether it looks as if there were one in any of the URLs; one that cannot be read may have one anywhere.

@@ -9,6 +9,8 @@ mod completions;
 mod connect;
 mod doctor;
 mod exit;
+#[cfg(test)]
+mod fuzz;
 mod json;
 mod list;
 mod man;
@@ -22,11 +24,8 @@ mod top;
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
-
 use self::{
-    args::{Args, Command},
-    connect::{has_password, password_on_the_command_line},
+    args::{Command, Unread},
     exit::{Exit, Failure, Outcome},
 };
 
@@ -34,21 +33,16 @@ fn main() -> ExitCode {
     if let Some(outcome) = run::step(std::env::args_os()) {
         return leave(outcome);
     }
-    let args = match Args::try_parse() {
+    let args = match args::read(std::env::args_os()) {
         Ok(args) => args,
-        // What is wrong with an argument is said by repeating it.
-        Err(error)
-            if error.use_stderr()
-                && std::env::args_os()
-                    .any(|arg| arg.to_str().is_some_and(|arg| arg.contains("://") && has_password(arg))) =>
-        {
-            return leave(Err(password_on_the_command_line()));
-        }
-        Err(error) => {
+        Err(said @ Unread::Password) => return leave(Err(Failure::usage(said.to_string()))),
+        Err(said) => {
             // Help and the version are no errors, and go to standard output.
-            let exit = if error.use_stderr() { Exit::Usage } else { Exit::Fine };
-            // A closed pipe has nobody to be told.
-            let _ = error.print();
+            let exit = if said.is_help() { Exit::Fine } else { Exit::Usage };
+            if let Unread::Said(error) = said {
+                // A closed pipe has nobody to be told.
+                let _ = error.print();
+            }
             return exit.into();
         }
     };

@@ -224,3 +224,21 @@ fn quoted(options: &Run) -> String {
 fn number(signal: i32) -> u8 {
     u8::try_from(signal).unwrap_or(u8::MAX)
 }
+
+/// For `fuzz`: whether these options make sense together.
+#[cfg(test)]
+pub(crate) fn is_planned(options: &Run) -> bool {
+    Plan::of(options).is_ok()
+}
+
+/// For `fuzz`: whether a guardian would understand this.
+#[cfg(test)]
+pub(crate) fn is_word(line: &str) -> bool {
+    Word::parse(line).is_some()
+}
+
+/// For `fuzz`: what would be understood of this if the system told it about a process.
+#[cfg(test)]
+pub(crate) fn is_process(told: &str) -> u64 {
+    process::is_stat(told) | signals::ignored(told)
+}

@@ -68,6 +68,11 @@ fn parse(stat: &str) -> Option<Stat> {
 }
 
 #[cfg(test)]
+pub(super) fn is_stat(told: &str) -> u64 {
+    u64::from(parse(told).is_some())
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

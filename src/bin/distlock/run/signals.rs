@@ -54,7 +54,7 @@ pub(super) fn ends_wait(signal: i32) -> bool {
 }
 
 /// The set of ignored signals, as Linux tells it; empty where it does not.
-fn ignored(status: &str) -> u64 {
+pub(super) fn ignored(status: &str) -> u64 {
     let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
 }

@@ -1,0 +1,140 @@
+//! The loop that changes inputs at random, and what it changes them into. The command has it too.
+
+use std::{
+    collections::HashSet,
+    env,
+    fmt::Debug,
+    fs,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
+    time::Duration,
+};
+
+use fastrand::Rng;
+
+/// Long enough to show that it works; `.ci/run` gives more.
+const SECONDS: f64 = 1.0;
+/// Inputs that lead to something new, kept besides those of the corpus.
+const FOUND_MAX: usize = 2_000;
+/// Inputs between two looks at the clock.
+const ROUND: usize = 64;
+
+/// No input grows beyond this.
+const LENGTH_MAX: usize = 4096;
+
+/// Where numbers end, in several ways, and what separates fields.
+const PIECES: [&[u8]; 24] = [
+    b"0",
+    b"-1",
+    b"1",
+    b"9007199254740991",
+    b"9007199254740992",
+    b"9223372036854775807",
+    b"18446744073709551615",
+    b"18446744073709551616",
+    b"99999999999999999999999999",
+    b"-9223372036854775808",
+    b"1e3",
+    b"+7",
+    b" ",
+    b"  ",
+    b"\r\n",
+    b"\n",
+    b"\0",
+    b"\x1b[31m",
+    b"\xff",
+    "\u{202e}é".as_bytes(),
+    b"|",
+    b"{",
+    b"}",
+    b"distlock:",
+];
+
+/// What can be changed at random, and mostly still looks like what it was.
+pub(crate) trait Input: Clone + Debug {
+    /// One change; `other` is another input to take from.
+    fn change(&mut self, dice: &mut Rng, other: &Self);
+}
+
+impl Input for Vec<u8> {
+    fn change(&mut self, dice: &mut Rng, other: &Vec<u8>) {
+        let at = dice.usize(..=self.len());
+        let end = at + dice.usize(..=(self.len() - at).min(16));
+        match dice.u8(..8) {
+            0 if at < self.len() => self[at] ^= 1 << dice.u8(..8),
+            1 if at < self.len() => self[at] = dice.u8(..),
+            2 => drop(self.drain(at..end)),
+            3 => {
+                let again = self[at..end].to_vec();
+                self.splice(at..at, again);
+            }
+            4 => {
+                let piece = PIECES[dice.usize(..PIECES.len())];
+                self.splice(at..end, piece.iter().copied());
+            }
+            5 => {
+                // A number, as a whole.
+                let is_digit = |byte: &u8| byte.is_ascii_digit();
+                if let Some(begin) = self[at..].iter().position(is_digit).map(|begin| at + begin) {
+                    let length = self[begin..].iter().take_while(|byte| is_digit(byte)).count();
+                    let piece = PIECES[dice.usize(..12)];
+                    self.splice(begin..begin + length, piece.iter().copied());
+                }
+            }
+            6 => {
+                let from = dice.usize(..=other.len());
+                let to = from + dice.usize(..=other.len() - from);
+                self.splice(at..end, other[from..to].iter().copied());
+            }
+            _ => self.truncate(at),
+        }
+        self.truncate(LENGTH_MAX);
+    }
+}
+
+/// The files of a folder of the corpus, each an input.
+pub(crate) fn corpus(folder: &str) -> Vec<Vec<u8>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus").join(folder);
+    let files = fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
+    files.sort();
+    assert!(!files.is_empty(), "{} is empty", folder.display());
+    files.iter().map(|file| fs::read(file).unwrap()).collect()
+}
+
+/// Calls `check` with the inputs and with changes of them. It panics where something is wrong, and returns what kind of
+/// outcome it was. `clock` is whatever tells how time passes.
+pub(crate) fn fuzz<I: Input>(clock: impl Fn() -> Duration, mut inputs: Vec<I>, check: impl Fn(&I) -> u64) {
+    let setting = |name| env::var(name).ok().and_then(|text: String| text.parse::<f64>().ok());
+    let seconds = setting("DISTLOCK_FUZZ_SECONDS").unwrap_or(SECONDS);
+    let seed =
+        env::var("DISTLOCK_FUZZ_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+    let until = clock().saturating_add(Duration::from_secs_f64(seconds));
+    let checked = |input: &I| {
+        catch_unwind(AssertUnwindSafe(|| check(input)))
+            .unwrap_or_else(|_| panic!("this input fails, with DISTLOCK_FUZZ_SEED={seed}:\n{input:?}"))
+    };
+    let mut seen: HashSet<u64> = inputs.iter().map(checked).collect();
+    let (mut dice, real) = (Rng::with_seed(seed), inputs.len());
+    let mut tried = 0_u64;
+    while tried == 0 || clock() < until {
+        for _ in 0..ROUND {
+            let mut input = inputs[dice.usize(..inputs.len())].clone();
+            for _ in 0..=dice.usize(..4) {
+                let other = &inputs[dice.usize(..inputs.len())];
+                input.change(&mut dice, other);
+            }
+            if seen.insert(checked(&input)) && inputs.len() < real + FOUND_MAX {
+                inputs.push(input);
+            }
+        }
+        tried += ROUND as u64;
+    }
+    // Only seen with --nocapture.
+    print(format_args!("{tried} inputs, {} outcomes, seed {seed}", seen.len()));
+}
+
+#[expect(clippy::print_stderr, reason = "these are tests")]
+fn print(what: std::fmt::Arguments<'_>) {
+    eprintln!("{what}");
+}
