@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use crossbeam_channel::Select;
 use distlock::{Config, LockError, LockGuard, LockOptions, RedisMgr};
 use fastrand::Rng;
 use parking_lot::RwLock;
@@ -303,7 +304,10 @@ impl Hand<'_> {
         let work = if dice.u32(..30) == 0 { dice.u64(500..3000) } else { dice.u64(0..60) };
         let end = now() + nanos(Duration::from_millis(work));
         while held && now() < end && !self.over.load(Ordering::Acquire) {
-            pause(Duration::from_millis(dice.u64(1..20)));
+            // A loss is noticed at once, and its news left for `lost`.
+            let mut news = Select::new();
+            news.recv(guard.lost());
+            let _ = news.ready_timeout(Duration::from_millis(dice.u64(1..20)));
             held = self.look(&guard, lock)?;
         }
         held = held && self.look(&guard, lock)?;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::{Finding, Rule, span};
 use crate::history::{
     event::{Kind, Said},
-    story::{Hold, Seen, Story},
+    story::{End, Hold, Seen, Story},
 };
 
 /// How much of a millisecond the nodes do not tell.
@@ -25,7 +25,7 @@ pub(crate) fn find(story: &Story) -> (usize, Vec<Finding>) {
         let Some(holds) = locks.get(&seen.lock) else { continue };
         let first = holds.partition_point(|hold| hold.from + longest < seen.until);
         let last = holds.partition_point(|hold| hold.from <= seen.from);
-        for hold in holds.get(first..last).unwrap_or_default().iter().filter(|hold| hold.until >= seen.until) {
+        for hold in holds.get(first..last).unwrap_or_default().iter().filter(|hold| believed(hold) >= seen.until) {
             compared += 1;
             let Some(text) = disagreement(story, hold, seen) else { continue };
             if story.excuses(hold.lock, hold.asked, seen.until, seen.from).next().is_none() {
@@ -41,6 +41,14 @@ pub(crate) fn find(story: &Story) -> (usize, Vec<Finding>) {
         }
     }
     (compared, found)
+}
+
+/// Until when it surely believed: a loss is noticed some time after it.
+fn believed(hold: &Hold) -> u64 {
+    match (hold.end, hold.looks.last()) {
+        (End::Lost, Some((at, _))) => *at,
+        _ => hold.until,
+    }
 }
 
 fn disagreement(story: &Story, hold: &Hold, seen: &Seen) -> Option<String> {
@@ -133,6 +141,17 @@ mod tests {
             let moved = format!("{} 0@1 1 seen {} -", until * MS, from * MS);
             assert_eq!(find(&story(&one("898:a").replace("101000000 0@1 1 seen 100000000 898:a", &moved))).0, 0);
         }
+    }
+
+    #[test]
+    fn a_loss_counts_from_the_last_yes() {
+        let lost = |look: u64| {
+            let text = one("-");
+            let (before, _) = text.rsplit_once('\n').expect("several lines");
+            wrong(&format!("{before}\n{} 1@1 7 look {}\n{} 1@1 7 lost x", look * MS, 1000 * MS, 900 * MS))
+        };
+        assert_eq!(lost(99), 0);
+        assert_eq!(lost(102), 1);
     }
 
     #[test]
