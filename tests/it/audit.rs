@@ -2,7 +2,7 @@
 //! hold each other up, and ends that left something behind.
 
 use std::{
-    fs, hint,
+    hint,
     sync::{
         Arc, Barrier,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -15,6 +15,7 @@ use distlock::{Config, LockError, LockLost, LockOptions, PooledConnection, Redis
 use parking_lot::Mutex;
 
 use crate::{
+    bounds::threads,
     kit::{
         BOUNDED, SECOND, UnwrapReleased, alone, await_gone, await_queued, capture_log, fence_key, get, impatient,
         in_thread, lease, lost, manager, patient, proxied, pttl, queued, timed, waiter, within,
@@ -463,11 +464,6 @@ fn an_answer_that_came_while_nobody_listened_is_no_silence() {
     guard.release().unwrap().unwrap_released();
     next.join().unwrap().unwrap().release().unwrap().unwrap_released();
     assert_eq!(subscriptions(&server), line, "a healthy line was given up");
-}
-
-fn threads() -> Vec<String> {
-    let name = |task: std::io::Result<fs::DirEntry>| fs::read_to_string(task.ok()?.path().join("comm")).ok();
-    fs::read_dir("/proc/self/task").unwrap().filter_map(name).filter(|name| name.starts_with("distlock")).collect()
 }
 
 #[test]

@@ -7,6 +7,9 @@ use super::word::Word;
 /// How many words of a wrapper that is well come while a lease would run out.
 pub(super) const WORDS_A_LEASE: u32 = 12;
 
+/// What a command that is killed, on a machine that has much to do, takes to be gone.
+const RESERVE_MAX: Duration = Duration::from_secs(1);
+
 /// What a guardian knows about its wrapper. Times are since boot.
 #[derive(Debug)]
 pub(super) struct Vigil {
@@ -54,14 +57,18 @@ impl Vigil {
             return None;
         }
         let patience = self.ttl / (WORDS_A_LEASE / 3);
-        let last_chance = self.held_until.saturating_sub(self.grace.min(self.ttl / 6));
+        let last_chance = self.latest_kill().saturating_sub(self.grace.min(self.ttl / 6));
         Some(last_chance.max(self.heard_at.saturating_add(patience)))
     }
 
     /// The wrapper is frozen. Told once.
     pub(super) fn frozen(&mut self, now: Duration) -> Option<Sentence> {
         let group = self.group.take()?;
-        Some(Sentence { group, kill_at: now.saturating_add(self.grace).min(self.held_until.max(now)) })
+        Some(Sentence { group, kill_at: now.saturating_add(self.grace).min(self.latest_kill().max(now)) })
+    }
+
+    fn latest_kill(&self) -> Duration {
+        self.held_until.saturating_sub(RESERVE_MAX.min(self.ttl / 20))
     }
 
     /// The wrapper is dead. The lock has to be there until the command is gone, and is best given up at once: half of the
@@ -103,8 +110,8 @@ mod tests {
 
     #[test]
     fn silence_is_an_alarm_only_when_the_lease_runs_out() {
-        assert_eq!(vigil(5).alarm(), Some(at(1055)));
-        assert_eq!(vigil(500).alarm(), Some(at(1050)), "no more than a sixth of the lease is taken away");
+        assert_eq!(vigil(5).alarm(), Some(at(1054)));
+        assert_eq!(vigil(500).alarm(), Some(at(1049)), "no more than a sixth of the lease is for the end");
         let mut vigil = vigil(5);
         vigil.hear(&Word::HeldUntil(at(1060)), at(1054));
         assert_eq!(vigil.alarm(), Some(at(1069)), "it lives, and knows that it cannot renew");
@@ -114,7 +121,7 @@ mod tests {
 
     #[test]
     fn a_frozen_wrappers_command_is_dead_when_the_lease_is_over() {
-        assert_eq!(vigil(500).frozen(at(1050)), Some(Sentence { group: 7, kill_at: at(1060) }));
+        assert_eq!(vigil(500).frozen(at(1050)), Some(Sentence { group: 7, kill_at: at(1059) }));
     }
 
     #[test]

@@ -116,7 +116,7 @@ fn a_wrapper_can_be_killed_at_any_moment() {
 #[test]
 fn the_command_of_a_frozen_wrapper_is_dead_when_others_can_have_the_lock() {
     let scene = Scene::new();
-    let (mut job, pid) = scene.running(&["--ttl", "5s", "--grace", "200ms"], STUBBORN);
+    let (mut job, pid) = scene.running(&["--ttl", "10s", "--grace", "200ms"], STUBBORN);
     let other = scene.number("other");
     job.signal(Signal::STOP);
     let mgr = scene.manager();
