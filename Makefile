@@ -2,7 +2,7 @@
 CARGO ?= cargo
 ARGS ?=
 # Tests mostly wait: for leases to end, and for servers.
-export RUST_TEST_THREADS ?= 6
+export RUST_TEST_THREADS ?= 4
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-redlock test sim storm mutants loom survivors bench screenshot deny check
