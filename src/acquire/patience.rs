@@ -154,14 +154,13 @@ mod tests {
 
     #[test]
     fn who_would_come_back_at_the_same_moment_is_spread_over_a_tenth_of_the_pause() {
-        let pauses: [(u64, fn(u64) -> Duration); 4] = [
-            (100, poll_pause),
-            (1_000, tick),
-            (80, |dice| retry_pause(3, dice)),
-            (500, |dice| retry_pause(u32::MAX, dice)),
-        ];
-        for (millis, pause) in pauses {
-            let (whole, (shortest, longest)) = (Duration::from_millis(millis), ends(pause));
+        for (millis, (shortest, longest)) in [
+            (100, ends(poll_pause)),
+            (1_000, ends(tick)),
+            (80, ends(|dice| retry_pause(3, dice))),
+            (500, ends(|dice| retry_pause(u32::MAX, dice))),
+        ] {
+            let whole = Duration::from_millis(millis);
             assert!(shortest >= whole && shortest < whole + whole / 100, "{shortest:?} of {whole:?}");
             assert!(longest <= whole + whole / 10 && longest > whole + whole * 9 / 100, "{longest:?} of {whole:?}");
         }
@@ -171,8 +170,8 @@ mod tests {
     fn half_of_the_pause_after_a_lost_vote_is_chance() {
         let pauses = [(0, true, 500), (1, false, 500), (3, false, 2_000), (99, true, 64_000), (99, false, 500_000)];
         for (losses, split, micros) in pauses {
-            let (whole, (shortest, longest)) =
-                (Duration::from_micros(micros), ends(|dice| vote_pause(losses, split, dice)));
+            let (shortest, longest) = ends(|dice| vote_pause(losses, split, dice));
+            let whole = Duration::from_micros(micros);
             assert!(shortest >= whole / 2 && shortest < whole * 51 / 100, "{shortest:?} of {whole:?}");
             assert!(longest <= whole && longest > whole * 99 / 100, "{longest:?} of {whole:?}");
         }

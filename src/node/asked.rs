@@ -6,13 +6,13 @@ use super::script::{By, Call};
 pub(super) fn words(call: &impl Call, by: By) -> Vec<String> {
     let mut out = Vec::new();
     call.encode(by, 1_000, 7, &mut out);
-    let request = redis::parse_redis_value(&out).expect("a command");
-    redis::from_redis_value(request).expect("words")
+    let request = redis::parse_redis_value(&out).unwrap();
+    redis::from_redis_value(request).unwrap()
 }
 
 /// Checks how a request begins, up to its nonce; returns what follows, behind its keys.
 pub(super) fn asked<C: Call>(call: &C, keys: &[String]) -> Vec<String> {
-    let script = call.script().expect("a script answers");
+    let script = call.script().unwrap();
     let mut words = words(call, By::Hash);
     assert_eq!(words[..3], ["EVALSHA", script.hash(), &keys.len().to_string()]);
     assert_eq!(words[3..3 + keys.len()], *keys);

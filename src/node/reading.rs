@@ -40,7 +40,7 @@ impl Reading {
     ///
     /// The difference is signed: a grant can be older than the reading it is measured against.
     pub(crate) fn not_later_than(&self, server_us: u64) -> Moment {
-        // Neither of the two shows fractions of a microsecond: the later one may be almost a whole one less far away.
+        // Both are cut off to whole microseconds: what seems equal may have been almost one earlier.
         let read_us = self.server_us.saturating_add(1);
         match server_us.checked_sub(read_us) {
             Some(later) => {
