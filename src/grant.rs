@@ -82,6 +82,7 @@ pub(crate) fn deadline_of_grant(reading: &Reading, granted_at_us: u64, px: Durat
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::id::generate_lock_id;
     use proptest::prelude::*;
 
     fn at(millis: u64) -> Moment {
@@ -89,6 +90,13 @@ mod tests {
     }
 
     const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_claim_asks_for_whole_milliseconds_and_never_for_more_than_was_wished() {
+        let ask_for = |ttl| Claim { key: LockKey::new("", "x").unwrap(), id: generate_lock_id(), ttl }.ttl_ms();
+        assert_eq!(ask_for(Duration::from_micros(1_500_999)), 1_500);
+        assert_eq!(ask_for(Duration::MAX), u64::MAX);
+    }
 
     #[test]
     fn a_lease_ends_before_the_server_ends_it() {

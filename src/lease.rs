@@ -199,7 +199,7 @@ mod tests {
         assert!(lease.is_held(at(99)));
         assert!(!lease.is_held(at(100)));
         assert!(!lease.revise(at(1_000), at(50)), "a confirmation must not resurrect");
-        assert!(!lease.is_held(at(1)));
+        assert!(!lease.is_held(at(0)), "not even at the beginning of time");
         assert_eq!(lease.ended(), Some(End::Lost(LockLost::Expired)));
     }
 
@@ -243,6 +243,30 @@ mod tests {
         let lost = lease.lost().clone();
         assert!(lease.end(End::Released));
         assert_eq!(lost.try_recv(), Err(TryRecvError::Disconnected));
+    }
+
+    #[test]
+    fn one_alone_tells_the_handlers_how_it_ended() {
+        let lease = lease(100);
+        assert!(lease.is_untold());
+        assert!(!lease.is_untold());
+        assert!(!lease.is_untold());
+    }
+
+    #[test]
+    fn nodes_that_take_the_lock_later_are_among_those_that_may_keep_it() {
+        let lease = lease(100);
+        assert_eq!(lease.nodes(), NodeSet::only(0));
+        lease.also_on(NodeSet::only(2));
+        assert_eq!(lease.nodes(), [0, 2].into_iter().collect());
+    }
+
+    #[test]
+    fn what_is_shown_of_it_is_which_lock_and_how_it_ended() {
+        let lease = lease(100);
+        lease.end(End::Lost(LockLost::Gone));
+        let shown = format!("{lease:?}");
+        assert!(shown.contains("LockKey(\"x\")") && shown.contains("Gone"), "{shown}");
     }
 
     #[derive(Clone, Debug)]

@@ -146,6 +146,44 @@ mod tests {
         assert!(rate < 70.0, "{rate} looks a second");
     }
 
+    /// The shortest and the longest of many pauses.
+    fn ends(pause: impl Fn(u64) -> Duration) -> (Duration, Duration) {
+        let pauses = || (0..2_000).map(&pause);
+        (pauses().min().unwrap(), pauses().max().unwrap())
+    }
+
+    #[test]
+    fn who_would_come_back_at_the_same_moment_is_spread_over_a_tenth_of_the_pause() {
+        for (millis, (shortest, longest)) in [
+            (100, ends(poll_pause)),
+            (1_000, ends(tick)),
+            (80, ends(|dice| retry_pause(3, dice))),
+            (500, ends(|dice| retry_pause(u32::MAX, dice))),
+        ] {
+            let whole = Duration::from_millis(millis);
+            assert!(shortest >= whole && shortest < whole + whole / 100, "{shortest:?} of {whole:?}");
+            assert!(longest <= whole + whole / 10 && longest > whole + whole * 9 / 100, "{longest:?} of {whole:?}");
+        }
+    }
+
+    #[test]
+    fn half_of_the_pause_after_a_lost_vote_is_chance() {
+        let pauses = [(0, true, 500), (1, false, 500), (3, false, 2_000), (99, true, 64_000), (99, false, 500_000)];
+        for (losses, split, micros) in pauses {
+            let (shortest, longest) = ends(|dice| vote_pause(losses, split, dice));
+            let whole = Duration::from_micros(micros);
+            assert!(shortest >= whole / 2 && shortest < whole * 51 / 100, "{shortest:?} of {whole:?}");
+            assert!(longest <= whole && longest > whole * 99 / 100, "{longest:?} of {whole:?}");
+        }
+    }
+
+    #[test]
+    fn dice_are_those_of_splitmix64() {
+        // Published with the algorithm: the first numbers from two seeds.
+        assert_eq!(scramble(0), 0xe220_a839_7b1d_cdaf);
+        assert_eq!(scramble(1_234_567), 6_457_827_717_110_365_317);
+    }
+
     proptest! {
         #[test]
         fn pauses_are_bounded_and_never_before_expiry(pttl in 0i64..100_000_000, position: u64, foreign: bool, dice: u64) {

@@ -57,14 +57,6 @@ impl Row {
             self.margin(margin);
         }
     }
-
-    /// The same memory for another name.
-    fn rename(&mut self, name: &str) {
-        let (mut wait, mut hold) = (std::mem::take(&mut self.wait), std::mem::take(&mut self.hold));
-        wait.clear();
-        hold.clear();
-        *self = Row { wait, hold, ..Row::new(name) };
-    }
 }
 
 #[derive(Debug)]
@@ -107,15 +99,15 @@ impl Rows {
             self.index.insert(name.into(), at);
             return at;
         }
-        // Two rounds at most: the first takes all marks away.
-        for _ in 0..2 * self.room {
+        // One round takes all marks away.
+        for _ in 0..=self.room {
             let at = self.hand;
-            self.hand = (at + 1) % self.room;
             let Some(row) = self.rows.get_mut(at) else { break };
+            self.hand = (at + 1) % self.room;
             if !std::mem::take(&mut row.wanted) {
                 self.others.add(row);
                 self.index.remove(&row.name);
-                row.rename(name);
+                *row = Row::new(name);
                 self.index.insert(name.into(), at);
                 return at;
             }
@@ -155,6 +147,33 @@ mod tests {
         assert_eq!((rows.others.acquired, rows.others.wait.count()), (5, 5));
         assert_eq!(rows.others.least_margin, Some(Duration::from_secs(1)));
         assert!(rows.of("new").least_margin.is_none());
+    }
+
+    #[test]
+    fn the_longest_there_make_room_first() {
+        let mut rows = Rows::new(3);
+        for (asked, left) in
+            [("a", "a"), ("b", "ab"), ("c", "abc"), ("d", "bcd"), ("e", "cde"), ("f", "def"), ("g", "efg")]
+        {
+            rows.asked_for(asked);
+            assert_eq!(names(&rows).concat(), left);
+        }
+        // Whoever was asked for again is spared, once.
+        for asked in ["e", "f", "g", "h", "i"] {
+            rows.asked_for(asked);
+        }
+        assert_eq!(names(&rows), ["g", "h", "i"]);
+    }
+
+    #[test]
+    fn all_that_was_counted_goes_on_under_others() {
+        let mut rows = Rows::new(1);
+        for name in ["a", "b", "c"] {
+            let row = rows.of(name);
+            (row.acquired, row.contended, row.timed_out, row.lost) = (1, 2, 3, 4);
+        }
+        let others = &rows.others;
+        assert_eq!((others.acquired, others.contended, others.timed_out, others.lost), (2, 4, 6, 8));
     }
 
     proptest! {

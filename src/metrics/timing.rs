@@ -40,13 +40,6 @@ impl Timing {
         }
     }
 
-    /// Forgets everything, and keeps the memory.
-    pub(super) fn clear(&mut self) {
-        if let Some(histogram) = &mut self.histogram {
-            histogram.reset();
-        }
-    }
-
     /// How often.
     pub fn count(&self) -> u64 {
         self.histogram.as_ref().map_or(0, Histogram::len)
@@ -99,13 +92,17 @@ mod tests {
         let near = |span: Duration, millis: u64| span.abs_diff(Duration::from_millis(millis)) < span / 50;
         assert_eq!(timing.count(), 100);
         assert!(near(timing.min(), 1) && near(timing.max(), 100) && near(timing.quantile(0.5), 50), "{timing:?}");
-        assert!(near(timing.quantile(0.99), 99) && near(timing.mean(), 50) || near(timing.mean(), 51));
+        assert!(near(timing.quantile(0.99), 99), "{timing:?}");
+        assert!(near(timing.mean(), 50) || near(timing.mean(), 51), "{timing:?}");
         assert!(near(timing.quantile(7.0), 100) && near(timing.quantile(-1.0), 1));
         let mut twice = timing.clone();
         twice.add(&timing);
         assert_eq!(twice.count(), 200);
-        twice.clear();
-        assert_eq!((twice.count(), twice.min(), twice.max()), (0, Duration::ZERO, Duration::ZERO));
+        let none = Timing::default();
+        assert_eq!(
+            (none.count(), none.min(), none.max(), none.mean()),
+            (0, Duration::ZERO, Duration::ZERO, Duration::ZERO)
+        );
     }
 
     #[test]
@@ -115,7 +112,8 @@ mod tests {
             timing.record(span);
         }
         assert_eq!((timing.count(), timing.min()), (3, Duration::ZERO));
-        assert!(timing.max() >= Duration::from_micros(LONGEST_US));
+        let month = Duration::from_secs(30 * 86_400);
+        assert!(timing.max() >= month && timing.max() < month * 2, "{timing:?}");
     }
 
     proptest! {

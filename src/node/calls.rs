@@ -285,12 +285,11 @@ fn lock_keys(out: &mut Vec<u8>, key: &LockKey) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::asked::{asked, words},
+        *,
+    };
     use proptest::prelude::*;
-
-    fn texts(fields: &[&str]) -> Vec<Value> {
-        fields.iter().map(|text| Value::BulkString(text.as_bytes().to_vec())).collect()
-    }
 
     fn acquire(key: &LockKey) -> Acquire<'_> {
         Acquire { key, id: "me", ttl_ms: 10, mode: Mode::Try, waiter: "", heal: true, token_min: 0 }
@@ -299,16 +298,19 @@ mod tests {
     #[test]
     fn a_request_is_one_well_formed_command() {
         let key = LockKey::new("lock:", "a b\r\n").unwrap();
-        let mut out = Vec::new();
-        acquire(&key).encode(By::Hash, 1000, 7, &mut out);
-        let Value::Array(parts) = redis::parse_redis_value(&out).unwrap() else { panic!("not an array") };
-        assert_eq!(parts.len(), 14);
-        let expected = texts(&["EVALSHA", ACQUIRE.hash(), "3", "lock:a b\r\n", "distlock:queue:{lock:a b\r\n}"]);
-        assert_eq!(&parts[..5], &expected[..]);
-        assert_eq!(
-            &parts[6..],
-            &texts(&["1000", "me", "10", "try", "", "0000000000000007", "1", "0000000000000000"])[..]
-        );
+        let keys =
+            ["lock:a b\r\n", "distlock:queue:{lock:a b\r\n}", "distlock:fence:{lock:a b\r\n}"].map(str::to_owned);
+        let in_time = "0000000000000007";
+        assert_eq!(asked(&acquire(&key), &keys), ["me", "10", "try", "", in_time, "1", "0000000000000000"]);
+        let release = |in_time| Release { key: &key, id: "me", waiter: "w", in_time };
+        assert_eq!(asked(&release(true), &keys), ["me", "w", in_time]);
+        assert_eq!(asked(&release(false), &keys), ["me", "w", ""]);
+        assert_eq!(asked(&Inspect(&key), &keys), [""; 0]);
+        let renewals =
+            [("a", "i", 1), ("b", "j", 2), ("c", "k", 3)].map(|(lock, id, ttl_ms)| Renewal { lock, id, ttl_ms });
+        assert_eq!(asked(&Renew(&renewals), &["a", "b", "c"].map(str::to_owned)), ["i", "1", "j", "2", "k", "3"]);
+        assert_eq!(words(&Ping, By::Hash), ["PING"]);
+        assert!(Ping.script().is_none());
     }
 
     fn text(line: &str) -> Value {
@@ -322,6 +324,46 @@ mod tests {
         assert_eq!(acquire(&key).read(9, text("8 held 5 6")), None);
         assert_eq!(acquire(&key).read(9, text("held 5 6")), None);
         assert_eq!(acquire(&key).read(9, Value::Okay), None);
+    }
+
+    #[test]
+    fn an_ask_is_granted_refused_put_into_the_line_or_too_late() {
+        let key = LockKey::new("", "x").unwrap();
+        let read = |line| acquire(&key).read(9, text(line)).unwrap();
+        let seen = |reply: &Acquired| (reply.holder().map(Holder::id).map(str::to_owned), reply.token());
+        let he = || Some("he".to_owned());
+        for (line, who_and_token, at) in [
+            ("9 held 5 6", (None, Some(6)), Some(5)),
+            ("9 busy 5 700 6 2 he", (he(), None), Some(5)),
+            ("9 queued 5 700 3 0 he", (he(), None), Some(5)),
+            ("9 type 5", (None, None), None),
+            ("9 late 5", (None, None), Some(5)),
+        ] {
+            let reply = read(line);
+            assert_eq!((seen(&reply), Acquire::server_us(&reply)), (who_and_token, at), "{line}");
+        }
+        assert_eq!((read("9 type 5"), read("9 late 5")), (Acquired::WrongType, Acquired::Late { now_us: 5 }));
+        assert!(matches!(read("9 queued 5 700 3 0 he"), Acquired::Queued { position: 3, joined: false, .. }));
+        assert_eq!(acquire(&key).read(9, text("9 maybe 5 6")), None);
+    }
+
+    #[test]
+    fn what_a_release_and_a_look_come_to() {
+        let key = LockKey::new("", "x").unwrap();
+        let release = |line| Release { key: &key, id: "", waiter: "", in_time: true }.read(9, text(line));
+        assert_eq!(release("9 released"), Some(ReleaseReply::Released));
+        assert_eq!(release("9 gone"), Some(ReleaseReply::Gone));
+        assert_eq!(release("9 type"), Some(ReleaseReply::WrongType));
+        assert_eq!(release("9 late"), Some(ReleaseReply::Late));
+        let Some(ReleaseReply::Other(holder)) = release("9 other 50 700 6 2 he") else { panic!("not understood") };
+        assert_eq!(holder.id(), "he");
+        assert_eq!(release("9 maybe"), None);
+        assert_eq!(Release::server_us(&ReleaseReply::Other(holder)), None, "nobody told it to rely on");
+        let look = |line| Inspect(&key).read(9, text(line));
+        assert_eq!((look("9 free"), look("9 type")), (Some(Inspected::Free), Some(Inspected::WrongType)));
+        assert_eq!(look("9 maybe"), None);
+        assert_eq!(Ping.read(9, Value::SimpleString("PONG".into())), Some(()));
+        assert_eq!(Ping.read(9, Value::Okay), None);
     }
 
     #[test]
@@ -352,6 +394,9 @@ mod tests {
             Renew(&renewals).read(1, reply(vec![Value::Int(1), text("somebody")])),
             Some((3, vec![Renewed::Yes, Renewed::Other("somebody".into())]))
         );
+        // A key that has gone, and one that has become something else.
+        let gone = Renew(&renewals).read(1, reply(vec![Value::Int(0), Value::Int(-1)])).unwrap();
+        assert_eq!((Renew::server_us(&gone), gone.1), (Some(3), vec![Renewed::Gone, Renewed::Gone]));
         assert_eq!(Renew(&renewals).read(1, reply(vec![Value::Int(1)])), None);
         assert_eq!(Renew(&renewals).read(1, reply(vec![Value::Int(1), Value::Int(2)])), None);
         assert_eq!(Renew(&renewals).read(2, reply(vec![Value::Int(1), Value::Int(1)])), None);

@@ -102,6 +102,14 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_to_somebody_elses_question_is_left_to_them() {
+        let mut facts = Facts::default();
+        let selected: [&[u8]; 2] = [b"CLIENT", b"INFO"];
+        assert!(!facts.take(&selected, &info("run_id:abc\nuptime_in_seconds:17\nrole:master\n")));
+        assert_eq!(facts.identity(Moment::NEVER), None);
+    }
+
+    #[test]
     fn a_refusal_is_told_unless_it_is_about_the_configuration() {
         let refusal = redis::parse_redis_value(b"-NOPERM no\r\n").unwrap();
         let mut facts = Facts::default();

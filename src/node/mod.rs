@@ -1,6 +1,8 @@
 //! What one Redis server says: connections with deadlines, the scripts, and every server state mapped to an answer
 //! or a [`Failure`] that tells whether the request may have been carried out.
 
+#[cfg(test)]
+mod asked;
 pub(crate) mod calls;
 mod connection;
 mod endpoint;

@@ -40,13 +40,15 @@ impl Reading {
     ///
     /// The difference is signed: a grant can be older than the reading it is measured against.
     pub(crate) fn not_later_than(&self, server_us: u64) -> Moment {
-        match server_us.checked_sub(self.server_us) {
+        // Both are cut off to whole microseconds: what seems equal may have been almost one earlier.
+        let read_us = self.server_us.saturating_add(1);
+        match server_us.checked_sub(read_us) {
             Some(later) => {
                 let span = Duration::from_micros(later);
                 self.sent.saturating_add(span - span / DRIFT)
             }
             None => {
-                let span = Duration::from_micros(self.server_us - server_us + 1);
+                let span = Duration::from_micros(read_us - server_us);
                 self.sent.saturating_sub(span.saturating_add(span / (DRIFT - 1)))
             }
         }
@@ -74,30 +76,68 @@ mod tests {
     fn a_moment_before_the_reading_lies_before_it_here_too() {
         let reading = Reading::new(at(1_000_000), at(1_000_100), 50_000_000);
         assert!(reading.not_later_than(49_900_000) < at(900_001));
-        assert_eq!(reading.not_later_than(50_000_000), at(1_000_000));
+        assert!(reading.not_later_than(50_000_000) <= at(1_000_000));
+    }
+
+    #[test]
+    fn a_span_over_there_is_up_to_a_hundredth_longer_or_shorter_here() {
+        let reading = Reading::new(at(1_000_000_000), at(1_000_000_100), 50_000_000_000);
+        // One microsecond is for what clocks do not show.
+        assert_eq!(reading.not_later_than(50_100_000_001), at(1_099_000_000));
+        assert_eq!(reading.not_later_than(49_901_000_001), at(900_000_000));
+    }
+
+    #[test]
+    fn the_servers_clock_goes_on_after_it_was_read() {
+        let reading = Reading::new(at(1_000), at(1_100), 50_000);
+        assert_eq!(reading.server_us_at(at(1_100)), 50_000);
+        assert_eq!(reading.server_us_at(at(1_350)), 50_250);
+        assert_eq!(reading.server_us_at(at(1_050)), 50_000, "it may not have been read yet");
+    }
+
+    #[test]
+    fn of_two_readings_the_newer_is_the_one_asked_for_later() {
+        let asked_at = |micros| Reading::new(at(micros), at(900), 50_000);
+        assert!(asked_at(2).is_newer_than(&asked_at(1)));
+        assert!(!asked_at(1).is_newer_than(&asked_at(2)));
+        assert!(!asked_at(1).is_newer_than(&asked_at(1)));
+    }
+
+    #[test]
+    fn the_time_comes_as_seconds_and_microseconds() {
+        let text = |text: &str| Value::BulkString(text.into());
+        let read = |parts: Vec<Value>| Reading::from_time(at(1), at(2), &Value::Array(parts));
+        assert_eq!(read(vec![text("1700000000"), text("42")]), Some(Reading::new(at(1), at(2), 1_700_000_000_000_042)));
+        for wrong in
+            [vec![], vec![text("1")], vec![text("1"), text("x")], vec![text("18446744073709551615"), text("0")]]
+        {
+            assert_eq!(read(wrong), None);
+        }
+        assert_eq!(Reading::from_time(at(1), at(2), &Value::Okay), None);
     }
 
     proptest! {
         /// Whatever the offset between the clocks, and however they drift within the bound, the mapped moment is
-        /// never after the true one.
+        /// never after the true one, nor much before it. All in nanoseconds, of which servers tell whole microseconds.
         #[test]
         fn mapping_never_errs_towards_later(
-            offset in 0u64..1 << 40,
-            read_at in 1_000u64..1_000_000_000,
-            delay in 0u64..1_000_000,
-            on_the_way_back in 0u64..1_000_000,
-            event_at in 0u64..2_000_000_000,
-            rate_ppm in -9_900i64..=9_900,
+            read_at in 1u64..1_000_000_000_000,
+            shown_then in 1u64 << 42..1 << 50,
+            delay in prop_oneof![Just(0), 0u64..1_000_000_000],
+            on_the_way_back in 0u64..1_000_000_000,
+            event_at in 0u64..2_000_000_000_000,
+            rate_ppm in prop_oneof![Just(-10_000), -10_000i128..=10_000, Just(10_000)],
         ) {
             // The server's clock runs at 1 + rate against ours, both measured from the reading.
-            let sent = read_at.saturating_sub(delay);
-            let elapsed = event_at as i64 - read_at as i64;
-            let server_elapsed = elapsed + elapsed / 1_000_000 * rate_ppm + elapsed % 1_000_000 * rate_ppm / 1_000_000;
-            let base = offset + 4_000_000_000;
-            let server_us = base.checked_add_signed(server_elapsed).unwrap();
-            let mapped = Reading::new(at(sent), at(read_at + on_the_way_back), base).not_later_than(server_us);
-            // A microsecond of rounding in this test's own arithmetic.
-            prop_assert!(mapped <= at(event_at + 2), "{mapped:?} is later than {event_at} us");
+            let elapsed = i128::from(event_at) - i128::from(read_at);
+            let shown = i128::from(shown_then) + elapsed + (elapsed * rate_ppm).div_euclid(1_000_000);
+            let (sent, received) = (read_at.saturating_sub(delay), read_at + on_the_way_back);
+            let reading = Reading::new(Moment::from_nanos(sent), Moment::from_nanos(received), shown_then / 1_000);
+            let mapped = reading.not_later_than(u64::try_from(shown / 1_000).unwrap()).as_nanos();
+            // The arithmetic cuts off fractions of a nanosecond.
+            prop_assert!(mapped <= event_at + 2, "{mapped} is later than {event_at}");
+            let error = delay + event_at.abs_diff(read_at) / 49 + 3_000;
+            prop_assert!(mapped + error >= event_at, "{mapped} is much earlier than {event_at}");
         }
 
         #[test]

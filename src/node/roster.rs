@@ -121,6 +121,16 @@ mod tests {
     }
 
     #[test]
+    fn another_run_is_known_from_the_one_before() {
+        let mut roster = roster();
+        assert!(!roster.knew_another(0, &server("x", 99, 100)), "nobody was there before");
+        roster.meet(0, &server("x", 99, 100));
+        assert!(!roster.knew_another(0, &server("x", 99, 100)));
+        assert!(roster.knew_another(0, &server("y", 99, 100)));
+        assert!(!roster.knew_another(1, &server("y", 99, 100)), "it was at another node");
+    }
+
+    #[test]
     fn a_server_that_forgets_nothing_votes_at_once() {
         let mut roster = roster();
         assert_eq!(roster.meet(0, &Identity { forgets_nothing: true, ..server("x", 0, 100) }), Finding::Fit);

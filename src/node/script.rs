@@ -126,6 +126,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_script_has_a_name_and_a_place_of_its_own() {
+        let scripts = [&ACQUIRE, &RELEASE, &RENEW, &INSPECT, &SURVEY];
+        for (at, script) in scripts.iter().enumerate() {
+            assert!(script.hash().len() == 40 && script.hash().bytes().all(|byte| byte.is_ascii_hexdigit()));
+            assert!(scripts[..at].iter().all(|other| other.hash() != script.hash() && other.bit & script.bit == 0));
+        }
+    }
+
+    #[test]
     fn a_missing_right_is_found_by_its_line_or_among_the_protected_calls() {
         let denied = "The user executing the script can't run this command or subcommand";
         let at = |script: &Script, call: &str| {

@@ -155,7 +155,10 @@ fn waiter(entry: &Value) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::asked::{asked, words},
+        *,
+    };
     use proptest::prelude::*;
 
     fn text(text: &str) -> Value {
@@ -167,6 +170,21 @@ mod tests {
         assert_eq!(key_pattern("lock:", "orders:*"), "lock:orders:*");
         assert_eq!(key_pattern("a*b?[c]\\", "*"), "a\\*b\\?\\[c\\]\\\\*");
         assert_eq!(key_pattern("", "x\\*"), "x\\*");
+    }
+
+    #[test]
+    fn a_scan_asks_for_keys_that_may_be_locks() {
+        let scan = Scan { cursor: "17", pattern: "lock:*" };
+        assert_eq!(words(&scan, By::Hash).join(" "), "SCAN 17 MATCH lock:* COUNT 250 TYPE string");
+        assert!(scan.script().is_none());
+    }
+
+    #[test]
+    fn a_survey_asks_for_all_that_belongs_to_each_lock() {
+        let keys = ["a", "b"].map(|name| LockKey::new("lock:", name).unwrap());
+        let survey = Survey { keys: &keys, waiters_each: 9, waiters_total: 15 };
+        let names = keys.iter().flat_map(|key| [key.lock().to_owned(), key.queue().concat(), key.fence().concat()]);
+        assert_eq!(asked(&survey, &names.collect::<Vec<_>>()), ["9", "15"]);
     }
 
     #[test]
@@ -189,9 +207,12 @@ mod tests {
         let reply = Value::Array(vec![text("7 50"), Value::Int(0), held, Value::Int(-1)]);
         let (now_us, answers) = survey.read(7, reply.clone()).unwrap();
         assert_eq!((now_us, &answers[0], &answers[2]), (50, &Surveyed::Free, &Surveyed::WrongType));
+        assert_eq!(Survey::server_us(&(now_us, answers.clone())), Some(50));
         let Surveyed::Held(standing) = &answers[1] else { panic!("{answers:?}") };
         assert_eq!((standing.holder.id(), standing.holder.waiters(), standing.token), ("me and you", Some(3), 41));
         assert_eq!(standing.waiters, ["w 1", "w2", "odd"]);
+        let as_many = Survey { waiters_each: 3, ..survey };
+        assert!(as_many.read(7, reply.clone()).is_some());
         let fewer = Survey { waiters_each: 2, ..survey };
         assert_eq!(fewer.read(7, reply.clone()), None, "more waiters than were asked for");
         assert_eq!(survey.read(8, reply), None, "an answer to another question");

@@ -162,6 +162,28 @@ mod tests {
         }
     }
 
+    #[test]
+    fn texts_of_any_length_have_it_before_them() {
+        for length in (0..=120).chain([999, 1_000, 70_000]) {
+            let (text, mut out) = ("x".repeat(length), Vec::new());
+            array(&mut out, 1);
+            bulk(&mut out, &[&text.as_bytes()[..length / 3], &text.as_bytes()[length / 3..]]);
+            assert_eq!(out, format!("*1\r\n${length}\r\n{text}\r\n").into_bytes());
+        }
+    }
+
+    #[test]
+    fn only_messages_are_news() {
+        let message = |kind: &str, payload: &str| {
+            Value::Array([kind, "channel", payload].map(|text| Value::BulkString(text.into())).into())
+        };
+        let news = GrantNews { token: 5, granted_at_us: 6, px_ms: 7, id: "me" };
+        assert_eq!(Heard::of(&message("message", "5 6 7 me")), Heard::Grant(news));
+        assert_eq!(Heard::of(&message("message", "hello")), Heard::Garbled);
+        assert_eq!(Heard::of(&message("subscribe", "5 6 7 me")), Heard::Nothing);
+        assert_eq!(Heard::of(&Value::Okay), Heard::Nothing);
+    }
+
     proptest! {
         #[test]
         fn numbers_have_their_length_before_them(n: u64) {

@@ -239,6 +239,7 @@ mod tests {
             ("nn..", Verdict::Open),
             ("nnn.", Verdict::Lost),
             ("yn", Verdict::Lost),
+            ("yn.", Verdict::Open),
         ] {
             assert_eq!(count(votes), verdict, "{votes}");
         }
@@ -269,7 +270,9 @@ mod tests {
         assert_eq!(votes.validity(), Some(at(30)));
         votes.confirm(0, at(90));
         assert_eq!(votes.validity(), Some(at(40)), "it was taken anew");
+        assert!(votes.barred().is_empty());
         votes.bar(0);
+        assert_eq!(votes.barred(), NodeSet::only(0));
         votes.confirm(0, at(99));
         assert_eq!(votes.validity(), Some(at(30)), "a vote that does not count was counted");
         votes.strike(1);
@@ -277,26 +280,40 @@ mod tests {
         assert_eq!(votes.validity(), None);
     }
 
-    fn any_votes() -> impl Strategy<Value = Vec<Option<Vote>>> {
-        let vote = prop_oneof![Just(None), Just(Some(Vote::Yes)), Just(Some(Vote::No)), Just(Some(Vote::Unknown))];
-        proptest::collection::vec(vote, 1..8)
+    /// All that so many nodes can have said so far.
+    fn all_votes(nodes: u32) -> impl Iterator<Item = Vec<Option<Vote>>> {
+        let votes = [None, Some(Vote::Yes), Some(Vote::No), Some(Vote::Unknown)];
+        (0..4_usize.pow(nodes)).map(move |n| (0..nodes).map(|node| votes[n >> (2 * node) & 3]).collect())
+    }
+
+    #[test]
+    fn a_verdict_is_final_and_not_late() {
+        for votes in (1..=6).flat_map(all_votes) {
+            let now = verdict(votes.iter().copied());
+            let ends = [Vote::Yes, Vote::No, Vote::Unknown].map(|rest| {
+                verdict(votes.iter().map(|vote| Some(vote.unwrap_or(rest))).collect::<Vec<_>>().into_iter())
+            });
+            match now {
+                Verdict::Open => assert!(ends.iter().any(|end| *end != ends[0]), "{votes:?} is decided"),
+                sure => assert!(ends.iter().all(|end| *end == sure), "{votes:?} is not {sure:?} yet"),
+            }
+        }
+    }
+
+    #[test]
+    fn sets_are_joined_cut_and_taken_from_each_other() {
+        let set = |nodes: &[usize]| nodes.iter().copied().collect::<NodeSet>();
+        let (ours, theirs) = (set(&[0, 2, 3]), set(&[2, 5]));
+        assert_eq!(ours.with(theirs), set(&[0, 2, 3, 5]));
+        assert_eq!(ours.both(theirs), set(&[2]));
+        assert_eq!(ours.without(theirs), set(&[0, 3]));
+        assert_eq!(NodeSet::first(3), set(&[0, 1, 2]));
+        assert!(NodeSet::NONE.is_empty() && !ours.is_empty());
+        assert!(ours.has(2) && !ours.has(1));
+        assert_eq!(format!("{ours:?}"), "{0, 2, 3}");
     }
 
     proptest! {
-        /// Whatever the answers that are still to come, a verdict stands; and one that is open depends on them.
-        #[test]
-        fn a_verdict_is_final_and_not_late(votes in any_votes()) {
-            let now = verdict(votes.iter().copied());
-            let mut ends = Vec::new();
-            for rest in [Vote::Yes, Vote::No, Vote::Unknown] {
-                ends.push(verdict(votes.iter().map(|vote| Some(vote.unwrap_or(rest))).collect::<Vec<_>>().into_iter()));
-            }
-            match now {
-                Verdict::Open => prop_assert!(ends.iter().any(|end| *end != ends[0])),
-                sure => prop_assert!(ends.iter().all(|end| *end == sure)),
-            }
-        }
-
         #[test]
         fn a_set_is_what_was_put_in(nodes in proptest::collection::btree_set(0usize..NodeSet::ROOM, 0..NodeSet::ROOM)) {
             let set: NodeSet = nodes.iter().copied().collect();

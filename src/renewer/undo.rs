@@ -75,7 +75,15 @@ impl UndoList {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{id::generate_lock_id, key::LockKey};
+    use crate::{
+        grant::{Grant, Late},
+        id::generate_lock_id,
+        key::LockKey,
+        lease::End,
+        observer::Hold,
+        redlock::Votes,
+        token::FencingToken,
+    };
 
     fn at(millis: u64) -> Moment {
         Moment::from_nanos(millis * 1_000_000)
@@ -95,11 +103,38 @@ mod tests {
             assert!(pause >= last_pause && pause <= RETRY_MAX);
             last_pause = pause;
             tries += 1;
+            assert!(tries < 15, "there is no end to it");
             list.failed(undo, pause, at(now));
             now = list.earliest().as_nanos() / 1_000_000;
         }
-        assert!((8..15).contains(&tries), "{tries} tries");
+        assert!(tries >= 8, "{tries} tries");
         assert!(now >= 5_000);
+        assert_eq!(list.earliest(), Moment::NEVER);
+    }
+
+    #[test]
+    fn what_the_server_has_forgotten_or_a_lease_has_is_left_alone() {
+        let mut list = UndoList::default();
+        list.add(undo(100), at(100));
+        let late = Late { broken_until: at(0), open: NodeSet::NONE, open_until: at(0) };
+        let (token, votes, nodes) = (FencingToken(1), Votes::new(1), NodeSet::only(0));
+        let grant = Grant { token, votes, provisional: false, late, nodes, in_line: false };
+        let claimed = undo(500);
+        let lease = Arc::new(Lease::open(claimed.claim.clone(), &grant, Hold::since(at(0))));
+        let claimed = Undo { unless_held: Some(lease.clone()), ..claimed };
+        list.add(claimed.clone(), at(100));
+        assert!(list.take_due(at(100)).is_none());
+        list.add(claimed, at(100));
+        lease.end(End::Released);
+        assert!(list.take_due(at(100)).is_some(), "its lease is over");
+    }
+
+    #[test]
+    fn what_is_due_at_the_same_moment_is_kept_apart() {
+        let mut list = UndoList::default();
+        list.add(undo(500), at(100));
+        list.add(undo(500), at(100));
+        assert_eq!(list.take_all().len(), 2);
         assert_eq!(list.earliest(), Moment::NEVER);
     }
 

@@ -174,6 +174,13 @@ fn what_decides_touches_no_thread_no_socket_and_no_clock() {
 }
 
 #[test]
+fn whatever_decides_is_searched_for_changes_that_no_test_notices() {
+    let list = text(".cargo/mutants.toml");
+    let listed: BTreeSet<_> = list.split('"').filter_map(|part| part.strip_prefix("src/")).collect();
+    assert_eq!(listed, THINKERS.into());
+}
+
+#[test]
 fn clocks_are_read_in_one_place() {
     let mut wrong = Vec::new();
     for path in files("src", &["rs"]).iter().filter(|path| !path.ends_with("/clock.rs")) {

@@ -17,9 +17,6 @@ impl Schedule {
 
     /// What has come into danger by `now`; each is told once until it is renewed.
     pub(crate) fn take_dangers(&mut self, now: Moment) -> Vec<Arc<Lease>> {
-        if self.earliest_danger() > now {
-            return Vec::new();
-        }
         let generations = up_to(&self.dangers, now);
         generations.into_iter().filter_map(|generation| self.move_danger(generation, Moment::NEVER)).collect()
     }
