@@ -2,7 +2,7 @@
 
 use std::{
     io::{Read as _, Write},
-    sync::Arc,
+    sync::{Arc, atomic::AtomicBool},
     thread,
 };
 
@@ -15,6 +15,7 @@ use super::{
 };
 use crate::support::{CEILING, Watchdog, eventually, process_state};
 use rustix::process::Signal;
+use signal_hook::{consts::SIGTSTP, flag};
 
 /// An interactive shell at a terminal of its own.
 struct Shell {
@@ -255,10 +256,18 @@ fn a_command_that_is_killed_gives_the_terminal_back() {
     scene.expect_no_lock();
 }
 
+/// What has started the tests may ignore ^Z, and then so would all that they start. A signal for which there is a handler
+/// is not ignored by programs that are started; this handler does what there would be without it.
+fn heed_stops() {
+    let always = Arc::new(AtomicBool::new(true));
+    flag::register_conditional_default(SIGTSTP, always).expect("no handler for SIGTSTP");
+}
+
 /// Without a shell that could let it go on, nothing is stopped: neither where the command has the foreground, nor where it
 /// shares it with a pager.
 #[test]
 fn a_command_that_nobody_could_wake_is_not_stopped() {
+    heed_stops();
     let program = env!("CARGO_BIN_EXE_distlock");
     let run = format!("{program} --timeout 20s run --ttl {LONG} x -- sh -c \"$COMMAND\"");
     for (script, code) in [(format!("exec {run}"), 3), (format!("{run} | cat"), 0)] {
