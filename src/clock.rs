@@ -51,7 +51,7 @@ fn nanos(span: Duration) -> u64 {
 }
 
 /// Reads the clock.
-#[cfg(any(target_os = "linux", target_os = "android"))]
+#[cfg(all(any(target_os = "linux", target_os = "android"), not(miri)))]
 pub(crate) fn now() -> Moment {
     #[cfg(feature = "testing")]
     if let Some(world) = testing::world() {
@@ -64,7 +64,7 @@ pub(crate) fn now() -> Moment {
 }
 
 /// Reads the clock.
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
+#[cfg(any(miri, not(any(target_os = "linux", target_os = "android"))))]
 pub(crate) fn now() -> Moment {
     use std::{sync::OnceLock, time::Instant};
     #[cfg(feature = "testing")]

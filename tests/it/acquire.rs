@@ -222,7 +222,7 @@ fn a_reply_in_front_of_the_right_one_is_not_taken_for_it() {
     for stranger in [&b"+OK\r\n"[..], b"$40\r\n1 held 1763712345678000 1763712345678000\r\n", b"-ERR no\r\n"] {
         let (server, proxy, mgr) = proxied(patient);
         let armed = proxy.on_request(contains(LOCK), Fault::PrependBytes(stranger.to_vec()));
-        let asked = || server.commandstats()["evalsha"];
+        let asked = || server.calls("evalsha");
         let before = asked();
         let outcome = mgr.lock("x");
         armed.wait_fired();

@@ -297,7 +297,7 @@ fn a_loss_is_told_in_time_whatever_else_the_server_owes_an_answer_for() {
         let mgr = RedisMgr::new(patient(server.url()).operation_timeout(timeout).pool_size(1)).unwrap();
         // The renewer has its connection, over which the answer is then owed.
         let renewed = mgr.lock_with("renewed", &lease(SECOND)).unwrap();
-        let renewals = || server.commandstats().get("pexpire").copied().unwrap_or(0);
+        let renewals = || server.calls("pexpire");
         eventually("it is renewed", CEILING, || renewals() > 0);
         drop(renewed);
         let released = mgr.lock("released").unwrap();

@@ -123,7 +123,7 @@ mod spans {
     };
 
     use crate::{
-        kit::{UnwrapReleased, manager},
+        kit::{UnwrapReleased, alone, manager},
         support::RedisServer,
     };
 
@@ -174,6 +174,10 @@ mod spans {
 
     #[test]
     fn a_wait_and_a_hold_are_a_span_each() {
+        // A span that another thread, without a subscriber, comes by first at this moment, is switched off for all.
+        if !alone("exporters::spans::a_wait_and_a_hold_are_a_span_each", &[]) {
+            return;
+        }
         let server = RedisServer::start();
         let notes = Notes::default();
         let (id, token) = tracing::subscriber::with_default(notes.clone(), || {

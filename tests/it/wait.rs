@@ -74,7 +74,7 @@ fn nobody_is_woken_in_vain() {
     for waiter in waiting {
         waiter.join().unwrap().unwrap().release().unwrap().unwrap_released();
     }
-    assert_eq!(server.commandstats()["publish"], 10);
+    assert_eq!(server.calls("publish"), 10);
 }
 
 #[test]

@@ -229,7 +229,12 @@ impl RedisServer {
         all.saturating_sub(own)
     }
 
-    /// The number of calls of each command in lower case, those of this type included.
+    /// How often a command, in lower case, has been called, by this type too.
+    pub fn calls(&self, command: &str) -> u64 {
+        self.commandstats().get(command).copied().unwrap_or(0)
+    }
+
+    /// The same of each command that has been called.
     pub fn commandstats(&self) -> BTreeMap<String, u64> {
         let info: String = self.query(&["INFO", "commandstats"]);
         let lines = info.lines().filter_map(|line| line.strip_prefix("cmdstat_"));
