@@ -1,8 +1,9 @@
-//! Servers that are none: one that never says a word and one that always says the same.
+//! Servers that are none: one that never says a word, one that always says the same, one that never stops talking.
 
 use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -11,10 +12,15 @@ use parking_lot::Mutex;
 use super::ports::ReservedPort;
 use super::resp::Frames;
 
+/// An endless server gives up after so many bytes, lest a client that takes everything fill the memory.
+const MOST: usize = 512 << 20;
+
 /// Accepts every connection and answers every request with the same bytes, or with nothing.
 pub struct CannedServer {
     addr: SocketAddr,
     listener: Arc<std::net::TcpListener>,
+    /// The most bytes over one connection that has ended.
+    said: Arc<AtomicUsize>,
     /// `None` once the server has ended.
     streams: Arc<Mutex<Option<Vec<Arc<TcpStream>>>>>,
     acceptor: Option<JoinHandle<()>>,
@@ -59,16 +65,11 @@ pub fn garbage_server(bytes: impl Into<Vec<u8>>) -> CannedServer {
     CannedServer::start(bytes.into())
 }
 
-/// A server that answers the first request of each connection with `head` and then `body` for ever.
+/// A server that answers the first request of each connection with `head` and then `body` again and again, until nobody
+/// listens.
 pub fn endless_server(head: &str, body: &str) -> CannedServer {
     let (head, body) = (head.as_bytes().to_vec(), body.repeat(16 << 10).into_bytes());
-    CannedServer::serving(move |stream| {
-        let mut stream = stream;
-        let mut frames = Frames::default();
-        if frames.fill(stream).is_ok_and(|read| read > 0) && stream.write_all(&head).is_ok() {
-            while stream.write_all(&body).is_ok() {}
-        }
-    })
+    CannedServer::serving(move |stream| talk(stream, &head, &body))
 }
 
 impl CannedServer {
@@ -76,13 +77,13 @@ impl CannedServer {
         Self::serving(move |stream| converse(stream, &answer))
     }
 
-    fn serving(serve: impl Fn(&TcpStream) + Send + Sync + 'static) -> Self {
+    fn serving(serve: impl Fn(&TcpStream) -> usize + Send + Sync + 'static) -> Self {
         let port = ReservedPort::new();
         let listener = Arc::new(port.listen());
-        let streams = Arc::new(Mutex::new(Some(Vec::new())));
-        let (accepting, accepted) = (Arc::clone(&listener), Arc::clone(&streams));
+        let (said, streams) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Some(Vec::new()))));
+        let (accepting, accepted, counting) = (Arc::clone(&listener), Arc::clone(&streams), Arc::clone(&said));
         let acceptor = thread::spawn(move || {
-            let serve = &serve;
+            let (serve, counting) = (&serve, &counting);
             thread::scope(|threads| {
                 while let Ok((stream, _)) = accepting.accept() {
                     let stream = Arc::new(stream);
@@ -90,11 +91,11 @@ impl CannedServer {
                         Some(accepted) => accepted.push(Arc::clone(&stream)),
                         None => break,
                     }
-                    threads.spawn(move || serve(&stream));
+                    threads.spawn(move || counting.fetch_max(serve(&stream), Ordering::AcqRel));
                 }
             });
         });
-        Self { addr: port.addr(), listener, streams, acceptor: Some(acceptor) }
+        Self { addr: port.addr(), listener, said, streams, acceptor: Some(acceptor) }
     }
 
     pub fn addr(&self) -> SocketAddr {
@@ -103,6 +104,11 @@ impl CannedServer {
 
     pub fn url(&self) -> String {
         format!("redis://{}", self.addr)
+    }
+
+    /// The most bytes that were said over one connection that has ended.
+    pub fn said(&self) -> usize {
+        self.said.load(Ordering::Acquire)
     }
 
     /// How many connections it has accepted so far.
@@ -122,11 +128,27 @@ impl Drop for CannedServer {
     }
 }
 
-fn converse(mut stream: &TcpStream, answer: &[u8]) {
-    let mut frames = Frames::default();
+/// How many bytes went out.
+fn converse(mut stream: &TcpStream, answer: &[u8]) -> usize {
+    let (mut frames, mut said) = (Frames::default(), 0);
     while frames.fill(stream).is_ok_and(|read| read > 0) {
         while frames.take_frame().is_some() {
-            let _ = stream.write_all(answer);
+            said += stream.write_all(answer).map_or(0, |()| answer.len());
         }
     }
+    said
+}
+
+/// How many bytes went out.
+fn talk(mut stream: &TcpStream, head: &[u8], body: &[u8]) -> usize {
+    let mut frames = Frames::default();
+    if !frames.fill(stream).is_ok_and(|read| read > 0) || stream.write_all(head).is_err() {
+        return 0;
+    }
+    let mut said = head.len();
+    while said < MOST && stream.write_all(body).is_ok() {
+        said += body.len();
+    }
+    let _ = stream.shutdown(Shutdown::Both);
+    said
 }

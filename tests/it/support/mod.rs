@@ -11,7 +11,6 @@
 mod canned_server;
 mod fault_proxy;
 mod faults;
-mod flood;
 mod monitor;
 mod nodes;
 mod ports;
@@ -28,7 +27,6 @@ use std::time::{Duration, Instant};
 pub use canned_server::{CannedServer, DeafServer, endless_server, garbage_server, silent_server};
 pub use fault_proxy::FaultProxy;
 pub use faults::{Armed, Fault, any_request, command, contains, off_by, rewrite};
-pub use flood::Flood;
 pub use monitor::Monitor;
 pub use nodes::Nodes;
 pub use processes::{Worker, WorkerSide};
