@@ -5,7 +5,7 @@ ARGS ?=
 export RUST_TEST_THREADS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-redlock test sim storm mutants loom survivors bench screenshot deny check
+.PHONY: help demo demo-redlock test sim storm mutants loom tsan miri survivors bench screenshot deny check
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,20 @@ survivors: ## cargo-mutants over the files that only decide; what survives is to
 
 loom: ## every order of events in the handshakes between threads
 	RUSTFLAGS="--cfg loom" $(CARGO) test --release --lib --target-dir target/loom -- acquire::checks:: renewer::checks:: $(ARGS)
+
+# Both need what no stable toolchain has. All that threads do to each other stands in docs/races.md.
+nightly := rustup toolchain install nightly --profile minimal --component miri,rust-src --no-self-update
+
+tsan: ## data races of the real threads with real servers, as ThreadSanitizer sees them; installs a nightly toolchain
+	@tools/need-redis.sh
+	@$(nightly)
+	RUSTFLAGS=-Zsanitizer=thread $(CARGO) +nightly test -Zbuild-std --target x86_64-unknown-linux-gnu \
+		--target-dir target/tsan --all-features --lib --test it -- --skip redlock::model $(ARGS)
+
+miri: ## undefined behaviour and data races in what needs no socket, as Miri sees them; installs a nightly toolchain
+	@$(nightly)
+	PROPTEST_CASES=2 MIRIFLAGS=-Zmiri-disable-isolation $(CARGO) +nightly miri test --target-dir target/miri --lib -- \
+		$(or $(ARGS),lease:: mailbox:: grant:: holder::)
 
 bench: ## the table of speeds, with the raw figures beside
 	@tools/need-redis.sh
