@@ -130,7 +130,8 @@ impl Bounded<'_> {
 impl Read for Bounded<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.left == 0 {
-            return Err(io::Error::other("the reply is too long"));
+            let late = self.until.after(clock::now()).is_zero();
+            return Err(if late { io::ErrorKind::TimedOut.into() } else { io::Error::other("the reply is too long") });
         }
         let room = buffer.len().min(self.left);
         if let Some(read) = self.spin(&mut buffer[..room])? {
