@@ -19,7 +19,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::{
     kit::{
         IMPATIENT, SECOND, UnwrapReleased, alone, await_gone, await_queued, capture_log, get, impatient, in_thread,
-        is_renewal, label, lease, lost, manager, patient, waiter,
+        is_renewal, label, lease, lost, manager, patient, taught, waiter,
     },
     support::{CEILING, Fault, FaultProxy, Nodes, RedisServer, eventually, eventually_some},
 };
@@ -192,7 +192,7 @@ fn renewals_are_told_with_what_was_left() {
 
 #[test]
 fn a_renewal_that_fails_is_told_then_the_danger_then_the_loss() {
-    let server = RedisServer::start();
+    let server = taught();
     let proxy = FaultProxy::in_front_of(server.addr());
     let (told, mgr) = recorded(patient(proxy.url()).operation_timeout(IMPATIENT));
     let guard = mgr.lock_with("x", &lease(TTL)).unwrap();
@@ -216,7 +216,7 @@ fn a_renewal_that_fails_is_told_then_the_danger_then_the_loss() {
 
 #[test]
 fn a_renewal_that_comes_late_is_danger_without_a_loss() {
-    let server = RedisServer::start();
+    let server = taught();
     let proxy = FaultProxy::in_front_of(server.addr());
     let (told, mgr) = recorded(patient(proxy.url()));
     let guard = mgr.lock_with("x", &lease(4 * SECOND)).unwrap();

@@ -34,12 +34,20 @@ pub(crate) fn manager(server: &RedisServer) -> RedisMgr {
 
 /// A server, a proxy in front of it, and a manager behind that whose scripts the server knows already.
 pub(crate) fn proxied(config: impl FnOnce(String) -> Config) -> (RedisServer, FaultProxy, RedisMgr) {
-    let server = RedisServer::start();
-    manager(&server).try_lock("warm").unwrap().release().unwrap().unwrap_released();
+    let server = taught();
     let proxy = FaultProxy::in_front_of(server.addr());
     let mgr = RedisMgr::new(config(proxy.url())).unwrap();
     mgr.ping().unwrap();
     (server, proxy, mgr)
+}
+
+/// A server that knows the scripts, so that the first answer that a fault meets is none to a question about those.
+pub(crate) fn taught() -> RedisServer {
+    let server = RedisServer::start();
+    manager(&server).try_lock("warm").unwrap().release().unwrap().unwrap_released();
+    server.cli(&["DEL", &fence_key("warm")]);
+    server.cli(&["SCRIPT", "LOAD", include_str!("../../src/node/lua/renew.lua")]);
+    server
 }
 
 pub(crate) trait UnwrapReleased {
@@ -79,6 +87,15 @@ pub(crate) fn get(server: &RedisServer, key: &str) -> Option<String> {
 
 pub(crate) fn pttl(server: &RedisServer, key: &str) -> i64 {
     server.query(&["PTTL", key])
+}
+
+/// Whoever believes in a lock believes no longer than its key lives; read in the order in which a slow machine does no harm.
+#[track_caller]
+pub(crate) fn expect_belief_within_key(server: &RedisServer, guard: &LockGuard) {
+    let key = pttl(server, &format!("lock:{}", guard.name()));
+    let left = guard.remaining();
+    // The server tells whole milliseconds.
+    assert!(left <= Duration::from_millis(u64::try_from(key).expect("an expiry") + 1), "{left:?} of {key} ms");
 }
 
 pub(crate) fn queue_key(name: &str) -> String {

@@ -126,11 +126,13 @@ fn a_lock_whose_server_is_silent_ends_at_its_deadline() {
 #[test]
 fn a_renewal_confirmed_too_late_does_not_bring_the_lock_back() {
     let (server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(5 * SECOND));
-    let guard = mgr.lock_with("x", &lease(LEASE)).unwrap();
+    // Long enough for the last of them to be given back in time.
+    let guard = mgr.lock_with("x", &lease(2 * LEASE)).unwrap();
     let commands = server.monitor();
     let held_back = proxy.on_request(is_renewal(LOCK), Fault::HoldReply).forever();
     assert_eq!(lost(&guard), LockLost::Expired);
     assert!(held_back.fired() > 0);
+    commands.wait_for("lua] \"PEXPIRE\" \"lock:x\"");
     held_back.disarm();
     held_back.let_go();
     commands.wait_for("lua] \"DEL\" \"lock:x\"");

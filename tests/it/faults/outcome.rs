@@ -8,8 +8,8 @@ use super::{LOCK, is_renewed};
 use crate::{
     bounds::nothing_hangs,
     kit::{
-        BOUNDED, IMPATIENT, SECOND, UnwrapReleased, await_gone, fence_key, get, impatient, in_thread, is_renewal,
-        lease, manager, patient, proxied, pttl, queued, within,
+        BOUNDED, IMPATIENT, SECOND, UnwrapReleased, await_gone, expect_belief_within_key, fence_key, get, impatient,
+        in_thread, is_renewal, lease, manager, patient, proxied, queued, taught, within,
     },
     support::{CEILING, Fault, FaultProxy, RedisServer, any_request, command, contains, eventually},
 };
@@ -32,14 +32,12 @@ fn an_acquire_that_is_answered_after_its_lease_is_no_lock() {
     let late = proxy.on_request(contains("lock:y"), Fault::DelayReply(SECOND * 6 / 10));
     let guard = mgr.lock_with("y", &lease(3 * SECOND)).unwrap();
     assert_eq!(late.fired(), 1);
-    let left = guard.remaining();
-    assert!(left <= Duration::from_millis(u64::try_from(pttl(&server, "lock:y")).unwrap() + 1), "{left:?}");
+    expect_belief_within_key(&server, &guard);
     guard.release().unwrap().unwrap_released();
     let late = proxy.on_request(contains(LOCK), Fault::HoldReply);
     let guard = mgr.lock_with("x", &lease(3 * SECOND)).unwrap();
     late.let_go();
-    let left = guard.remaining();
-    assert!(left <= Duration::from_millis(u64::try_from(pttl(&server, LOCK)).unwrap() + 1), "{left:?}");
+    expect_belief_within_key(&server, &guard);
     assert_eq!(get(&server, LOCK).as_deref(), Some(guard.id().as_str()));
 }
 
@@ -84,7 +82,7 @@ fn half_a_reply_is_none() {
 #[test]
 fn half_of_the_answers_to_signing_in_are_none() {
     for unanswered in ["SELECT", "TIME"] {
-        let server = RedisServer::start();
+        let server = taught();
         let proxy = FaultProxy::in_front_of(server.addr());
         let mgr = RedisMgr::new(impatient(format!("{}/2", proxy.url()))).unwrap();
         let silent = proxy.on_request(command(unanswered), Fault::DropReply).forever();
@@ -108,7 +106,7 @@ fn nothing_hangs_on_a_server_that_signs_in_and_then_says_nothing() {
 /// Every call is answered but the last one of each connection, which is cut off after its request.
 #[test]
 fn a_server_that_answers_once_for_each_connection_is_good_enough() {
-    let server = RedisServer::start();
+    let server = taught();
     let proxy = FaultProxy::in_front_of(server.addr());
     let mgr = RedisMgr::new(patient(proxy.url()).operation_timeout(2 * SECOND)).unwrap();
     let closing = proxy.on_request(any_request, Fault::CloseAfterRequest);

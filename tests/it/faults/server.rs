@@ -8,7 +8,7 @@ use super::{LOCK, is_renewed};
 use crate::{
     kit::{
         BOUNDED, SECOND, UnwrapReleased, await_gone, fence_key, foreign_take, get, impatient, is_renewal, lease, lost,
-        manager, patient, pttl, waiter, within,
+        manager, patient, pttl, taught, waiter, within,
     },
     support::{CEILING, Fault, FaultProxy, RedisServer, command, eventually, off_by},
 };
@@ -57,7 +57,7 @@ fn a_demoted_master_is_left_for_the_one_to_which_its_name_leads() {
 fn a_failover_that_forgets_the_lock_is_noticed_and_the_tokens_rise() {
     let (old, new) = (RedisServer::start(), RedisServer::start());
     let proxy = FaultProxy::in_front_of(old.addr());
-    let mgr = RedisMgr::new(patient(proxy.url()).operation_timeout(SECOND)).unwrap();
+    let mgr = RedisMgr::new(patient(proxy.url())).unwrap();
     mgr.lock("x").unwrap().release().unwrap().unwrap_released();
     follow(&new, &old);
     promote(&new);
@@ -70,7 +70,8 @@ fn a_failover_that_forgets_the_lock_is_noticed_and_the_tokens_rise() {
     assert!(next.fencing_token() > guard.fencing_token());
     let why = lost(&guard);
     assert!(matches!(&why, LockLost::Taken { by, .. } if by.id() == next.id().as_str()), "{why:?}");
-    assert!(matches!(guard.release(), Ok(Released::OwnedByOther(_))));
+    let released = guard.release();
+    assert!(matches!(released, Ok(Released::OwnedByOther(_))), "{released:?}");
     assert!(next.is_held());
     assert_eq!(get(&new, LOCK).as_deref(), Some(next.id().as_str()));
 }
@@ -137,7 +138,7 @@ fn a_server_clock_that_runs_fast_within_the_margin_ends_no_key_before_the_belief
 #[test]
 fn a_server_clock_that_steps_between_two_requests_costs_neither_lock_nor_cleanliness() {
     for seconds in [3_600, -3_600, 1_700_000_000, -1_700_000_000] {
-        let server = RedisServer::start();
+        let server = taught();
         let proxy = FaultProxy::in_front_of(server.addr());
         let wrong = proxy.on_request(command("TIME"), off_by(seconds)).forever();
         let mgr = RedisMgr::new(impatient(proxy.url())).unwrap();
@@ -164,7 +165,7 @@ fn a_server_clock_that_steps_between_two_requests_costs_neither_lock_nor_cleanli
 /// The catalogue's worst case of a lost answer: what was given up arrives, and nobody is there to give it back.
 #[test]
 fn a_renewal_that_arrives_after_its_holder_has_died_extends_it_once() {
-    let server = RedisServer::start();
+    let server = taught();
     let proxy = FaultProxy::in_front_of(server.addr());
     let mgr = RedisMgr::new(impatient(proxy.url())).unwrap();
     let guard = mgr.lock_with("x", &lease(LEASE)).unwrap();

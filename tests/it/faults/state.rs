@@ -240,7 +240,7 @@ fn a_cluster_is_told_from_a_server() {
         ("TRYAGAIN Multiple keys request during rehashing of slot", "TRYAGAIN"),
     ] {
         let (server, proxy, mgr) = proxied(impatient);
-        let held = mgr.lock_with("x", &lease(3 * SECOND)).unwrap();
+        let held = mgr.lock_with("x", &lease(6 * SECOND)).unwrap();
         proxy.on_request(contains("lock:"), Fault::ReplaceReply(format!("-{answer}\r\n").into_bytes())).times(3);
         let error = within(BOUNDED, "try_lock", || mgr.try_lock("y").unwrap_err());
         assert!(error.to_string().contains(code), "{error}");

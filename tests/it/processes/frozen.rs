@@ -1,6 +1,7 @@
 //! Processes that stand still for a while and do not know it.
 
 use crate::{
+    kit::taught,
     processes::{hand, history::boottime, line_up, lock, locked, owner, pause, release, waiting},
     support::{CEILING, Fault, FaultProxy, RedisServer, Worker, command, contains, eventually},
 };
@@ -102,7 +103,7 @@ fn a_waiter_that_slept_through_its_grant_does_not_believe_in_it() {
 /// past, and must not be taken for one of right now.
 #[test]
 fn a_grant_that_arrives_after_its_waiter_has_lined_up_again_is_not_believed() {
-    let server = RedisServer::start();
+    let server = taught();
     let proxy = FaultProxy::in_front_of(server.addr());
     let mut holder = hand(&server, &[]);
     let mut next = hand(&server, &[]);
@@ -132,7 +133,7 @@ fn a_grant_that_arrives_after_its_waiter_has_lined_up_again_is_not_believed() {
 /// The answers are late, so belief that was counted from them would outlast the key.
 #[test]
 fn belief_ends_before_the_key_however_late_the_answers_come() {
-    let server = RedisServer::start();
+    let server = taught();
     let proxy = FaultProxy::in_front_of(server.addr());
     let far = [("url", proxy.url()), ("ttl_ms", "9000".to_owned()), ("timeout_ms", "60000".to_owned())];
     let mut holder = hand(&server, &far.each_ref().map(|(key, value)| (*key, value.as_str())));
