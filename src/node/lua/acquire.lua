@@ -10,7 +10,6 @@
 --       nonce queued now pttl position joined holder   join and look; joined is 1 when this call entered the line
 --       nonce type now                                 the key holds something else than a lock
 --       nonce late now                                 not_after has passed; nothing was done
-local QUEUE_MS = '60000' -- above the longest pause between two looks of a waiter
 
 local nonce, id, ttl, mode, entry = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local now = clock()

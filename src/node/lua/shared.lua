@@ -3,6 +3,7 @@
 -- KEYS  1 lock, 2 queue, 3 fence
 
 local FENCE_MS = '86400000' -- a day: long enough to be read back, short enough not to leave a key per name for ever
+local QUEUE_MS = '60000' -- above the longest pause between two looks of a waiter
 local TOKEN_MAX = 9007199254740991 -- up to here Lua's numbers are exact; who stores so much or more is none of us
 local DEAD_MAX = 1000 -- so many are passed over in one go: a line of a million strangers must not hold the server up
 
@@ -38,7 +39,8 @@ local function grant_next(now)
       -- pcall: scripts are not rolled back, and a missing right to publish must not undo a release.
       local heard = redis.pcall('PUBLISH', channel, token .. ' ' .. now .. ' ' .. px .. ' ' .. id)
       if type(heard) ~= 'number' then
-        redis.call('LPUSH', KEYS[2], waiter)
+        -- The last one's queue went away with it, and its expiry too.
+        if redis.call('LPUSH', KEYS[2], waiter) == 1 then redis.call('PEXPIRE', KEYS[2], QUEUE_MS) end
         return false
       end
       if heard > 0 then

@@ -1,6 +1,7 @@
 //! Processes that end in every way but the proper one.
 
 use crate::{
+    kit::queued,
     processes::{expect_only_keys_that_expire, hand, history::boottime, line_up, lock, locked, owner, release},
     support::{CEILING, RedisServer, Worker, eventually},
 };
@@ -45,6 +46,20 @@ fn kill_waiter(server: &RedisServer, worker: &mut Worker) {
     let before = listeners();
     worker.kill();
     eventually("the server misses a listener", CEILING, || listeners() == before - 1);
+}
+
+/// Who cannot be told stays in line, and the line ends with the time all the same.
+#[test]
+fn a_killed_waiter_that_a_missing_right_keeps_in_line_is_not_there_for_ever() {
+    let server = RedisServer::start();
+    let (mut holder, mut waiter) = (hand(&server, &[]), hand(&server, &[]));
+    lock(&mut holder, "x");
+    line_up(&server, &mut waiter, "x", 0);
+    kill_waiter(&server, &mut waiter);
+    server.cli(&["ACL", "SETUSER", "default", "-publish"]);
+    assert_eq!(release(&mut holder, "x"), "Ok(Released)");
+    assert_eq!(queued(&server, "x"), 1);
+    expect_only_keys_that_expire(&server);
 }
 
 #[test]
