@@ -182,10 +182,10 @@ fn contention_names_the_holder_once_and_the_end_of_the_wait() {
 fn renewals_are_told_with_what_was_left() {
     let server = RedisServer::start();
     let (told, mgr) = recorded(patient(server.url()));
-    let guard = mgr.lock_with("x", &lease(TTL)).unwrap();
+    let guard = mgr.lock_with("x", &lease(5 * TTL)).unwrap();
     let line = told.expect(&format!("renewed x {}", guard.id()));
     // Renewed after a third, so no more than two thirds were left.
-    assert!((100..=2_010).contains(&milliseconds(&line)), "{line}");
+    assert!((0..=10_050).contains(&milliseconds(&line)), "{line}");
     assert!(told.threads("renewed").iter().all(|name| name.as_deref() == Some("distlock-events")));
     assert_eq!((told.count("renewal failed"), told.count("danger"), told.count("lost")), (0, 0, 0));
 }
@@ -195,16 +195,16 @@ fn a_renewal_that_fails_is_told_then_the_danger_then_the_loss() {
     let server = taught();
     let proxy = FaultProxy::in_front_of(server.addr());
     let (told, mgr) = recorded(patient(proxy.url()).operation_timeout(IMPATIENT));
-    let guard = mgr.lock_with("x", &lease(TTL)).unwrap();
+    let guard = mgr.lock_with("x", &lease(3 * TTL)).unwrap();
     let (id, token) = (guard.id().clone(), guard.fencing_token());
     proxy.refuse();
     assert_eq!(lost(&guard), LockLost::Expired);
     let ending = told.expect("lost ");
     assert_eq!(ending, format!("lost x {id} {token}: {}", LockLost::Expired));
     let failed = told.expect(&format!("renewal failed x {id} with "));
-    assert!(milliseconds(&failed) <= 2_010 && !failed.ends_with(": "), "{failed}");
+    assert!(milliseconds(&failed) <= 6_030 && !failed.ends_with(": "), "{failed}");
     let danger = told.expect(&format!("danger x {id} with "));
-    assert!((1..=1_500).contains(&milliseconds(&danger)), "{danger}");
+    assert!((1..=4_500).contains(&milliseconds(&danger)), "{danger}");
     let order: Vec<_> = told.lines().into_iter().filter(|line| !line.starts_with("renewal failed")).collect();
     let at = |line: &String| order.iter().position(|other| other == line).unwrap();
     assert!(at(&danger) < at(&ending));

@@ -23,10 +23,10 @@ fn everything_that_happens_is_counted_once() {
     assert_eq!((metrics.held(), metrics.waiting()), (1, 1));
     drop(guard);
     drop(waiting.join().unwrap().unwrap());
-    let doomed = mgr.lock_with("doomed", &lease(3 * SECOND)).unwrap();
+    let doomed = mgr.lock_with("doomed", &lease(15 * SECOND)).unwrap();
     server.cli(&["DEL", "lock:doomed"]);
     lost(&doomed);
-    let kept = mgr.lock_with("kept", &lease(3 * SECOND)).unwrap();
+    let kept = mgr.lock_with("kept", &lease(15 * SECOND)).unwrap();
     eventually("it is renewed", CEILING, || mgr.metrics().renewals() >= 1);
     drop((kept, doomed));
     let metrics = mgr.metrics();
@@ -81,7 +81,7 @@ fn failures_and_outages_are_counted() {
     let server = RedisServer::start();
     let proxy = FaultProxy::in_front_of(server.addr());
     let mgr = RedisMgr::new(patient(proxy.url()).operation_timeout(IMPATIENT)).unwrap();
-    let guard = mgr.lock_with("x", &lease(3 * SECOND)).unwrap();
+    let guard = mgr.lock_with("x", &lease(9 * SECOND)).unwrap();
     proxy.refuse();
     assert!(mgr.try_lock("y").unwrap_err().is_unavailable());
     lost(&guard);

@@ -45,7 +45,7 @@ fn a_drop_releases() {
 #[test]
 fn a_release_whose_reply_is_lost_is_a_release() {
     for fault in [Fault::DropReply, Fault::ResetAfterRequest, Fault::CloseAfterRequest, Fault::ResetBeforeRequest] {
-        let (server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(2 * SECOND));
+        let (server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(8 * SECOND));
         let guard = mgr.lock("x").unwrap();
         let lost = proxy.on_request(contains(LOCK), fault.clone());
         assert_eq!(guard.release().unwrap(), Released::Released, "{fault:?}");
@@ -57,7 +57,7 @@ fn a_release_whose_reply_is_lost_is_a_release() {
 /// The first request hands the lock to the waiter; asking again must not take it away from there.
 #[test]
 fn a_handover_whose_reply_is_lost_happens_once() {
-    let (server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(2 * SECOND));
+    let (server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(8 * SECOND));
     let guard = mgr.lock("x").unwrap();
     let waiting = waiter(&server, &manager(&server), "x");
     let lost = proxy.on_request(contains(LOCK), Fault::DropReply);

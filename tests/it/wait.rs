@@ -187,7 +187,7 @@ fn a_dead_waiter_in_front_is_passed_over() {
 fn a_waiter_that_cannot_hear_holds_up_the_line_for_one_claim_window() {
     let server = RedisServer::start();
     let proxy = FaultProxy::in_front_of(server.addr());
-    let deaf = RedisMgr::new(impatient(proxy.url()).claim_window(SECOND)).unwrap();
+    let deaf = RedisMgr::new(impatient(proxy.url()).claim_window(3 * SECOND)).unwrap();
     let (mgr, next) = (manager(&server), manager(&server));
     let guard = mgr.lock("x").unwrap();
     let first = waiter(&server, &deaf, "x");

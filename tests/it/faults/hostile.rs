@@ -8,8 +8,8 @@ use super::{LOCK, is_renewed};
 use crate::{
     bounds::nothing_hangs,
     kit::{
-        BOUNDED, SECOND, UnwrapReleased, await_gone, fence_key, get, impatient, in_thread, lease, manager, proxied,
-        queue_key, queued, waiter, within,
+        BOUNDED, SECOND, UnwrapReleased, await_gone, fence_key, get, impatient, in_thread, lease, manager, patient,
+        proxied, queue_key, queued, waiter, within,
     },
     support::{CEILING, Fault, RedisServer, contains, endless_server, eventually, garbage_server, rewrite},
 };
@@ -157,7 +157,7 @@ fn garbage_in_place_of_the_last_token_stops_nothing() {
 #[test]
 fn garbage_in_place_of_the_last_token_is_not_handed_out() {
     for garbage in ["99999999999999999999", "9007199254740992", "nan", "x"] {
-        let (server, proxy, mgr) = proxied(impatient);
+        let (server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(4 * SECOND));
         let late = proxy.on_request(contains(LOCK), Fault::HoldReply);
         let taking = in_thread(&mgr, "x", |mgr, name| mgr.lock(name));
         late.wait_fired();
@@ -252,10 +252,11 @@ fn is_renewed_by_name(server: &RedisServer, guard: &distlock::LockGuard) {
 fn who_forges_an_identifier_can_release_and_is_noticed() {
     let server = RedisServer::start();
     let mgr = manager(&server);
-    let guard = mgr.lock_with("x", &lease(3 * SECOND)).unwrap();
+    // The next one has it before the first renewal asks.
+    let guard = mgr.lock_with("x", &lease(12 * SECOND)).unwrap();
     assert!(manager(&server).release_lock("x", guard.id().as_str()).unwrap());
     let next = manager(&server).lock("x").unwrap();
     assert!(next.fencing_token() > guard.fencing_token());
     assert!(matches!(crate::kit::lost(&guard), distlock::LockLost::Taken { .. }));
-    is_renewed(&server, &manager(&server).lock_with("y", &lease(SECOND)).unwrap(), 1);
+    is_renewed(&server, &manager(&server).lock_with("y", &lease(3 * SECOND)).unwrap(), 1);
 }

@@ -11,7 +11,7 @@ use crate::{
         BOUNDED, IMPATIENT, SECOND, UnwrapReleased, await_gone, expect_belief_within_key, fence_key, get, impatient,
         in_thread, is_renewal, lease, manager, patient, proxied, queued, taught, within,
     },
-    support::{CEILING, Fault, FaultProxy, RedisServer, any_request, command, contains, eventually},
+    support::{CEILING, Fault, FaultProxy, RedisServer, command, contains, eventually},
 };
 
 /// The answer comes when the lease that it tells of is over.
@@ -44,9 +44,9 @@ fn an_acquire_that_is_answered_after_its_lease_is_no_lock() {
 #[test]
 fn a_request_that_is_delivered_twice_is_one_request() {
     // Whoever joins the line twice is granted the lock twice, and the second grant is void after a claim window.
-    let (server, proxy, mgr) = proxied(|url| patient(url).claim_window(SECOND / 5));
+    let (server, proxy, mgr) = proxied(|url| patient(url).claim_window(3 * SECOND));
     let doubled = proxy.on_request(contains(LOCK), Fault::DuplicateRequest).forever();
-    for _ in 0..10 {
+    for _ in 0..4 {
         let guard = mgr.lock("x").unwrap();
         assert_eq!(get(&server, LOCK).as_deref(), Some(guard.id().as_str()));
         assert_eq!(get(&server, &fence_key("x")), Some(guard.fencing_token().to_string()));
@@ -58,20 +58,25 @@ fn a_request_that_is_delivered_twice_is_one_request() {
         next.release().unwrap().unwrap_released();
         within(BOUNDED, "the end", || await_gone(&server, LOCK));
     }
-    assert!(doubled.fired() >= 40, "{}", doubled.fired());
+    assert!(doubled.fired() >= 16, "{}", doubled.fired());
 }
 
 #[test]
 fn half_a_reply_is_none() {
-    for length in [0, 1, 3, 4, 12, 25, 40] {
-        let (server, proxy, mgr) = proxied(impatient);
+    let live = |length| {
+        let (server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(4 * SECOND));
         let cut = proxy.on_request(contains(LOCK), Fault::CutReply(length));
         let guard = within(BOUNDED, "locking", || mgr.lock("x").unwrap());
         assert_eq!((cut.fired(), get(&server, LOCK).as_deref()), (1, Some(guard.id().as_str())), "{length} bytes");
         let cut = proxy.on_request(contains(LOCK), Fault::CutReply(length));
         within(BOUNDED, "releasing", || guard.release().unwrap()).unwrap_released();
         assert_eq!((cut.fired(), get(&server, LOCK)), (1, None), "{length} bytes");
-    }
+    };
+    std::thread::scope(|threads| {
+        for length in [0, 1, 3, 4, 12, 25, 40] {
+            threads.spawn(move || live(length));
+        }
+    });
     let (server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(SECOND));
     let guard = mgr.lock_with("x", &lease(6 * SECOND)).unwrap();
     proxy.on_request(is_renewal(LOCK), Fault::CutReply(9)).wait_fired();
@@ -108,9 +113,7 @@ fn nothing_hangs_on_a_server_that_signs_in_and_then_says_nothing() {
 fn a_server_that_answers_once_for_each_connection_is_good_enough() {
     let server = taught();
     let proxy = FaultProxy::in_front_of(server.addr());
-    let mgr = RedisMgr::new(patient(proxy.url()).operation_timeout(2 * SECOND)).unwrap();
-    let closing = proxy.on_request(any_request, Fault::CloseAfterRequest);
-    closing.disarm();
+    let mgr = RedisMgr::new(patient(proxy.url()).operation_timeout(8 * SECOND)).unwrap();
     for round in 0..20 {
         let guard = within(BOUNDED, "locking", || mgr.lock("x").unwrap());
         assert_eq!(get(&server, LOCK).as_deref(), Some(guard.id().as_str()), "round {round}");
