@@ -228,6 +228,9 @@ fn what_a_server_says_about_itself() {
             // It may claim any age, which only means that it votes.
             let _ = identity.asked_at.saturating_add(identity.up_for);
         }
-        outcome((took, identity.map(|identity| (identity.is_master, identity.forgets_nothing))))
+        outcome((
+            took,
+            identity.map(|identity| (identity.is_master, identity.forgets_nothing, identity.memory.is_some())),
+        ))
     });
 }

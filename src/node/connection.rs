@@ -99,7 +99,14 @@ impl Connection {
         (self.link, self.broken) = (None, None);
     }
 
-    /// The same for one that is in doubt.
+    /// From then on the next use opens another socket.
+    pub(crate) fn retire_at(&mut self, at: Moment) {
+        if let Some(link) = &mut self.link {
+            link.retires_at = at;
+        }
+    }
+
+    /// The same as `close` for one that is in doubt.
     pub(crate) fn poison(&mut self) {
         if let Some(link) = self.link.take() {
             self.broken = Some(link.opened_at);
@@ -147,6 +154,10 @@ impl Connection {
         self.collect_owed(now);
         let timeout = self.timeout;
         let Some(link) = &self.link else { return false };
+        if link.owed == 0 && link.retires_at <= now {
+            self.close();
+            return false;
+        }
         let good = match link.owed {
             0 => now.after(link.used_at) < FRESH || link.socket.is_quiet(),
             owed => owed < OWED_MAX && now.after(link.owed_since) < timeout,
@@ -265,6 +276,14 @@ impl Connection {
             false => None,
         };
         Ok(Greeting { reading, identity })
+    }
+
+    /// Sends a command and waits until it is answered; a refusal will do.
+    pub(crate) fn tell(&mut self, command: &[&[u8]], deadline: Moment) -> Result<(), Failure> {
+        self.send(deadline, |out| write_command(out, command))
+            .and_then(|_| self.receive(deadline))
+            .map(drop)
+            .map_err(|failure| Failure { sent: false, ..failure })
     }
 
     /// A server's error as a failure.

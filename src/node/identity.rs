@@ -7,10 +7,15 @@ use redis::Value;
 use crate::clock::Moment;
 
 /// What a new connection to one node of several asks.
-pub(crate) const QUESTIONS: [&[&[u8]]; 4] =
-    [&[b"INFO", b"server"], &[b"INFO", b"replication"], &[b"INFO", b"persistence"], CONFIG];
+pub(crate) const QUESTIONS: [&[&[u8]]; 5] =
+    [&[b"INFO", b"server"], &[b"INFO", b"replication"], &[b"INFO", b"persistence"], CONFIG, MEMORY];
 /// Users may lack the right to ask this; a server is then taken for one that can forget.
 const CONFIG: &[&[u8]] = &[b"CONFIG", b"GET", b"appendfsync"];
+const MEMORY: &[&[u8]] = &[b"GET", MEMORY_KEY];
+
+/// Where a server that forgets nothing keeps for how long, in milliseconds, it had done so at least when that was
+/// written. Whoever finds it finds all that was written since.
+pub(crate) const MEMORY_KEY: &[u8] = b"distlock:memory";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
@@ -20,8 +25,10 @@ pub(crate) struct Identity {
     pub(crate) up_for: Duration,
     pub(crate) asked_at: Moment,
     pub(crate) is_master: bool,
-    /// It writes down what it does before it answers, so that a restart loses nothing.
+    /// It writes down what it does before it answers, so that the next restart loses nothing.
     pub(crate) forgets_nothing: bool,
+    /// What stands under `MEMORY_KEY`.
+    pub(crate) memory: Option<Duration>,
 }
 
 /// The answers so far.
@@ -29,6 +36,7 @@ pub(crate) struct Identity {
 pub(crate) struct Facts {
     info: String,
     fsync_always: bool,
+    memory: Option<Duration>,
 }
 
 impl Facts {
@@ -37,6 +45,16 @@ impl Facts {
         match answer {
             _ if question == CONFIG => {
                 self.fsync_always = matches!(answer, Value::Array(pair) if pair.last().is_some_and(says_always));
+                true
+            }
+            // It cannot say yet, and is asked anew.
+            Value::ServerError(error) if question == MEMORY && matches!(error.code(), "LOADING" | "BUSY") => false,
+            _ if question == MEMORY => {
+                self.memory = match answer {
+                    Value::BulkString(text) => std::str::from_utf8(text).ok().and_then(|text| text.parse().ok()),
+                    _ => None,
+                }
+                .map(Duration::from_millis);
                 true
             }
             Value::BulkString(text) if question.first() == Some(&&b"INFO"[..]) => {
@@ -55,8 +73,14 @@ impl Facts {
             up_for: Duration::from_secs(self.field("uptime_in_seconds")?.parse::<u64>().ok()?.saturating_sub(1)),
             asked_at,
             is_master: self.field("role")? == "master",
-            forgets_nothing: self.fsync_always && self.field("aof_enabled") == Some("1"),
+            forgets_nothing: self.fsync_always && self.field("aof_enabled") == Some("1") && !self.followed_another(),
+            memory: self.memory,
         })
+    }
+
+    /// Whether it was a replica in this run: its data is then what another had sent so far.
+    fn followed_another(&self) -> bool {
+        self.field("master_replid2").is_some_and(|id| id.bytes().any(|byte| byte != b'0'))
     }
 
     fn field(&self, name: &str) -> Option<&str> {
@@ -83,6 +107,7 @@ mod tests {
         assert!(facts.take(QUESTIONS[2], &info(&format!("# Persistence\naof_enabled:{aof}\n"))));
         let pair = ["appendfsync", fsync].map(|text| Value::BulkString(text.into()));
         assert!(facts.take(QUESTIONS[3], &Value::Array(pair.into())));
+        assert!(facts.take(QUESTIONS[4], &Value::BulkString("7000".into())));
         facts
     }
 
@@ -91,13 +116,41 @@ mod tests {
         let at = Moment::from_nanos(5);
         let identity = facts("master", 1, "always").identity(at).unwrap();
         let up_for = Duration::from_secs(16);
+        let memory = Some(Duration::from_secs(7));
         assert_eq!(
             identity,
-            Identity { run: "abc".into(), up_for, asked_at: at, is_master: true, forgets_nothing: true }
+            Identity { run: "abc".into(), up_for, asked_at: at, is_master: true, forgets_nothing: true, memory }
         );
         assert!(!facts("slave", 1, "always").identity(at).unwrap().is_master);
         for (aof, fsync) in [(0, "always"), (1, "everysec"), (1, "no")] {
             assert!(!facts("master", aof, fsync).identity(at).unwrap().forgets_nothing, "{aof} {fsync}");
+        }
+    }
+
+    #[test]
+    fn who_followed_another_has_its_data_as_far_as_it_was_sent() {
+        for (before, forgets_nothing) in [("0".repeat(40), true), ("7f".repeat(20), false)] {
+            let mut facts = facts("master", 1, "always");
+            assert!(facts.take(QUESTIONS[1], &info(&format!("master_replid2:{before}\n"))));
+            assert_eq!(facts.identity(Moment::NEVER).unwrap().forgets_nothing, forgets_nothing);
+        }
+    }
+
+    #[test]
+    fn a_memory_is_a_number_or_none() {
+        let cases =
+            [("", None), ("0", Some(0)), ("12", Some(12)), ("-1", None), ("9e9", None), ("9".repeat(30).leak(), None)];
+        let mut facts = facts("master", 1, "always");
+        for (text, memory) in cases {
+            assert!(facts.take(QUESTIONS[4], &Value::BulkString(text.into())));
+            assert_eq!(facts.identity(Moment::NEVER).unwrap().memory, memory.map(Duration::from_millis), "{text}");
+        }
+        for answer in [&b"$-1\r\n"[..], b"-NOPERM no\r\n", b"-WRONGTYPE no\r\n", b":7\r\n"] {
+            assert!(facts.take(QUESTIONS[4], &redis::parse_redis_value(answer).unwrap()));
+            assert_eq!(facts.identity(Moment::NEVER).unwrap().memory, None);
+        }
+        for busy in [&b"-LOADING wait\r\n"[..], b"-BUSY wait\r\n"] {
+            assert!(!facts.take(QUESTIONS[4], &redis::parse_redis_value(busy).unwrap()));
         }
     }
 
@@ -110,11 +163,12 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_told_unless_it_is_about_the_configuration() {
+    fn a_refusal_is_told_unless_it_is_about_memory() {
         let refusal = redis::parse_redis_value(b"-NOPERM no\r\n").unwrap();
         let mut facts = Facts::default();
         assert!(!facts.take(QUESTIONS[0], &refusal));
         assert!(facts.take(QUESTIONS[3], &refusal));
+        assert!(facts.take(QUESTIONS[4], &refusal));
         assert_eq!(facts.identity(Moment::NEVER), None);
     }
 }

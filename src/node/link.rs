@@ -23,6 +23,8 @@ pub(super) struct Link {
     armed: Duration,
     pub(super) opened_at: Moment,
     pub(super) used_at: Moment,
+    /// It is not used any more from then on.
+    pub(super) retires_at: Moment,
     /// How long the first byte of an answer usually takes.
     typical: Duration,
     /// Answers under way that nobody waits for any more, and since when there are any.
@@ -41,6 +43,7 @@ impl Link {
             armed: Duration::ZERO,
             opened_at: now,
             used_at: now,
+            retires_at: Moment::NEVER,
             typical: Duration::ZERO,
             owed: 0,
             owed_since: now,

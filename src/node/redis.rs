@@ -15,8 +15,9 @@ use super::{
     connection::{Connection, Greeting},
     endpoint::Endpoint,
     failure::{Failure, Reason},
+    identity::MEMORY_KEY,
     reading::Reading,
-    roster::{Finding, Roster},
+    roster::{Finding, Roster, Upkeep},
     script::{By, Call},
 };
 use crate::{
@@ -28,6 +29,8 @@ use crate::{
 /// For how long a node that failed is left alone while the others suffice; doubled with each failure.
 const REST_MIN: Duration = Duration::from_millis(20);
 const REST_MAX: Duration = Duration::from_secs(1);
+/// How long a server remembers what it was told of its memory, unless it is told again: 30 days.
+const MEMORY_MS: &[u8] = b"2592000000";
 /// With so many failures in a row a node is not one to wait on.
 const ILL: u32 = 3;
 
@@ -150,20 +153,21 @@ impl RedisNode {
         // A new connection may lead to another server with another clock.
         *self.reading.lock() = Some(reading);
         if let (Some(place), Some(identity)) = (&self.place, identity) {
-            let (replaced, finding) = {
+            let (replaced, finding, upkeep) = {
                 let mut roster = place.roster.lock();
-                (roster.knew_another(place.index, &identity), roster.meet(place.index, &identity))
+                let replaced = roster.knew_another(place.index, &identity);
+                (replaced, roster.meet(place.index, &identity), roster.upkeep(place.index, &identity))
             };
             let quarantine = if let Finding::Quarantined(left) = finding { Some(left) } else { None };
             if replaced || quarantine.is_some() {
                 self.observer.server_changed(self.label(), replaced, quarantine);
             }
             let unfit = match finding {
-                Finding::Fit => return Ok(()),
+                Finding::Fit => return keep_up(connection, upkeep, deadline),
                 Finding::Quarantined(left) => {
                     let label = self.label();
                     say!(warn, "{label} may have lost its data in a restart; it does not vote for {}", Span(left));
-                    return Ok(());
+                    return keep_up(connection, upkeep, deadline);
                 }
                 Finding::Replica => "it is a replica, and nodes have to be masters that stand alone".to_owned(),
                 Finding::Duplicate(other) => format!("it is the same server as {other}, and would vote twice"),
@@ -274,4 +278,21 @@ impl RedisNode {
 pub(crate) struct Pending {
     nonce: u64,
     pub(crate) sent: Moment,
+}
+
+/// Tells a server what it has to remember about itself, before anybody counts on its votes. What it refuses costs it its
+/// votes for a while after the next restart.
+fn keep_up(connection: &mut Connection, upkeep: Upkeep, deadline: Moment) -> Result<(), Failure> {
+    match upkeep {
+        Upkeep::Nothing => Ok(()),
+        Upkeep::MeetAgain(from) => {
+            connection.retire_at(from);
+            Ok(())
+        }
+        Upkeep::Forget => connection.tell(&[b"DEL", MEMORY_KEY], deadline),
+        Upkeep::Remember(span) => {
+            let lasted = span.as_millis().to_string();
+            connection.tell(&[b"SET", MEMORY_KEY, lasted.as_bytes(), b"PX", MEMORY_MS], deadline)
+        }
+    }
 }

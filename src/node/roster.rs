@@ -2,8 +2,8 @@
 //!
 //! A node that lost its memory has forgotten whom it gave locks to, and would give them to others. It may vote again when
 //! the longest lease has passed, for then whatever it forgot has expired. A node whose run is younger than that, or that
-//! turns out to be another server than before, is taken to have lost its memory, unless it writes all down before it
-//! answers.
+//! turns out to be another server than before, is taken to have lost its memory, unless what it kept proves that it has
+//! not: a node that writes all down before it answers is told to remember for how long it has done so.
 
 use std::{sync::Arc, time::Duration};
 
@@ -36,6 +36,18 @@ pub(crate) enum Finding {
     Duplicate(Arc<str>),
 }
 
+/// What a node that was just met has to be told, about its memory and for the next run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Upkeep {
+    /// It loses nothing from now on, and has lost nothing for this long.
+    Remember(Duration),
+    /// What it remembers proves nothing any more: it may lose what comes now.
+    Forget,
+    /// It is too early to tell it anything; it has to be met again, no earlier than then.
+    MeetAgain(Moment),
+    Nothing,
+}
+
 impl Roster {
     pub(crate) fn new(labels: impl Iterator<Item = Arc<str>>, quarantine: Duration) -> Roster {
         let member = |label| Member { label, run: None, votes_from: Moment::from_nanos(0) };
@@ -60,14 +72,27 @@ impl Roster {
         let quarantine = self.quarantine;
         let Some(member) = self.nodes.get_mut(node) else { return Finding::Fit };
         let known = member.run.replace(identity.run.clone());
-        if known.as_ref() == Some(&identity.run) || identity.forgets_nothing {
+        if known.as_ref() == Some(&identity.run) {
             return Finding::Fit;
         }
         // Another run, however old, is another memory; the first that is seen is judged by its age.
         let age = if known.is_some() { Duration::ZERO } else { identity.up_for };
-        let left = quarantine.saturating_sub(age);
+        let kept = identity.memory.filter(|_| identity.forgets_nothing).unwrap_or_default();
+        let left = quarantine.saturating_sub(age.max(kept));
         member.votes_from = identity.asked_at.saturating_add(left);
         if left.is_zero() { Finding::Fit } else { Finding::Quarantined(left) }
+    }
+
+    /// What has to be done about the memory of a node that was just met and found fit.
+    pub(crate) fn upkeep(&self, node: usize, identity: &Identity) -> Upkeep {
+        let votes_from = self.votes_from(node);
+        match (identity.forgets_nothing, identity.memory) {
+            _ if self.quarantine.is_zero() => Upkeep::Nothing,
+            (false, None) => Upkeep::Nothing,
+            (false, Some(_)) => Upkeep::Forget,
+            (true, _) if votes_from > identity.asked_at => Upkeep::MeetAgain(votes_from),
+            (true, memory) => Upkeep::Remember(memory.unwrap_or_default().max(self.quarantine)),
+        }
     }
 
     /// From when on the votes of a node count.
@@ -97,7 +122,13 @@ mod tests {
             asked_at: at(asked_at),
             is_master: true,
             forgets_nothing: false,
+            memory: None,
         }
+    }
+
+    fn durable(run: &str, up_for: u64, asked_at: u64, memory: Option<u64>) -> Identity {
+        let memory = memory.map(Duration::from_secs);
+        Identity { forgets_nothing: true, memory, ..server(run, up_for, asked_at) }
     }
 
     #[test]
@@ -131,10 +162,45 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_forgets_nothing_votes_at_once() {
+    fn a_server_that_has_proved_its_memory_votes_at_once() {
         let mut roster = roster();
-        assert_eq!(roster.meet(0, &Identity { forgets_nothing: true, ..server("x", 0, 100) }), Finding::Fit);
-        assert_eq!(roster.meet(0, &Identity { forgets_nothing: true, ..server("y", 0, 200) }), Finding::Fit);
+        assert_eq!(roster.meet(0, &durable("x", 0, 100, Some(10))), Finding::Fit);
+        assert_eq!(roster.meet(0, &durable("y", 0, 200, Some(60))), Finding::Fit);
+        assert!(roster.votes_from(0) <= at(200));
+    }
+
+    #[test]
+    fn settings_alone_prove_nothing() {
+        let mut roster = roster();
+        assert_eq!(roster.meet(0, &durable("x", 99, 100, None)), Finding::Fit, "it is old enough");
+        assert_eq!(roster.meet(0, &durable("y", 0, 200, None)), Finding::Quarantined(QUARANTINE), "its disk is empty");
+        assert_eq!(roster.meet(1, &durable("z", 1, 200, None)), Finding::Quarantined(Duration::from_secs(9)));
+        assert_eq!(roster.meet(2, &durable("short", 1, 200, Some(4))), Finding::Quarantined(Duration::from_secs(6)));
+        // What another setting let through may be lost.
+        let everysec = Identity { memory: Some(QUARANTINE), ..server("w", 0, 300) };
+        assert_eq!(roster.meet(0, &everysec), Finding::Quarantined(QUARANTINE));
+    }
+
+    #[test]
+    fn a_memory_is_told_when_it_has_lasted() {
+        let mut roster = roster();
+        let young = durable("x", 4, 100, None);
+        roster.meet(0, &young);
+        assert_eq!(roster.upkeep(0, &young), Upkeep::MeetAgain(at(106)));
+        assert_eq!(roster.upkeep(0, &durable("x", 9, 105, None)), Upkeep::MeetAgain(at(106)));
+        assert_eq!(roster.upkeep(0, &durable("x", 10, 106, None)), Upkeep::Remember(QUARANTINE));
+        assert_eq!(roster.upkeep(0, &durable("x", 10, 107, Some(1))), Upkeep::Remember(QUARANTINE));
+        // What others with longer leases have found out stands.
+        assert_eq!(roster.upkeep(0, &durable("x", 99, 108, Some(60))), Upkeep::Remember(Duration::from_secs(60)));
+    }
+
+    #[test]
+    fn a_memory_that_proves_nothing_is_taken_away() {
+        let mut roster = roster();
+        let everysec = server("x", 99, 100);
+        roster.meet(0, &everysec);
+        assert_eq!(roster.upkeep(0, &everysec), Upkeep::Nothing);
+        assert_eq!(roster.upkeep(0, &Identity { memory: Some(QUARANTINE), ..everysec }), Upkeep::Forget);
     }
 
     #[test]
@@ -152,5 +218,6 @@ mod tests {
     fn without_a_quarantine_everybody_votes() {
         let mut roster = Roster::new(["a"].into_iter().map(Arc::from), Duration::ZERO);
         assert_eq!(roster.meet(0, &server("x", 0, 100)), Finding::Fit);
+        assert_eq!(roster.upkeep(0, &durable("x", 0, 100, Some(9))), Upkeep::Nothing);
     }
 }

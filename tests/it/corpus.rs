@@ -122,6 +122,8 @@ fn recorded(server: &RedisServer) -> Vec<(&'static str, Vec<u8>)> {
     let mut introduction: Vec<u8> =
         questions.iter().flat_map(|question| without_whereabouts(&on.ask(question))).collect();
     introduction.extend(on.ask(&["CONFIG", "GET", "appendfsync"]));
+    server.cli(&["SET", "distlock:memory", "10000"]);
+    introduction.extend(on.ask(&["GET", "distlock:memory"]));
     files.push(("introductions/master", introduction));
     files
 }

@@ -125,7 +125,7 @@ fn strike(stage: &Rc<Stage>, kind: Kind) {
         Kind::RestartNode | Kind::ForgetfulNode | Kind::StaleNode if up => {
             let durable = sim.net.borrow().servers[node].fake.durable;
             let memory = match kind {
-                Kind::ForgetfulNode if !durable => Memory::Empty,
+                Kind::ForgetfulNode => Memory::Empty,
                 Kind::StaleNode if !durable => Memory::Disk,
                 _ => Memory::Kept,
             };

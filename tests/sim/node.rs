@@ -16,6 +16,9 @@ static KNOWN: LazyLock<Vec<(String, Script)>> = LazyLock::new(|| {
     Script::ALL.into_iter().map(|script| (hash(script), script)).collect()
 });
 
+const LOADING: &str = "LOADING Redis is loading the dataset in memory";
+const MISCONF: &str = "MISCONF Redis is configured to save RDB snapshots, but cannot";
+
 /// What a server answers besides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Mode {
@@ -97,6 +100,7 @@ impl FakeNode {
                 let value = if self.durable { "always" } else { "everysec" };
                 Reply::Array(vec![Reply::Line("appendfsync".into()), Reply::Line(value.into())])
             }
+            ("GET" | "SET" | "DEL", [key, rest @ ..]) => self.plain(&command, key, rest, now_us),
             ("PING", []) if self.listens(peer) => {
                 Reply::Array(vec![Reply::Line("pong".into()), Reply::Line("".into())])
             }
@@ -123,6 +127,25 @@ impl FakeNode {
         }
     }
 
+    /// The commands by which a server is told of its memory.
+    fn plain(&mut self, command: &str, key: &[u8], rest: &[Bytes], now_us: u64) -> Reply {
+        if self.mode == Mode::Loading {
+            return Reply::Error(LOADING.into());
+        }
+        let mut on = self.keys.open(now_us, self.mode == Mode::Full);
+        let outcome = match (command, rest) {
+            ("GET", []) => on.get(key).map(|text| text.map_or(Reply::Nil, Reply::Bulk)),
+            _ if self.mode == Mode::Misconfigured => return Reply::Error(MISCONF.into()),
+            ("DEL", []) => on.del(key).map(|()| Reply::Int(1)),
+            ("SET", [text, _px, span]) => {
+                let span = std::str::from_utf8(span).ok().and_then(|span| span.parse().ok()).expect("a number");
+                on.set(key, text, span).map(|()| Reply::Status("OK".into()))
+            }
+            _ => return Reply::Error("ERR syntax error".into()),
+        };
+        outcome.unwrap_or_else(|refused| Reply::Error(refused.0))
+    }
+
     fn listens(&self, peer: Peer) -> bool {
         self.channels.values().any(|peers| peers.contains(&peer))
     }
@@ -146,10 +169,8 @@ impl FakeNode {
         };
         match self.mode {
             Mode::Well | Mode::Full => {}
-            Mode::Loading => return Reply::Error("LOADING Redis is loading the dataset in memory".into()),
-            Mode::Misconfigured => {
-                return Reply::Error("MISCONF Redis is configured to save RDB snapshots, but cannot".into());
-            }
+            Mode::Loading => return Reply::Error(LOADING.into()),
+            Mode::Misconfigured => return Reply::Error(MISCONF.into()),
         }
         let (keys, args) = rest[1..].split_at(count);
         let (channels, news) = (&self.channels, &mut outcome.news);

@@ -125,6 +125,8 @@ impl User {
             let pause = self.sim().between(0, 60 * MS);
             self.sim().sleep(pause);
         }
+        // What was lost or held up before is under way still, and may keep every connection.
+        self.sim().sleep(self.stage.plan.link.again + self.stage.plan.stalls.long);
         for number in 0..self.stage.plan.names {
             self.last(&name(number));
         }

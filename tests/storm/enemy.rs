@@ -143,12 +143,9 @@ impl<'a> Enemy<'a> {
                 self.go_on(number, Some(node), None, until, End::Cont(node));
             }
             Kind::Restart | Kind::Forget => {
-                // What writes everything down is trusted to have it again.
-                let kind = match (self.several(), self.stage.is_durable(node)) {
-                    (false, _) => kind,
-                    (true, true) => Kind::Restart,
-                    (true, false) => Kind::Forget,
-                };
+                // Of several, what keeps nothing on disk forgets. What writes everything down may lose its disk.
+                let forgets = self.several() && !self.stage.is_durable(node);
+                let kind = if forgets { Kind::Forget } else { kind };
                 let until = self.span(0, 1500);
                 let number = self.begin(node, 0, kind, until.as_millis() as u64)?;
                 self.stage.kill(node);
@@ -191,8 +188,8 @@ impl<'a> Enemy<'a> {
         Ok(())
     }
 
-    /// All nodes that keep nothing on disk forget, one soon after the other, and no more than a minority at a time. A holder
-    /// that is stopped can do nothing about it, and believes: only their quarantine keeps the lock for it.
+    /// All nodes forget, those that write everything down too, one soon after the other and no more than a minority at a
+    /// time. A holder that is stopped can do nothing about it, and believes: only their quarantine keeps the lock for it.
     pub(crate) fn roll(&mut self, crew: &mut Crew) -> Outcome {
         if !self.several() || !self.ongoing.is_empty() {
             return Ok(());
@@ -200,7 +197,7 @@ impl<'a> Enemy<'a> {
         if let Some(holder) = self.some_holder(crew) {
             crew.stop(holder, self.ttl)?;
         }
-        let mut nodes: Vec<usize> = (0..self.stage.len()).filter(|node| !self.stage.is_durable(*node)).collect();
+        let mut nodes: Vec<usize> = (0..self.stage.len()).collect();
         self.dice.shuffle(&mut nodes);
         for some in nodes.chunks((self.stage.len() - 1) / 2) {
             let mut numbers = Vec::new();

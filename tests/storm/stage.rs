@@ -22,11 +22,7 @@ pub(crate) struct Stage {
 
 impl Stage {
     pub(crate) fn build(count: usize) -> Stage {
-        let nodes = Nodes::built(count, |node, server| {
-            let durable = is_durable(node, count);
-            let server = server.append_only(durable);
-            if durable { server.arg("--appendfsync").arg("always") } else { server }
-        });
+        let nodes = Nodes::built(count, |node, server| if is_durable(node, count) { server.durable() } else { server });
         let sides = |node| (0..SIDES).map(|_| FaultProxy::in_front_of(nodes.server(node).addr())).collect();
         let proxies = (0..count).map(sides).collect();
         Stage { nodes, proxies, away: (0..count).map(|_| Arc::default()).collect() }

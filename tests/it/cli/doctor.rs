@@ -82,7 +82,7 @@ impl Report {
 
 #[test]
 fn a_server_that_has_all_it_needs_is_well_and_is_left_as_it_was() {
-    let server = RedisServer::builder().append_only(true).arg("--appendfsync").arg("always").start();
+    let server = RedisServer::builder().durable().start();
     // On a machine that is busy just now the way to the server is slow, which is a warning.
     let ended = eventually_some("it is well", CEILING, || {
         let ended = run(at(&server, &["doctor"])).with(0);

@@ -77,8 +77,8 @@ fn a_quarantined_minority_delays_nobody() {
 
 /// Goal: the textbook case. A has its lock from {2, 3, 4}, since 0 and 1 are out of its reach; 2 restarts without its data.
 /// Now {0, 1, 2} have never heard of A. Whether A still believes in its lock when B gets it is returned.
-fn there_are_two_believers(quarantine: Duration, ttl: Duration) -> bool {
-    let nodes = Nodes::start(5).behind_proxies(&[0, 1]);
+fn there_are_two_believers(nodes: Nodes, quarantine: Duration, ttl: Duration) -> bool {
+    let nodes = nodes.behind_proxies(&[0, 1]);
     let mut urls: Vec<_> = (0..5).map(|node| nodes.url(node)).collect();
     let config =
         |urls: &[String]| kit::patient(urls.join(",")).ttl(ttl).operation_timeout(SECOND).quarantine(quarantine);
@@ -104,19 +104,26 @@ fn there_are_two_believers(quarantine: Duration, ttl: Duration) -> bool {
 #[test]
 fn a_node_that_forgot_a_lock_does_not_give_it_away() {
     let ttl = 5 * SECOND;
-    assert!(!there_are_two_believers(ttl, ttl), "two believe in the lock");
+    assert!(!there_are_two_believers(Nodes::start(5), ttl, ttl), "two believe in the lock");
+}
+
+/// It would not have lost anything in a restart, but its disk is another one.
+#[test]
+fn a_node_that_lost_its_disk_does_not_give_away_what_was_on_it() {
+    let ttl = 5 * SECOND;
+    assert!(!there_are_two_believers(Nodes::durable(5), ttl, ttl), "two believe in the lock");
 }
 
 /// What the quarantine is for: the same without it.
 #[test]
 fn without_a_quarantine_a_node_that_forgot_a_lock_gives_it_away() {
-    assert!(there_are_two_believers(Duration::ZERO, 60 * SECOND));
+    assert!(there_are_two_believers(Nodes::start(5), Duration::ZERO, 60 * SECOND));
 }
 
-/// A node that writes everything down before it answers forgets nothing, and votes at once.
+/// A node that writes everything down before it answers, and has what it wrote, votes at once.
 #[test]
 fn nodes_that_forget_nothing_vote_at_once() {
-    let nodes = Nodes::built(3, |_, builder| builder.append_only(true).arg("--appendfsync").arg("always"));
+    let nodes = Nodes::durable(3);
     // A quarantine that no test could wait for.
     let config = || kit::patient(nodes.urls()).operation_timeout(SECOND).quarantine(600 * SECOND);
     let [mgr, other] = [(), ()].map(|()| RedisMgr::new(config()).unwrap());
@@ -131,6 +138,62 @@ fn nodes_that_forget_nothing_vote_at_once() {
     guard.release().unwrap().unwrap_released();
     let next = other.try_lock_for("x", BOUNDED).unwrap();
     expect_a_quorum(&nodes, &next);
+}
+
+const MEMORY: &str = "distlock:memory";
+
+/// New ones cannot be told from such as have lost their disk. One manager that stays connected all the time sees to it
+/// that they can after the next restart.
+#[test]
+fn a_node_that_forgets_nothing_is_told_so_when_it_has_lasted() {
+    let nodes = Nodes::built(3, |_, builder| builder.durable());
+    let strict = RedisMgr::new(kit::patient(nodes.urls()).operation_timeout(SECOND).quarantine(600 * SECOND)).unwrap();
+    assert_eq!(no_quorum(&nodes, &strict.try_lock("x").unwrap_err()), [Vote::Unknown; 3]);
+    let mgr = careful(&nodes);
+    let told = || nodes.values(MEMORY).iter().all(|memory| memory.as_deref() == Some("3000"));
+    eventually("they are told", CEILING, || {
+        drop(mgr.try_lock_for("x", SECOND));
+        told()
+    });
+    for node in 0..3 {
+        let expiry: i64 = nodes.server(node).query(&["PTTL", MEMORY]);
+        assert!((1_000_000_000..=30 * 86_400_000).contains(&expiry), "{expiry}");
+        nodes.restart(node);
+    }
+    assert!(told(), "it is kept");
+    drop(within(CEILING, "locking", || careful(&nodes).lock("x").unwrap()));
+    // Longer leases may have been there before.
+    let strict = RedisMgr::new(kit::patient(nodes.urls()).operation_timeout(SECOND).quarantine(600 * SECOND)).unwrap();
+    assert_eq!(no_quorum(&nodes, &strict.try_lock("x").unwrap_err()), [Vote::Unknown; 3]);
+}
+
+/// What it remembers would be believed when it is set to write everything down again.
+#[test]
+fn what_a_node_that_may_forget_remembers_of_itself_is_deleted() {
+    let nodes = Nodes::durable(3);
+    (0..3).for_each(|node| nodes.config_set(node, "appendfsync", "everysec"));
+    let mgr = RedisMgr::new(kit::patient(nodes.urls()).operation_timeout(SECOND).quarantine(600 * SECOND)).unwrap();
+    assert_eq!(no_quorum(&nodes, &mgr.try_lock("x").unwrap_err()), [Vote::Unknown; 3]);
+    eventually("it is deleted", CEILING, || nodes.values(MEMORY).iter().all(Option::is_none));
+}
+
+/// Its data is what the other one had sent so far, whatever stands in it.
+#[test]
+fn a_replica_that_has_become_a_master_does_not_vote_at_first() {
+    let nodes = Nodes::durable(4);
+    let (master, server) = (nodes.server(0), nodes.server(3));
+    server.cli(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]);
+    eventually("it follows", CEILING, || {
+        let info: String = server.query(&["INFO", "replication"]);
+        info.contains("master_link_status:up")
+    });
+    server.cli(&["REPLICAOF", "NO", "ONE"]);
+    nodes.kill(1);
+    let urls = [1, 2, 3].map(|node| nodes.url(node)).join(",");
+    let mgr = RedisMgr::new(kit::patient(urls).operation_timeout(SECOND).quarantine(600 * SECOND)).unwrap();
+    let error = mgr.try_lock("x").unwrap_err();
+    assert!(error.to_string().contains("it may have lost its data in a restart"), "{error}");
+    eventually("it does not remember", CEILING, || nodes.values(MEMORY)[3].is_none());
 }
 
 /// One that writes down what it did a second ago may forget a second.

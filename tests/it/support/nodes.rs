@@ -23,6 +23,15 @@ impl Nodes {
         Self::built(count, |_, builder| builder)
     }
 
+    /// Nodes that lose nothing in a restart, have not lost anything for a day, and know it.
+    pub fn durable(count: usize) -> Self {
+        let nodes = Self::built(count, |_, builder| builder.durable());
+        for node in 0..count {
+            nodes.server(node).cli(&["SET", "distlock:memory", "86400000"]);
+        }
+        nodes
+    }
+
     /// Each node as `build` says, which gets its number.
     pub fn built(count: usize, build: impl Fn(usize, RedisServerBuilder) -> RedisServerBuilder + Sync) -> Self {
         let build = &build;

@@ -71,6 +71,11 @@ impl RedisServerBuilder {
         self
     }
 
+    /// It writes everything to disk before it answers.
+    pub fn durable(self) -> Self {
+        self.append_only(true).arg("--appendfsync").arg("always")
+    }
+
     pub fn append_only(mut self, on: bool) -> Self {
         self.append_only = on;
         self

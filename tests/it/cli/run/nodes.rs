@@ -13,7 +13,7 @@ fn scene(nodes: &Nodes) -> Scene {
 }
 
 fn trio() -> Nodes {
-    Nodes::built(3, |_, builder| builder.append_only(true).arg("--appendfsync").arg("always"))
+    Nodes::durable(3)
 }
 
 #[test]
