@@ -22,8 +22,8 @@ const ROUND: usize = 64;
 /// No input grows beyond this.
 const LENGTH_MAX: usize = 4096;
 
-/// Where numbers end, in several ways, and what separates fields.
-const PIECES: [&[u8]; 24] = [
+/// Where numbers end, in several ways, and what separates fields and the parts of URLs.
+const PIECES: [&[u8]; 28] = [
     b"0",
     b"-1",
     b"1",
@@ -48,6 +48,10 @@ const PIECES: [&[u8]; 24] = [
     b"{",
     b"}",
     b"distlock:",
+    b"://",
+    b",redis://",
+    b"@",
+    b":",
 ];
 
 /// What can be changed at random, and mostly still looks like what it was.

@@ -50,7 +50,7 @@ impl fmt::Display for Unread {
         match self {
             Unread::Said(error) => error.fmt(f),
             Unread::Password => f.write_str(
-                "there is a password on the command line, where every user of this machine can read it; \
+                "there seems to be a password on the command line, where every user of this machine can read it; \
                  put the URL into DISTLOCK_URL, or the password into a file for --password-file",
             ),
         }

@@ -1,7 +1,7 @@
 //! From arguments, environment and files to a manager. Passwords come from files and the environment only: what stands
 //! on a command line, everybody on the machine can read.
 
-use std::{fs, path::Path, time::Duration};
+use std::{fs, net::Ipv6Addr, path::Path, time::Duration};
 
 use distlock::{Config, RedisMgr};
 
@@ -42,13 +42,41 @@ pub(crate) fn manager(servers: &Servers) -> Result<RedisMgr, Failure> {
 
 /// Whether it looks as if there were one in any of the URLs; one that cannot be read may have one anywhere.
 pub(crate) fn has_password(urls: &str) -> bool {
-    let rest = urls.split_once("://").map_or(urls, |(_, rest)| rest);
-    // Behind each scheme stands a URL, up to the comma and the scheme of the next.
-    rest.split("://").any(|url| {
-        let (path, query) = url.split_once('?').unwrap_or((url, ""));
-        let user = path.rsplit_once('@').map_or("", |(user, _)| user);
-        user.contains(':') || query.split('&').any(|pair| pair.starts_with("pass"))
+    divide(urls).any(|url| {
+        let signs_in = match url.rsplit_once('@') {
+            // The scheme has the one colon that says nothing of a password.
+            Some((user, _)) => user.replacen("://", "", 1).contains(':'),
+            None => !is_address(url.split_once("://").map_or(url, |(_, rest)| rest)),
+        };
+        let query = url.split_once('?').map_or("", |(_, query)| query);
+        signs_in || query.split('&').any(|pair| pair.starts_with("pass"))
     })
+}
+
+/// URLs with commas between them, as the library divides them: where a scheme stands behind a comma. A password may have
+/// that in it too; then what is left of it is no port.
+fn divide(urls: &str) -> impl Iterator<Item = &str> {
+    let is_end = |at: &usize| {
+        let next = urls[at + 1..].split(',').next().unwrap_or_default();
+        next.trim_start().split_once("://").is_some_and(|(scheme, _)| {
+            !scheme.is_empty() && scheme.bytes().all(|byte| byte.is_ascii_alphabetic() || byte == b'+')
+        })
+    };
+    let ends: Vec<usize> = urls.match_indices(',').map(|(at, _)| at).filter(is_end).chain([urls.len()]).collect();
+    let begins = [0].into_iter().chain(ends.clone().into_iter().map(|end| end + 1));
+    begins.zip(ends).map(|(begin, end)| &urls[begin..end])
+}
+
+/// Whether a host stands there, and behind a colon nothing but its port.
+fn is_address(rest: &str) -> bool {
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let bracketed = authority.strip_prefix('[').and_then(|inner| inner.split_once(']'));
+    let host_and_port = match bracketed {
+        Some((host, port)) if host.parse::<Ipv6Addr>().is_ok() => port,
+        _ => authority,
+    };
+    let port = host_and_port.split_once(':').map(|(_, port)| port);
+    port.is_none_or(|port| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 pub(crate) fn read_password(path: &Path) -> Result<String, Failure> {
@@ -75,13 +103,50 @@ mod tests {
 
     #[test]
     fn passwords_are_seen() {
-        let several = ["redis://h:1,redis://u:x@h", "redis://u:x,y@h,redis://h", "unix:///s?pass=x,redis://h"];
-        let one = ["redis://:x@h", "redis://u:x@h:1/2", "u:x@h", "unix:///s?db=1&pass=x", "redis://a:b@c@d"];
-        for url in several.into_iter().chain(one) {
+        for url in [
+            "redis://:x@h",
+            "redis://u:x@h:1/2",
+            "u:x@h",
+            "redis://a:b@c@d",
+            "unix:///s?db=1&pass=x",
+            // One of several.
+            "redis://h:1,redis://u:x@h",
+            "redis://u:x,y@h,redis://h",
+            "unix:///s?pass=x,redis://h",
+            // What divides URLs, or ends a part of one, is in the password.
+            "redis://u:x://u@h:6379/1,redis://i",
+            "redis://u:x,s3://y@h",
+            "redis://u:x,unix://y@h",
+            "redis://u:1/x@h",
+            "redis://u:1?x@h",
+            "redis://u:1#x@h",
+            // Something is missing, or too much.
+            "redis:u:x@://h",
+            "redis:u:x@h,redis://i",
+            "redis://u:x",
+            "redis://u:x:6379",
+            "redis://u:/x",
+            "redis://[u:x]:6379",
+            "--url=redis://u:x,redis://h",
+        ] {
             assert!(has_password(url), "{url}");
         }
-        for url in ["redis://h:6379", "redis://u@h", "redis://[::1]:7", "unix:///s?db=1", "", "redis://h:1,redis://u@h"]
-        {
+    }
+
+    #[test]
+    fn addresses_and_users_are_no_passwords() {
+        for url in [
+            "",
+            "h",
+            "redis://h:6379",
+            "--url=redis://u@h:6379/0",
+            "redis://[::1]:7",
+            "redis://[::1]",
+            "redis://h:1?db=2#x",
+            "unix:///s?db=1",
+            "redis://h:1,redis://u@h",
+            "redis://u@h:1/2, valkey+unix://v@h,unix:///s",
+        ] {
             assert!(!has_password(url), "{url}");
         }
     }

@@ -22,16 +22,29 @@ fn plain(text: &str) {
     assert!(text.chars().all(text::is_plain), "{text:?}");
 }
 
+/// Whether the secret stands where a URL has its password: between a colon and an @, and in no user's name of a URL that
+/// begins behind a comma.
+fn is_password(word: &str) -> bool {
+    let letters = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphabetic() || c == '+');
+    word.match_indices(SECRET).any(|(at, _)| {
+        let (before, behind) = (&word[..at], &word[at + SECRET.len()..]);
+        let begins = |comma: usize| {
+            let next = word[comma + 1..].trim_start();
+            next.find("://").is_some_and(|end| letters(&next[..end]))
+        };
+        let first = before.match_indices(',').map(|(comma, _)| comma).filter(|comma| begins(*comma)).last();
+        let end = behind.match_indices(',').map(|(comma, _)| comma).find(|comma| begins(at + SECRET.len() + comma));
+        let user = before[first.map_or(0, |comma| comma + 1)..].split_once("://").map(|(_, user)| user);
+        user.is_some_and(|user| user.contains(':')) && behind[..end.unwrap_or(behind.len())].contains('@')
+    })
+}
+
 /// A password in a URL is not repeated, however wrong the rest is. One argument stands on each line.
 #[test]
 fn command_lines() {
     fuzz("command-lines", |input| {
         let words = || input.split(|byte| *byte == b'\n').map(|word| OsString::from_vec(word.to_vec()));
-        let secret = words().any(|word| {
-            let word = word.to_string_lossy().into_owned();
-            let behind = word.split_once("://").and_then(|(_, rest)| rest.split_once(':'));
-            behind.is_some_and(|(_, rest)| rest.rsplit_once('@').is_some_and(|(password, _)| password.contains(SECRET)))
-        });
+        let secret = words().any(|word| is_password(&word.to_string_lossy()));
         let silent = |said: &str| assert!(!secret || !said.contains(SECRET), "{said}");
         match args::read([OsString::from("distlock")].into_iter().chain(words())) {
             Ok(Args { servers, command }) => {
