@@ -32,7 +32,7 @@ fn is_password(word: &str) -> bool {
             let next = word[comma + 1..].trim_start();
             next.find("://").is_some_and(|end| letters(&next[..end]))
         };
-        let first = before.match_indices(',').map(|(comma, _)| comma).filter(|comma| begins(*comma)).last();
+        let first = before.rmatch_indices(',').map(|(comma, _)| comma).find(|comma| begins(*comma));
         let end = behind.match_indices(',').map(|(comma, _)| comma).find(|comma| begins(at + SECRET.len() + comma));
         let user = before[first.map_or(0, |comma| comma + 1)..].split_once("://").map(|(_, user)| user);
         user.is_some_and(|user| user.contains(':')) && behind[..end.unwrap_or(behind.len())].contains('@')
