@@ -6,6 +6,7 @@
 //! answer the socket is closed and never used again. The next use opens another.
 
 mod lent;
+mod owed;
 
 use std::{fmt, io, sync::Arc, time::Duration};
 
@@ -27,8 +28,6 @@ use crate::{
 
 /// A connection that was in use this short a time ago is not looked at before it is used again.
 const FRESH: Duration = Duration::from_millis(100);
-/// With this many answers outstanding a connection is given up.
-const OWED_MAX: u32 = 64;
 
 pub(crate) struct Connection {
     endpoint: Arc<Endpoint>,
@@ -160,53 +159,12 @@ impl Connection {
         }
         let good = match link.owed {
             0 => now.after(link.used_at) < FRESH || link.socket.is_quiet(),
-            owed => owed < OWED_MAX && now.after(link.owed_since) < timeout,
+            owed => owed < owed::MAX && now.after(link.owed_since) < timeout,
         };
         if !good {
             self.poison();
         }
         good
-    }
-
-    /// Reads what has come of the answers that nobody waits for; true if there was one that is no error.
-    fn collect_owed(&mut self, now: Moment) -> bool {
-        let mut heard = false;
-        while let Some(link) = self.link.as_ref().filter(|link| link.owed > 0) {
-            let owed = link.owed;
-            match self.receive_any(now) {
-                Ok(Some(value)) => {
-                    heard |= !matches!(value, Value::ServerError(_));
-                    self.settle_owed(owed - 1, now);
-                }
-                // A failure has closed it.
-                Ok(None) | Err(_) => break,
-            }
-        }
-        heard
-    }
-
-    fn settle_owed(&mut self, owed: u32, now: Moment) {
-        if let Some(link) = &mut self.link {
-            link.owed = owed;
-            link.owed_since = now;
-        }
-    }
-
-    /// Since when answers are owed that have not come by `now`; and whether some have come that are no errors.
-    pub(crate) fn owes_since(&mut self, now: Moment) -> (Option<Moment>, bool) {
-        let heard = self.collect_owed(now);
-        (self.link.as_ref().filter(|link| link.owed > 0).map(|link| link.owed_since), heard)
-    }
-
-    /// Does not wait for the answer that is under way; whatever goes over this connection next is carried out after
-    /// it, and answered after it.
-    pub(crate) fn leave_unanswered(&mut self) {
-        if let Some(link) = &mut self.link {
-            if link.owed == 0 {
-                link.owed_since = clock::now();
-            }
-            link.owed += 1;
-        }
     }
 
     /// Whether this connection has carried this script in full; remembers that it will have.
@@ -286,15 +244,15 @@ impl Connection {
             .map_err(|failure| Failure { sent: false, ..failure })
     }
 
-    /// A server's error as a failure.
-    pub(crate) fn refuse_errors(&self, value: &Value) -> Result<(), Failure> {
-        match value {
-            Value::ServerError(error) => Err(Failure::refused(
-                self.endpoint.quote(error.code()),
-                self.endpoint.quote(error.details().unwrap_or("")),
-            )),
-            _ => Ok(()),
+    /// A server's error as a failure. One that is no master is left: its name may lead elsewhere by now.
+    pub(crate) fn refuse_errors(&mut self, value: &Value) -> Result<(), Failure> {
+        let Value::ServerError(error) = value else { return Ok(()) };
+        let (code, message) = (error.code(), error.details().unwrap_or(""));
+        let failure = Failure::refused(self.endpoint.quote(code), self.endpoint.quote(message));
+        if failure.is_about_a_replica() {
+            self.close();
         }
+        Err(failure)
     }
 
     /// A number that no earlier request on this connection carried.
@@ -345,7 +303,11 @@ impl Connection {
         loop {
             let owed = self.link.as_ref().map_or(0, |link| link.owed);
             match self.receive_any(until)? {
-                Some(_) if owed > 0 => self.settle_owed(owed - 1, clock::now()),
+                Some(value) if owed > 0 => match self.settle_owed(&value, clock::now()) {
+                    // What is waited for comes behind that, and may be carried out all the same.
+                    Err(failure) if !self.is_connected() => return Err(Failure { sent: true, ..failure }),
+                    _ => {}
+                },
                 value => return Ok(value),
             }
         }
@@ -402,40 +364,4 @@ pub(crate) fn write_command(out: &mut Vec<u8>, parts: &[&[u8]]) {
 
 fn random_start() -> u64 {
     random_uuid().as_u64_pair().1 >> 16
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::{
-        io::{Read as _, Write as _},
-        os::unix::net::UnixListener,
-        thread,
-    };
-
-    #[test]
-    fn a_connection_that_owes_too_much_is_given_up() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("s");
-        let listener = UnixListener::bind(&path).unwrap();
-        // It tells the time, and nothing else.
-        let server = thread::spawn(move || {
-            let mut stream = listener.accept().unwrap().0;
-            let _ = stream.read(&mut [0; 1024]).unwrap();
-            stream.write_all(b"*2\r\n$1\r\n1\r\n$1\r\n1\r\n").unwrap();
-            while stream.read(&mut [0; 1024]).is_ok_and(|read| read > 0) {}
-        });
-        let url = format!("unix://{}", path.display());
-        let patience = Duration::from_secs(60);
-        let endpoint = Arc::new(Endpoint::parse(&url).unwrap());
-        let mut connection = Connection::unconnected(endpoint, patience, Duration::ZERO, false);
-        connection.connect(clock::now().saturating_add(patience)).unwrap();
-        for _ in 0..OWED_MAX {
-            assert!(connection.is_ready());
-            connection.send(Moment::NEVER, |out| write_command(out, &[b"PING"])).unwrap();
-            connection.leave_unanswered();
-        }
-        assert!(!connection.is_ready() && !connection.is_connected());
-        server.join().unwrap();
-    }
 }

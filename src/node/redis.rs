@@ -211,13 +211,7 @@ impl RedisNode {
         pending: Pending,
         reply: Value,
     ) -> Result<Answer<C::Reply>, Failure> {
-        connection.refuse_errors(&reply).map_err(|failure| {
-            if failure.is_about_a_replica() {
-                // Its name may lead elsewhere by now.
-                connection.close();
-            }
-            failure.naming(call.script())
-        })?;
+        connection.refuse_errors(&reply).map_err(|failure| failure.naming(call.script()))?;
         match call.read(pending.nonce, reply) {
             Some(reply) => {
                 if let Some(server_us) = C::server_us(&reply) {

@@ -1,0 +1,134 @@
+//! Answers that are under way and that nobody waits for any more: they come before those to what is asked next.
+
+use redis::Value;
+
+use super::Connection;
+use crate::{
+    clock::{self, Moment},
+    node::failure::Failure,
+};
+
+/// With this many answers outstanding a connection is given up.
+pub(super) const MAX: u32 = 64;
+
+impl Connection {
+    /// Reads what has come of the answers that nobody waits for; true if there was one that is no error.
+    pub(super) fn collect_owed(&mut self, now: Moment) -> bool {
+        let mut heard = false;
+        while self.link.as_ref().is_some_and(|link| link.owed > 0) {
+            match self.receive_any(now) {
+                Ok(Some(value)) => heard |= self.settle_owed(&value, now).is_ok(),
+                // A failure has closed it.
+                Ok(None) | Err(_) => break,
+            }
+        }
+        heard
+    }
+
+    /// One answer less that nobody waits for. What it refuses may say something about all that follow.
+    pub(super) fn settle_owed(&mut self, value: &Value, now: Moment) -> Result<(), Failure> {
+        if let Some(link) = &mut self.link {
+            link.owed -= 1;
+            link.owed_since = now;
+        }
+        self.refuse_errors(value)
+    }
+
+    /// Since when answers are owed that have not come by `now`; and whether some have come that are no errors.
+    pub(crate) fn owes_since(&mut self, now: Moment) -> (Option<Moment>, bool) {
+        let heard = self.collect_owed(now);
+        (self.link.as_ref().filter(|link| link.owed > 0).map(|link| link.owed_since), heard)
+    }
+
+    /// Does not wait for the answer that is under way; whatever goes over this connection next is carried out after
+    /// it, and answered after it.
+    pub(crate) fn leave_unanswered(&mut self) {
+        if let Some(link) = &mut self.link {
+            if link.owed == 0 {
+                link.owed_since = clock::now();
+            }
+            link.owed += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::{connection::write_command, endpoint::Endpoint, socket::Socket};
+    use std::{
+        io::{Read as _, Write as _},
+        os::unix::net::UnixListener,
+        sync::Arc,
+        thread,
+        time::Duration,
+    };
+
+    /// A connection to a server that tells the time, and after that says `answer` to whatever is asked.
+    fn connected(answer: &'static [u8]) -> (Connection, thread::JoinHandle<()>) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = thread::spawn(move || {
+            let mut stream = listener.accept().unwrap().0;
+            let _ = stream.read(&mut [0; 1024]).unwrap();
+            stream.write_all(b"*2\r\n$1\r\n1\r\n$1\r\n1\r\n").unwrap();
+            while stream.read(&mut [0; 1024]).is_ok_and(|read| read > 0) && stream.write_all(answer).is_ok() {}
+        });
+        let url = format!("unix://{}", path.display());
+        let endpoint = Arc::new(Endpoint::parse(&url).unwrap());
+        let mut connection = Connection::unconnected(endpoint, PATIENCE, Duration::ZERO, false);
+        connection.connect(patiently()).unwrap();
+        (connection, server)
+    }
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    fn patiently() -> Moment {
+        clock::now().saturating_add(PATIENCE)
+    }
+
+    /// Asks, and does not wait for the answer.
+    fn ask(connection: &mut Connection) {
+        connection.send(Moment::NEVER, |out| write_command(out, &[b"PING"])).unwrap();
+        connection.leave_unanswered();
+    }
+
+    #[test]
+    fn a_connection_that_owes_too_much_is_given_up() {
+        let (mut connection, server) = connected(b"");
+        for _ in 0..MAX {
+            assert!(connection.is_ready());
+            ask(&mut connection);
+        }
+        assert!(!connection.is_ready() && !connection.is_connected());
+        server.join().unwrap();
+    }
+
+    const REPLICA: &[u8] = b"-READONLY You can't write against a read only replica.\r\n";
+
+    #[test]
+    fn a_replica_is_left_by_whoever_finds_its_refusal() {
+        let (mut connection, server) = connected(REPLICA);
+        ask(&mut connection);
+        let failure = connection.receive_until(patiently()).unwrap_err();
+        assert!(failure.is_about_a_replica() && failure.sent && !connection.is_connected(), "{failure:?}");
+        server.join().unwrap();
+
+        let (mut connection, server) = connected(REPLICA);
+        ask(&mut connection);
+        Socket::await_any(&[connection.socket().unwrap()], patiently(), Duration::ZERO);
+        assert!(!connection.is_ready() && !connection.is_connected());
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn another_refusal_that_nobody_waits_for_changes_nothing() {
+        let (mut connection, server) = connected(b"-OOM it has no room\r\n");
+        ask(&mut connection);
+        Socket::await_any(&[connection.socket().unwrap()], patiently(), Duration::ZERO);
+        assert!(connection.is_ready());
+        drop(connection);
+        server.join().unwrap();
+    }
+}
