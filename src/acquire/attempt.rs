@@ -47,6 +47,8 @@ pub(super) struct Attempt<'a> {
     queued: bool,
     /// The lock is ours on that node, and we have to win the others.
     pub(super) leading: bool,
+    /// The votes are there, and the node with the line, which keeps the lock for the claim window, is to keep it for longer.
+    pub(super) whole: bool,
     /// Where our id may be: as the holder's, or in the line.
     pub(super) known: NodeSet,
     /// Nodes where it has to be taken back before anything else, since the line has moved.
@@ -98,6 +100,7 @@ impl<'a> Attempt<'a> {
             in_line: false,
             queued: false,
             leading: false,
+            whole: false,
             known: NodeSet::NONE,
             strays: NodeSet::NONE,
             unsettled: Vec::new(),
@@ -158,6 +161,7 @@ impl<'a> Attempt<'a> {
         let expects_others = || self.losses > 0 || self.on.crowd.is_likely(self.claim.key.lock());
         !self.several()
             || self.leading
+            || self.whole
             || !expects_others()
             || self.trouble.is_some()
             || mode == Mode::Try
@@ -208,6 +212,10 @@ impl<'a> Attempt<'a> {
 
     /// A quorum keeps the lock for us. It is ours if it does so for long enough, and under one token.
     fn won(&mut self, ballot: &Ballot) -> Result<Step, LockError> {
+        if ballot.is_brief() && self.window() < self.claim.ttl {
+            self.whole = true;
+            return Ok(Step::Again);
+        }
         let nodes = self.on.redlock.len();
         let mut votes = Votes::new(nodes);
         let mut tokens: SmallVec<[u64; 8]> = SmallVec::new();
@@ -271,7 +279,9 @@ impl<'a> Attempt<'a> {
             }
             return Ok(Step::Wait(sight.next_look(self.dice())));
         }
-        let pause = now.saturating_add(vote_pause(self.losses, ballot.is_split(), self.dice()));
+        let pause = vote_pause(self.losses, ballot.is_split(), self.dice());
+        // The head must be back before the node with the line takes it for dead.
+        let pause = now.saturating_add(if self.leading { pause.min(self.window() / 3) } else { pause });
         if mode == Mode::Leave || now >= self.limit {
             if ballot.is_split() && self.losses <= SPLITS_MAX && pause < self.hard_limit() {
                 return Ok(Step::Wait(pause));
@@ -421,6 +431,11 @@ impl<'a> Attempt<'a> {
         let nodes = if late { self.on.redlock.all() } else { self.known.with(self.strays) };
         let waiter = if self.in_line || !self.strays.is_empty() { self.waiter() } else { String::new() };
         (!nodes.is_empty()).then_some(Leftover { waiter, late_until: self.late_until, nodes })
+    }
+
+    /// For how long it may keep the lock from others without having it.
+    pub(super) fn window(&self) -> Duration {
+        self.on.window(self.claim)
     }
 
     pub(super) fn waiter(&self) -> String {

@@ -62,9 +62,13 @@ impl Acquirer {
         outcome.map_err(|error| Box::new(NotAcquired { error, leftover: attempt.leftover() }))
     }
 
+    /// For how long a claim that is to be confirmed keeps the lock from others.
+    pub(crate) fn window(&self, claim: &Claim) -> Duration {
+        self.claim_window.min(claim.ttl)
+    }
+
     /// The entry of a claim in the queue: for how long to claim, where to tell, and whom.
     pub(crate) fn waiter(&self, claim: &Claim) -> String {
-        let claim_ms = self.claim_window.min(claim.ttl).as_millis();
-        format!("{claim_ms} {} {}", self.listener.channel(), claim.id)
+        format!("{} {} {}", self.window(claim).as_millis(), self.listener.channel(), claim.id)
     }
 }

@@ -22,6 +22,7 @@ pub(super) struct Ballot {
     pub(super) verdict: Verdict,
     inner: redlock::Ballot<Acquired>,
     full: bool,
+    brief: bool,
 }
 
 impl Ballot {
@@ -36,6 +37,11 @@ impl Ballot {
     /// Whether all nodes were asked.
     pub(super) fn is_full(&self) -> bool {
         self.full
+    }
+
+    /// Whether the node with the line was asked for the claim window only.
+    pub(super) fn is_brief(&self) -> bool {
+        self.brief
     }
 
     /// What a node said, if it answered.
@@ -108,6 +114,7 @@ impl Attempt<'_> {
         // A short lease leaves no time for a long wait for an answer.
         let ask_max = redlock.operation_timeout().min((self.claim.ttl / 3).max(ASK_MIN));
         let deadline = now.saturating_add(ask_max).min(self.hard_limit());
+        let brief = self.asks_briefly(mode, full);
         if matches!(mode, Mode::Join | Mode::Look) {
             self.in_line = true;
             self.known = self.known.with(NodeSet::only(self.order));
@@ -118,10 +125,11 @@ impl Attempt<'_> {
         let waiter = if matches!(mode, Mode::Try) { String::new() } else { self.waiter() };
         let token_min = self.token_min.unwrap_or_else(|| redlock.token_min());
         let (order, claim, heal) = (self.order, self.claim, self.on.heal);
+        let window_ms = u64::try_from(self.window().as_millis()).unwrap_or(u64::MAX);
         let call = |node| Acquire {
             key: &claim.key,
             id: claim.id.as_str(),
-            ttl_ms: claim.ttl_ms(),
+            ttl_ms: if brief && node == order { window_ms } else { claim.ttl_ms() },
             mode: if node == order { mode } else { Mode::Try },
             waiter: if node == order { &waiter } else { "" },
             heal,
@@ -147,7 +155,8 @@ impl Attempt<'_> {
             Verdict::Won if self.several() && inner.votes[order] == Some(Vote::No) => Verdict::Lost,
             verdict => verdict,
         };
-        let ballot = Ballot { verdict, inner, full };
+        self.whole &= verdict == Verdict::Won;
+        let ballot = Ballot { verdict, inner, full, brief };
         let ours: NodeSet = (0..redlock.len()).filter(|node| ballot.holds_on(*node)).collect();
         let taken = ours.with(open).with(broken);
         self.known = self.known.with(taken);
@@ -157,6 +166,17 @@ impl Attempt<'_> {
             self.give_back(&mut links, taken.without(head), now, deadline);
         }
         Ok(ballot)
+    }
+
+    /// Whether the node with the line is asked to keep the lock for the claim window only. Who waits may keep it there
+    /// without having it elsewhere, and must not keep it from others for a whole lease by dying.
+    fn asks_briefly(&self, mode: Mode, full: bool) -> bool {
+        let expects_to_wait = self.leading || self.has_lost();
+        self.several() && (!full || (!self.whole && expects_to_wait && self.waits(mode)))
+    }
+
+    fn waits(&self, mode: Mode) -> bool {
+        mode != Mode::Leave && clock::now() < self.limit
     }
 
     /// Whom to ask: not those to which something is under way that must not come between.
@@ -178,12 +198,12 @@ impl Attempt<'_> {
     }
 
     /// Who waits, and has the lock on the node with the line, keeps it there: that is the head of the line, and whoever
-    /// else asks has to give way. Unless another holds a node that comes before, for then the line is there; or too few
+    /// else asks has to give way. Unless it has asked for the whole lease there; or another holds a node that comes before, for then the line is there; or too few
     /// nodes are there for anybody.
     fn keeps_the_head(&self, mode: Mode, ballot: &Ballot) -> bool {
-        let waits = mode != Mode::Leave && clock::now() < self.limit;
         let before = (0..self.order).any(|node| ballot.standing(node).is_some_and(|reply| reply.holder().is_some()));
-        waits && ballot.verdict == Verdict::Lost && ballot.holds_on(self.order) && !before
+        let keeps = ballot.is_brief() && self.waits(mode);
+        keeps && ballot.verdict == Verdict::Lost && ballot.holds_on(self.order) && !before
     }
 
     fn give_back_strays(&mut self, links: &mut Links) {

@@ -7,7 +7,7 @@ use distlock::{FencingToken, LockError, LockGuard, LockOptions, RedisMgr, Releas
 use crate::{
     kit::{
         BOUNDED, SECOND, UnwrapReleased, await_gone, fence_key, foreign_release, foreign_take, get, impatient,
-        in_thread, label, lease, manager, patient, proxied, pttl, waiter, within,
+        in_thread, label, lease, manager, patient, proxied, pttl, queue_key, waiter, within,
     },
     support::{Fault, FaultProxy, RedisServer, any_request, command, contains, eventually},
 };
@@ -166,6 +166,23 @@ fn an_acquire_that_arrives_late_takes_nothing() {
     let taken = commands.lines().into_iter().find(|line| line.to_uppercase().contains("\"SET\" \"LOCK:X\""));
     assert_eq!(taken, None);
     assert_eq!(get(&server, LOCK), None);
+}
+
+/// A waiter's request for the claim window may reach the server by a connection that was given up, after the one for
+/// the whole lease, which came over another.
+#[test]
+fn an_old_request_for_less_takes_nothing_from_a_lease() {
+    let script =
+        [include_str!("../../src/node/lua/shared.lua"), include_str!("../../src/node/lua/acquire.lua")].concat();
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let guard = mgr.lock_with("x", &lease(600 * SECOND).renew(false)).unwrap();
+    let (queue, fence, far) = (queue_key("x"), fence_key("x"), "9999999999999999");
+    let keys = [LOCK, &queue, &fence];
+    let args = ["7", guard.id().as_str(), "1000", "look", "1000 nowhere x", far, "1", "0000000000000000"];
+    let held: String = server.query(&[&["EVAL", &script, "3"][..], &keys, &args].concat());
+    assert!(held.starts_with("7 held "), "{held}");
+    assert!(pttl(&server, LOCK) > 60_000, "{} ms are left", pttl(&server, LOCK));
 }
 
 #[test]

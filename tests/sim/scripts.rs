@@ -219,7 +219,9 @@ impl Call<'_, '_> {
             }
         };
         if holder == id {
-            self.on.pexpire(&lock, px)?;
+            if self.on.pttl(&lock) < px as i64 {
+                self.on.pexpire(&lock, px)?;
+            }
             let token = self.on.get(&fence)?.filter(|token| digits(token));
             let token = match token {
                 None => self.next_token(&token_from)?,

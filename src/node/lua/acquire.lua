@@ -33,7 +33,8 @@ if not holder then
   end
 end
 if holder == id then
-  redis.call('PEXPIRE', KEYS[1], ttl)
+  -- Never earlier than it stands: this may be an old request for less, which the holder has long forgotten.
+  if redis.call('PTTL', KEYS[1]) < tonumber(ttl) then redis.call('PEXPIRE', KEYS[1], ttl) end
   local token = string.match(redis.call('GET', KEYS[3]) or '', '^%d+$')
   if not token or tonumber(token) > TOKEN_MAX then
     token = next_token(now > ARGV[8] and now or ARGV[8])

@@ -128,6 +128,28 @@ fn waiting_costs_no_more_when_the_first_node_forgot_the_lock() {
     waiting.into_iter().for_each(|waiter| waiter.join().unwrap().unwrap());
 }
 
+/// The same head of the line in a process that dies: what it has on the first node it has for one claim window.
+#[test]
+fn a_head_of_the_line_that_dies_costs_a_claim_window_and_no_lease() {
+    let nodes = Nodes::start(5);
+    let (holder, other) = (manager(&nodes), manager(&nodes));
+    let mut head = hand(&nodes, &[("window_ms", "1000")]);
+    let guard = holder.lock_with("x", &lease(600 * SECOND).renew(false)).unwrap();
+    nodes.restart_empty(0);
+    head.send("lock x");
+    let kept_for = || nodes.server(0).query::<i64>(&["PTTL", &key("x")]);
+    eventually("the head has the first node for a moment", CEILING, || (1..=1000).contains(&kept_for()));
+    let waiting = waiter(nodes.server(0), &other, "x");
+    head.kill();
+    assert!(kept_for() <= 1000, "it is kept from others for {} ms", kept_for());
+    guard.release().unwrap().unwrap_released();
+    eventually("the next one has it", CEILING, || waiting.is_finished());
+    let next = waiting.join().unwrap().unwrap();
+    // The guard is there, so the whole lease is, on the first node too.
+    assert!(kept_for() > 20_000, "the first node keeps it for {} ms", kept_for());
+    expect_a_quorum(&nodes, &next);
+}
+
 #[test]
 fn a_release_wakes_the_next_waiter_long_before_it_would_look() {
     let nodes = Nodes::start(5);
