@@ -100,8 +100,8 @@ impl Script {
             None => lines.flat_map(|(line, _)| calls(line, "pcall('")).collect(),
         };
         let mut rights: Vec<String> = Vec::new();
-        // It is no error to lack the right to publish.
-        for command in denied.into_iter().filter(|command| *command != "PUBLISH") {
+        // It is no error to lack the right to publish, or to ask who listens.
+        for command in denied.into_iter().filter(|command| !["PUBLISH", "PUBSUB"].contains(command)) {
             let right = format!("+{}", command.to_ascii_lowercase());
             if !rights.contains(&right) {
                 rights.push(right);

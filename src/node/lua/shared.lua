@@ -27,6 +27,13 @@ local function next_token(now)
   return token
 end
 
+-- Whether a client is subscribed to the channel itself. Those with a pattern hear all that is published, so where somebody
+-- watches everything it is heard on the channels of the dead. Without the right to ask, to be heard has to do.
+local function listens(channel)
+  local told = redis.pcall('PUBSUB', 'NUMSUB', channel)
+  return not told[2] or told[2] > 0
+end
+
 -- Gives the lock to the first waiter whose process hears it; returns its id, or false when nobody does.
 local function grant_next(now)
   for _ = 1, DEAD_MAX do
@@ -43,7 +50,7 @@ local function grant_next(now)
         if redis.call('LPUSH', KEYS[2], waiter) == 1 then redis.call('PEXPIRE', KEYS[2], QUEUE_MS) end
         return false
       end
-      if heard > 0 then
+      if heard > 0 and listens(channel) then
         redis.call('SET', KEYS[1], id, 'PX', px)
         return id
       end

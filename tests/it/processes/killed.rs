@@ -75,6 +75,19 @@ fn a_killed_head_of_the_line_is_passed_over_at_once() {
     assert_eq!(owner(&server, "x"), None);
 }
 
+/// Whoever watches all channels hears what the dead are told.
+#[test]
+fn a_killed_head_of_the_line_is_passed_over_although_somebody_watches_all_channels() {
+    let server = RedisServer::start();
+    let mut watcher = redis::Client::open(server.url()).unwrap().get_connection().unwrap();
+    let mut watching = watcher.as_pubsub();
+    watching.psubscribe("*").unwrap();
+    let (mut holder, [mut head, middle, _last]) = line_of_three(&server);
+    kill_waiter(&server, &mut head);
+    assert_eq!(release(&mut holder, "x"), "Ok(Released)");
+    locked(&middle, "x");
+}
+
 #[test]
 fn a_killed_waiter_in_the_middle_of_the_line_is_passed_over_at_once() {
     let server = RedisServer::start();

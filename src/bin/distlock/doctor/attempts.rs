@@ -81,6 +81,7 @@ fn harmless<'a>(right: &str, scratch: &'a Scratch) -> Vec<&'a str> {
         "+llen" => vec!["LLEN", &scratch.fence],
         "+lrange" => vec!["LRANGE", &scratch.fence, "0", "0"],
         "+publish" => vec!["PUBLISH", &scratch.channel, "-"],
+        "+pubsub|numsub" => vec!["PUBSUB", "NUMSUB", &scratch.channel],
         "+scan" => vec!["SCAN", "0", "COUNT", "1"],
         _ => vec![],
     }

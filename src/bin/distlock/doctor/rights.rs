@@ -1,7 +1,7 @@
 //! The least rights, as the ACL of a server names them: the one list, which the README repeats.
 
 /// What taking, waiting for, renewing and releasing locks needs.
-pub(crate) const LOCKS: [&str; 20] = [
+pub(crate) const LOCKS: [&str; 21] = [
     "~lock:*",
     "~distlock:*",
     "&distlock:client:*",
@@ -21,6 +21,7 @@ pub(crate) const LOCKS: [&str; 20] = [
     "+lrem",
     "+llen",
     "+publish",
+    "+pubsub|numsub",
     "+subscribe",
 ];
 
