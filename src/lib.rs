@@ -95,8 +95,8 @@
 //!
 //! A manager runs two threads besides the callers': the lock renewer, which renews all locks of the manager in batches
 //! over a connection of its own, and a worker of the connection pool. Where there are handlers of events there is a third
-//! for them, and short ones connect to several nodes. Grants are heard by the threads that wait: one of them reads the
-//! channel for all.
+//! for them, and short ones connect to several nodes, and for renewals. Grants are heard by the threads that wait: one of
+//! them reads the channel for all.
 //!
 //! A holder believes in its lock until a local deadline: the moment *before* its last confirmed request was sent, plus
 //! the time to live, minus a margin of a hundredth and 2 ms for the drift of clocks. The clock goes on while the

@@ -28,7 +28,7 @@ pub(crate) struct Round<'a> {
     /// When what was asked becomes void, and a connection that has not answered is closed.
     pub(crate) deadline: Moment,
     pub(crate) wait_until: Moment,
-    /// A connection that is made on the calling thread has to be there by then.
+    /// A connection that is made has to be there by then; one that comes after the deadline is for whoever asks next.
     pub(crate) connect_by: Moment,
     /// How long to wait for the rest once it is decided.
     pub(crate) grace: Duration,
@@ -208,22 +208,26 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
     }
 
     fn ask(&mut self, node: usize) {
-        if !self.links[node].is_ready() {
-            if let Some(spare) = self.nodes[node].take_spare() {
-                self.links[node] = spare;
-            }
-            if self.nodes.len() > 1 && !self.links[node].is_ready() {
-                return self.connect(node);
-            }
-            let connect_by = self.round.connect_by.min(self.round.deadline);
-            if let Err(failure) = self.nodes[node].connect(&mut self.links[node], connect_by) {
-                return self.failed(node, failure);
-            }
+        if self.links[node].is_ready() {
+            return self.send(node);
         }
-        self.send(node);
+        if self.nodes.len() == 1 && self.round.meanwhile.is_none() {
+            return self.connect_here(node);
+        }
+        if let Some(spare) = self.nodes[node].take_spare() {
+            self.links[node] = spare;
+        }
+        if self.links[node].is_ready() { self.send(node) } else { self.connect(node) }
     }
 
-    /// Connects on a thread of its own, for it may take long.
+    fn connect_here(&mut self, node: usize) {
+        match self.nodes[node].connect(&mut self.links[node], self.round.deadline) {
+            Ok(()) => self.send(node),
+            Err(failure) => self.failed(node, failure),
+        }
+    }
+
+    /// Connects on a thread of its own, for it may take long, and others are waited for or watched meanwhile.
     fn connect(&mut self, node: usize) {
         let greeter = match &self.greeter {
             Some(greeter) => greeter,
@@ -234,11 +238,13 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
         };
         let place = self.links[node].unconnected_twin();
         let link = mem::replace(&mut self.links[node], place);
-        match greeter.greet(node, self.nodes[node].clone(), link, self.round.deadline) {
+        match greeter.greet(node, self.nodes[node].clone(), link, self.round.connect_by) {
             Ok(()) => {
                 self.states[node] = State::Connecting;
                 self.ballot.votes[node] = None;
             }
+            // No thread is to be had. One node alone holds up nobody else.
+            Err(_) if self.nodes.len() == 1 => self.connect_here(node),
             Err(error) => self.failed(node, Failure::not_sent(error)),
         }
     }

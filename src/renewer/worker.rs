@@ -32,6 +32,8 @@ use crate::{
 const BATCH: usize = 100;
 /// No exchange is given less time than this, whatever is urgent; and no node more once the others have answered.
 pub(super) const BATCH_MIN: Duration = Duration::from_millis(50);
+/// So long a connection may take to come that is too late for whom it was made: a bound on how many can be under way.
+const CONNECT_MAX: Duration = Duration::from_secs(1);
 
 /// What the thread found to do.
 pub(super) struct Step {
@@ -271,10 +273,11 @@ impl Worker {
         vote: impl Fn(usize, &C::Reply) -> Vote,
     ) -> Ballot<C::Reply> {
         let Worker { desk, links } = self;
-        let (end, stop) = desk.limits();
+        let (since, stop) = (clock::now(), desk.limits().1);
         let deadline = round.deadline.min(stop);
-        // Connecting cannot be watched, so it has to be short.
-        let connect_by = clock::now().saturating_add(desk.redlock.operation_timeout() / 2).min(end);
+        // What a lease with little time left cannot wait for may come in time for another.
+        let connect_by =
+            since.saturating_add(desk.redlock.operation_timeout().min(CONNECT_MAX)).max(deadline).min(stop);
         let mut watch = |now| desk.watch(now);
         let wait_until = round.wait_until.min(deadline);
         let round = Round { deadline, wait_until, connect_by, meanwhile: Some(&mut watch), ..round };

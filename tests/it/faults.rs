@@ -6,6 +6,7 @@ mod logger;
 mod network;
 mod outcome;
 mod process;
+mod renewer;
 mod resources;
 mod server;
 mod state;

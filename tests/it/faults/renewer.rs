@@ -1,0 +1,45 @@
+//! One thread keeps all locks of a manager: what goes wrong with one of them must not cost another.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    thread,
+};
+
+use super::is_renewed;
+use crate::{
+    kit::{SECOND, is_renewal, lease, patient, proxied},
+    support::{CEILING, Fault, command, eventually},
+};
+
+/// Goal: leases that nobody renews do not keep the renewer from connecting anew. Method: they end all the time, each sooner
+/// than the server signs anybody in.
+#[test]
+fn leases_that_end_do_not_keep_the_renewer_from_connecting() {
+    let (server, proxy, mgr) = proxied(patient);
+    let kept = mgr.lock_with("kept", &lease(6 * SECOND)).unwrap();
+    is_renewed(&server, &kept, 1);
+    let (over, taken, mgr) = (AtomicBool::new(false), AtomicUsize::new(0), &mgr);
+    thread::scope(|threads| {
+        for thread in 0..8 {
+            let (over, taken) = (&over, &taken);
+            threads.spawn(move || {
+                let brief = lease(SECOND / 5).renew(false).wait(SECOND);
+                while !over.load(Ordering::Acquire) {
+                    // On a slow machine it may be over before it is there.
+                    let Ok(guard) = mgr.lock_with(&format!("brief{thread}"), &brief) else { continue };
+                    taken.fetch_add(1, Ordering::AcqRel);
+                    assert!(guard.lost().recv().is_ok());
+                }
+            });
+        }
+        let renewed = thread::Builder::new().spawn_scoped(threads, || {
+            eventually("they are under way", CEILING, || taken.load(Ordering::Acquire) >= 40);
+            proxy.on_request(command("TIME"), Fault::DelayReply(3 * SECOND / 10)).forever();
+            proxy.on_request(is_renewal("lock:kept"), Fault::ResetAfterRequest).wait_fired();
+            is_renewed(&server, &kept, 3);
+        });
+        let renewed = renewed.unwrap().join();
+        over.store(true, Ordering::Release);
+        renewed.unwrap();
+    });
+}
