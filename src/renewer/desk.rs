@@ -11,8 +11,18 @@ use crate::{
     text::Quoted,
 };
 
-/// While an answer is out, this often is looked whether it is time to end.
-const GLANCE: Duration = Duration::from_millis(100);
+/// While an answer is out, this often is looked whether it is time to end, or something has come that cannot wait for it.
+const GLANCE: Duration = Duration::from_millis(20);
+
+/// What an answer that is out is to do.
+pub(super) enum Watch {
+    /// It may go on, and this is when to look again.
+    Until(Moment),
+    /// Something else cannot wait any longer.
+    MakeRoom,
+    /// It is time to end.
+    End,
+}
 
 /// What can be done without the connections, while they are in use.
 pub(super) struct Desk {
@@ -72,19 +82,30 @@ impl Desk {
         (state.schedule.earliest_end(), state.stop.unwrap_or(Moment::NEVER))
     }
 
-    /// While an answer is out, holders of leases that run out are told.
-    pub(super) fn watch(&self, now: Moment) -> Option<Moment> {
+    /// When an exchange that began at `since` has to make room for renewals, and for releases that somebody waits for.
+    fn makes_room_at(&self, since: Moment, delay: Duration, now: Moment) -> Moment {
+        let state = self.shared.state.lock();
+        let errands = if state.errands.is_empty() { Moment::NEVER } else { since.saturating_add(delay) };
+        state.schedule.makes_room_at(since, delay, now).min(errands)
+    }
+
+    /// While an answer is out, holders of leases that run out are told. Says when to look again.
+    pub(super) fn watch(&self, since: Moment, delay: Duration, now: Moment) -> Watch {
         let dangers = self.shared.state.lock().schedule.take_dangers(now);
         self.tell_danger(dangers, now);
-        let (end, stop) = self.limits();
+        let (mut end, stop) = self.limits();
         if now >= stop {
-            return None;
+            return Watch::End;
         }
-        if now < end {
-            return Some(end.min(stop).min(now.saturating_add(GLANCE)));
+        if now >= end {
+            let over = self.shared.state.lock().schedule.take_over(now);
+            self.bury(over);
+            end = self.limits().0;
         }
-        let over = self.shared.state.lock().schedule.take_over(now);
-        self.bury(over);
-        Some(now.saturating_add(GLANCE).min(self.limits().0).min(stop))
+        let room = self.makes_room_at(since, delay, now);
+        if now >= room {
+            return Watch::MakeRoom;
+        }
+        Watch::Until(room.min(end).min(stop).min(now.saturating_add(GLANCE)))
     }
 }

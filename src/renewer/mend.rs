@@ -33,7 +33,7 @@ impl Worker {
             heal: false,
             token_min: lease.token.0,
         };
-        let ballot = self.ask(Round::all(nodes, deadline), call, |_, _| Vote::Yes);
+        let ballot = self.ask(Round::all(nodes, deadline), BATCH_MIN, call, |_, _| Vote::Yes);
         let unclear = ballot.open().with(ballot.broken());
         let (mut said, mut taken) = (Vec::new(), NodeSet::NONE);
         for (node, slip) in ballot.slips.iter().enumerate() {

@@ -1,6 +1,7 @@
 //! Which lease is renewed when, retried when, and lost when. Pure: `now` comes in, decisions go out.
 
 mod danger;
+mod room;
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -113,19 +114,22 @@ impl Schedule {
         first(&self.ends)
     }
 
-    /// What is to be renewed at `now`, the most urgent first. It stays in the schedule, with only its end still
+    /// What is to be renewed at `now`, those first that have the least time left. It stays in the schedule, with only its end still
     /// watched, until [`renewed`](Self::renewed) or [`failed`](Self::failed) says how it went.
     pub(crate) fn take_due(&mut self, now: Moment) -> Vec<(Generation, Arc<Lease>)> {
         if first(&self.renewals) > now {
             return Vec::new();
         }
         let due = up_to(&self.renewals, now.saturating_add(SLACK));
-        due.into_iter()
+        let mut due: Vec<_> = due
+            .into_iter()
             .filter_map(|generation| {
                 self.renew_at(generation, Moment::NEVER);
                 Some((generation, self.watch_danger(generation)?))
             })
-            .collect()
+            .collect();
+        due.sort_by_cached_key(|(_, lease)| lease.deadline());
+        due
     }
 
     /// What is over at `now`; no longer in the schedule afterwards.

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     Errand, Shared,
-    desk::Desk,
+    desk::{Desk, Watch},
     schedule::{Generation, Over},
     tell_loss,
     undo::Undo,
@@ -30,8 +30,11 @@ use crate::{
 
 /// Locks in one call of the renewal script: enough to make round trips cheap, few enough not to hold the server up.
 const BATCH: usize = 100;
-/// No exchange is given less time than this, whatever is urgent; and no node more once the others have answered.
+/// No renewal is given less time than this, whatever is urgent, and none that is due waits longer for what can be left off;
+/// and no node has more once the others have answered.
 pub(super) const BATCH_MIN: Duration = Duration::from_millis(50);
+/// The delay by an exchange for which renewals wait for as long as their leases can spare.
+const SPARE: Duration = Duration::MAX;
 /// So long a connection may take to come that is too late for whom it was made: a bound on how many can be under way.
 const CONNECT_MAX: Duration = Duration::from_secs(1);
 
@@ -158,7 +161,7 @@ impl Worker {
             return true;
         }
         let round = Round { grace: BATCH_MIN, ..Round::new(self.desk.redlock.all(), now.saturating_add(patience)) };
-        let ballot = self.ask(round, |_| Renew(&renewals), |_, _| Vote::Yes);
+        let ballot = self.ask(round, SPARE, |_| Renew(&renewals), |_, _| Vote::Yes);
         let quorum = ballot.verdict() == Verdict::Won;
         if !quorum
             && batch.len() > 1
@@ -265,10 +268,12 @@ impl Worker {
         Settled { missing, unconfirmed }
     }
 
-    /// Asks over the renewer's own connections.
+    /// Asks over the renewer's own connections. It is broken off for renewals that fall due meanwhile, `delay` after it has
+    /// begun, and for one whose lease has no more left than it has taken at once.
     pub(super) fn ask<C: Call>(
         &mut self,
         round: Round<'_>,
+        delay: Duration,
         call: impl Fn(usize) -> C,
         vote: impl Fn(usize, &C::Reply) -> Vote,
     ) -> Ballot<C::Reply> {
@@ -278,10 +283,26 @@ impl Worker {
         // What a lease with little time left cannot wait for may come in time for another.
         let connect_by =
             since.saturating_add(desk.redlock.operation_timeout().min(CONNECT_MAX)).max(deadline).min(stop);
-        let mut watch = |now| desk.watch(now);
+        let mut made_room = false;
+        let mut watch = |now| match desk.watch(since, delay, now) {
+            Watch::Until(next) => Some(next),
+            Watch::MakeRoom => {
+                made_room = true;
+                None
+            }
+            Watch::End => None,
+        };
         let wait_until = round.wait_until.min(deadline);
         let round = Round { deadline, wait_until, connect_by, meanwhile: Some(&mut watch), ..round };
-        desk.redlock.ask(links, round, call, vote)
+        let mut ballot = desk.redlock.ask(links, round, call, vote);
+        if made_room && delay == SPARE {
+            // Whoever has taken this long is not waited for by the next one too.
+            for node in ballot.open().iter() {
+                links.0[node].poison();
+                ballot.slips[node] = Slip::Failed(Failure::unclear(Reason::TimedOut));
+            }
+        }
+        ballot
     }
 
     fn run_errand(&mut self, errand: Errand) {
@@ -290,7 +311,7 @@ impl Worker {
         let leaving = Leaving { key: &claim.key, id: claim.id.as_str(), waiter: "", was_held, open: NodeSet::NONE };
         if !patience.is_zero() {
             let redlock = self.desk.redlock.clone();
-            let ask = |round: Round<'_>| self.ask(round, |_| leaving.call(), Leaving::vote);
+            let ask = |round: Round<'_>| self.ask(round, SPARE, |_| leaving.call(), Leaving::vote);
             let ending = redlock.release_by(leaving, patience, ask);
             // Nobody may be waiting any more.
             let _ = answer.send(ending);
@@ -298,11 +319,8 @@ impl Worker {
     }
 
     fn undo(&mut self, mut undo: Undo, pause: Duration) {
-        let now = clock::now();
-        // What is left over must not hold up what is due.
-        let due = self.desk.shared.state.lock().schedule.earliest();
-        let patience = due.after(now).max(BATCH_MIN).min(self.desk.redlock.operation_timeout());
-        if let Err(trouble) = self.take_back(&mut undo, now.saturating_add(patience)) {
+        let deadline = clock::now().saturating_add(self.desk.redlock.operation_timeout());
+        if let Err(trouble) = self.take_back(&mut undo, deadline) {
             say!(debug, "could not take back {} yet: {trouble}", Quoted(undo.claim.key.name()));
             self.desk.shared.state.lock().undos.failed(undo, pause, clock::now());
         }
@@ -312,7 +330,8 @@ impl Worker {
     fn take_back(&mut self, undo: &mut Undo, deadline: Moment) -> Result<(), Trouble> {
         let (claim, waiter) = (undo.claim.clone(), undo.waiter.clone());
         let release = |_| Release { key: &claim.key, id: claim.id.as_str(), waiter: &waiter, in_time: false };
-        let ballot = self.ask(Round::all(undo.nodes, deadline), release, |_, _| Vote::Yes);
+        // What is left over must not hold up what is due. It has been sent by then, and is asked for once more.
+        let ballot = self.ask(Round::all(undo.nodes, deadline), BATCH_MIN, release, |_, _| Vote::Yes);
         let done = |slip: &Slip<_>| matches!(slip, Slip::Said(_));
         let done: NodeSet = ballot.slips.iter().enumerate().filter(|(_, slip)| done(slip)).map(|(n, _)| n).collect();
         undo.nodes = undo.nodes.without(done);

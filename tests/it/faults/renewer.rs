@@ -8,8 +8,33 @@ use std::{
 use super::is_renewed;
 use crate::{
     kit::{SECOND, is_renewal, lease, patient, proxied},
-    support::{CEILING, Fault, command, eventually},
+    support::{CEILING, Fault, command, contains, eventually},
 };
+
+/// What is taken back waits for an answer that never comes, far longer than the lease of a lock that is taken meanwhile.
+#[test]
+fn a_lost_answer_to_taking_back_costs_no_other_lock() {
+    let (server, proxy, mgr) = proxied(patient);
+    // The renewer is connected, and has asked for what it asks here.
+    is_renewed(&server, &mgr.lock_with("a", &lease(3 * SECOND)).unwrap(), 1);
+    let left = mgr.lock_with("a", &lease(SECOND).renew(false)).unwrap();
+    let dropped = proxy.on_request(contains("lock:a"), Fault::DropReply);
+    assert!(left.lost().recv().is_ok());
+    dropped.wait_fired();
+    let other = mgr.lock_with("b", &lease(6 * SECOND)).unwrap();
+    is_renewed(&server, &other, 3);
+}
+
+/// The same with the answer to a renewal, whose lease has much time left.
+#[test]
+fn a_lost_answer_to_a_renewal_costs_no_shorter_lease() {
+    let (server, proxy, mgr) = proxied(patient);
+    let long = mgr.lock_with("a", &lease(24 * SECOND)).unwrap();
+    proxy.on_request(is_renewal("lock:a"), Fault::DropReply).wait_fired();
+    let short = mgr.lock_with("b", &lease(6 * SECOND)).unwrap();
+    is_renewed(&server, &short, 3);
+    is_renewed(&server, &long, 1);
+}
 
 /// Goal: leases that nobody renews do not keep the renewer from connecting anew. Method: they end all the time, each sooner
 /// than the server signs anybody in.

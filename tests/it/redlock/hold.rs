@@ -5,7 +5,7 @@ use distlock::LockLost;
 use super::{TTL, await_nowhere, await_renewals, expect_a_quorum, impatient, kept_on, key, manager};
 use crate::{
     kit::{BOUNDED, UnwrapReleased, lease, lost, within},
-    support::{CEILING, Nodes, eventually},
+    support::{CEILING, Fault, Nodes, contains, eventually},
 };
 use distlock::{LockGuard, RedisMgr};
 
@@ -146,4 +146,21 @@ fn nodes_that_are_restarted_one_after_the_other_keep_it_again() {
     guard.release().unwrap().unwrap_released();
     await_nowhere(&nodes, "x");
     assert!(within(BOUNDED, "the next", || other.lock("x").unwrap()).fencing_token() > token);
+}
+
+/// Taking something back on a node that does not answer takes very long; a lock that is taken meanwhile is renewed all the same.
+#[test]
+fn taking_back_at_a_node_that_hangs_holds_up_no_renewal() {
+    let nodes = Nodes::start(3).behind_proxies(&[2]);
+    let mgr = manager(&nodes);
+    drop(mgr.lock("y").unwrap());
+    await_nowhere(&nodes, "y");
+    let held = nodes.proxy(2).on_request(contains("lock:x"), Fault::HoldRequest).forever();
+    within(BOUNDED, "releasing", || mgr.lock("x").unwrap().release().unwrap()).unwrap_released();
+    // First the lock, behind which its release waits; and then the release once more, by the renewer.
+    held.wait_fired_times(2);
+    let guard = mgr.lock_with("z", &lease(2 * TTL)).unwrap();
+    await_renewals(&guard, 3);
+    held.let_go();
+    within(20 * crate::kit::SECOND, "taking it back", || await_nowhere(&nodes, "x"));
 }

@@ -1,0 +1,102 @@
+//! Until when an exchange may keep the renewals waiting that fall due while it is under way. Pure.
+
+use std::time::Duration;
+
+use super::{Entry, Generation, Schedule, danger::half_way, first, up_to};
+use crate::clock::Moment;
+
+impl Schedule {
+    /// When an exchange that began at `since` has to make room, as far as that can be said at `now`; to be asked again then.
+    ///
+    /// Renewals wait for no longer than `delay` counted from `since`, and none for longer than its lease has left then.
+    pub(crate) fn makes_room_at(&self, since: Moment, delay: Duration, now: Moment) -> Moment {
+        let due = first(&self.renewals);
+        due.max(since.saturating_add(delay)).min(self.presses_at(since, now))
+    }
+
+    /// When one has waited for as long as its lease has left.
+    fn presses_at(&self, since: Moment, now: Moment) -> Moment {
+        // None ends before the first end, which spares looking at all of them.
+        let soonest = first(&self.renewals).max(half_way(since, self.earliest_end()));
+        if now < soonest {
+            return soonest;
+        }
+        let waiting = up_to(&self.renewals, now);
+        let waiting = waiting.iter().filter_map(|generation| self.entries.get(generation));
+        let pressing = waiting.filter(|entry| entry.gains_by_renewal(now));
+        let pressing = pressing.map(|entry| half_way(since, entry.lease.deadline())).min();
+        pressing.unwrap_or(Moment::NEVER).min(self.first_due_after(now))
+    }
+
+    fn first_due_after(&self, now: Moment) -> Moment {
+        let later = (now.saturating_add(Duration::from_nanos(1)), Generation(0));
+        self.renewals.range(later..).next().map_or(Moment::NEVER, |(at, _)| *at)
+    }
+}
+
+impl Entry {
+    /// Not what is over already, nor what ends before its lease.
+    fn gains_by_renewal(&self, now: Moment) -> bool {
+        let deadline = self.lease.deadline();
+        now < deadline && deadline < self.hold_until
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{
+            Upkeep,
+            tests::{at, lease, renewed},
+        },
+        *,
+    };
+    use crate::lease::End;
+
+    const AT_ONCE: Duration = Duration::ZERO;
+
+    #[test]
+    fn where_nothing_is_due_there_is_no_hurry() {
+        let mut schedule = Schedule::default();
+        assert_eq!(schedule.makes_room_at(at(0), AT_ONCE, at(0)), Moment::NEVER);
+        schedule.keep(lease(3_000, 2_900), Upkeep { renew: false, ..renewed() }, at(0));
+        assert!(schedule.makes_room_at(at(0), AT_ONCE, at(2_000)) > at(2_000));
+        assert_eq!(schedule.makes_room_at(at(0), Duration::MAX, at(2_000)), Moment::NEVER);
+    }
+
+    #[test]
+    fn what_can_wait_makes_room_when_a_renewal_is_due_but_has_a_moment_first() {
+        let mut schedule = Schedule::default();
+        schedule.keep(lease(3_000, 2_900), renewed(), at(0));
+        assert_eq!(schedule.makes_room_at(at(500), AT_ONCE, at(500)), at(1_000));
+        let moment = Duration::from_millis(50);
+        assert_eq!(schedule.makes_room_at(at(980), moment, at(1_000)), at(1_030));
+        // One with less time left has none to spare.
+        schedule.keep(lease(60, 1_020), renewed(), at(960));
+        assert_eq!(schedule.makes_room_at(at(980), moment, at(990)), at(1_000));
+    }
+
+    #[test]
+    fn a_renewal_waits_for_another_for_as_long_as_its_lease_has_left() {
+        let mut schedule = Schedule::default();
+        // Fallen due while the exchange was under way, and kept since it is.
+        schedule.keep(lease(30_000, 29_000), renewed(), at(0));
+        schedule.keep(lease(3_000, 13_900), renewed(), at(11_000));
+        let ask = |now| schedule.makes_room_at(at(10_000), Duration::MAX, at(now));
+        assert!(ask(11_500) > at(11_500));
+        assert_eq!(ask(11_960), at(12_000), "it is not due yet");
+        assert_eq!(ask(12_000), at(11_950), "it has waited long enough");
+        let ask = |now| schedule.makes_room_at(at(11_000), Duration::MAX, at(now));
+        assert_eq!((ask(12_200), ask(12_450)), (at(12_450), at(12_450)));
+    }
+
+    #[test]
+    fn who_gains_nothing_by_a_renewal_is_not_waited_for() {
+        let mut schedule = Schedule::default();
+        let let_go = lease(3_000, 2_900);
+        schedule.keep(let_go.clone(), renewed(), at(0));
+        schedule.keep(lease(3_000, 2_900), Upkeep { hold_until: at(2_000), ..renewed() }, at(0));
+        let_go.end(End::Released);
+        assert_eq!(schedule.makes_room_at(at(0), Duration::MAX, at(1_900)), Moment::NEVER);
+    }
+}
