@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Shared, schedule::Over, tell_loss, undo::Undo};
+use super::{Shared, State, schedule::Over, tell_loss, undo::Undo};
 use crate::{
     clock::{self, Moment},
     error::LockLost,
@@ -80,6 +80,13 @@ impl Desk {
     pub(super) fn limits(&self) -> (Moment, Moment) {
         let state = self.shared.state.lock();
         (state.schedule.earliest_end(), state.stop.unwrap_or(Moment::NEVER))
+    }
+
+    /// Whether there is something to do that waits for the thread.
+    pub(super) fn is_wanted(&self, now: Moment) -> bool {
+        let State { schedule, undos, errands, stop, .. } = &*self.shared.state.lock();
+        let due = schedule.earliest().min(undos.earliest());
+        now >= due || !errands.is_empty() || stop.is_some()
     }
 
     /// When an exchange that began at `since` has to make room for renewals, and for releases that somebody waits for.

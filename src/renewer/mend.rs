@@ -1,12 +1,12 @@
 //! Taking a lock anew on nodes that do not keep it: they were away when it was taken, or have been restarted since. Otherwise
 //! a lock that is held for long would lose one node after the other, and then be lost although a quorum was always there.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::{
     schedule::Generation,
     undo::Undo,
-    worker::{BATCH_MIN, Worker},
+    worker::{BATCH_MIN, Lacking, Worker},
 };
 use crate::{
     clock::{self, Moment},
@@ -16,14 +16,30 @@ use crate::{
     redlock::{LATE_SLACK, NodeSet, Round, Slip, Vote},
 };
 
+/// A node that says that it lacks a lock has answered sooner than this. What it has not taken by then it does not take: the
+/// lock may be given up meanwhile.
+const MEND_MAX: Duration = Duration::from_millis(250);
+
 impl Worker {
+    /// Takes locks anew, one after the other, until something is due that cannot wait: by the next renewal it is known
+    /// which are lacking still. At least one each time, so that it comes to an end.
+    pub(super) fn mend_all(&mut self, lacking: Vec<Lacking>) {
+        for (generation, lease, nodes) in lacking {
+            // Where a node does not answer in time, the next renewal is soon enough for the others too.
+            let went_well = self.apart(|worker| worker.mend(generation, &lease, nodes)).unwrap_or(true);
+            if !went_well || self.desk.is_wanted(clock::now()) {
+                return;
+            }
+        }
+    }
+
     /// Asks nodes for a lock that is held on others. A node gives it only if nobody else has it there, and stores the token
     /// that the holder has. False if some did not answer in time.
-    pub(super) fn mend(&mut self, generation: Generation, lease: &Arc<Lease>, nodes: NodeSet) -> bool {
+    fn mend(&mut self, generation: Generation, lease: &Arc<Lease>, nodes: NodeSet) -> bool {
         let claim = &lease.claim;
         // Whoever releases it from now on has to think of these nodes too.
         lease.also_on(nodes);
-        let deadline = clock::now().saturating_add(BATCH_MIN).min(lease.deadline());
+        let deadline = clock::now().saturating_add(MEND_MAX).min(lease.deadline());
         let call = |_| Acquire {
             key: &claim.key,
             id: claim.id.as_str(),

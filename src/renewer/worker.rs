@@ -61,6 +61,9 @@ impl Settled {
     }
 }
 
+/// A lock, and the nodes on which it is to be taken anew.
+pub(super) type Lacking = (Generation, Arc<Lease>, NodeSet);
+
 pub(super) struct Worker {
     pub(super) desk: Desk,
     links: Links,
@@ -86,14 +89,16 @@ impl Worker {
         for errand in step.errands {
             self.apart(|worker| worker.run_errand(errand));
         }
-        self.renew(step.renew);
+        let mut lacking = Vec::new();
+        self.renew(step.renew, &mut lacking);
         if let Some((undo, pause)) = step.undo {
             self.apart(|worker| worker.undo(undo, pause));
         }
+        self.mend_all(lacking);
     }
 
     /// Does something that a defect may end half way: one lock's trouble must not become the others'. `None` if it did.
-    fn apart<T>(&mut self, act: impl FnOnce(&mut Worker) -> T) -> Option<T> {
+    pub(super) fn apart<T>(&mut self, act: impl FnOnce(&mut Worker) -> T) -> Option<T> {
         let done = catch_unwind(AssertUnwindSafe(|| act(self)));
         done.map_err(|panic| {
             std::mem::forget(panic);
@@ -104,11 +109,11 @@ impl Worker {
         .ok()
     }
 
-    fn renew(&mut self, mut due: Vec<(Generation, Arc<Lease>)>) {
+    fn renew(&mut self, mut due: Vec<(Generation, Arc<Lease>)>, lacking: &mut Vec<Lacking>) {
         while !due.is_empty() {
             let rest = due.split_off(due.len().min(BATCH));
-            let went_well = self.apart(|worker| worker.renew_batch(&due)).unwrap_or_else(|| {
-                self.renew_each(&due);
+            let went_well = self.apart(|worker| worker.renew_batch(&due, lacking)).unwrap_or_else(|| {
+                self.renew_each(&due, lacking);
                 true
             });
             if !went_well {
@@ -125,15 +130,15 @@ impl Worker {
     }
 
     /// Finds out whose renewal meets a defect. That one is tried again, and told at its deadline.
-    fn renew_each(&mut self, batch: &[(Generation, Arc<Lease>)]) {
+    fn renew_each(&mut self, batch: &[(Generation, Arc<Lease>)], lacking: &mut Vec<Lacking>) {
         for one in batch {
-            if self.apart(|worker| worker.renew_batch(std::slice::from_ref(one))).is_none() {
+            if self.apart(|worker| worker.renew_batch(std::slice::from_ref(one), lacking)).is_none() {
                 self.desk.shared.state.lock().schedule.failed(one.0, clock::now());
             }
         }
     }
 
-    fn renew_batch(&mut self, batch: &[(Generation, Arc<Lease>)]) -> bool {
+    fn renew_batch(&mut self, batch: &[(Generation, Arc<Lease>)], lacking: &mut Vec<Lacking>) -> bool {
         let now = clock::now();
         // Without those that were let go of, or ended, since they fell due.
         let mut left = Duration::MAX;
@@ -175,20 +180,19 @@ impl Worker {
                 batch.len()
             );
             for (generation, lease) in batch {
-                self.renew_batch(&[(*generation, lease.clone())]);
+                self.renew_batch(&[(*generation, lease.clone())], lacking);
             }
             return true;
         }
         let mut failed = Vec::new();
-        let mut mending = self.desk.redlock.len() > 1;
+        let several = self.desk.redlock.len() > 1;
         for (index, (generation, lease)) in batch.iter().enumerate() {
             let Settled { missing, unconfirmed } = self.settle(*generation, lease, &ballot, index);
             if unconfirmed {
                 failed.push(lease);
             }
-            if mending && !missing.is_empty() {
-                // Where a node does not answer in time, the next renewal is soon enough for the others too.
-                mending = self.mend(*generation, lease, missing);
+            if several && !missing.is_empty() {
+                lacking.push((*generation, lease.clone(), missing));
             }
         }
         let mut trouble = None;

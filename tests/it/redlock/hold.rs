@@ -1,5 +1,7 @@
 //! Holding a lock of which some nodes do not know any more.
 
+use std::time::Duration;
+
 use distlock::LockLost;
 
 use super::{TTL, await_nowhere, await_renewals, expect_a_quorum, impatient, kept_on, key, manager};
@@ -163,4 +165,21 @@ fn taking_back_at_a_node_that_hangs_holds_up_no_renewal() {
     await_renewals(&guard, 3);
     held.let_go();
     within(20 * crate::kit::SECOND, "taking it back", || await_nowhere(&nodes, "x"));
+}
+
+/// Goal: taking many locks anew on a node that has forgotten them holds up the renewal of none. Method: it answers so late
+/// that all of them, one after the other, take much longer than a lease.
+#[test]
+fn many_locks_that_are_taken_anew_cost_none() {
+    const MANY: usize = 400;
+    let nodes = Nodes::start(3).behind_proxies(&[1]);
+    let (mgr, watch) = (manager(&nodes), manager(&nodes));
+    let guards: Vec<_> = (0..MANY).map(|n| mgr.lock_with(&format!("n{n}"), &lease(2 * TTL)).unwrap()).collect();
+    nodes.proxy(1).on_request(contains("lock:n"), Fault::DelayReply(Duration::from_millis(40))).forever();
+    nodes.server(1).cli(&["FLUSHALL"]);
+    let span = watch.lock_with("span", &lease(4 * TTL).renew(false)).unwrap();
+    assert!(span.lost().recv().is_ok());
+    let kept = guards.iter().filter(|guard| guard.is_held()).count();
+    assert_eq!(kept, MANY);
+    eventually("some are there again", CEILING, || nodes.server(1).query::<usize>(&["DBSIZE"]) >= MANY / 20);
 }
