@@ -79,6 +79,15 @@ pub(crate) fn deadline_of_grant(reading: &Reading, granted_at_us: u64, px: Durat
     deadline_from(reading.not_later_than(granted_at_us).min(now), px)
 }
 
+/// A grant needs so many round trips to be confirmed at leisure: a new connection, signing in and the request take three, of
+/// half of what is left after a moment's hold, so that there is a second try.
+const TRIPS_TO_CONFIRM: u32 = 10;
+
+/// Whether a grant with so much left has to be confirmed before anything else, for the way to the server takes so long.
+pub(crate) fn has_to_be_confirmed_at_once(left: Duration, round_trip: Duration) -> bool {
+    round_trip.saturating_mul(TRIPS_TO_CONFIRM) > left
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,6 +135,16 @@ mod tests {
             deadline_of_grant(&reading, 500_000_000 + hour_us, SECOND, at(10_101)),
             deadline_from(at(10_101), SECOND)
         );
+    }
+
+    #[test]
+    fn a_grant_is_confirmed_at_once_where_the_way_is_long() {
+        let millis = Duration::from_millis;
+        assert!(!has_to_be_confirmed_at_once(SECOND, Duration::ZERO));
+        assert!(!has_to_be_confirmed_at_once(SECOND, millis(100)));
+        assert!(has_to_be_confirmed_at_once(SECOND, millis(101)));
+        assert!(has_to_be_confirmed_at_once(millis(250), millis(26)));
+        assert!(has_to_be_confirmed_at_once(SECOND, Duration::MAX));
     }
 
     proptest! {

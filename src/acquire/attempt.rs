@@ -17,7 +17,7 @@ use super::{
 use crate::{
     clock::{self, Moment},
     error::{Action, LockError},
-    grant::{Claim, Grant, Late, deadline_from, deadline_of_grant},
+    grant::{Claim, Grant, Late, deadline_from, deadline_of_grant, has_to_be_confirmed_at_once},
     holder::Holder,
     node::{
         Failure, Reason,
@@ -351,8 +351,9 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Whether a handover is still worth something. A stale one is not: asking again finds out where we are. That of one
-    /// node among several makes us the head of the line, who asks all.
+    /// Whether a handover is worth something by itself. A stale one is not: asking again finds out where we are. One over a
+    /// long way is not either: asking again makes it whole. That of one node among several makes us the head of the line, who
+    /// asks all.
     fn accept(&mut self, handover: Handover) -> Option<Grant> {
         if self.several() {
             self.leading = true;
@@ -365,6 +366,9 @@ impl<'a> Attempt<'a> {
         let deadline = deadline_of_grant(&reading, handover.granted_at_us, px, now);
         if handover.granted_at_us < self.queued_at_us || deadline.after(now) < px / 4 {
             say!(debug, "a grant of {:?} came too late to be used", self.claim.key);
+            return None;
+        }
+        if has_to_be_confirmed_at_once(deadline.after(now), reading.took()) {
             return None;
         }
         let mut votes = Votes::new(1);

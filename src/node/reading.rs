@@ -54,6 +54,11 @@ impl Reading {
         }
     }
 
+    /// How long the exchange took.
+    pub(crate) fn took(&self) -> Duration {
+        self.received.after(self.sent)
+    }
+
     pub(crate) fn is_newer_than(&self, other: &Reading) -> bool {
         self.sent > other.sent
     }
@@ -93,6 +98,11 @@ mod tests {
         assert_eq!(reading.server_us_at(at(1_100)), 50_000);
         assert_eq!(reading.server_us_at(at(1_350)), 50_250);
         assert_eq!(reading.server_us_at(at(1_050)), 50_000, "it may not have been read yet");
+    }
+
+    #[test]
+    fn an_exchange_takes_from_its_request_to_its_answer() {
+        assert_eq!(Reading::new(at(1_000), at(1_100), 50_000).took(), Duration::from_micros(100));
     }
 
     #[test]

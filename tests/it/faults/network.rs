@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use distlock::RedisMgr;
+use distlock::{Config, RedisMgr};
 
 use super::{LOCK, is_renewed};
 use crate::{
@@ -111,6 +111,26 @@ fn now_fast_and_now_slow_confuses_nothing() {
     for thread in 0..4 {
         await_gone(&server, &format!("lock:n{thread}"));
     }
+}
+
+/// Goal: a lock that is handed over can be kept although the way takes a good part of the claim window. Method: each answer
+/// takes a quarter of it, as in all that a renewal takes over a new connection: too much.
+#[test]
+fn a_lock_that_is_handed_over_a_slow_way_is_kept() {
+    let server = taught();
+    let proxy = FaultProxy::in_front_of(server.addr());
+    proxy.on_request(any_request, Fault::DelayReply(SECOND / 4)).forever();
+    // The claim window and all timeouts are what they are by default.
+    let mgr = RedisMgr::new(Config::new(proxy.url())).unwrap();
+    let first = manager(&server).lock("x").unwrap();
+    let waiting = waiter(&server, &mgr, "x");
+    first.release().unwrap().unwrap_released();
+    let next = within(CEILING, "the hand-over", || waiting.join().unwrap().unwrap());
+    eventually("it is kept for longer than the claim window", CEILING, || {
+        next.ensure_held().unwrap();
+        next.remaining() > 2 * SECOND
+    });
+    is_renewed(&server, &next, 1);
 }
 
 /// The connections are there for both ends, and nothing goes over them any more; new ones are well.
