@@ -121,7 +121,8 @@ impl Redlock {
         known += released + gone;
         let outcome = if released >= needed || (was_held && released > 0 && released + gone >= needed) {
             Ok(Released::Released)
-        } else if known < needed {
+        } else if known < needed || (was_held && known - released <= self.len() - needed) {
+            // Who held it until now has not lost it as long as the silent ones may have kept it.
             Err(Trouble::of(self, ballot, says))
         } else if let Some(holder) = other {
             Ok(Released::OwnedByOther(if self.len() > 1 { holder.said_by(answers) } else { holder }))

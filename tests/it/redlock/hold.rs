@@ -1,19 +1,24 @@
 //! Holding a lock of which some nodes do not know any more.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
-use distlock::LockLost;
+use distlock::{HandleEvent, LockError, LockGuard, LockLost, LostEvent, RedisMgr, ReleasedEvent};
 
 use super::{TTL, await_nowhere, await_renewals, expect_a_quorum, impatient, kept_on, key, manager};
 use crate::{
     kit::{BOUNDED, UnwrapReleased, lease, lost, within},
     support::{CEILING, Fault, Nodes, contains, eventually},
 };
-use distlock::{LockGuard, RedisMgr};
 
 /// A held lock that all nodes keep.
-fn held(nodes: &Nodes, mgr: &RedisMgr) -> LockGuard {
-    let guard = mgr.lock_with("x", &lease(TTL)).unwrap();
+fn held(nodes: &Nodes, mgr: &RedisMgr, ttl: Duration) -> LockGuard {
+    let guard = mgr.lock_with("x", &lease(ttl)).unwrap();
     eventually("all keep it", CEILING, || kept_on(nodes, &guard).len() == nodes.len());
     guard
 }
@@ -26,7 +31,7 @@ fn take_away(nodes: &Nodes, node: usize) {
 fn a_minority_that_forgets_the_lock_does_not_end_it() {
     let nodes = Nodes::start(5);
     let (mgr, other) = (manager(&nodes), manager(&nodes));
-    let guard = held(&nodes, &mgr);
+    let guard = held(&nodes, &mgr, TTL);
     nodes.server(0).cli(&["DEL", &key("x")]);
     nodes.restart_empty(3);
     await_renewals(&guard, 3);
@@ -42,7 +47,7 @@ fn a_minority_that_forgets_the_lock_does_not_end_it() {
 fn a_minority_that_gives_it_to_another_does_not_end_it() {
     let nodes = Nodes::start(5);
     let mgr = manager(&nodes);
-    let guard = held(&nodes, &mgr);
+    let guard = held(&nodes, &mgr, TTL);
     [1, 4].into_iter().for_each(|node| take_away(&nodes, node));
     await_renewals(&guard, 3);
     expect_a_quorum(&nodes, &guard);
@@ -58,7 +63,7 @@ fn a_minority_that_gives_it_to_another_does_not_end_it() {
 fn a_majority_that_forgets_the_lock_ends_it() {
     let nodes = Nodes::start(5);
     let mgr = manager(&nodes);
-    let guard = held(&nodes, &mgr);
+    let guard = held(&nodes, &mgr, TTL);
     for node in [0, 2, 4] {
         nodes.server(node).cli(&["DEL", &key("x")]);
     }
@@ -71,7 +76,7 @@ fn a_majority_that_forgets_the_lock_ends_it() {
 fn a_majority_that_gives_it_to_another_ends_it() {
     let nodes = Nodes::start(5);
     let mgr = manager(&nodes);
-    let guard = held(&nodes, &mgr);
+    let guard = held(&nodes, &mgr, TTL);
     [0, 2, 4].into_iter().for_each(|node| take_away(&nodes, node));
     match lost(&guard) {
         LockLost::Taken { by, .. } => assert_eq!(by.id(), "a stranger"),
@@ -90,7 +95,7 @@ fn a_majority_that_gives_it_to_another_ends_it() {
 fn what_is_not_known_ends_nothing_before_the_deadline() {
     let nodes = Nodes::start(5);
     let mgr = RedisMgr::new(impatient(&nodes)).unwrap();
-    let guard = held(&nodes, &mgr);
+    let guard = held(&nodes, &mgr, TTL);
     await_renewals(&guard, 1);
     nodes.stop(1);
     [0, 2].into_iter().for_each(|node| take_away(&nodes, node));
@@ -134,7 +139,7 @@ fn a_release_reaches_a_stopped_node_although_its_manager_has_gone() {
 fn nodes_that_are_restarted_one_after_the_other_keep_it_again() {
     let nodes = Nodes::start(3);
     let (mgr, other) = (manager(&nodes), manager(&nodes));
-    let guard = held(&nodes, &mgr);
+    let guard = held(&nodes, &mgr, TTL);
     for node in [0, 1, 2] {
         nodes.restart_empty(node);
         eventually("the node keeps it again", CEILING, || {
@@ -182,4 +187,47 @@ fn many_locks_that_are_taken_anew_cost_none() {
     let kept = guards.iter().filter(|guard| guard.is_held()).count();
     assert_eq!(kept, MANY);
     eventually("some are there again", CEILING, || nodes.server(1).query::<usize>(&["DBSIZE"]) >= MANY / 20);
+}
+
+#[test]
+fn a_release_that_one_node_does_not_answer_and_another_has_for_somebody_else_is_no_loss() {
+    let nodes = Nodes::start(3);
+    let heard = Arc::new(Heard::default());
+    let mgr = RedisMgr::new(impatient(&nodes).events(heard.clone())).unwrap();
+    let guard = held(&nodes, &mgr, Duration::from_secs(300));
+    take_away(&nodes, 0);
+    nodes.stop(2);
+    let outcome = within(BOUNDED, "releasing", || guard.release());
+    assert!(matches!(outcome, Err(LockError::NoQuorum { .. })), "{outcome:?}");
+    eventually("its end is told", CEILING, || heard.all() > 0);
+    assert_eq!(heard.losses(), 0, "two of three may have kept it until then");
+    nodes.cont(2);
+    eventually("it is gone where it was ours", CEILING, || nodes.values(&key("x"))[1..].iter().all(Option::is_none));
+}
+
+/// How holds ended.
+#[derive(Debug, Default)]
+struct Heard {
+    lost: AtomicUsize,
+    released: AtomicUsize,
+}
+
+impl HandleEvent for Heard {
+    fn lost(&self, _: &LostEvent<'_>) {
+        self.lost.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn released(&self, _: &ReleasedEvent<'_>) {
+        self.released.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Heard {
+    fn losses(&self) -> usize {
+        self.lost.load(Ordering::SeqCst)
+    }
+
+    fn all(&self) -> usize {
+        self.losses() + self.released.load(Ordering::SeqCst)
+    }
 }
