@@ -3,6 +3,8 @@
 
 #![expect(clippy::disallowed_methods, reason = "how many seeds fit into a time is for people")]
 
+#[path = "sim/calm.rs"]
+mod calm;
 #[path = "sim/differential.rs"]
 mod differential;
 #[path = "sim/enemy.rs"]

@@ -8,7 +8,12 @@ use std::{
 
 use distlock::{LockGuard, LockId};
 
-use super::world::{Life, Sim, Time};
+use super::{
+    calm::{Kept, Weather},
+    plan::Plan,
+    user::Bad,
+    world::{Life, Sim, Time},
+};
 
 /// A guard that somebody holds, or has let go of.
 pub(crate) struct Belief {
@@ -18,6 +23,10 @@ pub(crate) struct Belief {
     pub(crate) token: u64,
     /// When the lock was asked for: what was forgotten since may have been this.
     pub(crate) asked_at: Time,
+    /// For how long it is kept without a renewal.
+    pub(crate) lease: Time,
+    /// By each node.
+    pub(crate) kept: RefCell<Vec<Kept>>,
     pub(crate) guard: RefCell<Option<LockGuard>>,
     /// Somebody was told that it is not held any more.
     pub(crate) over: Cell<bool>,
@@ -95,12 +104,15 @@ impl Judge {
         let (key, now) = (format!("lock:{}", belief.name), sim.now.get());
         let net = sim.net.borrow();
         let needed = net.servers.len() / 2 + 1;
-        let keeps = net.servers.iter().filter(|node| {
-            let kept = node.fake.keys.peek(key.as_bytes(), node.now_us(now)) == Some(belief.id.as_str().as_bytes());
-            kept || node.amnesia.iter().any(|at| *at >= belief.asked_at)
+        let mut kept = belief.kept.borrow_mut();
+        kept.resize(net.servers.len(), Kept::default());
+        let keeps = net.servers.iter().zip(kept.iter_mut()).filter_map(|(node, kept)| {
+            let keeps = node.fake.keys.peek(key.as_bytes(), node.now_us(now)) == Some(belief.id.as_str().as_bytes());
+            kept.seen(keeps, now);
+            (keeps || node.amnesia.iter().any(|at| *at >= belief.asked_at)).then_some(())
         });
         let keeps = keeps.count();
-        drop(net);
+        drop((net, kept));
         if keeps < needed && self.believes(sim, belief) && !self.excused(sim, belief) {
             sim.wrong(format!(
                 "process {} believes in {} (token {}), and {keeps} nodes keep it, where {needed} are needed",
@@ -126,6 +138,21 @@ impl Judge {
             if belief.guard.borrow().is_some() {
                 self.backed(sim, belief);
             }
+        }
+    }
+
+    /// A holder was told of trouble with its lock, and there is to be a reason. It let go of it at `until`, or later.
+    pub(crate) fn told(&self, sim: &Sim, plan: &Plan, belief: &Belief, until: Time, told: &(Weather, Bad)) {
+        let (weather, news) = told;
+        // What was handed over is kept for a claim window at first.
+        let patience = plan.operation_timeout.min(plan.claim_window);
+        // What broke long ago may be found out by a try that fails, and costs no lock.
+        let excused = matches!(news, Bad::Renewal(_)) && !weather.was_always_fine();
+        if !excused && weather.was_fine(belief.lease, until.min(weather.at), patience, &belief.kept.borrow()) {
+            let Belief { process, name, token, .. } = belief;
+            sim.wrong(format!(
+                "process {process} is told for nothing of {name} (token {token}): {news:?}; {weather:?}"
+            ));
         }
     }
 

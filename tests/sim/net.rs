@@ -76,6 +76,8 @@ pub(crate) struct Server {
     pub(crate) up: bool,
     /// Stopped: it takes connections and requests, and does nothing.
     pub(crate) stopped: bool,
+    /// When it was started, if anybody saw it.
+    pub(crate) began: Time,
     /// When it forgot something.
     pub(crate) amnesia: Vec<Time>,
     /// What it would find on its disk.
@@ -152,6 +154,7 @@ impl Sim {
             let lost = self.chance(link.loses);
             let trip = if lost { link.again } else { self.between(2 * link.least, 2 * link.most) };
             let left = deadline.saturating_sub(self.now.get());
+            self.takes(process, node, trip / 2);
             if !open || trip >= left {
                 self.sleep(left.min(if open { left } else { 20 * MS }));
                 if self.now.get() >= deadline {
@@ -232,8 +235,18 @@ impl Sim {
         lane.last = lane.last.max(self.now.get() + delay);
         let at = lane.last;
         lane.flying.push_back((at, packet));
+        let (process, node) = (one.process, one.node);
         drop(net);
+        self.takes(process, node, at - self.now.get());
         self.schedule(at, Event::Arrive { connection, at_node: out });
+    }
+
+    /// A packet is under way between them for so long.
+    fn takes(&self, process: usize, node: usize, span: Time) {
+        let mut calm = self.calm.borrow_mut();
+        if span > calm.usual {
+            calm.trouble(process, node, self.now.get() + span);
+        }
     }
 
     /// What could not get through goes on its way.
@@ -364,6 +377,7 @@ impl Sim {
             }
             cut(&mut one.out);
             cut(&mut one.back);
+            self.calm.borrow_mut().trouble(one.process, one.node, self.now.get());
         }
         self.say(|| format!("connection {connection} breaks"));
         self.post(connection, true, Packet::Reset);
@@ -435,7 +449,7 @@ impl Sim {
             server.amnesia.push(now);
         }
         server.fake.restart(run, now_us, keys);
-        (server.up, server.stopped) = (true, false);
+        (server.up, server.stopped, server.began) = (true, false, now);
     }
 }
 

@@ -33,6 +33,8 @@ pub(crate) enum Flaw {
     TokensRepeat,
     /// A renewal answers yes whoever has the lock.
     RenewsAnybody,
+    /// A renewal finds nobody.
+    RenewsNobody,
     /// Keys live for nine tenths of their time.
     ExpiresEarly,
 }
@@ -294,6 +296,7 @@ impl Call<'_, '_> {
                 Err(refused) => return Err(refused),
                 Ok(None) => Reply::Int(0),
                 Ok(Some(_)) if self.is(Flaw::RenewsAnybody) => Reply::Int(1),
+                Ok(Some(_)) if self.is(Flaw::RenewsNobody) => Reply::Int(0),
                 Ok(Some(holder)) if holder == *id => Reply::Int(self.on.pexpire(key, px)?.into()),
                 Ok(Some(holder)) => Reply::Bulk(holder[..holder.len().min(512)].to_vec()),
             });

@@ -71,11 +71,14 @@ pub(crate) fn set_up(stage: &Rc<Stage>) {
         (fake.durable, fake.flaw) = (plan.durable, plan.flaw);
         // It has been up for long.
         (fake.run, fake.up_since_us) = (sim.rng.borrow_mut().u64(..), clock.at(0) / 1_000 - 1_000_000_000);
-        let server =
-            Server { fake, clock, up: true, stopped: false, amnesia: Vec::new(), disk: Default::default(), served: 0 };
+        let (amnesia, disk) = (Vec::new(), Default::default());
+        let server = Server { fake, clock, up: true, stopped: false, began: 0, amnesia, disk, served: 0 };
         sim.net.borrow_mut().servers.push(server);
     }
     sim.net.borrow_mut().breaks = plan.breaks;
+    let mut calm = sim.calm.borrow_mut();
+    calm.usual = plan.link.most.max(Link::default().most);
+    calm.quarantine = if plan.nodes < 3 { 0 } else { plan.ttl };
     sim.stalls.set(plan.stalls);
 }
 
@@ -89,7 +92,7 @@ pub(crate) fn start_process(stage: &Rc<Stage>) {
     let users = stage.clone();
     let (sim, stage) = (sim.clone(), stage.clone());
     let main = sim.clone().start(process, move || {
-        let ear = Arc::new(Ear::default());
+        let ear = Arc::new(Ear::new(process, stage.plan.ttl));
         stage.ears.borrow_mut().push(ear.clone());
         let mgr = match begin(&stage, process, &ear) {
             Ok(mgr) => mgr,
@@ -154,6 +157,7 @@ fn nothing_is_left(stage: &Rc<Stage>) {
 impl Stage {
     fn look(&self) {
         let (sim, plan) = (&self.sim, &self.plan);
+        sim.watch();
         self.judge.look(sim);
         if sim.steps().is_multiple_of(16) {
             self.judge.look_at_all(sim);

@@ -25,6 +25,7 @@ fn servers_that_break_a_rule_are_found_out() {
         (Flaw::TokensFromOne, "token"),
         (Flaw::TokensRepeat, "was granted under token"),
         (Flaw::RenewsAnybody, "nodes keep it"),
+        (Flaw::RenewsNobody, "for nothing"),
         (Flaw::ExpiresEarly, "nodes keep it"),
     ] {
         let (seed, wrong) = found(flaw);

@@ -10,12 +10,13 @@ use std::{
 
 use crossbeam_channel::TryRecvError;
 use distlock::{
-    Config, FailedEvent, HandleEvent, LockError, LockGuard, LockId, LockOptions, LostEvent, RedisMgr, ReleasedEvent,
-    Result, TimedOutEvent,
+    Config, FailedEvent, HandleEvent, LockError, LockGuard, LockId, LockLost, LockOptions, LostEvent, RedisMgr,
+    ReleasedEvent, RenewalFailedEvent, Result, TimedOutEvent,
 };
 use parking_lot::Mutex;
 
 use super::{
+    calm::Weather,
     judge::{Belief, Judge},
     plan::Plan,
     world::{MS, SEC, Sim, Time, here},
@@ -24,17 +25,33 @@ use super::{
 /// Longer than anybody holds a lock.
 pub(crate) const HOLD_MAX: Time = SEC;
 
-/// What a process was told of the ends of its locks.
+/// What a process was told of its locks.
 #[derive(Debug, Default)]
 pub(crate) struct Ear {
+    process: usize,
+    /// The longest lease.
+    ttl: Time,
+    /// Losses and renewals that failed, each with what the world was like.
+    bad_news: Mutex<BTreeMap<String, Vec<(Weather, Bad)>>>,
     lost: Mutex<BTreeMap<String, u32>>,
     released: Mutex<BTreeMap<String, u32>>,
     /// When asking came to nothing.
     failed: Mutex<BTreeMap<String, Time>>,
 }
 
+#[derive(Clone, Debug)]
+pub(crate) enum Bad {
+    Renewal(String),
+    Loss(LockLost),
+}
+
 impl HandleEvent for Ear {
+    fn renewal_failed(&self, event: &RenewalFailedEvent<'_>) {
+        self.note(event.id(), Bad::Renewal(event.why().to_owned()));
+    }
+
     fn lost(&self, event: &LostEvent<'_>) {
+        self.note(event.id(), Bad::Loss(event.why().clone()));
         *self.lost.lock().entry(event.id().to_string()).or_default() += 1;
     }
 
@@ -52,6 +69,19 @@ impl HandleEvent for Ear {
 }
 
 impl Ear {
+    pub(crate) fn new(process: usize, ttl: Time) -> Ear {
+        Ear { process, ttl, ..Ear::default() }
+    }
+
+    fn note(&self, id: &LockId, news: Bad) {
+        let weather = here().weather(self.process, self.ttl);
+        self.bad_news.lock().entry(id.to_string()).or_default().push((weather, news));
+    }
+
+    fn bad_news(&self, id: &LockId) -> Vec<(Weather, Bad)> {
+        self.bad_news.lock().remove(id.as_str()).unwrap_or_default()
+    }
+
     /// When asking under this identifier came to nothing.
     pub(crate) fn gave_up(&self, id: &str) -> Option<Time> {
         self.failed.lock().get(id).copied()
@@ -75,6 +105,13 @@ pub(crate) struct Stage {
     /// Processes that are to come up again.
     pub(crate) coming: Cell<u32>,
     pub(crate) ears: RefCell<Vec<Arc<Ear>>>,
+}
+
+/// On what terms a lock is held.
+struct Terms {
+    asked_at: Time,
+    lease: Time,
+    renewed: bool,
 }
 
 /// A thread of a user.
@@ -142,7 +179,7 @@ impl User {
         match self.timed("a lock that everybody lets go of", Some(bound), || self.mgr.lock(name)) {
             Ok(guard) => {
                 self.stage.judge.note("granted in the end");
-                self.keep(name, guard, asked_at, 5 * MS);
+                self.keep(name, guard, Terms { asked_at, lease: plan.ttl, renewed: true }, 5 * MS);
             }
             Err(error) if !self.sim().is_over() => self.sim().wrong(format!("all is well, and yet: {error}")),
             Err(_) => {}
@@ -183,7 +220,8 @@ impl User {
         if let Ok(guard) = outcome {
             let longest = if sim.chance(200_000) { HOLD_MAX } else { plan.ttl / 2 };
             let hold = sim.between(0, longest);
-            self.keep(&name, guard, asked_at, hold);
+            let lease = if kind == 6 { plan.ttl / 2 } else { plan.ttl };
+            self.keep(&name, guard, Terms { asked_at, lease, renewed: kind != 4 }, hold);
         }
     }
 
@@ -207,7 +245,7 @@ impl User {
     }
 
     /// Holds a lock for a while, looking at it, and lets go of it in one way or another.
-    fn keep(&self, name: &str, guard: LockGuard, asked_at: Time, hold: Time) {
+    fn keep(&self, name: &str, guard: LockGuard, terms: Terms, hold: Time) {
         let (sim, judge) = (self.sim(), &self.stage.judge);
         if sim.is_over() {
             return;
@@ -218,11 +256,14 @@ impl User {
             name: name.to_owned(),
             id: guard.id().clone(),
             token: guard.fencing_token().into(),
-            asked_at,
+            asked_at: terms.asked_at,
+            lease: terms.lease,
+            kept: RefCell::default(),
             guard: RefCell::new(Some(guard)),
             over: Cell::new(false),
         });
         judge.granted(sim, &belief);
+        let granted_at = sim.now.get();
         let until = sim.now.get() + hold;
         while sim.now.get() < until && judge.believes(sim, &belief) {
             let beat = sim.between(1, 1 + hold / 3);
@@ -239,7 +280,7 @@ impl User {
         }
         let Some(guard) = belief.guard.take() else { return };
         sim.say(|| format!("process {} lets go of {name} (token {}, held: {believed})", self.process, belief.token));
-        let o = self.stage.plan.operation_timeout;
+        let (o, until) = (self.stage.plan.operation_timeout, sim.now.get());
         if sim.chance(500_000) {
             drop(self.timed("release", Some(o), || guard.release()));
         } else {
@@ -251,6 +292,17 @@ impl User {
         match news.try_recv() {
             Err(TryRecvError::Disconnected) => {}
             other => sim.wrong(format!("after the end of {name} its holder was told {other:?}")),
+        }
+        for told in self.ear.bad_news(&belief.id) {
+            let justified = match &told {
+                (_, Bad::Loss(LockLost::MaxHold)) => true,
+                // Unless it was not even kept for what it was taken for.
+                (weather, Bad::Loss(LockLost::Expired)) => !terms.renewed && weather.at >= granted_at + terms.lease / 2,
+                _ => false,
+            };
+            if !justified {
+                judge.told(sim, &self.stage.plan, &belief, until, &told);
+            }
         }
         let (lost, released) = self.ear.heard(&belief.id);
         if lost + released != 1 || (!believed && lost != 1) {

@@ -15,6 +15,7 @@ use std::{
 use distlock::testing::{World, enter};
 
 use super::{
+    calm::Calm,
     fiber::{Fiber, suspend},
     net::Net,
 };
@@ -145,6 +146,7 @@ pub(crate) struct Sim {
     pub(crate) net: RefCell<Net>,
     pub(crate) processes: RefCell<Vec<Process>>,
     pub(crate) stalls: Cell<Stalls>,
+    pub(crate) calm: RefCell<Calm>,
     tasks: RefCell<Vec<Task>>,
     ready: RefCell<Vec<usize>>,
     current: Cell<usize>,
@@ -168,6 +170,7 @@ impl Sim {
             net: RefCell::new(Net::default()),
             processes: RefCell::new(Vec::new()),
             stalls: Cell::new(Stalls::default()),
+            calm: RefCell::default(),
             tasks: RefCell::new(Vec::new()),
             ready: RefCell::new(Vec::new()),
             current: Cell::new(0),
@@ -353,7 +356,9 @@ impl Sim {
         }
         let longest = if rare > 0 && self.between(1, rare.into()) == 1 { long } else { short };
         let span = self.between(1, longest);
-        self.processes.borrow_mut()[self.process()].frozen += span;
+        let process = self.process();
+        self.processes.borrow_mut()[process].frozen += span;
+        self.calm.borrow_mut().stalled(process, self.now.get() + span, span);
         self.sleep(span);
     }
 
