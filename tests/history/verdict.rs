@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{Finding, Kind, Overlap, Rule, Story, agreement, bounds, exclusion, fence, order, peace, remains, updates};
+use super::{
+    Finding, Kind, Overlap, Rule, Story, agreement, bounds, exclusion, fence, losses, order, peace, remains, updates,
+};
 
 /// With so many stops that outlast the lease, somebody must have come too late.
 const STOPS: usize = 20;
@@ -13,6 +15,7 @@ pub(crate) struct Verdict<'a> {
     pub(crate) overlaps: Vec<Overlap<'a>>,
     pub(crate) compared: usize,
     pub(crate) gaps: peace::Gaps,
+    pub(crate) losses: losses::Losses,
     pub(crate) fenced: fence::Fenced,
     pub(crate) faults: BTreeMap<Kind, usize>,
 }
@@ -20,20 +23,20 @@ pub(crate) struct Verdict<'a> {
 impl<'a> Verdict<'a> {
     pub(crate) fn of(story: &'a Story) -> Verdict<'a> {
         let (compared, mut findings) = agreement::find(story);
-        let (gaps, fenced) = (peace::find(story), fence::find(story));
+        let (gaps, losses, fenced) = (peace::find(story), losses::find(story), fence::find(story));
         findings.extend(exclusion::find(story));
         findings.extend(order::find(story));
         findings.extend(bounds::find(story));
         findings.extend(updates::find(story));
         findings.extend(remains::find(story));
-        findings.extend(gaps.findings.iter().chain(&fenced.findings).cloned());
+        findings.extend(gaps.findings.iter().chain(&losses.findings).chain(&fenced.findings).cloned());
         findings.extend(nothing_shown(story, &fenced));
         findings.sort_by_key(|finding| finding.from);
         let mut faults = BTreeMap::new();
         for done in &story.done {
             *faults.entry(done.fault.kind).or_default() += 1;
         }
-        Verdict { findings, overlaps: exclusion::overlaps(story), compared, gaps, fenced, faults }
+        Verdict { findings, overlaps: exclusion::overlaps(story), compared, gaps, losses, fenced, faults }
     }
 
     pub(crate) fn is_good(&self) -> bool {
@@ -81,6 +84,10 @@ mod tests {
             (Rule::Agreement, "25 0@1 1 seen 22 -"),
             (Rule::Bounds, "60 3@1 9 call drop 5\n200000000 3@1 9 back"),
             (Rule::Peace, "60 3@1 9 wait\n9000000000 3@1 9 enter 9900000000 7 c"),
+            (
+                Rule::Losses,
+                "1000 1@1 7 enter 9999 9 d\n2001 0@1 1 seen 2000 9:d\n2003 0@1 1 seen 2002 9:d\n2005 0@1 1 seen 2004 9:d\n2007 0@1 1 seen 2006 9:d\n2009 0@1 1 seen 2008 9:d\n2010 1@1 7 lost x",
+            ),
             (Rule::Fence, "25 1@1 7 met 5\n55 2@1 8 met 6\n65 1@1 7 write 5 1 accepted"),
             (Rule::Updates, "25 1@1 7 write 5 1 accepted\n55 2@1 8 write 6 1 accepted"),
             (Rule::Remains, "99 0 7 leak 3 threads"),

@@ -81,6 +81,11 @@ pub(crate) fn table(story: &Story, verdict: &Verdict<'_>) -> String {
         ),
     );
     line("lost updates", verdict.against(Rule::Updates).len().to_string(), String::new());
+    line(
+        "lost for nothing",
+        verdict.against(Rule::Losses).len().to_string(),
+        format!("of {}; the others have a reason", verdict.losses.count),
+    );
     let waits = story.waits.iter().filter(|wait| wait.entered).map(|wait| wait.until - wait.from);
     line("longest wait", span(waits.max().unwrap_or(0)), "until a lock was there, stops included".to_owned());
     line(
@@ -104,6 +109,7 @@ pub(crate) fn table(story: &Story, verdict: &Verdict<'_>) -> String {
         Rule::Fence,
         Rule::Updates,
         Rule::Peace,
+        Rule::Losses,
         Rule::Bounds,
         Rule::Remains,
     ] {

@@ -4,6 +4,7 @@ pub(crate) mod agreement;
 pub(crate) mod bounds;
 pub(crate) mod exclusion;
 pub(crate) mod fence;
+pub(crate) mod losses;
 pub(crate) mod order;
 pub(crate) mod peace;
 pub(crate) mod remains;
@@ -20,6 +21,7 @@ pub(crate) enum Rule {
     Agreement,
     Bounds,
     Peace,
+    Losses,
     Fence,
     Updates,
     Remains,
