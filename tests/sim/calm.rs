@@ -1,6 +1,6 @@
 //! Calm: since when nothing has been wrong between a process and a node. Who loses a lock meanwhile has lost it for nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     net::{Link, Server},
@@ -26,6 +26,8 @@ pub(crate) struct Calm {
     pub(crate) quarantine: Time,
     /// By process and node.
     trouble: BTreeMap<(usize, usize), Time>,
+    /// Where something was wrong when it was looked last.
+    bad: BTreeSet<(usize, usize)>,
     /// Process, end and length.
     stalls: Vec<(usize, Time, Time)>,
 }
@@ -110,7 +112,11 @@ impl Sim {
         for (process, links) in net.links.iter().enumerate() {
             let stands_still = self.life(process) != Life::Runs;
             for (node, (link, server)) in links.iter().zip(&net.servers).enumerate() {
-                if stands_still || is_bad(link, calm.usual) || is_away(server, now, calm.quarantine) {
+                let bad = stands_still || is_bad(link, calm.usual) || is_away(server, now, calm.quarantine);
+                let way = (process, node);
+                // Until just now, where it has ceased since: nobody looks while nothing happens.
+                let was_bad = if bad { !calm.bad.insert(way) } else { calm.bad.remove(&way) };
+                if bad || was_bad {
                     calm.trouble(process, node, now);
                 }
             }
