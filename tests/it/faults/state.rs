@@ -8,7 +8,7 @@ use super::{LOCK, is_renewed};
 use crate::{
     kit::{
         BOUNDED, SECOND, UnwrapReleased, alone, await_gone, await_queued, capture_log, get, impatient, in_thread,
-        lease, lost, manager, patient, proxied, timed, waiter, within,
+        lease, lost, manager, patient, proxied, queued, timed, waiter, within,
     },
     support::{CEILING, Fault, RedisServer, contains, eventually, eventually_some},
 };
@@ -284,9 +284,9 @@ fn commands_that_are_not_there_are_told_with_what_it_takes() {
     }
 }
 
-/// A waiter whose manager is asked for more than it may have goes on waiting.
+/// Who waits goes on over a state that is over by itself sooner or later, and is told of any other at its next look.
 #[test]
-fn a_line_survives_every_state_of_its_server() {
+fn who_waits_is_told_of_a_state_that_somebody_has_to_end() {
     for (code, begin, end) in STATES {
         let server = RedisServer::start();
         let mgr = manager(&server);
@@ -294,10 +294,20 @@ fn a_line_survives_every_state_of_its_server() {
         let waiting = in_thread(&mgr, "x", |mgr, name| mgr.try_lock_for(name, CEILING));
         await_queued(&server, "x", 1);
         begin(&server);
-        end(&server);
-        guard.release().unwrap().unwrap_released();
-        let next = within(CEILING, code, || waiting.join().unwrap().unwrap());
-        next.release().unwrap().unwrap_released();
+        let refused = format!("errorstat_{code}:");
+        eventually("it has looked", CEILING, || server.query::<String>(&["INFO", "errorstats"]).contains(&refused));
+        if code == "MASTERDOWN" {
+            end(&server);
+            guard.release().unwrap().unwrap_released();
+            let next = within(CEILING, code, || waiting.join().unwrap().unwrap());
+            next.release().unwrap().unwrap_released();
+        } else {
+            let told = within(CEILING, code, || waiting.join().unwrap().unwrap_err());
+            assert_eq!(told.code(), Some(code), "{told:?}");
+            end(&server);
+            eventually("it has left the line", CEILING, || queued(&server, "x") == 0);
+            guard.release().unwrap().unwrap_released();
+        }
     }
 }
 
