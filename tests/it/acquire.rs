@@ -22,7 +22,7 @@ fn every_way_of_asking_takes_a_free_lock() {
         |mgr| mgr.lock("x"),
         |mgr| mgr.try_lock("x"),
         |mgr| mgr.try_lock_for("x", SECOND),
-        |mgr| mgr.lock_with("x", &LockOptions::new().ttl(SECOND).wait(SECOND)),
+        |mgr| mgr.lock_with("x", &LockOptions::new().ttl(3 * SECOND).wait(SECOND)),
     ];
     for way in ways {
         let guard = way(&mgr).unwrap();
@@ -313,7 +313,7 @@ fn a_foreign_holder_without_an_expiry_is_given_one() {
     assert!(left > 0 && left <= 30_000, "{left}");
     assert_eq!(get(&server, LOCK).as_deref(), Some("lock_1"));
     server.cli(&["PERSIST", LOCK]);
-    let guard = mgr.lock_with("x", &lease(SECOND)).unwrap();
+    let guard = mgr.lock_with("x", &lease(3 * SECOND)).unwrap();
     assert!(guard.is_held());
 }
 

@@ -121,7 +121,7 @@ fn whoever_holds_or_waits_is_let_go_when_the_weather_turns() {
         let (server, proxy, mgr) = proxied(impatient);
         let (released, dropped) = (mgr.lock("released").unwrap(), mgr.lock("dropped").unwrap());
         let held = manager(&server).lock("held").unwrap();
-        let waiting = in_thread(&mgr, "held", |mgr, name| mgr.try_lock_for(name, 2 * SECOND).map(drop));
+        let waiting = in_thread(&mgr, "held", |mgr, name| mgr.try_lock_for(name, 5 * SECOND).map(drop));
         await_queued(&server, "held", 1);
         match weather {
             "blackhole" => proxy.blackhole(),

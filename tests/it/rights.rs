@@ -50,7 +50,7 @@ fn tour(server: &RedisServer, mgr: &RedisMgr) -> Result<(), (&'static str, LockE
     let next = waiting.join().unwrap().map_err(step("handover"))?;
     next.release().map_err(step("release"))?.unwrap_released();
 
-    let ttl = 2 * SECOND;
+    let ttl = 4 * SECOND;
     let kept = mgr.lock_with("y", &lease(ttl)).map_err(step("acquire"))?;
     eventually("time passes", CEILING, || kept.remaining() < ttl * 8 / 10);
     eventually("it is renewed, or lost", CEILING, || kept.remaining() > ttl * 8 / 10 || !kept.is_held());

@@ -49,7 +49,7 @@ fn when_the_one_who_listens_gives_up_another_hears() {
         let guard = mgr.lock("x").unwrap();
         let listening =
             in_thread(&other, "x", |mgr, name| mgr.try_lock_for(name, Duration::from_millis(300)).map(drop));
-        await_queued(&server, "x", 1);
+        eventually("it listens", CEILING, || queued(&server, "x") == 1 || listening.is_finished());
         let waiting = in_thread(&other, "x", |mgr, name| mgr.lock(name).unwrap());
         assert!(listening.join().unwrap().unwrap_err().is_timeout());
         await_queued(&server, "x", 1);

@@ -9,7 +9,7 @@ use crate::{
 #[test]
 fn a_killed_holder_keeps_the_lock_until_its_lease_is_over_and_no_longer() {
     let server = RedisServer::start();
-    let mut holder = hand(&server, &[("ttl_ms", "2000")]);
+    let mut holder = hand(&server, &[("ttl_ms", "4000")]);
     let mut next = hand(&server, &[]);
     let first = lock(&mut holder, "x");
     line_up(&server, &mut next, "x", 0);
@@ -112,7 +112,7 @@ fn a_line_of_dead_waiters_does_not_keep_the_lock_from_being_free() {
 #[test]
 fn a_process_that_exits_with_guards_leaves_keys_that_expire() {
     let server = RedisServer::start();
-    let mut holder = hand(&server, &[("ttl_ms", "1000")]);
+    let mut holder = hand(&server, &[("ttl_ms", "4000")]);
     let mut next = hand(&server, &[]);
     let first = lock(&mut holder, "x");
     lock(&mut holder, "y");

@@ -165,7 +165,7 @@ fn dead_orphans_do_not_pile_up() {
 #[test]
 fn it_may_run_for_so_long_and_no_longer() {
     let scene = Scene::new();
-    let (mut job, pid) = scene.running(&["--max-hold", "1s", "--grace", "10m"], "echo $$ >$DIR/pid; exec sleep 600");
+    let (mut job, pid) = scene.running(&["--max-hold", "5s", "--grace", "10m"], "echo $$ >$DIR/pid; exec sleep 600");
     assert_eq!(job.code(), 124);
     assert!(job.err().contains("longer than --max-hold"), "{}", job.err());
     assert!(!is_alive(pid));

@@ -131,7 +131,7 @@ fn the_command_of_a_frozen_wrapper_is_dead_when_others_can_have_the_lock() {
 #[test]
 fn nobody_misses_a_guardian_that_is_killed() {
     let scene = Scene::new();
-    let (mut job, _) = scene.running(&["--ttl", "1s"], "echo $$ >$DIR/pid; read -r line; exit 3");
+    let (mut job, _) = scene.running(&["--ttl", "3s"], "echo $$ >$DIR/pid; read -r line; exit 3");
     let guardian = scene.guardian();
     signal(guardian, Signal::KILL);
     eventually("it is buried", CEILING, || crate::support::process_state(guardian).is_none());

@@ -31,7 +31,7 @@ fn a_lock_that_vanishes_ends_the_command() {
     ];
     for way in ways {
         let scene = Scene::new();
-        let (job, _) = scene.running(&["--ttl", "3s"], STAY);
+        let (job, _) = scene.running(&["--ttl", "9s"], STAY);
         way(&scene.server);
         expect_lost(&scene, job, "does not know it");
         scene.expect_no_lock();
@@ -149,7 +149,7 @@ fn a_loss_that_only_the_release_finds_out_is_told_too() {
 #[test]
 fn a_command_that_is_stopped_keeps_its_lock() {
     let scene = Scene::new();
-    let (mut job, pid) = scene.running(&["--ttl", "1s"], "echo $$ >$DIR/pid; exec sleep 600");
+    let (mut job, pid) = scene.running(&["--ttl", "3s"], "echo $$ >$DIR/pid; exec sleep 600");
     signal(pid, Signal::STOP);
     await_state(pid, 'T');
     scene.await_renewals(4);

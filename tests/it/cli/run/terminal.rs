@@ -197,7 +197,7 @@ fn a_lock_that_is_lost_while_the_command_is_stopped_ends_it_when_it_would_go_on(
     let scene = Scene::new();
     let mut shell = Shell::start(&scene);
     let script = "sh -c 'echo $PPID >$DIR/wrapper; echo $$ >$DIR/pid; exec sleep 600'";
-    shell.run("--ttl 1s", script);
+    shell.run("--ttl 3s", script);
     let (pid, wrapper) = (scene.number("pid"), scene.number("wrapper"));
     shell.press("\u{1a}");
     await_state(pid, 'T');
