@@ -50,7 +50,7 @@ struct Locked {
 /// say otherwise.
 fn hand(server: &RedisServer, args: &[(&str, &str)]) -> Worker {
     let url = server.url();
-    let defaults = [("url", url.as_str()), ("ttl_ms", FOREVER_MS), ("window_ms", FOREVER_MS)];
+    let defaults = [("url", url.as_str()), ("ttl_ms", FOREVER_MS), ("window_ms", FOREVER_MS), ("timeout_ms", "20000")];
     let worker = Worker::spawn("hand", &[&defaults, args].concat());
     worker.expect("ready");
     worker
@@ -143,6 +143,7 @@ fn eight_processes_never_lose_an_update() {
         ("rounds", "500"),
         ("ttl_ms", FOREVER_MS),
         ("window_ms", FOREVER_MS),
+        ("timeout_ms", "20000"),
         ("file", text(&file)),
         ("history", text(&history)),
     ];
@@ -177,6 +178,7 @@ fn eight_processes_that_always_want_it_have_equal_shares() {
         ("others", "7"),
         ("ttl_ms", FOREVER_MS),
         ("window_ms", FOREVER_MS),
+        ("timeout_ms", "20000"),
         ("file", text(&file)),
         ("history", text(&history)),
     ];
@@ -202,6 +204,7 @@ fn nobody_in_line_is_overtaken() {
         ("rounds", "60"),
         ("ttl_ms", FOREVER_MS),
         ("window_ms", FOREVER_MS),
+        ("timeout_ms", "20000"),
         ("file", text(&file)),
         ("history", text(&history)),
     ];

@@ -23,7 +23,8 @@ extern "C" fn let_go() {
 }
 
 pub(super) fn leaver(side: &Arc<WorkerSide>) {
-    let mgr = RedisMgr::new(Config::new(side.arg("url")).ttl(Duration::from_secs(60))).expect("no manager");
+    let config = Config::new(side.arg("url")).ttl(Duration::from_secs(60)).operation_timeout(Duration::from_secs(20));
+    let mgr = RedisMgr::new(config).expect("no manager");
     let guard = mgr.lock("x").expect("no lock");
     match side.arg("how").as_str() {
         "thread storage" => {
