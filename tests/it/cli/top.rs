@@ -272,7 +272,7 @@ fn keys_work_while_the_server_hangs() {
 fn pausing_stops_the_questions_and_resuming_asks_at_once() {
     let server = RedisServer::start();
     take(&server, &["orders:1"]);
-    let mut top = Pty::start(100, 24, &["top", "--url", &server.url(), "--interval", "30s"]);
+    let mut top = Pty::start(100, 24, &["top", "--url", &server.url(), "--interval", "300s"]);
     top.until_shown("orders:1");
     top.press("p");
     top.until_shown("PAUSED");
@@ -280,7 +280,7 @@ fn pausing_stops_the_questions_and_resuming_asks_at_once() {
     top.press("p");
     top.until_shown("mail");
     assert!(!top.screen().contains("PAUSED"));
-    top.press("+");
+    top.press("-");
     top.until_shown("every 60s");
     top.press("-----");
     top.until_shown("every 1.0s");
