@@ -6,7 +6,7 @@ use distlock::{FencingToken, LockError, LockGuard, LockOptions, RedisMgr, Releas
 
 use crate::{
     kit::{
-        BOUNDED, SECOND, UnwrapReleased, await_gone, fence_key, foreign_release, foreign_take, get, impatient,
+        BOUNDED, SECOND, UnwrapReleased, await_gone, brisk, fence_key, foreign_release, foreign_take, get, impatient,
         in_thread, label, lease, manager, patient, proxied, pttl, queue_key, waiter, within,
     },
     support::{Fault, FaultProxy, RedisServer, any_request, command, contains, eventually},
@@ -126,7 +126,7 @@ fn an_acquire_whose_reply_is_lost_is_found_again() {
         (Fault::ResetAfterRequest, try_lock),
         (Fault::CloseAfterRequest, try_lock),
     ] {
-        let (server, proxy, mgr) = proxied(impatient);
+        let (server, proxy, mgr) = proxied(brisk);
         let lost = proxy.on_request(contains(LOCK), fault.clone());
         let guard = way(&mgr).unwrap();
         assert_eq!(lost.fired(), 1, "{fault:?}");

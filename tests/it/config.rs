@@ -5,7 +5,9 @@ use std::{env, time::Duration};
 use distlock::{Config, LockError, LockOptions, RedisMgr};
 
 use crate::{
-    kit::{SECOND, UnwrapReleased, alone, fence_key, impatient, in_thread, label, lease, manager, patient, waiter},
+    kit::{
+        SECOND, UnwrapReleased, alone, brisk, fence_key, impatient, in_thread, label, lease, manager, patient, waiter,
+    },
     support::{CEILING, RedisServer, eventually},
 };
 
@@ -34,7 +36,7 @@ fn a_url_that_cannot_be_served_is_refused_at_construction() {
 fn a_password_can_come_apart_from_the_url_which_has_the_last_word() {
     let server = RedisServer::builder().password("right").start();
     let try_it = |url: String, password: &str| {
-        let config = impatient(url).password(password);
+        let config = brisk(url).password(password);
         assert!(!format!("{config:?}").contains(password), "{config:?}");
         RedisMgr::new(config).unwrap().ping()
     };

@@ -6,8 +6,8 @@ use distlock::{Action, Config, LockError, RedisMgr};
 
 use crate::{
     kit::{
-        BOUNDED, SECOND, UnwrapReleased, alone, await_gone, capture_log, fence_key, foreign_take, get, impatient,
-        label, lease, lost, manager, patient, queue_key, within,
+        BOUNDED, SECOND, UnwrapReleased, alone, await_gone, brisk, capture_log, fence_key, foreign_take, get,
+        impatient, label, lease, lost, manager, patient, queue_key, within,
     },
     support::{CEILING, FaultProxy, RedisServer, eventually, garbage_server},
 };
@@ -33,7 +33,7 @@ fn credentials_that_do_not_fit_are_refused_by_name() {
         (":wrong@", "WRONGPASS", "check the user and the password"),
         ("nobody:right@", "WRONGPASS", "check the user and the password"),
     ] {
-        let mgr = RedisMgr::new(impatient(format!("redis://{login}{port}"))).unwrap();
+        let mgr = RedisMgr::new(brisk(format!("redis://{login}{port}"))).unwrap();
         let error = within(BOUNDED, "try_lock", || mgr.try_lock("x").unwrap_err());
         assert_eq!((error.code(), error.is_refused()), (Some(code), true), "{login}: {error}");
         assert_sentence(&error, &port, &["could not acquire", code, advice]);
@@ -174,7 +174,7 @@ fn a_paused_server_leaves_no_lock_behind() {
     let server = RedisServer::start();
     let mgr = RedisMgr::new(impatient(server.url())).unwrap();
     drop(mgr.lock("warm").unwrap());
-    server.cli(&["CLIENT", "PAUSE", "2000", "ALL"]);
+    server.cli(&["CLIENT", "PAUSE", "6000", "ALL"]);
     let error = within(BOUNDED, "try_lock", || mgr.try_lock("x").unwrap_err());
     assert!(error.is_unavailable(), "{error:?}");
     // Answered when the pause is over.
@@ -191,7 +191,7 @@ fn a_server_that_takes_no_more_clients_says_so() {
     let mut connection = held.connection().unwrap();
     redis::cmd("PING").query::<()>(&mut connection).unwrap();
     redis::cmd("CONFIG").arg(&["SET", "maxclients", "1"]).query::<()>(&mut connection).unwrap();
-    let mgr = RedisMgr::new(impatient(server.url())).unwrap();
+    let mgr = RedisMgr::new(brisk(server.url())).unwrap();
     let error = within(BOUNDED, "try_lock", || mgr.try_lock("x").unwrap_err());
     assert_sentence(&error, &label(&server), &["max number of clients"]);
     redis::cmd("CONFIG").arg(&["SET", "maxclients", "1000"]).query::<()>(&mut connection).unwrap();

@@ -18,7 +18,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::{
     kit::{
-        IMPATIENT, SECOND, UnwrapReleased, alone, await_gone, await_queued, capture_log, get, impatient, in_thread,
+        IMPATIENT, SECOND, UnwrapReleased, alone, await_gone, await_queued, brisk, capture_log, get, in_thread,
         is_renewal, label, lease, lost, manager, patient, taught, waiter,
     },
     support::{CEILING, Fault, FaultProxy, Nodes, RedisServer, eventually, eventually_some},
@@ -281,7 +281,7 @@ fn every_loss_is_told_once_whoever_notices_it() {
 fn what_could_not_be_asked_for_has_failed() {
     let (told, mgr) = {
         let server = RedisServer::start();
-        let (told, mgr) = recorded(impatient(server.url()));
+        let (told, mgr) = recorded(brisk(server.url()));
         server.cli(&["RPUSH", "lock:list", "precious"]);
         assert!(matches!(mgr.try_lock("list"), Err(LockError::WrongType { .. })));
         assert_eq!(told.count("failed list "), 1);

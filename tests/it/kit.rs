@@ -28,6 +28,11 @@ pub(crate) fn impatient(url: impl Into<String>) -> Config {
     patient(url).operation_timeout(IMPATIENT)
 }
 
+/// A configuration in which a request that is lost is soon made up for, and one that is carried out is in time.
+pub(crate) fn brisk(url: impl Into<String>) -> Config {
+    patient(url).operation_timeout(4 * SECOND)
+}
+
 pub(crate) fn manager(server: &RedisServer) -> RedisMgr {
     RedisMgr::new(patient(server.url())).unwrap()
 }
@@ -37,7 +42,7 @@ pub(crate) fn proxied(config: impl FnOnce(String) -> Config) -> (RedisServer, Fa
     let server = taught();
     let proxy = FaultProxy::in_front_of(server.addr());
     let mgr = RedisMgr::new(config(proxy.url())).unwrap();
-    mgr.ping().unwrap();
+    eventually("it answers", CEILING, || mgr.ping().is_ok());
     (server, proxy, mgr)
 }
 

@@ -33,6 +33,11 @@ fn impatient(nodes: &Nodes) -> Config {
     patient(nodes).operation_timeout(kit::IMPATIENT)
 }
 
+/// For nodes of which enough answer.
+fn brisk(nodes: &Nodes) -> Config {
+    kit::brisk(nodes.urls()).quarantine(Duration::ZERO)
+}
+
 fn manager(nodes: &Nodes) -> RedisMgr {
     RedisMgr::new(patient(nodes)).unwrap()
 }

@@ -8,8 +8,8 @@ use super::{LOCK, is_renewed};
 use crate::{
     bounds::nothing_hangs,
     kit::{
-        BOUNDED, IMPATIENT, SECOND, UnwrapReleased, await_gone, expect_belief_within_key, fence_key, get, impatient,
-        in_thread, is_renewal, lease, manager, patient, proxied, queued, taught, within,
+        BOUNDED, IMPATIENT, SECOND, UnwrapReleased, await_gone, brisk, expect_belief_within_key, fence_key, get,
+        impatient, in_thread, is_renewal, lease, manager, patient, proxied, queued, taught, within,
     },
     support::{CEILING, Fault, FaultProxy, RedisServer, command, contains, eventually},
 };
@@ -89,7 +89,7 @@ fn half_of_the_answers_to_signing_in_are_none() {
     for unanswered in ["SELECT", "TIME"] {
         let server = taught();
         let proxy = FaultProxy::in_front_of(server.addr());
-        let mgr = RedisMgr::new(impatient(format!("{}/2", proxy.url()))).unwrap();
+        let mgr = RedisMgr::new(brisk(format!("{}/2", proxy.url()))).unwrap();
         let silent = proxy.on_request(command(unanswered), Fault::DropReply).forever();
         let error = within(BOUNDED, "try_lock", || mgr.try_lock("x").unwrap_err());
         assert!(error.is_unavailable(), "{unanswered}: {error:?}");

@@ -15,8 +15,8 @@ use super::{LOCK, is_renewed, renewals};
 use crate::{
     bounds::threads,
     kit::{
-        BOUNDED, SECOND, UnwrapReleased, alone, await_gone, get, impatient, in_thread, lease, manager, patient, timed,
-        waiter, within,
+        BOUNDED, SECOND, UnwrapReleased, alone, await_gone, brisk, get, impatient, in_thread, lease, manager, patient,
+        timed, waiter, within,
     },
     processes::owner,
     support::{CEILING, Nodes, RedisServer, Worker, eventually},
@@ -115,7 +115,7 @@ fn where_there_is_no_file_left_locks_are_kept_and_new_connections_say_why() {
         return;
     }
     let server = RedisServer::start();
-    let mgr = RedisMgr::new(impatient(server.url())).unwrap();
+    let mgr = RedisMgr::new(brisk(server.url())).unwrap();
     let guard = mgr.lock_with("x", &lease(3 * SECOND)).unwrap();
     is_renewed(&server, &guard, 1);
     let commands = server.monitor();
@@ -124,7 +124,7 @@ fn where_there_is_no_file_left_locks_are_kept_and_new_connections_say_why() {
     assert!(!files.is_empty());
     // What is open serves on.
     mgr.try_lock("y").unwrap().release().unwrap().unwrap_released();
-    let fresh = RedisMgr::new(impatient(server.url())).unwrap();
+    let fresh = RedisMgr::new(brisk(server.url())).unwrap();
     let error = within(BOUNDED, "try_lock", || fresh.try_lock("y").unwrap_err());
     assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
     assert!(error.to_string().contains("Too many open files"), "{error}");

@@ -7,8 +7,8 @@ use distlock::{LockLost, RedisMgr, Released};
 use super::{LOCK, is_renewed};
 use crate::{
     kit::{
-        BOUNDED, SECOND, UnwrapReleased, await_gone, fence_key, foreign_take, get, impatient, is_renewal, lease, lost,
-        manager, patient, pttl, taught, waiter, within,
+        BOUNDED, SECOND, UnwrapReleased, await_gone, brisk, fence_key, foreign_take, get, impatient, is_renewal, lease,
+        lost, manager, patient, pttl, taught, waiter, within,
     },
     support::{CEILING, Fault, FaultProxy, RedisServer, command, eventually, off_by},
 };
@@ -143,7 +143,7 @@ fn a_server_clock_that_steps_between_two_requests_costs_neither_lock_nor_cleanli
         let server = taught();
         let proxy = FaultProxy::in_front_of(server.addr());
         let wrong = proxy.on_request(command("TIME"), off_by(seconds)).forever();
-        let mgr = RedisMgr::new(impatient(proxy.url())).unwrap();
+        let mgr = RedisMgr::new(brisk(proxy.url())).unwrap();
         let mut last = manager(&server).lock("x").unwrap().fencing_token();
         for _ in 0..3 {
             let guard =

@@ -7,8 +7,8 @@ use distlock::{LockError, LockLost, RedisMgr};
 use super::{LOCK, is_renewed};
 use crate::{
     kit::{
-        BOUNDED, SECOND, UnwrapReleased, alone, await_gone, await_queued, capture_log, get, impatient, in_thread,
-        lease, lost, manager, patient, proxied, queued, timed, waiter, within,
+        BOUNDED, SECOND, UnwrapReleased, alone, await_gone, await_queued, brisk, capture_log, get, impatient,
+        in_thread, is_renewal, lease, lost, manager, patient, proxied, queued, timed, waiter, within,
     },
     support::{CEILING, Fault, RedisServer, contains, eventually, eventually_some},
 };
@@ -61,7 +61,7 @@ const STATES: [(&str, Change, Change); 4] = [
 fn a_state_that_stays_is_told_by_its_code_and_ends_a_hold_at_its_deadline() {
     for (code, begin, end) in STATES {
         let server = RedisServer::start();
-        let mgr = RedisMgr::new(impatient(server.url())).unwrap();
+        let mgr = RedisMgr::new(brisk(server.url())).unwrap();
         let guard = mgr.lock_with("x", &lease(LEASE)).unwrap();
         begin(&server);
         let ((left, refused, why), span) = timed(|| {
@@ -243,10 +243,14 @@ fn a_cluster_is_told_from_a_server() {
         ("CLUSTERDOWN The cluster is down", "CLUSTERDOWN"),
         ("TRYAGAIN Multiple keys request during rehashing of slot", "TRYAGAIN"),
     ] {
-        let (server, proxy, mgr) = proxied(impatient);
+        let (server, proxy, mgr) = proxied(brisk);
         let held = mgr.lock_with("x", &lease(6 * SECOND)).unwrap();
-        proxy.on_request(contains("lock:"), Fault::ReplaceReply(format!("-{answer}\r\n").into_bytes())).times(3);
+        let answer = Fault::ReplaceReply(format!("-{answer}\r\n").into_bytes());
+        let refused = proxy.on_request(contains("lock:y"), answer.clone()).forever();
+        let not_renewed = proxy.on_request(is_renewal(LOCK), answer);
         let error = within(BOUNDED, "try_lock", || mgr.try_lock("y").unwrap_err());
+        refused.disarm();
+        not_renewed.wait_fired();
         assert!(error.to_string().contains(code), "{error}");
         assert_eq!(error.is_unavailable(), code == "TRYAGAIN", "{error:?}");
         is_renewed(&server, &held, 1);
@@ -258,7 +262,7 @@ fn a_cluster_is_told_from_a_server() {
 fn a_script_that_is_killed_has_taken_nothing() {
     let killed =
         b"-ERR Error running script (call to f_0): @user_script:1: Script killed by user with SCRIPT KILL...\r\n";
-    let (server, proxy, mgr) = proxied(impatient);
+    let (server, proxy, mgr) = proxied(brisk);
     proxy.on_request(contains(LOCK), Fault::ReplaceReply(killed.to_vec()));
     let error = within(BOUNDED, "try_lock", || mgr.try_lock("x").unwrap_err());
     assert!(matches!(error, LockError::Refused { .. }), "{error:?}");

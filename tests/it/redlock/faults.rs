@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use distlock::{LockGuard, RedisMgr};
 
-use super::{TTL, await_renewals, expect_a_quorum, impatient, kept_on, key, patient};
+use super::{TTL, await_renewals, brisk, expect_a_quorum, kept_on, key, patient};
 use crate::{
     kit::{BOUNDED, UnwrapReleased, in_thread, lease, queued, timed, within},
     support::{CEILING, Fault, FaultProxy, Nodes, any_request, eventually, garbage_server},
@@ -18,7 +18,7 @@ const TWO: [&[usize]; 2] = [&[0, 3], &[3, 4]];
 /// goes wrong before the lock is taken in the first round, and while it is held in the second.
 fn a_lock_lives_through(away: &[usize], nodes: Nodes, go_wrong: impl Fn(&Nodes, usize)) {
     let well: Vec<_> = (0..nodes.len()).filter(|node| !away.contains(node)).collect();
-    let [mgr, other] = [(), ()].map(|()| RedisMgr::new(impatient(&nodes)).unwrap());
+    let [mgr, other] = [(), ()].map(|()| RedisMgr::new(brisk(&nodes)).unwrap());
     mgr.lock("early").unwrap().release().unwrap().unwrap_released();
     let early = mgr.lock_with("early", &lease(TTL)).unwrap();
     away.iter().for_each(|node| go_wrong(&nodes, *node));
@@ -112,8 +112,7 @@ const SLOW: Duration = Duration::from_millis(300);
 
 /// The life of a lock with nodes that have been away ever since the manager was made.
 fn a_lock_lives_without(nodes: &Nodes, urls: &[String], well: &[usize]) {
-    let config =
-        || crate::kit::patient(urls.join(",")).operation_timeout(crate::kit::IMPATIENT).quarantine(Duration::ZERO);
+    let config = || crate::kit::brisk(urls.join(",")).quarantine(Duration::ZERO);
     let [mgr, other] = [(), ()].map(|()| within(BOUNDED, "beginning", || RedisMgr::new(config()).unwrap()));
     let guard = within(BOUNDED, "locking", || mgr.lock_with("x", &lease(TTL)).unwrap());
     lives_on(nodes, well, &guard, &other);

@@ -5,7 +5,7 @@ use std::{env, time::Duration};
 use distlock::{FencingToken, RedisMgr};
 use fastrand::Rng;
 
-use super::{impatient, kept_on, manager, quorum};
+use super::{brisk, kept_on, manager, quorum};
 use crate::{
     kit::{BOUNDED, UnwrapReleased, fence_key, lease, within},
     support::{Fault, Nodes, any_request},
@@ -32,7 +32,7 @@ fn tokens_rise_over_any_sequence_of_partial_failures() {
     eprintln!("seed {seed}");
     let mut dice = Rng::with_seed(seed);
     let nodes = Nodes::start(5).behind_proxies(&[1, 3]);
-    let managers: Vec<_> = (0..3).map(|_| RedisMgr::new(impatient(&nodes)).unwrap()).collect();
+    let managers: Vec<_> = (0..3).map(|_| RedisMgr::new(brisk(&nodes)).unwrap()).collect();
     let mut last = FencingToken(0);
     for round in 0..60 {
         // One that forgets everything, while all the others are there.

@@ -10,7 +10,7 @@ use std::{
 
 use distlock::{HandleEvent, LockError, LockGuard, LockLost, LostEvent, RedisMgr, ReleasedEvent};
 
-use super::{TTL, await_nowhere, await_renewals, expect_a_quorum, impatient, kept_on, key, manager};
+use super::{TTL, await_nowhere, await_renewals, brisk, expect_a_quorum, impatient, kept_on, key, manager};
 use crate::{
     kit::{BOUNDED, UnwrapReleased, lease, lost, within},
     support::{CEILING, Fault, Nodes, contains, eventually},
@@ -107,7 +107,7 @@ fn what_is_not_known_ends_nothing_before_the_deadline() {
 fn a_node_that_missed_the_release_makes_up_for_it() {
     let nodes = Nodes::start(3);
     for node in 0..3 {
-        let mgr = RedisMgr::new(impatient(&nodes)).unwrap();
+        let mgr = RedisMgr::new(brisk(&nodes)).unwrap();
         let guard = mgr.lock("x").unwrap();
         eventually("all keep it", CEILING, || kept_on(&nodes, &guard).len() == 3);
         nodes.stop(node);

@@ -2,7 +2,7 @@
 
 use distlock::RedisMgr;
 
-use super::{await_nowhere, expect_a_quorum, impatient, key, manager, no_quorum, patient};
+use super::{await_nowhere, brisk, expect_a_quorum, impatient, key, manager, no_quorum, patient};
 use crate::{
     kit::{BOUNDED, IMPATIENT, SECOND, UnwrapReleased, in_thread, timed, within},
     support::{CEILING, Fault, Nodes, Worker, contains, eventually},
@@ -125,7 +125,7 @@ fn a_request_that_arrives_after_the_release_leaves_nothing() {
 #[test]
 fn a_yes_that_was_lost_on_its_way_is_undone() {
     let nodes = Nodes::start(5).behind_proxies(&[0, 4]);
-    let mgr = RedisMgr::new(impatient(&nodes)).unwrap();
+    let mgr = RedisMgr::new(brisk(&nodes)).unwrap();
     drop(mgr.lock("y").unwrap());
     take(&nodes);
     let resets = [0, 4].map(|node| nodes.proxy(node).on_request(contains("lock:x"), Fault::ResetAfterRequest));

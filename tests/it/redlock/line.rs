@@ -8,9 +8,7 @@ use std::{
 use distlock::{LockGuard, RedisMgr};
 use parking_lot::Mutex;
 
-use super::{
-    await_nowhere, await_renewals, expect_a_quorum, hand, impatient, key, locked, manager, next_locked, release,
-};
+use super::{await_nowhere, await_renewals, brisk, expect_a_quorum, hand, key, locked, manager, next_locked, release};
 use crate::{
     kit::{
         IMPATIENT, SECOND, UnwrapReleased, await_queued, in_thread, lease, queue_key, queued, timed, waiter, within,
@@ -218,7 +216,7 @@ const KILLED: Way = (|nodes| nodes.kill(0), |nodes| nodes.restart_empty(0));
 /// is back.
 fn threads_move_with_the_line((leave, come_back): Way) {
     let nodes = Nodes::start(5);
-    let managers: Vec<_> = (0..3).map(|_| RedisMgr::new(impatient(&nodes)).unwrap()).collect();
+    let managers: Vec<_> = (0..3).map(|_| RedisMgr::new(brisk(&nodes)).unwrap()).collect();
     let guard = managers[0].lock("x").unwrap();
     let mut waiting: Vec<_> = managers.iter().cycle().take(6).map(|mgr| waiter(nodes.server(0), mgr, "x")).collect();
     leave(&nodes);
@@ -257,9 +255,9 @@ fn the_line_moves_on_when_its_node_is_killed() {
 
 fn processes_move_with_the_line((leave, come_back): Way) {
     let nodes = Nodes::start(5);
-    let mgr = RedisMgr::new(impatient(&nodes)).unwrap();
+    let mgr = RedisMgr::new(brisk(&nodes)).unwrap();
     let guard = mgr.lock("x").unwrap();
-    let mut hands: Vec<_> = (0..3).map(|_| hand(&nodes, &[("timeout_ms", "500")])).collect();
+    let mut hands: Vec<_> = (0..3).map(|_| hand(&nodes, &[("timeout_ms", "4000")])).collect();
     for (number, worker) in hands.iter_mut().enumerate() {
         line_up(nodes.server(0), worker, "x", number);
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use distlock::{LockGuard, LockLost, RedisMgr, Vote};
 
-use super::{TTL, await_nowhere, await_renewals, expect_a_quorum, impatient, key, manager, no_quorum, patient};
+use super::{TTL, await_nowhere, await_renewals, brisk, expect_a_quorum, impatient, key, manager, no_quorum, patient};
 use crate::{
     kit::{BOUNDED, IMPATIENT, UnwrapReleased, in_thread, lease, lost, timed, within},
     support::{CEILING, Nodes, eventually},
@@ -89,7 +89,7 @@ fn half_of_an_even_number_is_no_majority() {
 #[test]
 fn half_to_each_is_nobody_s() {
     let nodes = Nodes::start(4);
-    let mgr = RedisMgr::new(impatient(&nodes)).unwrap();
+    let mgr = RedisMgr::new(brisk(&nodes)).unwrap();
     for node in 0..4 {
         let id = ["one", "another"][node / 2];
         nodes.server(node).query::<()>(&["SET", &key("x"), id, "PX", "600000"]);

@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use distlock::{LockError, RedisMgr, Vote};
 
-use super::{
-    await_nowhere, await_renewals, expect_a_quorum, impatient, kept_on, key, manager, no_quorum, patient, quorum,
-};
+use super::{await_nowhere, await_renewals, brisk, expect_a_quorum, kept_on, key, manager, no_quorum, patient, quorum};
 use crate::{
     kit::{self, BOUNDED, SECOND, UnwrapReleased, alone, capture_log, lease, within},
     support::{CEILING, Nodes, eventually},
@@ -26,7 +24,7 @@ fn new_nodes_do_not_vote_at_first() {
         let nodes = Nodes::start(count);
         let mgr = careful(&nodes);
         // No machine is so slow that this one's quarantine could be over.
-        let strict = RedisMgr::new(impatient(&nodes).quarantine(600 * SECOND)).unwrap();
+        let strict = RedisMgr::new(brisk(&nodes).quarantine(600 * SECOND)).unwrap();
         let error = strict.try_lock("x").unwrap_err();
         assert_eq!(no_quorum(&nodes, &error), vec![Vote::Unknown; count]);
         let why = "it may have lost its data in a restart, and does not vote for another ";
