@@ -352,12 +352,8 @@ fn shutting_down_wakes_who_waits_for_a_server_that_is_away() {
     let proxy = FaultProxy::in_front_of(server.addr());
     let mgr = RedisMgr::new(impatient(proxy.url())).unwrap();
     proxy.refuse();
-    let (started, has_started) = crossbeam_channel::bounded(1);
-    let waiting = in_thread(&mgr, "x", move |mgr, name| {
-        started.send(()).unwrap();
-        mgr.lock(name)
-    });
-    has_started.recv().unwrap();
+    let waiting = in_thread(&mgr, "x", |mgr, name| mgr.lock(name));
+    eventually("it waits", CEILING, || mgr.metrics().waiting() == 1);
     within(BOUNDED, "shutdown", || mgr.shutdown());
     assert!(matches!(within(BOUNDED, "waking", || waiting.join().unwrap()), Err(LockError::Shutdown)));
 }
