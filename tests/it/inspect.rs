@@ -54,6 +54,8 @@ fn thousands_of_locks_are_told_each_once_and_the_server_serves_others_in_between
         assert_eq!(lock.waiting(), if lock.name() == "n0042" { 2 } else { 0 });
     }
     assert_eq!(locks[42].waiters().len(), 2);
+    server.cli(&["ECHO", "that is all"]);
+    commands.wait_for("that is all");
     let lines = commands.lines();
     let asked = |word: &str| lines.iter().filter(|line| line.contains(word) && !line.contains("lua]")).count();
     assert!(asked("\"SCAN\"") >= 4 && asked("\"EVALSHA\"") + asked("\"EVAL\"") >= 20, "in too large steps");

@@ -90,7 +90,10 @@ fn a_server_that_has_all_it_needs_is_well_and_is_left_as_it_was() {
     });
     assert_eq!(ended.err, "");
     assert!(!ended.out.contains("->") && !ended.out.contains("unknown"), "{ended:?}");
-    let report = examine(&server);
+    let report = eventually_some("the way is fast", CEILING, || {
+        let report = examine(&server);
+        (report.finding("latency")["level"] == "ok").then_some(report)
+    });
     report.problems(&[]).hands_over();
     for check in
         ["reach", "rights", "version", "kind", "replicas", "eviction", "persistence", "timeout", "latency", "clock"]
