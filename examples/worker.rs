@@ -23,10 +23,11 @@ use distlock::{Config, FencingToken, LockError, LockGuard, RedisMgr};
 use parking_lot::Mutex;
 
 const LOCK: &str = "distlock-example:mailer";
-const TTL: Duration = Duration::from_millis(300);
+const TTL: Duration = Duration::from_secs(3);
 const JOBS: u32 = 60;
 const WORKERS: u32 = 3;
-const TIME_OF_A_JOB: Duration = Duration::from_millis(20);
+/// A third of the jobs takes longer than a third of the lease, within which a loss is heard of.
+const TIME_OF_A_JOB: Duration = Duration::from_millis(100);
 
 fn main() -> ExitCode {
     conclude(story())
