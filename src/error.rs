@@ -282,7 +282,8 @@ impl fmt::Display for LockError {
             ),
             LockError::Shutdown => f.write_str("the lock manager has been shut down"),
             LockError::Forked => f.write_str(
-                "this process was forked from the one that made the lock manager; make a new one with RedisMgr::new",
+                "this process was forked from the one that made the lock manager; make a new one with RedisMgr::new, or take that of \
+                 this process with RedisMgr::instance",
             ),
             LockError::NoThread { purpose, cause } => write!(f, "the system gave no thread for the {purpose}: {cause}"),
         }

@@ -174,7 +174,14 @@ fn whereabouts(pid: u32) -> String {
     static HOST: OnceLock<String> = OnceLock::new();
     // Miri's system does not tell it in a way that Miri would accept.
     let host = || if cfg!(miri) { "miri".into() } else { gethostname::gethostname() };
-    let host = HOST.get_or_init(|| host_field(&host().to_string_lossy()));
+    // Asked for outside, so that a fork cannot find others waiting for the answer.
+    let host = match HOST.get() {
+        Some(host) => host,
+        None => HOST.get_or_init({
+            let asked = host_field(&host().to_string_lossy());
+            || asked
+        }),
+    };
     format!("{host}|pid{pid}|tid{}|ts", thread_id())
 }
 

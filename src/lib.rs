@@ -152,6 +152,7 @@ mod clock;
 mod config;
 mod error;
 mod event;
+mod fork;
 #[cfg(test)]
 mod fuzz;
 mod grant;

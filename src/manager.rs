@@ -12,6 +12,7 @@ use redis::{ConnectionLike, RedisResult, Value};
 use crate::{
     config::{Config, LockOptions},
     error::{LockError, Result},
+    fork::PerProcess,
     guard::LockGuard,
     holder::Holder,
     lock_info::LockInfo,
@@ -36,27 +37,36 @@ pub struct RedisMgr {
     service: Arc<Service>,
 }
 
-static INSTANCE: OnceLock<RedisMgr> = OnceLock::new();
-/// Held while the process-wide manager is made, so that it is made once.
-static MAKING: Mutex<()> = Mutex::new(());
+#[derive(Default)]
+struct ProcessWide {
+    mgr: OnceLock<RedisMgr>,
+    /// Held while it is made, so that it is made once.
+    making: Mutex<()>,
+}
+
+static PROCESS_WIDE: PerProcess<ProcessWide> = PerProcess::new();
 
 impl RedisMgr {
     /// The process-wide manager. The first call makes it, of `DISTLOCK_URL`, `REDIS_URL` or `redis://127.0.0.1:6379`,
-    /// unless [`init`](Self::init) has.
+    /// unless [`init`](Self::init) has. A forked child makes its own, also if its parent was about to make one.
+    ///
+    /// Like most of a process, the tables that all managers share can be copied in the middle of a change by a fork in another
+    /// thread. They are changed within microseconds, and almost never; where even that is too much, the child should `exec`.
     ///
     /// # Errors
     ///
     /// Those of [`new`](Self::new); a later call tries again.
     pub fn instance() -> Result<&'static RedisMgr> {
-        if let Some(mgr) = INSTANCE.get() {
+        let own = PROCESS_WIDE.get();
+        if let Some(mgr) = own.mgr.get() {
             return Ok(mgr);
         }
-        let _making = MAKING.lock();
-        match INSTANCE.get() {
+        let _making = own.making.lock();
+        match own.mgr.get() {
             Some(mgr) => Ok(mgr),
             None => {
                 let mgr = RedisMgr::new(Config::from_env())?;
-                Ok(INSTANCE.get_or_init(|| mgr))
+                Ok(own.mgr.get_or_init(|| mgr))
             }
         }
     }
@@ -67,12 +77,13 @@ impl RedisMgr {
     ///
     /// [`LockError::AlreadyInitialized`] when there is one, which is not changed; else those of [`new`](Self::new).
     pub fn init(config: Config) -> Result<&'static RedisMgr> {
-        let _making = MAKING.lock();
-        if INSTANCE.get().is_some() {
+        let own = PROCESS_WIDE.get();
+        let _making = own.making.lock();
+        if own.mgr.get().is_some() {
             return Err(LockError::AlreadyInitialized);
         }
         let mgr = RedisMgr::new(config)?;
-        Ok(INSTANCE.get_or_init(|| mgr))
+        Ok(own.mgr.get_or_init(|| mgr))
     }
 
     /// Makes a manager of one's own. For one server it does not connect, so a server that is away is no error here; see

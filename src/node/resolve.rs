@@ -12,24 +12,24 @@ use parking_lot::Mutex;
 
 use crate::{
     clock::{self, Moment},
+    fork::PerProcess,
     threads,
 };
 
 type Answer = Result<Vec<SocketAddr>, (io::ErrorKind, String)>;
-/// The process is part of the question: a forked child has this table, and not the threads that would answer.
-type Question = (u32, String, u16);
+type Question = (String, u16);
 
-/// Who waits for which lookup.
-static UNDER_WAY: Mutex<Option<HashMap<Question, Vec<Sender<Answer>>>>> = Mutex::new(None);
+/// Who waits for which lookup. A forked child has none of the threads that would answer those of its parent.
+static UNDER_WAY: PerProcess<Mutex<HashMap<Question, Vec<Sender<Answer>>>>> = PerProcess::new();
 
 /// The addresses of a host. A literal address takes no time; a name at most until the deadline.
 pub(crate) fn resolve(host: &str, port: u16, deadline: Moment) -> io::Result<Vec<SocketAddr>> {
     if let Ok(address) = host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(address, port)]);
     }
-    let question = (std::process::id(), host.to_owned(), port);
+    let question = (host.to_owned(), port);
     let (answer, answered) = bounded(1);
-    let first = match UNDER_WAY.lock().get_or_insert_default().entry(question.clone()) {
+    let first = match UNDER_WAY.get().lock().entry(question.clone()) {
         Entry::Occupied(mut others) => {
             others.get_mut().push(answer);
             false
@@ -58,13 +58,13 @@ pub(crate) fn resolve(host: &str, port: u16, deadline: Moment) -> io::Result<Vec
 }
 
 fn look_up(question: &Question) {
-    let (_, host, port) = question;
+    let (host, port) = question;
     let answer = (host.as_str(), *port).to_socket_addrs().map(Vec::from_iter);
     tell(question, &answer.map_err(|error| (error.kind(), error.to_string())));
 }
 
 fn tell(question: &Question, answer: &Answer) {
-    let waiting = UNDER_WAY.lock().get_or_insert_default().remove(question);
+    let waiting = UNDER_WAY.get().lock().remove(question);
     for waiter in waiting.into_iter().flatten() {
         // It may have stopped waiting.
         let _ = waiter.try_send(answer.clone());
@@ -93,6 +93,6 @@ mod tests {
         for asker in askers {
             assert!(!asker.join().unwrap().unwrap().is_empty());
         }
-        assert!(UNDER_WAY.lock().as_ref().unwrap().keys().all(|(_, _, port)| *port != 9), "something was left behind");
+        assert!(UNDER_WAY.get().lock().keys().all(|(_, port)| *port != 9), "something was left behind");
     }
 }

@@ -14,7 +14,7 @@ use std::{
 use redis::Value;
 use tempfile::TempDir;
 
-use crate::support::{CEILING, RedisServer, Worker, eventually};
+use crate::support::{CEILING, RedisServer, Worker, eventually, silent_server};
 
 /// So long that a machine would have to stand still for minutes to spoil a test.
 const FOREVER_MS: &str = "600000";
@@ -237,6 +237,20 @@ fn a_forked_child_can_neither_use_nor_release_what_its_parent_holds() {
     worker.send("go on");
     worker.expect("parent released Ok(Released)");
     assert_eq!(owner(&server, "forked"), None);
+}
+
+/// The thread that makes it is not in the child, and will never be done.
+#[test]
+fn a_child_that_is_forked_while_its_parent_makes_the_process_wide_manager_makes_its_own() {
+    let (server, silent, silent_too) = (RedisServer::start(), silent_server(), silent_server());
+    let args = [("url", &*server.url()), ("silent", &*silent.url()), ("silent_too", &*silent_too.url())];
+    let mut worker = Worker::spawn("making_forker", &args);
+    eventually("the manager is being made", CEILING, || silent.accepted() + silent_too.accepted() > 0);
+    worker.send("fork");
+    for line in ["made true", "again true", "own true", "released Ok(Released)", "looked up true", "ended Some(0)"] {
+        worker.expect(&format!("child {line}"));
+    }
+    worker.expect("parent released Ok(Released)");
 }
 
 /// A pause that is no test's condition.

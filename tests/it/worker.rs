@@ -23,6 +23,7 @@ fn entry() {
         "sharer" => rounds::sharer(&side),
         "crowd" => rounds::crowd(&side),
         "forker" => forker(&side),
+        "making_forker" => making_forker(&side),
         "leaver" => leaver::leaver(&side),
         role => panic!("there is no role {role}"),
     }
@@ -183,6 +184,42 @@ fn forker(side: &WorkerSide) {
             side.say(format!("child ended {:?}", status.exit_status()));
             side.say(format!("parent held {}", guard.is_held()));
             side.hear();
+            side.say(format!("parent released {:?}", guard.release()));
+        }
+    }
+}
+
+/// A process with a lock, that forks while one of its threads makes the process-wide manager of nodes that do not answer.
+fn making_forker(side: &WorkerSide) {
+    let mgr = manager(side);
+    let guard = mgr.lock("parent").expect("no lock");
+    let silent = Config::nodes([side.arg("silent"), side.arg("silent_too")]).operation_timeout(CEILING);
+    drop(thread::spawn(move || RedisMgr::init(silent).map(drop)));
+    assert_eq!(side.hear().as_deref(), Some("fork"));
+    // SAFETY: what another thread has locked is what this is about; none is in the allocator, as it waits for an answer.
+    match rustix::process::Pid::from_raw(unsafe { fork() }) {
+        None => {
+            // Should it hang, it ends with its parent.
+            rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).expect("a signal");
+            let made = RedisMgr::init(Config::new(side.arg("url")));
+            side.say(format!("child made {}", made.is_ok()));
+            let again = RedisMgr::init(Config::new(side.arg("url")));
+            side.say(format!("child again {}", matches!(again, Err(LockError::AlreadyInitialized))));
+            let mine = RedisMgr::instance().and_then(|mgr| mgr.lock("child")).expect("no lock");
+            let own = format!("|pid{}|", std::process::id());
+            side.say(format!("child own {}", mine.id().as_str().contains(&own) && mine.id() != guard.id()));
+            side.say(format!("child released {:?}", mine.release()));
+            // A name, so that the table of lookups is used too.
+            let elsewhere = Config::new(side.arg("url").replace("127.0.0.1", "localhost"));
+            side.say(format!("child looked up {}", RedisMgr::new(elsewhere).and_then(|mgr| mgr.ping()).is_ok()));
+            // SAFETY: it only ends the process, without running what the parent has left to run at its own end.
+            unsafe { _exit(0) }
+        }
+        Some(child) => {
+            let (_, status) = rustix::process::waitpid(Some(child), rustix::process::WaitOptions::empty())
+                .expect("cannot wait")
+                .expect("it was waited for");
+            side.say(format!("child ended {:?}", status.exit_status()));
             side.say(format!("parent released {:?}", guard.release()));
         }
     }
