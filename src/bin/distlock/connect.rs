@@ -54,7 +54,7 @@ pub(crate) fn has_password(urls: &str) -> bool {
 }
 
 /// URLs with commas between them, as the library divides them: where a scheme stands behind a comma. A password may have
-/// that in it too; then what is left of it is no port.
+/// that in it too; what is left of it is then no port, unless it is a number.
 fn divide(urls: &str) -> impl Iterator<Item = &str> {
     let is_end = |at: &usize| {
         let next = urls[at + 1..].split(',').next().unwrap_or_default();
