@@ -10,10 +10,10 @@ use std::{
 
 use distlock::{HandleEvent, LockError, LockGuard, LockLost, LostEvent, RedisMgr, ReleasedEvent};
 
-use super::{TTL, await_nowhere, await_renewals, brisk, expect_a_quorum, impatient, kept_on, key, manager};
+use super::{TTL, await_nowhere, await_renewals, brisk, expect_a_quorum, impatient, kept_on, key, manager, patient};
 use crate::{
     kit::{BOUNDED, UnwrapReleased, lease, lost, within},
-    support::{CEILING, Fault, Nodes, contains, eventually},
+    support::{Armed, CEILING, Fault, Nodes, contains, eventually},
 };
 
 /// A held lock that all nodes keep.
@@ -155,21 +155,37 @@ fn nodes_that_are_restarted_one_after_the_other_keep_it_again() {
     assert!(within(BOUNDED, "the next", || other.lock("x").unwrap()).fencing_token() > token);
 }
 
-/// Taking something back on a node that does not answer takes very long; a lock that is taken meanwhile is renewed all the same.
-#[test]
-fn taking_back_at_a_node_that_hangs_holds_up_no_renewal() {
+/// A manager that takes something back on a node which does not answer, for as long as that is held.
+fn taking_back(pool_size: u32) -> (Nodes, RedisMgr, Armed) {
     let nodes = Nodes::start(3).behind_proxies(&[2]);
-    let mgr = manager(&nodes);
+    let mgr = RedisMgr::new(patient(&nodes).pool_size(pool_size)).unwrap();
     drop(mgr.lock("y").unwrap());
     await_nowhere(&nodes, "y");
     let held = nodes.proxy(2).on_request(contains("lock:x"), Fault::HoldRequest).forever();
     within(BOUNDED, "releasing", || mgr.lock("x").unwrap().release().unwrap()).unwrap_released();
     // First the lock, behind which its release waits; and then the release once more, by the renewer.
     held.wait_fired_times(2);
+    (nodes, mgr, held)
+}
+
+/// Taking something back on a node that does not answer takes very long; a lock that is taken meanwhile is renewed all the same.
+#[test]
+fn taking_back_at_a_node_that_hangs_holds_up_no_renewal() {
+    let (nodes, mgr, held) = taking_back(10);
     let guard = mgr.lock_with("z", &lease(2 * TTL)).unwrap();
     await_renewals(&guard, 3);
     held.let_go();
     within(20 * crate::kit::SECOND, "taking it back", || await_nowhere(&nodes, "x"));
+}
+
+/// The same for a release that has to go the renewer's way, since the pool has no connection for it.
+#[test]
+fn taking_back_at_a_node_that_hangs_holds_up_no_release() {
+    let (_nodes, mgr, held) = taking_back(1);
+    let guard = mgr.lock_with("z", &lease(30 * TTL)).unwrap();
+    let _borrowed = mgr.connection().unwrap();
+    within(BOUNDED, "releasing", || guard.release().unwrap()).unwrap_released();
+    held.let_go();
 }
 
 /// Goal: taking many locks anew on a node that has forgotten them holds up the renewal of none. Method: it answers so late
