@@ -214,7 +214,7 @@ impl RedisMgr {
         let key = core.key(name)?;
         let outcome = match core.take_by_id(&key, id) {
             Some(kept) => core.give_up(kept, core.operation_timeout())?,
-            None => core.release(&key, id, false)?,
+            None => core.release(&key, id)?,
         };
         Ok(outcome == Released::Released)
     }
@@ -246,7 +246,8 @@ impl RedisMgr {
     /// are told too. Under an empty prefix, where a key can be anybody's data, only locks of this library are.
     ///
     /// The server is asked in many small steps (`SCAN`, then fifty locks at a time), so that others are served in
-    /// between. It blocks until all keys of the database have been looked at, and holds one pooled connection. What is
+    /// between. It blocks until all keys of the database have been looked at, for at most one operation timeout in each step
+    /// and sixty in all (a minute, by default), and holds one pooled connection. What is
     /// taken or given up meanwhile may be told or not. Of the line of each lock the first 100 are told, or
     /// fewer when they are many altogether; see [`lock_info`](Self::lock_info).
     ///
@@ -272,7 +273,7 @@ impl RedisMgr {
     }
 
     /// What can be seen of one lock: its holder, and the first 1,000 of those who wait, in order; `None` when nobody holds
-    /// it. Blocks for a round trip. Changes nothing.
+    /// it. Blocks for a round trip, at most for one operation timeout. Changes nothing.
     ///
     /// ```no_run
     /// # fn main() -> distlock::Result<()> {
@@ -294,7 +295,8 @@ impl RedisMgr {
 
     /// Takes the lock away from whoever holds it now, and hands it to the next waiter; true if it did. False when nobody
     /// held it, when it changed hands meanwhile, or when the holder calls itself by more than 512 bytes. The former
-    /// holder learns of it at its next renewal, and may go on working until then: this is for operators.
+    /// holder learns of it at its next renewal, and may go on working until then: this is for operators. Blocks for two round
+    /// trips, at most for one operation timeout, half of which is for finding out who holds it.
     ///
     /// # Errors
     ///
@@ -324,7 +326,7 @@ impl RedisMgr {
     /// Those of [`LockGuard::release`].
     pub fn force_release_if(&self, name: &str, id: &str) -> Result<Released> {
         let core = self.service.core()?;
-        core.release(&core.key(name)?, id, false)
+        core.release(&core.key(name)?, id)
     }
 
     /// Asks the server whether it is there, and returns how long the answer took: for a check at start-up.

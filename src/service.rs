@@ -373,18 +373,24 @@ impl Core {
     }
 
     /// Releases what is held under `id`, by whomever.
-    pub(crate) fn release(&self, key: &LockKey, id: &str, was_held: bool) -> Result<Released> {
+    pub(crate) fn release(&self, key: &LockKey, id: &str) -> Result<Released> {
+        self.release_by(key, id, false, self.operation_deadline())
+    }
+
+    fn release_by(&self, key: &LockKey, id: &str, was_held: bool, deadline: Moment) -> Result<Released> {
         let failed = |trouble| self.redlock.error(trouble, Action::Release, Some(key.name()));
-        let links = self.redlock.links(self.operation_deadline());
+        let links = self.redlock.links(deadline);
         let mut links = links.map_err(|failure| failed(Trouble::Alone(failure)))?;
         let leaving = Leaving { key, id, waiter: "", was_held, open: NodeSet::NONE };
-        self.redlock.release(&mut links, leaving, self.operation_timeout()).outcome.map_err(failed)
+        self.redlock.release(&mut links, leaving, deadline.after(clock::now())).outcome.map_err(failed)
     }
 
     /// Takes the lock away from whoever holds it, a quorum of the nodes or some of them; true if it did.
     pub(crate) fn force_release(&self, key: &LockKey) -> Result<bool> {
         let failed = |trouble| self.redlock.error(trouble, Action::Inspect, Some(key.name()));
-        let ballot = self.redlock.inspect_all(key, self.operation_timeout()).map_err(failed)?;
+        let deadline = self.operation_deadline();
+        // Half the time, so that there is another half for taking it away.
+        let ballot = self.redlock.inspect_all(key, self.operation_timeout() / 2).map_err(failed)?;
         let mut ids: Vec<String> = Vec::new();
         for slip in &ballot.slips {
             if let Slip::Said(answer) = slip
@@ -397,7 +403,7 @@ impl Core {
         let mut released = false;
         for id in ids {
             // By its identifier: should the answer be lost, asking again must not hit the next holder.
-            released |= self.release(key, &id, true)? == Released::Released;
+            released |= self.release_by(key, &id, true, deadline)? == Released::Released;
         }
         Ok(released)
     }

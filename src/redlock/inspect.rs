@@ -29,9 +29,9 @@ impl Redlock {
         }
     }
 
-    /// What the nodes know about a lock, as far as they answer within `grace` after a quorum of them.
-    pub(crate) fn inspect_all(&self, key: &LockKey, grace: Duration) -> Result<Ballot<Inspected>, Trouble> {
-        self.inspect_by(key, grace, clock::now().saturating_add(self.operation_timeout()))
+    /// What the nodes know about a lock, as far as they answer within `patience`.
+    pub(crate) fn inspect_all(&self, key: &LockKey, patience: Duration) -> Result<Ballot<Inspected>, Trouble> {
+        self.inspect_by(key, patience, clock::now().saturating_add(patience))
     }
 
     fn inspect_by(&self, key: &LockKey, grace: Duration, deadline: Moment) -> Result<Ballot<Inspected>, Trouble> {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{Ballot, Links, NodeSet, Redlock, Round, Slip, Trouble, Vote, strongest};
 use crate::{
-    clock,
+    clock::{self, Moment},
     key::LockKey,
     lock_info::LockInfo,
     node::{
@@ -21,6 +21,8 @@ const WAITERS_EACH: u64 = 100;
 const WAITERS_TOTAL: u64 = 1_000;
 /// Far more steps, and keys told in them, than it takes servers with locks to come to an end.
 const SCAN_MAX: usize = 1 << 20;
+/// So many operation timeouts all steps of a list may take together.
+const LIST_MAX: u32 = 60;
 
 /// A look at one lock.
 #[derive(Debug)]
@@ -34,12 +36,14 @@ impl Redlock {
     /// All locks that match, by name. A lock that a quorum of the nodes gave to somebody is known to one node, at least,
     /// of any quorum; so it takes a quorum that can be asked from beginning to end.
     pub(crate) fn locks(&self, prefix: &str, pattern: &str) -> Result<Vec<LockInfo>, Trouble> {
-        let mut links = self.links(clock::now().saturating_add(self.operation_timeout())).map_err(Trouble::Alone)?;
-        let (keys, mut nodes) = self.scan(&mut links, prefix, &key_pattern(prefix, pattern))?;
+        let (began, timeout) = (clock::now(), self.operation_timeout());
+        let end = began.saturating_add(timeout.saturating_mul(LIST_MAX));
+        let mut links = self.links(began.saturating_add(timeout)).map_err(Trouble::Alone)?;
+        let (keys, mut nodes) = self.scan(&mut links, prefix, &key_pattern(prefix, pattern), end)?;
         let mut locks = Vec::new();
         for batch in keys.chunks(BATCH) {
             let survey = |_| Survey { keys: batch, waiters_each: WAITERS_EACH, waiters_total: WAITERS_TOTAL };
-            let ballot = self.ask_lasting(&mut links, nodes, &mut nodes, survey)?;
+            let ballot = self.ask_lasting(&mut links, nodes, &mut nodes, end, survey)?;
             for (index, key) in batch.iter().enumerate() {
                 match self.look(key, &ballot, index) {
                     // Under no prefix, whatever does not look like a lock is anybody's data.
@@ -53,15 +57,22 @@ impl Redlock {
 
     /// One lock, with as many of its waiters as go into a reply.
     pub(crate) fn look_at(&self, key: &LockKey) -> Result<Look, Trouble> {
-        let mut links = self.links(clock::now().saturating_add(self.operation_timeout())).map_err(Trouble::Alone)?;
+        let end = clock::now().saturating_add(self.operation_timeout());
+        let mut links = self.links(end).map_err(Trouble::Alone)?;
         let keys = std::slice::from_ref(key);
         let survey = |_| Survey { keys, waiters_each: WAITERS_TOTAL, waiters_total: WAITERS_TOTAL };
-        let ballot = self.ask_lasting(&mut links, self.all(), &mut self.all(), survey)?;
+        let ballot = self.ask_lasting(&mut links, self.all(), &mut self.all(), end, survey)?;
         Ok(self.look(key, &ballot, 0))
     }
 
     /// The keys of all nodes, each once, and the nodes that told theirs to the end.
-    fn scan(&self, links: &mut Links, prefix: &str, pattern: &str) -> Result<(Vec<LockKey>, NodeSet), Trouble> {
+    fn scan(
+        &self,
+        links: &mut Links,
+        prefix: &str,
+        pattern: &str,
+        end: Moment,
+    ) -> Result<(Vec<LockKey>, NodeSet), Trouble> {
         let mut cursors: Vec<Option<String>> = vec![Some("0".to_owned()); self.len()];
         let mut found: BTreeSet<String> = BTreeSet::new();
         let (mut open, mut lasting, mut told) = (self.all(), self.all(), 0);
@@ -72,7 +83,7 @@ impl Redlock {
                 return Err(Trouble::Alone(Failure::unclear(Reason::Garbled(why))));
             }
             let scan = |node: usize| Scan { cursor: cursors[node].as_deref().unwrap_or("0"), pattern };
-            let ballot = self.ask_lasting(links, open, &mut lasting, scan)?;
+            let ballot = self.ask_lasting(links, open, &mut lasting, end, scan)?;
             open = open.both(lasting);
             for (node, slip) in ballot.slips.into_iter().enumerate() {
                 if let Slip::Said(answer) = slip {
@@ -90,20 +101,20 @@ impl Redlock {
         Ok((found.into_iter().filter_map(key).collect(), lasting))
     }
 
-    /// Asks nodes, and again those whose connection had gone stale. Who does not answer is struck off `lasting`; fails
+    /// Asks nodes, and again those whose connection had gone stale, within one operation timeout and before `end`. Who does not answer is struck off `lasting`; fails
     /// when no quorum of them is left.
     fn ask_lasting<C: Call>(
         &self,
         links: &mut Links,
         to: NodeSet,
         lasting: &mut NodeSet,
+        end: Moment,
         call: impl Fn(usize) -> C,
     ) -> Result<Ballot<C::Reply>, Trouble> {
-        let deadline = clock::now().saturating_add(self.operation_timeout());
+        let deadline = clock::now().saturating_add(self.operation_timeout()).min(end);
         let mut ballot = self.ask(links, Round::all(to, deadline), &call, |_, _| Vote::Yes);
         let stale = ballot.nodes_where(|slip| matches!(slip, Slip::Failed(f) if f.sent && f.is_passing()));
-        if !stale.is_empty() {
-            let deadline = clock::now().saturating_add(self.operation_timeout());
+        if !stale.is_empty() && clock::now() < deadline {
             let second = self.ask(links, Round::all(stale, deadline), &call, |_, _| Vote::Yes);
             for (node, (slip, vote)) in second.slips.into_iter().zip(second.votes).enumerate() {
                 if stale.has(node) {

@@ -10,30 +10,72 @@ use crate::{
         proxied, queued, timed, waiter, within,
     },
     support::{
-        CEILING, DeafServer, Fault, FaultProxy, RedisServer, any_request, eventually, garbage_server, silent_server,
+        CEILING, DeafServer, Fault, FaultProxy, RedisServer, any_request, command, contains, eventually,
+        garbage_server, silent_server,
     },
 };
 
-/// All calls against a server that does not serve, each on its own. None may succeed, take long, or panic.
+/// A call, by its name, and how many operation timeouts it may take.
+type Call = (&'static str, u32, fn(&RedisMgr) -> Result<(), LockError>);
+
+const CALLS: [Call; 12] = [
+    ("ping", 1, |mgr| mgr.ping().map(drop)),
+    ("try_lock", 1, |mgr| mgr.try_lock("x").map(drop)),
+    ("lock_with", 1, |mgr| mgr.lock_with("x", &LockOptions::new().wait(Duration::from_millis(200))).map(drop)),
+    // Reported when the server has been away for as long as the lease, or an operation timeout.
+    ("lock", 2, |mgr| mgr.lock_with("x", &lease(SECOND)).map(drop)),
+    ("acquire_lock", 1, |mgr| mgr.acquire_lock("x", SECOND, Duration::ZERO).map(drop)),
+    ("holder", 1, |mgr| mgr.holder("x").map(drop)),
+    ("lock_info", 1, |mgr| mgr.lock_info("x").map(drop)),
+    ("locks", 1, |mgr| mgr.locks("*").map(drop)),
+    ("release_lock", 1, |mgr| mgr.release_lock("x", "id").map(drop)),
+    ("force_release", 1, |mgr| mgr.force_release("x").map(drop)),
+    ("force_release_if", 1, |mgr| mgr.force_release_if("x", "id").map(drop)),
+    ("lock_reentrant", 1, |mgr| mgr.lock_reentrant_with("x", &LockOptions::new().wait(Duration::ZERO)).map(drop)),
+];
+
+/// A call to a server that does not serve: it may neither succeed, nor take long, nor panic.
+fn expect_failure((name, _, call): Call, mgr: &RedisMgr, weather: &str, bound: Duration) {
+    let what = format!("{name} ({weather})");
+    let error = within(bound, &what, || call(mgr)).expect_err(&what);
+    assert!(error.is_unavailable() || error.is_refused(), "{what}: {error:?}");
+    assert!(error.to_string().contains(mgr.server()), "{what}: {error}");
+}
+
+/// One operation timeout where it is what is tested: so long that a slow machine does not double it.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// What is left to slowness.
+const SLACK: Duration = Duration::from_secs(4);
+
+/// Goal: each call takes the operation timeouts that it may, and no second one. The server is silent, one way or another.
+/// Method: all calls at once, each on a manager of its own.
+pub(crate) fn everything_is_in_time(weather: &str, url: &str) {
+    let manager = || RedisMgr::new(patient(url).operation_timeout(TIMEOUT)).unwrap();
+    thread::scope(|threads| {
+        for call in CALLS {
+            threads.spawn(move || expect_failure(call, &manager(), weather, call.1 * TIMEOUT + SLACK));
+        }
+        threads.spawn(|| {
+            let mut borrowed = within(TIMEOUT + SLACK, "connection", || manager().connection()).unwrap();
+            let asked = within(TIMEOUT + SLACK, "a command of one's own", || redis::cmd("PING").exec(&mut borrowed));
+            assert!(asked.is_err(), "{weather}");
+        });
+        threads.spawn(|| {
+            let mgr = manager();
+            let waiting = in_thread(&mgr, "x", |mgr, name| mgr.lock(name).map(drop));
+            within(TIMEOUT + SLACK, &format!("shutdown ({weather})"), || mgr.shutdown());
+            let error = within(TIMEOUT + SLACK, "a waiter", || waiting.join().unwrap()).unwrap_err();
+            assert!(matches!(error, LockError::Shutdown) || error.is_unavailable(), "{error:?}");
+            within(TIMEOUT + SLACK, &format!("drop ({weather})"), || drop(mgr));
+        });
+    });
+}
+
+/// All calls against a server that does not serve, one after the other. None may succeed, take long, or panic.
 pub(crate) fn nothing_hangs(weather: &str, url: &str) {
     let mgr = within(BOUNDED, weather, || RedisMgr::new(impatient(url))).unwrap();
-    type Asked = fn(&RedisMgr) -> Result<(), LockError>;
-    let calls: [(&str, Asked); 9] = [
-        ("ping", |mgr| mgr.ping().map(drop)),
-        ("try_lock", |mgr| mgr.try_lock("x").map(drop)),
-        ("lock_with", |mgr| mgr.lock_with("x", &LockOptions::new().wait(Duration::from_millis(200))).map(drop)),
-        ("lock", |mgr| mgr.lock_with("x", &lease(SECOND)).map(drop)),
-        ("acquire_lock", |mgr| mgr.acquire_lock("x", SECOND, Duration::ZERO).map(drop)),
-        ("holder", |mgr| mgr.holder("x").map(drop)),
-        ("release_lock", |mgr| mgr.release_lock("x", "id").map(drop)),
-        ("force_release", |mgr| mgr.force_release("x").map(drop)),
-        ("lock_reentrant", |mgr| mgr.lock_reentrant_with("x", &LockOptions::new().wait(Duration::ZERO)).map(drop)),
-    ];
-    for (name, call) in calls {
-        let what = format!("{name} ({weather})");
-        let error = within(BOUNDED, &what, || call(&mgr)).expect_err(&what);
-        assert!(error.is_unavailable() || error.is_refused(), "{what}: {error:?}");
-        assert!(error.to_string().contains(mgr.server()), "{what}: {error}");
+    for call in CALLS {
+        expect_failure(call, &mgr, weather, BOUNDED);
     }
     let waiting: Vec<_> = (0..4).map(|_| in_thread(&mgr, "x", |mgr, name| mgr.lock(name).map(drop))).collect();
     within(BOUNDED, &format!("shutdown ({weather})"), || mgr.shutdown());
@@ -55,19 +97,19 @@ fn nothing_hangs_on_a_port_that_refuses() {
 fn nothing_hangs_on_a_stopped_server() {
     let server = RedisServer::start();
     server.stop();
-    nothing_hangs("stopped", &server.url());
+    everything_is_in_time("stopped", &server.url());
     server.cont();
     drop(manager(&server).lock("x").unwrap());
 }
 
 #[test]
 fn nothing_hangs_where_nobody_is_let_in() {
-    nothing_hangs("deaf", &DeafServer::start().url());
+    everything_is_in_time("deaf", &DeafServer::start().url());
 }
 
 #[test]
 fn nothing_hangs_on_a_silent_server() {
-    nothing_hangs("silent", &silent_server().url());
+    everything_is_in_time("silent", &silent_server().url());
 }
 
 #[test]
@@ -103,7 +145,7 @@ fn nothing_hangs_in_a_black_hole() {
     let server = RedisServer::start();
     let proxy = FaultProxy::in_front_of(server.addr());
     proxy.blackhole();
-    nothing_hangs("blackhole", &proxy.url());
+    everything_is_in_time("blackhole", &proxy.url());
 }
 
 #[test]
@@ -111,7 +153,7 @@ fn nothing_hangs_where_only_requests_pass() {
     let server = RedisServer::start();
     let proxy = FaultProxy::in_front_of(server.addr());
     proxy.one_way();
-    nothing_hangs("one way", &proxy.url());
+    everything_is_in_time("one way", &proxy.url());
 }
 
 /// The weather turns while a lock is held and waited for; once it is over, all is as if it had never been.
@@ -238,7 +280,6 @@ fn a_dead_server_is_not_asked_in_a_frenzy() {
 /// What the call has left behind is for the background, and there is none any more.
 #[test]
 fn a_shutdown_meanwhile_gives_a_call_no_second_operation_timeout() {
-    const TIMEOUT: Duration = Duration::from_secs(5);
     let (_server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(TIMEOUT));
     let held = proxy.on_request(any_request, Fault::HoldReply).forever();
     let asking = in_thread(&mgr, "x", |mgr, name| timed(|| mgr.try_lock(name).map(drop)));
@@ -246,7 +287,55 @@ fn a_shutdown_meanwhile_gives_a_call_no_second_operation_timeout() {
     let ending = in_thread(&mgr, "x", |mgr, _| mgr.shutdown());
     let (outcome, took) = asking.join().unwrap();
     assert!(outcome.is_err());
-    assert!(took < TIMEOUT.mul_f64(1.8), "{took:?}");
+    assert!(took < TIMEOUT + SLACK, "{took:?}");
     held.let_go();
     ending.join().unwrap();
+}
+
+/// Goal: what a call has waited for a connection is not added to what it may take. Method: the only connection comes back
+/// just before the call gives up, and leads to a server that answers nothing.
+#[test]
+fn a_call_that_waited_for_its_connection_has_no_second_operation_timeout() {
+    let calls = CALLS.iter().filter(|(name, ..)| name.starts_with("release") || name.starts_with("force"));
+    thread::scope(|threads| {
+        for call in calls {
+            threads.spawn(|| {
+                let (_server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(TIMEOUT).pool_size(1));
+                proxy.on_request(any_request, Fault::DropReply).forever();
+                let borrowed = mgr.connection().unwrap();
+                threads.spawn(move || {
+                    crate::worker::work(TIMEOUT.mul_f64(0.95));
+                    drop(borrowed);
+                });
+                let (outcome, took) = timed(|| call.2(&mgr));
+                assert!(outcome.is_err() && took < TIMEOUT + SLACK, "{} took {took:?}", call.0);
+            });
+        }
+    });
+}
+
+/// Finding out who holds it takes most of the time, and then there is no answer.
+#[test]
+fn a_forced_release_takes_one_operation_timeout_for_all_that_it_does() {
+    let (_server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(TIMEOUT));
+    let guard = mgr.lock_with("x", &lease(600 * SECOND).renew(false)).unwrap();
+    assert!(mgr.is_locked("x").unwrap());
+    proxy.on_request(contains("lock:x"), Fault::DelayReply(TIMEOUT.mul_f64(0.9)));
+    let silent = proxy.on_request(contains("lock:x"), Fault::DropReply).forever();
+    let (outcome, took) = timed(|| mgr.force_release("x"));
+    assert!(outcome.is_err() && took < TIMEOUT + SLACK, "{took:?}");
+    silent.disarm();
+    drop(guard);
+}
+
+/// A server that always has one more step to go, each of which takes no time.
+#[test]
+fn a_list_takes_sixty_operation_timeouts_at_most() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::in_front_of(server.addr());
+    let step = b"*2\r\n$1\r\n7\r\n*0\r\n".to_vec();
+    proxy.on_request(command("SCAN"), Fault::ReplaceReply(step)).forever();
+    let mgr = RedisMgr::new(impatient(proxy.url()).operation_timeout(Duration::from_millis(50))).unwrap();
+    let error = within(2 * BOUNDED, "a list without an end", || mgr.locks("*").unwrap_err());
+    assert!(error.is_unavailable() && !error.to_string().contains("ever more keys"), "{error}");
 }

@@ -6,7 +6,7 @@ use distlock::RedisMgr;
 
 use super::{LOCK, is_renewed};
 use crate::{
-    bounds::nothing_hangs,
+    bounds::everything_is_in_time,
     kit::{
         BOUNDED, IMPATIENT, SECOND, UnwrapReleased, await_gone, brisk, expect_belief_within_key, fence_key, get,
         impatient, in_thread, is_renewal, lease, manager, patient, proxied, queued, taught, within,
@@ -105,7 +105,7 @@ fn nothing_hangs_on_a_server_that_signs_in_and_then_says_nothing() {
     let server = RedisServer::start();
     let proxy = FaultProxy::in_front_of(server.addr());
     proxy.on_request(|words| !command("TIME")(words), Fault::DropReply).forever();
-    nothing_hangs("only signs in", &proxy.url());
+    everything_is_in_time("only signs in", &proxy.url());
 }
 
 /// Every call is answered but the last one of each connection, which is cut off after its request.
