@@ -198,8 +198,8 @@ impl Attempt<'_> {
     }
 
     /// Who waits, and has the lock on the node with the line, keeps it there: that is the head of the line, and whoever
-    /// else asks has to give way. Unless it has asked for the whole lease there; or another holds a node that comes before, for then the line is there; or too few
-    /// nodes are there for anybody.
+    /// else asks has to give way. Unless it has asked for the whole lease there; or another holds a node that comes
+    /// before, for then the line is there; or too few nodes are there for anybody.
     fn keeps_the_head(&self, mode: Mode, ballot: &Ballot) -> bool {
         let before = (0..self.order).any(|node| ballot.standing(node).is_some_and(|reply| reply.holder().is_some()));
         let keeps = ballot.is_brief() && self.waits(mode);

@@ -101,8 +101,8 @@ impl Redlock {
         Ok((found.into_iter().filter_map(key).collect(), lasting))
     }
 
-    /// Asks nodes, and again those whose connection had gone stale, within one operation timeout and before `end`. Who does not answer is struck off `lasting`; fails
-    /// when no quorum of them is left.
+    /// Asks nodes, and again those whose connection had gone stale, within one operation timeout and before `end`. Who does
+    /// not answer is struck off `lasting`; fails when no quorum of them is left.
     fn ask_lasting<C: Call>(
         &self,
         links: &mut Links,
