@@ -153,7 +153,8 @@ impl Judge {
         if !excused && weather.was_fine(belief.lease, until.min(weather.at), patience, &belief.kept.borrow()) {
             let Belief { process, name, token, .. } = belief;
             sim.wrong(format!(
-                "process {process} is told for nothing of {name} (token {token}): {news:?}; {weather:?}"
+                "process {process} is told for nothing of {name} (token {token}): {}; {weather:?}",
+                news.words()
             ));
         }
     }

@@ -45,6 +45,15 @@ pub(crate) enum Bad {
     Loss(LockLost),
 }
 
+impl Bad {
+    pub(crate) fn words(&self) -> String {
+        match self {
+            Bad::Renewal(why) => format!("a renewal failed: {why}"),
+            Bad::Loss(why) => format!("lost: {why}"),
+        }
+    }
+}
+
 impl HandleEvent for Ear {
     fn renewal_failed(&self, event: &RenewalFailedEvent<'_>) {
         self.note(event.id(), Bad::Renewal(event.why().to_owned()));
