@@ -7,11 +7,11 @@ local QUEUE_MS = '60000' -- above the longest pause between two looks of a waite
 local TOKEN_MAX = 9007199254740991 -- up to here Lua's numbers are exact; who stores so much or more is none of us
 local DEAD_MAX = 1000 -- so many are passed over in one go: a line of a million strangers must not hold the server up
 
--- The server's clock in microseconds, as text of 16 digits. Text, because it is stored and sent more often than counted
--- with, and two texts of one length compare like the numbers.
+-- The server's clock in microseconds, as text of 16 digits, also where it stands before 2001. Text, because it is stored
+-- and sent more often than counted with, and two texts of one length compare like the numbers.
 local function clock()
   local t = redis.call('TIME')
-  return t[1] .. string.sub('00000' .. t[2], -6)
+  return string.sub('000000000' .. t[1], -10) .. string.sub('00000' .. t[2], -6)
 end
 
 -- The next fencing token: above every earlier one, and at least the server's clock, so that it goes on rising when the

@@ -164,6 +164,60 @@ fn a_server_clock_that_steps_between_two_requests_costs_neither_lock_nor_cleanli
     }
 }
 
+/// The scripts with another clock in place of the server's, which a test cannot set: its last two arguments.
+fn at_a_time(script: &str) -> String {
+    const CLOCK: &str = "
+local server = redis
+local redis = {pcall = server.pcall, call = function(command, ...)
+  if command == 'TIME' then return {ARGV[#ARGV - 1], ARGV[#ARGV]} end
+  return server.call(command, ...)
+end}
+";
+    format!("{CLOCK}{}{script}", include_str!("../../../src/node/lua/shared.lua"))
+}
+
+/// Microseconds since 1970 have 16 digits from September 2001 on. A board without a battery begins in 1970.
+#[test]
+fn a_server_clock_with_fewer_digits_compares_like_the_number_that_it_is() {
+    let acquire = at_a_time(include_str!("../../../src/node/lua/acquire.lua"));
+    let release = at_a_time(include_str!("../../../src/node/lua/release.lua"));
+    let server = RedisServer::start();
+    let (lock, queue, fence) = ("lock:x", "distlock:queue:{lock:x}", fence_key("x"));
+    let ask = |script: &str, args: &[&str], micros: u64| -> String {
+        let [seconds, rest] = [micros / 1_000_000, micros % 1_000_000].map(|part| part.to_string());
+        let mut request = vec!["EVAL", script, "3", lock, queue, &fence];
+        request.extend(args.iter().copied().chain([&*seconds, &*rest]));
+        server.query(&request)
+    };
+    let hour = 3_600_000_000;
+    let times = [7, 1_000_003, 42 * hour, 999_999_999_999_990, 1_000_000_000_000_005, 1_700_000_000_000_000];
+    let mut last = 0;
+    for (round, now) in times.into_iter().enumerate() {
+        let by = |limit: u64| format!("{limit:016}");
+        let id = format!("holder {round}");
+        let lock_by = |not_after: u64, token_min: u64, at: u64| {
+            ask(&acquire, &["n", &id, "60000", "try", "", &by(not_after), "1", &by(token_min)], at)
+        };
+        let number = |reply: &str, at: usize| reply.split(' ').nth(at).and_then(|word| word.parse::<u64>().ok());
+        let late = lock_by(now - 1, 0, now);
+        assert_eq!((late.split(' ').nth(1), number(&late, 2)), (Some("late"), Some(now)));
+        let held = lock_by(now, 0, now);
+        assert_eq!((held.split(' ').nth(1), number(&held, 2)), (Some("held"), Some(now)), "{held}");
+        let token = number(&held, 3).unwrap();
+        assert!(token > last && token >= now, "{token} after {last} at {now}");
+        let raised = lock_by(now + 1, now + 9, now + 1);
+        assert!(number(&raised, 3).unwrap() >= now + 9, "{raised}");
+        let free = |not_after: u64| ask(&release, &["n", &id, "", &by(not_after)], now + 2);
+        assert_eq!(free(now + 1), "n late");
+        assert_eq!(free(now + 2), "n released");
+        // The clock stands still, and tokens do not.
+        let again = number(&lock_by(now + 3, 0, now), 3).unwrap();
+        assert!(again > number(&raised, 3).unwrap());
+        assert_eq!(free(now + 2), "n released");
+        last = again;
+    }
+}
+
 /// The catalogue's worst case of a lost answer: what was given up arrives, and nobody is there to give it back.
 #[test]
 fn a_renewal_that_arrives_after_its_holder_has_died_extends_it_once() {
