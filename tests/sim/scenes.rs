@@ -2,7 +2,7 @@
 
 use std::{cell::Cell, cell::RefCell, rc::Rc, sync::Arc};
 
-use distlock::{RedisMgr, Released, Result};
+use distlock::{LockLost, RedisMgr, Released, Result};
 
 use super::{
     judge::Judge,
@@ -110,6 +110,62 @@ fn belief_does_not_survive_a_long_pause() {
         sim.after(11 * SEC, move |sim| sim.unpause(process));
         sim.sleep(2 * MS);
         assert!(!guard.is_held());
+        Ok(())
+    });
+}
+
+#[test]
+fn a_defect_in_one_lock_s_renewal_is_no_other_lock_s_trouble() {
+    for nodes in [1, 3] {
+        scene(nodes, |sim, mgr| {
+            let guards = ["a", "bad", "c"].map(|name| mgr.lock(name));
+            let [a, bad, c] = guards;
+            let (a, bad, c) = (a?, bad?, c?);
+            // They are renewed in one call.
+            *sim.defect.borrow_mut() = Some("lock:bad");
+            sim.sleep(9 * SEC);
+            assert!(sim.panics.get() > 0 && bad.is_held(), "{} panics", sim.panics.get());
+            sim.sleep(21 * SEC);
+            assert!(a.is_held() && c.is_held());
+            assert!(!bad.is_held());
+            assert_eq!(bad.lost().try_recv(), Ok(LockLost::Expired));
+            *sim.defect.borrow_mut() = None;
+            drop(bad);
+            let again = mgr.lock("bad")?;
+            sim.sleep(30 * SEC);
+            assert!(a.is_held() && again.is_held() && c.is_held());
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn a_defect_that_passes_within_the_lease_costs_no_lock() {
+    scene(1, |sim, mgr| {
+        let guard = mgr.lock("bad")?;
+        *sim.defect.borrow_mut() = Some("lock:bad");
+        sim.sleep(9 * SEC);
+        let panics = sim.panics.get();
+        assert!(panics > 0);
+        *sim.defect.borrow_mut() = None;
+        sim.sleep(30 * SEC);
+        assert!(guard.is_held() && guard.lost().is_empty() && sim.panics.get() == panics);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_defect_in_what_is_taken_back_ends_no_renewal() {
+    scene(3, |sim, mgr| {
+        let (guard, gone) = (mgr.lock("a")?, mgr.lock("gone")?);
+        sim.stop_node(2);
+        drop(gone);
+        // What the silent node was not told is the renewer's to tell.
+        *sim.defect.borrow_mut() = Some("lock:gone");
+        sim.sleep(5 * SEC);
+        sim.continue_node(2);
+        sim.sleep(30 * SEC);
+        assert!(guard.is_held() && sim.panics.get() > 0);
         Ok(())
     });
 }

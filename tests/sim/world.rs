@@ -147,6 +147,9 @@ pub(crate) struct Sim {
     pub(crate) processes: RefCell<Vec<Process>>,
     pub(crate) stalls: Cell<Stalls>,
     pub(crate) calm: RefCell<Calm>,
+    /// A defect of the library: whoever writes such words panics.
+    pub(crate) defect: RefCell<Option<&'static str>>,
+    pub(crate) panics: Cell<u64>,
     tasks: RefCell<Vec<Task>>,
     ready: RefCell<Vec<usize>>,
     current: Cell<usize>,
@@ -171,6 +174,8 @@ impl Sim {
             processes: RefCell::new(Vec::new()),
             stalls: Cell::new(Stalls::default()),
             calm: RefCell::default(),
+            defect: RefCell::default(),
+            panics: Cell::default(),
             tasks: RefCell::new(Vec::new()),
             ready: RefCell::new(Vec::new()),
             current: Cell::new(0),
@@ -519,6 +524,11 @@ impl World for Sim {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         self.stall();
+        let defect = *self.defect.borrow();
+        if defect.is_some_and(|words| bytes.windows(words.len()).any(|some| some == words.as_bytes())) {
+            self.panics.set(self.panics.get() + 1);
+            panic!("a defect, on purpose");
+        }
         self.send(connection, bytes)
     }
 
