@@ -7,6 +7,7 @@ mod network;
 mod outcome;
 mod process;
 mod renewer;
+mod resolver;
 mod resources;
 mod server;
 mod state;
