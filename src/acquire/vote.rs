@@ -241,7 +241,9 @@ impl Attempt<'_> {
         let given = self.on.redlock.ask(links, round, release, |_, _| Vote::Yes);
         for node in nodes.iter() {
             match &given.slips[node] {
-                Slip::Said(Answer { reply, .. }) if *reply != ReleaseReply::Late => {
+                // It was refused and is void; the lock may be ours there still.
+                Slip::Said(Answer { reply: ReleaseReply::Late { .. }, .. }) => {}
+                Slip::Said(_) => {
                     self.known = self.known.without(NodeSet::only(node));
                 }
                 Slip::Failed(failure) if !failure.sent => {}

@@ -125,11 +125,18 @@ pub(crate) enum ReleaseReply {
     Gone,
     Other(Holder),
     WrongType,
-    Late,
+    Late { now_us: u64 },
 }
 
 impl Call for Release<'_> {
     type Reply = ReleaseReply;
+
+    fn server_us(reply: &ReleaseReply) -> Option<u64> {
+        match *reply {
+            ReleaseReply::Late { now_us } => Some(now_us),
+            _ => None,
+        }
+    }
 
     fn script(&self) -> Option<&'static Script> {
         Some(&RELEASE)
@@ -155,7 +162,7 @@ impl Call for Release<'_> {
                 ReleaseReply::Other(rest.holder(now_us)?)
             }
             "type" => ReleaseReply::WrongType,
-            "late" => ReleaseReply::Late,
+            "late" => ReleaseReply::Late { now_us: rest.exact()? },
             _ => return None,
         })
     }
@@ -354,7 +361,9 @@ mod tests {
         assert_eq!(release("9 released"), Some(ReleaseReply::Released));
         assert_eq!(release("9 gone"), Some(ReleaseReply::Gone));
         assert_eq!(release("9 type"), Some(ReleaseReply::WrongType));
-        assert_eq!(release("9 late"), Some(ReleaseReply::Late));
+        assert_eq!(release("9 late 5"), Some(ReleaseReply::Late { now_us: 5 }));
+        assert_eq!(Release::server_us(&ReleaseReply::Late { now_us: 5 }), Some(5));
+        assert_eq!(release("9 late"), None);
         let Some(ReleaseReply::Other(holder)) = release("9 other 50 700 6 2 he") else { panic!("not understood") };
         assert_eq!(holder.id(), "he");
         assert_eq!(release("9 maybe"), None);

@@ -39,7 +39,7 @@ impl<'a> Leaving<'a> {
         match reply {
             ReleaseReply::Released | ReleaseReply::Gone => Vote::Yes,
             ReleaseReply::Other(_) | ReleaseReply::WrongType => Vote::No,
-            ReleaseReply::Late => Vote::Unknown,
+            ReleaseReply::Late { .. } => Vote::Unknown,
         }
     }
 
@@ -107,7 +107,7 @@ impl Redlock {
                     }
                     ReleaseReply::Gone if again => released += 1,
                     ReleaseReply::Other(_) if again && was_held => released += 1,
-                    ReleaseReply::Gone | ReleaseReply::WrongType | ReleaseReply::Late => gone += 1,
+                    ReleaseReply::Gone | ReleaseReply::WrongType | ReleaseReply::Late { .. } => gone += 1,
                     ReleaseReply::Other(holder) => {
                         known += 1;
                         answers.push(NodeAnswer::new(self.node(node).label(), Vote::No, format!("held by {holder}")));
@@ -149,6 +149,6 @@ fn says(reply: &ReleaseReply) -> String {
         ReleaseReply::Gone => "nobody held it".into(),
         ReleaseReply::Other(holder) => format!("held by {holder}"),
         ReleaseReply::WrongType => "its key holds something else than a lock".into(),
-        ReleaseReply::Late => "the request came too late".into(),
+        ReleaseReply::Late { .. } => "the request came too late".into(),
     }
 }

@@ -87,7 +87,7 @@ impl Weather {
     ///
     /// `patience` is the shortest time for which anything is given.
     pub(crate) fn was_fine(&self, lease: Time, end: Time, patience: Time, kept: &[Kept]) -> bool {
-        let quick = TRIPS * self.usual <= lease.min(patience) && STALLED * self.stalled <= lease;
+        let quick = TRIPS * self.usual <= lease.min(patience) && STALLED * self.stalled <= lease.min(patience);
         let well = |node: &usize| self.trouble[*node] + lease < end;
         // A renewal is due two thirds of a lease before its end.
         let had = |node: &usize| {
@@ -135,7 +135,7 @@ fn is_bad(link: &Link, usual: Time) -> bool {
 
 fn is_away(server: &Server, now: Time, quarantine: Time) -> bool {
     let votes_from = server.began + quarantine + AGE_SLACK;
-    let waits = quarantine > 0 && !server.fake.durable && server.began > 0 && now < votes_from;
+    let waits = quarantine > 0 && server.began > 0 && now < votes_from;
     !server.up || server.stopped || server.fake.mode != Mode::Well || waits
 }
 

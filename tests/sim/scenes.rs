@@ -157,10 +157,10 @@ fn a_defect_that_passes_within_the_lease_costs_no_lock() {
 #[test]
 fn a_defect_in_what_is_taken_back_ends_no_renewal() {
     scene(3, |sim, mgr| {
-        let (guard, gone) = (mgr.lock("a")?, mgr.lock("gone")?);
+        let guard = mgr.lock("a")?;
         sim.stop_node(2);
-        drop(gone);
-        // What the silent node was not told is the renewer's to tell.
+        drop(mgr.lock("gone")?);
+        // What the silent node has not answered is the renewer's to take back.
         *sim.defect.borrow_mut() = Some("lock:gone");
         sim.sleep(5 * SEC);
         sim.continue_node(2);

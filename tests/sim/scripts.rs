@@ -259,7 +259,7 @@ impl Call<'_, '_> {
         let [lock, queue] = [0, 1].map(|at| self.keys[at].clone());
         let (nonce, now) = (text(&nonce), self.clock());
         if !not_after.is_empty() && now > not_after && !self.is(Flaw::LateIsCarriedOut) {
-            return line(format!("{nonce} late"));
+            return line(format!("{nonce} late {}", text(&now)));
         }
         if !entry.is_empty() {
             self.on.lrem(&queue, &entry)?;

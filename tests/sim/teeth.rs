@@ -5,11 +5,11 @@ use super::{scripts::Flaw, story};
 /// How many seeds it may take: several times as many as it takes now.
 const ENOUGH: u64 = 150;
 
-/// The first seed that a flaw shows in, and how.
-fn found(flaw: Flaw) -> (u64, String) {
+/// The first seed that a flaw shows in for what it is, and how. It may do other damage before.
+fn found(flaw: Flaw, words: &str) -> (u64, String) {
     for seed in 0..ENOUGH {
         let report = story::run(seed, false, |plan| plan.flaw = Some(flaw));
-        if let Some(wrong) = report.wrong.into_iter().next() {
+        if let Some(wrong) = report.wrong.into_iter().find(|wrong| wrong.contains(words)) {
             return (seed, wrong);
         }
     }
@@ -28,9 +28,8 @@ fn servers_that_break_a_rule_are_found_out() {
         (Flaw::RenewsNobody, "for nothing"),
         (Flaw::ExpiresEarly, "nodes keep it"),
     ] {
-        let (seed, wrong) = found(flaw);
+        let (seed, wrong) = found(flaw, words);
         println!("{flaw:?}: seed {seed}: {wrong}");
-        assert!(wrong.contains(words), "{flaw:?} was found, but not for what it is: {wrong}");
     }
 }
 

@@ -6,9 +6,13 @@
 --       nonce gone                                   nobody held it
 --       nonce other now pttl token waiters holder    somebody else holds it
 --       nonce type                                   the key holds something else than a lock
---       nonce late                                   not_after has passed; nothing was done
+--       nonce late now                               not_after has passed; nothing was done
 local nonce, id, entry = ARGV[1], ARGV[2], ARGV[3]
-if ARGV[4] ~= '' and clock() > ARGV[4] then return nonce .. ' late' end
+if ARGV[4] ~= '' then
+  local now = clock()
+  -- Whoever reckons with a wrong time would be late again, and learns it here.
+  if now > ARGV[4] then return nonce .. ' late ' .. now end
+end
 if entry ~= '' then redis.call('LREM', KEYS[2], 0, entry) end
 local holder = redis.pcall('GET', KEYS[1])
 if type(holder) == 'table' then return is_wrong_type(holder) and nonce .. ' type' or holder end
