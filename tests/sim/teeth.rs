@@ -3,7 +3,7 @@
 use super::{scripts::Flaw, story};
 
 /// How many seeds it may take: several times as many as it takes now.
-const ENOUGH: u64 = 150;
+const ENOUGH: u64 = 2_000;
 
 /// The first seed that a flaw shows in for what it is, and how. It may do other damage before.
 fn found(flaw: Flaw, words: &str) -> (u64, String) {
