@@ -165,7 +165,9 @@ impl Worker {
         if renewals.is_empty() {
             return true;
         }
-        let round = Round { grace: BATCH_MIN, ..Round::new(self.desk.redlock.all(), now.saturating_add(patience)) };
+        // What a quorum has confirmed is told in time.
+        let grace = BATCH_MIN.min(left / 4);
+        let round = Round { grace, ..Round::new(self.desk.redlock.all(), now.saturating_add(patience)) };
         let ballot = self.ask(round, SPARE, |_| Renew(&renewals), |_, _| Vote::Yes);
         let quorum = ballot.verdict() == Verdict::Won;
         if !quorum

@@ -12,8 +12,8 @@ use super::{
 const TRIPS: Time = 20;
 /// A lease may be held up for this part of it: nobody can renew who does not run.
 const STALLED: Time = 10;
-/// A node that is silent may hold a renewal up for a moment, whatever the lease; this many moments fit into a lease.
-const SILENCE: Time = 6 * 50 * MS;
+/// A node that is silent may hold up taking a lock anew for a moment, which is longer than a shorter lease can spare.
+const SILENCE: Time = 100 * MS;
 /// A node tells its age in whole seconds, of which both ends are cut.
 const AGE_SLACK: Time = 2 * SEC;
 
