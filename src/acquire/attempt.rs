@@ -11,12 +11,13 @@ use super::{
     Acquirer, Leftover,
     listener::Ticket,
     mailbox::{Handover, Woken},
-    patience::{Sight, poll_pause, retry_pause, tick, vote_pause},
+    patience::{Sight, poll_pause, tick, vote_pause},
+    struggle::Struggle,
     vote::Ballot,
 };
 use crate::{
     clock::{self, Moment},
-    error::{Action, LockError},
+    error::LockError,
     grant::{Claim, Grant, Late, deadline_from, deadline_of_grant, has_to_be_confirmed_at_once},
     holder::Holder,
     node::{
@@ -66,18 +67,11 @@ pub(super) struct Attempt<'a> {
     losses: u32,
     /// Nothing but failures has come back since the last answer.
     pub(super) trouble: Option<Struggle>,
-    holder: Option<Holder>,
+    pub(super) holder: Option<Holder>,
     /// Somebody was seen to stand in the way.
     pub(super) contended: bool,
     /// The server's time when it last told us that we were in line: whatever it granted before is void.
     queued_at_us: u64,
-}
-
-pub(super) struct Struggle {
-    since: Moment,
-    failures: u32,
-    /// The last one that says more than that time ran out.
-    telling: Option<Trouble>,
 }
 
 /// What to do next.
@@ -382,37 +376,7 @@ impl<'a> Attempt<'a> {
         Grant { token: FencingToken(token), votes, provisional, late, nodes: self.known, in_line }
     }
 
-    /// What to do after a failure: when to ask again, or the error that ends it.
-    fn troubled(&mut self, trouble: Trouble) -> Result<Moment, LockError> {
-        let (now, hard_limit, dice) = (clock::now(), self.hard_limit(), self.dice());
-        let struggle = self.trouble.get_or_insert(Struggle { since: now, failures: 0, telling: None });
-        struggle.failures += 1;
-        let (since, failures) = (struggle.since, struggle.failures);
-        let (passing, sent, silence) = (trouble.is_passing(), trouble.sent(), trouble.is_silence());
-        // Nothing is unclear about a server that was not reached, and who does not want to wait does not want to retry.
-        let in_vain = self.limit == self.started && !sent && !silence;
-        // Without a limit of the caller's, a server that stays away for a whole lease is reported. Who is in line needs
-        // no connection to be told that it is its turn; and a quarantine ends by itself.
-        let waits_on =
-            self.limit != Moment::NEVER || (self.in_line && trouble.is_pool_exhausted()) || trouble.is_quarantine();
-        let patience = since.saturating_add(self.claim.ttl.max(self.on.redlock.operation_timeout()));
-        let patience = if waits_on { Moment::NEVER } else { patience };
-        if passing && !in_vain && now < hard_limit.min(patience) {
-            // A connection that went stale is replaced at once, and a reading of the server's clock is by every answer.
-            let stale = failures == 1 && (sent || silence);
-            if !silence {
-                struggle.telling = Some(trouble);
-            }
-            return Ok(if stale { now } else { now.saturating_add(retry_pause(failures, dice)) });
-        }
-        if passing && self.holder.is_some() && since >= self.limit {
-            return Err(self.too_late());
-        }
-        let trouble = if silence { struggle.telling.take().unwrap_or(trouble) } else { trouble };
-        Err(self.on.redlock.error(trouble, Action::Acquire, Some(self.claim.key.name())))
-    }
-
-    fn too_late(&mut self) -> LockError {
+    pub(super) fn too_late(&mut self) -> LockError {
         let name = self.claim.key.name().to_owned();
         let server = self.on.redlock.label().clone();
         let holder = self.holder.take().map(Box::new);
@@ -446,7 +410,7 @@ impl<'a> Attempt<'a> {
         self.on.waiter(self.claim)
     }
 
-    fn dice(&self) -> u64 {
+    pub(super) fn dice(&self) -> u64 {
         clock::now().as_nanos() ^ self.ticket.as_ref().map_or(0, Ticket::number)
     }
 }

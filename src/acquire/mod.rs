@@ -7,6 +7,7 @@ mod crowd;
 mod listener;
 mod mailbox;
 mod patience;
+mod struggle;
 mod vote;
 
 use std::{sync::Arc, time::Duration};

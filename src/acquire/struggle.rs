@@ -1,0 +1,51 @@
+//! What becomes of an acquisition while servers fail it: when to ask again, or the error that ends it.
+
+use super::{attempt::Attempt, patience::retry_pause};
+use crate::{
+    clock::{self, Moment},
+    error::{Action, LockError},
+    redlock::{LATE_SLACK, Trouble},
+};
+
+/// A row of failures that no success has ended.
+pub(super) struct Struggle {
+    since: Moment,
+    failures: u32,
+    /// The last one that says more than that time ran out.
+    telling: Option<Trouble>,
+}
+
+impl Attempt<'_> {
+    /// What to do after a failure: when to ask again, or the error that ends it.
+    pub(super) fn troubled(&mut self, trouble: Trouble) -> Result<Moment, LockError> {
+        let (now, hard_limit, dice) = (clock::now(), self.hard_limit(), self.dice());
+        let timeout = self.on.redlock.operation_timeout();
+        // One of several may have been left alone by us for a while, until something late was void.
+        let silent = if self.several() { timeout.saturating_mul(2).saturating_add(LATE_SLACK) } else { timeout };
+        let struggle = self.trouble.get_or_insert(Struggle { since: now, failures: 0, telling: None });
+        struggle.failures += 1;
+        let (since, failures) = (struggle.since, struggle.failures);
+        let (passing, sent, silence) = (trouble.is_passing(), trouble.sent(), trouble.is_silence());
+        // Nothing is unclear about a server that was not reached, and who does not want to wait does not want to retry.
+        let in_vain = self.limit == self.started && !sent && !silence;
+        // Without a limit of the caller's, a server that stays away for a whole lease is reported. Who is in line needs
+        // no connection to be told that it is its turn; and a quarantine ends by itself.
+        let waits_on =
+            self.limit != Moment::NEVER || (self.in_line && trouble.is_pool_exhausted()) || trouble.is_quarantine();
+        let patience = since.saturating_add(self.claim.ttl.max(silent));
+        let patience = if waits_on { Moment::NEVER } else { patience };
+        if passing && !in_vain && now < hard_limit.min(patience) {
+            // A connection that went stale is replaced at once, and a reading of the server's clock is by every answer.
+            let stale = failures == 1 && (sent || silence);
+            if !silence {
+                struggle.telling = Some(trouble);
+            }
+            return Ok(if stale { now } else { now.saturating_add(retry_pause(failures, dice)) });
+        }
+        if passing && self.holder.is_some() && since >= self.limit {
+            return Err(self.too_late());
+        }
+        let trouble = if silence { struggle.telling.take().unwrap_or(trouble) } else { trouble };
+        Err(self.on.redlock.error(trouble, Action::Acquire, Some(self.claim.key.name())))
+    }
+}
