@@ -50,8 +50,9 @@ impl fmt::Display for Unread {
         match self {
             Unread::Said(error) => error.fmt(f),
             Unread::Password => f.write_str(
-                "there seems to be a password on the command line, where every user of this machine can read it; \
-                 put the URL into DISTLOCK_URL, or the password into a file for --password-file",
+                "there seems to be a password on the command line, where every user of this machine can read it: put the \
+                 URL into DISTLOCK_URL, or the password into a file for --password-file. If what stands behind a colon \
+                 was meant for a port, it has to be a number",
             ),
         }
     }
