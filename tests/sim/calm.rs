@@ -49,7 +49,8 @@ impl Calm {
         let last = |node| self.trouble.get(&(process, node)).copied().unwrap_or(0);
         let recent = |(of, until, _): &&(usize, Time, Time)| *of == process && *until + ttl >= at;
         let stalled = self.stalls.iter().filter(recent).map(|(_, _, span)| span).sum();
-        Weather { at, usual: self.usual, trouble: (0..nodes).map(last).collect(), stalled }
+        let ever_stalled = self.stalls.iter().any(|(of, _, _)| *of == process);
+        Weather { at, usual: self.usual, trouble: (0..nodes).map(last).collect(), stalled, ever_stalled }
     }
 }
 
@@ -79,6 +80,7 @@ pub(crate) struct Weather {
     trouble: Vec<Time>,
     /// For how long, in all, threads of the process were kept from running within the longest lease.
     stalled: Time,
+    ever_stalled: bool,
 }
 
 impl Weather {
@@ -99,9 +101,9 @@ impl Weather {
         quick && (quorum || (0..nodes).all(|node| well(&node)))
     }
 
-    /// Whether nothing was ever wrong.
+    /// Whether nothing was ever wrong, and nobody late: who was is owed answers, and does not ask for more where others do.
     pub(crate) fn was_always_fine(&self) -> bool {
-        self.trouble.iter().all(|last| *last == 0)
+        !self.ever_stalled && self.trouble.iter().all(|last| *last == 0)
     }
 }
 
@@ -143,7 +145,7 @@ fn is_away(server: &Server, now: Time, quarantine: Time) -> bool {
 #[test]
 fn an_excuse_is_what_was_wrong_within_the_lease() {
     let (at, usual) = (SEC, 300 * US);
-    let weather = |trouble: &[Time]| Weather { at, usual, trouble: trouble.to_vec(), stalled: 0 };
+    let weather = |trouble: &[Time]| Weather { at, usual, trouble: trouble.to_vec(), stalled: 0, ever_stalled: false };
     let always = Kept { from: 0, until: NEVER };
     let fine = |weather: &Weather, kept: &[Kept]| weather.was_fine(600 * MS, at, 50 * MS, kept);
     assert!(fine(&weather(&[399 * MS]), &[]));
