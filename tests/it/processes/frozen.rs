@@ -1,9 +1,11 @@
 //! Processes that stand still for a while and do not know it.
 
+use std::io::{Write as _, stderr};
+
 use crate::{
     kit::taught,
     processes::{hand, history::boottime, line_up, lock, locked, owner, pause, release, waiting},
-    support::{CEILING, Fault, FaultProxy, RedisServer, Worker, command, contains, eventually},
+    support::{CEILING, Fault, FaultProxy, Freezer, RedisServer, Worker, command, contains, eventually},
 };
 
 #[track_caller]
@@ -39,6 +41,35 @@ fn a_holder_stopped_past_its_lease_knows_at_its_first_look_and_harms_nobody() {
     assert_eq!(ask(&mut next, "held x"), "true");
     assert_eq!(ask(&mut next, "write x"), "true");
     assert_eq!(release(&mut next, "x"), "Ok(Released)");
+}
+
+/// The same without a signal, so that no system call is interrupted. The freezer is dropped first: who is frozen cannot be
+/// killed.
+#[test]
+fn a_holder_that_is_frozen_past_its_lease_knows_at_its_first_look() {
+    let server = RedisServer::start();
+    let mut sleeper = hand(&server, &[("ttl_ms", "1000")]);
+    let mut next = hand(&server, &[]);
+    let freezer = match Freezer::new() {
+        Ok(freezer) => freezer,
+        Err(why) => {
+            // Not by `eprintln!`, which is kept to itself where the test passes.
+            let _ = writeln!(stderr(), "NOT SHOWN: a holder that is frozen: no control group of its own: {why}");
+            return;
+        }
+    };
+    freezer.take(sleeper.pid());
+    let first = lock(&mut sleeper, "x");
+    freezer.freeze();
+    let second = lock(&mut next, "x");
+    assert!(second.token > first.token);
+    sleeper.send("held x");
+    freezer.thaw();
+    assert_eq!(sleeper.expect("held x"), "false");
+    let why = ask(&mut sleeper, "lost x");
+    assert!(why == "Ok(Expired)" || why.starts_with("Ok(Taken"), "{why}");
+    assert_eq!(owner(&server, "x"), Some(second.id));
+    assert_eq!(ask(&mut next, "held x"), "true");
 }
 
 #[test]

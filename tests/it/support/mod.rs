@@ -11,6 +11,7 @@
 mod canned_server;
 mod fault_proxy;
 mod faults;
+mod freezer;
 mod monitor;
 mod nodes;
 mod ports;
@@ -27,6 +28,7 @@ use std::time::{Duration, Instant};
 pub use canned_server::{CannedServer, DeafServer, endless_server, garbage_server, silent_server};
 pub use fault_proxy::FaultProxy;
 pub use faults::{Armed, Fault, any_request, command, contains, off_by, rewrite};
+pub use freezer::Freezer;
 pub use monitor::Monitor;
 pub use nodes::Nodes;
 pub use processes::{Worker, WorkerSide};
