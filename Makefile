@@ -37,6 +37,7 @@ mutants: ## breaks each promise on purpose, in a copy, and shows that its test n
 
 survivors: ## cargo-mutants over the files that only decide; what survives is told in docs/mutants.md
 	@$(CARGO) mutants --version >/dev/null 2>&1 || $(CARGO) install cargo-mutants --locked
+	@mkdir -p target
 	CARGO_PROFILE_DEV_DEBUG=0 $(CARGO) mutants --output target/survivors $(ARGS)
 
 loom: ## every order of events in the handshakes between threads
