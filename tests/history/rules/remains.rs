@@ -3,6 +3,9 @@
 use super::{Finding, Rule};
 use crate::history::{Done, event::Kind, story::Story};
 
+/// By then somebody has asked once more over each connection that is in use.
+const LATE: u64 = 1_000_000_000;
+
 pub(crate) fn find(story: &Story) -> Vec<Finding> {
     let finding = |at, until, seats, lock, text| Finding { rule: Rule::Remains, lock, seats, from: at, until, text };
     let leaks = story.leaks.iter().map(|(at, pid, what)| {
@@ -13,13 +16,19 @@ pub(crate) fn find(story: &Story) -> Vec<Finding> {
     });
     let refusals = story.waits.iter().filter_map(|wait| {
         let why = wait.why.as_ref().filter(|why| why.starts_with("refused"))?;
-        let overlaps = |done: &Done, from| done.from < wait.until && done.until > from;
-        // An error says not what it answers: one that comes twice may be taken for the answer to a later request.
+        // An error says not what it answers: one that comes twice is taken for the answer to the next request, and the answer
+        // to that, if it is an error too, for that to the one after. So it goes on while there are errors, and once more.
         let doubles = [Kind::DuplicateRequest, Kind::DuplicateReply];
-        let twice = |done: &&Done| doubles.contains(&done.fault.kind) && overlaps(done, wait.from);
-        let from = story.done.iter().filter(twice).map(|done| done.from).min().unwrap_or(wait.from).min(wait.from);
+        let is_double = |done: &&Done| doubles.contains(&done.fault.kind);
         let explains = |done: &Done| {
-            matches!(done.fault.kind, Kind::Full | Kind::Evict | Kind::ForeignBytes) && overlaps(done, from)
+            let twice = story
+                .done
+                .iter()
+                .filter(is_double)
+                .any(|double| double.from < done.until.max(wait.until) && double.until > done.from);
+            let until = if twice { done.until.saturating_add(LATE) } else { done.until };
+            let refuses = matches!(done.fault.kind, Kind::Full | Kind::Evict | Kind::ForeignBytes);
+            refuses && done.from < wait.until && until > wait.from
         };
         (!story.done.iter().any(explains)).then(|| {
             let text = format!("at {} a server refused child {}: {why}", story.clock(wait.until), wait.seat);
@@ -68,5 +77,10 @@ mod tests {
         let twice = "8 0 1 fault 2 1 duplicate-request 0\n15 0 1 over 2";
         assert_eq!(find(&story(&format!("{before}\n{twice}"))).len(), 0);
         assert_eq!(find(&story(&format!("{refused}\n{twice}"))).len(), 1);
+        // Over before the call began, but not before the last error.
+        let earlier = "4 0 1 fault 2 1 duplicate-request 0\n5 0 1 over 2";
+        assert_eq!(find(&story(&format!("{before}\n{earlier}"))).len(), 0);
+        let long_ago = refused.replace("10 ", "3000000000 ").replace("20 ", "3000000001 ");
+        assert_eq!(find(&story(&format!("{long_ago}\n3 0 1 fault 1 1 full 0\n9 0 1 over 1\n{earlier}"))).len(), 1);
     }
 }
