@@ -178,15 +178,20 @@ fn forker(side: &WorkerSide) {
             unsafe { _exit(0) }
         }
         Some(child) => {
-            let (_, status) = rustix::process::waitpid(Some(child), rustix::process::WaitOptions::empty())
-                .expect("cannot wait")
-                .expect("it was waited for");
-            side.say(format!("child ended {:?}", status.exit_status()));
+            say_how_it_ended(side, child);
             side.say(format!("parent held {}", guard.is_held()));
             side.hear();
             side.say(format!("parent released {:?}", guard.release()));
         }
     }
+}
+
+/// Waits for a child that was forked.
+fn say_how_it_ended(side: &WorkerSide, child: rustix::process::Pid) {
+    let (_, status) = rustix::process::waitpid(Some(child), rustix::process::WaitOptions::empty())
+        .expect("cannot wait")
+        .expect("it was waited for");
+    side.say(format!("child ended {:?}", status.exit_status()));
 }
 
 /// A process with a lock, that forks while one of its threads makes the process-wide manager of nodes that do not answer.
@@ -216,10 +221,7 @@ fn making_forker(side: &WorkerSide) {
             unsafe { _exit(0) }
         }
         Some(child) => {
-            let (_, status) = rustix::process::waitpid(Some(child), rustix::process::WaitOptions::empty())
-                .expect("cannot wait")
-                .expect("it was waited for");
-            side.say(format!("child ended {:?}", status.exit_status()));
+            say_how_it_ended(side, child);
             side.say(format!("parent released {:?}", guard.release()));
         }
     }
