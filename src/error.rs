@@ -133,7 +133,7 @@ pub enum LockError {
     AlreadyInitialized,
     /// The manager has been shut down.
     Shutdown,
-    /// This process is a fork of the one that made the manager; it has to make its own.
+    /// This process is a forked child of one that had made a manager. Such a child has only one of the threads, and cannot lock.
     Forked,
     /// The operating system did not give a thread.
     #[non_exhaustive]
@@ -282,8 +282,8 @@ impl fmt::Display for LockError {
             ),
             LockError::Shutdown => f.write_str("the lock manager has been shut down"),
             LockError::Forked => f.write_str(
-                "this process was forked from the one that made the lock manager; make a new one with RedisMgr::new, or take that of \
-                 this process with RedisMgr::instance",
+                "this process was forked from one that had made a lock manager, and cannot lock; fork before the first manager is made, \
+                 or start a program in the child (exec)",
             ),
             LockError::NoThread { purpose, cause } => write!(f, "the system gave no thread for the {purpose}: {cause}"),
         }

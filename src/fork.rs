@@ -1,49 +1,49 @@
-//! What each process has for itself: a forked child begins anew, for what it has copied may be locked by a thread that it
-//! does not have.
+//! Forked children. A child has a copy of all memory and one of the threads: what the others had locked stays locked, and
+//! `parking_lot`, whose table of parked threads names those that are not there, can go round in circles for ever. So a
+//! child of a process that has made a manager touches nothing of it, and gets none of its own.
 
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A value for each process. That of the parent stays where it is, untouched.
-pub(crate) struct PerProcess<T>(OnceLock<Box<Own<T>>>);
+static MAKER: Maker = Maker(AtomicU32::new(0));
 
-struct Own<T> {
-    pid: u32,
-    value: T,
-    /// That of a child.
-    next: PerProcess<T>,
+/// To be asked before a manager is made: no child of this process can have one from now on. False in such a child.
+pub(crate) fn may_make_a_manager() -> bool {
+    MAKER.claim(std::process::id())
 }
 
-impl<T: Default> PerProcess<T> {
-    pub(crate) const fn new() -> PerProcess<T> {
-        PerProcess(OnceLock::new())
+/// Whether this is a child of a process that has made a manager. Waits for nothing.
+pub(crate) fn is_child() -> bool {
+    MAKER.is_another(std::process::id())
+}
+
+/// The process that was the first to make a manager; 0 before.
+struct Maker(AtomicU32);
+
+impl Maker {
+    fn claim(&self, pid: u32) -> bool {
+        if self.0.load(Ordering::Relaxed) == 0 {
+            // Another thread of this process may have been faster.
+            let _ = self.0.compare_exchange(0, pid, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        self.0.load(Ordering::Relaxed) == pid
     }
 
-    pub(crate) fn get(&self) -> &T {
-        let pid = std::process::id();
-        let mut place = self;
-        loop {
-            // Nothing in here waits or calls out, so that hardly ever a fork finds it half done.
-            let own = place.0.get_or_init(|| Box::new(Own { pid, value: T::default(), next: PerProcess::new() }));
-            if own.pid == pid {
-                return &own.value;
-            }
-            place = &own.next;
-        }
+    fn is_another(&self, pid: u32) -> bool {
+        !matches!(self.0.load(Ordering::Relaxed), maker if maker == 0 || maker == pid)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicU32, Ordering};
 
     #[test]
-    fn a_process_finds_its_own_again_behind_those_of_others() {
-        let place: PerProcess<AtomicU32> = PerProcess::new();
-        let of_a_parent = Own { pid: 0, value: AtomicU32::new(7), next: PerProcess::new() };
-        assert!(place.0.set(Box::new(of_a_parent)).is_ok());
-        place.get().store(9, Ordering::Relaxed);
-        assert_eq!(place.get().load(Ordering::Relaxed), 9);
-        assert_eq!(place.0.get().map(|own| own.value.load(Ordering::Relaxed)), Some(7));
+    fn only_the_first_process_makes_managers() {
+        let maker = Maker(AtomicU32::new(0));
+        assert!(!maker.is_another(7), "there is no manager yet");
+        assert!(maker.claim(7) && maker.claim(7));
+        assert!(!maker.is_another(7));
+        assert!(!maker.claim(8) && maker.is_another(8));
+        assert!(maker.claim(7), "a child that was refused changes nothing");
     }
 }

@@ -7,6 +7,7 @@ use crossbeam_channel::Receiver;
 use crate::{
     clock,
     error::{LockError, LockLost, Result},
+    fork,
     id::LockId,
     lease::{End, Lease},
     released::Released,
@@ -77,13 +78,13 @@ impl LockGuard {
     /// Whether the lock may still be believed in. Arithmetic: no round trip, no waiting. Once false, always false.
     pub fn is_held(&self) -> bool {
         // A forked child has a copy of the guard, and not the lock.
-        self.in_own_process() && self.lease.is_held(clock::now())
+        !fork::is_child() && self.lease.is_held(clock::now())
     }
 
     /// How much longer the lock may be believed in without another renewal; zero when it is lost.
     pub fn remaining(&self) -> Duration {
         let now = clock::now();
-        if self.in_own_process() && self.lease.is_held(now) { self.lease.deadline().after(now) } else { Duration::ZERO }
+        if !fork::is_child() && self.lease.is_held(now) { self.lease.deadline().after(now) } else { Duration::ZERO }
     }
 
     /// [`is_held`](Self::is_held), for use with `?`.
@@ -92,7 +93,7 @@ impl LockGuard {
     ///
     /// [`LockError::Lost`] with the reason when the lock is lost; [`LockError::Forked`] in a forked child.
     pub fn ensure_held(&self) -> Result<()> {
-        if !self.in_own_process() {
+        if fork::is_child() {
             return Err(LockError::Forked);
         }
         if self.lease.is_held(clock::now()) {
@@ -141,16 +142,12 @@ impl LockGuard {
     fn take_apart(&mut self) -> Option<(Kept, Arc<Service>)> {
         let (registration, service) = (self.registration.take()?, self.service.take()?);
         let kept = Kept { lease: self.lease.clone(), registration };
-        if service.in_own_process() {
-            return Some((kept, service));
+        if fork::is_child() {
+            // Touch nothing, not even to free it.
+            std::mem::forget((kept, service));
+            return None;
         }
-        // A forked child: what threads of the parent had locked stays locked here. Touch nothing, not even to free it.
-        std::mem::forget((kept, service));
-        None
-    }
-
-    fn in_own_process(&self) -> bool {
-        self.service.as_ref().is_some_and(|service| service.in_own_process())
+        Some((kept, service))
     }
 }
 

@@ -12,7 +12,7 @@ use redis::{ConnectionLike, RedisResult, Value};
 use crate::{
     config::{Config, LockOptions},
     error::{LockError, Result},
-    fork::PerProcess,
+    fork,
     guard::LockGuard,
     holder::Holder,
     lock_info::LockInfo,
@@ -30,6 +30,9 @@ use crate::{
 /// Making one for one server connects to nothing. Cloning is cheap. A
 /// process usually needs one: [`instance`](Self::instance).
 ///
+/// A process that forks does so before it makes its first manager, or starts a program in the child: a forked child of a
+/// process that has made a manager can neither use nor make any, and is told so by [`LockError::Forked`].
+///
 /// The manager is shut down when the last of its clones and guards is dropped. The process-wide one lives until
 /// [`shutdown`](Self::shutdown) or the end of the process, which leaves what is still held to expire.
 #[derive(Clone)]
@@ -37,36 +40,31 @@ pub struct RedisMgr {
     service: Arc<Service>,
 }
 
-#[derive(Default)]
-struct ProcessWide {
-    mgr: OnceLock<RedisMgr>,
-    /// Held while it is made, so that it is made once.
-    making: Mutex<()>,
-}
-
-static PROCESS_WIDE: PerProcess<ProcessWide> = PerProcess::new();
+static PROCESS_WIDE: OnceLock<RedisMgr> = OnceLock::new();
+/// Held while it is made, so that it is made once.
+static MAKING: Mutex<()> = Mutex::new(());
 
 impl RedisMgr {
     /// The process-wide manager. The first call makes it, of `DISTLOCK_URL`, `REDIS_URL` or `redis://127.0.0.1:6379`,
-    /// unless [`init`](Self::init) has. A forked child makes its own, also if its parent was about to make one.
-    ///
-    /// Like most of a process, the tables that all managers share can be copied in the middle of a change by a fork in another
-    /// thread. They are changed within microseconds, and almost never; where even that is too much, the child should `exec`.
+    /// unless [`init`](Self::init) has.
     ///
     /// # Errors
     ///
     /// Those of [`new`](Self::new); a later call tries again.
     pub fn instance() -> Result<&'static RedisMgr> {
-        let own = PROCESS_WIDE.get();
-        if let Some(mgr) = own.mgr.get() {
+        // Before the lock, which a thread may have held that a forked child does not have.
+        if !fork::may_make_a_manager() {
+            return Err(LockError::Forked);
+        }
+        if let Some(mgr) = PROCESS_WIDE.get() {
             return Ok(mgr);
         }
-        let _making = own.making.lock();
-        match own.mgr.get() {
+        let _making = MAKING.lock();
+        match PROCESS_WIDE.get() {
             Some(mgr) => Ok(mgr),
             None => {
                 let mgr = RedisMgr::new(Config::from_env())?;
-                Ok(own.mgr.get_or_init(|| mgr))
+                Ok(PROCESS_WIDE.get_or_init(|| mgr))
             }
         }
     }
@@ -77,13 +75,15 @@ impl RedisMgr {
     ///
     /// [`LockError::AlreadyInitialized`] when there is one, which is not changed; else those of [`new`](Self::new).
     pub fn init(config: Config) -> Result<&'static RedisMgr> {
-        let own = PROCESS_WIDE.get();
-        let _making = own.making.lock();
-        if own.mgr.get().is_some() {
+        if !fork::may_make_a_manager() {
+            return Err(LockError::Forked);
+        }
+        let _making = MAKING.lock();
+        if PROCESS_WIDE.get().is_some() {
             return Err(LockError::AlreadyInitialized);
         }
         let mgr = RedisMgr::new(config)?;
-        Ok(own.mgr.get_or_init(|| mgr))
+        Ok(PROCESS_WIDE.get_or_init(|| mgr))
     }
 
     /// Makes a manager of one's own. For one server it does not connect, so a server that is away is no error here; see
@@ -93,8 +93,12 @@ impl RedisMgr {
     /// # Errors
     ///
     /// [`LockError::InvalidConfig`] or [`LockError::InvalidOptions`] when the configuration cannot work,
-    /// [`LockError::NoThread`] when the system gives no thread.
+    /// [`LockError::NoThread`] when the system gives no thread, [`LockError::Forked`] in a child of a process that has made
+    /// a manager.
     pub fn new(config: Config) -> Result<RedisMgr> {
+        if !fork::may_make_a_manager() {
+            return Err(LockError::Forked);
+        }
         Ok(RedisMgr { service: Arc::new(Service::start(config.check()?)?) })
     }
 
@@ -357,7 +361,7 @@ impl RedisMgr {
     /// [`LockError::PoolExhausted`] when none becomes free within one operation timeout.
     pub fn connection(&self) -> Result<PooledConnection> {
         let pooled = self.service.core()?.connection()?;
-        Ok(PooledConnection { pooled: Some(pooled), pid: std::process::id() })
+        Ok(PooledConnection { pooled: Some(pooled) })
     }
 
     /// Releases everything that is held, wakes everybody who waits with [`LockError::Shutdown`], and ends the
@@ -399,12 +403,11 @@ impl fmt::Debug for RedisMgr {
 pub struct PooledConnection {
     /// Empty only while it is being dropped.
     pooled: Option<Pooled>,
-    pid: u32,
 }
 
 impl PooledConnection {
     fn get(&mut self) -> RedisResult<&mut Connection> {
-        if self.pid != std::process::id() {
+        if fork::is_child() {
             return Err(io::Error::other(LockError::Forked).into());
         }
         let links = self.pooled.as_mut().map(|pooled| pooled.0.iter_mut());
@@ -415,11 +418,11 @@ impl PooledConnection {
 impl Drop for PooledConnection {
     fn drop(&mut self) {
         let Some(mut pooled) = self.pooled.take() else { return };
-        if self.pid == std::process::id() {
-            pooled.0.iter_mut().for_each(Connection::retire_if_lent);
-        } else {
-            // A forked child: the pool's lock may be held by a thread that is not here, and the socket is the parent's.
+        if fork::is_child() {
+            // The pool's lock may be held by a thread that is not here, and the socket is the parent's.
             std::mem::forget(pooled);
+        } else {
+            pooled.0.iter_mut().for_each(Connection::retire_if_lent);
         }
     }
 }

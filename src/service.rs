@@ -18,6 +18,7 @@ use crate::{
     config::{LockOptions, Settings},
     error::{Action, LockError, LockLost, Result},
     event::{AcquiredEvent, ReleasedEvent},
+    fork,
     grant::Claim,
     holder::Holder,
     id::{generate_lock_id, random_uuid},
@@ -40,8 +41,6 @@ pub(crate) struct Service {
     /// Empty only while the service is being dropped.
     core: Option<Core>,
     number: u64,
-    /// A forked child has a copy of all this, and none of the threads.
-    pid: u32,
 }
 
 /// The parts.
@@ -88,11 +87,7 @@ impl Service {
         let closed = AtomicBool::new(false);
         let core = Core { settings, redlock, acquirer, renewer, closed, by_id: Mutex::default() };
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
-        Ok(Service { core: Some(core), number, pid: std::process::id() })
-    }
-
-    pub(crate) fn in_own_process(&self) -> bool {
-        self.pid == std::process::id()
+        Ok(Service { core: Some(core), number })
     }
 
     /// Differs between the services of a process.
@@ -103,7 +98,7 @@ impl Service {
     /// What was counted; nothing in a forked child, where the tables may be locked by a thread that is not there.
     pub(crate) fn metrics(&self) -> Metrics {
         match &self.core {
-            Some(core) if self.in_own_process() => core.redlock.observer().metrics(),
+            Some(core) if !fork::is_child() => core.redlock.observer().metrics(),
             _ => Metrics::default(),
         }
     }
@@ -114,7 +109,7 @@ impl Service {
 
     /// The parts, for new business.
     pub(crate) fn core(&self) -> Result<&Core> {
-        if !self.in_own_process() {
+        if fork::is_child() {
             return Err(LockError::Forked);
         }
         match &self.core {
@@ -125,7 +120,7 @@ impl Service {
 
     /// The parts, for ending what was begun before a shutdown.
     pub(crate) fn core_for_ending(&self) -> Option<&Core> {
-        self.core.as_ref().filter(|_| self.in_own_process())
+        self.core.as_ref().filter(|_| !fork::is_child())
     }
 
     pub(crate) fn shutdown(&self) {
@@ -138,12 +133,11 @@ impl Service {
 impl Drop for Service {
     fn drop(&mut self) {
         let Some(core) = self.core.take() else { return };
-        if self.pid == std::process::id() {
+        if fork::is_child() {
+            std::mem::forget(core);
+        } else {
             // Half of what a drop may take: the last guard's release has had the other half.
             core.shutdown(core.operation_timeout() / 2);
-        } else {
-            // In a forked child the threads are not there, and what they had locked stays locked.
-            std::mem::forget(core);
         }
     }
 }

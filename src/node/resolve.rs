@@ -5,6 +5,7 @@ use std::{
     collections::{HashMap, hash_map::Entry},
     io,
     net::{IpAddr, SocketAddr, ToSocketAddrs as _},
+    sync::LazyLock,
 };
 
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
@@ -12,15 +13,14 @@ use parking_lot::Mutex;
 
 use crate::{
     clock::{self, Moment},
-    fork::PerProcess,
     threads,
 };
 
 type Answer = Result<Vec<SocketAddr>, (io::ErrorKind, String)>;
 type Question = (String, u16);
 
-/// Who waits for which lookup. A forked child has none of the threads that would answer those of its parent.
-static UNDER_WAY: PerProcess<Mutex<HashMap<Question, Vec<Sender<Answer>>>>> = PerProcess::new();
+/// Who waits for which lookup.
+static UNDER_WAY: LazyLock<Mutex<HashMap<Question, Vec<Sender<Answer>>>>> = LazyLock::new(Mutex::default);
 
 /// The addresses of a host. A literal address takes no time; a name at most until the deadline.
 pub(crate) fn resolve(host: &str, port: u16, deadline: Moment) -> io::Result<Vec<SocketAddr>> {
@@ -29,7 +29,7 @@ pub(crate) fn resolve(host: &str, port: u16, deadline: Moment) -> io::Result<Vec
     }
     let question = (host.to_owned(), port);
     let (answer, answered) = bounded(1);
-    let first = match UNDER_WAY.get().lock().entry(question.clone()) {
+    let first = match UNDER_WAY.lock().entry(question.clone()) {
         Entry::Occupied(mut others) => {
             others.get_mut().push(answer);
             false
@@ -64,7 +64,7 @@ fn look_up(question: &Question) {
 }
 
 fn tell(question: &Question, answer: &Answer) {
-    let waiting = UNDER_WAY.get().lock().remove(question);
+    let waiting = UNDER_WAY.lock().remove(question);
     for waiter in waiting.into_iter().flatten() {
         // It may have stopped waiting.
         let _ = waiter.try_send(answer.clone());
@@ -93,6 +93,6 @@ mod tests {
         for asker in askers {
             assert!(!asker.join().unwrap().unwrap().is_empty());
         }
-        assert!(UNDER_WAY.get().lock().keys().all(|(_, port)| *port != 9), "something was left behind");
+        assert!(UNDER_WAY.lock().keys().all(|(_, port)| *port != 9), "something was left behind");
     }
 }

@@ -239,18 +239,28 @@ fn a_forked_child_can_neither_use_nor_release_what_its_parent_holds() {
     assert_eq!(owner(&server, "forked"), None);
 }
 
-/// The thread that makes it is not in the child, and will never be done.
+/// The thread that makes it is not in the child, and will never be done. A manager of its own it cannot have either: its
+/// threads would have the places of threads that are not there, for which some of what they use still waits.
 #[test]
-fn a_child_that_is_forked_while_its_parent_makes_the_process_wide_manager_makes_its_own() {
+fn a_forked_child_gets_no_manager_even_while_its_parent_makes_one() {
     let (server, silent, silent_too) = (RedisServer::start(), silent_server(), silent_server());
     let args = [("url", &*server.url()), ("silent", &*silent.url()), ("silent_too", &*silent_too.url())];
     let mut worker = Worker::spawn("making_forker", &args);
     eventually("the manager is being made", CEILING, || silent.accepted() + silent_too.accepted() > 0);
     worker.send("fork");
-    for line in ["made true", "again true", "own true", "released Ok(Released)", "looked up true", "ended Some(0)"] {
+    for line in ["init true", "instance true", "new true", "id true", "ended Some(0)"] {
         worker.expect(&format!("child {line}"));
     }
     worker.expect("parent released Ok(Released)");
+}
+
+#[test]
+fn a_child_that_is_forked_before_the_first_manager_has_its_own() {
+    let server = RedisServer::start();
+    let worker = Worker::spawn("early_forker", &[("url", &server.url())]);
+    for line in ["parent held true, Ok(Released)", "child held true, Ok(Released)", "child ended Some(0)"] {
+        worker.expect(line);
+    }
 }
 
 /// A pause that is no test's condition.

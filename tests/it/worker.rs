@@ -5,7 +5,7 @@ mod rounds;
 
 use std::{collections::HashMap, sync::Arc, thread, time::Duration};
 
-use distlock::{Config, LockError, LockGuard, RedisMgr, Released};
+use distlock::{Config, LockError, LockGuard, RedisMgr, Released, generate_lock_id};
 use parking_lot::Mutex;
 
 use crate::{
@@ -24,6 +24,7 @@ fn entry() {
         "crowd" => rounds::crowd(&side),
         "forker" => forker(&side),
         "making_forker" => making_forker(&side),
+        "early_forker" => early_forker(&side),
         "leaver" => leaver::leaver(&side),
         role => panic!("there is no role {role}"),
     }
@@ -201,22 +202,16 @@ fn making_forker(side: &WorkerSide) {
     let silent = Config::nodes([side.arg("silent"), side.arg("silent_too")]).operation_timeout(CEILING);
     drop(thread::spawn(move || RedisMgr::init(silent).map(drop)));
     assert_eq!(side.hear().as_deref(), Some("fork"));
-    // SAFETY: what another thread has locked is what this is about; none is in the allocator, as it waits for an answer.
+    // SAFETY: the child uses nothing that another thread may have locked, and that is what is tested.
     match rustix::process::Pid::from_raw(unsafe { fork() }) {
         None => {
             // Should it hang, it ends with its parent.
             rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).expect("a signal");
-            let made = RedisMgr::init(Config::new(side.arg("url")));
-            side.say(format!("child made {}", made.is_ok()));
-            let again = RedisMgr::init(Config::new(side.arg("url")));
-            side.say(format!("child again {}", matches!(again, Err(LockError::AlreadyInitialized))));
-            let mine = RedisMgr::instance().and_then(|mgr| mgr.lock("child")).expect("no lock");
-            let own = format!("|pid{}|", std::process::id());
-            side.say(format!("child own {}", mine.id().as_str().contains(&own) && mine.id() != guard.id()));
-            side.say(format!("child released {:?}", mine.release()));
-            // A name, so that the table of lookups is used too.
-            let elsewhere = Config::new(side.arg("url").replace("127.0.0.1", "localhost"));
-            side.say(format!("child looked up {}", RedisMgr::new(elsewhere).and_then(|mgr| mgr.ping()).is_ok()));
+            let config = || Config::new(side.arg("url"));
+            side.say(format!("child init {}", matches!(RedisMgr::init(config()), Err(LockError::Forked))));
+            side.say(format!("child instance {}", matches!(RedisMgr::instance(), Err(LockError::Forked))));
+            side.say(format!("child new {}", matches!(RedisMgr::new(config()), Err(LockError::Forked))));
+            side.say(format!("child id {}", generate_lock_id().pid() == std::process::id()));
             // SAFETY: it only ends the process, without running what the parent has left to run at its own end.
             unsafe { _exit(0) }
         }
@@ -224,6 +219,25 @@ fn making_forker(side: &WorkerSide) {
             say_how_it_ended(side, child);
             side.say(format!("parent released {:?}", guard.release()));
         }
+    }
+}
+
+/// A process that forks before it has a manager; then both have one.
+fn early_forker(side: &WorkerSide) {
+    // SAFETY: there is no other thread that could have locked anything but the test harness's, which waits.
+    let child = rustix::process::Pid::from_raw(unsafe { fork() });
+    if child.is_none() {
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).expect("a signal");
+    }
+    let who = if child.is_some() { "parent" } else { "child" };
+    let mgr = RedisMgr::init(Config::new(side.arg("url"))).expect("no manager");
+    let guard = mgr.lock("each").expect("no lock");
+    let held = guard.is_held() && guard.id().pid() == std::process::id();
+    side.say(format!("{who} held {held}, {:?}", guard.release()));
+    match child {
+        // SAFETY: it only ends the process, without running what the parent has left to run at its own end.
+        None => unsafe { _exit(0) },
+        Some(child) => say_how_it_ended(side, child),
     }
 }
 

@@ -122,6 +122,10 @@ fn hold(
         ("DISTLOCK_ID", guard.id().to_string()),
         ("DISTLOCK_TOKEN", guard.fencing_token().to_string()),
     ];
+    let mut terminal = Terminal::open();
+    if terminal.as_ref().is_some_and(Terminal::is_ours) {
+        hearing.let_reads_stop().map_err(no_system)?;
+    }
     let start = || Gate::start(&options.command, &environment);
     let gate = unstoppable.except_for(start).map_err(io::Error::from).and_then(|gate| gate).map_err(no_system)?;
     guardian.tell(&Word::Group(gate.pid.as_raw_nonzero().get()));
@@ -131,7 +135,6 @@ fn hold(
         let _ = rustix::process::waitpid(Some(gate.pid), rustix::process::WaitOptions::empty());
         return Ok(Ending { exit: Exit::Signal(number(signal)), at_terminal: false });
     }
-    let mut terminal = Terminal::open();
     if let Some(terminal) = &mut terminal {
         hearing.hear_stops().map_err(no_system)?;
         if terminal.is_the_commands() {

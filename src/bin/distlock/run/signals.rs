@@ -1,10 +1,15 @@
 //! Which signals are heard, and the thread that hears them.
 
-use std::{io, thread};
+use std::{
+    io,
+    sync::{Arc, atomic::AtomicBool},
+    thread,
+};
 
 use crossbeam_channel::{Receiver, unbounded};
 use signal_hook::{
-    consts::{SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2},
+    consts::{SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGUSR1, SIGUSR2},
+    flag,
     iterator::{Handle, Signals},
 };
 
@@ -41,6 +46,16 @@ impl Hearing {
     /// Also hears ^Z, which must not stop this process while a command runs that it has to watch.
     pub(super) fn hear_stops(&self) -> io::Result<()> {
         if contains(self.ignored, SIGTSTP) { Ok(()) } else { self.handle.add_signal(SIGTSTP) }
+    }
+
+    /// Lets a command be stopped when it reads from a terminal without having its foreground, also where that was ignored
+    /// when this process started: in a process group of its own it would get an error where we would get a line.
+    pub(super) fn let_reads_stop(&self) -> io::Result<()> {
+        if contains(self.ignored, SIGTTIN) {
+            // For what has a handler the next program begins with the default.
+            flag::register(SIGTTIN, Arc::new(AtomicBool::new(false)))?;
+        }
+        Ok(())
     }
 
     /// The first signal so far that ends a wait.

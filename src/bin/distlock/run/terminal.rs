@@ -52,7 +52,7 @@ impl Terminal {
     }
 
     /// Our process group has the foreground.
-    fn is_ours(&self) -> bool {
+    pub(super) fn is_ours(&self) -> bool {
         self.foreground() == Some(getpgrp())
     }
 

@@ -224,6 +224,21 @@ fn a_command_in_a_pipeline_gets_the_terminal_when_it_wants_it() {
     scene.expect_no_lock();
 }
 
+/// Who ignores being stopped, and starts us in the foreground, would get a line itself.
+#[test]
+fn a_command_in_a_pipeline_gets_the_terminal_also_where_such_stops_are_ignored() {
+    let scene = Scene::new();
+    let mut shell = Shell::start(&scene);
+    let run = format!("{} --timeout 20s run x -- sh -c", env!("CARGO_BIN_EXE_distlock"));
+    let command = "'echo >$DIR/pid; read -r line </dev/tty; echo \"got $line\"'";
+    shell.press(&format!("(trap '' TTIN TTOU; exec {run} {command}) | cat\n"));
+    scene.line("pid");
+    shell.press("some words\n");
+    shell.until("got some words");
+    shell.expect_code(0);
+    scene.expect_no_lock();
+}
+
 /// Where the keys go while the command has not got the foreground.
 #[test]
 fn a_command_in_a_pipeline_is_interrupted_and_stopped_with_it() {
