@@ -31,7 +31,7 @@ pub(crate) struct Grant {
     pub(crate) token: FencingToken,
     /// Until when each node keeps the lock.
     pub(crate) votes: Votes,
-    /// Given for the claim window only, so it has to be confirmed soon.
+    /// Given for the claim window only, by one node at least, so it has to be confirmed soon.
     pub(crate) provisional: bool,
     pub(crate) late: Late,
     /// The nodes that may keep it.

@@ -48,7 +48,8 @@ pub(super) struct Attempt<'a> {
     queued: bool,
     /// The lock is ours on that node, and we have to win the others.
     pub(super) leading: bool,
-    /// The votes are there, and the node with the line, which keeps the lock for the claim window, is to keep it for longer.
+    /// The votes are there, but have come so slowly that the node with the line, which keeps the lock for the claim window, is to
+    /// keep it for longer.
     pub(super) whole: bool,
     /// Where our id may be: as the holder's, or in the line.
     pub(super) known: NodeSet,
@@ -206,17 +207,17 @@ impl<'a> Attempt<'a> {
 
     /// A quorum keeps the lock for us. It is ours if it does so for long enough, and under one token.
     fn won(&mut self, ballot: &Ballot) -> Result<Step, LockError> {
-        if ballot.is_brief() && self.window() < self.claim.ttl {
-            self.whole = true;
-            return Ok(Step::Again);
-        }
         let nodes = self.on.redlock.len();
+        let brief = ballot.is_brief() && self.window() < self.claim.ttl;
         let mut votes = Votes::new(nodes);
         let mut tokens: SmallVec<[u64; 8]> = SmallVec::new();
+        let mut asked = clock::now();
         for (node, (slip, vote)) in ballot.slips().iter().zip(ballot.votes()).enumerate() {
             match (slip, vote) {
                 (Slip::Said(answer), Some(Vote::Yes)) => {
-                    votes.confirm(node, deadline_from(answer.sent, self.claim.ttl));
+                    let given = if brief && node == self.order { self.window() } else { self.claim.ttl };
+                    votes.confirm(node, deadline_from(answer.sent, given));
+                    asked = asked.min(answer.sent);
                     tokens.extend(answer.reply.token());
                 }
                 (Slip::Said(_), Some(Vote::No)) => votes.strike(node),
@@ -225,14 +226,20 @@ impl<'a> Attempt<'a> {
         }
         // A release that is still on its way there would take away what a renewal finds.
         self.unsettled.iter().for_each(|(node, _)| votes.bar(*node));
-        if votes.validity().is_none_or(|deadline| clock::now() >= deadline) {
+        let now = clock::now();
+        let left = votes.validity().map_or(Duration::ZERO, |deadline| deadline.after(now));
+        if brief && has_to_be_confirmed_at_once(left, now.after(asked)) {
+            self.whole = true;
+            return Ok(Step::Again);
+        }
+        if left.is_zero() {
             // The answers took longer than the lease. Asking again makes it whole, if it is still ours.
             return self.troubled(Trouble::Alone(Failure::unclear(Reason::TimedOut))).map(Step::Wait);
         }
         match agreed_token(&tokens, nodes) {
             Ok(token) => {
                 let in_line = self.in_line && !ballot.holds_on(self.order);
-                Ok(Step::Done(self.grant(token, votes, false, in_line)))
+                Ok(Step::Done(self.grant(token, votes, brief, in_line)))
             }
             Err(highest) => {
                 self.token_min = Some(highest);
