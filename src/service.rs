@@ -4,8 +4,8 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -49,7 +49,8 @@ pub(crate) struct Core {
     redlock: Arc<Redlock>,
     acquirer: Acquirer,
     renewer: LockRenewer,
-    closed: AtomicBool,
+    /// Since when it is shut down.
+    closed: OnceLock<Moment>,
     /// Locks whose holders only remember an identifier.
     by_id: Mutex<HashMap<String, Kept>>,
 }
@@ -84,8 +85,7 @@ impl Service {
             heal: !settings.prefix.is_empty(),
             crowd: Crowd::new(),
         };
-        let closed = AtomicBool::new(false);
-        let core = Core { settings, redlock, acquirer, renewer, closed, by_id: Mutex::default() };
+        let core = Core { settings, redlock, acquirer, renewer, closed: OnceLock::new(), by_id: Mutex::default() };
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         Ok(Service { core: Some(core), number })
     }
@@ -113,7 +113,7 @@ impl Service {
             return Err(LockError::Forked);
         }
         match &self.core {
-            Some(core) if !core.closed.load(Ordering::Acquire) => Ok(core),
+            Some(core) if !core.is_closed() => Ok(core),
             _ => Err(LockError::Shutdown),
         }
     }
@@ -147,6 +147,16 @@ impl Core {
         self.redlock.operation_timeout()
     }
 
+    fn is_closed(&self) -> bool {
+        self.closed.get().is_some()
+    }
+
+    /// For how long a call may take back what it has left: once all is shut down, for one operation timeout since then.
+    fn patience(&self) -> Duration {
+        let timeout = self.operation_timeout();
+        self.closed.get().map_or(timeout, |at| at.saturating_add(timeout).after(clock::now()))
+    }
+
     fn operation_deadline(&self) -> Moment {
         clock::now().saturating_add(self.redlock.operation_timeout())
     }
@@ -160,7 +170,7 @@ impl Core {
         let wait = Wait::begin(name, &claim.id);
         let patience = terms.wait.unwrap_or(Duration::MAX).saturating_add(self.operation_timeout());
         let hard_limit = clock::now().saturating_add(patience);
-        let left = || self.operation_timeout().min(hard_limit.after(clock::now()));
+        let left = || self.patience().min(hard_limit.after(clock::now()));
         let (grant, contended) = match self.acquirer.run(&claim, terms.wait) {
             Ok(granted) => granted,
             Err(failed) => {
@@ -277,9 +287,9 @@ impl Core {
         let id = kept.lease.claim.id.to_string();
         let mut by_id = self.by_id.lock();
         // Shutting down closes first, then empties the table.
-        if self.closed.load(Ordering::Acquire) {
+        if self.is_closed() {
             drop(by_id);
-            return self.let_go(kept, self.operation_timeout()).and(Err(LockError::Shutdown));
+            return self.let_go(kept, self.patience()).and(Err(LockError::Shutdown));
         }
         by_id.insert(id.clone(), kept);
         Ok(id)
@@ -341,15 +351,14 @@ impl Core {
         let waiter = if lease.in_line { self.acquirer.waiter(claim) } else { String::new() };
         let leaving = Leaving { key: &claim.key, id: claim.id.as_str(), waiter: &waiter, was_held, open };
         let alone = || self.redlock.release(&mut self.redlock.reserved(), leaving, patience);
-        let closed = || self.closed.load(Ordering::Acquire);
         let pool_patience = patience.min(POOL_PATIENCE);
         let Ending { outcome, unsettled, released } = match self.redlock.links(now.saturating_add(pool_patience)) {
             Ok(mut links) => self.redlock.release(&mut links, leaving, patience),
             // A lock that came after pool and renewer had been ended.
-            Err(_) if closed() => alone(),
+            Err(_) if self.is_closed() => alone(),
             Err(_) => match self.renewer.release(claim, was_held, now.saturating_add(patience)) {
                 Some(ending) => ending,
-                None if closed() => alone(),
+                None if self.is_closed() => alone(),
                 None => {
                     let trouble = Trouble::Alone(Failure::unclear(Reason::TimedOut));
                     Ending { outcome: Err(trouble), unsettled: self.redlock.all(), released: NodeSet::NONE }
@@ -417,7 +426,7 @@ impl Core {
 
     /// Ends everything, within `patience` as far as the server is concerned.
     fn shutdown(&self, patience: Duration) {
-        self.closed.store(true, Ordering::Release);
+        let _ = self.closed.set(clock::now());
         self.acquirer.listener.close();
         // Their leases end with all the others.
         let kept = std::mem::take(&mut *self.by_id.lock());

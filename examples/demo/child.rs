@@ -1,6 +1,6 @@
 //! A child: wants the lock, works under it, leaves, and writes down what it believed and when.
 
-use std::{io::Read, process, thread};
+use std::{io::Read, process, thread, time::Duration};
 
 use distlock::{LockGuard, RedisMgr};
 
@@ -13,6 +13,9 @@ use crate::{
     common::{Outcome, nanos, now, work_for},
     history::{Event, Journal},
 };
+
+/// For so long one server may not answer before that is an error.
+const SERVER_AWAY_MAX: Duration = Duration::from_secs(20);
 
 pub(crate) fn run(args: &Child) -> Outcome {
     thread::spawn(|| {
@@ -51,11 +54,18 @@ impl Worker {
 
     fn take(&self, mgr: &RedisMgr) -> Outcome<LockGuard> {
         self.tell(Event::Wait)?;
+        let begun = now();
         loop {
             match mgr.lock(LOCK) {
                 Ok(guard) => return Ok(guard),
-                // Some of several nodes are away, and are on their way back.
-                Err(error) if !error.nodes().is_empty() => self.tell(Event::Again { why: error.to_string() })?,
+                // Some of several nodes are away, and are on their way back; or a machine with much to do has kept the server
+                // from answering for longer than our short lease.
+                Err(error)
+                    if !error.nodes().is_empty()
+                        || (error.is_unavailable() && now() < begun + nanos(SERVER_AWAY_MAX)) =>
+                {
+                    self.tell(Event::Again { why: error.to_string() })?;
+                }
                 Err(error) => return Err(error.into()),
             }
         }

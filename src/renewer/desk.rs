@@ -14,6 +14,9 @@ use crate::{
 /// While an answer is out, this often is looked whether it is time to end, or something has come that cannot wait for it.
 const GLANCE: Duration = Duration::from_millis(20);
 
+/// So long others wait, of what is to be taken back, for nodes that may not answer at all: enough for a long way.
+const TURN: Duration = Duration::from_millis(250);
+
 /// What an answer that is out is to do.
 pub(super) enum Watch {
     /// It may go on, and this is when to look again.
@@ -89,11 +92,14 @@ impl Desk {
         now >= due || !errands.is_empty() || stop.is_some()
     }
 
-    /// When an exchange that began at `since` has to make room for renewals, and for releases that somebody waits for.
+    /// When an exchange that began at `since` has to make room for renewals, for releases that somebody waits for, and for
+    /// what else is to be taken back.
     fn makes_room_at(&self, since: Moment, delay: Duration, now: Moment) -> Moment {
         let state = self.shared.state.lock();
         let errands = if state.errands.is_empty() { Moment::NEVER } else { since.saturating_add(delay) };
-        state.schedule.makes_room_at(since, delay, now).min(errands)
+        let undos = if self.redlock.len() > 1 { state.undos.earliest() } else { Moment::NEVER };
+        let undos = undos.max(since.saturating_add(delay.max(TURN)));
+        state.schedule.makes_room_at(since, delay, now).min(errands).min(undos)
     }
 
     /// While an answer is out, holders of leases that run out are told. Says when to look again.

@@ -325,19 +325,24 @@ impl Worker {
     }
 
     fn undo(&mut self, mut undo: Undo, pause: Duration) {
-        let deadline = clock::now().saturating_add(self.desk.redlock.operation_timeout());
-        if let Err(trouble) = self.take_back(&mut undo, deadline) {
+        let now = clock::now();
+        let redlock = &self.desk.redlock;
+        let deadline = now.saturating_add(redlock.operation_timeout());
+        // Many may wait for a node that does not answer; what is on the others must not wait with them.
+        let rests = |node: &usize| redlock.len() > 1 && redlock.node(*node).rests(now);
+        let to = undo.nodes.iter().filter(|node| !rests(node)).collect();
+        if let Err(trouble) = self.take_back(&mut undo, to, deadline) {
             say!(debug, "could not take back {} yet: {trouble}", Quoted(undo.claim.key.name()));
             self.desk.shared.state.lock().undos.failed(undo, pause, clock::now());
         }
     }
 
-    /// Takes back what may be left on the nodes, and strikes off those where it is done.
-    fn take_back(&mut self, undo: &mut Undo, deadline: Moment) -> Result<(), Trouble> {
+    /// Takes back what may be left on the nodes `to`, and strikes off those where it is done.
+    fn take_back(&mut self, undo: &mut Undo, to: NodeSet, deadline: Moment) -> Result<(), Trouble> {
         let (claim, waiter) = (undo.claim.clone(), undo.waiter.clone());
         let release = |_| Release { key: &claim.key, id: claim.id.as_str(), waiter: &waiter, in_time: false };
         // What is left over must not hold up what is due. It has been sent by then, and is asked for once more.
-        let ballot = self.ask(Round::all(undo.nodes, deadline), BATCH_MIN, release, |_, _| Vote::Yes);
+        let ballot = self.ask(Round::all(to, deadline), BATCH_MIN, release, |_, _| Vote::Yes);
         let done = |slip: &Slip<_>| matches!(slip, Slip::Said(_));
         let done: NodeSet = ballot.slips.iter().enumerate().filter(|(_, slip)| done(slip)).map(|(n, _)| n).collect();
         undo.nodes = undo.nodes.without(done);
@@ -368,7 +373,8 @@ impl Worker {
             until,
         }));
         for mut undo in undos {
-            if let Err(trouble) = self.take_back(&mut undo, Moment::NEVER) {
+            let to = undo.nodes;
+            if let Err(trouble) = self.take_back(&mut undo, to, Moment::NEVER) {
                 say!(warn, "shut down without releasing all locks, which are left to expire: {trouble}");
                 if self.desk.redlock.len() == 1 || clock::now() >= self.desk.limits().1 {
                     return;

@@ -63,8 +63,12 @@ pub(crate) fn everything_is_in_time(weather: &str, url: &str) {
         threads.spawn(|| {
             let mgr = manager();
             let waiting = in_thread(&mgr, "x", |mgr, name| mgr.lock(name).map(drop));
-            within(TIMEOUT + SLACK, &format!("shutdown ({weather})"), || mgr.shutdown());
-            let error = within(TIMEOUT + SLACK, "a waiter", || waiting.join().unwrap()).unwrap_err();
+            eventually("it asks", CEILING, || mgr.metrics().attempted() == 1);
+            let error = within(TIMEOUT + SLACK, "a waiter", || {
+                within(TIMEOUT + SLACK, &format!("shutdown ({weather})"), || mgr.shutdown());
+                waiting.join().unwrap()
+            });
+            let error = error.unwrap_err();
             assert!(matches!(error, LockError::Shutdown) || error.is_unavailable(), "{error:?}");
             within(TIMEOUT + SLACK, &format!("drop ({weather})"), || drop(mgr));
         });

@@ -8,6 +8,7 @@ use super::{
     judge::Judge,
     net::Link,
     plan::Plan,
+    store::Keys,
     story::set_up,
     user::{Ear, Stage, begin, span},
     world::{Clock, Life, MS, SEC, Sim, Stalls, Time, here, live_in},
@@ -166,6 +167,35 @@ fn a_defect_in_what_is_taken_back_ends_no_renewal() {
         sim.continue_node(2);
         sim.sleep(30 * SEC);
         assert!(guard.is_held() && sim.panics.get() > 0);
+        Ok(())
+    });
+}
+
+#[test]
+fn what_is_taken_back_waits_for_no_node_that_is_silent() {
+    scene(5, |sim, mgr| {
+        drop(mgr.lock("warm")?);
+        sim.sleep(100 * MS);
+        sim.stop_node(3);
+        sim.stop_node(4);
+        for name in ["a", "b", "c"] {
+            drop(mgr.lock(name)?);
+        }
+        let guard = mgr.lock("x")?;
+        let id = guard.id().to_string();
+        drop(guard);
+        sim.continue_node(4);
+        sim.sleep(100 * MS);
+        let keys = |act: &dyn Fn(&mut Keys, u64)| {
+            let now = sim.now.get();
+            let node = &mut sim.net.borrow_mut().servers[4];
+            let now_us = node.now_us(now);
+            act(&mut node.fake.keys, now_us);
+        };
+        // As by a request that comes after all that was sent to undo it.
+        keys(&|keys, now_us| keys.open(now_us, false).set(b"lock:x", id.as_bytes(), 60_000).expect("there is room"));
+        sim.sleep(3 * SEC / 2);
+        keys(&|keys, now_us| assert!(keys.peek(b"lock:x", now_us).is_none(), "it is there still"));
         Ok(())
     });
 }

@@ -7,8 +7,8 @@ use fastrand::Rng;
 
 use super::{brisk, kept_on, manager, quorum};
 use crate::{
-    kit::{BOUNDED, UnwrapReleased, fence_key, lease, within},
-    support::{Fault, Nodes, any_request},
+    kit::{UnwrapReleased, fence_key, lease, within},
+    support::{CEILING, Fault, Nodes, any_request},
 };
 
 /// Run again with the seed of a failure: `DISTLOCK_SEED=… cargo test --test it tokens_rise`.
@@ -51,14 +51,14 @@ fn tokens_rise_over_any_sequence_of_partial_failures() {
         let slow = slow.times(dice.usize(..3));
         for _ in 0..5 {
             let mgr = &managers[dice.usize(..3)];
-            let guard = within(BOUNDED, "locking", || mgr.lock("x")).unwrap_or_else(|e| panic!("{e} (seed {seed})"));
+            let guard = within(CEILING, "locking", || mgr.lock("x")).unwrap_or_else(|e| panic!("{e} (seed {seed})"));
             assert!(
                 guard.fencing_token() > last,
                 "{} after {last} (seed {seed}, round {round})",
                 guard.fencing_token()
             );
             last = guard.fencing_token();
-            within(BOUNDED, "releasing", || guard.release().unwrap()).unwrap_released();
+            within(CEILING, "releasing", || guard.release().unwrap()).unwrap_released();
         }
         slow.disarm();
         slow.let_go();

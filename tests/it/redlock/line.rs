@@ -163,8 +163,8 @@ fn a_head_of_the_line_believes_in_its_lock_for_no_longer_than_its_node() {
     eventually("the whole lease is confirmed", CEILING, || next.remaining() > 2 * SECOND);
 }
 
-/// The head has the first node for the claim window, of which each answer takes so much that it could be over before the renewer
-/// has confirmed the lock.
+/// The lock needs the first node, which its head has for the claim window; and each answer takes so much of it that it could be over
+/// before the renewer has confirmed the lock.
 #[test]
 fn a_lock_that_is_won_over_a_slow_way_is_confirmed_at_once() {
     let nodes = Nodes::start(3).behind_proxies(&[0, 1, 2]);
@@ -176,6 +176,7 @@ fn a_lock_that_is_won_over_a_slow_way_is_confirmed_at_once() {
     // The claim window and all timeouts are what they are by default.
     let far = RedisMgr::new(Config::nodes((0..3).map(|node| nodes.proxy(node).url()))).unwrap();
     let waiting = waiter(nodes.server(0), &far, "x");
+    nodes.kill(2);
     first.release().unwrap().unwrap_released();
     let next = within(CEILING, "the hand-over", || waiting.join().unwrap().unwrap());
     let kept_for: u64 = nodes.server(0).query(&["PTTL", &key("x")]);
