@@ -29,7 +29,7 @@ pub(crate) const SEC: Time = 1_000_000_000;
 pub(crate) const NEVER: Time = u64::MAX;
 
 /// More than any run takes; what goes on for longer goes round in circles.
-const STEPS_MAX: u64 = 3_000_000;
+const STEPS_MAX: u64 = 300_000;
 /// The same for threads of crashed processes that are led to their end.
 const LAST_STEPS_MAX: u64 = 200_000;
 
