@@ -12,8 +12,9 @@ use super::{
 const TRIPS: Time = 20;
 /// A lease may be held up for this part of it: nobody can renew who does not run.
 const STALLED: Time = 10;
-/// A node that is silent may hold up taking a lock anew for a moment, which is longer than a shorter lease can spare.
-const SILENCE: Time = 100 * MS;
+/// A node that is silent, or one to which a connection is yet to be made, may hold up others for a moment, which is longer
+/// than a shorter lease can spare.
+pub(crate) const SILENCE: Time = 100 * MS;
 /// A node tells its age in whole seconds, of which both ends are cut.
 const AGE_SLACK: Time = 2 * SEC;
 

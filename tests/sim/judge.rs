@@ -9,7 +9,7 @@ use std::{
 use distlock::{LockGuard, LockId};
 
 use super::{
-    calm::{Kept, Weather},
+    calm::{Kept, SILENCE, Weather},
     plan::Plan,
     user::Bad,
     world::{Life, Sim, Time},
@@ -149,8 +149,8 @@ impl Judge {
         let (weather, news) = told;
         // What was handed over is kept for a claim window at first.
         let patience = plan.operation_timeout.min(plan.claim_window);
-        // What broke long ago may be found out by a try that fails, and costs no lock.
-        let excused = matches!(news, Bad::Renewal(_)) && !weather.was_always_fine();
+        // What broke long ago may be found out by a try that fails, and costs no lock; nor does a try that had no time.
+        let excused = matches!(news, Bad::Renewal(_)) && (belief.lease < SILENCE || !weather.was_always_fine());
         if !excused && weather.was_fine(belief.lease, until.min(weather.at), patience, &belief.kept.borrow()) {
             let Belief { process, name, token, .. } = belief;
             sim.wrong(format!(
