@@ -1,18 +1,13 @@
 //! A resolver that hangs: lookups have no deadline of their own, so callers leave them behind.
 
-use std::{
-    env, fs,
-    io::{Write as _, stderr},
-    net::UdpSocket,
-    process::Command,
-};
+use std::{env, fs, net::UdpSocket, process::Command};
 
 use distlock::RedisMgr;
 
 use super::LOCK;
 use crate::{
     kit::{BOUNDED, SECOND, UnwrapReleased, get, impatient, manager, within},
-    support::{CEILING, RedisServer},
+    support::{CEILING, RedisServer, run_elsewhere},
 };
 
 /// Set in a network of its own, whose only resolver is at the address that no other network here has.
@@ -34,26 +29,11 @@ fn elsewhere(test: &str) -> bool {
     let (servers, order) = (folder.join("resolv.conf"), folder.join("nsswitch.conf"));
     fs::write(&servers, "nameserver 127.0.0.1\noptions timeout:30 attempts:1\n").unwrap();
     fs::write(&order, "hosts: files dns\n").unwrap();
-    let run = |program: &[&str]| {
+    run_elsewhere(test, "no network of its own", |program| {
         let mut unshare = Command::new("unshare");
         unshare.args(NAMESPACES).args(["sh", "-c", ENTER, "sh"]).args([&servers, &order]).args(program);
         unshare.env(MARK, "1").output()
-    };
-    let refused = match run(&["true"]) {
-        Ok(output) if output.status.success() => None,
-        Ok(output) => Some(String::from_utf8_lossy(&output.stderr).into_owned()),
-        Err(error) => Some(error.to_string()),
-    };
-    if let Some(why) = refused {
-        // Not by `eprintln!`, which is kept to itself where the test passes.
-        let _ = writeln!(stderr(), "NOT SHOWN: {test}: no network of its own: {}", why.trim());
-    } else {
-        let program = env::current_exe().unwrap();
-        let output = run(&[program.to_str().unwrap(), test, "--exact", "--nocapture"]).unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() && said.contains("1 passed"), "{said}\n{errors}");
-    }
+    });
     fs::remove_dir_all(&folder).unwrap();
     true
 }

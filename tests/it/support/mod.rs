@@ -9,6 +9,7 @@
 #![allow(clippy::disallowed_methods)]
 
 mod canned_server;
+mod elsewhere;
 mod fault_proxy;
 mod faults;
 mod freezer;
@@ -26,6 +27,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub use canned_server::{CannedServer, DeafServer, endless_server, garbage_server, silent_server};
+pub use elsewhere::run_elsewhere;
 pub use fault_proxy::FaultProxy;
 pub use faults::{Armed, Fault, any_request, command, contains, off_by, rewrite};
 pub use freezer::Freezer;

@@ -1,5 +1,7 @@
 //! Processes and process groups: signals to them, and whether anything of them is left.
 
+use std::path::PathBuf;
+
 use rustix::{
     io::Errno,
     process::{Pid, Signal, kill_process_group, test_kill_process_group},
@@ -38,9 +40,10 @@ impl Group {
 
     /// By their numbers; `None` where the system does not tell.
     fn members(self) -> Option<Vec<(i32, Stat)>> {
+        tells_of_us().then_some(())?;
         let processes = std::fs::read_dir("/proc").ok()?;
         let pids = processes.flatten().filter_map(|process| process.file_name().to_str()?.parse().ok());
-        let all: Vec<_> = pids.filter_map(|pid| Some((pid, stat(pid)?))).collect();
+        let all: Vec<_> = pids.filter_map(|pid| Some((pid, read(pid)?))).collect();
         let ours = |(_, stat): &(i32, Stat)| stat.group == self.0.as_raw_nonzero().get();
         (!all.is_empty()).then(|| all.into_iter().filter(ours).collect())
     }
@@ -56,7 +59,17 @@ pub(super) struct Stat {
 }
 
 pub(super) fn stat(pid: i32) -> Option<Stat> {
+    tells_of_us().then(|| read(pid)).flatten()
+}
+
+fn read(pid: i32) -> Option<Stat> {
     parse(&String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/stat")).ok()?))
+}
+
+/// In a container that sees the `/proc` of those outside, the same processes have other numbers there.
+fn tells_of_us() -> bool {
+    let number = |link: PathBuf| link.to_str()?.parse().ok();
+    std::fs::read_link("/proc/self").ok().and_then(number) == Some(std::process::id())
 }
 
 fn parse(stat: &str) -> Option<Stat> {

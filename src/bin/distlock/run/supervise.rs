@@ -11,7 +11,7 @@ use super::{
     course::Course,
     guardian::Guardian,
     process::Group,
-    terminal::{Stopped, Terminal, somebody_could_wake_us},
+    terminal::{Stopped, Terminal, somebody_could_wake_us, wants_terminal},
     vigil::WORDS_A_LEASE,
     word::Word,
 };
@@ -137,8 +137,11 @@ impl<'a> Supervisor<'a> {
             SIGCHLD => self.reap(),
             SIGCONT => self.go_on(),
             signal => {
-                if let Some(signal) = Signal::from_named_raw(signal) {
-                    self.group().send(&[signal]);
+                let signal = Signal::from_named_raw(signal);
+                self.group().send(signal.as_slice());
+                // One that is stopped could not hear it.
+                if [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM].map(Some).contains(&signal) {
+                    self.group().send(&[Signal::CONT]);
                 }
             }
         }
@@ -175,6 +178,10 @@ impl<'a> Supervisor<'a> {
                 }
             }
             Stopped::GoOn => group.send(&[Signal::CONT]),
+            Stopped::LeaveIt if wants_terminal(signal) => output::say(
+                "the command has stopped, for it wants the terminal, and distlock is not in its foreground; \
+                 end it, and start it in the foreground or with another input",
+            ),
             Stopped::LeaveIt => {}
         }
     }

@@ -10,9 +10,9 @@ use std::{
 
 use nix::{
     sys::signal::{SigSet, SigmaskHow, Signal as Masked},
-    unistd::{Pid as NixPid, tcgetpgrp, tcsetpgrp},
+    unistd::{Pid as AnyPid, getpgid, getpgrp, getppid, getsid, tcgetpgrp, tcsetpgrp},
 };
-use rustix::process::{Pid, Signal, getpgid, getpgrp, getppid, getsid};
+use rustix::process::{Pid, Signal};
 
 use super::process::{self, Group};
 
@@ -51,13 +51,14 @@ impl Terminal {
         io::stdin().is_terminal() && io::stdout().is_terminal() && self.is_ours()
     }
 
-    /// Our process group has the foreground.
+    /// Our process group has the foreground. In a container that was started without a group of its own this cannot be
+    /// known.
     pub(super) fn is_ours(&self) -> bool {
-        self.foreground() == Some(getpgrp())
+        own_group().is_some_and(|group| self.foreground() == Some(group))
     }
 
     fn foreground(&self) -> Option<Pid> {
-        Pid::from_raw(tcgetpgrp(&self.file).ok()?.as_raw())
+        pid(tcgetpgrp(&self.file).ok()?)
     }
 
     pub(super) fn give_to(&mut self, group: Group) {
@@ -78,11 +79,11 @@ impl Terminal {
     /// left it with a job of its own.
     pub(super) fn take_back(&mut self) -> bool {
         let (Some(group), Some(foreground)) = (self.given_to.take(), self.foreground()) else { return false };
-        (foreground == group.0 || !Group(foreground).is_alive()) && self.put(getpgrp())
+        (foreground == group.0 || !Group(foreground).is_alive()) && own_group().is_some_and(|group| self.put(group))
     }
 
     fn put(&self, group: Pid) -> bool {
-        match tcsetpgrp(&self.file, NixPid::from_raw(group.as_raw_nonzero().get())) {
+        match tcsetpgrp(&self.file, AnyPid::from_raw(group.as_raw_nonzero().get())) {
             Ok(()) => true,
             Err(error) => {
                 log::debug!("the terminal's foreground stays where it is: {error}");
@@ -95,20 +96,23 @@ impl Terminal {
     pub(super) fn stopped_by(&mut self, signal: i32) -> Stopped {
         let what = judge(signal, self.given_to.is_some(), self.is_ours(), somebody_could_wake_us());
         if what == Stopped::StopToo {
-            let wants = signal == Signal::TTIN.as_raw() || signal == Signal::TTOU.as_raw();
-            self.wanted = self.take_back() || wants;
+            self.wanted = self.take_back() || wants_terminal(signal);
         }
         what
     }
 }
 
+/// What a terminal stops those with in the background that want to read or write.
+pub(super) fn wants_terminal(signal: i32) -> bool {
+    [Signal::TTIN, Signal::TTOU].into_iter().any(|one| signal == one.as_raw())
+}
+
 fn judge(signal: i32, given: bool, ours: bool, wakeable: bool) -> Stopped {
     let is = |one: Signal| signal == one.as_raw();
-    let wants_terminal = is(Signal::TTIN) || is(Signal::TTOU);
-    if wants_terminal && ours {
+    if wants_terminal(signal) && ours {
         return Stopped::GiveTerminal;
     }
-    let of_terminal = given || wants_terminal || (is(Signal::TSTP) && ours);
+    let of_terminal = given || wants_terminal(signal) || (is(Signal::TSTP) && ours);
     match (of_terminal, wakeable) {
         (true, true) => Stopped::StopToo,
         (true, false) if is(Signal::TSTP) => Stopped::GoOn,
@@ -119,17 +123,27 @@ fn judge(signal: i32, given: bool, ours: bool, wakeable: bool) -> Stopped {
 /// Whether there is a shell that would notice that our group has stopped: a parent in our session, outside of our group.
 pub(super) fn somebody_could_wake_us() -> bool {
     let (group, Ok(session)) = (getpgrp(), getsid(None)) else { return false };
-    let mut ancestor = getppid();
-    while let Some(pid) = ancestor {
-        if getsid(Some(pid)) != Ok(session) {
+    let mut ancestor = pid(getppid());
+    while let Some(one) = ancestor.map(|pid| AnyPid::from_raw(pid.as_raw_nonzero().get())) {
+        if getsid(Some(one)) != Ok(session) {
             return false;
         }
-        if getpgid(Some(pid)) != Ok(group) {
+        if getpgid(Some(one)) != Ok(group) {
             return true;
         }
-        ancestor = process::stat(pid.as_raw_nonzero().get()).and_then(|stat| Pid::from_raw(stat.parent));
+        ancestor = process::stat(one.as_raw()).and_then(|stat| Pid::from_raw(stat.parent));
     }
     false
+}
+
+fn own_group() -> Option<Pid> {
+    pid(getpgrp())
+}
+
+/// To those in a container, all outside of it have the number 0: parents, and what leads a group or a session. `rustix` does
+/// not expect that of groups and sessions.
+fn pid(number: AnyPid) -> Option<Pid> {
+    Pid::from_raw(number.as_raw())
 }
 
 /// Who writes to a terminal, or gives away its foreground, without having it, may be stopped by it. That must not happen to

@@ -2,6 +2,7 @@
 
 use std::{
     io::{Read as _, Write},
+    process::Command,
     sync::{Arc, atomic::AtomicBool},
     thread,
 };
@@ -13,7 +14,7 @@ use super::{
     Scene,
     scene::{LONG, await_state, is_alive, signal},
 };
-use crate::support::{CEILING, Watchdog, eventually, process_state};
+use crate::support::{CEILING, Watchdog, eventually, process_state, run_elsewhere};
 use rustix::process::Signal;
 use signal_hook::{consts::SIGTSTP, flag};
 
@@ -309,4 +310,42 @@ fn a_command_that_nobody_could_wake_is_not_stopped() {
         assert_eq!(status.exit_code(), code, "{script}");
         scene.expect_no_lock();
     }
+}
+
+/// Without rights: processes that see none of those outside.
+const CONTAINER: [&str; 5] = ["--user", "--map-root-user", "--pid", "--fork", "--kill-child"];
+
+/// In a container the session of a parent outside has no number.
+#[test]
+fn nor_is_it_in_a_container() {
+    let test = "cli::run::terminal::a_command_that_nobody_could_wake_is_not_stopped";
+    run_elsewhere(test, "no processes of its own", |program| {
+        Command::new("unshare").args(CONTAINER).arg("--mount-proc").args(program).output()
+    });
+}
+
+/// Started as a part of a job outside, and with a view of its processes: neither our own process group nor what has the
+/// foreground has a number then, and the numbers in `/proc` are those of others.
+#[test]
+fn a_command_in_a_container_that_is_a_part_of_a_job_cannot_have_the_terminal_and_says_so() {
+    let refused = Command::new("unshare").args(CONTAINER).arg("true").output();
+    if !refused.as_ref().is_ok_and(|output| output.status.success()) {
+        let _ =
+            writeln!(std::io::stderr(), "NOT SHOWN: a command in a container: no processes of its own: {refused:?}");
+        return;
+    }
+    let scene = Scene::new();
+    let mut shell = Shell::start(&scene);
+    let run = format!("unshare {} {} --timeout 20s run x --", CONTAINER.join(" "), env!("CARGO_BIN_EXE_distlock"));
+    // What it leaves behind is ended before the lock is free.
+    let leaves = "(trap \"echo >\\$DIR/asked; exit\" TERM; echo >$DIR/there; while :; do sleep 0.01; done) &";
+    shell.press(&format!("{run} sh -c '{leaves} until test -e $DIR/there; do sleep 0.01; done; exit 5'\n"));
+    shell.expect_code(5);
+    assert_eq!(scene.read("asked"), "\n");
+    scene.expect_no_lock();
+    shell.press(&format!("{run} sh -c 'read -r line; exit 6'\n"));
+    shell.until("it wants the terminal");
+    shell.press("\u{3}");
+    shell.expect_code(130);
+    scene.expect_no_lock();
 }
