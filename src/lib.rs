@@ -166,6 +166,7 @@ mod manager;
 mod metrics;
 mod node;
 mod observer;
+mod pooled;
 mod redlock;
 mod reentrant;
 mod released;
@@ -190,8 +191,9 @@ pub use crate::{
     holder::Holder,
     id::{LockId, ParseLockIdError, generate_lock_id},
     lock_info::{LockInfo, Waiter},
-    manager::{PooledConnection, RedisMgr},
+    manager::RedisMgr,
     metrics::{LockMetrics, Metrics, Timing},
+    pooled::PooledConnection,
     reentrant::ReentrantGuard,
     released::Released,
     token::FencingToken,

@@ -1,0 +1,63 @@
+//! `PooledConnection`: a connection that users borrow for commands of their own.
+
+use std::io;
+
+use redis::{ConnectionLike, RedisResult, Value};
+
+use crate::{error::LockError, fork, node::Connection, redlock::Pooled};
+
+/// A connection out of a manager's pool. See [`RedisMgr::connection`](crate::RedisMgr::connection).
+#[derive(Debug)]
+pub struct PooledConnection {
+    /// Empty only while it is being dropped.
+    pooled: Option<Pooled>,
+}
+
+impl PooledConnection {
+    pub(crate) fn new(pooled: Pooled) -> PooledConnection {
+        PooledConnection { pooled: Some(pooled) }
+    }
+
+    fn get(&mut self) -> RedisResult<&mut Connection> {
+        if fork::is_child() {
+            return Err(io::Error::other(LockError::Forked).into());
+        }
+        let links = self.pooled.as_mut().map(|pooled| pooled.0.iter_mut());
+        links.and_then(|mut links| links.next()).ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected).into())
+    }
+}
+
+impl Drop for PooledConnection {
+    fn drop(&mut self) {
+        let Some(mut pooled) = self.pooled.take() else { return };
+        if fork::is_child() {
+            // The pool's lock may be held by a thread that is not here, and the socket is the parent's.
+            std::mem::forget(pooled);
+        } else {
+            pooled.0.iter_mut().for_each(Connection::retire_if_lent);
+        }
+    }
+}
+
+impl ConnectionLike for PooledConnection {
+    fn req_packed_command(&mut self, command: &[u8]) -> RedisResult<Value> {
+        self.get()?.req_packed_command(command)
+    }
+
+    fn req_packed_commands(&mut self, commands: &[u8], offset: usize, count: usize) -> RedisResult<Vec<Value>> {
+        self.get()?.req_packed_commands(commands, offset, count)
+    }
+
+    fn get_db(&self) -> i64 {
+        self.pooled.as_ref().and_then(|pooled| pooled.0.first()).map_or(0, ConnectionLike::get_db)
+    }
+
+    fn check_connection(&mut self) -> bool {
+        self.get().is_ok_and(|pooled| pooled.check_connection())
+    }
+
+    fn is_open(&self) -> bool {
+        // A closed one opens itself at the next use.
+        true
+    }
+}
