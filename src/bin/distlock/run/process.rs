@@ -87,6 +87,8 @@ pub(super) fn is_stat(told: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::{os::unix::process::CommandExt as _, process::Command};
+
     use super::*;
 
     #[test]
@@ -100,7 +102,16 @@ mod tests {
     }
 
     #[test]
-    fn ones_own_group_is_alive() {
-        assert!(Group(rustix::process::getpgrp()).is_alive());
+    fn a_group_is_alive_until_its_last_process_has_ended() {
+        let mut child = Command::new("sleep").arg("600").process_group(0).spawn().unwrap();
+        let group = Group(Pid::from_child(&child));
+        assert!(group.is_alive());
+        group.send(&[Signal::KILL]);
+        // Nobody has looked at it yet, and it counts as dead all the same.
+        while group.is_alive() {
+            std::thread::yield_now();
+        }
+        child.wait().unwrap();
+        assert!(!group.is_alive());
     }
 }
