@@ -13,7 +13,7 @@ const FLOORS: [&[&str]; 20] = [
     &["fuzz"],
     &["lib"],
     &["manager"],
-    &["reentrant"],
+    &["pooled", "reentrant"],
     &["guard"],
     &["service"],
     &["acquire", "renewer"],
