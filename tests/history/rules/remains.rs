@@ -18,17 +18,14 @@ pub(crate) fn find(story: &Story) -> Vec<Finding> {
         let why = wait.why.as_ref().filter(|why| why.starts_with("refused"))?;
         // An error says not what it answers: one that comes twice is taken for the answer to the next request, and the answer
         // to that, if it is an error too, for that to the one after. So it goes on while there are errors, and once more.
-        let doubles = [Kind::DuplicateRequest, Kind::DuplicateReply];
-        let is_double = |done: &&Done| doubles.contains(&done.fault.kind);
+        let refuses = |done: &Done| matches!(done.fault.kind, Kind::Full | Kind::Evict | Kind::ForeignBytes);
+        let is_double = |done: &Done| matches!(done.fault.kind, Kind::DuplicateRequest | Kind::DuplicateReply);
         let explains = |done: &Done| {
-            let twice = story
-                .done
-                .iter()
-                .filter(is_double)
-                .any(|double| double.from < done.until.max(wait.until) && double.until > done.from);
-            let until = if twice { done.until.saturating_add(LATE) } else { done.until };
-            let refuses = matches!(done.fault.kind, Kind::Full | Kind::Evict | Kind::ForeignBytes);
-            refuses && done.from < wait.until && until > wait.from
+            if !refuses(done) || done.from >= wait.until || done.until.saturating_add(LATE) <= wait.from {
+                return false;
+            }
+            let during = |double: &Done| double.from < done.until.max(wait.until) && double.until > done.from;
+            done.until > wait.from || story.done.iter().any(|double| is_double(double) && during(double))
         };
         (!story.done.iter().any(explains)).then(|| {
             let text = format!("at {} a server refused child {}: {why}", story.clock(wait.until), wait.seat);
