@@ -347,16 +347,18 @@ impl Core {
     /// not depend on the pool. Also tells which nodes kept it until now.
     fn release_claim(&self, lease: &Lease, was_held: bool, patience: Duration) -> (Result<Released>, NodeSet) {
         let (claim, now) = (&lease.claim, clock::now());
+        let until = now.saturating_add(patience);
+        let left = || until.after(clock::now());
         let open = lease.late.open;
         let waiter = if lease.in_line { self.acquirer.waiter(claim) } else { String::new() };
         let leaving = Leaving { key: &claim.key, id: claim.id.as_str(), waiter: &waiter, was_held, open };
-        let alone = || self.redlock.release(&mut self.redlock.reserved(), leaving, patience);
+        let alone = || self.redlock.release(&mut self.redlock.reserved(), leaving, left());
         let pool_patience = patience.min(POOL_PATIENCE);
         let Ending { outcome, unsettled, released } = match self.redlock.links(now.saturating_add(pool_patience)) {
-            Ok(mut links) => self.redlock.release(&mut links, leaving, patience),
+            Ok(mut links) => self.redlock.release(&mut links, leaving, left()),
             // A lock that came after pool and renewer had been ended.
             Err(_) if self.is_closed() => alone(),
-            Err(_) => match self.renewer.release(claim, was_held, now.saturating_add(patience)) {
+            Err(_) => match self.renewer.release(claim, was_held, until) {
                 Some(ending) => ending,
                 None if self.is_closed() => alone(),
                 None => {
@@ -365,11 +367,11 @@ impl Core {
                 }
             },
         };
-        let left =
+        let kept =
             if outcome.is_err() && self.redlock.len() == 1 { lease.nodes() } else { lease.nodes().both(unsettled) };
-        if !left.is_empty() {
+        if !kept.is_empty() {
             // After a shutdown there is no background, and the lock is left to expire.
-            self.renewer.undo(claim, &waiter, left, now);
+            self.renewer.undo(claim, &waiter, kept, now);
         }
         let failed = |trouble| self.redlock.error(trouble, Action::Release, Some(claim.key.name()));
         (outcome.map_err(failed), released)

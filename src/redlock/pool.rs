@@ -102,7 +102,14 @@ impl ConnectionPool {
         }
         // r2d2 adds the timeout to an Instant, which panics on a far one.
         let left = deadline.after(clock::now()).min(Duration::from_secs(60 * 60));
-        pool.get_timeout(left).map_err(|_| Failure { sent: false, reason: Reason::PoolExhausted })
+        if let Ok(connection) = pool.get_timeout(left) {
+            return Ok(connection);
+        }
+        // Who was kept from running until its time was over may find one, or that one was still being made.
+        pool.try_get().ok_or_else(|| {
+            let all = pool.state().connections >= self.size;
+            Failure { sent: false, reason: if all { Reason::PoolExhausted } else { Reason::TimedOut } }
+        })
     }
 
     pub(crate) fn size(&self) -> u32 {
@@ -116,5 +123,22 @@ impl ConnectionPool {
         while let Some(links) = pool.as_ref().and_then(Pool::try_get) {
             drop(links);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_no_time_left_is_not_told_that_others_have_them_all() {
+        let pool = ConnectionPool::new(Arc::new([]), 1).unwrap();
+        let now = clock::now();
+        let late = pool.get(now).err();
+        assert!(late.is_none_or(|failure| matches!(failure.reason, Reason::TimedOut)));
+        let taken = pool.get(now.saturating_add(Duration::from_secs(60))).unwrap();
+        assert!(matches!(pool.get(now).unwrap_err().reason, Reason::PoolExhausted));
+        drop(taken);
+        assert!(pool.get(clock::now()).is_ok());
     }
 }

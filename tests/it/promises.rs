@@ -39,7 +39,9 @@ fn every_change_names_a_test_that_is_there() {
     for change in changes() {
         let (folder, parts) = match change.test.target.as_str() {
             "lib" => ("src", change.test.path.trim_end_matches(|letter: char| letter != ':')),
-            target => (if target == "it" { "tests/it" } else { "tests" }, change.test.path.as_str()),
+            "it" => ("tests/it", change.test.path.as_str()),
+            "sim" => ("tests/sim", change.test.path.as_str()),
+            _ => ("tests", change.test.path.as_str()),
         };
         let name = change.test.path.rsplit("::").next().unwrap_or_default();
         let room = parts.split("::").next().unwrap_or_default();

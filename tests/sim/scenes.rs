@@ -199,3 +199,30 @@ fn what_is_taken_back_waits_for_no_node_that_is_silent() {
         Ok(())
     });
 }
+
+#[test]
+fn a_release_that_a_shutdown_falls_into_takes_one_operation_timeout() {
+    for nodes in [1, 3] {
+        scene(nodes, move |sim, mgr| {
+            let (guard, other) = (mgr.lock("x")?, mgr.lock("y")?);
+            // Then releases are the renewer's, one after the other, until it ends.
+            let taken = (0..10).map(|_| mgr.connection()).collect::<Result<Vec<_>>>()?;
+            (0..nodes).for_each(|node| sim.stop_node(node));
+            here().start(sim.process(), move || drop(other));
+            let ends = mgr.clone();
+            here().start(sim.process(), move || {
+                here().sleep(SEC / 2);
+                ends.shutdown();
+            });
+            sim.sleep(100 * MS);
+            // At its end it is not known in time how the release went.
+            let process = sim.process();
+            sim.after(SEC - MS, move |sim| sim.pause(process, Life::Paused));
+            sim.after(SEC + MS, move |sim| sim.unpause(process));
+            let (outcome, took) = timed(sim, || guard.release());
+            assert!(outcome.is_err() && took <= SEC + 10 * MS, "{outcome:?} after {} ms", took / MS);
+            drop(taken);
+            Ok(())
+        });
+    }
+}

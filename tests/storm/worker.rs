@@ -97,7 +97,11 @@ fn eras(order: &Order, diary: &impl Fn(u32) -> Diary) -> Outcome {
             .claim_window(Storm::CLAIM_WINDOW)
             .pool_size(POOL);
         let (mgr, _) = own.call(0, "new", Some(Storm::OPERATION_TIMEOUT), || RedisMgr::new(config))?;
-        let mgr = mgr?;
+        let mgr = match mgr {
+            // Also of a process that was stopped meanwhile.
+            Err(error) if error.is_unavailable() => continue,
+            mgr => mgr?,
+        };
         let (over, gate) = (AtomicBool::new(false), RwLock::new(()));
         let outcome = thread::scope(|threads| {
             let mut hands = Vec::new();
@@ -106,7 +110,7 @@ fn eras(order: &Order, diary: &impl Fn(u32) -> Diary) -> Outcome {
                 let dice = seed.fork();
                 hands.push(threads.spawn(move || hand.work(resource, dice)));
             }
-            let (glutton, dice) = (own.clone(), seed.fork());
+            let (glutton, dice) = (diary(order.first_seat + THREADS + 1), seed.fork());
             let (mgr, over) = (&mgr, &over);
             hands.push(threads.spawn(move || exhaust(mgr, &glutton, over, dice)));
             let end = now() + nanos(ERA.mul_f64(0.5 + seed.f64()));

@@ -8,7 +8,7 @@ const GRACE: u64 = 100_000_000;
 
 /// How much longer than stated a call took, if it has a bound.
 pub(crate) fn excess(call: &Call) -> Option<u64> {
-    Some((call.until - call.from).saturating_sub(call.bound?))
+    Some(call.until.saturating_sub(call.from).saturating_sub(call.bound?))
 }
 
 /// How much longer it may take on a machine that kept its thread and its process waiting for a processor. Not only the
