@@ -371,6 +371,7 @@ mod tests {
         let look = |line| Inspect(&key).read(9, text(line));
         assert_eq!((look("9 free"), look("9 type")), (Some(Inspected::Free), Some(Inspected::WrongType)));
         assert_eq!(look("9 maybe"), None);
+        assert_eq!(Inspect::server_us(&Inspected::Free), None, "nor here");
         assert_eq!(Ping.read(9, Value::SimpleString("PONG".into())), Some(()));
         assert_eq!(Ping.read(9, Value::Okay), None);
     }
