@@ -27,7 +27,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub use canned_server::{CannedServer, DeafServer, endless_server, garbage_server, silent_server};
-pub use elsewhere::run_elsewhere;
+pub use elsewhere::{can_be_had, run_elsewhere};
 pub use fault_proxy::FaultProxy;
 pub use faults::{Armed, Fault, any_request, command, contains, off_by, rewrite};
 pub use freezer::Freezer;
