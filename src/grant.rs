@@ -36,8 +36,8 @@ pub(crate) struct Grant {
     pub(crate) late: Late,
     /// The nodes that may keep it.
     pub(crate) nodes: NodeSet,
-    /// It may stand in line still, on a node that did not say that it gave the lock.
-    pub(crate) in_line: bool,
+    /// Its entry in a queue that it may stand in still, on a node that did not say that it gave the lock; or empty.
+    pub(crate) place: String,
 }
 
 /// Requests that may still be carried out when a lock has been won by others, and would take it once more when it is free.

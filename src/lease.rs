@@ -29,8 +29,8 @@ pub(crate) struct Lease {
     pub(crate) hold: Hold,
     /// Somebody has told the handlers how it ended.
     told: AtomicBool,
-    /// It may stand in line still, and has to leave it with the release.
-    pub(crate) in_line: bool,
+    /// Its entry in a queue that it may stand in still, and has to leave with the release; or empty.
+    pub(crate) place: String,
     /// The nodes that may keep it.
     nodes: AtomicNodeSet,
     /// In nanoseconds; only written under `end`, so that a deadline that was seen to have passed is never moved.
@@ -60,7 +60,7 @@ impl Lease {
             late: grant.late,
             hold,
             told: AtomicBool::new(false),
-            in_line: grant.in_line,
+            place: grant.place.clone(),
             nodes: AtomicNodeSet::new(grant.nodes),
             deadline: AtomicU64::new(grant.deadline().as_nanos()),
             end: Mutex::new(None),
@@ -189,7 +189,7 @@ mod tests {
         votes.confirm(0, at(deadline));
         let nodes = NodeSet::only(0);
         let late = Late { broken_until: at(0), open: NodeSet::NONE, open_until: at(0) };
-        let grant = Grant { token: FencingToken(1), votes, provisional: false, late, nodes, in_line: false };
+        let grant = Grant { token: FencingToken(1), votes, provisional: false, late, nodes, place: String::new() };
         Lease::open(claim, &grant, Hold::since(at(0)))
     }
 

@@ -230,7 +230,7 @@ impl Core {
             let until = late.broken_until.max(late.open_until);
             self.renewer.undo(&lease.claim, &self.acquirer.waiter(&lease.claim), self.redlock.all(), until);
         } else if now < late.open_until && !open.is_empty() {
-            self.renewer.undo(&lease.claim, "", open, late.open_until);
+            self.renewer.undo(&lease.claim, &lease.place, open, late.open_until);
         }
         if was_held {
             self.tell_release(&lease, held, &outcome);
@@ -270,8 +270,7 @@ impl Core {
             None | Some(End::Lost(LockLost::Expired | LockLost::MaxHold)) => {
                 // A renewal may have been applied without our knowing.
                 let claim = &kept.lease.claim;
-                let waiter = if kept.lease.in_line { self.acquirer.waiter(claim) } else { String::new() };
-                self.withdraw(claim, &waiter, kept.lease.nodes(), clock::now(), patience);
+                self.withdraw(claim, &kept.lease.place, kept.lease.nodes(), clock::now(), patience);
                 Ok(())
             }
             Some(_) => Ok(()),
@@ -350,15 +349,14 @@ impl Core {
         let until = now.saturating_add(patience);
         let left = || until.after(clock::now());
         let open = lease.late.open;
-        let waiter = if lease.in_line { self.acquirer.waiter(claim) } else { String::new() };
-        let leaving = Leaving { key: &claim.key, id: claim.id.as_str(), waiter: &waiter, was_held, open };
+        let leaving = Leaving { key: &claim.key, id: claim.id.as_str(), waiter: &lease.place, was_held, open };
         let alone = || self.redlock.release(&mut self.redlock.reserved(), leaving, left());
         let pool_patience = patience.min(POOL_PATIENCE);
         let Ending { outcome, unsettled, released } = match self.redlock.links(now.saturating_add(pool_patience)) {
             Ok(mut links) => self.redlock.release(&mut links, leaving, left()),
             // A lock that came after pool and renewer had been ended.
             Err(_) if self.is_closed() => alone(),
-            Err(_) => match self.renewer.release(claim, was_held, until) {
+            Err(_) => match self.renewer.release(claim, &lease.place, was_held, until) {
                 Some(ending) => ending,
                 None if self.is_closed() => alone(),
                 None => {
@@ -371,7 +369,7 @@ impl Core {
             if outcome.is_err() && self.redlock.len() == 1 { lease.nodes() } else { lease.nodes().both(unsettled) };
         if !kept.is_empty() {
             // After a shutdown there is no background, and the lock is left to expire.
-            self.renewer.undo(claim, &waiter, kept, now);
+            self.renewer.undo(claim, &lease.place, kept, now);
         }
         let failed = |trouble| self.redlock.error(trouble, Action::Release, Some(claim.key.name()));
         (outcome.map_err(failed), released)

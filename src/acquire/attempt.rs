@@ -378,9 +378,10 @@ impl<'a> Attempt<'a> {
     }
 
     fn grant(&self, token: u64, votes: Votes, provisional: bool, in_line: bool) -> Grant {
+        let place = if in_line { self.waiter() } else { String::new() };
         let (open, open_until) = self.open;
         let late = Late { broken_until: self.late_until, open, open_until };
-        Grant { token: FencingToken(token), votes, provisional, late, nodes: self.known, in_line }
+        Grant { token: FencingToken(token), votes, provisional, late, nodes: self.known, place }
     }
 
     pub(super) fn too_late(&mut self) -> LockError {

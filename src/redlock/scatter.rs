@@ -118,6 +118,12 @@ impl<T> Ballot<T> {
         self.nodes_where(|slip| matches!(slip, Slip::Failed(failure) if failure.sent))
     }
 
+    /// The nodes that were asked and let the time pass.
+    pub(crate) fn silent(&self) -> NodeSet {
+        let timed_out = |failure: &Failure| matches!(failure.reason, Reason::TimedOut);
+        self.nodes_where(|slip| matches!(slip, Slip::Failed(failure) if timed_out(failure))).with(self.open())
+    }
+
     pub(crate) fn nodes_where(&self, which: impl Fn(&Slip<T>) -> bool) -> NodeSet {
         self.slips.iter().enumerate().filter(|(_, slip)| which(slip)).map(|(node, _)| node).collect()
     }

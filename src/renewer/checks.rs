@@ -29,7 +29,7 @@ fn lease(ttl: Duration, deadline: Moment) -> Arc<Lease> {
     let long_ago = Moment::from_nanos(0);
     let late = Late { broken_until: long_ago, open: NodeSet::NONE, open_until: long_ago };
     let nodes = NodeSet::only(0);
-    let grant = Grant { token: FencingToken(1), votes, provisional: false, late, nodes, in_line: false };
+    let grant = Grant { token: FencingToken(1), votes, provisional: false, late, nodes, place: String::new() };
     Arc::new(Lease::open(claim(ttl), &grant, Hold::since(long_ago)))
 }
 
@@ -40,7 +40,7 @@ fn far() -> Moment {
 /// A renewer whose thread is run by the test.
 fn renewer() -> (Checked<LockRenewer>, Arc<Shared>) {
     let shared = Arc::new(Shared { state: Mutex::default(), changed: Condvar::new() });
-    (Checked::new(LockRenewer { shared: shared.clone(), thread: Mutex::new(None) }), shared)
+    (Checked::new(LockRenewer { shared: shared.clone(), thread: Mutex::new(None), ended: bounded(0).1 }), shared)
 }
 
 fn upkeep() -> Upkeep {

@@ -51,9 +51,9 @@ impl Desk {
 
     pub(super) fn take_back(&self, lease: &Lease) {
         let now = clock::now();
-        let (claim, nodes) = (lease.claim.clone(), lease.nodes());
+        let (claim, waiter, nodes) = (lease.claim.clone(), lease.place.clone(), lease.nodes());
         let until = now.saturating_add(claim.ttl);
-        let undo = Undo { claim, waiter: String::new(), nodes, unless_held: None, until };
+        let undo = Undo { claim, waiter, nodes, unless_held: None, until };
         self.shared.state.lock().undo(undo, now);
     }
 

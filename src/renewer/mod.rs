@@ -4,6 +4,7 @@
 #[cfg(all(test, loom))]
 mod checks;
 mod desk;
+mod finish;
 mod mend;
 mod schedule;
 mod undo;
@@ -11,7 +12,7 @@ mod worker;
 
 use std::{io, sync::Arc, time::Duration};
 
-use crossbeam_channel::{Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 
 pub(crate) use self::schedule::Upkeep;
 use self::{
@@ -37,6 +38,8 @@ const QUEUE_LIFE: Duration = Duration::from_secs(60);
 pub(crate) struct LockRenewer {
     shared: Arc<Shared>,
     thread: Mutex<Option<Thread>>,
+    /// Closed when the thread has done its work.
+    ended: Receiver<()>,
 }
 
 #[derive(Debug)]
@@ -61,6 +64,8 @@ struct State {
 #[derive(Debug)]
 struct Errand {
     claim: Claim,
+    /// Its place in line, or empty.
+    waiter: String,
     was_held: bool,
     deadline: Moment,
     answer: Sender<Ending>,
@@ -85,8 +90,12 @@ impl LockRenewer {
     pub(crate) fn start(redlock: Arc<Redlock>) -> io::Result<LockRenewer> {
         let shared = Arc::new(Shared { state: Mutex::new(State::default()), changed: Condvar::new() });
         let worker = Worker::new(redlock, shared.clone());
-        let thread = threads::spawn("distlock-renewer", move || worker.run())?;
-        Ok(LockRenewer { shared, thread: Mutex::new(Some(thread)) })
+        let (works, ended) = bounded(0);
+        let thread = threads::spawn("distlock-renewer", move || {
+            let _works: Sender<()> = works;
+            worker.run();
+        })?;
+        Ok(LockRenewer { shared, thread: Mutex::new(Some(thread)), ended })
     }
 
     /// Takes a lease into care, before its guard is seen by anybody. `None` once the renewer has been stopped.
@@ -130,13 +139,13 @@ impl LockRenewer {
 
     /// Releases over the renewer's own connections, for a caller who finds the pool exhausted. `None` when it has been
     /// stopped, or does not get to it in time.
-    pub(crate) fn release(&self, claim: &Claim, was_held: bool, deadline: Moment) -> Option<Ending> {
+    pub(crate) fn release(&self, claim: &Claim, waiter: &str, was_held: bool, deadline: Moment) -> Option<Ending> {
         let (answer, answered) = bounded(1);
         let mut state = self.shared.state.lock();
         if state.stop.is_some() {
             return None;
         }
-        state.errands.push(Errand { claim: claim.clone(), was_held, deadline, answer });
+        state.errands.push(Errand { claim: claim.clone(), waiter: waiter.to_owned(), was_held, deadline, answer });
         self.shared.wake_before(state, Moment::from_nanos(0));
         clock::await_answer(&answered, deadline)
     }
@@ -147,8 +156,10 @@ impl LockRenewer {
         state.stop.get_or_insert(deadline);
         self.shared.wake_before(state, Moment::from_nanos(0));
         let thread = self.thread.lock().take();
-        if let Some(thread) = thread {
-            thread.join();
+        match thread {
+            Some(thread) => thread.join(),
+            // Somebody else stops it. Whoever may end the process now must not do so before the locks are released.
+            None => drop(clock::await_answer(&self.ended, deadline)),
         }
     }
 }

@@ -118,7 +118,7 @@ mod tests {
         list.add(undo(100), at(100));
         let late = Late { broken_until: at(0), open: NodeSet::NONE, open_until: at(0) };
         let (token, votes, nodes) = (FencingToken(1), Votes::new(1), NodeSet::only(0));
-        let grant = Grant { token, votes, provisional: false, late, nodes, in_line: false };
+        let grant = Grant { token, votes, provisional: false, late, nodes, place: String::new() };
         let claimed = undo(500);
         let lease = Arc::new(Lease::open(claimed.claim.clone(), &grant, Hold::since(at(0))));
         let claimed = Undo { unless_held: Some(lease.clone()), ..claimed };

@@ -11,7 +11,6 @@ use super::{
     Errand, Shared,
     desk::{Desk, Watch},
     schedule::{Generation, Over},
-    tell_loss,
     undo::Undo,
 };
 use crate::{
@@ -19,10 +18,10 @@ use crate::{
     error::LockLost,
     grant::deadline_from,
     holder::Holder,
-    lease::{End, Lease},
+    lease::Lease,
     node::{
         Call, Failure, Reason,
-        calls::{Release, Renew, Renewal, Renewed},
+        calls::{Release, ReleaseReply, Renew, Renewal, Renewed},
     },
     redlock::{Ballot, Leaving, Links, NodeSet, Redlock, Round, Slip, Trouble, Verdict, Vote},
     text::Quoted,
@@ -311,10 +310,11 @@ impl Worker {
         ballot
     }
 
-    fn run_errand(&mut self, errand: Errand) {
-        let Errand { claim, was_held, deadline, answer } = errand;
+    pub(super) fn run_errand(&mut self, errand: Errand) {
+        let Errand { claim, waiter, was_held, deadline, answer } = errand;
         let patience = deadline.after(clock::now());
-        let leaving = Leaving { key: &claim.key, id: claim.id.as_str(), waiter: "", was_held, open: NodeSet::NONE };
+        let leaving =
+            Leaving { key: &claim.key, id: claim.id.as_str(), waiter: &waiter, was_held, open: NodeSet::NONE };
         if !patience.is_zero() {
             let redlock = self.desk.redlock.clone();
             let ask = |round: Round<'_>| self.ask(round, SPARE, |_| leaving.call(), Leaving::vote);
@@ -331,56 +331,22 @@ impl Worker {
         // Many may wait for a node that does not answer; what is on the others must not wait with them.
         let rests = |node: &usize| redlock.len() > 1 && redlock.node(*node).rests(now);
         let to = undo.nodes.iter().filter(|node| !rests(node)).collect();
-        if let Err(trouble) = self.take_back(&mut undo, to, deadline) {
+        let ballot = self.take_back(&mut undo, to, deadline);
+        if !undo.nodes.is_empty() {
+            let trouble = Trouble::of(&self.desk.redlock, ballot, |_| "done".into());
             say!(debug, "could not take back {} yet: {trouble}", Quoted(undo.claim.key.name()));
             self.desk.shared.state.lock().undos.failed(undo, pause, clock::now());
         }
     }
 
     /// Takes back what may be left on the nodes `to`, and strikes off those where it is done.
-    fn take_back(&mut self, undo: &mut Undo, to: NodeSet, deadline: Moment) -> Result<(), Trouble> {
+    pub(super) fn take_back(&mut self, undo: &mut Undo, to: NodeSet, deadline: Moment) -> Ballot<ReleaseReply> {
         let (claim, waiter) = (undo.claim.clone(), undo.waiter.clone());
         let release = |_| Release { key: &claim.key, id: claim.id.as_str(), waiter: &waiter, in_time: false };
         // What is left over must not hold up what is due. It has been sent by then, and is asked for once more.
         let ballot = self.ask(Round::all(to, deadline), BATCH_MIN, release, |_, _| Vote::Yes);
-        let done = |slip: &Slip<_>| matches!(slip, Slip::Said(_));
-        let done: NodeSet = ballot.slips.iter().enumerate().filter(|(_, slip)| done(slip)).map(|(n, _)| n).collect();
-        undo.nodes = undo.nodes.without(done);
-        if undo.nodes.is_empty() {
-            return Ok(());
-        }
-        Err(Trouble::of(&self.desk.redlock, ballot, |_| "done".into()))
-    }
-
-    fn finish(mut self) {
-        let (leases, undos, errands) = {
-            let mut state = self.desk.shared.state.lock();
-            (state.schedule.take_all(), state.undos.take_all(), std::mem::take(&mut state.errands))
-        };
-        for errand in errands {
-            self.run_errand(errand);
-        }
-        for lease in &leases {
-            lease.end(End::Lost(LockLost::Shutdown));
-            tell_loss(self.desk.redlock.observer(), lease);
-        }
-        let until = clock::now();
-        let undos = undos.into_iter().chain(leases.iter().map(|lease| Undo {
-            claim: lease.claim.clone(),
-            waiter: String::new(),
-            nodes: lease.nodes(),
-            unless_held: None,
-            until,
-        }));
-        for mut undo in undos {
-            let to = undo.nodes;
-            if let Err(trouble) = self.take_back(&mut undo, to, Moment::NEVER) {
-                say!(warn, "shut down without releasing all locks, which are left to expire: {trouble}");
-                if self.desk.redlock.len() == 1 || clock::now() >= self.desk.limits().1 {
-                    return;
-                }
-            }
-        }
+        undo.nodes = undo.nodes.without(ballot.nodes_where(|slip| matches!(slip, Slip::Said(_))));
+        ballot
     }
 }
 

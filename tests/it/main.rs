@@ -31,5 +31,6 @@ mod redlock;
 mod reentrant;
 mod release;
 mod rights;
+mod shutdown;
 mod tidy;
 mod wait;

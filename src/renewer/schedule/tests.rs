@@ -19,7 +19,7 @@ pub(super) fn lease(ttl_ms: u64, deadline_ms: u64) -> Arc<Lease> {
         Claim { key: LockKey::new("", "x").unwrap(), id: generate_lock_id(), ttl: Duration::from_millis(ttl_ms) };
     let (votes, nodes) = (kept_until(deadline_ms), NodeSet::only(0));
     let late = Late { broken_until: at(0), open: NodeSet::NONE, open_until: at(0) };
-    let grant = Grant { token: FencingToken(1), votes, provisional: false, late, nodes, in_line: false };
+    let grant = Grant { token: FencingToken(1), votes, provisional: false, late, nodes, place: String::new() };
     Arc::new(Lease::open(claim, &grant, Hold::since(at(0))))
 }
 

@@ -142,3 +142,41 @@ fn a_yes_that_was_lost_on_its_way_is_undone() {
         });
     });
 }
+
+/// The first node is asked for a place in line, the others give the lock, and it is released over another connection
+/// before that request arrives, which then finds the next holder there.
+#[track_caller]
+fn leaves_its_place(pool_size: u32) {
+    let nodes = Nodes::start(3).behind_proxies(&[0]);
+    let config = || patient(&nodes);
+    let mgr = RedisMgr::new(config().pool_size(pool_size)).unwrap();
+    let other = RedisMgr::new(config()).unwrap();
+    // Who has waited before has a line, and asks for a place at once.
+    let warm = other.lock("warm").unwrap();
+    assert!(mgr.try_lock_for("warm", SECOND).unwrap_err().is_timeout());
+    warm.release().unwrap().unwrap_released();
+    let late = nodes.proxy(0).on_request(contains(&key("x")), Fault::HoldRequest);
+    let guard = mgr.lock("x").unwrap();
+    late.wait_fired();
+    let borrowed = mgr.connection().unwrap();
+    guard.release().unwrap().unwrap_released();
+    drop(borrowed);
+    let next = other.lock("x").unwrap();
+    let commands = nodes.server(0).monitor();
+    late.let_go();
+    commands.wait_for("lua] \"RPUSH\"");
+    // A line that nobody looks after lasts for 60 s.
+    let queued = || crate::kit::queued(nodes.server(0), "x");
+    within(40 * SECOND, "leaving the line", || eventually("the place is given up", CEILING, || queued() == 0));
+    assert!(next.is_held());
+}
+
+#[test]
+fn a_release_over_another_connection_gives_up_the_place_in_line_too() {
+    leaves_its_place(4);
+}
+
+#[test]
+fn a_release_by_the_renewer_gives_up_the_place_in_line_too() {
+    leaves_its_place(1);
+}

@@ -1,0 +1,84 @@
+//! Whatever happens while a manager is shut down, what it holds is released as far as the servers answer.
+
+use std::time::Duration;
+
+use distlock::{LockGuard, RedisMgr};
+
+use crate::{
+    kit::{SECOND, UnwrapReleased, in_thread, manager, patient, proxied},
+    support::{Fault, Nodes, RedisServer, contains},
+};
+
+const MANY: usize = 20;
+
+fn many(mgr: &RedisMgr) -> Vec<LockGuard> {
+    (0..MANY).map(|n| mgr.lock(&format!("n{n}")).unwrap()).collect()
+}
+
+fn left_on(server: &RedisServer) -> Vec<String> {
+    server.query(&["KEYS", "lock:n*"])
+}
+
+#[test]
+fn a_request_that_fails_leaves_no_lock_behind() {
+    let refused = Fault::ReplaceReply(b"-ERR not now\r\n".to_vec());
+    for fault in [Fault::ResetAfterRequest, Fault::ResetBeforeRequest, Fault::DropReply, refused] {
+        let (server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(8 * SECOND));
+        let guards = many(&mgr);
+        let failed = proxy.on_request(contains("lock:n"), fault.clone());
+        mgr.shutdown();
+        assert_eq!(failed.fired(), 1, "{fault:?}");
+        assert_eq!(left_on(&server), [""; 0], "{fault:?}");
+        drop(guards);
+    }
+}
+
+/// A name that the rights forbid was asked for, and there is no taking back what may be left of it.
+#[test]
+fn what_cannot_be_taken_back_leaves_no_lock_behind() {
+    let server = RedisServer::start();
+    server.cli(&["ACL", "SETUSER", "app", "on", ">pw", "~lock:*", "~distlock:*", "&*", "+@all"]);
+    let mgr = RedisMgr::new(patient(format!("redis://app:pw@{}", server.addr()))).unwrap();
+    // Who has waited before has a line, and may be in it whatever the answer was.
+    let guard = manager(&server).lock("warm").unwrap();
+    assert!(mgr.try_lock_for("warm", SECOND).unwrap_err().is_timeout());
+    guard.release().unwrap().unwrap_released();
+    let guards = many(&mgr);
+    server.cli(&["ACL", "SETUSER", "app", "resetkeys", "~lock:n*", "~distlock:*"]);
+    assert!(mgr.try_lock_for("forbidden", SECOND).is_err());
+    mgr.shutdown();
+    assert_eq!(left_on(&server), [""; 0]);
+    drop(guards);
+}
+
+#[test]
+fn a_node_that_hangs_leaves_no_lock_on_the_others() {
+    let nodes = Nodes::start(3);
+    for hung in 0..3 {
+        let config = patient(nodes.urls()).quarantine(Duration::ZERO).operation_timeout(8 * SECOND);
+        let mgr = RedisMgr::new(config).unwrap();
+        let guards = many(&mgr);
+        nodes.stop(hung);
+        mgr.shutdown();
+        for well in (0..3).filter(|node| *node != hung) {
+            assert_eq!(left_on(nodes.server(well)), [""; 0], "node {well}, while {hung} hangs");
+        }
+        nodes.cont(hung);
+        drop(guards);
+        nodes.server(hung).cli(&["FLUSHALL"]);
+    }
+}
+
+/// Of two who shut down, one perhaps because of a signal, the faster one to return may end the process.
+#[test]
+fn whoever_else_shuts_down_waits_for_it_too() {
+    let (server, proxy, mgr) = proxied(patient);
+    let guards = many(&mgr);
+    let releases = proxy.on_request(contains("lock:n"), Fault::DelayReply(Duration::from_millis(50))).forever();
+    let first = in_thread(&mgr, "", |mgr, _| mgr.shutdown());
+    releases.wait_fired();
+    mgr.shutdown();
+    assert_eq!(left_on(&server), [""; 0]);
+    first.join().unwrap();
+    drop(guards);
+}
