@@ -270,13 +270,18 @@ impl<'a> Attempt<'a> {
         }
         let now = clock::now();
         let standing = ballot.standing(self.order);
-        if let Some(Acquired::Queued { now_us, holder, position, joined }) = standing {
+        if let Some(Acquired::Queued { now_us, holder, position, joined, deaf }) = standing {
             self.queued = true;
             self.queued_at_us = *now_us;
             let sight = Sight::new(now, holder, *position);
             if let (Mode::Look, true, Some(ticket)) = (mode, joined, &self.ticket) {
                 // The server has lost the line, and with it the places of our neighbours.
                 ticket.neighbours_look_again();
+            }
+            if let (true, Some(ticket)) = (deaf, &self.ticket) {
+                // We would be passed over.
+                let again = ticket.distrust_line(self.order) && ticket.open_line(self.limit);
+                return Ok(if again { Step::Again } else { Step::Wait(now.saturating_add(poll_pause(self.dice()))) });
             }
             return Ok(Step::Wait(sight.next_look(self.dice())));
         }

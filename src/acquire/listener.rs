@@ -272,6 +272,29 @@ impl Listener {
         }
     }
 
+    /// The node on which a waiter stands says that nobody listens there: the line leads to another server, as after a
+    /// failover. It is cut. True if it was free, so that nobody else opens it anew.
+    fn distrust(&self, order: usize) -> bool {
+        let (line, breaker) = {
+            let mut state = self.state.lock();
+            if state.order != order || !matches!(state.line, Line::Free(_) | Line::Taken) {
+                return false;
+            }
+            let free = matches!(state.line, Line::Free(_));
+            let line = free.then(|| std::mem::replace(&mut state.line, Line::Down));
+            (line, state.breaker.take())
+        };
+        if let Some(Line::Free(wire)) = line {
+            say!(debug, "gives up a line to {} on which nothing comes", self.redlock.node(order).label());
+            self.judge(wire.opened_at);
+            return true;
+        }
+        if let Some(breaker) = breaker {
+            breaker.cut();
+        }
+        false
+    }
+
     /// If nobody listens, has a sleeper do it.
     fn call_listener(&self) {
         if self.is_free() {
@@ -394,6 +417,11 @@ impl Ticket {
     /// Makes sure that a grant would be heard; blocks until `until` at the latest.
     pub(crate) fn open_line(&self, until: Moment) -> bool {
         self.listener.open(until, &self.slot)
+    }
+
+    /// The node on which a waiter stands says that nobody listens there. True if the line has to be opened anew.
+    pub(crate) fn distrust_line(&self, order: usize) -> bool {
+        self.listener.distrust(order)
     }
 
     /// Whether no other thread of this manager has waited longer for this lock.

@@ -73,9 +73,9 @@ fn check_reply(reply: &Value) -> u64 {
         match answer {
             Acquired::Held { .. } => 0,
             Acquired::Busy { .. } => 1,
-            Acquired::Queued { joined, .. } => 2 + u8::from(joined),
-            Acquired::WrongType => 4,
-            Acquired::Late { .. } => 5,
+            Acquired::Queued { joined, deaf, .. } => 2 + u8::from(joined) + 2 * u8::from(deaf),
+            Acquired::WrongType => 6,
+            Acquired::Late { .. } => 7,
         }
     });
     let released = taken(&Release { key, id: "me", waiter: "", in_time: true }, reply).map(|answer| {

@@ -33,7 +33,7 @@ pub(crate) struct Acquire<'a> {
 pub(crate) enum Acquired {
     Held { now_us: u64, token: u64 },
     Busy { now_us: u64, holder: Holder },
-    Queued { now_us: u64, holder: Holder, position: u64, joined: bool },
+    Queued { now_us: u64, holder: Holder, position: u64, joined: bool, deaf: bool },
     WrongType,
     Late { now_us: u64 },
 }
@@ -99,9 +99,10 @@ impl Call for Acquire<'_> {
             "held" => Acquired::Held { now_us, token: rest.exact().filter(|token| *token > 0)? },
             "busy" => Acquired::Busy { now_us, holder: rest.holder(now_us)? },
             "queued" => {
-                let (pttl_ms, position, joined) = (rest.number()?, rest.number()?, rest.number::<u8>()? == 1);
+                let (pttl_ms, position, state) = (rest.number()?, rest.number()?, rest.number::<u8>()?);
+                let (joined, deaf) = (state & 1 != 0, state & 2 != 0);
                 let holder = Holder::reported(rest.text().to_owned(), pttl_ms, 0, 0, now_us);
-                Acquired::Queued { now_us, holder, position, joined }
+                Acquired::Queued { now_us, holder, position, joined, deaf }
             }
             "type" => Acquired::WrongType,
             "late" => Acquired::Late { now_us },
@@ -350,7 +351,13 @@ mod tests {
             assert_eq!((seen(&reply), Acquire::server_us(&reply)), (who_and_token, at), "{line}");
         }
         assert_eq!((read("9 type 5"), read("9 late 5")), (Acquired::WrongType, Acquired::Late { now_us: 5 }));
-        assert!(matches!(read("9 queued 5 700 3 0 he"), Acquired::Queued { position: 3, joined: false, .. }));
+        let lines =
+            ["9 queued 5 700 3 0 he", "9 queued 5 700 3 1 he", "9 queued 5 700 3 2 he", "9 queued 5 700 3 3 he"];
+        let states = lines.map(|line| match read(line) {
+            Acquired::Queued { position: 3, joined, deaf, .. } => (joined, deaf),
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(states, [(false, false), (true, false), (false, true), (true, true)]);
         assert_eq!(acquire(&key).read(9, text("9 maybe 5 6")), None);
     }
 

@@ -184,8 +184,9 @@ impl FakeNode {
             }
             peers.len()
         };
+        let listeners = |channel: &[u8]| channels.get(channel).map_or(0, Vec::len);
         let on = self.keys.open(now_us, self.mode == Mode::Full);
-        let call = Call { keys, args, on, publish: &mut publish, flaw: self.flaw };
+        let call = Call { keys, args, on, publish: &mut publish, listeners: &listeners, flaw: self.flaw };
         let (reply, touched) = call.run(script);
         outcome.touched = touched;
         reply

@@ -46,6 +46,8 @@ pub(crate) struct Call<'a, 'k> {
     pub(crate) on: Access<'k>,
     /// Tells a channel; how many heard it.
     pub(crate) publish: &'a mut dyn FnMut(&[u8], &[u8]) -> usize,
+    /// How many listen on a channel.
+    pub(crate) listeners: &'a dyn Fn(&[u8]) -> usize,
     pub(crate) flaw: Option<Flaw>,
 }
 
@@ -239,13 +241,16 @@ impl Call<'_, '_> {
         }
         if mode == "join" || mode == "look" {
             let place = if mode == "look" { self.on.lpos(&queue, &entry)? } else { None };
-            let (place, joined) = match place {
+            let (place, state) = match place {
                 Some(place) => (place, 0),
                 None => (self.on.push(&queue, &entry, false)? - 1, 1),
             };
+            let mut parts = entry.splitn(3, |byte| *byte == b' ');
+            let channel = parts.next().filter(|px| digits(px)).and_then(|_| parts.next()).unwrap_or_default();
+            let state = if (self.listeners)(channel) == 0 { state + 2 } else { state };
             self.on.pexpire(&queue, QUEUE_MS)?;
             let holder = text(&holder[..holder.len().min(512)]);
-            return line(format!("{nonce} queued {now_text} {left} {place} {joined} {holder}"));
+            return line(format!("{nonce} queued {now_text} {left} {place} {state} {holder}"));
         }
         if mode == "leave" {
             self.on.lrem(&queue, &entry)?;

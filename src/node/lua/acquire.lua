@@ -7,7 +7,8 @@
 -- Reply one text, in order to cost one allocation:
 --       nonce held now token
 --       nonce busy now pttl token waiters holder       try and leave; the token is the last one given
---       nonce queued now pttl position joined holder   join and look; joined is 1 when this call entered the line
+--       nonce queued now pttl position state holder    join and look; state is 1 when this call entered the line, and 2
+--                                                      more when nobody listens here on the channel of the entry
 --       nonce type now                                 the key holds something else than a lock
 --       nonce late now                                 not_after has passed; nothing was done
 
@@ -52,13 +53,14 @@ end
 
 if mode == 'join' or mode == 'look' then
   local place = mode == 'look' and redis.call('LPOS', KEYS[2], entry)
-  local joined = 0
+  local state = 0
   if not place then
     place = redis.call('RPUSH', KEYS[2], entry) - 1
-    joined = 1
+    state = 1
   end
+  if not listens(string.match(entry, '^%d+ (%S+)') or '') then state = state + 2 end
   redis.call('PEXPIRE', KEYS[2], QUEUE_MS)
-  return nonce .. ' queued ' .. now .. ' ' .. left .. ' ' .. place .. ' ' .. joined .. ' ' .. string.sub(holder, 1, 512)
+  return nonce .. ' queued ' .. now .. ' ' .. left .. ' ' .. place .. ' ' .. state .. ' ' .. string.sub(holder, 1, 512)
 end
 if mode == 'leave' then redis.call('LREM', KEYS[2], 0, entry) end
 return nonce .. ' busy ' .. now .. ' ' .. describe(holder, left)

@@ -44,7 +44,11 @@ local function grant_next(now)
       now = now or clock()
       local token = next_token(now)
       -- pcall: scripts are not rolled back, and a missing right to publish must not undo a release.
+      -- Not to be repeated by a replica: a waiter whose subscription stayed on a master that has become one would take
+      -- the word of a server that did not give it the lock for that of the one that did.
+      redis.set_repl(redis.REPL_NONE)
       local heard = redis.pcall('PUBLISH', channel, token .. ' ' .. now .. ' ' .. px .. ' ' .. id)
+      redis.set_repl(redis.REPL_ALL)
       if type(heard) ~= 'number' then
         -- The last one's queue went away with it, and its expiry too.
         if redis.call('LPUSH', KEYS[2], waiter) == 1 then redis.call('PEXPIRE', KEYS[2], QUEUE_MS) end

@@ -8,7 +8,7 @@ use super::{LOCK, is_renewed};
 use crate::{
     kit::{
         BOUNDED, SECOND, UnwrapReleased, await_gone, brisk, fence_key, foreign_take, get, impatient, is_renewal, lease,
-        lost, manager, patient, pttl, taught, waiter, within,
+        lost, manager, patient, pttl, queue_key, taught, waiter, within,
     },
     support::{CEILING, Fault, FaultProxy, RedisServer, command, eventually, off_by},
 };
@@ -50,6 +50,62 @@ fn a_demoted_master_is_left_for_the_one_to_which_its_name_leads() {
     is_renewed(&new, &guard, 1);
     guard.release().unwrap().unwrap_released();
     assert_eq!(get(&new, LOCK), None);
+}
+
+/// A master that has become a replica keeps its subscribers. Waiters of the new one must not go on listening there.
+#[test]
+fn waiters_take_their_line_to_the_new_master() {
+    let (old, new) = (RedisServer::start(), RedisServer::start());
+    let proxy = FaultProxy::in_front_of(old.addr());
+    let mgr = RedisMgr::new(brisk(proxy.url())).unwrap();
+    // So that there is a line.
+    let first = manager(&old).lock("warm").unwrap();
+    let waiting = waiter(&old, &mgr, "warm");
+    first.release().unwrap().unwrap_released();
+    waiting.join().unwrap().unwrap().release().unwrap().unwrap_released();
+    follow(&new, &old);
+    proxy.lead_to(new.addr());
+    promote(&new);
+    follow(&old, &new);
+    eventually("it is led to the new one", CEILING, || mgr.try_lock("y").is_ok());
+    let other = manager(&new);
+    let held = other.lock("x").unwrap();
+    let waiting = waiter(&new, &mgr, "x");
+    eventually("it listens there", CEILING, || !new.query::<Vec<String>>(&["PUBSUB", "CHANNELS"]).is_empty());
+    held.release().unwrap().unwrap_released();
+    assert!(other.try_lock("x").is_err(), "it was handed over");
+    let next = waiting.join().unwrap().unwrap();
+    assert!(next.is_held());
+    assert_eq!(get(&new, LOCK).as_deref(), Some(next.id().as_str()));
+}
+
+/// Otherwise a waiter would believe a replica whose master gave the lock to somebody else.
+#[test]
+fn a_replica_does_not_repeat_whom_its_master_gave_the_lock() {
+    const CHANNEL: &str = "distlock:client:somebody";
+    let (master, replica) = (RedisServer::start(), RedisServer::start());
+    follow(&replica, &master);
+    let held = manager(&master).lock("x").unwrap();
+    let listen = |server: &RedisServer| {
+        let mut connection = redis::Client::open(server.url()).unwrap().get_connection().unwrap();
+        connection.set_read_timeout(Some(CEILING)).unwrap();
+        connection.send_packed_command(&redis::cmd("SUBSCRIBE").arg(CHANNEL).get_packed_command()).unwrap();
+        connection.recv_response().unwrap();
+        connection
+    };
+    let (mut at_master, mut at_replica) = (listen(&master), listen(&replica));
+    master.cli(&["RPUSH", &queue_key("x"), &format!("20000 {CHANNEL} me")]);
+    held.release().unwrap().unwrap_released();
+    assert_eq!(get(&master, LOCK).as_deref(), Some("me"));
+    master.cli(&["PUBLISH", CHANNEL, "the end"]);
+    let hear = |connection: &mut redis::Connection| match connection.recv_response().unwrap() {
+        redis::Value::Array(parts) => redis::from_redis_value::<String>(parts[2].clone()).unwrap(),
+        other => panic!("{other:?}"),
+    };
+    assert!(hear(&mut at_master).ends_with(" 20000 me"));
+    assert_eq!(hear(&mut at_master), "the end");
+    assert_eq!(hear(&mut at_replica), "the end");
+    eventually("it has the lock itself", CEILING, || get(&replica, LOCK).as_deref() == Some("me"));
 }
 
 /// The replica that takes over has not heard of the last lock. Two believe in it for up to a renewal, and the tokens tell.
