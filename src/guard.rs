@@ -1,8 +1,12 @@
 //! `LockGuard`: the user's hand on a lease, and what letting go of it does.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, bounded};
 
 use crate::{
     clock,
@@ -107,7 +111,7 @@ impl LockGuard {
     }
 
     /// Tells once, and why, when the lock is lost: at its deadline at the latest, or as soon as the server says so.
-    /// When the lock is released instead, the channel is closed without a message.
+    /// When the lock is released instead, the channel is closed without a message; in a forked child it is closed.
     ///
     /// ```no_run
     /// # fn work(guard: distlock::LockGuard, jobs: crossbeam_channel::Receiver<u32>) {
@@ -118,6 +122,12 @@ impl LockGuard {
     /// # }
     /// ```
     pub fn lost(&self) -> &Receiver<LockLost> {
+        /// Of a process that holds no lock.
+        static CLOSED: LazyLock<Receiver<LockLost>> = LazyLock::new(|| bounded(0).1);
+        if fork::is_child() {
+            // Who tells, in the parent, may have had the lease locked when it forked.
+            return &CLOSED;
+        }
         self.lease.lost()
     }
 

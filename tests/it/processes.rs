@@ -229,7 +229,14 @@ fn a_forked_child_can_neither_use_nor_release_what_its_parent_holds() {
     let server = RedisServer::start();
     let mut worker = Worker::spawn("forker", &[("url", &server.url()), ("ttl_ms", FOREVER_MS)]);
     worker.expect("child ended Some(0)");
-    for line in ["child held false", "child ensure true", "child lock true", "child ping true", "child dropped all"] {
+    for line in [
+        "child held false",
+        "child ensure true",
+        "child lost true",
+        "child lock true",
+        "child ping true",
+        "child dropped all",
+    ] {
         worker.expect(line);
     }
     worker.expect("parent held true");

@@ -169,6 +169,8 @@ fn forker(side: &WorkerSide) {
             // Only this thread exists here. What it says is read by the parent's parent.
             side.say(format!("child held {}", guard.is_held()));
             side.say(format!("child ensure {}", matches!(guard.ensure_held(), Err(LockError::Forked))));
+            let told = guard.lost().try_recv();
+            side.say(format!("child lost {}", told == Err(crossbeam_channel::TryRecvError::Disconnected)));
             side.say(format!("child lock {}", matches!(mgr.try_lock("other"), Err(LockError::Forked))));
             side.say(format!("child ping {}", matches!(mgr.ping(), Err(LockError::Forked))));
             drop(guard);
