@@ -144,8 +144,7 @@ impl LockGuard {
 
     pub(crate) fn release_in_place(&mut self) -> Result<Released> {
         let Some((kept, service)) = self.take_apart() else { return Err(LockError::Forked) };
-        let core = service.core_for_ending().ok_or(LockError::Shutdown)?;
-        core.give_up(kept, share(&service, core))
+        part(service, |core, patience| core.give_up(kept, patience)).ok_or(LockError::Shutdown)?
     }
 
     /// `None` when there is nothing to let go of.
@@ -164,16 +163,25 @@ impl LockGuard {
 impl Drop for LockGuard {
     fn drop(&mut self) {
         let Some((kept, service)) = self.take_apart() else { return };
-        if let Some(Err(error)) = service.core_for_ending().map(|core| core.let_go(kept, share(&service, core))) {
+        if let Some(Err(error)) = part(service, |core, patience| core.let_go(kept, patience)) {
             say!(warn, "releases lock {} in the background: {error}", Quoted(self.name()));
         }
     }
 }
 
-/// The time for a release. The last guard to go also shuts the manager down, and leaves half of the time for that.
-fn share(service: &Arc<Service>, core: &Core) -> Duration {
-    let halves = if Arc::strong_count(service) == 1 { 1 } else { 2 };
-    core.operation_timeout() / 2 * halves
+/// Lets go of a lock, within one operation timeout. The last guard to go also shuts the manager down, and leaves half of the
+/// time for that. `None` when the manager was shut down in between.
+fn part<T>(service: Arc<Service>, release: impl FnOnce(&Core, Duration) -> T) -> Option<T> {
+    let started = clock::now();
+    let core = service.core_for_ending()?;
+    let timeout = core.operation_timeout();
+    let patience = if Arc::strong_count(&service) == 1 { timeout / 2 } else { timeout };
+    let released = release(core, patience);
+    // Of several that go at once, who is the last shows now.
+    if let Some(service) = Arc::into_inner(service) {
+        service.end(started.saturating_add(timeout).after(clock::now()));
+    }
+    Some(released)
 }
 
 impl fmt::Debug for LockGuard {

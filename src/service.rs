@@ -123,6 +123,20 @@ impl Service {
         self.core.as_ref().filter(|_| !fork::is_child())
     }
 
+    /// The last one who had it is gone. Takes at most `patience`.
+    pub(crate) fn end(mut self, patience: Duration) {
+        self.close(Some(patience));
+    }
+
+    fn close(&mut self, patience: Option<Duration>) {
+        let Some(core) = self.core.take() else { return };
+        if fork::is_child() {
+            std::mem::forget(core);
+        } else {
+            core.shutdown(patience.unwrap_or_else(|| core.operation_timeout()));
+        }
+    }
+
     pub(crate) fn shutdown(&self) {
         if let Some(core) = self.core_for_ending() {
             core.shutdown(core.operation_timeout());
@@ -132,13 +146,7 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        let Some(core) = self.core.take() else { return };
-        if fork::is_child() {
-            std::mem::forget(core);
-        } else {
-            // Half of what a drop may take: the last guard's release has had the other half.
-            core.shutdown(core.operation_timeout() / 2);
-        }
+        self.close(None);
     }
 }
 

@@ -331,6 +331,21 @@ fn the_last_guard_goes_within_one_operation_timeout() {
     within(5 * SECOND + SLACK, "the drop", || drop(guard));
 }
 
+/// Neither knows beforehand that it is the last.
+#[test]
+fn the_last_guards_go_within_one_operation_timeout_though_they_go_at_once() {
+    const TIMEOUT: Duration = Duration::from_secs(10);
+    let server = RedisServer::start();
+    let mgr = RedisMgr::new(patient(server.url()).operation_timeout(TIMEOUT)).unwrap();
+    let guards = [mgr.lock("x").unwrap(), mgr.lock("y").unwrap()];
+    drop(mgr);
+    server.stop();
+    let drops = guards.map(|guard| thread::spawn(move || timed(|| drop(guard)).1));
+    for took in drops.map(|dropped| dropped.join().unwrap()) {
+        assert!(took < TIMEOUT + SLACK, "{took:?}");
+    }
+}
+
 #[test]
 fn a_shutdown_takes_one_operation_timeout_whatever_went_before() {
     let server = RedisServer::start();
