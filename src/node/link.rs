@@ -20,6 +20,8 @@ const ARM_SLACK: Duration = Duration::from_millis(2);
 pub(super) struct Link {
     pub(super) socket: Socket,
     parser: Parser,
+    /// How much more may come of the reply that is being read, in however many calls.
+    left: usize,
     armed: Duration,
     pub(super) opened_at: Moment,
     pub(super) used_at: Moment,
@@ -40,6 +42,7 @@ impl Link {
         Link {
             socket,
             parser: Parser::new(),
+            left: REPLY_BYTES_MAX,
             armed: Duration::ZERO,
             opened_at: now,
             used_at: now,
@@ -55,13 +58,15 @@ impl Link {
     pub(super) fn read(&mut self, until: Moment, spin_max: Duration) -> RedisResult<Value> {
         let started = clock::now();
         let spin_until = started.saturating_add(self.spin(spin_max));
-        let Link { socket, parser, armed, .. } = self;
-        let mut reader =
-            Bounded { socket, armed, until, spin_until, first_at: None, left: REPLY_BYTES_MAX, late: LATE_BYTES_MAX };
+        let Link { socket, parser, left, armed, .. } = self;
+        let mut reader = Bounded { socket, armed, until, spin_until, first_at: None, left, late: LATE_BYTES_MAX };
         let result = parser.parse_value(&mut reader);
         if let Some(first_at) = reader.first_at {
             self.used_at = first_at;
             self.learn(first_at.after(started));
+        }
+        if result.is_ok() {
+            self.left = REPLY_BYTES_MAX;
         }
         result
     }
@@ -102,8 +107,8 @@ struct Bounded<'a> {
     until: Moment,
     spin_until: Moment,
     first_at: Option<Moment>,
-    left: usize,
-    /// So many of them at most after that moment.
+    left: &'a mut usize,
+    /// How much may be read in this call after that moment.
     late: usize,
 }
 
@@ -123,7 +128,7 @@ impl Bounded<'_> {
     }
 
     fn took(&mut self, read: usize) -> usize {
-        self.left -= read;
+        *self.left -= read;
         self.spin_until = Moment::from_nanos(0);
         self.first_at.get_or_insert_with(clock::now);
         read
@@ -132,11 +137,10 @@ impl Bounded<'_> {
 
 impl Read for Bounded<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.left == 0 {
-            let late = self.until.after(clock::now()).is_zero();
-            return Err(if late { io::ErrorKind::TimedOut.into() } else { io::Error::other("the reply is too long") });
+        if *self.left == 0 {
+            return Err(io::Error::other("the reply is too long"));
         }
-        let room = buffer.len().min(self.left);
+        let room = buffer.len().min(*self.left);
         if let Some(read) = self.spin(&mut buffer[..room])? {
             return Ok(self.took(read));
         }
@@ -144,8 +148,7 @@ impl Read for Bounded<'_> {
             let remaining = self.until.after(clock::now());
             if remaining.is_zero() {
                 // What has come in time is not late because nobody looked; but more could be coming all the time.
-                self.left = self.left.min(self.late);
-                let room = room.min(self.left);
+                let room = room.min(self.late);
                 if room == 0 {
                     return Err(io::ErrorKind::TimedOut.into());
                 }
@@ -170,5 +173,50 @@ impl Read for Bounded<'_> {
                 Err(error) => return Err(error),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    /// A link, and a thread that says this at its other end, or as much of it as is listened to.
+    fn told(what: String) -> (Link, thread::JoinHandle<io::Result<()>>) {
+        let (ours, theirs) = Socket::pair().unwrap();
+        let server = thread::spawn(move || Link::new(theirs).write_all(what.as_bytes(), Moment::NEVER));
+        (Link::new(ours), server)
+    }
+
+    /// As several nodes are listened to: takes what has come, and does not wait for more.
+    fn in_turns(link: &mut Link) -> RedisResult<Value> {
+        loop {
+            match link.read(clock::now(), Duration::ZERO) {
+                Err(error) if error.is_timeout() => {
+                    Socket::await_any(&[&link.socket], Moment::NEVER, Duration::ZERO);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    #[test]
+    fn a_reply_that_is_taken_in_turns_is_no_longer_than_one_that_is_taken_at_once() {
+        let (mut link, server) = told(format!("$500000000\r\n{}", "x".repeat(4 * REPLY_BYTES_MAX)));
+        let error = in_turns(&mut link).unwrap_err();
+        assert!(error.to_string().contains("too long"), "{error}");
+        drop(link);
+        assert!(server.join().unwrap().is_err(), "all of it was taken");
+    }
+
+    #[test]
+    fn each_reply_is_measured_for_itself() {
+        let text = "x".repeat(REPLY_BYTES_MAX / 2);
+        let (mut link, server) = told(format!("${}\r\n{text}\r\n", text.len()).repeat(4));
+        for _ in 0..4 {
+            let Value::BulkString(taken) = in_turns(&mut link).unwrap() else { panic!("it was a text") };
+            assert_eq!(taken.len(), text.len());
+        }
+        server.join().unwrap().unwrap();
     }
 }

@@ -6,7 +6,7 @@ use distlock::{LockError, RedisMgr};
 
 use crate::{
     kit::{SECOND, UnwrapReleased, alone, capture_log, manager, patient, proxied, waiter, within},
-    support::{CEILING, Fault, RedisServer, command, endless_server, eventually, request},
+    support::{CEILING, Fault, Nodes, RedisServer, command, contains, endless_server, eventually, request},
 };
 
 /// The bound on a reply, and what sockets hold besides.
@@ -28,6 +28,20 @@ fn a_reply_without_an_end_costs_no_more_than_its_bound() {
         eventually("it has noticed that nobody listens", CEILING, || flood.said() > 0 || what == "no end of arrays");
         assert!(flood.said() < REPLY_MAX, "{what}: {} bytes were taken", flood.said());
     }
+}
+
+/// Of several nodes each is listened to in turns, and no turn begins to count anew.
+#[test]
+fn a_reply_without_an_end_of_one_of_several_nodes_costs_no_more_than_its_bound() {
+    let nodes = Nodes::start(3).behind_proxies(&[2]);
+    let mgr = RedisMgr::new(patient(nodes.urls()).quarantine(Duration::ZERO)).unwrap();
+    drop(mgr.lock("warm").unwrap());
+    let flood = [&b"$500000000\r\n"[..], &vec![b'x'; REPLY_MAX]].concat();
+    nodes.proxy(2).on_request(contains("lock:x"), Fault::ReplaceReply(flood)).forever();
+    nodes.kill(0);
+    // Which asks all of them, whatever they have answered before.
+    let error = mgr.lock_info("x").unwrap_err();
+    assert!(error.nodes()[2].says.contains("too long"), "{error}");
 }
 
 /// A minute's worth of what anybody who may publish can say in a second: noise, and grants for nobody.
