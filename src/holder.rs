@@ -9,7 +9,7 @@ use crate::{
     answer::NodeAnswer,
     clock,
     id::{LockId, Parts},
-    text::{Quoted, Span, shortened},
+    text::{ID_BYTES_MAX, Quoted, Span, shortened},
 };
 
 /// Who holds a lock, where, since when, and for how much longer: a snapshot, already old when it is read.
@@ -19,6 +19,8 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     id: String,
+    /// What the server told, where that is no text.
+    raw: Option<Box<[u8]>>,
     held_for: Option<Duration>,
     ttl_left: Option<Duration>,
     waiters: Option<u64>,
@@ -28,17 +30,19 @@ pub struct Holder {
 impl Holder {
     /// Only the identifier is known.
     pub(crate) fn known_by_id(id: String) -> Holder {
-        Holder { id: shortened(id), held_for: None, ttl_left: None, waiters: None, nodes: Vec::new() }
+        Holder { id: shortened(id), raw: None, held_for: None, ttl_left: None, waiters: None, nodes: Vec::new() }
     }
 
     /// As the scripts report it. `now_us` and `token` are both of the server's clock, which is why the age of a lock
     /// needs no clock of ours: a token is the microsecond of its grant, or a few more.
-    pub(crate) fn reported(id: String, pttl_ms: i64, token: u64, waiters: u64, now_us: u64) -> Holder {
-        let id = shortened(id);
+    pub(crate) fn reported(told: &[u8], pttl_ms: i64, token: u64, waiters: u64, now_us: u64) -> Holder {
+        let told = &told[..told.len().min(ID_BYTES_MAX)];
+        let id = shortened(String::from_utf8_lossy(told).into_owned());
+        let raw = (id.as_bytes() != told).then(|| told.into());
         let ours = Parts::parse(&id).is_some_and(|parts| parts.uuid.is_some());
         let held_for = (ours && token > 0).then(|| Duration::from_micros(now_us.saturating_sub(token)));
         let ttl_left = u64::try_from(pttl_ms).ok().map(Duration::from_millis);
-        Holder { id, held_for, ttl_left, waiters: Some(waiters), nodes: Vec::new() }
+        Holder { id, raw, held_for, ttl_left, waiters: Some(waiters), nodes: Vec::new() }
     }
 
     /// With what each node said about it.
@@ -50,9 +54,14 @@ impl Holder {
         Holder { waiters: Some(waiters), ..self }
     }
 
-    /// The value of the lock key, cut after 512 bytes.
+    /// The value of the lock key, cut after 512 bytes. Where it is no text, `U+FFFD` stands for what cannot be shown.
     pub fn id(&self) -> &str {
         &self.id
+    }
+
+    /// The first 512 bytes of the value of the lock key, as they are.
+    pub(crate) fn id_bytes(&self) -> &[u8] {
+        self.raw.as_deref().unwrap_or(self.id.as_bytes())
     }
 
     /// The identifier in parts, if the holder uses this library.
@@ -133,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_holder_reads_as_a_sentence() {
-        let holder = Holder::reported(ID.into(), 8_400, 1_000_000, 2, 2_600_000);
+        let holder = Holder::reported(ID.as_bytes(), 8_400, 1_000_000, 2, 2_600_000);
         assert_eq!(holder.held_for(), Some(Duration::from_millis(1600)));
         assert_eq!((holder.host(), holder.pid(), holder.tid()), (Some("web-3"), Some(7), Some(9)));
         let text = holder.to_string();
@@ -143,20 +152,20 @@ mod tests {
 
     #[test]
     fn a_foreign_holder_is_not_dated_by_somebody_elses_token() {
-        let holder = Holder::reported("lock_1804289383\n".into(), -1, 1_000_000, 0, 2_600_000);
+        let holder = Holder::reported(b"lock_1804289383\n", -1, 1_000_000, 0, 2_600_000);
         assert_eq!(holder.held_for(), None);
         assert_eq!(holder.to_string(), "a client that calls itself \"lock_1804289383\\n\", without an expiry");
     }
 
     #[test]
     fn an_age_beyond_all_time_is_left_out_of_the_sentence() {
-        let holder = Holder::reported(ID.into(), 8_400, 1, 0, 1 << 53);
+        let holder = Holder::reported(ID.as_bytes(), 8_400, 1, 0, 1 << 53);
         assert_eq!(holder.since(), None);
         assert_eq!(holder.to_string(), "web-3 (pid 7, thread 9), expires in 8.4 s unless renewed");
     }
 
     #[test]
     fn a_clock_that_went_back_gives_no_negative_age() {
-        assert_eq!(Holder::reported(ID.into(), 1, 9_000_000, 0, 5).held_for(), Some(Duration::ZERO));
+        assert_eq!(Holder::reported(ID.as_bytes(), 1, 9_000_000, 0, 5).held_for(), Some(Duration::ZERO));
     }
 }

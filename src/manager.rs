@@ -296,9 +296,11 @@ impl RedisMgr {
     }
 
     /// Takes the lock away from whoever holds it now, and hands it to the next waiter; true if it did. False when nobody
-    /// held it, when it changed hands meanwhile, or when the holder calls itself by more than 512 bytes. The former
-    /// holder learns of it at its next renewal, and may go on working until then: this is for operators. Blocks for two round
-    /// trips, at most for one operation timeout, half of which is for finding out who holds it.
+    /// held it, or when it changed hands meanwhile. The former holder learns of it at its next renewal, and may go on
+    /// working until then: this is for operators. Blocks for two round trips, at most for one operation timeout, half of
+    /// which is for finding out who holds it.
+    ///
+    /// It may be of another kind, and call itself by any bytes; of more than 512 the first 512 say who it is.
     ///
     /// # Errors
     ///
@@ -309,9 +311,10 @@ impl RedisMgr {
         core.force_release(&key)
     }
 
-    /// [`force_release`](Self::force_release), but only from the holder with this identifier, which is looked at and taken
-    /// away in one step: nobody else loses the lock if it has changed hands since somebody looked. Blocks for a round
-    /// trip, at most for one [operation timeout](Config::operation_timeout).
+    /// [`force_release`](Self::force_release), but only from the holder with this identifier, as [`Holder::id`] tells it, which
+    /// is looked at and taken away in one step: nobody else loses the lock if it has changed hands since somebody looked.
+    /// Blocks for a round trip, and for another where the identifier is no text; at most for one
+    /// [operation timeout](Config::operation_timeout).
     ///
     /// ```no_run
     /// # fn main() -> distlock::Result<()> {
@@ -328,7 +331,7 @@ impl RedisMgr {
     /// Those of [`LockGuard::release`].
     pub fn force_release_if(&self, name: &str, id: &str) -> Result<Released> {
         let core = self.service.core()?;
-        core.release(&core.key(name)?, id)
+        core.force_release_if(&core.key(name)?, id)
     }
 
     /// Asks the server whether it is there, and returns how long the answer took: for a check at start-up.

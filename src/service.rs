@@ -357,7 +357,8 @@ impl Core {
         let until = now.saturating_add(patience);
         let left = || until.after(clock::now());
         let open = lease.late.open;
-        let leaving = Leaving { key: &claim.key, id: claim.id.as_str(), waiter: &lease.place, was_held, open };
+        let leaving =
+            Leaving { key: &claim.key, id: claim.id.as_str().as_bytes(), waiter: &lease.place, was_held, open };
         let alone = || self.redlock.release(&mut self.redlock.reserved(), leaving, left());
         let pool_patience = patience.min(POOL_PATIENCE);
         let Ending { outcome, unsettled, released } = match self.redlock.links(now.saturating_add(pool_patience)) {
@@ -385,10 +386,22 @@ impl Core {
 
     /// Releases what is held under `id`, by whomever.
     pub(crate) fn release(&self, key: &LockKey, id: &str) -> Result<Released> {
-        self.release_by(key, id, false, self.operation_deadline())
+        self.release_by(key, id.as_bytes(), false, self.operation_deadline())
     }
 
-    fn release_by(&self, key: &LockKey, id: &str, was_held: bool, deadline: Moment) -> Result<Released> {
+    /// Takes the lock away from the holder of which this identifier is told.
+    pub(crate) fn force_release_if(&self, key: &LockKey, id: &str) -> Result<Released> {
+        let deadline = self.operation_deadline();
+        match self.release_by(key, id.as_bytes(), false, deadline)? {
+            // The text that is told stands for bytes that are none: those are its own, and compared.
+            Released::OwnedByOther(holder) if holder.id() == id && holder.id_bytes() != id.as_bytes() => {
+                self.release_by(key, holder.id_bytes(), false, deadline)
+            }
+            released => Ok(released),
+        }
+    }
+
+    fn release_by(&self, key: &LockKey, id: &[u8], was_held: bool, deadline: Moment) -> Result<Released> {
         let failed = |trouble| self.redlock.error(trouble, Action::Release, Some(key.name()));
         let links = self.redlock.links(deadline);
         let mut links = links.map_err(|failure| failed(Trouble::Alone(failure)))?;
@@ -402,19 +415,19 @@ impl Core {
         let deadline = self.operation_deadline();
         // Half the time, so that there is another half for taking it away.
         let ballot = self.redlock.inspect_all(key, self.operation_timeout() / 2).map_err(failed)?;
-        let mut ids: Vec<String> = Vec::new();
+        let mut ids: Vec<&[u8]> = Vec::new();
         for slip in &ballot.slips {
             if let Slip::Said(answer) = slip
                 && let Inspected::Held(holder) = &answer.reply
-                && !ids.iter().any(|id| id == holder.id())
+                && !ids.contains(&holder.id_bytes())
             {
-                ids.push(holder.id().to_owned());
+                ids.push(holder.id_bytes());
             }
         }
         let mut released = false;
         for id in ids {
             // By its identifier: should the answer be lost, asking again must not hit the next holder.
-            released |= self.release_by(key, &id, true, deadline)? == Released::Released;
+            released |= self.release_by(key, id, true, deadline)? == Released::Released;
         }
         Ok(released)
     }
@@ -423,8 +436,13 @@ impl Core {
     fn withdraw(&self, claim: &Claim, waiter: &str, nodes: NodeSet, late_until: Moment, patience: Duration) {
         if !self.renewer.undo(claim, waiter, nodes, late_until) {
             // Shut down: nobody is left to do it in the background. What fails is left to expire.
-            let leaving =
-                Leaving { key: &claim.key, id: claim.id.as_str(), waiter, was_held: false, open: NodeSet::NONE };
+            let leaving = Leaving {
+                key: &claim.key,
+                id: claim.id.as_str().as_bytes(),
+                waiter,
+                was_held: false,
+                open: NodeSet::NONE,
+            };
             let ending = self.redlock.release(&mut self.redlock.reserved(), leaving, patience);
             if let Err(trouble) = ending.outcome {
                 say!(debug, "left {:?} to expire: {trouble}", claim.key);

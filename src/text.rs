@@ -15,10 +15,12 @@ impl fmt::Display for Quoted<'_> {
     }
 }
 
+/// So much of an identifier the scripts tell, and compare.
+pub(crate) const ID_BYTES_MAX: usize = 512;
+
 /// An identifier that a server tells, which is as long as it likes: cut.
 pub(crate) fn shortened(mut id: String) -> String {
-    const KEPT: usize = 512;
-    id.truncate(id.floor_char_boundary(KEPT));
+    id.truncate(id.floor_char_boundary(ID_BYTES_MAX));
     id
 }
 

@@ -104,7 +104,7 @@ mod tests {
 
     fn sight(pttl_ms: i64, position: u64, foreign: bool) -> Sight {
         let id = if foreign { "lock_42".to_owned() } else { generate_lock_id().to_string() };
-        Sight::new(START, &Holder::reported(id, pttl_ms, 0, 0, 0), position)
+        Sight::new(START, &Holder::reported(id.as_bytes(), pttl_ms, 0, 0, 0), position)
     }
 
     fn pause(sight: Sight, dice: u64) -> Duration {

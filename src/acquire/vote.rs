@@ -237,7 +237,7 @@ impl Attempt<'_> {
         let round = Round { wait_until, ..Round::all(nodes, deadline) };
         let waiter = self.waiter();
         let claim = self.claim;
-        let release = |_| Release { key: &claim.key, id: claim.id.as_str(), waiter: &waiter, in_time: true };
+        let release = |_| Release { key: &claim.key, id: claim.id.as_str().as_bytes(), waiter: &waiter, in_time: true };
         let given = self.on.redlock.ask(links, round, release, |_, _| Vote::Yes);
         for node in nodes.iter() {
             match &given.slips[node] {

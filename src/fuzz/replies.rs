@@ -78,7 +78,7 @@ fn check_reply(reply: &Value) -> u64 {
             Acquired::Late { .. } => 7,
         }
     });
-    let released = taken(&Release { key, id: "me", waiter: "", in_time: true }, reply).map(|answer| {
+    let released = taken(&Release { key, id: b"me", waiter: "", in_time: true }, reply).map(|answer| {
         if let ReleaseReply::Other(holder) = &answer {
             presentable(holder);
         }

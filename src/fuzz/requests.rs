@@ -36,7 +36,7 @@ fn names_are_nothing_but_names() {
             assert_eq!(said.len(), 14);
             assert_eq!((&said[3][..], &said[7][..]), ([prefix, name].concat().as_bytes(), id.as_bytes()));
             assert_eq!(&said[10][..], name.as_bytes());
-            let release = words(&Release { key: &key, id, waiter: name, in_time: true }, by);
+            let release = words(&Release { key: &key, id: id.as_bytes(), waiter: name, in_time: true }, by);
             assert_eq!((release.len(), &release[3..6]), (10, &said[3..6]));
         }
         1 + u64::from(prefix.is_empty()) + 2 * u64::from(id.is_empty())

@@ -93,7 +93,7 @@ impl Call for Acquire<'_> {
 
     fn read(&self, nonce: u64, reply: Value) -> Option<Acquired> {
         let line = line(&reply)?;
-        let (tag, mut rest) = Fields::open(&line, nonce)?;
+        let (tag, mut rest) = Fields::open(line, nonce)?;
         let now_us = rest.exact()?;
         Some(match tag {
             "held" => Acquired::Held { now_us, token: rest.exact().filter(|token| *token > 0)? },
@@ -101,7 +101,7 @@ impl Call for Acquire<'_> {
             "queued" => {
                 let (pttl_ms, position, state) = (rest.number()?, rest.number()?, rest.number::<u8>()?);
                 let (joined, deaf) = (state & 1 != 0, state & 2 != 0);
-                let holder = Holder::reported(rest.text().to_owned(), pttl_ms, 0, 0, now_us);
+                let holder = Holder::reported(rest.rest(), pttl_ms, 0, 0, now_us);
                 Acquired::Queued { now_us, holder, position, joined, deaf }
             }
             "type" => Acquired::WrongType,
@@ -113,7 +113,8 @@ impl Call for Acquire<'_> {
 
 pub(crate) struct Release<'a> {
     pub(crate) key: &'a LockKey,
-    pub(crate) id: &'a str,
+    /// Whoever takes a lock away names others as they name themselves, which may be no text.
+    pub(crate) id: &'a [u8],
     /// A waiter to take out of the line, or empty.
     pub(crate) waiter: &'a str,
     /// Refused when it arrives too late for its caller; else it is carried out whenever it arrives.
@@ -147,14 +148,14 @@ impl Call for Release<'_> {
         RELEASE.begin(by, 3, 4, out);
         lock_keys(out, self.key);
         number(out, nonce);
-        bulk(out, &[self.id.as_bytes()]);
+        bulk(out, &[self.id]);
         bulk(out, &[self.waiter.as_bytes()]);
         if self.in_time { micros(out, not_after_us) } else { bulk(out, &[]) }
     }
 
     fn read(&self, nonce: u64, reply: Value) -> Option<ReleaseReply> {
         let line = line(&reply)?;
-        let (tag, mut rest) = Fields::open(&line, nonce)?;
+        let (tag, mut rest) = Fields::open(line, nonce)?;
         Some(match tag {
             "released" => ReleaseReply::Released,
             "gone" => ReleaseReply::Gone,
@@ -214,7 +215,7 @@ impl Call for Renew<'_> {
         let Value::Array(values) = reply else { return None };
         let mut values = values.into_iter();
         let head = values.next()?;
-        let now_us = exact(Fields::open(&line(&head)?, nonce)?.0)?;
+        let now_us = exact(Fields::open(line(&head)?, nonce)?.0)?;
         let mut answers = Vec::with_capacity(self.0.len());
         for value in values {
             answers.push(match value {
@@ -253,7 +254,7 @@ impl Call for Inspect<'_> {
 
     fn read(&self, nonce: u64, reply: Value) -> Option<Inspected> {
         let line = line(&reply)?;
-        let (tag, mut rest) = Fields::open(&line, nonce)?;
+        let (tag, mut rest) = Fields::open(line, nonce)?;
         Some(match tag {
             "busy" => {
                 let now_us = rest.exact()?;
@@ -310,7 +311,7 @@ mod tests {
             ["lock:a b\r\n", "distlock:queue:{lock:a b\r\n}", "distlock:fence:{lock:a b\r\n}"].map(str::to_owned);
         let in_time = "0000000000000007";
         assert_eq!(asked(&acquire(&key), &keys), ["me", "10", "try", "", in_time, "1", "0000000000000000"]);
-        let release = |in_time| Release { key: &key, id: "me", waiter: "w", in_time };
+        let release = |in_time| Release { key: &key, id: b"me", waiter: "w", in_time };
         assert_eq!(asked(&release(true), &keys), ["me", "w", in_time]);
         assert_eq!(asked(&release(false), &keys), ["me", "w", ""]);
         assert_eq!(asked(&Inspect(&key), &keys), [""; 0]);
@@ -364,7 +365,7 @@ mod tests {
     #[test]
     fn what_a_release_and_a_look_come_to() {
         let key = LockKey::new("", "x").unwrap();
-        let release = |line| Release { key: &key, id: "", waiter: "", in_time: true }.read(9, text(line));
+        let release = |line| Release { key: &key, id: b"", waiter: "", in_time: true }.read(9, text(line));
         assert_eq!(release("9 released"), Some(ReleaseReply::Released));
         assert_eq!(release("9 gone"), Some(ReleaseReply::Gone));
         assert_eq!(release("9 type"), Some(ReleaseReply::WrongType));
@@ -437,7 +438,7 @@ mod tests {
             let key = LockKey::new("", "x").unwrap();
             let renewals = [Renewal { lock: "a", id: "i", ttl_ms: 1 }];
             acquire(&key).read(9, value.clone());
-            Release { key: &key, id: "", waiter: "", in_time: false }.read(9, value.clone());
+            Release { key: &key, id: b"", waiter: "", in_time: false }.read(9, value.clone());
             Renew(&renewals).read(9, value.clone());
             Inspect(&key).read(9, value);
         }

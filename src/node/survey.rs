@@ -118,7 +118,7 @@ impl Call for Survey<'_> {
         let Value::Array(values) = reply else { return None };
         let mut values = values.into_iter();
         let head = values.next()?;
-        let now_us = exact(Fields::open(&line(&head)?, nonce)?.0)?;
+        let now_us = exact(Fields::open(line(&head)?, nonce)?.0)?;
         let answers = values.map(|value| self.answer(&value, now_us)).collect::<Option<Vec<_>>>()?;
         (answers.len() == self.keys.len()).then_some((now_us, answers))
     }
@@ -134,8 +134,8 @@ impl Survey<'_> {
         };
         let (first, entries) = lines.split_first()?;
         let first = line(first)?;
-        let token = exact(first.split(' ').nth(1)?).unwrap_or(0);
-        let holder = Fields::of(&first).holder(now_us)?;
+        let token = exact(std::str::from_utf8(first.split(|byte| *byte == b' ').nth(1)?).ok()?).unwrap_or(0);
+        let holder = Fields::of(first).holder(now_us)?;
         if entries.len() as u64 > self.waiters_each {
             return None;
         }
@@ -146,7 +146,7 @@ impl Survey<'_> {
 
 /// The identifier in an entry of the line: `claim-ms channel identifier`.
 fn waiter(entry: &Value) -> Option<String> {
-    let entry = line(entry)?;
+    let entry = String::from_utf8_lossy(line(entry)?);
     let mut fields = entry.splitn(3, ' ');
     let id = fields.nth(2);
     // What is not ours is told as it is.

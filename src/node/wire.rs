@@ -1,6 +1,6 @@
 //! Requests, replies and messages as bytes. Pure.
 
-use std::{borrow::Cow, str::FromStr};
+use std::str::FromStr;
 
 use redis::Value;
 
@@ -52,36 +52,35 @@ pub(crate) fn micros(out: &mut Vec<u8>, micros: u64) {
     bulk(out, &[&b"0000000000000000"[digits.len()..], digits]);
 }
 
-/// A reply of one text.
-pub(crate) fn line(reply: &Value) -> Option<Cow<'_, str>> {
+/// A reply of one line. It may end in what is no text.
+pub(crate) fn line(reply: &Value) -> Option<&[u8]> {
     match reply {
-        Value::BulkString(bytes) => {
-            Some(std::str::from_utf8(bytes).map_or_else(|_| String::from_utf8_lossy(bytes), Cow::Borrowed))
-        }
+        Value::BulkString(bytes) => Some(bytes),
         _ => None,
     }
 }
 
-/// The rest of a text, taken off field by field.
-pub(crate) struct Fields<'a>(&'a str);
+/// The rest of a line, taken off field by field.
+pub(crate) struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
     /// Without a nonce: it stood before.
-    pub(crate) fn of(line: &'a str) -> Fields<'a> {
+    pub(crate) fn of(line: &'a [u8]) -> Fields<'a> {
         Fields(line)
     }
 
     /// Checks the nonce; returns the tag and what follows it.
-    pub(crate) fn open(line: &'a str, nonce: u64) -> Option<(&'a str, Fields<'a>)> {
+    pub(crate) fn open(line: &'a [u8], nonce: u64) -> Option<(&'a str, Fields<'a>)> {
         let mut fields = Fields(line);
         (fields.number::<u64>()? == nonce).then(|| (fields.next(), fields))
     }
 
+    /// Empty where there is none, or one that is no text.
     fn next(&mut self) -> &'a str {
-        let end = self.0.bytes().position(|byte| byte == b' ').unwrap_or(self.0.len());
+        let end = self.0.iter().position(|byte| *byte == b' ').unwrap_or(self.0.len());
         let (field, rest) = self.0.split_at(end);
-        self.0 = rest.get(1..).unwrap_or("");
-        field
+        self.0 = rest.get(1..).unwrap_or_default();
+        std::str::from_utf8(field).unwrap_or_default()
     }
 
     pub(crate) fn number<N: FromStr>(&mut self) -> Option<N> {
@@ -94,7 +93,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Whatever is left.
-    pub(crate) fn text(&self) -> &'a str {
+    pub(crate) fn rest(&self) -> &'a [u8] {
         self.0
     }
 
@@ -104,7 +103,7 @@ impl<'a> Fields<'a> {
         // Whatever somebody put into the fence key is no reason not to tell who holds the lock.
         let token = self.exact().unwrap_or(0);
         let waiters = self.number()?;
-        Some(Holder::reported(self.text().to_owned(), pttl_ms, token, waiters, now_us))
+        Some(Holder::reported(self.rest(), pttl_ms, token, waiters, now_us))
     }
 }
 

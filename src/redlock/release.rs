@@ -20,7 +20,7 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Leaving<'a> {
     pub(crate) key: &'a LockKey,
-    pub(crate) id: &'a str,
+    pub(crate) id: &'a [u8],
     /// Its entry in the queue, or empty.
     pub(crate) waiter: &'a str,
     /// Its holder believed in it until now.

@@ -313,8 +313,13 @@ impl Worker {
     pub(super) fn run_errand(&mut self, errand: Errand) {
         let Errand { claim, waiter, was_held, deadline, answer } = errand;
         let patience = deadline.after(clock::now());
-        let leaving =
-            Leaving { key: &claim.key, id: claim.id.as_str(), waiter: &waiter, was_held, open: NodeSet::NONE };
+        let leaving = Leaving {
+            key: &claim.key,
+            id: claim.id.as_str().as_bytes(),
+            waiter: &waiter,
+            was_held,
+            open: NodeSet::NONE,
+        };
         if !patience.is_zero() {
             let redlock = self.desk.redlock.clone();
             let ask = |round: Round<'_>| self.ask(round, SPARE, |_| leaving.call(), Leaving::vote);
@@ -342,7 +347,8 @@ impl Worker {
     /// Takes back what may be left on the nodes `to`, and strikes off those where it is done.
     pub(super) fn take_back(&mut self, undo: &mut Undo, to: NodeSet, deadline: Moment) -> Ballot<ReleaseReply> {
         let (claim, waiter) = (undo.claim.clone(), undo.waiter.clone());
-        let release = |_| Release { key: &claim.key, id: claim.id.as_str(), waiter: &waiter, in_time: false };
+        let release =
+            |_| Release { key: &claim.key, id: claim.id.as_str().as_bytes(), waiter: &waiter, in_time: false };
         // What is left over must not hold up what is due. It has been sent by then, and is asked for once more.
         let ballot = self.ask(Round::all(to, deadline), BATCH_MIN, release, |_, _| Vote::Yes);
         undo.nodes = undo.nodes.without(ballot.nodes_where(|slip| matches!(slip, Slip::Said(_))));

@@ -9,7 +9,7 @@ use crate::{
         BOUNDED, SECOND, UnwrapReleased, await_gone, await_queued, fence_key, get, impatient, in_thread, is_renewal,
         lease, manager, patient, proxied, queued, waiter, within,
     },
-    support::{CEILING, Fault, Monitor, RedisServer, contains, eventually},
+    support::{CEILING, Fault, Monitor, Nodes, RedisServer, contains, eventually},
 };
 
 const LOCK: &str = "lock:x";
@@ -264,6 +264,81 @@ fn an_operator_can_take_a_lock_away() {
     let Released::OwnedByOther(holder) = guard.release().unwrap() else { panic!("it was handed on") };
     assert_eq!(holder.id(), next.id().as_str());
     assert!(next.is_held());
+}
+
+/// A client of another kind, whose identifier is any bytes.
+fn strange_take(server: &RedisServer, id: &[u8]) {
+    let mut connection = redis::Client::open(server.url()).unwrap().get_connection().unwrap();
+    redis::cmd("SET").arg(LOCK).arg(id).arg("PX").arg(600_000).exec(&mut connection).unwrap();
+}
+
+/// Identifiers that are no text, or that are told in part.
+fn strange_ids() -> Vec<Vec<u8>> {
+    let random = b"\x00\xff \x80\r\n\xc3".to_vec();
+    let texts =
+        ["".to_owned(), " a\n b ".to_owned(), "é".repeat(300), format!("x{}", "é".repeat(300)), "i".repeat(1 << 20)];
+    texts
+        .into_iter()
+        .map(String::into_bytes)
+        .chain([random, vec![0xff; 20], vec![0xff; 512], vec![0xff; 600]])
+        .collect()
+}
+
+#[test]
+fn an_operator_can_take_a_lock_away_whatever_its_holder_calls_itself() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    for id in strange_ids() {
+        let what = id[..id.len().min(30)].escape_ascii().to_string();
+        strange_take(&server, &id);
+        assert!(mgr.force_release("x").unwrap(), "{what}");
+        assert!(!server.query::<bool>(&["EXISTS", LOCK]), "{what}");
+        // By what is told of it, and by all of it.
+        strange_take(&server, &id);
+        let told = mgr.holder("x").unwrap().unwrap().id().to_owned();
+        assert_eq!(mgr.force_release_if("x", &told).unwrap(), Released::Released, "{what}");
+        if let Ok(whole) = std::str::from_utf8(&id) {
+            strange_take(&server, &id);
+            assert_eq!(mgr.force_release_if("x", whole).unwrap(), Released::Released, "{what}");
+        }
+        assert!(!server.query::<bool>(&["EXISTS", LOCK]), "{what}");
+        strange_take(&server, b"\xff\xfe another");
+        assert!(matches!(mgr.force_release_if("x", &told), Ok(Released::OwnedByOther(_))), "{what}");
+        assert!(server.query::<bool>(&["EXISTS", LOCK]), "{what}");
+    }
+}
+
+#[test]
+fn an_operator_can_take_a_lock_away_on_all_nodes_whatever_its_holder_calls_itself() {
+    let nodes = Nodes::start(3);
+    let mgr = RedisMgr::new(patient(nodes.urls()).quarantine(Duration::ZERO)).unwrap();
+    let take = |id: &[u8]| (0..3).for_each(|node| strange_take(nodes.server(node), id));
+    let kept = || (0..3).filter(|node| nodes.server(*node).query::<bool>(&["EXISTS", LOCK])).count();
+    for id in strange_ids() {
+        take(&id);
+        assert!(mgr.force_release("x").unwrap());
+        assert_eq!(kept(), 0);
+        take(&id);
+        let told = mgr.holder("x").unwrap().unwrap().id().to_owned();
+        assert_eq!(mgr.force_release_if("x", &told).unwrap(), Released::Released);
+        assert_eq!(kept(), 0);
+    }
+}
+
+/// The lock changes hands after somebody has looked who holds it; both call themselves by bytes that look alike as text.
+#[test]
+fn who_comes_after_a_holder_that_is_no_text_keeps_the_lock() {
+    let (server, proxy, mgr) = proxied(patient);
+    assert_eq!(mgr.holder("warm").unwrap(), None);
+    strange_take(&server, &[0xff; 20]);
+    // The first request asks who it is.
+    let late = proxy.on_request(contains(LOCK), Fault::HoldRequest).after(1);
+    let forcing = in_thread(&mgr, "x", |mgr, name| mgr.force_release(name));
+    late.wait_fired();
+    strange_take(&server, &[0xfe; 20]);
+    late.let_go();
+    assert!(!forcing.join().unwrap().unwrap());
+    assert!(server.query::<bool>(&["EXISTS", LOCK]));
 }
 
 fn renewals(commands: &Monitor) -> usize {

@@ -277,7 +277,7 @@ impl Call<'_, '_> {
             self.grant_next()?;
             return line(format!("{nonce} gone"));
         };
-        if holder == id || self.is(Flaw::ReleaseWithoutOwner) {
+        if holder == id || holder[..holder.len().min(512)] == id || self.is(Flaw::ReleaseWithoutOwner) {
             if self.grant_next()?.is_none() {
                 self.on.del(&lock)?;
             }

@@ -48,14 +48,7 @@ fn from_whoever_holds_it(mgr: &RedisMgr, options: &Release) -> Outcome {
             outcome = Released::Released;
         }
     }
-    let why = match &outcome {
-        // The library tells the beginning of an identifier.
-        Released::OwnedByOther(by) if by.id() == holder.id() => {
-            "its identifier is too long for a lock of this library; delete its key with redis-cli"
-        }
-        _ => "it changed hands just now",
-    };
-    tell(options, outcome, Holder::of(holder), &holder.to_string(), why)
+    tell(options, outcome, Holder::of(holder), &holder.to_string(), "it changed hands just now")
 }
 
 /// What an identifier says, as a sentence has it.

@@ -1,6 +1,6 @@
 -- Give the lock up, to the next waiter where there is one; also withdraws a waiter that gave up.
 -- KEYS  1 lock, 2 queue, 3 fence
--- ARGV  1 nonce, 2 id, 3 waiter entry to take out of the line, or '', 4 not_after in server us, or ''
+-- ARGV  1 nonce, 2 id, or the first 512 bytes of it, 3 waiter entry to take out of the line, or '', 4 not_after in server us, or ''
 -- Reply one text:
 --       nonce released
 --       nonce gone                                   nobody held it
@@ -20,7 +20,8 @@ if not holder then
   grant_next()
   return nonce .. ' gone'
 end
-if holder == id then
+-- Whoever takes a lock away knows as much of its holder as is told.
+if holder == id or string.sub(holder, 1, 512) == id then
   if not grant_next() then redis.call('DEL', KEYS[1]) end
   return nonce .. ' released'
 end
