@@ -391,6 +391,26 @@ mod tests {
         Config::new("redis://127.0.0.1")
     }
 
+    fn hosts(count: usize) -> Config {
+        Config::nodes((0..count).map(|host| format!("redis://h{host}")))
+    }
+
+    #[test]
+    fn up_to_fifteen_nodes_are_taken() {
+        for count in [1, 3, 15] {
+            assert_eq!(hosts(count).check().unwrap().endpoints.len(), count);
+        }
+    }
+
+    #[test]
+    fn a_comma_in_a_password_ends_no_url() {
+        let config = Config::new("redis://:a,b@h1:1, redis://u:c%2Cd@h2:2,unix:///s?pass=e,f,valkey://:,,g@h3:3");
+        let endpoints = config.check().unwrap().endpoints;
+        let read: Vec<_> =
+            endpoints.iter().map(|endpoint| (&*endpoint.label, endpoint.password.as_deref().unwrap())).collect();
+        assert_eq!(read, [("h1:1", "a,b"), ("h2:2", "c,d"), ("/s", "e,f"), ("h3:3", ",,g")]);
+    }
+
     #[test]
     fn the_defaults_work() {
         let settings = local().check().unwrap();
@@ -410,6 +430,8 @@ mod tests {
             (local().ttl(Duration::MAX), "to 1day"),
             (local().max_hold(Duration::ZERO), "max_hold is zero"),
             (local().prefix("p".repeat(5000)), "5000 bytes"),
+            (hosts(0), "there are no nodes"),
+            (hosts(16), "there are 16 nodes, and more than 15"),
         ] {
             let reason = reason(config);
             assert!(reason.contains(words), "{reason:?} does not say {words:?}");

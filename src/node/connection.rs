@@ -365,3 +365,42 @@ pub(crate) fn write_command(out: &mut Vec<u8>, parts: &[&[u8]]) {
 fn random_start() -> u64 {
     random_uuid().as_u64_pair().1 >> 16
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unconnected(url: &str) -> Connection {
+        let endpoint = Arc::new(Endpoint::parse(url).unwrap());
+        Connection::unconnected(endpoint, Duration::from_secs(1), Duration::ZERO, false)
+    }
+
+    /// Whoever can write into a connection, and not read it, must not be able to guess.
+    #[test]
+    fn numbers_of_requests_begin_where_nobody_guesses_and_never_repeat() {
+        let numbers = || {
+            let mut connection = unconnected("redis://h");
+            [connection.next_nonce(), connection.next_nonce(), connection.next_nonce()]
+        };
+        let begun: Vec<_> = (0..8).map(|_| numbers()).collect();
+        for [first, second, third] in &begun {
+            assert_eq!((*second, *third), (first + 1, first + 2));
+            let near = begun.iter().filter(|[other, ..]| other.abs_diff(*first) < 1 << 16).count();
+            assert_eq!(near, 1, "{begun:?}");
+        }
+    }
+
+    /// All that a server says is its choice, also the word that should be a code.
+    #[test]
+    fn the_first_word_of_an_error_is_told_like_the_others() {
+        let mut connection = unconnected("redis://:hunter2@h");
+        for word in ["hunter2", "it-was-hunter2!", "\u{1b}[31mRED", "X\u{7}", &"M".repeat(1 << 20)] {
+            let error = redis::parse_redis_value(format!("-{word} and more\r\n").as_bytes()).unwrap();
+            let failure = connection.refuse_errors(&error).unwrap_err();
+            let said = failure.reason.to_string();
+            assert!(matches!(&failure.reason, Reason::Refused { code, .. } if code.len() < 512), "{said:.99}");
+            assert!(said.len() < 1024 && !said.contains("hunter2"), "{said:.99}");
+            assert!(!said.chars().any(char::is_control), "{said:?}");
+        }
+    }
+}

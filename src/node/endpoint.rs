@@ -121,6 +121,16 @@ mod tests {
         }
     }
 
+    #[test]
+    fn no_part_of_the_password_is_left_where_a_text_is_cut() {
+        let password = "0123456789abcdefghijklmnopqrstuvwxyz";
+        let endpoint = Endpoint::parse(&format!("redis://:{password}@h")).unwrap();
+        for before in 256 - password.len()..256 {
+            let quoted = endpoint.quote(&format!("{}{password} {password}", " ".repeat(before)));
+            assert!(!quoted.contains('0') && quoted.chars().count() <= 256, "{quoted:?}");
+        }
+    }
+
     proptest! {
         #[test]
         fn no_output_contains_the_password(password in "[A-Za-z0-9]{12,24}", rest in "[a-z:/,0-9]{0,12}") {

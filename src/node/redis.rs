@@ -290,3 +290,29 @@ fn keep_up(connection: &mut Connection, upkeep: Upkeep, deadline: Moment) -> Res
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_fails_rests_for_a_moment_then_for_longer_and_never_for_more_than_a_second() {
+        let endpoint = Arc::new(Endpoint::parse("redis://h").unwrap());
+        let observer = Observer::start(Vec::new(), endpoint.label.clone()).unwrap();
+        let node = RedisNode::new(endpoint, Duration::from_secs(1), Duration::ZERO, observer);
+        let now = Moment::from_nanos(1_000_000_000);
+        let rests_after = |ms| node.rests(now.saturating_add(Duration::from_millis(ms)));
+        for rest in [20, 40, 80, 160, 320, 640] {
+            node.failed(now);
+            assert!(rests_after(rest - 1) && !rests_after(rest), "{rest}");
+        }
+        for _ in 0..100 {
+            node.failed(now);
+            assert!(rests_after(999) && !rests_after(1000));
+        }
+        node.answered();
+        assert!(node.is_well() && !rests_after(0));
+        node.failed(now);
+        assert!(rests_after(19) && !rests_after(20));
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, Read as _},
-    net::{Shutdown, TcpStream},
+    net::{Shutdown, SocketAddr, TcpStream},
     os::unix::net::UnixStream,
     path::Path,
     thread,
@@ -197,7 +197,11 @@ const SEND: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 const SEND: SendFlags = SendFlags::DONTWAIT;
 
 fn connect_tcp(host: &str, port: u16, deadline: Moment) -> io::Result<TcpStream> {
-    let addresses = resolve(host, port, deadline)?;
+    connect_first(&resolve(host, port, deadline)?, deadline)
+}
+
+/// The first of these addresses at which somebody is.
+fn connect_first(addresses: &[SocketAddr], deadline: Moment) -> io::Result<TcpStream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
     for (index, address) in addresses.iter().enumerate() {
         let left = deadline.after(clock::now());
@@ -257,4 +261,29 @@ fn connect_unix(path: &Path, deadline: Moment) -> io::Result<UnixStream> {
 #[cfg(not(target_os = "linux"))]
 fn connect_unix(path: &Path, _: Moment) -> io::Result<UnixStream> {
     UnixStream::connect(path)
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, listen, socket_with};
+    use std::net::TcpListener;
+
+    #[test]
+    fn an_address_that_lets_nobody_in_leaves_time_for_the_others() {
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        // Its backlog is full, and it accepts nobody.
+        let deaf = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&deaf, &any).unwrap();
+        listen(&deaf, 0).unwrap();
+        let silent = SocketAddr::try_from(getsockname(&deaf).unwrap()).unwrap();
+        let connect = || TcpStream::connect_timeout(&silent, Duration::from_millis(300));
+        let waiting: Vec<_> = std::iter::from_fn(|| connect().ok()).collect();
+        let server = TcpListener::bind(any).unwrap();
+        let there = server.local_addr().unwrap();
+        let deadline = clock::now().saturating_add(Duration::from_secs(9));
+        let stream = connect_first(&[silent, there, silent], deadline).unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), there);
+        drop(waiting);
+    }
 }

@@ -332,6 +332,20 @@ fn a_forced_release_takes_one_operation_timeout_for_all_that_it_does() {
     drop(guard);
 }
 
+/// Each answer comes in time, and all of them together do not.
+#[test]
+fn commands_of_users_that_go_together_take_one_operation_timeout() {
+    let (_server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(TIMEOUT));
+    proxy.on_request(command("GET"), Fault::DelayReply(TIMEOUT / 2)).forever();
+    let mut connection = mgr.connection().unwrap();
+    let mut commands = redis::pipe();
+    for _ in 0..4 {
+        commands.cmd("GET").arg("x");
+    }
+    let error = commands.query::<Vec<Option<String>>>(&mut connection).unwrap_err();
+    assert!(error.is_timeout(), "{error}");
+}
+
 /// A server that always has one more step to go, each of which takes no time.
 #[test]
 fn a_list_takes_sixty_operation_timeouts_at_most() {

@@ -222,6 +222,7 @@ fn a_password_appears_in_no_output_of_any_kind() {
     let other = RedisServer::builder().password("something else").start();
     let open = RedisServer::start();
     let echo = garbage_server(format!("-ERR what do you mean by {PASSWORD}?\r\n"));
+    let code = garbage_server(format!("-{PASSWORD} is what you said\r\n"));
     let proxy = FaultProxy::in_front_of(server.addr());
     let mut said = Vec::new();
     for url in [
@@ -230,6 +231,7 @@ fn a_password_appears_in_no_output_of_any_kind() {
         format!("redis://user:{ENCODED}@{}", other.addr()),
         format!("redis://:{ENCODED}@{}", open.addr()),
         format!("redis://:{ENCODED}@{}", echo.addr()),
+        format!("redis://:{ENCODED}@{}", code.addr()),
         format!("redis://:{ENCODED}@{}", proxy.addr()),
         format!("redis://:{ENCODED}@127.0.0.1:1"),
         format!("redis://:{ENCODED}@127.0.0.1:99999"),

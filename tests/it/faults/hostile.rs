@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use distlock::FencingToken;
+use distlock::{FencingToken, RedisMgr};
 
 use super::{LOCK, is_renewed};
 use crate::{
@@ -53,6 +53,16 @@ fn an_error_of_any_length_is_cut_and_escaped() {
     let error = mgr.try_lock("x").unwrap_err();
     let text = format!("{error} {error:?}");
     assert!(text.len() < 3_000 && !text.contains('\x1b'), "{} bytes", text.len());
+}
+
+#[test]
+fn what_is_no_reply_is_told_in_one_line() {
+    for garbage in ["HTTP/1.1 400 Bad Request\r\n\r\n", ":x\r\n", "$x\r\n", "+\u{fffd}\r\n", "\x16\x03\x01"] {
+        let server = garbage_server(garbage);
+        let said = RedisMgr::new(impatient(server.url())).unwrap().try_lock("x").unwrap_err().to_string();
+        assert!(said.contains("does not answer like a Redis server"), "{said:?}");
+        assert!(!said.chars().any(char::is_control), "{said:?}");
+    }
 }
 
 /// Numbers of the right form, and of no sense. The reply is to the right request: it carries the right nonce.

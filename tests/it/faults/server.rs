@@ -108,6 +108,25 @@ fn a_replica_does_not_repeat_whom_its_master_gave_the_lock() {
     eventually("it has the lock itself", CEILING, || get(&replica, LOCK).as_deref() == Some("me"));
 }
 
+/// The same where the former master is told to answer nobody while it has nobody to follow.
+#[test]
+fn a_replica_that_answers_nobody_is_left_for_the_one_to_which_its_name_leads() {
+    let (old, new) = (RedisServer::start(), RedisServer::start());
+    let proxy = FaultProxy::in_front_of(old.addr());
+    let mgr = RedisMgr::new(brisk(proxy.url())).unwrap();
+    drop(mgr.lock("x").unwrap());
+    old.config_set("replica-serve-stale-data", "no");
+    old.cli(&["REPLICAOF", "127.0.0.1", "1"]);
+    proxy.lead_to(new.addr());
+    eventually("it is led to the new one", CEILING, || match mgr.try_lock("x") {
+        Ok(guard) => get(&new, LOCK).as_deref() == Some(guard.id().as_str()),
+        Err(error) => {
+            assert!(error.code() == Some("MASTERDOWN") || error.is_unavailable(), "{error}");
+            false
+        }
+    });
+}
+
 /// The replica that takes over has not heard of the last lock. Two believe in it for up to a renewal, and the tokens tell.
 #[test]
 fn a_failover_that_forgets_the_lock_is_noticed_and_the_tokens_rise() {
