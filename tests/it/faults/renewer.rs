@@ -5,6 +5,8 @@ use std::{
     thread,
 };
 
+use distlock::LockGuard;
+
 use super::is_renewed;
 use crate::{
     kit::{SECOND, is_renewal, lease, patient, proxied},
@@ -34,6 +36,35 @@ fn a_lost_answer_to_a_renewal_costs_no_shorter_lease() {
     let short = mgr.lock_with("b", &lease(6 * SECOND)).unwrap();
     is_renewed(&server, &short, 3);
     is_renewed(&server, &long, 1);
+}
+
+/// Goal: a batch that fails costs nothing to the locks that were to come after it. Method: far more fall due than go into one
+/// batch, since the answer to any smaller one is held until then; and the first full one gets no answer.
+#[test]
+fn a_batch_that_fails_costs_no_lock_that_was_to_come_after_it() {
+    const MANY: usize = 250;
+    let ttl = 18 * SECOND;
+    let (_server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(2 * SECOND));
+    let renewed = |words: &[Vec<u8>]| {
+        let begins = |with: &[u8]| words.iter().filter(|word| word.starts_with(with)).count();
+        if begins(b"distlock:") > 0 { 0 } else { begins(b"lock:n") }
+    };
+    let full = proxy.on_request(move |words| renewed(words) == 100, Fault::DropReply);
+    let smaller = proxy.on_request(move |words| renewed(words) > 0, Fault::HoldReply);
+    let guards: Vec<_> = (0..MANY).map(|n| mgr.lock_with(&format!("n{n}"), &lease(ttl)).unwrap()).collect();
+    eventually("all are due", CEILING, || guards.iter().all(|guard| guard.remaining() < ttl * 5 / 8));
+    let before: Vec<_> = guards.iter().map(LockGuard::remaining).collect();
+    smaller.let_go();
+    full.wait_fired();
+    let mut waiting: Vec<_> = guards.iter().zip(before).collect();
+    eventually("each is renewed", CEILING, || {
+        // Time left only grows by a renewal.
+        waiting.retain(|(guard, before)| {
+            assert!(guard.is_held(), "{guard:?}");
+            guard.remaining() <= *before
+        });
+        waiting.is_empty()
+    });
 }
 
 /// Goal: leases that nobody renews do not keep the renewer from connecting anew. Method: they end all the time, each sooner
