@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use distlock::{LockError, RedisMgr};
+use distlock::{LockError, LockGuard, LockLost, RedisMgr};
 
 use crate::{
-    kit::{BOUNDED, SECOND, UnwrapReleased, impatient, in_thread, lease, manager, waiter, within},
+    kit::{BOUNDED, SECOND, UnwrapReleased, impatient, in_thread, lease, lost, manager, waiter, within},
     support::{CEILING, RedisServer, eventually},
 };
 
@@ -121,6 +121,19 @@ fn waiters_that_may_not_be_told_find_out_by_looking() {
     let waiting = waiter(&server, &manager(&server), "x");
     guard.release().unwrap().unwrap_released();
     assert!(within(BOUNDED, "the wait", || waiting.join().unwrap().unwrap()).is_held());
+}
+
+/// They are renewed in one command, which the server refuses for the one key.
+#[test]
+fn the_right_to_one_key_that_is_taken_away_costs_no_other_lock() {
+    let server = RedisServer::start();
+    let mgr = user(&server, RIGHTS.into_iter());
+    let mut guards: Vec<_> = (0..10).map(|n| mgr.lock_with(&format!("n{n}"), &lease(9 * SECOND)).unwrap()).collect();
+    server.cli(&["ACL", "SETUSER", "app", "resetkeys", "~distlock:*", "~lock:n[0-8]"]);
+    let forbidden = guards.pop().unwrap();
+    assert_eq!(lost(&forbidden), LockLost::Expired);
+    let kept = guards.iter().filter(|guard| guard.is_held()).map(LockGuard::name);
+    assert_eq!(kept.count(), guards.len());
 }
 
 /// Looking at many locks needs two more, and each is missed.
