@@ -6,8 +6,8 @@ use distlock::{LockError, LockGuard, LockLost, LockOptions, RedisMgr};
 
 use crate::{
     kit::{
-        BOUNDED, SECOND, UnwrapReleased, await_gone, get, in_thread, is_renewal, lease, lost, manager, patient,
-        proxied, pttl, waiter, within,
+        BOUNDED, SECOND, UnwrapReleased, await_gone, await_queued, get, in_thread, is_renewal, lease, lost, manager,
+        patient, proxied, pttl, waiter, within,
     },
     support::{CEILING, Fault, Monitor, RedisServer, eventually},
 };
@@ -81,6 +81,21 @@ fn the_longest_hold_ends_a_lock_and_frees_it() {
     assert_eq!(get(&server, LOCK).as_deref(), Some(next.id().as_str()));
 }
 
+/// Also while it has the lock for the claim window only, until that is confirmed.
+#[test]
+fn the_longest_hold_ends_a_lock_that_was_handed_over() {
+    let server = RedisServer::start();
+    let (mgr, other) = (manager(&server), manager(&server));
+    let guard = mgr.lock("x").unwrap();
+    let limited = LockOptions::new().max_hold(2 * SECOND);
+    let waiting = in_thread(&other, "x", move |mgr, name| mgr.lock_with(name, &limited));
+    await_queued(&server, "x", 1);
+    guard.release().unwrap().unwrap_released();
+    let next = waiting.join().unwrap().unwrap();
+    assert_eq!(lost(&next), LockLost::MaxHold);
+    await_gone(&server, LOCK);
+}
+
 #[test]
 fn the_managers_longest_hold_counts_where_a_lock_says_nothing() {
     let server = RedisServer::start();
@@ -106,6 +121,18 @@ fn a_pool_that_users_exhaust_costs_nobody_a_lock() {
     assert_eq!(get(&server, LOCK), None);
     drop(taken);
     mgr.try_lock("y").unwrap().release().unwrap().unwrap_released();
+}
+
+/// Nothing is due for a minute and more, and the renewer, whose way the release has to go, sleeps.
+#[test]
+fn a_release_without_the_pool_does_not_wait_until_something_is_due() {
+    let server = RedisServer::start();
+    let mgr = RedisMgr::new(patient(server.url()).pool_size(1)).unwrap();
+    let guard = mgr.lock_with("x", &lease(300 * SECOND)).unwrap();
+    let borrowed = mgr.connection().unwrap();
+    guard.release().unwrap().unwrap_released();
+    assert_eq!(get(&server, LOCK), None);
+    drop(borrowed);
 }
 
 #[test]
