@@ -12,9 +12,12 @@ use distlock::{HandleEvent, LockError, LockGuard, LockLost, LostEvent, RedisMgr,
 
 use super::{TTL, await_nowhere, await_renewals, brisk, expect_a_quorum, impatient, kept_on, key, manager, patient};
 use crate::{
-    kit::{BOUNDED, UnwrapReleased, lease, lost, within},
+    kit::{BOUNDED, SECOND, UnwrapReleased, lease, lost, within},
     support::{Armed, CEILING, Fault, Nodes, contains, eventually},
 };
+
+/// A lease of which so much is left when its lock ends that what has gone soon after that was released, and did not expire.
+const LONG: Duration = Duration::from_secs(24);
 
 /// A held lock that all nodes keep.
 fn held(nodes: &Nodes, mgr: &RedisMgr, ttl: Duration) -> LockGuard {
@@ -63,26 +66,25 @@ fn a_minority_that_gives_it_to_another_does_not_end_it() {
 fn a_majority_that_forgets_the_lock_ends_it() {
     let nodes = Nodes::start(5);
     let mgr = manager(&nodes);
-    let guard = held(&nodes, &mgr, TTL);
+    let guard = held(&nodes, &mgr, LONG);
     for node in [0, 2, 4] {
         nodes.server(node).cli(&["DEL", &key("x")]);
     }
     assert_eq!(lost(&guard), LockLost::Gone);
-    // The two that know it still are told.
-    await_nowhere(&nodes, "x");
+    eventually("the two that know it still are told", BOUNDED, || nodes.values(&key("x")).iter().all(Option::is_none));
 }
 
 #[test]
 fn a_majority_that_gives_it_to_another_ends_it() {
     let nodes = Nodes::start(5);
     let mgr = manager(&nodes);
-    let guard = held(&nodes, &mgr, TTL);
+    let guard = held(&nodes, &mgr, LONG);
     [0, 2, 4].into_iter().for_each(|node| take_away(&nodes, node));
     match lost(&guard) {
         LockLost::Taken { by, .. } => assert_eq!(by.id(), "a stranger"),
         why => panic!("{why:?}"),
     }
-    eventually("the others are told", CEILING, || {
+    eventually("the others are told", BOUNDED, || {
         let left = nodes.values(&key("x"));
         [1, 3].into_iter().all(|node| left[node].is_none())
     });
@@ -117,7 +119,7 @@ fn a_node_that_missed_the_release_makes_up_for_it() {
         within(BOUNDED, "releasing", || next.release().unwrap()).unwrap_released();
         nodes.cont(node);
         // Its lease of 30 s would end it much later.
-        within(crate::kit::SECOND * 20, "the release", || await_nowhere(&nodes, "x"));
+        within(20 * SECOND, "the release", || await_nowhere(&nodes, "x"));
     }
 }
 
@@ -132,7 +134,7 @@ fn a_release_reaches_a_stopped_node_although_its_manager_has_gone() {
     within(BOUNDED, "releasing", || guard.release().unwrap()).unwrap_released();
     drop(mgr);
     nodes.cont(1);
-    within(crate::kit::SECOND * 20, "the release", || await_nowhere(&nodes, "x"));
+    within(20 * SECOND, "the release", || await_nowhere(&nodes, "x"));
 }
 
 #[test]
@@ -155,6 +157,24 @@ fn nodes_that_are_restarted_one_after_the_other_keep_it_again() {
     assert!(within(BOUNDED, "the next", || other.lock("x").unwrap()).fencing_token() > token);
 }
 
+/// The node was away when the lock was taken. It is told of the end all the same, long before the lease that it gave expires.
+#[test]
+fn a_node_on_which_it_was_taken_anew_is_told_when_it_ends() {
+    let nodes = Nodes::start(3);
+    nodes.kill(2);
+    let mgr = manager(&nodes);
+    // Renewed three times meanwhile, each a chance to take it anew.
+    let guard = mgr.lock_with("x", &lease(16 * SECOND).max_hold(18 * SECOND)).unwrap();
+    assert_eq!(kept_on(&nodes, &guard), [0, 1]);
+    nodes.restart(2);
+    eventually("the node keeps it too", CEILING, || {
+        guard.ensure_held().unwrap();
+        kept_on(&nodes, &guard).contains(&2)
+    });
+    assert_eq!(lost(&guard), LockLost::MaxHold);
+    eventually("all are told", 8 * SECOND, || nodes.values(&key("x")).iter().all(Option::is_none));
+}
+
 /// A manager that takes something back on a node which does not answer, for as long as that is held.
 fn taking_back(pool_size: u32) -> (Nodes, RedisMgr, Armed) {
     let nodes = Nodes::start(3).behind_proxies(&[2]);
@@ -175,7 +195,7 @@ fn taking_back_at_a_node_that_hangs_holds_up_no_renewal() {
     let guard = mgr.lock_with("z", &lease(2 * TTL)).unwrap();
     await_renewals(&guard, 3);
     held.let_go();
-    within(20 * crate::kit::SECOND, "taking it back", || await_nowhere(&nodes, "x"));
+    within(20 * SECOND, "taking it back", || await_nowhere(&nodes, "x"));
 }
 
 /// The same for a release that has to go the renewer's way, since the pool has no connection for it.
