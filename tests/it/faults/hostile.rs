@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use distlock::{FencingToken, RedisMgr};
+use distlock::{FencingToken, LockLost, RedisMgr};
 
 use super::{LOCK, is_renewed};
 use crate::{
     bounds::nothing_hangs,
     kit::{
-        BOUNDED, SECOND, UnwrapReleased, await_gone, fence_key, get, impatient, in_thread, lease, manager, patient,
-        proxied, queue_key, queued, waiter, within,
+        BOUNDED, SECOND, UnwrapReleased, await_gone, fence_key, get, impatient, in_thread, is_renewal, lease, lost,
+        manager, patient, proxied, queue_key, queued, waiter, within,
     },
     support::{CEILING, Fault, RedisServer, contains, endless_server, eventually, garbage_server, rewrite},
 };
@@ -211,7 +211,7 @@ fn a_holder_of_any_length_is_cut() {
     let text = format!("{refused} {:?} {:?}", mgr.holder("x").unwrap(), mgr.locks("*").unwrap());
     assert!(text.len() < 20_000 && !refused.to_string().contains('\x1b'), "{} bytes", text.len());
     assert!(mgr.try_lock_for("x", Duration::from_millis(200)).unwrap_err().is_timeout());
-    let why = crate::kit::lost(&guard);
+    let why = lost(&guard);
     assert!(why.to_string().len() < 3_000, "{why}");
     drop(guard);
     assert!(get(&server, LOCK).is_some_and(|holder| holder.len() > 1 << 20), "it is not ours");
@@ -267,6 +267,37 @@ fn who_forges_an_identifier_can_release_and_is_noticed() {
     assert!(manager(&server).release_lock("x", guard.id().as_str()).unwrap());
     let next = manager(&server).lock("x").unwrap();
     assert!(next.fencing_token() > guard.fencing_token());
-    assert!(matches!(crate::kit::lost(&guard), distlock::LockLost::Taken { .. }));
+    assert!(matches!(lost(&guard), LockLost::Taken { .. }));
     is_renewed(&server, &manager(&server).lock_with("y", &lease(3 * SECOND)).unwrap(), 1);
+}
+
+/// Whoever may publish on the channel of a manager can make its waiters believe in a lock that another has: for a claim window,
+/// whatever the message says, and no longer than until the server is asked.
+#[test]
+fn a_forged_grant_is_believed_for_a_claim_window_at_most() {
+    let window = 10 * SECOND;
+    let (server, proxy, mgr) = proxied(|url| patient(url).claim_window(window));
+    let holder = manager(&server).lock("x").unwrap();
+    let waiting = waiter(&server, &mgr, "x");
+    let entry: String = server.query(&["LINDEX", &queue_key("x"), "0"]);
+    let words: Vec<_> = entry.splitn(3, ' ').collect();
+    let [_, channel, id] = words[..] else { panic!("{entry}") };
+    let asking = proxy.on_request(is_renewal(LOCK), Fault::HoldRequest);
+    let forge = "local t = redis.call('TIME')
+         local now = t[1] .. string.sub('00000' .. t[2], -6)
+         return redis.call('PUBLISH', ARGV[1], '7 ' .. now .. ' 600000 ' .. ARGV[2])";
+    eventually("it believes", CEILING, || {
+        server.cli(&["EVAL", forge, "0", channel, id]);
+        waiting.is_finished()
+    });
+    let guard = waiting.join().unwrap().unwrap();
+    let left = guard.remaining();
+    assert!(left <= window, "{left:?} of {window:?}");
+    asking.wait_fired();
+    asking.let_go();
+    match lost(&guard) {
+        LockLost::Taken { by, .. } => assert_eq!(by.id(), holder.id().as_str()),
+        why => panic!("{why:?}"),
+    }
+    assert!(holder.is_held());
 }
