@@ -1,11 +1,11 @@
 //! A yes that comes when nobody waits for it any more is undone where it arrives.
 
-use distlock::RedisMgr;
+use distlock::{LockLost, RedisMgr};
 
 use super::{await_nowhere, brisk, expect_a_quorum, impatient, kept_on, key, manager, no_quorum, patient};
 use crate::{
-    kit::{BOUNDED, IMPATIENT, SECOND, UnwrapReleased, timed, within},
-    support::{CEILING, Fault, Nodes, Worker, contains, eventually},
+    kit::{BOUNDED, IMPATIENT, SECOND, UnwrapReleased, in_thread, lease, lost, queued, timed, within},
+    support::{Armed, CEILING, Fault, Nodes, Worker, contains, eventually},
 };
 
 /// A stranger holds a majority, so that an acquisition is lost without the first node, which is stopped.
@@ -74,7 +74,7 @@ fn it_is_undone_although_its_process_was_killed() {
     let before = scripts(&nodes, 0);
     nodes.stop(0);
     worker.send("lock x");
-    eventually("it waits", CEILING, || (1..5).any(|node| crate::kit::queued(nodes.server(node), "x") == 1));
+    eventually("it waits", CEILING, || (1..5).any(|node| queued(nodes.server(node), "x") == 1));
     worker.kill();
     keeps_nothing(&nodes, before);
 }
@@ -143,40 +143,100 @@ fn a_yes_that_was_lost_on_its_way_is_undone() {
     });
 }
 
-/// The first node is asked for a place in line, the others give the lock, and it is released over another connection
-/// before that request arrives, which then finds the next holder there.
-#[track_caller]
-fn leaves_its_place(pool_size: u32) {
-    let nodes = Nodes::start(3).behind_proxies(&[0]);
-    let config = || patient(&nodes);
-    let mgr = RedisMgr::new(config().pool_size(pool_size)).unwrap();
-    let other = RedisMgr::new(config()).unwrap();
-    // Who has waited before has a line, and asks for a place at once.
-    let warm = other.lock("warm").unwrap();
-    assert!(mgr.try_lock_for("warm", SECOND).unwrap_err().is_timeout());
-    warm.release().unwrap().unwrap_released();
-    let late = nodes.proxy(0).on_request(contains(&key("x")), Fault::HoldRequest);
-    let guard = mgr.lock("x").unwrap();
-    late.wait_fired();
-    let borrowed = mgr.connection().unwrap();
-    guard.release().unwrap().unwrap_released();
-    drop(borrowed);
-    let next = other.lock("x").unwrap();
-    let commands = nodes.server(0).monitor();
-    late.let_go();
-    commands.wait_for("lua] \"RPUSH\"");
-    // A line that nobody looks after lasts for 60 s.
-    let queued = || crate::kit::queued(nodes.server(0), "x");
-    within(40 * SECOND, "leaving the line", || eventually("the place is given up", CEILING, || queued() == 0));
-    assert!(next.is_held());
+/// A manager that asks for a place in line at once, since it has waited before; and its request for one, which is held up.
+fn lining_up(nodes: &Nodes) -> (RedisMgr, Armed) {
+    lining_up_with(nodes, 10)
 }
 
+fn lining_up_with(nodes: &Nodes, pool_size: u32) -> (RedisMgr, Armed) {
+    let (mgr, other) = (RedisMgr::new(patient(nodes).pool_size(pool_size)).unwrap(), manager(nodes));
+    let guard = other.lock("warm").unwrap();
+    assert!(mgr.try_lock_for("warm", SECOND).unwrap_err().is_timeout());
+    guard.release().unwrap().unwrap_released();
+    let held = nodes.proxy(0).on_request(contains("lock:x"), Fault::HoldRequest);
+    (mgr, held)
+}
+
+/// Somebody else has the lock, so that the request takes a place in line for a lock that has been given up, or will be.
+fn arrives_in_line(nodes: &Nodes, held: &Armed) {
+    let commands = nodes.server(0).monitor();
+    held.let_go();
+    commands.wait_for("lua] \"RPUSH\"");
+}
+
+/// Long before the line expires.
+fn await_nobody_in_line(nodes: &Nodes) {
+    eventually("the place in line is given up", 20 * SECOND, || queued(nodes.server(0), "x") == 0);
+}
+
+#[test]
+fn a_place_in_line_that_is_taken_after_the_release_is_given_up() {
+    let nodes = Nodes::start(3).behind_proxies(&[0]);
+    let (mgr, held) = lining_up(&nodes);
+    let guard = mgr.lock_with("x", &lease(60 * SECOND)).unwrap();
+    held.wait_fired();
+    guard.release().unwrap().unwrap_released();
+    let next = manager(&nodes).lock("x").unwrap();
+    arrives_in_line(&nodes, &held);
+    await_nobody_in_line(&nodes);
+    expect_a_quorum(&nodes, &next);
+}
+
+/// The same for a lock that has ended by itself, when its guard goes.
+#[test]
+fn a_place_in_line_that_is_taken_after_the_end_is_given_up_with_the_guard() {
+    let nodes = Nodes::start(3).behind_proxies(&[0]);
+    let (mgr, held) = lining_up(&nodes);
+    let guard = mgr.lock_with("x", &lease(60 * SECOND).max_hold(SECOND)).unwrap();
+    held.wait_fired();
+    assert_eq!(lost(&guard), LockLost::MaxHold);
+    let next = manager(&nodes).lock("x").unwrap();
+    arrives_in_line(&nodes, &held);
+    drop(guard);
+    await_nobody_in_line(&nodes);
+    expect_a_quorum(&nodes, &next);
+}
+
+/// Goal: a node does not count for a lock as long as something is on its way there that would take it away again. Method: what
+/// a lost vote has won on it is given back, which is held up; then the lock is won with the two others, of which one dies.
+#[test]
+fn a_node_to_which_a_release_is_on_its_way_keeps_no_lock_alive() {
+    let nodes = Nodes::start(3).behind_proxies(&[2]);
+    let mgr = manager(&nodes);
+    drop(mgr.lock("y").unwrap());
+    await_nowhere(&nodes, "y");
+    for node in [0, 1] {
+        nodes.server(node).query::<()>(&["SET", &key("x"), "a stranger", "PX", "600000"]);
+    }
+    let is_release = |words: &[Vec<u8>]| {
+        let named = |name: &str| words.iter().any(|word| word == name.as_bytes());
+        named("lock:x") && named("distlock:queue:{lock:x}") && !["try", "join", "look"].into_iter().any(named)
+    };
+    let held = nodes.proxy(2).on_request(is_release, Fault::HoldRequest);
+    let taking = in_thread(&mgr, "x", |mgr, name| mgr.lock_with(name, &lease(18 * SECOND)));
+    held.wait_fired();
+    [1, 0].into_iter().for_each(|node| drop(nodes.server(node).cli(&["DEL", &key("x")])));
+    let guard = taking.join().unwrap().unwrap();
+    assert_eq!(kept_on(&nodes, &guard), [0, 1, 2], "it has not been given back on the last one");
+    nodes.kill(0);
+    assert_eq!(lost(&guard), LockLost::Expired);
+    held.let_go();
+}
+
+/// The release overtakes the request, since it goes over another connection: another one of the pool, or the renewer's.
 #[test]
 fn a_release_over_another_connection_gives_up_the_place_in_line_too() {
-    leaves_its_place(4);
-}
-
-#[test]
-fn a_release_by_the_renewer_gives_up_the_place_in_line_too() {
-    leaves_its_place(1);
+    for pool_size in [4, 1] {
+        let nodes = Nodes::start(3).behind_proxies(&[0]);
+        let (mgr, held) = lining_up_with(&nodes, pool_size);
+        let guard = mgr.lock("x").unwrap();
+        held.wait_fired();
+        let borrowed = mgr.connection().unwrap();
+        guard.release().unwrap().unwrap_released();
+        drop(borrowed);
+        let next = manager(&nodes).lock("x").unwrap();
+        arrives_in_line(&nodes, &held);
+        await_nobody_in_line(&nodes);
+        expect_a_quorum(&nodes, &next);
+    }
 }
