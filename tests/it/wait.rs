@@ -10,10 +10,10 @@ use parking_lot::Mutex;
 
 use crate::{
     kit::{
-        BOUNDED, SECOND, UnwrapReleased, await_queued, get, impatient, in_thread, lease, manager, patient, pttl,
-        queue_key, queued, timed, waiter, within,
+        BOUNDED, SECOND, UnwrapReleased, await_queued, get, impatient, in_thread, lease, manager, patient, proxied,
+        pttl, queue_key, queued, timed, waiter, within,
     },
-    support::{CEILING, FaultProxy, Monitor, RedisServer, eventually},
+    support::{CEILING, Fault, FaultProxy, Monitor, RedisServer, eventually},
 };
 
 const LOCK: &str = "lock:x";
@@ -105,6 +105,22 @@ fn who_gives_up_learns_who_had_it_and_leaves_nothing() {
     assert_eq!(get(&server, LOCK).as_deref(), Some(guard.id().as_str()));
     guard.release().unwrap().unwrap_released();
     assert_eq!(get(&server, LOCK), None);
+}
+
+/// The lock changes hands just before the last look.
+#[test]
+fn who_gives_up_learns_who_had_it_at_the_end() {
+    let (server, proxy, mgr) = proxied(patient);
+    let guard = manager(&server).lock("x").unwrap();
+    let leaving = proxy.on_request(|words| words.iter().any(|word| word == b"leave"), Fault::HoldRequest);
+    let waiting = in_thread(&mgr, "x", |mgr, name| mgr.try_lock_for(name, SECOND).map(drop));
+    leaving.wait_fired();
+    server.cli(&["SET", LOCK, "a stranger", "PX", "600000"]);
+    leaving.let_go();
+    let error = waiting.join().unwrap().unwrap_err();
+    assert!(error.is_timeout(), "{error:?}");
+    assert_eq!(error.holder().unwrap().id(), "a stranger");
+    drop(guard);
 }
 
 #[test]
@@ -228,6 +244,20 @@ fn a_server_that_forgets_everything_lets_a_waiter_in() {
     let next = waiting.join().unwrap().unwrap();
     assert!(next.fencing_token() > guard.fencing_token());
     assert_eq!(get(&server, LOCK).as_deref(), Some(next.id().as_str()));
+}
+
+/// Of those who wait in one process one looks. It finds that the server has lost the line, and all are in it again.
+#[test]
+fn a_line_that_was_lost_is_joined_again_by_all_who_stood_in_it() {
+    let server = RedisServer::start();
+    let (mgr, other) = (manager(&server), manager(&server));
+    let guard = mgr.lock("x").unwrap();
+    let waiting: Vec<_> = (0..3).map(|_| waiter(&server, &other, "x")).collect();
+    server.cli(&["DEL", &queue_key("x")]);
+    await_queued(&server, "x", 3);
+    other.shutdown();
+    waiting.into_iter().for_each(|waiter| drop(waiter.join().unwrap()));
+    guard.release().unwrap().unwrap_released();
 }
 
 #[test]
