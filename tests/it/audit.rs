@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use distlock::{Config, LockError, LockLost, LockOptions, PooledConnection, RedisMgr};
+use distlock::{Config, HandleEvent, LockError, LockLost, LockOptions, PooledConnection, RedisMgr};
 use parking_lot::Mutex;
 
 use crate::{
@@ -481,14 +481,22 @@ fn an_answer_that_came_while_nobody_listened_is_no_silence() {
     assert_eq!(subscriptions(&server), line, "a healthy line was given up");
 }
 
+/// Is told, and does not care.
+#[derive(Debug)]
+struct Deaf;
+
+impl HandleEvent for Deaf {}
+
 #[test]
 fn a_shutdown_leaves_neither_connections_nor_threads_to_a_clone_that_lives_on() {
     if !alone("audit::a_shutdown_leaves_neither_connections_nor_threads_to_a_clone_that_lives_on", &[]) {
         return;
     }
     let server = RedisServer::start();
-    let mgr = RedisMgr::new(patient(server.url()).pool_size(4)).unwrap();
+    let mgr = RedisMgr::new(patient(server.url()).pool_size(4).events(Arc::new(Deaf))).unwrap();
     let clone = mgr.clone();
+    // A thread gives itself its name.
+    eventually("there is one for events", CEILING, || threads().iter().any(|name| name.contains("events")));
     let guard = mgr.lock("x").unwrap();
     // So that there is a line.
     let waiting = waiter(&server, &mgr, "x");

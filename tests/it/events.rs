@@ -278,6 +278,19 @@ fn every_loss_is_told_once_whoever_notices_it() {
 }
 
 #[test]
+fn a_release_that_nobody_has_confirmed_is_told_as_such() {
+    let server = taught();
+    let proxy = FaultProxy::in_front_of(server.addr());
+    let (told, mgr) = recorded(patient(proxy.url()).operation_timeout(IMPATIENT));
+    let guard = mgr.lock("x").unwrap();
+    let (id, token) = (guard.id().clone(), guard.fencing_token());
+    proxy.refuse();
+    assert!(guard.release().unwrap_err().is_unavailable());
+    assert_eq!(told.expect("released "), format!("released x {id} {token} confirmed=false"));
+    assert_eq!(told.count("lost"), 0);
+}
+
+#[test]
 fn what_could_not_be_asked_for_has_failed() {
     let (told, mgr) = {
         let server = RedisServer::start();
