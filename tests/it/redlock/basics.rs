@@ -97,6 +97,19 @@ fn every_other_way_to_lock_works_too() {
     assert!(!other.force_release("x").unwrap());
 }
 
+/// Each has one node: the votes were split, and the askers have died.
+#[test]
+fn a_forced_release_takes_it_from_all_who_have_a_part_of_it() {
+    let nodes = Nodes::start(3);
+    let mgr = manager(&nodes);
+    for (node, asker) in ["a", "b", "c"].into_iter().enumerate() {
+        nodes.server(node).query::<()>(&["SET", &key("x"), asker, "PX", "600000"]);
+    }
+    assert!(mgr.force_release("x").unwrap());
+    await_nowhere(&nodes, "x");
+    drop(mgr.try_lock("x").unwrap());
+}
+
 #[test]
 fn shutting_down_releases_on_all_nodes() {
     let nodes = Nodes::start(5);
