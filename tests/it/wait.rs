@@ -1,6 +1,7 @@
 //! Waiting for a lock: order, waking, giving up, and servers and neighbours that go away meanwhile.
 
 use std::{
+    collections::HashMap,
     thread::{self, JoinHandle},
     time::Duration,
 };
@@ -328,6 +329,30 @@ fn a_waiter_survives_the_loss_of_its_subscription() {
         let next = within(BOUNDED, "the wait", || waiting.join().unwrap().unwrap());
         next.release().unwrap().unwrap_released();
     }
+}
+
+/// Goal: who may have been passed over while nobody heard looks as soon as somebody hears again, and not only the one thread of
+/// the process that looks for all. Method: the line is cut after it has lasted, so that it is opened again at once.
+#[test]
+fn all_look_when_the_line_is_open_again() {
+    let server = RedisServer::start();
+    let (mgr, other) = (manager(&server), manager(&server));
+    let guard = mgr.lock("x").unwrap();
+    let waiting: Vec<_> = (0..3).map(|_| waiter(&server, &other, "x")).collect();
+    let entries: Vec<String> = server.query(&["LRANGE", &queue_key("x"), "0", "-1"]);
+    let lasts = |client: &HashMap<String, String>| client["sub"] == "1" && client["age"].parse::<u32>().unwrap() >= 3;
+    eventually("the line has lasted", CEILING, || server.clients().iter().any(lasts));
+    let commands = server.monitor();
+    assert_eq!(server.kill_clients(&["TYPE", "pubsub"]), 1);
+    eventually("all look", CEILING, || {
+        let lines = commands.lines();
+        let looks =
+            |entry: &String| lines.iter().any(|line| line.contains("\"look\"") && line.contains(entry.as_str()));
+        entries.iter().all(looks)
+    });
+    other.shutdown();
+    waiting.into_iter().for_each(|waiter| drop(waiter.join().unwrap()));
+    guard.release().unwrap().unwrap_released();
 }
 
 #[test]
