@@ -166,7 +166,7 @@ fn arrives_in_line(nodes: &Nodes, held: &Armed) {
 
 /// Long before the line expires.
 fn await_nobody_in_line(nodes: &Nodes) {
-    eventually("the place in line is given up", 20 * SECOND, || queued(nodes.server(0), "x") == 0);
+    eventually("the place in line is given up", 40 * SECOND, || queued(nodes.server(0), "x") == 0);
 }
 
 #[test]
