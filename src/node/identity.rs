@@ -25,6 +25,8 @@ pub(crate) struct Identity {
     pub(crate) up_for: Duration,
     pub(crate) asked_at: Moment,
     pub(crate) is_master: bool,
+    /// Differs between all times that any server is a master, if it is known to have been a replica before, in this run.
+    pub(crate) promotion: Option<String>,
     /// It writes down what it does before it answers, so that the next restart loses nothing.
     pub(crate) forgets_nothing: bool,
     /// What stands under `MEMORY_KEY`.
@@ -67,20 +69,24 @@ impl Facts {
     }
 
     pub(crate) fn identity(&self, asked_at: Moment) -> Option<Identity> {
+        let promotion = self.promotion();
         let run = self.field("run_id").filter(|run| !run.is_empty())?.to_owned();
         Some(Identity {
             run,
             up_for: Duration::from_secs(self.field("uptime_in_seconds")?.parse::<u64>().ok()?.saturating_sub(1)),
             asked_at,
             is_master: self.field("role")? == "master",
-            forgets_nothing: self.fsync_always && self.field("aof_enabled") == Some("1") && !self.followed_another(),
+            forgets_nothing: self.fsync_always && self.field("aof_enabled") == Some("1") && promotion.is_none(),
+            promotion,
             memory: self.memory,
         })
     }
 
-    /// Whether it was a replica in this run: its data is then what another had sent so far.
-    fn followed_another(&self) -> bool {
-        self.field("master_replid2").is_some_and(|id| id.bytes().any(|byte| byte != b'0'))
+    /// Which time as a master this is, if it was a replica before: its data is then what another had sent so far. It takes
+    /// a new name for its stream of changes with each promotion, and keeps that of its master's as the second.
+    fn promotion(&self) -> Option<String> {
+        let followed_another = self.field("master_replid2")?.bytes().any(|byte| byte != b'0');
+        followed_another.then(|| self.field("master_replid").unwrap_or_default().to_owned())
     }
 
     fn field(&self, name: &str) -> Option<&str> {
@@ -119,7 +125,15 @@ mod tests {
         let memory = Some(Duration::from_secs(7));
         assert_eq!(
             identity,
-            Identity { run: "abc".into(), up_for, asked_at: at, is_master: true, forgets_nothing: true, memory }
+            Identity {
+                run: "abc".into(),
+                up_for,
+                asked_at: at,
+                is_master: true,
+                promotion: None,
+                forgets_nothing: true,
+                memory,
+            }
         );
         assert!(!facts("slave", 1, "always").identity(at).unwrap().is_master);
         for (aof, fsync) in [(0, "always"), (1, "everysec"), (1, "no")] {
@@ -129,10 +143,12 @@ mod tests {
 
     #[test]
     fn who_followed_another_has_its_data_as_far_as_it_was_sent() {
-        for (before, forgets_nothing) in [("0".repeat(40), true), ("7f".repeat(20), false)] {
+        for (before, promotion) in [("0".repeat(40), None), ("7f".repeat(20), Some("a1"))] {
             let mut facts = facts("master", 1, "always");
-            assert!(facts.take(QUESTIONS[1], &info(&format!("master_replid2:{before}\n"))));
-            assert_eq!(facts.identity(Moment::NEVER).unwrap().forgets_nothing, forgets_nothing);
+            assert!(facts.take(QUESTIONS[1], &info(&format!("master_replid:a1\nmaster_replid2:{before}\n"))));
+            let identity = facts.identity(Moment::NEVER).unwrap();
+            assert_eq!(identity.forgets_nothing, promotion.is_none());
+            assert_eq!(identity.promotion.as_deref(), promotion);
         }
     }
 

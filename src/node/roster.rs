@@ -3,9 +3,10 @@
 //! A node that lost its memory has forgotten whom it gave locks to, and would give them to others. It may vote again when
 //! the longest lease has passed, for then whatever it forgot has expired. A node whose run is younger than that, or that
 //! turns out to be another server than before, is taken to have lost its memory, unless what it kept proves that it has
-//! not: a node that writes all down before it answers is told to remember for how long it has done so.
+//! not: a node that writes all down before it answers is told to remember for how long it has done so. Who follows another
+//! server takes over that one's memory, as far as it was sent, in place of its own.
 
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use super::identity::Identity;
 use crate::clock::Moment;
@@ -21,6 +22,9 @@ pub(crate) struct Roster {
 struct Member {
     label: Arc<str>,
     run: Option<String>,
+    promotion: Option<String>,
+    /// The run that was met last as a replica, if it has not been met as a master since.
+    replica: Option<String>,
     votes_from: Moment,
 }
 
@@ -50,7 +54,8 @@ pub(crate) enum Upkeep {
 
 impl Roster {
     pub(crate) fn new(labels: impl Iterator<Item = Arc<str>>, quarantine: Duration) -> Roster {
-        let member = |label| Member { label, run: None, votes_from: Moment::from_nanos(0) };
+        let votes_from = Moment::from_nanos(0);
+        let member = |label| Member { label, run: None, promotion: None, replica: None, votes_from };
         Roster { nodes: labels.map(member).collect(), quarantine }
     }
 
@@ -63,6 +68,9 @@ impl Roster {
     /// A new connection has found out which server a node is.
     pub(crate) fn meet(&mut self, node: usize, identity: &Identity) -> Finding {
         if !identity.is_master {
+            if let Some(member) = self.nodes.get_mut(node) {
+                member.replica = Some(identity.run.clone());
+            }
             return Finding::Replica;
         }
         let twin = |(other, member): &(usize, &Member)| *other != node && member.run.as_ref() == Some(&identity.run);
@@ -72,12 +80,17 @@ impl Roster {
         let quarantine = self.quarantine;
         let Some(member) = self.nodes.get_mut(node) else { return Finding::Fit };
         let known = member.run.replace(identity.run.clone());
-        if known.as_ref() == Some(&identity.run) {
+        let before = mem::replace(&mut member.promotion, identity.promotion.clone());
+        let was_replica = member.replica.take().as_ref() == Some(&identity.run);
+        let was_promoted = identity.promotion.is_some() && identity.promotion != before;
+        if known.as_ref() == Some(&identity.run) && !was_replica && !was_promoted {
             return Finding::Fit;
         }
-        // Another run, however old, is another memory; the first that is seen is judged by its age.
-        let age = if known.is_some() { Duration::ZERO } else { identity.up_for };
-        let kept = identity.memory.filter(|_| identity.forgets_nothing).unwrap_or_default();
+        // Another run, however old, is another memory; the first that is seen is judged by its age, unless that is from when
+        // it was a replica.
+        let is_first = known.is_none() && !was_replica && !was_promoted;
+        let age = if is_first { identity.up_for } else { Duration::ZERO };
+        let kept = identity.memory.filter(|_| identity.forgets_nothing && !was_replica).unwrap_or_default();
         let left = quarantine.saturating_sub(age.max(kept));
         member.votes_from = identity.asked_at.saturating_add(left);
         if left.is_zero() { Finding::Fit } else { Finding::Quarantined(left) }
@@ -121,9 +134,14 @@ mod tests {
             up_for: Duration::from_secs(up_for),
             asked_at: at(asked_at),
             is_master: true,
+            promotion: None,
             forgets_nothing: false,
             memory: None,
         }
+    }
+
+    fn promoted(run: &str, promotion: &str, asked_at: u64) -> Identity {
+        Identity { promotion: Some(promotion.into()), ..server(run, 5_000, asked_at) }
     }
 
     fn durable(run: &str, up_for: u64, asked_at: u64, memory: Option<u64>) -> Identity {
@@ -149,6 +167,44 @@ mod tests {
         assert_eq!(roster.meet(0, &server("x", 1_000, 100)), Finding::Fit);
         assert_eq!(roster.meet(0, &server("promoted", 5_000, 200)), Finding::Quarantined(QUARANTINE));
         assert_eq!(roster.votes_from(0), at(210));
+    }
+
+    /// How long a server is up says nothing about when it became a master.
+    #[test]
+    fn a_server_that_was_a_replica_before_is_of_unknown_age() {
+        let mut roster = roster();
+        assert_eq!(roster.meet(0, &promoted("x", "first", 100)), Finding::Quarantined(QUARANTINE));
+        assert_eq!(roster.votes_from(0), at(110));
+        assert_eq!(roster.meet(0, &promoted("x", "first", 101)), Finding::Fit);
+        assert_eq!(roster.votes_from(0), at(110));
+        // It does not tell for ever that it was one.
+        assert_eq!(roster.meet(0, &server("x", 5_000, 200)), Finding::Fit);
+        assert!(roster.votes_from(0) <= at(200));
+    }
+
+    #[test]
+    fn a_server_that_was_a_replica_meanwhile_has_another_memory() {
+        let mut roster = roster();
+        assert_eq!(roster.meet(0, &server("x", 99, 100)), Finding::Fit);
+        assert_eq!(roster.meet(0, &promoted("x", "first", 200)), Finding::Quarantined(QUARANTINE));
+        assert_eq!(roster.meet(0, &promoted("x", "second", 300)), Finding::Quarantined(QUARANTINE));
+        assert_eq!(roster.votes_from(0), at(310));
+    }
+
+    /// Also where it does not tell any more when it is met again.
+    #[test]
+    fn a_server_that_was_met_as_a_replica_has_another_memory() {
+        let mut roster = roster();
+        let replica = |run, asked_at| Identity { is_master: false, ..server(run, 99, asked_at) };
+        roster.meet(0, &server("x", 99, 100));
+        for (node, run) in [(0, "x"), (1, "y")] {
+            assert_eq!(roster.meet(node, &replica(run, 200)), Finding::Replica);
+            // What it remembers is its master's.
+            let master = |asked_at| durable(run, 99, asked_at, Some(60));
+            assert_eq!(roster.meet(node, &master(300)), Finding::Quarantined(QUARANTINE));
+            assert_eq!(roster.meet(node, &master(301)), Finding::Fit);
+            assert_eq!(roster.votes_from(node), at(310));
+        }
     }
 
     #[test]

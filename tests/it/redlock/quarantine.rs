@@ -7,7 +7,7 @@ use distlock::{LockError, RedisMgr, Vote};
 use super::{await_nowhere, await_renewals, brisk, expect_a_quorum, kept_on, manager, no_quorum, patient, quorum};
 use crate::{
     kit::{self, BOUNDED, SECOND, UnwrapReleased, alone, capture_log, lease, within},
-    support::{CEILING, Nodes, eventually},
+    support::{CEILING, Nodes, RedisServer, eventually},
 };
 
 const TTL: Duration = Duration::from_secs(3);
@@ -15,6 +15,23 @@ const TTL: Duration = Duration::from_secs(3);
 /// With the default: a quarantine of one lease.
 fn careful(nodes: &Nodes) -> RedisMgr {
     RedisMgr::new(kit::patient(nodes.urls()).ttl(TTL)).unwrap()
+}
+
+/// How long a server says that it is up: a second too much at the most.
+fn up_for(server: &RedisServer) -> Duration {
+    let info: String = server.query(&["INFO", "server"]);
+    let up = info.lines().find_map(|line| line.strip_prefix("uptime_in_seconds:")).unwrap();
+    Duration::from_secs(up.trim().parse().unwrap())
+}
+
+/// Makes a server a replica, and waits until it has its master's data.
+fn follow(replica: &RedisServer, master: &RedisServer) {
+    master.config_set("repl-diskless-sync-delay", "0");
+    replica.cli(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]);
+    eventually("it follows", CEILING, || {
+        let info: String = replica.query(&["INFO", "replication"]);
+        info.contains("master_link_status:up")
+    });
 }
 
 /// Servers that have just started may have forgotten anything.
@@ -35,12 +52,8 @@ fn new_nodes_do_not_vote_at_first() {
         // Who waits gets it as soon as they vote.
         let guard = within(CEILING, "locking", || mgr.lock("x").unwrap());
         expect_a_quorum(&nodes, &guard);
-        let ups = (0..count).map(|node| {
-            let info: String = nodes.server(node).query(&["INFO", "server"]);
-            let up = info.lines().find_map(|line| line.strip_prefix("uptime_in_seconds:")).unwrap();
-            up.trim().parse::<u64>().unwrap()
-        });
-        assert!(ups.max().unwrap() + 1 >= TTL.as_secs(), "it was given too early");
+        let ups = (0..count).map(|node| up_for(nodes.server(node)));
+        assert!(ups.max().unwrap() + SECOND >= TTL, "it was given too early");
         guard.release().unwrap().unwrap_released();
         // From now on there is nothing to wait for; a new manager may wait for a second more, in which servers count.
         drop(mgr.try_lock("x").unwrap());
@@ -179,12 +192,8 @@ fn what_a_node_that_may_forget_remembers_of_itself_is_deleted() {
 #[test]
 fn a_replica_that_has_become_a_master_does_not_vote_at_first() {
     let nodes = Nodes::durable(4);
-    let (master, server) = (nodes.server(0), nodes.server(3));
-    server.cli(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]);
-    eventually("it follows", CEILING, || {
-        let info: String = server.query(&["INFO", "replication"]);
-        info.contains("master_link_status:up")
-    });
+    let server = nodes.server(3);
+    follow(server, nodes.server(0));
     server.cli(&["REPLICAOF", "NO", "ONE"]);
     nodes.kill(1);
     let urls = [1, 2, 3].map(|node| nodes.url(node)).join(",");
@@ -192,6 +201,52 @@ fn a_replica_that_has_become_a_master_does_not_vote_at_first() {
     let error = mgr.try_lock("x").unwrap_err();
     assert!(error.to_string().contains("it may have lost its data in a restart"), "{error}");
     eventually("it does not remember", CEILING, || nodes.values(MEMORY)[3].is_none());
+}
+
+/// Goal: a promoted replica does not give away what it has not heard of, also to those who meet it for the first time. Method:
+/// A has its lock from {1, 2}, since 0 is out of its reach. The replica that takes the place of 2 did not hear of that, and is
+/// older than any lease.
+#[test]
+fn a_promoted_replica_does_not_give_away_what_it_was_not_sent() {
+    let ttl = 5 * SECOND;
+    let (nodes, replica) = (Nodes::start(3), RedisServer::start());
+    follow(&replica, nodes.server(2));
+    let nodes = nodes.behind_proxies(&[0]);
+    let config = |urls: &[String]| kit::patient(urls.join(",")).ttl(ttl).operation_timeout(SECOND);
+    let mgr = RedisMgr::new(config(&[0, 1, 2].map(|node| nodes.url(node)))).unwrap();
+    within(CEILING, "locking", || mgr.lock("early").unwrap()).release().unwrap().unwrap_released();
+    eventually("it is as old as those that vote", CEILING, || up_for(&replica) > ttl);
+    // It follows still, and is sent nothing any more.
+    replica.cli(&["REPLICAOF", "127.0.0.1", "1"]);
+    nodes.proxy(0).blackhole();
+    let guard = mgr.lock_with("x", &lease(ttl).renew(false)).unwrap();
+    assert_eq!(kept_on(&nodes, &guard), [1, 2]);
+    nodes.kill(2);
+    replica.cli(&["REPLICAOF", "NO", "ONE"]);
+    let other = RedisMgr::new(config(&[nodes.server(0).url(), nodes.url(1), replica.url()])).unwrap();
+    let next = within(CEILING, "locking", || other.lock("x").unwrap());
+    // Asked after B believes, and before it has ceased to.
+    let both = guard.is_held() && next.is_held();
+    assert!(!both, "two believe in the lock");
+    assert!(next.fencing_token() > guard.fencing_token());
+}
+
+/// It runs on, and comes back with the data of a stranger.
+#[test]
+fn a_node_that_was_a_replica_meanwhile_does_not_vote_at_first() {
+    let (nodes, stranger) = (Nodes::durable(3), RedisServer::start());
+    let mgr = RedisMgr::new(kit::patient(nodes.urls()).operation_timeout(SECOND).quarantine(600 * SECOND)).unwrap();
+    drop(mgr.try_lock_for("x", BOUNDED).unwrap());
+    let run = nodes.server(2).run_id();
+    follow(nodes.server(2), &stranger);
+    nodes.kill(1);
+    eventually("it is found out", CEILING, || mgr.try_lock("x").unwrap_err().nodes()[2].says.contains("replica"));
+    nodes.server(2).cli(&["REPLICAOF", "NO", "ONE"]);
+    eventually("it is asked again", CEILING, || {
+        let error = mgr.try_lock("x").expect_err("it votes at once");
+        error.nodes()[2].says.contains("it may have lost its data in a restart")
+    });
+    assert_eq!(nodes.server(2).run_id(), run);
 }
 
 /// One that writes down what it did a second ago may forget a second.
