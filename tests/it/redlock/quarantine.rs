@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use distlock::{LockError, RedisMgr, Vote};
+use distlock::{LockError, LockGuard, LockLost, RedisMgr, Vote};
 
-use super::{await_nowhere, await_renewals, brisk, expect_a_quorum, kept_on, manager, no_quorum, patient, quorum};
+use super::{await_nowhere, await_renewals, brisk, expect_a_quorum, kept_on, key, manager, no_quorum, patient, quorum};
 use crate::{
-    kit::{self, BOUNDED, SECOND, UnwrapReleased, alone, capture_log, lease, within},
+    kit::{self, BOUNDED, SECOND, UnwrapReleased, alone, capture_log, lease, lost, within},
     support::{CEILING, Nodes, RedisServer, eventually},
 };
 
@@ -149,6 +149,48 @@ fn nodes_that_forget_nothing_vote_at_once() {
     guard.release().unwrap().unwrap_released();
     let next = other.try_lock_for("x", BOUNDED).unwrap();
     expect_a_quorum(&nodes, &next);
+}
+
+/// A lock that is held on three nodes, of which one has forgotten it and was given it again, and another has died. With the
+/// word of the one that does not vote there would be a quorum.
+fn held_on_two_with_a_word(nodes: &Nodes) -> LockGuard {
+    let mgr = RedisMgr::new(kit::brisk(nodes.urls()).quarantine(600 * SECOND)).unwrap();
+    let guard = mgr.lock_with("x", &lease(TTL)).unwrap();
+    eventually("all keep it", CEILING, || kept_on(nodes, &guard).len() == 3);
+    nodes.restart_empty(2);
+    eventually("it is taken anew", CEILING, || {
+        guard.ensure_held().unwrap();
+        kept_on(nodes, &guard).contains(&2)
+    });
+    nodes.kill(1);
+    guard
+}
+
+#[test]
+fn the_word_of_a_node_that_may_have_forgotten_carries_no_lease() {
+    let nodes = Nodes::durable(3);
+    let guard = held_on_two_with_a_word(&nodes);
+    assert_eq!(lost(&guard), LockLost::Expired);
+}
+
+/// It is taken anew there again and again, each time for a whole lease.
+#[test]
+fn what_is_taken_anew_on_a_node_that_may_have_forgotten_carries_no_lease() {
+    let nodes = Nodes::durable(3);
+    let guard = held_on_two_with_a_word(&nodes);
+    let forget = || nodes.server(2).cli(&["DEL", &key("x")]);
+    forget();
+    eventually("it is taken anew", CEILING, || kept_on(&nodes, &guard).contains(&2) || !guard.is_held());
+    // By now all has been heard that the dead node said.
+    let mut last = guard.remaining();
+    eventually("it ends", CEILING, || {
+        forget();
+        let left = guard.remaining();
+        assert!(left <= last, "{left:?} are left after {last:?}");
+        last = left;
+        left.is_zero()
+    });
+    assert_eq!(lost(&guard), LockLost::Expired);
 }
 
 const MEMORY: &str = "distlock:memory";
