@@ -5,7 +5,7 @@ use redis::Value;
 use super::{
     connection::write_command,
     script::{ACQUIRE, By, Call, INSPECT, RELEASE, RENEW, Script},
-    wire::{Fields, bulk, exact, line, micros, number},
+    wire::{Fields, bulk, clock, line, micros, number},
 };
 use crate::{holder::Holder, key::LockKey};
 
@@ -94,7 +94,7 @@ impl Call for Acquire<'_> {
     fn read(&self, nonce: u64, reply: Value) -> Option<Acquired> {
         let line = line(&reply)?;
         let (tag, mut rest) = Fields::open(line, nonce)?;
-        let now_us = rest.exact()?;
+        let now_us = rest.clock()?;
         Some(match tag {
             "held" => Acquired::Held { now_us, token: rest.exact().filter(|token| *token > 0)? },
             "busy" => Acquired::Busy { now_us, holder: rest.holder(now_us)? },
@@ -160,11 +160,11 @@ impl Call for Release<'_> {
             "released" => ReleaseReply::Released,
             "gone" => ReleaseReply::Gone,
             "other" => {
-                let now_us = rest.exact()?;
+                let now_us = rest.clock()?;
                 ReleaseReply::Other(rest.holder(now_us)?)
             }
             "type" => ReleaseReply::WrongType,
-            "late" => ReleaseReply::Late { now_us: rest.exact()? },
+            "late" => ReleaseReply::Late { now_us: rest.clock()? },
             _ => return None,
         })
     }
@@ -215,7 +215,7 @@ impl Call for Renew<'_> {
         let Value::Array(values) = reply else { return None };
         let mut values = values.into_iter();
         let head = values.next()?;
-        let now_us = exact(Fields::open(line(&head)?, nonce)?.0)?;
+        let now_us = clock(Fields::open(line(&head)?, nonce)?.0)?;
         let mut answers = Vec::with_capacity(self.0.len());
         for value in values {
             answers.push(match value {
@@ -257,7 +257,7 @@ impl Call for Inspect<'_> {
         let (tag, mut rest) = Fields::open(line, nonce)?;
         Some(match tag {
             "busy" => {
-                let now_us = rest.exact()?;
+                let now_us = rest.clock()?;
                 Inspected::Held(rest.holder(now_us)?)
             }
             "free" => Inspected::Free,
@@ -401,6 +401,23 @@ mod tests {
         let key = LockKey::new("", "x").unwrap();
         for token in ["0", "-1", "9007199254740992", "99999999999999999999", "1e3", ""] {
             assert_eq!(acquire(&key).read(9, text(&format!("9 held 5 {token}"))), None, "token {token}");
+        }
+    }
+
+    /// Tokens that begin there would have no room to rise.
+    #[test]
+    fn times_that_cannot_be_are_refused() {
+        let key = LockKey::new("", "x").unwrap();
+        let renewals = [Renewal { lock: "a", id: "i", ttl_ms: 1 }];
+        let release = Release { key: &key, id: "", waiter: "", in_time: false };
+        // The last that leaves a year, the next, and the last that Lua can count with.
+        for (now, is_time) in [("8975663254740991", true), ("8975663254740992", false), ("9007199254740991", false)] {
+            assert_eq!(acquire(&key).read(9, text(&format!("9 held {now} 7"))).is_some(), is_time, "{now}");
+            assert_eq!(release.read(9, text(&format!("9 late {now}"))).is_some(), is_time, "{now}");
+            assert_eq!(release.read(9, text(&format!("9 other {now} 7 7 7 me"))).is_some(), is_time, "{now}");
+            assert_eq!(Inspect(&key).read(9, text(&format!("9 busy {now} 7 7 7 me"))).is_some(), is_time, "{now}");
+            let renewed = Value::Array(vec![text(&format!("9 {now}")), Value::Int(1)]);
+            assert_eq!(Renew(&renewals).read(9, renewed).is_some(), is_time, "{now}");
         }
     }
 

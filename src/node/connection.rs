@@ -226,7 +226,7 @@ impl Connection {
         }
         let received = clock::now();
         let reading = Reading::from_time(sent, received, &answer)
-            .ok_or_else(|| Failure::unclear(Reason::Garbled("its answer to TIME is not a time".into())))?;
+            .ok_or_else(|| Failure::unclear(Reason::Garbled("its answer to TIME is no time that can be".into())))?;
         let identity = match self.examine {
             true => Some(facts.identity(received).ok_or_else(|| {
                 Failure::unclear(Reason::Garbled("its answer to INFO does not say who it is".into()))

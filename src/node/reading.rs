@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use redis::Value;
 
+use super::wire::CLOCK_MAX;
 use crate::clock::Moment;
 
 /// The server read `server_us` on its clock, some time between `sent` and `received` on ours.
@@ -28,7 +29,7 @@ impl Reading {
         let [seconds, micros] = parts.as_slice() else { return None };
         let number = |value: &Value| redis::from_redis_value_ref::<u64>(value).ok();
         let server_us = number(seconds)?.checked_mul(1_000_000)?.checked_add(number(micros)?)?;
-        Some(Reading { sent, received, server_us })
+        (server_us < CLOCK_MAX).then_some(Reading { sent, received, server_us })
     }
 
     /// What the server's clock shows, at least, at `moment` after this reading.
@@ -123,6 +124,9 @@ mod tests {
         {
             assert_eq!(read(wrong), None);
         }
+        // The last microsecond that leaves tokens enough room, and the next.
+        assert!(read(vec![text("8975663254"), text("740991")]).is_some());
+        assert_eq!(read(vec![text("8975663254"), text("740992")]), None);
         assert_eq!(Reading::from_time(at(1), at(2), &Value::Okay), None);
     }
 

@@ -5,7 +5,7 @@ use redis::Value;
 use super::{
     connection::write_command,
     script::{By, Call, SURVEY, Script},
-    wire::{Fields, bulk, exact, line, number},
+    wire::{Fields, bulk, clock, exact, line, number},
 };
 use crate::{holder::Holder, key::LockKey, text::shortened};
 
@@ -118,7 +118,7 @@ impl Call for Survey<'_> {
         let Value::Array(values) = reply else { return None };
         let mut values = values.into_iter();
         let head = values.next()?;
-        let now_us = exact(Fields::open(line(&head)?, nonce)?.0)?;
+        let now_us = clock(Fields::open(line(&head)?, nonce)?.0)?;
         let answers = values.map(|value| self.answer(&value, now_us)).collect::<Option<Vec<_>>>()?;
         (answers.len() == self.keys.len()).then_some((now_us, answers))
     }

@@ -6,8 +6,17 @@ use redis::Value;
 
 use crate::holder::Holder;
 
-/// Tokens and server times stay below this, where a Lua number is still exact.
+/// Tokens stay below this, where a Lua number is still exact.
 const EXACT_MAX: u64 = 1 << 53;
+
+/// Clocks show less than this: tokens begin at what a clock shows, at the latest one of several nodes, and have to go on rising
+/// from there. It leaves the last year before 2^53 us, room for a million tokens a second.
+pub(crate) const CLOCK_MAX: u64 = EXACT_MAX - 365 * 86_400_000_000;
+
+/// A time on a server's clock, in microseconds.
+pub(crate) fn clock(digits: &str) -> Option<u64> {
+    digits.parse().ok().filter(|micros| *micros < CLOCK_MAX)
+}
 
 /// A number that Lua can count with.
 pub(crate) fn exact(digits: &str) -> Option<u64> {
@@ -90,6 +99,11 @@ impl<'a> Fields<'a> {
     /// A number that Lua can count with.
     pub(crate) fn exact(&mut self) -> Option<u64> {
         exact(self.next())
+    }
+
+    /// A time on the server's clock.
+    pub(crate) fn clock(&mut self) -> Option<u64> {
+        clock(self.next())
     }
 
     /// Whatever is left.

@@ -7,8 +7,8 @@ use fastrand::Rng;
 
 use super::{brisk, kept_on, manager, quorum};
 use crate::{
-    kit::{UnwrapReleased, fence_key, lease, within},
-    support::{CEILING, Fault, Nodes, any_request},
+    kit::{BOUNDED, UnwrapReleased, fence_key, lease, within},
+    support::{CEILING, Fault, Nodes, any_request, command, off_by},
 };
 
 /// Run again with the seed of a failure: `DISTLOCK_SEED=… cargo test --test it tokens_rise`.
@@ -102,5 +102,31 @@ fn a_token_is_stored_by_a_majority_before_anybody_has_it() {
     for round in 0..100 {
         let guard = mgr.lock("x").unwrap();
         expect_stored(&nodes, guard.fencing_token(), "x", &format!("round {round}"));
+    }
+}
+
+/// Goal: a node whose clock shows a time that cannot be is left out, and has no part in the tokens of the others. Method: it
+/// shows one beyond 2^53 us, and the others have been made to store such a token before.
+#[test]
+fn a_node_whose_clock_cannot_be_stops_no_lock() {
+    const AHEAD_S: i64 = 8_000_000_000;
+    let nodes = Nodes::start(3).behind_proxies(&[2]);
+    let first = manager(&nodes).lock("x").unwrap();
+    let mut last = first.fencing_token();
+    first.release().unwrap().unwrap_released();
+    let absurd = last.0 + 1_000_000 * AHEAD_S.unsigned_abs();
+    (0..2).for_each(|node| {
+        nodes.server(node).cli(&["SET", &fence_key("x"), &absurd.to_string()]);
+    });
+    nodes.proxy(2).on_request(command("TIME"), off_by(AHEAD_S)).forever();
+    let mgr = RedisMgr::new(brisk(&nodes)).unwrap();
+    for round in 0..5 {
+        let guard = mgr.try_lock_for("x", BOUNDED).unwrap();
+        let token = guard.fencing_token();
+        assert!(last < token && token.0 < absurd, "{token} after {last}");
+        expect_stored(&nodes, token, "x", &format!("round {round}"));
+        last = token;
+        assert_eq!(kept_on(&nodes, &guard), [0, 1]);
+        guard.release().unwrap().unwrap_released();
     }
 }
