@@ -14,14 +14,16 @@ const CONFIG: &[&[u8]] = &[b"CONFIG", b"GET", b"appendfsync"];
 const MEMORY: &[&[u8]] = &[b"GET", MEMORY_KEY];
 
 /// Where a server that forgets nothing keeps for how long, in milliseconds, it had done so at least when that was
-/// written. Whoever finds it finds all that was written since.
+/// written. Whoever finds it finds all that was written since. On one that was a replica the promotion stands behind: it says
+/// for how long that one was the master, and counts for no other.
 pub(crate) const MEMORY_KEY: &[u8] = b"distlock:memory";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     /// Differs between runs of all servers.
     pub(crate) run: String,
-    /// At least as long as this. The server counts from and to whole seconds, and may say one too much.
+    /// At least as long as this it has been the server that it is. It counts from and to whole seconds, and may say one too
+    /// much; since when it is a master, where it was none before, it knows only if it was told.
     pub(crate) up_for: Duration,
     pub(crate) asked_at: Moment,
     pub(crate) is_master: bool,
@@ -29,7 +31,7 @@ pub(crate) struct Identity {
     pub(crate) promotion: Option<String>,
     /// It writes down what it does before it answers, so that the next restart loses nothing.
     pub(crate) forgets_nothing: bool,
-    /// What stands under `MEMORY_KEY`.
+    /// What stands under `MEMORY_KEY` about a server that forgets nothing.
     pub(crate) memory: Option<Duration>,
 }
 
@@ -38,7 +40,13 @@ pub(crate) struct Identity {
 pub(crate) struct Facts {
     info: String,
     fsync_always: bool,
-    memory: Option<Duration>,
+    memory: Option<String>,
+}
+
+/// What is to be written under `MEMORY_KEY`.
+pub(crate) fn memory(lasted: Duration, promotion: Option<&str>) -> String {
+    let lasted = lasted.as_millis();
+    promotion.map_or_else(|| lasted.to_string(), |promotion| format!("{lasted} {promotion}"))
 }
 
 impl Facts {
@@ -53,10 +61,9 @@ impl Facts {
             Value::ServerError(error) if question == MEMORY && matches!(error.code(), "LOADING" | "BUSY") => false,
             _ if question == MEMORY => {
                 self.memory = match answer {
-                    Value::BulkString(text) => std::str::from_utf8(text).ok().and_then(|text| text.parse().ok()),
+                    Value::BulkString(text) => String::from_utf8(text.clone()).ok(),
                     _ => None,
-                }
-                .map(Duration::from_millis);
+                };
                 true
             }
             Value::BulkString(text) if question.first() == Some(&&b"INFO"[..]) => {
@@ -71,14 +78,15 @@ impl Facts {
     pub(crate) fn identity(&self, asked_at: Moment) -> Option<Identity> {
         let promotion = self.promotion();
         let run = self.field("run_id").filter(|run| !run.is_empty())?.to_owned();
+        let up_for = Duration::from_secs(self.field("uptime_in_seconds")?.parse::<u64>().ok()?.saturating_sub(1));
         Some(Identity {
             run,
-            up_for: Duration::from_secs(self.field("uptime_in_seconds")?.parse::<u64>().ok()?.saturating_sub(1)),
+            up_for: if promotion.is_some() { self.memory(promotion.as_deref()).unwrap_or_default() } else { up_for },
             asked_at,
             is_master: self.field("role")? == "master",
             forgets_nothing: self.fsync_always && self.field("aof_enabled") == Some("1") && promotion.is_none(),
             promotion,
-            memory: self.memory,
+            memory: self.memory(None),
         })
     }
 
@@ -87,6 +95,13 @@ impl Facts {
     fn promotion(&self) -> Option<String> {
         let followed_another = self.field("master_replid2")?.bytes().any(|byte| byte != b'0');
         followed_another.then(|| self.field("master_replid").unwrap_or_default().to_owned())
+    }
+
+    /// What the server was told that holds for this time as a master.
+    fn memory(&self, promotion: Option<&str>) -> Option<Duration> {
+        let text = self.memory.as_deref()?;
+        let (lasted, told_of) = text.split_once(' ').map_or((text, None), |(lasted, of)| (lasted, Some(of)));
+        (told_of == promotion).then(|| lasted.parse().ok().map(Duration::from_millis))?
     }
 
     fn field(&self, name: &str) -> Option<&str> {
@@ -153,9 +168,35 @@ mod tests {
     }
 
     #[test]
+    fn who_was_promoted_is_as_old_as_it_was_told() {
+        let second = Duration::from_secs(1);
+        for (told, up_for, memory) in [
+            (memory(second, Some("a1")), 1_000, None),
+            (memory(second, Some("b2")), 0, None),
+            ("1000 a1 a1".into(), 0, None),
+            ("x a1".into(), 0, None),
+            // It was its master's.
+            (memory(second, None), 0, Some(second)),
+        ] {
+            let mut facts = facts("master", 1, "always");
+            assert!(facts.take(QUESTIONS[1], &info("master_replid:a1\nmaster_replid2:b2\n")));
+            assert!(facts.take(QUESTIONS[4], &Value::BulkString(told.clone().into_bytes())));
+            let identity = facts.identity(Moment::NEVER).unwrap();
+            assert_eq!((identity.up_for, identity.memory), (Duration::from_millis(up_for), memory), "{told}");
+        }
+    }
+
+    #[test]
     fn a_memory_is_a_number_or_none() {
-        let cases =
-            [("", None), ("0", Some(0)), ("12", Some(12)), ("-1", None), ("9e9", None), ("9".repeat(30).leak(), None)];
+        let cases = [
+            ("", None),
+            ("0", Some(0)),
+            ("12", Some(12)),
+            ("-1", None),
+            ("9e9", None),
+            ("9".repeat(30).leak(), None),
+            ("12 a1", None),
+        ];
         let mut facts = facts("master", 1, "always");
         for (text, memory) in cases {
             assert!(facts.take(QUESTIONS[4], &Value::BulkString(text.into())));

@@ -15,7 +15,7 @@ use super::{
     connection::{Connection, Greeting},
     endpoint::Endpoint,
     failure::{Failure, Reason},
-    identity::MEMORY_KEY,
+    identity::{self, Identity, MEMORY_KEY},
     reading::Reading,
     roster::{Finding, Roster, Upkeep},
     script::{By, Call},
@@ -163,11 +163,11 @@ impl RedisNode {
                 self.observer.server_changed(self.label(), replaced, quarantine);
             }
             let unfit = match finding {
-                Finding::Fit => return keep_up(connection, upkeep, deadline),
+                Finding::Fit => return keep_up(connection, upkeep, &identity, deadline),
                 Finding::Quarantined(left) => {
                     let label = self.label();
                     say!(warn, "{label} may have lost its data in a restart; it does not vote for {}", Span(left));
-                    return keep_up(connection, upkeep, deadline);
+                    return keep_up(connection, upkeep, &identity, deadline);
                 }
                 Finding::Replica => "it is a replica, and nodes have to be masters that stand alone".to_owned(),
                 Finding::Duplicate(other) => format!("it is the same server as {other}, and would vote twice"),
@@ -276,16 +276,19 @@ pub(crate) struct Pending {
 
 /// Tells a server what it has to remember about itself, before anybody counts on its votes. What it refuses costs it its
 /// votes for a while after the next restart.
-fn keep_up(connection: &mut Connection, upkeep: Upkeep, deadline: Moment) -> Result<(), Failure> {
+fn keep_up(connection: &mut Connection, upkeep: Upkeep, who: &Identity, deadline: Moment) -> Result<(), Failure> {
     match upkeep {
         Upkeep::Nothing => Ok(()),
         Upkeep::MeetAgain(from) => {
             connection.retire_at(from);
             Ok(())
         }
-        Upkeep::Forget => connection.tell(&[b"DEL", MEMORY_KEY], deadline),
+        Upkeep::Forget(from) => {
+            connection.retire_at(from);
+            connection.tell(&[b"DEL", MEMORY_KEY], deadline)
+        }
         Upkeep::Remember(span) => {
-            let lasted = span.as_millis().to_string();
+            let lasted = identity::memory(span, who.promotion.as_deref());
             connection.tell(&[b"SET", MEMORY_KEY, lasted.as_bytes(), b"PX", MEMORY_MS], deadline)
         }
     }

@@ -43,10 +43,11 @@ pub(crate) enum Finding {
 /// What a node that was just met has to be told, about its memory and for the next run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Upkeep {
-    /// It loses nothing from now on, and has lost nothing for this long.
+    /// It loses nothing from now on, in this run at least, and has lost nothing for this long.
     Remember(Duration),
-    /// What it remembers proves nothing any more: it may lose what comes now.
-    Forget,
+    /// What it remembers proves nothing any more, for it may lose what comes now, or has it from its master. Then it has to be
+    /// met again, if ever.
+    Forget(Moment),
     /// It is too early to tell it anything; it has to be met again, no earlier than then.
     MeetAgain(Moment),
     Nothing,
@@ -86,10 +87,8 @@ impl Roster {
         if known.as_ref() == Some(&identity.run) && !was_replica && !was_promoted {
             return Finding::Fit;
         }
-        // Another run, however old, is another memory; the first that is seen is judged by its age, unless that is from when
-        // it was a replica.
-        let is_first = known.is_none() && !was_replica && !was_promoted;
-        let age = if is_first { identity.up_for } else { Duration::ZERO };
+        // Another run, however old, is another memory; the first that is seen is judged by its age.
+        let age = if known.is_none() && !was_replica { identity.up_for } else { Duration::ZERO };
         let kept = identity.memory.filter(|_| identity.forgets_nothing && !was_replica).unwrap_or_default();
         let left = quarantine.saturating_sub(age.max(kept));
         member.votes_from = identity.asked_at.saturating_add(left);
@@ -99,12 +98,14 @@ impl Roster {
     /// What has to be done about the memory of a node that was just met and found fit.
     pub(crate) fn upkeep(&self, node: usize, identity: &Identity) -> Upkeep {
         let votes_from = self.votes_from(node);
+        let lasted = if identity.promotion.is_some() { identity.up_for } else { identity.memory.unwrap_or_default() };
         match (identity.forgets_nothing, identity.memory) {
             _ if self.quarantine.is_zero() => Upkeep::Nothing,
-            (false, None) => Upkeep::Nothing,
-            (false, Some(_)) => Upkeep::Forget,
-            (true, _) if votes_from > identity.asked_at => Upkeep::MeetAgain(votes_from),
-            (true, memory) => Upkeep::Remember(memory.unwrap_or_default().max(self.quarantine)),
+            (false, Some(_)) if identity.promotion.is_some() => Upkeep::Forget(votes_from),
+            (false, Some(_)) => Upkeep::Forget(Moment::NEVER),
+            (false, None) if identity.promotion.is_none() => Upkeep::Nothing,
+            _ if votes_from > identity.asked_at => Upkeep::MeetAgain(votes_from),
+            _ => Upkeep::Remember(lasted.max(self.quarantine)),
         }
     }
 
@@ -140,8 +141,8 @@ mod tests {
         }
     }
 
-    fn promoted(run: &str, promotion: &str, asked_at: u64) -> Identity {
-        Identity { promotion: Some(promotion.into()), ..server(run, 5_000, asked_at) }
+    fn promoted(run: &str, promotion: &str, up_for: u64, asked_at: u64) -> Identity {
+        Identity { promotion: Some(promotion.into()), ..server(run, up_for, asked_at) }
     }
 
     fn durable(run: &str, up_for: u64, asked_at: u64, memory: Option<u64>) -> Identity {
@@ -169,25 +170,33 @@ mod tests {
         assert_eq!(roster.votes_from(0), at(210));
     }
 
-    /// How long a server is up says nothing about when it became a master.
     #[test]
-    fn a_server_that_was_a_replica_before_is_of_unknown_age() {
+    fn a_promoted_server_is_told_for_how_long_it_has_been_the_master() {
         let mut roster = roster();
-        assert_eq!(roster.meet(0, &promoted("x", "first", 100)), Finding::Quarantined(QUARANTINE));
+        let fresh = promoted("x", "first", 0, 100);
+        assert_eq!(roster.meet(0, &fresh), Finding::Quarantined(QUARANTINE));
+        assert_eq!(roster.upkeep(0, &fresh), Upkeep::MeetAgain(at(110)));
+        // What it remembers is its master's.
+        assert_eq!(roster.upkeep(0, &Identity { memory: Some(QUARANTINE), ..fresh }), Upkeep::Forget(at(110)));
+        let lasted = promoted("x", "first", 0, 110);
+        assert_eq!(roster.meet(0, &lasted), Finding::Fit);
         assert_eq!(roster.votes_from(0), at(110));
-        assert_eq!(roster.meet(0, &promoted("x", "first", 101)), Finding::Fit);
-        assert_eq!(roster.votes_from(0), at(110));
-        // It does not tell for ever that it was one.
+        assert_eq!(roster.upkeep(0, &lasted), Upkeep::Remember(QUARANTINE));
+        let minute = Duration::from_secs(60);
+        assert_eq!(roster.upkeep(0, &promoted("x", "first", 60, 111)), Upkeep::Remember(minute));
+        // It does not tell for ever that it was a replica.
         assert_eq!(roster.meet(0, &server("x", 5_000, 200)), Finding::Fit);
-        assert!(roster.votes_from(0) <= at(200));
+        // Who was told so votes at once, where nobody else was met before.
+        assert_eq!(roster.meet(1, &promoted("y", "second", 10, 200)), Finding::Fit);
+        assert_eq!(roster.meet(1, &promoted("z", "third", 10, 200)), Finding::Quarantined(QUARANTINE));
     }
 
     #[test]
     fn a_server_that_was_a_replica_meanwhile_has_another_memory() {
         let mut roster = roster();
         assert_eq!(roster.meet(0, &server("x", 99, 100)), Finding::Fit);
-        assert_eq!(roster.meet(0, &promoted("x", "first", 200)), Finding::Quarantined(QUARANTINE));
-        assert_eq!(roster.meet(0, &promoted("x", "second", 300)), Finding::Quarantined(QUARANTINE));
+        assert_eq!(roster.meet(0, &promoted("x", "first", 60, 200)), Finding::Quarantined(QUARANTINE));
+        assert_eq!(roster.meet(0, &promoted("x", "second", 60, 300)), Finding::Quarantined(QUARANTINE));
         assert_eq!(roster.votes_from(0), at(310));
     }
 
@@ -256,7 +265,7 @@ mod tests {
         let everysec = server("x", 99, 100);
         roster.meet(0, &everysec);
         assert_eq!(roster.upkeep(0, &everysec), Upkeep::Nothing);
-        assert_eq!(roster.upkeep(0, &Identity { memory: Some(QUARANTINE), ..everysec }), Upkeep::Forget);
+        assert_eq!(roster.upkeep(0, &Identity { memory: Some(QUARANTINE), ..everysec }), Upkeep::Forget(Moment::NEVER));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use distlock::{LockError, LockGuard, LockLost, RedisMgr, Vote};
 
 use super::{await_nowhere, await_renewals, brisk, expect_a_quorum, kept_on, key, manager, no_quorum, patient, quorum};
 use crate::{
-    kit::{self, BOUNDED, SECOND, UnwrapReleased, alone, capture_log, lease, lost, within},
+    kit::{self, BOUNDED, SECOND, UnwrapReleased, alone, capture_log, get, lease, lost, within},
     support::{CEILING, Nodes, RedisServer, eventually},
 };
 
@@ -271,6 +271,34 @@ fn a_promoted_replica_does_not_give_away_what_it_was_not_sent() {
     let both = guard.is_held() && next.is_held();
     assert!(!both, "two believe in the lock");
     assert!(next.fencing_token() > guard.fencing_token());
+}
+
+/// Otherwise every new manager would take it for just promoted, for as long as it has replicas.
+#[test]
+fn a_promoted_replica_is_told_so_when_it_has_lasted() {
+    let (nodes, replica) = (Nodes::durable(3), RedisServer::start());
+    follow(&replica, nodes.server(2));
+    replica.cli(&["REPLICAOF", "NO", "ONE"]);
+    let info: String = replica.query(&["INFO", "replication"]);
+    let promotion = info.lines().find_map(|line| line.strip_prefix("master_replid:")).unwrap();
+    let urls = [nodes.url(0), nodes.url(1), replica.url()].join(",");
+    let mgr = RedisMgr::new(kit::patient(&urls).ttl(TTL)).unwrap();
+    eventually("it is told", CEILING, || {
+        drop(mgr.try_lock_for("x", SECOND));
+        get(&replica, MEMORY) == Some(format!("3000 {promotion}"))
+    });
+    // What it was told decides for a new manager, which has no quorum without it.
+    nodes.kill(1);
+    let told = |told: String| {
+        replica.cli(&["SET", MEMORY, &told]);
+        RedisMgr::new(kit::patient(&urls).operation_timeout(SECOND).quarantine(600 * SECOND)).unwrap()
+    };
+    drop(told(format!("86400000 {promotion}")).try_lock_for("y", BOUNDED).unwrap());
+    let mgr = told("86400000 another".into());
+    eventually("it does not vote", CEILING, || {
+        let error = mgr.try_lock("y").expect_err("it votes at once");
+        error.nodes()[2].says.contains("it may have lost its data in a restart")
+    });
 }
 
 /// It runs on, and comes back with the data of a stranger.
