@@ -50,6 +50,13 @@ pub(crate) struct Late {
     pub(crate) open_until: Moment,
 }
 
+impl Late {
+    /// Until when any of them may be carried out.
+    pub(crate) fn until(&self) -> Moment {
+        self.broken_until.max(self.open_until)
+    }
+}
+
 impl Grant {
     pub(crate) fn deadline(&self) -> Moment {
         self.votes.validity().unwrap_or(Moment::from_nanos(0))

@@ -235,8 +235,7 @@ impl Core {
         let (now, late) = (clock::now(), lease.late);
         let open = late.open.without(released);
         if now < late.broken_until {
-            let until = late.broken_until.max(late.open_until);
-            self.renewer.undo(&lease.claim, &self.acquirer.waiter(&lease.claim), self.redlock.all(), until);
+            self.renewer.undo(&lease.claim, &self.acquirer.waiter(&lease.claim), self.redlock.all(), late.until());
         } else if now < late.open_until && !open.is_empty() {
             self.renewer.undo(&lease.claim, &lease.place, open, late.open_until);
         }
@@ -276,9 +275,9 @@ impl Core {
         match kept.lease.ended() {
             None if held => self.give_up(kept, patience).map(drop),
             None | Some(End::Lost(LockLost::Expired | LockLost::MaxHold)) => {
-                // A renewal may have been applied without our knowing.
+                // A renewal may have been applied without our knowing, or the first request may still be.
                 let claim = &kept.lease.claim;
-                self.withdraw(claim, &kept.lease.place, kept.lease.nodes(), clock::now(), patience);
+                self.withdraw(claim, &kept.lease.place, kept.lease.nodes(), kept.lease.late.until(), patience);
                 Ok(())
             }
             Some(_) => Ok(()),

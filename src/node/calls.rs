@@ -409,7 +409,7 @@ mod tests {
     fn times_that_cannot_be_are_refused() {
         let key = LockKey::new("", "x").unwrap();
         let renewals = [Renewal { lock: "a", id: "i", ttl_ms: 1 }];
-        let release = Release { key: &key, id: "", waiter: "", in_time: false };
+        let release = Release { key: &key, id: b"", waiter: "", in_time: false };
         // The last that leaves a year, the next, and the last that Lua can count with.
         for (now, is_time) in [("8975663254740991", true), ("8975663254740992", false), ("9007199254740991", false)] {
             assert_eq!(acquire(&key).read(9, text(&format!("9 held {now} 7"))).is_some(), is_time, "{now}");

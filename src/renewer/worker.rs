@@ -220,14 +220,17 @@ impl Worker {
         let mut missing = NodeSet::NONE;
         let mut said = Vec::with_capacity(ballot.slips.len());
         let (mut confirmed, mut first_sent, mut why) = (0, Moment::NEVER, LockLost::Gone);
+        let barred = self.desk.shared.state.lock().schedule.barred(generation);
         for (node, slip) in ballot.slips.iter().enumerate() {
             let Slip::Said(answer) = slip else { continue };
             match answer.reply.1.get(index) {
                 // A node that votes again keeps what it was given meanwhile; until then that does not count.
                 Some(Renewed::Yes) if self.desk.redlock.node(node).quarantined(answer.sent).is_some() => {}
                 Some(Renewed::Yes) => {
-                    confirmed += 1;
-                    first_sent = first_sent.min(answer.sent);
+                    if !barred.has(node) {
+                        confirmed += 1;
+                        first_sent = first_sent.min(answer.sent);
+                    }
                     said.push((node, Some(deadline_from(answer.sent, lease.claim.ttl))));
                 }
                 Some(Renewed::Gone) => {
@@ -261,7 +264,7 @@ impl Worker {
         let alive = said.is_empty() || lease.revise(deadline, now);
         let mut state = self.desk.shared.state.lock();
         let unconfirmed = confirmed < self.desk.redlock.needed();
-        let missing = if alive { missing.without(state.schedule.barred(generation)) } else { NodeSet::NONE };
+        let missing = if alive { missing.without(barred) } else { NodeSet::NONE };
         if unconfirmed {
             state.schedule.failed(generation, now);
         } else if alive {
