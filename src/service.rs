@@ -276,8 +276,13 @@ impl Core {
             None if held => self.give_up(kept, patience).map(drop),
             None | Some(End::Lost(LockLost::Expired | LockLost::MaxHold)) => {
                 // A renewal may have been applied without our knowing, or the first request may still be.
-                let claim = &kept.lease.claim;
-                self.withdraw(claim, &kept.lease.place, kept.lease.nodes(), kept.lease.late.until(), patience);
+                let lease = &kept.lease;
+                let (waiter, nodes) = if clock::now() < lease.late.broken_until {
+                    (self.acquirer.waiter(&lease.claim), self.redlock.all())
+                } else {
+                    (lease.place.clone(), lease.nodes())
+                };
+                self.withdraw(&lease.claim, &waiter, nodes, lease.late.until(), patience);
                 Ok(())
             }
             Some(_) => Ok(()),

@@ -141,12 +141,14 @@ impl Listener {
             self.give_back(Some(wire));
             return true;
         }
-        let opened = self.subscribe_somewhere(until.min(clock::now().saturating_add(self.redlock.operation_timeout())));
-        self.opened(opened, opener)
+        let deadline = clock::now().saturating_add(self.redlock.operation_timeout());
+        let hurry = until < deadline;
+        let opened = self.subscribe_somewhere(until.min(deadline), hurry);
+        self.opened(opened, hurry, opener)
     }
 
     /// Subscribes on the first node where that works; those that failed of late come last.
-    fn subscribe_somewhere(&self, deadline: Moment) -> Result<(Wire, Breaker), Failure> {
+    fn subscribe_somewhere(&self, deadline: Moment, hurry: bool) -> Result<(Wire, Breaker), Failure> {
         let mut nodes: Vec<usize> = self.redlock.all().iter().collect();
         nodes.sort_by_key(|node| !self.redlock.node(*node).is_well());
         let mut failed = redlock::closed();
@@ -157,7 +159,9 @@ impl Listener {
             match self.subscribe(*node, clock::now().saturating_add(share)) {
                 Ok(line) => return Ok(line),
                 Err(failure) => {
-                    self.redlock.node(*node).failed(clock::now());
+                    if !is_haste(&failure, hurry) {
+                        self.redlock.node(*node).failed(clock::now());
+                    }
                     failed = failure;
                 }
             }
@@ -183,7 +187,7 @@ impl Listener {
         Ok((Wire { node: index, connection, opened_at: now, heard_at: now, asked_at: None, garbled: false }, breaker))
     }
 
-    fn opened(&self, opened: Result<(Wire, Breaker), Failure>, opener: &Slot) -> bool {
+    fn opened(&self, opened: Result<(Wire, Breaker), Failure>, hurry: bool, opener: &Slot) -> bool {
         let now = clock::now();
         let mut state = self.state.lock();
         let up = match opened {
@@ -205,6 +209,11 @@ impl Listener {
                 // Whoever waited through a gap may have been passed over in it.
                 self.mailbox.others_look_again(opener);
                 true
+            }
+            Err(failure) if is_haste(&failure, hurry) => {
+                state.line = Line::Down;
+                drop(state);
+                false
             }
             Err(failure) => {
                 state.line = Line::Down;
@@ -365,6 +374,11 @@ impl Listener {
             Heard::Nothing => {}
         }
     }
+}
+
+/// Whether somebody who has less than an operation timeout could not wait for it. Who has more must not be kept from trying.
+fn is_haste(failure: &Failure, hurry: bool) -> bool {
+    hurry && matches!(failure.reason, Reason::TimedOut)
 }
 
 impl Wire {

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Shared, State, schedule::Over, tell_loss, undo::Undo};
+use super::{Shared, State, schedule::Over, tell_loss, undo::Undo, worker::BATCH_MIN};
 use crate::{
     clock::{self, Moment},
     error::LockLost,
@@ -103,7 +103,7 @@ impl Desk {
     }
 
     /// While an answer is out, holders of leases that run out are told. Says when to look again.
-    pub(super) fn watch(&self, since: Moment, delay: Duration, now: Moment) -> Watch {
+    pub(super) fn watch(&self, since: Moment, delay: Duration, before_the_end: bool, now: Moment) -> Watch {
         let dangers = self.shared.state.lock().schedule.take_dangers(now);
         self.tell_danger(dangers, now);
         let (mut end, stop) = self.limits();
@@ -115,7 +115,10 @@ impl Desk {
             self.bury(over);
             end = self.limits().0;
         }
-        let room = self.makes_room_at(since, delay, now);
+        let ending = before_the_end && stop != Moment::NEVER;
+        // What is held has to be released in the time that is left.
+        let end_room = if ending { since.saturating_add(BATCH_MIN) } else { Moment::NEVER };
+        let room = self.makes_room_at(since, delay, now).min(end_room);
         if now >= room {
             return Watch::MakeRoom;
         }

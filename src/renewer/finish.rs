@@ -15,15 +15,16 @@ impl Worker {
             let mut state = self.desk.shared.state.lock();
             (state.schedule.take_all(), state.undos.take_all(), std::mem::take(&mut state.errands))
         };
-        for errand in errands {
-            self.run_errand(errand);
-        }
         for lease in &leases {
             lease.end(End::Lost(LockLost::Shutdown));
-            tell_loss(self.desk.redlock.observer(), lease);
+            self.apart(|worker| tell_loss(worker.desk.redlock.observer(), lease));
+        }
+        for errand in errands {
+            self.apart(|worker| worker.run_errand(errand));
         }
         let until = clock::now();
-        let held = leases.iter().map(|lease| Undo {
+        // What its holder gives up at this moment is the holder's to release.
+        let held = leases.iter().filter(|lease| lease.ended() != Some(End::Released)).map(|lease| Undo {
             claim: lease.claim.clone(),
             waiter: lease.place.clone(),
             nodes: lease.nodes(),

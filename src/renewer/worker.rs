@@ -287,12 +287,13 @@ impl Worker {
     ) -> Ballot<C::Reply> {
         let Worker { desk, links } = self;
         let (since, stop) = (clock::now(), desk.limits().1);
+        let before_the_end = stop == Moment::NEVER;
         let deadline = round.deadline.min(stop);
         // What a lease with little time left cannot wait for may come in time for another.
         let connect_by =
             since.saturating_add(desk.redlock.operation_timeout().min(CONNECT_MAX)).max(deadline).min(stop);
         let mut made_room = false;
-        let mut watch = |now| match desk.watch(since, delay, now) {
+        let mut watch = |now| match desk.watch(since, delay, before_the_end, now) {
             Watch::Until(next) => Some(next),
             Watch::MakeRoom => {
                 made_room = true;

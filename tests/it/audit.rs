@@ -132,6 +132,30 @@ fn a_request_that_arrives_after_the_release_leaves_no_place_in_line_behind() {
     assert_eq!(get(&server, LOCK), None);
 }
 
+/// The same where the lock has ended by itself meanwhile.
+#[test]
+fn a_request_that_arrives_after_the_end_leaves_no_place_in_line_behind() {
+    let (server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(6 * SECOND));
+    let other = manager(&server);
+    let warm = other.lock("warm").unwrap();
+    assert!(mgr.try_lock_for("warm", SECOND).unwrap_err().is_timeout());
+    warm.release().unwrap().unwrap_released();
+    let late = proxy.on_request(contains(LOCK), Fault::HoldRequest);
+    let options = lease(60 * SECOND).max_hold(SECOND / 2);
+    let taking = in_thread(&mgr, "x", move |mgr, name| mgr.lock_with(name, &options).unwrap());
+    late.wait_fired();
+    proxy.reset_all();
+    let guard = taking.join().unwrap();
+    assert_eq!(lost(&guard), LockLost::MaxHold);
+    drop(guard);
+    let next = other.lock("x").unwrap();
+    let commands = server.monitor();
+    late.let_go();
+    commands.wait_for("lua] \"RPUSH\"");
+    eventually("the place in line is given up", 30 * SECOND, || queued(&server, "x") == 0);
+    assert!(next.is_held());
+}
+
 #[test]
 fn names_whose_keys_would_be_our_own_are_refused() {
     let server = RedisServer::start();

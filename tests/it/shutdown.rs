@@ -5,7 +5,7 @@ use std::time::Duration;
 use distlock::{LockGuard, RedisMgr};
 
 use crate::{
-    kit::{SECOND, UnwrapReleased, in_thread, manager, patient, proxied},
+    kit::{SECOND, UnwrapReleased, in_thread, is_renewal, manager, patient, proxied},
     support::{Fault, Nodes, RedisServer, contains},
 };
 
@@ -80,5 +80,17 @@ fn whoever_else_shuts_down_waits_for_it_too() {
     mgr.shutdown();
     assert_eq!(left_on(&server), [""; 0]);
     first.join().unwrap();
+    drop(guards);
+}
+
+/// An answer that does not come is waited for no longer once the time is needed.
+#[test]
+fn what_is_under_way_leaves_time_for_what_is_held() {
+    let (server, proxy, mgr) = proxied(|url| patient(url).ttl(18 * SECOND).operation_timeout(4 * SECOND));
+    // More than can be released in the moment by which the shutdown begins later than the renewal.
+    let guards: Vec<_> = (0..1_000).map(|n| mgr.lock(&format!("n{n}")).unwrap()).collect();
+    proxy.on_request(is_renewal("lock:n0"), Fault::HoldRequest).wait_fired();
+    mgr.shutdown();
+    assert_eq!(left_on(&server), [""; 0]);
     drop(guards);
 }

@@ -2,6 +2,10 @@
 
 use std::{
     collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread::{self, JoinHandle},
     time::Duration,
 };
@@ -11,10 +15,10 @@ use parking_lot::Mutex;
 
 use crate::{
     kit::{
-        BOUNDED, SECOND, UnwrapReleased, await_queued, get, impatient, in_thread, lease, manager, patient, proxied,
-        pttl, queue_key, queued, timed, waiter, within,
+        BOUNDED, SECOND, UnwrapReleased, await_queued, brisk, get, impatient, in_thread, lease, manager, patient,
+        proxied, pttl, queue_key, queued, timed, waiter, within,
     },
-    support::{CEILING, Fault, FaultProxy, Monitor, RedisServer, eventually},
+    support::{CEILING, Fault, FaultProxy, Monitor, RedisServer, command, eventually},
 };
 
 const LOCK: &str = "lock:x";
@@ -432,4 +436,29 @@ fn subscribers(server: &RedisServer) -> usize {
 
 fn count(commands: &Monitor, part: &str) -> usize {
     commands.lines().iter().filter(|line| line.contains(part)).count()
+}
+
+/// Whose time is over before a line can be had has not found out anything about the server.
+#[test]
+fn who_cannot_wait_keeps_nobody_out_of_the_line() {
+    let (server, proxy, mgr) = proxied(brisk);
+    let holder = manager(&server).lock("x").unwrap();
+    proxy.on_request(command("subscribe"), Fault::DelayReply(Duration::from_millis(30))).forever();
+    let stop = Arc::new(AtomicBool::new(false));
+    let hasty = [(); 4].map(|()| {
+        let stop = stop.clone();
+        in_thread(&mgr, "x", move |mgr, name| {
+            while !stop.load(Ordering::Relaxed) {
+                assert!(mgr.try_lock_for(name, Duration::from_millis(10)).is_err());
+            }
+        })
+    });
+    let tried = || server.commandstats().get("subscribe").copied().unwrap_or(0);
+    eventually("they have tried to get a line", CEILING, || tried() > 9);
+    let waiting = in_thread(&mgr, "x", |mgr, name| mgr.lock(name));
+    eventually("it stands in line", BOUNDED, || queued(&server, "x") > 0);
+    stop.store(true, Ordering::Relaxed);
+    hasty.into_iter().for_each(|thread| thread.join().unwrap());
+    holder.release().unwrap().unwrap_released();
+    drop(waiting.join().unwrap().unwrap());
 }

@@ -267,3 +267,22 @@ impl Heard {
         self.losses() + self.released.load(Ordering::SeqCst)
     }
 }
+
+/// There is no time left for it then, and that is no fault of the node.
+#[test]
+fn a_lock_that_is_released_before_it_is_taken_anew_costs_no_connection() {
+    let nodes = Nodes::start(3).behind_proxies(&[0]);
+    let mgr = RedisMgr::new(patient(&nodes).ttl(6 * SECOND)).unwrap();
+    let [a, b] = ["aa", "bb"].map(|name| mgr.lock(name).unwrap());
+    eventually("all keep them", CEILING, || [&a, &b].iter().all(|guard| kept_on(&nodes, guard).len() == 3));
+    let takes_anew = |words: &[Vec<u8>]| contains("lock:aa")(words) && contains("distlock:queue")(words);
+    let held = nodes.proxy(0).on_request(takes_anew, Fault::HoldRequest);
+    await_renewals(&a, 1);
+    let before = mgr.metrics().reconnected();
+    nodes.server(0).cli(&["DEL", &key("aa"), &key("bb")]);
+    held.wait_fired();
+    b.release().unwrap().unwrap_released();
+    held.let_go();
+    await_renewals(&a, 2);
+    assert_eq!(mgr.metrics().reconnected(), before);
+}
