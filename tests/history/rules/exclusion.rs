@@ -4,7 +4,10 @@
 use std::collections::BTreeMap;
 
 use super::{Finding, Rule, span};
-use crate::history::story::{Done, Hold, Story};
+use crate::history::{
+    event::Kind,
+    story::{Done, Hold, Story},
+};
 
 /// How much later than it is due a renewal may have been answered on a machine on which nothing was seen to be late.
 const GRACE: u64 = 100_000_000;
@@ -40,7 +43,7 @@ pub(crate) fn overlaps(story: &Story) -> Vec<Overlap<'_>> {
             // Whoever was dispossessed may not believe on, not even when the other has left.
             let (old, new) = if earlier.token < later.token { (earlier, later) } else { (later, earlier) };
             let mut excuses = story.excuses(later.lock, old.asked, new.from.max(later.from), old.until);
-            let excuse = excuses.find(|done| old.until <= knows_by(story, old, done.until));
+            let excuse = excuses.find(|done| old.until <= knows_by(story, old, done));
             found.push(Overlap { earlier, later, until, excuse: excuse.map(|done| done.fault.number) });
         }
         open.push(later);
@@ -48,10 +51,10 @@ pub(crate) fn overlaps(story: &Story) -> Vec<Overlap<'_>> {
     found
 }
 
-/// When a holder must know of what happened at `forgot`: at its next renewal, where nothing stands in its way, else when
+/// When a holder must know of what a server forgot: at its next renewal, where nothing stands in its way, else when
 /// its deadline comes, which is judged elsewhere.
-fn knows_by(story: &Story, hold: &Hold, forgot: u64) -> u64 {
-    let (terms, pid) = (&story.terms, hold.pid);
+fn knows_by(story: &Story, hold: &Hold, fault: &Done) -> u64 {
+    let (terms, pid, forgot) = (&story.terms, hold.pid, fault.until);
     // It may have been won before and been told of later, and then knows nothing of renewals yet.
     if hold.from >= forgot {
         return u64::MAX;
@@ -60,12 +63,24 @@ fn knows_by(story: &Story, hold: &Hold, forgot: u64) -> u64 {
     let since = forgot.saturating_sub(terms.ttl / 3);
     let late = story.lateness(pid, since, due) + story.lateness(story.parent, since, due);
     let due = due.saturating_add(2 * late);
-    // What failed shortly before may be tried again later.
-    let in_the_way = |done: &&Done| done.from < due && done.until.saturating_add(terms.operation_timeout) > since;
-    // The fault itself stands in nobody's way once it is over.
-    let troubled = story.done.iter().filter(in_the_way).count() > 1;
-    let stopped = story.stops.iter().any(|stop| stop.0 == pid && stop.1 < due && stop.2 > hold.from);
+    // What failed shortly before may be tried again later. The fault itself stands in nobody's way once it is over.
+    let in_the_way = |done: &Done| {
+        done.fault.number != fault.fault.number
+            && hinders_renewing(done, hold.lock)
+            && done.from < due
+            && done.until.saturating_add(terms.operation_timeout) > since
+    };
+    let troubled = story.done.iter().any(in_the_way);
+    // Who has gone on long before has renewed since.
+    let stopped = story.stops.iter().any(|stop| stop.0 == pid && stop.1 < due && stop.2 > since);
     if troubled || stopped { u64::MAX } else { due }
+}
+
+/// Whether a renewal may have failed for it: one asks for no other lock's key, nor for the line and the last token of its
+/// own, and a script that a server does not know is sent again at once.
+fn hinders_renewing(done: &Done, lock: u32) -> bool {
+    let elsewhere = matches!(done.fault.kind, Kind::FlushScripts | Kind::DeleteLine | Kind::DeleteFence);
+    !elsewhere && (done.lock == 0 || done.lock == lock)
 }
 
 pub(crate) fn find(story: &Story) -> Vec<Finding> {
@@ -193,6 +208,22 @@ mod tests {
         // A holder that was stopped meanwhile cannot have been told.
         let stopped = late(2500).replace("600 2", "550 0 7 stopped\n560 0 7 continued\n600 2");
         assert_eq!(overlaps_of(&stopped), [(1900, true)]);
+    }
+
+    #[test]
+    fn what_stands_in_no_renewals_way_prolongs_no_excuse() {
+        let late = format!("{FIRST}\n500 0@1 1 fault 1 1 delete 0\n501 0 1 over 1\n600 2@1 8 enter 3900 6 b\n2900 1@1 7 look 3000\n2900 1@1 7 leave\n3000 2@1 8 leave");
+        assert_eq!(overlaps_of(&late), [(2300, false)]);
+        for other in ["0@2 1 fault 2 1 delete", "0@2 1 fault 2 1 delete-fence", "0 1 fault 2 1 flush-scripts"] {
+            let more = format!("{late}\n400 {other} 0\n401 0 1 over 2");
+            assert_eq!(overlaps_of(&more), [(2300, false)], "{other}");
+        }
+    }
+
+    #[test]
+    fn a_stop_that_was_over_long_before_is_no_excuse() {
+        let long = "10 1@1 7 wait\n20 1@1 7 enter 3000 5 a\n21 0 7 stopped\n22 0 7 continued\n20000 1@1 7 look 23000\n20500 0@1 1 fault 1 1 delete 0\n20501 0 1 over 1\n20610 2@1 8 enter 23600 6 b\n22900 1@1 7 look 23000\n22900 1@1 7 leave\n23000 2@1 8 leave";
+        assert_eq!(overlaps_of(long), [(2290, false)]);
     }
 
     #[test]

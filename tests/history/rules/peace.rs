@@ -9,7 +9,7 @@ use super::{
 };
 use crate::history::{
     event::Kind,
-    story::{End, Story},
+    story::{Done, End, Story, Wait},
 };
 
 /// How soon the head of a line looks by itself, and everything around it.
@@ -24,8 +24,6 @@ pub(crate) struct Gaps {
 }
 
 pub(crate) fn find(story: &Story) -> Gaps {
-    let unrest = unrest(story);
-    let moments = moments(story);
     let mut stops: HashMap<u32, Spans> = HashMap::new();
     for (pid, from, until) in &story.stops {
         stops.entry(*pid).or_default().push((*from, *until));
@@ -34,6 +32,7 @@ pub(crate) fn find(story: &Story) -> Gaps {
     let locks: BTreeSet<u32> = story.waits.iter().map(|wait| wait.lock).collect();
     let mut gaps = Gaps::default();
     for lock in locks {
+        let (unrest, moments) = (unrest(story, lock), moments(story, lock));
         let mut waited = Vec::new();
         for wait in story.waits.iter().filter(|wait| wait.lock == lock) {
             let awake = vec![(wait.from, wait.until)];
@@ -85,13 +84,14 @@ fn allowed(story: &Story, from: u64, until: u64, moments: &[u64], left: &[u64]) 
     lease + LOOK + 4 * frozen * terms.claim_window + 2 * late
 }
 
-/// When so much is wrong that nobody need get a lock: with one server, anything; with several, more than a minority.
-fn unrest(story: &Story) -> Spans {
+/// When so much is wrong that nobody need get the lock: with one server, anything; with several, more than a minority.
+/// What is done to another lock is no matter of this one.
+fn unrest(story: &Story, lock: u32) -> Spans {
     let nodes = story.terms.nodes;
     let minority = nodes.saturating_sub(1) / 2;
     let mut edges: Vec<(u64, bool, usize)> = Vec::new();
     let mut spans = Vec::new();
-    for done in &story.done {
+    for done in story.done.iter().filter(|done| concerns(done, lock)) {
         // A node that forgot does not vote for a while.
         let quarantine = if nodes > 1 && done.fault.kind == Kind::Forget { story.terms.ttl } else { 0 };
         let until = done.until.saturating_add(quarantine);
@@ -121,16 +121,29 @@ fn unrest(story: &Story) -> Spans {
     union(spans)
 }
 
-/// When something happened after which a lease may be left over that nobody believes in.
-fn moments(story: &Story) -> Vec<u64> {
+fn concerns(done: &Done, lock: u32) -> bool {
+    done.lock == 0 || done.lock == lock
+}
+
+/// When something happened after which a lease of the lock may be left over that nobody believes in.
+fn moments(story: &Story, lock: u32) -> Vec<u64> {
     let mut moments: Vec<u64> = Vec::new();
-    for done in &story.done {
+    for done in story.done.iter().filter(|done| concerns(done, lock)) {
         moments.extend([done.from, done.until]);
     }
-    moments.extend(story.kills.iter().map(|(_, at)| *at));
-    moments.extend(story.stops.iter().flat_map(|(_, from, until)| [*from, *until]));
-    let failed = |why: &String| !why.starts_with("contended");
-    moments.extend(story.waits.iter().filter(|wait| wait.why.as_ref().is_some_and(failed)).map(|wait| wait.until));
+    // Only who has asked for it can leave anything of it.
+    let asked = story.waits.iter().filter(|wait| wait.lock == lock).map(|wait| (wait.pid, wait.from));
+    let held = story.holds.iter().filter(|hold| hold.lock == lock).map(|hold| (hold.pid, hold.asked));
+    let mut since: HashMap<u32, u64> = HashMap::new();
+    for (pid, at) in asked.chain(held) {
+        since.entry(pid).and_modify(|first| *first = at.min(*first)).or_insert(at);
+    }
+    let wanted = |pid: u32, by: u64| since.get(&pid).is_some_and(|first| *first <= by);
+    moments.extend(story.kills.iter().filter(|(pid, at)| wanted(*pid, *at)).map(|(_, at)| *at));
+    let stops = story.stops.iter().filter(|(pid, _, until)| wanted(*pid, *until));
+    moments.extend(stops.flat_map(|(_, from, until)| [*from, *until]));
+    let failed = |wait: &&Wait| wait.lock == lock && wait.why.as_ref().is_some_and(|why| !why.starts_with("contended"));
+    moments.extend(story.waits.iter().filter(failed).map(|wait| wait.until));
     moments.sort_unstable();
     moments
 }
@@ -162,7 +175,9 @@ mod tests {
         let left = |at: u64| crash(at).replace("1000 0 7 killed", "1000 1@1 7 leave");
         assert_eq!(wrong(1, &left(3000)), 0);
         assert_eq!(wrong(1, &left(3001)), 1);
-        assert_eq!(wrong(1, &format!("{}\n5 0 9 killed", left(3001))), 0, "something had happened just before");
+        let killed = |lock: u32| wrong(1, &format!("{}\n4 3@{lock} 9 wait\n5 0 9 killed", left(3001)));
+        assert_eq!(killed(1), 0, "something had happened just before");
+        assert_eq!(killed(2), 1, "to somebody who wanted another lock");
     }
 
     #[test]
@@ -189,6 +204,19 @@ mod tests {
         assert_eq!(wrong(5, &away(1)), 1, "one of several is enough");
         assert_eq!(wrong(5, &away(0)), 0, "but not all of them");
         assert_eq!(wrong(1, &away(1).replace("12900", "13001")), 1, "then it counts from its return");
+    }
+
+    #[test]
+    fn what_happens_to_another_lock_begins_no_new_lease_of_this_one() {
+        let often = |what: &str| {
+            let times = (0..20).map(|n| 2000 + 2900 * n);
+            times.map(|at| format!("\n{}", what.replace("AT", &at.to_string()))).collect::<String>()
+        };
+        assert_eq!(wrong(1, &crash(60_000)), 1);
+        let line = "AT 0@2 1 fault AT 1 delete 0\nAT 0 1 over AT";
+        assert_ne!(wrong(1, &(crash(60_000) + &often(line))), 0, "a key of another lock");
+        let line = "AT 3@2 9 wait\nAT 3@2 9 again unavailable: x";
+        assert_ne!(wrong(1, &(crash(60_000) + &often(line))), 0, "a call for another lock");
     }
 
     #[test]
