@@ -5,6 +5,9 @@ use std::{error::Error, fmt, str::FromStr};
 /// A reading that failed, with the reason.
 pub(crate) type Reading<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
+/// Why a lock was lost, where nobody who should have has said so.
+pub(crate) const UNTOLD: &str = "without a word";
+
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Event {
     /// It asks for the lock.

@@ -9,7 +9,7 @@ mod rules;
 mod story;
 mod verdict;
 
-pub(crate) use event::{Change, Event, Fault, Kind, Said, Terms};
+pub(crate) use event::{Change, Event, Fault, Kind, Said, Terms, UNTOLD};
 pub(crate) use picture::{Part, draw};
 pub(crate) use record::{Journal, Reader, Record, now};
 pub(crate) use rules::{

@@ -204,7 +204,7 @@ mod tests {
     use super::*;
     use crate::history::rules::tests::story;
 
-    const TEXT: &str = "0 0 1 terms 1 100 10 0\n10 11@1 7 wait\n20 11@1 7 enter 60 5 <a>\n21 21@1 8 wait\n30 21@1 8 enter 99 6 b\n40 11@1 7 leave";
+    const TEXT: &str = "0 0 1 terms 1 100 10 0\n2 0 1 fault 1 1 cut-clients 0\n3 0 1 over 1\n24 0@1 1 seen 22 9:<a>\n10 11@1 7 wait\n20 11@1 7 enter 60 5 <a>\n21 21@1 8 wait\n30 21@1 8 enter 99 6 b\n40 11@1 7 leave";
 
     #[test]
     fn what_was_wrong_is_drawn_in_red_and_told() {

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use super::{
-    event::{Event, Fault, Said, Terms},
+    event::{Event, Fault, Said, Terms, UNTOLD},
     record::Record,
     rules::spans::union,
 };
@@ -137,6 +137,8 @@ pub(crate) struct Story {
     /// Who was told that a lock was held after having been told that it was not, and when.
     pub(crate) revived: Vec<(u64, u32, u32)>,
     pub(crate) losses: usize,
+    /// Losses of which the guard's channel said nothing: when, whose and of which lock.
+    pub(crate) untold: Vec<(u64, u32, u32)>,
     pub(crate) again: usize,
     pub(crate) records: usize,
     /// Those who wanted locks, and the processes that they were.
@@ -263,8 +265,9 @@ impl Story {
                 Some(hold) => hold.looks.push((at, *deadline)),
                 None => self.revived.extend(thread.knows_loss.then_some((at, seat, lock))),
             },
-            Event::Lost { .. } => {
+            Event::Lost { why } => {
                 self.losses += 1;
+                self.untold.extend((why == UNTOLD).then_some((at, seat, lock)));
                 thread.knows_loss = true;
                 // It may have been lost before it was ever believed in.
                 self.end_wait(thread, at, None);

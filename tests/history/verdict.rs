@@ -30,7 +30,7 @@ impl<'a> Verdict<'a> {
         findings.extend(updates::find(story));
         findings.extend(remains::find(story));
         findings.extend(gaps.findings.iter().chain(&losses.findings).chain(&fenced.findings).cloned());
-        findings.extend(nothing_shown(story, &fenced));
+        findings.extend(nothing_shown(story, &fenced, compared));
         findings.sort_by_key(|finding| finding.from);
         let mut faults = BTreeMap::new();
         for done in &story.done {
@@ -49,10 +49,16 @@ impl<'a> Verdict<'a> {
 }
 
 /// A storm in which nothing happened proves nothing.
-fn nothing_shown(story: &Story, fenced: &fence::Fenced) -> Vec<Finding> {
+fn nothing_shown(story: &Story, fenced: &fence::Fenced, compared: usize) -> Vec<Finding> {
     let mut texts = Vec::new();
     if story.holds.is_empty() {
         texts.push("nobody ever held a lock".to_owned());
+    }
+    if story.done.is_empty() {
+        texts.push("nothing was done to a server or to the way to it".to_owned());
+    }
+    if compared == 0 {
+        texts.push("no server was ever asked for whom it kept a lock that somebody believed in".to_owned());
     }
     let long = story.stops.iter().filter(|(_, from, until)| until - from > story.terms.ttl).count();
     if long >= STOPS && fenced.stale_refused == 0 {
@@ -73,7 +79,7 @@ mod tests {
         Verdict::of(&story(text)).is_good()
     }
 
-    const GOOD: &str = "0 0 1 terms 1 100 10 0\n10 1@1 7 wait\n20 1@1 7 enter 60 5 a\n30 1@1 7 leave\n40 2@1 8 wait\n50 2@1 8 enter 99 6 b\n60 2@1 8 leave";
+    const GOOD: &str = "0 0 1 terms 1 100 10 0\n2 0 1 fault 9 1 cut-clients 0\n3 0 1 over 9\n24 0@1 1 seen 22 9:a\n10 1@1 7 wait\n20 1@1 7 enter 60 5 a\n30 1@1 7 leave\n40 2@1 8 wait\n50 2@1 8 enter 99 6 b\n60 2@1 8 leave";
 
     #[test]
     fn every_rule_counts() {
@@ -97,6 +103,26 @@ mod tests {
             assert_eq!(verdict.against(rule).len(), 1, "{rule:?}");
             assert!(!verdict.is_good());
         }
+    }
+
+    #[test]
+    fn a_storm_without_faults_or_without_a_witness_proves_nothing() {
+        let without = |what: &str| GOOD.lines().filter(|line| !line.contains(what)).collect::<Vec<_>>().join("\n");
+        assert!(is_good(&without("nothing of it")));
+        assert!(!is_good(&without("fault")), "no faults");
+        assert!(!is_good(&without("seen")), "no witness");
+        assert!(!is_good(&GOOD.replace("24 0@1 1 seen 22", "90 0@1 1 seen 80")), "that saw nobody");
+    }
+
+    #[test]
+    fn a_loss_without_a_word_is_no_good() {
+        let lost = |why: &str| {
+            is_good(&format!(
+                "{GOOD}\n70 3@1 9 wait\n80 3@1 9 enter 90 7 c\n85 0@1 1 fault 1 1 delete 0\n86 0 1 over 1\n89 3@1 9 lost {why}"
+            ))
+        };
+        assert!(lost("gone"));
+        assert!(!lost("without a word"));
     }
 
     #[test]

@@ -20,7 +20,7 @@ use parking_lot::RwLock;
 use crate::{
     Outcome,
     args::{Order, Storm, THREADS},
-    history::{Event, Journal, Record, now},
+    history::{Event, Journal, Record, UNTOLD, now},
     nanos, pause,
     resource::Resource,
 };
@@ -33,6 +33,10 @@ const PULSE: Duration = Duration::from_millis(5);
 const PUNCTUAL: Duration = Duration::from_millis(5);
 /// So much later than asked is usual where nothing else runs.
 const USUAL: Duration = Duration::from_micros(200);
+/// So long the news of a loss may take, and so often it is waited for: a stop of the process can use up only one of them.
+/// Only what never comes comes near it.
+const NEWS: Duration = Duration::from_millis(500);
+const TIMES: u32 = 4;
 /// How long threads and connections may take to go. Only what never goes comes near it.
 const GONE: Duration = Duration::from_secs(30);
 
@@ -355,7 +359,9 @@ impl Hand<'_> {
 
     fn lost(&self, guard: &LockGuard, lock: u32) -> Outcome {
         let at = now();
-        let why = guard.lost().try_recv().map_or_else(|_| "without a word".to_owned(), |why| why.to_string());
+        // Whoever ends a lease tells it, and may have to wait for a processor in between.
+        let why = (0..TIMES).find_map(|_| guard.lost().recv_timeout(NEWS).ok());
+        let why = why.map_or_else(|| UNTOLD.to_owned(), |why| why.to_string());
         self.diary.tell_as_of(at, lock, Event::Lost { why })
     }
 }

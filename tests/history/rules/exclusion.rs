@@ -212,7 +212,9 @@ mod tests {
 
     #[test]
     fn what_stands_in_no_renewals_way_prolongs_no_excuse() {
-        let late = format!("{FIRST}\n500 0@1 1 fault 1 1 delete 0\n501 0 1 over 1\n600 2@1 8 enter 3900 6 b\n2900 1@1 7 look 3000\n2900 1@1 7 leave\n3000 2@1 8 leave");
+        let late = format!(
+            "{FIRST}\n500 0@1 1 fault 1 1 delete 0\n501 0 1 over 1\n600 2@1 8 enter 3900 6 b\n2900 1@1 7 look 3000\n2900 1@1 7 leave\n3000 2@1 8 leave"
+        );
         assert_eq!(overlaps_of(&late), [(2300, false)]);
         for other in ["0@2 1 fault 2 1 delete", "0@2 1 fault 2 1 delete-fence", "0 1 fault 2 1 flush-scripts"] {
             let more = format!("{late}\n400 {other} 0\n401 0 1 over 2");

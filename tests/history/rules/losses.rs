@@ -1,4 +1,5 @@
-//! Losses with a reason: nobody is told that its lock is lost where the nodes were there, and its process ran.
+//! Losses with a reason: nobody is told that its lock is lost where the nodes were there, and its process ran; and
+//! everybody is told why.
 
 use super::{Finding, Rule, span};
 use crate::history::{
@@ -16,7 +17,7 @@ const LOOKS: usize = 5;
 /// A node tells its age in whole seconds, of which both ends are cut.
 const AGE_SLACK: u64 = 2_000_000_000;
 
-/// How many losses there were, and those that nothing justifies.
+/// How many losses there were, and those that nothing justifies or that were not told.
 #[derive(Debug, Default)]
 pub(crate) struct Losses {
     pub(crate) count: usize,
@@ -45,6 +46,14 @@ pub(crate) fn find(story: &Story) -> Losses {
             ),
         });
     }
+    losses.findings.extend(story.untold.iter().map(|(at, seat, lock)| Finding {
+        rule: Rule::Losses,
+        lock: *lock,
+        seats: vec![*seat],
+        from: *at,
+        until: *at,
+        text: format!("at {} child {seat} had lost lock {lock}, and was not told so", story.clock(*at)),
+    }));
     losses
 }
 
@@ -175,5 +184,12 @@ mod tests {
         assert_eq!(three("500:a 500:a -", &fault(2, "restart", 1000, 1200)), 1);
         let late = |at: u64| if at < 4500 { "500:a 500:a -" } else { "500:a 500:a 500:a" };
         assert_eq!(wrong(3, late, &fault(2, "freeze", 4500, 4600)), 0, "it came too late to be renewed there");
+    }
+
+    #[test]
+    fn a_loss_is_told_even_if_the_lock_was_never_believed_in() {
+        let lost = "10 1@1 7 wait\n20 1@1 7 lost without a word";
+        assert_eq!(find(&story(lost)).findings.len(), 1);
+        assert_eq!(find(&story(&lost.replace("without a word", "gone"))).findings.len(), 0);
     }
 }
