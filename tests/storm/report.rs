@@ -84,7 +84,7 @@ pub(crate) fn table(story: &Story, verdict: &Verdict<'_>) -> String {
     line(
         "lost for nothing",
         verdict.against(Rule::Losses).len().to_string(),
-        format!("of {}; the others have a reason", verdict.losses.count),
+        format!("or not told, of {}; the others have a reason", verdict.losses.count),
     );
     let waits = story.waits.iter().filter(|wait| wait.entered).map(|wait| wait.until - wait.from);
     line("longest wait", span(waits.max().unwrap_or(0)), "until a lock was there, stops included".to_owned());
@@ -93,6 +93,7 @@ pub(crate) fn table(story: &Story, verdict: &Verdict<'_>) -> String {
         span(verdict.gaps.longest),
         format!("while somebody wanted it and nothing was done to anybody, {} times", verdict.gaps.count),
     );
+    line("most overtaken", verdict.gaps.overtaken.to_string(), "later ones had the lock before, in peace".to_owned());
     let excess = story.calls.iter().filter_map(bounds::excess).max().unwrap_or(0);
     line(
         "calls over bound",

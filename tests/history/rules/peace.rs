@@ -1,5 +1,6 @@
 //! Bounded waits and recovery from crashes: nobody waits for a lock that nobody believes in for longer than what a dead
 //! holder can have left of its lease, and the time it takes to be told, once nothing more is done to servers and processes.
+//! Nor do very many who came later get it before.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -9,17 +10,23 @@ use super::{
 };
 use crate::history::{
     event::Kind,
-    story::{Done, End, Story, Wait},
+    story::{Done, End, Hold, Story, Wait},
 };
 
 /// How soon the head of a line looks by itself, and everything around it.
 const LOOK: u64 = 1_000_000_000;
+
+/// So many who came later get a lock before somebody who is in line, and to whom nothing happens. In peace and in good
+/// order it is none; one whose place was passed over may need several rounds to be seen to be there.
+const OVERTAKERS: usize = 40;
 
 /// The times in which a lock was free and wanted, and nothing was done to anybody.
 #[derive(Debug, Default)]
 pub(crate) struct Gaps {
     pub(crate) count: usize,
     pub(crate) longest: u64,
+    /// By how many who came later somebody was overtaken in peace.
+    pub(crate) overtaken: usize,
     pub(crate) findings: Vec<Finding>,
 }
 
@@ -33,12 +40,32 @@ pub(crate) fn find(story: &Story) -> Gaps {
     let mut gaps = Gaps::default();
     for lock in locks {
         let (unrest, moments) = (unrest(story, lock), moments(story, lock));
+        let holds = || story.holds.iter().filter(move |hold| hold.lock == lock);
+        let got: Vec<&Hold> = holds().collect();
         let mut waited = Vec::new();
         for wait in story.waits.iter().filter(|wait| wait.lock == lock) {
             let awake = vec![(wait.from, wait.until)];
-            waited.extend(stops.get(&wait.pid).map_or_else(|| awake.clone(), |stops| without(&awake, stops)));
+            let awake = stops.get(&wait.pid).map_or_else(|| awake.clone(), |stops| without(&awake, stops));
+            let peace = cut(&without(&awake, &unrest), &moments);
+            let overtaken = peace.into_iter().map(|(from, until)| overtakers(story, wait, &got, from, until)).max();
+            let overtaken = overtaken.unwrap_or(0);
+            gaps.overtaken = gaps.overtaken.max(overtaken);
+            if overtaken > OVERTAKERS {
+                gaps.findings.push(Finding {
+                    rule: Rule::Peace,
+                    lock,
+                    seats: vec![wait.seat],
+                    from: wait.from,
+                    until: wait.until,
+                    text: format!(
+                        "from {} on child {} waited for lock {lock}, and {overtaken} who came later got it before, in peace",
+                        story.clock(wait.from),
+                        wait.seat
+                    ),
+                });
+            }
+            waited.extend(awake);
         }
-        let holds = || story.holds.iter().filter(move |hold| hold.lock == lock);
         let held = union(holds().map(|hold| (hold.from, hold.until.max(hold.from + 1))).collect());
         let free = without(&without(&union(waited), &held), &unrest);
         let mut left: Vec<u64> = holds().filter(|hold| hold.end == End::Left).map(|hold| hold.until).collect();
@@ -65,6 +92,17 @@ pub(crate) fn find(story: &Story) -> Gaps {
         }
     }
     gaps
+}
+
+/// How many asked for the lock and got it within these moments while somebody waited for it, once what happened before
+/// is over: a place in line that was lost with a connection, say, is taken again by then. `got` is in order.
+fn overtakers(story: &Story, wait: &Wait, got: &[&Hold], from: u64, until: u64) -> usize {
+    let terms = &story.terms;
+    let late = story.lateness(wait.pid, from, until) + story.lateness(story.parent, from, until);
+    let settled = from + terms.ttl + 2 * terms.operation_timeout + LOOK + 2 * late;
+    let first = got.partition_point(|hold| hold.from < settled);
+    let within = got[first..].iter().take_while(|hold| hold.from < until);
+    within.filter(|hold| hold.asked > settled).count()
 }
 
 /// How long a lock may stay free within these moments.
@@ -217,6 +255,25 @@ mod tests {
         assert_ne!(wrong(1, &(crash(60_000) + &often(line))), 0, "a key of another lock");
         let line = "AT 3@2 9 wait\nAT 3@2 9 again unavailable: x";
         assert_ne!(wrong(1, &(crash(60_000) + &often(line))), 0, "a call for another lock");
+    }
+
+    #[test]
+    fn who_waits_is_not_overtaken_by_very_many() {
+        // What came before the first has settled after 5 s.
+        let line = |later: u64, more: &str| {
+            let turn = |n: u64| {
+                let at = 6000 + 100 * n;
+                format!("{at} 1@1 7 wait\n{} 1@1 7 enter 90000000000 {n} a\n{} 1@1 7 leave\n", at + 1, at + 99)
+            };
+            let turns: String = (0..later).map(turn).collect();
+            wrong(1, &format!("1 2@1 8 wait\n2 3@1 9 enter 5999000000 1 x\n5999 3@1 9 leave\n{turns}{more}"))
+        };
+        assert_eq!(line(40, ""), 0);
+        assert_eq!(line(41, ""), 1);
+        assert_eq!(line(60, "8000 0 8 stopped\n8001 0 8 continued"), 0, "it was stopped in line");
+        assert_eq!(line(60, "8000 0 1 fault 1 1 cut-clients 0\n8001 0 1 over 1"), 0, "its connection was cut");
+        assert_eq!(line(60, "8000 0@2 1 fault 1 1 delete 0\n8001 0 1 over 1"), 1, "another lock's key");
+        assert_eq!(line(60, "12500 2@1 8 enter 90000000000 99 b"), 1, "even if it gets it at last");
     }
 
     #[test]
