@@ -35,6 +35,8 @@ const NODES_MAX: usize = 15;
 #[must_use]
 pub struct Config {
     urls: Vec<String>,
+    /// The variable whose URL is no text: it may not be passed over, which would be to lock elsewhere.
+    unreadable: Option<&'static str>,
     password: Option<String>,
     prefix: String,
     pool_size: u32,
@@ -70,6 +72,7 @@ impl Config {
     {
         Config {
             urls: urls.into_iter().map(Into::into).collect(),
+            unreadable: None,
             password: None,
             prefix: "lock:".into(),
             pool_size: 10,
@@ -84,10 +87,17 @@ impl Config {
     }
 
     /// The URL, or URLs, from the environment: `DISTLOCK_URL`, else `REDIS_URL`, else `redis://127.0.0.1:6379`.
+    /// One that is not UTF-8 is refused when a manager is made of it.
     pub fn from_env() -> Config {
-        let url =
-            ["DISTLOCK_URL", "REDIS_URL"].iter().find_map(|name| env::var(name).ok().filter(|url| !url.is_empty()));
-        Config::new(url.unwrap_or_else(|| "redis://127.0.0.1:6379".into()))
+        let set = |name| env::var_os(name).filter(|url| !url.is_empty()).map(|url| (name, url));
+        match ["DISTLOCK_URL", "REDIS_URL"].into_iter().find_map(set) {
+            Some((name, url)) => match url.into_string() {
+                Ok(url) => Config::new(url),
+                // Still one server for those who look at the nodes one by one, and none that works.
+                Err(_) => Config { unreadable: Some(name), ..Config::nodes([""]) },
+            },
+            None => Config::new("redis://127.0.0.1:6379"),
+        }
     }
 
     /// The password for all servers whose URL has none: for secrets that are kept apart from addresses. Defaults to none.
@@ -186,8 +196,11 @@ impl Config {
 
     /// Checks everything; the only way from here to a manager.
     pub(crate) fn check(&self) -> Result<Settings> {
-        let endpoints = self.urls.iter().map(|url| self.endpoint(url)).collect::<Result<Vec<_>>>()?;
         let invalid = |reason: String| Err(LockError::InvalidConfig { reason });
+        if let Some(name) = self.unreadable {
+            return invalid(format!("the URL in {name} is not UTF-8; write such bytes as %XX"));
+        }
+        let endpoints = self.urls.iter().map(|url| self.endpoint(url)).collect::<Result<Vec<_>>>()?;
         check_nodes(&endpoints)?;
         if self.pool_size == 0 || self.pool_size > POOL_SIZE_MAX {
             return invalid(format!("pool_size is {}, and has to be 1 to {POOL_SIZE_MAX}", self.pool_size));

@@ -1,6 +1,6 @@
 //! From options, environment and files to servers; and that no password gets out.
 
-use std::{fs, process::Command, time::Duration};
+use std::{ffi::OsStr, fs, os::unix::ffi::OsStrExt as _, process::Command, time::Duration};
 
 use tempfile::TempDir;
 
@@ -30,7 +30,7 @@ fn lists(command: Command, name: &str) {
     assert_eq!(names, [name], "{ended:?}");
 }
 
-fn with(mut command: Command, name: &str, value: impl AsRef<std::ffi::OsStr>) -> Command {
+fn with(mut command: Command, name: &str, value: impl AsRef<OsStr>) -> Command {
     command.env(name, value);
     command
 }
@@ -53,6 +53,24 @@ fn an_option_comes_before_the_environment_and_ours_before_the_common_one() {
     );
     // Before the subcommand as well.
     lists(with(distlock(&["--url", &one.url(), "ls"]), "DISTLOCK_URL", two.url()), "one");
+}
+
+/// To pass it over would be to lock elsewhere than everybody else.
+#[test]
+fn an_address_in_the_environment_that_is_no_text_is_refused_and_not_repeated() {
+    let server = RedisServer::start();
+    let latin = OsStr::from_bytes(b"redis://:caf\xe9-au-lait@127.0.0.1:1");
+    for (name, other, url) in
+        [("DISTLOCK_URL", "REDIS_URL", server.url()), ("REDIS_URL", "DISTLOCK_URL", String::new())]
+    {
+        for args in [&["ls"][..], &["doctor"], &["bench"], &["run", "x", "--", "true"]] {
+            let ended = run(with(with(distlock(args), name, latin), other, &url)).with(64).only_says(name);
+            assert!(!ended.err.contains("caf") && !ended.err.contains("au-lait"), "{ended:?}");
+        }
+    }
+    // What comes before it is taken.
+    run(with(with(distlock(&["ls"]), "REDIS_URL", latin), "DISTLOCK_URL", server.url())).with(0);
+    run(with(distlock(&["ls", "--url", &server.url()]), "DISTLOCK_URL", latin)).with(0);
 }
 
 #[test]
