@@ -189,10 +189,12 @@ impl Connection {
     fn sign_in(&mut self, deadline: Moment) -> Result<Greeting, Failure> {
         let endpoint = self.endpoint.clone();
         let mut steps: Vec<Vec<&[u8]>> = Vec::new();
-        if let Some(password) = &endpoint.password {
+        let (user, password) = (endpoint.user.as_deref(), endpoint.password.as_deref());
+        // A user may need no password. Every connection begins as `default`, which old servers do not know by name.
+        if password.is_some() || user.is_some_and(|user| user != "default") {
             let mut auth: Vec<&[u8]> = vec![b"AUTH"];
-            auth.extend(endpoint.user.as_ref().map(String::as_bytes));
-            auth.push(password.as_bytes());
+            auth.extend(user.map(str::as_bytes));
+            auth.push(password.unwrap_or_default().as_bytes());
             steps.push(auth);
         }
         let db = endpoint.db.to_string();

@@ -26,6 +26,36 @@ fn user(server: &RedisServer, rights: impl Iterator<Item = &'static str>) -> Red
     RedisMgr::new(impatient(format!("redis://app:pw@{}", server.addr())).operation_timeout(2 * SECOND)).unwrap()
 }
 
+#[test]
+fn a_user_without_a_password_signs_in_as_itself() {
+    let server = RedisServer::start();
+    server.cli(&["ACL", "SETUSER", "app", "on", "nopass", "~*", "&*", "+@all"]);
+    server.cli(&["ACL", "SETUSER", "strict", "on", ">pw", "~*", "&*", "+@all"]);
+    let at = |user: &str| RedisMgr::new(impatient(format!("redis://{user}@{}", server.addr()))).unwrap();
+    for user in ["app", "app:"] {
+        let mgr = at(user);
+        let guard = mgr.lock("x").unwrap();
+        let names: String = redis::cmd("ACL").arg("WHOAMI").query(&mut mgr.connection().unwrap()).unwrap();
+        assert_eq!(names, "app");
+        guard.release().unwrap().unwrap_released();
+    }
+    // Nobody is let in as somebody else.
+    for user in ["strict", "nobody"] {
+        let error = at(user).ping().unwrap_err();
+        assert_eq!(error.code(), Some("WRONGPASS"), "{error}");
+    }
+    // Every connection begins as this one.
+    assert!(at("default").ping().is_ok());
+    let apart = impatient(format!("redis://strict@{}", server.addr())).password("pw");
+    assert!(RedisMgr::new(apart).unwrap().ping().is_ok());
+
+    let app = at("app");
+    server.cli(&["ACL", "SETUSER", "default", "off"]);
+    app.ping().unwrap();
+    drop(at("app").try_lock("x").unwrap());
+    assert!(at("default").ping().unwrap_err().is_refused());
+}
+
 /// Everything that the library does with a server, each step by its name.
 fn tour(server: &RedisServer, mgr: &RedisMgr) -> Result<(), (&'static str, LockError)> {
     let step = |name| move |error| (name, error);
