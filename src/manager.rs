@@ -208,17 +208,15 @@ impl RedisMgr {
     /// The C++ design's `releaseLock`: true if the lock was held under `id` until now. A wrong identifier touches
     /// nothing, neither the lock nor its renewal. An identifier of another process is released too.
     ///
+    /// Releasing twice returns false the second time. So it does, at once, while another thread is releasing the same
+    /// identifier: the lock may still stand on the server then, and it is the first call that says how that went.
+    ///
     /// # Errors
     ///
     /// Those of [`LockGuard::release`].
     pub fn release_lock(&self, name: &str, id: &str) -> Result<bool> {
         let core = self.service.core()?;
-        let key = core.key(name)?;
-        let outcome = match core.take_by_id(&key, id) {
-            Some(kept) => core.give_up(kept, core.operation_timeout())?,
-            None => core.release(&key, id)?,
-        };
-        Ok(outcome == Released::Released)
+        Ok(core.release_by_id(&core.key(name)?, id)? == Released::Released)
     }
 
     /// Who holds the lock now, for how long, and how many wait; `None` when it is free. Changes nothing.

@@ -52,7 +52,24 @@ pub(crate) struct Core {
     /// Since when it is shut down.
     closed: OnceLock<Moment>,
     /// Locks whose holders only remember an identifier.
-    by_id: Mutex<HashMap<String, Kept>>,
+    by_id: Mutex<HashMap<String, ById>>,
+}
+
+/// A lock whose holder only remembers its identifier.
+#[derive(Debug)]
+enum ById {
+    Kept(Kept),
+    /// The lock of this key is being given up.
+    Going(LockKey),
+}
+
+impl ById {
+    fn key(&self) -> &LockKey {
+        match self {
+            ById::Kept(kept) => &kept.lease.claim.key,
+            ById::Going(key) => key,
+        }
+    }
 }
 
 /// A lease, and the registration that keeps it alive.
@@ -302,14 +319,26 @@ impl Core {
             drop(by_id);
             return self.let_go(kept, self.patience()).and(Err(LockError::Shutdown));
         }
-        by_id.insert(id.clone(), kept);
+        by_id.insert(id.clone(), ById::Kept(kept));
         Ok(id)
     }
 
-    /// The lock that was kept under this identifier, if it is the one of this name.
-    pub(crate) fn take_by_id(&self, key: &LockKey, id: &str) -> Option<Kept> {
-        let mut by_id = self.by_id.lock();
-        by_id.get(id).is_some_and(|kept| kept.lease.claim.key == *key).then(|| by_id.remove(id))?
+    /// Gives up the lock of this name that was kept under this identifier, or else one of another process.
+    pub(crate) fn release_by_id(&self, key: &LockKey, id: &str) -> Result<Released> {
+        let entry = match self.by_id.lock().get_mut(id) {
+            Some(entry) if entry.key() == key => Some(std::mem::replace(entry, ById::Going(key.clone()))),
+            _ => None,
+        };
+        match entry {
+            Some(ById::Kept(kept)) => {
+                let outcome = self.give_up(kept, self.operation_timeout());
+                self.by_id.lock().remove(id);
+                outcome
+            }
+            // To release it as well would be to overtake its holder, who would take that for a loss.
+            Some(ById::Going(_)) => Ok(Released::Gone),
+            None => self.release(key, id),
+        }
     }
 
     pub(crate) fn inspect(&self, key: &LockKey) -> Result<Option<Holder>> {
@@ -389,7 +418,7 @@ impl Core {
     }
 
     /// Releases what is held under `id`, by whomever.
-    pub(crate) fn release(&self, key: &LockKey, id: &str) -> Result<Released> {
+    fn release(&self, key: &LockKey, id: &str) -> Result<Released> {
         self.release_by(key, id.as_bytes(), false, self.operation_deadline())
     }
 

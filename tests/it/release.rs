@@ -1,8 +1,9 @@
 //! Giving a lock up: what it says, what it leaves, and servers that do not answer meanwhile.
 
-use std::{panic, thread, time::Duration};
+use std::{panic, sync::Arc, thread, time::Duration};
 
-use distlock::{LockError, LockGuard, RedisMgr, Released};
+use distlock::{HandleEvent, LockError, LockGuard, LostEvent, RedisMgr, Released, ReleasedEvent};
+use parking_lot::Mutex;
 
 use crate::{
     kit::{
@@ -250,6 +251,53 @@ fn release_lock_knows_identifiers_of_other_managers() {
     assert_ne!(next, id);
     assert!(other.release_lock("x", &next).unwrap());
     assert_eq!(get(&server, LOCK), None);
+}
+
+#[derive(Debug, Default)]
+struct Ends(Mutex<Vec<&'static str>>);
+
+impl HandleEvent for Ends {
+    fn released(&self, _: &ReleasedEvent<'_>) {
+        self.0.lock().push("released");
+    }
+    fn lost(&self, _: &LostEvent<'_>) {
+        self.0.lock().push("lost");
+    }
+}
+
+/// The second one must not overtake the first, which would be told that its lock had been lost.
+#[test]
+fn of_two_who_release_one_identifier_at_once_the_first_does_it() {
+    let told = Arc::new(Ends::default());
+    let handler = told.clone();
+    let (server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(8 * SECOND).events(handler));
+    let id = mgr.acquire_lock("x", 30 * SECOND, SECOND).unwrap().unwrap();
+    let release = proxy.on_request(contains(LOCK), Fault::HoldRequest);
+    let own = id.clone();
+    let first = in_thread(&mgr, "x", move |mgr, name| mgr.release_lock(name, &own));
+    release.wait_fired();
+    assert!(!within(BOUNDED, "the second", || mgr.release_lock("x", &id)).unwrap());
+    assert_eq!(get(&server, LOCK).as_deref(), Some(id.as_str()));
+    release.let_go();
+    assert!(first.join().unwrap().unwrap());
+    assert_eq!((get(&server, LOCK), mgr.metrics().lost()), (None, 0));
+    assert!(!mgr.release_lock("x", &id).unwrap());
+    mgr.shutdown();
+    assert_eq!(*told.0.lock(), ["released"]);
+}
+
+#[test]
+fn who_could_not_release_an_identifier_can_try_again() {
+    let (server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(SECOND));
+    let id = mgr.acquire_lock("x", 30 * SECOND, SECOND).unwrap().unwrap();
+    let release = proxy.on_request(contains(LOCK), Fault::ReplaceReply(b"-ERR not now\r\n".to_vec()));
+    assert!(mgr.release_lock("x", &id).is_err());
+    assert_eq!(release.fired(), 1);
+    // What is taken back in the background may come first.
+    eventually("it can be released", CEILING, || {
+        server.cli(&["SET", LOCK, &id, "PX", "60000"]);
+        mgr.release_lock("x", &id).unwrap()
+    });
 }
 
 #[test]
