@@ -4,6 +4,7 @@ use std::{
     cell::RefCell,
     collections::HashMap,
     ops::Deref,
+    ptr,
     rc::{Rc, Weak},
     sync::Arc,
 };
@@ -82,8 +83,15 @@ impl ReentrantGuard {
     }
 
     fn forget(&self) {
+        let key = (self.service, Box::from(self.guard.name()));
         // While the thread ends, its table may be gone already, and needs no tidying then.
-        let _ = HELD.try_with(|held| held.borrow_mut().remove(&(self.service, Box::from(self.guard.name()))));
+        let _ = HELD.try_with(|held| {
+            let mut held = held.borrow_mut();
+            // A handler that is told of the release may have taken the lock again.
+            if held.get(&key).is_some_and(|guard| ptr::eq(guard.as_ptr(), Rc::as_ptr(&self.guard))) {
+                held.remove(&key);
+            }
+        });
     }
 }
 

@@ -1,11 +1,12 @@
 //! A lock that its thread can take again.
 
-use std::time::Duration;
+use std::{cell::RefCell, sync::Arc, time::Duration};
 
-use distlock::{LockError, Released};
+use distlock::{HandleEvent, LockError, RedisMgr, ReentrantGuard, Released, ReleasedEvent};
+use parking_lot::Mutex;
 
 use crate::{
-    kit::{BOUNDED, SECOND, await_queued, fence_key, get, in_thread, lease, manager, within},
+    kit::{BOUNDED, SECOND, await_queued, fence_key, get, in_thread, lease, manager, patient, within},
     support::{CEILING, RedisServer, eventually},
 };
 
@@ -112,7 +113,7 @@ fn a_panic_lets_go_of_every_hold() {
 
 #[test]
 fn a_thread_that_ends_with_a_hold_in_its_storage_releases_it() {
-    thread_local!(static KEPT: std::cell::RefCell<Option<distlock::ReentrantGuard>> = const { std::cell::RefCell::new(None) });
+    thread_local!(static KEPT: RefCell<Option<ReentrantGuard>> = const { RefCell::new(None) });
     let server = RedisServer::start();
     let mgr = manager(&server);
     let kept = in_thread(&mgr, "x", |mgr, name| {
@@ -135,4 +136,40 @@ fn an_ordinary_lock_is_not_reentrant_and_says_who_has_it() {
     // Nor are the two kinds one.
     let now = lease(SECOND).wait(Duration::ZERO);
     assert!(mgr.lock_reentrant_with("x", &now).unwrap_err().is_contended());
+}
+
+thread_local!(static TAKEN: RefCell<Option<ReentrantGuard>> = const { RefCell::new(None) });
+
+/// Takes the lock again, once, when it is told of a release.
+#[derive(Debug, Default)]
+struct Again(Mutex<Option<RedisMgr>>);
+
+impl HandleEvent for Again {
+    fn released(&self, event: &ReleasedEvent<'_>) {
+        let mgr = self.0.lock().take();
+        if let Some(mgr) = mgr {
+            TAKEN.set(Some(mgr.lock_reentrant(event.lock()).unwrap()));
+        }
+    }
+}
+
+#[test]
+fn what_is_taken_again_while_it_is_released_can_be_entered() {
+    let server = RedisServer::start();
+    let handler = Arc::new(Again::default());
+    let mgr = RedisMgr::new(patient(server.url()).events(handler.clone())).unwrap();
+    for asks in [true, false] {
+        let guard = mgr.lock_reentrant("x").unwrap();
+        *handler.0.lock() = Some(mgr.clone());
+        if asks {
+            assert_eq!(guard.release().unwrap(), Some(Released::Released));
+        } else {
+            drop(guard);
+        }
+        let again = mgr.lock_reentrant_with("x", &lease(SECOND).wait(Duration::ZERO)).unwrap();
+        assert_eq!(again.hold_count(), 2);
+        TAKEN.take();
+        assert_eq!(again.release().unwrap(), Some(Released::Released));
+        assert_eq!(get(&server, LOCK), None);
+    }
 }
