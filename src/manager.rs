@@ -167,7 +167,8 @@ impl RedisMgr {
     ///
     /// # Errors
     ///
-    /// Those of [`lock`](Self::lock); [`LockError::Lost`] when this thread holds the lock and has lost it.
+    /// Those of [`lock`](Self::lock); [`LockError::Lost`] when this thread holds the lock and has lost it;
+    /// [`LockError::InvalidOptions`] in a destructor of the thread's storage, if what the thread holds is forgotten already.
     pub fn lock_reentrant(&self, name: &str) -> Result<ReentrantGuard> {
         self.lock_reentrant_with(name, &LockOptions::new())
     }
@@ -176,7 +177,7 @@ impl RedisMgr {
     ///
     /// # Errors
     ///
-    /// Those of [`lock_with`](Self::lock_with); [`LockError::Lost`] when this thread holds the lock and has lost it.
+    /// Those of [`lock_with`](Self::lock_with), and as [`lock_reentrant`](Self::lock_reentrant).
     pub fn lock_reentrant_with(&self, name: &str, options: &LockOptions) -> Result<ReentrantGuard> {
         ReentrantGuard::enter(&self.service, name, options)
     }

@@ -50,14 +50,19 @@ impl ReentrantGuard {
     pub(crate) fn enter(service: &Arc<Service>, name: &str, options: &LockOptions) -> Result<ReentrantGuard> {
         let core = service.core()?;
         let key = (service.number(), Box::from(name));
-        let held = HELD.with(|held| held.borrow().get(&key).and_then(Weak::upgrade));
+        let held = HELD.try_with(|held| held.borrow().get(&key).and_then(Weak::upgrade));
+        // It may hold this lock, and would wait for itself.
+        let held = held.map_err(|_| LockError::InvalidOptions {
+            reason: "this thread is ending, and does not know any more what it holds; take an ordinary lock".into(),
+        })?;
         if let Some(guard) = held {
             guard.ensure_held()?;
             return Ok(ReentrantGuard { guard, service: key.0 });
         }
         let guard = Rc::new(LockGuard::new(core.take(name, options)?, service.clone()));
         let number = key.0;
-        HELD.with(|held| held.borrow_mut().insert(key, Rc::downgrade(&guard)));
+        // The table was there before, and does not go while its thread is in here.
+        let _ = HELD.try_with(|held| held.borrow_mut().insert(key, Rc::downgrade(&guard)));
         Ok(ReentrantGuard { guard, service: number })
     }
 

@@ -1,6 +1,10 @@
 //! A lock that its thread can take again.
 
-use std::{cell::RefCell, sync::Arc, time::Duration};
+use std::{
+    cell::RefCell,
+    sync::{Arc, mpsc},
+    time::Duration,
+};
 
 use distlock::{HandleEvent, LockError, RedisMgr, ReentrantGuard, Released, ReleasedEvent};
 use parking_lot::Mutex;
@@ -172,4 +176,36 @@ fn what_is_taken_again_while_it_is_released_can_be_entered() {
         assert_eq!(again.release().unwrap(), Some(Released::Released));
         assert_eq!(get(&server, LOCK), None);
     }
+}
+
+/// Locks when its thread ends, and says how that went.
+struct Late(RedisMgr, mpsc::Sender<Result<(), LockError>>);
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        let _ = self.1.send(self.0.lock_reentrant("x").map(drop));
+        let _ = self.1.send(self.0.lock("x").map(drop));
+    }
+}
+
+/// A panic in there would end the process.
+#[test]
+fn a_thread_that_has_forgotten_what_it_holds_is_refused() {
+    thread_local!(static LATE: RefCell<Option<Late>> = const { RefCell::new(None) });
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let (sender, said) = mpsc::channel();
+    // What is used first goes last: the table of what is held is gone by then.
+    let ends = in_thread(&mgr, "y", move |mgr, name| {
+        LATE.set(Some(Late(mgr.clone(), sender)));
+        drop(mgr.lock_reentrant(name).unwrap());
+    });
+    ends.join().unwrap();
+    let refused = said.recv().unwrap().unwrap_err();
+    assert!(
+        matches!(&refused, LockError::InvalidOptions { .. }) && refused.to_string().contains("thread"),
+        "{refused}"
+    );
+    said.recv().unwrap().unwrap();
+    assert_eq!(get(&server, LOCK), None);
 }
