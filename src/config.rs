@@ -158,8 +158,8 @@ impl Config {
 
     /// For how long one of several nodes does not vote after it may have lost its memory: after a restart, the first
     /// start included. Voting sooner, it would give locks away that it has forgotten. One that writes everything to disk
-    /// before it answers (`appendonly yes`, `appendfsync always`) is told when it has outlived this, under the key
-    /// `distlock:memory`; a restart with that key on its disk costs it no votes.
+    /// before it answers (`appendonly yes`, `appendfsync always`), and has no replicas, is told when it has outlived this,
+    /// under the key `distlock:memory`; a restart with that key on its disk costs it no votes.
     ///
     /// It has to be the longest [`ttl`](Self::ttl) that anybody takes locks with on these nodes, and a lock with a longer one
     /// is refused. Defaults to the ttl of this configuration for three nodes and more, and to zero, which switches it

@@ -29,7 +29,8 @@ pub(crate) struct Identity {
     pub(crate) is_master: bool,
     /// Differs between all times that any server is a master, if it is known to have been a replica before, in this run.
     pub(crate) promotion: Option<String>,
-    /// It writes down what it does before it answers, so that the next restart loses nothing.
+    /// It writes down what it does before it answers, so that the next restart loses nothing; and no replica has what it
+    /// remembers of itself, which it would repeat as its own.
     pub(crate) forgets_nothing: bool,
     /// What stands under `MEMORY_KEY` about a server that forgets nothing.
     pub(crate) memory: Option<Duration>,
@@ -84,10 +85,19 @@ impl Facts {
             up_for: if promotion.is_some() { self.memory(promotion.as_deref()).unwrap_or_default() } else { up_for },
             asked_at,
             is_master: self.field("role")? == "master",
-            forgets_nothing: self.fsync_always && self.field("aof_enabled") == Some("1") && promotion.is_none(),
+            forgets_nothing: self.is_durable() && !self.has_replicas() && promotion.is_none(),
             promotion,
             memory: self.memory(None),
         })
+    }
+
+    fn is_durable(&self) -> bool {
+        self.fsync_always && self.field("aof_enabled") == Some("1")
+    }
+
+    /// Or has had some lately. One of them that is started anew as a master shows no trace of what it was.
+    fn has_replicas(&self) -> bool {
+        self.field("repl_backlog_active") != Some("0")
     }
 
     /// Which time as a master this is, if it was a replica before: its data is then what another had sent so far. It takes
@@ -124,7 +134,7 @@ mod tests {
     fn facts(role: &str, aof: u8, fsync: &str) -> Facts {
         let mut facts = Facts::default();
         assert!(facts.take(QUESTIONS[0], &info("# Server\nrun_id:abc\nuptime_in_seconds:17\nuptime_in_days:0\n")));
-        assert!(facts.take(QUESTIONS[1], &info(&format!("# Replication\nrole:{role}\n"))));
+        assert!(facts.take(QUESTIONS[1], &info(&format!("# Replication\nrole:{role}\nrepl_backlog_active:0\n"))));
         assert!(facts.take(QUESTIONS[2], &info(&format!("# Persistence\naof_enabled:{aof}\n"))));
         let pair = ["appendfsync", fsync].map(|text| Value::BulkString(text.into()));
         assert!(facts.take(QUESTIONS[3], &Value::Array(pair.into())));
@@ -153,6 +163,17 @@ mod tests {
         assert!(!facts("slave", 1, "always").identity(at).unwrap().is_master);
         for (aof, fsync) in [(0, "always"), (1, "everysec"), (1, "no")] {
             assert!(!facts("master", aof, fsync).identity(at).unwrap().forgets_nothing, "{aof} {fsync}");
+        }
+    }
+
+    #[test]
+    fn who_has_replicas_may_come_back_as_one_of_them() {
+        let alone = facts("master", 1, "always");
+        assert!(alone.identity(Moment::NEVER).unwrap().forgets_nothing);
+        for backlog in ["repl_backlog_active:1", "repl_backlog_active:", "connected_slaves:0"] {
+            let info = alone.info.replace("repl_backlog_active:0", backlog);
+            let facts = Facts { info, fsync_always: true, memory: Some("7000".into()) };
+            assert!(!facts.identity(Moment::NEVER).unwrap().forgets_nothing, "{backlog}");
         }
     }
 

@@ -245,6 +245,33 @@ fn a_replica_that_has_become_a_master_does_not_vote_at_first() {
     eventually("it does not remember", CEILING, || nodes.values(MEMORY)[3].is_none());
 }
 
+/// Goal: a replica that was never promoted, but started anew as a master, does not pass for one that was told all it has on its
+/// disk. It shows no trace of having been one, so its master must not keep a word that would be copied to it.
+#[test]
+fn a_replica_that_is_started_as_a_master_does_not_vote_at_first() {
+    let nodes = Nodes::durable(4);
+    follow(nodes.server(3), nodes.server(0));
+    eventually("it writes down what it is sent", CEILING, || {
+        let info: String = nodes.server(3).query(&["INFO", "persistence"]);
+        info.contains("aof_rewrite_in_progress:0") && info.contains("aof_rewrite_scheduled:0")
+    });
+    assert!(nodes.values(MEMORY)[3].is_some(), "its master's word is copied to it");
+    let manager = |of: [usize; 3]| {
+        let urls = of.map(|node| nodes.url(node)).join(",");
+        RedisMgr::new(kit::patient(urls).operation_timeout(SECOND).quarantine(600 * SECOND)).unwrap()
+    };
+    drop(manager([0, 1, 2]).try_lock_for("x", BOUNDED).unwrap());
+    eventually("its master is told that it can be replaced", CEILING, || {
+        nodes.values(MEMORY).iter().map(Option::is_some).eq([false, true, true, false])
+    });
+    nodes.restart(3);
+    let info: String = nodes.server(3).query(&["INFO", "replication"]);
+    assert!(info.contains("role:master") && info.contains("master_replid2:0000"), "{info}");
+    nodes.kill(1);
+    let error = manager([1, 2, 3]).try_lock("x").unwrap_err();
+    assert!(error.nodes()[2].says.contains("it may have lost its data in a restart"), "{error}");
+}
+
 /// Goal: a promoted replica does not give away what it has not heard of, also to those who meet it for the first time. Method:
 /// A has its lock from {1, 2}, since 0 is out of its reach. The replica that takes the place of 2 did not hear of that, and is
 /// older than any lease.
