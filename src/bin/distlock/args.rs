@@ -93,6 +93,17 @@ pub(crate) struct Servers {
     /// The longest time for one exchange with a server
     #[arg(long, global = true, value_name = "SPAN", default_value = "1s", value_parser = span, help_heading = "Servers")]
     pub(crate) timeout: Duration,
+    /// How long one of several nodes that may have lost its data does not vote: the longest ttl that anybody uses there, and
+    /// the same for all. 0 is for never, as it is with two nodes unless you say otherwise [default: 30s]
+    #[arg(
+        long,
+        global = true,
+        value_name = "SPAN",
+        env = "DISTLOCK_QUARANTINE",
+        value_parser = span,
+        help_heading = "Servers"
+    )]
+    pub(crate) quarantine: Option<Duration>,
 }
 
 #[derive(Debug, Subcommand)]

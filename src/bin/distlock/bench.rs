@@ -21,6 +21,9 @@ use crate::{
 /// Short enough to measure something, and no longer than somebody waits for it.
 const TIME: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(10 * 60);
 
+/// What is left of the scratch lock when this is killed is gone after that.
+const TTL: Duration = Duration::from_secs(10);
+
 #[derive(Debug, Serialize)]
 struct Report {
     servers: Vec<String>,
@@ -45,7 +48,7 @@ pub(crate) fn run(servers: &Servers, options: &Bench) -> Outcome {
     }
     let urls = if options.urls.is_empty() { &servers.url } else { &options.urls };
     // Nobody but us knows the scratch name, so that nodes which have just started may vote on it.
-    let config = connect::config_at(servers, urls)?.pool_size(4).quarantine(Duration::ZERO);
+    let config = connect::config_at(servers, urls)?.pool_size(4).ttl(TTL).quarantine(Duration::ZERO);
     let nodes = config.each_node().into_iter().map(RedisMgr::new).collect::<Result<Vec<_>, _>>()?;
     let mgr = RedisMgr::new(config)?;
     let scratch = Scratch::new(servers.prefix.as_deref().unwrap_or("lock:"));

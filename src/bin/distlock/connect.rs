@@ -8,6 +8,7 @@ use distlock::{Config, RedisMgr};
 use crate::{
     args::{Servers, Unread},
     exit::Failure,
+    quarantine::Quarantine,
 };
 
 /// The configuration that the arguments and the environment ask for.
@@ -17,6 +18,7 @@ pub(crate) fn config(servers: &Servers) -> Result<Config, Failure> {
 
 /// The same for these servers, where there are any.
 pub(crate) fn config_at(servers: &Servers, urls: &[String]) -> Result<Config, Failure> {
+    let quarantine = Quarantine::of(servers)?;
     if urls.iter().any(|url| has_password(url)) {
         return Err(Failure::usage(Unread::Password.to_string()));
     }
@@ -29,6 +31,7 @@ pub(crate) fn config_at(servers: &Servers, urls: &[String]) -> Result<Config, Fa
     }
     // One command asks one thing at a time.
     config = config.pool_size(2).operation_timeout(servers.timeout);
+    config = quarantine.set(config);
     Ok(match &servers.prefix {
         Some(prefix) => config.prefix(prefix),
         None => config,

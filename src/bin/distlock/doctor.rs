@@ -9,7 +9,7 @@ mod rights;
 mod together;
 mod trial;
 
-use std::{fmt::Write as _, time::Duration};
+use std::fmt::Write as _;
 
 use serde::Serialize;
 
@@ -22,10 +22,8 @@ use crate::{
     connect,
     exit::{Exit, Failure, Outcome},
     output,
+    quarantine::{Quarantine, TTL},
 };
-
-/// What the library takes as a time to live.
-const TTL: std::ops::RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(24 * 60 * 60);
 
 /// All of it, for programs.
 #[derive(Debug, Serialize)]
@@ -42,8 +40,12 @@ pub(crate) fn run(servers: &Servers, options: &Doctor) -> Outcome {
     }
     let urls = if options.urls.is_empty() { &servers.url } else { &options.urls };
     let config = connect::config_at(servers, urls)?;
+    let quarantine = Quarantine::of(servers)?;
+    quarantine.admit(&config, options.ttl)?;
+    let nodes = config.each_node().len();
     let prefix = servers.prefix.clone().unwrap_or_else(|| "lock:".into());
-    let facts = collect::facts(&config, Aims { ttl: options.ttl, nodes: 0, prefix })?;
+    let aims = Aims { ttl: options.ttl, nodes, quarantine: quarantine.among(nodes), prefix };
+    let facts = collect::facts(&config, aims)?;
     let findings = findings(&facts);
     if options.json {
         output::print_json(&report(&facts, &findings))?;

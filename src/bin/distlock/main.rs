@@ -15,6 +15,7 @@ mod json;
 mod list;
 mod man;
 mod output;
+mod quarantine;
 mod release;
 mod run;
 mod scratch;

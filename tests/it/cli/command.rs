@@ -36,7 +36,14 @@ impl Drop for Running {
 /// The command without anything in its environment that could tell it of a server.
 pub(crate) fn distlock(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_distlock"));
-    let ours = ["REDIS_URL", "DISTLOCK_URL", "DISTLOCK_PASSWORD_FILE", "DISTLOCK_PREFIX", "DISTLOCK_LOG"];
+    let ours = [
+        "REDIS_URL",
+        "DISTLOCK_URL",
+        "DISTLOCK_PASSWORD_FILE",
+        "DISTLOCK_PREFIX",
+        "DISTLOCK_QUARANTINE",
+        "DISTLOCK_LOG",
+    ];
     for name in ours {
         command.env_remove(name);
     }

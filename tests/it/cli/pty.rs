@@ -41,7 +41,14 @@ impl Pty {
         let pair = native_pty_system().openpty(size(columns, lines)).expect("no pseudo-terminal");
         let mut command = CommandBuilder::new(env!("CARGO_BIN_EXE_distlock"));
         command.args(args);
-        for name in ["DISTLOCK_URL", "REDIS_URL", "DISTLOCK_PREFIX", "DISTLOCK_PASSWORD_FILE", "NO_COLOR"] {
+        for name in [
+            "DISTLOCK_URL",
+            "REDIS_URL",
+            "DISTLOCK_PREFIX",
+            "DISTLOCK_QUARANTINE",
+            "DISTLOCK_PASSWORD_FILE",
+            "NO_COLOR",
+        ] {
             command.env_remove(name);
         }
         command.env("TERM", "xterm-256color");

@@ -184,7 +184,7 @@ fn memory(node: &Node, _: &Aims) -> Option<Finding> {
     })
 }
 
-/// Three nodes and more keep one out that may have forgotten; one server, or two, cannot.
+/// Several nodes keep one out that may have forgotten; one server cannot.
 fn persistence(node: &Node, aims: &Aims) -> Option<Finding> {
     let info = node.info()?;
     let check = "persistence";
@@ -202,10 +202,10 @@ fn persistence(node: &Node, aims: &Aims) -> Option<Finding> {
         }
         (false, _) => "a restart forgets all locks",
     };
-    if aims.nodes > 2 {
+    if !aims.quarantine.is_zero() {
         let up = Duration::from_secs(info.number("uptime_in_seconds"));
-        let out = "it then does not vote until what it forgot has expired (Config::quarantine)";
-        let now = match aims.ttl.checked_sub(up) {
+        let out = "it then does not vote until what it forgot has expired (--quarantine)";
+        let now = match aims.quarantine.checked_sub(up) {
             Some(left) if !left.is_zero() => format!("; it has just started, and votes in {}", text::span(left)),
             _ => String::new(),
         };

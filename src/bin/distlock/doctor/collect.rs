@@ -21,9 +21,10 @@ const TRIAL_TTL: Duration = Duration::from_secs(30);
 
 /// Fails only where the configuration cannot work.
 pub(super) fn facts(config: &Config, aims: Aims) -> Result<Facts, LockError> {
+    // Nobody but us knows the scratch name, so that nodes which have just started may vote on it.
+    let config = config.clone().ttl(TRIAL_TTL).quarantine(Duration::ZERO);
     let managers = config.each_node().into_iter().map(RedisMgr::new).collect::<Result<Vec<_>, _>>()?;
     let scratch = Scratch::new(&aims.prefix);
-    let aims = Aims { nodes: managers.len(), ..aims };
     let nodes = thread::scope(|threads| {
         let asking: Vec<_> = managers.iter().map(|mgr| threads.spawn(|| node(mgr, &scratch, &aims.prefix))).collect();
         let gone = |mgr: &RedisMgr| Node::new(mgr.server(), Contact::Away("looking at it failed".into()));
@@ -32,8 +33,6 @@ pub(super) fn facts(config: &Config, aims: Aims) -> Result<Facts, LockError> {
     let mut facts = Facts { aims, nodes, trial: None };
     let answering = facts.nodes.iter().filter(|node| node.contact == Contact::Answers).count();
     if answering > facts.nodes.len() / 2 {
-        // Nobody but us knows the scratch name, so that nodes which have just started may vote on it.
-        let config = config.clone().ttl(TRIAL_TTL).quarantine(Duration::ZERO);
         let trial = RedisMgr::new(config).map_err(|error| error.to_string());
         facts.trial = Some(trial.and_then(|mgr| trial::hand_over(&mgr, &scratch.name)));
         for mgr in &managers {

@@ -17,6 +17,8 @@ pub(crate) struct Aims {
     /// The shortest time to live in use.
     pub(crate) ttl: Duration,
     pub(crate) nodes: usize,
+    /// How long a node that may have forgotten does not vote; zero for not at all.
+    pub(crate) quarantine: Duration,
     pub(crate) prefix: String,
 }
 

@@ -35,7 +35,9 @@ use crate::{
     args::{Run, Servers},
     clock, connect,
     exit::{Exit, Failure, Outcome},
-    output, text,
+    output,
+    quarantine::Quarantine,
+    text,
 };
 
 pub(crate) fn run(servers: &Servers, options: &Run) -> Outcome {
@@ -85,7 +87,9 @@ pub(crate) fn step(mut arguments: env::ArgsOs) -> Option<Outcome> {
 /// The password is read once: its file may be a pipe.
 fn config(servers: &Servers, options: &Run, plan: Plan) -> Result<(Config, Option<String>), Failure> {
     let password = servers.password_file.as_deref().map(connect::read_password).transpose()?;
-    let mut config = connect::config(&Servers { password_file: None, ..servers.clone() })?.ttl(options.ttl);
+    let mut config = connect::config(&Servers { password_file: None, ..servers.clone() })?;
+    Quarantine::of(servers)?.admit(&config, options.ttl)?;
+    config = config.ttl(options.ttl);
     if let Some(password) = &password {
         config = config.password(password);
     }
@@ -102,6 +106,7 @@ fn lock(servers: &Servers, options: &Run, password: Option<String>, guard: &Lock
         password,
         prefix: servers.prefix.clone(),
         timeout: servers.timeout,
+        quarantine: servers.quarantine,
         name: options.name.clone(),
         id: guard.id().to_string(),
         ttl: options.ttl,

@@ -78,8 +78,8 @@ fn carry_out(sentence: Option<Sentence>, limit: Duration) {
 }
 
 fn give_up(lock: &Lock) -> Outcome {
-    let Lock { urls, password, prefix, timeout, .. } = lock.clone();
-    let servers = Servers { url: urls, password_file: None, prefix, timeout };
+    let Lock { urls, password, prefix, timeout, quarantine, .. } = lock.clone();
+    let servers = Servers { url: urls, password_file: None, prefix, timeout, quarantine };
     let config = connect::config(&servers)?.password(password.unwrap_or_default()).ttl(lock.ttl);
     let released = distlock::RedisMgr::new(config)?.force_release_if(&lock.name, &lock.id)?;
     log::info!("released the lock of a wrapper that is gone: {released:?}");

@@ -61,7 +61,7 @@ impl Scene {
             run.args(["--timeout", "20s"]);
         }
         run.arg("run").args(options).args(["x", "--"]).args(command);
-        for name in ["REDIS_URL", "DISTLOCK_PASSWORD_FILE", "DISTLOCK_PREFIX", "DISTLOCK_LOG"] {
+        for name in ["REDIS_URL", "DISTLOCK_PASSWORD_FILE", "DISTLOCK_PREFIX", "DISTLOCK_QUARANTINE", "DISTLOCK_LOG"] {
             run.env_remove(name);
         }
         run.envs(self.environment()).stdin(Stdio::null());

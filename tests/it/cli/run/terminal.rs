@@ -35,7 +35,9 @@ impl Shell {
         for (name, value) in scene.environment() {
             command.env(name, value);
         }
-        for name in ["REDIS_URL", "DISTLOCK_PASSWORD_FILE", "DISTLOCK_PREFIX", "DISTLOCK_LOG", "ENV"] {
+        for name in
+            ["REDIS_URL", "DISTLOCK_PASSWORD_FILE", "DISTLOCK_PREFIX", "DISTLOCK_QUARANTINE", "DISTLOCK_LOG", "ENV"]
+        {
             command.env_remove(name);
         }
         command.env("PS1", "<ready>");

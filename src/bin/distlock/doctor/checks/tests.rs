@@ -11,7 +11,8 @@ use super::{
 };
 
 fn aims(nodes: usize) -> Aims {
-    Aims { ttl: Duration::from_secs(10), nodes, prefix: "lock:".into() }
+    let quarantine = Duration::from_secs(if nodes > 2 { 10 } else { 0 });
+    Aims { ttl: Duration::from_secs(10), nodes, quarantine, prefix: "lock:".into() }
 }
 
 fn node(info: &str) -> Node {
@@ -81,6 +82,10 @@ fn what_a_restart_forgets_matters_less_to_three_nodes() {
     }
     let young = persistence(&node("aof_enabled:0\nuptime_in_seconds:7"), &aims(3)).unwrap().says;
     assert!(young.ends_with("it has just started, and votes in 3.0s"), "{young}");
+    // The quarantine counts, and not the ttl.
+    let longer = Aims { quarantine: Duration::from_secs(17), ..aims(2) };
+    let young = persistence(&node("aof_enabled:0\nuptime_in_seconds:7"), &longer).unwrap().says;
+    assert!(young.ends_with("and votes in 10s"), "{young}");
     let old = persistence(&node("aof_enabled:0\nuptime_in_seconds:10"), &aims(3)).unwrap().says;
     assert!(!old.contains("just started"), "{old}");
 }

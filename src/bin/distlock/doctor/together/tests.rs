@@ -14,7 +14,8 @@ fn facts(servers: &[&str]) -> Facts {
         Node { info, ..Node::new(server, Contact::Answers) }
     };
     let nodes: Vec<Node> = servers.iter().enumerate().map(node).collect();
-    let aims = Aims { ttl: Duration::from_secs(10), nodes: nodes.len(), prefix: "lock:".into() };
+    let aims =
+        Aims { ttl: Duration::from_secs(10), nodes: nodes.len(), quarantine: Duration::ZERO, prefix: "lock:".into() };
     Facts { aims, nodes, trial: None }
 }
 
