@@ -58,7 +58,7 @@ pub(crate) fn has_password(urls: &str) -> bool {
 
 /// URLs with commas between them, as the library divides them: where a scheme stands behind a comma. A password may have
 /// that in it too; what is left of it is then no port, unless it is a number.
-fn divide(urls: &str) -> impl Iterator<Item = &str> {
+pub(crate) fn divide(urls: &str) -> impl Iterator<Item = &str> {
     let is_end = |at: &usize| {
         let next = urls[at + 1..].split(',').next().unwrap_or_default();
         next.trim_start().split_once("://").is_some_and(|(scheme, _)| {

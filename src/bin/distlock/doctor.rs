@@ -23,6 +23,7 @@ use crate::{
     exit::{Exit, Failure, Outcome},
     output,
     quarantine::{Quarantine, TTL},
+    secrets::Secrets,
 };
 
 /// All of it, for programs.
@@ -39,13 +40,16 @@ pub(crate) fn run(servers: &Servers, options: &Doctor) -> Outcome {
         return Err(Failure::usage("--ttl has to be 10ms to 24h, for no lock lives shorter or longer"));
     }
     let urls = if options.urls.is_empty() { &servers.url } else { &options.urls };
-    let config = connect::config_at(servers, urls)?;
+    // Read once: it may be a pipe.
+    let password = servers.password_file.as_deref().map(connect::read_password).transpose()?;
+    let servers = &Servers { password_file: None, ..servers.clone() };
+    let config = connect::config_at(servers, urls)?.password(password.clone().unwrap_or_default());
     let quarantine = Quarantine::of(servers)?;
     quarantine.admit(&config, options.ttl)?;
     let nodes = config.each_node().len();
     let prefix = servers.prefix.clone().unwrap_or_else(|| "lock:".into());
     let aims = Aims { ttl: options.ttl, nodes, quarantine: quarantine.among(nodes), prefix };
-    let facts = collect::facts(&config, aims)?;
+    let facts = collect::facts(&config, aims, &Secrets::find(password))?;
     let findings = findings(&facts);
     if options.json {
         output::print_json(&report(&facts, &findings))?;

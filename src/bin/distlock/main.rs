@@ -19,6 +19,7 @@ mod quarantine;
 mod release;
 mod run;
 mod scratch;
+mod secrets;
 mod show;
 mod text;
 mod top;

@@ -38,10 +38,10 @@ fn escaped(json: &str) -> String {
     out
 }
 
-/// Says a sentence on standard error. Who closed it does not want to know.
+/// Says a sentence on standard error, whatever others have put into it. Who closed it does not want to know.
 pub(crate) fn say(sentence: &str) {
     // In one piece, so that it is not torn by what the command writes.
-    let _ = std::io::stderr().write_all(format!("distlock: {sentence}\n").as_bytes());
+    let _ = std::io::stderr().write_all(format!("distlock: {}\n", text::clean(sentence)).as_bytes());
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use super::command::{Ended, at, at_url, distlock, run};
 use crate::{
     kit::{BOUNDED, foreign_take, within},
-    support::{Nodes, RedisServer, silent_server},
+    support::{Fault, FaultProxy, Nodes, RedisServer, garbage_server, silent_server},
 };
 
 const SECRET: &str = "correct,horse battery";
@@ -193,6 +193,42 @@ fn a_wrong_or_missing_password_is_said_and_not_repeated() {
     let ended = run(with(distlock(&["ls"]), "DISTLOCK_URL", format!("redis://:Tr0ub4dor@{}", server.addr())));
     assert!(!ended.with(69).only_says("WRONGPASS").err.contains("Tr0ub4dor"));
     run(at_url(&bare_url(&server), &["ls"])).with(69).only_says("NOAUTH");
+}
+
+/// Whatever a server answers, at once or when it has let us in.
+#[test]
+fn what_a_server_answers_is_told_cut_and_without_the_password() {
+    let secret = "correct-horse-battery";
+    let noise = format!("{secret} \x1b[31m\u{202e}{}{secret}", "é".repeat(100_000));
+    let real = RedisServer::builder().password(secret).start();
+    for reply in ["-ERR NOISE\r\n", "-correct-horse-battery NOISE\r\n", "!NOISE\r\n", "+NOISE\r\n", "$9\r\nNOISE\r\n"] {
+        let reply = reply.replace("NOISE", &noise);
+        let proxy = FaultProxy::in_front_of(real.addr());
+        let of_locks = |words: &[Vec<u8>]| words.iter().any(|word| word.starts_with(b"EVAL") || word == b"SCAN");
+        let hostile = proxy.on_request(of_locks, Fault::ReplaceReply(reply.clone().into_bytes())).forever();
+        let canned = garbage_server(reply.clone());
+        for address in [proxy.addr(), canned.addr()] {
+            let url = format!("redis://:{secret}@{address}");
+            for args in [
+                &["ls"][..],
+                &["ls", "--json"],
+                &["show", "x"],
+                &["release", "x", "--force"],
+                &["release", "x", "--if-id", "y"],
+                &["run", "--no-wait", "x", "--", "true"],
+                &["bench", "--time", "100ms"],
+            ] {
+                let command = with(distlock(&[&["--timeout", "500ms"][..], args].concat()), "DISTLOCK_URL", &url);
+                let ended = run(command);
+                let (out, err) = (&ended.out, &ended.err);
+                let head = format!("{args:?} {:?}: {:.2000}{:.2000}", ended.code, out, err);
+                assert!(ended.code == Some(69) && out.is_empty(), "{head}");
+                assert!(!err.contains("correct") && !err.contains("battery") && err.len() < 3_000, "{head}");
+                assert!(err.trim_end().chars().all(|c| !c.is_control() && c != '\u{202e}'), "{head:?}");
+            }
+        }
+        assert!(hostile.fired() > 5);
+    }
 }
 
 #[test]

@@ -294,6 +294,60 @@ fn who_is_not_let_in_is_told_why() {
     assert!(!ended.out.contains("hunter2"));
 }
 
+/// A server may say anything of itself, also what it was told to let us in.
+#[test]
+fn what_a_server_says_is_told_cut_and_without_the_password() {
+    const SECRET: &str = "hunter2hunter2";
+    let server = RedisServer::builder().password(SECRET).start();
+    server.config_set("appendonly", "yes");
+    let folder = TempDir::with_prefix("distlock-").unwrap();
+    let file = folder.path().join("password");
+    std::fs::write(&file, SECRET).unwrap();
+    let noise = format!("{SECRET} \x1b[31m\u{202e}{}{SECRET}", "é".repeat(100_000));
+    let [refusal, code] = [format!("-ERR {noise}\r\n"), format!("-{SECRET} {noise}\r\n")];
+    let info = |fields: &str| {
+        let fields = fields.replace("NOISE", &noise);
+        format!("${}\r\n{fields}\r\n", fields.len())
+    };
+    for (asked, spared, reply, check) in [
+        ("INFO", 0, refusal.clone(), "info"),
+        ("INFO", 0, code.clone(), "info"),
+        ("CONFIG", 0, refusal.clone(), "persistence"),
+        // The first one belongs to connecting.
+        ("TIME", 1, refusal, "reach"),
+        ("TIME", 1, code, "reach"),
+        ("INFO", 0, info("redis_version:NOISE"), "version"),
+        ("INFO", 0, info("redis_version:7.0.NOISE"), "version"),
+        ("INFO", 0, info("redis_version:5.0.NOISE"), "version"),
+        ("INFO", 0, info("valkey_version:NOISE"), "version"),
+        ("INFO", 0, info("role:slave\r\nmaster_host:NOISE"), "role"),
+        ("INFO", 0, info("maxmemory_policy:NOISE"), "eviction"),
+        ("INFO", 0, info("maxmemory_policy:NOISE\r\nmaxmemory:1"), "eviction"),
+    ] {
+        let of_environment = |url: String| at_url(&url.replace("://", &format!("://:{SECRET}@")), &["doctor"]);
+        let of_file = |url: String| at_url(&url, &["doctor", "--password-file", file.to_str().unwrap()]);
+        for json in [false, true] {
+            for from in [&of_environment as &dyn Fn(String) -> Command, &of_file] {
+                let proxy = FaultProxy::in_front_of(server.addr());
+                let hostile = proxy.on_request(command(asked), Fault::ReplaceReply(reply.clone().into_bytes()));
+                let hostile = hostile.after(spared).forever();
+                let mut command = from(proxy.url());
+                if json {
+                    command.arg("--json");
+                }
+                let Ended { out, err, .. } = run(command);
+                let head: String = out.chars().take(2_000).collect();
+                assert!(hostile.fired() > 0 && out.contains(check), "{asked} {check}: {head}");
+                assert!(out.contains("<password> \\"), "{asked} {check}: it is not told: {head}");
+                assert!(!out.contains(SECRET) && !err.contains(SECRET), "{asked} {check}: {head}");
+                assert!(out.len() < 10_000 && err.is_empty(), "{} bytes: {head}", out.len());
+                let plain = |c: char| c == '\n' || (!c.is_control() && c != '\u{202e}');
+                assert!(out.chars().all(plain), "{head:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_server_that_is_away_is_named_and_not_waited_for() {
     let server = RedisServer::start();

@@ -95,11 +95,11 @@ fn info(node: &Node, _: &Aims) -> Option<Finding> {
 
 fn version(node: &Node, _: &Aims) -> Option<Finding> {
     let info = node.info()?;
-    if let Some(version) = info.get("valkey_version") {
-        return Some(Finding::ok("version", format!("Valkey {}", text::clean(version))));
+    if let Some(version) = info.told("valkey_version") {
+        return Some(Finding::ok("version", format!("Valkey {version}")));
     }
     let version = info.get("redis_version").unwrap_or_default();
-    let shown = text::clean(version);
+    let shown = info.told("redis_version").unwrap_or_default();
     let mut numbers = version.split('.').map_while(|part| part.parse::<u32>().ok());
     Some(match (numbers.next(), numbers.next()) {
         (Some(major), minor) if (major, minor.unwrap_or(0)) >= (6, 2) => {
@@ -107,7 +107,7 @@ fn version(node: &Node, _: &Aims) -> Option<Finding> {
         }
         (Some(_), _) => Finding::problem("version", format!("Redis {shown} is too old"))
             .advice("use Redis 6.2 or newer, or any Valkey"),
-        (None, _) => Finding::unknown("version", format!("cannot tell its version from {shown:?}")),
+        (None, _) => Finding::unknown("version", format!("cannot tell its version from \"{shown}\"")),
     })
 }
 
@@ -127,7 +127,7 @@ fn kind(node: &Node, _: &Aims) -> Option<Finding> {
 fn role(node: &Node, _: &Aims) -> Option<Finding> {
     let info = node.info()?;
     (info.get("role") != Some("master")).then(|| {
-        let master = info.get("master_host").map_or_else(String::new, |host| format!(" of {}", text::clean(host)));
+        let master = info.told("master_host").map_or_else(String::new, |host| format!(" of {host}"));
         Finding::problem("role", format!("is a replica{master}, and refuses writes")).advice("connect to its master")
     })
 }
@@ -149,20 +149,17 @@ fn replicas(node: &Node, _: &Aims) -> Option<Finding> {
 
 fn eviction(node: &Node, _: &Aims) -> Option<Finding> {
     let info = node.info()?;
-    let policy = info.get("maxmemory_policy")?;
+    let (policy, shown) = (info.get("maxmemory_policy")?, info.told("maxmemory_policy")?);
     let advice = "CONFIG SET maxmemory-policy noeviction, and keep other data elsewhere";
     Some(match (policy, info.number("maxmemory")) {
         ("noeviction", _) => Finding::ok("eviction", "nothing is evicted (noeviction)"),
-        (policy, 0) => {
-            let says =
-                format!("maxmemory-policy is {}: locks will be evicted once there is a maxmemory", text::clean(policy));
+        (_, 0) => {
+            let says = format!("maxmemory-policy is {shown}: locks will be evicted once there is a maxmemory");
             Finding::warning("eviction", says).advice(advice)
         }
-        (policy, _) => {
-            let says = format!(
-                "maxmemory-policy is {}: when memory is full, locks are evicted while they are held",
-                text::clean(policy)
-            );
+        _ => {
+            let says =
+                format!("maxmemory-policy is {shown}: when memory is full, locks are evicted while they are held");
             Finding::problem("eviction", says).advice(advice)
         }
     })

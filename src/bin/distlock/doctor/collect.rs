@@ -13,20 +13,21 @@ use super::{
     facts::{Aims, Clock, Contact, Facts, Info, Node, Rights, Told},
     trial,
 };
-use crate::{clock, scratch::Scratch};
+use crate::{clock, scratch::Scratch, secrets::Secrets};
 
 const SAMPLES: usize = 20;
 /// For the scratch lock: longer than anything that is waited for here.
 const TRIAL_TTL: Duration = Duration::from_secs(30);
 
 /// Fails only where the configuration cannot work.
-pub(super) fn facts(config: &Config, aims: Aims) -> Result<Facts, LockError> {
+pub(super) fn facts(config: &Config, aims: Aims, secrets: &Secrets) -> Result<Facts, LockError> {
     // Nobody but us knows the scratch name, so that nodes which have just started may vote on it.
     let config = config.clone().ttl(TRIAL_TTL).quarantine(Duration::ZERO);
     let managers = config.each_node().into_iter().map(RedisMgr::new).collect::<Result<Vec<_>, _>>()?;
     let scratch = Scratch::new(&aims.prefix);
     let nodes = thread::scope(|threads| {
-        let asking: Vec<_> = managers.iter().map(|mgr| threads.spawn(|| node(mgr, &scratch, &aims.prefix))).collect();
+        let ask = |mgr| node(mgr, &scratch, &aims.prefix, secrets);
+        let asking: Vec<_> = managers.iter().map(|mgr| threads.spawn(move || ask(mgr))).collect();
         let gone = |mgr: &RedisMgr| Node::new(mgr.server(), Contact::Away("looking at it failed".into()));
         asking.into_iter().zip(&managers).map(|(thread, mgr)| thread.join().unwrap_or_else(|_| gone(mgr))).collect()
     });
@@ -59,10 +60,10 @@ impl Node {
     }
 }
 
-fn node(mgr: &RedisMgr, scratch: &Scratch, prefix: &str) -> Node {
+fn node(mgr: &RedisMgr, scratch: &Scratch, prefix: &str, secrets: &Secrets) -> Node {
     let mut node = Node::new(mgr.server(), contact(mgr));
     if node.contact == Contact::Answers
-        && let Err(away) = look(mgr, &mut node, scratch, prefix)
+        && let Err(away) = look(mgr, &mut node, scratch, prefix, secrets)
     {
         node.contact = Contact::Away(away);
     }
@@ -83,17 +84,18 @@ fn contact(mgr: &RedisMgr) -> Contact {
     }
 }
 
-fn look(mgr: &RedisMgr, node: &mut Node, scratch: &Scratch, prefix: &str) -> Result<(), String> {
+fn look(mgr: &RedisMgr, node: &mut Node, scratch: &Scratch, prefix: &str, secrets: &Secrets) -> Result<(), String> {
     let mut connection = mgr.connection().map_err(|error| error.to_string())?;
-    let away = |error: RedisError| error.to_string();
+    let away = |error: RedisError| secrets.quote(&error.to_string());
     (node.round_trips, node.clock) = clock_and_round_trips(&mut connection).map_err(away)?;
-    node.info = told(ask(&mut connection, &["INFO"]), |value| match value {
-        Value::BulkString(text) => Some(Info::parse(&String::from_utf8_lossy(text))),
+    let info = |value: &Value| match value {
+        Value::BulkString(text) => Some(Info::parse(&String::from_utf8_lossy(text), secrets)),
         _ => None,
-    })
-    .map_err(away)?;
-    node.appendfsync = setting(&mut connection, "appendfsync").map_err(away)?;
-    node.timeout = setting(&mut connection, "timeout").map_err(away)?;
+    };
+    node.info = told(ask(&mut connection, &["INFO"]), secrets, info).map_err(away)?;
+    let mut setting = |name| told(ask(&mut connection, &["CONFIG", "GET", name]), secrets, second);
+    node.appendfsync = setting("appendfsync").map_err(away)?;
+    node.timeout = setting("timeout").map_err(away)?;
     let pattern = attempts::key_pattern(prefix);
     node.rights = attempts::rights(scratch, &pattern, |words| ask(&mut connection, words)).map_err(away)?;
     if node.info == Told::Denied {
@@ -111,23 +113,26 @@ fn ask(connection: &mut PooledConnection, words: &[&str]) -> Result<Value, Redis
 }
 
 /// Fails when the connection did.
-fn told<T>(reply: Result<Value, RedisError>, read: impl Fn(&Value) -> Option<T>) -> Result<Told<T>, RedisError> {
+fn told<T>(
+    reply: Result<Value, RedisError>,
+    secrets: &Secrets,
+    read: impl Fn(&Value) -> Option<T>,
+) -> Result<Told<T>, RedisError> {
     match reply {
         Ok(value) => Ok(read(&value).map_or_else(|| Told::No("its answer has another form".into()), Told::Yes)),
         Err(error) if error.is_io_error() => Err(error),
         Err(error) if error.code() == Some("NOPERM") => Ok(Told::Denied),
-        Err(error) => Ok(Told::No(error.to_string())),
+        Err(error) => Ok(Told::No(secrets.quote(&error.to_string()))),
     }
 }
 
-fn setting(connection: &mut PooledConnection, name: &str) -> Result<Told<String>, RedisError> {
-    told(ask(connection, &["CONFIG", "GET", name]), |value| match value {
-        Value::Array(pair) => match pair.get(1) {
-            Some(Value::BulkString(text)) => Some(String::from_utf8_lossy(text).into_owned()),
-            _ => None,
-        },
+/// Of a setting and its value.
+fn second(pair: &Value) -> Option<String> {
+    let Value::Array(pair) = pair else { return None };
+    match pair.get(1) {
+        Some(Value::BulkString(text)) => Some(String::from_utf8_lossy(text).into_owned()),
         _ => None,
-    })
+    }
 }
 
 /// One question tells both. The quickest answer tells the clock best.

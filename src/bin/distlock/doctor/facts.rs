@@ -2,6 +2,8 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use crate::secrets::Secrets;
+
 /// Everything.
 #[derive(Debug)]
 pub(crate) struct Facts {
@@ -83,16 +85,26 @@ pub(crate) struct Handover {
 
 /// The fields of `INFO`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Info(HashMap<String, String>);
+pub(crate) struct Info {
+    fields: HashMap<String, String>,
+    secrets: Secrets,
+}
 
 impl Info {
-    pub(crate) fn parse(text: &str) -> Info {
+    pub(crate) fn parse(text: &str, secrets: &Secrets) -> Info {
         let pairs = text.lines().filter_map(|line| line.trim_end().split_once(':'));
-        Info(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+        let fields = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        Info { fields, secrets: secrets.clone() }
     }
 
+    /// As the server has it: to be judged, and not to be told.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
-        self.0.get(name).map(String::as_str)
+        self.fields.get(name).map(String::as_str)
+    }
+
+    /// The same, fit for a sentence.
+    pub(crate) fn told(&self, name: &str) -> Option<String> {
+        self.get(name).map(|value| self.secrets.quote(value))
     }
 
     /// Zero for what is not told.
@@ -124,7 +136,10 @@ mod tests {
 
     #[test]
     fn info_is_read_whatever_it_says() {
-        let info = Info::parse("# Server\r\nrun_id:abc\r\nuptime:17\r\nos:Linux 6 a:b\r\n\r\nnonsense\r\n");
+        let info = Info::parse(
+            "# Server\r\nrun_id:abc\r\nuptime:17\r\nos:Linux 6 a:b\r\n\r\nnonsense\r\n",
+            &Secrets::default(),
+        );
         assert_eq!(
             (info.get("run_id"), info.get("os"), info.get("nonsense")),
             (Some("abc"), Some("Linux 6 a:b"), None)

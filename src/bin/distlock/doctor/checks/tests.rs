@@ -9,6 +9,7 @@ use super::{
     },
     *,
 };
+use crate::secrets::Secrets;
 
 fn aims(nodes: usize) -> Aims {
     let quarantine = Duration::from_secs(if nodes > 2 { 10 } else { 0 });
@@ -16,7 +17,7 @@ fn aims(nodes: usize) -> Aims {
 }
 
 fn node(info: &str) -> Node {
-    Node { info: Told::Yes(Info::parse(info)), ..Node::new("a:1", Contact::Answers) }
+    Node { info: Told::Yes(Info::parse(info, &Secrets::default())), ..Node::new("a:1", Contact::Answers) }
 }
 
 fn level(check: Check, node: &Node) -> Option<Level> {

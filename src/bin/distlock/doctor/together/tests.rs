@@ -7,10 +7,11 @@ use super::{
     },
     *,
 };
+use crate::secrets::Secrets;
 
 fn facts(servers: &[&str]) -> Facts {
     let node = |(number, server): (usize, &&str)| {
-        let info = Told::Yes(Info::parse(&format!("run_id:{number}")));
+        let info = Told::Yes(Info::parse(&format!("run_id:{number}"), &Secrets::default()));
         Node { info, ..Node::new(server, Contact::Answers) }
     };
     let nodes: Vec<Node> = servers.iter().enumerate().map(node).collect();
