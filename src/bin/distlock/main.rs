@@ -23,16 +23,19 @@ mod secrets;
 mod show;
 mod text;
 mod top;
+mod voice;
 
 use std::process::ExitCode;
 
 use self::{
     args::{Command, Unread},
     exit::{Exit, Failure, Outcome},
+    voice::Voice,
 };
 
 fn main() -> ExitCode {
     if let Some(outcome) = run::step(std::env::args_os()) {
+        voice::begin();
         return leave(outcome);
     }
     let args = match args::read(std::env::args_os()) {
@@ -48,8 +51,12 @@ fn main() -> ExitCode {
             return exit.into();
         }
     };
+    if matches!(args.command, Command::Run(_)) {
+        voice::begin();
+    }
     let level = std::env::var("DISTLOCK_LOG").unwrap_or_else(|_| "off".into());
-    env_logger::Builder::new().parse_filters(&level).format_timestamp(None).init();
+    let target = env_logger::Target::Pipe(Box::new(Voice));
+    env_logger::Builder::new().parse_filters(&level).format_timestamp(None).target(target).init();
     let outcome = match args.command {
         Command::Run(options) => run::run(&args.servers, &options),
         Command::Ls(options) => list::run(&args.servers, &options),
@@ -65,11 +72,13 @@ fn main() -> ExitCode {
 }
 
 fn leave(outcome: Outcome) -> ExitCode {
-    match outcome {
-        Ok(exit) => exit.into(),
+    let exit = match outcome {
+        Ok(exit) => exit,
         Err(Failure { exit, message }) => {
             output::say(&message);
-            exit.into()
+            exit
         }
-    }
+    };
+    voice::await_written(voice::LAST_WORDS);
+    exit.into()
 }

@@ -5,6 +5,7 @@ use std::io::{ErrorKind, Write as _};
 use crate::{
     exit::{Exit, Failure},
     text,
+    voice::Voice,
 };
 
 /// Prints everything. A reader who went away, such as `head`, has seen enough.
@@ -38,10 +39,10 @@ fn escaped(json: &str) -> String {
     out
 }
 
-/// Says a sentence on standard error, whatever others have put into it. Who closed it does not want to know.
+/// Says a sentence on standard error, whatever others have put into it.
 pub(crate) fn say(sentence: &str) {
     // In one piece, so that it is not torn by what the command writes.
-    let _ = std::io::stderr().write_all(format!("distlock: {}\n", text::clean(sentence)).as_bytes());
+    let _ = Voice.write_all(format!("distlock: {}\n", text::clean(sentence)).as_bytes());
 }
 
 #[cfg(test)]

@@ -9,5 +9,6 @@ mod nodes;
 mod scene;
 mod signals;
 mod terminal;
+mod unread;
 
 use self::scene::{Job, Scene};

@@ -37,8 +37,11 @@ use crate::{
     exit::{Exit, Failure, Outcome},
     output,
     quarantine::Quarantine,
-    text,
+    text, voice,
 };
+
+/// For how long a command waits until somebody has read that it has its lock.
+const FIRST_WORDS: Duration = Duration::from_millis(100);
 
 pub(crate) fn run(servers: &Servers, options: &Run) -> Outcome {
     let plan = Plan::of(options)?;
@@ -64,11 +67,13 @@ pub(crate) fn run(servers: &Servers, options: &Run) -> Outcome {
         }
         Asked::Not(error) => return Err(Failure { message: text::clean(&error.to_string()), ..error.into() }),
     };
+    guardian.tell(&Word::Acquired(Box::new(lock(servers, options, password, &guard))));
     if options.verbose {
         let (token, waited) = (guard.fencing_token(), text::span(clock::now().duration_since(begun)));
         output::say(&format!("has lock {} with token {token} after {waited}", quoted(options)));
+        // Before the command's own words, if somebody reads.
+        voice::await_written(FIRST_WORDS);
     }
-    guardian.tell(&Word::Acquired(Box::new(lock(servers, options, password, &guard))));
     let ending = hold(options, &guard, &hearing, &unstoppable, &mut guardian);
     let exit = release(options, guard, ending.as_ref().map_or(Exit::CannotRun, |ending| ending.exit));
     drop(guardian);
@@ -195,6 +200,7 @@ fn leave(exit: Exit, ending: Ending) -> Exit {
         let _ = kill_current_process_group(signal);
         // The command may have left a core to look at; ours would only be in the way.
         let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), ..getrlimit(Resource::Core) });
+        voice::await_written(voice::LAST_WORDS);
         // Shells go by how we end, not only by the number.
         let _ = signal_hook::low_level::emulate_default_handler(signal.as_raw());
     }

@@ -93,12 +93,11 @@ impl<'a> Supervisor<'a> {
                 self.group().send(self.course.leftovers(now));
             }
             let too_long = self.course.is_too_long();
-            let signals = self.course.tick(now);
+            self.group().send(self.course.tick(now));
             if self.course.is_too_long() && !too_long {
                 let name = self.guard.name().escape_debug();
-                end_it(&format!("the command under lock \"{name}\" has run for longer than --max-hold"));
+                say_it_ends(&format!("the command under lock \"{name}\" has run for longer than --max-hold"));
             }
-            self.group().send(signals);
             let pause = self.next().saturating_sub(now);
             select! {
                 recv(self.heard) -> signal => signal.into_iter().for_each(|signal| self.hear(signal)),
@@ -214,16 +213,16 @@ impl<'a> Supervisor<'a> {
     fn lose(&mut self, why: Option<LockLost>) {
         // It is told once.
         self.lost = never();
-        let why = why.unwrap_or(LockLost::Expired);
-        let name = self.guard.name().escape_debug();
-        end_it(&format!("lock \"{name}\" is lost: {}", text::clean(&why.to_string())));
         self.guardian.tell(&Word::Ending);
         let signals = self.course.lost(clock::since_boot());
         self.group().send(signals);
+        let why = why.unwrap_or(LockLost::Expired);
+        let name = self.guard.name().escape_debug();
+        say_it_ends(&format!("lock \"{name}\" is lost: {}", text::clean(&why.to_string())));
     }
 }
 
-fn end_it(why: &str) {
+fn say_it_ends(why: &str) {
     output::say(&format!("{why}; the command is ended"));
 }
 

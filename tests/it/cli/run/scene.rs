@@ -31,7 +31,7 @@ pub(super) struct Scene {
     pub(super) server: RedisServer,
     pub(super) url: String,
     folder: TempDir,
-    jobs: AtomicUsize,
+    files: AtomicUsize,
 }
 
 /// A `distlock run`.
@@ -51,7 +51,7 @@ impl Scene {
 
     pub(super) fn at(server: RedisServer, url: String) -> Scene {
         let folder = TempDir::with_prefix("distlock-").expect("no temporary folder");
-        Scene { server, url, folder, jobs: AtomicUsize::new(0) }
+        Scene { server, url, folder, files: AtomicUsize::new(0) }
     }
 
     /// `distlock run` with these options and `x` as the lock; at a server that is never away, however slow the machine.
@@ -76,14 +76,26 @@ impl Scene {
         self.folder.path().to_string_lossy().into_owned()
     }
 
-    pub(super) fn start(&self, mut command: Command) -> Job {
-        let number = self.jobs.fetch_add(1, Ordering::SeqCst);
-        let [out, err] = ["out", "err"].map(|stream| self.path(&format!("{stream}{number}")));
-        let file = |path| File::create(path).expect("cannot create a file");
+    pub(super) fn start(&self, command: Command) -> Job {
+        let (err, file) = self.file("err");
+        let mut job = self.start_saying(command, file);
+        job.err = err;
+        job
+    }
+
+    /// The same with another place for what it says, of which the job knows nothing.
+    pub(super) fn start_saying(&self, mut command: Command, err: impl Into<Stdio>) -> Job {
+        let (out, file) = self.file("out");
         let watchdog = Watchdog::start();
-        let child = command.stdout(file(&out)).stderr(file(&err)).spawn().expect("cannot run distlock");
+        let child = command.stdout(file).stderr(err).spawn().expect("cannot run distlock");
         watchdog.guard(child.id());
-        Job { child, out, err, _watchdog: watchdog }
+        Job { child, out, err: PathBuf::new(), _watchdog: watchdog }
+    }
+
+    fn file(&self, stream: &str) -> (PathBuf, File) {
+        let path = self.path(&format!("{stream}{}", self.files.fetch_add(1, Ordering::SeqCst)));
+        let file = File::create(&path).expect("cannot create a file");
+        (path, file)
     }
 
     /// Runs a shell script under the lock, with an input that lasts until it is [ended](Job::end_input).
