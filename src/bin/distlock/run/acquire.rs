@@ -17,20 +17,13 @@ pub(super) enum Asked {
     Ended(i32),
 }
 
-/// Asks on a thread of its own, and does `meanwhile` something else.
-pub(super) fn ask<T>(
-    mgr: &RedisMgr,
-    name: &str,
-    options: &LockOptions,
-    heard: &Receiver<i32>,
-    meanwhile: impl FnOnce() -> T,
-) -> io::Result<(Asked, T)> {
+/// Asks on a thread of its own.
+pub(super) fn ask(mgr: &RedisMgr, name: &str, options: &LockOptions, heard: &Receiver<i32>) -> io::Result<Asked> {
     thread::scope(|scope| {
         let (sender, answer) = bounded(1);
         // The answer is always taken, if only to be dropped.
         let ask = move || drop(sender.send(mgr.lock_with(name, options)));
         thread::Builder::new().name("acquire".into()).spawn_scoped(scope, ask)?;
-        let done = meanwhile();
         let asked = loop {
             select! {
                 recv(answer) -> answer => break match answer {
@@ -44,7 +37,7 @@ pub(super) fn ask<T>(
                 },
             }
         };
-        Ok((asked, done))
+        Ok(asked)
     })
 }
 

@@ -1,14 +1,17 @@
 //! The guardian, seen from the wrapper: a process that ends the command and gives its lock up if the wrapper is killed.
 
 use std::{
+    fmt,
     io::{self, PipeWriter, Write as _},
     os::unix::process::CommandExt as _,
     process::Stdio,
+    sync::Arc,
 };
 
+use distlock::{AttemptedEvent, HandleEvent};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
-use super::word::Word;
+use super::word::{Lock, Word};
 
 /// The first argument of a process that is a guardian.
 pub(super) const STEP: &str = "__guardian";
@@ -18,7 +21,7 @@ pub(super) const STEP: &str = "__guardian";
 pub(super) struct Guardian {
     /// Empty once it has been reaped.
     pid: Option<Pid>,
-    line: PipeWriter,
+    line: Arc<Line>,
 }
 
 impl Guardian {
@@ -36,14 +39,16 @@ impl Guardian {
             .stderr(Stdio::null())
             .process_group(0)
             .spawn()?;
-        Ok(Guardian { pid: Some(Pid::from_child(&child)), line })
+        Ok(Guardian { pid: Some(Pid::from_child(&child)), line: Arc::new(Line(line)) })
     }
 
-    pub(super) fn tell(&mut self, word: &Word) {
-        let Some(line) = word.line() else { return };
-        if let Err(error) = self.line.write_all(&line) {
-            log::warn!("the guardian does not listen: {error}");
-        }
+    pub(super) fn tell(&self, word: &Word) {
+        self.line.tell(word);
+    }
+
+    /// For the manager that asks for the lock, of which all but the identifier is known before.
+    pub(super) fn asking(&self, lock: Lock) -> Asking {
+        Asking { line: self.line.clone(), lock }
     }
 
     /// Somebody else has found out that this process has ended.
@@ -68,5 +73,36 @@ impl Drop for Guardian {
             let _ = kill_process(pid, Signal::KILL);
             let _ = waitpid(Some(pid), WaitOptions::empty());
         }
+    }
+}
+
+#[derive(Debug)]
+struct Line(PipeWriter);
+
+impl Line {
+    fn tell(&self, word: &Word) {
+        let Some(line) = word.line() else { return };
+        if let Err(error) = (&self.0).write_all(&line) {
+            log::warn!("the guardian does not listen: {error}");
+        }
+    }
+}
+
+/// Tells the guardian under which identifier the lock is asked for, before the server can hear of it.
+pub(super) struct Asking {
+    line: Arc<Line>,
+    lock: Lock,
+}
+
+impl fmt::Debug for Asking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Asking").finish_non_exhaustive()
+    }
+}
+
+impl HandleEvent for Asking {
+    fn attempted(&self, event: &AttemptedEvent<'_>) {
+        let lock = Lock { id: event.id().to_string(), ..self.lock.clone() };
+        self.line.tell(&Word::Asking(Box::new(lock)));
     }
 }

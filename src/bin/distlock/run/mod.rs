@@ -49,16 +49,14 @@ pub(crate) fn run(servers: &Servers, options: &Run) -> Outcome {
     let hearing = Hearing::start().map_err(no_system)?;
     let unstoppable = Unstoppable::begin().map_err(|error| no_system(error.into()))?;
     adopt_orphans();
-    let mgr = RedisMgr::new(config)?;
+    let mut guardian = Guardian::start(&options.name).map_err(no_system)?;
+    let mgr = RedisMgr::new(config.events(Arc::new(guardian.asking(lock(servers, options, password)))))?;
     let mut lock_options = LockOptions::new();
     if let Some(wait) = plan.wait {
         lock_options = lock_options.wait(wait);
     }
     let begun = clock::now();
-    let (asked, guardian) = ask(&mgr, &options.name, &lock_options, &hearing.heard, || Guardian::start(&options.name))
-        .map_err(no_system)?;
-    let mut guardian = guardian.map_err(no_system)?;
-    let guard = match asked {
+    let guard = match ask(&mgr, &options.name, &lock_options, &hearing.heard).map_err(no_system)? {
         Asked::Got(guard) => guard,
         Asked::Ended(signal) => return Ok(Exit::Signal(number(signal))),
         Asked::Not(error) if plan.skips(&error) => {
@@ -67,7 +65,6 @@ pub(crate) fn run(servers: &Servers, options: &Run) -> Outcome {
         }
         Asked::Not(error) => return Err(Failure { message: text::clean(&error.to_string()), ..error.into() }),
     };
-    guardian.tell(&Word::Acquired(Box::new(lock(servers, options, password, &guard))));
     if options.verbose {
         let (token, waited) = (guard.fencing_token(), text::span(clock::now().duration_since(begun)));
         output::say(&format!("has lock {} with token {token} after {waited}", quoted(options)));
@@ -104,8 +101,8 @@ fn config(servers: &Servers, options: &Run, plan: Plan) -> Result<(Config, Optio
     Ok((config, password))
 }
 
-/// What the guardian has to know of the lock.
-fn lock(servers: &Servers, options: &Run, password: Option<String>, guard: &LockGuard) -> Lock {
+/// What the guardian has to know of the lock, but for its identifier.
+fn lock(servers: &Servers, options: &Run, password: Option<String>) -> Lock {
     Lock {
         urls: servers.url.clone(),
         password,
@@ -113,7 +110,7 @@ fn lock(servers: &Servers, options: &Run, password: Option<String>, guard: &Lock
         timeout: servers.timeout,
         quarantine: servers.quarantine,
         name: options.name.clone(),
-        id: guard.id().to_string(),
+        id: String::new(),
         ttl: options.ttl,
         grace: options.grace,
     }

@@ -31,7 +31,7 @@ pub(super) struct Sentence {
 }
 
 impl Vigil {
-    /// Over a wrapper that has just got its lock.
+    /// Over a wrapper that asks for its lock.
     pub(super) fn begin(ttl: Duration, grace: Duration, now: Duration) -> Vigil {
         Vigil { ttl, grace, group: None, held_until: now, heard_at: now, aside: true }
     }
@@ -39,7 +39,7 @@ impl Vigil {
     pub(super) fn hear(&mut self, word: &Word, now: Duration) {
         self.heard_at = now;
         match word {
-            Word::Acquired(_) => {}
+            Word::Asking(_) => {}
             Word::Group(group) => self.group = Some(*group),
             Word::HeldUntil(until) => {
                 self.held_until = *until;

@@ -3,6 +3,7 @@
 use std::{io::BufRead as _, thread, time::Duration};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, never};
+use distlock::Released;
 use nix::sys::signal::SigSet;
 use rustix::process::{Pid, Signal};
 
@@ -20,14 +21,18 @@ use crate::{
 /// Between two looks at a group that is ending. Nobody tells a process about those that are not its children.
 const LOOK: Duration = Duration::from_millis(10);
 
+/// Before each time that the lock is given up, until there is something to give up: what the wrapper has asked for may come
+/// after that, even if a packet of it was lost.
+const PAUSES_MS: [u64; 7] = [0, 10, 20, 40, 80, 160, 320];
+
 pub(super) fn step() -> Outcome {
     // Before any thread is started, so that none of them can be ended by a signal that is meant for the wrapper.
     SigSet::all().thread_block().map_err(|error| Failure::new(Exit::CannotRun, error.to_string()))?;
     #[cfg(target_os = "linux")]
     let _ = rustix::thread::set_name(c"distlock");
     let words = listen()?;
-    // A wrapper that ends before it has its lock leaves nothing behind.
-    let Ok(Word::Acquired(lock)) = words.recv() else { return Ok(Exit::Fine) };
+    // A wrapper that ends before it asks for its lock leaves nothing behind.
+    let Ok(Word::Asking(lock)) = words.recv() else { return Ok(Exit::Fine) };
     let mut vigil = Vigil::begin(lock.ttl, lock.grace, clock::since_boot());
     loop {
         let heard = match vigil.alarm() {
@@ -81,7 +86,15 @@ fn give_up(lock: &Lock) -> Outcome {
     let Lock { urls, password, prefix, timeout, quarantine, .. } = lock.clone();
     let servers = Servers { url: urls, password_file: None, prefix, timeout, quarantine };
     let config = connect::config(&servers)?.password(password.unwrap_or_default()).ttl(lock.ttl);
-    let released = distlock::RedisMgr::new(config)?.force_release_if(&lock.name, &lock.id)?;
-    log::info!("released the lock of a wrapper that is gone: {released:?}");
-    Ok(Exit::Fine)
+    let mgr = distlock::RedisMgr::new(config)?;
+    let mut outcome = Ok(Exit::Fine);
+    for pause in PAUSES_MS.map(Duration::from_millis) {
+        let _ = never::<()>().recv_timeout(pause);
+        outcome = match mgr.force_release_if(&lock.name, &lock.id) {
+            Ok(Released::Released) => return Ok(Exit::Fine),
+            Ok(_) => Ok(Exit::Fine),
+            Err(error) => Err(error.into()),
+        };
+    }
+    outcome
 }

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Word {
-    /// The lock is ours.
-    Acquired(Box<Lock>),
+    /// The lock is about to be asked for.
+    Asking(Box<Lock>),
     /// The process group that is about to run under it.
     Group(i32),
     /// The lock can be believed in until then, in time since boot. Also says that the wrapper is well.
@@ -20,7 +20,7 @@ pub(super) enum Word {
     Over,
 }
 
-/// Where the lock is, and what it is called.
+/// Where the lock is, what it is called, and under which identifier it is asked for.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Lock {
     pub(super) urls: Vec<String>,
@@ -64,7 +64,7 @@ mod tests {
             grace: Duration::ZERO,
         };
         let words = [
-            Word::Acquired(Box::new(lock)),
+            Word::Asking(Box::new(lock)),
             Word::Group(7),
             Word::HeldUntil(Duration::new(5, 6)),
             Word::Pausing,

@@ -7,8 +7,8 @@ use super::{
     scene::{LONG, STAY, STUBBORN, is_alive, signal},
 };
 use crate::{
-    kit::pttl,
-    support::{CEILING, eventually},
+    kit::{pttl, taught},
+    support::{CEILING, Fault, FaultProxy, contains, eventually},
 };
 
 #[test]
@@ -94,14 +94,57 @@ fn a_wrapper_that_is_killed_while_it_waits_leaves_nobody_in_the_way() {
     assert_eq!(scene.read("ran"), "");
 }
 
-/// At whatever moment the wrapper is killed, no command is left that nobody knows of.
+/// The lock is its own, and it does not know it yet.
+#[test]
+fn a_wrapper_that_is_killed_before_it_hears_of_its_lock_leaves_none() {
+    let (scene, proxy) = behind_a_proxy();
+    let granted = proxy.on_request(contains("lock:x"), Fault::HoldReply);
+    let mut job = scene.run(&["--ttl", LONG], "echo >$DIR/ran");
+    granted.wait_fired();
+    assert!(scene.holder().is_some());
+    job.signal(Signal::KILL);
+    job.status();
+    eventually("the lock is given up", CEILING, || scene.holder().is_none());
+    eventually("its guardian has gone", CEILING, || scene.processes().is_empty());
+    scene.expect_nothing_left();
+    assert_eq!(scene.read("ran"), "");
+}
+
+#[test]
+fn what_a_killed_wrapper_has_asked_for_is_given_up_also_if_it_comes_later() {
+    let (scene, proxy) = behind_a_proxy();
+    let asked = proxy.on_request(contains("lock:x"), Fault::HoldRequest);
+    let looked = proxy.on_request(contains("lock:x"), Fault::HoldReply);
+    let mut job = scene.run(&["--ttl", LONG], "echo >$DIR/ran");
+    asked.wait_fired();
+    job.signal(Signal::KILL);
+    job.status();
+    looked.wait_fired();
+    assert_eq!(scene.holder(), None, "its guardian has found nothing");
+    asked.let_go();
+    eventually("the lock is taken for nobody", CEILING, || scene.holder().is_some());
+    looked.let_go();
+    eventually("the lock is given up", CEILING, || scene.holder().is_none());
+    eventually("its guardian has gone", CEILING, || scene.processes().is_empty());
+    scene.expect_nothing_left();
+}
+
+/// A server that knows the scripts, behind a proxy.
+fn behind_a_proxy() -> (Scene, FaultProxy) {
+    let server = taught();
+    let proxy = FaultProxy::in_front_of(server.addr());
+    let url = proxy.url();
+    (Scene::at(server, url), proxy)
+}
+
+/// At whatever moment the wrapper is killed, no command is left that nobody knows of, and no lock.
 #[test]
 fn a_wrapper_can_be_killed_at_any_moment() {
     let scene = Scene::new();
     let mgr = scene.manager();
     for round in 0..40 {
         let guard = mgr.lock("x").unwrap();
-        let mut job = scene.run(&["--ttl", "2s"], "exec sleep 600");
+        let mut job = scene.run(&["--ttl", LONG], "exec sleep 600");
         scene.await_line(1);
         std::thread::scope(|scope| {
             scope.spawn(|| drop(guard));
