@@ -135,7 +135,8 @@ fn hold(
     }
     let start = || Gate::start(&options.command, &environment);
     let gate = unstoppable.except_for(start).map_err(io::Error::from).and_then(|gate| gate).map_err(no_system)?;
-    guardian.tell(&Word::Group(gate.pid.as_raw_nonzero().get()));
+    let held_until = clock::since_boot().saturating_add(guard.remaining());
+    guardian.tell(&Word::Group(gate.pid.as_raw_nonzero().get(), held_until));
     // A signal that came before the command could have been sent it ends the wait as if it had come a moment sooner.
     if let Some(signal) = hearing.end_of_wait() {
         gate.group().send(&[rustix::process::Signal::KILL]);

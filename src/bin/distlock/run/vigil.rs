@@ -33,14 +33,17 @@ pub(super) struct Sentence {
 impl Vigil {
     /// Over a wrapper that asks for its lock.
     pub(super) fn begin(ttl: Duration, grace: Duration, now: Duration) -> Vigil {
-        Vigil { ttl, grace, group: None, held_until: now, heard_at: now, aside: true }
+        Vigil { ttl, grace, group: None, held_until: now, heard_at: now, aside: false }
     }
 
     pub(super) fn hear(&mut self, word: &Word, now: Duration) {
         self.heard_at = now;
         match word {
             Word::Asking(_) => {}
-            Word::Group(group) => self.group = Some(*group),
+            Word::Group(group, until) => {
+                self.group = Some(*group);
+                self.held_until = *until;
+            }
             Word::HeldUntil(until) => {
                 self.held_until = *until;
                 self.aside = false;
@@ -96,8 +99,8 @@ mod tests {
     /// A lease of 60 s that was confirmed at 1000.
     fn vigil(grace: u64) -> Vigil {
         let mut vigil = Vigil::begin(at(60), at(grace), at(1000));
-        vigil.hear(&Word::Group(7), at(1000));
-        vigil.hear(&Word::HeldUntil(at(1060)), at(1000));
+        assert_eq!(vigil.alarm(), None, "it waits for its lock, however long");
+        vigil.hear(&Word::Group(7, at(1060)), at(1000));
         vigil
     }
 

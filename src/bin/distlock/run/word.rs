@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 pub(super) enum Word {
     /// The lock is about to be asked for.
     Asking(Box<Lock>),
-    /// The process group that is about to run under it.
-    Group(i32),
+    /// The process group that is about to run under it, and until when it can be believed in, as below.
+    Group(i32, Duration),
     /// The lock can be believed in until then, in time since boot. Also says that the wrapper is well.
     HeldUntil(Duration),
     /// The command is stopped, and the wrapper will stop itself: its silence means nothing.
@@ -65,7 +65,7 @@ mod tests {
         };
         let words = [
             Word::Asking(Box::new(lock)),
-            Word::Group(7),
+            Word::Group(7, Duration::new(4, 5)),
             Word::HeldUntil(Duration::new(5, 6)),
             Word::Pausing,
             Word::Ending,
