@@ -11,7 +11,7 @@ pub(crate) const MAX_NAME_BYTES: usize = 1024;
 const RESERVED: &str = "distlock:";
 
 /// A checked name, stored once as the full lock key: prefix, then name.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct LockKey {
     lock: Box<str>,
     name_at: usize,

@@ -20,7 +20,11 @@ pub(crate) const ID_BYTES_MAX: usize = 512;
 
 /// An identifier that a server tells, which is as long as it likes: cut.
 pub(crate) fn shortened(mut id: String) -> String {
-    id.truncate(id.floor_char_boundary(ID_BYTES_MAX));
+    if id.len() > ID_BYTES_MAX {
+        id.truncate(id.floor_char_boundary(ID_BYTES_MAX));
+        // The rest would stay in memory for as long as the beginning.
+        id.shrink_to_fit();
+    }
     id
 }
 

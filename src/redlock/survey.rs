@@ -21,6 +21,8 @@ const WAITERS_EACH: u64 = 100;
 const WAITERS_TOTAL: u64 = 1_000;
 /// Far more steps, and keys told in them, than it takes servers with locks to come to an end.
 const SCAN_MAX: usize = 1 << 20;
+/// So many bytes of what servers tell a list may keep: names of as many locks as above, and who holds them.
+const KEPT_MAX: usize = 256 << 20;
 /// So many operation timeouts all steps of a list may take together.
 const LIST_MAX: u32 = 60;
 
@@ -32,6 +34,25 @@ pub(crate) enum Look {
     WrongType,
 }
 
+/// How much a list may still keep, in bytes: those who are asked could tell of names and waiters without an end.
+struct Room(usize);
+
+impl Room {
+    fn take(&mut self, bytes: usize) -> Result<(), Trouble> {
+        self.0 = self.0.checked_sub(bytes).ok_or_else(endless)?;
+        Ok(())
+    }
+
+    fn take_lock(&mut self, lock: &LockInfo) -> Result<(), Trouble> {
+        let waiters: usize = lock.waiters().iter().map(|waiter| waiter.id().len()).sum();
+        self.take(lock.name().len() + lock.holder().id().len() + waiters)
+    }
+}
+
+fn endless() -> Trouble {
+    Trouble::Alone(Failure::unclear(Reason::Garbled("it tells of ever more keys".into())))
+}
+
 impl Redlock {
     /// All locks that match, by name. A lock that a quorum of the nodes gave to somebody is known to one node, at least,
     /// of any quorum; so it takes a quorum that can be asked from beginning to end.
@@ -39,7 +60,8 @@ impl Redlock {
         let (began, timeout) = (clock::now(), self.operation_timeout());
         let end = began.saturating_add(timeout.saturating_mul(LIST_MAX));
         let mut links = self.links(began.saturating_add(timeout)).map_err(Trouble::Alone)?;
-        let (keys, mut nodes) = self.scan(&mut links, prefix, &key_pattern(prefix, pattern), end)?;
+        let mut room = Room(KEPT_MAX);
+        let (keys, mut nodes) = self.scan(&mut links, &mut room, prefix, &key_pattern(prefix, pattern), end)?;
         let mut locks = Vec::new();
         for batch in keys.chunks(BATCH) {
             let survey = |_| Survey { keys: batch, waiters_each: WAITERS_EACH, waiters_total: WAITERS_TOTAL };
@@ -47,7 +69,10 @@ impl Redlock {
             for (index, key) in batch.iter().enumerate() {
                 match self.look(key, &ballot, index) {
                     // Under no prefix, whatever does not look like a lock is anybody's data.
-                    Look::Held(lock) if !prefix.is_empty() || lock.holder().lock_id().is_some() => locks.push(lock),
+                    Look::Held(lock) if !prefix.is_empty() || lock.holder().lock_id().is_some() => {
+                        room.take_lock(&lock)?;
+                        locks.push(lock);
+                    }
                     _ => {}
                 }
             }
@@ -69,18 +94,18 @@ impl Redlock {
     fn scan(
         &self,
         links: &mut Links,
+        room: &mut Room,
         prefix: &str,
         pattern: &str,
         end: Moment,
     ) -> Result<(Vec<LockKey>, NodeSet), Trouble> {
         let mut cursors: Vec<Option<String>> = vec![Some("0".to_owned()); self.len()];
-        let mut found: BTreeSet<String> = BTreeSet::new();
+        let mut found: BTreeSet<LockKey> = BTreeSet::new();
         let (mut open, mut lasting, mut told) = (self.all(), self.all(), 0);
         while !open.is_empty() {
             told += 1;
             if told > SCAN_MAX {
-                let why = "it tells of ever more keys".into();
-                return Err(Trouble::Alone(Failure::unclear(Reason::Garbled(why))));
+                return Err(endless());
             }
             let scan = |node: usize| Scan { cursor: cursors[node].as_deref().unwrap_or("0"), pattern };
             let ballot = self.ask_lasting(links, open, &mut lasting, end, scan)?;
@@ -88,7 +113,16 @@ impl Redlock {
             for (node, slip) in ballot.slips.into_iter().enumerate() {
                 if let Slip::Said(answer) = slip {
                     told += answer.reply.keys.len();
-                    found.extend(answer.reply.keys);
+                    for key in answer.reply.keys {
+                        // What cannot be the name of a lock was put there by somebody else, and is of any length.
+                        let Some(Ok(key)) = key.strip_prefix(prefix).map(|name| LockKey::new(prefix, name)) else {
+                            continue;
+                        };
+                        let bytes = key.lock().len();
+                        if found.insert(key) {
+                            room.take(bytes)?;
+                        }
+                    }
                     cursors[node] = answer.reply.next;
                     if cursors[node].is_none() {
                         open = open.without(NodeSet::only(node));
@@ -96,9 +130,7 @@ impl Redlock {
                 }
             }
         }
-        // What cannot be the name of a lock was put there by somebody else.
-        let key = |key: String| LockKey::new(prefix, key.strip_prefix(prefix)?).ok();
-        Ok((found.into_iter().filter_map(key).collect(), lasting))
+        Ok((found.into_iter().collect(), lasting))
     }
 
     /// Asks nodes, and again those whose connection had gone stale, within one operation timeout and before `end`. Who does

@@ -1,12 +1,17 @@
 //! What a hostile peer can make grow, and where that ends.
 
-use std::{io::Write, net::TcpStream, time::Duration};
+use std::{
+    io::Write,
+    net::TcpStream,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
 use distlock::{LockError, RedisMgr};
 
 use crate::{
     kit::{SECOND, UnwrapReleased, alone, capture_log, manager, patient, proxied, waiter, within},
-    support::{CEILING, Fault, Nodes, RedisServer, command, contains, endless_server, eventually, request},
+    support::{CEILING, Fault, Nodes, RedisServer, command, contains, endless_server, eventually, instead, request},
 };
 
 /// The bound on a reply, and what sockets hold besides.
@@ -98,6 +103,51 @@ fn a_list_of_keys_without_an_end_ends() {
     let step = format!("*2\r\n$1\r\n7\r\n*400000\r\n{}", "$1\r\na\r\n".repeat(400_000));
     let (_server, proxy, mgr) = proxied(patient);
     proxy.on_request(command("SCAN"), Fault::ReplaceReply(step.into_bytes())).forever();
+    let error = mgr.locks("*").unwrap_err();
+    assert!(error.to_string().contains("ever more keys"), "{error}");
+}
+
+/// A server whose scan tells `steps` times of `each` keys, none of them twice, with so much behind them; then it ends.
+fn scan_of_many(steps: usize, each: usize, behind: usize) -> Fault {
+    let (told, behind) = (AtomicUsize::new(0), "x".repeat(behind));
+    instead(move || {
+        let step = told.fetch_add(1, Ordering::Relaxed);
+        let keys = (0..each).map(|key| {
+            let key = format!("lock:{step}-{key}-{behind}");
+            format!("${}\r\n{key}\r\n", key.len())
+        });
+        let next = u8::from(step + 1 < steps);
+        format!("*2\r\n$1\r\n{next}\r\n*{each}\r\n{}", keys.collect::<String>()).into_bytes()
+    })
+}
+
+/// The most that this process has had in memory so far, in bytes.
+fn most_used() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    most.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+}
+
+/// What cannot be the name of a lock is nothing to keep.
+#[test]
+fn a_list_of_huge_keys_costs_no_more_than_one_of_them() {
+    if !alone("limits::a_list_of_huge_keys_costs_no_more_than_one_of_them", &[]) {
+        return;
+    }
+    let (_server, proxy, mgr) = proxied(patient);
+    let before = most_used();
+    let steps = proxy.on_request(command("SCAN"), scan_of_many(128, 1, 3_900_000)).times(128);
+    assert!(mgr.locks("*").unwrap().is_empty());
+    assert_eq!(steps.fired(), 128);
+    let grown = most_used() - before;
+    assert!(grown < 128 << 20, "{grown} bytes for keys that are none of ours");
+}
+
+/// Names of locks, each of which may be one, and all of them are too many.
+#[test]
+fn a_list_of_long_names_without_an_end_ends() {
+    let (_server, proxy, mgr) = proxied(patient);
+    proxy.on_request(command("SCAN"), scan_of_many(100, 4_000, 1_000)).forever();
     let error = mgr.locks("*").unwrap_err();
     assert!(error.to_string().contains("ever more keys"), "{error}");
 }

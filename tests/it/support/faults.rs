@@ -66,6 +66,11 @@ pub fn rewrite(how: impl Fn(&str) -> String + Send + Sync + 'static) -> Fault {
     })))
 }
 
+/// In place of each reply the client gets another, made anew.
+pub fn instead(make: impl Fn() -> Vec<u8> + Send + Sync + 'static) -> Fault {
+    Fault::Rewrite(Rewrite(Arc::new(move |_| make())))
+}
+
 /// A reply of `TIME` becomes that of a clock which is ahead by so many seconds, or behind.
 pub fn off_by(seconds: i64) -> Fault {
     Fault::Rewrite(Rewrite(Arc::new(move |reply| {

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 pub use canned_server::{CannedServer, DeafServer, endless_server, garbage_server, silent_server};
 pub use elsewhere::{can_be_had, run_elsewhere};
 pub use fault_proxy::FaultProxy;
-pub use faults::{Armed, Fault, any_request, command, contains, off_by, rewrite};
+pub use faults::{Armed, Fault, any_request, command, contains, instead, off_by, rewrite};
 pub use freezer::Freezer;
 pub use monitor::Monitor;
 pub use nodes::Nodes;
