@@ -131,6 +131,9 @@ pub enum LockError {
     },
     /// [`RedisMgr::init`](crate::RedisMgr::init) came after the process-wide manager had been made.
     AlreadyInitialized,
+    /// [`RedisMgr::instance`](crate::RedisMgr::instance) or [`init`](crate::RedisMgr::init) was called by the thread that is
+    /// making the process-wide manager just now, as from inside of a logger.
+    BeingMade,
     /// The manager has been shut down.
     Shutdown,
     /// This process is a forked child of one that had made a manager. Such a child has only one of the threads, and cannot lock.
@@ -279,6 +282,9 @@ impl fmt::Display for LockError {
             LockError::AlreadyInitialized => f.write_str(
                 "the process-wide manager exists already and was not changed; call RedisMgr::init before the first \
                  RedisMgr::instance, or make a manager with RedisMgr::new",
+            ),
+            LockError::BeingMade => f.write_str(
+                "there is no process-wide manager yet: this thread is making it just now, and asked for it meanwhile, as from a logger",
             ),
             LockError::Shutdown => f.write_str("the lock manager has been shut down"),
             LockError::Forked => f.write_str(

@@ -167,6 +167,7 @@ mod metrics;
 mod node;
 mod observer;
 mod pooled;
+mod process_wide;
 mod redlock;
 mod reentrant;
 mod released;

@@ -1,12 +1,6 @@
 //! `RedisMgr`: what users take locks from. An ordinary value, and a process-wide one.
 
-use std::{
-    fmt,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
-
-use parking_lot::Mutex;
+use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     config::{Config, LockOptions},
@@ -17,6 +11,7 @@ use crate::{
     lock_info::LockInfo,
     metrics::Metrics,
     pooled::PooledConnection,
+    process_wide::ProcessWide,
     reentrant::ReentrantGuard,
     released::Released,
     service::Service,
@@ -38,50 +33,35 @@ pub struct RedisMgr {
     service: Arc<Service>,
 }
 
-static PROCESS_WIDE: OnceLock<RedisMgr> = OnceLock::new();
-/// Held while it is made, so that it is made once.
-static MAKING: Mutex<()> = Mutex::new(());
+static PROCESS_WIDE: ProcessWide<RedisMgr> = ProcessWide::new();
 
 impl RedisMgr {
     /// The process-wide manager. The first call makes it, of `DISTLOCK_URL`, `REDIS_URL` or `redis://127.0.0.1:6379`,
-    /// unless [`init`](Self::init) has.
+    /// unless [`init`](Self::init) has, or is about to: that is waited for.
     ///
     /// # Errors
     ///
-    /// Those of [`new`](Self::new); a later call tries again.
+    /// Those of [`new`](Self::new); a later call tries again. [`LockError::BeingMade`] on the thread that is making it just now,
+    /// where a logger could call this.
     pub fn instance() -> Result<&'static RedisMgr> {
         // Before the lock, which a thread may have held that a forked child does not have.
         if !fork::may_make_a_manager() {
             return Err(LockError::Forked);
         }
-        if let Some(mgr) = PROCESS_WIDE.get() {
-            return Ok(mgr);
-        }
-        let _making = MAKING.lock();
-        match PROCESS_WIDE.get() {
-            Some(mgr) => Ok(mgr),
-            None => {
-                let mgr = RedisMgr::new(Config::from_env())?;
-                Ok(PROCESS_WIDE.get_or_init(|| mgr))
-            }
-        }
+        PROCESS_WIDE.get_or_make(|| RedisMgr::new(Config::from_env()))
     }
 
     /// Makes the process-wide manager, once, before anybody uses [`instance`](Self::instance).
     ///
     /// # Errors
     ///
-    /// [`LockError::AlreadyInitialized`] when there is one, which is not changed; else those of [`new`](Self::new).
+    /// [`LockError::AlreadyInitialized`] when there is one, which is not changed, or when another thread was faster;
+    /// [`LockError::BeingMade`] as for [`instance`](Self::instance); else those of [`new`](Self::new).
     pub fn init(config: Config) -> Result<&'static RedisMgr> {
         if !fork::may_make_a_manager() {
             return Err(LockError::Forked);
         }
-        let _making = MAKING.lock();
-        if PROCESS_WIDE.get().is_some() {
-            return Err(LockError::AlreadyInitialized);
-        }
-        let mgr = RedisMgr::new(config)?;
-        Ok(PROCESS_WIDE.get_or_init(|| mgr))
+        PROCESS_WIDE.make(|| RedisMgr::new(config))
     }
 
     /// Makes a manager of one's own. For one server it does not connect, so a server that is away is no error here; see

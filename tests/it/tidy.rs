@@ -13,7 +13,7 @@ const FLOORS: [&[&str]; 20] = [
     &["fuzz"],
     &["lib"],
     &["manager"],
-    &["pooled", "reentrant"],
+    &["pooled", "process_wide", "reentrant"],
     &["guard"],
     &["service"],
     &["acquire", "renewer"],

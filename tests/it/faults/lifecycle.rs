@@ -4,10 +4,13 @@ use std::{
     sync::{
         Arc, OnceLock,
         atomic::{AtomicUsize, Ordering},
+        mpsc,
     },
     thread,
     time::Duration,
 };
+
+use parking_lot::Mutex;
 
 use distlock::{Config, HandleEvent, LockError, LockOptions, LostEvent, RedisMgr, RenewedEvent};
 
@@ -15,7 +18,7 @@ use super::process::SMALL_STACK;
 use crate::{
     bounds::threads,
     kit::{BOUNDED, SECOND, UnwrapReleased, alone, get, lease, manager, patient, pttl, queued, waiter, within},
-    support::{CEILING, RedisServer, eventually},
+    support::{CEILING, RedisServer, eventually, silent_server},
 };
 
 #[test]
@@ -33,6 +36,62 @@ fn of_many_who_make_the_process_wide_manager_at_once_one_does() {
     assert!(made.iter().flat_map(|made| made.as_ref().err()).all(|e| matches!(e, LockError::AlreadyInitialized)));
     eventually("one manager has threads", CEILING, || threads().len() <= 2);
     RedisMgr::instance().unwrap().lock("x").unwrap().release().unwrap().unwrap_released();
+}
+
+/// A logger is code of users', who may lock while they log.
+#[test]
+fn a_logger_may_ask_for_the_process_wide_manager_while_it_is_made() {
+    if !alone("faults::lifecycle::a_logger_may_ask_for_the_process_wide_manager_while_it_is_made", &[]) {
+        return;
+    }
+    static ASKED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+    struct Locks;
+
+    impl log::Log for Locks {
+        fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+            true
+        }
+
+        fn log(&self, _: &log::Record<'_>) {
+            let said = RedisMgr::instance().map_or_else(|error| error.to_string(), |_| "there it is".into());
+            ASKED.lock().push(said);
+        }
+
+        fn flush(&self) {}
+    }
+
+    log::set_logger(&Locks).unwrap();
+    log::set_max_level(log::LevelFilter::Warn);
+    let (one, two, deaf) = (RedisServer::start(), RedisServer::start(), silent_server());
+    let config = Config::nodes([one.url(), two.url(), deaf.url()]).operation_timeout(SECOND);
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || tell.send(RedisMgr::init(config).map(drop)));
+    told.recv_timeout(CEILING).expect("it hangs").unwrap();
+    assert!(ASKED.lock().iter().any(|said| said.contains("this thread is making it just now")), "{:?}", ASKED.lock());
+    RedisMgr::instance().unwrap();
+}
+
+#[test]
+fn many_who_cannot_make_the_process_wide_manager_do_not_wait_for_each_other() {
+    const MANY: u32 = 8;
+    if !alone("faults::lifecycle::many_who_cannot_make_the_process_wide_manager_do_not_wait_for_each_other", &[]) {
+        return;
+    }
+    let (server, deaf) = (RedisServer::start(), silent_server());
+    // Until the third has not answered either, it is not over.
+    let twice = [server.url(), format!("redis://localhost:{}", server.port()), deaf.url()];
+    let patience = 3 * SECOND;
+    let init = || RedisMgr::init(Config::nodes(twice.clone()).operation_timeout(patience));
+    let failed = within(patience * MANY / 2, "failing", || {
+        thread::scope(|threads| {
+            let all: Vec<_> = (0..MANY).map(|_| threads.spawn(init)).collect();
+            all.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        })
+    });
+    for failed in failed {
+        assert!(failed.unwrap_err().to_string().contains("cannot be a node"));
+    }
 }
 
 /// Each has two threads; what they share is nothing.

@@ -1,0 +1,149 @@
+//! `ProcessWide`: a value that a process has once. It is made with no lock held, since making it may take its time over
+//! the network, and calls code of users' that may ask for it.
+
+use std::{
+    sync::OnceLock,
+    thread::{self, ThreadId},
+};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::{LockError, Result};
+
+pub(crate) struct ProcessWide<T> {
+    made: OnceLock<T>,
+    /// Who is making it just now. Of several the first to be done has made it.
+    makers: Mutex<Vec<ThreadId>>,
+    one_less: Condvar,
+}
+
+impl<T> ProcessWide<T> {
+    pub(crate) const fn new() -> ProcessWide<T> {
+        ProcessWide { made: OnceLock::new(), makers: Mutex::new(Vec::new()), one_less: Condvar::new() }
+    }
+
+    /// What there is, or what others are making; else makes it.
+    pub(crate) fn get_or_make(&self, make: impl FnOnce() -> Result<T>) -> Result<&T> {
+        if let Some(made) = self.made.get() {
+            return Ok(made);
+        }
+        let _making = self.begin(true)?;
+        if self.made.get().is_none() {
+            // Somebody who did not wait may have been faster.
+            drop(self.made.set(make()?));
+        }
+        self.made.get().ok_or(LockError::BeingMade)
+    }
+
+    /// Makes it, if nobody else does before this is done. Waits for nobody: others may need as long to fail.
+    pub(crate) fn make(&self, make: impl FnOnce() -> Result<T>) -> Result<&T> {
+        let _making = self.begin(false)?;
+        if self.made.get().is_none() && self.made.set(make()?).is_ok() {
+            return self.made.get().ok_or(LockError::BeingMade);
+        }
+        Err(LockError::AlreadyInitialized)
+    }
+
+    fn begin(&self, alone: bool) -> Result<Making<'_, T>> {
+        let me = thread::current().id();
+        let mut makers = self.makers.lock();
+        if makers.contains(&me) {
+            // It was asked for from inside, and would wait for itself.
+            return Err(LockError::BeingMade);
+        }
+        while alone && !makers.is_empty() && self.made.get().is_none() {
+            self.one_less.wait(&mut makers);
+        }
+        makers.push(me);
+        Ok(Making { of: self, me })
+    }
+}
+
+/// Somebody is making it, until this is dropped.
+struct Making<'a, T> {
+    of: &'a ProcessWide<T>,
+    me: ThreadId,
+}
+
+impl<T> Drop for Making<'_, T> {
+    fn drop(&mut self) {
+        self.of.makers.lock().retain(|maker| *maker != self.me);
+        self.of.one_less.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        panic::{AssertUnwindSafe, catch_unwind},
+        sync::{Barrier, mpsc},
+    };
+
+    use super::*;
+
+    #[test]
+    fn it_is_made_once_and_a_failure_can_be_mended() {
+        let one = ProcessWide::new();
+        assert!(matches!(one.make(|| Err(LockError::Shutdown)), Err(LockError::Shutdown)));
+        assert!(matches!(one.get_or_make(|| Err(LockError::Shutdown)), Err(LockError::Shutdown)));
+        assert_eq!(*one.make(|| Ok(1)).unwrap(), 1);
+        assert!(matches!(one.make(|| Ok(2)), Err(LockError::AlreadyInitialized)));
+        assert_eq!(*one.get_or_make(|| Ok(3)).unwrap(), 1);
+    }
+
+    #[test]
+    fn who_makes_it_and_asks_for_it_is_told_so() {
+        let one = ProcessWide::new();
+        let asked = || (one.get_or_make(|| Ok(2)).err(), one.make(|| Ok(3)).err());
+        let made = one.get_or_make(|| {
+            assert!(matches!(asked(), (Some(LockError::BeingMade), Some(LockError::BeingMade))));
+            Ok(1)
+        });
+        assert_eq!(*made.unwrap(), 1);
+        assert!(matches!(asked(), (None, Some(LockError::AlreadyInitialized))));
+    }
+
+    #[test]
+    fn a_panic_leaves_room_for_the_next() {
+        let one = ProcessWide::new();
+        let panicked = catch_unwind(AssertUnwindSafe(|| one.make(|| panic!("while it is made")).map(drop)));
+        assert!(panicked.is_err());
+        assert_eq!(*one.get_or_make(|| Ok(1)).unwrap(), 1);
+    }
+
+    /// All of them are making it when the first is done, and only one has made it.
+    #[test]
+    fn who_makes_it_waits_for_nobody() {
+        let (one, all_in) = (ProcessWide::new(), Barrier::new(4));
+        let make = |number| {
+            one.make(|| {
+                all_in.wait();
+                Ok(number)
+            })
+        };
+        let made: Vec<_> = thread::scope(|threads| {
+            let all: Vec<_> = (0..4).map(|number| threads.spawn(move || make(number).is_ok())).collect();
+            all.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(made.iter().filter(|made| **made).count(), 1, "{made:?}");
+    }
+
+    /// Who only asks for it gets what another is about to make.
+    #[test]
+    fn who_asks_for_it_waits_for_those_who_make_it() {
+        let one = ProcessWide::new();
+        let (tell, told) = mpsc::channel();
+        thread::scope(|threads| {
+            let made = one.make(|| {
+                threads.spawn(|| {
+                    tell.send(()).unwrap();
+                    *one.get_or_make(|| Ok(2)).unwrap()
+                });
+                told.recv().unwrap();
+                Ok(1)
+            });
+            assert_eq!(*made.unwrap(), 1);
+        });
+        assert_eq!(*one.get_or_make(|| Ok(3)).unwrap(), 1);
+    }
+}
