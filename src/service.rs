@@ -457,12 +457,13 @@ impl Core {
                 ids.push(holder.id_bytes());
             }
         }
-        let mut released = false;
-        for id in ids {
-            // By its identifier: should the answer be lost, asking again must not hit the next holder.
-            released |= self.release_by(key, id, true, deadline)? == Released::Released;
+        // By their identifiers: should an answer be lost, asking again must not hit the next holder.
+        let outcomes: Vec<_> = ids.into_iter().map(|id| self.release_by(key, id, true, deadline)).collect();
+        // Whose release went through was the only one who could hold it, whatever is not known of the others.
+        if outcomes.iter().any(|outcome| matches!(outcome, Ok(Released::Released))) {
+            return Ok(true);
         }
-        Ok(released)
+        outcomes.into_iter().find_map(Result::err).map_or(Ok(false), Err)
     }
 
     /// Makes nodes forget a claim that came to nothing. Takes at most `patience`.

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use distlock::{FencingToken, LockError, RedisMgr, Vote};
 
-use super::{await_nowhere, expect_a_quorum, kept_on, key, manager, votes};
+use super::{await_nowhere, expect_a_quorum, kept_on, key, manager, patient, votes};
 use crate::{
     kit::{self, BOUNDED, SECOND, UnwrapReleased, await_queued, in_thread, lease, lost, queue_key, within},
-    support::{Nodes, eventually},
+    support::{Fault, Nodes, contains, eventually},
 };
 
 #[test]
@@ -108,6 +108,21 @@ fn a_forced_release_takes_it_from_all_who_have_a_part_of_it() {
     assert!(mgr.force_release("x").unwrap());
     await_nowhere(&nodes, "x");
     drop(mgr.try_lock("x").unwrap());
+}
+
+/// Each of them has a part of it; that it is not known how it went with the second does not give it back to the first.
+#[test]
+fn a_forced_release_that_fails_for_the_second_is_one_of_the_first() {
+    let nodes = Nodes::start(3).behind_proxies(&[1, 2]);
+    let mgr = RedisMgr::new(patient(&nodes)).unwrap();
+    for (node, asker) in ["asker 1", "asker 2"].into_iter().enumerate() {
+        nodes.server(node).query::<()>(&["SET", &key("x"), asker, "PX", "600000"]);
+    }
+    for node in [1, 2] {
+        nodes.proxy(node).on_request(contains("asker 2"), Fault::ResetBeforeRequest).forever();
+    }
+    assert!(mgr.force_release("x").unwrap());
+    assert_eq!(nodes.values(&key("x")), [None, Some("asker 2".into()), None]);
 }
 
 #[test]
