@@ -17,7 +17,7 @@ use super::{
 use crate::{
     clock::{self, Moment},
     node::{Breaker, Connection, Failure, Heard, Reason, write_command},
-    redlock::{self, Redlock},
+    redlock::Redlock,
     sync::{Condvar, Mutex},
 };
 
@@ -151,7 +151,7 @@ impl Listener {
     fn subscribe_somewhere(&self, deadline: Moment, hurry: bool) -> Result<(Wire, Breaker), Failure> {
         let mut nodes: Vec<usize> = self.redlock.all().iter().collect();
         nodes.sort_by_key(|node| !self.redlock.node(*node).is_well());
-        let mut failed = redlock::closed();
+        let mut failed = Failure { sent: false, reason: Reason::TimedOut };
         for (tried, node) in nodes.iter().enumerate() {
             let left = deadline.after(clock::now());
             // A node that does not answer must not use up the time of the others.

@@ -26,6 +26,8 @@ pub(crate) enum Reason {
     Garbled(String),
     /// All pooled connections are in use.
     PoolExhausted,
+    /// The manager has been shut down, and its pool with it.
+    Closed,
     /// It cannot be one of several nodes; says why.
     Unfit(String),
     /// Its vote does not count yet: it may have forgotten what it granted.
@@ -78,7 +80,7 @@ impl Failure {
             Reason::Refused { code, .. } => {
                 matches!(code.as_str(), "LOADING" | "BUSY" | "MASTERDOWN" | "TRYAGAIN")
             }
-            Reason::Unfit(_) => false,
+            Reason::Closed | Reason::Unfit(_) => false,
             _ => true,
         }
     }
@@ -139,6 +141,7 @@ impl fmt::Display for Reason {
             Reason::Refused { code, message } => write!(f, "it answered {code} {message}"),
             Reason::Garbled(what) => write!(f, "it does not answer like a Redis server: {what}"),
             Reason::PoolExhausted => f.write_str("all pooled connections are in use"),
+            Reason::Closed => f.write_str("the lock manager has been shut down"),
             Reason::Unfit(why) => f.write_str(why),
             Reason::Quarantined(left) => {
                 write!(f, "it may have lost its data in a restart, and does not vote for another {}", Span(*left))

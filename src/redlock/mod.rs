@@ -12,7 +12,7 @@ mod strongest;
 mod survey;
 mod trouble;
 
-use std::{fmt, io, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 
@@ -191,6 +191,7 @@ impl Redlock {
         match failure.reason {
             Reason::PoolExhausted => LockError::PoolExhausted { action, name, server, pool_size: self.pool.size() },
             Reason::Refused { code, message } if !passing => LockError::Refused { action, name, server, code, message },
+            Reason::Closed => LockError::Shutdown,
             reason => LockError::Unavailable { action, name, server, cause: Box::new(reason) },
         }
     }
@@ -208,9 +209,4 @@ pub(crate) fn label(endpoints: &[Arc<Endpoint>]) -> Arc<str> {
         [one] => one.label.clone(),
         several => several.iter().map(|endpoint| &*endpoint.label).collect::<Vec<_>>().join(", ").into(),
     }
-}
-
-/// The pool has been closed.
-pub(crate) fn closed() -> Failure {
-    Failure::not_sent(io::ErrorKind::NotConnected.into())
 }

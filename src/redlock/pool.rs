@@ -87,7 +87,8 @@ impl ConnectionPool {
 
     pub(crate) fn get(&self, deadline: Moment) -> Result<Pooled, Failure> {
         let pool = self.pool.lock().clone();
-        let pool = pool.ok_or_else(super::closed)?;
+        let closed = Failure { sent: false, reason: Reason::Closed };
+        let Some(pool) = pool else { return Err(closed) };
         if let Some(connection) = pool.try_get() {
             return Ok(connection);
         }
@@ -107,6 +108,9 @@ impl ConnectionPool {
         }
         // Who was kept from running until its time was over may find one, or that one was still being made.
         pool.try_get().ok_or_else(|| {
+            if self.closed.load(Ordering::Relaxed) {
+                return closed;
+            }
             let all = pool.state().connections >= self.size;
             Failure { sent: false, reason: if all { Reason::PoolExhausted } else { Reason::TimedOut } }
         })
@@ -129,6 +133,20 @@ impl ConnectionPool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pool_that_was_closed_says_so_also_to_those_who_waited() {
+        let pool = ConnectionPool::new(Arc::new([]), 1).unwrap();
+        let late = clock::now().saturating_add(Duration::from_millis(200));
+        let taken = pool.get(late.saturating_add(Duration::from_secs(60))).unwrap();
+        std::thread::scope(|threads| {
+            let waiting = threads.spawn(|| pool.get(late).map(drop).unwrap_err().reason);
+            pool.close();
+            assert!(matches!(waiting.join().unwrap(), Reason::Closed));
+        });
+        assert!(matches!(pool.get(late).unwrap_err().reason, Reason::Closed));
+        drop(taken);
+    }
 
     #[test]
     fn who_has_no_time_left_is_not_told_that_others_have_them_all() {

@@ -1,8 +1,11 @@
 //! Whatever happens while a manager is shut down, what it holds is released as far as the servers answer.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
-use distlock::{LockGuard, RedisMgr};
+use distlock::{AttemptedEvent, HandleEvent, LockError, LockGuard, LockOptions, RedisMgr};
 
 use crate::{
     kit::{SECOND, UnwrapReleased, in_thread, is_renewal, manager, patient, proxied},
@@ -93,4 +96,27 @@ fn what_is_under_way_leaves_time_for_what_is_held() {
     mgr.shutdown();
     assert_eq!(left_on(&server), [""; 0]);
     drop(guards);
+}
+
+/// It was let in, and shows up at the pool when that is closed.
+#[test]
+fn a_call_that_runs_into_a_shutdown_says_so() {
+    #[derive(Debug)]
+    struct Ends(Arc<OnceLock<RedisMgr>>);
+
+    impl HandleEvent for Ends {
+        fn attempted(&self, _: &AttemptedEvent<'_>) {
+            self.0.get().unwrap().shutdown();
+        }
+    }
+
+    let server = RedisServer::start();
+    for wait in [Some(Duration::ZERO), Some(SECOND), None] {
+        let own = Arc::new(OnceLock::new());
+        let mgr = RedisMgr::new(patient(server.url()).events(Arc::new(Ends(own.clone())))).unwrap();
+        own.set(mgr.clone()).unwrap();
+        let options = wait.map_or(LockOptions::new(), |wait| LockOptions::new().wait(wait));
+        let error = mgr.lock_with("x", &options).unwrap_err();
+        assert!(matches!(error, LockError::Shutdown), "{wait:?}: {error:?}");
+    }
 }
