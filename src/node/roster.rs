@@ -90,8 +90,10 @@ impl Roster {
         // Another run, however old, is another memory; the first that is seen is judged by its age.
         let age = if known.is_none() && !was_replica { identity.up_for } else { Duration::ZERO };
         let kept = identity.memory.filter(|_| identity.forgets_nothing && !was_replica).unwrap_or_default();
-        let left = quarantine.saturating_sub(age.max(kept));
-        member.votes_from = identity.asked_at.saturating_add(left);
+        let from = identity.asked_at.saturating_add(quarantine.saturating_sub(age.max(kept)));
+        // What a memory proves may be its master's, if it was one of a replica in the run before.
+        member.votes_from = member.votes_from.max(from);
+        let left = member.votes_from.after(identity.asked_at);
         if left.is_zero() { Finding::Fit } else { Finding::Quarantined(left) }
     }
 
@@ -214,6 +216,18 @@ mod tests {
             assert_eq!(roster.meet(node, &master(301)), Finding::Fit);
             assert_eq!(roster.votes_from(node), at(310));
         }
+    }
+
+    /// Its next run has the same memory, its master's, and nobody has met that one as a replica.
+    #[test]
+    fn a_restart_does_not_end_a_quarantine_before_its_time() {
+        let mut roster = roster();
+        let replica = Identity { is_master: false, ..server("x", 99, 300) };
+        assert_eq!(roster.meet(0, &replica), Finding::Replica);
+        assert_eq!(roster.meet(0, &durable("x", 99, 301, Some(60))), Finding::Quarantined(QUARANTINE));
+        let left = Finding::Quarantined(Duration::from_secs(9));
+        assert_eq!(roster.meet(0, &durable("restarted", 0, 302, Some(60))), left);
+        assert_eq!(roster.votes_from(0), at(311));
     }
 
     #[test]
