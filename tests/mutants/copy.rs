@@ -3,7 +3,7 @@
 use std::{
     env, fmt, fs, io,
     os::unix::process::CommandExt as _,
-    path::{Path, PathBuf},
+    path::{self, Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -40,7 +40,9 @@ impl fmt::Display for Outcome {
 impl Copy {
     /// Copies everything but what was built.
     pub(crate) fn make(home: &Path) -> Result<Copy, String> {
-        let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| home.join("target"), PathBuf::from).join("mutants");
+        let built = env::var_os("CARGO_TARGET_DIR").map_or_else(|| home.join("target"), PathBuf::from);
+        // As cargo sees it from here: in the copy it would be another.
+        let target = path::absolute(built).map_err(|error| format!("CARGO_TARGET_DIR: {error}"))?.join("mutants");
         let tree = target.join("tree");
         let made = || -> io::Result<()> {
             if tree.exists() {
@@ -121,12 +123,13 @@ fn wait(mut child: Child, longest: Duration) -> Option<bool> {
     None
 }
 
+/// All but the history, and folders in which cargo builds, whatever they are called: the copy itself is in one of them.
 fn copy_folder(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;
         let (name, kind) = (entry.file_name(), entry.file_type()?);
-        if name == ".git" || name == "target" {
+        if name == ".git" || name == "target" || entry.path().join("CACHEDIR.TAG").exists() {
             continue;
         }
         if kind.is_dir() {
