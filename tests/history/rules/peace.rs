@@ -39,7 +39,14 @@ pub(crate) fn find(story: &Story) -> Gaps {
     let locks: BTreeSet<u32> = story.waits.iter().map(|wait| wait.lock).collect();
     let mut gaps = Gaps::default();
     for lock in locks {
-        let (unrest, moments) = (unrest(story, lock), moments(story, lock));
+        let since = askers(story, lock);
+        let (unrest, moments) = (unrest(story, lock), moments(story, lock, &since));
+        let frozen: Spans = story
+            .stops
+            .iter()
+            .filter(|(pid, _, until)| since.get(pid).is_some_and(|first| first <= until))
+            .map(|(_, from, until)| (*from, *until))
+            .collect();
         let holds = || story.holds.iter().filter(move |hold| hold.lock == lock);
         let got: Vec<&Hold> = holds().collect();
         let mut waited = Vec::new();
@@ -73,7 +80,7 @@ pub(crate) fn find(story: &Story) -> Gaps {
         for (from, until) in cut(&free, &moments) {
             gaps.count += 1;
             gaps.longest = gaps.longest.max(until - from);
-            let allowed = allowed(story, from, until, &moments, &left);
+            let allowed = allowed(story, (from, until), &moments, &left, &frozen);
             if until - from > allowed {
                 gaps.findings.push(Finding {
                     rule: Rule::Peace,
@@ -106,7 +113,7 @@ fn overtakers(story: &Story, wait: &Wait, got: &[&Hold], from: u64, until: u64) 
 }
 
 /// How long a lock may stay free within these moments.
-fn allowed(story: &Story, from: u64, until: u64, moments: &[u64], left: &[u64]) -> u64 {
+fn allowed(story: &Story, (from, until): (u64, u64), moments: &[u64], left: &[u64], frozen: &Spans) -> u64 {
     let terms = &story.terms;
     let lease = terms.ttl + 2 * terms.operation_timeout;
     // What was left in order, long after anything happened, is handed over.
@@ -114,7 +121,7 @@ fn allowed(story: &Story, from: u64, until: u64, moments: &[u64], left: &[u64]) 
     let handed_over = left.binary_search(&from).is_ok() && quiet.is_none_or(|last| last + lease + LOOK < from);
     let lease = if handed_over { 2 * terms.operation_timeout } else { lease };
     // Somebody who was stopped in line costs a claim window for each of its threads.
-    let frozen = story.stops.iter().filter(|(_, begin, end)| *begin < until && *end > from).count() as u64;
+    let frozen = frozen.iter().filter(|(begin, end)| *begin < until && *end > from).count() as u64;
     let pids: BTreeSet<u32> =
         story.waits.iter().filter(|wait| wait.from < until && wait.until > from).map(|wait| wait.pid).collect();
     let late = |pid: u32| story.lateness(pid, from, until);
@@ -163,19 +170,25 @@ fn concerns(done: &Done, lock: u32) -> bool {
     done.lock == 0 || done.lock == lock
 }
 
-/// When something happened after which a lease of the lock may be left over that nobody believes in.
-fn moments(story: &Story, lock: u32) -> Vec<u64> {
-    let mut moments: Vec<u64> = Vec::new();
-    for done in story.done.iter().filter(|done| concerns(done, lock)) {
-        moments.extend([done.from, done.until]);
-    }
-    // Only who has asked for it can leave anything of it.
+/// Since when each process has wanted the lock.
+fn askers(story: &Story, lock: u32) -> HashMap<u32, u64> {
     let asked = story.waits.iter().filter(|wait| wait.lock == lock).map(|wait| (wait.pid, wait.from));
     let held = story.holds.iter().filter(|hold| hold.lock == lock).map(|hold| (hold.pid, hold.asked));
     let mut since: HashMap<u32, u64> = HashMap::new();
     for (pid, at) in asked.chain(held) {
         since.entry(pid).and_modify(|first| *first = at.min(*first)).or_insert(at);
     }
+    since
+}
+
+/// When something happened after which a lease of the lock may be left over that nobody believes in.
+fn moments(story: &Story, lock: u32, since: &HashMap<u32, u64>) -> Vec<u64> {
+    let mut moments: Vec<u64> = Vec::new();
+    // A script that a server does not know is sent again; no lease and no place in line is lost by that.
+    for done in story.done.iter().filter(|done| concerns(done, lock) && done.fault.kind != Kind::FlushScripts) {
+        moments.extend([done.from, done.until]);
+    }
+    // Only who has asked for it can leave anything of it.
     let wanted = |pid: u32, by: u64| since.get(&pid).is_some_and(|first| *first <= by);
     moments.extend(story.kills.iter().filter(|(pid, at)| wanted(*pid, *at)).map(|(_, at)| *at));
     let stops = story.stops.iter().filter(|(pid, _, until)| wanted(*pid, *until));
@@ -255,6 +268,18 @@ mod tests {
         assert_ne!(wrong(1, &(crash(60_000) + &often(line))), 0, "a key of another lock");
         let line = "AT 3@2 9 wait\nAT 3@2 9 again unavailable: x";
         assert_ne!(wrong(1, &(crash(60_000) + &often(line))), 0, "a call for another lock");
+        let line = "AT 0 1 fault AT 1 flush-scripts 0\nAT 0 1 over AT";
+        assert_ne!(wrong(1, &(crash(60_000) + &often(line))), 0, "scripts, which are sent again");
+    }
+
+    #[test]
+    fn who_was_stopped_and_wanted_another_lock_costs_this_one_no_time() {
+        let stopped = |wanted: u32| {
+            let asked = format!("1 3@{wanted} 9 wait\n2 3@{wanted} 9 again contended: by a");
+            wrong(1, &format!("{asked}\n{}\n1500 0 9 stopped\n9000 0 9 continued", crash(6700)))
+        };
+        assert_eq!(stopped(1), 0);
+        assert_eq!(stopped(2), 1);
     }
 
     #[test]
