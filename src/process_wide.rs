@@ -12,17 +12,27 @@ use crate::error::{LockError, Result};
 
 pub(crate) struct ProcessWide<T> {
     made: OnceLock<T>,
-    /// Who is making it just now. Of several the first to be done has made it.
-    makers: Mutex<Vec<ThreadId>>,
+    makers: Mutex<Makers>,
     one_less: Condvar,
+}
+
+struct Makers {
+    /// Who is making it just now. Of several the first to be done has made it.
+    now: Vec<ThreadId>,
+    /// How many have been at it before.
+    ended: u64,
 }
 
 impl<T> ProcessWide<T> {
     pub(crate) const fn new() -> ProcessWide<T> {
-        ProcessWide { made: OnceLock::new(), makers: Mutex::new(Vec::new()), one_less: Condvar::new() }
+        ProcessWide {
+            made: OnceLock::new(),
+            makers: Mutex::new(Makers { now: Vec::new(), ended: 0 }),
+            one_less: Condvar::new(),
+        }
     }
 
-    /// What there is, or what others are making; else makes it.
+    /// What there is, or what another is making; else makes it. If that one fails, all who waited for it try at once.
     pub(crate) fn get_or_make(&self, make: impl FnOnce() -> Result<T>) -> Result<&T> {
         if let Some(made) = self.made.get() {
             return Ok(made);
@@ -47,14 +57,15 @@ impl<T> ProcessWide<T> {
     fn begin(&self, alone: bool) -> Result<Making<'_, T>> {
         let me = thread::current().id();
         let mut makers = self.makers.lock();
-        if makers.contains(&me) {
+        if makers.now.contains(&me) {
             // It was asked for from inside, and would wait for itself.
             return Err(LockError::BeingMade);
         }
-        while alone && !makers.is_empty() && self.made.get().is_none() {
+        let ended = makers.ended;
+        while alone && !makers.now.is_empty() && makers.ended == ended && self.made.get().is_none() {
             self.one_less.wait(&mut makers);
         }
-        makers.push(me);
+        makers.now.push(me);
         Ok(Making { of: self, me })
     }
 }
@@ -67,7 +78,10 @@ struct Making<'a, T> {
 
 impl<T> Drop for Making<'_, T> {
     fn drop(&mut self) {
-        self.of.makers.lock().retain(|maker| *maker != self.me);
+        let mut makers = self.of.makers.lock();
+        makers.now.retain(|maker| *maker != self.me);
+        makers.ended += 1;
+        drop(makers);
         self.of.one_less.notify_all();
     }
 }
@@ -77,7 +91,10 @@ mod tests {
     use std::{
         panic::{AssertUnwindSafe, catch_unwind},
         sync::{Barrier, mpsc},
+        time::Duration,
     };
+
+    use crossbeam_channel::bounded;
 
     use super::*;
 
@@ -126,6 +143,41 @@ mod tests {
             all.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
         assert_eq!(made.iter().filter(|made| **made).count(), 1, "{made:?}");
+    }
+
+    /// Those who wait for one who fails do not wait for each other: each may take its time to fail.
+    #[test]
+    fn who_waited_for_a_failure_waits_once() {
+        let one = ProcessWide::<u8>::new();
+        let (tell, told) = bounded(3);
+        let fails = |meanwhile: &dyn Fn()| {
+            one.get_or_make(|| {
+                meanwhile();
+                Err(LockError::Shutdown)
+            })
+        };
+        thread::scope(|threads| {
+            let (all_in, go) = bounded::<()>(0);
+            let try_for_long = move || {
+                tell.send(()).unwrap();
+                let _ = go.recv();
+            };
+            fails(&|| {
+                for _ in 0..3 {
+                    let try_for_long = try_for_long.clone();
+                    threads.spawn(move || fails(&try_for_long).unwrap_err());
+                }
+                // Until all of them wait, of whom this counts those it wakes.
+                while one.one_less.notify_all() < 3 {
+                    thread::yield_now();
+                }
+            })
+            .unwrap_err();
+            for _ in 0..3 {
+                told.recv_timeout(Duration::from_secs(60)).expect("they wait for each other");
+            }
+            drop(all_in);
+        });
     }
 
     /// Who only asks for it gets what another is about to make.
