@@ -36,7 +36,7 @@ pub(crate) struct Grant {
     pub(crate) late: Late,
     /// The nodes that may keep it.
     pub(crate) nodes: NodeSet,
-    /// Its entry in a queue that it may stand in still, on a node that did not say that it gave the lock; or empty.
+    /// Its entry in a queue that it may stand in still, or be put into by what is late; or empty.
     pub(crate) place: String,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Late {
 impl Late {
     /// Until when any of them may be carried out.
     pub(crate) fn until(&self) -> Moment {
-        self.broken_until.max(self.open_until)
+        if self.open.is_empty() { self.broken_until } else { self.broken_until.max(self.open_until) }
     }
 }
 

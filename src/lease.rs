@@ -29,7 +29,7 @@ pub(crate) struct Lease {
     pub(crate) hold: Hold,
     /// Somebody has told the handlers how it ended.
     told: AtomicBool,
-    /// Its entry in a queue that it may stand in still, and has to leave with the release; or empty.
+    /// Its entry in a queue that it may stand in still or be put into, and has to leave with the release; or empty.
     pub(crate) place: String,
     /// The nodes that may keep it.
     nodes: AtomicNodeSet,

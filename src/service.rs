@@ -252,7 +252,7 @@ impl Core {
         let (now, late) = (clock::now(), lease.late);
         let open = late.open.without(released);
         if now < late.broken_until {
-            self.renewer.undo(&lease.claim, &self.acquirer.waiter(&lease.claim), self.redlock.all(), late.until());
+            self.renewer.undo(&lease.claim, &lease.place, self.redlock.all(), late.until());
         } else if now < late.open_until && !open.is_empty() {
             self.renewer.undo(&lease.claim, &lease.place, open, late.open_until);
         }
@@ -294,12 +294,8 @@ impl Core {
             None | Some(End::Lost(LockLost::Expired | LockLost::MaxHold)) => {
                 // A renewal may have been applied without our knowing, or the first request may still be.
                 let lease = &kept.lease;
-                let (waiter, nodes) = if clock::now() < lease.late.broken_until {
-                    (self.acquirer.waiter(&lease.claim), self.redlock.all())
-                } else {
-                    (lease.place.clone(), lease.nodes())
-                };
-                self.withdraw(&lease.claim, &waiter, nodes, lease.late.until(), patience);
+                let nodes = if clock::now() < lease.late.broken_until { self.redlock.all() } else { lease.nodes() };
+                self.withdraw(&lease.claim, &lease.place, nodes, lease.late.until(), patience);
                 Ok(())
             }
             Some(_) => Ok(()),

@@ -383,7 +383,8 @@ impl<'a> Attempt<'a> {
     }
 
     fn grant(&self, token: u64, votes: Votes, provisional: bool, in_line: bool) -> Grant {
-        let place = if in_line { self.waiter() } else { String::new() };
+        let late = clock::now() < self.late_until;
+        let place = if in_line || late { self.waiter() } else { String::new() };
         let (open, open_until) = self.open;
         let late = Late { broken_until: self.late_until, open, open_until };
         Grant { token: FencingToken(token), votes, provisional, late, nodes: self.known, place }

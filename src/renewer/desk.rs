@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Shared, State, schedule::Over, tell_loss, undo::Undo, worker::BATCH_MIN};
+use super::{Shared, State, schedule::Over, tell_loss, worker::BATCH_MIN};
 use crate::{
     clock::{self, Moment},
     error::LockLost,
@@ -49,12 +49,12 @@ impl Desk {
         }
     }
 
+    /// Takes back what may be left of a lock that is over: where it was kept, and where a request for it may still arrive.
     pub(super) fn take_back(&self, lease: &Lease) {
         let now = clock::now();
-        let (claim, waiter, nodes) = (lease.claim.clone(), lease.place.clone(), lease.nodes());
-        let until = now.saturating_add(claim.ttl);
-        let undo = Undo { claim, waiter, nodes, unless_held: None, until };
-        self.shared.state.lock().undo(undo, now);
+        let late = &lease.late;
+        let nodes = if now < late.broken_until { self.redlock.all() } else { lease.nodes() };
+        self.shared.state.lock().take_back(&lease.claim, &lease.place, nodes, late.until(), now);
     }
 
     pub(super) fn lose(&self, lease: &Lease, why: LockLost) {

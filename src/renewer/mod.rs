@@ -116,23 +116,11 @@ impl LockRenewer {
     /// been stopped.
     pub(crate) fn undo(&self, claim: &Claim, waiter: &str, nodes: NodeSet, late_until: Moment) -> bool {
         let now = clock::now();
-        let life = if waiter.is_empty() { claim.ttl } else { claim.ttl.max(QUEUE_LIFE) };
-        let undo = |from: Moment| Undo {
-            claim: claim.clone(),
-            waiter: waiter.to_owned(),
-            nodes,
-            unless_held: None,
-            until: from.saturating_add(life),
-        };
         let mut state = self.shared.state.lock();
         if state.stop.is_some() {
             return false;
         }
-        state.undo(undo(now), now);
-        if late_until > now {
-            let again = late_until.saturating_add(LATE_SLACK);
-            state.undo(undo(again), again);
-        }
+        state.take_back(claim, waiter, nodes, late_until, now);
         self.shared.wake_before(state, now);
         true
     }
@@ -213,6 +201,23 @@ impl Shared {
 }
 
 impl State {
+    /// What there may be of a claim is taken back, and once more when nothing of it can be under way any longer.
+    fn take_back(&mut self, claim: &Claim, waiter: &str, nodes: NodeSet, late_until: Moment, now: Moment) {
+        let life = if waiter.is_empty() { claim.ttl } else { claim.ttl.max(QUEUE_LIFE) };
+        let undo = |from: Moment| Undo {
+            claim: claim.clone(),
+            waiter: waiter.to_owned(),
+            nodes,
+            unless_held: None,
+            until: from.saturating_add(life),
+        };
+        self.undo(undo(now), now);
+        if late_until > now {
+            let again = late_until.saturating_add(LATE_SLACK);
+            self.undo(undo(again), again);
+        }
+    }
+
     fn undo(&mut self, undo: Undo, at: Moment) {
         if !self.undos.add(undo, at) {
             say!(warn, "too much is waiting to be taken back; some of it is left to expire");

@@ -251,8 +251,8 @@ impl Worker {
             let kept = self.desk.shared.state.lock().schedule.forget(generation);
             if kept.is_some() {
                 self.desk.lose(lease, why);
-                if self.desk.redlock.len() > 1 {
-                    // Some nodes may keep it still.
+                // Some of several nodes may keep it still, and any may be given it by what is under way.
+                if self.desk.redlock.len() > 1 || clock::now() < lease.late.until() {
                     self.desk.take_back(lease);
                 }
             }

@@ -6,10 +6,10 @@ use distlock::{LockError, LockGuard, LockLost, RedisMgr, Released};
 
 use crate::{
     kit::{
-        BOUNDED, IMPATIENT, SECOND, UnwrapReleased, get, is_renewal, lease, lost, manager, patient, proxied, pttl,
-        timed, waiter,
+        BOUNDED, IMPATIENT, SECOND, UnwrapReleased, await_queued, brisk, get, in_thread, is_renewal, lease, lost,
+        manager, patient, proxied, pttl, timed, waiter,
     },
-    support::{CEILING, Fault, RedisServer, eventually},
+    support::{CEILING, Fault, RedisServer, contains, eventually},
 };
 
 const LOCK: &str = "lock:x";
@@ -224,5 +224,40 @@ fn lost_name(guard: &LockGuard) -> String {
     match guard.ensure_held() {
         Err(LockError::Lost { name, .. }) => name,
         other => panic!("{other:?}"),
+    }
+}
+
+/// Goal: a request that is still on its way when the lock is lost takes it for nobody. Method: a look of a waiter is held back,
+/// and its connection breaks; the waiter is handed the lock, which somebody deletes. Then the look is carried out.
+#[test]
+fn a_request_that_is_carried_out_after_the_loss_leaves_nothing() {
+    for drop_first in [true, false] {
+        let (server, proxy, mgr) = proxied(brisk);
+        let first = manager(&server).lock("x").unwrap();
+        let waiting = in_thread(&mgr, "x", |mgr, name| mgr.lock_with(name, &lease(60 * SECOND)));
+        await_queued(&server, "x", 1);
+        let look = proxy.on_request(contains("look"), Fault::HoldRequest);
+        look.wait_fired();
+        proxy.reset_all();
+        let commands = server.monitor();
+        commands.wait_for("\"look\"");
+        eventually("it hears again", CEILING, || !server.query::<Vec<String>>(&["PUBSUB", "CHANNELS"]).is_empty());
+        first.release().unwrap().unwrap_released();
+        let guard = waiting.join().unwrap().unwrap();
+        assert!(server.query::<bool>(&["DEL", LOCK]));
+        assert_eq!(lost(&guard), LockLost::Gone);
+        // Its holder goes now, or is at work still.
+        let guard = if drop_first {
+            drop(guard);
+            None
+        } else {
+            Some(guard)
+        };
+        let asked = || commands.lines().iter().filter(|line| line.contains("\"look\"")).count();
+        let before = asked();
+        look.let_go();
+        eventually("it has arrived", CEILING, || asked() > before);
+        eventually("nothing is left, long before a lease is over", 20 * SECOND, || get(&server, LOCK).is_none());
+        drop(guard);
     }
 }
