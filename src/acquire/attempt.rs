@@ -280,7 +280,8 @@ impl<'a> Attempt<'a> {
             }
             if let (true, Some(ticket)) = (deaf, &self.ticket) {
                 // We would be passed over.
-                let again = ticket.distrust_line(self.order) && ticket.open_line(self.limit);
+                let asked = ballot.asked(self.order).unwrap_or(self.started);
+                let again = ticket.distrust_line(self.order, asked) && ticket.open_line(self.limit);
                 return Ok(if again { Step::Again } else { Step::Wait(now.saturating_add(poll_pause(self.dice()))) });
             }
             return Ok(Step::Wait(sight.next_look(self.dice())));

@@ -12,7 +12,7 @@ use redis::Value;
 
 use super::{
     mailbox::{Handover, Mailbox, Slot, Woken},
-    patience::retry_pause,
+    patience::{PAUSE_MAX, RETRY_MAX, retry_pause},
 };
 use crate::{
     clock::{self, Moment},
@@ -39,13 +39,16 @@ pub(crate) struct Listener {
 #[derive(Debug)]
 struct State {
     line: Line,
-    /// The node it leads to.
+    /// The node it leads to, and since when.
     order: usize,
+    opened_at: Moment,
     /// Cuts the line of whoever listens.
     breaker: Option<Breaker>,
     /// Attempts to open the line that failed in a row, and when the next one may be made.
     failures: u32,
     retry_at: Moment,
+    /// Somebody was told that no grant is heard.
+    told: bool,
     stop: bool,
 }
 
@@ -77,9 +80,11 @@ impl Listener {
         let state = State {
             line: Line::Down,
             order: 0,
+            opened_at: Moment::from_nanos(0),
             breaker: None,
             failures: 0,
             retry_at: Moment::from_nanos(0),
+            told: false,
             stop: false,
         };
         Listener { redlock, channel, mailbox: Mailbox::default(), state: Mutex::new(state), changed: Condvar::new() }
@@ -197,15 +202,10 @@ impl Listener {
                 false
             }
             Ok((wire, breaker)) => {
-                let troubled = state.failures > 0;
-                let order = wire.node;
-                state.order = order;
+                (state.order, state.opened_at) = (wire.node, wire.opened_at);
                 state.line = Line::Free(Box::new(wire));
                 state.breaker = Some(breaker);
                 drop(state);
-                if troubled {
-                    say!(info, "hears of grants from {} again", self.redlock.node(order).label());
-                }
                 // Whoever waited through a gap may have been passed over in it.
                 self.mailbox.others_look_again(opener);
                 true
@@ -217,9 +217,8 @@ impl Listener {
             }
             Err(failure) => {
                 state.line = Line::Down;
-                state.failures = state.failures.saturating_add(1);
-                state.retry_at = now.saturating_add(retry_pause(state.failures, now.as_nanos()));
-                let first = state.failures == 1;
+                state.failed(now, RETRY_MAX);
+                let first = !std::mem::replace(&mut state.told, true);
                 drop(state);
                 if first {
                     let (server, reason) = (self.redlock.label(), failure.reason);
@@ -252,9 +251,8 @@ impl Listener {
     fn give_back(&self, wire: Option<Box<Wire>>) {
         let now = clock::now();
         let mut state = self.state.lock();
-        if wire.as_ref().is_some_and(|wire| now.after(wire.opened_at) >= LASTING) {
-            state.failures = 0;
-        }
+        let lasted = wire.as_ref().filter(|wire| now.after(wire.opened_at) >= LASTING).map(|wire| wire.node);
+        let again = lasted.filter(|_| state.lasted());
         let (line, rest) = match wire {
             Some(wire) if !state.stop => (Line::Free(wire), None),
             rest => (Line::Down, rest),
@@ -267,6 +265,9 @@ impl Listener {
         // Closed outside the lock.
         drop(rest);
         clock::wake_all(&self.changed);
+        if let Some(node) = again {
+            say!(info, "hears of grants from {} again", self.redlock.node(node).label());
+        }
     }
 
     /// A line that did not last counts as one that could not be opened, lest it be opened in a tight loop.
@@ -276,32 +277,42 @@ impl Listener {
         if now.after(opened_at) >= LASTING {
             state.failures = 0;
         } else {
-            state.failures = state.failures.saturating_add(1);
-            state.retry_at = now.saturating_add(retry_pause(state.failures, now.as_nanos()));
+            state.failed(now, RETRY_MAX);
         }
     }
 
-    /// The node on which a waiter stands says that nobody listens there: the line leads to another server, as after a
-    /// failover. It is cut. True if it was free, so that nobody else opens it anew.
-    fn distrust(&self, order: usize) -> bool {
-        let (line, breaker) = {
+    /// The node on which a waiter stands says that nobody listened there when it was asked at `asked`: the line leads to another
+    /// server, as after a failover. It is cut, unless it is a later one. True if it was free, so that nobody else opens it anew.
+    fn distrust(&self, order: usize, asked: Moment) -> bool {
+        let now = clock::now();
+        let (line, breaker, first) = {
             let mut state = self.state.lock();
-            if state.order != order || !matches!(state.line, Line::Free(_) | Line::Taken) {
+            let later = state.order != order || asked < state.opened_at;
+            if later || !matches!(state.line, Line::Free(_) | Line::Taken) {
                 return false;
+            }
+            // The next one may lead there. If it does not either, all of them may lead elsewhere for ever.
+            let mut first = false;
+            if state.failures > 0 || now.after(state.opened_at) < LASTING {
+                state.failed(now, PAUSE_MAX);
+                first = !std::mem::replace(&mut state.told, true);
             }
             let free = matches!(state.line, Line::Free(_));
             let line = free.then(|| std::mem::replace(&mut state.line, Line::Down));
-            (line, state.breaker.take())
+            (line, state.breaker.take(), first)
         };
-        if let Some(Line::Free(wire)) = line {
-            say!(debug, "gives up a line to {} on which nothing comes", self.redlock.node(order).label());
-            self.judge(wire.opened_at);
-            return true;
+        let server = self.redlock.node(order).label();
+        if first {
+            say!(warn, "cannot hear of grants from {server}: it says that nobody listens; waiters look by themselves");
         }
+        say!(debug, "gives up a line to {server} on which nothing comes");
+        // Closed outside the lock.
+        let was_free = line.is_some();
+        drop(line);
         if let Some(breaker) = breaker {
             breaker.cut();
         }
-        false
+        was_free
     }
 
     /// If nobody listens, has a sleeper do it.
@@ -415,6 +426,20 @@ impl Wire {
     }
 }
 
+impl State {
+    /// Makes a pause of at most `longest` before the line is opened again.
+    fn failed(&mut self, now: Moment, longest: Duration) {
+        self.failures = self.failures.saturating_add(1);
+        self.retry_at = self.retry_at.max(now.saturating_add(retry_pause(self.failures, longest, now.as_nanos())));
+    }
+
+    /// The line has proved good. True if somebody was told that it was not.
+    fn lasted(&mut self) -> bool {
+        self.failures = 0;
+        std::mem::take(&mut self.told)
+    }
+}
+
 /// A thread's place to wait in.
 #[derive(Debug)]
 pub(crate) struct Ticket {
@@ -433,9 +458,10 @@ impl Ticket {
         self.listener.open(until, &self.slot)
     }
 
-    /// The node on which a waiter stands says that nobody listens there. True if the line has to be opened anew.
-    pub(crate) fn distrust_line(&self, order: usize) -> bool {
-        self.listener.distrust(order)
+    /// The node on which a waiter stands says that nobody listened there when it was asked. True if the line has to be opened
+    /// anew.
+    pub(crate) fn distrust_line(&self, order: usize, asked: Moment) -> bool {
+        self.listener.distrust(order, asked)
     }
 
     /// Whether no other thread of this manager has waited longer for this lock.

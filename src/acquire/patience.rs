@@ -18,7 +18,7 @@ const STEP: Duration = Duration::from_millis(25);
 pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// Pause before an ask that failed is repeated; doubled with each failure.
 const RETRY_MIN: Duration = Duration::from_millis(10);
-const RETRY_MAX: Duration = Duration::from_millis(500);
+pub(crate) const RETRY_MAX: Duration = Duration::from_millis(500);
 /// The same before votes are asked for again.
 const VOTE_MIN: Duration = Duration::from_micros(250);
 const VOTE_MAX: Duration = Duration::from_millis(64);
@@ -53,8 +53,8 @@ impl Sight {
 }
 
 /// The pause after `failures` failures in a row.
-pub(crate) fn retry_pause(failures: u32, dice: u64) -> Duration {
-    spread(RETRY_MIN.saturating_mul(1 << failures.min(10)).min(RETRY_MAX), dice)
+pub(crate) fn retry_pause(failures: u32, longest: Duration, dice: u64) -> Duration {
+    spread(RETRY_MIN.saturating_mul(1 << failures.min(10)).min(longest), dice)
 }
 
 /// The pause before votes are asked for again, after they were lost `losses` times in a row. Half of it is chance, so
@@ -157,8 +157,8 @@ mod tests {
         for (millis, (shortest, longest)) in [
             (100, ends(poll_pause)),
             (1_000, ends(tick)),
-            (80, ends(|dice| retry_pause(3, dice))),
-            (500, ends(|dice| retry_pause(u32::MAX, dice))),
+            (80, ends(|dice| retry_pause(3, RETRY_MAX, dice))),
+            (500, ends(|dice| retry_pause(u32::MAX, RETRY_MAX, dice))),
         ] {
             let whole = Duration::from_millis(millis);
             assert!(shortest >= whole && shortest < whole + whole / 100, "{shortest:?} of {whole:?}");
@@ -206,7 +206,7 @@ mod tests {
 
         #[test]
         fn retries_slow_down_within_bounds(failures: u32, dice: u64) {
-            let pause = retry_pause(failures, dice);
+            let pause = retry_pause(failures, RETRY_MAX, dice);
             prop_assert!(pause >= RETRY_MIN && pause <= RETRY_MAX + RETRY_MAX / 10);
         }
     }

@@ -1,6 +1,9 @@
 //! What becomes of an acquisition while servers fail it: when to ask again, or the error that ends it.
 
-use super::{attempt::Attempt, patience::retry_pause};
+use super::{
+    attempt::Attempt,
+    patience::{RETRY_MAX, retry_pause},
+};
 use crate::{
     clock::{self, Moment},
     error::{Action, LockError},
@@ -40,7 +43,7 @@ impl Attempt<'_> {
             if !silence {
                 struggle.telling = Some(trouble);
             }
-            return Ok(if stale { now } else { now.saturating_add(retry_pause(failures, dice)) });
+            return Ok(if stale { now } else { now.saturating_add(retry_pause(failures, RETRY_MAX, dice)) });
         }
         if passing && self.holder.is_some() && since >= self.limit {
             return Err(self.too_late());

@@ -52,6 +52,14 @@ impl Ballot {
         }
     }
 
+    /// When a node was asked, if it answered.
+    pub(super) fn asked(&self, node: usize) -> Option<Moment> {
+        match self.inner.slips.get(node) {
+            Some(Slip::Said(answer)) => Some(answer.sent),
+            _ => None,
+        }
+    }
+
     /// Whether the lock is ours on this node, whether or not that counts.
     pub(super) fn holds_on(&self, node: usize) -> bool {
         matches!(self.standing(node), Some(Acquired::Held { .. }))

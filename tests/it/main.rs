@@ -19,6 +19,7 @@ mod errors;
 mod events;
 mod exporters;
 mod faults;
+mod hearing;
 mod hold;
 mod inspect;
 mod limits;
