@@ -410,10 +410,17 @@ impl<'a> Attempt<'a> {
     }
 
     pub(super) fn leftover(&self) -> Option<Leftover> {
-        let late = clock::now() < self.late_until;
+        let late_until = self.late_until();
+        let late = clock::now() < late_until;
         let nodes = if late { self.on.redlock.all() } else { self.known.with(self.strays) };
         let waiter = if self.in_line || !self.strays.is_empty() { self.waiter() } else { String::new() };
-        (!nodes.is_empty()).then_some(Leftover { waiter, late_until: self.late_until, nodes })
+        (!nodes.is_empty()).then_some(Leftover { waiter, late_until, nodes })
+    }
+
+    /// Until when something that was asked, and has not been answered, may be carried out.
+    pub(super) fn late_until(&self) -> Moment {
+        let (open, until) = self.open;
+        if open.is_empty() { self.late_until } else { self.late_until.max(until) }
     }
 
     /// For how long it may keep the lock from others without having it.

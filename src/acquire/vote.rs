@@ -156,6 +156,8 @@ impl Attempt<'_> {
         if !broken.is_empty() {
             self.late_until = self.late_until.max(deadline);
         }
+        // Those that were open before may have been asked over another connection now, or not at all.
+        self.late_until = self.late_until();
         self.open = (open, deadline);
         let verdict = match inner.verdict() {
             _ if !full => self.verdict_of_the_line(&inner),
@@ -172,6 +174,8 @@ impl Attempt<'_> {
             self.leading = self.keeps_the_head(mode, &ballot);
             let head = if self.leading { NodeSet::only(order) } else { NodeSet::NONE };
             self.give_back(&mut links, taken.without(head), now, deadline);
+            // Where that is confirmed, it came behind what was asked.
+            self.open.0 = self.open.0.both(self.known);
         }
         Ok(ballot)
     }

@@ -1,10 +1,12 @@
 //! A yes that comes when nobody waits for it any more is undone where it arrives.
 
+use std::time::Duration;
+
 use distlock::{LockLost, RedisMgr};
 
 use super::{await_nowhere, brisk, expect_a_quorum, impatient, kept_on, key, manager, no_quorum, patient};
 use crate::{
-    kit::{BOUNDED, IMPATIENT, SECOND, UnwrapReleased, in_thread, lease, lost, queued, timed, within},
+    kit::{BOUNDED, IMPATIENT, SECOND, UnwrapReleased, fence_key, in_thread, lease, lost, queued, timed, within},
     support::{Armed, CEILING, Fault, Nodes, Worker, contains, eventually},
 };
 
@@ -251,4 +253,32 @@ fn a_release_over_another_connection_gives_up_the_place_in_line_too() {
         await_nobody_in_line(&nodes);
         expect_a_quorum(&nodes, &next);
     }
+}
+
+/// Goal: what one node owes an answer to is not forgotten when the others have to be asked again and again. Method: on a way so
+/// long that a grant is confirmed at once, the nodes give different tokens. The first request is carried out on the last node
+/// after the release, which has overtaken it.
+#[test]
+fn a_request_from_before_the_nodes_agreed_on_a_token_leaves_nothing() {
+    let nodes = Nodes::start(3).behind_proxies(&[0, 1, 2]);
+    let mgr = RedisMgr::new(brisk(&nodes).claim_window(SECOND)).unwrap();
+    let holder = manager(&nodes).lock("x").unwrap();
+    let waiting = in_thread(&mgr, "x", |mgr, name| mgr.lock_with(name, &lease(60 * SECOND)));
+    eventually("it waits", CEILING, || queued(nodes.server(0), "x") == 1);
+    nodes.server(0).query::<()>(&["SET", &fence_key("x"), &(1_u64 << 52).to_string()]);
+    let asks =
+        |words: &[Vec<u8>]| ["lock:x", "try"].iter().all(|word| words.iter().any(|other| other == word.as_bytes()));
+    let held = nodes.proxy(2).on_request(asks, Fault::HoldRequest);
+    for node in [0, 1] {
+        nodes.proxy(node).on_request(contains("lock:x"), Fault::DelayReply(Duration::from_millis(200))).forever();
+    }
+    holder.release().unwrap().unwrap_released();
+    let guard = waiting.join().unwrap().unwrap();
+    let before = scripts(&nodes, 2);
+    guard.release().unwrap().unwrap_released();
+    eventually("the release has overtaken it", CEILING, || scripts(&nodes, 2) > before);
+    let before = scripts(&nodes, 2);
+    held.let_go();
+    eventually("the request has arrived", CEILING, || scripts(&nodes, 2) > before);
+    within(40 * SECOND, "undoing", || await_nowhere(&nodes, "x"));
 }
