@@ -7,7 +7,7 @@ use distlock::{LockError, LockGuard, LockLost, RedisMgr, Released};
 use crate::{
     kit::{
         BOUNDED, IMPATIENT, SECOND, UnwrapReleased, await_queued, brisk, get, in_thread, is_renewal, lease, lost,
-        manager, patient, proxied, pttl, timed, waiter,
+        manager, patient, proxied, pttl, queued, timed, waiter,
     },
     support::{CEILING, Fault, RedisServer, contains, eventually},
 };
@@ -259,5 +259,34 @@ fn a_request_that_is_carried_out_after_the_loss_leaves_nothing() {
         eventually("it has arrived", CEILING, || asked() > before);
         eventually("nothing is left, long before a lease is over", 20 * SECOND, || get(&server, LOCK).is_none());
         drop(guard);
+    }
+}
+
+/// The same with a request for a place in line, which arrives when somebody else has the lock.
+#[test]
+fn a_place_in_line_that_is_taken_after_the_end_is_given_up() {
+    for is_lost in [true, false] {
+        let (server, proxy, mgr) = proxied(brisk);
+        let other = manager(&server);
+        let first = other.lock("x").unwrap();
+        let join = proxy.on_request(contains("join"), Fault::HoldRequest);
+        let waiting = in_thread(&mgr, "x", |mgr, name| mgr.lock_with(name, &lease(60 * SECOND)));
+        join.wait_fired();
+        proxy.reset_all();
+        await_queued(&server, "x", 1);
+        first.release().unwrap().unwrap_released();
+        let guard = waiting.join().unwrap().unwrap();
+        if is_lost {
+            assert!(server.query::<bool>(&["DEL", LOCK]));
+            assert_eq!(lost(&guard), LockLost::Gone);
+        } else {
+            guard.release().unwrap().unwrap_released();
+        }
+        let next = other.lock("x").unwrap();
+        let commands = server.monitor();
+        join.let_go();
+        commands.wait_for("\"join\"");
+        eventually("nobody stands in line, long before it expires", 40 * SECOND, || queued(&server, "x") == 0);
+        assert!(next.is_held());
     }
 }
