@@ -273,6 +273,10 @@ fn a_place_in_line_that_is_taken_after_the_end_is_given_up() {
         let waiting = in_thread(&mgr, "x", |mgr, name| mgr.lock_with(name, &lease(60 * SECOND)));
         join.wait_fired();
         proxy.reset_all();
+        let commands = server.monitor();
+        // It hears again, and has not looked in vain: the lock is handed over, and soon confirmed.
+        commands.wait_for("\"look\"");
+        eventually("it hears again", CEILING, || !server.query::<Vec<String>>(&["PUBSUB", "CHANNELS"]).is_empty());
         await_queued(&server, "x", 1);
         first.release().unwrap().unwrap_released();
         let guard = waiting.join().unwrap().unwrap();
@@ -283,7 +287,6 @@ fn a_place_in_line_that_is_taken_after_the_end_is_given_up() {
             guard.release().unwrap().unwrap_released();
         }
         let next = other.lock("x").unwrap();
-        let commands = server.monitor();
         join.let_go();
         commands.wait_for("\"join\"");
         eventually("nobody stands in line, long before it expires", 40 * SECOND, || queued(&server, "x") == 0);
