@@ -9,8 +9,9 @@ use crate::clock::Moment;
 /// What a new connection to one node of several asks.
 pub(crate) const QUESTIONS: [&[&[u8]]; 5] =
     [&[b"INFO", b"server"], &[b"INFO", b"replication"], &[b"INFO", b"persistence"], CONFIG, MEMORY];
-/// Users may lack the right to ask this; a server is then taken for one that can forget.
-const CONFIG: &[&[u8]] = &[b"CONFIG", b"GET", b"appendfsync"];
+/// Users may lack the right to ask this; a server is then taken for one that can forget. Old servers take one name or pattern
+/// only: it is for `appendfsync`, and for `no-appendfsync-on-rewrite`, which makes exceptions to it.
+const CONFIG: &[&[u8]] = &[b"CONFIG", b"GET", b"*appendfsync*"];
 const MEMORY: &[&[u8]] = &[b"GET", MEMORY_KEY];
 
 /// Where a server that forgets nothing keeps for how long, in milliseconds, it had done so at least when that was
@@ -55,7 +56,8 @@ impl Facts {
     pub(crate) fn take(&mut self, question: &[&[u8]], answer: &Value) -> bool {
         match answer {
             _ if question == CONFIG => {
-                self.fsync_always = matches!(answer, Value::Array(pair) if pair.last().is_some_and(says_always));
+                let set = |name, value| matches!(answer, Value::Array(pairs) if is_set(pairs, name, value));
+                self.fsync_always = set("appendfsync", "always") && !set("no-appendfsync-on-rewrite", "yes");
                 true
             }
             // It cannot say yet, and is asked anew.
@@ -119,8 +121,10 @@ impl Facts {
     }
 }
 
-fn says_always(value: &Value) -> bool {
-    matches!(value, Value::BulkString(text) if text == b"always")
+/// Whether a setting has this value, among names with their values behind them.
+fn is_set(pairs: &[Value], name: &str, value: &str) -> bool {
+    let is = |said: &Value, text: &str| matches!(said, Value::BulkString(said) if said == text.as_bytes());
+    pairs.chunks_exact(2).any(|pair| is(&pair[0], name) && is(&pair[1], value))
 }
 
 #[cfg(test)]
@@ -163,6 +167,27 @@ mod tests {
         assert!(!facts("slave", 1, "always").identity(at).unwrap().is_master);
         for (aof, fsync) in [(0, "always"), (1, "everysec"), (1, "no")] {
             assert!(!facts("master", aof, fsync).identity(at).unwrap().forgets_nothing, "{aof} {fsync}");
+        }
+    }
+
+    #[test]
+    fn who_writes_down_later_while_it_rewrites_its_file_forgets() {
+        let texts = |texts: &[&str]| Value::Array(texts.iter().map(|text| Value::BulkString((*text).into())).collect());
+        let (always, later) = (["appendfsync", "always"], ["no-appendfsync-on-rewrite", "yes"]);
+        let at_once = ["no-appendfsync-on-rewrite", "no"];
+        for (settings, forgets_nothing) in [
+            (texts(&[at_once, always].concat()), true),
+            (texts(&[always, at_once].concat()), true),
+            (texts(&always), true),
+            (texts(&[always, later].concat()), false),
+            (texts(&[later, always].concat()), false),
+            (texts(&["always"]), false),
+            (texts(&[]), false),
+            (Value::Nil, false),
+        ] {
+            let mut facts = facts("master", 1, "always");
+            assert!(facts.take(QUESTIONS[3], &settings));
+            assert_eq!(facts.identity(Moment::NEVER).unwrap().forgets_nothing, forgets_nothing, "{settings:?}");
         }
     }
 

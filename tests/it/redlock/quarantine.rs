@@ -391,3 +391,13 @@ fn the_log_tells_of_a_quarantine() {
         assert_eq!(told, 1, "{:?}", logged.lock());
     }
 }
+
+/// While such a server rewrites its file, it answers before what it did is on disk.
+#[test]
+fn a_node_that_does_not_always_write_down_what_it_does_may_forget() {
+    let nodes = Nodes::built(3, |_, builder| builder.durable().arg("--no-appendfsync-on-rewrite").arg("yes"));
+    (0..3).for_each(|node| drop(nodes.server(node).cli(&["SET", MEMORY, "86400000"])));
+    let mgr = RedisMgr::new(brisk(&nodes).quarantine(600 * SECOND)).unwrap();
+    assert_eq!(no_quorum(&nodes, &mgr.try_lock("x").unwrap_err()), [Vote::Unknown; 3]);
+    assert_eq!(nodes.values(MEMORY), [None, None, None], "it counts for those who come later");
+}

@@ -185,7 +185,13 @@ fn memory(node: &Node, _: &Aims) -> Option<Finding> {
 fn persistence(node: &Node, aims: &Aims) -> Option<Finding> {
     let info = node.info()?;
     let check = "persistence";
+    let always = node.appendfsync == Told::Yes("always".into()) && info.get("aof_enabled") == Some("1");
+    let later = always && node.no_fsync_on_rewrite == Told::Yes("yes".into());
     let loses = match (info.get("aof_enabled") == Some("1"), &node.appendfsync) {
+        _ if later => {
+            "a power failure while it rewrites its file forgets the locks of the last half minute or so \
+             (no-appendfsync-on-rewrite yes)"
+        }
         (true, Told::Yes(fsync)) if fsync == "always" => {
             return Some(Finding::ok(check, "everything is on disk before it is answered (appendfsync always)"));
         }
@@ -209,10 +215,9 @@ fn persistence(node: &Node, aims: &Aims) -> Option<Finding> {
         return Some(Finding::ok(check, format!("{loses}; {out}{now}")));
     }
     let found_out = "holders find out at their next renewal, and others may have their locks meanwhile";
-    Some(
-        Finding::warning(check, format!("{loses}: {found_out}"))
-            .advice("CONFIG SET appendonly yes and appendfsync always, or three nodes; or check fencing tokens"),
-    )
+    let settings = if later { "no-appendfsync-on-rewrite no" } else { "appendonly yes and appendfsync always" };
+    let advice = format!("CONFIG SET {settings}, or three nodes; or check fencing tokens");
+    Some(Finding::warning(check, format!("{loses}: {found_out}")).advice(advice))
 }
 
 /// Waiters' connections are not closed by it, those of renewals are.

@@ -54,6 +54,7 @@ impl Node {
             clock: None,
             info: Told::No("it was not asked".into()),
             appendfsync: untold(),
+            no_fsync_on_rewrite: untold(),
             timeout: untold(),
             rights: Rights::default(),
         }
@@ -95,6 +96,7 @@ fn look(mgr: &RedisMgr, node: &mut Node, scratch: &Scratch, prefix: &str, secret
     node.info = told(ask(&mut connection, &["INFO"]), secrets, info).map_err(away)?;
     let mut setting = |name| told(ask(&mut connection, &["CONFIG", "GET", name]), secrets, second);
     node.appendfsync = setting("appendfsync").map_err(away)?;
+    node.no_fsync_on_rewrite = setting("no-appendfsync-on-rewrite").map_err(away)?;
     node.timeout = setting("timeout").map_err(away)?;
     let pattern = attempts::key_pattern(prefix);
     node.rights = attempts::rights(scratch, &pattern, |words| ask(&mut connection, words)).map_err(away)?;

@@ -34,6 +34,8 @@ pub(crate) struct Node {
     pub(crate) clock: Option<Clock>,
     pub(crate) info: Told<Info>,
     pub(crate) appendfsync: Told<String>,
+    /// `no-appendfsync-on-rewrite`, which makes exceptions to that.
+    pub(crate) no_fsync_on_rewrite: Told<String>,
     pub(crate) timeout: Told<String>,
     pub(crate) rights: Rights,
 }

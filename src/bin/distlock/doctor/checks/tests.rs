@@ -92,6 +92,18 @@ fn what_a_restart_forgets_matters_less_to_three_nodes() {
 }
 
 #[test]
+fn what_is_written_later_is_no_promise() {
+    for (later, expected) in [("no", Level::Ok), ("yes", Level::Warning)] {
+        let (appendfsync, no_fsync_on_rewrite) = (Told::Yes("always".into()), Told::Yes(later.into()));
+        let node = Node { appendfsync, no_fsync_on_rewrite, ..node("aof_enabled:1") };
+        let finding = persistence(&node, &aims(1)).unwrap();
+        assert_eq!(finding.level, expected, "{}", finding.says);
+        assert_eq!(finding.says.contains("no-appendfsync-on-rewrite"), later == "yes", "{}", finding.says);
+        assert_eq!(persistence(&node, &aims(3)).unwrap().level, Level::Ok);
+    }
+}
+
+#[test]
 fn round_trips_are_held_against_the_time_to_live() {
     for (worst_ms, expected, would_do) in
         [(999, Level::Ok, None), (1_001, Level::Warning, Some("20s")), (3_400, Level::Problem, Some("40s"))]
