@@ -44,6 +44,8 @@ pub(crate) struct Connection {
     broken: Option<Moment>,
     /// Whether a new connection has to find out who is at the other end.
     examine: bool,
+    /// To the how-manieth of the servers it leads that were met at its node.
+    succession: u64,
 }
 
 /// What a new connection learnt.
@@ -74,6 +76,7 @@ impl Connection {
             lent: false,
             broken: None,
             examine,
+            succession: 0,
         }
     }
 
@@ -96,6 +99,18 @@ impl Connection {
     /// Closes the socket, which is as it should be; the next use opens another.
     pub(crate) fn close(&mut self) {
         (self.link, self.broken) = (None, None);
+    }
+
+    /// Notes to the how-manieth of the servers it leads that were met at its node.
+    pub(crate) fn leads_to(&mut self, succession: u64) {
+        self.succession = succession;
+    }
+
+    /// Closes the socket if it leads to an earlier server than this one: that one may go on, and has no vote any more.
+    pub(crate) fn leave_former(&mut self, succession: u64) {
+        if self.succession < succession {
+            self.close();
+        }
     }
 
     /// From then on the next use opens another socket.

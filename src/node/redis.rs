@@ -72,6 +72,8 @@ struct Contact {
 struct Place {
     index: usize,
     roster: Arc<Mutex<Roster>>,
+    /// How often another server has come in the place of the former one.
+    succession: AtomicU64,
 }
 
 impl RedisNode {
@@ -97,7 +99,7 @@ impl RedisNode {
 
     /// The same as one of several.
     pub(crate) fn among(self, index: usize, roster: Arc<Mutex<Roster>>) -> RedisNode {
-        RedisNode { place: Some(Place { index, roster }), ..self }
+        RedisNode { place: Some(Place { index, roster, succession: AtomicU64::new(0) }), ..self }
     }
 
     pub(crate) fn label(&self) -> &Arc<str> {
@@ -156,7 +158,12 @@ impl RedisNode {
             let (replaced, finding, upkeep) = {
                 let mut roster = place.roster.lock();
                 let replaced = roster.knew_another(place.index, &identity);
-                (replaced, roster.meet(place.index, &identity), roster.upkeep(place.index, &identity))
+                let finding = roster.meet(place.index, &identity);
+                if replaced && matches!(finding, Finding::Fit | Finding::Quarantined(_)) {
+                    place.succession.fetch_add(1, Ordering::AcqRel);
+                }
+                connection.leads_to(place.succession.load(Ordering::Acquire));
+                (replaced, finding, roster.upkeep(place.index, &identity))
             };
             let quarantine = if let Finding::Quarantined(left) = finding { Some(left) } else { None };
             if replaced || quarantine.is_some() {
@@ -193,6 +200,13 @@ impl RedisNode {
             contact.mended_at = now;
             drop(contact);
             self.observer.reconnected(self.label(), now.after(since));
+        }
+    }
+
+    /// Makes sure that nothing is asked over a connection to a server that was here before the one that is known by now.
+    pub(crate) fn leave_former(&self, connection: &mut Connection) {
+        if let Some(place) = &self.place {
+            connection.leave_former(place.succession.load(Ordering::Acquire));
         }
     }
 

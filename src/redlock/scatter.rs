@@ -214,7 +214,7 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
     }
 
     fn ask(&mut self, node: usize) {
-        if self.links[node].is_ready() {
+        if self.is_ready(node) {
             return self.send(node);
         }
         if self.nodes.len() == 1 && self.round.meanwhile.is_none() {
@@ -223,7 +223,12 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
         if let Some(spare) = self.nodes[node].take_spare() {
             self.links[node] = spare;
         }
-        if self.links[node].is_ready() { self.send(node) } else { self.connect(node) }
+        if self.is_ready(node) { self.send(node) } else { self.connect(node) }
+    }
+
+    fn is_ready(&mut self, node: usize) -> bool {
+        self.nodes[node].leave_former(&mut self.links[node]);
+        self.links[node].is_ready()
     }
 
     fn connect_here(&mut self, node: usize) {

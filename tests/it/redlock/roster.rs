@@ -6,7 +6,7 @@ use distlock::{Config, LockError, RedisMgr, Vote};
 
 use super::{expect_a_quorum, impatient, key, manager, no_quorum, votes};
 use crate::{
-    kit::{self, BOUNDED, IMPATIENT, alone, capture_log, within},
+    kit::{self, BOUNDED, IMPATIENT, alone, capture_log, fence_key, within},
     support::{CEILING, Fault, FaultProxy, Nodes, RedisServer, contains, eventually, eventually_some},
 };
 
@@ -185,4 +185,26 @@ fn an_even_number_is_allowed_with_a_warning() {
             said.iter().any(|line| line.starts_with("WARN ") && line.contains(&warning) && line.contains("odd"));
         assert_eq!(warned, count % 2 == 0, "{said:?}");
     }
+}
+
+/// Goal: a node's former server, which goes on, has no vote beside the one to which the name leads by now. Method: two places
+/// for connections, of which one is kept from use while the other finds out.
+#[test]
+fn who_has_met_another_server_asks_the_former_no_more() {
+    let nodes = Nodes::start(3).behind_proxies(&[0]);
+    let (former, successor) = (nodes.server(0), RedisServer::start());
+    let mgr = manager(&nodes);
+    let is_asked = |server: &RedisServer, name: &str| {
+        drop(mgr.lock(name).unwrap());
+        server.query::<Option<u64>>(&["GET", &fence_key(name)]).is_some()
+    };
+    eventually("it is the first server", CEILING, || is_asked(former, "early"));
+    let one = mgr.connection().unwrap();
+    nodes.proxy(0).lead_to(successor.addr());
+    eventually("the next one is met", CEILING, || is_asked(&successor, "met"));
+    let other = mgr.connection().unwrap();
+    drop(one);
+    eventually("all ask the next one", CEILING, || is_asked(&successor, "x"));
+    assert!(!former.keys().contains(&fence_key("x")), "the former server is asked");
+    drop(other);
 }
