@@ -89,6 +89,11 @@ impl Connection {
         self.link.is_some()
     }
 
+    /// Since when this very socket has been open, which tells it from others.
+    pub(crate) fn opened_at(&self) -> Option<Moment> {
+        self.link.as_ref().map(|link| link.opened_at)
+    }
+
     /// Closes the socket if a user's own commands went over it: they may have left a state behind.
     pub(crate) fn retire_if_lent(&mut self) {
         if std::mem::take(&mut self.lent) {

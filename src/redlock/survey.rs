@@ -23,6 +23,9 @@ const WAITERS_TOTAL: u64 = 1_000;
 const SCAN_MAX: usize = 1 << 20;
 /// So many bytes of what servers tell a list may keep: names of as many locks as above, and who holds them.
 const KEPT_MAX: usize = 256 << 20;
+/// So often a node is gone through from the beginning. One that cuts its connections again and again is most likely the same
+/// server all the time, and a list of it is to come to an end.
+const RESTARTS_MAX: u32 = 8;
 /// So many operation timeouts all steps of a list may take together.
 const LIST_MAX: u32 = 60;
 
@@ -46,6 +49,33 @@ impl Room {
     fn take_lock(&mut self, lock: &LockInfo) -> Result<(), Trouble> {
         let waiters: usize = lock.waiters().iter().map(|waiter| waiter.id().len()).sum();
         self.take(lock.name().len() + lock.holder().id().len() + waiters)
+    }
+}
+
+/// How far one node has told its keys.
+#[derive(Clone)]
+struct Course {
+    cursor: String,
+    /// Since when the connection has been open over which it told the last ones.
+    line: Option<Moment>,
+    restarts: u32,
+}
+
+impl Course {
+    fn begin() -> Course {
+        Course { cursor: "0".to_owned(), line: None, restarts: 0 }
+    }
+
+    /// Keys have come over a connection, and this is where the next ones begin. True when these were the last. Over another
+    /// connection there may be another server, to which the place means nothing, so that it has to begin anew.
+    fn goes_on(&mut self, line: Option<Moment>, next: Option<String>) -> bool {
+        let strange = self.cursor != "0" && self.line != line && self.restarts < RESTARTS_MAX;
+        self.line = line;
+        if strange {
+            *self = Course { restarts: self.restarts + 1, ..Course::begin() };
+            return false;
+        }
+        next.map(|next| self.cursor = next).is_none()
     }
 }
 
@@ -99,7 +129,7 @@ impl Redlock {
         pattern: &str,
         end: Moment,
     ) -> Result<(Vec<LockKey>, NodeSet), Trouble> {
-        let mut cursors: Vec<Option<String>> = vec![Some("0".to_owned()); self.len()];
+        let mut courses = vec![Course::begin(); self.len()];
         let mut found: BTreeSet<LockKey> = BTreeSet::new();
         let (mut open, mut lasting, mut told) = (self.all(), self.all(), 0);
         while !open.is_empty() {
@@ -107,7 +137,7 @@ impl Redlock {
             if told > SCAN_MAX {
                 return Err(endless());
             }
-            let scan = |node: usize| Scan { cursor: cursors[node].as_deref().unwrap_or("0"), pattern };
+            let scan = |node: usize| Scan { cursor: &courses[node].cursor, pattern };
             let ballot = self.ask_lasting(links, open, &mut lasting, end, scan)?;
             open = open.both(lasting);
             for (node, slip) in ballot.slips.into_iter().enumerate() {
@@ -123,8 +153,7 @@ impl Redlock {
                             room.take(bytes)?;
                         }
                     }
-                    cursors[node] = answer.reply.next;
-                    if cursors[node].is_none() {
+                    if courses[node].goes_on(links.0[node].opened_at(), answer.reply.next) {
                         open = open.without(NodeSet::only(node));
                     }
                 }
@@ -198,5 +227,27 @@ fn says(answer: &Surveyed) -> String {
         Surveyed::Held(Standing { holder, .. }) => format!("held by {holder}"),
         Surveyed::Free => "free".into(),
         Surveyed::WrongType => "its key holds something else than a lock".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_in_one_servers_keys_is_none_in_anothers() {
+        let at = |nanos| Some(Moment::from_nanos(nanos));
+        let to = |cursor: &str| Some(cursor.to_owned());
+        let mut course = Course::begin();
+        assert!(!course.goes_on(at(1), to("17")) && !course.goes_on(at(1), to("5")));
+        assert_eq!(course.cursor, "5");
+        assert!(!course.goes_on(at(2), None), "these were the last of another server");
+        assert_eq!(course.cursor, "0");
+        assert!(!course.goes_on(at(3), to("17")), "it begins there");
+        assert!(course.goes_on(at(3), None));
+        // Who cuts every connection comes to an end all the same.
+        let mut course = Course::begin();
+        let steps = (1..).take_while(|step| !course.goes_on(at(*step), (step % 100 != 0).then(|| step.to_string())));
+        assert_eq!(steps.count(), 99);
     }
 }

@@ -188,6 +188,24 @@ fn a_connection_that_breaks_on_the_way_is_replaced_and_a_server_that_is_away_is_
     assert_eq!(mgr.lock_info("n1").unwrap().unwrap().name(), "n1");
 }
 
+/// Goal: a place in one server's keys is none in another's, so that a failover in the middle of a list costs none of its locks.
+/// Method: two servers with the same locks, one of which takes the place of the other between two steps.
+#[test]
+fn a_list_that_is_continued_on_another_server_is_complete() {
+    const LOCKS: usize = 2_000;
+    let (server, proxy, mgr) = proxied(patient);
+    let successor = RedisServer::start();
+    let keys: Vec<_> = (0..LOCKS).map(|number| format!("lock:{number}")).collect();
+    for server in [&server, &successor] {
+        let pairs = keys.iter().flat_map(|key| [key.as_str(), "somebody"]);
+        server.query::<()>(&std::iter::once("MSET").chain(pairs).collect::<Vec<_>>());
+    }
+    proxy.lead_to(successor.addr());
+    let broken = proxy.on_request(command("SCAN"), Fault::ResetBeforeRequest).after(3);
+    let listed = mgr.locks("*").unwrap();
+    assert_eq!((broken.fired(), listed.len()), (1, LOCKS));
+}
+
 #[test]
 fn only_the_holder_with_this_identifier_loses_the_lock() {
     let server = RedisServer::start();
