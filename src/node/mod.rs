@@ -5,6 +5,7 @@
 mod asked;
 pub(crate) mod calls;
 mod connection;
+mod door;
 mod endpoint;
 mod failure;
 mod identity;

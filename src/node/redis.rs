@@ -13,6 +13,7 @@ use redis::Value;
 
 use super::{
     connection::{Connection, Greeting},
+    door::Door,
     endpoint::Endpoint,
     failure::{Failure, Reason},
     identity::{self, Identity, MEMORY_KEY},
@@ -57,6 +58,7 @@ pub(crate) struct RedisNode {
     failures: AtomicU32,
     /// A connection that came too late for whom it was made.
     spare: Mutex<Option<Connection>>,
+    door: Door,
 }
 
 /// Whether the server can be reached, so that each outage is told of once, however many connections it breaks.
@@ -94,6 +96,7 @@ impl RedisNode {
             rests_until: AtomicU64::new(0),
             failures: AtomicU32::new(0),
             spare: Mutex::new(None),
+            door: Door::default(),
         }
     }
 
@@ -148,7 +151,12 @@ impl RedisNode {
 
     /// Makes sure of a connection.
     pub(crate) fn connect(&self, connection: &mut Connection, deadline: Moment) -> Result<(), Failure> {
+        let knocking = self.door.knock(clock::now());
         let connected = connection.connect(deadline);
+        if connected.is_ok() {
+            self.door.opened(clock::now());
+        }
+        drop(knocking);
         self.note_contact(connection.take_broken(), &connected);
         let Some(greeting) = connected? else { return Ok(()) };
         let Greeting { reading, identity } = greeting;
@@ -243,6 +251,12 @@ impl RedisNode {
     /// Whether it failed a short time ago.
     pub(crate) fn rests(&self, now: Moment) -> bool {
         now.as_nanos() < self.rests_until.load(Ordering::Acquire)
+    }
+
+    /// Whether somebody has been connecting for at least this long, and nobody has got in meanwhile. Now and then somebody else
+    /// is to try all the same.
+    pub(crate) fn keeps_outside(&self, now: Moment, patience: Duration) -> bool {
+        self.door.is_closed(now, patience, REST_MAX)
     }
 
     /// Whether it has not failed since it last answered.

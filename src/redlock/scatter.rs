@@ -16,7 +16,8 @@ use crate::{
     node::{Answer, By, Call, Connection, Failure, Pending, Reason, RedisNode, Socket},
 };
 
-/// A node that has owed an answer for this long is not asked for more where the others suffice.
+/// A node that has owed an answer for this long, or has kept those who connect to it waiting, is not asked for more where the
+/// others suffice.
 const STALL: Duration = Duration::from_millis(100);
 
 /// How much longer than the others a node may take whose word is wanted.
@@ -209,6 +210,8 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
                 }
                 false
             }
+            // Whoever waits there already says how that goes, and not everybody has to spend a thread on it.
+            _ if !self.links[node].is_connected() && self.nodes[node].keeps_outside(now, STALL) => false,
             _ => !self.nodes[node].rests(now),
         }
     }

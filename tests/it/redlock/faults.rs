@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use distlock::{LockGuard, RedisMgr};
 
-use super::{TTL, await_renewals, brisk, expect_a_quorum, kept_on, key, patient};
+use super::{TTL, await_renewals, brisk, expect_a_quorum, kept_on, key, manager, patient};
 use crate::{
     kit::{BOUNDED, SECOND, UnwrapReleased, in_thread, lease, queued, timed, within},
     support::{CEILING, Fault, FaultProxy, Nodes, any_request, eventually, garbage_server},
@@ -193,4 +193,28 @@ fn stopped_nodes_cost_no_time() {
         let guard = mgr.lock("x").unwrap();
         expect_a_quorum(&nodes, &guard);
     }
+}
+
+/// Each of these connects would have a thread and a socket until its deadline, and be waited for for a moment.
+#[test]
+fn a_node_that_lets_nobody_in_is_not_connected_to_by_everybody() {
+    let nodes = Nodes::start(3).behind_proxies(&[2]);
+    let mgr = manager(&nodes);
+    drop(mgr.lock("x").unwrap());
+    nodes.proxy(2).mute_new();
+    nodes.proxy(2).reset_all();
+    eventually("somebody waits outside", CEILING, || {
+        mgr.lock("x").unwrap().release().unwrap().unwrap_released();
+        nodes.proxy(2).connections() > 0
+    });
+    for _ in 0..100 {
+        mgr.lock("x").unwrap().release().unwrap().unwrap_released();
+    }
+    let outside = nodes.proxy(2).connections();
+    assert!(outside <= 20, "{outside} wait outside");
+    nodes.proxy(2).heal();
+    eventually("it is asked again", CEILING, || {
+        let guard = mgr.lock("x").unwrap();
+        kept_on(&nodes, &guard).len() == 3
+    });
 }
