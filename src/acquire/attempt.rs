@@ -136,6 +136,9 @@ impl<'a> Attempt<'a> {
             Ok(ballot) => ballot,
             Err(trouble) => return self.troubled(trouble).map(Step::Wait),
         };
+        if ballot.is_wrong_type() {
+            return Err(self.wrong_type());
+        }
         if !ballot.is_full() && ballot.holds_on(self.order) {
             (self.leading, self.trouble) = (true, None);
             return Ok(Step::Again);
@@ -257,9 +260,6 @@ impl<'a> Attempt<'a> {
     fn lost(&mut self, mode: Mode, ballot: &Ballot) -> Result<Step, LockError> {
         self.losses += 1;
         self.token_min = None;
-        if ballot.is_wrong_type() {
-            return Err(self.wrong_type());
-        }
         if let Some(holder) = ballot.holder() {
             if !self.contended {
                 self.contended = true;
@@ -302,7 +302,9 @@ impl<'a> Attempt<'a> {
         if self.leading || ballot.is_split() {
             return Ok(Step::Wait(pause));
         }
-        if self.prepare_to_wait() && standing.is_some() {
+        // There is no line where the key is of another type.
+        let has_line = standing.is_some_and(|said| !matches!(said, Acquired::WrongType));
+        if self.prepare_to_wait() && has_line {
             return Ok(Step::Again);
         }
         Ok(Step::Wait(now.saturating_add(poll_pause(self.dice()))))

@@ -146,8 +146,9 @@ impl Attempt<'_> {
         let vote = |node: usize, reply: &Acquired| match reply {
             Acquired::Held { .. } if redlock.node(node).quarantined(now).is_some() => Vote::Unknown,
             Acquired::Held { .. } => Vote::Yes,
-            Acquired::Busy { .. } | Acquired::Queued { .. } | Acquired::WrongType => Vote::No,
-            Acquired::Late { .. } => Vote::Unknown,
+            Acquired::Busy { .. } | Acquired::Queued { .. } => Vote::No,
+            // Nobody holds it there or stands in line, which keeps nobody from a quorum of the others.
+            Acquired::WrongType | Acquired::Late { .. } => Vote::Unknown,
         };
         let ears = if self.several() { NodeSet::only(order) } else { NodeSet::NONE };
         let round = if full { Round { ears, ..Round::new(to, deadline) } } else { Round::all(to, deadline) };

@@ -156,3 +156,43 @@ fn urls_are_as_rich_as_that_of_one_server() {
     drop(elsewhere.try_lock("x").unwrap());
     assert!(guard.is_held());
 }
+
+/// Nobody can stand in line there, so that there is nobody to pass either.
+#[test]
+fn a_key_of_another_type_on_one_node_keeps_nobody_from_the_lock() {
+    for odd in [0, 2] {
+        let nodes = Nodes::start(3);
+        nodes.server(odd).cli(&["RPUSH", &key("x"), "precious"]);
+        let mgr = manager(&nodes);
+        for wait in [Duration::ZERO, SECOND] {
+            let guard = within(BOUNDED, "lock", || mgr.try_lock_for("x", wait));
+            drop(guard.unwrap_or_else(|error| panic!("node {odd}, {wait:?}: {error}")));
+        }
+        assert_eq!(nodes.server(odd).query::<Vec<String>>(&["LRANGE", &key("x"), "0", "-1"]), ["precious"]);
+    }
+}
+
+/// A key of another type comes where the line is, while the lock is held.
+#[test]
+fn who_waits_where_there_can_be_no_line_asks_now_and_then_and_gets_it() {
+    let nodes = Nodes::start(3);
+    let (mgr, other) = (manager(&nodes), manager(&nodes));
+    let guard = mgr.lock("x").unwrap();
+    eventually("all keep it", BOUNDED, || kept_on(&nodes, &guard).len() == 3);
+    let first = nodes.server(0);
+    first.cli(&["DEL", &key("x")]);
+    first.cli(&["RPUSH", &key("x"), "precious"]);
+
+    let asked = || first.calls("evalsha") + first.calls("eval");
+    let before = asked();
+    let error = within(BOUNDED, "lock", || other.try_lock_for("x", SECOND).unwrap_err());
+    let asked = asked() - before;
+    assert_eq!(error.holder().map(|holder| holder.id()), Some(guard.id().as_str()), "{error}");
+    assert!(asked < 60, "asked {asked} times within a second");
+
+    let waiting = in_thread(&other, "x", |mgr, name| mgr.try_lock_for(name, 30 * SECOND));
+    eventually("it waits", BOUNDED, || other.metrics().contended() == 2);
+    guard.release().unwrap().unwrap_released();
+    drop(waiting.join().unwrap().unwrap());
+    assert_eq!(first.query::<Vec<String>>(&["LRANGE", &key("x"), "0", "-1"]), ["precious"]);
+}
