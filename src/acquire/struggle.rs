@@ -7,6 +7,7 @@ use super::{
 use crate::{
     clock::{self, Moment},
     error::{Action, LockError},
+    node::{Failure, Reason},
     redlock::{LATE_SLACK, Trouble},
 };
 
@@ -49,6 +50,12 @@ impl Attempt<'_> {
             return Err(self.too_late());
         }
         let trouble = if silence { struggle.telling.take().unwrap_or(trouble) } else { trouble };
+        let trouble = if trouble.is_silence() && self.ask_max() < timeout {
+            // The server may be as well as ever, and only farther away than this lease allows.
+            Trouble::Alone(Failure::unclear(Reason::ShortLease(self.claim.ttl)))
+        } else {
+            trouble
+        };
         Err(self.on.redlock.error(trouble, Action::Acquire, Some(self.claim.key.name())))
     }
 }

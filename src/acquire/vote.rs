@@ -119,9 +119,7 @@ impl Attempt<'_> {
     pub(super) fn ask(&mut self, mode: Mode, full: bool) -> Result<Ballot, Trouble> {
         let redlock = self.on.redlock.clone();
         let now = clock::now();
-        // A short lease leaves no time for a long wait for an answer.
-        let ask_max = redlock.operation_timeout().min((self.claim.ttl / 3).max(ASK_MIN));
-        let deadline = now.saturating_add(ask_max).min(self.hard_limit());
+        let deadline = now.saturating_add(self.ask_max()).min(self.hard_limit());
         let brief = self.asks_briefly(mode, full);
         if matches!(mode, Mode::Join | Mode::Look) {
             self.in_line = true;
@@ -179,6 +177,11 @@ impl Attempt<'_> {
             self.open.0 = self.open.0.both(self.known);
         }
         Ok(ballot)
+    }
+
+    /// How long an ask may take: a short lease leaves no time for a long wait for an answer.
+    pub(super) fn ask_max(&self) -> Duration {
+        self.on.redlock.operation_timeout().min((self.claim.ttl / 3).max(ASK_MIN))
     }
 
     /// Whether the node with the line is asked to keep the lock for the claim window only. Who waits may keep it there

@@ -17,6 +17,8 @@ pub(crate) struct Failure {
 pub(crate) enum Reason {
     Io(io::Error),
     TimedOut,
+    /// The same, where a lease is so short that there was less time than usual.
+    ShortLease(Duration),
     /// The server says no; `code` is the first word of its error.
     Refused {
         code: String,
@@ -138,6 +140,9 @@ impl fmt::Display for Reason {
             }
             Reason::Io(error) => write!(f, "{error}"),
             Reason::TimedOut => f.write_str("no answer in time"),
+            Reason::ShortLease(ttl) => {
+                write!(f, "no answer in time for a lease of {}, and a longer one leaves more time", Span(*ttl))
+            }
             Reason::Refused { code, message } => write!(f, "it answered {code} {message}"),
             Reason::Garbled(what) => write!(f, "it does not answer like a Redis server: {what}"),
             Reason::PoolExhausted => f.write_str("all pooled connections are in use"),

@@ -41,6 +41,22 @@ fn an_acquire_that_is_answered_after_its_lease_is_no_lock() {
     assert_eq!(get(&server, LOCK).as_deref(), Some(guard.id().as_str()));
 }
 
+/// The server answers each time, but a lease leaves no longer for an answer than a part of it.
+#[test]
+fn where_the_lease_is_too_short_for_the_way_the_error_says_so() {
+    let (server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(SECOND));
+    let slow = proxy.on_request(contains(LOCK), Fault::DelayReply(Duration::from_millis(150))).forever();
+    for wait in [Duration::ZERO, Duration::from_millis(300)] {
+        let options = lease(Duration::from_millis(120)).wait(wait);
+        let error = within(BOUNDED, "locking", || mgr.lock_with("x", &options).unwrap_err());
+        let says = error.to_string();
+        assert!(error.is_unavailable() && says.contains("a lease of 120 ms") && says.contains("longer"), "{says}");
+    }
+    drop(mgr.lock("x").unwrap());
+    slow.disarm();
+    await_gone(&server, LOCK);
+}
+
 #[test]
 fn a_request_that_is_delivered_twice_is_one_request() {
     // Whoever joins the line twice is granted the lock twice, and the second grant is void after a claim window.
