@@ -276,7 +276,8 @@ impl User {
         let until = sim.now.get() + hold;
         while sim.now.get() < until && judge.believes(sim, &belief) {
             let beat = sim.between(1, 1 + hold / 3);
-            sim.sleep(beat.min(until - sim.now.get()));
+            // To look takes its time, too.
+            sim.sleep(beat.min(until.saturating_sub(sim.now.get())));
         }
         if sim.is_over() {
             return drop(belief.guard.take());
