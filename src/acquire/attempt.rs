@@ -274,6 +274,9 @@ impl<'a> Attempt<'a> {
             self.queued = true;
             self.queued_at_us = *now_us;
             let sight = Sight::new(now, holder, *position);
+            if let Some(ticket) = &self.ticket {
+                ticket.stands_at(*position);
+            }
             if let (Mode::Look, true, Some(ticket)) = (mode, joined, &self.ticket) {
                 // The server has lost the line, and with it the places of our neighbours.
                 ticket.neighbours_look_again();

@@ -464,7 +464,12 @@ impl Ticket {
         self.listener.distrust(order, asked)
     }
 
-    /// Whether no other thread of this manager has waited longer for this lock.
+    /// The server has told its place in the line.
+    pub(crate) fn stands_at(&self, place: u64) {
+        self.listener.mailbox.stands_at(&self.slot, place);
+    }
+
+    /// Whether no other thread of this manager stands before it in the line for this lock.
     pub(crate) fn is_front(&self) -> bool {
         self.listener.mailbox.is_front(&self.slot)
     }

@@ -11,8 +11,14 @@ use std::{
 
 use crate::{
     clock::{self, Moment},
-    sync::{Condvar, Mutex},
+    sync::{
+        Condvar, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
 };
+
+/// Of who has not been told its place in the server's line.
+const NOWHERE: u64 = u64::MAX;
 
 #[derive(Debug, Default)]
 pub(crate) struct Mailbox {
@@ -24,8 +30,8 @@ pub(crate) struct Mailbox {
 struct Waiters {
     /// By the order of their identifiers, which is the same in each run of a simulated world.
     slots: BTreeMap<Box<str>, Arc<Slot>>,
-    /// Who waits for a lock in this process, by order of coming.
-    lines: HashMap<Box<str>, BTreeSet<u64>>,
+    /// Who waits for a lock in this process, by the places in the server's line that were told last, then by order of coming.
+    lines: HashMap<Box<str>, BTreeSet<(u64, u64)>>,
     last: u64,
     closed: bool,
 }
@@ -36,6 +42,8 @@ pub(crate) struct Slot {
     lock: Box<str>,
     id: Box<str>,
     number: u64,
+    /// Its place in the server's line when it was last told; only written while the mailbox is locked.
+    place: AtomicU64,
     /// Guards the news for one thread.
     news: Mutex<News>,
     arrived: Condvar,
@@ -79,9 +87,10 @@ impl Mailbox {
         waiters.last += 1;
         let number = waiters.last;
         let news = Mutex::new(News { closed: waiters.closed, ..News::default() });
-        let slot = Arc::new(Slot { lock: lock.into(), id: id.into(), number, news, arrived: Condvar::new() });
+        let (place, arrived) = (AtomicU64::new(NOWHERE), Condvar::new());
+        let slot = Arc::new(Slot { lock: lock.into(), id: id.into(), number, place, news, arrived });
         waiters.slots.insert(id.into(), slot.clone());
-        waiters.lines.entry(lock.into()).or_default().insert(number);
+        waiters.lines.entry(lock.into()).or_default().insert(slot.rank());
         slot
     }
 
@@ -90,17 +99,27 @@ impl Mailbox {
         let mut waiters = self.waiters.lock();
         waiters.slots.remove(&slot.id);
         if let Some(line) = waiters.lines.get_mut(&slot.lock) {
-            line.remove(&slot.number);
+            line.remove(&slot.rank());
             if line.is_empty() {
                 waiters.lines.remove(&slot.lock);
             }
         }
     }
 
-    /// Whether no other thread of this manager has waited longer for this lock. One of them looks for all.
+    /// The server has told a waiter its place in the line.
+    pub(crate) fn stands_at(&self, slot: &Slot, place: u64) {
+        let mut waiters = self.waiters.lock();
+        let Some(line) = waiters.lines.get_mut(&slot.lock) else { return };
+        line.remove(&slot.rank());
+        slot.place.store(place, Ordering::Relaxed);
+        line.insert(slot.rank());
+    }
+
+    /// Whether no other thread of this manager is known to stand before this one in the line for this lock, or has waited
+    /// longer where no places are known. One of them looks for all, as soon as its place asks for.
     pub(crate) fn is_front(&self, slot: &Slot) -> bool {
         let waiters = self.waiters.lock();
-        waiters.lines.get(&slot.lock).and_then(BTreeSet::first) == Some(&slot.number)
+        waiters.lines.get(&slot.lock).and_then(BTreeSet::first) == Some(&slot.rank())
     }
 
     /// Brings a grant to its waiter, if there is one.
@@ -153,6 +172,10 @@ impl Slot {
     /// A number that differs between waiters.
     pub(crate) fn number(&self) -> u64 {
         self.number
+    }
+
+    fn rank(&self) -> (u64, u64) {
+        (self.place.load(Ordering::Relaxed), self.number)
     }
 
     /// What has come, without waiting.
@@ -264,6 +287,26 @@ mod tests {
         assert_eq!([&a, &b, &other].map(|slot| mailbox.is_front(slot)), [true, false, true]);
         mailbox.shut(&a);
         assert!(mailbox.is_front(&b));
+    }
+
+    #[test]
+    fn who_stands_in_front_is_before_who_came_first() {
+        let mailbox = Mailbox::default();
+        let (a, b, c) = (mailbox.open("x", "a"), mailbox.open("x", "b"), mailbox.open("x", "c"));
+        let front = || [&a, &b, &c].map(|slot| mailbox.is_front(slot));
+        mailbox.stands_at(&c, 7);
+        assert_eq!(front(), [false, false, true]);
+        mailbox.stands_at(&b, 3);
+        mailbox.stands_at(&a, 9);
+        assert_eq!(front(), [false, true, false]);
+        // Its place was lost, and it had to go to the end.
+        mailbox.stands_at(&b, 12);
+        assert_eq!(front(), [false, false, true]);
+        mailbox.shut(&c);
+        assert_eq!(front(), [true, false, false]);
+        mailbox.shut(&a);
+        mailbox.shut(&b);
+        assert!(mailbox.waiters.lock().lines.is_empty());
     }
 
     #[test]

@@ -462,3 +462,31 @@ fn who_cannot_wait_keeps_nobody_out_of_the_line() {
     holder.release().unwrap().unwrap_released();
     drop(waiting.join().unwrap().unwrap());
 }
+
+/// A thread takes its place here before others of its process, and its place in line long after them.
+#[test]
+fn the_foremost_thread_looks_for_all_whichever_came_first() {
+    const HOLDER: &str = "gone|pid1|tid1|ts1763712345678|67e55044-10b1-426f-9247-bb680e5fe0c8";
+    let (server, proxy, mgr) = proxied(patient);
+    server.cli(&["SET", "lock:elsewhere", HOLDER, "PX", "600000"]);
+    let elsewhere = waiter(&server, &mgr, "elsewhere");
+    // Where a subscription is up, the first ask is for a place in line.
+    server.cli(&["SET", LOCK, HOLDER, "PX", "600000"]);
+    let join = proxy.on_request(|words| words.iter().any(|word| word == b"join"), Fault::HoldRequest);
+    let late = in_thread(&mgr, "x", |mgr, name| mgr.lock(name));
+    join.wait_fired();
+    let foremost = in_thread(&mgr, "x", |mgr, name| mgr.lock(name));
+    await_queued(&server, "x", 1);
+    for other in 1..=400 {
+        server.cli(&["RPUSH", &queue_key("x"), &format!("1000 distlock:client:nobody other{other}")]);
+    }
+    join.let_go();
+    await_queued(&server, "x", 402);
+
+    // Its holder has died.
+    server.cli(&["PEXPIRE", LOCK, "1"]);
+    let guard = within(5 * SECOND, "the lock", || foremost.join().unwrap().unwrap());
+    assert!(guard.is_held() && !late.is_finished());
+    mgr.shutdown();
+    assert!(late.join().unwrap().is_err() && elsewhere.join().unwrap().is_err());
+}
