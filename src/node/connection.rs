@@ -238,10 +238,12 @@ impl Connection {
             if self.examine && facts.take(step, &answer) {
                 continue;
             }
-            self.refuse_errors(&answer).map_err(|failure| match failure.reason {
+            self.refuse_errors(&answer).map_err(|failure| match &failure.reason {
+                // What is no answer to it at all.
+                _ if failure.is_for_want_of_a_place() => failure,
                 // Servers that do not know the command repeat its arguments.
                 Reason::Refused { code, .. } if step.first() == Some(&&b"AUTH"[..]) && code == "ERR" => {
-                    Failure::refused(code, "it does not take this user or password (AUTH)".into())
+                    Failure::refused(code.clone(), "it does not take this user or password (AUTH)".into())
                 }
                 _ => failure,
             })?;

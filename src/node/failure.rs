@@ -80,11 +80,17 @@ impl Failure {
     pub(crate) fn is_passing(&self) -> bool {
         match &self.reason {
             Reason::Refused { code, .. } => {
-                matches!(code.as_str(), "LOADING" | "BUSY" | "MASTERDOWN" | "TRYAGAIN")
+                matches!(code.as_str(), "LOADING" | "BUSY" | "MASTERDOWN" | "TRYAGAIN") || self.is_for_want_of_a_place()
             }
             Reason::Closed | Reason::Unfit(_) => false,
             _ => true,
         }
+    }
+
+    /// The server has as many clients as it takes, which it tells whoever connects, without having heard anything.
+    pub(crate) fn is_for_want_of_a_place(&self) -> bool {
+        let Reason::Refused { code, message } = &self.reason else { return false };
+        code == "ERR" && message.starts_with("max number of clients")
     }
 
     /// The server is no master, so that another one must be.

@@ -7,7 +7,7 @@ use distlock::{Action, Config, LockError, RedisMgr};
 use crate::{
     kit::{
         BOUNDED, SECOND, UnwrapReleased, alone, await_gone, brisk, capture_log, fence_key, foreign_take, get,
-        impatient, label, lease, lost, manager, patient, queue_key, within,
+        impatient, in_thread, label, lease, lost, manager, patient, queue_key, within,
     },
     support::{CEILING, FaultProxy, RedisServer, eventually, garbage_server},
 };
@@ -184,18 +184,30 @@ fn a_paused_server_leaves_no_lock_behind() {
     assert!(mgr.lock_with("x", &lease(SECOND).wait(std::time::Duration::ZERO)).unwrap_err().is_contended());
 }
 
+/// The limit is told to whoever connects, as the answer to the first thing that is asked: signing in, where that is needed.
+/// Clients come and go, so who has time waits for a place.
 #[test]
-fn a_server_that_takes_no_more_clients_says_so() {
-    let server = RedisServer::start();
-    let held = manager(&server);
-    let mut connection = held.connection().unwrap();
-    redis::cmd("PING").query::<()>(&mut connection).unwrap();
-    redis::cmd("CONFIG").arg(&["SET", "maxclients", "1"]).query::<()>(&mut connection).unwrap();
-    let mgr = RedisMgr::new(brisk(server.url())).unwrap();
-    let error = within(BOUNDED, "try_lock", || mgr.try_lock("x").unwrap_err());
-    assert_sentence(&error, &label(&server), &["max number of clients"]);
-    redis::cmd("CONFIG").arg(&["SET", "maxclients", "1000"]).query::<()>(&mut connection).unwrap();
-    drop(mgr.try_lock("x").unwrap());
+fn a_server_that_takes_no_more_clients_says_so_and_is_waited_for() {
+    for server in [RedisServer::start(), RedisServer::builder().password("hunter2").start()] {
+        let held = manager(&server);
+        let mut connection = held.connection().unwrap();
+        let mut limit_to = |clients: &str| {
+            redis::cmd("CONFIG").arg(&["SET", "maxclients", clients]).query::<()>(&mut connection).unwrap();
+            let stats: String = redis::cmd("INFO").arg("stats").query(&mut connection).unwrap();
+            let turned_away = stats.lines().find_map(|line| line.strip_prefix("rejected_connections:"));
+            turned_away.unwrap().parse::<u64>().unwrap()
+        };
+        limit_to("1");
+        let mgr = RedisMgr::new(brisk(server.url())).unwrap();
+        let error = within(BOUNDED, "try_lock", || mgr.try_lock("x").unwrap_err());
+        assert_sentence(&error, &label(&server), &["max number of clients"]);
+        assert!(error.is_unavailable() && !error.to_string().contains("password"), "{error:?}");
+        let before = limit_to("1");
+        let waiting = in_thread(&mgr, "x", |mgr, name| mgr.try_lock_for(name, CEILING));
+        eventually("it is turned away", CEILING, || waiting.is_finished() || limit_to("1") > before);
+        limit_to("1000");
+        drop(waiting.join().unwrap().unwrap());
+    }
 }
 
 /// A server without `AUTH` repeats the beginning of what it was given in its error.
