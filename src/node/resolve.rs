@@ -1,11 +1,13 @@
 //! Name lookup within a deadline: the system's resolver has none, so it runs on a thread of its own that may be left
 //! behind. Lookups of one name share a thread and its answer: a resolver that hangs holds one, and not one for each try.
+//! One that is only slower than its callers, as where the first of two servers is dead, is good for who asks next.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
     io,
     net::{IpAddr, SocketAddr, ToSocketAddrs as _},
     sync::LazyLock,
+    time::Duration,
 };
 
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
@@ -21,6 +23,10 @@ type Question = (String, u16);
 
 /// Who waits for which lookup.
 static UNDER_WAY: LazyLock<Mutex<HashMap<Question, Vec<Sender<Answer>>>>> = LazyLock::new(Mutex::default);
+/// What was answered when nobody waited any more, and when.
+static TOO_LATE: LazyLock<Mutex<HashMap<Question, (Moment, Vec<SocketAddr>)>>> = LazyLock::new(Mutex::default);
+/// For how long that is believed. A name may lead elsewhere soon.
+const TOO_LATE_FOR: Duration = Duration::from_secs(10);
 
 /// The addresses of a host. A literal address takes no time; a name at most until the deadline.
 pub(crate) fn resolve(host: &str, port: u16, deadline: Moment) -> io::Result<Vec<SocketAddr>> {
@@ -28,6 +34,11 @@ pub(crate) fn resolve(host: &str, port: u16, deadline: Moment) -> io::Result<Vec
         return Ok(vec![SocketAddr::new(address, port)]);
     }
     let question = (host.to_owned(), port);
+    if let Some((at, addresses)) = TOO_LATE.lock().get(&question)
+        && clock::now().after(*at) < TOO_LATE_FOR
+    {
+        return Ok(addresses.clone());
+    }
     let (answer, answered) = bounded(1);
     let first = match UNDER_WAY.lock().entry(question.clone()) {
         Entry::Occupied(mut others) => {
@@ -65,9 +76,16 @@ fn look_up(question: &Question) {
 
 fn tell(question: &Question, answer: &Answer) {
     let waiting = UNDER_WAY.lock().remove(question);
+    let mut heard = false;
     for waiter in waiting.into_iter().flatten() {
         // It may have stopped waiting.
-        let _ = waiter.try_send(answer.clone());
+        heard |= waiter.try_send(answer.clone()).is_ok();
+    }
+    let mut too_late = TOO_LATE.lock();
+    let now = clock::now();
+    too_late.retain(|_, (at, _)| now.after(*at) < TOO_LATE_FOR);
+    if let (false, Ok(addresses)) = (heard, answer) {
+        too_late.insert(question.clone(), (now, addresses.clone()));
     }
 }
 

@@ -3,7 +3,10 @@
 use std::{
     io::{self, Read as _},
     net::{Shutdown, SocketAddr, TcpStream},
-    os::unix::net::UnixStream,
+    os::{
+        fd::{AsRawFd as _, OwnedFd},
+        unix::net::UnixStream,
+    },
     path::Path,
     thread,
     time::Duration,
@@ -11,6 +14,7 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
+    io::fcntl_dupfd_cloexec,
     net::{RecvFlags, SendFlags, recv, send, sockopt},
 };
 use smallvec::SmallVec;
@@ -40,8 +44,8 @@ impl Socket {
             return world.connect(&host, port, deadline.as_nanos()).map(|number| Socket::Simulated(Wire::new(number)));
         }
         match address {
-            Address::Tcp(host, port) => connect_tcp(host, *port, deadline).map(Socket::Tcp),
-            Address::Unix(path) => connect_unix(path, deadline).map(Socket::Unix),
+            Address::Tcp(host, port) => Ok(Socket::Tcp(apart(connect_tcp(host, *port, deadline)?.into())?.into())),
+            Address::Unix(path) => Ok(Socket::Unix(apart(connect_unix(path, deadline)?.into())?.into())),
         }
     }
 
@@ -53,7 +57,7 @@ impl Socket {
             return Ok((Socket::Simulated(wire.clone()), Socket::Simulated(wire)));
         }
         let (one, other) = UnixStream::pair()?;
-        Ok((Socket::Unix(one), Socket::Unix(other)))
+        Ok((Socket::Unix(apart(one.into())?.into()), Socket::Unix(apart(other.into())?.into())))
     }
 
     pub(crate) fn try_clone(&self) -> io::Result<Socket> {
@@ -184,6 +188,13 @@ impl Socket {
             Socket::Simulated(_) => None,
         }
     }
+}
+
+/// Under a number that is no standard stream's. Where those are closed, a new socket gets the number of one, and whatever the
+/// process prints would go to the server, which takes a line of text for a command.
+fn apart(socket: OwnedFd) -> io::Result<OwnedFd> {
+    const FIRST: i32 = 3;
+    if socket.as_raw_fd() >= FIRST { Ok(socket) } else { Ok(fcntl_dupfd_cloexec(&socket, FIRST)?) }
 }
 
 fn timespec(longest: Duration) -> Timespec {

@@ -11,6 +11,7 @@ mod resolver;
 mod resources;
 mod server;
 mod state;
+mod streams;
 
 use distlock::LockGuard;
 

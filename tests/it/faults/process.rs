@@ -187,7 +187,7 @@ fn a_process_that_gets_no_time_on_a_core_believes_in_nothing_that_is_over() {
 }
 
 unsafe extern "C" {
-    fn signal(number: i32, handler: extern "C" fn(i32)) -> usize;
+    pub(super) fn signal(number: i32, handler: Option<extern "C" fn(i32)>) -> usize;
     fn tgkill(process: i32, thread: i32, number: i32) -> i32;
 }
 
@@ -197,7 +197,7 @@ extern "C" fn nothing(_: i32) {}
 fn storm_of_signals(over: &AtomicBool) {
     const SIGALRM: i32 = 14;
     // SAFETY: the handler does nothing.
-    unsafe { signal(SIGALRM, nothing) };
+    unsafe { signal(SIGALRM, Some(nothing)) };
     let process = i32::try_from(std::process::id()).unwrap();
     while !over.load(Ordering::Relaxed) {
         for task in fs::read_dir("/proc/self/task").unwrap().filter_map(Result::ok) {

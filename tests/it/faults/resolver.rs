@@ -7,7 +7,7 @@ use distlock::RedisMgr;
 use super::LOCK;
 use crate::{
     kit::{BOUNDED, SECOND, UnwrapReleased, get, impatient, manager, within},
-    support::{CEILING, RedisServer, run_elsewhere},
+    support::{CEILING, RedisServer, eventually, run_elsewhere},
 };
 
 /// Set in a network of its own, whose only resolver is at the address that no other network here has.
@@ -24,9 +24,8 @@ fn elsewhere(test: &str) -> bool {
     if env::var_os(MARK).is_some() {
         return false;
     }
-    let folder = env::temp_dir().join(format!("distlock-resolver-{}", std::process::id()));
-    fs::create_dir_all(&folder).unwrap();
-    let (servers, order) = (folder.join("resolv.conf"), folder.join("nsswitch.conf"));
+    let folder = tempfile::tempdir().unwrap();
+    let [servers, order] = ["resolv.conf", "nsswitch.conf"].map(|name| folder.path().join(name));
     fs::write(&servers, "nameserver 127.0.0.1\noptions timeout:30 attempts:1\n").unwrap();
     fs::write(&order, "hosts: files dns\n").unwrap();
     run_elsewhere(test, "no network of its own", |program| {
@@ -34,7 +33,6 @@ fn elsewhere(test: &str) -> bool {
         unshare.args(NAMESPACES).args(["sh", "-c", ENTER, "sh"]).args([&servers, &order]).args(program);
         unshare.env(MARK, "1").output()
     });
-    fs::remove_dir_all(&folder).unwrap();
     true
 }
 
@@ -68,4 +66,42 @@ fn a_resolver_that_hangs_holds_nobody_up_and_one_thread_at_the_most() {
     assert_eq!(get(&server, LOCK).as_deref(), Some(held.id().as_str()));
     held.release().unwrap().unwrap_released();
     within(BOUNDED, "dropping", || drop(mgr));
+}
+
+/// What a resolver says to a question: one address of the fourth kind, and none of the sixth.
+fn reply(question: &[u8]) -> Vec<u8> {
+    const ADDRESS: &[u8] = b"\xc0\x0c\0\x01\0\x01\0\0\0\0\0\x04\x7f\0\0\x01";
+    let asks_for_four = question.ends_with(b"\0\x01\0\x01");
+    let (count, address) = if asks_for_four { (b"\x01", ADDRESS) } else { (b"\0", &b""[..]) };
+    [&question[..2], b"\x81\x80\0\x01\0", count, b"\0\0\0\0", &question[12..], address].concat()
+}
+
+/// As where the first of two resolvers is dead, and the second is asked after five seconds.
+#[test]
+fn a_resolver_that_answers_too_late_for_one_call_is_good_enough_for_the_next() {
+    if elsewhere("faults::resolver::a_resolver_that_answers_too_late_for_one_call_is_good_enough_for_the_next") {
+        return;
+    }
+    let resolver = UdpSocket::bind("127.0.0.1:53").unwrap();
+    let server = RedisServer::start();
+    let mgr = RedisMgr::new(impatient(format!("redis://locks.example:{}", server.port()))).unwrap();
+    let mut given_up = 0;
+    let guard = loop {
+        match within(BOUNDED, "trying", || mgr.try_lock("x")) {
+            Ok(guard) => break guard,
+            Err(error) => assert!(error.is_unavailable(), "{error}"),
+        }
+        given_up += 1;
+        assert!(given_up < 5, "no answer is good enough");
+        // Only now, when nobody waits for it.
+        resolver.set_read_timeout(Some(CEILING)).unwrap();
+        for _ in 0..2 {
+            let mut question = [0; 512];
+            let (length, asker) = resolver.recv_from(&mut question).unwrap();
+            resolver.send_to(&reply(&question[..length]), asker).unwrap();
+        }
+        eventually("the lookup has ended", CEILING, || lookups() == 0);
+    };
+    assert!(given_up > 0, "nobody was asked");
+    guard.release().unwrap().unwrap_released();
 }
