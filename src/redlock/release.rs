@@ -137,10 +137,11 @@ fn is_certain(ballot: &Ballot<ReleaseReply>, was_held: bool) -> bool {
     was_held && ballot.voting(Vote::Yes).len() >= quorum(ballot.votes.len())
 }
 
-/// The nodes where another try may help.
+/// The nodes where another try may help: also where a connection has stayed with a server that is no master any more.
 fn repeatable(ballot: &Ballot<ReleaseReply>) -> NodeSet {
-    let passing = |slip: &Slip<ReleaseReply>| matches!(slip, Slip::Failed(failure) if failure.is_passing());
-    ballot.slips.iter().enumerate().filter(|(_, slip)| passing(slip)).map(|(node, _)| node).collect()
+    ballot.nodes_where(
+        |slip| matches!(slip, Slip::Failed(failure) if failure.is_passing() || failure.is_about_a_replica()),
+    )
 }
 
 fn says(reply: &ReleaseReply) -> String {

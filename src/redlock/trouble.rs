@@ -55,6 +55,11 @@ impl Trouble {
         }
     }
 
+    /// The server is no master. Where the connection had been there for a while, its name may lead elsewhere by now.
+    pub(crate) fn is_about_a_replica(&self) -> bool {
+        matches!(self, Trouble::Alone(failure) if failure.is_about_a_replica())
+    }
+
     /// Whether the request may have been carried out somewhere.
     pub(crate) fn sent(&self) -> bool {
         match self {

@@ -23,9 +23,11 @@ fn hold(server: &RedisServer) -> (RedisMgr, LockGuard) {
 
 #[test]
 fn a_lock_that_vanishes_is_gone() {
-    let ways: [fn(&RedisServer); 4] = [
+    let ways: [fn(&RedisServer); 6] = [
         |server| drop(server.cli(&["DEL", LOCK])),
         |server| drop(server.cli(&["RENAME", LOCK, "elsewhere"])),
+        |server| drop(server.cli(&["MOVE", LOCK, "1"])),
+        |server| drop(server.cli(&["SWAPDB", "0", "1"])),
         |server| drop(server.cli(&["FLUSHALL"])),
         RedisServer::restart_empty,
     ];

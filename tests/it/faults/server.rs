@@ -52,6 +52,51 @@ fn a_demoted_master_is_left_for_the_one_to_which_its_name_leads() {
     assert_eq!(get(&new, LOCK), None);
 }
 
+/// As operators do it: the master stops writes, waits until the replica has all, and they change places. The former master
+/// keeps its connections, and what it says over one is no answer where the name leads elsewhere by now.
+#[test]
+fn a_failover_by_command_fails_no_call() {
+    let (old, new) = (RedisServer::start(), RedisServer::start());
+    let proxy = FaultProxy::in_front_of(old.addr());
+    let [releases, tries, waits] = [(); 3].map(|()| {
+        let mgr = RedisMgr::new(brisk(proxy.url())).unwrap();
+        mgr.lock("warm").unwrap().release().unwrap().unwrap_released();
+        mgr
+    });
+    let guard = releases.lock_with("x", &lease(10 * LEASE)).unwrap();
+    follow(&new, &old);
+    let told = |server: &RedisServer, what| server.query::<String>(&["INFO", "replication"]).contains(what);
+    eventually("the master knows it", CEILING, || told(&old, "state=online"));
+    old.cli(&["FAILOVER"]);
+    eventually("they have changed places", CEILING, || told(&new, "role:master") && told(&old, "role:slave"));
+    proxy.lead_to(new.addr());
+    guard.release().unwrap().unwrap_released();
+    assert_eq!(get(&new, LOCK), None);
+    for next in [tries.try_lock("x").unwrap(), waits.lock("y").unwrap()] {
+        assert_eq!(get(&new, &format!("lock:{}", next.name())).as_deref(), Some(next.id().as_str()));
+        next.release().unwrap().unwrap_released();
+    }
+}
+
+/// While the server is away, its socket file may be there without anybody behind it, or not at all; then there is another.
+#[test]
+fn a_socket_file_that_is_made_anew_costs_no_lock() {
+    let server = RedisServer::builder().unix_socket().append_only(true).start();
+    let mgr = RedisMgr::new(brisk(server.unix_url())).unwrap();
+    let guard = mgr.lock_with("x", &lease(10 * LEASE)).unwrap();
+    let waiting = waiter(&server, &mgr, "x");
+    server.kill();
+    for _ in 0..2 {
+        let error = within(BOUNDED, "trying", || mgr.try_lock("y").unwrap_err());
+        assert!(error.is_unavailable(), "{error}");
+        let _ = std::fs::remove_file(server.socket_path());
+    }
+    server.restart();
+    is_renewed(&server, &guard, 1);
+    guard.release().unwrap().unwrap_released();
+    within(CEILING, "the next", || waiting.join().unwrap().unwrap()).release().unwrap().unwrap_released();
+}
+
 /// A master that has become a replica keeps its subscribers. Waiters of the new one must not go on listening there.
 #[test]
 fn waiters_take_their_line_to_the_new_master() {
