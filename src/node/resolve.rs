@@ -18,13 +18,14 @@ use crate::{
     threads,
 };
 
-type Answer = Result<Vec<SocketAddr>, (io::ErrorKind, String)>;
+type Addresses = Vec<SocketAddr>;
+type Answer = Result<Addresses, (io::ErrorKind, String)>;
 type Question = (String, u16);
 
 /// Who waits for which lookup.
 static UNDER_WAY: LazyLock<Mutex<HashMap<Question, Vec<Sender<Answer>>>>> = LazyLock::new(Mutex::default);
 /// What was answered when nobody waited any more, and when.
-static TOO_LATE: LazyLock<Mutex<HashMap<Question, (Moment, Vec<SocketAddr>)>>> = LazyLock::new(Mutex::default);
+static TOO_LATE: LazyLock<Mutex<HashMap<Question, (Moment, Addresses)>>> = LazyLock::new(Mutex::default);
 /// For how long that is believed. A name may lead elsewhere soon.
 const TOO_LATE_FOR: Duration = Duration::from_secs(10);
 
