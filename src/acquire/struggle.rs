@@ -30,16 +30,17 @@ impl Attempt<'_> {
         struggle.failures += 1;
         let (since, failures) = (struggle.since, struggle.failures);
         let (passing, sent, silence) = (trouble.is_passing(), trouble.sent(), trouble.is_silence());
-        let demoted = failures == 1 && trouble.is_about_a_replica();
         // Nothing is unclear about a server that was not reached, and who does not want to wait does not want to retry.
-        let in_vain = self.limit == self.started && !sent && !silence && !demoted;
+        let in_vain = self.limit == self.started && !sent && !silence;
+        // A connection may have stayed with a former master.
+        let demoted = failures == 1 && trouble.is_about_a_replica();
         // Without a limit of the caller's, a server that stays away for a whole lease is reported. Who is in line needs
         // no connection to be told that it is its turn; and a quarantine ends by itself.
         let waits_on =
             self.limit != Moment::NEVER || (self.in_line && trouble.is_pool_exhausted()) || trouble.is_quarantine();
         let patience = since.saturating_add(self.claim.ttl.max(silent));
         let patience = if waits_on { Moment::NEVER } else { patience };
-        if (passing || demoted) && !in_vain && now < hard_limit.min(patience) {
+        if (passing && !in_vain || demoted) && now < hard_limit.min(patience) {
             // A connection that went stale is replaced at once, and a reading of the server's clock is by every answer.
             let stale = failures == 1 && (sent || silence || demoted);
             if !silence {
