@@ -7,6 +7,7 @@ use std::{
 };
 
 use crossbeam_channel::{Receiver, unbounded};
+use nix::sys::signal::{SigSet, Signal as Blocked};
 use signal_hook::{
     consts::{SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGUSR1, SIGUSR2},
     flag,
@@ -34,6 +35,8 @@ impl Hearing {
         let handle = signals.handle();
         let (sender, heard) = unbounded();
         thread::Builder::new().name("signals".into()).spawn(move || {
+            // Without them the end of a command is never heard of, and it is the command that may have use for a blocked signal.
+            let _ = SigSet::from_iter([Blocked::SIGCHLD, Blocked::SIGCONT]).thread_unblock();
             for signal in signals.forever() {
                 if sender.send(signal).is_err() {
                     break;

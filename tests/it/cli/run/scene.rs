@@ -3,6 +3,7 @@
 
 use std::{
     fs::{self, File},
+    os::unix::process::ExitStatusExt as _,
     path::PathBuf,
     process::{Child, Command, ExitStatus, Stdio},
     sync::atomic::{AtomicUsize, Ordering},
@@ -240,7 +241,10 @@ impl Job {
     #[track_caller]
     pub(super) fn code(&mut self) -> i32 {
         let status = self.status();
-        status.code().unwrap_or_else(|| panic!("{status:?}: {}", self.err()))
+        // Of these it dies where tests are run at a terminal.
+        let key = status.signal().filter(|signal| [Signal::INT, Signal::QUIT].map(Signal::as_raw).contains(signal));
+        let code = status.code().or(key.map(|signal| 128 + signal));
+        code.unwrap_or_else(|| panic!("{status:?}: {}", self.err()))
     }
 
     pub(super) fn end_input(&mut self) {
@@ -284,6 +288,20 @@ pub(super) fn heard(signals: &[Signal]) -> Vec<Signal> {
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("no SigIgn");
     let ignored = u64::from_str_radix(ignored.trim(), 16).expect("a number");
     signals.iter().copied().filter(|signal| ignored >> (signal.as_raw() - 1) & 1 == 0).collect()
+}
+
+/// The same command, where a signal is ignored from the start.
+pub(super) fn ignoring(signal: &str, run: &Command) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("trap '' {signal}; exec \"$@\""), "sh"]).arg(run.get_program()).args(run.get_args());
+    for (name, value) in run.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command.stdin(Stdio::null());
+    command
 }
 
 /// So long that no lock expires in a test.

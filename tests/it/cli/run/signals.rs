@@ -1,11 +1,12 @@
 //! The wrapper is sent signals.
 
 use distlock::LockOptions;
+use nix::sys::signal::{SigSet, Signal as Masked};
 use rustix::process::Signal;
 
 use super::{
     Scene,
-    scene::{LONG, STAY, heard},
+    scene::{LONG, STAY, heard, ignoring},
 };
 use crate::support::{CEILING, eventually};
 
@@ -102,14 +103,7 @@ fn a_signal_that_was_ignored_from_the_start_stays_ignored() {
         &[],
         &["sh", "-c", "grep SigIgn /proc/self/status >$DIR/ignored; echo $$ >$DIR/pid; read -r l; exit 3"],
     );
-    let mut command = std::process::Command::new("sh");
-    command.args(["-c", "trap '' HUP; exec \"$@\"", "sh"]).arg(run.get_program()).args(run.get_args());
-    for (name, value) in run.get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
+    let mut command = ignoring("HUP", &run);
     command.stdin(std::process::Stdio::piped());
     let mut job = scene.start(command);
     scene.line("pid");
@@ -121,6 +115,24 @@ fn a_signal_that_was_ignored_from_the_start_stays_ignored() {
     job.end_input();
     assert_eq!(job.code(), 3, "{}", job.err());
     scene.expect_nothing_left();
+}
+
+/// As some that start programs leave it: they wait for signals themselves, and do not take that back for others.
+#[test]
+fn the_end_of_a_command_is_heard_also_where_such_signals_are_blocked_from_the_start() {
+    let scene = Scene::new();
+    for (options, script, code) in
+        [(&["--ttl", LONG][..], "exit 3", 3), (&["--ttl", LONG, "--max-hold", "1ms"], "exec sleep 600", 124)]
+    {
+        // What a thread starts has its mask.
+        let start = || {
+            SigSet::from_iter([Masked::SIGCHLD, Masked::SIGCONT]).thread_block().unwrap();
+            scene.run(options, script)
+        };
+        let mut job = std::thread::scope(|scope| scope.spawn(start).join().unwrap());
+        assert_eq!(job.code(), code, "{}", job.err());
+        scene.expect_nothing_left();
+    }
 }
 
 /// Between having the lock and having started the command there is no gap: whatever moment a signal comes at, it ends
