@@ -17,7 +17,7 @@ use std::{
 
 use rustix::{
     io::{FdFlags, fcntl_setfd},
-    process::Pid,
+    process::{Pid, Signal, WaitOptions, waitpid},
 };
 
 use super::process::Group;
@@ -61,6 +61,12 @@ impl Gate {
     /// Lets the command begin. If the process has gone meanwhile, its end will be heard of.
     pub(super) fn open(mut self) {
         let _ = self.latch.write_all(&[WORD]);
+    }
+
+    /// There will be no command.
+    pub(super) fn close(self) {
+        self.group().send(&[Signal::KILL]);
+        let _ = waitpid(Some(self.pid), WaitOptions::empty());
     }
 }
 

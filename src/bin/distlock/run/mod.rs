@@ -6,6 +6,7 @@
 
 mod acquire;
 mod course;
+mod farewell;
 mod gate;
 mod guardian;
 mod plan;
@@ -23,6 +24,7 @@ use distlock::{Config, LockGuard, LockLost, LockOptions, RedisMgr, Released};
 
 use self::{
     acquire::{Asked, Telling, ask},
+    farewell::{Keyed, leave},
     gate::Gate,
     guardian::Guardian,
     plan::Plan,
@@ -58,7 +60,10 @@ pub(crate) fn run(servers: &Servers, options: &Run) -> Outcome {
     let begun = clock::now();
     let guard = match ask(&mgr, &options.name, &lock_options, &hearing.heard).map_err(no_system)? {
         Asked::Got(guard) => guard,
-        Asked::Ended(signal) => return Ok(Exit::Signal(number(signal))),
+        Asked::Ended(signal) => {
+            drop(guardian);
+            return Ok(leave(Exit::Signal(number(signal)), Keyed::heard_at(Terminal::open().as_ref())));
+        }
         Asked::Not(error) if plan.skips(&error) => {
             output::say(&format!("skipped: {}", text::clean(&error.to_string())));
             return Ok(Exit::Fine);
@@ -74,7 +79,7 @@ pub(crate) fn run(servers: &Servers, options: &Run) -> Outcome {
     let ending = hold(options, &guard, &hearing, &unstoppable, &mut guardian);
     let exit = release(options, guard, ending.as_ref().map_or(Exit::CannotRun, |ending| ending.exit));
     drop(guardian);
-    ending.map(|ending| leave(exit, ending))
+    ending.map(|ending| leave(exit, ending.keyed))
 }
 
 /// The steps that this program takes in processes of their own.
@@ -139,9 +144,8 @@ fn hold(
     guardian.tell(&Word::Group(gate.pid.as_raw_nonzero().get(), held_until));
     // A signal that came before the command could have been sent it ends the wait as if it had come a moment sooner.
     if let Some(signal) = hearing.end_of_wait() {
-        gate.group().send(&[rustix::process::Signal::KILL]);
-        let _ = rustix::process::waitpid(Some(gate.pid), rustix::process::WaitOptions::empty());
-        return Ok(Ending { exit: Exit::Signal(number(signal)), at_terminal: false });
+        gate.close();
+        return Ok(Ending { exit: Exit::Signal(number(signal)), keyed: Keyed::heard_at(terminal.as_ref()) });
     }
     if let Some(terminal) = &mut terminal {
         hearing.hear_stops().map_err(no_system)?;
@@ -185,24 +189,6 @@ fn release(options: &Run, guard: LockGuard, exit: Exit) -> Exit {
             exit
         }
     }
-}
-
-/// A terminal sends ^C to everybody in a job. The command had a group of its own and got it alone, so we pass it on: the
-/// script that we are a line of shall not go on with its next line.
-fn leave(exit: Exit, ending: Ending) -> Exit {
-    use rustix::process::{Resource, Rlimit, Signal, getrlimit, kill_current_process_group, setrlimit};
-
-    let Exit::Signal(signal) = exit else { return exit };
-    let of_terminal = [Signal::INT, Signal::QUIT].into_iter().find(|one| one.as_raw() == i32::from(signal));
-    if let Some(signal) = of_terminal.filter(|_| ending.at_terminal) {
-        let _ = kill_current_process_group(signal);
-        // The command may have left a core to look at; ours would only be in the way.
-        let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), ..getrlimit(Resource::Core) });
-        voice::await_written(voice::LAST_WORDS);
-        // Shells go by how we end, not only by the number.
-        let _ = signal_hook::low_level::emulate_default_handler(signal.as_raw());
-    }
-    exit
 }
 
 /// What the command leaves behind becomes a child of ours, so that we learn of its end and leave no dead processes.

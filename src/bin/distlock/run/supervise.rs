@@ -9,7 +9,9 @@ use signal_hook::consts::{SIGCHLD, SIGCONT};
 
 use super::{
     course::Course,
+    farewell::Keyed,
     guardian::Guardian,
+    number,
     process::Group,
     terminal::{Stopped, Terminal, somebody_could_wake_us, wants_terminal},
     vigil::WORDS_A_LEASE,
@@ -37,15 +39,17 @@ pub(super) struct Supervisor<'a> {
     pausing: bool,
     next_word: Duration,
     next_look_at_parts: Duration,
-    at_terminal: bool,
+    keyed: Keyed,
+    /// What was passed on last, and who else has got it.
+    passed_on: Option<(u8, Keyed)>,
 }
 
 /// How the command went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ending {
     pub(super) exit: Exit,
-    /// It had the terminal to itself.
-    pub(super) at_terminal: bool,
+    /// If it was a signal.
+    pub(super) keyed: Keyed,
 }
 
 impl<'a> Supervisor<'a> {
@@ -73,7 +77,8 @@ impl<'a> Supervisor<'a> {
             pausing: false,
             next_word,
             next_look_at_parts: now,
-            at_terminal: false,
+            keyed: Keyed::Nobody,
+            passed_on: None,
         }
     }
 
@@ -106,7 +111,7 @@ impl<'a> Supervisor<'a> {
             }
         }
         self.guardian.tell(&Word::Over);
-        Ending { exit: self.course.exit(), at_terminal: self.at_terminal }
+        Ending { exit: self.course.exit(), keyed: self.keyed }
     }
 
     fn group(&self) -> Group {
@@ -136,6 +141,7 @@ impl<'a> Supervisor<'a> {
             SIGCHLD => self.reap(),
             SIGCONT => self.go_on(),
             signal => {
+                self.passed_on = Some((number(signal), Keyed::heard_at(self.terminal.as_ref())));
                 let signal = Signal::from_named_raw(signal);
                 self.group().send(signal.as_slice());
                 // One that is stopped could not hear it.
@@ -152,7 +158,12 @@ impl<'a> Supervisor<'a> {
             if pid != self.command {
                 self.guardian.has_ended(pid);
             } else if let Some(exit) = ended(status) {
-                self.at_terminal = self.terminal.as_mut().is_some_and(Terminal::take_back);
+                let had_terminal = self.terminal.as_mut().is_some_and(Terminal::take_back);
+                self.keyed = match self.passed_on {
+                    _ if had_terminal => Keyed::Command,
+                    Some((signal, keyed)) if exit == Exit::Signal(signal) => keyed,
+                    _ => Keyed::Nobody,
+                };
                 self.course.ended(exit);
             } else if let Some(signal) = status.stopping_signal() {
                 self.stopped(signal);
@@ -227,7 +238,6 @@ fn say_it_ends(why: &str) {
 }
 
 fn ended(status: WaitStatus) -> Option<Exit> {
-    let number = |number: i32| u8::try_from(number).unwrap_or(u8::MAX);
     match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => Some(Exit::Code(number(code))),
         (None, Some(signal)) => Some(Exit::Signal(number(signal))),

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::support::{CEILING, Watchdog, can_be_had, eventually, process_state, run_elsewhere};
 use rustix::process::Signal;
-use signal_hook::{consts::SIGTSTP, flag};
+use signal_hook::flag;
 
 /// An interactive shell at a terminal of its own.
 struct Shell {
@@ -168,6 +168,42 @@ fn an_interrupt_ends_the_script_that_the_command_is_a_line_of() {
     scene.expect_no_lock();
 }
 
+/// The terminal sends it to the script too, and some shells go on with the next line unless what they waited for died of it.
+#[test]
+fn an_interrupt_of_a_whole_job_is_what_it_dies_of() {
+    heed(Signal::INT);
+    let run = format!("exec {} --timeout 20s run x --", env!("CARGO_BIN_EXE_distlock"));
+    let stays = "sh -c 'echo >$DIR/runs; exec sleep 600'";
+    for (script, waits) in [
+        (format!("{run} {stays} >$DIR/log"), false),
+        (format!("{run} {stays} </dev/null"), false),
+        (format!("{run} true"), true),
+    ] {
+        let scene = Scene::new();
+        let guard = waits.then(|| scene.manager().lock("x").unwrap());
+        let pair = native_pty_system().openpty(PtySize::default()).unwrap();
+        let mut command = CommandBuilder::new("sh");
+        command.args(["-c", &script]);
+        for (name, value) in scene.environment() {
+            command.env(name, value);
+        }
+        let watchdog = Watchdog::start();
+        let mut child = pair.slave.spawn_command(command).unwrap();
+        watchdog.guard(child.process_id().unwrap());
+        let mut keys = pair.master.take_writer().unwrap();
+        if waits {
+            scene.await_line(1)
+        } else {
+            drop(scene.line("runs"))
+        }
+        keys.write_all(b"\x03").unwrap();
+        let status = crate::support::eventually_some("it ends", CEILING, || child.try_wait().unwrap());
+        assert_eq!(status.signal(), Some("Interrupt"), "{script}: {status:?}");
+        drop(guard);
+        scene.expect_nothing_left();
+    }
+}
+
 #[test]
 fn a_command_can_be_stopped_and_go_on() {
     let scene = Scene::new();
@@ -274,18 +310,18 @@ fn a_command_that_is_killed_gives_the_terminal_back() {
     scene.expect_no_lock();
 }
 
-/// What has started the tests may ignore ^Z, and then so would all that they start. A signal for which there is a handler
+/// What has started the tests may ignore ^Z and ^C, and then so would all that they start. A signal for which there is a handler
 /// is not ignored by programs that are started; this handler does what there would be without it.
-fn heed_stops() {
+fn heed(signal: Signal) {
     let always = Arc::new(AtomicBool::new(true));
-    flag::register_conditional_default(SIGTSTP, always).expect("no handler for SIGTSTP");
+    flag::register_conditional_default(signal.as_raw(), always).expect("no handler for a signal");
 }
 
 /// Without a shell that could let it go on, nothing is stopped: neither where the command has the foreground, nor where it
 /// shares it with a pager.
 #[test]
 fn a_command_that_nobody_could_wake_is_not_stopped() {
-    heed_stops();
+    heed(Signal::TSTP);
     let program = env!("CARGO_BIN_EXE_distlock");
     let run = format!("{program} --timeout 20s run --ttl {LONG} x -- sh -c \"$COMMAND\"");
     for (script, code) in [(format!("exec {run}"), 3), (format!("{run} | cat"), 0)] {
