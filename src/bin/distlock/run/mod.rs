@@ -147,6 +147,14 @@ fn hold(
         gate.close();
         return Ok(Ending { exit: Exit::Signal(number(signal)), keyed: Keyed::heard_at(terminal.as_ref()) });
     }
+    // We may have been kept from running for long. If that happens from now on, the guardian does not let it begin.
+    if !guard.is_held() {
+        let why = guard.lost().try_recv().unwrap_or(LockLost::Expired);
+        let why = text::clean(&why.to_string());
+        output::say(&format!("lock {} was lost before the command could begin: {why}", quoted(options)));
+        gate.close();
+        return Ok(Ending { exit: Exit::Lost, keyed: Keyed::Nobody });
+    }
     if let Some(terminal) = &mut terminal {
         hearing.hear_stops().map_err(no_system)?;
         if terminal.is_the_commands() {

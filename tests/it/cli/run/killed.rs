@@ -130,7 +130,7 @@ fn what_a_killed_wrapper_has_asked_for_is_given_up_also_if_it_comes_later() {
 }
 
 /// A server that knows the scripts, behind a proxy.
-fn behind_a_proxy() -> (Scene, FaultProxy) {
+pub(super) fn behind_a_proxy() -> (Scene, FaultProxy) {
     let server = taught();
     let proxy = FaultProxy::in_front_of(server.addr());
     let url = proxy.url();

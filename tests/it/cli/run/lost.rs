@@ -5,11 +5,13 @@ use rustix::process::Signal;
 
 use super::{
     Job, Scene,
-    scene::{KEY, LONG, STAY, STUBBORN, await_state, is_alive, signal},
+    killed::behind_a_proxy,
+    scene::{KEY, LONG, STAY, STUBBORN, await_state, ignoring, is_alive, signal},
+    unread::full,
 };
 use crate::{
-    kit::patient,
-    support::{CEILING, RedisServer, eventually},
+    kit::{is_renewal, patient},
+    support::{CEILING, Fault, RedisServer, eventually},
 };
 
 #[track_caller]
@@ -129,6 +131,20 @@ fn a_command_that_is_stopped_is_ended_too() {
     await_state(pid, 'T');
     scene.server.cli(&["DEL", KEY]);
     expect_lost(&scene, job, "does not know it");
+}
+
+/// Between having the lock and starting the command a process may be kept from running, as here by who reads its first words.
+/// A command that cannot be asked to end has no other way of being kept from running too late.
+#[test]
+fn a_command_whose_lock_is_lost_before_it_begins_never_begins() {
+    let (scene, proxy) = behind_a_proxy();
+    let _unrenewed = proxy.on_request(is_renewal(KEY), Fault::HoldRequest).forever();
+    let run = scene.command(&["--verbose", "--ttl", "50ms"], &["sh", "-c", "echo >$DIR/ran"]);
+    let (_unread, err) = full();
+    let mut job = scene.start_saying(ignoring("TERM", &run), err);
+    assert_eq!((job.code(), scene.read("ran").as_str()), (76, ""));
+    eventually("the lock expires", CEILING, || scene.holder().is_none());
+    scene.expect_nothing_left();
 }
 
 /// Nobody renews while the command is too short for that.

@@ -11,7 +11,7 @@ use super::{
 use crate::cli::pty::Pty;
 
 /// A pipe without room for another byte, and the end of it that nobody reads.
-fn full() -> (PipeReader, PipeWriter) {
+pub(super) fn full() -> (PipeReader, PipeWriter) {
     let (reader, mut writer) = std::io::pipe().unwrap();
     rustix::io::ioctl_fionbio(&writer, true).unwrap();
     for piece in [&[b'-'; 4096][..], b"-"] {
