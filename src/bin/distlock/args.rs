@@ -124,7 +124,8 @@ pub(crate) enum Command {
 ///
 /// The lock is renewed while the command runs and released when it has ended. The command finds the name, the identifier
 /// and the fencing token of its lock in DISTLOCK_NAME, DISTLOCK_ID and DISTLOCK_TOKEN. When the lock is lost, the command
-/// and all it has started in its process group are ended.
+/// and all it has started in its process group are ended; so is, when the command has ended, what it leaves behind in that
+/// group. What has left the group, such as a daemon, is not seen.
 #[derive(Arguments, Clone, Debug)]
 #[command(after_help = CODES)]
 pub(crate) struct Run {
