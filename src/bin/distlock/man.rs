@@ -41,7 +41,10 @@ fn page() -> io::Result<String> {
 fn section(command: &Command) -> io::Result<Vec<u8>> {
     const HELP: [&str; 2] = ["help", "version"];
     let common = |arg: &clap::Arg| arg.get_help_heading().is_some() || HELP.contains(&arg.get_id().as_str());
-    let command = command.clone().mut_args(|arg| if common(&arg) { arg.hide(true) } else { arg });
+    let mut command = command.clone().mut_args(|arg| if common(&arg) { arg.hide(true) } else { arg });
+    // As the help has it: what is made for this page leaves out what stands before the command of `run`.
+    let usage = command.render_usage().to_string();
+    command = command.override_usage(usage.trim_start_matches("Usage: ").to_owned());
     let man = Man::new(command.clone());
     let mut section = Vec::new();
     writeln!(section, ".SS distlock {}", command.get_name())?;

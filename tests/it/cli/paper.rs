@@ -48,6 +48,11 @@ fn the_manual_page_tells_of_all_commands_and_options() {
     for option in ["--password-file", "--max-hold", "--if-id", "--interval", "--json", "--time", "DISTLOCK_URL"] {
         assert!(plain.contains(option), "{option} is not in the manual");
     }
+    for variable in ["DISTLOCK_PASSWORD_FILE", "DISTLOCK_PREFIX", "DISTLOCK_QUARANTINE"] {
+        assert!(plain.contains(variable), "{variable} is not in the manual");
+    }
+    // Without what stands between them it would be an error.
+    assert!(plain.contains("<NAME> -- <COMMAND>..."), "{plain}");
 }
 
 #[test]
