@@ -1,6 +1,7 @@
 //! `distlock run`: every way in which it can end. Each test ends by looking that nothing is left: no process, no lock, nobody
 //! in line.
 
+mod alone;
 mod contended;
 mod ends;
 mod killed;

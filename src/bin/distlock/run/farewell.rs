@@ -3,7 +3,7 @@
 //! The script that we are a line of got it too, or has to. Some shells go on with the next line all the same, unless what
 //! they waited for has died of it: an exit code of 130 tells them that somebody has taken care of it.
 
-use rustix::process::{Resource, Rlimit, Signal, getrlimit, kill_current_process_group, setrlimit};
+use rustix::process::{Resource, Rlimit, Signal, getpid, getrlimit, kill_current_process_group, setrlimit};
 
 use super::terminal::Terminal;
 use crate::{exit::Exit, voice};
@@ -32,6 +32,10 @@ pub(super) fn leave(exit: Exit, keyed: Keyed) -> Exit {
     let Some(signal) = of_key.filter(|_| keyed != Keyed::Nobody) else { return exit };
     if keyed == Keyed::Command {
         let _ = kill_current_process_group(signal);
+    }
+    // The first process of a container dies of no signal that it sends itself, and no script waits for it there.
+    if getpid().is_init() {
+        return exit;
     }
     // The command may have left a core to look at; ours would only be in the way.
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), ..getrlimit(Resource::Core) });

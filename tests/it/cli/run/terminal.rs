@@ -12,6 +12,7 @@ use portable_pty::{Child, CommandBuilder, MasterPty, PtySize, native_pty_system}
 
 use super::{
     Scene,
+    alone::Alone,
     scene::{LONG, await_state, is_alive, signal},
 };
 use crate::support::{CEILING, Watchdog, can_be_had, eventually, process_state, run_elsewhere};
@@ -181,23 +182,16 @@ fn an_interrupt_of_a_whole_job_is_what_it_dies_of() {
     ] {
         let scene = Scene::new();
         let guard = waits.then(|| scene.manager().lock("x").unwrap());
-        let pair = native_pty_system().openpty(PtySize::default()).unwrap();
         let mut command = CommandBuilder::new("sh");
         command.args(["-c", &script]);
-        for (name, value) in scene.environment() {
-            command.env(name, value);
-        }
-        let watchdog = Watchdog::start();
-        let mut child = pair.slave.spawn_command(command).unwrap();
-        watchdog.guard(child.process_id().unwrap());
-        let mut keys = pair.master.take_writer().unwrap();
+        let mut alone = Alone::start(&scene, command);
         if waits {
             scene.await_line(1)
         } else {
             drop(scene.line("runs"))
         }
-        keys.write_all(b"\x03").unwrap();
-        let status = crate::support::eventually_some("it ends", CEILING, || child.try_wait().unwrap());
+        alone.press("\u{3}");
+        let status = alone.end();
         assert_eq!(status.signal(), Some("Interrupt"), "{script}: {status:?}");
         drop(guard);
         scene.expect_nothing_left();
@@ -326,25 +320,18 @@ fn a_command_that_nobody_could_wake_is_not_stopped() {
     let run = format!("{program} --timeout 20s run --ttl {LONG} x -- sh -c \"$COMMAND\"");
     for (script, code) in [(format!("exec {run}"), 3), (format!("{run} | cat"), 0)] {
         let scene = Scene::new();
-        let pair = native_pty_system().openpty(PtySize::default()).unwrap();
         let mut command = CommandBuilder::new("sh");
         command.args(["-c", &script]);
         let waits = "trap 'echo yes >$DIR/woken' CONT; echo $$ >$DIR/pid; until [ -s $DIR/woken ]; do sleep 0.01; done";
         command.env("COMMAND", format!("{waits}; trap - CONT; read -r line; echo \"$line\" >$DIR/line; exit 3"));
-        for (name, value) in scene.environment() {
-            command.env(name, value);
-        }
-        let watchdog = Watchdog::start();
-        let mut child = pair.slave.spawn_command(command).unwrap();
-        watchdog.guard(child.process_id().unwrap());
-        let mut keys = pair.master.take_writer().unwrap();
+        let mut alone = Alone::start(&scene, command);
         let _told = scene.told_of();
         scene.number("pid");
-        keys.write_all(b"\x1a").unwrap();
+        alone.press("\u{1a}");
         assert_eq!(scene.line("woken"), "yes", "{script}");
-        keys.write_all(b"go on\n").unwrap();
+        alone.press("go on\n");
         assert_eq!(scene.line("line"), "go on", "{script}");
-        let status = crate::support::eventually_some("it ends", CEILING, || child.try_wait().unwrap());
+        let status = alone.end();
         assert_eq!(status.exit_code(), code, "{script}");
         scene.expect_no_lock();
     }
@@ -360,6 +347,31 @@ fn nor_is_it_in_a_container() {
     run_elsewhere(test, "no processes of its own", |program| {
         Command::new("unshare").args(CONTAINER).arg("--mount-proc").args(program).output()
     });
+}
+
+/// The first process of a container, which has the terminal of that: nothing ends it but its own end.
+#[test]
+fn an_interrupt_ends_the_first_process_of_a_container_with_its_number() {
+    let tried = Command::new("unshare").args(CONTAINER).args(["--mount-proc", "setsid", "true"]).output();
+    if !can_be_had("a command in a container", "no processes of its own", tried) {
+        return;
+    }
+    heed(Signal::INT);
+    for lines in ["", " </dev/null"] {
+        let scene = Scene::new();
+        let mut command = CommandBuilder::new("unshare");
+        let run = format!("exec {} --timeout 20s run x --", env!("CARGO_BIN_EXE_distlock"));
+        let script = format!("{run} sh -c 'echo >$DIR/runs; exec sleep 600'{lines}");
+        command.args(CONTAINER);
+        command.args(["--mount-proc", "setsid", "--ctty", "sh", "-c", &script]);
+        command.set_controlling_tty(false);
+        let mut alone = Alone::start(&scene, command);
+        scene.line("runs");
+        alone.press("\u{3}");
+        let status = alone.end();
+        assert_eq!((status.exit_code(), status.signal()), (130, None), "{lines}");
+        scene.expect_nothing_left();
+    }
 }
 
 /// Started as a part of a job outside, and with a view of its processes: neither our own process group nor what has the
