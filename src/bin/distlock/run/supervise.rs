@@ -14,7 +14,7 @@ use super::{
     number,
     process::Group,
     terminal::{Stopped, Terminal, somebody_could_wake_us, wants_terminal},
-    vigil::WORDS_A_LEASE,
+    vigil::{Vigil, WORDS_A_LEASE},
     word::Word,
 };
 use crate::{args::Run, clock, exit::Exit, output, text};
@@ -31,6 +31,8 @@ pub(super) struct Supervisor<'a> {
     guard: &'a LockGuard,
     heard: &'a Receiver<i32>,
     guardian: &'a mut Guardian,
+    /// What the guardian knows about us, while there is one.
+    vigil: Option<Vigil>,
     terminal: Option<Terminal>,
     course: Course,
     ttl: Duration,
@@ -65,11 +67,14 @@ impl<'a> Supervisor<'a> {
         let course = Course::new(options.grace, options.max_hold.map(|limit| now.saturating_add(limit)));
         let lost = guard.lost().clone();
         let (ttl, next_word) = (options.ttl, now);
+        let mut vigil = Vigil::begin(ttl, options.grace, now);
+        vigil.hear(&Word::Group(command.as_raw_nonzero().get(), now.saturating_add(guard.remaining())), now);
         Supervisor {
             command,
             guard,
             heard,
             guardian,
+            vigil: Some(vigil),
             terminal,
             course,
             ttl,
@@ -88,6 +93,7 @@ impl<'a> Supervisor<'a> {
         self.reap();
         loop {
             let now = clock::since_boot();
+            self.admit_silence(now);
             self.reassure(now);
             self.wake_parts(now);
             if self.course.has_ended() {
@@ -110,7 +116,7 @@ impl<'a> Supervisor<'a> {
                 default(pause) => {}
             }
         }
-        self.guardian.tell(&Word::Over);
+        self.tell(&Word::Over);
         Ending { exit: self.course.exit(), keyed: self.keyed }
     }
 
@@ -132,8 +138,31 @@ impl<'a> Supervisor<'a> {
         }
         self.next_word = now.saturating_add((self.ttl / WORDS_A_LEASE).max(Duration::from_millis(1)));
         if self.guard.is_held() {
-            self.guardian.tell(&Word::HeldUntil(now.saturating_add(self.guard.remaining())));
+            self.tell(&Word::HeldUntil(now.saturating_add(self.guard.remaining())));
         }
+    }
+
+    fn tell(&mut self, word: &Word) {
+        if let Some(vigil) = &mut self.vigil {
+            vigil.hear(word, clock::since_boot());
+        }
+        self.guardian.tell(word);
+    }
+
+    /// We were kept from running for so long that the guardian has ended the command. It might look as if anybody had.
+    fn admit_silence(&mut self, now: Duration) {
+        let alarm = self.vigil.as_ref().and_then(Vigil::alarm);
+        // Of a lock that is lost it will be told in other words.
+        if alarm.is_none_or(|at| now < at) || !self.guard.is_held() {
+            return;
+        }
+        self.tell(&Word::Ending);
+        let signals = self.course.lost(now);
+        if !self.course.has_ended() {
+            self.group().send(signals);
+        }
+        let name = self.guard.name().escape_debug();
+        say_it_ends(&format!("distlock was kept from running until lock \"{name}\" was almost over"));
     }
 
     fn hear(&mut self, signal: i32) {
@@ -156,7 +185,9 @@ impl<'a> Supervisor<'a> {
     fn reap(&mut self) {
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
             if pid != self.command {
-                self.guardian.has_ended(pid);
+                if self.guardian.has_ended(pid) {
+                    self.vigil = None;
+                }
             } else if let Some(exit) = ended(status) {
                 let had_terminal = self.terminal.as_mut().is_some_and(Terminal::take_back);
                 self.keyed = match self.passed_on {
@@ -181,7 +212,7 @@ impl<'a> Supervisor<'a> {
             }
             Stopped::StopToo => {
                 self.pausing = true;
-                self.guardian.tell(&Word::Pausing);
+                self.tell(&Word::Pausing);
                 // The whole job stops, ourselves included. We hear of it when it goes on.
                 if kill_current_process_group(Signal::STOP).is_err() {
                     self.go_on();
@@ -224,7 +255,7 @@ impl<'a> Supervisor<'a> {
     fn lose(&mut self, why: Option<LockLost>) {
         // It is told once.
         self.lost = never();
-        self.guardian.tell(&Word::Ending);
+        self.tell(&Word::Ending);
         let signals = self.course.lost(clock::since_boot());
         self.group().send(signals);
         let why = why.unwrap_or(LockLost::Expired);

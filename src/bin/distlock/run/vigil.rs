@@ -1,4 +1,4 @@
-//! `Vigil`: when a guardian has to step in, and how much time it then has. Pure.
+//! `Vigil`: when a guardian has to step in, and how much time it then has. Pure. Its wrapper reckons along, to know when it had to.
 
 use std::time::Duration;
 

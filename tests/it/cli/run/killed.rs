@@ -175,6 +175,20 @@ fn the_command_of_a_frozen_wrapper_is_dead_when_others_can_have_the_lock() {
     assert!(guard.is_held());
 }
 
+/// Its lock is still there then, and nobody else has asked the command to end.
+#[test]
+fn a_frozen_wrapper_whose_command_had_to_be_ended_says_so() {
+    let scene = Scene::new();
+    let (mut job, pid) = scene.running(&["--ttl", "9s", "--grace", "0"], STAY);
+    job.signal(Signal::STOP);
+    eventually("the command is ended", CEILING, || !is_alive(pid));
+    job.signal(Signal::CONT);
+    assert_eq!(job.code(), 76, "{}", job.err());
+    assert!(job.err().starts_with("distlock: "), "{}", job.err());
+    eventually("the lock is free", CEILING, || scene.holder().is_none());
+    assert_eq!(scene.processes(), []);
+}
+
 #[test]
 fn nobody_misses_a_guardian_that_is_killed() {
     let scene = Scene::new();
