@@ -13,7 +13,7 @@ Exit codes:
   64   the arguments, the environment or a file cannot work
   69   the servers cannot be reached, do not agree, or refuse
   75   somebody else holds the lock
-  76   the lock was lost while the command ran
+  76   the lock was lost, or could not be renewed in time, while the command ran
   124  the command ran for longer than --max-hold
   126  the command cannot be started
   127  the command is not there
@@ -123,8 +123,8 @@ pub(crate) enum Command {
 /// Run a command under a lock
 ///
 /// The lock is renewed while the command runs and released when it has ended. The command finds the name, the identifier
-/// and the fencing token of its lock in DISTLOCK_NAME, DISTLOCK_ID and DISTLOCK_TOKEN. When the lock is lost, the command
-/// and all it has started in its process group are ended; so is, when the command has ended, what it leaves behind in that
+/// and the fencing token of its lock in DISTLOCK_NAME, DISTLOCK_ID and DISTLOCK_TOKEN. When the lock is lost, or can no
+/// longer be renewed in time, the command and all it has started in its process group are ended; so is, when the command has ended, what it leaves behind in that
 /// group. What has left the group, such as a daemon, is not seen.
 #[derive(Arguments, Clone, Debug)]
 #[command(after_help = CODES)]

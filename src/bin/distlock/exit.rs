@@ -19,7 +19,7 @@ pub(crate) enum Exit {
     Unavailable,
     /// Somebody else holds the lock (EX_TEMPFAIL: try again later).
     NotAcquired,
-    /// The lock was lost while the command ran under it (EX_PROTOCOL).
+    /// The lock was lost, or could not be renewed in time, while the command ran (EX_PROTOCOL).
     Lost,
     /// The command under the lock ran for longer than `--max-hold`; as `timeout` has it.
     TooLong,

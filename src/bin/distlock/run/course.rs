@@ -10,6 +10,7 @@ use crate::exit::Exit;
 /// From the start of the command until nothing of its process group is left. Times are those of one clock.
 #[derive(Debug)]
 pub(super) struct Course {
+    /// For what need not be over at a certain time.
     grace: Duration,
     /// When the command will have run for too long.
     limit_at: Option<Duration>,
@@ -17,6 +18,8 @@ pub(super) struct Course {
     ended: Option<Exit>,
     verdict: Verdict,
     ending: Ending,
+    /// Its lock is lost or will be, and all has been done about that.
+    is_doomed: bool,
 }
 
 /// What the exit code will be about; later ones outweigh earlier ones.
@@ -40,13 +43,23 @@ const KILL: &[Signal] = &[Signal::KILL];
 
 impl Course {
     pub(super) fn new(grace: Duration, limit_at: Option<Duration>) -> Course {
-        Course { grace, limit_at, ended: None, verdict: Verdict::Own, ending: Ending::NotYet }
+        Course { grace, limit_at, ended: None, verdict: Verdict::Own, ending: Ending::NotYet, is_doomed: false }
     }
 
-    /// The lock is lost. What is still there has to go.
-    pub(super) fn lost(&mut self, now: Duration) -> &'static [Signal] {
+    /// The lock is lost. What is still there has to go, and to be gone then.
+    pub(super) fn lost(&mut self, kill_at: Duration) -> &'static [Signal] {
         self.verdict = Verdict::Lost;
-        self.ask(now)
+        self.is_doomed = true;
+        self.ask(kill_at)
+    }
+
+    /// The lock is about to run out. A command that has ended before has not lost it.
+    pub(super) fn runs_out(&mut self, kill_at: Duration) -> &'static [Signal] {
+        if self.ended.is_none() {
+            return self.lost(kill_at);
+        }
+        self.is_doomed = true;
+        self.ask(kill_at)
     }
 
     /// The command has ended.
@@ -56,7 +69,7 @@ impl Course {
 
     /// It has left something behind in its group, which has to go too.
     pub(super) fn leftovers(&mut self, now: Duration) -> &'static [Signal] {
-        self.ask(now)
+        self.ask(now.saturating_add(self.grace))
     }
 
     /// Time has passed.
@@ -64,7 +77,7 @@ impl Course {
         if self.ended.is_none() && self.limit_at.is_some_and(|at| now >= at) {
             self.limit_at = None;
             self.verdict = self.verdict.max(Verdict::TooLong);
-            return self.ask(now);
+            return self.ask(now.saturating_add(self.grace));
         }
         match self.ending {
             Ending::Asked { kill_at } if now >= kill_at => {
@@ -93,6 +106,14 @@ impl Course {
         self.verdict == Verdict::TooLong
     }
 
+    pub(super) fn is_lost(&self) -> bool {
+        self.verdict == Verdict::Lost
+    }
+
+    pub(super) fn is_doomed(&self) -> bool {
+        self.is_doomed
+    }
+
     /// The exit code, once all is over.
     pub(super) fn exit(&self) -> Exit {
         match self.verdict {
@@ -102,12 +123,19 @@ impl Course {
         }
     }
 
-    fn ask(&mut self, now: Duration) -> &'static [Signal] {
-        if self.ending != Ending::NotYet {
-            return &[];
+    /// Once. Of several times to kill it the first counts.
+    fn ask(&mut self, kill_at: Duration) -> &'static [Signal] {
+        match &mut self.ending {
+            Ending::NotYet => {
+                self.ending = Ending::Asked { kill_at };
+                ASK
+            }
+            Ending::Asked { kill_at: before } => {
+                *before = kill_at.min(*before);
+                &[]
+            }
+            Ending::Killed => &[],
         }
-        self.ending = Ending::Asked { kill_at: now.saturating_add(self.grace) };
-        ASK
     }
 }
 
@@ -142,11 +170,32 @@ mod tests {
         let mut course = course(Some(3));
         assert_eq!(course.tick(at(3)), ASK);
         assert!(course.is_too_long());
-        assert_eq!(course.lost(at(4)), &[], "it was asked already");
+        assert_eq!(course.lost(at(9)), &[], "it was asked already");
         course.ended(Exit::Code(0));
         assert_eq!(course.leftovers(at(5)), &[]);
         assert_eq!(course.tick(at(8)), KILL, "the grace period began when it was asked first");
         assert_eq!(course.exit(), Exit::Lost);
+    }
+
+    #[test]
+    fn a_lock_that_runs_out_shortens_the_grace_period() {
+        let mut course = course(Some(3));
+        assert_eq!(course.tick(at(3)), ASK);
+        assert_eq!(course.runs_out(at(6)), &[], "it was asked already");
+        assert_eq!((course.next(), course.tick(at(6))), (Some(at(6)), KILL));
+        assert!(course.is_doomed());
+        course.ended(Exit::Signal(9));
+        assert_eq!(course.exit(), Exit::Lost);
+    }
+
+    #[test]
+    fn a_command_that_ends_before_its_lock_runs_out_has_not_lost_it() {
+        let mut course = course(None);
+        course.ended(Exit::Code(0));
+        assert_eq!(course.leftovers(at(1)), ASK);
+        assert_eq!(course.runs_out(at(2)), &[]);
+        assert_eq!(course.tick(at(2)), KILL);
+        assert_eq!((course.exit(), course.is_doomed()), (Exit::Code(0), true));
     }
 
     #[test]
@@ -166,9 +215,9 @@ mod tests {
     }
 
     #[test]
-    fn without_grace_it_is_killed_at_once() {
-        let mut course = Course::new(Duration::ZERO, None);
-        assert_eq!(course.lost(at(1)), ASK);
+    fn what_has_no_time_is_killed_at_once() {
+        let mut course = course(None);
+        assert_eq!(course.lost(at(1)), ASK, "whatever it would have had");
         assert_eq!(course.tick(at(1)), KILL);
     }
 }

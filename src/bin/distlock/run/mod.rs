@@ -9,11 +9,13 @@ mod course;
 mod farewell;
 mod gate;
 mod guardian;
+mod notice;
 mod plan;
 mod process;
 mod signals;
 mod supervise;
 mod terminal;
+mod trouble;
 mod vigil;
 mod watch;
 mod word;
@@ -31,6 +33,7 @@ use self::{
     signals::Hearing,
     supervise::{Ending, Supervisor},
     terminal::{Terminal, Unstoppable},
+    trouble::Trouble,
     word::{Lock, Word},
 };
 use crate::{
@@ -52,6 +55,8 @@ pub(crate) fn run(servers: &Servers, options: &Run) -> Outcome {
     let unstoppable = Unstoppable::begin().map_err(|error| no_system(error.into()))?;
     adopt_orphans();
     let mut guardian = Guardian::start(&options.name).map_err(no_system)?;
+    let trouble = Trouble::default();
+    let config = config.events(Arc::new(trouble.clone()));
     let mgr = RedisMgr::new(config.events(Arc::new(guardian.asking(lock(servers, options, password)))))?;
     let mut lock_options = LockOptions::new();
     if let Some(wait) = plan.wait {
@@ -76,7 +81,7 @@ pub(crate) fn run(servers: &Servers, options: &Run) -> Outcome {
         // Before the command's own words, if somebody reads.
         voice::await_written(FIRST_WORDS);
     }
-    let ending = hold(options, &guard, &hearing, &unstoppable, &mut guardian);
+    let ending = hold(options, &guard, &hearing, &unstoppable, &mut guardian, &trouble);
     let exit = release(options, guard, ending.as_ref().map_or(Exit::CannotRun, |ending| ending.exit));
     drop(guardian);
     ending.map(|ending| leave(exit, ending.keyed))
@@ -128,6 +133,7 @@ fn hold(
     hearing: &Hearing,
     unstoppable: &Unstoppable,
     guardian: &mut Guardian,
+    trouble: &Trouble,
 ) -> Result<Ending, Failure> {
     let environment = [
         ("DISTLOCK_NAME", options.name.clone()),
@@ -163,7 +169,7 @@ fn hold(
     }
     let pid = gate.pid;
     gate.open();
-    Ok(Supervisor::new(pid, guard, &hearing.heard, guardian, terminal, options).run())
+    Ok(Supervisor::new(pid, guard, &hearing.heard, guardian, terminal, options, trouble).run())
 }
 
 /// Gives the lock up. Only now can it be known that it was there to the end.
@@ -174,6 +180,8 @@ fn release(options: &Run, guard: LockGuard, exit: Exit) -> Exit {
         Exit::Lost
     };
     if exit == Exit::Lost {
+        // Told already. What is still there is given up here, as far as the servers answer.
+        drop(guard);
         return exit;
     }
     if !guard.is_held() {

@@ -11,9 +11,11 @@ use super::{
     course::Course,
     farewell::Keyed,
     guardian::Guardian,
+    notice::Notice,
     number,
     process::Group,
     terminal::{Stopped, Terminal, somebody_could_wake_us, wants_terminal},
+    trouble::Trouble,
     vigil::{Vigil, WORDS_A_LEASE},
     word::Word,
 };
@@ -36,6 +38,8 @@ pub(super) struct Supervisor<'a> {
     terminal: Option<Terminal>,
     course: Course,
     ttl: Duration,
+    notice: Notice,
+    trouble: &'a Trouble,
     lost: Receiver<LockLost>,
     /// The command was stopped, and we with it.
     pausing: bool,
@@ -62,12 +66,13 @@ impl<'a> Supervisor<'a> {
         guardian: &'a mut Guardian,
         terminal: Option<Terminal>,
         options: &Run,
+        trouble: &'a Trouble,
     ) -> Supervisor<'a> {
         let now = clock::since_boot();
         let course = Course::new(options.grace, options.max_hold.map(|limit| now.saturating_add(limit)));
         let lost = guard.lost().clone();
-        let (ttl, next_word) = (options.ttl, now);
-        let mut vigil = Vigil::begin(ttl, options.grace, now);
+        let notice = Notice { ttl: guard.remaining(), grace: options.grace };
+        let mut vigil = Vigil::begin(options.ttl, options.grace, now);
         vigil.hear(&Word::Group(command.as_raw_nonzero().get(), now.saturating_add(guard.remaining())), now);
         Supervisor {
             command,
@@ -77,10 +82,12 @@ impl<'a> Supervisor<'a> {
             vigil: Some(vigil),
             terminal,
             course,
-            ttl,
+            ttl: options.ttl,
+            notice,
+            trouble,
             lost,
             pausing: false,
-            next_word,
+            next_word: now,
             next_look_at_parts: now,
             keyed: Keyed::Nobody,
             passed_on: None,
@@ -103,6 +110,7 @@ impl<'a> Supervisor<'a> {
                 }
                 self.group().send(self.course.leftovers(now));
             }
+            self.run_out(now);
             let too_long = self.course.is_too_long();
             self.group().send(self.course.tick(now));
             if self.course.is_too_long() && !too_long {
@@ -128,7 +136,8 @@ impl<'a> Supervisor<'a> {
         let parts = self.terminal.is_some().then_some(self.next_look_at_parts);
         let look = self.course.has_ended().then(|| clock::since_boot().saturating_add(LOOK));
         let word = (!self.pausing).then_some(self.next_word);
-        self.course.next().into_iter().chain(look).chain(word).chain(parts).min().unwrap_or(Duration::MAX)
+        let chance = self.last_chance();
+        self.course.next().into_iter().chain(look).chain(word).chain(parts).chain(chance).min().unwrap_or(Duration::MAX)
     }
 
     /// Tells the guardian that all is well.
@@ -157,12 +166,38 @@ impl<'a> Supervisor<'a> {
             return;
         }
         self.tell(&Word::Ending);
-        let signals = self.course.lost(now);
+        let signals = self.course.lost(self.notice.kill_at(now, self.held_until()));
         if !self.course.has_ended() {
             self.group().send(signals);
         }
         let name = self.guard.name().escape_debug();
         say_it_ends(&format!("distlock was kept from running until lock \"{name}\" was almost over"));
+    }
+
+    /// The lock has not been renewed, and there is just the time left to end the command before others can have it.
+    fn run_out(&mut self, now: Duration) {
+        self.notice.see(self.guard.remaining());
+        if self.last_chance().is_none_or(|at| now < at) {
+            return;
+        }
+        let signals = self.course.runs_out(self.notice.kill_at(now, self.held_until()));
+        self.tell(&Word::Ending);
+        self.group().send(signals);
+        if self.course.is_lost() {
+            let name = self.guard.name().escape_debug();
+            let why = self.trouble.why().map(|why| format!(": {}", text::clean(&why))).unwrap_or_default();
+            say_it_ends(&format!("lock \"{name}\" could not be renewed in time{why}"));
+        }
+    }
+
+    /// When the command has to be asked to end if nothing is heard of a renewal until then.
+    fn last_chance(&self) -> Option<Duration> {
+        // Of a lock that is lost the reason will be told in a moment.
+        (self.guard.is_held() && !self.course.is_doomed()).then(|| self.notice.ask_at(self.held_until()))
+    }
+
+    fn held_until(&self) -> Duration {
+        clock::since_boot().saturating_add(self.guard.remaining())
     }
 
     fn hear(&mut self, signal: i32) {
@@ -255,10 +290,19 @@ impl<'a> Supervisor<'a> {
     fn lose(&mut self, why: Option<LockLost>) {
         // It is told once.
         self.lost = never();
+        let (why, now) = (why.unwrap_or(LockLost::Expired), clock::since_boot());
+        let kill_at = match why {
+            // It may be somebody else's already, whatever we do, and the command may have much to put in order.
+            LockLost::Gone | LockLost::Taken { .. } => now.saturating_add(self.notice.grace),
+            _ => now,
+        };
+        let told = self.course.is_lost();
+        let signals = self.course.lost(kill_at);
         self.tell(&Word::Ending);
-        let signals = self.course.lost(clock::since_boot());
         self.group().send(signals);
-        let why = why.unwrap_or(LockLost::Expired);
+        if told {
+            return;
+        }
         let name = self.guard.name().escape_debug();
         say_it_ends(&format!("lock \"{name}\" is lost: {}", text::clean(&why.to_string())));
     }

@@ -2,19 +2,15 @@
 
 use std::time::Duration;
 
-use super::word::Word;
+use super::{notice::Notice, word::Word};
 
 /// How many words of a wrapper that is well come while a lease would run out.
 pub(super) const WORDS_A_LEASE: u32 = 12;
 
-/// What a command that is killed, on a machine that has much to do, takes to be gone.
-const RESERVE_MAX: Duration = Duration::from_secs(1);
-
 /// What a guardian knows about its wrapper. Times are since boot.
 #[derive(Debug)]
 pub(super) struct Vigil {
-    ttl: Duration,
-    grace: Duration,
+    notice: Notice,
     /// What may be running.
     group: Option<i32>,
     held_until: Duration,
@@ -33,7 +29,7 @@ pub(super) struct Sentence {
 impl Vigil {
     /// Over a wrapper that asks for its lock.
     pub(super) fn begin(ttl: Duration, grace: Duration, now: Duration) -> Vigil {
-        Vigil { ttl, grace, group: None, held_until: now, heard_at: now, aside: false }
+        Vigil { notice: Notice { ttl, grace }, group: None, held_until: now, heard_at: now, aside: false }
     }
 
     pub(super) fn hear(&mut self, word: &Word, now: Duration) {
@@ -59,19 +55,14 @@ impl Vigil {
         if self.aside || self.group.is_none() {
             return None;
         }
-        let patience = self.ttl / (WORDS_A_LEASE / 3);
-        let last_chance = self.latest_kill().saturating_sub(self.grace.min(self.ttl / 6));
-        Some(last_chance.max(self.heard_at.saturating_add(patience)))
+        let patience = self.notice.ttl / (WORDS_A_LEASE / 3);
+        Some(self.notice.ask_at(self.held_until).max(self.heard_at.saturating_add(patience)))
     }
 
     /// The wrapper is frozen. Told once.
     pub(super) fn frozen(&mut self, now: Duration) -> Option<Sentence> {
         let group = self.group.take()?;
-        Some(Sentence { group, kill_at: now.saturating_add(self.grace).min(self.latest_kill().max(now)) })
-    }
-
-    fn latest_kill(&self) -> Duration {
-        self.held_until.saturating_sub(RESERVE_MAX.min(self.ttl / 20))
+        Some(Sentence { group, kill_at: self.notice.kill_at(now, self.held_until) })
     }
 
     /// The wrapper is dead. The lock has to be there until the command is gone, and is best given up at once: half of the
@@ -79,12 +70,12 @@ impl Vigil {
     pub(super) fn orphaned(&mut self, now: Duration) -> Option<Sentence> {
         let group = self.group.take()?;
         let left = self.held_until.saturating_sub(now);
-        Some(Sentence { group, kill_at: now.saturating_add(self.grace.min(left / 2)) })
+        Some(Sentence { group, kill_at: now.saturating_add(self.notice.grace.min(left / 2)) })
     }
 
     /// When the lock is certainly over, so that nothing remains to be done about it.
     pub(super) fn end(&self, now: Duration) -> Duration {
-        now.max(self.held_until).saturating_add(self.ttl)
+        now.max(self.held_until).saturating_add(self.notice.ttl)
     }
 }
 

@@ -15,10 +15,15 @@ use crate::{
 };
 
 #[track_caller]
-fn expect_lost(scene: &Scene, mut job: Job, why: &str) {
+fn expect_lost(scene: &Scene, job: Job, why: &str) {
+    expect_ended(scene, job, &format!("is lost: {why}"));
+}
+
+#[track_caller]
+fn expect_ended(scene: &Scene, mut job: Job, what: &str) {
     assert_eq!(job.code(), 76, "{}", job.err());
     let err = job.err();
-    assert!(err.starts_with("distlock: lock \"x\" is lost: ") && err.contains(why), "{err}");
+    assert!(err.contains(&format!("distlock: lock \"x\" {what}")), "{err}");
     // A shell has its own words for a command of its own that was ended.
     assert_eq!(err.lines().filter(|line| line.starts_with("distlock: ")).count(), 1, "{err}");
     assert_eq!(scene.processes(), []);
@@ -35,7 +40,7 @@ fn a_lock_that_vanishes_ends_the_command() {
         let scene = Scene::new();
         let (job, _) = scene.running(&["--ttl", "9s"], STAY);
         way(&scene.server);
-        expect_lost(&scene, job, "does not know it");
+        expect_lost(&scene, job, "the server does not know it");
         scene.expect_no_lock();
     }
 }
@@ -46,7 +51,7 @@ fn a_lock_that_is_forced_away_ends_the_command() {
     let (job, _) = scene.running(&["--ttl", "3s"], STAY);
     let mgr = scene.manager();
     assert!(mgr.force_release("x").unwrap());
-    expect_lost(&scene, job, "does not know it");
+    expect_lost(&scene, job, "the server does not know it");
     scene.expect_nothing_left();
 }
 
@@ -73,7 +78,7 @@ fn a_server_that_is_away_for_longer_than_the_lease_ends_the_command() {
     let scene = Scene::new();
     let (job, pid) = scene.running(&["--ttl", "3s", "--timeout", "500ms"], STAY);
     scene.server.stop();
-    expect_lost(&scene, job, "lease ran out");
+    expect_ended(&scene, job, "could not be renewed in time");
     assert!(!is_alive(pid));
     scene.server.cont();
     eventually("the lock expires", CEILING, || scene.holder().is_none());
@@ -85,7 +90,7 @@ fn a_server_that_is_killed_ends_the_command() {
     let scene = Scene::new();
     let (job, _) = scene.running(&["--ttl", "3s", "--timeout", "500ms"], STAY);
     scene.server.kill();
-    expect_lost(&scene, job, "lease ran out");
+    expect_ended(&scene, job, "could not be renewed in time");
 }
 
 #[test]
@@ -101,6 +106,32 @@ fn a_server_that_comes_back_in_time_disturbs_nobody() {
     scene.expect_nothing_left();
 }
 
+/// Nobody can take it, and nobody can renew it: the one thing that is known is when others can have it.
+#[test]
+fn a_command_whose_lock_cannot_be_renewed_is_dead_when_others_can_have_it() {
+    let (scene, proxy) = behind_a_proxy();
+    let (job, pid) = scene.running(&["--ttl", "10s", "--grace", "10m", "--timeout", "500ms"], STUBBORN);
+    let other = scene.number("other");
+    proxy.blackhole();
+    let guard = scene.manager().lock("x").unwrap();
+    assert!(!is_alive(pid) && !is_alive(other), "two at once");
+    expect_ended(&scene, job, "could not be renewed in time: ");
+    assert!(guard.is_held());
+}
+
+#[test]
+fn a_renewal_that_is_late_ends_no_command() {
+    let (scene, proxy) = behind_a_proxy();
+    let lost = proxy.on_request(is_renewal(KEY), Fault::HoldRequest);
+    let script = "echo $$ >$DIR/pid; read -r line; exit 3";
+    let (mut job, _) = scene.running(&["--ttl", "18s", "--timeout", "1s"], script);
+    lost.wait_fired();
+    scene.await_renewals(2);
+    job.end_input();
+    assert_eq!((job.code(), job.err().as_str()), (3, ""));
+    scene.expect_nothing_left();
+}
+
 /// The code is about the lock, whatever the command says when it is asked to end.
 #[test]
 fn a_command_that_ends_well_when_its_lock_is_lost_has_lost_it_all_the_same() {
@@ -108,7 +139,7 @@ fn a_command_that_ends_well_when_its_lock_is_lost_has_lost_it_all_the_same() {
     let script = "trap 'echo >$DIR/asked; exit 0' TERM; echo $$ >$DIR/pid; while :; do sleep 600 & wait $!; done";
     let (job, _) = scene.running(&["--ttl", "3s", "--grace", "10m"], script);
     scene.server.cli(&["DEL", KEY]);
-    expect_lost(&scene, job, "does not know it");
+    expect_lost(&scene, job, "the server does not know it");
     assert_eq!(scene.read("asked"), "\n");
 }
 
@@ -118,7 +149,7 @@ fn a_command_that_does_not_listen_is_killed_after_the_grace_period() {
     let (job, pid) = scene.running(&["--ttl", "3s", "--grace", "500ms"], STUBBORN);
     let other = scene.number("other");
     scene.server.cli(&["DEL", KEY]);
-    expect_lost(&scene, job, "does not know it");
+    expect_lost(&scene, job, "the server does not know it");
     assert!(!is_alive(pid) && !is_alive(other));
     scene.expect_nothing_left();
 }
@@ -130,7 +161,7 @@ fn a_command_that_is_stopped_is_ended_too() {
     signal(pid, Signal::STOP);
     await_state(pid, 'T');
     scene.server.cli(&["DEL", KEY]);
-    expect_lost(&scene, job, "does not know it");
+    expect_lost(&scene, job, "the server does not know it");
 }
 
 /// Between having the lock and starting the command a process may be kept from running, as here by who reads its first words.
