@@ -161,12 +161,13 @@ impl<'a> Supervisor<'a> {
     /// We were kept from running for so long that the guardian has ended the command. It might look as if anybody had.
     fn admit_silence(&mut self, now: Duration) {
         let alarm = self.vigil.as_ref().and_then(Vigil::alarm);
-        // Of a lock that is lost it will be told in other words.
-        if alarm.is_none_or(|at| now < at) || !self.guard.is_held() {
+        // Of a lock that is lost it will be told in other words, and of one that runs out it has been.
+        if alarm.is_none_or(|at| now < at) || !self.guard.is_held() || self.course.is_doomed() {
             return;
         }
-        self.tell(&Word::Ending);
-        let signals = self.course.lost(self.notice.kill_at(now, self.held_until()));
+        let kill_at = self.notice.kill_at(now, self.held_until());
+        self.tell(&Word::Ending(kill_at));
+        let signals = self.course.lost(kill_at);
         if !self.course.has_ended() {
             self.group().send(signals);
         }
@@ -180,8 +181,9 @@ impl<'a> Supervisor<'a> {
         if self.last_chance().is_none_or(|at| now < at) {
             return;
         }
-        let signals = self.course.runs_out(self.notice.kill_at(now, self.held_until()));
-        self.tell(&Word::Ending);
+        let kill_at = self.notice.kill_at(now, self.held_until());
+        let signals = self.course.runs_out(kill_at);
+        self.tell(&Word::Ending(kill_at));
         self.group().send(signals);
         if self.course.is_lost() {
             let name = self.guard.name().escape_debug();
@@ -298,7 +300,7 @@ impl<'a> Supervisor<'a> {
         };
         let told = self.course.is_lost();
         let signals = self.course.lost(kill_at);
-        self.tell(&Word::Ending);
+        self.tell(&Word::Ending(kill_at));
         self.group().send(signals);
         if told {
             return;

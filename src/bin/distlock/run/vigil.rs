@@ -17,6 +17,8 @@ pub(super) struct Vigil {
     heard_at: Duration,
     /// The wrapper's silence means nothing.
     aside: bool,
+    /// The wrapper ends the group itself, and will have killed it then.
+    kills_at: Option<Duration>,
 }
 
 /// A group that has to end, and when it has to be killed.
@@ -29,7 +31,14 @@ pub(super) struct Sentence {
 impl Vigil {
     /// Over a wrapper that asks for its lock.
     pub(super) fn begin(ttl: Duration, grace: Duration, now: Duration) -> Vigil {
-        Vigil { notice: Notice { ttl, grace }, group: None, held_until: now, heard_at: now, aside: false }
+        Vigil {
+            notice: Notice { ttl, grace },
+            group: None,
+            held_until: now,
+            heard_at: now,
+            aside: false,
+            kills_at: None,
+        }
     }
 
     pub(super) fn hear(&mut self, word: &Word, now: Duration) {
@@ -44,7 +53,8 @@ impl Vigil {
                 self.held_until = *until;
                 self.aside = false;
             }
-            Word::Pausing | Word::Ending => self.aside = true,
+            Word::Pausing => self.aside = true,
+            Word::Ending(at) => self.kills_at = Some(self.kills_at.map_or(*at, |before| before.min(*at))),
             Word::Over => self.group = None,
         }
     }
@@ -52,7 +62,12 @@ impl Vigil {
     /// When the wrapper's silence means that it is frozen while its lease runs out. The command then has just the time to
     /// end before others can have the lock.
     pub(super) fn alarm(&self) -> Option<Duration> {
-        if self.aside || self.group.is_none() {
+        self.group?;
+        if let Some(at) = self.kills_at {
+            // It is given a moment to tell that it has done so.
+            return Some(at.saturating_add(self.notice.reserve() / 2));
+        }
+        if self.aside {
             return None;
         }
         let patience = self.notice.ttl / (WORDS_A_LEASE / 3);
@@ -62,7 +77,7 @@ impl Vigil {
     /// The wrapper is frozen. Told once.
     pub(super) fn frozen(&mut self, now: Duration) -> Option<Sentence> {
         let group = self.group.take()?;
-        Some(Sentence { group, kill_at: self.notice.kill_at(now, self.held_until) })
+        Some(Sentence { group, kill_at: self.kills_at.unwrap_or_else(|| self.notice.kill_at(now, self.held_until)) })
     }
 
     /// The wrapper is dead. The lock has to be there until the command is gone, and is best given up at once: half of the
@@ -70,7 +85,8 @@ impl Vigil {
     pub(super) fn orphaned(&mut self, now: Duration) -> Option<Sentence> {
         let group = self.group.take()?;
         let left = self.held_until.saturating_sub(now);
-        Some(Sentence { group, kill_at: now.saturating_add(self.notice.grace.min(left / 2)) })
+        let kill_at = now.saturating_add(self.notice.grace.min(left / 2));
+        Some(Sentence { group, kill_at: self.kills_at.map_or(kill_at, |at| at.min(kill_at)) })
     }
 
     /// When the lock is certainly over, so that nothing remains to be done about it.
@@ -119,8 +135,26 @@ mod tests {
     }
 
     #[test]
+    fn what_a_wrapper_ends_is_killed_even_if_it_freezes_meanwhile() {
+        let mut vigil = vigil(5);
+        for word in [Word::Ending(at(1059)), Word::Ending(at(1100)), Word::HeldUntil(at(1200)), Word::Pausing] {
+            vigil.hear(&word, at(1054));
+            assert_eq!(vigil.alarm(), Some(at(1059) + Duration::from_millis(500)), "the lease ends at 1060");
+        }
+        assert_eq!(vigil.frozen(at(1060)), Some(Sentence { group: 7, kill_at: at(1059) }));
+        assert_eq!(vigil.alarm(), None);
+    }
+
+    #[test]
+    fn a_wrapper_that_dies_while_it_ends_its_command_leaves_no_more_time_for_that() {
+        let mut vigil = vigil(500);
+        vigil.hear(&Word::Ending(at(1010)), at(1005));
+        assert_eq!(vigil.orphaned(at(1006)), Some(Sentence { group: 7, kill_at: at(1010) }));
+    }
+
+    #[test]
     fn a_wrapper_that_says_so_may_be_silent() {
-        for word in [Word::Pausing, Word::Ending, Word::Over] {
+        for word in [Word::Pausing, Word::Over] {
             let mut vigil = vigil(5);
             vigil.hear(&word, at(1001));
             assert_eq!(vigil.alarm(), None);

@@ -14,8 +14,8 @@ pub(super) enum Word {
     HeldUntil(Duration),
     /// The command is stopped, and the wrapper will stop itself: its silence means nothing.
     Pausing,
-    /// The wrapper itself ends the group.
-    Ending,
+    /// The wrapper itself ends the group, which it has asked to end and kills then, in time since boot.
+    Ending(Duration),
     /// Nothing of the group is left.
     Over,
 }
@@ -68,7 +68,7 @@ mod tests {
             Word::Group(7, Duration::new(4, 5)),
             Word::HeldUntil(Duration::new(5, 6)),
             Word::Pausing,
-            Word::Ending,
+            Word::Ending(Duration::new(6, 7)),
             Word::Over,
         ];
         for word in words {

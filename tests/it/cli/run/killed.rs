@@ -189,6 +189,23 @@ fn a_frozen_wrapper_whose_command_had_to_be_ended_says_so() {
     assert_eq!(scene.processes(), []);
 }
 
+/// It has asked its command to end, and cannot kill it.
+#[test]
+fn a_wrapper_that_freezes_while_it_ends_its_command_has_it_killed() {
+    let scene = Scene::new();
+    let script = "trap 'echo >$DIR/asked' TERM; echo $$ >$DIR/pid; while :; do sleep 1; done";
+    let (mut job, pid) = scene.running(&["--ttl", "3s", "--grace", "5s"], script);
+    scene.server.cli(&["DEL", "lock:x"]);
+    scene.line("asked");
+    job.signal(Signal::STOP);
+    eventually("the command is killed", CEILING, || !is_alive(pid));
+    job.signal(Signal::CONT);
+    assert_eq!(job.code(), 76, "{}", job.err());
+    let err = job.err();
+    assert_eq!(err.lines().filter(|line| line.starts_with("distlock: ")).count(), 1, "{err}");
+    scene.expect_nothing_left();
+}
+
 #[test]
 fn nobody_misses_a_guardian_that_is_killed() {
     let scene = Scene::new();
