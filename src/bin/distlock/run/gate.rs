@@ -44,7 +44,7 @@ impl Gate {
         let (reader, latch) = io::pipe()?;
         // The one descriptor that it inherits besides the standard streams.
         fcntl_setfd(&reader, FdFlags::empty())?;
-        let child = super::own_program()
+        let child = super::own_program("distlock")
             .arg(STEP)
             .arg(reader.as_raw_fd().to_string())
             .args(command)

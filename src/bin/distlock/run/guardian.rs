@@ -16,6 +16,9 @@ use super::word::{Lock, Word};
 /// The first argument of a process that is a guardian.
 pub(super) const STEP: &str = "__guardian";
 
+/// Not that of the wrapper: who ends all processes of that name, by SIGKILL, shall not end the one that is there for this.
+const NAME: &str = "distlock-guard";
+
 /// Has nothing to do, and is ended, when this is dropped.
 #[derive(Debug)]
 pub(super) struct Guardian {
@@ -31,7 +34,7 @@ impl Guardian {
         let (reader, line) = io::pipe()?;
         // A guardian that does not read must not hold its wrapper up.
         rustix::io::ioctl_fionbio(&line, true)?;
-        let child = super::own_program()
+        let child = super::own_program(NAME)
             .arg(STEP)
             .arg(name)
             .stdin(reader)

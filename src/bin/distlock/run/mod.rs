@@ -215,15 +215,15 @@ fn adopt_orphans() {
     }
 }
 
-/// This program, for another process of it.
-fn own_program() -> Command {
+/// This program, for another process of it, and what that is to be called.
+fn own_program(name: &str) -> Command {
     // Also leads there when the file has been replaced by a newer one, which may not understand us.
     #[cfg(target_os = "linux")]
     let program = "/proc/self/exe";
     #[cfg(not(target_os = "linux"))]
     let program = env::current_exe().unwrap_or_else(|_| "distlock".into());
     let mut command = Command::new(program);
-    command.arg0("distlock");
+    command.arg0(name);
     command
 }
 

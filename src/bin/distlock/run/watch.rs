@@ -29,7 +29,7 @@ pub(super) fn step() -> Outcome {
     // Before any thread is started, so that none of them can be ended by a signal that is meant for the wrapper.
     SigSet::all().thread_block().map_err(|error| Failure::new(Exit::CannotRun, error.to_string()))?;
     #[cfg(target_os = "linux")]
-    let _ = rustix::thread::set_name(c"distlock");
+    let _ = rustix::thread::set_name(c"distlock-guard");
     let words = listen()?;
     // A wrapper that ends before it asks for its lock leaves nothing behind.
     let Ok(Word::Asking(lock)) = words.recv() else { return Ok(Exit::Fine) };

@@ -219,6 +219,35 @@ fn nobody_misses_a_guardian_that_is_killed() {
     scene.expect_nothing_left();
 }
 
+/// As `killall -9 distlock` does it.
+#[test]
+fn who_kills_all_of_this_name_spares_the_guardian() {
+    let scene = Scene::new();
+    let (mut job, pid) = scene.running(&["--ttl", LONG, "--grace", "10m"], STAY);
+    let mut processes = scene.processes();
+    processes.reverse();
+    for (pid, _) in processes {
+        if std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "distlock") {
+            signal(pid, Signal::KILL);
+        }
+    }
+    job.status();
+    eventually("the lock is given up", CEILING, || scene.holder().is_none());
+    assert!(!is_alive(pid));
+    eventually("nothing of it is left", CEILING, || scene.processes().is_empty());
+}
+
+#[test]
+fn the_guardian_is_known_by_its_name() {
+    let scene = Scene::new();
+    let (_job, _) = scene.running(&["--ttl", LONG], STAY);
+    let guardian = scene.guardian();
+    let (_, words) = scene.processes().into_iter().find(|(pid, _)| *pid == guardian).expect("it runs");
+    assert!(words.starts_with("distlock-guard "), "{words}");
+    let name = || std::fs::read_to_string(format!("/proc/{guardian}/comm")).unwrap_or_default();
+    eventually("it is named", CEILING, || name() == "distlock-guard\n");
+}
+
 #[test]
 fn signals_do_not_end_a_guardian() {
     let scene = Scene::new();
