@@ -1,8 +1,11 @@
 //! What can be asked for, as types. Also what help, completions and the manual page are made of.
 
-use std::{ffi::OsString, fmt, path::PathBuf, time::Duration};
+use std::{env, ffi::OsString, fmt, path::PathBuf, time::Duration};
 
-use clap::{Args as Arguments, Parser, Subcommand, ValueEnum, ValueHint};
+use clap::{
+    Args as Arguments, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum, ValueHint,
+    builder::Resettable,
+};
 
 use crate::connect::{has_password, span};
 
@@ -20,6 +23,8 @@ Exit codes:
   128+ a signal ended the command, or the wait for the lock: its number is added";
 
 /// Locks that hold across processes and machines, kept in Redis or Valkey.
+///
+/// With DISTLOCK_LOG=warn in the environment, or info, debug or trace, what happens underneath is told on standard error.
 #[derive(Debug, Parser)]
 #[command(name = "distlock", version, after_help = CODES, propagate_version = true, subcommand_required = true)]
 pub(crate) struct Args {
@@ -58,10 +63,22 @@ impl fmt::Display for Unread {
     }
 }
 
+/// Arguments and their variables of which an empty one is none, as units of systemd's take them away. A prefix may be empty.
+const UNSET_IF_EMPTY: [(&str, &str); 2] =
+    [("password_file", "DISTLOCK_PASSWORD_FILE"), ("quarantine", "DISTLOCK_QUARANTINE")];
+
 /// Makes sense of a command line, of which the first word is this program's name.
 pub(crate) fn read(words: impl IntoIterator<Item = OsString>) -> Result<Args, Unread> {
     let words: Vec<OsString> = words.into_iter().collect();
-    Args::try_parse_from(&words).map_err(|error| {
+    let mut command = Args::command();
+    for (id, variable) in UNSET_IF_EMPTY {
+        if env::var_os(variable).is_some_and(|value| value.is_empty()) {
+            command = command.mut_arg(id, |arg| arg.env(Resettable::Reset));
+        }
+    }
+    let matches = command.try_get_matches_from_mut(&words);
+    let args = matches.and_then(|matches| Args::from_arg_matches(&matches)).map_err(|error| error.format(&mut command));
+    args.map_err(|error| {
         let is_secret = |word: &OsString| {
             let word = word.to_string_lossy();
             word.contains("://") && has_password(&word)

@@ -45,8 +45,11 @@ fn main() -> ExitCode {
             // Help and the version are no errors, and go to standard output.
             let exit = if said.is_help() { Exit::Fine } else { Exit::Usage };
             if let Unread::Said(error) = said {
-                // A closed pipe has nobody to be told.
-                let _ = error.print();
+                // A closed pipe has nobody to be told; and who cannot be told an error gets its number.
+                let written = error.print();
+                if exit == Exit::Fine {
+                    return leave(output::written(written).map(|()| exit));
+                }
             }
             return exit.into();
         }
@@ -54,7 +57,7 @@ fn main() -> ExitCode {
     if matches!(args.command, Command::Run(_)) {
         voice::begin();
     }
-    let level = std::env::var("DISTLOCK_LOG").unwrap_or_else(|_| "off".into());
+    let level = std::env::var("DISTLOCK_LOG").ok().filter(|level| !level.is_empty()).unwrap_or_else(|| "off".into());
     let target = env_logger::Target::Pipe(Box::new(Voice));
     env_logger::Builder::new().parse_filters(&level).format_timestamp(None).target(target).init();
     let outcome = match args.command {

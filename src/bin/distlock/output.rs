@@ -1,6 +1,6 @@
 //! What goes to standard output and to standard error.
 
-use std::io::{ErrorKind, Write as _};
+use std::io::{self, ErrorKind, Write as _};
 
 use crate::{
     exit::{Exit, Failure},
@@ -11,7 +11,12 @@ use crate::{
 /// Prints everything. A reader who went away, such as `head`, has seen enough.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+}
+
+/// What to make of what became of it.
+pub(crate) fn written(result: io::Result<()>) -> Result<(), Failure> {
+    match result {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             Err(Failure::new(Exit::CannotRun, format!("cannot write to standard output: {error}")))
         }

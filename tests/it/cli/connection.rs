@@ -102,6 +102,16 @@ fn a_prefix_is_an_option_or_in_the_environment() {
     lists(with(at(&server, &["ls"]), "DISTLOCK_PREFIX", "mine:"), "x");
 }
 
+/// That is how a variable is taken away in a unit of systemd's, and in many scripts.
+#[test]
+fn a_variable_that_is_empty_is_not_set() {
+    let server = marked("x");
+    for name in ["DISTLOCK_PASSWORD_FILE", "DISTLOCK_QUARANTINE", "DISTLOCK_LOG"] {
+        lists(with(at(&server, &["ls"]), name, ""), "x");
+    }
+    run(at(&server, &["ls", "--password-file", ""])).with(64);
+}
+
 /// A server with a password, and a file with that password.
 fn guarded(text: &str) -> (RedisServer, TempDir, String) {
     let server = RedisServer::builder().password(SECRET).start();

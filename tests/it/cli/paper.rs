@@ -24,6 +24,18 @@ fn help_and_the_version_are_no_errors() {
 }
 
 #[test]
+fn help_that_cannot_be_written_is_an_error() {
+    for arg in ["--help", "--version"] {
+        let mut command = distlock(&[arg]);
+        command.stdout(fs::File::create("/dev/full").unwrap());
+        let ended = command.output().unwrap();
+        assert_eq!(ended.status.code(), Some(126), "{arg}");
+        let err = String::from_utf8_lossy(&ended.stderr);
+        assert!(err.starts_with("distlock: cannot write to standard output: "), "{err}");
+    }
+}
+
+#[test]
 fn every_exit_code_is_in_the_help_and_in_the_manual() {
     let help = run(distlock(&["--help"])).with(0).out;
     let page = run(distlock(&["man"])).with(0).out;
@@ -48,7 +60,7 @@ fn the_manual_page_tells_of_all_commands_and_options() {
     for option in ["--password-file", "--max-hold", "--if-id", "--interval", "--json", "--time", "DISTLOCK_URL"] {
         assert!(plain.contains(option), "{option} is not in the manual");
     }
-    for variable in ["DISTLOCK_PASSWORD_FILE", "DISTLOCK_PREFIX", "DISTLOCK_QUARANTINE"] {
+    for variable in ["DISTLOCK_PASSWORD_FILE", "DISTLOCK_PREFIX", "DISTLOCK_QUARANTINE", "DISTLOCK_LOG"] {
         assert!(plain.contains(variable), "{variable} is not in the manual");
     }
     // Without what stands between them it would be an error.

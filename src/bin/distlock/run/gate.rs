@@ -5,13 +5,15 @@
 //! ends without the word, it ends too.
 
 use std::{
+    env,
     ffi::{OsStr, OsString},
     fs::File,
     io::{self, ErrorKind, PipeWriter, Read as _, Write as _},
     os::{
         fd::{AsRawFd as _, RawFd},
-        unix::process::CommandExt as _,
+        unix::{ffi::OsStrExt as _, process::CommandExt as _},
     },
+    path::Path,
     process::Command,
 };
 
@@ -90,9 +92,21 @@ fn is_opened(latch: RawFd) -> io::Result<bool> {
     Ok(pipe.read(&mut word)? == 1 && word[0] == WORD)
 }
 
+/// Whether it is something else that was not found.
+fn is_there(program: &OsStr) -> bool {
+    if program.as_bytes().contains(&b'/') {
+        return Path::new(program).is_file();
+    }
+    env::var_os("PATH").is_some_and(|path| env::split_paths(&path).any(|folder| folder.join(program).is_file()))
+}
+
 fn cannot_run(program: &OsStr, error: &io::Error) -> Failure {
     let name = text::clean(&program.to_string_lossy());
     match error.kind() {
+        ErrorKind::NotFound if is_there(program) => Failure::new(
+            Exit::CannotRun,
+            format!("cannot run {name}: its interpreter is missing; check the line in it that begins with #!"),
+        ),
         ErrorKind::NotFound => Failure::new(
             Exit::NotFound,
             format!("cannot run {name}: there is no such command; check its name and PATH"),

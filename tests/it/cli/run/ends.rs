@@ -41,13 +41,20 @@ fn a_command_that_is_not_there_or_not_to_be_run_has_a_code_of_its_own() {
     let plain = scene.path("plain");
     std::fs::write(&plain, "#!/bin/sh\n").unwrap();
     std::fs::set_permissions(&plain, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let orphan = scene.path("orphan");
+    std::fs::write(&orphan, "#!/no/such/interpreter\n").unwrap();
+    std::fs::set_permissions(&orphan, std::fs::Permissions::from_mode(0o755)).unwrap();
     for (program, code, words) in [
+        (orphan.to_str().unwrap(), 126, "its interpreter is missing"),
+        ("orphan", 126, "its interpreter is missing"),
         ("no-such-command", 127, "there is no such command"),
         ("/no/such/command", 127, "there is no such command"),
         (plain.to_str().unwrap(), 126, "may not be executed"),
         ("/", 126, "may not be executed"),
     ] {
-        let mut job = scene.start(scene.command(&[], &[program]));
+        let mut command = scene.command(&[], &[program]);
+        command.env("PATH", orphan.parent().unwrap());
+        let mut job = scene.start(command);
         assert_eq!(job.code(), code, "{program}");
         assert!(job.err().starts_with("distlock: cannot run ") && job.err().contains(words), "{}", job.err());
         scene.expect_nothing_left();
