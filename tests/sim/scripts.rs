@@ -105,6 +105,14 @@ fn is_wrong_type(refused: &Refused) -> bool {
     refused.0.contains("WRONGTYPE")
 }
 
+/// Nothing, where there is something else than a line.
+fn unless_wrong_type<T: Default>(outcome: Outcome<T>) -> Outcome<T> {
+    match outcome {
+        Err(refused) if is_wrong_type(&refused) => Ok(T::default()),
+        outcome => outcome,
+    }
+}
+
 impl Call<'_, '_> {
     pub(crate) fn run(mut self, script: Script) -> (Reply, std::collections::BTreeSet<Bytes>) {
         let outcome = match script {
@@ -157,14 +165,17 @@ impl Call<'_, '_> {
     fn grant_next(&mut self) -> Outcome<Option<Bytes>> {
         let (lock, queue) = (self.keys[0].clone(), self.keys[1].clone());
         let now = self.clock();
-        while let Some(waiter) = self.on.lpop(&queue)? {
+        while let Some(waiter) = unless_wrong_type(self.on.lpop(&queue))? {
             let mut parts = waiter.splitn(3, |byte| *byte == b' ');
             if let (Some(px), Some(channel), Some(id)) = (parts.next(), parts.next(), parts.next())
                 && digits(px)
                 && !channel.is_empty()
                 && !id.is_empty()
             {
-                let token = self.next_token(&now)?;
+                let Ok(token) = self.next_token(&now) else {
+                    self.on.push(&queue, &waiter, true)?;
+                    return Ok(None);
+                };
                 let payload = [&token[..], b" ", &now, b" ", px, b" ", id].concat();
                 let heard = (self.publish)(channel, &payload);
                 if heard > 0 {
@@ -267,7 +278,7 @@ impl Call<'_, '_> {
             return line(format!("{nonce} late {}", text(&now)));
         }
         if !entry.is_empty() {
-            self.on.lrem(&queue, &entry)?;
+            unless_wrong_type(self.on.lrem(&queue, &entry))?;
         }
         let holder = match self.on.get(&lock) {
             Err(refused) if is_wrong_type(&refused) => return line(format!("{nonce} type")),

@@ -13,7 +13,10 @@ if ARGV[4] ~= '' then
   -- Whoever reckons with a wrong time would be late again, and learns it here.
   if now > ARGV[4] then return nonce .. ' late ' .. now end
 end
-if entry ~= '' then redis.call('LREM', KEYS[2], 0, entry) end
+if entry ~= '' then
+  local left, failure = pcall(redis.call, 'LREM', KEYS[2], 0, entry)
+  if not left and not is_wrong_type(failure) then redis.call('LREM', KEYS[2], 0, entry) end
+end
 local holder = redis.pcall('GET', KEYS[1])
 if type(holder) == 'table' then return is_wrong_type(holder) and nonce .. ' type' or holder end
 if not holder then

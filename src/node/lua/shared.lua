@@ -34,21 +34,34 @@ local function listens(channel)
   return not told[2] or told[2] > 0
 end
 
+-- Whether what failed did so because the key holds something else than it should; other errors are to be told.
+local function is_wrong_type(failure)
+  return string.find(type(failure) == 'table' and failure.err or failure, 'WRONGTYPE', 1, true)
+end
+
 -- Gives the lock to the first waiter whose process hears it; returns its id, or false when nobody does.
 local function grant_next(now)
   for _ = 1, DEAD_MAX do
-    local waiter = redis.call('LPOP', KEYS[2])
+    local popped, waiter = pcall(redis.call, 'LPOP', KEYS[2])
+    if not popped then
+      -- Nobody stands in a line of another type, and it must not keep the lock. Other failures are raised by asking again.
+      waiter = not is_wrong_type(waiter) and redis.call('LPOP', KEYS[2])
+    end
     if not waiter then return false end
     local px, channel, id = string.match(waiter, '^(%d+) (%S+) (.+)$')
     if id then
       now = now or clock()
-      local token = next_token(now)
-      -- pcall: scripts are not rolled back, and a missing right to publish must not undo a release.
-      -- Not to be repeated by a replica: a waiter whose subscription stayed on a master that has become one would take
-      -- the word of a server that did not give it the lock for that of the one that did.
-      redis.set_repl(redis.REPL_NONE)
-      local heard = redis.pcall('PUBLISH', channel, token .. ' ' .. now .. ' ' .. px .. ' ' .. id)
-      redis.set_repl(redis.REPL_ALL)
+      -- pcall: scripts are not rolled back, and neither a fence key of another type nor a missing right to publish must
+      -- undo a release.
+      local minted, token = pcall(next_token, now)
+      local heard
+      if minted then
+        -- Not to be repeated by a replica: a waiter whose subscription stayed on a master that has become one would take
+        -- the word of a server that did not give it the lock for that of the one that did.
+        redis.set_repl(redis.REPL_NONE)
+        heard = redis.pcall('PUBLISH', channel, token .. ' ' .. now .. ' ' .. px .. ' ' .. id)
+        redis.set_repl(redis.REPL_ALL)
+      end
       if type(heard) ~= 'number' then
         -- The last one's queue went away with it, and its expiry too.
         if redis.call('LPUSH', KEYS[2], waiter) == 1 then redis.call('PEXPIRE', KEYS[2], QUEUE_MS) end
@@ -61,11 +74,6 @@ local function grant_next(now)
     end
   end
   return false
-end
-
--- Whether a failed GET means that the key holds something else than a text; else it is an error to be told.
-local function is_wrong_type(failure)
-  return string.find(failure.err, 'WRONGTYPE', 1, true)
 end
 
 -- "pttl token waiters holder", the holder last because it may be any text.

@@ -178,6 +178,42 @@ fn garbage_in_place_of_the_last_token_is_not_handed_out() {
     }
 }
 
+/// It comes while the lock is held, and there is no token to give the next in line.
+#[test]
+fn another_type_where_the_token_belongs_keeps_no_lock_and_costs_nobody_a_place() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let guard = mgr.lock("x").unwrap();
+    let line = ["60000 distlock:client:nobody first", "60000 distlock:client:nobody second"];
+    line.iter().for_each(|entry| drop(server.cli(&["RPUSH", &queue_key("x"), entry])));
+    server.cli(&["DEL", &fence_key("x")]);
+    server.cli(&["HSET", &fence_key("x"), "field", "precious"]);
+    guard.release().unwrap().unwrap_released();
+    assert_eq!(get(&server, LOCK), None);
+    assert_eq!(server.query::<Vec<String>>(&["LRANGE", &queue_key("x"), "0", "-1"]), line);
+    assert_eq!(server.query::<String>(&["HGET", &fence_key("x"), "field"]), "precious");
+    // Whoever asks that it be free hands it on.
+    assert!(!mgr.release_lock("x", "somebody").unwrap());
+    assert_eq!(queued(&server, "x"), 2);
+}
+
+/// Also of somebody who has stood there.
+#[test]
+fn another_type_where_the_line_belongs_keeps_no_lock() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let first = mgr.lock("x").unwrap();
+    let waiting = waiter(&server, &mgr, "x");
+    first.release().unwrap().unwrap_released();
+    for guard in [waiting.join().unwrap().unwrap(), mgr.lock("y").unwrap()] {
+        let line = queue_key(guard.name());
+        server.cli(&["HSET", &line, "field", "precious"]);
+        guard.release().unwrap().unwrap_released();
+        assert_eq!(server.query::<String>(&["HGET", &line, "field"]), "precious");
+    }
+    assert_eq!([get(&server, LOCK), get(&server, "lock:y")], [None, None]);
+}
+
 /// A line of strangers holds the server up for a moment at a time: a thousand are passed over in one go.
 #[test]
 fn a_line_of_a_million_strangers_holds_nobody_up() {
