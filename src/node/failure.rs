@@ -105,6 +105,11 @@ impl Failure {
         self.is_passing() || self.is_about_a_replica() || codes.contains(&code.as_str())
     }
 
+    /// Said about what is kept under one name, by a server that does as it should.
+    pub(crate) fn is_about_a_key(&self) -> bool {
+        matches!(&self.reason, Reason::Refused { code, .. } if code == "WRONGTYPE")
+    }
+
     /// With the right in it that the user lacks, where the server does not say which.
     pub(crate) fn naming(mut self, script: Option<&Script>) -> Failure {
         if let (Reason::Refused { message, .. }, Some(script)) = (&mut self.reason, script)

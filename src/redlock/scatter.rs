@@ -422,7 +422,9 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
     }
 
     fn failed(&mut self, node: usize, failure: Failure) {
-        if self.nodes.len() > 1 && !matches!(failure.reason, Reason::Resting) {
+        if failure.is_about_a_key() {
+            self.nodes[node].answered();
+        } else if self.nodes.len() > 1 && !matches!(failure.reason, Reason::Resting) {
             self.nodes[node].failed(clock::now());
         }
         self.fails(node, failure);

@@ -6,7 +6,7 @@ use distlock::{FencingToken, LockError, RedisMgr, Vote};
 
 use super::{await_nowhere, expect_a_quorum, kept_on, key, manager, patient, votes};
 use crate::{
-    kit::{self, BOUNDED, SECOND, UnwrapReleased, await_queued, in_thread, lease, lost, queue_key, within},
+    kit::{self, BOUNDED, SECOND, UnwrapReleased, await_queued, fence_key, in_thread, lease, lost, queue_key, within},
     support::{Fault, Nodes, contains, eventually},
 };
 
@@ -169,6 +169,37 @@ fn a_key_of_another_type_on_one_node_keeps_nobody_from_the_lock() {
             drop(guard.unwrap_or_else(|error| panic!("node {odd}, {wait:?}: {error}")));
         }
         assert_eq!(nodes.server(odd).query::<Vec<String>>(&["LRANGE", &key("x"), "0", "-1"]), ["precious"]);
+    }
+}
+
+/// What is wrong with one lock on a node says nothing about the others: it is not left out, and the line does not move.
+#[test]
+fn another_type_for_one_lock_costs_no_other_its_node() {
+    for odd_key in [queue_key("x"), fence_key("x")] {
+        let nodes = Nodes::start(3);
+        nodes.server(0).cli(&["HSET", &odd_key, "field", "precious"]);
+        let mgr = manager(&nodes);
+        drop(mgr.lock("warm").unwrap());
+        for _ in 0..6 {
+            drop(within(BOUNDED, "lock", || mgr.lock("x").unwrap()));
+        }
+        // Who waits for that one asks now and then.
+        let guard = mgr.lock("x").unwrap();
+        let asked = || nodes.server(1).calls("evalsha") + nodes.server(1).calls("eval");
+        let before = asked();
+        let error = within(BOUNDED, "lock", || mgr.try_lock_for("x", SECOND).unwrap_err());
+        let asked = asked() - before;
+        assert!(error.is_contended() && asked < 60, "asked {asked} times within a second: {error}");
+        let waiting = in_thread(&mgr, "x", |mgr, name| mgr.try_lock_for(name, 30 * SECOND));
+        eventually("it waits", BOUNDED, || mgr.metrics().contended() >= 2);
+        guard.release().unwrap().unwrap_released();
+        drop(waiting.join().unwrap().unwrap());
+
+        let guard = mgr.lock("y").unwrap();
+        let waiting = in_thread(&mgr, "y", |mgr, name| mgr.lock(name));
+        await_queued(nodes.server(0), "y", 1);
+        guard.release().unwrap().unwrap_released();
+        drop(waiting.join().unwrap().unwrap());
     }
 }
 
