@@ -167,7 +167,8 @@ impl RedisNode {
                 let mut roster = place.roster.lock();
                 let replaced = roster.knew_another(place.index, &identity);
                 let finding = roster.meet(place.index, &identity);
-                if replaced && matches!(finding, Finding::Fit | Finding::Quarantined(_)) {
+                // What it led to before may from now on be met under another name, and would vote twice.
+                if replaced && finding != Finding::Replica {
                     place.succession.fetch_add(1, Ordering::AcqRel);
                 }
                 connection.leads_to(place.succession.load(Ordering::Acquire));

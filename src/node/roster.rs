@@ -25,6 +25,8 @@ struct Member {
     promotion: Option<String>,
     /// The run that was met last as a replica, if it has not been met as a master since.
     replica: Option<String>,
+    /// It was led to another node's server after its run, which may since be another node's.
+    astray: bool,
     votes_from: Moment,
 }
 
@@ -56,7 +58,7 @@ pub(crate) enum Upkeep {
 impl Roster {
     pub(crate) fn new(labels: impl Iterator<Item = Arc<str>>, quarantine: Duration) -> Roster {
         let votes_from = Moment::from_nanos(0);
-        let member = |label| Member { label, run: None, promotion: None, replica: None, votes_from };
+        let member = |label| Member { label, run: None, promotion: None, replica: None, astray: false, votes_from };
         Roster { nodes: labels.map(member).collect(), quarantine }
     }
 
@@ -74,12 +76,15 @@ impl Roster {
             }
             return Finding::Replica;
         }
-        let twin = |(other, member): &(usize, &Member)| *other != node && member.run.as_ref() == Some(&identity.run);
-        if let Some((_, twin)) = self.nodes.iter().enumerate().find(twin) {
-            return Finding::Duplicate(twin.label.clone());
-        }
+        let is_here = |member: &Member| !member.astray && member.run.as_ref() == Some(&identity.run);
+        let twin = self.nodes.iter().enumerate().find(|(other, member)| *other != node && is_here(member));
+        let twin = twin.map(|(_, twin)| twin.label.clone());
         let quarantine = self.quarantine;
         let Some(member) = self.nodes.get_mut(node) else { return Finding::Fit };
+        member.astray = twin.is_some();
+        if let Some(twin) = twin {
+            return Finding::Duplicate(twin);
+        }
         let known = member.run.replace(identity.run.clone());
         let before = mem::replace(&mut member.promotion, identity.promotion.clone());
         let was_replica = member.replica.take().as_ref() == Some(&identity.run);
@@ -291,6 +296,38 @@ mod tests {
         // A name that leads elsewhere later is no duplicate any more.
         roster.meet(0, &server("y", 99, 200));
         assert_eq!(roster.meet(2, &server("x", 99, 200)), Finding::Fit);
+    }
+
+    #[test]
+    fn names_that_change_places_are_no_duplicates_for_ever() {
+        let mut roster = roster();
+        let servers = [server("x", 99, 100), server("y", 99, 100), server("z", 99, 100)];
+        for (node, server) in servers.iter().enumerate() {
+            assert_eq!(roster.meet(node, server), Finding::Fit);
+        }
+        // In a circle: only the last one finds its new server's former name given up.
+        for (node, label) in [(0, "b"), (1, "c")] {
+            assert_eq!(roster.meet(node, &servers[node + 1]), Finding::Duplicate(label.into()));
+        }
+        for (node, led_to) in [(2, 0), (1, 2), (0, 1)] {
+            assert_eq!(roster.meet(node, &servers[led_to]), Finding::Quarantined(QUARANTINE), "another memory");
+            assert_eq!(roster.meet(node, &servers[led_to]), Finding::Fit);
+            assert_eq!(roster.votes_from(node), at(110));
+        }
+        // A second name for a server stays out, whoever else has been refused.
+        assert_eq!(roster.meet(0, &servers[0]), Finding::Duplicate("c".into()));
+        assert_eq!(roster.meet(2, &servers[0]), Finding::Fit);
+    }
+
+    /// Nobody else has taken its server meanwhile.
+    #[test]
+    fn a_name_that_led_elsewhere_for_a_moment_is_the_same_node() {
+        let mut roster = roster();
+        roster.meet(0, &server("x", 99, 100));
+        roster.meet(1, &server("y", 99, 100));
+        assert_eq!(roster.meet(0, &server("y", 99, 101)), Finding::Duplicate("b".into()));
+        assert_eq!(roster.meet(0, &server("x", 99, 102)), Finding::Fit);
+        assert_eq!(roster.meet(2, &server("x", 99, 103)), Finding::Duplicate("a".into()));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use distlock::{Config, LockError, RedisMgr, Vote};
 
-use super::{expect_a_quorum, impatient, key, manager, no_quorum, votes};
+use super::{await_nowhere, expect_a_quorum, impatient, kept_on, key, manager, no_quorum, votes};
 use crate::{
     kit::{self, BOUNDED, IMPATIENT, alone, capture_log, fence_key, within},
     support::{CEILING, Fault, FaultProxy, Nodes, RedisServer, contains, eventually, eventually_some},
@@ -120,6 +120,23 @@ fn a_replica_that_comes_up_later_does_not_vote() {
     });
     nodes.server(2).cli(&["REPLICAOF", "NO", "ONE"]);
     drop(within(CEILING, "locking", || mgr.lock("x").unwrap()));
+}
+
+/// Goal: nodes whose names change places vote again, neither being kept out by what the other's name led to before. Method:
+/// proxies that lead to each other's servers from some moment on, and whose former connections end.
+#[test]
+fn nodes_whose_names_change_places_vote_again() {
+    let nodes = Nodes::start(3).behind_proxies(&[0, 1]);
+    let mgr = manager(&nodes);
+    let everywhere = || mgr.try_lock("x").is_ok_and(|guard| kept_on(&nodes, &guard).len() == 3);
+    eventually("all keep it", CEILING, everywhere);
+    // A release that is still under way would be lost with its connection.
+    await_nowhere(&nodes, "x");
+    for (name, server) in [(0, 1), (1, 0)] {
+        nodes.proxy(name).lead_to(nodes.server(server).addr());
+    }
+    (0..2).for_each(|name| nodes.proxy(name).reset_all());
+    eventually("all keep it again", CEILING, everywhere);
 }
 
 /// A node that becomes another one's replica while it is in use refuses what it is asked, and is left out.
