@@ -350,7 +350,8 @@ impl RedisMgr {
     /// Releases everything that is held, wakes everybody who waits with [`LockError::Shutdown`], and ends the
     /// threads. Holders learn [`LockLost::Shutdown`](crate::LockLost::Shutdown). Every later call fails with
     /// [`LockError::Shutdown`]. What cannot be released within one operation timeout, because the server is away, is
-    /// left to expire. Whoever calls this while another thread does waits as well.
+    /// left to expire. Whoever calls this while another thread does waits as well;
+    /// on the manager's own threads, where a logger could call this, nobody waits, and what is held is released right after.
     pub fn shutdown(&self) {
         self.service.shutdown();
     }

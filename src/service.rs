@@ -486,9 +486,12 @@ impl Core {
         self.acquirer.listener.close();
         // Their leases end with all the others.
         let kept = std::mem::take(&mut *self.by_id.lock());
-        self.renewer.stop(clock::now().saturating_add(patience));
+        let ended = self.renewer.stop(clock::now().saturating_add(patience));
         drop(kept);
         self.redlock.close();
-        self.redlock.observer().close();
+        // Otherwise the renewer has losses to tell of yet.
+        if ended {
+            self.redlock.observer().close();
+        }
     }
 }

@@ -40,7 +40,10 @@ fn far() -> Moment {
 /// A renewer whose thread is run by the test.
 fn renewer() -> (Checked<LockRenewer>, Arc<Shared>) {
     let shared = Arc::new(Shared { state: Mutex::default(), changed: Condvar::new() });
-    (Checked::new(LockRenewer { shared: shared.clone(), thread: Mutex::new(None), ended: bounded(0).1 }), shared)
+    (
+        Checked::new(LockRenewer { shared: shared.clone(), thread: Mutex::new(None), own: None, ended: bounded(0).1 }),
+        shared,
+    )
 }
 
 fn upkeep() -> Upkeep {

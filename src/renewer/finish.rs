@@ -39,6 +39,8 @@ impl Worker {
         if let Some(trouble) = trouble.filter(|_| !left.is_empty()) {
             say!(warn, "shut down without releasing all locks, which are left to expire: {trouble}");
         }
+        // Whoever has stopped this may not have waited for it.
+        self.desk.redlock.observer().close();
     }
 
     /// Tries each once, and keeps those of which something is left. A node that does not answer is not asked about the others.

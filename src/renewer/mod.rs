@@ -10,7 +10,7 @@ mod schedule;
 mod undo;
 mod worker;
 
-use std::{io, sync::Arc, time::Duration};
+use std::{io, sync::Arc, thread::ThreadId, time::Duration};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
@@ -38,6 +38,8 @@ const QUEUE_LIFE: Duration = Duration::from_secs(60);
 pub(crate) struct LockRenewer {
     shared: Arc<Shared>,
     thread: Mutex<Option<Thread>>,
+    /// Of that thread, on which a logger may call whatever it likes, and which must not wait for itself.
+    own: Option<ThreadId>,
     /// Closed when the thread has done its work.
     ended: Receiver<()>,
 }
@@ -95,7 +97,7 @@ impl LockRenewer {
             let _works: Sender<()> = works;
             worker.run();
         })?;
-        Ok(LockRenewer { shared, thread: Mutex::new(Some(thread)), ended })
+        Ok(LockRenewer { shared, own: thread.id(), thread: Mutex::new(Some(thread)), ended })
     }
 
     /// Takes a lease into care, before its guard is seen by anybody. `None` once the renewer has been stopped.
@@ -126,8 +128,11 @@ impl LockRenewer {
     }
 
     /// Releases over the renewer's own connections, for a caller who finds the pool exhausted. `None` when it has been
-    /// stopped, or does not get to it in time.
+    /// stopped, does not get to it in time, or is the caller.
     pub(crate) fn release(&self, claim: &Claim, waiter: &str, was_held: bool, deadline: Moment) -> Option<Ending> {
+        if threads::is_current(self.own) {
+            return None;
+        }
         let (answer, answered) = bounded(1);
         let mut state = self.shared.state.lock();
         if state.stop.is_some() {
@@ -138,17 +143,22 @@ impl LockRenewer {
         clock::await_answer(&answered, deadline)
     }
 
-    /// Ends all leases, releases their locks as far as the server answers until `deadline`, and ends the thread.
-    pub(crate) fn stop(&self, deadline: Moment) {
+    /// Ends all leases, releases their locks as far as the server answers until `deadline`, and ends the thread. False on that
+    /// thread itself, which does so when it has come back from whatever it was told to call.
+    pub(crate) fn stop(&self, deadline: Moment) -> bool {
         let mut state = self.shared.state.lock();
         state.stop.get_or_insert(deadline);
         self.shared.wake_before(state, Moment::from_nanos(0));
+        if threads::is_current(self.own) {
+            return false;
+        }
         let thread = self.thread.lock().take();
         match thread {
             Some(thread) => thread.join(),
             // Somebody else stops it. Whoever may end the process now must not do so before the locks are released.
             None => drop(clock::await_answer(&self.ended, deadline)),
         }
+        true
     }
 }
 

@@ -5,6 +5,7 @@ mod lifecycle;
 mod logger;
 mod network;
 mod outcome;
+mod own_threads;
 mod process;
 mod renewer;
 mod resolver;
