@@ -26,7 +26,7 @@ use crate::{
     lease::{End, Lease},
     lock_info::LockInfo,
     metrics::Metrics,
-    node::{Failure, Reason, calls::Inspected},
+    node::calls::Inspected,
     observer::{Hold, Observer, Wait},
     redlock::{Ending, Leaving, Look, NodeSet, Pooled, Redlock, Slip, Trouble, label},
     released::Released,
@@ -388,7 +388,7 @@ impl Core {
         let open = lease.late.open;
         let leaving =
             Leaving { key: &claim.key, id: claim.id.as_str().as_bytes(), waiter: &lease.place, was_held, open };
-        let alone = || self.redlock.release(&mut self.redlock.reserved(), leaving, left());
+        let alone = || self.redlock.release_last(leaving, until);
         let pool_patience = patience.min(POOL_PATIENCE);
         let Ending { outcome, unsettled, released } = match self.redlock.links(now.saturating_add(pool_patience)) {
             Ok(mut links) => self.redlock.release(&mut links, leaving, left()),
@@ -397,10 +397,7 @@ impl Core {
             Err(_) => match self.renewer.release(claim, &lease.place, was_held, until) {
                 Some(ending) => ending,
                 None if self.is_closed() => alone(),
-                None => {
-                    let trouble = Trouble::Alone(Failure::unclear(Reason::TimedOut));
-                    Ending { outcome: Err(trouble), unsettled: self.redlock.all(), released: NodeSet::NONE }
-                }
+                None => Ending::unheard(self.redlock.all()),
             },
         };
         let kept =
@@ -473,7 +470,7 @@ impl Core {
                 was_held: false,
                 open: NodeSet::NONE,
             };
-            let ending = self.redlock.release(&mut self.redlock.reserved(), leaving, patience);
+            let ending = self.redlock.release_last(leaving, clock::now().saturating_add(patience));
             if let Err(trouble) = ending.outcome {
                 say!(debug, "left {:?} to expire: {trouble}", claim.key);
             }

@@ -1,5 +1,6 @@
 //! What N independent nodes decide together (Redlock). One node is the quorum of one, by the same path.
 
+mod farewell;
 mod greeter;
 mod inspect;
 #[cfg(test)]
@@ -16,8 +17,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 
-use self::pool::ConnectionPool;
-use self::scatter::scatter;
+use self::{farewell::Farewell, pool::ConnectionPool, scatter::scatter};
 pub(crate) use self::{
     pool::{Links, Pooled},
     quorum::{AtomicNodeSet, NodeSet, Verdict, Vote, Votes, quorum, token as agreed_token},
@@ -43,6 +43,7 @@ pub(crate) const LATE_SLACK: Duration = Duration::from_millis(100);
 pub(crate) struct Redlock {
     nodes: Arc<[Arc<RedisNode>]>,
     pool: ConnectionPool,
+    farewell: Farewell,
     label: Arc<str>,
     operation_timeout: Duration,
     observer: Arc<Observer>,
@@ -68,7 +69,7 @@ impl Redlock {
         };
         let nodes: Arc<[_]> = endpoints.iter().enumerate().map(node).collect();
         let pool = ConnectionPool::new(nodes.clone(), pool_size)?;
-        Some(Redlock { nodes, pool, label: label(endpoints), operation_timeout, observer })
+        Some(Redlock { nodes, pool, farewell: Farewell::new(), label: label(endpoints), operation_timeout, observer })
     }
 
     /// Connects to the nodes, to refuse those that cannot be nodes; one that is away is looked at when it comes back.

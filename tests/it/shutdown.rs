@@ -8,8 +8,10 @@ use std::{
 use distlock::{AttemptedEvent, HandleEvent, LockError, LockGuard, LockOptions, RedisMgr};
 
 use crate::{
-    kit::{SECOND, UnwrapReleased, in_thread, is_renewal, manager, patient, proxied},
-    support::{Fault, Nodes, RedisServer, contains},
+    kit::{
+        SECOND, UnwrapReleased, await_queued, brisk, in_thread, is_renewal, manager, patient, proxied, queued, waiter,
+    },
+    support::{CEILING, Fault, Nodes, RedisServer, contains, eventually},
 };
 
 const MANY: usize = 20;
@@ -119,4 +121,47 @@ fn a_call_that_runs_into_a_shutdown_says_so() {
         let error = mgr.lock_with("x", &options).unwrap_err();
         assert!(matches!(error, LockError::Shutdown), "{wait:?}: {error:?}");
     }
+}
+
+/// Goal: waiters that are late for the renewer, which gives up the places of others, share few connections. Method: they ask for
+/// their places while the manager is shut down; and then no answer comes, so that each is on its connection when the others come.
+#[test]
+fn many_who_wait_leave_over_few_connections() {
+    const WAITERS: u32 = 40;
+    let (server, proxy, mgr) = proxied(|url| brisk(url).pool_size(WAITERS));
+    let guard = manager(&server).lock("x").unwrap();
+    // Where one stands in line, others go there at once.
+    let first = waiter(&server, &mgr, "x");
+    let asked = proxy.on_request(contains("lock:x"), Fault::HoldReply).times(WAITERS as usize);
+    let mut waiting: Vec<_> = (0..WAITERS).map(|_| in_thread(&mgr, "x", |mgr, name| mgr.lock(name))).collect();
+    waiting.push(first);
+    asked.wait_fired_times(WAITERS as usize);
+    mgr.shutdown();
+    let left = proxy.on_request(contains("lock:x"), Fault::HoldReply).forever();
+    asked.let_go();
+    for waiting in waiting {
+        assert!(matches!(waiting.join().unwrap(), Err(LockError::Shutdown)));
+    }
+    // Four at a time, each twice at most; and on a slow machine others for what is left of the time then.
+    assert!(left.fired() < 20, "{}", left.fired());
+    left.let_go();
+    drop(guard);
+}
+
+/// Where answers come, all of them get away in time.
+#[test]
+fn many_who_wait_are_gone_when_they_have_been_told() {
+    const WAITERS: usize = 120;
+    let server = RedisServer::start();
+    let mgr = RedisMgr::new(patient(server.url()).pool_size(2)).unwrap();
+    let guard = manager(&server).lock("x").unwrap();
+    let waiting: Vec<_> = (0..WAITERS).map(|_| in_thread(&mgr, "x", |mgr, name| mgr.lock(name))).collect();
+    await_queued(&server, "x", WAITERS);
+    mgr.shutdown();
+    for waiting in waiting {
+        assert!(matches!(waiting.join().unwrap(), Err(LockError::Shutdown)));
+    }
+    assert_eq!(queued(&server, "x"), 0);
+    eventually("nobody is connected", CEILING, || server.clients().len() <= 2);
+    drop(guard);
 }
