@@ -19,7 +19,8 @@ use crate::{
 /// * All others are called by a thread of their own, `distlock-events`, one after the other and a little later. It
 ///   has a queue of 1,024 events; what does not fit is dropped, and counted in
 ///   [`Metrics::events_dropped`](crate::Metrics::events_dropped). The order between the two kinds is not kept:
-///   `contended` can come after `acquired` of the same identifier.
+///   `contended` can come after `acquired` of the same identifier. Like all threads of this library it blocks signals: one
+///   that a handler raises has to be sent to the process, not to the thread.
 ///
 /// A panic is caught and the first one is logged (unless the program aborts on panics). Each acquisition has one
 /// identifier, which is in all of its events. It begins with `attempted` and ends with one of `timed_out`, `failed`, or

@@ -5,6 +5,8 @@ use std::{
     thread::{self, ThreadId},
 };
 
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+
 #[cfg(feature = "testing")]
 use crate::testing;
 
@@ -21,7 +23,22 @@ pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Resu
     if let Some(world) = testing::world() {
         return world.spawn(name, Box::new(run)).map(Thread::Simulated);
     }
-    thread::Builder::new().name(name.into()).spawn(run).map(Thread::Real)
+    without_signals(|| thread::Builder::new().name(name.into()).spawn(run).map(Thread::Real))
+}
+
+/// Threads that are made meanwhile get no signals: a program that blocks some, to wait for them, would be ended by one that is
+/// delivered to ours. Not those that a thread brings upon itself.
+pub(crate) fn without_signals<T>(make: impl FnOnce() -> T) -> T {
+    let mut signals = SigSet::all();
+    let own = [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGFPE, Signal::SIGILL, Signal::SIGTRAP, Signal::SIGSYS];
+    own.into_iter().for_each(|signal| signals.remove(signal));
+    // They are blocked here, since a thread that blocked them itself would come too late for some.
+    let before = signals.thread_swap_mask(SigmaskHow::SIG_BLOCK);
+    let made = make();
+    if let Ok(before) = before {
+        let _ = before.thread_set_mask();
+    }
+    made
 }
 
 /// Whether the caller is on this thread.

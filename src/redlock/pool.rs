@@ -21,6 +21,7 @@ use crate::testing;
 use crate::{
     clock::{self, Moment},
     node::{Connection, Failure, Reason, RedisNode},
+    threads,
 };
 
 /// A place for a connection to each of the nodes, in their order.
@@ -82,7 +83,7 @@ impl ConnectionPool {
                 .build_unchecked(places);
             ConnectionPool { pool: Mutex::new(Some(pool)), closed, size }
         };
-        panic::catch_unwind(panic::AssertUnwindSafe(build)).ok()
+        threads::without_signals(|| panic::catch_unwind(panic::AssertUnwindSafe(build)).ok())
     }
 
     pub(crate) fn get(&self, deadline: Moment) -> Result<Pooled, Failure> {

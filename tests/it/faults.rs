@@ -11,6 +11,7 @@ mod renewer;
 mod resolver;
 mod resources;
 mod server;
+mod signals;
 mod state;
 mod streams;
 
