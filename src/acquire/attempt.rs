@@ -248,8 +248,7 @@ impl<'a> Attempt<'a> {
                 self.token_min = Some(highest);
                 self.token_rounds += 1;
                 if self.token_rounds > TOKEN_ROUNDS_MAX {
-                    let why = "the nodes do not agree on a fencing token".into();
-                    return self.troubled(Trouble::Alone(Failure::unclear(Reason::Garbled(why)))).map(Step::Wait);
+                    return self.troubled(Trouble::Alone(Failure::unclear(Reason::NoOneToken))).map(Step::Wait);
                 }
                 Ok(Step::Again)
             }

@@ -26,6 +26,8 @@ pub(crate) enum Reason {
     },
     /// An answer that is not an answer to the question.
     Garbled(String),
+    /// They keep the lock, each under a token of its own, however often they are asked for one.
+    NoOneToken,
     /// All pooled connections are in use.
     PoolExhausted,
     /// The manager has been shut down, and its pool with it.
@@ -155,6 +157,7 @@ impl fmt::Display for Reason {
                 write!(f, "no answer in time for a lease of {}, and a longer one leaves more time", Span(*ttl))
             }
             Reason::Refused { code, message } => write!(f, "it answered {code} {message}"),
+            Reason::NoOneToken => f.write_str("the nodes do not agree on a fencing token"),
             Reason::Garbled(what) => write!(f, "it does not answer like a Redis server: {what}"),
             Reason::PoolExhausted => f.write_str("all pooled connections are in use"),
             Reason::Closed => f.write_str("the lock manager has been shut down"),
@@ -173,5 +176,15 @@ impl Error for Reason {
             Reason::Io(error) => Some(error),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_that_disagree_are_not_told_as_no_servers() {
+        assert_eq!(Reason::NoOneToken.to_string(), "the nodes do not agree on a fencing token");
     }
 }
