@@ -9,10 +9,10 @@ use smallvec::SmallVec;
 
 use super::{
     Acquirer, Leftover,
-    listener::Ticket,
     mailbox::{Handover, Woken},
     patience::{Sight, poll_pause, tick, vote_pause},
     struggle::Struggle,
+    ticket::Ticket,
     vote::Ballot,
 };
 use crate::{

@@ -13,16 +13,16 @@ use redis::Value;
 use super::{
     mailbox::{Handover, Mailbox, Slot, Woken},
     patience::{PAUSE_MAX, RETRY_MAX, retry_pause},
+    subscription::Subscription,
+    ticket::Ticket,
 };
 use crate::{
     clock::{self, Moment},
-    node::{Breaker, Connection, Failure, Heard, Reason, write_command},
+    node::{Breaker, Failure, Heard, Reason},
     redlock::Redlock,
     sync::{Condvar, Mutex},
 };
 
-/// How long the line may be silent while somebody listens before the server is asked whether it is still there.
-const PING_EVERY: Duration = Duration::from_secs(2);
 /// A line that was up for this long was a good one.
 const LASTING: Duration = Duration::from_secs(1);
 
@@ -30,7 +30,7 @@ const LASTING: Duration = Duration::from_secs(1);
 pub(crate) struct Listener {
     redlock: Arc<Redlock>,
     channel: String,
-    mailbox: Mailbox,
+    pub(super) mailbox: Mailbox,
     /// Guards who has the line.
     state: Mutex<State>,
     changed: Condvar,
@@ -58,21 +58,9 @@ enum Line {
     /// A thread is opening it.
     Opening,
     /// Up, and nobody listens.
-    Free(Box<Wire>),
+    Free(Box<Subscription>),
     /// A thread listens.
     Taken,
-}
-
-#[derive(Debug)]
-struct Wire {
-    node: usize,
-    connection: Connection,
-    opened_at: Moment,
-    heard_at: Moment,
-    /// When the server was asked whether it is there, while it has not answered.
-    asked_at: Option<Moment>,
-    /// Something that is no grant has come over it, which is told once.
-    garbled: bool,
 }
 
 impl Listener {
@@ -96,7 +84,7 @@ impl Listener {
 
     /// A place to wait in. A thread has to have one before it asks the server for a place in line.
     pub(crate) fn ticket(self: &Arc<Listener>, lock: &str, id: &str) -> Ticket {
-        Ticket { slot: self.mailbox.open(lock, id), listener: self.clone() }
+        Ticket::new(self.clone(), lock, id)
     }
 
     /// Whether a grant would be heard.
@@ -127,7 +115,7 @@ impl Listener {
     }
 
     /// Opens the line if it is down; false when it cannot be opened now. Blocks until `until` at the latest.
-    fn open(&self, until: Moment, opener: &Slot) -> bool {
+    pub(super) fn open(&self, until: Moment, opener: &Slot) -> bool {
         let mut state = self.state.lock();
         loop {
             match &state.line {
@@ -141,7 +129,7 @@ impl Listener {
         let line = std::mem::replace(&mut state.line, Line::Opening);
         drop(state);
         if let Line::Free(wire) = line
-            && wire.connection.is_whole()
+            && wire.is_whole()
         {
             self.give_back(Some(wire));
             return true;
@@ -153,7 +141,7 @@ impl Listener {
     }
 
     /// Subscribes on the first node where that works; those that failed of late come last.
-    fn subscribe_somewhere(&self, deadline: Moment, hurry: bool) -> Result<(Wire, Breaker), Failure> {
+    fn subscribe_somewhere(&self, deadline: Moment, hurry: bool) -> Result<(Subscription, Breaker), Failure> {
         let mut nodes: Vec<usize> = self.redlock.all().iter().collect();
         nodes.sort_by_key(|node| !self.redlock.node(*node).is_well());
         let mut failed = Failure { sent: false, reason: Reason::TimedOut };
@@ -161,7 +149,8 @@ impl Listener {
             let left = deadline.after(clock::now());
             // A node that does not answer must not use up the time of the others.
             let share = left / u32::try_from(nodes.len() - tried).unwrap_or(1);
-            match self.subscribe(*node, clock::now().saturating_add(share)) {
+            let until = clock::now().saturating_add(share);
+            match Subscription::open(*node, self.redlock.node(*node), &self.channel, until) {
                 Ok(line) => return Ok(line),
                 Err(failure) => {
                     if !is_haste(&failure, hurry) {
@@ -174,25 +163,7 @@ impl Listener {
         Err(failed)
     }
 
-    fn subscribe(&self, index: usize, deadline: Moment) -> Result<(Wire, Breaker), Failure> {
-        let node = self.redlock.node(index);
-        let mut connection = node.reserved();
-        node.connect(&mut connection, deadline)?;
-        connection.send(deadline, |out| write_command(out, &[b"SUBSCRIBE", self.channel.as_bytes()]))?;
-        let answer = connection.receive(deadline)?;
-        connection.refuse_errors(&answer)?;
-        match &answer {
-            Value::Array(parts) if parts.first() == Some(&Value::BulkString(b"subscribe".to_vec())) => {}
-            _ => {
-                return Err(Failure::unclear(Reason::Garbled("its answer to SUBSCRIBE has an unexpected form".into())));
-            }
-        }
-        let breaker = connection.breaker().map_err(|error| Failure::unclear(error.into()))?;
-        let now = clock::now();
-        Ok((Wire { node: index, connection, opened_at: now, heard_at: now, asked_at: None, garbled: false }, breaker))
-    }
-
-    fn opened(&self, opened: Result<(Wire, Breaker), Failure>, hurry: bool, opener: &Slot) -> bool {
+    fn opened(&self, opened: Result<(Subscription, Breaker), Failure>, hurry: bool, opener: &Slot) -> bool {
         let now = clock::now();
         let mut state = self.state.lock();
         let up = match opened {
@@ -232,7 +203,7 @@ impl Listener {
     }
 
     /// Takes the line if it is free.
-    fn take_line(&self) -> Option<Box<Wire>> {
+    pub(super) fn take_line(&self) -> Option<Box<Subscription>> {
         let mut state = self.state.lock();
         match std::mem::replace(&mut state.line, Line::Taken) {
             Line::Free(wire) => Some(wire),
@@ -243,12 +214,12 @@ impl Listener {
         }
     }
 
-    fn is_free(&self) -> bool {
+    pub(super) fn is_free(&self) -> bool {
         matches!(self.state.lock().line, Line::Free(_))
     }
 
     /// Gives the line back, whole or not at all.
-    fn give_back(&self, wire: Option<Box<Wire>>) {
+    fn give_back(&self, wire: Option<Box<Subscription>>) {
         let now = clock::now();
         let mut state = self.state.lock();
         let lasted = wire.as_ref().filter(|wire| now.after(wire.opened_at) >= LASTING).map(|wire| wire.node);
@@ -283,7 +254,7 @@ impl Listener {
 
     /// The node on which a waiter stands says that nobody listened there when it was asked at `asked`: the line leads to another
     /// server, as after a failover. It is cut, unless it is a later one. True if it was free, so that nobody else opens it anew.
-    fn distrust(&self, order: usize, asked: Moment) -> bool {
+    pub(super) fn distrust(&self, order: usize, asked: Moment) -> bool {
         let now = clock::now();
         let (line, breaker, first) = {
             let mut state = self.state.lock();
@@ -316,14 +287,14 @@ impl Listener {
     }
 
     /// If nobody listens, has a sleeper do it.
-    fn call_listener(&self) {
+    pub(super) fn call_listener(&self) {
         if self.is_free() {
             self.mailbox.call_listener();
         }
     }
 
     /// Listens until there is news for `slot` or the moment has come.
-    fn listen(&self, mut wire: Box<Wire>, slot: &Slot, until: Moment) -> Woken {
+    pub(super) fn listen(&self, mut wire: Box<Subscription>, slot: &Slot, until: Moment) -> Woken {
         loop {
             if let Some(woken) = slot.take() {
                 self.give_back(Some(wire));
@@ -368,11 +339,11 @@ impl Listener {
     }
 
     /// The line is better on another node, and has been on this one for a while.
-    fn should_move(&self, wire: &Wire) -> bool {
+    fn should_move(&self, wire: &Subscription) -> bool {
         self.redlock.should_leave(wire.node) && clock::now().after(wire.opened_at) >= LASTING
     }
 
-    fn dispatch(&self, message: &Value, wire: &mut Wire) {
+    fn dispatch(&self, message: &Value, wire: &mut Subscription) {
         match Heard::of(message) {
             Heard::Grant(news) => {
                 let grant = Handover { token: news.token, granted_at_us: news.granted_at_us, px_ms: news.px_ms };
@@ -392,40 +363,6 @@ fn is_haste(failure: &Failure, hurry: bool) -> bool {
     hurry && matches!(failure.reason, Reason::TimedOut)
 }
 
-impl Wire {
-    /// Waits for a message, and makes sure of the server when it has been silent for long.
-    fn hear(&mut self, now: Moment, until: Moment, patience: Duration) -> Result<Option<Value>, Failure> {
-        let mut until = until;
-        match self.asked_at {
-            Some(asked) if now.after(asked) >= patience => {
-                // The answer may have come while nobody read.
-                let message = self.connection.receive_until(now)?;
-                return match message {
-                    Some(_) => Ok(self.heard(message)),
-                    None => Err(Failure::unclear(Reason::TimedOut)),
-                };
-            }
-            Some(asked) => until = until.min(asked.saturating_add(patience)),
-            None if now.after(self.heard_at) >= PING_EVERY => {
-                self.connection.send(now.saturating_add(patience), |out| write_command(out, &[b"PING"]))?;
-                self.asked_at = Some(now);
-                until = until.min(now.saturating_add(patience));
-            }
-            None => until = until.min(self.heard_at.saturating_add(PING_EVERY)),
-        }
-        let message = self.connection.receive_until(until)?;
-        Ok(self.heard(message))
-    }
-
-    fn heard(&mut self, message: Option<Value>) -> Option<Value> {
-        if message.is_some() {
-            self.heard_at = clock::now();
-            self.asked_at = None;
-        }
-        message
-    }
-}
-
 impl State {
     /// Makes a pause of at most `longest` before the line is opened again.
     fn failed(&mut self, now: Moment, longest: Duration) {
@@ -437,85 +374,5 @@ impl State {
     fn lasted(&mut self) -> bool {
         self.failures = 0;
         std::mem::take(&mut self.told)
-    }
-}
-
-/// A thread's place to wait in.
-#[derive(Debug)]
-pub(crate) struct Ticket {
-    slot: Arc<Slot>,
-    listener: Arc<Listener>,
-}
-
-impl Ticket {
-    /// A number that differs between waiters.
-    pub(crate) fn number(&self) -> u64 {
-        self.slot.number()
-    }
-
-    /// Makes sure that a grant would be heard; blocks until `until` at the latest.
-    pub(crate) fn open_line(&self, until: Moment) -> bool {
-        self.listener.open(until, &self.slot)
-    }
-
-    /// The node on which a waiter stands says that nobody listened there when it was asked. True if the line has to be opened
-    /// anew.
-    pub(crate) fn distrust_line(&self, order: usize, asked: Moment) -> bool {
-        self.listener.distrust(order, asked)
-    }
-
-    /// The server has told its place in the line.
-    pub(crate) fn stands_at(&self, place: u64) {
-        self.listener.mailbox.stands_at(&self.slot, place);
-    }
-
-    /// Whether no other thread of this manager stands before it in the line for this lock.
-    pub(crate) fn is_front(&self) -> bool {
-        self.listener.mailbox.is_front(&self.slot)
-    }
-
-    /// Has everybody else here who waits for this lock look again.
-    pub(crate) fn neighbours_look_again(&self) {
-        self.listener.mailbox.neighbours_look_again(&self.slot);
-    }
-
-    /// If nobody listens, has a sleeper do it.
-    pub(crate) fn call_listener(&self) {
-        self.listener.call_listener();
-    }
-
-    /// Blocks until there is news or the moment has come.
-    pub(crate) fn wait(&self, until: Moment) -> Woken {
-        // Whether somebody counts on this thread to listen.
-        let mut called = false;
-        let woken = loop {
-            if let Some(woken) = self.slot.take() {
-                break woken;
-            }
-            if clock::now() >= until {
-                break Woken::Time;
-            }
-            if let Some(wire) = self.listener.take_line() {
-                called = true;
-                break self.listener.listen(wire, &self.slot, until);
-            }
-            self.slot.lie_down();
-            if !self.listener.is_free() {
-                self.slot.sleep(until);
-            }
-            called |= self.slot.get_up();
-        };
-        // Who has been granted the lock leaves for good, and calls the next one when its ticket goes.
-        if called && !matches!(woken, Woken::Granted(_)) {
-            self.listener.call_listener();
-        }
-        woken
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        self.listener.mailbox.shut(&self.slot);
-        self.listener.call_listener();
     }
 }

@@ -8,6 +8,8 @@ mod listener;
 mod mailbox;
 mod patience;
 mod struggle;
+mod subscription;
+mod ticket;
 mod vote;
 
 use std::{sync::Arc, time::Duration};

@@ -6,9 +6,9 @@
 
 mod acquire;
 mod course;
-mod farewell;
 mod gate;
 mod guardian;
+mod keyed;
 mod notice;
 mod plan;
 mod process;
@@ -26,9 +26,9 @@ use distlock::{Config, LockGuard, LockLost, LockOptions, RedisMgr, Released};
 
 use self::{
     acquire::{Asked, Telling, ask},
-    farewell::{Keyed, leave},
     gate::Gate,
     guardian::Guardian,
+    keyed::{Keyed, leave},
     plan::Plan,
     signals::Hearing,
     supervise::{Ending, Supervisor},

@@ -9,8 +9,8 @@ use signal_hook::consts::{SIGCHLD, SIGCONT};
 
 use super::{
     course::Course,
-    farewell::Keyed,
     guardian::Guardian,
+    keyed::Keyed,
     notice::Notice,
     number,
     process::Group,

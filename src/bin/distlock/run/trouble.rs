@@ -1,8 +1,9 @@
 //! `Trouble`: why the lock was not renewed the last time, for the sentence with which its command is ended.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use distlock::{HandleEvent, RenewalFailedEvent, RenewedEvent};
+use parking_lot::Mutex;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Trouble(Arc<Mutex<Option<String>>>);
@@ -10,11 +11,11 @@ pub(super) struct Trouble(Arc<Mutex<Option<String>>>);
 impl Trouble {
     /// As part of a sentence, if anything is known.
     pub(super) fn why(&self) -> Option<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 
     fn set(&self, why: Option<String>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = why;
+        *self.0.lock() = why;
     }
 }
 
