@@ -190,9 +190,11 @@ impl Call<'_, '_> {
 
     fn describe(&mut self, holder: &[u8], left: Option<i64>) -> Outcome<String> {
         let [lock, queue, fence] = [0, 1, 2].map(|at| self.keys[at].clone());
-        let token = self.on.get(&fence)?.filter(|token| digits(token)).map_or("0".into(), |token| text(&token));
+        let token = unless_wrong_type(self.on.get(&fence))?.filter(|token| digits(token));
+        let token = token.map_or("0".into(), |token| text(&token));
+        let waiters = unless_wrong_type(self.on.llen(&queue))?;
         let left = left.unwrap_or_else(|| self.on.pttl(&lock));
-        Ok(format!("{left} {token} {} {}", self.on.llen(&queue)?, text(&holder[..holder.len().min(512)])))
+        Ok(format!("{left} {token} {waiters} {}", text(&holder[..holder.len().min(512)])))
     }
 
     fn acquire(&mut self) -> Outcome<Reply> {

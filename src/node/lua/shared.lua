@@ -76,10 +76,13 @@ local function grant_next(now)
   return false
 end
 
--- "pttl token waiters holder", the holder last because it may be any text.
+-- "pttl token waiters holder", the holder last because it may be any text. Who has the lock can be told also where a token or
+-- a line of another type is beside it, which count for none. Other failures are raised by asking again.
 local function describe(holder, left)
-  local token = string.match(redis.call('GET', KEYS[3]) or '', '^%d+$') or 0
-  return (left or redis.call('PTTL', KEYS[1])) .. ' ' .. token .. ' '
-    .. redis.call('LLEN', KEYS[2]) .. ' ' .. string.sub(holder, 1, 512)
+  local read, token = pcall(redis.call, 'GET', KEYS[3])
+  if not read then token = not is_wrong_type(token) and redis.call('GET', KEYS[3]) end
+  local counted, waiters = pcall(redis.call, 'LLEN', KEYS[2])
+  if not counted then waiters = not is_wrong_type(waiters) and redis.call('LLEN', KEYS[2]) end
+  return (left or redis.call('PTTL', KEYS[1])) .. ' ' .. (string.match(token or '', '^%d+$') or 0) .. ' '
+    .. (waiters or 0) .. ' ' .. string.sub(holder, 1, 512)
 end
-

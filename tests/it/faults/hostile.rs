@@ -214,6 +214,24 @@ fn another_type_where_the_line_belongs_keeps_no_lock() {
     assert_eq!([get(&server, LOCK), get(&server, "lock:y")], [None, None]);
 }
 
+/// What is beside a lock that somebody has does not hide who that is.
+#[test]
+fn another_type_where_the_token_or_the_line_belongs_hides_no_holder() {
+    for beside in [fence_key("x"), queue_key("x")] {
+        let server = RedisServer::start();
+        let (mgr, other) = (manager(&server), manager(&server));
+        let guard = mgr.lock("x").unwrap();
+        server.cli(&["DEL", &beside]);
+        server.cli(&["HSET", &beside, "field", "precious"]);
+        assert_eq!(other.holder("x").unwrap().unwrap().id(), guard.id().as_str());
+        let refused = other.try_lock("x").unwrap_err();
+        assert_eq!(refused.holder().map(|holder| holder.id()), Some(guard.id().as_str()), "{refused}");
+        assert!(!other.release_lock("x", "somebody").unwrap());
+        assert_eq!(server.query::<String>(&["HGET", &beside, "field"]), "precious");
+        guard.release().unwrap().unwrap_released();
+    }
+}
+
 /// A line of strangers holds the server up for a moment at a time: a thousand are passed over in one go.
 #[test]
 fn a_line_of_a_million_strangers_holds_nobody_up() {
