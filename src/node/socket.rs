@@ -223,8 +223,9 @@ fn connect_first(addresses: &[SocketAddr], deadline: Moment) -> io::Result<TcpSt
         let share = left / u32::try_from(addresses.len() - index).unwrap_or(u32::MAX);
         match TcpStream::connect_timeout(address, share.max(Duration::from_micros(1))) {
             Ok(stream) => {
-                stream.set_nodelay(true)?;
-                keep_watch(&stream)?;
+                for (option, error) in keep_watch(&stream) {
+                    say!(debug, "the system refuses {option} on the connection to {address}: {error}");
+                }
                 return Ok(stream);
             }
             Err(error) => last = error,
@@ -233,17 +234,22 @@ fn connect_first(addresses: &[SocketAddr], deadline: Moment) -> io::Result<TcpSt
     Err(last)
 }
 
-/// Lets the kernel find out that a peer has gone without a word; its own defaults are hours.
-fn keep_watch(stream: &TcpStream) -> io::Result<()> {
-    sockopt::set_socket_keepalive(stream, true)?;
-    #[cfg(target_os = "linux")]
-    {
-        sockopt::set_tcp_keepidle(stream, Duration::from_secs(15))?;
-        sockopt::set_tcp_keepintvl(stream, Duration::from_secs(5))?;
-        sockopt::set_tcp_keepcnt(stream, 3)?;
-        sockopt::set_tcp_user_timeout(stream, 15_000)?;
-    }
-    Ok(())
+/// Has requests leave at once, and the kernel find out that a peer has gone without a word; its own defaults are hours. Some
+/// sandboxes refuse some of these, and all goes well without: every wait has an end of its own. Says what was refused.
+fn keep_watch(stream: &TcpStream) -> Vec<(&'static str, io::Error)> {
+    let asked = [
+        ("TCP_NODELAY", stream.set_nodelay(true)),
+        ("SO_KEEPALIVE", sockopt::set_socket_keepalive(stream, true).map_err(io::Error::from)),
+        #[cfg(target_os = "linux")]
+        ("TCP_KEEPIDLE", sockopt::set_tcp_keepidle(stream, Duration::from_secs(15)).map_err(io::Error::from)),
+        #[cfg(target_os = "linux")]
+        ("TCP_KEEPINTVL", sockopt::set_tcp_keepintvl(stream, Duration::from_secs(5)).map_err(io::Error::from)),
+        #[cfg(target_os = "linux")]
+        ("TCP_KEEPCNT", sockopt::set_tcp_keepcnt(stream, 3).map_err(io::Error::from)),
+        #[cfg(target_os = "linux")]
+        ("TCP_USER_TIMEOUT", sockopt::set_tcp_user_timeout(stream, 15_000).map_err(io::Error::from)),
+    ];
+    asked.into_iter().filter_map(|(option, set)| Some((option, set.err()?))).collect()
 }
 
 #[cfg(target_os = "linux")]
@@ -296,5 +302,16 @@ mod tests {
         let stream = connect_first(&[silent, there, silent], deadline).unwrap();
         assert_eq!(stream.peer_addr().unwrap(), there);
         drop(waiting);
+    }
+
+    /// No TCP at all, so that all options of TCP are refused.
+    #[test]
+    fn an_option_that_the_system_refuses_costs_no_connection() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        let refused = keep_watch(&TcpStream::from(OwnedFd::from(one)));
+        let options: Vec<_> = refused.iter().map(|(option, _)| *option).collect();
+        // The others are asked for all the same, and the one that is not of TCP is had.
+        let of_tcp = ["TCP_NODELAY", "TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT"];
+        assert_eq!(options, of_tcp, "{refused:?}");
     }
 }
