@@ -29,6 +29,9 @@ use crate::{
 /// A connection that was in use this short a time ago is not looked at before it is used again.
 const FRESH: Duration = Duration::from_millis(100);
 
+const TLS: &str = "its answer begins like TLS, which is not built into this version; use redis:// to a port without TLS, \
+    or to a local TLS proxy";
+
 pub(crate) struct Connection {
     endpoint: Arc<Endpoint>,
     link: Option<Link>,
@@ -345,8 +348,10 @@ impl Connection {
             Ok(value) => Ok(Some(value)),
             Err(error) if error.is_timeout() => Ok(None),
             Err(error) => {
+                let is_tls = link.is_tls();
                 self.poison();
                 let reason = match error.kind() {
+                    _ if is_tls => Reason::Garbled(TLS.into()),
                     redis::ErrorKind::Io => {
                         Reason::Io(error.detail().map_or_else(|| io::Error::other(error.to_string()), io::Error::other))
                     }

@@ -7,7 +7,7 @@ use std::{
 
 use redis::{Parser, RedisResult, Value};
 
-use super::socket::Socket;
+use super::{socket::Socket, wire::is_tls};
 use crate::clock::{self, Moment};
 
 /// No reply of a script of ours comes near this; a longer one is a fault or an attack.
@@ -34,6 +34,8 @@ pub(super) struct Link {
     pub(super) owed_since: Moment,
     /// The scripts that were sent in full.
     pub(super) taught: u8,
+    /// Whether the first that came is of TLS; `None` before.
+    tls: Option<bool>,
 }
 
 impl Link {
@@ -51,15 +53,21 @@ impl Link {
             owed: 0,
             owed_since: now,
             taught: 0,
+            tls: None,
         }
+    }
+
+    /// The other side speaks TLS, which no parser of ours reads.
+    pub(super) fn is_tls(&self) -> bool {
+        self.tls == Some(true)
     }
 
     /// Reads one value until the moment has come; what was read by then is kept for the next call.
     pub(super) fn read(&mut self, until: Moment, spin_max: Duration) -> RedisResult<Value> {
         let started = clock::now();
         let spin_until = started.saturating_add(self.spin(spin_max));
-        let Link { socket, parser, left, armed, .. } = self;
-        let mut reader = Bounded { socket, armed, until, spin_until, first_at: None, left, late: LATE_BYTES_MAX };
+        let Link { socket, parser, left, armed, tls, .. } = self;
+        let mut reader = Bounded { socket, armed, until, spin_until, first_at: None, left, late: LATE_BYTES_MAX, tls };
         let result = parser.parse_value(&mut reader);
         if let Some(first_at) = reader.first_at {
             self.used_at = first_at;
@@ -110,6 +118,7 @@ struct Bounded<'a> {
     left: &'a mut usize,
     /// How much may be read in this call after that moment.
     late: usize,
+    tls: &'a mut Option<bool>,
 }
 
 impl Bounded<'_> {
@@ -127,8 +136,9 @@ impl Bounded<'_> {
         Ok(None)
     }
 
-    fn took(&mut self, read: usize) -> usize {
+    fn took(&mut self, read: usize, buffer: &[u8]) -> usize {
         *self.left -= read;
+        self.tls.get_or_insert_with(|| is_tls(&buffer[..read]));
         self.spin_until = Moment::from_nanos(0);
         self.first_at.get_or_insert_with(clock::now);
         read
@@ -142,7 +152,7 @@ impl Read for Bounded<'_> {
         }
         let room = buffer.len().min(*self.left);
         if let Some(read) = self.spin(&mut buffer[..room])? {
-            return Ok(self.took(read));
+            return Ok(self.took(read, buffer));
         }
         loop {
             let remaining = self.until.after(clock::now());
@@ -155,7 +165,7 @@ impl Read for Bounded<'_> {
                 return match self.socket.try_read(&mut buffer[..room]) {
                     Ok(read) => {
                         self.late -= read;
-                        Ok(self.took(read))
+                        Ok(self.took(read, buffer))
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(io::ErrorKind::TimedOut.into()),
                     Err(error) => Err(error),
@@ -167,7 +177,7 @@ impl Read for Bounded<'_> {
                 *self.armed = remaining;
             }
             match self.socket.read(&mut buffer[..room]) {
-                Ok(read) => return Ok(self.took(read)),
+                Ok(read) => return Ok(self.took(read, buffer)),
                 // Stopping and continuing the process interrupts a read that has a timeout.
                 Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
                 Err(error) => return Err(error),

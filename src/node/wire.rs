@@ -23,6 +23,11 @@ pub(crate) fn exact(digits: &str) -> Option<u64> {
     digits.parse().ok().filter(|number| *number < EXACT_MAX)
 }
 
+/// Whether something begins like a record of TLS, as an alert does about a request that is no handshake. No reply does.
+pub(crate) fn is_tls(bytes: &[u8]) -> bool {
+    matches!(bytes, [0x14..=0x17, 3, ..])
+}
+
 pub(crate) fn array(out: &mut Vec<u8>, length: usize) {
     count(out, b'*', length);
 }

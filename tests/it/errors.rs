@@ -84,6 +84,16 @@ fn a_key_of_another_type_is_left_alone() {
     assert_eq!(server.keys(), [LOCK]);
 }
 
+/// As a server says that takes what it hears for a handshake that failed.
+#[test]
+fn a_port_for_tls_is_told_as_that() {
+    let server = garbage_server(b"\x15\x03\x01\x00\x02\x02\x46");
+    let mgr = RedisMgr::new(impatient(server.url())).unwrap();
+    let error = within(BOUNDED, "try_lock", || mgr.try_lock("x").unwrap_err());
+    let label = server.url().replace("redis://", "");
+    assert_sentence(&error, &label, &["could not acquire", "begins like TLS", "not built into this version", "proxy"]);
+}
+
 #[test]
 fn another_type_where_the_line_or_the_token_belongs_is_left_alone() {
     for key in [queue_key("x"), fence_key("x")] {
