@@ -78,7 +78,7 @@ impl Worker {
         if !unclear.is_empty() {
             // It may be taken after its holder has released it.
             let settled = deadline.saturating_add(LATE_SLACK);
-            state.undo(undo(unclear, settled), settled);
+            state.undos.add(undo(unclear, settled), settled);
         }
         match state.schedule.heard(generation, &said) {
             Some(Some(validity)) => {
@@ -86,7 +86,7 @@ impl Worker {
                 lease.revise(validity, now);
             }
             // Released meanwhile, perhaps before it was taken here.
-            _ if !taken.is_empty() => state.undo(undo(taken, now), now),
+            _ if !taken.is_empty() => state.undos.add(undo(taken, now), now),
             _ => {}
         }
         unclear.is_empty()

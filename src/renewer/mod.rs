@@ -186,8 +186,11 @@ impl Shared {
             let renew = state.schedule.take_due(now);
             let undo = state.undos.take_due(now);
             let errands = std::mem::take(&mut state.errands);
-            if !(over.is_empty() && dangers.is_empty() && renew.is_empty() && undo.is_none() && errands.is_empty()) {
-                return Some(Step { over, dangers, renew, undo, errands });
+            let overflowed = state.undos.take_overflowed();
+            let idle =
+                over.is_empty() && dangers.is_empty() && renew.is_empty() && undo.is_none() && errands.is_empty();
+            if !idle || overflowed {
+                return Some(Step { over, dangers, renew, undo, errands, overflowed });
             }
             let until = state.schedule.earliest().min(state.schedule.earliest_danger()).min(state.undos.earliest());
             state.asleep_until = Some(until);
@@ -221,16 +224,30 @@ impl State {
             unless_held: None,
             until: from.saturating_add(life),
         };
-        self.undo(undo(now), now);
+        self.undos.add(undo(now), now);
         if late_until > now {
             let again = late_until.saturating_add(LATE_SLACK);
-            self.undo(undo(again), again);
+            self.undos.add(undo(again), again);
         }
     }
+}
 
-    fn undo(&mut self, undo: Undo, at: Moment) {
-        if !self.undos.add(undo, at) {
-            say!(warn, "too much is waiting to be taken back; some of it is left to expire");
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{id::generate_lock_id, key::LockKey};
+
+    /// Its thread tells, which holds nothing then; a logger may ask for locks.
+    #[test]
+    fn that_too_much_is_to_be_taken_back_is_told_once_and_by_the_thread() {
+        let shared = Shared { state: Mutex::new(State::default()), changed: Condvar::new() };
+        let claim =
+            Claim { key: LockKey::new("", "x").unwrap(), id: generate_lock_id(), ttl: Duration::from_secs(600) };
+        for _ in 0..=undo::LENGTH_MAX {
+            let now = clock::now();
+            shared.state.lock().take_back(&claim, "", NodeSet::only(0), now, now);
         }
+        let told = [(); 2].map(|()| shared.next().unwrap().overflowed);
+        assert_eq!(told, [true, false]);
     }
 }

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use crate::{clock::Moment, grant::Claim, lease::Lease, redlock::NodeSet};
 
 /// Far more than a process can leave behind in the time that anything stays here; a bound on memory all the same.
-const LENGTH_MAX: usize = 65_536;
+pub(super) const LENGTH_MAX: usize = 65_536;
 const RETRY_MIN: Duration = Duration::from_millis(10);
 const RETRY_MAX: Duration = Duration::from_secs(1);
 
@@ -29,17 +29,23 @@ pub(crate) struct UndoList {
     /// By the moment of the next try, and a number that keeps equal moments apart.
     list: BTreeMap<(Moment, u64), (Undo, Duration)>,
     last: u64,
+    /// Something had to go, and nobody has been told.
+    overflowed: bool,
 }
 
 impl UndoList {
-    /// Adds one, to be tried at `at`. False when the list is full and the next one had to go.
-    pub(crate) fn add(&mut self, undo: Undo, at: Moment) -> bool {
-        let room = self.list.len() < LENGTH_MAX;
-        if !room {
+    /// Adds one, to be tried at `at`. When the list is full, the next one has to go.
+    pub(crate) fn add(&mut self, undo: Undo, at: Moment) {
+        if self.list.len() >= LENGTH_MAX {
             self.list.pop_first();
+            self.overflowed = true;
         }
         self.put(undo, at, RETRY_MIN);
-        room
+    }
+
+    /// Whether something had to go since this was last asked.
+    pub(crate) fn take_overflowed(&mut self) -> bool {
+        std::mem::take(&mut self.overflowed)
     }
 
     pub(crate) fn earliest(&self) -> Moment {
@@ -141,10 +147,10 @@ mod tests {
     #[test]
     fn the_list_is_bounded() {
         let mut list = UndoList::default();
-        for n in 0..LENGTH_MAX as u64 {
-            assert!(list.add(undo(1 << 40), at(n)));
-        }
-        assert!(!list.add(undo(1 << 40), at(1 << 30)));
+        (0..LENGTH_MAX as u64).for_each(|n| list.add(undo(1 << 40), at(n)));
+        assert!(!list.take_overflowed());
+        list.add(undo(1 << 40), at(1 << 30));
+        assert_eq!([list.take_overflowed(), list.take_overflowed()], [true, false], "told once");
         assert_eq!(list.take_all().len(), LENGTH_MAX);
     }
 }

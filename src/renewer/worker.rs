@@ -44,6 +44,8 @@ pub(super) struct Step {
     pub(super) renew: Vec<(Generation, Arc<Lease>)>,
     pub(super) undo: Option<(Undo, Duration)>,
     pub(super) errands: Vec<Errand>,
+    /// Some of what was to be taken back had to go.
+    pub(super) overflowed: bool,
 }
 
 /// What was taken down about one lock.
@@ -90,6 +92,9 @@ impl Worker {
         }
         let mut lacking = Vec::new();
         self.renew(step.renew, &mut lacking);
+        if step.overflowed {
+            say!(warn, "too much is waiting to be taken back; some of it is left to expire");
+        }
         if let Some((undo, pause)) = step.undo {
             self.apart(|worker| worker.undo(undo, pause));
         }
