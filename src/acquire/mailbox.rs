@@ -333,6 +333,24 @@ mod tests {
         assert!(!b.get_up(), "it is up");
     }
 
+    /// As long as it may sleep, with nobody to listen, whose end would have it look.
+    #[test]
+    fn closing_wakes_whoever_sleeps() {
+        let mailbox = Mailbox::default();
+        let sleepers = ["a", "b"].map(|id| {
+            let slot = mailbox.open("x", id);
+            thread::spawn(move || {
+                let until = soon();
+                slot.sleep(until);
+                (slot.take(), clock::now() < until)
+            })
+        });
+        mailbox.close();
+        for sleeper in sleepers {
+            assert_eq!(sleeper.join().unwrap(), (Some(Woken::Closed), true));
+        }
+    }
+
     #[test]
     fn who_comes_after_closing_is_turned_away() {
         let mailbox = Mailbox::default();
