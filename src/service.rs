@@ -390,7 +390,7 @@ impl Core {
             Leaving { key: &claim.key, id: claim.id.as_str().as_bytes(), waiter: &lease.place, was_held, open };
         let alone = || self.redlock.release_last(leaving, until);
         let pool_patience = patience.min(POOL_PATIENCE);
-        let Ending { outcome, unsettled, released } = match self.redlock.links(now.saturating_add(pool_patience)) {
+        let ending = match self.redlock.links(now.saturating_add(pool_patience)) {
             Ok(mut links) => self.redlock.release(&mut links, leaving, left()),
             // A lock that came after pool and renewer had been ended.
             Err(_) if self.is_closed() => alone(),
@@ -400,11 +400,17 @@ impl Core {
                 None => Ending::unheard(self.redlock.all()),
             },
         };
+        let Ending { outcome, unsettled, mut unheard, released } = ending;
         let kept =
             if outcome.is_err() && self.redlock.len() == 1 { lease.nodes() } else { lease.nodes().both(unsettled) };
         if !kept.is_empty() {
             // After a shutdown there is no background, and the lock is left to expire.
             self.renewer.undo(claim, &lease.place, kept, now);
+        }
+        unheard.retain(|(node, _)| lease.nodes().has(*node));
+        if !unheard.is_empty() {
+            // Most answers come with the next use of their connections.
+            self.renewer.doubt(claim, &lease.place, unheard, clock::now().saturating_add(self.operation_timeout()));
         }
         let failed = |trouble| self.redlock.error(trouble, Action::Release, Some(claim.key.name()));
         (outcome.map_err(failed), released)

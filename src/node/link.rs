@@ -7,7 +7,7 @@ use std::{
 
 use redis::{Parser, RedisResult, Value};
 
-use super::{socket::Socket, wire::is_tls};
+use super::{receipt::Receipts, socket::Socket, wire::is_tls};
 use crate::clock::{self, Moment};
 
 /// No reply of a script of ours comes near this; a longer one is a fault or an attack.
@@ -32,6 +32,7 @@ pub(super) struct Link {
     /// Answers under way that nobody waits for any more, and since when there are any.
     pub(super) owed: u32,
     pub(super) owed_since: Moment,
+    pub(super) receipts: Receipts,
     /// The scripts that were sent in full.
     pub(super) taught: u8,
     /// Whether the first that came is of TLS; `None` before.
@@ -52,6 +53,7 @@ impl Link {
             typical: Duration::ZERO,
             owed: 0,
             owed_since: now,
+            receipts: Receipts::default(),
             taught: 0,
             tls: None,
         }

@@ -11,6 +11,7 @@ mod failure;
 mod identity;
 mod link;
 mod reading;
+mod receipt;
 mod redis;
 mod resolve;
 mod roster;
@@ -24,6 +25,7 @@ pub(crate) use self::{
     endpoint::Endpoint,
     failure::{Failure, Reason},
     reading::{DRIFT, Reading},
+    receipt::Receipt,
     redis::{Answer, Pending, RedisNode},
     roster::Roster,
     script::{By, Call},
@@ -33,5 +35,6 @@ pub(crate) use self::{
 #[cfg(test)]
 pub(crate) use self::{
     identity::{Facts, QUESTIONS},
+    receipt::Receipts,
     wire::GrantNews,
 };

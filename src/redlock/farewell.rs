@@ -1,7 +1,7 @@
 //! `Farewell`: the few connections over which calls take their leave, one after the other, once pool and renewer have ended.
 //! Any number of them may have waited until then.
 
-use super::{Ending, Leaving, Links, NodeSet, Redlock, Trouble};
+use super::{Ending, Leaving, Links, NodeSet, Redlock, Trouble, Unheard};
 use crate::{
     clock::{self, Moment},
     node::{Failure, Reason},
@@ -72,6 +72,6 @@ impl Ending {
     /// Nobody was asked in time.
     pub(crate) fn unheard(all: NodeSet) -> Ending {
         let trouble = Trouble::Alone(Failure::unclear(Reason::TimedOut));
-        Ending { outcome: Err(trouble), unsettled: all, released: NodeSet::NONE }
+        Ending { outcome: Err(trouble), unsettled: all, unheard: Unheard::new(), released: NodeSet::NONE }
     }
 }

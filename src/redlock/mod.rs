@@ -22,7 +22,7 @@ pub(crate) use self::{
     pool::{Links, Pooled},
     quorum::{AtomicNodeSet, NodeSet, Verdict, Vote, Votes, quorum, token as agreed_token},
     release::{Ending, Leaving},
-    scatter::{Ballot, Round, Slip},
+    scatter::{Ballot, Round, Slip, Unheard},
     strongest::strongest,
     survey::Look,
     trouble::Trouble,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{
     Links, Redlock, Round, Slip, Trouble,
     quorum::{NodeSet, Vote, quorum},
-    scatter::Ballot,
+    scatter::{Ballot, Unheard},
 };
 use crate::{
     answer::NodeAnswer,
@@ -54,6 +54,8 @@ impl<'a> Leaving<'a> {
 pub(crate) struct Ending {
     pub(crate) outcome: Result<Released, Trouble>,
     pub(crate) unsettled: NodeSet,
+    /// Those that were told, and for whose answers nobody waited.
+    pub(crate) unheard: Unheard,
     /// Those that kept it until now.
     pub(crate) released: NodeSet,
 }
@@ -87,16 +89,19 @@ impl Redlock {
                     (ballot.slips[node], ballot.votes[node]) = (slip, vote);
                 }
             }
+            ballot.receipts.extend(second.receipts);
         }
         self.outcome(ballot, leaving.was_held, may_be_done)
     }
 
-    fn outcome(&self, ballot: Ballot<ReleaseReply>, was_held: bool, may_be_done: NodeSet) -> Ending {
+    fn outcome(&self, mut ballot: Ballot<ReleaseReply>, was_held: bool, may_be_done: NodeSet) -> Ending {
         let needed = quorum(self.len());
         let (mut released, mut gone, mut known) = (0, 0, 0);
         let (mut unsettled, mut kept) = (NodeSet::NONE, NodeSet::NONE);
         let mut other: Option<Holder> = None;
         let mut answers = Vec::new();
+        let mut unheard = std::mem::take(&mut ballot.receipts);
+        unheard.retain(|(node, _)| matches!(ballot.slips[*node], Slip::Open));
         for (node, slip) in ballot.slips.iter().enumerate() {
             let again = may_be_done.has(node);
             match slip {
@@ -129,7 +134,7 @@ impl Redlock {
         } else {
             Ok(Released::Gone)
         };
-        Ending { outcome, unsettled, released: kept }
+        Ending { outcome, unsettled, unheard, released: kept }
     }
 }
 

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     answer::NodeAnswer,
     clock::{self, Moment},
-    node::{Answer, By, Call, Connection, Failure, Pending, Reason, RedisNode, Socket},
+    node::{Answer, By, Call, Connection, Failure, Pending, Reason, Receipt, RedisNode, Socket},
 };
 
 /// A node that has owed an answer for this long, or has kept those who connect to it waiting, is not asked for more where the
@@ -78,7 +78,12 @@ pub(crate) enum Slip<T> {
 pub(crate) struct Ballot<T> {
     pub(crate) slips: SmallVec<[Slip<T>; 1]>,
     pub(crate) votes: SmallVec<[Option<Vote>; 8]>,
+    /// For the answers that were left behind.
+    pub(crate) receipts: Unheard,
 }
+
+/// Nodes whose answers nobody waits for.
+pub(crate) type Unheard = SmallVec<[(usize, Receipt); 1]>;
 
 impl<T> Ballot<T> {
     pub(crate) fn verdict(&self) -> Verdict {
@@ -148,6 +153,7 @@ pub(crate) fn scatter<C: Call>(
         ballot: Ballot {
             slips: nodes.iter().map(|_| Slip::NotAsked).collect(),
             votes: SmallVec::from_elem(Some(Vote::Unknown), nodes.len()),
+            receipts: Unheard::new(),
         },
         call,
         vote,
@@ -446,7 +452,10 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
                     self.links[node].poison();
                     self.failed(node, Failure::unclear(Reason::TimedOut));
                 }
-                State::Sent(..) => self.links[node].leave_unanswered(),
+                State::Sent(..) => {
+                    let receipt = self.links[node].leave_unanswered();
+                    self.ballot.receipts.extend(receipt.map(|receipt| (node, receipt)));
+                }
                 // The thread keeps the connection for the next one, or says itself that it has failed.
                 State::Connecting => self.fails(node, Failure { sent: false, reason: Reason::TimedOut }),
                 State::Idle => {}

@@ -4,6 +4,7 @@
 #[cfg(all(test, loom))]
 mod checks;
 mod desk;
+mod doubts;
 mod finish;
 mod mend;
 mod schedule;
@@ -16,6 +17,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 pub(crate) use self::schedule::Upkeep;
 use self::{
+    doubts::{Doubt, Doubts},
     schedule::{Generation, Schedule},
     undo::{Undo, UndoList},
     worker::{Step, Worker},
@@ -25,7 +27,7 @@ use crate::{
     grant::Claim,
     lease::{End, Lease},
     observer::Observer,
-    redlock::{Ending, LATE_SLACK, NodeSet, Redlock},
+    redlock::{Ending, LATE_SLACK, NodeSet, Redlock, Unheard},
     sync::{Condvar, Mutex, MutexGuard},
     threads::{self, Thread},
 };
@@ -55,6 +57,7 @@ struct Shared {
 struct State {
     schedule: Schedule,
     undos: UndoList,
+    doubts: Doubts,
     errands: Vec<Errand>,
     /// Set when it is time to end: until when the server may still be talked to.
     stop: Option<Moment>,
@@ -127,6 +130,21 @@ impl LockRenewer {
         true
     }
 
+    /// Takes a claim back, at `until`, on those of these nodes that have not said by then that it is given up.
+    pub(crate) fn doubt(&self, claim: &Claim, waiter: &str, unheard: Unheard, until: Moment) {
+        let doubt = Doubt { claim: claim.clone(), waiter: waiter.to_owned(), unheard, until };
+        let mut state = self.shared.state.lock();
+        // What has been sent is left to itself at a shutdown.
+        if state.stop.is_some() {
+            return;
+        }
+        if !state.doubts.add(doubt) {
+            state.undos.overflow();
+        }
+        let due = state.doubts.earliest();
+        self.shared.wake_before(state, due);
+    }
+
     /// Releases over the renewer's own connections, for a caller who finds the pool exhausted. `None` when it has been
     /// stopped, does not get to it in time, or is the caller.
     pub(crate) fn release(&self, claim: &Claim, waiter: &str, was_held: bool, deadline: Moment) -> Option<Ending> {
@@ -184,6 +202,7 @@ impl Shared {
             let over = state.schedule.take_over(now);
             let dangers = state.schedule.take_dangers(now);
             let renew = state.schedule.take_due(now);
+            state.take_back_doubtful(now);
             let undo = state.undos.take_due(now);
             let errands = std::mem::take(&mut state.errands);
             let overflowed = state.undos.take_overflowed();
@@ -192,7 +211,8 @@ impl Shared {
             if !idle || overflowed {
                 return Some(Step { over, dangers, renew, undo, errands, overflowed });
             }
-            let until = state.schedule.earliest().min(state.schedule.earliest_danger()).min(state.undos.earliest());
+            let undos = state.undos.earliest().min(state.doubts.earliest());
+            let until = state.schedule.earliest().min(state.schedule.earliest_danger()).min(undos);
             state.asleep_until = Some(until);
             clock::park(&self.changed, &mut state, until);
             state.asleep_until = None;
@@ -228,6 +248,13 @@ impl State {
         if late_until > now {
             let again = late_until.saturating_add(LATE_SLACK);
             self.undos.add(undo(again), again);
+        }
+    }
+
+    /// What was given up, and a node has not said so in all this time.
+    fn take_back_doubtful(&mut self, now: Moment) {
+        while let Some((doubt, nodes)) = self.doubts.take_due(now) {
+            self.take_back(&doubt.claim, &doubt.waiter, nodes, now, now);
         }
     }
 }

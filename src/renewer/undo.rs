@@ -43,6 +43,11 @@ impl UndoList {
         self.put(undo, at, RETRY_MIN);
     }
 
+    /// Something that would have come to it had to go before.
+    pub(crate) fn overflow(&mut self) {
+        self.overflowed = true;
+    }
+
     /// Whether something had to go since this was last asked.
     pub(crate) fn take_overflowed(&mut self) -> bool {
         std::mem::take(&mut self.overflowed)

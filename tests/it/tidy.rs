@@ -33,11 +33,12 @@ const FLOORS: [&[&str]; 20] = [
 ];
 
 /// Files that decide and touch nothing: what they need to know of the world comes in as values.
-const THINKERS: [&str; 18] = [
+const THINKERS: [&str; 19] = [
     "renewer/schedule.rs",
     "renewer/schedule/danger.rs",
     "renewer/schedule/room.rs",
     "renewer/undo.rs",
+    "renewer/doubts.rs",
     "acquire/patience.rs",
     "grant.rs",
     "lease.rs",

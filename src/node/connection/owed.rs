@@ -5,7 +5,7 @@ use redis::Value;
 use super::Connection;
 use crate::{
     clock::{self, Moment},
-    node::failure::Failure,
+    node::{Receipt, failure::Failure},
 };
 
 /// With this many answers outstanding a connection is given up.
@@ -30,6 +30,7 @@ impl Connection {
         if let Some(link) = &mut self.link {
             link.owed -= 1;
             link.owed_since = now;
+            link.receipts.take(matches!(value, Value::ServerError(_)));
         }
         self.refuse_errors(value)
     }
@@ -41,14 +42,14 @@ impl Connection {
     }
 
     /// Does not wait for the answer that is under way; whatever goes over this connection next is carried out after
-    /// it, and answered after it.
-    pub(crate) fn leave_unanswered(&mut self) {
-        if let Some(link) = &mut self.link {
-            if link.owed == 0 {
-                link.owed_since = clock::now();
-            }
-            link.owed += 1;
+    /// it, and answered after it. `None` if there is no connection any more.
+    pub(crate) fn leave_unanswered(&mut self) -> Option<Receipt> {
+        let link = self.link.as_mut()?;
+        if link.owed == 0 {
+            link.owed_since = clock::now();
         }
+        link.owed += 1;
+        Some(link.receipts.write(link.owed))
     }
 }
 

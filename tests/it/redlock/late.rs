@@ -7,7 +7,7 @@ use distlock::{LockLost, RedisMgr};
 use super::{await_nowhere, brisk, expect_a_quorum, impatient, kept_on, key, manager, no_quorum, patient};
 use crate::{
     kit::{BOUNDED, IMPATIENT, SECOND, UnwrapReleased, fence_key, in_thread, lease, lost, queued, timed, within},
-    support::{Armed, CEILING, Fault, Nodes, Worker, contains, eventually},
+    support::{Armed, CEILING, Fault, Nodes, Worker, contains, eventually, eventually_some},
 };
 
 /// A stranger holds a majority, so that an acquisition is lost without the first node, which is stopped.
@@ -220,11 +220,7 @@ fn a_node_to_which_a_release_is_on_its_way_keeps_no_lock_alive() {
     for node in [0, 1] {
         nodes.server(node).query::<()>(&["SET", &key("x"), "a stranger", "PX", "600000"]);
     }
-    let is_release = |words: &[Vec<u8>]| {
-        let named = |name: &str| words.iter().any(|word| word == name.as_bytes());
-        named("lock:x") && named("distlock:queue:{lock:x}") && !["try", "join", "look"].into_iter().any(named)
-    };
-    let held = nodes.proxy(2).on_request(is_release, Fault::HoldRequest);
+    let held = nodes.proxy(2).on_request(releases_x, Fault::HoldRequest);
     let taking = in_thread(&mgr, "x", |mgr, name| mgr.lock_with(name, &lease(18 * SECOND)));
     held.wait_fired();
     [1, 0].into_iter().for_each(|node| drop(nodes.server(node).cli(&["DEL", &key("x")])));
@@ -281,4 +277,78 @@ fn a_request_from_before_the_nodes_agreed_on_a_token_leaves_nothing() {
     held.let_go();
     eventually("the request has arrived", CEILING, || scripts(&nodes, 2) > before);
     within(40 * SECOND, "undoing", || await_nowhere(&nodes, "x"));
+}
+
+/// The release of this lock, over whichever connection.
+fn releases_x(words: &[Vec<u8>]) -> bool {
+    let named = |name: &str| words.iter().any(|word| word == name.as_bytes());
+    named("lock:x") && named("distlock:queue:{lock:x}") && !["try", "join", "look"].into_iter().any(named)
+}
+
+/// A lock that all three nodes keep, given up while its release is held up in front of the last one, so that nobody waits for
+/// that answer. The last one's word was heard when it was taken, so that nothing else is to be undone there.
+fn released_without_the_last(nodes: &Nodes, mgr: &RedisMgr) -> Armed {
+    eventually("all are connected, and know the scripts", CEILING, || {
+        kept_on(nodes, &mgr.lock("y").unwrap()).len() == nodes.len()
+    });
+    let guard = eventually_some("all of them keep it", CEILING, || {
+        let unheard = nodes.proxy(1).on_request(contains("lock:x"), Fault::HoldReply);
+        let guard = mgr.lock_with("x", &lease(600 * SECOND)).unwrap();
+        unheard.disarm();
+        unheard.let_go();
+        (kept_on(nodes, &guard) == [0, 1, 2]).then_some(guard)
+    });
+    let held = nodes.proxy(2).on_request(releases_x, Fault::HoldRequest);
+    within(BOUNDED, "releasing", || guard.release().unwrap()).unwrap_released();
+    held.wait_fired();
+    held
+}
+
+/// The script was thrown away before the request came, which is refused for that. Whoever asks next over that connection finds
+/// the refusal, or nobody does.
+#[test]
+fn a_release_that_is_refused_when_nobody_waits_for_it_is_made_up_for() {
+    for found in [true, false] {
+        let nodes = Nodes::start(3).behind_proxies(&[1, 2]);
+        let mgr = RedisMgr::new(brisk(&nodes)).unwrap();
+        let held = released_without_the_last(&nodes, &mgr);
+        let before = scripts(&nodes, 2);
+        nodes.server(2).query::<()>(&["SCRIPT", "FLUSH"]);
+        held.let_go();
+        if found {
+            eventually("it has been refused", CEILING, || scripts(&nodes, 2) > before);
+            drop(mgr.lock("y").unwrap());
+        }
+        await_nowhere(&nodes, "x");
+    }
+}
+
+/// The connection breaks, and the request with it.
+#[test]
+fn a_release_that_never_arrives_when_nobody_waits_for_it_is_made_up_for() {
+    let nodes = Nodes::start(3).behind_proxies(&[1, 2]);
+    let mgr = RedisMgr::new(brisk(&nodes)).unwrap();
+    let _held = released_without_the_last(&nodes, &mgr);
+    nodes.proxy(2).reset_all();
+    await_nowhere(&nodes, "x");
+}
+
+/// Its answer is lost, so that it is asked for once more, when somebody else has the lock.
+#[test]
+fn a_release_that_is_made_up_for_in_vain_takes_nothing_from_the_next() {
+    let nodes = Nodes::start(3).behind_proxies(&[1, 2]);
+    let mgr = RedisMgr::new(brisk(&nodes)).unwrap();
+    let held = released_without_the_last(&nodes, &mgr);
+    let again = nodes.proxy(2).on_request(releases_x, Fault::HoldRequest);
+    held.let_go();
+    await_nowhere(&nodes, "x");
+    let next = eventually_some("all of them keep it", CEILING, || {
+        let guard = manager(&nodes).lock("x").unwrap();
+        (kept_on(&nodes, &guard) == [0, 1, 2]).then_some(guard)
+    });
+    again.wait_fired();
+    let before = scripts(&nodes, 2);
+    again.let_go();
+    eventually("it has been asked for again", CEILING, || scripts(&nodes, 2) > before);
+    assert_eq!(kept_on(&nodes, &next), [0, 1, 2]);
 }

@@ -1,0 +1,116 @@
+//! `Doubts`: locks given up by a quorum of the nodes, while others had been told and had not answered. Where one refuses, or
+//! has never got the request, it would be kept for its whole lease. Pure.
+
+use std::collections::VecDeque;
+
+use crate::{
+    clock::Moment,
+    grant::Claim,
+    redlock::{NodeSet, Unheard},
+};
+
+/// A bound on memory. Far more than can be in doubt at a time: an answer that comes is read with the next one.
+const LENGTH_MAX: usize = 65_536;
+
+#[derive(Debug)]
+pub(crate) struct Doubt {
+    pub(crate) claim: Claim,
+    /// Its entry in the queue, or empty.
+    pub(crate) waiter: String,
+    pub(crate) unheard: Unheard,
+    /// What is in doubt then is taken back.
+    pub(crate) until: Moment,
+}
+
+impl Doubt {
+    /// The nodes that may not have done it.
+    pub(super) fn nodes(&self) -> NodeSet {
+        self.unheard.iter().filter(|(_, receipt)| !receipt.is_settled()).map(|(node, _)| *node).collect()
+    }
+}
+
+/// In the order in which they came, which is about that of their ends.
+#[derive(Debug, Default)]
+pub(crate) struct Doubts(VecDeque<Doubt>);
+
+impl Doubts {
+    /// False when there were too many and the oldest one had to go.
+    pub(super) fn add(&mut self, doubt: Doubt) -> bool {
+        while self.0.pop_front_if(|doubt| doubt.nodes().is_empty()).is_some() {}
+        let room = self.0.len() < LENGTH_MAX;
+        if !room {
+            self.0.pop_front();
+        }
+        self.0.push_back(doubt);
+        room
+    }
+
+    /// When there may be something to take back.
+    pub(super) fn earliest(&self) -> Moment {
+        self.0.front().map_or(Moment::NEVER, |doubt| doubt.until)
+    }
+
+    /// The next one that has come to its end at `now`, and the nodes on which it is in doubt still.
+    pub(super) fn take_due(&mut self, now: Moment) -> Option<(Doubt, NodeSet)> {
+        while let Some(doubt) = self.0.pop_front_if(|doubt| doubt.until <= now || doubt.nodes().is_empty()) {
+            let nodes = doubt.nodes();
+            if !nodes.is_empty() {
+                return Some((doubt, nodes));
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{id::generate_lock_id, key::LockKey, node::Receipts};
+    use std::time::Duration;
+
+    fn at(millis: u64) -> Moment {
+        Moment::from_nanos(millis * 1_000_000)
+    }
+
+    fn doubt(links: &mut [Receipts], until: u64) -> Doubt {
+        let claim = Claim { key: LockKey::new("", "x").unwrap(), id: generate_lock_id(), ttl: Duration::from_secs(1) };
+        let unheard = links.iter_mut().enumerate().map(|(node, receipts)| (node, receipts.write(1))).collect();
+        Doubt { claim, waiter: String::new(), unheard, until: at(until) }
+    }
+
+    #[test]
+    fn what_is_in_doubt_at_its_end_is_taken_back_where_it_is() {
+        let mut links = [Receipts::default(), Receipts::default(), Receipts::default()];
+        let mut doubts = Doubts::default();
+        doubts.add(doubt(&mut links, 100));
+        links[1].take(false);
+        links[2].take(true);
+        assert!(doubts.take_due(at(99)).is_none());
+        assert_eq!(doubts.earliest(), at(100));
+        let (_, nodes) = doubts.take_due(at(100)).unwrap();
+        assert_eq!(nodes, NodeSet::only(0).with(NodeSet::only(2)));
+        assert!(doubts.take_due(at(100)).is_none());
+    }
+
+    #[test]
+    fn what_has_been_answered_is_dropped_with_the_next_one() {
+        let (mut links, mut doubts) = ([Receipts::default()], Doubts::default());
+        for until in 0..1_000 {
+            assert!(doubts.add(doubt(&mut links, until)));
+            assert_eq!(doubts.0.len(), 1);
+            links[0].take(false);
+        }
+        assert!(doubts.take_due(at(0)).is_none());
+        assert_eq!(doubts.earliest(), Moment::NEVER, "nobody wakes up for it");
+    }
+
+    #[test]
+    fn the_list_is_bounded() {
+        let (mut links, mut doubts) = ([Receipts::default()], Doubts::default());
+        for until in 0..LENGTH_MAX as u64 {
+            assert!(doubts.add(doubt(&mut links, until)));
+        }
+        assert!(!doubts.add(doubt(&mut links, 1 << 30)));
+        assert_eq!((doubts.0.len(), doubts.earliest()), (LENGTH_MAX, at(1)));
+    }
+}
