@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use crossbeam_channel::Receiver;
 
-use crate::sync::{Condvar, MutexGuard};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 #[cfg(feature = "testing")]
 use crate::testing;
@@ -100,6 +100,15 @@ pub(crate) fn park<T>(condvar: &Condvar, guard: &mut MutexGuard<'_, T>, until: M
         if !span.is_zero() {
             condvar.wait_for(guard, span.min(LONGEST_PARK));
         }
+    }
+}
+
+/// Waits until then, for nothing else.
+pub(crate) fn rest(until: Moment) {
+    let (nobody, never) = (Mutex::new(()), Condvar::new());
+    let mut guard = nobody.lock();
+    while now() < until {
+        park(&never, &mut guard, until);
     }
 }
 

@@ -137,7 +137,8 @@ impl LockGuard {
     /// # Errors
     ///
     /// [`LockError::Unavailable`] when the server does not answer: the release is then repeated in the background
-    /// until the lock has expired. [`LockError::Refused`] when the server refuses.
+    /// until the lock has expired. [`LockError::Refused`] when the server refuses; with `READONLY`, as a former master does
+    /// until its name leads to the next one, only after an operation timeout.
     pub fn release(mut self) -> Result<Released> {
         self.release_in_place()
     }

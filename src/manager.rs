@@ -88,7 +88,8 @@ impl RedisMgr {
     ///
     /// # Errors
     ///
-    /// [`LockError::Unavailable`] when the server has been away for as long as the lease, and those of
+    /// [`LockError::Unavailable`] when the server has been away for as long as the lease, [`LockError::Refused`] with the code
+    /// `READONLY` when it has been a replica for as long, as a former master is until its name leads to the next one, and those of
     /// [`lock_with`](Self::lock_with).
     pub fn lock(&self, name: &str) -> Result<LockGuard> {
         self.lock_with(name, &LockOptions::new())

@@ -28,7 +28,7 @@ use crate::{
     metrics::Metrics,
     node::calls::Inspected,
     observer::{Hold, Observer, Wait},
-    redlock::{Ending, Leaving, Look, NodeSet, Pooled, Redlock, Slip, Trouble, label},
+    redlock::{Ending, Leaving, Look, NodeSet, Pooled, Redlock, Slip, Trouble, label, past_a_failover},
     released::Released,
     renewer::{LockRenewer, Registration, Upkeep, tell_loss},
 };
@@ -386,21 +386,22 @@ impl Core {
         let until = now.saturating_add(patience);
         let left = || until.after(clock::now());
         let open = lease.late.open;
-        let leaving =
-            Leaving { key: &claim.key, id: claim.id.as_str().as_bytes(), waiter: &lease.place, was_held, open };
-        let alone = || self.redlock.release_last(leaving, until);
-        let pool_patience = patience.min(POOL_PATIENCE);
-        let ending = match self.redlock.links(now.saturating_add(pool_patience)) {
-            Ok(mut links) => self.redlock.release(&mut links, leaving, left()),
-            // A lock that came after pool and renewer had been ended.
-            Err(_) if self.is_closed() => alone(),
-            Err(_) => match self.renewer.release(claim, &lease.place, was_held, until) {
-                Some(ending) => ending,
-                None if self.is_closed() => alone(),
-                None => Ending::unheard(self.redlock.all()),
-            },
+        let ask = |may_be_done| {
+            let (id, waiter) = (claim.id.as_str().as_bytes(), lease.place.as_str());
+            let leaving = Leaving { key: &claim.key, id, waiter, was_held, open, may_be_done };
+            let alone = || self.redlock.release_last(leaving, until);
+            match self.redlock.links(clock::now().saturating_add(POOL_PATIENCE).min(until)) {
+                Ok(mut links) => self.redlock.release(&mut links, leaving, left()),
+                // A lock that came after pool and renewer had been ended.
+                Err(_) if self.is_closed() => alone(),
+                Err(_) => match self.renewer.release(claim, waiter, was_held, may_be_done, until) {
+                    Some(ending) => ending,
+                    None if self.is_closed() => alone(),
+                    None => Ending::unheard(self.redlock.all()),
+                },
+            }
         };
-        let Ending { outcome, unsettled, mut unheard, released } = ending;
+        let Ending { outcome, unsettled, mut unheard, released, .. } = past_a_failover(until, ask);
         let kept =
             if outcome.is_err() && self.redlock.len() == 1 { lease.nodes() } else { lease.nodes().both(unsettled) };
         if !kept.is_empty() {
@@ -435,10 +436,17 @@ impl Core {
 
     fn release_by(&self, key: &LockKey, id: &[u8], was_held: bool, deadline: Moment) -> Result<Released> {
         let failed = |trouble| self.redlock.error(trouble, Action::Release, Some(key.name()));
-        let links = self.redlock.links(deadline);
-        let mut links = links.map_err(|failure| failed(Trouble::Alone(failure)))?;
-        let leaving = Leaving { key, id, waiter: "", was_held, open: NodeSet::NONE };
-        self.redlock.release(&mut links, leaving, deadline.after(clock::now())).outcome.map_err(failed)
+        let ask = |may_be_done| match self.redlock.links(deadline) {
+            Ok(mut links) => {
+                let leaving = Leaving { key, id, waiter: "", was_held, open: NodeSet::NONE, may_be_done };
+                self.redlock.release(&mut links, leaving, deadline.after(clock::now()))
+            }
+            Err(failure) => {
+                let outcome = Err(Trouble::Alone(failure));
+                Ending { outcome, may_be_done, ..Ending::unheard(self.redlock.all()) }
+            }
+        };
+        past_a_failover(deadline, ask).outcome.map_err(failed)
     }
 
     /// Takes the lock away from whoever holds it, a quorum of the nodes or some of them; true if it did.
@@ -475,6 +483,7 @@ impl Core {
                 waiter,
                 was_held: false,
                 open: NodeSet::NONE,
+                may_be_done: NodeSet::NONE,
             };
             let ending = self.redlock.release_last(leaving, clock::now().saturating_add(patience));
             if let Err(trouble) = ending.outcome {

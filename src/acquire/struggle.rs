@@ -32,15 +32,17 @@ impl Attempt<'_> {
         let (passing, sent, silence) = (trouble.is_passing(), trouble.sent(), trouble.is_silence());
         // Nothing is unclear about a server that was not reached, and who does not want to wait does not want to retry.
         let in_vain = self.limit == self.started && !sent && !silence;
-        // A connection may have stayed with a former master.
-        let demoted = failures == 1 && trouble.is_about_a_replica();
+        // A connection may have stayed with a former master, and so may the name for a while: who has time waits for it.
+        let replica = trouble.is_about_a_replica();
+        let demoted = failures == 1 && replica;
+        let comes_back = passing && !in_vain || replica && now < self.limit;
         // Without a limit of the caller's, a server that stays away for a whole lease is reported. Who is in line needs
         // no connection to be told that it is its turn; and a quarantine ends by itself.
         let waits_on =
             self.limit != Moment::NEVER || (self.in_line && trouble.is_pool_exhausted()) || trouble.is_quarantine();
         let patience = since.saturating_add(self.claim.ttl.max(silent));
         let patience = if waits_on { Moment::NEVER } else { patience };
-        if (passing && !in_vain || demoted) && now < hard_limit.min(patience) {
+        if (comes_back || demoted) && now < hard_limit.min(patience) {
             // A connection that went stale is replaced at once, and a reading of the server's clock is by every answer.
             let stale = failures == 1 && (sent || silence || demoted);
             if !silence {

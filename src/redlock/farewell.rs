@@ -71,7 +71,7 @@ impl Redlock {
 impl Ending {
     /// Nobody was asked in time.
     pub(crate) fn unheard(all: NodeSet) -> Ending {
-        let trouble = Trouble::Alone(Failure::unclear(Reason::TimedOut));
-        Ending { outcome: Err(trouble), unsettled: all, unheard: Unheard::new(), released: NodeSet::NONE }
+        let outcome = Err(Trouble::Alone(Failure::unclear(Reason::TimedOut)));
+        Ending { outcome, unsettled: all, unheard: Unheard::new(), released: NodeSet::NONE, may_be_done: all }
     }
 }

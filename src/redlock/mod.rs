@@ -21,7 +21,7 @@ use self::{farewell::Farewell, pool::ConnectionPool, scatter::scatter};
 pub(crate) use self::{
     pool::{Links, Pooled},
     quorum::{AtomicNodeSet, NodeSet, Verdict, Vote, Votes, quorum, token as agreed_token},
-    release::{Ending, Leaving},
+    release::{Ending, Leaving, past_a_failover},
     scatter::{Ballot, Round, Slip, Unheard},
     strongest::strongest,
     survey::Look,

@@ -16,6 +16,10 @@ use crate::{
     released::Released,
 };
 
+/// Between tries at a server that is no master.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+const PAUSE_MAX: Duration = Duration::from_millis(200);
+
 /// What is to be released.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Leaving<'a> {
@@ -27,6 +31,8 @@ pub(crate) struct Leaving<'a> {
     pub(crate) was_held: bool,
     /// Nodes that have not answered yet when they were asked for it.
     pub(crate) open: NodeSet,
+    /// Nodes where an earlier try may have been carried out, of which the answer is lost.
+    pub(crate) may_be_done: NodeSet,
 }
 
 impl<'a> Leaving<'a> {
@@ -58,6 +64,32 @@ pub(crate) struct Ending {
     pub(crate) unheard: Unheard,
     /// Those that kept it until now.
     pub(crate) released: NodeSet,
+    /// Those where it may have been carried out without our hearing of it, for the next try.
+    pub(crate) may_be_done: NodeSet,
+}
+
+/// Has the one server asked again, ever more seldom, while it is a master no more and the name does not lead to the next one yet.
+/// `release` is told where its earlier tries may have been carried out. Nobody keeps a connection during the pauses.
+pub(crate) fn past_a_failover(until: Moment, mut release: impl FnMut(NodeSet) -> Ending) -> Ending {
+    let mut ending = release(NodeSet::NONE);
+    let (mut pause, mut demoted) = (PAUSE_MIN, false);
+    while let Err(trouble) = &ending.outcome {
+        demoted |= trouble.is_about_a_replica();
+        // On its way to the next one the name may also lead to nobody.
+        let may_help = demoted && (trouble.is_about_a_replica() || trouble.is_passing());
+        let next = clock::now().saturating_add(pause);
+        // A try is worth nothing without the time for an answer.
+        if !may_help || next.saturating_add(pause) >= until {
+            break;
+        }
+        clock::rest(next);
+        pause = (pause * 2).min(PAUSE_MAX);
+        let again = release(ending.may_be_done);
+        let silence = matches!(&again.outcome, Err(trouble) if trouble.is_silence());
+        // That time ran out says less than what was said before.
+        ending = if silence { Ending { outcome: ending.outcome, ..again } } else { again };
+    }
+    ending
 }
 
 impl Redlock {
@@ -79,16 +111,16 @@ impl Redlock {
         let started = clock::now();
         // Half the time, so that there is another half.
         let mut ballot = ask(leaving.round(self.all(), started.saturating_add(patience / 2)));
-        let mut may_be_done = NodeSet::NONE;
+        let mut may_be_done = leaving.may_be_done.with(ballot.broken());
         let repeat = repeatable(&ballot);
         if !repeat.is_empty() && (self.len() == 1 || !is_certain(&ballot, leaving.was_held)) {
-            may_be_done = ballot.broken();
             let second = ask(leaving.round(repeat, started.saturating_add(patience)));
             for (node, (slip, vote)) in second.slips.into_iter().zip(second.votes).enumerate() {
                 if repeat.has(node) {
                     (ballot.slips[node], ballot.votes[node]) = (slip, vote);
                 }
             }
+            may_be_done = may_be_done.with(ballot.broken());
             ballot.receipts.extend(second.receipts);
         }
         self.outcome(ballot, leaving.was_held, may_be_done)
@@ -134,7 +166,7 @@ impl Redlock {
         } else {
             Ok(Released::Gone)
         };
-        Ending { outcome, unsettled, unheard, released: kept }
+        Ending { outcome, unsettled, unheard, released: kept, may_be_done }
     }
 }
 

@@ -72,6 +72,8 @@ struct Errand {
     /// Its place in line, or empty.
     waiter: String,
     was_held: bool,
+    /// Nodes where an earlier try may have been carried out.
+    may_be_done: NodeSet,
     deadline: Moment,
     answer: Sender<Ending>,
 }
@@ -147,7 +149,14 @@ impl LockRenewer {
 
     /// Releases over the renewer's own connections, for a caller who finds the pool exhausted. `None` when it has been
     /// stopped, does not get to it in time, or is the caller.
-    pub(crate) fn release(&self, claim: &Claim, waiter: &str, was_held: bool, deadline: Moment) -> Option<Ending> {
+    pub(crate) fn release(
+        &self,
+        claim: &Claim,
+        waiter: &str,
+        was_held: bool,
+        may_be_done: NodeSet,
+        deadline: Moment,
+    ) -> Option<Ending> {
         if threads::is_current(self.own) {
             return None;
         }
@@ -156,7 +165,8 @@ impl LockRenewer {
         if state.stop.is_some() {
             return None;
         }
-        state.errands.push(Errand { claim: claim.clone(), waiter: waiter.to_owned(), was_held, deadline, answer });
+        let (claim, waiter) = (claim.clone(), waiter.to_owned());
+        state.errands.push(Errand { claim, waiter, was_held, may_be_done, deadline, answer });
         self.shared.wake_before(state, Moment::from_nanos(0));
         clock::await_answer(&answered, deadline)
     }

@@ -320,7 +320,7 @@ impl Worker {
     }
 
     pub(super) fn run_errand(&mut self, errand: Errand) {
-        let Errand { claim, waiter, was_held, deadline, answer } = errand;
+        let Errand { claim, waiter, was_held, may_be_done, deadline, answer } = errand;
         let patience = deadline.after(clock::now());
         let leaving = Leaving {
             key: &claim.key,
@@ -328,6 +328,7 @@ impl Worker {
             waiter: &waiter,
             was_held,
             open: NodeSet::NONE,
+            may_be_done,
         };
         if !patience.is_zero() {
             let redlock = self.desk.redlock.clone();

@@ -1,5 +1,6 @@
 //! The catalogue of faults in docs/faults.md: those that no other test injects on its way.
 
+mod failover;
 mod hostile;
 mod lifecycle;
 mod logger;

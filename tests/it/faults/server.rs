@@ -16,13 +16,13 @@ use crate::{
 const LEASE: Duration = Duration::from_secs(3);
 
 /// Makes one server the replica of another, and waits until it has everything.
-fn follow(replica: &RedisServer, master: &RedisServer) {
+pub(super) fn follow(replica: &RedisServer, master: &RedisServer) {
     replica.cli(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]);
     let is_up = || replica.query::<String>(&["INFO", "replication"]).contains("master_link_status:up");
     eventually("the replica is up", CEILING, is_up);
 }
 
-fn promote(replica: &RedisServer) {
+pub(super) fn promote(replica: &RedisServer) {
     replica.cli(&["REPLICAOF", "NO", "ONE"]);
 }
 
