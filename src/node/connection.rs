@@ -131,7 +131,7 @@ impl Connection {
     /// The same as `close` for one that is in doubt.
     pub(crate) fn poison(&mut self) {
         if let Some(link) = self.link.take() {
-            self.broken = Some(link.opened_at);
+            self.broken.get_or_insert(link.opened_at);
         }
     }
 

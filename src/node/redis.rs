@@ -151,13 +151,22 @@ impl RedisNode {
 
     /// Makes sure of a connection.
     pub(crate) fn connect(&self, connection: &mut Connection, deadline: Moment) -> Result<(), Failure> {
-        let knocking = self.door.knock(clock::now());
+        let begun = clock::now();
+        let knocking = self.door.knock(begun);
         let connected = connection.connect(deadline);
         if connected.is_ok() {
             self.door.opened(clock::now());
         }
         drop(knocking);
-        self.note_contact(connection.take_broken(), &connected);
+        let mut broken = connection.take_broken();
+        let hurried = deadline.after(begun) < self.operation_timeout / 2;
+        let out_of_time = matches!(&connected, Err(Failure { reason: Reason::TimedOut, .. }));
+        let failed = connected.is_err() && !(hurried && out_of_time);
+        if !failed {
+            // Who was in a hurry has not found out by this one that the server is away.
+            broken = broken.filter(|opened_at| *opened_at < begun);
+        }
+        self.note_contact(broken, failed, matches!(connected, Ok(Some(_))));
         let Some(greeting) = connected? else { return Ok(()) };
         let Greeting { reading, identity } = greeting;
         // A new connection may lead to another server with another clock.
@@ -196,13 +205,13 @@ impl RedisNode {
 
     /// Tells when the server is there again. A connection that broke, but had been made before that was last told, broke
     /// in the same outage.
-    fn note_contact(&self, broken: Option<Moment>, connected: &Result<Option<Greeting>, Failure>) {
+    fn note_contact(&self, broken: Option<Moment>, failed: bool, connected: bool) {
         let now = clock::now();
         let mut contact = self.contact.lock();
-        if broken.is_some_and(|opened_at| opened_at >= contact.mended_at) || connected.is_err() {
+        if failed || broken.is_some_and(|opened_at| opened_at >= contact.mended_at) {
             contact.away_since.get_or_insert(now);
         }
-        if !matches!(connected, Ok(Some(_))) {
+        if !connected {
             return;
         }
         if let Some(since) = contact.away_since.take() {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use distlock::RedisMgr;
 
 use crate::{
-    kit::{IMPATIENT, SECOND, UnwrapReleased, impatient, lease, lost, manager, patient, waiter},
-    support::{CEILING, FaultProxy, RedisServer, eventually},
+    kit::{IMPATIENT, SECOND, UnwrapReleased, impatient, lease, lost, manager, patient, proxied, waiter},
+    support::{CEILING, Fault, FaultProxy, RedisServer, command, eventually},
 };
 
 #[test]
@@ -91,6 +91,23 @@ fn failures_and_outages_are_counted() {
     proxy.heal();
     drop(mgr.lock("y").unwrap());
     assert_eq!(mgr.metrics().reconnected(), 1);
+}
+
+/// Whose own time is over before it is connected has not found out anything about the server.
+#[test]
+fn who_has_no_time_to_connect_counts_no_outage() {
+    let (server, proxy, mgr) = proxied(patient);
+    let holder = manager(&server).lock("x").unwrap();
+    let greeting = proxy.on_request(command("time"), Fault::HoldRequest);
+    eventually("one is cut short while it connects", CEILING, || {
+        assert!(mgr.try_lock_for("x", Duration::from_millis(50)).unwrap_err().is_contended());
+        greeting.fired() > 0
+    });
+    greeting.let_go();
+    let waiting = waiter(&server, &mgr, "x");
+    drop(holder);
+    drop(waiting.join().unwrap().unwrap());
+    assert_eq!(mgr.metrics().reconnected(), 0);
 }
 
 #[test]
