@@ -9,7 +9,7 @@ use crate::{
         BOUNDED, SECOND, UnwrapReleased, await_gone, brisk, fence_key, foreign_release, foreign_take, get, impatient,
         in_thread, label, lease, manager, patient, proxied, pttl, queue_key, waiter, within,
     },
-    support::{Fault, FaultProxy, RedisServer, any_request, command, contains, eventually},
+    support::{CEILING, Fault, FaultProxy, RedisServer, any_request, command, contains, eventually},
 };
 
 const LOCK: &str = "lock:x";
@@ -200,19 +200,16 @@ fn an_old_request_for_less_takes_nothing_from_a_lease() {
 
 #[test]
 fn a_doubled_reply_is_not_taken_for_the_next_answer() {
-    let (server, proxy, mgr) = proxied(patient);
+    let (server, proxy, mgr) = proxied(|url| patient(url).ttl(10 * CEILING));
     let doubled = proxy.on_request(contains(LOCK), Fault::DuplicateReply).forever();
     for _ in 0..20 {
         let guard = mgr.lock("x").unwrap();
         assert_eq!(get(&server, LOCK).as_deref(), Some(guard.id().as_str()));
         assert!(mgr.try_lock("x").unwrap_err().is_contended());
-        let id = guard.id().clone();
         guard.release().unwrap().unwrap_released();
-        // Where the second reply came late, `try_lock` had to ask twice, and its first request may have had to wait for so
-        // long that it found the lock free. Then it is taken back, long before it expires.
-        let left = get(&server, LOCK);
-        assert!(left.as_deref() != Some(id.as_str()) && (left.is_none() || pttl(&server, LOCK) != -1), "{left:?}");
-        eventually("it is free", 15 * SECOND, || get(&server, LOCK).is_none());
+        // Where the second reply to something else came late, a call had to ask twice, and its first request may have had to
+        // wait for so long that it found the lock free. Then it is taken back, long before it expires.
+        eventually("it is free", CEILING, || get(&server, LOCK).is_none());
     }
     assert!(doubled.fired() >= 60);
 }

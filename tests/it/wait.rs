@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle},
     time::Duration,
@@ -461,17 +461,19 @@ fn who_cannot_wait_keeps_nobody_out_of_the_line() {
     let (server, proxy, mgr) = proxied(brisk);
     let holder = manager(&server).lock("x").unwrap();
     proxy.on_request(command("subscribe"), Fault::DelayReply(Duration::from_millis(30))).forever();
-    let stop = Arc::new(AtomicBool::new(false));
+    let (stop, calls) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let hasty = [(); 4].map(|()| {
-        let stop = stop.clone();
+        let (stop, calls) = (stop.clone(), calls.clone());
         in_thread(&mgr, "x", move |mgr, name| {
             while !stop.load(Ordering::Relaxed) {
                 assert!(mgr.try_lock_for(name, Duration::from_millis(10)).is_err());
+                calls.fetch_add(1, Ordering::Relaxed);
             }
         })
     });
     let tried = || server.commandstats().get("subscribe").copied().unwrap_or(0);
-    eventually("they have tried to get a line", CEILING, || tried() > 9);
+    // Where that takes longer than they have, they do not even get to try.
+    eventually("they have tried to get a line", CEILING, || tried() > 9 || calls.load(Ordering::Relaxed) > 500);
     let waiting = in_thread(&mgr, "x", |mgr, name| mgr.lock(name));
     eventually("it stands in line", BOUNDED, || queued(&server, "x") > 0);
     stop.store(true, Ordering::Relaxed);
