@@ -194,7 +194,7 @@ fn a_frozen_wrapper_whose_command_had_to_be_ended_says_so() {
 fn a_wrapper_that_freezes_while_it_ends_its_command_has_it_killed() {
     let scene = Scene::new();
     let script = "trap 'echo >$DIR/asked' TERM; echo $$ >$DIR/pid; while :; do sleep 1; done";
-    let (mut job, pid) = scene.running(&["--ttl", "3s", "--grace", "5s"], script);
+    let (mut job, pid) = scene.running(&["--ttl", "9s", "--grace", "5s"], script);
     scene.server.cli(&["DEL", "lock:x"]);
     scene.line("asked");
     job.signal(Signal::STOP);
@@ -209,7 +209,7 @@ fn a_wrapper_that_freezes_while_it_ends_its_command_has_it_killed() {
 #[test]
 fn nobody_misses_a_guardian_that_is_killed() {
     let scene = Scene::new();
-    let (mut job, _) = scene.running(&["--ttl", "3s"], "echo $$ >$DIR/pid; read -r line; exit 3");
+    let (mut job, _) = scene.running(&["--ttl", "9s"], "echo $$ >$DIR/pid; read -r line; exit 3");
     let guardian = scene.guardian();
     signal(guardian, Signal::KILL);
     eventually("it is buried", CEILING, || crate::support::process_state(guardian).is_none());

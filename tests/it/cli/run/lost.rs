@@ -48,7 +48,7 @@ fn a_lock_that_vanishes_ends_the_command() {
 #[test]
 fn a_lock_that_is_forced_away_ends_the_command() {
     let scene = Scene::new();
-    let (job, _) = scene.running(&["--ttl", "3s"], STAY);
+    let (job, _) = scene.running(&["--ttl", "9s"], STAY);
     let mgr = scene.manager();
     assert!(mgr.force_release("x").unwrap());
     expect_lost(&scene, job, "the server does not know it");
@@ -58,7 +58,7 @@ fn a_lock_that_is_forced_away_ends_the_command() {
 #[test]
 fn a_lock_that_is_forced_to_the_next_in_line_stays_there() {
     let scene = Scene::new();
-    let (job, _) = scene.running(&["--ttl", "3s"], STAY);
+    let (job, _) = scene.running(&["--ttl", "9s"], STAY);
     let mut next = scene.run(&["--ttl", LONG], "echo >$DIR/next; read -r line; exit 3");
     scene.await_line(1);
     assert!(scene.manager().force_release("x").unwrap());
@@ -137,7 +137,7 @@ fn a_renewal_that_is_late_ends_no_command() {
 fn a_command_that_ends_well_when_its_lock_is_lost_has_lost_it_all_the_same() {
     let scene = Scene::new();
     let script = "trap 'echo >$DIR/asked; exit 0' TERM; echo $$ >$DIR/pid; while :; do sleep 600 & wait $!; done";
-    let (job, _) = scene.running(&["--ttl", "3s", "--grace", "10m"], script);
+    let (job, _) = scene.running(&["--ttl", "9s", "--grace", "10m"], script);
     scene.server.cli(&["DEL", KEY]);
     expect_lost(&scene, job, "the server does not know it");
     assert_eq!(scene.read("asked"), "\n");
@@ -146,7 +146,7 @@ fn a_command_that_ends_well_when_its_lock_is_lost_has_lost_it_all_the_same() {
 #[test]
 fn a_command_that_does_not_listen_is_killed_after_the_grace_period() {
     let scene = Scene::new();
-    let (job, pid) = scene.running(&["--ttl", "3s", "--grace", "500ms"], STUBBORN);
+    let (job, pid) = scene.running(&["--ttl", "9s", "--grace", "500ms"], STUBBORN);
     let other = scene.number("other");
     scene.server.cli(&["DEL", KEY]);
     expect_lost(&scene, job, "the server does not know it");
@@ -157,7 +157,7 @@ fn a_command_that_does_not_listen_is_killed_after_the_grace_period() {
 #[test]
 fn a_command_that_is_stopped_is_ended_too() {
     let scene = Scene::new();
-    let (job, pid) = scene.running(&["--ttl", "3s", "--grace", "10m"], STAY);
+    let (job, pid) = scene.running(&["--ttl", "9s", "--grace", "10m"], STAY);
     signal(pid, Signal::STOP);
     await_state(pid, 'T');
     scene.server.cli(&["DEL", KEY]);
@@ -196,7 +196,7 @@ fn a_loss_that_only_the_release_finds_out_is_told_too() {
 #[test]
 fn a_command_that_is_stopped_keeps_its_lock() {
     let scene = Scene::new();
-    let (mut job, pid) = scene.running(&["--ttl", "3s"], "echo $$ >$DIR/pid; exec sleep 600");
+    let (mut job, pid) = scene.running(&["--ttl", "9s"], "echo $$ >$DIR/pid; exec sleep 600");
     signal(pid, Signal::STOP);
     await_state(pid, 'T');
     scene.await_renewals(4);

@@ -24,7 +24,7 @@ pub(super) fn full() -> (PipeReader, PipeWriter) {
 #[test]
 fn what_nobody_reads_holds_nothing_up() {
     let scene = Scene::new();
-    let options = ["--ttl", "3s", "--grace", "1s", "--max-hold", "1s"];
+    let options = ["--ttl", "9s", "--grace", "1s", "--max-hold", "1s"];
     let (_unread, err) = full();
     let mut job = scene.start_saying(scene.command(&options, &["sh", "-c", "exec yes >&2"]), err);
     assert_eq!(job.code(), 124);
@@ -35,7 +35,7 @@ fn what_nobody_reads_holds_nothing_up() {
 fn a_loss_of_which_nobody_reads_ends_the_command_all_the_same() {
     let scene = Scene::new();
     let (_unread, err) = full();
-    let command = scene.command(&["--ttl", "3s"], &["sh", "-c", "echo >$DIR/runs; exec sleep 600"]);
+    let command = scene.command(&["--ttl", "9s"], &["sh", "-c", "echo >$DIR/runs; exec sleep 600"]);
     let mut job = scene.start_saying(command, err);
     scene.line("runs");
     scene.server.cli(&["DEL", KEY]);
@@ -59,7 +59,7 @@ fn who_waits_gets_the_lock_and_gives_it_up_without_being_read() {
 fn a_log_that_nobody_reads_keeps_nobody_from_renewing() {
     let scene = Scene::new();
     let (_unread, err) = std::io::pipe().unwrap();
-    let mut command = scene.command(&["--ttl", "3s"], &["sh", "-c", "echo >$DIR/runs; exec yes >&2"]);
+    let mut command = scene.command(&["--ttl", "9s"], &["sh", "-c", "echo >$DIR/runs; exec yes >&2"]);
     command.env("DISTLOCK_LOG", "trace");
     let mut job = scene.start_saying(command, err);
     scene.line("runs");
@@ -87,7 +87,7 @@ fn a_terminal_that_is_stopped_holds_nothing_up() {
     let environment = scene.environment();
     let environment: Vec<_> = environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
     let script = "echo >$DIR/runs; exec sleep 600";
-    let args = ["--timeout", "20s", "run", "--ttl", "3s", "--max-hold", "2s", "x", "--", "sh", "-c", script];
+    let args = ["--timeout", "20s", "run", "--ttl", "9s", "--max-hold", "2s", "x", "--", "sh", "-c", script];
     let mut terminal = Pty::start_with(80, 24, &args, &environment);
     scene.line("runs");
     terminal.press("\x13");
