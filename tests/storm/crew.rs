@@ -62,7 +62,12 @@ impl Crew {
     fn start(&mut self, index: usize) -> Outcome<Worker> {
         let watchdog = Watchdog::start();
         let order = Order { seed: self.dice.u64(..), ..self.orders[index].clone() };
-        let mut process = Command::new(env::current_exe()?).args(order.words()).stdin(Stdio::piped()).spawn()?;
+        let program = env::current_exe()?;
+        let mut process = Command::new(&program)
+            .args(order.words())
+            .stdin(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("cannot start {} as a worker: {error}", program.display()))?;
         watchdog.guard(process.id());
         let input = process.stdin.take();
         Ok(Worker { process, input, continue_at: None, _watchdog: watchdog })
