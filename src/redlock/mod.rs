@@ -1,5 +1,6 @@
 //! What N independent nodes decide together (Redlock). One node is the quorum of one, by the same path.
 
+mod ballot;
 mod farewell;
 mod greeter;
 mod inspect;
@@ -17,16 +18,17 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 
-use self::{farewell::Farewell, pool::ConnectionPool, scatter::scatter};
 pub(crate) use self::{
+    ballot::{Ballot, Slip, Unheard},
     pool::{Links, Pooled},
     quorum::{AtomicNodeSet, NodeSet, Verdict, Vote, Votes, quorum, token as agreed_token},
     release::{Ending, Leaving, past_a_failover},
-    scatter::{Ballot, Round, Slip, Unheard},
+    scatter::Round,
     strongest::strongest,
     survey::Look,
     trouble::Trouble,
 };
+use self::{farewell::Farewell, pool::ConnectionPool, scatter::scatter};
 use crate::{
     clock::{self, Moment},
     error::{Action, LockError},

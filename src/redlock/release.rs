@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::{
     Links, Redlock, Round, Slip, Trouble,
+    ballot::{Ballot, Unheard},
     quorum::{NodeSet, Vote, quorum},
-    scatter::{Ballot, Unheard},
 };
 use crate::{
     answer::NodeAnswer,

@@ -2,7 +2,7 @@
 
 use super::{
     Redlock,
-    scatter::{Ballot, Slip},
+    ballot::{Ballot, Slip},
 };
 use crate::{
     answer::{Answers, NodeAnswer},
