@@ -110,11 +110,13 @@ impl Redlock {
     ) -> Ending {
         let started = clock::now();
         // Half the time, so that there is another half.
-        let mut ballot = ask(leaving.round(self.all(), started.saturating_add(patience / 2)));
+        let first = leaving.round(self.all(), started.saturating_add(patience / 2));
+        let mut ballot = ask(Round { retried: true, ..first });
         let mut may_be_done = leaving.may_be_done.with(ballot.broken());
         let repeat = repeatable(&ballot);
         if !repeat.is_empty() && (self.len() == 1 || !is_certain(&ballot, leaving.was_held)) {
-            let second = ask(leaving.round(repeat, started.saturating_add(patience)));
+            let second = leaving.round(repeat, started.saturating_add(patience));
+            let second = ask(Round { before: ballot.votes.clone(), ..second });
             for (node, (slip, vote)) in second.slips.into_iter().zip(second.votes).enumerate() {
                 if repeat.has(node) {
                     (ballot.slips[node], ballot.votes[node]) = (slip, vote);

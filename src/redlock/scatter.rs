@@ -34,6 +34,10 @@ pub(crate) struct Round<'a> {
     pub(crate) grace: Duration,
     /// Everybody's answer is wanted, whatever the verdict.
     pub(crate) all: bool,
+    /// Who fails is asked again: that too many have is no verdict.
+    pub(crate) retried: bool,
+    /// How those voted before who are not asked again, if there was a round before this one.
+    pub(crate) before: SmallVec<[Option<Vote>; 8]>,
     /// These nodes' answers are wanted, if they come soon.
     pub(crate) ears: NodeSet,
     /// The last node first.
@@ -51,6 +55,8 @@ impl Round<'_> {
             connect_by: deadline,
             grace: Duration::ZERO,
             all: false,
+            retried: false,
+            before: SmallVec::new(),
             ears: NodeSet::NONE,
             backwards: false,
             meanwhile: None,
@@ -72,16 +78,14 @@ pub(crate) fn scatter<C: Call>(
     call: impl Fn(usize) -> C,
     vote: impl Fn(usize, &C::Reply) -> Vote,
 ) -> Ballot<C::Reply> {
+    let unasked = |node: usize| round.before.get(node).copied().flatten().filter(|_| !round.to.has(node));
+    let votes = (0..nodes.len()).map(|node| Some(unasked(node).unwrap_or(Vote::Unknown))).collect();
     let mut asking = Asking {
         nodes,
         links,
         round,
         states: nodes.iter().map(|_| State::Idle).collect(),
-        ballot: Ballot {
-            slips: nodes.iter().map(|_| Slip::NotAsked).collect(),
-            votes: SmallVec::from_elem(Some(Vote::Unknown), nodes.len()),
-            receipts: Unheard::new(),
-        },
+        ballot: Ballot { slips: nodes.iter().map(|_| Slip::NotAsked).collect(), votes, receipts: Unheard::new() },
         call,
         vote,
         greeter: None,
@@ -231,7 +235,7 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
                 continue;
             }
             let now = clock::now();
-            if !decided && !self.round.all && self.ballot.verdict() != Verdict::Open {
+            if !decided && !self.round.all && self.is_decided() {
                 decided = true;
                 let grace = if self.waits_for_ears() { self.round.grace.max(EAR_GRACE) } else { self.round.grace };
                 deadline = deadline.min(now.saturating_add(grace));
@@ -250,6 +254,14 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
             if !heard && clock::now() >= deadline {
                 return;
             }
+        }
+    }
+
+    fn is_decided(&self) -> bool {
+        match self.ballot.verdict() {
+            Verdict::Won | Verdict::Lost => true,
+            Verdict::Unreachable => !self.round.retried,
+            Verdict::Open => false,
         }
     }
 

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use distlock::{LockGuard, RedisMgr};
 
-use super::{TTL, await_renewals, brisk, expect_a_quorum, kept_on, key, manager, patient};
+use super::{TTL, await_renewals, brisk, expect_a_quorum, kept_on, key, late::releases_x, manager, patient};
 use crate::{
     kit::{BOUNDED, SECOND, UnwrapReleased, in_thread, lease, queued, timed, within},
-    support::{CEILING, Fault, FaultProxy, Nodes, any_request, eventually, garbage_server},
+    support::{CEILING, Fault, FaultProxy, Nodes, any_request, eventually, eventually_some, garbage_server},
 };
 
 /// The first node, on which waiters line up; one in the middle; two of which the first is one; the last two.
@@ -217,4 +217,33 @@ fn a_node_that_lets_nobody_in_is_not_connected_to_by_everybody() {
         let guard = mgr.lock("x").unwrap();
         kept_on(&nodes, &guard).len() == 3
     });
+}
+
+/// Nodes of which the first has died since it gave a lock, the middle one is slow, and the way to the last one breaks.
+fn held_in_bad_times(go_wrong: impl FnOnce(&Nodes)) {
+    let nodes = Nodes::start(3).behind_proxies(&[1, 2]);
+    let mgr = manager(&nodes);
+    let guard = eventually_some("all of them keep it", CEILING, || {
+        let guard = mgr.lock("x").unwrap();
+        (kept_on(&nodes, &guard) == [0, 1, 2]).then_some(guard)
+    });
+    nodes.kill(0);
+    let reset = nodes.proxy(2).on_request(releases_x, Fault::ResetAfterRequest);
+    go_wrong(&nodes);
+    within(BOUNDED, "releasing", || guard.release().unwrap()).unwrap_released();
+    assert_eq!(reset.fired(), 1);
+}
+
+const LATER: Duration = Duration::from_millis(300);
+
+/// When two of three have failed there is no quorum, but one of them is asked again, and what the third says counts then too.
+#[test]
+fn a_release_hears_those_who_are_well_before_it_asks_the_others_again() {
+    held_in_bad_times(|nodes| drop(nodes.proxy(1).on_request(releases_x, Fault::DelayReply(LATER)).forever()));
+}
+
+/// What the third has said counts, when it is about the others.
+#[test]
+fn a_release_hears_those_whom_it_asks_again() {
+    held_in_bad_times(|nodes| drop(nodes.proxy(2).on_request(releases_x, Fault::DelayReply(LATER)).forever()));
 }

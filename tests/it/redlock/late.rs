@@ -280,7 +280,7 @@ fn a_request_from_before_the_nodes_agreed_on_a_token_leaves_nothing() {
 }
 
 /// The release of this lock, over whichever connection.
-fn releases_x(words: &[Vec<u8>]) -> bool {
+pub(super) fn releases_x(words: &[Vec<u8>]) -> bool {
     let named = |name: &str| words.iter().any(|word| word == name.as_bytes());
     named("lock:x") && named("distlock:queue:{lock:x}") && !["try", "join", "look"].into_iter().any(named)
 }
