@@ -11,6 +11,8 @@ use crate::{
 
 /// A bound on memory. Far more than can be in doubt at a time: an answer that comes is read with the next one.
 const LENGTH_MAX: usize = 65_536;
+/// So many are never gone through for those that have been answered.
+const SHORT: usize = 64;
 
 #[derive(Debug)]
 pub(crate) struct Doubt {
@@ -31,28 +33,38 @@ impl Doubt {
 
 /// In the order in which they came, which is about that of their ends.
 #[derive(Debug, Default)]
-pub(crate) struct Doubts(VecDeque<Doubt>);
+pub(crate) struct Doubts {
+    list: VecDeque<Doubt>,
+    /// How many the last sweep has left; the next one is due when there are twice as many.
+    left: usize,
+}
 
 impl Doubts {
     /// False when there were too many and the oldest one had to go.
     pub(super) fn add(&mut self, doubt: Doubt) -> bool {
-        while self.0.pop_front_if(|doubt| doubt.nodes().is_empty()).is_some() {}
-        let room = self.0.len() < LENGTH_MAX;
-        if !room {
-            self.0.pop_front();
+        while self.list.pop_front_if(|doubt| doubt.nodes().is_empty()).is_some() {}
+        // Many may have been answered behind one that has not.
+        self.left = self.left.min(self.list.len());
+        if self.list.len() >= SHORT.max(2 * self.left) {
+            self.list.retain(|doubt| !doubt.nodes().is_empty());
+            self.left = self.list.len();
         }
-        self.0.push_back(doubt);
+        let room = self.list.len() < LENGTH_MAX;
+        if !room {
+            self.list.pop_front();
+        }
+        self.list.push_back(doubt);
         room
     }
 
     /// When there may be something to take back.
     pub(super) fn earliest(&self) -> Moment {
-        self.0.front().map_or(Moment::NEVER, |doubt| doubt.until)
+        self.list.front().map_or(Moment::NEVER, |doubt| doubt.until)
     }
 
     /// The next one that has come to its end at `now`, and the nodes on which it is in doubt still.
     pub(super) fn take_due(&mut self, now: Moment) -> Option<(Doubt, NodeSet)> {
-        while let Some(doubt) = self.0.pop_front_if(|doubt| doubt.until <= now || doubt.nodes().is_empty()) {
+        while let Some(doubt) = self.list.pop_front_if(|doubt| doubt.until <= now || doubt.nodes().is_empty()) {
             let nodes = doubt.nodes();
             if !nodes.is_empty() {
                 return Some((doubt, nodes));
@@ -97,11 +109,25 @@ mod tests {
         let (mut links, mut doubts) = ([Receipts::default()], Doubts::default());
         for until in 0..1_000 {
             assert!(doubts.add(doubt(&mut links, until)));
-            assert_eq!(doubts.0.len(), 1);
+            assert_eq!(doubts.list.len(), 1);
             links[0].take(false);
         }
         assert!(doubts.take_due(at(0)).is_none());
         assert_eq!(doubts.earliest(), Moment::NEVER, "nobody wakes up for it");
+    }
+
+    /// One connection lies idle with an answer that nobody reads, while others are in use.
+    #[test]
+    fn what_has_been_answered_does_not_pile_up_behind_what_has_not() {
+        let (mut idle, mut busy) = ([Receipts::default()], [Receipts::default()]);
+        let mut doubts = Doubts::default();
+        doubts.add(doubt(&mut idle, 1 << 30));
+        for _ in 0..2 * LENGTH_MAX {
+            assert!(doubts.add(doubt(&mut busy, 1 << 30)));
+            busy[0].take(false);
+            assert!(doubts.list.len() <= 1_000, "{}", doubts.list.len());
+        }
+        assert!(doubts.take_due(at(1 << 30)).is_some(), "it had to go for those that are done");
     }
 
     #[test]
@@ -111,6 +137,6 @@ mod tests {
             assert!(doubts.add(doubt(&mut links, until)));
         }
         assert!(!doubts.add(doubt(&mut links, 1 << 30)));
-        assert_eq!((doubts.0.len(), doubts.earliest()), (LENGTH_MAX, at(1)));
+        assert_eq!((doubts.list.len(), doubts.earliest()), (LENGTH_MAX, at(1)));
     }
 }
