@@ -90,9 +90,9 @@ mod tests {
     }
 
     /// Asks, and does not wait for the answer.
-    fn ask(connection: &mut Connection) {
+    fn ask(connection: &mut Connection) -> Receipt {
         connection.send(Moment::NEVER, |out| write_command(out, &[b"PING"])).unwrap();
-        connection.leave_unanswered();
+        connection.leave_unanswered().unwrap()
     }
 
     #[test]
@@ -104,6 +104,28 @@ mod tests {
         }
         assert!(!connection.is_ready() && !connection.is_connected());
         server.join().unwrap();
+    }
+
+    /// Otherwise every release over several nodes would be asked for twice.
+    #[test]
+    fn an_answer_settles_its_receipt_whoever_comes_upon_it() {
+        let (mut connection, server) = connected(b"+OK\r\n");
+        let found_before_asking = ask(&mut connection);
+        assert!(!found_before_asking.is_settled());
+        Socket::await_any(&[connection.socket().unwrap()], patiently(), Duration::ZERO);
+        assert!(connection.is_ready() && found_before_asking.is_settled());
+
+        let found_in_front = ask(&mut connection);
+        Socket::await_any(&[connection.socket().unwrap()], patiently(), Duration::ZERO);
+        connection.send(Moment::NEVER, |out| write_command(out, &[b"PING"])).unwrap();
+        connection.receive(patiently()).unwrap();
+        assert!(found_in_front.is_settled());
+
+        let lost = ask(&mut connection);
+        connection.poison();
+        server.join().unwrap();
+        assert!(!lost.is_settled(), "nobody has read it");
+        assert!(connection.leave_unanswered().is_none());
     }
 
     const REPLICA: &[u8] = b"-READONLY You can't write against a read only replica.\r\n";
