@@ -1,7 +1,7 @@
 //! `Lease`: the one living thing that a guard and the renewer share. Held, until it is released or lost; the first end
 //! wins and is final.
 
-use std::{fmt, sync::OnceLock};
+use std::{fmt, sync::OnceLock, time::Duration};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
@@ -17,6 +17,10 @@ use crate::{
     },
     token::FencingToken,
 };
+
+/// So often a holder keeps the last token from being forgotten, as it would be a day after it was given. Also with leases of
+/// a day, renewed every third of it, the token outlives the lock.
+const KEEP_TOKEN_EVERY: Duration = Duration::from_secs(6 * 3_600);
 
 /// Stands for "ended" in the deadline: no moment is before it.
 const ENDED: u64 = 0;
@@ -81,6 +85,13 @@ impl Lease {
     /// Until when the holder may believe; long ago when the lease has ended.
     pub(crate) fn deadline(&self) -> Moment {
         Moment::from_nanos(self.deadline.load(Ordering::Acquire))
+    }
+
+    /// Whether a renewal at `now` is to keep the token too: it is the first to be confirmed in the hold's next six hours.
+    pub(crate) fn has_to_keep_token(&self, now: Moment) -> bool {
+        let confirmed = self.deadline().saturating_sub(self.claim.ttl);
+        let turn = |at| self.hold.held(at).as_secs() / KEEP_TOKEN_EVERY.as_secs();
+        turn(now) > turn(confirmed)
     }
 
     /// The nodes that may keep the lock.
@@ -267,6 +278,20 @@ mod tests {
         lease.end(End::Lost(LockLost::Gone));
         let shown = format!("{lease:?}");
         assert!(shown.contains("LockKey(\"x\")") && shown.contains("Gone"), "{shown}");
+    }
+
+    #[test]
+    fn the_token_is_kept_by_the_first_renewal_that_is_confirmed_in_each_six_hours() {
+        let hours = |hours: u64| at(hours * 3_600_000_000_000);
+        let mut lease = lease(0);
+        lease.claim.ttl = Duration::from_secs(3_600);
+        lease.deadline = AtomicU64::new(hours(1).as_nanos());
+        assert!(!lease.has_to_keep_token(at(1)));
+        assert!(lease.revise(hours(6), at(2)));
+        assert!(!lease.has_to_keep_token(at(hours(6).as_nanos() - 1)));
+        assert!(lease.has_to_keep_token(hours(6)) && lease.has_to_keep_token(hours(6)), "until it is confirmed");
+        assert!(lease.revise(hours(8), at(3)));
+        assert!(!lease.has_to_keep_token(hours(8)) && lease.has_to_keep_token(hours(12)));
     }
 
     #[derive(Clone, Debug)]

@@ -176,6 +176,8 @@ pub(crate) struct Renewal<'a> {
     pub(crate) lock: &'a str,
     pub(crate) id: &'a str,
     pub(crate) ttl_ms: u64,
+    /// The key of its token, where that is to live on.
+    pub(crate) fence: Option<[&'a str; 3]>,
 }
 
 pub(crate) struct Renew<'a>(pub(crate) &'a [Renewal<'a>]);
@@ -200,9 +202,13 @@ impl Call for Renew<'_> {
     }
 
     fn encode(&self, by: By, nonce: u64, _: u64, out: &mut Vec<u8>) {
-        RENEW.begin(by, self.0.len(), 1 + 2 * self.0.len(), out);
+        let fences = self.0.iter().filter_map(|renewal| renewal.fence);
+        RENEW.begin(by, self.0.len() + fences.clone().count(), 1 + 2 * self.0.len(), out);
         for renewal in self.0 {
             bulk(out, &[renewal.lock.as_bytes()]);
+        }
+        for fence in fences {
+            bulk(out, &fence.map(str::as_bytes));
         }
         number(out, nonce);
         for renewal in self.0 {
@@ -315,9 +321,16 @@ mod tests {
         assert_eq!(asked(&release(true), &keys), ["me", "w", in_time]);
         assert_eq!(asked(&release(false), &keys), ["me", "w", ""]);
         assert_eq!(asked(&Inspect(&key), &keys), [""; 0]);
-        let renewals =
-            [("a", "i", 1), ("b", "j", 2), ("c", "k", 3)].map(|(lock, id, ttl_ms)| Renewal { lock, id, ttl_ms });
+        let renewals = [("a", "i", 1), ("b", "j", 2), ("c", "k", 3)].map(|(lock, id, ttl_ms)| Renewal {
+            lock,
+            id,
+            ttl_ms,
+            fence: None,
+        });
         assert_eq!(asked(&Renew(&renewals), &["a", "b", "c"].map(str::to_owned)), ["i", "1", "j", "2", "k", "3"]);
+        let fenced = [renewals[0], Renewal { fence: Some(key.fence()), ..renewals[1] }, renewals[2]];
+        let keys = ["a", "b", "c", &keys[2]].map(str::to_owned);
+        assert_eq!(asked(&Renew(&fenced), &keys), ["i", "1", "j", "2", "k", "3"]);
         assert_eq!(words(&Ping, By::Hash), ["PING"]);
         assert!(Ping.script().is_none());
     }
@@ -408,7 +421,7 @@ mod tests {
     #[test]
     fn times_that_cannot_be_are_refused() {
         let key = LockKey::new("", "x").unwrap();
-        let renewals = [Renewal { lock: "a", id: "i", ttl_ms: 1 }];
+        let renewals = [Renewal { lock: "a", id: "i", ttl_ms: 1, fence: None }];
         let release = Release { key: &key, id: b"", waiter: "", in_time: false };
         // The last that leaves a year, the next, and the last that Lua can count with.
         for (now, is_time) in [("8975663254740991", true), ("8975663254740992", false), ("9007199254740991", false)] {
@@ -423,7 +436,10 @@ mod tests {
 
     #[test]
     fn a_batch_needs_an_answer_for_each_lock() {
-        let renewals = [Renewal { lock: "a", id: "i", ttl_ms: 1 }, Renewal { lock: "b", id: "j", ttl_ms: 1 }];
+        let renewals = [
+            Renewal { lock: "a", id: "i", ttl_ms: 1, fence: None },
+            Renewal { lock: "b", id: "j", ttl_ms: 1, fence: None },
+        ];
         let reply = |answers: Vec<Value>| Value::Array([vec![text("1 3")], answers].concat());
         assert_eq!(
             Renew(&renewals).read(1, reply(vec![Value::Int(1), text("somebody")])),
@@ -453,7 +469,7 @@ mod tests {
         #[test]
         fn no_reply_panics(value in any_value()) {
             let key = LockKey::new("", "x").unwrap();
-            let renewals = [Renewal { lock: "a", id: "i", ttl_ms: 1 }];
+            let renewals = [Renewal { lock: "a", id: "i", ttl_ms: 1, fence: None }];
             acquire(&key).read(9, value.clone());
             Release { key: &key, id: b"", waiter: "", in_time: false }.read(9, value.clone());
             Renew(&renewals).read(9, value.clone());

@@ -164,6 +164,7 @@ impl Worker {
                 lock: lease.claim.key.lock(),
                 id: lease.claim.id.as_str(),
                 ttl_ms: lease.claim.ttl_ms(),
+                fence: lease.has_to_keep_token(now).then(|| lease.claim.key.fence()),
             })
             .collect();
         if renewals.is_empty() {

@@ -99,7 +99,8 @@ impl Pair {
         self.nonce += 1;
         let nonce = self.nonce.to_string();
         let keys: Vec<&str> = match (script, self.rng.bool()) {
-            (Script::Renew, _) => vec![KEYS[0], KEYS[3]],
+            (Script::Renew, true) => vec![KEYS[0], KEYS[3]],
+            (Script::Renew, false) => vec![KEYS[0], KEYS[3], KEYS[5]],
             (Script::Survey, _) => KEYS.to_vec(),
             (_, first) => KEYS[if first { 0..3 } else { 3..6 }].to_vec(),
         };

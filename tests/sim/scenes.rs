@@ -14,12 +14,20 @@ use super::{
     world::{Clock, Life, MS, SEC, Sim, Stalls, Time, here, live_in},
 };
 
+const HOUR: Time = 3_600 * SEC;
+const FENCE: &[u8] = b"distlock:fence:{lock:x}";
+const AHEAD: &[u8] = b"5000000000000000";
+
 /// A network and nodes without faults, and one process on it.
 fn scene(nodes: usize, act: impl FnOnce(&Sim, &RedisMgr) -> Result<()> + 'static) {
+    scene_with(nodes, 10 * SEC, act);
+}
+
+fn scene_with(nodes: usize, ttl: Time, act: impl FnOnce(&Sim, &RedisMgr) -> Result<()> + 'static) {
     let sim = Sim::new(7, false);
     let mut plan = Plan::new(&mut sim.rng.borrow_mut());
     plan.nodes = nodes;
-    (plan.ttl, plan.operation_timeout, plan.claim_window) = (10 * SEC, SEC, SEC);
+    (plan.ttl, plan.operation_timeout, plan.claim_window) = (ttl, SEC, SEC);
     (plan.link, plan.stalls, plan.breaks, plan.pool_size) = (Link::default(), Stalls::default(), 0, 10);
     live_in(Some(sim.clone()));
     let (users, ears) = (RefCell::default(), RefCell::default());
@@ -222,6 +230,28 @@ fn a_release_that_a_shutdown_falls_into_takes_one_operation_timeout() {
             let (outcome, took) = timed(sim, || guard.release());
             assert!(outcome.is_err() && took <= SEC + 10 * MS, "{outcome:?} after {} ms", took / MS);
             drop(taken);
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn a_lock_that_is_held_for_days_has_a_token_still() {
+    for (nodes, ttl) in [(1, HOUR), (1, 17 * HOUR), (1, 24 * HOUR), (3, HOUR)] {
+        scene_with(nodes, ttl, move |sim, mgr| {
+            // As if a clock had been years ahead, so that no clock makes up for a token that is forgotten.
+            for node in &mut sim.net.borrow_mut().servers {
+                let now_us = node.now_us(sim.now.get());
+                node.fake.keys.open(now_us, false).set(FENCE, AHEAD, 60_000).expect("there is room");
+            }
+            let guard = mgr.lock("x")?;
+            sim.sleep(72 * HOUR);
+            let holder = mgr.holder("x")?.expect("it is held");
+            assert_eq!(holder.id(), guard.id().as_str());
+            assert!(holder.held_for().is_some(), "nobody knows since when: {holder}");
+            let token = guard.fencing_token();
+            assert_eq!(guard.release()?, Released::Released);
+            assert!(mgr.lock("x")?.fencing_token() > token);
             Ok(())
         });
     }

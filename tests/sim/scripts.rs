@@ -306,7 +306,8 @@ impl Call<'_, '_> {
 
     fn renew(&mut self) -> Outcome<Reply> {
         let mut reply = vec![self.head()];
-        for (at, key) in self.keys.iter().enumerate() {
+        let (locks, fences) = self.keys.split_at((self.args.len() - 1) / 2);
+        for (at, key) in locks.iter().enumerate() {
             let (id, ttl) = (&self.args[2 * at + 1], &self.args[2 * at + 2]);
             let px = self.px(ttl);
             reply.push(match self.on.get(key) {
@@ -318,6 +319,11 @@ impl Call<'_, '_> {
                 Ok(Some(holder)) if holder == *id => Reply::Int(self.on.pexpire(key, px)?.into()),
                 Ok(Some(holder)) => Reply::Bulk(holder[..holder.len().min(512)].to_vec()),
             });
+        }
+        for fence in fences {
+            if let Ok(Some(_)) = self.on.get(fence) {
+                self.on.pexpire(fence, FENCE_MS)?;
+            }
         }
         Ok(Reply::Array(reply))
     }

@@ -1,10 +1,12 @@
 -- Push out the expiry of many locks in one call. PEXPIRE, not SET: it works when the server is out of memory.
--- KEYS  the lock keys
--- ARGV  1 nonce, then id and ttl in ms for each key
--- Reply {'nonce now', answer for each key}: 1 renewed, 0 gone, -1 not a lock any more, or the id of the other holder
+-- KEYS  the lock keys, then fence keys that are to live on: a lock may be held for longer than its token is kept
+-- ARGV  1 nonce, then id and ttl in ms for each lock key
+-- Reply {'nonce now', answer for each lock}: 1 renewed, 0 gone, -1 not a lock any more, or the id of the other holder
+local FENCE_MS = '86400000' -- as long as from the grant
+local locks = (#ARGV - 1) / 2
 local t = redis.call('TIME')
 local reply = {ARGV[1] .. ' ' .. t[1] .. string.sub('00000' .. t[2], -6)}
-for i = 1, #KEYS do
+for i = 1, locks do
   local holder = redis.pcall('GET', KEYS[i])
   if holder == ARGV[2 * i] then
     reply[i + 1] = redis.call('PEXPIRE', KEYS[i], ARGV[2 * i + 1])
@@ -16,5 +18,9 @@ for i = 1, #KEYS do
   else
     reply[i + 1] = string.sub(holder, 1, 512)
   end
+end
+for i = locks + 1, #KEYS do
+  -- What is no token is somebody else's, and may be meant to stay.
+  if type(redis.pcall('GET', KEYS[i])) == 'string' then redis.call('PEXPIRE', KEYS[i], FENCE_MS) end
 end
 return reply
