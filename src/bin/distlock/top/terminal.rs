@@ -3,6 +3,7 @@
 use std::{
     cell::Cell,
     io::{self, IsTerminal as _, Stdout, stdin, stdout},
+    mem::ManuallyDrop,
     panic, process,
     sync::Once,
 };
@@ -26,7 +27,8 @@ static OURS: ReentrantMutex<Cell<bool>> = ReentrantMutex::new(Cell::new(false));
 
 /// The terminal in raw mode, with a screen of its own; given back when dropped, and when any thread panics.
 pub(crate) struct Screen {
-    terminal: Terminal<CrosstermBackend<Stdout>>,
+    /// Never dropped: it would show the cursor too, and panic where there is nobody left to be told that it cannot.
+    terminal: ManuallyDrop<Terminal<CrosstermBackend<Stdout>>>,
 }
 
 /// Whether somebody sits there.
@@ -38,7 +40,8 @@ impl Screen {
     pub(crate) fn enter() -> io::Result<Screen> {
         give_back_on_panic();
         take()?;
-        Terminal::new(CrosstermBackend::new(stdout())).map(|terminal| Screen { terminal }).inspect_err(|_| give_back())
+        let terminal = Terminal::new(CrosstermBackend::new(stdout())).inspect_err(|_| give_back())?;
+        Ok(Screen { terminal: ManuallyDrop::new(terminal) })
     }
 
     pub(crate) fn draw(&mut self, draw: impl FnOnce(&mut Frame<'_>)) -> io::Result<()> {

@@ -1,7 +1,11 @@
 //! How `distlock top` ends, and that the terminal is as before each time.
 
-use std::process::{Command, Stdio};
+use std::{
+    io::Read as _,
+    process::{Command, Stdio},
+};
 
+use portable_pty::{CommandBuilder, PtySize, native_pty_system};
 use rustix::process::Signal;
 
 use super::top;
@@ -39,6 +43,32 @@ fn signals_end_it_and_restore_the_terminal() {
     for (signal, code) in [(Signal::TERM, 143), (Signal::HUP, 129), (Signal::INT, 130), (Signal::QUIT, 131)] {
         ends(&server, code, |top| top.signal(signal));
     }
+}
+
+/// As when a window is closed, or a connection to another machine breaks.
+#[test]
+fn it_ends_with_its_terminal() {
+    let server = RedisServer::start();
+    let pair = native_pty_system().openpty(PtySize::default()).unwrap();
+    let mut command = CommandBuilder::new(env!("CARGO_BIN_EXE_distlock"));
+    command.args(["top", "--url", &server.url()]);
+    command.env("TERM", "xterm-256color");
+    let mut top = pair.slave.spawn_command(command).unwrap();
+    drop(pair.slave);
+    let mut terminal = pair.master.try_clone_reader().unwrap();
+    let (mut shown, mut piece) = (String::new(), [0; 4096]);
+    while !shown.contains("no lock is held") {
+        let read = terminal.read(&mut piece).unwrap();
+        shown.push_str(&String::from_utf8_lossy(&piece[..read]));
+    }
+    drop((terminal, pair.master));
+    let mut code = None;
+    eventually("it ends", CEILING, || {
+        code = top.try_wait().unwrap().map(|status| status.exit_code());
+        code.is_some()
+    });
+    // By the signal, or because nothing can be read or shown any more, whichever is noticed first. Not by a panic.
+    assert!(matches!(code, Some(129 | 126)), "{code:?}");
 }
 
 #[test]
