@@ -119,7 +119,7 @@
 //! * *Pauses*: code that looked, was paused, and then acts, acts late. Only a resource that checks tokens stops it.
 //! * *Anybody with write access* to the keys can take or break any lock. Keep the prefixes to those you trust.
 //! * *Several nodes* ([`Config::nodes`]) have to keep their data for as long as the longest lease, or stay out of the vote for
-//!   that long, which [`Config::quarantine`] sees to.
+//!   that long, which [`Config::quarantine`] sees to. While locks are held, add or take away one node at a time.
 //! * Redis Cluster, Sentinel and TLS are not built in yet.
 //! * *Other systems*: Linux and Android are tested. On other Unix systems the clock may stand still while the machine
 //!   sleeps, and thread numbers in identifiers are Rust's own. Windows is not supported.

@@ -300,6 +300,17 @@ mod tests {
         }
     }
 
+    /// Why nodes are added and taken away one at a time.
+    #[test]
+    fn quorums_of_a_set_and_of_one_with_a_node_more_meet() {
+        for nodes in 1..NodeSet::ROOM {
+            let (before, after) = (quorum(nodes), quorum(nodes + 1));
+            assert!(before + after > nodes + 1, "{nodes}");
+        }
+        // As where one is replaced, or two come at once.
+        assert!(quorum(3) + quorum(3) <= 4 && quorum(1) + quorum(3) <= 3);
+    }
+
     #[test]
     fn sets_are_joined_cut_and_taken_from_each_other() {
         let set = |nodes: &[usize]| nodes.iter().copied().collect::<NodeSet>();
