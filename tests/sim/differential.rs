@@ -86,8 +86,10 @@ impl Pair {
 
     fn entry(&mut self) -> String {
         let id = self.pick(&["one", "two", "three four", "five"]);
-        match self.rng.u32(..8) {
+        match self.rng.u32(..10) {
             0 => "not an entry".into(),
+            8 => format!("0 {HEARD} {id}"),
+            9 => format!("9999999999999999 {HEARD} {id}"),
             1 | 2 => format!("30000 distlock:client:gone {id}"),
             _ => format!("30000 {HEARD} {id}"),
         }

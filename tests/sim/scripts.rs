@@ -169,6 +169,8 @@ impl Call<'_, '_> {
             let mut parts = waiter.splitn(3, |byte| *byte == b' ');
             if let (Some(px), Some(channel), Some(id)) = (parts.next(), parts.next(), parts.next())
                 && digits(px)
+                && px[0] != b'0'
+                && px.len() < 16
                 && !channel.is_empty()
                 && !id.is_empty()
             {

@@ -178,6 +178,24 @@ fn garbage_in_place_of_the_last_token_is_not_handed_out() {
     }
 }
 
+/// On a channel on which somebody listens, so that the lock would be given to each.
+#[test]
+fn places_in_line_for_a_time_that_cannot_be_are_passed_over() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let guard = mgr.lock("x").unwrap();
+    let next = waiter(&server, &mgr, "x");
+    let place: String = server.query(&["LINDEX", &queue_key("x"), "0"]);
+    let channel = place.split(' ').nth(1).unwrap();
+    for time in ["0", "00", "9223372036854775807", "99999999999999999999"] {
+        server.cli(&["LPUSH", &queue_key("x"), &format!("{time} {channel} nobody")]);
+    }
+    guard.release().unwrap().unwrap_released();
+    let guard = within(BOUNDED, "the next in line", || next.join().unwrap().unwrap());
+    assert_eq!(get(&server, LOCK), Some(guard.id().to_string()));
+    guard.release().unwrap().unwrap_released();
+}
+
 /// It comes while the lock is held, and there is no token to give the next in line.
 #[test]
 fn another_type_where_the_token_belongs_keeps_no_lock_and_costs_nobody_a_place() {
