@@ -315,6 +315,7 @@ fn advice(code: &str, message: &str) -> Option<&'static str> {
         );
     }
     match code {
+        "DENIED" => Some("set a password on the server, or turn its protected-mode off where only its users reach it"),
         "NOAUTH" => Some("put a password into the URL"),
         "WRONGPASS" => Some("check the user and the password in the URL"),
         "READONLY" => Some("this is a replica; connect to its master"),

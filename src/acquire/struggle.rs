@@ -9,7 +9,11 @@ use crate::{
     error::{Action, LockError},
     node::{Failure, Reason},
     redlock::{LATE_SLACK, Trouble},
+    text::Quoted,
 };
+
+/// Beyond the one that may only be a stale connection's.
+const TELL_AT: u32 = 2;
 
 /// A row of failures that no success has ended.
 pub(super) struct Struggle {
@@ -45,6 +49,10 @@ impl Attempt<'_> {
         if (comes_back || demoted) && now < hard_limit.min(patience) {
             // A connection that went stale is replaced at once, and a reading of the server's clock is by every answer.
             let stale = failures == 1 && (sent || silence || demoted);
+            if failures == TELL_AT {
+                let (name, server) = (Quoted(self.claim.key.name()), self.on.redlock.label());
+                say!(info, "cannot acquire lock {name} at {server} yet, and keeps trying: {trouble}");
+            }
             if !silence {
                 struggle.telling = Some(trouble);
             }

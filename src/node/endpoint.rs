@@ -38,6 +38,12 @@ impl Endpoint {
             // It is not repeated: whatever stands there may be a misplaced password.
             _ => return Err(invalid(format!("the URL has an unknown scheme; {USABLE}"))),
         }
+        if has_unread_part(url, scheme.contains("unix")) {
+            return Err(invalid(format!(
+                "something behind ? or # in the {scheme}:// URL would not be read; a database stands behind a slash \
+                 (redis://host/1) or in unix:///path?db=1&user=…&pass=…, and in passwords ? is written %3F and # is %23"
+            )));
+        }
         let info = url.into_connection_info().map_err(|error| {
             // The detail names the part that is wrong and repeats none of it.
             invalid(format!("the {scheme}:// URL cannot be read: {}; {USABLE}", without_url(&error)))
@@ -73,6 +79,14 @@ impl Endpoint {
 }
 
 const USABLE: &str = "usable are redis://[user[:password]@]host[:port][/db], valkey://… and unix:///path";
+
+/// What is left out silently leads to another database, or to one that asks for a password.
+fn has_unread_part(url: &str, is_unix: bool) -> bool {
+    let known: &[&str] = if is_unix { &["db", "user", "pass", "protocol"] } else { &["protocol"] };
+    let query = url.split_once('?').map_or("", |(_, query)| query);
+    let mut names = query.split('&').map(|pair| pair.split_once('=').map_or(pair, |(name, _)| name));
+    url.contains('#') || names.any(|name| !name.is_empty() && !known.contains(&name))
+}
 
 fn without_url(error: &redis::RedisError) -> String {
     error.detail().filter(|detail| !detail.contains("://")).unwrap_or("some part is malformed").to_owned()
@@ -118,6 +132,26 @@ mod tests {
         assert!(reason("http://h").contains("unknown scheme"));
         for url in ["", "localhost", "redis://", "redis://h:port", "redis://h:99999", "redis://h/notadb", ":pw@x://"] {
             assert!(reason(url).contains("usable are"), "{url}");
+        }
+    }
+
+    #[test]
+    fn nothing_in_a_url_is_left_out_silently() {
+        for url in [
+            "redis://h/?db=1",
+            "redis://h?password=x",
+            "redis://h#insecure",
+            "redis://:pa?ss@h",
+            "redis://:pa#ss@h",
+            "unix:///s?database=1",
+            "unix:///s?db=1&password=x",
+            "unix:///s?db=1#2",
+        ] {
+            let reason = reason(url);
+            assert!(reason.contains("would not be read") && !reason.contains("ss@"), "{url}: {reason}");
+        }
+        for url in ["redis://h/1?protocol=resp3", "redis://h?", "unix:///s?db=1&user=a&pass=b&protocol=2"] {
+            assert!(Endpoint::parse(url).is_ok(), "{url}");
         }
     }
 

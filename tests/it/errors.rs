@@ -70,6 +70,15 @@ fn a_server_that_is_not_there_is_unavailable() {
 }
 
 #[test]
+fn a_server_in_protected_mode_says_what_to_do() {
+    let server = garbage_server("-DENIED Redis is running in protected mode because protected mode is enabled\r\n");
+    let mgr = RedisMgr::new(impatient(server.url())).unwrap();
+    let error = within(BOUNDED, "lock", || mgr.lock("x").unwrap_err());
+    assert_eq!(error.code(), Some("DENIED"), "{error:?}");
+    assert_sentence(&error, "protected mode", &["could not acquire", "set a password on the server"]);
+}
+
+#[test]
 fn a_key_of_another_type_is_left_alone() {
     let server = RedisServer::start();
     let mgr = manager(&server);

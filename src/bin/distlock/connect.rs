@@ -1,7 +1,7 @@
 //! From arguments, environment and files to a manager. Passwords come from files and the environment only: what stands
 //! on a command line, everybody on the machine can read.
 
-use std::{fs, net::Ipv6Addr, path::Path, time::Duration};
+use std::{fs, io::Read as _, net::Ipv6Addr, path::Path, time::Duration};
 
 use distlock::{Config, RedisMgr};
 
@@ -82,10 +82,22 @@ fn is_address(rest: &str) -> bool {
     port.is_none_or(|port| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
+/// More is no password, and may have no end.
+const PASSWORD_FILE_MAX: u64 = 64 * 1024;
+
 pub(crate) fn read_password(path: &Path) -> Result<String, Failure> {
-    let text = fs::read_to_string(path)
+    let mut text = String::new();
+    fs::File::open(path)
+        .and_then(|file| file.take(PASSWORD_FILE_MAX).read_to_string(&mut text))
         .map_err(|error| Failure::usage(format!("cannot read the password file {}: {error}", path.display())))?;
     let password = text.lines().next().unwrap_or_default();
+    if password.len() as u64 == PASSWORD_FILE_MAX {
+        let kib = PASSWORD_FILE_MAX / 1024;
+        return Err(Failure::usage(format!(
+            "the first line of the password file {} is over {kib} KiB",
+            path.display()
+        )));
+    }
     if password.is_empty() {
         return Err(Failure::usage(format!("the first line of the password file {} is empty", path.display())));
     }

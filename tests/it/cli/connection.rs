@@ -161,7 +161,14 @@ fn a_password_file_that_cannot_be_used_is_named() {
     let empty = folder.path().join("empty");
     fs::write(&empty, "").unwrap();
     let file = std::path::PathBuf::from(file);
-    for (path, says) in [(&missing, "No such file"), (&file, "is empty"), (&empty, "is empty"), (&binary, "UTF-8")] {
+    let endless = std::path::PathBuf::from("/dev/zero");
+    for (path, says) in [
+        (&missing, "No such file"),
+        (&file, "is empty"),
+        (&empty, "is empty"),
+        (&binary, "UTF-8"),
+        (&endless, "is over 64 KiB"),
+    ] {
         let path = path.to_str().unwrap();
         let ended = run(at_url(&bare_url(&server), &["ls", "--password-file", path])).with(64).only_says(says);
         assert!(ended.err.contains(path), "{ended:?}");
