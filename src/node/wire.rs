@@ -172,6 +172,32 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
+    fn no_reply_begins_like_tls() {
+        // An alert, the first of a handshake, and data.
+        for record in
+            [b"\x15\x03\x01\x00\x02\x02\x46", b"\x16\x03\x03\x00\x7a\x02\x00", b"\x17\x03\x03\x00\x02\x01\x00"]
+        {
+            assert!(is_tls(record));
+        }
+        for reply in [
+            &b""[..],
+            b"+OK",
+            b"-ERR",
+            b":1",
+            b"$3",
+            b"*2",
+            b"%1",
+            b">3",
+            b"\x15",
+            b"\x15\x02",
+            b"\x13\x03",
+            b"\x18\x03",
+        ] {
+            assert!(!is_tls(reply), "{reply:?}");
+        }
+    }
+
+    #[test]
     fn news_of_a_grant() {
         let news = GrantNews { token: 5, granted_at_us: 6, px_ms: 7, id: "host|x y" };
         assert_eq!(GrantNews::parse(b"5 6 7 host|x y"), Some(news));
