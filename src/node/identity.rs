@@ -81,7 +81,9 @@ impl Facts {
     pub(crate) fn identity(&self, asked_at: Moment) -> Option<Identity> {
         let promotion = self.promotion();
         let run = self.field("run_id").filter(|run| !run.is_empty())?.to_owned();
-        let up_for = Duration::from_secs(self.field("uptime_in_seconds")?.parse::<u64>().ok()?.saturating_sub(1));
+        // Of wall clocks: a server whose clock was set back behind its start says less than nothing, and is as good as new.
+        let said = self.field("uptime_in_seconds")?.parse::<i64>().ok()?.saturating_sub(1);
+        let up_for = Duration::from_secs(u64::try_from(said).unwrap_or(0));
         Some(Identity {
             run,
             up_for: if promotion.is_some() { self.memory(promotion.as_deref()).unwrap_or_default() } else { up_for },
@@ -168,6 +170,21 @@ mod tests {
         for (aof, fsync) in [(0, "always"), (1, "everysec"), (1, "no")] {
             assert!(!facts("master", aof, fsync).identity(at).unwrap().forgets_nothing, "{aof} {fsync}");
         }
+    }
+
+    #[test]
+    fn who_was_started_later_than_now_is_as_old_as_nothing() {
+        for (said, up_for) in
+            [("-7200", Some(0)), ("-1", Some(0)), ("0", Some(0)), ("1", Some(0)), ("2", Some(1)), ("x", None)]
+        {
+            let mut facts = facts("master", 0, "no");
+            facts.info = facts.info.replace("uptime_in_seconds:17", &format!("uptime_in_seconds:{said}"));
+            let identity = facts.identity(Moment::NEVER);
+            assert_eq!(identity.map(|identity| identity.up_for), up_for.map(Duration::from_secs), "{said}");
+        }
+        let mut facts = facts("master", 0, "no");
+        facts.info = facts.info.replace("uptime_in_seconds:17", &format!("uptime_in_seconds:{}", i64::MIN));
+        assert_eq!(facts.identity(Moment::NEVER).unwrap().up_for, Duration::ZERO);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use distlock::{LockError, LockGuard, LockLost, RedisMgr, Vote};
 use super::{await_nowhere, await_renewals, brisk, expect_a_quorum, kept_on, key, manager, no_quorum, patient, quorum};
 use crate::{
     kit::{self, BOUNDED, SECOND, UnwrapReleased, alone, capture_log, get, lease, lost, within},
-    support::{CEILING, Nodes, RedisServer, eventually},
+    support::{CEILING, Nodes, RedisServer, command, eventually, rewrite},
 };
 
 const TTL: Duration = Duration::from_secs(3);
@@ -59,6 +59,30 @@ fn new_nodes_do_not_vote_at_first() {
         drop(mgr.try_lock("x").unwrap());
         drop(within(CEILING, "locking", || careful(&nodes).lock("x").unwrap()));
     }
+}
+
+/// As where clocks are wrong until NTP has set them. The age that a server tells is below zero then, perhaps for hours.
+#[test]
+fn nodes_whose_clocks_were_set_back_behind_their_start_count_as_young() {
+    let nodes = Nodes::start(3).behind_proxies(&[0, 1, 2]);
+    for node in 0..nodes.len() {
+        let set_back = |info: &str| {
+            let line = |line: &str| match line.strip_prefix("uptime_in_seconds:") {
+                Some(_) => "uptime_in_seconds:-7200".to_owned(),
+                None => line.to_owned(),
+            };
+            info.lines().map(line).collect::<Vec<_>>().join("\r\n")
+        };
+        nodes.proxy(node).on_request(command("INFO"), rewrite(set_back)).forever();
+    }
+    let strict = RedisMgr::new(brisk(&nodes).quarantine(600 * SECOND)).unwrap();
+    let error = strict.try_lock("x").unwrap_err();
+    let why = "it may have lost its data in a restart, and does not vote for another ";
+    let told = error.nodes().iter().filter(|answer| answer.says.starts_with(why)).count();
+    assert!(told >= quorum(&nodes), "{error}");
+    // What is met once is known from then on.
+    let guard = within(CEILING, "locking", || careful(&nodes).lock("x").unwrap());
+    guard.release().unwrap().unwrap_released();
 }
 
 #[test]
