@@ -320,6 +320,11 @@ impl Worker {
         ballot
     }
 
+    /// Whether what these nodes are asked can be sent at once.
+    pub(super) fn are_connected(&self, nodes: NodeSet) -> bool {
+        nodes.iter().all(|node| self.links.0[node].is_connected())
+    }
+
     pub(super) fn run_errand(&mut self, errand: Errand) {
         let Errand { claim, waiter, was_held, may_be_done, deadline, answer } = errand;
         let patience = deadline.after(clock::now());
@@ -347,7 +352,7 @@ impl Worker {
         // Many may wait for a node that does not answer; what is on the others must not wait with them.
         let rests = |node: &usize| redlock.len() > 1 && redlock.node(*node).rests(now);
         let to = undo.nodes.iter().filter(|node| !rests(node)).collect();
-        let ballot = self.take_back(&mut undo, to, deadline);
+        let ballot = self.take_back(&mut undo, Round::all(to, deadline));
         if !undo.nodes.is_empty() {
             let trouble = Trouble::of(&self.desk.redlock, ballot, |_| "done".into());
             say!(debug, "could not take back {} yet: {trouble}", Quoted(undo.claim.key.name()));
@@ -355,13 +360,13 @@ impl Worker {
         }
     }
 
-    /// Takes back what may be left on the nodes `to`, and strikes off those where it is done.
-    pub(super) fn take_back(&mut self, undo: &mut Undo, to: NodeSet, deadline: Moment) -> Ballot<ReleaseReply> {
+    /// Takes back what may be left on the nodes that `round` is for, and strikes off those where it is done.
+    pub(super) fn take_back(&mut self, undo: &mut Undo, round: Round<'_>) -> Ballot<ReleaseReply> {
         let (claim, waiter) = (undo.claim.clone(), undo.waiter.clone());
         let release =
             |_| Release { key: &claim.key, id: claim.id.as_str().as_bytes(), waiter: &waiter, in_time: false };
         // What is left over must not hold up what is due. It has been sent by then, and is asked for once more.
-        let ballot = self.ask(Round::all(to, deadline), BATCH_MIN, release, |_, _| Vote::Yes);
+        let ballot = self.ask(round, BATCH_MIN, release, |_, _| Vote::Yes);
         undo.nodes = undo.nodes.without(ballot.nodes_where(|slip| matches!(slip, Slip::Said(_))));
         ballot
     }

@@ -74,6 +74,25 @@ fn a_node_that_hangs_leaves_no_lock_on_the_others() {
     }
 }
 
+/// Goal: thousands of locks can be released in the time that there is, however long the way. Method: an answer is held back
+/// for as long as it may be asked for; what comes behind it is released meanwhile.
+#[test]
+fn no_release_waits_for_the_answer_to_another() {
+    for count in [1, 3] {
+        let nodes = Nodes::start(count).behind_proxies(&[0]);
+        let config = patient(nodes.urls()).quarantine(Duration::ZERO).operation_timeout(60 * SECOND);
+        let mgr = RedisMgr::new(config.ttl(600 * SECOND)).unwrap();
+        let guards = many(&mgr);
+        let held = nodes.proxy(0).on_request(contains("lock:n3"), Fault::HoldReply).forever();
+        let ending = in_thread(&mgr, "", |mgr, _| mgr.shutdown());
+        eventually("all are released", CEILING, || (0..count).all(|node| left_on(nodes.server(node)).is_empty()));
+        assert_eq!(held.fired(), 1, "it was asked for again");
+        held.let_go();
+        ending.join().unwrap();
+        drop(guards);
+    }
+}
+
 /// Of two who shut down, one perhaps because of a signal, the faster one to return may end the process.
 #[test]
 fn whoever_else_shuts_down_waits_for_it_too() {
