@@ -53,21 +53,22 @@ impl Worker {
         self.desk.redlock.observer().close();
     }
 
-    /// Tries each once, and keeps those of which something is left. A node that does not answer is not asked about the others.
+    /// Tries each once, and keeps those of which something is left. A node that does not answer, or cannot be reached, is not
+    /// asked about the others.
     fn take_back_all(&mut self, left: &mut Vec<Undo>) -> Option<Trouble> {
-        let (mut silent, mut trouble) = (NodeSet::NONE, None);
+        let (mut away, mut trouble) = (NodeSet::NONE, None);
         for some in left.chunks_mut(AT_ONCE) {
-            trouble = self.take_back_some(some, &mut silent).or(trouble);
+            trouble = self.take_back_some(some, &mut away).or(trouble);
         }
         left.retain(|undo| !undo.nodes.is_empty());
         trouble
     }
 
     /// The same for a few, whose answers come together.
-    fn take_back_some(&mut self, some: &mut [Undo], silent: &mut NodeSet) -> Option<Trouble> {
+    fn take_back_some(&mut self, some: &mut [Undo], away: &mut NodeSet) -> Option<Trouble> {
         let (mut trouble, mut under_way) = (None, Vec::new());
         for (index, undo) in some.iter_mut().enumerate() {
-            let to = undo.nodes.without(*silent);
+            let to = undo.nodes.without(*away);
             let Some(deadline) = self.half_of_the_rest().filter(|_| !to.is_empty()) else { continue };
             // The first makes sure of the connections, and that the script is known.
             let waits = index == 0 || !self.are_connected(to);
@@ -77,13 +78,13 @@ impl Worker {
             if !waits {
                 under_way.push((index, ballot.receipts));
             } else {
-                *silent = silent.with(ballot.silent());
+                *away = away.with(ballot.silent()).with(self.unreached(&ballot));
                 if !undo.nodes.is_empty() {
                     trouble = Some(Trouble::of(&self.desk.redlock, ballot, |_| "done".into()));
                 }
             }
         }
-        trouble = self.hear_out(&under_way, silent).or(trouble);
+        trouble = self.hear_out(&under_way, away).or(trouble);
         for (index, receipts) in under_way {
             let settled = receipts.iter().filter(|(_, receipt)| receipt.is_settled());
             some[index].nodes = some[index].nodes.without(settled.map(|(node, _)| *node).collect());
@@ -92,13 +93,13 @@ impl Worker {
     }
 
     /// Asks those who owe answers whether they are there: their word comes behind what they owe.
-    fn hear_out(&mut self, under_way: &[(usize, Unheard)], silent: &mut NodeSet) -> Option<Trouble> {
+    fn hear_out(&mut self, under_way: &[(usize, Unheard)], away: &mut NodeSet) -> Option<Trouble> {
         let receipts = under_way.iter().flat_map(|(_, receipts)| receipts);
         let owing: NodeSet = receipts.filter(|(_, receipt)| !receipt.is_settled()).map(|(node, _)| *node).collect();
         let deadline = self.half_of_the_rest().filter(|_| !owing.is_empty())?;
         let ballot =
             self.apart(|worker| worker.ask(Round::all(owing, deadline), BATCH_MIN, |_| Ping, |_, ()| Vote::Yes))?;
-        *silent = silent.with(ballot.silent());
+        *away = away.with(ballot.silent());
         let heard = ballot.voting(Vote::Yes);
         (!owing.without(heard).is_empty()).then(|| Trouble::of(&self.desk.redlock, ballot, |()| "it answers".into()))
     }

@@ -325,6 +325,12 @@ impl Worker {
         nodes.iter().all(|node| self.links.0[node].is_connected())
     }
 
+    /// Those that there is no connection to, for want of which nothing was sent.
+    pub(super) fn unreached<T>(&self, ballot: &Ballot<T>) -> NodeSet {
+        let unsent = ballot.nodes_where(|slip| matches!(slip, Slip::Failed(failure) if !failure.sent));
+        unsent.iter().filter(|node| !self.links.0[*node].is_connected()).collect()
+    }
+
     pub(super) fn run_errand(&mut self, errand: Errand) {
         let Errand { claim, waiter, was_held, may_be_done, deadline, answer } = errand;
         let patience = deadline.after(clock::now());
