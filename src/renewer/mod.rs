@@ -284,7 +284,19 @@ mod tests {
             let now = clock::now();
             shared.state.lock().take_back(&claim, "", NodeSet::only(0), now, now);
         }
-        let told = [(); 2].map(|()| shared.next().unwrap().overflowed);
+        // So that there is something to do in any case.
+        let errand = || Errand {
+            claim: claim.clone(),
+            waiter: String::new(),
+            was_held: false,
+            may_be_done: NodeSet::NONE,
+            deadline: clock::now(),
+            answer: bounded(1).0,
+        };
+        let told = [(); 2].map(|()| {
+            shared.state.lock().errands.push(errand());
+            shared.next().unwrap().overflowed
+        });
         assert_eq!(told, [true, false]);
     }
 }

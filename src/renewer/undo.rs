@@ -157,5 +157,7 @@ mod tests {
         list.add(undo(1 << 40), at(1 << 30));
         assert_eq!([list.take_overflowed(), list.take_overflowed()], [true, false], "told once");
         assert_eq!(list.take_all().len(), LENGTH_MAX);
+        list.overflow();
+        assert!(list.take_overflowed(), "what had to go before it came here is told too");
     }
 }
