@@ -84,7 +84,7 @@ mod tests {
         schedule.keep(lease(3_000, 13_900), renewed(), at(11_000));
         let ask = |now| schedule.makes_room_at(at(10_000), Duration::MAX, at(now));
         assert!(ask(11_500) > at(11_500));
-        assert_eq!(ask(11_960), at(12_000), "it is not due yet");
+        assert_eq!([ask(11_950), ask(11_960)], [at(12_000); 2], "it is not due yet");
         assert_eq!(ask(12_000), at(11_950), "it has waited long enough");
         let ask = |now| schedule.makes_room_at(at(11_000), Duration::MAX, at(now));
         assert_eq!((ask(12_200), ask(12_450)), (at(12_450), at(12_450)));
@@ -95,8 +95,13 @@ mod tests {
         let mut schedule = Schedule::default();
         let let_go = lease(3_000, 2_900);
         schedule.keep(let_go.clone(), renewed(), at(0));
-        schedule.keep(lease(3_000, 2_900), Upkeep { hold_until: at(2_000), ..renewed() }, at(0));
+        for hold_until in [2_000, 2_900] {
+            schedule.keep(lease(3_000, 2_900), Upkeep { hold_until: at(hold_until), ..renewed() }, at(0));
+        }
         let_go.end(End::Released);
         assert_eq!(schedule.makes_room_at(at(0), Duration::MAX, at(1_900)), Moment::NEVER);
+        schedule.keep(lease(3_000, 2_900), renewed(), at(0));
+        assert_eq!(schedule.makes_room_at(at(0), Duration::MAX, at(1_900)), at(1_450));
+        assert_eq!(schedule.makes_room_at(at(0), Duration::MAX, at(2_900)), Moment::NEVER, "it is over");
     }
 }
