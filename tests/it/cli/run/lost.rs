@@ -1,5 +1,7 @@
 //! The lock is lost while the command runs.
 
+use std::io::Read as _;
+
 use distlock::RedisMgr;
 use rustix::process::Signal;
 
@@ -165,16 +167,27 @@ fn a_command_that_is_stopped_is_ended_too() {
 }
 
 /// Between having the lock and starting the command a process may be kept from running, as here by who reads its first words.
-/// A command that cannot be asked to end has no other way of being kept from running too late.
+/// One that began would be killed in no time, so what it says of itself is looked at too.
 #[test]
 fn a_command_whose_lock_is_lost_before_it_begins_never_begins() {
     let (scene, proxy) = behind_a_proxy();
-    let _unrenewed = proxy.on_request(is_renewal(KEY), Fault::HoldRequest).forever();
+    let unrenewed = proxy.on_request(is_renewal(KEY), Fault::HoldRequest).forever();
     let run = scene.command(&["--verbose", "--ttl", "50ms"], &["sh", "-c", "echo >$DIR/ran"]);
-    let (_unread, err) = full();
-    let mut job = scene.start_saying(ignoring("TERM", &run), err);
-    assert_eq!((job.code(), scene.read("ran").as_str()), (76, ""));
-    eventually("the lock expires", CEILING, || scene.holder().is_none());
+    let mut said = String::new();
+    // Its last words are lost if this test is kept from running for too long.
+    eventually("somebody has time to read", CEILING, || {
+        let (mut unread, err) = full();
+        let renewals = unrenewed.fired();
+        let mut job = scene.start_saying(ignoring("TERM", &run), err);
+        let pid = job.pid();
+        let is_over = || !is_alive(pid) || unrenewed.fired() > renewals && scene.holder().is_none();
+        eventually("the lock expires", CEILING, is_over);
+        said.clear();
+        unread.read_to_string(&mut said).unwrap();
+        assert_eq!((job.code(), scene.path("ran").exists()), (76, false));
+        said.contains("has lock")
+    });
+    assert!(said.contains("lock \"x\" was lost before the command could begin"), "{}", said.trim_start_matches('-'));
     scene.expect_nothing_left();
 }
 
@@ -201,8 +214,8 @@ fn a_command_that_is_stopped_keeps_its_lock() {
     await_state(pid, 'T');
     scene.await_renewals(4);
     assert!(RedisMgr::new(patient(scene.server.url())).unwrap().is_locked("x").unwrap());
+    // One that is stopped could not hear it, and so it is let go on too.
     job.signal(Signal::TERM);
-    signal(pid, Signal::CONT);
     assert_eq!(job.code(), 128 + Signal::TERM.as_raw());
     scene.expect_nothing_left();
 }
