@@ -1,0 +1,239 @@
+//! A configuration that has been checked: all relations between settings are looked at together, here.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{Config, LockOptions};
+use crate::{
+    error::{LockError, Result},
+    event::HandleEvent,
+    node::Endpoint,
+    text::Span,
+};
+
+/// The shortest lease: below it a round trip on a good day is most of the lease.
+const TTL_MIN: Duration = Duration::from_millis(10);
+/// The longest lease. It bounds how long a crashed holder keeps everybody out; renewal, not a longer lease, is what
+/// keeps a living holder's lock.
+const TTL_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+const OPERATION_TIMEOUT_MIN: Duration = Duration::from_millis(1);
+const OPERATION_TIMEOUT_MAX: Duration = Duration::from_secs(60);
+const SPIN_MAX: Duration = Duration::from_millis(10);
+const POOL_SIZE_MAX: u32 = 10_000;
+const NODES_MAX: usize = 15;
+
+/// A configuration that has been checked.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    pub(crate) endpoints: Vec<Arc<Endpoint>>,
+    pub(crate) quarantine: Duration,
+    pub(crate) prefix: String,
+    pub(crate) pool_size: u32,
+    pub(crate) operation_timeout: Duration,
+    pub(crate) claim_window: Duration,
+    pub(crate) spin: Duration,
+    pub(crate) handlers: Vec<Arc<dyn HandleEvent>>,
+    ttl: Duration,
+    max_hold: Option<Duration>,
+}
+
+impl Settings {
+    /// The options of one lock, defaults filled in and checked.
+    pub(crate) fn terms(&self, options: &LockOptions) -> Result<Terms> {
+        let terms = Terms {
+            ttl: options.ttl.unwrap_or(self.ttl),
+            wait: options.wait,
+            renew: options.renew,
+            max_hold: options.max_hold.or(self.max_hold),
+        };
+        if terms.ttl < TTL_MIN || terms.ttl > TTL_MAX {
+            return Err(LockError::InvalidOptions {
+                reason: format!(
+                    "the ttl is {}, and has to be {} to {} (a living holder's lock is renewed for as long as it is held)",
+                    Span(terms.ttl),
+                    Span(TTL_MIN),
+                    Span(TTL_MAX)
+                ),
+            });
+        }
+        if !self.quarantine.is_zero() && terms.ttl > self.quarantine {
+            return Err(LockError::InvalidOptions {
+                reason: format!(
+                    "the ttl is {}, longer than Config::quarantine ({}): a node that forgot the lock in a restart would \
+                     vote again before it has expired on the others; raise the quarantine everywhere, or shorten the ttl",
+                    Span(terms.ttl),
+                    Span(self.quarantine)
+                ),
+            });
+        }
+        if terms.max_hold.is_some_and(|limit| limit.is_zero()) {
+            return Err(LockError::InvalidOptions {
+                reason: "max_hold is zero, so the lock would be lost at once".into(),
+            });
+        }
+        Ok(terms)
+    }
+}
+
+/// What one lock was asked for with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    pub(crate) ttl: Duration,
+    pub(crate) wait: Option<Duration>,
+    pub(crate) renew: bool,
+    pub(crate) max_hold: Option<Duration>,
+}
+
+impl Config {
+    /// Checks everything; the only way from here to a manager.
+    pub(crate) fn check(&self) -> Result<Settings> {
+        let invalid = |reason: String| Err(LockError::InvalidConfig { reason });
+        if let Some(name) = self.unreadable {
+            return invalid(format!("the URL in {name} is not UTF-8; write such bytes as %XX"));
+        }
+        let endpoints = self.urls.iter().map(|url| self.endpoint(url)).collect::<Result<Vec<_>>>()?;
+        check_nodes(&endpoints)?;
+        if self.pool_size == 0 || self.pool_size > POOL_SIZE_MAX {
+            return invalid(format!("pool_size is {}, and has to be 1 to {POOL_SIZE_MAX}", self.pool_size));
+        }
+        if self.operation_timeout < OPERATION_TIMEOUT_MIN || self.operation_timeout > OPERATION_TIMEOUT_MAX {
+            return invalid(format!(
+                "operation_timeout is {}, and has to be {} to {}",
+                Span(self.operation_timeout),
+                Span(OPERATION_TIMEOUT_MIN),
+                Span(OPERATION_TIMEOUT_MAX)
+            ));
+        }
+        if self.claim_window < TTL_MIN || self.claim_window > TTL_MAX {
+            return invalid(format!(
+                "claim_window is {}, and has to be {} to {}",
+                Span(self.claim_window),
+                Span(TTL_MIN),
+                Span(TTL_MAX)
+            ));
+        }
+        if self.spin > SPIN_MAX {
+            return invalid(format!("spin is {}, and has to be at most {}", Span(self.spin), Span(SPIN_MAX)));
+        }
+        if self.prefix.len() >= crate::key::MAX_NAME_BYTES {
+            return invalid(format!("the prefix has {} bytes, which leaves no room for names", self.prefix.len()));
+        }
+        let quarantine = self.quarantine.unwrap_or(if endpoints.len() > 2 { self.ttl } else { Duration::ZERO });
+        if quarantine > TTL_MAX {
+            return invalid(format!("quarantine is {}, and has to be at most {}", Span(quarantine), Span(TTL_MAX)));
+        }
+        let settings = Settings {
+            endpoints,
+            quarantine,
+            prefix: self.prefix.clone(),
+            pool_size: self.pool_size,
+            operation_timeout: self.operation_timeout,
+            claim_window: self.claim_window,
+            spin: self.spin,
+            ttl: self.ttl,
+            max_hold: self.max_hold,
+            handlers: self.handlers.clone(),
+        };
+        settings.terms(&LockOptions::new())?;
+        Ok(settings)
+    }
+
+    fn endpoint(&self, url: &str) -> Result<Arc<Endpoint>> {
+        let mut endpoint = Endpoint::parse(url)?;
+        if endpoint.password.is_none() {
+            endpoint.password.clone_from(&self.password);
+        }
+        Ok(Arc::new(endpoint))
+    }
+}
+
+/// What can be seen of several nodes without asking them.
+fn check_nodes(endpoints: &[Arc<Endpoint>]) -> Result<()> {
+    let invalid = |reason: String| Err(LockError::InvalidConfig { reason });
+    if endpoints.is_empty() {
+        return invalid("there are no nodes; name at least one server".into());
+    }
+    if endpoints.len() > NODES_MAX {
+        return invalid(format!("there are {} nodes, and more than {NODES_MAX} only cost time", endpoints.len()));
+    }
+    for (index, endpoint) in endpoints.iter().enumerate() {
+        if endpoints[..index].iter().any(|other| other.address == endpoint.address) {
+            return invalid(format!("{} is named twice; it would vote twice", endpoint.label));
+        }
+    }
+    let nodes = endpoints.len();
+    if nodes.is_multiple_of(2) {
+        say!(
+            warn,
+            "{nodes} nodes survive the loss of {} like {} nodes do, and one more can fail: use an odd number",
+            (nodes - 1) / 2,
+            nodes - 1
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reason(config: Config) -> String {
+        match config.check() {
+            Err(LockError::InvalidConfig { reason } | LockError::InvalidOptions { reason }) => reason,
+            other => panic!("expected a refusal, got {other:?}"),
+        }
+    }
+
+    fn local() -> Config {
+        Config::new("redis://127.0.0.1")
+    }
+
+    fn hosts(count: usize) -> Config {
+        Config::nodes((0..count).map(|host| format!("redis://h{host}")))
+    }
+
+    #[test]
+    fn up_to_fifteen_nodes_are_taken() {
+        for count in [1, 3, 15] {
+            assert_eq!(hosts(count).check().unwrap().endpoints.len(), count);
+        }
+    }
+
+    #[test]
+    fn the_defaults_work() {
+        let settings = local().check().unwrap();
+        let terms = settings.terms(&LockOptions::new()).unwrap();
+        assert_eq!((terms.ttl, terms.wait, terms.renew, terms.max_hold), (Duration::from_secs(10), None, true, None));
+    }
+
+    #[test]
+    fn each_setting_out_of_range_is_refused_with_its_numbers() {
+        for (config, words) in [
+            (local().pool_size(0), "pool_size is 0"),
+            (local().operation_timeout(Duration::ZERO), "operation_timeout is 0 µs"),
+            (local().operation_timeout(Duration::MAX), "60.0 s"),
+            (local().spin(Duration::from_secs(1)), "spin is 1.0 s"),
+            (local().claim_window(Duration::ZERO), "claim_window is 0 µs"),
+            (local().ttl(Duration::ZERO), "the ttl is 0 µs"),
+            (local().ttl(Duration::MAX), "to 1day"),
+            (local().max_hold(Duration::ZERO), "max_hold is zero"),
+            (local().prefix("p".repeat(5000)), "5000 bytes"),
+            (hosts(0), "there are no nodes"),
+            (hosts(16), "there are 16 nodes, and more than 15"),
+        ] {
+            let reason = reason(config);
+            assert!(reason.contains(words), "{reason:?} does not say {words:?}");
+        }
+    }
+
+    #[test]
+    fn options_of_any_size_are_taken_or_refused() {
+        let settings = local().check().unwrap();
+        let year = Duration::from_secs(365 * 24 * 60 * 60);
+        for ttl in [Duration::ZERO, Duration::from_nanos(1), year * 1000, Duration::MAX] {
+            assert!(matches!(settings.terms(&LockOptions::new().ttl(ttl)), Err(LockError::InvalidOptions { .. })));
+        }
+        let widest = LockOptions::new().wait(Duration::MAX).max_hold(Duration::MAX).ttl(TTL_MAX);
+        assert_eq!(settings.terms(&widest).unwrap().wait, Some(Duration::MAX));
+    }
+}
