@@ -39,6 +39,7 @@ fn every_change_names_a_test_that_is_there() {
     for change in changes() {
         let (folder, parts) = match change.test.target.as_str() {
             "lib" => ("src", change.test.path.trim_end_matches(|letter: char| letter != ':')),
+            "bin" => ("src/bin/distlock", change.test.path.as_str()),
             "it" => ("tests/it", change.test.path.as_str()),
             "sim" => ("tests/sim", change.test.path.as_str()),
             _ => ("tests", change.test.path.as_str()),

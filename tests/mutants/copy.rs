@@ -93,6 +93,7 @@ impl Copy {
         cargo.current_dir(&self.tree).args(["test", "--quiet", "--all-features"]);
         match test.target.as_str() {
             "lib" => cargo.arg("--lib"),
+            "bin" => cargo.args(["--bin", "distlock"]),
             target => cargo.args(["--test", target]),
         };
         cargo

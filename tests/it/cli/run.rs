@@ -4,6 +4,7 @@
 mod alone;
 mod contended;
 mod ends;
+mod hidden;
 mod killed;
 mod lost;
 mod nodes;

@@ -25,8 +25,7 @@ impl Group {
     pub(super) fn is_alive(self) -> bool {
         match test_kill_process_group(self.0) {
             Err(Errno::SRCH) => false,
-            // The dead count there until their parents have looked at them, which some never do.
-            _ => self.members().is_none_or(|members| members.iter().any(|(_, member)| !member.is_dead)),
+            _ => is_anybody_left(self.members().as_deref(), tells_of_others),
         }
     }
 
@@ -38,7 +37,7 @@ impl Group {
             && members.iter().any(|(pid, member)| leads(*pid) && !member.is_stopped && !member.is_dead)
     }
 
-    /// By their numbers; `None` where the system does not tell.
+    /// By their numbers, as far as we may see them; `None` where the system does not tell.
     fn members(self) -> Option<Vec<(i32, Stat)>> {
         tells_of_us().then_some(())?;
         let processes = std::fs::read_dir("/proc").ok()?;
@@ -72,6 +71,31 @@ fn tells_of_us() -> bool {
     std::fs::read_link("/proc/self").ok().and_then(number) == Some(std::process::id())
 }
 
+/// Of a group in which there is somebody, dead or alive. The dead count there until their parents have looked at them, which
+/// some never do.
+fn is_anybody_left(members: Option<&[(i32, Stat)]>, tells_of_others: impl FnOnce() -> bool) -> bool {
+    match members {
+        // They are hidden, or have just gone.
+        None | Some([]) => true,
+        Some(members) => members.iter().any(|(_, member)| !member.is_dead) || !tells_of_others(),
+    }
+}
+
+/// Whether those of other users can be seen. `sudo` makes some in our group.
+fn tells_of_others() -> bool {
+    std::fs::read_to_string("/proc/self/mounts").is_ok_and(|mounts| !hides(&mounts))
+}
+
+/// Whether one of these mounts shows everybody his own processes only.
+fn hides(mounts: &str) -> bool {
+    mounts.lines().any(|mount| {
+        let mut fields = mount.split(' ').skip(1);
+        let (place, options) = (fields.next(), fields.nth(1).unwrap_or_default());
+        let hidden = options.split(',').find_map(|option| option.strip_prefix("hidepid="));
+        place == Some("/proc") && hidden.is_some_and(|hidden| !["0", "off"].contains(&hidden))
+    })
+}
+
 fn parse(stat: &str) -> Option<Stat> {
     // The name of the program stands in parentheses and may itself contain some.
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
@@ -99,6 +123,31 @@ mod tests {
         assert!(parse("12 (sh) T 7 9 9").unwrap().is_stopped);
         assert_eq!(parse("12 (sh"), None);
         assert_eq!(parse(""), None);
+    }
+
+    #[test]
+    fn who_may_be_hidden_may_be_left() {
+        let member = |is_dead| (7, Stat { is_dead, is_stopped: false, parent: 1, group: 7 });
+        let is_left = |members: Option<&[_]>, all| is_anybody_left(members, || all);
+        for all in [true, false] {
+            assert!(is_left(None, all) && is_left(Some(&[]), all), "somebody is there");
+            assert!(is_left(Some(&[member(true), member(false)]), all));
+        }
+        let dead = [member(true), member(true)];
+        assert!(!is_left(Some(&dead), true) && is_left(Some(&dead), false));
+    }
+
+    #[test]
+    fn a_proc_that_hides_processes_is_known() {
+        let proc = "sysfs /sys sysfs rw 0 0\nproc /proc proc rw,relatime";
+        for hidden in ["invisible", "noaccess", "ptraceable", "1", "2", "4"] {
+            assert!(hides(&format!("{proc},hidepid={hidden} 0 0\n")), "{hidden}");
+            assert!(hides(&format!("{proc},hidepid={hidden},gid=7 0 0\nproc /proc/fs proc ro 0 0\n")), "{hidden}");
+        }
+        for told in [proc, &format!("{proc},hidepid=off 0 0"), &format!("{proc},hidepid=0 0 0"), "", "x", "x /proc"] {
+            assert!(!hides(told), "{told}");
+        }
+        assert!(!hides("proc /jail/proc proc rw,hidepid=2 0 0"));
     }
 
     #[test]

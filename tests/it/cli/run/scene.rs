@@ -292,8 +292,13 @@ pub(super) fn heard(signals: &[Signal]) -> Vec<Signal> {
 
 /// The same command, where a signal is ignored from the start.
 pub(super) fn ignoring(signal: &str, run: &Command) -> Command {
-    let mut command = Command::new("sh");
-    command.args(["-c", &format!("trap '' {signal}; exec \"$@\""), "sh"]).arg(run.get_program()).args(run.get_args());
+    through(&["sh", "-c", &format!("trap '' {signal}; exec \"$@\""), "sh"], run)
+}
+
+/// The same command, started by another one.
+pub(super) fn through(starter: &[&str], run: &Command) -> Command {
+    let mut command = Command::new(starter[0]);
+    command.args(&starter[1..]).arg(run.get_program()).args(run.get_args());
     for (name, value) in run.get_envs() {
         match value {
             Some(value) => command.env(name, value),
