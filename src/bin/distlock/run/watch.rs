@@ -3,7 +3,7 @@
 use std::{io::BufRead as _, thread, time::Duration};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, never};
-use distlock::Released;
+use distlock::{Config, RedisMgr, Released};
 use nix::sys::signal::SigSet;
 use rustix::process::{Pid, Signal};
 
@@ -86,7 +86,25 @@ fn give_up(lock: &Lock) -> Outcome {
     let Lock { urls, password, prefix, timeout, quarantine, .. } = lock.clone();
     let servers = Servers { url: urls, password_file: None, prefix, timeout, quarantine };
     let config = connect::config(&servers)?.password(password.unwrap_or_default()).ttl(lock.ttl);
-    let mgr = distlock::RedisMgr::new(config)?;
+    let nodes = config.each_node();
+    match RedisMgr::new(config) {
+        Ok(mgr) => give_up_by(&mgr, lock),
+        // One of several that cannot be a node any more, as one that has become a replica, is no reason to keep it on the others.
+        Err(_) => give_up_apart(nodes, lock),
+    }
+}
+
+/// On each node alone. None of them is waited for by another.
+fn give_up_apart(nodes: Vec<Config>, lock: &Lock) -> Outcome {
+    thread::scope(|scope| {
+        let give_up = |node| move || give_up_by(&RedisMgr::new(node)?, lock);
+        let start = |node| thread::Builder::new().name("node".into()).spawn_scoped(scope, give_up(node)).ok();
+        let threads: Vec<_> = nodes.into_iter().filter_map(start).collect();
+        threads.into_iter().filter_map(|thread| thread.join().ok()).fold(Ok(Exit::Fine), Outcome::and)
+    })
+}
+
+fn give_up_by(mgr: &RedisMgr, lock: &Lock) -> Outcome {
     let mut outcome = Ok(Exit::Fine);
     for pause in PAUSES_MS.map(Duration::from_millis) {
         let _ = never::<()>().recv_timeout(pause);

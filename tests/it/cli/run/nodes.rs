@@ -108,6 +108,22 @@ fn the_guardian_knows_the_quarantine() {
     assert!(!is_alive(pid));
 }
 
+/// A manager of all three would be refused by now.
+#[test]
+fn a_guardian_gives_the_lock_up_where_it_can_although_a_node_has_become_a_replica() {
+    for replica in [0, 2] {
+        let nodes = trio();
+        let scene = scene(&nodes);
+        let (mut job, pid) = scene.running(&["--ttl", LONG, "--quarantine", LONG], STAY);
+        nodes.server(replica).cli(&["REPLICAOF", "127.0.0.1", "1"]);
+        job.signal(Signal::KILL);
+        job.status();
+        let kept = || (0..3).filter(|node| nodes.values("lock:x")[*node].is_some()).collect::<Vec<_>>();
+        eventually("the guardian gives the lock up on the others", CEILING, || kept() == [replica]);
+        assert!(!is_alive(pid));
+    }
+}
+
 #[test]
 fn a_ttl_beyond_the_quarantine_is_a_matter_of_usage_where_there_is_one() {
     let ended = |urls: &str, args: &[&str]| run(at_url(urls, args));
