@@ -27,7 +27,7 @@ pub(super) struct Hearing {
 
 impl Hearing {
     /// From now on none is lost. What was ignored when this process started, as `nohup` arranges, stays ignored, here and
-    /// in the command.
+    /// in the command; but for SIGPIPE, which Rust's runtime has set by now, and sets to its default for what it starts.
     pub(super) fn start() -> io::Result<Hearing> {
         let ignored = std::fs::read_to_string("/proc/self/status").map_or(0, |status| ignored(&status));
         let passed_on = PASSED_ON.into_iter().filter(|signal| !contains(ignored, *signal));
