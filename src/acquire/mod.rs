@@ -23,6 +23,10 @@ use crate::{
     redlock::{NodeSet, Redlock},
 };
 
+/// An expiry that is put back on another's lock is no shorter: a holder that renews a lease of up to three times that has
+/// set its own again by then.
+const HEAL_MIN_MS: u64 = 60_000;
+
 /// What it takes to acquire.
 #[derive(Debug)]
 pub(crate) struct Acquirer {
@@ -68,6 +72,11 @@ impl Acquirer {
     /// For how long a claim that is to be confirmed keeps the lock from others.
     pub(crate) fn window(&self, claim: &Claim) -> Duration {
         self.claim_window.min(claim.ttl)
+    }
+
+    /// The expiry for another holder that has none, whose lease nobody here knows; or 0.
+    fn heal_ms(&self, claim: &Claim) -> u64 {
+        if self.heal { claim.ttl_ms().max(HEAL_MIN_MS) } else { 0 }
     }
 
     /// The entry of a claim in the queue: for how long to claim, where to tell, and whom.

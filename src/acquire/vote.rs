@@ -130,7 +130,7 @@ impl Attempt<'_> {
         let to = self.addressees(full)?;
         let waiter = if matches!(mode, Mode::Try) { String::new() } else { self.waiter() };
         let token_min = self.token_min.unwrap_or_else(|| redlock.token_min());
-        let (order, claim, heal) = (self.order, self.claim, self.on.heal);
+        let (order, claim, heal_ms) = (self.order, self.claim, self.on.heal_ms(self.claim));
         let window_ms = u64::try_from(self.window().as_millis()).unwrap_or(u64::MAX);
         let call = |node| Acquire {
             key: &claim.key,
@@ -138,7 +138,7 @@ impl Attempt<'_> {
             ttl_ms: if brief && node == order { window_ms } else { claim.ttl_ms() },
             mode: if node == order { mode } else { Mode::Try },
             waiter: if node == order { &waiter } else { "" },
-            heal,
+            heal_ms,
             token_min,
         };
         let vote = |node: usize, reply: &Acquired| match reply {

@@ -64,7 +64,7 @@ fn check_reply(reply: &Value) -> u64 {
     let keys = ["a", "b"].map(|name| LockKey::new("lock:", name).unwrap());
     let key = &keys[0];
     let renewals = [Renewal { lock: "lock:a", id: "me", ttl_ms: 10, fence: None }; 3];
-    let acquire = Acquire { key, id: "me", ttl_ms: 10, mode: Mode::Look, waiter: "w", heal: true, token_min: 0 };
+    let acquire = Acquire { key, id: "me", ttl_ms: 10, mode: Mode::Look, waiter: "w", heal_ms: 60, token_min: 0 };
     let acquired = taken(&acquire, reply).map(|answer| {
         if let Some(token) = answer.token() {
             assert!(token > 0 && token < EXACT_MAX);

@@ -30,7 +30,7 @@ fn names_are_nothing_but_names() {
         let (prefix, name) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
         let id = parts.next().unwrap_or_default();
         let Ok(key) = LockKey::new(prefix, name) else { return 0 };
-        let acquire = Acquire { key: &key, id, ttl_ms: 5, mode: Mode::Join, waiter: name, heal: false, token_min: 9 };
+        let acquire = Acquire { key: &key, id, ttl_ms: 5, mode: Mode::Join, waiter: name, heal_ms: 0, token_min: 9 };
         for by in [By::Hash, By::Text] {
             let said = words(&acquire, by);
             assert_eq!(said.len(), 14);

@@ -24,7 +24,8 @@ pub(crate) struct Acquire<'a> {
     pub(crate) ttl_ms: u64,
     pub(crate) mode: Mode,
     pub(crate) waiter: &'a str,
-    pub(crate) heal: bool,
+    /// The expiry that another holder is given if it has none; 0 for none.
+    pub(crate) heal_ms: u64,
     /// The token is to be this or larger.
     pub(crate) token_min: u64,
 }
@@ -87,7 +88,7 @@ impl Call for Acquire<'_> {
         bulk(out, &[mode]);
         bulk(out, &[self.waiter.as_bytes()]);
         micros(out, not_after_us);
-        bulk(out, &[if self.heal { b"1" } else { b"0" }]);
+        number(out, self.heal_ms);
         micros(out, self.token_min);
     }
 

@@ -50,7 +50,7 @@ impl Worker {
             ttl_ms: claim.ttl_ms(),
             mode: Mode::Try,
             waiter: "",
-            heal: false,
+            heal_ms: 0,
             token_min: lease.token.0,
         };
         let ballot = self.ask(Round::all(nodes, deadline), BATCH_MIN, call, |_, _| Vote::Yes);

@@ -6,8 +6,8 @@ use distlock::{LockError, LockGuard, LockLost, RedisMgr, Released};
 
 use crate::{
     kit::{
-        BOUNDED, IMPATIENT, SECOND, UnwrapReleased, await_queued, brisk, get, in_thread, is_renewal, lease, lost,
-        manager, patient, proxied, pttl, queued, timed, waiter,
+        BOUNDED, IMPATIENT, SECOND, UnwrapReleased, await_queued, brisk, expect_belief_within_key, get, in_thread,
+        is_renewal, lease, lost, manager, patient, proxied, pttl, queued, timed, waiter,
     },
     support::{CEILING, Fault, RedisServer, contains, eventually},
 };
@@ -102,6 +102,20 @@ fn a_lock_whose_expiry_was_taken_off_gets_it_back() {
     let (_mgr, guard) = hold(&server);
     assert!(server.query::<bool>(&["PERSIST", LOCK]));
     eventually("the renewal mends it", CEILING, || pttl(&server, LOCK) > 0);
+    assert!(guard.is_held());
+}
+
+/// The holder does not renew its lock now, as most of the time; the other one wants it for a moment only.
+#[test]
+fn who_puts_an_expiry_back_does_not_cut_a_lease_short() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let guard = mgr.lock_with("x", &lease(30 * SECOND).renew(false)).unwrap();
+    assert!(server.query::<bool>(&["PERSIST", LOCK]));
+    let brief = lease(Duration::from_millis(50)).wait(Duration::ZERO);
+    let error = manager(&server).lock_with("x", &brief).unwrap_err();
+    assert!(error.is_contended(), "{error:?}");
+    expect_belief_within_key(&server, &guard);
     assert!(guard.is_held());
 }
 

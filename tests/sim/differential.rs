@@ -111,7 +111,7 @@ impl Pair {
         let entry = self.entry();
         let ahead = self.pick(&["0000000000000000", "0000000000000001", "8800000000000000"]);
         let mode = self.pick(&["try", "join", "look", "leave"]);
-        let heal = self.pick(&["0", "1"]);
+        let heal = self.pick(&["0", "60000", "90000"]);
         let each = self.pick(&["0", "2", "100"]);
         let ttl = self.pick(&["20000", "40000"]);
         let args = match script {

@@ -250,9 +250,10 @@ impl Call<'_, '_> {
             return line(format!("{nonce} held {now_text} {}", text(&token)));
         }
         let mut left = self.on.pttl(&lock);
-        if left == -1 && heal == b"1" {
+        if left == -1 && heal != b"0" {
+            let px = self.px(&heal);
             self.on.pexpire(&lock, px)?;
-            left = millis(&ttl) as i64;
+            left = millis(&heal) as i64;
         }
         if mode == "join" || mode == "look" {
             let place = if mode == "look" { self.on.lpos(&queue, &entry)? } else { None };

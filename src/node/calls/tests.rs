@@ -5,7 +5,7 @@ use crate::node::asked::{asked, words};
 use proptest::prelude::*;
 
 fn acquire(key: &LockKey) -> Acquire<'_> {
-    Acquire { key, id: "me", ttl_ms: 10, mode: Mode::Try, waiter: "", heal: true, token_min: 0 }
+    Acquire { key, id: "me", ttl_ms: 10, mode: Mode::Try, waiter: "", heal_ms: 60, token_min: 0 }
 }
 
 #[test]
@@ -13,7 +13,7 @@ fn a_request_is_one_well_formed_command() {
     let key = LockKey::new("lock:", "a b\r\n").unwrap();
     let keys = ["lock:a b\r\n", "distlock:queue:{lock:a b\r\n}", "distlock:fence:{lock:a b\r\n}"].map(str::to_owned);
     let in_time = "0000000000000007";
-    assert_eq!(asked(&acquire(&key), &keys), ["me", "10", "try", "", in_time, "1", "0000000000000000"]);
+    assert_eq!(asked(&acquire(&key), &keys), ["me", "10", "try", "", in_time, "60", "0000000000000000"]);
     let release = |in_time| Release { key: &key, id: b"me", waiter: "w", in_time };
     assert_eq!(asked(&release(true), &keys), ["me", "w", in_time]);
     assert_eq!(asked(&release(false), &keys), ["me", "w", ""]);

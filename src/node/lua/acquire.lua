@@ -1,9 +1,9 @@
 -- Take the lock, or learn who has it, or wait in line for it.
 -- KEYS  1 lock, 2 queue, 3 fence
--- ARGV  1 nonce, 2 id, 3 ttl in ms, 4 mode, 5 waiter entry "claim-ms channel id", 6 not_after in server us, 7 heal,
+-- ARGV  1 nonce, 2 id, 3 ttl in ms, 4 mode, 5 waiter entry "claim-ms channel id", 6 not_after in server us, 7 heal in ms,
 --       8 token_min: several nodes are to give one token, as 16 digits
 --       mode  try: never wait   join: wait, first ask   look: wait, asking again   leave: last ask, leaves the line
---       heal  1: a holder without a TTL is given ours
+--       heal  a holder without a TTL is given this one; 0: none
 -- Reply one text, in order to cost one allocation:
 --       nonce held now token
 --       nonce busy now pttl token waiters holder       try and leave; the token is the last one given
@@ -46,9 +46,9 @@ if holder == id then
 end
 
 local left = redis.call('PTTL', KEYS[1])
-if left == -1 and ARGV[7] == '1' then
-  redis.call('PEXPIRE', KEYS[1], ttl)
-  left = ttl
+if left == -1 and ARGV[7] ~= '0' then
+  redis.call('PEXPIRE', KEYS[1], ARGV[7])
+  left = ARGV[7]
 end
 
 if mode == 'join' or mode == 'look' then

@@ -11,7 +11,8 @@ use parking_lot::Mutex;
 use super::{await_nowhere, await_renewals, brisk, expect_a_quorum, hand, key, locked, manager, next_locked, release};
 use crate::{
     kit::{
-        IMPATIENT, SECOND, UnwrapReleased, await_queued, in_thread, lease, queue_key, queued, timed, waiter, within,
+        IMPATIENT, SECOND, UnwrapReleased, await_queued, expect_belief_within_key, in_thread, lease, pttl, queue_key,
+        queued, timed, waiter, within,
     },
     support::{CEILING, Fault, Nodes, RedisServer, Worker, contains, eventually, eventually_some},
 };
@@ -203,6 +204,21 @@ fn a_release_wakes_the_next_waiter_long_before_it_would_look() {
     spans.sort();
     // A look is due half a second after the last, so that none comes sooner by looks alone.
     assert!(spans[10] < SECOND / 4, "{spans:?}");
+}
+
+/// Who waits asks the node with the line for its claim window only.
+#[test]
+fn who_waits_and_puts_an_expiry_back_does_not_cut_a_lease_short() {
+    let nodes = Nodes::start(3);
+    let (mgr, other) = (manager(&nodes), manager(&nodes));
+    let guard = mgr.lock_with("x", &lease(300 * SECOND).renew(false)).unwrap();
+    let waiting = in_thread(&other, "x", |mgr, name| mgr.lock_with(name, &lease(600 * SECOND)));
+    await_queued(nodes.server(0), "x", 1);
+    assert!(nodes.server(0).query::<bool>(&["PERSIST", &key("x")]));
+    eventually("the waiter has looked", CEILING, || pttl(nodes.server(0), &key("x")) > 0);
+    expect_belief_within_key(nodes.server(0), &guard);
+    guard.release().unwrap().unwrap_released();
+    drop(waiting.join().unwrap().unwrap());
 }
 
 #[test]
