@@ -41,6 +41,15 @@ pub(crate) fn without_signals<T>(make: impl FnOnce() -> T) -> T {
     made
 }
 
+/// The caller's thread. None that can be told from others in a simulated world, which runs no code of users' inside of ours.
+pub(crate) fn current() -> Option<ThreadId> {
+    #[cfg(feature = "testing")]
+    if testing::world().is_some() {
+        return None;
+    }
+    Some(thread::current().id())
+}
+
 /// Whether the caller is on this thread.
 pub(crate) fn is_current(id: Option<ThreadId>) -> bool {
     id.is_some_and(|id| thread::current().id() == id)

@@ -12,7 +12,7 @@ const GRANT: Handover = Handover { token: 5, granted_at_us: 6, px_ms: 7 };
 fn a_grant_is_taken_or_was_for_nobody() {
     model(|| {
         let mailbox = Arc::new(Mailbox::default());
-        let slot = mailbox.open("x", "a");
+        let slot = mailbox.open("x", "a", None);
         let delivers = {
             let mailbox = mailbox.clone();
             thread::spawn(move || mailbox.deliver("a", GRANT))
@@ -28,7 +28,7 @@ fn a_grant_is_taken_or_was_for_nobody() {
 fn a_sleeper_hears_everything() {
     model(|| {
         let mailbox = Arc::new(Mailbox::default());
-        let slot = mailbox.open("x", "a");
+        let slot = mailbox.open("x", "a", None);
         let delivers = {
             let mailbox = mailbox.clone();
             thread::spawn(move || assert!(mailbox.deliver("a", GRANT)))
@@ -55,7 +55,7 @@ fn the_baton_is_never_lost() {
     model(|| {
         let mailbox = Arc::new(Mailbox::default());
         let free = Arc::new(Mutex::new(false));
-        let slot = mailbox.open("x", "a");
+        let slot = mailbox.open("x", "a", None);
         let leaves = {
             let (mailbox, free) = (mailbox.clone(), free.clone());
             thread::spawn(move || {
@@ -85,7 +85,7 @@ fn the_baton_is_never_lost() {
 fn a_call_reaches_a_sleeper_although_one_gets_up() {
     model(|| {
         let mailbox = Arc::new(Mailbox::default());
-        let slot = mailbox.open("x", "a");
+        let slot = mailbox.open("x", "a", None);
         slot.lie_down();
         let calls = {
             let mailbox = mailbox.clone();

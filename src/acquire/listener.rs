@@ -6,7 +6,7 @@
 //! to sleep says so first and then looks whether the line is free; one that stops listening frees the line first and
 //! then looks for a sleeper to call. Whichever comes second sees the other.
 
-use std::{sync::Arc, time::Duration};
+use std::{sync::Arc, thread::ThreadId, time::Duration};
 
 use redis::Value;
 
@@ -21,6 +21,7 @@ use crate::{
     node::{Breaker, Failure, Heard, Reason},
     redlock::Redlock,
     sync::{Condvar, Mutex},
+    threads,
 };
 
 /// A line that was up for this long was a good one.
@@ -55,8 +56,8 @@ struct State {
 #[derive(Debug)]
 enum Line {
     Down,
-    /// A thread is opening it.
-    Opening,
+    /// This thread is opening it.
+    Opening(Option<ThreadId>),
     /// Up, and nobody listens.
     Free(Box<Subscription>),
     /// A thread listens.
@@ -116,17 +117,21 @@ impl Listener {
 
     /// Opens the line if it is down; false when it cannot be opened now. Blocks until `until` at the latest.
     pub(super) fn open(&self, until: Moment, opener: &Slot) -> bool {
+        // Whoever opens it has no longer than that, but for a logger, which is code of users' and may take its time.
+        let opened_by = until.min(clock::now().saturating_add(self.redlock.operation_timeout()));
         let mut state = self.state.lock();
         loop {
             match &state.line {
                 Line::Taken => return true,
-                Line::Opening if state.stop || clock::now() >= until => return false,
-                Line::Opening => clock::park(&self.changed, &mut state, until),
+                // A logger that is called meanwhile, and wants a lock, would wait for itself.
+                Line::Opening(by) if threads::is_current(*by) => return false,
+                Line::Opening(_) if state.stop || clock::now() >= opened_by => return false,
+                Line::Opening(_) => clock::park(&self.changed, &mut state, opened_by),
                 Line::Down if state.stop || clock::now() < state.retry_at => return false,
                 Line::Down | Line::Free(_) => break,
             }
         }
-        let line = std::mem::replace(&mut state.line, Line::Opening);
+        let line = std::mem::replace(&mut state.line, Line::Opening(threads::current()));
         drop(state);
         if let Line::Free(wire) = line
             && wire.is_whole()

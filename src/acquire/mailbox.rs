@@ -5,8 +5,9 @@
 //! claim back at the server, and whoever looked and found the lock its own already has it.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     sync::Arc,
+    thread::ThreadId,
 };
 
 use crate::{
@@ -15,10 +16,14 @@ use crate::{
         Condvar, Mutex,
         atomic::{AtomicU64, Ordering},
     },
+    threads,
 };
 
 /// Of who has not been told its place in the server's line.
 const NOWHERE: u64 = u64::MAX;
+
+/// Waiters by the places in the server's line that were told last, then by order of coming; and on which thread each is.
+type Ranks = BTreeMap<(u64, u64), Option<ThreadId>>;
 
 #[derive(Debug, Default)]
 pub(crate) struct Mailbox {
@@ -30,8 +35,8 @@ pub(crate) struct Mailbox {
 struct Waiters {
     /// By the order of their identifiers, which is the same in each run of a simulated world.
     slots: BTreeMap<Box<str>, Arc<Slot>>,
-    /// Who waits for a lock in this process, by the places in the server's line that were told last, then by order of coming.
-    lines: HashMap<Box<str>, BTreeSet<(u64, u64)>>,
+    /// Who waits for a lock in this process.
+    lines: HashMap<Box<str>, Ranks>,
     last: u64,
     closed: bool,
 }
@@ -81,8 +86,8 @@ pub(crate) enum Woken {
 }
 
 impl Mailbox {
-    /// Opens a slot for the calling thread.
-    pub(crate) fn open(&self, lock: &str, id: &str) -> Arc<Slot> {
+    /// Opens a slot for a thread.
+    pub(crate) fn open(&self, lock: &str, id: &str, thread: Option<ThreadId>) -> Arc<Slot> {
         let mut waiters = self.waiters.lock();
         waiters.last += 1;
         let number = waiters.last;
@@ -90,7 +95,7 @@ impl Mailbox {
         let (place, arrived) = (AtomicU64::new(NOWHERE), Condvar::new());
         let slot = Arc::new(Slot { lock: lock.into(), id: id.into(), number, place, news, arrived });
         waiters.slots.insert(id.into(), slot.clone());
-        waiters.lines.entry(lock.into()).or_default().insert(slot.rank());
+        waiters.lines.entry(lock.into()).or_default().insert(slot.rank(), thread);
         slot
     }
 
@@ -110,16 +115,19 @@ impl Mailbox {
     pub(crate) fn stands_at(&self, slot: &Slot, place: u64) {
         let mut waiters = self.waiters.lock();
         let Some(line) = waiters.lines.get_mut(&slot.lock) else { return };
-        line.remove(&slot.rank());
+        let thread = line.remove(&slot.rank()).flatten();
         slot.place.store(place, Ordering::Relaxed);
-        line.insert(slot.rank());
+        line.insert(slot.rank(), thread);
     }
 
     /// Whether no other thread of this manager is known to stand before this one in the line for this lock, or has waited
-    /// longer where no places are known. One of them looks for all, as soon as its place asks for.
+    /// longer where no places are known. One of them looks for all, as soon as its place asks for. Who is on the
+    /// same thread does not: it has called a logger, in which this one waits.
     pub(crate) fn is_front(&self, slot: &Slot) -> bool {
         let waiters = self.waiters.lock();
-        waiters.lines.get(&slot.lock).and_then(BTreeSet::first) == Some(&slot.rank())
+        let Some(line) = waiters.lines.get(&slot.lock) else { return false };
+        let first = line.iter().find(|(rank, thread)| **rank == slot.rank() || !threads::is_current(**thread));
+        first.is_some_and(|(rank, _)| *rank == slot.rank())
     }
 
     /// Brings a grant to its waiter, if there is one.
@@ -249,7 +257,7 @@ mod tests {
     #[test]
     fn a_grant_reaches_its_waiter_and_nobody_else() {
         let mailbox = Arc::new(Mailbox::default());
-        let (a, b) = (mailbox.open("x", "a"), mailbox.open("x", "b"));
+        let (a, b) = (mailbox.open("x", "a", None), mailbox.open("x", "b", None));
         let waiting = thread::spawn(move || {
             a.sleep(soon());
             a.take()
@@ -262,7 +270,7 @@ mod tests {
     #[test]
     fn a_grant_for_nobody_is_ignored() {
         let mailbox = Mailbox::default();
-        let a = mailbox.open("x", "a");
+        let a = mailbox.open("x", "a", None);
         mailbox.shut(&a);
         assert!(!mailbox.deliver("a", GRANT));
         assert!(mailbox.waiters.lock().slots.is_empty());
@@ -272,7 +280,7 @@ mod tests {
     #[test]
     fn a_grant_comes_before_everything_else() {
         let mailbox = Mailbox::default();
-        let (a, b) = (mailbox.open("x", "a"), mailbox.open("x", "b"));
+        let (a, b) = (mailbox.open("x", "a", None), mailbox.open("x", "b", None));
         mailbox.others_look_again(&b);
         mailbox.close();
         mailbox.deliver("a", GRANT);
@@ -283,7 +291,7 @@ mod tests {
     #[test]
     fn the_longest_waiting_thread_is_in_front() {
         let mailbox = Mailbox::default();
-        let (a, b, other) = (mailbox.open("x", "a"), mailbox.open("x", "b"), mailbox.open("y", "c"));
+        let (a, b, other) = (mailbox.open("x", "a", None), mailbox.open("x", "b", None), mailbox.open("y", "c", None));
         assert_eq!([&a, &b, &other].map(|slot| mailbox.is_front(slot)), [true, false, true]);
         mailbox.shut(&a);
         assert!(mailbox.is_front(&b));
@@ -292,7 +300,7 @@ mod tests {
     #[test]
     fn who_stands_in_front_is_before_who_came_first() {
         let mailbox = Mailbox::default();
-        let (a, b, c) = (mailbox.open("x", "a"), mailbox.open("x", "b"), mailbox.open("x", "c"));
+        let (a, b, c) = (mailbox.open("x", "a", None), mailbox.open("x", "b", None), mailbox.open("x", "c", None));
         let front = || [&a, &b, &c].map(|slot| mailbox.is_front(slot));
         mailbox.stands_at(&c, 7);
         assert_eq!(front(), [false, false, true]);
@@ -309,10 +317,25 @@ mod tests {
         assert!(mailbox.waiters.lock().lines.is_empty());
     }
 
+    /// As one in whose logger the other is.
+    #[test]
+    fn of_two_on_one_thread_the_first_is_not_waited_for() {
+        let mailbox = Mailbox::default();
+        let (me, other) = (threads::current(), thread::spawn(threads::current).join().unwrap());
+        let (outer, nested) = (mailbox.open("x", "a", me), mailbox.open("x", "b", me));
+        assert!([&outer, &nested].iter().all(|slot| mailbox.is_front(slot)));
+        let stranger = mailbox.open("x", "c", other);
+        mailbox.stands_at(&stranger, 0);
+        assert!([&outer, &nested].iter().all(|slot| !mailbox.is_front(slot)));
+        mailbox.stands_at(&outer, 1);
+        mailbox.shut(&stranger);
+        assert!(mailbox.is_front(&nested), "also where the server has told their places");
+    }
+
     #[test]
     fn neighbours_wait_for_the_same_lock() {
         let mailbox = Mailbox::default();
-        let (a, b, other) = (mailbox.open("x", "a"), mailbox.open("x", "b"), mailbox.open("y", "c"));
+        let (a, b, other) = (mailbox.open("x", "a", None), mailbox.open("x", "b", None), mailbox.open("y", "c", None));
         mailbox.neighbours_look_again(&a);
         assert_eq!([&a, &b, &other].map(|slot| slot.take()), [None, Some(Woken::Look), None]);
         assert_eq!(b.take(), None, "told once");
@@ -321,7 +344,7 @@ mod tests {
     #[test]
     fn only_a_sleeper_is_called_to_listen() {
         let mailbox = Mailbox::default();
-        let (a, b) = (mailbox.open("x", "a"), mailbox.open("x", "b"));
+        let (a, b) = (mailbox.open("x", "a", None), mailbox.open("x", "b", None));
         mailbox.call_listener();
         b.lie_down();
         mailbox.call_listener();
@@ -338,7 +361,7 @@ mod tests {
     fn closing_wakes_whoever_sleeps() {
         let mailbox = Mailbox::default();
         let sleepers = ["a", "b"].map(|id| {
-            let slot = mailbox.open("x", id);
+            let slot = mailbox.open("x", id, None);
             thread::spawn(move || {
                 let until = soon();
                 slot.sleep(until);
@@ -355,6 +378,6 @@ mod tests {
     fn who_comes_after_closing_is_turned_away() {
         let mailbox = Mailbox::default();
         mailbox.close();
-        assert_eq!(mailbox.open("x", "a").take(), Some(Woken::Closed));
+        assert_eq!(mailbox.open("x", "a", None).take(), Some(Woken::Closed));
     }
 }

@@ -6,7 +6,10 @@ use super::{
     listener::Listener,
     mailbox::{Slot, Woken},
 };
-use crate::clock::{self, Moment};
+use crate::{
+    clock::{self, Moment},
+    threads,
+};
 
 /// A thread's place to wait in.
 #[derive(Debug)]
@@ -18,7 +21,7 @@ pub(crate) struct Ticket {
 impl Ticket {
     /// Of a waiter for a lock.
     pub(super) fn new(listener: Arc<Listener>, lock: &str, id: &str) -> Ticket {
-        Ticket { slot: listener.mailbox.open(lock, id), listener }
+        Ticket { slot: listener.mailbox.open(lock, id, threads::current()), listener }
     }
 
     /// A number that differs between waiters.

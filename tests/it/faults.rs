@@ -4,6 +4,7 @@ mod failover;
 mod hostile;
 mod lifecycle;
 mod logger;
+mod nested;
 mod network;
 mod outcome;
 mod own_threads;
