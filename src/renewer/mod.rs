@@ -6,6 +6,7 @@ mod checks;
 mod desk;
 mod doubts;
 mod finish;
+mod hearing;
 mod mend;
 mod schedule;
 mod undo;

@@ -33,7 +33,7 @@ const BATCH: usize = 100;
 /// and no node has more once the others have answered.
 pub(super) const BATCH_MIN: Duration = Duration::from_millis(50);
 /// The delay by an exchange for which renewals wait for as long as their leases can spare.
-const SPARE: Duration = Duration::MAX;
+pub(super) const SPARE: Duration = Duration::MAX;
 /// So long a connection may take to come that is too late for whom it was made: a bound on how many can be under way.
 const CONNECT_MAX: Duration = Duration::from_secs(1);
 
@@ -65,6 +65,14 @@ impl Settled {
 /// A lock, and the nodes on which it is to be taken anew.
 pub(super) type Lacking = (Generation, Arc<Lease>, NodeSet);
 
+/// What comes of renewing what is due, one batch after the other.
+#[derive(Default)]
+struct Run {
+    lacking: Vec<Lacking>,
+    /// Nodes that were waited for in vain; one batch's wait for them is enough.
+    deaf: NodeSet,
+}
+
 pub(super) struct Worker {
     pub(super) desk: Desk,
     links: Links,
@@ -90,8 +98,7 @@ impl Worker {
         for errand in step.errands {
             self.apart(|worker| worker.run_errand(errand));
         }
-        let mut lacking = Vec::new();
-        self.renew(step.renew, &mut lacking);
+        let lacking = self.renew(step.renew);
         if step.overflowed {
             say!(warn, "too much is waiting to be taken back; some of it is left to expire");
         }
@@ -113,11 +120,12 @@ impl Worker {
         .ok()
     }
 
-    fn renew(&mut self, mut due: Vec<(Generation, Arc<Lease>)>, lacking: &mut Vec<Lacking>) {
+    fn renew(&mut self, mut due: Vec<(Generation, Arc<Lease>)>) -> Vec<Lacking> {
+        let mut run = Run::default();
         while !due.is_empty() {
             let rest = due.split_off(due.len().min(BATCH));
-            let went_well = self.apart(|worker| worker.renew_batch(&due, lacking)).unwrap_or_else(|| {
-                self.renew_each(&due, lacking);
+            let went_well = self.apart(|worker| worker.renew_batch(&due, &mut run)).unwrap_or_else(|| {
+                self.renew_each(&due, &mut run);
                 true
             });
             if !went_well {
@@ -127,22 +135,23 @@ impl Worker {
                 for (generation, _) in &rest {
                     state.schedule.put_back(*generation, now);
                 }
-                return;
+                break;
             }
             due = rest;
         }
+        run.lacking
     }
 
     /// Finds out whose renewal meets a defect. That one is tried again, and told at its deadline.
-    fn renew_each(&mut self, batch: &[(Generation, Arc<Lease>)], lacking: &mut Vec<Lacking>) {
+    fn renew_each(&mut self, batch: &[(Generation, Arc<Lease>)], run: &mut Run) {
         for one in batch {
-            if self.apart(|worker| worker.renew_batch(std::slice::from_ref(one), lacking)).is_none() {
+            if self.apart(|worker| worker.renew_batch(std::slice::from_ref(one), run)).is_none() {
                 self.desk.shared.state.lock().schedule.failed(one.0, clock::now());
             }
         }
     }
 
-    fn renew_batch(&mut self, batch: &[(Generation, Arc<Lease>)], lacking: &mut Vec<Lacking>) -> bool {
+    fn renew_batch(&mut self, batch: &[(Generation, Arc<Lease>)], run: &mut Run) -> bool {
         let now = clock::now();
         // Without those that were let go of, or ended, since they fell due.
         let mut left = Duration::MAX;
@@ -173,7 +182,8 @@ impl Worker {
         // What a quorum has confirmed is told in time.
         let grace = BATCH_MIN.min(left / 4);
         let round = Round { grace, ..Round::new(self.desk.redlock.all(), now.saturating_add(patience)) };
-        let ballot = self.ask(round, SPARE, |_| Renew(&renewals), |_, _| Vote::Yes);
+        let mut ballot = self.ask(round, SPARE, |_| Renew(&renewals), |_, _| Vote::Yes);
+        self.hear_the_rest(&batch, &renewals, left, &mut ballot, &mut run.deaf);
         let quorum = ballot.verdict() == Verdict::Won;
         if !quorum
             && batch.len() > 1
@@ -187,7 +197,7 @@ impl Worker {
                 batch.len()
             );
             for (generation, lease) in batch {
-                self.renew_batch(&[(*generation, lease.clone())], lacking);
+                self.renew_batch(&[(*generation, lease.clone())], run);
             }
             return true;
         }
@@ -199,7 +209,7 @@ impl Worker {
                 failed.push(lease);
             }
             if several && !missing.is_empty() {
-                lacking.push((*generation, lease.clone(), missing));
+                run.lacking.push((*generation, lease.clone(), missing));
             }
         }
         let mut trouble = None;

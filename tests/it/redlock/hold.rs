@@ -12,7 +12,7 @@ use distlock::{HandleEvent, LockError, LockGuard, LockLost, LostEvent, RedisMgr,
 
 use super::{TTL, await_nowhere, await_renewals, brisk, expect_a_quorum, impatient, kept_on, key, manager, patient};
 use crate::{
-    kit::{BOUNDED, SECOND, UnwrapReleased, lease, lost, within},
+    kit::{self, BOUNDED, SECOND, UnwrapReleased, lease, lost, within},
     support::{Armed, CEILING, Fault, Nodes, contains, eventually},
 };
 
@@ -44,6 +44,41 @@ fn a_minority_that_forgets_the_lock_does_not_end_it() {
     guard.release().unwrap().unwrap_released();
     drop(within(BOUNDED, "the next", || other.lock("x").unwrap()));
     await_nowhere(&nodes, "x");
+}
+
+/// Three nodes of which the last is far away: the others have decided long before it answers about the lock.
+fn with_a_distant_node(nodes: Nodes) -> Nodes {
+    let nodes = nodes.behind_proxies(&[2]);
+    nodes.proxy(2).on_request(contains("lock:x"), Fault::DelayReply(Duration::from_millis(150))).forever();
+    nodes
+}
+
+#[test]
+fn what_one_node_forgets_a_distant_one_makes_up_for() {
+    let nodes = with_a_distant_node(Nodes::start(3));
+    let mgr = manager(&nodes);
+    let guard = held(&nodes, &mgr, 10 * SECOND);
+    nodes.server(1).cli(&["DEL", &key("x")]);
+    await_renewals(&guard, 2);
+    assert_eq!(kept_on(&nodes, &guard), [0, 1, 2]);
+    guard.release().unwrap().unwrap_released();
+}
+
+/// Each renewal has to hear the distant one, for as long as the other has no vote.
+#[test]
+fn while_one_node_does_not_vote_a_distant_one_makes_up_for_it() {
+    let nodes = with_a_distant_node(Nodes::durable(3));
+    let mgr = RedisMgr::new(kit::brisk(nodes.urls()).quarantine(600 * SECOND)).unwrap();
+    let guard = held(&nodes, &mgr, 10 * SECOND);
+    // Without it, it cannot be told from one that has lost its disk.
+    nodes.server(1).cli(&["DEL", "distlock:memory"]);
+    nodes.restart(1);
+    assert_eq!(kept_on(&nodes, &guard), [0, 1, 2]);
+    await_renewals(&guard, 2);
+    guard.release().unwrap().unwrap_released();
+    nodes.kill(0);
+    let error = mgr.try_lock("y").unwrap_err();
+    assert!(error.nodes()[1].says.contains("does not vote"), "{error}");
 }
 
 #[test]
