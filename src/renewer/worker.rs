@@ -2,6 +2,7 @@
 //! that users who exhaust the pool cost nobody a lock.
 
 use std::{
+    mem,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     time::Duration,
@@ -71,6 +72,9 @@ struct Run {
     lacking: Vec<Lacking>,
     /// Nodes that were waited for in vain; one batch's wait for them is enough.
     deaf: NodeSet,
+    /// That a batch was refused has been told, and that some locks could not be renewed: once each, however many there are.
+    refused: bool,
+    failed: bool,
 }
 
 pub(super) struct Worker {
@@ -112,7 +116,7 @@ impl Worker {
     pub(super) fn apart<T>(&mut self, act: impl FnOnce(&mut Worker) -> T) -> Option<T> {
         let done = catch_unwind(AssertUnwindSafe(|| act(self)));
         done.map_err(|panic| {
-            std::mem::forget(panic);
+            mem::forget(panic);
             // What is under way over the connections belongs to nobody any more.
             self.links = self.desk.redlock.reserved();
             say!(error, "the lock renewer met a defect of its own; please report it");
@@ -151,7 +155,7 @@ impl Worker {
         }
     }
 
-    fn renew_batch(&mut self, batch: &[(Generation, Arc<Lease>)], run: &mut Run) -> bool {
+    fn renew_batch(&mut self, due: &[(Generation, Arc<Lease>)], run: &mut Run) -> bool {
         let now = clock::now();
         // Without those that were let go of, or ended, since they fell due.
         let mut left = Duration::MAX;
@@ -163,7 +167,7 @@ impl Worker {
                 left = if alive { left.min(remaining) } else { left };
                 alive
             };
-            batch.iter().filter(alive).collect()
+            due.iter().filter(alive).collect()
         };
         // Half of what the most urgent has left, so that a second try fits in; but its urgency must not fail the others.
         let patience = (left / 2).max(BATCH_MIN).min(self.desk.redlock.operation_timeout());
@@ -189,16 +193,14 @@ impl Worker {
             && batch.len() > 1
             && let Some((code, message)) = refusal(&ballot)
         {
-            // Find out whom the server means.
-            say!(
-                warn,
-                "{} refused to renew {} locks at once: {code} {message}",
-                self.desk.redlock.label(),
-                batch.len()
-            );
-            for (generation, lease) in batch {
-                self.renew_batch(&[(*generation, lease.clone())], run);
+            // Find out whom the server means: in halves, for over a long way each request takes from the others' time.
+            if !mem::replace(&mut run.refused, true) {
+                let (server, locks) = (self.desk.redlock.label(), batch.len());
+                say!(warn, "{server} refused to renew {locks} locks at once: {code} {message}");
             }
+            let (one, other) = due.split_at(due.len() / 2);
+            self.renew_batch(one, run);
+            self.renew_batch(other, run);
             return true;
         }
         let mut failed = Vec::new();
@@ -215,7 +217,9 @@ impl Worker {
         let mut trouble = None;
         if !quorum {
             let why = Trouble::of(&self.desk.redlock, ballot, |_| "renewed".into()).to_string();
-            say!(warn, "could not renew {} locks at {}: {why}", batch.len(), self.desk.redlock.label());
+            if !mem::replace(&mut run.failed, true) {
+                say!(warn, "could not renew {} locks at {}: {why}", batch.len(), self.desk.redlock.label());
+            }
             trouble = Some(why);
         }
         if !failed.is_empty() {

@@ -5,8 +5,11 @@ use std::time::Duration;
 use distlock::{LockError, LockGuard, LockLost, RedisMgr};
 
 use crate::{
-    kit::{BOUNDED, SECOND, UnwrapReleased, impatient, in_thread, lease, lost, manager, waiter, within},
-    support::{CEILING, RedisServer, eventually},
+    kit::{
+        BOUNDED, SECOND, UnwrapReleased, impatient, in_thread, is_renewal, lease, lost, manager, patient, waiter,
+        within,
+    },
+    support::{CEILING, Fault, FaultProxy, RedisServer, contains, eventually},
 };
 
 /// The list that the command goes by, and the README repeats. `PING` is for `ping`, and for waiters behind a silent server.
@@ -164,6 +167,43 @@ fn the_right_to_one_key_that_is_taken_away_costs_no_other_lock() {
     assert_eq!(lost(&forbidden), LockLost::Expired);
     let kept = guards.iter().filter(|guard| guard.is_held()).map(LockGuard::name);
     assert_eq!(kept.count(), guards.len());
+}
+
+/// To find the one that the server means takes a few requests, not one for each lock: over a long way those would take as long as
+/// the others have left.
+#[test]
+fn the_one_key_without_rights_is_found_in_few_requests() {
+    const MANY: usize = 100;
+    let ttl = 15 * SECOND;
+    let server = RedisServer::start();
+    drop(user(&server, RIGHTS.into_iter()));
+    let proxy = FaultProxy::in_front_of(server.addr());
+    let mgr = RedisMgr::new(patient(format!("redis://app:pw@{}", proxy.addr()))).unwrap();
+    let take = |name: &str| mgr.lock_with(name, &lease(ttl)).unwrap();
+    let first = take("first");
+    eventually("the others fall due later", CEILING, || first.remaining() < ttl * 19 / 20);
+    let guards: Vec<_> = (0..MANY).map(|n| take(&format!("n{n}"))).collect();
+    // All others fall due while this one's renewal is under way, and go together.
+    let held = proxy.on_request(is_renewal("lock:first"), Fault::HoldReply);
+    held.wait_fired();
+    server.cli(&[
+        "ACL",
+        "SETUSER",
+        "app",
+        "resetkeys",
+        "~distlock:*",
+        "~lock:first",
+        "~lock:n[0-9]",
+        "~lock:n[1-9][0-8]",
+    ]);
+    server.cli(&["ACL", "SETUSER", "app", "~lock:n[1-8]9"]);
+    let asked = proxy.on_request(contains("lock:n"), Fault::DelayReply(Duration::ZERO)).forever();
+    eventually("all are due", CEILING, || guards[MANY - 1].remaining() < ttl * 6 / 10);
+    held.let_go();
+    let (forbidden, kept) = guards.split_last().unwrap();
+    eventually("the others are renewed", CEILING, || kept.iter().all(|guard| guard.remaining() > ttl * 7 / 10));
+    assert!(asked.fired() < MANY / 2, "they took {} requests", asked.fired());
+    assert!(asked.fired() > 1 && forbidden.remaining() < ttl * 6 / 10 && first.is_held());
 }
 
 /// Looking at many locks needs two more, and each is missed.
