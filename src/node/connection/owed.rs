@@ -32,7 +32,14 @@ impl Connection {
             link.owed_since = now;
             link.receipts.take(matches!(value, Value::ServerError(_)));
         }
-        self.refuse_errors(value)
+        let settled = self.refuse_errors(value);
+        if let (Err(failure), Some(link)) = (&settled, &mut self.link)
+            && failure.is_unknown_script()
+        {
+            // Which one it was is not known any more; it has forgotten them all at once.
+            link.taught = 0;
+        }
+        settled
     }
 
     /// Since when answers are owed that have not come by `now`; and whether some have come that are no errors.
@@ -142,6 +149,18 @@ mod tests {
         ask(&mut connection);
         Socket::await_any(&[connection.socket().unwrap()], patiently(), Duration::ZERO);
         assert!(!connection.is_ready() && !connection.is_connected());
+        server.join().unwrap();
+    }
+
+    /// Otherwise it would be asked by the hash for the life of the connection, and never be heard to refuse.
+    #[test]
+    fn a_server_that_has_forgotten_a_script_is_not_taken_to_know_it() {
+        let (mut connection, server) = connected(b"-NOSCRIPT No matching script. Please use EVAL.\r\n");
+        assert!(!connection.teach(1) && connection.teach(1));
+        ask(&mut connection);
+        Socket::await_any(&[connection.socket().unwrap()], patiently(), Duration::ZERO);
+        assert!(connection.is_ready() && !connection.teach(1));
+        drop(connection);
         server.join().unwrap();
     }
 

@@ -7,7 +7,7 @@ use distlock::{FencingToken, LockError, RedisMgr, Vote};
 use super::{await_nowhere, expect_a_quorum, kept_on, key, manager, patient, votes};
 use crate::{
     kit::{self, BOUNDED, SECOND, UnwrapReleased, await_queued, fence_key, in_thread, lease, lost, queue_key, within},
-    support::{Fault, Nodes, contains, eventually},
+    support::{CEILING, Fault, Nodes, contains, eventually},
 };
 
 #[test]
@@ -36,6 +36,33 @@ fn all_nodes_keep_a_lock() {
     eventually("all keep it", BOUNDED, || kept_on(&nodes, &guard).len() == 5);
     drop(guard);
     await_nowhere(&nodes, "x");
+}
+
+/// Nobody waits for its answer that it does not know the script.
+#[test]
+fn a_distant_node_that_forgets_scripts_is_taught_again() {
+    let nodes = Nodes::start(3).behind_proxies(&[2]);
+    let mgr = manager(&nodes);
+    let round = || {
+        mgr.lock("x").unwrap().release().unwrap().unwrap_released();
+        // All are heard: otherwise it owes so much before long that its connection is given up, and the next one teaches it.
+        mgr.locks("*").unwrap();
+    };
+    let server = nodes.server(2);
+    let commands = server.monitor();
+    let given = || commands.lines().iter().filter(|line| line.contains("lua] \"SET\" \"lock:x\"")).count();
+    eventually("it is asked too", CEILING, || {
+        round();
+        given() > 0
+    });
+    nodes.proxy(2).on_request(contains("lock:x"), Fault::DelayReply(Duration::from_millis(50))).forever();
+    server.cli(&["SCRIPT", "FLUSH"]);
+    commands.wait_for("FLUSH");
+    let before = given();
+    eventually("it gives locks again", CEILING, || {
+        round();
+        given() > before
+    });
 }
 
 #[test]
