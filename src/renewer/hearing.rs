@@ -13,7 +13,7 @@ use crate::{
         Failure, Reason,
         calls::{Renew, Renewal, Renewed},
     },
-    redlock::{Ballot, NodeSet, Round, Slip, Vote, quorum},
+    redlock::{Ballot, NodeSet, Round, Slip, Verdict, Vote, quorum},
 };
 
 /// What nodes have said about one lock.
@@ -43,21 +43,26 @@ impl Worker {
         ballot: &mut Ballot<(u64, Vec<Renewed>)>,
         deaf: &mut NodeSet,
     ) {
-        let resting = |failure: &Failure| matches!(failure.reason, Reason::Resting);
-        let rests = |slip: &Slip<_>| matches!(slip, Slip::Failed(failure) if resting(failure));
-        let silent = ballot.open().with(ballot.nodes_where(rests)).without(*deaf);
-        if silent.is_empty() {
+        // Left out, or connected to still when the others had answered.
+        let passed_over =
+            |failure: &Failure| !failure.sent && matches!(failure.reason, Reason::Resting | Reason::TimedOut);
+        let passed_over = ballot.nodes_where(|slip| matches!(slip, Slip::Failed(failure) if passed_over(failure)));
+        let silent = ballot.open().with(passed_over).without(*deaf);
+        if ballot.verdict() != Verdict::Won || silent.is_empty() {
             return;
         }
-        let words: Vec<Word> = {
-            let state = self.desk.shared.state.lock();
-            let word = |(index, (generation, _)): (usize, &&(Generation, Arc<Lease>))| {
-                self.word(ballot, index, state.schedule.barred(*generation))
+        // One that was released meanwhile need not be confirmed.
+        let barred: Vec<Option<NodeSet>> = {
+            let schedule = &self.desk.shared.state.lock().schedule;
+            let barred = |(generation, _): &&(Generation, _)| {
+                schedule.is_kept(*generation).then(|| schedule.barred(*generation))
             };
-            batch.iter().enumerate().map(word).collect()
+            batch.iter().map(barred).collect()
         };
+        let words = barred.into_iter().enumerate();
+        let words = words.filter_map(|(index, barred)| Some(self.word(ballot, index, barred?)));
         let redlock = &self.desk.redlock;
-        let to = to_hear(redlock.len(), silent, words.into_iter());
+        let to = to_hear(redlock.len(), silent, words);
         if to.is_empty() {
             return;
         }

@@ -13,7 +13,7 @@ use distlock::{HandleEvent, LockError, LockGuard, LockLost, LostEvent, RedisMgr,
 use super::{TTL, await_nowhere, await_renewals, brisk, expect_a_quorum, impatient, kept_on, key, manager, patient};
 use crate::{
     kit::{self, BOUNDED, SECOND, UnwrapReleased, lease, lost, within},
-    support::{Armed, CEILING, Fault, Nodes, contains, eventually},
+    support::{Armed, CEILING, Fault, Nodes, any_request, contains, eventually},
 };
 
 /// A lease of which so much is left when its lock ends that what has gone soon after that was released, and did not expire.
@@ -61,6 +61,20 @@ fn what_one_node_forgets_a_distant_one_makes_up_for() {
     nodes.server(1).cli(&["DEL", &key("x")]);
     await_renewals(&guard, 2);
     assert_eq!(kept_on(&nodes, &guard), [0, 1, 2]);
+    guard.release().unwrap().unwrap_released();
+}
+
+/// The first renewal goes over connections of its own, and that to the distant one takes longer than the others' answers.
+#[test]
+fn what_one_node_forgets_one_that_is_being_connected_to_makes_up_for() {
+    let nodes = Nodes::start(3).behind_proxies(&[2]);
+    let mgr = manager(&nodes);
+    let guard = mgr.lock_with("x", &lease(10 * SECOND)).unwrap();
+    eventually("all keep it", CEILING, || kept_on(&nodes, &guard).len() == 3);
+    let slow = nodes.proxy(2).on_request(any_request, Fault::DelayReply(Duration::from_millis(100))).forever();
+    nodes.server(1).cli(&["DEL", &key("x")]);
+    await_renewals(&guard, 1);
+    assert!(slow.fired() > 1 && kept_on(&nodes, &guard).len() > 1);
     guard.release().unwrap().unwrap_released();
 }
 
