@@ -1,6 +1,6 @@
 //! Bad weather: every call comes back in time, nothing panics, and nothing stays behind.
 
-use std::{collections::BTreeSet, fs, thread, time::Duration};
+use std::{fs, thread, time::Duration};
 
 use distlock::{LockError, LockGuard, LockOptions, RedisMgr};
 
@@ -206,9 +206,13 @@ fn dropping_the_last_manager_at_a_dead_server_is_bounded() {
     assert_eq!(ids.len(), 10);
 }
 
-pub(crate) fn threads() -> BTreeSet<String> {
+/// The names of the library's threads in this process, one for each thread, in order.
+pub(crate) fn threads() -> Vec<String> {
     let name = |task: std::io::Result<fs::DirEntry>| fs::read_to_string(task.ok()?.path().join("comm")).ok();
-    fs::read_dir("/proc/self/task").unwrap().filter_map(name).filter(|name| name.starts_with("distlock")).collect()
+    let names = fs::read_dir("/proc/self/task").unwrap().filter_map(name);
+    let mut ours: Vec<_> = names.filter(|name| name.starts_with("distlock")).collect();
+    ours.sort();
+    ours
 }
 
 pub(crate) fn files() -> usize {
