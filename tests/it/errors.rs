@@ -6,7 +6,7 @@ use distlock::{Action, Config, LockError, RedisMgr};
 
 use crate::{
     kit::{
-        BOUNDED, SECOND, UnwrapReleased, alone, await_gone, brisk, capture_log, fence_key, foreign_take, get,
+        AtEnd, BOUNDED, SECOND, UnwrapReleased, alone, await_gone, brisk, capture_log, fence_key, foreign_take, get,
         impatient, in_thread, label, lease, lost, manager, patient, queue_key, within,
     },
     support::{CEILING, FaultProxy, RedisServer, eventually, garbage_server},
@@ -168,6 +168,12 @@ fn a_server_that_is_busy_with_a_script_is_unavailable() {
             let mut connection = redis::Client::open(server.url()).unwrap().get_connection().unwrap();
             let _ = redis::cmd("EVAL").arg("while true do end").arg(0).query::<redis::Value>(&mut connection);
         });
+        // Otherwise the scope would wait for the script where this fails.
+        let _ended = AtEnd(|| {
+            if std::thread::panicking() {
+                server.kill()
+            }
+        });
         let busy = within(BOUNDED, "try_lock", || {
             loop {
                 // Until the endless script has begun.
@@ -175,6 +181,7 @@ fn a_server_that_is_busy_with_a_script_is_unavailable() {
                     Err(error) => break error,
                     Ok(guard) => drop(guard),
                 }
+                assert!(!endless.is_finished(), "the script has ended");
             }
         });
         eventually("it is stopped", CEILING, || endless.is_finished() || kill_script(&server));

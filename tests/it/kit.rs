@@ -2,16 +2,17 @@
 
 use std::{
     env,
-    process::Command,
-    sync::Arc,
+    process::{Command, Stdio},
+    sync::{Arc, mpsc},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use distlock::{Config, LockError, LockGuard, LockLost, LockOptions, RedisMgr};
 use parking_lot::Mutex;
+use rustix::process::{Pid, Signal, kill_process};
 
-use crate::support::{CEILING, FaultProxy, RedisServer, eventually};
+use crate::support::{CEILING, FaultProxy, RedisServer, Watchdog, eventually};
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
 /// One operation timeout in tests where the server does not answer, and what such calls may take on a slow machine.
@@ -180,6 +181,18 @@ pub(crate) fn is_renewal(lock: &'static str) -> impl Fn(&[Vec<u8>]) -> bool + Se
     }
 }
 
+/// Does this when it is dropped, also by an assertion that fails: a scope waits for its threads, however it is left.
+pub(crate) struct AtEnd<F: FnMut()>(pub(crate) F);
+
+impl<F: FnMut()> Drop for AtEnd<F> {
+    fn drop(&mut self) {
+        self.0();
+    }
+}
+
+/// Longer than all that a test waits for, one after the other.
+const ALONE_MAX: Duration = Duration::from_secs(15 * 60);
+
 /// Runs the named test again in a process of its own, where alone this is true; for tests of what a process has once.
 #[track_caller]
 pub(crate) fn alone(test: &str, env: &[(&str, &str)]) -> bool {
@@ -188,14 +201,21 @@ pub(crate) fn alone(test: &str, env: &[(&str, &str)]) -> bool {
         return true;
     }
     let program = env::current_exe().unwrap();
-    let output = Command::new(program)
-        .args([test, "--exact", "--nocapture"])
-        .env(MARK, "1")
-        .envs(env.iter().copied())
-        .output()
-        .unwrap();
+    let watchdog = Watchdog::start();
+    let mut command = Command::new(program);
+    command.args([test, "--exact", "--nocapture"]).env(MARK, "1").envs(env.iter().copied());
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    watchdog.guard(child.id());
+    let pid = Pid::from_child(&child);
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || tell.send(child.wait_with_output()));
+    let ended = told.recv_timeout(ALONE_MAX).or_else(|_| {
+        let _ = kill_process(pid, Signal::KILL);
+        told.recv_timeout(CEILING)
+    });
+    let output = ended.unwrap().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{}: {said}\n{}", output.status, String::from_utf8_lossy(&output.stderr));
     assert!(said.contains("1 passed"), "no test has the name {test}: {said}");
     false
 }

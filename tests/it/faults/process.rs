@@ -15,8 +15,8 @@ use super::{LOCK, is_renewed, renewals};
 use crate::{
     bounds::threads,
     kit::{
-        BOUNDED, SECOND, UnwrapReleased, alone, await_gone, brisk, get, impatient, in_thread, lease, manager, patient,
-        timed, waiter, within,
+        AtEnd, BOUNDED, SECOND, UnwrapReleased, alone, await_gone, brisk, get, impatient, in_thread, lease, manager,
+        patient, timed, waiter, within,
     },
     processes::owner,
     support::{CEILING, Nodes, RedisServer, Worker, eventually},
@@ -155,6 +155,7 @@ fn a_process_that_gets_no_time_on_a_core_believes_in_nothing_that_is_over() {
     let mgr = manager(&server);
     let over = AtomicBool::new(false);
     thread::scope(|threads| {
+        let _over = AtEnd(|| over.store(true, Ordering::Relaxed));
         for _ in 0..8 {
             threads.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
@@ -182,7 +183,6 @@ fn a_process_that_gets_no_time_on_a_core_believes_in_nothing_that_is_over() {
             let why = guard.lost().recv_timeout(CEILING);
             assert!(matches!(why, Ok(LockLost::Expired | LockLost::Gone)), "{why:?}");
         }
-        over.store(true, Ordering::Relaxed);
     });
 }
 
@@ -220,6 +220,7 @@ fn a_storm_of_signals_fails_no_call_and_costs_no_lock() {
         let held = mgr.lock_with("held", &lease(3 * SECOND)).unwrap();
         let over = AtomicBool::new(false);
         thread::scope(|threads| {
+            let _over = AtEnd(|| over.store(true, Ordering::Relaxed));
             threads.spawn(|| storm_of_signals(&over));
             let working = |n: usize| {
                 let mgr = &mgr;
@@ -237,7 +238,6 @@ fn a_storm_of_signals_fails_no_call_and_costs_no_lock() {
             let all: Vec<_> = all.into_iter().map(|thread| thread.join()).collect();
             let before = held.remaining();
             eventually("it is renewed", CEILING, || held.remaining() > before || !held.is_held());
-            over.store(true, Ordering::Relaxed);
             all.into_iter().for_each(|outcome| outcome.unwrap());
         });
         held.release().unwrap().unwrap_released();
