@@ -269,11 +269,11 @@ fn locks_taken_between_interruptions_all_succeed() {
     ];
     let mut workers = super::run_together(&server, &[(2, "counter", &args)]);
     for _ in 0..40 {
-        workers.iter_mut().filter(|worker| crate::support::process_state(worker.pid()) != Some('Z')).for_each(
-            |worker| {
-                rattle(worker, 1);
-            },
-        );
+        for worker in &mut workers {
+            if worker.stop_if_running() {
+                worker.cont();
+            }
+        }
         pause(1);
     }
     super::expect_done(&mut workers);

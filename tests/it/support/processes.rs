@@ -16,7 +16,7 @@ use parking_lot::{Condvar, Mutex};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::watchdog::Watchdog;
-use super::{CEILING, POLL, eventually, process_state};
+use super::{CEILING, POLL, eventually, eventually_some, process_state};
 
 const ENTRY: &str = "worker::entry";
 const ROLE: &str = "DISTLOCK_WORKER_ROLE";
@@ -128,6 +128,21 @@ impl Worker {
         self.signal(Signal::STOP);
         let pid = self.pid();
         eventually("the worker is stopped", CEILING, || process_state(pid) == Some('T'));
+    }
+
+    /// The same with one that may come to its end meanwhile; false if it has.
+    pub fn stop_if_running(&mut self) -> bool {
+        if self.child.try_wait().expect("cannot ask for the worker").is_some() {
+            return false;
+        }
+        let _ = kill_process(Pid::from_child(&self.child), Signal::STOP);
+        let pid = self.pid();
+        eventually_some("the worker is stopped, or has ended", CEILING, || match process_state(pid) {
+            Some('T') => Some(true),
+            // One that was on its way out stops no more.
+            Some('Z' | 'X') | None => Some(false),
+            Some(_) => None,
+        })
     }
 
     pub fn cont(&mut self) {
