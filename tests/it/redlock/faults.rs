@@ -4,10 +4,15 @@ use std::time::Duration;
 
 use distlock::{LockGuard, RedisMgr};
 
-use super::{TTL, await_renewals, brisk, expect_a_quorum, kept_on, key, late::releases_x, manager, patient};
+use super::{
+    TTL, await_nowhere, await_renewals, brisk, expect_a_quorum, kept_on, key, late::releases_x, manager, patient,
+    quorum,
+};
 use crate::{
-    kit::{BOUNDED, SECOND, UnwrapReleased, in_thread, lease, queued, timed, within},
-    support::{CEILING, Fault, FaultProxy, Nodes, any_request, eventually, eventually_some, garbage_server},
+    kit::{BOUNDED, SECOND, UnwrapReleased, in_thread, is_renewal, lease, pttl, queued, timed, within},
+    support::{
+        Armed, CEILING, Fault, FaultProxy, Nodes, any_request, contains, eventually, eventually_some, garbage_server,
+    },
 };
 
 /// The first node, on which waiters line up; one in the middle; two of which the first is one; the last two.
@@ -246,4 +251,66 @@ fn a_release_hears_those_who_are_well_before_it_asks_the_others_again() {
 #[test]
 fn a_release_hears_those_whom_it_asks_again() {
     held_in_bad_times(|nodes| drop(nodes.proxy(2).on_request(releases_x, Fault::DelayReply(LATER)).forever()));
+}
+
+/// Three nodes and a manager that knows them all, and has connections to all.
+fn known_to_each_other() -> (Nodes, RedisMgr) {
+    let nodes = Nodes::start(3).behind_proxies(&[0, 1, 2]);
+    let mgr = manager(&nodes);
+    eventually("all are connected", CEILING, || kept_on(&nodes, &mgr.lock("warm").unwrap()).len() == nodes.len());
+    (nodes, mgr)
+}
+
+/// Believes in it no longer than a quorum keeps it; read in the order in which a slow machine does no harm.
+#[track_caller]
+fn believes_within_a_quorum(nodes: &Nodes, guard: &LockGuard) {
+    let left = |node| pttl(nodes.server(node), &key(guard.name()));
+    let mut keys: Vec<_> = (0..nodes.len()).map(left).collect();
+    keys.sort();
+    let (kept, believed) = (keys[nodes.len() - quorum(nodes)], guard.remaining());
+    // A node tells whole milliseconds.
+    assert!(believed <= Duration::from_millis(u64::try_from(kept + 1).unwrap_or(0)), "{believed:?} of {keys:?} ms");
+}
+
+/// Goal: the time that the votes took is none of the lease. Method: two of three have given it, and their answers come when a
+/// quarter of it is over.
+#[test]
+fn votes_that_take_long_leave_the_rest_of_the_lease() {
+    let (nodes, mgr) = known_to_each_other();
+    let late = [1, 2].map(|node| nodes.proxy(node).on_request(contains("lock:x"), Fault::HoldReply));
+    // On a slow machine one is due before the keys are looked at.
+    let renewals =
+        [0, 1, 2].map(|node| nodes.proxy(node).on_request(is_renewal("lock:x"), Fault::HoldRequest).forever());
+    let options = lease(12 * SECOND).wait(Duration::ZERO);
+    let taking = in_thread(&mgr, "x", move |mgr, name| mgr.lock_with(name, &options));
+    eventually("a vote is on its way", CEILING, || late.iter().any(|late| late.fired() > 0));
+    let left = |node| pttl(nodes.server(node), &key("x"));
+    eventually("a quarter of the lease is over", CEILING, || (0..3).all(|node| left(node) < 9_000));
+    late.iter().for_each(Armed::let_go);
+    match taking.join().unwrap() {
+        Ok(guard) => believes_within_a_quorum(&nodes, &guard),
+        Err(error) => assert!(error.is_unavailable(), "{error:?}"),
+    }
+    renewals.iter().for_each(Armed::let_go);
+}
+
+/// Goal: votes that take more than a third of the lease are not waited for; they are given back, and asked for again. Method:
+/// the answers of two of three do not come at all until that is done.
+#[test]
+fn votes_that_take_most_of_a_lease_are_given_back() {
+    let (nodes, mgr) = known_to_each_other();
+    let late = [1, 2].map(|node| nodes.proxy(node).on_request(contains("lock:x"), Fault::HoldReply));
+    let back = [1, 2].map(|node| nodes.proxy(node).on_request(releases_x, Fault::DelayReply(Duration::ZERO)));
+    let taking = in_thread(&mgr, "x", |mgr, name| mgr.lock_with(name, &lease(TTL).wait(Duration::ZERO)));
+    match taking.join().unwrap() {
+        Ok(guard) => {
+            // Before a node is asked again; one of the two is needed.
+            assert!(back.iter().any(|back| back.fired() > 0), "what was given late is not given back");
+            believes_within_a_quorum(&nodes, &guard);
+        }
+        // On a machine that stood still meanwhile.
+        Err(error) => assert!(error.is_unavailable(), "{error:?}"),
+    }
+    late.iter().for_each(Armed::let_go);
+    await_nowhere(&nodes, "x");
 }
