@@ -122,7 +122,7 @@ fn scan_of_many(steps: usize, each: usize, behind: usize) -> Fault {
 }
 
 /// The most that this process has had in memory so far, in bytes.
-fn most_used() -> usize {
+pub(crate) fn most_used() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     most.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
