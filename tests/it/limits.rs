@@ -23,14 +23,14 @@ fn a_reply_without_an_end_costs_no_more_than_its_bound() {
         ("one text", "$2000000000\r\n", "xxxx"),
         ("many numbers", "*2000000000\r\n", ":1\r\n"),
         ("a line", "+", "xxxx"),
-        ("no end of arrays", "", "*1\r\n"),
+        ("no end of arrays", "*1\r\n", "*1\r\n"),
     ];
     for (what, head, body) in floods {
         let flood = endless_server(head, body);
         let mgr = RedisMgr::new(patient(flood.url())).unwrap();
         let error = mgr.ping().unwrap_err();
         assert!(error.is_unavailable(), "{what}: {error}");
-        eventually("it has noticed that nobody listens", CEILING, || flood.said() > 0 || what == "no end of arrays");
+        eventually("it has noticed that nobody listens", CEILING, || flood.said() > 0);
         assert!(flood.said() < REPLY_MAX, "{what}: {} bytes were taken", flood.said());
     }
 }
