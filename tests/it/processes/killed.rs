@@ -1,7 +1,9 @@
 //! Processes that end in every way but the proper one.
 
+use std::time::Duration;
+
 use crate::{
-    kit::queued,
+    kit::{BOUNDED, queued},
     processes::{expect_only_keys_that_expire, hand, history::boottime, line_up, lock, locked, owner, release},
     support::{CEILING, RedisServer, Worker, eventually},
 };
@@ -17,9 +19,14 @@ fn a_killed_holder_keeps_the_lock_until_its_lease_is_over_and_no_longer() {
     let asked = boottime();
     let (id, left): (Option<String>, i64) =
         server.query(&["EVAL", "return {redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])}", "1", "lock:x"]);
+    eventually("the lease is over", CEILING, || owner(&server, "x").as_ref() != Some(&first.id));
+    let seen = boottime();
     let second = locked(&next, "x");
+    let late = Duration::from_nanos(second.at.saturating_sub(seen));
+    assert!(late < BOUNDED, "the next one had it {late:?} after it could be seen to be free");
     // On a machine that stood still meanwhile, the lease may have been over before it could be asked for.
     if id.as_ref() == Some(&first.id) {
+        assert!(left <= 4000, "its lease is {left} ms");
         let over = asked + u64::try_from(left - 1).unwrap_or(0) * 1_000_000;
         assert!(second.at >= over, "the next one had it {} us too early", (over - second.at) / 1000);
     }
