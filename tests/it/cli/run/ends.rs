@@ -1,15 +1,17 @@
 //! The command ends, in whatever way, or never begins.
 
 use std::{
-    io::{Read as _, Write as _},
+    io::{Read, Write as _},
     os::unix::fs::PermissionsExt as _,
     process::Stdio,
+    sync::mpsc,
+    thread,
 };
 
 use rustix::process::Signal;
 
 use super::{
-    Scene,
+    Job, Scene,
     scene::{LONG, STUBBORN, heard, is_alive},
 };
 use crate::{kit::fence_key, support::CEILING};
@@ -61,22 +63,34 @@ fn a_command_that_is_not_there_or_not_to_be_run_has_a_code_of_its_own() {
     }
 }
 
+/// All that comes out of a stream, once it has ended.
+fn all_of(mut stream: impl Read + Send + 'static) -> mpsc::Receiver<String> {
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || {
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("no text");
+        let _ = tell.send(text);
+    });
+    told
+}
+
 #[test]
 fn its_streams_are_those_of_the_wrapper() {
     let scene = Scene::new();
     let mut command = scene.command(&[], &["sh", "-c", "cat; echo wrong >&2; exit 3"]);
-    let mut child =
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("cannot run");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut job = Job::start(command);
+    let (out, err) = (all_of(job.child.stdout.take().unwrap()), all_of(job.child.stderr.take().unwrap()));
     // More than any buffer holds, so that all must be there at once.
     let text = "a line of text\n".repeat(100_000);
-    let mut input = child.stdin.take().unwrap();
+    let mut input = job.child.stdin.take().unwrap();
     let sent = text.clone();
-    let writer = std::thread::spawn(move || input.write_all(sent.as_bytes()).unwrap());
-    let output = child.wait_with_output().unwrap();
+    let writer = thread::spawn(move || input.write_all(sent.as_bytes()).unwrap());
+    assert_eq!(job.code(), 3);
     writer.join().unwrap();
-    assert_eq!(output.status.code(), Some(3));
-    assert!(output.stdout == text.as_bytes(), "{} bytes of {}", output.stdout.len(), text.len());
-    assert_eq!(String::from_utf8_lossy(&output.stderr), "wrong\n");
+    let [out, err] = [out, err].map(|stream| stream.recv_timeout(CEILING).expect("it does not end"));
+    assert!(out == text, "{} bytes of {}", out.len(), text.len());
+    assert_eq!(err, "wrong\n");
     scene.expect_nothing_left();
 }
 
@@ -85,14 +99,14 @@ fn its_streams_are_those_of_the_wrapper() {
 fn a_pipe_ends_with_the_command() {
     let scene = Scene::new();
     let mut command = scene.command(&[], &["sh", "-c", "exec >&- 2>&-; echo $$ >$DIR/pid; read -r line"]);
-    let (mut reader, writer) = std::io::pipe().unwrap();
-    let mut child = command.stdin(Stdio::piped()).stdout(writer).stderr(Stdio::null()).spawn().unwrap();
-    drop(command);
+    let (reader, writer) = std::io::pipe().unwrap();
+    command.stdin(Stdio::piped()).stdout(writer).stderr(Stdio::null());
+    let mut job = Job::start(command);
+    let text = all_of(reader);
     scene.line("pid");
-    drop(child.stdin.take());
-    let mut text = String::new();
-    reader.read_to_string(&mut text).unwrap();
-    assert_eq!((text.as_str(), child.wait().unwrap().code()), ("", Some(1)));
+    job.end_input();
+    assert_eq!(text.recv_timeout(CEILING).expect("it does not end"), "");
+    assert_eq!(job.code(), 1);
     scene.expect_nothing_left();
 }
 
@@ -204,9 +218,8 @@ fn nobody_who_reads_errors_is_no_reason_to_stop() {
     let scene = Scene::new();
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
-    let mut command = scene.command(&["--verbose"], &["sh", "-c", "exit 3"]);
-    let status = command.stdout(Stdio::null()).stderr(writer).status().unwrap();
-    assert_eq!(status.code(), Some(3));
+    let mut job = scene.start_saying(scene.command(&["--verbose"], &["sh", "-c", "exit 3"]), writer);
+    assert_eq!(job.code(), 3);
     scene.expect_nothing_left();
 }
 

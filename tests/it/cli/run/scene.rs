@@ -37,7 +37,7 @@ pub(super) struct Scene {
 
 /// A `distlock run`.
 pub(super) struct Job {
-    child: Child,
+    pub(super) child: Child,
     out: PathBuf,
     err: PathBuf,
     _watchdog: Watchdog,
@@ -87,10 +87,10 @@ impl Scene {
     /// The same with another place for what it says, of which the job knows nothing.
     pub(super) fn start_saying(&self, mut command: Command, err: impl Into<Stdio>) -> Job {
         let (out, file) = self.file("out");
-        let watchdog = Watchdog::start();
-        let child = command.stdout(file).stderr(err).spawn().expect("cannot run distlock");
-        watchdog.guard(child.id());
-        Job { child, out, err: PathBuf::new(), _watchdog: watchdog }
+        command.stdout(file).stderr(err);
+        let mut job = Job::start(command);
+        job.out = out;
+        job
     }
 
     fn file(&self, stream: &str) -> (PathBuf, File) {
@@ -223,6 +223,14 @@ impl Drop for Told<'_> {
 }
 
 impl Job {
+    /// With the streams that the command has, of which the job knows nothing.
+    pub(super) fn start(mut command: Command) -> Job {
+        let watchdog = Watchdog::start();
+        let child = command.spawn().expect("cannot run distlock");
+        watchdog.guard(child.id());
+        Job { child, out: PathBuf::new(), err: PathBuf::new(), _watchdog: watchdog }
+    }
+
     pub(super) fn pid(&self) -> u32 {
         self.child.id()
     }

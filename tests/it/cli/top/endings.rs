@@ -1,17 +1,17 @@
 //! How `distlock top` ends, and that the terminal is as before each time.
 
-use std::{
-    io::Read as _,
-    process::{Command, Stdio},
-};
+use std::{io::Read, sync::mpsc, thread};
 
-use portable_pty::{CommandBuilder, PtySize, native_pty_system};
+use portable_pty::{Child, CommandBuilder, PtySize, native_pty_system};
 use rustix::process::Signal;
 
 use super::top;
 use crate::{
-    cli::pty::Pty,
-    support::{CEILING, RedisServer, eventually},
+    cli::{
+        command::{distlock, run},
+        pty::Pty,
+    },
+    support::{CEILING, RedisServer, Watchdog, eventually},
 };
 
 /// Ends a running one so, and looks at what it leaves behind.
@@ -45,6 +45,35 @@ fn signals_end_it_and_restore_the_terminal() {
     }
 }
 
+/// It is killed when dropped.
+struct Killed(Box<dyn Child + Send + Sync>);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        if let Ok(None) = self.0.try_wait() {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+}
+
+/// Reads from a terminal until it has shown this, and then lets go of it.
+fn read_until(mut terminal: impl Read + Send + 'static, text: &'static str) -> mpsc::Receiver<()> {
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || {
+        let (mut shown, mut piece) = (String::new(), [0; 4096]);
+        while !shown.contains(text) {
+            match terminal.read(&mut piece) {
+                Ok(read @ 1..) => shown.push_str(&String::from_utf8_lossy(&piece[..read])),
+                _ => return,
+            }
+        }
+        drop(terminal);
+        let _ = tell.send(());
+    });
+    told
+}
+
 /// As when a window is closed, or a connection to another machine breaks.
 #[test]
 fn it_ends_with_its_terminal() {
@@ -53,18 +82,16 @@ fn it_ends_with_its_terminal() {
     let mut command = CommandBuilder::new(env!("CARGO_BIN_EXE_distlock"));
     command.args(["top", "--url", &server.url()]);
     command.env("TERM", "xterm-256color");
-    let mut top = pair.slave.spawn_command(command).unwrap();
+    let watchdog = Watchdog::start();
+    let mut top = Killed(pair.slave.spawn_command(command).unwrap());
+    watchdog.guard(top.0.process_id().unwrap());
     drop(pair.slave);
-    let mut terminal = pair.master.try_clone_reader().unwrap();
-    let (mut shown, mut piece) = (String::new(), [0; 4096]);
-    while !shown.contains("no lock is held") {
-        let read = terminal.read(&mut piece).unwrap();
-        shown.push_str(&String::from_utf8_lossy(&piece[..read]));
-    }
-    drop((terminal, pair.master));
+    let shown = read_until(pair.master.try_clone_reader().unwrap(), "no lock is held");
+    shown.recv_timeout(CEILING).expect("it shows no locks");
+    drop(pair.master);
     let mut code = None;
     eventually("it ends", CEILING, || {
-        code = top.try_wait().unwrap().map(|status| status.exit_code());
+        code = top.0.try_wait().unwrap().map(|status| status.exit_code());
         code.is_some()
     });
     // By the signal, or because nothing can be read or shown any more, whichever is noticed first. Not by a panic.
@@ -126,14 +153,9 @@ fn arguments_that_cannot_work_are_told_on_a_restored_terminal() {
 #[test]
 fn without_a_terminal_it_points_to_the_list() {
     let server = RedisServer::start();
-    let output = Command::new(env!("CARGO_BIN_EXE_distlock"))
-        .args(["top", "--url", &server.url()])
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(64), &b""[..]));
-    assert!(said.starts_with("distlock: ") && said.contains("terminal") && said.contains("distlock ls"), "{said}");
+    let ended = run(distlock(&["top", "--url", &server.url()])).with(64);
+    assert!(ended.out.is_empty() && ended.err.starts_with("distlock: "), "{ended:?}");
+    assert!(ended.err.contains("terminal") && ended.err.contains("distlock ls"), "{ended:?}");
 }
 
 #[test]
