@@ -13,7 +13,7 @@ pub(crate) use event::{Change, Event, Fault, Kind, Said, Terms, UNTOLD};
 pub(crate) use picture::{Part, draw};
 pub(crate) use record::{Journal, Reader, Record, now};
 pub(crate) use rules::{
-    Finding, Overlap, Rule, agreement, bounds, exclusion, fence, losses, order, peace, remains, span, updates,
+    Finding, Overlap, Rule, agreement, bounds, exclusion, fence, losses, order, peace, remains, silence, span, updates,
 };
 pub(crate) use story::{Call, Done, End, Hold, Story, Wait, Write};
 pub(crate) use verdict::Verdict;

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Finding, Kind, Overlap, Rule, Story, agreement, bounds, exclusion, fence, losses, order, peace, remains, updates,
+    Finding, Kind, Overlap, Rule, Story, agreement, bounds, exclusion, fence, losses, order, peace, remains, silence,
+    updates,
 };
 
 /// With so many stops that outlast the lease, somebody must have come too late.
@@ -29,6 +30,7 @@ impl<'a> Verdict<'a> {
         findings.extend(bounds::find(story));
         findings.extend(updates::find(story));
         findings.extend(remains::find(story));
+        findings.extend(silence::find(story));
         findings.extend(gaps.findings.iter().chain(&losses.findings).chain(&fenced.findings).cloned());
         findings.extend(nothing_shown(story, &fenced, compared));
         findings.sort_by_key(|finding| finding.from);
@@ -97,6 +99,10 @@ mod tests {
             (Rule::Fence, "25 1@1 7 met 5\n55 2@1 8 met 6\n65 1@1 7 write 5 1 accepted"),
             (Rule::Updates, "25 1@1 7 write 5 1 accepted\n55 2@1 8 write 6 1 accepted"),
             (Rule::Remains, "99 0 7 leak 3 threads"),
+            (
+                Rule::Remains,
+                "3000 3@1 9 wait\n3012 0@1 1 seen 3011 -\n3014 0@1 1 seen 3013 -\n3016 0@1 1 seen 3015 -\n3018 0@1 1 seen 3017 -\n3020 0@1 1 seen 3019 -\n3030 3@1 9 again unavailable: x",
+            ),
         ] {
             let story = story(&format!("{GOOD}\n{more}"));
             let verdict = Verdict::of(&story);

@@ -283,6 +283,8 @@ impl Hand<'_> {
         };
         let kind = match &error {
             error if error.is_contended() => "contended",
+            // Which others may have brought about that use the same connections, and no server.
+            LockError::PoolExhausted { .. } => "exhausted",
             error if error.is_unavailable() => "unavailable",
             LockError::Refused { .. } => "refused",
             LockError::Shutdown if self.over.load(Ordering::Acquire) => "shutdown",

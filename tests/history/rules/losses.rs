@@ -62,17 +62,8 @@ pub(crate) fn find(story: &Story) -> Losses {
 fn is_excused(story: &Story, hold: &Hold) -> bool {
     let terms = &story.terms;
     let (from, until) = (hold.until.saturating_sub(terms.ttl + terms.operation_timeout), hold.until);
-    let late = story.lateness(hold.pid, from, until) + story.lateness(story.parent, from, until);
-    let first = story.seen.partition_point(|seen| seen.from < from);
-    let within = |seen: &&Seen| seen.lock == hold.lock && seen.until <= until;
-    let looks: Vec<&Seen> = story.seen[first..].iter().take_while(|seen| seen.from <= until).filter(within).collect();
-    if late > terms.ttl / LATE || looks.len() < LOOKS || looks.iter().any(|seen| seen.until - seen.from > PROMPT) {
-        return true;
-    }
-    let well = |node: &usize| {
-        let answered = |seen: &&Seen| seen.said.get(node - 1).is_some_and(|said| *said != Said::Nothing);
-        looks.iter().all(answered) && !in_trouble(story, hold, *node, from)
-    };
+    let Some(looks) = looks_where_all_ran(story, hold.pid, hold.lock, from, until) else { return true };
+    let well = |node: &usize| answered(&looks, *node) && !in_trouble(story, hold.lock, *node, from, until);
     // By two thirds of a lease before its end, those that have it are asked to renew it.
     let had = |node: &usize| {
         let ours = |seen: &&Seen| matches!(seen.said.get(node - 1), Some(Said::Kept { id, .. }) if *id == hold.id);
@@ -82,17 +73,36 @@ fn is_excused(story: &Story, hold: &Hold) -> bool {
     !enough && !(1..=terms.nodes).all(|node| well(&node))
 }
 
-/// Whether something was done to a node, or to the way to it, since `from`.
-fn in_trouble(story: &Story, hold: &Hold, node: usize, from: u64) -> bool {
+/// What the witness was told of the lock in this time, if it, the process and the servers had a processor as far as that
+/// can be seen.
+pub(super) fn looks_where_all_ran(story: &Story, pid: u32, lock: u32, from: u64, until: u64) -> Option<Vec<&Seen>> {
+    let late = story.lateness(pid, from, until) + story.lateness(story.parent, from, until);
+    let first = story.seen.partition_point(|seen| seen.from < from);
+    let within = |seen: &&Seen| seen.lock == lock && seen.until <= until;
+    let looks: Vec<&Seen> = story.seen[first..].iter().take_while(|seen| seen.from <= until).filter(within).collect();
+    let prompt = looks.iter().all(|seen| seen.until - seen.from <= PROMPT);
+    (late <= story.terms.ttl / LATE && looks.len() >= LOOKS && prompt).then_some(looks)
+}
+
+/// Whether the witness had an answer of the node each time.
+pub(super) fn answered(looks: &[&Seen], node: usize) -> bool {
+    looks.iter().all(|seen| seen.said.get(node - 1).is_some_and(|said| *said != Said::Nothing))
+}
+
+/// Whether something was done to a node, or to the way to it, within these moments, or still mattered then.
+pub(super) fn in_trouble(story: &Story, lock: u32, node: usize, from: u64, until: u64) -> bool {
     story.done.iter().any(|done| {
-        // A node that forgot does not vote for a while.
-        let waits = story.terms.nodes > 1 && done.fault.kind == Kind::Forget;
-        let quarantine = if waits { story.terms.ttl + AGE_SLACK } else { 0 };
+        let lasts = if done.fault.kind == Kind::Forget { quarantine(story) } else { 0 };
         (done.fault.node == 0 || done.fault.node == node)
-            && (done.lock == 0 || done.lock == hold.lock)
-            && done.from <= hold.until
-            && done.until.saturating_add(quarantine) >= from
+            && (done.lock == 0 || done.lock == lock)
+            && done.from <= until
+            && done.until.saturating_add(lasts) >= from
     })
+}
+
+/// So long one of several nodes that forgot, or is new, does not vote.
+pub(super) fn quarantine(story: &Story) -> u64 {
+    if story.terms.nodes > 1 { story.terms.ttl + AGE_SLACK } else { 0 }
 }
 
 #[cfg(test)]

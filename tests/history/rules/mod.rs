@@ -8,6 +8,7 @@ pub(crate) mod losses;
 pub(crate) mod order;
 pub(crate) mod peace;
 pub(crate) mod remains;
+pub(crate) mod silence;
 pub(crate) mod spans;
 pub(crate) mod updates;
 
