@@ -136,6 +136,8 @@ pub(crate) struct Story {
     pub(crate) failures: Vec<(u64, u32, String)>,
     /// Who was told that a lock was held after having been told that it was not, and when.
     pub(crate) revived: Vec<(u64, u32, u32)>,
+    /// Waits for guards that said no at the first look.
+    pub(crate) lapsed: Vec<Wait>,
     pub(crate) losses: usize,
     /// Losses of which the guard's channel said nothing: when, whose and of which lock.
     pub(crate) untold: Vec<(u64, u32, u32)>,
@@ -270,6 +272,7 @@ impl Story {
                 self.untold.extend((why == UNTOLD).then_some((at, seat, lock)));
                 thread.knows_loss = true;
                 // It may have been lost before it was ever believed in.
+                self.lapsed.extend(thread.wait.clone().map(|wait| Wait { until: at, ..wait }));
                 self.end_wait(thread, at, None);
                 self.end_hold(thread.hold.take(), End::Lost, at);
             }

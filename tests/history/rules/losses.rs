@@ -4,7 +4,7 @@
 use super::{Finding, Rule, span};
 use crate::history::{
     event::{Kind, Said},
-    story::{End, Hold, Seen, Story},
+    story::{Call, End, Hold, Seen, Story, Wait},
 };
 
 /// A lease has room for a renewal that is late by this part of it, several times over. Where a thread of the process, or
@@ -26,7 +26,9 @@ pub(crate) struct Losses {
 
 pub(crate) fn find(story: &Story) -> Losses {
     let mut losses = Losses::default();
-    for hold in story.holds.iter().filter(|hold| hold.end == End::Lost) {
+    let lapsed: Vec<Hold> = story.lapsed.iter().filter(|wait| !was_shut_down(story, wait)).map(lapsed).collect();
+    losses.count += story.lapsed.len() - lapsed.len();
+    for hold in story.holds.iter().filter(|hold| hold.end == End::Lost).chain(&lapsed) {
         losses.count += 1;
         if is_excused(story, hold) {
             continue;
@@ -55,6 +57,19 @@ pub(crate) fn find(story: &Story) -> Losses {
         text: format!("at {} child {seat} had lost lock {lock}, and was not told so", story.clock(*at)),
     }));
     losses
+}
+
+/// A time of no length that nobody knows the holder of: it is excused by anything that happened to any node.
+fn lapsed(wait: &Wait) -> Hold {
+    let Wait { seat, pid, lock, from: asked, until, .. } = *wait;
+    let (from, end) = (until, End::Lost);
+    Hold { seat, pid, lock, token: 0, id: String::new(), asked, from, until, end, looks: Vec::new() }
+}
+
+/// Whether its manager was shut down before anybody could look: a shutdown waits only for those who are inside.
+fn was_shut_down(story: &Story, wait: &Wait) -> bool {
+    let shutdown = |call: &Call| call.pid == wait.pid && call.what == "shutdown";
+    story.calls.iter().any(|call| shutdown(call) && call.from <= wait.until && call.until >= wait.from)
 }
 
 /// Whether anything happened within a lease before the end that can have kept a renewal from being made, answered or
@@ -113,12 +128,14 @@ mod tests {
     /// A lease of 900 ms and a time limit of 100 ms: a lock is entered at 2,000 ms and lost at 5,000 ms, and each 50 ms
     /// the nodes say what is `said`, in two milliseconds.
     fn wrong(nodes: usize, said: impl Fn(u64) -> &'static str, more: &str) -> usize {
-        let mut lines = vec![
-            format!("0 0 1 terms {nodes} 900 100 0"),
-            "1999 1@1 7 wait".into(),
-            "2000 1@1 7 enter 9999 5 a".into(),
-            "5000 1@1 7 lost x".into(),
-        ];
+        wrong_after("1999 1@1 7 wait\n2000 1@1 7 enter 9999 5 a", nodes, said, more)
+    }
+
+    /// The same after another beginning.
+    fn wrong_after(begun: &str, nodes: usize, said: impl Fn(u64) -> &'static str, more: &str) -> usize {
+        let mut lines = vec![format!("0 0 1 terms {nodes} 900 100 0")];
+        lines.extend(begun.lines().map(str::to_owned));
+        lines.push("5000 1@1 7 lost x".into());
         lines.extend((0..100).map(|look| format!("{} 0@1 1 seen {} {}", 50 * look + 2, 50 * look, said(50 * look))));
         lines.extend(more.lines().map(str::to_owned));
         let timed = |line: &String| {
@@ -194,6 +211,22 @@ mod tests {
         assert_eq!(three("500:a 500:a -", &fault(2, "restart", 1000, 1200)), 1);
         let late = |at: u64| if at < 4500 { "500:a 500:a -" } else { "500:a 500:a 500:a" };
         assert_eq!(wrong(3, late, &fault(2, "freeze", 4500, 4600)), 0, "it came too late to be renewed there");
+    }
+
+    #[test]
+    fn a_guard_that_is_dead_on_arrival_needs_a_reason_too() {
+        let dead = |nodes: usize, said: &'static str, more: &str| wrong_after("1999 1@1 7 wait", nodes, |_| said, more);
+        assert_eq!(dead(1, "500:a", ""), 1);
+        assert_eq!(dead(1, "-", ""), 1);
+        assert_eq!(dead(3, "- - -", ""), 1);
+        assert_eq!(dead(1, "500:a", &fault(1, "freeze", 3000, 4001)), 0);
+        assert_eq!(dead(3, "500:a 500:a 500:a", &fault(2, "freeze", 4500, 4600)), 0, "it may have been needed");
+        assert_eq!(dead(1, "500:a", "4500 0 7 stopped\n4600 0 7 continued"), 0);
+        let shutdown = |pid: u32, at: u64| format!("{at} 3 {pid} call shutdown 9\n{at} 3 {pid} back 0");
+        assert_eq!(dead(1, "500:a", &shutdown(7, 4990)), 0);
+        assert_eq!(dead(1, "500:a", &shutdown(7, 1998)), 1, "of an earlier manager");
+        assert_eq!(dead(1, "500:a", &shutdown(8, 4990)), 1, "of another process");
+        assert_eq!(one(&shutdown(7, 4990)), 1, "who is inside is waited for");
     }
 
     #[test]
