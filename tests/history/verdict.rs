@@ -10,6 +10,9 @@ use super::{
 /// With so many stops that outlast the lease, somebody must have come too late.
 const STOPS: usize = 20;
 
+/// With so many waits, some must have been long, in peace, and for a lock that others got meanwhile.
+const WAITS: usize = 30_000;
+
 pub(crate) struct Verdict<'a> {
     /// By the moment they began.
     pub(crate) findings: Vec<Finding>,
@@ -32,7 +35,7 @@ impl<'a> Verdict<'a> {
         findings.extend(remains::find(story));
         findings.extend(silence::find(story));
         findings.extend(gaps.findings.iter().chain(&losses.findings).chain(&fenced.findings).cloned());
-        findings.extend(nothing_shown(story, &fenced, compared));
+        findings.extend(nothing_shown(story, &gaps, &fenced, compared));
         findings.sort_by_key(|finding| finding.from);
         let mut faults = BTreeMap::new();
         for done in &story.done {
@@ -51,7 +54,7 @@ impl<'a> Verdict<'a> {
 }
 
 /// A storm in which nothing happened proves nothing.
-fn nothing_shown(story: &Story, fenced: &fence::Fenced, compared: usize) -> Vec<Finding> {
+fn nothing_shown(story: &Story, gaps: &peace::Gaps, fenced: &fence::Fenced, compared: usize) -> Vec<Finding> {
     let mut texts = Vec::new();
     if story.holds.is_empty() {
         texts.push("nobody ever held a lock".to_owned());
@@ -65,6 +68,9 @@ fn nothing_shown(story: &Story, fenced: &fence::Fenced, compared: usize) -> Vec<
     let long = story.stops.iter().filter(|(_, from, until)| until - from > story.terms.ttl).count();
     if long >= STOPS && fenced.stale_refused == 0 {
         texts.push(format!("{long} times somebody was stopped for longer than the lease, and nobody came too late"));
+    }
+    if story.waits.len() >= WAITS && gaps.lined == 0 {
+        texts.push(format!("{} times somebody waited, and nobody who could have been overtaken", story.waits.len()));
     }
     let finding =
         |text| Finding { rule: Rule::Remains, lock: 0, seats: Vec::new(), from: story.start, until: story.end, text };
@@ -143,5 +149,22 @@ mod tests {
         assert!(!is_good(&stops(20, 101)));
         let late = "\n25 1@1 7 met 5\n55 2@1 8 met 6\n65 1@1 7 write 5 1 refused";
         assert!(is_good(&format!("{}{late}", stops(20, 101))));
+    }
+
+    #[test]
+    fn very_many_waits_without_a_line_prove_nothing() {
+        let waits = |count: usize| {
+            let wait = |at: usize| format!("\n{at} 3@1 9 wait\n{at} 3@1 9 again contended: by a");
+            format!("{GOOD}{}", (100..100 + count).map(wait).collect::<String>())
+        };
+        assert!(is_good(&waits(29_997)));
+        assert!(!is_good(&waits(29_998)));
+        let turn = |n: u64| {
+            let at = 3_000_000_000 + n;
+            format!("\n2999999999 {n}@1 {n} wait\n{at} {n}@1 {n} enter 8999999999 {at} a\n{at} {n}@1 {n} leave")
+        };
+        let turns: String = (11..16).map(turn).collect();
+        let line = format!("\n3000000000 3@1 9 wait{turns}\n3000000019 3@1 9 again contended: by a");
+        assert!(is_good(&format!("{}{line}", waits(29_998))));
     }
 }

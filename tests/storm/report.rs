@@ -93,7 +93,11 @@ pub(crate) fn table(story: &Story, verdict: &Verdict<'_>) -> String {
         span(verdict.gaps.longest),
         format!("while somebody wanted it and nothing was done to anybody, {} times", verdict.gaps.count),
     );
-    line("most overtaken", verdict.gaps.overtaken.to_string(), "later ones had the lock before, in peace".to_owned());
+    line(
+        "most overtaken",
+        verdict.gaps.overtaken.to_string(),
+        format!("later ones had the lock before, in peace, of {} waits in line", verdict.gaps.lined),
+    );
     let excess = story.calls.iter().filter_map(bounds::excess).max().unwrap_or(0);
     line(
         "calls over bound",

@@ -5,7 +5,9 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::{
-    Finding, Rule, span,
+    Finding, Rule,
+    silence::lent,
+    span,
     spans::{Spans, cut, union, without},
 };
 use crate::history::{
@@ -16,15 +18,17 @@ use crate::history::{
 /// How soon the head of a line looks by itself, and everything around it.
 const LOOK: u64 = 1_000_000_000;
 
-/// So many who came later get a lock before somebody who is in line, and to whom nothing happens. In peace and in good
-/// order it is none; one whose place was passed over may need several rounds to be seen to be there.
-const OVERTAKERS: usize = 40;
+/// So many who came later may get a lock before somebody who is in line, and to whom nothing happens: one whose place was
+/// passed over may need several rounds to be seen to be there. In peace and in good order it is none.
+const OVERTAKERS: usize = 4;
 
 /// The times in which a lock was free and wanted, and nothing was done to anybody.
 #[derive(Debug, Default)]
 pub(crate) struct Gaps {
     pub(crate) count: usize,
     pub(crate) longest: u64,
+    /// How many waits saw so many others get the lock, long after anything had happened, that they could break the rule.
+    pub(crate) lined: usize,
     /// By how many who came later somebody was overtaken in peace.
     pub(crate) overtaken: usize,
     pub(crate) findings: Vec<Finding>,
@@ -36,6 +40,7 @@ pub(crate) fn find(story: &Story) -> Gaps {
         stops.entry(*pid).or_default().push((*from, *until));
     }
     let stops: HashMap<u32, Spans> = stops.into_iter().map(|(pid, spans)| (pid, union(spans))).collect();
+    let lent = lent(story);
     let locks: BTreeSet<u32> = story.waits.iter().map(|wait| wait.lock).collect();
     let mut gaps = Gaps::default();
     for lock in locks {
@@ -53,9 +58,16 @@ pub(crate) fn find(story: &Story) -> Gaps {
         for wait in story.waits.iter().filter(|wait| wait.lock == lock) {
             let awake = vec![(wait.from, wait.until)];
             let awake = stops.get(&wait.pid).map_or_else(|| awake.clone(), |stops| without(&awake, stops));
-            let peace = cut(&without(&awake, &unrest), &moments);
-            let overtaken = peace.into_iter().map(|(from, until)| overtakers(story, wait, &got, from, until)).max();
-            let overtaken = overtaken.unwrap_or(0);
+            // Without a connection nobody can line up.
+            let able = lent.get(&wait.pid).map_or_else(|| awake.clone(), |lent| without(&awake, lent));
+            let peace = cut(&without(&able, &unrest), &moments);
+            let passed = peace.into_iter().map(|(from, until)| {
+                let last = latest(&moments, from).max(stops.get(&wait.pid).and_then(|stops| last_end(stops, from)));
+                let last = last.max(last_end(&unrest, from)).unwrap_or(story.start);
+                overtakers(story, wait, &got, last, (from, until))
+            });
+            let (others, overtaken) = passed.fold((0, 0), |most, passed| (most.0.max(passed.0), most.1.max(passed.1)));
+            gaps.lined += usize::from(others > OVERTAKERS);
             gaps.overtaken = gaps.overtaken.max(overtaken);
             if overtaken > OVERTAKERS {
                 gaps.findings.push(Finding {
@@ -101,15 +113,26 @@ pub(crate) fn find(story: &Story) -> Gaps {
     gaps
 }
 
-/// How many asked for the lock and got it within these moments while somebody waited for it, once what happened before
-/// is over: a place in line that was lost with a connection, say, is taken again by then. `got` is in order.
-fn overtakers(story: &Story, wait: &Wait, got: &[&Hold], from: u64, until: u64) -> usize {
+/// How many got the lock within these moments while somebody waited for it, once what happened `last` before is over, and
+/// how many of them had asked later: a place in line that was lost with a connection, say, is taken again by then. `got` is
+/// in order.
+fn overtakers(story: &Story, wait: &Wait, got: &[&Hold], last: u64, (from, until): (u64, u64)) -> (usize, usize) {
     let terms = &story.terms;
-    let late = story.lateness(wait.pid, from, until) + story.lateness(story.parent, from, until);
-    let settled = from + terms.ttl + 2 * terms.operation_timeout + LOOK + 2 * late;
+    let late = story.lateness(wait.pid, last, until) + story.lateness(story.parent, last, until);
+    let settled = from.max(last + terms.ttl + 2 * terms.operation_timeout + LOOK) + 2 * late;
     let first = got.partition_point(|hold| hold.from < settled);
-    let within = got[first..].iter().take_while(|hold| hold.from < until);
-    within.filter(|hold| hold.asked > settled).count()
+    let others = || got[first..].iter().take_while(|hold| hold.from < until);
+    (others().count(), others().filter(|hold| hold.asked > settled).count())
+}
+
+/// The latest of these moments, which are in order, that is no later than this one.
+fn latest(moments: &[u64], at: u64) -> Option<u64> {
+    moments[..moments.partition_point(|moment| *moment <= at)].last().copied()
+}
+
+/// The same of the ends of spans.
+fn last_end(spans: &Spans, at: u64) -> Option<u64> {
+    spans[..spans.partition_point(|(_, end)| *end <= at)].last().map(|(_, end)| *end)
 }
 
 /// How long a lock may stay free within these moments.
@@ -293,12 +316,34 @@ mod tests {
             let turns: String = (0..later).map(turn).collect();
             wrong(1, &format!("1 2@1 8 wait\n2 3@1 9 enter 5999000000 1 x\n5999 3@1 9 leave\n{turns}{more}"))
         };
-        assert_eq!(line(40, ""), 0);
-        assert_eq!(line(41, ""), 1);
-        assert_eq!(line(60, "8000 0 8 stopped\n8001 0 8 continued"), 0, "it was stopped in line");
-        assert_eq!(line(60, "8000 0 1 fault 1 1 cut-clients 0\n8001 0 1 over 1"), 0, "its connection was cut");
-        assert_eq!(line(60, "8000 0@2 1 fault 1 1 delete 0\n8001 0 1 over 1"), 1, "another lock's key");
-        assert_eq!(line(60, "12500 2@1 8 enter 90000000000 99 b"), 1, "even if it gets it at last");
+        assert_eq!(line(4, ""), 0);
+        assert_eq!(line(5, ""), 1);
+        assert_eq!(line(60, "6001 0 8 stopped\n6002 0 8 continued"), 1, "it was stopped in line, long ago");
+        assert_eq!(line(50, "6001 0 8 stopped\n6002 0 8 continued"), 0, "it was stopped in line");
+        assert_eq!(line(50, "6001 0 1 fault 1 1 cut-clients 0\n6002 0 1 over 1"), 0, "its connection was cut");
+        assert_eq!(line(50, "6001 0@2 1 fault 1 1 delete 0\n6002 0 1 over 1"), 1, "another lock's key");
+        assert_eq!(line(5, "6700 2@1 8 enter 90000000000 99 b"), 1, "even if it gets it at last");
+    }
+
+    #[test]
+    fn who_begins_to_wait_long_after_anything_happened_is_in_line_at_once() {
+        let line = |later: u64, more: &str| {
+            let turn = |n: u64| {
+                let at = 20_000 + 100 * n;
+                format!("{at} 1@1 7 wait\n{} 1@1 7 enter 90000000000 {n} a\n{} 1@1 7 leave\n", at + 1, at + 99)
+            };
+            let turns: String = (0..later).map(turn).collect();
+            wrong(1, &format!("19998 2@1 8 wait\n19997 3@1 9 enter 90000000000 1 x\n19999 3@1 9 leave\n{turns}{more}"))
+        };
+        assert_eq!(line(4, ""), 0);
+        assert_eq!(line(5, ""), 1);
+        assert_eq!(line(6, "14000 0 1 fault 1 1 mute 0\n14998 0 1 over 1"), 1, "that was long ago");
+        assert_eq!(line(6, "14000 0 1 fault 1 1 mute 0\n15598 0 1 over 1"), 0, "no five have come since that is over");
+        assert_eq!(line(6, "15500 0 8 stopped\n15598 0 8 continued"), 0, "it was stopped itself");
+        assert_eq!(line(6, "19000 4 8 call connection 9\n19001 4 8 back 0"), 1);
+        assert_eq!(line(6, "19600 4 8 call connection 9\n19601 4 8 back 0"), 0, "it had no connection to line up");
+        assert_eq!(line(6, "19600 4 7 call connection 9\n19601 4 7 back 0"), 1, "that was another process");
+        assert_eq!(line(6, "20300 0 8 late 300000000"), 0, "it did not run");
     }
 
     #[test]

@@ -1,10 +1,13 @@
 //! Answers: nobody is told that it could not be found out who has a lock where nothing kept anybody from finding out.
 
+use std::collections::HashMap;
+
 use super::{
     Finding, Rule,
     losses::{answered, in_trouble, looks_where_all_ran, quarantine},
+    spans::{Spans, union},
 };
-use crate::history::story::{Call, Story, Wait};
+use crate::history::story::{Story, Wait};
 
 /// How an answer begins that says nothing about the lock: no server told, or there was no connection to ask over.
 const SILENT: [&str; 2] = ["unavailable", "exhausted"];
@@ -12,9 +15,10 @@ const SILENT: [&str; 2] = ["unavailable", "exhausted"];
 const LENT: u64 = 1_000_000_000;
 
 pub(crate) fn find(story: &Story) -> Vec<Finding> {
+    let lent = lent(story);
     let in_calm = |wait: &&Wait| {
         let silent = wait.why.as_ref().is_some_and(|why| SILENT.iter().any(|word| why.starts_with(word)));
-        silent && is_calm(story, wait)
+        silent && is_calm(story, wait, lent.get(&wait.pid))
     };
     let finding = |wait: &Wait| Finding {
         rule: Rule::Remains,
@@ -35,19 +39,28 @@ pub(crate) fn find(story: &Story) -> Vec<Finding> {
 
 /// Whether the process ran, had its connections to itself, and all nodes were there, before the answer. An exchange that was
 /// under way when something ceased may have come to nothing one time limit later; the other one is for what follows from that.
-fn is_calm(story: &Story, wait: &Wait) -> bool {
+fn is_calm(story: &Story, wait: &Wait, lent: Option<&Spans>) -> bool {
     let terms = &story.terms;
     let (from, until) = (wait.until.saturating_sub(2 * terms.operation_timeout), wait.until);
     if from < story.start + quarantine(story) {
         return false;
     }
-    // Also where one came back at last: then too little time was left to ask.
-    let lent = |call: &Call| {
-        call.pid == wait.pid && call.what == "connection" && call.from < until && call.until.saturating_add(LENT) > from
-    };
+    // Also where a connection came back at last: then too little time was left to ask.
+    if lent.into_iter().flatten().any(|(began, ended)| *began < until && *ended > from) {
+        return false;
+    }
     let Some(looks) = looks_where_all_ran(story, wait.pid, wait.lock, from, until) else { return false };
     let well = |node: usize| answered(&looks, node) && !in_trouble(story, wait.lock, node, from, until);
-    (1..=terms.nodes).all(well) && !story.calls.iter().any(lent)
+    (1..=terms.nodes).all(well)
+}
+
+/// When connections of each process may have been in other use.
+pub(super) fn lent(story: &Story) -> HashMap<u32, Spans> {
+    let mut lent: HashMap<u32, Spans> = HashMap::new();
+    for call in story.calls.iter().filter(|call| call.what == "connection") {
+        lent.entry(call.pid).or_default().push((call.from, call.until.saturating_add(LENT)));
+    }
+    lent.into_iter().map(|(pid, spans)| (pid, union(spans))).collect()
 }
 
 #[cfg(test)]
