@@ -4,8 +4,11 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 #[path = "../mutants/change.rs"]
 mod change;
+#[path = "../mutants/outcome.rs"]
+mod outcome;
 
 use change::Change;
+use outcome::Outcome;
 
 const PAGE: &str = "docs/promises.md";
 
@@ -31,6 +34,13 @@ fn every_change_fits_the_code() {
         |change: &Change| change.applied(home()).is_ok_and(|files| files.iter().any(|file| file.before == file.after));
     let idle: Vec<_> = changes().into_iter().filter(is_idle).map(|change| change.name).collect();
     assert!(idle.is_empty(), "these change nothing: {idle:?}");
+}
+
+/// Where it can be red for more than one.
+#[test]
+fn what_a_test_is_to_say_is_a_part_of_a_line() {
+    let wanted: Vec<_> = changes().into_iter().filter_map(|change| change.fails_with).collect();
+    assert!(!wanted.is_empty() && wanted.iter().all(|part| part.len() > 5), "{wanted:?}");
 }
 
 #[test]
@@ -125,4 +135,49 @@ fn the_page_has_every_promise_of_the_readme() {
     let promises: Vec<_> = promises.and_then(|list| list.strip_prefix("- ")).expect("a list").split("\n- ").collect();
     let missing: Vec<_> = promises.into_iter().map(flat).filter(|promise| !page.contains(promise)).collect();
     assert!(missing.is_empty(), "{PAGE} says nothing about {missing:#?}");
+}
+
+/// What a test that fails has said.
+const RED: &str = "
+running 1 test
+F
+failures:
+
+---- a::b stdout ----
+thread 'a::b' panicked at tests/it/a.rs:9:5:
+left: 1
+
+failures:
+    a::b
+
+test result: FAILED. 0 passed; 1 failed
+";
+
+fn red(said: &str, fails_with: Option<&str>) -> Outcome {
+    Outcome::of(Some(false), said, "a::b", fails_with)
+}
+
+#[test]
+fn a_test_that_fails_by_itself_has_noticed() {
+    assert_eq!(red(RED, None), Outcome::Red);
+    assert!(Outcome::Red.has_noticed() && Outcome::Hangs.has_noticed() && !Outcome::Otherwise.has_noticed());
+    assert_eq!(red(&RED.replace("a::b\n\ntest", "a::c\n\ntest"), None), Outcome::Broken, "another test");
+    assert_eq!(red("", None), Outcome::Broken, "it did not compile");
+    assert_eq!(red(&RED.replace("left: 1", "redis-server did not start"), None), Outcome::Broken);
+    assert_eq!(red("\nrunning 1 test\n", None), Outcome::Red, "it died");
+}
+
+#[test]
+fn it_has_to_say_what_it_should() {
+    assert_eq!(red(RED, Some("left: 1")), Outcome::Red);
+    assert_eq!(red(RED, Some("left: 2")), Outcome::Otherwise);
+    assert_eq!(Outcome::of(None, RED, "a::b", Some("left: 1")), Outcome::Otherwise, "it hangs");
+    assert_eq!(Outcome::of(None, RED, "a::b", None), Outcome::Hangs);
+}
+
+#[test]
+fn green_is_one_test_that_passed() {
+    let green = |said| Outcome::of(Some(true), said, "a::b", Some("left: 1"));
+    assert_eq!(green("running 1 test\n.\ntest result: ok. 1 passed; 0 failed"), Outcome::Green);
+    assert_eq!(green("running 0 tests\ntest result: ok. 0 passed; 0 failed"), Outcome::Broken);
 }

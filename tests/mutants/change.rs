@@ -2,6 +2,9 @@
 
 use std::{fs, path::Path};
 
+/// Begins a line that need not be there.
+const FAILS_WITH: &str = "fails with: ";
+
 /// What a file below `changes` says.
 #[derive(Debug)]
 pub(crate) struct Change {
@@ -14,6 +17,8 @@ pub(crate) struct Change {
     /// What the code does instead, as a sentence.
     pub(crate) says: String,
     pub(crate) test: Test,
+    /// A part of what the test says when it fails for this reason, and not for another.
+    pub(crate) fails_with: Option<String>,
     pub(crate) edits: Vec<Edit>,
 }
 
@@ -49,7 +54,7 @@ impl Change {
     }
 
     fn parse(name: &str, text: &str) -> Result<Change, String> {
-        let mut lines = text.lines();
+        let mut lines = text.lines().peekable();
         let mut header = |label: &str| {
             let line = lines.next().unwrap_or_default();
             let value = line.strip_prefix(label).and_then(|rest| rest.strip_prefix(": "));
@@ -59,6 +64,8 @@ impl Change {
         let (says, test) = (header("change")?, header("test")?);
         let (target, path) = test.split_once(' ').ok_or("expected `test: target path::of::the::test`")?;
         let test = Test { target: target.to_owned(), path: path.to_owned() };
+        let fails_with =
+            lines.next_if(|line| line.starts_with(FAILS_WITH)).map(|line| line[FAILS_WITH.len()..].to_owned());
         let mut edits = Vec::new();
         while let Some(line) = lines.next() {
             let file = line.strip_prefix("file: ").ok_or(format!("expected `file: …`, found `{line}`"))?;
@@ -79,7 +86,7 @@ impl Change {
         }
         match edits.is_empty() {
             true => Err("it changes nothing".into()),
-            false => Ok(Change { name: name.to_owned(), promise, known_as, says, test, edits }),
+            false => Ok(Change { name: name.to_owned(), promise, known_as, says, test, fails_with, edits }),
         }
     }
 

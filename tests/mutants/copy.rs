@@ -1,7 +1,7 @@
 //! A copy of the code in which a change is made, built and tested. The working tree is only read.
 
 use std::{
-    env, fmt, fs, io,
+    env, fs, io,
     os::unix::process::CommandExt as _,
     path::{self, Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -9,32 +9,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::change::{Change, Test};
+use super::{
+    change::{Change, Test},
+    outcome::Outcome,
+};
 
 pub(crate) struct Copy {
     tree: PathBuf,
     target: PathBuf,
-}
-
-/// How a test went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    Green,
-    Red,
-    Hangs,
-    /// The code does not compile, or there is no such test: that proves nothing.
-    Broken,
-}
-
-impl fmt::Display for Outcome {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Outcome::Green => "green",
-            Outcome::Red => "red",
-            Outcome::Hangs => "hanging",
-            Outcome::Broken => "not to be had: it does not compile, or is not there",
-        })
-    }
 }
 
 impl Copy {
@@ -66,8 +48,8 @@ impl Copy {
         done
     }
 
-    /// Builds and runs one test, alone.
-    pub(crate) fn test(&self, test: &Test, longest: Duration) -> Result<Outcome, String> {
+    /// Builds and runs one test, alone. It should fail with this in what it says, if anything is asked for.
+    pub(crate) fn test(&self, test: &Test, fails_with: Option<&str>, longest: Duration) -> Result<Outcome, String> {
         let failed = |error: io::Error| format!("cargo: {error}");
         let built = self.cargo(test).arg("--no-run").output().map_err(failed)?;
         if !built.status.success() {
@@ -79,13 +61,7 @@ impl Copy {
         run.args(["--", "--exact", &test.path]).stdout(fs::File::create(&log).map_err(failed)?).stderr(Stdio::null());
         // A group of its own, so that a test that hangs can be ended with whatever it started.
         let ended = wait(run.process_group(0).spawn().map_err(failed)?, longest);
-        let said = fs::read_to_string(&log).unwrap_or_default();
-        Ok(match ended {
-            None => Outcome::Hangs,
-            Some(true) if said.contains("test result: ok. 1 passed") => Outcome::Green,
-            Some(false) if said.contains("running 1 test") => Outcome::Red,
-            Some(_) => Outcome::Broken,
-        })
+        Ok(Outcome::of(ended, &fs::read_to_string(&log).unwrap_or_default(), &test.path, fails_with))
     }
 
     fn cargo(&self, test: &Test) -> Command {

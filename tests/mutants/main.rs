@@ -2,6 +2,7 @@
 
 mod change;
 mod copy;
+mod outcome;
 
 use std::{
     process::ExitCode,
@@ -9,7 +10,8 @@ use std::{
 };
 
 use change::{Change, Test};
-use copy::{Copy, Outcome};
+use copy::Copy;
+use outcome::Outcome;
 
 /// Far longer than any of these tests takes; a test that hangs has noticed too.
 const TEST_MAX: Duration = Duration::from_secs(240);
@@ -67,20 +69,24 @@ fn run(home: &std::path::Path, mut changes: Vec<Change>, parts: &[String]) -> Re
     tests.dedup();
     println!("{} changes, {} tests; first the code as it is", changes.len(), tests.len());
     for test in &tests {
-        match copy.test(test, TEST_MAX)? {
+        match copy.test(test, None, TEST_MAX)? {
             Outcome::Green => {}
             other => return Err(format!("without any change {test} is {other}")),
         }
     }
     let mut rows = Vec::new();
     for change in &changes {
-        let outcome = copy.with(change, |copy| copy.test(&change.test, TEST_MAX))?;
-        let verdict = if outcome == Outcome::Red || outcome == Outcome::Hangs { "noticed" } else { "NOT NOTICED" };
+        let fails_with = change.fails_with.as_deref();
+        let mut outcome = copy.with(change, |copy| copy.test(&change.test, fails_with, TEST_MAX))?;
+        // It may have been the machine.
+        if outcome == Outcome::Hangs && copy.test(&change.test, None, TEST_MAX)? != Outcome::Green {
+            outcome = Outcome::Broken;
+        }
+        let verdict = if outcome.has_noticed() { "noticed" } else { "NOT NOTICED" };
         println!("{verdict:11}  {:<44} {:<9} {}", change.name, outcome.to_string(), change.test);
         rows.push((change, outcome));
     }
-    let missed: Vec<_> =
-        rows.iter().filter(|(_, outcome)| matches!(outcome, Outcome::Green | Outcome::Broken)).collect();
+    let missed: Vec<_> = rows.iter().filter(|(_, outcome)| !outcome.has_noticed()).collect();
     println!(
         "\n{} of {} changes were noticed by their tests, in {} minutes",
         rows.len() - missed.len(),
