@@ -12,6 +12,8 @@ const STOPS: usize = 20;
 
 /// With so many waits, some must have been long, in peace, and for a lock that others got meanwhile.
 const WAITS: usize = 30_000;
+/// Where the parent got no processor for more than this part of the time, that is not asked for.
+const SLOW: u64 = 20;
 
 pub(crate) struct Verdict<'a> {
     /// By the moment they began.
@@ -69,7 +71,10 @@ fn nothing_shown(story: &Story, gaps: &peace::Gaps, fenced: &fence::Fenced, comp
     if long >= STOPS && fenced.stale_refused == 0 {
         texts.push(format!("{long} times somebody was stopped for longer than the lease, and nobody came too late"));
     }
-    if story.waits.len() >= WAITS && gaps.lined == 0 {
+    // On a machine with other things to do there may be no peace that lasts.
+    let late = story.lateness(story.parent, story.start, story.end);
+    let slow = late > (story.end - story.start) / SLOW;
+    if story.waits.len() >= WAITS && gaps.lined == 0 && !slow {
         texts.push(format!("{} times somebody waited, and nobody who could have been overtaken", story.waits.len()));
     }
     let finding =
@@ -159,6 +164,8 @@ mod tests {
         };
         assert!(is_good(&waits(29_997)));
         assert!(!is_good(&waits(29_998)));
+        assert!(!is_good(&format!("{}\n20000 0 1 late 1500", waits(29_998))));
+        assert!(is_good(&format!("{}\n20000 0 1 late 1600", waits(29_998))), "the machine was slow");
         let turn = |n: u64| {
             let at = 3_000_000_000 + n;
             format!("\n2999999999 {n}@1 {n} wait\n{at} {n}@1 {n} enter 8999999999 {at} a\n{at} {n}@1 {n} leave")
