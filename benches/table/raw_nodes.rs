@@ -81,7 +81,7 @@ impl RawNodes {
         };
         let id = id.as_str();
         Ok(Requests {
-            acquire: request(&self.acquire, &[id, "10000", "try", "", &not_after, "1", &token_min]),
+            acquire: request(&self.acquire, &[id, "10000", "try", "", &not_after, "60000", &token_min]),
             release: request(&self.release, &[id, "", ""]),
             nonce,
         })
