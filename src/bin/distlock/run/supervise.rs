@@ -16,7 +16,7 @@ use super::{
     process::Group,
     terminal::{Stopped, Terminal, somebody_could_wake_us, wants_terminal},
     trouble::Trouble,
-    vigil::{Vigil, WORDS_A_LEASE},
+    vigil::{Vigil, next_word_after},
     word::Word,
 };
 use crate::{args::Run, clock, exit::Exit, output, text};
@@ -145,7 +145,7 @@ impl<'a> Supervisor<'a> {
         if self.pausing || now < self.next_word {
             return;
         }
-        self.next_word = now.saturating_add((self.ttl / WORDS_A_LEASE).max(Duration::from_millis(1)));
+        self.next_word = now.saturating_add(next_word_after(self.guard.remaining(), self.ttl));
         if self.guard.is_held() {
             self.tell(&Word::HeldUntil(now.saturating_add(self.guard.remaining())));
         }

@@ -5,11 +5,12 @@ use std::time::Duration;
 use super::{notice::Notice, word::Word};
 
 /// How many words of a wrapper that is well come while a lease would run out.
-pub(super) const WORDS_A_LEASE: u32 = 12;
+const WORDS_A_LEASE: u32 = 12;
 
 /// What a guardian knows about its wrapper. Times are since boot.
 #[derive(Debug)]
 pub(super) struct Vigil {
+    ttl: Duration,
     notice: Notice,
     /// What may be running.
     group: Option<i32>,
@@ -32,6 +33,7 @@ impl Vigil {
     /// Over a wrapper that asks for its lock.
     pub(super) fn begin(ttl: Duration, grace: Duration, now: Duration) -> Vigil {
         Vigil {
+            ttl,
             notice: Notice { ttl, grace },
             group: None,
             held_until: now,
@@ -48,9 +50,12 @@ impl Vigil {
             Word::Group(group, until) => {
                 self.group = Some(*group);
                 self.held_until = *until;
+                // Of a lock that was handed over, a claim window.
+                self.notice.ttl = until.saturating_sub(now);
             }
             Word::HeldUntil(until) => {
                 self.held_until = *until;
+                self.notice.see(until.saturating_sub(now));
                 self.aside = false;
             }
             Word::Pausing => self.aside = true,
@@ -71,7 +76,9 @@ impl Vigil {
             return None;
         }
         let patience = self.notice.ttl / (WORDS_A_LEASE / 3);
-        Some(self.notice.ask_at(self.held_until).max(self.heard_at.saturating_add(patience)))
+        let at = self.notice.ask_at(self.held_until).max(self.heard_at.saturating_add(patience));
+        // One that is well has said by then that it ends the group, or that it has renewed.
+        Some(at.min(self.held_until.saturating_sub(self.notice.reserve() / 2)))
     }
 
     /// The wrapper is frozen. Told once.
@@ -91,8 +98,14 @@ impl Vigil {
 
     /// When the lock is certainly over, so that nothing remains to be done about it.
     pub(super) fn end(&self, now: Duration) -> Duration {
-        now.max(self.held_until).saturating_add(self.notice.ttl)
+        now.max(self.held_until).saturating_add(self.ttl)
     }
+}
+
+/// How long after one word a wrapper owes the next. The less is left, the sooner: a renewal makes that much more of it.
+pub(super) fn next_word_after(remaining: Duration, ttl: Duration) -> Duration {
+    let span = if remaining.is_zero() { ttl } else { remaining.min(ttl) };
+    (span / WORDS_A_LEASE).max(Duration::from_millis(1))
 }
 
 #[cfg(test)]
@@ -124,9 +137,52 @@ mod tests {
         assert_eq!(vigil(500).alarm(), Some(at(1049)), "no more than a sixth of the lease is for the end");
         let mut vigil = vigil(5);
         vigil.hear(&Word::HeldUntil(at(1060)), at(1054));
-        assert_eq!(vigil.alarm(), Some(at(1069)), "it lives, and knows that it cannot renew");
-        assert_eq!(vigil.frozen(at(1069)), Some(Sentence { group: 7, kill_at: at(1069) }));
-        assert_eq!((vigil.frozen(at(1069)), vigil.alarm()), (None, None), "once");
+        let late = at(1059) + Duration::from_millis(500);
+        assert_eq!(
+            vigil.alarm(),
+            Some(late),
+            "it lives, and knows that it cannot renew: the last moment for it to say so"
+        );
+        assert_eq!(vigil.frozen(late), Some(Sentence { group: 7, kill_at: late }));
+        assert_eq!((vigil.frozen(late), vigil.alarm()), (None, None), "once");
+    }
+
+    /// A lock of 60 s that was handed over at 1000, with a claim window of 1 s.
+    fn handed_over() -> Vigil {
+        let mut vigil = Vigil::begin(at(60), at(5), at(900));
+        vigil.hear(&Word::Group(7, at(1001)), at(1000));
+        vigil
+    }
+
+    #[test]
+    fn of_a_lock_that_was_handed_over_no_more_is_believed_than_was_told() {
+        let mut vigil = handed_over();
+        for heard in [0, 200, 600, 900].map(|ms| at(1000) + Duration::from_millis(ms)) {
+            vigil.hear(&Word::HeldUntil(at(1001)), heard);
+            let alarm = vigil.alarm().unwrap();
+            assert!(alarm > heard && alarm > at(1000) + at(3) / 4, "it is given time to be confirmed: {alarm:?}");
+            assert!(alarm < at(1001), "the command outlives its lock: {alarm:?}");
+        }
+        let alarm = vigil.alarm().unwrap();
+        assert!(vigil.frozen(alarm).unwrap().kill_at < at(1001));
+        assert!(vigil.end(alarm) >= at(1060), "it may have been confirmed, and nobody has told");
+    }
+
+    #[test]
+    fn a_lock_that_was_handed_over_and_confirmed_is_as_any() {
+        let mut vigil = handed_over();
+        vigil.hear(&Word::HeldUntil(at(1060)), at(1000));
+        assert_eq!(vigil.alarm(), Some(at(1054)));
+        assert_eq!(vigil.orphaned(at(1002)), Some(Sentence { group: 7, kill_at: at(1007) }));
+    }
+
+    #[test]
+    fn the_next_word_comes_before_the_last_one_is_worth_nothing() {
+        for (remaining, pause) in [(at(60), at(5)), (at(12), at(1)), (at(6) / 5, at(1) / 10)] {
+            assert_eq!(next_word_after(remaining, at(60)), pause);
+        }
+        assert_eq!(next_word_after(Duration::ZERO, at(60)), at(5), "of a lock that is lost no word is owed");
+        assert_eq!(next_word_after(Duration::from_nanos(1), at(60)), Duration::from_millis(1));
     }
 
     #[test]

@@ -31,6 +31,27 @@ fn the_command_of_a_killed_wrapper_is_ended_and_its_lock_given_up() {
     }
 }
 
+/// It comes with a claim window only, of which the guardian hears first.
+#[test]
+fn the_command_of_a_wrapper_that_is_killed_soon_after_a_hand_over_has_its_grace() {
+    let scene = Scene::new();
+    let guard = scene.manager().lock("x").unwrap();
+    let tidies_up =
+        "trap 'sleep 0.3; echo done >$DIR/tidy; exit' TERM; echo $$ >$DIR/pid; while :; do sleep 0.05; done";
+    let mut job = scene.run(&["--ttl", "10m", "--grace", "10m"], tidies_up);
+    scene.await_line(1);
+    drop(guard);
+    let pid = scene.number("pid");
+    let held = || 600_000 - pttl(&scene.server, "lock:x");
+    eventually("it has been confirmed for longer than a claim window", CEILING, || (1_500..100_000).contains(&held()));
+    job.signal(Signal::KILL);
+    job.status();
+    eventually("nothing of it is left", CEILING, || scene.processes().is_empty());
+    assert!(!is_alive(pid));
+    assert_eq!(scene.read("tidy"), "done\n", "it was killed at once");
+    scene.expect_nothing_left();
+}
+
 #[test]
 fn all_of_a_killed_wrappers_group_are_killed_if_they_do_not_listen() {
     let scene = Scene::new();
@@ -167,6 +188,24 @@ fn the_command_of_a_frozen_wrapper_is_dead_when_others_can_have_the_lock() {
     let other = scene.number("other");
     job.signal(Signal::STOP);
     let mgr = scene.manager();
+    let guard = mgr.lock("x").unwrap();
+    assert!(!is_alive(pid) && !is_alive(other), "two at once");
+    job.signal(Signal::CONT);
+    assert_eq!(job.code(), 76, "{}", job.err());
+    assert_eq!(scene.processes(), []);
+    assert!(guard.is_held());
+}
+
+/// What it has is the claim window, which nothing makes longer.
+#[test]
+fn the_command_of_a_wrapper_that_freezes_at_a_hand_over_is_dead_when_others_can_have_the_lock() {
+    let scene = Scene::new();
+    let mgr = scene.manager();
+    let guard = mgr.lock("x").unwrap();
+    let mut job = scene.run(&["--ttl", "10s"], &format!("kill -STOP $PPID; {STUBBORN}"));
+    scene.await_line(1);
+    drop(guard);
+    let (pid, other) = (scene.number("pid"), scene.number("other"));
     let guard = mgr.lock("x").unwrap();
     assert!(!is_alive(pid) && !is_alive(other), "two at once");
     job.signal(Signal::CONT);
