@@ -11,6 +11,7 @@ mod doctor;
 mod exit;
 #[cfg(test)]
 mod fuzz;
+mod job;
 mod json;
 mod list;
 mod man;
@@ -21,6 +22,7 @@ mod run;
 mod scratch;
 mod secrets;
 mod show;
+mod stat;
 mod text;
 mod top;
 mod voice;

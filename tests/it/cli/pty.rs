@@ -3,7 +3,7 @@
 use std::{
     io::{Read as _, Write},
     num::NonZeroU16,
-    sync::Arc,
+    sync::{Arc, atomic::AtomicBool},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -11,8 +11,9 @@ use std::{
 use parking_lot::Mutex;
 use portable_pty::{Child, CommandBuilder, MasterPty, PtySize, native_pty_system};
 use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::flag;
 
-use crate::support::{CEILING, Watchdog, eventually, process_state};
+use crate::support::{CEILING, Watchdog, eventually};
 
 /// A command and its terminal; it is killed when dropped, and also when the tests die.
 pub(crate) struct Pty {
@@ -38,9 +39,14 @@ impl Pty {
     }
 
     pub(crate) fn start_with(columns: u16, lines: u16, args: &[&str], env: &[(&str, &str)]) -> Pty {
-        let pair = native_pty_system().openpty(size(columns, lines)).expect("no pseudo-terminal");
         let mut command = CommandBuilder::new(env!("CARGO_BIN_EXE_distlock"));
         command.args(args);
+        Pty::run(columns, lines, command, env)
+    }
+
+    /// The same for a command that runs it.
+    pub(crate) fn run(columns: u16, lines: u16, mut command: CommandBuilder, env: &[(&str, &str)]) -> Pty {
+        let pair = native_pty_system().openpty(size(columns, lines)).expect("no pseudo-terminal");
         for name in [
             "DISTLOCK_URL",
             "REDIS_URL",
@@ -142,10 +148,6 @@ impl Pty {
         kill_process(self.pid(), signal).expect("the command cannot be signalled");
     }
 
-    pub(crate) fn state(&self) -> Option<char> {
-        process_state(self.pid().as_raw_nonzero().get().unsigned_abs())
-    }
-
     fn pid(&self) -> Pid {
         let pid = self.child.process_id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
         pid.expect("it has a pid")
@@ -188,6 +190,13 @@ impl Drop for Pty {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// What has started the tests may ignore ^Z and ^C, and then so would all that they start. A signal for which there is a handler
+/// is not ignored by programs that are started; this handler does what there would be without it.
+pub(crate) fn heed(signal: Signal) {
+    let always = Arc::new(AtomicBool::new(true));
+    flag::register_conditional_default(signal.as_raw(), always).expect("no handler for a signal");
 }
 
 fn size(columns: u16, lines: u16) -> PtySize {

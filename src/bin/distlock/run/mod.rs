@@ -254,5 +254,5 @@ pub(crate) fn is_word(line: &str) -> bool {
 /// For `fuzz`: what would be understood of this if the system told it about a process.
 #[cfg(test)]
 pub(crate) fn is_process(told: &str) -> u64 {
-    process::is_stat(told) | signals::ignored(told)
+    crate::stat::is_stat(told) | signals::ignored(told)
 }

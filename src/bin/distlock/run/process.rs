@@ -1,11 +1,11 @@
 //! Processes and process groups: signals to them, and whether anything of them is left.
 
-use std::path::PathBuf;
-
 use rustix::{
     io::Errno,
     process::{Pid, Signal, kill_process_group, test_kill_process_group},
 };
+
+use crate::stat::{self, Stat};
 
 /// The process group of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,36 +39,13 @@ impl Group {
 
     /// By their numbers, as far as we may see them; `None` where the system does not tell.
     fn members(self) -> Option<Vec<(i32, Stat)>> {
-        tells_of_us().then_some(())?;
+        stat::tells_of_us().then_some(())?;
         let processes = std::fs::read_dir("/proc").ok()?;
         let pids = processes.flatten().filter_map(|process| process.file_name().to_str()?.parse().ok());
-        let all: Vec<_> = pids.filter_map(|pid| Some((pid, read(pid)?))).collect();
+        let all: Vec<_> = pids.filter_map(|pid| Some((pid, stat::read(pid)?))).collect();
         let ours = |(_, stat): &(i32, Stat)| stat.group == self.0.as_raw_nonzero().get();
         (!all.is_empty()).then(|| all.into_iter().filter(ours).collect())
     }
-}
-
-/// What Linux tells about a process.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Stat {
-    is_dead: bool,
-    is_stopped: bool,
-    pub(super) parent: i32,
-    group: i32,
-}
-
-pub(super) fn stat(pid: i32) -> Option<Stat> {
-    tells_of_us().then(|| read(pid)).flatten()
-}
-
-fn read(pid: i32) -> Option<Stat> {
-    parse(&String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/stat")).ok()?))
-}
-
-/// In a container that sees the `/proc` of those outside, the same processes have other numbers there.
-fn tells_of_us() -> bool {
-    let number = |link: PathBuf| link.to_str()?.parse().ok();
-    std::fs::read_link("/proc/self").ok().and_then(number) == Some(std::process::id())
 }
 
 /// Of a group in which there is somebody, dead or alive. The dead count there until their parents have looked at them, which
@@ -96,34 +73,11 @@ fn hides(mounts: &str) -> bool {
     })
 }
 
-fn parse(stat: &str) -> Option<Stat> {
-    // The name of the program stands in parentheses and may itself contain some.
-    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
-    let state = fields.next()?;
-    let (is_dead, is_stopped) = (matches!(state, "Z" | "X" | "x"), state == "T");
-    Some(Stat { is_dead, is_stopped, parent: fields.next()?.parse().ok()?, group: fields.next()?.parse().ok()? })
-}
-
-#[cfg(test)]
-pub(super) fn is_stat(told: &str) -> u64 {
-    u64::from(parse(told).is_some())
-}
-
 #[cfg(test)]
 mod tests {
     use std::{os::unix::process::CommandExt as _, process::Command};
 
     use super::*;
-
-    #[test]
-    fn names_of_programs_do_not_confuse() {
-        let stat = parse("12 (a) Z (b) S 7 9 9 0 -1").unwrap();
-        assert_eq!(stat, Stat { is_dead: false, is_stopped: false, parent: 7, group: 9 });
-        assert!(parse("12 (sh) Z 7 9 9").unwrap().is_dead);
-        assert!(parse("12 (sh) T 7 9 9").unwrap().is_stopped);
-        assert_eq!(parse("12 (sh"), None);
-        assert_eq!(parse(""), None);
-    }
 
     #[test]
     fn who_may_be_hidden_may_be_left() {

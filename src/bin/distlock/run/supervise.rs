@@ -14,12 +14,12 @@ use super::{
     notice::Notice,
     number,
     process::Group,
-    terminal::{Stopped, Terminal, somebody_could_wake_us, wants_terminal},
+    terminal::{Stopped, Terminal, wants_terminal},
     trouble::Trouble,
     vigil::{Vigil, next_word_after},
     word::Word,
 };
-use crate::{args::Run, clock, exit::Exit, output, text};
+use crate::{args::Run, clock, exit::Exit, job::somebody_could_wake_us, output, text};
 
 /// Between two looks at what a command has left behind, of which not everything tells us when it ends.
 const LOOK: Duration = Duration::from_millis(20);

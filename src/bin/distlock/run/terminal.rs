@@ -10,11 +10,12 @@ use std::{
 
 use nix::{
     sys::signal::{SigSet, SigmaskHow, Signal as Masked},
-    unistd::{Pid as AnyPid, getpgid, getpgrp, getppid, getsid, tcgetpgrp, tcsetpgrp},
+    unistd::{Pid as AnyPid, getpgrp, tcgetpgrp, tcsetpgrp},
 };
 use rustix::process::{Pid, Signal};
 
-use super::process::{self, Group};
+use super::process::Group;
+use crate::job::{pid, somebody_could_wake_us};
 
 /// The terminal that this process was started at.
 #[derive(Debug)]
@@ -120,30 +121,8 @@ fn judge(signal: i32, given: bool, ours: bool, wakeable: bool) -> Stopped {
     }
 }
 
-/// Whether there is a shell that would notice that our group has stopped: a parent in our session, outside of our group.
-pub(super) fn somebody_could_wake_us() -> bool {
-    let (group, Ok(session)) = (getpgrp(), getsid(None)) else { return false };
-    let mut ancestor = pid(getppid());
-    while let Some(one) = ancestor.map(|pid| AnyPid::from_raw(pid.as_raw_nonzero().get())) {
-        if getsid(Some(one)) != Ok(session) {
-            return false;
-        }
-        if getpgid(Some(one)) != Ok(group) {
-            return true;
-        }
-        ancestor = process::stat(one.as_raw()).and_then(|stat| Pid::from_raw(stat.parent));
-    }
-    false
-}
-
 fn own_group() -> Option<Pid> {
     pid(getpgrp())
-}
-
-/// To those in a container, all outside of it have the number 0: parents, and what leads a group or a session. `rustix` does
-/// not expect that of groups and sessions.
-fn pid(number: AnyPid) -> Option<Pid> {
-    Pid::from_raw(number.as_raw())
 }
 
 /// Who writes to a terminal, or gives away its foreground, without having it, may be stopped by it. That must not happen to

@@ -14,7 +14,8 @@ use std::{io, time::Duration};
 
 use distlock::RedisMgr;
 use ratatui::crossterm::event::Event as Input;
-use signal_hook::{consts::SIGTSTP, low_level::emulate_default_handler};
+use rustix::process::{Signal, kill_current_process_group};
+use signal_hook::consts::SIGTSTP;
 
 use self::{
     events::{Event, Events},
@@ -27,6 +28,7 @@ use crate::{
     args::{Servers, Top},
     clock, connect,
     exit::{Exit, Failure, Outcome},
+    job::somebody_could_wake_us,
     text,
 };
 
@@ -83,7 +85,11 @@ fn watch(mgr: &RedisMgr, options: &Top) -> io::Result<Outcome> {
         match order {
             None => {}
             Some(Order::Quit(exit)) => return Ok(Ok(exit)),
-            Some(Order::Suspend) => screen.lend(|| emulate_default_handler(SIGTSTP))?,
+            // The whole job, as ^Z does where nobody takes it as a key. A shell waits for all of it.
+            Some(Order::Suspend) if somebody_could_wake_us() => {
+                screen.lend(|| Ok(kill_current_process_group(Signal::STOP)?))?;
+            }
+            Some(Order::Suspend) => {}
             Some(Order::Redraw) => screen.clear()?,
             Some(Order::LookNow) => events.feed().look_now(),
             Some(Order::Pace(pace)) => events.feed().pace(pace),

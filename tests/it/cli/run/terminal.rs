@@ -3,7 +3,7 @@
 use std::{
     io::{Read as _, Write},
     process::Command,
-    sync::{Arc, atomic::AtomicBool},
+    sync::Arc,
     thread,
 };
 
@@ -15,9 +15,11 @@ use super::{
     alone::Alone,
     scene::{LONG, await_state, is_alive, signal},
 };
-use crate::support::{CEILING, Watchdog, can_be_had, eventually, process_state, run_elsewhere};
+use crate::{
+    cli::pty::heed,
+    support::{CEILING, Watchdog, can_be_had, eventually, process_state, run_elsewhere},
+};
 use rustix::process::Signal;
-use signal_hook::flag;
 
 /// An interactive shell at a terminal of its own.
 struct Shell {
@@ -302,13 +304,6 @@ fn a_command_that_is_killed_gives_the_terminal_back() {
     shell.until("longer than --max-hold");
     shell.expect_code(124);
     scene.expect_no_lock();
-}
-
-/// What has started the tests may ignore ^Z and ^C, and then so would all that they start. A signal for which there is a handler
-/// is not ignored by programs that are started; this handler does what there would be without it.
-fn heed(signal: Signal) {
-    let always = Arc::new(AtomicBool::new(true));
-    flag::register_conditional_default(signal.as_raw(), always).expect("no handler for a signal");
 }
 
 /// Without a shell that could let it go on, nothing is stopped: neither where the command has the foreground, nor where it

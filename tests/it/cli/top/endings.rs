@@ -3,15 +3,16 @@
 use std::{io::Read, sync::mpsc, thread};
 
 use portable_pty::{Child, CommandBuilder, PtySize, native_pty_system};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::top;
 use crate::{
     cli::{
         command::{distlock, run},
-        pty::Pty,
+        pty::{Pty, heed},
     },
-    support::{CEILING, RedisServer, Watchdog, eventually},
+    kit::foreign_take,
+    support::{CEILING, RedisServer, Watchdog, eventually, process_state},
 };
 
 /// Ends a running one so, and looks at what it leaves behind.
@@ -111,26 +112,54 @@ fn it_ends_while_the_server_hangs_too() {
     server.cont();
 }
 
+/// A shell that lets it go on after each line that it reads.
 #[test]
 fn it_is_suspended_with_the_terminal_restored_and_comes_back() {
     let server = RedisServer::start();
-    let mut top = top(&server);
+    let mut shell = CommandBuilder::new("sh");
+    let url = server.url();
+    let program = env!("CARGO_BIN_EXE_distlock");
+    shell.args([
+        "-c",
+        "set -m; sh -c 'echo \"pid=$$.\"; exec \"$@\"' sh \"$@\"; read -r x; fg; read -r x; fg; read -r x; fg",
+    ]);
+    shell.args(["sh", program, "top", "--url", &url, "--interval", "100ms"]);
+    heed(Signal::TSTP);
+    let mut top = Pty::run(100, 24, shell, &[]);
     top.until_shown("no lock is held");
+    let told = top.transcript();
+    let pid: i32 = told.split(['=', '.']).nth(1).and_then(|pid| pid.parse().ok()).unwrap_or_else(|| panic!("{told:?}"));
     for round in 0..3 {
         if round == 1 {
-            top.signal(Signal::TSTP)
+            kill_process(Pid::from_raw(pid).unwrap(), Signal::TSTP).unwrap();
         } else {
             top.press("\x1a")
         }
-        eventually("it is stopped", CEILING, || top.state() == Some('T'));
+        eventually("it is stopped", CEILING, || process_state(pid.unsigned_abs()) == Some('T'));
         eventually("the terminal is restored", CEILING, || top.is_restored());
-        top.signal(Signal::CONT);
+        top.press("\n");
         top.until_shown("no lock is held");
         eventually("the terminal is taken", CEILING, || top.is_taken());
     }
     top.press("q");
     assert_eq!(top.end(), 0);
     assert!(top.is_restored());
+}
+
+/// As the first process of a container: there it would hang for ever.
+#[test]
+fn where_no_shell_could_let_it_go_on_it_is_not_suspended() {
+    let server = RedisServer::start();
+    heed(Signal::TSTP);
+    let mut top = top(&server);
+    top.until_shown("no lock is held");
+    top.press("\x1a");
+    top.signal(Signal::TSTP);
+    assert!(foreign_take(&server, "lock:later", "somebody", 600_000));
+    top.until_shown("later");
+    top.press("q");
+    assert_eq!(top.end(), 0);
+    assert_eq!(top.transcript().matches("\x1b[?1049h").count(), 1, "it has left the screen");
 }
 
 #[test]
