@@ -33,6 +33,9 @@ pub(super) const STEP: &str = "__gate";
 
 const WORD: u8 = b'!';
 
+/// Where our own are. A `/dev` of few devices may lack the way there; where this program is started from is beside them.
+const DESCRIPTORS: &str = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
+
 /// A process that will be the command.
 #[derive(Debug)]
 pub(super) struct Gate {
@@ -78,14 +81,20 @@ pub(super) fn step(mut arguments: impl Iterator<Item = OsString>) -> Outcome {
     let (Some(latch), Some(program)) = (latch, arguments.next()) else {
         return Err(Failure::usage("this is for the inside of distlock run"));
     };
-    if !is_opened(latch).map_err(|error| cannot_run(&program, &error))? {
-        return Ok(Exit::CannotRun);
+    match is_opened(latch) {
+        Ok(true) => {}
+        Ok(false) => return Ok(Exit::CannotRun),
+        // Not for want of the command.
+        Err(error) => {
+            let why = format!("cannot hear when {} is to begin: {error}", text::clean(&program.to_string_lossy()));
+            return Err(Failure::new(Exit::CannotRun, why));
+        }
     }
     Err(cannot_run(&program, &Command::new(&program).args(arguments).exec()))
 }
 
 fn is_opened(latch: RawFd) -> io::Result<bool> {
-    let mut pipe = File::open(format!("/dev/fd/{latch}"))?;
+    let mut pipe = File::open(format!("{DESCRIPTORS}/{latch}"))?;
     // The command shall not inherit it.
     nix::unistd::close(latch)?;
     let mut word = [0];

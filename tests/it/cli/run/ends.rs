@@ -3,7 +3,7 @@
 use std::{
     io::{Read, Write as _},
     os::unix::fs::PermissionsExt as _,
-    process::Stdio,
+    process::{Command, Stdio},
     sync::mpsc,
     thread,
 };
@@ -12,9 +12,12 @@ use rustix::process::Signal;
 
 use super::{
     Job, Scene,
-    scene::{LONG, STUBBORN, heard, is_alive},
+    scene::{LONG, STUBBORN, heard, is_alive, through},
 };
-use crate::{kit::fence_key, support::CEILING};
+use crate::{
+    kit::fence_key,
+    support::{CEILING, can_be_had},
+};
 
 #[test]
 fn its_code_is_passed_on() {
@@ -61,6 +64,32 @@ fn a_command_that_is_not_there_or_not_to_be_run_has_a_code_of_its_own() {
         assert!(job.err().starts_with("distlock: cannot run ") && job.err().contains(words), "{}", job.err());
         scene.expect_nothing_left();
     }
+}
+
+/// As in a sandbox with few devices.
+const NO_DEV_FD: [&str; 8] = [
+    "unshare",
+    "--user",
+    "--map-root-user",
+    "--mount",
+    "sh",
+    "-c",
+    "mkdir $DIR/dev && mount -t tmpfs dev $DIR/dev && touch $DIR/dev/null && mount --bind /dev/null $DIR/dev/null && \
+     mount --rbind $DIR/dev /dev && exec \"$@\"",
+    "sh",
+];
+
+#[test]
+fn a_command_begins_where_dev_has_no_descriptors() {
+    let scene = Scene::new();
+    let tried = through(&NO_DEV_FD, &Command::new("true")).envs(scene.environment()).output();
+    if !can_be_had("a command without /dev/fd", "no devices of its own", tried) {
+        return;
+    }
+    std::fs::remove_dir(scene.path("dev")).unwrap();
+    let mut job = scene.start(through(&NO_DEV_FD, &scene.command(&[], &["sh", "-c", "test ! -e /dev/fd && exit 3"])));
+    assert_eq!(job.code(), 3, "{}", job.err());
+    scene.expect_nothing_left();
 }
 
 /// All that comes out of a stream, once it has ended.
