@@ -42,7 +42,7 @@ pub(crate) fn moment(moment: SystemTime) -> Option<String> {
 /// Neither a control character nor one that reorders or hides what stands beside it.
 pub(crate) fn is_plain(c: char) -> bool {
     !c.is_control()
-        && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+        && !matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 /// A span of time in few characters.
@@ -111,6 +111,15 @@ mod tests {
     #[test]
     fn nothing_of_others_commands_the_terminal() {
         assert_eq!(clean("a\u{1b}[31m\n\u{202e}é漢"), "a\\u{1b}[31m\\n\\u{202e}é漢");
+    }
+
+    /// All that Unicode calls `Bidi_Control`.
+    #[test]
+    fn nothing_of_others_turns_the_line_round() {
+        let all = ['\u{61c}', '\u{200e}', '\u{200f}'].into_iter().chain('\u{202a}'..='\u{202e}');
+        for c in all.chain('\u{2066}'..='\u{2069}') {
+            assert!(!is_plain(c), "{c:?}");
+        }
     }
 
     #[test]
