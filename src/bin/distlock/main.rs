@@ -59,9 +59,8 @@ fn main() -> ExitCode {
     if matches!(args.command, Command::Run(_)) {
         voice::begin();
     }
-    let level = std::env::var("DISTLOCK_LOG").ok().filter(|level| !level.is_empty()).unwrap_or_else(|| "off".into());
     let target = env_logger::Target::Pipe(Box::new(Voice));
-    env_logger::Builder::new().parse_filters(&level).format_timestamp(None).target(target).init();
+    env_logger::Builder::new().parse_filters(&log_filter()).format_timestamp(None).target(target).init();
     let outcome = match args.command {
         Command::Run(options) => run::run(&args.servers, &options),
         Command::Ls(options) => list::run(&args.servers, &options),
@@ -74,6 +73,20 @@ fn main() -> ExitCode {
         Command::Man => man::run(),
     };
     leave(outcome)
+}
+
+/// What is to be logged. The logger would tell of one that it cannot read with `eprintln!`, which waits for a reader, and
+/// panics without one.
+fn log_filter() -> String {
+    const NOTHING: &str = "off";
+    let Some(filter) = std::env::var("DISTLOCK_LOG").ok().filter(|filter| !filter.is_empty()) else {
+        return NOTHING.into();
+    };
+    if let Err(error) = env_filter::Builder::new().try_parse(&filter) {
+        output::say(&format!("nothing is logged, for DISTLOCK_LOG cannot be read: {error}"));
+        return NOTHING.into();
+    }
+    filter
 }
 
 fn leave(outcome: Outcome) -> ExitCode {

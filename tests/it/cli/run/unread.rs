@@ -69,6 +69,29 @@ fn a_log_that_nobody_reads_keeps_nobody_from_renewing() {
     scene.expect_nothing_left();
 }
 
+/// In the words of this program, not of the one that reads it.
+#[test]
+fn a_log_that_cannot_be_had_is_told_without_waiting_for_a_reader() {
+    let scene = Scene::new();
+    let command = |err: Option<PipeWriter>| {
+        let mut command = scene.command(&["--ttl", LONG], &["sh", "-c", "exit 3"]);
+        command.env("DISTLOCK_LOG", "distlock=wran");
+        match err {
+            Some(err) => scene.start_saying(command, err),
+            None => scene.start(command),
+        }
+    };
+    let mut job = command(None);
+    assert_eq!(job.code(), 3);
+    assert!(job.err().starts_with("distlock: ") && job.err().contains("DISTLOCK_LOG"), "{}", job.err());
+    let (reader, closed) = std::io::pipe().unwrap();
+    drop(reader);
+    assert_eq!(command(Some(closed)).code(), 3);
+    let (_unread, full) = full();
+    assert_eq!(command(Some(full)).code(), 3);
+    scene.expect_nothing_left();
+}
+
 #[test]
 fn what_went_wrong_is_told_as_a_number_where_nobody_reads() {
     let scene = Scene::new();
