@@ -228,8 +228,9 @@ impl<'a> Supervisor<'a> {
             } else if let Some(exit) = ended(status) {
                 let had_terminal = self.terminal.as_mut().is_some_and(Terminal::take_back);
                 self.keyed = match self.passed_on {
-                    _ if had_terminal => Keyed::Command,
+                    // What the terminal sends to a command that has the foreground we never hear.
                     Some((signal, keyed)) if exit == Exit::Signal(signal) => keyed,
+                    _ if had_terminal => Keyed::Command,
                     _ => Keyed::Nobody,
                 };
                 self.course.ended(exit);

@@ -171,6 +171,25 @@ fn an_interrupt_ends_the_script_that_the_command_is_a_line_of() {
     scene.expect_no_lock();
 }
 
+/// As by `timeout --foreground -s INT`: it was meant for this program, not for the job that this is a part of.
+#[test]
+fn an_interrupt_of_the_wrapper_alone_is_not_one_of_the_script() {
+    let scene = Scene::new();
+    let mut shell = Shell::start(&scene);
+    let script = format!(
+        "{} --timeout 20s run x -- sh -c 'echo $PPID >$DIR/wrapper; echo $$ >$DIR/pid; exec sleep 600'\n\
+         echo $? >$DIR/next\n",
+        env!("CARGO_BIN_EXE_distlock")
+    );
+    std::fs::write(scene.path("script"), script).unwrap();
+    shell.press("sh $DIR/script\n");
+    scene.number("pid");
+    signal(scene.number("wrapper"), Signal::INT);
+    shell.expect_code(0);
+    assert_eq!(scene.read("next"), "130\n");
+    scene.expect_no_lock();
+}
+
 /// The terminal sends it to the script too, and some shells go on with the next line unless what they waited for died of it.
 #[test]
 fn an_interrupt_of_a_whole_job_is_what_it_dies_of() {
