@@ -142,7 +142,8 @@ pub(crate) enum Command {
 /// The lock is renewed while the command runs and released when it has ended. The command finds the name, the identifier
 /// and the fencing token of its lock in DISTLOCK_NAME, DISTLOCK_ID and DISTLOCK_TOKEN. When the lock is lost, or can no
 /// longer be renewed in time, the command and all it has started in its process group are ended; so is, when the command has ended, what it leaves behind in that
-/// group. What has left the group, such as a daemon, is not seen.
+/// group. What has left the group, such as a daemon, is not seen. Of the signals that distlock is sent, INT, TERM, HUP, QUIT, USR1 and USR2
+/// are passed on to the command.
 #[derive(Arguments, Clone, Debug)]
 #[command(after_help = CODES)]
 pub(crate) struct Run {
@@ -167,7 +168,7 @@ pub(crate) struct Run {
     /// Say on standard error what happens to the lock
     #[arg(long, short)]
     pub(crate) verbose: bool,
-    /// The name of the lock
+    /// The name of the lock, which cannot begin with a hyphen here
     pub(crate) name: String,
     /// What to run under it, with its arguments
     #[arg(required = true, last = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
