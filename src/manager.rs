@@ -326,8 +326,8 @@ impl RedisMgr {
     /// A connection out of the pool, for commands of one's own: it implements [`redis::ConnectionLike`]. Locks that are
     /// held do not need the pool; taking others waits for a free connection. Of several nodes it leads to the first.
     ///
-    /// What the server answers is passed on as it is, errors included: unlike a [`LockError`], it may be of any length, and have
-    /// the password in it where the server means harm.
+    /// What the server answers is passed on as it is, errors included: unlike a [`LockError`], it may have the password in it where
+    /// the server means harm. It may have up to 4 MiB; more is an error, and the connection is closed.
     ///
     /// Its place goes back to the pool when it is dropped, and its socket is closed if it was used: commands such as
     /// `SELECT` leave a state behind in which no lock may be taken. Keep it for as long as it is useful.

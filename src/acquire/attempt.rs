@@ -39,7 +39,7 @@ pub(super) struct Attempt<'a> {
     pub(super) started: Moment,
     /// The end of the caller's patience.
     pub(super) limit: Moment,
-    ticket: Option<Ticket>,
+    pub(super) ticket: Option<Ticket>,
     /// The node on which to stand in line.
     pub(super) order: usize,
     /// A request to join the line has been sent.

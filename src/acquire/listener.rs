@@ -137,6 +137,8 @@ impl Listener {
             && wire.is_whole()
         {
             self.give_back(Some(wire));
+            // Somebody may have fallen asleep meanwhile, who would have taken it.
+            self.call_listener();
             return true;
         }
         let deadline = clock::now().saturating_add(self.redlock.operation_timeout());

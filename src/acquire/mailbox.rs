@@ -111,6 +111,18 @@ impl Mailbox {
         }
     }
 
+    /// Lets the first of those who wait for the lock of this one, which was shut, look again.
+    pub(crate) fn successor_looks(&self, left: &Slot) {
+        let successor = {
+            let waiters = self.waiters.lock();
+            let first = waiters.lines.get(&left.lock).and_then(|line| line.first_key_value());
+            first.and_then(|((_, number), _)| waiters.slots.values().find(|slot| slot.number == *number).cloned())
+        };
+        if let Some(slot) = successor {
+            slot.tell(|news| news.look = true);
+        }
+    }
+
     /// The server has told a waiter its place in the line.
     pub(crate) fn stands_at(&self, slot: &Slot, place: u64) {
         let mut waiters = self.waiters.lock();
@@ -339,6 +351,20 @@ mod tests {
         mailbox.neighbours_look_again(&a);
         assert_eq!([&a, &b, &other].map(|slot| slot.take()), [None, Some(Woken::Look), None]);
         assert_eq!(b.take(), None, "told once");
+    }
+
+    #[test]
+    fn of_who_is_left_the_first_looks() {
+        let mailbox = Mailbox::default();
+        let [a, b, c] = ["a", "b", "c"].map(|id| mailbox.open("x", id, None));
+        let other = mailbox.open("y", "d", None);
+        mailbox.stands_at(&c, 4);
+        mailbox.shut(&a);
+        mailbox.successor_looks(&a);
+        assert_eq!([&b, &c, &other].map(|slot| slot.take()), [None, Some(Woken::Look), None]);
+        mailbox.shut(&other);
+        mailbox.successor_looks(&other);
+        assert_eq!([&b, &c].map(|slot| slot.take()), [None, None]);
     }
 
     #[test]

@@ -52,6 +52,11 @@ impl Attempt<'_> {
             if failures == TELL_AT {
                 let (name, server) = (Quoted(self.claim.key.name()), self.on.redlock.label());
                 say!(info, "cannot acquire lock {name} at {server} yet, and keeps trying: {trouble}");
+                // Each waits for as long as it is told to, counted from when it has seen it.
+                match &self.ticket {
+                    Some(ticket) if ticket.is_front() && !ticket.is_line_up() => ticket.neighbours_look_again(),
+                    _ => {}
+                }
             }
             if !silence {
                 struggle.telling = Some(trouble);

@@ -50,6 +50,11 @@ impl Ticket {
         self.listener.mailbox.is_front(&self.slot)
     }
 
+    /// Whether a grant would be heard.
+    pub(crate) fn is_line_up(&self) -> bool {
+        self.listener.is_live()
+    }
+
     /// Has everybody else here who waits for this lock look again.
     pub(crate) fn neighbours_look_again(&self) {
         self.listener.mailbox.neighbours_look_again(&self.slot);
@@ -92,6 +97,32 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         self.listener.mailbox.shut(&self.slot);
-        self.listener.call_listener();
+        if self.listener.is_live() {
+            self.listener.call_listener();
+        } else {
+            // Nothing will tell the others that it is the turn of one of them to look for all.
+            self.listener.mailbox.successor_looks(&self.slot);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{node::Endpoint, observer::Observer, redlock::Redlock};
+
+    #[test]
+    fn where_no_grant_is_heard_the_next_one_looks() {
+        let nowhere = Arc::new(Endpoint::parse("unix:///nowhere").unwrap());
+        let observer = Observer::start(Default::default(), nowhere.label.clone()).unwrap();
+        let timeout = Duration::from_secs(1);
+        let redlock = Redlock::new(&[nowhere], 1, timeout, Duration::ZERO, timeout, observer).unwrap();
+        let listener = Arc::new(Listener::new(Arc::new(redlock), "channel".into()));
+        let [first, second, third] = ["a", "b", "c"].map(|id| listener.ticket("x", id));
+        assert!(!first.is_line_up());
+        drop(first);
+        assert_eq!((second.slot.take(), third.slot.take()), (Some(Woken::Look), None));
     }
 }

@@ -274,8 +274,7 @@ impl Connection {
     /// A server's error as a failure. One that is no master is left: its name may lead elsewhere by now.
     pub(crate) fn refuse_errors(&mut self, value: &Value) -> Result<(), Failure> {
         let Value::ServerError(error) = value else { return Ok(()) };
-        let (code, message) = (error.code(), error.details().unwrap_or(""));
-        let failure = Failure::refused(self.endpoint.quote(code), self.endpoint.quote(message));
+        let failure = Failure::told(error.code(), error.details().unwrap_or(""), |text| self.endpoint.quote(text));
         if failure.is_about_a_replica() {
             self.close();
         }

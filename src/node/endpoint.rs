@@ -44,7 +44,7 @@ impl Endpoint {
                  (redis://host/1) or in unix:///path?db=1&user=…&pass=…, and in passwords ? is written %3F and # is %23"
             )));
         }
-        let info = url.into_connection_info().map_err(|error| {
+        let info = url_of_plain_plus(url, scheme.contains("unix")).into_connection_info().map_err(|error| {
             // The detail names the part that is wrong and repeats none of it.
             invalid(format!("the {scheme}:// URL cannot be read: {}; {USABLE}", without_url(&error)))
         })?;
@@ -88,6 +88,14 @@ fn has_unread_part(url: &str, is_unix: bool) -> bool {
     url.contains('#') || names.any(|name| !name.is_empty() && !known.contains(&name))
 }
 
+/// In what stands behind `?` a plus would be read as a space, elsewhere as what it is.
+fn url_of_plain_plus(url: &str, is_unix: bool) -> String {
+    match url.split_once('?') {
+        Some((path, query)) if is_unix => format!("{path}?{}", query.replace('+', "%2B")),
+        _ => url.to_owned(),
+    }
+}
+
 fn without_url(error: &redis::RedisError) -> String {
     error.detail().filter(|detail| !detail.contains("://")).unwrap_or("some part is malformed").to_owned()
 }
@@ -124,6 +132,9 @@ mod tests {
         let endpoint = Endpoint::parse("unix:///run/redis.sock?db=2&pass=x").unwrap();
         assert_eq!(endpoint.address, Address::Unix("/run/redis.sock".into()));
         assert_eq!((endpoint.password.as_deref(), endpoint.db), (Some("x"), 2));
+        for url in ["unix:///run/a+b?pass=a+b%2Fc%20d", "redis://:a+b%2Fc%20d@h"] {
+            assert_eq!(Endpoint::parse(url).unwrap().password.as_deref(), Some("a+b/c d"), "{url}");
+        }
     }
 
     #[test]

@@ -72,6 +72,14 @@ impl Failure {
         Failure { sent: true, reason }
     }
 
+    /// The same from the words of a server's error, of which `quote` makes something that can be shown.
+    pub(crate) fn told(code: &str, message: &str, quote: impl Fn(&str) -> String) -> Failure {
+        let (code, message) = unwrapped(code, message);
+        // What everybody knows is not quoted: our password may be a part of it.
+        let code = if BEFOREHAND.contains(&code) { code.to_owned() } else { quote(code) };
+        Failure::refused(code, quote(message))
+    }
+
     /// Most codes are only given before anything is done. Others also end a script half way, or come from a proxy that
     /// does not know.
     pub(crate) fn refused(code: String, message: String) -> Failure {
@@ -136,6 +144,19 @@ impl Failure {
     }
 }
 
+/// Servers before Redis 7 wrap what a script is refused in an error about the script.
+fn unwrapped<'a>(code: &'a str, message: &'a str) -> (&'a str, &'a str) {
+    let inner = || {
+        let (_, line) = message.strip_prefix("Error running script ")?.rsplit_once("@user_script:")?;
+        // Behind the number of the line, which is written in two ways.
+        let (code, rest) =
+            line.trim_start_matches(|c: char| c == ' ' || c.is_ascii_digit()).strip_prefix(": ")?.split_once(' ')?;
+        let code = code.trim_start_matches('-');
+        BEFOREHAND.contains(&code).then_some((code, rest))
+    };
+    if code == "ERR" { inner().unwrap_or((code, message)) } else { (code, message) }
+}
+
 impl From<io::Error> for Reason {
     fn from(error: io::Error) -> Reason {
         match error.kind() {
@@ -186,5 +207,55 @@ mod tests {
     #[test]
     fn nodes_that_disagree_are_not_told_as_no_servers() {
         assert_eq!(Reason::NoOneToken.to_string(), "the nodes do not agree on a fencing token");
+    }
+
+    /// As Redis 6.2.14 says it.
+    #[test]
+    fn what_an_old_server_refuses_a_script_is_known_by_its_code() {
+        let wrapped = |rest: &str| {
+            let message = format!("Error running script (call to f_a60f99108415347c2c750b5af9b2212a81ec1d57): {rest}");
+            match Failure::told("ERR", &message, str::to_owned) {
+                Failure { sent, reason: Reason::Refused { code, message } } => (sent, code, message),
+                other => panic!("{other:?}"),
+            }
+        };
+        for (line, code, message) in [
+            (
+                "-READONLY You can't write against a read only replica.",
+                "READONLY",
+                "You can't write against a read only replica.",
+            ),
+            (
+                "-OOM command not allowed when used memory > 'maxmemory'.",
+                "OOM",
+                "command not allowed when used memory > 'maxmemory'.",
+            ),
+            ("-NOREPLICAS Not enough good replicas to write.", "NOREPLICAS", "Not enough good replicas to write."),
+        ] {
+            let told = wrapped(&format!("@user_script:48: @user_script: 48: {line}"));
+            assert_eq!(told, (false, code.to_owned(), message.to_owned()));
+        }
+        let wrong = "WRONGTYPE Operation against a key holding the wrong kind of value";
+        assert_eq!(wrapped(&format!("@user_script:1: {wrong}")).1, "WRONGTYPE");
+        for other in [
+            "@user_script:1: @user_script: 1: The user executing the script can't run this command or subcommand",
+            "@user_script:1: -FOO bar",
+            "@user_script:1: ",
+            "@user_script:",
+            "READONLY is all it says",
+        ] {
+            let (sent, code, message) = wrapped(other);
+            assert!(sent && code == "ERR" && message.ends_with(other), "{other}: {code} {message}");
+        }
+    }
+
+    #[test]
+    fn a_code_is_known_although_the_password_is_a_part_of_it() {
+        let quote = |text: &str| text.replace("SCRIPT", "<password>");
+        let failure = Failure::told("NOSCRIPT", "No matching SCRIPT.", quote);
+        assert!(failure.is_unknown_script(), "{failure:?}");
+        assert!(!format!("{failure:?}").contains("matching SCRIPT"), "{failure:?}");
+        let unknown = Failure::told("MYSCRIPT", "no", quote);
+        assert!(!format!("{unknown:?}").contains("SCRIPT"), "{unknown:?}");
     }
 }

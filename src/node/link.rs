@@ -150,7 +150,7 @@ impl Bounded<'_> {
 impl Read for Bounded<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if *self.left == 0 {
-            return Err(io::Error::other("the reply is too long"));
+            return Err(io::Error::other("the reply is too long: it has more than 4 MiB"));
         }
         let room = buffer.len().min(*self.left);
         if let Some(read) = self.spin(&mut buffer[..room])? {

@@ -5,6 +5,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc,
     },
     thread::{self, JoinHandle},
     time::Duration,
@@ -389,6 +390,34 @@ fn where_subscribing_is_forbidden_waiters_look_by_themselves() {
     guard.release().unwrap().unwrap_released();
     within(BOUNDED, "the wait", || waiting.join().unwrap()).release().unwrap().unwrap_released();
     assert!(mgr.try_lock_for("x", SECOND).unwrap().is_held());
+}
+
+/// Goal: each is told after a lease, not after those of all before it. Method: the first error that comes is followed by
+/// the others before another lease can have passed.
+#[test]
+fn where_subscribing_is_forbidden_all_hear_of_a_server_that_went_away() {
+    let server = RedisServer::start();
+    server.cli(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "resetchannels", "+@all"]);
+    let config = impatient(format!("redis://app:pw@{}", server.addr())).ttl(BOUNDED + 2 * SECOND);
+    let mgr = RedisMgr::new(config).unwrap();
+    let guard = mgr.lock("x").unwrap();
+    let (tell, told) = mpsc::channel();
+    let waiting: Vec<_> = (0..4)
+        .map(|_| {
+            let tell = tell.clone();
+            in_thread(&mgr, "x", move |mgr, name| tell.send(mgr.lock(name).map(drop)).unwrap())
+        })
+        .collect();
+    let commands = server.monitor();
+    eventually("one looks for all", CEILING, || count(&commands, "\"try\"") >= 12);
+    drop(commands);
+    server.kill();
+    for nth in 0..waiting.len() {
+        let result = told.recv_timeout(if nth == 0 { 4 * BOUNDED } else { BOUNDED }).unwrap();
+        assert!(result.unwrap_err().is_unavailable());
+    }
+    waiting.into_iter().for_each(|waiter| waiter.join().unwrap());
+    drop(guard);
 }
 
 /// Goal: nothing is asked while nothing happens. Method: five renewals of the holder give the time; fifty waiters of

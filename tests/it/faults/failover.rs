@@ -46,10 +46,17 @@ fn who_has_time_waits_for_the_name_to_follow_a_failover() {
     }
 }
 
+/// As replicas say it since Redis 7, and before.
+const REFUSALS: [&str; 2] = [
+    "-READONLY You can't write against a read only replica.\r\n",
+    "-ERR Error running script (call to f_406b2760417a944904cfa8e8168429d8985c5ab8): @user_script:48: @user_script: 48: \
+     -READONLY You can't write against a read only replica.\r\n",
+];
+
 /// What a replica refuses is not done. A request before that, whose answer was lost, may have been.
 #[test]
 fn who_releases_in_a_failover_is_told_what_its_first_request_did() {
-    for is_lost in [true, false] {
+    for (is_lost, refusal) in [(true, REFUSALS[0]), (false, REFUSALS[0]), (true, REFUSALS[1]), (false, REFUSALS[1])] {
         let server = taught();
         let proxy = FaultProxy::in_front_of(server.addr());
         let mgr = RedisMgr::new(patient(proxy.url())).unwrap();
@@ -60,8 +67,7 @@ fn who_releases_in_a_failover_is_told_what_its_first_request_did() {
         } else {
             server.cli(&["DEL", LOCK]);
         }
-        let refusal = b"-READONLY You can't write against a read only replica.\r\n";
-        let refused = proxy.on_request(contains(&line), Fault::ReplaceReply(refusal.to_vec())).times(5);
+        let refused = proxy.on_request(contains(&line), Fault::ReplaceReply(refusal.into())).times(5);
         let released = guard.release().unwrap();
         assert_eq!(refused.fired(), 5);
         assert_eq!(released, if is_lost { Released::Released } else { Released::Gone });
