@@ -2,6 +2,10 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
+/// How long a timer may be whose end is one in time [since boot](since_boot): it may stand still while the machine sleeps, or
+/// while the process is stopped.
+pub(crate) const TIMER_MAX: Duration = Duration::from_secs(1);
+
 /// Now. What is timed here is shown to people or bounds a wait; no belief in a lock rests on it.
 #[expect(clippy::disallowed_methods, reason = "the one place")]
 pub(crate) fn now() -> Instant {

@@ -6,6 +6,7 @@
 
 mod acquire;
 mod course;
+mod ear;
 mod gate;
 mod guardian;
 mod keyed;

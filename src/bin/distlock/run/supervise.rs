@@ -222,7 +222,8 @@ impl<'a> Supervisor<'a> {
     fn reap(&mut self) {
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
             if pid != self.command {
-                if self.guardian.has_ended(pid) {
+                // One that is stopped is told of too.
+                if ended(status).is_some() && self.guardian.has_ended(pid) {
                     self.vigil = None;
                 }
             } else if let Some(exit) = ended(status) {

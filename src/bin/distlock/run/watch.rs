@@ -1,13 +1,14 @@
 //! The guardian's own side: listens to its wrapper, and steps in when that is dead or frozen.
 
-use std::{io::BufRead as _, thread, time::Duration};
+use std::{thread, time::Duration};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, never};
+use crossbeam_channel::never;
 use distlock::{Config, RedisMgr, Released};
 use nix::sys::signal::SigSet;
 use rustix::process::{Pid, Signal};
 
 use super::{
+    ear::{Ear, Heard},
     process::Group,
     vigil::{Sentence, Vigil},
     word::{Lock, Word},
@@ -30,36 +31,22 @@ pub(super) fn step() -> Outcome {
     SigSet::all().thread_block().map_err(|error| Failure::new(Exit::CannotRun, error.to_string()))?;
     #[cfg(target_os = "linux")]
     let _ = rustix::thread::set_name(c"distlock-guard");
-    let words = listen()?;
+    let mut ear = Ear::new(std::io::stdin());
     // A wrapper that ends before it asks for its lock leaves nothing behind.
-    let Ok(Word::Asking(lock)) = words.recv() else { return Ok(Exit::Fine) };
+    let Heard::Word(Word::Asking(lock)) = ear.next(None) else { return Ok(Exit::Fine) };
     let mut vigil = Vigil::begin(lock.ttl, lock.grace, clock::since_boot());
     loop {
-        let heard = match vigil.alarm() {
-            Some(at) => words.recv_timeout(at.saturating_sub(clock::since_boot())),
-            None => words.recv().map_err(|_| RecvTimeoutError::Disconnected),
-        };
+        let heard = ear.next(vigil.alarm());
         let now = clock::since_boot();
         match heard {
-            Ok(word) => vigil.hear(&word, now),
-            Err(RecvTimeoutError::Timeout) => carry_out(vigil.frozen(now), vigil.end(now)),
-            Err(RecvTimeoutError::Disconnected) => break,
+            Heard::Word(word) => vigil.hear(&word, now),
+            Heard::Nothing => carry_out(vigil.frozen(now), vigil.end(now)),
+            Heard::End => break,
         }
     }
     let now = clock::since_boot();
     carry_out(vigil.orphaned(now), vigil.end(now));
     give_up(&lock)
-}
-
-/// What the wrapper says; ends with the wrapper.
-fn listen() -> Result<Receiver<Word>, Failure> {
-    let (sender, words) = bounded(100);
-    let listener = thread::Builder::new().name("wrapper".into()).spawn(move || {
-        let lines = std::io::stdin().lock().lines().map_while(Result::ok);
-        let mut words = lines.filter_map(|line| Word::parse(&line));
-        words.try_for_each(|word| sender.send(word)).ok()
-    });
-    listener.map(|_| words).map_err(|error| Failure::new(Exit::CannotRun, error.to_string()))
 }
 
 /// Ends a group, and returns when nothing of it is left, or at `limit`, when it makes no difference any more.

@@ -4,7 +4,7 @@ use rustix::process::Signal;
 
 use super::{
     Scene,
-    scene::{LONG, STAY, STUBBORN, is_alive, signal},
+    scene::{LONG, STAY, STUBBORN, await_state, is_alive, signal},
 };
 use crate::{
     kit::{pttl, taught},
@@ -255,6 +255,23 @@ fn nobody_misses_a_guardian_that_is_killed() {
     scene.await_renewals(1);
     job.end_input();
     assert_eq!(job.code(), 3, "{}", job.err());
+    scene.expect_nothing_left();
+}
+
+/// What it has not heard meanwhile has been said all the same.
+#[test]
+fn a_guardian_that_was_frozen_spares_the_command_of_a_wrapper_that_is_well() {
+    let scene = Scene::new();
+    let (mut job, _) = scene.running(&["--ttl", "9s"], "echo $$ >$DIR/pid; read -r line; exit 3");
+    let guardian = scene.guardian();
+    signal(guardian, Signal::STOP);
+    await_state(guardian, 'T');
+    // A whole lease, and more.
+    scene.await_renewals(4);
+    signal(guardian, Signal::CONT);
+    scene.await_renewals(2);
+    job.end_input();
+    assert_eq!((job.code(), job.err().as_str()), (3, ""));
     scene.expect_nothing_left();
 }
 
