@@ -41,7 +41,7 @@ impl<P: AsFd> Ear<P> {
                 }
             }
             // Before the look at the pipe, which may take longer than it should.
-            let left = until.map(|at| at.saturating_sub(clock::since_boot()));
+            let left = until.map(|at| clock::timer(at, clock::since_boot()));
             match self.listen(left) {
                 Ok(0) if left == Some(Duration::ZERO) => return Heard::Nothing,
                 Ok(_) | Err(Errno::INTR) => {}
@@ -55,10 +55,9 @@ impl<P: AsFd> Ear<P> {
         Some(self.unread.drain(..=end).collect())
     }
 
-    /// How much more there is to read, perhaps before the time is over.
+    /// How much more there is to read; waits for it so long.
     fn listen(&mut self, left: Option<Duration>) -> Result<usize, Errno> {
-        let timer =
-            left.map(|left| Timespec::try_from(left.min(clock::TIMER_MAX))).transpose().map_err(|_| Errno::INVAL)?;
+        let timer = left.map(Timespec::try_from).transpose().map_err(|_| Errno::INVAL)?;
         if poll(&mut [PollFd::new(&self.pipe, PollFlags::IN)], timer.as_ref())? == 0 {
             return Ok(0);
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, never, select};
-use distlock::{LockGuard, LockLost};
+use distlock::{LockError, LockGuard, LockLost};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_current_process_group, wait};
 use signal_hook::consts::{SIGCHLD, SIGCONT};
 
@@ -111,13 +111,14 @@ impl<'a> Supervisor<'a> {
                 self.group().send(self.course.leftovers(now));
             }
             self.run_out(now);
+            self.miss_lock();
             let too_long = self.course.is_too_long();
             self.group().send(self.course.tick(now));
             if self.course.is_too_long() && !too_long {
                 let name = self.guard.name().escape_debug();
                 say_it_ends(&format!("the command under lock \"{name}\" has run for longer than --max-hold"));
             }
-            let pause = self.next().saturating_sub(now);
+            let pause = clock::timer(self.next(), now);
             select! {
                 recv(self.heard) -> signal => signal.into_iter().for_each(|signal| self.hear(signal)),
                 recv(self.lost) -> why => self.lose(why.ok()),
@@ -189,6 +190,17 @@ impl<'a> Supervisor<'a> {
             let name = self.guard.name().escape_debug();
             let why = self.trouble.why().map(|why| format!(": {}", text::clean(&why))).unwrap_or_default();
             say_it_ends(&format!("lock \"{name}\" could not be renewed in time{why}"));
+        }
+    }
+
+    /// Who is to tell of a loss may not have woken up yet when the machine has.
+    fn miss_lock(&mut self) {
+        if self.course.is_doomed() {
+            return;
+        }
+        if let Err(error) = self.guard.ensure_held() {
+            let why = if let LockError::Lost { why, .. } = error { Some(why) } else { None };
+            self.lose(why);
         }
     }
 
