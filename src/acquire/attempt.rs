@@ -13,7 +13,7 @@ use super::{
     patience::{Sight, poll_pause, tick, vote_pause},
     struggle::Struggle,
     ticket::Ticket,
-    vote::Ballot,
+    vote::{Ballot, Unsettled},
 };
 use crate::{
     clock::{self, Moment},
@@ -55,8 +55,7 @@ pub(super) struct Attempt<'a> {
     pub(super) known: NodeSet,
     /// Nodes where it has to be taken back before anything else, since the line has moved.
     pub(super) strays: NodeSet,
-    /// Nodes that may not be asked before a moment: something is on its way to them that must not come between.
-    pub(super) unsettled: Vec<(usize, Moment)>,
+    pub(super) unsettled: Vec<Unsettled>,
     /// Until when a request whose answer was lost may still be carried out.
     pub(super) late_until: Moment,
     /// The nodes that had not answered when the last ask was decided, and until when they may carry it out.
@@ -228,7 +227,7 @@ impl<'a> Attempt<'a> {
             }
         }
         // A release that is still on its way there would take away what a renewal finds.
-        self.unsettled.iter().for_each(|(node, _)| votes.bar(*node));
+        self.unsettled.iter().for_each(|release| votes.bar(release.node));
         let now = clock::now();
         let left = votes.validity().map_or(Duration::ZERO, |deadline| deadline.after(now));
         if brief && has_to_be_confirmed_at_once(left, now.after(asked)) {
@@ -334,8 +333,8 @@ impl<'a> Attempt<'a> {
         // Who is not in line on one of several nodes has to get there itself.
         let looks_itself = self.trouble.is_some() || self.leading || (self.several() && !self.queued);
         // Waiting for a server to come back takes a ticket too: shutting down must wake us.
-        for (_, void) in &self.unsettled {
-            until = until.min(*void);
+        for release in &self.unsettled {
+            until = until.min(release.void);
         }
         let looks_itself = looks_itself || !self.unsettled.is_empty();
         let ticket = self.ticket();

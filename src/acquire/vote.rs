@@ -8,7 +8,7 @@ use crate::{
     clock::{self, Moment},
     holder::Holder,
     node::{
-        Answer, Failure, Reason,
+        Answer, Failure, Reason, Receipt,
         calls::{Acquire, Acquired, Mode, Release, ReleaseReply},
     },
     redlock::{self, LATE_SLACK, Links, NodeSet, Round, Slip, Trouble, Verdict, Vote, quorum, strongest},
@@ -16,6 +16,21 @@ use crate::{
 
 /// No ask takes less time than this, however short the lease.
 const ASK_MIN: Duration = Duration::from_millis(50);
+
+/// A release on its way to a node, which must not come between what that node is asked next.
+pub(super) struct Unsettled {
+    pub(super) node: usize,
+    /// From then on it is refused where it arrives.
+    pub(super) void: Moment,
+    /// Of the answer, unless it was lost.
+    receipt: Option<Receipt>,
+}
+
+impl Unsettled {
+    fn is_answered(&self) -> bool {
+        self.receipt.as_ref().is_some_and(Receipt::is_settled)
+    }
+}
 
 /// What the nodes said to an ask.
 pub(super) struct Ballot {
@@ -197,7 +212,7 @@ impl Attempt<'_> {
 
     /// Whom to ask: not those to which something is under way that must not come between.
     fn addressees(&self, full: bool) -> Result<NodeSet, Trouble> {
-        let unsettled: NodeSet = self.unsettled.iter().map(|(node, _)| *node).collect();
+        let unsettled: NodeSet = self.unsettled.iter().map(|release| release.node).collect();
         let to = if full { self.on.redlock.all() } else { NodeSet::only(self.order) }.without(unsettled);
         if to.is_empty() {
             return Err(Trouble::Alone(Failure { sent: false, reason: Reason::TimedOut }));
@@ -224,8 +239,13 @@ impl Attempt<'_> {
 
     fn give_back_strays(&mut self, links: &mut Links) {
         let now = clock::now();
-        let void: NodeSet = self.unsettled.iter().filter(|(_, until)| now >= *until).map(|(node, _)| *node).collect();
-        self.unsettled.retain(|(_, until)| now < *until);
+        // A node that is far away answers later than is waited for, and every time. It may have refused; where it has, the
+        // lock may be ours there still, as before.
+        self.unsettled.iter().for_each(|release| self.on.redlock.hear_owed(links, release.node));
+        self.unsettled.retain(|release| !release.is_answered());
+        let void = self.unsettled.iter().filter(|release| now >= release.void).map(|release| release.node);
+        let void: NodeSet = void.collect();
+        self.unsettled.retain(|release| now < release.void);
         // What was not given back in time may be there still.
         let head = if self.leading { NodeSet::only(self.order) } else { NodeSet::NONE };
         let strays = std::mem::take(&mut self.strays).with(void.both(self.known)).without(head);
@@ -236,8 +256,8 @@ impl Attempt<'_> {
     }
 
     /// Releases what was won, and what may have been, behind the request for it. A node that has not confirmed it by the
-    /// time that the others take is not asked again before the release is void: a late one would take away what a later
-    /// ask has won.
+    /// time that the others take is not asked again before it has, or the release is void: a late one would take away what
+    /// a later ask has won.
     fn give_back(&mut self, links: &mut Links, nodes: NodeSet, asked: Moment, deadline: Moment) {
         if nodes.is_empty() {
             return;
@@ -264,7 +284,8 @@ impl Attempt<'_> {
                 }
                 Slip::Failed(failure) if !failure.sent => {}
                 _ => {
-                    self.unsettled.push((node, deadline.saturating_add(LATE_SLACK)));
+                    let receipt = given.receipts.iter().find(|(of, _)| *of == node).map(|(_, receipt)| receipt.clone());
+                    self.unsettled.push(Unsettled { node, void: deadline.saturating_add(LATE_SLACK), receipt });
                     self.late_until = self.late_until.max(deadline);
                 }
             }

@@ -170,6 +170,14 @@ impl Redlock {
         scatter(&self.nodes, &mut links.0, round, call, vote)
     }
 
+    /// Reads what has come from this node of the answers that nobody waits for, which settles their receipts.
+    pub(crate) fn hear_owed(&self, links: &mut Links, node: usize) {
+        let (_, heard) = links.0[node].owes_since(clock::now());
+        if heard {
+            self.nodes[node].answered();
+        }
+    }
+
     /// What token to ask several nodes for. A node that stands alone gives the one it has.
     pub(crate) fn token_min(&self) -> u64 {
         if self.nodes.len() == 1 {

@@ -314,3 +314,22 @@ fn votes_that_take_most_of_a_lease_are_given_back() {
     late.iter().for_each(Armed::let_go);
     await_nowhere(&nodes, "x");
 }
+
+/// Goal: a node that is too far away to confirm what is given back to it while that is waited for is asked again all the same.
+/// Method: somebody else has the first of three, the last is away, and the second says later that it has released anything.
+#[test]
+fn a_node_that_gives_back_slowly_is_asked_again() {
+    let nodes = Nodes::start(3).behind_proxies(&[1]);
+    let mgr = RedisMgr::new(patient(&nodes).operation_timeout(2 * SECOND)).unwrap();
+    eventually("all are connected", CEILING, || kept_on(&nodes, &mgr.lock("warm").unwrap()).len() == nodes.len());
+    nodes.kill(2);
+    nodes.server(0).query::<()>(&["SET", &key("x"), "a stranger", "PX", "600000"]);
+    let back = nodes.proxy(1).on_request(releases_x, Fault::DelayReply(Duration::from_millis(300))).forever();
+    let waiting = in_thread(&mgr, "x", |mgr, name| mgr.try_lock_for(name, 20 * SECOND));
+    back.wait_fired();
+    nodes.server(0).query::<()>(&["DEL", &key("x")]);
+    let guard = waiting.join().unwrap().unwrap();
+    assert_eq!(kept_on(&nodes, &guard), [0, 1]);
+    back.disarm();
+    back.let_go();
+}
