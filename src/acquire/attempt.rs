@@ -42,8 +42,10 @@ pub(super) struct Attempt<'a> {
     pub(super) ticket: Option<Ticket>,
     /// The node on which to stand in line.
     pub(super) order: usize,
-    /// A request to join the line has been sent.
+    /// A request to join the line has been sent since it was last on another node.
     pub(super) in_line: bool,
+    /// The nodes in whose line we may stand; also one that went away and has not confirmed that we have left it.
+    pub(super) lined: NodeSet,
     /// It said so when it was last asked.
     queued: bool,
     /// The lock is ours on that node, and we have to win the others.
@@ -92,6 +94,7 @@ impl<'a> Attempt<'a> {
             ticket: None,
             order: on.redlock.preferred(),
             in_line: false,
+            lined: NodeSet::NONE,
             queued: false,
             leading: false,
             whole: false,
@@ -130,7 +133,7 @@ impl<'a> Attempt<'a> {
     fn step(&mut self) -> Result<Step, LockError> {
         self.follow_the_line();
         self.queued = false;
-        let mode = self.mode();
+        let (mode, stood) = (self.mode(), self.in_line);
         let ballot = match self.ask(mode, self.asks_all(mode)) {
             Ok(ballot) => ballot,
             Err(trouble) => return self.troubled(trouble).map(Step::Wait),
@@ -146,7 +149,7 @@ impl<'a> Attempt<'a> {
             Verdict::Won => self.won(&ballot),
             Verdict::Lost => {
                 self.trouble = None;
-                self.lost(mode, &ballot)
+                self.lost(mode, stood, &ballot)
             }
             Verdict::Open | Verdict::Unreachable => self.troubled(ballot.into_trouble(self.on)).map(Step::Wait),
         }
@@ -177,10 +180,11 @@ impl<'a> Attempt<'a> {
     /// How to ask now. Waiting needs a line: a waiter that cannot be told of its grant is passed over.
     fn mode(&self) -> Mode {
         if clock::now() >= self.limit {
-            if self.in_line { Mode::Leave } else { Mode::Try }
+            if self.lined.has(self.order) { Mode::Leave } else { Mode::Try }
         } else if !self.on.listener.is_live() {
             Mode::Try
-        } else if self.in_line {
+        } else if self.in_line || self.lined.has(self.order) {
+            // Also where we stood before the line moved: a second place would be left behind.
             Mode::Look
         } else if self.ticket.is_some() {
             Mode::Join
@@ -240,8 +244,10 @@ impl<'a> Attempt<'a> {
         }
         match agreed_token(&tokens, nodes) {
             Ok(token) => {
-                let in_line = self.in_line && !ballot.holds_on(self.order);
-                Ok(Step::Done(self.grant(token, votes, brief, in_line)))
+                if ballot.holds_on(self.order) {
+                    self.lined = self.lined.without(NodeSet::only(self.order));
+                }
+                Ok(Step::Done(self.grant(token, votes, brief)))
             }
             Err(highest) => {
                 self.token_min = Some(highest);
@@ -254,8 +260,8 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Others keep us from a quorum.
-    fn lost(&mut self, mode: Mode, ballot: &Ballot) -> Result<Step, LockError> {
+    /// Others keep us from a quorum. `stood` says whether we have stood in this line since it was last moved.
+    fn lost(&mut self, mode: Mode, stood: bool, ballot: &Ballot) -> Result<Step, LockError> {
         self.losses += 1;
         self.token_min = None;
         if let Some(holder) = ballot.holder() {
@@ -275,7 +281,7 @@ impl<'a> Attempt<'a> {
             if let Some(ticket) = &self.ticket {
                 ticket.stands_at(*position);
             }
-            if let (Mode::Look, true, Some(ticket)) = (mode, joined, &self.ticket) {
+            if let (true, true, Some(ticket)) = (stood, joined, &self.ticket) {
                 // The server has lost the line, and with it the places of our neighbours.
                 ticket.neighbours_look_again();
             }
@@ -294,9 +300,11 @@ impl<'a> Attempt<'a> {
             if ballot.is_split() && self.losses <= SPLITS_MAX && pause < self.hard_limit() {
                 return Ok(Step::Wait(pause));
             }
-            if mode == Mode::Leave || !(self.in_line || self.leading) {
+            let heard = standing.is_some_and(|said| !matches!(said, Acquired::Late { .. }));
+            if mode == Mode::Leave && heard || !(self.lined.has(self.order) || self.leading) {
                 // Left the line, or never was in it.
                 self.known = self.known.without(NodeSet::only(self.order));
+                self.lined = self.lined.without(NodeSet::only(self.order));
             }
             return Err(self.too_late());
         }
@@ -383,12 +391,13 @@ impl<'a> Attempt<'a> {
         }
         let mut votes = Votes::new(1);
         votes.confirm(0, deadline);
-        Some(self.grant(handover.token, votes, true, false))
+        self.lined = NodeSet::NONE;
+        Some(self.grant(handover.token, votes, true))
     }
 
-    fn grant(&self, token: u64, votes: Votes, provisional: bool, in_line: bool) -> Grant {
+    fn grant(&self, token: u64, votes: Votes, provisional: bool) -> Grant {
         let late = clock::now() < self.late_until;
-        let place = if in_line || late { self.waiter() } else { String::new() };
+        let place = if !self.lined.is_empty() || late { self.waiter() } else { String::new() };
         let (open, open_until) = self.open;
         let late = Late { broken_until: self.late_until, open, open_until };
         Grant { token: FencingToken(token), votes, provisional, late, nodes: self.known, place }
@@ -416,7 +425,7 @@ impl<'a> Attempt<'a> {
         let late_until = self.late_until();
         let late = clock::now() < late_until;
         let nodes = if late { self.on.redlock.all() } else { self.known.with(self.strays) };
-        let waiter = if self.in_line || !self.strays.is_empty() { self.waiter() } else { String::new() };
+        let waiter = if late || !self.lined.is_empty() { self.waiter() } else { String::new() };
         (!nodes.is_empty()).then_some(Leftover { waiter, late_until, nodes })
     }
 

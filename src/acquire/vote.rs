@@ -138,6 +138,7 @@ impl Attempt<'_> {
         let brief = self.asks_briefly(mode, full);
         if matches!(mode, Mode::Join | Mode::Look) {
             self.in_line = true;
+            self.lined = self.lined.with(NodeSet::only(self.order));
             self.known = self.known.with(NodeSet::only(self.order));
         }
         let mut links = redlock.links(deadline).map_err(Trouble::Alone)?;
@@ -281,6 +282,7 @@ impl Attempt<'_> {
                 Slip::Said(Answer { reply: ReleaseReply::Late { .. }, .. }) => {}
                 Slip::Said(_) => {
                     self.known = self.known.without(NodeSet::only(node));
+                    self.lined = self.lined.without(NodeSet::only(node));
                 }
                 Slip::Failed(failure) if !failure.sent => {}
                 _ => {

@@ -8,7 +8,10 @@ use std::{
 use distlock::{Config, LockGuard, RedisMgr};
 use parking_lot::Mutex;
 
-use super::{await_nowhere, await_renewals, brisk, expect_a_quorum, hand, key, locked, manager, next_locked, release};
+use super::{
+    await_nowhere, await_renewals, brisk, expect_a_quorum, hand, impatient, kept_on, key, locked, manager, next_locked,
+    release,
+};
 use crate::{
     kit::{
         IMPATIENT, SECOND, UnwrapReleased, await_queued, expect_belief_within_key, in_thread, lease, pttl, queue_key,
@@ -342,4 +345,59 @@ fn the_line_of_processes_moves_on_when_its_node_is_stopped() {
 #[test]
 fn the_line_of_processes_moves_on_when_its_node_is_killed() {
     processes_move_with_the_line(KILLED);
+}
+
+/// Somebody has the lock, and a waiter stands in the line of the first node, which cannot be reached any more; then it waits
+/// on the second one.
+fn moved_to_the_second(nodes: &Nodes) -> (LockGuard, JoinHandle<distlock::Result<LockGuard>>) {
+    let near = RedisMgr::new(Config::nodes([0, 1, 2].map(|node| nodes.server(node).url())).quarantine(Duration::ZERO));
+    let holder = near.unwrap().lock_with("x", &lease(600 * SECOND).renew(false)).unwrap();
+    eventually("all nodes keep it", CEILING, || kept_on(nodes, &holder).len() == 3);
+    let waiting = waiter(nodes.server(0), &RedisMgr::new(impatient(nodes)).unwrap(), "x");
+    let commands = nodes.server(1).monitor();
+    nodes.proxy(0).refuse();
+    await_queued(nodes.server(1), "x", 1);
+    // By then nothing is on its way to the first one any more, and no place is given up for that.
+    let looks = || commands.lines().iter().filter(|line| line.contains("lua] \"LPOS\"")).count();
+    eventually("it has looked a few times", CEILING, || looks() >= 4);
+    assert_eq!(queued(nodes.server(0), "x"), 1);
+    (holder, waiting)
+}
+
+/// Long before the line expires.
+fn await_no_line(server: &RedisServer) {
+    eventually("nobody stands in line", 40 * SECOND, || queued(server, "x") == 0);
+}
+
+/// Otherwise the second place is left behind when the first one is served.
+#[test]
+fn who_returns_to_a_line_takes_the_place_that_it_had() {
+    let nodes = Nodes::start(3).behind_proxies(&[0, 1, 2]);
+    let (holder, waiting) = moved_to_the_second(&nodes);
+    let commands = nodes.server(0).monitor();
+    // The first one is heard in time, so that nothing has to be given back there.
+    for node in [1, 2] {
+        nodes.proxy(node).on_request(contains("lock:x"), Fault::DelayReply(SECOND / 5)).forever();
+    }
+    nodes.proxy(0).heal();
+    commands.wait_for("lua] \"PEXPIRE\" \"distlock:queue:{lock:x}\"");
+    holder.release().unwrap().unwrap_released();
+    let next = waiting.join().unwrap().unwrap();
+    await_no_line(nodes.server(0));
+    drop(next);
+}
+
+#[test]
+fn a_place_on_a_node_that_went_away_is_given_up_with_the_lock() {
+    let nodes = Nodes::start(3).behind_proxies(&[0]);
+    let (holder, waiting) = moved_to_the_second(&nodes);
+    for node in [1, 2] {
+        nodes.server(node).query::<()>(&["DEL", &key("x")]);
+    }
+    let guard = waiting.join().unwrap().unwrap();
+    assert_eq!((kept_on(&nodes, &guard), queued(nodes.server(0), "x")), (vec![1, 2], 1));
+    nodes.proxy(0).heal();
+    guard.release().unwrap().unwrap_released();
+    await_no_line(nodes.server(0));
+    drop(holder);
 }
