@@ -103,6 +103,12 @@ impl Votes {
         self.barred
     }
 
+    /// Whether a node, whose word would count, does not keep the lock at `now` as far as it has said.
+    pub(crate) fn is_over(&self, node: usize, now: Moment) -> bool {
+        let vote = self.deadlines.get(node).filter(|_| !self.barred.has(node));
+        vote.is_some_and(|vote| vote.is_none_or(|deadline| deadline <= now))
+    }
+
     /// Until when a quorum keeps the lock: the quorum-th largest of the deadlines. `None` when there cannot be a
     /// quorum any more.
     pub(crate) fn validity(&self) -> Option<Moment> {

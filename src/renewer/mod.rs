@@ -7,8 +7,10 @@ mod desk;
 mod doubts;
 mod finish;
 mod hearing;
+mod listen;
 mod mend;
 mod schedule;
+mod tally;
 mod undo;
 mod worker;
 

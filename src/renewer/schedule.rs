@@ -176,6 +176,17 @@ impl Schedule {
         self.entries.get(&generation).map_or(NodeSet::NONE, |entry| entry.votes.barred())
     }
 
+    /// So many, at most, of the leases that are renewed and that one of these nodes is not known to keep at `now`.
+    pub(crate) fn unheard(&self, nodes: NodeSet, now: Moment, most: usize) -> Vec<(Generation, Arc<Lease>)> {
+        let unheard = |entry: &Entry| entry.renew && nodes.iter().any(|node| entry.votes.is_over(node, now));
+        let unheard = self.entries.iter().filter(|(_, entry)| unheard(entry));
+        let mut unheard: Vec<_> = unheard.map(|(generation, entry)| (*generation, entry.lease.clone())).collect();
+        // The same leases are always the same answer.
+        unheard.sort_unstable_by_key(|(generation, _)| *generation);
+        unheard.truncate(most);
+        unheard
+    }
+
     /// A renewal sent at `sent` was confirmed by a quorum.
     pub(crate) fn renewed(&mut self, generation: Generation, sent: Moment) {
         if let Some(entry) = self.entries.get(&generation) {
@@ -221,7 +232,8 @@ impl Schedule {
         }
     }
 
-    fn watch_end(&mut self, generation: Generation) {
+    /// The deadline of a lease has been moved.
+    pub(crate) fn watch_end(&mut self, generation: Generation) {
         if let Some(entry) = self.entries.get_mut(&generation) {
             self.ends.remove(&(entry.end_at, generation));
             entry.end_at = entry.lease.deadline().min(entry.hold_until);

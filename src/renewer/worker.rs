@@ -12,13 +12,11 @@ use super::{
     Errand, Shared,
     desk::{Desk, Watch},
     schedule::{Generation, Over},
+    tally::Tally,
     undo::Undo,
 };
 use crate::{
     clock::{self, Moment},
-    error::LockLost,
-    grant::deadline_from,
-    holder::Holder,
     lease::Lease,
     node::{
         Call, Failure, Reason,
@@ -29,7 +27,7 @@ use crate::{
 };
 
 /// Locks in one call of the renewal script: enough to make round trips cheap, few enough not to hold the server up.
-const BATCH: usize = 100;
+pub(super) const BATCH: usize = 100;
 /// No renewal is given less time than this, whatever is urgent, and none that is due waits longer for what can be left off;
 /// and no node has more once the others have answered.
 pub(super) const BATCH_MIN: Duration = Duration::from_millis(50);
@@ -70,6 +68,8 @@ pub(super) type Lacking = (Generation, Arc<Lease>, NodeSet);
 #[derive(Default)]
 struct Run {
     lacking: Vec<Lacking>,
+    /// Nodes that had not answered when the others had, and were not waited for.
+    slow: NodeSet,
     /// Nodes that were waited for in vain; one batch's wait for them is enough.
     deaf: NodeSet,
     /// That a batch was refused has been told, and that some locks could not be renewed: once each, however many there are.
@@ -80,11 +80,13 @@ struct Run {
 pub(super) struct Worker {
     pub(super) desk: Desk,
     links: Links,
+    /// Not before then those are listened to again who answer long after the others.
+    pub(super) listens_at: Moment,
 }
 
 impl Worker {
     pub(super) fn new(redlock: Arc<Redlock>, shared: Arc<Shared>) -> Worker {
-        Worker { links: redlock.reserved(), desk: Desk { redlock, shared } }
+        Worker { links: redlock.reserved(), desk: Desk { redlock, shared }, listens_at: Moment::from_nanos(0) }
     }
 
     pub(super) fn run(mut self) {
@@ -102,13 +104,15 @@ impl Worker {
         for errand in step.errands {
             self.apart(|worker| worker.run_errand(errand));
         }
-        let lacking = self.renew(step.renew);
+        let Run { lacking, slow, .. } = self.renew(step.renew);
         if step.overflowed {
             say!(warn, "too much is waiting to be taken back; some of it is left to expire");
         }
         if let Some((undo, pause)) = step.undo {
             self.apart(|worker| worker.undo(undo, pause));
         }
+        self.mend_all(lacking);
+        let lacking = self.apart(|worker| worker.listen_to(slow)).unwrap_or_default();
         self.mend_all(lacking);
     }
 
@@ -124,7 +128,7 @@ impl Worker {
         .ok()
     }
 
-    fn renew(&mut self, mut due: Vec<(Generation, Arc<Lease>)>) -> Vec<Lacking> {
+    fn renew(&mut self, mut due: Vec<(Generation, Arc<Lease>)>) -> Run {
         let mut run = Run::default();
         while !due.is_empty() {
             let rest = due.split_off(due.len().min(BATCH));
@@ -143,7 +147,7 @@ impl Worker {
             }
             due = rest;
         }
-        run.lacking
+        run
     }
 
     /// Finds out whose renewal meets a defect. That one is tried again, and told at its deadline.
@@ -171,15 +175,7 @@ impl Worker {
         };
         // Half of what the most urgent has left, so that a second try fits in; but its urgency must not fail the others.
         let patience = (left / 2).max(BATCH_MIN).min(self.desk.redlock.operation_timeout());
-        let renewals: Vec<_> = batch
-            .iter()
-            .map(|(_, lease)| Renewal {
-                lock: lease.claim.key.lock(),
-                id: lease.claim.id.as_str(),
-                ttl_ms: lease.claim.ttl_ms(),
-                fence: lease.has_to_keep_token(now).then(|| lease.claim.key.fence()),
-            })
-            .collect();
+        let renewals: Vec<_> = batch.iter().map(|(_, lease)| renewal(lease, now)).collect();
         if renewals.is_empty() {
             return true;
         }
@@ -189,6 +185,9 @@ impl Worker {
         let mut ballot = self.ask(round, SPARE, |_| Renew(&renewals), |_, _| Vote::Yes);
         self.hear_the_rest(&batch, &renewals, left, &mut ballot, &mut run.deaf);
         let quorum = ballot.verdict() == Verdict::Won;
+        if quorum {
+            run.slow = run.slow.with(ballot.open().without(run.deaf));
+        }
         if !quorum
             && batch.len() > 1
             && let Some((code, message)) = refusal(&ballot)
@@ -237,47 +236,10 @@ impl Worker {
         ballot: &Ballot<(u64, Vec<Renewed>)>,
         index: usize,
     ) -> Settled {
-        let mut missing = NodeSet::NONE;
-        let mut said = Vec::with_capacity(ballot.slips.len());
-        let (mut confirmed, mut first_sent, mut why) = (0, Moment::NEVER, LockLost::Gone);
         let barred = self.desk.shared.state.lock().schedule.barred(generation);
-        for (node, slip) in ballot.slips.iter().enumerate() {
-            let Slip::Said(answer) = slip else { continue };
-            match answer.reply.1.get(index) {
-                // A node that votes again keeps what it was given meanwhile; until then that does not count.
-                Some(Renewed::Yes) if self.desk.redlock.node(node).quarantined(answer.sent).is_some() => {}
-                Some(Renewed::Yes) => {
-                    if !barred.has(node) {
-                        confirmed += 1;
-                        first_sent = first_sent.min(answer.sent);
-                    }
-                    said.push((node, Some(deadline_from(answer.sent, lease.claim.ttl))));
-                }
-                Some(Renewed::Gone) => {
-                    said.push((node, None));
-                    missing = missing.with(NodeSet::only(node));
-                }
-                Some(Renewed::Other(id)) => {
-                    said.push((node, None));
-                    why = LockLost::Taken { by: Box::new(Holder::known_by_id(id.clone())) };
-                }
-                None => {}
-            }
-        }
-        let validity = self.desk.shared.state.lock().schedule.heard(generation, &said);
-        // A lease that was released while its renewal was under way is not there any more, and that is no loss.
-        let Some(validity) = validity else { return Settled::over() };
-        let Some(deadline) = validity else {
-            let kept = self.desk.shared.state.lock().schedule.forget(generation);
-            if kept.is_some() {
-                self.desk.lose(lease, why);
-                // Some of several nodes may keep it still, and any may be given it by what is under way.
-                if self.desk.redlock.len() > 1 || clock::now() < lease.late.until() {
-                    self.desk.take_back(lease);
-                }
-            }
-            return Settled::over();
-        };
+        let tally = self.tally(lease, ballot, index, barred);
+        let Some(deadline) = self.count(generation, lease, &tally) else { return Settled::over() };
+        let Tally { said, missing, confirmed, first_sent, .. } = tally;
         let now = clock::now();
         let margin = lease.deadline().after(now);
         // A confirmation that came too late is for `bury`: the deadline has passed.
@@ -305,7 +267,7 @@ impl Worker {
         call: impl Fn(usize) -> C,
         vote: impl Fn(usize, &C::Reply) -> Vote,
     ) -> Ballot<C::Reply> {
-        let Worker { desk, links } = self;
+        let Worker { desk, links, .. } = self;
         let (since, stop) = (clock::now(), desk.limits().1);
         let before_the_end = stop == Moment::NEVER;
         let deadline = round.deadline.min(stop);
@@ -389,6 +351,15 @@ impl Worker {
         let ballot = self.ask(round, BATCH_MIN, release, |_, _| Vote::Yes);
         undo.nodes = undo.nodes.without(ballot.nodes_where(|slip| matches!(slip, Slip::Said(_))));
         ballot
+    }
+}
+
+pub(super) fn renewal(lease: &Lease, now: Moment) -> Renewal<'_> {
+    Renewal {
+        lock: lease.claim.key.lock(),
+        id: lease.claim.id.as_str(),
+        ttl_ms: lease.claim.ttl_ms(),
+        fence: lease.has_to_keep_token(now).then(|| lease.claim.key.fence()),
     }
 }
 

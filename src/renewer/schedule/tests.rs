@@ -155,6 +155,34 @@ fn a_lease_is_kept_for_as_long_as_most_nodes_keep_it() {
 }
 
 #[test]
+fn who_has_said_nothing_for_a_whole_lease_is_unheard() {
+    let mut schedule = Schedule::default();
+    let mut keep = |renew, barred: Option<usize>| {
+        let mut votes = Votes::new(3);
+        barred.into_iter().for_each(|node| votes.bar(node));
+        schedule.keep(lease(3_000, 2_900), Upkeep { votes, renew, ..renewed() }, at(0))
+    };
+    let [first, second] = [keep(true, None), keep(true, None)];
+    // Its word would not count; and this one is not to live any longer.
+    keep(true, Some(2));
+    keep(false, None);
+    for generation in [first, second] {
+        schedule.heard(generation, &[(0, Some(at(2_900))), (1, Some(at(2_900)))]);
+    }
+    let unheard = |schedule: &Schedule, node, now, most| {
+        let unheard = schedule.unheard(NodeSet::only(node), at(now), most);
+        unheard.into_iter().map(|(generation, _)| generation).collect::<Vec<_>>()
+    };
+    assert_eq!(unheard(&schedule, 2, 1_000, 9), [first, second]);
+    assert_eq!(unheard(&schedule, 2, 1_000, 1), [first]);
+    schedule.heard(first, &[(2, Some(at(3_900)))]);
+    assert_eq!(unheard(&schedule, 2, 3_899, 9), [second]);
+    assert_eq!(unheard(&schedule, 2, 3_900, 9), [first, second]);
+    schedule.heard(second, &[(0, None)]);
+    assert_eq!(unheard(&schedule, 0, 1_000, 1), [second], "it may have been taken anew since");
+}
+
+#[test]
 fn all_that_is_kept_is_taken_in_the_order_in_which_it_came() {
     let mut schedule = Schedule::default();
     let leases = [2_900, 1_000, 2_000].map(|deadline| lease(3_000, deadline));

@@ -64,6 +64,22 @@ fn what_one_node_forgets_a_distant_one_makes_up_for() {
     guard.release().unwrap().unwrap_released();
 }
 
+/// Otherwise the lock would be lost with what the next node forgets.
+#[test]
+fn what_a_distant_node_forgets_is_taken_anew() {
+    let nodes = with_a_distant_node(Nodes::start(3));
+    let mgr = manager(&nodes);
+    let guard = held(&nodes, &mgr, 3 * SECOND);
+    for node in [2, 0, 2, 1] {
+        nodes.server(node).cli(&["DEL", &key("x")]);
+        eventually("all keep it again", CEILING, || {
+            guard.ensure_held().unwrap();
+            kept_on(&nodes, &guard).len() == 3
+        });
+    }
+    guard.release().unwrap().unwrap_released();
+}
+
 /// The first renewal goes over connections of its own, and that to the distant one takes longer than the others' answers.
 #[test]
 fn what_one_node_forgets_one_that_is_being_connected_to_makes_up_for() {
