@@ -21,6 +21,8 @@ pub struct Holder {
     id: String,
     /// What the server told, where that is no text.
     raw: Option<Box<[u8]>>,
+    /// The last one given of this lock; zero when it is not known.
+    token: u64,
     held_for: Option<Duration>,
     ttl_left: Option<Duration>,
     waiters: Option<u64>,
@@ -30,7 +32,8 @@ pub struct Holder {
 impl Holder {
     /// Only the identifier is known.
     pub(crate) fn known_by_id(id: String) -> Holder {
-        Holder { id: shortened(id), raw: None, held_for: None, ttl_left: None, waiters: None, nodes: Vec::new() }
+        let (held_for, ttl_left, waiters) = (None, None, None);
+        Holder { id: shortened(id), raw: None, token: 0, held_for, ttl_left, waiters, nodes: Vec::new() }
     }
 
     /// As the scripts report it. `now_us` and `token` are both of the server's clock, which is why the age of a lock
@@ -42,7 +45,11 @@ impl Holder {
         let ours = Parts::parse(&id).is_some_and(|parts| parts.uuid.is_some());
         let held_for = (ours && token > 0).then(|| Duration::from_micros(now_us.saturating_sub(token)));
         let ttl_left = u64::try_from(pttl_ms).ok().map(Duration::from_millis);
-        Holder { id, raw, held_for, ttl_left, waiters: Some(waiters), nodes: Vec::new() }
+        Holder { id, raw, token, held_for, ttl_left, waiters: Some(waiters), nodes: Vec::new() }
+    }
+
+    pub(crate) fn token(&self) -> u64 {
+        self.token
     }
 
     /// With what each node said about it.

@@ -2,18 +2,29 @@
 
 use crate::holder::Holder;
 
-/// The holder that the most of the nodes name, and how many do. Of several, the one that the first node names: the same
-/// answers always say the same, so that a seed of the simulator is a run.
+/// The holder that the most of the nodes name, as most of those tell it, and how many name it.
+///
+/// A node on which a lock was taken anew gives a later token than the holder has, and a shorter age with it. Of equals, what the
+/// first node says: the same answers always say the same, so that a seed of the simulator is a run.
 pub(crate) fn strongest<'a, T>(named: impl Iterator<Item = (&'a Holder, T)>) -> Option<(usize, T)> {
-    let mut counted: Vec<(usize, &Holder, T)> = Vec::new();
-    for (holder, with) in named {
-        match counted.iter_mut().find(|(_, known, _)| known.id() == holder.id()) {
-            Some((nodes, ..)) => *nodes += 1,
-            None => counted.push((1, holder, with)),
+    let named: Vec<_> = named.collect();
+    let named = most(named, |(one, _), (other, _)| one.id() == other.id());
+    let nodes = named.len();
+    let told = most(named, |(one, _), (other, _)| one.token() == other.token());
+    told.into_iter().next().map(|(_, with)| (nodes, with))
+}
+
+/// The largest group of those that are alike; of equals, that of the first.
+fn most<T>(all: Vec<T>, alike: impl Fn(&T, &T) -> bool) -> Vec<T> {
+    let mut groups: Vec<Vec<T>> = Vec::new();
+    for one in all {
+        match groups.iter_mut().find(|group| group.first().is_some_and(|first| alike(first, &one))) {
+            Some(group) => group.push(one),
+            None => groups.push(vec![one]),
         }
     }
     // The last of equals is taken.
-    counted.into_iter().rev().max_by_key(|(nodes, ..)| *nodes).map(|(nodes, _, with)| (nodes, with))
+    groups.into_iter().rev().max_by_key(Vec::len).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -30,5 +41,19 @@ mod tests {
         assert_eq!(most(&["a"]), Some((1, 0)));
         assert_eq!(most(&["a", "b", "b"]), Some((2, 1)));
         assert_eq!(most(&["b", "a", "a", "b", "c"]), Some((2, 0)));
+    }
+
+    #[test]
+    fn a_holder_is_told_as_most_of_those_tell_it_that_name_it() {
+        let told = |told: &[(&str, u64)]| {
+            let holder = |(id, token): &(&str, u64)| Holder::reported(id.as_bytes(), 1, *token, 0, 100);
+            let holders: Vec<_> = told.iter().map(holder).collect();
+            strongest(holders.iter().enumerate().map(|(node, holder)| (holder, node)))
+        };
+        // Taken anew on the first one.
+        assert_eq!(told(&[("a", 9), ("a", 7), ("a", 7)]), Some((3, 1)));
+        assert_eq!(told(&[("a", 9), ("a", 7), ("b", 7)]), Some((2, 0)));
+        assert_eq!(told(&[("b", 7), ("a", 9), ("b", 7), ("a", 7), ("a", 7)]), Some((3, 3)));
+        assert_eq!(told(&[("a", 0), ("a", 7), ("a", 7)]), Some((3, 1)), "it does not know");
     }
 }

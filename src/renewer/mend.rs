@@ -33,8 +33,8 @@ impl Worker {
         }
     }
 
-    /// Asks nodes for a lock that is held on others. A node gives it only if nobody else has it there, and stores the token
-    /// that the holder has. False if some did not answer in time.
+    /// Asks nodes for a lock that is held on others. A node gives it only if nobody else has it there, and stores a token no
+    /// smaller than the holder's, who keeps its own. False if some did not answer in time.
     fn mend(&mut self, generation: Generation, lease: &Arc<Lease>, nodes: NodeSet) -> bool {
         if lease.ended().is_some() {
             // There is no time for it any more, which is no fault of the nodes.

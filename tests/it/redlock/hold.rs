@@ -222,6 +222,24 @@ fn nodes_that_are_restarted_one_after_the_other_keep_it_again() {
     assert!(within(BOUNDED, "the next", || other.lock("x").unwrap()).fencing_token() > token);
 }
 
+/// A node gives a token of its own for what is taken anew there, later than the holder's.
+#[test]
+fn a_lock_that_is_taken_anew_on_the_first_node_is_listed_with_the_token_of_its_holder() {
+    let nodes = Nodes::start(3);
+    let mgr = manager(&nodes);
+    let guard = held(&nodes, &mgr, TTL);
+    let asked = |node: usize| nodes.server(node).query::<u64>(&["GET", "distlock:fence:{lock:x}"]);
+    nodes.server(0).cli(&["DEL", &key("x")]);
+    eventually("the first keeps it again", CEILING, || kept_on(&nodes, &guard).contains(&0));
+    assert!(asked(0) > asked(1));
+    for told in [mgr.locks("*").unwrap().remove(0), mgr.lock_info("x").unwrap().unwrap()] {
+        assert_eq!(told.fencing_token(), Some(guard.fencing_token()));
+        // It was taken anew when a third of the lease had passed, at the earliest.
+        assert!(told.holder().held_for() > Some(TTL / 4), "{told:?}");
+    }
+    guard.release().unwrap().unwrap_released();
+}
+
 /// The node was away when the lock was taken. It is told of the end all the same, long before the lease that it gave expires.
 #[test]
 fn a_node_on_which_it_was_taken_anew_is_told_when_it_ends() {
