@@ -13,7 +13,7 @@ use crate::{
     grant::deadline_from,
     lease::Lease,
     node::calls::{Acquire, Acquired, Mode},
-    redlock::{LATE_SLACK, NodeSet, Round, Slip, Vote},
+    redlock::{LATE_SLACK, NodeSet, Round, Slip, Unheard, Vote},
 };
 
 /// A node that says that it lacks a lock has answered sooner than this. What it has not taken by then it does not take: the
@@ -73,6 +73,7 @@ impl Worker {
             waiter: String::new(),
             nodes,
             unless_held: Some(lease.clone()),
+            asked: Unheard::new(),
             until: at.saturating_add(claim.ttl),
         };
         if !unclear.is_empty() {

@@ -10,11 +10,12 @@ mod hearing;
 mod listen;
 mod mend;
 mod schedule;
+mod sweep;
 mod tally;
 mod undo;
 mod worker;
 
-use std::{io, sync::Arc, thread::ThreadId, time::Duration};
+use std::{io, iter, sync::Arc, thread::ThreadId, time::Duration};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
@@ -22,6 +23,7 @@ pub(crate) use self::schedule::Upkeep;
 use self::{
     doubts::{Doubt, Doubts},
     schedule::{Generation, Schedule},
+    sweep::AT_ONCE,
     undo::{Undo, UndoList},
     worker::{Step, Worker},
 };
@@ -216,13 +218,13 @@ impl Shared {
             let dangers = state.schedule.take_dangers(now);
             let renew = state.schedule.take_due(now);
             state.take_back_doubtful(now);
-            let undo = state.undos.take_due(now);
+            let undos: Vec<_> = iter::from_fn(|| state.undos.take_due(now)).take(AT_ONCE).collect();
             let errands = std::mem::take(&mut state.errands);
             let overflowed = state.undos.take_overflowed();
             let idle =
-                over.is_empty() && dangers.is_empty() && renew.is_empty() && undo.is_none() && errands.is_empty();
+                over.is_empty() && dangers.is_empty() && renew.is_empty() && undos.is_empty() && errands.is_empty();
             if !idle || overflowed {
-                return Some(Step { over, dangers, renew, undo, errands, overflowed });
+                return Some(Step { over, dangers, renew, undos, errands, overflowed });
             }
             let undos = state.undos.earliest().min(state.doubts.earliest());
             let until = state.schedule.earliest().min(state.schedule.earliest_danger()).min(undos);
@@ -255,6 +257,7 @@ impl State {
             waiter: waiter.to_owned(),
             nodes,
             unless_held: None,
+            asked: Unheard::new(),
             until: from.saturating_add(life),
         };
         self.undos.add(undo(now), now);

@@ -3,7 +3,12 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use crate::{clock::Moment, grant::Claim, lease::Lease, redlock::NodeSet};
+use crate::{
+    clock::Moment,
+    grant::Claim,
+    lease::Lease,
+    redlock::{NodeSet, Unheard},
+};
 
 /// Far more than a process can leave behind in the time that anything stays here; a bound on memory all the same.
 pub(super) const LENGTH_MAX: usize = 65_536;
@@ -20,8 +25,27 @@ pub(crate) struct Undo {
     pub(crate) nodes: NodeSet,
     /// Not as long as this lease lives, which has the claim.
     pub(crate) unless_held: Option<Arc<Lease>>,
+    /// For the answers to it that have not been waited for.
+    pub(crate) asked: Unheard,
     /// When the server has forgotten it by itself.
     pub(crate) until: Moment,
+}
+
+impl Undo {
+    /// Where it has been asked for, and the answer has not come.
+    pub(super) fn owing(&self) -> NodeSet {
+        self.answers(false).both(self.nodes)
+    }
+
+    /// Strikes off where it has been asked for, and the answer has come since.
+    pub(super) fn strike_settled(&mut self) {
+        self.nodes = self.nodes.without(self.answers(true));
+        self.asked.retain(|(_, receipt)| !receipt.is_settled());
+    }
+
+    fn answers(&self, settled: bool) -> NodeSet {
+        self.asked.iter().filter(|(_, receipt)| receipt.is_settled() == settled).map(|(node, _)| *node).collect()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -60,9 +84,10 @@ impl UndoList {
     /// The next one that is due at `now`, with the pause after which to try again should it fail.
     pub(crate) fn take_due(&mut self, now: Moment) -> Option<(Undo, Duration)> {
         while self.earliest() <= now {
-            let (_, (undo, pause)) = self.list.pop_first()?;
+            let (_, (mut undo, pause)) = self.list.pop_first()?;
             let held = undo.unless_held.as_ref().is_some_and(|lease| lease.ended().is_none());
-            if now < undo.until && !held {
+            undo.strike_settled();
+            if now < undo.until && !held && !undo.nodes.is_empty() {
                 return Some((undo, pause));
             }
         }
@@ -91,6 +116,7 @@ mod tests {
         id::generate_lock_id,
         key::LockKey,
         lease::End,
+        node::Receipts,
         observer::Hold,
         redlock::Votes,
         token::FencingToken,
@@ -102,7 +128,14 @@ mod tests {
 
     fn undo(until: u64) -> Undo {
         let claim = Claim { key: LockKey::new("", "x").unwrap(), id: generate_lock_id(), ttl: Duration::from_secs(1) };
-        Undo { claim, waiter: String::new(), nodes: NodeSet::only(0), unless_held: None, until: at(until) }
+        Undo {
+            claim,
+            waiter: String::new(),
+            nodes: NodeSet::only(0),
+            unless_held: None,
+            asked: Unheard::new(),
+            until: at(until),
+        }
     }
 
     #[test]
@@ -138,6 +171,21 @@ mod tests {
         list.add(claimed, at(100));
         lease.end(End::Released);
         assert!(list.take_due(at(100)).is_some(), "its lease is over");
+    }
+
+    #[test]
+    fn what_a_node_has_answered_meanwhile_is_not_asked_of_it_again() {
+        let (mut links, mut list) = ([Receipts::default(), Receipts::default()], UndoList::default());
+        let asked = links.iter_mut().enumerate().map(|(node, receipts)| (node, receipts.write(1))).collect();
+        list.add(Undo { nodes: NodeSet::first(3), asked, ..undo(500) }, at(100));
+        links[0].take(false);
+        links[1].take(true);
+        let (again, _) = list.take_due(at(100)).unwrap();
+        assert_eq!((again.nodes, again.owing()), ([1, 2].into_iter().collect(), NodeSet::only(1)));
+        let settled = links[1].write(1);
+        links[1].take(false);
+        list.add(Undo { nodes: NodeSet::only(1), asked: Unheard::from_elem((1, settled), 1), ..again }, at(100));
+        assert!(list.take_due(at(100)).is_none());
     }
 
     #[test]

@@ -12,6 +12,7 @@ use super::{
     Errand, Shared,
     desk::{Desk, Watch},
     schedule::{Generation, Over},
+    sweep::AT_ONCE,
     tally::Tally,
     undo::Undo,
 };
@@ -20,10 +21,9 @@ use crate::{
     lease::Lease,
     node::{
         Call, Failure, Reason,
-        calls::{Release, ReleaseReply, Renew, Renewal, Renewed},
+        calls::{Renew, Renewal, Renewed},
     },
     redlock::{Ballot, Leaving, Links, NodeSet, Redlock, Round, Slip, Trouble, Verdict, Vote},
-    text::Quoted,
 };
 
 /// Locks in one call of the renewal script: enough to make round trips cheap, few enough not to hold the server up.
@@ -41,7 +41,7 @@ pub(super) struct Step {
     pub(super) over: Vec<(Arc<Lease>, Over)>,
     pub(super) dangers: Vec<Arc<Lease>>,
     pub(super) renew: Vec<(Generation, Arc<Lease>)>,
-    pub(super) undo: Option<(Undo, Duration)>,
+    pub(super) undos: Vec<(Undo, Duration)>,
     pub(super) errands: Vec<Errand>,
     /// Some of what was to be taken back had to go.
     pub(super) overflowed: bool,
@@ -108,8 +108,8 @@ impl Worker {
         if step.overflowed {
             say!(warn, "too much is waiting to be taken back; some of it is left to expire");
         }
-        if let Some((undo, pause)) = step.undo {
-            self.apart(|worker| worker.undo(undo, pause));
+        if !step.undos.is_empty() {
+            self.apart(|worker| worker.sweep(step.undos));
         }
         self.mend_all(lacking);
         let lacking = self.apart(|worker| worker.listen_to(slow)).unwrap_or_default();
@@ -296,9 +296,9 @@ impl Worker {
         ballot
     }
 
-    /// Whether what these nodes are asked can be sent at once.
-    pub(super) fn are_connected(&self, nodes: NodeSet) -> bool {
-        nodes.iter().all(|node| self.links.0[node].is_connected())
+    /// Whether what these nodes are asked can be sent at once, and its answer left to come.
+    pub(super) fn can_be_left(&self, nodes: NodeSet) -> bool {
+        nodes.iter().all(|node| self.links.0[node].is_connected() && self.links.0[node].owes() < AT_ONCE)
     }
 
     /// Those that there is no connection to, for want of which nothing was sent.
@@ -325,32 +325,6 @@ impl Worker {
             // Nobody may be waiting any more.
             let _ = answer.send(ending);
         }
-    }
-
-    fn undo(&mut self, mut undo: Undo, pause: Duration) {
-        let now = clock::now();
-        let redlock = &self.desk.redlock;
-        let deadline = now.saturating_add(redlock.operation_timeout());
-        // Many may wait for a node that does not answer; what is on the others must not wait with them.
-        let rests = |node: &usize| redlock.len() > 1 && redlock.node(*node).rests(now);
-        let to = undo.nodes.iter().filter(|node| !rests(node)).collect();
-        let ballot = self.take_back(&mut undo, Round::all(to, deadline));
-        if !undo.nodes.is_empty() {
-            let trouble = Trouble::of(&self.desk.redlock, ballot, |_| "done".into());
-            say!(debug, "could not take back {} yet: {trouble}", Quoted(undo.claim.key.name()));
-            self.desk.shared.state.lock().undos.failed(undo, pause, clock::now());
-        }
-    }
-
-    /// Takes back what may be left on the nodes that `round` is for, and strikes off those where it is done.
-    pub(super) fn take_back(&mut self, undo: &mut Undo, round: Round<'_>) -> Ballot<ReleaseReply> {
-        let (claim, waiter) = (undo.claim.clone(), undo.waiter.clone());
-        let release =
-            |_| Release { key: &claim.key, id: claim.id.as_str().as_bytes(), waiter: &waiter, in_time: false };
-        // What is left over must not hold up what is due. It has been sent by then, and is asked for once more.
-        let ballot = self.ask(round, BATCH_MIN, release, |_, _| Vote::Yes);
-        undo.nodes = undo.nodes.without(ballot.nodes_where(|slip| matches!(slip, Slip::Said(_))));
-        ballot
     }
 }
 

@@ -256,3 +256,49 @@ fn a_lock_that_is_held_for_days_has_a_token_still() {
         });
     }
 }
+
+fn is_anywhere(sim: &Sim, name: &str) -> bool {
+    let (now, key) = (sim.now.get(), format!("lock:{name}"));
+    sim.net.borrow_mut().servers.iter_mut().any(|node| {
+        let now_us = node.now_us(now);
+        node.fake.keys.peek(key.as_bytes(), now_us).is_some()
+    })
+}
+
+/// Goal: what short locks leave to be taken back on a node that answers long after the others is taken back as fast as it
+/// comes. Method: one of three answers after 150 ms; some threads take locks, and give them up at once.
+#[test]
+fn what_short_locks_leave_on_a_distant_node_does_not_pile_up() {
+    for (threads, locks) in [(1, 300), (8, 150)] {
+        scene(3, move |sim, mgr| {
+            drop(mgr.lock("warm")?);
+            sim.sleep(2 * SEC);
+            let process = sim.process();
+            sim.net.borrow_mut().links[process][2] = Link { least: 75 * MS, most: 75 * MS, ..Link::default() };
+            let name = |thread, lock| format!("x{thread}-{lock}");
+            let mut users = Vec::new();
+            for thread in 0..threads {
+                let mgr = mgr.clone();
+                users.push(here().start(process, move || {
+                    for lock in 0..locks {
+                        if let Err(error) = mgr.lock(&name(thread, lock)).and_then(|guard| guard.release()) {
+                            here().wrong(format!("did not work: {error}"));
+                        }
+                    }
+                }));
+            }
+            while !users.iter().all(|user| sim.is_done(*user)) {
+                sim.sleep(MS);
+            }
+            // The last request is void after one second, and what may be left of it is taken back then.
+            sim.sleep(3 * SEC);
+            let left = (0..threads).flat_map(|thread| (0..locks).map(move |lock| name(thread, lock)));
+            assert_eq!(left.filter(|name| is_anywhere(sim, name)).count(), 0, "they are there still");
+            let served = || sim.net.borrow().servers[2].served;
+            let before = served();
+            sim.sleep(60 * SEC);
+            assert_eq!(served() - before, 0, "so much was waiting to be taken back");
+            Ok(())
+        });
+    }
+}

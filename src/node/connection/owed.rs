@@ -48,6 +48,11 @@ impl Connection {
         (self.link.as_ref().filter(|link| link.owed > 0).map(|link| link.owed_since), heard)
     }
 
+    /// How many answers are under way that nobody waits for.
+    pub(crate) fn owes(&self) -> usize {
+        self.link.as_ref().map_or(0, |link| link.owed as usize)
+    }
+
     /// Does not wait for the answer that is under way; whatever goes over this connection next is carried out after
     /// it, and answered after it. `None` if there is no connection any more.
     pub(crate) fn leave_unanswered(&mut self) -> Option<Receipt> {
