@@ -51,6 +51,11 @@ pub(crate) struct Late {
 }
 
 impl Late {
+    /// The nodes that may carry it out at `now` because they have not answered.
+    pub(crate) fn open_at(&self, now: Moment) -> NodeSet {
+        if now < self.open_until { self.open } else { NodeSet::NONE }
+    }
+
     /// Until when any of them may be carried out.
     pub(crate) fn until(&self) -> Moment {
         if self.open.is_empty() { self.broken_until } else { self.broken_until.max(self.open_until) }

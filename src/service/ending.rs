@@ -35,10 +35,10 @@ impl Core {
         let (outcome, released) = self.release_claim(&lease, was_held, patience);
         // A request that is still under way would find the lock free, and take it for nobody.
         let (now, late) = (clock::now(), lease.late);
-        let open = late.open.without(released);
+        let open = late.open_at(now).without(released);
         if now < late.broken_until {
             self.renewer.undo(&lease.claim, &lease.place, self.redlock.all(), late.until());
-        } else if now < late.open_until && !open.is_empty() {
+        } else if !open.is_empty() {
             self.renewer.undo(&lease.claim, &lease.place, open, late.open_until);
         }
         if was_held {
@@ -98,7 +98,7 @@ impl Core {
         let (claim, now) = (&lease.claim, clock::now());
         let until = now.saturating_add(patience);
         let left = || until.after(clock::now());
-        let open = lease.late.open;
+        let open = lease.late.open_at(now);
         let ask = |may_be_done| {
             let (id, waiter) = (claim.id.as_str().as_bytes(), lease.place.as_str());
             let leaving = Leaving { key: &claim.key, id, waiter, was_held, open, may_be_done };

@@ -302,3 +302,22 @@ fn what_short_locks_leave_on_a_distant_node_does_not_pile_up() {
         });
     }
 }
+
+/// Goal: what a distant node had not answered when the lock was taken is nothing to wait for once it is void.
+#[test]
+fn giving_up_a_lock_that_was_held_for_a_while_waits_for_no_distant_node() {
+    scene(3, |sim, mgr| {
+        drop(mgr.lock("warm")?);
+        sim.sleep(2 * SEC);
+        let process = sim.process();
+        sim.net.borrow_mut().links[process][2] = Link { least: 75 * MS, most: 75 * MS, ..Link::default() };
+        let guard = mgr.lock("x")?;
+        sim.sleep(2 * SEC);
+        let (outcome, took) = timed(sim, || guard.release());
+        assert_eq!(outcome?, Released::Released);
+        assert!(took < 10 * MS, "{} ms", took / MS);
+        sim.sleep(SEC);
+        assert!(!is_anywhere(sim, "x"));
+        Ok(())
+    });
+}
