@@ -69,7 +69,7 @@ impl Round<'_> {
 }
 
 /// Asks `round.to` what `call` makes for each node, and counts what `vote` makes of each answer. Ends when the verdict is
-/// certain, all have answered, or the time is over. Nodes that failed a short time ago are left out where the others
+/// certain, all have answered, or the time is over. Nodes that failed a short time ago are left out as long as the others
 /// suffice.
 pub(crate) fn scatter<C: Call>(
     nodes: &[Arc<RedisNode>],
@@ -222,6 +222,7 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
     fn collect(&mut self) {
         let (mut deadline, mut decided) = (self.round.wait_until.min(self.round.deadline), false);
         loop {
+            self.ask_who_rests(deadline);
             let open = self.open();
             if open.is_empty() {
                 return;
@@ -255,6 +256,15 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
                 return;
             }
         }
+    }
+
+    /// Those that were left out are asked after all, once the others do not suffice: they may be well again.
+    fn ask_who_rests(&mut self, until: Moment) {
+        if self.round.retried || self.ballot.verdict() != Verdict::Unreachable || clock::now() >= until {
+            return;
+        }
+        let rests = |slip: &Slip<_>| matches!(slip, Slip::Failed(Failure { reason: Reason::Resting, .. }));
+        self.ballot.nodes_where(rests).iter().for_each(|node| self.ask(node));
     }
 
     fn is_decided(&self) -> bool {

@@ -261,6 +261,38 @@ fn known_to_each_other() -> (Nodes, RedisMgr) {
     (nodes, mgr)
 }
 
+const LOADING: &[u8] = b"-LOADING Redis is loading the dataset in memory\r\n";
+
+/// Goal: a node that failed a moment ago, and is well again, is asked where the others turn out not to suffice. Method: one fails so
+/// often that it is left alone for a while; then it is well, and another says that it is not ready, which is no reason to ask twice.
+fn who_rests_is_needed(ask: impl Fn(&RedisMgr)) {
+    let (nodes, mgr) = known_to_each_other();
+    let fails = nodes.proxy(2).on_request(any_request, Fault::ResetBeforeRequest).forever();
+    eventually("it fails again and again", CEILING, || {
+        mgr.lock("warm").unwrap().release().unwrap().unwrap_released();
+        fails.fired() >= 6
+    });
+    fails.disarm();
+    let starts = nodes.proxy(1).on_request(any_request, Fault::ReplaceReply(LOADING.to_vec())).forever();
+    within(BOUNDED, "asking", || ask(&mgr));
+    starts.disarm();
+}
+
+#[test]
+fn a_vote_of_a_node_that_failed_a_moment_ago_is_asked_for_where_it_matters() {
+    who_rests_is_needed(|mgr| mgr.try_lock("x").unwrap().release().unwrap().unwrap_released());
+}
+
+#[test]
+fn a_node_that_failed_a_moment_ago_is_asked_for_the_holder_where_it_matters() {
+    who_rests_is_needed(|mgr| assert!(mgr.holder("x").unwrap().is_none()));
+}
+
+#[test]
+fn a_node_that_failed_a_moment_ago_counts_for_a_ping_where_it_matters() {
+    who_rests_is_needed(|mgr| drop(mgr.ping().unwrap()));
+}
+
 /// Believes in it no longer than a quorum keeps it; read in the order in which a slow machine does no harm.
 #[track_caller]
 fn believes_within_a_quorum(nodes: &Nodes, guard: &LockGuard) {
