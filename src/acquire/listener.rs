@@ -12,7 +12,7 @@ use redis::Value;
 
 use super::{
     mailbox::{Handover, Mailbox, Slot, Woken},
-    patience::{PAUSE_MAX, RETRY_MAX, retry_pause},
+    patience::{PAUSE_MAX, RETRY_MAX, retry_pause, share},
     subscription::Subscription,
     ticket::Ticket,
 };
@@ -153,10 +153,11 @@ impl Listener {
         nodes.sort_by_key(|node| !self.redlock.node(*node).is_well());
         let mut failed = Failure { sent: false, reason: Reason::TimedOut };
         for (tried, node) in nodes.iter().enumerate() {
-            let left = deadline.after(clock::now());
-            // A node that does not answer must not use up the time of the others.
-            let share = left / u32::try_from(nodes.len() - tried).unwrap_or(1);
-            let until = clock::now().saturating_add(share);
+            let now = clock::now();
+            let share = share(deadline.after(now), tried, nodes.len());
+            // It may be well, and too far away for so short a time.
+            let hurry = hurry || share < self.redlock.operation_timeout() / 3;
+            let until = now.saturating_add(share);
             match Subscription::open(*node, self.redlock.node(*node), &self.channel, until) {
                 Ok(line) => return Ok(line),
                 Err(failure) => {

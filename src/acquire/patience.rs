@@ -76,6 +76,13 @@ pub(crate) fn give_back_until(asked: Moment, now: Moment, hard_limit: Moment) ->
     now.saturating_add((now.after(asked) * 4).clamp(GIVE_BACK_MIN, GIVE_BACK_MAX)).min(hard_limit)
 }
 
+/// How much of the time that is left the next node gets to let us subscribe, of so many, when some were tried in vain. The first is
+/// the one that all clients prefer, and may be far away; but one that does not answer must leave time to the others.
+pub(crate) fn share(left: Duration, tried: usize, nodes: usize) -> Duration {
+    let among = if tried == 0 { nodes.min(2) } else { nodes.saturating_sub(tried).max(1) };
+    left / u32::try_from(among).unwrap_or(u32::MAX)
+}
+
 /// How often a waiter behind another one of its process makes sure that there is still one in front.
 pub(crate) fn tick(dice: u64) -> Duration {
     spread(Duration::from_secs(1), dice)
@@ -109,6 +116,25 @@ mod tests {
 
     fn pause(sight: Sight, dice: u64) -> Duration {
         sight.next_look(dice).after(START)
+    }
+
+    #[test]
+    fn the_first_node_has_half_of_the_time_to_let_us_subscribe_and_the_others_share_the_rest() {
+        let shares = |nodes| {
+            let mut left = 24;
+            let next = |tried| {
+                let share = share(Duration::from_secs(left), tried, nodes).as_secs();
+                left -= share;
+                share
+            };
+            (0..nodes).map(next).collect::<Vec<_>>()
+        };
+        assert_eq!(shares(1), [24]);
+        assert_eq!(shares(2), [12, 12]);
+        assert_eq!(shares(3), [12, 6, 6]);
+        assert_eq!(shares(5), [12, 3, 3, 3, 3]);
+        // Who was refused at once leaves its time to the next.
+        assert_eq!(share(Duration::from_secs(24), 2, 3), Duration::from_secs(24));
     }
 
     #[test]

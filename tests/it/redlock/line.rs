@@ -17,7 +17,7 @@ use crate::{
         IMPATIENT, SECOND, UnwrapReleased, await_queued, expect_belief_within_key, in_thread, lease, pttl, queue_key,
         queued, timed, waiter, within,
     },
-    support::{CEILING, Fault, Nodes, RedisServer, Worker, contains, eventually, eventually_some},
+    support::{CEILING, Fault, Nodes, RedisServer, Worker, command, contains, eventually, eventually_some},
 };
 
 /// Threads of several managers, lined up one after the other on the first node.
@@ -260,6 +260,22 @@ fn await_waiting(nodes: &Nodes, node: usize, waiters: usize, holder: &str) {
         }
         last.contains(&(node, waiters))
     });
+}
+
+/// Goal: a first node that is well and far away has the line, however many nodes there are. Method: its word that it listens takes
+/// more than a fifth of an operation timeout, and less than half of one.
+#[test]
+fn the_line_is_on_the_first_node_though_it_is_far_away() {
+    let nodes = Nodes::start(5).behind_proxies(&[0]);
+    let mgr = manager(&nodes);
+    let guard = manager(&nodes).lock("x").unwrap();
+    let far = nodes.proxy(0).on_request(command("SUBSCRIBE"), Fault::DelayReply(5 * SECOND)).forever();
+    let waiting = in_thread(&mgr, "x", RedisMgr::lock);
+    let lines_up = || (0..nodes.len()).find(|node| queued(nodes.server(*node), "x") > 0);
+    assert_eq!(eventually_some("it waits in a line", CEILING, lines_up), 0);
+    assert_eq!(far.fired(), 1);
+    guard.release().unwrap().unwrap_released();
+    drop(waiting.join().unwrap().unwrap());
 }
 
 /// How the node with the line goes away, and comes back.
