@@ -182,7 +182,7 @@ impl Connection {
         }
         let good = match link.owed {
             0 => now.after(link.used_at) < FRESH || link.socket.is_quiet(),
-            owed => owed < owed::MAX && now.after(link.owed_since) < timeout,
+            _ => owed::may_owe_more(link) && now.after(link.owed_since) < timeout,
         };
         if !good {
             self.poison();

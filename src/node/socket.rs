@@ -143,6 +143,12 @@ impl Socket {
         }
     }
 
+    /// Whether there is room to write.
+    pub(crate) fn has_room(&self) -> bool {
+        let Some(polled) = self.polled(PollFlags::OUT) else { return true };
+        poll(&mut [polled], Some(&timespec(Duration::ZERO))).is_ok_and(|ready| ready > 0)
+    }
+
     /// Waits until there is room to write, or the time is over.
     pub(crate) fn await_room(&self, longest: Duration) -> io::Result<()> {
         let Some(polled) = self.polled(PollFlags::OUT) else { return Ok(()) };

@@ -2,6 +2,7 @@
 
 mod basics;
 mod contenders;
+mod distant;
 mod faults;
 mod fencing;
 mod hold;
