@@ -298,7 +298,8 @@ impl fmt::Display for LockError {
 
 /// What to do about an error of the server's, where we know.
 fn advice(code: &str, message: &str) -> Option<&'static str> {
-    if message.contains("one of the keys") {
+    // In the words of Redis, and of Valkey.
+    if message.contains("one of the keys") || message.contains("permissions to access a key") {
         return Some("grant the rights listed in the README: here to the keys of its prefix, and to distlock:*");
     }
     // Rights that are missing inside a script come back as a plain ERR.

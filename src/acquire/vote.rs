@@ -30,6 +30,11 @@ impl Unsettled {
     fn is_answered(&self) -> bool {
         self.receipt.as_ref().is_some_and(Receipt::is_settled)
     }
+
+    /// Whether it is over without having released anything. An answer that comes late may be a refusal.
+    fn may_be_void(&self, now: Moment) -> bool {
+        now >= self.void || self.is_answered() && now.saturating_add(LATE_SLACK) >= self.void
+    }
 }
 
 /// What the nodes said to an ask.
@@ -138,11 +143,13 @@ impl Attempt<'_> {
         let brief = self.asks_briefly(mode, full);
         if matches!(mode, Mode::Join | Mode::Look) {
             self.in_line = true;
-            self.lined = self.lined.with(NodeSet::only(self.order));
-            self.known = self.known.with(NodeSet::only(self.order));
         }
         let mut links = redlock.links(deadline).map_err(Trouble::Alone)?;
         self.give_back_strays(&mut links);
+        if matches!(mode, Mode::Join | Mode::Look) {
+            self.lined = self.lined.with(NodeSet::only(self.order));
+            self.known = self.known.with(NodeSet::only(self.order));
+        }
         let to = self.addressees(full)?;
         let waiter = if matches!(mode, Mode::Try) { String::new() } else { self.waiter() };
         let token_min = self.token_min.unwrap_or_else(|| redlock.token_min());
@@ -240,13 +247,11 @@ impl Attempt<'_> {
 
     fn give_back_strays(&mut self, links: &mut Links) {
         let now = clock::now();
-        // A node that is far away answers later than is waited for, and every time. It may have refused; where it has, the
-        // lock may be ours there still, as before.
+        // A node that is far away answers later than is waited for, and every time.
         self.unsettled.iter().for_each(|release| self.on.redlock.hear_owed(links, release.node));
-        self.unsettled.retain(|release| !release.is_answered());
-        let void = self.unsettled.iter().filter(|release| now >= release.void).map(|release| release.node);
+        let void = self.unsettled.iter().filter(|release| release.may_be_void(now)).map(|release| release.node);
         let void: NodeSet = void.collect();
-        self.unsettled.retain(|release| now < release.void);
+        self.unsettled.retain(|release| now < release.void && !release.is_answered());
         // What was not given back in time may be there still.
         let head = if self.leading { NodeSet::only(self.order) } else { NodeSet::NONE };
         let strays = std::mem::take(&mut self.strays).with(void.both(self.known)).without(head);

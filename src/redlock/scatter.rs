@@ -222,7 +222,7 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
     fn collect(&mut self) {
         let (mut deadline, mut decided) = (self.round.wait_until.min(self.round.deadline), false);
         loop {
-            self.ask_who_rests(deadline);
+            deadline = self.ask_who_rests(deadline);
             let open = self.open();
             if open.is_empty() {
                 return;
@@ -258,13 +258,22 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
         }
     }
 
-    /// Those that were left out are asked after all, once the others do not suffice: they may be well again.
-    fn ask_who_rests(&mut self, until: Moment) {
-        if self.round.retried || self.ballot.verdict() != Verdict::Unreachable || clock::now() >= until {
-            return;
+    /// Those that were left out are asked after all, once the others do not suffice: they may be well again. Not where a
+    /// connection broke that was there, which whoever asks makes anew at once. Says until when to wait: they may be silent,
+    /// and to ask everybody again must be possible afterwards.
+    fn ask_who_rests(&mut self, until: Moment) -> Moment {
+        let now = clock::now();
+        if self.round.retried || self.ballot.verdict() != Verdict::Unreachable || now >= until {
+            return until;
         }
         let rests = |slip: &Slip<_>| matches!(slip, Slip::Failed(Failure { reason: Reason::Resting, .. }));
-        self.ballot.nodes_where(rests).iter().for_each(|node| self.ask(node));
+        let broke = |slip: &Slip<_>| matches!(slip, Slip::Failed(Failure { sent: true, .. }));
+        let resting = self.ballot.nodes_where(rests).without(self.open());
+        if resting.is_empty() || !self.ballot.nodes_where(broke).is_empty() {
+            return until;
+        }
+        resting.iter().for_each(|node| self.ask(node));
+        now.saturating_add(until.after(now) / 2)
     }
 
     fn is_decided(&self) -> bool {

@@ -23,6 +23,9 @@ impl Worker {
     /// what a quorum has confirmed has been taken down before.
     pub(super) fn listen_to(&mut self, slow: NodeSet) -> Vec<Lacking> {
         let began = clock::now();
+        // Whose vote does not count yet is heard when it does.
+        let votes = |node: &usize| self.desk.redlock.node(*node).quarantined(began).is_none();
+        let slow: NodeSet = slow.iter().filter(votes).collect();
         if slow.is_empty() || began < self.listens_at || self.desk.is_wanted(began) {
             return Vec::new();
         }

@@ -28,11 +28,13 @@ impl Worker {
         let (mut undos, pauses): (Vec<_>, Vec<_>) = due.into_iter().unzip();
         let redlock = self.desk.redlock.clone();
         let now = clock::now();
-        let deadline = now.saturating_add(redlock.operation_timeout());
         // Many may wait for a node that does not answer; what is on the others must not wait with them.
         let rests = |node: &usize| redlock.len() > 1 && redlock.node(*node).rests(now);
         let mut away = redlock.all().iter().filter(rests).collect();
-        let trouble = self.take_back_some(&mut undos, &mut away, |_| Some(deadline));
+        let trouble = self.take_back_some(&mut undos, &mut away, |_| {
+            // For each anew: what has no time left would close the connections to those who are well.
+            Some(clock::now().saturating_add(redlock.operation_timeout()))
+        });
         let mut left: Vec<_> = undos.into_iter().zip(pauses).collect();
         left.retain(|(undo, _)| !undo.nodes.is_empty());
         if let (Some(trouble), Some((undo, _))) = (trouble, left.first()) {

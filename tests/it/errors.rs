@@ -162,7 +162,7 @@ fn a_server_that_is_busy_with_a_script_is_unavailable() {
     let server = RedisServer::start();
     let mgr = RedisMgr::new(impatient(server.url())).unwrap();
     mgr.ping().unwrap();
-    server.config_set("busy-reply-threshold", "50");
+    server.config_set("lua-time-limit", "50");
     let busy = std::thread::scope(|threads| {
         let endless = threads.spawn(|| {
             let mut connection = redis::Client::open(server.url()).unwrap().get_connection().unwrap();

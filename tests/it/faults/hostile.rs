@@ -265,7 +265,7 @@ fn another_type_where_the_token_or_the_line_belongs_hides_no_holder() {
 #[test]
 fn a_line_of_a_million_strangers_holds_nobody_up() {
     let server = RedisServer::start();
-    server.config_set("busy-reply-threshold", "0");
+    server.config_set("lua-time-limit", "0");
     let (mgr, other) = (manager(&server), manager(&server));
     let fill = "for i = 1, 1000000 do
            redis.call('RPUSH', KEYS[1], i % 2 == 0 and 'stranger' .. i or '1000 distlock:client:nobody stranger' .. i)

@@ -293,6 +293,24 @@ fn a_node_that_failed_a_moment_ago_counts_for_a_ping_where_it_matters() {
     who_rests_is_needed(|mgr| assert!(mgr.ping().unwrap() > Duration::ZERO));
 }
 
+/// Goal: a connection that broke is made anew, and nobody waits for a node that is silent instead. Method: one has not answered
+/// since long enough not to be asked where the others suffice, and the connection to another is cut.
+#[test]
+fn nobody_waits_for_who_is_silent_where_a_new_connection_will_do() {
+    let (nodes, mgr) = known_to_each_other();
+    let silent = nodes.proxy(2).on_request(any_request, Fault::DropReply).forever();
+    eventually("it is not asked any more", CEILING, || {
+        let before = silent.fired();
+        mgr.lock("warm").unwrap().release().unwrap().unwrap_released();
+        silent.fired() == before
+    });
+    let cut = nodes.proxy(1).on_request(any_request, Fault::ResetAfterRequest);
+    let guard = within(BOUNDED, "locking", || mgr.lock_with("x", &lease(60 * SECOND).wait(Duration::ZERO)).unwrap());
+    assert_eq!(cut.fired(), 1);
+    silent.disarm();
+    guard.release().unwrap().unwrap_released();
+}
+
 /// Believes in it no longer than a quorum keeps it; read in the order in which a slow machine does no harm.
 #[track_caller]
 fn believes_within_a_quorum(nodes: &Nodes, guard: &LockGuard) {
