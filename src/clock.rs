@@ -2,8 +2,8 @@
 //!
 //! Moments come from a clock that goes on while the machine is suspended: `CLOCK_BOOTTIME` on Linux and Android.
 //! `std::time::Instant` stands still there, and a laptop that wakes up would believe in a lock it lost hours ago.
-//! Sleeping threads wake by the monotonic clock all the same: after a suspension news of a loss can be late, by the time
-//! the thread still had to sleep. Asking a guard is exact at once.
+//! Sleeping threads wake by the monotonic clock all the same: after a suspension they are late, by the time that they still had
+//! to sleep. Who must not be looks once a second. Asking a guard is exact at once.
 //!
 //! Elsewhere `Instant` is used; on macOS and Windows builds a suspended machine may therefore believe for too long.
 
@@ -103,6 +103,15 @@ pub(crate) fn park<T>(condvar: &Condvar, guard: &mut MutexGuard<'_, T>, until: M
     }
 }
 
+/// The same for whoever must not be late after a suspension, as with a renewal that has still time then.
+pub(crate) fn park_watchful<T>(condvar: &Condvar, guard: &mut MutexGuard<'_, T>, until: Moment) {
+    let soon = now().saturating_add(LOOK);
+    // What a simulated world waits for is never late.
+    #[cfg(feature = "testing")]
+    let soon = if testing::world().is_some() { until } else { soon };
+    park(condvar, guard, if until == Moment::NEVER { until } else { until.min(soon) });
+}
+
 /// Waits until then, for nothing else.
 pub(crate) fn rest(until: Moment) {
     let (nobody, never) = (Mutex::new(()), Condvar::new());
@@ -162,6 +171,9 @@ fn place(condvar: &Condvar) -> usize {
     std::ptr::from_ref(condvar).addr()
 }
 
+/// So long a suspension makes somebody late, at most.
+const LOOK: Duration = Duration::from_secs(1);
+
 /// A timed wait on a far moment is cut into pieces, so that adding it to the clock cannot overflow.
 const LONGEST_PARK: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -207,6 +219,18 @@ mod tests {
         let output = unshare(&[program.to_str().unwrap(), "--exact", test]).unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    }
+
+    /// Whose timers stood still while the machine slept.
+    #[test]
+    fn who_must_not_be_late_looks_long_before_it_is_time() {
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let (nobody, never) = (Mutex::new(()), Condvar::new());
+            park_watchful(&never, &mut nobody.lock(), now().saturating_add(Duration::from_secs(3600)));
+            tell.send(())
+        });
+        told.recv_timeout(Duration::from_secs(60)).unwrap();
     }
 
     #[test]

@@ -4,11 +4,13 @@ use crate::holder::Holder;
 
 /// The holder that the most of the nodes name, as most of those tell it, and how many name it.
 ///
-/// A node on which a lock was taken anew gives a later token than the holder has, and a shorter age with it. Of equals, what the
-/// first node says: the same answers always say the same, so that a seed of the simulator is a run.
+/// A node on which a lock was taken anew gives a later token than the holder has, and a shorter age with it; so of equals the earliest
+/// is told. Else it is what the first node says: the same answers always say the same, so that a seed of the simulator is a run.
 pub(crate) fn strongest<'a, T>(named: impl Iterator<Item = (&'a Holder, T)>) -> Option<(usize, T)> {
     let named: Vec<_> = named.collect();
-    let named = most(named, |(one, _), (other, _)| one.id() == other.id());
+    let mut named = most(named, |(one, _), (other, _)| one.id() == other.id());
+    // One that is not known is none.
+    named.sort_by_key(|(holder, _)| (holder.token() == 0, holder.token()));
     let nodes = named.len();
     let told = most(named, |(one, _), (other, _)| one.token() == other.token());
     told.into_iter().next().map(|(_, with)| (nodes, with))
@@ -52,7 +54,10 @@ mod tests {
         };
         // Taken anew on the first one.
         assert_eq!(told(&[("a", 9), ("a", 7), ("a", 7)]), Some((3, 1)));
-        assert_eq!(told(&[("a", 9), ("a", 7), ("b", 7)]), Some((2, 0)));
+        assert_eq!(told(&[("a", 9), ("a", 7), ("b", 7)]), Some((2, 1)));
+        assert_eq!(told(&[("a", 7), ("a", 9), ("a", 9)]), Some((3, 1)), "not the earliest of all");
+        assert_eq!(told(&[("a", 9), ("a", 7), ("a", 8)]), Some((3, 1)), "of equals the earliest");
+        assert_eq!(told(&[("a", 0), ("a", 7)]), Some((2, 1)), "of equals one that is known");
         assert_eq!(told(&[("b", 7), ("a", 9), ("b", 7), ("a", 7), ("a", 7)]), Some((3, 3)));
         assert_eq!(told(&[("a", 0), ("a", 7), ("a", 7)]), Some((3, 1)), "it does not know");
     }

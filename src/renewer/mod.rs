@@ -229,7 +229,7 @@ impl Shared {
             let undos = state.undos.earliest().min(state.doubts.earliest());
             let until = state.schedule.earliest().min(state.schedule.earliest_danger()).min(undos);
             state.asleep_until = Some(until);
-            clock::park(&self.changed, &mut state, until);
+            clock::park_watchful(&self.changed, &mut state, until);
             state.asleep_until = None;
         }
     }

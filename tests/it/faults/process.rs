@@ -15,8 +15,8 @@ use super::{LOCK, is_renewed, renewals};
 use crate::{
     bounds::threads,
     kit::{
-        AtEnd, BOUNDED, SECOND, UnwrapReleased, alone, await_gone, brisk, get, impatient, in_thread, lease, manager,
-        patient, timed, waiter, within,
+        AtEnd, BOUNDED, SECOND, UnwrapReleased, alone, await_gone, brisk, get, in_thread, lease, manager, patient,
+        timed, waiter, within,
     },
     processes::owner,
     support::{CEILING, Nodes, RedisServer, Worker, eventually},
@@ -95,7 +95,7 @@ fn where_there_is_no_thread_nodes_cannot_be_reached_for_as_long() {
         return;
     }
     let nodes = Nodes::start(3);
-    let mgr = RedisMgr::new(impatient(nodes.urls()).quarantine(Duration::ZERO)).unwrap();
+    let mgr = RedisMgr::new(brisk(nodes.urls()).quarantine(Duration::ZERO)).unwrap();
     let guard = mgr.lock("x").unwrap();
     (0..3).for_each(|node| assert!(nodes.server(node).kill_clients(&[]) > 0));
     // The threads that connected leave their stacks to others, until one that ends finds too many of them.

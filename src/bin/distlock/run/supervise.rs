@@ -264,6 +264,8 @@ impl<'a> Supervisor<'a> {
             Stopped::StopToo => {
                 self.pausing = true;
                 self.tell(&Word::Pausing);
+                // Not all of it need have stopped, and nobody renews any more.
+                group.send(&[Signal::STOP]);
                 // The whole job stops, ourselves included. We hear of it when it goes on.
                 if kill_current_process_group(Signal::STOP).is_err() {
                     self.go_on();

@@ -246,6 +246,25 @@ fn a_command_can_be_stopped_and_go_on() {
     scene.expect_no_lock();
 }
 
+/// Goal: while nobody renews, nothing of the command runs. Method: its first process is stopped alone.
+#[test]
+fn a_command_of_which_one_process_stops_stops_as_a_whole() {
+    let scene = Scene::new();
+    let mut shell = Shell::start(&scene);
+    let script = "sh -c 'sleep 600 & echo $! >$DIR/child; echo $PPID >$DIR/wrapper; echo $$ >$DIR/pid; wait; exit 5'";
+    shell.run(&format!("--ttl {LONG}"), script);
+    let (pid, child, wrapper) = (scene.number("pid"), scene.number("child"), scene.number("wrapper"));
+    signal(pid, Signal::STOP);
+    [wrapper, child].into_iter().for_each(|pid| await_state(pid, 'T'));
+    shell.press("fg\n");
+    eventually("all go on", CEILING, || {
+        [pid, child, wrapper].iter().all(|pid| process_state(*pid).is_some_and(|state| state != 'T'))
+    });
+    signal(child, Signal::TERM);
+    shell.expect_code(5);
+    scene.expect_no_lock();
+}
+
 #[test]
 fn a_lock_that_is_lost_while_the_command_is_stopped_ends_it_when_it_would_go_on() {
     let scene = Scene::new();
