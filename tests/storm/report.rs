@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::{
     args::{Storm, THREADS},
-    history::{End, Rule, Story, Verdict, bounds, span},
+    history::{End, Rule, Story, Verdict, bounds, remains, span},
 };
 
 /// So many sentences about what broke one rule are enough.
@@ -106,7 +106,11 @@ pub(crate) fn table(story: &Story, verdict: &Verdict<'_>) -> String {
     );
     let late: u64 = story.late.get(&story.parent).into_iter().flatten().map(|(from, until)| until - from).sum();
     line("slow machine", span(late), "the parent waited for a processor in all".to_owned());
-    line("left over, failed", verdict.against(Rule::Remains).len().to_string(), String::new());
+    line(
+        "left over, failed",
+        verdict.against(Rule::Remains).len().to_string(),
+        format!("and {} places of those whom the machine gave no time to take leave", remains::excused(story)),
+    );
     for rule in [
         Rule::Exclusion,
         Rule::Order,
