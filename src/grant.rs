@@ -113,6 +113,18 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
+    fn what_is_open_counts_until_it_is_void() {
+        let (begun, open_until) = (Moment::from_nanos(5), Moment::from_nanos(9));
+        let late = Late { broken_until: begun, open: NodeSet::only(2), open_until };
+        assert_eq!(late.open_at(begun), NodeSet::only(2));
+        assert_eq!(late.open_at(Moment::from_nanos(8)), NodeSet::only(2));
+        assert_eq!(late.open_at(open_until), NodeSet::NONE);
+        assert_eq!(late.open_at(Moment::from_nanos(10)), NodeSet::NONE);
+        assert_eq!(late.until(), open_until);
+        assert_eq!(Late { open: NodeSet::NONE, ..late }.until(), begun);
+    }
+
+    #[test]
     fn a_claim_asks_for_whole_milliseconds_and_never_for_more_than_was_wished() {
         let ask_for = |ttl| Claim { key: LockKey::new("", "x").unwrap(), id: generate_lock_id(), ttl }.ttl_ms();
         assert_eq!(ask_for(Duration::from_micros(1_500_999)), 1_500);
