@@ -53,9 +53,11 @@ impl Attempt<'_> {
                 let (name, server) = (Quoted(self.claim.key.name()), self.on.redlock.label());
                 say!(info, "cannot acquire lock {name} at {server} yet, and keeps trying: {trouble}");
                 // Each waits for as long as it is told to, counted from when it has seen it.
-                match &self.ticket {
-                    Some(ticket) if ticket.is_front() && !ticket.is_line_up() => ticket.neighbours_look_again(),
-                    _ => {}
+                if let Some(ticket) = &self.ticket
+                    && ticket.is_front()
+                    && !self.on.listener.is_live()
+                {
+                    ticket.neighbours_look_again();
                 }
             }
             if !silence {

@@ -50,11 +50,6 @@ impl Ticket {
         self.listener.mailbox.is_front(&self.slot)
     }
 
-    /// Whether a grant would be heard.
-    pub(crate) fn is_line_up(&self) -> bool {
-        self.listener.is_live()
-    }
-
     /// Has everybody else here who waits for this lock look again.
     pub(crate) fn neighbours_look_again(&self) {
         self.listener.mailbox.neighbours_look_again(&self.slot);
@@ -121,7 +116,7 @@ mod tests {
         let redlock = Redlock::new(&[nowhere], 1, timeout, Duration::ZERO, timeout, observer).unwrap();
         let listener = Arc::new(Listener::new(Arc::new(redlock), "channel".into()));
         let [first, second, third] = ["a", "b", "c"].map(|id| listener.ticket("x", id));
-        assert!(!first.is_line_up());
+        assert!(!listener.is_live());
         drop(first);
         assert_eq!((second.slot.take(), third.slot.take()), (Some(Woken::Look), None));
     }

@@ -1,9 +1,10 @@
 //! The wrapper is killed or frozen, or its guardian is.
 
+use distlock::RedisMgr;
 use rustix::process::Signal;
 
 use super::{
-    Scene,
+    Job, Scene,
     scene::{LONG, STAY, STUBBORN, await_state, is_alive, signal},
 };
 use crate::{
@@ -180,6 +181,17 @@ fn a_wrapper_can_be_killed_at_any_moment() {
     }
 }
 
+/// A command of two processes, whose wrapper is stopped.
+#[track_caller]
+fn is_dead_when_others_have_the_lock(scene: &Scene, job: &mut Job, command: [u32; 2], mgr: &RedisMgr) {
+    let guard = mgr.lock("x").unwrap();
+    assert!(!command.into_iter().any(is_alive), "two at once");
+    job.signal(Signal::CONT);
+    assert_eq!(job.code(), 76, "{}", job.err());
+    assert_eq!(scene.processes(), []);
+    assert!(guard.is_held());
+}
+
 /// It cannot renew any more, and cannot end its command either.
 #[test]
 fn the_command_of_a_frozen_wrapper_is_dead_when_others_can_have_the_lock() {
@@ -187,13 +199,7 @@ fn the_command_of_a_frozen_wrapper_is_dead_when_others_can_have_the_lock() {
     let (mut job, pid) = scene.running(&["--ttl", "10s", "--grace", "200ms"], STUBBORN);
     let other = scene.number("other");
     job.signal(Signal::STOP);
-    let mgr = scene.manager();
-    let guard = mgr.lock("x").unwrap();
-    assert!(!is_alive(pid) && !is_alive(other), "two at once");
-    job.signal(Signal::CONT);
-    assert_eq!(job.code(), 76, "{}", job.err());
-    assert_eq!(scene.processes(), []);
-    assert!(guard.is_held());
+    is_dead_when_others_have_the_lock(&scene, &mut job, [pid, other], &scene.manager());
 }
 
 /// What it has is the claim window, which nothing makes longer.
@@ -206,12 +212,7 @@ fn the_command_of_a_wrapper_that_freezes_at_a_hand_over_is_dead_when_others_can_
     scene.await_line(1);
     drop(guard);
     let (pid, other) = (scene.number("pid"), scene.number("other"));
-    let guard = mgr.lock("x").unwrap();
-    assert!(!is_alive(pid) && !is_alive(other), "two at once");
-    job.signal(Signal::CONT);
-    assert_eq!(job.code(), 76, "{}", job.err());
-    assert_eq!(scene.processes(), []);
-    assert!(guard.is_held());
+    is_dead_when_others_have_the_lock(&scene, &mut job, [pid, other], &mgr);
 }
 
 /// Its lock is still there then, and nobody else has asked the command to end.
