@@ -107,12 +107,13 @@ impl ConnectionPool {
         if let Ok(connection) = pool.get_timeout(left) {
             return Ok(connection);
         }
-        // Who was kept from running until its time was over may find one, or that one was still being made.
+        // Who was kept from running until its time was over may find one, or that one was still being made: counted before
+        // the last look, for one that is made between the two is there for whoever comes next, and not in others' hands.
+        let all = pool.state().connections >= self.size;
         pool.try_get().ok_or_else(|| {
             if self.closed.load(Ordering::Relaxed) {
                 return closed;
             }
-            let all = pool.state().connections >= self.size;
             Failure { sent: false, reason: if all { Reason::PoolExhausted } else { Reason::TimedOut } }
         })
     }

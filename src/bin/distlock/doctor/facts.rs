@@ -127,6 +127,10 @@ impl Node {
         self.round_trips.last().copied().unwrap_or_default()
     }
 
+    pub(crate) fn best_round_trip(&self) -> Duration {
+        self.round_trips.first().copied().unwrap_or_default()
+    }
+
     pub(crate) fn median_round_trip(&self) -> Duration {
         self.round_trips.get(self.round_trips.len() / 2).copied().unwrap_or_default()
     }

@@ -54,9 +54,9 @@ fn clocks_are_compared_beyond_doubt() {
 
 #[test]
 fn a_handover_that_took_too_long_was_not_told() {
-    let finding = |millis: u64, round_trip: u64| {
+    let finding = |millis: u64, best: u64| {
         let mut facts = facts(&["a:1"]);
-        facts.nodes[0].round_trips = vec![Duration::from_millis(round_trip)];
+        facts.nodes[0].round_trips = vec![Duration::from_millis(best), Duration::from_millis(100)];
         let handover = Duration::from_millis(millis);
         facts.trial = Some(Ok(Handover { acquire: Duration::from_millis(1), handover }));
         handover_level(&facts)
