@@ -219,12 +219,14 @@ fn the_command_of_a_wrapper_that_freezes_at_a_hand_over_is_dead_when_others_can_
 #[test]
 fn a_frozen_wrapper_whose_command_had_to_be_ended_says_so() {
     let scene = Scene::new();
-    let (mut job, pid) = scene.running(&["--ttl", "9s", "--grace", "0"], STAY);
+    let (mut job, pid) = scene.running(&["--ttl", "20s", "--grace", "0"], STAY);
     job.signal(Signal::STOP);
     eventually("the command is ended", CEILING, || !is_alive(pid));
     job.signal(Signal::CONT);
     assert_eq!(job.code(), 76, "{}", job.err());
-    assert!(job.err().starts_with("distlock: "), "{}", job.err());
+    // On a machine that takes longer than what was left of it, the lock is lost by now.
+    let said = job.err();
+    assert!(["was kept from running", "is lost: "].iter().any(|why| said.contains(why)), "{said}");
     eventually("the lock is free", CEILING, || scene.holder().is_none());
     assert_eq!(scene.processes(), []);
 }
