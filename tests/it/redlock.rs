@@ -68,6 +68,13 @@ fn await_nowhere(nodes: &Nodes, name: &str) {
     eventually("no node keeps it", CEILING, || nodes.values(&key(name)).iter().all(Option::is_none));
 }
 
+/// Each node is connected to and knows the scripts, and nothing is under way to it any more.
+#[track_caller]
+fn warm_up(nodes: &Nodes, mgr: &RedisMgr) {
+    eventually("all keep it", CEILING, || kept_on(nodes, &mgr.lock("warm").unwrap()).len() == nodes.len());
+    await_nowhere(nodes, "warm");
+}
+
 /// Waits until the lease was renewed so often, and was held all the time.
 #[track_caller]
 fn await_renewals(guard: &LockGuard, times: usize) {

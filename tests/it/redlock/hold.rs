@@ -10,7 +10,9 @@ use std::{
 
 use distlock::{HandleEvent, LockError, LockGuard, LockInfo, LockLost, LostEvent, RedisMgr, ReleasedEvent};
 
-use super::{TTL, await_nowhere, await_renewals, brisk, expect_a_quorum, impatient, kept_on, key, manager, patient};
+use super::{
+    TTL, await_nowhere, await_renewals, brisk, expect_a_quorum, impatient, kept_on, key, manager, patient, warm_up,
+};
 use crate::{
     kit::{self, BOUNDED, SECOND, UnwrapReleased, lease, lost, within},
     support::{Armed, CEILING, Fault, Nodes, any_request, contains, eventually, eventually_some},
@@ -267,8 +269,7 @@ fn a_node_on_which_it_was_taken_anew_is_told_when_it_ends() {
 fn taking_back(pool_size: u32) -> (Nodes, RedisMgr, Armed) {
     let nodes = Nodes::start(3).behind_proxies(&[2]);
     let mgr = RedisMgr::new(patient(&nodes).pool_size(pool_size)).unwrap();
-    drop(mgr.lock("y").unwrap());
-    await_nowhere(&nodes, "y");
+    warm_up(&nodes, &mgr);
     let held = nodes.proxy(2).on_request(contains("lock:x"), Fault::HoldRequest).forever();
     within(BOUNDED, "releasing", || mgr.lock("x").unwrap().release().unwrap()).unwrap_released();
     // First the lock, behind which its release waits; and then the release once more, by the renewer.

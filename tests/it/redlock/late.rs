@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use distlock::{LockLost, RedisMgr};
 
-use super::{await_nowhere, brisk, expect_a_quorum, impatient, kept_on, key, manager, no_quorum, patient};
+use super::{await_nowhere, brisk, expect_a_quorum, impatient, kept_on, key, manager, no_quorum, patient, warm_up};
 use crate::{
     kit::{BOUNDED, IMPATIENT, SECOND, UnwrapReleased, fence_key, in_thread, lease, lost, queued, timed, within},
     support::{Armed, CEILING, Fault, Nodes, Worker, contains, eventually, eventually_some},
@@ -45,7 +45,7 @@ fn scripts(nodes: &Nodes, node: usize) -> u64 {
 fn a_lost_vote_is_undone_on_a_node_that_says_yes_late() {
     let nodes = lost_without_the_first();
     let mgr = manager(&nodes);
-    assert!(mgr.try_lock("y").is_ok());
+    warm_up(&nodes, &mgr);
     let before = scripts(&nodes, 0);
     nodes.stop(0);
     let error = within(BOUNDED, "trying", || mgr.try_lock("x").unwrap_err());
@@ -57,7 +57,7 @@ fn a_lost_vote_is_undone_on_a_node_that_says_yes_late() {
 fn it_is_undone_although_its_manager_has_gone() {
     let nodes = lost_without_the_first();
     let mgr = manager(&nodes);
-    drop(mgr.try_lock("y").unwrap());
+    warm_up(&nodes, &mgr);
     let before = scripts(&nodes, 0);
     nodes.stop(0);
     let error = within(BOUNDED, "trying", || mgr.try_lock("x").unwrap_err());
@@ -86,8 +86,7 @@ fn it_is_undone_although_its_process_was_killed() {
 fn a_request_that_comes_after_its_time_leaves_nothing() {
     let nodes = Nodes::start(5);
     let mgr = RedisMgr::new(impatient(&nodes)).unwrap();
-    drop(mgr.lock("x").unwrap());
-    await_nowhere(&nodes, "x");
+    warm_up(&nodes, &mgr);
     let before: Vec<_> = (0..5).map(|node| scripts(&nodes, node)).collect();
     [0, 1, 2].into_iter().for_each(|node| nodes.stop(node));
     let error = within(20 * IMPATIENT, "trying", || mgr.try_lock("x").unwrap_err());
@@ -108,8 +107,7 @@ fn a_request_that_comes_after_its_time_leaves_nothing() {
 fn a_request_that_arrives_after_the_release_leaves_nothing() {
     let nodes = Nodes::start(5).behind_proxies(&[2]);
     let mgr = RedisMgr::new(patient(&nodes)).unwrap();
-    drop(mgr.lock("y").unwrap());
-    await_nowhere(&nodes, "y");
+    warm_up(&nodes, &mgr);
     let held = nodes.proxy(2).on_request(contains("lock:x"), Fault::HoldRequest);
     let guard = within(BOUNDED, "locking", || mgr.lock("x").unwrap());
     held.wait_fired();
@@ -215,8 +213,7 @@ fn a_place_in_line_that_is_taken_after_the_end_is_given_up_with_the_guard() {
 fn a_node_to_which_a_release_is_on_its_way_keeps_no_lock_alive() {
     let nodes = Nodes::start(3).behind_proxies(&[2]);
     let mgr = manager(&nodes);
-    drop(mgr.lock("y").unwrap());
-    await_nowhere(&nodes, "y");
+    warm_up(&nodes, &mgr);
     for node in [0, 1] {
         nodes.server(node).query::<()>(&["SET", &key("x"), "a stranger", "PX", "600000"]);
     }

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::{
     await_nowhere, await_renewals, brisk, expect_a_quorum, hand, impatient, kept_on, key, locked, manager, next_locked,
-    release,
+    release, warm_up,
 };
 use crate::{
     kit::{
@@ -49,7 +49,7 @@ fn who_stands_in_line_is_served_in_order() {
 fn a_newcomer_does_not_take_it_against_the_word_of_the_node_with_the_line() {
     let nodes = Nodes::start(3).behind_proxies(&[1, 2]);
     let mgr = manager(&nodes);
-    drop(mgr.lock("warm").unwrap());
+    warm_up(&nodes, &mgr);
     nodes.server(0).query::<()>(&["SET", &key("x"), "whose turn it is", "PX", "600000"]);
     for node in [1, 2] {
         let late = Fault::DelayReply(Duration::from_millis(500));

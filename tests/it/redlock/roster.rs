@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use distlock::{Config, LockError, RedisMgr, Vote};
 
-use super::{await_nowhere, expect_a_quorum, impatient, kept_on, key, manager, no_quorum, votes};
+use super::{await_nowhere, expect_a_quorum, impatient, kept_on, key, manager, no_quorum, votes, warm_up};
 use crate::{
     kit::{self, BOUNDED, IMPATIENT, alone, capture_log, fence_key, within},
     support::{CEILING, Fault, FaultProxy, Nodes, RedisServer, contains, eventually, eventually_some},
@@ -165,7 +165,8 @@ fn a_node_that_becomes_a_replica_is_left_out() {
 fn a_node_whose_refusal_nobody_waited_for_is_left_out_as_a_replica() {
     let nodes = Nodes::start(3).behind_proxies(&[1]);
     let mgr = manager(&nodes);
-    drop(mgr.lock("y").unwrap());
+    // A release that is still under way would be refused, and its refusal heard.
+    warm_up(&nodes, &mgr);
     let master = nodes.server(0).port().to_string();
     nodes.config_set(0, "repl-diskless-sync-delay", "0");
     nodes.server(1).cli(&["REPLICAOF", "127.0.0.1", &master]);
