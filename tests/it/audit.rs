@@ -542,7 +542,8 @@ fn a_shutdown_leaves_neither_connections_nor_threads_to_a_clone_that_lives_on() 
     assert!(matches!(clone.connection(), Err(LockError::Shutdown)));
     assert_eq!(guard.lost().recv(), Ok(LockLost::Shutdown));
     drop(guard);
-    assert!(server.clients().is_empty() && threads().is_empty());
+    server.await_clients(0..=0);
+    assert!(threads().is_empty());
 }
 
 /// Goal: a lock whose taking is overtaken by a shutdown is not forgotten. Its lease would be 30 s.

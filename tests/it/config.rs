@@ -79,7 +79,7 @@ fn options_out_of_range_are_refused_before_anything_is_asked() {
     }
     let error = mgr.lock_with("x", &LockOptions::new().max_hold(Duration::ZERO)).unwrap_err();
     assert!(matches!(error, LockError::InvalidOptions { .. }), "{error:?}");
-    assert!(server.clients().is_empty(), "it has connected");
+    server.await_clients(0..=0);
     for ttl in [Duration::from_millis(10), Duration::from_secs(24 * 60 * 60)] {
         drop(mgr.lock_with("x", &lease(ttl)).unwrap());
     }
@@ -89,10 +89,10 @@ fn options_out_of_range_are_refused_before_anything_is_asked() {
 fn making_a_manager_connects_to_nothing() {
     let server = RedisServer::start();
     let mgr = manager(&server);
-    assert!(server.clients().is_empty());
+    server.await_clients(0..=0);
     assert_eq!(mgr.server(), &*label(&server));
     assert!(mgr.ping().unwrap() < 20 * SECOND);
-    assert_eq!(server.clients().len(), 1);
+    server.await_clients(1..=1);
 }
 
 fn strange_names() -> Vec<String> {
@@ -203,7 +203,7 @@ fn a_name_that_is_empty_or_too_long_is_refused() {
             assert!(error.to_string().contains(says) && error.to_string().len() < 300, "{error}");
         }
     }
-    assert!(server.clients().is_empty());
+    server.await_clients(0..=0);
 }
 
 #[test]

@@ -147,7 +147,7 @@ fn a_users_connection_serves_commands_and_goes_back() {
         assert_eq!(wrong.code(), Some("WRONGTYPE"));
     }
     assert!(mgr.try_lock("x").unwrap().is_held());
-    assert_eq!(server.clients().len(), 1);
+    server.await_clients(1..=1);
 }
 
 #[test]

@@ -153,5 +153,5 @@ fn a_process_that_comes_to_its_end_releases_everything() {
     holder.end_input();
     assert!(holder.wait().success(), "{}", holder.transcript());
     assert!(["x", "y", "z"].iter().all(|name| owner(&server, name).is_none()));
-    assert!(server.clients().is_empty());
+    server.await_clients(0..=0);
 }

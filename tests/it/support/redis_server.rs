@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::env;
 use std::fs::{self, File};
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::sync::OnceLock;
@@ -218,6 +219,13 @@ impl RedisServer {
         };
         let clients = list.lines().map(pairs);
         clients.filter(|client: &HashMap<_, _>| client["id"] != own.to_string()).collect()
+    }
+
+    /// Waits until so many others are connected. A connection that was closed is still there for as long as a process that another
+    /// test begins at that moment has not replaced itself, and so keeps what it was forked with.
+    #[track_caller]
+    pub fn await_clients(&self, many: RangeInclusive<usize>) {
+        eventually(&format!("{many:?} are connected"), CEILING, || many.contains(&self.clients().len()));
     }
 
     /// Cuts the connections that match, such as `["TYPE", "pubsub"]`; all for an empty filter.
