@@ -55,33 +55,45 @@ fn same_requests(cluster: &Cluster) -> Result<()> {
     // The first time a connection carries the texts of the scripts.
     lock_and_release(&mgr)?;
     for server in &cluster.servers {
-        let monitor = server.monitor();
-        lock_and_release(&mgr)?;
-        let requests = raw.prepare()?;
-        raw.run(&requests, Until::All)?;
-        eventually("the requests have come", CEILING, || {
-            let lines = monitor.lines();
-            let of = |name: &str| lines.iter().filter(|line| is_request(line, name)).count();
-            of("ours") >= 2 && of(NAME) >= 2
-        });
-        let lines = monitor.lines();
-        let first_two = |name: &str| -> Vec<Vec<&str>> {
-            let requests = lines.iter().filter(|line| is_request(line, name));
-            requests.take(2).map(|line| line.split(" \"").skip(1).collect()).collect()
-        };
-        // The hash is the same, and everything else is as long; but the library numbers its requests from anywhere.
-        let shape = |words: &[&str]| -> Vec<usize> {
-            let words = words.iter().enumerate().filter(|(at, _)| *at != NONCE_AT);
-            words.map(|(_, word)| word.len()).collect()
-        };
-        let alike = |ours: &Vec<&str>, bare: &Vec<&str>| ours.get(1) == bare.get(1) && shape(ours) == shape(bare);
-        let (ours, bare) = (first_two("ours"), first_two(NAME));
-        if ours.len() != 2 || bare.len() != 2 || !ours.iter().zip(&bare).all(|(ours, bare)| alike(ours, bare)) {
-            eprintln!("the library sends\n{ours:#?}\nand the raw connection\n{bare:#?}");
-            return Err("the raw requests are not the library's, see above".into());
+        // A request that the machine has kept back for too long is refused, and made once more.
+        let mut tries = 10;
+        while !same_requests_at(server, &mgr, &mut raw)? {
+            tries -= 1;
+            if tries == 0 {
+                return Err("the raw requests are not the library's, see above".into());
+            }
         }
     }
     Ok(())
+}
+
+fn same_requests_at(server: &RedisServer, mgr: &RedisMgr, raw: &mut RawNodes) -> Result<bool> {
+    let monitor = server.monitor();
+    lock_and_release(mgr)?;
+    let requests = raw.prepare()?;
+    raw.run(&requests, Until::All)?;
+    eventually("the requests have come", CEILING, || {
+        let lines = monitor.lines();
+        let of = |name: &str| lines.iter().filter(|line| is_request(line, name)).count();
+        of("ours") >= 2 && of(NAME) >= 2
+    });
+    let lines = monitor.lines();
+    let first_two = |name: &str| -> Vec<Vec<&str>> {
+        let requests = lines.iter().filter(|line| is_request(line, name));
+        requests.take(2).map(|line| line.split(" \"").skip(1).collect()).collect()
+    };
+    // The hash is the same, and everything else is as long; but the library numbers its requests from anywhere.
+    let shape = |words: &[&str]| -> Vec<usize> {
+        let words = words.iter().enumerate().filter(|(at, _)| *at != NONCE_AT);
+        words.map(|(_, word)| word.len()).collect()
+    };
+    let alike = |ours: &Vec<&str>, bare: &Vec<&str>| ours.get(1) == bare.get(1) && shape(ours) == shape(bare);
+    let (ours, bare) = (first_two("ours"), first_two(NAME));
+    let same = ours.len() == 2 && bare.len() == 2 && ours.iter().zip(&bare).all(|(ours, bare)| alike(ours, bare));
+    if !same {
+        eprintln!("the library sends\n{ours:#?}\nand the raw connection\n{bare:#?}");
+    }
+    Ok(same)
 }
 
 fn is_request(line: &str, name: &str) -> bool {
