@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{CEILING, Fault, FaultProxy, RedisServer, any_request, eventually};
+use crate::support::{CEILING, Fault, FaultProxy, RedisServer, any_request};
 
 /// A client that speaks for itself.
 struct Client(TcpStream);
@@ -91,7 +91,7 @@ fn a_client_whose_server_is_lost_is_not_told() {
     client.say(PING);
     client.hears(PONG);
     proxy.lose_server();
-    eventually("the server has no client", CEILING, || server.clients().is_empty());
+    server.await_clients(0..=0);
     client.say(PING);
     client.hears_nothing();
     proxy.heal();
@@ -108,7 +108,7 @@ fn a_server_whose_clients_are_lost_is_not_told() {
     client.hears_the_end();
     assert_eq!(server.query::<i64>(&["PUBLISH", "c", "x"]), 1, "it believes that somebody listens");
     proxy.heal();
-    eventually("the server has no client", CEILING, || server.clients().is_empty());
+    server.await_clients(0..=0);
 }
 
 #[test]

@@ -184,6 +184,6 @@ fn many_who_wait_are_gone_when_they_have_been_told() {
         assert!(matches!(waiting.join().unwrap(), Err(LockError::Shutdown)));
     }
     assert_eq!(queued(&server, "x"), 0);
-    eventually("nobody is connected", CEILING, || server.clients().len() <= 2);
+    server.await_clients(0..=2);
     drop(guard);
 }

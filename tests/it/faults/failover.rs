@@ -89,9 +89,8 @@ fn a_replica_that_stays_one_is_told_when_the_time_is_over() {
     told("releasing", within(BOUNDED, "releasing", || guard.release().unwrap_err()));
     told("by id", within(BOUNDED, "by id", || mgr.release_lock("x", "somebody").unwrap_err()));
     // Each in its time, and none of them in a frenzy.
-    let errors: String = server.query(&["INFO", "errorstats"]);
-    let refused = errors.lines().find_map(|line| line.strip_prefix("errorstat_READONLY:count=")).unwrap();
-    assert!(refused.parse::<u32>().unwrap() < 150, "{refused}");
+    let refused = server.refusals("READONLY");
+    assert!((1..150).contains(&refused), "{refused}");
 }
 
 /// Nobody waits for the name of one of several nodes, nor for those of too many, where the operation timeout is 20 s.

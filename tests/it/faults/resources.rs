@@ -143,7 +143,7 @@ fn ten_thousand_locks_and_random_failures_leave_nothing_behind() {
     assert!(failed.load(Ordering::Relaxed) > 0, "nothing went wrong");
     // The pool's, the renewer's and the listener's.
     let connections = POOL as usize + 2;
-    eventually("connections are few", CEILING, || server.clients().len() <= connections);
+    server.await_clients(0..=connections);
     eventually("files are few", CEILING, || own_files() <= before + connections);
     eventually("threads are few", CEILING, || threads().len() == 2);
     for name in ["x", "n0", "n1", "n2", "n3"] {

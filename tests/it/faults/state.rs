@@ -302,7 +302,7 @@ fn who_waits_is_told_of_a_state_that_somebody_has_to_end() {
         let replica = ["MASTERDOWN", "READONLY"].contains(&code);
         // The first refusal may be a stale connection's, which is replaced.
         let looks = if replica { 2 } else { 1 };
-        eventually("it has looked", CEILING, || refusals(&server, code) >= looks);
+        eventually("it has looked", CEILING, || server.refusals(code) >= looks);
         if replica {
             end(&server);
             guard.release().unwrap().unwrap_released();
@@ -334,13 +334,6 @@ fn a_server_without_messages_is_good_enough_for_waiting() {
     }
 }
 
-/// How often it has answered so, as it counts itself.
-fn refusals(server: &RedisServer, code: &str) -> u32 {
-    let errors: String = server.query(&["INFO", "errorstats"]);
-    let count = format!("errorstat_{code}:count=");
-    errors.lines().find_map(|line| line.strip_prefix(&count)).map_or(0, |count| count.trim().parse().unwrap())
-}
-
 /// The password is changed, and then all connections are cut: nothing can be renewed, and the server is not stormed.
 #[test]
 fn a_password_that_does_not_fit_any_more_is_not_tried_in_a_frenzy() {
@@ -356,7 +349,7 @@ fn a_password_that_does_not_fit_any_more_is_not_tried_in_a_frenzy() {
     assert_eq!(lost(&guard), LockLost::Expired);
     let error = within(BOUNDED, "waiting", || waiting.join().unwrap().unwrap_err());
     assert_eq!(error.code(), Some("WRONGPASS"), "{error:?}");
-    let refused = refusals(&server, "WRONGPASS");
+    let refused = server.refusals("WRONGPASS");
     assert!((1..60).contains(&refused), "{refused} attempts in {LEASE:?}");
     drop(theirs);
 }

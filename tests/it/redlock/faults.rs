@@ -6,7 +6,7 @@ use distlock::{LockGuard, RedisMgr};
 
 use super::{
     TTL, await_nowhere, await_renewals, brisk, expect_a_quorum, kept_on, key, late::releases_x, manager, patient,
-    quorum,
+    quorum, warm_up,
 };
 use crate::{
     kit::{BOUNDED, SECOND, UnwrapReleased, in_thread, is_renewal, lease, pttl, queued, timed, within},
@@ -257,7 +257,7 @@ fn a_release_hears_those_whom_it_asks_again() {
 fn known_to_each_other() -> (Nodes, RedisMgr) {
     let nodes = Nodes::start(3).behind_proxies(&[0, 1, 2]);
     let mgr = manager(&nodes);
-    eventually("all are connected", CEILING, || kept_on(&nodes, &mgr.lock("warm").unwrap()).len() == nodes.len());
+    warm_up(&nodes, &mgr);
     (nodes, mgr)
 }
 
@@ -371,7 +371,7 @@ fn votes_that_take_most_of_a_lease_are_given_back() {
 fn a_node_that_gives_back_slowly_is_asked_again() {
     let nodes = Nodes::start(3).behind_proxies(&[1]);
     let mgr = RedisMgr::new(patient(&nodes).operation_timeout(2 * SECOND)).unwrap();
-    eventually("all are connected", CEILING, || kept_on(&nodes, &mgr.lock("warm").unwrap()).len() == nodes.len());
+    warm_up(&nodes, &mgr);
     nodes.kill(2);
     nodes.server(0).query::<()>(&["SET", &key("x"), "a stranger", "PX", "600000"]);
     let back = nodes.proxy(1).on_request(releases_x, Fault::DelayReply(Duration::from_millis(300))).forever();

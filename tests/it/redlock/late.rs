@@ -285,9 +285,7 @@ pub(super) fn releases_x(words: &[Vec<u8>]) -> bool {
 /// A lock that all three nodes keep, given up while its release is held up in front of the last one, so that nobody waits for
 /// that answer. The last one's word was heard when it was taken, so that nothing else is to be undone there.
 fn released_without_the_last(nodes: &Nodes, mgr: &RedisMgr) -> Armed {
-    eventually("all are connected, and know the scripts", CEILING, || {
-        kept_on(nodes, &mgr.lock("y").unwrap()).len() == nodes.len()
-    });
+    warm_up(nodes, mgr);
     let guard = eventually_some("all of them keep it", CEILING, || {
         let unheard = nodes.proxy(1).on_request(contains("lock:x"), Fault::HoldReply);
         let guard = mgr.lock_with("x", &lease(600 * SECOND)).unwrap();

@@ -260,6 +260,13 @@ impl RedisServer {
             .collect()
     }
 
+    /// How often it has answered with an error of this code.
+    pub fn refusals(&self, code: &str) -> u32 {
+        let errors: String = self.query(&["INFO", "errorstats"]);
+        let count = format!("errorstat_{code}:count=");
+        errors.lines().find_map(|line| line.strip_prefix(&count)).map_or(0, |count| count.parse().expect("a number"))
+    }
+
     /// Changes with every start of the server.
     pub fn run_id(&self) -> String {
         field(&self.query::<String>(&["INFO", "server"]), "run_id").to_owned()
