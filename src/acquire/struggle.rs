@@ -18,6 +18,8 @@ const TELL_AT: u32 = 2;
 /// A row of failures that no success has ended.
 pub(super) struct Struggle {
     since: Moment,
+    /// Since when nothing but the servers has been to blame.
+    away_since: Moment,
     failures: u32,
     /// The last one that says more than that time ran out.
     telling: Option<Trouble>,
@@ -30,8 +32,12 @@ impl Attempt<'_> {
         let timeout = self.on.redlock.operation_timeout();
         // One of several may have been left alone by us for a while, until something late was void.
         let silent = if self.several() { timeout.saturating_mul(2).saturating_add(LATE_SLACK) } else { timeout };
-        let struggle = self.trouble.get_or_insert(Struggle { since: now, failures: 0, telling: None });
+        let struggle = self.trouble.get_or_insert(Struggle { since: now, away_since: now, failures: 0, telling: None });
         struggle.failures += 1;
+        // Who is in line needs no connection to be told that it is its turn; and a quarantine ends by itself.
+        if (self.in_line && trouble.is_pool_exhausted()) || trouble.is_quarantine() {
+            struggle.away_since = now;
+        }
         let (since, failures) = (struggle.since, struggle.failures);
         let (passing, sent, silence) = (trouble.is_passing(), trouble.sent(), trouble.is_silence());
         // Nothing is unclear about a server that was not reached, and who does not want to wait does not want to retry.
@@ -40,12 +46,9 @@ impl Attempt<'_> {
         let replica = trouble.is_about_a_replica();
         let demoted = failures == 1 && replica;
         let comes_back = passing && !in_vain || replica && now < self.limit;
-        // Without a limit of the caller's, a server that stays away for a whole lease is reported. Who is in line needs
-        // no connection to be told that it is its turn; and a quarantine ends by itself.
-        let waits_on =
-            self.limit != Moment::NEVER || (self.in_line && trouble.is_pool_exhausted()) || trouble.is_quarantine();
-        let patience = since.saturating_add(self.claim.ttl.max(silent));
-        let patience = if waits_on { Moment::NEVER } else { patience };
+        // Without a limit of the caller's, a server that stays away for a whole lease is reported.
+        let patience = struggle.away_since.saturating_add(self.claim.ttl.max(silent));
+        let patience = if self.limit == Moment::NEVER { patience } else { Moment::NEVER };
         if (comes_back || demoted) && now < hard_limit.min(patience) {
             // A connection that went stale is replaced at once, and a reading of the server's clock is by every answer.
             let stale = failures == 1 && (sent || silence || demoted);

@@ -164,8 +164,8 @@ impl Attempt<'_> {
             heal_ms,
             token_min,
         };
-        let vote = |node: usize, reply: &Acquired| match reply {
-            Acquired::Held { .. } if redlock.node(node).quarantined(now).is_some() => Vote::Unknown,
+        let vote = |node: usize, answer: &Answer<Acquired>| match answer.reply {
+            Acquired::Held { .. } if redlock.node(node).quarantined(answer.sent).is_some() => Vote::Unknown,
             Acquired::Held { .. } => Vote::Yes,
             Acquired::Busy { .. } | Acquired::Queued { .. } => Vote::No,
             // Nobody holds it there or stands in line, which keeps nobody from a quorum of the others.

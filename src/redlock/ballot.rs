@@ -8,7 +8,6 @@ use super::{
 };
 use crate::{
     answer::NodeAnswer,
-    clock,
     node::{Answer, Failure, Reason, Receipt},
 };
 
@@ -46,11 +45,10 @@ impl<T> Ballot<T> {
 
     /// In words; `says` puts an answer into words.
     pub(crate) fn answers(&self, redlock: &Redlock, says: impl Fn(&T) -> String) -> Vec<NodeAnswer> {
-        let now = clock::now();
         let lines = self.slips.iter().zip(&self.votes).zip(redlock.nodes()).map(|((slip, vote), node)| {
             let vote = vote.unwrap_or(Vote::Unknown);
             let says = match slip {
-                Slip::Said(answer) => match node.quarantined(now) {
+                Slip::Said(answer) => match node.quarantined(answer.sent) {
                     Some(left) if vote == Vote::Unknown => Reason::Quarantined(left).to_string(),
                     _ => says(&answer.reply),
                 },

@@ -32,7 +32,7 @@ use self::{farewell::Farewell, pool::ConnectionPool, scatter::scatter};
 use crate::{
     clock::{self, Moment},
     error::{Action, LockError},
-    node::{Call, Endpoint, Failure, Reason, RedisNode, Roster, calls::Ping},
+    node::{Answer, Call, Endpoint, Failure, Reason, RedisNode, Roster, calls::Ping},
     observer::Observer,
 };
 
@@ -79,7 +79,7 @@ impl Redlock {
         let deadline = clock::now().saturating_add(self.operation_timeout);
         let links = self.links(deadline);
         let mut links = links.map_err(|failure| self.error(Trouble::Alone(failure), Action::Connect, None))?;
-        let ballot = self.ask(&mut links, Round::all(self.all(), deadline), |_| Ping, |_, ()| Vote::Yes);
+        let ballot = self.ask(&mut links, Round::all(self.all(), deadline), |_| Ping, |_, _| Vote::Yes);
         for (node, slip) in self.nodes.iter().zip(&ballot.slips) {
             match slip {
                 Slip::Failed(Failure { reason: Reason::Unfit(why), .. }) => {
@@ -165,7 +165,7 @@ impl Redlock {
         links: &mut Links,
         round: Round<'_>,
         call: impl Fn(usize) -> C,
-        vote: impl Fn(usize, &C::Reply) -> Vote,
+        vote: impl Fn(usize, &Answer<C::Reply>) -> Vote,
     ) -> Ballot<C::Reply> {
         scatter(&self.nodes, &mut links.0, round, call, vote)
     }

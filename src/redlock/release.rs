@@ -12,7 +12,10 @@ use crate::{
     clock::{self, Moment},
     holder::Holder,
     key::LockKey,
-    node::calls::{Release, ReleaseReply},
+    node::{
+        Answer,
+        calls::{Release, ReleaseReply},
+    },
     released::Released,
 };
 
@@ -41,8 +44,8 @@ impl<'a> Leaving<'a> {
         Release { key, id, waiter, in_time: false }
     }
 
-    pub(crate) fn vote(_: usize, reply: &ReleaseReply) -> Vote {
-        match reply {
+    pub(crate) fn vote(_: usize, answer: &Answer<ReleaseReply>) -> Vote {
+        match answer.reply {
             ReleaseReply::Released | ReleaseReply::Gone => Vote::Yes,
             ReleaseReply::Other(_) | ReleaseReply::WrongType => Vote::No,
             ReleaseReply::Late { .. } => Vote::Unknown,

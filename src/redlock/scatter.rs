@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     clock::{self, Moment},
-    node::{By, Call, Connection, Failure, Pending, Reason, RedisNode, Socket},
+    node::{Answer, By, Call, Connection, Failure, Pending, Reason, RedisNode, Socket},
 };
 
 /// A node that has owed an answer for this long, or has kept those who connect to it waiting, is not asked for more where the
@@ -76,7 +76,7 @@ pub(crate) fn scatter<C: Call>(
     links: &mut [Connection],
     round: Round<'_>,
     call: impl Fn(usize) -> C,
-    vote: impl Fn(usize, &C::Reply) -> Vote,
+    vote: impl Fn(usize, &Answer<C::Reply>) -> Vote,
 ) -> Ballot<C::Reply> {
     let unasked = |node: usize| round.before.get(node).copied().flatten().filter(|_| !round.to.has(node));
     let votes = (0..nodes.len()).map(|node| Some(unasked(node).unwrap_or(Vote::Unknown))).collect();
@@ -114,7 +114,7 @@ struct Asking<'a, 'r, C: Call, F, V> {
     greeter: Option<Greeter>,
 }
 
-impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_, C, F, V> {
+impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &Answer<C::Reply>) -> Vote> Asking<'_, '_, C, F, V> {
     fn begin(&mut self) {
         if self.nodes.len() == 1 {
             return self.ask(0);
@@ -330,7 +330,7 @@ impl<C: Call, F: Fn(usize) -> C, V: Fn(usize, &C::Reply) -> Vote> Asking<'_, '_,
         match self.nodes[node].settle(&mut self.links[node], &call, pending, value) {
             Ok(answer) => {
                 self.nodes[node].answered();
-                self.ballot.votes[node] = Some((self.vote)(node, &answer.reply));
+                self.ballot.votes[node] = Some((self.vote)(node, &answer));
                 self.ballot.slips[node] = Slip::Said(answer);
             }
             Err(failure) if by == By::Hash && failure.is_unknown_script() => {

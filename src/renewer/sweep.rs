@@ -101,7 +101,7 @@ impl Worker {
         let owing = some.iter().fold(NodeSet::NONE, |owing, undo| owing.with(undo.owing()));
         let owing = owing.without(*away);
         let round = Round::all(owing, deadline.filter(|_| !owing.is_empty())?);
-        let ballot = self.apart(|worker| worker.ask(round, spare(since), |_| Ping, |_, ()| Vote::Yes))?;
+        let ballot = self.apart(|worker| worker.ask(round, spare(since), |_| Ping, |_, _| Vote::Yes))?;
         *away = away.with(ballot.silent());
         let heard = ballot.voting(Vote::Yes);
         (!owing.without(heard).is_empty()).then(|| Trouble::of(&self.desk.redlock, ballot, |()| "it answers".into()))

@@ -20,7 +20,7 @@ use crate::{
     clock::{self, Moment},
     lease::Lease,
     node::{
-        Call, Failure, Reason,
+        Answer, Call, Failure, Reason,
         calls::{Renew, Renewal, Renewed},
     },
     redlock::{Ballot, Leaving, Links, NodeSet, Redlock, Round, Slip, Trouble, Verdict, Vote},
@@ -265,7 +265,7 @@ impl Worker {
         round: Round<'_>,
         delay: Duration,
         call: impl Fn(usize) -> C,
-        vote: impl Fn(usize, &C::Reply) -> Vote,
+        vote: impl Fn(usize, &Answer<C::Reply>) -> Vote,
     ) -> Ballot<C::Reply> {
         let Worker { desk, links, .. } = self;
         let (since, stop) = (clock::now(), desk.limits().1);

@@ -2,11 +2,11 @@
 
 use std::{cell::Cell, cell::RefCell, rc::Rc, sync::Arc};
 
-use distlock::{LockLost, RedisMgr, Released, Result};
+use distlock::{LockLost, LockOptions, RedisMgr, Released, Result};
 
 use super::{
     judge::Judge,
-    net::Link,
+    net::{Link, Memory},
     plan::Plan,
     store::Keys,
     story::set_up,
@@ -320,4 +320,57 @@ fn giving_up_a_lock_that_was_held_for_a_while_waits_for_no_distant_node() {
         assert!(!is_anywhere(sim, "x"));
         Ok(())
     });
+}
+
+/// All servers start anew without their data, and do not vote for a lease of ten seconds; returns when that is over at the
+/// earliest. They are 150 ms away from now on.
+fn forget_all(sim: &Sim) -> Time {
+    for node in 0..3 {
+        sim.kill_node(node, false);
+        sim.start_node(node, Memory::Empty);
+    }
+    let far = Link { least: 150 * MS, most: 150 * MS, ..Link::default() };
+    sim.net.borrow_mut().links[sim.process()].fill(far);
+    sim.now.get() + 10 * SEC
+}
+
+/// Goal: a quarantine is no absence of the servers. Whoever waits without a limit, and for a lease that is shorter than it,
+/// gets the lock when it ends, whatever was under way at that moment, and though the nodes are away for a while then.
+#[test]
+fn who_has_waited_for_the_end_of_a_quarantine_has_a_lease_of_patience_left() {
+    for late in 0..10 {
+        for are_away in [false, true] {
+            scene(3, move |sim, mgr| {
+                let end = forget_all(sim);
+                sim.sleep(late * 50 * MS);
+                if are_away {
+                    sim.after(end - SEC - sim.now.get(), |sim| (0..3).for_each(|node| sim.stop_node(node)));
+                    sim.after(end + 2 * SEC - sim.now.get(), |sim| (0..3).for_each(|node| sim.continue_node(node)));
+                }
+                drop(mgr.lock_with("x", &LockOptions::new().ttl(span(5 * SEC)))?);
+                assert!(sim.now.get() > end, "there was no quarantine");
+                Ok(())
+            });
+        }
+    }
+}
+
+/// Goal: an answer that does not count says why, also if it would count by now. Method: it is asked until all count.
+#[test]
+fn who_is_refused_at_the_end_of_a_quarantine_is_told_of_it() {
+    for late in 0..10 {
+        scene(3, move |sim, mgr| {
+            forget_all(sim);
+            sim.sleep(late * 30 * MS);
+            let mut refused = 0;
+            while let Err(error) = mgr.try_lock("x") {
+                refused += 1;
+                for node in error.nodes() {
+                    assert_ne!(node.says, "gives it", "{error}");
+                }
+            }
+            assert!(refused > 3, "there was no quarantine");
+            Ok(())
+        });
+    }
 }
