@@ -104,9 +104,10 @@ impl RedisServerBuilder {
 /// A running server that ends with the test, in whatever way the test ends.
 pub struct RedisServer {
     settings: RedisServerBuilder,
+    /// Ends before the folder that it writes to and the port that it listens on.
+    running: Mutex<Option<Running>>,
     folder: TempDir,
     port: ReservedPort,
-    running: Mutex<Option<Running>>,
     /// Commands that this type itself has sent, which no test wants to count.
     own_commands: AtomicU64,
 }
