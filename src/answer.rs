@@ -1,28 +1,28 @@
-//! `NodeAnswer`: what one of several nodes said.
+//! `NodeAnswer`: what one of several nodes replied.
 
 use std::{fmt, sync::Arc};
 
-/// What a node's answer counts as. `Unknown` is never counted as either of the others.
+/// How a node's reply counts. `Unknown` never counts as `Yes` or `No`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Vote {
-    /// It did what it was asked, or agrees.
+    /// The node did what it was asked to do, or agrees.
     Yes,
-    /// It answered, and did not.
+    /// The node replied, and refused or disagrees.
     No,
-    /// It did not answer, or its answer does not count.
+    /// The node did not reply, or its reply does not count.
     Unknown,
 }
 
-/// What one node said, for people and for programs.
+/// The reply of one node, for people and for programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NodeAnswer {
-    /// The node, as errors call it.
+    /// The address of the node, as shown in errors.
     pub node: Arc<str>,
-    /// What its answer counts as.
+    /// How the reply counts.
     pub vote: Vote,
-    /// Its answer, or why there is none, as part of a sentence.
+    /// The reply, or why there is none, as a part of a sentence.
     pub says: String,
 }
 
@@ -38,7 +38,7 @@ impl fmt::Display for NodeAnswer {
     }
 }
 
-/// The answers of all nodes, one after the other.
+/// The replies of all nodes, separated by semicolons.
 pub(crate) struct Answers<'a>(pub(crate) &'a [NodeAnswer]);
 
 impl fmt::Display for Answers<'_> {

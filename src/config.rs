@@ -1,4 +1,4 @@
-//! `Config`: how servers are reached, and the defaults of locks, with their units.
+//! `Config`: how a manager reaches its servers, and the defaults of its locks.
 
 mod options;
 mod settings;
@@ -9,7 +9,7 @@ pub use self::options::LockOptions;
 pub(crate) use self::settings::Settings;
 use crate::{event::HandleEvent, node::Endpoint};
 
-/// How a [`RedisMgr`](crate::RedisMgr) reaches its server, and the defaults of its locks.
+/// How a [`RedisMgr`](crate::RedisMgr) reaches its server or nodes, and the defaults of its locks.
 ///
 /// ```
 /// use std::time::Duration;
@@ -20,7 +20,8 @@ use crate::{event::HandleEvent, node::Endpoint};
 #[must_use]
 pub struct Config {
     urls: Vec<String>,
-    /// The variable whose URL is no text: it may not be passed over, which would be to lock elsewhere.
+    /// The environment variable whose URL is not UTF-8. It must not be ignored, because the locks would
+    /// then be taken on another server.
     unreadable: Option<&'static str>,
     password: Option<String>,
     prefix: String,
@@ -35,16 +36,20 @@ pub struct Config {
 }
 
 impl Config {
-    /// A configuration for the server at `url`: `redis://[user[:password]@]host[:port][/db]`, the same with
-    /// `valkey://`, or `unix:///path/to/socket[?db=0&user=…&pass=…]`. Several URLs, with commas between them, are
-    /// [nodes](Self::nodes). They are looked at when a manager is made of them.
+    /// Creates a configuration for the server at `url`: `redis://[user[:password]@]host[:port][/db]`, the
+    /// same with `valkey://`, or `unix:///path/to/socket[?db=0&user=…&pass=…]`.
+    ///
+    /// Several URLs, separated by commas, are [nodes](Self::nodes). A URL is validated when a manager is
+    /// created.
     pub fn new(url: impl Into<String>) -> Config {
         Config::nodes(split(&url.into()))
     }
 
-    /// A configuration for several independent servers that decide together: a lock is held when more than half of the
-    /// nodes keep it, so two of five, or one of three, may be away. They have to be masters that do not replicate to each
-    /// other; name them in the same order everywhere, for waiters line up on the first that is there.
+    /// Creates a configuration for several independent servers (Redlock). A lock is held while more than
+    /// half of the nodes keep it: with three nodes one may be unreachable, with five nodes two.
+    ///
+    /// The nodes must be masters that do not replicate to each other. List them in the same order in every
+    /// program, because waiters queue on the first reachable node.
     ///
     /// ```
     /// let config = distlock::Config::nodes(["redis://10.0.0.1", "redis://10.0.0.2", "redis://10.0.0.3"]);
@@ -71,21 +76,22 @@ impl Config {
         }
     }
 
-    /// The URL, or URLs, from the environment: `DISTLOCK_URL`, else `REDIS_URL`, else `redis://127.0.0.1:6379`.
-    /// One that is not UTF-8 is refused when a manager is made of it.
+    /// Creates a configuration from the environment: `DISTLOCK_URL`, else `REDIS_URL`, else
+    /// `redis://127.0.0.1:6379`. If the variable is not UTF-8, creating a manager fails.
     pub fn from_env() -> Config {
         let set = |name| env::var_os(name).filter(|url| !url.is_empty()).map(|url| (name, url));
         match ["DISTLOCK_URL", "REDIS_URL"].into_iter().find_map(set) {
             Some((name, url)) => match url.into_string() {
                 Ok(url) => Config::new(url),
-                // Still one server for those who look at the nodes one by one, and none that works.
+                // One unusable server, so that `each_node` returns one configuration.
                 Err(_) => Config { unreadable: Some(name), ..Config::nodes([""]) },
             },
             None => Config::new("redis://127.0.0.1:6379"),
         }
     }
 
-    /// The password for all servers whose URL has none: for secrets that are kept apart from addresses. Defaults to none.
+    /// Sets the password for every server whose URL has none, for secrets that are kept apart from
+    /// addresses. Defaults to no password.
     ///
     /// ```
     /// let config = distlock::Config::new("redis://10.0.0.5").password("secret");
@@ -96,79 +102,90 @@ impl Config {
         self
     }
 
-    /// What stands before each lock name to make its key. Defaults to `lock:`. With an empty prefix the keys are the
-    /// bare names, and a key without an expiry is then never given one, since it may be anybody's data.
+    /// Sets the prefix that turns a lock name into its key. Defaults to `lock:`.
+    ///
+    /// With an empty prefix, the keys are the bare names. A lock key without an expiry, which could be any
+    /// data, then never gets one.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Config {
         self.prefix = prefix.into();
         self
     }
 
-    /// How many connections the pool may hold, to each node. Defaults to 10. Threads that wait for a lock use none of them.
+    /// Sets the maximum number of pooled connections to each node. Defaults to 10. A thread that waits for
+    /// a lock uses none of them.
     pub fn pool_size(mut self, connections: u32) -> Config {
         self.pool_size = connections;
         self
     }
 
-    /// The longest time for one exchange with the server, connecting included. Defaults to 1 s. For a lock with a
-    /// short lease it is shortened, so that a second try fits into the lease.
+    /// Sets the maximum time for one exchange with the server, including the connect. Defaults to 1 s. For
+    /// a lock with a short ttl the timeout is shorter, so that a second attempt fits into the lease.
     ///
-    /// Five round trips have to fit in: a release connects and asks in half of the time, so that it can do so twice.
+    /// Allow for at least five round trips: a release connects and sends its request within half of this
+    /// time, so that it can do both twice.
     pub fn operation_timeout(mut self, timeout: Duration) -> Config {
         self.operation_timeout = timeout;
         self
     }
 
-    /// How long a lock is kept for the next waiter until it answers. Defaults to 1 s, and is never longer than the
-    /// lease. A waiter that is connected but frozen holds up the line for this long; a waiter that cannot run within
-    /// it loses its turn.
+    /// Sets how long a lock is reserved for the next waiter until that waiter confirms it. Defaults to 1 s,
+    /// and is never longer than the lease.
+    ///
+    /// A waiter that is connected but frozen delays the queue by this time. A waiter that cannot run within
+    /// this time loses its turn.
     pub fn claim_window(mut self, window: Duration) -> Config {
         self.claim_window = window;
         self
     }
 
-    /// How long a thread keeps its core while it waits for an answer, before it sleeps. Defaults to 200 µs; zero never
-    /// spins. It only spins where answers usually come within that time, lets other threads run meanwhile, and never
-    /// while it waits for a lock: only while a request to a server nearby is under way. Without effect for several nodes.
+    /// Sets how long a thread busy-waits for a reply before it sleeps. Defaults to 200 µs; zero turns it
+    /// off.
+    ///
+    /// A thread only spins while it has sent a request to a server whose replies usually arrive within that
+    /// time, and it yields to other threads. It never spins while it waits for a lock. No effect with
+    /// several nodes.
     pub fn spin(mut self, longest: Duration) -> Config {
         self.spin = longest;
         self
     }
 
-    /// The lease of locks that do not say otherwise: how long a lock outlives a holder that died. Defaults to 10 s;
-    /// 10 ms to 24 h. It is renewed every third of it.
+    /// Sets the ttl of locks whose options do not set one: how long a lock outlives a holder that died.
+    /// Defaults to 10 s; allowed are 10 ms to 24 h. The lock is renewed every third of the ttl.
     pub fn ttl(mut self, ttl: Duration) -> Config {
         self.ttl = ttl;
         self
     }
 
-    /// For how long one of several nodes does not vote after it may have lost its memory: after a restart, the first
-    /// start included. Voting sooner, it would give locks away that it has forgotten. One that writes everything to disk
-    /// before it answers (`appendonly yes`, `appendfsync always`), and has no replicas, is told when it has outlived this,
-    /// under the key `distlock:memory`; a restart with that key on its disk costs it no votes.
+    /// Sets how long one of several nodes does not vote after a restart, including its first start. A
+    /// restarted node may have lost its data, and would grant locks that are still held.
     ///
-    /// It has to be the longest [`ttl`](Self::ttl) that anybody takes locks with on these nodes, and a lock with a longer one
-    /// is refused. Defaults to the ttl of this configuration for three nodes and more, and to zero, which switches it
-    /// off, for less: two nodes cannot spare one.
+    /// A node loses no votes in a restart if it writes everything to disk before it replies (`appendonly
+    /// yes`, `appendfsync always`), has no replicas, and has been up for this long once. Managers then
+    /// store the key `distlock:memory` on it; a restart with that key on disk skips the quarantine.
+    ///
+    /// The quarantine must be at least the longest [`ttl`](Self::ttl) that any program uses on these nodes.
+    /// A lock with a longer ttl is refused. With three or more nodes, the quarantine defaults to the ttl of
+    /// this configuration. With fewer, it defaults to zero, which turns it off: two nodes cannot spare one.
     pub fn quarantine(mut self, longest_ttl: Duration) -> Config {
         self.quarantine = Some(longest_ttl);
         self
     }
 
-    /// The longest time that locks which do not say otherwise are held. Defaults to no limit.
-    /// See [`LockOptions::max_hold`].
+    /// Sets the maximum time that a lock is held, for locks whose options do not set one. Defaults to no
+    /// limit. See [`LockOptions::max_hold`].
     pub fn max_hold(mut self, limit: Duration) -> Config {
         self.max_hold = Some(limit);
         self
     }
 
-    /// Tells this handler what happens to the locks. May be called several times; each handler is told of everything, in
-    /// the order in which they were set. Defaults to none, and then no thread is started for them.
+    /// Adds a handler for the events of this manager's locks. Each handler receives every event, in the
+    /// order in which the handlers were added. Defaults to none; no thread for events is started then.
     pub fn events(mut self, handler: Arc<dyn HandleEvent>) -> Config {
         self.handlers.push(handler);
         self
     }
 
-    /// This configuration for each of its nodes alone, in their order: for tools that look at the nodes one by one.
+    /// Returns a configuration for each single node, in order: for tools that check the nodes one by one.
     ///
     /// ```
     /// let nodes = distlock::Config::new("redis://10.0.0.1,redis://10.0.0.2").each_node();
@@ -203,7 +220,7 @@ impl Default for Config {
     }
 }
 
-/// Where another URL begins after a comma; a password may contain commas.
+/// Splits at the commas that are followed by another URL; a password may contain commas.
 fn split(urls: &str) -> Vec<String> {
     let mut list: Vec<String> = Vec::new();
     for piece in urls.split(',') {

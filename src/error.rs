@@ -1,4 +1,5 @@
-//! `LockError` and `LockLost`: sentences that say what was tried, on which lock and server, and what can be done.
+//! `LockError` and `LockLost`. Each message says what was tried, on which lock and server, what
+//! happened, and what to do.
 
 use std::{error::Error, fmt, io, sync::Arc, time::Duration};
 
@@ -8,92 +9,93 @@ use crate::{
     text::{Quoted, Span},
 };
 
-/// The result of everything here that can fail.
+/// The result of all fallible functions of this crate.
 pub type Result<T, E = LockError> = std::result::Result<T, E>;
 
-/// Why a call did not do what it was asked for.
+/// Why a call failed.
 ///
-/// "Somebody else has it" and "could not find out" are different answers: ask [`is_contended`](Self::is_contended)
-/// and [`is_unavailable`](Self::is_unavailable). After every error of a lock function the caller does not hold the
-/// lock; whatever an attempt may have left on the server is undone in the background or expires by itself.
+/// "Another client holds the lock" and "the holder could not be determined" are different answers; see
+/// [`is_contended`](Self::is_contended) and [`is_unavailable`](Self::is_unavailable). After any error
+/// of a lock function, the caller does not hold the lock. If the attempt left anything on the server, it
+/// is cleaned up in the background, or expires.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum LockError {
-    /// The lock is held by another, and the caller did not want to wait.
+    /// Another client holds the lock, and the caller did not wait.
     #[non_exhaustive]
     Held {
         /// The lock.
         name: String,
-        /// Who has it.
+        /// The holder.
         holder: Box<Holder>,
-        /// The server that said so.
+        /// The server that reported it.
         server: Arc<str>,
     },
-    /// The lock did not become free within the time the caller wanted to wait.
+    /// The lock did not become free while the caller waited.
     #[non_exhaustive]
     Timeout {
         /// The lock.
         name: String,
-        /// Who had it at the end, if the server could still be asked.
+        /// The holder at the end of the wait; `None` if the server did not reply.
         holder: Option<Box<Holder>>,
         /// How long the caller waited.
         waited: Duration,
         /// The server.
         server: Arc<str>,
     },
-    /// The server could not be reached, did not answer in time, or is in a state that passes (loading its data, busy
-    /// with a script). Whether the operation was carried out is not known; trying again is safe.
+    /// The server could not be reached, did not reply in time, or is in a temporary state (loading its
+    /// data, busy with a script). Whether the operation took effect is unknown; it is safe to try again.
     #[non_exhaustive]
     Unavailable {
         /// What was tried.
         action: Action,
-        /// The lock, where one was concerned.
+        /// The lock, if the call was about one.
         name: Option<String>,
         /// The server.
         server: Arc<str>,
         /// What went wrong.
         cause: Box<dyn Error + Send + Sync>,
     },
-    /// Every pooled connection was in use until the time was over. Return connections sooner, or raise
+    /// All pooled connections were in use until the timeout. Return connections sooner, or raise
     /// [`Config::pool_size`](crate::Config::pool_size).
     #[non_exhaustive]
     PoolExhausted {
         /// What was tried.
         action: Action,
-        /// The lock, where one was concerned.
+        /// The lock, if the call was about one.
         name: Option<String>,
         /// The server.
         server: Arc<str>,
         /// The size of the pool.
         pool_size: u32,
     },
-    /// The server answered with an error: credentials, rights, read-only, out of memory and the like.
+    /// The server replied with an error: authentication, permissions, read-only, out of memory.
     #[non_exhaustive]
     Refused {
         /// What was tried.
         action: Action,
-        /// The lock, where one was concerned.
+        /// The lock, if the call was about one.
         name: Option<String>,
         /// The server.
         server: Arc<str>,
-        /// The first word of the server's error, such as `NOAUTH`, `WRONGPASS`, `NOPERM`, `READONLY`, `OOM`, `MISCONF`.
+        /// The first word of the server's error, such as `NOAUTH`, `NOPERM`, `READONLY` or `OOM`.
         code: String,
-        /// The rest of the server's error, cut and escaped.
+        /// The rest of the server's error, shortened and escaped.
         message: String,
     },
-    /// Too few of several nodes gave an answer that counts: nobody may know who holds the lock.
+    /// Too few of several nodes gave a reply that counts, so the holder could not be determined.
     #[non_exhaustive]
     NoQuorum {
         /// What was tried.
         action: Action,
-        /// The lock, where one was concerned.
+        /// The lock, if the call was about one.
         name: Option<String>,
-        /// How many nodes have to agree.
+        /// The number of nodes that must agree.
         needed: usize,
-        /// What each node said.
+        /// The reply of each node.
         answers: Vec<NodeAnswer>,
     },
-    /// The key of the lock holds something that is not a lock; it was left alone. Use another name or prefix.
+    /// The lock key holds something that is not a lock; it was not changed. Use another name or prefix.
     #[non_exhaustive]
     WrongType {
         /// The lock.
@@ -103,25 +105,26 @@ pub enum LockError {
         /// The server.
         server: Arc<str>,
     },
-    /// The name cannot be the name of a lock.
+    /// The name is not a valid lock name.
     #[non_exhaustive]
     InvalidName {
-        /// What is wrong with it.
+        /// What is wrong with the name.
         reason: String,
     },
-    /// A duration or another option is out of range, or two do not go together.
+    /// A duration or another option is out of range, or two options contradict each other.
     #[non_exhaustive]
     InvalidOptions {
         /// What is wrong, with the numbers.
         reason: String,
     },
-    /// The configuration cannot work, for example a URL that this build cannot serve.
+    /// The configuration is invalid, for example because of a URL that this build does not support.
     #[non_exhaustive]
     InvalidConfig {
-        /// What is wrong; never contains a password.
+        /// What is wrong. Never contains a password.
         reason: String,
     },
-    /// The lock was held and is lost. From [`LockGuard::ensure_held`](crate::LockGuard::ensure_held).
+    /// The lock was held, and is lost. Returned by
+    /// [`LockGuard::ensure_held`](crate::LockGuard::ensure_held).
     #[non_exhaustive]
     Lost {
         /// The lock.
@@ -129,38 +132,40 @@ pub enum LockError {
         /// Why.
         why: LockLost,
     },
-    /// [`RedisMgr::init`](crate::RedisMgr::init) came after the process-wide manager had been made.
+    /// [`RedisMgr::init`](crate::RedisMgr::init) was called after the process-wide manager had been
+    /// created.
     AlreadyInitialized,
-    /// [`RedisMgr::instance`](crate::RedisMgr::instance) or [`init`](crate::RedisMgr::init) was called by the thread that is
-    /// making the process-wide manager just now, as from inside of a logger.
+    /// [`RedisMgr::instance`](crate::RedisMgr::instance) or [`init`](crate::RedisMgr::init) was called by
+    /// the thread that is creating the process-wide manager, for example by a logger.
     BeingMade,
-    /// The manager has been shut down.
+    /// The manager was shut down.
     Shutdown,
-    /// This process is a forked child of one that had made a manager. Such a child has only one of the threads, and cannot lock.
+    /// This process was forked from one that had created a manager. A forked child has only one of the
+    /// parent's threads, so it cannot lock.
     Forked,
-    /// The operating system did not give a thread.
+    /// The operating system could not start a thread.
     #[non_exhaustive]
     NoThread {
-        /// What for.
+        /// The purpose of the thread.
         purpose: &'static str,
-        /// What the system said.
+        /// The error of the operating system.
         cause: io::Error,
     },
 }
 
-/// What was being done when an error came.
+/// What a call was doing when it failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Action {
-    /// Taking a lock.
+    /// Acquiring a lock.
     Acquire,
-    /// Giving a lock up.
+    /// Releasing a lock.
     Release,
-    /// Asking who holds a lock.
+    /// Reading the holder of a lock.
     Inspect,
-    /// Asking whether the server is there.
+    /// Checking that the server replies.
     Ping,
-    /// Taking a connection out of the pool.
+    /// Borrowing a connection from the pool.
     Connect,
 }
 
@@ -177,32 +182,36 @@ impl fmt::Display for Action {
 }
 
 impl LockError {
-    /// Somebody else holds the lock: [`Held`](Self::Held) or [`Timeout`](Self::Timeout). Trying later may succeed.
+    /// Returns true if another client holds the lock: [`Held`](Self::Held) or [`Timeout`](Self::Timeout).
+    /// Trying again later may succeed.
     pub fn is_contended(&self) -> bool {
         matches!(self, LockError::Held { .. } | LockError::Timeout { .. })
     }
 
-    /// The time for waiting ran out while somebody else held the lock.
+    /// Returns true if the wait ended while another client held the lock.
     pub fn is_timeout(&self) -> bool {
         matches!(self, LockError::Timeout { .. })
     }
 
-    /// It could not be found out who holds the lock: no server, no answer, no quorum, or no free connection to ask.
+    /// Returns true if the holder could not be determined: no server, no reply, no quorum, or no free
+    /// connection.
     pub fn is_unavailable(&self) -> bool {
         matches!(self, LockError::Unavailable { .. } | LockError::PoolExhausted { .. } | LockError::NoQuorum { .. })
     }
 
-    /// The server refused; it will go on refusing until somebody changes its state or our rights.
+    /// Returns true if the server refused. It keeps refusing until its state or this client's permissions
+    /// change.
     pub fn is_refused(&self) -> bool {
         matches!(self, LockError::Refused { .. })
     }
 
-    /// The lock was held and is lost.
+    /// Returns true if the lock was held, and is lost.
     pub fn is_lost(&self) -> bool {
         matches!(self, LockError::Lost { .. })
     }
 
-    /// The call itself was wrong (name, options, configuration) and will fail the same way again.
+    /// Returns true if the name, the options or the configuration is invalid. The same call will fail
+    /// again.
     pub fn is_invalid(&self) -> bool {
         matches!(
             self,
@@ -210,7 +219,7 @@ impl LockError {
         )
     }
 
-    /// Who holds the lock, where this error knows.
+    /// Returns the holder of the lock, if this error knows it.
     pub fn holder(&self) -> Option<&Holder> {
         match self {
             LockError::Held { holder, .. } => Some(holder),
@@ -220,7 +229,7 @@ impl LockError {
         }
     }
 
-    /// What each of several nodes said, where this error knows.
+    /// Returns the reply of each of several nodes, if this error knows them.
     pub fn nodes(&self) -> &[NodeAnswer] {
         match self {
             LockError::NoQuorum { answers, .. } => answers,
@@ -228,7 +237,7 @@ impl LockError {
         }
     }
 
-    /// The first word of the server's error, of [`Refused`](Self::Refused).
+    /// Returns the first word of the server's error if this is [`Refused`](Self::Refused).
     pub fn code(&self) -> Option<&str> {
         match self {
             LockError::Refused { code, .. } => Some(code),
@@ -241,22 +250,22 @@ impl fmt::Display for LockError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             LockError::Held { name, holder, server } => {
-                write!(f, "lock {} is held by {holder} (said {server})", Quoted(name))
+                write!(f, "lock {} is held by {holder} (according to {server})", Quoted(name))
             }
             LockError::Timeout { name, holder, waited, server } => {
                 write!(f, "lock {} did not become free within {}: ", Quoted(name), Span(*waited))?;
                 match holder {
-                    Some(holder) => write!(f, "it is held by {holder} (said {server})"),
-                    None => write!(f, "its holder is not known, {server} did not answer"),
+                    Some(holder) => write!(f, "it is held by {holder} (according to {server})"),
+                    None => write!(f, "its holder is unknown, because {server} did not reply"),
                 }
             }
             LockError::Unavailable { action, name, server, cause } => {
-                write!(f, "could not {action} {} at {server}: {cause}; try again when it is back", Subject(name))
+                write!(f, "could not {action} {} at {server}: {cause}; try again later", Subject(name))
             }
             LockError::PoolExhausted { action, name, server, pool_size } => write!(
                 f,
-                "could not {action} {} at {server}: all {pool_size} pooled connections stayed in use; \
-                 return them sooner or raise Config::pool_size",
+                "could not {action} {} at {server}: all {pool_size} pooled connections are in use; \
+                 return them sooner, or raise Config::pool_size",
                 Subject(name)
             ),
             LockError::Refused { action, name, server, code, message } => {
@@ -265,66 +274,66 @@ impl fmt::Display for LockError {
             }
             LockError::NoQuorum { action, name, needed, answers } => {
                 let nodes = answers.len();
-                write!(f, "could not {action} {}: it takes {needed} of {nodes} nodes (", Subject(name))?;
+                write!(f, "could not {action} {}: needs {needed} of {nodes} nodes (", Subject(name))?;
                 write!(f, "{})", Answers(answers))
             }
             LockError::WrongType { name, key, server } => write!(
                 f,
-                "lock {} cannot be used: key {} at {server} holds something else than a lock, \
-                 which was left alone; choose another name or prefix",
+                "could not use lock {}: key {} at {server} holds something that is not a lock, \
+                 and was not changed; choose another name or prefix",
                 Quoted(name),
                 Quoted(key)
             ),
-            LockError::InvalidName { reason } => write!(f, "not a lock name: {reason}"),
-            LockError::InvalidOptions { reason } => write!(f, "these lock options cannot work: {reason}"),
-            LockError::InvalidConfig { reason } => write!(f, "this configuration cannot work: {reason}"),
+            LockError::InvalidName { reason } => write!(f, "invalid lock name: {reason}"),
+            LockError::InvalidOptions { reason } => write!(f, "invalid lock options: {reason}"),
+            LockError::InvalidConfig { reason } => write!(f, "invalid configuration: {reason}"),
             LockError::Lost { name, why } => write!(f, "lock {} is lost: {why}", Quoted(name)),
             LockError::AlreadyInitialized => f.write_str(
-                "the process-wide manager exists already and was not changed; call RedisMgr::init before the first \
-                 RedisMgr::instance, or make a manager with RedisMgr::new",
+                "the process-wide manager already exists and was not changed; call RedisMgr::init before the first \
+                 RedisMgr::instance, or create a separate manager with RedisMgr::new",
             ),
             LockError::BeingMade => f.write_str(
-                "there is no process-wide manager yet: this thread is making it just now, and asked for it meanwhile, as from a logger",
+                "this thread is creating the process-wide manager, and cannot use it yet; do not call RedisMgr::instance from a logger",
             ),
             LockError::Shutdown => f.write_str("the lock manager has been shut down"),
             LockError::Forked => f.write_str(
-                "this process was forked from one that had made a lock manager, and cannot lock; fork before the first manager is made, \
-                 or start a program in the child (exec)",
+                "this process was forked from one that had created a lock manager, so it cannot lock; fork before creating \
+                 the first manager, or call exec in the child",
             ),
-            LockError::NoThread { purpose, cause } => write!(f, "the system gave no thread for the {purpose}: {cause}"),
+            LockError::NoThread { purpose, cause } => write!(f, "could not start a thread for the {purpose}: {cause}"),
         }
     }
 }
 
-/// What to do about an error of the server's, where we know.
+/// What to do about an error of the server, if known.
 fn advice(code: &str, message: &str) -> Option<&'static str> {
-    // In the words of Redis, and of Valkey.
+    // The wording of Redis, then that of Valkey.
     if message.contains("one of the keys") || message.contains("permissions to access a key") {
-        return Some("grant the rights listed in the README: here to the keys of its prefix, and to distlock:*");
+        return Some("grant the permissions listed in the README, here access to the keys of the prefix and to distlock:*");
     }
-    // Rights that are missing inside a script come back as a plain ERR.
+    // A permission that is missing inside a script is reported as a plain ERR.
     if code == "NOPERM"
         || message.contains("NOPERM")
         || message.contains("ACL failure")
         || message.contains("executing the script can")
     {
-        return Some("grant the rights listed in the README");
+        return Some("grant the permissions listed in the README");
     }
     if message.contains("nknown command") || message.contains("Unknown Redis command") {
         return Some(
-            "it takes Redis 6.2 or newer, or any Valkey, with the commands listed in the README under their names",
+            "use Redis 6.2 or newer, or any Valkey, and do not rename the commands listed in the README",
         );
     }
     match code {
-        "DENIED" => Some("set a password on the server, or turn its protected-mode off where only its users reach it"),
+        "DENIED" => Some("set a password on the server, or turn off its protected-mode if only trusted clients can reach it"),
         "NOAUTH" => Some("put a password into the URL"),
         "WRONGPASS" => Some("check the user and the password in the URL"),
-        "READONLY" => Some("this is a replica; connect to its master"),
+        "READONLY" => Some("the server is a replica; connect to its master"),
         "OOM" => Some("free memory, or raise maxmemory"),
-        "MISCONF" => Some("mend the server's persistence"),
-        "NOREPLICAS" => Some("bring its replicas back"),
+        "MISCONF" => Some("fix the server's persistence"),
+        "NOREPLICAS" => Some("restore its replicas"),
         "MOVED" | "ASK" | "CROSSSLOT" | "CLUSTERDOWN" => {
-            Some("Redis Cluster is not supported; connect to a master that stands alone")
+            Some("Redis Cluster is not supported; connect to a server that is not part of a cluster")
         }
         _ => None,
     }
@@ -352,34 +361,35 @@ impl Error for LockError {
     }
 }
 
-/// Why a lock that was held is not held any more. Final: a lost lock never comes back.
+/// Why a held lock was lost. Final: a lost lock stays lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LockLost {
-    /// No renewal was confirmed in time (server away, process paused, or renewal switched off), so the lease ran out
-    /// on the local clock. Somebody else may hold the lock now.
+    /// No renewal was confirmed in time, so the lease expired on the local clock: the server was
+    /// unreachable, the process was paused, or renewal was off. Another client may hold the lock now.
     Expired,
-    /// The server says that another holds it.
+    /// The server reports that another client holds the lock.
     #[non_exhaustive]
     Taken {
-        /// Who.
+        /// The new holder.
         by: Box<Holder>,
     },
-    /// The server does not know the lock any more: deleted, flushed, evicted, renamed, or lost in a restart.
+    /// The lock no longer exists on the server: it was deleted, flushed, evicted, renamed, or lost in a
+    /// restart.
     Gone,
-    /// It was held for [`max_hold`](crate::LockOptions::max_hold), and then given up.
+    /// The lock was held for [`max_hold`](crate::LockOptions::max_hold), and was then released.
     MaxHold,
-    /// The manager was shut down, which gave the lock up.
+    /// The manager was shut down, which released the lock.
     Shutdown,
 }
 
 impl fmt::Display for LockLost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            LockLost::Expired => f.write_str("its lease ran out without a confirmed renewal"),
+            LockLost::Expired => f.write_str("its lease expired before a renewal was confirmed"),
             LockLost::Taken { by } => write!(f, "it is now held by {by}"),
-            LockLost::Gone => f.write_str("the server does not know it any more"),
-            LockLost::MaxHold => f.write_str("it was held for the longest time allowed (max_hold) and was given up"),
+            LockLost::Gone => f.write_str("it no longer exists on the server"),
+            LockLost::MaxHold => f.write_str("it was held for the maximum time (max_hold) and was released"),
             LockLost::Shutdown => f.write_str("its manager was shut down"),
         }
     }

@@ -1,4 +1,4 @@
-//! What happens to locks, told to whoever wants to know: `HandleEvent`, and one type for each event.
+//! `HandleEvent`, the trait for handlers of lock events, and one type for each event.
 
 use std::{fmt, time::Duration};
 
@@ -9,24 +9,28 @@ use crate::{
     token::FencingToken,
 };
 
-/// Hears of what happens to the locks of a manager. All methods do nothing unless they are overridden.
+/// Handles the events of a manager's locks. All methods do nothing by default.
 ///
-/// A handler is set with [`Config::events`](crate::Config::events). One that panics or blocks costs no lock that is held:
+/// Set a handler with [`Config::event_handler`](crate::Config::event_handler). A handler that panics or
+/// blocks never costs a held lock:
 ///
-/// * `attempted`, `acquired`, `released`, `timed_out` and `failed` are called by the thread that locks or unlocks, in
-///   the order in which that happens, while it has nothing under way. What they take, the caller waits. A lock is
-///   renewed already when `acquired` is called.
-/// * All others are called by a thread of their own, `distlock-events`, one after the other and a little later. It
-///   has a queue of 1,024 events; what does not fit is dropped, and counted in
-///   [`Metrics::events_dropped`](crate::Metrics::events_dropped). The order between the two kinds is not kept:
-///   `contended` can come after `acquired` of the same identifier. Like all threads of this library it blocks signals: one
-///   that a handler raises has to be sent to the process, not to the thread.
+/// * `attempted`, `acquired`, `released`, `timed_out` and `failed` are called on the thread that locks
+///   or unlocks, in order, while no request of it is in flight. Time spent in them delays the caller. A
+///   lock is already being renewed when `acquired` is called.
+/// * All other methods are called one after the other on a thread of their own, `distlock-events`,
+///   slightly later. Its queue holds 1,024 events. Further events are dropped, and counted in
+///   [`Metrics::events_dropped`](crate::Metrics::events_dropped). Events of the two groups may arrive
+///   out of order: `contended` can come after `acquired` of the same identifier. Like all threads of
+///   this library, this thread blocks signals. A handler that raises a signal must send it to the
+///   process, not to the thread.
 ///
-/// A panic is caught and the first one is logged (unless the program aborts on panics). Each acquisition has one
-/// identifier, which is in all of its events. It begins with `attempted` and ends with one of `timed_out`, `failed`, or
-/// `acquired`; the last is followed by one `released` or one `lost`, unless its guard is leaked.
+/// A panic is caught, and the first one is logged (unless the program aborts on panics).
 ///
-/// A handler should not own a [`RedisMgr`](crate::RedisMgr): that would keep the manager alive for ever.
+/// All events of one acquisition carry the same identifier. They begin with `attempted` and end with
+/// `timed_out`, `failed` or `acquired`. `acquired` is followed by one `released` or one `lost`, unless
+/// the guard is leaked.
+///
+/// A handler should not own a [`RedisMgr`](crate::RedisMgr): that would keep the manager alive forever.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -45,69 +49,70 @@ use crate::{
 ///     }
 /// }
 ///
-/// let config = Config::new("redis://127.0.0.1").events(Arc::new(Print));
+/// let config = Config::new("redis://127.0.0.1").event_handler(Arc::new(Print));
 /// # let _ = config;
 /// ```
 pub trait HandleEvent: Send + Sync + fmt::Debug {
-    /// Somebody asks for a lock.
+    /// A thread asks for a lock.
     fn attempted(&self, event: &AttemptedEvent<'_>) {
         let _ = event;
     }
 
-    /// Somebody else holds the lock that is asked for. Told once for each acquisition, when it is first seen.
+    /// Another client holds the lock. Called once for each acquisition, when the holder is first seen.
     fn contended(&self, event: &ContendedEvent<'_>) {
         let _ = event;
     }
 
-    /// A lock has been taken.
+    /// A lock was acquired.
     fn acquired(&self, event: &AcquiredEvent<'_>) {
         let _ = event;
     }
 
-    /// A lease has been renewed.
+    /// A lease was renewed.
     fn renewed(&self, event: &RenewedEvent<'_>) {
         let _ = event;
     }
 
-    /// A renewal was not confirmed; it is tried again while the lease lasts.
+    /// A renewal was not confirmed. It is retried while the lease is valid.
     fn renewal_failed(&self, event: &RenewalFailedEvent<'_>) {
         let _ = event;
     }
 
-    /// Half of the time for which a lock may be believed in has passed since the last confirmation, and the renewal that
-    /// was due before has not been confirmed. Told once between two confirmations.
+    /// A renewal is overdue: half of the lease's validity has passed since the last confirmation, although
+    /// a renewal was due before. Called at most once between two confirmations.
     fn danger(&self, event: &DangerEvent<'_>) {
         let _ = event;
     }
 
-    /// A lock that was held is lost.
+    /// A held lock was lost.
     fn lost(&self, event: &LostEvent<'_>) {
         let _ = event;
     }
 
-    /// A lock has been given up by its holder.
+    /// A lock was released by its holder.
     fn released(&self, event: &ReleasedEvent<'_>) {
         let _ = event;
     }
 
-    /// Somebody else held the lock for as long as the caller wanted to wait; for callers who do not wait, right now.
+    /// Another client held the lock while the caller waited, or at the moment of the call if the caller did
+    /// not wait.
     fn timed_out(&self, event: &TimedOutEvent<'_>) {
         let _ = event;
     }
 
-    /// A lock could not be had for another reason than that somebody else held it.
+    /// Acquisition failed for a reason other than contention.
     fn failed(&self, event: &FailedEvent<'_>) {
         let _ = event;
     }
 
-    /// A server that could not be reached, or whose connection broke, has been connected to again. Told once, by the
-    /// first connection that is made.
+    /// A connection to a server that was unreachable, or whose connection had broken, was established
+    /// again. Called once, for the first new connection.
     fn reconnected(&self, event: &ReconnectedEvent<'_>) {
         let _ = event;
     }
 
-    /// One of several nodes is not the server that it was, or may have forgotten its locks. A single server is not asked
-    /// who it is, and never told of here.
+    /// One of several nodes was restarted or replaced, or may have lost its locks. Never called with a
+    /// single server, which is not checked for this.
     fn server_changed(&self, event: &ServerChangedEvent<'_>) {
         let _ = event;
     }
@@ -135,55 +140,55 @@ macro_rules! event {
 }
 
 event! {
-    /// Somebody asks for a lock.
+    /// A thread asks for a lock.
     AttemptedEvent {
         /// The name of the lock, without its prefix.
         lock: &'a str,
-        /// Under which identifier it is asked for.
+        /// The identifier of the acquisition.
         id: &'a LockId,
-        /// For how long the caller wants to wait; `None` without a limit.
+        /// The maximum wait; `None` if there is no limit.
         wait: Option<Duration>,
     }
 }
 
 event! {
-    /// Somebody else holds the lock.
+    /// Another client holds the lock.
     ContendedEvent {
         /// The name of the lock, without its prefix.
         lock: &'a str,
-        /// Under which identifier it is asked for.
+        /// The identifier of the acquisition.
         id: &'a LockId,
-        /// Who holds it.
+        /// The holder.
         holder: &'a Holder,
     }
 }
 
 event! {
-    /// A lock has been taken.
+    /// A lock was acquired.
     AcquiredEvent {
         /// The name of the lock, without its prefix.
         lock: &'a str,
-        /// Under which identifier it is held.
+        /// The identifier of the acquisition.
         id: &'a LockId,
-        /// The token of this acquisition.
+        /// The fencing token of the acquisition.
         token: FencingToken,
-        /// From the call until it was ours.
+        /// The time from the call to the acquisition.
         waited: Duration,
-        /// Whether somebody else stood in the way.
+        /// True if another client held the lock.
         contended: bool,
     }
 }
 
 event! {
-    /// A lease has been renewed.
+    /// A lease was renewed.
     RenewedEvent {
         /// The name of the lock, without its prefix.
         lock: &'a str,
-        /// Under which identifier it is held.
+        /// The identifier of the acquisition.
         id: &'a LockId,
-        /// How much longer the holder could have believed in the lock when the confirmation came: how close it was.
+        /// The validity that was left when the confirmation arrived.
         margin: Duration,
-        /// From sending the request to the confirmation.
+        /// The time from the request to its confirmation.
         took: Duration,
     }
 }
@@ -193,105 +198,106 @@ event! {
     RenewalFailedEvent {
         /// The name of the lock, without its prefix.
         lock: &'a str,
-        /// Under which identifier it is held.
+        /// The identifier of the acquisition.
         id: &'a LockId,
-        /// Why, as part of a sentence.
+        /// The reason, as a part of a sentence.
         why: &'a str,
-        /// For how much longer the holder may believe in the lock.
+        /// The time left until the lease expires.
         remaining: Duration,
     }
 }
 
 event! {
-    /// Half of the validity has passed without a confirmation.
+    /// A renewal is overdue: half of the lease's validity has passed without a confirmation.
     DangerEvent {
         /// The name of the lock, without its prefix.
         lock: &'a str,
-        /// Under which identifier it is held.
+        /// The identifier of the acquisition.
         id: &'a LockId,
-        /// For how much longer the holder may believe in the lock.
+        /// The time left until the lease expires.
         remaining: Duration,
     }
 }
 
 event! {
-    /// A lock that was held is lost.
+    /// A held lock was lost.
     LostEvent {
         /// The name of the lock, without its prefix.
         lock: &'a str,
-        /// Under which identifier it was held.
+        /// The identifier of the acquisition.
         id: &'a LockId,
-        /// The token of the acquisition.
+        /// The fencing token of the acquisition.
         token: FencingToken,
-        /// Why.
+        /// The reason.
         why: &'a LockLost,
-        /// From when it was ours until the loss was noticed.
+        /// The time from the acquisition until the loss was noticed.
         held: Duration,
     }
 }
 
 event! {
-    /// A lock has been given up by its holder.
+    /// A lock was released by its holder.
     ReleasedEvent {
         /// The name of the lock, without its prefix.
         lock: &'a str,
-        /// Under which identifier it was held.
+        /// The identifier of the acquisition.
         id: &'a LockId,
-        /// The token of the acquisition.
+        /// The fencing token of the acquisition.
         token: FencingToken,
-        /// From when it was ours until it was given up.
+        /// The time from the acquisition to the release.
         held: Duration,
-        /// Whether the server has confirmed it; else it is released in the background, or left to expire.
+        /// True if the server confirmed the release. Otherwise it is retried in the background, or the lock
+        /// expires.
         confirmed: bool,
     }
 }
 
 event! {
-    /// The caller did not want to wait any longer for a lock that somebody else held.
+    /// The wait ended while another client held the lock.
     TimedOutEvent {
         /// The name of the lock, without its prefix.
         lock: &'a str,
-        /// Under which identifier it was asked for.
+        /// The identifier of the acquisition.
         id: &'a LockId,
-        /// From the call until its end.
+        /// The duration of the call.
         waited: Duration,
-        /// Who held it, as far as that is known.
+        /// The holder, if known.
         holder: Option<&'a Holder>,
     }
 }
 
 event! {
-    /// A lock could not be had for another reason than that somebody else held it.
+    /// Acquisition failed for a reason other than contention.
     FailedEvent {
         /// The name of the lock, without its prefix.
         lock: &'a str,
-        /// Under which identifier it was asked for.
+        /// The identifier of the acquisition.
         id: &'a LockId,
-        /// From the call until its end.
+        /// The duration of the call.
         waited: Duration,
-        /// What the caller is told.
+        /// The error that the call returns.
         error: &'a LockError,
     }
 }
 
 event! {
-    /// A server is connected to again.
+    /// A connection to a server was established again.
     ReconnectedEvent {
-        /// The server, as errors call it.
+        /// The server address, as shown in errors.
         server: &'a str,
-        /// How long ago it was noticed that it was not there.
+        /// The time since the server was first found unreachable.
         away: Duration,
     }
 }
 
 event! {
-    /// A node is not the server that it was, or may have forgotten its locks.
+    /// A node was restarted or replaced, or may have lost its locks.
     ServerChangedEvent {
-        /// The server, as errors call it.
+        /// The server address, as shown in errors.
         server: &'a str,
-        /// It is another run than this manager has seen there before: restarted, or another server.
+        /// True if the node runs another server process than before: it was restarted or replaced.
         replaced: bool,
-        /// For how long it does not vote, since it may have forgotten what it granted; `None` when it does.
+        /// How long the node does not vote, because it may have lost locks; `None` if it votes.
         quarantine: Option<Duration>,
     }
 }

@@ -1,4 +1,4 @@
-//! `LockGuard`: the user's hand on a lease, and what letting go of it does.
+//! `LockGuard`: the user's handle on a lease. Dropping it releases the lock.
 
 use std::{
     fmt,
@@ -21,26 +21,30 @@ use crate::{
     token::FencingToken,
 };
 
-/// A lock that is held, and released when this is dropped.
+/// A held lock, released when this guard is dropped.
 ///
-/// # Belief
+/// # Validity
 ///
-/// The server can take a lock away while its holder is paused, cut off or slow, and nobody can tell the holder in
-/// time. So the guard believes in its lock only until a local deadline, counted from before the last request that the
-/// server confirmed. [`is_held`](Self::is_held) compares that deadline with the clock: it is exact even if no other
-/// thread of the process has run for hours. Look before each step that must not be done twice, and send
-/// [`fencing_token`](Self::fencing_token) along where the resource can check it: only that closes the gap between
-/// looking and acting.
+/// The server can take a lock away while its holder is paused, cut off or slow, and nothing can notify
+/// the holder in time. So the guard considers its lease valid only until a local deadline, counted from
+/// before the last confirmed request was sent. [`is_held`](Self::is_held) compares that deadline with
+/// the clock. The answer is exact even if no other thread of the process has run for hours.
+///
+/// Check the guard before each step that must not happen twice. Where the resource can check it, send
+/// the [`fencing_token`](Self::fencing_token) with each write: only that closes the gap between the
+/// check and the write.
 ///
 /// # Dropping
 ///
-/// Dropping stops the renewal, then releases the lock at the server, which blocks for a round trip and at most for
-/// one [operation timeout](crate::Config::operation_timeout). If the server does not answer, the release is repeated
-/// in the background until the lock has expired there. Dropping never panics; call [`release`](Self::release) to
-/// learn how it went. A guard that is leaked keeps its lock until [`max_hold`](crate::LockOptions::max_hold), or for
-/// ever. In a forked child, dropping does nothing.
+/// Dropping stops the renewal, then releases the lock on the server. It blocks for one round trip, at
+/// most for one [operation timeout](crate::Config::operation_timeout). If the server does not reply, a
+/// background thread retries the release until the lock has expired. Dropping never panics; call
+/// [`release`](Self::release) to learn the outcome. In a forked child, dropping does nothing.
 ///
-/// A guard keeps its manager alive, and may be sent to another thread.
+/// A leaked guard keeps its lock until [`max_hold`](crate::LockOptions::max_hold), or forever if there
+/// is no such limit.
+///
+/// A guard keeps its manager alive. It can be sent to another thread.
 ///
 /// ```no_run
 /// # fn main() -> distlock::Result<()> {
@@ -54,7 +58,7 @@ use crate::{
 #[must_use = "if unused, the lock is released at once"]
 pub struct LockGuard {
     lease: Arc<Lease>,
-    /// Both are only empty while the guard is being dropped.
+    /// `None` only while the guard is being dropped; so is `service`.
     registration: Option<Registration>,
     service: Option<Arc<Service>>,
 }
@@ -64,38 +68,39 @@ impl LockGuard {
         LockGuard { lease: kept.lease, registration: Some(kept.registration), service: Some(service) }
     }
 
-    /// The name of the lock, without its prefix.
+    /// Returns the name of the lock, without its prefix.
     pub fn name(&self) -> &str {
         self.lease.claim.key.name()
     }
 
-    /// Under which identifier the lock is held: the value of its key in Redis.
+    /// Returns the identifier of this acquisition: the value of the lock key in Redis.
     pub fn id(&self) -> &LockId {
         &self.lease.claim.id
     }
 
-    /// The token of this acquisition; the same for as long as the guard lives, lost or not.
+    /// Returns the fencing token of this acquisition. It never changes, even if the lock is lost.
     pub fn fencing_token(&self) -> FencingToken {
         self.lease.token
     }
 
-    /// Whether the lock may still be believed in. Arithmetic: no round trip, no waiting. Once false, always false.
+    /// Returns true while the lease is valid. Compares a local deadline with the clock: no round trip, no
+    /// waiting. Once false, always false.
     pub fn is_held(&self) -> bool {
-        // A forked child has a copy of the guard, and not the lock.
+        // A forked child has a copy of the guard, but not the lock.
         !fork::is_child() && self.lease.is_held(clock::now())
     }
 
-    /// How much longer the lock may be believed in without another renewal; zero when it is lost.
+    /// Returns the time left until the lease expires unless it is renewed; zero once the lock is lost.
     pub fn remaining(&self) -> Duration {
         let now = clock::now();
         if !fork::is_child() && self.lease.is_held(now) { self.lease.deadline().after(now) } else { Duration::ZERO }
     }
 
-    /// [`is_held`](Self::is_held), for use with `?`.
+    /// Checks [`is_held`](Self::is_held), for use with `?`.
     ///
     /// # Errors
     ///
-    /// [`LockError::Lost`] with the reason when the lock is lost; [`LockError::Forked`] in a forked child.
+    /// [`LockError::Lost`] with the reason if the lock is lost. [`LockError::Forked`] in a forked child.
     pub fn ensure_held(&self) -> Result<()> {
         if fork::is_child() {
             return Err(LockError::Forked);
@@ -110,8 +115,11 @@ impl LockGuard {
         Err(LockError::Lost { name: self.name().to_owned(), why })
     }
 
-    /// Tells once, and why, when the lock is lost: at its deadline at the latest, or as soon as the server says so.
-    /// When the lock is released instead, the channel is closed without a message; in a forked child it is closed.
+    /// Returns a channel that receives one message, with the reason, when the lock is lost: as soon as the
+    /// server reports it, and at the lease's deadline at the latest.
+    ///
+    /// When the lock is released instead, the channel closes without a message. In a forked child it is
+    /// closed.
     ///
     /// ```no_run
     /// # fn work(guard: distlock::LockGuard, jobs: crossbeam_channel::Receiver<u32>) {
@@ -122,23 +130,24 @@ impl LockGuard {
     /// # }
     /// ```
     pub fn lost(&self) -> &Receiver<LockLost> {
-        /// Of a process that holds no lock.
+        /// The channel for forked children, which hold no lock.
         static CLOSED: LazyLock<Receiver<LockLost>> = LazyLock::new(|| bounded(0).1);
         if fork::is_child() {
-            // Who tells, in the parent, may have had the lease locked when it forked.
+            // The lease's mutex may have been locked by another thread of the parent when it forked.
             return &CLOSED;
         }
         self.lease.lost()
     }
 
-    /// Releases the lock and says how that went. Blocks for a round trip, at most for one
+    /// Releases the lock and returns the outcome. Blocks for one round trip, at most for one
     /// [operation timeout](crate::Config::operation_timeout).
     ///
     /// # Errors
     ///
-    /// [`LockError::Unavailable`] when the server does not answer: the release is then repeated in the background
-    /// until the lock has expired. [`LockError::Refused`] when the server refuses; with `READONLY`, as a former master does
-    /// until its name leads to the next one, only after an operation timeout.
+    /// [`LockError::Unavailable`] if the server does not reply; a background thread then retries the
+    /// release until the lock has expired. [`LockError::Refused`] if the server refuses. A former master
+    /// refuses with `READONLY` until its host name leads to the new master; that error takes one operation
+    /// timeout, because the release is retried for that long.
     pub fn release(mut self) -> Result<Released> {
         self.release_in_place()
     }
@@ -148,12 +157,12 @@ impl LockGuard {
         part(service, |core, patience| core.give_up(kept, patience)).ok_or(LockError::Shutdown)?
     }
 
-    /// `None` when there is nothing to let go of.
+    /// Returns `None` if there is nothing to release.
     fn take_apart(&mut self) -> Option<(Kept, Arc<Service>)> {
         let (registration, service) = (self.registration.take()?, self.service.take()?);
         let kept = Kept { lease: self.lease.clone(), registration };
         if fork::is_child() {
-            // Touch nothing, not even to free it.
+            // The child must not touch any of it, not even to free it.
             std::mem::forget((kept, service));
             return None;
         }
@@ -165,20 +174,20 @@ impl Drop for LockGuard {
     fn drop(&mut self) {
         let Some((kept, service)) = self.take_apart() else { return };
         if let Some(Err(error)) = part(service, |core, patience| core.let_go(kept, patience)) {
-            say!(warn, "releases lock {} in the background: {error}", Quoted(self.name()));
+            say!(warn, "will retry releasing lock {} in the background: {error}", Quoted(self.name()));
         }
     }
 }
 
-/// Lets go of a lock, within one operation timeout. The last guard to go also shuts the manager down, and leaves half of the
-/// time for that. `None` when the manager was shut down in between.
+/// Releases a lock within one operation timeout. The last guard of a manager also shuts the manager
+/// down, and therefore reserves half of the time. Returns `None` if the manager was shut down before.
 fn part<T>(service: Arc<Service>, release: impl FnOnce(&Core, Duration) -> T) -> Option<T> {
     let started = clock::now();
     let core = service.core_for_ending()?;
     let timeout = core.operation_timeout();
     let patience = if Arc::strong_count(&service) == 1 { timeout / 2 } else { timeout };
     let released = release(core, patience);
-    // Of several that go at once, who is the last shows now.
+    // If several guards are dropped at once, only now is it certain which one is the last.
     if let Some(service) = Arc::into_inner(service) {
         service.end(started.saturating_add(timeout).after(clock::now()));
     }
@@ -201,7 +210,7 @@ mod tests {
     use super::*;
     use crate::{Config, Holder, LockError, LockId, LockOptions, RedisMgr};
 
-    /// Compiles only if they are; a guard may be dropped by another thread than the one that took the lock.
+    /// Fails to compile if a type loses `Send` or `Sync`: a guard may be dropped on another thread.
     #[test]
     fn what_may_cross_threads_does() {
         fn crosses<T: Send + Sync>(_: Option<T>) {}

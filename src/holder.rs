@@ -1,4 +1,4 @@
-//! `Holder`: what the server knows about the one who holds a lock.
+//! `Holder`: what the server knows about the holder of a lock.
 
 use std::{
     fmt,
@@ -12,16 +12,17 @@ use crate::{
     text::{ID_BYTES_MAX, Quoted, Span, shortened},
 };
 
-/// Who holds a lock, where, since when, and for how much longer: a snapshot, already old when it is read.
+/// The holder of a lock: its identity, since when, and for how much longer. This is a snapshot, and
+/// may be outdated by the time it is read.
 ///
-/// A holder need not be of this library: any client that follows `SET key id NX PX ttl` competes for the same lock.
-/// Of such a client only the raw [`id`](Self::id) is known, and the time left.
+/// A holder may use another library: any client that follows `SET key id NX PX ttl` competes for the
+/// same lock. For such a client, only the raw [`id`](Self::id) and the time left are known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     id: String,
-    /// What the server told, where that is no text.
+    /// The bytes that the server reported, if they are not valid UTF-8.
     raw: Option<Box<[u8]>>,
-    /// The last one given of this lock; zero when it is not known.
+    /// The last token granted for this lock; zero if unknown.
     token: u64,
     held_for: Option<Duration>,
     ttl_left: Option<Duration>,
@@ -30,14 +31,16 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// Only the identifier is known.
+    /// A holder of which only the identifier is known.
     pub(crate) fn known_by_id(id: String) -> Holder {
         let (held_for, ttl_left, waiters) = (None, None, None);
         Holder { id: shortened(id), raw: None, token: 0, held_for, ttl_left, waiters, nodes: Vec::new() }
     }
 
-    /// As the scripts report it. `now_us` and `token` are both of the server's clock, which is why the age of a lock
-    /// needs no clock of ours: a token is the microsecond of its grant, or a few more.
+    /// A holder as the scripts report it.
+    ///
+    /// `now_us` and `token` are both times on the server's clock, so the age of the lock needs no local
+    /// clock: a token is the microsecond of its grant, or slightly larger.
     pub(crate) fn reported(told: &[u8], pttl_ms: i64, token: u64, waiters: u64, now_us: u64) -> Holder {
         let told = &told[..told.len().min(ID_BYTES_MAX)];
         let id = shortened(String::from_utf8_lossy(told).into_owned());
@@ -52,7 +55,7 @@ impl Holder {
         self.token
     }
 
-    /// With what each node said about it.
+    /// Adds the replies of the nodes.
     pub(crate) fn said_by(self, nodes: Vec<NodeAnswer>) -> Holder {
         Holder { nodes, ..self }
     }
@@ -61,60 +64,63 @@ impl Holder {
         Holder { waiters: Some(waiters), ..self }
     }
 
-    /// The value of the lock key, cut after 512 bytes. Where it is no text, `U+FFFD` stands for what cannot be shown.
+    /// Returns the value of the lock key, cut after 512 bytes. Bytes that are not valid UTF-8 appear as
+    /// `U+FFFD`.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// The first 512 bytes of the value of the lock key, as they are.
+    /// The first 512 bytes of the lock key, unchanged.
     pub(crate) fn id_bytes(&self) -> &[u8] {
         self.raw.as_deref().unwrap_or(self.id.as_bytes())
     }
 
-    /// The identifier in parts, if the holder uses this library.
+    /// Returns the parsed identifier, if the holder uses this library.
     pub fn lock_id(&self) -> Option<LockId> {
         self.id.parse().ok()
     }
 
-    /// The holder's host name, if its identifier tells.
+    /// Returns the holder's host name, if the identifier contains it.
     pub fn host(&self) -> Option<&str> {
         self.parts().map(|parts| parts.host)
     }
 
-    /// The holder's process, if its identifier tells.
+    /// Returns the holder's process id, if the identifier contains it.
     pub fn pid(&self) -> Option<u32> {
         self.parts().map(|parts| parts.pid)
     }
 
-    /// The holder's thread, if its identifier tells.
+    /// Returns the holder's thread id, if the identifier contains it.
     pub fn tid(&self) -> Option<u64> {
         self.parts().map(|parts| parts.tid)
     }
 
-    /// How long the lock had been held when the server was asked, on the server's clock.
+    /// Returns how long the lock had been held when the server replied, by the server's clock.
     pub fn held_for(&self) -> Option<Duration> {
         self.held_for
     }
 
-    /// [`held_for`](Self::held_for) before now, on the local wall clock: for people, not for arithmetic.
+    /// Returns the local time at which the lock was acquired: the current time minus
+    /// [`held_for`](Self::held_for). For display, not for arithmetic.
     ///
-    /// `None` also where that is before 1970: some clock is far off.
+    /// `None` also if that is before 1970, because a clock is wrong.
     pub fn since(&self) -> Option<SystemTime> {
-        // Somebody else's token can make a lock older than time, which could not be written down.
+        // A token written by another client can make the age impossibly large.
         clock::wall().checked_sub(self.held_for?).filter(|since| *since >= SystemTime::UNIX_EPOCH)
     }
 
-    /// How long the lock would last if it were not renewed; `None` when the key has no expiry, or when unknown.
+    /// Returns the time until the lock expires unless it is renewed; `None` if the key has no expiry, or if
+    /// it is unknown.
     pub fn ttl_left(&self) -> Option<Duration> {
         self.ttl_left
     }
 
-    /// How many wait for the lock, if the server was asked.
+    /// Returns the number of waiters; `None` if the server was not asked for it.
     pub fn waiters(&self) -> Option<u64> {
         self.waiters
     }
 
-    /// What each of several nodes said; empty where there is one server.
+    /// Returns the reply of each of several nodes; empty with a single server.
     pub fn nodes(&self) -> &[NodeAnswer] {
         &self.nodes
     }

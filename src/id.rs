@@ -1,4 +1,4 @@
-//! `LockId`: who holds a lock, readable by people and unique for each acquisition.
+//! `LockId`: identifies a holder; readable by people, and unique for each acquisition.
 
 use std::{cell::RefCell, fmt, str::FromStr, sync::OnceLock, time::SystemTime};
 
@@ -10,9 +10,9 @@ use crate::testing;
 
 /// Identifies one acquisition of one lock: `hostname|pid1234|tid5678|ts1763712345678|<uuid v4>`.
 ///
-/// The first four parts trace a stuck lock back to a machine, a process, a thread and the time (Unix, in
-/// milliseconds, on that machine's clock) at which it asked. The uuid makes it unique: two containers can share a
-/// host name and a pid, and a thread can ask twice within a millisecond.
+/// The first four parts trace a stuck lock to a machine, a process, a thread, and the time of the
+/// request (Unix time in milliseconds, on that machine's clock). The uuid makes the identifier unique:
+/// two containers can share a host name and a pid, and a thread can ask twice within a millisecond.
 ///
 /// ```
 /// let id = distlock::generate_lock_id();
@@ -23,38 +23,38 @@ use crate::testing;
 pub struct LockId(Box<str>);
 
 impl LockId {
-    /// The identifier as it is stored in Redis.
+    /// Returns the identifier as it is stored in Redis.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The host name of the machine, with `|`, spaces and control characters replaced by `_`.
+    /// Returns the host name, with `|`, spaces and control characters replaced by `_`.
     pub fn host(&self) -> &str {
         self.parts().host
     }
 
-    /// The process that asked for the lock.
+    /// Returns the id of the process that asked for the lock.
     pub fn pid(&self) -> u32 {
         self.parts().pid
     }
 
-    /// The thread that asked for the lock, as the operating system numbers it.
+    /// Returns the operating system's number of the thread that asked for the lock.
     pub fn tid(&self) -> u64 {
         self.parts().tid
     }
 
-    /// When the lock was asked for: milliseconds since the Unix epoch on the clock of [`host`](Self::host).
+    /// Returns when the lock was asked for, in milliseconds since the Unix epoch, on the clock of [`host`](Self::host).
     pub fn asked_at_ms(&self) -> u64 {
         self.parts().ts_ms
     }
 
-    /// The part that makes this identifier unique.
+    /// Returns the uuid, which makes this identifier unique.
     pub fn uuid(&self) -> Uuid {
         self.parts().uuid.unwrap_or_default()
     }
 
     fn parts(&self) -> Parts<'_> {
-        // Only checked texts get into a LockId.
+        // A LockId is only constructed from a text that parses.
         Parts::parse(&self.0).unwrap_or_default()
     }
 }
@@ -88,7 +88,7 @@ impl FromStr for LockId {
     }
 }
 
-/// A text that is not a [`LockId`].
+/// The error of parsing a text that is not a [`LockId`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseLockIdError(());
 
@@ -100,7 +100,8 @@ impl fmt::Display for ParseLockIdError {
 
 impl std::error::Error for ParseLockIdError {}
 
-/// What an identifier says; also understands the seeds' older form, which has no uuid.
+/// The parts of an identifier. Parsing also accepts an older form without a uuid, which other programs
+/// use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Parts<'a> {
     pub(crate) host: &'a str,
@@ -134,7 +135,8 @@ fn number(field: &str, label: &str) -> Option<u64> {
     digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse().ok())?
 }
 
-/// Makes the identifier of a new acquisition by the calling thread, as the lock functions do for themselves.
+/// Creates the identifier of a new acquisition by the calling thread. The lock functions do this
+/// themselves.
 pub fn generate_lock_id() -> LockId {
     use fmt::Write as _;
 
@@ -146,7 +148,7 @@ pub fn generate_lock_id() -> LockId {
     let mut uuid = Uuid::encode_buffer();
     let uuid = random_uuid().hyphenated().encode_lower(&mut uuid);
     let mut text = String::with_capacity(128);
-    // Kept for each thread, and made anew in a forked child.
+    // Cached for each thread; a forked child must build it again.
     let known = WHERE.try_with(|known| {
         let mut known = known.borrow_mut();
         if known.0 != pid {
@@ -172,9 +174,9 @@ pub(crate) fn random_uuid() -> Uuid {
 
 fn whereabouts(pid: u32) -> String {
     static HOST: OnceLock<String> = OnceLock::new();
-    // Miri's system does not tell it in a way that Miri would accept.
+    // Miri does not support the system call behind it.
     let host = || if cfg!(miri) { "miri".into() } else { gethostname::gethostname() };
-    // Asked for outside, so that a fork cannot find others waiting for the answer.
+    // Computed outside of `get_or_init`, so that a fork cannot copy a half-initialized cell.
     let host = match HOST.get() {
         Some(host) => host,
         None => HOST.get_or_init({
@@ -205,7 +207,7 @@ fn thread_id() -> u64 {
     rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs().into()
 }
 
-/// Elsewhere the number that Rust gave the thread: unique in the process, unknown to the system's tools.
+/// The number that Rust gave the thread: unique in the process, but unknown to the system's tools.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn thread_id() -> u64 {
     let text = format!("{:?}", std::thread::current().id());

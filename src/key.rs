@@ -1,16 +1,16 @@
-//! `LockKey`: a checked lock name and the Redis keys made of it.
+//! `LockKey`: a validated lock name, and the Redis keys derived from it.
 
 use std::fmt;
 
 use crate::error::{LockError, Result};
 
-/// The longest name of a lock, in bytes, its prefix included.
+/// Maximum length of a lock name in bytes, with its prefix.
 pub(crate) const MAX_NAME_BYTES: usize = 1024;
 
-/// What all auxiliary keys begin with, and no lock key does.
+/// Prefix of all auxiliary keys; no lock key may begin with it.
 const RESERVED: &str = "distlock:";
 
-/// A checked name, stored once as the full lock key: prefix, then name.
+/// A validated name, stored as the full lock key: the prefix, then the name.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct LockKey {
     lock: Box<str>,
@@ -20,13 +20,13 @@ pub(crate) struct LockKey {
 impl LockKey {
     pub(crate) fn new(prefix: &str, name: &str) -> Result<LockKey> {
         if name.is_empty() {
-            return Err(LockError::InvalidName { reason: "a lock needs a name of at least one byte".into() });
+            return Err(LockError::InvalidName { reason: "the name is empty".into() });
         }
         let bytes = prefix.len().saturating_add(name.len());
         if bytes > MAX_NAME_BYTES {
             return Err(LockError::InvalidName {
                 reason: format!(
-                    "the name has {} bytes, with its prefix {bytes}; at most {MAX_NAME_BYTES} are allowed (hash a longer one)",
+                    "the name has {} bytes, {bytes} with its prefix; the limit is {MAX_NAME_BYTES} (use a hash of the name)",
                     name.len()
                 ),
             });
@@ -34,7 +34,7 @@ impl LockKey {
         let lock = [prefix, name].concat();
         if lock.starts_with(RESERVED) {
             return Err(LockError::InvalidName {
-                reason: format!("its key would begin with {RESERVED}, where this library keeps queues and tokens"),
+                reason: format!("its key would begin with {RESERVED}, which is reserved for queues and tokens"),
             });
         }
         Ok(LockKey { lock: lock.into(), name_at: prefix.len() })
@@ -48,19 +48,20 @@ impl LockKey {
         &self.lock
     }
 
-    /// The list of waiters, first in first out.
+    /// The key of the queue: a list, first in, first out.
     pub(crate) fn queue(&self) -> [&str; 3] {
         self.beside("distlock:queue:{", "distlock:queue::")
     }
 
-    /// The last fencing token.
+    /// The key of the last fencing token.
     pub(crate) fn fence(&self) -> [&str; 3] {
         self.beside("distlock:fence:{", "distlock:fence::")
     }
 
-    /// No lock key begins like these, so that no name can collide with another lock's auxiliary key. The
-    /// braces put all keys of a lock in one cluster slot; a name with a hash tag of its own keeps that tag, behind two
-    /// colons, for `{a}` is a name too, and must not share with `a`.
+    /// No lock key begins like these keys, so no name can collide with an auxiliary key of another lock.
+    ///
+    /// The braces put all keys of a lock into one cluster slot. A name that contains a hash tag keeps it,
+    /// behind two colons: `{a}` and `a` are different names and must not share keys.
     fn beside<'a>(&'a self, tagging: &'a str, tagged: &'a str) -> [&'a str; 3] {
         if has_hash_tag(&self.lock) { [tagged, &self.lock, ""] } else { [tagging, &self.lock, "}"] }
     }
@@ -72,7 +73,8 @@ impl fmt::Debug for LockKey {
     }
 }
 
-/// Whether Redis Cluster would hash only a part of this key: the first `{`, and a `}` behind it with something between.
+/// Returns true if Redis Cluster would hash only a part of this key: the text between the first `{` and
+/// the next `}`, unless it is empty.
 fn has_hash_tag(key: &str) -> bool {
     key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).is_some_and(|(tag, _)| !tag.is_empty())
 }

@@ -1,26 +1,27 @@
-//! Locks that hold across processes and machines, kept in Redis, for programs that block.
+//! Distributed locks for blocking, thread-based Rust programs, kept in Redis or Valkey.
 //!
-//! A lock here has a name. Whoever holds it, in whatever thread, process or machine, is alone with that name until the
-//! guard is dropped; everybody else waits in line, first come first served. If a holder dies, its lock expires.
-//! If a holder loses its lock, because it was paused or cut off, it can tell. Locks of clients in other languages that
-//! follow the rule `SET key id NX PX ttl`, and compare before deleting, are respected and respect these.
+//! A lock has a name, and each name has at most one holder across threads, processes and machines.
+//! Other callers wait in a queue, first in, first out, and are woken when it is their turn. If a
+//! holder dies, its lock expires. If a holder is paused or cut off, it can tell exactly when it
+//! must stop relying on the lock. Clients in other languages that use `SET key id NX PX ttl`, and
+//! compare the value before they delete the key, compete for the same locks correctly.
 //!
 //! # Guide
 //!
-//! Take a lock, work, let go:
+//! Take a lock, work, and drop the guard:
 //!
 //! ```no_run
 //! use distlock::RedisMgr;
 //!
 //! fn main() -> distlock::Result<()> {
-//!     let mgr = RedisMgr::instance()?; // of DISTLOCK_URL, REDIS_URL or redis://127.0.0.1:6379
+//!     let mgr = RedisMgr::instance()?; // DISTLOCK_URL, REDIS_URL or redis://127.0.0.1:6379
 //!     let guard = mgr.lock("orders:42")?; // waits for its turn
-//!     println!("order 42 is ours, under {}", guard.id());
+//!     println!("working on order 42 as {}", guard.id());
 //!     Ok(()) // dropping the guard releases the lock
 //! }
 //! ```
 //!
-//! Waiting can have a limit, and the error says who is in the way:
+//! Limit the wait; the error names the holder:
 //!
 //! ```no_run
 //! # use distlock::RedisMgr;
@@ -28,7 +29,7 @@
 //! # fn main() -> distlock::Result<()> {
 //! # let mgr = RedisMgr::instance()?;
 //! match mgr.try_lock_for("orders:42", Duration::from_secs(5)) {
-//!     Ok(guard) => println!("got it: {guard:?}"),
+//!     Ok(guard) => println!("acquired: {guard:?}"),
 //!     Err(error) if error.is_contended() => println!("not now: {error}"),
 //!     Err(error) => return Err(error),
 //! }
@@ -36,9 +37,9 @@
 //! # }
 //! ```
 //!
-//! A lock is renewed in the background for as long as its guard lives, so its time to live only says how long it
-//! outlives a holder that died. But renewals can fail, and processes can be paused. Look before each step that must
-//! not be done twice, or stop when you are told:
+//! A background thread renews the lock while its guard lives. The ttl therefore only decides how
+//! long a lock outlives a holder that died. But renewals can fail, and processes can be paused.
+//! Check the guard before each step that must not happen twice:
 //!
 //! ```no_run
 //! # use distlock::RedisMgr;
@@ -47,97 +48,120 @@
 //! # let mgr = RedisMgr::instance()?;
 //! let guard = mgr.lock("report")?;
 //! for _ in 0..1000 {
-//!     guard.ensure_held()?; // arithmetic on the local clock, no round trip
+//!     guard.ensure_held()?; // compares a local deadline with the clock; no round trip
 //!     step();
 //! }
-//! let why = guard.release()?; // says how it went
-//! # let _ = why;
+//! let outcome = guard.release()?; // reports whether the lock was still ours
+//! # let _ = outcome;
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! Between looking and acting there is always a gap. Where a write through that gap would do harm, send the
-//! [fencing token](LockGuard::fencing_token) along, and let the resource refuse a smaller one than it has seen:
+//! There is always a gap between a check and the action after it. If a late write would do harm,
+//! send the [fencing token](LockGuard::fencing_token) with it, and let the resource reject any
+//! token smaller than the largest it has seen:
 //!
 //! ```sql
 //! UPDATE orders SET state = 'paid', fence = :token WHERE id = 42 AND fence <= :token
 //! ```
 //!
-//! # Watching
+//! Tokens are numbers of about 16 digits: the column must be a 64-bit integer (`BIGINT`), not
+//! `NULL`, and start at 0. Each lock name has its own sequence of tokens.
 //!
-//! Who holds what, who waits, and how close it gets:
+//! # Observing locks
+//!
+//! List locks with their holders and waiters, and print what this process has measured:
 //!
 //! ```no_run
 //! # use distlock::RedisMgr;
 //! # fn main() -> distlock::Result<()> {
 //! # let mgr = RedisMgr::instance()?;
 //! for lock in mgr.locks("orders:*")? {
-//!     println!("{lock}"); // its holder, since when, and how many wait
+//!     println!("{lock}"); // the holder, how long it has held the lock, and how many wait
 //! }
-//! println!("{}", mgr.metrics()); // counts and times of this process, as a table
+//! println!("{}", mgr.metrics()); // counters and timings of this manager, as a table
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! [`Config::events`] has a [`HandleEvent`] told of everything that happens to a lock: attempted, contended, acquired,
-//! renewed, in danger, lost, released. The feature `metrics` feeds the counters and times to the
-//! [`metrics`](https://docs.rs/metrics) facade, and `tracing` makes a span of each wait and each hold. The command
-//! `distlock` (`cargo install distlock --features cli`) lists locks, shows them live, takes them away, and runs commands
-//! under them.
+//! A [`HandleEvent`] set by [`Config::event_handler`] is called for each event of a lock: attempted,
+//! contended, acquired, renewed, renewal overdue, lost, released. The feature `metrics` exports
+//! counters and timings through the [`metrics`](https://docs.rs/metrics) facade. The feature
+//! `tracing` emits a span for each wait and each hold. The command `distlock` (package
+//! `distlock-cli`) lists locks, shows them live, releases them, and runs programs under a lock.
 //!
 //! # How it works
 //!
-//! A lock is a string key with an expiry, its value the holder's [`LockId`]. All that must be atomic happens in short
-//! scripts on the server. Whoever finds the lock taken is appended to a list; releasing pops the list, gives the key
-//! to the first waiter whose process still listens, and tells it over one pub/sub channel per manager. So a release
-//! wakes exactly one thread, waiting costs no polling and no pooled connection, and a dead waiter costs nobody
-//! anything.
+//! A lock is a string key with an expiry. Its value is the holder's [`LockId`]. Every step that
+//! must be atomic is a short script on the server. A client that finds the lock taken appends an
+//! entry to the lock's queue, which is a list. A release pops entries until it finds a waiter
+//! whose process is still subscribed, sets the key to that waiter's id, and publishes a grant
+//! message on that manager's pub/sub channel. So a release wakes exactly one thread, a waiter
+//! neither polls nor occupies a pooled connection, and a dead waiter delays nobody.
 //!
-//! A manager runs two threads besides the callers': the lock renewer, which renews all locks of the manager in batches
-//! over a connection of its own, and a worker of the connection pool. Where there are handlers of events there is a third
-//! for them, and short ones connect to several nodes, and for renewals. Grants are heard by the threads that wait: one of
-//! them reads the channel for all.
+//! A manager runs two threads: the lock renewer, which renews all locks of the manager in batches
+//! over its own connection, and a worker of the connection pool. An event handler adds a third
+//! thread. Short-lived threads connect to several nodes, and for renewals. Grant messages need no
+//! thread: one of the waiting threads reads the subscription for all of them.
 //!
-//! A holder believes in its lock until a local deadline: the moment *before* its last confirmed request was sent, plus
-//! the time to live, minus a margin of a hundredth and 2 ms for the drift of clocks. The clock goes on while the
-//! machine sleeps (`CLOCK_BOOTTIME`; on systems other than Linux and Android see below). Lost is final.
+//! A guard considers its lease valid until a local deadline: the moment *before* the last confirmed
+//! request was sent, plus the ttl, minus a margin for clock drift (1 % of the ttl, plus 2 ms). The
+//! clock keeps running while the machine is suspended (`CLOCK_BOOTTIME`; for systems other than
+//! Linux and Android see [Limits](#limits)). A lost lock stays lost.
 //!
 //! # Several nodes
 //!
-//! [`Config::nodes`] makes the same of several independent servers (Redlock): a lock is held when more than half of them
-//! keep it, and a minority may be away, stopped or restarted. They are asked at once, and validity is what the last
-//! needed node gives. Waiters line up on one of the nodes, and on the next if it dies. A token is handed out only when
-//! a quorum has stored it. [`LockError::NoQuorum`] and [`Holder::nodes`] tell what each node said.
+//! [`Config::nodes`] does the same over several independent servers (Redlock). A lock is held
+//! while more than half of the nodes keep it, so a minority of them may be unreachable, stopped or
+//! restarted. All nodes are asked at once. Waiters queue on one node, and on the next if that one
+//! fails. A token is returned only once a quorum has stored it. [`LockError::NoQuorum`] and
+//! [`Holder::nodes`] report what each node replied.
 //!
 //! # Limits
 //!
-//! * *Exclusion* holds as long as the server keeps its data and its clock runs evenly. A server that restarts empty, is
-//!   flushed, evicts keys (use `maxmemory-policy noeviction`), fails over to a replica that has not heard of the lock,
-//!   or whose clock jumps, can give a lock away while its holder believes in it, until the next renewal finds out:
-//!   within a third of the time to live if the server answers, at the local deadline if it does not. Fencing tokens
-//!   rise through all of these.
-//! * *Pauses*: code that looked, was paused, and then acts, acts late. Only a resource that checks tokens stops it.
-//! * *Anybody with write access* to the keys can take or break any lock. Keep the prefixes to those you trust.
-//! * *Several nodes* ([`Config::nodes`]) have to keep their data for as long as the longest lease, or stay out of the vote for
-//!   that long, which [`Config::quarantine`] sees to. While locks are held, add or take away one node at a time.
-//! * Redis Cluster, Sentinel and TLS are not built in yet.
-//! * *Other systems*: Linux and Android are tested. On other Unix systems the clock may stand still while the machine
-//!   sleeps, and thread numbers in identifiers are Rust's own. Windows is not supported.
+//! * *Exclusion over one server* holds while that server keeps its data and its clock runs evenly.
+//!   A server can grant a held lock again after it restarts empty, is flushed, evicts keys (use
+//!   `maxmemory-policy noeviction`), fails over to a replica that had not received the lock, or
+//!   when its clock jumps. The first holder finds out at its next renewal, within a third of the
+//!   ttl. If the server does not reply, it finds out at the local deadline. Fencing tokens keep
+//!   rising in all these cases.
+//! * *Pauses*: code that checks the guard, is paused, and then acts, acts too late. Only a resource
+//!   that checks fencing tokens can stop it.
+//! * *Write access*: any client that can write the keys can take or break any lock. Restrict the
+//!   key prefixes to clients you trust.
+//! * *Several nodes* ([`Config::nodes`]) must keep their data for the longest lease, or must not
+//!   vote for that long after a restart; see [`Config::quarantine`]. While locks are held, add or
+//!   remove one node at a time.
+//! * Redis Cluster, Sentinel and TLS are not supported yet.
+//! * *Platforms*: Linux and Android are tested. On other Unix systems the clock may stop during
+//!   suspend, and thread numbers in identifiers are those of Rust's standard library. Windows is
+//!   not supported.
 //! * Redis 6.2 or newer, or any Valkey.
+//!
+//! # Features
+//!
+//! No feature is enabled by default.
+//!
+//! | feature | what it adds |
+//! |---|---|
+//! | `metrics` | Exports the counters and timings of all managers through the `metrics` facade. |
+//! | `tracing` | Emits a `tracing` span for each wait and each hold. |
+//! | `testing` | Lets this project's simulator replace clock, threads and network. Unstable. |
 //!
 //! # Log levels
 //!
-//! Through the `log` facade. *Error*: a defect of this library. *Warn*: a lock was lost, a renewal or a release failed,
-//! grants cannot be heard. *Info*: such trouble is over. *Debug*: connections made, grants that came too late, things
-//! taken back in the background. Never logged: passwords, and the contents of requests.
+//! Messages go to the `log` facade. *Error*: a bug in this library. *Warn*: a lock was lost, a
+//! renewal or a release failed, or grant messages cannot be received. *Info*: the end of such a
+//! problem. *Debug*: new connections, grants that arrived too late, background clean-up. Passwords
+//! and the contents of requests are never logged.
 //!
 //! # Related crates
 //!
-//! * [`fd-lock`](https://docs.rs/fd-lock), when all processes are on one machine.
-//! * An advisory lock of your database, when what you protect is in that database.
-//! * [`etcd-client`](https://docs.rs/etcd-client), when you need a lock service that survives any one machine, and can
-//!   run a consensus system for it.
-//! * [`rslock`](https://docs.rs/rslock), when your program is asynchronous.
+//! * [`fd-lock`](https://docs.rs/fd-lock), if all processes are on one machine.
+//! * An advisory lock of your database, if the data to protect is in that database.
+//! * [`etcd-client`](https://docs.rs/etcd-client), if the lock service must survive the loss of any
+//!   one machine, and you can operate a consensus system.
+//! * [`rslock`](https://docs.rs/rslock), if your program is asynchronous.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::print_stdout, clippy::print_stderr, clippy::panic, clippy::unwrap_used, clippy::expect_used)]
@@ -200,7 +224,7 @@ pub use crate::{
     token::FencingToken,
 };
 
-/// Compiles the program in the README.
+/// Compiles the examples in the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,10 +1,11 @@
-//! `LockInfo`: what can be seen of a lock from outside.
+//! `LockInfo`: a held lock with its holder and its waiters, and how a release ended.
 
 use std::fmt;
 
 use crate::{holder::Holder, id::LockId, text::Quoted, token::FencingToken};
 
-/// A lock that is held, its holder, and who waits for it: a snapshot, already old when it is read.
+/// A held lock, its holder and its waiters. This is a snapshot, and may be outdated by the time it is
+/// read.
 ///
 /// ```no_run
 /// # fn main() -> distlock::Result<()> {
@@ -24,42 +25,44 @@ pub struct LockInfo {
 }
 
 impl LockInfo {
-    /// `token` is the last one given; zero when it is not known.
+    /// `token` is the last token granted for this lock; zero if unknown.
     pub(crate) fn new(name: &str, holder: Holder, token: u64, waiters: Vec<String>, certain: bool) -> LockInfo {
-        // The last token of a lock is not that of a holder who takes none.
+        // The last token does not belong to a holder of another library, which gets none.
         let token = (token > 0 && holder.held_for().is_some()).then_some(FencingToken(token));
         let waiters = waiters.into_iter().map(|id| Waiter { id }).collect();
         LockInfo { name: name.to_owned(), holder, token, waiters, certain }
     }
 
-    /// The name of the lock, without its prefix.
+    /// Returns the name of the lock, without its prefix.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Who holds it: with its age ([`held_for`](Holder::held_for)) and the time it has left ([`ttl_left`](Holder::ttl_left)).
+    /// Returns the holder, with the age of the lock ([`held_for`](Holder::held_for)) and the time left
+    /// ([`ttl_left`](Holder::ttl_left)).
     pub fn holder(&self) -> &Holder {
         &self.holder
     }
 
-    /// The holder's token, if it has one: clients of other kinds take none.
+    /// Returns the holder's fencing token; `None` if the holder uses another library.
     pub fn fencing_token(&self) -> Option<FencingToken> {
         self.token
     }
 
-    /// Those who wait, the next one first. Of a long line only the beginning is told: see [`waiting`](Self::waiting).
+    /// Returns the waiters, the next one first. A long queue is cut off; see [`waiting`](Self::waiting).
     pub fn waiters(&self) -> &[Waiter] {
         &self.waiters
     }
 
-    /// How many wait.
+    /// Returns the number of waiters.
     pub fn waiting(&self) -> u64 {
         self.holder.waiters().unwrap_or(0)
     }
 
-    /// Whether a quorum of the nodes says that this is the holder; always true of one server. A lock for which it is
-    /// false is being taken or given up just now, was left on a minority of the nodes and expires there, or too few
-    /// nodes answered.
+    /// Returns true if a quorum of the nodes agrees on this holder; always true with a single server.
+    ///
+    /// If false, the lock is being acquired or released at this moment, or a minority of the nodes still
+    /// keeps it until it expires there, or too few nodes replied.
     pub fn is_certain(&self) -> bool {
         self.certain
     }
@@ -76,19 +79,20 @@ impl fmt::Display for LockInfo {
     }
 }
 
-/// Somebody who waits for a lock.
+/// A client that waits for a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiter {
     id: String,
 }
 
 impl Waiter {
-    /// Under which identifier it will hold the lock, cut after some hundred bytes.
+    /// Returns the identifier under which the waiter will hold the lock, cut after 512 bytes.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// The identifier in parts: the host, process and thread that wait, and when they asked.
+    /// Returns the parsed identifier: host, process and thread of the waiter, and when it asked for the
+    /// lock.
     pub fn lock_id(&self) -> Option<LockId> {
         self.id.parse().ok()
     }

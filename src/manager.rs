@@ -1,4 +1,4 @@
-//! `RedisMgr`: what users take locks from. An ordinary value, and a process-wide one.
+//! `RedisMgr`: the lock manager, as an ordinary value and as a process-wide singleton.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -17,17 +17,19 @@ use crate::{
     service::Service,
 };
 
-/// Takes locks on one Redis server, or several nodes, and keeps them.
+/// Acquires, renews and releases locks on one Redis server, or on several nodes.
 ///
-/// A manager owns a pool of connections, and one thread that renews [all the locks it holds](crate#how-it-works).
-/// Making one for one server connects to nothing. Cloning is cheap. A
-/// process usually needs one: [`instance`](Self::instance).
+/// A manager owns a connection pool and one thread that renews [all the locks it
+/// holds](crate#how-it-works). Cloning a manager is cheap. A process usually needs one:
+/// [`instance`](Self::instance).
 ///
-/// A process that forks does so before it makes its first manager, or starts a program in the child: a forked child of a
-/// process that has made a manager can neither use nor make any, and is told so by [`LockError::Forked`].
+/// The manager shuts down when the last of its clones and guards is dropped. The process-wide manager
+/// lives until [`shutdown`](Self::shutdown) or the end of the process; locks that are still held at the
+/// end of the process expire.
 ///
-/// The manager is shut down when the last of its clones and guards is dropped. The process-wide one lives until
-/// [`shutdown`](Self::shutdown) or the end of the process, which leaves what is still held to expire.
+/// A process that forks must do so before it creates its first manager, or call `exec` in the child. A
+/// forked child of a process that has created a manager cannot use or create one: every call fails with
+/// [`LockError::Forked`].
 #[derive(Clone)]
 pub struct RedisMgr {
     service: Arc<Service>,
@@ -36,27 +38,30 @@ pub struct RedisMgr {
 static PROCESS_WIDE: ProcessWide<RedisMgr> = ProcessWide::new();
 
 impl RedisMgr {
-    /// The process-wide manager. The first call makes it, of `DISTLOCK_URL`, `REDIS_URL` or `redis://127.0.0.1:6379`,
-    /// unless [`init`](Self::init) has, or is about to: that is waited for.
+    /// Returns the process-wide manager. The first call creates it from `DISTLOCK_URL`, `REDIS_URL` or
+    /// `redis://127.0.0.1:6379`. If [`init`](Self::init) is running on another thread, this call waits for
+    /// it.
     ///
     /// # Errors
     ///
-    /// Those of [`new`](Self::new); a later call tries again. [`LockError::BeingMade`] on the thread that is making it just now,
-    /// where a logger could call this.
+    /// The errors of [`new`](Self::new); a later call tries again. [`LockError::InitInProgress`] if the
+    /// calling thread is itself creating the manager, for example when a logger calls this.
     pub fn instance() -> Result<&'static RedisMgr> {
-        // Before the lock, which a thread may have held that a forked child does not have.
+        // Check before locking: in a forked child, the thread that held this lock may not exist.
         if !fork::may_make_a_manager() {
             return Err(LockError::Forked);
         }
         PROCESS_WIDE.get_or_make(|| RedisMgr::new(Config::from_env()))
     }
 
-    /// Makes the process-wide manager, once, before anybody uses [`instance`](Self::instance).
+    /// Creates the process-wide manager from `config`. Call it once, before the first
+    /// [`instance`](Self::instance).
     ///
     /// # Errors
     ///
-    /// [`LockError::AlreadyInitialized`] when there is one, which is not changed, or when another thread was faster;
-    /// [`LockError::BeingMade`] as for [`instance`](Self::instance); else those of [`new`](Self::new).
+    /// [`LockError::AlreadyInitialized`] if the process-wide manager exists, or another thread created it
+    /// first; it is not changed. [`LockError::InitInProgress`] as for [`instance`](Self::instance).
+    /// Otherwise the errors of [`new`](Self::new).
     pub fn init(config: Config) -> Result<&'static RedisMgr> {
         if !fork::may_make_a_manager() {
             return Err(LockError::Forked);
@@ -64,15 +69,18 @@ impl RedisMgr {
         PROCESS_WIDE.make(|| RedisMgr::new(config))
     }
 
-    /// Makes a manager of one's own. For one server it does not connect, so a server that is away is no error here; see
-    /// [`ping`](Self::ping). [Several nodes](Config::nodes) are connected to, which takes at most one operation timeout, in
-    /// order to refuse one server under two names, and replicas; a node that is away is no error.
+    /// Creates a manager. Does not connect when there is a single server, so an unreachable server is not
+    /// an error here; see [`ping`](Self::ping).
+    ///
+    /// With [several nodes](Config::nodes), connects to all of them, which takes at most one
+    /// [operation timeout](Config::operation_timeout). It refuses replicas, and a server that is listed
+    /// under two names. An unreachable node is not an error.
     ///
     /// # Errors
     ///
-    /// [`LockError::InvalidConfig`] or [`LockError::InvalidOptions`] when the configuration cannot work,
-    /// [`LockError::NoThread`] when the system gives no thread, [`LockError::Forked`] in a child of a process that has made
-    /// a manager.
+    /// [`LockError::InvalidConfig`] or [`LockError::InvalidOptions`] if the configuration is invalid.
+    /// [`LockError::NoThread`] if the operating system cannot start a thread. [`LockError::Forked`] in a
+    /// forked child of a process that has created a manager.
     pub fn new(config: Config) -> Result<RedisMgr> {
         if !fork::may_make_a_manager() {
             return Err(LockError::Forked);
@@ -80,41 +88,46 @@ impl RedisMgr {
         Ok(RedisMgr { service: Arc::new(Service::start(config.check()?)?) })
     }
 
-    /// Takes the lock, waiting for its turn without a limit.
+    /// Acquires the lock; waits for its turn without a limit.
     ///
-    /// Who asks first is served first, over all threads, processes and machines. Waiting uses no pooled connection
-    /// and sends next to nothing. A lock is not reentrant: a thread that waits for a lock it holds waits for ever;
-    /// see [`lock_reentrant`](Self::lock_reentrant).
+    /// Waiters are served first in, first out, across threads, processes and machines. A waiting thread
+    /// uses no pooled connection and sends almost nothing.
+    ///
+    /// A lock is not reentrant: a thread that waits for a lock it already holds waits forever. See
+    /// [`lock_reentrant`](Self::lock_reentrant).
     ///
     /// # Errors
     ///
-    /// [`LockError::Unavailable`] when the server has been away for as long as the lease, [`LockError::Refused`] with the code
-    /// `READONLY` when it has been a replica for as long, as a former master is until its name leads to the next one, and those of
-    /// [`lock_with`](Self::lock_with).
+    /// [`LockError::Unavailable`] once the server has been unreachable for a whole lease.
+    /// [`LockError::Refused`] with the code `READONLY` once the server has been a replica for a whole
+    /// lease: a former master stays one until its host name leads to the new master. Otherwise the errors
+    /// of [`lock_with`](Self::lock_with).
     pub fn lock(&self, name: &str) -> Result<LockGuard> {
         self.lock_with(name, &LockOptions::new())
     }
 
-    /// Takes the lock if it is free right now. Blocks for a round trip, at most for one
-    /// [operation timeout](Config::operation_timeout).
+    /// Acquires the lock if it is free; does not wait for a holder. Blocks for one round trip, at most for
+    /// one [operation timeout](Config::operation_timeout).
     ///
     /// # Errors
     ///
-    /// [`LockError::Held`] says who has it; else those of [`lock_with`](Self::lock_with).
+    /// [`LockError::Held`] names the holder. Otherwise the errors of [`lock_with`](Self::lock_with).
     pub fn try_lock(&self, name: &str) -> Result<LockGuard> {
         self.lock_with(name, &LockOptions::new().wait(Duration::ZERO))
     }
 
-    /// Takes the lock, waiting for at most `wait`.
+    /// Acquires the lock; waits for at most `wait`, and then for at most one
+    /// [operation timeout](Config::operation_timeout) if a server does not reply.
     ///
     /// # Errors
     ///
-    /// [`LockError::Timeout`] says who has it; else those of [`lock_with`](Self::lock_with).
+    /// [`LockError::Timeout`] names the holder. Otherwise the errors of [`lock_with`](Self::lock_with).
     pub fn try_lock_for(&self, name: &str, wait: Duration) -> Result<LockGuard> {
         self.lock_with(name, &LockOptions::new().wait(wait))
     }
 
-    /// Takes the lock as `options` say. Returns within their wait and one operation timeout, whatever the server does.
+    /// Acquires the lock as `options` specify. Returns within their wait plus one
+    /// [operation timeout](Config::operation_timeout), whatever the server does.
     ///
     /// ```no_run
     /// # fn main() -> distlock::Result<()> {
@@ -124,7 +137,7 @@ impl RedisMgr {
     /// let options = LockOptions::new().ttl(Duration::from_secs(30)).wait(Duration::from_secs(5));
     /// match RedisMgr::instance()?.lock_with("orders:42", &options) {
     ///     Ok(guard) => println!("token {}", guard.fencing_token()),
-    ///     Err(error) if error.is_contended() => println!("later, then: {error}"),
+    ///     Err(error) if error.is_contended() => println!("try again later: {error}"),
     ///     Err(error) => return Err(error),
     /// }
     /// # Ok(())
@@ -133,46 +146,53 @@ impl RedisMgr {
     ///
     /// # Errors
     ///
-    /// [`Held`](LockError::Held) or [`Timeout`](LockError::Timeout) when somebody else has it,
-    /// [`Unavailable`](LockError::Unavailable) or [`PoolExhausted`](LockError::PoolExhausted) when that could not be
-    /// found out, [`Refused`](LockError::Refused) or [`WrongType`](LockError::WrongType) when the server or its data
-    /// stand in the way, [`InvalidName`](LockError::InvalidName) or [`InvalidOptions`](LockError::InvalidOptions)
-    /// when the call cannot work, [`Shutdown`](LockError::Shutdown) and [`Forked`](LockError::Forked).
+    /// - [`Held`](LockError::Held) or [`Timeout`](LockError::Timeout) if another client holds the lock.
+    /// - [`Unavailable`](LockError::Unavailable), [`NoQuorum`](LockError::NoQuorum) or
+    ///   [`PoolExhausted`](LockError::PoolExhausted) if the holder could not be determined.
+    /// - [`Refused`](LockError::Refused) or [`WrongType`](LockError::WrongType) if the server or its data
+    ///   prevent the lock.
+    /// - [`InvalidName`](LockError::InvalidName) or [`InvalidOptions`](LockError::InvalidOptions) if the
+    ///   arguments are invalid.
+    /// - [`Shutdown`](LockError::Shutdown) and [`Forked`](LockError::Forked).
     pub fn lock_with(&self, name: &str, options: &LockOptions) -> Result<LockGuard> {
         let kept = self.service.core()?.take(name, options)?;
         Ok(LockGuard::new(kept, self.service.clone()))
     }
 
-    /// Takes the lock for this thread, which may take it again; waits for its turn without a limit. Taking it again
-    /// costs no round trip.
+    /// Acquires the lock for the calling thread, which may acquire it again; waits for its turn without a
+    /// limit. Acquiring it again costs no round trip.
     ///
     /// # Errors
     ///
-    /// Those of [`lock`](Self::lock); [`LockError::Lost`] when this thread holds the lock and has lost it;
-    /// [`LockError::InvalidOptions`] in a destructor of the thread's storage, if what the thread holds is forgotten already.
+    /// The errors of [`lock`](Self::lock). [`LockError::Lost`] if this thread acquired the lock before and
+    /// has lost it since. [`LockError::InvalidOptions`] in a thread-local destructor, if the record of this
+    /// thread's locks is already gone.
     pub fn lock_reentrant(&self, name: &str) -> Result<ReentrantGuard> {
         self.lock_reentrant_with(name, &LockOptions::new())
     }
 
-    /// [`lock_reentrant`](Self::lock_reentrant) as `options` say; they only matter where the lock is not held yet.
+    /// Like [`lock_reentrant`](Self::lock_reentrant), with `options`. They have no effect if the thread
+    /// already holds the lock.
     ///
     /// # Errors
     ///
-    /// Those of [`lock_with`](Self::lock_with), and as [`lock_reentrant`](Self::lock_reentrant).
+    /// The errors of [`lock_with`](Self::lock_with) and [`lock_reentrant`](Self::lock_reentrant).
     pub fn lock_reentrant_with(&self, name: &str, options: &LockOptions) -> Result<ReentrantGuard> {
         ReentrantGuard::enter(&self.service, name, options)
     }
 
-    /// The C++ design's `acquireLock`: takes the lock with a lease of `lock_timeout`, waiting for at most
-    /// `acquire_timeout`, and returns its identifier; `None` when somebody else held it all the time. It is renewed
+    /// Acquires the lock for code ported from a C++ `acquireLock(name, lockTimeout, acquireTimeout)`.
+    ///
+    /// The lock gets a lease of `lock_timeout`, and the call waits for at most `acquire_timeout`. Returns
+    /// the lock's identifier, or `None` if another client held the lock all the time. The lock is renewed
     /// until [`release_lock`](Self::release_lock) or [`shutdown`](Self::shutdown).
     ///
-    /// Prefer [`try_lock_for`](Self::try_lock_for): a guard cannot be forgotten, and knows when its lock is lost. What is
-    /// lost is remembered here all the same until it is released.
+    /// Prefer [`try_lock_for`](Self::try_lock_for): a guard cannot be forgotten, and knows when its lock is
+    /// lost. An entry for a lost lock stays in memory until the lock is released.
     ///
     /// # Errors
     ///
-    /// Those of [`lock_with`](Self::lock_with), except contention.
+    /// The errors of [`lock_with`](Self::lock_with), except contention.
     pub fn acquire_lock(
         &self,
         name: &str,
@@ -187,54 +207,61 @@ impl RedisMgr {
         }
     }
 
-    /// The C++ design's `releaseLock`: true if the lock was held under `id` until now. A wrong identifier touches
-    /// nothing, neither the lock nor its renewal. An identifier of another process is released too.
+    /// Releases a lock of [`acquire_lock`](Self::acquire_lock) by its identifier. Returns true if the lock
+    /// was held under `id` until now.
     ///
-    /// Releasing twice returns false the second time. So it does, at once, while another thread is releasing the same
-    /// identifier: the lock may still stand on the server then, and it is the first call that says how that went.
+    /// A wrong identifier changes nothing, neither the lock nor its renewal. The identifier may come from
+    /// another process.
+    ///
+    /// A second call for the same identifier returns false. It does so at once, even while another thread
+    /// is still releasing that identifier: the lock may then exist on the server for a moment longer, and
+    /// the first call reports the outcome.
     ///
     /// # Errors
     ///
-    /// Those of [`LockGuard::release`].
+    /// The errors of [`LockGuard::release`].
     pub fn release_lock(&self, name: &str, id: &str) -> Result<bool> {
         let core = self.service.core()?;
         Ok(core.release_by_id(&core.key(name)?, id)? == Released::Released)
     }
 
-    /// Who holds the lock now, for how long, and how many wait; `None` when it is free. Changes nothing.
+    /// Returns the current holder of the lock, with the time left and the number of waiters; `None` if the
+    /// lock is free. Blocks for one round trip, at most for one operation timeout. Changes nothing.
     ///
     /// # Errors
     ///
-    /// [`LockError::Unavailable`], [`LockError::Refused`] and the like when the server cannot be asked.
+    /// [`LockError::Unavailable`], [`LockError::Refused`] or a similar error if the server cannot reply.
     pub fn holder(&self, name: &str) -> Result<Option<Holder>> {
         let core = self.service.core()?;
         core.inspect(&core.key(name)?)
     }
 
-    /// Whether anybody holds the lock now.
+    /// Returns true if any client holds the lock. Blocks like [`holder`](Self::holder).
     ///
     /// # Errors
     ///
-    /// Those of [`holder`](Self::holder).
+    /// The errors of [`holder`](Self::holder).
     pub fn is_locked(&self, name: &str) -> Result<bool> {
         Ok(self.holder(name)?.is_some())
     }
 
-    /// The locks that are held now and whose names match `pattern`, sorted by name: with their holders, and who waits.
+    /// Lists the held locks whose names match `pattern`, sorted by name, with their holders and waiters.
     /// Changes nothing.
     ///
-    /// The pattern is a glob, as Redis has it, over the names without their prefix: `*` is any text, `?` any byte,
-    /// `[a-c]` one of some, and a backslash takes the meaning from the next byte. Locks of other clients under the prefix
-    /// are told too. Under an empty prefix, where a key can be anybody's data, only locks of this library are.
+    /// The pattern is a Redis glob over names without the prefix: `*` matches any text, `?` any byte,
+    /// `[a-c]` one byte of a set, and a backslash escapes the next byte. Locks of other clients under the
+    /// prefix are listed too. With an empty prefix, where a key can be any data, only locks of this library
+    /// are listed.
     ///
-    /// The server is asked in many small steps (`SCAN`, then fifty locks at a time), so that others are served in
-    /// between. It blocks until all keys of the database have been looked at, for at most one operation timeout in each step
-    /// and sixty in all (a minute, by default), and holds one pooled connection. What is
-    /// taken or given up meanwhile may be told or not. Of the line of each lock the first 100 are told, or
-    /// fewer when they are many altogether; see [`lock_info`](Self::lock_info).
+    /// The request is split into many small steps (`SCAN`, then 50 locks at a time), so that the server can
+    /// serve other clients in between. The call blocks until the whole key space has been scanned: at most
+    /// one operation timeout for each step, and 60 of them in total (a minute by default). It occupies one
+    /// pooled connection. A lock that is acquired or released during the call may or may not be listed.
+    /// Each lock lists its first 100 waiters, or fewer if there are very many in total; see
+    /// [`lock_info`](Self::lock_info).
     ///
-    /// Of several nodes, the locks of all that answer are told, with [`LockInfo::is_certain`] saying whether a quorum
-    /// agrees on the holder.
+    /// With several nodes, the locks of all responding nodes are listed.
+    /// [`LockInfo::is_certain`] says whether a quorum agrees on the holder.
     ///
     /// ```no_run
     /// # fn main() -> distlock::Result<()> {
@@ -247,15 +274,15 @@ impl RedisMgr {
     ///
     /// # Errors
     ///
-    /// [`LockError::InvalidName`] when the pattern is longer than any name, [`LockError::Unavailable`],
-    /// [`LockError::NoQuorum`], [`LockError::PoolExhausted`], or [`LockError::Refused`] when the server cannot be asked:
-    /// its user also needs the rights `+scan` and `+lrange`.
+    /// [`LockError::InvalidName`] if the pattern is longer than any name. [`LockError::Unavailable`],
+    /// [`LockError::NoQuorum`], [`LockError::PoolExhausted`] or [`LockError::Refused`] if the server cannot
+    /// reply. The server's user also needs the permissions `+scan` and `+lrange`.
     pub fn locks(&self, pattern: &str) -> Result<Vec<LockInfo>> {
         self.service.core()?.locks(pattern)
     }
 
-    /// What can be seen of one lock: its holder, and the first 1,000 of those who wait, in order; `None` when nobody holds
-    /// it. Blocks for a round trip, at most for one operation timeout. Changes nothing.
+    /// Returns the holder of one lock and its first 1,000 waiters in queue order; `None` if the lock is
+    /// free. Blocks for one round trip, at most for one operation timeout. Changes nothing.
     ///
     /// ```no_run
     /// # fn main() -> distlock::Result<()> {
@@ -269,32 +296,35 @@ impl RedisMgr {
     ///
     /// # Errors
     ///
-    /// Those of [`holder`](Self::holder), and [`LockError::WrongType`] when the key holds something else than a lock.
+    /// The errors of [`holder`](Self::holder), and [`LockError::WrongType`] if the key holds something that
+    /// is not a lock.
     pub fn lock_info(&self, name: &str) -> Result<Option<LockInfo>> {
         let core = self.service.core()?;
         core.lock_info(&core.key(name)?)
     }
 
-    /// Takes the lock away from whoever holds it now, and hands it to the next waiter; true if it did. False when nobody
-    /// held it, or when it changed hands meanwhile. The former holder learns of it at its next renewal, and may go on
-    /// working until then: this is for operators. Blocks for two round trips, at most for one operation timeout, half of
-    /// which is for finding out who holds it.
+    /// Takes the lock away from its current holder and passes it to the next waiter. Returns true if it
+    /// did; false if the lock was free or changed hands during the call.
     ///
-    /// It may be of another kind, and call itself by any bytes; of more than 512 the first 512 say who it is.
+    /// This is for operators: the former holder finds out at its next renewal, and may keep working until
+    /// then. Blocks for two round trips, at most for one operation timeout. Half of that is reserved for
+    /// finding the holder.
+    ///
+    /// The holder may be any client, with any bytes as its identifier. Identifiers over 512 bytes are
+    /// compared by their first 512 bytes.
     ///
     /// # Errors
     ///
-    /// Those of [`holder`](Self::holder).
+    /// The errors of [`holder`](Self::holder).
     pub fn force_release(&self, name: &str) -> Result<bool> {
         let core = self.service.core()?;
         let key = core.key(name)?;
         core.force_release(&key)
     }
 
-    /// [`force_release`](Self::force_release), but only from the holder with this identifier, as [`Holder::id`] tells it, which
-    /// is looked at and taken away in one step: nobody else loses the lock if it has changed hands since somebody looked.
-    /// Blocks for a round trip, and for another where the identifier is no text; at most for one
-    /// [operation timeout](Config::operation_timeout).
+    /// Takes the lock away from the holder with the identifier `id` (see [`Holder::id`]), and from no other
+    /// client: the server compares and releases in one step. Blocks for one round trip, or two if the
+    /// identifier is not valid UTF-8; at most for one [operation timeout](Config::operation_timeout).
     ///
     /// ```no_run
     /// # fn main() -> distlock::Result<()> {
@@ -308,29 +338,33 @@ impl RedisMgr {
     ///
     /// # Errors
     ///
-    /// Those of [`LockGuard::release`].
+    /// The errors of [`LockGuard::release`].
     pub fn force_release_if(&self, name: &str, id: &str) -> Result<Released> {
         let core = self.service.core()?;
         core.force_release_if(&core.key(name)?, id)
     }
 
-    /// Asks the server whether it is there, and returns how long the answer took: for a check at start-up.
+    /// Checks that the server replies, and returns the round-trip time. Useful at start-up. Blocks for at
+    /// most one operation timeout.
     ///
     /// # Errors
     ///
-    /// [`LockError::Unavailable`], [`LockError::Refused`] and the like.
+    /// [`LockError::Unavailable`], [`LockError::Refused`] or a similar error if it does not.
     pub fn ping(&self) -> Result<Duration> {
         self.service.core()?.ping()
     }
 
-    /// A connection out of the pool, for commands of one's own: it implements [`redis::ConnectionLike`]. Locks that are
-    /// held do not need the pool; taking others waits for a free connection. Of several nodes it leads to the first.
+    /// Borrows a connection from the pool for commands of your own; it implements
+    /// [`redis::ConnectionLike`]. Renewing and releasing held locks does not need the pool. Acquiring
+    /// another lock waits for a free connection. With several nodes, the connection leads to the first.
     ///
-    /// What the server answers is passed on as it is, errors included: unlike a [`LockError`], it may have the password in it where
-    /// the server means harm. It may have up to 4 MiB; more is an error, and the connection is closed.
+    /// Replies are passed on unchanged, errors included. Unlike a [`LockError`], an error of a malicious
+    /// server may contain the password. A reply may have up to 4 MiB; a larger one is an error and closes
+    /// the connection.
     ///
-    /// Its place goes back to the pool when it is dropped, and its socket is closed if it was used: commands such as
-    /// `SELECT` leave a state behind in which no lock may be taken. Keep it for as long as it is useful.
+    /// When dropped, the connection returns its place to the pool. Its socket is closed if it was used,
+    /// because commands such as `SELECT` leave a state in which no lock may be acquired. So reuse one
+    /// borrowed connection for several commands.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -342,24 +376,27 @@ impl RedisMgr {
     ///
     /// # Errors
     ///
-    /// [`LockError::PoolExhausted`] when none becomes free within one operation timeout.
+    /// [`LockError::PoolExhausted`] if no connection becomes free within one operation timeout.
     pub fn connection(&self) -> Result<PooledConnection> {
         let pooled = self.service.core()?.connection()?;
         Ok(PooledConnection::new(pooled))
     }
 
-    /// Releases everything that is held, wakes everybody who waits with [`LockError::Shutdown`], and ends the
-    /// threads. Holders learn [`LockLost::Shutdown`](crate::LockLost::Shutdown). Every later call fails with
-    /// [`LockError::Shutdown`]. What cannot be released within one operation timeout, because the server is away, is
-    /// left to expire. Whoever calls this while another thread does waits as well;
-    /// on the manager's own threads, where a logger could call this, nobody waits, and what is held is released right after.
+    /// Releases all held locks, wakes all waiters with [`LockError::Shutdown`], and stops the manager's
+    /// threads. Holders receive [`LockLost::Shutdown`](crate::LockLost::Shutdown). Every later call fails
+    /// with [`LockError::Shutdown`].
+    ///
+    /// Blocks for at most one operation timeout. A lock that cannot be released in that time, because its
+    /// server is unreachable, expires. A concurrent second call waits for the first. A call on one of the
+    /// manager's own threads, where a logger could make it, does not wait: the locks are released right
+    /// after it.
     pub fn shutdown(&self) {
         self.service.shutdown();
     }
 
-    /// What this manager has counted since it was made, and how long things took: a copy, which prints as a table.
-    /// It always counts. Takes some microseconds for each lock that it tells, and no round trip; also works after a
-    /// [`shutdown`](Self::shutdown). Empty in a forked child.
+    /// Returns a copy of this manager's counters and timings; it prints as a table. Counting is always on.
+    /// Takes a few microseconds for each lock listed, and no round trip. Works after a
+    /// [`shutdown`](Self::shutdown) too. Empty in a forked child.
     ///
     /// ```no_run
     /// # fn main() -> distlock::Result<()> {
@@ -371,7 +408,7 @@ impl RedisMgr {
         self.service.metrics()
     }
 
-    /// The server, as errors call it.
+    /// Returns the server address, as shown in errors.
     pub fn server(&self) -> &str {
         self.service.server()
     }

@@ -1,4 +1,4 @@
-//! `PooledConnection`: a connection that users borrow for commands of their own.
+//! `PooledConnection`: a pooled connection that users borrow for their own commands.
 
 use std::io;
 
@@ -6,10 +6,10 @@ use redis::{ConnectionLike, RedisResult, Value};
 
 use crate::{error::LockError, fork, node::Connection, redlock::Pooled};
 
-/// A connection out of a manager's pool. See [`RedisMgr::connection`](crate::RedisMgr::connection).
+/// A connection borrowed from a manager's pool. See [`RedisMgr::connection`](crate::RedisMgr::connection).
 #[derive(Debug)]
 pub struct PooledConnection {
-    /// Empty only while it is being dropped.
+    /// `None` only while this is being dropped.
     pooled: Option<Pooled>,
 }
 
@@ -31,7 +31,7 @@ impl Drop for PooledConnection {
     fn drop(&mut self) {
         let Some(mut pooled) = self.pooled.take() else { return };
         if fork::is_child() {
-            // The pool's lock may be held by a thread that is not here, and the socket is the parent's.
+            // In a forked child, the pool's mutex may stay locked forever, and the parent uses the socket.
             std::mem::forget(pooled);
         } else {
             pooled.0.iter_mut().for_each(Connection::retire_if_lent);
@@ -57,7 +57,7 @@ impl ConnectionLike for PooledConnection {
     }
 
     fn is_open(&self) -> bool {
-        // A closed one opens itself at the next use.
+        // A closed connection reconnects at its next use.
         true
     }
 }

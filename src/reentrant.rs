@@ -1,4 +1,4 @@
-//! `ReentrantGuard`: a lock that its thread can take again.
+//! `ReentrantGuard`: a lock that the thread holding it can acquire again.
 
 use std::{
     cell::RefCell,
@@ -20,13 +20,15 @@ use crate::{
 type Held = HashMap<(u64, Box<str>), Weak<LockGuard>>;
 
 thread_local! {
-    /// What this thread holds, by manager and name.
+    /// The locks that this thread holds, by manager and name.
     static HELD: RefCell<Held> = RefCell::default();
 }
 
-/// A lock that is held by this thread, which can take it again without a round trip. The last guard to go releases it.
+/// A lock held by this thread, which can acquire it again without a round trip. Dropping the last of
+/// its guards releases the lock.
 ///
-/// It stays on its thread, since only that thread may enter again. Everything of [`LockGuard`] can be asked of it.
+/// The guard cannot be sent to another thread, because only this thread may enter again. It
+/// dereferences to [`LockGuard`], with all of its methods.
 ///
 /// ```no_run
 /// # fn main() -> distlock::Result<()> {
@@ -46,14 +48,14 @@ pub struct ReentrantGuard {
 }
 
 impl ReentrantGuard {
-    /// Enters again if this thread holds the lock, else takes it.
+    /// Enters again if this thread holds the lock; acquires it otherwise.
     pub(crate) fn enter(service: &Arc<Service>, name: &str, options: &LockOptions) -> Result<ReentrantGuard> {
         let core = service.core()?;
         let key = (service.number(), Box::from(name));
         let held = HELD.try_with(|held| held.borrow().get(&key).and_then(Weak::upgrade));
-        // It may hold this lock, and would wait for itself.
+        // Without the table, this thread could wait for a lock that it holds.
         let held = held.map_err(|_| LockError::InvalidOptions {
-            reason: "this thread is ending, and does not know any more what it holds; take an ordinary lock".into(),
+            reason: "this thread is ending, and its record of reentrant locks is gone; use RedisMgr::lock instead".into(),
         })?;
         if let Some(guard) = held {
             guard.ensure_held()?;
@@ -61,21 +63,23 @@ impl ReentrantGuard {
         }
         let guard = Rc::new(LockGuard::new(core.take(name, options)?, service.clone()));
         let number = key.0;
-        // The table was there before, and does not go while its thread is in here.
+        // This cannot fail: the table existed above, and only this thread can destroy it.
         let _ = HELD.try_with(|held| held.borrow_mut().insert(key, Rc::downgrade(&guard)));
         Ok(ReentrantGuard { guard, service: number })
     }
 
-    /// How many guards of this thread hold the lock.
+    /// Returns how many guards of this thread hold the lock.
     pub fn hold_count(&self) -> usize {
         Rc::strong_count(&self.guard)
     }
 
-    /// Lets go of this hold. The last one releases the lock and says how that went; the others return `None`.
+    /// Releases this hold. The last hold releases the lock and returns the outcome; the others return
+    /// `None`. The last one blocks like [`LockGuard::release`].
     ///
     /// # Errors
     ///
-    /// As [`LockGuard::release`], and [`LockError::Lost`] when the lock was lost under a hold that is not the last.
+    /// The errors of [`LockGuard::release`], and [`LockError::Lost`] if the lock was lost and this is not
+    /// the last hold.
     pub fn release(mut self) -> Result<Option<Released>> {
         if Rc::strong_count(&self.guard) > 1 {
             return self.guard.ensure_held().map(|()| None);
@@ -89,10 +93,10 @@ impl ReentrantGuard {
 
     fn forget(&self) {
         let key = (self.service, Box::from(self.guard.name()));
-        // While the thread ends, its table may be gone already, and needs no tidying then.
+        // While the thread ends, its table may already be destroyed; then there is nothing to remove.
         let _ = HELD.try_with(|held| {
             let mut held = held.borrow_mut();
-            // A handler that is told of the release may have taken the lock again.
+            // An event handler may have acquired the lock again; that entry must stay.
             if held.get(&key).is_some_and(|guard| ptr::eq(guard.as_ptr(), Rc::as_ptr(&self.guard))) {
                 held.remove(&key);
             }

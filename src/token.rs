@@ -1,4 +1,4 @@
-//! `FencingToken`: proof of order at the resource.
+//! `FencingToken`: lets a resource reject writes of former holders.
 
 /// Proof of order at the resource: of two holders of one lock, the later one has the larger token.
 ///

@@ -1,11 +1,11 @@
-//! `LockOptions`: how one lock is taken and held.
+//! `LockOptions`: how one lock is acquired and held.
 
 use std::time::Duration;
 
-#[expect(unused_imports, reason = "the documentation leads there")]
+#[expect(unused_imports, reason = "linked from the documentation")]
 use super::Config;
 
-/// How one lock is taken and held; what is not said comes from the [`Config`].
+/// How one lock is acquired and held. Unset options come from the [`Config`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -24,32 +24,33 @@ pub struct LockOptions {
 }
 
 impl LockOptions {
-    /// Waits for its turn without a limit, renewed until released.
+    /// Creates options that wait without a limit, and renew the lock until it is released.
     pub fn new() -> LockOptions {
         LockOptions { ttl: None, wait: None, renew: true, max_hold: None }
     }
 
-    /// The lease, 10 ms to 24 h, in whole milliseconds (rounded down). Defaults to [`Config::ttl`].
+    /// Sets the ttl of the lease, from 10 ms to 24 h, rounded down to whole milliseconds. Defaults to
+    /// [`Config::ttl`].
     pub fn ttl(mut self, ttl: Duration) -> LockOptions {
         self.ttl = Some(ttl);
         self
     }
 
-    /// The longest time to wait for the lock. Zero tries once. Defaults to no limit.
+    /// Sets the maximum time to wait for the lock. Zero tries once. Defaults to no limit.
     pub fn wait(mut self, longest: Duration) -> LockOptions {
         self.wait = Some(longest);
         self
     }
 
-    /// Whether the lease is renewed while the lock is held. Defaults to true. Without renewal the lock is lost one
-    /// lease after it was taken.
+    /// Sets whether the lease is renewed while the lock is held. Defaults to true. Without renewal, the
+    /// lock is lost one ttl after it was acquired.
     pub fn renew(mut self, renew: bool) -> LockOptions {
         self.renew = renew;
         self
     }
 
-    /// The longest time the lock is held: then it is given up, and its holder learns [`LockLost::MaxHold`]. A bound
-    /// on holders that hang. Defaults to [`Config::max_hold`].
+    /// Sets the maximum time that the lock is held, as a bound on holders that hang. The lock is then
+    /// released, and its holder receives [`LockLost::MaxHold`]. Defaults to [`Config::max_hold`].
     ///
     /// [`LockLost::MaxHold`]: crate::LockLost::MaxHold
     pub fn max_hold(mut self, limit: Duration) -> LockOptions {

@@ -1,4 +1,4 @@
-//! A configuration that has been checked: all relations between settings are looked at together, here.
+//! Validation of a `Config`: ranges of single settings, and relations between settings.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,10 +10,10 @@ use crate::{
     text::Span,
 };
 
-/// The shortest lease: below it a round trip on a good day is most of the lease.
+/// Minimum ttl; below it, one round trip on a good day is most of the lease.
 const TTL_MIN: Duration = Duration::from_millis(10);
-/// The longest lease. It bounds how long a crashed holder keeps everybody out; renewal, not a longer lease, is what
-/// keeps a living holder's lock.
+/// Maximum ttl. It bounds how long a crashed holder blocks a lock. A living holder keeps its lock by
+/// renewal, not by a longer ttl.
 const TTL_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 const OPERATION_TIMEOUT_MIN: Duration = Duration::from_millis(1);
@@ -22,7 +22,7 @@ const SPIN_MAX: Duration = Duration::from_millis(10);
 const POOL_SIZE_MAX: u32 = 10_000;
 const NODES_MAX: usize = 15;
 
-/// A configuration that has been checked.
+/// A validated configuration.
 #[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) endpoints: Vec<Arc<Endpoint>>,
@@ -38,7 +38,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// The options of one lock, defaults filled in and checked.
+    /// The validated options of one lock, with defaults filled in.
     pub(crate) fn terms(&self, options: &LockOptions) -> Result<Terms> {
         let terms = Terms {
             ttl: options.ttl.unwrap_or(self.ttl),
@@ -49,7 +49,7 @@ impl Settings {
         if terms.ttl < TTL_MIN || terms.ttl > TTL_MAX {
             return Err(LockError::InvalidOptions {
                 reason: format!(
-                    "the ttl is {}, and has to be {} to {} (a living holder's lock is renewed for as long as it is held)",
+                    "ttl is {}, but must be {} to {} (a held lock is renewed, so it needs no longer ttl)",
                     Span(terms.ttl),
                     Span(TTL_MIN),
                     Span(TTL_MAX)
@@ -59,8 +59,8 @@ impl Settings {
         if !self.quarantine.is_zero() && terms.ttl > self.quarantine {
             return Err(LockError::InvalidOptions {
                 reason: format!(
-                    "the ttl is {}, longer than Config::quarantine ({}): a node that forgot the lock in a restart would \
-                     vote again before it has expired on the others; raise the quarantine everywhere, or shorten the ttl",
+                    "ttl is {}, longer than Config::quarantine ({}): a node that lost the lock in a restart would \
+                     vote again before the lock expires on the others; raise the quarantine in every program, or shorten the ttl",
                     Span(terms.ttl),
                     Span(self.quarantine)
                 ),
@@ -68,14 +68,14 @@ impl Settings {
         }
         if terms.max_hold.is_some_and(|limit| limit.is_zero()) {
             return Err(LockError::InvalidOptions {
-                reason: "max_hold is zero, so the lock would be lost at once".into(),
+                reason: "max_hold is zero, but must be longer: the lock would be lost at once".into(),
             });
         }
         Ok(terms)
     }
 }
 
-/// What one lock was asked for with.
+/// The options of one lock, with defaults filled in.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
     pub(crate) ttl: Duration,
@@ -85,20 +85,20 @@ pub(crate) struct Terms {
 }
 
 impl Config {
-    /// Checks everything; the only way from here to a manager.
+    /// Validates all settings. This is the only way from a `Config` to a manager.
     pub(crate) fn check(&self) -> Result<Settings> {
         let invalid = |reason: String| Err(LockError::InvalidConfig { reason });
         if let Some(name) = self.unreadable {
-            return invalid(format!("the URL in {name} is not UTF-8; write such bytes as %XX"));
+            return invalid(format!("the URL in {name} is not UTF-8; write other bytes as %XX"));
         }
         let endpoints = self.urls.iter().map(|url| self.endpoint(url)).collect::<Result<Vec<_>>>()?;
         check_nodes(&endpoints)?;
         if self.pool_size == 0 || self.pool_size > POOL_SIZE_MAX {
-            return invalid(format!("pool_size is {}, and has to be 1 to {POOL_SIZE_MAX}", self.pool_size));
+            return invalid(format!("pool_size is {}, but must be 1 to {POOL_SIZE_MAX}", self.pool_size));
         }
         if self.operation_timeout < OPERATION_TIMEOUT_MIN || self.operation_timeout > OPERATION_TIMEOUT_MAX {
             return invalid(format!(
-                "operation_timeout is {}, and has to be {} to {}",
+                "operation_timeout is {}, but must be {} to {}",
                 Span(self.operation_timeout),
                 Span(OPERATION_TIMEOUT_MIN),
                 Span(OPERATION_TIMEOUT_MAX)
@@ -106,21 +106,21 @@ impl Config {
         }
         if self.claim_window < TTL_MIN || self.claim_window > TTL_MAX {
             return invalid(format!(
-                "claim_window is {}, and has to be {} to {}",
+                "claim_window is {}, but must be {} to {}",
                 Span(self.claim_window),
                 Span(TTL_MIN),
                 Span(TTL_MAX)
             ));
         }
         if self.spin > SPIN_MAX {
-            return invalid(format!("spin is {}, and has to be at most {}", Span(self.spin), Span(SPIN_MAX)));
+            return invalid(format!("spin is {}, but must be at most {}", Span(self.spin), Span(SPIN_MAX)));
         }
         if self.prefix.len() >= crate::key::MAX_NAME_BYTES {
-            return invalid(format!("the prefix has {} bytes, which leaves no room for names", self.prefix.len()));
+            return invalid(format!("the prefix has {} bytes, which leaves no room for a name", self.prefix.len()));
         }
         let quarantine = self.quarantine.unwrap_or(if endpoints.len() > 2 { self.ttl } else { Duration::ZERO });
         if quarantine > TTL_MAX {
-            return invalid(format!("quarantine is {}, and has to be at most {}", Span(quarantine), Span(TTL_MAX)));
+            return invalid(format!("quarantine is {}, but must be at most {}", Span(quarantine), Span(TTL_MAX)));
         }
         let settings = Settings {
             endpoints,
@@ -147,25 +147,25 @@ impl Config {
     }
 }
 
-/// What can be seen of several nodes without asking them.
+/// Checks what can be checked about several nodes without connecting to them.
 fn check_nodes(endpoints: &[Arc<Endpoint>]) -> Result<()> {
     let invalid = |reason: String| Err(LockError::InvalidConfig { reason });
     if endpoints.is_empty() {
-        return invalid("there are no nodes; name at least one server".into());
+        return invalid("there are no nodes; list at least one server".into());
     }
     if endpoints.len() > NODES_MAX {
-        return invalid(format!("there are {} nodes, and more than {NODES_MAX} only cost time", endpoints.len()));
+        return invalid(format!("there are {} nodes, but at most {NODES_MAX} are supported", endpoints.len()));
     }
     for (index, endpoint) in endpoints.iter().enumerate() {
         if endpoints[..index].iter().any(|other| other.address == endpoint.address) {
-            return invalid(format!("{} is named twice; it would vote twice", endpoint.label));
+            return invalid(format!("{} is listed twice, and would vote twice; list each server once", endpoint.label));
         }
     }
     let nodes = endpoints.len();
     if nodes.is_multiple_of(2) {
         say!(
             warn,
-            "{nodes} nodes survive the loss of {} like {} nodes do, and one more can fail: use an odd number",
+            "{nodes} nodes survive the loss of {}, no more than {} nodes do; use an odd number of nodes",
             (nodes - 1) / 2,
             nodes - 1
         );
@@ -214,12 +214,12 @@ mod tests {
             (local().operation_timeout(Duration::MAX), "60.0 s"),
             (local().spin(Duration::from_secs(1)), "spin is 1.0 s"),
             (local().claim_window(Duration::ZERO), "claim_window is 0 µs"),
-            (local().ttl(Duration::ZERO), "the ttl is 0 µs"),
+            (local().ttl(Duration::ZERO), "ttl is 0 µs"),
             (local().ttl(Duration::MAX), "to 1day"),
             (local().max_hold(Duration::ZERO), "max_hold is zero"),
             (local().prefix("p".repeat(5000)), "5000 bytes"),
             (hosts(0), "there are no nodes"),
-            (hosts(16), "there are 16 nodes, and more than 15"),
+            (hosts(16), "there are 16 nodes, but at most 15"),
         ] {
             let reason = reason(config);
             assert!(reason.contains(words), "{reason:?} does not say {words:?}");
