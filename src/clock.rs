@@ -1,11 +1,13 @@
 //! The one place where time is read or waited for.
 //!
-//! Moments come from a clock that goes on while the machine is suspended: `CLOCK_BOOTTIME` on Linux and Android.
-//! `std::time::Instant` stands still there, and a laptop that wakes up would believe in a lock it lost hours ago.
-//! Sleeping threads wake by the monotonic clock all the same: after a suspension they are late, by the time that they still had
-//! to sleep. Who must not be looks once a second. Asking a guard is exact at once.
+//! Moments come from a clock that goes on while the machine is suspended: `CLOCK_BOOTTIME` on Linux
+//! and Android. `std::time::Instant` stands still there, and a laptop that wakes up would believe
+//! in a lock it lost hours ago. Sleeping threads wake by the monotonic clock all the same: after a
+//! suspension they are late, by the time that they still had to sleep. Who must not be looks once a
+//! second. Asking a guard is exact at once.
 //!
-//! Elsewhere `Instant` is used; on macOS and Windows builds a suspended machine may therefore believe for too long.
+//! Elsewhere `Instant` is used; on macOS and Windows builds a suspended machine may therefore
+//! believe for too long.
 
 use std::time::{Duration, SystemTime};
 
@@ -14,9 +16,10 @@ use crossbeam_channel::Receiver;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 #[cfg(feature = "testing")]
-use crate::testing;
+use crate::sim;
 
-/// A point in time, in nanoseconds on the local clock. Arithmetic saturates: far away is never wrong, only far away.
+/// A point in time, in nanoseconds on the local clock. Arithmetic saturates: far away is never
+/// wrong, only far away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Moment(u64);
 
@@ -41,7 +44,7 @@ impl Moment {
     }
 
     /// How long until this moment, seen from `now`; zero when it has passed.
-    pub(crate) fn after(self, now: Moment) -> Duration {
+    pub(crate) fn duration_since(self, now: Moment) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(now.0))
     }
 }
@@ -54,7 +57,7 @@ fn nanos(span: Duration) -> u64 {
 #[cfg(all(any(target_os = "linux", target_os = "android"), not(miri)))]
 pub(crate) fn now() -> Moment {
     #[cfg(feature = "testing")]
-    if let Some(world) = testing::world() {
+    if let Some(world) = sim::world() {
         return Moment(world.now());
     }
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
@@ -68,7 +71,7 @@ pub(crate) fn now() -> Moment {
 pub(crate) fn now() -> Moment {
     use std::{sync::OnceLock, time::Instant};
     #[cfg(feature = "testing")]
-    if let Some(world) = testing::world() {
+    if let Some(world) = sim::world() {
         return Moment(world.now());
     }
     static START: OnceLock<Instant> = OnceLock::new();
@@ -79,10 +82,10 @@ pub(crate) fn now() -> Moment {
 }
 
 /// The wall clock: for identifiers and for people, never for a deadline.
-pub(crate) fn wall() -> SystemTime {
+pub(crate) fn wall_clock() -> SystemTime {
     #[cfg(feature = "testing")]
-    if let Some(world) = testing::world() {
-        return world.wall();
+    if let Some(world) = sim::world() {
+        return world.wall_clock();
     }
     SystemTime::now()
 }
@@ -90,30 +93,35 @@ pub(crate) fn wall() -> SystemTime {
 /// Waits on `condvar` until it is notified or `until` has come; may also wake up early.
 pub(crate) fn park<T>(condvar: &Condvar, guard: &mut MutexGuard<'_, T>, until: Moment) {
     #[cfg(feature = "testing")]
-    if let Some(world) = testing::world() {
-        return MutexGuard::unlocked(guard, || world.park(place(condvar), until.0));
+    if let Some(world) = sim::world() {
+        return MutexGuard::unlocked(guard, || world.park(condvar_address(condvar), until.0));
     }
     if until == Moment::NEVER {
         condvar.wait(guard);
     } else {
-        let span = until.after(now());
+        let span = until.duration_since(now());
         if !span.is_zero() {
-            condvar.wait_for(guard, span.min(LONGEST_PARK));
+            condvar.wait_for(guard, span.min(PARK_MAX));
         }
     }
 }
 
-/// The same for whoever must not be late after a suspension, as with a renewal that has still time then.
-pub(crate) fn park_watchful<T>(condvar: &Condvar, guard: &mut MutexGuard<'_, T>, until: Moment) {
-    let soon = now().saturating_add(LOOK);
+/// The same for whoever must not be late after a suspension, as with a renewal that has still time
+/// then.
+pub(crate) fn park_suspend_aware<T>(
+    condvar: &Condvar,
+    guard: &mut MutexGuard<'_, T>,
+    until: Moment,
+) {
+    let soon = now().saturating_add(SUSPEND_CHECK_INTERVAL);
     // What a simulated world waits for is never late.
     #[cfg(feature = "testing")]
-    let soon = if testing::world().is_some() { until } else { soon };
+    let soon = if sim::world().is_some() { until } else { soon };
     park(condvar, guard, if until == Moment::NEVER { until } else { until.min(soon) });
 }
 
 /// Waits until then, for nothing else.
-pub(crate) fn rest(until: Moment) {
+pub(crate) fn sleep_until(until: Moment) {
     let (nobody, never) = (Mutex::new(()), Condvar::new());
     let mut guard = nobody.lock();
     while now() < until {
@@ -124,8 +132,8 @@ pub(crate) fn rest(until: Moment) {
 /// Wakes one of those who are parked there.
 pub(crate) fn wake_one(condvar: &Condvar) {
     #[cfg(feature = "testing")]
-    if let Some(world) = testing::world() {
-        return world.notify(place(condvar), false);
+    if let Some(world) = sim::world() {
+        return world.notify(condvar_address(condvar), false);
     }
     condvar.notify_one();
 }
@@ -133,31 +141,35 @@ pub(crate) fn wake_one(condvar: &Condvar) {
 /// Wakes all who are parked there.
 pub(crate) fn wake_all(condvar: &Condvar) {
     #[cfg(feature = "testing")]
-    if let Some(world) = testing::world() {
-        return world.notify(place(condvar), true);
+    if let Some(world) = sim::world() {
+        return world.notify(condvar_address(condvar), true);
     }
     condvar.notify_all();
 }
 
 /// Waits for what somebody is to send; `None` when it has not come by `until`, or will not come.
-pub(crate) fn await_answer<T>(answer: &Receiver<T>, until: Moment) -> Option<T> {
+pub(crate) fn recv_until<T>(receiver: &Receiver<T>, until: Moment) -> Option<T> {
     #[cfg(feature = "testing")]
-    if let Some(world) = testing::world() {
-        return poll(&*world, until, || match answer.try_recv() {
+    if let Some(world) = sim::world() {
+        return poll(&*world, until, || match receiver.try_recv() {
             Ok(answer) => Some(Some(answer)),
             Err(crossbeam_channel::TryRecvError::Disconnected) => Some(None),
             Err(crossbeam_channel::TryRecvError::Empty) => None,
         })
         .flatten();
     }
-    answer.recv_timeout(until.after(now())).ok()
+    receiver.recv_timeout(until.duration_since(now())).ok()
 }
 
 /// Looks again and again: for what nobody tells a simulated world of.
 #[cfg(feature = "testing")]
-pub(crate) fn poll<T>(world: &dyn testing::World, until: Moment, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+pub(crate) fn poll<T>(
+    world: &dyn sim::SimWorld,
+    until: Moment,
+    mut check: impl FnMut() -> Option<T>,
+) -> Option<T> {
     loop {
-        let found = look();
+        let found = check();
         let now = Moment(world.now());
         if found.is_some() || now >= until {
             return found;
@@ -167,15 +179,15 @@ pub(crate) fn poll<T>(world: &dyn testing::World, until: Moment, mut look: impl 
 }
 
 #[cfg(feature = "testing")]
-fn place(condvar: &Condvar) -> usize {
+fn condvar_address(condvar: &Condvar) -> usize {
     std::ptr::from_ref(condvar).addr()
 }
 
 /// So long a suspension makes somebody late, at most.
-const LOOK: Duration = Duration::from_secs(1);
+const SUSPEND_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A timed wait on a far moment is cut into pieces, so that adding it to the clock cannot overflow.
-const LONGEST_PARK: Duration = Duration::from_secs(24 * 60 * 60);
+const PARK_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 #[cfg(test)]
 mod tests {
@@ -185,11 +197,11 @@ mod tests {
     fn far_moments_saturate_instead_of_wrapping() {
         assert_eq!(now().saturating_add(Duration::MAX), Moment::NEVER);
         assert_eq!(Moment::from_nanos(5).saturating_sub(Duration::MAX), Moment::from_nanos(0));
-        assert_eq!(Moment::from_nanos(5).after(Moment::from_nanos(9)), Duration::ZERO);
+        assert_eq!(Moment::from_nanos(5).duration_since(Moment::from_nanos(9)), Duration::ZERO);
     }
 
-    /// A time namespace that is ahead, as if this machine had been suspended for a day. Where none can be made the two
-    /// clocks may agree, and this shows less.
+    /// A time namespace that is ahead, as if this machine had been suspended for a day. Where none
+    /// can be made the two clocks may agree, and this shows less.
     #[cfg(target_os = "linux")]
     #[test]
     fn suspended_time_counts() {
@@ -197,15 +209,27 @@ mod tests {
 
         const MARK: &str = "DISTLOCK_TEST_AHEAD";
         // What the kernel says in here counts suspended time.
-        let uptime = || fs::read_to_string("/proc/uptime").unwrap().split('.').next().unwrap().parse::<u64>().unwrap();
+        let uptime = || {
+            fs::read_to_string("/proc/uptime")
+                .unwrap()
+                .split('.')
+                .next()
+                .unwrap()
+                .parse::<u64>()
+                .unwrap()
+        };
         let before = uptime();
         let now = now().as_nanos() / 1_000_000_000;
-        assert!(now.saturating_add(1) >= before && now <= uptime() + 1, "{now} s, up for {before} s");
+        assert!(
+            now.saturating_add(1) >= before && now <= uptime() + 1,
+            "{now} s, up for {before} s"
+        );
         if env::var_os(MARK).is_some() {
             return;
         }
         let ahead = ["--user", "--map-root-user", "--time", "--boottime", "86400", "--fork"];
-        let unshare = |args: &[&str]| Command::new("unshare").args(ahead).args(args).env(MARK, "1").output();
+        let unshare =
+            |args: &[&str]| Command::new("unshare").args(ahead).args(args).env(MARK, "1").output();
         if !unshare(&["true"]).is_ok_and(|output| output.status.success()) {
             // Not by `eprintln!`, which is kept to itself where the test passes.
             let _ = std::io::Write::write_all(
@@ -223,14 +247,18 @@ mod tests {
 
     /// Whose timers stood still while the machine slept.
     #[test]
-    fn who_must_not_be_late_looks_long_before_it_is_time() {
-        let (tell, told) = std::sync::mpsc::channel();
+    fn suspend_aware_park_wakes_early() {
+        let (sender, receiver) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             let (nobody, never) = (Mutex::new(()), Condvar::new());
-            park_watchful(&never, &mut nobody.lock(), now().saturating_add(Duration::from_secs(3600)));
-            tell.send(())
+            park_suspend_aware(
+                &never,
+                &mut nobody.lock(),
+                now().saturating_add(Duration::from_secs(3600)),
+            );
+            sender.send(())
         });
-        told.recv_timeout(Duration::from_secs(60)).unwrap();
+        receiver.recv_timeout(Duration::from_secs(60)).unwrap();
     }
 
     #[test]

@@ -4,9 +4,9 @@
 use std::{error::Error, fmt, io, sync::Arc, time::Duration};
 
 use crate::{
-    answer::{Answers, NodeAnswer},
+    display::{HumanDuration, Quoted},
     holder::Holder,
-    text::{Quoted, Span},
+    node_answer::{AnswerList, NodeAnswer},
 };
 
 /// The result of all fallible functions of this crate.
@@ -14,10 +14,10 @@ pub type Result<T, E = LockError> = std::result::Result<T, E>;
 
 /// Why a call failed.
 ///
-/// "Another client holds the lock" and "the holder could not be determined" are different answers; see
-/// [`is_contended`](Self::is_contended) and [`is_unavailable`](Self::is_unavailable). After any error
-/// of a lock function, the caller does not hold the lock. If the attempt left anything on the server, it
-/// is cleaned up in the background, or expires.
+/// "Another client holds the lock" and "the holder could not be determined" are different answers;
+/// see [`is_contended`](Self::is_contended) and [`is_unavailable`](Self::is_unavailable). After any
+/// error of a lock function, the caller does not hold the lock. If the attempt left anything on the
+/// server, it is cleaned up in the background, or expires.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum LockError {
@@ -43,8 +43,9 @@ pub enum LockError {
         /// The server.
         server: Arc<str>,
     },
-    /// The server could not be reached, did not reply in time, or is in a temporary state (loading its
-    /// data, busy with a script). Whether the operation took effect is unknown; it is safe to try again.
+    /// The server could not be reached, did not reply in time, or is in a temporary state (loading
+    /// its data, busy with a script). Whether the operation took effect is unknown; it is safe
+    /// to try again.
     #[non_exhaustive]
     Unavailable {
         /// What was tried.
@@ -95,7 +96,8 @@ pub enum LockError {
         /// The reply of each node.
         answers: Vec<NodeAnswer>,
     },
-    /// The lock key holds something that is not a lock; it was not changed. Use another name or prefix.
+    /// The lock key holds something that is not a lock; it was not changed. Use another name or
+    /// prefix.
     #[non_exhaustive]
     WrongType {
         /// The lock.
@@ -135,13 +137,13 @@ pub enum LockError {
     /// [`RedisMgr::init`](crate::RedisMgr::init) was called after the process-wide manager had been
     /// created.
     AlreadyInitialized,
-    /// [`RedisMgr::instance`](crate::RedisMgr::instance) or [`init`](crate::RedisMgr::init) was called by
-    /// the thread that is creating the process-wide manager, for example by a logger.
+    /// [`RedisMgr::instance`](crate::RedisMgr::instance) or [`init`](crate::RedisMgr::init) was
+    /// called by the thread that is creating the process-wide manager, for example by a logger.
     BeingMade,
     /// The manager was shut down.
     Shutdown,
-    /// This process was forked from one that had created a manager. A forked child has only one of the
-    /// parent's threads, so it cannot lock.
+    /// This process was forked from one that had created a manager. A forked child has only one of
+    /// the parent's threads, so it cannot lock.
     Forked,
     /// The operating system could not start a thread.
     #[non_exhaustive]
@@ -182,8 +184,8 @@ impl fmt::Display for Action {
 }
 
 impl LockError {
-    /// Returns true if another client holds the lock: [`Held`](Self::Held) or [`Timeout`](Self::Timeout).
-    /// Trying again later may succeed.
+    /// Returns true if another client holds the lock: [`Held`](Self::Held) or
+    /// [`Timeout`](Self::Timeout). Trying again later may succeed.
     pub fn is_contended(&self) -> bool {
         matches!(self, LockError::Held { .. } | LockError::Timeout { .. })
     }
@@ -193,14 +195,19 @@ impl LockError {
         matches!(self, LockError::Timeout { .. })
     }
 
-    /// Returns true if the holder could not be determined: no server, no reply, no quorum, or no free
-    /// connection.
+    /// Returns true if the holder could not be determined: no server, no reply, no quorum, or no
+    /// free connection.
     pub fn is_unavailable(&self) -> bool {
-        matches!(self, LockError::Unavailable { .. } | LockError::PoolExhausted { .. } | LockError::NoQuorum { .. })
+        matches!(
+            self,
+            LockError::Unavailable { .. }
+                | LockError::PoolExhausted { .. }
+                | LockError::NoQuorum { .. }
+        )
     }
 
-    /// Returns true if the server refused. It keeps refusing until its state or this client's permissions
-    /// change.
+    /// Returns true if the server refused. It keeps refusing until its state or this client's
+    /// permissions change.
     pub fn is_refused(&self) -> bool {
         matches!(self, LockError::Refused { .. })
     }
@@ -210,12 +217,14 @@ impl LockError {
         matches!(self, LockError::Lost { .. })
     }
 
-    /// Returns true if the name, the options or the configuration is invalid. The same call will fail
-    /// again.
+    /// Returns true if the name, the options or the configuration is invalid. The same call will
+    /// fail again.
     pub fn is_invalid(&self) -> bool {
         matches!(
             self,
-            LockError::InvalidName { .. } | LockError::InvalidOptions { .. } | LockError::InvalidConfig { .. }
+            LockError::InvalidName { .. }
+                | LockError::InvalidOptions { .. }
+                | LockError::InvalidConfig { .. }
         )
     }
 
@@ -253,7 +262,7 @@ impl fmt::Display for LockError {
                 write!(f, "lock {} is held by {holder} (according to {server})", Quoted(name))
             }
             LockError::Timeout { name, holder, waited, server } => {
-                write!(f, "lock {} did not become free within {}: ", Quoted(name), Span(*waited))?;
+                write!(f, "lock {} did not become free within {}: ", Quoted(name), HumanDuration(*waited))?;
                 match holder {
                     Some(holder) => write!(f, "it is held by {holder} (according to {server})"),
                     None => write!(f, "its holder is unknown, because {server} did not reply"),
@@ -275,7 +284,7 @@ impl fmt::Display for LockError {
             LockError::NoQuorum { action, name, needed, answers } => {
                 let nodes = answers.len();
                 write!(f, "could not {action} {}: needs {needed} of {nodes} nodes (", Subject(name))?;
-                write!(f, "{})", Answers(answers))
+                write!(f, "{})", AnswerList(answers))
             }
             LockError::WrongType { name, key, server } => write!(
                 f,
@@ -309,7 +318,9 @@ impl fmt::Display for LockError {
 fn advice(code: &str, message: &str) -> Option<&'static str> {
     // The wording of Redis, then that of Valkey.
     if message.contains("one of the keys") || message.contains("permissions to access a key") {
-        return Some("grant the permissions listed in the README, here access to the keys of the prefix and to distlock:*");
+        return Some(
+            "grant the permissions listed in the README, here access to the keys of the prefix and to distlock:*",
+        );
     }
     // A permission that is missing inside a script is reported as a plain ERR.
     if code == "NOPERM"
@@ -325,16 +336,18 @@ fn advice(code: &str, message: &str) -> Option<&'static str> {
         );
     }
     match code {
-        "DENIED" => Some("set a password on the server, or turn off its protected-mode if only trusted clients can reach it"),
+        "DENIED" => Some(
+            "set a password on the server, or turn off its protected-mode if only trusted clients can reach it",
+        ),
         "NOAUTH" => Some("put a password into the URL"),
         "WRONGPASS" => Some("check the user and the password in the URL"),
         "READONLY" => Some("the server is a replica; connect to its master"),
         "OOM" => Some("free memory, or raise maxmemory"),
         "MISCONF" => Some("fix the server's persistence"),
         "NOREPLICAS" => Some("restore its replicas"),
-        "MOVED" | "ASK" | "CROSSSLOT" | "CLUSTERDOWN" => {
-            Some("Redis Cluster is not supported; connect to a server that is not part of a cluster")
-        }
+        "MOVED" | "ASK" | "CROSSSLOT" | "CLUSTERDOWN" => Some(
+            "Redis Cluster is not supported; connect to a server that is not part of a cluster",
+        ),
         _ => None,
     }
 }
@@ -366,7 +379,8 @@ impl Error for LockError {
 #[non_exhaustive]
 pub enum LockLost {
     /// No renewal was confirmed in time, so the lease expired on the local clock: the server was
-    /// unreachable, the process was paused, or renewal was off. Another client may hold the lock now.
+    /// unreachable, the process was paused, or renewal was off. Another client may hold the lock
+    /// now.
     Expired,
     /// The server reports that another client holds the lock.
     #[non_exhaustive]
@@ -374,8 +388,8 @@ pub enum LockLost {
         /// The new holder.
         by: Box<Holder>,
     },
-    /// The lock no longer exists on the server: it was deleted, flushed, evicted, renamed, or lost in a
-    /// restart.
+    /// The lock no longer exists on the server: it was deleted, flushed, evicted, renamed, or lost
+    /// in a restart.
     Gone,
     /// The lock was held for [`max_hold`](crate::LockOptions::max_hold), and was then released.
     MaxHold,
@@ -389,7 +403,9 @@ impl fmt::Display for LockLost {
             LockLost::Expired => f.write_str("its lease expired before a renewal was confirmed"),
             LockLost::Taken { by } => write!(f, "it is now held by {by}"),
             LockLost::Gone => f.write_str("it no longer exists on the server"),
-            LockLost::MaxHold => f.write_str("it was held for the maximum time (max_hold) and was released"),
+            LockLost::MaxHold => {
+                f.write_str("it was held for the maximum time (max_hold) and was released")
+            }
             LockLost::Shutdown => f.write_str("its manager was shut down"),
         }
     }

@@ -11,26 +11,27 @@ use crate::{
 
 /// Handles the events of a manager's locks. All methods do nothing by default.
 ///
-/// Set a handler with [`Config::event_handler`](crate::Config::event_handler). A handler that panics or
-/// blocks never costs a held lock:
+/// Set a handler with [`Config::event_handler`](crate::Config::event_handler). A handler that
+/// panics or blocks never costs a held lock:
 ///
-/// * `attempted`, `acquired`, `released`, `timed_out` and `failed` are called on the thread that locks
-///   or unlocks, in order, while no request of it is in flight. Time spent in them delays the caller. A
-///   lock is already being renewed when `acquired` is called.
+/// * `attempted`, `acquired`, `released`, `timed_out` and `failed` are called on the thread that
+///   locks or unlocks, in order, while no request of it is in flight. Time spent in them delays the
+///   caller. A lock is already being renewed when `acquired` is called.
 /// * All other methods are called one after the other on a thread of their own, `distlock-events`,
 ///   slightly later. Its queue holds 1,024 events. Further events are dropped, and counted in
-///   [`Metrics::events_dropped`](crate::Metrics::events_dropped). Events of the two groups may arrive
-///   out of order: `contended` can come after `acquired` of the same identifier. Like all threads of
-///   this library, this thread blocks signals. A handler that raises a signal must send it to the
-///   process, not to the thread.
+///   [`Metrics::events_dropped`](crate::Metrics::events_dropped). Events of the two groups may
+///   arrive out of order: `contended` can come after `acquired` of the same identifier. Like all
+///   threads of this library, this thread blocks signals. A handler that raises a signal must send
+///   it to the process, not to the thread.
 ///
 /// A panic is caught, and the first one is logged (unless the program aborts on panics).
 ///
-/// All events of one acquisition carry the same identifier. They begin with `attempted` and end with
-/// `timed_out`, `failed` or `acquired`. `acquired` is followed by one `released` or one `lost`, unless
-/// the guard is leaked.
+/// All events of one acquisition carry the same identifier. They begin with `attempted` and end
+/// with `timed_out`, `failed` or `acquired`. `acquired` is followed by one `released` or one
+/// `lost`, unless the guard is leaked.
 ///
-/// A handler should not own a [`RedisMgr`](crate::RedisMgr): that would keep the manager alive forever.
+/// A handler should not own a [`RedisMgr`](crate::RedisMgr): that would keep the manager alive
+/// forever.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -58,7 +59,8 @@ pub trait HandleEvent: Send + Sync + fmt::Debug {
         let _ = event;
     }
 
-    /// Another client holds the lock. Called once for each acquisition, when the holder is first seen.
+    /// Another client holds the lock. Called once for each acquisition, when the holder is first
+    /// seen.
     fn contended(&self, event: &ContendedEvent<'_>) {
         let _ = event;
     }
@@ -78,8 +80,8 @@ pub trait HandleEvent: Send + Sync + fmt::Debug {
         let _ = event;
     }
 
-    /// A renewal is overdue: half of the lease's validity has passed since the last confirmation, although
-    /// a renewal was due before. Called at most once between two confirmations.
+    /// A renewal is overdue: half of the lease's validity has passed since the last confirmation,
+    /// although a renewal was due before. Called at most once between two confirmations.
     fn danger(&self, event: &DangerEvent<'_>) {
         let _ = event;
     }
@@ -94,8 +96,8 @@ pub trait HandleEvent: Send + Sync + fmt::Debug {
         let _ = event;
     }
 
-    /// Another client held the lock while the caller waited, or at the moment of the call if the caller did
-    /// not wait.
+    /// Another client held the lock while the caller waited, or at the moment of the call if the
+    /// caller did not wait.
     fn timed_out(&self, event: &TimedOutEvent<'_>) {
         let _ = event;
     }
@@ -105,14 +107,14 @@ pub trait HandleEvent: Send + Sync + fmt::Debug {
         let _ = event;
     }
 
-    /// A connection to a server that was unreachable, or whose connection had broken, was established
-    /// again. Called once, for the first new connection.
+    /// A connection to a server that was unreachable, or whose connection had broken, was
+    /// established again. Called once, for the first new connection.
     fn reconnected(&self, event: &ReconnectedEvent<'_>) {
         let _ = event;
     }
 
-    /// One of several nodes was restarted or replaced, or may have lost its locks. Never called with a
-    /// single server, which is not checked for this.
+    /// One of several nodes was restarted or replaced, or may have lost its locks. Never called
+    /// with a single server, which is not checked for this.
     fn server_changed(&self, event: &ServerChangedEvent<'_>) {
         let _ = event;
     }

@@ -1,4 +1,5 @@
-//! `Claim` (what is asked for) and `Grant` (what the server gave), with the arithmetic of validity. Pure.
+//! `Claim` (what is asked for) and `Grant` (what the server gave), with the arithmetic of validity.
+//! Pure.
 
 use std::time::Duration;
 
@@ -6,12 +7,13 @@ use crate::{
     clock::Moment,
     id::LockId,
     key::LockKey,
-    node::{DRIFT, Reading},
-    redlock::{NodeSet, Votes},
+    node::{ClockSample, DRIFT_DIVISOR},
+    redlock::{NodeDeadlines, NodeSet},
     token::FencingToken,
 };
 
-/// One acquisition of one lock: what is asked for, again and again under the same id until the outcome is known.
+/// One acquisition of one lock: what is asked for, again and again under the same id until the
+/// outcome is known.
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
     pub(crate) key: LockKey,
@@ -30,53 +32,61 @@ impl Claim {
 pub(crate) struct Grant {
     pub(crate) token: FencingToken,
     /// Until when each node keeps the lock.
-    pub(crate) votes: Votes,
+    pub(crate) node_deadlines: NodeDeadlines,
     /// Given for the claim window only, by one node at least, so it has to be confirmed soon.
     pub(crate) provisional: bool,
-    pub(crate) late: Late,
+    pub(crate) in_flight: InFlight,
     /// The nodes that may keep it.
-    pub(crate) nodes: NodeSet,
+    pub(crate) may_hold: NodeSet,
     /// Its entry in a queue that it may stand in still, or be put into by what is late; or empty.
-    pub(crate) place: String,
+    pub(crate) queue_entry: String,
 }
 
-/// Requests that may still be carried out when a lock has been won by others, and would take it once more when it is free.
+/// Requests that may still be carried out when a lock has been won by others, and would take it
+/// once more when it is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Late {
+pub(crate) struct InFlight {
     /// Until when those may be whose connection broke.
     pub(crate) broken_until: Moment,
-    /// The nodes that had not answered when the others had decided, and until when they may still carry it out.
-    pub(crate) open: NodeSet,
-    pub(crate) open_until: Moment,
+    /// The nodes that had not answered when the others had decided, and until when they may still
+    /// carry it out.
+    pub(crate) unanswered: NodeSet,
+    pub(crate) unanswered_until: Moment,
 }
 
-impl Late {
+impl InFlight {
     /// The nodes that may carry it out at `now` because they have not answered.
-    pub(crate) fn open_at(&self, now: Moment) -> NodeSet {
-        if now < self.open_until { self.open } else { NodeSet::NONE }
+    pub(crate) fn unanswered_at(&self, now: Moment) -> NodeSet {
+        if now < self.unanswered_until { self.unanswered } else { NodeSet::EMPTY }
     }
 
     /// Until when any of them may be carried out.
     pub(crate) fn until(&self) -> Moment {
-        if self.open.is_empty() { self.broken_until } else { self.broken_until.max(self.open_until) }
+        if self.unanswered.is_empty() {
+            self.broken_until
+        } else {
+            self.broken_until.max(self.unanswered_until)
+        }
     }
 }
 
 impl Grant {
     pub(crate) fn deadline(&self) -> Moment {
-        self.votes.validity().unwrap_or(Moment::from_nanos(0))
+        self.node_deadlines.valid_until().unwrap_or(Moment::from_nanos(0))
     }
 }
 
-/// How much earlier than the server a holder stops believing: the drift of the two clocks over the lease, and 2 ms.
+/// How much earlier than the server a holder stops believing: the drift of the two clocks over the
+/// lease, and 2 ms.
 pub(crate) fn margin(ttl: Duration) -> Duration {
-    ttl / DRIFT + Duration::from_millis(2)
+    ttl / DRIFT_DIVISOR + Duration::from_millis(2)
 }
 
 /// The deadline of a lease that the server granted or renewed after `sent`.
 ///
-/// Counted from before the request left, never from the reply: the server started counting somewhere in between.
-pub(crate) fn deadline_from(sent: Moment, ttl: Duration) -> Moment {
+/// Counted from before the request left, never from the reply: the server started counting
+/// somewhere in between.
+pub(crate) fn deadline_from_sent(sent: Moment, ttl: Duration) -> Moment {
     // The server counts in whole milliseconds.
     let ttl = Duration::from_millis(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
     sent.saturating_add(ttl).saturating_sub(margin(ttl))
@@ -84,20 +94,28 @@ pub(crate) fn deadline_from(sent: Moment, ttl: Duration) -> Moment {
 
 /// The deadline of a lock that was handed to a waiter, who sent no request for it.
 ///
-/// The server's time in the grant is carried onto the local clock through an exchange with that server. A grant that
-/// lay unread in a socket buffer is then seen for what it is. As a grant cannot come from the future, `now` bounds
-/// what a server whose clock jumped forward can make us believe.
-pub(crate) fn deadline_of_grant(reading: &Reading, granted_at_us: u64, px: Duration, now: Moment) -> Moment {
-    deadline_from(reading.not_later_than(granted_at_us).min(now), px)
+/// The server's time in the grant is carried onto the local clock through an exchange with that
+/// server. A grant that lay unread in a socket buffer is then seen for what it is. As a grant
+/// cannot come from the future, `now` bounds what a server whose clock jumped forward can make us
+/// believe.
+pub(crate) fn deadline_from_grant(
+    reading: &ClockSample,
+    granted_at_us: u64,
+    px: Duration,
+    now: Moment,
+) -> Moment {
+    deadline_from_sent(reading.local_lower_bound(granted_at_us).min(now), px)
 }
 
-/// A grant needs so many round trips to be confirmed at leisure: a new connection, signing in and the request take three, of
-/// half of what is left after a moment's hold, so that there is a second try.
-const TRIPS_TO_CONFIRM: u32 = 10;
+/// A grant needs so many round trips to be confirmed at leisure: a new connection, signing in and
+/// the request take three, of half of what is left after a moment's hold, so that there is a second
+/// try.
+const MIN_ROUND_TRIPS_LEFT: u32 = 10;
 
-/// Whether a grant with so much left has to be confirmed before anything else, for the way to the server takes so long.
-pub(crate) fn has_to_be_confirmed_at_once(left: Duration, round_trip: Duration) -> bool {
-    round_trip.saturating_mul(TRIPS_TO_CONFIRM) > left
+/// Whether a grant with so much left has to be confirmed before anything else, for the way to the
+/// server takes so long.
+pub(crate) fn needs_immediate_confirmation(left: Duration, round_trip: Duration) -> bool {
+    round_trip.saturating_mul(MIN_ROUND_TRIPS_LEFT) > left
 }
 
 #[cfg(test)]
@@ -113,78 +131,85 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn what_is_open_counts_until_it_is_void() {
+    fn unanswered_nodes_count_until_their_deadline() {
         let (begun, open_until) = (Moment::from_nanos(5), Moment::from_nanos(9));
-        let late = Late { broken_until: begun, open: NodeSet::only(2), open_until };
-        assert_eq!(late.open_at(begun), NodeSet::only(2));
-        assert_eq!(late.open_at(Moment::from_nanos(8)), NodeSet::only(2));
-        assert_eq!(late.open_at(open_until), NodeSet::NONE);
-        assert_eq!(late.open_at(Moment::from_nanos(10)), NodeSet::NONE);
+        let late = InFlight {
+            broken_until: begun,
+            unanswered: NodeSet::single(2),
+            unanswered_until: open_until,
+        };
+        assert_eq!(late.unanswered_at(begun), NodeSet::single(2));
+        assert_eq!(late.unanswered_at(Moment::from_nanos(8)), NodeSet::single(2));
+        assert_eq!(late.unanswered_at(open_until), NodeSet::EMPTY);
+        assert_eq!(late.unanswered_at(Moment::from_nanos(10)), NodeSet::EMPTY);
         assert_eq!(late.until(), open_until);
-        assert_eq!(Late { open: NodeSet::NONE, ..late }.until(), begun);
+        assert_eq!(InFlight { unanswered: NodeSet::EMPTY, ..late }.until(), begun);
     }
 
     #[test]
-    fn a_claim_asks_for_whole_milliseconds_and_never_for_more_than_was_wished() {
-        let ask_for = |ttl| Claim { key: LockKey::new("", "x").unwrap(), id: generate_lock_id(), ttl }.ttl_ms();
+    fn ttl_rounded_down_to_whole_milliseconds() {
+        let ask_for = |ttl| {
+            Claim { key: LockKey::new("", "x").unwrap(), id: generate_lock_id(), ttl }.ttl_ms()
+        };
         assert_eq!(ask_for(Duration::from_micros(1_500_999)), 1_500);
         assert_eq!(ask_for(Duration::MAX), u64::MAX);
     }
 
     #[test]
-    fn a_lease_ends_before_the_server_ends_it() {
-        assert_eq!(deadline_from(at(5_000), 10 * SECOND), at(5_000 + 10_000 - 100 - 2));
+    fn deadline_precedes_expiry_at_the_server() {
+        assert_eq!(deadline_from_sent(at(5_000), 10 * SECOND), at(5_000 + 10_000 - 100 - 2));
         // A fraction of a millisecond is not granted by the server.
         assert_eq!(
-            deadline_from(at(0), Duration::from_micros(100_900)),
-            deadline_from(at(0), Duration::from_millis(100))
+            deadline_from_sent(at(0), Duration::from_micros(100_900)),
+            deadline_from_sent(at(0), Duration::from_millis(100))
         );
     }
 
     #[test]
-    fn a_stale_grant_is_over_when_it_is_read() {
-        let reading = Reading::new(at(10_000), at(10_001), 500_000_000);
-        // Granted two seconds before the reading was taken: a grant from before, for a waiter that queued again.
-        assert!(deadline_of_grant(&reading, 498_000_000, SECOND, at(10_500)) < at(9_000));
+    fn stale_grant_has_expired_when_read() {
+        let reading = ClockSample::new(at(10_000), at(10_001), 500_000_000);
+        // Granted two seconds before the reading was taken: a grant from before, for a waiter that
+        // queued again.
+        assert!(deadline_from_grant(&reading, 498_000_000, SECOND, at(10_500)) < at(9_000));
         // Granted 100 ms after it.
-        let deadline = deadline_of_grant(&reading, 500_100_000, SECOND, at(10_101));
+        let deadline = deadline_from_grant(&reading, 500_100_000, SECOND, at(10_101));
         assert!(deadline > at(11_080) && deadline < at(11_100), "{deadline:?}");
     }
 
     #[test]
-    fn a_jump_of_the_servers_clock_cannot_stretch_a_grant() {
-        let reading = Reading::new(at(10_000), at(10_001), 500_000_000);
+    fn server_clock_jump_cannot_extend_a_grant() {
+        let reading = ClockSample::new(at(10_000), at(10_001), 500_000_000);
         let hour_us = 3_600_000_000;
         assert_eq!(
-            deadline_of_grant(&reading, 500_000_000 + hour_us, SECOND, at(10_101)),
-            deadline_from(at(10_101), SECOND)
+            deadline_from_grant(&reading, 500_000_000 + hour_us, SECOND, at(10_101)),
+            deadline_from_sent(at(10_101), SECOND)
         );
     }
 
     #[test]
-    fn a_grant_is_confirmed_at_once_where_the_way_is_long() {
+    fn slow_connection_needs_immediate_confirmation() {
         let millis = Duration::from_millis;
-        assert!(!has_to_be_confirmed_at_once(SECOND, Duration::ZERO));
-        assert!(!has_to_be_confirmed_at_once(SECOND, millis(100)));
-        assert!(has_to_be_confirmed_at_once(SECOND, millis(101)));
-        assert!(has_to_be_confirmed_at_once(millis(250), millis(26)));
-        assert!(has_to_be_confirmed_at_once(SECOND, Duration::MAX));
+        assert!(!needs_immediate_confirmation(SECOND, Duration::ZERO));
+        assert!(!needs_immediate_confirmation(SECOND, millis(100)));
+        assert!(needs_immediate_confirmation(SECOND, millis(101)));
+        assert!(needs_immediate_confirmation(millis(250), millis(26)));
+        assert!(needs_immediate_confirmation(SECOND, Duration::MAX));
     }
 
     proptest! {
         /// Belief never outlives the key: the server expires it `px` after the grant, on a clock within the drift bound.
         #[test]
-        fn belief_ends_before_the_key(
+        fn deadline_precedes_key_expiry(
             read_after in 0u64..50, granted_after_us in -5_000_000i64..5_000_000, px_ms in 10u64..100_000, read_late_ms in 0u64..5_000,
         ) {
             let (sent, server_us) = (at(60_000), 900_000_000_000_u64);
-            let reading = Reading::new(sent, at(60_000 + read_after), server_us);
+            let reading = ClockSample::new(sent, at(60_000 + read_after), server_us);
             // In truth the reading was taken at the very end of the exchange, the worst case.
             let truth_ns = 60_000_000_000_i64 + (read_after as i64) * 1_000_000 + granted_after_us * 1_000;
             let truth = Moment::from_nanos(truth_ns as u64);
             let now = truth.saturating_add(Duration::from_millis(read_late_ms));
             let granted_at_us = server_us.checked_add_signed(granted_after_us).unwrap();
-            let believed = deadline_of_grant(&reading, granted_at_us, Duration::from_millis(px_ms), now);
+            let believed = deadline_from_grant(&reading, granted_at_us, Duration::from_millis(px_ms), now);
             prop_assert!(believed < truth.saturating_add(Duration::from_millis(px_ms)));
         }
     }

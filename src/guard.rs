@@ -10,14 +10,14 @@ use crossbeam_channel::{Receiver, bounded};
 
 use crate::{
     clock,
+    display::Quoted,
     error::{LockError, LockLost, Result},
     fork,
     id::LockId,
-    lease::{End, Lease},
+    inner::{HeldLock, ManagerHandle, ManagerInner},
+    lease::{Lease, LeaseEnd},
     released::Released,
     renewer::Registration,
-    service::{Core, Kept, Service},
-    text::Quoted,
     token::FencingToken,
 };
 
@@ -25,24 +25,26 @@ use crate::{
 ///
 /// # Validity
 ///
-/// The server can take a lock away while its holder is paused, cut off or slow, and nothing can notify
-/// the holder in time. So the guard considers its lease valid only until a local deadline, counted from
-/// before the last confirmed request was sent. [`is_held`](Self::is_held) compares that deadline with
-/// the clock. The answer is exact even if no other thread of the process has run for hours.
+/// The server can take a lock away while its holder is paused, cut off or slow, and nothing can
+/// notify the holder in time. So the guard considers its lease valid only until a local deadline,
+/// counted from before the last confirmed request was sent. [`is_held`](Self::is_held) compares
+/// that deadline with the clock. The answer is exact even if no other thread of the process has run
+/// for hours.
 ///
-/// Check the guard before each step that must not happen twice. Where the resource can check it, send
-/// the [`fencing_token`](Self::fencing_token) with each write: only that closes the gap between the
-/// check and the write.
+/// Check the guard before each step that must not happen twice. Where the resource can check it,
+/// send the [`fencing_token`](Self::fencing_token) with each write: only that closes the gap
+/// between the check and the write.
 ///
 /// # Dropping
 ///
-/// Dropping stops the renewal, then releases the lock on the server. It blocks for one round trip, at
-/// most for one [operation timeout](crate::Config::operation_timeout). If the server does not reply, a
-/// background thread retries the release until the lock has expired. Dropping never panics; call
-/// [`release`](Self::release) to learn the outcome. In a forked child, dropping does nothing.
+/// Dropping stops the renewal, then releases the lock on the server. It blocks for one round trip,
+/// at most for one [operation timeout](crate::Config::operation_timeout). If the server does not
+/// reply, a background thread retries the release until the lock has expired. Dropping never
+/// panics; call [`release`](Self::release) to learn the outcome. In a forked child, dropping does
+/// nothing.
 ///
-/// A leaked guard keeps its lock until [`max_hold`](crate::LockOptions::max_hold), or forever if there
-/// is no such limit.
+/// A leaked guard keeps its lock until [`max_hold`](crate::LockOptions::max_hold), or forever if
+/// there is no such limit.
 ///
 /// A guard keeps its manager alive. It can be sent to another thread.
 ///
@@ -60,12 +62,16 @@ pub struct LockGuard {
     lease: Arc<Lease>,
     /// `None` only while the guard is being dropped; so is `service`.
     registration: Option<Registration>,
-    service: Option<Arc<Service>>,
+    manager: Option<Arc<ManagerHandle>>,
 }
 
 impl LockGuard {
-    pub(crate) fn new(kept: Kept, service: Arc<Service>) -> LockGuard {
-        LockGuard { lease: kept.lease, registration: Some(kept.registration), service: Some(service) }
+    pub(crate) fn new(held: HeldLock, manager: Arc<ManagerHandle>) -> LockGuard {
+        LockGuard {
+            lease: held.lease,
+            registration: Some(held.registration),
+            manager: Some(manager),
+        }
     }
 
     /// Returns the name of the lock, without its prefix.
@@ -83,43 +89,49 @@ impl LockGuard {
         self.lease.token
     }
 
-    /// Returns true while the lease is valid. Compares a local deadline with the clock: no round trip, no
-    /// waiting. Once false, always false.
+    /// Returns true while the lease is valid. Compares a local deadline with the clock: no round
+    /// trip, no waiting. Once false, always false.
     pub fn is_held(&self) -> bool {
         // A forked child has a copy of the guard, but not the lock.
-        !fork::is_child() && self.lease.is_held(clock::now())
+        !fork::is_forked_child() && self.lease.is_held(clock::now())
     }
 
-    /// Returns the time left until the lease expires unless it is renewed; zero once the lock is lost.
+    /// Returns the time left until the lease expires unless it is renewed; zero once the lock is
+    /// lost.
     pub fn remaining(&self) -> Duration {
         let now = clock::now();
-        if !fork::is_child() && self.lease.is_held(now) { self.lease.deadline().after(now) } else { Duration::ZERO }
+        if !fork::is_forked_child() && self.lease.is_held(now) {
+            self.lease.deadline().duration_since(now)
+        } else {
+            Duration::ZERO
+        }
     }
 
     /// Checks [`is_held`](Self::is_held), for use with `?`.
     ///
     /// # Errors
     ///
-    /// [`LockError::Lost`] with the reason if the lock is lost. [`LockError::Forked`] in a forked child.
+    /// [`LockError::Lost`] with the reason if the lock is lost. [`LockError::Forked`] in a forked
+    /// child.
     pub fn ensure_held(&self) -> Result<()> {
-        if fork::is_child() {
+        if fork::is_forked_child() {
             return Err(LockError::Forked);
         }
         if self.lease.is_held(clock::now()) {
             return Ok(());
         }
         let why = match self.lease.ended() {
-            Some(End::Lost(why)) => why,
-            Some(End::Released) | None => LockLost::Expired,
+            Some(LeaseEnd::Lost(why)) => why,
+            Some(LeaseEnd::Released) | None => LockLost::Expired,
         };
         Err(LockError::Lost { name: self.name().to_owned(), why })
     }
 
-    /// Returns a channel that receives one message, with the reason, when the lock is lost: as soon as the
-    /// server reports it, and at the lease's deadline at the latest.
+    /// Returns a channel that receives one message, with the reason, when the lock is lost: as soon
+    /// as the server reports it, and at the lease's deadline at the latest.
     ///
-    /// When the lock is released instead, the channel closes without a message. In a forked child it is
-    /// closed.
+    /// When the lock is released instead, the channel closes without a message. In a forked child
+    /// it is closed.
     ///
     /// ```no_run
     /// # fn work(guard: distlock::LockGuard, jobs: crossbeam_channel::Receiver<u32>) {
@@ -132,8 +144,9 @@ impl LockGuard {
     pub fn lost(&self) -> &Receiver<LockLost> {
         /// The channel for forked children, which hold no lock.
         static CLOSED: LazyLock<Receiver<LockLost>> = LazyLock::new(|| bounded(0).1);
-        if fork::is_child() {
-            // The lease's mutex may have been locked by another thread of the parent when it forked.
+        if fork::is_forked_child() {
+            // The lease's mutex may have been locked by another thread of the parent when it
+            // forked.
             return &CLOSED;
         }
         self.lease.lost()
@@ -144,52 +157,63 @@ impl LockGuard {
     ///
     /// # Errors
     ///
-    /// [`LockError::Unavailable`] if the server does not reply; a background thread then retries the
-    /// release until the lock has expired. [`LockError::Refused`] if the server refuses. A former master
-    /// refuses with `READONLY` until its host name leads to the new master; that error takes one operation
-    /// timeout, because the release is retried for that long.
+    /// [`LockError::Unavailable`] if the server does not reply; a background thread then retries
+    /// the release until the lock has expired. [`LockError::Refused`] if the server refuses. A
+    /// former master refuses with `READONLY` until its host name leads to the new master; that
+    /// error takes one operation timeout, because the release is retried for that long.
     pub fn release(mut self) -> Result<Released> {
         self.release_in_place()
     }
 
     pub(crate) fn release_in_place(&mut self) -> Result<Released> {
-        let Some((kept, service)) = self.take_apart() else { return Err(LockError::Forked) };
-        part(service, |core, patience| core.give_up(kept, patience)).ok_or(LockError::Shutdown)?
+        let Some((held, manager)) = self.take_parts() else { return Err(LockError::Forked) };
+        release_and_maybe_shut_down(manager, |inner, timeout| inner.release(held, timeout))
+            .ok_or(LockError::Shutdown)?
     }
 
     /// Returns `None` if there is nothing to release.
-    fn take_apart(&mut self) -> Option<(Kept, Arc<Service>)> {
-        let (registration, service) = (self.registration.take()?, self.service.take()?);
-        let kept = Kept { lease: self.lease.clone(), registration };
-        if fork::is_child() {
+    fn take_parts(&mut self) -> Option<(HeldLock, Arc<ManagerHandle>)> {
+        let (registration, manager) = (self.registration.take()?, self.manager.take()?);
+        let held = HeldLock { lease: self.lease.clone(), registration };
+        if fork::is_forked_child() {
             // The child must not touch any of it, not even to free it.
-            std::mem::forget((kept, service));
+            std::mem::forget((held, manager));
             return None;
         }
-        Some((kept, service))
+        Some((held, manager))
     }
 }
 
 impl Drop for LockGuard {
     fn drop(&mut self) {
-        let Some((kept, service)) = self.take_apart() else { return };
-        if let Some(Err(error)) = part(service, |core, patience| core.let_go(kept, patience)) {
-            say!(warn, "will retry releasing lock {} in the background: {error}", Quoted(self.name()));
+        let Some((held, manager)) = self.take_parts() else { return };
+        if let Some(Err(error)) = release_and_maybe_shut_down(manager, |inner, timeout| {
+            inner.release_on_drop(held, timeout)
+        }) {
+            log_safely!(
+                warn,
+                "will retry releasing lock {} in the background: {error}",
+                Quoted(self.name())
+            );
         }
     }
 }
 
 /// Releases a lock within one operation timeout. The last guard of a manager also shuts the manager
-/// down, and therefore reserves half of the time. Returns `None` if the manager was shut down before.
-fn part<T>(service: Arc<Service>, release: impl FnOnce(&Core, Duration) -> T) -> Option<T> {
+/// down, and therefore reserves half of the time. Returns `None` if the manager was shut down
+/// before.
+fn release_and_maybe_shut_down<T>(
+    manager: Arc<ManagerHandle>,
+    release: impl FnOnce(&ManagerInner, Duration) -> T,
+) -> Option<T> {
     let started = clock::now();
-    let core = service.core_for_ending()?;
-    let timeout = core.operation_timeout();
-    let patience = if Arc::strong_count(&service) == 1 { timeout / 2 } else { timeout };
-    let released = release(core, patience);
+    let inner = manager.inner_unless_forked()?;
+    let timeout = inner.operation_timeout();
+    let release_timeout = if Arc::strong_count(&manager) == 1 { timeout / 2 } else { timeout };
+    let released = release(inner, release_timeout);
     // If several guards are dropped at once, only now is it certain which one is the last.
-    if let Some(service) = Arc::into_inner(service) {
-        service.end(started.saturating_add(timeout).after(clock::now()));
+    if let Some(manager) = Arc::into_inner(manager) {
+        manager.shut_down_within(started.saturating_add(timeout).duration_since(clock::now()));
     }
     Some(released)
 }
@@ -212,7 +236,7 @@ mod tests {
 
     /// Fails to compile if a type loses `Send` or `Sync`: a guard may be dropped on another thread.
     #[test]
-    fn what_may_cross_threads_does() {
+    fn public_types_are_send_and_sync() {
         fn crosses<T: Send + Sync>(_: Option<T>) {}
         crosses::<(LockGuard, RedisMgr, LockError, LockLost)>(None);
         crosses::<(Config, LockOptions, LockId, Holder)>(None);

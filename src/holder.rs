@@ -6,17 +6,17 @@ use std::{
 };
 
 use crate::{
-    answer::NodeAnswer,
     clock,
+    display::{HumanDuration, ID_BYTES_MAX, Quoted, truncate_id},
     id::{LockId, Parts},
-    text::{ID_BYTES_MAX, Quoted, Span, shortened},
+    node_answer::NodeAnswer,
 };
 
 /// The holder of a lock: its identity, since when, and for how much longer. This is a snapshot, and
 /// may be outdated by the time it is read.
 ///
-/// A holder may use another library: any client that follows `SET key id NX PX ttl` competes for the
-/// same lock. For such a client, only the raw [`id`](Self::id) and the time left are known.
+/// A holder may use another library: any client that follows `SET key id NX PX ttl` competes for
+/// the same lock. For such a client, only the raw [`id`](Self::id) and the time left are known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     id: String,
@@ -32,21 +32,36 @@ pub struct Holder {
 
 impl Holder {
     /// A holder of which only the identifier is known.
-    pub(crate) fn known_by_id(id: String) -> Holder {
+    pub(crate) fn from_id(id: String) -> Holder {
         let (held_for, ttl_left, waiters) = (None, None, None);
-        Holder { id: shortened(id), raw: None, token: 0, held_for, ttl_left, waiters, nodes: Vec::new() }
+        Holder {
+            id: truncate_id(id),
+            raw: None,
+            token: 0,
+            held_for,
+            ttl_left,
+            waiters,
+            nodes: Vec::new(),
+        }
     }
 
     /// A holder as the scripts report it.
     ///
-    /// `now_us` and `token` are both times on the server's clock, so the age of the lock needs no local
-    /// clock: a token is the microsecond of its grant, or slightly larger.
-    pub(crate) fn reported(told: &[u8], pttl_ms: i64, token: u64, waiters: u64, now_us: u64) -> Holder {
-        let told = &told[..told.len().min(ID_BYTES_MAX)];
-        let id = shortened(String::from_utf8_lossy(told).into_owned());
-        let raw = (id.as_bytes() != told).then(|| told.into());
+    /// `now_us` and `token` are both times on the server's clock, so the age of the lock needs no
+    /// local clock: a token is the microsecond of its grant, or slightly larger.
+    pub(crate) fn from_report(
+        raw_id: &[u8],
+        pttl_ms: i64,
+        token: u64,
+        waiters: u64,
+        now_us: u64,
+    ) -> Holder {
+        let raw_id = &raw_id[..raw_id.len().min(ID_BYTES_MAX)];
+        let id = truncate_id(String::from_utf8_lossy(raw_id).into_owned());
+        let raw = (id.as_bytes() != raw_id).then(|| raw_id.into());
         let ours = Parts::parse(&id).is_some_and(|parts| parts.uuid.is_some());
-        let held_for = (ours && token > 0).then(|| Duration::from_micros(now_us.saturating_sub(token)));
+        let held_for =
+            (ours && token > 0).then(|| Duration::from_micros(now_us.saturating_sub(token)));
         let ttl_left = u64::try_from(pttl_ms).ok().map(Duration::from_millis);
         Holder { id, raw, token, held_for, ttl_left, waiters: Some(waiters), nodes: Vec::new() }
     }
@@ -56,7 +71,7 @@ impl Holder {
     }
 
     /// Adds the replies of the nodes.
-    pub(crate) fn said_by(self, nodes: Vec<NodeAnswer>) -> Holder {
+    pub(crate) fn with_nodes(self, nodes: Vec<NodeAnswer>) -> Holder {
         Holder { nodes, ..self }
     }
 
@@ -64,8 +79,8 @@ impl Holder {
         Holder { waiters: Some(waiters), ..self }
     }
 
-    /// Returns the value of the lock key, cut after 512 bytes. Bytes that are not valid UTF-8 appear as
-    /// `U+FFFD`.
+    /// Returns the value of the lock key, cut after 512 bytes. Bytes that are not valid UTF-8
+    /// appear as `U+FFFD`.
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -106,11 +121,13 @@ impl Holder {
     /// `None` also if that is before 1970, because a clock is wrong.
     pub fn since(&self) -> Option<SystemTime> {
         // A token written by another client can make the age impossibly large.
-        clock::wall().checked_sub(self.held_for?).filter(|since| *since >= SystemTime::UNIX_EPOCH)
+        clock::wall_clock()
+            .checked_sub(self.held_for?)
+            .filter(|since| *since >= SystemTime::UNIX_EPOCH)
     }
 
-    /// Returns the time until the lock expires unless it is renewed; `None` if the key has no expiry, or if
-    /// it is unknown.
+    /// Returns the time until the lock expires unless it is renewed; `None` if the key has no
+    /// expiry, or if it is unknown.
     pub fn ttl_left(&self) -> Option<Duration> {
         self.ttl_left
     }
@@ -133,14 +150,25 @@ impl Holder {
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.parts() {
-            Some(parts) => write!(f, "{} (pid {}, thread {})", parts.host.escape_debug(), parts.pid, parts.tid)?,
+            Some(parts) => write!(
+                f,
+                "{} (pid {}, thread {})",
+                parts.host.escape_debug(),
+                parts.pid,
+                parts.tid
+            )?,
             None => write!(f, "a client that calls itself {}", Quoted(&self.id))?,
         }
         if let (Some(held_for), Some(since)) = (self.held_for, self.since()) {
-            write!(f, " since {} ({})", humantime::format_rfc3339_millis(since), Span(held_for))?;
+            write!(
+                f,
+                " since {} ({})",
+                humantime::format_rfc3339_millis(since),
+                HumanDuration(held_for)
+            )?;
         }
         match (self.ttl_left, self.waiters) {
-            (Some(left), _) => write!(f, ", expires in {} unless renewed", Span(left)),
+            (Some(left), _) => write!(f, ", expires in {} unless renewed", HumanDuration(left)),
             (None, Some(_)) => f.write_str(", without an expiry"),
             (None, None) => Ok(()),
         }
@@ -154,8 +182,8 @@ mod tests {
     const ID: &str = "web-3|pid7|tid9|ts1763712345678|67e55044-10b1-426f-9247-bb680e5fe0c8";
 
     #[test]
-    fn a_holder_reads_as_a_sentence() {
-        let holder = Holder::reported(ID.as_bytes(), 8_400, 1_000_000, 2, 2_600_000);
+    fn holder_displays_as_a_sentence() {
+        let holder = Holder::from_report(ID.as_bytes(), 8_400, 1_000_000, 2, 2_600_000);
         assert_eq!(holder.held_for(), Some(Duration::from_millis(1600)));
         assert_eq!((holder.host(), holder.pid(), holder.tid()), (Some("web-3"), Some(7), Some(9)));
         let text = holder.to_string();
@@ -164,21 +192,27 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_holder_is_not_dated_by_somebody_elses_token() {
-        let holder = Holder::reported(b"lock_1804289383\n", -1, 1_000_000, 0, 2_600_000);
+    fn foreign_holder_gets_no_age_from_the_token() {
+        let holder = Holder::from_report(b"lock_1804289383\n", -1, 1_000_000, 0, 2_600_000);
         assert_eq!(holder.held_for(), None);
-        assert_eq!(holder.to_string(), "a client that calls itself \"lock_1804289383\\n\", without an expiry");
+        assert_eq!(
+            holder.to_string(),
+            "a client that calls itself \"lock_1804289383\\n\", without an expiry"
+        );
     }
 
     #[test]
-    fn an_age_beyond_all_time_is_left_out_of_the_sentence() {
-        let holder = Holder::reported(ID.as_bytes(), 8_400, 1, 0, 1 << 53);
+    fn impossible_age_is_not_displayed() {
+        let holder = Holder::from_report(ID.as_bytes(), 8_400, 1, 0, 1 << 53);
         assert_eq!(holder.since(), None);
         assert_eq!(holder.to_string(), "web-3 (pid 7, thread 9), expires in 8.4 s unless renewed");
     }
 
     #[test]
-    fn a_clock_that_went_back_gives_no_negative_age() {
-        assert_eq!(Holder::reported(ID.as_bytes(), 1, 9_000_000, 0, 5).held_for(), Some(Duration::ZERO));
+    fn age_is_zero_if_the_clock_went_back() {
+        assert_eq!(
+            Holder::from_report(ID.as_bytes(), 1, 9_000_000, 0, 5).held_for(),
+            Some(Duration::ZERO)
+        );
     }
 }

@@ -6,13 +6,14 @@ use uuid::Uuid;
 
 use crate::clock;
 #[cfg(feature = "testing")]
-use crate::testing;
+use crate::sim;
 
 /// Identifies one acquisition of one lock: `hostname|pid1234|tid5678|ts1763712345678|<uuid v4>`.
 ///
 /// The first four parts trace a stuck lock to a machine, a process, a thread, and the time of the
-/// request (Unix time in milliseconds, on that machine's clock). The uuid makes the identifier unique:
-/// two containers can share a host name and a pid, and a thread can ask twice within a millisecond.
+/// request (Unix time in milliseconds, on that machine's clock). The uuid makes the identifier
+/// unique: two containers can share a host name and a pid, and a thread can ask twice within a
+/// millisecond.
 ///
 /// ```
 /// let id = distlock::generate_lock_id();
@@ -43,7 +44,8 @@ impl LockId {
         self.parts().tid
     }
 
-    /// Returns when the lock was asked for, in milliseconds since the Unix epoch, on the clock of [`host`](Self::host).
+    /// Returns when the lock was asked for, in milliseconds since the Unix epoch, on the clock of
+    /// [`host`](Self::host).
     pub fn asked_at_ms(&self) -> u64 {
         self.parts().ts_ms
     }
@@ -100,8 +102,8 @@ impl fmt::Display for ParseLockIdError {
 
 impl std::error::Error for ParseLockIdError {}
 
-/// The parts of an identifier. Parsing also accepts an older form without a uuid, which other programs
-/// use.
+/// The parts of an identifier. Parsing also accepts an older form without a uuid, which other
+/// programs use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Parts<'a> {
     pub(crate) host: &'a str,
@@ -141,23 +143,25 @@ pub fn generate_lock_id() -> LockId {
     use fmt::Write as _;
 
     thread_local! {
-        static WHERE: RefCell<(u32, String)> = const { RefCell::new((0, String::new())) };
+        static ID_PREFIX: RefCell<(u32, String)> = const { RefCell::new((0, String::new())) };
     }
     let pid = std::process::id();
-    let ts_ms = clock::wall().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis());
+    let ts_ms = clock::wall_clock()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |since| since.as_millis());
     let mut uuid = Uuid::encode_buffer();
     let uuid = random_uuid().hyphenated().encode_lower(&mut uuid);
     let mut text = String::with_capacity(128);
     // Cached for each thread; a forked child must build it again.
-    let known = WHERE.try_with(|known| {
+    let known = ID_PREFIX.try_with(|known| {
         let mut known = known.borrow_mut();
         if known.0 != pid {
-            *known = (pid, whereabouts(pid));
+            *known = (pid, id_prefix(pid));
         }
         text.push_str(&known.1);
     });
     if known.is_err() {
-        text.push_str(&whereabouts(pid));
+        text.push_str(&id_prefix(pid));
     }
     // Writing to a string cannot fail.
     let _ = write!(text, "{ts_ms}|{uuid}");
@@ -166,13 +170,13 @@ pub fn generate_lock_id() -> LockId {
 
 pub(crate) fn random_uuid() -> Uuid {
     #[cfg(feature = "testing")]
-    if let Some(world) = testing::world() {
+    if let Some(world) = sim::world() {
         return uuid::Builder::from_random_bytes(world.random().to_be_bytes()).into_uuid();
     }
     Uuid::new_v4()
 }
 
-fn whereabouts(pid: u32) -> String {
+fn id_prefix(pid: u32) -> String {
     static HOST: OnceLock<String> = OnceLock::new();
     // Miri does not support the system call behind it.
     let host = || if cfg!(miri) { "miri".into() } else { gethostname::gethostname() };
@@ -188,17 +192,17 @@ fn whereabouts(pid: u32) -> String {
 }
 
 fn host_field(host: &str) -> String {
-    let host: String =
-        host.chars()
-            .take(64)
-            .map(|c| {
-                if c == '|' || c.is_control() || c.is_whitespace() || c == char::REPLACEMENT_CHARACTER {
-                    '_'
-                } else {
-                    c
-                }
-            })
-            .collect();
+    let host: String = host
+        .chars()
+        .take(64)
+        .map(|c| {
+            if c == '|' || c.is_control() || c.is_whitespace() || c == char::REPLACEMENT_CHARACTER {
+                '_'
+            } else {
+                c
+            }
+        })
+        .collect();
     if host.is_empty() { "unknown".into() } else { host }
 }
 
@@ -221,12 +225,13 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn an_id_tells_where_it_comes_from() {
+    fn id_contains_its_origin() {
         let id = generate_lock_id();
         assert_eq!(id.pid(), std::process::id());
         assert_eq!(id.tid(), thread_id());
         assert!(!id.host().is_empty());
-        let now = clock::wall().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis() as u64;
+        let now =
+            clock::wall_clock().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis() as u64;
         assert!(now.abs_diff(id.asked_at_ms()) < 3_600_000);
         assert_eq!(id.uuid().get_version_num(), 4);
     }
@@ -238,14 +243,14 @@ mod tests {
     }
 
     #[test]
-    fn hostile_host_names_stay_one_field() {
+    fn host_name_is_sanitized_to_one_field() {
         assert_eq!(host_field("a|b c\n\u{1b}d"), "a_b_c__d");
         assert_eq!(host_field(""), "unknown");
         assert_eq!(host_field(&"h".repeat(500)).len(), 64);
     }
 
     #[test]
-    fn the_older_form_without_uuid_is_understood_but_is_not_a_lock_id() {
+    fn id_without_uuid_parses_but_is_no_lock_id() {
         let text = "web-3|pid7|tid9|ts1763712345678";
         assert_eq!(Parts::parse(text).unwrap().host, "web-3");
         assert!(text.parse::<LockId>().is_err());
@@ -260,7 +265,7 @@ mod tests {
         }
 
         #[test]
-        fn parts_come_back(host in "[a-z0-9.-]{1,20}", pid: u32, tid: u64, ts: u64, uuid: u128) {
+        fn parts_round_trip(host in "[a-z0-9.-]{1,20}", pid: u32, tid: u64, ts: u64, uuid: u128) {
             let uuid = Uuid::from_u128(uuid);
             let id: LockId = format!("{host}|pid{pid}|tid{tid}|ts{ts}|{uuid}").parse().unwrap();
             prop_assert_eq!((id.host(), id.pid(), id.tid(), id.asked_at_ms(), id.uuid()), (&*host, pid, tid, ts, uuid));

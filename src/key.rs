@@ -8,13 +8,13 @@ use crate::error::{LockError, Result};
 pub(crate) const MAX_NAME_BYTES: usize = 1024;
 
 /// Prefix of all auxiliary keys; no lock key may begin with it.
-const RESERVED: &str = "distlock:";
+const RESERVED_PREFIX: &str = "distlock:";
 
 /// A validated name, stored as the full lock key: the prefix, then the name.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct LockKey {
     lock: Box<str>,
-    name_at: usize,
+    name_start: usize,
 }
 
 impl LockKey {
@@ -32,37 +32,40 @@ impl LockKey {
             });
         }
         let lock = [prefix, name].concat();
-        if lock.starts_with(RESERVED) {
+        if lock.starts_with(RESERVED_PREFIX) {
             return Err(LockError::InvalidName {
-                reason: format!("its key would begin with {RESERVED}, which is reserved for queues and tokens"),
+                reason: format!(
+                    "its key would begin with {RESERVED_PREFIX}, which is reserved for queues and tokens"
+                ),
             });
         }
-        Ok(LockKey { lock: lock.into(), name_at: prefix.len() })
+        Ok(LockKey { lock: lock.into(), name_start: prefix.len() })
     }
 
     pub(crate) fn name(&self) -> &str {
-        &self.lock[self.name_at..]
+        &self.lock[self.name_start..]
     }
 
-    pub(crate) fn lock(&self) -> &str {
+    pub(crate) fn lock_key(&self) -> &str {
         &self.lock
     }
 
     /// The key of the queue: a list, first in, first out.
-    pub(crate) fn queue(&self) -> [&str; 3] {
-        self.beside("distlock:queue:{", "distlock:queue::")
+    pub(crate) fn queue_key(&self) -> [&str; 3] {
+        self.auxiliary_key("distlock:queue:{", "distlock:queue::")
     }
 
     /// The key of the last fencing token.
-    pub(crate) fn fence(&self) -> [&str; 3] {
-        self.beside("distlock:fence:{", "distlock:fence::")
+    pub(crate) fn fence_key(&self) -> [&str; 3] {
+        self.auxiliary_key("distlock:fence:{", "distlock:fence::")
     }
 
-    /// No lock key begins like these keys, so no name can collide with an auxiliary key of another lock.
+    /// No lock key begins like these keys, so no name can collide with an auxiliary key of another
+    /// lock.
     ///
-    /// The braces put all keys of a lock into one cluster slot. A name that contains a hash tag keeps it,
-    /// behind two colons: `{a}` and `a` are different names and must not share keys.
-    fn beside<'a>(&'a self, tagging: &'a str, tagged: &'a str) -> [&'a str; 3] {
+    /// The braces put all keys of a lock into one cluster slot. A name that contains a hash tag
+    /// keeps it, behind two colons: `{a}` and `a` are different names and must not share keys.
+    fn auxiliary_key<'a>(&'a self, tagging: &'a str, tagged: &'a str) -> [&'a str; 3] {
         if has_hash_tag(&self.lock) { [tagged, &self.lock, ""] } else { [tagging, &self.lock, "}"] }
     }
 }
@@ -73,10 +76,12 @@ impl fmt::Debug for LockKey {
     }
 }
 
-/// Returns true if Redis Cluster would hash only a part of this key: the text between the first `{` and
-/// the next `}`, unless it is empty.
+/// Returns true if Redis Cluster would hash only a part of this key: the text between the first `{`
+/// and the next `}`, unless it is empty.
 fn has_hash_tag(key: &str) -> bool {
-    key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).is_some_and(|(tag, _)| !tag.is_empty())
+    key.split_once('{')
+        .and_then(|(_, rest)| rest.split_once('}'))
+        .is_some_and(|(tag, _)| !tag.is_empty())
 }
 
 #[cfg(test)]
@@ -86,28 +91,35 @@ mod tests {
 
     fn keys(prefix: &str, name: &str) -> [String; 3] {
         let key = LockKey::new(prefix, name).unwrap();
-        [key.lock().to_owned(), key.queue().concat(), key.fence().concat()]
+        [key.lock_key().to_owned(), key.queue_key().concat(), key.fence_key().concat()]
     }
 
     #[test]
     fn the_keys_of_a_lock_share_a_hash_tag() {
-        assert_eq!(keys("lock:", "a"), ["lock:a", "distlock:queue:{lock:a}", "distlock:fence:{lock:a}"]);
+        assert_eq!(
+            keys("lock:", "a"),
+            ["lock:a", "distlock:queue:{lock:a}", "distlock:fence:{lock:a}"]
+        );
         assert_eq!(
             keys("lock:", "{user:1}:cart"),
-            ["lock:{user:1}:cart", "distlock:queue::lock:{user:1}:cart", "distlock:fence::lock:{user:1}:cart"]
+            [
+                "lock:{user:1}:cart",
+                "distlock:queue::lock:{user:1}:cart",
+                "distlock:fence::lock:{user:1}:cart"
+            ]
         );
         assert_eq!(keys("", "my_resource")[0], "my_resource");
         assert_eq!(keys("lock:", "{}x")[1], "distlock:queue:{lock:{}x}");
     }
 
     #[test]
-    fn a_name_in_braces_is_another_name() {
+    fn braced_name_shares_no_key() {
         let (bare, braced) = (keys("", "a"), keys("", "{a}"));
         assert!(bare.iter().all(|key| !braced.contains(key)), "{bare:?} and {braced:?}");
     }
 
     #[test]
-    fn keys_of_our_own_are_no_lock_keys() {
+    fn reserved_names_are_rejected() {
         for (prefix, name) in [("", "distlock:fence:{a}"), ("distlock:", "a"), ("dist", "lock:x")] {
             assert!(matches!(LockKey::new(prefix, name), Err(LockError::InvalidName { .. })));
         }

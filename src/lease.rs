@@ -1,5 +1,5 @@
-//! `Lease`: the one living thing that a guard and the renewer share. Held, until it is released or lost; the first end
-//! wins and is final.
+//! `Lease`: the one living thing that a guard and the renewer share. Held, until it is released or
+//! lost; the first end wins and is final.
 
 use std::{fmt, sync::OnceLock, time::Duration};
 
@@ -8,8 +8,8 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use crate::{
     clock::Moment,
     error::LockLost,
-    grant::{Claim, Grant, Late},
-    observer::Hold,
+    grant::{Claim, Grant, InFlight},
+    observer::HoldSpan,
     redlock::{AtomicNodeSet, NodeSet},
     sync::{
         Mutex,
@@ -18,9 +18,9 @@ use crate::{
     token::FencingToken,
 };
 
-/// So often a holder keeps the last token from being forgotten, as it would be a day after it was given. Also with leases of
-/// a day, renewed every third of it, the token outlives the lock.
-const KEEP_TOKEN_EVERY: Duration = Duration::from_secs(6 * 3_600);
+/// So often a holder keeps the last token from being forgotten, as it would be a day after it was
+/// given. Also with leases of a day, renewed every third of it, the token outlives the lock.
+const TOKEN_REFRESH_INTERVAL: Duration = Duration::from_secs(6 * 3_600);
 
 /// Stands for "ended" in the deadline: no moment is before it.
 const ENDED: u64 = 0;
@@ -28,51 +28,54 @@ const ENDED: u64 = 0;
 pub(crate) struct Lease {
     pub(crate) claim: Claim,
     pub(crate) token: FencingToken,
-    pub(crate) late: Late,
+    pub(crate) in_flight: InFlight,
     /// Since when it is held.
-    pub(crate) hold: Hold,
+    pub(crate) hold: HoldSpan,
     /// Somebody has told the handlers how it ended.
-    told: AtomicBool,
-    /// Its entry in a queue that it may stand in still or be put into, and has to leave with the release; or empty.
-    pub(crate) place: String,
+    end_reported: AtomicBool,
+    /// Its entry in a queue that it may stand in still or be put into, and has to leave with the
+    /// release; or empty.
+    pub(crate) queue_entry: String,
     /// The nodes that may keep it.
-    nodes: AtomicNodeSet,
-    /// In nanoseconds; only written under `end`, so that a deadline that was seen to have passed is never moved.
+    may_hold: AtomicNodeSet,
+    /// In nanoseconds; only written under `end`, so that a deadline that was seen to have passed
+    /// is never moved.
     deadline: AtomicU64,
     /// Guards the change from held to ended.
-    end: Mutex<Option<End>>,
+    end: Mutex<Option<LeaseEnd>>,
     /// Made when somebody first wants to hear; a channel is larger than all the rest.
-    news: OnceLock<News>,
+    loss_channel: OnceLock<LossChannel>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum LeaseEnd {
     Released,
     Lost(LockLost),
 }
 
-struct News {
-    teller: Mutex<Option<Sender<LockLost>>>,
-    hearer: Receiver<LockLost>,
+struct LossChannel {
+    sender: Mutex<Option<Sender<LockLost>>>,
+    receiver: Receiver<LockLost>,
 }
 
 impl Lease {
-    pub(crate) fn open(claim: Claim, grant: &Grant, hold: Hold) -> Lease {
+    pub(crate) fn new(claim: Claim, grant: &Grant, hold: HoldSpan) -> Lease {
         Lease {
             claim,
             token: grant.token,
-            late: grant.late,
+            in_flight: grant.in_flight,
             hold,
-            told: AtomicBool::new(false),
-            place: grant.place.clone(),
-            nodes: AtomicNodeSet::new(grant.nodes),
+            end_reported: AtomicBool::new(false),
+            queue_entry: grant.queue_entry.clone(),
+            may_hold: AtomicNodeSet::new(grant.may_hold),
             deadline: AtomicU64::new(grant.deadline().as_nanos()),
             end: Mutex::new(None),
-            news: OnceLock::new(),
+            loss_channel: OnceLock::new(),
         }
     }
 
-    /// Whether the holder may believe at `now`. The first time that the answer is no ends the lease.
+    /// Whether the holder may believe at `now`. The first time that the answer is no ends the
+    /// lease.
     pub(crate) fn is_held(&self, now: Moment) -> bool {
         if now < self.deadline() {
             return true;
@@ -87,36 +90,37 @@ impl Lease {
         Moment::from_nanos(self.deadline.load(Ordering::Acquire))
     }
 
-    /// Whether a renewal at `now` is to keep the token too: it is the first to be confirmed in the hold's next six hours.
-    pub(crate) fn has_to_keep_token(&self, now: Moment) -> bool {
+    /// Whether a renewal at `now` is to keep the token too: it is the first to be confirmed in the
+    /// hold's next six hours.
+    pub(crate) fn should_refresh_token(&self, now: Moment) -> bool {
         let confirmed = self.deadline().saturating_sub(self.claim.ttl);
-        let turn = |at| self.hold.held(at).as_secs() / KEEP_TOKEN_EVERY.as_secs();
-        turn(now) > turn(confirmed)
+        let interval_of = |at| self.hold.held(at).as_secs() / TOKEN_REFRESH_INTERVAL.as_secs();
+        interval_of(now) > interval_of(confirmed)
     }
 
     /// The nodes that may keep the lock.
-    pub(crate) fn nodes(&self) -> NodeSet {
-        self.nodes.get()
+    pub(crate) fn may_hold(&self) -> NodeSet {
+        self.may_hold.get()
     }
 
     /// The same goes for these from now on.
-    pub(crate) fn also_on(&self, nodes: NodeSet) {
-        self.nodes.add(nodes);
+    pub(crate) fn add_nodes(&self, nodes: NodeSet) {
+        self.may_hold.add(nodes);
     }
 
     /// How the lease ended, if it has.
-    pub(crate) fn ended(&self) -> Option<End> {
+    pub(crate) fn ended(&self) -> Option<LeaseEnd> {
         self.end.lock().clone()
     }
 
     /// True for the first who asks: the one to tell how it ended.
-    pub(crate) fn is_untold(&self) -> bool {
-        !self.told.swap(true, Ordering::AcqRel)
+    pub(crate) fn take_reporting_duty(&self) -> bool {
+        !self.end_reported.swap(true, Ordering::AcqRel)
     }
 
-    /// A quorum keeps the lock until `deadline`: moves it, unless the lease is over at `now`. It moves back when nodes
-    /// say that they have lost what they had confirmed.
-    pub(crate) fn revise(&self, deadline: Moment, now: Moment) -> bool {
+    /// A quorum keeps the lock until `deadline`: moves it, unless the lease is over at `now`. It
+    /// moves back when nodes say that they have lost what they had confirmed.
+    pub(crate) fn update_deadline(&self, deadline: Moment, now: Moment) -> bool {
         let end = self.end.lock();
         if end.is_some() || now >= self.deadline() {
             return false;
@@ -128,15 +132,15 @@ impl Lease {
 
     /// Ends the lease as expired if it is over at `now`; true if this call ended it.
     pub(crate) fn expire(&self, now: Moment) -> bool {
-        self.finish(End::Lost(LockLost::Expired), |deadline| now >= deadline)
+        self.end_if(LeaseEnd::Lost(LockLost::Expired), |deadline| now >= deadline)
     }
 
     /// Ends the lease; true if it had not ended before.
-    pub(crate) fn end(&self, how: End) -> bool {
-        self.finish(how, |_| true)
+    pub(crate) fn end(&self, how: LeaseEnd) -> bool {
+        self.end_if(how, |_| true)
     }
 
-    fn finish(&self, how: End, due: impl FnOnce(Moment) -> bool) -> bool {
+    fn end_if(&self, how: LeaseEnd, due: impl FnOnce(Moment) -> bool) -> bool {
         let mut end = self.end.lock();
         if end.is_some() || !due(self.deadline()) {
             return false;
@@ -144,27 +148,28 @@ impl Lease {
         self.deadline.store(ENDED, Ordering::Release);
         *end = Some(how);
         drop(end);
-        self.tell();
+        self.notify();
         true
     }
 
-    /// The channel on which the loss is told, once; it closes without a word when the lock is released.
+    /// The channel on which the loss is told, once; it closes without a word when the lock is
+    /// released.
     pub(crate) fn lost(&self) -> &Receiver<LockLost> {
-        let news = self.news.get_or_init(|| {
+        let news = self.loss_channel.get_or_init(|| {
             let (teller, hearer) = bounded(1);
-            News { teller: Mutex::new(Some(teller)), hearer }
+            LossChannel { sender: Mutex::new(Some(teller)), receiver: hearer }
         });
         // The lease may have ended before anybody listened.
-        self.tell();
-        &news.hearer
+        self.notify();
+        &news.receiver
     }
 
-    fn tell(&self) {
-        let Some(news) = self.news.get() else { return };
+    fn notify(&self) {
+        let Some(news) = self.loss_channel.get() else { return };
         let Some(end) = self.ended() else { return };
         // Whoever takes the sender tells; dropping it closes the channel.
-        let teller = news.teller.lock().take();
-        if let (Some(teller), End::Lost(why)) = (teller, end) {
+        let teller = news.sender.lock().take();
+        if let (Some(teller), LeaseEnd::Lost(why)) = (teller, end) {
             // There is room for one, and only one is ever sent.
             let _ = teller.try_send(why);
         }
@@ -185,7 +190,7 @@ impl fmt::Debug for Lease {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{id::generate_lock_id, key::LockKey, redlock::Votes};
+    use crate::{id::generate_lock_id, key::LockKey, redlock::NodeDeadlines};
     use crossbeam_channel::TryRecvError;
     use proptest::prelude::*;
     use std::time::Duration;
@@ -195,141 +200,156 @@ mod tests {
     }
 
     fn lease(deadline: u64) -> Lease {
-        let claim = Claim { key: LockKey::new("", "x").unwrap(), id: generate_lock_id(), ttl: Duration::from_secs(1) };
-        let mut votes = Votes::new(1);
+        let claim = Claim {
+            key: LockKey::new("", "x").unwrap(),
+            id: generate_lock_id(),
+            ttl: Duration::from_secs(1),
+        };
+        let mut votes = NodeDeadlines::new(1);
         votes.confirm(0, at(deadline));
-        let nodes = NodeSet::only(0);
-        let late = Late { broken_until: at(0), open: NodeSet::NONE, open_until: at(0) };
-        let grant = Grant { token: FencingToken(1), votes, provisional: false, late, nodes, place: String::new() };
-        Lease::open(claim, &grant, Hold::since(at(0)))
+        let nodes = NodeSet::single(0);
+        let late =
+            InFlight { broken_until: at(0), unanswered: NodeSet::EMPTY, unanswered_until: at(0) };
+        let grant = Grant {
+            token: FencingToken(1),
+            node_deadlines: votes,
+            provisional: false,
+            in_flight: late,
+            may_hold: nodes,
+            queue_entry: String::new(),
+        };
+        Lease::new(claim, &grant, HoldSpan::starting_at(at(0)))
     }
 
     #[test]
-    fn belief_ends_at_the_deadline_and_does_not_come_back() {
+    fn lease_expires_at_its_deadline_for_good() {
         let lease = lease(100);
         assert!(lease.is_held(at(99)));
         assert!(!lease.is_held(at(100)));
-        assert!(!lease.revise(at(1_000), at(50)), "a confirmation must not resurrect");
+        assert!(!lease.update_deadline(at(1_000), at(50)), "a confirmation must not resurrect");
         assert!(!lease.is_held(at(0)), "not even at the beginning of time");
-        assert_eq!(lease.ended(), Some(End::Lost(LockLost::Expired)));
+        assert_eq!(lease.ended(), Some(LeaseEnd::Lost(LockLost::Expired)));
     }
 
     #[test]
-    fn the_deadline_follows_what_a_quorum_keeps() {
+    fn deadline_follows_the_quorum() {
         let lease = lease(100);
-        assert!(lease.revise(at(200), at(50)));
-        assert!(lease.revise(at(150), at(60)), "nodes may lose what they had confirmed");
+        assert!(lease.update_deadline(at(200), at(50)));
+        assert!(lease.update_deadline(at(150), at(60)), "nodes may lose what they had confirmed");
         assert_eq!(lease.deadline(), at(150));
-        assert!(!lease.revise(at(900), at(150)), "too late");
+        assert!(!lease.update_deadline(at(900), at(150)), "too late");
     }
 
     #[test]
-    fn a_confirmation_that_comes_after_the_deadline_leaves_it_alone() {
+    fn late_confirmation_does_not_move_the_deadline() {
         let lease = lease(100);
-        assert!(!lease.revise(at(900), at(100)));
+        assert!(!lease.update_deadline(at(900), at(100)));
         assert!(!lease.is_held(at(100)));
     }
 
     #[test]
-    fn the_first_end_wins_and_is_told_once() {
+    fn first_end_wins_and_is_sent_once() {
         let lease = lease(100);
         assert_eq!(lease.lost().try_recv(), Err(TryRecvError::Empty));
-        assert!(lease.end(End::Lost(LockLost::Gone)));
-        assert!(!lease.end(End::Released));
+        assert!(lease.end(LeaseEnd::Lost(LockLost::Gone)));
+        assert!(!lease.end(LeaseEnd::Released));
         assert!(!lease.expire(at(500)));
         assert_eq!(lease.lost().try_recv(), Ok(LockLost::Gone));
         assert_eq!(lease.lost().try_recv(), Err(TryRecvError::Disconnected));
     }
 
     #[test]
-    fn who_listens_late_hears_it_all_the_same() {
+    fn late_listener_receives_the_loss() {
         let lease = lease(100);
         lease.expire(at(100));
         assert_eq!(lease.lost().try_recv(), Ok(LockLost::Expired));
     }
 
     #[test]
-    fn a_release_closes_the_channel_without_a_word() {
+    fn release_closes_the_channel_without_message() {
         let lease = lease(100);
         let lost = lease.lost().clone();
-        assert!(lease.end(End::Released));
+        assert!(lease.end(LeaseEnd::Released));
         assert_eq!(lost.try_recv(), Err(TryRecvError::Disconnected));
     }
 
     #[test]
-    fn one_alone_tells_the_handlers_how_it_ended() {
+    fn reporting_duty_is_taken_once() {
         let lease = lease(100);
-        assert!(lease.is_untold());
-        assert!(!lease.is_untold());
-        assert!(!lease.is_untold());
+        assert!(lease.take_reporting_duty());
+        assert!(!lease.take_reporting_duty());
+        assert!(!lease.take_reporting_duty());
     }
 
     #[test]
-    fn nodes_that_take_the_lock_later_are_among_those_that_may_keep_it() {
+    fn added_nodes_may_hold_the_lock() {
         let lease = lease(100);
-        assert_eq!(lease.nodes(), NodeSet::only(0));
-        lease.also_on(NodeSet::only(2));
-        assert_eq!(lease.nodes(), [0, 2].into_iter().collect());
+        assert_eq!(lease.may_hold(), NodeSet::single(0));
+        lease.add_nodes(NodeSet::single(2));
+        assert_eq!(lease.may_hold(), [0, 2].into_iter().collect());
     }
 
     #[test]
-    fn what_is_shown_of_it_is_which_lock_and_how_it_ended() {
+    fn debug_output_shows_key_and_end() {
         let lease = lease(100);
-        lease.end(End::Lost(LockLost::Gone));
+        lease.end(LeaseEnd::Lost(LockLost::Gone));
         let shown = format!("{lease:?}");
         assert!(shown.contains("LockKey(\"x\")") && shown.contains("Gone"), "{shown}");
     }
 
     #[test]
-    fn the_token_is_kept_by_the_first_renewal_that_is_confirmed_in_each_six_hours() {
+    fn token_refreshed_once_per_interval() {
         let hours = |hours: u64| at(hours * 3_600_000_000_000);
         let mut lease = lease(0);
         lease.claim.ttl = Duration::from_secs(3_600);
         lease.deadline = AtomicU64::new(hours(1).as_nanos());
-        assert!(!lease.has_to_keep_token(at(1)));
-        assert!(lease.revise(hours(6), at(2)));
-        assert!(!lease.has_to_keep_token(at(hours(6).as_nanos() - 1)));
-        assert!(lease.has_to_keep_token(hours(6)) && lease.has_to_keep_token(hours(6)), "until it is confirmed");
-        assert!(lease.revise(hours(8), at(3)));
-        assert!(!lease.has_to_keep_token(hours(8)) && lease.has_to_keep_token(hours(12)));
+        assert!(!lease.should_refresh_token(at(1)));
+        assert!(lease.update_deadline(hours(6), at(2)));
+        assert!(!lease.should_refresh_token(at(hours(6).as_nanos() - 1)));
+        assert!(
+            lease.should_refresh_token(hours(6)) && lease.should_refresh_token(hours(6)),
+            "until it is confirmed"
+        );
+        assert!(lease.update_deadline(hours(8), at(3)));
+        assert!(!lease.should_refresh_token(hours(8)) && lease.should_refresh_token(hours(12)));
     }
 
     #[derive(Clone, Debug)]
-    enum Step {
-        Look(u64),
-        Revise(u64, u64),
+    enum LeaseOp {
+        Check(u64),
+        UpdateDeadline(u64, u64),
         Expire(u64),
         Lose,
         Release,
     }
 
-    fn any_step() -> impl Strategy<Value = Step> {
+    fn any_op() -> impl Strategy<Value = LeaseOp> {
         prop_oneof![
-            4 => (0u64..400).prop_map(Step::Look),
-            4 => (0u64..500, 0u64..400).prop_map(|(deadline, now)| Step::Revise(deadline, now)),
-            1 => (0u64..400).prop_map(Step::Expire),
-            1 => Just(Step::Lose),
-            1 => Just(Step::Release),
+            4 => (0u64..400).prop_map(LeaseOp::Check),
+            4 => (0u64..500, 0u64..400).prop_map(|(deadline, now)| LeaseOp::UpdateDeadline(deadline, now)),
+            1 => (0u64..400).prop_map(LeaseOp::Expire),
+            1 => Just(LeaseOp::Lose),
+            1 => Just(LeaseOp::Release),
         ]
     }
 
     proptest! {
         /// Once anybody was told "no", everybody is, whatever happens afterwards.
         #[test]
-        fn lost_is_final(steps in proptest::collection::vec(any_step(), 1..40)) {
+        fn lost_is_final(steps in proptest::collection::vec(any_op(), 1..40)) {
             let lease = lease(100);
             let mut over = false;
             for step in steps {
                 match step {
-                    Step::Look(now) => {
+                    LeaseOp::Check(now) => {
                         let held = lease.is_held(at(now));
                         prop_assert!(!(over && held), "came back from the dead");
                         over |= !held;
                     }
-                    Step::Revise(deadline, now) => prop_assert!(!(lease.revise(at(deadline), at(now)) && over)),
-                    Step::Expire(now) => over |= lease.expire(at(now)),
-                    Step::Lose => { lease.end(End::Lost(LockLost::Gone)); over = true; }
-                    Step::Release => { lease.end(End::Released); over = true; }
+                    LeaseOp::UpdateDeadline(deadline, now) => prop_assert!(!(lease.update_deadline(at(deadline), at(now)) && over)),
+                    LeaseOp::Expire(now) => over |= lease.expire(at(now)),
+                    LeaseOp::Lose => { lease.end(LeaseEnd::Lost(LockLost::Gone)); over = true; }
+                    LeaseOp::Release => { lease.end(LeaseEnd::Released); over = true; }
                 }
                 prop_assert_eq!(over, lease.ended().is_some());
             }

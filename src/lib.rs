@@ -84,9 +84,9 @@
 //! # }
 //! ```
 //!
-//! A [`HandleEvent`] set by [`Config::event_handler`] is called for each event of a lock: attempted,
-//! contended, acquired, renewed, renewal overdue, lost, released. The feature `metrics` exports
-//! counters and timings through the [`metrics`](https://docs.rs/metrics) facade. The feature
+//! A [`HandleEvent`] set by [`Config::event_handler`] is called for each event of a lock:
+//! attempted, contended, acquired, renewed, renewal overdue, lost, released. The feature `metrics`
+//! exports counters and timings through the [`metrics`](https://docs.rs/metrics) facade. The feature
 //! `tracing` emits a span for each wait and each hold. The command `distlock` (package
 //! `distlock-cli`) lists locks, shows them live, releases them, and runs programs under a lock.
 //!
@@ -164,53 +164,59 @@
 //! * [`rslock`](https://docs.rs/rslock), if your program is asynchronous.
 
 #![forbid(unsafe_code)]
-#![warn(clippy::print_stdout, clippy::print_stderr, clippy::panic, clippy::unwrap_used, clippy::expect_used)]
+#![warn(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    clippy::panic,
+    clippy::unwrap_used,
+    clippy::expect_used
+)]
 #![cfg_attr(test, allow(clippy::panic, clippy::unwrap_used))]
 
 #[macro_use]
-mod say;
+mod logging;
 
 mod acquire;
-mod answer;
 mod clock;
 mod config;
+mod display;
 mod error;
 mod event;
 mod fork;
 #[cfg(test)]
 mod fuzz;
+mod global;
 mod grant;
 mod guard;
 mod holder;
 mod id;
+mod inner;
 mod key;
 mod lease;
 mod lock_info;
 mod manager;
 mod metrics;
 mod node;
+mod node_answer;
 mod observer;
-mod pooled;
-mod process_wide;
 mod redlock;
 mod reentrant;
 mod released;
 mod renewer;
-mod service;
-mod sync;
 #[cfg(feature = "testing")]
-pub mod testing;
-mod text;
+pub mod sim;
+mod sync;
 mod threads;
 mod token;
+mod user_connection;
 
 pub use crate::{
-    answer::{NodeAnswer, Vote},
     config::{Config, LockOptions},
     error::{Action, LockError, LockLost, Result},
     event::{
-        AcquiredEvent, AttemptedEvent, ContendedEvent, DangerEvent, FailedEvent, HandleEvent, LostEvent,
-        ReconnectedEvent, ReleasedEvent, RenewalFailedEvent, RenewedEvent, ServerChangedEvent, TimedOutEvent,
+        AcquiredEvent, AttemptedEvent, ContendedEvent, DangerEvent, FailedEvent, HandleEvent,
+        LostEvent, ReconnectedEvent, ReleasedEvent, RenewalFailedEvent, RenewedEvent,
+        ServerChangedEvent, TimedOutEvent,
     },
     guard::LockGuard,
     holder::Holder,
@@ -218,10 +224,11 @@ pub use crate::{
     lock_info::{LockInfo, Waiter},
     manager::RedisMgr,
     metrics::{LockMetrics, Metrics, Timing},
-    pooled::PooledConnection,
+    node_answer::{NodeAnswer, Vote},
     reentrant::ReentrantGuard,
     released::Released,
     token::FencingToken,
+    user_connection::PooledConnection,
 };
 
 /// Compiles the examples in the README.

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use crate::{holder::Holder, id::LockId, text::Quoted, token::FencingToken};
+use crate::{display::Quoted, holder::Holder, id::LockId, token::FencingToken};
 
-/// A held lock, its holder and its waiters. This is a snapshot, and may be outdated by the time it is
-/// read.
+/// A held lock, its holder and its waiters. This is a snapshot, and may be outdated by the time it
+/// is read.
 ///
 /// ```no_run
 /// # fn main() -> distlock::Result<()> {
@@ -26,7 +26,13 @@ pub struct LockInfo {
 
 impl LockInfo {
     /// `token` is the last token granted for this lock; zero if unknown.
-    pub(crate) fn new(name: &str, holder: Holder, token: u64, waiters: Vec<String>, certain: bool) -> LockInfo {
+    pub(crate) fn new(
+        name: &str,
+        holder: Holder,
+        token: u64,
+        waiters: Vec<String>,
+        certain: bool,
+    ) -> LockInfo {
         // The last token does not belong to a holder of another library, which gets none.
         let token = (token > 0 && holder.held_for().is_some()).then_some(FencingToken(token));
         let waiters = waiters.into_iter().map(|id| Waiter { id }).collect();
@@ -38,8 +44,8 @@ impl LockInfo {
         &self.name
     }
 
-    /// Returns the holder, with the age of the lock ([`held_for`](Holder::held_for)) and the time left
-    /// ([`ttl_left`](Holder::ttl_left)).
+    /// Returns the holder, with the age of the lock ([`held_for`](Holder::held_for)) and the time
+    /// left ([`ttl_left`](Holder::ttl_left)).
     pub fn holder(&self) -> &Holder {
         &self.holder
     }
@@ -49,7 +55,8 @@ impl LockInfo {
         self.token
     }
 
-    /// Returns the waiters, the next one first. A long queue is cut off; see [`waiting`](Self::waiting).
+    /// Returns the waiters, the next one first. A long queue is cut off; see
+    /// [`waiting`](Self::waiting).
     pub fn waiters(&self) -> &[Waiter] {
         &self.waiters
     }
@@ -59,10 +66,11 @@ impl LockInfo {
         self.holder.waiters().unwrap_or(0)
     }
 
-    /// Returns true if a quorum of the nodes agrees on this holder; always true with a single server.
+    /// Returns true if a quorum of the nodes agrees on this holder; always true with a single
+    /// server.
     ///
-    /// If false, the lock is being acquired or released at this moment, or a minority of the nodes still
-    /// keeps it until it expires there, or too few nodes replied.
+    /// If false, the lock is being acquired or released at this moment, or a minority of the nodes
+    /// still keeps it until it expires there, or too few nodes replied.
     pub fn is_certain(&self) -> bool {
         self.certain
     }
@@ -91,8 +99,8 @@ impl Waiter {
         &self.id
     }
 
-    /// Returns the parsed identifier: host, process and thread of the waiter, and when it asked for the
-    /// lock.
+    /// Returns the parsed identifier: host, process and thread of the waiter, and when it asked for
+    /// the lock.
     pub fn lock_id(&self) -> Option<LockId> {
         self.id.parse().ok()
     }
@@ -101,7 +109,9 @@ impl Waiter {
 impl fmt::Display for Waiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.lock_id() {
-            Some(id) => write!(f, "{} (pid {}, thread {})", id.host().escape_debug(), id.pid(), id.tid()),
+            Some(id) => {
+                write!(f, "{} (pid {}, thread {})", id.host().escape_debug(), id.pid(), id.tid())
+            }
             None => write!(f, "a client that calls itself {}", Quoted(&self.id)),
         }
     }

@@ -6,15 +6,15 @@ use crate::{
     config::{Config, LockOptions},
     error::{LockError, Result},
     fork,
+    global::FallibleOnce,
     guard::LockGuard,
     holder::Holder,
+    inner::ManagerHandle,
     lock_info::LockInfo,
     metrics::Metrics,
-    pooled::PooledConnection,
-    process_wide::ProcessWide,
     reentrant::ReentrantGuard,
     released::Released,
-    service::Service,
+    user_connection::PooledConnection,
 };
 
 /// Acquires, renews and releases locks on one Redis server, or on several nodes.
@@ -23,35 +23,35 @@ use crate::{
 /// holds](crate#how-it-works). Cloning a manager is cheap. A process usually needs one:
 /// [`instance`](Self::instance).
 ///
-/// The manager shuts down when the last of its clones and guards is dropped. The process-wide manager
-/// lives until [`shutdown`](Self::shutdown) or the end of the process; locks that are still held at the
-/// end of the process expire.
+/// The manager shuts down when the last of its clones and guards is dropped. The process-wide
+/// manager lives until [`shutdown`](Self::shutdown) or the end of the process; locks that are still
+/// held at the end of the process expire.
 ///
-/// A process that forks must do so before it creates its first manager, or call `exec` in the child. A
-/// forked child of a process that has created a manager cannot use or create one: every call fails with
-/// [`LockError::Forked`].
+/// A process that forks must do so before it creates its first manager, or call `exec` in the
+/// child. A forked child of a process that has created a manager cannot use or create one: every
+/// call fails with [`LockError::Forked`].
 #[derive(Clone)]
 pub struct RedisMgr {
-    service: Arc<Service>,
+    handle: Arc<ManagerHandle>,
 }
 
-static PROCESS_WIDE: ProcessWide<RedisMgr> = ProcessWide::new();
+static GLOBAL: FallibleOnce<RedisMgr> = FallibleOnce::new();
 
 impl RedisMgr {
-    /// Returns the process-wide manager. The first call creates it from `DISTLOCK_URL`, `REDIS_URL` or
-    /// `redis://127.0.0.1:6379`. If [`init`](Self::init) is running on another thread, this call waits for
-    /// it.
+    /// Returns the process-wide manager. The first call creates it from `DISTLOCK_URL`, `REDIS_URL`
+    /// or `redis://127.0.0.1:6379`. If [`init`](Self::init) is running on another thread, this
+    /// call waits for it.
     ///
     /// # Errors
     ///
-    /// The errors of [`new`](Self::new); a later call tries again. [`LockError::InitInProgress`] if the
-    /// calling thread is itself creating the manager, for example when a logger calls this.
+    /// The errors of [`new`](Self::new); a later call tries again. [`LockError::InitInProgress`] if
+    /// the calling thread is itself creating the manager, for example when a logger calls this.
     pub fn instance() -> Result<&'static RedisMgr> {
         // Check before locking: in a forked child, the thread that held this lock may not exist.
-        if !fork::may_make_a_manager() {
+        if !fork::claim_process() {
             return Err(LockError::Forked);
         }
-        PROCESS_WIDE.get_or_make(|| RedisMgr::new(Config::from_env()))
+        GLOBAL.get_or_try_init(|| RedisMgr::new(Config::from_env()))
     }
 
     /// Creates the process-wide manager from `config`. Call it once, before the first
@@ -59,39 +59,39 @@ impl RedisMgr {
     ///
     /// # Errors
     ///
-    /// [`LockError::AlreadyInitialized`] if the process-wide manager exists, or another thread created it
-    /// first; it is not changed. [`LockError::InitInProgress`] as for [`instance`](Self::instance).
-    /// Otherwise the errors of [`new`](Self::new).
+    /// [`LockError::AlreadyInitialized`] if the process-wide manager exists, or another thread
+    /// created it first; it is not changed. [`LockError::InitInProgress`] as for
+    /// [`instance`](Self::instance). Otherwise the errors of [`new`](Self::new).
     pub fn init(config: Config) -> Result<&'static RedisMgr> {
-        if !fork::may_make_a_manager() {
+        if !fork::claim_process() {
             return Err(LockError::Forked);
         }
-        PROCESS_WIDE.make(|| RedisMgr::new(config))
+        GLOBAL.try_init(|| RedisMgr::new(config))
     }
 
-    /// Creates a manager. Does not connect when there is a single server, so an unreachable server is not
-    /// an error here; see [`ping`](Self::ping).
+    /// Creates a manager. Does not connect when there is a single server, so an unreachable server
+    /// is not an error here; see [`ping`](Self::ping).
     ///
     /// With [several nodes](Config::nodes), connects to all of them, which takes at most one
-    /// [operation timeout](Config::operation_timeout). It refuses replicas, and a server that is listed
-    /// under two names. An unreachable node is not an error.
+    /// [operation timeout](Config::operation_timeout). It refuses replicas, and a server that is
+    /// listed under two names. An unreachable node is not an error.
     ///
     /// # Errors
     ///
-    /// [`LockError::InvalidConfig`] or [`LockError::InvalidOptions`] if the configuration is invalid.
-    /// [`LockError::NoThread`] if the operating system cannot start a thread. [`LockError::Forked`] in a
-    /// forked child of a process that has created a manager.
+    /// [`LockError::InvalidConfig`] or [`LockError::InvalidOptions`] if the configuration is
+    /// invalid. [`LockError::NoThread`] if the operating system cannot start a thread.
+    /// [`LockError::Forked`] in a forked child of a process that has created a manager.
     pub fn new(config: Config) -> Result<RedisMgr> {
-        if !fork::may_make_a_manager() {
+        if !fork::claim_process() {
             return Err(LockError::Forked);
         }
-        Ok(RedisMgr { service: Arc::new(Service::start(config.check()?)?) })
+        Ok(RedisMgr { handle: Arc::new(ManagerHandle::start(config.validate()?)?) })
     }
 
     /// Acquires the lock; waits for its turn without a limit.
     ///
-    /// Waiters are served first in, first out, across threads, processes and machines. A waiting thread
-    /// uses no pooled connection and sends almost nothing.
+    /// Waiters are served first in, first out, across threads, processes and machines. A waiting
+    /// thread uses no pooled connection and sends almost nothing.
     ///
     /// A lock is not reentrant: a thread that waits for a lock it already holds waits forever. See
     /// [`lock_reentrant`](Self::lock_reentrant).
@@ -99,19 +99,20 @@ impl RedisMgr {
     /// # Errors
     ///
     /// [`LockError::Unavailable`] once the server has been unreachable for a whole lease.
-    /// [`LockError::Refused`] with the code `READONLY` once the server has been a replica for a whole
-    /// lease: a former master stays one until its host name leads to the new master. Otherwise the errors
-    /// of [`lock_with`](Self::lock_with).
+    /// [`LockError::Refused`] with the code `READONLY` once the server has been a replica for a
+    /// whole lease: a former master stays one until its host name leads to the new master.
+    /// Otherwise the errors of [`lock_with`](Self::lock_with).
     pub fn lock(&self, name: &str) -> Result<LockGuard> {
         self.lock_with(name, &LockOptions::new())
     }
 
-    /// Acquires the lock if it is free; does not wait for a holder. Blocks for one round trip, at most for
-    /// one [operation timeout](Config::operation_timeout).
+    /// Acquires the lock if it is free; does not wait for a holder. Blocks for one round trip, at
+    /// most for one [operation timeout](Config::operation_timeout).
     ///
     /// # Errors
     ///
-    /// [`LockError::Held`] names the holder. Otherwise the errors of [`lock_with`](Self::lock_with).
+    /// [`LockError::Held`] names the holder. Otherwise the errors of
+    /// [`lock_with`](Self::lock_with).
     pub fn try_lock(&self, name: &str) -> Result<LockGuard> {
         self.lock_with(name, &LockOptions::new().wait(Duration::ZERO))
     }
@@ -121,7 +122,8 @@ impl RedisMgr {
     ///
     /// # Errors
     ///
-    /// [`LockError::Timeout`] names the holder. Otherwise the errors of [`lock_with`](Self::lock_with).
+    /// [`LockError::Timeout`] names the holder. Otherwise the errors of
+    /// [`lock_with`](Self::lock_with).
     pub fn try_lock_for(&self, name: &str, wait: Duration) -> Result<LockGuard> {
         self.lock_with(name, &LockOptions::new().wait(wait))
     }
@@ -146,49 +148,52 @@ impl RedisMgr {
     ///
     /// # Errors
     ///
-    /// - [`Held`](LockError::Held) or [`Timeout`](LockError::Timeout) if another client holds the lock.
+    /// - [`Held`](LockError::Held) or [`Timeout`](LockError::Timeout) if another client holds the
+    ///   lock.
     /// - [`Unavailable`](LockError::Unavailable), [`NoQuorum`](LockError::NoQuorum) or
     ///   [`PoolExhausted`](LockError::PoolExhausted) if the holder could not be determined.
-    /// - [`Refused`](LockError::Refused) or [`WrongType`](LockError::WrongType) if the server or its data
-    ///   prevent the lock.
-    /// - [`InvalidName`](LockError::InvalidName) or [`InvalidOptions`](LockError::InvalidOptions) if the
-    ///   arguments are invalid.
+    /// - [`Refused`](LockError::Refused) or [`WrongType`](LockError::WrongType) if the server or
+    ///   its data prevent the lock.
+    /// - [`InvalidName`](LockError::InvalidName) or [`InvalidOptions`](LockError::InvalidOptions)
+    ///   if the arguments are invalid.
     /// - [`Shutdown`](LockError::Shutdown) and [`Forked`](LockError::Forked).
     pub fn lock_with(&self, name: &str, options: &LockOptions) -> Result<LockGuard> {
-        let kept = self.service.core()?.take(name, options)?;
-        Ok(LockGuard::new(kept, self.service.clone()))
+        let held = self.handle.inner()?.acquire(name, options)?;
+        Ok(LockGuard::new(held, self.handle.clone()))
     }
 
-    /// Acquires the lock for the calling thread, which may acquire it again; waits for its turn without a
-    /// limit. Acquiring it again costs no round trip.
+    /// Acquires the lock for the calling thread, which may acquire it again; waits for its turn
+    /// without a limit. Acquiring it again costs no round trip.
     ///
     /// # Errors
     ///
-    /// The errors of [`lock`](Self::lock). [`LockError::Lost`] if this thread acquired the lock before and
-    /// has lost it since. [`LockError::InvalidOptions`] in a thread-local destructor, if the record of this
-    /// thread's locks is already gone.
+    /// The errors of [`lock`](Self::lock). [`LockError::Lost`] if this thread acquired the lock
+    /// before and has lost it since. [`LockError::InvalidOptions`] in a thread-local
+    /// destructor, if the record of this thread's locks is already gone.
     pub fn lock_reentrant(&self, name: &str) -> Result<ReentrantGuard> {
         self.lock_reentrant_with(name, &LockOptions::new())
     }
 
-    /// Like [`lock_reentrant`](Self::lock_reentrant), with `options`. They have no effect if the thread
-    /// already holds the lock.
+    /// Like [`lock_reentrant`](Self::lock_reentrant), with `options`. They have no effect if the
+    /// thread already holds the lock.
     ///
     /// # Errors
     ///
     /// The errors of [`lock_with`](Self::lock_with) and [`lock_reentrant`](Self::lock_reentrant).
     pub fn lock_reentrant_with(&self, name: &str, options: &LockOptions) -> Result<ReentrantGuard> {
-        ReentrantGuard::enter(&self.service, name, options)
+        ReentrantGuard::enter(&self.handle, name, options)
     }
 
-    /// Acquires the lock for code ported from a C++ `acquireLock(name, lockTimeout, acquireTimeout)`.
+    /// Acquires the lock for code ported from a C++ `acquireLock(name, lockTimeout,
+    /// acquireTimeout)`.
     ///
-    /// The lock gets a lease of `lock_timeout`, and the call waits for at most `acquire_timeout`. Returns
-    /// the lock's identifier, or `None` if another client held the lock all the time. The lock is renewed
-    /// until [`release_lock`](Self::release_lock) or [`shutdown`](Self::shutdown).
+    /// The lock gets a lease of `lock_timeout`, and the call waits for at most `acquire_timeout`.
+    /// Returns the lock's identifier, or `None` if another client held the lock all the time.
+    /// The lock is renewed until [`release_lock`](Self::release_lock) or
+    /// [`shutdown`](Self::shutdown).
     ///
-    /// Prefer [`try_lock_for`](Self::try_lock_for): a guard cannot be forgotten, and knows when its lock is
-    /// lost. An entry for a lost lock stays in memory until the lock is released.
+    /// Prefer [`try_lock_for`](Self::try_lock_for): a guard cannot be forgotten, and knows when its
+    /// lock is lost. An entry for a lost lock stays in memory until the lock is released.
     ///
     /// # Errors
     ///
@@ -199,41 +204,43 @@ impl RedisMgr {
         lock_timeout: Duration,
         acquire_timeout: Duration,
     ) -> Result<Option<String>> {
-        let core = self.service.core()?;
-        match core.take(name, &LockOptions::new().ttl(lock_timeout).wait(acquire_timeout)) {
-            Ok(kept) => core.keep_by_id(kept).map(Some),
+        let inner = self.handle.inner()?;
+        match inner.acquire(name, &LockOptions::new().ttl(lock_timeout).wait(acquire_timeout)) {
+            Ok(held) => inner.insert_by_id(held).map(Some),
             Err(error) if error.is_contended() => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Releases a lock of [`acquire_lock`](Self::acquire_lock) by its identifier. Returns true if the lock
-    /// was held under `id` until now.
+    /// Releases a lock of [`acquire_lock`](Self::acquire_lock) by its identifier. Returns true if
+    /// the lock was held under `id` until now.
     ///
-    /// A wrong identifier changes nothing, neither the lock nor its renewal. The identifier may come from
-    /// another process.
+    /// A wrong identifier changes nothing, neither the lock nor its renewal. The identifier may
+    /// come from another process.
     ///
-    /// A second call for the same identifier returns false. It does so at once, even while another thread
-    /// is still releasing that identifier: the lock may then exist on the server for a moment longer, and
-    /// the first call reports the outcome.
+    /// A second call for the same identifier returns false. It does so at once, even while another
+    /// thread is still releasing that identifier: the lock may then exist on the server for a
+    /// moment longer, and the first call reports the outcome.
     ///
     /// # Errors
     ///
     /// The errors of [`LockGuard::release`].
     pub fn release_lock(&self, name: &str, id: &str) -> Result<bool> {
-        let core = self.service.core()?;
-        Ok(core.release_by_id(&core.key(name)?, id)? == Released::Released)
+        let inner = self.handle.inner()?;
+        Ok(inner.release_by_id(&inner.key(name)?, id)? == Released::Released)
     }
 
-    /// Returns the current holder of the lock, with the time left and the number of waiters; `None` if the
-    /// lock is free. Blocks for one round trip, at most for one operation timeout. Changes nothing.
+    /// Returns the current holder of the lock, with the time left and the number of waiters; `None`
+    /// if the lock is free. Blocks for one round trip, at most for one operation timeout.
+    /// Changes nothing.
     ///
     /// # Errors
     ///
-    /// [`LockError::Unavailable`], [`LockError::Refused`] or a similar error if the server cannot reply.
+    /// [`LockError::Unavailable`], [`LockError::Refused`] or a similar error if the server cannot
+    /// reply.
     pub fn holder(&self, name: &str) -> Result<Option<Holder>> {
-        let core = self.service.core()?;
-        core.inspect(&core.key(name)?)
+        let inner = self.handle.inner()?;
+        inner.inspect(&inner.key(name)?)
     }
 
     /// Returns true if any client holds the lock. Blocks like [`holder`](Self::holder).
@@ -245,20 +252,20 @@ impl RedisMgr {
         Ok(self.holder(name)?.is_some())
     }
 
-    /// Lists the held locks whose names match `pattern`, sorted by name, with their holders and waiters.
-    /// Changes nothing.
+    /// Lists the held locks whose names match `pattern`, sorted by name, with their holders and
+    /// waiters. Changes nothing.
     ///
-    /// The pattern is a Redis glob over names without the prefix: `*` matches any text, `?` any byte,
-    /// `[a-c]` one byte of a set, and a backslash escapes the next byte. Locks of other clients under the
-    /// prefix are listed too. With an empty prefix, where a key can be any data, only locks of this library
-    /// are listed.
+    /// The pattern is a Redis glob over names without the prefix: `*` matches any text, `?` any
+    /// byte, `[a-c]` one byte of a set, and a backslash escapes the next byte. Locks of other
+    /// clients under the prefix are listed too. With an empty prefix, where a key can be any
+    /// data, only locks of this library are listed.
     ///
-    /// The request is split into many small steps (`SCAN`, then 50 locks at a time), so that the server can
-    /// serve other clients in between. The call blocks until the whole key space has been scanned: at most
-    /// one operation timeout for each step, and 60 of them in total (a minute by default). It occupies one
-    /// pooled connection. A lock that is acquired or released during the call may or may not be listed.
-    /// Each lock lists its first 100 waiters, or fewer if there are very many in total; see
-    /// [`lock_info`](Self::lock_info).
+    /// The request is split into many small steps (`SCAN`, then 50 locks at a time), so that the
+    /// server can serve other clients in between. The call blocks until the whole key space has
+    /// been scanned: at most one operation timeout for each step, and 60 of them in total (a
+    /// minute by default). It occupies one pooled connection. A lock that is acquired or
+    /// released during the call may or may not be listed. Each lock lists its first 100
+    /// waiters, or fewer if there are very many in total; see [`lock_info`](Self::lock_info).
     ///
     /// With several nodes, the locks of all responding nodes are listed.
     /// [`LockInfo::is_certain`] says whether a quorum agrees on the holder.
@@ -274,15 +281,17 @@ impl RedisMgr {
     ///
     /// # Errors
     ///
-    /// [`LockError::InvalidName`] if the pattern is longer than any name. [`LockError::Unavailable`],
-    /// [`LockError::NoQuorum`], [`LockError::PoolExhausted`] or [`LockError::Refused`] if the server cannot
-    /// reply. The server's user also needs the permissions `+scan` and `+lrange`.
+    /// [`LockError::InvalidName`] if the pattern is longer than any name.
+    /// [`LockError::Unavailable`], [`LockError::NoQuorum`], [`LockError::PoolExhausted`] or
+    /// [`LockError::Refused`] if the server cannot reply. The server's user also needs the
+    /// permissions `+scan` and `+lrange`.
     pub fn locks(&self, pattern: &str) -> Result<Vec<LockInfo>> {
-        self.service.core()?.locks(pattern)
+        self.handle.inner()?.locks(pattern)
     }
 
-    /// Returns the holder of one lock and its first 1,000 waiters in queue order; `None` if the lock is
-    /// free. Blocks for one round trip, at most for one operation timeout. Changes nothing.
+    /// Returns the holder of one lock and its first 1,000 waiters in queue order; `None` if the
+    /// lock is free. Blocks for one round trip, at most for one operation timeout. Changes
+    /// nothing.
     ///
     /// ```no_run
     /// # fn main() -> distlock::Result<()> {
@@ -296,35 +305,36 @@ impl RedisMgr {
     ///
     /// # Errors
     ///
-    /// The errors of [`holder`](Self::holder), and [`LockError::WrongType`] if the key holds something that
-    /// is not a lock.
+    /// The errors of [`holder`](Self::holder), and [`LockError::WrongType`] if the key holds
+    /// something that is not a lock.
     pub fn lock_info(&self, name: &str) -> Result<Option<LockInfo>> {
-        let core = self.service.core()?;
-        core.lock_info(&core.key(name)?)
+        let inner = self.handle.inner()?;
+        inner.lock_info(&inner.key(name)?)
     }
 
-    /// Takes the lock away from its current holder and passes it to the next waiter. Returns true if it
-    /// did; false if the lock was free or changed hands during the call.
+    /// Takes the lock away from its current holder and passes it to the next waiter. Returns true
+    /// if it did; false if the lock was free or changed hands during the call.
     ///
-    /// This is for operators: the former holder finds out at its next renewal, and may keep working until
-    /// then. Blocks for two round trips, at most for one operation timeout. Half of that is reserved for
-    /// finding the holder.
+    /// This is for operators: the former holder finds out at its next renewal, and may keep working
+    /// until then. Blocks for two round trips, at most for one operation timeout. Half of that
+    /// is reserved for finding the holder.
     ///
-    /// The holder may be any client, with any bytes as its identifier. Identifiers over 512 bytes are
-    /// compared by their first 512 bytes.
+    /// The holder may be any client, with any bytes as its identifier. Identifiers over 512 bytes
+    /// are compared by their first 512 bytes.
     ///
     /// # Errors
     ///
     /// The errors of [`holder`](Self::holder).
     pub fn force_release(&self, name: &str) -> Result<bool> {
-        let core = self.service.core()?;
-        let key = core.key(name)?;
-        core.force_release(&key)
+        let inner = self.handle.inner()?;
+        let key = inner.key(name)?;
+        inner.force_release(&key)
     }
 
-    /// Takes the lock away from the holder with the identifier `id` (see [`Holder::id`]), and from no other
-    /// client: the server compares and releases in one step. Blocks for one round trip, or two if the
-    /// identifier is not valid UTF-8; at most for one [operation timeout](Config::operation_timeout).
+    /// Takes the lock away from the holder with the identifier `id` (see [`Holder::id`]), and from
+    /// no other client: the server compares and releases in one step. Blocks for one round
+    /// trip, or two if the identifier is not valid UTF-8; at most for one [operation
+    /// timeout](Config::operation_timeout).
     ///
     /// ```no_run
     /// # fn main() -> distlock::Result<()> {
@@ -340,31 +350,32 @@ impl RedisMgr {
     ///
     /// The errors of [`LockGuard::release`].
     pub fn force_release_if(&self, name: &str, id: &str) -> Result<Released> {
-        let core = self.service.core()?;
-        core.force_release_if(&core.key(name)?, id)
+        let inner = self.handle.inner()?;
+        inner.force_release_if(&inner.key(name)?, id)
     }
 
-    /// Checks that the server replies, and returns the round-trip time. Useful at start-up. Blocks for at
-    /// most one operation timeout.
+    /// Checks that the server replies, and returns the round-trip time. Useful at start-up. Blocks
+    /// for at most one operation timeout.
     ///
     /// # Errors
     ///
     /// [`LockError::Unavailable`], [`LockError::Refused`] or a similar error if it does not.
     pub fn ping(&self) -> Result<Duration> {
-        self.service.core()?.ping()
+        self.handle.inner()?.ping()
     }
 
     /// Borrows a connection from the pool for commands of your own; it implements
-    /// [`redis::ConnectionLike`]. Renewing and releasing held locks does not need the pool. Acquiring
-    /// another lock waits for a free connection. With several nodes, the connection leads to the first.
+    /// [`redis::ConnectionLike`]. Renewing and releasing held locks does not need the pool.
+    /// Acquiring another lock waits for a free connection. With several nodes, the connection
+    /// leads to the first.
     ///
-    /// Replies are passed on unchanged, errors included. Unlike a [`LockError`], an error of a malicious
-    /// server may contain the password. A reply may have up to 4 MiB; a larger one is an error and closes
-    /// the connection.
+    /// Replies are passed on unchanged, errors included. Unlike a [`LockError`], an error of a
+    /// malicious server may contain the password. A reply may have up to 4 MiB; a larger one is
+    /// an error and closes the connection.
     ///
-    /// When dropped, the connection returns its place to the pool. Its socket is closed if it was used,
-    /// because commands such as `SELECT` leave a state in which no lock may be acquired. So reuse one
-    /// borrowed connection for several commands.
+    /// When dropped, the connection returns its place to the pool. Its socket is closed if it was
+    /// used, because commands such as `SELECT` leave a state in which no lock may be acquired.
+    /// So reuse one borrowed connection for several commands.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -378,25 +389,25 @@ impl RedisMgr {
     ///
     /// [`LockError::PoolExhausted`] if no connection becomes free within one operation timeout.
     pub fn connection(&self) -> Result<PooledConnection> {
-        let pooled = self.service.core()?.connection()?;
+        let pooled = self.handle.inner()?.connection()?;
         Ok(PooledConnection::new(pooled))
     }
 
-    /// Releases all held locks, wakes all waiters with [`LockError::Shutdown`], and stops the manager's
-    /// threads. Holders receive [`LockLost::Shutdown`](crate::LockLost::Shutdown). Every later call fails
-    /// with [`LockError::Shutdown`].
+    /// Releases all held locks, wakes all waiters with [`LockError::Shutdown`], and stops the
+    /// manager's threads. Holders receive [`LockLost::Shutdown`](crate::LockLost::Shutdown).
+    /// Every later call fails with [`LockError::Shutdown`].
     ///
-    /// Blocks for at most one operation timeout. A lock that cannot be released in that time, because its
-    /// server is unreachable, expires. A concurrent second call waits for the first. A call on one of the
-    /// manager's own threads, where a logger could make it, does not wait: the locks are released right
-    /// after it.
+    /// Blocks for at most one operation timeout. A lock that cannot be released in that time,
+    /// because its server is unreachable, expires. A concurrent second call waits for the
+    /// first. A call on one of the manager's own threads, where a logger could make it, does
+    /// not wait: the locks are released right after it.
     pub fn shutdown(&self) {
-        self.service.shutdown();
+        self.handle.shutdown();
     }
 
-    /// Returns a copy of this manager's counters and timings; it prints as a table. Counting is always on.
-    /// Takes a few microseconds for each lock listed, and no round trip. Works after a
-    /// [`shutdown`](Self::shutdown) too. Empty in a forked child.
+    /// Returns a copy of this manager's counters and timings; it prints as a table. Counting is
+    /// always on. Takes a few microseconds for each lock listed, and no round trip. Works after
+    /// a [`shutdown`](Self::shutdown) too. Empty in a forked child.
     ///
     /// ```no_run
     /// # fn main() -> distlock::Result<()> {
@@ -405,12 +416,12 @@ impl RedisMgr {
     /// # }
     /// ```
     pub fn metrics(&self) -> Metrics {
-        self.service.metrics()
+        self.handle.metrics()
     }
 
     /// Returns the server address, as shown in errors.
     pub fn server(&self) -> &str {
-        self.service.server()
+        self.handle.server()
     }
 }
 

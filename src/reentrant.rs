@@ -13,19 +13,19 @@ use crate::{
     config::LockOptions,
     error::{LockError, Result},
     guard::LockGuard,
+    inner::ManagerHandle,
     released::Released,
-    service::Service,
 };
 
-type Held = HashMap<(u64, Box<str>), Weak<LockGuard>>;
+type HeldByThread = HashMap<(u64, Box<str>), Weak<LockGuard>>;
 
 thread_local! {
     /// The locks that this thread holds, by manager and name.
-    static HELD: RefCell<Held> = RefCell::default();
+    static HELD: RefCell<HeldByThread> = RefCell::default();
 }
 
-/// A lock held by this thread, which can acquire it again without a round trip. Dropping the last of
-/// its guards releases the lock.
+/// A lock held by this thread, which can acquire it again without a round trip. Dropping the last
+/// of its guards releases the lock.
 ///
 /// The guard cannot be sent to another thread, because only this thread may enter again. It
 /// dereferences to [`LockGuard`], with all of its methods.
@@ -44,14 +44,18 @@ thread_local! {
 #[derive(Debug)]
 pub struct ReentrantGuard {
     guard: Rc<LockGuard>,
-    service: u64,
+    manager_number: u64,
 }
 
 impl ReentrantGuard {
     /// Enters again if this thread holds the lock; acquires it otherwise.
-    pub(crate) fn enter(service: &Arc<Service>, name: &str, options: &LockOptions) -> Result<ReentrantGuard> {
-        let core = service.core()?;
-        let key = (service.number(), Box::from(name));
+    pub(crate) fn enter(
+        manager: &Arc<ManagerHandle>,
+        name: &str,
+        options: &LockOptions,
+    ) -> Result<ReentrantGuard> {
+        let inner = manager.inner()?;
+        let key = (manager.number(), Box::from(name));
         let held = HELD.try_with(|held| held.borrow().get(&key).and_then(Weak::upgrade));
         // Without the table, this thread could wait for a lock that it holds.
         let held = held.map_err(|_| LockError::InvalidOptions {
@@ -59,13 +63,13 @@ impl ReentrantGuard {
         })?;
         if let Some(guard) = held {
             guard.ensure_held()?;
-            return Ok(ReentrantGuard { guard, service: key.0 });
+            return Ok(ReentrantGuard { guard, manager_number: key.0 });
         }
-        let guard = Rc::new(LockGuard::new(core.take(name, options)?, service.clone()));
+        let guard = Rc::new(LockGuard::new(inner.acquire(name, options)?, manager.clone()));
         let number = key.0;
         // This cannot fail: the table existed above, and only this thread can destroy it.
         let _ = HELD.try_with(|held| held.borrow_mut().insert(key, Rc::downgrade(&guard)));
-        Ok(ReentrantGuard { guard, service: number })
+        Ok(ReentrantGuard { guard, manager_number: number })
     }
 
     /// Returns how many guards of this thread hold the lock.
@@ -73,31 +77,33 @@ impl ReentrantGuard {
         Rc::strong_count(&self.guard)
     }
 
-    /// Releases this hold. The last hold releases the lock and returns the outcome; the others return
-    /// `None`. The last one blocks like [`LockGuard::release`].
+    /// Releases this hold. The last hold releases the lock and returns the outcome; the others
+    /// return `None`. The last one blocks like [`LockGuard::release`].
     ///
     /// # Errors
     ///
-    /// The errors of [`LockGuard::release`], and [`LockError::Lost`] if the lock was lost and this is not
-    /// the last hold.
+    /// The errors of [`LockGuard::release`], and [`LockError::Lost`] if the lock was lost and this
+    /// is not the last hold.
     pub fn release(mut self) -> Result<Option<Released>> {
         if Rc::strong_count(&self.guard) > 1 {
             return self.guard.ensure_held().map(|()| None);
         }
-        self.forget();
+        self.unregister();
         match Rc::get_mut(&mut self.guard) {
             Some(guard) => guard.release_in_place().map(Some),
             None => Err(LockError::Shutdown),
         }
     }
 
-    fn forget(&self) {
-        let key = (self.service, Box::from(self.guard.name()));
-        // While the thread ends, its table may already be destroyed; then there is nothing to remove.
+    fn unregister(&self) {
+        let key = (self.manager_number, Box::from(self.guard.name()));
+        // While the thread ends, its table may already be destroyed; then there is nothing to
+        // remove.
         let _ = HELD.try_with(|held| {
             let mut held = held.borrow_mut();
             // An event handler may have acquired the lock again; that entry must stay.
-            if held.get(&key).is_some_and(|guard| ptr::eq(guard.as_ptr(), Rc::as_ptr(&self.guard))) {
+            if held.get(&key).is_some_and(|guard| ptr::eq(guard.as_ptr(), Rc::as_ptr(&self.guard)))
+            {
                 held.remove(&key);
             }
         });
@@ -115,7 +121,7 @@ impl Deref for ReentrantGuard {
 impl Drop for ReentrantGuard {
     fn drop(&mut self) {
         if Rc::strong_count(&self.guard) == 1 {
-            self.forget();
+            self.unregister();
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Where threads meet: locks and atomics. With `--cfg loom` those of a checker that tries every order of events.
+//! Where threads meet: locks and atomics. With `--cfg loom` those of a checker that tries every
+//! order of events.
 
 #[cfg(not(all(test, loom)))]
 pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};

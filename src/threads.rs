@@ -8,7 +8,7 @@ use std::{
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 
 #[cfg(feature = "testing")]
-use crate::testing;
+use crate::sim;
 
 /// A thread that somebody may wait for.
 #[derive(Debug)]
@@ -20,31 +20,39 @@ pub(crate) enum Thread {
 
 pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
     #[cfg(feature = "testing")]
-    if let Some(world) = testing::world() {
+    if let Some(world) = sim::world() {
         return world.spawn(name, Box::new(run)).map(Thread::Simulated);
     }
-    without_signals(|| thread::Builder::new().name(name.into()).spawn(run).map(Thread::Real))
+    with_signals_blocked(|| thread::Builder::new().name(name.into()).spawn(run).map(Thread::Real))
 }
 
-/// Threads that are made meanwhile get no signals: a program that blocks some, to wait for them, would be ended by one that is
-/// delivered to ours. Not those that a thread brings upon itself.
-pub(crate) fn without_signals<T>(make: impl FnOnce() -> T) -> T {
+/// Threads that are made meanwhile get no signals: a program that blocks some, to wait for them,
+/// would be ended by one that is delivered to ours. Not those that a thread brings upon itself.
+pub(crate) fn with_signals_blocked<T>(action: impl FnOnce() -> T) -> T {
     let mut signals = SigSet::all();
-    let own = [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGFPE, Signal::SIGILL, Signal::SIGTRAP, Signal::SIGSYS];
+    let own = [
+        Signal::SIGSEGV,
+        Signal::SIGBUS,
+        Signal::SIGFPE,
+        Signal::SIGILL,
+        Signal::SIGTRAP,
+        Signal::SIGSYS,
+    ];
     own.into_iter().for_each(|signal| signals.remove(signal));
     // They are blocked here, since a thread that blocked them itself would come too late for some.
     let before = signals.thread_swap_mask(SigmaskHow::SIG_BLOCK);
-    let made = make();
+    let made = action();
     if let Ok(before) = before {
         let _ = before.thread_set_mask();
     }
     made
 }
 
-/// The caller's thread. None that can be told from others in a simulated world, which runs no code of users' inside of ours.
+/// The caller's thread. None that can be told from others in a simulated world, which runs no code
+/// of users' inside of ours.
 pub(crate) fn current() -> Option<ThreadId> {
     #[cfg(feature = "testing")]
-    if testing::world().is_some() {
+    if sim::world().is_some() {
         return None;
     }
     Some(thread::current().id())
@@ -71,7 +79,7 @@ impl Thread {
             Thread::Real(thread) => drop(thread.join()),
             #[cfg(feature = "testing")]
             Thread::Simulated(thread) => {
-                if let Some(world) = testing::world() {
+                if let Some(world) = sim::world() {
                     world.join(thread);
                 }
             }

@@ -1,4 +1,5 @@
-//! `Crowd`: for which locks others stood in the way last time. A guess, which costs a round trip when it is wrong.
+//! `Crowd`: for which locks others stood in the way last time. A guess, which costs a round trip
+//! when it is wrong.
 
 use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
@@ -33,7 +34,8 @@ impl Crowd {
     }
 
     fn slot(&self, lock: &str) -> (&AtomicU64, u64) {
-        // Hashes without a secret: whoever makes names share a slot costs somebody a round trip, and no more.
+        // Hashes without a secret: whoever makes names share a slot costs somebody a round trip,
+        // and no more.
         let mut hasher = DefaultHasher::new();
         lock.hash(&mut hasher);
         // Zero stands for an empty slot.

@@ -6,21 +6,22 @@ use redis::Value;
 
 use crate::{
     clock::{self, Moment},
-    node::{Breaker, Connection, Failure, Reason, RedisNode, write_command},
+    node::{CancelHandle, Connection, NodeError, NodeErrorKind, RedisNode, write_command},
 };
 
-/// How long the line may be silent while somebody listens before the server is asked whether it is still there.
-const PING_EVERY: Duration = Duration::from_secs(2);
+/// How long the line may be silent while somebody listens before the server is asked whether it is
+/// still there.
+const PING_INTERVAL: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) struct Subscription {
     pub(super) node: usize,
     connection: Connection,
     pub(super) opened_at: Moment,
-    heard_at: Moment,
+    last_message_at: Moment,
     /// When the server was asked whether it is there, while it has not answered.
-    asked_at: Option<Moment>,
+    pinged_at: Option<Moment>,
     /// Something that is no grant has come over it, which is told once.
-    pub(super) garbled: bool,
+    pub(super) garbage_logged: bool,
 }
 
 impl Subscription {
@@ -30,59 +31,76 @@ impl Subscription {
         node: &RedisNode,
         channel: &str,
         deadline: Moment,
-    ) -> Result<(Subscription, Breaker), Failure> {
-        let mut connection = node.reserved();
+    ) -> Result<(Subscription, CancelHandle), NodeError> {
+        let mut connection = node.reserved_connection();
         node.connect(&mut connection, deadline)?;
         connection.send(deadline, |out| write_command(out, &[b"SUBSCRIBE", channel.as_bytes()]))?;
         let answer = connection.receive(deadline)?;
-        connection.refuse_errors(&answer)?;
+        connection.check_error_reply(&answer)?;
         match &answer {
-            Value::Array(parts) if parts.first() == Some(&Value::BulkString(b"subscribe".to_vec())) => {}
+            Value::Array(parts)
+                if parts.first() == Some(&Value::BulkString(b"subscribe".to_vec())) => {}
             _ => {
-                return Err(Failure::unclear(Reason::Garbled("its answer to SUBSCRIBE has an unexpected form".into())));
+                return Err(NodeError::outcome_unknown(NodeErrorKind::Protocol(
+                    "its answer to SUBSCRIBE has an unexpected form".into(),
+                )));
             }
         }
-        let breaker = connection.breaker().map_err(|error| Failure::unclear(error.into()))?;
+        let breaker =
+            connection.cancel_handle().map_err(|error| NodeError::outcome_unknown(error.into()))?;
         let now = clock::now();
         Ok((
-            Subscription { node: index, connection, opened_at: now, heard_at: now, asked_at: None, garbled: false },
+            Subscription {
+                node: index,
+                connection,
+                opened_at: now,
+                last_message_at: now,
+                pinged_at: None,
+                garbage_logged: false,
+            },
             breaker,
         ))
     }
 
     /// Whether nothing came over it that raises a doubt.
-    pub(super) fn is_whole(&self) -> bool {
-        self.connection.is_whole()
+    pub(super) fn is_open(&self) -> bool {
+        self.connection.is_peer_open()
     }
 
     /// Waits for a message, and makes sure of the server when it has been silent for long.
-    pub(super) fn hear(&mut self, now: Moment, until: Moment, patience: Duration) -> Result<Option<Value>, Failure> {
+    pub(super) fn receive(
+        &mut self,
+        now: Moment,
+        until: Moment,
+        timeout: Duration,
+    ) -> Result<Option<Value>, NodeError> {
         let mut until = until;
-        match self.asked_at {
-            Some(asked) if now.after(asked) >= patience => {
+        match self.pinged_at {
+            Some(pinged_at) if now.duration_since(pinged_at) >= timeout => {
                 // The answer may have come while nobody read.
                 let message = self.connection.receive_until(now)?;
                 return match message {
-                    Some(_) => Ok(self.heard(message)),
-                    None => Err(Failure::unclear(Reason::TimedOut)),
+                    Some(_) => Ok(self.on_message(message)),
+                    None => Err(NodeError::outcome_unknown(NodeErrorKind::TimedOut)),
                 };
             }
-            Some(asked) => until = until.min(asked.saturating_add(patience)),
-            None if now.after(self.heard_at) >= PING_EVERY => {
-                self.connection.send(now.saturating_add(patience), |out| write_command(out, &[b"PING"]))?;
-                self.asked_at = Some(now);
-                until = until.min(now.saturating_add(patience));
+            Some(pinged_at) => until = until.min(pinged_at.saturating_add(timeout)),
+            None if now.duration_since(self.last_message_at) >= PING_INTERVAL => {
+                self.connection
+                    .send(now.saturating_add(timeout), |out| write_command(out, &[b"PING"]))?;
+                self.pinged_at = Some(now);
+                until = until.min(now.saturating_add(timeout));
             }
-            None => until = until.min(self.heard_at.saturating_add(PING_EVERY)),
+            None => until = until.min(self.last_message_at.saturating_add(PING_INTERVAL)),
         }
         let message = self.connection.receive_until(until)?;
-        Ok(self.heard(message))
+        Ok(self.on_message(message))
     }
 
-    fn heard(&mut self, message: Option<Value>) -> Option<Value> {
+    fn on_message(&mut self, message: Option<Value>) -> Option<Value> {
         if message.is_some() {
-            self.heard_at = clock::now();
-            self.asked_at = None;
+            self.last_message_at = clock::now();
+            self.pinged_at = None;
         }
         message
     }

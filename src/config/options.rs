@@ -29,8 +29,8 @@ impl LockOptions {
         LockOptions { ttl: None, wait: None, renew: true, max_hold: None }
     }
 
-    /// Sets the ttl of the lease, from 10 ms to 24 h, rounded down to whole milliseconds. Defaults to
-    /// [`Config::ttl`].
+    /// Sets the ttl of the lease, from 10 ms to 24 h, rounded down to whole milliseconds. Defaults
+    /// to [`Config::ttl`].
     pub fn ttl(mut self, ttl: Duration) -> LockOptions {
         self.ttl = Some(ttl);
         self
@@ -42,15 +42,16 @@ impl LockOptions {
         self
     }
 
-    /// Sets whether the lease is renewed while the lock is held. Defaults to true. Without renewal, the
-    /// lock is lost one ttl after it was acquired.
+    /// Sets whether the lease is renewed while the lock is held. Defaults to true. Without renewal,
+    /// the lock is lost one ttl after it was acquired.
     pub fn renew(mut self, renew: bool) -> LockOptions {
         self.renew = renew;
         self
     }
 
-    /// Sets the maximum time that the lock is held, as a bound on holders that hang. The lock is then
-    /// released, and its holder receives [`LockLost::MaxHold`]. Defaults to [`Config::max_hold`].
+    /// Sets the maximum time that the lock is held, as a bound on holders that hang. The lock is
+    /// then released, and its holder receives [`LockLost::MaxHold`]. Defaults to
+    /// [`Config::max_hold`].
     ///
     /// [`LockLost::MaxHold`]: crate::LockLost::MaxHold
     pub fn max_hold(mut self, limit: Duration) -> LockOptions {

@@ -1,9 +1,9 @@
-//! Bytes from outside: real ones, changed at random without end. Nothing may panic, and nothing false may be believed.
-//! Only in tests.
+//! Bytes from outside: real ones, changed at random without end. Nothing may panic, and nothing
+//! false may be believed. Only in tests.
 //!
-//! Plain tests with a corpus, so that they run wherever the others do. `DISTLOCK_FUZZ_SECONDS` is the time for each, and
-//! `DISTLOCK_FUZZ_SEED` repeats a run. An input whose outcome was not seen before joins the corpus for the rest of the run, which
-//! is what leads further than chance alone.
+//! Plain tests with a corpus, so that they run wherever the others do. `DISTLOCK_FUZZ_SECONDS` is
+//! the time for each, and `DISTLOCK_FUZZ_SEED` repeats a run. An input whose outcome was not seen
+//! before joins the corpus for the rest of the run, which is what leads further than chance alone.
 
 mod harness;
 mod replies;

@@ -11,13 +11,16 @@ use redis::{Parser, Value};
 use super::{corpus, fuzz};
 use crate::{
     clock::Moment,
-    grant::{deadline_from, deadline_of_grant},
+    grant::{deadline_from_grant, deadline_from_sent},
     holder::Holder,
     key::LockKey,
     node::{
-        Call, Facts, GrantNews, Heard, QUESTIONS, Reading,
-        calls::{Acquire, Acquired, Inspect, Inspected, Mode, Ping, Release, ReleaseReply, Renew, Renewal, Renewed},
-        survey::{Scan, Survey, Surveyed},
+        ClockSample, GrantMessage, INFO_COMMANDS, PubSubMessage, Request, ServerInfoReader,
+        list::{DescribeLocks, Description, Scan},
+        requests::{
+            Acquire, AcquireMode, AcquireReply, Inspect, InspectReply, Ping, Release, ReleaseReply,
+            Renew, RenewReply, Renewal,
+        },
     },
 };
 
@@ -35,10 +38,13 @@ fn outcome(of: impl Hash) -> u64 {
 }
 
 /// A reply that is taken belongs to this request; returns what it was taken for.
-fn taken<C: Call>(call: &C, reply: &Value) -> Option<C::Reply> {
-    let answer = call.read(NONCE, reply.clone());
+fn taken<C: Request>(call: &C, reply: &Value) -> Option<C::Reply> {
+    let answer = call.decode(NONCE, reply.clone());
     if answer.is_some() && call.script().is_some() {
-        assert!(call.read(NONCE + 1, reply.clone()).is_none(), "it was taken for an answer to two requests");
+        assert!(
+            call.decode(NONCE + 1, reply.clone()).is_none(),
+            "it was taken for an answer to two requests"
+        );
     }
     if let Some(now_us) = answer.as_ref().and_then(C::server_us) {
         assert!(now_us < EXACT_MAX);
@@ -64,59 +70,77 @@ fn check_reply(reply: &Value) -> u64 {
     let keys = ["a", "b"].map(|name| LockKey::new("lock:", name).unwrap());
     let key = &keys[0];
     let renewals = [Renewal { lock: "lock:a", id: "me", ttl_ms: 10, fence: None }; 3];
-    let acquire = Acquire { key, id: "me", ttl_ms: 10, mode: Mode::Look, waiter: "w", heal_ms: 60, token_min: 0 };
+    let acquire = Acquire {
+        key,
+        id: "me",
+        ttl_ms: 10,
+        mode: AcquireMode::Poll,
+        queue_entry: "w",
+        repair_ttl_ms: 60,
+        token_min: 0,
+    };
     let acquired = taken(&acquire, reply).map(|answer| {
         if let Some(token) = answer.token() {
             assert!(token > 0 && token < EXACT_MAX);
         }
         answer.holder().into_iter().for_each(presentable);
         match answer {
-            Acquired::Held { .. } => 0,
-            Acquired::Busy { .. } => 1,
-            Acquired::Queued { joined, deaf, .. } => 2 + u8::from(joined) + 2 * u8::from(deaf),
-            Acquired::WrongType => 6,
-            Acquired::Late { .. } => 7,
-        }
-    });
-    let released = taken(&Release { key, id: b"me", waiter: "", in_time: true }, reply).map(|answer| {
-        if let ReleaseReply::Other(holder) = &answer {
-            presentable(holder);
-        }
-        std::mem::discriminant(&answer)
-    });
-    let inspected = taken(&Inspect(key), reply).map(|answer| {
-        if let Inspected::Held(holder) = &answer {
-            presentable(holder);
-        }
-        std::mem::discriminant(&answer)
-    });
-    let renewed = (1..=3).filter_map(|count| taken(&Renew(&renewals[..count]), reply)).map(|(_, answers)| {
-        for answer in &answers {
-            if let Renewed::Other(id) = answer {
-                presentable(&Holder::known_by_id(id.clone()));
+            AcquireReply::Held { .. } => 0,
+            AcquireReply::Busy { .. } => 1,
+            AcquireReply::Queued { newly_queued: joined, no_subscriber: deaf, .. } => {
+                2 + u8::from(joined) + 2 * u8::from(deaf)
             }
+            AcquireReply::WrongType => 6,
+            AcquireReply::Expired { .. } => 7,
         }
-        answers.iter().map(std::mem::discriminant).collect::<Vec<_>>()
     });
+    let released =
+        taken(&Release { key, id: b"me", queue_entry: "", expires: true }, reply).map(|answer| {
+            if let ReleaseReply::HeldByOther(holder) = &answer {
+                presentable(holder);
+            }
+            std::mem::discriminant(&answer)
+        });
+    let inspected = taken(&Inspect(key), reply).map(|answer| {
+        if let InspectReply::Held(holder) = &answer {
+            presentable(holder);
+        }
+        std::mem::discriminant(&answer)
+    });
+    let renewed =
+        (1..=3).filter_map(|count| taken(&Renew(&renewals[..count]), reply)).map(|(_, answers)| {
+            for answer in &answers {
+                if let RenewReply::HeldByOther(id) = answer {
+                    presentable(&Holder::from_id(id.clone()));
+                }
+            }
+            answers.iter().map(std::mem::discriminant).collect::<Vec<_>>()
+        });
     let renewed: Vec<_> = renewed.collect();
-    let surveyed =
-        (1..=2).filter_map(|count| taken(&Survey { keys: &keys[..count], waiters_each: 3, waiters_total: 5 }, reply));
+    let surveyed = (1..=2).filter_map(|count| {
+        taken(
+            &DescribeLocks { keys: &keys[..count], waiters_per_lock_max: 3, waiters_total_max: 5 },
+            reply,
+        )
+    });
     let surveyed = surveyed.map(|(_, answers)| {
-        let look = |answer: &Surveyed| match answer {
-            Surveyed::Held(standing) => {
+        let look = |answer: &Description| match answer {
+            Description::Held(standing) => {
                 presentable(&standing.holder);
                 assert!(standing.token < EXACT_MAX);
                 2 + standing.waiters.len()
             }
-            Surveyed::Free => 0,
-            Surveyed::WrongType => 1,
+            Description::Free => 0,
+            Description::WrongType => 1,
         };
         answers.iter().map(look).collect::<Vec<_>>()
     });
     let surveyed: Vec<_> = surveyed.collect();
-    let scanned = taken(&Scan { cursor: "0", pattern: "*" }, reply).map(|step| (step.next.is_some(), step.keys.len()));
+    let scanned = taken(&Scan { cursor: "0", pattern: "*" }, reply)
+        .map(|step| (step.next_cursor.is_some(), step.keys.len()));
     let pinged = taken(&Ping, reply).is_some();
-    let time = Reading::from_time(Moment::from_nanos(5), Moment::from_nanos(9), reply).is_some();
+    let time =
+        ClockSample::from_time(Moment::from_nanos(5), Moment::from_nanos(9), reply).is_some();
     outcome((acquired, released, inspected, renewed, surveyed, scanned, pinged, time))
 }
 
@@ -160,8 +184,9 @@ fn stream(bytes: &[u8], step: usize) -> (Vec<Value>, bool) {
     }
 }
 
-/// However a stream is cut into pieces, it says the same, and nothing in it makes the parser panic. Of bytes that are no
-/// reply the parser leaves out those that come one by one, and reads on behind them: that is why every reply has a nonce.
+/// However a stream is cut into pieces, it says the same, and nothing in it makes the parser panic.
+/// Of bytes that are no reply the parser leaves out those that come one by one, and reads on behind
+/// them: that is why every reply has a nonce.
 #[test]
 fn streams() {
     let replies = corpus("replies").into_iter().chain(corpus("streams"));
@@ -171,35 +196,47 @@ fn streams() {
         let (whole, sound) = stream(bytes, usize::MAX);
         for step in [1, 3, 17] {
             let (pieces, _) = stream(bytes, step);
-            assert!(pieces.len() == whole.len() || !sound, "{pieces:?} in pieces of {step}, and {whole:?}");
+            assert!(
+                pieces.len() == whole.len() || !sound,
+                "{pieces:?} in pieces of {step}, and {whole:?}"
+            );
             assert_eq!(text(&pieces[..whole.len()]), text(&whole), "in pieces of {step}");
         }
-        outcome(whole.iter().map(|value| (std::mem::discriminant(value), check_reply(value))).collect::<Vec<_>>())
+        outcome(
+            whole
+                .iter()
+                .map(|value| (std::mem::discriminant(value), check_reply(value)))
+                .collect::<Vec<_>>(),
+        )
     });
 }
 
 #[test]
 fn grants() {
     let (sent, now) = (Moment::from_nanos(60_000_000_000), Moment::from_nanos(61_000_000_000));
-    let reading = Reading::new(sent, sent.saturating_add(Duration::from_millis(1)), 1_763_712_345_678_901);
+    let reading = ClockSample::new(
+        sent,
+        sent.saturating_add(Duration::from_millis(1)),
+        1_763_712_345_678_901,
+    );
     fuzz(corpus("grants"), |payload: &Vec<u8>| {
         let message = Value::Array(vec![
             Value::BulkString(b"message".to_vec()),
             Value::BulkString(b"distlock:client:x".to_vec()),
             Value::BulkString(payload.clone()),
         ]);
-        let heard = Heard::of(&message);
-        let Some(news) = GrantNews::parse(payload) else {
-            assert!(matches!(heard, Heard::Garbled));
+        let heard = PubSubMessage::parse(&message);
+        let Some(news) = GrantMessage::parse(payload) else {
+            assert!(matches!(heard, PubSubMessage::Invalid));
             return 0;
         };
-        assert!(matches!(heard, Heard::Grant(same) if same == news));
+        assert!(matches!(heard, PubSubMessage::Grant(same) if same == news));
         assert!(news.token > 0 && news.token < EXACT_MAX && news.px_ms > 0);
         assert!(payload.ends_with(news.id.as_bytes()));
         // Whatever it says about the time, belief is bounded by its receipt.
         let px = Duration::from_millis(news.px_ms).min(Duration::from_secs(10));
-        let deadline = deadline_of_grant(&reading, news.granted_at_us, px, now);
-        assert!(deadline <= deadline_from(now, px));
+        let deadline = deadline_from_grant(&reading, news.granted_at_us, px, now);
+        assert!(deadline <= deadline_from_sent(now, px));
         outcome((1, news.id.len().min(8), deadline > now))
     });
 }
@@ -207,30 +244,34 @@ fn grants() {
 #[test]
 fn messages() {
     let parse = |bytes: Vec<u8>| redis::parse_redis_value(&bytes).unwrap();
-    fuzz(corpus("messages").into_iter().map(parse).collect(), |message: &Value| match Heard::of(message) {
-        Heard::Grant(news) => outcome((0, news.id.is_empty())),
-        Heard::Garbled => 1,
-        Heard::Nothing => outcome((2, std::mem::discriminant(message))),
+    fuzz(corpus("messages").into_iter().map(parse).collect(), |message: &Value| {
+        match PubSubMessage::parse(message) {
+            PubSubMessage::Grant(news) => outcome((0, news.id.is_empty())),
+            PubSubMessage::Invalid => 1,
+            PubSubMessage::NotAMessage => outcome((2, std::mem::discriminant(message))),
+        }
     });
 }
 
 #[test]
 fn what_a_server_says_about_itself() {
     fuzz(corpus("introductions"), |bytes: &Vec<u8>| {
-        let mut facts = Facts::default();
+        let mut facts = ServerInfoReader::default();
         let mut took = Vec::new();
-        for (question, answer) in QUESTIONS.iter().zip(stream(bytes, usize::MAX).0) {
-            took.push(facts.take(question, &answer));
+        for (question, answer) in INFO_COMMANDS.iter().zip(stream(bytes, usize::MAX).0) {
+            took.push(facts.read_reply(question, &answer));
         }
-        let identity = facts.identity(Moment::from_nanos(7));
+        let identity = facts.server_info(Moment::from_nanos(7));
         if let Some(identity) = &identity {
-            assert!(!identity.run.is_empty());
+            assert!(!identity.run_id.is_empty());
             // It may claim any age, which only means that it votes.
-            let _ = identity.asked_at.saturating_add(identity.up_for);
+            let _ = identity.observed_at.saturating_add(identity.uptime);
         }
         outcome((
             took,
-            identity.map(|identity| (identity.is_master, identity.forgets_nothing, identity.memory.is_some())),
+            identity.map(|identity| {
+                (identity.is_master, identity.is_durable, identity.recorded_durability.is_some())
+            }),
         ))
     });
 }

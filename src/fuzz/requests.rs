@@ -1,4 +1,5 @@
-//! What goes out: whatever a lock, its holder and its waiter are called, a request is one command with these words.
+//! What goes out: whatever a lock, its holder and its waiter are called, a request is one command
+//! with these words.
 
 use redis::Value;
 
@@ -6,12 +7,12 @@ use super::{corpus, fuzz};
 use crate::{
     key::LockKey,
     node::{
-        By, Call,
-        calls::{Acquire, Mode, Release},
+        Request, ScriptRef,
+        requests::{Acquire, AcquireMode, Release},
     },
 };
 
-fn words(call: &impl Call, by: By) -> Vec<Vec<u8>> {
+fn words(call: &impl Request, by: ScriptRef) -> Vec<Vec<u8>> {
     let mut out = Vec::new();
     call.encode(by, 7, 8, &mut out);
     let Ok(Value::Array(words)) = redis::parse_redis_value(&out) else { panic!("not one command") };
@@ -30,13 +31,27 @@ fn names_are_nothing_but_names() {
         let (prefix, name) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
         let id = parts.next().unwrap_or_default();
         let Ok(key) = LockKey::new(prefix, name) else { return 0 };
-        let acquire = Acquire { key: &key, id, ttl_ms: 5, mode: Mode::Join, waiter: name, heal_ms: 0, token_min: 9 };
-        for by in [By::Hash, By::Text] {
+        let acquire = Acquire {
+            key: &key,
+            id,
+            ttl_ms: 5,
+            mode: AcquireMode::Enqueue,
+            queue_entry: name,
+            repair_ttl_ms: 0,
+            token_min: 9,
+        };
+        for by in [ScriptRef::Hash, ScriptRef::Source] {
             let said = words(&acquire, by);
             assert_eq!(said.len(), 14);
-            assert_eq!((&said[3][..], &said[7][..]), ([prefix, name].concat().as_bytes(), id.as_bytes()));
+            assert_eq!(
+                (&said[3][..], &said[7][..]),
+                ([prefix, name].concat().as_bytes(), id.as_bytes())
+            );
             assert_eq!(&said[10][..], name.as_bytes());
-            let release = words(&Release { key: &key, id: id.as_bytes(), waiter: name, in_time: true }, by);
+            let release = words(
+                &Release { key: &key, id: id.as_bytes(), queue_entry: name, expires: true },
+                by,
+            );
             assert_eq!((release.len(), &release[3..6]), (10, &said[3..6]));
         }
         1 + u64::from(prefix.is_empty()) + 2 * u64::from(id.is_empty())

@@ -5,10 +5,10 @@ use std::time::Duration;
 use super::{corpus, fuzz};
 use crate::{
     config::Config,
+    display::Quoted,
     id::{LockId, Parts},
     key::{LockKey, MAX_NAME_BYTES},
-    node::{Endpoint, survey::key_pattern},
-    text::Quoted,
+    node::{Endpoint, list::key_pattern},
 };
 
 /// The corpus signs in with this.
@@ -50,13 +50,14 @@ fn names() {
     fuzz(corpus("names"), |input: &Vec<u8>| {
         let text = text(input);
         let mut parts = text.split('\0');
-        let (prefix, a, b) = (parts.next().unwrap_or(""), parts.next().unwrap_or(""), parts.next().unwrap_or(""));
+        let (prefix, a, b) =
+            (parts.next().unwrap_or(""), parts.next().unwrap_or(""), parts.next().unwrap_or(""));
         printable(&Quoted(a).to_string());
         let keys = |name| {
             let key = LockKey::new(prefix, name).ok()?;
             assert_eq!(key.name(), name);
-            assert!(key.lock().len() <= MAX_NAME_BYTES);
-            Some([key.lock().to_owned(), key.queue().concat(), key.fence().concat()])
+            assert!(key.lock_key().len() <= MAX_NAME_BYTES);
+            Some([key.lock_key().to_owned(), key.queue_key().concat(), key.fence_key().concat()])
         };
         let (Some(left), Some(right)) = (keys(a), keys(b)) else { return 0 };
         let shared = left.iter().any(|key| right.contains(key));
@@ -108,9 +109,16 @@ fn urls() {
             Ok(endpoint) => {
                 printable(&endpoint.label);
                 assert!(!endpoint.password.as_ref().is_some_and(String::is_empty));
-                let said = endpoint.quote(&format!("no {} here\u{1b}", endpoint.password.as_deref().unwrap_or("")));
+                let said = endpoint.quote(&format!(
+                    "no {} here\u{1b}",
+                    endpoint.password.as_deref().unwrap_or("")
+                ));
                 printable(&said);
-                hides(&endpoint.label, endpoint.password.as_deref(), &format!("{endpoint:?} {said}"));
+                hides(
+                    &endpoint.label,
+                    endpoint.password.as_deref(),
+                    &format!("{endpoint:?} {said}"),
+                );
                 1 + u64::from(endpoint.password.is_some()) + 2 * u64::from(endpoint.db != 0)
             }
             Err(error) => {
@@ -142,18 +150,27 @@ fn configurations() {
         let mut line = || lines.next().unwrap_or_default();
         let (urls, password, prefix) = (line(), line(), line());
         let mut millis = || Duration::from_millis(line().trim().parse().unwrap_or(u64::MAX));
-        let config = Config::new(urls).password(password).prefix(prefix).ttl(millis()).operation_timeout(millis());
+        let config = Config::new(urls)
+            .password(password)
+            .prefix(prefix)
+            .ttl(millis())
+            .operation_timeout(millis());
         let config = config.claim_window(millis()).quarantine(millis()).max_hold(millis());
-        let checked = config.check();
+        let checked = config.validate();
         let shown = format!("{config:?} {checked:?}");
         // Where it names a host, or stands before the names of locks, it is no secret.
         let shows = |text: &str| text.contains(SECRET);
-        let named = config.check().is_ok_and(|settings| settings.endpoints.iter().any(|server| shows(&server.label)));
+        let named = config
+            .validate()
+            .is_ok_and(|settings| settings.endpoints.iter().any(|server| shows(&server.label)));
         if shown.contains(SECRET) && !named && !shows(prefix) {
             // The host of a URL, beside others that cannot be used; a URL may have commas in it.
             let pieces: Vec<_> = urls.split(',').collect();
-            let urls = (0..pieces.len()).flat_map(|begin| (begin..pieces.len()).map(move |end| (begin, end)));
-            let mut hosts = urls.filter_map(|(begin, end)| Endpoint::parse(pieces[begin..=end].join(",").trim()).ok());
+            let urls = (0..pieces.len())
+                .flat_map(|begin| (begin..pieces.len()).map(move |end| (begin, end)));
+            let mut hosts = urls.filter_map(|(begin, end)| {
+                Endpoint::parse(pieces[begin..=end].join(",").trim()).ok()
+            });
             assert!(hosts.any(|server| shows(&server.label)), "{shown}");
         }
         match checked {

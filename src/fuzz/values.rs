@@ -17,7 +17,17 @@ impl Input for Value {
                 text.change(dice, &donor);
             }
             Value::Int(number) => {
-                let numbers = [0, 1, -1, 2, -2, i64::MAX, i64::MIN, number.wrapping_add(1), number.wrapping_neg()];
+                let numbers = [
+                    0,
+                    1,
+                    -1,
+                    2,
+                    -2,
+                    i64::MAX,
+                    i64::MIN,
+                    number.wrapping_add(1),
+                    number.wrapping_neg(),
+                ];
                 *number = numbers[dice.usize(..numbers.len())];
             }
             Value::Array(values) if !values.is_empty() && dice.u8(..4) > 0 => {
@@ -39,9 +49,17 @@ impl Input for Value {
 
 /// A value, or one that is part of it.
 fn part(value: &Value, dice: &mut Rng) -> Value {
-    let kinds = [Value::Nil, Value::Okay, Value::Boolean(true), Value::Double(1.5), Value::SimpleString("PONG".into())];
+    let kinds = [
+        Value::Nil,
+        Value::Okay,
+        Value::Boolean(true),
+        Value::Double(1.5),
+        Value::SimpleString("PONG".into()),
+    ];
     match value {
-        Value::Array(values) if !values.is_empty() && dice.bool() => part(&values[dice.usize(..values.len())], dice),
+        Value::Array(values) if !values.is_empty() && dice.bool() => {
+            part(&values[dice.usize(..values.len())], dice)
+        }
         _ if dice.u8(..8) == 0 => kinds[dice.usize(..kinds.len())].clone(),
         value => value.clone(),
     }

@@ -1,7 +1,8 @@
 //! What goes on to the `metrics` facade, with that feature; else nothing does.
 //!
-//! Names are in the style of OpenTelemetry (dots, the unit aside, seconds), and its `server.address` and `error.type` are
-//! used where they fit. The names of locks are not labels: there can be any number of them.
+//! Names are in the style of OpenTelemetry (dots, the unit aside, seconds), and its
+//! `server.address` and `error.type` are used where they fit. The names of locks are not labels:
+//! there can be any number of them.
 
 #[cfg(not(feature = "metrics"))]
 pub(super) use self::off::{count, describe, failed, hold, lost, renewal, wait};
@@ -42,7 +43,7 @@ mod on {
     const SERVER: &str = "server.address";
 
     /// A recorder is code of the user's, and must not end a renewal by a panic.
-    fn feed(feed: impl FnOnce()) {
+    fn record_safely(feed: impl FnOnce()) {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(feed)) {
             // What a panic brought along may panic again when it is dropped.
             std::mem::forget(panic);
@@ -51,12 +52,20 @@ mod on {
 
     /// Says what the numbers are, to a recorder that is there by now.
     pub(in super::super) fn describe() {
-        feed(|| {
-            for (count, about) in ALL {
-                describe_counter!(name(*count), Unit::Count, *about);
+        record_safely(|| {
+            for (count, about) in COUNTER_DESCRIPTIONS {
+                describe_counter!(counter_name(*count), Unit::Count, *about);
             }
-            describe_histogram!("distlock.lock.wait.duration", Unit::Seconds, "from asking for a lock to its outcome");
-            describe_histogram!("distlock.lock.hold.duration", Unit::Seconds, "from taking a lock to its end");
+            describe_histogram!(
+                "distlock.lock.wait.duration",
+                Unit::Seconds,
+                "from asking for a lock to its outcome"
+            );
+            describe_histogram!(
+                "distlock.lock.hold.duration",
+                Unit::Seconds,
+                "from taking a lock to its end"
+            );
             describe_histogram!(
                 "distlock.renewal.duration",
                 Unit::Seconds,
@@ -70,7 +79,7 @@ mod on {
         });
     }
 
-    const ALL: &[(Count, &str)] = &[
+    const COUNTER_DESCRIPTIONS: &[(Count, &str)] = &[
         (Count::Attempted, "locks asked for"),
         (Count::Acquired, "locks taken"),
         (Count::Contended, "locks asked for while somebody else held them"),
@@ -80,13 +89,13 @@ mod on {
         (Count::Lost, "locks lost while they were held"),
         (Count::Renewals, "leases renewed"),
         (Count::RenewalsFailed, "renewals that were not confirmed"),
-        (Count::Dangers, "leases half over without a confirmation"),
+        (Count::RenewalsOverdue, "leases half over without a confirmation"),
         (Count::Reconnected, "servers connected to again"),
         (Count::ServersChanged, "nodes that are not what they were"),
         (Count::EventsDropped, "events that a handler was too slow for"),
     ];
 
-    fn name(count: Count) -> &'static str {
+    fn counter_name(count: Count) -> &'static str {
         match count {
             Count::Attempted => "distlock.lock.attempted",
             Count::Acquired => "distlock.lock.acquired",
@@ -97,19 +106,21 @@ mod on {
             Count::Lost => "distlock.lock.lost",
             Count::Renewals => "distlock.renewal.confirmed",
             Count::RenewalsFailed => "distlock.renewal.failed",
-            Count::Dangers => "distlock.renewal.danger",
+            Count::RenewalsOverdue => "distlock.renewal.danger",
             Count::Reconnected => "distlock.server.reconnected",
             Count::ServersChanged => "distlock.server.changed",
             Count::EventsDropped => "distlock.events.dropped",
         }
     }
 
-    fn share(server: &Arc<str>) -> metrics::SharedString {
+    fn server_label(server: &Arc<str>) -> metrics::SharedString {
         metrics::SharedString::from(server.clone())
     }
 
     pub(in super::super) fn count(count: Count, server: &Arc<str>) {
-        feed(|| counter!(name(count), SERVER => share(server)).increment(1));
+        record_safely(|| {
+            counter!(counter_name(count), SERVER => server_label(server)).increment(1)
+        });
     }
 
     pub(in super::super) fn failed(error: &LockError, server: &Arc<str>) {
@@ -122,7 +133,10 @@ mod on {
             LockError::Shutdown => "shutdown",
             _ => "_OTHER",
         };
-        feed(|| counter!(name(Count::Failed), SERVER => share(server), ERROR => why).increment(1));
+        record_safely(|| {
+            counter!(counter_name(Count::Failed), SERVER => server_label(server), ERROR => why)
+                .increment(1)
+        });
     }
 
     pub(in super::super) fn lost(why: &LockLost, server: &Arc<str>) {
@@ -133,27 +147,32 @@ mod on {
             LockLost::MaxHold => "max_hold",
             LockLost::Shutdown => "shutdown",
         };
-        feed(|| counter!(name(Count::Lost), SERVER => share(server), ERROR => why).increment(1));
+        record_safely(|| {
+            counter!(counter_name(Count::Lost), SERVER => server_label(server), ERROR => why)
+                .increment(1)
+        });
     }
 
     pub(in super::super) fn wait(span: Duration, outcome: &'static str, server: &Arc<str>) {
-        feed(|| {
-            histogram!("distlock.lock.wait.duration", SERVER => share(server), OUTCOME => outcome)
+        record_safely(|| {
+            histogram!("distlock.lock.wait.duration", SERVER => server_label(server), OUTCOME => outcome)
                 .record(span.as_secs_f64());
         });
     }
 
     pub(in super::super) fn hold(span: Duration, outcome: &'static str, server: &Arc<str>) {
-        feed(|| {
-            histogram!("distlock.lock.hold.duration", SERVER => share(server), OUTCOME => outcome)
+        record_safely(|| {
+            histogram!("distlock.lock.hold.duration", SERVER => server_label(server), OUTCOME => outcome)
                 .record(span.as_secs_f64());
         });
     }
 
     pub(in super::super) fn renewal(took: Duration, margin: Duration, server: &Arc<str>) {
-        feed(|| {
-            histogram!("distlock.renewal.duration", SERVER => share(server)).record(took.as_secs_f64());
-            histogram!("distlock.renewal.margin", SERVER => share(server)).record(margin.as_secs_f64());
+        record_safely(|| {
+            histogram!("distlock.renewal.duration", SERVER => server_label(server))
+                .record(took.as_secs_f64());
+            histogram!("distlock.renewal.margin", SERVER => server_label(server))
+                .record(margin.as_secs_f64());
         });
     }
 }

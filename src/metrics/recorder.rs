@@ -10,13 +10,13 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{LockMetrics, Metrics, facade, rows::Rows, timing::Timing};
+use super::{LockMetrics, Metrics, facade, per_lock::PerLockTable, timing::Timing};
 use crate::error::{LockError, LockLost};
 
 /// Locks with a row of their own.
-const LOCKS_MAX: usize = 1_000;
+const TRACKED_LOCKS_MAX: usize = 1_000;
 /// Rows that are copied at a time: nobody who locks waits for longer than that takes.
-const COPIED_AT_ONCE: usize = 32;
+const COPY_CHUNK_MAX: usize = 32;
 
 /// What is only counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,20 +30,20 @@ pub(crate) enum Count {
     Lost,
     Renewals,
     RenewalsFailed,
-    Dangers,
+    RenewalsOverdue,
     Reconnected,
     ServersChanged,
     EventsDropped,
 }
 
-const COUNTS: usize = Count::EventsDropped as usize + 1;
+const COUNT_VARIANTS: usize = Count::EventsDropped as usize + 1;
 
 /// The counters, as they were at one moment.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Counts([u64; COUNTS]);
+pub(super) struct Counts([u64; COUNT_VARIANTS]);
 
 impl Counts {
-    pub(super) fn of(&self, count: Count) -> u64 {
+    pub(super) fn get(&self, count: Count) -> u64 {
         self.0[count as usize]
     }
 }
@@ -51,7 +51,7 @@ impl Counts {
 #[derive(Debug)]
 pub(crate) struct Recorder {
     server: Arc<str>,
-    counts: [AtomicU64; COUNTS],
+    counts: [AtomicU64; COUNT_VARIANTS],
     /// Guards what is more than a number.
     tables: Mutex<Tables>,
 }
@@ -62,7 +62,7 @@ struct Tables {
     hold: Timing,
     renewal: Timing,
     margin: Timing,
-    rows: Rows,
+    per_lock: PerLockTable,
 }
 
 impl Recorder {
@@ -73,9 +73,13 @@ impl Recorder {
             hold: Timing::default(),
             renewal: Timing::default(),
             margin: Timing::default(),
-            rows: Rows::new(LOCKS_MAX),
+            per_lock: PerLockTable::new(TRACKED_LOCKS_MAX),
         };
-        Recorder { server, counts: [const { AtomicU64::new(0) }; COUNTS], tables: Mutex::new(tables) }
+        Recorder {
+            server,
+            counts: [const { AtomicU64::new(0) }; COUNT_VARIANTS],
+            tables: Mutex::new(tables),
+        }
     }
 
     pub(crate) fn count(&self, count: Count) {
@@ -85,7 +89,7 @@ impl Recorder {
 
     pub(crate) fn contended(&self, lock: &str) {
         self.count(Count::Contended);
-        self.tables.lock().rows.asked_for(lock).contended += 1;
+        self.tables.lock().per_lock.touch(lock).contended += 1;
     }
 
     pub(crate) fn acquired(&self, lock: &str, waited: Duration) {
@@ -93,7 +97,7 @@ impl Recorder {
         {
             let mut tables = self.tables.lock();
             tables.wait.record(waited);
-            let row = tables.rows.asked_for(lock);
+            let row = tables.per_lock.touch(lock);
             row.acquired += 1;
             row.wait.record(waited);
         }
@@ -102,7 +106,7 @@ impl Recorder {
 
     pub(crate) fn timed_out(&self, lock: &str, waited: Duration) {
         self.count(Count::TimedOut);
-        self.tables.lock().rows.asked_for(lock).timed_out += 1;
+        self.tables.lock().per_lock.touch(lock).timed_out += 1;
         facade::wait(waited, "timed_out", &self.server);
     }
 
@@ -117,7 +121,7 @@ impl Recorder {
             let mut tables = self.tables.lock();
             tables.renewal.record(took);
             tables.margin.record(margin);
-            tables.rows.of(lock).margin(margin);
+            tables.per_lock.entry(lock).record_margin(margin);
         }
         facade::renewal(took, margin, &self.server);
     }
@@ -127,7 +131,7 @@ impl Recorder {
         {
             let mut tables = self.tables.lock();
             tables.hold.record(held);
-            tables.rows.of(lock).hold.record(held);
+            tables.per_lock.entry(lock).hold.record(held);
         }
         facade::hold(held, "released", &self.server);
     }
@@ -137,7 +141,7 @@ impl Recorder {
         {
             let mut tables = self.tables.lock();
             tables.hold.record(held);
-            let row = tables.rows.of(lock);
+            let row = tables.per_lock.entry(lock);
             row.lost += 1;
             row.hold.record(held);
         }
@@ -155,20 +159,29 @@ impl Recorder {
         let tables = self.tables.lock();
         let (wait, hold) = (tables.wait.clone(), tables.hold.clone());
         let (renewal, margin) = (tables.renewal.clone(), tables.margin.clone());
-        let others = tables.rows.others.clone();
+        let others = tables.per_lock.others.clone();
         drop(tables);
         let mut locks = Vec::new();
         loop {
             let tables = self.tables.lock();
-            let part = tables.rows.part(locks.len(), COPIED_AT_ONCE).to_vec();
+            let chunk = tables.per_lock.chunk(locks.len(), COPY_CHUNK_MAX).to_vec();
             drop(tables);
-            if part.is_empty() {
+            if chunk.is_empty() {
                 break;
             }
-            locks.extend(part.into_iter().map(LockMetrics));
+            locks.extend(chunk.into_iter().map(LockMetrics));
         }
         locks.sort_by(|a, b| a.name().cmp(b.name()));
-        Metrics { server: self.server.clone(), counts, wait, hold, renewal, margin, locks, others: LockMetrics(others) }
+        Metrics {
+            server: self.server.clone(),
+            counts,
+            wait,
+            hold,
+            renewal,
+            margin,
+            locks,
+            others: LockMetrics(others),
+        }
     }
 }
 
@@ -177,20 +190,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_locks_than_there_is_room_for_are_counted_all_the_same() {
+    fn locks_beyond_the_maximum_count_as_others() {
         let recorder = Recorder::new("here".into());
-        let names = LOCKS_MAX as u64 + 500;
+        let names = TRACKED_LOCKS_MAX as u64 + 500;
         for n in 0..names {
             recorder.acquired(&format!("n{n}"), Duration::from_micros(n));
         }
         let metrics = recorder.snapshot();
         assert_eq!((metrics.acquired(), metrics.wait().count()), (names, names));
-        assert_eq!((metrics.locks().len(), metrics.others().acquired()), (LOCKS_MAX, 500));
+        assert_eq!((metrics.locks().len(), metrics.others().acquired()), (TRACKED_LOCKS_MAX, 500));
         assert!(metrics.to_string().contains("\n  others "), "{metrics}");
     }
 
     #[test]
-    fn copies_are_whole_while_others_count() {
+    fn snapshot_is_consistent_while_threads_count() {
         let recorder = Recorder::new("here".into());
         std::thread::scope(|threads| {
             for thread in 0..3 {
@@ -198,18 +211,27 @@ mod tests {
                 threads.spawn(move || {
                     for n in 0..2_000 {
                         recorder.count(Count::Attempted);
-                        recorder.acquired(&format!("n{}", (n * 7 + thread) % 1_500), Duration::from_micros(n));
+                        recorder.acquired(
+                            &format!("n{}", (n * 7 + thread) % 1_500),
+                            Duration::from_micros(n),
+                        );
                         recorder.released("x", Duration::from_micros(n));
                     }
                 });
             }
             for _ in 0..50 {
                 let metrics = recorder.snapshot();
-                assert!(metrics.released() <= metrics.acquired() && metrics.acquired() <= metrics.attempted());
+                assert!(
+                    metrics.released() <= metrics.acquired()
+                        && metrics.acquired() <= metrics.attempted()
+                );
             }
         });
         let metrics = recorder.snapshot();
-        assert_eq!((metrics.acquired(), metrics.released(), metrics.wait().count()), (6_000, 6_000, 6_000));
+        assert_eq!(
+            (metrics.acquired(), metrics.released(), metrics.wait().count()),
+            (6_000, 6_000, 6_000)
+        );
         assert_eq!((metrics.held(), metrics.waiting()), (0, 0));
     }
 }

@@ -5,9 +5,10 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 
 /// Longer than anything that is measured: a month.
-const LONGEST_US: u64 = 30 * 24 * 60 * 60 * 1_000_000;
+const RECORDED_US_MAX: u64 = 30 * 24 * 60 * 60 * 1_000_000;
 
-/// How often something took how long, in microseconds. Memory grows with the range of what was seen, not with how much.
+/// How often something took how long, in microseconds. Memory grows with the range of what was
+/// seen, not with how much.
 ///
 /// ```
 /// let timing = distlock::Timing::default();
@@ -27,7 +28,8 @@ impl Timing {
     }
 
     pub(super) fn record(&mut self, span: Duration) {
-        let micros = u64::try_from(span.as_micros()).unwrap_or(LONGEST_US).min(LONGEST_US);
+        let micros =
+            u64::try_from(span.as_micros()).unwrap_or(RECORDED_US_MAX).min(RECORDED_US_MAX);
         if let Some(histogram) = &mut self.histogram {
             // It grows by itself, and only fails where a usize is too small for that.
             let _ = histogram.record(micros);
@@ -47,7 +49,10 @@ impl Timing {
 
     /// The shortest time; zero when there is none.
     pub fn min(&self) -> Duration {
-        self.histogram.as_ref().filter(|histogram| !histogram.is_empty()).map_or(Duration::ZERO, |h| micros(h.min()))
+        self.histogram
+            .as_ref()
+            .filter(|histogram| !histogram.is_empty())
+            .map_or(Duration::ZERO, |h| micros(h.min()))
     }
 
     /// The longest time; zero when there is none.
@@ -57,13 +62,18 @@ impl Timing {
 
     /// The average; zero when there is none.
     pub fn mean(&self) -> Duration {
-        self.histogram.as_ref().map_or(Duration::ZERO, |histogram| Duration::from_secs_f64(histogram.mean() / 1e6))
+        self.histogram
+            .as_ref()
+            .map_or(Duration::ZERO, |histogram| Duration::from_secs_f64(histogram.mean() / 1e6))
     }
 
-    /// What this part of them took at most: the median for 0.5, all but the slowest hundredth for 0.99. Zero when there
-    /// is none; anything outside of 0 to 1 counts as the nearer of the two.
-    pub fn quantile(&self, part: f64) -> Duration {
-        let value = |histogram: &Histogram<u64>| histogram.value_at_quantile(part.clamp(0.0, 1.0)).min(histogram.max());
+    /// What this part of them took at most: the median for 0.5, all but the slowest hundredth for
+    /// 0.99. Zero when there is none; anything outside of 0 to 1 counts as the nearer of the
+    /// two.
+    pub fn quantile(&self, q: f64) -> Duration {
+        let value = |histogram: &Histogram<u64>| {
+            histogram.value_at_quantile(q.clamp(0.0, 1.0)).min(histogram.max())
+        };
         self.histogram.as_ref().map_or(Duration::ZERO, |histogram| micros(value(histogram)))
     }
 }
@@ -84,14 +94,18 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_went_in_comes_out_about_as_it_was() {
+    fn recorded_values_read_back_within_precision() {
         let mut timing = Timing::default();
         for millis in 1..=100 {
             timing.record(Duration::from_millis(millis));
         }
-        let near = |span: Duration, millis: u64| span.abs_diff(Duration::from_millis(millis)) < span / 50;
+        let near =
+            |span: Duration, millis: u64| span.abs_diff(Duration::from_millis(millis)) < span / 50;
         assert_eq!(timing.count(), 100);
-        assert!(near(timing.min(), 1) && near(timing.max(), 100) && near(timing.quantile(0.5), 50), "{timing:?}");
+        assert!(
+            near(timing.min(), 1) && near(timing.max(), 100) && near(timing.quantile(0.5), 50),
+            "{timing:?}"
+        );
         assert!(near(timing.quantile(0.99), 99), "{timing:?}");
         assert!(near(timing.mean(), 50) || near(timing.mean(), 51), "{timing:?}");
         assert!(near(timing.quantile(7.0), 100) && near(timing.quantile(-1.0), 1));
@@ -106,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn no_time_is_too_short_or_too_long() {
+    fn extreme_times_are_clamped() {
         let mut timing = Timing::new(1);
         for span in [Duration::ZERO, Duration::from_nanos(1), Duration::MAX] {
             timing.record(span);
@@ -118,7 +132,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn quantiles_are_between_the_ends_and_rise(micros in proptest::collection::vec(0u64..1 << 40, 1..50), part in 0.0..1.0) {
+        fn quantiles_are_bounded_and_monotonic(micros in proptest::collection::vec(0u64..1 << 40, 1..50), part in 0.0..1.0) {
             let mut timing = Timing::new(1);
             micros.iter().for_each(|micros| timing.record(Duration::from_micros(*micros)));
             prop_assert!(timing.min() <= timing.quantile(part) && timing.quantile(part) <= timing.max());

@@ -1,25 +1,26 @@
 //! A connection with a deadline on everything, poisoned on any doubt.
 //!
-//! The redis crate's own connection has no timeout on connecting, counts its read timeout anew for every reply, and
-//! stays "open" after a reset. This one is a socket and the redis crate's parser: a deadline covers name lookup,
-//! connecting, signing in, writing and all reads, interrupted calls included, and after anything but a well-formed
-//! answer the socket is closed and never used again. The next use opens another.
+//! The redis crate's own connection has no timeout on connecting, counts its read timeout anew for
+//! every reply, and stays "open" after a reset. This one is a socket and the redis crate's parser:
+//! a deadline covers name lookup, connecting, signing in, writing and all reads, interrupted calls
+//! included, and after anything but a well-formed answer the socket is closed and never used again.
+//! The next use opens another.
 
-mod lent;
-mod owed;
+mod pipeline;
+mod user_commands;
 
 use std::{fmt, io, sync::Arc, time::Duration};
 
 use redis::Value;
 
 use super::{
-    endpoint::Endpoint,
-    failure::{Failure, Reason},
-    identity::{self, Facts, Identity},
-    link::Link,
-    reading::Reading,
+    clock_sample::ClockSample,
+    error::{NodeError, NodeErrorKind},
+    framed_socket::FramedSocket,
+    resp::{write_array, write_bulk},
+    server_info::{self, ServerInfo, ServerInfoReader},
     socket::Socket,
-    wire::{array, bulk},
+    url::Endpoint,
 };
 use crate::{
     clock::{self, Moment},
@@ -27,14 +28,14 @@ use crate::{
 };
 
 /// A connection that was in use this short a time ago is not looked at before it is used again.
-const FRESH: Duration = Duration::from_millis(100);
+const IDLE_CHECK_MIN: Duration = Duration::from_millis(100);
 
-const TLS: &str = "its answer begins like TLS, which is not built into this version; use redis:// to a port without TLS, \
+const TLS_HINT: &str = "its answer begins like TLS, which is not built into this version; use redis:// to a port without TLS, \
     or to a local TLS proxy";
 
 pub(crate) struct Connection {
     endpoint: Arc<Endpoint>,
-    link: Option<Link>,
+    link: Option<FramedSocket>,
     out: Vec<u8>,
     /// Of the last request; begins at random with the first, on the thread that makes it.
     nonce: Option<u64>,
@@ -42,27 +43,29 @@ pub(crate) struct Connection {
     timeout: Duration,
     spin_max: Duration,
     /// Users' own commands went over it.
-    lent: bool,
+    used_by_caller: bool,
     /// When the socket was opened that broke, until the next one is there.
-    broken: Option<Moment>,
+    broken_opened_at: Option<Moment>,
     /// Whether a new connection has to find out who is at the other end.
-    examine: bool,
+    reads_server_info: bool,
     /// To the how-manieth of the servers it leads that were met at its node.
-    succession: u64,
+    server_epoch: u64,
 }
 
 /// What a new connection learnt.
 #[derive(Debug)]
-pub(crate) struct Greeting {
-    pub(crate) reading: Reading,
+pub(crate) struct Handshake {
+    pub(crate) clock_sample: ClockSample,
     /// If it was to be found out.
-    pub(crate) identity: Option<Identity>,
+    pub(crate) server_info: Option<ServerInfo>,
 }
 
 impl Connection {
-    /// A place for a connection; it connects when it is first used, on the thread and within the deadline of its user.
+    /// A place for a connection; it connects when it is first used, on the thread and within the
+    /// deadline of its user.
     ///
-    /// Its user keeps the core for up to `spin_max` while an answer is on its way, if answers usually come that soon.
+    /// Its user keeps the core for up to `spin_max` while an answer is on its way, if answers
+    /// usually come that soon.
     pub(crate) fn unconnected(
         endpoint: Arc<Endpoint>,
         timeout: Duration,
@@ -76,16 +79,21 @@ impl Connection {
             nonce: None,
             timeout,
             spin_max,
-            lent: false,
-            broken: None,
-            examine,
-            succession: 0,
+            used_by_caller: false,
+            broken_opened_at: None,
+            reads_server_info: examine,
+            server_epoch: 0,
         }
     }
 
     /// Another place for a connection like this one.
-    pub(crate) fn unconnected_twin(&self) -> Connection {
-        Connection::unconnected(self.endpoint.clone(), self.timeout, self.spin_max, self.examine)
+    pub(crate) fn clone_unconnected(&self) -> Connection {
+        Connection::unconnected(
+            self.endpoint.clone(),
+            self.timeout,
+            self.spin_max,
+            self.reads_server_info,
+        )
     }
 
     pub(crate) fn is_connected(&self) -> bool {
@@ -98,25 +106,26 @@ impl Connection {
     }
 
     /// Closes the socket if a user's own commands went over it: they may have left a state behind.
-    pub(crate) fn retire_if_lent(&mut self) {
-        if std::mem::take(&mut self.lent) {
+    pub(crate) fn close_if_used_by_caller(&mut self) {
+        if std::mem::take(&mut self.used_by_caller) {
             self.close();
         }
     }
 
     /// Closes the socket, which is as it should be; the next use opens another.
     pub(crate) fn close(&mut self) {
-        (self.link, self.broken) = (None, None);
+        (self.link, self.broken_opened_at) = (None, None);
     }
 
     /// Notes to the how-manieth of the servers it leads that were met at its node.
-    pub(crate) fn leads_to(&mut self, succession: u64) {
-        self.succession = succession;
+    pub(crate) fn set_server_epoch(&mut self, succession: u64) {
+        self.server_epoch = succession;
     }
 
-    /// Closes the socket if it leads to an earlier server than this one: that one may go on, and has no vote any more.
-    pub(crate) fn leave_former(&mut self, succession: u64) {
-        if self.succession < succession {
+    /// Closes the socket if it leads to an earlier server than this one: that one may go on, and
+    /// has no vote any more.
+    pub(crate) fn close_if_replaced(&mut self, succession: u64) {
+        if self.server_epoch < succession {
             self.close();
         }
     }
@@ -131,58 +140,63 @@ impl Connection {
     /// The same as `close` for one that is in doubt.
     pub(crate) fn poison(&mut self) {
         if let Some(link) = self.link.take() {
-            self.broken.get_or_insert(link.opened_at);
+            self.broken_opened_at.get_or_insert(link.opened_at);
         }
     }
 
     /// When the socket was opened that broke, if one did since this was last asked.
-    pub(crate) fn take_broken(&mut self) -> Option<Moment> {
-        self.broken.take()
+    pub(crate) fn take_broken_opened_at(&mut self) -> Option<Moment> {
+        self.broken_opened_at.take()
     }
 
     /// Whether the peer has not closed it, as far as this side knows.
-    pub(crate) fn is_whole(&self) -> bool {
+    pub(crate) fn is_peer_open(&self) -> bool {
         self.link.as_ref().is_some_and(|link| !link.socket.is_closed())
     }
 
     /// A handle by which another thread can cut a read short.
-    pub(crate) fn breaker(&self) -> io::Result<Breaker> {
+    pub(crate) fn cancel_handle(&self) -> io::Result<CancelHandle> {
         match &self.link {
-            Some(link) => Ok(Breaker(link.socket.try_clone()?)),
+            Some(link) => Ok(CancelHandle(link.socket.try_clone()?)),
             None => Err(io::ErrorKind::NotConnected.into()),
         }
     }
 
-    /// Makes sure of a connection, and tells whether it is a new one. A connection that is there is looked at without
-    /// a round trip: one that the server closed, or that has bytes nobody asked for, is replaced.
-    pub(crate) fn connect(&mut self, deadline: Moment) -> Result<Option<Greeting>, Failure> {
+    /// Makes sure of a connection, and tells whether it is a new one. A connection that is there is
+    /// looked at without a round trip: one that the server closed, or that has bytes nobody
+    /// asked for, is replaced.
+    pub(crate) fn connect(&mut self, deadline: Moment) -> Result<Option<Handshake>, NodeError> {
         if self.is_ready() {
             return Ok(None);
         }
-        let socket = Socket::connect(&self.endpoint.address, deadline).map_err(Failure::not_sent)?;
-        self.link = Some(Link::new(socket));
+        let socket =
+            Socket::connect(&self.endpoint.address, deadline).map_err(NodeError::not_sent)?;
+        self.link = Some(FramedSocket::new(socket));
         // Nothing of the caller's has been sent yet, whatever goes wrong in here.
-        let greeting = self.sign_in(deadline).map_err(|failure| {
+        let handshake = self.handshake(deadline).map_err(|failure| {
             self.poison();
-            Failure { sent: false, ..failure }
+            NodeError { outcome_unknown: false, ..failure }
         })?;
-        say!(debug, "connected to {}", self.endpoint.label);
-        Ok(Some(greeting))
+        log_safely!(debug, "connected to {}", self.endpoint.label);
+        Ok(Some(handshake))
     }
 
-    /// Whether there is a connection, and a request may go over it now. One that is not any good is closed.
+    /// Whether there is a connection, and a request may go over it now. One that is not any good is
+    /// closed.
     pub(crate) fn is_ready(&mut self) -> bool {
         let now = clock::now();
-        self.collect_owed(now);
+        self.drain_unread(now);
         let timeout = self.timeout;
         let Some(link) = &self.link else { return false };
-        if link.owed == 0 && link.retires_at <= now {
+        if link.unread == 0 && link.retires_at <= now {
             self.close();
             return false;
         }
-        let good = match link.owed {
-            0 => now.after(link.used_at) < FRESH || link.socket.is_quiet(),
-            _ => owed::may_owe_more(link) && now.after(link.owed_since) < timeout,
+        let good = match link.unread {
+            0 => now.duration_since(link.used_at) < IDLE_CHECK_MIN || link.socket.is_idle(),
+            _ => {
+                pipeline::can_leave_unread(link) && now.duration_since(link.unread_since) < timeout
+            }
         };
         if !good {
             self.poison();
@@ -191,16 +205,16 @@ impl Connection {
     }
 
     /// Whether this connection has carried this script in full; remembers that it will have.
-    pub(crate) fn teach(&mut self, script: u8) -> bool {
+    pub(crate) fn mark_script_loaded(&mut self, script: u8) -> bool {
         let Some(link) = &mut self.link else { return false };
-        let taught = link.taught & script != 0;
-        link.taught |= script;
-        taught
+        let loaded = link.loaded_scripts & script != 0;
+        link.loaded_scripts |= script;
+        loaded
     }
 
     /// How long it is worth to keep the core for an answer.
-    pub(crate) fn spin(&self) -> Duration {
-        self.link.as_ref().map_or(Duration::ZERO, |link| link.spin(self.spin_max))
+    pub(crate) fn spin_time(&self) -> Duration {
+        self.link.as_ref().map_or(Duration::ZERO, |link| link.spin_time(self.spin_max))
     }
 
     /// What to poll for answers.
@@ -209,11 +223,12 @@ impl Connection {
     }
 
     /// Signs in and reads the server's clock, in one round trip.
-    fn sign_in(&mut self, deadline: Moment) -> Result<Greeting, Failure> {
+    fn handshake(&mut self, deadline: Moment) -> Result<Handshake, NodeError> {
         let endpoint = self.endpoint.clone();
         let mut steps: Vec<Vec<&[u8]>> = Vec::new();
         let (user, password) = (endpoint.user.as_deref(), endpoint.password.as_deref());
-        // A user may need no password. Every connection begins as `default`, which old servers do not know by name.
+        // A user may need no password. Every connection begins as `default`, which old servers do
+        // not know by name.
         if password.is_some() || user.is_some_and(|user| user != "default") {
             let mut auth: Vec<&[u8]> = vec![b"AUTH"];
             auth.extend(user.map(str::as_bytes));
@@ -224,8 +239,8 @@ impl Connection {
         if endpoint.db != 0 {
             steps.push(vec![b"SELECT", db.as_bytes()]);
         }
-        if self.examine {
-            steps.extend(identity::QUESTIONS.iter().map(|question| question.to_vec()));
+        if self.reads_server_info {
+            steps.extend(server_info::INFO_COMMANDS.iter().map(|question| question.to_vec()));
         }
         steps.push(vec![b"TIME"]);
         self.out.clear();
@@ -235,47 +250,60 @@ impl Connection {
         let sent = clock::now();
         self.flush(deadline)?;
         let mut answer = Value::Nil;
-        let mut facts = Facts::default();
+        let mut reader = ServerInfoReader::default();
         for step in &steps {
             answer = self.receive(deadline)?;
-            if self.examine && facts.take(step, &answer) {
+            if self.reads_server_info && reader.read_reply(step, &answer) {
                 continue;
             }
-            self.refuse_errors(&answer).map_err(|failure| match &failure.reason {
+            self.check_error_reply(&answer).map_err(|failure| match &failure.kind {
                 // What is no answer to it at all.
-                _ if failure.is_for_want_of_a_place() => failure,
+                _ if failure.is_max_clients() => failure,
                 // Servers that do not know the command repeat its arguments.
-                Reason::Refused { code, .. } if step.first() == Some(&&b"AUTH"[..]) && code == "ERR" => {
-                    Failure::refused(code.clone(), "it does not take this user or password (AUTH)".into())
+                NodeErrorKind::Refused { code, .. }
+                    if step.first() == Some(&&b"AUTH"[..]) && code == "ERR" =>
+                {
+                    NodeError::refused(
+                        code.clone(),
+                        "it does not take this user or password (AUTH)".into(),
+                    )
                 }
                 _ => failure,
             })?;
         }
         let received = clock::now();
-        let reading = Reading::from_time(sent, received, &answer)
-            .ok_or_else(|| Failure::unclear(Reason::Garbled("its answer to TIME is no time that can be".into())))?;
-        let identity = match self.examine {
-            true => Some(facts.identity(received).ok_or_else(|| {
-                Failure::unclear(Reason::Garbled("its answer to INFO does not say who it is".into()))
+        let clock_sample = ClockSample::from_time(sent, received, &answer).ok_or_else(|| {
+            NodeError::outcome_unknown(NodeErrorKind::Protocol(
+                "its answer to TIME is no time that can be".into(),
+            ))
+        })?;
+        let server_info = match self.reads_server_info {
+            true => Some(reader.server_info(received).ok_or_else(|| {
+                NodeError::outcome_unknown(NodeErrorKind::Protocol(
+                    "its answer to INFO does not say who it is".into(),
+                ))
             })?),
             false => None,
         };
-        Ok(Greeting { reading, identity })
+        Ok(Handshake { clock_sample, server_info })
     }
 
     /// Sends a command and waits until it is answered; a refusal will do.
-    pub(crate) fn tell(&mut self, command: &[&[u8]], deadline: Moment) -> Result<(), Failure> {
+    pub(crate) fn execute(&mut self, command: &[&[u8]], deadline: Moment) -> Result<(), NodeError> {
         self.send(deadline, |out| write_command(out, command))
             .and_then(|_| self.receive(deadline))
             .map(drop)
-            .map_err(|failure| Failure { sent: false, ..failure })
+            .map_err(|failure| NodeError { outcome_unknown: false, ..failure })
     }
 
-    /// A server's error as a failure. One that is no master is left: its name may lead elsewhere by now.
-    pub(crate) fn refuse_errors(&mut self, value: &Value) -> Result<(), Failure> {
+    /// A server's error as a failure. One that is no master is left: its name may lead elsewhere by
+    /// now.
+    pub(crate) fn check_error_reply(&mut self, value: &Value) -> Result<(), NodeError> {
         let Value::ServerError(error) = value else { return Ok(()) };
-        let failure = Failure::told(error.code(), error.details().unwrap_or(""), |text| self.endpoint.quote(text));
-        if failure.is_about_a_replica() {
+        let failure = NodeError::from_server(error.code(), error.details().unwrap_or(""), |text| {
+            self.endpoint.quote(text)
+        });
+        if failure.is_not_master() {
             self.close();
         }
         Err(failure)
@@ -283,13 +311,18 @@ impl Connection {
 
     /// A number that no earlier request on this connection carried.
     pub(crate) fn next_nonce(&mut self) -> u64 {
-        let nonce = self.nonce.map_or_else(random_start, |last| last.wrapping_add(1));
+        let nonce = self.nonce.map_or_else(random_nonce, |last| last.wrapping_add(1));
         self.nonce = Some(nonce);
         nonce
     }
 
-    /// Writes one request, composed by `compose`, and says when: the moment before the first byte left.
-    pub(crate) fn send(&mut self, deadline: Moment, compose: impl FnOnce(&mut Vec<u8>)) -> Result<Moment, Failure> {
+    /// Writes one request, composed by `compose`, and says when: the moment before the first byte
+    /// left.
+    pub(crate) fn send(
+        &mut self,
+        deadline: Moment,
+        compose: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<Moment, NodeError> {
         self.out.clear();
         compose(&mut self.out);
         let sent = clock::now();
@@ -297,9 +330,9 @@ impl Connection {
         Ok(sent)
     }
 
-    fn flush(&mut self, deadline: Moment) -> Result<(), Failure> {
+    fn flush(&mut self, deadline: Moment) -> Result<(), NodeError> {
         let Some(link) = &mut self.link else {
-            return Err(Failure::not_sent(io::ErrorKind::NotConnected.into()));
+            return Err(NodeError::not_sent(io::ErrorKind::NotConnected.into()));
         };
         let result = link.write_all(&self.out, deadline);
         // A burst of renewals must not keep its buffer for ever.
@@ -308,30 +341,32 @@ impl Connection {
         }
         result.map_err(|error| {
             self.poison();
-            Failure::unclear(error.into())
+            NodeError::outcome_unknown(error.into())
         })
     }
 
     /// Reads one value; an error or the end of the time poisons the connection.
-    pub(crate) fn receive(&mut self, deadline: Moment) -> Result<Value, Failure> {
+    pub(crate) fn receive(&mut self, deadline: Moment) -> Result<Value, NodeError> {
         match self.receive_until(deadline) {
             Ok(Some(value)) => Ok(value),
             Ok(None) => {
                 self.poison();
-                Err(Failure::unclear(Reason::TimedOut))
+                Err(NodeError::outcome_unknown(NodeErrorKind::TimedOut))
             }
             Err(failure) => Err(failure),
         }
     }
 
     /// Reads one value; `None` when it has not come by `until`, after which reading can go on.
-    pub(crate) fn receive_until(&mut self, until: Moment) -> Result<Option<Value>, Failure> {
+    pub(crate) fn receive_until(&mut self, until: Moment) -> Result<Option<Value>, NodeError> {
         loop {
-            let owed = self.link.as_ref().map_or(0, |link| link.owed);
-            match self.receive_any(until)? {
-                Some(value) if owed > 0 => match self.settle_owed(&value, clock::now()) {
+            let unread = self.link.as_ref().map_or(0, |link| link.unread);
+            match self.receive_next(until)? {
+                Some(value) if unread > 0 => match self.skip_reply(&value, clock::now()) {
                     // What is waited for comes behind that, and may be carried out all the same.
-                    Err(failure) if !self.is_connected() => return Err(Failure { sent: true, ..failure }),
+                    Err(failure) if !self.is_connected() => {
+                        return Err(NodeError { outcome_unknown: true, ..failure });
+                    }
                     _ => {}
                 },
                 value => return Ok(value),
@@ -339,9 +374,11 @@ impl Connection {
         }
     }
 
-    fn receive_any(&mut self, until: Moment) -> Result<Option<Value>, Failure> {
+    fn receive_next(&mut self, until: Moment) -> Result<Option<Value>, NodeError> {
         let Some(link) = &mut self.link else {
-            return Err(Failure::unclear(Reason::Io(io::ErrorKind::NotConnected.into())));
+            return Err(NodeError::outcome_unknown(NodeErrorKind::Io(
+                io::ErrorKind::NotConnected.into(),
+            )));
         };
         match link.read(until, self.spin_max) {
             Ok(value) => Ok(Some(value)),
@@ -350,13 +387,15 @@ impl Connection {
                 let is_tls = link.is_tls();
                 self.poison();
                 let reason = match error.kind() {
-                    _ if is_tls => Reason::Garbled(TLS.into()),
-                    redis::ErrorKind::Io => {
-                        Reason::Io(error.detail().map_or_else(|| io::Error::other(error.to_string()), io::Error::other))
-                    }
-                    _ => Reason::Garbled(self.endpoint.quote(&error.to_string())),
+                    _ if is_tls => NodeErrorKind::Protocol(TLS_HINT.into()),
+                    redis::ErrorKind::Io => NodeErrorKind::Io(
+                        error
+                            .detail()
+                            .map_or_else(|| io::Error::other(error.to_string()), io::Error::other),
+                    ),
+                    _ => NodeErrorKind::Protocol(self.endpoint.quote(&error.to_string())),
                 };
-                Err(Failure::unclear(reason))
+                Err(NodeError::outcome_unknown(reason))
             }
         }
     }
@@ -373,10 +412,10 @@ impl fmt::Debug for Connection {
 
 /// Closes a connection from outside, so that the thread that reads from it wakes up.
 #[derive(Debug)]
-pub(crate) struct Breaker(Socket);
+pub(crate) struct CancelHandle(Socket);
 
-impl Breaker {
-    pub(crate) fn cut(&self) {
+impl CancelHandle {
+    pub(crate) fn cancel(&self) {
         // A socket that is closed already needs no cutting.
         let _ = self.0.shutdown();
     }
@@ -384,13 +423,13 @@ impl Breaker {
 
 /// Appends a command in the protocol's form.
 pub(crate) fn write_command(out: &mut Vec<u8>, parts: &[&[u8]]) {
-    array(out, parts.len());
+    write_array(out, parts.len());
     for part in parts {
-        bulk(out, &[part]);
+        write_bulk(out, &[part]);
     }
 }
 
-fn random_start() -> u64 {
+fn random_nonce() -> u64 {
     random_uuid().as_u64_pair().1 >> 16
 }
 
@@ -405,7 +444,7 @@ mod tests {
 
     /// Whoever can write into a connection, and not read it, must not be able to guess.
     #[test]
-    fn numbers_of_requests_begin_where_nobody_guesses_and_never_repeat() {
+    fn nonces_start_at_random_and_never_repeat() {
         let numbers = || {
             let mut connection = unconnected("redis://h");
             [connection.next_nonce(), connection.next_nonce(), connection.next_nonce()]
@@ -420,13 +459,18 @@ mod tests {
 
     /// All that a server says is its choice, also the word that should be a code.
     #[test]
-    fn the_first_word_of_an_error_is_told_like_the_others() {
+    fn error_code_is_redacted_and_escaped_like_its_message() {
         let mut connection = unconnected("redis://:hunter2@h");
-        for word in ["hunter2", "it-was-hunter2!", "\u{1b}[31mRED", "X\u{7}", &"M".repeat(1 << 20)] {
-            let error = redis::parse_redis_value(format!("-{word} and more\r\n").as_bytes()).unwrap();
-            let failure = connection.refuse_errors(&error).unwrap_err();
-            let said = failure.reason.to_string();
-            assert!(matches!(&failure.reason, Reason::Refused { code, .. } if code.len() < 512), "{said:.99}");
+        for word in ["hunter2", "it-was-hunter2!", "\u{1b}[31mRED", "X\u{7}", &"M".repeat(1 << 20)]
+        {
+            let error =
+                redis::parse_redis_value(format!("-{word} and more\r\n").as_bytes()).unwrap();
+            let failure = connection.check_error_reply(&error).unwrap_err();
+            let said = failure.kind.to_string();
+            assert!(
+                matches!(&failure.kind, NodeErrorKind::Refused { code, .. } if code.len() < 512),
+                "{said:.99}"
+            );
             assert!(said.len() < 1024 && !said.contains("hunter2"), "{said:.99}");
             assert!(!said.chars().any(char::is_control), "{said:?}");
         }

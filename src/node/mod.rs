@@ -1,40 +1,40 @@
-//! What one Redis server says: connections with deadlines, the scripts, and every server state mapped to an answer
-//! or a [`Failure`] that tells whether the request may have been carried out.
+//! What one Redis server says: connections with deadlines, the scripts, and every server state
+//! mapped to an answer or a [`Failure`] that tells whether the request may have been carried out.
 
-#[cfg(test)]
-mod asked;
-pub(crate) mod calls;
+mod ack;
+mod clock_sample;
 mod connection;
-mod door;
-mod endpoint;
-mod failure;
-mod identity;
-mod link;
-mod reading;
-mod receipt;
-mod redis;
-mod resolve;
-mod roster;
+mod dns;
+mod error;
+mod framed_socket;
+mod health;
+pub(crate) mod list;
+mod membership;
+mod redis_node;
+pub(crate) mod requests;
+mod resp;
 mod script;
+mod server_info;
 mod socket;
-pub(crate) mod survey;
-mod wire;
+#[cfg(test)]
+mod test_util;
+mod url;
 
 pub(crate) use self::{
-    connection::{Breaker, Connection, write_command},
-    endpoint::Endpoint,
-    failure::{Failure, Reason},
-    reading::{DRIFT, Reading},
-    receipt::Receipt,
-    redis::{Answer, Pending, RedisNode},
-    roster::Roster,
-    script::{By, Call},
+    ack::Ack,
+    clock_sample::{ClockSample, DRIFT_DIVISOR},
+    connection::{CancelHandle, Connection, write_command},
+    error::{NodeError, NodeErrorKind},
+    membership::Membership,
+    redis_node::{Exchange, InFlightRequest, RedisNode},
+    resp::PubSubMessage,
+    script::{Request, ScriptRef},
     socket::Socket,
-    wire::Heard,
+    url::Endpoint,
 };
 #[cfg(test)]
 pub(crate) use self::{
-    identity::{Facts, QUESTIONS},
-    receipt::Receipts,
-    wire::GrantNews,
+    ack::AckTracker,
+    resp::GrantMessage,
+    server_info::{INFO_COMMANDS, ServerInfoReader},
 };

@@ -4,22 +4,22 @@ use std::sync::LazyLock;
 
 use redis::Value;
 
-use super::wire::{array, bulk, number};
+use super::resp::{write_array, write_bulk, write_number};
 
 /// One script: its text, and the hash by which the server knows it.
 #[derive(Debug)]
 pub(crate) struct Script {
     /// Stands for it in a set of scripts.
-    pub(crate) bit: u8,
-    text: &'static str,
+    pub(crate) mask: u8,
+    source: &'static str,
     hash: LazyLock<String>,
 }
 
 macro_rules! script {
-    ($bit:literal, $($file:literal),+) => {
+    ($mask:literal, $($file:literal),+) => {
         Script {
-            bit: $bit,
-            text: concat!($(include_str!(concat!("lua/", $file))),+),
+            mask: $mask,
+            source: concat!($(include_str!(concat!("lua/", $file))),+),
             hash: LazyLock::new(|| hash(concat!($(include_str!(concat!("lua/", $file))),+))),
         }
     };
@@ -32,32 +32,33 @@ fn hash(text: &str) -> String {
 pub(super) static ACQUIRE: Script = script!(1, "shared.lua", "acquire.lua");
 pub(super) static RELEASE: Script = script!(2, "shared.lua", "release.lua");
 pub(super) static RENEW: Script = script!(4, "renew.lua");
-pub(super) static SURVEY: Script = script!(16, "survey.lua");
+pub(super) static DESCRIBE: Script = script!(16, "describe.lua");
 pub(super) static INSPECT: Script = script!(8, "shared.lua", "inspect.lua");
 
 /// How a server is told which script is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum By {
+pub(crate) enum ScriptRef {
     Hash,
     /// Also teaches the script to a server that does not know its hash.
-    Text,
+    Source,
 }
 
 /// A question to a server, and how to make sense of its answer.
 ///
-/// Every request carries a nonce and every reply begins with it, so that a reply which belongs to another request is
-/// never taken for an answer.
-pub(crate) trait Call {
+/// Every request carries a nonce and every reply begins with it, so that a reply which belongs to
+/// another request is never taken for an answer.
+pub(crate) trait Request {
     type Reply;
 
     /// The script that answers, where it takes one.
     fn script(&self) -> Option<&'static Script>;
 
-    /// `not_after_us` is what the server's clock will show when the caller stops waiting for the answer.
-    fn encode(&self, by: By, nonce: u64, not_after_us: u64, out: &mut Vec<u8>);
+    /// `not_after_us` is what the server's clock will show when the caller stops waiting for the
+    /// answer.
+    fn encode(&self, by: ScriptRef, nonce: u64, not_after_us: u64, out: &mut Vec<u8>);
 
     /// Makes sense of the reply to the request with this nonce; `None` is for anything else.
-    fn read(&self, nonce: u64, reply: Value) -> Option<Self::Reply>;
+    fn decode(&self, nonce: u64, reply: Value) -> Option<Self::Reply>;
 
     /// The server's time, where the reply tells.
     fn server_us(_: &Self::Reply) -> Option<u64> {
@@ -67,41 +68,46 @@ pub(crate) trait Call {
 
 impl Script {
     /// The beginning of a request: as many keys and then arguments have to follow.
-    pub(super) fn begin(&self, by: By, keys: usize, args: usize, out: &mut Vec<u8>) {
-        array(out, 3 + keys + args);
+    pub(super) fn write_header(&self, by: ScriptRef, keys: usize, args: usize, out: &mut Vec<u8>) {
+        write_array(out, 3 + keys + args);
         match by {
-            By::Hash => {
-                bulk(out, &[b"EVALSHA"]);
-                bulk(out, &[self.hash.as_bytes()]);
+            ScriptRef::Hash => {
+                write_bulk(out, &[b"EVALSHA"]);
+                write_bulk(out, &[self.hash.as_bytes()]);
             }
-            By::Text => {
-                bulk(out, &[b"EVAL"]);
-                bulk(out, &[self.text.as_bytes()]);
+            ScriptRef::Source => {
+                write_bulk(out, &[b"EVAL"]);
+                write_bulk(out, &[self.source.as_bytes()]);
             }
         }
-        number(out, keys as u64);
+        write_number(out, keys as u64);
     }
 
-    /// What the user lacks whom the server has denied something in this script, as in `+get`. The server does not say, but
-    /// names the line; nothing at all where the script handed on what a protected call had come to.
-    pub(crate) fn missing_right(&self, message: &str) -> Option<String> {
+    /// What the user lacks whom the server has denied something in this script, as in `+get`. The
+    /// server does not say, but names the line; nothing at all where the script handed on what
+    /// a protected call had come to.
+    pub(crate) fn missing_permission(&self, message: &str) -> Option<String> {
         const LINE: &str = "@user_script:";
         if !message.contains("executing the script can") {
             return None;
         }
-        let digits =
-            |rest: &str| rest.split(|c: char| !c.is_ascii_digit()).next().and_then(|digits| digits.parse().ok());
-        let number = message.split_once(LINE).map(|(_, rest)| digits(rest.trim_start()).unwrap_or(0));
-        let lines = self.text.lines().zip(1_usize..);
+        let digits = |rest: &str| {
+            rest.split(|c: char| !c.is_ascii_digit()).next().and_then(|digits| digits.parse().ok())
+        };
+        let number =
+            message.split_once(LINE).map(|(_, rest)| digits(rest.trim_start()).unwrap_or(0));
+        let lines = self.source.lines().zip(1_usize..);
         let denied: Vec<&str> = match number {
-            Some(number) => {
-                lines.filter(|(_, line)| *line == number).flat_map(|(line, _)| calls(line, "call('")).collect()
-            }
-            None => lines.flat_map(|(line, _)| calls(line, "pcall('")).collect(),
+            Some(number) => lines
+                .filter(|(_, line)| *line == number)
+                .flat_map(|(line, _)| called_commands(line, "call('"))
+                .collect(),
+            None => lines.flat_map(|(line, _)| called_commands(line, "pcall('")).collect(),
         };
         let mut rights: Vec<String> = Vec::new();
         // It is no error to lack the right to publish, or to ask who listens.
-        for command in denied.into_iter().filter(|command| !["PUBLISH", "PUBSUB"].contains(command)) {
+        for command in denied.into_iter().filter(|command| !["PUBLISH", "PUBSUB"].contains(command))
+        {
             let right = format!("+{}", command.to_ascii_lowercase());
             if !rights.contains(&right) {
                 rights.push(right);
@@ -117,7 +123,7 @@ impl Script {
 }
 
 /// The commands that a line of a script calls in this way.
-fn calls<'a>(line: &'a str, how: &'a str) -> impl Iterator<Item = &'a str> {
+fn called_commands<'a>(line: &'a str, how: &'a str) -> impl Iterator<Item = &'a str> {
     line.match_indices(how).filter_map(move |(at, _)| line[at + how.len()..].split('\'').next())
 }
 
@@ -126,27 +132,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_script_has_a_name_and_a_place_of_its_own() {
-        let scripts = [&ACQUIRE, &RELEASE, &RENEW, &INSPECT, &SURVEY];
+    fn scripts_have_distinct_hashes_and_masks() {
+        let scripts = [&ACQUIRE, &RELEASE, &RENEW, &INSPECT, &DESCRIBE];
         for (at, script) in scripts.iter().enumerate() {
-            assert!(script.hash().len() == 40 && script.hash().bytes().all(|byte| byte.is_ascii_hexdigit()));
-            assert!(scripts[..at].iter().all(|other| other.hash() != script.hash() && other.bit & script.bit == 0));
+            assert!(
+                script.hash().len() == 40
+                    && script.hash().bytes().all(|byte| byte.is_ascii_hexdigit())
+            );
+            assert!(
+                scripts[..at]
+                    .iter()
+                    .all(|other| other.hash() != script.hash() && other.mask & script.mask == 0)
+            );
         }
     }
 
     #[test]
-    fn a_missing_right_is_found_by_its_line_or_among_the_protected_calls() {
+    fn missing_permission_is_found_by_line_or_pcall() {
         let denied = "The user executing the script can't run this command or subcommand";
         let at = |script: &Script, call: &str| {
-            let line = script.text.lines().position(|line| line.contains(call)).unwrap() + 1;
-            script.missing_right(&format!("{denied} script: 81f6, on @user_script:{line}."))
+            let line = script.source.lines().position(|line| line.contains(call)).unwrap() + 1;
+            script.missing_permission(&format!("{denied} script: 81f6, on @user_script:{line}."))
         };
         assert_eq!(at(&ACQUIRE, "call('RPUSH'").as_deref(), Some("+rpush"));
         assert_eq!(at(&RENEW, "call('PEXPIRE'").as_deref(), Some("+pexpire"));
-        assert_eq!(ACQUIRE.missing_right(denied).as_deref(), Some("+get"));
-        assert_eq!(SURVEY.missing_right(denied).as_deref(), Some("+get or +llen"));
-        for nonsense in ["", "no", &format!("{denied} @user_script:99999999999999999999999"), "@user_script:12"] {
-            assert_eq!(ACQUIRE.missing_right(nonsense), None, "{nonsense}");
+        assert_eq!(ACQUIRE.missing_permission(denied).as_deref(), Some("+get"));
+        assert_eq!(DESCRIBE.missing_permission(denied).as_deref(), Some("+get or +llen"));
+        for nonsense in
+            ["", "no", &format!("{denied} @user_script:99999999999999999999999"), "@user_script:12"]
+        {
+            assert_eq!(ACQUIRE.missing_permission(nonsense), None, "{nonsense}");
         }
     }
 }

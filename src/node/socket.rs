@@ -1,4 +1,5 @@
-//! `Socket`: a TCP or Unix stream that connects within a deadline and never waits longer than it is told to.
+//! `Socket`: a TCP or Unix stream that connects within a deadline and never waits longer than it is
+//! told to.
 
 use std::{
     io::{self, Read as _},
@@ -19,45 +20,54 @@ use rustix::{
 };
 use smallvec::SmallVec;
 
-use super::{endpoint::Address, resolve::resolve};
+use super::{dns::resolve, url::Address};
 use crate::clock::{self, Moment};
 #[cfg(feature = "testing")]
-use crate::testing::{self, Wire};
+use crate::sim::{self, SimSocket};
 
 #[derive(Debug)]
 pub(crate) enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
     #[cfg(feature = "testing")]
-    Simulated(Wire),
+    Simulated(SimSocket),
 }
 
 impl Socket {
     pub(crate) fn connect(address: &Address, deadline: Moment) -> io::Result<Socket> {
         #[cfg(feature = "testing")]
-        if let Some(world) = testing::world() {
+        if let Some(world) = sim::world() {
             let path = |path: &Path| path.to_string_lossy().into_owned();
             let (host, port) = match address {
                 Address::Tcp(host, port) => (host.clone(), *port),
                 Address::Unix(socket) => (path(socket), 0),
             };
-            return world.connect(&host, port, deadline.as_nanos()).map(|number| Socket::Simulated(Wire::new(number)));
+            return world
+                .connect(&host, port, deadline.as_nanos())
+                .map(|number| Socket::Simulated(SimSocket::new(number)));
         }
         match address {
-            Address::Tcp(host, port) => Ok(Socket::Tcp(apart(connect_tcp(host, *port, deadline)?.into())?.into())),
-            Address::Unix(path) => Ok(Socket::Unix(apart(connect_unix(path, deadline)?.into())?.into())),
+            Address::Tcp(host, port) => {
+                Ok(Socket::Tcp(above_stdio(connect_tcp(host, *port, deadline)?.into())?.into()))
+            }
+            Address::Unix(path) => {
+                Ok(Socket::Unix(above_stdio(connect_unix(path, deadline)?.into())?.into()))
+            }
         }
     }
 
     /// Two ends of a way between threads of this process, neither of which blocks.
     pub(crate) fn pair() -> io::Result<(Socket, Socket)> {
         #[cfg(feature = "testing")]
-        if let Some(world) = testing::world() {
-            let wire = Wire::new(world.loopback()?);
+        if let Some(world) = sim::world() {
+            let wire = SimSocket::new(world.loopback()?);
             return Ok((Socket::Simulated(wire.clone()), Socket::Simulated(wire)));
         }
         let (one, other) = UnixStream::pair()?;
-        Ok((Socket::Unix(apart(one.into())?.into()), Socket::Unix(apart(other.into())?.into())))
+        Ok((
+            Socket::Unix(above_stdio(one.into())?.into()),
+            Socket::Unix(above_stdio(other.into())?.into()),
+        ))
     }
 
     pub(crate) fn try_clone(&self) -> io::Result<Socket> {
@@ -82,15 +92,18 @@ impl Socket {
     }
 
     /// Open, and nothing to read: what an idle connection between two requests has to be.
-    pub(crate) fn is_quiet(&self) -> bool {
-        self.receive(&mut [0], RecvFlags::PEEK).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    pub(crate) fn is_idle(&self) -> bool {
+        self.receive(&mut [0], RecvFlags::PEEK)
+            .is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
     /// Closed or broken by the other side, and nothing left to read.
     pub(crate) fn is_closed(&self) -> bool {
         match self.receive(&mut [0], RecvFlags::PEEK) {
             Ok(length) => length == 0,
-            Err(error) => !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
+            Err(error) => {
+                !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+            }
         }
     }
 
@@ -136,33 +149,37 @@ impl Socket {
     /// Writes what there is room for, without blocking.
     pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            Socket::Tcp(stream) => Ok(send(stream, bytes, SEND)?),
-            Socket::Unix(stream) => Ok(send(stream, bytes, SEND)?),
+            Socket::Tcp(stream) => Ok(send(stream, bytes, SEND_FLAGS)?),
+            Socket::Unix(stream) => Ok(send(stream, bytes, SEND_FLAGS)?),
             #[cfg(feature = "testing")]
             Socket::Simulated(wire) => wire.write(bytes),
         }
     }
 
     /// Whether there is room to write.
-    pub(crate) fn has_room(&self) -> bool {
-        let Some(polled) = self.polled(PollFlags::OUT) else { return true };
+    pub(crate) fn is_writable(&self) -> bool {
+        let Some(polled) = self.poll_fd(PollFlags::OUT) else { return true };
         poll(&mut [polled], Some(&timespec(Duration::ZERO))).is_ok_and(|ready| ready > 0)
     }
 
     /// Waits until there is room to write, or the time is over.
-    pub(crate) fn await_room(&self, longest: Duration) -> io::Result<()> {
-        let Some(polled) = self.polled(PollFlags::OUT) else { return Ok(()) };
+    pub(crate) fn poll_writable(&self, longest: Duration) -> io::Result<()> {
+        let Some(polled) = self.poll_fd(PollFlags::OUT) else { return Ok(()) };
         match poll(&mut [polled], Some(&timespec(longest))) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Waits until one of these has something to read, has broken or has come to its end, or the moment has come; says
-    /// which. Keeps the core for up to `spin` before it sleeps.
-    pub(crate) fn await_any(sockets: &[&Socket], until: Moment, spin: Duration) -> SmallVec<[bool; 8]> {
+    /// Waits until one of these has something to read, has broken or has come to its end, or the
+    /// moment has come; says which. Keeps the core for up to `spin` before it sleeps.
+    pub(crate) fn poll_readable(
+        sockets: &[&Socket],
+        until: Moment,
+        spin: Duration,
+    ) -> SmallVec<[bool; 8]> {
         #[cfg(feature = "testing")]
-        if let Some(world) = testing::world() {
+        if let Some(world) = sim::world() {
             let wires = sockets.iter().filter_map(|socket| match socket {
                 Socket::Simulated(wire) => Some(wire.number()),
                 Socket::Tcp(_) | Socket::Unix(_) => None,
@@ -170,12 +187,12 @@ impl Socket {
             return world.poll(&wires.collect::<Vec<_>>(), until.as_nanos()).into();
         }
         let mut polled: SmallVec<[PollFd<'_>; 8]> =
-            sockets.iter().filter_map(|socket| socket.polled(PollFlags::IN)).collect();
+            sockets.iter().filter_map(|socket| socket.poll_fd(PollFlags::IN)).collect();
         let spin_until = clock::now().saturating_add(spin).min(until);
         loop {
             let now = clock::now();
             let spinning = now < spin_until;
-            let longest = if spinning { Duration::ZERO } else { until.after(now) };
+            let longest = if spinning { Duration::ZERO } else { until.duration_since(now) };
             match poll(&mut polled, Some(&timespec(longest))) {
                 Ok(0) if spinning => thread::yield_now(),
                 // Interrupted calls look again.
@@ -186,7 +203,7 @@ impl Socket {
     }
 
     /// What to poll; nothing in a simulated world, which has no descriptors.
-    fn polled(&self, flags: PollFlags) -> Option<PollFd<'_>> {
+    fn poll_fd(&self, flags: PollFlags) -> Option<PollFd<'_>> {
         match self {
             Socket::Tcp(stream) => Some(PollFd::new(stream, flags)),
             Socket::Unix(stream) => Some(PollFd::new(stream, flags)),
@@ -196,22 +213,26 @@ impl Socket {
     }
 }
 
-/// Under a number that is no standard stream's. Where those are closed, a new socket gets the number of one, and whatever the
-/// process prints would go to the server, which takes a line of text for a command.
-fn apart(socket: OwnedFd) -> io::Result<OwnedFd> {
+/// Under a number that is no standard stream's. Where those are closed, a new socket gets the
+/// number of one, and whatever the process prints would go to the server, which takes a line of
+/// text for a command.
+fn above_stdio(socket: OwnedFd) -> io::Result<OwnedFd> {
     const FIRST: i32 = 3;
     if socket.as_raw_fd() >= FIRST { Ok(socket) } else { Ok(fcntl_dupfd_cloexec(&socket, FIRST)?) }
 }
 
 fn timespec(longest: Duration) -> Timespec {
-    Timespec { tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX), tv_nsec: longest.subsec_nanos().into() }
+    Timespec {
+        tv_sec: i64::try_from(longest.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: longest.subsec_nanos().into(),
+    }
 }
 
 #[cfg(not(target_vendor = "apple"))]
-const SEND: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
+const SEND_FLAGS: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 /// There the standard library's sockets raise no signal to begin with.
 #[cfg(target_vendor = "apple")]
-const SEND: SendFlags = SendFlags::DONTWAIT;
+const SEND_FLAGS: SendFlags = SendFlags::DONTWAIT;
 
 fn connect_tcp(host: &str, port: u16, deadline: Moment) -> io::Result<TcpStream> {
     connect_first(&resolve(host, port, deadline)?, deadline)
@@ -221,7 +242,7 @@ fn connect_tcp(host: &str, port: u16, deadline: Moment) -> io::Result<TcpStream>
 fn connect_first(addresses: &[SocketAddr], deadline: Moment) -> io::Result<TcpStream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
     for (index, address) in addresses.iter().enumerate() {
-        let left = deadline.after(clock::now());
+        let left = deadline.duration_since(clock::now());
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
@@ -229,8 +250,11 @@ fn connect_first(addresses: &[SocketAddr], deadline: Moment) -> io::Result<TcpSt
         let share = left / u32::try_from(addresses.len() - index).unwrap_or(u32::MAX);
         match TcpStream::connect_timeout(address, share.max(Duration::from_micros(1))) {
             Ok(stream) => {
-                for (option, error) in keep_watch(&stream) {
-                    say!(debug, "the system refuses {option} on the connection to {address}: {error}");
+                for (option, error) in set_options(&stream) {
+                    log_safely!(
+                        debug,
+                        "the system refuses {option} on the connection to {address}: {error}"
+                    );
                 }
                 return Ok(stream);
             }
@@ -240,20 +264,30 @@ fn connect_first(addresses: &[SocketAddr], deadline: Moment) -> io::Result<TcpSt
     Err(last)
 }
 
-/// Has requests leave at once, and the kernel find out that a peer has gone without a word; its own defaults are hours. Some
-/// sandboxes refuse some of these, and all goes well without: every wait has an end of its own. Says what was refused.
-fn keep_watch(stream: &TcpStream) -> Vec<(&'static str, io::Error)> {
+/// Has requests leave at once, and the kernel find out that a peer has gone without a word; its own
+/// defaults are hours. Some sandboxes refuse some of these, and all goes well without: every wait
+/// has an end of its own. Says what was refused.
+fn set_options(stream: &TcpStream) -> Vec<(&'static str, io::Error)> {
     let asked = [
         ("TCP_NODELAY", stream.set_nodelay(true)),
         ("SO_KEEPALIVE", sockopt::set_socket_keepalive(stream, true).map_err(io::Error::from)),
         #[cfg(target_os = "linux")]
-        ("TCP_KEEPIDLE", sockopt::set_tcp_keepidle(stream, Duration::from_secs(15)).map_err(io::Error::from)),
+        (
+            "TCP_KEEPIDLE",
+            sockopt::set_tcp_keepidle(stream, Duration::from_secs(15)).map_err(io::Error::from),
+        ),
         #[cfg(target_os = "linux")]
-        ("TCP_KEEPINTVL", sockopt::set_tcp_keepintvl(stream, Duration::from_secs(5)).map_err(io::Error::from)),
+        (
+            "TCP_KEEPINTVL",
+            sockopt::set_tcp_keepintvl(stream, Duration::from_secs(5)).map_err(io::Error::from),
+        ),
         #[cfg(target_os = "linux")]
         ("TCP_KEEPCNT", sockopt::set_tcp_keepcnt(stream, 3).map_err(io::Error::from)),
         #[cfg(target_os = "linux")]
-        ("TCP_USER_TIMEOUT", sockopt::set_tcp_user_timeout(stream, 15_000).map_err(io::Error::from)),
+        (
+            "TCP_USER_TIMEOUT",
+            sockopt::set_tcp_user_timeout(stream, 15_000).map_err(io::Error::from),
+        ),
     ];
     asked.into_iter().filter_map(|(option, set)| Some((option, set.err()?))).collect()
 }
@@ -262,15 +296,25 @@ fn keep_watch(stream: &TcpStream) -> Vec<(&'static str, io::Error)> {
 fn connect_unix(path: &Path, deadline: Moment) -> io::Result<UnixStream> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
     let address = SocketAddrUnix::new(path)?;
     loop {
-        let left = deadline.after(clock::now());
+        let left = deadline.duration_since(clock::now());
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        // A connect to a server that does not accept blocks once its backlog is full; the send timeout bounds it.
-        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(left.max(Duration::from_micros(1))))?;
+        // A connect to a server that does not accept blocks once its backlog is full; the send
+        // timeout bounds it.
+        sockopt::set_socket_timeout(
+            &socket,
+            sockopt::Timeout::Send,
+            Some(left.max(Duration::from_micros(1))),
+        )?;
         match rustix::net::connect(&socket, &address) {
             Ok(()) => return Ok(UnixStream::from(socket)),
             // A signal, after which it can be asked again.
@@ -289,14 +333,17 @@ fn connect_unix(path: &Path, _: Moment) -> io::Result<UnixStream> {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, listen, socket_with};
+    use rustix::net::{
+        AddressFamily, SocketFlags, SocketType, bind, getsockname, listen, socket_with,
+    };
     use std::net::TcpListener;
 
     #[test]
-    fn an_address_that_lets_nobody_in_leaves_time_for_the_others() {
+    fn unresponsive_address_leaves_time_for_the_others() {
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
         // Its backlog is full, and it accepts nobody.
-        let deaf = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        let deaf = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .unwrap();
         bind(&deaf, &any).unwrap();
         listen(&deaf, 0).unwrap();
         let silent = SocketAddr::try_from(getsockname(&deaf).unwrap()).unwrap();
@@ -312,12 +359,13 @@ mod tests {
 
     /// No TCP at all, so that all options of TCP are refused.
     #[test]
-    fn an_option_that_the_system_refuses_costs_no_connection() {
+    fn refused_socket_option_keeps_connection() {
         let (one, _other) = UnixStream::pair().unwrap();
-        let refused = keep_watch(&TcpStream::from(OwnedFd::from(one)));
+        let refused = set_options(&TcpStream::from(OwnedFd::from(one)));
         let options: Vec<_> = refused.iter().map(|(option, _)| *option).collect();
         // The others are asked for all the same, and the one that is not of TCP is had.
-        let of_tcp = ["TCP_NODELAY", "TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT"];
+        let of_tcp =
+            ["TCP_NODELAY", "TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT"];
         assert_eq!(options, of_tcp, "{refused:?}");
     }
 }

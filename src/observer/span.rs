@@ -1,9 +1,10 @@
-//! `Wait` and `Hold`: since when a lock is waited for or held; with the feature `tracing`, a span for each.
+//! `Wait` and `Hold`: since when a lock is waited for or held; with the feature `tracing`, a span
+//! for each.
 
 use std::time::Duration;
 
 #[cfg(feature = "tracing")]
-use crate::say::shielded;
+use crate::logging::catch_panic;
 use crate::{
     clock::{self, Moment},
     id::LockId,
@@ -11,20 +12,23 @@ use crate::{
 
 /// A wait under way, on the thread that waits.
 #[derive(Debug)]
-pub(crate) struct Wait {
+pub(crate) struct WaitSpan {
     since: Moment,
     /// `None` where the subscriber panicked.
     #[cfg(feature = "tracing")]
     span: Option<tracing::span::EnteredSpan>,
 }
 
-impl Wait {
-    #[cfg_attr(not(feature = "tracing"), expect(unused_variables, reason = "only the span names them"))]
-    pub(crate) fn begin(lock: &str, id: &LockId) -> Wait {
-        Wait {
+impl WaitSpan {
+    #[cfg_attr(
+        not(feature = "tracing"),
+        expect(unused_variables, reason = "only the span names them")
+    )]
+    pub(crate) fn begin(lock: &str, id: &LockId) -> WaitSpan {
+        WaitSpan {
             since: clock::now(),
             #[cfg(feature = "tracing")]
-            span: made(|| {
+            span: new_span(|| {
                 tracing::info_span!(
                     "distlock.wait",
                     distlock.lock.name = lock,
@@ -37,34 +41,41 @@ impl Wait {
     }
 
     /// Returns how long it was.
-    #[cfg_attr(not(feature = "tracing"), expect(unused_variables, reason = "only the span tells it"))]
+    #[cfg_attr(
+        not(feature = "tracing"),
+        expect(unused_variables, reason = "only the span tells it")
+    )]
     pub(crate) fn end(self, outcome: &str) -> Duration {
         #[cfg(feature = "tracing")]
-        shielded(|| {
+        catch_panic(|| {
             if let Some(span) = self.span {
                 span.record("distlock.outcome", outcome);
             }
         });
-        clock::now().after(self.since)
+        clock::now().duration_since(self.since)
     }
 }
 
 /// Since when a lock is held.
 #[derive(Debug)]
-pub(crate) struct Hold {
+pub(crate) struct HoldSpan {
     since: Moment,
-    /// Closed by the holder's thread: no code of a subscriber's is to run on one that others depend on.
+    /// Closed by the holder's thread: no code of a subscriber's is to run on one that others
+    /// depend on.
     #[cfg(feature = "tracing")]
     span: parking_lot::Mutex<Option<tracing::Span>>,
 }
 
-impl Hold {
-    #[cfg_attr(not(feature = "tracing"), expect(unused_variables, reason = "only the span names them"))]
-    pub(crate) fn begin(lock: &str, id: &LockId, token: u64) -> Hold {
-        Hold {
+impl HoldSpan {
+    #[cfg_attr(
+        not(feature = "tracing"),
+        expect(unused_variables, reason = "only the span names them")
+    )]
+    pub(crate) fn begin(lock: &str, id: &LockId, token: u64) -> HoldSpan {
+        HoldSpan {
             since: clock::now(),
             #[cfg(feature = "tracing")]
-            span: parking_lot::Mutex::new(made(|| {
+            span: parking_lot::Mutex::new(new_span(|| {
                 tracing::info_span!(
                     parent: None,
                     "distlock.hold",
@@ -78,8 +89,8 @@ impl Hold {
     }
 
     #[cfg(test)]
-    pub(crate) fn since(since: Moment) -> Hold {
-        Hold {
+    pub(crate) fn starting_at(since: Moment) -> HoldSpan {
+        HoldSpan {
             since,
             #[cfg(feature = "tracing")]
             span: parking_lot::Mutex::new(None),
@@ -88,16 +99,19 @@ impl Hold {
 
     /// For how long, at `now`.
     pub(crate) fn held(&self, now: Moment) -> Duration {
-        now.after(self.since)
+        now.duration_since(self.since)
     }
 
     /// On the holder's thread.
-    #[cfg_attr(not(feature = "tracing"), expect(unused_variables, reason = "only the span tells it"))]
+    #[cfg_attr(
+        not(feature = "tracing"),
+        expect(unused_variables, reason = "only the span tells it")
+    )]
     pub(crate) fn end(&self, outcome: &str) {
         #[cfg(feature = "tracing")]
         {
             let span = self.span.lock().take();
-            shielded(|| {
+            catch_panic(|| {
                 if let Some(span) = span {
                     span.record("distlock.outcome", outcome);
                 }
@@ -108,16 +122,16 @@ impl Hold {
 
 /// Of a guard that was never dropped, on whatever thread lets the lease go.
 #[cfg(feature = "tracing")]
-impl Drop for Hold {
+impl Drop for HoldSpan {
     fn drop(&mut self) {
-        shielded(|| drop(self.span.get_mut().take()));
+        catch_panic(|| drop(self.span.get_mut().take()));
     }
 }
 
 /// A span, unless the subscriber, which is code of the user's, panics.
 #[cfg(feature = "tracing")]
-fn made<T>(make: impl FnOnce() -> T) -> Option<T> {
+fn new_span<T>(make: impl FnOnce() -> T) -> Option<T> {
     let mut span = None;
-    shielded(|| span = Some(make()));
+    catch_panic(|| span = Some(make()));
     span
 }

@@ -1,10 +1,12 @@
-//! `Farewell`: the few connections over which calls take their leave, one after the other, once pool and renewer have ended.
-//! Any number of them may have waited until then.
+//! `Farewell`: the few connections over which calls take their leave, one after the other, once
+//! pool and renewer have ended. Any number of them may have waited until then.
 
-use super::{Ending, Leaving, Links, NodeSet, Redlock, Trouble, Unheard};
+use super::{
+    AskError, NodeConnections, NodeSet, PendingAcks, Redlock, ReleaseOutcome, ReleaseRequest,
+};
 use crate::{
     clock::{self, Moment},
-    node::{Failure, Reason},
+    node::{NodeError, NodeErrorKind},
     sync::{Condvar, Mutex},
 };
 
@@ -22,7 +24,7 @@ struct State {
     taken: usize,
     waiting: usize,
     /// Kept only for as long as somebody waits for them.
-    idle: Vec<Links>,
+    idle: Vec<NodeConnections>,
 }
 
 impl Farewell {
@@ -30,8 +32,9 @@ impl Farewell {
         Farewell { state: Mutex::default(), freed: Condvar::new() }
     }
 
-    /// Connections, or `Some(None)` where they are to be made; `None` when the turn has not come until then.
-    fn enter(&self, until: Moment) -> Option<Option<Links>> {
+    /// Connections, or `Some(None)` where they are to be made; `None` when the turn has not come
+    /// until then.
+    fn enter(&self, until: Moment) -> Option<Option<NodeConnections>> {
         let mut state = self.state.lock();
         state.waiting += 1;
         while state.taken == PLACES && clock::now() < until {
@@ -45,7 +48,7 @@ impl Farewell {
         None
     }
 
-    fn leave(&self, links: Links) {
+    fn leave(&self, links: NodeConnections) {
         let mut state = self.state.lock();
         state.taken -= 1;
         state.idle.push(links);
@@ -59,19 +62,31 @@ impl Farewell {
 
 impl Redlock {
     /// [`release`](Redlock::release) for a call that has outlived pool and renewer.
-    pub(crate) fn release_last(&self, leaving: Leaving<'_>, until: Moment) -> Ending {
-        let Some(links) = self.farewell.enter(until) else { return Ending::unheard(self.all()) };
-        let mut links = links.unwrap_or_else(|| self.reserved());
-        let ending = self.release(&mut links, leaving, until.after(clock::now()));
+    pub(crate) fn release_last(
+        &self,
+        leaving: ReleaseRequest<'_>,
+        until: Moment,
+    ) -> ReleaseOutcome {
+        let Some(links) = self.farewell.enter(until) else {
+            return ReleaseOutcome::not_asked(self.all_nodes());
+        };
+        let mut links = links.unwrap_or_else(|| self.reserved_connections());
+        let ending = self.release(&mut links, leaving, until.duration_since(clock::now()));
         self.farewell.leave(links);
         ending
     }
 }
 
-impl Ending {
+impl ReleaseOutcome {
     /// Nobody was asked in time.
-    pub(crate) fn unheard(all: NodeSet) -> Ending {
-        let outcome = Err(Trouble::Alone(Failure::unclear(Reason::TimedOut)));
-        Ending { outcome, unsettled: all, unheard: Unheard::new(), released: NodeSet::NONE, may_be_done: all }
+    pub(crate) fn not_asked(all: NodeSet) -> ReleaseOutcome {
+        let outcome = Err(AskError::Node(NodeError::outcome_unknown(NodeErrorKind::TimedOut)));
+        ReleaseOutcome {
+            result: outcome,
+            unconfirmed: all,
+            unacknowledged: PendingAcks::new(),
+            released_on: NodeSet::EMPTY,
+            maybe_applied: all,
+        }
     }
 }

@@ -1,128 +1,152 @@
-//! Questions that change nothing, and may be asked twice: who holds a lock, and whether the nodes are there.
+//! Questions that change nothing, and may be asked twice: who holds a lock, and whether the nodes
+//! are there.
 
 use std::time::Duration;
 
-use super::{Ballot, Links, Redlock, Round, Slip, Trouble, Verdict, Vote, quorum, strongest};
+use super::{
+    AskError, BroadcastOptions, NodeConnections, Redlock, Response, Responses, Verdict, Vote,
+    most_reported_holder, quorum,
+};
 use crate::{
     clock::{self, Moment},
     holder::Holder,
     key::LockKey,
     node::{
-        Call,
-        calls::{Inspect, Inspected, Ping},
+        Request,
+        requests::{Inspect, InspectReply, Ping},
     },
 };
 
 /// How long to wait for the rest once a quorum has answered.
-const GRACE: Duration = Duration::from_millis(20);
+const INSPECT_STRAGGLER_GRACE: Duration = Duration::from_millis(20);
 
 impl Redlock {
-    /// Who holds a lock by the word of a quorum. A node that does not answer is only waited for where it matters.
-    pub(crate) fn inspect(&self, key: &LockKey) -> Result<Inspected, Trouble> {
+    /// Who holds a lock by the word of a quorum. A node that does not answer is only waited for
+    /// where it matters.
+    pub(crate) fn inspect(&self, key: &LockKey) -> Result<InspectReply, AskError> {
         let deadline = clock::now().saturating_add(self.operation_timeout());
-        match self.holder(self.inspect_by(key, GRACE, deadline)?) {
+        match self.decide_holder(self.inspect_with(key, INSPECT_STRAGGLER_GRACE, deadline)?) {
             // Those who were not waited for may settle it.
             Err(_) if self.len() > 1 && clock::now() < deadline => {
-                self.holder(self.inspect_by(key, self.operation_timeout(), deadline)?)
+                self.decide_holder(self.inspect_with(key, self.operation_timeout(), deadline)?)
             }
-            told => told,
+            result => result,
         }
     }
 
     /// What the nodes know about a lock, as far as they answer within `patience`.
-    pub(crate) fn inspect_all(&self, key: &LockKey, patience: Duration) -> Result<Ballot<Inspected>, Trouble> {
-        self.inspect_by(key, patience, clock::now().saturating_add(patience))
+    pub(crate) fn inspect_all(
+        &self,
+        key: &LockKey,
+        timeout: Duration,
+    ) -> Result<Responses<InspectReply>, AskError> {
+        self.inspect_with(key, timeout, clock::now().saturating_add(timeout))
     }
 
-    fn inspect_by(&self, key: &LockKey, grace: Duration, deadline: Moment) -> Result<Ballot<Inspected>, Trouble> {
-        let ballot = self.ask_twice(grace, deadline, |_| Inspect(key))?;
-        match ballot.verdict() {
-            Verdict::Won => Ok(ballot),
-            _ => Err(Trouble::of(self, ballot, says)),
+    fn inspect_with(
+        &self,
+        key: &LockKey,
+        grace: Duration,
+        deadline: Moment,
+    ) -> Result<Responses<InspectReply>, AskError> {
+        let responses = self.ask_twice(grace, deadline, |_| Inspect(key))?;
+        match responses.verdict() {
+            Verdict::Granted => Ok(responses),
+            _ => Err(AskError::from_responses(self, responses, describe)),
         }
     }
 
     /// `Err` when it cannot be told by what was said.
-    fn holder(&self, ballot: Ballot<Inspected>) -> Result<Inspected, Trouble> {
+    fn decide_holder(&self, responses: Responses<InspectReply>) -> Result<InspectReply, AskError> {
         let nodes = self.len();
         if nodes == 1 {
-            return match ballot.slips.into_iter().next() {
-                Some(Slip::Said(answer)) => Ok(answer.reply),
-                _ => Ok(Inspected::Free),
+            return match responses.by_node.into_iter().next() {
+                Some(Response::Replied(answer)) => Ok(answer.reply),
+                _ => Ok(InspectReply::Free),
             };
         }
-        let (mut wrong, mut silent, mut waiters) = (0, 0, 0);
-        let mut named: Vec<&Holder> = Vec::new();
-        for slip in &ballot.slips {
-            match slip {
-                Slip::Said(answer) => match &answer.reply {
-                    Inspected::Held(holder) => {
-                        named.push(holder);
+        let (mut wrong, mut without_reply, mut waiters) = (0, 0, 0);
+        let mut reported: Vec<&Holder> = Vec::new();
+        for response in &responses.by_node {
+            match response {
+                Response::Replied(answer) => match &answer.reply {
+                    InspectReply::Held(holder) => {
+                        reported.push(holder);
                         // They stand in line on one of the nodes.
                         waiters = waiters.max(holder.waiters().unwrap_or(0));
                     }
-                    Inspected::WrongType => wrong += 1,
-                    Inspected::Free => {}
+                    InspectReply::WrongType => wrong += 1,
+                    InspectReply::Free => {}
                 },
-                _ => silent += 1,
+                _ => without_reply += 1,
             }
         }
-        let strongest = strongest(named.into_iter().map(|holder| (holder, holder)));
-        match strongest {
+        let most_reported =
+            most_reported_holder(reported.into_iter().map(|holder| (holder, holder)));
+        match most_reported {
             Some((count, holder)) if count >= quorum(nodes) => {
                 let holder = holder.clone();
-                Ok(Inspected::Held(holder.said_by(ballot.answers(self, says)).with_waiters(waiters)))
+                Ok(InspectReply::Held(
+                    holder.with_nodes(responses.node_answers(self, describe)).with_waiters(waiters),
+                ))
             }
-            _ if wrong > nodes - quorum(nodes) => Ok(Inspected::WrongType),
+            _ if wrong > nodes - quorum(nodes) => Ok(InspectReply::WrongType),
             // Whoever the silent ones speak for, it is no quorum.
-            strongest if strongest.map_or(0, |(count, _)| count) + silent < quorum(nodes) => Ok(Inspected::Free),
-            _ => Err(Trouble::of(self, ballot, says)),
+            most_reported
+                if most_reported.map_or(0, |(count, _)| count) + without_reply < quorum(nodes) =>
+            {
+                Ok(InspectReply::Free)
+            }
+            _ => Err(AskError::from_responses(self, responses, describe)),
         }
     }
 
     /// How long a quorum takes to answer.
-    pub(crate) fn ping(&self) -> Result<Duration, Trouble> {
-        let asked = clock::now();
-        let deadline = asked.saturating_add(self.operation_timeout());
-        let ballot = self.ask_twice(Duration::ZERO, deadline, |_| Ping)?;
-        match ballot.verdict() {
-            Verdict::Won => Ok(clock::now().after(asked)),
-            _ => Err(Trouble::of(self, ballot, |()| "it answers".into())),
+    pub(crate) fn ping(&self) -> Result<Duration, AskError> {
+        let started = clock::now();
+        let deadline = started.saturating_add(self.operation_timeout());
+        let responses = self.ask_twice(Duration::ZERO, deadline, |_| Ping)?;
+        match responses.verdict() {
+            Verdict::Granted => Ok(clock::now().duration_since(started)),
+            _ => Err(AskError::from_responses(self, responses, |()| "it answers".into())),
         }
     }
 
     /// Connections may have gone stale, and are replaced at the second try.
-    fn ask_twice<C: Call>(
+    fn ask_twice<C: Request>(
         &self,
         grace: Duration,
         deadline: Moment,
-        call: impl Fn(usize) -> C,
-    ) -> Result<Ballot<C::Reply>, Trouble> {
-        let mut links = self.links(deadline).map_err(Trouble::Alone)?;
-        let ballot = self.ask_once(&mut links, deadline, grace, &call);
-        let stale = |slip: &Slip<C::Reply>| matches!(slip, Slip::Failed(f) if f.sent && f.is_passing());
-        if ballot.verdict() == Verdict::Won || !ballot.slips.iter().any(stale) {
-            return Ok(ballot);
+        request: impl Fn(usize) -> C,
+    ) -> Result<Responses<C::Reply>, AskError> {
+        let mut connections = self.checkout(deadline).map_err(AskError::Node)?;
+        let responses = self.ask_once(&mut connections, deadline, grace, &request);
+        let is_stale = |slip: &Response<C::Reply>| matches!(slip, Response::Failed(f) if f.outcome_unknown && f.is_transient());
+        if responses.verdict() == Verdict::Granted || !responses.by_node.iter().any(is_stale) {
+            return Ok(responses);
         }
-        Ok(self.ask_once(&mut links, deadline, grace, &call))
+        Ok(self.ask_once(&mut connections, deadline, grace, &request))
     }
 
-    fn ask_once<C: Call>(
+    fn ask_once<C: Request>(
         &self,
-        links: &mut Links,
+        connections: &mut NodeConnections,
         deadline: Moment,
         grace: Duration,
-        call: &impl Fn(usize) -> C,
-    ) -> Ballot<C::Reply> {
-        let round = Round { grace, ..Round::new(self.all(), deadline) };
-        self.ask(links, round, call, |_, _| Vote::Yes)
+        request: &impl Fn(usize) -> C,
+    ) -> Responses<C::Reply> {
+        let options = BroadcastOptions {
+            straggler_grace: grace,
+            ..BroadcastOptions::new(self.all_nodes(), deadline)
+        };
+        self.ask(connections, options, request, |_, _| Vote::Yes)
     }
 }
 
-fn says(reply: &Inspected) -> String {
+fn describe(reply: &InspectReply) -> String {
     match reply {
-        Inspected::Held(holder) => format!("held by {holder}"),
-        Inspected::Free => "free".into(),
-        Inspected::WrongType => "its key holds something else than a lock".into(),
+        InspectReply::Held(holder) => format!("held by {holder}"),
+        InspectReply::Free => "free".into(),
+        InspectReply::WrongType => "its key holds something else than a lock".into(),
     }
 }

@@ -1,45 +1,51 @@
-//! What N independent nodes decide together (Redlock). One node is the quorum of one, by the same path.
+//! What N independent nodes decide together (Redlock). One node is the quorum of one, by the same
+//! path.
 
-mod ballot;
+mod broadcast;
+mod connector;
+mod error;
 mod farewell;
-mod greeter;
 mod inspect;
+mod list;
 #[cfg(test)]
 mod model;
 mod pool;
 mod quorum;
 mod release;
-mod scatter;
-mod strongest;
-mod survey;
-mod trouble;
+mod reported_holder;
+mod responses;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 
 pub(crate) use self::{
-    ballot::{Ballot, Slip, Unheard},
-    pool::{Links, Pooled},
-    quorum::{AtomicNodeSet, NodeSet, Verdict, Vote, Votes, quorum, token as agreed_token},
-    release::{Ending, Leaving, past_a_failover},
-    scatter::Round,
-    strongest::strongest,
-    survey::Look,
-    trouble::Trouble,
+    broadcast::BroadcastOptions,
+    error::AskError,
+    list::Lookup,
+    pool::{NodeConnections, PooledConnections},
+    quorum::{AtomicNodeSet, NodeDeadlines, NodeSet, Verdict, Vote, agreed_token, quorum},
+    release::{ReleaseOutcome, ReleaseRequest, retry_through_failover},
+    reported_holder::most_reported_holder,
+    responses::{PendingAcks, Response, Responses},
 };
-use self::{farewell::Farewell, pool::ConnectionPool, scatter::scatter};
+use self::{broadcast::broadcast, farewell::Farewell, pool::ConnectionPool};
 use crate::{
     clock::{self, Moment},
     error::{Action, LockError},
-    node::{Answer, Call, Endpoint, Failure, Reason, RedisNode, Roster, calls::Ping},
+    node::{
+        Endpoint, Exchange, Membership, NodeError, NodeErrorKind, RedisNode, Request,
+        requests::Ping,
+    },
     observer::Observer,
 };
 
-/// Several nodes are asked for a token this much above their clocks, so that all of them give the same one at once.
-const TOKEN_AHEAD_US: u64 = 10_000;
-/// Added to the moment from which a node refuses a late request, which is only known within a round trip.
-pub(crate) const LATE_SLACK: Duration = Duration::from_millis(100);
+/// Several nodes are asked for a token this much above their clocks, so that all of them give the
+/// same one at once.
+const TOKEN_HEADROOM_US: u64 = 10_000;
+/// Added to the moment from which a node refuses a late request, which is only known within a round
+/// trip.
+pub(crate) const EXPIRY_SLACK: Duration = Duration::from_millis(100);
 
 /// The nodes, and the connections to them.
 pub(crate) struct Redlock {
@@ -62,32 +68,54 @@ impl Redlock {
         observer: Arc<Observer>,
     ) -> Option<Redlock> {
         let labels = || endpoints.iter().map(|endpoint| endpoint.label.clone());
-        let roster = Arc::new(Mutex::new(Roster::new(labels(), quarantine)));
+        let roster = Arc::new(Mutex::new(Membership::new(labels(), quarantine)));
         let node = |(index, endpoint): (usize, &Arc<Endpoint>)| {
-            // With several answers under way a thread that spins takes the core from whoever is to send them.
+            // With several answers under way a thread that spins takes the core from whoever is to
+            // send them.
             let spin_max = if endpoints.len() > 1 { Duration::ZERO } else { spin_max };
-            let node = RedisNode::new(endpoint.clone(), operation_timeout, spin_max, observer.clone());
-            Arc::new(if endpoints.len() > 1 { node.among(index, roster.clone()) } else { node })
+            let node =
+                RedisNode::new(endpoint.clone(), operation_timeout, spin_max, observer.clone());
+            Arc::new(if endpoints.len() > 1 {
+                node.with_membership(index, roster.clone())
+            } else {
+                node
+            })
         };
         let nodes: Arc<[_]> = endpoints.iter().enumerate().map(node).collect();
         let pool = ConnectionPool::new(nodes.clone(), pool_size)?;
-        Some(Redlock { nodes, pool, farewell: Farewell::new(), label: label(endpoints), operation_timeout, observer })
+        Some(Redlock {
+            nodes,
+            pool,
+            farewell: Farewell::new(),
+            label: join_labels(endpoints),
+            operation_timeout,
+            observer,
+        })
     }
 
-    /// Connects to the nodes, to refuse those that cannot be nodes; one that is away is looked at when it comes back.
-    pub(crate) fn introduce(&self) -> Result<(), LockError> {
+    /// Connects to the nodes, to refuse those that cannot be nodes; one that is away is looked at
+    /// when it comes back.
+    pub(crate) fn validate_nodes(&self) -> Result<(), LockError> {
         let deadline = clock::now().saturating_add(self.operation_timeout);
-        let links = self.links(deadline);
-        let mut links = links.map_err(|failure| self.error(Trouble::Alone(failure), Action::Connect, None))?;
-        let ballot = self.ask(&mut links, Round::all(self.all(), deadline), |_| Ping, |_, _| Vote::Yes);
-        for (node, slip) in self.nodes.iter().zip(&ballot.slips) {
-            match slip {
-                Slip::Failed(Failure { reason: Reason::Unfit(why), .. }) => {
+        let connections = self.checkout(deadline);
+        let mut connections = connections
+            .map_err(|failure| self.lock_error(AskError::Node(failure), Action::Connect, None))?;
+        let responses = self.ask(
+            &mut connections,
+            BroadcastOptions::awaiting_all(self.all_nodes(), deadline),
+            |_| Ping,
+            |_, _| Vote::Yes,
+        );
+        for (node, response) in self.nodes.iter().zip(&responses.by_node) {
+            match response {
+                Response::Failed(NodeError { kind: NodeErrorKind::Ineligible(why), .. }) => {
                     return Err(LockError::InvalidConfig {
                         reason: format!("{} cannot be a node: {why}", node.label()),
                     });
                 }
-                Slip::Failed(failure) => say!(warn, "node {} is away: {}", node.label(), failure.reason),
+                Response::Failed(failure) => {
+                    log_safely!(warn, "node {} is away: {}", node.label(), failure.kind)
+                }
                 _ => {}
             }
         }
@@ -98,12 +126,12 @@ impl Redlock {
         self.nodes.len()
     }
 
-    pub(crate) fn needed(&self) -> usize {
+    pub(crate) fn quorum_size(&self) -> usize {
         quorum(self.nodes.len())
     }
 
-    pub(crate) fn all(&self) -> NodeSet {
-        NodeSet::first(self.nodes.len())
+    pub(crate) fn all_nodes(&self) -> NodeSet {
+        NodeSet::first_n(self.nodes.len())
     }
 
     pub(crate) fn node(&self, index: usize) -> &Arc<RedisNode> {
@@ -114,20 +142,24 @@ impl Redlock {
         &self.nodes
     }
 
-    /// The node on which to wait in line: the first that is well, so that all clients prefer the same one.
-    pub(crate) fn preferred(&self) -> usize {
-        self.nodes.iter().position(|node| node.is_well()).unwrap_or(0)
+    /// The node on which to wait in line: the first that is well, so that all clients prefer the
+    /// same one.
+    pub(crate) fn preferred_queue_node(&self) -> usize {
+        self.nodes.iter().position(|node| node.is_healthy()).unwrap_or(0)
     }
 
     /// Whether it is time to see if a node before this one is well again.
-    pub(crate) fn may_be_back(&self, node: usize) -> bool {
+    pub(crate) fn may_have_recovered(&self, node: usize) -> bool {
         let now = clock::now();
-        self.nodes[..node].iter().any(|node| !node.is_well() && !node.rests(now))
+        self.nodes[..node].iter().any(|node| !node.is_healthy() && !node.is_backing_off(now))
     }
 
-    /// Whether the line is better moved from this node: to one that everybody prefers, or away from one that keeps failing.
-    pub(crate) fn should_leave(&self, node: usize) -> bool {
-        self.len() > 1 && (self.preferred() < node || (self.nodes[node].is_ill() && self.preferred() != node))
+    /// Whether the line is better moved from this node: to one that everybody prefers, or away from
+    /// one that keeps failing.
+    pub(crate) fn should_switch_queue_node(&self, node: usize) -> bool {
+        self.len() > 1
+            && (self.preferred_queue_node() < node
+                || (self.nodes[node].is_failing() && self.preferred_queue_node() != node))
     }
 
     /// The nodes as sentences call them.
@@ -145,13 +177,13 @@ impl Redlock {
     }
 
     /// Connections for one caller.
-    pub(crate) fn links(&self, deadline: Moment) -> Result<Pooled, Failure> {
+    pub(crate) fn checkout(&self, deadline: Moment) -> Result<PooledConnections, NodeError> {
         self.pool.get(deadline)
     }
 
     /// Connections outside the pool, for a thread that must never wait for users of the pool.
-    pub(crate) fn reserved(&self) -> Links {
-        Links(self.nodes.iter().map(|node| node.reserved()).collect())
+    pub(crate) fn reserved_connections(&self) -> NodeConnections {
+        NodeConnections(self.nodes.iter().map(|node| node.reserved_connection()).collect())
     }
 
     /// Ends the pool.
@@ -160,21 +192,22 @@ impl Redlock {
     }
 
     /// Asks nodes, and counts.
-    pub(crate) fn ask<C: Call>(
+    pub(crate) fn ask<C: Request>(
         &self,
-        links: &mut Links,
-        round: Round<'_>,
-        call: impl Fn(usize) -> C,
-        vote: impl Fn(usize, &Answer<C::Reply>) -> Vote,
-    ) -> Ballot<C::Reply> {
-        scatter(&self.nodes, &mut links.0, round, call, vote)
+        connections: &mut NodeConnections,
+        options: BroadcastOptions<'_>,
+        request: impl Fn(usize) -> C,
+        vote: impl Fn(usize, &Exchange<C::Reply>) -> Vote,
+    ) -> Responses<C::Reply> {
+        broadcast(&self.nodes, &mut connections.0, options, request, vote)
     }
 
-    /// Reads what has come from this node of the answers that nobody waits for, which settles their receipts.
-    pub(crate) fn hear_owed(&self, links: &mut Links, node: usize) {
-        let (_, heard) = links.0[node].owes_since(clock::now());
-        if heard {
-            self.nodes[node].answered();
+    /// Reads what has come from this node of the answers that nobody waits for, which settles their
+    /// receipts.
+    pub(crate) fn drain_replies(&self, connections: &mut NodeConnections, node: usize) {
+        let (_, replied) = connections.0[node].unread_since(clock::now());
+        if replied {
+            self.nodes[node].record_success();
         }
     }
 
@@ -184,25 +217,37 @@ impl Redlock {
             return 0;
         }
         let now = clock::now();
-        let clocks = self.nodes.iter().filter_map(|node| node.reading());
-        clocks.map(|reading| reading.server_us_at(now)).max().map_or(0, |latest| latest.saturating_add(TOKEN_AHEAD_US))
+        let clocks = self.nodes.iter().filter_map(|node| node.clock_sample());
+        clocks
+            .map(|reading| reading.server_us_at(now))
+            .max()
+            .map_or(0, |latest| latest.saturating_add(TOKEN_HEADROOM_US))
     }
 
     /// Why it did not work, as the user sees it.
-    pub(crate) fn error(&self, trouble: Trouble, action: Action, name: Option<&str>) -> LockError {
+    pub(crate) fn lock_error(
+        &self,
+        error: AskError,
+        action: Action,
+        name: Option<&str>,
+    ) -> LockError {
         let name = name.map(str::to_owned);
         let server = self.label.clone();
-        let passing = trouble.is_passing();
-        let failure = match trouble {
-            Trouble::Alone(failure) => failure,
-            Trouble::Several { answers, .. } => {
-                return LockError::NoQuorum { action, name, needed: self.needed(), answers };
+        let is_transient = error.is_transient();
+        let failure = match error {
+            AskError::Node(failure) => failure,
+            AskError::NoQuorum { answers, .. } => {
+                return LockError::NoQuorum { action, name, needed: self.quorum_size(), answers };
             }
         };
-        match failure.reason {
-            Reason::PoolExhausted => LockError::PoolExhausted { action, name, server, pool_size: self.pool.size() },
-            Reason::Refused { code, message } if !passing => LockError::Refused { action, name, server, code, message },
-            Reason::Closed => LockError::Shutdown,
+        match failure.kind {
+            NodeErrorKind::PoolExhausted => {
+                LockError::PoolExhausted { action, name, server, pool_size: self.pool.size() }
+            }
+            NodeErrorKind::Refused { code, message } if !is_transient => {
+                LockError::Refused { action, name, server, code, message }
+            }
+            NodeErrorKind::Closed => LockError::Shutdown,
             reason => LockError::Unavailable { action, name, server, cause: Box::new(reason) },
         }
     }
@@ -215,9 +260,11 @@ impl fmt::Debug for Redlock {
 }
 
 /// The nodes as sentences call them.
-pub(crate) fn label(endpoints: &[Arc<Endpoint>]) -> Arc<str> {
+pub(crate) fn join_labels(endpoints: &[Arc<Endpoint>]) -> Arc<str> {
     match endpoints {
         [one] => one.label.clone(),
-        several => several.iter().map(|endpoint| &*endpoint.label).collect::<Vec<_>>().join(", ").into(),
+        several => {
+            several.iter().map(|endpoint| &*endpoint.label).collect::<Vec<_>>().join(", ").into()
+        }
     }
 }

@@ -1,6 +1,6 @@
-//! The r2d2 pool. What it pools are places for connections, one to each node: a place connects when it is first used, so
-//! that the caller's deadline covers connecting, errors keep their kind, and no worker of the pool ever blocks on a dead
-//! server.
+//! The r2d2 pool. What it pools are places for connections, one to each node: a place connects when
+//! it is first used, so that the caller's deadline covers connecting, errors keep their kind, and
+//! no worker of the pool ever blocks on a dead server.
 
 use std::{
     convert::Infallible,
@@ -17,38 +17,38 @@ use r2d2::{ManageConnection, NopErrorHandler, Pool};
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
 #[cfg(feature = "testing")]
-use crate::testing;
+use crate::sim;
 use crate::{
     clock::{self, Moment},
-    node::{Connection, Failure, Reason, RedisNode},
+    node::{Connection, NodeError, NodeErrorKind, RedisNode},
     threads,
 };
 
 /// A place for a connection to each of the nodes, in their order.
 #[derive(Debug)]
-pub(crate) struct Links(pub(crate) Box<[Connection]>);
+pub(crate) struct NodeConnections(pub(crate) Box<[Connection]>);
 
 #[derive(Debug)]
-pub(crate) struct Places {
+pub(crate) struct ConnectionFactory {
     nodes: Arc<[Arc<RedisNode>]>,
     closed: Arc<AtomicBool>,
 }
 
-impl ManageConnection for Places {
-    type Connection = Links;
+impl ManageConnection for ConnectionFactory {
+    type Connection = NodeConnections;
     type Error = Infallible;
 
-    fn connect(&self) -> Result<Links, Infallible> {
-        Ok(Links(self.nodes.iter().map(|node| node.pooled()).collect()))
+    fn connect(&self) -> Result<NodeConnections, Infallible> {
+        Ok(NodeConnections(self.nodes.iter().map(|node| node.pooled_connection()).collect()))
     }
 
-    fn is_valid(&self, _: &mut Links) -> Result<(), Infallible> {
+    fn is_valid(&self, _: &mut NodeConnections) -> Result<(), Infallible> {
         Ok(())
     }
 
-    /// Only when the pool is closed: then a place that comes back is closed right there, not by whichever thread is the last
-    /// to leave the pool.
-    fn has_broken(&self, _: &mut Links) -> bool {
+    /// Only when the pool is closed: then a place that comes back is closed right there, not by
+    /// whichever thread is the last to leave the pool.
+    fn has_broken(&self, _: &mut NodeConnections) -> bool {
         self.closed.load(Ordering::Relaxed)
     }
 }
@@ -56,19 +56,19 @@ impl ManageConnection for Places {
 #[derive(Debug)]
 pub(crate) struct ConnectionPool {
     /// Empty once it has been closed.
-    pool: Mutex<Option<Pool<Places>>>,
+    pool: Mutex<Option<Pool<ConnectionFactory>>>,
     closed: Arc<AtomicBool>,
     size: u32,
 }
 
-pub(crate) type Pooled = r2d2::PooledConnection<Places>;
+pub(crate) type PooledConnections = r2d2::PooledConnection<ConnectionFactory>;
 
 impl ConnectionPool {
     /// Connects to nothing yet. Panics inside the pool, when it gets no thread, come out as `None`.
     pub(crate) fn new(nodes: Arc<[Arc<RedisNode>]>, size: u32) -> Option<ConnectionPool> {
         let closed = Arc::new(AtomicBool::new(false));
         let build = move || {
-            let places = Places { nodes, closed: closed.clone() };
+            let factory = ConnectionFactory { nodes, closed: closed.clone() };
             let workers = ScheduledThreadPool::builder()
                 .num_threads(1)
                 .thread_name_pattern("distlock-pool")
@@ -80,41 +80,46 @@ impl ConnectionPool {
                 .test_on_check_out(false)
                 .error_handler(Box::new(NopErrorHandler))
                 .thread_pool(Arc::new(workers))
-                .build_unchecked(places);
+                .build_unchecked(factory);
             ConnectionPool { pool: Mutex::new(Some(pool)), closed, size }
         };
-        threads::without_signals(|| panic::catch_unwind(panic::AssertUnwindSafe(build)).ok())
+        threads::with_signals_blocked(|| panic::catch_unwind(panic::AssertUnwindSafe(build)).ok())
     }
 
-    pub(crate) fn get(&self, deadline: Moment) -> Result<Pooled, Failure> {
+    pub(crate) fn get(&self, deadline: Moment) -> Result<PooledConnections, NodeError> {
         let pool = self.pool.lock().clone();
-        let closed = Failure { sent: false, reason: Reason::Closed };
+        let closed = NodeError { outcome_unknown: false, kind: NodeErrorKind::Closed };
         let Some(pool) = pool else { return Err(closed) };
         if let Some(connection) = pool.try_get() {
             return Ok(connection);
         }
         #[cfg(feature = "testing")]
-        if let Some(world) = testing::world() {
-            // The pool waits by a clock of its own: only for its thread, which makes a place at once where there is room.
+        if let Some(world) = sim::world() {
+            // The pool waits by a clock of its own: only for its thread, which makes a place at
+            // once where there is room.
             return clock::poll(&*world, deadline, || match pool.state().connections {
                 made if made < self.size => pool.get_timeout(Duration::from_secs(60 * 60)).ok(),
                 _ => pool.try_get(),
             })
-            .ok_or(Failure { sent: false, reason: Reason::PoolExhausted });
+            .ok_or(NodeError { outcome_unknown: false, kind: NodeErrorKind::PoolExhausted });
         }
         // r2d2 adds the timeout to an Instant, which panics on a far one.
-        let left = deadline.after(clock::now()).min(Duration::from_secs(60 * 60));
+        let left = deadline.duration_since(clock::now()).min(Duration::from_secs(60 * 60));
         if let Ok(connection) = pool.get_timeout(left) {
             return Ok(connection);
         }
-        // Who was kept from running until its time was over may find one, or that one was still being made: counted before
-        // the last look, for one that is made between the two is there for whoever comes next, and not in others' hands.
+        // Who was kept from running until its time was over may find one, or that one was still
+        // being made: counted before the last look, for one that is made between the two is
+        // there for whoever comes next, and not in others' hands.
         let all = pool.state().connections >= self.size;
         pool.try_get().ok_or_else(|| {
             if self.closed.load(Ordering::Relaxed) {
                 return closed;
             }
-            Failure { sent: false, reason: if all { Reason::PoolExhausted } else { Reason::TimedOut } }
+            NodeError {
+                outcome_unknown: false,
+                kind: if all { NodeErrorKind::PoolExhausted } else { NodeErrorKind::TimedOut },
+            }
         })
     }
 
@@ -122,12 +127,13 @@ impl ConnectionPool {
         self.size
     }
 
-    /// Ends the pool's thread and closes what is idle; what is lent out is closed when it comes back.
+    /// Ends the pool's thread and closes what is idle; what is lent out is closed when it comes
+    /// back.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         let pool = self.pool.lock().take();
-        while let Some(links) = pool.as_ref().and_then(Pool::try_get) {
-            drop(links);
+        while let Some(connections) = pool.as_ref().and_then(Pool::try_get) {
+            drop(connections);
         }
     }
 }
@@ -137,27 +143,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pool_that_was_closed_says_so_also_to_those_who_waited() {
+    fn closed_pool_fails_waiting_and_later_callers() {
         let pool = ConnectionPool::new(Arc::new([]), 1).unwrap();
         let late = clock::now().saturating_add(Duration::from_millis(200));
         let taken = pool.get(late.saturating_add(Duration::from_secs(60))).unwrap();
         std::thread::scope(|threads| {
-            let waiting = threads.spawn(|| pool.get(late).map(drop).unwrap_err().reason);
+            let waiting = threads.spawn(|| pool.get(late).map(drop).unwrap_err().kind);
             pool.close();
-            assert!(matches!(waiting.join().unwrap(), Reason::Closed));
+            assert!(matches!(waiting.join().unwrap(), NodeErrorKind::Closed));
         });
-        assert!(matches!(pool.get(late).unwrap_err().reason, Reason::Closed));
+        assert!(matches!(pool.get(late).unwrap_err().kind, NodeErrorKind::Closed));
         drop(taken);
     }
 
     #[test]
-    fn who_has_no_time_left_is_not_told_that_others_have_them_all() {
+    fn pool_without_time_left_reports_exhausted_only_if_full() {
         let pool = ConnectionPool::new(Arc::new([]), 1).unwrap();
         let now = clock::now();
         let late = pool.get(now).err();
-        assert!(late.is_none_or(|failure| matches!(failure.reason, Reason::TimedOut)));
+        assert!(late.is_none_or(|failure| matches!(failure.kind, NodeErrorKind::TimedOut)));
         let taken = pool.get(now.saturating_add(Duration::from_secs(60))).unwrap();
-        assert!(matches!(pool.get(now).unwrap_err().reason, Reason::PoolExhausted));
+        assert!(matches!(pool.get(now).unwrap_err().kind, NodeErrorKind::PoolExhausted));
         drop(taken);
         assert!(pool.get(clock::now()).is_ok());
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-pub(crate) use crate::answer::Vote;
+pub(crate) use crate::node_answer::Vote;
 use crate::{
     clock::Moment,
     sync::atomic::{AtomicU32, Ordering},
@@ -14,12 +14,12 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Verdict {
     /// It depends on answers that are still to come.
-    Open,
-    Won,
+    Pending,
+    Granted,
     /// Those who said no keep us from a quorum.
-    Lost,
+    Rejected,
     /// So few answered that there is no quorum whatever they say.
-    Unreachable,
+    NoQuorum,
 }
 
 /// More than half: any two quorums have a node in common.
@@ -30,32 +30,34 @@ pub(crate) const fn quorum(nodes: usize) -> usize {
 /// Counts `votes`; `None` is an answer that may still come.
 pub(crate) fn verdict(votes: impl ExactSizeIterator<Item = Option<Vote>>) -> Verdict {
     let needed = quorum(votes.len());
-    let (mut yes, mut no, mut open) = (0, 0, 0);
+    let (mut yes, mut no, mut pending) = (0, 0, 0);
     for vote in votes {
         match vote {
             Some(Vote::Yes) => yes += 1,
             Some(Vote::No) => no += 1,
             Some(Vote::Unknown) => {}
-            None => open += 1,
+            None => pending += 1,
         }
     }
     if yes >= needed {
-        Verdict::Won
-    } else if yes + no + open < needed {
-        Verdict::Unreachable
-    } else if yes + open >= needed || yes + no < needed {
-        Verdict::Open
+        Verdict::Granted
+    } else if yes + no + pending < needed {
+        Verdict::NoQuorum
+    } else if yes + pending >= needed || yes + no < needed {
+        Verdict::Pending
     } else {
-        Verdict::Lost
+        Verdict::Rejected
     }
 }
 
-/// The token that a quorum has stored, or else the largest one that was seen, which a quorum has yet to store.
+/// The token that a quorum has stored, or else the largest one that was seen, which a quorum has
+/// yet to store.
 ///
-/// A token may be handed out only when a quorum has stored it: the largest of several counters does not rise from
-/// holder to holder, because two quorums may have only a node in common whose counter is behind. With the token stored
-/// where each later quorum has a node, that node hands out a larger one.
-pub(crate) fn token(stored: &[u64], nodes: usize) -> Result<u64, u64> {
+/// A token may be handed out only when a quorum has stored it: the largest of several counters does
+/// not rise from holder to holder, because two quorums may have only a node in common whose counter
+/// is behind. With the token stored where each later quorum has a node, that node hands out a
+/// larger one.
+pub(crate) fn agreed_token(stored: &[u64], nodes: usize) -> Result<u64, u64> {
     let highest = stored.iter().copied().max().unwrap_or(0);
     let agreeing = stored.iter().filter(|token| **token == highest).count();
     if agreeing >= quorum(nodes) { Ok(highest) } else { Err(highest) }
@@ -63,59 +65,61 @@ pub(crate) fn token(stored: &[u64], nodes: usize) -> Result<u64, u64> {
 
 /// Until when each node keeps a lock for us.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Votes {
+pub(crate) struct NodeDeadlines {
     /// `None` where it is not kept for us.
     deadlines: SmallVec<[Option<Moment>; 1]>,
     /// Nodes whose word does not count for this lease.
-    barred: NodeSet,
+    excluded: NodeSet,
 }
 
-impl Votes {
+impl NodeDeadlines {
     /// Of nodes that have said nothing yet.
-    pub(crate) fn new(nodes: usize) -> Votes {
+    pub(crate) fn new(nodes: usize) -> NodeDeadlines {
         let deadlines = SmallVec::from_elem(Some(Moment::from_nanos(0)), nodes);
-        Votes { deadlines, barred: NodeSet::NONE }
+        NodeDeadlines { deadlines, excluded: NodeSet::EMPTY }
     }
 
     /// A node keeps the lock until `deadline`, which does not move back.
     pub(crate) fn confirm(&mut self, node: usize, deadline: Moment) {
         if let Some(vote) = self.deadlines.get_mut(node)
-            && !self.barred.has(node)
+            && !self.excluded.contains(node)
         {
             *vote = Some(vote.map_or(deadline, |vote| vote.max(deadline)));
         }
     }
 
     /// A node does not keep the lock for us, or not any more.
-    pub(crate) fn strike(&mut self, node: usize) {
+    pub(crate) fn revoke(&mut self, node: usize) {
         if let Some(vote) = self.deadlines.get_mut(node) {
             *vote = None;
         }
     }
 
     /// A node may lose the lock again without a word, so that whatever it says does not count.
-    pub(crate) fn bar(&mut self, node: usize) {
-        self.strike(node);
-        self.barred = self.barred.with(NodeSet::only(node));
+    pub(crate) fn exclude(&mut self, node: usize) {
+        self.revoke(node);
+        self.excluded = self.excluded.union(NodeSet::single(node));
     }
 
-    pub(crate) fn barred(&self) -> NodeSet {
-        self.barred
+    pub(crate) fn excluded(&self) -> NodeSet {
+        self.excluded
     }
 
-    /// Whether a node, whose word would count, does not keep the lock at `now` as far as it has said.
-    pub(crate) fn is_over(&self, node: usize, now: Moment) -> bool {
-        let vote = self.deadlines.get(node).filter(|_| !self.barred.has(node));
+    /// Whether a node, whose word would count, does not keep the lock at `now` as far as it has
+    /// said.
+    pub(crate) fn has_lapsed(&self, node: usize, now: Moment) -> bool {
+        let vote = self.deadlines.get(node).filter(|_| !self.excluded.contains(node));
         vote.is_some_and(|vote| vote.is_none_or(|deadline| deadline <= now))
     }
 
-    /// Until when a quorum keeps the lock: the quorum-th largest of the deadlines. `None` when there cannot be a
-    /// quorum any more.
-    pub(crate) fn validity(&self) -> Option<Moment> {
+    /// Until when a quorum keeps the lock: the quorum-th largest of the deadlines. `None` when
+    /// there cannot be a quorum any more.
+    pub(crate) fn valid_until(&self) -> Option<Moment> {
         if let [vote] = *self.deadlines.as_slice() {
             return vote;
         }
-        let mut deadlines: SmallVec<[Moment; 8]> = self.deadlines.iter().copied().flatten().collect();
+        let mut deadlines: SmallVec<[Moment; 8]> =
+            self.deadlines.iter().copied().flatten().collect();
         deadlines.sort_unstable_by(|a, b| b.cmp(a));
         deadlines.get(quorum(self.deadlines.len()) - 1).copied()
     }
@@ -127,30 +131,30 @@ pub(crate) struct NodeSet(u32);
 
 impl NodeSet {
     /// How many nodes there can be.
-    pub(crate) const ROOM: usize = 32;
-    pub(crate) const NONE: NodeSet = NodeSet(0);
+    pub(crate) const CAPACITY: usize = 32;
+    pub(crate) const EMPTY: NodeSet = NodeSet(0);
 
-    pub(crate) fn first(nodes: usize) -> NodeSet {
-        NodeSet(u32::MAX >> (Self::ROOM - nodes.clamp(1, Self::ROOM)))
+    pub(crate) fn first_n(nodes: usize) -> NodeSet {
+        NodeSet(u32::MAX >> (Self::CAPACITY - nodes.clamp(1, Self::CAPACITY)))
     }
 
-    pub(crate) fn only(node: usize) -> NodeSet {
+    pub(crate) fn single(node: usize) -> NodeSet {
         NodeSet(1 << node)
     }
 
-    pub(crate) fn has(self, node: usize) -> bool {
+    pub(crate) fn contains(self, node: usize) -> bool {
         self.0 & (1 << node) != 0
     }
 
-    pub(crate) fn with(self, other: NodeSet) -> NodeSet {
+    pub(crate) fn union(self, other: NodeSet) -> NodeSet {
         NodeSet(self.0 | other.0)
     }
 
-    pub(crate) fn without(self, other: NodeSet) -> NodeSet {
+    pub(crate) fn difference(self, other: NodeSet) -> NodeSet {
         NodeSet(self.0 & !other.0)
     }
 
-    pub(crate) fn both(self, other: NodeSet) -> NodeSet {
+    pub(crate) fn intersection(self, other: NodeSet) -> NodeSet {
         NodeSet(self.0 & other.0)
     }
 
@@ -163,7 +167,8 @@ impl NodeSet {
     }
 
     pub(crate) fn iter(self) -> impl DoubleEndedIterator<Item = usize> {
-        (0..Self::ROOM - self.0.leading_zeros() as usize).filter(move |node| self.has(*node))
+        (0..Self::CAPACITY - self.0.leading_zeros() as usize)
+            .filter(move |node| self.contains(*node))
     }
 }
 
@@ -187,7 +192,7 @@ impl AtomicNodeSet {
 
 impl FromIterator<usize> for NodeSet {
     fn from_iter<I: IntoIterator<Item = usize>>(nodes: I) -> NodeSet {
-        nodes.into_iter().fold(NodeSet::NONE, |set, node| set.with(NodeSet::only(node)))
+        nodes.into_iter().fold(NodeSet::EMPTY, |set, node| set.union(NodeSet::single(node)))
     }
 }
 
@@ -216,100 +221,114 @@ mod tests {
     }
 
     #[test]
-    fn one_node_is_the_quorum_of_one() {
-        for (votes, verdict) in
-            [("y", Verdict::Won), ("n", Verdict::Lost), ("u", Verdict::Unreachable), (".", Verdict::Open)]
-        {
-            assert_eq!(count(votes), verdict, "{votes}");
-        }
-    }
-
-    #[test]
-    fn it_is_decided_as_soon_as_it_is_certain() {
+    fn verdict_of_one_node_is_its_vote() {
         for (votes, verdict) in [
-            ("yyy..", Verdict::Won),
-            ("yy...", Verdict::Open),
-            ("nnn..", Verdict::Lost),
-            ("nn...", Verdict::Open),
-            ("uuu", Verdict::Unreachable),
-            ("uuu..", Verdict::Unreachable),
-            ("yyuu.", Verdict::Open),
-            ("yyuun", Verdict::Lost),
-            ("nnuu.", Verdict::Open),
-            ("nnuuy", Verdict::Lost),
-            ("nnuuu", Verdict::Unreachable),
-            ("yyuuu", Verdict::Unreachable),
-            // Half is no quorum, and half that say no leave none.
-            ("yyuu", Verdict::Unreachable),
-            ("nnyy", Verdict::Lost),
-            ("nn..", Verdict::Open),
-            ("nnn.", Verdict::Lost),
-            ("yn", Verdict::Lost),
-            ("yn.", Verdict::Open),
+            ("y", Verdict::Granted),
+            ("n", Verdict::Rejected),
+            ("u", Verdict::NoQuorum),
+            (".", Verdict::Pending),
         ] {
             assert_eq!(count(votes), verdict, "{votes}");
         }
     }
 
     #[test]
-    fn a_token_counts_when_a_quorum_has_stored_it() {
-        assert_eq!(token(&[7], 1), Ok(7));
-        assert_eq!(token(&[10, 2, 2], 5), Err(10));
-        assert_eq!(token(&[10, 10, 2], 5), Err(10));
-        assert_eq!(token(&[10, 10, 10, 2], 5), Ok(10));
+    fn verdict_is_given_as_soon_as_it_is_certain() {
+        for (votes, verdict) in [
+            ("yyy..", Verdict::Granted),
+            ("yy...", Verdict::Pending),
+            ("nnn..", Verdict::Rejected),
+            ("nn...", Verdict::Pending),
+            ("uuu", Verdict::NoQuorum),
+            ("uuu..", Verdict::NoQuorum),
+            ("yyuu.", Verdict::Pending),
+            ("yyuun", Verdict::Rejected),
+            ("nnuu.", Verdict::Pending),
+            ("nnuuy", Verdict::Rejected),
+            ("nnuuu", Verdict::NoQuorum),
+            ("yyuuu", Verdict::NoQuorum),
+            // Half is no quorum, and half that say no leave none.
+            ("yyuu", Verdict::NoQuorum),
+            ("nnyy", Verdict::Rejected),
+            ("nn..", Verdict::Pending),
+            ("nnn.", Verdict::Rejected),
+            ("yn", Verdict::Rejected),
+            ("yn.", Verdict::Pending),
+        ] {
+            assert_eq!(count(votes), verdict, "{votes}");
+        }
     }
 
     #[test]
-    fn validity_is_the_quorum_th_largest_deadline() {
+    fn token_agreed_only_if_quorum_stored_it() {
+        assert_eq!(agreed_token(&[7], 1), Ok(7));
+        assert_eq!(agreed_token(&[10, 2, 2], 5), Err(10));
+        assert_eq!(agreed_token(&[10, 10, 2], 5), Err(10));
+        assert_eq!(agreed_token(&[10, 10, 10, 2], 5), Ok(10));
+    }
+
+    #[test]
+    fn valid_until_is_quorum_th_largest_deadline() {
         let at = Moment::from_nanos;
-        let mut votes = Votes::new(5);
-        assert_eq!(votes.validity(), Some(at(0)));
+        let mut votes = NodeDeadlines::new(5);
+        assert_eq!(votes.valid_until(), Some(at(0)));
         for (node, deadline) in [(0, 50), (1, 40), (2, 30)] {
             votes.confirm(node, at(deadline));
         }
-        assert_eq!(votes.validity(), Some(at(30)));
+        assert_eq!(votes.valid_until(), Some(at(30)));
         votes.confirm(4, at(45));
-        assert_eq!(votes.validity(), Some(at(40)));
+        assert_eq!(votes.valid_until(), Some(at(40)));
         votes.confirm(0, at(20));
-        assert_eq!(votes.validity(), Some(at(40)), "a deadline moved back");
-        votes.strike(0);
-        assert_eq!(votes.validity(), Some(at(30)));
+        assert_eq!(votes.valid_until(), Some(at(40)), "a deadline moved back");
+        votes.revoke(0);
+        assert_eq!(votes.valid_until(), Some(at(30)));
         votes.confirm(0, at(90));
-        assert_eq!(votes.validity(), Some(at(40)), "it was taken anew");
-        assert!(votes.barred().is_empty());
-        votes.bar(0);
-        assert_eq!(votes.barred(), NodeSet::only(0));
+        assert_eq!(votes.valid_until(), Some(at(40)), "it was taken anew");
+        assert!(votes.excluded().is_empty());
+        votes.exclude(0);
+        assert_eq!(votes.excluded(), NodeSet::single(0));
         votes.confirm(0, at(99));
-        assert_eq!(votes.validity(), Some(at(30)), "a vote that does not count was counted");
-        votes.strike(1);
-        votes.strike(2);
-        assert_eq!(votes.validity(), None);
+        assert_eq!(votes.valid_until(), Some(at(30)), "a vote that does not count was counted");
+        votes.revoke(1);
+        votes.revoke(2);
+        assert_eq!(votes.valid_until(), None);
     }
 
     /// All that so many nodes can have said so far.
     fn all_votes(nodes: u32) -> impl Iterator<Item = Vec<Option<Vote>>> {
         let votes = [None, Some(Vote::Yes), Some(Vote::No), Some(Vote::Unknown)];
-        (0..4_usize.pow(nodes)).map(move |n| (0..nodes).map(|node| votes[n >> (2 * node) & 3]).collect())
+        (0..4_usize.pow(nodes))
+            .map(move |n| (0..nodes).map(|node| votes[n >> (2 * node) & 3]).collect())
     }
 
     #[test]
-    fn a_verdict_is_final_and_not_late() {
+    fn verdict_is_final_and_never_late() {
         for votes in (1..=6).flat_map(all_votes) {
             let now = verdict(votes.iter().copied());
             let ends = [Vote::Yes, Vote::No, Vote::Unknown].map(|rest| {
-                verdict(votes.iter().map(|vote| Some(vote.unwrap_or(rest))).collect::<Vec<_>>().into_iter())
+                verdict(
+                    votes
+                        .iter()
+                        .map(|vote| Some(vote.unwrap_or(rest)))
+                        .collect::<Vec<_>>()
+                        .into_iter(),
+                )
             });
             match now {
-                Verdict::Open => assert!(ends.iter().any(|end| *end != ends[0]), "{votes:?} is decided"),
-                sure => assert!(ends.iter().all(|end| *end == sure), "{votes:?} is not {sure:?} yet"),
+                Verdict::Pending => {
+                    assert!(ends.iter().any(|end| *end != ends[0]), "{votes:?} is decided")
+                }
+                sure => {
+                    assert!(ends.iter().all(|end| *end == sure), "{votes:?} is not {sure:?} yet")
+                }
             }
         }
     }
 
     /// Why nodes are added and taken away one at a time.
     #[test]
-    fn quorums_of_a_set_and_of_one_with_a_node_more_meet() {
-        for nodes in 1..NodeSet::ROOM {
+    fn quorums_overlap_after_one_node_is_added() {
+        for nodes in 1..NodeSet::CAPACITY {
             let (before, after) = (quorum(nodes), quorum(nodes + 1));
             assert!(before + after > nodes + 1, "{nodes}");
         }
@@ -318,26 +337,26 @@ mod tests {
     }
 
     #[test]
-    fn sets_are_joined_cut_and_taken_from_each_other() {
+    fn node_set_union_intersection_difference() {
         let set = |nodes: &[usize]| nodes.iter().copied().collect::<NodeSet>();
         let (ours, theirs) = (set(&[0, 2, 3]), set(&[2, 5]));
-        assert_eq!(ours.with(theirs), set(&[0, 2, 3, 5]));
-        assert_eq!(ours.both(theirs), set(&[2]));
-        assert_eq!(ours.without(theirs), set(&[0, 3]));
-        assert_eq!(NodeSet::first(3), set(&[0, 1, 2]));
-        assert!(NodeSet::NONE.is_empty() && !ours.is_empty());
-        assert!(ours.has(2) && !ours.has(1));
+        assert_eq!(ours.union(theirs), set(&[0, 2, 3, 5]));
+        assert_eq!(ours.intersection(theirs), set(&[2]));
+        assert_eq!(ours.difference(theirs), set(&[0, 3]));
+        assert_eq!(NodeSet::first_n(3), set(&[0, 1, 2]));
+        assert!(NodeSet::EMPTY.is_empty() && !ours.is_empty());
+        assert!(ours.contains(2) && !ours.contains(1));
         assert_eq!(format!("{ours:?}"), "{0, 2, 3}");
     }
 
     proptest! {
         #[test]
-        fn a_set_is_what_was_put_in(nodes in proptest::collection::btree_set(0usize..NodeSet::ROOM, 0..NodeSet::ROOM)) {
+        fn node_set_contains_what_was_inserted(nodes in proptest::collection::btree_set(0usize..NodeSet::CAPACITY, 0..NodeSet::CAPACITY)) {
             let set: NodeSet = nodes.iter().copied().collect();
             prop_assert_eq!(set.len(), nodes.len());
             prop_assert!(set.iter().eq(nodes.iter().copied()));
-            prop_assert!(set.without(set).is_empty());
-            prop_assert_eq!(NodeSet::first(NodeSet::ROOM).without(set).len(), NodeSet::ROOM - nodes.len());
+            prop_assert!(set.difference(set).is_empty());
+            prop_assert_eq!(NodeSet::first_n(NodeSet::CAPACITY).difference(set).len(), NodeSet::CAPACITY - nodes.len());
         }
     }
 }

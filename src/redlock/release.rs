@@ -3,195 +3,233 @@
 use std::time::Duration;
 
 use super::{
-    Links, Redlock, Round, Slip, Trouble,
-    ballot::{Ballot, Unheard},
+    AskError, BroadcastOptions, NodeConnections, Redlock, Response,
     quorum::{NodeSet, Vote, quorum},
+    responses::{PendingAcks, Responses},
 };
 use crate::{
-    answer::NodeAnswer,
     clock::{self, Moment},
     holder::Holder,
     key::LockKey,
     node::{
-        Answer,
-        calls::{Release, ReleaseReply},
+        Exchange,
+        requests::{Release, ReleaseReply},
     },
+    node_answer::NodeAnswer,
     released::Released,
 };
 
 /// Between tries at a server that is no master.
-const PAUSE_MIN: Duration = Duration::from_millis(20);
-const PAUSE_MAX: Duration = Duration::from_millis(200);
+const FAILOVER_PAUSE_MIN: Duration = Duration::from_millis(20);
+const FAILOVER_PAUSE_MAX: Duration = Duration::from_millis(200);
 
 /// What is to be released.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Leaving<'a> {
+pub(crate) struct ReleaseRequest<'a> {
     pub(crate) key: &'a LockKey,
     pub(crate) id: &'a [u8],
     /// Its entry in the queue, or empty.
-    pub(crate) waiter: &'a str,
+    pub(crate) queue_entry: &'a str,
     /// Its holder believed in it until now.
     pub(crate) was_held: bool,
     /// Nodes that have not answered yet when they were asked for it.
-    pub(crate) open: NodeSet,
+    pub(crate) unanswered: NodeSet,
     /// Nodes where an earlier try may have been carried out, of which the answer is lost.
-    pub(crate) may_be_done: NodeSet,
+    pub(crate) maybe_applied: NodeSet,
 }
 
-impl<'a> Leaving<'a> {
-    pub(crate) fn call(&self) -> Release<'a> {
-        let Leaving { key, id, waiter, .. } = *self;
-        Release { key, id, waiter, in_time: false }
+impl<'a> ReleaseRequest<'a> {
+    pub(crate) fn node_request(&self) -> Release<'a> {
+        let ReleaseRequest { key, id, queue_entry: waiter, .. } = *self;
+        Release { key, id, queue_entry: waiter, expires: false }
     }
 
-    pub(crate) fn vote(_: usize, answer: &Answer<ReleaseReply>) -> Vote {
+    pub(crate) fn vote(_: usize, answer: &Exchange<ReleaseReply>) -> Vote {
         match answer.reply {
             ReleaseReply::Released | ReleaseReply::Gone => Vote::Yes,
-            ReleaseReply::Other(_) | ReleaseReply::WrongType => Vote::No,
-            ReleaseReply::Late { .. } => Vote::Unknown,
+            ReleaseReply::HeldByOther(_) | ReleaseReply::WrongType => Vote::No,
+            ReleaseReply::Expired { .. } => Vote::Unknown,
         }
     }
 
-    /// The node on which others wait is told last: by then the lock is on its way to being free on the others.
-    fn round(&self, to: NodeSet, deadline: Moment) -> Round<'static> {
-        Round { backwards: true, all: !self.was_held, ears: self.open, ..Round::new(to, deadline) }
+    /// The node on which others wait is told last: by then the lock is on its way to being free on
+    /// the others.
+    fn broadcast_options(&self, to: NodeSet, deadline: Moment) -> BroadcastOptions<'static> {
+        BroadcastOptions {
+            reverse_order: true,
+            wait_for_all: !self.was_held,
+            preferred: self.unanswered,
+            ..BroadcastOptions::new(to, deadline)
+        }
     }
 }
 
 /// How it went, and the nodes that have not said so.
 #[derive(Debug)]
-pub(crate) struct Ending {
-    pub(crate) outcome: Result<Released, Trouble>,
-    pub(crate) unsettled: NodeSet,
+pub(crate) struct ReleaseOutcome {
+    pub(crate) result: Result<Released, AskError>,
+    pub(crate) unconfirmed: NodeSet,
     /// Those that were told, and for whose answers nobody waited.
-    pub(crate) unheard: Unheard,
+    pub(crate) unacknowledged: PendingAcks,
     /// Those that kept it until now.
-    pub(crate) released: NodeSet,
+    pub(crate) released_on: NodeSet,
     /// Those where it may have been carried out without our hearing of it, for the next try.
-    pub(crate) may_be_done: NodeSet,
+    pub(crate) maybe_applied: NodeSet,
 }
 
-/// Has the one server asked again, ever more seldom, while it is a master no more and the name does not lead to the next one yet.
-/// `release` is told where its earlier tries may have been carried out. Nobody keeps a connection during the pauses.
-pub(crate) fn past_a_failover(until: Moment, mut release: impl FnMut(NodeSet) -> Ending) -> Ending {
-    let mut ending = release(NodeSet::NONE);
-    let (mut pause, mut demoted) = (PAUSE_MIN, false);
-    while let Err(trouble) = &ending.outcome {
-        demoted |= trouble.is_about_a_replica();
+/// Has the one server asked again, ever more seldom, while it is a master no more and the name does
+/// not lead to the next one yet. `release` is told where its earlier tries may have been carried
+/// out. Nobody keeps a connection during the pauses.
+pub(crate) fn retry_through_failover(
+    until: Moment,
+    mut release: impl FnMut(NodeSet) -> ReleaseOutcome,
+) -> ReleaseOutcome {
+    let mut outcome = release(NodeSet::EMPTY);
+    let (mut pause, mut demoted) = (FAILOVER_PAUSE_MIN, false);
+    while let Err(error) = &outcome.result {
+        demoted |= error.is_not_master();
         // On its way to the next one the name may also lead to nobody.
-        let may_help = demoted && (trouble.is_about_a_replica() || trouble.is_passing());
+        let may_help = demoted && (error.is_not_master() || error.is_transient());
         let next = clock::now().saturating_add(pause);
         // A try is worth nothing without the time for an answer.
         if !may_help || next.saturating_add(pause) >= until {
             break;
         }
-        clock::rest(next);
-        pause = (pause * 2).min(PAUSE_MAX);
-        let again = release(ending.may_be_done);
-        let silence = matches!(&again.outcome, Err(trouble) if trouble.is_silence());
+        clock::sleep_until(next);
+        pause = (pause * 2).min(FAILOVER_PAUSE_MAX);
+        let again = release(outcome.maybe_applied);
+        let is_timeout = matches!(&again.result, Err(trouble) if trouble.is_timeout());
         // That time ran out says less than what was said before.
-        ending = if silence { Ending { outcome: ending.outcome, ..again } } else { again };
+        outcome =
+            if is_timeout { ReleaseOutcome { result: outcome.result, ..again } } else { again };
     }
-    ending
+    outcome
 }
 
 impl Redlock {
     /// Asks all nodes, and again those whose answer is lost, within `patience`.
     ///
-    /// "Nobody holds it" then means that the first request was carried out; and so does "somebody else" if it was held
-    /// until then, for a release hands the lock on.
-    pub(crate) fn release(&self, links: &mut Links, leaving: Leaving<'_>, patience: Duration) -> Ending {
-        self.release_by(leaving, patience, |round| self.ask(links, round, |_| leaving.call(), Leaving::vote))
+    /// "Nobody holds it" then means that the first request was carried out; and so does "somebody
+    /// else" if it was held until then, for a release hands the lock on.
+    pub(crate) fn release(
+        &self,
+        connections: &mut NodeConnections,
+        request: ReleaseRequest<'_>,
+        timeout: Duration,
+    ) -> ReleaseOutcome {
+        self.release_with(request, timeout, |options| {
+            self.ask(connections, options, |_| request.node_request(), ReleaseRequest::vote)
+        })
     }
 
     /// The same for a caller with its own way of asking.
-    pub(crate) fn release_by(
+    pub(crate) fn release_with(
         &self,
-        leaving: Leaving<'_>,
-        patience: Duration,
-        mut ask: impl FnMut(Round<'_>) -> Ballot<ReleaseReply>,
-    ) -> Ending {
+        request: ReleaseRequest<'_>,
+        timeout: Duration,
+        mut ask: impl FnMut(BroadcastOptions<'_>) -> Responses<ReleaseReply>,
+    ) -> ReleaseOutcome {
         let started = clock::now();
         // Half the time, so that there is another half.
-        let first = leaving.round(self.all(), started.saturating_add(patience / 2));
-        let mut ballot = ask(Round { retried: true, ..first });
-        let mut may_be_done = leaving.may_be_done.with(ballot.broken());
-        let repeat = repeatable(&ballot);
-        if !repeat.is_empty() && (self.len() == 1 || !is_certain(&ballot, leaving.was_held)) {
-            let second = leaving.round(repeat, started.saturating_add(patience));
-            let second = ask(Round { before: ballot.votes.clone(), ..second });
-            for (node, (slip, vote)) in second.slips.into_iter().zip(second.votes).enumerate() {
-                if repeat.has(node) {
-                    (ballot.slips[node], ballot.votes[node]) = (slip, vote);
+        let first =
+            request.broadcast_options(self.all_nodes(), started.saturating_add(timeout / 2));
+        let mut responses = ask(BroadcastOptions { will_retry: true, ..first });
+        let mut maybe_applied = request.maybe_applied.union(responses.outcome_unknown());
+        let repeat = nodes_to_retry(&responses);
+        if !repeat.is_empty() && (self.len() == 1 || !is_certain(&responses, request.was_held)) {
+            let second = request.broadcast_options(repeat, started.saturating_add(timeout));
+            let second = ask(BroadcastOptions { prior_votes: responses.votes.clone(), ..second });
+            for (node, (response, vote)) in second.by_node.into_iter().zip(second.votes).enumerate()
+            {
+                if repeat.contains(node) {
+                    (responses.by_node[node], responses.votes[node]) = (response, vote);
                 }
             }
-            may_be_done = may_be_done.with(ballot.broken());
-            ballot.receipts.extend(second.receipts);
+            maybe_applied = maybe_applied.union(responses.outcome_unknown());
+            responses.pending_acks.extend(second.pending_acks);
         }
-        self.outcome(ballot, leaving.was_held, may_be_done)
+        self.evaluate_release(responses, request.was_held, maybe_applied)
     }
 
-    fn outcome(&self, mut ballot: Ballot<ReleaseReply>, was_held: bool, may_be_done: NodeSet) -> Ending {
+    fn evaluate_release(
+        &self,
+        mut responses: Responses<ReleaseReply>,
+        was_held: bool,
+        maybe_applied: NodeSet,
+    ) -> ReleaseOutcome {
         let needed = quorum(self.len());
         let (mut released, mut gone, mut known) = (0, 0, 0);
-        let (mut unsettled, mut kept) = (NodeSet::NONE, NodeSet::NONE);
+        let (mut unconfirmed, mut released_on) = (NodeSet::EMPTY, NodeSet::EMPTY);
         let mut other: Option<Holder> = None;
         let mut answers = Vec::new();
-        let mut unheard = std::mem::take(&mut ballot.receipts);
-        unheard.retain(|(node, _)| matches!(ballot.slips[*node], Slip::Open));
-        for (node, slip) in ballot.slips.iter().enumerate() {
-            let again = may_be_done.has(node);
-            match slip {
-                Slip::Said(answer) => match &answer.reply {
+        let mut unacknowledged = std::mem::take(&mut responses.pending_acks);
+        unacknowledged.retain(|(node, _)| matches!(responses.by_node[*node], Response::Pending));
+        for (node, response) in responses.by_node.iter().enumerate() {
+            let maybe_before = maybe_applied.contains(node);
+            match response {
+                Response::Replied(answer) => match &answer.reply {
                     ReleaseReply::Released => {
                         released += 1;
-                        kept = kept.with(NodeSet::only(node));
+                        released_on = released_on.union(NodeSet::single(node));
                     }
-                    ReleaseReply::Gone if again => released += 1,
-                    ReleaseReply::Other(_) if again && was_held => released += 1,
-                    ReleaseReply::Gone | ReleaseReply::WrongType | ReleaseReply::Late { .. } => gone += 1,
-                    ReleaseReply::Other(holder) => {
+                    ReleaseReply::Gone if maybe_before => released += 1,
+                    ReleaseReply::HeldByOther(_) if maybe_before && was_held => released += 1,
+                    ReleaseReply::Gone | ReleaseReply::WrongType | ReleaseReply::Expired { .. } => {
+                        gone += 1
+                    }
+                    ReleaseReply::HeldByOther(holder) => {
                         known += 1;
-                        answers.push(NodeAnswer::new(self.node(node).label(), Vote::No, format!("held by {holder}")));
+                        answers.push(NodeAnswer::new(
+                            self.node(node).label(),
+                            Vote::No,
+                            format!("held by {holder}"),
+                        ));
                         other.get_or_insert_with(|| holder.clone());
                     }
                 },
-                Slip::Failed(_) => unsettled = unsettled.with(NodeSet::only(node)),
-                Slip::Open | Slip::NotAsked => {}
+                Response::Failed(_) => unconfirmed = unconfirmed.union(NodeSet::single(node)),
+                Response::Pending | Response::NotAsked => {}
             }
         }
         known += released + gone;
-        let outcome = if released >= needed || (was_held && released > 0 && released + gone >= needed) {
+        let result = if released >= needed
+            || (was_held && released > 0 && released + gone >= needed)
+        {
             Ok(Released::Released)
         } else if known < needed || (was_held && known - released <= self.len() - needed) {
             // Who held it until now has not lost it as long as the silent ones may have kept it.
-            Err(Trouble::of(self, ballot, says))
+            Err(AskError::from_responses(self, responses, describe))
         } else if let Some(holder) = other {
-            Ok(Released::OwnedByOther(if self.len() > 1 { holder.said_by(answers) } else { holder }))
+            Ok(Released::OwnedByOther(if self.len() > 1 {
+                holder.with_nodes(answers)
+            } else {
+                holder
+            }))
         } else {
             Ok(Released::Gone)
         };
-        Ending { outcome, unsettled, unheard, released: kept, may_be_done }
+        ReleaseOutcome { result, unconfirmed, unacknowledged, released_on, maybe_applied }
     }
 }
 
-fn is_certain(ballot: &Ballot<ReleaseReply>, was_held: bool) -> bool {
-    was_held && ballot.voting(Vote::Yes).len() >= quorum(ballot.votes.len())
+fn is_certain(responses: &Responses<ReleaseReply>, was_held: bool) -> bool {
+    was_held && responses.nodes_voting(Vote::Yes).len() >= quorum(responses.votes.len())
 }
 
-/// The nodes where another try may help: also where a connection has stayed with a server that is no master any more.
-fn repeatable(ballot: &Ballot<ReleaseReply>) -> NodeSet {
-    ballot.nodes_where(
-        |slip| matches!(slip, Slip::Failed(failure) if failure.is_passing() || failure.is_about_a_replica()),
+/// The nodes where another try may help: also where a connection has stayed with a server that is
+/// no master any more.
+fn nodes_to_retry(responses: &Responses<ReleaseReply>) -> NodeSet {
+    responses.nodes_where(
+        |slip| matches!(slip, Response::Failed(failure) if failure.is_transient() || failure.is_not_master()),
     )
 }
 
-fn says(reply: &ReleaseReply) -> String {
+fn describe(reply: &ReleaseReply) -> String {
     match reply {
         ReleaseReply::Released => "released it".into(),
         ReleaseReply::Gone => "nobody held it".into(),
-        ReleaseReply::Other(holder) => format!("held by {holder}"),
+        ReleaseReply::HeldByOther(holder) => format!("held by {holder}"),
         ReleaseReply::WrongType => "its key holds something else than a lock".into(),
-        ReleaseReply::Late { .. } => "the request came too late".into(),
+        ReleaseReply::Expired { .. } => "the request came too late".into(),
     }
 }

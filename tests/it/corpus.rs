@@ -9,7 +9,7 @@ const ACQUIRE: &str = include_str!("../../src/node/lua/acquire.lua");
 const RELEASE: &str = include_str!("../../src/node/lua/release.lua");
 const INSPECT: &str = include_str!("../../src/node/lua/inspect.lua");
 const RENEW: &str = include_str!("../../src/node/lua/renew.lua");
-const SURVEY: &str = include_str!("../../src/node/lua/survey.lua");
+const SURVEY: &str = include_str!("../../src/node/lua/describe.lua");
 
 /// What src/fuzz expects.
 const NONCE: &str = "1000";

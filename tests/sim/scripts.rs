@@ -76,7 +76,7 @@ impl Script {
             Script::Inspect => {
                 concat!(include_str!("../../src/node/lua/shared.lua"), include_str!("../../src/node/lua/inspect.lua"))
             }
-            Script::Survey => include_str!("../../src/node/lua/survey.lua"),
+            Script::Survey => include_str!("../../src/node/lua/describe.lua"),
         }
     }
 }

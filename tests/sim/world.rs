@@ -12,7 +12,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use distlock::testing::{World, enter};
+use distlock::sim::{SimWorld, enter};
 
 use super::{
     calm::Calm,
@@ -447,7 +447,7 @@ impl Sim {
     }
 }
 
-impl World for Sim {
+impl SimWorld for Sim {
     fn now(&self) -> u64 {
         if self.over.get() {
             self.now.set(self.now.get() + 10 * MS);
@@ -456,7 +456,7 @@ impl World for Sim {
         self.processes.borrow()[process].clock.at(self.now.get())
     }
 
-    fn wall(&self) -> SystemTime {
+    fn wall_clock(&self) -> SystemTime {
         SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000) + Duration::from_nanos(self.now.get())
     }
 
@@ -560,5 +560,5 @@ pub(crate) fn here() -> Rc<Sim> {
 
 pub(crate) fn live_in(sim: Option<Rc<Sim>>) {
     HERE.with(|here| here.replace(sim.clone()));
-    enter(sim.map(|sim| sim as Rc<dyn World>));
+    enter(sim.map(|sim| sim as Rc<dyn SimWorld>));
 }

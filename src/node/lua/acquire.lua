@@ -58,7 +58,7 @@ if mode == 'join' or mode == 'look' then
     place = redis.call('RPUSH', KEYS[2], entry) - 1
     state = 1
   end
-  if not listens(string.match(entry, '^%d+ (%S+)') or '') then state = state + 2 end
+  if not has_subscriber(string.match(entry, '^%d+ (%S+)') or '') then state = state + 2 end
   redis.call('PEXPIRE', KEYS[2], QUEUE_MS)
   return nonce .. ' queued ' .. now .. ' ' .. left .. ' ' .. place .. ' ' .. state .. ' ' .. string.sub(holder, 1, 512)
 end

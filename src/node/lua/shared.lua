@@ -1,5 +1,5 @@
 -- Head of the scripts about one lock: the clock, the token, and handing a free lock to the first waiter that still
--- listens.
+-- has_subscriber.
 -- KEYS  1 lock, 2 queue, 3 fence
 
 local FENCE_MS = '86400000' -- a day: long enough to be read back, short enough not to leave a key per name for ever
@@ -29,9 +29,9 @@ end
 
 -- Whether a client is subscribed to the channel itself. Those with a pattern hear all that is published, so where somebody
 -- watches everything it is heard on the channels of the dead. Without the right to ask, to be heard has to do.
-local function listens(channel)
-  local told = redis.pcall('PUBSUB', 'NUMSUB', channel)
-  return not told[2] or told[2] > 0
+local function has_subscriber(channel)
+  local reply = redis.pcall('PUBSUB', 'NUMSUB', channel)
+  return not reply[2] or reply[2] > 0
 end
 
 -- Whether what failed did so because the key holds something else than it should; other errors are to be told.
@@ -55,20 +55,20 @@ local function grant_next(now)
       -- pcall: scripts are not rolled back, and neither a fence key of another type nor a missing right to publish must
       -- undo a release.
       local minted, token = pcall(next_token, now)
-      local heard
+      local receivers
       if minted then
         -- Not to be repeated by a replica: a waiter whose subscription stayed on a master that has become one would take
         -- the word of a server that did not give it the lock for that of the one that did.
         redis.set_repl(redis.REPL_NONE)
-        heard = redis.pcall('PUBLISH', channel, token .. ' ' .. now .. ' ' .. px .. ' ' .. id)
+        receivers = redis.pcall('PUBLISH', channel, token .. ' ' .. now .. ' ' .. px .. ' ' .. id)
         redis.set_repl(redis.REPL_ALL)
       end
-      if type(heard) ~= 'number' then
+      if type(receivers) ~= 'number' then
         -- The last one's queue went away with it, and its expiry too.
         if redis.call('LPUSH', KEYS[2], waiter) == 1 then redis.call('PEXPIRE', KEYS[2], QUEUE_MS) end
         return false
       end
-      if heard > 0 and listens(channel) then
+      if receivers > 0 and has_subscriber(channel) then
         redis.call('SET', KEYS[1], id, 'PX', px)
         return id
       end

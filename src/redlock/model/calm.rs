@@ -6,13 +6,18 @@ use super::{
 };
 
 impl<const C: usize> Model<C> {
-    /// Whatever has happened, each client gets the lock once more: when no message is lost or late any more, and even if
-    /// a node other than the first is gone for good, and all clients ask whenever they can, each node being reached by
-    /// another one first.
+    /// Whatever has happened, each client gets the lock once more: when no message is lost or late
+    /// any more, and even if a node other than the first is gone for good, and all clients ask
+    /// whenever they can, each node being reached by another one first.
     pub(super) fn ends_well(&self, world: &World<C>) -> bool {
         (0..=NODES).filter(|gone| *gone == NODES || !world.columns[*gone].node.first).all(|gone| {
             let faults = Faults { restarts: 0, breaks: 0, jumps: 0 };
-            let calm = Model { turns: TURNS_MAX as u8 + 1, rounds: u8::MAX, broken: &[] as &[Rule], ..self.clone() };
+            let calm = Model {
+                turns: TURNS_MAX as u8 + 1,
+                rounds: u8::MAX,
+                broken: &[] as &[Rule],
+                ..self.clone()
+            };
             calm.everybody_holds(World { faults, ..world.clone() }, gone)
         })
     }
@@ -37,7 +42,9 @@ impl<const C: usize> Model<C> {
                         self.end(&mut world, client);
                     }
                     Stage::Idle if !waiting.contains(&client) => {}
-                    _ if self.may_ask(&world, client) && (looks || !waits_in_line(&world, client)) => {
+                    _ if self.may_ask(&world, client)
+                        && (looks || !waits_in_line(&world, client)) =>
+                    {
                         let proposal = self.proposals(&world).next().unwrap_or(0);
                         self.ask(&mut world, client, proposal);
                     }

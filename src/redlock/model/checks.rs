@@ -45,7 +45,8 @@ fn stands<const C: usize>(model: Model<C>, states_min: usize) {
 /// With these rules broken, a promise falls.
 fn falls<const C: usize>(model: &Model<C>, broken: &'static [Rule], promise: &'static str) {
     let model = Model { broken, ..model.clone() };
-    let checker = model.checker().finish_when(HasDiscoveries::AllOf([promise].into())).spawn_bfs().join();
+    let checker =
+        model.checker().finish_when(HasDiscoveries::AllOf([promise].into())).spawn_bfs().join();
     assert!(checker.discovery(promise).is_some(), "{broken:?} makes no difference to: {promise}");
 }
 
@@ -101,8 +102,9 @@ fn three_clients_are_no_different() {
     stands(Model::<3> { horizon: 5, ..clients() }, 20_000);
 }
 
-/// A node that forgot its counter starts at its clock, which must be above what others had given before: wall clocks may
-/// be wrong by less than the quarantine, and proposals, which run ahead of them, count towards that.
+/// A node that forgot its counter starts at its clock, which must be above what others had given
+/// before: wall clocks may be wrong by less than the quarantine, and proposals, which run ahead of
+/// them, count towards that.
 #[test]
 fn tokens_rise_over_restarts_if_clocks_are_not_too_wrong() {
     let faults = Faults { restarts: 1, ..NO_FAULTS };
@@ -111,7 +113,8 @@ fn tokens_rise_over_restarts_if_clocks_are_not_too_wrong() {
     stands(Model { skew: [0, 0, quarantine - 1], ..two.clone() }, 100_000);
     falls(&Model { skew: [0, 0, quarantine], ..two.clone() }, &[], RISING);
     falls(&Model { lead: Some(quarantine), ..two.clone() }, &[], RISING);
-    // Counters alone are not enough. Proposals that are clocks are, even so, if they were sent after the quarantine.
+    // Counters alone are not enough. Proposals that are clocks are, even so, if they were sent
+    // after the quarantine.
     falls(&Model { lead: None, ..two.clone() }, &[Rule::ClockInTokens], RISING);
     let proposals = Model { skew: [0, 0, quarantine - WALL_PER_TICK], ..two };
     stands(Model { broken: &[Rule::ClockInTokens], ..proposals.clone() }, 90_000);
@@ -121,7 +124,13 @@ fn tokens_rise_over_restarts_if_clocks_are_not_too_wrong() {
 #[test]
 fn what_is_taken_back_is_not_believed_in() {
     // One client is enough to see whether its belief is backed, and leaves room for more faults.
-    let one = Model::<1> { horizon: 3, rounds: 2, renewals: 1, faults: Faults { breaks: 3, ..NO_FAULTS }, ..clients() };
+    let one = Model::<1> {
+        horizon: 3,
+        rounds: 2,
+        renewals: 1,
+        faults: Faults { breaks: 3, ..NO_FAULTS },
+        ..clients()
+    };
     stands(one.clone(), 100_000);
     falls(&one, &[Rule::UndoneIsVoid], BACKED);
     falls(&one, &[Rule::UndosWaitedFor], BACKED);
@@ -132,7 +141,12 @@ fn what_is_taken_back_is_not_believed_in() {
 
 #[test]
 fn who_lost_asks_again() {
-    let two = Model::<2> { horizon: 2, rounds: 2, faults: Faults { breaks: 1, ..NO_FAULTS }, ..clients() };
+    let two = Model::<2> {
+        horizon: 2,
+        rounds: 2,
+        faults: Faults { breaks: 1, ..NO_FAULTS },
+        ..clients()
+    };
     stands(two.clone(), 80_000);
     falls(&two, &[Rule::UndoneIsVoid], BACKED);
 }
@@ -142,8 +156,19 @@ fn everybody_gets_the_lock_in_the_end() {
     let two = Model::<2> { horizon: 3, line: true, calm_from: Some(3), ..clients() };
     stands(Model { rounds: 2, ..two.clone() }, 15_000);
     stands(Model { faults: Faults { restarts: 1, ..NO_FAULTS }, ..two.clone() }, 40_000);
-    stands(Model { horizon: 2, calm_from: Some(2), faults: Faults { breaks: 1, ..NO_FAULTS }, ..two.clone() }, 30_000);
-    stands(Model::<3> { horizon: 1, line: true, calm_from: Some(1), late_max: 0, ..clients() }, 15_000);
+    stands(
+        Model {
+            horizon: 2,
+            calm_from: Some(2),
+            faults: Faults { breaks: 1, ..NO_FAULTS },
+            ..two.clone()
+        },
+        30_000,
+    );
+    stands(
+        Model::<3> { horizon: 1, line: true, calm_from: Some(1), late_max: 0, ..clients() },
+        15_000,
+    );
     // Without a line only chance keeps two clients from taking the votes from each other for ever.
     falls(&Model { line: false, ..two }, &[], CALM);
 }

@@ -7,10 +7,11 @@ use super::{
 };
 use crate::{
     clock::Moment,
-    redlock::quorum::{Verdict, Vote, Votes, quorum, token, verdict},
+    redlock::quorum::{NodeDeadlines, Verdict, Vote, agreed_token, quorum, verdict},
 };
 
-/// How much earlier than the key belief ends: by how much a node's clock may run ahead within a time to live.
+/// How much earlier than the key belief ends: by how much a node's clock may run ahead within a
+/// time to live.
 const MARGIN: Tick = 1;
 
 fn moment(tick: Tick) -> Moment {
@@ -29,18 +30,18 @@ impl<const C: usize> Model<C> {
 
     /// Whether a quorum keeps the lock for this client, as far as it knows.
     fn is_valid(&self, world: &World<C>, client: usize) -> bool {
-        let mut votes = Votes::new(NODES);
+        let mut votes = NodeDeadlines::new(NODES);
         for (node, column) in world.columns.iter().enumerate() {
             let seat = &column.seats[client];
             if seat.barred {
-                votes.bar(node);
+                votes.exclude(node);
             }
             match seat.vote {
                 Some(sent) => votes.confirm(node, self.deadline(sent)),
-                None => votes.strike(node),
+                None => votes.revoke(node),
             }
         }
-        votes.validity().is_some_and(|validity| moment(world.now) < validity)
+        votes.valid_until().is_some_and(|validity| moment(world.now) < validity)
     }
 
     pub(super) fn believes(&self, world: &World<C>, client: usize) -> bool {
@@ -48,8 +49,10 @@ impl<const C: usize> Model<C> {
     }
 
     pub(super) fn may_ask(&self, world: &World<C>, client: usize) -> bool {
-        let askable = world.columns.iter().filter(|column| column.seats[client].undo_until.is_none());
-        matches!(world.clients[client].stage, Stage::Idle | Stage::Between) && askable.count() >= quorum(NODES)
+        let askable =
+            world.columns.iter().filter(|column| column.seats[client].undo_until.is_none());
+        matches!(world.clients[client].stage, Stage::Idle | Stage::Between)
+            && askable.count() >= quorum(NODES)
     }
 
     /// Asks all nodes at once.
@@ -66,7 +69,8 @@ impl<const C: usize> Model<C> {
         }
     }
 
-    /// What tokens a client may propose at first: it knows at least one node's clock, perhaps the slowest.
+    /// What tokens a client may propose at first: it knows at least one node's clock, perhaps the
+    /// slowest.
     pub(super) fn proposals(&self, world: &World<C>) -> impl Iterator<Item = u8> {
         let clocks = world.columns.iter().map(|column| wall(world.now, column.node.skew));
         let (slowest, fastest) = (clocks.clone().min(), clocks.max());
@@ -100,7 +104,8 @@ impl<const C: usize> Model<C> {
     }
 
     pub(super) fn hear(&self, world: &mut World<C>, client: usize, node: usize, reply: &Reply) {
-        let (now, turn, round) = (world.now, world.clients[client].turn, world.clients[client].round);
+        let (now, turn, round) =
+            (world.now, world.clients[client].turn, world.clients[client].round);
         if reply.to.turn != turn {
             return;
         }
@@ -142,7 +147,8 @@ impl<const C: usize> Model<C> {
         self.decide(world, client);
     }
 
-    /// Gives up the connection to a node: what it has not answered is unknown, and may yet be carried out.
+    /// Gives up the connection to a node: what it has not answered is unknown, and may yet be
+    /// carried out.
     pub(super) fn hang_up(&self, world: &mut World<C>, client: usize, node: usize) {
         let stage = world.clients[client].stage;
         let seat = &mut world.columns[node].seats[client];
@@ -151,11 +157,15 @@ impl<const C: usize> Model<C> {
                 continue;
             }
             match request.ask {
-                Ask::Acquire { .. } if stage == Stage::Asking => seat.answer = Some(Answer::Unknown),
+                Ask::Acquire { .. } if stage == Stage::Asking => {
+                    seat.answer = Some(Answer::Unknown)
+                }
                 Ask::Undo if !self.breaks(Rule::UndosWaitedFor) => {
                     seat.undo_until = seat.undo_until.max(Some(request.sent + self.patience));
                 }
-                Ask::Renew if self.breaks(Rule::UnknownIsNoYes) => seat.vote = seat.vote.max(Some(request.sent)),
+                Ask::Renew if self.breaks(Rule::UnknownIsNoYes) => {
+                    seat.vote = seat.vote.max(Some(request.sent))
+                }
                 _ => {}
             }
         }
@@ -167,7 +177,8 @@ impl<const C: usize> Model<C> {
         self.decide(world, client);
     }
 
-    /// What a node says to a holder does not count if an undo of its own may still be on its way there.
+    /// What a node says to a holder does not count if an undo of its own may still be on its way
+    /// there.
     fn bar(&self, seat: &mut Seat, stage: Stage) {
         if matches!(stage, Stage::Holding { .. }) && seat.undo_until.take().is_some() {
             seat.barred = !self.breaks(Rule::UndosBarRenewals);
@@ -177,7 +188,9 @@ impl<const C: usize> Model<C> {
     fn decide(&self, world: &mut World<C>, client: usize) {
         match world.clients[client].stage {
             Stage::Asking => {}
-            Stage::Holding { .. } if !self.believes(world, client) => return self.end(world, client),
+            Stage::Holding { .. } if !self.believes(world, client) => {
+                return self.end(world, client);
+            }
             _ => return,
         }
         let answers = world.columns.each_ref().map(|column| column.seats[client].answer);
@@ -190,14 +203,18 @@ impl<const C: usize> Model<C> {
         });
         let stored: Vec<u64> = answers
             .iter()
-            .filter_map(|answer| if let Some(Answer::Held(token)) = answer { Some(u64::from(*token)) } else { None })
+            .filter_map(|answer| {
+                if let Some(Answer::Held(token)) = answer { Some(u64::from(*token)) } else { None }
+            })
             .collect();
         match verdict(votes.into_iter()) {
-            Verdict::Open => {}
-            Verdict::Lost | Verdict::Unreachable => self.come_to_nothing(world, client),
-            Verdict::Won => match token(&stored, NODES) {
+            Verdict::Pending => {}
+            Verdict::Rejected | Verdict::NoQuorum => self.come_to_nothing(world, client),
+            Verdict::Granted => match agreed_token(&stored, NODES) {
                 Ok(token) => self.take(world, client, token as u8),
-                Err(highest) if self.breaks(Rule::SecondPhase) => self.take(world, client, highest as u8),
+                Err(highest) if self.breaks(Rule::SecondPhase) => {
+                    self.take(world, client, highest as u8)
+                }
                 Err(highest) => self.propose(world, client, highest as u8),
             },
         }
@@ -207,9 +224,16 @@ impl<const C: usize> Model<C> {
     fn propose(&self, world: &mut World<C>, client: usize, highest: u8) {
         for column in &mut world.columns {
             let seat = &mut column.seats[client];
-            if matches!(seat.answer, Some(Answer::Held(token)) if token < highest) && seat.proposed < highest {
+            if matches!(seat.answer, Some(Answer::Held(token)) if token < highest)
+                && seat.proposed < highest
+            {
                 seat.proposed = highest;
-                send(&mut world.clients[client], seat, world.now, Ask::Acquire { proposal: highest });
+                send(
+                    &mut world.clients[client],
+                    seat,
+                    world.now,
+                    Ask::Acquire { proposal: highest },
+                );
             }
         }
     }
@@ -230,7 +254,8 @@ impl<const C: usize> Model<C> {
         world.handed_out += 1;
     }
 
-    /// Takes back what a round may have won, but for the head of the line, and gets ready for another, if there is one.
+    /// Takes back what a round may have won, but for the head of the line, and gets ready for
+    /// another, if there is one.
     fn come_to_nothing(&self, world: &mut World<C>, client: usize) {
         if world.clients[client].round + 1 >= self.rounds {
             return self.end(world, client);

@@ -1,7 +1,9 @@
-//! An exhaustive check of what a quorum of nodes promises: every order of events, up to a number of ticks and faults.
+//! An exhaustive check of what a quorum of nodes promises: every order of events, up to a number of
+//! ticks and faults.
 //!
-//! Nodes, clients and the messages between them are modelled; verdicts, tokens, votes and deadlines are counted by the
-//! code that counts them in earnest. Each rule of the protocol can be broken, to see that the check would notice.
+//! Nodes, clients and the messages between them are modelled; verdicts, tokens, votes and deadlines
+//! are counted by the code that counts them in earnest. Each rule of the protocol can be broken, to
+//! see that the check would notice.
 
 mod calm;
 mod checks;
@@ -29,15 +31,18 @@ struct Model<const C: usize> {
     claim: Tick,
     /// For how long a request may be carried out after it was sent.
     patience: Tick,
-    /// How often each client takes the lock, how often it asks for it each time, and how often it renews it.
+    /// How often each client takes the lock, how often it asks for it each time, and how often it
+    /// renews it.
     turns: u8,
     rounds: u8,
     renewals: u8,
-    /// Renewals are refused when they are late, like what else is asked for. They are not in earnest: a late one can do no
-    /// more than to keep others waiting for another time to live.
+    /// Renewals are refused when they are late, like what else is asked for. They are not in
+    /// earnest: a late one can do no more than to keep others waiting for another time to
+    /// live.
     renewals_expire: bool,
     faults: Faults,
-    /// How many messages may be under way while time passes, not counting those on connections that were given up.
+    /// How many messages may be under way while time passes, not counting those on connections
+    /// that were given up.
     late_max: usize,
     /// Answers may be read later than they are given.
     slow: bool,
@@ -45,7 +50,8 @@ struct Model<const C: usize> {
     line: bool,
     /// By how much the nodes' wall clocks are wrong, in units of those clocks.
     skew: [u8; NODES],
-    /// How far the first proposal of a client may lie ahead of the fastest node's clock; `None`: it proposes nothing.
+    /// How far the first proposal of a client may lie ahead of the fastest node's clock; `None`:
+    /// it proposes nothing.
     lead: Option<u8>,
     /// When faults end, and it is checked that everybody gets the lock in the end.
     calm_from: Option<Tick>,
@@ -55,7 +61,8 @@ struct Model<const C: usize> {
 /// What the promises rest on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rule {
-    /// A node that came back empty does not vote before every key that it may have lost has expired.
+    /// A node that came back empty does not vote before every key that it may have lost has
+    /// expired.
     Quarantine,
     /// Nor does what it was asked before that count, when it answers after it.
     AskedAfterQuarantine,
@@ -77,9 +84,11 @@ enum Rule {
     LateUndosRefused,
     /// What a round has won does not count after that round has taken it back.
     UndoneIsVoid,
-    /// A node is not asked again while an undo whose answer was lost may still be carried out there.
+    /// A node is not asked again while an undo whose answer was lost may still be carried out
+    /// there.
     UndosWaitedFor,
-    /// Nor is it asked for a renewal: the key of an earlier round may still stand there, but not for long.
+    /// Nor is it asked for a renewal: the key of an earlier round may still stand there, but not
+    /// for long.
     UndosBarRenewals,
 }
 
@@ -106,19 +115,28 @@ impl<const C: usize> Model<C> {
             Promise::<C>::sometimes("a lock is taken", |_, world| world.handed_out > 0),
         ];
         if usize::from(self.turns) * C > 1 {
-            promises.push(Promise::<C>::sometimes("a lock is taken after another", |_, world| world.handed_out > 1));
+            promises.push(Promise::<C>::sometimes("a lock is taken after another", |_, world| {
+                world.handed_out > 1
+            }));
         }
         if self.horizon >= self.ttl {
-            promises.push(Promise::<C>::sometimes("a lock is lost", |model, world| model.has_lost(world)));
+            promises.push(Promise::<C>::sometimes("a lock is lost", |model, world| {
+                model.has_lost(world)
+            }));
         }
         if self.renewals > 0 {
-            promises.push(Promise::<C>::sometimes("a lock is renewed", |model, world| model.has_renewed(world)));
-            promises.push(Promise::<C>::sometimes("a lock is taken anew", |model, world| model.has_mended(world)));
+            promises.push(Promise::<C>::sometimes("a lock is renewed", |model, world| {
+                model.has_renewed(world)
+            }));
+            promises.push(Promise::<C>::sometimes("a lock is taken anew", |model, world| {
+                model.has_mended(world)
+            }));
         }
         if self.faults.restarts > 0 && self.horizon >= self.ttl {
-            promises.push(Promise::<C>::sometimes("a node votes after its quarantine", |_, world| {
-                world.columns.iter().any(|column| votes_again(column, world.now))
-            }));
+            promises
+                .push(Promise::<C>::sometimes("a node votes after its quarantine", |_, world| {
+                    world.columns.iter().any(|column| votes_again(column, world.now))
+                }));
         }
         if self.calm_from.is_some() {
             promises.push(Promise::<C>::always(CALM, |model, world| {
@@ -132,7 +150,8 @@ impl<const C: usize> Model<C> {
         (0..C).filter(|client| self.believes(world, *client)).count()
     }
 
-    /// Every believer's key stands on a quorum of the nodes, counting those that have forgotten it and do not vote.
+    /// Every believer's key stands on a quorum of the nodes, counting those that have forgotten it
+    /// and do not vote.
     fn is_backed(&self, world: &World<C>) -> bool {
         (0..C).filter(|client| self.believes(world, *client)).all(|client| {
             let id = Id { client: client as u8, turn: world.clients[client].turn };
@@ -150,8 +169,10 @@ impl<const C: usize> Model<C> {
     fn is_bounded(&self, world: &World<C>) -> bool {
         let late = if self.renewals_expire { 0 } else { self.renewals * self.ttl };
         world.columns.iter().filter_map(|column| column.node.key.as_ref()).all(|key| {
-            let sent = world.clients[usize::from(key.id.client)].last_sent[usize::from(key.id.turn)];
-            key.handed || sent.is_some_and(|sent| key.until <= sent + self.patience + self.ttl + late)
+            let sent =
+                world.clients[usize::from(key.id.client)].last_sent[usize::from(key.id.turn)];
+            key.handed
+                || sent.is_some_and(|sent| key.until <= sent + self.patience + self.ttl + late)
         })
     }
 
@@ -164,7 +185,9 @@ impl<const C: usize> Model<C> {
     /// Somebody believes because a quorum has renewed.
     fn has_renewed(&self, world: &World<C>) -> bool {
         (0..C).filter(|client| self.believes(world, *client)).any(|client| {
-            let renewed = |column: &&Column<C>| column.seats[client].vote.is_some() && column.seats[client].renewed;
+            let renewed = |column: &&Column<C>| {
+                column.seats[client].vote.is_some() && column.seats[client].renewed
+            };
             world.columns.iter().filter(renewed).count() >= quorum(NODES)
         })
     }
@@ -172,12 +195,16 @@ impl<const C: usize> Model<C> {
     /// Somebody believes, and a node that did not keep the lock does so now.
     fn has_mended(&self, world: &World<C>) -> bool {
         (0..C).filter(|client| self.believes(world, *client)).any(|client| {
-            world.columns.iter().any(|column| column.seats[client].vote.is_some() && column.seats[client].proposed > 0)
+            world.columns.iter().any(|column| {
+                column.seats[client].vote.is_some() && column.seats[client].proposed > 0
+            })
         })
     }
 }
 
 fn votes_again<const C: usize>(column: &Column<C>, now: Tick) -> bool {
     let Column { node, seats } = column;
-    node.votes_from.is_some() && !node.is_quarantined(now) && seats.iter().any(|seat| seat.vote == Some(now))
+    node.votes_from.is_some()
+        && !node.is_quarantined(now)
+        && seats.iter().any(|seat| seat.vote == Some(now))
 }

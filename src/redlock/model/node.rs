@@ -7,7 +7,13 @@ use super::{
 
 impl<const C: usize> Model<C> {
     /// Carries a request out. `None`: nobody waits for the answer.
-    pub(super) fn serve(&self, node: &mut Node, id: Id, request: &Request, now: Tick) -> Option<Said> {
+    pub(super) fn serve(
+        &self,
+        node: &mut Node,
+        id: Id,
+        request: &Request,
+        now: Tick,
+    ) -> Option<Said> {
         let time = now + node.ahead;
         if self.is_late(node, request, now) {
             return matches!(request.ask, Ask::Acquire { .. }).then_some(Said::Late);
@@ -79,7 +85,8 @@ impl<const C: usize> Model<C> {
     }
 
     fn next_token(&self, node: &Node, now: Tick) -> u8 {
-        let clock = if self.breaks(Rule::ClockInTokens) { 0 } else { wall(now + node.ahead, node.skew) };
+        let clock =
+            if self.breaks(Rule::ClockInTokens) { 0 } else { wall(now + node.ahead, node.skew) };
         clock.max(node.fence + 1)
     }
 
@@ -114,7 +121,8 @@ pub(super) fn is_of(node: &Node, id: Id) -> bool {
     node.key.as_ref().is_some_and(|key| key.id == id)
 }
 
-/// Wall clocks are finer than what happens, as in earnest: tokens do not run ahead of them by being many.
+/// Wall clocks are finer than what happens, as in earnest: tokens do not run ahead of them by being
+/// many.
 pub(super) const WALL_PER_TICK: u8 = 4;
 
 /// A wall clock; it does not begin at the time at which fences do.

@@ -32,7 +32,8 @@ impl<const C: usize> stateright::Model for Model<C> {
     type Action = Step;
 
     fn init_states(&self) -> Vec<Box<World<C>>> {
-        let client = Client { stage: Stage::Idle, turn: 0, round: 0, last_sent: [None; TURNS_MAX + 1] };
+        let client =
+            Client { stage: Stage::Idle, turn: 0, round: 0, last_sent: [None; TURNS_MAX + 1] };
         let node = |node: usize| Node {
             first: self.line && node == 0,
             skew: self.skew[node],
@@ -58,7 +59,8 @@ impl<const C: usize> stateright::Model for Model<C> {
 
     fn actions(&self, world: &Box<World<C>>, steps: &mut Vec<Step>) {
         // Time begins with the first event.
-        let begun = world.faults != self.faults || world.clients.iter().any(|known| known.turn > 0 || known.is_busy());
+        let begun = world.faults != self.faults
+            || world.clients.iter().any(|known| known.turn > 0 || known.is_busy());
         if begun && world.now < self.horizon && world.in_flight() <= self.late_max {
             steps.push(Step::Tick);
         }
@@ -76,7 +78,8 @@ impl<const C: usize> stateright::Model for Model<C> {
                 let Seat { wire, back, stray, .. } = &column.seats[client];
                 if let Some(request) = wire.first() {
                     steps.push(Step::Arrive(client, node));
-                    let is_heard = request.turn == world.clients[client].turn && request.ask != Ask::Undo;
+                    let is_heard =
+                        request.turn == world.clients[client].turn && request.ask != Ask::Undo;
                     if self.slow && is_heard && back.is_empty() {
                         steps.push(Step::ArriveSlowly(client, node));
                     }

@@ -1,4 +1,5 @@
-//! Forgetting what makes no difference any more, so that states that are as good as equal are equal.
+//! Forgetting what makes no difference any more, so that states that are as good as equal are
+//! equal.
 
 use super::{
     Model, Rule,
@@ -30,7 +31,9 @@ impl<const C: usize> Model<C> {
                 let asks = |request: &Request| request.turn == turn && request.ask != Ask::Release;
                 let remains = |column: &Column<C>| {
                     let seat = &column.seats[client];
-                    is_of(&column.node, id) || seat.wire.iter().any(asks) || seat.stray.iter().any(asks)
+                    is_of(&column.node, id)
+                        || seat.wire.iter().any(asks)
+                        || seat.stray.iter().any(asks)
                 };
                 if current != Some(turn) && !world.columns.iter().any(remains) {
                     *sent = None;
@@ -50,7 +53,9 @@ impl<const C: usize> Model<C> {
             return;
         }
         let acquires = |requests: &[Request], turn: u8| {
-            requests.iter().any(|other| other.turn == turn && matches!(other.ask, Ask::Acquire { .. }))
+            requests
+                .iter()
+                .any(|other| other.turn == turn && matches!(other.ask, Ask::Acquire { .. }))
         };
         while let Some(&Request { turn, ask: Ask::Release, .. }) = seat.wire.first()
             && !is_of(node, Id { client, turn })

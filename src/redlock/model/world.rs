@@ -1,7 +1,7 @@
 //! The state of everything: nodes, clients, and what is on its way between them.
 //!
-//! It is kept by columns, a node with what each client knows of it and has under way to it: so nodes that are alike can
-//! change places, and a state and its mirror images are explored once.
+//! It is kept by columns, a node with what each client knows of it and has under way to it: so
+//! nodes that are alike can change places, and a state and its mirror images are explored once.
 
 /// Time on the clients' clocks, and on a node's, which may have run ahead of them.
 pub(super) type Tick = u8;
@@ -108,7 +108,8 @@ pub(super) struct Seat {
     pub(super) wire: Vec<Request>,
     /// Answers on the open connection, in order.
     pub(super) back: Vec<Reply>,
-    /// Requests on connections that were given up. They may still arrive; nobody hears the answers.
+    /// Requests on connections that were given up. They may still arrive; nobody hears the
+    /// answers.
     pub(super) stray: Vec<Request>,
 }
 
@@ -131,7 +132,8 @@ pub(super) struct Client {
     pub(super) stage: Stage,
     pub(super) turn: u8,
     pub(super) round: u8,
-    /// When it last asked for a key or its renewal, by turn; `None` when nothing of that turn is left anywhere.
+    /// When it last asked for a key or its renewal, by turn; `None` when nothing of that turn is
+    /// left anywhere.
     pub(super) last_sent: [Option<Tick>; TURNS_MAX + 1],
 }
 
@@ -171,7 +173,11 @@ pub(super) struct World<const C: usize> {
 impl<const C: usize> World<C> {
     /// How many messages are on open connections.
     pub(super) fn in_flight(&self) -> usize {
-        self.columns.iter().flat_map(|column| &column.seats).map(|seat| seat.wire.len() + seat.back.len()).sum()
+        self.columns
+            .iter()
+            .flat_map(|column| &column.seats)
+            .map(|seat| seat.wire.len() + seat.back.len())
+            .sum()
     }
 
     /// Makes almost all mirror images the same: clients are alike, and so are nodes.

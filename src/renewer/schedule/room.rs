@@ -2,29 +2,31 @@
 
 use std::time::Duration;
 
-use super::{Entry, Generation, Schedule, danger::half_way, first, up_to};
+use super::{Entry, Generation, Schedule, due_by, earliest_in, overdue::midpoint};
 use crate::clock::Moment;
 
 impl Schedule {
-    /// When an exchange that began at `since` has to make room, as far as that can be said at `now`; to be asked again then.
+    /// When an exchange that began at `since` has to make room, as far as that can be said at
+    /// `now`; to be asked again then.
     ///
-    /// Renewals wait for no longer than `delay` counted from `since`, and none for longer than its lease has left then.
+    /// Renewals wait for no longer than `delay` counted from `since`, and none for longer than its
+    /// lease has left then.
     pub(crate) fn makes_room_at(&self, since: Moment, delay: Duration, now: Moment) -> Moment {
-        let due = first(&self.renewals);
+        let due = earliest_in(&self.renewals);
         due.max(since.saturating_add(delay)).min(self.presses_at(since, now))
     }
 
     /// When one has waited for as long as its lease has left.
     fn presses_at(&self, since: Moment, now: Moment) -> Moment {
         // None ends before the first end, which spares looking at all of them.
-        let soonest = first(&self.renewals).max(half_way(since, self.earliest_end()));
+        let soonest = earliest_in(&self.renewals).max(midpoint(since, self.earliest_end()));
         if now < soonest {
             return soonest;
         }
-        let waiting = up_to(&self.renewals, now);
+        let waiting = due_by(&self.renewals, now);
         let waiting = waiting.iter().filter_map(|generation| self.entries.get(generation));
         let pressing = waiting.filter(|entry| entry.gains_by_renewal(now));
-        let pressing = pressing.map(|entry| half_way(since, entry.lease.deadline())).min();
+        let pressing = pressing.map(|entry| midpoint(since, entry.lease.deadline())).min();
         pressing.unwrap_or(Moment::NEVER).min(self.first_due_after(now))
     }
 
@@ -46,42 +48,42 @@ impl Entry {
 mod tests {
     use super::{
         super::{
-            Upkeep,
-            tests::{at, lease, renewed},
+            RenewalPlan,
+            tests::{at, lease, plan},
         },
         *,
     };
-    use crate::lease::End;
+    use crate::lease::LeaseEnd;
 
     const AT_ONCE: Duration = Duration::ZERO;
 
     #[test]
-    fn where_nothing_is_due_there_is_no_hurry() {
+    fn nothing_due_needs_no_room() {
         let mut schedule = Schedule::default();
         assert_eq!(schedule.makes_room_at(at(0), AT_ONCE, at(0)), Moment::NEVER);
-        schedule.keep(lease(3_000, 2_900), Upkeep { renew: false, ..renewed() }, at(0));
+        schedule.insert(lease(3_000, 2_900), RenewalPlan { renew: false, ..plan() }, at(0));
         assert!(schedule.makes_room_at(at(0), AT_ONCE, at(2_000)) > at(2_000));
         assert_eq!(schedule.makes_room_at(at(0), Duration::MAX, at(2_000)), Moment::NEVER);
     }
 
     #[test]
-    fn what_can_wait_makes_room_when_a_renewal_is_due_but_has_a_moment_first() {
+    fn deferrable_exchange_yields_after_its_delay() {
         let mut schedule = Schedule::default();
-        schedule.keep(lease(3_000, 2_900), renewed(), at(0));
+        schedule.insert(lease(3_000, 2_900), plan(), at(0));
         assert_eq!(schedule.makes_room_at(at(500), AT_ONCE, at(500)), at(1_000));
         let moment = Duration::from_millis(50);
         assert_eq!(schedule.makes_room_at(at(980), moment, at(1_000)), at(1_030));
         // One with less time left has none to spare.
-        schedule.keep(lease(60, 1_020), renewed(), at(960));
+        schedule.insert(lease(60, 1_020), plan(), at(960));
         assert_eq!(schedule.makes_room_at(at(980), moment, at(990)), at(1_000));
     }
 
     #[test]
-    fn a_renewal_waits_for_another_for_as_long_as_its_lease_has_left() {
+    fn renewal_waits_at_most_as_long_as_its_lease_has_left() {
         let mut schedule = Schedule::default();
         // Fallen due while the exchange was under way, and kept since it is.
-        schedule.keep(lease(30_000, 29_000), renewed(), at(0));
-        schedule.keep(lease(3_000, 13_900), renewed(), at(11_000));
+        schedule.insert(lease(30_000, 29_000), plan(), at(0));
+        schedule.insert(lease(3_000, 13_900), plan(), at(11_000));
         let ask = |now| schedule.makes_room_at(at(10_000), Duration::MAX, at(now));
         assert!(ask(11_500) > at(11_500));
         assert_eq!([ask(11_950), ask(11_960)], [at(12_000); 2], "it is not due yet");
@@ -91,17 +93,25 @@ mod tests {
     }
 
     #[test]
-    fn who_gains_nothing_by_a_renewal_is_not_waited_for() {
+    fn hopeless_renewal_needs_no_room() {
         let mut schedule = Schedule::default();
         let let_go = lease(3_000, 2_900);
-        schedule.keep(let_go.clone(), renewed(), at(0));
+        schedule.insert(let_go.clone(), plan(), at(0));
         for hold_until in [2_000, 2_900] {
-            schedule.keep(lease(3_000, 2_900), Upkeep { hold_until: at(hold_until), ..renewed() }, at(0));
+            schedule.insert(
+                lease(3_000, 2_900),
+                RenewalPlan { hold_until: at(hold_until), ..plan() },
+                at(0),
+            );
         }
-        let_go.end(End::Released);
+        let_go.end(LeaseEnd::Released);
         assert_eq!(schedule.makes_room_at(at(0), Duration::MAX, at(1_900)), Moment::NEVER);
-        schedule.keep(lease(3_000, 2_900), renewed(), at(0));
+        schedule.insert(lease(3_000, 2_900), plan(), at(0));
         assert_eq!(schedule.makes_room_at(at(0), Duration::MAX, at(1_900)), at(1_450));
-        assert_eq!(schedule.makes_room_at(at(0), Duration::MAX, at(2_900)), Moment::NEVER, "it is over");
+        assert_eq!(
+            schedule.makes_room_at(at(0), Duration::MAX, at(2_900)),
+            Moment::NEVER,
+            "it is over"
+        );
     }
 }

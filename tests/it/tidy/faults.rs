@@ -96,6 +96,6 @@ fn whatever_is_logged_is_behind_the_shield() {
     for path in library().iter().filter(|path| !path.ends_with("/say.rs")) {
         let code = code(path);
         let bare = ["trace", "debug", "info", "warn", "error"].map(|level| format!("log::{level}!"));
-        assert!(!bare.iter().any(|call| code.contains(call)), "{path} logs without `say!`");
+        assert!(!bare.iter().any(|call| code.contains(call)), "{path} logs without `log_safely!`");
     }
 }

@@ -1,0 +1,283 @@
+//! When a waiter looks again by itself. Pure.
+//!
+//! A release hands the lock over without any of this. Looking is for what comes without a message:
+//! a holder that died, a key that somebody deleted, a client that releases without handing over, a
+//! place in the line that was lost.
+
+use std::time::Duration;
+
+use crate::{clock::Moment, holder::Holder};
+
+/// How soon the head of the line looks again although nothing points to it; others the later, the
+/// further back.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// The same behind a holder that is not of this library, and will hand over to nobody.
+const POLL_INTERVAL_FOREIGN: Duration = Duration::from_millis(50);
+/// The head looks this soon after the holder's key must have expired, each further one a step
+/// later.
+const EXPIRY_POLL_DELAY: Duration = Duration::from_millis(5);
+const EXPIRY_POLL_STEP: Duration = Duration::from_millis(25);
+/// No pause is longer: it bounds how far two clocks drift apart between readings, and keeps the
+/// queue from expiring.
+pub(crate) const POLL_INTERVAL_MAX: Duration = Duration::from_secs(10);
+/// Pause before an ask that failed is repeated; doubled with each failure.
+const RETRY_PAUSE_MIN: Duration = Duration::from_millis(10);
+pub(crate) const RETRY_PAUSE_MAX: Duration = Duration::from_millis(500);
+/// The same before votes are asked for again.
+const VOTE_PAUSE_MIN: Duration = Duration::from_micros(250);
+const SPLIT_VOTE_PAUSE_MAX: Duration = Duration::from_millis(64);
+/// How long to wait until what a lost vote had won has been given back: as long as the vote took, a
+/// few times over.
+const RELEASE_WAIT_MIN: Duration = Duration::from_millis(100);
+const RELEASE_WAIT_MAX: Duration = Duration::from_millis(500);
+
+/// What a waiter saw when it last looked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Observation {
+    seen_at: Moment,
+    expires_in: Option<Duration>,
+    is_foreign: bool,
+    position: u64,
+}
+
+impl Observation {
+    pub(crate) fn new(at: Moment, holder: &Holder, position: u64) -> Observation {
+        Observation {
+            seen_at: at,
+            expires_in: holder.ttl_left(),
+            is_foreign: holder.lock_id().is_none(),
+            position,
+        }
+    }
+
+    /// When to look again. `dice` is any number; it spreads waiters that would look at once.
+    pub(crate) fn next_poll(&self, jitter_seed: u64) -> Moment {
+        let position = u32::try_from(self.position).unwrap_or(u32::MAX);
+        let interval = if self.is_foreign { POLL_INTERVAL_FOREIGN } else { POLL_INTERVAL };
+        let mut pause = interval.saturating_mul(position.saturating_add(1));
+        if let Some(left) = self.expires_in {
+            pause = pause.min(
+                left.saturating_add(EXPIRY_POLL_DELAY)
+                    .saturating_add(EXPIRY_POLL_STEP.saturating_mul(position)),
+            );
+        }
+        self.seen_at.saturating_add(add_jitter(pause.min(POLL_INTERVAL_MAX), jitter_seed))
+    }
+}
+
+/// The pause after `failures` failures in a row.
+pub(crate) fn retry_backoff(failures: u32, pause_max: Duration, jitter_seed: u64) -> Duration {
+    add_jitter(RETRY_PAUSE_MIN.saturating_mul(1 << failures.min(10)).min(pause_max), jitter_seed)
+}
+
+/// The pause before votes are asked for again, after they were lost `losses` times in a row. Half
+/// of it is chance, so that those who took them from each other do not meet again. Where nobody has
+/// a quorum the next one may have it soon.
+pub(crate) fn vote_backoff(lost_rounds: u32, split: bool, jitter_seed: u64) -> Duration {
+    let pause_max = if split { SPLIT_VOTE_PAUSE_MAX } else { RETRY_PAUSE_MAX };
+    let pause = VOTE_PAUSE_MIN.saturating_mul(1 << lost_rounds.clamp(1, 11)).min(pause_max);
+    pause / 2 + pause / 2000 * u32::try_from(splitmix64(jitter_seed) % 1000).unwrap_or(0)
+}
+
+/// The pause between tries of a waiter that cannot be told of a grant, because it has no
+/// subscription.
+pub(crate) fn unsubscribed_poll_interval(jitter_seed: u64) -> Duration {
+    add_jitter(Duration::from_millis(100), jitter_seed)
+}
+
+/// Until when to wait for nodes to confirm what is given back to them at `now`, after an ask that
+/// began at `asked`. Never longer than the call may take: what is not confirmed then is seen to in
+/// the background.
+pub(crate) fn release_wait_until(asked_at: Moment, now: Moment, call_deadline: Moment) -> Moment {
+    now.saturating_add((now.duration_since(asked_at) * 4).clamp(RELEASE_WAIT_MIN, RELEASE_WAIT_MAX))
+        .min(call_deadline)
+}
+
+/// How much of the time that is left the next node gets to let us subscribe, of so many, when some
+/// were tried in vain. The first is the one that all clients prefer, and may be far away; but one
+/// that does not answer must leave time to the others.
+pub(crate) fn subscribe_budget(left: Duration, tried: usize, nodes: usize) -> Duration {
+    let shares = if tried == 0 { nodes.min(2) } else { nodes.saturating_sub(tried).max(1) };
+    left / u32::try_from(shares).unwrap_or(u32::MAX)
+}
+
+/// How often a waiter behind another one of its process makes sure that there is still one in
+/// front.
+pub(crate) fn follower_interval(jitter_seed: u64) -> Duration {
+    add_jitter(Duration::from_secs(1), jitter_seed)
+}
+
+/// Up to a tenth longer, never shorter: an expiry must not be looked for before it.
+fn add_jitter(pause: Duration, jitter_seed: u64) -> Duration {
+    pause.saturating_add(pause / 1000 * u32::try_from(splitmix64(jitter_seed) % 100).unwrap_or(0))
+}
+
+/// Neighbouring numbers become unrelated ones (the finisher of splitmix64).
+fn splitmix64(seed: u64) -> u64 {
+    let mut x = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::generate_lock_id;
+    use proptest::prelude::*;
+
+    const START: Moment = Moment::from_nanos(1_000_000_000);
+
+    fn observation(pttl_ms: i64, position: u64, foreign: bool) -> Observation {
+        let id = if foreign { "lock_42".to_owned() } else { generate_lock_id().to_string() };
+        Observation::new(START, &Holder::from_report(id.as_bytes(), pttl_ms, 0, 0, 0), position)
+    }
+
+    fn pause(observation: Observation, jitter_seed: u64) -> Duration {
+        observation.next_poll(jitter_seed).duration_since(START)
+    }
+
+    #[test]
+    fn subscribe_budget_gives_first_node_half_of_the_time() {
+        let shares = |nodes| {
+            let mut left = 24;
+            let next = |tried| {
+                let share = subscribe_budget(Duration::from_secs(left), tried, nodes).as_secs();
+                left -= share;
+                share
+            };
+            (0..nodes).map(next).collect::<Vec<_>>()
+        };
+        assert_eq!(shares(1), [24]);
+        assert_eq!(shares(2), [12, 12]);
+        assert_eq!(shares(3), [12, 6, 6]);
+        assert_eq!(shares(5), [12, 3, 3, 3, 3]);
+        // Who was refused at once leaves its time to the next.
+        assert_eq!(subscribe_budget(Duration::from_secs(24), 2, 3), Duration::from_secs(24));
+    }
+
+    #[test]
+    fn head_polls_just_after_holder_expiry() {
+        let pause = pause(observation(300, 0, false), 7);
+        assert!(
+            pause >= Duration::from_millis(305) && pause < Duration::from_millis(340),
+            "{pause:?}"
+        );
+    }
+
+    #[test]
+    fn release_wait_never_exceeds_call_deadline() {
+        let at = |millis| START.saturating_add(Duration::from_millis(millis));
+        assert_eq!(release_wait_until(START, at(1), Moment::NEVER), at(101));
+        assert_eq!(release_wait_until(START, at(50), Moment::NEVER), at(250));
+        assert_eq!(release_wait_until(START, at(900), Moment::NEVER), at(1400));
+        assert_eq!(release_wait_until(START, at(900), at(1000)), at(1000));
+        assert_eq!(
+            release_wait_until(START, at(900), at(800)),
+            at(800),
+            "the request is sent all the same"
+        );
+    }
+
+    #[test]
+    fn foreign_holder_polled_more_often() {
+        assert!(pause(observation(30_000, 0, true), 1) < Duration::from_millis(60));
+        assert!(pause(observation(30_000, 0, false), 1) >= POLL_INTERVAL);
+    }
+
+    #[test]
+    fn holder_without_expiry_still_polled() {
+        assert!(pause(observation(-1, 0, false), 1) < Duration::from_secs(1));
+    }
+
+    #[test]
+    fn five_hundred_waiters_poll_below_seventy_a_second() {
+        // As if each stood for itself; in one process only the front one asks.
+        let rate: f64 = (0..500)
+            .map(|position| {
+                1.0 / pause(observation(30_000, position, false), position).as_secs_f64()
+            })
+            .sum();
+        assert!(rate < 70.0, "{rate} looks a second");
+    }
+
+    /// The shortest and the longest of many pauses.
+    fn extremes(pause: impl Fn(u64) -> Duration) -> (Duration, Duration) {
+        let pauses = || (0..2_000).map(&pause);
+        (pauses().min().unwrap(), pauses().max().unwrap())
+    }
+
+    #[test]
+    fn pauses_get_up_to_ten_percent_jitter() {
+        for (millis, (shortest, longest)) in [
+            (100, extremes(unsubscribed_poll_interval)),
+            (1_000, extremes(follower_interval)),
+            (80, extremes(|dice| retry_backoff(3, RETRY_PAUSE_MAX, dice))),
+            (500, extremes(|dice| retry_backoff(u32::MAX, RETRY_PAUSE_MAX, dice))),
+        ] {
+            let whole = Duration::from_millis(millis);
+            assert!(
+                shortest >= whole && shortest < whole + whole / 100,
+                "{shortest:?} of {whole:?}"
+            );
+            assert!(
+                longest <= whole + whole / 10 && longest > whole + whole * 9 / 100,
+                "{longest:?} of {whole:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn vote_backoff_is_half_jitter() {
+        let pauses = [
+            (0, true, 500),
+            (1, false, 500),
+            (3, false, 2_000),
+            (99, true, 64_000),
+            (99, false, 500_000),
+        ];
+        for (losses, split, micros) in pauses {
+            let (shortest, longest) = extremes(|dice| vote_backoff(losses, split, dice));
+            let whole = Duration::from_micros(micros);
+            assert!(
+                shortest >= whole / 2 && shortest < whole * 51 / 100,
+                "{shortest:?} of {whole:?}"
+            );
+            assert!(longest <= whole && longest > whole * 99 / 100, "{longest:?} of {whole:?}");
+        }
+    }
+
+    #[test]
+    fn splitmix64_matches_published_values() {
+        // Published with the algorithm: the first numbers from two seeds.
+        assert_eq!(splitmix64(0), 0xe220_a839_7b1d_cdaf);
+        assert_eq!(splitmix64(1_234_567), 6_457_827_717_110_365_317);
+    }
+
+    proptest! {
+        #[test]
+        fn poll_pause_is_positive_and_bounded(pttl in 0i64..100_000_000, position: u64, foreign: bool, dice: u64) {
+            let pause = pause(observation(pttl, position, foreign), dice);
+            prop_assert!(pause <= POLL_INTERVAL_MAX + POLL_INTERVAL_MAX / 10);
+            prop_assert!(pause > Duration::ZERO);
+        }
+
+        #[test]
+        fn poll_pause_grows_with_queue_position(pttl in 0i64..1_000_000, position in 0u64..1000, dice: u64) {
+            prop_assert!(pause(observation(pttl, position, false), dice) <= pause(observation(pttl, position + 1, false), dice));
+        }
+
+        #[test]
+        fn vote_backoff_stays_within_bounds(losses: u32, split: bool, dice: u64) {
+            let pause = vote_backoff(losses, split, dice);
+            let longest = if split { SPLIT_VOTE_PAUSE_MAX } else { RETRY_PAUSE_MAX };
+            prop_assert!(pause >= VOTE_PAUSE_MIN / 2 && pause <= longest);
+        }
+
+        #[test]
+        fn retry_backoff_stays_within_bounds(failures: u32, dice: u64) {
+            let pause = retry_backoff(failures, RETRY_PAUSE_MAX, dice);
+            prop_assert!(pause >= RETRY_PAUSE_MIN && pause <= RETRY_PAUSE_MAX + RETRY_PAUSE_MAX / 10);
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! Validation of a `Config`: ranges of single settings, and relations between settings.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{Config, LockOptions};
+use crate::{
+    display::HumanDuration,
+    error::{LockError, Result},
+    event::HandleEvent,
+    node::Endpoint,
+};
+
+/// Minimum ttl; below it, one round trip on a good day is most of the lease.
+const TTL_MIN: Duration = Duration::from_millis(10);
+/// Maximum ttl. It bounds how long a crashed holder blocks a lock. A living holder keeps its lock
+/// by renewal, not by a longer ttl.
+const TTL_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+const OPERATION_TIMEOUT_MIN: Duration = Duration::from_millis(1);
+const OPERATION_TIMEOUT_MAX: Duration = Duration::from_secs(60);
+const SPIN_MAX: Duration = Duration::from_millis(10);
+const POOL_SIZE_MAX: u32 = 10_000;
+const NODES_MAX: usize = 15;
+
+/// A validated configuration.
+#[derive(Debug)]
+pub(crate) struct ValidatedConfig {
+    pub(crate) endpoints: Vec<Arc<Endpoint>>,
+    pub(crate) quarantine: Duration,
+    pub(crate) prefix: String,
+    pub(crate) pool_size: u32,
+    pub(crate) operation_timeout: Duration,
+    pub(crate) claim_window: Duration,
+    pub(crate) spin: Duration,
+    pub(crate) handlers: Vec<Arc<dyn HandleEvent>>,
+    ttl: Duration,
+    max_hold: Option<Duration>,
+}
+
+impl ValidatedConfig {
+    /// The validated options of one lock, with defaults filled in.
+    pub(crate) fn resolve(&self, options: &LockOptions) -> Result<LockParams> {
+        let terms = LockParams {
+            ttl: options.ttl.unwrap_or(self.ttl),
+            wait: options.wait,
+            renew: options.renew,
+            max_hold: options.max_hold.or(self.max_hold),
+        };
+        if terms.ttl < TTL_MIN || terms.ttl > TTL_MAX {
+            return Err(LockError::InvalidOptions {
+                reason: format!(
+                    "ttl is {}, but must be {} to {} (a held lock is renewed, so it needs no longer ttl)",
+                    HumanDuration(terms.ttl),
+                    HumanDuration(TTL_MIN),
+                    HumanDuration(TTL_MAX)
+                ),
+            });
+        }
+        if !self.quarantine.is_zero() && terms.ttl > self.quarantine {
+            return Err(LockError::InvalidOptions {
+                reason: format!(
+                    "ttl is {}, longer than Config::quarantine ({}): a node that lost the lock in a restart would \
+                     vote again before the lock expires on the others; raise the quarantine in every program, or shorten the ttl",
+                    HumanDuration(terms.ttl),
+                    HumanDuration(self.quarantine)
+                ),
+            });
+        }
+        if terms.max_hold.is_some_and(|limit| limit.is_zero()) {
+            return Err(LockError::InvalidOptions {
+                reason: "max_hold is zero, but must be longer: the lock would be lost at once"
+                    .into(),
+            });
+        }
+        Ok(terms)
+    }
+}
+
+/// The options of one lock, with defaults filled in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LockParams {
+    pub(crate) ttl: Duration,
+    pub(crate) wait: Option<Duration>,
+    pub(crate) renew: bool,
+    pub(crate) max_hold: Option<Duration>,
+}
+
+impl Config {
+    /// Validates all settings. This is the only way from a `Config` to a manager.
+    pub(crate) fn validate(&self) -> Result<ValidatedConfig> {
+        let invalid = |reason: String| Err(LockError::InvalidConfig { reason });
+        if let Some(name) = self.non_utf8_variable {
+            return invalid(format!("the URL in {name} is not UTF-8; write other bytes as %XX"));
+        }
+        let endpoints =
+            self.urls.iter().map(|url| self.endpoint(url)).collect::<Result<Vec<_>>>()?;
+        check_nodes(&endpoints)?;
+        if self.pool_size == 0 || self.pool_size > POOL_SIZE_MAX {
+            return invalid(format!(
+                "pool_size is {}, but must be 1 to {POOL_SIZE_MAX}",
+                self.pool_size
+            ));
+        }
+        if self.operation_timeout < OPERATION_TIMEOUT_MIN
+            || self.operation_timeout > OPERATION_TIMEOUT_MAX
+        {
+            return invalid(format!(
+                "operation_timeout is {}, but must be {} to {}",
+                HumanDuration(self.operation_timeout),
+                HumanDuration(OPERATION_TIMEOUT_MIN),
+                HumanDuration(OPERATION_TIMEOUT_MAX)
+            ));
+        }
+        if self.claim_window < TTL_MIN || self.claim_window > TTL_MAX {
+            return invalid(format!(
+                "claim_window is {}, but must be {} to {}",
+                HumanDuration(self.claim_window),
+                HumanDuration(TTL_MIN),
+                HumanDuration(TTL_MAX)
+            ));
+        }
+        if self.spin > SPIN_MAX {
+            return invalid(format!(
+                "spin is {}, but must be at most {}",
+                HumanDuration(self.spin),
+                HumanDuration(SPIN_MAX)
+            ));
+        }
+        if self.prefix.len() >= crate::key::MAX_NAME_BYTES {
+            return invalid(format!(
+                "the prefix has {} bytes, which leaves no room for a name",
+                self.prefix.len()
+            ));
+        }
+        let quarantine =
+            self.quarantine.unwrap_or(if endpoints.len() > 2 { self.ttl } else { Duration::ZERO });
+        if quarantine > TTL_MAX {
+            return invalid(format!(
+                "quarantine is {}, but must be at most {}",
+                HumanDuration(quarantine),
+                HumanDuration(TTL_MAX)
+            ));
+        }
+        let settings = ValidatedConfig {
+            endpoints,
+            quarantine,
+            prefix: self.prefix.clone(),
+            pool_size: self.pool_size,
+            operation_timeout: self.operation_timeout,
+            claim_window: self.claim_window,
+            spin: self.spin,
+            ttl: self.ttl,
+            max_hold: self.max_hold,
+            handlers: self.handlers.clone(),
+        };
+        settings.resolve(&LockOptions::new())?;
+        Ok(settings)
+    }
+
+    fn endpoint(&self, url: &str) -> Result<Arc<Endpoint>> {
+        let mut endpoint = Endpoint::parse(url)?;
+        if endpoint.password.is_none() {
+            endpoint.password.clone_from(&self.password);
+        }
+        Ok(Arc::new(endpoint))
+    }
+}
+
+/// Checks what can be checked about several nodes without connecting to them.
+fn check_nodes(endpoints: &[Arc<Endpoint>]) -> Result<()> {
+    let invalid = |reason: String| Err(LockError::InvalidConfig { reason });
+    if endpoints.is_empty() {
+        return invalid("there are no nodes; list at least one server".into());
+    }
+    if endpoints.len() > NODES_MAX {
+        return invalid(format!(
+            "there are {} nodes, but at most {NODES_MAX} are supported",
+            endpoints.len()
+        ));
+    }
+    for (index, endpoint) in endpoints.iter().enumerate() {
+        if endpoints[..index].iter().any(|other| other.address == endpoint.address) {
+            return invalid(format!(
+                "{} is listed twice, and would vote twice; list each server once",
+                endpoint.label
+            ));
+        }
+    }
+    let nodes = endpoints.len();
+    if nodes.is_multiple_of(2) {
+        log_safely!(
+            warn,
+            "{nodes} nodes survive the loss of {}, no more than {} nodes do; use an odd number of nodes",
+            (nodes - 1) / 2,
+            nodes - 1
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reason(config: Config) -> String {
+        match config.validate() {
+            Err(LockError::InvalidConfig { reason } | LockError::InvalidOptions { reason }) => {
+                reason
+            }
+            other => panic!("expected a refusal, got {other:?}"),
+        }
+    }
+
+    fn local() -> Config {
+        Config::new("redis://127.0.0.1")
+    }
+
+    fn hosts(count: usize) -> Config {
+        Config::nodes((0..count).map(|host| format!("redis://h{host}")))
+    }
+
+    #[test]
+    fn up_to_fifteen_nodes_are_accepted() {
+        for count in [1, 3, 15] {
+            assert_eq!(hosts(count).validate().unwrap().endpoints.len(), count);
+        }
+    }
+
+    #[test]
+    fn defaults_are_valid() {
+        let settings = local().validate().unwrap();
+        let terms = settings.resolve(&LockOptions::new()).unwrap();
+        assert_eq!(
+            (terms.ttl, terms.wait, terms.renew, terms.max_hold),
+            (Duration::from_secs(10), None, true, None)
+        );
+    }
+
+    #[test]
+    fn setting_out_of_range_is_rejected_with_numbers() {
+        for (config, words) in [
+            (local().pool_size(0), "pool_size is 0"),
+            (local().operation_timeout(Duration::ZERO), "operation_timeout is 0 µs"),
+            (local().operation_timeout(Duration::MAX), "60.0 s"),
+            (local().spin(Duration::from_secs(1)), "spin is 1.0 s"),
+            (local().claim_window(Duration::ZERO), "claim_window is 0 µs"),
+            (local().ttl(Duration::ZERO), "ttl is 0 µs"),
+            (local().ttl(Duration::MAX), "to 1day"),
+            (local().max_hold(Duration::ZERO), "max_hold is zero"),
+            (local().prefix("p".repeat(5000)), "5000 bytes"),
+            (hosts(0), "there are no nodes"),
+            (hosts(16), "there are 16 nodes, but at most 15"),
+        ] {
+            let reason = reason(config);
+            assert!(reason.contains(words), "{reason:?} does not say {words:?}");
+        }
+    }
+
+    #[test]
+    fn extreme_options_are_accepted_or_rejected() {
+        let settings = local().validate().unwrap();
+        let year = Duration::from_secs(365 * 24 * 60 * 60);
+        for ttl in [Duration::ZERO, Duration::from_nanos(1), year * 1000, Duration::MAX] {
+            assert!(matches!(
+                settings.resolve(&LockOptions::new().ttl(ttl)),
+                Err(LockError::InvalidOptions { .. })
+            ));
+        }
+        let widest = LockOptions::new().wait(Duration::MAX).max_hold(Duration::MAX).ttl(TTL_MAX);
+        assert_eq!(settings.resolve(&widest).unwrap().wait, Some(Duration::MAX));
+    }
+}

@@ -1,0 +1,216 @@
+//! `ProcessWide`: a value that a process has once. It is made with no lock held, since making it
+//! may take its time over the network, and calls code of users' that may ask for it.
+
+use std::{
+    sync::OnceLock,
+    thread::{self, ThreadId},
+};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::{LockError, Result};
+
+pub(crate) struct FallibleOnce<T> {
+    value: OnceLock<T>,
+    initializers: Mutex<Initializers>,
+    one_finished: Condvar,
+}
+
+struct Initializers {
+    /// Who is making it just now. Of several the first to be done has made it.
+    running: Vec<ThreadId>,
+    /// How many have been at it before.
+    finished: u64,
+}
+
+impl<T> FallibleOnce<T> {
+    pub(crate) const fn new() -> FallibleOnce<T> {
+        FallibleOnce {
+            value: OnceLock::new(),
+            initializers: Mutex::new(Initializers { running: Vec::new(), finished: 0 }),
+            one_finished: Condvar::new(),
+        }
+    }
+
+    /// What there is, or what another is making; else makes it. If that one fails, all who waited
+    /// for it try at once.
+    pub(crate) fn get_or_try_init(&self, init: impl FnOnce() -> Result<T>) -> Result<&T> {
+        if let Some(made) = self.value.get() {
+            return Ok(made);
+        }
+        let _making = self.begin(true)?;
+        if self.value.get().is_none() {
+            // Somebody who did not wait may have been faster.
+            drop(self.value.set(init()?));
+        }
+        self.value.get().ok_or(LockError::BeingMade)
+    }
+
+    /// Makes it, if nobody else does before this is done. Waits for nobody: others may need as long
+    /// to fail.
+    pub(crate) fn try_init(&self, make: impl FnOnce() -> Result<T>) -> Result<&T> {
+        let _making = self.begin(false)?;
+        if self.value.get().is_none() && self.value.set(make()?).is_ok() {
+            return self.value.get().ok_or(LockError::BeingMade);
+        }
+        Err(LockError::AlreadyInitialized)
+    }
+
+    fn begin(&self, wait: bool) -> Result<Initializing<'_, T>> {
+        let thread_id = thread::current().id();
+        let mut initializers = self.initializers.lock();
+        if initializers.running.contains(&thread_id) {
+            // It was asked for from inside, and would wait for itself.
+            return Err(LockError::BeingMade);
+        }
+        let ended = initializers.finished;
+        while wait
+            && !initializers.running.is_empty()
+            && initializers.finished == ended
+            && self.value.get().is_none()
+        {
+            self.one_finished.wait(&mut initializers);
+        }
+        initializers.running.push(thread_id);
+        Ok(Initializing { once: self, thread_id })
+    }
+}
+
+/// Somebody is making it, until this is dropped.
+struct Initializing<'a, T> {
+    once: &'a FallibleOnce<T>,
+    thread_id: ThreadId,
+}
+
+impl<T> Drop for Initializing<'_, T> {
+    fn drop(&mut self) {
+        let mut initializers = self.once.initializers.lock();
+        initializers.running.retain(|maker| *maker != self.thread_id);
+        initializers.finished += 1;
+        drop(initializers);
+        self.once.one_finished.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        panic::{AssertUnwindSafe, catch_unwind},
+        sync::{Barrier, mpsc},
+        time::Duration,
+    };
+
+    use crossbeam_channel::bounded;
+
+    use super::*;
+
+    #[test]
+    fn initialized_once_after_failed_tries() {
+        let one = FallibleOnce::new();
+        assert!(matches!(one.try_init(|| Err(LockError::Shutdown)), Err(LockError::Shutdown)));
+        assert!(matches!(
+            one.get_or_try_init(|| Err(LockError::Shutdown)),
+            Err(LockError::Shutdown)
+        ));
+        assert_eq!(*one.try_init(|| Ok(1)).unwrap(), 1);
+        assert!(matches!(one.try_init(|| Ok(2)), Err(LockError::AlreadyInitialized)));
+        assert_eq!(*one.get_or_try_init(|| Ok(3)).unwrap(), 1);
+    }
+
+    #[test]
+    fn recursive_initialization_is_an_error() {
+        let one = FallibleOnce::new();
+        let asked = || (one.get_or_try_init(|| Ok(2)).err(), one.try_init(|| Ok(3)).err());
+        let made = one.get_or_try_init(|| {
+            assert!(matches!(asked(), (Some(LockError::BeingMade), Some(LockError::BeingMade))));
+            Ok(1)
+        });
+        assert_eq!(*made.unwrap(), 1);
+        assert!(matches!(asked(), (None, Some(LockError::AlreadyInitialized))));
+    }
+
+    #[test]
+    fn panic_in_initializer_allows_another_try() {
+        let one = FallibleOnce::new();
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            one.try_init(|| panic!("while it is made")).map(drop)
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(*one.get_or_try_init(|| Ok(1)).unwrap(), 1);
+    }
+
+    /// All of them are making it when the first is done, and only one has made it.
+    #[test]
+    fn try_init_does_not_wait_for_others() {
+        let (one, all_in) = (FallibleOnce::new(), Barrier::new(4));
+        let make = |number| {
+            one.try_init(|| {
+                all_in.wait();
+                Ok(number)
+            })
+        };
+        let made: Vec<_> = thread::scope(|threads| {
+            let all: Vec<_> =
+                (0..4).map(|number| threads.spawn(move || make(number).is_ok())).collect();
+            all.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(made.iter().filter(|made| **made).count(), 1, "{made:?}");
+    }
+
+    /// Those who wait for one who fails do not wait for each other: each may take its time to fail.
+    #[test]
+    fn waiters_try_concurrently_after_a_failure() {
+        let one = FallibleOnce::<u8>::new();
+        let (started, all_started) = bounded(3);
+        let fails = |meanwhile: &dyn Fn()| {
+            one.get_or_try_init(|| {
+                meanwhile();
+                Err(LockError::Shutdown)
+            })
+        };
+        thread::scope(|threads| {
+            let (all_in, go) = bounded::<()>(0);
+            let try_for_long = move || {
+                started.send(()).unwrap();
+                let _ = go.recv();
+            };
+            fails(&|| {
+                for _ in 0..3 {
+                    let try_for_long = try_for_long.clone();
+                    threads.spawn(move || fails(&try_for_long).unwrap_err());
+                }
+                // Until all of them wait, of whom this counts those it wakes.
+                while one.one_finished.notify_all() < 3 {
+                    thread::yield_now();
+                }
+            })
+            .unwrap_err();
+            for _ in 0..3 {
+                assert!(
+                    all_started.recv_timeout(Duration::from_secs(60)).is_ok(),
+                    "they wait for each other"
+                );
+            }
+            drop(all_in);
+        });
+    }
+
+    /// Who only asks for it gets what another is about to make.
+    #[test]
+    fn get_waits_for_a_running_initializer() {
+        let one = FallibleOnce::new();
+        let (started, has_started) = mpsc::channel();
+        thread::scope(|threads| {
+            let made = one.try_init(|| {
+                threads.spawn(|| {
+                    started.send(()).unwrap();
+                    *one.get_or_try_init(|| Ok(2)).unwrap()
+                });
+                has_started.recv().unwrap();
+                Ok(1)
+            });
+            assert_eq!(*made.unwrap(), 1);
+        });
+        assert_eq!(*one.get_or_try_init(|| Ok(3)).unwrap(), 1);
+    }
+}

@@ -1,0 +1,319 @@
+//! `Service`: the parts of a manager and how they work together. `Core::take` and `Core::give_up`
+//! are the whole life of a lock.
+
+mod by_id;
+mod release;
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+
+use self::by_id::IdEntry;
+use crate::{
+    acquire::{Acquirer, Crowd, GrantListener},
+    clock::{self, Moment},
+    config::{LockOptions, ValidatedConfig},
+    error::{Action, LockError, Result},
+    event::AcquiredEvent,
+    fork,
+    grant::Claim,
+    holder::Holder,
+    id::{generate_lock_id, random_uuid},
+    key::{LockKey, MAX_NAME_BYTES},
+    lease::Lease,
+    lock_info::LockInfo,
+    metrics::Metrics,
+    node::requests::InspectReply,
+    observer::{HoldSpan, Observer, WaitSpan},
+    redlock::{AskError, Lookup, PooledConnections, Redlock, join_labels},
+    renewer::{LockRenewer, Registration, RenewalPlan},
+};
+
+/// What the clones of a manager and its guards share; shuts down when the last of them goes.
+pub(crate) struct ManagerHandle {
+    /// Empty only while the service is being dropped.
+    inner: Option<ManagerInner>,
+    number: u64,
+}
+
+/// The parts.
+pub(crate) struct ManagerInner {
+    config: ValidatedConfig,
+    redlock: Arc<Redlock>,
+    acquirer: Acquirer,
+    renewer: LockRenewer,
+    /// Since when it is shut down.
+    closed: OnceLock<Moment>,
+    /// Locks whose holders only remember an identifier.
+    by_id: Mutex<HashMap<String, IdEntry>>,
+}
+
+/// A lease, and the registration that keeps it alive.
+#[derive(Debug)]
+pub(crate) struct HeldLock {
+    pub(crate) lease: Arc<Lease>,
+    pub(crate) registration: Registration,
+}
+
+impl ManagerHandle {
+    /// Starts the threads. Connects to several nodes, to look at them, and to one server not before
+    /// it is needed.
+    pub(crate) fn start(settings: ValidatedConfig) -> Result<ManagerHandle> {
+        static STARTED: AtomicU64 = AtomicU64::new(0);
+        let no_thread = |purpose| move |cause| LockError::NoThread { purpose, cause };
+        let ValidatedConfig {
+            ref endpoints, pool_size, operation_timeout, spin, quarantine, ..
+        } = settings;
+        let handlers = settings.handlers.clone();
+        let observer = Observer::start(handlers, join_labels(endpoints))
+            .map_err(no_thread("event handlers"))?;
+        let redlock =
+            Redlock::new(endpoints, pool_size, operation_timeout, spin, quarantine, observer)
+                .ok_or_else(|| {
+                    no_thread("connection pool")(std::io::ErrorKind::WouldBlock.into())
+                })?;
+        let redlock = Arc::new(redlock);
+        if redlock.len() > 1 {
+            redlock.validate_nodes()?;
+        }
+        let renewer = LockRenewer::start(redlock.clone()).map_err(no_thread("lock renewer"))?;
+        let channel = format!("distlock:client:{}", random_uuid());
+        let acquirer = Acquirer {
+            redlock: redlock.clone(),
+            listener: Arc::new(GrantListener::new(redlock.clone(), channel)),
+            claim_window: settings.claim_window,
+            repair_ttl: !settings.prefix.is_empty(),
+            crowd: Crowd::new(),
+        };
+        let core = ManagerInner {
+            config: settings,
+            redlock,
+            acquirer,
+            renewer,
+            closed: OnceLock::new(),
+            by_id: Mutex::default(),
+        };
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        Ok(ManagerHandle { inner: Some(core), number })
+    }
+
+    /// Differs between the services of a process.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// What was counted; nothing in a forked child, where the tables may be locked by a thread that
+    /// is not there.
+    pub(crate) fn metrics(&self) -> Metrics {
+        match &self.inner {
+            Some(core) if !fork::is_forked_child() => core.redlock.observer().metrics(),
+            _ => Metrics::default(),
+        }
+    }
+
+    pub(crate) fn server(&self) -> &str {
+        self.inner.as_ref().map_or("", |core| core.redlock.label())
+    }
+
+    /// The parts, for new business.
+    pub(crate) fn inner(&self) -> Result<&ManagerInner> {
+        if fork::is_forked_child() {
+            return Err(LockError::Forked);
+        }
+        match &self.inner {
+            Some(core) if !core.is_closed() => Ok(core),
+            _ => Err(LockError::Shutdown),
+        }
+    }
+
+    /// The parts, for ending what was begun before a shutdown.
+    pub(crate) fn inner_unless_forked(&self) -> Option<&ManagerInner> {
+        self.inner.as_ref().filter(|_| !fork::is_forked_child())
+    }
+
+    /// The last one who had it is gone. Takes at most `patience`.
+    pub(crate) fn shut_down_within(mut self, timeout: Duration) {
+        self.close(Some(timeout));
+    }
+
+    fn close(&mut self, timeout: Option<Duration>) {
+        let Some(core) = self.inner.take() else { return };
+        if fork::is_forked_child() {
+            std::mem::forget(core);
+        } else {
+            core.shutdown(timeout.unwrap_or_else(|| core.operation_timeout()));
+        }
+    }
+
+    pub(crate) fn shutdown(&self) {
+        if let Some(core) = self.inner_unless_forked() {
+            core.shutdown(core.operation_timeout());
+        }
+    }
+}
+
+impl Drop for ManagerHandle {
+    fn drop(&mut self) {
+        self.close(None);
+    }
+}
+
+impl ManagerInner {
+    pub(crate) fn operation_timeout(&self) -> Duration {
+        self.redlock.operation_timeout()
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed.get().is_some()
+    }
+
+    /// For how long a call may take back what it has left: once all is shut down, for one operation
+    /// timeout since then.
+    fn time_left(&self) -> Duration {
+        let timeout = self.operation_timeout();
+        self.closed
+            .get()
+            .map_or(timeout, |at| at.saturating_add(timeout).duration_since(clock::now()))
+    }
+
+    fn operation_deadline(&self) -> Moment {
+        clock::now().saturating_add(self.redlock.operation_timeout())
+    }
+
+    /// The one story: from a name to a lease that is kept.
+    pub(crate) fn acquire(&self, name: &str, options: &LockOptions) -> Result<HeldLock> {
+        let params = self.config.resolve(options)?;
+        let claim = Claim { key: self.key(name)?, id: generate_lock_id(), ttl: params.ttl };
+        let observer = self.redlock.observer();
+        observer.attempted(name, &claim.id, params.wait);
+        let wait_span = WaitSpan::begin(name, &claim.id);
+        let time_limit =
+            params.wait.unwrap_or(Duration::MAX).saturating_add(self.operation_timeout());
+        let call_deadline = clock::now().saturating_add(time_limit);
+        let left = || self.time_left().min(call_deadline.duration_since(clock::now()));
+        let (grant, contended) = match self.acquirer.run(&claim, params.wait) {
+            Ok(granted) => granted,
+            Err(failed) => {
+                if let Some(residue) = &failed.residue {
+                    self.abandon(
+                        &claim,
+                        &residue.queue_entry,
+                        residue.nodes,
+                        residue.in_flight_until,
+                        left(),
+                    );
+                }
+                observer.not_acquired(
+                    name,
+                    &claim.id,
+                    wait_span.end("not acquired"),
+                    &failed.error,
+                );
+                return Err(failed.error);
+            }
+        };
+        let waited = wait_span.end("acquired");
+        let hold_span = HoldSpan::begin(name, &claim.id, grant.token.0);
+        let lease = Arc::new(Lease::new(claim, &grant, hold_span));
+        let plan = RenewalPlan {
+            node_deadlines: grant.node_deadlines,
+            renew: params.renew,
+            provisional: grant.provisional,
+            hold_until: params
+                .max_hold
+                .map_or(Moment::NEVER, |limit| clock::now().saturating_add(limit)),
+        };
+        match self.renewer.register(&lease, plan) {
+            Some(registration) => {
+                observer.acquired(AcquiredEvent {
+                    lock: name,
+                    id: &lease.claim.id,
+                    token: lease.token,
+                    waited,
+                    contended,
+                });
+                Ok(HeldLock { lease, registration })
+            }
+            None => {
+                // Shut down in between. The lock goes back as if it had never been ours, or
+                // expires.
+                let _ = self.release_lease(&lease, true, left()).0;
+                observer.not_acquired(name, &lease.claim.id, waited, &LockError::Shutdown);
+                Err(LockError::Shutdown)
+            }
+        }
+    }
+
+    pub(crate) fn key(&self, name: &str) -> Result<LockKey> {
+        LockKey::new(&self.config.prefix, name)
+    }
+
+    pub(crate) fn inspect(&self, key: &LockKey) -> Result<Option<Holder>> {
+        let failed = |trouble| self.redlock.lock_error(trouble, Action::Inspect, Some(key.name()));
+        match self.redlock.inspect(key).map_err(failed)? {
+            InspectReply::Held(holder) => Ok(Some(holder)),
+            InspectReply::Free => Ok(None),
+            InspectReply::WrongType => Err(self.wrong_type(key)),
+        }
+    }
+
+    fn wrong_type(&self, key: &LockKey) -> LockError {
+        let (name, key) = (key.name().to_owned(), key.lock_key().to_owned());
+        LockError::WrongType { name, key, server: self.redlock.label().clone() }
+    }
+
+    /// The locks whose names match.
+    pub(crate) fn locks(&self, pattern: &str) -> Result<Vec<LockInfo>> {
+        if pattern.len() > MAX_NAME_BYTES {
+            let reason = format!(
+                "the pattern has {} bytes, and names have at most {MAX_NAME_BYTES}",
+                pattern.len()
+            );
+            return Err(LockError::InvalidName { reason });
+        }
+        let failed = |trouble| self.redlock.lock_error(trouble, Action::Inspect, None);
+        self.redlock.list_locks(&self.config.prefix, pattern).map_err(failed)
+    }
+
+    pub(crate) fn lock_info(&self, key: &LockKey) -> Result<Option<LockInfo>> {
+        let failed = |trouble| self.redlock.lock_error(trouble, Action::Inspect, Some(key.name()));
+        match self.redlock.lookup(key).map_err(failed)? {
+            Lookup::Held(lock) => Ok(Some(lock)),
+            Lookup::Free => Ok(None),
+            Lookup::WrongType => Err(self.wrong_type(key)),
+        }
+    }
+
+    pub(crate) fn ping(&self) -> Result<Duration> {
+        self.redlock.ping().map_err(|trouble| self.redlock.lock_error(trouble, Action::Ping, None))
+    }
+
+    pub(crate) fn connection(&self) -> Result<PooledConnections> {
+        let pooled = self.redlock.checkout(self.operation_deadline());
+        pooled.map_err(|failure| {
+            self.redlock.lock_error(AskError::Node(failure), Action::Connect, None)
+        })
+    }
+
+    /// Ends everything, within `patience` as far as the server is concerned.
+    fn shutdown(&self, timeout: Duration) {
+        let _ = self.closed.set(clock::now());
+        self.acquirer.listener.close();
+        // Their leases end with all the others.
+        let entries = std::mem::take(&mut *self.by_id.lock());
+        let thread_ended = self.renewer.stop(clock::now().saturating_add(timeout));
+        drop(entries);
+        self.redlock.close();
+        // Otherwise the renewer has losses to tell of yet.
+        if thread_ended {
+            self.redlock.observer().close();
+        }
+    }
+}

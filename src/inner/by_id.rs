@@ -1,0 +1,62 @@
+//! Locks whose holders only remember an identifier.
+
+use super::{HeldLock, ManagerInner};
+use crate::{
+    error::{LockError, Result},
+    key::LockKey,
+    released::Released,
+};
+
+/// Where such a lock is on its way.
+#[derive(Debug)]
+pub(super) enum IdEntry {
+    Held(HeldLock),
+    /// The lock of this key is being given up.
+    Releasing(LockKey),
+}
+
+impl IdEntry {
+    fn key(&self) -> &LockKey {
+        match self {
+            IdEntry::Held(held) => &held.lease.claim.key,
+            IdEntry::Releasing(key) => key,
+        }
+    }
+}
+
+impl ManagerInner {
+    /// Keeps a lock whose holder only remembers its identifier.
+    pub(crate) fn insert_by_id(&self, held: HeldLock) -> Result<String> {
+        let id = held.lease.claim.id.to_string();
+        let mut by_id = self.by_id.lock();
+        // Shutting down closes first, then empties the table.
+        if self.is_closed() {
+            drop(by_id);
+            return self.release_on_drop(held, self.time_left()).and(Err(LockError::Shutdown));
+        }
+        by_id.insert(id.clone(), IdEntry::Held(held));
+        Ok(id)
+    }
+
+    /// Gives up the lock of this name that was kept under this identifier, or else one of another
+    /// process.
+    pub(crate) fn release_by_id(&self, key: &LockKey, id: &str) -> Result<Released> {
+        let entry = match self.by_id.lock().get_mut(id) {
+            Some(entry) if entry.key() == key => {
+                Some(std::mem::replace(entry, IdEntry::Releasing(key.clone())))
+            }
+            _ => None,
+        };
+        match entry {
+            Some(IdEntry::Held(held)) => {
+                let outcome = self.release(held, self.operation_timeout());
+                self.by_id.lock().remove(id);
+                outcome
+            }
+            // To release it as well would be to overtake its holder, who would take that for a
+            // loss.
+            Some(IdEntry::Releasing(_)) => Ok(Released::Gone),
+            None => self.release_unregistered(key, id),
+        }
+    }
+}

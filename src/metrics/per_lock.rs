@@ -1,0 +1,216 @@
+//! `Rows`: what is counted for each lock, for so many of them. Pure.
+//!
+//! Names can be without number, such as one for each order. When there is no room, a row that has
+//! not been asked for again since the hand came by last gives way (the "clock" that approximates
+//! "least recently used"), and what it has counted goes on under "others". So a lock that is used
+//! often keeps its row, however many are used once, and nothing is lost from the sums.
+
+use std::{collections::HashMap, time::Duration};
+
+use super::timing::Timing;
+
+/// One digit of the times: a row then has a few kilobytes at most.
+const PRECISION_DIGITS: u8 = 1;
+
+/// What is counted for one lock.
+#[derive(Clone, Debug)]
+pub(super) struct LockStats {
+    pub(super) name: Box<str>,
+    pub(super) acquired: u64,
+    pub(super) contended: u64,
+    pub(super) timed_out: u64,
+    pub(super) lost: u64,
+    pub(super) wait: Timing,
+    pub(super) hold: Timing,
+    pub(super) min_margin: Option<Duration>,
+    /// Asked for again since the hand came by.
+    recently_used: bool,
+}
+
+impl LockStats {
+    pub(super) fn new(name: &str) -> LockStats {
+        LockStats {
+            name: name.into(),
+            acquired: 0,
+            contended: 0,
+            timed_out: 0,
+            lost: 0,
+            wait: Timing::new(PRECISION_DIGITS),
+            hold: Timing::new(PRECISION_DIGITS),
+            min_margin: None,
+            recently_used: false,
+        }
+    }
+
+    pub(super) fn record_margin(&mut self, margin: Duration) {
+        self.min_margin = Some(self.min_margin.map_or(margin, |least| least.min(margin)));
+    }
+
+    fn merge(&mut self, other: &LockStats) {
+        self.acquired += other.acquired;
+        self.contended += other.contended;
+        self.timed_out += other.timed_out;
+        self.lost += other.lost;
+        self.wait.add(&other.wait);
+        self.hold.add(&other.hold);
+        if let Some(margin) = other.min_margin {
+            self.record_margin(margin);
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct PerLockTable {
+    capacity: usize,
+    stats: Vec<LockStats>,
+    index: HashMap<Box<str>, usize>,
+    /// The next row to look at when room is needed.
+    clock_hand: usize,
+    pub(super) others: LockStats,
+}
+
+impl PerLockTable {
+    pub(super) fn new(room: usize) -> PerLockTable {
+        PerLockTable {
+            capacity: room,
+            stats: Vec::new(),
+            index: HashMap::new(),
+            clock_hand: 0,
+            others: LockStats::new(""),
+        }
+    }
+
+    /// The row of a lock that is asked for.
+    pub(super) fn touch(&mut self, name: &str) -> &mut LockStats {
+        let known = self.index.contains_key(name);
+        let row = self.entry(name);
+        row.recently_used |= known;
+        row
+    }
+
+    /// The row of a lock.
+    pub(super) fn entry(&mut self, name: &str) -> &mut LockStats {
+        let at = match self.index.get(name) {
+            Some(at) => *at,
+            None => self.insert_or_evict(name),
+        };
+        // Only without any room there is none.
+        self.stats.get_mut(at).unwrap_or(&mut self.others)
+    }
+
+    fn insert_or_evict(&mut self, name: &str) -> usize {
+        let at = self.stats.len();
+        if at < self.capacity {
+            self.stats.push(LockStats::new(name));
+            self.index.insert(name.into(), at);
+            return at;
+        }
+        // One round takes all marks away.
+        for _ in 0..=self.capacity {
+            let at = self.clock_hand;
+            let Some(row) = self.stats.get_mut(at) else { break };
+            self.clock_hand = (at + 1) % self.capacity;
+            if !std::mem::take(&mut row.recently_used) {
+                self.others.merge(row);
+                self.index.remove(&row.name);
+                *row = LockStats::new(name);
+                self.index.insert(name.into(), at);
+                return at;
+            }
+        }
+        usize::MAX
+    }
+
+    /// Some of the rows, for a copy that is made in pieces.
+    pub(super) fn chunk(&self, from: usize, length: usize) -> &[LockStats] {
+        let end = from.saturating_add(length).min(self.stats.len());
+        self.stats.get(from..end).unwrap_or(&[])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn names(rows: &PerLockTable) -> Vec<String> {
+        let mut names: Vec<_> =
+            rows.chunk(0, usize::MAX).iter().map(|row| row.name.to_string()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn rarely_used_lock_is_evicted_into_others() {
+        let mut rows = PerLockTable::new(3);
+        for name in ["a", "b", "often", "often", "x", "y", "often", "z", "1", "often", "2"] {
+            let row = rows.touch(name);
+            row.acquired += 1;
+            row.wait.record(Duration::from_millis(1));
+            row.record_margin(Duration::from_secs(1));
+        }
+        assert!(names(&rows).contains(&"often".to_owned()), "{:?}", names(&rows));
+        assert_eq!(rows.entry("often").acquired, 4);
+        assert_eq!((rows.others.acquired, rows.others.wait.count()), (5, 5));
+        assert_eq!(rows.others.min_margin, Some(Duration::from_secs(1)));
+        assert!(rows.entry("new").min_margin.is_none());
+    }
+
+    #[test]
+    fn oldest_unused_lock_is_evicted_first() {
+        let mut rows = PerLockTable::new(3);
+        for (asked, left) in [
+            ("a", "a"),
+            ("b", "ab"),
+            ("c", "abc"),
+            ("d", "bcd"),
+            ("e", "cde"),
+            ("f", "def"),
+            ("g", "efg"),
+        ] {
+            rows.touch(asked);
+            assert_eq!(names(&rows).concat(), left);
+        }
+        // Whoever was asked for again is spared, once.
+        for asked in ["e", "f", "g", "h", "i"] {
+            rows.touch(asked);
+        }
+        assert_eq!(names(&rows), ["g", "h", "i"]);
+    }
+
+    #[test]
+    fn evicted_counts_move_to_others() {
+        let mut rows = PerLockTable::new(1);
+        for name in ["a", "b", "c"] {
+            let row = rows.entry(name);
+            (row.acquired, row.contended, row.timed_out, row.lost) = (1, 2, 3, 4);
+        }
+        let others = &rows.others;
+        assert_eq!(
+            (others.acquired, others.contended, others.timed_out, others.lost),
+            (2, 4, 6, 8)
+        );
+    }
+
+    proptest! {
+        /// Nothing is lost, there are never more rows than there is room for, and each has its own name.
+        #[test]
+        fn sums_are_preserved_by_eviction(room in 0usize..5, used in proptest::collection::vec(0u8..9, 0..80)) {
+            let mut rows = PerLockTable::new(room);
+            for name in &used {
+                let row = rows.touch(&name.to_string());
+                row.acquired += 1;
+                row.hold.record(Duration::from_micros((*name).into()));
+            }
+            let names = names(&rows);
+            prop_assert!(names.len() <= room && names.windows(2).all(|pair| pair[0] != pair[1]));
+            let rows_sum: u64 = rows.chunk(0, 99).iter().map(|row| row.acquired).sum();
+            prop_assert_eq!(rows_sum + rows.others.acquired, used.len() as u64);
+            let holds: u64 = rows.chunk(0, 99).iter().map(|row| row.hold.count()).sum();
+            prop_assert_eq!(holds + rows.others.hold.count(), used.len() as u64);
+            for row in rows.chunk(0, 99) {
+                prop_assert_eq!(rows.index.get(&row.name).map(|at| &rows.stats[*at].name), Some(&row.name));
+            }
+        }
+    }
+}

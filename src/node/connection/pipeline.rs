@@ -1,0 +1,220 @@
+//! Answers that are under way and that nobody waits for any more: they come before those to what is
+//! asked next.
+
+use redis::Value;
+
+use super::Connection;
+use crate::{
+    clock::{self, Moment},
+    node::{Ack, error::NodeError, framed_socket::FramedSocket},
+};
+
+/// With this many answers outstanding a connection is given up. A server that is well and 100 ms
+/// away is asked 10,000 times a second before it owes as many. On this side they cost nothing but
+/// what the system keeps of requests and answers, which it bounds.
+const UNREAD_REPLIES_MAX: u32 = 1024;
+/// From so many on it is given up as well when the server leaves no room for more, so that nobody
+/// ever waits for that. Fewer requests have room in the smallest of buffers.
+const WRITABLE_CHECK_MIN: u32 = 64;
+
+/// Whether another answer may be owed over this connection.
+pub(super) fn can_leave_unread(link: &FramedSocket) -> bool {
+    link.unread < WRITABLE_CHECK_MIN
+        || (link.unread < UNREAD_REPLIES_MAX && link.socket.is_writable())
+}
+
+impl Connection {
+    /// Reads what has come of the answers that nobody waits for; true if there was one that is no
+    /// error.
+    pub(super) fn drain_unread(&mut self, now: Moment) -> bool {
+        let mut any_ok = false;
+        while self.link.as_ref().is_some_and(|link| link.unread > 0) {
+            match self.receive_next(now) {
+                Ok(Some(value)) => any_ok |= self.skip_reply(&value, now).is_ok(),
+                // A failure has closed it.
+                Ok(None) | Err(_) => break,
+            }
+        }
+        any_ok
+    }
+
+    /// One answer less that nobody waits for. What it refuses may say something about all that
+    /// follow.
+    pub(super) fn skip_reply(&mut self, value: &Value, now: Moment) -> Result<(), NodeError> {
+        if let Some(link) = &mut self.link {
+            link.unread -= 1;
+            link.unread_since = now;
+            link.acks.record(matches!(value, Value::ServerError(_)));
+        }
+        let result = self.check_error_reply(value);
+        if let (Err(failure), Some(link)) = (&result, &mut self.link)
+            && failure.is_unknown_script()
+        {
+            // Which one it was is not known any more; it has forgotten them all at once.
+            link.loaded_scripts = 0;
+        }
+        result
+    }
+
+    /// Since when answers are owed that have not come by `now`; and whether some have come that are
+    /// no errors.
+    pub(crate) fn unread_since(&mut self, now: Moment) -> (Option<Moment>, bool) {
+        let any_ok = self.drain_unread(now);
+        (self.link.as_ref().filter(|link| link.unread > 0).map(|link| link.unread_since), any_ok)
+    }
+
+    /// How many answers are under way that nobody waits for.
+    pub(crate) fn unread_count(&self) -> usize {
+        self.link.as_ref().map_or(0, |link| link.unread as usize)
+    }
+
+    /// Does not wait for the answer that is under way; whatever goes over this connection next is
+    /// carried out after it, and answered after it. `None` if there is no connection any more.
+    pub(crate) fn abandon_reply(&mut self) -> Option<Ack> {
+        let link = self.link.as_mut()?;
+        if link.unread == 0 {
+            link.unread_since = clock::now();
+        }
+        link.unread += 1;
+        Some(link.acks.issue(link.unread))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::{connection::write_command, socket::Socket, url::Endpoint};
+    use std::{
+        io::{Read as _, Write as _},
+        os::unix::net::UnixListener,
+        sync::Arc,
+        thread,
+        time::Duration,
+    };
+
+    /// A connection to a server that tells the time, and after that says `answer` to whatever is
+    /// asked.
+    fn connected(answer: &'static [u8]) -> (Connection, thread::JoinHandle<()>) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = thread::spawn(move || {
+            let mut stream = listener.accept().unwrap().0;
+            let _ = stream.read(&mut [0; 1024]).unwrap();
+            stream.write_all(b"*2\r\n$1\r\n1\r\n$1\r\n1\r\n").unwrap();
+            while stream.read(&mut [0; 1024]).is_ok_and(|read| read > 0)
+                && stream.write_all(answer).is_ok()
+            {}
+        });
+        let url = format!("unix://{}", path.display());
+        let endpoint = Arc::new(Endpoint::parse(&url).unwrap());
+        let mut connection = Connection::unconnected(endpoint, TEST_TIMEOUT, Duration::ZERO, false);
+        connection.connect(deadline()).unwrap();
+        (connection, server)
+    }
+
+    const TEST_TIMEOUT: Duration = Duration::from_secs(60);
+
+    fn deadline() -> Moment {
+        clock::now().saturating_add(TEST_TIMEOUT)
+    }
+
+    /// Asks, and does not wait for the answer.
+    fn send_and_abandon(connection: &mut Connection) -> Ack {
+        connection.send(Moment::NEVER, |out| write_command(out, &[b"PING"])).unwrap();
+        connection.abandon_reply().unwrap()
+    }
+
+    #[test]
+    fn connection_with_too_many_unread_replies_is_closed() {
+        let (mut connection, server) = connected(b"");
+        for owed in 0..UNREAD_REPLIES_MAX {
+            // The server reads all of it, but may be behind.
+            connection.socket().unwrap().poll_writable(TEST_TIMEOUT).unwrap();
+            assert!(connection.is_ready(), "given up with {owed}");
+            send_and_abandon(&mut connection);
+        }
+        assert!(!connection.is_ready() && !connection.is_connected());
+        server.join().unwrap();
+    }
+
+    /// Otherwise one that has stopped could make its callers wait until there is room for what they
+    /// ask.
+    #[test]
+    fn connection_closed_before_send_buffer_is_full() {
+        let (here, there) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut link = FramedSocket::new(Socket::Unix(here));
+        while can_leave_unread(&link) {
+            assert_eq!(link.socket.write(&[0; 512]).unwrap(), 512, "there was no room");
+            link.unread += 1;
+        }
+        assert!((WRITABLE_CHECK_MIN..UNREAD_REPLIES_MAX).contains(&link.unread), "{}", link.unread);
+        drop(there);
+    }
+
+    /// Otherwise every release over several nodes would be asked for twice.
+    #[test]
+    fn abandoned_reply_is_acknowledged_on_every_read_path() {
+        let (mut connection, server) = connected(b"+OK\r\n");
+        let found_before_asking = send_and_abandon(&mut connection);
+        assert!(!found_before_asking.is_acknowledged());
+        Socket::poll_readable(&[connection.socket().unwrap()], deadline(), Duration::ZERO);
+        assert!(connection.is_ready() && found_before_asking.is_acknowledged());
+
+        let found_in_front = send_and_abandon(&mut connection);
+        Socket::poll_readable(&[connection.socket().unwrap()], deadline(), Duration::ZERO);
+        connection.send(Moment::NEVER, |out| write_command(out, &[b"PING"])).unwrap();
+        connection.receive(deadline()).unwrap();
+        assert!(found_in_front.is_acknowledged());
+
+        let lost = send_and_abandon(&mut connection);
+        connection.poison();
+        server.join().unwrap();
+        assert!(!lost.is_acknowledged(), "nobody has read it");
+        assert!(connection.abandon_reply().is_none());
+    }
+
+    const REPLICA: &[u8] = b"-READONLY You can't write against a read only replica.\r\n";
+
+    #[test]
+    fn abandoned_readonly_reply_closes_connection() {
+        let (mut connection, server) = connected(REPLICA);
+        send_and_abandon(&mut connection);
+        let failure = connection.receive_until(deadline()).unwrap_err();
+        assert!(
+            failure.is_not_master() && failure.outcome_unknown && !connection.is_connected(),
+            "{failure:?}"
+        );
+        server.join().unwrap();
+
+        let (mut connection, server) = connected(REPLICA);
+        send_and_abandon(&mut connection);
+        Socket::poll_readable(&[connection.socket().unwrap()], deadline(), Duration::ZERO);
+        assert!(!connection.is_ready() && !connection.is_connected());
+        server.join().unwrap();
+    }
+
+    /// Otherwise it would be asked by the hash for the life of the connection, and never be heard
+    /// to refuse.
+    #[test]
+    fn abandoned_noscript_reply_clears_loaded_scripts() {
+        let (mut connection, server) =
+            connected(b"-NOSCRIPT No matching script. Please use EVAL.\r\n");
+        assert!(!connection.mark_script_loaded(1) && connection.mark_script_loaded(1));
+        send_and_abandon(&mut connection);
+        Socket::poll_readable(&[connection.socket().unwrap()], deadline(), Duration::ZERO);
+        assert!(connection.is_ready() && !connection.mark_script_loaded(1));
+        drop(connection);
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn abandoned_oom_reply_keeps_connection() {
+        let (mut connection, server) = connected(b"-OOM it has no room\r\n");
+        send_and_abandon(&mut connection);
+        Socket::poll_readable(&[connection.socket().unwrap()], deadline(), Duration::ZERO);
+        assert!(connection.is_ready());
+        drop(connection);
+        server.join().unwrap();
+    }
+}

@@ -1,0 +1,121 @@
+//! Name lookup within a deadline: the system's resolver has none, so it runs on a thread of its own
+//! that may be left behind. Lookups of one name share a thread and its answer: a resolver that
+//! hangs holds one, and not one for each try. One that is only slower than its callers, as where
+//! the first of two servers is dead, is good for who asks next.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    io,
+    net::{IpAddr, SocketAddr, ToSocketAddrs as _},
+    sync::LazyLock,
+    time::Duration,
+};
+
+use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
+use parking_lot::Mutex;
+
+use crate::{
+    clock::{self, Moment},
+    threads,
+};
+
+type Addresses = Vec<SocketAddr>;
+type LookupResult = Result<Addresses, (io::ErrorKind, String)>;
+type Query = (String, u16);
+
+/// Who waits for which lookup.
+static IN_FLIGHT: LazyLock<Mutex<HashMap<Query, Vec<Sender<LookupResult>>>>> =
+    LazyLock::new(Mutex::default);
+/// What was answered when nobody waited any more, and when.
+static LATE_RESULTS: LazyLock<Mutex<HashMap<Query, (Moment, Addresses)>>> =
+    LazyLock::new(Mutex::default);
+/// For how long that is believed. A name may lead elsewhere soon.
+const LATE_RESULT_AGE_MAX: Duration = Duration::from_secs(10);
+
+/// The addresses of a host. A literal address takes no time; a name at most until the deadline.
+pub(crate) fn resolve(host: &str, port: u16, deadline: Moment) -> io::Result<Vec<SocketAddr>> {
+    if let Ok(address) = host.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(address, port)]);
+    }
+    let query = (host.to_owned(), port);
+    if let Some((at, addresses)) = LATE_RESULTS.lock().get(&query)
+        && clock::now().duration_since(*at) < LATE_RESULT_AGE_MAX
+    {
+        return Ok(addresses.clone());
+    }
+    let (answer, result) = bounded(1);
+    let first = match IN_FLIGHT.lock().entry(query.clone()) {
+        Entry::Occupied(mut others) => {
+            others.get_mut().push(answer);
+            false
+        }
+        Entry::Vacant(place) => {
+            place.insert(vec![answer]);
+            true
+        }
+    };
+    if first {
+        let spawned = threads::spawn("distlock-resolve", {
+            let query = query.clone();
+            move || look_up(&query)
+        });
+        if let Err(error) = spawned {
+            deliver(&query, &Err((error.kind(), error.to_string())));
+        }
+    }
+    match result.recv_timeout(deadline.duration_since(clock::now())) {
+        Ok(answer) => answer.map_err(|(kind, text)| io::Error::new(kind, text)),
+        Err(RecvTimeoutError::Timeout) => {
+            Err(io::Error::new(io::ErrorKind::TimedOut, "the name lookup takes too long"))
+        }
+        Err(RecvTimeoutError::Disconnected) => Err(io::Error::other("the name lookup failed")),
+    }
+}
+
+fn look_up(query: &Query) {
+    let (host, port) = query;
+    let answer = (host.as_str(), *port).to_socket_addrs().map(Vec::from_iter);
+    deliver(query, &answer.map_err(|error| (error.kind(), error.to_string())));
+}
+
+fn deliver(query: &Query, answer: &LookupResult) {
+    let waiting = IN_FLIGHT.lock().remove(query);
+    let mut delivered = false;
+    for waiter in waiting.into_iter().flatten() {
+        // It may have stopped waiting.
+        delivered |= waiter.try_send(answer.clone()).is_ok();
+    }
+    let mut late_results = LATE_RESULTS.lock();
+    let now = clock::now();
+    late_results.retain(|_, (at, _)| now.duration_since(*at) < LATE_RESULT_AGE_MAX);
+    if let (false, Ok(addresses)) = (delivered, answer) {
+        late_results.insert(query.clone(), (now, addresses.clone()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{thread, time::Duration};
+
+    fn deadline() -> Moment {
+        clock::now().saturating_add(Duration::from_secs(30))
+    }
+
+    #[test]
+    fn names_and_literals_resolve() {
+        assert_eq!(resolve("::1", 7, deadline()).unwrap(), ["[::1]:7".parse().unwrap()]);
+        assert!(!resolve("localhost", 7, deadline()).unwrap().is_empty());
+        assert!(resolve("no such host", 7, deadline()).is_err());
+    }
+
+    #[test]
+    fn concurrent_lookups_share_one_result() {
+        let askers: Vec<_> =
+            (0..32).map(|_| thread::spawn(|| resolve("localhost", 9, deadline()))).collect();
+        for asker in askers {
+            assert!(!asker.join().unwrap().unwrap().is_empty());
+        }
+        assert!(IN_FLIGHT.lock().keys().all(|(_, port)| *port != 9), "something was left behind");
+    }
+}

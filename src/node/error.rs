@@ -1,0 +1,302 @@
+//! `Failure`: an exchange with a server that did not end in an answer, and whether the server may
+//! have acted on it.
+
+use std::{error::Error, fmt, io, time::Duration};
+
+use super::script::Script;
+use crate::display::HumanDuration;
+
+/// Every exchange is applied, not applied, or unknown; this is the "not" or the "unknown".
+#[derive(Debug)]
+pub(crate) struct NodeError {
+    /// A byte of the request may have reached the server, so it may have been carried out.
+    pub(crate) outcome_unknown: bool,
+    pub(crate) kind: NodeErrorKind,
+}
+
+#[derive(Debug)]
+pub(crate) enum NodeErrorKind {
+    Io(io::Error),
+    TimedOut,
+    /// The same, where a lease is so short that there was less time than usual.
+    ShortLease(Duration),
+    /// The server says no; `code` is the first word of its error.
+    Refused {
+        code: String,
+        message: String,
+    },
+    /// An answer that is not an answer to the question.
+    Protocol(String),
+    /// They keep the lock, each under a token of its own, however often they are asked for one.
+    TokenDisagreement,
+    /// All pooled connections are in use.
+    PoolExhausted,
+    /// The manager has been shut down, and its pool with it.
+    Closed,
+    /// It cannot be one of several nodes; says why.
+    Ineligible(String),
+    /// Its vote does not count yet: it may have forgotten what it granted.
+    Quarantined(Duration),
+    /// It failed a short time ago, and the others were enough to ask.
+    BackingOff,
+}
+
+/// Refusals before a request, or the first write of a script, is carried out.
+const NOT_APPLIED_CODES: [&str; 19] = [
+    "ASK",
+    "BUSY",
+    "CLUSTERDOWN",
+    "CROSSSLOT",
+    "DENIED",
+    "LOADING",
+    "MASTERDOWN",
+    "MISCONF",
+    "MOVED",
+    "NOAUTH",
+    "NOPERM",
+    "NOREPLICAS",
+    "NOSCRIPT",
+    "OOM",
+    "READONLY",
+    "TRYAGAIN",
+    "UNKILLABLE",
+    "WRONGPASS",
+    "WRONGTYPE",
+];
+
+impl NodeError {
+    pub(crate) fn not_sent(error: io::Error) -> NodeError {
+        NodeError { outcome_unknown: false, kind: error.into() }
+    }
+
+    pub(crate) fn outcome_unknown(kind: NodeErrorKind) -> NodeError {
+        NodeError { outcome_unknown: true, kind }
+    }
+
+    /// The same from the words of a server's error, of which `quote` makes something that can be
+    /// shown.
+    pub(crate) fn from_server(
+        code: &str,
+        message: &str,
+        quote: impl Fn(&str) -> String,
+    ) -> NodeError {
+        let (code, message) = unwrap_script_error(code, message);
+        // What everybody knows is not quoted: our password may be a part of it.
+        let code = if NOT_APPLIED_CODES.contains(&code) { code.to_owned() } else { quote(code) };
+        NodeError::refused(code, quote(message))
+    }
+
+    /// Most codes are only given before anything is done. Others also end a script half way, or
+    /// come from a proxy that does not know.
+    pub(crate) fn refused(code: String, message: String) -> NodeError {
+        NodeError {
+            outcome_unknown: !NOT_APPLIED_CODES.contains(&code.as_str()),
+            kind: NodeErrorKind::Refused { code, message },
+        }
+    }
+
+    /// Whether trying again soon may help without anybody doing anything.
+    pub(crate) fn is_transient(&self) -> bool {
+        match &self.kind {
+            NodeErrorKind::Refused { code, .. } => {
+                matches!(code.as_str(), "LOADING" | "BUSY" | "MASTERDOWN" | "TRYAGAIN")
+                    || self.is_max_clients()
+            }
+            NodeErrorKind::Closed | NodeErrorKind::Ineligible(_) => false,
+            _ => true,
+        }
+    }
+
+    /// The server has as many clients as it takes, which it tells whoever connects, without having
+    /// heard anything.
+    pub(crate) fn is_max_clients(&self) -> bool {
+        let NodeErrorKind::Refused { code, message } = &self.kind else { return false };
+        code == "ERR" && message.starts_with("max number of clients")
+    }
+
+    /// The server is no master, so that another one must be.
+    pub(crate) fn is_not_master(&self) -> bool {
+        matches!(&self.kind, NodeErrorKind::Refused { code, .. } if matches!(code.as_str(), "READONLY" | "MASTERDOWN"))
+    }
+
+    /// The same would be said about whatever is asked.
+    pub(crate) fn is_server_wide(&self) -> bool {
+        let NodeErrorKind::Refused { code, .. } = &self.kind else { return true };
+        let codes =
+            ["MISCONF", "NOREPLICAS", "OOM", "NOAUTH", "WRONGPASS", "CLUSTERDOWN", "UNKILLABLE"];
+        self.is_transient() || self.is_not_master() || codes.contains(&code.as_str())
+    }
+
+    /// Said about what is kept under one name, by a server that does as it should.
+    pub(crate) fn is_wrong_type(&self) -> bool {
+        matches!(&self.kind, NodeErrorKind::Refused { code, .. } if code == "WRONGTYPE")
+    }
+
+    /// With the right in it that the user lacks, where the server does not say which.
+    pub(crate) fn with_missing_permission(mut self, script: Option<&Script>) -> NodeError {
+        if let (NodeErrorKind::Refused { message, .. }, Some(script)) = (&mut self.kind, script)
+            && let Some(right) = script.missing_permission(message)
+        {
+            message.push_str(&format!("; it takes {right}"));
+        }
+        self
+    }
+
+    /// The server does not know the script of this hash.
+    pub(crate) fn is_unknown_script(&self) -> bool {
+        matches!(&self.kind, NodeErrorKind::Refused { code, .. } if code == "NOSCRIPT")
+    }
+
+    pub(crate) fn into_redis_error(self) -> redis::RedisError {
+        match self.kind {
+            NodeErrorKind::Io(error) => error.into(),
+            NodeErrorKind::TimedOut => io::Error::from(io::ErrorKind::TimedOut).into(),
+            reason => io::Error::other(reason).into(),
+        }
+    }
+}
+
+/// Servers before Redis 7 wrap what a script is refused in an error about the script.
+fn unwrap_script_error<'a>(code: &'a str, message: &'a str) -> (&'a str, &'a str) {
+    let inner = || {
+        let (_, line) =
+            message.strip_prefix("Error running script ")?.rsplit_once("@user_script:")?;
+        // Behind the number of the line, which is written in two ways.
+        let (code, rest) = line
+            .trim_start_matches(|c: char| c == ' ' || c.is_ascii_digit())
+            .strip_prefix(": ")?
+            .split_once(' ')?;
+        let code = code.trim_start_matches('-');
+        NOT_APPLIED_CODES.contains(&code).then_some((code, rest))
+    };
+    if code == "ERR" { inner().unwrap_or((code, message)) } else { (code, message) }
+}
+
+impl From<io::Error> for NodeErrorKind {
+    fn from(error: io::Error) -> NodeErrorKind {
+        match error.kind() {
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => NodeErrorKind::TimedOut,
+            _ => NodeErrorKind::Io(error),
+        }
+    }
+}
+
+impl fmt::Display for NodeErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NodeErrorKind::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                f.write_str("it closed the connection")
+            }
+            NodeErrorKind::Io(error) => write!(f, "{error}"),
+            NodeErrorKind::TimedOut => f.write_str("no answer in time"),
+            NodeErrorKind::ShortLease(ttl) => {
+                write!(
+                    f,
+                    "no answer in time for a lease of {}, and a longer one leaves more time",
+                    HumanDuration(*ttl)
+                )
+            }
+            NodeErrorKind::Refused { code, message } => write!(f, "it answered {code} {message}"),
+            NodeErrorKind::TokenDisagreement => {
+                f.write_str("the nodes do not agree on a fencing token")
+            }
+            NodeErrorKind::Protocol(what) => {
+                write!(f, "it does not answer like a Redis server: {what}")
+            }
+            NodeErrorKind::PoolExhausted => f.write_str("all pooled connections are in use"),
+            NodeErrorKind::Closed => f.write_str("the lock manager has been shut down"),
+            NodeErrorKind::Ineligible(why) => f.write_str(why),
+            NodeErrorKind::Quarantined(left) => {
+                write!(
+                    f,
+                    "it may have lost its data in a restart, and does not vote for another {}",
+                    HumanDuration(*left)
+                )
+            }
+            NodeErrorKind::BackingOff => {
+                f.write_str("it failed a short time ago, and was not asked")
+            }
+        }
+    }
+}
+
+impl Error for NodeErrorKind {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            NodeErrorKind::Io(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn token_disagreement_has_its_own_message() {
+        assert_eq!(
+            NodeErrorKind::TokenDisagreement.to_string(),
+            "the nodes do not agree on a fencing token"
+        );
+    }
+
+    /// As Redis 6.2.14 says it.
+    #[test]
+    fn redis_6_script_error_keeps_its_inner_code() {
+        let wrapped = |rest: &str| {
+            let message = format!(
+                "Error running script (call to f_a60f99108415347c2c750b5af9b2212a81ec1d57): {rest}"
+            );
+            match NodeError::from_server("ERR", &message, str::to_owned) {
+                NodeError {
+                    outcome_unknown: sent,
+                    kind: NodeErrorKind::Refused { code, message },
+                } => (sent, code, message),
+                other => panic!("{other:?}"),
+            }
+        };
+        for (line, code, message) in [
+            (
+                "-READONLY You can't write against a read only replica.",
+                "READONLY",
+                "You can't write against a read only replica.",
+            ),
+            (
+                "-OOM command not allowed when used memory > 'maxmemory'.",
+                "OOM",
+                "command not allowed when used memory > 'maxmemory'.",
+            ),
+            (
+                "-NOREPLICAS Not enough good replicas to write.",
+                "NOREPLICAS",
+                "Not enough good replicas to write.",
+            ),
+        ] {
+            let told = wrapped(&format!("@user_script:48: @user_script: 48: {line}"));
+            assert_eq!(told, (false, code.to_owned(), message.to_owned()));
+        }
+        let wrong = "WRONGTYPE Operation against a key holding the wrong kind of value";
+        assert_eq!(wrapped(&format!("@user_script:1: {wrong}")).1, "WRONGTYPE");
+        for other in [
+            "@user_script:1: @user_script: 1: The user executing the script can't run this command or subcommand",
+            "@user_script:1: -FOO bar",
+            "@user_script:1: ",
+            "@user_script:",
+            "READONLY is all it says",
+        ] {
+            let (sent, code, message) = wrapped(other);
+            assert!(sent && code == "ERR" && message.ends_with(other), "{other}: {code} {message}");
+        }
+    }
+
+    #[test]
+    fn known_code_survives_password_redaction() {
+        let quote = |text: &str| text.replace("SCRIPT", "<password>");
+        let failure = NodeError::from_server("NOSCRIPT", "No matching SCRIPT.", quote);
+        assert!(failure.is_unknown_script(), "{failure:?}");
+        assert!(!format!("{failure:?}").contains("matching SCRIPT"), "{failure:?}");
+        let unknown = NodeError::from_server("MYSCRIPT", "no", quote);
+        assert!(!format!("{unknown:?}").contains("SCRIPT"), "{unknown:?}");
+    }
+}

@@ -1,0 +1,106 @@
+//! `Door`: who is connecting to a node, so that not everybody waits outside of one that lets nobody
+//! in.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::clock::Moment;
+
+#[derive(Debug)]
+pub(super) struct ConnectGate(Mutex<ConnectAttempts>);
+
+#[derive(Debug)]
+struct ConnectAttempts {
+    /// How many are connecting.
+    in_progress: u32,
+    /// Since when some have been, and nobody has got in.
+    no_success_since: Moment,
+    /// When the last of them came.
+    last_begun: Moment,
+}
+
+/// Somebody who is connecting, until this is dropped.
+pub(super) struct Connecting<'a>(&'a ConnectGate);
+
+impl Default for ConnectGate {
+    fn default() -> ConnectGate {
+        let never = Moment::from_nanos(0);
+        ConnectGate(Mutex::new(ConnectAttempts {
+            in_progress: 0,
+            no_success_since: never,
+            last_begun: never,
+        }))
+    }
+}
+
+impl ConnectGate {
+    pub(super) fn begin(&self, now: Moment) -> Connecting<'_> {
+        let mut outside = self.0.lock();
+        if outside.in_progress == 0 {
+            outside.no_success_since = now;
+        }
+        outside.last_begun = now;
+        outside.in_progress += 1;
+        Connecting(self)
+    }
+
+    /// Somebody got in.
+    pub(super) fn record_success(&self, now: Moment) {
+        self.0.lock().no_success_since = now;
+    }
+
+    /// Whether somebody has been kept outside for `patience`, and the last one who came has not
+    /// been there for `pause`.
+    pub(super) fn is_stalled(&self, now: Moment, patience: Duration, pause: Duration) -> bool {
+        let outside = self.0.lock();
+        outside.in_progress > 0
+            && now.duration_since(outside.no_success_since) >= patience
+            && now.duration_since(outside.last_begun) < pause
+    }
+}
+
+impl Drop for Connecting<'_> {
+    fn drop(&mut self) {
+        self.0.0.lock().in_progress -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STALLED_AFTER: Duration = Duration::from_nanos(10);
+    const PAUSE: Duration = Duration::from_nanos(30);
+
+    #[test]
+    fn connect_gate_stalls_without_success() {
+        let at = Moment::from_nanos;
+        let gate = ConnectGate::default();
+        let is_closed = |now| gate.is_stalled(at(now), STALLED_AFTER, PAUSE);
+        assert!(!is_closed(100), "nobody is there");
+        let first = gate.begin(at(100));
+        assert!(!is_closed(109) && is_closed(110));
+        let second = gate.begin(at(107));
+        drop(first);
+        assert!(is_closed(110), "the second is still there");
+        gate.record_success(at(111));
+        assert!(!is_closed(120) && is_closed(121));
+        drop(second);
+        assert!(!is_closed(121), "all have left");
+        let third = gate.begin(at(200));
+        assert!(!is_closed(209) && is_closed(210));
+        drop(third);
+    }
+
+    #[test]
+    fn connect_gate_admits_another_attempt_after_pause() {
+        let at = Moment::from_nanos;
+        let gate = ConnectGate::default();
+        let is_closed = |now| gate.is_stalled(at(now), STALLED_AFTER, PAUSE);
+        let _first = gate.begin(at(100));
+        assert!(is_closed(129) && !is_closed(130));
+        let _second = gate.begin(at(130));
+        assert!(is_closed(130), "the first has been there for long enough");
+    }
+}

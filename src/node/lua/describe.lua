@@ -1,0 +1,38 @@
+-- What is known about many locks at once; changes nothing.
+-- KEYS  lock, queue and fence of each lock
+-- ARGV  1 nonce, 2 how many waiters to tell of each lock, 3 how many of all locks together
+-- Reply {'nonce now', an answer for each lock}: 0 nobody holds it, -1 the key holds something else than a lock, or
+--       {'pttl token waiters holder', entry of the first waiter, of the second, ...}
+local function is_error(answer)
+  return type(answer) == 'table' and answer.err and not string.find(answer.err, 'WRONGTYPE', 1, true)
+end
+
+local t = redis.call('TIME')
+local reply = {ARGV[1] .. ' ' .. t[1] .. string.sub('00000' .. t[2], -6)}
+local each, left = tonumber(ARGV[2]), tonumber(ARGV[3])
+for i = 1, #KEYS, 3 do
+  local holder = redis.pcall('GET', KEYS[i])
+  if is_error(holder) then return holder end
+  if not holder then
+    reply[#reply + 1] = 0
+  elseif type(holder) == 'table' then
+    reply[#reply + 1] = -1
+  else
+    local waiters = redis.pcall('LLEN', KEYS[i + 1])
+    if is_error(waiters) then return waiters end
+    if type(waiters) ~= 'number' then waiters = 0 end
+    local token = redis.pcall('GET', KEYS[i + 2])
+    if is_error(token) then return token end
+    token = type(token) == 'string' and string.match(token, '^%d+$') or '0'
+    local answer = {redis.call('PTTL', KEYS[i]) .. ' ' .. token .. ' ' .. waiters .. ' ' .. string.sub(holder, 1, 512)}
+    local listed = math.min(waiters, each, left)
+    if listed > 0 then
+      left = left - listed
+      for _, entry in ipairs(redis.call('LRANGE', KEYS[i + 1], 0, listed - 1)) do
+        answer[#answer + 1] = string.sub(entry, 1, 1024)
+      end
+    end
+    reply[#reply + 1] = answer
+  end
+end
+return reply

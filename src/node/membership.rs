@@ -1,0 +1,454 @@
+//! `Roster`: which server stands behind each of several nodes, and whether it may vote. Pure.
+//!
+//! A node that lost its memory has forgotten whom it gave locks to, and would give them to others.
+//! It may vote again when the longest lease has passed, for then whatever it forgot has expired. A
+//! node whose run is younger than that, or that turns out to be another server than before, is
+//! taken to have lost its memory, unless what it kept proves that it has not: a node that writes
+//! all down before it answers is told to remember for how long it has done so. Who follows another
+//! server takes over that one's memory, as far as it was sent, in place of its own.
+
+use std::{mem, sync::Arc, time::Duration};
+
+use super::server_info::ServerInfo;
+use crate::clock::Moment;
+
+#[derive(Debug)]
+pub(crate) struct Membership {
+    nodes: Vec<NodeRecord>,
+    /// The longest lease that anybody takes; zero lets every node vote at once.
+    quarantine: Duration,
+}
+
+#[derive(Debug)]
+struct NodeRecord {
+    label: Arc<str>,
+    run_id: Option<String>,
+    promotion_id: Option<String>,
+    /// The run that was met last as a replica, if it has not been met as a master since.
+    replica_run_id: Option<String>,
+    /// It was led to another node's server after its run, which may since be another node's.
+    misdirected: bool,
+    votes_from: Moment,
+}
+
+/// What a look at a node's server led to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Eligibility {
+    Eligible,
+    /// It may have lost its memory, and does not vote for this long.
+    Quarantined(Duration),
+    /// It is a replica, and would refuse all writes, or forget those that it has not heard of.
+    Replica,
+    /// It is the same server as this other node.
+    Duplicate(Arc<str>),
+}
+
+/// What a node that was just met has to be told, about its memory and for the next run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DurabilityAction {
+    /// It loses nothing from now on, in this run at least, and has lost nothing for this long.
+    Record(Duration),
+    /// What it remembers proves nothing any more, for it may lose what comes now, or has it from
+    /// its master. Then it has to be met again, if ever.
+    Delete(Moment),
+    /// It is too early to tell it anything; it has to be met again, no earlier than then.
+    ObserveAgain(Moment),
+    Nothing,
+}
+
+impl Membership {
+    pub(crate) fn new(labels: impl Iterator<Item = Arc<str>>, quarantine: Duration) -> Membership {
+        let votes_from = Moment::from_nanos(0);
+        let member = |label| NodeRecord {
+            label,
+            run_id: None,
+            promotion_id: None,
+            replica_run_id: None,
+            misdirected: false,
+            votes_from,
+        };
+        Membership { nodes: labels.map(member).collect(), quarantine }
+    }
+
+    /// Whether another run was met at a node before.
+    pub(crate) fn is_replacement(&self, node: usize, identity: &ServerInfo) -> bool {
+        let run = self.nodes.get(node).and_then(|member| member.run_id.as_ref());
+        run.is_some_and(|run| *run != identity.run_id)
+    }
+
+    /// A new connection has found out which server a node is.
+    pub(crate) fn observe(&mut self, node: usize, identity: &ServerInfo) -> Eligibility {
+        if !identity.is_master {
+            if let Some(member) = self.nodes.get_mut(node) {
+                member.replica_run_id = Some(identity.run_id.clone());
+            }
+            return Eligibility::Replica;
+        }
+        let is_here = |member: &NodeRecord| {
+            !member.misdirected && member.run_id.as_ref() == Some(&identity.run_id)
+        };
+        let duplicate =
+            self.nodes.iter().enumerate().find(|(other, member)| *other != node && is_here(member));
+        let duplicate = duplicate.map(|(_, twin)| twin.label.clone());
+        let quarantine = self.quarantine;
+        let Some(member) = self.nodes.get_mut(node) else { return Eligibility::Eligible };
+        member.misdirected = duplicate.is_some();
+        if let Some(twin) = duplicate {
+            return Eligibility::Duplicate(twin);
+        }
+        let known = member.run_id.replace(identity.run_id.clone());
+        let before = mem::replace(&mut member.promotion_id, identity.promotion_id.clone());
+        let was_replica = member.replica_run_id.take().as_ref() == Some(&identity.run_id);
+        let was_promoted = identity.promotion_id.is_some() && identity.promotion_id != before;
+        if known.as_ref() == Some(&identity.run_id) && !was_replica && !was_promoted {
+            return Eligibility::Eligible;
+        }
+        // Another run, however old, is another memory; the first that is seen is judged by its age.
+        let age = if known.is_none() && !was_replica { identity.uptime } else { Duration::ZERO };
+        let recorded = identity
+            .recorded_durability
+            .filter(|_| identity.is_durable && !was_replica)
+            .unwrap_or_default();
+        let from =
+            identity.observed_at.saturating_add(quarantine.saturating_sub(age.max(recorded)));
+        // What a memory proves may be its master's, if it was one of a replica in the run before.
+        member.votes_from = member.votes_from.max(from);
+        let left = member.votes_from.duration_since(identity.observed_at);
+        if left.is_zero() { Eligibility::Eligible } else { Eligibility::Quarantined(left) }
+    }
+
+    /// What has to be done about the memory of a node that was just met and found fit.
+    pub(crate) fn durability_action(&self, node: usize, identity: &ServerInfo) -> DurabilityAction {
+        let votes_from = self.votes_from(node);
+        let durable_for = if identity.promotion_id.is_some() {
+            identity.uptime
+        } else {
+            identity.recorded_durability.unwrap_or_default()
+        };
+        match (identity.is_durable, identity.recorded_durability) {
+            _ if self.quarantine.is_zero() => DurabilityAction::Nothing,
+            (false, Some(_)) if identity.promotion_id.is_some() => {
+                DurabilityAction::Delete(votes_from)
+            }
+            (false, Some(_)) => DurabilityAction::Delete(Moment::NEVER),
+            (false, None) if identity.promotion_id.is_none() => DurabilityAction::Nothing,
+            _ if votes_from > identity.observed_at => DurabilityAction::ObserveAgain(votes_from),
+            _ => DurabilityAction::Record(durable_for.max(self.quarantine)),
+        }
+    }
+
+    /// From when on the votes of a node count.
+    pub(crate) fn votes_from(&self, node: usize) -> Moment {
+        self.nodes.get(node).map_or(Moment::NEVER, |member| member.votes_from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const QUARANTINE: Duration = Duration::from_secs(10);
+
+    fn at(seconds: u64) -> Moment {
+        Moment::from_nanos(seconds * 1_000_000_000)
+    }
+
+    fn membership() -> Membership {
+        Membership::new(["a", "b", "c"].into_iter().map(Arc::from), QUARANTINE)
+    }
+
+    fn server(run: &str, up_for: u64, asked_at: u64) -> ServerInfo {
+        ServerInfo {
+            run_id: run.into(),
+            uptime: Duration::from_secs(up_for),
+            observed_at: at(asked_at),
+            is_master: true,
+            promotion_id: None,
+            is_durable: false,
+            recorded_durability: None,
+        }
+    }
+
+    fn promoted(run: &str, promotion: &str, up_for: u64, asked_at: u64) -> ServerInfo {
+        ServerInfo { promotion_id: Some(promotion.into()), ..server(run, up_for, asked_at) }
+    }
+
+    fn durable(run: &str, up_for: u64, asked_at: u64, memory: Option<u64>) -> ServerInfo {
+        let memory = memory.map(Duration::from_secs);
+        ServerInfo {
+            is_durable: true,
+            recorded_durability: memory,
+            ..server(run, up_for, asked_at)
+        }
+    }
+
+    #[test]
+    fn young_server_is_quarantined_until_old_leases_expire() {
+        let mut membership = membership();
+        assert_eq!(
+            membership.observe(0, &server("x", 4, 100)),
+            Eligibility::Quarantined(Duration::from_secs(6))
+        );
+        assert_eq!(membership.votes_from(0), at(106));
+        // Another connection to the same run changes nothing.
+        assert_eq!(membership.observe(0, &server("x", 5, 101)), Eligibility::Eligible);
+        assert_eq!(membership.votes_from(0), at(106));
+        assert_eq!(membership.observe(1, &server("y", 10, 100)), Eligibility::Eligible);
+        assert!(membership.votes_from(1) <= at(100));
+    }
+
+    #[test]
+    fn replaced_server_is_quarantined() {
+        let mut membership = membership();
+        assert_eq!(membership.observe(0, &server("x", 1_000, 100)), Eligibility::Eligible);
+        assert_eq!(
+            membership.observe(0, &server("promoted", 5_000, 200)),
+            Eligibility::Quarantined(QUARANTINE)
+        );
+        assert_eq!(membership.votes_from(0), at(210));
+    }
+
+    #[test]
+    fn promoted_server_records_its_time_as_master() {
+        let mut membership = membership();
+        let fresh = promoted("x", "first", 0, 100);
+        assert_eq!(membership.observe(0, &fresh), Eligibility::Quarantined(QUARANTINE));
+        assert_eq!(
+            membership.durability_action(0, &fresh),
+            DurabilityAction::ObserveAgain(at(110))
+        );
+        // What it remembers is its master's.
+        assert_eq!(
+            membership.durability_action(
+                0,
+                &ServerInfo { recorded_durability: Some(QUARANTINE), ..fresh }
+            ),
+            DurabilityAction::Delete(at(110))
+        );
+        let lasted = promoted("x", "first", 0, 110);
+        assert_eq!(membership.observe(0, &lasted), Eligibility::Eligible);
+        assert_eq!(membership.votes_from(0), at(110));
+        assert_eq!(membership.durability_action(0, &lasted), DurabilityAction::Record(QUARANTINE));
+        let minute = Duration::from_secs(60);
+        assert_eq!(
+            membership.durability_action(0, &promoted("x", "first", 60, 111)),
+            DurabilityAction::Record(minute)
+        );
+        // It does not tell for ever that it was a replica.
+        assert_eq!(membership.observe(0, &server("x", 5_000, 200)), Eligibility::Eligible);
+        // Who was told so votes at once, where nobody else was met before.
+        assert_eq!(membership.observe(1, &promoted("y", "second", 10, 200)), Eligibility::Eligible);
+        assert_eq!(
+            membership.observe(1, &promoted("z", "third", 10, 200)),
+            Eligibility::Quarantined(QUARANTINE)
+        );
+    }
+
+    #[test]
+    fn server_promoted_since_last_seen_is_quarantined() {
+        let mut membership = membership();
+        assert_eq!(membership.observe(0, &server("x", 99, 100)), Eligibility::Eligible);
+        assert_eq!(
+            membership.observe(0, &promoted("x", "first", 60, 200)),
+            Eligibility::Quarantined(QUARANTINE)
+        );
+        assert_eq!(
+            membership.observe(0, &promoted("x", "second", 60, 300)),
+            Eligibility::Quarantined(QUARANTINE)
+        );
+        assert_eq!(membership.votes_from(0), at(310));
+    }
+
+    /// Also where it does not tell any more when it is met again.
+    #[test]
+    fn server_seen_as_replica_is_quarantined() {
+        let mut membership = membership();
+        let replica = |run, asked_at| ServerInfo { is_master: false, ..server(run, 99, asked_at) };
+        membership.observe(0, &server("x", 99, 100));
+        for (node, run) in [(0, "x"), (1, "y")] {
+            assert_eq!(membership.observe(node, &replica(run, 200)), Eligibility::Replica);
+            // What it remembers is its master's.
+            let master = |asked_at| durable(run, 99, asked_at, Some(60));
+            assert_eq!(
+                membership.observe(node, &master(300)),
+                Eligibility::Quarantined(QUARANTINE)
+            );
+            assert_eq!(membership.observe(node, &master(301)), Eligibility::Eligible);
+            assert_eq!(membership.votes_from(node), at(310));
+        }
+    }
+
+    /// Its next run has the same memory, its master's, and nobody has met that one as a replica.
+    #[test]
+    fn restart_does_not_shorten_quarantine() {
+        let mut membership = membership();
+        let replica = ServerInfo { is_master: false, ..server("x", 99, 300) };
+        assert_eq!(membership.observe(0, &replica), Eligibility::Replica);
+        assert_eq!(
+            membership.observe(0, &durable("x", 99, 301, Some(60))),
+            Eligibility::Quarantined(QUARANTINE)
+        );
+        let left = Eligibility::Quarantined(Duration::from_secs(9));
+        assert_eq!(membership.observe(0, &durable("restarted", 0, 302, Some(60))), left);
+        assert_eq!(membership.votes_from(0), at(311));
+    }
+
+    #[test]
+    fn replacement_is_detected_for_the_same_node_only() {
+        let mut membership = membership();
+        assert!(!membership.is_replacement(0, &server("x", 99, 100)), "nobody was there before");
+        membership.observe(0, &server("x", 99, 100));
+        assert!(!membership.is_replacement(0, &server("x", 99, 100)));
+        assert!(membership.is_replacement(0, &server("y", 99, 100)));
+        assert!(!membership.is_replacement(1, &server("y", 99, 100)), "it was at another node");
+    }
+
+    #[test]
+    fn durable_server_with_record_votes_at_once() {
+        let mut membership = membership();
+        assert_eq!(membership.observe(0, &durable("x", 0, 100, Some(10))), Eligibility::Eligible);
+        assert_eq!(membership.observe(0, &durable("y", 0, 200, Some(60))), Eligibility::Eligible);
+        assert!(membership.votes_from(0) <= at(200));
+    }
+
+    #[test]
+    fn durable_settings_without_record_do_not_count() {
+        let mut membership = membership();
+        assert_eq!(
+            membership.observe(0, &durable("x", 99, 100, None)),
+            Eligibility::Eligible,
+            "it is old enough"
+        );
+        assert_eq!(
+            membership.observe(0, &durable("y", 0, 200, None)),
+            Eligibility::Quarantined(QUARANTINE),
+            "its disk is empty"
+        );
+        assert_eq!(
+            membership.observe(1, &durable("z", 1, 200, None)),
+            Eligibility::Quarantined(Duration::from_secs(9))
+        );
+        assert_eq!(
+            membership.observe(2, &durable("short", 1, 200, Some(4))),
+            Eligibility::Quarantined(Duration::from_secs(6))
+        );
+        // What another setting let through may be lost.
+        let everysec = ServerInfo { recorded_durability: Some(QUARANTINE), ..server("w", 0, 300) };
+        assert_eq!(membership.observe(0, &everysec), Eligibility::Quarantined(QUARANTINE));
+    }
+
+    #[test]
+    fn durability_is_recorded_after_quarantine_only() {
+        let mut membership = membership();
+        let young = durable("x", 4, 100, None);
+        membership.observe(0, &young);
+        assert_eq!(
+            membership.durability_action(0, &young),
+            DurabilityAction::ObserveAgain(at(106))
+        );
+        assert_eq!(
+            membership.durability_action(0, &durable("x", 9, 105, None)),
+            DurabilityAction::ObserveAgain(at(106))
+        );
+        assert_eq!(
+            membership.durability_action(0, &durable("x", 10, 106, None)),
+            DurabilityAction::Record(QUARANTINE)
+        );
+        assert_eq!(
+            membership.durability_action(0, &durable("x", 10, 107, Some(1))),
+            DurabilityAction::Record(QUARANTINE)
+        );
+        // What others with longer leases have found out stands.
+        assert_eq!(
+            membership.durability_action(0, &durable("x", 99, 108, Some(60))),
+            DurabilityAction::Record(Duration::from_secs(60))
+        );
+    }
+
+    #[test]
+    fn record_of_non_durable_server_is_deleted() {
+        let mut membership = membership();
+        let everysec = server("x", 99, 100);
+        membership.observe(0, &everysec);
+        assert_eq!(membership.durability_action(0, &everysec), DurabilityAction::Nothing);
+        assert_eq!(
+            membership.durability_action(
+                0,
+                &ServerInfo { recorded_durability: Some(QUARANTINE), ..everysec }
+            ),
+            DurabilityAction::Delete(Moment::NEVER)
+        );
+    }
+
+    #[test]
+    fn replicas_and_duplicates_are_ineligible() {
+        let mut membership = membership();
+        assert_eq!(
+            membership.observe(0, &ServerInfo { is_master: false, ..server("r", 99, 100) }),
+            Eligibility::Replica
+        );
+        assert_eq!(membership.observe(0, &server("x", 99, 100)), Eligibility::Eligible);
+        assert_eq!(
+            membership.observe(2, &server("x", 99, 100)),
+            Eligibility::Duplicate("a".into())
+        );
+        // A name that leads elsewhere later is no duplicate any more.
+        membership.observe(0, &server("y", 99, 200));
+        assert_eq!(membership.observe(2, &server("x", 99, 200)), Eligibility::Eligible);
+    }
+
+    #[test]
+    fn nodes_that_swap_addresses_become_eligible_again() {
+        let mut membership = membership();
+        let servers = [server("x", 99, 100), server("y", 99, 100), server("z", 99, 100)];
+        for (node, server) in servers.iter().enumerate() {
+            assert_eq!(membership.observe(node, server), Eligibility::Eligible);
+        }
+        // In a circle: only the last one finds its new server's former name given up.
+        for (node, label) in [(0, "b"), (1, "c")] {
+            assert_eq!(
+                membership.observe(node, &servers[node + 1]),
+                Eligibility::Duplicate(label.into())
+            );
+        }
+        for (node, led_to) in [(2, 0), (1, 2), (0, 1)] {
+            assert_eq!(
+                membership.observe(node, &servers[led_to]),
+                Eligibility::Quarantined(QUARANTINE),
+                "another memory"
+            );
+            assert_eq!(membership.observe(node, &servers[led_to]), Eligibility::Eligible);
+            assert_eq!(membership.votes_from(node), at(110));
+        }
+        // A second name for a server stays out, whoever else has been refused.
+        assert_eq!(membership.observe(0, &servers[0]), Eligibility::Duplicate("c".into()));
+        assert_eq!(membership.observe(2, &servers[0]), Eligibility::Eligible);
+    }
+
+    /// Nobody else has taken its server meanwhile.
+    #[test]
+    fn briefly_misdirected_node_stays_eligible() {
+        let mut membership = membership();
+        membership.observe(0, &server("x", 99, 100));
+        membership.observe(1, &server("y", 99, 100));
+        assert_eq!(
+            membership.observe(0, &server("y", 99, 101)),
+            Eligibility::Duplicate("b".into())
+        );
+        assert_eq!(membership.observe(0, &server("x", 99, 102)), Eligibility::Eligible);
+        assert_eq!(
+            membership.observe(2, &server("x", 99, 103)),
+            Eligibility::Duplicate("a".into())
+        );
+    }
+
+    #[test]
+    fn zero_quarantine_lets_young_server_vote() {
+        let mut membership = Membership::new(["a"].into_iter().map(Arc::from), Duration::ZERO);
+        assert_eq!(membership.observe(0, &server("x", 0, 100)), Eligibility::Eligible);
+        assert_eq!(
+            membership.durability_action(0, &durable("x", 0, 100, Some(9))),
+            DurabilityAction::Nothing
+        );
+    }
+}

@@ -1,0 +1,410 @@
+//! `RedisNode`: one server, asked over connections that the caller brings.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use redis::Value;
+
+use super::{
+    clock_sample::ClockSample,
+    connection::{Connection, Handshake},
+    error::{NodeError, NodeErrorKind},
+    health::ConnectGate,
+    membership::{DurabilityAction, Eligibility, Membership},
+    script::{Request, ScriptRef},
+    server_info::{self, DURABILITY_KEY, ServerInfo},
+    url::Endpoint,
+};
+use crate::{
+    clock::{self, Moment},
+    display::HumanDuration,
+    observer::Observer,
+};
+
+/// For how long a node that failed is left alone while the others suffice; doubled with each
+/// failure.
+const BACKOFF_MIN: Duration = Duration::from_millis(20);
+const BACKOFF_MAX: Duration = Duration::from_secs(1);
+/// How long a server remembers what it was told of its memory, unless it is told again: 30 days.
+const DURABILITY_TTL_MS: &[u8] = b"2592000000";
+/// With so many failures in a row a node is not one to wait on.
+const FAILING_FAILURES_MIN: u32 = 3;
+
+/// An answer, and the moment before its request was sent, from which every validity is counted.
+#[derive(Debug)]
+pub(crate) struct Exchange<T> {
+    pub(crate) sent: Moment,
+    pub(crate) reply: T,
+}
+
+#[derive(Debug)]
+pub(crate) struct RedisNode {
+    endpoint: Arc<Endpoint>,
+    operation_timeout: Duration,
+    spin_max: Duration,
+    observer: Arc<Observer>,
+    outage: Mutex<OutageTracker>,
+    /// The last exchange that told the server's time, on whatever connection.
+    clock_sample: Mutex<Option<ClockSample>>,
+    /// Its place among several nodes; a node that stands alone is taken as it is.
+    member: Option<Member>,
+    /// Until when it is left alone after a failure, in nanoseconds, and how many there were in a
+    /// row.
+    backoff_until: AtomicU64,
+    consecutive_failures: AtomicU32,
+    /// A connection that came too late for whom it was made.
+    spare: Mutex<Option<Connection>>,
+    connect_gate: ConnectGate,
+}
+
+/// Whether the server can be reached, so that each outage is told of once, however many connections
+/// it breaks.
+#[derive(Debug)]
+struct OutageTracker {
+    /// When it was first noticed that it is away.
+    down_since: Option<Moment>,
+    /// When it was last there again.
+    recovered_at: Moment,
+}
+
+#[derive(Debug)]
+struct Member {
+    index: usize,
+    membership: Arc<Mutex<Membership>>,
+    /// How often another server has come in the place of the former one.
+    server_epoch: AtomicU64,
+}
+
+impl RedisNode {
+    pub(crate) fn new(
+        endpoint: Arc<Endpoint>,
+        operation_timeout: Duration,
+        spin_max: Duration,
+        observer: Arc<Observer>,
+    ) -> RedisNode {
+        RedisNode {
+            endpoint,
+            operation_timeout,
+            spin_max,
+            observer,
+            outage: Mutex::new(OutageTracker {
+                down_since: None,
+                recovered_at: Moment::from_nanos(0),
+            }),
+            clock_sample: Mutex::new(None),
+            member: None,
+            backoff_until: AtomicU64::new(0),
+            consecutive_failures: AtomicU32::new(0),
+            spare: Mutex::new(None),
+            connect_gate: ConnectGate::default(),
+        }
+    }
+
+    /// The same as one of several.
+    pub(crate) fn with_membership(
+        self,
+        index: usize,
+        membership: Arc<Mutex<Membership>>,
+    ) -> RedisNode {
+        RedisNode {
+            member: Some(Member { index, membership, server_epoch: AtomicU64::new(0) }),
+            ..self
+        }
+    }
+
+    pub(crate) fn label(&self) -> &Arc<str> {
+        &self.endpoint.label
+    }
+
+    /// A place for a connection that threads of users share.
+    pub(crate) fn pooled_connection(&self) -> Connection {
+        self.unconnected(self.spin_max)
+    }
+
+    /// A place for a connection of a thread that must never wait for users of the pool.
+    pub(crate) fn reserved_connection(&self) -> Connection {
+        self.unconnected(Duration::ZERO)
+    }
+
+    fn unconnected(&self, spin_max: Duration) -> Connection {
+        Connection::unconnected(
+            self.endpoint.clone(),
+            self.operation_timeout,
+            spin_max,
+            self.member.is_some(),
+        )
+    }
+
+    /// The last reading of the server's clock.
+    pub(crate) fn clock_sample(&self) -> Option<ClockSample> {
+        *self.clock_sample.lock()
+    }
+
+    pub(crate) fn record_clock(&self, sample: ClockSample) {
+        let mut last = self.clock_sample.lock();
+        if last.is_none_or(|last| sample.is_newer_than(&last)) {
+            *last = Some(sample);
+        }
+    }
+
+    /// The first half of an exchange, over a connection that is there.
+    pub(crate) fn send<C: Request>(
+        &self,
+        connection: &mut Connection,
+        request: &C,
+        by: ScriptRef,
+        deadline: Moment,
+    ) -> Result<InFlightRequest, NodeError> {
+        let not_after_us = self.clock_sample().map_or(0, |reading| reading.server_us_at(deadline));
+        let nonce = connection.next_nonce();
+        let sent = connection.send(deadline, |out| request.encode(by, nonce, not_after_us, out))?;
+        Ok(InFlightRequest { nonce, sent })
+    }
+
+    /// Makes sure of a connection.
+    pub(crate) fn connect(
+        &self,
+        connection: &mut Connection,
+        deadline: Moment,
+    ) -> Result<(), NodeError> {
+        let begun = clock::now();
+        let connecting = self.connect_gate.begin(begun);
+        let connected = connection.connect(deadline);
+        if connected.is_ok() {
+            self.connect_gate.record_success(clock::now());
+        }
+        drop(connecting);
+        let mut broken = connection.take_broken_opened_at();
+        let hurried = deadline.duration_since(begun) < self.operation_timeout / 2;
+        let out_of_time =
+            matches!(&connected, Err(NodeError { kind: NodeErrorKind::TimedOut, .. }));
+        let failed = connected.is_err() && !(hurried && out_of_time);
+        if !failed {
+            // Who was in a hurry has not found out by this one that the server is away.
+            broken = broken.filter(|opened_at| *opened_at < begun);
+        }
+        self.track_outage(broken, failed, matches!(connected, Ok(Some(_))));
+        let Some(handshake) = connected? else { return Ok(()) };
+        let Handshake { clock_sample, server_info } = handshake;
+        // A new connection may lead to another server with another clock.
+        *self.clock_sample.lock() = Some(clock_sample);
+        if let (Some(member), Some(info)) = (&self.member, server_info) {
+            let (replaced, eligibility, action) = {
+                let mut membership = member.membership.lock();
+                let replaced = membership.is_replacement(member.index, &info);
+                let eligibility = membership.observe(member.index, &info);
+                // What it led to before may from now on be met under another name, and would vote
+                // twice.
+                if replaced && eligibility != Eligibility::Replica {
+                    member.server_epoch.fetch_add(1, Ordering::AcqRel);
+                }
+                connection.set_server_epoch(member.server_epoch.load(Ordering::Acquire));
+                (replaced, eligibility, membership.durability_action(member.index, &info))
+            };
+            let quarantine =
+                if let Eligibility::Quarantined(left) = eligibility { Some(left) } else { None };
+            if replaced || quarantine.is_some() {
+                self.observer.server_changed(self.label(), replaced, quarantine);
+            }
+            let reason = match eligibility {
+                Eligibility::Eligible => {
+                    return update_durability_record(connection, action, &info, deadline);
+                }
+                Eligibility::Quarantined(left) => {
+                    let label = self.label();
+                    log_safely!(
+                        warn,
+                        "{label} may have lost its data in a restart; it does not vote for {}",
+                        HumanDuration(left)
+                    );
+                    return update_durability_record(connection, action, &info, deadline);
+                }
+                Eligibility::Replica => {
+                    "it is a replica, and nodes have to be masters that stand alone".to_owned()
+                }
+                Eligibility::Duplicate(other) => {
+                    format!("it is the same server as {other}, and would vote twice")
+                }
+            };
+            connection.poison();
+            return Err(NodeError {
+                outcome_unknown: false,
+                kind: NodeErrorKind::Ineligible(reason),
+            });
+        }
+        Ok(())
+    }
+
+    /// Tells when the server is there again. A connection that broke, but had been made before that
+    /// was last told, broke in the same outage.
+    fn track_outage(&self, broken: Option<Moment>, failed: bool, connected: bool) {
+        let now = clock::now();
+        let mut contact = self.outage.lock();
+        if failed || broken.is_some_and(|opened_at| opened_at >= contact.recovered_at) {
+            contact.down_since.get_or_insert(now);
+        }
+        if !connected {
+            return;
+        }
+        if let Some(since) = contact.down_since.take() {
+            contact.recovered_at = now;
+            drop(contact);
+            self.observer.reconnected(self.label(), now.duration_since(since));
+        }
+    }
+
+    /// Makes sure that nothing is asked over a connection to a server that was here before the one
+    /// that is known by now.
+    pub(crate) fn drop_if_replaced(&self, connection: &mut Connection) {
+        if let Some(member) = &self.member {
+            connection.close_if_replaced(member.server_epoch.load(Ordering::Acquire));
+        }
+    }
+
+    /// For how long its votes do not count yet, at `now`.
+    pub(crate) fn quarantine_left(&self, now: Moment) -> Option<Duration> {
+        let member = self.member.as_ref()?;
+        let left = member.membership.lock().votes_from(member.index).duration_since(now);
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// The second half of an exchange: makes sense of what came back.
+    pub(crate) fn decode<C: Request>(
+        &self,
+        connection: &mut Connection,
+        request: &C,
+        in_flight: InFlightRequest,
+        reply: Value,
+    ) -> Result<Exchange<C::Reply>, NodeError> {
+        connection
+            .check_error_reply(&reply)
+            .map_err(|failure| failure.with_missing_permission(request.script()))?;
+        match request.decode(in_flight.nonce, reply) {
+            Some(reply) => {
+                if let Some(server_us) = C::server_us(&reply) {
+                    self.record_clock(ClockSample::new(in_flight.sent, clock::now(), server_us));
+                }
+                Ok(Exchange { sent: in_flight.sent, reply })
+            }
+            None => {
+                connection.poison();
+                Err(NodeError::outcome_unknown(NodeErrorKind::Protocol(
+                    "its reply has an unexpected form".into(),
+                )))
+            }
+        }
+    }
+
+    /// Whether it failed a short time ago.
+    pub(crate) fn is_backing_off(&self, now: Moment) -> bool {
+        now.as_nanos() < self.backoff_until.load(Ordering::Acquire)
+    }
+
+    /// Whether somebody has been connecting for at least this long, and nobody has got in
+    /// meanwhile. Now and then somebody else is to try all the same.
+    pub(crate) fn is_connect_stalled(&self, now: Moment, patience: Duration) -> bool {
+        self.connect_gate.is_stalled(now, patience, BACKOFF_MAX)
+    }
+
+    /// Whether it has not failed since it last answered.
+    pub(crate) fn is_healthy(&self) -> bool {
+        self.consecutive_failures.load(Ordering::Acquire) == 0
+    }
+
+    /// Whether it has failed again and again.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.consecutive_failures.load(Ordering::Acquire) >= FAILING_FAILURES_MIN
+    }
+
+    /// It has answered.
+    pub(crate) fn record_success(&self) {
+        if self.consecutive_failures.load(Ordering::Acquire) != 0 {
+            self.consecutive_failures.store(0, Ordering::Release);
+            self.backoff_until.store(0, Ordering::Release);
+        }
+    }
+
+    /// It has not answered, or could not be reached.
+    pub(crate) fn record_failure(&self, now: Moment) {
+        let failures = self.consecutive_failures.fetch_add(1, Ordering::AcqRel).min(10);
+        let rest = BACKOFF_MIN.saturating_mul(1 << failures).min(BACKOFF_MAX);
+        self.backoff_until.store(now.saturating_add(rest).as_nanos(), Ordering::Release);
+    }
+
+    /// Keeps a connection that came too late, for whoever needs one next.
+    pub(crate) fn put_spare(&self, connection: Connection) {
+        let former = self.spare.lock().replace(connection);
+        drop(former);
+    }
+
+    pub(crate) fn take_spare(&self) -> Option<Connection> {
+        self.spare.lock().take()
+    }
+}
+
+/// A request that has been sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InFlightRequest {
+    nonce: u64,
+    pub(crate) sent: Moment,
+}
+
+/// Tells a server what it has to remember about itself, before anybody counts on its votes. What it
+/// refuses costs it its votes for a while after the next restart.
+fn update_durability_record(
+    connection: &mut Connection,
+    action: DurabilityAction,
+    info: &ServerInfo,
+    deadline: Moment,
+) -> Result<(), NodeError> {
+    match action {
+        DurabilityAction::Nothing => Ok(()),
+        DurabilityAction::ObserveAgain(from) => {
+            connection.retire_at(from);
+            Ok(())
+        }
+        DurabilityAction::Delete(from) => {
+            connection.retire_at(from);
+            connection.execute(&[b"DEL", DURABILITY_KEY], deadline)
+        }
+        DurabilityAction::Record(span) => {
+            let record = server_info::durability_record(span, info.promotion_id.as_deref());
+            connection.execute(
+                &[b"SET", DURABILITY_KEY, record.as_bytes(), b"PX", DURABILITY_TTL_MS],
+                deadline,
+            )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failing_node_backoff_doubles_up_to_one_second() {
+        let endpoint = Arc::new(Endpoint::parse("redis://h").unwrap());
+        let observer = Observer::start(Vec::new(), endpoint.label.clone()).unwrap();
+        let node = RedisNode::new(endpoint, Duration::from_secs(1), Duration::ZERO, observer);
+        let now = Moment::from_nanos(1_000_000_000);
+        let rests_after = |ms| node.is_backing_off(now.saturating_add(Duration::from_millis(ms)));
+        for rest in [20, 40, 80, 160, 320, 640] {
+            node.record_failure(now);
+            assert!(rests_after(rest - 1) && !rests_after(rest), "{rest}");
+        }
+        for _ in 0..100 {
+            node.record_failure(now);
+            assert!(rests_after(999) && !rests_after(1000));
+        }
+        node.record_success();
+        assert!(node.is_healthy() && !rests_after(0));
+        node.record_failure(now);
+        assert!(rests_after(19) && !rests_after(20));
+    }
+}

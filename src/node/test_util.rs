@@ -1,0 +1,27 @@
+//! Requests, read back as a server reads them. Only in tests.
+
+use super::script::{Request, ScriptRef};
+
+/// The words of the request that asks this, with 1000 for its nonce and 7 for when it is too late.
+pub(super) fn request_words(request: &impl Request, by: ScriptRef) -> Vec<String> {
+    let mut out = Vec::new();
+    request.encode(by, 1_000, 7, &mut out);
+    let request = redis::parse_redis_value(&out).unwrap();
+    redis::from_redis_value(request).unwrap()
+}
+
+/// Checks how a request begins, up to its nonce; returns what follows, behind its keys.
+pub(super) fn script_arguments<C: Request>(request: &C, keys: &[String]) -> Vec<String> {
+    let script = request.script().unwrap();
+    let mut by_hash = request_words(request, ScriptRef::Hash);
+    assert_eq!(by_hash[..3], ["EVALSHA", script.hash(), &keys.len().to_string()]);
+    assert_eq!(by_hash[3..3 + keys.len()], *keys);
+    assert_eq!(by_hash[3 + keys.len()], "1000");
+    let by_source = self::request_words(request, ScriptRef::Source);
+    assert_eq!(
+        (by_source[0].as_str(), redis::Script::new(&by_source[1]).get_hash()),
+        ("EVAL", script.hash())
+    );
+    assert_eq!(by_source[2..], by_hash[2..]);
+    by_hash.split_off(4 + keys.len())
+}

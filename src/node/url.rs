@@ -1,0 +1,234 @@
+//! `Endpoint`: where a server is and how to sign in, read from a URL; its password appears in no
+//! output.
+
+use std::{fmt, path::PathBuf, sync::Arc};
+
+use redis::{ConnectionAddr, IntoConnectionInfo as _};
+
+use crate::error::{LockError, Result};
+
+/// One server.
+pub(crate) struct Endpoint {
+    pub(crate) address: Address,
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<String>,
+    pub(crate) db: i64,
+    /// How the server is called in sentences: host and port, or the path of its socket.
+    pub(crate) label: Arc<str>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Address {
+    Tcp(String, u16),
+    Unix(PathBuf),
+}
+
+impl Endpoint {
+    pub(crate) fn parse(url: &str) -> Result<Endpoint> {
+        let invalid = |reason: String| LockError::InvalidConfig { reason };
+        let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
+        match scheme {
+            "redis" | "valkey" | "unix" | "redis+unix" | "valkey+unix" => {}
+            "rediss" | "valkeys" => {
+                return Err(invalid(format!(
+                    "the URL asks for TLS ({scheme}://), which is not built into this version; \
+                     use redis:// to a local TLS proxy"
+                )));
+            }
+            "" => return Err(invalid(format!("that is not a server URL; {USABLE_URLS}"))),
+            // It is not repeated: whatever stands there may be a misplaced password.
+            _ => return Err(invalid(format!("the URL has an unknown scheme; {USABLE_URLS}"))),
+        }
+        if has_unsupported_part(url, scheme.contains("unix")) {
+            return Err(invalid(format!(
+                "something behind ? or # in the {scheme}:// URL would not be read; a database stands behind a slash \
+                 (redis://host/1) or in unix:///path?db=1&user=…&pass=…, and in passwords ? is written %3F and # is %23"
+            )));
+        }
+        let info = escape_query_plus(url, scheme.contains("unix")).into_connection_info().map_err(
+            |error| {
+                // The detail names the part that is wrong and repeats none of it.
+                invalid(format!(
+                    "the {scheme}:// URL cannot be read: {}; {USABLE_URLS}",
+                    detail_without_url(&error)
+                ))
+            },
+        )?;
+        let (address, label) = match info.addr() {
+            ConnectionAddr::Tcp(host, port) => {
+                let label = if host.contains(':') {
+                    format!("[{host}]:{port}")
+                } else {
+                    format!("{host}:{port}")
+                };
+                (Address::Tcp(host.clone(), *port), label)
+            }
+            ConnectionAddr::Unix(path) => (Address::Unix(path.clone()), path.display().to_string()),
+            _ => {
+                return Err(invalid(format!(
+                    "this kind of address cannot be served; {USABLE_URLS}"
+                )));
+            }
+        };
+        let settings = info.redis_settings();
+        let some = |text: Option<&str>| text.filter(|text| !text.is_empty()).map(str::to_owned);
+        Ok(Endpoint {
+            address,
+            user: some(settings.username()),
+            password: some(settings.password()),
+            db: settings.db(),
+            label: label.escape_debug().to_string().into(),
+        })
+    }
+
+    /// A text of the server's, fit for a sentence: escaped, cut, and without our password should it
+    /// be in there.
+    pub(crate) fn quote(&self, text: &str) -> String {
+        const QUOTED_CHARS_MAX: usize = 256;
+        let mut text = text.to_owned();
+        if let Some(password) = &self.password {
+            text = text.replace(password.as_str(), "<password>");
+        }
+        text.chars()
+            .take(QUOTED_CHARS_MAX)
+            .map(|c| if c.is_control() { c.escape_debug().to_string() } else { c.into() })
+            .collect()
+    }
+}
+
+const USABLE_URLS: &str =
+    "usable are redis://[user[:password]@]host[:port][/db], valkey://… and unix:///path";
+
+/// What is left out silently leads to another database, or to one that asks for a password.
+fn has_unsupported_part(url: &str, is_unix: bool) -> bool {
+    let known: &[&str] = if is_unix { &["db", "user", "pass", "protocol"] } else { &["protocol"] };
+    let query = url.split_once('?').map_or("", |(_, query)| query);
+    let mut names =
+        query.split('&').map(|pair| pair.split_once('=').map_or(pair, |(name, _)| name));
+    url.contains('#') || names.any(|name| !name.is_empty() && !known.contains(&name))
+}
+
+/// In what stands behind `?` a plus would be read as a space, elsewhere as what it is.
+fn escape_query_plus(url: &str, is_unix: bool) -> String {
+    match url.split_once('?') {
+        Some((path, query)) if is_unix => format!("{path}?{}", query.replace('+', "%2B")),
+        _ => url.to_owned(),
+    }
+}
+
+fn detail_without_url(error: &redis::RedisError) -> String {
+    error
+        .detail()
+        .filter(|detail| !detail.contains("://"))
+        .unwrap_or("some part is malformed")
+        .to_owned()
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("server", &self.label)
+            .field("db", &self.db)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn reason(url: &str) -> String {
+        match Endpoint::parse(url) {
+            Err(LockError::InvalidConfig { reason }) => reason,
+            other => panic!("expected a refusal of {url:?}, got {other:?}"),
+        }
+    }
+
+    #[test]
+    fn url_of_every_kind_is_parsed() {
+        let endpoint = Endpoint::parse("redis://us%20er:p%40ss@[::1]:7000/3").unwrap();
+        assert_eq!(endpoint.address, Address::Tcp("::1".into(), 7000));
+        assert_eq!(
+            (endpoint.user.as_deref(), endpoint.password.as_deref(), endpoint.db),
+            (Some("us er"), Some("p@ss"), 3)
+        );
+        assert_eq!(&*endpoint.label, "[::1]:7000");
+        let endpoint = Endpoint::parse("valkey://example.org").unwrap();
+        assert_eq!(endpoint.address, Address::Tcp("example.org".into(), 6379));
+        let endpoint = Endpoint::parse("unix:///run/redis.sock?db=2&pass=x").unwrap();
+        assert_eq!(endpoint.address, Address::Unix("/run/redis.sock".into()));
+        assert_eq!((endpoint.password.as_deref(), endpoint.db), (Some("x"), 2));
+        for url in ["unix:///run/a+b?pass=a+b%2Fc%20d", "redis://:a+b%2Fc%20d@h"] {
+            assert_eq!(Endpoint::parse(url).unwrap().password.as_deref(), Some("a+b/c d"), "{url}");
+        }
+    }
+
+    #[test]
+    fn unsupported_url_error_lists_usable_urls() {
+        assert!(reason("rediss://h").contains("TLS"));
+        assert!(reason("http://h").contains("unknown scheme"));
+        for url in [
+            "",
+            "localhost",
+            "redis://",
+            "redis://h:port",
+            "redis://h:99999",
+            "redis://h/notadb",
+            ":pw@x://",
+        ] {
+            assert!(reason(url).contains("usable are"), "{url}");
+        }
+    }
+
+    #[test]
+    fn unsupported_url_part_is_rejected() {
+        for url in [
+            "redis://h/?db=1",
+            "redis://h?password=x",
+            "redis://h#insecure",
+            "redis://:pa?ss@h",
+            "redis://:pa#ss@h",
+            "unix:///s?database=1",
+            "unix:///s?db=1&password=x",
+            "unix:///s?db=1#2",
+        ] {
+            let reason = reason(url);
+            assert!(
+                reason.contains("would not be read") && !reason.contains("ss@"),
+                "{url}: {reason}"
+            );
+        }
+        for url in
+            ["redis://h/1?protocol=resp3", "redis://h?", "unix:///s?db=1&user=a&pass=b&protocol=2"]
+        {
+            assert!(Endpoint::parse(url).is_ok(), "{url}");
+        }
+    }
+
+    #[test]
+    fn password_at_the_cut_is_fully_redacted() {
+        let password = "0123456789abcdefghijklmnopqrstuvwxyz";
+        let endpoint = Endpoint::parse(&format!("redis://:{password}@h")).unwrap();
+        for before in 256 - password.len()..256 {
+            let quoted = endpoint.quote(&format!("{}{password} {password}", " ".repeat(before)));
+            assert!(!quoted.contains('0') && quoted.chars().count() <= 256, "{quoted:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn output_never_contains_the_password(password in "[A-Za-z0-9]{12,24}", rest in "[a-z:/,0-9]{0,12}") {
+            for url in [format!("redis://:{password}@h{rest}"), format!("redis://{password}"), format!("{password}://h{rest}"),
+                format!("unix:///s?pass={password}&db={rest}"), format!("rediss://:{password}@h{rest}")] {
+                let shown = match Endpoint::parse(&url) {
+                    // A host name is no secret, even when it looks like one.
+                    Ok(endpoint) if endpoint.password.is_none() => continue,
+                    Ok(endpoint) => format!("{endpoint:?} {}", endpoint.quote(&format!("no {password} here"))),
+                    Err(error) => format!("{error} {error:?}"),
+                };
+                prop_assert!(!shown.contains(&password), "{shown}");
+            }
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! Looking at many locks: their names by scanning, then who holds them and who waits, in small
+//! batches. Changes nothing.
+
+use std::collections::BTreeSet;
+
+use super::{
+    AskError, BroadcastOptions, NodeConnections, NodeSet, Redlock, Response, Responses, Vote,
+    most_reported_holder,
+};
+use crate::{
+    clock::{self, Moment},
+    key::LockKey,
+    lock_info::LockInfo,
+    node::{
+        NodeError, NodeErrorKind, Request,
+        list::{DescribeLocks, Description, HeldDescription, Scan, key_pattern},
+    },
+};
+
+/// Locks in one call of the script, which keeps a server from all else for less than a millisecond:
+/// far enough from the 5 ms that nobody should have to wait, for slow machines and long lines as
+/// well.
+const DESCRIBE_BATCH_MAX: usize = 50;
+/// Waiters that are told of one lock in a list, and of all locks of a batch together.
+const WAITERS_PER_LOCK_MAX: u64 = 100;
+const WAITERS_PER_REPLY_MAX: u64 = 1_000;
+/// Far more steps, and keys told in them, than it takes servers with locks to come to an end.
+const SCAN_WORK_MAX: usize = 1 << 20;
+/// So many bytes of what servers tell a list may keep: names of as many locks as above, and who
+/// holds them.
+const LIST_BYTES_MAX: usize = 256 << 20;
+/// So often a node is gone through from the beginning. One that cuts its connections again and
+/// again is most likely the same server all the time, and a list of it is to come to an end.
+const SCAN_RESTARTS_MAX: u32 = 8;
+/// So many operation timeouts all steps of a list may take together.
+const LIST_TIMEOUTS_MAX: u32 = 60;
+
+/// A look at one lock.
+#[derive(Debug)]
+pub(crate) enum Lookup {
+    Held(LockInfo),
+    Free,
+    WrongType,
+}
+
+/// How much a list may still keep, in bytes: those who are asked could tell of names and waiters
+/// without an end.
+struct MemoryBudget(usize);
+
+impl MemoryBudget {
+    fn reserve(&mut self, bytes: usize) -> Result<(), AskError> {
+        self.0 = self.0.checked_sub(bytes).ok_or_else(too_many_keys)?;
+        Ok(())
+    }
+
+    fn reserve_lock(&mut self, lock: &LockInfo) -> Result<(), AskError> {
+        let waiters: usize = lock.waiters().iter().map(|waiter| waiter.id().len()).sum();
+        self.reserve(lock.name().len() + lock.holder().id().len() + waiters)
+    }
+}
+
+/// How far one node has told its keys.
+#[derive(Clone)]
+struct ScanProgress {
+    cursor: String,
+    /// Since when the connection has been open over which it told the last ones.
+    connected_at: Option<Moment>,
+    restarts: u32,
+}
+
+impl ScanProgress {
+    fn start() -> ScanProgress {
+        ScanProgress { cursor: "0".to_owned(), connected_at: None, restarts: 0 }
+    }
+
+    /// Keys have come over a connection, and this is where the next ones begin. True when these
+    /// were the last. Over another connection there may be another server, to which the place
+    /// means nothing, so that it has to begin anew.
+    fn advance(&mut self, connected_at: Option<Moment>, next: Option<String>) -> bool {
+        let reconnected = self.cursor != "0"
+            && self.connected_at != connected_at
+            && self.restarts < SCAN_RESTARTS_MAX;
+        self.connected_at = connected_at;
+        if reconnected {
+            *self = ScanProgress { restarts: self.restarts + 1, ..ScanProgress::start() };
+            return false;
+        }
+        next.map(|next| self.cursor = next).is_none()
+    }
+}
+
+fn too_many_keys() -> AskError {
+    AskError::Node(NodeError::outcome_unknown(NodeErrorKind::Protocol(
+        "it tells of ever more keys".into(),
+    )))
+}
+
+impl Redlock {
+    /// All locks that match, by name. A lock that a quorum of the nodes gave to somebody is known
+    /// to one node, at least, of any quorum; so it takes a quorum that can be asked from
+    /// beginning to end.
+    pub(crate) fn list_locks(
+        &self,
+        prefix: &str,
+        pattern: &str,
+    ) -> Result<Vec<LockInfo>, AskError> {
+        let (began, timeout) = (clock::now(), self.operation_timeout());
+        let end = began.saturating_add(timeout.saturating_mul(LIST_TIMEOUTS_MAX));
+        let mut connections =
+            self.checkout(began.saturating_add(timeout)).map_err(AskError::Node)?;
+        let mut budget = MemoryBudget(LIST_BYTES_MAX);
+        let (keys, mut nodes) =
+            self.scan(&mut connections, &mut budget, prefix, &key_pattern(prefix, pattern), end)?;
+        let mut locks = Vec::new();
+        for batch in keys.chunks(DESCRIBE_BATCH_MAX) {
+            let request = |_| DescribeLocks {
+                keys: batch,
+                waiters_per_lock_max: WAITERS_PER_LOCK_MAX,
+                waiters_total_max: WAITERS_PER_REPLY_MAX,
+            };
+            let responses =
+                self.ask_responsive(&mut connections, nodes, &mut nodes, end, request)?;
+            for (index, key) in batch.iter().enumerate() {
+                match self.evaluate_lookup(key, &responses, index) {
+                    // Under no prefix, whatever does not look like a lock is anybody's data.
+                    Lookup::Held(lock)
+                        if !prefix.is_empty() || lock.holder().lock_id().is_some() =>
+                    {
+                        budget.reserve_lock(&lock)?;
+                        locks.push(lock);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(locks)
+    }
+
+    /// One lock, with as many of its waiters as go into a reply.
+    pub(crate) fn lookup(&self, key: &LockKey) -> Result<Lookup, AskError> {
+        let end = clock::now().saturating_add(self.operation_timeout());
+        let mut connections = self.checkout(end).map_err(AskError::Node)?;
+        let keys = std::slice::from_ref(key);
+        let request = |_| DescribeLocks {
+            keys,
+            waiters_per_lock_max: WAITERS_PER_REPLY_MAX,
+            waiters_total_max: WAITERS_PER_REPLY_MAX,
+        };
+        let responses = self.ask_responsive(
+            &mut connections,
+            self.all_nodes(),
+            &mut self.all_nodes(),
+            end,
+            request,
+        )?;
+        Ok(self.evaluate_lookup(key, &responses, 0))
+    }
+
+    /// The keys of all nodes, each once, and the nodes that told theirs to the end.
+    fn scan(
+        &self,
+        connections: &mut NodeConnections,
+        budget: &mut MemoryBudget,
+        prefix: &str,
+        pattern: &str,
+        end: Moment,
+    ) -> Result<(Vec<LockKey>, NodeSet), AskError> {
+        let mut progress = vec![ScanProgress::start(); self.len()];
+        let mut found: BTreeSet<LockKey> = BTreeSet::new();
+        let (mut unfinished, mut responsive, mut work) = (self.all_nodes(), self.all_nodes(), 0);
+        while !unfinished.is_empty() {
+            work += 1;
+            if work > SCAN_WORK_MAX {
+                return Err(too_many_keys());
+            }
+            let scan = |node: usize| Scan { cursor: &progress[node].cursor, pattern };
+            let responses =
+                self.ask_responsive(connections, unfinished, &mut responsive, end, scan)?;
+            unfinished = unfinished.intersection(responsive);
+            for (node, response) in responses.by_node.into_iter().enumerate() {
+                if let Response::Replied(answer) = response {
+                    work += answer.reply.keys.len();
+                    for key in answer.reply.keys {
+                        // What cannot be the name of a lock was put there by somebody else, and is
+                        // of any length.
+                        let Some(Ok(key)) =
+                            key.strip_prefix(prefix).map(|name| LockKey::new(prefix, name))
+                        else {
+                            continue;
+                        };
+                        let bytes = key.lock_key().len();
+                        if found.insert(key) {
+                            budget.reserve(bytes)?;
+                        }
+                    }
+                    if progress[node]
+                        .advance(connections.0[node].opened_at(), answer.reply.next_cursor)
+                    {
+                        unfinished = unfinished.difference(NodeSet::single(node));
+                    }
+                }
+            }
+        }
+        Ok((found.into_iter().collect(), responsive))
+    }
+
+    /// Asks nodes, and again those whose connection had gone stale, within one operation timeout
+    /// and before `end`. Who does not answer is struck off `lasting`; fails when no quorum of
+    /// them is left.
+    fn ask_responsive<C: Request>(
+        &self,
+        connections: &mut NodeConnections,
+        targets: NodeSet,
+        responsive: &mut NodeSet,
+        end: Moment,
+        request: impl Fn(usize) -> C,
+    ) -> Result<Responses<C::Reply>, AskError> {
+        let deadline = clock::now().saturating_add(self.operation_timeout()).min(end);
+        let mut responses = self.ask(
+            connections,
+            BroadcastOptions::awaiting_all(targets, deadline),
+            &request,
+            |_, _| Vote::Yes,
+        );
+        let stale = responses.nodes_where(
+            |slip| matches!(slip, Response::Failed(f) if f.outcome_unknown && f.is_transient()),
+        );
+        if !stale.is_empty() && clock::now() < deadline {
+            let second = self.ask(
+                connections,
+                BroadcastOptions::awaiting_all(stale, deadline),
+                &request,
+                |_, _| Vote::Yes,
+            );
+            for (node, (response, vote)) in second.by_node.into_iter().zip(second.votes).enumerate()
+            {
+                if stale.contains(node) {
+                    (responses.by_node[node], responses.votes[node]) = (response, vote);
+                }
+            }
+        }
+        *responsive = responsive.difference(targets.difference(responses.nodes_voting(Vote::Yes)));
+        if responsive.len() < self.quorum_size() {
+            return Err(AskError::from_responses(self, responses, |_| "it answers".into()));
+        }
+        Ok(responses)
+    }
+
+    /// What the answers say about the lock at `index` of a batch: held by whom the most of the
+    /// nodes say.
+    fn evaluate_lookup(
+        &self,
+        key: &LockKey,
+        responses: &Responses<(u64, Vec<Description>)>,
+        index: usize,
+    ) -> Lookup {
+        let (mut wrong, mut queue): (usize, Option<&HeldDescription>) = (0, None);
+        let mut reported: Vec<&HeldDescription> = Vec::new();
+        for response in &responses.by_node {
+            let Response::Replied(answer) = response else { continue };
+            match answer.reply.1.get(index) {
+                Some(Description::Held(held)) => {
+                    reported.push(held);
+                    // All stand in line on one of the nodes.
+                    if queue.is_none_or(|queue| held.holder.waiters() > queue.holder.waiters()) {
+                        queue = Some(held);
+                    }
+                }
+                Some(Description::WrongType) => wrong += 1,
+                Some(Description::Free) | None => {}
+            }
+        }
+        let most_reported =
+            most_reported_holder(reported.into_iter().map(|standing| (&standing.holder, standing)));
+        let (Some((count, held)), Some(queue)) = (most_reported, queue) else {
+            return if wrong > self.len() - self.quorum_size() {
+                Lookup::WrongType
+            } else {
+                Lookup::Free
+            };
+        };
+        let mut holder = held.holder.clone().with_waiters(queue.holder.waiters().unwrap_or(0));
+        if self.len() > 1 {
+            let says = |reply: &(u64, Vec<Description>)| {
+                reply.1.get(index).map_or_else(String::new, describe)
+            };
+            holder = holder.with_nodes(responses.node_answers(self, says));
+        }
+        let certain = count >= self.quorum_size();
+        Lookup::Held(LockInfo::new(key.name(), holder, held.token, queue.waiters.clone(), certain))
+    }
+}
+
+fn describe(answer: &Description) -> String {
+    match answer {
+        Description::Held(HeldDescription { holder, .. }) => format!("held by {holder}"),
+        Description::Free => "free".into(),
+        Description::WrongType => "its key holds something else than a lock".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scan_after_reconnect_starts_again() {
+        let at = |nanos| Some(Moment::from_nanos(nanos));
+        let to = |cursor: &str| Some(cursor.to_owned());
+        let mut course = ScanProgress::start();
+        assert!(!course.advance(at(1), to("17")) && !course.advance(at(1), to("5")));
+        assert_eq!(course.cursor, "5");
+        assert!(!course.advance(at(2), None), "these were the last of another server");
+        assert_eq!(course.cursor, "0");
+        assert!(!course.advance(at(3), to("17")), "it begins there");
+        assert!(course.advance(at(3), None));
+        // Who cuts every connection comes to an end all the same.
+        let mut course = ScanProgress::start();
+        let steps = (1..).take_while(|step| {
+            !course.advance(at(*step), (step % 100 != 0).then(|| step.to_string()))
+        });
+        assert_eq!(steps.count(), 99);
+    }
+}

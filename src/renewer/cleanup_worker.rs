@@ -1,0 +1,143 @@
+//! Taking back several at a time, whose answers come together: one after the other they would take
+//! a round trip each, which is slower than locks over a long way leave more of them.
+
+use std::time::Duration;
+
+use super::{cleanup_queue::Cleanup, worker::Worker};
+use crate::{
+    clock::{self, Moment},
+    display::Quoted,
+    node::requests::{Ping, Release, ReleaseReply},
+    redlock::{AskError, BroadcastOptions, NodeSet, Response, Responses, Vote},
+};
+
+/// So many are asked for before their answers are read. A connection may owe twice as many.
+pub(super) const PIPELINE_MAX: usize = 32;
+/// Maximum delay of a due renewal by clean-up.
+const CLEANUP_SLICE_MAX: Duration = Duration::from_millis(50);
+
+/// What is left over must not hold up what is due, however many there are of it. It has been sent
+/// by then.
+fn slice_left(since: Moment) -> Duration {
+    since.saturating_add(CLEANUP_SLICE_MAX).duration_since(clock::now())
+}
+
+impl Worker {
+    /// Takes back what is due, and puts off what could not be, with the pause that it came with.
+    pub(super) fn run_due_cleanups(&mut self, due: Vec<(Cleanup, Duration)>) {
+        let (mut cleanups, delays): (Vec<_>, Vec<_>) = due.into_iter().unzip();
+        let redlock = self.desk.redlock.clone();
+        let now = clock::now();
+        // Many may wait for a node that does not answer; what is on the others must not wait with
+        // them.
+        let is_backing_off =
+            |node: &usize| redlock.len() > 1 && redlock.node(*node).is_backing_off(now);
+        let mut unreachable = redlock.all_nodes().iter().filter(is_backing_off).collect();
+        let error = self.release_batch(&mut cleanups, &mut unreachable, |_| {
+            // For each anew: what has no time left would close the connections to those who are
+            // well.
+            Some(clock::now().saturating_add(redlock.operation_timeout()))
+        });
+        let mut left: Vec<_> = cleanups.into_iter().zip(delays).collect();
+        left.retain(|(cleanup, _)| !cleanup.nodes.is_empty());
+        if let (Some(trouble), Some((cleanup, _))) = (error, left.first()) {
+            log_safely!(
+                debug,
+                "could not take back {} yet: {trouble}",
+                Quoted(cleanup.claim.key.name())
+            );
+        }
+        let now = clock::now();
+        let queue = &mut self.desk.shared.state.lock().cleanups;
+        left.into_iter().for_each(|(cleanup, delay)| queue.retry_later(cleanup, delay, now));
+    }
+
+    /// Tries each of these few once, and strikes off where it is done; not on those who are `away`,
+    /// to whom it adds those who do not answer or cannot be reached. `deadline` says until when
+    /// an answer is waited for, if there is time for one.
+    pub(super) fn release_batch(
+        &mut self,
+        batch: &mut [Cleanup],
+        unreachable: &mut NodeSet,
+        deadline: impl Fn(&Worker) -> Option<Moment>,
+    ) -> Option<AskError> {
+        let (since, count, mut error) = (clock::now(), batch.len(), None);
+        for (index, cleanup) in batch.iter_mut().enumerate() {
+            let targets = cleanup.nodes.difference(*unreachable);
+            let Some(deadline) = deadline(self).filter(|_| !targets.is_empty()) else { continue };
+            // With one node the first makes sure that the script is known.
+            let first = index == 0 && (count == 1 || self.desk.redlock.len() == 1);
+            let waits = first || !self.can_pipeline(targets);
+            let wait_until = if waits { deadline } else { clock::now() };
+            let round = BroadcastOptions {
+                wait_until,
+                ..BroadcastOptions::awaiting_all(targets, deadline)
+            };
+            let Some(responses) =
+                self.isolate_panic(|worker| worker.release_one(cleanup, round, since))
+            else {
+                // Whoever meets a defect would meet it again, and spoil it for the others each
+                // time.
+                cleanup.nodes = NodeSet::EMPTY;
+                continue;
+            };
+            if waits {
+                *unreachable =
+                    unreachable.union(responses.timed_out()).union(self.not_connected(&responses));
+                if !cleanup.nodes.is_empty() {
+                    error = Some(AskError::from_responses(&self.desk.redlock, responses, |_| {
+                        "done".into()
+                    }));
+                }
+            }
+        }
+        error = self.await_acks(batch, unreachable, deadline(self), since).or(error);
+        batch.iter_mut().for_each(Cleanup::drop_acknowledged);
+        error
+    }
+
+    /// Takes back what may be left on the nodes that `round` is for, and strikes off those where it
+    /// is done.
+    fn release_one(
+        &mut self,
+        cleanup: &mut Cleanup,
+        round: BroadcastOptions<'_>,
+        since: Moment,
+    ) -> Responses<ReleaseReply> {
+        let (claim, queue_entry) = (cleanup.claim.clone(), cleanup.queue_entry.clone());
+        let release = |_| Release {
+            key: &claim.key,
+            id: claim.id.as_str().as_bytes(),
+            queue_entry: &queue_entry,
+            expires: false,
+        };
+        let mut responses = self.ask(round, slice_left(since), release, |_, _| Vote::Yes);
+        cleanup.nodes = cleanup
+            .nodes
+            .difference(responses.nodes_where(|slip| matches!(slip, Response::Replied(_))));
+        cleanup.pending_acks.append(&mut responses.pending_acks);
+        responses
+    }
+
+    /// Asks those who owe answers whether they are there: their word comes behind what they owe.
+    fn await_acks(
+        &mut self,
+        batch: &[Cleanup],
+        unreachable: &mut NodeSet,
+        deadline: Option<Moment>,
+        since: Moment,
+    ) -> Option<AskError> {
+        let owing =
+            batch.iter().fold(NodeSet::EMPTY, |owing, cleanup| owing.union(cleanup.awaiting_ack()));
+        let owing = owing.difference(*unreachable);
+        let round = BroadcastOptions::awaiting_all(owing, deadline.filter(|_| !owing.is_empty())?);
+        let responses = self.isolate_panic(|worker| {
+            worker.ask(round, slice_left(since), |_| Ping, |_, _| Vote::Yes)
+        })?;
+        *unreachable = unreachable.union(responses.timed_out());
+        let answered = responses.nodes_voting(Vote::Yes);
+        (!owing.difference(answered).is_empty()).then(|| {
+            AskError::from_responses(&self.desk.redlock, responses, |()| "it answers".into())
+        })
+    }
+}
