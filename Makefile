@@ -5,7 +5,7 @@ ARGS ?=
 export RUST_TEST_THREADS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-redlock test sim storm mutants loom tsan miri survivors bench screenshot deny check
+.PHONY: help demo demo-redlock test sim storm mutants loom tsan miri survivors bench screenshot deny msrv check
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,7 +20,7 @@ demo-redlock: ## the same over five servers, two of which are killed and come ba
 
 test: ## all tests, on real servers that are started and ended with them
 	@tools/need-redis.sh
-	$(CARGO) test --all-features $(ARGS)
+	$(CARGO) test --workspace --all-features $(ARGS)
 	$(CARGO) test --all-features --bench table
 
 storm: ## processes, servers and the network ill-treated at random, on one server and on five; ARGS=--help says more
@@ -59,17 +59,24 @@ miri: ## undefined behaviour and data races in what needs no socket, as Miri see
 
 bench: ## the table of speeds, with the raw figures beside
 	@tools/need-redis.sh
-	$(CARGO) bench --features cli --bench table $(ARGS)
+	$(CARGO) build --release -p distlock-cli
+	$(CARGO) bench --bench table $(ARGS)
 	$(CARGO) run --release --manifest-path benches/peers/Cargo.toml --target-dir target/peers
 
 screenshot: ## docs/top.svg, the picture in the README, from the real thing
 	@tools/need-redis.sh
-	DISTLOCK_SCREENSHOT=docs/top.svg $(CARGO) test --all-features --test it cli::screenshot
+	DISTLOCK_SCREENSHOT=docs/top.svg $(CARGO) test -p distlock-cli --test cli screenshot::
 
 deny: ## licences, sources and known defects of the dependencies
 	tools/deny.sh
 
+# Tests may need a newer toolchain than users do.
+msrv: ## builds the library and the command with the oldest Rust that Cargo.toml promises; installs that toolchain
+	@version=$$(sed -n 's/^rust-version = "\(.*\)"$$/\1/p' Cargo.toml) && \
+	rustup toolchain install "$$version" --profile minimal --no-self-update && \
+	cargo "+$$version" check --locked --target-dir target/msrv -p distlock -p distlock-cli --all-features
+
 check: ## formatting, clippy and documentation, warnings being errors
-	$(CARGO) fmt --check
-	$(CARGO) clippy --all-targets --all-features -- -D warnings
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --all-features -- -D warnings
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --no-deps --all-features

@@ -1,6 +1,7 @@
 //! `make bench`: what the library promises about its speed, measured on this machine, beside the raw figures of the
 //! same run. Each row starts servers of its own; `cargo bench --bench table -- handoff` runs one row.
-//! The row of the command needs `--features cli`.
+//! The row of the command is left out if the command has not been built with the same profile:
+//! `cargo build --release -p distlock-cli`, which `make bench` does.
 //!
 //! Under `cargo test --benches`, or with `-- --test`, every row runs for an instant and nothing is judged.
 
@@ -30,8 +31,6 @@ mod redlock;
 mod renewal;
 #[path = "table/report.rs"]
 mod report;
-#[path = "../tests/it/support/mod.rs"]
-mod support;
 #[path = "table/uncontended.rs"]
 mod uncontended;
 #[path = "table/waiting.rs"]
@@ -43,6 +42,7 @@ use std::{
     process::ExitCode,
 };
 
+use distlock_test_support as support;
 use report::{Line, Table};
 use support::WorkerSide;
 

@@ -1,13 +1,13 @@
-//! The one place where time is read or waited for.
+//! The only module that reads the clock or waits.
 //!
-//! Moments come from a clock that goes on while the machine is suspended: `CLOCK_BOOTTIME` on Linux
-//! and Android. `std::time::Instant` stands still there, and a laptop that wakes up would believe
-//! in a lock it lost hours ago. Sleeping threads wake by the monotonic clock all the same: after a
-//! suspension they are late, by the time that they still had to sleep. Who must not be looks once a
-//! second. Asking a guard is exact at once.
+//! Times come from a clock that continues while the machine is suspended: `CLOCK_BOOTTIME` on Linux
+//! and Android. `std::time::Instant` stops there: a laptop that wakes up would treat a lock as
+//! valid that it lost hours ago. Timed waits still use the monotonic clock, so after a suspension
+//! they end late, by the time that was left to sleep. A thread that must not be late wakes once a
+//! second. Checks of a guard are always exact.
 //!
-//! Elsewhere `Instant` is used; on macOS and Windows builds a suspended machine may therefore
-//! believe for too long.
+//! Other systems use `Instant`. On macOS and Windows, a lock may therefore seem valid for too long
+//! after the machine was suspended.
 
 use std::time::{Duration, SystemTime};
 
@@ -18,13 +18,12 @@ use crate::sync::{Condvar, Mutex, MutexGuard};
 #[cfg(feature = "testing")]
 use crate::sim;
 
-/// A point in time, in nanoseconds on the local clock. Arithmetic saturates: far away is never
-/// wrong, only far away.
+/// A point in time, in nanoseconds on the local clock. Arithmetic saturates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Moment(u64);
 
 impl Moment {
-    /// Later than anything that happens.
+    /// Later than all other times.
     pub(crate) const NEVER: Moment = Moment(u64::MAX);
 
     pub(crate) const fn from_nanos(nanos: u64) -> Moment {
@@ -43,7 +42,7 @@ impl Moment {
         Moment(self.0.saturating_sub(nanos(span)))
     }
 
-    /// How long until this moment, seen from `now`; zero when it has passed.
+    /// Time from `earlier` to this moment; zero if `earlier` is later.
     pub(crate) fn duration_since(self, now: Moment) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(now.0))
     }
@@ -75,13 +74,13 @@ pub(crate) fn now() -> Moment {
         return Moment(world.now());
     }
     static START: OnceLock<Instant> = OnceLock::new();
-    #[expect(clippy::disallowed_methods, reason = "this is the place that may")]
+    #[expect(clippy::disallowed_methods, reason = "only this module reads the clock")]
     let start = *START.get_or_init(Instant::now);
-    // Never zero: zero stands for a lease that has ended.
+    // Never zero, which marks a lease that has ended.
     Moment(nanos(start.elapsed()).saturating_add(1_000_000_000))
 }
 
-/// The wall clock: for identifiers and for people, never for a deadline.
+/// Reads the wall clock: for ids and for display, never for a deadline.
 pub(crate) fn wall_clock() -> SystemTime {
     #[cfg(feature = "testing")]
     if let Some(world) = sim::world() {
@@ -90,7 +89,7 @@ pub(crate) fn wall_clock() -> SystemTime {
     SystemTime::now()
 }
 
-/// Waits on `condvar` until it is notified or `until` has come; may also wake up early.
+/// Waits on `condvar` until it is notified or `until` is reached. Can return early.
 pub(crate) fn park<T>(condvar: &Condvar, guard: &mut MutexGuard<'_, T>, until: Moment) {
     #[cfg(feature = "testing")]
     if let Some(world) = sim::world() {
@@ -106,21 +105,20 @@ pub(crate) fn park<T>(condvar: &Condvar, guard: &mut MutexGuard<'_, T>, until: M
     }
 }
 
-/// The same for whoever must not be late after a suspension, as with a renewal that has still time
-/// then.
+/// Like [`park`], but is at most one second late if the machine was suspended meanwhile.
 pub(crate) fn park_suspend_aware<T>(
     condvar: &Condvar,
     guard: &mut MutexGuard<'_, T>,
     until: Moment,
 ) {
     let soon = now().saturating_add(SUSPEND_CHECK_INTERVAL);
-    // What a simulated world waits for is never late.
+    // Waits in a simulation are never late.
     #[cfg(feature = "testing")]
     let soon = if sim::world().is_some() { until } else { soon };
     park(condvar, guard, if until == Moment::NEVER { until } else { until.min(soon) });
 }
 
-/// Waits until then, for nothing else.
+/// Sleeps until `until`.
 pub(crate) fn sleep_until(until: Moment) {
     let (nobody, never) = (Mutex::new(()), Condvar::new());
     let mut guard = nobody.lock();
@@ -129,7 +127,7 @@ pub(crate) fn sleep_until(until: Moment) {
     }
 }
 
-/// Wakes one of those who are parked there.
+/// Wakes one thread that waits on `condvar`.
 pub(crate) fn wake_one(condvar: &Condvar) {
     #[cfg(feature = "testing")]
     if let Some(world) = sim::world() {
@@ -138,7 +136,7 @@ pub(crate) fn wake_one(condvar: &Condvar) {
     condvar.notify_one();
 }
 
-/// Wakes all who are parked there.
+/// Wakes all threads that wait on `condvar`.
 pub(crate) fn wake_all(condvar: &Condvar) {
     #[cfg(feature = "testing")]
     if let Some(world) = sim::world() {
@@ -147,7 +145,7 @@ pub(crate) fn wake_all(condvar: &Condvar) {
     condvar.notify_all();
 }
 
-/// Waits for what somebody is to send; `None` when it has not come by `until`, or will not come.
+/// Receives a message. Returns `None` if none has come by `until`, or if the sender is gone.
 pub(crate) fn recv_until<T>(receiver: &Receiver<T>, until: Moment) -> Option<T> {
     #[cfg(feature = "testing")]
     if let Some(world) = sim::world() {
@@ -161,7 +159,8 @@ pub(crate) fn recv_until<T>(receiver: &Receiver<T>, until: Moment) -> Option<T> 
     receiver.recv_timeout(until.duration_since(now())).ok()
 }
 
-/// Looks again and again: for what nobody tells a simulated world of.
+/// Calls `check` repeatedly until it returns a value or `until` is reached. For events of which a
+/// simulation is not notified.
 #[cfg(feature = "testing")]
 pub(crate) fn poll<T>(
     world: &dyn sim::SimWorld,
@@ -183,10 +182,12 @@ fn condvar_address(condvar: &Condvar) -> usize {
     std::ptr::from_ref(condvar).addr()
 }
 
-/// So long a suspension makes somebody late, at most.
+/// Interval at which long waits wake up, so that a suspension of the machine delays them by no more
+/// than this.
 const SUSPEND_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A timed wait on a far moment is cut into pieces, so that adding it to the clock cannot overflow.
+/// Maximum duration of one timed wait; otherwise the addition of a distant deadline to the clock
+/// could overflow.
 const PARK_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 #[cfg(test)]
@@ -200,15 +201,15 @@ mod tests {
         assert_eq!(Moment::from_nanos(5).duration_since(Moment::from_nanos(9)), Duration::ZERO);
     }
 
-    /// A time namespace that is ahead, as if this machine had been suspended for a day. Where none
-    /// can be made the two clocks may agree, and this shows less.
+    /// Runs itself in a time namespace that is a day ahead, as if this machine had been suspended.
+    /// If no namespace can be created, both clocks may agree, and the test shows less.
     #[cfg(target_os = "linux")]
     #[test]
     fn suspended_time_counts() {
         use std::{env, fs, process::Command};
 
         const MARK: &str = "DISTLOCK_TEST_AHEAD";
-        // What the kernel says in here counts suspended time.
+        // The kernel's uptime includes suspended time.
         let uptime = || {
             fs::read_to_string("/proc/uptime")
                 .unwrap()
@@ -231,10 +232,10 @@ mod tests {
         let unshare =
             |args: &[&str]| Command::new("unshare").args(ahead).args(args).env(MARK, "1").output();
         if !unshare(&["true"]).is_ok_and(|output| output.status.success()) {
-            // Not by `eprintln!`, which is kept to itself where the test passes.
+            // Not with `eprintln!`, whose output is hidden when the test passes.
             let _ = std::io::Write::write_all(
                 &mut std::io::stderr(),
-                b"NOT SHOWN: suspended time counts: no clock of its own\n",
+                b"NOT SHOWN: suspended time counts: no time namespace\n",
             );
             return;
         }
@@ -245,7 +246,7 @@ mod tests {
         assert!(output.status.success() && said.contains("1 passed"), "{said}");
     }
 
-    /// Whose timers stood still while the machine slept.
+    /// Timers stop while the machine is suspended.
     #[test]
     fn suspend_aware_park_wakes_early() {
         let (sender, receiver) = std::sync::mpsc::channel();

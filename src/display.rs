@@ -1,8 +1,8 @@
-//! How names and spans of time stand in sentences.
+//! How lock names, ids and durations are displayed.
 
 use std::{fmt, time::Duration};
 
-/// A name as it stands in sentences: quoted, escaped and cut, whatever it holds.
+/// Displays a name quoted, escaped and truncated.
 pub(crate) struct Quoted<'a>(pub(crate) &'a str);
 
 impl fmt::Display for Quoted<'_> {
@@ -17,20 +17,21 @@ impl fmt::Display for Quoted<'_> {
     }
 }
 
-/// So much of an identifier the scripts tell, and compare.
+/// Maximum number of bytes of an id that the scripts report and compare.
 pub(crate) const ID_BYTES_MAX: usize = 512;
 
-/// An identifier that a server tells, which is as long as it likes: cut.
+/// Truncates an id from a server, which can be of any length.
 pub(crate) fn truncate_id(mut id: String) -> String {
     if id.len() > ID_BYTES_MAX {
-        id.truncate(id.floor_char_boundary(ID_BYTES_MAX));
-        // The rest would stay in memory for as long as the beginning.
+        let cut = (0..=ID_BYTES_MAX).rev().find(|at| id.is_char_boundary(*at)).unwrap_or(0);
+        id.truncate(cut);
+        // Otherwise the full allocation would stay in memory.
         id.shrink_to_fit();
     }
     id
 }
 
-/// A span of time for people: three digits are enough.
+/// Displays a duration with three digits.
 pub(crate) struct HumanDuration(pub(crate) Duration);
 
 impl fmt::Display for HumanDuration {

@@ -1,24 +1,24 @@
-//! Forked children. A child has a copy of all memory and one of the threads: what the others had
-//! locked stays locked, and `parking_lot`, whose table of parked threads names those that are not
-//! there, can go round in circles for ever. So a child of a process that has made a manager touches
-//! nothing of it, and gets none of its own.
+//! Forked children. A child has a copy of all memory, but only one thread. Locks held by the other
+//! threads stay locked, and `parking_lot` can loop for ever, because its table of parked threads
+//! contains threads that do not exist. Therefore a child of a process that has created a manager
+//! must not use it, and cannot create another.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 static OWNER: OwnerProcess = OwnerProcess(AtomicU32::new(0));
 
-/// To be asked before a manager is made: no child of this process can have one from now on. False
-/// in such a child.
+/// Call before creating a manager. From then on, no child of this process can create one. Returns
+/// false in such a child.
 pub(crate) fn claim_process() -> bool {
     OWNER.claim(std::process::id())
 }
 
-/// Whether this is a child of a process that has made a manager. Waits for nothing.
+/// Whether this process is a child of one that has created a manager. Does not block.
 pub(crate) fn is_forked_child() -> bool {
     OWNER.is_other(std::process::id())
 }
 
-/// The process that was the first to make a manager; 0 before.
+/// Id of the process that created the first manager; 0 before.
 struct OwnerProcess(AtomicU32);
 
 impl OwnerProcess {
@@ -46,6 +46,6 @@ mod tests {
         assert!(owner.claim(7) && owner.claim(7));
         assert!(!owner.is_other(7));
         assert!(!owner.claim(8) && owner.is_other(8));
-        assert!(owner.claim(7), "a child that was refused changes nothing");
+        assert!(owner.claim(7), "a rejected child must not change the owner");
     }
 }

@@ -1,5 +1,5 @@
-//! `ProcessWide`: a value that a process has once. It is made with no lock held, since making it
-//! may take its time over the network, and calls code of users' that may ask for it.
+//! `FallibleOnce`: a value that is created once per process. No lock is held while it is created,
+//! because that may use the network, and may call user code that asks for the value.
 
 use std::{
     sync::OnceLock,
@@ -17,9 +17,9 @@ pub(crate) struct FallibleOnce<T> {
 }
 
 struct Initializers {
-    /// Who is making it just now. Of several the first to be done has made it.
+    /// Threads that are creating the value. The first one to succeed sets it.
     running: Vec<ThreadId>,
-    /// How many have been at it before.
+    /// Number of initializers that have finished.
     finished: u64,
 }
 
@@ -32,22 +32,22 @@ impl<T> FallibleOnce<T> {
         }
     }
 
-    /// What there is, or what another is making; else makes it. If that one fails, all who waited
-    /// for it try at once.
+    /// Returns the value, or waits for another thread that is creating it, or creates it. If the
+    /// other thread fails, all waiting threads try at the same time.
     pub(crate) fn get_or_try_init(&self, init: impl FnOnce() -> Result<T>) -> Result<&T> {
         if let Some(made) = self.value.get() {
             return Ok(made);
         }
         let _making = self.begin(true)?;
         if self.value.get().is_none() {
-            // Somebody who did not wait may have been faster.
+            // A thread in `try_init`, which does not wait, may have been faster.
             drop(self.value.set(init()?));
         }
         self.value.get().ok_or(LockError::BeingMade)
     }
 
-    /// Makes it, if nobody else does before this is done. Waits for nobody: others may need as long
-    /// to fail.
+    /// Creates the value, unless another thread sets it first. Does not wait for other threads,
+    /// which may take just as long to fail.
     pub(crate) fn try_init(&self, make: impl FnOnce() -> Result<T>) -> Result<&T> {
         let _making = self.begin(false)?;
         if self.value.get().is_none() && self.value.set(make()?).is_ok() {
@@ -60,7 +60,7 @@ impl<T> FallibleOnce<T> {
         let thread_id = thread::current().id();
         let mut initializers = self.initializers.lock();
         if initializers.running.contains(&thread_id) {
-            // It was asked for from inside, and would wait for itself.
+            // A recursive call would wait for itself.
             return Err(LockError::BeingMade);
         }
         let ended = initializers.finished;
@@ -76,7 +76,7 @@ impl<T> FallibleOnce<T> {
     }
 }
 
-/// Somebody is making it, until this is dropped.
+/// Marks a thread as creating the value, until this is dropped.
 struct Initializing<'a, T> {
     once: &'a FallibleOnce<T>,
     thread_id: ThreadId,
@@ -133,13 +133,13 @@ mod tests {
     fn panic_in_initializer_allows_another_try() {
         let one = FallibleOnce::new();
         let panicked = catch_unwind(AssertUnwindSafe(|| {
-            one.try_init(|| panic!("while it is made")).map(drop)
+            one.try_init(|| panic!("in the initializer")).map(drop)
         }));
         assert!(panicked.is_err());
         assert_eq!(*one.get_or_try_init(|| Ok(1)).unwrap(), 1);
     }
 
-    /// All of them are making it when the first is done, and only one has made it.
+    /// All threads are creating the value when the first one finishes, and only one sets it.
     #[test]
     fn try_init_does_not_wait_for_others() {
         let (one, all_in) = (FallibleOnce::new(), Barrier::new(4));
@@ -157,7 +157,8 @@ mod tests {
         assert_eq!(made.iter().filter(|made| **made).count(), 1, "{made:?}");
     }
 
-    /// Those who wait for one who fails do not wait for each other: each may take its time to fail.
+    /// Threads that waited for a failed initializer do not wait for each other, because each may
+    /// take long to fail.
     #[test]
     fn waiters_try_concurrently_after_a_failure() {
         let one = FallibleOnce::<u8>::new();
@@ -179,7 +180,7 @@ mod tests {
                     let try_for_long = try_for_long.clone();
                     threads.spawn(move || fails(&try_for_long).unwrap_err());
                 }
-                // Until all of them wait, of whom this counts those it wakes.
+                // `notify_all` returns the number of waiting threads: loop until all of them wait.
                 while one.one_finished.notify_all() < 3 {
                     thread::yield_now();
                 }
@@ -188,14 +189,14 @@ mod tests {
             for _ in 0..3 {
                 assert!(
                     all_started.recv_timeout(Duration::from_secs(60)).is_ok(),
-                    "they wait for each other"
+                    "the threads wait for each other"
                 );
             }
             drop(all_in);
         });
     }
 
-    /// Who only asks for it gets what another is about to make.
+    /// `get_or_try_init` returns what another thread is creating.
     #[test]
     fn get_waits_for_a_running_initializer() {
         let one = FallibleOnce::new();

@@ -1,5 +1,5 @@
-//! `Claim` (what is asked for) and `Grant` (what the server gave), with the arithmetic of validity.
-//! Pure.
+//! `Claim` (what is requested) and `Grant` (what the nodes granted), with the arithmetic of
+//! deadlines. Pure.
 
 use std::time::Duration;
 
@@ -12,8 +12,7 @@ use crate::{
     token::FencingToken,
 };
 
-/// One acquisition of one lock: what is asked for, again and again under the same id until the
-/// outcome is known.
+/// One acquisition of one lock. All its requests have the same id until the outcome is known.
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
     pub(crate) key: LockKey,
@@ -27,40 +26,40 @@ impl Claim {
     }
 }
 
-/// What the nodes gave: the lock, believed in for as long as a quorum keeps it.
+/// A granted lock. It is valid while a quorum keeps it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Grant {
     pub(crate) token: FencingToken,
-    /// Until when each node keeps the lock.
+    /// Deadline of the lock on each node.
     pub(crate) node_deadlines: NodeDeadlines,
-    /// Given for the claim window only, by one node at least, so it has to be confirmed soon.
+    /// At least one node granted the lock for the claim window only, so it must be confirmed soon.
     pub(crate) provisional: bool,
     pub(crate) in_flight: InFlight,
-    /// The nodes that may keep it.
+    /// Nodes that may hold the lock.
     pub(crate) may_hold: NodeSet,
-    /// Its entry in a queue that it may stand in still, or be put into by what is late; or empty.
+    /// Entry that may still be in the queue, or be added by a late request; or empty.
     pub(crate) queue_entry: String,
 }
 
-/// Requests that may still be carried out when a lock has been won by others, and would take it
-/// once more when it is free.
+/// Requests of a successful claim that may still be applied. Applied after the release, such a
+/// request would acquire the lock again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InFlight {
-    /// Until when those may be whose connection broke.
+    /// Latest time at which requests whose connection broke can still be applied.
     pub(crate) broken_until: Moment,
-    /// The nodes that had not answered when the others had decided, and until when they may still
-    /// carry it out.
+    /// Nodes that had not replied when the quorum was reached, and the latest time at which they
+    /// can still apply the request.
     pub(crate) unanswered: NodeSet,
     pub(crate) unanswered_until: Moment,
 }
 
 impl InFlight {
-    /// The nodes that may carry it out at `now` because they have not answered.
+    /// Nodes that have not replied and can still apply the request at `now`.
     pub(crate) fn unanswered_at(&self, now: Moment) -> NodeSet {
         if now < self.unanswered_until { self.unanswered } else { NodeSet::EMPTY }
     }
 
-    /// Until when any of them may be carried out.
+    /// Latest time at which any of these requests can be applied.
     pub(crate) fn until(&self) -> Moment {
         if self.unanswered.is_empty() {
             self.broken_until
@@ -76,15 +75,15 @@ impl Grant {
     }
 }
 
-/// How much earlier than the server a holder stops believing: the drift of the two clocks over the
-/// lease, and 2 ms.
+/// Safety margin between the local deadline and the expiry on the server: the possible drift of the
+/// two clocks during the lease, and 2 ms.
 pub(crate) fn margin(ttl: Duration) -> Duration {
     ttl / DRIFT_DIVISOR + Duration::from_millis(2)
 }
 
-/// The deadline of a lease that the server granted or renewed after `sent`.
+/// Deadline of a lease that a server granted or renewed for a request sent at `sent`.
 ///
-/// Counted from before the request left, never from the reply: the server started counting
+/// Counts from before the request left, not from the reply, because the server started counting
 /// somewhere in between.
 pub(crate) fn deadline_from_sent(sent: Moment, ttl: Duration) -> Moment {
     // The server counts in whole milliseconds.
@@ -92,12 +91,12 @@ pub(crate) fn deadline_from_sent(sent: Moment, ttl: Duration) -> Moment {
     sent.saturating_add(ttl).saturating_sub(margin(ttl))
 }
 
-/// The deadline of a lock that was handed to a waiter, who sent no request for it.
+/// Deadline of a lock that was handed to a waiter, without a request.
 ///
-/// The server's time in the grant is carried onto the local clock through an exchange with that
-/// server. A grant that lay unread in a socket buffer is then seen for what it is. As a grant
-/// cannot come from the future, `now` bounds what a server whose clock jumped forward can make us
-/// believe.
+/// The grant message contains the server's time, which is mapped to the local clock through an
+/// earlier exchange with that server. A message that lay unread in a socket buffer is thus
+/// recognized as old. `now` is an upper bound, because a grant cannot come from the future: a
+/// server clock that jumps forward cannot extend the lease.
 pub(crate) fn deadline_from_grant(
     reading: &ClockSample,
     granted_at_us: u64,
@@ -107,13 +106,14 @@ pub(crate) fn deadline_from_grant(
     deadline_from_sent(reading.local_lower_bound(granted_at_us).min(now), px)
 }
 
-/// A grant needs so many round trips to be confirmed at leisure: a new connection, signing in and
-/// the request take three, of half of what is left after a moment's hold, so that there is a second
-/// try.
+/// Minimum number of round trips that must fit into the time left of a grant; otherwise it is
+/// confirmed before it is returned. A new connection, its login and the request take three. They
+/// have half of the time that is left after the usual delay of a confirmation, so that a second try
+/// fits in.
 const MIN_ROUND_TRIPS_LEFT: u32 = 10;
 
-/// Whether a grant with so much left has to be confirmed before anything else, for the way to the
-/// server takes so long.
+/// Whether a grant must be confirmed before it is returned, because little time is left compared
+/// with the round trip.
 pub(crate) fn needs_immediate_confirmation(left: Duration, round_trip: Duration) -> bool {
     round_trip.saturating_mul(MIN_ROUND_TRIPS_LEFT) > left
 }
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn deadline_precedes_expiry_at_the_server() {
         assert_eq!(deadline_from_sent(at(5_000), 10 * SECOND), at(5_000 + 10_000 - 100 - 2));
-        // A fraction of a millisecond is not granted by the server.
+        // The server does not grant fractions of a millisecond.
         assert_eq!(
             deadline_from_sent(at(0), Duration::from_micros(100_900)),
             deadline_from_sent(at(0), Duration::from_millis(100))
@@ -168,10 +168,10 @@ mod tests {
     #[test]
     fn stale_grant_has_expired_when_read() {
         let reading = ClockSample::new(at(10_000), at(10_001), 500_000_000);
-        // Granted two seconds before the reading was taken: a grant from before, for a waiter that
-        // queued again.
+        // Granted two seconds before the sample was taken, to an earlier queue entry of this
+        // waiter.
         assert!(deadline_from_grant(&reading, 498_000_000, SECOND, at(10_500)) < at(9_000));
-        // Granted 100 ms after it.
+        // Granted 100 ms after the sample.
         let deadline = deadline_from_grant(&reading, 500_100_000, SECOND, at(10_101));
         assert!(deadline > at(11_080) && deadline < at(11_100), "{deadline:?}");
     }
@@ -197,14 +197,15 @@ mod tests {
     }
 
     proptest! {
-        /// Belief never outlives the key: the server expires it `px` after the grant, on a clock within the drift bound.
+        /// The local deadline is before the expiry of the key, `px` after the grant, on any clock
+        /// within the drift bound.
         #[test]
         fn deadline_precedes_key_expiry(
             read_after in 0u64..50, granted_after_us in -5_000_000i64..5_000_000, px_ms in 10u64..100_000, read_late_ms in 0u64..5_000,
         ) {
             let (sent, server_us) = (at(60_000), 900_000_000_000_u64);
             let reading = ClockSample::new(sent, at(60_000 + read_after), server_us);
-            // In truth the reading was taken at the very end of the exchange, the worst case.
+            // Worst case: the server read its clock at the very end of the exchange.
             let truth_ns = 60_000_000_000_i64 + (read_after as i64) * 1_000_000 + granted_after_us * 1_000;
             let truth = Moment::from_nanos(truth_ns as u64);
             let now = truth.saturating_add(Duration::from_millis(read_late_ms));

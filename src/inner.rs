@@ -1,5 +1,5 @@
-//! `Service`: the parts of a manager and how they work together. `Core::take` and `Core::give_up`
-//! are the whole life of a lock.
+//! The parts of a manager and how they work together. [`ManagerInner::acquire`] and
+//! [`ManagerInner::release`] are the whole life of a lock.
 
 mod by_id;
 mod release;
@@ -36,22 +36,22 @@ use crate::{
     renewer::{LockRenewer, Registration, RenewalPlan},
 };
 
-/// What the clones of a manager and its guards share; shuts down when the last of them goes.
+/// Shared by the clones of a manager and its guards. Shuts down when the last of them is dropped.
 pub(crate) struct ManagerHandle {
-    /// Empty only while the service is being dropped.
+    /// Empty only while the handle is being dropped.
     inner: Option<ManagerInner>,
     number: u64,
 }
 
-/// The parts.
+/// The parts of a manager.
 pub(crate) struct ManagerInner {
     config: ValidatedConfig,
     redlock: Arc<Redlock>,
     acquirer: Acquirer,
     renewer: LockRenewer,
-    /// Since when it is shut down.
+    /// Time of the shutdown.
     closed: OnceLock<Moment>,
-    /// Locks whose holders only remember an identifier.
+    /// Locks whose holders only keep an id.
     by_id: Mutex<HashMap<String, IdEntry>>,
 }
 
@@ -63,8 +63,8 @@ pub(crate) struct HeldLock {
 }
 
 impl ManagerHandle {
-    /// Starts the threads. Connects to several nodes, to look at them, and to one server not before
-    /// it is needed.
+    /// Starts the threads. Several nodes are connected to and validated here; a single server is
+    /// connected to when it is first needed.
     pub(crate) fn start(settings: ValidatedConfig) -> Result<ManagerHandle> {
         static STARTED: AtomicU64 = AtomicU64::new(0);
         let no_thread = |purpose| move |cause| LockError::NoThread { purpose, cause };
@@ -104,13 +104,13 @@ impl ManagerHandle {
         Ok(ManagerHandle { inner: Some(core), number })
     }
 
-    /// Differs between the services of a process.
+    /// Unique among the managers of a process.
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
 
-    /// What was counted; nothing in a forked child, where the tables may be locked by a thread that
-    /// is not there.
+    /// Returns the metrics; empty in a forked child, where a thread that does not exist there may
+    /// hold their lock.
     pub(crate) fn metrics(&self) -> Metrics {
         match &self.inner {
             Some(core) if !fork::is_forked_child() => core.redlock.observer().metrics(),
@@ -122,7 +122,7 @@ impl ManagerHandle {
         self.inner.as_ref().map_or("", |core| core.redlock.label())
     }
 
-    /// The parts, for new business.
+    /// Returns the parts, for a new operation. Fails after a shutdown and in a forked child.
     pub(crate) fn inner(&self) -> Result<&ManagerInner> {
         if fork::is_forked_child() {
             return Err(LockError::Forked);
@@ -133,12 +133,12 @@ impl ManagerHandle {
         }
     }
 
-    /// The parts, for ending what was begun before a shutdown.
+    /// Returns the parts, to finish what was begun before a shutdown. `None` in a forked child.
     pub(crate) fn inner_unless_forked(&self) -> Option<&ManagerInner> {
         self.inner.as_ref().filter(|_| !fork::is_forked_child())
     }
 
-    /// The last one who had it is gone. Takes at most `patience`.
+    /// Shuts down within `timeout`, because the last owner is gone.
     pub(crate) fn shut_down_within(mut self, timeout: Duration) {
         self.close(Some(timeout));
     }
@@ -174,8 +174,8 @@ impl ManagerInner {
         self.closed.get().is_some()
     }
 
-    /// For how long a call may take back what it has left: once all is shut down, for one operation
-    /// timeout since then.
+    /// Time that a call may spend on its own clean-up: one operation timeout, which starts at the
+    /// shutdown if there was one.
     fn time_left(&self) -> Duration {
         let timeout = self.operation_timeout();
         self.closed
@@ -187,7 +187,7 @@ impl ManagerInner {
         clock::now().saturating_add(self.redlock.operation_timeout())
     }
 
-    /// The one story: from a name to a lease that is kept.
+    /// Acquires a lock: from its name to a lease that the renewer keeps.
     pub(crate) fn acquire(&self, name: &str, options: &LockOptions) -> Result<HeldLock> {
         let params = self.config.resolve(options)?;
         let claim = Claim { key: self.key(name)?, id: generate_lock_id(), ttl: params.ttl };
@@ -242,8 +242,8 @@ impl ManagerInner {
                 Ok(HeldLock { lease, registration })
             }
             None => {
-                // Shut down in between. The lock goes back as if it had never been ours, or
-                // expires.
+                // Shut down meanwhile. Release the lock as if it had never been held, or let it
+                // expire.
                 let _ = self.release_lease(&lease, true, left()).0;
                 observer.not_acquired(name, &lease.claim.id, waited, &LockError::Shutdown);
                 Err(LockError::Shutdown)
@@ -269,11 +269,11 @@ impl ManagerInner {
         LockError::WrongType { name, key, server: self.redlock.label().clone() }
     }
 
-    /// The locks whose names match.
+    /// Returns the locks whose names match `pattern`.
     pub(crate) fn locks(&self, pattern: &str) -> Result<Vec<LockInfo>> {
         if pattern.len() > MAX_NAME_BYTES {
             let reason = format!(
-                "the pattern has {} bytes, and names have at most {MAX_NAME_BYTES}",
+                "the pattern has {} bytes; the limit is {MAX_NAME_BYTES}",
                 pattern.len()
             );
             return Err(LockError::InvalidName { reason });
@@ -302,16 +302,16 @@ impl ManagerInner {
         })
     }
 
-    /// Ends everything, within `patience` as far as the server is concerned.
+    /// Shuts everything down. Exchanges with the servers end within `timeout`.
     fn shutdown(&self, timeout: Duration) {
         let _ = self.closed.set(clock::now());
         self.acquirer.listener.close();
-        // Their leases end with all the others.
+        // The renewer ends their leases together with all others.
         let entries = std::mem::take(&mut *self.by_id.lock());
         let thread_ended = self.renewer.stop(clock::now().saturating_add(timeout));
         drop(entries);
         self.redlock.close();
-        // Otherwise the renewer has losses to tell of yet.
+        // Otherwise the renewer's thread still has losses to report, and then closes the observer.
         if thread_ended {
             self.redlock.observer().close();
         }

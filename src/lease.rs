@@ -1,4 +1,4 @@
-//! `Lease`: the one living thing that a guard and the renewer share. Held, until it is released or
+//! `Lease`: the state that a guard and the renewer share. A lease is held until it is released or
 //! lost; the first end wins and is final.
 
 use std::{fmt, sync::OnceLock, time::Duration};
@@ -18,32 +18,33 @@ use crate::{
     token::FencingToken,
 };
 
-/// So often a holder keeps the last token from being forgotten, as it would be a day after it was
-/// given. Also with leases of a day, renewed every third of it, the token outlives the lock.
+/// Interval at which a renewal also extends the life of the fencing token, which the server keeps
+/// for a day. Short enough for a lease of a day, which is renewed every eight hours.
 const TOKEN_REFRESH_INTERVAL: Duration = Duration::from_secs(6 * 3_600);
 
-/// Stands for "ended" in the deadline: no moment is before it.
+/// Deadline of a lease that has ended; earlier than any other time.
 const ENDED: u64 = 0;
 
 pub(crate) struct Lease {
     pub(crate) claim: Claim,
     pub(crate) token: FencingToken,
     pub(crate) in_flight: InFlight,
-    /// Since when it is held.
+    /// Start of the hold.
     pub(crate) hold: HoldSpan,
-    /// Somebody has told the handlers how it ended.
+    /// The end has been reported to the event handlers.
     end_reported: AtomicBool,
-    /// Its entry in a queue that it may stand in still or be put into, and has to leave with the
-    /// release; or empty.
+    /// Entry that may still be in the queue, or be added by a late request, and that the release
+    /// must remove; or empty.
     pub(crate) queue_entry: String,
-    /// The nodes that may keep it.
+    /// Nodes that may hold the lock.
     may_hold: AtomicNodeSet,
-    /// In nanoseconds; only written under `end`, so that a deadline that was seen to have passed
-    /// is never moved.
+    /// Deadline in nanoseconds. Only written while `end` is locked, so that a deadline which was
+    /// seen to have passed never moves.
     deadline: AtomicU64,
-    /// Guards the change from held to ended.
+    /// Guards the transition from held to ended.
     end: Mutex<Option<LeaseEnd>>,
-    /// Made when somebody first wants to hear; a channel is larger than all the rest.
+    /// Created by the first call of [`lost`](Self::lost), because a channel is larger than the
+    /// other fields together.
     loss_channel: OnceLock<LossChannel>,
 }
 
@@ -74,8 +75,7 @@ impl Lease {
         }
     }
 
-    /// Whether the holder may believe at `now`. The first time that the answer is no ends the
-    /// lease.
+    /// Whether the lease is valid at `now`. The first call that returns false ends the lease.
     pub(crate) fn is_held(&self, now: Moment) -> bool {
         if now < self.deadline() {
             return true;
@@ -85,57 +85,59 @@ impl Lease {
         now < self.deadline()
     }
 
-    /// Until when the holder may believe; long ago when the lease has ended.
+    /// Time until which the lease is valid; zero once the lease has ended.
     pub(crate) fn deadline(&self) -> Moment {
         Moment::from_nanos(self.deadline.load(Ordering::Acquire))
     }
 
-    /// Whether a renewal at `now` is to keep the token too: it is the first to be confirmed in the
-    /// hold's next six hours.
+    /// Whether a renewal at `now` should extend the life of the token too: no renewal has been
+    /// confirmed yet in the current interval of the hold.
     pub(crate) fn should_refresh_token(&self, now: Moment) -> bool {
         let confirmed = self.deadline().saturating_sub(self.claim.ttl);
         let interval_of = |at| self.hold.held(at).as_secs() / TOKEN_REFRESH_INTERVAL.as_secs();
         interval_of(now) > interval_of(confirmed)
     }
 
-    /// The nodes that may keep the lock.
+    /// Nodes that may hold the lock.
     pub(crate) fn may_hold(&self) -> NodeSet {
         self.may_hold.get()
     }
 
-    /// The same goes for these from now on.
+    /// Adds nodes that may hold the lock.
     pub(crate) fn add_nodes(&self, nodes: NodeSet) {
         self.may_hold.add(nodes);
     }
 
-    /// How the lease ended, if it has.
+    /// Returns how the lease ended, or `None` if it has not.
     pub(crate) fn ended(&self) -> Option<LeaseEnd> {
         self.end.lock().clone()
     }
 
-    /// True for the first who asks: the one to tell how it ended.
+    /// Returns true for the first caller, who must then report how the lease ended.
     pub(crate) fn take_reporting_duty(&self) -> bool {
         !self.end_reported.swap(true, Ordering::AcqRel)
     }
 
-    /// A quorum keeps the lock until `deadline`: moves it, unless the lease is over at `now`. It
-    /// moves back when nodes say that they have lost what they had confirmed.
+    /// Moves the deadline, because a quorum keeps the lock until `deadline`. Returns false if the
+    /// lease has expired at `now` or ended. The deadline moves back if nodes report that they have
+    /// lost a lock that they had confirmed.
     pub(crate) fn update_deadline(&self, deadline: Moment, now: Moment) -> bool {
         let end = self.end.lock();
         if end.is_some() || now >= self.deadline() {
             return false;
         }
-        // Zero would stand for an end that has no reason yet.
+        // Zero would mean that the lease has ended, and there is no reason yet.
         self.deadline.store(deadline.as_nanos().max(1), Ordering::Release);
         true
     }
 
-    /// Ends the lease as expired if it is over at `now`; true if this call ended it.
+    /// Ends the lease as expired if its deadline has passed at `now`. Returns whether this call
+    /// ended it.
     pub(crate) fn expire(&self, now: Moment) -> bool {
         self.end_if(LeaseEnd::Lost(LockLost::Expired), |deadline| now >= deadline)
     }
 
-    /// Ends the lease; true if it had not ended before.
+    /// Ends the lease. Returns false if it had ended before.
     pub(crate) fn end(&self, how: LeaseEnd) -> bool {
         self.end_if(how, |_| true)
     }
@@ -152,14 +154,14 @@ impl Lease {
         true
     }
 
-    /// The channel on which the loss is told, once; it closes without a word when the lock is
-    /// released.
+    /// Channel that receives the reason of a loss, once. A release disconnects it without a
+    /// message.
     pub(crate) fn lost(&self) -> &Receiver<LockLost> {
         let news = self.loss_channel.get_or_init(|| {
             let (teller, hearer) = bounded(1);
             LossChannel { sender: Mutex::new(Some(teller)), receiver: hearer }
         });
-        // The lease may have ended before anybody listened.
+        // The lease may have ended before this call.
         self.notify();
         &news.receiver
     }
@@ -167,10 +169,10 @@ impl Lease {
     fn notify(&self) {
         let Some(news) = self.loss_channel.get() else { return };
         let Some(end) = self.ended() else { return };
-        // Whoever takes the sender tells; dropping it closes the channel.
+        // The thread that takes the sender sends; dropping the sender disconnects the channel.
         let teller = news.sender.lock().take();
         if let (Some(teller), LeaseEnd::Lost(why)) = (teller, end) {
-            // There is room for one, and only one is ever sent.
+            // The channel has room for one message, and only one is ever sent.
             let _ = teller.try_send(why);
         }
     }
@@ -226,8 +228,8 @@ mod tests {
         let lease = lease(100);
         assert!(lease.is_held(at(99)));
         assert!(!lease.is_held(at(100)));
-        assert!(!lease.update_deadline(at(1_000), at(50)), "a confirmation must not resurrect");
-        assert!(!lease.is_held(at(0)), "not even at the beginning of time");
+        assert!(!lease.update_deadline(at(1_000), at(50)), "a confirmation must not revive the lease");
+        assert!(!lease.is_held(at(0)), "not even for an earlier time");
         assert_eq!(lease.ended(), Some(LeaseEnd::Lost(LockLost::Expired)));
     }
 
@@ -334,7 +336,7 @@ mod tests {
     }
 
     proptest! {
-        /// Once anybody was told "no", everybody is, whatever happens afterwards.
+        /// Once one caller has seen the lease as lost, all callers do, whatever happens afterwards.
         #[test]
         fn lost_is_final(steps in proptest::collection::vec(any_op(), 1..40)) {
             let lease = lease(100);
@@ -343,7 +345,7 @@ mod tests {
                 match step {
                     LeaseOp::Check(now) => {
                         let held = lease.is_held(at(now));
-                        prop_assert!(!(over && held), "came back from the dead");
+                        prop_assert!(!(over && held), "the lease became valid again");
                         over |= !held;
                     }
                     LeaseOp::UpdateDeadline(deadline, now) => prop_assert!(!(lease.update_deadline(at(deadline), at(now)) && over)),

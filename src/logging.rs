@@ -1,20 +1,20 @@
-//! Logging behind a shield: a logger is code of the user's, and its panic must end neither a
-//! renewal nor a drop.
+//! Logging that survives a panicking logger. A logger is user code, and its panic must not end a
+//! renewal or a drop.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// `log_safely!(warn, "...")` is `log::warn!("...")`, and comes back whatever the logger does but
-/// block.
+/// `log_safely!(warn, "...")` is `log::warn!("...")`, but catches a panic of the logger. It still
+/// blocks if the logger does.
 macro_rules! log_safely {
     ($level:ident, $($text:tt)+) => {
         $crate::logging::catch_panic(|| log::$level!($($text)+))
     };
 }
 
-/// Runs code of users'. A panic in it is swallowed; the panic hook has told of it.
+/// Calls user code and ignores its panic, which the panic hook has reported.
 pub(crate) fn catch_panic(call: impl FnOnce()) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(call)) {
-        // What a panic brought along may panic again when it is dropped.
+        // Dropping the payload may panic again.
         std::mem::forget(panic);
     }
 }

@@ -1,10 +1,10 @@
-//! The seam for simulators: wherever the library reads a clock, waits, starts a thread, draws a
-//! random number or talks to a server, a [`World`] can stand in for the machine. Only with the
-//! feature `testing`; without it there is no trace of this.
+//! Interface for simulators. Wherever the library reads a clock, waits, starts a thread, draws a
+//! random number or talks to a server, a [`SimWorld`] can replace the machine. Only compiled with
+//! the feature `testing`.
 //!
-//! A thread that has [entered](enter) a world does all of that through it. No lock of the library's
-//! is held meanwhile, so that a world may run many threads of the library on one of its own, one at
-//! a time. `tests/sim.rs` is such a world.
+//! After a thread has [entered](enter) a world, it does all of that through the world, and holds no
+//! lock of the library meanwhile. A world may therefore run many threads of the library on one
+//! thread of its own, one at a time. `tests/sim.rs` is such a world.
 
 use std::{
     cell::RefCell,
@@ -14,72 +14,72 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-/// What stands in for the machine. Moments are nanoseconds on the clock of the calling thread's
-/// process; `u64::MAX` is never.
+/// Replacement for the machine. Times are nanoseconds on the clock of the calling thread's process;
+/// `u64::MAX` is never.
 ///
-/// Connections are known by a number, like descriptors are.
+/// Connections are identified by a number, like file descriptors.
 pub trait SimWorld {
-    /// The moment; above zero, and never before an earlier one.
+    /// The current time; above zero and monotonic.
     fn now(&self) -> u64;
 
-    /// The time of day.
+    /// The wall-clock time.
     fn wall_clock(&self) -> SystemTime;
 
-    /// A number that nobody can guess.
+    /// A random number.
     fn random(&self) -> u128;
 
-    /// Sleeps until `place` is notified or the moment has come. May wake early.
+    /// Sleeps until `place` is notified or `until` is reached. May wake early.
     fn park(&self, place: usize, until: u64);
 
-    /// Wakes one or all of those who sleep at `place`.
+    /// Wakes one thread that sleeps at `place`, or all.
     fn notify(&self, place: usize, all: bool);
 
-    /// Starts a thread, and gives it a number.
+    /// Starts a thread and returns its number.
     ///
     /// # Errors
     ///
-    /// When there is none to be had.
+    /// Fails if no thread can be started.
     fn spawn(&self, name: &str, run: Box<dyn FnOnce() + Send>) -> io::Result<u64>;
 
-    /// Waits for the end of a thread.
+    /// Waits for a thread to end.
     fn join(&self, thread: u64);
 
-    /// Connects; of a socket file, `host` is the path.
+    /// Connects to a server. For a Unix socket, `host` is the path.
     ///
     /// # Errors
     ///
-    /// Those of a connect.
+    /// Those of `connect`.
     fn connect(&self, host: &str, port: u16, deadline: u64) -> io::Result<u64>;
 
-    /// A connection to itself: what is written can be read.
+    /// Creates a connection to itself, from which can be read what is written to it.
     ///
     /// # Errors
     ///
-    /// When there is none to be had.
+    /// Fails if no connection can be created.
     fn loopback(&self) -> io::Result<u64>;
 
-    /// Waits until one of the connections can be read, or has come to its end, or the moment has
-    /// come; says which.
+    /// Waits until a connection is readable or closed, or until `until` is reached. Returns which
+    /// connections are ready.
     fn poll(&self, connections: &[u64], until: u64) -> Vec<bool>;
 
-    /// Takes what has come without waiting; only looks at it if `peek`.
+    /// Reads the available bytes without blocking; leaves them in place if `peek` is set.
     ///
     /// # Errors
     ///
-    /// `WouldBlock` when there is nothing, and those of a broken connection.
+    /// `WouldBlock` if there are none, and those of a broken connection.
     fn read(&self, connection: u64, buffer: &mut [u8], peek: bool) -> io::Result<usize>;
 
-    /// Sends what there is room for without waiting.
+    /// Writes as many bytes as possible without blocking.
     ///
     /// # Errors
     ///
     /// Those of a broken connection.
     fn write(&self, connection: u64, bytes: &[u8]) -> io::Result<usize>;
 
-    /// Ends both directions.
+    /// Shuts down both directions of a connection.
     fn shutdown(&self, connection: u64);
 
-    /// Nobody uses this connection any more.
+    /// Closes a connection that is not used any more.
     fn close(&self, connection: u64);
 }
 
@@ -87,17 +87,18 @@ thread_local! {
     static WORLD: RefCell<Option<Rc<dyn SimWorld>>> = const { RefCell::new(None) };
 }
 
-/// Has the calling thread live in a world; `None` is this one. Returns the world it was in.
+/// Moves the calling thread into a world, or back to the real machine with `None`. Returns the
+/// world it was in.
 pub fn enter(world: Option<Rc<dyn SimWorld>>) -> Option<Rc<dyn SimWorld>> {
     WORLD.with(|current| current.replace(world))
 }
 
-/// The world that the calling thread lives in, if it is not this one.
+/// World of the calling thread; `None` outside a simulation.
 pub(crate) fn world() -> Option<Rc<dyn SimWorld>> {
     WORLD.try_with(|world| world.borrow().clone()).ok().flatten()
 }
 
-/// A connection in a world.
+/// A connection in a simulated world.
 #[derive(Clone)]
 pub(crate) struct SimSocket {
     handle: Arc<SimHandle>,
@@ -127,12 +128,12 @@ impl SimSocket {
         self.read_timeout = timeout;
     }
 
-    /// Reads without waiting.
+    /// Reads without blocking.
     pub(crate) fn try_read(&self, buffer: &mut [u8], peek: bool) -> io::Result<usize> {
         current()?.read(self.handle.0, buffer, peek)
     }
 
-    /// Waits for at most the read timeout.
+    /// Reads, and blocks for at most the read timeout.
     pub(crate) fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let world = current()?;
         let nanos = u64::try_from(self.read_timeout.as_nanos()).unwrap_or(u64::MAX);
@@ -153,11 +154,12 @@ impl SimSocket {
 
 impl fmt::Debug for SimSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Wire({})", self.handle.0)
+        write!(f, "SimSocket({})", self.handle.0)
     }
 }
 
-/// A connection of a world that was taken out of it leads nowhere.
+/// World of the calling thread. A connection that was taken out of its world fails with
+/// `NotConnected`.
 fn current() -> io::Result<Rc<dyn SimWorld>> {
     world().ok_or_else(|| io::ErrorKind::NotConnected.into())
 }

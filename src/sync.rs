@@ -1,5 +1,5 @@
-//! Where threads meet: locks and atomics. With `--cfg loom` those of a checker that tries every
-//! order of events.
+//! Locks and atomics. With `--cfg loom`, those of the model checker loom, which tries every
+//! interleaving.
 
 #[cfg(not(all(test, loom)))]
 pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -11,7 +11,7 @@ pub(crate) use self::checked::{Condvar, Mutex, MutexGuard};
 #[cfg(all(test, loom))]
 pub(crate) use loom::sync::atomic;
 
-/// The checker's locks in the form of the others.
+/// loom's locks with the interface of `parking_lot`.
 #[cfg(all(test, loom))]
 mod checked {
     use std::{
@@ -24,7 +24,7 @@ mod checked {
     #[derive(Debug)]
     pub(crate) struct Mutex<T>(sync::Mutex<T>);
 
-    /// Empty only while its thread sleeps.
+    /// Empty only while the thread waits on a condvar.
     #[derive(Debug)]
     pub(crate) struct MutexGuard<'a, T>(Option<sync::MutexGuard<'a, T>>);
 
@@ -70,7 +70,8 @@ mod checked {
             guard.0 = guard.0.take().and_then(|guard| self.0.wait(guard).ok());
         }
 
-        /// Time does not pass in the checker: who is not woken sleeps for ever, and that is found.
+        /// Ignores the timeout. Time does not pass in loom, so a thread that is not woken sleeps
+        /// for ever, and loom reports a deadlock.
         pub(crate) fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _: Duration) {
             self.wait(guard);
         }

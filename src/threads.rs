@@ -1,4 +1,4 @@
-//! The one place where threads are made.
+//! The only module that starts threads.
 
 use std::{
     io,
@@ -10,7 +10,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 #[cfg(feature = "testing")]
 use crate::sim;
 
-/// A thread that somebody may wait for.
+/// A thread that can be joined.
 #[derive(Debug)]
 pub(crate) enum Thread {
     Real(thread::JoinHandle<()>),
@@ -26,8 +26,9 @@ pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Resu
     with_signals_blocked(|| thread::Builder::new().name(name.into()).spawn(run).map(Thread::Real))
 }
 
-/// Threads that are made meanwhile get no signals: a program that blocks some, to wait for them,
-/// would be ended by one that is delivered to ours. Not those that a thread brings upon itself.
+/// Runs `action` with signals blocked, so that threads started by it do not receive any. A program
+/// may block a signal in order to wait for it, and would be killed if one of our threads received
+/// it. Signals for a thread's own faults are not blocked.
 pub(crate) fn with_signals_blocked<T>(action: impl FnOnce() -> T) -> T {
     let mut signals = SigSet::all();
     let own = [
@@ -39,7 +40,7 @@ pub(crate) fn with_signals_blocked<T>(action: impl FnOnce() -> T) -> T {
         Signal::SIGSYS,
     ];
     own.into_iter().for_each(|signal| signals.remove(signal));
-    // They are blocked here, since a thread that blocked them itself would come too late for some.
+    // Block them here: a thread that blocked them itself could receive one before.
     let before = signals.thread_swap_mask(SigmaskHow::SIG_BLOCK);
     let made = action();
     if let Ok(before) = before {
@@ -48,8 +49,8 @@ pub(crate) fn with_signals_blocked<T>(action: impl FnOnce() -> T) -> T {
     made
 }
 
-/// The caller's thread. None that can be told from others in a simulated world, which runs no code
-/// of users' inside of ours.
+/// Id of the calling thread. `None` in a simulation, where many threads run on one and no user code
+/// is called from ours.
 pub(crate) fn current() -> Option<ThreadId> {
     #[cfg(feature = "testing")]
     if sim::world().is_some() {
@@ -58,13 +59,13 @@ pub(crate) fn current() -> Option<ThreadId> {
     Some(thread::current().id())
 }
 
-/// Whether the caller is on this thread.
+/// Whether the caller runs on this thread.
 pub(crate) fn is_current(id: Option<ThreadId>) -> bool {
     id.is_some_and(|id| thread::current().id() == id)
 }
 
 impl Thread {
-    /// Tells it from others, by `is_current`. A simulated one runs no code of users'.
+    /// Id for [`is_current`]. `None` for a simulated thread, which calls no user code.
     pub(crate) fn id(&self) -> Option<ThreadId> {
         match self {
             Thread::Real(thread) => Some(thread.thread().id()),
@@ -73,7 +74,7 @@ impl Thread {
         }
     }
 
-    /// Waits for its end. Threads of ours catch their panics; there is nothing to hear from them.
+    /// Waits for the thread to end. The result is ignored, because our threads catch panics.
     pub(crate) fn join(self) {
         match self {
             Thread::Real(thread) => drop(thread.join()),

@@ -27,14 +27,14 @@ mod scripts;
 mod store;
 #[path = "sim/story.rs"]
 mod story;
-#[path = "it/support/mod.rs"]
-mod support;
 #[path = "sim/teeth.rs"]
 mod teeth;
 #[path = "sim/user.rs"]
 mod user;
 #[path = "sim/world.rs"]
 mod world;
+
+use distlock_test_support as support;
 
 use std::{
     collections::BTreeMap,

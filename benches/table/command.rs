@@ -1,6 +1,8 @@
 //! What `distlock run` costs a command, over running it bare.
 
 use std::{
+    env,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
 };
@@ -12,15 +14,12 @@ use crate::{
     support::RedisServer,
 };
 
-/// There only when the command is built too, with `--features cli`.
-const PROGRAM: Option<&str> = option_env!("CARGO_BIN_EXE_distlock");
-
 pub(crate) fn row(scale: Scale) -> Result<Vec<Line>> {
-    let Some(program) = PROGRAM else { return Ok(Vec::new()) };
+    let Some(program) = program()? else { return Ok(Vec::new()) };
     let server = RedisServer::start();
     let url = server.url();
     let bare = || time(&mut Command::new("true"));
-    let ours = || time(Command::new(program).args(["run", "bench", "--", "true"]).env("DISTLOCK_URL", &url));
+    let ours = || time(Command::new(&program).args(["run", "bench", "--", "true"]).env("DISTLOCK_URL", &url));
     let (mut alone, mut locked, mut more) = (Times::new(), Times::new(), Times::new());
     bare()?;
     ours()?;
@@ -41,6 +40,14 @@ pub(crate) fn row(scale: Scale) -> Result<Vec<Line>> {
         Line::new("  the same, p99", micros(more.p99())),
         Line::new("  altogether, p50", micros(locked.p50())).beside(micros(alone.p50()), "true"),
     ])
+}
+
+/// The command, where cargo puts it when it builds the package `distlock-cli` with this profile.
+fn program() -> Result<Option<PathBuf>> {
+    let this = env::current_exe()?;
+    let folder = this.parent().and_then(Path::parent).ok_or("a benchmark is in target/<profile>/deps")?;
+    let program = folder.join("distlock");
+    Ok(program.is_file().then_some(program))
 }
 
 fn time(command: &mut Command) -> Result<Duration> {

@@ -1,8 +1,8 @@
-//! One acquisition under way: how to ask next, and how long to wait before that.
+//! `Attempt`: one acquisition in progress. Decides how to ask next, and how long to wait first.
 //!
-//! With several nodes the line is on one of them. Whoever stands at its head has the lock on that
-//! node, and asks all of them; the others wait. So contenders do not split the votes for long, and
-//! only one of them asks.
+//! With several nodes the queue is on one of them, the queue node. The waiter at the head of the
+//! queue holds the lock on that node, and only the head asks all nodes; the others wait. Contenders
+//! therefore do not split the votes for long.
 
 use std::time::Duration;
 
@@ -32,59 +32,61 @@ use crate::{
     token::FencingToken,
 };
 
-/// So often a caller who does not want to wait asks again when the votes were split, and nobody got
-/// the lock.
+/// Maximum number of rounds that a caller whose wait deadline has passed may lose to split votes
+/// and still ask again. Otherwise `try_lock` calls that start together could all fail, although no
+/// contender got the lock.
 const SPLIT_VOTE_RETRIES_MAX: u32 = 5;
-/// So often nodes are asked to agree on a token before that counts as a failure.
+/// Maximum number of rounds in which nodes are asked to agree on a fencing token before that counts
+/// as a failure.
 const TOKEN_ROUNDS_MAX: u32 = 5;
 
 pub(super) struct Attempt<'a> {
     pub(super) ctx: &'a Acquirer,
     pub(super) claim: &'a Claim,
     pub(super) started: Moment,
-    /// The end of the caller's patience.
+    /// End of the time that the caller is willing to wait for the lock.
     pub(super) wait_deadline: Moment,
     pub(super) wait_handle: Option<WaitHandle>,
-    /// The node on which to stand in line.
+    /// Node on which this attempt queues.
     pub(super) queue_node: usize,
-    /// A request to join the line has been sent since it was last on another node.
+    /// A request to join the queue has been sent since `queue_node` last changed.
     pub(super) queue_requested: bool,
-    /// The nodes in whose line we may stand; also one that went away and has not confirmed that we
-    /// have left it.
+    /// Nodes on which we may have a queue entry. Includes a former queue node that has not
+    /// confirmed the removal of our entry.
     pub(super) queued_on: NodeSet,
-    /// It said so when it was last asked.
+    /// The queue node reported our queue entry in the last round.
     queue_confirmed: bool,
-    /// The lock is ours on that node, and we have to win the others.
+    /// We hold the lock on the queue node, and must now win the others.
     pub(super) is_head: bool,
-    /// The votes are there, but have come so slowly that the node with the line, which keeps the
-    /// lock for the claim window, is to keep it for longer.
+    /// We had a quorum, but replies were slow. Ask the queue node for the full TTL, instead of the
+    /// claim window, before returning the lock.
     pub(super) needs_full_lease: bool,
-    /// Where our id may be: as the holder's, or in the line.
+    /// Nodes that may know our id, as the holder or in the queue.
     pub(super) may_hold: NodeSet,
-    /// Nodes where it has to be taken back before anything else, since the line has moved.
+    /// Nodes on which our claim must be released before the next request, for example because the
+    /// queue node changed.
     pub(super) to_release: NodeSet,
     pub(super) pending_releases: Vec<PendingRelease>,
-    /// Until when a request whose answer was lost may still be carried out.
+    /// Latest time at which a request whose reply was lost can still take effect.
     pub(super) broken_until: Moment,
-    /// The nodes that had not answered when the last ask was decided, and until when they may
-    /// carry it out.
+    /// Nodes that had not replied when the last round was decided, and the time until which they
+    /// may still execute its request.
     pub(super) unanswered: (NodeSet, Moment),
-    /// What token a quorum is to store, once they have given different ones.
+    /// Token that a quorum must store, once nodes have returned different ones.
     pub(super) token_min: Option<u64>,
     token_rounds: u32,
-    /// Votes lost so far.
+    /// Rounds lost to other contenders so far.
     lost_rounds: u32,
-    /// Nothing but failures has come back since the last answer.
+    /// Current run of failures; `None` once a round has had a usable result.
     pub(super) retry: Option<RetryState>,
     pub(super) holder: Option<Holder>,
-    /// Somebody was seen to stand in the way.
+    /// Another holder was reported at least once.
     pub(super) contended: bool,
-    /// The server's time when it last told us that we were in line: whatever it granted before is
-    /// void.
+    /// Server time of the last reply that reported us as queued. Earlier grants are void.
     queued_at_us: u64,
 }
 
-/// What to do next.
+/// What to do after a round.
 enum NextStep {
     Granted(Grant),
     AskAgain,
@@ -123,7 +125,8 @@ impl<'a> Attempt<'a> {
 
     pub(super) fn run(&mut self) -> Result<Grant, LockError> {
         if self.wait_deadline > self.started && self.ctx.listener.is_subscribed() {
-            // Where waiting is usual, the first ask takes a place in line, if the lock is not free.
+            // The subscription is up, so the first request can already join the queue if the lock
+            // is taken.
             self.ensure_wait_handle();
         }
         loop {
@@ -165,8 +168,8 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Whether all nodes are asked, or only the one with the line: as long as others stand before
-    /// us there, the rest would say nothing new, but that a node that everybody prefers is
+    /// Whether to ask all nodes or only the queue node. While others are ahead of us in the queue,
+    /// the other nodes have nothing new to report, except that a node which all clients prefer is
     /// back.
     fn should_ask_all(&self, mode: AcquireMode) -> bool {
         let expects_contention =
@@ -180,7 +183,7 @@ impl<'a> Attempt<'a> {
             || self.ctx.redlock.may_have_recovered(self.queue_node)
     }
 
-    /// Whether others stood in the way.
+    /// Whether other contenders were in the way.
     pub(super) fn has_lost_rounds(&self) -> bool {
         self.lost_rounds > 0
     }
@@ -189,8 +192,8 @@ impl<'a> Attempt<'a> {
         self.ctx.redlock.len() > 1
     }
 
-    /// How to ask now. Waiting needs a line: a waiter that cannot be told of its grant is passed
-    /// over.
+    /// Chooses how to ask now. Queueing needs a subscription, because the server skips a waiter
+    /// that it cannot notify.
     fn choose_mode(&self) -> AcquireMode {
         if clock::now() >= self.wait_deadline {
             if self.queued_on.contains(self.queue_node) {
@@ -201,7 +204,8 @@ impl<'a> Attempt<'a> {
         } else if !self.ctx.listener.is_subscribed() {
             AcquireMode::Try
         } else if self.queue_requested || self.queued_on.contains(self.queue_node) {
-            // Also where we stood before the line moved: a second place would be left behind.
+            // Also if we queued here before the queue moved away: `Enqueue` would add a second
+            // entry, which would be left behind.
             AcquireMode::Poll
         } else if self.wait_handle.is_some() {
             AcquireMode::Enqueue
@@ -210,7 +214,8 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// The line may have moved to another node; what we have on the former one goes back.
+    /// Follows the queue if it moved to another node, and marks what we hold on the former one for
+    /// release.
     fn switch_queue_node(&mut self) {
         if !self.has_several_nodes() {
             return;
@@ -228,8 +233,8 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// A quorum keeps the lock for us. It is ours if it does so for long enough, and under one
-    /// token.
+    /// Handles a quorum of grants. The lock is ours if the quorum keeps it for long enough and
+    /// agrees on one token.
     fn on_quorum(&mut self, responses: &AcquireResponses) -> Result<NextStep, LockError> {
         let nodes = self.ctx.redlock.len();
         let claim_window_only =
@@ -255,7 +260,8 @@ impl<'a> Attempt<'a> {
                 _ => {}
             }
         }
-        // A release that is still on its way there would take away what a renewal finds.
+        // A release that is still in flight to a node could take away what a later renewal finds
+        // there.
         self.pending_releases.iter().for_each(|release| deadlines.exclude(release.node));
         let now = clock::now();
         let left =
@@ -265,8 +271,8 @@ impl<'a> Attempt<'a> {
             return Ok(NextStep::AskAgain);
         }
         if left.is_zero() {
-            // The answers took longer than the lease. Asking again makes it whole, if it is still
-            // ours.
+            // The replies took longer than the lease. Asking again restores the full lease if the
+            // lock is still ours.
             return self
                 .on_failure(AskError::Node(NodeError::outcome_unknown(NodeErrorKind::TimedOut)))
                 .map(NextStep::WaitUntil);
@@ -293,8 +299,8 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Others keep us from a quorum. `stood` says whether we have stood in this line since it was
-    /// last moved.
+    /// Handles a round that was lost to others. `queue_requested_before` says whether we had asked
+    /// to join this queue before the round.
     fn on_rejected(
         &mut self,
         mode: AcquireMode,
@@ -337,11 +343,12 @@ impl<'a> Attempt<'a> {
             if let (true, true, Some(wait_handle)) =
                 (queue_requested_before, newly_queued, &self.wait_handle)
             {
-                // The server has lost the line, and with it the places of our neighbours.
+                // The server lost the queue, and with it the entries of the other waiters in this
+                // process.
                 wait_handle.wake_same_lock();
             }
             if let (true, Some(wait_handle)) = (no_subscriber, &self.wait_handle) {
-                // We would be passed over.
+                // A grant would skip us, because the server has no subscriber on our channel.
                 let sent_at = responses.sent_at(self.queue_node).unwrap_or(self.started);
                 let resubscribed = wait_handle.invalidate_subscription(self.queue_node, sent_at)
                     && wait_handle.ensure_subscribed(self.wait_deadline);
@@ -356,7 +363,7 @@ impl<'a> Attempt<'a> {
             return Ok(NextStep::WaitUntil(observation.next_poll(self.jitter_seed())));
         }
         let pause = vote_backoff(self.lost_rounds, responses.is_split(), self.jitter_seed());
-        // The head must be back before the node with the line takes it for dead.
+        // The head must ask again before its claim window on the queue node ends.
         let pause = now.saturating_add(if self.is_head {
             pause.min(self.claim_window() / 3)
         } else {
@@ -373,7 +380,7 @@ impl<'a> Attempt<'a> {
             if mode == AcquireMode::Leave && replied
                 || !(self.queued_on.contains(self.queue_node) || self.is_head)
             {
-                // Left the line, or never was in it.
+                // We left the queue, or were never in it.
                 self.may_hold = self.may_hold.difference(NodeSet::single(self.queue_node));
                 self.queued_on = self.queued_on.difference(NodeSet::single(self.queue_node));
             }
@@ -382,7 +389,7 @@ impl<'a> Attempt<'a> {
         if self.is_head || responses.is_split() {
             return Ok(NextStep::WaitUntil(pause));
         }
-        // There is no line where the key is of another type.
+        // There is no queue if the key holds another type.
         let has_queue = reply.is_some_and(|reply| !matches!(reply, AcquireReply::WrongType));
         if self.prepare_to_wait() && has_queue {
             return Ok(NextStep::AskAgain);
@@ -390,12 +397,13 @@ impl<'a> Attempt<'a> {
         Ok(NextStep::WaitUntil(now.saturating_add(unsubscribed_poll_interval(self.jitter_seed()))))
     }
 
-    /// The last moment for the call: the caller's patience, and one operation timeout.
+    /// Latest time at which the call returns: the wait deadline plus one operation timeout.
     pub(super) fn call_deadline(&self) -> Moment {
         self.wait_deadline.saturating_add(self.ctx.redlock.operation_timeout())
     }
 
-    /// Gets the calling thread a ticket and the line up; false when there is none to be had now.
+    /// Gets a wait handle and a subscription for the calling thread. Returns false if there can be
+    /// no subscription now.
     fn prepare_to_wait(&mut self) -> bool {
         let limit = self.wait_deadline;
         self.ensure_wait_handle().ensure_subscribed(limit)
@@ -406,34 +414,36 @@ impl<'a> Attempt<'a> {
         ticket.get_or_insert_with(|| on.listener.register(claim.key.lock_key(), claim.id.as_str()))
     }
 
-    /// Sleeps until it is time to ask again, or the lock is handed over.
+    /// Sleeps until it is time to ask again, or until the lock is granted.
     fn wait(&mut self, mut until: Moment) -> Result<Option<Grant>, LockError> {
         let (limit, hard_limit) = (self.wait_deadline, self.call_deadline());
-        // Who is not in line on one of several nodes has to get there itself.
+        // With several nodes, a waiter that is not queued must ask again itself in order to queue.
         let polls_itself = self.retry.is_some()
             || self.is_head
             || (self.has_several_nodes() && !self.queue_confirmed);
-        // Waiting for a server to come back takes a ticket too: shutting down must wake us.
         for release in &self.pending_releases {
             until = until.min(release.expires_at);
         }
         let polls_itself = polls_itself || !self.pending_releases.is_empty();
+        // Even a wait for a server to come back needs a handle, because a shutdown must wake it.
         let wait_handle = self.ensure_wait_handle();
         loop {
-            // Past the limit, asking goes on until the hard limit.
+            // After the wait deadline, rounds continue until the call deadline.
             let bound = if clock::now() < limit { limit } else { hard_limit };
             match wait_handle.wait(until.min(bound)) {
                 Wake::Granted(notice) => {
                     let grant = self.accept_grant(notice);
                     if let (None, Some(wait_handle)) = (&grant, &self.wait_handle) {
-                        // It is off to ask instead of leaving, so somebody else has to listen.
+                        // This thread asks now, and keeps its handle. Another one must read the
+                        // subscription.
                         wait_handle.promote_follower();
                     }
                     return Ok(grant);
                 }
                 Wake::Recheck => return Ok(None),
                 Wake::Closed => return Err(LockError::Shutdown),
-                // One thread looks for all that wait here; the others only keep time.
+                // One thread polls for all waiters of this lock in the process. The others only
+                // check regularly whether they have become the first.
                 Wake::Timeout
                     if clock::now() < limit
                         && !polls_itself
@@ -446,15 +456,16 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Whether a handover is worth something by itself. A stale one is not: asking again finds out
-    /// where we are. One over a long way is not either: asking again makes it whole. That of
-    /// one node among several makes us the head of the line, who asks all.
+    /// Returns the lock if a grant message is enough to hold it. A stale message is not: asking
+    /// again shows where we stand. Nor is one from a distant server: asking again brings the full
+    /// lease. With several nodes, a grant only makes us the head of the queue, which then asks all
+    /// nodes.
     fn accept_grant(&mut self, notice: GrantNotice) -> Option<Grant> {
         if self.has_several_nodes() {
             self.is_head = true;
             return None;
         }
-        // Nobody else may say for how long: our entry in the line did.
+        // Our queue entry set the duration, so a longer one in the message is not trusted.
         let granted_for =
             Duration::from_millis(notice.px_ms).min(self.claim.ttl).min(self.ctx.claim_window);
         let now = clock::now();
@@ -463,7 +474,7 @@ impl<'a> Attempt<'a> {
         if notice.granted_at_us < self.queued_at_us
             || deadline.duration_since(now) < granted_for / 4
         {
-            log_safely!(debug, "a grant of {:?} came too late to be used", self.claim.key);
+            log_safely!(debug, "a grant of {:?} arrived too late to be used", self.claim.key);
             return None;
         }
         if needs_immediate_confirmation(deadline.duration_since(now), reading.round_trip()) {
@@ -535,13 +546,13 @@ impl<'a> Attempt<'a> {
         (!nodes.is_empty()).then_some(Residue { queue_entry, in_flight_until, nodes })
     }
 
-    /// Until when something that was asked, and has not been answered, may be carried out.
+    /// Latest time at which a request that has not been answered can still take effect.
     pub(super) fn in_flight_until(&self) -> Moment {
         let (unanswered, until) = self.unanswered;
         if unanswered.is_empty() { self.broken_until } else { self.broken_until.max(until) }
     }
 
-    /// For how long it may keep the lock from others without having it.
+    /// How long an unconfirmed claim may keep the lock from others.
     pub(super) fn claim_window(&self) -> Duration {
         self.ctx.claim_window_for(self.claim)
     }

@@ -1,37 +1,37 @@
-//! When a waiter looks again by itself. Pure.
+//! When a waiter polls the server. Pure.
 //!
-//! A release hands the lock over without any of this. Looking is for what comes without a message:
-//! a holder that died, a key that somebody deleted, a client that releases without handing over, a
-//! place in the line that was lost.
+//! A release hands the lock over without polling. Polling covers what comes without a message: a
+//! holder that died, a key that was deleted, a client that releases without handing over, a lost
+//! queue entry.
 
 use std::time::Duration;
 
 use crate::{clock::Moment, holder::Holder};
 
-/// How soon the head of the line looks again although nothing points to it; others the later, the
-/// further back.
+/// Polling interval at the head of the queue. Further back it grows with the position.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// The same behind a holder that is not of this library, and will hand over to nobody.
+/// The same if the holder does not use this library, and so will not hand the lock over.
 const POLL_INTERVAL_FOREIGN: Duration = Duration::from_millis(50);
-/// The head looks this soon after the holder's key must have expired, each further one a step
-/// later.
+/// Time from the expiry of the holder's key to the poll of the head. Each further position adds
+/// `EXPIRY_POLL_STEP`.
 const EXPIRY_POLL_DELAY: Duration = Duration::from_millis(5);
 const EXPIRY_POLL_STEP: Duration = Duration::from_millis(25);
-/// No pause is longer: it bounds how far two clocks drift apart between readings, and keeps the
+/// Maximum polling interval. Bounds how far two clocks drift apart between samples, and keeps the
 /// queue from expiring.
 pub(crate) const POLL_INTERVAL_MAX: Duration = Duration::from_secs(10);
-/// Pause before an ask that failed is repeated; doubled with each failure.
+/// Pause after a failed request. Doubles with each failure, up to `RETRY_PAUSE_MAX`.
 const RETRY_PAUSE_MIN: Duration = Duration::from_millis(10);
 pub(crate) const RETRY_PAUSE_MAX: Duration = Duration::from_millis(500);
-/// The same before votes are asked for again.
+/// Pause after a lost round. Doubles with each, up to `SPLIT_VOTE_PAUSE_MAX` after a split vote,
+/// and otherwise up to `RETRY_PAUSE_MAX`.
 const VOTE_PAUSE_MIN: Duration = Duration::from_micros(250);
 const SPLIT_VOTE_PAUSE_MAX: Duration = Duration::from_millis(64);
-/// How long to wait until what a lost vote had won has been given back: as long as the vote took, a
-/// few times over.
+/// Bounds of the wait until nodes have released what a lost round had won. In between, the wait is
+/// four times what the round took.
 const RELEASE_WAIT_MIN: Duration = Duration::from_millis(100);
 const RELEASE_WAIT_MAX: Duration = Duration::from_millis(500);
 
-/// What a waiter saw when it last looked.
+/// What a waiter saw when it last asked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Observation {
     seen_at: Moment,
@@ -50,7 +50,8 @@ impl Observation {
         }
     }
 
-    /// When to look again. `dice` is any number; it spreads waiters that would look at once.
+    /// Returns when to poll next. `jitter_seed` is any number; it spreads waiters that would poll
+    /// at the same time.
     pub(crate) fn next_poll(&self, jitter_seed: u64) -> Moment {
         let position = u32::try_from(self.position).unwrap_or(u32::MAX);
         let interval = if self.is_foreign { POLL_INTERVAL_FOREIGN } else { POLL_INTERVAL };
@@ -65,54 +66,53 @@ impl Observation {
     }
 }
 
-/// The pause after `failures` failures in a row.
+/// Pause after `failures` failures in a row.
 pub(crate) fn retry_backoff(failures: u32, pause_max: Duration, jitter_seed: u64) -> Duration {
     add_jitter(RETRY_PAUSE_MIN.saturating_mul(1 << failures.min(10)).min(pause_max), jitter_seed)
 }
 
-/// The pause before votes are asked for again, after they were lost `losses` times in a row. Half
-/// of it is chance, so that those who took them from each other do not meet again. Where nobody has
-/// a quorum the next one may have it soon.
+/// Pause before the next round, after `lost_rounds` lost ones. Half of it is random, so that
+/// contenders that took votes from each other do not collide again. After a split vote it is
+/// shorter, because nobody has a quorum and the next round may win one.
 pub(crate) fn vote_backoff(lost_rounds: u32, split: bool, jitter_seed: u64) -> Duration {
     let pause_max = if split { SPLIT_VOTE_PAUSE_MAX } else { RETRY_PAUSE_MAX };
     let pause = VOTE_PAUSE_MIN.saturating_mul(1 << lost_rounds.clamp(1, 11)).min(pause_max);
     pause / 2 + pause / 2000 * u32::try_from(splitmix64(jitter_seed) % 1000).unwrap_or(0)
 }
 
-/// The pause between tries of a waiter that cannot be told of a grant, because it has no
-/// subscription.
+/// Polling interval of a waiter without a subscription, which cannot receive a grant message.
 pub(crate) fn unsubscribed_poll_interval(jitter_seed: u64) -> Duration {
     add_jitter(Duration::from_millis(100), jitter_seed)
 }
 
-/// Until when to wait for nodes to confirm what is given back to them at `now`, after an ask that
-/// began at `asked`. Never longer than the call may take: what is not confirmed then is seen to in
+/// Time until which to wait for nodes to confirm a release sent at `now`, after a round that began
+/// at `asked_at`. Never later than `call_deadline`: what is not confirmed by then is cleaned up in
 /// the background.
 pub(crate) fn release_wait_until(asked_at: Moment, now: Moment, call_deadline: Moment) -> Moment {
     now.saturating_add((now.duration_since(asked_at) * 4).clamp(RELEASE_WAIT_MIN, RELEASE_WAIT_MAX))
         .min(call_deadline)
 }
 
-/// How much of the time that is left the next node gets to let us subscribe, of so many, when some
-/// were tried in vain. The first is the one that all clients prefer, and may be far away; but one
-/// that does not answer must leave time to the others.
+/// Share of the remaining time that the next node gets to accept a subscription, after `tried` of
+/// `nodes` have failed. The first node is the one that all clients prefer. It may be far away, so
+/// it gets half; but if it does not answer, it must leave time for the others.
 pub(crate) fn subscribe_budget(left: Duration, tried: usize, nodes: usize) -> Duration {
     let shares = if tried == 0 { nodes.min(2) } else { nodes.saturating_sub(tried).max(1) };
     left / u32::try_from(shares).unwrap_or(u32::MAX)
 }
 
-/// How often a waiter behind another one of its process makes sure that there is still one in
-/// front.
+/// How often a waiter behind another one of its process checks that there is still one ahead.
 pub(crate) fn follower_interval(jitter_seed: u64) -> Duration {
     add_jitter(Duration::from_secs(1), jitter_seed)
 }
 
-/// Up to a tenth longer, never shorter: an expiry must not be looked for before it.
+/// Makes a pause up to a tenth longer, never shorter: a poll must not come before the expiry that
+/// it waits for.
 fn add_jitter(pause: Duration, jitter_seed: u64) -> Duration {
     pause.saturating_add(pause / 1000 * u32::try_from(splitmix64(jitter_seed) % 100).unwrap_or(0))
 }
 
-/// Neighbouring numbers become unrelated ones (the finisher of splitmix64).
+/// One step of splitmix64, which turns neighbouring seeds into unrelated numbers.
 fn splitmix64(seed: u64) -> u64 {
     let mut x = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(shares(2), [12, 12]);
         assert_eq!(shares(3), [12, 6, 6]);
         assert_eq!(shares(5), [12, 3, 3, 3, 3]);
-        // Who was refused at once leaves its time to the next.
+        // A node that refuses at once leaves its time to the next.
         assert_eq!(subscribe_budget(Duration::from_secs(24), 2, 3), Duration::from_secs(24));
     }
 
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(
             release_wait_until(START, at(900), at(800)),
             at(800),
-            "the request is sent all the same"
+            "the request must still be sent"
         );
     }
 
@@ -192,13 +192,13 @@ mod tests {
 
     #[test]
     fn five_hundred_waiters_poll_below_seventy_a_second() {
-        // As if each stood for itself; in one process only the front one asks.
+        // As if each waiter had a process of its own; within one process only the first polls.
         let rate: f64 = (0..500)
             .map(|position| {
                 1.0 / pause(observation(30_000, position, false), position).as_secs_f64()
             })
             .sum();
-        assert!(rate < 70.0, "{rate} looks a second");
+        assert!(rate < 70.0, "{rate} polls a second");
     }
 
     /// The shortest and the longest of many pauses.
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn splitmix64_matches_published_values() {
-        // Published with the algorithm: the first numbers from two seeds.
+        // The first outputs for two seeds, as published with the algorithm.
         assert_eq!(splitmix64(0), 0xe220_a839_7b1d_cdaf);
         assert_eq!(splitmix64(1_234_567), 6_457_827_717_110_365_317);
     }

@@ -1,12 +1,11 @@
-//! `Crowd`: for which locks others stood in the way last time. A guess, which costs a round trip
-//! when it is wrong.
+//! `Crowd`: remembers which locks were contended the last time. A wrong guess costs one round trip.
 
 use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
     sync::atomic::{AtomicU64, Ordering},
 };
 
-/// Two locks that share a slot forget each other.
+/// Number of locks remembered. Two locks that share a slot overwrite each other.
 const SLOTS: usize = 256;
 
 #[derive(Debug)]
@@ -34,11 +33,10 @@ impl Crowd {
     }
 
     fn slot(&self, lock: &str) -> (&AtomicU64, u64) {
-        // Hashes without a secret: whoever makes names share a slot costs somebody a round trip,
-        // and no more.
+        // An unkeyed hash is enough: names chosen to collide cost one round trip, and no more.
         let mut hasher = DefaultHasher::new();
         lock.hash(&mut hasher);
-        // Zero stands for an empty slot.
+        // Zero marks an empty slot.
         let hash = hasher.finish() | 1;
         (&self.slots[(hash >> 1) as usize % SLOTS], hash)
     }

@@ -1,12 +1,12 @@
-//! `Listener`: the subscription on which grants come. Of the threads that wait, one listens for
-//! all: it reads the socket, keeps its own grant and brings the others theirs. So a grant takes no
-//! detour over another thread on its way to the one that waits for it, and a manager for which
-//! nobody waits has nothing running.
+//! `GrantListener`: the subscription on which grant messages arrive, read by the leader/followers
+//! pattern. One of the waiting threads is the leader. It reads the socket, keeps its own grant, and
+//! hands the other grants to the followers. A grant therefore needs no detour over another thread
+//! on its way to its waiter, and a manager without waiters runs no thread for this.
 //!
-//! *Invariant*: while the line is up and somebody sleeps, somebody listens, or is on the way to. A
-//! thread that is about to sleep says so first and then looks whether the line is free; one that
-//! stops listening frees the line first and then looks for a sleeper to call. Whichever comes
-//! second sees the other.
+//! *Invariant*: while the subscription is up and a thread sleeps, another one reads the
+//! subscription or is about to. A thread that is about to sleep announces it first, and then checks
+//! whether the subscription is idle. A leader that stops returns the subscription first, and then
+//! looks for a sleeping thread to promote. Whichever comes second sees the other.
 
 use std::{sync::Arc, thread::ThreadId, time::Duration};
 
@@ -26,7 +26,7 @@ use crate::{
     threads,
 };
 
-/// A line that was up for this long was a good one.
+/// Minimum lifetime of a subscription that counts as healthy.
 const HEALTHY_LIFETIME_MIN: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub(crate) struct GrantListener {
     redlock: Arc<Redlock>,
     channel: String,
     pub(super) registry: WaitRegistry,
-    /// Guards who has the line.
+    /// The subscription, and which thread has it.
     state: Mutex<SubscriptionState>,
     changed: Condvar,
 }
@@ -42,15 +42,15 @@ pub(crate) struct GrantListener {
 #[derive(Debug)]
 struct SubscriptionState {
     subscribed: Subscribed,
-    /// The node it leads to, and since when.
+    /// Node that the subscription leads to; `opened_at` says since when.
     node: usize,
     opened_at: Moment,
-    /// Cuts the line of whoever listens.
+    /// Closes the subscription under the thread that reads it.
     cancel_handle: Option<CancelHandle>,
-    /// Attempts to open the line that failed in a row, and when the next one may be made.
+    /// Consecutive failures to subscribe, and the earliest time of the next attempt.
     failures: u32,
     retry_at: Moment,
-    /// Somebody was told that no grant is heard.
+    /// The outage of the subscription has been logged.
     outage_logged: bool,
     closed: bool,
 }
@@ -58,11 +58,11 @@ struct SubscriptionState {
 #[derive(Debug)]
 enum Subscribed {
     No,
-    /// This thread is opening it.
+    /// This thread is subscribing.
     Connecting(Option<ThreadId>),
-    /// Up, and nobody listens.
+    /// Up, but no thread reads it.
     Idle(Box<Subscription>),
-    /// A thread listens.
+    /// A thread reads it.
     Reading,
 }
 
@@ -91,23 +91,24 @@ impl GrantListener {
         &self.channel
     }
 
-    /// A place to wait in. A thread has to have one before it asks the server for a place in line.
+    /// Registers the calling thread as a waiter. The thread must do so before it asks the server
+    /// for a queue entry; otherwise its grant could arrive while it is unknown here.
     pub(crate) fn register(self: &Arc<GrantListener>, lock: &str, id: &str) -> WaitHandle {
         WaitHandle::new(self.clone(), lock, id)
     }
 
-    /// Whether a grant would be heard.
+    /// Whether a grant message would be received.
     pub(crate) fn is_subscribed(&self) -> bool {
         matches!(self.state.lock().subscribed, Subscribed::Idle(_) | Subscribed::Reading)
     }
 
-    /// The node on which to wait in line, while a grant from it would be heard.
+    /// Node to queue on, as long as a grant message from it would be received.
     pub(crate) fn queue_node(&self) -> Option<usize> {
         let state = self.state.lock();
         matches!(state.subscribed, Subscribed::Idle(_) | Subscribed::Reading).then_some(state.node)
     }
 
-    /// Wakes all waiters for good.
+    /// Wakes all waiters, because the manager is shutting down, and closes the subscription.
     pub(crate) fn close(&self) {
         self.registry.close();
         let (cancel_handle, idle) = {
@@ -124,17 +125,18 @@ impl GrantListener {
         drop(idle);
     }
 
-    /// Opens the line if it is down; false when it cannot be opened now. Blocks until `until` at
-    /// the latest.
+    /// Subscribes if there is no subscription. Returns false if that is not possible now. Blocks
+    /// until `until` at the latest.
     pub(super) fn ensure_subscribed(&self, until: Moment, opener: &WaitSlot) -> bool {
-        // Whoever opens it has no longer than that, but for a logger, which is code of users' and
-        // may take its time.
+        // Another thread that subscribes takes no longer than this, except in a user's logger,
+        // which may block.
         let opened_by = until.min(clock::now().saturating_add(self.redlock.operation_timeout()));
         let mut state = self.state.lock();
         loop {
             match &state.subscribed {
                 Subscribed::Reading => return true,
-                // A logger that is called meanwhile, and wants a lock, would wait for itself.
+                // A user's logger that takes a lock while this thread subscribes would wait for its
+                // own thread.
                 Subscribed::Connecting(by) if threads::is_current(*by) => return false,
                 Subscribed::Connecting(_) if state.closed || clock::now() >= opened_by => {
                     return false;
@@ -151,7 +153,7 @@ impl GrantListener {
             && subscription.is_open()
         {
             self.return_subscription(Some(subscription));
-            // Somebody may have fallen asleep meanwhile, who would have taken it.
+            // A thread that would have taken the subscription may have gone to sleep meanwhile.
             self.promote_follower();
             return true;
         }
@@ -161,7 +163,7 @@ impl GrantListener {
         self.on_subscribe_result(opened, short_budget, opener)
     }
 
-    /// Subscribes on the first node where that works; those that failed of late come last.
+    /// Subscribes on the first node where that works. Nodes that failed recently come last.
     fn subscribe_to_any(
         &self,
         deadline: Moment,
@@ -173,7 +175,7 @@ impl GrantListener {
         for (tried, node) in nodes.iter().enumerate() {
             let now = clock::now();
             let budget = subscribe_budget(deadline.duration_since(now), tried, nodes.len());
-            // It may be well, and too far away for so short a time.
+            // A healthy node may be too far away for so short a time.
             let short_budget = short_budget || budget < self.redlock.operation_timeout() / 3;
             let until = now.saturating_add(budget);
             match Subscription::open(*node, self.redlock.node(*node), &self.channel, until) {
@@ -208,7 +210,7 @@ impl GrantListener {
                 state.subscribed = Subscribed::Idle(Box::new(subscription));
                 state.cancel_handle = Some(cancel_handle);
                 drop(state);
-                // Whoever waited through a gap may have been passed over in it.
+                // A waiter may have been skipped while there was no subscription.
                 self.registry.wake_others(opener);
                 true
             }
@@ -226,7 +228,7 @@ impl GrantListener {
                     let (server, reason) = (self.redlock.label(), failure.kind);
                     log_safely!(
                         warn,
-                        "cannot hear of grants from {server}: {reason}; waiters look by themselves"
+                        "could not subscribe to grants at {server}: {reason}; waiters poll instead"
                     );
                 }
                 false
@@ -236,7 +238,7 @@ impl GrantListener {
         is_subscribed
     }
 
-    /// Takes the line if it is free.
+    /// Takes the subscription if it is idle.
     pub(super) fn take_subscription(&self) -> Option<Box<Subscription>> {
         let mut state = self.state.lock();
         match std::mem::replace(&mut state.subscribed, Subscribed::Reading) {
@@ -252,7 +254,7 @@ impl GrantListener {
         matches!(self.state.lock().subscribed, Subscribed::Idle(_))
     }
 
-    /// Gives the line back, whole or not at all.
+    /// Puts the subscription back for the next thread; `None` means that it was closed.
     fn return_subscription(&self, subscription: Option<Box<Subscription>>) {
         let now = clock::now();
         let mut state = self.state.lock();
@@ -274,12 +276,12 @@ impl GrantListener {
         drop(unused);
         clock::wake_all(&self.changed);
         if let Some(node) = recovered_node {
-            log_safely!(info, "hears of grants from {} again", self.redlock.node(node).label());
+            log_safely!(info, "receiving grants from {} again", self.redlock.node(node).label());
         }
     }
 
-    /// A line that did not last counts as one that could not be opened, lest it be opened in a
-    /// tight loop.
+    /// Notes how long a closed subscription lasted. One that broke early counts as a failed
+    /// attempt; otherwise subscribing could become a tight loop.
     fn record_lifetime(&self, opened_at: Moment) {
         let now = clock::now();
         let mut state = self.state.lock();
@@ -290,9 +292,10 @@ impl GrantListener {
         }
     }
 
-    /// The node on which a waiter stands says that nobody listened there when it was asked at
-    /// `asked`: the line leads to another server, as after a failover. It is cut, unless it is
-    /// a later one. True if it was free, so that nobody else opens it anew.
+    /// Closes the subscription because it seems to lead to another server, as after a failover: the
+    /// queue node replied, to a request sent at `asked_at`, that our channel has no subscriber.
+    /// Keeps a subscription that is newer than the request. Returns true if the subscription was
+    /// idle, because then no other thread replaces it.
     pub(super) fn invalidate(&self, node: usize, asked_at: Moment) -> bool {
         let now = clock::now();
         let (idle, cancel_handle, first) = {
@@ -301,8 +304,8 @@ impl GrantListener {
             if is_newer || !matches!(state.subscribed, Subscribed::Idle(_) | Subscribed::Reading) {
                 return false;
             }
-            // The next one may lead there. If it does not either, all of them may lead elsewhere
-            // for ever.
+            // The next subscription may lead to the right server. If it does not, the following
+            // ones may not either, so pause.
             let mut first = false;
             if state.failures > 0 || now.duration_since(state.opened_at) < HEALTHY_LIFETIME_MIN {
                 state.record_failure(now, POLL_INTERVAL_MAX);
@@ -316,10 +319,11 @@ impl GrantListener {
         if first {
             log_safely!(
                 warn,
-                "cannot hear of grants from {server}: it says that nobody listens; waiters look by themselves"
+                "could not receive grants from {server}: it reports no subscriber; \
+                 waiters poll instead"
             );
         }
-        log_safely!(debug, "gives up a line to {server} on which nothing comes");
+        log_safely!(debug, "closing the subscription to {server}, which has no subscriber");
         // Closed outside the lock.
         let was_free = idle.is_some();
         drop(idle);
@@ -329,14 +333,14 @@ impl GrantListener {
         was_free
     }
 
-    /// If nobody listens, has a sleeper do it.
+    /// If no thread reads the subscription, makes a sleeping one read it.
     pub(super) fn promote_follower(&self) {
         if self.has_idle_subscription() {
             self.registry.promote_follower();
         }
     }
 
-    /// Listens until there is news for `slot` or the moment has come.
+    /// Reads the subscription as the leader until there is a signal for `slot`, or until `until`.
     pub(super) fn lead(
         &self,
         mut subscription: Box<Subscription>,
@@ -363,7 +367,7 @@ impl GrantListener {
                     }
                     log_safely!(
                         debug,
-                        "waits on {} from now on",
+                        "queueing on {} from now on",
                         self.redlock.node(self.redlock.preferred_queue_node()).label()
                     );
                     drop(subscription);
@@ -380,12 +384,12 @@ impl GrantListener {
                     self.record_lifetime(opened_at);
                     log_safely!(
                         debug,
-                        "lost the line to {}: {}",
+                        "lost the subscription to {}: {}",
                         self.redlock.node(node).label(),
                         failure.kind
                     );
-                    // News may have come together with the end; else everybody has to look. If the
-                    // line can be opened again, opening it has told the others.
+                    // A signal may have arrived together with the error; otherwise all waiters must
+                    // ask again. A new subscription has already made the others do so.
                     if !self.ensure_subscribed(until, slot) {
                         self.registry.wake_others(slot);
                     }
@@ -395,7 +399,8 @@ impl GrantListener {
         }
     }
 
-    /// The line is better on another node, and has been on this one for a while.
+    /// Whether the queue should be on another node, and the subscription has been on this one for
+    /// long enough.
     fn should_switch_node(&self, subscription: &Subscription) -> bool {
         self.redlock.should_switch_queue_node(subscription.node)
             && clock::now().duration_since(subscription.opened_at) >= HEALTHY_LIFETIME_MIN
@@ -414,7 +419,7 @@ impl GrantListener {
             PubSubMessage::Invalid
                 if !std::mem::replace(&mut subscription.garbage_logged, true) =>
             {
-                log_safely!(warn, "ignores messages on {} that are not grants", self.channel);
+                log_safely!(warn, "ignoring messages on {} that are not grants", self.channel);
             }
             PubSubMessage::Invalid => {}
             PubSubMessage::NotAMessage => {}
@@ -422,14 +427,14 @@ impl GrantListener {
     }
 }
 
-/// Whether somebody who has less than an operation timeout could not wait for it. Who has more must
-/// not be kept from trying.
+/// Whether an attempt failed only because it had less time than an operation timeout. Callers with
+/// more time must not be kept from trying.
 fn ran_out_of_budget(failure: &NodeError, short_budget: bool) -> bool {
     short_budget && matches!(failure.kind, NodeErrorKind::TimedOut)
 }
 
 impl SubscriptionState {
-    /// Makes a pause of at most `longest` before the line is opened again.
+    /// Schedules the next attempt after a pause of at most `pause_max`, plus jitter.
     fn record_failure(&mut self, now: Moment, pause_max: Duration) {
         self.failures = self.failures.saturating_add(1);
         self.retry_at = self.retry_at.max(now.saturating_add(retry_backoff(
@@ -439,7 +444,7 @@ impl SubscriptionState {
         )));
     }
 
-    /// The line has proved good. True if somebody was told that it was not.
+    /// Notes that the subscription is healthy. Returns whether its outage had been logged.
     fn record_success(&mut self) -> bool {
         self.failures = 0;
         std::mem::take(&mut self.outage_logged)

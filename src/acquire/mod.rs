@@ -1,5 +1,5 @@
-//! Until a lock is ours: ask, wait for the grant, look again. Ends with a grant, or with the limit
-//! that fired.
+//! Acquiring a lock: ask, wait for the grant, ask again. Ends with a grant, or with the error that
+//! explains why there is none.
 
 mod attempt;
 mod backoff;
@@ -24,18 +24,19 @@ use crate::{
     redlock::{NodeSet, Redlock},
 };
 
-/// An expiry that is put back on another's lock is no shorter: a holder that renews a lease of up
-/// to three times that has set its own again by then.
+/// Minimum TTL that is set on another holder's key without one, in milliseconds. Leases are renewed
+/// after a third, so a holder with a lease of up to three minutes has set its own TTL again by
+/// then.
 const REPAIRED_TTL_MIN_MS: u64 = 60_000;
 
-/// What it takes to acquire.
+/// What all acquisitions of a manager share.
 #[derive(Debug)]
 pub(crate) struct Acquirer {
     pub(crate) redlock: Arc<Redlock>,
     pub(crate) listener: Arc<GrantListener>,
     pub(crate) claim_window: Duration,
-    /// Whether a holder without an expiry is given one: never with an empty prefix, where it may
-    /// be anybody's data.
+    /// Set a TTL on a lock key that has none. Off with an empty prefix, where the key may be
+    /// anybody's data.
     pub(crate) repair_ttl: bool,
     pub(crate) crowd: Crowd,
 }
@@ -44,23 +45,23 @@ pub(crate) struct Acquirer {
 #[derive(Debug)]
 pub(crate) struct NotAcquired {
     pub(crate) error: LockError,
-    /// Nodes may know the claim, and have to be told to forget it.
+    /// What nodes may still know of the claim, and must be made to forget.
     pub(crate) residue: Option<Residue>,
 }
 
-/// What an acquisition may have left at the nodes.
+/// What a failed acquisition may have left on the nodes.
 #[derive(Debug)]
 pub(crate) struct Residue {
-    /// Its entry in the queue, or empty.
+    /// Queue entry of the claim, or empty.
     pub(crate) queue_entry: String,
-    /// Until when a request of it that is still on its way may be carried out.
+    /// Latest time at which a request that is still in flight can take effect.
     pub(crate) in_flight_until: Moment,
     pub(crate) nodes: NodeSet,
 }
 
 impl Acquirer {
-    /// Takes the lock, waiting for at most `wait`; returns by then plus one operation timeout. Also
-    /// tells whether somebody stood in the way.
+    /// Acquires the lock, waiting at most `wait`. Returns within `wait` plus one operation timeout.
+    /// The flag says whether another holder was in the way.
     pub(crate) fn run(
         &self,
         claim: &Claim,
@@ -75,17 +76,18 @@ impl Acquirer {
         outcome.map_err(|error| Box::new(NotAcquired { error, residue: attempt.residue() }))
     }
 
-    /// For how long a claim that is to be confirmed keeps the lock from others.
+    /// How long a claim keeps the lock from others until it is confirmed.
     pub(crate) fn claim_window_for(&self, claim: &Claim) -> Duration {
         self.claim_window.min(claim.ttl)
     }
 
-    /// The expiry for another holder that has none, whose lease nobody here knows; or 0.
+    /// TTL for another holder's key that has none, or 0 to leave the key alone. That holder's lease
+    /// is not known here.
     fn repair_ttl_ms(&self, claim: &Claim) -> u64 {
         if self.repair_ttl { claim.ttl_ms().max(REPAIRED_TTL_MIN_MS) } else { 0 }
     }
 
-    /// The entry of a claim in the queue: for how long to claim, where to tell, and whom.
+    /// Queue entry of a claim: its claim window, the channel for the grant message, and its id.
     pub(crate) fn queue_entry(&self, claim: &Claim) -> String {
         format!(
             "{} {} {}",

@@ -1,4 +1,4 @@
-//! Asking the nodes for a lock, and giving back what a lost vote has won.
+//! Asking the nodes for a lock, and releasing the votes of a lost round.
 
 use std::time::Duration;
 
@@ -17,15 +17,16 @@ use crate::{
     },
 };
 
-/// No ask takes less time than this, however short the lease.
+/// Minimum request timeout; a third of a short lease would be too little.
 const REQUEST_TIMEOUT_MIN: Duration = Duration::from_millis(50);
 
-/// A release on its way to a node, which must not come between what that node is asked next.
+/// A release in flight to a node. Until it is confirmed or has expired, the node is asked for
+/// nothing else, because the release could take effect after a later request.
 pub(super) struct PendingRelease {
     pub(super) node: usize,
-    /// From then on it is refused where it arrives.
+    /// Time from which the node refuses the release.
     pub(super) expires_at: Moment,
-    /// Of the answer, unless it was lost.
+    /// Tells when the reply has come; `None` if the reply was lost.
     ack: Option<Ack>,
 }
 
@@ -34,7 +35,7 @@ impl PendingRelease {
         self.ack.as_ref().is_some_and(Ack::is_acknowledged)
     }
 
-    /// Whether it is over without having released anything. An answer that comes late may be a
+    /// Whether the release may have ended without releasing anything. A late reply may be a
     /// refusal.
     fn may_have_expired(&self, now: Moment) -> bool {
         now >= self.expires_at
@@ -42,7 +43,7 @@ impl PendingRelease {
     }
 }
 
-/// What the nodes said to an ask.
+/// Responses of the nodes to one round.
 pub(super) struct AcquireResponses {
     pub(super) verdict: Verdict,
     responses: redlock::Responses<AcquireReply>,
@@ -64,12 +65,12 @@ impl AcquireResponses {
         self.asked_all
     }
 
-    /// Whether the node with the line was asked for the claim window only.
+    /// Whether the queue node was asked for the claim window only.
     pub(super) fn claim_window_only(&self) -> bool {
         self.claim_window_only
     }
 
-    /// What a node said, if it answered.
+    /// Reply of a node, if it has replied.
     pub(super) fn reply_of(&self, node: usize) -> Option<&AcquireReply> {
         match self.responses.by_node.get(node) {
             Some(Response::Replied(Exchange { reply, .. })) => Some(reply),
@@ -77,7 +78,7 @@ impl AcquireResponses {
         }
     }
 
-    /// When a node was asked, if it answered.
+    /// When a node was asked, if it has replied.
     pub(super) fn sent_at(&self, node: usize) -> Option<Moment> {
         match self.responses.by_node.get(node) {
             Some(Response::Replied(answer)) => Some(answer.sent),
@@ -85,7 +86,7 @@ impl AcquireResponses {
         }
     }
 
-    /// Whether the lock is ours on this node, whether or not that counts.
+    /// Whether this node keeps the lock for us, whether or not its vote counts.
     pub(super) fn is_held_on(&self, node: usize) -> bool {
         matches!(self.reply_of(node), Some(AcquireReply::Held { .. }))
     }
@@ -94,7 +95,7 @@ impl AcquireResponses {
         (0..self.responses.by_node.len()).filter_map(|node| self.reply_of(node))
     }
 
-    /// The key holds something else than a lock, and where it does not, that is not enough.
+    /// Whether so many nodes hold another type under the key that the others are no quorum.
     pub(super) fn is_wrong_type(&self) -> bool {
         let nodes = self.responses.by_node.len();
         let wrong = self.replies().filter(|reply| matches!(reply, AcquireReply::WrongType)).count();
@@ -107,7 +108,7 @@ impl AcquireResponses {
         )
     }
 
-    /// Who is in the way: on most of the nodes that told.
+    /// Holder that is in the way, as most of the nodes report it.
     pub(super) fn holder(&self) -> Option<Holder> {
         if let [Response::Replied(answer)] = self.responses.by_node.as_slice() {
             return answer.reply.holder().cloned();
@@ -115,7 +116,8 @@ impl AcquireResponses {
         self.most_reported_holder().map(|(_, holder)| holder.clone())
     }
 
-    /// Nobody can have a quorum by what was said: contenders have taken the votes from each other.
+    /// Whether contenders took the votes from each other, so that by these replies nobody can have
+    /// a quorum.
     pub(super) fn is_split(&self) -> bool {
         let nodes = self.responses.by_node.len();
         let without_reply = nodes - self.replies().count();
@@ -137,18 +139,18 @@ impl AcquireResponses {
 
 fn describe(reply: &AcquireReply) -> String {
     match reply {
-        AcquireReply::Held { .. } => "gives it".into(),
+        AcquireReply::Held { .. } => "granted".into(),
         AcquireReply::Busy { holder, .. } | AcquireReply::Queued { holder, .. } => {
             format!("held by {holder}")
         }
-        AcquireReply::WrongType => "its key holds something else than a lock".into(),
-        AcquireReply::Expired { .. } => "the request came too late".into(),
+        AcquireReply::WrongType => "its key holds something that is not a lock".into(),
+        AcquireReply::Expired { .. } => "the request expired".into(),
     }
 }
 
 impl Attempt<'_> {
-    /// Asks all nodes, or only the one with the line. What a vote that was not won has won goes
-    /// back at once, but for the head of the line.
+    /// Asks all nodes, or only the queue node. If no quorum grants the lock, the votes that were
+    /// won are released at once, except for the head's vote on the queue node.
     pub(super) fn ask(
         &mut self,
         mode: AcquireMode,
@@ -195,8 +197,8 @@ impl Attempt<'_> {
             }
             AcquireReply::Held { .. } => Vote::Yes,
             AcquireReply::Busy { .. } | AcquireReply::Queued { .. } => Vote::No,
-            // Nobody holds it there or stands in line, which keeps nobody from a quorum of the
-            // others.
+            // Nobody holds the lock or queues there, so this does not keep the others from a
+            // quorum.
             AcquireReply::WrongType | AcquireReply::Expired { .. } => Vote::Unknown,
         };
         let preferred =
@@ -211,13 +213,13 @@ impl Attempt<'_> {
         if !outcome_unknown.is_empty() {
             self.broken_until = self.broken_until.max(deadline);
         }
-        // Those that were open before may have been asked over another connection now, or not at
-        // all.
+        // Nodes that had not replied before may have been asked over another connection now, or not
+        // at all.
         self.broken_until = self.in_flight_until();
         self.unanswered = (unanswered, deadline);
         let verdict = match responses.verdict() {
             _ if !ask_all => self.queue_node_verdict(&responses),
-            // Nobody passes those who stand in line.
+            // Nobody may overtake the queue.
             Verdict::Granted
                 if self.has_several_nodes() && responses.votes[queue_node] == Some(Vote::No) =>
             {
@@ -235,20 +237,20 @@ impl Attempt<'_> {
             self.is_head = self.stays_head(mode, &responses);
             let head = if self.is_head { NodeSet::single(queue_node) } else { NodeSet::EMPTY };
             self.release_votes(&mut connections, may_be_held.difference(head), now, deadline);
-            // Where that is confirmed, it came behind what was asked.
+            // A node that confirmed the release has executed the request, which came before it.
             self.unanswered.0 = self.unanswered.0.intersection(self.may_hold);
         }
         Ok(responses)
     }
 
-    /// How long an ask may take: a short lease leaves no time for a long wait for an answer.
+    /// How long a request may take. A short lease leaves no time for a long wait.
     pub(super) fn request_timeout(&self) -> Duration {
         self.ctx.redlock.operation_timeout().min((self.claim.ttl / 3).max(REQUEST_TIMEOUT_MIN))
     }
 
-    /// Whether the node with the line is asked to keep the lock for the claim window only. Who
-    /// waits may keep it there without having it elsewhere, and must not keep it from others
-    /// for a whole lease by dying.
+    /// Whether to ask the queue node to keep the lock for the claim window only. A waiter may keep
+    /// the lock there without a quorum. If the waiter dies, it must not keep the lock from others
+    /// for a whole lease.
     fn asks_for_claim_window(&self, mode: AcquireMode, ask_all: bool) -> bool {
         let expects_to_wait = self.is_head || self.has_lost_rounds();
         self.has_several_nodes()
@@ -259,7 +261,8 @@ impl Attempt<'_> {
         mode != AcquireMode::Leave && clock::now() < self.wait_deadline
     }
 
-    /// Whom to ask: not those to which something is under way that must not come between.
+    /// Nodes to ask. A node with a pending release is left out, because the release could take
+    /// effect after the request.
     fn targets(&self, ask_all: bool) -> Result<NodeSet, AskError> {
         let pending: NodeSet = self.pending_releases.iter().map(|release| release.node).collect();
         let targets =
@@ -274,7 +277,7 @@ impl Attempt<'_> {
         Ok(targets)
     }
 
-    /// The node with the line speaks for itself.
+    /// Verdict if only the queue node was asked.
     fn queue_node_verdict(&self, responses: &redlock::Responses<AcquireReply>) -> Verdict {
         match responses.votes.get(self.queue_node) {
             Some(Some(Vote::No)) => Verdict::Rejected,
@@ -282,10 +285,10 @@ impl Attempt<'_> {
         }
     }
 
-    /// Who waits, and has the lock on the node with the line, keeps it there: that is the head of
-    /// the line, and whoever else asks has to give way. Unless it has asked for the whole lease
-    /// there; or another holds a node that comes before, for then the line is there; or too few
-    /// nodes are there for anybody.
+    /// Whether we stay the head of the queue. The head of the queue keeps its vote on the queue
+    /// node, so that later contenders give way. It does not if it asked for the full lease there,
+    /// if another holder has a node that comes before, because then the queue belongs there, or if
+    /// too few nodes have voted for any quorum.
     fn stays_head(&self, mode: AcquireMode, responses: &AcquireResponses) -> bool {
         let held_earlier = (0..self.queue_node)
             .any(|node| responses.reply_of(node).is_some_and(|reply| reply.holder().is_some()));
@@ -298,7 +301,7 @@ impl Attempt<'_> {
 
     fn flush_pending_releases(&mut self, connections: &mut NodeConnections) {
         let now = clock::now();
-        // A node that is far away answers later than is waited for, and every time.
+        // A distant node always replies later than we wait, so read what has arrived since.
         self.pending_releases
             .iter()
             .for_each(|release| self.ctx.redlock.drain_replies(connections, release.node));
@@ -310,7 +313,7 @@ impl Attempt<'_> {
         let expired: NodeSet = expired.collect();
         self.pending_releases
             .retain(|release| now < release.expires_at && !release.is_acknowledged());
-        // What was not given back in time may be there still.
+        // A release that was not confirmed in time may not have been applied.
         let head = if self.is_head { NodeSet::single(self.queue_node) } else { NodeSet::EMPTY };
         let to_release = std::mem::take(&mut self.to_release)
             .union(expired.intersection(self.may_hold))
@@ -321,9 +324,9 @@ impl Attempt<'_> {
         }
     }
 
-    /// Releases what was won, and what may have been, behind the request for it. A node that has
-    /// not confirmed it by the time that the others take is not asked again before it has, or
-    /// the release is void: a late one would take away what a later ask has won.
+    /// Releases the votes that were won, and those that may have been; a node executes the release
+    /// after the request. A node that does not confirm in time is not asked again until it has, or
+    /// until the release has expired: a late release would take away what a later request has won.
     fn release_votes(
         &mut self,
         connections: &mut NodeConnections,
@@ -337,7 +340,7 @@ impl Attempt<'_> {
         let now = clock::now();
         let wait_until = release_wait_until(asked_at, now, self.call_deadline());
         if now >= wait_until {
-            // The caller has no time left; it is taken back in the background.
+            // The caller has no time left, so this is left to the clean-up in the background.
             self.to_release = self.to_release.union(nodes);
             return;
         }
@@ -355,7 +358,8 @@ impl Attempt<'_> {
         let responses = self.ctx.redlock.ask(connections, options, release, |_, _| Vote::Yes);
         for node in nodes.iter() {
             match &responses.by_node[node] {
-                // It was refused and is void; the lock may be ours there still.
+                // The node refused the release because it had expired. We may still hold the lock
+                // there.
                 Response::Replied(Exchange { reply: ReleaseReply::Expired { .. }, .. }) => {}
                 Response::Replied(_) => {
                     self.may_hold = self.may_hold.difference(NodeSet::single(node));

@@ -1,5 +1,4 @@
-//! What becomes of an acquisition while servers fail it: when to ask again, or the error that ends
-//! it.
+//! What an acquisition does when requests fail: when to ask again, or the error that ends it.
 
 use super::{
     attempt::Attempt,
@@ -13,26 +12,29 @@ use crate::{
     redlock::{AskError, EXPIRY_SLACK},
 };
 
-/// Beyond the one that may only be a stale connection's.
+/// Number of the consecutive failure that is logged. The first failure may just be a stale
+/// connection.
 const LOG_AT_FAILURE: u32 = 2;
 
-/// A row of failures that no success has ended.
+/// A run of failures that no success has ended.
 pub(super) struct RetryState {
     since: Moment,
-    /// Since when nothing but the servers has been to blame.
+    /// Start of the outage. Failures that the servers are not to blame for, or that end on their
+    /// own, move it to now.
     unavailable_since: Moment,
     failures: u32,
-    /// The last one that says more than that time ran out.
+    /// Last error that says more than that time ran out.
     last_specific_error: Option<AskError>,
 }
 
 impl Attempt<'_> {
-    /// What to do after a failure: when to ask again, or the error that ends it.
+    /// Handles a failed round. Returns when to ask again, or the error that ends the acquisition.
     pub(super) fn on_failure(&mut self, error: AskError) -> Result<Moment, LockError> {
         let (now, call_deadline, jitter_seed) =
             (clock::now(), self.call_deadline(), self.jitter_seed());
         let timeout = self.ctx.redlock.operation_timeout();
-        // One of several may have been left alone by us for a while, until something late was void.
+        // With several nodes, we may have skipped one for a while, until a pending release to it
+        // had expired.
         let silence_max = if self.has_several_nodes() {
             timeout.saturating_mul(2).saturating_add(EXPIRY_SLACK)
         } else {
@@ -45,8 +47,8 @@ impl Attempt<'_> {
             last_specific_error: None,
         });
         retry.failures += 1;
-        // Who is in line needs no connection to be told that it is its turn; and a quarantine ends
-        // by itself.
+        // A queued waiter receives its grant without a pooled connection, and a quarantine ends on
+        // its own.
         if (self.queue_requested && error.is_pool_exhausted()) || error.has_quarantined_nodes()
         {
             retry.unavailable_since = now;
@@ -54,30 +56,30 @@ impl Attempt<'_> {
         let (since, failures) = (retry.since, retry.failures);
         let (is_transient, outcome_unknown, is_timeout) =
             (error.is_transient(), error.is_outcome_unknown(), error.is_timeout());
-        // Nothing is unclear about a server that was not reached, and who does not want to wait
-        // does not want to retry.
+        // Not sent, so the outcome is known, and `try_lock` does not retry.
         let is_pointless = self.wait_deadline == self.started && !outcome_unknown && !is_timeout;
-        // A connection may have stayed with a former master, and so may the name for a while: who
-        // has time waits for it.
+        // The connection may lead to a former master, and so may the name for a while. A caller
+        // that has time waits for the name to follow.
         let is_replica = error.is_not_master();
         let is_first_replica_reply = failures == 1 && is_replica;
         let may_recover = is_transient && !is_pointless || is_replica && now < self.wait_deadline;
-        // Without a limit of the caller's, a server that stays away for a whole lease is reported.
+        // Without a wait deadline, servers that are unavailable for a whole lease are reported.
         let give_up_at = retry.unavailable_since.saturating_add(self.claim.ttl.max(silence_max));
         let give_up_at =
             if self.wait_deadline == Moment::NEVER { give_up_at } else { Moment::NEVER };
         if (may_recover || is_first_replica_reply) && now < call_deadline.min(give_up_at) {
-            // A connection that went stale is replaced at once, and a reading of the server's clock
-            // is by every answer.
+            // After the first failure, ask again at once: a stale connection has been closed, and
+            // every reply has refreshed a clock sample that was wrong.
             let retry_at_once =
                 failures == 1 && (outcome_unknown || is_timeout || is_first_replica_reply);
             if failures == LOG_AT_FAILURE {
                 let (name, server) = (Quoted(self.claim.key.name()), self.ctx.redlock.label());
                 log_safely!(
                     info,
-                    "cannot acquire lock {name} at {server} yet, and keeps trying: {error}"
+                    "could not acquire lock {name} at {server} yet, still trying: {error}"
                 );
-                // Each waits for as long as it is told to, counted from when it has seen it.
+                // Each waiter reports the outage after a time that counts from its own first
+                // failure, so the others must see it too.
                 if let Some(wait_handle) = &self.wait_handle
                     && wait_handle.is_first_in_process()
                     && !self.ctx.listener.is_subscribed()
@@ -100,7 +102,7 @@ impl Attempt<'_> {
         let error =
             if is_timeout { retry.last_specific_error.take().unwrap_or(error) } else { error };
         let error = if error.is_timeout() && self.request_timeout() < timeout {
-            // The server may be as well as ever, and only farther away than this lease allows.
+            // The server may be healthy, but farther away than this lease allows.
             AskError::Node(NodeError::outcome_unknown(NodeErrorKind::ShortLease(self.claim.ttl)))
         } else {
             error

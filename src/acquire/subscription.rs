@@ -1,4 +1,5 @@
-//! `Subscription`: a subscription to a channel on one node, and whether the server is still there.
+//! `Subscription`: a subscription to a channel on one node, with a check that the server is still
+//! there.
 
 use std::time::Duration;
 
@@ -9,23 +10,23 @@ use crate::{
     node::{CancelHandle, Connection, NodeError, NodeErrorKind, RedisNode, write_command},
 };
 
-/// How long the line may be silent while somebody listens before the server is asked whether it is
-/// still there.
+/// Maximum silence on a subscription that is being read, before the server is pinged.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
+
 #[derive(Debug)]
 pub(super) struct Subscription {
     pub(super) node: usize,
     connection: Connection,
     pub(super) opened_at: Moment,
     last_message_at: Moment,
-    /// When the server was asked whether it is there, while it has not answered.
+    /// When the server was pinged, until something arrives.
     pinged_at: Option<Moment>,
-    /// Something that is no grant has come over it, which is told once.
+    /// A message that is not a grant has been logged. Further ones are ignored silently.
     pub(super) garbage_logged: bool,
 }
 
 impl Subscription {
-    /// Subscribes to a channel on a node, of this index.
+    /// Subscribes to a channel on the node with this index.
     pub(super) fn open(
         index: usize,
         node: &RedisNode,
@@ -42,7 +43,7 @@ impl Subscription {
                 if parts.first() == Some(&Value::BulkString(b"subscribe".to_vec())) => {}
             _ => {
                 return Err(NodeError::outcome_unknown(NodeErrorKind::Protocol(
-                    "its answer to SUBSCRIBE has an unexpected form".into(),
+                    "its reply to SUBSCRIBE has an unexpected form".into(),
                 )));
             }
         }
@@ -62,12 +63,13 @@ impl Subscription {
         ))
     }
 
-    /// Whether nothing came over it that raises a doubt.
+    /// Whether the connection is open, as far as this side knows.
     pub(super) fn is_open(&self) -> bool {
         self.connection.is_peer_open()
     }
 
-    /// Waits for a message, and makes sure of the server when it has been silent for long.
+    /// Waits for a message until `until`. Pings the server after a long silence, and fails if
+    /// nothing arrives within `timeout` of that.
     pub(super) fn receive(
         &mut self,
         now: Moment,
@@ -77,7 +79,7 @@ impl Subscription {
         let mut until = until;
         match self.pinged_at {
             Some(pinged_at) if now.duration_since(pinged_at) >= timeout => {
-                // The answer may have come while nobody read.
+                // The reply may have arrived while no thread was reading.
                 let message = self.connection.receive_until(now)?;
                 return match message {
                     Some(_) => Ok(self.on_message(message)),

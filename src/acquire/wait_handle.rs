@@ -1,4 +1,4 @@
-//! `Ticket`: a thread's place to wait in.
+//! `WaitHandle`: the registration of a waiting thread.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::{
     threads,
 };
 
-/// A thread's place to wait in.
+/// Registration of a waiting thread, which ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct WaitHandle {
     slot: Arc<WaitSlot>,
@@ -19,50 +19,51 @@ pub(crate) struct WaitHandle {
 }
 
 impl WaitHandle {
-    /// Of a waiter for a lock.
+    /// Registers the calling thread as a waiter for a lock.
     pub(super) fn new(listener: Arc<GrantListener>, lock: &str, id: &str) -> WaitHandle {
         WaitHandle { slot: listener.registry.register(lock, id, threads::current()), listener }
     }
 
-    /// A number that differs between waiters.
+    /// Unique number of this waiter.
     pub(crate) fn number(&self) -> u64 {
         self.slot.number()
     }
 
-    /// Makes sure that a grant would be heard; blocks until `until` at the latest.
+    /// Makes sure that a grant can be received. Returns false if that is not possible now. Blocks
+    /// until `until` at the latest.
     pub(crate) fn ensure_subscribed(&self, until: Moment) -> bool {
         self.listener.ensure_subscribed(until, &self.slot)
     }
 
-    /// The node on which a waiter stands says that nobody listened there when it was asked. True if
-    /// the line has to be opened anew.
+    /// Closes the subscription because the queue node replied, to a request sent at `asked_at`,
+    /// that it has no subscriber. Returns true if the caller must subscribe again.
     pub(crate) fn invalidate_subscription(&self, node: usize, asked_at: Moment) -> bool {
         self.listener.invalidate(node, asked_at)
     }
 
-    /// The server has told its place in the line.
+    /// Records the queue position that the server reported.
     pub(crate) fn set_position(&self, position: u64) {
         self.listener.registry.set_position(&self.slot, position);
     }
 
-    /// Whether no other thread of this manager stands before it in the line for this lock.
+    /// Whether no other thread of this manager comes before this one in the queue for its lock.
     pub(crate) fn is_first_in_process(&self) -> bool {
         self.listener.registry.is_first_in_process(&self.slot)
     }
 
-    /// Has everybody else here who waits for this lock look again.
+    /// Makes all other waiters of this manager for the same lock ask again.
     pub(crate) fn wake_same_lock(&self) {
         self.listener.registry.wake_same_lock(&self.slot);
     }
 
-    /// If nobody listens, has a sleeper do it.
+    /// If no thread reads the subscription, makes a sleeping one read it.
     pub(crate) fn promote_follower(&self) {
         self.listener.promote_follower();
     }
 
-    /// Blocks until there is news or the moment has come.
+    /// Blocks until there is a signal, or until `until`.
     pub(crate) fn wait(&self, until: Moment) -> Wake {
-        // Whether somebody counts on this thread to listen.
+        // Whether other waiters rely on this thread to read the subscription.
         let mut promoted = false;
         let wake = loop {
             if let Some(wake) = self.slot.take_wake() {
@@ -81,8 +82,7 @@ impl WaitHandle {
             }
             promoted |= self.slot.finish_park();
         };
-        // Who has been granted the lock leaves for good, and calls the next one when its ticket
-        // goes.
+        // A thread that was granted the lock will drop this handle, which promotes another one.
         if promoted && !matches!(wake, Wake::Granted(_)) {
             self.listener.promote_follower();
         }
@@ -96,7 +96,7 @@ impl Drop for WaitHandle {
         if self.listener.is_subscribed() {
             self.listener.promote_follower();
         } else {
-            // Nothing will tell the others that it is the turn of one of them to look for all.
+            // Without a subscription, nothing else makes the next waiter poll for the others.
             self.listener.registry.wake_next(&self.slot);
         }
     }

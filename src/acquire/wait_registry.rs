@@ -1,9 +1,9 @@
-//! `Mailbox`: the waiting threads of a manager by the id they wait under. A grant goes to the one
-//! thread that waits for it and wakes nobody else.
+//! `WaitRegistry`: the waiting threads of a manager, by lock identifier. A grant goes to the one
+//! thread that waits for it, and wakes no other.
 //!
-//! A grant for an id that nobody waits under is ignored: whoever leaves while the server may still
-//! name it takes its claim back at the server, and whoever looked and found the lock its own
-//! already has it.
+//! A grant for an identifier that is not registered is ignored. If a waiter leaves while the server
+//! may still grant it the lock, it also releases its claim on the server. If a waiter polls and
+//! finds that the lock is its own, it already has what the grant would bring.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -20,39 +20,37 @@ use crate::{
     threads,
 };
 
-/// Of who has not been told its place in the server's line.
+/// Queue position not known yet.
 const UNKNOWN_POSITION: u64 = u64::MAX;
 
-/// Waiters by the places in the server's line that were told last, then by order of coming; and on
-/// which thread each is.
+/// Waiters ordered by last known queue position, then by arrival; with their thread.
 type ByPosition = BTreeMap<(u64, u64), Option<ThreadId>>;
 
 #[derive(Debug, Default)]
 pub(crate) struct WaitRegistry {
-    /// Guards who waits.
+    /// All registered waiters.
     waiters: Mutex<Waiters>,
 }
 
 #[derive(Debug, Default)]
 struct Waiters {
-    /// By the order of their identifiers, which is the same in each run of a simulated world.
+    /// Ordered by identifier, so that every run of a simulation visits waiters in the same order.
     slots: BTreeMap<Box<str>, Arc<WaitSlot>>,
-    /// Who waits for a lock in this process.
+    /// Waiters of this process for each lock.
     by_lock: HashMap<Box<str>, ByPosition>,
     last_number: u64,
     closed: bool,
 }
 
-/// Where news for one waiting thread is put.
+/// Registration of one waiting thread, and the signals for it.
 #[derive(Debug)]
 pub(crate) struct WaitSlot {
     lock: Box<str>,
     id: Box<str>,
     number: u64,
-    /// Its place in the server's line when it was last told; only written while the mailbox is
-    /// locked.
+    /// Last known queue position. Written only while the registry is locked.
     position: AtomicU64,
-    /// Guards the news for one thread.
+    /// Signals that the thread has not taken yet.
     signals: Mutex<Signals>,
     wakeup: Condvar,
 }
@@ -62,13 +60,13 @@ struct Signals {
     grant: Option<GrantNotice>,
     recheck: bool,
     closed: bool,
-    /// Nobody listens to the server, and this thread should.
+    /// The thread must read the subscription, because no other does.
     promoted: bool,
-    /// The thread sleeps on `arrived`.
+    /// The thread sleeps on `wakeup`, or is about to.
     parked: bool,
 }
 
-/// The server has given the lock to a waiter.
+/// Content of a grant message: the server has given the lock to a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GrantNotice {
     pub(crate) token: u64,
@@ -76,20 +74,20 @@ pub(crate) struct GrantNotice {
     pub(crate) px_ms: u64,
 }
 
-/// Why a waiter woke up.
+/// Reason why a waiter woke up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wake {
     Granted(GrantNotice),
-    /// Its place in the line may be lost.
+    /// The waiter must ask the server again, for example because its queue entry may be lost.
     Recheck,
-    /// The moment has come.
+    /// The wait has timed out.
     Timeout,
     /// The manager is shutting down.
     Closed,
 }
 
 impl WaitRegistry {
-    /// Opens a slot for a thread.
+    /// Registers a waiting thread.
     pub(crate) fn register(&self, lock: &str, id: &str, thread: Option<ThreadId>) -> Arc<WaitSlot> {
         let mut waiters = self.waiters.lock();
         waiters.last_number += 1;
@@ -109,7 +107,7 @@ impl WaitRegistry {
         slot
     }
 
-    /// Closes a slot; a grant that comes later is for nobody.
+    /// Removes a waiter. A grant that arrives later is ignored.
     pub(crate) fn unregister(&self, slot: &WaitSlot) {
         let mut waiters = self.waiters.lock();
         waiters.slots.remove(&slot.id);
@@ -121,7 +119,8 @@ impl WaitRegistry {
         }
     }
 
-    /// Lets the first of those who wait for the lock of this one, which was shut, look again.
+    /// Makes the first of the remaining waiters for the lock of `gone`, which has unregistered, ask
+    /// again.
     pub(crate) fn wake_next(&self, gone: &WaitSlot) {
         let successor = {
             let waiters = self.waiters.lock();
@@ -135,7 +134,7 @@ impl WaitRegistry {
         }
     }
 
-    /// The server has told a waiter its place in the line.
+    /// Records the queue position that the server reported for a waiter.
     pub(crate) fn set_position(&self, slot: &WaitSlot, position: u64) {
         let mut waiters = self.waiters.lock();
         let Some(queue) = waiters.by_lock.get_mut(&slot.lock) else { return };
@@ -144,10 +143,10 @@ impl WaitRegistry {
         queue.insert(slot.sort_key(), thread);
     }
 
-    /// Whether no other thread of this manager is known to stand before this one in the line for
-    /// this lock, or has waited longer where no places are known. One of them looks for all, as
-    /// soon as its place asks for. Who is on the same thread does not: it has called a logger,
-    /// in which this one waits.
+    /// Whether this waiter comes before all other threads of this manager that wait for the same
+    /// lock, by queue position or, where positions are unknown, by arrival. The first one polls for
+    /// all. Another waiter on the same thread does not count as earlier: it has called a user's
+    /// logger, and that logger now waits here.
     pub(crate) fn is_first_in_process(&self, slot: &WaitSlot) -> bool {
         let waiters = self.waiters.lock();
         let Some(queue) = waiters.by_lock.get(&slot.lock) else { return false };
@@ -157,7 +156,7 @@ impl WaitRegistry {
         first.is_some_and(|(key, _)| *key == slot.sort_key())
     }
 
-    /// Brings a grant to its waiter, if there is one.
+    /// Delivers a grant to its waiter. Returns false if the waiter is not registered.
     pub(crate) fn deliver(&self, id: &str, notice: GrantNotice) -> bool {
         let slot = self.waiters.lock().slots.get(id).cloned();
         let Some(slot) = slot else { return false };
@@ -165,14 +164,14 @@ impl WaitRegistry {
         true
     }
 
-    /// Lets every waiter but one look again: the one that found out is awake.
+    /// Makes every waiter except `caller`, which is awake, ask again.
     pub(crate) fn wake_others(&self, caller: &WaitSlot) {
         for slot in self.slots_where(|slot| slot.number != caller.number) {
             slot.signal(|signals| signals.recheck = true);
         }
     }
 
-    /// The same for the waiters for one lock.
+    /// Like [`wake_others`](Self::wake_others), but only for waiters for the same lock.
     pub(crate) fn wake_same_lock(&self, caller: &WaitSlot) {
         for slot in
             self.slots_where(|slot| slot.lock == caller.lock && slot.number != caller.number)
@@ -181,7 +180,7 @@ impl WaitRegistry {
         }
     }
 
-    /// Has one sleeping waiter listen to the server, if any sleeps.
+    /// Makes one sleeping waiter read the subscription, if any waiter sleeps.
     pub(crate) fn promote_follower(&self) {
         let promoted = {
             let waiters = self.waiters.lock();
@@ -192,7 +191,7 @@ impl WaitRegistry {
         }
     }
 
-    /// Wakes all waiters for good, and all that come later.
+    /// Wakes all waiters with [`Wake::Closed`], including those that register later.
     pub(crate) fn close(&self) {
         self.waiters.lock().closed = true;
         for slot in self.slots_where(|_| true) {
@@ -206,7 +205,7 @@ impl WaitRegistry {
 }
 
 impl WaitSlot {
-    /// A number that differs between waiters.
+    /// Unique number of this waiter, in order of arrival.
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
@@ -215,24 +214,24 @@ impl WaitSlot {
         (self.position.load(Ordering::Relaxed), self.number)
     }
 
-    /// What has come, without waiting.
+    /// Takes the most important signal without waiting.
     pub(crate) fn take_wake(&self) -> Option<Wake> {
         self.signals.lock().take_wake()
     }
 
-    /// Says that the thread is about to sleep, and has to be called if somebody has to listen.
+    /// Announces that the thread is about to sleep, so that it can be promoted to leader.
     pub(crate) fn prepare_to_park(&self) {
         self.signals.lock().parked = true;
     }
 
-    /// Takes that back; true if it was called meanwhile.
+    /// Withdraws the announcement. Returns true if the thread was promoted meanwhile.
     pub(crate) fn finish_park(&self) -> bool {
         let mut signals = self.signals.lock();
         signals.parked = false;
         std::mem::take(&mut signals.promoted)
     }
 
-    /// Sleeps until something has come, it is called, or the moment has come.
+    /// Sleeps until there is a signal, until the thread is promoted, or until `until`.
     pub(crate) fn park(&self, until: Moment) {
         let mut signals = self.signals.lock();
         while !signals.has_any() && clock::now() < until {
@@ -240,8 +239,8 @@ impl WaitSlot {
         }
     }
 
-    /// Calls the thread if it sleeps: seen and told at once, so that it cannot have got up in
-    /// between.
+    /// Promotes the thread if it sleeps. Check and promotion share one lock, so the thread cannot
+    /// get up in between.
     fn try_promote(&self) -> bool {
         let mut signals = self.signals.lock();
         let was_parked = std::mem::take(&mut signals.parked);
@@ -348,7 +347,7 @@ mod tests {
         mailbox.set_position(&b, 3);
         mailbox.set_position(&a, 9);
         assert_eq!(front(), [false, true, false]);
-        // Its place was lost, and it had to go to the end.
+        // Its entry was lost, so it queued again at the end.
         mailbox.set_position(&b, 12);
         assert_eq!(front(), [false, false, true]);
         mailbox.unregister(&c);
@@ -358,7 +357,7 @@ mod tests {
         assert!(mailbox.waiters.lock().by_lock.is_empty());
     }
 
-    /// As one in whose logger the other is.
+    /// The nested waiter runs in a logger that the outer one has called.
     #[test]
     fn nested_waiter_on_same_thread_is_also_first() {
         let mailbox = WaitRegistry::default();
@@ -372,7 +371,7 @@ mod tests {
         mailbox.unregister(&stranger);
         assert!(
             mailbox.is_first_in_process(&nested),
-            "also where the server has told their places"
+            "must also hold if positions are known"
         );
     }
 
@@ -389,7 +388,7 @@ mod tests {
             [&a, &b, &other].map(|slot| slot.take_wake()),
             [None, Some(Wake::Recheck), None]
         );
-        assert_eq!(b.take_wake(), None, "told once");
+        assert_eq!(b.take_wake(), None, "signal was not consumed");
     }
 
     #[test]
@@ -417,14 +416,14 @@ mod tests {
         b.prepare_to_park();
         mailbox.promote_follower();
         assert_eq!([&a, &b].map(|slot| slot.signals.lock().promoted), [false, true]);
-        // Called between lying down and falling asleep, it does not sleep.
+        // A thread that is promoted between the announcement and the sleep does not sleep.
         b.park(Moment::NEVER);
         assert!(b.finish_park());
         mailbox.promote_follower();
-        assert!(!b.finish_park(), "it is up");
+        assert!(!b.finish_park(), "thread was promoted while awake");
     }
 
-    /// As long as it may sleep, with nobody to listen, whose end would have it look.
+    /// No thread reads a subscription here, so only `close` itself can end the sleep early.
     #[test]
     fn close_wakes_all_parked_waiters() {
         let mailbox = WaitRegistry::default();

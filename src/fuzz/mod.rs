@@ -5,16 +5,20 @@
 //! the time for each, and `DISTLOCK_FUZZ_SEED` repeats a run. An input whose outcome was not seen
 //! before joins the corpus for the rest of the run, which is what leads further than chance alone.
 
-mod harness;
 mod replies;
 mod requests;
 mod texts;
-mod values;
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
-use self::harness::{Input, corpus};
+use distlock_test_support::fuzz::{self as harness, Input};
+
 use crate::clock;
+
+/// The inputs in a folder of the corpus.
+fn corpus(folder: &str) -> Vec<Vec<u8>> {
+    harness::read_corpus(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus").join(folder))
+}
 
 fn fuzz<I: Input>(inputs: Vec<I>, check: impl Fn(&I) -> u64) {
     harness::fuzz(|| Duration::from_nanos(clock::now().as_nanos()), inputs, check);

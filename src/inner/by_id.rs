@@ -1,4 +1,4 @@
-//! Locks whose holders only remember an identifier.
+//! Locks whose holders only keep an id, as with `RedisMgr::acquire_lock`.
 
 use super::{HeldLock, ManagerInner};
 use crate::{
@@ -7,11 +7,11 @@ use crate::{
     released::Released,
 };
 
-/// Where such a lock is on its way.
+/// State of such a lock.
 #[derive(Debug)]
 pub(super) enum IdEntry {
     Held(HeldLock),
-    /// The lock of this key is being given up.
+    /// The lock of this key is being released.
     Releasing(LockKey),
 }
 
@@ -25,11 +25,11 @@ impl IdEntry {
 }
 
 impl ManagerInner {
-    /// Keeps a lock whose holder only remembers its identifier.
+    /// Stores a lock under its id, and returns the id.
     pub(crate) fn insert_by_id(&self, held: HeldLock) -> Result<String> {
         let id = held.lease.claim.id.to_string();
         let mut by_id = self.by_id.lock();
-        // Shutting down closes first, then empties the table.
+        // A shutdown sets `closed` first, and then empties the table.
         if self.is_closed() {
             drop(by_id);
             return self.release_on_drop(held, self.time_left()).and(Err(LockError::Shutdown));
@@ -38,7 +38,7 @@ impl ManagerInner {
         Ok(id)
     }
 
-    /// Gives up the lock of this name that was kept under this identifier, or else one of another
+    /// Releases the lock with this key and id: one that is stored here, or else one of another
     /// process.
     pub(crate) fn release_by_id(&self, key: &LockKey, id: &str) -> Result<Released> {
         let entry = match self.by_id.lock().get_mut(id) {
@@ -53,8 +53,7 @@ impl ManagerInner {
                 self.by_id.lock().remove(id);
                 outcome
             }
-            // To release it as well would be to overtake its holder, who would take that for a
-            // loss.
+            // A second release could overtake the first, which would then report a loss.
             Some(IdEntry::Releasing(_)) => Ok(Released::Gone),
             None => self.release_unregistered(key, id),
         }

@@ -1,4 +1,4 @@
-//! How locks are given up: by their holders, by others, and when they came to nothing.
+//! How locks are released: by their holders, by other clients, and after an abandoned acquisition.
 
 use std::time::Duration;
 
@@ -18,24 +18,24 @@ use crate::{
     renewer::report_loss,
 };
 
-/// How long a release waits for a pooled connection before it takes another way.
+/// Maximum time that a release waits for a pooled connection before it uses the renewer's.
 const POOL_TIMEOUT: Duration = Duration::from_millis(5);
 
 impl ManagerInner {
-    /// The end of the story: of the lease, of its renewal, of the lock; in this order, so that
-    /// nobody believes in a lock that may be free. Takes at most `patience`.
+    /// Ends the lease, then its renewal, then releases the lock on the server. In this order, no
+    /// holder considers a lock valid that may be free. Takes at most `timeout`.
     pub(crate) fn release(&self, held: HeldLock, timeout: Duration) -> Result<Released> {
         let HeldLock { lease, registration } = held;
         let was_held = lease.is_held(clock::now()) && lease.end(LeaseEnd::Released);
         drop(registration);
         self.report_loss(&lease);
         if lease.ended() == Some(LeaseEnd::Lost(LockLost::Shutdown)) {
-            // The shutdown has released it, or left it to expire.
+            // The shutdown has released the lock or left it to expire.
             return Err(LockError::Shutdown);
         }
         let held_for = lease.hold.held(clock::now());
         let (outcome, released_on) = self.release_lease(&lease, was_held, timeout);
-        // A request that is still under way would find the lock free, and take it for nobody.
+        // A request that is still in flight would find the lock free and acquire it for nobody.
         let (now, in_flight) = (clock::now(), lease.in_flight);
         let unanswered = in_flight.unanswered_at(now).difference(released_on);
         if now < in_flight.broken_until {
@@ -66,7 +66,8 @@ impl ManagerInner {
         }
     }
 
-    /// Tells how a lock went in which its holder believed until now. The server may know better.
+    /// Reports the end of a hold that seemed valid until now. The reply of the server may show that
+    /// the lock was lost before.
     fn report_release(&self, lease: &Lease, held_for: Duration, outcome: &Result<Released>) {
         let (observer, lock, id, token) =
             (self.redlock.observer(), lease.claim.key.name(), &lease.claim.id, lease.token);
@@ -88,16 +89,16 @@ impl ManagerInner {
         observer.lost(lock, id, token, &why, held_for);
     }
 
-    /// The same for a holder who does not ask how it went: a lock that is known to be lost is not
-    /// released again.
+    /// Like [`release`](Self::release), for a caller who does not need the outcome. A lock that is
+    /// known to be lost is not released again.
     pub(crate) fn release_on_drop(&self, held: HeldLock, timeout: Duration) -> Result<()> {
         let is_held = held.lease.is_held(clock::now());
         self.report_loss(&held.lease);
         match held.lease.ended() {
             None if is_held => self.release(held, timeout).map(drop),
             None | Some(LeaseEnd::Lost(LockLost::Expired | LockLost::MaxHold)) => {
-                // A renewal may have been applied without our knowing, or the first request may
-                // still be.
+                // A renewal may have been applied without a reply, and the first request may still
+                // be applied.
                 let lease = &held.lease;
                 let nodes = if clock::now() < lease.in_flight.broken_until {
                     self.redlock.all_nodes()
@@ -117,8 +118,8 @@ impl ManagerInner {
         }
     }
 
-    /// Releases a lock of our own; what fails is repeated in the background. Like keeping a lock,
-    /// giving it up does not depend on the pool. Also tells which nodes kept it until now.
+    /// Releases a lock of this manager. What fails is retried in the background. Does not depend on
+    /// the pool. Also returns the nodes that kept the lock until now.
     pub(super) fn release_lease(
         &self,
         lease: &Lease,
@@ -142,7 +143,8 @@ impl ManagerInner {
             let without_pool = || self.redlock.release_last(request, deadline);
             match self.redlock.checkout(clock::now().saturating_add(POOL_TIMEOUT).min(deadline)) {
                 Ok(mut links) => self.redlock.release(&mut links, request, left()),
-                // A lock that came after pool and renewer had been ended.
+                // The lock was acquired during a shutdown, which has closed the pool and stopped
+                // the renewer.
                 Err(_) if self.is_closed() => without_pool(),
                 Err(_) => {
                     match self.renewer.release(claim, queue_entry, was_held, may_be_done, deadline)
@@ -167,12 +169,12 @@ impl ManagerInner {
             lease.may_hold().intersection(unsettled)
         };
         if !may_hold.is_empty() {
-            // After a shutdown there is no background, and the lock is left to expire.
+            // After a shutdown nothing runs in the background, and the lock is left to expire.
             self.renewer.clean_up(claim, &lease.queue_entry, may_hold, now);
         }
         unheard.retain(|(node, _)| lease.may_hold().contains(*node));
         if !unheard.is_empty() {
-            // Most answers come with the next use of their connections.
+            // Most of these replies are read when their connections are used next.
             self.renewer.doubt(
                 claim,
                 &lease.queue_entry,
@@ -185,17 +187,17 @@ impl ManagerInner {
         (outcome.map_err(failed), released)
     }
 
-    /// Releases what is held under `id`, by whomever.
+    /// Releases a lock held under `id`, in this or another process.
     pub(super) fn release_unregistered(&self, key: &LockKey, id: &str) -> Result<Released> {
         self.release_by_deadline(key, id.as_bytes(), false, self.operation_deadline())
     }
 
-    /// Takes the lock away from the holder of which this identifier is told.
+    /// Takes the lock away from the holder with this id.
     pub(crate) fn force_release_if(&self, key: &LockKey, id: &str) -> Result<Released> {
         let deadline = self.operation_deadline();
         match self.release_by_deadline(key, id.as_bytes(), false, deadline)? {
-            // The text that is told stands for bytes that are none: those are its own, and
-            // compared.
+            // The holder's id is not UTF-8, and `id` is the text shown for it. Compare the bytes
+            // instead.
             Released::OwnedByOther(holder)
                 if holder.id() == id && holder.id_bytes() != id.as_bytes() =>
             {
@@ -237,12 +239,12 @@ impl ManagerInner {
         retry_through_failover(deadline, ask).result.map_err(failed)
     }
 
-    /// Takes the lock away from whoever holds it, a quorum of the nodes or some of them; true if it
-    /// did.
+    /// Takes the lock away from its holder, on a quorum of the nodes or on some of them. Returns
+    /// whether it did.
     pub(crate) fn force_release(&self, key: &LockKey) -> Result<bool> {
         let failed = |trouble| self.redlock.lock_error(trouble, Action::Inspect, Some(key.name()));
         let deadline = self.operation_deadline();
-        // Half the time, so that there is another half for taking it away.
+        // The other half of the time is for the release.
         let responses =
             self.redlock.inspect_all(key, self.operation_timeout() / 2).map_err(failed)?;
         let mut ids: Vec<&[u8]> = Vec::new();
@@ -254,19 +256,18 @@ impl ManagerInner {
                 ids.push(holder.id_bytes());
             }
         }
-        // By their identifiers: should an answer be lost, asking again must not hit the next
-        // holder.
+        // Release by id: if a reply is lost, the retry must not affect the next holder.
         let outcomes: Vec<_> =
             ids.into_iter().map(|id| self.release_by_deadline(key, id, true, deadline)).collect();
-        // Whose release went through was the only one who could hold it, whatever is not known of
-        // the others.
+        // If one release succeeded, its id was the only possible holder. The other outcomes do not
+        // matter.
         if outcomes.iter().any(|outcome| matches!(outcome, Ok(Released::Released))) {
             return Ok(true);
         }
         outcomes.into_iter().find_map(Result::err).map_or(Ok(false), Err)
     }
 
-    /// Makes nodes forget a claim that came to nothing. Takes at most `patience`.
+    /// Removes what an unsuccessful claim may have left on the nodes. Takes at most `timeout`.
     pub(super) fn abandon(
         &self,
         claim: &Claim,
@@ -276,7 +277,7 @@ impl ManagerInner {
         timeout: Duration,
     ) {
         if !self.renewer.clean_up(claim, queue_entry, nodes, in_flight_until) {
-            // Shut down: nobody is left to do it in the background. What fails is left to expire.
+            // After a shutdown nothing runs in the background. What fails here is left to expire.
             let leaving = ReleaseRequest {
                 key: &claim.key,
                 id: claim.id.as_str().as_bytes(),
@@ -287,7 +288,7 @@ impl ManagerInner {
             };
             let outcome = self.redlock.release_last(leaving, clock::now().saturating_add(timeout));
             if let Err(trouble) = outcome.result {
-                log_safely!(debug, "left {:?} to expire: {trouble}", claim.key);
+                log_safely!(debug, "could not clean up {:?}: {trouble}; it is left to expire", claim.key);
             }
         }
     }

@@ -1,8 +1,9 @@
-//! What goes on to the `metrics` facade, with that feature; else nothing does.
+//! Forwards the counts and times to the `metrics` facade. Without the feature `metrics` every
+//! function here does nothing.
 //!
-//! Names are in the style of OpenTelemetry (dots, the unit aside, seconds), and its
-//! `server.address` and `error.type` are used where they fit. The names of locks are not labels:
-//! there can be any number of them.
+//! Metric names follow OpenTelemetry: dots, no unit in the name, times in seconds. The labels
+//! `server.address` and `error.type` are OpenTelemetry's own. Lock names are not used as labels,
+//! because their number is unbounded.
 
 #[cfg(not(feature = "metrics"))]
 pub(super) use self::off::{count, describe, failed, hold, lost, renewal, wait};
@@ -42,15 +43,16 @@ mod on {
     const OUTCOME: &str = "distlock.outcome";
     const SERVER: &str = "server.address";
 
-    /// A recorder is code of the user's, and must not end a renewal by a panic.
+    /// Runs `feed`, which calls the installed recorder. A panic in the recorder, which is user
+    /// code, must not end a renewal.
     fn record_safely(feed: impl FnOnce()) {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(feed)) {
-            // What a panic brought along may panic again when it is dropped.
+            // Dropping the payload of a panic may panic again.
             std::mem::forget(panic);
         }
     }
 
-    /// Says what the numbers are, to a recorder that is there by now.
+    /// Describes all metrics to the recorder, if one is already installed.
     pub(in super::super) fn describe() {
         record_safely(|| {
             for (count, about) in COUNTER_DESCRIPTIONS {

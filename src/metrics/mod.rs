@@ -1,4 +1,4 @@
-//! `Metrics`: what a manager has counted, and how long things took.
+//! `Metrics`: the counts and times of a manager.
 
 mod facade;
 mod per_lock;
@@ -12,13 +12,13 @@ pub use self::timing::Timing;
 use self::{per_lock::LockStats, recorder::Counts};
 use crate::display::{HumanDuration, Quoted};
 
-/// Locks that stand in the table for people.
+/// Maximum number of locks in the printed table.
 const PRINTED_LOCKS_MAX: usize = 20;
 
-/// What a manager has counted since it was made: a copy, which prints as a table.
+/// A snapshot of the counts and times of a manager since its creation. Prints as a table.
 ///
-/// Every manager counts, always. For each of the 1,000 locks that it used last there is a
-/// [`LockMetrics`]; all the rest are counted together as [`others`](Self::others).
+/// Every manager keeps these numbers; nothing must be enabled. Each of the 1,000 most recently used
+/// locks has its own [`LockMetrics`]. All other locks are added up in [`others`](Self::others).
 ///
 /// ```no_run
 /// # fn main() -> distlock::Result<()> {
@@ -49,119 +49,122 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// How many locks were asked for.
+    /// Number of acquisitions that were attempted.
     pub fn attempted(&self) -> u64 {
         self.counts.get(Count::Attempted)
     }
 
-    /// How many were taken.
+    /// Number of locks acquired.
     pub fn acquired(&self) -> u64 {
         self.counts.get(Count::Acquired)
     }
 
-    /// How often somebody else held the lock that was asked for.
+    /// Number of acquisitions that found the lock held by another holder.
     pub fn contended(&self) -> u64 {
         self.counts.get(Count::Contended)
     }
 
-    /// How often somebody else held it for longer than the caller wanted to wait.
+    /// Number of acquisitions that ended because another holder kept the lock for longer than the
+    /// caller wanted to wait.
     pub fn timed_out(&self) -> u64 {
         self.counts.get(Count::TimedOut)
     }
 
-    /// How often a lock could not be had for another reason.
+    /// Number of acquisitions that failed for a reason other than contention.
     pub fn failed(&self) -> u64 {
         self.counts.get(Count::Failed)
     }
 
-    /// How many were given up by their holders.
+    /// Number of locks released by their holders.
     pub fn released(&self) -> u64 {
         self.counts.get(Count::Released)
     }
 
-    /// How many were lost while they were held.
+    /// Number of locks lost while they were held.
     pub fn lost(&self) -> u64 {
         self.counts.get(Count::Lost)
     }
 
-    /// How many are asked for now, without an outcome yet.
+    /// Number of acquisitions in progress.
     pub fn waiting(&self) -> u64 {
         self.attempted().saturating_sub(self.acquired() + self.timed_out() + self.failed())
     }
 
-    /// How many are held now.
+    /// Number of locks held now.
     pub fn held(&self) -> u64 {
         self.acquired().saturating_sub(self.released() + self.lost())
     }
 
-    /// How often a lease was renewed.
+    /// Number of confirmed renewals.
     pub fn renewals(&self) -> u64 {
         self.counts.get(Count::Renewals)
     }
 
-    /// How often a renewal was not confirmed.
+    /// Number of renewals that were not confirmed.
     pub fn renewals_failed(&self) -> u64 {
         self.counts.get(Count::RenewalsFailed)
     }
 
-    /// How often half of a lease was over without the confirmation that was due.
+    /// Number of times that half of a lease passed without the renewal that was due.
     pub fn dangers(&self) -> u64 {
         self.counts.get(Count::RenewalsOverdue)
     }
 
-    /// How often a server was connected to again after it had been away.
+    /// Number of times that a server was reached again after an outage.
     pub fn reconnected(&self) -> u64 {
         self.counts.get(Count::Reconnected)
     }
 
-    /// How often one of several nodes was not what it had been, or might have forgotten its locks.
+    /// Number of times that one of several nodes was restarted or replaced, or may have lost its
+    /// locks.
     pub fn servers_changed(&self) -> u64 {
         self.counts.get(Count::ServersChanged)
     }
 
-    /// How many events handlers were too slow for.
+    /// Number of events dropped because a handler was too slow.
     pub fn events_dropped(&self) -> u64 {
         self.counts.get(Count::EventsDropped)
     }
 
-    /// From asking for a lock until it was taken.
+    /// Time from asking for a lock until it was acquired.
     pub fn wait(&self) -> &Timing {
         &self.wait
     }
 
-    /// From taking a lock until it was given up, or its loss was noticed.
+    /// Time from acquiring a lock until it was released, or until its loss was noticed.
     pub fn hold(&self) -> &Timing {
         &self.hold
     }
 
-    /// From sending a renewal to its confirmation.
+    /// Time from sending a renewal until it was confirmed.
     pub fn renewal(&self) -> &Timing {
         &self.renewal
     }
 
-    /// For how much longer holders could have believed in their locks when a renewal was confirmed:
-    /// how close it was.
+    /// Time that was left on the lease when a renewal was confirmed. A small value means that the
+    /// lock was almost lost.
     pub fn margin(&self) -> &Timing {
         &self.margin
     }
 
-    /// What was counted for each of the locks that were used last, by name.
+    /// Metrics of each of the most recently used locks, sorted by name.
     pub fn locks(&self) -> &[LockMetrics] {
         &self.locks
     }
 
-    /// What was counted for all other locks together; its name is empty.
+    /// Metrics of all other locks together. Their name is empty.
     pub fn others(&self) -> &LockMetrics {
         &self.others
     }
 }
 
-/// What was counted for one lock. See [`Metrics::locks`].
+/// Metrics of one lock. See [`Metrics::locks`].
 ///
 /// ```no_run
 /// # fn main() -> distlock::Result<()> {
 /// for lock in distlock::RedisMgr::instance()?.metrics().locks() {
-///     println!("{}: {} times, held for {:?} on average", lock.name(), lock.acquired(), lock.hold().mean());
+///     let (name, times, mean) = (lock.name(), lock.acquired(), lock.hold().mean());
+///     println!("{name}: {times} times, held for {mean:?} on average");
 /// }
 /// # Ok(())
 /// # }
@@ -170,43 +173,44 @@ impl Metrics {
 pub struct LockMetrics(LockStats);
 
 impl LockMetrics {
-    /// The name of the lock, without its prefix.
+    /// Name of the lock, without the prefix.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// How often it was taken.
+    /// Number of times that the lock was acquired.
     pub fn acquired(&self) -> u64 {
         self.0.acquired
     }
 
-    /// How often somebody else held it when it was asked for.
+    /// Number of acquisitions that found the lock held by another holder.
     pub fn contended(&self) -> u64 {
         self.0.contended
     }
 
-    /// How often somebody else held it for longer than the caller wanted to wait.
+    /// Number of acquisitions that ended because another holder kept the lock for longer than the
+    /// caller wanted to wait.
     pub fn timed_out(&self) -> u64 {
         self.0.timed_out
     }
 
-    /// How often it was lost while it was held.
+    /// Number of times that the lock was lost while it was held.
     pub fn lost(&self) -> u64 {
         self.0.lost
     }
 
-    /// From asking for it until it was taken.
+    /// Time from asking for the lock until it was acquired.
     pub fn wait(&self) -> &Timing {
         &self.0.wait
     }
 
-    /// From taking it until it was given up, or its loss was noticed.
+    /// Time from acquiring the lock until it was released, or until its loss was noticed.
     pub fn hold(&self) -> &Timing {
         &self.0.hold
     }
 
-    /// The least time that was left to believe in it when a renewal was confirmed; `None` when
-    /// there was no renewal.
+    /// Shortest time that was left on the lease when a renewal was confirmed; `None` if no renewal
+    /// was confirmed.
     pub fn least_margin(&self) -> Option<Duration> {
         self.0.min_margin
     }

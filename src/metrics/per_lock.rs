@@ -1,18 +1,19 @@
-//! `Rows`: what is counted for each lock, for so many of them. Pure.
+//! `PerLockTable`: metrics per lock, for a bounded number of locks. Pure.
 //!
-//! Names can be without number, such as one for each order. When there is no room, a row that has
-//! not been asked for again since the hand came by last gives way (the "clock" that approximates
-//! "least recently used"), and what it has counted goes on under "others". So a lock that is used
-//! often keeps its row, however many are used once, and nothing is lost from the sums.
+//! A program may use an unbounded number of lock names, for example one per order. When the table
+//! is full, the clock algorithm evicts a lock that was not used again since the clock hand last
+//! passed it; this approximates "least recently used". The numbers of an evicted lock are added to
+//! `others`. So a lock in frequent use keeps its entry, however many locks are used once, and the
+//! sums over all entries stay correct.
 
 use std::{collections::HashMap, time::Duration};
 
 use super::timing::Timing;
 
-/// One digit of the times: a row then has a few kilobytes at most.
+/// Significant digits of the times. With one digit an entry needs a few kilobytes at most.
 const PRECISION_DIGITS: u8 = 1;
 
-/// What is counted for one lock.
+/// Counts and times of one lock.
 #[derive(Clone, Debug)]
 pub(super) struct LockStats {
     pub(super) name: Box<str>,
@@ -23,7 +24,7 @@ pub(super) struct LockStats {
     pub(super) wait: Timing,
     pub(super) hold: Timing,
     pub(super) min_margin: Option<Duration>,
-    /// Asked for again since the hand came by.
+    /// Whether the lock was used again since the clock hand last passed.
     recently_used: bool,
 }
 
@@ -64,7 +65,7 @@ pub(super) struct PerLockTable {
     capacity: usize,
     stats: Vec<LockStats>,
     index: HashMap<Box<str>, usize>,
-    /// The next row to look at when room is needed.
+    /// Index of the next entry to consider for eviction.
     clock_hand: usize,
     pub(super) others: LockStats,
 }
@@ -80,7 +81,7 @@ impl PerLockTable {
         }
     }
 
-    /// The row of a lock that is asked for.
+    /// Returns the entry of a lock that is being used. Marks the entry if it already existed.
     pub(super) fn touch(&mut self, name: &str) -> &mut LockStats {
         let known = self.index.contains_key(name);
         let row = self.entry(name);
@@ -88,13 +89,13 @@ impl PerLockTable {
         row
     }
 
-    /// The row of a lock.
+    /// Returns the entry of a lock, inserting it if necessary.
     pub(super) fn entry(&mut self, name: &str) -> &mut LockStats {
         let at = match self.index.get(name) {
             Some(at) => *at,
             None => self.insert_or_evict(name),
         };
-        // Only without any room there is none.
+        // Only a table without capacity has no entry.
         self.stats.get_mut(at).unwrap_or(&mut self.others)
     }
 
@@ -105,7 +106,7 @@ impl PerLockTable {
             self.index.insert(name.into(), at);
             return at;
         }
-        // One round takes all marks away.
+        // The first round clears all marks, so the second one finds an entry at once.
         for _ in 0..=self.capacity {
             let at = self.clock_hand;
             let Some(row) = self.stats.get_mut(at) else { break };
@@ -121,7 +122,7 @@ impl PerLockTable {
         usize::MAX
     }
 
-    /// Some of the rows, for a copy that is made in pieces.
+    /// Returns up to `length` entries from index `from`, for a copy made in chunks.
     pub(super) fn chunk(&self, from: usize, length: usize) -> &[LockStats] {
         let end = from.saturating_add(length).min(self.stats.len());
         self.stats.get(from..end).unwrap_or(&[])
@@ -171,7 +172,7 @@ mod tests {
             rows.touch(asked);
             assert_eq!(names(&rows).concat(), left);
         }
-        // Whoever was asked for again is spared, once.
+        // An entry that was used again is spared once.
         for asked in ["e", "f", "g", "h", "i"] {
             rows.touch(asked);
         }
@@ -193,7 +194,8 @@ mod tests {
     }
 
     proptest! {
-        /// Nothing is lost, there are never more rows than there is room for, and each has its own name.
+        /// No count is lost, the table never exceeds its capacity, and every entry has its own
+        /// name.
         #[test]
         fn sums_are_preserved_by_eviction(room in 0usize..5, used in proptest::collection::vec(0u8..9, 0..80)) {
             let mut rows = PerLockTable::new(room);

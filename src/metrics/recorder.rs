@@ -1,4 +1,4 @@
-//! `Recorder`: counts, on every thread.
+//! `Recorder`: counts and times, updated by all threads of a manager.
 
 use std::{
     sync::{
@@ -13,12 +13,14 @@ use parking_lot::Mutex;
 use super::{LockMetrics, Metrics, facade, per_lock::PerLockTable, timing::Timing};
 use crate::error::{LockError, LockLost};
 
-/// Locks with a row of their own.
+/// Maximum number of locks with metrics of their own. The table is bounded, because a program may
+/// use any number of lock names.
 const TRACKED_LOCKS_MAX: usize = 1_000;
-/// Rows that are copied at a time: nobody who locks waits for longer than that takes.
+/// Maximum number of locks copied while the mutex is held; otherwise a snapshot would delay the
+/// threads that lock and release.
 const COPY_CHUNK_MAX: usize = 32;
 
-/// What is only counted.
+/// Kinds of events that have a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Count {
     Attempted,
@@ -38,7 +40,7 @@ pub(crate) enum Count {
 
 const COUNT_VARIANTS: usize = Count::EventsDropped as usize + 1;
 
-/// The counters, as they were at one moment.
+/// Values of the counters, read one by one.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts([u64; COUNT_VARIANTS]);
 
@@ -52,7 +54,7 @@ impl Counts {
 pub(crate) struct Recorder {
     server: Arc<str>,
     counts: [AtomicU64; COUNT_VARIANTS],
-    /// Guards what is more than a number.
+    /// Everything that is not a single counter.
     tables: Mutex<Tables>,
 }
 
@@ -149,9 +151,10 @@ impl Recorder {
         facade::hold(held, "lost", &self.server);
     }
 
-    /// A copy. It is made in pieces, between which the numbers move on.
+    /// Copies everything in chunks. Other threads keep counting between two chunks.
     pub(crate) fn snapshot(&self) -> Metrics {
-        // What ends is read before what it ends, so that nothing seems to end before it began.
+        // Read in reverse, so that the end of something is read before its beginning. Otherwise a
+        // snapshot could show more releases than acquisitions.
         let mut counts = Counts::default();
         for (copy, count) in counts.0.iter_mut().zip(&self.counts).rev() {
             *copy = count.load(Ordering::Relaxed);

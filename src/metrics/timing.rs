@@ -1,14 +1,14 @@
-//! `Timing`: how long something takes, as a histogram. Pure.
+//! `Timing`: a histogram of durations. Pure.
 
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-/// Longer than anything that is measured: a month.
+/// Maximum recorded duration, a month. Longer ones are recorded as this.
 const RECORDED_US_MAX: u64 = 30 * 24 * 60 * 60 * 1_000_000;
 
-/// How often something took how long, in microseconds. Memory grows with the range of what was
-/// seen, not with how much.
+/// A histogram of durations, in microseconds. Its memory grows with the range of the values, not
+/// with their number.
 ///
 /// ```
 /// let timing = distlock::Timing::default();
@@ -21,9 +21,9 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// `digits` are exact, of each value.
+    /// Creates an empty histogram that keeps `digits` significant digits of each value.
     pub(super) fn new(digits: u8) -> Timing {
-        // It is only refused for more digits than five.
+        // Fails only for more than five digits.
         Timing { histogram: Histogram::new(digits).ok() }
     }
 
@@ -31,7 +31,8 @@ impl Timing {
         let micros =
             u64::try_from(span.as_micros()).unwrap_or(RECORDED_US_MAX).min(RECORDED_US_MAX);
         if let Some(histogram) = &mut self.histogram {
-            // It grows by itself, and only fails where a usize is too small for that.
+            // The histogram resizes itself. Recording fails only where `usize` is too small for the
+            // size needed.
             let _ = histogram.record(micros);
         }
     }
@@ -42,12 +43,12 @@ impl Timing {
         }
     }
 
-    /// How often.
+    /// Number of recorded durations.
     pub fn count(&self) -> u64 {
         self.histogram.as_ref().map_or(0, Histogram::len)
     }
 
-    /// The shortest time; zero when there is none.
+    /// Shortest recorded duration; zero if there is none.
     pub fn min(&self) -> Duration {
         self.histogram
             .as_ref()
@@ -55,21 +56,21 @@ impl Timing {
             .map_or(Duration::ZERO, |h| micros(h.min()))
     }
 
-    /// The longest time; zero when there is none.
+    /// Longest recorded duration; zero if there is none.
     pub fn max(&self) -> Duration {
         self.histogram.as_ref().map_or(Duration::ZERO, |histogram| micros(histogram.max()))
     }
 
-    /// The average; zero when there is none.
+    /// Mean of the recorded durations; zero if there is none.
     pub fn mean(&self) -> Duration {
         self.histogram
             .as_ref()
             .map_or(Duration::ZERO, |histogram| Duration::from_secs_f64(histogram.mean() / 1e6))
     }
 
-    /// What this part of them took at most: the median for 0.5, all but the slowest hundredth for
-    /// 0.99. Zero when there is none; anything outside of 0 to 1 counts as the nearer of the
-    /// two.
+    /// Duration that the fraction `q` of all values did not exceed: the median for 0.5, the 99th
+    /// percentile for 0.99. Zero if nothing was recorded. Values of `q` outside of 0 to 1 are
+    /// clamped.
     pub fn quantile(&self, q: f64) -> Duration {
         let value = |histogram: &Histogram<u64>| {
             histogram.value_at_quantile(q.clamp(0.0, 1.0)).min(histogram.max())

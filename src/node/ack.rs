@@ -1,12 +1,12 @@
-//! `Receipt`: whether an answer that nobody waits for has come, for who left it behind and has the
-//! connection no more.
+//! `Ack`: whether an abandoned reply has arrived. Usable after the connection was returned to the
+//! pool.
 
 use std::sync::Arc;
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 
-/// For one answer. Settled once that has come and is no error; never, if it is one or the
-/// connection has ended before.
+/// Acknowledgement of one abandoned reply: set when the reply arrives and is not an error. Never
+/// set if the reply is an error, or if the connection closes first.
 #[derive(Clone, Debug)]
 pub(crate) struct Ack {
     acknowledged: Arc<AtomicU64>,
@@ -15,33 +15,34 @@ pub(crate) struct Ack {
 
 impl Ack {
     pub(crate) fn is_acknowledged(&self) -> bool {
-        // Nothing else is read because of it.
+        // Relaxed, because no other data is read after it.
         self.acknowledged.load(Ordering::Relaxed) >= self.number
     }
 }
 
-/// The receipts for what one connection owes, which comes in order.
+/// Issues the acks of one connection, whose replies arrive in order.
 #[derive(Debug, Default)]
 pub(crate) struct AckTracker {
-    /// Of the answers that nobody waited for, how many have come, errors included.
+    /// Number of abandoned replies received, including errors.
     received: u64,
-    /// Up to which of them all are well, of those since the last error. Made with the first
-    /// receipt.
+    /// Number of the last reply that was not an error, shared with the acks issued since the last
+    /// error. `None` until an ack is issued.
     acknowledged: Option<Arc<AtomicU64>>,
 }
 
 impl AckTracker {
-    /// For the last of `owed` answers that are out.
+    /// Issues an ack for the last of `owed` replies in flight.
     pub(crate) fn issue(&mut self, owed: u32) -> Ack {
         let settled = self.acknowledged.get_or_insert_default().clone();
         Ack { acknowledged: settled, number: self.received + u64::from(owed) }
     }
 
-    /// The next answer has come.
+    /// Records that the next abandoned reply has arrived.
     pub(crate) fn record(&mut self, is_error: bool) {
         self.received += 1;
         if is_error {
-            // Those behind it are not known to be settled then either: asking in vain does no harm.
+            // Detach the acks of later replies too. They stay unset, which only causes a harmless
+            // repetition of their requests.
             self.acknowledged = None;
         } else if let Some(settled) = &self.acknowledged {
             settled.store(self.received, Ordering::Relaxed);

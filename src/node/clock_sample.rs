@@ -1,5 +1,5 @@
-//! `Reading`: what a server's clock said in one exchange. Pure: it carries moments from one clock
-//! to the other.
+//! `ClockSample`: one reading of a server's clock, which maps times between the local clock and the
+//! server's. Pure.
 
 use std::time::Duration;
 
@@ -8,7 +8,8 @@ use redis::Value;
 use super::resp::CLOCK_MAX;
 use crate::clock::Moment;
 
-/// The server read `server_us` on its clock, some time between `sent` and `received` on ours.
+/// The server's clock showed `server_us` at a moment between `sent` and `received` on the local
+/// clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ClockSample {
     sent: Moment,
@@ -16,7 +17,7 @@ pub(crate) struct ClockSample {
     server_us: u64,
 }
 
-/// Clocks run at different rates; nothing here relies on a difference below one part in this many.
+/// Bound on clock drift: two clocks differ by at most one part in this many over any interval.
 pub(crate) const DRIFT_DIVISOR: u32 = 100;
 
 impl ClockSample {
@@ -24,7 +25,7 @@ impl ClockSample {
         ClockSample { sent, received, server_us }
     }
 
-    /// From the answer to `TIME`.
+    /// Creates a sample from the reply to `TIME`.
     pub(crate) fn from_time(sent: Moment, received: Moment, answer: &Value) -> Option<ClockSample> {
         let Value::Array(parts) = answer else { return None };
         let [seconds, micros] = parts.as_slice() else { return None };
@@ -33,18 +34,18 @@ impl ClockSample {
         (server_us < CLOCK_MAX).then_some(ClockSample { sent, received, server_us })
     }
 
-    /// What the server's clock shows, at least, at `moment` after this reading.
+    /// Lower bound of what the server's clock shows at `moment`, which must not be before the
+    /// sample.
     pub(crate) fn server_us_at(&self, moment: Moment) -> u64 {
         self.server_us.saturating_add(micros(moment.duration_since(self.received)))
     }
 
-    /// The local moment that is surely not later than the one at which the server's clock showed
-    /// `server_us`.
+    /// Lower bound of the local time at which the server's clock showed `server_us`.
     ///
-    /// The difference is signed: a grant can be older than the reading it is measured against.
+    /// The difference may be negative, because a grant can be older than the sample.
     pub(crate) fn local_lower_bound(&self, server_us: u64) -> Moment {
-        // Both are cut off to whole microseconds: what seems equal may have been almost one
-        // earlier.
+        // Both values are truncated to microseconds, so equal values may be almost one microsecond
+        // apart.
         let read_us = self.server_us.saturating_add(1);
         match server_us.checked_sub(read_us) {
             Some(later) => {
@@ -58,7 +59,7 @@ impl ClockSample {
         }
     }
 
-    /// How long the exchange took.
+    /// Duration of the exchange.
     pub(crate) fn round_trip(&self) -> Duration {
         self.received.duration_since(self.sent)
     }
@@ -91,7 +92,7 @@ mod tests {
     #[test]
     fn local_bound_allows_one_percent_of_drift() {
         let sample = ClockSample::new(at(1_000_000_000), at(1_000_000_100), 50_000_000_000);
-        // One microsecond is for what clocks do not show.
+        // One microsecond is for the truncation.
         assert_eq!(sample.local_lower_bound(50_100_000_001), at(1_099_000_000));
         assert_eq!(sample.local_lower_bound(49_901_000_001), at(900_000_000));
     }
@@ -136,15 +137,16 @@ mod tests {
         ] {
             assert_eq!(read(wrong), None);
         }
-        // The last microsecond that leaves tokens enough room, and the next.
+        // The last microsecond that leaves enough room for tokens, and the next one.
         assert!(read(vec![text("8975663254"), text("740991")]).is_some());
         assert_eq!(read(vec![text("8975663254"), text("740992")]), None);
         assert_eq!(ClockSample::from_time(at(1), at(2), &Value::Okay), None);
     }
 
     proptest! {
-        /// Whatever the offset between the clocks, and however they drift within the bound, the mapped moment is
-        /// never after the true one, nor much before it. All in nanoseconds, of which servers tell whole microseconds.
+        /// For any offset between the clocks and any drift within the bound, the mapped time is
+        /// never after the true one and not much before it. All values are in nanoseconds; servers
+        /// report whole microseconds.
         #[test]
         fn local_bound_is_never_late(
             read_at in 1u64..1_000_000_000_000,
@@ -154,13 +156,14 @@ mod tests {
             event_at in 0u64..2_000_000_000_000,
             rate_ppm in prop_oneof![Just(-10_000), -10_000i128..=10_000, Just(10_000)],
         ) {
-            // The server's clock runs at 1 + rate against ours, both measured from the reading.
+            // The server's clock runs at 1 + rate relative to ours. Both are measured from the
+            // sample.
             let elapsed = i128::from(event_at) - i128::from(read_at);
             let shown = i128::from(shown_then) + elapsed + (elapsed * rate_ppm).div_euclid(1_000_000);
             let (sent, received) = (read_at.saturating_sub(delay), read_at + on_the_way_back);
             let reading = ClockSample::new(Moment::from_nanos(sent), Moment::from_nanos(received), shown_then / 1_000);
             let mapped = reading.local_lower_bound(u64::try_from(shown / 1_000).unwrap()).as_nanos();
-            // The arithmetic cuts off fractions of a nanosecond.
+            // The arithmetic truncates fractions of a nanosecond.
             prop_assert!(mapped <= event_at + 2, "{mapped} is later than {event_at}");
             let error = delay + event_at.abs_diff(read_at) / 49 + 3_000;
             prop_assert!(mapped + error >= event_at, "{mapped} is much earlier than {event_at}");

@@ -1,10 +1,10 @@
-//! A connection with a deadline on everything, poisoned on any doubt.
+//! A connection with a deadline on every operation, closed at the first doubt.
 //!
-//! The redis crate's own connection has no timeout on connecting, counts its read timeout anew for
-//! every reply, and stays "open" after a reset. This one is a socket and the redis crate's parser:
-//! a deadline covers name lookup, connecting, signing in, writing and all reads, interrupted calls
-//! included, and after anything but a well-formed answer the socket is closed and never used again.
-//! The next use opens another.
+//! The redis crate's own connection has no connect timeout, restarts its read timeout for every
+//! reply, and stays "open" after a reset. This one combines a socket with the redis crate's parser.
+//! One deadline covers name lookup, connecting, the handshake, writing and all reads, including
+//! interrupted system calls. After anything but a well-formed reply the socket is closed, and the
+//! next use opens a new one.
 
 mod pipeline;
 mod user_commands;
@@ -27,7 +27,8 @@ use crate::{
     id::random_uuid,
 };
 
-/// A connection that was in use this short a time ago is not looked at before it is used again.
+/// Minimum idle time after which a connection is checked before it is used again. Checking costs a
+/// system call.
 const IDLE_CHECK_MIN: Duration = Duration::from_millis(100);
 
 const TLS_HINT: &str = "its answer begins like TLS, which is not built into this version; use redis:// to a port without TLS, \
@@ -37,35 +38,37 @@ pub(crate) struct Connection {
     endpoint: Arc<Endpoint>,
     link: Option<FramedSocket>,
     out: Vec<u8>,
-    /// Of the last request; begins at random with the first, on the thread that makes it.
+    /// Nonce of the last request. The first one is random, and is drawn by the thread that sends
+    /// it.
     nonce: Option<u64>,
-    /// For users' own commands, which bring no deadline.
+    /// Timeout of a user's own commands, which have no deadline.
     timeout: Duration,
     spin_max: Duration,
-    /// Users' own commands went over it.
+    /// Whether a user's own commands were sent over the current socket.
     used_by_caller: bool,
-    /// When the socket was opened that broke, until the next one is there.
+    /// When the socket that broke was opened; kept until it is reported.
     broken_opened_at: Option<Moment>,
-    /// Whether a new connection has to find out who is at the other end.
+    /// Whether the handshake reads the server's run id, uptime, role and durability.
     reads_server_info: bool,
-    /// To the how-manieth of the servers it leads that were met at its node.
+    /// Epoch of the server this connection reached. The epoch of a node increases when its server
+    /// is replaced.
     server_epoch: u64,
 }
 
-/// What a new connection learnt.
+/// Result of the handshake of a new connection.
 #[derive(Debug)]
 pub(crate) struct Handshake {
     pub(crate) clock_sample: ClockSample,
-    /// If it was to be found out.
+    /// `None` unless the connection reads it.
     pub(crate) server_info: Option<ServerInfo>,
 }
 
 impl Connection {
-    /// A place for a connection; it connects when it is first used, on the thread and within the
-    /// deadline of its user.
+    /// Creates a connection without a socket. It connects when it is first used, on the thread of
+    /// its user and within that user's deadline.
     ///
-    /// Its user keeps the core for up to `spin_max` while an answer is on its way, if answers
-    /// usually come that soon.
+    /// While waiting for a reply the thread busy-waits for up to `spin_max`, if replies usually
+    /// arrive that soon.
     pub(crate) fn unconnected(
         endpoint: Arc<Endpoint>,
         timeout: Duration,
@@ -86,7 +89,7 @@ impl Connection {
         }
     }
 
-    /// Another place for a connection like this one.
+    /// Creates a connection without a socket, with the same settings.
     pub(crate) fn clone_unconnected(&self) -> Connection {
         Connection::unconnected(
             self.endpoint.clone(),
@@ -100,61 +103,63 @@ impl Connection {
         self.link.is_some()
     }
 
-    /// Since when this very socket has been open, which tells it from others.
+    /// When the current socket was opened. Distinguishes it from earlier sockets of this
+    /// connection.
     pub(crate) fn opened_at(&self) -> Option<Moment> {
         self.link.as_ref().map(|link| link.opened_at)
     }
 
-    /// Closes the socket if a user's own commands went over it: they may have left a state behind.
+    /// Closes the socket if a user's own commands were sent over it, because they may have changed
+    /// its state.
     pub(crate) fn close_if_used_by_caller(&mut self) {
         if std::mem::take(&mut self.used_by_caller) {
             self.close();
         }
     }
 
-    /// Closes the socket, which is as it should be; the next use opens another.
+    /// Closes the socket, without counting it as broken. The next use opens a new one.
     pub(crate) fn close(&mut self) {
         (self.link, self.broken_opened_at) = (None, None);
     }
 
-    /// Notes to the how-manieth of the servers it leads that were met at its node.
+    /// Records the epoch of the server that the current socket leads to.
     pub(crate) fn set_server_epoch(&mut self, succession: u64) {
         self.server_epoch = succession;
     }
 
-    /// Closes the socket if it leads to an earlier server than this one: that one may go on, and
-    /// has no vote any more.
+    /// Closes the socket if it leads to an earlier server of its node. That server may still be
+    /// running, but its vote no longer counts.
     pub(crate) fn close_if_replaced(&mut self, succession: u64) {
         if self.server_epoch < succession {
             self.close();
         }
     }
 
-    /// From then on the next use opens another socket.
+    /// Closes the socket before its first use after `at`.
     pub(crate) fn retire_at(&mut self, at: Moment) {
         if let Some(link) = &mut self.link {
             link.retires_at = at;
         }
     }
 
-    /// The same as `close` for one that is in doubt.
+    /// Closes the socket and counts it as broken, because its state is unknown.
     pub(crate) fn poison(&mut self) {
         if let Some(link) = self.link.take() {
             self.broken_opened_at.get_or_insert(link.opened_at);
         }
     }
 
-    /// When the socket was opened that broke, if one did since this was last asked.
+    /// Returns when the broken socket was opened, if one broke since the last call.
     pub(crate) fn take_broken_opened_at(&mut self) -> Option<Moment> {
         self.broken_opened_at.take()
     }
 
-    /// Whether the peer has not closed it, as far as this side knows.
+    /// Whether the socket is open and the peer is not known to have closed it.
     pub(crate) fn is_peer_open(&self) -> bool {
         self.link.as_ref().is_some_and(|link| !link.socket.is_closed())
     }
 
-    /// A handle by which another thread can cut a read short.
+    /// Returns a handle with which another thread can end a read.
     pub(crate) fn cancel_handle(&self) -> io::Result<CancelHandle> {
         match &self.link {
             Some(link) => Ok(CancelHandle(link.socket.try_clone()?)),
@@ -162,9 +167,10 @@ impl Connection {
         }
     }
 
-    /// Makes sure of a connection, and tells whether it is a new one. A connection that is there is
-    /// looked at without a round trip: one that the server closed, or that has bytes nobody
-    /// asked for, is replaced.
+    /// Connects if necessary. Returns the handshake if the connection is new.
+    ///
+    /// An existing socket is checked without a round trip. It is replaced if the server closed it,
+    /// or if it holds bytes that belong to no request.
     pub(crate) fn connect(&mut self, deadline: Moment) -> Result<Option<Handshake>, NodeError> {
         if self.is_ready() {
             return Ok(None);
@@ -172,7 +178,7 @@ impl Connection {
         let socket =
             Socket::connect(&self.endpoint.address, deadline).map_err(NodeError::not_sent)?;
         self.link = Some(FramedSocket::new(socket));
-        // Nothing of the caller's has been sent yet, whatever goes wrong in here.
+        // Whatever fails here, none of the caller's requests has been sent.
         let handshake = self.handshake(deadline).map_err(|failure| {
             self.poison();
             NodeError { outcome_unknown: false, ..failure }
@@ -181,8 +187,8 @@ impl Connection {
         Ok(Some(handshake))
     }
 
-    /// Whether there is a connection, and a request may go over it now. One that is not any good is
-    /// closed.
+    /// Whether a request can be sent now over the existing socket. Closes a socket that is no
+    /// longer usable.
     pub(crate) fn is_ready(&mut self) -> bool {
         let now = clock::now();
         self.drain_unread(now);
@@ -204,7 +210,8 @@ impl Connection {
         good
     }
 
-    /// Whether this connection has carried this script in full; remembers that it will have.
+    /// Whether this socket has already carried the full text of the script. Marks the script as
+    /// loaded.
     pub(crate) fn mark_script_loaded(&mut self, script: u8) -> bool {
         let Some(link) = &mut self.link else { return false };
         let loaded = link.loaded_scripts & script != 0;
@@ -212,23 +219,23 @@ impl Connection {
         loaded
     }
 
-    /// How long it is worth to keep the core for an answer.
+    /// Time to busy-wait for a reply.
     pub(crate) fn spin_time(&self) -> Duration {
         self.link.as_ref().map_or(Duration::ZERO, |link| link.spin_time(self.spin_max))
     }
 
-    /// What to poll for answers.
+    /// Socket to poll for replies.
     pub(crate) fn socket(&self) -> Option<&Socket> {
         self.link.as_ref().map(|link| &link.socket)
     }
 
-    /// Signs in and reads the server's clock, in one round trip.
+    /// Authenticates, selects the database and reads the server's clock, in one round trip.
     fn handshake(&mut self, deadline: Moment) -> Result<Handshake, NodeError> {
         let endpoint = self.endpoint.clone();
         let mut steps: Vec<Vec<&[u8]>> = Vec::new();
         let (user, password) = (endpoint.user.as_deref(), endpoint.password.as_deref());
-        // A user may need no password. Every connection begins as `default`, which old servers do
-        // not know by name.
+        // A user may have no password. Every connection starts as the user `default`, whose name
+        // servers before Redis 6 do not know.
         if password.is_some() || user.is_some_and(|user| user != "default") {
             let mut auth: Vec<&[u8]> = vec![b"AUTH"];
             auth.extend(user.map(str::as_bytes));
@@ -257,9 +264,10 @@ impl Connection {
                 continue;
             }
             self.check_error_reply(&answer).map_err(|failure| match &failure.kind {
-                // What is no answer to it at all.
+                // A server with too many clients sends this error instead of any reply.
                 _ if failure.is_max_clients() => failure,
-                // Servers that do not know the command repeat its arguments.
+                // A server that does not know the command quotes its arguments, which include the
+                // password.
                 NodeErrorKind::Refused { code, .. }
                     if step.first() == Some(&&b"AUTH"[..]) && code == "ERR" =>
                 {
@@ -288,7 +296,7 @@ impl Connection {
         Ok(Handshake { clock_sample, server_info })
     }
 
-    /// Sends a command and waits until it is answered; a refusal will do.
+    /// Sends a command and waits for its reply. An error reply counts as success.
     pub(crate) fn execute(&mut self, command: &[&[u8]], deadline: Moment) -> Result<(), NodeError> {
         self.send(deadline, |out| write_command(out, command))
             .and_then(|_| self.receive(deadline))
@@ -296,8 +304,8 @@ impl Connection {
             .map_err(|failure| NodeError { outcome_unknown: false, ..failure })
     }
 
-    /// A server's error as a failure. One that is no master is left: its name may lead elsewhere by
-    /// now.
+    /// Turns an error reply into an error. If the server is not a master, also closes the socket,
+    /// because the host name may lead to another server by now.
     pub(crate) fn check_error_reply(&mut self, value: &Value) -> Result<(), NodeError> {
         let Value::ServerError(error) = value else { return Ok(()) };
         let failure = NodeError::from_server(error.code(), error.details().unwrap_or(""), |text| {
@@ -309,15 +317,14 @@ impl Connection {
         Err(failure)
     }
 
-    /// A number that no earlier request on this connection carried.
+    /// Returns a number that no earlier request on this connection carried.
     pub(crate) fn next_nonce(&mut self) -> u64 {
         let nonce = self.nonce.map_or_else(random_nonce, |last| last.wrapping_add(1));
         self.nonce = Some(nonce);
         nonce
     }
 
-    /// Writes one request, composed by `compose`, and says when: the moment before the first byte
-    /// left.
+    /// Writes one request, encoded by `compose`. Returns the time before the first byte was sent.
     pub(crate) fn send(
         &mut self,
         deadline: Moment,
@@ -335,7 +342,7 @@ impl Connection {
             return Err(NodeError::not_sent(io::ErrorKind::NotConnected.into()));
         };
         let result = link.write_all(&self.out, deadline);
-        // A burst of renewals must not keep its buffer for ever.
+        // Shrink the buffer after a large batch of renewals.
         if self.out.capacity() > 64 << 10 {
             self.out = Vec::with_capacity(1024);
         }
@@ -345,7 +352,7 @@ impl Connection {
         })
     }
 
-    /// Reads one value; an error or the end of the time poisons the connection.
+    /// Reads one value. Closes the socket after an error or at the deadline.
     pub(crate) fn receive(&mut self, deadline: Moment) -> Result<Value, NodeError> {
         match self.receive_until(deadline) {
             Ok(Some(value)) => Ok(value),
@@ -357,13 +364,15 @@ impl Connection {
         }
     }
 
-    /// Reads one value; `None` when it has not come by `until`, after which reading can go on.
+    /// Reads one value, skipping abandoned replies. Returns `None` if it has not arrived by
+    /// `until`; reading can then be continued.
     pub(crate) fn receive_until(&mut self, until: Moment) -> Result<Option<Value>, NodeError> {
         loop {
             let unread = self.link.as_ref().map_or(0, |link| link.unread);
             match self.receive_next(until)? {
                 Some(value) if unread > 0 => match self.skip_reply(&value, clock::now()) {
-                    // What is waited for comes behind that, and may be carried out all the same.
+                    // The awaited reply is behind the one that closed the socket. Its request may
+                    // still be carried out.
                     Err(failure) if !self.is_connected() => {
                         return Err(NodeError { outcome_unknown: true, ..failure });
                     }
@@ -410,18 +419,18 @@ impl fmt::Debug for Connection {
     }
 }
 
-/// Closes a connection from outside, so that the thread that reads from it wakes up.
+/// Closes a connection from another thread, which wakes the thread that reads from it.
 #[derive(Debug)]
 pub(crate) struct CancelHandle(Socket);
 
 impl CancelHandle {
     pub(crate) fn cancel(&self) {
-        // A socket that is closed already needs no cutting.
+        // Fails only if the socket is already closed.
         let _ = self.0.shutdown();
     }
 }
 
-/// Appends a command in the protocol's form.
+/// Appends a command in the Redis protocol (RESP).
 pub(crate) fn write_command(out: &mut Vec<u8>, parts: &[&[u8]]) {
     write_array(out, parts.len());
     for part in parts {
@@ -442,7 +451,8 @@ mod tests {
         Connection::unconnected(endpoint, Duration::from_secs(1), Duration::ZERO, false)
     }
 
-    /// Whoever can write into a connection, and not read it, must not be able to guess.
+    /// An attacker who can write to a connection but not read from it must not be able to guess a
+    /// nonce.
     #[test]
     fn nonces_start_at_random_and_never_repeat() {
         let numbers = || {
@@ -457,7 +467,7 @@ mod tests {
         }
     }
 
-    /// All that a server says is its choice, also the word that should be a code.
+    /// The server chooses the whole text of an error, including the word in place of the code.
     #[test]
     fn error_code_is_redacted_and_escaped_like_its_message() {
         let mut connection = unconnected("redis://:hunter2@h");

@@ -1,7 +1,10 @@
-//! Name lookup within a deadline: the system's resolver has none, so it runs on a thread of its own
-//! that may be left behind. Lookups of one name share a thread and its answer: a resolver that
-//! hangs holds one, and not one for each try. One that is only slower than its callers, as where
-//! the first of two servers is dead, is good for who asks next.
+//! Name lookup with a deadline. The system resolver has none, so it runs on a separate thread that
+//! may outlive the caller.
+//!
+//! Concurrent lookups of one name share a thread and its result, so a resolver that hangs blocks
+//! one thread per name and not one per attempt. A result that arrives after all its callers have
+//! gone is kept for a short time. Otherwise a resolver that is slower than the deadline, for
+//! example because the first of two DNS servers is dead, would never help any caller.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -23,16 +26,17 @@ type Addresses = Vec<SocketAddr>;
 type LookupResult = Result<Addresses, (io::ErrorKind, String)>;
 type Query = (String, u16);
 
-/// Who waits for which lookup.
+/// Lookups in progress, with their waiting callers.
 static IN_FLIGHT: LazyLock<Mutex<HashMap<Query, Vec<Sender<LookupResult>>>>> =
     LazyLock::new(Mutex::default);
-/// What was answered when nobody waited any more, and when.
+/// Results that arrived after all callers had gone, with their time of arrival.
 static LATE_RESULTS: LazyLock<Mutex<HashMap<Query, (Moment, Addresses)>>> =
     LazyLock::new(Mutex::default);
-/// For how long that is believed. A name may lead elsewhere soon.
+/// Maximum age of a late result. A name may soon lead to another address.
 const LATE_RESULT_AGE_MAX: Duration = Duration::from_secs(10);
 
-/// The addresses of a host. A literal address takes no time; a name at most until the deadline.
+/// Resolves a host to its addresses. A literal address returns at once; a name blocks until the
+/// deadline at most.
 pub(crate) fn resolve(host: &str, port: u16, deadline: Moment) -> io::Result<Vec<SocketAddr>> {
     if let Ok(address) = host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(address, port)]);
@@ -82,7 +86,7 @@ fn deliver(query: &Query, answer: &LookupResult) {
     let waiting = IN_FLIGHT.lock().remove(query);
     let mut delivered = false;
     for waiter in waiting.into_iter().flatten() {
-        // It may have stopped waiting.
+        // The caller may have stopped waiting.
         delivered |= waiter.try_send(answer.clone()).is_ok();
     }
     let mut late_results = LATE_RESULTS.lock();

@@ -1,15 +1,16 @@
-//! `Failure`: an exchange with a server that did not end in an answer, and whether the server may
-//! have acted on it.
+//! `NodeError`: an exchange that failed, and whether the server may have carried out the request.
 
 use std::{error::Error, fmt, io, time::Duration};
 
 use super::script::Script;
 use crate::display::HumanDuration;
 
-/// Every exchange is applied, not applied, or unknown; this is the "not" or the "unknown".
+/// The outcome of a request is "applied", "not applied" or "unknown". This error stands for the
+/// last two.
 #[derive(Debug)]
 pub(crate) struct NodeError {
-    /// A byte of the request may have reached the server, so it may have been carried out.
+    /// Whether the request may have been carried out, because at least one byte of it may have been
+    /// sent.
     pub(crate) outcome_unknown: bool,
     pub(crate) kind: NodeErrorKind,
 }
@@ -18,30 +19,31 @@ pub(crate) struct NodeError {
 pub(crate) enum NodeErrorKind {
     Io(io::Error),
     TimedOut,
-    /// The same, where a lease is so short that there was less time than usual.
+    /// A timeout that was shorter than the operation timeout, because the lease is short.
     ShortLease(Duration),
-    /// The server says no; `code` is the first word of its error.
+    /// The server replied with an error. `code` is the error's first word.
     Refused {
         code: String,
         message: String,
     },
-    /// An answer that is not an answer to the question.
+    /// The reply is malformed or does not match the request.
     Protocol(String),
-    /// They keep the lock, each under a token of its own, however often they are asked for one.
+    /// A quorum granted the lock, but repeatedly with different fencing tokens.
     TokenDisagreement,
     /// All pooled connections are in use.
     PoolExhausted,
-    /// The manager has been shut down, and its pool with it.
+    /// The manager has been shut down, and its pool is closed.
     Closed,
-    /// It cannot be one of several nodes; says why.
+    /// The server cannot be one of several nodes, for this reason.
     Ineligible(String),
-    /// Its vote does not count yet: it may have forgotten what it granted.
+    /// The node's vote does not count yet, because it may have lost locks that it granted.
     Quarantined(Duration),
-    /// It failed a short time ago, and the others were enough to ask.
+    /// The node failed recently, and the other nodes were enough for a quorum.
     BackingOff,
 }
 
-/// Refusals before a request, or the first write of a script, is carried out.
+/// Error codes that a server returns before it carries out a request or the first write of a
+/// script.
 const NOT_APPLIED_CODES: [&str; 19] = [
     "ASK",
     "BUSY",
@@ -73,21 +75,22 @@ impl NodeError {
         NodeError { outcome_unknown: true, kind }
     }
 
-    /// The same from the words of a server's error, of which `quote` makes something that can be
-    /// shown.
+    /// Creates an error from an error reply. `quote` removes secrets from the text and makes it
+    /// printable.
     pub(crate) fn from_server(
         code: &str,
         message: &str,
         quote: impl Fn(&str) -> String,
     ) -> NodeError {
         let (code, message) = unwrap_script_error(code, message);
-        // What everybody knows is not quoted: our password may be a part of it.
+        // Well-known codes are kept verbatim; redaction could mangle them, for example if the
+        // password is part of a code.
         let code = if NOT_APPLIED_CODES.contains(&code) { code.to_owned() } else { quote(code) };
         NodeError::refused(code, quote(message))
     }
 
-    /// Most codes are only given before anything is done. Others also end a script half way, or
-    /// come from a proxy that does not know.
+    /// Most codes are returned before the request is carried out. Any other code may also end a
+    /// script halfway, or come from a proxy that does not know the outcome.
     pub(crate) fn refused(code: String, message: String) -> NodeError {
         NodeError {
             outcome_unknown: !NOT_APPLIED_CODES.contains(&code.as_str()),
@@ -95,7 +98,7 @@ impl NodeError {
         }
     }
 
-    /// Whether trying again soon may help without anybody doing anything.
+    /// Whether retrying soon may help without any intervention.
     pub(crate) fn is_transient(&self) -> bool {
         match &self.kind {
             NodeErrorKind::Refused { code, .. } => {
@@ -107,19 +110,19 @@ impl NodeError {
         }
     }
 
-    /// The server has as many clients as it takes, which it tells whoever connects, without having
-    /// heard anything.
+    /// The server has reached `maxclients`. It sends this error to every new connection, before it
+    /// reads anything.
     pub(crate) fn is_max_clients(&self) -> bool {
         let NodeErrorKind::Refused { code, message } = &self.kind else { return false };
         code == "ERR" && message.starts_with("max number of clients")
     }
 
-    /// The server is no master, so that another one must be.
+    /// The server is not a master, so there must be another one.
     pub(crate) fn is_not_master(&self) -> bool {
         matches!(&self.kind, NodeErrorKind::Refused { code, .. } if matches!(code.as_str(), "READONLY" | "MASTERDOWN"))
     }
 
-    /// The same would be said about whatever is asked.
+    /// Whether any other request to this server would fail in the same way.
     pub(crate) fn is_server_wide(&self) -> bool {
         let NodeErrorKind::Refused { code, .. } = &self.kind else { return true };
         let codes =
@@ -127,12 +130,12 @@ impl NodeError {
         self.is_transient() || self.is_not_master() || codes.contains(&code.as_str())
     }
 
-    /// Said about what is kept under one name, by a server that does as it should.
+    /// The key has another type than expected. The server itself is working.
     pub(crate) fn is_wrong_type(&self) -> bool {
         matches!(&self.kind, NodeErrorKind::Refused { code, .. } if code == "WRONGTYPE")
     }
 
-    /// With the right in it that the user lacks, where the server does not say which.
+    /// Appends the permission that the user lacks, if the server does not name it.
     pub(crate) fn with_missing_permission(mut self, script: Option<&Script>) -> NodeError {
         if let (NodeErrorKind::Refused { message, .. }, Some(script)) = (&mut self.kind, script)
             && let Some(right) = script.missing_permission(message)
@@ -142,7 +145,7 @@ impl NodeError {
         self
     }
 
-    /// The server does not know the script of this hash.
+    /// The server does not have the script with this hash.
     pub(crate) fn is_unknown_script(&self) -> bool {
         matches!(&self.kind, NodeErrorKind::Refused { code, .. } if code == "NOSCRIPT")
     }
@@ -156,12 +159,13 @@ impl NodeError {
     }
 }
 
-/// Servers before Redis 7 wrap what a script is refused in an error about the script.
+/// Unwraps the inner error of a script. Servers before Redis 7 wrap it in an "Error running script"
+/// message.
 fn unwrap_script_error<'a>(code: &'a str, message: &'a str) -> (&'a str, &'a str) {
     let inner = || {
         let (_, line) =
             message.strip_prefix("Error running script ")?.rsplit_once("@user_script:")?;
-        // Behind the number of the line, which is written in two ways.
+        // Skip the line number, which appears in two formats.
         let (code, rest) = line
             .trim_start_matches(|c: char| c == ' ' || c.is_ascii_digit())
             .strip_prefix(": ")?
@@ -241,7 +245,7 @@ mod tests {
         );
     }
 
-    /// As Redis 6.2.14 says it.
+    /// As reported by Redis 6.2.14.
     #[test]
     fn redis_6_script_error_keeps_its_inner_code() {
         let wrapped = |rest: &str| {

@@ -1,5 +1,4 @@
-//! `Link`: an open socket and the redis crate's parser; reads and writes that end when they have
-//! to.
+//! `FramedSocket`: an open socket and the redis crate's parser, with deadlines on reads and writes.
 
 use std::{
     io::{self, Read},
@@ -11,33 +10,35 @@ use redis::{Parser, RedisResult, Value};
 use super::{ack::AckTracker, resp::is_tls, socket::Socket};
 use crate::clock::{self, Moment};
 
-/// No reply of a script of ours comes near this; a longer one is a fault or an attack.
+/// Maximum size of a reply. The replies of our scripts are far smaller, so a longer one is an error
+/// or an attack.
 const REPLY_BYTES_MAX: usize = 4 << 20;
-/// Of what has come when the time is over, this much is read still; a reply that somebody waited
-/// for is not longer.
+/// Maximum number of bytes read after the deadline, from what has already arrived. No reply that a
+/// caller waits for is longer.
 const LATE_BYTES_MAX: usize = 128 << 10;
-/// A timeout on the socket that is this much too long is not worth a system call to mend.
+/// Maximum excess of the socket's read timeout over the time left. A smaller excess does not
+/// justify a system call.
 const READ_TIMEOUT_SLACK: Duration = Duration::from_millis(2);
 
 pub(super) struct FramedSocket {
     pub(super) socket: Socket,
     parser: Parser,
-    /// How much more may come of the reply that is being read, in however many calls.
+    /// Number of bytes that the current reply may still have, over all calls that read it.
     reply_budget: usize,
     read_timeout: Duration,
     pub(super) opened_at: Moment,
     pub(super) used_at: Moment,
-    /// It is not used any more from then on.
+    /// Time from which the socket is not used any more.
     pub(super) retires_at: Moment,
-    /// How long the first byte of an answer usually takes.
+    /// Moving average of the time to the first byte of a reply.
     latency_ewma: Duration,
-    /// Answers under way that nobody waits for any more, and since when there are any.
+    /// Number of abandoned replies in flight.
     pub(super) unread: u32,
     pub(super) unread_since: Moment,
     pub(super) acks: AckTracker,
-    /// The scripts that were sent in full.
+    /// Scripts whose full text was sent, as a bit mask.
     pub(super) loaded_scripts: u8,
-    /// Whether the first that came is of TLS; `None` before.
+    /// Whether the first bytes received look like TLS; `None` before the first byte.
     tls: Option<bool>,
 }
 
@@ -61,12 +62,12 @@ impl FramedSocket {
         }
     }
 
-    /// The other side speaks TLS, which no parser of ours reads.
+    /// Whether the server speaks TLS, which the parser cannot read.
     pub(super) fn is_tls(&self) -> bool {
         self.tls == Some(true)
     }
 
-    /// Reads one value until the moment has come; what was read by then is kept for the next call.
+    /// Reads one value until the deadline. A partial value is kept for the next call.
     pub(super) fn read(&mut self, until: Moment, spin_max: Duration) -> RedisResult<Value> {
         let started = clock::now();
         let spin_until = started.saturating_add(self.spin_time(spin_max));
@@ -92,7 +93,7 @@ impl FramedSocket {
         result
     }
 
-    /// How long it is worth to keep the core for an answer.
+    /// Time to busy-wait for a reply, at most `max`. Zero if replies usually take longer than that.
     pub(super) fn spin_time(&self, max: Duration) -> Duration {
         if self.latency_ewma > max {
             Duration::ZERO
@@ -125,7 +126,7 @@ impl FramedSocket {
     }
 }
 
-/// Reads for the parser until a moment has come or enough bytes have.
+/// Reads for the parser until a deadline or the size limit is reached.
 struct DeadlineReader<'a> {
     socket: &'a mut Socket,
     read_timeout: &'a mut Duration,
@@ -133,14 +134,14 @@ struct DeadlineReader<'a> {
     spin_until: Moment,
     first_byte_at: Option<Moment>,
     reply_budget: &'a mut usize,
-    /// How much may be read in this call after that moment.
+    /// Number of bytes that this call may still read after the deadline.
     late_budget: usize,
     tls: &'a mut Option<bool>,
 }
 
 impl DeadlineReader<'_> {
-    /// Looks again and again for a short while, letting others run in between: going to sleep and
-    /// being woken can take longer than a server nearby takes to answer.
+    /// Busy-waits for a short time, yielding to other threads. Sleeping and waking up can take
+    /// longer than a nearby server needs to reply.
     fn spin_read(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         while clock::now() < self.spin_until {
             match self.socket.try_read(buffer) {
@@ -179,8 +180,8 @@ impl Read for DeadlineReader<'_> {
         loop {
             let remaining = self.until.duration_since(clock::now());
             if remaining.is_zero() {
-                // What has come in time is not late because nobody looked; but more could be coming
-                // all the time.
+                // A reply that arrived in time may not have been read yet. Read it, but only up to
+                // a limit, because the server may keep sending.
                 let room = room.min(self.late_budget);
                 if room == 0 {
                     return Err(io::ErrorKind::TimedOut.into());
@@ -196,7 +197,7 @@ impl Read for DeadlineReader<'_> {
                     Err(error) => Err(error),
                 };
             }
-            // A timeout that is too short only costs another turn of this loop.
+            // A timeout that is too short only costs another iteration.
             if *self.read_timeout > remaining.saturating_add(READ_TIMEOUT_SLACK)
                 || *self.read_timeout < remaining / 8
             {
@@ -222,7 +223,8 @@ mod tests {
     use super::*;
     use std::thread;
 
-    /// A link, and a thread that says this at its other end, or as much of it as is listened to.
+    /// A socket, and a thread that sends `what` to it until everything is sent or the socket is
+    /// closed.
     fn socket_receiving(what: String) -> (FramedSocket, thread::JoinHandle<io::Result<()>>) {
         let (ours, theirs) = Socket::pair().unwrap();
         let server = thread::spawn(move || {
@@ -231,7 +233,8 @@ mod tests {
         (FramedSocket::new(ours), server)
     }
 
-    /// As several nodes are listened to: takes what has come, and does not wait for more.
+    /// Reads as the code for several nodes does: takes the bytes that have arrived, without waiting
+    /// for more.
     fn read_in_turns(link: &mut FramedSocket) -> RedisResult<Value> {
         loop {
             match link.read(clock::now(), Duration::ZERO) {

@@ -1,5 +1,5 @@
-//! `Door`: who is connecting to a node, so that not everybody waits outside of one that lets nobody
-//! in.
+//! `ConnectGate`: tracks the connection attempts to a node, so that not every caller waits for a
+//! node that accepts no connections.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ pub(super) struct ConnectGate(Mutex<ConnectAttempts>);
 
 #[derive(Debug)]
 struct ConnectAttempts {
-    /// How many are connecting.
+    /// Number of attempts in progress.
     in_progress: u32,
-    /// Since when some have been, and nobody has got in.
+    /// Since when attempts have been in progress without one succeeding.
     no_success_since: Moment,
-    /// When the last of them came.
+    /// When the last attempt began.
     last_begun: Moment,
 }
 
-/// Somebody who is connecting, until this is dropped.
+/// One attempt to connect, in progress until it is dropped.
 pub(super) struct Connecting<'a>(&'a ConnectGate);
 
 impl Default for ConnectGate {
@@ -45,13 +45,14 @@ impl ConnectGate {
         Connecting(self)
     }
 
-    /// Somebody got in.
+    /// Records that an attempt succeeded.
     pub(super) fn record_success(&self, now: Moment) {
         self.0.lock().no_success_since = now;
     }
 
-    /// Whether somebody has been kept outside for `patience`, and the last one who came has not
-    /// been there for `pause`.
+    /// Whether attempts have been in progress for at least `patience` without success. Returns
+    /// false if the last attempt began at least `pause` ago, so that another caller tries from time
+    /// to time.
     pub(super) fn is_stalled(&self, now: Moment, patience: Duration, pause: Duration) -> bool {
         let outside = self.0.lock();
         outside.in_progress > 0

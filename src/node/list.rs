@@ -1,4 +1,4 @@
-//! How a server is asked for many locks at once: their names, then what is known about them. Pure.
+//! Requests about many locks: finding their keys, then describing them. Pure.
 
 use redis::Value;
 
@@ -9,11 +9,12 @@ use super::{
 };
 use crate::{display::truncate_id, holder::Holder, key::LockKey};
 
-/// Keys that a server looks at in one step of a scan: it takes half a millisecond or so.
+/// Number of keys that the server examines in one step of a scan. A step takes about half a
+/// millisecond.
 const SCAN_COUNT: &[u8] = b"250";
 
-/// A pattern of Redis for the keys of locks whose names match `pattern`: the prefix stands for
-/// itself.
+/// Returns the Redis pattern for the keys of locks whose names match `pattern`. Special characters
+/// of the prefix are escaped.
 pub(crate) fn key_pattern(prefix: &str, pattern: &str) -> String {
     let mut keys = String::with_capacity(prefix.len() + pattern.len());
     for letter in prefix.chars() {
@@ -26,19 +27,18 @@ pub(crate) fn key_pattern(prefix: &str, pattern: &str) -> String {
     keys
 }
 
-/// One step through all keys.
+/// One step of a scan over all keys.
 pub(crate) struct Scan<'a> {
     pub(crate) cursor: &'a str,
     pub(crate) pattern: &'a str,
 }
 
-/// Where the next step begins, and the keys that this one has found. It may have found a key
-/// before.
+/// The keys found by one step of a scan. The same key may be found more than once.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ScanReply {
-    /// `None` when all have been looked at.
+    /// Cursor of the next step; `None` at the end of the scan.
     pub(crate) next_cursor: Option<String>,
-    /// A key that is no text is no key of ours.
+    /// Keys that are valid UTF-8. Other keys are not ours.
     pub(crate) keys: Vec<String>,
 }
 
@@ -79,10 +79,10 @@ impl Request for Scan<'_> {
     }
 }
 
-/// What is known about these locks.
+/// Describes these locks.
 pub(crate) struct DescribeLocks<'a> {
     pub(crate) keys: &'a [LockKey],
-    /// How many waiters to tell of each lock, and of all locks together.
+    /// Maximum number of waiters to list, for each lock and for all locks together.
     pub(crate) waiters_per_lock_max: u64,
     pub(crate) waiters_total_max: u64,
 }
@@ -94,13 +94,13 @@ pub(crate) enum Description {
     Held(HeldDescription),
 }
 
-/// A lock that is held.
+/// Description of a lock that is held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HeldDescription {
     pub(crate) holder: Holder,
-    /// The last one given; zero when it is not known.
+    /// Last fencing token; zero if unknown.
     pub(crate) token: u64,
-    /// The identifiers of the first ones in line, in order.
+    /// Ids of the first waiters, in queue order.
     pub(crate) waiters: Vec<String>,
 }
 
@@ -161,12 +161,12 @@ impl DescribeLocks<'_> {
     }
 }
 
-/// The identifier in an entry of the line: `claim-ms channel identifier`.
+/// Returns the id in a queue entry, which has the form `claim-ms channel id`.
 fn waiter_id(entry: &Value) -> Option<String> {
     let entry = String::from_utf8_lossy(text_reply(entry)?);
     let mut fields = entry.splitn(3, ' ');
     let id = fields.nth(2);
-    // What is not ours is told as it is.
+    // An entry of another form is returned as it is.
     Some(truncate_id(id.unwrap_or(&entry).to_owned()))
 }
 

@@ -1,11 +1,11 @@
-//! `Roster`: which server stands behind each of several nodes, and whether it may vote. Pure.
+//! `Membership`: which server each of several nodes leads to, and whether it may vote. Pure.
 //!
-//! A node that lost its memory has forgotten whom it gave locks to, and would give them to others.
-//! It may vote again when the longest lease has passed, for then whatever it forgot has expired. A
-//! node whose run is younger than that, or that turns out to be another server than before, is
-//! taken to have lost its memory, unless what it kept proves that it has not: a node that writes
-//! all down before it answers is told to remember for how long it has done so. Who follows another
-//! server takes over that one's memory, as far as it was sent, in place of its own.
+//! A node that lost its data has forgotten which locks it granted, and could grant them again. Its
+//! votes count again after the longest lease has passed, because everything it forgot has then
+//! expired. A node counts as having lost its data if its run is younger than that, or if its server
+//! was replaced. The exception is a server that writes everything to disk before it replies: it
+//! keeps a durability record, which proves that its data survived. A replica replaces its data by
+//! its master's, as far as the master has sent it.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::clock::Moment;
 #[derive(Debug)]
 pub(crate) struct Membership {
     nodes: Vec<NodeRecord>,
-    /// The longest lease that anybody takes; zero lets every node vote at once.
+    /// Longest lease of any client. Zero lets every node vote at once.
     quarantine: Duration,
 }
 
@@ -24,34 +24,36 @@ struct NodeRecord {
     label: Arc<str>,
     run_id: Option<String>,
     promotion_id: Option<String>,
-    /// The run that was met last as a replica, if it has not been met as a master since.
+    /// Run id that was last seen as a replica; cleared when the node is seen as a master.
     replica_run_id: Option<String>,
-    /// It was led to another node's server after its run, which may since be another node's.
+    /// Whether the node's address last led to the server of another node. The run id recorded here
+    /// may since belong to another node.
     misdirected: bool,
     votes_from: Moment,
 }
 
-/// What a look at a node's server led to.
+/// Result of observing a node's server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Eligibility {
     Eligible,
-    /// It may have lost its memory, and does not vote for this long.
+    /// The node may have lost its data. Its votes do not count for this long.
     Quarantined(Duration),
-    /// It is a replica, and would refuse all writes, or forget those that it has not heard of.
+    /// The server is a replica. It would reject writes, and it may lack its master's last writes.
     Replica,
-    /// It is the same server as this other node.
+    /// The server is the same as that of another node.
     Duplicate(Arc<str>),
 }
 
-/// What a node that was just met has to be told, about its memory and for the next run.
+/// What to do with the durability record of a node that was just observed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DurabilityAction {
-    /// It loses nothing from now on, in this run at least, and has lost nothing for this long.
+    /// Write that the server has lost nothing for this long. It loses nothing from now on, at least
+    /// in this run.
     Record(Duration),
-    /// What it remembers proves nothing any more, for it may lose what comes now, or has it from
-    /// its master. Then it has to be met again, if ever.
+    /// Delete the record, because it proves nothing: the server may lose what it writes now, or has
+    /// the record from its master. Observe the node again at the given time, if ever.
     Delete(Moment),
-    /// It is too early to tell it anything; it has to be met again, no earlier than then.
+    /// It is too early for a record. Observe the node again at the given time.
     ObserveAgain(Moment),
     Nothing,
 }
@@ -70,13 +72,13 @@ impl Membership {
         Membership { nodes: labels.map(member).collect(), quarantine }
     }
 
-    /// Whether another run was met at a node before.
+    /// Whether the node had another run id before.
     pub(crate) fn is_replacement(&self, node: usize, identity: &ServerInfo) -> bool {
         let run = self.nodes.get(node).and_then(|member| member.run_id.as_ref());
         run.is_some_and(|run| *run != identity.run_id)
     }
 
-    /// A new connection has found out which server a node is.
+    /// Records which server a new connection to a node leads to.
     pub(crate) fn observe(&mut self, node: usize, identity: &ServerInfo) -> Eligibility {
         if !identity.is_master {
             if let Some(member) = self.nodes.get_mut(node) {
@@ -103,7 +105,8 @@ impl Membership {
         if known.as_ref() == Some(&identity.run_id) && !was_replica && !was_promoted {
             return Eligibility::Eligible;
         }
-        // Another run, however old, is another memory; the first that is seen is judged by its age.
+        // A new run has lost its data, whatever its age. Only the first server seen is judged by
+        // its age.
         let age = if known.is_none() && !was_replica { identity.uptime } else { Duration::ZERO };
         let recorded = identity
             .recorded_durability
@@ -111,13 +114,14 @@ impl Membership {
             .unwrap_or_default();
         let from =
             identity.observed_at.saturating_add(quarantine.saturating_sub(age.max(recorded)));
-        // What a memory proves may be its master's, if it was one of a replica in the run before.
+        // Never shorten a quarantine. The record may be a copy of its master's, if the server was a
+        // replica in its previous run.
         member.votes_from = member.votes_from.max(from);
         let left = member.votes_from.duration_since(identity.observed_at);
         if left.is_zero() { Eligibility::Eligible } else { Eligibility::Quarantined(left) }
     }
 
-    /// What has to be done about the memory of a node that was just met and found fit.
+    /// Returns what to do with the durability record of a node that was just found eligible.
     pub(crate) fn durability_action(&self, node: usize, identity: &ServerInfo) -> DurabilityAction {
         let votes_from = self.votes_from(node);
         let durable_for = if identity.promotion_id.is_some() {
@@ -137,7 +141,7 @@ impl Membership {
         }
     }
 
-    /// From when on the votes of a node count.
+    /// Returns the time from which the votes of a node count.
     pub(crate) fn votes_from(&self, node: usize) -> Moment {
         self.nodes.get(node).map_or(Moment::NEVER, |member| member.votes_from)
     }
@@ -217,7 +221,7 @@ mod tests {
             membership.durability_action(0, &fresh),
             DurabilityAction::ObserveAgain(at(110))
         );
-        // What it remembers is its master's.
+        // The record is its master's.
         assert_eq!(
             membership.durability_action(
                 0,
@@ -234,9 +238,9 @@ mod tests {
             membership.durability_action(0, &promoted("x", "first", 60, 111)),
             DurabilityAction::Record(minute)
         );
-        // It does not tell for ever that it was a replica.
+        // A server does not report for ever that it was a replica.
         assert_eq!(membership.observe(0, &server("x", 5_000, 200)), Eligibility::Eligible);
-        // Who was told so votes at once, where nobody else was met before.
+        // A server with such a record votes at once, if the node had no other server before.
         assert_eq!(membership.observe(1, &promoted("y", "second", 10, 200)), Eligibility::Eligible);
         assert_eq!(
             membership.observe(1, &promoted("z", "third", 10, 200)),
@@ -259,7 +263,7 @@ mod tests {
         assert_eq!(membership.votes_from(0), at(310));
     }
 
-    /// Also where it does not tell any more when it is met again.
+    /// Even if it no longer reports that it was a replica.
     #[test]
     fn server_seen_as_replica_is_quarantined() {
         let mut membership = membership();
@@ -267,7 +271,7 @@ mod tests {
         membership.observe(0, &server("x", 99, 100));
         for (node, run) in [(0, "x"), (1, "y")] {
             assert_eq!(membership.observe(node, &replica(run, 200)), Eligibility::Replica);
-            // What it remembers is its master's.
+            // The record is its master's.
             let master = |asked_at| durable(run, 99, asked_at, Some(60));
             assert_eq!(
                 membership.observe(node, &master(300)),
@@ -278,7 +282,7 @@ mod tests {
         }
     }
 
-    /// Its next run has the same memory, its master's, and nobody has met that one as a replica.
+    /// The next run has the same record, its master's, and was never seen as a replica.
     #[test]
     fn restart_does_not_shorten_quarantine() {
         let mut membership = membership();
@@ -332,7 +336,7 @@ mod tests {
             membership.observe(2, &durable("short", 1, 200, Some(4))),
             Eligibility::Quarantined(Duration::from_secs(6))
         );
-        // What another setting let through may be lost.
+        // Writes made under another setting may be lost.
         let everysec = ServerInfo { recorded_durability: Some(QUARANTINE), ..server("w", 0, 300) };
         assert_eq!(membership.observe(0, &everysec), Eligibility::Quarantined(QUARANTINE));
     }
@@ -358,7 +362,7 @@ mod tests {
             membership.durability_action(0, &durable("x", 10, 107, Some(1))),
             DurabilityAction::Record(QUARANTINE)
         );
-        // What others with longer leases have found out stands.
+        // Keep a longer time that clients with longer leases have recorded.
         assert_eq!(
             membership.durability_action(0, &durable("x", 99, 108, Some(60))),
             DurabilityAction::Record(Duration::from_secs(60))
@@ -392,7 +396,7 @@ mod tests {
             membership.observe(2, &server("x", 99, 100)),
             Eligibility::Duplicate("a".into())
         );
-        // A name that leads elsewhere later is no duplicate any more.
+        // An address that leads to another server later is no duplicate any more.
         membership.observe(0, &server("y", 99, 200));
         assert_eq!(membership.observe(2, &server("x", 99, 200)), Eligibility::Eligible);
     }
@@ -404,7 +408,7 @@ mod tests {
         for (node, server) in servers.iter().enumerate() {
             assert_eq!(membership.observe(node, server), Eligibility::Eligible);
         }
-        // In a circle: only the last one finds its new server's former name given up.
+        // In a cycle: only the last node's new server is not recorded for another node any more.
         for (node, label) in [(0, "b"), (1, "c")] {
             assert_eq!(
                 membership.observe(node, &servers[node + 1]),
@@ -420,12 +424,12 @@ mod tests {
             assert_eq!(membership.observe(node, &servers[led_to]), Eligibility::Eligible);
             assert_eq!(membership.votes_from(node), at(110));
         }
-        // A second name for a server stays out, whoever else has been refused.
+        // A second address of a server is refused. The node that has the server stays eligible.
         assert_eq!(membership.observe(0, &servers[0]), Eligibility::Duplicate("c".into()));
         assert_eq!(membership.observe(2, &servers[0]), Eligibility::Eligible);
     }
 
-    /// Nobody else has taken its server meanwhile.
+    /// No other node has taken its server in the meantime.
     #[test]
     fn briefly_misdirected_node_stays_eligible() {
         let mut membership = membership();

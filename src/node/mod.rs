@@ -1,5 +1,5 @@
-//! What one Redis server says: connections with deadlines, the scripts, and every server state
-//! mapped to an answer or a [`Failure`] that tells whether the request may have been carried out.
+//! One Redis server: connections with deadlines, the scripts, and their requests and replies. Every
+//! failure becomes a [`NodeError`], which states whether the request may have been carried out.
 
 mod ack;
 mod clock_sample;

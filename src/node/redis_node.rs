@@ -1,4 +1,4 @@
-//! `RedisNode`: one server, asked over connections that the caller brings.
+//! `RedisNode`: one server. Requests go over connections that the caller supplies.
 
 use std::{
     sync::{
@@ -27,16 +27,16 @@ use crate::{
     observer::Observer,
 };
 
-/// For how long a node that failed is left alone while the others suffice; doubled with each
-/// failure.
+/// Minimum time that a failed node is not asked while the others form a quorum. Doubles with each
+/// further failure, up to [`BACKOFF_MAX`].
 const BACKOFF_MIN: Duration = Duration::from_millis(20);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
-/// How long a server remembers what it was told of its memory, unless it is told again: 30 days.
+/// TTL of a durability record: 30 days. Every new connection extends it.
 const DURABILITY_TTL_MS: &[u8] = b"2592000000";
-/// With so many failures in a row a node is not one to wait on.
+/// Minimum number of consecutive failures after which waiters move away from a node.
 const FAILING_FAILURES_MIN: u32 = 3;
 
-/// An answer, and the moment before its request was sent, from which every validity is counted.
+/// A reply, and the time before its request was sent. Every lease is counted from that time.
 #[derive(Debug)]
 pub(crate) struct Exchange<T> {
     pub(crate) sent: Moment,
@@ -50,26 +50,24 @@ pub(crate) struct RedisNode {
     spin_max: Duration,
     observer: Arc<Observer>,
     outage: Mutex<OutageTracker>,
-    /// The last exchange that told the server's time, on whatever connection.
+    /// Latest sample of the server's clock, from any connection.
     clock_sample: Mutex<Option<ClockSample>>,
-    /// Its place among several nodes; a node that stands alone is taken as it is.
+    /// Membership among several nodes; `None` for a single server, which is used as it is.
     member: Option<Member>,
-    /// Until when it is left alone after a failure, in nanoseconds, and how many there were in a
-    /// row.
+    /// End of the back-off after a failure, in nanoseconds.
     backoff_until: AtomicU64,
     consecutive_failures: AtomicU32,
-    /// A connection that came too late for whom it was made.
+    /// Connection that was established after its caller had stopped waiting.
     spare: Mutex<Option<Connection>>,
     connect_gate: ConnectGate,
 }
 
-/// Whether the server can be reached, so that each outage is told of once, however many connections
-/// it breaks.
+/// Tracks outages, so that each one is reported once, however many connections it breaks.
 #[derive(Debug)]
 struct OutageTracker {
-    /// When it was first noticed that it is away.
+    /// When the current outage was noticed.
     down_since: Option<Moment>,
-    /// When it was last there again.
+    /// When the last outage ended.
     recovered_at: Moment,
 }
 
@@ -77,7 +75,7 @@ struct OutageTracker {
 struct Member {
     index: usize,
     membership: Arc<Mutex<Membership>>,
-    /// How often another server has come in the place of the former one.
+    /// Number of times that the node's server was replaced by another one.
     server_epoch: AtomicU64,
 }
 
@@ -106,7 +104,7 @@ impl RedisNode {
         }
     }
 
-    /// The same as one of several.
+    /// Makes this node a member of a group of several nodes.
     pub(crate) fn with_membership(
         self,
         index: usize,
@@ -122,12 +120,12 @@ impl RedisNode {
         &self.endpoint.label
     }
 
-    /// A place for a connection that threads of users share.
+    /// Creates an unconnected connection for the pool, which the users' threads share.
     pub(crate) fn pooled_connection(&self) -> Connection {
         self.unconnected(self.spin_max)
     }
 
-    /// A place for a connection of a thread that must never wait for users of the pool.
+    /// Creates an unconnected connection for a thread that must never wait for users of the pool.
     pub(crate) fn reserved_connection(&self) -> Connection {
         self.unconnected(Duration::ZERO)
     }
@@ -141,7 +139,7 @@ impl RedisNode {
         )
     }
 
-    /// The last reading of the server's clock.
+    /// Returns the latest sample of the server's clock.
     pub(crate) fn clock_sample(&self) -> Option<ClockSample> {
         *self.clock_sample.lock()
     }
@@ -153,7 +151,7 @@ impl RedisNode {
         }
     }
 
-    /// The first half of an exchange, over a connection that is there.
+    /// Sends a request over an established connection: the first half of an exchange.
     pub(crate) fn send<C: Request>(
         &self,
         connection: &mut Connection,
@@ -167,7 +165,7 @@ impl RedisNode {
         Ok(InFlightRequest { nonce, sent })
     }
 
-    /// Makes sure of a connection.
+    /// Connects if necessary, and checks whether the server may be a node.
     pub(crate) fn connect(
         &self,
         connection: &mut Connection,
@@ -186,21 +184,21 @@ impl RedisNode {
             matches!(&connected, Err(NodeError { kind: NodeErrorKind::TimedOut, .. }));
         let failed = connected.is_err() && !(hurried && out_of_time);
         if !failed {
-            // Who was in a hurry has not found out by this one that the server is away.
+            // This attempt was given too little time to tell whether the server is down. Count only
+            // a socket that broke before it.
             broken = broken.filter(|opened_at| *opened_at < begun);
         }
         self.track_outage(broken, failed, matches!(connected, Ok(Some(_))));
         let Some(handshake) = connected? else { return Ok(()) };
         let Handshake { clock_sample, server_info } = handshake;
-        // A new connection may lead to another server with another clock.
+        // The connection may lead to another server, with another clock.
         *self.clock_sample.lock() = Some(clock_sample);
         if let (Some(member), Some(info)) = (&self.member, server_info) {
             let (replaced, eligibility, action) = {
                 let mut membership = member.membership.lock();
                 let replaced = membership.is_replacement(member.index, &info);
                 let eligibility = membership.observe(member.index, &info);
-                // What it led to before may from now on be met under another name, and would vote
-                // twice.
+                // The former server may now be reachable under another name, and would vote twice.
                 if replaced && eligibility != Eligibility::Replica {
                     member.server_epoch.fetch_add(1, Ordering::AcqRel);
                 }
@@ -241,8 +239,8 @@ impl RedisNode {
         Ok(())
     }
 
-    /// Tells when the server is there again. A connection that broke, but had been made before that
-    /// was last told, broke in the same outage.
+    /// Reports the end of an outage. A broken socket that was opened before the last outage ended
+    /// belongs to that outage.
     fn track_outage(&self, broken: Option<Moment>, failed: bool, connected: bool) {
         let now = clock::now();
         let mut contact = self.outage.lock();
@@ -259,22 +257,21 @@ impl RedisNode {
         }
     }
 
-    /// Makes sure that nothing is asked over a connection to a server that was here before the one
-    /// that is known by now.
+    /// Closes a connection that leads to an earlier server of this node.
     pub(crate) fn drop_if_replaced(&self, connection: &mut Connection) {
         if let Some(member) = &self.member {
             connection.close_if_replaced(member.server_epoch.load(Ordering::Acquire));
         }
     }
 
-    /// For how long its votes do not count yet, at `now`.
+    /// Time until the node's votes count; `None` if they count at `now`.
     pub(crate) fn quarantine_left(&self, now: Moment) -> Option<Duration> {
         let member = self.member.as_ref()?;
         let left = member.membership.lock().votes_from(member.index).duration_since(now);
         (!left.is_zero()).then_some(left)
     }
 
-    /// The second half of an exchange: makes sense of what came back.
+    /// Decodes the reply: the second half of an exchange.
     pub(crate) fn decode<C: Request>(
         &self,
         connection: &mut Connection,
@@ -301,28 +298,28 @@ impl RedisNode {
         }
     }
 
-    /// Whether it failed a short time ago.
+    /// Whether the node failed recently, so that it is not asked while the others form a quorum.
     pub(crate) fn is_backing_off(&self, now: Moment) -> bool {
         now.as_nanos() < self.backoff_until.load(Ordering::Acquire)
     }
 
-    /// Whether somebody has been connecting for at least this long, and nobody has got in
-    /// meanwhile. Now and then somebody else is to try all the same.
+    /// Whether attempts to connect have been in progress for `patience` without success. Returns
+    /// false from time to time, so that another caller tries too.
     pub(crate) fn is_connect_stalled(&self, now: Moment, patience: Duration) -> bool {
         self.connect_gate.is_stalled(now, patience, BACKOFF_MAX)
     }
 
-    /// Whether it has not failed since it last answered.
+    /// Whether the node has not failed since its last reply.
     pub(crate) fn is_healthy(&self) -> bool {
         self.consecutive_failures.load(Ordering::Acquire) == 0
     }
 
-    /// Whether it has failed again and again.
+    /// Whether the node has failed repeatedly since its last reply.
     pub(crate) fn is_failing(&self) -> bool {
         self.consecutive_failures.load(Ordering::Acquire) >= FAILING_FAILURES_MIN
     }
 
-    /// It has answered.
+    /// Records that the node replied.
     pub(crate) fn record_success(&self) {
         if self.consecutive_failures.load(Ordering::Acquire) != 0 {
             self.consecutive_failures.store(0, Ordering::Release);
@@ -330,14 +327,14 @@ impl RedisNode {
         }
     }
 
-    /// It has not answered, or could not be reached.
+    /// Records that the node did not reply or could not be reached.
     pub(crate) fn record_failure(&self, now: Moment) {
         let failures = self.consecutive_failures.fetch_add(1, Ordering::AcqRel).min(10);
         let rest = BACKOFF_MIN.saturating_mul(1 << failures).min(BACKOFF_MAX);
         self.backoff_until.store(now.saturating_add(rest).as_nanos(), Ordering::Release);
     }
 
-    /// Keeps a connection that came too late, for whoever needs one next.
+    /// Keeps a connection that came too late for its caller. The next caller takes it.
     pub(crate) fn put_spare(&self, connection: Connection) {
         let former = self.spare.lock().replace(connection);
         drop(former);
@@ -348,15 +345,15 @@ impl RedisNode {
     }
 }
 
-/// A request that has been sent.
+/// A request in flight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InFlightRequest {
     nonce: u64,
     pub(crate) sent: Moment,
 }
 
-/// Tells a server what it has to remember about itself, before anybody counts on its votes. What it
-/// refuses costs it its votes for a while after the next restart.
+/// Writes or deletes the server's durability record before its votes are used. If the server
+/// refuses the command, its next restart costs it a quarantine.
 fn update_durability_record(
     connection: &mut Connection,
     action: DurabilityAction,

@@ -1,4 +1,4 @@
-//! What a server is asked, and what it answers: one type for each request and each reply. Pure.
+//! The requests to a server and their replies, one type each. Pure.
 
 use redis::Value;
 
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{holder::Holder, key::LockKey};
 
-/// Whether and how an acquire joins the line.
+/// Whether an acquire enters, polls or leaves the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AcquireMode {
     Try,
@@ -24,9 +24,9 @@ pub(crate) struct Acquire<'a> {
     pub(crate) ttl_ms: u64,
     pub(crate) mode: AcquireMode,
     pub(crate) queue_entry: &'a str,
-    /// The expiry that another holder is given if it has none; 0 for none.
+    /// TTL to set if the current holder's key has lost its TTL; 0 to leave the key alone.
     pub(crate) repair_ttl_ms: u64,
-    /// The token is to be this or larger.
+    /// Minimum fencing token. If the server's next token would be smaller, it uses this one.
     pub(crate) token_min: u64,
 }
 
@@ -40,7 +40,7 @@ pub(crate) enum AcquireReply {
 }
 
 impl AcquireReply {
-    /// Who is in the way.
+    /// Returns the current holder, if the lock was not granted.
     pub(crate) fn holder(&self) -> Option<&Holder> {
         match self {
             AcquireReply::Busy { holder, .. } | AcquireReply::Queued { holder, .. } => Some(holder),
@@ -117,12 +117,12 @@ impl Request for Acquire<'_> {
 
 pub(crate) struct Release<'a> {
     pub(crate) key: &'a LockKey,
-    /// Whoever takes a lock away names others as they name themselves, which may be no text.
+    /// Bytes, because a forced release names a foreign holder, whose id may be any bytes.
     pub(crate) id: &'a [u8],
-    /// A waiter to take out of the line, or empty.
+    /// Queue entry to remove, or empty.
     pub(crate) queue_entry: &'a str,
-    /// Refused when it arrives too late for its caller; else it is carried out whenever it
-    /// arrives.
+    /// If set, a server that receives the request after the caller's deadline rejects it. Otherwise
+    /// it is carried out whenever it arrives.
     pub(crate) expires: bool,
 }
 
@@ -181,13 +181,13 @@ pub(crate) struct Renewal<'a> {
     pub(crate) lock: &'a str,
     pub(crate) id: &'a str,
     pub(crate) ttl_ms: u64,
-    /// The key of its token, where that is to live on.
+    /// Parts of the fence key, if the server must extend its TTL.
     pub(crate) fence: Option<[&'a str; 3]>,
 }
 
 pub(crate) struct Renew<'a>(pub(crate) &'a [Renewal<'a>]);
 
-/// What became of one lock of a batch.
+/// Result for one lock of a batch of renewals.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum RenewReply {
     Renewed,
@@ -231,7 +231,7 @@ impl Request for Renew<'_> {
         for value in values {
             answers.push(match value {
                 Value::Int(1) => RenewReply::Renewed,
-                // A key of another type is no lock of anybody's.
+                // A key of another type is not a lock, so the lock is gone.
                 Value::Int(0 | -1) => RenewReply::Gone,
                 Value::BulkString(id) => {
                     RenewReply::HeldByOther(String::from_utf8_lossy(&id).into_owned())
@@ -280,7 +280,7 @@ impl Request for Inspect<'_> {
     }
 }
 
-/// Whether anybody is there.
+/// Checks that the server is reachable.
 pub(crate) struct Ping;
 
 impl Request for Ping {

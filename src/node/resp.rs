@@ -1,4 +1,4 @@
-//! Requests, replies and messages as bytes. Pure.
+//! Encoding of requests, and decoding of replies and messages (RESP). Pure.
 
 use std::str::FromStr;
 
@@ -6,26 +6,26 @@ use redis::Value;
 
 use crate::holder::Holder;
 
-/// Tokens stay below this, where a Lua number is still exact.
+/// Exclusive maximum of tokens: below it, Lua numbers represent every integer exactly.
 const LUA_INTEGER_MAX: u64 = 1 << 53;
 
-/// Clocks show less than this: tokens begin at what a clock shows, at the latest one of several
-/// nodes, and have to go on rising from there. It leaves the last year before 2^53 us, room for a
-/// million tokens a second.
+/// Exclusive maximum of server clocks. Tokens start at the latest clock of all nodes and must be
+/// able to rise. This leaves the last year before 2^53 us, which is room for a million tokens a
+/// second.
 pub(crate) const CLOCK_MAX: u64 = LUA_INTEGER_MAX - 365 * 86_400_000_000;
 
-/// A time on a server's clock, in microseconds.
+/// Parses a time on a server's clock, in microseconds.
 pub(crate) fn parse_clock(digits: &str) -> Option<u64> {
     digits.parse().ok().filter(|micros| *micros < CLOCK_MAX)
 }
 
-/// A number that Lua can count with.
+/// Parses an integer that Lua represents exactly.
 pub(crate) fn parse_lua_integer(digits: &str) -> Option<u64> {
     digits.parse().ok().filter(|number| *number < LUA_INTEGER_MAX)
 }
 
-/// Whether something begins like a record of TLS, as an alert does about a request that is no
-/// handshake. No reply does.
+/// Whether the bytes begin like a TLS record. A TLS server answers a plain request with an alert
+/// record. No RESP reply begins like that.
 pub(crate) fn is_tls(bytes: &[u8]) -> bool {
     matches!(bytes, [0x14..=0x17, 3, ..])
 }
@@ -34,7 +34,7 @@ pub(crate) fn write_array(out: &mut Vec<u8>, length: usize) {
     write_length(out, b'*', length);
 }
 
-/// One bulk string, given in pieces.
+/// Appends one bulk string, given in pieces.
 #[inline]
 pub(crate) fn write_bulk(out: &mut Vec<u8>, pieces: &[&[u8]]) {
     write_length(out, b'$', pieces.iter().map(|piece| piece.len()).sum());
@@ -45,7 +45,7 @@ pub(crate) fn write_bulk(out: &mut Vec<u8>, pieces: &[&[u8]]) {
 }
 
 fn write_length(out: &mut Vec<u8>, kind: u8, count: usize) {
-    // Most are short, and there are a dozen in a request.
+    // Fast path: most lengths are short, and a request has a dozen of them.
     match u8::try_from(count) {
         Ok(count @ 0..10) => out.extend_from_slice(&[kind, b'0' + count, b'\r', b'\n']),
         Ok(count @ 10..100) => {
@@ -63,14 +63,14 @@ pub(crate) fn write_number(out: &mut Vec<u8>, number: u64) {
     write_bulk(out, &[itoa::Buffer::new().format(number).as_bytes()]);
 }
 
-/// A moment on the server's clock, in as many digits as the scripts compare.
+/// Appends a time on the server's clock, with the number of digits that the scripts compare.
 pub(crate) fn write_micros(out: &mut Vec<u8>, micros: u64) {
     let mut digits = itoa::Buffer::new();
     let digits = digits.format(micros.min(9_999_999_999_999_999)).as_bytes();
     write_bulk(out, &[&b"0000000000000000"[digits.len()..], digits]);
 }
 
-/// A reply of one line. It may end in what is no text.
+/// Returns a reply that is a single string. It may end in bytes that are not UTF-8.
 pub(crate) fn text_reply(reply: &Value) -> Option<&[u8]> {
     match reply {
         Value::BulkString(bytes) => Some(bytes),
@@ -78,22 +78,22 @@ pub(crate) fn text_reply(reply: &Value) -> Option<&[u8]> {
     }
 }
 
-/// The rest of a line, taken off field by field.
+/// The fields of a reply, read one after another.
 pub(crate) struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
-    /// Without a nonce: it stood before.
+    /// Fields without a nonce, for a string inside of a reply that has one.
     pub(crate) fn new(line: &'a [u8]) -> Fields<'a> {
         Fields(line)
     }
 
-    /// Checks the nonce; returns the tag and what follows it.
+    /// Checks the nonce. Returns the tag and the remaining fields.
     pub(crate) fn check_nonce(line: &'a [u8], nonce: u64) -> Option<(&'a str, Fields<'a>)> {
         let mut fields = Fields(line);
         (fields.number::<u64>()? == nonce).then(|| (fields.next(), fields))
     }
 
-    /// Empty where there is none, or one that is no text.
+    /// Empty if there is no field, or if it is not UTF-8.
     fn next(&mut self) -> &'a str {
         let end = self.0.iter().position(|byte| *byte == b' ').unwrap_or(self.0.len());
         let (field, rest) = self.0.split_at(end);
@@ -105,7 +105,7 @@ impl<'a> Fields<'a> {
         self.next().parse().ok()
     }
 
-    /// A number that Lua can count with.
+    /// An integer that Lua represents exactly.
     pub(crate) fn lua_integer(&mut self) -> Option<u64> {
         parse_lua_integer(self.next())
     }
@@ -115,22 +115,22 @@ impl<'a> Fields<'a> {
         parse_clock(self.next())
     }
 
-    /// Whatever is left.
+    /// All remaining bytes.
     pub(crate) fn rest(&self) -> &'a [u8] {
         self.0
     }
 
-    /// pttl, last token, waiters, holder
+    /// Reads `pttl token waiters holder`.
     pub(crate) fn holder(&mut self, now_us: u64) -> Option<Holder> {
         let pttl_ms = self.number()?;
-        // Whatever somebody put into the fence key is no reason not to tell who holds the lock.
+        // An invalid fence key is no reason not to report the holder.
         let token = self.lua_integer().unwrap_or(0);
         let waiters = self.number()?;
         Some(Holder::from_report(self.rest(), pttl_ms, token, waiters, now_us))
     }
 }
 
-/// The news that a waiter has been given the lock: `token granted_at px id`.
+/// Message that grants the lock to a waiter: `token granted_at px id`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct GrantMessage<'a> {
     pub(crate) token: u64,
@@ -139,13 +139,13 @@ pub(crate) struct GrantMessage<'a> {
     pub(crate) id: &'a str,
 }
 
-/// What a message on the channel of a manager says.
+/// What arrived on a manager's channel.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum PubSubMessage<'a> {
     Grant(GrantMessage<'a>),
-    /// Somebody said something else there.
+    /// A message that is not a grant.
     Invalid,
-    /// It is no message, such as the answer to a question.
+    /// Not a message, for example the reply to a command.
     NotAMessage,
 }
 
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn is_tls_accepts_records_but_no_reply() {
-        // An alert, the first of a handshake, and data.
+        // An alert, the start of a handshake, and data.
         for record in [
             b"\x15\x03\x01\x00\x02\x02\x46",
             b"\x16\x03\x03\x00\x7a\x02\x00",

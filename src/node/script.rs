@@ -1,4 +1,4 @@
-//! The script table: the texts, and how a server is told which one is meant. Pure.
+//! The table of scripts, and the requests that run them. Pure.
 
 use std::sync::LazyLock;
 
@@ -6,10 +6,10 @@ use redis::Value;
 
 use super::resp::{write_array, write_bulk, write_number};
 
-/// One script: its text, and the hash by which the server knows it.
+/// A script: its source, and the hash by which servers identify it.
 #[derive(Debug)]
 pub(crate) struct Script {
-    /// Stands for it in a set of scripts.
+    /// Bit of this script in a set of scripts.
     pub(crate) mask: u8,
     source: &'static str,
     hash: LazyLock<String>,
@@ -35,39 +35,40 @@ pub(super) static RENEW: Script = script!(4, "renew.lua");
 pub(super) static DESCRIBE: Script = script!(16, "describe.lua");
 pub(super) static INSPECT: Script = script!(8, "shared.lua", "inspect.lua");
 
-/// How a server is told which script is meant.
+/// How a request identifies its script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScriptRef {
     Hash,
-    /// Also teaches the script to a server that does not know its hash.
+    /// The full source, which also loads the script on a server that does not know its hash.
     Source,
 }
 
-/// A question to a server, and how to make sense of its answer.
+/// A request to a server, and the decoding of its reply.
 ///
-/// Every request carries a nonce and every reply begins with it, so that a reply which belongs to
-/// another request is never taken for an answer.
+/// Every request of a script carries a nonce, and its reply begins with the same nonce. So the
+/// reply to another request is never accepted.
 pub(crate) trait Request {
     type Reply;
 
-    /// The script that answers, where it takes one.
+    /// Script that the request runs; `None` for a plain command.
     fn script(&self) -> Option<&'static Script>;
 
-    /// `not_after_us` is what the server's clock will show when the caller stops waiting for the
-    /// answer.
+    /// Appends the request to `out`. `not_after_us` is what the server's clock will show when the
+    /// caller stops waiting.
     fn encode(&self, by: ScriptRef, nonce: u64, not_after_us: u64, out: &mut Vec<u8>);
 
-    /// Makes sense of the reply to the request with this nonce; `None` is for anything else.
+    /// Decodes the reply to the request with this nonce. Returns `None` if the reply is malformed
+    /// or belongs to another request.
     fn decode(&self, nonce: u64, reply: Value) -> Option<Self::Reply>;
 
-    /// The server's time, where the reply tells.
+    /// Time on the server's clock, if the reply contains it.
     fn server_us(_: &Self::Reply) -> Option<u64> {
         None
     }
 }
 
 impl Script {
-    /// The beginning of a request: as many keys and then arguments have to follow.
+    /// Appends the head of a request. Exactly `keys` keys and then `args` arguments must follow.
     pub(super) fn write_header(&self, by: ScriptRef, keys: usize, args: usize, out: &mut Vec<u8>) {
         write_array(out, 3 + keys + args);
         match by {
@@ -83,9 +84,9 @@ impl Script {
         write_number(out, keys as u64);
     }
 
-    /// What the user lacks whom the server has denied something in this script, as in `+get`. The
-    /// server does not say, but names the line; nothing at all where the script handed on what
-    /// a protected call had come to.
+    /// Returns the permission that the user lacks for this script, such as `+get`. The server's
+    /// message does not name it, but has the line number. If the script passed on the error of a
+    /// protected call, there is no line number, so all protected calls are candidates.
     pub(crate) fn missing_permission(&self, message: &str) -> Option<String> {
         const LINE: &str = "@user_script:";
         if !message.contains("executing the script can") {
@@ -105,7 +106,7 @@ impl Script {
             None => lines.flat_map(|(line, _)| called_commands(line, "pcall('")).collect(),
         };
         let mut rights: Vec<String> = Vec::new();
-        // It is no error to lack the right to publish, or to ask who listens.
+        // The scripts work without the permissions for PUBLISH and PUBSUB.
         for command in denied.into_iter().filter(|command| !["PUBLISH", "PUBSUB"].contains(command))
         {
             let right = format!("+{}", command.to_ascii_lowercase());
@@ -122,7 +123,7 @@ impl Script {
     }
 }
 
-/// The commands that a line of a script calls in this way.
+/// Returns the commands that a line of a script calls with `how`.
 fn called_commands<'a>(line: &'a str, how: &'a str) -> impl Iterator<Item = &'a str> {
     line.match_indices(how).filter_map(move |(at, _)| line[at + how.len()..].split('\'').next())
 }

@@ -1,5 +1,5 @@
-//! `Identity`: which server is at the other end of a connection, since when, and what it remembers.
-//! Pure.
+//! `ServerInfo`: which server a connection leads to, how long it has been running, and whether it
+//! keeps its data. Pure.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use redis::Value;
 
 use crate::clock::Moment;
 
-/// What a new connection to one node of several asks.
+/// Commands in the handshake with one of several nodes.
 pub(crate) const INFO_COMMANDS: [&[&[u8]]; 5] = [
     &[b"INFO", b"server"],
     &[b"INFO", b"replication"],
@@ -15,39 +15,39 @@ pub(crate) const INFO_COMMANDS: [&[&[u8]]; 5] = [
     CONFIG_COMMAND,
     DURABILITY_COMMAND,
 ];
-/// Users may lack the right to ask this; a server is then taken for one that can forget. Old
-/// servers take one name or pattern only: it is for `appendfsync`, and for
-/// `no-appendfsync-on-rewrite`, which makes exceptions to it.
+/// Reads the fsync settings. The pattern matches `appendfsync` and its exception
+/// `no-appendfsync-on-rewrite`; servers before Redis 7 accept only one pattern. If the user lacks
+/// the permission for CONFIG, the server counts as not durable.
 const CONFIG_COMMAND: &[&[u8]] = &[b"CONFIG", b"GET", b"*appendfsync*"];
 const DURABILITY_COMMAND: &[&[u8]] = &[b"GET", DURABILITY_KEY];
 
-/// Where a server that forgets nothing keeps for how long, in milliseconds, it had done so at least
-/// when that was written. Whoever finds it finds all that was written since. On one that was a
-/// replica the promotion stands behind: it says for how long that one was the master, and counts
-/// for no other.
+/// Key of a durability record: the time in milliseconds for which a durable server had lost nothing
+/// when the record was written. If the record survived a restart, so did everything written after
+/// it. On a promoted replica, the promotion id follows the time. Such a record says how long the
+/// server has been master, and is void after any other promotion.
 pub(crate) const DURABILITY_KEY: &[u8] = b"distlock:memory";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ServerInfo {
-    /// Differs between runs of all servers.
+    /// Unique per run of any server.
     pub(crate) run_id: String,
-    /// At least as long as this it has been the server that it is. It counts from and to whole
-    /// seconds, and may say one too much; since when it is a master, where it was none before,
-    /// it knows only if it was told.
+    /// Lower bound of uptime. INFO has second resolution, so one second is subtracted. A promoted
+    /// replica does not know when it was promoted, so its uptime comes from its durability record.
     pub(crate) uptime: Duration,
     pub(crate) observed_at: Moment,
     pub(crate) is_master: bool,
-    /// Differs between all times that any server is a master, if it is known to have been a
-    /// replica before, in this run.
+    /// Replication id of the current period as a master, if the server is known to have been a
+    /// replica earlier in this run. Differs between all promotions of all servers.
     pub(crate) promotion_id: Option<String>,
-    /// It writes down what it does before it answers, so that the next restart loses nothing; and
-    /// no replica has what it remembers of itself, which it would repeat as its own.
+    /// Whether the server writes every change to disk before it replies, so that a restart loses
+    /// nothing. False if the server has replicas, because they would receive a copy of its
+    /// durability record. False for a promoted replica.
     pub(crate) is_durable: bool,
-    /// What stands under `MEMORY_KEY` about a server that forgets nothing.
+    /// Time in the durability record, if it is valid for a server that was not promoted.
     pub(crate) recorded_durability: Option<Duration>,
 }
 
-/// The answers so far.
+/// Collects the replies to [`INFO_COMMANDS`].
 #[derive(Debug, Default)]
 pub(crate) struct ServerInfoReader {
     info: String,
@@ -55,14 +55,15 @@ pub(crate) struct ServerInfoReader {
     durability_record: Option<String>,
 }
 
-/// What is to be written under `MEMORY_KEY`.
+/// Formats the value of [`DURABILITY_KEY`].
 pub(crate) fn durability_record(durable_for: Duration, promotion: Option<&str>) -> String {
     let lasted = durable_for.as_millis();
     promotion.map_or_else(|| lasted.to_string(), |promotion| format!("{lasted} {promotion}"))
 }
 
 impl ServerInfoReader {
-    /// Takes the answer if it is to one of our questions, and not a refusal that has to be told.
+    /// Accepts the reply to one of [`INFO_COMMANDS`]. Returns false if the reply belongs to another
+    /// command, or is an error that must be reported.
     pub(crate) fn read_reply(&mut self, question: &[&[u8]], answer: &Value) -> bool {
         match answer {
             _ if question == CONFIG_COMMAND => {
@@ -71,7 +72,7 @@ impl ServerInfoReader {
                     set("appendfsync", "always") && !set("no-appendfsync-on-rewrite", "yes");
                 true
             }
-            // It cannot say yet, and is asked anew.
+            // The server cannot reply yet, so the error is reported and the connection is retried.
             Value::ServerError(error)
                 if question == DURABILITY_COMMAND && matches!(error.code(), "LOADING" | "BUSY") =>
             {
@@ -96,8 +97,8 @@ impl ServerInfoReader {
     pub(crate) fn server_info(&self, asked_at: Moment) -> Option<ServerInfo> {
         let promotion = self.promotion_id();
         let run = self.field("run_id").filter(|run| !run.is_empty())?.to_owned();
-        // Of wall clocks: a server whose clock was set back behind its start says less than
-        // nothing, and is as good as new.
+        // INFO computes the uptime from the wall clock. If the clock was set back to before the
+        // start, the uptime is negative and counts as zero.
         let uptime_s = self.field("uptime_in_seconds")?.parse::<i64>().ok()?.saturating_sub(1);
         let up_for = Duration::from_secs(u64::try_from(uptime_s).unwrap_or(0));
         Some(ServerInfo {
@@ -119,21 +120,22 @@ impl ServerInfoReader {
         self.fsync_always && self.field("aof_enabled") == Some("1")
     }
 
-    /// Or has had some lately. One of them that is started anew as a master shows no trace of what
-    /// it was.
+    /// Whether the server has replicas, or had some recently. They may have a copy of its
+    /// durability record, and a replica that is restarted as a master shows no trace of having been
+    /// one.
     fn has_replicas(&self) -> bool {
         self.field("repl_backlog_active") != Some("0")
     }
 
-    /// Which time as a master this is, if it was a replica before: its data is then what another
-    /// had sent so far. It takes a new name for its stream of changes with each promotion, and
-    /// keeps that of its master's as the second.
+    /// Returns the current promotion, if the server was a replica earlier in this run. Its data is
+    /// then what its master had sent by the time of the promotion. A promoted server starts a new
+    /// replication id and keeps its master's as the second one.
     fn promotion_id(&self) -> Option<String> {
         let followed_another = self.field("master_replid2")?.bytes().any(|byte| byte != b'0');
         followed_another.then(|| self.field("master_replid").unwrap_or_default().to_owned())
     }
 
-    /// What the server was told that holds for this time as a master.
+    /// Returns the time in the durability record, if the record belongs to `promotion`.
     fn recorded_durability(&self, promotion: Option<&str>) -> Option<Duration> {
         let text = self.durability_record.as_deref()?;
         let (durable_for, record_of) =
@@ -146,7 +148,7 @@ impl ServerInfoReader {
     }
 }
 
-/// Whether a setting has this value, among names with their values behind them.
+/// Whether a list of alternating names and values contains this setting.
 fn has_setting(pairs: &[Value], name: &str, value: &str) -> bool {
     let is = |said: &Value, text: &str| matches!(said, Value::BulkString(said) if said == text.as_bytes());
     pairs.chunks_exact(2).any(|pair| is(&pair[0], name) && is(&pair[1], value))
@@ -299,7 +301,7 @@ mod tests {
             (durability_record(second, Some("b2")), 0, None),
             ("1000 a1 a1".into(), 0, None),
             ("x a1".into(), 0, None),
-            // It was its master's.
+            // The record was copied from its master.
             (durability_record(second, None), 0, Some(second)),
         ] {
             let mut reader = reader("master", 1, "always");

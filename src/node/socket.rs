@@ -1,5 +1,5 @@
-//! `Socket`: a TCP or Unix stream that connects within a deadline and never waits longer than it is
-//! told to.
+//! `Socket`: a TCP or Unix stream that connects within a deadline and never blocks longer than its
+//! caller allows.
 
 use std::{
     io::{self, Read as _},
@@ -56,7 +56,7 @@ impl Socket {
         }
     }
 
-    /// Two ends of a way between threads of this process, neither of which blocks.
+    /// Creates two connected sockets for threads of this process. Neither blocks.
     pub(crate) fn pair() -> io::Result<(Socket, Socket)> {
         #[cfg(feature = "testing")]
         if let Some(world) = sim::world() {
@@ -91,13 +91,13 @@ impl Socket {
         }
     }
 
-    /// Open, and nothing to read: what an idle connection between two requests has to be.
+    /// Whether the socket is open and has nothing to read, as an idle connection must be.
     pub(crate) fn is_idle(&self) -> bool {
         self.receive(&mut [0], RecvFlags::PEEK)
             .is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// Closed or broken by the other side, and nothing left to read.
+    /// Whether the peer has closed or reset the connection and nothing is left to read.
     pub(crate) fn is_closed(&self) -> bool {
         match self.receive(&mut [0], RecvFlags::PEEK) {
             Ok(length) => length == 0,
@@ -107,7 +107,7 @@ impl Socket {
         }
     }
 
-    /// Reads what has come, without blocking.
+    /// Reads the bytes that have arrived, without blocking.
     pub(crate) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         self.receive(buffer, RecvFlags::empty())
     }
@@ -122,7 +122,7 @@ impl Socket {
         }
     }
 
-    /// Blocks for at most the read timeout.
+    /// Reads, blocking for at most the read timeout.
     pub(crate) fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
             Socket::Tcp(stream) => stream.read(buffer),
@@ -133,7 +133,7 @@ impl Socket {
     }
 
     pub(crate) fn set_read_timeout(&mut self, timeout: Duration) -> io::Result<()> {
-        // The kernel counts in microseconds and takes zero for "for ever".
+        // The kernel counts in microseconds and takes zero for "no timeout".
         let timeout = timeout.clamp(Duration::from_micros(1), Duration::from_secs(24 * 60 * 60));
         match self {
             Socket::Tcp(stream) => stream.set_read_timeout(Some(timeout)),
@@ -146,7 +146,7 @@ impl Socket {
         }
     }
 
-    /// Writes what there is room for, without blocking.
+    /// Writes as many bytes as fit, without blocking.
     pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Socket::Tcp(stream) => Ok(send(stream, bytes, SEND_FLAGS)?),
@@ -156,13 +156,13 @@ impl Socket {
         }
     }
 
-    /// Whether there is room to write.
+    /// Whether a write would not block.
     pub(crate) fn is_writable(&self) -> bool {
         let Some(polled) = self.poll_fd(PollFlags::OUT) else { return true };
         poll(&mut [polled], Some(&timespec(Duration::ZERO))).is_ok_and(|ready| ready > 0)
     }
 
-    /// Waits until there is room to write, or the time is over.
+    /// Waits until a write would not block, or for `longest`.
     pub(crate) fn poll_writable(&self, longest: Duration) -> io::Result<()> {
         let Some(polled) = self.poll_fd(PollFlags::OUT) else { return Ok(()) };
         match poll(&mut [polled], Some(&timespec(longest))) {
@@ -171,8 +171,8 @@ impl Socket {
         }
     }
 
-    /// Waits until one of these has something to read, has broken or has come to its end, or the
-    /// moment has come; says which. Keeps the core for up to `spin` before it sleeps.
+    /// Waits until a socket is readable, closed or broken, or until a deadline. Returns the state
+    /// of each socket. Busy-waits for up to `spin` before it sleeps.
     pub(crate) fn poll_readable(
         sockets: &[&Socket],
         until: Moment,
@@ -195,14 +195,14 @@ impl Socket {
             let longest = if spinning { Duration::ZERO } else { until.duration_since(now) };
             match poll(&mut polled, Some(&timespec(longest))) {
                 Ok(0) if spinning => thread::yield_now(),
-                // Interrupted calls look again.
+                // An interrupted call ends the wait early; callers wait again.
                 _ => break,
             }
         }
         polled.iter().map(|socket| !socket.revents().is_empty()).collect()
     }
 
-    /// What to poll; nothing in a simulated world, which has no descriptors.
+    /// Returns the descriptor to poll; `None` in a simulation, which has no descriptors.
     fn poll_fd(&self, flags: PollFlags) -> Option<PollFd<'_>> {
         match self {
             Socket::Tcp(stream) => Some(PollFd::new(stream, flags)),
@@ -213,9 +213,9 @@ impl Socket {
     }
 }
 
-/// Under a number that is no standard stream's. Where those are closed, a new socket gets the
-/// number of one, and whatever the process prints would go to the server, which takes a line of
-/// text for a command.
+/// Moves a socket above the descriptors of the standard streams. If those are closed, a new socket
+/// gets the number of one of them. Everything that the process prints would then go to the server,
+/// which takes a line of text for a command.
 fn above_stdio(socket: OwnedFd) -> io::Result<OwnedFd> {
     const FIRST: i32 = 3;
     if socket.as_raw_fd() >= FIRST { Ok(socket) } else { Ok(fcntl_dupfd_cloexec(&socket, FIRST)?) }
@@ -230,7 +230,7 @@ fn timespec(longest: Duration) -> Timespec {
 
 #[cfg(not(target_vendor = "apple"))]
 const SEND_FLAGS: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
-/// There the standard library's sockets raise no signal to begin with.
+/// On Apple systems the standard library's sockets never raise SIGPIPE.
 #[cfg(target_vendor = "apple")]
 const SEND_FLAGS: SendFlags = SendFlags::DONTWAIT;
 
@@ -238,7 +238,7 @@ fn connect_tcp(host: &str, port: u16, deadline: Moment) -> io::Result<TcpStream>
     connect_first(&resolve(host, port, deadline)?, deadline)
 }
 
-/// The first of these addresses at which somebody is.
+/// Connects to the first address that accepts.
 fn connect_first(addresses: &[SocketAddr], deadline: Moment) -> io::Result<TcpStream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
     for (index, address) in addresses.iter().enumerate() {
@@ -246,7 +246,7 @@ fn connect_first(addresses: &[SocketAddr], deadline: Moment) -> io::Result<TcpSt
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        // The first address must not use up the time of the others.
+        // Give each address a share of the time, so that the first one cannot use it up.
         let share = left / u32::try_from(addresses.len() - index).unwrap_or(u32::MAX);
         match TcpStream::connect_timeout(address, share.max(Duration::from_micros(1))) {
             Ok(stream) => {
@@ -264,9 +264,9 @@ fn connect_first(addresses: &[SocketAddr], deadline: Moment) -> io::Result<TcpSt
     Err(last)
 }
 
-/// Has requests leave at once, and the kernel find out that a peer has gone without a word; its own
-/// defaults are hours. Some sandboxes refuse some of these, and all goes well without: every wait
-/// has an end of its own. Says what was refused.
+/// Sets the TCP options: no delay for small requests, and keep-alive probes, because the kernel's
+/// defaults take hours to notice a dead peer. Returns the options that failed. Some sandboxes
+/// refuse some of them, which is harmless, because every wait has a deadline.
 fn set_options(stream: &TcpStream) -> Vec<(&'static str, io::Error)> {
     let asked = [
         ("TCP_NODELAY", stream.set_nodelay(true)),
@@ -308,8 +308,8 @@ fn connect_unix(path: &Path, deadline: Moment) -> io::Result<UnixStream> {
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        // A connect to a server that does not accept blocks once its backlog is full; the send
-        // timeout bounds it.
+        // If the server does not accept and its backlog is full, connecting blocks. The send
+        // timeout bounds that.
         sockopt::set_socket_timeout(
             &socket,
             sockopt::Timeout::Send,
@@ -317,14 +317,14 @@ fn connect_unix(path: &Path, deadline: Moment) -> io::Result<UnixStream> {
         )?;
         match rustix::net::connect(&socket, &address) {
             Ok(()) => return Ok(UnixStream::from(socket)),
-            // A signal, after which it can be asked again.
+            // A signal interrupted the call; connect again.
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
     }
 }
 
-/// Elsewhere a full backlog is not bounded by the deadline.
+/// On other systems the deadline does not bound the wait for a full backlog.
 #[cfg(not(target_os = "linux"))]
 fn connect_unix(path: &Path, _: Moment) -> io::Result<UnixStream> {
     UnixStream::connect(path)
@@ -341,7 +341,7 @@ mod tests {
     #[test]
     fn unresponsive_address_leaves_time_for_the_others() {
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
-        // Its backlog is full, and it accepts nobody.
+        // A socket with a full backlog, which accepts no connection.
         let deaf = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .unwrap();
         bind(&deaf, &any).unwrap();
@@ -357,13 +357,13 @@ mod tests {
         drop(waiting);
     }
 
-    /// No TCP at all, so that all options of TCP are refused.
+    /// Not a TCP socket, so all TCP options fail.
     #[test]
     fn refused_socket_option_keeps_connection() {
         let (one, _other) = UnixStream::pair().unwrap();
         let refused = set_options(&TcpStream::from(OwnedFd::from(one)));
         let options: Vec<_> = refused.iter().map(|(option, _)| *option).collect();
-        // The others are asked for all the same, and the one that is not of TCP is had.
+        // All options are tried, and the one that does not need TCP succeeds.
         let of_tcp =
             ["TCP_NODELAY", "TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT"];
         assert_eq!(options, of_tcp, "{refused:?}");

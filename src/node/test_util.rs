@@ -1,8 +1,8 @@
-//! Requests, read back as a server reads them. Only in tests.
+//! Decodes requests as a server would. For tests only.
 
 use super::script::{Request, ScriptRef};
 
-/// The words of the request that asks this, with 1000 for its nonce and 7 for when it is too late.
+/// Encodes a request with the nonce 1000 and the `not_after` 7, and splits it into its arguments.
 pub(super) fn request_words(request: &impl Request, by: ScriptRef) -> Vec<String> {
     let mut out = Vec::new();
     request.encode(by, 1_000, 7, &mut out);
@@ -10,7 +10,8 @@ pub(super) fn request_words(request: &impl Request, by: ScriptRef) -> Vec<String
     redis::from_redis_value(request).unwrap()
 }
 
-/// Checks how a request begins, up to its nonce; returns what follows, behind its keys.
+/// Checks the head of a script request: its command, hash, keys and nonce. Returns the arguments
+/// after the nonce.
 pub(super) fn script_arguments<C: Request>(request: &C, keys: &[String]) -> Vec<String> {
     let script = request.script().unwrap();
     let mut by_hash = request_words(request, ScriptRef::Hash);

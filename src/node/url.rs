@@ -1,5 +1,5 @@
-//! `Endpoint`: where a server is and how to sign in, read from a URL; its password appears in no
-//! output.
+//! `Endpoint`: the address and credentials of a server, parsed from a URL. Its password never
+//! appears in any output.
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
@@ -7,13 +7,13 @@ use redis::{ConnectionAddr, IntoConnectionInfo as _};
 
 use crate::error::{LockError, Result};
 
-/// One server.
+/// Address and credentials of one server.
 pub(crate) struct Endpoint {
     pub(crate) address: Address,
     pub(crate) user: Option<String>,
     pub(crate) password: Option<String>,
     pub(crate) db: i64,
-    /// How the server is called in sentences: host and port, or the path of its socket.
+    /// Name of the server in messages: host and port, or the path of its socket.
     pub(crate) label: Arc<str>,
 }
 
@@ -36,7 +36,7 @@ impl Endpoint {
                 )));
             }
             "" => return Err(invalid(format!("that is not a server URL; {USABLE_URLS}"))),
-            // It is not repeated: whatever stands there may be a misplaced password.
+            // The URL is not repeated, because a misplaced password may be part of the scheme.
             _ => return Err(invalid(format!("the URL has an unknown scheme; {USABLE_URLS}"))),
         }
         if has_unsupported_part(url, scheme.contains("unix")) {
@@ -47,7 +47,7 @@ impl Endpoint {
         }
         let info = escape_query_plus(url, scheme.contains("unix")).into_connection_info().map_err(
             |error| {
-                // The detail names the part that is wrong and repeats none of it.
+                // The detail names the invalid part without quoting it.
                 invalid(format!(
                     "the {scheme}:// URL cannot be read: {}; {USABLE_URLS}",
                     detail_without_url(&error)
@@ -81,8 +81,8 @@ impl Endpoint {
         })
     }
 
-    /// A text of the server's, fit for a sentence: escaped, cut, and without our password should it
-    /// be in there.
+    /// Prepares a text from the server for messages: replaces the password, escapes control
+    /// characters and limits the length.
     pub(crate) fn quote(&self, text: &str) -> String {
         const QUOTED_CHARS_MAX: usize = 256;
         let mut text = text.to_owned();
@@ -99,7 +99,8 @@ impl Endpoint {
 const USABLE_URLS: &str =
     "usable are redis://[user[:password]@]host[:port][/db], valkey://… and unix:///path";
 
-/// What is left out silently leads to another database, or to one that asks for a password.
+/// Whether the URL has a part that the parser would ignore. Ignoring it could select another
+/// database or leave out a password.
 fn has_unsupported_part(url: &str, is_unix: bool) -> bool {
     let known: &[&str] = if is_unix { &["db", "user", "pass", "protocol"] } else { &["protocol"] };
     let query = url.split_once('?').map_or("", |(_, query)| query);
@@ -108,7 +109,7 @@ fn has_unsupported_part(url: &str, is_unix: bool) -> bool {
     url.contains('#') || names.any(|name| !name.is_empty() && !known.contains(&name))
 }
 
-/// In what stands behind `?` a plus would be read as a space, elsewhere as what it is.
+/// Escapes plus signs in a query, where the parser would read them as spaces.
 fn escape_query_plus(url: &str, is_unix: bool) -> String {
     match url.split_once('?') {
         Some((path, query)) if is_unix => format!("{path}?{}", query.replace('+', "%2B")),
@@ -222,7 +223,7 @@ mod tests {
             for url in [format!("redis://:{password}@h{rest}"), format!("redis://{password}"), format!("{password}://h{rest}"),
                 format!("unix:///s?pass={password}&db={rest}"), format!("rediss://:{password}@h{rest}")] {
                 let shown = match Endpoint::parse(&url) {
-                    // A host name is no secret, even when it looks like one.
+                    // A host name is not secret, even if it looks like a password.
                     Ok(endpoint) if endpoint.password.is_none() => continue,
                     Ok(endpoint) => format!("{endpoint:?} {}", endpoint.quote(&format!("no {password} here"))),
                     Err(error) => format!("{error} {error:?}"),

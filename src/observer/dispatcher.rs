@@ -1,5 +1,4 @@
-//! `Courier`: the thread that tells handlers what must not be told by a thread that others depend
-//! on.
+//! `EventDispatcher`: the thread that calls the handlers for events of threads that must not block.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -19,10 +18,11 @@ use crate::{
     token::FencingToken,
 };
 
-/// A second of a busy manager; more means that the handler does not keep up.
+/// Maximum number of queued events, about a second of a busy manager. If the queue is full, the
+/// handler is too slow.
 const QUEUED_EVENTS_MAX: usize = 1_024;
 
-/// An event on its way.
+/// An event waiting in the queue.
 #[derive(Debug)]
 pub(super) enum QueuedEvent {
     Contended { of: LockRef, holder: Box<Holder> },
@@ -34,7 +34,7 @@ pub(super) enum QueuedEvent {
     ServerChanged { server: Arc<str>, replaced: bool, quarantine: Option<Duration> },
 }
 
-/// Which acquisition an event is about.
+/// The acquisition that an event belongs to.
 #[derive(Debug)]
 pub(super) struct LockRef {
     pub(super) lock: Box<str>,
@@ -79,7 +79,8 @@ impl QueuedEvent {
     }
 }
 
-/// The queue. When it is closed, the thread tells what is left, and ends.
+/// The queue and its thread. Once the queue is closed, the thread dispatches the remaining events
+/// and ends.
 #[derive(Debug)]
 pub(super) struct EventDispatcher {
     queue: Mutex<Option<Sender<QueuedEvent>>>,
@@ -93,19 +94,19 @@ impl EventDispatcher {
         Ok(EventDispatcher { queue: Mutex::new(Some(queue)) })
     }
 
-    /// One that nobody reads.
+    /// Creates a queue that is closed from the beginning.
     #[cfg(feature = "testing")]
     pub(super) fn closed() -> EventDispatcher {
         EventDispatcher { queue: Mutex::new(None) }
     }
 
-    /// False when there is no room.
+    /// Queues an event. Returns false if the queue is full or closed.
     pub(super) fn send(&self, notice: QueuedEvent) -> bool {
         let queue = self.queue.lock().clone();
         queue.is_some_and(|queue| queue.try_send(notice).is_ok())
     }
 
-    /// Takes nothing more. Nobody waits for the thread: a handler may have blocked it for good.
+    /// Closes the queue. Does not wait for the thread, because a handler may block for ever.
     pub(super) fn close(&self) {
         let queue = self.queue.lock().take();
         drop(queue);

@@ -1,4 +1,4 @@
-//! `Observer`: what every step of a lock's life reports to. It counts, and tells the handlers.
+//! `Observer`: receives every step in the life of a lock, counts it and calls the event handlers.
 
 mod dispatcher;
 mod span;
@@ -28,11 +28,11 @@ use crate::{
     token::FencingToken,
 };
 
-/// One for each manager.
+/// The observer of one manager.
 #[derive(Debug)]
 pub(crate) struct Observer {
     metrics: Recorder,
-    /// Only where somebody wants to hear.
+    /// `None` if the user has set no handlers.
     handlers: Option<Handlers>,
 }
 
@@ -42,7 +42,7 @@ struct Handlers {
     dispatcher: EventDispatcher,
 }
 
-/// Code of users', which may do anything.
+/// The user's handlers, which may panic or block.
 #[derive(Debug)]
 struct HandlerList {
     handlers: Vec<Arc<dyn HandleEvent>>,
@@ -54,7 +54,7 @@ impl HandlerList {
         for handler in &self.handlers {
             let result = catch_unwind(AssertUnwindSafe(|| event(&**handler)));
             if let Err(panic) = result {
-                // What a panic brought along may panic again when it is dropped.
+                // Dropping the payload of a panic may panic again.
                 std::mem::forget(panic);
                 if !self.panicked.swap(true, Ordering::AcqRel) {
                     log_safely!(
@@ -70,7 +70,7 @@ impl HandlerList {
 impl Observer {
     /// # Errors
     ///
-    /// When there are handlers, and the system gives no thread for them.
+    /// Fails if there are handlers, and their thread cannot be spawned.
     pub(crate) fn start(
         handlers: Vec<Arc<dyn HandleEvent>>,
         server: Arc<str>,
@@ -79,7 +79,7 @@ impl Observer {
             None
         } else {
             let handlers = Arc::new(HandlerList { handlers, panicked: AtomicBool::new(false) });
-            // A simulated world has no thread that could sleep on a queue.
+            // A simulation has no thread that could block on the queue.
             #[cfg(feature = "testing")]
             let courier = if sim::world().is_some() {
                 EventDispatcher::closed()
@@ -97,21 +97,21 @@ impl Observer {
         self.metrics.snapshot()
     }
 
-    /// Tells no more of what happens in the background.
+    /// Stops accepting queued events.
     pub(crate) fn close(&self) {
         if let Some(audience) = &self.handlers {
             audience.dispatcher.close();
         }
     }
 
-    /// On the thread that calls.
+    /// Calls the handlers on the current thread.
     fn dispatch_inline(&self, event: impl Fn(&dyn HandleEvent)) {
         if let Some(audience) = &self.handlers {
             audience.list.call_each(event);
         }
     }
 
-    /// On the thread for that.
+    /// Calls the handlers on the dispatcher's thread.
     fn dispatch_queued(&self, notice: impl FnOnce() -> QueuedEvent) {
         #[cfg(feature = "testing")]
         if sim::world().is_some() {
@@ -132,8 +132,9 @@ impl Observer {
         self.dispatch_inline(|handler| handler.attempted(&AttemptedEvent { lock, id, wait }));
     }
 
-    /// Told by the thread for that: while the caller's stands in line, others count on it to listen
-    /// and to look.
+    /// Queued, because the calling thread may be waiting in the queue of the lock. Other waiters
+    /// rely on that thread to read the subscription and to poll, so a slow handler must not delay
+    /// it.
     pub(crate) fn contended(&self, lock: &str, id: &LockId, holder: &Holder) {
         self.metrics.contended(lock);
         self.dispatch_queued(|| QueuedEvent::Contended {
@@ -147,7 +148,7 @@ impl Observer {
         self.dispatch_inline(|handler| handler.acquired(&event));
     }
 
-    /// An acquisition has come to nothing.
+    /// Reports that an acquisition failed or timed out.
     pub(crate) fn not_acquired(
         &self,
         lock: &str,

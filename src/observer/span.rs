@@ -1,5 +1,5 @@
-//! `Wait` and `Hold`: since when a lock is waited for or held; with the feature `tracing`, a span
-//! for each.
+//! `WaitSpan` and `HoldSpan`: measure how long a lock is waited for and held. With the feature
+//! `tracing`, each also has a tracing span.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use crate::{
     id::LockId,
 };
 
-/// A wait under way, on the thread that waits.
+/// A wait in progress, owned by the waiting thread.
 #[derive(Debug)]
 pub(crate) struct WaitSpan {
     since: Moment,
-    /// `None` where the subscriber panicked.
+    /// `None` if the subscriber panicked.
     #[cfg(feature = "tracing")]
     span: Option<tracing::span::EnteredSpan>,
 }
@@ -40,7 +40,7 @@ impl WaitSpan {
         }
     }
 
-    /// Returns how long it was.
+    /// Ends the wait. Returns how long it took.
     #[cfg_attr(
         not(feature = "tracing"),
         expect(unused_variables, reason = "only the span tells it")
@@ -56,12 +56,12 @@ impl WaitSpan {
     }
 }
 
-/// Since when a lock is held.
+/// Measures how long a lock is held.
 #[derive(Debug)]
 pub(crate) struct HoldSpan {
     since: Moment,
-    /// Closed by the holder's thread: no code of a subscriber's is to run on one that others
-    /// depend on.
+    /// Closed by the holder's thread, because the subscriber's code must not run on a thread that
+    /// other locks depend on.
     #[cfg(feature = "tracing")]
     span: parking_lot::Mutex<Option<tracing::Span>>,
 }
@@ -97,12 +97,12 @@ impl HoldSpan {
         }
     }
 
-    /// For how long, at `now`.
+    /// Time since the lock was acquired, at `now`.
     pub(crate) fn held(&self, now: Moment) -> Duration {
         now.duration_since(self.since)
     }
 
-    /// On the holder's thread.
+    /// Ends the span. Must be called on the holder's thread.
     #[cfg_attr(
         not(feature = "tracing"),
         expect(unused_variables, reason = "only the span tells it")
@@ -120,7 +120,7 @@ impl HoldSpan {
     }
 }
 
-/// Of a guard that was never dropped, on whatever thread lets the lease go.
+/// The guard was never dropped, so the span is closed by the thread that drops the lease.
 #[cfg(feature = "tracing")]
 impl Drop for HoldSpan {
     fn drop(&mut self) {
@@ -128,7 +128,7 @@ impl Drop for HoldSpan {
     }
 }
 
-/// A span, unless the subscriber, which is code of the user's, panics.
+/// Creates a span. Returns `None` if the subscriber, which is user code, panics.
 #[cfg(feature = "tracing")]
 fn new_span<T>(make: impl FnOnce() -> T) -> Option<T> {
     let mut span = None;

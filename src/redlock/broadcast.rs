@@ -1,5 +1,5 @@
-//! Asking several nodes at once, from the calling thread: write to every node, then collect, until
-//! it is decided or the time is over. With one node this is a request and its answer.
+//! Asking several nodes at once, from the calling thread: write to every node, then read replies
+//! until the outcome is decided or time runs out. With one node this is a request and its reply.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -18,36 +18,36 @@ use crate::{
     },
 };
 
-/// A node that has owed an answer for this long, or has kept those who connect to it waiting, is
-/// not asked for more where the others suffice.
+/// Time after which a node counts as slow, if it has left a reply or a connection attempt pending.
+/// Slow nodes are not asked where the others suffice.
 const SLOW_NODE_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// How much longer than the others a node may take whose word is wanted.
+/// How much longer than the others a preferred node may take.
 const PREFERRED_GRACE: Duration = Duration::from_millis(20);
 
-/// What bounds one asking of the nodes.
+/// Targets and limits of one broadcast.
 pub(crate) struct BroadcastOptions<'a> {
     pub(crate) targets: NodeSet,
-    /// When what was asked becomes void, and a connection that has not answered is closed.
+    /// When the request expires, and connections without a reply are closed.
     pub(crate) deadline: Moment,
     pub(crate) wait_until: Moment,
-    /// A connection that is made has to be there by then; one that comes after the deadline is for
-    /// whoever asks next.
+    /// When a new connection must be ready. One that is ready after `deadline` is left to the next
+    /// caller.
     pub(crate) connect_by: Moment,
-    /// How long to wait for the rest once it is decided.
+    /// How long to wait for the other nodes once the outcome is decided.
     pub(crate) straggler_grace: Duration,
-    /// Everybody's answer is wanted, whatever the verdict.
+    /// Wait for all replies, whatever the verdict.
     pub(crate) wait_for_all: bool,
-    /// Who fails is asked again: that too many have is no verdict.
+    /// Nodes that fail will be asked again, so too many failures are not a verdict.
     pub(crate) will_retry: bool,
-    /// How those voted before who are not asked again, if there was a round before this one.
+    /// Earlier votes of nodes that are not asked again, if this is a second broadcast.
     pub(crate) prior_votes: SmallVec<[Option<Vote>; 8]>,
-    /// These nodes' answers are wanted, if they come soon.
+    /// Nodes whose replies are worth a short wait.
     pub(crate) preferred: NodeSet,
-    /// The last node first.
+    /// Ask the last node first.
     pub(crate) reverse_order: bool,
-    /// Called while answers are out; says when it wants to be called again, or that nobody waits
-    /// any more.
+    /// Called while replies are outstanding. Returns when to call it next, or `None` to stop
+    /// waiting.
     pub(crate) on_idle: Option<&'a mut dyn FnMut(Moment) -> Option<Moment>>,
 }
 
@@ -73,9 +73,9 @@ impl BroadcastOptions<'_> {
     }
 }
 
-/// Asks `round.to` what `call` makes for each node, and counts what `vote` makes of each answer.
-/// Ends when the verdict is certain, all have answered, or the time is over. Nodes that failed a
-/// short time ago are left out as long as the others suffice.
+/// Asks `options.targets` what `request` returns for each node, and counts what `vote` returns for
+/// each reply. Ends when the verdict is certain, when all nodes have replied, or when time runs
+/// out. Nodes in back-off are skipped as long as the others suffice.
 pub(crate) fn broadcast<C: Request>(
     nodes: &[Arc<RedisNode>],
     connections: &mut [Connection],
@@ -107,10 +107,10 @@ pub(crate) fn broadcast<C: Request>(
     broadcast.finish()
 }
 
-/// Where the asking of one node stands.
+/// Progress of the request to one node.
 enum NodeState<C> {
     Idle,
-    /// A thread connects to it.
+    /// A thread is connecting to it.
     Connecting,
     Sent(C, ScriptRef, InFlightRequest),
 }
@@ -155,22 +155,22 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
         }
     }
 
-    /// Whether a node is likely to answer soon.
+    /// Whether a node is likely to reply soon.
     fn is_responsive(&mut self, node: usize, now: Moment) -> bool {
         let (unread_since, replied) = self.connections[node].unread_since(now);
         if replied {
             self.nodes[node].record_success();
         }
         match unread_since {
-            // It has not answered what it was asked before.
+            // It has not replied to an earlier request.
             Some(since) if now.duration_since(since) > SLOW_NODE_TIMEOUT => {
                 if !self.nodes[node].is_backing_off(now) {
                     self.nodes[node].record_failure(now);
                 }
                 false
             }
-            // Whoever waits there already says how that goes, and not everybody has to spend a
-            // thread on it.
+            // Another thread is waiting to connect already, and its result will do. Not every
+            // caller must spend a thread on it.
             _ if !self.connections[node].is_connected()
                 && self.nodes[node].is_connect_stalled(now, SLOW_NODE_TIMEOUT) =>
             {
@@ -205,8 +205,8 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
         }
     }
 
-    /// Connects on a thread of its own, for it may take long, and others are waited for or watched
-    /// meanwhile.
+    /// Connects on another thread, because connecting can take long, and the caller watches other
+    /// nodes meanwhile.
     fn connect_in_background(&mut self, node: usize) {
         let connector = match &self.connector {
             Some(connector) => connector,
@@ -222,7 +222,7 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
                 self.states[node] = NodeState::Connecting;
                 self.responses.votes[node] = None;
             }
-            // No thread is to be had. One node alone holds up nobody else.
+            // No thread can be spawned. A single node delays no other.
             Err(_) if self.nodes.len() == 1 => self.connect_inline(node),
             Err(error) => self.record_failure(node, NodeError::not_sent(error)),
         }
@@ -231,8 +231,8 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
     fn send(&mut self, node: usize) {
         let request = (self.request)(node);
         let link = &mut self.connections[node];
-        // An answer that nobody waits for must not be that the script is not known; so where
-        // answers may be left behind, each connection brings the text first.
+        // If a reply is not waited for, it must not be that the script is unknown. So if that can
+        // happen, each connection sends the script's text first.
         let alone = self.nodes.len() == 1;
         let taught = request.script().is_none_or(|script| link.mark_script_loaded(script.mask));
         let by = if alone || taught { ScriptRef::Hash } else { ScriptRef::Source };
@@ -246,7 +246,7 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
         }
     }
 
-    /// Takes answers until it is decided.
+    /// Reads replies until the outcome is decided.
     fn collect_replies(&mut self) {
         let (mut deadline, mut decided) =
             (self.options.wait_until.min(self.options.deadline), false);
@@ -257,7 +257,7 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
                 return;
             }
             if self.nodes.len() == 1 && self.options.on_idle.is_none() {
-                // Nobody else is waited for, so its answer decides.
+                // There is no other node, so its reply decides.
                 self.read_reply(0, deadline);
                 if self.unanswered().is_empty() || clock::now() >= deadline {
                     return;
@@ -291,10 +291,10 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
         }
     }
 
-    /// Those that were left out are asked after all, once the others do not suffice: they may be
-    /// well again. Not where a connection broke that was there, which whoever asks makes anew
-    /// at once. Says until when to wait: they may be silent, and to ask everybody again must be
-    /// possible afterwards.
+    /// Asks the nodes that were skipped if the others do not suffice, because they may be healthy
+    /// again. Not if an open connection broke: then the caller asks everybody again at once.
+    /// Returns until when to wait: half of the time, because the skipped nodes may not reply, and
+    /// asking again must stay possible.
     fn ask_backed_off(&mut self, until: Moment) -> Moment {
         let now = clock::now();
         if self.options.will_retry || self.responses.verdict() != Verdict::NoQuorum || now >= until
@@ -324,7 +324,7 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
     }
 
     fn awaits_preferred(&self) -> bool {
-        // Nodes that are being connected to are worth a moment: otherwise the first locks would be
+        // Nodes that are being connected are worth a short wait; otherwise the first locks would be
         // on few nodes.
         self.connector.is_some()
             && self.states.iter().any(|state| matches!(state, NodeState::Connecting))
@@ -335,7 +335,7 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
                 .any(|node| self.responses.votes.get(node) == Some(&None))
     }
 
-    /// The nodes whose answers are out.
+    /// Nodes that have a reply or a connection attempt outstanding.
     fn unanswered(&self) -> NodeSet {
         let is_unanswered = |state: &NodeState<C>| !matches!(state, NodeState::Idle);
         self.states
@@ -346,7 +346,7 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
             .collect()
     }
 
-    /// Waits for answers of these nodes, and takes them; false if there were none.
+    /// Waits for replies of these nodes, and reads them. Returns false if there were none.
     fn poll_replies(&mut self, unanswered: NodeSet, until: Moment) -> bool {
         let mut nodes = unanswered.iter();
         if let (Some(node), None) = (nodes.next(), nodes.next())
@@ -354,7 +354,7 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
         {
             return self.read_reply(node, until);
         }
-        // Whoever has just connected, or failed to, may have decided it.
+        // A node that has just connected, or has failed to, may have decided the outcome.
         if self.ask_connected() {
             return true;
         }
@@ -365,7 +365,7 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
         any
     }
 
-    /// Takes the answer of a node if it comes in time.
+    /// Reads the reply of a node if it arrives by `until`. Returns false if it does not.
     fn read_reply(&mut self, node: usize, until: Moment) -> bool {
         let value = match self.connections[node].receive_until(until) {
             Ok(None) => return false,
@@ -405,7 +405,7 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
                 self.record_failure(
                     node,
                     NodeError::outcome_unknown(NodeErrorKind::Protocol(
-                        "it forgot a script that it was given".into(),
+                        "it does not know a script that it was just sent".into(),
                     )),
                 );
             }
@@ -414,7 +414,7 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
         true
     }
 
-    /// Asks those that are connected by now.
+    /// Asks the nodes that have connected since the last call.
     fn ask_connected(&mut self) -> bool {
         let connected = self.connector.as_mut().map(Connector::take_connected).unwrap_or_default();
         let any = !connected.is_empty();
@@ -429,7 +429,7 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
         any
     }
 
-    /// Waits until one of these has something to read, or somebody has connected.
+    /// Waits until one of these nodes has sent something, or until a connection attempt has ended.
     fn wait_readable(&mut self, unanswered: NodeSet, until: Moment) -> NodeSet {
         let sent =
             unanswered.iter().filter(|node| matches!(self.states[*node], NodeState::Sent(..)));
@@ -447,7 +447,7 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
             sockets.push(&connector.wakeup_rx);
             spin = Duration::ZERO;
         }
-        // An error or an end shows when it is read.
+        // Errors and closed connections show when they are read.
         let ready = Socket::poll_readable(&sockets, until, spin);
         listed.into_iter().zip(ready).filter(|(_, ready)| *ready).map(|(node, _)| node).collect()
     }
@@ -466,8 +466,9 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
         self.responses.votes[node] = Some(Vote::Unknown);
     }
 
-    /// What has not answered keeps its connection if the time was not over: the next request over
-    /// it is carried out in its turn. Else there is doubt, and the connection is closed.
+    /// Keeps the connections of nodes that have not replied if the deadline has not passed: the
+    /// next request over them is executed in its turn. After the deadline their state is in doubt,
+    /// so they are closed.
     fn finish(mut self) -> Responses<C::Reply> {
         let unanswered = self.unanswered();
         let deadline_passed = !unanswered.is_empty() && clock::now() >= self.options.deadline;
@@ -481,8 +482,8 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
                     let receipt = self.connections[node].abandon_reply();
                     self.responses.pending_acks.extend(receipt.map(|receipt| (node, receipt)));
                 }
-                // The thread keeps the connection for the next one, or says itself that it has
-                // failed.
+                // The thread keeps the connection for the next caller, or records the failure
+                // itself.
                 NodeState::Connecting => self.set_failed(
                     node,
                     NodeError { outcome_unknown: false, kind: NodeErrorKind::TimedOut },

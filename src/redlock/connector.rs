@@ -1,4 +1,4 @@
-//! Threads that connect to nodes for a caller who polls, and a bell that they ring.
+//! Threads that connect to nodes for a caller that polls, and the socket by which they wake it.
 
 use std::{io, sync::Arc};
 
@@ -10,7 +10,8 @@ use crate::{
     threads,
 };
 
-/// Connecting can take long, and several nodes are connected to at once.
+/// Connects on other threads, because connecting can take long, and several nodes are connected at
+/// once.
 pub(super) struct Connector {
     sender: Sender<Connected>,
     receiver: Receiver<Connected>,
@@ -31,8 +32,8 @@ impl Connector {
         Ok(Connector { sender, receiver, wakeup_tx: Arc::new(wakeup_tx), wakeup_rx })
     }
 
-    /// Connects in the background. A connection that comes when nobody waits any more is kept by
-    /// its node.
+    /// Connects in the background. If the caller has stopped waiting by the time the connection is
+    /// ready, the node keeps the connection.
     pub(super) fn connect(
         &self,
         index: usize,
@@ -44,19 +45,19 @@ impl Connector {
         let connect = move || {
             let outcome = node.connect(&mut connection, deadline);
             if let Err(undelivered) = sender.send(Connected { node: index, connection, outcome }) {
-                // Nobody waits for it any more.
+                // The caller has stopped waiting.
                 match undelivered.0 {
                     Connected { outcome: Err(_), .. } => node.record_failure(clock::now()),
                     Connected { connection: link, .. } => node.put_spare(link),
                 }
             }
-            // A full pipe has rung already.
+            // If the socket is full, a wakeup is pending already.
             let _ = wakeup.write(&[1]);
         };
         threads::spawn("distlock-connect", connect).map(drop)
     }
 
-    /// Who is there by now, or will not come.
+    /// Returns the attempts that have ended since the last call, successful or not.
     pub(super) fn take_connected(&mut self) -> Vec<Connected> {
         let mut bytes = [0; 64];
         let _ = self.wakeup_rx.try_read(&mut bytes);

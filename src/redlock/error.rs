@@ -1,4 +1,4 @@
-//! `Trouble`: why there is no answer to go by. Pure.
+//! `AskError`: why asking the nodes had no usable result. Pure.
 
 use super::{
     Redlock,
@@ -12,34 +12,35 @@ use crate::{
 
 #[derive(Debug)]
 pub(crate) enum AskError {
-    /// Of the one node, or before any node was asked.
+    /// From the only node, or before any node was asked.
     Node(NodeError),
     /// No quorum of several nodes.
     NoQuorum {
         answers: Vec<NodeAnswer>,
-        /// Some node may have carried the request out.
+        /// A node may have executed the request.
         outcome_unknown: bool,
-        /// Trying again soon may help.
+        /// Asking again soon may help.
         transient: bool,
-        /// A node does not vote yet, and will.
+        /// A node is in quarantine. Its votes will count later.
         quarantined: bool,
     },
 }
 
 impl AskError {
-    /// Of a ballot that came to nothing; `says` puts an answer into words.
+    /// From responses that decided nothing. `describe` describes a reply.
     pub(crate) fn from_responses<T>(
         redlock: &Redlock,
         mut responses: Responses<T>,
         describe: impl Fn(&T) -> String,
     ) -> AskError {
         let nodes = redlock.nodes();
-        // What is open goes back in order, and need not be asked again.
+        // An unanswered request does not count: its connection stays open, and executes what
+        // follows in order.
         let outcome_unknown = !responses.outcome_unknown().is_empty();
         if let [response] = responses.by_node.as_mut_slice() {
             return match std::mem::replace(response, Response::NotAsked) {
                 Response::Failed(failure) => AskError::Node(failure),
-                // An answer that came, and does not count.
+                // A reply that came, but does not count.
                 _ => AskError::Node(NodeError {
                     outcome_unknown: false,
                     kind: NodeErrorKind::TimedOut,
@@ -59,7 +60,7 @@ impl AskError {
         }
     }
 
-    /// Whether trying again soon may help without anybody doing anything.
+    /// Whether asking again soon may help without any intervention.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             AskError::Node(failure) => failure.is_transient(),
@@ -67,13 +68,13 @@ impl AskError {
         }
     }
 
-    /// The server is no master. Where the connection had been there for a while, its name may lead
-    /// elsewhere by now.
+    /// Whether the only server is not a master. If the connection is old, the server's name may
+    /// lead elsewhere by now.
     pub(crate) fn is_not_master(&self) -> bool {
         matches!(self, AskError::Node(failure) if failure.is_not_master())
     }
 
-    /// Whether the request may have been carried out somewhere.
+    /// Whether a node may have executed the request.
     pub(crate) fn is_outcome_unknown(&self) -> bool {
         match self {
             AskError::Node(failure) => failure.outcome_unknown,
@@ -81,17 +82,17 @@ impl AskError {
         }
     }
 
-    /// Nothing is known but that the time was over.
+    /// Whether nothing is known but that time ran out.
     pub(crate) fn is_timeout(&self) -> bool {
         matches!(self, AskError::Node(NodeError { kind: NodeErrorKind::TimedOut, .. }))
     }
 
-    /// No connection was free to ask.
+    /// Whether no connection was free.
     pub(crate) fn is_pool_exhausted(&self) -> bool {
         matches!(self, AskError::Node(NodeError { kind: NodeErrorKind::PoolExhausted, .. }))
     }
 
-    /// Nodes do not vote yet, and it is known that they will.
+    /// Whether a node is in quarantine, which ends on its own.
     pub(crate) fn has_quarantined_nodes(&self) -> bool {
         matches!(self, AskError::NoQuorum { quarantined: true, .. })
     }

@@ -1,5 +1,5 @@
-//! `Farewell`: the few connections over which calls take their leave, one after the other, once
-//! pool and renewer have ended. Any number of them may have waited until then.
+//! `Farewell`: the few connections that late calls share for their releases, once pool and renewer
+//! have ended. Any number of calls may wait until then.
 
 use super::{
     AskError, NodeConnections, NodeSet, PendingAcks, Redlock, ReleaseOutcome, ReleaseRequest,
@@ -10,7 +10,7 @@ use crate::{
     sync::{Condvar, Mutex},
 };
 
-/// So many leave at a time.
+/// Maximum number of calls that release at the same time.
 const PLACES: usize = 4;
 
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(super) struct Farewell {
 struct State {
     taken: usize,
     waiting: usize,
-    /// Kept only for as long as somebody waits for them.
+    /// Kept only while other calls wait for them.
     idle: Vec<NodeConnections>,
 }
 
@@ -32,8 +32,8 @@ impl Farewell {
         Farewell { state: Mutex::default(), freed: Condvar::new() }
     }
 
-    /// Connections, or `Some(None)` where they are to be made; `None` when the turn has not come
-    /// until then.
+    /// Waits for a turn. Returns connections, or `Some(None)` if the caller must make them; `None`
+    /// if there was no turn by `until`.
     fn enter(&self, until: Moment) -> Option<Option<NodeConnections>> {
         let mut state = self.state.lock();
         state.waiting += 1;
@@ -78,7 +78,7 @@ impl Redlock {
 }
 
 impl ReleaseOutcome {
-    /// Nobody was asked in time.
+    /// No reply in time. The release may have been applied on any of the nodes.
     pub(crate) fn not_asked(all: NodeSet) -> ReleaseOutcome {
         let outcome = Err(AskError::Node(NodeError::outcome_unknown(NodeErrorKind::TimedOut)));
         ReleaseOutcome {

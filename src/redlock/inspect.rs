@@ -1,5 +1,5 @@
-//! Questions that change nothing, and may be asked twice: who holds a lock, and whether the nodes
-//! are there.
+//! Requests that change nothing and may be repeated: who holds a lock, and whether the nodes
+//! respond.
 
 use std::time::Duration;
 
@@ -17,16 +17,16 @@ use crate::{
     },
 };
 
-/// How long to wait for the rest once a quorum has answered.
+/// How long to wait for the other nodes once a quorum has replied.
 const INSPECT_STRAGGLER_GRACE: Duration = Duration::from_millis(20);
 
 impl Redlock {
-    /// Who holds a lock by the word of a quorum. A node that does not answer is only waited for
-    /// where it matters.
+    /// Returns the holder of a lock according to a quorum. Waits for slow nodes only if the result
+    /// depends on them.
     pub(crate) fn inspect(&self, key: &LockKey) -> Result<InspectReply, AskError> {
         let deadline = clock::now().saturating_add(self.operation_timeout());
         match self.decide_holder(self.inspect_with(key, INSPECT_STRAGGLER_GRACE, deadline)?) {
-            // Those who were not waited for may settle it.
+            // The nodes that were not waited for may decide it.
             Err(_) if self.len() > 1 && clock::now() < deadline => {
                 self.decide_holder(self.inspect_with(key, self.operation_timeout(), deadline)?)
             }
@@ -34,7 +34,7 @@ impl Redlock {
         }
     }
 
-    /// What the nodes know about a lock, as far as they answer within `patience`.
+    /// What the nodes know about a lock, as far as they reply within `timeout`.
     pub(crate) fn inspect_all(
         &self,
         key: &LockKey,
@@ -56,7 +56,7 @@ impl Redlock {
         }
     }
 
-    /// `Err` when it cannot be told by what was said.
+    /// Decides who holds the lock. Fails if the replies leave that open.
     fn decide_holder(&self, responses: Responses<InspectReply>) -> Result<InspectReply, AskError> {
         let nodes = self.len();
         if nodes == 1 {
@@ -72,7 +72,7 @@ impl Redlock {
                 Response::Replied(answer) => match &answer.reply {
                     InspectReply::Held(holder) => {
                         reported.push(holder);
-                        // They stand in line on one of the nodes.
+                        // All waiters queue on one of the nodes.
                         waiters = waiters.max(holder.waiters().unwrap_or(0));
                     }
                     InspectReply::WrongType => wrong += 1,
@@ -91,7 +91,7 @@ impl Redlock {
                 ))
             }
             _ if wrong > nodes - quorum(nodes) => Ok(InspectReply::WrongType),
-            // Whoever the silent ones speak for, it is no quorum.
+            // Even if all missing nodes reported this holder, there would be no quorum for it.
             most_reported
                 if most_reported.map_or(0, |(count, _)| count) + without_reply < quorum(nodes) =>
             {
@@ -101,18 +101,18 @@ impl Redlock {
         }
     }
 
-    /// How long a quorum takes to answer.
+    /// Measures how long a quorum takes to reply.
     pub(crate) fn ping(&self) -> Result<Duration, AskError> {
         let started = clock::now();
         let deadline = started.saturating_add(self.operation_timeout());
         let responses = self.ask_twice(Duration::ZERO, deadline, |_| Ping)?;
         match responses.verdict() {
             Verdict::Granted => Ok(clock::now().duration_since(started)),
-            _ => Err(AskError::from_responses(self, responses, |()| "it answers".into())),
+            _ => Err(AskError::from_responses(self, responses, |()| "replied".into())),
         }
     }
 
-    /// Connections may have gone stale, and are replaced at the second try.
+    /// Asks again if a connection was stale; the second attempt replaces it.
     fn ask_twice<C: Request>(
         &self,
         grace: Duration,
@@ -147,6 +147,6 @@ fn describe(reply: &InspectReply) -> String {
     match reply {
         InspectReply::Held(holder) => format!("held by {holder}"),
         InspectReply::Free => "free".into(),
-        InspectReply::WrongType => "its key holds something else than a lock".into(),
+        InspectReply::WrongType => "its key holds something that is not a lock".into(),
     }
 }

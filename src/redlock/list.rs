@@ -1,4 +1,4 @@
-//! Looking at many locks: their names by scanning, then who holds them and who waits, in small
+//! Describing many locks: finds their keys by scanning, then asks for holders and waiters in small
 //! batches. Changes nothing.
 
 use std::collections::BTreeSet;
@@ -17,25 +17,25 @@ use crate::{
     },
 };
 
-/// Locks in one call of the script, which keeps a server from all else for less than a millisecond:
-/// far enough from the 5 ms that nobody should have to wait, for slow machines and long lines as
-/// well.
+/// Maximum number of locks in one script call, which blocks a server for less than a millisecond.
+/// Nobody should have to wait for 5 ms; the distance is for slow machines and long queues.
 const DESCRIBE_BATCH_MAX: usize = 50;
-/// Waiters that are told of one lock in a list, and of all locks of a batch together.
+/// Maximum number of waiters described for one lock of a list, and for all locks of a batch
+/// together.
 const WAITERS_PER_LOCK_MAX: u64 = 100;
 const WAITERS_PER_REPLY_MAX: u64 = 1_000;
-/// Far more steps, and keys told in them, than it takes servers with locks to come to an end.
+/// Maximum number of scan steps, and of keys reported in them. Servers with locks need far fewer.
 const SCAN_WORK_MAX: usize = 1 << 20;
-/// So many bytes of what servers tell a list may keep: names of as many locks as above, and who
-/// holds them.
+/// Maximum number of bytes that a list keeps of what servers report: as many names as above, and
+/// their holders.
 const LIST_BYTES_MAX: usize = 256 << 20;
-/// So often a node is gone through from the beginning. One that cuts its connections again and
-/// again is most likely the same server all the time, and a list of it is to come to an end.
+/// Maximum number of times that a node is scanned from the beginning again. A node that keeps
+/// closing its connections is most likely the same server all the time, and listing it must end.
 const SCAN_RESTARTS_MAX: u32 = 8;
-/// So many operation timeouts all steps of a list may take together.
+/// Maximum time for all steps of a list together, in operation timeouts.
 const LIST_TIMEOUTS_MAX: u32 = 60;
 
-/// A look at one lock.
+/// What is known about one lock.
 #[derive(Debug)]
 pub(crate) enum Lookup {
     Held(LockInfo),
@@ -43,8 +43,8 @@ pub(crate) enum Lookup {
     WrongType,
 }
 
-/// How much a list may still keep, in bytes: those who are asked could tell of names and waiters
-/// without an end.
+/// Bytes that a list may still keep. Without a limit, servers could report names and waiters
+/// without end.
 struct MemoryBudget(usize);
 
 impl MemoryBudget {
@@ -59,11 +59,11 @@ impl MemoryBudget {
     }
 }
 
-/// How far one node has told its keys.
+/// How far the scan of one node has come.
 #[derive(Clone)]
 struct ScanProgress {
     cursor: String,
-    /// Since when the connection has been open over which it told the last ones.
+    /// When the connection was opened over which the last keys came.
     connected_at: Option<Moment>,
     restarts: u32,
 }
@@ -73,9 +73,9 @@ impl ScanProgress {
         ScanProgress { cursor: "0".to_owned(), connected_at: None, restarts: 0 }
     }
 
-    /// Keys have come over a connection, and this is where the next ones begin. True when these
-    /// were the last. Over another connection there may be another server, to which the place
-    /// means nothing, so that it has to begin anew.
+    /// Records keys that came over the connection opened at `connected_at`, and where the next ones
+    /// begin. Returns true if these were the last. Another connection may lead to another server,
+    /// where the cursor means nothing, so the scan begins again.
     fn advance(&mut self, connected_at: Option<Moment>, next: Option<String>) -> bool {
         let reconnected = self.cursor != "0"
             && self.connected_at != connected_at
@@ -91,14 +91,13 @@ impl ScanProgress {
 
 fn too_many_keys() -> AskError {
     AskError::Node(NodeError::outcome_unknown(NodeErrorKind::Protocol(
-        "it tells of ever more keys".into(),
+        "it keeps reporting more keys".into(),
     )))
 }
 
 impl Redlock {
-    /// All locks that match, by name. A lock that a quorum of the nodes gave to somebody is known
-    /// to one node, at least, of any quorum; so it takes a quorum that can be asked from
-    /// beginning to end.
+    /// Lists all locks that match, by name. A lock that a quorum has granted is known to at least
+    /// one node of every quorum, so it takes a quorum that replies from beginning to end.
     pub(crate) fn list_locks(
         &self,
         prefix: &str,
@@ -122,7 +121,7 @@ impl Redlock {
                 self.ask_responsive(&mut connections, nodes, &mut nodes, end, request)?;
             for (index, key) in batch.iter().enumerate() {
                 match self.evaluate_lookup(key, &responses, index) {
-                    // Under no prefix, whatever does not look like a lock is anybody's data.
+                    // Without a prefix, what does not look like a lock may be anybody's data.
                     Lookup::Held(lock)
                         if !prefix.is_empty() || lock.holder().lock_id().is_some() =>
                     {
@@ -136,7 +135,7 @@ impl Redlock {
         Ok(locks)
     }
 
-    /// One lock, with as many of its waiters as go into a reply.
+    /// Looks up one lock, with as many of its waiters as fit into a reply.
     pub(crate) fn lookup(&self, key: &LockKey) -> Result<Lookup, AskError> {
         let end = clock::now().saturating_add(self.operation_timeout());
         let mut connections = self.checkout(end).map_err(AskError::Node)?;
@@ -156,7 +155,7 @@ impl Redlock {
         Ok(self.evaluate_lookup(key, &responses, 0))
     }
 
-    /// The keys of all nodes, each once, and the nodes that told theirs to the end.
+    /// Returns the keys of all nodes, each once, and the nodes whose scan was complete.
     fn scan(
         &self,
         connections: &mut NodeConnections,
@@ -181,8 +180,8 @@ impl Redlock {
                 if let Response::Replied(answer) = response {
                     work += answer.reply.keys.len();
                     for key in answer.reply.keys {
-                        // What cannot be the name of a lock was put there by somebody else, and is
-                        // of any length.
+                        // A key that cannot be the name of a lock was written by somebody else, and
+                        // may be of any length.
                         let Some(Ok(key)) =
                             key.strip_prefix(prefix).map(|name| LockKey::new(prefix, name))
                         else {
@@ -204,8 +203,8 @@ impl Redlock {
         Ok((found.into_iter().collect(), responsive))
     }
 
-    /// Asks nodes, and again those whose connection had gone stale, within one operation timeout
-    /// and before `end`. Who does not answer is struck off `lasting`; fails when no quorum of
+    /// Asks nodes, and again those whose connection was stale, within one operation timeout and
+    /// before `end`. Removes nodes that do not reply from `responsive`, and fails if no quorum of
     /// them is left.
     fn ask_responsive<C: Request>(
         &self,
@@ -241,13 +240,13 @@ impl Redlock {
         }
         *responsive = responsive.difference(targets.difference(responses.nodes_voting(Vote::Yes)));
         if responsive.len() < self.quorum_size() {
-            return Err(AskError::from_responses(self, responses, |_| "it answers".into()));
+            return Err(AskError::from_responses(self, responses, |_| "replied".into()));
         }
         Ok(responses)
     }
 
-    /// What the answers say about the lock at `index` of a batch: held by whom the most of the
-    /// nodes say.
+    /// Combines what the nodes replied about the lock at `index` of a batch. The holder is the one
+    /// that most of them report.
     fn evaluate_lookup(
         &self,
         key: &LockKey,
@@ -261,7 +260,7 @@ impl Redlock {
             match answer.reply.1.get(index) {
                 Some(Description::Held(held)) => {
                     reported.push(held);
-                    // All stand in line on one of the nodes.
+                    // All waiters queue on one of the nodes.
                     if queue.is_none_or(|queue| held.holder.waiters() > queue.holder.waiters()) {
                         queue = Some(held);
                     }
@@ -295,7 +294,7 @@ fn describe(answer: &Description) -> String {
     match answer {
         Description::Held(HeldDescription { holder, .. }) => format!("held by {holder}"),
         Description::Free => "free".into(),
-        Description::WrongType => "its key holds something else than a lock".into(),
+        Description::WrongType => "its key holds something that is not a lock".into(),
     }
 }
 
@@ -314,7 +313,7 @@ mod tests {
         assert_eq!(course.cursor, "0");
         assert!(!course.advance(at(3), to("17")), "it begins there");
         assert!(course.advance(at(3), None));
-        // Who cuts every connection comes to an end all the same.
+        // The scan of a node that closes every connection ends too.
         let mut course = ScanProgress::start();
         let steps = (1..).take_while(|step| {
             !course.advance(at(*step), (step % 100 != 0).then(|| step.to_string()))

@@ -1,4 +1,4 @@
-//! What N independent nodes decide together (Redlock). One node is the quorum of one, by the same
+//! What N independent nodes decide together (Redlock). One node is the quorum of one, on the same
 //! path.
 
 mod broadcast;
@@ -40,11 +40,11 @@ use crate::{
     observer::Observer,
 };
 
-/// Several nodes are asked for a token this much above their clocks, so that all of them give the
-/// same one at once.
+/// How far above the nodes' clocks the token is that several nodes are asked for, in microseconds.
+/// All of them then usually store the same one at once.
 const TOKEN_HEADROOM_US: u64 = 10_000;
-/// Added to the moment from which a node refuses a late request, which is only known within a round
-/// trip.
+/// Added to the time from which a node refuses an expired request, because that time is known only
+/// to within a round trip.
 pub(crate) const EXPIRY_SLACK: Duration = Duration::from_millis(100);
 
 /// The nodes, and the connections to them.
@@ -58,7 +58,7 @@ pub(crate) struct Redlock {
 }
 
 impl Redlock {
-    /// Connects to nothing. `None` when the pool gets no thread.
+    /// Does not connect. Returns `None` if no thread can be spawned for the pool.
     pub(crate) fn new(
         endpoints: &[Arc<Endpoint>],
         pool_size: u32,
@@ -70,8 +70,8 @@ impl Redlock {
         let labels = || endpoints.iter().map(|endpoint| endpoint.label.clone());
         let roster = Arc::new(Mutex::new(Membership::new(labels(), quarantine)));
         let node = |(index, endpoint): (usize, &Arc<Endpoint>)| {
-            // With several answers under way a thread that spins takes the core from whoever is to
-            // send them.
+            // With several replies in flight, a thread that spins takes the core from those that
+            // must send them.
             let spin_max = if endpoints.len() > 1 { Duration::ZERO } else { spin_max };
             let node =
                 RedisNode::new(endpoint.clone(), operation_timeout, spin_max, observer.clone());
@@ -93,8 +93,8 @@ impl Redlock {
         })
     }
 
-    /// Connects to the nodes, to refuse those that cannot be nodes; one that is away is looked at
-    /// when it comes back.
+    /// Connects to the nodes, and refuses those that cannot be nodes. A node that is unreachable
+    /// now is checked once it is back.
     pub(crate) fn validate_nodes(&self) -> Result<(), LockError> {
         let deadline = clock::now().saturating_add(self.operation_timeout);
         let connections = self.checkout(deadline);
@@ -142,32 +142,31 @@ impl Redlock {
         &self.nodes
     }
 
-    /// The node on which to wait in line: the first that is well, so that all clients prefer the
-    /// same one.
+    /// Node to queue on: the first healthy one, so that all clients prefer the same.
     pub(crate) fn preferred_queue_node(&self) -> usize {
         self.nodes.iter().position(|node| node.is_healthy()).unwrap_or(0)
     }
 
-    /// Whether it is time to see if a node before this one is well again.
+    /// Whether it is time to check if a node before this one is healthy again.
     pub(crate) fn may_have_recovered(&self, node: usize) -> bool {
         let now = clock::now();
         self.nodes[..node].iter().any(|node| !node.is_healthy() && !node.is_backing_off(now))
     }
 
-    /// Whether the line is better moved from this node: to one that everybody prefers, or away from
-    /// one that keeps failing.
+    /// Whether the queue should leave this node: for one that all clients prefer, or because this
+    /// one keeps failing.
     pub(crate) fn should_switch_queue_node(&self, node: usize) -> bool {
         self.len() > 1
             && (self.preferred_queue_node() < node
                 || (self.nodes[node].is_failing() && self.preferred_queue_node() != node))
     }
 
-    /// The nodes as sentences call them.
+    /// The nodes as named in messages.
     pub(crate) fn label(&self) -> &Arc<str> {
         &self.label
     }
 
-    /// Whom to tell what happens.
+    /// Receives the events and metrics.
     pub(crate) fn observer(&self) -> &Observer {
         &self.observer
     }
@@ -176,7 +175,7 @@ impl Redlock {
         self.operation_timeout
     }
 
-    /// Connections for one caller.
+    /// Takes connections from the pool, one to each node.
     pub(crate) fn checkout(&self, deadline: Moment) -> Result<PooledConnections, NodeError> {
         self.pool.get(deadline)
     }
@@ -186,12 +185,12 @@ impl Redlock {
         NodeConnections(self.nodes.iter().map(|node| node.reserved_connection()).collect())
     }
 
-    /// Ends the pool.
+    /// Shuts the pool down.
     pub(crate) fn close(&self) {
         self.pool.close();
     }
 
-    /// Asks nodes, and counts.
+    /// Asks nodes, and counts their votes.
     pub(crate) fn ask<C: Request>(
         &self,
         connections: &mut NodeConnections,
@@ -202,8 +201,8 @@ impl Redlock {
         broadcast(&self.nodes, &mut connections.0, options, request, vote)
     }
 
-    /// Reads what has come from this node of the answers that nobody waits for, which settles their
-    /// receipts.
+    /// Reads the replies from this node that were not waited for and have arrived, which sets their
+    /// acks.
     pub(crate) fn drain_replies(&self, connections: &mut NodeConnections, node: usize) {
         let (_, replied) = connections.0[node].unread_since(clock::now());
         if replied {
@@ -211,7 +210,7 @@ impl Redlock {
         }
     }
 
-    /// What token to ask several nodes for. A node that stands alone gives the one it has.
+    /// Smallest token to ask several nodes for. A single node needs none, and chooses its own.
     pub(crate) fn token_min(&self) -> u64 {
         if self.nodes.len() == 1 {
             return 0;
@@ -224,7 +223,7 @@ impl Redlock {
             .map_or(0, |latest| latest.saturating_add(TOKEN_HEADROOM_US))
     }
 
-    /// Why it did not work, as the user sees it.
+    /// Converts an error into the one that the user sees.
     pub(crate) fn lock_error(
         &self,
         error: AskError,
@@ -259,7 +258,7 @@ impl fmt::Debug for Redlock {
     }
 }
 
-/// The nodes as sentences call them.
+/// The nodes as named in messages.
 pub(crate) fn join_labels(endpoints: &[Arc<Endpoint>]) -> Arc<str> {
     match endpoints {
         [one] => one.label.clone(),

@@ -1,6 +1,6 @@
-//! The r2d2 pool. What it pools are places for connections, one to each node: a place connects when
-//! it is first used, so that the caller's deadline covers connecting, errors keep their kind, and
-//! no worker of the pool ever blocks on a dead server.
+//! The r2d2 pool. Its items are sets of connections, one to each node, that are not open yet: each
+//! connection opens when it is first used. The caller's deadline therefore covers connecting,
+//! errors keep their kind, and no worker of the pool ever blocks on a dead server.
 
 use std::{
     convert::Infallible,
@@ -24,7 +24,7 @@ use crate::{
     threads,
 };
 
-/// A place for a connection to each of the nodes, in their order.
+/// A connection to each of the nodes, in their order. Each opens when it is first used.
 #[derive(Debug)]
 pub(crate) struct NodeConnections(pub(crate) Box<[Connection]>);
 
@@ -46,8 +46,8 @@ impl ManageConnection for ConnectionFactory {
         Ok(())
     }
 
-    /// Only when the pool is closed: then a place that comes back is closed right there, not by
-    /// whichever thread is the last to leave the pool.
+    /// Only if the pool is closed: connections that are returned then are closed at once, not by
+    /// the last thread to leave the pool.
     fn has_broken(&self, _: &mut NodeConnections) -> bool {
         self.closed.load(Ordering::Relaxed)
     }
@@ -55,7 +55,7 @@ impl ManageConnection for ConnectionFactory {
 
 #[derive(Debug)]
 pub(crate) struct ConnectionPool {
-    /// Empty once it has been closed.
+    /// `None` once closed.
     pool: Mutex<Option<Pool<ConnectionFactory>>>,
     closed: Arc<AtomicBool>,
     size: u32,
@@ -64,7 +64,7 @@ pub(crate) struct ConnectionPool {
 pub(crate) type PooledConnections = r2d2::PooledConnection<ConnectionFactory>;
 
 impl ConnectionPool {
-    /// Connects to nothing yet. Panics inside the pool, when it gets no thread, come out as `None`.
+    /// Does not connect. Returns `None` if the pool panics because it cannot spawn a thread.
     pub(crate) fn new(nodes: Arc<[Arc<RedisNode>]>, size: u32) -> Option<ConnectionPool> {
         let closed = Arc::new(AtomicBool::new(false));
         let build = move || {
@@ -95,22 +95,22 @@ impl ConnectionPool {
         }
         #[cfg(feature = "testing")]
         if let Some(world) = sim::world() {
-            // The pool waits by a clock of its own: only for its thread, which makes a place at
-            // once where there is room.
+            // The pool waits by a clock of its own. Wait only for its thread, which adds
+            // connections at once where there is room.
             return clock::poll(&*world, deadline, || match pool.state().connections {
                 made if made < self.size => pool.get_timeout(Duration::from_secs(60 * 60)).ok(),
                 _ => pool.try_get(),
             })
             .ok_or(NodeError { outcome_unknown: false, kind: NodeErrorKind::PoolExhausted });
         }
-        // r2d2 adds the timeout to an Instant, which panics on a far one.
+        // r2d2 adds the timeout to an `Instant`, which panics if it is too large.
         let left = deadline.duration_since(clock::now()).min(Duration::from_secs(60 * 60));
         if let Ok(connection) = pool.get_timeout(left) {
             return Ok(connection);
         }
-        // Who was kept from running until its time was over may find one, or that one was still
-        // being made: counted before the last look, for one that is made between the two is
-        // there for whoever comes next, and not in others' hands.
+        // If this thread did not run until its time had passed, connections may be free by now.
+        // They are counted before that last attempt: any that are made between the two are free for
+        // the next caller, and not in use.
         let all = pool.state().connections >= self.size;
         pool.try_get().ok_or_else(|| {
             if self.closed.load(Ordering::Relaxed) {
@@ -127,8 +127,8 @@ impl ConnectionPool {
         self.size
     }
 
-    /// Ends the pool's thread and closes what is idle; what is lent out is closed when it comes
-    /// back.
+    /// Stops the pool's thread and closes what is idle. Connections in use are closed when they are
+    /// returned.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         let pool = self.pool.lock().take();

@@ -1,4 +1,4 @@
-//! What N answers amount to. Pure.
+//! What N replies amount to. Pure.
 
 use std::fmt;
 
@@ -10,24 +10,24 @@ use crate::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-/// What the answers amount to so far.
+/// What the votes amount to so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Verdict {
-    /// It depends on answers that are still to come.
+    /// It depends on replies that are still to come.
     Pending,
     Granted,
-    /// Those who said no keep us from a quorum.
+    /// The nodes that voted no prevent a quorum.
     Rejected,
-    /// So few answered that there is no quorum whatever they say.
+    /// Too few nodes voted for there to be a quorum, whatever their votes.
     NoQuorum,
 }
 
-/// More than half: any two quorums have a node in common.
+/// More than half of the nodes: any two quorums have a node in common.
 pub(crate) const fn quorum(nodes: usize) -> usize {
     nodes / 2 + 1
 }
 
-/// Counts `votes`; `None` is an answer that may still come.
+/// Counts `votes`; `None` is a vote that may still come.
 pub(crate) fn verdict(votes: impl ExactSizeIterator<Item = Option<Vote>>) -> Verdict {
     let needed = quorum(votes.len());
     let (mut yes, mut no, mut pending) = (0, 0, 0);
@@ -50,36 +50,36 @@ pub(crate) fn verdict(votes: impl ExactSizeIterator<Item = Option<Vote>>) -> Ver
     }
 }
 
-/// The token that a quorum has stored, or else the largest one that was seen, which a quorum has
-/// yet to store.
+/// Returns the token that a quorum has stored; as an error the largest one seen, which a quorum
+/// must store first.
 ///
-/// A token may be handed out only when a quorum has stored it: the largest of several counters does
-/// not rise from holder to holder, because two quorums may have only a node in common whose counter
-/// is behind. With the token stored where each later quorum has a node, that node hands out a
-/// larger one.
+/// A token may be handed out only once a quorum has stored it. The largest of several counters does
+/// not increase from holder to holder, because the only node that two quorums have in common may
+/// have a counter that is behind. Once a quorum has stored the token, every later quorum has a node
+/// that stores it, and that node hands out a larger one.
 pub(crate) fn agreed_token(stored: &[u64], nodes: usize) -> Result<u64, u64> {
     let highest = stored.iter().copied().max().unwrap_or(0);
     let agreeing = stored.iter().filter(|token| **token == highest).count();
     if agreeing >= quorum(nodes) { Ok(highest) } else { Err(highest) }
 }
 
-/// Until when each node keeps a lock for us.
+/// Time until which each node keeps a lock for us.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeDeadlines {
-    /// `None` where it is not kept for us.
+    /// `None` where the node does not keep it.
     deadlines: SmallVec<[Option<Moment>; 1]>,
-    /// Nodes whose word does not count for this lease.
+    /// Nodes whose votes do not count for this lease.
     excluded: NodeSet,
 }
 
 impl NodeDeadlines {
-    /// Of nodes that have said nothing yet.
+    /// Deadlines of nodes that have not replied yet.
     pub(crate) fn new(nodes: usize) -> NodeDeadlines {
         let deadlines = SmallVec::from_elem(Some(Moment::from_nanos(0)), nodes);
         NodeDeadlines { deadlines, excluded: NodeSet::EMPTY }
     }
 
-    /// A node keeps the lock until `deadline`, which does not move back.
+    /// Records that a node keeps the lock until `deadline`. Its deadline never moves back.
     pub(crate) fn confirm(&mut self, node: usize, deadline: Moment) {
         if let Some(vote) = self.deadlines.get_mut(node)
             && !self.excluded.contains(node)
@@ -88,14 +88,15 @@ impl NodeDeadlines {
         }
     }
 
-    /// A node does not keep the lock for us, or not any more.
+    /// Records that a node does not keep the lock for us, or no longer does.
     pub(crate) fn revoke(&mut self, node: usize) {
         if let Some(vote) = self.deadlines.get_mut(node) {
             *vote = None;
         }
     }
 
-    /// A node may lose the lock again without a word, so that whatever it says does not count.
+    /// Ignores a node, whatever it replies, because it may lose the lock again without reporting
+    /// it.
     pub(crate) fn exclude(&mut self, node: usize) {
         self.revoke(node);
         self.excluded = self.excluded.union(NodeSet::single(node));
@@ -105,15 +106,15 @@ impl NodeDeadlines {
         self.excluded
     }
 
-    /// Whether a node, whose word would count, does not keep the lock at `now` as far as it has
-    /// said.
+    /// Whether a node no longer keeps the lock at `now`, by its replies. False for a node that is
+    /// excluded.
     pub(crate) fn has_lapsed(&self, node: usize, now: Moment) -> bool {
         let vote = self.deadlines.get(node).filter(|_| !self.excluded.contains(node));
         vote.is_some_and(|vote| vote.is_none_or(|deadline| deadline <= now))
     }
 
-    /// Until when a quorum keeps the lock: the quorum-th largest of the deadlines. `None` when
-    /// there cannot be a quorum any more.
+    /// Time until which a quorum keeps the lock: the quorum-th largest deadline. `None` if there
+    /// cannot be a quorum any more.
     pub(crate) fn valid_until(&self) -> Option<Moment> {
         if let [vote] = *self.deadlines.as_slice() {
             return vote;
@@ -125,12 +126,12 @@ impl NodeDeadlines {
     }
 }
 
-/// Some of the nodes.
+/// A set of nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct NodeSet(u32);
 
 impl NodeSet {
-    /// How many nodes there can be.
+    /// Maximum number of nodes.
     pub(crate) const CAPACITY: usize = 32;
     pub(crate) const EMPTY: NodeSet = NodeSet(0);
 
@@ -172,7 +173,7 @@ impl NodeSet {
     }
 }
 
-/// Some of the nodes, and more of them later.
+/// A set of nodes that can only grow.
 #[derive(Debug)]
 pub(crate) struct AtomicNodeSet(AtomicU32);
 
@@ -247,7 +248,7 @@ mod tests {
             ("nnuuy", Verdict::Rejected),
             ("nnuuu", Verdict::NoQuorum),
             ("yyuuu", Verdict::NoQuorum),
-            // Half is no quorum, and half that say no leave none.
+            // Half of the nodes is no quorum, and half of them voting no prevents one.
             ("yyuu", Verdict::NoQuorum),
             ("nnyy", Verdict::Rejected),
             ("nn..", Verdict::Pending),
@@ -294,7 +295,7 @@ mod tests {
         assert_eq!(votes.valid_until(), None);
     }
 
-    /// All that so many nodes can have said so far.
+    /// All combinations of votes that this many nodes can have cast so far.
     fn all_votes(nodes: u32) -> impl Iterator<Item = Vec<Option<Vote>>> {
         let votes = [None, Some(Vote::Yes), Some(Vote::No), Some(Vote::Unknown)];
         (0..4_usize.pow(nodes))
@@ -325,14 +326,14 @@ mod tests {
         }
     }
 
-    /// Why nodes are added and taken away one at a time.
+    /// Nodes are added and removed one at a time for this reason.
     #[test]
     fn quorums_overlap_after_one_node_is_added() {
         for nodes in 1..NodeSet::CAPACITY {
             let (before, after) = (quorum(nodes), quorum(nodes + 1));
             assert!(before + after > nodes + 1, "{nodes}");
         }
-        // As where one is replaced, or two come at once.
+        // Not so if one node is replaced, or if two are added at once.
         assert!(quorum(3) + quorum(3) <= 4 && quorum(1) + quorum(3) <= 3);
     }
 

@@ -1,4 +1,4 @@
-//! Giving a lock up on all nodes, asked twice where the first answer is lost.
+//! Releasing a lock on all nodes, with a second request where the first reply is lost.
 
 use std::time::Duration;
 
@@ -19,22 +19,22 @@ use crate::{
     released::Released,
 };
 
-/// Between tries at a server that is no master.
+/// Pause between attempts while the server is not a master. Doubles up to `FAILOVER_PAUSE_MAX`.
 const FAILOVER_PAUSE_MIN: Duration = Duration::from_millis(20);
 const FAILOVER_PAUSE_MAX: Duration = Duration::from_millis(200);
 
-/// What is to be released.
+/// What to release.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReleaseRequest<'a> {
     pub(crate) key: &'a LockKey,
     pub(crate) id: &'a [u8],
-    /// Its entry in the queue, or empty.
+    /// Queue entry of the claim, or empty.
     pub(crate) queue_entry: &'a str,
-    /// Its holder believed in it until now.
+    /// The lease was valid until now.
     pub(crate) was_held: bool,
-    /// Nodes that have not answered yet when they were asked for it.
+    /// Nodes that have not replied yet to the request for the lock.
     pub(crate) unanswered: NodeSet,
-    /// Nodes where an earlier try may have been carried out, of which the answer is lost.
+    /// Nodes on which an earlier attempt may have been applied, although its reply was lost.
     pub(crate) maybe_applied: NodeSet,
 }
 
@@ -52,8 +52,8 @@ impl<'a> ReleaseRequest<'a> {
         }
     }
 
-    /// The node on which others wait is told last: by then the lock is on its way to being free on
-    /// the others.
+    /// Asks the last node first, because others usually queue on the first one: when it grants them
+    /// the lock, the releases on the other nodes are under way.
     fn broadcast_options(&self, to: NodeSet, deadline: Moment) -> BroadcastOptions<'static> {
         BroadcastOptions {
             reverse_order: true,
@@ -64,22 +64,22 @@ impl<'a> ReleaseRequest<'a> {
     }
 }
 
-/// How it went, and the nodes that have not said so.
+/// Result of a release, and what is not known about it.
 #[derive(Debug)]
 pub(crate) struct ReleaseOutcome {
     pub(crate) result: Result<Released, AskError>,
     pub(crate) unconfirmed: NodeSet,
-    /// Those that were told, and for whose answers nobody waited.
+    /// Nodes that were asked, and whose replies were not waited for.
     pub(crate) unacknowledged: PendingAcks,
-    /// Those that kept it until now.
+    /// Nodes that kept the lock until now.
     pub(crate) released_on: NodeSet,
-    /// Those where it may have been carried out without our hearing of it, for the next try.
+    /// Nodes on which it may have been applied without a reply; input for the next attempt.
     pub(crate) maybe_applied: NodeSet,
 }
 
-/// Has the one server asked again, ever more seldom, while it is a master no more and the name does
-/// not lead to the next one yet. `release` is told where its earlier tries may have been carried
-/// out. Nobody keeps a connection during the pauses.
+/// Repeats a release, with growing pauses, while the only server is no longer a master and its name
+/// does not lead to the next one yet. `release` receives the nodes on which earlier attempts may
+/// have been applied. No connection is in use during the pauses.
 pub(crate) fn retry_through_failover(
     until: Moment,
     mut release: impl FnMut(NodeSet) -> ReleaseOutcome,
@@ -88,10 +88,10 @@ pub(crate) fn retry_through_failover(
     let (mut pause, mut demoted) = (FAILOVER_PAUSE_MIN, false);
     while let Err(error) = &outcome.result {
         demoted |= error.is_not_master();
-        // On its way to the next one the name may also lead to nobody.
+        // Before it leads to the next master, the name may also lead nowhere.
         let may_help = demoted && (error.is_not_master() || error.is_transient());
         let next = clock::now().saturating_add(pause);
-        // A try is worth nothing without the time for an answer.
+        // An attempt without time for a reply is useless.
         if !may_help || next.saturating_add(pause) >= until {
             break;
         }
@@ -99,7 +99,7 @@ pub(crate) fn retry_through_failover(
         pause = (pause * 2).min(FAILOVER_PAUSE_MAX);
         let again = release(outcome.maybe_applied);
         let is_timeout = matches!(&again.result, Err(trouble) if trouble.is_timeout());
-        // That time ran out says less than what was said before.
+        // A timeout says less than the error before it.
         outcome =
             if is_timeout { ReleaseOutcome { result: outcome.result, ..again } } else { again };
     }
@@ -107,10 +107,11 @@ pub(crate) fn retry_through_failover(
 }
 
 impl Redlock {
-    /// Asks all nodes, and again those whose answer is lost, within `patience`.
+    /// Asks all nodes, and again those whose reply was lost, within `timeout`.
     ///
-    /// "Nobody holds it" then means that the first request was carried out; and so does "somebody
-    /// else" if it was held until then, for a release hands the lock on.
+    /// If a node replies to the second request that the lock is free, the first one was applied. So
+    /// it was if another client holds the lock and we held it until now, because a release hands
+    /// the lock over.
     pub(crate) fn release(
         &self,
         connections: &mut NodeConnections,
@@ -122,7 +123,7 @@ impl Redlock {
         })
     }
 
-    /// The same for a caller with its own way of asking.
+    /// Like [`release`](Self::release), for a caller that asks in its own way.
     pub(crate) fn release_with(
         &self,
         request: ReleaseRequest<'_>,
@@ -130,7 +131,7 @@ impl Redlock {
         mut ask: impl FnMut(BroadcastOptions<'_>) -> Responses<ReleaseReply>,
     ) -> ReleaseOutcome {
         let started = clock::now();
-        // Half the time, so that there is another half.
+        // Half of the time, so that the second request has the other half.
         let first =
             request.broadcast_options(self.all_nodes(), started.saturating_add(timeout / 2));
         let mut responses = ask(BroadcastOptions { will_retry: true, ..first });
@@ -197,7 +198,8 @@ impl Redlock {
         {
             Ok(Released::Released)
         } else if known < needed || (was_held && known - released <= self.len() - needed) {
-            // Who held it until now has not lost it as long as the silent ones may have kept it.
+            // A lock that was held until now is not lost as long as the nodes without a reply may
+            // keep it.
             Err(AskError::from_responses(self, responses, describe))
         } else if let Some(holder) = other {
             Ok(Released::OwnedByOther(if self.len() > 1 {
@@ -216,8 +218,8 @@ fn is_certain(responses: &Responses<ReleaseReply>, was_held: bool) -> bool {
     was_held && responses.nodes_voting(Vote::Yes).len() >= quorum(responses.votes.len())
 }
 
-/// The nodes where another try may help: also where a connection has stayed with a server that is
-/// no master any more.
+/// Nodes on which another attempt may help. This includes those whose connection leads to a server
+/// that is no longer a master.
 fn nodes_to_retry(responses: &Responses<ReleaseReply>) -> NodeSet {
     responses.nodes_where(
         |slip| matches!(slip, Response::Failed(failure) if failure.is_transient() || failure.is_not_master()),
@@ -226,10 +228,10 @@ fn nodes_to_retry(responses: &Responses<ReleaseReply>) -> NodeSet {
 
 fn describe(reply: &ReleaseReply) -> String {
     match reply {
-        ReleaseReply::Released => "released it".into(),
-        ReleaseReply::Gone => "nobody held it".into(),
+        ReleaseReply::Released => "released".into(),
+        ReleaseReply::Gone => "not held".into(),
         ReleaseReply::HeldByOther(holder) => format!("held by {holder}"),
-        ReleaseReply::WrongType => "its key holds something else than a lock".into(),
-        ReleaseReply::Expired { .. } => "the request came too late".into(),
+        ReleaseReply::WrongType => "its key holds something that is not a lock".into(),
+        ReleaseReply::Expired { .. } => "the request expired".into(),
     }
 }

@@ -1,25 +1,27 @@
-//! Whom the most of the nodes name.
+//! The holder that most of the nodes report.
 
 use crate::holder::Holder;
 
-/// The holder that the most of the nodes name, as most of those tell it, and how many name it.
+/// Returns the holder that most of the nodes report, as most of those nodes describe it, and how
+/// many report it.
 ///
-/// A node on which a lock was taken anew gives a later token than the holder has, and a shorter age
-/// with it; so of equals the earliest is told. Else it is what the first node says: the same
-/// answers always say the same, so that a seed of the simulator is a run.
+/// A node on which the lock was re-acquired reports a later token than the holder has, and so a
+/// shorter age. On a tie the smallest token is therefore returned, and after that the first node's
+/// report. The same replies always give the same result, so that a seed of the simulator determines
+/// its run.
 pub(crate) fn most_reported_holder<'a, T>(
     reported: impl Iterator<Item = (&'a Holder, T)>,
 ) -> Option<(usize, T)> {
     let reported: Vec<_> = reported.collect();
     let mut agreeing = largest_group(reported, |(one, _), (other, _)| one.id() == other.id());
-    // One that is not known is none.
+    // Zero is no token, but an unknown one.
     agreeing.sort_by_key(|(holder, _)| (holder.token() == 0, holder.token()));
     let count = agreeing.len();
     let same_token = largest_group(agreeing, |(one, _), (other, _)| one.token() == other.token());
     same_token.into_iter().next().map(|(_, with)| (count, with))
 }
 
-/// The largest group of those that are alike; of equals, that of the first.
+/// Returns the largest group of equal items; on a tie, the group of the first.
 fn largest_group<T>(all: Vec<T>, alike: impl Fn(&T, &T) -> bool) -> Vec<T> {
     let mut groups: Vec<Vec<T>> = Vec::new();
     for one in all {
@@ -29,7 +31,7 @@ fn largest_group<T>(all: Vec<T>, alike: impl Fn(&T, &T) -> bool) -> Vec<T> {
             None => groups.push(vec![one]),
         }
     }
-    // The last of equals is taken.
+    // `max_by_key` returns the last of equal maxima.
     groups.into_iter().rev().max_by_key(Vec::len).unwrap_or_default()
 }
 
@@ -57,7 +59,7 @@ mod tests {
             let holders: Vec<_> = told.iter().map(holder).collect();
             most_reported_holder(holders.iter().enumerate().map(|(node, holder)| (holder, node)))
         };
-        // Taken anew on the first one.
+        // Re-acquired on the first node.
         assert_eq!(told(&[("a", 9), ("a", 7), ("a", 7)]), Some((3, 1)));
         assert_eq!(told(&[("a", 9), ("a", 7), ("b", 7)]), Some((2, 1)));
         assert_eq!(told(&[("a", 7), ("a", 9), ("a", 9)]), Some((3, 1)), "not the earliest of all");

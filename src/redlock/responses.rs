@@ -1,4 +1,4 @@
-//! What the nodes said when they were asked.
+//! Responses of the nodes to one broadcast.
 
 use smallvec::SmallVec;
 
@@ -11,26 +11,26 @@ use crate::{
     node_answer::NodeAnswer,
 };
 
-/// What one node said.
+/// Response of one node.
 #[derive(Debug)]
 pub(crate) enum Response<T> {
     NotAsked,
-    /// Asked, and it has not answered yet: what it was asked may still be carried out.
+    /// Asked, but it has not replied yet. The node may still execute the request.
     Pending,
     Replied(Exchange<T>),
     Failed(NodeError),
 }
 
-/// What the nodes said, in their order.
+/// Responses of all nodes, in their order.
 #[derive(Debug)]
 pub(crate) struct Responses<T> {
     pub(crate) by_node: SmallVec<[Response<T>; 1]>,
     pub(crate) votes: SmallVec<[Option<Vote>; 8]>,
-    /// For the answers that were left behind.
+    /// For the replies that were not waited for.
     pub(crate) pending_acks: PendingAcks,
 }
 
-/// Nodes whose answers nobody waits for.
+/// Nodes whose replies were not waited for. Each ack tells when the reply has come.
 pub(crate) type PendingAcks = SmallVec<[(usize, Ack); 1]>;
 
 impl<T> Responses<T> {
@@ -38,7 +38,7 @@ impl<T> Responses<T> {
         verdict(self.votes.iter().copied())
     }
 
-    /// The nodes with this vote.
+    /// Nodes with this vote.
     pub(crate) fn nodes_voting(&self, vote: Vote) -> NodeSet {
         self.votes
             .iter()
@@ -48,7 +48,7 @@ impl<T> Responses<T> {
             .collect()
     }
 
-    /// In words; `says` puts an answer into words.
+    /// Describes the responses for people. `describe` does so for a reply.
     pub(crate) fn node_answers(
         &self,
         redlock: &Redlock,
@@ -64,7 +64,7 @@ impl<T> Responses<T> {
                         }
                         _ => describe(&answer.reply),
                     },
-                    Response::Pending => "has not answered yet".into(),
+                    Response::Pending => "has not replied yet".into(),
                     Response::Failed(failure) => failure.kind.to_string(),
                     Response::NotAsked => "was not asked".into(),
                 };
@@ -74,19 +74,20 @@ impl<T> Responses<T> {
         answers.collect()
     }
 
-    /// The nodes that had not answered when the others had decided. The connection keeps its order.
+    /// Nodes that had not replied when the outcome was decided. Their connections stay open, and
+    /// keep requests in order.
     pub(crate) fn unanswered(&self) -> NodeSet {
         self.nodes_where(|response| matches!(response, Response::Pending))
     }
 
-    /// The nodes that may carry the request out without our hearing of it.
+    /// Nodes that may execute the request although we will not receive the reply.
     pub(crate) fn outcome_unknown(&self) -> NodeSet {
         self.nodes_where(
             |response| matches!(response, Response::Failed(failure) if failure.outcome_unknown),
         )
     }
 
-    /// The nodes that were asked and let the time pass.
+    /// Nodes that were asked, but did not reply in time.
     pub(crate) fn timed_out(&self) -> NodeSet {
         let timed_out = |failure: &NodeError| matches!(failure.kind, NodeErrorKind::TimedOut);
         self.nodes_where(

@@ -39,7 +39,7 @@ fn lease(ttl: Duration, deadline: Moment) -> Arc<Lease> {
         may_hold,
         queue_entry: String::new(),
     };
-    Arc::new(Lease::new(claim(ttl), &grant, HoldSpan::since(long_ago)))
+    Arc::new(Lease::new(claim(ttl), &grant, HoldSpan::starting_at(long_ago)))
 }
 
 fn far() -> Moment {

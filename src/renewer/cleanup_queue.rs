@@ -1,5 +1,5 @@
-//! `UndoList`: what may have been left on the server and is taken back in the background, until it
-//! is or has expired. Pure.
+//! Queue of abandoned claims that may have left a lock or a queue entry on a server. Clean-up is
+//! retried until it succeeds or the leftover has expired. Pure.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -10,36 +10,35 @@ use crate::{
     redlock::{NodeSet, PendingAcks},
 };
 
-/// Far more than a process can leave behind in the time that anything stays here; a bound on memory
-/// all the same.
+/// Maximum length of the queue; bounds memory. Far more than a process can leave behind before the
+/// entries expire.
 pub(super) const CLEANUPS_MAX: usize = 65_536;
 const RETRY_DELAY_MIN: Duration = Duration::from_millis(10);
 const RETRY_DELAY_MAX: Duration = Duration::from_secs(1);
 
-/// A claim whose traces are to be removed: its lock released if it has it, its place in the line
-/// given up.
+/// An abandoned claim. Its lock is released if it has it, and its queue entry is removed.
 #[derive(Clone, Debug)]
 pub(crate) struct Cleanup {
     pub(crate) claim: Claim,
-    /// Its entry in the queue, or empty.
+    /// Queue entry, or empty.
     pub(crate) queue_entry: String,
-    /// Where it has not been taken back yet.
+    /// Nodes that are not cleaned up yet.
     pub(crate) nodes: NodeSet,
-    /// Not as long as this lease lives, which has the claim.
+    /// Lease that has the claim. If it is still held when the entry is due, the entry is dropped.
     pub(crate) unless_held: Option<Arc<Lease>>,
-    /// For the answers to it that have not been waited for.
+    /// Acknowledgements of releases whose replies were not awaited.
     pub(crate) pending_acks: PendingAcks,
-    /// When the server has forgotten it by itself.
+    /// Time at which the leftovers have expired on the server.
     pub(crate) expires_at: Moment,
 }
 
 impl Cleanup {
-    /// Where it has been asked for, and the answer has not come.
+    /// Nodes that have been asked and have not replied.
     pub(super) fn awaiting_ack(&self) -> NodeSet {
         self.nodes_by_ack(false).intersection(self.nodes)
     }
 
-    /// Strikes off where it has been asked for, and the answer has come since.
+    /// Removes the nodes that have acknowledged the release.
     pub(super) fn drop_acknowledged(&mut self) {
         self.nodes = self.nodes.difference(self.nodes_by_ack(true));
         self.pending_acks.retain(|(_, receipt)| !receipt.is_acknowledged());
@@ -56,15 +55,15 @@ impl Cleanup {
 
 #[derive(Debug, Default)]
 pub(crate) struct CleanupQueue {
-    /// By the moment of the next try, and a number that keeps equal moments apart.
+    /// By the time of the next try, and a number that makes equal times distinct.
     entries: BTreeMap<(Moment, u64), (Cleanup, Duration)>,
     last_number: u64,
-    /// Something had to go, and nobody has been told.
+    /// An entry was dropped, and that has not been logged.
     overflowed: bool,
 }
 
 impl CleanupQueue {
-    /// Adds one, to be tried at `at`. When the list is full, the next one has to go.
+    /// Adds an entry, to be tried at `at`. If the queue is full, drops the entry that is due next.
     pub(crate) fn add(&mut self, cleanup: Cleanup, at: Moment) {
         if self.entries.len() >= CLEANUPS_MAX {
             self.entries.pop_first();
@@ -73,12 +72,12 @@ impl CleanupQueue {
         self.insert(cleanup, at, RETRY_DELAY_MIN);
     }
 
-    /// Something that would have come to it had to go before.
+    /// Notes that an entry was dropped before it could be added.
     pub(crate) fn note_overflow(&mut self) {
         self.overflowed = true;
     }
 
-    /// Whether something had to go since this was last asked.
+    /// Whether an entry was dropped since the last call.
     pub(crate) fn take_overflowed(&mut self) -> bool {
         std::mem::take(&mut self.overflowed)
     }
@@ -87,7 +86,8 @@ impl CleanupQueue {
         self.entries.first_key_value().map_or(Moment::NEVER, |((at, _), _)| *at)
     }
 
-    /// The next one that is due at `now`, with the pause after which to try again should it fail.
+    /// Returns the next entry that is due at `now`, and the delay before the next try if this one
+    /// fails.
     pub(crate) fn take_due(&mut self, now: Moment) -> Option<(Cleanup, Duration)> {
         while self.earliest() <= now {
             let (_, (mut cleanup, delay)) = self.entries.pop_first()?;
@@ -157,7 +157,7 @@ mod tests {
             assert!(pause >= last_pause && pause <= RETRY_DELAY_MAX);
             last_pause = pause;
             tries += 1;
-            assert!(tries < 15, "there is no end to it");
+            assert!(tries < 15, "the retries do not end");
             list.retry_later(undo, pause, at(now));
             now = list.earliest().as_nanos() / 1_000_000;
         }
@@ -189,7 +189,7 @@ mod tests {
         assert!(list.take_due(at(100)).is_none());
         list.add(claimed, at(100));
         lease.end(LeaseEnd::Released);
-        assert!(list.take_due(at(100)).is_some(), "its lease is over");
+        assert!(list.take_due(at(100)).is_some(), "its lease has ended");
     }
 
     #[test]
@@ -240,9 +240,9 @@ mod tests {
         (0..CLEANUPS_MAX as u64).for_each(|n| list.add(cleanup(1 << 40), at(n)));
         assert!(!list.take_overflowed());
         list.add(cleanup(1 << 40), at(1 << 30));
-        assert_eq!([list.take_overflowed(), list.take_overflowed()], [true, false], "told once");
+        assert_eq!([list.take_overflowed(), list.take_overflowed()], [true, false], "logged once");
         assert_eq!(list.take_all().len(), CLEANUPS_MAX);
         list.note_overflow();
-        assert!(list.take_overflowed(), "what had to go before it came here is told too");
+        assert!(list.take_overflowed(), "an entry that was dropped before it was added is logged too");
     }
 }

@@ -1,5 +1,5 @@
-//! Taking back several at a time, whose answers come together: one after the other they would take
-//! a round trip each, which is slower than locks over a long way leave more of them.
+//! Clean-up in batches whose replies come together. One by one, each entry would take a round trip;
+//! over a slow connection, entries could be added faster than that.
 
 use std::time::Duration;
 
@@ -11,31 +11,31 @@ use crate::{
     redlock::{AskError, BroadcastOptions, NodeSet, Response, Responses, Vote},
 };
 
-/// So many are asked for before their answers are read. A connection may owe twice as many.
+/// Maximum number of requests sent before their replies are read. Twice as many replies may be
+/// unread on a connection.
 pub(super) const PIPELINE_MAX: usize = 32;
 /// Maximum delay of a due renewal by clean-up.
 const CLEANUP_SLICE_MAX: Duration = Duration::from_millis(50);
 
-/// What is left over must not hold up what is due, however many there are of it. It has been sent
-/// by then.
+/// Time left for clean-up that began at `since` before it must make room for renewals.
 fn slice_left(since: Moment) -> Duration {
     since.saturating_add(CLEANUP_SLICE_MAX).duration_since(clock::now())
 }
 
 impl Worker {
-    /// Takes back what is due, and puts off what could not be, with the pause that it came with.
+    /// Cleans up what is due. Entries that fail are retried after their delay.
     pub(super) fn run_due_cleanups(&mut self, due: Vec<(Cleanup, Duration)>) {
         let (mut cleanups, delays): (Vec<_>, Vec<_>) = due.into_iter().unzip();
         let redlock = self.desk.redlock.clone();
         let now = clock::now();
-        // Many may wait for a node that does not answer; what is on the others must not wait with
-        // them.
+        // Skip nodes in back-off; otherwise, many entries for them could delay the clean-up of
+        // others.
         let is_backing_off =
             |node: &usize| redlock.len() > 1 && redlock.node(*node).is_backing_off(now);
         let mut unreachable = redlock.all_nodes().iter().filter(is_backing_off).collect();
         let error = self.release_batch(&mut cleanups, &mut unreachable, |_| {
-            // For each anew: what has no time left would close the connections to those who are
-            // well.
+            // A new deadline for each request: an expired one would close connections to healthy
+            // nodes.
             Some(clock::now().saturating_add(redlock.operation_timeout()))
         });
         let mut left: Vec<_> = cleanups.into_iter().zip(delays).collect();
@@ -43,7 +43,7 @@ impl Worker {
         if let (Some(trouble), Some((cleanup, _))) = (error, left.first()) {
             log_safely!(
                 debug,
-                "could not take back {} yet: {trouble}",
+                "could not clean up lock {} yet: {trouble}",
                 Quoted(cleanup.claim.key.name())
             );
         }
@@ -52,9 +52,9 @@ impl Worker {
         left.into_iter().for_each(|(cleanup, delay)| queue.retry_later(cleanup, delay, now));
     }
 
-    /// Tries each of these few once, and strikes off where it is done; not on those who are `away`,
-    /// to whom it adds those who do not answer or cannot be reached. `deadline` says until when
-    /// an answer is waited for, if there is time for one.
+    /// Tries each entry of a batch once, and removes from it the nodes that confirm. Skips the
+    /// nodes in `unreachable`, and adds those that do not reply or cannot be reached. `deadline`
+    /// returns the time until which a reply is awaited, or `None` if there is no time for one.
     pub(super) fn release_batch(
         &mut self,
         batch: &mut [Cleanup],
@@ -65,7 +65,7 @@ impl Worker {
         for (index, cleanup) in batch.iter_mut().enumerate() {
             let targets = cleanup.nodes.difference(*unreachable);
             let Some(deadline) = deadline(self).filter(|_| !targets.is_empty()) else { continue };
-            // With one node the first makes sure that the script is known.
+            // With one node, wait for the first reply: it ensures that the server has the script.
             let first = index == 0 && (count == 1 || self.desk.redlock.len() == 1);
             let waits = first || !self.can_pipeline(targets);
             let wait_until = if waits { deadline } else { clock::now() };
@@ -76,8 +76,7 @@ impl Worker {
             let Some(responses) =
                 self.isolate_panic(|worker| worker.release_one(cleanup, round, since))
             else {
-                // Whoever meets a defect would meet it again, and spoil it for the others each
-                // time.
+                // Drop the entry: it would panic at every try and disturb the others.
                 cleanup.nodes = NodeSet::EMPTY;
                 continue;
             };
@@ -86,7 +85,7 @@ impl Worker {
                     unreachable.union(responses.timed_out()).union(self.not_connected(&responses));
                 if !cleanup.nodes.is_empty() {
                     error = Some(AskError::from_responses(&self.desk.redlock, responses, |_| {
-                        "done".into()
+                        "cleaned up".into()
                     }));
                 }
             }
@@ -96,8 +95,8 @@ impl Worker {
         error
     }
 
-    /// Takes back what may be left on the nodes that `round` is for, and strikes off those where it
-    /// is done.
+    /// Releases what may be left on the nodes of `round`, and removes the nodes that confirm from
+    /// the entry.
     fn release_one(
         &mut self,
         cleanup: &mut Cleanup,
@@ -119,7 +118,7 @@ impl Worker {
         responses
     }
 
-    /// Asks those who owe answers whether they are there: their word comes behind what they owe.
+    /// Pings the nodes with unread replies. The reply to the ping comes after those replies.
     fn await_acks(
         &mut self,
         batch: &[Cleanup],
@@ -137,7 +136,7 @@ impl Worker {
         *unreachable = unreachable.union(responses.timed_out());
         let answered = responses.nodes_voting(Vote::Yes);
         (!owing.difference(answered).is_empty()).then(|| {
-            AskError::from_responses(&self.desk.redlock, responses, |()| "it answers".into())
+            AskError::from_responses(&self.desk.redlock, responses, |()| "replied".into())
         })
     }
 }

@@ -1,5 +1,5 @@
-//! `Desk`: what the renewer's thread can do without its connections: tell of losses and dangers,
-//! and have things taken back.
+//! What the renewer's thread does without its connections: report losses and overdue renewals, and
+//! schedule clean-up.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,33 +14,32 @@ use crate::{
     redlock::Redlock,
 };
 
-/// While an answer is out, this often is looked whether it is time to end, or something has come
-/// that cannot wait for it.
+/// Maximum interval between checks for shutdown and for urgent work while replies are awaited.
 const GLANCE: Duration = Duration::from_millis(20);
 
-/// So long others wait, of what is to be taken back, for nodes that may not answer at all: enough
-/// for a long way.
+/// Maximum time that due clean-up waits for an exchange whose nodes may not reply at all; enough
+/// for a slow connection.
 const TURN: Duration = Duration::from_millis(250);
 
-/// What an answer that is out is to do.
+/// What to do with an exchange that awaits replies.
 pub(super) enum Watch {
-    /// It may go on, and this is when to look again.
+    /// Continue, and check again at this time.
     Until(Moment),
-    /// Something else cannot wait any longer.
+    /// Stop: more urgent work is due.
     MakeRoom,
-    /// It is time to end.
+    /// Stop: the shutdown deadline has passed.
     End,
 }
 
-/// What can be done without the connections, while they are in use.
+/// Part of the worker that can be used while its connections are in use.
 pub(super) struct Desk {
     pub(super) redlock: Arc<Redlock>,
     pub(super) shared: Arc<Shared>,
 }
 
 impl Desk {
-    /// Ends what is over. The key is released if it is still ours: a renewal may have been applied
-    /// unseen.
+    /// Ends leases that have expired. Also schedules the release of their keys, because a renewal
+    /// may have been applied without a reply.
     pub(super) fn expire(&self, expired: impl IntoIterator<Item = (Arc<Lease>, ExpiryCause)>) {
         for (lease, why) in expired {
             let why = match why {
@@ -55,8 +54,8 @@ impl Desk {
         }
     }
 
-    /// Takes back what may be left of a lock that is over: where it was kept, and where a request
-    /// for it may still arrive.
+    /// Schedules the clean-up of an ended lease: on the nodes that may hold the lock, and where a
+    /// request for it may still arrive.
     pub(super) fn clean_up(&self, lease: &Lease) {
         let now = clock::now();
         let in_flight = &lease.in_flight;
@@ -75,7 +74,7 @@ impl Desk {
         if lease.end(LeaseEnd::Lost(why.clone())) {
             log_safely!(
                 warn,
-                "lock {} of {} is lost: {why}",
+                "lock {} at {} is lost: {why}",
                 Quoted(lease.claim.key.name()),
                 self.redlock.label()
             );
@@ -98,13 +97,13 @@ impl Desk {
         }
     }
 
-    /// When a lease ends next, and until when the server may be talked to.
+    /// Returns the time at which the next lease ends, and the deadline for exchanges.
     pub(super) fn limits(&self) -> (Moment, Moment) {
         let state = self.shared.state.lock();
         (state.schedule.earliest_end(), state.shutdown_deadline.unwrap_or(Moment::NEVER))
     }
 
-    /// Whether there is something to do that waits for the thread.
+    /// Whether work for the thread is due.
     pub(super) fn is_wanted(&self, now: Moment) -> bool {
         let RenewerState { schedule, cleanups: undos, errands, shutdown_deadline: stop, .. } =
             &*self.shared.state.lock();
@@ -112,8 +111,8 @@ impl Desk {
         now >= due || !errands.is_empty() || stop.is_some()
     }
 
-    /// When an exchange that began at `since` has to make room for renewals, for releases that
-    /// somebody waits for, and for what else is to be taken back.
+    /// Time at which an exchange that began at `since` must make room for renewals, for releases
+    /// with a waiting caller, and for other clean-up.
     fn makes_room_at(&self, since: Moment, delay: Duration, now: Moment) -> Moment {
         let state = self.shared.state.lock();
         let errands =
@@ -123,7 +122,8 @@ impl Desk {
         state.schedule.makes_room_at(since, delay, now).min(errands).min(undos)
     }
 
-    /// While an answer is out, holders of leases that run out are told. Says when to look again.
+    /// Called while replies are awaited. Reports overdue renewals, ends expired leases, and decides
+    /// whether the exchange goes on.
     pub(super) fn watch(
         &self,
         since: Moment,
@@ -143,7 +143,7 @@ impl Desk {
             end = self.limits().0;
         }
         let ending = before_shutdown && stop != Moment::NEVER;
-        // What is held has to be released in the time that is left.
+        // The remaining time is needed to release what is held.
         let end_room =
             if ending { since.saturating_add(PREEMPTION_DELAY_MAX) } else { Moment::NEVER };
         let room = self.makes_room_at(since, delay, now).min(end_room);

@@ -1,6 +1,5 @@
-//! `Doubts`: locks given up by a quorum of the nodes, while others had been told and had not
-//! answered. Where one refuses, or has never got the request, it would be kept for its whole lease.
-//! Pure.
+//! Releases that a quorum has confirmed, while other nodes had not replied yet. A node that
+//! refuses, or never got the request, would otherwise keep the lock for its whole lease. Pure.
 
 use std::collections::VecDeque;
 
@@ -10,24 +9,24 @@ use crate::{
     redlock::{NodeSet, PendingAcks},
 };
 
-/// A bound on memory. Far more than can be in doubt at a time: an answer that comes is read with
-/// the next one.
+/// Maximum number of unacknowledged releases; bounds memory. Far more than are possible in
+/// practice, because a late reply is read with the next one on its connection.
 const LENGTH_MAX: usize = 65_536;
-/// So many are never gone through for those that have been answered.
+/// Length below which the list is never searched for acknowledged entries.
 const SHORT: usize = 64;
 
 #[derive(Debug)]
 pub(crate) struct Doubt {
     pub(crate) claim: Claim,
-    /// Its entry in the queue, or empty.
+    /// Queue entry, or empty.
     pub(crate) waiter: String,
     pub(crate) unheard: PendingAcks,
-    /// What is in doubt then is taken back.
+    /// Time at which nodes that have not acknowledged the release are cleaned up.
     pub(crate) until: Moment,
 }
 
 impl Doubt {
-    /// The nodes that may not have done it.
+    /// Nodes that may not have applied the release.
     pub(super) fn nodes(&self) -> NodeSet {
         self.unheard
             .iter()
@@ -37,19 +36,21 @@ impl Doubt {
     }
 }
 
-/// In the order in which they came, which is about that of their ends.
+/// In order of arrival, which is roughly the order of `until`.
 #[derive(Debug, Default)]
 pub(crate) struct Doubts {
     list: VecDeque<Doubt>,
-    /// How many the last sweep has left; the next one is due when there are twice as many.
+    /// Number of entries left by the last search. The list is searched again at twice that length.
     left: usize,
 }
 
 impl Doubts {
-    /// False when there were too many and the oldest one had to go.
+    /// Adds an entry. Returns false if the list was full and the oldest entry was dropped.
     pub(super) fn add(&mut self, doubt: Doubt) -> bool {
-        while self.list.pop_front_if(|doubt| doubt.nodes().is_empty()).is_some() {}
-        // Many may have been answered behind one that has not.
+        while self.list.front().is_some_and(|doubt| doubt.nodes().is_empty()) {
+            self.list.pop_front();
+        }
+        // Acknowledged entries may have gathered behind one that is not.
         self.left = self.left.min(self.list.len());
         if self.list.len() >= SHORT.max(2 * self.left) {
             self.list.retain(|doubt| !doubt.nodes().is_empty());
@@ -63,16 +64,16 @@ impl Doubts {
         room
     }
 
-    /// When there may be something to take back.
+    /// Earliest time at which a clean-up may be needed.
     pub(super) fn earliest(&self) -> Moment {
         self.list.front().map_or(Moment::NEVER, |doubt| doubt.until)
     }
 
-    /// The next one that has come to its end at `now`, and the nodes on which it is in doubt still.
+    /// Returns the next entry that is due at `now`, and the nodes that have not acknowledged it.
     pub(super) fn take_due(&mut self, now: Moment) -> Option<(Doubt, NodeSet)> {
-        while let Some(doubt) =
-            self.list.pop_front_if(|doubt| doubt.until <= now || doubt.nodes().is_empty())
-        {
+        let is_due = |doubt: &Doubt| doubt.until <= now || doubt.nodes().is_empty();
+        while self.list.front().is_some_and(is_due) {
+            let doubt = self.list.pop_front()?;
             let nodes = doubt.nodes();
             if !nodes.is_empty() {
                 return Some((doubt, nodes));
@@ -129,10 +130,10 @@ mod tests {
             links[0].record(false);
         }
         assert!(doubts.take_due(at(0)).is_none());
-        assert_eq!(doubts.earliest(), Moment::NEVER, "nobody wakes up for it");
+        assert_eq!(doubts.earliest(), Moment::NEVER, "the entry needs no wake-up");
     }
 
-    /// One connection lies idle with an answer that nobody reads, while others are in use.
+    /// One idle connection has an unread reply while others are in use.
     #[test]
     fn answered_entries_do_not_pile_up() {
         let (mut idle, mut busy) = ([AckTracker::default()], [AckTracker::default()]);
@@ -143,7 +144,7 @@ mod tests {
             busy[0].record(false);
             assert!(doubts.list.len() <= 1_000, "{}", doubts.list.len());
         }
-        assert!(doubts.take_due(at(1 << 30)).is_some(), "it had to go for those that are done");
+        assert!(doubts.take_due(at(1 << 30)).is_some(), "it was dropped in favour of acknowledged entries");
     }
 
     #[test]

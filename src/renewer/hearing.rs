@@ -1,5 +1,5 @@
-//! Whom to wait for although a quorum has answered: what a node nearby has lost, one far away may
-//! have kept all along.
+//! Decides which nodes to wait for although a quorum has replied: a distant node may still keep a
+//! lock that a nearby one has lost.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,17 +17,17 @@ use crate::{
     redlock::{BroadcastOptions, NodeSet, Response, Responses, Verdict, Vote, quorum},
 };
 
-/// What nodes have said about one lock.
+/// What nodes replied about one lock.
 #[derive(Clone, Copy, Debug, Default)]
 struct Word {
-    /// They keep it, and that counts.
+    /// Nodes that keep it and whose replies count.
     kept: NodeSet,
-    /// They do not, or it would not count.
+    /// Nodes that do not keep it, or whose replies do not count.
     lost: NodeSet,
 }
 
-/// Which of the silent ones among so many nodes have to be heard: those by whom a lock may be
-/// confirmed that is not yet, and not lost either.
+/// Returns the silent nodes that can still decide about a lock: one that is neither confirmed nor
+/// lost yet.
 fn to_hear(nodes: usize, silent: NodeSet, words: impl Iterator<Item = Word>) -> NodeSet {
     let open = words
         .filter(|word| word.kept.len() < quorum(nodes) && nodes - word.lost.len() >= quorum(nodes));
@@ -35,8 +35,8 @@ fn to_hear(nodes: usize, silent: NodeSet, words: impl Iterator<Item = Word>) -> 
 }
 
 impl Worker {
-    /// Asks those again who were not waited for, or left out, if some lock needs their word; not
-    /// the `deaf`, to whom it adds those who do not answer now.
+    /// Asks silent or skipped nodes again if a lock depends on their reply, except the nodes in
+    /// `deaf`. Adds those that do not reply now to `deaf`.
     pub(super) fn hear_the_rest(
         &mut self,
         batch: &[&(Generation, Arc<Lease>)],
@@ -45,7 +45,7 @@ impl Worker {
         ballot: &mut Responses<(u64, Vec<RenewReply>)>,
         deaf: &mut NodeSet,
     ) {
-        // Left out, or connected to still when the others had answered.
+        // Skipped because of back-off, or still connecting when the others had replied.
         let passed_over = |failure: &NodeError| {
             !failure.outcome_unknown
                 && matches!(failure.kind, NodeErrorKind::BackingOff | NodeErrorKind::TimedOut)
@@ -56,7 +56,7 @@ impl Worker {
         if ballot.verdict() != Verdict::Granted || silent.is_empty() {
             return;
         }
-        // One that was released meanwhile need not be confirmed.
+        // A lock that was released meanwhile needs no confirmation.
         let barred: Vec<Option<NodeSet>> = {
             let schedule = &self.desk.shared.state.lock().schedule;
             let barred = |(generation, _): &&(Generation, _)| {
@@ -71,7 +71,8 @@ impl Worker {
         if to.is_empty() {
             return;
         }
-        // Half of what a release has that waits for this thread.
+        // At most half of an operation timeout: a release that waits for this thread needs the
+        // rest.
         let patience = (left / 4).min(redlock.operation_timeout() / 2);
         let now = clock::now();
         let round = BroadcastOptions {
@@ -115,7 +116,8 @@ impl Worker {
 mod tests {
     use super::*;
 
-    /// For each node a letter: `k`ept, `l`ost, what does not count, or `.` for a silent one.
+    /// One letter per node: `k`ept, `l`ost, `x` for a reply that does not count, or `.` for a
+    /// silent node.
     fn hears(locks: &[&str]) -> Vec<usize> {
         let at = |lock: &str, letter| {
             lock.match_indices(letter).map(|(node, _)| node).collect::<NodeSet>()
@@ -129,10 +131,10 @@ mod tests {
         for (lock, nodes) in [
             ("kk.", &[][..]),
             ("kl.", &[2]),
-            // One that does not vote.
+            // A node that does not vote.
             ("kx.", &[2]),
             ("k..", &[1, 2]),
-            // It is lost, whatever the third one says.
+            // Lost, whatever the third node replies.
             ("ll.", &[]),
             ("lx.", &[2]),
             ("klk", &[]),
@@ -140,7 +142,7 @@ mod tests {
             ("kkl..", &[3, 4]),
             ("kll..", &[3, 4]),
             ("lll..", &[]),
-            // Too few for a quorum, but they may keep it for longer than it was known.
+            // Too few for a quorum, but the node may extend the deadline that is known.
             ("kllx.", &[4]),
             ("k.", &[1]),
             ("l.", &[]),
@@ -155,7 +157,7 @@ mod tests {
         assert_eq!(hears(&["kk.", "kl.", "ll."]), [2]);
     }
 
-    /// As where a late request may still arrive.
+    /// As for a node where a late request may still arrive.
     #[test]
     fn excluded_node_not_awaited() {
         let barred = Word { kept: NodeSet::single(0), lost: NodeSet::single(1) };

@@ -1,5 +1,6 @@
-//! Listening to nodes that answer long after the others. No renewal waits for them; but what they
-//! have lost has to be taken anew some time, or it is lost with what the next node forgets.
+//! Asks nodes that reply long after the others. Renewals do not wait for these nodes, but a lock
+//! that one of them has lost must be re-acquired there: otherwise the lock is lost as soon as the
+//! next node loses it too.
 
 use std::time::Duration;
 
@@ -10,28 +11,29 @@ use crate::{
     redlock::{BroadcastOptions, NodeSet, Vote},
 };
 
-/// So long they are waited for, and renewals that fall due meanwhile with them, unless their leases
-/// have less to spare: enough for a long way.
+/// Maximum wait for slow nodes; enough for a slow connection. Renewals that fall due meanwhile wait
+/// too, unless their leases have less time to spare.
 const LISTEN_MAX: Duration = Duration::from_millis(250);
-/// Of the time, one part in so many: others have the rest, however slow a node is and however many
-/// locks there are.
+/// At most one part in this many of the renewer's time is spent on slow nodes, however many locks
+/// there are.
 const SHARE: u32 = 10;
 
 impl Worker {
-    /// Asks those of these nodes about locks of which they have said nothing for a whole lease.
-    /// Returns which are lacking where.
+    /// Asks these nodes about locks for which they have not replied during a whole lease. Returns
+    /// the locks to re-acquire, and where.
     ///
-    /// Nodes that answer with the others are not among these, so usually nobody is asked. One that
-    /// stays silent changes nothing: what a quorum has confirmed has been taken down before.
+    /// Nodes that reply with the others are not among these, so usually no node is asked. A node
+    /// that stays silent changes nothing, because the confirmations of the quorum have been applied
+    /// before.
     pub(super) fn listen_to(&mut self, slow: NodeSet) -> Vec<MissingOn> {
         let began = clock::now();
-        // Whose vote does not count yet is heard when it does.
+        // A node that does not vote yet is asked once it does.
         let votes = |node: &usize| self.desk.redlock.node(*node).quarantine_left(began).is_none();
         let slow: NodeSet = slow.iter().filter(votes).collect();
         if slow.is_empty() || began < self.listens_at || self.desk.is_wanted(began) {
             return Vec::new();
         }
-        // Going through all leases costs something too.
+        // Limits the search through all leases as well.
         self.listens_at = began.saturating_add(LISTEN_MAX);
         let unheard = self.desk.shared.state.lock().schedule.without_recent_reply(
             slow,
@@ -43,7 +45,7 @@ impl Worker {
         }
         let renewals: Vec<_> =
             unheard.iter().map(|(_, lease)| build_renewal(lease, began)).collect();
-        // An answer that comes later than that keeps its connection.
+        // A reply between `wait_until` and the deadline does not cost the connection.
         let wait_until = began.saturating_add(LISTEN_MAX);
         let deadline = began.saturating_add(self.desk.redlock.operation_timeout());
         let round =
@@ -58,7 +60,7 @@ impl Worker {
             let tally = self.collect_replies(lease, &ballot, index, barred);
             let Some(validity) = self.apply_replies(*generation, lease, &tally) else { continue };
             let missing = tally.missing.difference(barred);
-            // One that came too late is for `bury`.
+            // If the reply came too late, `expire` handles the lease.
             let alive = lease.update_deadline(validity, now);
             self.desk.shared.state.lock().schedule.reschedule_end(*generation);
             if alive && !missing.is_empty() {

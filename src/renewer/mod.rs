@@ -1,6 +1,5 @@
-//! While a lock is ours: `LockRenewer`, which takes leases into its care. Its one thread renews
-//! them before they run out, tells holders of lost ones, and takes back what may have been left on
-//! the server.
+//! Renewal: `LockRenewer` keeps the leases of a manager alive. One thread renews them before they
+//! expire, reports losses, and cleans up what abandoned requests may have left on the servers.
 
 #[cfg(all(test, loom))]
 mod checks;
@@ -38,24 +37,25 @@ use crate::{
     threads::{self, Thread},
 };
 
-/// How long a waiter that is in the queue may stay there without looking again; see acquire.lua.
+/// Time for which a server keeps a queue that no waiter polls; `QUEUE_MS` in `shared.lua`.
 const QUEUE_ENTRY_TTL: Duration = Duration::from_secs(60);
 
-/// Keeps leases alive. One thread: lock, decide, unlock, act, sleep until the earliest moment.
+/// Keeps leases alive. Its thread works in a loop: lock the state, decide, unlock, act, sleep until
+/// the earliest deadline.
 #[derive(Debug)]
 pub(crate) struct LockRenewer {
     shared: Arc<Shared>,
     thread: Mutex<Option<Thread>>,
-    /// Of that thread, on which a logger may call whatever it likes, and which must not wait for
-    /// itself.
+    /// Id of the renewer's thread. A logger may call the library on it, and the thread must not
+    /// wait for itself.
     thread_id: Option<ThreadId>,
-    /// Closed when the thread has done its work.
+    /// Disconnected when the thread has finished.
     finished: Receiver<()>,
 }
 
 #[derive(Debug)]
 struct Shared {
-    /// Guards everything that the thread decides upon.
+    /// Everything on which the thread bases its decisions.
     state: Mutex<RenewerState>,
     changed: Condvar,
 }
@@ -66,27 +66,26 @@ struct RenewerState {
     cleanups: CleanupQueue,
     doubts: Doubts,
     errands: Vec<Errand>,
-    /// Set when it is time to end: until when the server may still be talked to.
+    /// Set on shutdown: the deadline for the last exchanges with the servers.
     shutdown_deadline: Option<Moment>,
-    /// Until when the thread sleeps; it is woken only for something earlier. `None` while it
-    /// works.
+    /// Time until which the thread sleeps; only earlier work wakes it. `None` while it works.
     asleep_until: Option<Moment>,
 }
 
-/// A release that somebody waits for, because the pool has no connection for it.
+/// A release for a caller who found the pool exhausted and waits for the outcome.
 #[derive(Debug)]
 struct Errand {
     claim: Claim,
-    /// Its place in line, or empty.
+    /// Queue entry, or empty.
     waiter: String,
     was_held: bool,
-    /// Nodes where an earlier try may have been carried out.
+    /// Nodes on which an earlier attempt may have been applied.
     may_be_done: NodeSet,
     deadline: Moment,
     answer: Sender<ReleaseOutcome>,
 }
 
-/// A lease in the renewer's care; dropping this ends its renewal.
+/// Keeps a lease in the renewer's schedule. Dropping this ends the renewal.
 #[derive(Debug)]
 pub(crate) struct Registration {
     shared: Arc<Shared>,
@@ -95,7 +94,7 @@ pub(crate) struct Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // Freed outside the lock.
+        // The lease is dropped after the state lock is released.
         let lease = self.shared.state.lock().schedule.remove(self.generation);
         drop(lease);
     }
@@ -121,8 +120,8 @@ impl LockRenewer {
         })
     }
 
-    /// Takes a lease into care, before its guard is seen by anybody. `None` once the renewer has
-    /// been stopped.
+    /// Adds a lease to the schedule, before the caller gets the guard. Returns `None` if the
+    /// renewer has been stopped.
     pub(crate) fn register(&self, lease: &Arc<Lease>, upkeep: RenewalPlan) -> Option<Registration> {
         let now = clock::now();
         let mut state = self.shared.state.lock();
@@ -135,9 +134,9 @@ impl LockRenewer {
         Some(Registration { shared: self.shared.clone(), generation })
     }
 
-    /// Takes back in the background whatever the server may have kept of a claim. A request that
-    /// may still be carried out until `late_until` could overtake that, so then it is taken
-    /// back once more. False once the renewer has been stopped.
+    /// Schedules the clean-up of whatever an abandoned claim may have left on these nodes. A
+    /// request that is in flight until `in_flight_until` could arrive after the clean-up, which is
+    /// then repeated. Returns false if the renewer has been stopped.
     pub(crate) fn clean_up(
         &self,
         claim: &Claim,
@@ -155,12 +154,11 @@ impl LockRenewer {
         true
     }
 
-    /// Takes a claim back, at `until`, on those of these nodes that have not said by then that it
-    /// is given up.
+    /// Cleans up a claim at `until`, on those nodes that have not acknowledged its release by then.
     pub(crate) fn doubt(&self, claim: &Claim, waiter: &str, unheard: PendingAcks, until: Moment) {
         let doubt = Doubt { claim: claim.clone(), waiter: waiter.to_owned(), unheard, until };
         let mut state = self.shared.state.lock();
-        // What has been sent is left to itself at a shutdown.
+        // A shutdown does not follow up unacknowledged releases.
         if state.shutdown_deadline.is_some() {
             return;
         }
@@ -171,8 +169,9 @@ impl LockRenewer {
         self.shared.wake_if_earlier(state, due);
     }
 
-    /// Releases over the renewer's own connections, for a caller who finds the pool exhausted.
-    /// `None` when it has been stopped, does not get to it in time, or is the caller.
+    /// Releases a lock over the renewer's own connections, because the pool is exhausted. Returns
+    /// `None` if the renewer has been stopped, if it does not finish by `deadline`, or if its
+    /// thread is the caller.
     pub(crate) fn release(
         &self,
         claim: &Claim,
@@ -195,9 +194,8 @@ impl LockRenewer {
         clock::recv_until(&answered, deadline)
     }
 
-    /// Ends all leases, releases their locks as far as the server answers until `deadline`, and
-    /// ends the thread. False on that thread itself, which does so when it has come back from
-    /// whatever it was told to call.
+    /// Ends all leases, releases their locks as far as the servers reply by `deadline`, and joins
+    /// the thread. If called on that thread, returns false; the thread then shuts down on its own.
     pub(crate) fn stop(&self, deadline: Moment) -> bool {
         let mut state = self.shared.state.lock();
         state.shutdown_deadline.get_or_insert(deadline);
@@ -208,15 +206,16 @@ impl LockRenewer {
         let thread = self.thread.lock().take();
         match thread {
             Some(thread) => thread.join(),
-            // Somebody else stops it. Whoever may end the process now must not do so before the
-            // locks are released.
+            // Another caller joins the thread. Wait here as well: the process may exit next, and
+            // the locks must be released first.
             None => drop(clock::recv_until(&self.finished, deadline)),
         }
         true
     }
 }
 
-/// Tells how a lease was lost, unless it was not, or somebody has: the first who notices does.
+/// Reports the loss of a lease. Does nothing if the lease is not lost, or if another thread has
+/// reported the loss.
 pub(crate) fn report_loss(observer: &Observer, lease: &Lease) {
     if let Some(LeaseEnd::Lost(why)) = lease.ended()
         && lease.take_reporting_duty()
@@ -227,7 +226,7 @@ pub(crate) fn report_loss(observer: &Observer, lease: &Lease) {
 }
 
 impl Shared {
-    /// Sleeps until there is something to do; `None` when it is time to end.
+    /// Sleeps until work is due. Returns `None` on shutdown.
     fn wait_for_work(&self) -> Option<DueWork> {
         let mut state = self.state.lock();
         loop {
@@ -260,7 +259,7 @@ impl Shared {
         }
     }
 
-    /// Wakes the thread if it sleeps past `due`.
+    /// Unlocks the state and wakes the thread if it sleeps past `due`.
     fn wake_if_earlier(&self, mut state: MutexGuard<'_, RenewerState>, due: Moment) {
         let wake = state.asleep_until.is_some_and(|until| due < until);
         if wake {
@@ -275,8 +274,8 @@ impl Shared {
 }
 
 impl RenewerState {
-    /// What there may be of a claim is taken back, and once more when nothing of it can be under
-    /// way any longer.
+    /// Schedules the clean-up of a claim for now, and for the moment when none of its requests can
+    /// be in flight any more.
     fn schedule_cleanup(
         &mut self,
         claim: &Claim,
@@ -302,7 +301,7 @@ impl RenewerState {
         }
     }
 
-    /// What was given up, and a node has not said so in all this time.
+    /// Schedules the clean-up of releases that a node has not acknowledged by their deadline.
     fn schedule_doubtful_cleanups(&mut self, now: Moment) {
         while let Some((doubt, nodes)) = self.doubts.take_due(now) {
             self.schedule_cleanup(&doubt.claim, &doubt.waiter, nodes, now, now);
@@ -315,7 +314,8 @@ mod tests {
     use super::*;
     use crate::{id::generate_lock_id, key::LockKey};
 
-    /// Its thread tells, which holds nothing then; a logger may ask for locks.
+    /// The thread logs the overflow after it has unlocked the state, because a logger may ask for
+    /// locks.
     #[test]
     fn cleanup_overflow_reported_once_by_the_thread() {
         let shared = Shared { state: Mutex::new(RenewerState::default()), changed: Condvar::new() };
@@ -328,7 +328,7 @@ mod tests {
             let now = clock::now();
             shared.state.lock().schedule_cleanup(&claim, "", NodeSet::single(0), now, now);
         }
-        // So that there is something to do in any case.
+        // Makes `wait_for_work` return.
         let errand = || Errand {
             claim: claim.clone(),
             waiter: String::new(),

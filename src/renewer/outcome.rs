@@ -1,4 +1,4 @@
-//! `Tally`: what the nodes that answered say about one lock, and what that leaves of it.
+//! Outcome of a renewal for one lock: what the nodes replied, and what remains of the lease.
 
 use std::sync::Arc;
 
@@ -14,19 +14,19 @@ use crate::{
 };
 
 pub(super) struct RenewalOutcome {
-    /// Until when they keep it, or that they do not.
+    /// New deadline on each node that replied; `None` if the node does not keep the lock.
     pub(super) replies: Vec<(usize, Option<Moment>)>,
-    /// Those that do not keep it, and nobody else there.
+    /// Nodes on which nobody holds the lock.
     pub(super) missing: NodeSet,
-    /// How many keep it whose word counts, and when the first of them was asked.
+    /// Number of confirmations that count, and the time at which the first of them was requested.
     pub(super) confirmations: usize,
     pub(super) first_sent: Moment,
-    /// How it is lost, if it is.
+    /// Reason to report if the lock is lost.
     loss: LockLost,
 }
 
 impl Worker {
-    /// What was said about the lock at `index` of a batch.
+    /// Collects the replies about the lock at `index` of a batch.
     pub(super) fn collect_replies(
         &self,
         lease: &Lease,
@@ -40,8 +40,7 @@ impl Worker {
         for (node, response) in responses.by_node.iter().enumerate() {
             let Response::Replied(exchange) = response else { continue };
             match exchange.reply.1.get(index) {
-                // A node that votes again keeps what it was given meanwhile; until then that does
-                // not count.
+                // A node in quarantine keeps the lock too, but does not count until it votes again.
                 Some(RenewReply::Renewed)
                     if self.desk.redlock.node(node).quarantine_left(exchange.sent).is_some() => {}
                 Some(RenewReply::Renewed) => {
@@ -65,24 +64,24 @@ impl Worker {
         RenewalOutcome { replies, missing, confirmations, first_sent, loss }
     }
 
-    /// Until when a quorum keeps it by all that has been said. Otherwise its lease ends, and
-    /// `None`: so too if it has been let go of.
+    /// Records the replies and returns the time until which a quorum keeps the lock. Ends the lease
+    /// and returns `None` if there is no quorum. Returns `None` as well if the lease was released
+    /// meanwhile.
     pub(super) fn apply_replies(
         &self,
         generation: Generation,
         lease: &Arc<Lease>,
         outcome: &RenewalOutcome,
     ) -> Option<Moment> {
-        // A lease that was released while its renewal was under way is not there any more, and that
-        // is no loss.
+        // A lease that was released while its renewal was in flight is not lost.
         let validity =
             self.desk.shared.state.lock().schedule.record_replies(generation, &outcome.replies)?;
         if validity.is_none() {
             let kept = self.desk.shared.state.lock().schedule.remove(generation);
             if kept.is_some() {
                 self.desk.end_as_lost(lease, outcome.loss.clone());
-                // Some of several nodes may keep it still, and any may be given it by what is under
-                // way.
+                // A minority of nodes may still keep the lock, and a request in flight may acquire
+                // it again.
                 if self.desk.redlock.len() > 1 || clock::now() < lease.in_flight.until() {
                     self.desk.clean_up(lease);
                 }

@@ -1,6 +1,6 @@
-//! Taking a lock anew on nodes that do not keep it: they were away when it was taken, or have been
-//! restarted since. Otherwise a lock that is held for long would lose one node after the other, and
-//! then be lost although a quorum was always there.
+//! Re-acquires a lock on nodes that do not have it: they were unreachable when it was acquired, or
+//! have been restarted since. Otherwise a lock held for a long time would lose one node after
+//! another, and in the end be lost although a quorum was always reachable.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,18 +17,17 @@ use crate::{
     redlock::{BroadcastOptions, EXPIRY_SLACK, NodeSet, PendingAcks, Response, Vote},
 };
 
-/// A node that says that it lacks a lock has answered sooner than this. What it has not taken by
-/// then it does not take: the lock may be given up meanwhile.
+/// Timeout of a re-acquisition. The node refuses a later request, because the lock may have been
+/// released by then. Enough for a node that has just replied to a renewal.
 const REACQUIRE_TIMEOUT: Duration = Duration::from_millis(250);
 
 impl Worker {
-    /// Takes locks anew, one after the other, until something is due that cannot wait: by the next
-    /// renewal it is known which are lacking still. At least one each time, so that it comes to
-    /// an end.
+    /// Re-acquires locks one by one, until urgent work is due. The next renewal finds the locks
+    /// that are still missing. Each call tries at least one, so that progress is made.
     pub(super) fn reacquire_all(&mut self, missing: Vec<MissingOn>) {
         for (generation, lease, nodes) in missing {
-            // Where a node does not answer in time, the next renewal is soon enough for the others
-            // too.
+            // If a node does not reply in time, the next renewal is soon enough for the other locks
+            // as well.
             let went_well = self
                 .isolate_panic(|worker| worker.reacquire(generation, &lease, nodes))
                 .unwrap_or(true);
@@ -38,16 +37,16 @@ impl Worker {
         }
     }
 
-    /// Asks nodes for a lock that is held on others. A node gives it only if nobody else has it
-    /// there, and stores a token no smaller than the holder's, who keeps its own. False if some
-    /// did not answer in time.
+    /// Asks nodes for a lock that is held on others. A node grants it only if no other client holds
+    /// it there, and stores a token that is at least the holder's; the holder keeps its token.
+    /// Returns false if a node did not reply in time.
     fn reacquire(&mut self, generation: Generation, lease: &Arc<Lease>, nodes: NodeSet) -> bool {
         if lease.ended().is_some() {
-            // There is no time for it any more, which is no fault of the nodes.
+            // Too late, but no node has failed.
             return true;
         }
         let claim = &lease.claim;
-        // Whoever releases it from now on has to think of these nodes too.
+        // A release must include these nodes from now on.
         lease.add_nodes(nodes);
         let deadline = clock::now().saturating_add(REACQUIRE_TIMEOUT).min(lease.deadline());
         let call = |_| Acquire {
@@ -88,7 +87,7 @@ impl Worker {
             expires_at: at.saturating_add(claim.ttl),
         };
         if !unknown.is_empty() {
-            // It may be taken after its holder has released it.
+            // The request may be applied after the holder has released the lock.
             let settled = deadline.saturating_add(EXPIRY_SLACK);
             state.cleanups.add(cleanup(unknown, settled), settled);
         }
@@ -97,7 +96,7 @@ impl Worker {
                 drop(state);
                 lease.update_deadline(validity, now);
             }
-            // Released meanwhile, perhaps before it was taken here.
+            // Released or ended meanwhile, perhaps before the node granted the lock.
             _ if !acquired.is_empty() => state.cleanups.add(cleanup(acquired, now), now),
             _ => {}
         }

@@ -1,5 +1,5 @@
-//! Which lease is renewed when, retried when, and lost when. Pure: `now` comes in, decisions go
-//! out.
+//! Decides when each lease is renewed, retried, overdue and lost. Pure: `now` comes in, decisions
+//! go out.
 
 mod overdue;
 mod room;
@@ -17,25 +17,25 @@ use crate::{
     redlock::{NodeDeadlines, NodeSet},
 };
 
-/// A lease is renewed each time this part of it has passed, which leaves two more tries.
+/// Number of renewals per ttl. With three, there is time for two more tries if one fails.
 const RENEWALS_PER_TTL: u32 = 3;
-/// What falls due this soon goes along with what is due now.
+/// Maximum time by which a renewal is sent early, together with one that is due.
 const COALESCE_WINDOW: Duration = Duration::from_millis(10);
-/// A lock that was handed over for a claim window is confirmed this soon; a shorter hold costs no
-/// confirmation, and does not wake the renewer.
+/// Maximum delay until a provisional lease is confirmed. A shorter hold costs no confirmation and
+/// does not wake the renewer.
 const CONFIRM_DELAY_MAX: Duration = Duration::from_millis(100);
 const RETRY_DELAY_MIN: Duration = Duration::from_millis(5);
 const RETRY_DELAY_MAX: Duration = Duration::from_secs(1);
 
-/// Names one stay of one lease in the schedule; never used twice, so that news of an earlier stay
-/// changes nothing.
+/// Identifies one registration of a lease. Never reused, so that a late reply cannot affect a newer
+/// registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Generation(u64);
 
-/// How a lease is to be kept.
+/// How to keep a lease.
 #[derive(Clone, Debug)]
 pub(crate) struct RenewalPlan {
-    /// Until when each node keeps the lock.
+    /// Deadline of the lock on each node.
     pub(crate) node_deadlines: NodeDeadlines,
     pub(crate) renew: bool,
     pub(crate) provisional: bool,
@@ -47,16 +47,17 @@ struct Entry {
     lease: Arc<Lease>,
     node_deadlines: NodeDeadlines,
     renew: bool,
-    /// `NEVER` while a renewal is under way, and for leases that are not renewed.
+    /// `NEVER` while a renewal is in flight, and for leases that are not renewed.
     renew_at: Moment,
     hold_until: Moment,
-    /// Where the entry stands among the ends.
+    /// Key of this entry in `Schedule::ends`.
     end_at: Moment,
-    /// When half of the validity will be over; `NEVER` when that has been told.
+    /// Time when half of the validity has passed. `NEVER` once that is reported, and for leases
+    /// that are not renewed.
     overdue_at: Moment,
 }
 
-/// Why a lease is over.
+/// Why the schedule ends a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExpiryCause {
     Deadline,
@@ -68,14 +69,14 @@ pub(crate) struct Schedule {
     entries: HashMap<Generation, Entry>,
     renewals: BTreeSet<(Moment, Generation)>,
     ends: BTreeSet<(Moment, Generation)>,
-    /// When leases come into danger whose renewal has been tried, and has not been confirmed.
-    /// Others are not listed: most locks are given up before their first renewal.
+    /// Leases with a renewal that was tried and not confirmed, by the time at which it is overdue.
+    /// Others are not listed, because most locks are released before their first renewal.
     overdue: BTreeSet<(Moment, Generation)>,
     last_generation: u64,
 }
 
 impl Schedule {
-    /// Takes a lease into care.
+    /// Adds a lease.
     pub(crate) fn insert(
         &mut self,
         lease: Arc<Lease>,
@@ -85,7 +86,8 @@ impl Schedule {
         self.last_generation += 1;
         let generation = Generation(self.last_generation);
         let renew_at = if plan.provisional {
-            // Also if it is not to be renewed: the claim window is not its lease.
+            // Even a lease that is not renewed is confirmed once, because the claim window is
+            // shorter.
             now.saturating_add(CONFIRM_DELAY_MAX.min(lease.deadline().duration_since(now) / 4))
         } else if !plan.renew {
             Moment::NEVER
@@ -110,7 +112,7 @@ impl Schedule {
         generation
     }
 
-    /// Lets go of a lease. Whatever is under way for it changes nothing any more.
+    /// Removes a lease. Later replies about it have no effect.
     pub(crate) fn remove(&mut self, generation: Generation) -> Option<Arc<Lease>> {
         let entry = self.entries.remove(&generation)?;
         self.renewals.remove(&(entry.renew_at, generation));
@@ -119,19 +121,19 @@ impl Schedule {
         Some(entry.lease)
     }
 
-    /// When there will be something to do.
+    /// Time of the next renewal or end.
     pub(crate) fn earliest(&self) -> Moment {
         earliest_in(&self.renewals).min(self.earliest_end())
     }
 
-    /// When a lease will be over, at the earliest, if nothing is renewed in between.
+    /// Time at which the next lease ends unless it is renewed.
     pub(crate) fn earliest_end(&self) -> Moment {
         earliest_in(&self.ends)
     }
 
-    /// What is to be renewed at `now`, those first that have the least time left. It stays in the
-    /// schedule, with only its end still watched, until [`renewed`](Self::renewed) or
-    /// [`failed`](Self::failed) says how it went.
+    /// Returns the leases to renew at `now`, the one with the least time left first. Only their
+    /// ends stay scheduled until [`on_renewed`](Self::on_renewed) or [`on_failed`](Self::on_failed)
+    /// is called.
     pub(crate) fn take_due(&mut self, now: Moment) -> Vec<(Generation, Arc<Lease>)> {
         if earliest_in(&self.renewals) > now {
             return Vec::new();
@@ -148,7 +150,7 @@ impl Schedule {
         due
     }
 
-    /// What is over at `now`; no longer in the schedule afterwards.
+    /// Removes and returns the leases that have ended at `now`.
     pub(crate) fn take_expired(&mut self, now: Moment) -> Vec<(Arc<Lease>, ExpiryCause)> {
         let mut expired = Vec::new();
         for generation in due_by(&self.ends, now) {
@@ -172,11 +174,11 @@ impl Schedule {
         self.entries.contains_key(&generation)
     }
 
-    /// Nodes have said until when they keep a lock, or that they do not. Returns until when a
-    /// quorum keeps it, or that there cannot be one any more; `None` for a lease that is not
-    /// kept.
+    /// Records until when nodes keep a lock; `None` if they do not have it. Deadlines of nodes that
+    /// did not reply stay as they are.
     ///
-    /// A renewal that reached only some nodes moves only theirs.
+    /// Returns the new validity: the time until which a quorum keeps the lock, or `Some(None)` if a
+    /// quorum is no longer possible. Returns `None` if the lease is not in the schedule.
     pub(crate) fn record_replies(
         &mut self,
         generation: Generation,
@@ -192,15 +194,14 @@ impl Schedule {
         Some(entry.node_deadlines.valid_until())
     }
 
-    /// The nodes whose word does not count for a lease.
+    /// Nodes whose replies do not count for a lease.
     pub(crate) fn excluded(&self, generation: Generation) -> NodeSet {
         self.entries
             .get(&generation)
             .map_or(NodeSet::EMPTY, |entry| entry.node_deadlines.excluded())
     }
 
-    /// So many, at most, of the leases that are renewed and that one of these nodes is not known to
-    /// keep at `now`.
+    /// Returns at most `max` renewed leases that one of these nodes is not known to keep at `now`.
     pub(crate) fn without_recent_reply(
         &self,
         nodes: NodeSet,
@@ -213,13 +214,13 @@ impl Schedule {
         let entries = self.entries.iter().filter(|(_, entry)| is_silent(entry));
         let mut leases: Vec<_> =
             entries.map(|(generation, entry)| (*generation, entry.lease.clone())).collect();
-        // The same leases are always the same answer.
+        // Sort before truncating: the same leases must always give the same result.
         leases.sort_unstable_by_key(|(generation, _)| *generation);
         leases.truncate(max);
         leases
     }
 
-    /// A renewal sent at `sent` was confirmed by a quorum.
+    /// A quorum confirmed the renewal sent at `sent`.
     pub(crate) fn on_renewed(&mut self, generation: Generation, sent: Moment) {
         if let Some(entry) = self.entries.get(&generation) {
             let next = sent.saturating_add(entry.lease.claim.ttl / RENEWALS_PER_TTL);
@@ -231,7 +232,7 @@ impl Schedule {
         }
     }
 
-    /// A renewal failed: try again, the sooner the less time is left.
+    /// A renewal failed. The retry delay shrinks with the time left.
     pub(crate) fn on_failed(&mut self, generation: Generation, now: Moment) {
         if let Some(entry) = self.entries.get(&generation) {
             let delay = (entry.lease.deadline().duration_since(now) / 4)
@@ -241,12 +242,12 @@ impl Schedule {
         }
     }
 
-    /// A renewal was not tried after all; it is still due.
+    /// A renewal was not tried after all and is still due.
     pub(crate) fn requeue(&mut self, generation: Generation, now: Moment) {
         self.schedule_renewal(generation, now);
     }
 
-    /// Empties the schedule.
+    /// Empties the schedule and returns its leases in the order of their registration.
     pub(crate) fn take_all(&mut self) -> Vec<Arc<Lease>> {
         self.renewals.clear();
         self.ends.clear();
@@ -266,7 +267,7 @@ impl Schedule {
         }
     }
 
-    /// The deadline of a lease has been moved.
+    /// Reschedules the end of a lease whose deadline has moved.
     pub(crate) fn reschedule_end(&mut self, generation: Generation) {
         if let Some(entry) = self.entries.get_mut(&generation) {
             self.ends.remove(&(entry.end_at, generation));

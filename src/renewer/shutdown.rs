@@ -1,5 +1,5 @@
-//! The end of the renewer: what is held is released, and what is left over is taken back, as far as
-//! the nodes answer until the time is over.
+//! Shutdown of the renewer: releases the locks that are held, and runs pending clean-up, as far as
+//! the nodes reply before the deadline.
 
 use super::{cleanup_queue::Cleanup, cleanup_worker::PIPELINE_MAX, report_loss, worker::Worker};
 use crate::{
@@ -27,7 +27,7 @@ impl Worker {
             self.isolate_panic(|worker| worker.run_errand(errand));
         }
         let until = clock::now();
-        // What its holder gives up at this moment is the holder's to release.
+        // A holder that is releasing its lock at this moment does so itself.
         let held =
             leases.iter().filter(|lease| lease.ended() != Some(LeaseEnd::Released)).map(|lease| {
                 Cleanup {
@@ -39,28 +39,27 @@ impl Worker {
                     expires_at: until,
                 }
             });
-        // What is held goes first: others wait for it.
+        // Held locks first, because other clients wait for them.
         let mut remaining: Vec<Cleanup> = held.chain(cleanups).collect();
-        // An answer that is lost, or a connection that has ended meanwhile, is made up for by the
-        // second time.
+        // A second pass makes up for lost replies and for connections that were closed meanwhile.
         let first = self.release_all(&mut remaining);
         let error = self.release_all(&mut remaining).or(first);
         if !remaining.is_empty() {
             let why = error.map_or_else(
-                || "not all was confirmed in time".into(),
+                || "some replies did not come in time".into(),
                 |trouble| trouble.to_string(),
             );
             log_safely!(
                 warn,
-                "shut down without releasing all locks, which are left to expire: {why}"
+                "could not release all locks at shutdown: {why}; the others are left to expire"
             );
         }
-        // Whoever has stopped this may not have waited for it.
+        // The caller of the shutdown may not have waited for this thread.
         self.desk.redlock.observer().close();
     }
 
-    /// Tries each once, and keeps those of which something is left. A node that does not answer, or
-    /// cannot be reached, is not asked about the others.
+    /// Tries each entry once, and keeps those that are not finished. Skips a node for the remaining
+    /// entries once it does not reply or cannot be reached.
     fn release_all(&mut self, remaining: &mut Vec<Cleanup>) -> Option<AskError> {
         let (mut unreachable, mut error) = (NodeSet::EMPTY, None);
         for batch in remaining.chunks_mut(PIPELINE_MAX) {
@@ -71,7 +70,8 @@ impl Worker {
         error
     }
 
-    /// Half the time, so that there is another half. `None` when it is over.
+    /// Returns a deadline after half of the remaining time, which leaves the other half for a
+    /// second try. `None` once the time is used up.
     fn half_of_time_left(&self) -> Option<Moment> {
         let (now, stop) = (clock::now(), self.desk.limits().1);
         (now < stop).then(|| now.saturating_add(stop.duration_since(now) / 2))

@@ -1,5 +1,5 @@
-//! The renewer's thread: lock, decide, unlock, act, sleep until the earliest moment. It has
-//! connections of its own, so that users who exhaust the pool cost nobody a lock.
+//! The renewer's thread: lock, decide, unlock, act, sleep until the earliest deadline. It has its
+//! own connections, so that no lock is lost when users exhaust the pool.
 
 use std::{
     mem,
@@ -29,38 +29,36 @@ use crate::{
     },
 };
 
-/// Locks in one call of the renewal script: enough to make round trips cheap, few enough not to
-/// hold the server up.
+/// Maximum number of locks in one renewal request. Large enough to make round trips cheap, small
+/// enough not to block the server for long.
 pub(super) const RENEWAL_BATCH_MAX: usize = 100;
-/// No renewal is given less time than this, whatever is urgent, and none that is due waits longer
-/// for what can be left off; and no node has more once the others have answered.
+/// Minimum timeout of a renewal; otherwise one urgent lease would fail all others in its batch.
 const RENEWAL_TIMEOUT_MIN: Duration = Duration::from_millis(50);
-/// Maximum wait for the last nodes once a quorum has confirmed a batch.
+/// Maximum wait for the remaining nodes once a quorum has answered a renewal.
 const STRAGGLER_GRACE_MAX: Duration = Duration::from_millis(50);
 /// Maximum delay of a due renewal by work that can be repeated later.
 pub(super) const PREEMPTION_DELAY_MAX: Duration = Duration::from_millis(50);
-/// The delay by an exchange for which renewals wait for as long as their leases can spare.
+/// Delay for [`Worker::ask`]: due renewals wait for the exchange as long as their leases can spare.
 pub(super) const SPARE: Duration = Duration::MAX;
-/// So long a connection may take to come that is too late for whom it was made: a bound on how many
-/// can be under way.
+/// Maximum time for a connect that outlasts its exchange. Bounds the number of connects in flight.
 const CONNECT_TIMEOUT_MAX: Duration = Duration::from_secs(1);
 
-/// What the thread found to do.
+/// Work that is due, taken from the state at one moment.
 pub(super) struct DueWork {
     pub(super) expired: Vec<(Arc<Lease>, ExpiryCause)>,
     pub(super) overdue: Vec<Arc<Lease>>,
     pub(super) renew: Vec<(Generation, Arc<Lease>)>,
     pub(super) cleanups: Vec<(Cleanup, Duration)>,
     pub(super) errands: Vec<Errand>,
-    /// Some of what was to be taken back had to go.
+    /// The clean-up queue was full, and entries were dropped.
     pub(super) overflowed: bool,
 }
 
-/// What was taken down about one lock.
+/// Result of a renewal for one lock.
 struct Settlement {
-    /// The nodes that do not keep it, and nobody else there.
+    /// Nodes on which nobody holds the lock.
     missing: NodeSet,
-    /// It has to be asked for again soon.
+    /// Fewer than a quorum confirmed the renewal; retry soon.
     unconfirmed: bool,
 }
 
@@ -70,19 +68,18 @@ impl Settlement {
     }
 }
 
-/// A lock, and the nodes on which it is to be taken anew.
+/// A lock, and the nodes on which to re-acquire it.
 pub(super) type MissingOn = (Generation, Arc<Lease>, NodeSet);
 
-/// What comes of renewing what is due, one batch after the other.
+/// Combined result of the renewal batches of one pass.
 #[derive(Default)]
 struct BatchReport {
     missing: Vec<MissingOn>,
-    /// Nodes that had not answered when the others had, and were not waited for.
+    /// Nodes that replied later than the quorum and were not awaited.
     stragglers: NodeSet,
-    /// Nodes that were waited for in vain; one batch's wait for them is enough.
+    /// Nodes that were awaited and did not reply. Later batches of the pass do not wait for them.
     unresponsive: NodeSet,
-    /// That a batch was refused has been told, and that some locks could not be renewed: once
-    /// each, however many there are.
+    /// Log-once flags: a pass logs each kind of failure once, however many locks it concerns.
     refusal_logged: bool,
     failure_logged: bool,
 }
@@ -90,7 +87,7 @@ struct BatchReport {
 pub(super) struct Worker {
     pub(super) desk: Desk,
     connections: NodeConnections,
-    /// Not before then those are listened to again who answer long after the others.
+    /// Earliest time of the next exchange with nodes that reply long after the others.
     pub(super) listens_at: Moment,
 }
 
@@ -120,7 +117,7 @@ impl Worker {
         }
         let BatchReport { missing, stragglers, .. } = self.renew(step.renew);
         if step.overflowed {
-            log_safely!(warn, "too much is waiting to be taken back; some of it is left to expire");
+            log_safely!(warn, "the clean-up queue is full; some abandoned locks are left to expire");
         }
         if !step.cleanups.is_empty() {
             self.isolate_panic(|worker| worker.run_due_cleanups(step.cleanups));
@@ -130,16 +127,16 @@ impl Worker {
         self.reacquire_all(missing);
     }
 
-    /// Does something that a defect may end half way: one lock's trouble must not become the
-    /// others'. `None` if it did.
+    /// Runs `action` and catches a panic, so that a bug in the handling of one lock does not affect
+    /// the others. Returns `None` after a panic.
     pub(super) fn isolate_panic<T>(&mut self, action: impl FnOnce(&mut Worker) -> T) -> Option<T> {
         let result = catch_unwind(AssertUnwindSafe(|| action(self)));
         result
             .map_err(|panic| {
                 mem::forget(panic);
-                // What is under way over the connections belongs to nobody any more.
+                // Replies in flight on the old connections cannot be matched to requests any more.
                 self.connections = self.desk.redlock.reserved_connections();
-                log_safely!(error, "the lock renewer met a defect of its own; please report it");
+                log_safely!(error, "internal error in the lock renewer; please report it");
             })
             .ok()
     }
@@ -155,7 +152,8 @@ impl Worker {
                     true
                 });
             if !went_well {
-                // One batch's trouble must not delay the others: they are due again before it is.
+                // The failed batch must not delay the rest, which is due again before the batch is
+                // retried.
                 let now = clock::now();
                 let mut state = self.desk.shared.state.lock();
                 for (generation, _) in &rest {
@@ -168,7 +166,8 @@ impl Worker {
         report
     }
 
-    /// Finds out whose renewal meets a defect. That one is tried again, and told at its deadline.
+    /// Renews each lock of a batch on its own, after a panic. The lock that causes the panic is
+    /// retried until its deadline.
     fn renew_each(&mut self, batch: &[(Generation, Arc<Lease>)], report: &mut BatchReport) {
         for one in batch {
             if self
@@ -182,7 +181,7 @@ impl Worker {
 
     fn renew_batch(&mut self, due: &[(Generation, Arc<Lease>)], report: &mut BatchReport) -> bool {
         let now = clock::now();
-        // Without those that were let go of, or ended, since they fell due.
+        // Skip leases that were released or ended since they fell due.
         let mut least_left = Duration::MAX;
         let batch: Vec<_> = {
             let state = self.desk.shared.state.lock();
@@ -194,15 +193,14 @@ impl Worker {
             };
             due.iter().filter(alive).collect()
         };
-        // Half of what the most urgent has left, so that a second try fits in; but its urgency must
-        // not fail the others.
+        // Half of the least remaining time leaves room for a second try.
         let timeout =
             (least_left / 2).max(RENEWAL_TIMEOUT_MIN).min(self.desk.redlock.operation_timeout());
         let renewals: Vec<_> = batch.iter().map(|(_, lease)| build_renewal(lease, now)).collect();
         if renewals.is_empty() {
             return true;
         }
-        // What a quorum has confirmed is told in time.
+        // Stragglers must not delay what a quorum has confirmed.
         let grace = STRAGGLER_GRACE_MAX.min(least_left / 4);
         let round = BroadcastOptions {
             straggler_grace: grace,
@@ -219,8 +217,8 @@ impl Worker {
             && batch.len() > 1
             && let Some((code, message)) = find_refusal(&responses)
         {
-            // Find out whom the server means: in halves, for over a long way each request takes
-            // from the others' time.
+            // Find the lock that causes the refusal, in halves: one request per lock would take too
+            // long over a slow connection.
             if !mem::replace(&mut report.refusal_logged, true) {
                 let (server, locks) = (self.desk.redlock.label(), batch.len());
                 log_safely!(
@@ -260,13 +258,13 @@ impl Worker {
             cause = Some(why);
         }
         if !failed.is_empty() {
-            let why = cause.unwrap_or_else(|| "too few nodes keep it".into());
+            let why = cause.unwrap_or_else(|| "too few nodes confirmed it".into());
             self.desk.report_failure(&failed, &why.into());
         }
         quorum
     }
 
-    /// Takes down what the nodes said about one lock of a batch.
+    /// Applies the replies about one lock of a batch.
     fn apply_renewal(
         &self,
         generation: Generation,
@@ -282,7 +280,7 @@ impl Worker {
         let RenewalOutcome { replies, missing, confirmations, first_sent, .. } = outcome;
         let now = clock::now();
         let margin = lease.deadline().duration_since(now);
-        // A confirmation that came too late is for `bury`: the deadline has passed.
+        // If the confirmation came after the deadline, `expire` handles the lease.
         let alive = replies.is_empty() || lease.update_deadline(deadline, now);
         let mut state = self.desk.shared.state.lock();
         let unconfirmed = confirmations < self.desk.redlock.quorum_size();
@@ -298,9 +296,9 @@ impl Worker {
         Settlement { missing, unconfirmed }
     }
 
-    /// Asks over the renewer's own connections. It is broken off for renewals that fall due
-    /// meanwhile, `delay` after it has begun, and for one whose lease has no more left than it
-    /// has taken at once.
+    /// Sends a request over the renewer's own connections and collects the replies. Stops early if
+    /// other work is due and `delay` has passed since the start, if the lease of a due renewal has
+    /// no more time left than this exchange has taken, or on shutdown.
     pub(super) fn ask<C: Request>(
         &mut self,
         round: BroadcastOptions<'_>,
@@ -312,7 +310,7 @@ impl Worker {
         let (since, stop) = (clock::now(), desk.limits().1);
         let before_shutdown = stop == Moment::NEVER;
         let deadline = round.deadline.min(stop);
-        // What a lease with little time left cannot wait for may come in time for another.
+        // A connection that is too late for one lease may be in time for another.
         let connect_by = since
             .saturating_add(desk.redlock.operation_timeout().min(CONNECT_TIMEOUT_MAX))
             .max(deadline)
@@ -336,7 +334,7 @@ impl Worker {
         };
         let mut responses = desk.redlock.ask(links, round, call, vote);
         if made_room && delay == SPARE {
-            // Whoever has taken this long is not waited for by the next one too.
+            // Close these connections: the next exchange must not wait for the same nodes.
             for node in responses.unanswered().iter() {
                 links.0[node].poison();
                 responses.by_node[node] =
@@ -346,7 +344,7 @@ impl Worker {
         responses
     }
 
-    /// Whether what these nodes are asked can be sent at once, and its answer left to come.
+    /// Whether requests to these nodes can be sent at once, and their replies read later.
     pub(super) fn can_pipeline(&self, nodes: NodeSet) -> bool {
         nodes.iter().all(|node| {
             self.connections.0[node].is_connected()
@@ -354,7 +352,7 @@ impl Worker {
         })
     }
 
-    /// Those that there is no connection to, for want of which nothing was sent.
+    /// Nodes to which nothing was sent because there is no connection.
     pub(super) fn not_connected<T>(&self, responses: &Responses<T>) -> NodeSet {
         let unsent = responses.nodes_where(
             |slip| matches!(slip, Response::Failed(failure) if !failure.outcome_unknown),
@@ -379,7 +377,7 @@ impl Worker {
                 self.ask(round, SPARE, |_| request.node_request(), ReleaseRequest::vote)
             };
             let outcome = redlock.release_with(request, timeout, ask);
-            // Nobody may be waiting any more.
+            // The caller may have stopped waiting.
             let _ = answer.send(outcome);
         }
     }
@@ -394,7 +392,7 @@ pub(super) fn build_renewal(lease: &Lease, now: Moment) -> Renewal<'_> {
     }
 }
 
-/// The first refusal among what the nodes said that may be about one of the locks.
+/// Finds the first refusal that may concern one of the locks, not the whole server.
 fn find_refusal<T>(responses: &Responses<T>) -> Option<(&str, &str)> {
     responses.by_node.iter().find_map(|slip| match slip {
         Response::Failed(failure) if failure.is_server_wide() => None,

@@ -3,16 +3,15 @@
 #[path = "../history/mod.rs"]
 mod history;
 mod kit;
-mod support;
 mod worker;
+
+use distlock_test_support as support;
 
 mod contract;
 
 mod acquire;
 mod audit;
 mod bounds;
-#[cfg(feature = "cli")]
-mod cli;
 mod config;
 mod corpus;
 mod errors;

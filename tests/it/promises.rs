@@ -49,7 +49,8 @@ fn every_change_names_a_test_that_is_there() {
     for change in changes() {
         let (folder, parts) = match change.test.target.as_str() {
             "lib" => ("src", change.test.path.trim_end_matches(|letter: char| letter != ':')),
-            "bin" => ("src/bin/distlock", change.test.path.as_str()),
+            "cli-bin" => ("cli/src", change.test.path.as_str()),
+            "cli" => ("cli/tests/cli", change.test.path.as_str()),
             "it" => ("tests/it", change.test.path.as_str()),
             "sim" => ("tests/sim", change.test.path.as_str()),
             _ => ("tests", change.test.path.as_str()),
@@ -109,7 +110,8 @@ fn every_limit_names_a_test_that_is_there() {
     let rows = security.lines().filter(|line| line.starts_with("| ") && line.matches('|').count() == 4);
     let tests: Vec<_> = rows.filter_map(|row| row.rsplit('`').nth(1)).filter(|test| test.contains("::")).collect();
     assert!(tests.len() > 10, "{tests:?}");
-    let sources: String = ["src", "tests/it"].iter().map(|folder| sources(&home().join(folder))).collect();
+    let sources: String =
+        ["src", "tests/it", "cli/src", "cli/tests"].iter().map(|folder| sources(&home().join(folder))).collect();
     let name = |test: &&str| format!("fn {}(", test.rsplit("::").next().unwrap_or_default());
     let missing: Vec<_> = tests.into_iter().filter(|test| !sources.contains(&name(test))).collect();
     assert!(missing.is_empty(), "{missing:#?}");

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// The list that the command goes by, and the README repeats. `PING` is for `ping`, and for waiters behind a silent server.
-#[path = "../../src/bin/distlock/doctor/rights.rs"]
+#[path = "../../cli/src/doctor/rights.rs"]
 pub(crate) mod list;
 
 use list::LOCKS as RIGHTS;

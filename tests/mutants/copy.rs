@@ -68,9 +68,10 @@ impl Copy {
         let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         cargo.current_dir(&self.tree).args(["test", "--quiet", "--all-features"]);
         match test.target.as_str() {
-            "lib" => cargo.arg("--lib"),
-            "bin" => cargo.args(["--bin", "distlock"]),
-            target => cargo.args(["--test", target]),
+            "lib" => cargo.args(["-p", "distlock", "--lib"]),
+            "cli-bin" => cargo.args(["-p", "distlock-cli", "--bin", "distlock"]),
+            "cli" => cargo.args(["-p", "distlock-cli", "--test", "cli"]),
+            target => cargo.args(["-p", "distlock", "--test", target]),
         };
         cargo
             .env("CARGO_TARGET_DIR", self.target.join("built"))

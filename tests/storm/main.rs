@@ -13,8 +13,6 @@ mod network;
 mod report;
 mod resource;
 mod stage;
-#[path = "../it/support/mod.rs"]
-mod support;
 mod weather;
 mod witness;
 mod worker;
@@ -22,6 +20,7 @@ mod worker;
 use std::{env, fs, path::Path, process::ExitCode, time::Duration};
 
 use args::{Command, Storm};
+use distlock_test_support as support;
 use history::{Part, Reader, Record, Story, Verdict, draw};
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;

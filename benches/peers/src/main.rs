@@ -13,10 +13,10 @@ mod measure;
 #[allow(dead_code)]
 #[path = "../../table/report.rs"]
 mod report;
-#[path = "../../../tests/it/support/mod.rs"]
-mod support;
 
 use std::{error::Error, process::ExitCode, time::Duration};
+
+use distlock_test_support as support;
 
 use blocks::{BLOCK, Totals, lock_and_release};
 use cluster::Cluster;

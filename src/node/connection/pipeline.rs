@@ -1,5 +1,5 @@
-//! Answers that are under way and that nobody waits for any more: they come before those to what is
-//! asked next.
+//! Abandoned replies: replies in flight that no caller waits for. They arrive before the replies to
+//! later requests, and are read and skipped.
 
 use redis::Value;
 
@@ -9,37 +9,38 @@ use crate::{
     node::{Ack, error::NodeError, framed_socket::FramedSocket},
 };
 
-/// With this many answers outstanding a connection is given up. A server that is well and 100 ms
-/// away is asked 10,000 times a second before it owes as many. On this side they cost nothing but
-/// what the system keeps of requests and answers, which it bounds.
+/// Maximum number of unread replies; a connection with more is closed. A healthy server 100 ms away
+/// reaches this limit at 10,000 requests a second. On this side unread replies use no memory except
+/// the kernel's socket buffers, which are bounded.
 const UNREAD_REPLIES_MAX: u32 = 1024;
-/// From so many on it is given up as well when the server leaves no room for more, so that nobody
-/// ever waits for that. Fewer requests have room in the smallest of buffers.
+/// Minimum number of unread replies for checking that the socket is writable. If it is not, the
+/// connection is closed, because the next write could block. Fewer requests fit into even the
+/// smallest socket buffer.
 const WRITABLE_CHECK_MIN: u32 = 64;
 
-/// Whether another answer may be owed over this connection.
+/// Whether one more reply may be left unread on this socket.
 pub(super) fn can_leave_unread(link: &FramedSocket) -> bool {
     link.unread < WRITABLE_CHECK_MIN
         || (link.unread < UNREAD_REPLIES_MAX && link.socket.is_writable())
 }
 
 impl Connection {
-    /// Reads what has come of the answers that nobody waits for; true if there was one that is no
+    /// Reads the unread replies that have arrived. Returns true if at least one of them is not an
     /// error.
     pub(super) fn drain_unread(&mut self, now: Moment) -> bool {
         let mut any_ok = false;
         while self.link.as_ref().is_some_and(|link| link.unread > 0) {
             match self.receive_next(now) {
                 Ok(Some(value)) => any_ok |= self.skip_reply(&value, now).is_ok(),
-                // A failure has closed it.
+                // An error has closed the socket.
                 Ok(None) | Err(_) => break,
             }
         }
         any_ok
     }
 
-    /// One answer less that nobody waits for. What it refuses may say something about all that
-    /// follow.
+    /// Counts one unread reply as read. An error reply still matters, because it may apply to all
+    /// later requests too.
     pub(super) fn skip_reply(&mut self, value: &Value, now: Moment) -> Result<(), NodeError> {
         if let Some(link) = &mut self.link {
             link.unread -= 1;
@@ -50,26 +51,27 @@ impl Connection {
         if let (Err(failure), Some(link)) = (&result, &mut self.link)
             && failure.is_unknown_script()
         {
-            // Which one it was is not known any more; it has forgotten them all at once.
+            // The script that is missing is not known any more. A server forgets all scripts at
+            // once.
             link.loaded_scripts = 0;
         }
         result
     }
 
-    /// Since when answers are owed that have not come by `now`; and whether some have come that are
-    /// no errors.
+    /// Returns since when replies are unread that have not arrived by `now`, and whether replies
+    /// that are not errors have just been read.
     pub(crate) fn unread_since(&mut self, now: Moment) -> (Option<Moment>, bool) {
         let any_ok = self.drain_unread(now);
         (self.link.as_ref().filter(|link| link.unread > 0).map(|link| link.unread_since), any_ok)
     }
 
-    /// How many answers are under way that nobody waits for.
+    /// Number of replies in flight that no caller waits for.
     pub(crate) fn unread_count(&self) -> usize {
         self.link.as_ref().map_or(0, |link| link.unread as usize)
     }
 
-    /// Does not wait for the answer that is under way; whatever goes over this connection next is
-    /// carried out after it, and answered after it. `None` if there is no connection any more.
+    /// Abandons the reply in flight. The server carries out and answers later requests on this
+    /// connection after the abandoned one. Returns `None` if there is no connection any more.
     pub(crate) fn abandon_reply(&mut self) -> Option<Ack> {
         let link = self.link.as_mut()?;
         if link.unread == 0 {
@@ -92,8 +94,7 @@ mod tests {
         time::Duration,
     };
 
-    /// A connection to a server that tells the time, and after that says `answer` to whatever is
-    /// asked.
+    /// A connection to a server that replies to TIME, and then with `answer` to every request.
     fn connected(answer: &'static [u8]) -> (Connection, thread::JoinHandle<()>) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
@@ -119,7 +120,7 @@ mod tests {
         clock::now().saturating_add(TEST_TIMEOUT)
     }
 
-    /// Asks, and does not wait for the answer.
+    /// Sends a request and abandons its reply.
     fn send_and_abandon(connection: &mut Connection) -> Ack {
         connection.send(Moment::NEVER, |out| write_command(out, &[b"PING"])).unwrap();
         connection.abandon_reply().unwrap()
@@ -129,7 +130,7 @@ mod tests {
     fn connection_with_too_many_unread_replies_is_closed() {
         let (mut connection, server) = connected(b"");
         for owed in 0..UNREAD_REPLIES_MAX {
-            // The server reads all of it, but may be behind.
+            // The server reads everything, but may lag behind.
             connection.socket().unwrap().poll_writable(TEST_TIMEOUT).unwrap();
             assert!(connection.is_ready(), "given up with {owed}");
             send_and_abandon(&mut connection);
@@ -138,8 +139,7 @@ mod tests {
         server.join().unwrap();
     }
 
-    /// Otherwise one that has stopped could make its callers wait until there is room for what they
-    /// ask.
+    /// Otherwise a stopped server could block its callers in a write.
     #[test]
     fn connection_closed_before_send_buffer_is_full() {
         let (here, there) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -152,7 +152,7 @@ mod tests {
         drop(there);
     }
 
-    /// Otherwise every release over several nodes would be asked for twice.
+    /// Otherwise every release over several nodes would be sent twice.
     #[test]
     fn abandoned_reply_is_acknowledged_on_every_read_path() {
         let (mut connection, server) = connected(b"+OK\r\n");
@@ -194,8 +194,8 @@ mod tests {
         server.join().unwrap();
     }
 
-    /// Otherwise it would be asked by the hash for the life of the connection, and never be heard
-    /// to refuse.
+    /// Otherwise requests would keep naming the script by its hash, and NOSCRIPT would go unnoticed
+    /// while replies are abandoned.
     #[test]
     fn abandoned_noscript_reply_clears_loaded_scripts() {
         let (mut connection, server) =

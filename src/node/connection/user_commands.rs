@@ -1,4 +1,4 @@
-//! Users' own commands through a pooled connection. Each exchange has the manager's operation
+//! A user's own commands over a pooled connection. Each exchange has the manager's operation
 //! timeout.
 
 use redis::{RedisResult, Value};
@@ -42,7 +42,7 @@ impl redis::ConnectionLike for Connection {
     }
 
     fn is_open(&self) -> bool {
-        // A closed one opens itself at the next use.
+        // A closed connection reconnects at its next use.
         true
     }
 }

@@ -1,16 +1,22 @@
--- Take the lock, or learn who has it, or wait in line for it.
+-- Acquires the lock, reports the current holder, or waits in the queue.
 -- KEYS  1 lock, 2 queue, 3 fence
--- ARGV  1 nonce, 2 id, 3 ttl in ms, 4 mode, 5 waiter entry "claim-ms channel id", 6 not_after in server us, 7 heal in ms,
---       8 token_min: several nodes are to give one token, as 16 digits
---       mode  try: never wait   join: wait, first ask   look: wait, asking again   leave: last ask, leaves the line
---       heal  a holder without a TTL is given this one; 0: none
--- Reply one text, in order to cost one allocation:
+-- ARGV  1 nonce, 2 id, 3 TTL in ms, 4 mode, 5 queue entry "claim-ms channel id",
+--       6 not_after, in us on the server's clock, 7 repair TTL in ms,
+--       8 token_min, 16 digits: minimum token, so that several nodes give the same one
+--       mode    try: do not wait         join: enter the queue (first request)
+--               look: poll (later ones)  leave: leave the queue (last request)
+--       repair  TTL to set if the holder's key has none; 0 for none
+-- Reply one string, which costs only one allocation:
 --       nonce held now token
---       nonce busy now pttl token waiters holder       try and leave; the token is the last one given
---       nonce queued now pttl position state holder    join and look; state is 1 when this call entered the line, and 2
---                                                      more when nobody listens here on the channel of the entry
---       nonce type now                                 the key holds something else than a lock
---       nonce late now                                 not_after has passed; nothing was done
+--       nonce busy now pttl token waiters holder
+--             for try and leave; token is the last one given
+--       nonce queued now pttl position state holder
+--             for join and look; state is the sum of 1 if this request entered the queue,
+--             and 2 if the entry's channel has no subscriber here
+--       nonce type now
+--             the key is not a lock
+--       nonce late now
+--             not_after has passed; nothing was done
 
 local nonce, id, ttl, mode, entry = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local now = clock()
@@ -23,10 +29,12 @@ if type(holder) == 'table' then
   return nonce .. ' type ' .. now
 end
 if not holder then
-  -- Looking before popping: the server checks its memory before a script's first write only, and popping needs none.
+  -- LLEN before LPOP, because the server checks its memory limit only until a script's first write.
+  -- LPOP is always allowed, so the SET below would no longer be checked after it.
   holder = redis.call('LLEN', KEYS[2]) > 0 and grant_next(now)
   if not holder then
-    -- Nobody in line could be told, perhaps for want of a right; who gets the lock by looking leaves the line.
+    -- No waiter could be notified, perhaps because PUBLISH is not permitted. A waiter that gets the
+    -- lock by polling leaves the queue.
     if mode == 'look' or mode == 'leave' then redis.call('LREM', KEYS[2], 0, entry) end
     local token = next_token(now > ARGV[8] and now or ARGV[8])
     redis.call('SET', KEYS[1], id, 'PX', ttl)
@@ -34,7 +42,7 @@ if not holder then
   end
 end
 if holder == id then
-  -- Never earlier than it stands: this may be an old request for less, which the holder has long forgotten.
+  -- Never shorten the TTL, because this may be a delayed request with an older, shorter TTL.
   if redis.call('PTTL', KEYS[1]) < tonumber(ttl) then redis.call('PEXPIRE', KEYS[1], ttl) end
   local token = string.match(redis.call('GET', KEYS[3]) or '', '^%d+$')
   if not token or tonumber(token) > TOKEN_MAX then

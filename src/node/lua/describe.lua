@@ -1,7 +1,7 @@
--- What is known about many locks at once; changes nothing.
--- KEYS  lock, queue and fence of each lock
--- ARGV  1 nonce, 2 how many waiters to tell of each lock, 3 how many of all locks together
--- Reply {'nonce now', an answer for each lock}: 0 nobody holds it, -1 the key holds something else than a lock, or
+-- Describes many locks at once. Changes nothing.
+-- KEYS  lock, queue and fence key of each lock
+-- ARGV  1 nonce, 2 maximum number of waiters to list for each lock, 3 for all locks together
+-- Reply {'nonce now', answer for each lock}: 0 not held, -1 the key is not a lock, or
 --       {'pttl token waiters holder', entry of the first waiter, of the second, ...}
 local function is_error(answer)
   return type(answer) == 'table' and answer.err and not string.find(answer.err, 'WRONGTYPE', 1, true)

@@ -1,10 +1,10 @@
--- Who holds the lock; changes nothing.
+-- Reports the holder of a lock. Changes nothing.
 -- KEYS  1 lock, 2 queue, 3 fence
 -- ARGV  1 nonce
--- Reply one text:
+-- Reply one string:
 --       nonce busy now pttl token waiters holder
 --       nonce free
---       nonce type                                 the key holds something else than a lock
+--       nonce type                                 the key is not a lock
 local holder = redis.pcall('GET', KEYS[1])
 if type(holder) == 'table' then return is_wrong_type(holder) and ARGV[1] .. ' type' or holder end
 if not holder then return ARGV[1] .. ' free' end

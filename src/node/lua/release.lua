@@ -1,16 +1,17 @@
--- Give the lock up, to the next waiter where there is one; also withdraws a waiter that gave up.
+-- Releases the lock and hands it to the next waiter, if there is one. Also removes a queue entry.
 -- KEYS  1 lock, 2 queue, 3 fence
--- ARGV  1 nonce, 2 id, or the first 512 bytes of it, 3 waiter entry to take out of the line, or '', 4 not_after in server us, or ''
--- Reply one text:
+-- ARGV  1 nonce, 2 id, or its first 512 bytes, 3 queue entry to remove, or '',
+--       4 not_after, in us on the server's clock, or ''
+-- Reply one string:
 --       nonce released
---       nonce gone                                   nobody held it
---       nonce other now pttl token waiters holder    somebody else holds it
---       nonce type                                   the key holds something else than a lock
+--       nonce gone                                   the lock was not held
+--       nonce other now pttl token waiters holder    another holder has the lock
+--       nonce type                                   the key is not a lock
 --       nonce late now                               not_after has passed; nothing was done
 local nonce, id, entry = ARGV[1], ARGV[2], ARGV[3]
 if ARGV[4] ~= '' then
   local now = clock()
-  -- Whoever reckons with a wrong time would be late again, and learns it here.
+  -- Report the time, because a caller with a wrong estimate would be late again.
   if now > ARGV[4] then return nonce .. ' late ' .. now end
 end
 if entry ~= '' then
@@ -23,7 +24,7 @@ if not holder then
   grant_next()
   return nonce .. ' gone'
 end
--- Whoever takes a lock away knows as much of its holder as is told.
+-- A forced release knows only as much of the id as the scripts report.
 if holder == id or string.sub(holder, 1, 512) == id then
   if not grant_next() then redis.call('DEL', KEYS[1]) end
   return nonce .. ' released'

@@ -1,8 +1,10 @@
--- Push out the expiry of many locks in one call. PEXPIRE, not SET: it works when the server is out of memory.
--- KEYS  the lock keys, then fence keys that are to live on: a lock may be held for longer than its token is kept
--- ARGV  1 nonce, then id and ttl in ms for each lock key
--- Reply {'nonce now', answer for each lock}: 1 renewed, 0 gone, -1 not a lock any more, or the id of the other holder
-local FENCE_MS = '86400000' -- as long as from the grant
+-- Extends the TTL of many locks in one call. Uses PEXPIRE, because SET fails if the server is out
+-- of memory.
+-- KEYS  the lock keys, then the fence keys to extend: a lock may be held for longer than FENCE_MS
+-- ARGV  1 nonce, then id and TTL in ms for each lock key
+-- Reply {'nonce now', answer for each lock}: 1 renewed, 0 gone, -1 not a lock, or the id of
+--       another holder
+local FENCE_MS = '86400000' -- as when a token is granted
 local locks = (#ARGV - 1) / 2
 local t = redis.call('TIME')
 local reply = {ARGV[1] .. ' ' .. t[1] .. string.sub('00000' .. t[2], -6)}
@@ -20,7 +22,7 @@ for i = 1, locks do
   end
 end
 for i = locks + 1, #KEYS do
-  -- What is no token is somebody else's, and may be meant to stay.
+  -- A fence key of another type is not ours, and may be meant to stay.
   if type(redis.pcall('GET', KEYS[i])) == 'string' then redis.call('PEXPIRE', KEYS[i], FENCE_MS) end
 end
 return reply

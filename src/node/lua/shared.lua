@@ -1,70 +1,76 @@
--- Head of the scripts about one lock: the clock, the token, and handing a free lock to the first waiter that still
--- has_subscriber.
+-- Shared head of the scripts for one lock: the clock, the fencing token, and granting a free lock
+-- to the first waiter whose channel has a subscriber.
 -- KEYS  1 lock, 2 queue, 3 fence
 
-local FENCE_MS = '86400000' -- a day: long enough to be read back, short enough not to leave a key per name for ever
-local QUEUE_MS = '60000' -- above the longest pause between two looks of a waiter
-local TOKEN_MAX = 9007199254740991 -- up to here Lua's numbers are exact; who stores so much or more is none of us
-local DEAD_MAX = 1000 -- so many are passed over in one go: a line of a million strangers must not hold the server up
+-- a day: long enough to read tokens back, short enough not to keep a key per name for ever
+local FENCE_MS = '86400000'
+local QUEUE_MS = '60000' -- longer than the longest poll interval of a waiter
+-- 2^53 - 1, the largest integer that Lua numbers represent exactly; a larger token is not ours
+local TOKEN_MAX = 9007199254740991
+-- maximum of entries skipped per call; otherwise a million dead entries would block the server
+local DEAD_MAX = 1000
 
--- The server's clock in microseconds, as text of 16 digits, also where it stands before 2001. Text, because it is stored
--- and sent more often than counted with, and two texts of one length compare like the numbers.
+-- The server's clock in microseconds, as a string of 16 digits, even before 2001. A string, because
+-- it is stored and sent more often than used in arithmetic, and strings of equal length compare
+-- like numbers.
 local function clock()
   local t = redis.call('TIME')
   return string.sub('000000000' .. t[1], -10) .. string.sub('00000' .. t[2], -6)
 end
 
--- The next fencing token: above every earlier one, and at least the server's clock, so that it goes on rising when the
--- fence key is lost.
+-- Returns the next fencing token. It exceeds every earlier one and is at least the server's clock,
+-- so that tokens keep rising when the fence key is lost.
 local function next_token(now)
   local last = redis.call('SET', KEYS[3], now, 'PX', FENCE_MS, 'GET')
   if not last or (#last == 16 and last < now) then return now end
   last = tonumber(last)
-  -- Also if it is infinite, or no number in the way that makes all comparisons false.
+  -- Also catches infinity and NaN, for which every comparison is false.
   if not last or not (last >= tonumber(now) and last < TOKEN_MAX) then return now end
   local token = string.format('%.0f', last + 1)
   redis.call('SET', KEYS[3], token, 'PX', FENCE_MS)
   return token
 end
 
--- Whether a client is subscribed to the channel itself. Those with a pattern hear all that is published, so where somebody
--- watches everything it is heard on the channels of the dead. Without the right to ask, to be heard has to do.
+-- Whether a client is subscribed to the channel itself. Pattern subscribers also receive what is
+-- published, so a monitoring client would make dead waiters look alive. If PUBSUB is not permitted,
+-- PUBLISH's count must do.
 local function has_subscriber(channel)
   local reply = redis.pcall('PUBSUB', 'NUMSUB', channel)
   return not reply[2] or reply[2] > 0
 end
 
--- Whether what failed did so because the key holds something else than it should; other errors are to be told.
+-- Whether a command failed because the key has an unexpected type. Other errors must be reported.
 local function is_wrong_type(failure)
   return string.find(type(failure) == 'table' and failure.err or failure, 'WRONGTYPE', 1, true)
 end
 
--- Gives the lock to the first waiter whose process hears it; returns its id, or false when nobody does.
+-- Grants the lock to the first waiter with a subscriber. Returns its id, or false if there is none.
 local function grant_next(now)
   for _ = 1, DEAD_MAX do
     local popped, waiter = pcall(redis.call, 'LPOP', KEYS[2])
     if not popped then
-      -- Nobody stands in a line of another type, and it must not keep the lock. Other failures are raised by asking again.
+      -- A queue key of another type must not keep the lock from being granted. On any other error,
+      -- the second LPOP raises it.
       waiter = not is_wrong_type(waiter) and redis.call('LPOP', KEYS[2])
     end
     if not waiter then return false end
     local px, channel, id = string.match(waiter, '^([1-9]%d*) (%S+) (.+)$')
-    -- A time that the server cannot count to would fail what is under way, and is none of ours.
+    -- The server rejects a larger expiry, which would fail the whole script. Our entries have none.
     if id and #px < 16 then
       now = now or clock()
-      -- pcall: scripts are not rolled back, and neither a fence key of another type nor a missing right to publish must
-      -- undo a release.
+      -- pcall, because scripts are not rolled back: neither a fence key of another type nor a
+      -- missing permission to publish must undo a release.
       local minted, token = pcall(next_token, now)
       local receivers
       if minted then
-        -- Not to be repeated by a replica: a waiter whose subscription stayed on a master that has become one would take
-        -- the word of a server that did not give it the lock for that of the one that did.
+        -- Do not replicate the message. A waiter may still be subscribed to a former master that
+        -- has become a replica, and would take the copy for a grant by its own server.
         redis.set_repl(redis.REPL_NONE)
         receivers = redis.pcall('PUBLISH', channel, token .. ' ' .. now .. ' ' .. px .. ' ' .. id)
         redis.set_repl(redis.REPL_ALL)
       end
       if type(receivers) ~= 'number' then
-        -- The last one's queue went away with it, and its expiry too.
+        -- The queue key and its TTL went away with the last entry.
         if redis.call('LPUSH', KEYS[2], waiter) == 1 then redis.call('PEXPIRE', KEYS[2], QUEUE_MS) end
         return false
       end
@@ -77,8 +83,9 @@ local function grant_next(now)
   return false
 end
 
--- "pttl token waiters holder", the holder last because it may be any text. Who has the lock can be told also where a token or
--- a line of another type is beside it, which count for none. Other failures are raised by asking again.
+-- Returns "pttl token waiters holder", with the holder last because it may be any text. A fence key
+-- or queue key of another type counts as empty, so the holder can still be reported. On any other
+-- error, the second call raises it.
 local function describe(holder, left)
   local read, token = pcall(redis.call, 'GET', KEYS[3])
   if not read then token = not is_wrong_type(token) and redis.call('GET', KEYS[3]) end

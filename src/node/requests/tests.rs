@@ -1,4 +1,4 @@
-//! Requests as they go out, and replies as they may come back.
+//! Encoding of requests and decoding of replies.
 
 use super::*;
 use crate::node::test_util::{request_words, script_arguments};
@@ -157,13 +157,14 @@ fn token_out_of_range_is_rejected() {
     }
 }
 
-/// Tokens that begin there would have no room to rise.
+/// Tokens start at the server's clock. From such a value they could not keep rising.
 #[test]
 fn clock_out_of_range_is_rejected() {
     let key = LockKey::new("", "x").unwrap();
     let renewals = [Renewal { lock: "a", id: "i", ttl_ms: 1, fence: None }];
     let release = Release { key: &key, id: b"", queue_entry: "", expires: false };
-    // The last that leaves a year, the next, and the last that Lua can count with.
+    // The last value that leaves a year of room, the next one, and the largest integer that Lua can
+    // count with.
     for (now, is_time) in
         [("8975663254740991", true), ("8975663254740992", false), ("9007199254740991", false)]
     {
@@ -199,7 +200,7 @@ fn renew_reply_needs_one_answer_per_lock() {
         Renew(&renewals).decode(1, reply(vec![Value::Int(1), text("somebody")])),
         Some((3, vec![RenewReply::Renewed, RenewReply::HeldByOther("somebody".into())]))
     );
-    // A key that has gone, and one that has become something else.
+    // A key that is gone, and a key that has another type.
     let gone = Renew(&renewals).decode(1, reply(vec![Value::Int(0), Value::Int(-1)])).unwrap();
     assert_eq!(
         (Renew::server_us(&gone), gone.1),

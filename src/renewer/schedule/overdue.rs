@@ -1,5 +1,5 @@
-//! When a lease is in danger: half of its validity is over, and the renewal that was tried has not
-//! been confirmed. Pure.
+//! Finds overdue renewals: those that were tried and not confirmed before half of the validity has
+//! passed. Pure.
 
 use std::sync::Arc;
 
@@ -11,12 +11,13 @@ pub(super) fn midpoint(from: Moment, to: Moment) -> Moment {
 }
 
 impl Schedule {
-    /// When the next lease comes into danger.
+    /// Time at which the next renewal becomes overdue.
     pub(crate) fn earliest_overdue(&self) -> Moment {
         earliest_in(&self.overdue)
     }
 
-    /// What has come into danger by `now`; each is told once until it is renewed.
+    /// Returns the leases whose renewal is overdue at `now`. Each is returned once until its
+    /// renewal is confirmed.
     pub(crate) fn take_overdue(&mut self, now: Moment) -> Vec<Arc<Lease>> {
         let generations = due_by(&self.overdue, now);
         generations
@@ -25,7 +26,7 @@ impl Schedule {
             .collect()
     }
 
-    /// A renewal is tried; returns its lease.
+    /// Begins to watch a lease whose renewal is tried, and returns the lease.
     pub(super) fn watch_overdue(&mut self, generation: Generation) -> Option<Arc<Lease>> {
         let entry = self.entries.get(&generation)?;
         if entry.overdue_at != Moment::NEVER {
@@ -68,8 +69,8 @@ mod tests {
         assert_eq!(schedule.take_overdue(at(1_450)).len(), 1);
         schedule.on_failed(generation, at(1_500));
         schedule.take_due(at(1_900));
-        assert!(schedule.take_overdue(at(2_899)).is_empty(), "told twice");
-        // Confirmed: from here on anew.
+        assert!(schedule.take_overdue(at(2_899)).is_empty(), "reported twice");
+        // A confirmation begins a new period.
         assert!(held.update_deadline(at(4_800), at(2_000)));
         schedule.on_renewed(generation, at(1_900));
         assert_eq!(generations(schedule.take_due(at(2_900))), [generation]);

@@ -1,4 +1,4 @@
-//! Until when an exchange may keep the renewals waiting that fall due while it is under way. Pure.
+//! Limits how long an exchange may delay renewals that fall due while it is in flight. Pure.
 
 use std::time::Duration;
 
@@ -6,19 +6,19 @@ use super::{Entry, Generation, Schedule, due_by, earliest_in, overdue::midpoint}
 use crate::clock::Moment;
 
 impl Schedule {
-    /// When an exchange that began at `since` has to make room, as far as that can be said at
-    /// `now`; to be asked again then.
+    /// Time at which an exchange that began at `since` must make room for renewals, as far as that
+    /// is known at `now`; call again at that time.
     ///
-    /// Renewals wait for no longer than `delay` counted from `since`, and none for longer than its
-    /// lease has left then.
+    /// Renewals wait until `delay` has passed since the start, but none waits longer than its lease
+    /// has left then.
     pub(crate) fn makes_room_at(&self, since: Moment, delay: Duration, now: Moment) -> Moment {
         let due = earliest_in(&self.renewals);
         due.max(since.saturating_add(delay)).min(self.presses_at(since, now))
     }
 
-    /// When one has waited for as long as its lease has left.
+    /// Time at which the lease of a due renewal has no more time left than the exchange has taken.
     fn presses_at(&self, since: Moment, now: Moment) -> Moment {
-        // None ends before the first end, which spares looking at all of them.
+        // No lease ends before the first end. Until then, the entries need not be searched.
         let soonest = earliest_in(&self.renewals).max(midpoint(since, self.earliest_end()));
         if now < soonest {
             return soonest;
@@ -37,7 +37,8 @@ impl Schedule {
 }
 
 impl Entry {
-    /// Not what is over already, nor what ends before its lease.
+    /// Whether a renewal would extend the hold: not after the deadline, and not if `max_hold` ends
+    /// it anyway.
     fn gains_by_renewal(&self, now: Moment) -> bool {
         let deadline = self.lease.deadline();
         now < deadline && deadline < self.hold_until
@@ -73,7 +74,7 @@ mod tests {
         assert_eq!(schedule.makes_room_at(at(500), AT_ONCE, at(500)), at(1_000));
         let moment = Duration::from_millis(50);
         assert_eq!(schedule.makes_room_at(at(980), moment, at(1_000)), at(1_030));
-        // One with less time left has none to spare.
+        // A lease with less time left has none to spare.
         schedule.insert(lease(60, 1_020), plan(), at(960));
         assert_eq!(schedule.makes_room_at(at(980), moment, at(990)), at(1_000));
     }
@@ -81,7 +82,7 @@ mod tests {
     #[test]
     fn renewal_waits_at_most_as_long_as_its_lease_has_left() {
         let mut schedule = Schedule::default();
-        // Fallen due while the exchange was under way, and kept since it is.
+        // The first is due when the exchange begins; the second is added later.
         schedule.insert(lease(30_000, 29_000), plan(), at(0));
         schedule.insert(lease(3_000, 13_900), plan(), at(11_000));
         let ask = |now| schedule.makes_room_at(at(10_000), Duration::MAX, at(now));
@@ -111,7 +112,7 @@ mod tests {
         assert_eq!(
             schedule.makes_room_at(at(0), Duration::MAX, at(2_900)),
             Moment::NEVER,
-            "it is over"
+            "it has expired"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Tests of the schedule: leases, moments and news in, decisions out.
+//! Tests of the schedule: leases, times and outcomes in, decisions out.
 
 use super::*;
 use crate::{
@@ -60,7 +60,7 @@ fn lease_renewed_every_third_of_ttl() {
     assert_eq!(schedule.earliest(), at(1_000));
     assert!(schedule.take_due(at(999)).is_empty());
     assert_eq!(generations(schedule.take_due(at(1_000))), [generation]);
-    // Under way: nothing but the end is watched.
+    // In flight: only the end is scheduled.
     assert_eq!(schedule.earliest(), at(2_900));
     schedule.on_renewed(generation, at(1_001));
     assert_eq!(schedule.earliest(), at(2_001));
@@ -103,7 +103,7 @@ fn retries_get_closer_until_the_deadline() {
         let pause = schedule.earliest().duration_since(now);
         assert!(
             pause > Duration::ZERO && pause <= last_pause,
-            "retries must not stand still, nor spread out"
+            "retry delays must be positive and must not grow"
         );
         (now, last_pause) = (schedule.earliest(), pause);
     }
@@ -184,7 +184,7 @@ fn validity_follows_the_quorum() {
     assert_eq!(
         schedule.record_replies(generation, &[(1, Some(at(4_800)))]),
         Some(Some(at(3_900))),
-        "only one has renewed it"
+        "only one node has renewed it"
     );
     assert_eq!(
         schedule.record_replies(generation, &[(0, None)]),
@@ -209,7 +209,7 @@ fn silent_node_listed_after_a_whole_lease() {
         )
     };
     let [first, second] = [keep(true, None), keep(true, None)];
-    // Its word would not count; and this one is not to live any longer.
+    // Not listed: a lease for which the node is excluded, and a lease that is not renewed.
     keep(true, Some(2));
     keep(false, None);
     for generation in [first, second] {
@@ -225,7 +225,7 @@ fn silent_node_listed_after_a_whole_lease() {
     assert_eq!(unheard(&schedule, 2, 3_899, 9), [second]);
     assert_eq!(unheard(&schedule, 2, 3_900, 9), [first, second]);
     schedule.record_replies(second, &[(0, None)]);
-    assert_eq!(unheard(&schedule, 0, 1_000, 1), [second], "it may have been taken anew since");
+    assert_eq!(unheard(&schedule, 0, 1_000, 1), [second], "it may have been re-acquired since");
 }
 
 #[test]
@@ -255,8 +255,8 @@ fn moved_end_is_not_an_expiry() {
 }
 
 proptest! {
-    /// However renewals go: no lease that is kept is ever without a next moment at or before its end, every
-    /// renewal that can still help is due before its deadline, and nothing forgotten comes back.
+    /// Whatever the outcomes of renewals: every registered lease is scheduled at its end or
+    /// earlier, and a removed lease does not come back.
     #[test]
     fn no_lease_is_overlooked(steps in proptest::collection::vec((0u8..6, 0usize..8, 1u64..400), 1..120)) {
         let mut schedule = Schedule::default();

@@ -21,15 +21,23 @@ fn named(cell: &str) -> impl Iterator<Item = &str> {
     cell.split('`').skip(1).step_by(2).filter(|code| code.contains("::") && !code.contains(char::is_whitespace))
 }
 
-/// Whether there is such a test: below `tests/it`, or among the unit tests of a file in `src`. Inner modules, of a macro's
-/// too, have to be in the file.
+/// Whether there is such a test: below `tests/it`, or among the unit tests of a file in `src`. Tests of the command begin with `cli`,
+/// and its unit tests with `cli-bin`. Inner modules, also those that a macro makes, must be in the file.
 fn exists(test: &str) -> bool {
     let parts: Vec<_> = test.split("::").collect();
     let (name, rooms) = parts.split_last().expect("a name");
     (1..=rooms.len()).rev().any(|depth| {
         let (file, inner) = rooms.split_at(depth);
         let file = file.join("/");
-        let places = [format!("tests/it/{file}.rs"), format!("src/{file}.rs"), format!("src/{file}/mod.rs")];
+        let places = match file.strip_prefix("cli-bin/") {
+            Some(file) => vec![format!("cli/src/{file}.rs"), format!("cli/src/{file}/mod.rs")],
+            None => vec![
+                format!("tests/it/{file}.rs"),
+                format!("cli/tests/{file}.rs"),
+                format!("src/{file}.rs"),
+                format!("src/{file}/mod.rs"),
+            ],
+        };
         places.iter().filter(|place| home().join(place).is_file()).any(|place| {
             let code = text(place);
             let is_test = code.split("#[test]").skip(1).any(|rest| {
@@ -48,6 +56,8 @@ fn a_test_is_found_where_it_is_and_nowhere_else() {
         "tidy::faults::a_test_is_found_where_it_is_and_nowhere_else",
         "redlock::faults::killed::two_of_five",
         "lease::belief_ends_at_the_deadline_and_does_not_come_back",
+        "cli::run::lost::a_command_whose_lock_is_lost_before_it_begins_never_begins",
+        "cli-bin::connect::passwords_are_seen",
     ] {
         assert!(exists(test), "{test}");
     }

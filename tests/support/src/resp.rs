@@ -35,7 +35,7 @@ impl Frames {
 }
 
 /// The words of a request, of an array of bulk strings as well as of a typed line.
-pub fn words(frame: &[u8]) -> Vec<Vec<u8>> {
+pub(crate) fn words(frame: &[u8]) -> Vec<Vec<u8>> {
     if frame.first() != Some(&b'*') {
         let words = frame.split(u8::is_ascii_whitespace);
         return words.filter(|word| !word.is_empty()).map(<[u8]>::to_vec).collect();
@@ -53,7 +53,7 @@ pub fn words(frame: &[u8]) -> Vec<Vec<u8>> {
 }
 
 /// The kind of a message that the server may send unasked, such as `message` or `subscribe`.
-pub fn push_kind(frame: &[u8]) -> Option<Vec<u8>> {
+pub(crate) fn push_kind(frame: &[u8]) -> Option<Vec<u8>> {
     if !matches!(frame.first(), Some(b'*' | b'>')) {
         return None;
     }

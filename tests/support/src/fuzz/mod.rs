@@ -1,4 +1,6 @@
-//! The loop that changes inputs at random, and what it changes them into. The command has it too.
+//! The loop that changes inputs at random, and what it changes them into.
+
+mod values;
 
 use std::{
     collections::HashSet,
@@ -55,7 +57,7 @@ const PIECES: [&[u8]; 28] = [
 ];
 
 /// What can be changed at random, and mostly still looks like what it was.
-pub(crate) trait Input: Clone + Debug {
+pub trait Input: Clone + Debug {
     /// One change; `other` is another input to take from.
     fn change(&mut self, dice: &mut Rng, other: &Self);
 }
@@ -96,35 +98,26 @@ impl Input for Vec<u8> {
     }
 }
 
-/// The files of a folder of the corpus, each an input.
-pub(crate) fn corpus(folder: &str) -> Vec<Vec<u8>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus").join(folder);
-    let files =
-        fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+/// The files of a folder, each an input.
+pub fn read_corpus(folder: &Path) -> Vec<Vec<u8>> {
+    let files = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let mut files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
     files.sort();
     assert!(!files.is_empty(), "{} is empty", folder.display());
     files.iter().map(|file| fs::read(file).unwrap()).collect()
 }
 
-/// Calls `check` with the inputs and with changes of them. It panics where something is wrong, and
-/// returns what kind of outcome it was. `clock` is whatever tells how time passes.
-pub(crate) fn fuzz<I: Input>(
-    clock: impl Fn() -> Duration,
-    mut inputs: Vec<I>,
-    check: impl Fn(&I) -> u64,
-) {
+/// Calls `check` with the inputs and with changes of them. It panics where something is wrong, and returns what kind of
+/// outcome it was. `clock` is whatever tells how time passes.
+pub fn fuzz<I: Input>(clock: impl Fn() -> Duration, mut inputs: Vec<I>, check: impl Fn(&I) -> u64) {
     let setting = |name| env::var(name).ok().and_then(|text: String| text.parse::<f64>().ok());
     let seconds = setting("DISTLOCK_FUZZ_SECONDS").unwrap_or(SECONDS);
-    let seed = env::var("DISTLOCK_FUZZ_SEED")
-        .ok()
-        .and_then(|text| text.parse().ok())
-        .unwrap_or_else(|| fastrand::u64(..));
+    let seed =
+        env::var("DISTLOCK_FUZZ_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
     let until = clock().saturating_add(Duration::from_secs_f64(seconds));
     let checked = |input: &I| {
-        catch_unwind(AssertUnwindSafe(|| check(input))).unwrap_or_else(|_| {
-            panic!("this input fails, with DISTLOCK_FUZZ_SEED={seed}:\n{input:?}")
-        })
+        catch_unwind(AssertUnwindSafe(|| check(input)))
+            .unwrap_or_else(|_| panic!("this input fails, with DISTLOCK_FUZZ_SEED={seed}:\n{input:?}"))
     };
     let mut seen: HashSet<u64> = inputs.iter().map(checked).collect();
     let (mut dice, real) = (Rng::with_seed(seed), inputs.len());
@@ -143,10 +136,5 @@ pub(crate) fn fuzz<I: Input>(
         tried += ROUND as u64;
     }
     // Only seen with --nocapture.
-    print(format_args!("{tried} inputs, {} outcomes, seed {seed}", seen.len()));
-}
-
-#[expect(clippy::print_stderr, reason = "these are tests")]
-fn print(what: std::fmt::Arguments<'_>) {
-    eprintln!("{what}");
+    eprintln!("{tried} inputs, {} outcomes, seed {seed}", seen.len());
 }

@@ -1,11 +1,9 @@
 //! What people, other processes and the system give to the command, changed at random without end: see `src/fuzz`.
 
-#[path = "../../fuzz/harness.rs"]
-mod harness;
+use std::{ffi::OsString, os::unix::ffi::OsStringExt as _, path::Path};
 
-use std::{ffi::OsString, os::unix::ffi::OsStringExt as _};
+use distlock_test_support::fuzz as harness;
 
-use self::harness::corpus;
 use crate::{
     args::{self, Args, Command, Servers},
     clock, connect, run, text,
@@ -15,7 +13,8 @@ use crate::{
 const SECRET: &str = "hunter2-9d1f";
 
 fn fuzz(folder: &str, check: impl Fn(&[u8]) -> u64) {
-    harness::fuzz(clock::since_boot, corpus(folder), |input: &Vec<u8>| check(input));
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus").join(folder);
+    harness::fuzz(clock::since_boot, harness::read_corpus(&corpus), |input: &Vec<u8>| check(input));
 }
 
 fn plain(text: &str) {

@@ -3,7 +3,7 @@
 use fastrand::Rng;
 use redis::Value;
 
-use super::harness::Input;
+use super::Input;
 
 impl Input for Value {
     fn change(&mut self, dice: &mut Rng, other: &Value) {

@@ -60,7 +60,7 @@ fn await_looks(pid: u32) {
 
 #[test]
 fn a_killed_wrappers_lock_is_kept_while_somebody_else_runs_in_its_group() {
-    if !can_hide("cli::run::hidden::a_killed_wrappers_lock_is_kept_while_somebody_else_runs_in_its_group") {
+    if !can_hide("run::hidden::a_killed_wrappers_lock_is_kept_while_somebody_else_runs_in_its_group") {
         return;
     }
     // The second leaves a dead process of our own there, which can be seen.
@@ -79,7 +79,7 @@ fn a_killed_wrappers_lock_is_kept_while_somebody_else_runs_in_its_group() {
 
 #[test]
 fn a_lock_is_kept_while_somebody_else_is_left_in_the_group() {
-    if !can_hide("cli::run::hidden::a_lock_is_kept_while_somebody_else_is_left_in_the_group") {
+    if !can_hide("run::hidden::a_lock_is_kept_while_somebody_else_is_left_in_the_group") {
         return;
     }
     let scene = Scene::new();

@@ -6,8 +6,8 @@ mod svg;
 use std::{env, fs};
 
 use crate::{
-    cli::pty::Pty,
     kit::{fence_key, queue_key},
+    pty::Pty,
     support::RedisServer,
 };
 

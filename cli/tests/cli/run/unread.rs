@@ -8,7 +8,7 @@ use super::{
     Scene,
     scene::{KEY, LONG},
 };
-use crate::cli::pty::Pty;
+use crate::pty::Pty;
 
 /// A pipe without room for another byte, and the end of it that nobody reads.
 pub(super) fn full() -> (PipeReader, PipeWriter) {

@@ -1,12 +1,12 @@
 //! What the tests and benchmarks need around the library: real servers, a proxy that breaks
-//! connections on purpose, and child processes. Nothing in this folder knows the library itself.
+//! connections on purpose, child processes, and a fuzz loop. Nothing in this crate knows the library
+//! itself.
 
-// Every test binary and benchmark compiles this folder for itself and uses only a part of it.
-#![allow(dead_code, unused_imports)]
-// `pub` marks what tests may use; a test binary exports nothing in any case.
-#![allow(unreachable_pub)]
-// The rule about clocks is for the library; here nothing outlives a suspended machine.
-#![allow(clippy::disallowed_methods)]
+#![allow(missing_debug_implementations, missing_docs, reason = "only the tests of this workspace use this crate")]
+#![allow(clippy::len_without_is_empty, reason = "a set of servers is never empty")]
+#![allow(clippy::disallowed_methods, reason = "tests do not run across a suspension of the machine")]
+
+pub mod fuzz;
 
 mod canned_server;
 mod elsewhere;

@@ -1,6 +1,11 @@
 //! The command, as a process against real servers.
 
+mod kit;
 mod pty;
+#[path = "../../src/doctor/rights.rs"]
+mod rights;
+
+use distlock_test_support as support;
 
 mod bench;
 mod command;

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use super::command::{Ended, at, at_url, distlock, json, run};
 use crate::{
     kit::{BOUNDED, within},
-    rights::list::{LOCKS, LOOKING, NODES},
+    rights::{LOCKS, LOOKING, NODES},
     support::{
         CEILING, Fault, FaultProxy, Nodes, RedisServer, command, eventually, eventually_some, garbage_server,
         silent_server,

@@ -16,7 +16,7 @@ use super::{
     scene::{LONG, await_state, is_alive, signal},
 };
 use crate::{
-    cli::pty::heed,
+    pty::heed,
     support::{CEILING, Watchdog, can_be_had, eventually, process_state, run_elsewhere},
 };
 use rustix::process::Signal;
@@ -376,7 +376,7 @@ const CONTAINER: [&str; 5] = ["--user", "--map-root-user", "--pid", "--fork", "-
 /// In a container the session of a parent outside has no number.
 #[test]
 fn nor_is_it_in_a_container() {
-    let test = "cli::run::terminal::a_command_that_nobody_could_wake_is_not_stopped";
+    let test = "run::terminal::a_command_that_nobody_could_wake_is_not_stopped";
     run_elsewhere(test, "no processes of its own", |program| {
         Command::new("unshare").args(CONTAINER).arg("--mount-proc").args(program).output()
     });

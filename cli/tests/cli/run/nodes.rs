@@ -5,7 +5,7 @@ use super::{
     scene::{LONG, STAY, is_alive},
 };
 use crate::{
-    cli::command::{at_url, run},
+    command::{at_url, run},
     support::{CEILING, Nodes, RedisServer, eventually},
 };
 use rustix::process::Signal;

@@ -8,13 +8,13 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, soc
 ///
 /// The kernel lets another socket bind the same port when both have set `SO_REUSEADDR`, as
 /// servers do, but gives a reserved port to nobody who asks for any free one.
-pub struct ReservedPort {
+pub(crate) struct ReservedPort {
     _socket: TcpListener,
     addr: SocketAddr,
 }
 
 impl ReservedPort {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)
             .expect("no socket to reserve a port with");
@@ -26,11 +26,11 @@ impl ReservedPort {
         Self { _socket: socket, addr }
     }
 
-    pub fn addr(&self) -> SocketAddr {
+    pub(crate) fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    pub fn listen(&self) -> TcpListener {
+    pub(crate) fn listen(&self) -> TcpListener {
         TcpListener::bind(self.addr).expect("the reserved port was taken")
     }
 }

@@ -7,12 +7,12 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::top;
 use crate::{
-    cli::{
+    kit::foreign_take,
+    support::{CEILING, RedisServer, Watchdog, eventually, process_state},
+    {
         command::{distlock, run},
         pty::{Pty, heed},
     },
-    kit::foreign_take,
-    support::{CEILING, RedisServer, Watchdog, eventually, process_state},
 };
 
 /// Ends a running one so, and looks at what it leaves behind.

@@ -6,8 +6,8 @@ mod releases;
 use distlock::RedisMgr;
 
 use crate::{
-    cli::pty::Pty,
     kit::{UnwrapReleased as _, foreign_take, manager, waiter},
+    pty::Pty,
     support::{Nodes, RedisServer},
 };
 
