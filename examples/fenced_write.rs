@@ -87,7 +87,7 @@ fn story() -> Outcome {
     let balance: u64 = redis::cmd("HGET").arg(&key).arg("balance").query(&mut mgr.connection()?)?;
     redis::cmd("DEL").arg(&key).query::<()>(&mut mgr.connection()?)?;
     println!("\nThe balance is {balance}.\n\nThe same check in a database:\n\n{FENCED_UPDATE}");
-    ensure(token.0 > first_token, "the later holder has the larger token")?;
+    ensure(token.as_u64() > first_token, "the later holder has the larger token")?;
     ensure(second_accepted, "the write of the holder is accepted")?;
     ensure(!first_accepted, "the write of the paused writer is refused")?;
     ensure(!first_holds, "the paused writer sees that its lock is lost")?;
@@ -111,7 +111,7 @@ fn paused_writer(key: &str) -> Outcome {
 
 fn fenced_set(mgr: &RedisMgr, key: &str, token: FencingToken, balance: u64) -> Outcome<bool> {
     let script = redis::Script::new(FENCED_SET);
-    Ok(script.key(key).arg(token.0).arg(balance).invoke(&mut mgr.connection()?)?)
+    Ok(script.key(key).arg(token.as_u64()).arg(balance).invoke(&mut mgr.connection()?)?)
 }
 
 fn go_on(input: &mut ChildStdin) -> io::Result<()> {

@@ -1,10 +1,10 @@
 //! The only module that reads the clock or waits.
 //!
 //! Times come from a clock that continues while the machine is suspended: `CLOCK_BOOTTIME` on Linux
-//! and Android. `std::time::Instant` stops there: a laptop that wakes up would treat a lock as
-//! valid that it lost hours ago. Timed waits still use the monotonic clock, so after a suspension
-//! they end late, by the time that was left to sleep. A thread that must not be late wakes once a
-//! second. Checks of a guard are always exact.
+//! and Android. `std::time::Instant` stops during a suspension, and a laptop that wakes up would
+//! treat a lock as valid that it lost hours ago. Timed waits still use the monotonic clock, so
+//! after a suspension they end late, by the time that was left to sleep. A thread that must not be
+//! late wakes up once a second to check the time. The checks of a guard are always exact.
 //!
 //! Other systems use `Instant`. On macOS and Windows, a lock may therefore seem valid for too long
 //! after the machine was suspended.
@@ -42,7 +42,7 @@ impl Moment {
         Moment(self.0.saturating_sub(nanos(span)))
     }
 
-    /// Time from `earlier` to this moment; zero if `earlier` is later.
+    /// Time from `now` to this moment; zero if this moment has passed.
     pub(crate) fn duration_since(self, now: Moment) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(now.0))
     }
@@ -118,12 +118,12 @@ pub(crate) fn park_suspend_aware<T>(
     park(condvar, guard, if until == Moment::NEVER { until } else { until.min(soon) });
 }
 
-/// Sleeps until `until`.
+/// Sleeps until the given time.
 pub(crate) fn sleep_until(until: Moment) {
-    let (nobody, never) = (Mutex::new(()), Condvar::new());
-    let mut guard = nobody.lock();
+    let (mutex, condvar) = (Mutex::new(()), Condvar::new());
+    let mut guard = mutex.lock();
     while now() < until {
-        park(&never, &mut guard, until);
+        park(&condvar, &mut guard, until);
     }
 }
 
@@ -159,8 +159,8 @@ pub(crate) fn recv_until<T>(receiver: &Receiver<T>, until: Moment) -> Option<T> 
     receiver.recv_timeout(until.duration_since(now())).ok()
 }
 
-/// Calls `check` repeatedly until it returns a value or `until` is reached. For events of which a
-/// simulation is not notified.
+/// Calls `check` repeatedly until it returns a value or `until` is reached. For events that do not
+/// wake a simulated thread.
 #[cfg(feature = "testing")]
 pub(crate) fn poll<T>(
     world: &dyn sim::SimWorld,
@@ -201,8 +201,8 @@ mod tests {
         assert_eq!(Moment::from_nanos(5).duration_since(Moment::from_nanos(9)), Duration::ZERO);
     }
 
-    /// Runs itself in a time namespace that is a day ahead, as if this machine had been suspended.
-    /// If no namespace can be created, both clocks may agree, and the test shows less.
+    /// Runs again in a time namespace that is a day ahead, as if this machine had been suspended.
+    /// If no namespace can be created, the two clocks may agree, and the test shows less.
     #[cfg(target_os = "linux")]
     #[test]
     fn suspended_time_counts() {
@@ -251,10 +251,10 @@ mod tests {
     fn suspend_aware_park_wakes_early() {
         let (sender, receiver) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            let (nobody, never) = (Mutex::new(()), Condvar::new());
+            let (mutex, condvar) = (Mutex::new(()), Condvar::new());
             park_suspend_aware(
-                &never,
-                &mut nobody.lock(),
+                &condvar,
+                &mut mutex.lock(),
                 now().saturating_add(Duration::from_secs(3600)),
             );
             sender.send(())

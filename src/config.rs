@@ -187,7 +187,7 @@ impl Config {
     /// Adds a handler for the events of this manager's locks. Each handler receives every event, in
     /// the order in which the handlers were added. Defaults to none; no thread for events is
     /// started then.
-    pub fn events(mut self, handler: Arc<dyn HandleEvent>) -> Config {
+    pub fn event_handler(mut self, handler: Arc<dyn HandleEvent>) -> Config {
         self.handlers.push(handler);
         self
     }

@@ -139,7 +139,7 @@ pub enum LockError {
     AlreadyInitialized,
     /// [`RedisMgr::instance`](crate::RedisMgr::instance) or [`init`](crate::RedisMgr::init) was
     /// called by the thread that is creating the process-wide manager, for example by a logger.
-    BeingMade,
+    InitInProgress,
     /// The manager was shut down.
     Shutdown,
     /// This process was forked from one that had created a manager. A forked child has only one of
@@ -301,7 +301,7 @@ impl fmt::Display for LockError {
                 "the process-wide manager already exists and was not changed; call RedisMgr::init before the first \
                  RedisMgr::instance, or create a separate manager with RedisMgr::new",
             ),
-            LockError::BeingMade => f.write_str(
+            LockError::InitInProgress => f.write_str(
                 "this thread is creating the process-wide manager, and cannot use it yet; do not call RedisMgr::instance from a logger",
             ),
             LockError::Shutdown => f.write_str("the lock manager has been shut down"),

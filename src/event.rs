@@ -82,7 +82,7 @@ pub trait HandleEvent: Send + Sync + fmt::Debug {
 
     /// A renewal is overdue: half of the lease's validity has passed since the last confirmation,
     /// although a renewal was due before. Called at most once between two confirmations.
-    fn danger(&self, event: &DangerEvent<'_>) {
+    fn renewal_overdue(&self, event: &RenewalOverdueEvent<'_>) {
         let _ = event;
     }
 
@@ -211,7 +211,7 @@ event! {
 
 event! {
     /// A renewal is overdue: half of the lease's validity has passed without a confirmation.
-    DangerEvent {
+    RenewalOverdueEvent {
         /// The name of the lock, without its prefix.
         lock: &'a str,
         /// The identifier of the acquisition.

@@ -35,23 +35,23 @@ impl<T> FallibleOnce<T> {
     /// Returns the value, or waits for another thread that is creating it, or creates it. If the
     /// other thread fails, all waiting threads try at the same time.
     pub(crate) fn get_or_try_init(&self, init: impl FnOnce() -> Result<T>) -> Result<&T> {
-        if let Some(made) = self.value.get() {
-            return Ok(made);
+        if let Some(value) = self.value.get() {
+            return Ok(value);
         }
-        let _making = self.begin(true)?;
+        let _initializing = self.begin(true)?;
         if self.value.get().is_none() {
             // A thread in `try_init`, which does not wait, may have been faster.
             drop(self.value.set(init()?));
         }
-        self.value.get().ok_or(LockError::BeingMade)
+        self.value.get().ok_or(LockError::InitInProgress)
     }
 
     /// Creates the value, unless another thread sets it first. Does not wait for other threads,
     /// which may take just as long to fail.
-    pub(crate) fn try_init(&self, make: impl FnOnce() -> Result<T>) -> Result<&T> {
-        let _making = self.begin(false)?;
-        if self.value.get().is_none() && self.value.set(make()?).is_ok() {
-            return self.value.get().ok_or(LockError::BeingMade);
+    pub(crate) fn try_init(&self, init: impl FnOnce() -> Result<T>) -> Result<&T> {
+        let _initializing = self.begin(false)?;
+        if self.value.get().is_none() && self.value.set(init()?).is_ok() {
+            return self.value.get().ok_or(LockError::InitInProgress);
         }
         Err(LockError::AlreadyInitialized)
     }
@@ -61,7 +61,7 @@ impl<T> FallibleOnce<T> {
         let mut initializers = self.initializers.lock();
         if initializers.running.contains(&thread_id) {
             // A recursive call would wait for itself.
-            return Err(LockError::BeingMade);
+            return Err(LockError::InitInProgress);
         }
         let ended = initializers.finished;
         while wait
@@ -85,7 +85,7 @@ struct Initializing<'a, T> {
 impl<T> Drop for Initializing<'_, T> {
     fn drop(&mut self) {
         let mut initializers = self.once.initializers.lock();
-        initializers.running.retain(|maker| *maker != self.thread_id);
+        initializers.running.retain(|running| *running != self.thread_id);
         initializers.finished += 1;
         drop(initializers);
         self.once.one_finished.notify_all();
@@ -122,7 +122,10 @@ mod tests {
         let one = FallibleOnce::new();
         let asked = || (one.get_or_try_init(|| Ok(2)).err(), one.try_init(|| Ok(3)).err());
         let made = one.get_or_try_init(|| {
-            assert!(matches!(asked(), (Some(LockError::BeingMade), Some(LockError::BeingMade))));
+            assert!(matches!(
+                asked(),
+                (Some(LockError::InitInProgress), Some(LockError::InitInProgress))
+            ));
             Ok(1)
         });
         assert_eq!(*made.unwrap(), 1);

@@ -37,7 +37,7 @@ pub(crate) struct Grant {
     pub(crate) in_flight: InFlight,
     /// Nodes that may hold the lock.
     pub(crate) may_hold: NodeSet,
-    /// Entry that may still be in the queue, or be added by a late request; or empty.
+    /// Queue entry that may still be queued, or be added by a late request; or empty.
     pub(crate) queue_entry: String,
 }
 
@@ -108,8 +108,7 @@ pub(crate) fn deadline_from_grant(
 
 /// Minimum number of round trips that must fit into the time left of a grant; otherwise it is
 /// confirmed before it is returned. A new connection, its login and the request take three. They
-/// have half of the time that is left after the usual delay of a confirmation, so that a second try
-/// fits in.
+/// get half of the time that remains after the confirmation delay, so that a second try fits in.
 const MIN_ROUND_TRIPS_LEFT: u32 = 10;
 
 /// Whether a grant must be confirmed before it is returned, because little time is left compared
@@ -201,16 +200,21 @@ mod tests {
         /// within the drift bound.
         #[test]
         fn deadline_precedes_key_expiry(
-            read_after in 0u64..50, granted_after_us in -5_000_000i64..5_000_000, px_ms in 10u64..100_000, read_late_ms in 0u64..5_000,
+            read_after in 0u64..50,
+            granted_after_us in -5_000_000i64..5_000_000,
+            px_ms in 10u64..100_000,
+            read_late_ms in 0u64..5_000,
         ) {
             let (sent, server_us) = (at(60_000), 900_000_000_000_u64);
             let reading = ClockSample::new(sent, at(60_000 + read_after), server_us);
             // Worst case: the server read its clock at the very end of the exchange.
-            let truth_ns = 60_000_000_000_i64 + (read_after as i64) * 1_000_000 + granted_after_us * 1_000;
+            let truth_ns =
+                60_000_000_000_i64 + (read_after as i64) * 1_000_000 + granted_after_us * 1_000;
             let truth = Moment::from_nanos(truth_ns as u64);
             let now = truth.saturating_add(Duration::from_millis(read_late_ms));
             let granted_at_us = server_us.checked_add_signed(granted_after_us).unwrap();
-            let believed = deadline_from_grant(&reading, granted_at_us, Duration::from_millis(px_ms), now);
+            let believed =
+                deadline_from_grant(&reading, granted_at_us, Duration::from_millis(px_ms), now);
             prop_assert!(believed < truth.saturating_add(Duration::from_millis(px_ms)));
         }
     }

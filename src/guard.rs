@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    panic::{RefUnwindSafe, UnwindSafe},
     sync::{Arc, LazyLock},
     time::Duration,
 };
@@ -16,7 +17,7 @@ use crate::{
     id::LockId,
     inner::{HeldLock, ManagerHandle, ManagerInner},
     lease::{Lease, LeaseEnd},
-    released::Released,
+    lock_info::Released,
     renewer::Registration,
     token::FencingToken,
 };
@@ -218,6 +219,10 @@ fn release_and_maybe_shut_down<T>(
     Some(released)
 }
 
+// A panic can leave neither type in a broken state: no lock inside stays held across user code.
+impl UnwindSafe for LockGuard {}
+impl RefUnwindSafe for LockGuard {}
+
 impl fmt::Debug for LockGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockGuard")
@@ -232,7 +237,7 @@ impl fmt::Debug for LockGuard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Config, Holder, LockError, LockId, LockOptions, RedisMgr};
+    use crate::{Config, Holder, LockError, LockId, LockOptions, RedisMgr, ReentrantGuard};
 
     /// Fails to compile if a type loses `Send` or `Sync`: a guard may be dropped on another thread.
     #[test]
@@ -240,5 +245,12 @@ mod tests {
         fn crosses<T: Send + Sync>(_: Option<T>) {}
         crosses::<(LockGuard, RedisMgr, LockError, LockLost)>(None);
         crosses::<(Config, LockOptions, LockId, Holder)>(None);
+    }
+
+    /// Fails to compile if a type cannot be used inside of `catch_unwind`.
+    #[test]
+    fn manager_and_guards_are_unwind_safe() {
+        fn survives<T: UnwindSafe + RefUnwindSafe>(_: Option<T>) {}
+        survives::<(LockGuard, ReentrantGuard, RedisMgr)>(None);
     }
 }

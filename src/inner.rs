@@ -65,13 +65,13 @@ pub(crate) struct HeldLock {
 impl ManagerHandle {
     /// Starts the threads. Several nodes are connected to and validated here; a single server is
     /// connected to when it is first needed.
-    pub(crate) fn start(settings: ValidatedConfig) -> Result<ManagerHandle> {
+    pub(crate) fn start(config: ValidatedConfig) -> Result<ManagerHandle> {
         static STARTED: AtomicU64 = AtomicU64::new(0);
         let no_thread = |purpose| move |cause| LockError::NoThread { purpose, cause };
         let ValidatedConfig {
             ref endpoints, pool_size, operation_timeout, spin, quarantine, ..
-        } = settings;
-        let handlers = settings.handlers.clone();
+        } = config;
+        let handlers = config.handlers.clone();
         let observer = Observer::start(handlers, join_labels(endpoints))
             .map_err(no_thread("event handlers"))?;
         let redlock =
@@ -88,12 +88,12 @@ impl ManagerHandle {
         let acquirer = Acquirer {
             redlock: redlock.clone(),
             listener: Arc::new(GrantListener::new(redlock.clone(), channel)),
-            claim_window: settings.claim_window,
-            repair_ttl: !settings.prefix.is_empty(),
+            claim_window: config.claim_window,
+            repair_ttl: !config.prefix.is_empty(),
             crowd: Crowd::new(),
         };
-        let core = ManagerInner {
-            config: settings,
+        let inner = ManagerInner {
+            config,
             redlock,
             acquirer,
             renewer,
@@ -101,7 +101,7 @@ impl ManagerHandle {
             by_id: Mutex::default(),
         };
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
-        Ok(ManagerHandle { inner: Some(core), number })
+        Ok(ManagerHandle { inner: Some(inner), number })
     }
 
     /// Unique among the managers of a process.
@@ -113,13 +113,13 @@ impl ManagerHandle {
     /// hold their lock.
     pub(crate) fn metrics(&self) -> Metrics {
         match &self.inner {
-            Some(core) if !fork::is_forked_child() => core.redlock.observer().metrics(),
+            Some(inner) if !fork::is_forked_child() => inner.redlock.observer().metrics(),
             _ => Metrics::default(),
         }
     }
 
     pub(crate) fn server(&self) -> &str {
-        self.inner.as_ref().map_or("", |core| core.redlock.label())
+        self.inner.as_ref().map_or("", |inner| inner.redlock.label())
     }
 
     /// Returns the parts, for a new operation. Fails after a shutdown and in a forked child.
@@ -128,7 +128,7 @@ impl ManagerHandle {
             return Err(LockError::Forked);
         }
         match &self.inner {
-            Some(core) if !core.is_closed() => Ok(core),
+            Some(inner) if !inner.is_closed() => Ok(inner),
             _ => Err(LockError::Shutdown),
         }
     }
@@ -144,17 +144,17 @@ impl ManagerHandle {
     }
 
     fn close(&mut self, timeout: Option<Duration>) {
-        let Some(core) = self.inner.take() else { return };
+        let Some(inner) = self.inner.take() else { return };
         if fork::is_forked_child() {
-            std::mem::forget(core);
+            std::mem::forget(inner);
         } else {
-            core.shutdown(timeout.unwrap_or_else(|| core.operation_timeout()));
+            inner.shutdown(timeout.unwrap_or_else(|| inner.operation_timeout()));
         }
     }
 
     pub(crate) fn shutdown(&self) {
-        if let Some(core) = self.inner_unless_forked() {
-            core.shutdown(core.operation_timeout());
+        if let Some(inner) = self.inner_unless_forked() {
+            inner.shutdown(inner.operation_timeout());
         }
     }
 }
@@ -174,7 +174,7 @@ impl ManagerInner {
         self.closed.get().is_some()
     }
 
-    /// Time that a call may spend on its own clean-up: one operation timeout, which starts at the
+    /// Time that a call may spend on its own clean-up: one operation timeout, counted from the
     /// shutdown if there was one.
     fn time_left(&self) -> Duration {
         let timeout = self.operation_timeout();
@@ -256,7 +256,7 @@ impl ManagerInner {
     }
 
     pub(crate) fn inspect(&self, key: &LockKey) -> Result<Option<Holder>> {
-        let failed = |trouble| self.redlock.lock_error(trouble, Action::Inspect, Some(key.name()));
+        let failed = |error| self.redlock.lock_error(error, Action::Inspect, Some(key.name()));
         match self.redlock.inspect(key).map_err(failed)? {
             InspectReply::Held(holder) => Ok(Some(holder)),
             InspectReply::Free => Ok(None),
@@ -272,18 +272,16 @@ impl ManagerInner {
     /// Returns the locks whose names match `pattern`.
     pub(crate) fn locks(&self, pattern: &str) -> Result<Vec<LockInfo>> {
         if pattern.len() > MAX_NAME_BYTES {
-            let reason = format!(
-                "the pattern has {} bytes; the limit is {MAX_NAME_BYTES}",
-                pattern.len()
-            );
+            let reason =
+                format!("the pattern has {} bytes; the limit is {MAX_NAME_BYTES}", pattern.len());
             return Err(LockError::InvalidName { reason });
         }
-        let failed = |trouble| self.redlock.lock_error(trouble, Action::Inspect, None);
+        let failed = |error| self.redlock.lock_error(error, Action::Inspect, None);
         self.redlock.list_locks(&self.config.prefix, pattern).map_err(failed)
     }
 
     pub(crate) fn lock_info(&self, key: &LockKey) -> Result<Option<LockInfo>> {
-        let failed = |trouble| self.redlock.lock_error(trouble, Action::Inspect, Some(key.name()));
+        let failed = |error| self.redlock.lock_error(error, Action::Inspect, Some(key.name()));
         match self.redlock.lookup(key).map_err(failed)? {
             Lookup::Held(lock) => Ok(Some(lock)),
             Lookup::Free => Ok(None),
@@ -292,12 +290,12 @@ impl ManagerInner {
     }
 
     pub(crate) fn ping(&self) -> Result<Duration> {
-        self.redlock.ping().map_err(|trouble| self.redlock.lock_error(trouble, Action::Ping, None))
+        self.redlock.ping().map_err(|error| self.redlock.lock_error(error, Action::Ping, None))
     }
 
     pub(crate) fn connection(&self) -> Result<PooledConnections> {
-        let pooled = self.redlock.checkout(self.operation_deadline());
-        pooled.map_err(|failure| {
+        let connections = self.redlock.checkout(self.operation_deadline());
+        connections.map_err(|failure| {
             self.redlock.lock_error(AskError::Node(failure), Action::Connect, None)
         })
     }

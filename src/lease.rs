@@ -29,19 +29,19 @@ pub(crate) struct Lease {
     pub(crate) claim: Claim,
     pub(crate) token: FencingToken,
     pub(crate) in_flight: InFlight,
-    /// Start of the hold.
+    /// Start of the hold, and its tracing span.
     pub(crate) hold: HoldSpan,
     /// The end has been reported to the event handlers.
     end_reported: AtomicBool,
-    /// Entry that may still be in the queue, or be added by a late request, and that the release
-    /// must remove; or empty.
+    /// Queue entry that the release must remove, because it may still be queued or be added by a
+    /// late request; or empty.
     pub(crate) queue_entry: String,
     /// Nodes that may hold the lock.
     may_hold: AtomicNodeSet,
     /// Deadline in nanoseconds. Only written while `end` is locked, so that a deadline which was
     /// seen to have passed never moves.
     deadline: AtomicU64,
-    /// Guards the transition from held to ended.
+    /// How the lease ended. The mutex guards the transition from held to ended.
     end: Mutex<Option<LeaseEnd>>,
     /// Created by the first call of [`lost`](Self::lost), because a channel is larger than the
     /// other fields together.
@@ -90,8 +90,8 @@ impl Lease {
         Moment::from_nanos(self.deadline.load(Ordering::Acquire))
     }
 
-    /// Whether a renewal at `now` should extend the life of the token too: no renewal has been
-    /// confirmed yet in the current interval of the hold.
+    /// Whether a renewal at `now` should extend the life of the token too: none has been confirmed
+    /// yet in the current interval of the hold.
     pub(crate) fn should_refresh_token(&self, now: Moment) -> bool {
         let confirmed = self.deadline().saturating_sub(self.claim.ttl);
         let interval_of = |at| self.hold.held(at).as_secs() / TOKEN_REFRESH_INTERVAL.as_secs();
@@ -118,15 +118,15 @@ impl Lease {
         !self.end_reported.swap(true, Ordering::AcqRel)
     }
 
-    /// Moves the deadline, because a quorum keeps the lock until `deadline`. Returns false if the
-    /// lease has expired at `now` or ended. The deadline moves back if nodes report that they have
-    /// lost a lock that they had confirmed.
+    /// Sets the deadline to the time until which a quorum keeps the lock. Returns false and changes
+    /// nothing if the lease has ended, or has expired at `now`. The deadline can move back: nodes
+    /// may report that they have lost a lock they had confirmed.
     pub(crate) fn update_deadline(&self, deadline: Moment, now: Moment) -> bool {
         let end = self.end.lock();
         if end.is_some() || now >= self.deadline() {
             return false;
         }
-        // Zero would mean that the lease has ended, and there is no reason yet.
+        // Zero would mean that the lease has ended, although it has no reason yet.
         self.deadline.store(deadline.as_nanos().max(1), Ordering::Release);
         true
     }
@@ -157,23 +157,23 @@ impl Lease {
     /// Channel that receives the reason of a loss, once. A release disconnects it without a
     /// message.
     pub(crate) fn lost(&self) -> &Receiver<LockLost> {
-        let news = self.loss_channel.get_or_init(|| {
-            let (teller, hearer) = bounded(1);
-            LossChannel { sender: Mutex::new(Some(teller)), receiver: hearer }
+        let channel = self.loss_channel.get_or_init(|| {
+            let (sender, receiver) = bounded(1);
+            LossChannel { sender: Mutex::new(Some(sender)), receiver }
         });
         // The lease may have ended before this call.
         self.notify();
-        &news.receiver
+        &channel.receiver
     }
 
     fn notify(&self) {
-        let Some(news) = self.loss_channel.get() else { return };
+        let Some(channel) = self.loss_channel.get() else { return };
         let Some(end) = self.ended() else { return };
         // The thread that takes the sender sends; dropping the sender disconnects the channel.
-        let teller = news.sender.lock().take();
-        if let (Some(teller), LeaseEnd::Lost(why)) = (teller, end) {
+        let sender = channel.sender.lock().take();
+        if let (Some(sender), LeaseEnd::Lost(why)) = (sender, end) {
             // The channel has room for one message, and only one is ever sent.
-            let _ = teller.try_send(why);
+            let _ = sender.try_send(why);
         }
     }
 }
@@ -228,7 +228,10 @@ mod tests {
         let lease = lease(100);
         assert!(lease.is_held(at(99)));
         assert!(!lease.is_held(at(100)));
-        assert!(!lease.update_deadline(at(1_000), at(50)), "a confirmation must not revive the lease");
+        assert!(
+            !lease.update_deadline(at(1_000), at(50)),
+            "a confirmation must not revive the lease"
+        );
         assert!(!lease.is_held(at(0)), "not even for an earlier time");
         assert_eq!(lease.ended(), Some(LeaseEnd::Lost(LockLost::Expired)));
     }
@@ -328,7 +331,8 @@ mod tests {
     fn any_op() -> impl Strategy<Value = LeaseOp> {
         prop_oneof![
             4 => (0u64..400).prop_map(LeaseOp::Check),
-            4 => (0u64..500, 0u64..400).prop_map(|(deadline, now)| LeaseOp::UpdateDeadline(deadline, now)),
+            4 => (0u64..500, 0u64..400)
+                .prop_map(|(deadline, now)| LeaseOp::UpdateDeadline(deadline, now)),
             1 => (0u64..400).prop_map(LeaseOp::Expire),
             1 => Just(LeaseOp::Lose),
             1 => Just(LeaseOp::Release),
@@ -348,7 +352,9 @@ mod tests {
                         prop_assert!(!(over && held), "the lease became valid again");
                         over |= !held;
                     }
-                    LeaseOp::UpdateDeadline(deadline, now) => prop_assert!(!(lease.update_deadline(at(deadline), at(now)) && over)),
+                    LeaseOp::UpdateDeadline(deadline, now) => prop_assert!(
+                        !(lease.update_deadline(at(deadline), at(now)) && over)
+                    ),
                     LeaseOp::Expire(now) => over |= lease.expire(at(now)),
                     LeaseOp::Lose => { lease.end(LeaseEnd::Lost(LockLost::Gone)); over = true; }
                     LeaseOp::Release => { lease.end(LeaseEnd::Released); over = true; }

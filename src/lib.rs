@@ -201,7 +201,6 @@ mod node_answer;
 mod observer;
 mod redlock;
 mod reentrant;
-mod released;
 mod renewer;
 #[cfg(feature = "testing")]
 pub mod sim;
@@ -214,22 +213,25 @@ pub use crate::{
     config::{Config, LockOptions},
     error::{Action, LockError, LockLost, Result},
     event::{
-        AcquiredEvent, AttemptedEvent, ContendedEvent, DangerEvent, FailedEvent, HandleEvent,
-        LostEvent, ReconnectedEvent, ReleasedEvent, RenewalFailedEvent, RenewedEvent,
+        AcquiredEvent, AttemptedEvent, ContendedEvent, FailedEvent, HandleEvent, LostEvent,
+        ReconnectedEvent, ReleasedEvent, RenewalFailedEvent, RenewalOverdueEvent, RenewedEvent,
         ServerChangedEvent, TimedOutEvent,
     },
     guard::LockGuard,
     holder::Holder,
     id::{LockId, ParseLockIdError, generate_lock_id},
-    lock_info::{LockInfo, Waiter},
+    lock_info::{LockInfo, QueuedWaiter, Released},
     manager::RedisMgr,
     metrics::{LockMetrics, Metrics, Timing},
     node_answer::{NodeAnswer, Vote},
     reentrant::ReentrantGuard,
-    released::Released,
     token::FencingToken,
     user_connection::PooledConnection,
 };
+
+pub use crossbeam_channel;
+pub use redis;
+pub use uuid;
 
 /// Compiles the examples in the README.
 #[cfg(doctest)]

@@ -20,7 +20,7 @@ pub struct LockInfo {
     name: String,
     holder: Holder,
     token: Option<FencingToken>,
-    waiters: Vec<Waiter>,
+    waiters: Vec<QueuedWaiter>,
     certain: bool,
 }
 
@@ -35,7 +35,7 @@ impl LockInfo {
     ) -> LockInfo {
         // The last token does not belong to a holder of another library, which gets none.
         let token = (token > 0 && holder.held_for().is_some()).then_some(FencingToken(token));
-        let waiters = waiters.into_iter().map(|id| Waiter { id }).collect();
+        let waiters = waiters.into_iter().map(|id| QueuedWaiter { id }).collect();
         LockInfo { name: name.to_owned(), holder, token, waiters, certain }
     }
 
@@ -57,7 +57,7 @@ impl LockInfo {
 
     /// Returns the waiters, the next one first. A long queue is cut off; see
     /// [`waiting`](Self::waiting).
-    pub fn waiters(&self) -> &[Waiter] {
+    pub fn waiters(&self) -> &[QueuedWaiter] {
         &self.waiters
     }
 
@@ -87,13 +87,25 @@ impl fmt::Display for LockInfo {
     }
 }
 
+/// How a release ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Released {
+    /// The lock was held until now, and is released.
+    Released,
+    /// The lock was no longer held by any client: it had expired or was deleted.
+    Gone,
+    /// The lock had been lost, and another client holds it; it was not changed.
+    OwnedByOther(Holder),
+}
+
 /// A client that waits for a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Waiter {
+pub struct QueuedWaiter {
     id: String,
 }
 
-impl Waiter {
+impl QueuedWaiter {
     /// Returns the identifier under which the waiter will hold the lock, cut after 512 bytes.
     pub fn id(&self) -> &str {
         &self.id
@@ -106,7 +118,7 @@ impl Waiter {
     }
 }
 
-impl fmt::Display for Waiter {
+impl fmt::Display for QueuedWaiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.lock_id() {
             Some(id) => {

@@ -1,6 +1,11 @@
 //! `RedisMgr`: the lock manager, as an ordinary value and as a process-wide singleton.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    panic::{RefUnwindSafe, UnwindSafe},
+    sync::Arc,
+    time::Duration,
+};
 
 use crate::{
     config::{Config, LockOptions},
@@ -10,10 +15,9 @@ use crate::{
     guard::LockGuard,
     holder::Holder,
     inner::ManagerHandle,
-    lock_info::LockInfo,
+    lock_info::{LockInfo, Released},
     metrics::Metrics,
     reentrant::ReentrantGuard,
-    released::Released,
     user_connection::PooledConnection,
 };
 
@@ -424,6 +428,10 @@ impl RedisMgr {
         self.handle.server()
     }
 }
+
+// A panic cannot leave a manager in a broken state: no lock inside stays held across user code.
+impl UnwindSafe for RedisMgr {}
+impl RefUnwindSafe for RedisMgr {}
 
 impl fmt::Debug for RedisMgr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -23,18 +23,18 @@ pub struct NodeAnswer {
     /// How the reply counts.
     pub vote: Vote,
     /// The reply, or why there is none, as a part of a sentence.
-    pub says: String,
+    pub message: String,
 }
 
 impl NodeAnswer {
     pub(crate) fn new(node: &Arc<str>, vote: Vote, says: impl Into<String>) -> NodeAnswer {
-        NodeAnswer { node: node.clone(), vote, says: says.into() }
+        NodeAnswer { node: node.clone(), vote, message: says.into() }
     }
 }
 
 impl fmt::Display for NodeAnswer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.node, self.says)
+        write!(f, "{}: {}", self.node, self.message)
     }
 }
 

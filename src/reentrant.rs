@@ -4,6 +4,7 @@ use std::{
     cell::RefCell,
     collections::HashMap,
     ops::Deref,
+    panic::{RefUnwindSafe, UnwindSafe},
     ptr,
     rc::{Rc, Weak},
     sync::Arc,
@@ -14,7 +15,7 @@ use crate::{
     error::{LockError, Result},
     guard::LockGuard,
     inner::ManagerHandle,
-    released::Released,
+    lock_info::Released,
 };
 
 type HeldByThread = HashMap<(u64, Box<str>), Weak<LockGuard>>;
@@ -117,6 +118,10 @@ impl Deref for ReentrantGuard {
         &self.guard
     }
 }
+
+// As for `LockGuard`.
+impl UnwindSafe for ReentrantGuard {}
+impl RefUnwindSafe for ReentrantGuard {}
 
 impl Drop for ReentrantGuard {
     fn drop(&mut self) {

@@ -31,7 +31,7 @@ pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Resu
 /// it. Signals for a thread's own faults are not blocked.
 pub(crate) fn with_signals_blocked<T>(action: impl FnOnce() -> T) -> T {
     let mut signals = SigSet::all();
-    let own = [
+    let faults = [
         Signal::SIGSEGV,
         Signal::SIGBUS,
         Signal::SIGFPE,
@@ -39,18 +39,18 @@ pub(crate) fn with_signals_blocked<T>(action: impl FnOnce() -> T) -> T {
         Signal::SIGTRAP,
         Signal::SIGSYS,
     ];
-    own.into_iter().for_each(|signal| signals.remove(signal));
+    faults.into_iter().for_each(|signal| signals.remove(signal));
     // Block them here: a thread that blocked them itself could receive one before.
     let before = signals.thread_swap_mask(SigmaskHow::SIG_BLOCK);
-    let made = action();
+    let result = action();
     if let Ok(before) = before {
         let _ = before.thread_set_mask();
     }
-    made
+    result
 }
 
-/// Id of the calling thread. `None` in a simulation, where many threads run on one and no user code
-/// is called from ours.
+/// Id of the calling thread. `None` in a simulation: there, many threads share one, and the
+/// library's threads call no user code.
 pub(crate) fn current() -> Option<ThreadId> {
     #[cfg(feature = "testing")]
     if sim::world().is_some() {

@@ -43,7 +43,7 @@ pub(crate) fn row(scale: Scale) -> Result<Vec<Line>> {
     let together = Placement::together(&[server.pid()])?;
     let count = Arc::new(Count::default());
     let without = RedisMgr::new(Config::new(server.url()))?;
-    let with = RedisMgr::new(Config::new(server.url()).events(count.clone()))?;
+    let with = RedisMgr::new(Config::new(server.url()).event_handler(count.clone()))?;
     drop((without.lock("ours")?, with.lock("theirs")?));
     let (mut off, mut on, mut ratios) = (Totals::new(), Totals::new(), Vec::new());
     let until = now() + least_time;

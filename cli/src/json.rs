@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use distlock::{FencingToken, LockId, LockInfo, NodeAnswer, Vote, Waiter};
+use distlock::{LockId, LockInfo, NodeAnswer, Vote, QueuedWaiter};
 use serde::Serialize;
 
 use crate::text;
@@ -56,8 +56,8 @@ impl<'a> Lock<'a> {
             held_ms: holder.held_for().map(millis),
             ttl_ms: holder.ttl_left().map(millis),
             waiting: lock.waiting(),
-            waiters: lock.waiters().iter().map(Waiter::id).collect(),
-            token: lock.fencing_token().map(|FencingToken(token)| token),
+            waiters: lock.waiters().iter().map(QueuedWaiter::id).collect(),
+            token: lock.fencing_token().map(|token| token.as_u64()),
             certain: lock.is_certain(),
             nodes: holder.nodes().iter().map(Node::of).collect(),
         }
@@ -97,7 +97,7 @@ impl<'a> Node<'a> {
             Vote::No => "no",
             _ => "unknown",
         };
-        Node { node: &answer.node, vote, says: &answer.says }
+        Node { node: &answer.node, vote, says: &answer.message }
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use distlock::{LockInfo, Waiter};
+use distlock::{LockInfo, QueuedWaiter};
 
 use crate::{
     args::{Servers, Show},
@@ -64,14 +64,14 @@ fn page(lock: &LockInfo) -> String {
     if !holder.nodes().is_empty() {
         let mut nodes = Table::new(&["NODE", "SAYS"]);
         for answer in holder.nodes() {
-            nodes.row(vec![text::clean(&answer.node), text::clean(&answer.says)]);
+            nodes.row(vec![text::clean(&answer.node), text::clean(&answer.message)]);
         }
         let _ = write!(page, "\n{nodes}");
     }
     page
 }
 
-fn row(place: usize, waiter: &Waiter) -> Vec<String> {
+fn row(place: usize, waiter: &QueuedWaiter) -> Vec<String> {
     let (who, asked) = match waiter.lock_id() {
         Some(id) => {
             let asked = UNIX_EPOCH.checked_add(Duration::from_millis(id.asked_at_ms()));

@@ -74,7 +74,7 @@ impl Worker {
     fn hold(&self, guard: LockGuard, entered: u64, resource: &Resource, work: Work) -> Outcome {
         let token = guard.fencing_token();
         let Some(deadline) = believes(&guard, entered) else { return self.lost(&guard) };
-        let enter = Event::Enter { deadline, token: token.0, id: guard.id().to_string() };
+        let enter = Event::Enter { deadline, token: token.as_u64(), id: guard.id().to_string() };
         self.journal.note_as_of(entered, self.child, self.pid, enter)?;
 
         let read = resource.read(token)?;
@@ -93,7 +93,7 @@ impl Worker {
         // A holder that has lost its lock should not write. This one does, to show that it gets nowhere.
         if let Some(value) = read {
             let accepted = resource.write(token, value + 1)?;
-            self.tell(Event::Write { token: token.0, value: value + 1, accepted })?;
+            self.tell(Event::Write { token: token.as_u64(), value: value + 1, accepted })?;
         }
         if !held {
             return Ok(());

@@ -64,7 +64,7 @@ impl Resource {
     fn call(&self, token: FencingToken, value: Option<u64>) -> Outcome<Option<u64>> {
         let value = value.map(|value| value.to_string()).unwrap_or_default();
         let mut call = self.script.key(&self.key);
-        call.arg(token.0).arg(value);
+        call.arg(token.as_u64()).arg(value);
         let mut tries = 1..=3;
         loop {
             tries.next();

@@ -246,15 +246,15 @@ impl<'a> Attempt<'a> {
             responses.by_node().iter().zip(responses.votes()).enumerate()
         {
             match (response, vote) {
-                (Response::Replied(answer), Some(Vote::Yes)) => {
+                (Response::Replied(exchange), Some(Vote::Yes)) => {
                     let kept_for = if claim_window_only && node == self.queue_node {
                         self.claim_window()
                     } else {
                         self.claim.ttl
                     };
-                    deadlines.confirm(node, deadline_from_sent(answer.sent, kept_for));
-                    first_sent = first_sent.min(answer.sent);
-                    tokens.extend(answer.reply.token());
+                    deadlines.confirm(node, deadline_from_sent(exchange.sent, kept_for));
+                    first_sent = first_sent.min(exchange.sent);
+                    tokens.extend(exchange.reply.token());
                 }
                 (Response::Replied(_), Some(Vote::No)) => deadlines.revoke(node),
                 _ => {}
@@ -405,18 +405,19 @@ impl<'a> Attempt<'a> {
     /// Gets a wait handle and a subscription for the calling thread. Returns false if there can be
     /// no subscription now.
     fn prepare_to_wait(&mut self) -> bool {
-        let limit = self.wait_deadline;
-        self.ensure_wait_handle().ensure_subscribed(limit)
+        let wait_deadline = self.wait_deadline;
+        self.ensure_wait_handle().ensure_subscribed(wait_deadline)
     }
 
     fn ensure_wait_handle(&mut self) -> &WaitHandle {
-        let Attempt { ctx: on, claim, wait_handle: ticket, .. } = self;
-        ticket.get_or_insert_with(|| on.listener.register(claim.key.lock_key(), claim.id.as_str()))
+        let Attempt { ctx, claim, wait_handle, .. } = self;
+        wait_handle
+            .get_or_insert_with(|| ctx.listener.register(claim.key.lock_key(), claim.id.as_str()))
     }
 
     /// Sleeps until it is time to ask again, or until the lock is granted.
     fn wait(&mut self, mut until: Moment) -> Result<Option<Grant>, LockError> {
-        let (limit, hard_limit) = (self.wait_deadline, self.call_deadline());
+        let (wait_deadline, call_deadline) = (self.wait_deadline, self.call_deadline());
         // With several nodes, a waiter that is not queued must ask again itself in order to queue.
         let polls_itself = self.retry.is_some()
             || self.is_head
@@ -429,7 +430,7 @@ impl<'a> Attempt<'a> {
         let wait_handle = self.ensure_wait_handle();
         loop {
             // After the wait deadline, rounds continue until the call deadline.
-            let bound = if clock::now() < limit { limit } else { hard_limit };
+            let bound = if clock::now() < wait_deadline { wait_deadline } else { call_deadline };
             match wait_handle.wait(until.min(bound)) {
                 Wake::Granted(notice) => {
                     let grant = self.accept_grant(notice);
@@ -445,7 +446,7 @@ impl<'a> Attempt<'a> {
                 // One thread polls for all waiters of this lock in the process. The others only
                 // check regularly whether they have become the first.
                 Wake::Timeout
-                    if clock::now() < limit
+                    if clock::now() < wait_deadline
                         && !polls_itself
                         && !wait_handle.is_first_in_process() =>
                 {
@@ -469,15 +470,15 @@ impl<'a> Attempt<'a> {
         let granted_for =
             Duration::from_millis(notice.px_ms).min(self.claim.ttl).min(self.ctx.claim_window);
         let now = clock::now();
-        let reading = self.ctx.redlock.node(self.queue_node).clock_sample()?;
-        let deadline = deadline_from_grant(&reading, notice.granted_at_us, granted_for, now);
+        let clock_sample = self.ctx.redlock.node(self.queue_node).clock_sample()?;
+        let deadline = deadline_from_grant(&clock_sample, notice.granted_at_us, granted_for, now);
         if notice.granted_at_us < self.queued_at_us
             || deadline.duration_since(now) < granted_for / 4
         {
             log_safely!(debug, "a grant of {:?} arrived too late to be used", self.claim.key);
             return None;
         }
-        if needs_immediate_confirmation(deadline.duration_since(now), reading.round_trip()) {
+        if needs_immediate_confirmation(deadline.duration_since(now), clock_sample.round_trip()) {
             return None;
         }
         let mut deadlines = NodeDeadlines::new(1);
@@ -486,7 +487,7 @@ impl<'a> Attempt<'a> {
         Some(self.build_grant(notice.token, deadlines, true))
     }
 
-    fn build_grant(&self, token: u64, votes: NodeDeadlines, provisional: bool) -> Grant {
+    fn build_grant(&self, token: u64, node_deadlines: NodeDeadlines, provisional: bool) -> Grant {
         let may_be_in_flight = clock::now() < self.broken_until;
         let queue_entry = if !self.queued_on.is_empty() || may_be_in_flight {
             self.queue_entry()
@@ -497,7 +498,7 @@ impl<'a> Attempt<'a> {
         let in_flight = InFlight { broken_until: self.broken_until, unanswered, unanswered_until };
         Grant {
             token: FencingToken(token),
-            node_deadlines: votes,
+            node_deadlines,
             provisional,
             in_flight,
             may_hold: self.may_hold,

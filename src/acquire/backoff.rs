@@ -212,8 +212,8 @@ mod tests {
         for (millis, (shortest, longest)) in [
             (100, extremes(unsubscribed_poll_interval)),
             (1_000, extremes(follower_interval)),
-            (80, extremes(|dice| retry_backoff(3, RETRY_PAUSE_MAX, dice))),
-            (500, extremes(|dice| retry_backoff(u32::MAX, RETRY_PAUSE_MAX, dice))),
+            (80, extremes(|jitter_seed| retry_backoff(3, RETRY_PAUSE_MAX, jitter_seed))),
+            (500, extremes(|jitter_seed| retry_backoff(u32::MAX, RETRY_PAUSE_MAX, jitter_seed))),
         ] {
             let whole = Duration::from_millis(millis);
             assert!(
@@ -237,7 +237,8 @@ mod tests {
             (99, false, 500_000),
         ];
         for (losses, split, micros) in pauses {
-            let (shortest, longest) = extremes(|dice| vote_backoff(losses, split, dice));
+            let (shortest, longest) =
+                extremes(|jitter_seed| vote_backoff(losses, split, jitter_seed));
             let whole = Duration::from_micros(micros);
             assert!(
                 shortest >= whole / 2 && shortest < whole * 51 / 100,
@@ -256,28 +257,37 @@ mod tests {
 
     proptest! {
         #[test]
-        fn poll_pause_is_positive_and_bounded(pttl in 0i64..100_000_000, position: u64, foreign: bool, dice: u64) {
-            let pause = pause(observation(pttl, position, foreign), dice);
+        fn poll_pause_is_positive_and_bounded(
+            pttl in 0i64..100_000_000, position: u64, foreign: bool, jitter_seed: u64,
+        ) {
+            let pause = pause(observation(pttl, position, foreign), jitter_seed);
             prop_assert!(pause <= POLL_INTERVAL_MAX + POLL_INTERVAL_MAX / 10);
             prop_assert!(pause > Duration::ZERO);
         }
 
         #[test]
-        fn poll_pause_grows_with_queue_position(pttl in 0i64..1_000_000, position in 0u64..1000, dice: u64) {
-            prop_assert!(pause(observation(pttl, position, false), dice) <= pause(observation(pttl, position + 1, false), dice));
+        fn poll_pause_grows_with_queue_position(
+            pttl in 0i64..1_000_000, position in 0u64..1000, jitter_seed: u64,
+        ) {
+            prop_assert!(
+                pause(observation(pttl, position, false), jitter_seed)
+                    <= pause(observation(pttl, position + 1, false), jitter_seed)
+            );
         }
 
         #[test]
-        fn vote_backoff_stays_within_bounds(losses: u32, split: bool, dice: u64) {
-            let pause = vote_backoff(losses, split, dice);
+        fn vote_backoff_stays_within_bounds(losses: u32, split: bool, jitter_seed: u64) {
+            let pause = vote_backoff(losses, split, jitter_seed);
             let longest = if split { SPLIT_VOTE_PAUSE_MAX } else { RETRY_PAUSE_MAX };
             prop_assert!(pause >= VOTE_PAUSE_MIN / 2 && pause <= longest);
         }
 
         #[test]
-        fn retry_backoff_stays_within_bounds(failures: u32, dice: u64) {
-            let pause = retry_backoff(failures, RETRY_PAUSE_MAX, dice);
-            prop_assert!(pause >= RETRY_PAUSE_MIN && pause <= RETRY_PAUSE_MAX + RETRY_PAUSE_MAX / 10);
+        fn retry_backoff_stays_within_bounds(failures: u32, jitter_seed: u64) {
+            let pause = retry_backoff(failures, RETRY_PAUSE_MAX, jitter_seed);
+            prop_assert!(
+                pause >= RETRY_PAUSE_MIN && pause <= RETRY_PAUSE_MAX + RETRY_PAUSE_MAX / 10
+            );
         }
     }
 }

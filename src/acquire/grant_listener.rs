@@ -45,7 +45,7 @@ struct SubscriptionState {
     /// Node that the subscription leads to; `opened_at` says since when.
     node: usize,
     opened_at: Moment,
-    /// Closes the subscription under the thread that reads it.
+    /// Closes the connection, so that the thread that reads the subscription wakes up.
     cancel_handle: Option<CancelHandle>,
     /// Consecutive failures to subscribe, and the earliest time of the next attempt.
     failures: u32,
@@ -92,7 +92,7 @@ impl GrantListener {
     }
 
     /// Registers the calling thread as a waiter. The thread must do so before it asks the server
-    /// for a queue entry; otherwise its grant could arrive while it is unknown here.
+    /// for a queue entry; otherwise its grant could arrive before it is registered.
     pub(crate) fn register(self: &Arc<GrantListener>, lock: &str, id: &str) -> WaitHandle {
         WaitHandle::new(self.clone(), lock, id)
     }
@@ -114,9 +114,9 @@ impl GrantListener {
         let (cancel_handle, idle) = {
             let mut state = self.state.lock();
             state.closed = true;
-            let line = matches!(state.subscribed, Subscribed::Idle(_))
+            let idle = matches!(state.subscribed, Subscribed::Idle(_))
                 .then(|| std::mem::replace(&mut state.subscribed, Subscribed::No));
-            (state.cancel_handle.take(), line)
+            (state.cancel_handle.take(), idle)
         };
         clock::wake_all(&self.changed);
         if let Some(cancel_handle) = cancel_handle {
@@ -260,8 +260,10 @@ impl GrantListener {
         let mut state = self.state.lock();
         let healthy_node = subscription
             .as_ref()
-            .filter(|wire| now.duration_since(wire.opened_at) >= HEALTHY_LIFETIME_MIN)
-            .map(|wire| wire.node);
+            .filter(|subscription| {
+                now.duration_since(subscription.opened_at) >= HEALTHY_LIFETIME_MIN
+            })
+            .map(|subscription| subscription.node);
         let recovered_node = healthy_node.filter(|_| state.record_success());
         let (subscribed, unused) = match subscription {
             Some(subscription) if !state.closed => (Subscribed::Idle(subscription), None),
@@ -293,7 +295,7 @@ impl GrantListener {
     }
 
     /// Closes the subscription because it seems to lead to another server, as after a failover: the
-    /// queue node replied, to a request sent at `asked_at`, that our channel has no subscriber.
+    /// queue node has replied, to a request sent at `asked_at`, that our channel has no subscriber.
     /// Keeps a subscription that is newer than the request. Returns true if the subscription was
     /// idle, because then no other thread replaces it.
     pub(super) fn invalidate(&self, node: usize, asked_at: Moment) -> bool {
@@ -311,8 +313,8 @@ impl GrantListener {
                 state.record_failure(now, POLL_INTERVAL_MAX);
                 first = !std::mem::replace(&mut state.outage_logged, true);
             }
-            let free = matches!(state.subscribed, Subscribed::Idle(_));
-            let idle = free.then(|| std::mem::replace(&mut state.subscribed, Subscribed::No));
+            let is_idle = matches!(state.subscribed, Subscribed::Idle(_));
+            let idle = is_idle.then(|| std::mem::replace(&mut state.subscribed, Subscribed::No));
             (idle, state.cancel_handle.take(), first)
         };
         let server = self.redlock.node(node).label();
@@ -325,12 +327,12 @@ impl GrantListener {
         }
         log_safely!(debug, "closing the subscription to {server}, which has no subscriber");
         // Closed outside the lock.
-        let was_free = idle.is_some();
+        let was_idle = idle.is_some();
         drop(idle);
         if let Some(cancel_handle) = cancel_handle {
             cancel_handle.cancel();
         }
-        was_free
+        was_idle
     }
 
     /// If no thread reads the subscription, makes a sleeping one read it.
@@ -348,9 +350,9 @@ impl GrantListener {
         until: Moment,
     ) -> Wake {
         loop {
-            if let Some(woken) = slot.take_wake() {
+            if let Some(wake) = slot.take_wake() {
                 self.return_subscription(Some(subscription));
-                return woken;
+                return wake;
             }
             let now = clock::now();
             if now >= until {

@@ -35,7 +35,7 @@ pub(crate) struct Acquirer {
     pub(crate) redlock: Arc<Redlock>,
     pub(crate) listener: Arc<GrantListener>,
     pub(crate) claim_window: Duration,
-    /// Set a TTL on a lock key that has none. Off with an empty prefix, where the key may be
+    /// A lock key without a TTL is given one. False with an empty prefix, where the key may be
     /// anybody's data.
     pub(crate) repair_ttl: bool,
     pub(crate) crowd: Crowd,

@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-/// Minimum request timeout; a third of a short lease would be too little.
+/// Minimum request timeout, because a third of a short lease would be too little.
 const REQUEST_TIMEOUT_MIN: Duration = Duration::from_millis(50);
 
 /// A release in flight to a node. Until it is confirmed or has expired, the node is asked for
@@ -26,7 +26,7 @@ pub(super) struct PendingRelease {
     pub(super) node: usize,
     /// Time from which the node refuses the release.
     pub(super) expires_at: Moment,
-    /// Tells when the reply has come; `None` if the reply was lost.
+    /// Shows whether the reply has come; `None` if it was lost.
     ack: Option<Ack>,
 }
 
@@ -81,7 +81,7 @@ impl AcquireResponses {
     /// When a node was asked, if it has replied.
     pub(super) fn sent_at(&self, node: usize) -> Option<Moment> {
         match self.responses.by_node.get(node) {
-            Some(Response::Replied(answer)) => Some(answer.sent),
+            Some(Response::Replied(exchange)) => Some(exchange.sent),
             _ => None,
         }
     }
@@ -95,7 +95,7 @@ impl AcquireResponses {
         (0..self.responses.by_node.len()).filter_map(|node| self.reply_of(node))
     }
 
-    /// Whether so many nodes hold another type under the key that the others are no quorum.
+    /// Whether the key holds another type on enough nodes that the rest is no quorum.
     pub(super) fn is_wrong_type(&self) -> bool {
         let nodes = self.responses.by_node.len();
         let wrong = self.replies().filter(|reply| matches!(reply, AcquireReply::WrongType)).count();
@@ -110,8 +110,8 @@ impl AcquireResponses {
 
     /// Holder that is in the way, as most of the nodes report it.
     pub(super) fn holder(&self) -> Option<Holder> {
-        if let [Response::Replied(answer)] = self.responses.by_node.as_slice() {
-            return answer.reply.holder().cloned();
+        if let [Response::Replied(exchange)] = self.responses.by_node.as_slice() {
+            return exchange.reply.holder().cloned();
         }
         self.most_reported_holder().map(|(_, holder)| holder.clone())
     }
@@ -189,9 +189,9 @@ impl Attempt<'_> {
             repair_ttl_ms,
             token_min,
         };
-        let vote = |node: usize, answer: &Exchange<AcquireReply>| match answer.reply {
+        let vote = |node: usize, exchange: &Exchange<AcquireReply>| match exchange.reply {
             AcquireReply::Held { .. }
-                if redlock.node(node).quarantine_left(answer.sent).is_some() =>
+                if redlock.node(node).quarantine_left(exchange.sent).is_some() =>
             {
                 Vote::Unknown
             }
@@ -214,7 +214,7 @@ impl Attempt<'_> {
             self.broken_until = self.broken_until.max(deadline);
         }
         // Nodes that had not replied before may have been asked over another connection now, or not
-        // at all.
+        // at all, so their earlier requests may still take effect.
         self.broken_until = self.in_flight_until();
         self.unanswered = (unanswered, deadline);
         let verdict = match responses.verdict() {
@@ -286,9 +286,9 @@ impl Attempt<'_> {
     }
 
     /// Whether we stay the head of the queue. The head of the queue keeps its vote on the queue
-    /// node, so that later contenders give way. It does not if it asked for the full lease there,
-    /// if another holder has a node that comes before, because then the queue belongs there, or if
-    /// too few nodes have voted for any quorum.
+    /// node, so that later contenders give way. Three cases end that: we asked for the full lease
+    /// there; another holder has a node that comes before, so the queue belongs there; or too few
+    /// nodes voted for any quorum.
     fn stays_head(&self, mode: AcquireMode, responses: &AcquireResponses) -> bool {
         let held_earlier = (0..self.queue_node)
             .any(|node| responses.reply_of(node).is_some_and(|reply| reply.holder().is_some()));
@@ -313,7 +313,7 @@ impl Attempt<'_> {
         let expired: NodeSet = expired.collect();
         self.pending_releases
             .retain(|release| now < release.expires_at && !release.is_acknowledged());
-        // A release that was not confirmed in time may not have been applied.
+        // A release that was not confirmed in time may not have been applied, so send it again.
         let head = if self.is_head { NodeSet::single(self.queue_node) } else { NodeSet::EMPTY };
         let to_release = std::mem::take(&mut self.to_release)
             .union(expired.intersection(self.may_hold))
@@ -324,8 +324,8 @@ impl Attempt<'_> {
         }
     }
 
-    /// Releases the votes that were won, and those that may have been; a node executes the release
-    /// after the request. A node that does not confirm in time is not asked again until it has, or
+    /// Releases the votes that were won, and those that may have been. A node executes the release
+    /// after the request. If it does not confirm in time, it is not asked again until it has, or
     /// until the release has expired: a late release would take away what a later request has won.
     fn release_votes(
         &mut self,
@@ -371,7 +371,7 @@ impl Attempt<'_> {
                         .pending_acks
                         .iter()
                         .find(|(of, _)| *of == node)
-                        .map(|(_, receipt)| receipt.clone());
+                        .map(|(_, ack)| ack.clone());
                     self.pending_releases.push(PendingRelease {
                         node,
                         expires_at: deadline.saturating_add(EXPIRY_SLACK),

@@ -12,7 +12,7 @@ use crate::{
     redlock::{AskError, EXPIRY_SLACK},
 };
 
-/// Number of the consecutive failure that is logged. The first failure may just be a stale
+/// Number of failures in a row at which the outage is logged. The first one may just be a stale
 /// connection.
 const LOG_AT_FAILURE: u32 = 2;
 
@@ -49,8 +49,7 @@ impl Attempt<'_> {
         retry.failures += 1;
         // A queued waiter receives its grant without a pooled connection, and a quarantine ends on
         // its own.
-        if (self.queue_requested && error.is_pool_exhausted()) || error.has_quarantined_nodes()
-        {
+        if (self.queue_requested && error.is_pool_exhausted()) || error.has_quarantined_nodes() {
             retry.unavailable_since = now;
         }
         let (since, failures) = (retry.since, retry.failures);

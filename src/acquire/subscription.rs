@@ -36,9 +36,9 @@ impl Subscription {
         let mut connection = node.reserved_connection();
         node.connect(&mut connection, deadline)?;
         connection.send(deadline, |out| write_command(out, &[b"SUBSCRIBE", channel.as_bytes()]))?;
-        let answer = connection.receive(deadline)?;
-        connection.check_error_reply(&answer)?;
-        match &answer {
+        let reply = connection.receive(deadline)?;
+        connection.check_error_reply(&reply)?;
+        match &reply {
             Value::Array(parts)
                 if parts.first() == Some(&Value::BulkString(b"subscribe".to_vec())) => {}
             _ => {
@@ -47,7 +47,7 @@ impl Subscription {
                 )));
             }
         }
-        let breaker =
+        let cancel_handle =
             connection.cancel_handle().map_err(|error| NodeError::outcome_unknown(error.into()))?;
         let now = clock::now();
         Ok((
@@ -59,7 +59,7 @@ impl Subscription {
                 pinged_at: None,
                 garbage_logged: false,
             },
-            breaker,
+            cancel_handle,
         ))
     }
 

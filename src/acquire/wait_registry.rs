@@ -20,7 +20,7 @@ use crate::{
     threads,
 };
 
-/// Queue position not known yet.
+/// Position of a waiter whose queue position is not known yet.
 const UNKNOWN_POSITION: u64 = u64::MAX;
 
 /// Waiters ordered by last known queue position, then by arrival; with their thread.
@@ -285,105 +285,102 @@ mod tests {
 
     #[test]
     fn grant_delivered_wakes_only_its_waiter() {
-        let mailbox = Arc::new(WaitRegistry::default());
-        let (a, b) = (mailbox.register("x", "a", None), mailbox.register("x", "b", None));
+        let registry = Arc::new(WaitRegistry::default());
+        let (a, b) = (registry.register("x", "a", None), registry.register("x", "b", None));
         let waiting = thread::spawn(move || {
             a.park(soon());
             a.take_wake()
         });
-        assert!(mailbox.deliver("a", GRANT));
+        assert!(registry.deliver("a", GRANT));
         assert_eq!(waiting.join().unwrap(), Some(Wake::Granted(GRANT)));
         assert_eq!(b.take_wake(), None);
     }
 
     #[test]
     fn grant_for_unregistered_id_is_ignored() {
-        let mailbox = WaitRegistry::default();
-        let a = mailbox.register("x", "a", None);
-        mailbox.unregister(&a);
-        assert!(!mailbox.deliver("a", GRANT));
-        assert!(mailbox.waiters.lock().slots.is_empty());
-        assert!(mailbox.waiters.lock().by_lock.is_empty());
+        let registry = WaitRegistry::default();
+        let a = registry.register("x", "a", None);
+        registry.unregister(&a);
+        assert!(!registry.deliver("a", GRANT));
+        assert!(registry.waiters.lock().slots.is_empty());
+        assert!(registry.waiters.lock().by_lock.is_empty());
     }
 
     #[test]
     fn grant_with_other_signals_is_taken_first() {
-        let mailbox = WaitRegistry::default();
-        let (a, b) = (mailbox.register("x", "a", None), mailbox.register("x", "b", None));
-        mailbox.wake_others(&b);
-        mailbox.close();
-        mailbox.deliver("a", GRANT);
+        let registry = WaitRegistry::default();
+        let (a, b) = (registry.register("x", "a", None), registry.register("x", "b", None));
+        registry.wake_others(&b);
+        registry.close();
+        registry.deliver("a", GRANT);
         assert_eq!(a.take_wake(), Some(Wake::Granted(GRANT)));
         assert_eq!(a.take_wake(), Some(Wake::Closed));
     }
 
     #[test]
     fn without_positions_longest_waiter_is_first_in_process() {
-        let mailbox = WaitRegistry::default();
+        let registry = WaitRegistry::default();
         let (a, b, other) = (
-            mailbox.register("x", "a", None),
-            mailbox.register("x", "b", None),
-            mailbox.register("y", "c", None),
+            registry.register("x", "a", None),
+            registry.register("x", "b", None),
+            registry.register("y", "c", None),
         );
         assert_eq!(
-            [&a, &b, &other].map(|slot| mailbox.is_first_in_process(slot)),
+            [&a, &b, &other].map(|slot| registry.is_first_in_process(slot)),
             [true, false, true]
         );
-        mailbox.unregister(&a);
-        assert!(mailbox.is_first_in_process(&b));
+        registry.unregister(&a);
+        assert!(registry.is_first_in_process(&b));
     }
 
     #[test]
     fn known_position_ranks_before_arrival_order() {
-        let mailbox = WaitRegistry::default();
+        let registry = WaitRegistry::default();
         let (a, b, c) = (
-            mailbox.register("x", "a", None),
-            mailbox.register("x", "b", None),
-            mailbox.register("x", "c", None),
+            registry.register("x", "a", None),
+            registry.register("x", "b", None),
+            registry.register("x", "c", None),
         );
-        let front = || [&a, &b, &c].map(|slot| mailbox.is_first_in_process(slot));
-        mailbox.set_position(&c, 7);
-        assert_eq!(front(), [false, false, true]);
-        mailbox.set_position(&b, 3);
-        mailbox.set_position(&a, 9);
-        assert_eq!(front(), [false, true, false]);
+        let first = || [&a, &b, &c].map(|slot| registry.is_first_in_process(slot));
+        registry.set_position(&c, 7);
+        assert_eq!(first(), [false, false, true]);
+        registry.set_position(&b, 3);
+        registry.set_position(&a, 9);
+        assert_eq!(first(), [false, true, false]);
         // Its entry was lost, so it queued again at the end.
-        mailbox.set_position(&b, 12);
-        assert_eq!(front(), [false, false, true]);
-        mailbox.unregister(&c);
-        assert_eq!(front(), [true, false, false]);
-        mailbox.unregister(&a);
-        mailbox.unregister(&b);
-        assert!(mailbox.waiters.lock().by_lock.is_empty());
+        registry.set_position(&b, 12);
+        assert_eq!(first(), [false, false, true]);
+        registry.unregister(&c);
+        assert_eq!(first(), [true, false, false]);
+        registry.unregister(&a);
+        registry.unregister(&b);
+        assert!(registry.waiters.lock().by_lock.is_empty());
     }
 
     /// The nested waiter runs in a logger that the outer one has called.
     #[test]
     fn nested_waiter_on_same_thread_is_also_first() {
-        let mailbox = WaitRegistry::default();
+        let registry = WaitRegistry::default();
         let (me, other) = (threads::current(), thread::spawn(threads::current).join().unwrap());
-        let (outer, nested) = (mailbox.register("x", "a", me), mailbox.register("x", "b", me));
-        assert!([&outer, &nested].iter().all(|slot| mailbox.is_first_in_process(slot)));
-        let stranger = mailbox.register("x", "c", other);
-        mailbox.set_position(&stranger, 0);
-        assert!([&outer, &nested].iter().all(|slot| !mailbox.is_first_in_process(slot)));
-        mailbox.set_position(&outer, 1);
-        mailbox.unregister(&stranger);
-        assert!(
-            mailbox.is_first_in_process(&nested),
-            "must also hold if positions are known"
-        );
+        let (outer, nested) = (registry.register("x", "a", me), registry.register("x", "b", me));
+        assert!([&outer, &nested].iter().all(|slot| registry.is_first_in_process(slot)));
+        let other_thread = registry.register("x", "c", other);
+        registry.set_position(&other_thread, 0);
+        assert!([&outer, &nested].iter().all(|slot| !registry.is_first_in_process(slot)));
+        registry.set_position(&outer, 1);
+        registry.unregister(&other_thread);
+        assert!(registry.is_first_in_process(&nested), "must also hold if positions are known");
     }
 
     #[test]
     fn wake_same_lock_wakes_no_waiter_of_another_lock() {
-        let mailbox = WaitRegistry::default();
+        let registry = WaitRegistry::default();
         let (a, b, other) = (
-            mailbox.register("x", "a", None),
-            mailbox.register("x", "b", None),
-            mailbox.register("y", "c", None),
+            registry.register("x", "a", None),
+            registry.register("x", "b", None),
+            registry.register("y", "c", None),
         );
-        mailbox.wake_same_lock(&a);
+        registry.wake_same_lock(&a);
         assert_eq!(
             [&a, &b, &other].map(|slot| slot.take_wake()),
             [None, Some(Wake::Recheck), None]
@@ -393,49 +390,49 @@ mod tests {
 
     #[test]
     fn wake_next_after_unregister_wakes_first_waiter() {
-        let mailbox = WaitRegistry::default();
-        let [a, b, c] = ["a", "b", "c"].map(|id| mailbox.register("x", id, None));
-        let other = mailbox.register("y", "d", None);
-        mailbox.set_position(&c, 4);
-        mailbox.unregister(&a);
-        mailbox.wake_next(&a);
+        let registry = WaitRegistry::default();
+        let [a, b, c] = ["a", "b", "c"].map(|id| registry.register("x", id, None));
+        let other = registry.register("y", "d", None);
+        registry.set_position(&c, 4);
+        registry.unregister(&a);
+        registry.wake_next(&a);
         assert_eq!(
             [&b, &c, &other].map(|slot| slot.take_wake()),
             [None, Some(Wake::Recheck), None]
         );
-        mailbox.unregister(&other);
-        mailbox.wake_next(&other);
+        registry.unregister(&other);
+        registry.wake_next(&other);
         assert_eq!([&b, &c].map(|slot| slot.take_wake()), [None, None]);
     }
 
     #[test]
     fn promote_follower_chooses_only_a_parked_thread() {
-        let mailbox = WaitRegistry::default();
-        let (a, b) = (mailbox.register("x", "a", None), mailbox.register("x", "b", None));
-        mailbox.promote_follower();
+        let registry = WaitRegistry::default();
+        let (a, b) = (registry.register("x", "a", None), registry.register("x", "b", None));
+        registry.promote_follower();
         b.prepare_to_park();
-        mailbox.promote_follower();
+        registry.promote_follower();
         assert_eq!([&a, &b].map(|slot| slot.signals.lock().promoted), [false, true]);
         // A thread that is promoted between the announcement and the sleep does not sleep.
         b.park(Moment::NEVER);
         assert!(b.finish_park());
-        mailbox.promote_follower();
+        registry.promote_follower();
         assert!(!b.finish_park(), "thread was promoted while awake");
     }
 
     /// No thread reads a subscription here, so only `close` itself can end the sleep early.
     #[test]
     fn close_wakes_all_parked_waiters() {
-        let mailbox = WaitRegistry::default();
+        let registry = WaitRegistry::default();
         let sleepers = ["a", "b"].map(|id| {
-            let slot = mailbox.register("x", id, None);
+            let slot = registry.register("x", id, None);
             thread::spawn(move || {
                 let until = soon();
                 slot.park(until);
                 (slot.take_wake(), clock::now() < until)
             })
         });
-        mailbox.close();
+        registry.close();
         for sleeper in sleepers {
             assert_eq!(sleeper.join().unwrap(), (Some(Wake::Closed), true));
         }
@@ -443,8 +440,8 @@ mod tests {
 
     #[test]
     fn register_after_close_reports_closed() {
-        let mailbox = WaitRegistry::default();
-        mailbox.close();
-        assert_eq!(mailbox.register("x", "a", None).take_wake(), Some(Wake::Closed));
+        let registry = WaitRegistry::default();
+        registry.close();
+        assert_eq!(registry.register("x", "a", None).take_wake(), Some(Wake::Closed));
     }
 }

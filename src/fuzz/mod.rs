@@ -17,7 +17,9 @@ use crate::clock;
 
 /// The inputs in a folder of the corpus.
 fn corpus(folder: &str) -> Vec<Vec<u8>> {
-    harness::read_corpus(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus").join(folder))
+    harness::read_corpus(
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus").join(folder),
+    )
 }
 
 fn fuzz<I: Input>(inputs: Vec<I>, check: impl Fn(&I) -> u64) {

@@ -4,7 +4,7 @@ use super::{HeldLock, ManagerInner};
 use crate::{
     error::{LockError, Result},
     key::LockKey,
-    released::Released,
+    lock_info::Released,
 };
 
 /// State of such a lock.

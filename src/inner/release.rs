@@ -10,11 +10,11 @@ use crate::{
     grant::Claim,
     key::LockKey,
     lease::{Lease, LeaseEnd},
+    lock_info::Released,
     node::requests::InspectReply,
     redlock::{
         AskError, NodeSet, ReleaseOutcome, ReleaseRequest, Response, retry_through_failover,
     },
-    released::Released,
     renewer::report_loss,
 };
 
@@ -142,7 +142,7 @@ impl ManagerInner {
             };
             let without_pool = || self.redlock.release_last(request, deadline);
             match self.redlock.checkout(clock::now().saturating_add(POOL_TIMEOUT).min(deadline)) {
-                Ok(mut links) => self.redlock.release(&mut links, request, left()),
+                Ok(mut connections) => self.redlock.release(&mut connections, request, left()),
                 // The lock was acquired during a shutdown, which has closed the pool and stopped
                 // the renewer.
                 Err(_) if self.is_closed() => without_pool(),
@@ -151,40 +151,35 @@ impl ManagerInner {
                     {
                         Some(outcome) => outcome,
                         None if self.is_closed() => without_pool(),
-                        None => ReleaseOutcome::not_asked(self.redlock.all_nodes()),
+                        None => ReleaseOutcome::without_reply(self.redlock.all_nodes()),
                     }
                 }
             }
         };
-        let ReleaseOutcome {
-            result: outcome,
-            unconfirmed: unsettled,
-            unacknowledged: mut unheard,
-            released_on: released,
-            ..
-        } = retry_through_failover(deadline, ask);
-        let may_hold = if outcome.is_err() && self.redlock.len() == 1 {
+        let ReleaseOutcome { result, unconfirmed, mut unacknowledged, released_on, .. } =
+            retry_through_failover(deadline, ask);
+        let may_hold = if result.is_err() && self.redlock.len() == 1 {
             lease.may_hold()
         } else {
-            lease.may_hold().intersection(unsettled)
+            lease.may_hold().intersection(unconfirmed)
         };
         if !may_hold.is_empty() {
             // After a shutdown nothing runs in the background, and the lock is left to expire.
             self.renewer.clean_up(claim, &lease.queue_entry, may_hold, now);
         }
-        unheard.retain(|(node, _)| lease.may_hold().contains(*node));
-        if !unheard.is_empty() {
+        unacknowledged.retain(|(node, _)| lease.may_hold().contains(*node));
+        if !unacknowledged.is_empty() {
             // Most of these replies are read when their connections are used next.
             self.renewer.doubt(
                 claim,
                 &lease.queue_entry,
-                unheard,
+                unacknowledged,
                 clock::now().saturating_add(self.operation_timeout()),
             );
         }
         let failed =
-            |trouble| self.redlock.lock_error(trouble, Action::Release, Some(claim.key.name()));
-        (outcome.map_err(failed), released)
+            |error| self.redlock.lock_error(error, Action::Release, Some(claim.key.name()));
+        (result.map_err(failed), released_on)
     }
 
     /// Releases a lock held under `id`, in this or another process.
@@ -214,9 +209,9 @@ impl ManagerInner {
         was_held: bool,
         deadline: Moment,
     ) -> Result<Released> {
-        let failed = |trouble| self.redlock.lock_error(trouble, Action::Release, Some(key.name()));
+        let failed = |error| self.redlock.lock_error(error, Action::Release, Some(key.name()));
         let ask = |may_be_done| match self.redlock.checkout(deadline) {
-            Ok(mut links) => {
+            Ok(mut connections) => {
                 let request = ReleaseRequest {
                     key,
                     id,
@@ -225,14 +220,18 @@ impl ManagerInner {
                     unanswered: NodeSet::EMPTY,
                     maybe_applied: may_be_done,
                 };
-                self.redlock.release(&mut links, request, deadline.duration_since(clock::now()))
+                self.redlock.release(
+                    &mut connections,
+                    request,
+                    deadline.duration_since(clock::now()),
+                )
             }
             Err(failure) => {
-                let outcome = Err(AskError::Node(failure));
+                let result = Err(AskError::Node(failure));
                 ReleaseOutcome {
-                    result: outcome,
+                    result,
                     maybe_applied: may_be_done,
-                    ..ReleaseOutcome::not_asked(self.redlock.all_nodes())
+                    ..ReleaseOutcome::without_reply(self.redlock.all_nodes())
                 }
             }
         };
@@ -242,7 +241,7 @@ impl ManagerInner {
     /// Takes the lock away from its holder, on a quorum of the nodes or on some of them. Returns
     /// whether it did.
     pub(crate) fn force_release(&self, key: &LockKey) -> Result<bool> {
-        let failed = |trouble| self.redlock.lock_error(trouble, Action::Inspect, Some(key.name()));
+        let failed = |error| self.redlock.lock_error(error, Action::Inspect, Some(key.name()));
         let deadline = self.operation_deadline();
         // The other half of the time is for the release.
         let responses =
@@ -278,7 +277,7 @@ impl ManagerInner {
     ) {
         if !self.renewer.clean_up(claim, queue_entry, nodes, in_flight_until) {
             // After a shutdown nothing runs in the background. What fails here is left to expire.
-            let leaving = ReleaseRequest {
+            let request = ReleaseRequest {
                 key: &claim.key,
                 id: claim.id.as_str().as_bytes(),
                 queue_entry,
@@ -286,9 +285,13 @@ impl ManagerInner {
                 unanswered: NodeSet::EMPTY,
                 maybe_applied: NodeSet::EMPTY,
             };
-            let outcome = self.redlock.release_last(leaving, clock::now().saturating_add(timeout));
-            if let Err(trouble) = outcome.result {
-                log_safely!(debug, "could not clean up {:?}: {trouble}; it is left to expire", claim.key);
+            let outcome = self.redlock.release_last(request, clock::now().saturating_add(timeout));
+            if let Err(error) = outcome.result {
+                log_safely!(
+                    debug,
+                    "could not clean up {:?}: {error}; it is left to expire",
+                    claim.key
+                );
             }
         }
     }

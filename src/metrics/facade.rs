@@ -61,40 +61,40 @@ mod on {
             describe_histogram!(
                 "distlock.lock.wait.duration",
                 Unit::Seconds,
-                "from asking for a lock to its outcome"
+                "time from asking for a lock until the outcome"
             );
             describe_histogram!(
                 "distlock.lock.hold.duration",
                 Unit::Seconds,
-                "from taking a lock to its end"
+                "time from acquiring a lock until its release or loss"
             );
             describe_histogram!(
                 "distlock.renewal.duration",
                 Unit::Seconds,
-                "from asking for a renewal to its confirmation"
+                "time from sending a renewal until its confirmation"
             );
             describe_histogram!(
                 "distlock.renewal.margin",
                 Unit::Seconds,
-                "what was left of a lease when it was renewed"
+                "time left on a lease when its renewal was confirmed"
             );
         });
     }
 
     const COUNTER_DESCRIPTIONS: &[(Count, &str)] = &[
-        (Count::Attempted, "locks asked for"),
-        (Count::Acquired, "locks taken"),
-        (Count::Contended, "locks asked for while somebody else held them"),
-        (Count::TimedOut, "locks that stayed with somebody else for too long"),
-        (Count::Failed, "locks that could not be had for another reason"),
-        (Count::Released, "locks given up"),
+        (Count::Attempted, "acquisitions attempted"),
+        (Count::Acquired, "locks acquired"),
+        (Count::Contended, "acquisitions that found the lock already held"),
+        (Count::TimedOut, "acquisitions that timed out"),
+        (Count::Failed, "acquisitions that failed for a reason other than contention"),
+        (Count::Released, "locks released"),
         (Count::Lost, "locks lost while they were held"),
-        (Count::Renewals, "leases renewed"),
+        (Count::Renewals, "renewals confirmed"),
         (Count::RenewalsFailed, "renewals that were not confirmed"),
-        (Count::RenewalsOverdue, "leases half over without a confirmation"),
-        (Count::Reconnected, "servers connected to again"),
-        (Count::ServersChanged, "nodes that are not what they were"),
-        (Count::EventsDropped, "events that a handler was too slow for"),
+        (Count::RenewalsOverdue, "renewals overdue"),
+        (Count::Reconnected, "servers reached again after an outage"),
+        (Count::ServersChanged, "nodes restarted, replaced or possibly without their locks"),
+        (Count::EventsDropped, "events dropped because a handler was too slow"),
     ];
 
     fn counter_name(count: Count) -> &'static str {
@@ -108,7 +108,7 @@ mod on {
             Count::Lost => "distlock.lock.lost",
             Count::Renewals => "distlock.renewal.confirmed",
             Count::RenewalsFailed => "distlock.renewal.failed",
-            Count::RenewalsOverdue => "distlock.renewal.danger",
+            Count::RenewalsOverdue => "distlock.renewal.overdue",
             Count::Reconnected => "distlock.server.reconnected",
             Count::ServersChanged => "distlock.server.changed",
             Count::EventsDropped => "distlock.events.dropped",
@@ -157,15 +157,23 @@ mod on {
 
     pub(in super::super) fn wait(span: Duration, outcome: &'static str, server: &Arc<str>) {
         record_safely(|| {
-            histogram!("distlock.lock.wait.duration", SERVER => server_label(server), OUTCOME => outcome)
-                .record(span.as_secs_f64());
+            histogram!(
+                "distlock.lock.wait.duration",
+                SERVER => server_label(server),
+                OUTCOME => outcome
+            )
+            .record(span.as_secs_f64());
         });
     }
 
     pub(in super::super) fn hold(span: Duration, outcome: &'static str, server: &Arc<str>) {
         record_safely(|| {
-            histogram!("distlock.lock.hold.duration", SERVER => server_label(server), OUTCOME => outcome)
-                .record(span.as_secs_f64());
+            histogram!(
+                "distlock.lock.hold.duration",
+                SERVER => server_label(server),
+                OUTCOME => outcome
+            )
+            .record(span.as_secs_f64());
         });
     }
 

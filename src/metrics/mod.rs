@@ -59,13 +59,12 @@ impl Metrics {
         self.counts.get(Count::Acquired)
     }
 
-    /// Number of acquisitions that found the lock held by another holder.
+    /// Number of acquisitions that found the lock already held.
     pub fn contended(&self) -> u64 {
         self.counts.get(Count::Contended)
     }
 
-    /// Number of acquisitions that ended because another holder kept the lock for longer than the
-    /// caller wanted to wait.
+    /// Number of acquisitions that timed out because the lock stayed held.
     pub fn timed_out(&self) -> u64 {
         self.counts.get(Count::TimedOut)
     }
@@ -105,8 +104,9 @@ impl Metrics {
         self.counts.get(Count::RenewalsFailed)
     }
 
-    /// Number of times that half of a lease passed without the renewal that was due.
-    pub fn dangers(&self) -> u64 {
+    /// Number of overdue renewals: half of the lease's validity passed without a confirmation,
+    /// although a renewal was due before.
+    pub fn renewals_overdue(&self) -> u64 {
         self.counts.get(Count::RenewalsOverdue)
     }
 
@@ -183,13 +183,12 @@ impl LockMetrics {
         self.0.acquired
     }
 
-    /// Number of acquisitions that found the lock held by another holder.
+    /// Number of acquisitions that found the lock already held.
     pub fn contended(&self) -> u64 {
         self.0.contended
     }
 
-    /// Number of acquisitions that ended because another holder kept the lock for longer than the
-    /// caller wanted to wait.
+    /// Number of acquisitions that timed out because the lock stayed held.
     pub fn timed_out(&self) -> u64 {
         self.0.timed_out
     }
@@ -211,20 +210,14 @@ impl LockMetrics {
 
     /// Shortest time that was left on the lease when a renewal was confirmed; `None` if no renewal
     /// was confirmed.
-    pub fn least_margin(&self) -> Option<Duration> {
+    pub fn min_margin(&self) -> Option<Duration> {
         self.0.min_margin
     }
 }
 
 impl fmt::Display for Metrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "locks at {}: {} held, {} asked for",
-            self.server,
-            self.held(),
-            self.waiting()
-        )?;
+        writeln!(f, "locks at {}: {} held, {} waiting", self.server, self.held(), self.waiting())?;
         let counts = [
             ("attempted", self.attempted()),
             ("acquired", self.acquired()),
@@ -233,9 +226,9 @@ impl fmt::Display for Metrics {
             ("failed", self.failed()),
             ("released", self.released()),
             ("lost", self.lost()),
-            ("renewed", self.renewals()),
-            ("not renewed", self.renewals_failed()),
-            ("in danger", self.dangers()),
+            ("renewals", self.renewals()),
+            ("renewals failed", self.renewals_failed()),
+            ("renewals overdue", self.renewals_overdue()),
             ("reconnected", self.reconnected()),
             ("events dropped", self.events_dropped()),
         ];
@@ -309,7 +302,7 @@ fn write_row(f: &mut fmt::Formatter<'_>, name: &str, lock: &LockMetrics) -> fmt:
     writeln!(
         f,
         " {:>9}",
-        lock.least_margin().map_or_else(|| "-".into(), |margin| HumanDuration(margin).to_string())
+        lock.min_margin().map_or_else(|| "-".into(), |margin| HumanDuration(margin).to_string())
     )
 }
 

@@ -71,9 +71,9 @@ pub(super) struct PerLockTable {
 }
 
 impl PerLockTable {
-    pub(super) fn new(room: usize) -> PerLockTable {
+    pub(super) fn new(capacity: usize) -> PerLockTable {
         PerLockTable {
-            capacity: room,
+            capacity,
             stats: Vec::new(),
             index: HashMap::new(),
             clock_hand: 0,
@@ -83,10 +83,10 @@ impl PerLockTable {
 
     /// Returns the entry of a lock that is being used. Marks the entry if it already existed.
     pub(super) fn touch(&mut self, name: &str) -> &mut LockStats {
-        let known = self.index.contains_key(name);
-        let row = self.entry(name);
-        row.recently_used |= known;
-        row
+        let existed = self.index.contains_key(name);
+        let entry = self.entry(name);
+        entry.recently_used |= existed;
+        entry
     }
 
     /// Returns the entry of a lock, inserting it if necessary.
@@ -109,12 +109,12 @@ impl PerLockTable {
         // The first round clears all marks, so the second one finds an entry at once.
         for _ in 0..=self.capacity {
             let at = self.clock_hand;
-            let Some(row) = self.stats.get_mut(at) else { break };
+            let Some(entry) = self.stats.get_mut(at) else { break };
             self.clock_hand = (at + 1) % self.capacity;
-            if !std::mem::take(&mut row.recently_used) {
-                self.others.merge(row);
-                self.index.remove(&row.name);
-                *row = LockStats::new(name);
+            if !std::mem::take(&mut entry.recently_used) {
+                self.others.merge(entry);
+                self.index.remove(&entry.name);
+                *entry = LockStats::new(name);
                 self.index.insert(name.into(), at);
                 return at;
             }
@@ -134,32 +134,32 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn names(rows: &PerLockTable) -> Vec<String> {
+    fn names(table: &PerLockTable) -> Vec<String> {
         let mut names: Vec<_> =
-            rows.chunk(0, usize::MAX).iter().map(|row| row.name.to_string()).collect();
+            table.chunk(0, usize::MAX).iter().map(|entry| entry.name.to_string()).collect();
         names.sort();
         names
     }
 
     #[test]
     fn rarely_used_lock_is_evicted_into_others() {
-        let mut rows = PerLockTable::new(3);
+        let mut table = PerLockTable::new(3);
         for name in ["a", "b", "often", "often", "x", "y", "often", "z", "1", "often", "2"] {
-            let row = rows.touch(name);
-            row.acquired += 1;
-            row.wait.record(Duration::from_millis(1));
-            row.record_margin(Duration::from_secs(1));
+            let entry = table.touch(name);
+            entry.acquired += 1;
+            entry.wait.record(Duration::from_millis(1));
+            entry.record_margin(Duration::from_secs(1));
         }
-        assert!(names(&rows).contains(&"often".to_owned()), "{:?}", names(&rows));
-        assert_eq!(rows.entry("often").acquired, 4);
-        assert_eq!((rows.others.acquired, rows.others.wait.count()), (5, 5));
-        assert_eq!(rows.others.min_margin, Some(Duration::from_secs(1)));
-        assert!(rows.entry("new").min_margin.is_none());
+        assert!(names(&table).contains(&"often".to_owned()), "{:?}", names(&table));
+        assert_eq!(table.entry("often").acquired, 4);
+        assert_eq!((table.others.acquired, table.others.wait.count()), (5, 5));
+        assert_eq!(table.others.min_margin, Some(Duration::from_secs(1)));
+        assert!(table.entry("new").min_margin.is_none());
     }
 
     #[test]
     fn oldest_unused_lock_is_evicted_first() {
-        let mut rows = PerLockTable::new(3);
+        let mut table = PerLockTable::new(3);
         for (asked, left) in [
             ("a", "a"),
             ("b", "ab"),
@@ -169,24 +169,24 @@ mod tests {
             ("f", "def"),
             ("g", "efg"),
         ] {
-            rows.touch(asked);
-            assert_eq!(names(&rows).concat(), left);
+            table.touch(asked);
+            assert_eq!(names(&table).concat(), left);
         }
         // An entry that was used again is spared once.
         for asked in ["e", "f", "g", "h", "i"] {
-            rows.touch(asked);
+            table.touch(asked);
         }
-        assert_eq!(names(&rows), ["g", "h", "i"]);
+        assert_eq!(names(&table), ["g", "h", "i"]);
     }
 
     #[test]
     fn evicted_counts_move_to_others() {
-        let mut rows = PerLockTable::new(1);
+        let mut table = PerLockTable::new(1);
         for name in ["a", "b", "c"] {
-            let row = rows.entry(name);
-            (row.acquired, row.contended, row.timed_out, row.lost) = (1, 2, 3, 4);
+            let entry = table.entry(name);
+            (entry.acquired, entry.contended, entry.timed_out, entry.lost) = (1, 2, 3, 4);
         }
-        let others = &rows.others;
+        let others = &table.others;
         assert_eq!(
             (others.acquired, others.contended, others.timed_out, others.lost),
             (2, 4, 6, 8)
@@ -197,21 +197,27 @@ mod tests {
         /// No count is lost, the table never exceeds its capacity, and every entry has its own
         /// name.
         #[test]
-        fn sums_are_preserved_by_eviction(room in 0usize..5, used in proptest::collection::vec(0u8..9, 0..80)) {
-            let mut rows = PerLockTable::new(room);
+        fn sums_are_preserved_by_eviction(
+            capacity in 0usize..5,
+            used in proptest::collection::vec(0u8..9, 0..80),
+        ) {
+            let mut table = PerLockTable::new(capacity);
             for name in &used {
-                let row = rows.touch(&name.to_string());
-                row.acquired += 1;
-                row.hold.record(Duration::from_micros((*name).into()));
+                let entry = table.touch(&name.to_string());
+                entry.acquired += 1;
+                entry.hold.record(Duration::from_micros((*name).into()));
             }
-            let names = names(&rows);
-            prop_assert!(names.len() <= room && names.windows(2).all(|pair| pair[0] != pair[1]));
-            let rows_sum: u64 = rows.chunk(0, 99).iter().map(|row| row.acquired).sum();
-            prop_assert_eq!(rows_sum + rows.others.acquired, used.len() as u64);
-            let holds: u64 = rows.chunk(0, 99).iter().map(|row| row.hold.count()).sum();
-            prop_assert_eq!(holds + rows.others.hold.count(), used.len() as u64);
-            for row in rows.chunk(0, 99) {
-                prop_assert_eq!(rows.index.get(&row.name).map(|at| &rows.stats[*at].name), Some(&row.name));
+            let names = names(&table);
+            prop_assert!(names.len() <= capacity && names.windows(2).all(|pair| pair[0] != pair[1]));
+            let rows_sum: u64 = table.chunk(0, 99).iter().map(|entry| entry.acquired).sum();
+            prop_assert_eq!(rows_sum + table.others.acquired, used.len() as u64);
+            let holds: u64 = table.chunk(0, 99).iter().map(|entry| entry.hold.count()).sum();
+            prop_assert_eq!(holds + table.others.hold.count(), used.len() as u64);
+            for entry in table.chunk(0, 99) {
+                prop_assert_eq!(
+                    table.index.get(&entry.name).map(|at| &table.stats[*at].name),
+                    Some(&entry.name)
+                );
             }
         }
     }

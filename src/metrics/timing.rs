@@ -133,10 +133,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn quantiles_are_bounded_and_monotonic(micros in proptest::collection::vec(0u64..1 << 40, 1..50), part in 0.0..1.0) {
+        fn quantiles_are_bounded_and_monotonic(
+            micros in proptest::collection::vec(0u64..1 << 40, 1..50),
+            part in 0.0..1.0,
+        ) {
             let mut timing = Timing::new(1);
             micros.iter().for_each(|micros| timing.record(Duration::from_micros(*micros)));
-            prop_assert!(timing.min() <= timing.quantile(part) && timing.quantile(part) <= timing.max());
+            prop_assert!(
+                timing.min() <= timing.quantile(part) && timing.quantile(part) <= timing.max()
+            );
             prop_assert!(timing.quantile(part / 2.0) <= timing.quantile(part));
         }
     }

@@ -1,5 +1,4 @@
-//! `Ack`: whether an abandoned reply has arrived. Usable after the connection was returned to the
-//! pool.
+//! `Ack`: whether an abandoned reply has arrived. Checking an ack does not need the connection.
 
 use std::sync::Arc;
 
@@ -31,10 +30,10 @@ pub(crate) struct AckTracker {
 }
 
 impl AckTracker {
-    /// Issues an ack for the last of `owed` replies in flight.
-    pub(crate) fn issue(&mut self, owed: u32) -> Ack {
-        let settled = self.acknowledged.get_or_insert_default().clone();
-        Ack { acknowledged: settled, number: self.received + u64::from(owed) }
+    /// Issues an ack for the last of the replies in flight.
+    pub(crate) fn issue(&mut self, unread: u32) -> Ack {
+        let acknowledged = self.acknowledged.get_or_insert_default().clone();
+        Ack { acknowledged, number: self.received + u64::from(unread) }
     }
 
     /// Records that the next abandoned reply has arrived.
@@ -44,8 +43,8 @@ impl AckTracker {
             // Detach the acks of later replies too. They stay unset, which only causes a harmless
             // repetition of their requests.
             self.acknowledged = None;
-        } else if let Some(settled) = &self.acknowledged {
-            settled.store(self.received, Ordering::Relaxed);
+        } else if let Some(acknowledged) = &self.acknowledged {
+            acknowledged.store(self.received, Ordering::Relaxed);
         }
     }
 }
@@ -56,29 +55,29 @@ mod tests {
 
     #[test]
     fn ack_is_set_by_its_own_reply() {
-        let mut receipts = AckTracker::default();
-        let first = receipts.issue(1);
-        let second = receipts.issue(2);
+        let mut tracker = AckTracker::default();
+        let first = tracker.issue(1);
+        let second = tracker.issue(2);
         assert!(!first.is_acknowledged() && !second.is_acknowledged());
-        receipts.record(false);
+        tracker.record(false);
         assert!(first.is_acknowledged() && !second.is_acknowledged());
-        let third = receipts.issue(2);
-        receipts.record(false);
+        let third = tracker.issue(2);
+        tracker.record(false);
         assert!(second.is_acknowledged() && !third.is_acknowledged());
-        drop(receipts);
-        assert!(!third.is_acknowledged(), "it came to nothing with the connection");
+        drop(tracker);
+        assert!(!third.is_acknowledged(), "the connection was closed before the reply arrived");
     }
 
     #[test]
     fn error_reply_acknowledges_nothing() {
-        let mut receipts = AckTracker::default();
-        let refused = receipts.issue(1);
-        let behind = receipts.issue(2);
-        receipts.record(true);
-        let later = receipts.issue(2);
-        receipts.record(false);
+        let mut tracker = AckTracker::default();
+        let refused = tracker.issue(1);
+        let behind = tracker.issue(2);
+        tracker.record(true);
+        let later = tracker.issue(2);
+        tracker.record(false);
         assert!(!refused.is_acknowledged() && !later.is_acknowledged());
-        receipts.record(false);
+        tracker.record(false);
         assert!(later.is_acknowledged() && !refused.is_acknowledged() && !behind.is_acknowledged());
     }
 }

@@ -17,7 +17,8 @@ pub(crate) struct ClockSample {
     server_us: u64,
 }
 
-/// Bound on clock drift: two clocks differ by at most one part in this many over any interval.
+/// Assumed bound on clock drift: over any interval, two clocks differ by at most one part in this
+/// many.
 pub(crate) const DRIFT_DIVISOR: u32 = 100;
 
 impl ClockSample {
@@ -34,13 +35,13 @@ impl ClockSample {
         (server_us < CLOCK_MAX).then_some(ClockSample { sent, received, server_us })
     }
 
-    /// Lower bound of what the server's clock shows at `moment`, which must not be before the
-    /// sample.
+    /// Returns what the server's clock shows at `moment`, at least, if both clocks run at the same
+    /// rate.
     pub(crate) fn server_us_at(&self, moment: Moment) -> u64 {
         self.server_us.saturating_add(micros(moment.duration_since(self.received)))
     }
 
-    /// Lower bound of the local time at which the server's clock showed `server_us`.
+    /// Returns a lower bound of the local time at which the server's clock showed `server_us`.
     ///
     /// The difference may be negative, because a grant can be older than the sample.
     pub(crate) fn local_lower_bound(&self, server_us: u64) -> Moment {
@@ -59,7 +60,7 @@ impl ClockSample {
         }
     }
 
-    /// Duration of the exchange.
+    /// Returns the duration of the exchange.
     pub(crate) fn round_trip(&self) -> Duration {
         self.received.duration_since(self.sent)
     }
@@ -102,7 +103,7 @@ mod tests {
         let sample = ClockSample::new(at(1_000), at(1_100), 50_000);
         assert_eq!(sample.server_us_at(at(1_100)), 50_000);
         assert_eq!(sample.server_us_at(at(1_350)), 50_250);
-        assert_eq!(sample.server_us_at(at(1_050)), 50_000, "it may not have been read yet");
+        assert_eq!(sample.server_us_at(at(1_050)), 50_000, "the clock may not have been read yet");
     }
 
     #[test]
@@ -159,10 +160,16 @@ mod tests {
             // The server's clock runs at 1 + rate relative to ours. Both are measured from the
             // sample.
             let elapsed = i128::from(event_at) - i128::from(read_at);
-            let shown = i128::from(shown_then) + elapsed + (elapsed * rate_ppm).div_euclid(1_000_000);
+            let shown =
+                i128::from(shown_then) + elapsed + (elapsed * rate_ppm).div_euclid(1_000_000);
             let (sent, received) = (read_at.saturating_sub(delay), read_at + on_the_way_back);
-            let reading = ClockSample::new(Moment::from_nanos(sent), Moment::from_nanos(received), shown_then / 1_000);
-            let mapped = reading.local_lower_bound(u64::try_from(shown / 1_000).unwrap()).as_nanos();
+            let reading = ClockSample::new(
+                Moment::from_nanos(sent),
+                Moment::from_nanos(received),
+                shown_then / 1_000,
+            );
+            let mapped =
+                reading.local_lower_bound(u64::try_from(shown / 1_000).unwrap()).as_nanos();
             // The arithmetic truncates fractions of a nanosecond.
             prop_assert!(mapped <= event_at + 2, "{mapped} is later than {event_at}");
             let error = delay + event_at.abs_diff(read_at) / 49 + 3_000;

@@ -1,4 +1,5 @@
-//! A connection with a deadline on every operation, closed at the first doubt.
+//! A connection with a deadline on every operation. Its socket is closed as soon as the state of
+//! the exchange is in doubt.
 //!
 //! The redis crate's own connection has no connect timeout, restarts its read timeout for every
 //! reply, and stays "open" after a reset. This one combines a socket with the redis crate's parser.
@@ -31,8 +32,8 @@ use crate::{
 /// system call.
 const IDLE_CHECK_MIN: Duration = Duration::from_millis(100);
 
-const TLS_HINT: &str = "its answer begins like TLS, which is not built into this version; use redis:// to a port without TLS, \
-    or to a local TLS proxy";
+const TLS_HINT: &str = "its reply begins like TLS, which is not built into this version; \
+    use redis:// to a port without TLS, or to a local TLS proxy";
 
 pub(crate) struct Connection {
     endpoint: Arc<Endpoint>,
@@ -41,12 +42,13 @@ pub(crate) struct Connection {
     /// Nonce of the last request. The first one is random, and is drawn by the thread that sends
     /// it.
     nonce: Option<u64>,
-    /// Timeout of a user's own commands, which have no deadline.
+    /// Operation timeout. Limits commands sent by users, and the time for which a reply may stay
+    /// unread.
     timeout: Duration,
     spin_max: Duration,
-    /// Whether a user's own commands were sent over the current socket.
+    /// Whether a user has sent commands over the current socket.
     used_by_caller: bool,
-    /// When the socket that broke was opened; kept until it is reported.
+    /// Opening time of the socket that broke; kept until it is reported.
     broken_opened_at: Option<Moment>,
     /// Whether the handshake reads the server's run id, uptime, role and durability.
     reads_server_info: bool,
@@ -73,7 +75,7 @@ impl Connection {
         endpoint: Arc<Endpoint>,
         timeout: Duration,
         spin_max: Duration,
-        examine: bool,
+        reads_server_info: bool,
     ) -> Connection {
         Connection {
             endpoint,
@@ -84,7 +86,7 @@ impl Connection {
             spin_max,
             used_by_caller: false,
             broken_opened_at: None,
-            reads_server_info: examine,
+            reads_server_info,
             server_epoch: 0,
         }
     }
@@ -103,14 +105,14 @@ impl Connection {
         self.link.is_some()
     }
 
-    /// When the current socket was opened. Distinguishes it from earlier sockets of this
-    /// connection.
+    /// Returns when the current socket was opened, which distinguishes it from earlier sockets of
+    /// this connection.
     pub(crate) fn opened_at(&self) -> Option<Moment> {
         self.link.as_ref().map(|link| link.opened_at)
     }
 
-    /// Closes the socket if a user's own commands were sent over it, because they may have changed
-    /// its state.
+    /// Closes the socket if a user has sent commands over it, because they may have changed its
+    /// state.
     pub(crate) fn close_if_used_by_caller(&mut self) {
         if std::mem::take(&mut self.used_by_caller) {
             self.close();
@@ -123,14 +125,14 @@ impl Connection {
     }
 
     /// Records the epoch of the server that the current socket leads to.
-    pub(crate) fn set_server_epoch(&mut self, succession: u64) {
-        self.server_epoch = succession;
+    pub(crate) fn set_server_epoch(&mut self, server_epoch: u64) {
+        self.server_epoch = server_epoch;
     }
 
     /// Closes the socket if it leads to an earlier server of its node. That server may still be
     /// running, but its vote no longer counts.
-    pub(crate) fn close_if_replaced(&mut self, succession: u64) {
-        if self.server_epoch < succession {
+    pub(crate) fn close_if_replaced(&mut self, server_epoch: u64) {
+        if self.server_epoch < server_epoch {
             self.close();
         }
     }
@@ -179,9 +181,9 @@ impl Connection {
             Socket::connect(&self.endpoint.address, deadline).map_err(NodeError::not_sent)?;
         self.link = Some(FramedSocket::new(socket));
         // Whatever fails here, none of the caller's requests has been sent.
-        let handshake = self.handshake(deadline).map_err(|failure| {
+        let handshake = self.handshake(deadline).map_err(|error| {
             self.poison();
-            NodeError { outcome_unknown: false, ..failure }
+            NodeError { outcome_unknown: false, ..error }
         })?;
         log_safely!(debug, "connected to {}", self.endpoint.label);
         Ok(Some(handshake))
@@ -198,16 +200,16 @@ impl Connection {
             self.close();
             return false;
         }
-        let good = match link.unread {
+        let is_usable = match link.unread {
             0 => now.duration_since(link.used_at) < IDLE_CHECK_MIN || link.socket.is_idle(),
             _ => {
                 pipeline::can_leave_unread(link) && now.duration_since(link.unread_since) < timeout
             }
         };
-        if !good {
+        if !is_usable {
             self.poison();
         }
-        good
+        is_usable
     }
 
     /// Whether this socket has already carried the full text of the script. Marks the script as
@@ -219,12 +221,12 @@ impl Connection {
         loaded
     }
 
-    /// Time to busy-wait for a reply.
+    /// Returns the time to busy-wait for a reply.
     pub(crate) fn spin_time(&self) -> Duration {
         self.link.as_ref().map_or(Duration::ZERO, |link| link.spin_time(self.spin_max))
     }
 
-    /// Socket to poll for replies.
+    /// Returns the socket to poll for replies.
     pub(crate) fn socket(&self) -> Option<&Socket> {
         self.link.as_ref().map(|link| &link.socket)
     }
@@ -247,7 +249,7 @@ impl Connection {
             steps.push(vec![b"SELECT", db.as_bytes()]);
         }
         if self.reads_server_info {
-            steps.extend(server_info::INFO_COMMANDS.iter().map(|question| question.to_vec()));
+            steps.extend(server_info::INFO_COMMANDS.iter().map(|command| command.to_vec()));
         }
         steps.push(vec![b"TIME"]);
         self.out.clear();
@@ -256,16 +258,16 @@ impl Connection {
         }
         let sent = clock::now();
         self.flush(deadline)?;
-        let mut answer = Value::Nil;
+        let mut reply = Value::Nil;
         let mut reader = ServerInfoReader::default();
         for step in &steps {
-            answer = self.receive(deadline)?;
-            if self.reads_server_info && reader.read_reply(step, &answer) {
+            reply = self.receive(deadline)?;
+            if self.reads_server_info && reader.read_reply(step, &reply) {
                 continue;
             }
-            self.check_error_reply(&answer).map_err(|failure| match &failure.kind {
+            self.check_error_reply(&reply).map_err(|error| match &error.kind {
                 // A server with too many clients sends this error instead of any reply.
-                _ if failure.is_max_clients() => failure,
+                _ if error.is_max_clients() => error,
                 // A server that does not know the command quotes its arguments, which include the
                 // password.
                 NodeErrorKind::Refused { code, .. }
@@ -273,22 +275,22 @@ impl Connection {
                 {
                     NodeError::refused(
                         code.clone(),
-                        "it does not take this user or password (AUTH)".into(),
+                        "it does not accept this user or password (AUTH)".into(),
                     )
                 }
-                _ => failure,
+                _ => error,
             })?;
         }
         let received = clock::now();
-        let clock_sample = ClockSample::from_time(sent, received, &answer).ok_or_else(|| {
+        let clock_sample = ClockSample::from_time(sent, received, &reply).ok_or_else(|| {
             NodeError::outcome_unknown(NodeErrorKind::Protocol(
-                "its answer to TIME is no time that can be".into(),
+                "its reply to TIME is not a valid time".into(),
             ))
         })?;
         let server_info = match self.reads_server_info {
             true => Some(reader.server_info(received).ok_or_else(|| {
                 NodeError::outcome_unknown(NodeErrorKind::Protocol(
-                    "its answer to INFO does not say who it is".into(),
+                    "its reply to INFO lacks a required field".into(),
                 ))
             })?),
             false => None,
@@ -296,25 +298,26 @@ impl Connection {
         Ok(Handshake { clock_sample, server_info })
     }
 
-    /// Sends a command and waits for its reply. An error reply counts as success.
+    /// Sends a command and waits for its reply. An error reply counts as success. A failure counts
+    /// as "not applied", because it is not about the caller's request.
     pub(crate) fn execute(&mut self, command: &[&[u8]], deadline: Moment) -> Result<(), NodeError> {
         self.send(deadline, |out| write_command(out, command))
             .and_then(|_| self.receive(deadline))
             .map(drop)
-            .map_err(|failure| NodeError { outcome_unknown: false, ..failure })
+            .map_err(|error| NodeError { outcome_unknown: false, ..error })
     }
 
     /// Turns an error reply into an error. If the server is not a master, also closes the socket,
     /// because the host name may lead to another server by now.
     pub(crate) fn check_error_reply(&mut self, value: &Value) -> Result<(), NodeError> {
         let Value::ServerError(error) = value else { return Ok(()) };
-        let failure = NodeError::from_server(error.code(), error.details().unwrap_or(""), |text| {
+        let error = NodeError::from_server(error.code(), error.details().unwrap_or(""), |text| {
             self.endpoint.quote(text)
         });
-        if failure.is_not_master() {
+        if error.is_not_master() {
             self.close();
         }
-        Err(failure)
+        Err(error)
     }
 
     /// Returns a number that no earlier request on this connection carried.
@@ -360,7 +363,7 @@ impl Connection {
                 self.poison();
                 Err(NodeError::outcome_unknown(NodeErrorKind::TimedOut))
             }
-            Err(failure) => Err(failure),
+            Err(error) => Err(error),
         }
     }
 
@@ -373,8 +376,8 @@ impl Connection {
                 Some(value) if unread > 0 => match self.skip_reply(&value, clock::now()) {
                     // The awaited reply is behind the one that closed the socket. Its request may
                     // still be carried out.
-                    Err(failure) if !self.is_connected() => {
-                        return Err(NodeError { outcome_unknown: true, ..failure });
+                    Err(error) if !self.is_connected() => {
+                        return Err(NodeError { outcome_unknown: true, ..error });
                     }
                     _ => {}
                 },
@@ -395,7 +398,7 @@ impl Connection {
             Err(error) => {
                 let is_tls = link.is_tls();
                 self.poison();
-                let reason = match error.kind() {
+                let kind = match error.kind() {
                     _ if is_tls => NodeErrorKind::Protocol(TLS_HINT.into()),
                     redis::ErrorKind::Io => NodeErrorKind::Io(
                         error
@@ -404,7 +407,7 @@ impl Connection {
                     ),
                     _ => NodeErrorKind::Protocol(self.endpoint.quote(&error.to_string())),
                 };
-                Err(NodeError::outcome_unknown(reason))
+                Err(NodeError::outcome_unknown(kind))
             }
         }
     }
@@ -455,15 +458,18 @@ mod tests {
     /// nonce.
     #[test]
     fn nonces_start_at_random_and_never_repeat() {
-        let numbers = || {
+        let nonces = || {
             let mut connection = unconnected("redis://h");
             [connection.next_nonce(), connection.next_nonce(), connection.next_nonce()]
         };
-        let begun: Vec<_> = (0..8).map(|_| numbers()).collect();
-        for [first, second, third] in &begun {
+        let nonces_of_connections: Vec<_> = (0..8).map(|_| nonces()).collect();
+        for [first, second, third] in &nonces_of_connections {
             assert_eq!((*second, *third), (first + 1, first + 2));
-            let near = begun.iter().filter(|[other, ..]| other.abs_diff(*first) < 1 << 16).count();
-            assert_eq!(near, 1, "{begun:?}");
+            let near = nonces_of_connections
+                .iter()
+                .filter(|[other, ..]| other.abs_diff(*first) < 1 << 16)
+                .count();
+            assert_eq!(near, 1, "{nonces_of_connections:?}");
         }
     }
 
@@ -475,14 +481,14 @@ mod tests {
         {
             let error =
                 redis::parse_redis_value(format!("-{word} and more\r\n").as_bytes()).unwrap();
-            let failure = connection.check_error_reply(&error).unwrap_err();
-            let said = failure.kind.to_string();
+            let error = connection.check_error_reply(&error).unwrap_err();
+            let text = error.kind.to_string();
             assert!(
-                matches!(&failure.kind, NodeErrorKind::Refused { code, .. } if code.len() < 512),
-                "{said:.99}"
+                matches!(&error.kind, NodeErrorKind::Refused { code, .. } if code.len() < 512),
+                "{text:.99}"
             );
-            assert!(said.len() < 1024 && !said.contains("hunter2"), "{said:.99}");
-            assert!(!said.chars().any(char::is_control), "{said:?}");
+            assert!(text.len() < 1024 && !text.contains("hunter2"), "{text:.99}");
+            assert!(!text.chars().any(char::is_control), "{text:?}");
         }
     }
 }

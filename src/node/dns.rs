@@ -47,14 +47,14 @@ pub(crate) fn resolve(host: &str, port: u16, deadline: Moment) -> io::Result<Vec
     {
         return Ok(addresses.clone());
     }
-    let (answer, result) = bounded(1);
+    let (sender, result) = bounded(1);
     let first = match IN_FLIGHT.lock().entry(query.clone()) {
         Entry::Occupied(mut others) => {
-            others.get_mut().push(answer);
+            others.get_mut().push(sender);
             false
         }
         Entry::Vacant(place) => {
-            place.insert(vec![answer]);
+            place.insert(vec![sender]);
             true
         }
     };
@@ -70,7 +70,7 @@ pub(crate) fn resolve(host: &str, port: u16, deadline: Moment) -> io::Result<Vec
     match result.recv_timeout(deadline.duration_since(clock::now())) {
         Ok(answer) => answer.map_err(|(kind, text)| io::Error::new(kind, text)),
         Err(RecvTimeoutError::Timeout) => {
-            Err(io::Error::new(io::ErrorKind::TimedOut, "the name lookup takes too long"))
+            Err(io::Error::new(io::ErrorKind::TimedOut, "the name lookup timed out"))
         }
         Err(RecvTimeoutError::Disconnected) => Err(io::Error::other("the name lookup failed")),
     }
@@ -120,6 +120,6 @@ mod tests {
         for asker in askers {
             assert!(!asker.join().unwrap().unwrap().is_empty());
         }
-        assert!(IN_FLIGHT.lock().keys().all(|(_, port)| *port != 9), "something was left behind");
+        assert!(IN_FLIGHT.lock().keys().all(|(_, port)| *port != 9), "a lookup was left in flight");
     }
 }

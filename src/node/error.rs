@@ -9,8 +9,8 @@ use crate::display::HumanDuration;
 /// last two.
 #[derive(Debug)]
 pub(crate) struct NodeError {
-    /// Whether the request may have been carried out, because at least one byte of it may have been
-    /// sent.
+    /// Whether the request may have been carried out, because at least one byte of it may have
+    /// reached the server.
     pub(crate) outcome_unknown: bool,
     pub(crate) kind: NodeErrorKind,
 }
@@ -89,8 +89,9 @@ impl NodeError {
         NodeError::refused(code, quote(message))
     }
 
-    /// Most codes are returned before the request is carried out. Any other code may also end a
-    /// script halfway, or come from a proxy that does not know the outcome.
+    /// Creates an error from a code and a message. The known codes are returned before a request is
+    /// carried out. Any other code may also end a script halfway, or come from a proxy that does
+    /// not know the outcome.
     pub(crate) fn refused(code: String, message: String) -> NodeError {
         NodeError {
             outcome_unknown: !NOT_APPLIED_CODES.contains(&code.as_str()),
@@ -110,16 +111,20 @@ impl NodeError {
         }
     }
 
-    /// The server has reached `maxclients`. It sends this error to every new connection, before it
-    /// reads anything.
+    /// Whether the server has reached `maxclients`. It sends this error to every new connection,
+    /// before it reads anything.
     pub(crate) fn is_max_clients(&self) -> bool {
         let NodeErrorKind::Refused { code, message } = &self.kind else { return false };
         code == "ERR" && message.starts_with("max number of clients")
     }
 
-    /// The server is not a master, so there must be another one.
+    /// Whether the server is not a master, so another server must be the master.
     pub(crate) fn is_not_master(&self) -> bool {
-        matches!(&self.kind, NodeErrorKind::Refused { code, .. } if matches!(code.as_str(), "READONLY" | "MASTERDOWN"))
+        matches!(
+            &self.kind,
+            NodeErrorKind::Refused { code, .. }
+                if matches!(code.as_str(), "READONLY" | "MASTERDOWN")
+        )
     }
 
     /// Whether any other request to this server would fail in the same way.
@@ -130,7 +135,7 @@ impl NodeError {
         self.is_transient() || self.is_not_master() || codes.contains(&code.as_str())
     }
 
-    /// The key has another type than expected. The server itself is working.
+    /// Whether the key has an unexpected type. The server itself is working.
     pub(crate) fn is_wrong_type(&self) -> bool {
         matches!(&self.kind, NodeErrorKind::Refused { code, .. } if code == "WRONGTYPE")
     }
@@ -138,14 +143,14 @@ impl NodeError {
     /// Appends the permission that the user lacks, if the server does not name it.
     pub(crate) fn with_missing_permission(mut self, script: Option<&Script>) -> NodeError {
         if let (NodeErrorKind::Refused { message, .. }, Some(script)) = (&mut self.kind, script)
-            && let Some(right) = script.missing_permission(message)
+            && let Some(permission) = script.missing_permission(message)
         {
-            message.push_str(&format!("; it takes {right}"));
+            message.push_str(&format!("; the user needs {permission}"));
         }
         self
     }
 
-    /// The server does not have the script with this hash.
+    /// Whether the server does not have the script that the request named by its hash.
     pub(crate) fn is_unknown_script(&self) -> bool {
         matches!(&self.kind, NodeErrorKind::Refused { code, .. } if code == "NOSCRIPT")
     }
@@ -192,20 +197,16 @@ impl fmt::Display for NodeErrorKind {
                 f.write_str("it closed the connection")
             }
             NodeErrorKind::Io(error) => write!(f, "{error}"),
-            NodeErrorKind::TimedOut => f.write_str("no answer in time"),
+            NodeErrorKind::TimedOut => f.write_str("no reply in time"),
             NodeErrorKind::ShortLease(ttl) => {
-                write!(
-                    f,
-                    "no answer in time for a lease of {}, and a longer one leaves more time",
-                    HumanDuration(*ttl)
-                )
+                write!(f, "no reply within the {} lease; use a longer ttl", HumanDuration(*ttl))
             }
-            NodeErrorKind::Refused { code, message } => write!(f, "it answered {code} {message}"),
+            NodeErrorKind::Refused { code, message } => write!(f, "it replied {code} {message}"),
             NodeErrorKind::TokenDisagreement => {
                 f.write_str("the nodes do not agree on a fencing token")
             }
             NodeErrorKind::Protocol(what) => {
-                write!(f, "it does not answer like a Redis server: {what}")
+                write!(f, "it does not reply like a Redis server: {what}")
             }
             NodeErrorKind::PoolExhausted => f.write_str("all pooled connections are in use"),
             NodeErrorKind::Closed => f.write_str("the lock manager has been shut down"),
@@ -217,9 +218,7 @@ impl fmt::Display for NodeErrorKind {
                     HumanDuration(*left)
                 )
             }
-            NodeErrorKind::BackingOff => {
-                f.write_str("it failed a short time ago, and was not asked")
-            }
+            NodeErrorKind::BackingOff => f.write_str("it failed recently and was not asked"),
         }
     }
 }
@@ -283,7 +282,8 @@ mod tests {
         let wrong = "WRONGTYPE Operation against a key holding the wrong kind of value";
         assert_eq!(wrapped(&format!("@user_script:1: {wrong}")).1, "WRONGTYPE");
         for other in [
-            "@user_script:1: @user_script: 1: The user executing the script can't run this command or subcommand",
+            "@user_script:1: @user_script: 1: \
+             The user executing the script can't run this command or subcommand",
             "@user_script:1: -FOO bar",
             "@user_script:1: ",
             "@user_script:",
@@ -297,9 +297,9 @@ mod tests {
     #[test]
     fn known_code_survives_password_redaction() {
         let quote = |text: &str| text.replace("SCRIPT", "<password>");
-        let failure = NodeError::from_server("NOSCRIPT", "No matching SCRIPT.", quote);
-        assert!(failure.is_unknown_script(), "{failure:?}");
-        assert!(!format!("{failure:?}").contains("matching SCRIPT"), "{failure:?}");
+        let error = NodeError::from_server("NOSCRIPT", "No matching SCRIPT.", quote);
+        assert!(error.is_unknown_script(), "{error:?}");
+        assert!(!format!("{error:?}").contains("matching SCRIPT"), "{error:?}");
         let unknown = NodeError::from_server("MYSCRIPT", "no", quote);
         assert!(!format!("{unknown:?}").contains("SCRIPT"), "{unknown:?}");
     }

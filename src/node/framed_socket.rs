@@ -13,17 +13,17 @@ use crate::clock::{self, Moment};
 /// Maximum size of a reply. The replies of our scripts are far smaller, so a longer one is an error
 /// or an attack.
 const REPLY_BYTES_MAX: usize = 4 << 20;
-/// Maximum number of bytes read after the deadline, from what has already arrived. No reply that a
-/// caller waits for is longer.
+/// Maximum number of bytes read after the deadline, for a reply that has already arrived. No reply
+/// that a caller waits for is longer.
 const LATE_BYTES_MAX: usize = 128 << 10;
-/// Maximum excess of the socket's read timeout over the time left. A smaller excess does not
-/// justify a system call.
+/// Maximum time by which the socket's read timeout may exceed the time left. Correcting less is not
+/// worth a system call.
 const READ_TIMEOUT_SLACK: Duration = Duration::from_millis(2);
 
 pub(super) struct FramedSocket {
     pub(super) socket: Socket,
     parser: Parser,
-    /// Number of bytes that the current reply may still have, over all calls that read it.
+    /// Number of bytes that the current reply may still have. Spans all calls that read the reply.
     reply_budget: usize,
     read_timeout: Duration,
     pub(super) opened_at: Moment,
@@ -93,7 +93,8 @@ impl FramedSocket {
         result
     }
 
-    /// Time to busy-wait for a reply, at most `max`. Zero if replies usually take longer than that.
+    /// Returns the time to busy-wait for a reply: at most `max`, and zero if replies usually take
+    /// longer than that.
     pub(super) fn spin_time(&self, max: Duration) -> Duration {
         if self.latency_ewma > max {
             Duration::ZERO
@@ -171,7 +172,7 @@ impl DeadlineReader<'_> {
 impl Read for DeadlineReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if *self.reply_budget == 0 {
-            return Err(io::Error::other("the reply is too long: it has more than 4 MiB"));
+            return Err(io::Error::other("the reply is too long: more than 4 MiB"));
         }
         let room = buffer.len().min(*self.reply_budget);
         if let Some(read) = self.spin_read(&mut buffer[..room])? {
@@ -253,7 +254,7 @@ mod tests {
         let error = read_in_turns(&mut link).unwrap_err();
         assert!(error.to_string().contains("too long"), "{error}");
         drop(link);
-        assert!(server.join().unwrap().is_err(), "all of it was taken");
+        assert!(server.join().unwrap().is_err(), "the whole reply was read");
     }
 
     #[test]
@@ -263,7 +264,7 @@ mod tests {
             socket_receiving(format!("${}\r\n{text}\r\n", text.len()).repeat(4));
         for _ in 0..4 {
             let Value::BulkString(taken) = read_in_turns(&mut link).unwrap() else {
-                panic!("it was a text")
+                panic!("not a bulk string")
             };
             assert_eq!(taken.len(), text.len());
         }

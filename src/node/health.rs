@@ -14,9 +14,9 @@ pub(super) struct ConnectGate(Mutex<ConnectAttempts>);
 struct ConnectAttempts {
     /// Number of attempts in progress.
     in_progress: u32,
-    /// Since when attempts have been in progress without one succeeding.
+    /// Time since which attempts have been in progress and none has succeeded.
     no_success_since: Moment,
-    /// When the last attempt began.
+    /// Start of the last attempt.
     last_begun: Moment,
 }
 
@@ -36,12 +36,12 @@ impl Default for ConnectGate {
 
 impl ConnectGate {
     pub(super) fn begin(&self, now: Moment) -> Connecting<'_> {
-        let mut outside = self.0.lock();
-        if outside.in_progress == 0 {
-            outside.no_success_since = now;
+        let mut attempts = self.0.lock();
+        if attempts.in_progress == 0 {
+            attempts.no_success_since = now;
         }
-        outside.last_begun = now;
-        outside.in_progress += 1;
+        attempts.last_begun = now;
+        attempts.in_progress += 1;
         Connecting(self)
     }
 
@@ -54,10 +54,10 @@ impl ConnectGate {
     /// false if the last attempt began at least `pause` ago, so that another caller tries from time
     /// to time.
     pub(super) fn is_stalled(&self, now: Moment, patience: Duration, pause: Duration) -> bool {
-        let outside = self.0.lock();
-        outside.in_progress > 0
-            && now.duration_since(outside.no_success_since) >= patience
-            && now.duration_since(outside.last_begun) < pause
+        let attempts = self.0.lock();
+        attempts.in_progress > 0
+            && now.duration_since(attempts.no_success_since) >= patience
+            && now.duration_since(attempts.last_begun) < pause
     }
 }
 
@@ -78,19 +78,19 @@ mod tests {
     fn connect_gate_stalls_without_success() {
         let at = Moment::from_nanos;
         let gate = ConnectGate::default();
-        let is_closed = |now| gate.is_stalled(at(now), STALLED_AFTER, PAUSE);
-        assert!(!is_closed(100), "nobody is there");
+        let is_stalled = |now| gate.is_stalled(at(now), STALLED_AFTER, PAUSE);
+        assert!(!is_stalled(100), "no attempt is in progress");
         let first = gate.begin(at(100));
-        assert!(!is_closed(109) && is_closed(110));
+        assert!(!is_stalled(109) && is_stalled(110));
         let second = gate.begin(at(107));
         drop(first);
-        assert!(is_closed(110), "the second is still there");
+        assert!(is_stalled(110), "the second attempt is still in progress");
         gate.record_success(at(111));
-        assert!(!is_closed(120) && is_closed(121));
+        assert!(!is_stalled(120) && is_stalled(121));
         drop(second);
-        assert!(!is_closed(121), "all have left");
+        assert!(!is_stalled(121), "no attempt is in progress any more");
         let third = gate.begin(at(200));
-        assert!(!is_closed(209) && is_closed(210));
+        assert!(!is_stalled(209) && is_stalled(210));
         drop(third);
     }
 
@@ -98,10 +98,10 @@ mod tests {
     fn connect_gate_admits_another_attempt_after_pause() {
         let at = Moment::from_nanos;
         let gate = ConnectGate::default();
-        let is_closed = |now| gate.is_stalled(at(now), STALLED_AFTER, PAUSE);
+        let is_stalled = |now| gate.is_stalled(at(now), STALLED_AFTER, PAUSE);
         let _first = gate.begin(at(100));
-        assert!(is_closed(129) && !is_closed(130));
+        assert!(is_stalled(129) && !is_stalled(130));
         let _second = gate.begin(at(130));
-        assert!(is_closed(130), "the first has been there for long enough");
+        assert!(is_stalled(130), "the first attempt has been in progress for long enough");
     }
 }

@@ -202,11 +202,11 @@ mod tests {
     #[test]
     fn describe_request_names_all_keys_of_each_lock() {
         let keys = ["a", "b"].map(|name| LockKey::new("lock:", name).unwrap());
-        let survey = DescribeLocks { keys: &keys, waiters_per_lock_max: 9, waiters_total_max: 15 };
+        let request = DescribeLocks { keys: &keys, waiters_per_lock_max: 9, waiters_total_max: 15 };
         let names = keys.iter().flat_map(|key| {
             [key.lock_key().to_owned(), key.queue_key().concat(), key.fence_key().concat()]
         });
-        assert_eq!(script_arguments(&survey, &names.collect::<Vec<_>>()), ["9", "15"]);
+        assert_eq!(script_arguments(&request, &names.collect::<Vec<_>>()), ["9", "15"]);
     }
 
     #[test]
@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn describe_reply_lists_holder_and_waiters_in_order() {
         let keys = ["a", "b", "c"].map(|name| LockKey::new("lock:", name).unwrap());
-        let survey = DescribeLocks { keys: &keys, waiters_per_lock_max: 9, waiters_total_max: 9 };
+        let request = DescribeLocks { keys: &keys, waiters_per_lock_max: 9, waiters_total_max: 9 };
         let held = Value::Array(vec![
             text("700 41 3 me and you"),
             text("10 ch w 1"),
@@ -238,42 +238,53 @@ mod tests {
             text("odd"),
         ]);
         let reply = Value::Array(vec![text("7 50"), Value::Int(0), held, Value::Int(-1)]);
-        let (now_us, answers) = survey.decode(7, reply.clone()).unwrap();
+        let (now_us, answers) = request.decode(7, reply.clone()).unwrap();
         assert_eq!(
             (now_us, &answers[0], &answers[2]),
             (50, &Description::Free, &Description::WrongType)
         );
         assert_eq!(DescribeLocks::server_us(&(now_us, answers.clone())), Some(50));
-        let Description::Held(standing) = &answers[1] else { panic!("{answers:?}") };
+        let Description::Held(held_lock) = &answers[1] else { panic!("{answers:?}") };
         assert_eq!(
-            (standing.holder.id(), standing.holder.waiters(), standing.token),
+            (held_lock.holder.id(), held_lock.holder.waiters(), held_lock.token),
             ("me and you", Some(3), 41)
         );
-        assert_eq!(standing.waiters, ["w 1", "w2", "odd"]);
-        let as_many = DescribeLocks { waiters_per_lock_max: 3, ..survey };
+        assert_eq!(held_lock.waiters, ["w 1", "w2", "odd"]);
+        let as_many = DescribeLocks { waiters_per_lock_max: 3, ..request };
         assert!(as_many.decode(7, reply.clone()).is_some());
-        let fewer = DescribeLocks { waiters_per_lock_max: 2, ..survey };
-        assert_eq!(fewer.decode(7, reply.clone()), None, "more waiters than were asked for");
-        assert_eq!(survey.decode(8, reply), None, "an answer to another question");
+        let fewer = DescribeLocks { waiters_per_lock_max: 2, ..request };
+        assert_eq!(fewer.decode(7, reply.clone()), None, "more waiters than requested");
+        assert_eq!(request.decode(8, reply), None, "the reply to another request");
         assert_eq!(
-            survey.decode(7, Value::Array(vec![text("7 50"), Value::Int(0)])),
+            request.decode(7, Value::Array(vec![text("7 50"), Value::Int(0)])),
             None,
-            "too few answers"
+            "fewer answers than locks"
         );
     }
 
     proptest! {
         #[test]
         fn no_reply_panics(
-            head in "[0-9 ]{0,12}", first in "[0-9a-z -]{0,20}", entry in ".{0,20}", number: i64, cursor in ".{0,5}",
+            head in "[0-9 ]{0,12}",
+            first in "[0-9a-z -]{0,20}",
+            entry in ".{0,20}",
+            number: i64,
+            cursor in ".{0,5}",
         ) {
             let keys = [LockKey::new("", "x").unwrap()];
-            let survey = DescribeLocks { keys: &keys, waiters_per_lock_max: 1, waiters_total_max: 1 };
-            for answer in [Value::Int(number), Value::Nil, Value::Array(vec![text(&first), text(&entry)]), Value::Array(vec![])] {
-                survey.decode(7, Value::Array(vec![text(&head), answer.clone()]));
-                survey.decode(7, Value::Array(vec![text("7 50"), answer]));
+            let request =
+                DescribeLocks { keys: &keys, waiters_per_lock_max: 1, waiters_total_max: 1 };
+            for answer in [
+                Value::Int(number),
+                Value::Nil,
+                Value::Array(vec![text(&first), text(&entry)]),
+                Value::Array(vec![]),
+            ] {
+                request.decode(7, Value::Array(vec![text(&head), answer.clone()]));
+                request.decode(7, Value::Array(vec![text("7 50"), answer]));
             }
-            Scan { cursor: "0", pattern: "*" }.decode(7, Value::Array(vec![text(&cursor), Value::Array(vec![text(&entry)])]));
+            Scan { cursor: "0", pattern: "*" }
+                .decode(7, Value::Array(vec![text(&cursor), Value::Array(vec![text(&entry)])]));
         }
     }
 }

@@ -2,10 +2,11 @@
 //!
 //! A node that lost its data has forgotten which locks it granted, and could grant them again. Its
 //! votes count again after the longest lease has passed, because everything it forgot has then
-//! expired. A node counts as having lost its data if its run is younger than that, or if its server
-//! was replaced. The exception is a server that writes everything to disk before it replies: it
-//! keeps a durability record, which proves that its data survived. A replica replaces its data by
-//! its master's, as far as the master has sent it.
+//! expired. A node counts as having lost its data if its run is younger than the longest lease, or
+//! if its server was replaced. The exception is a server that writes everything to disk before it
+//! replies: it keeps a durability record, which proves that its data survived. A replica's data is
+//! its master's, as far as the master has sent it, so a promoted replica counts as having lost its
+//! data too.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -47,8 +48,8 @@ pub(crate) enum Eligibility {
 /// What to do with the durability record of a node that was just observed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DurabilityAction {
-    /// Write that the server has lost nothing for this long. It loses nothing from now on, at least
-    /// in this run.
+    /// Write a record that the server has lost nothing for this long. It will lose nothing more, at
+    /// least in this run.
     Record(Duration),
     /// Delete the record, because it proves nothing: the server may lose what it writes now, or has
     /// the record from its master. Observe the node again at the given time, if ever.
@@ -73,70 +74,70 @@ impl Membership {
     }
 
     /// Whether the node had another run id before.
-    pub(crate) fn is_replacement(&self, node: usize, identity: &ServerInfo) -> bool {
+    pub(crate) fn is_replacement(&self, node: usize, info: &ServerInfo) -> bool {
         let run = self.nodes.get(node).and_then(|member| member.run_id.as_ref());
-        run.is_some_and(|run| *run != identity.run_id)
+        run.is_some_and(|run| *run != info.run_id)
     }
 
     /// Records which server a new connection to a node leads to.
-    pub(crate) fn observe(&mut self, node: usize, identity: &ServerInfo) -> Eligibility {
-        if !identity.is_master {
+    pub(crate) fn observe(&mut self, node: usize, info: &ServerInfo) -> Eligibility {
+        if !info.is_master {
             if let Some(member) = self.nodes.get_mut(node) {
-                member.replica_run_id = Some(identity.run_id.clone());
+                member.replica_run_id = Some(info.run_id.clone());
             }
             return Eligibility::Replica;
         }
-        let is_here = |member: &NodeRecord| {
-            !member.misdirected && member.run_id.as_ref() == Some(&identity.run_id)
+        let has_this_server = |member: &NodeRecord| {
+            !member.misdirected && member.run_id.as_ref() == Some(&info.run_id)
         };
-        let duplicate =
-            self.nodes.iter().enumerate().find(|(other, member)| *other != node && is_here(member));
-        let duplicate = duplicate.map(|(_, twin)| twin.label.clone());
+        let duplicate = self
+            .nodes
+            .iter()
+            .enumerate()
+            .find(|(other, member)| *other != node && has_this_server(member));
+        let duplicate = duplicate.map(|(_, duplicate)| duplicate.label.clone());
         let quarantine = self.quarantine;
         let Some(member) = self.nodes.get_mut(node) else { return Eligibility::Eligible };
         member.misdirected = duplicate.is_some();
-        if let Some(twin) = duplicate {
-            return Eligibility::Duplicate(twin);
+        if let Some(duplicate) = duplicate {
+            return Eligibility::Duplicate(duplicate);
         }
-        let known = member.run_id.replace(identity.run_id.clone());
-        let before = mem::replace(&mut member.promotion_id, identity.promotion_id.clone());
-        let was_replica = member.replica_run_id.take().as_ref() == Some(&identity.run_id);
-        let was_promoted = identity.promotion_id.is_some() && identity.promotion_id != before;
-        if known.as_ref() == Some(&identity.run_id) && !was_replica && !was_promoted {
+        let known = member.run_id.replace(info.run_id.clone());
+        let before = mem::replace(&mut member.promotion_id, info.promotion_id.clone());
+        let was_replica = member.replica_run_id.take().as_ref() == Some(&info.run_id);
+        let was_promoted = info.promotion_id.is_some() && info.promotion_id != before;
+        if known.as_ref() == Some(&info.run_id) && !was_replica && !was_promoted {
             return Eligibility::Eligible;
         }
-        // A new run has lost its data, whatever its age. Only the first server seen is judged by
-        // its age.
-        let age = if known.is_none() && !was_replica { identity.uptime } else { Duration::ZERO };
-        let recorded = identity
+        // Any later run counts as having lost its data, whatever its age. Only the first run seen
+        // is judged by its age.
+        let age = if known.is_none() && !was_replica { info.uptime } else { Duration::ZERO };
+        let recorded = info
             .recorded_durability
-            .filter(|_| identity.is_durable && !was_replica)
+            .filter(|_| info.is_durable && !was_replica)
             .unwrap_or_default();
-        let from =
-            identity.observed_at.saturating_add(quarantine.saturating_sub(age.max(recorded)));
+        let from = info.observed_at.saturating_add(quarantine.saturating_sub(age.max(recorded)));
         // Never shorten a quarantine. The record may be a copy of its master's, if the server was a
         // replica in its previous run.
         member.votes_from = member.votes_from.max(from);
-        let left = member.votes_from.duration_since(identity.observed_at);
+        let left = member.votes_from.duration_since(info.observed_at);
         if left.is_zero() { Eligibility::Eligible } else { Eligibility::Quarantined(left) }
     }
 
-    /// Returns what to do with the durability record of a node that was just found eligible.
-    pub(crate) fn durability_action(&self, node: usize, identity: &ServerInfo) -> DurabilityAction {
+    /// Returns what to do with the durability record of a node that was just observed.
+    pub(crate) fn durability_action(&self, node: usize, info: &ServerInfo) -> DurabilityAction {
         let votes_from = self.votes_from(node);
-        let durable_for = if identity.promotion_id.is_some() {
-            identity.uptime
+        let durable_for = if info.promotion_id.is_some() {
+            info.uptime
         } else {
-            identity.recorded_durability.unwrap_or_default()
+            info.recorded_durability.unwrap_or_default()
         };
-        match (identity.is_durable, identity.recorded_durability) {
+        match (info.is_durable, info.recorded_durability) {
             _ if self.quarantine.is_zero() => DurabilityAction::Nothing,
-            (false, Some(_)) if identity.promotion_id.is_some() => {
-                DurabilityAction::Delete(votes_from)
-            }
+            (false, Some(_)) if info.promotion_id.is_some() => DurabilityAction::Delete(votes_from),
             (false, Some(_)) => DurabilityAction::Delete(Moment::NEVER),
-            (false, None) if identity.promotion_id.is_none() => DurabilityAction::Nothing,
-            _ if votes_from > identity.observed_at => DurabilityAction::ObserveAgain(votes_from),
+            (false, None) if info.promotion_id.is_none() => DurabilityAction::Nothing,
+            _ if votes_from > info.observed_at => DurabilityAction::ObserveAgain(votes_from),
             _ => DurabilityAction::Record(durable_for.max(self.quarantine)),
         }
     }
@@ -161,11 +162,11 @@ mod tests {
         Membership::new(["a", "b", "c"].into_iter().map(Arc::from), QUARANTINE)
     }
 
-    fn server(run: &str, up_for: u64, asked_at: u64) -> ServerInfo {
+    fn server(run: &str, uptime: u64, observed_at: u64) -> ServerInfo {
         ServerInfo {
             run_id: run.into(),
-            uptime: Duration::from_secs(up_for),
-            observed_at: at(asked_at),
+            uptime: Duration::from_secs(uptime),
+            observed_at: at(observed_at),
             is_master: true,
             promotion_id: None,
             is_durable: false,
@@ -173,16 +174,16 @@ mod tests {
         }
     }
 
-    fn promoted(run: &str, promotion: &str, up_for: u64, asked_at: u64) -> ServerInfo {
-        ServerInfo { promotion_id: Some(promotion.into()), ..server(run, up_for, asked_at) }
+    fn promoted(run: &str, promotion: &str, uptime: u64, observed_at: u64) -> ServerInfo {
+        ServerInfo { promotion_id: Some(promotion.into()), ..server(run, uptime, observed_at) }
     }
 
-    fn durable(run: &str, up_for: u64, asked_at: u64, memory: Option<u64>) -> ServerInfo {
+    fn durable(run: &str, uptime: u64, observed_at: u64, memory: Option<u64>) -> ServerInfo {
         let memory = memory.map(Duration::from_secs);
         ServerInfo {
             is_durable: true,
             recorded_durability: memory,
-            ..server(run, up_for, asked_at)
+            ..server(run, uptime, observed_at)
         }
     }
 
@@ -267,12 +268,13 @@ mod tests {
     #[test]
     fn server_seen_as_replica_is_quarantined() {
         let mut membership = membership();
-        let replica = |run, asked_at| ServerInfo { is_master: false, ..server(run, 99, asked_at) };
+        let replica =
+            |run, observed_at| ServerInfo { is_master: false, ..server(run, 99, observed_at) };
         membership.observe(0, &server("x", 99, 100));
         for (node, run) in [(0, "x"), (1, "y")] {
             assert_eq!(membership.observe(node, &replica(run, 200)), Eligibility::Replica);
             // The record is its master's.
-            let master = |asked_at| durable(run, 99, asked_at, Some(60));
+            let master = |observed_at| durable(run, 99, observed_at, Some(60));
             assert_eq!(
                 membership.observe(node, &master(300)),
                 Eligibility::Quarantined(QUARANTINE)
@@ -300,11 +302,14 @@ mod tests {
     #[test]
     fn replacement_is_detected_for_the_same_node_only() {
         let mut membership = membership();
-        assert!(!membership.is_replacement(0, &server("x", 99, 100)), "nobody was there before");
+        assert!(
+            !membership.is_replacement(0, &server("x", 99, 100)),
+            "the node had no server before"
+        );
         membership.observe(0, &server("x", 99, 100));
         assert!(!membership.is_replacement(0, &server("x", 99, 100)));
         assert!(membership.is_replacement(0, &server("y", 99, 100)));
-        assert!(!membership.is_replacement(1, &server("y", 99, 100)), "it was at another node");
+        assert!(!membership.is_replacement(1, &server("y", 99, 100)), "another node had a server");
     }
 
     #[test]
@@ -321,7 +326,7 @@ mod tests {
         assert_eq!(
             membership.observe(0, &durable("x", 99, 100, None)),
             Eligibility::Eligible,
-            "it is old enough"
+            "the server is old enough"
         );
         assert_eq!(
             membership.observe(0, &durable("y", 0, 200, None)),
@@ -408,7 +413,8 @@ mod tests {
         for (node, server) in servers.iter().enumerate() {
             assert_eq!(membership.observe(node, server), Eligibility::Eligible);
         }
-        // In a cycle: only the last node's new server is not recorded for another node any more.
+        // The addresses move in a cycle. Only the last node finds its new server unclaimed, because
+        // node 0 has been misdirected before.
         for (node, label) in [(0, "b"), (1, "c")] {
             assert_eq!(
                 membership.observe(node, &servers[node + 1]),
@@ -419,7 +425,7 @@ mod tests {
             assert_eq!(
                 membership.observe(node, &servers[led_to]),
                 Eligibility::Quarantined(QUARANTINE),
-                "another memory"
+                "the node's server was replaced"
             );
             assert_eq!(membership.observe(node, &servers[led_to]), Eligibility::Eligible);
             assert_eq!(membership.votes_from(node), at(110));

@@ -57,7 +57,8 @@ pub(crate) struct RedisNode {
     /// End of the back-off after a failure, in nanoseconds.
     backoff_until: AtomicU64,
     consecutive_failures: AtomicU32,
-    /// Connection that was established after its caller had stopped waiting.
+    /// Connection that was established after its caller had stopped waiting. The next caller takes
+    /// it.
     spare: Mutex<Option<Connection>>,
     connect_gate: ConnectGate,
 }
@@ -65,9 +66,9 @@ pub(crate) struct RedisNode {
 /// Tracks outages, so that each one is reported once, however many connections it breaks.
 #[derive(Debug)]
 struct OutageTracker {
-    /// When the current outage was noticed.
+    /// Time at which the current outage was noticed.
     down_since: Option<Moment>,
-    /// When the last outage ended.
+    /// End of the last outage.
     recovered_at: Moment,
 }
 
@@ -159,7 +160,7 @@ impl RedisNode {
         by: ScriptRef,
         deadline: Moment,
     ) -> Result<InFlightRequest, NodeError> {
-        let not_after_us = self.clock_sample().map_or(0, |reading| reading.server_us_at(deadline));
+        let not_after_us = self.clock_sample().map_or(0, |sample| sample.server_us_at(deadline));
         let nonce = connection.next_nonce();
         let sent = connection.send(deadline, |out| request.encode(by, nonce, not_after_us, out))?;
         Ok(InFlightRequest { nonce, sent })
@@ -184,8 +185,8 @@ impl RedisNode {
             matches!(&connected, Err(NodeError { kind: NodeErrorKind::TimedOut, .. }));
         let failed = connected.is_err() && !(hurried && out_of_time);
         if !failed {
-            // This attempt was given too little time to tell whether the server is down. Count only
-            // a socket that broke before it.
+            // The attempt succeeded, or had too little time to tell whether the server is down.
+            // Count only a socket that broke before it.
             broken = broken.filter(|opened_at| *opened_at < begun);
         }
         self.track_outage(broken, failed, matches!(connected, Ok(Some(_))));
@@ -198,7 +199,8 @@ impl RedisNode {
                 let mut membership = member.membership.lock();
                 let replaced = membership.is_replacement(member.index, &info);
                 let eligibility = membership.observe(member.index, &info);
-                // The former server may now be reachable under another name, and would vote twice.
+                // A new epoch closes the connections to the former server. It may now be reachable
+                // as another node, and would vote twice.
                 if replaced && eligibility != Eligibility::Replica {
                     member.server_epoch.fetch_add(1, Ordering::AcqRel);
                 }
@@ -224,7 +226,7 @@ impl RedisNode {
                     return update_durability_record(connection, action, &info, deadline);
                 }
                 Eligibility::Replica => {
-                    "it is a replica, and nodes have to be masters that stand alone".to_owned()
+                    "it is a replica; nodes must be independent masters".to_owned()
                 }
                 Eligibility::Duplicate(other) => {
                     format!("it is the same server as {other}, and would vote twice")
@@ -240,19 +242,19 @@ impl RedisNode {
     }
 
     /// Reports the end of an outage. A broken socket that was opened before the last outage ended
-    /// belongs to that outage.
+    /// belongs to that outage, and does not start another one.
     fn track_outage(&self, broken: Option<Moment>, failed: bool, connected: bool) {
         let now = clock::now();
-        let mut contact = self.outage.lock();
-        if failed || broken.is_some_and(|opened_at| opened_at >= contact.recovered_at) {
-            contact.down_since.get_or_insert(now);
+        let mut outage = self.outage.lock();
+        if failed || broken.is_some_and(|opened_at| opened_at >= outage.recovered_at) {
+            outage.down_since.get_or_insert(now);
         }
         if !connected {
             return;
         }
-        if let Some(since) = contact.down_since.take() {
-            contact.recovered_at = now;
-            drop(contact);
+        if let Some(since) = outage.down_since.take() {
+            outage.recovered_at = now;
+            drop(outage);
             self.observer.reconnected(self.label(), now.duration_since(since));
         }
     }
@@ -264,7 +266,7 @@ impl RedisNode {
         }
     }
 
-    /// Time until the node's votes count; `None` if they count at `now`.
+    /// Returns the time until the node's votes count; `None` if they count at `now`.
     pub(crate) fn quarantine_left(&self, now: Moment) -> Option<Duration> {
         let member = self.member.as_ref()?;
         let left = member.membership.lock().votes_from(member.index).duration_since(now);
@@ -281,7 +283,7 @@ impl RedisNode {
     ) -> Result<Exchange<C::Reply>, NodeError> {
         connection
             .check_error_reply(&reply)
-            .map_err(|failure| failure.with_missing_permission(request.script()))?;
+            .map_err(|error| error.with_missing_permission(request.script()))?;
         match request.decode(in_flight.nonce, reply) {
             Some(reply) => {
                 if let Some(server_us) = C::server_us(&reply) {
@@ -330,11 +332,11 @@ impl RedisNode {
     /// Records that the node did not reply or could not be reached.
     pub(crate) fn record_failure(&self, now: Moment) {
         let failures = self.consecutive_failures.fetch_add(1, Ordering::AcqRel).min(10);
-        let rest = BACKOFF_MIN.saturating_mul(1 << failures).min(BACKOFF_MAX);
-        self.backoff_until.store(now.saturating_add(rest).as_nanos(), Ordering::Release);
+        let backoff = BACKOFF_MIN.saturating_mul(1 << failures).min(BACKOFF_MAX);
+        self.backoff_until.store(now.saturating_add(backoff).as_nanos(), Ordering::Release);
     }
 
-    /// Keeps a connection that came too late for its caller. The next caller takes it.
+    /// Keeps a connection that came too late for its caller, for the next one.
     pub(crate) fn put_spare(&self, connection: Connection) {
         let former = self.spare.lock().replace(connection);
         drop(former);
@@ -390,18 +392,19 @@ mod tests {
         let observer = Observer::start(Vec::new(), endpoint.label.clone()).unwrap();
         let node = RedisNode::new(endpoint, Duration::from_secs(1), Duration::ZERO, observer);
         let now = Moment::from_nanos(1_000_000_000);
-        let rests_after = |ms| node.is_backing_off(now.saturating_add(Duration::from_millis(ms)));
-        for rest in [20, 40, 80, 160, 320, 640] {
+        let backs_off_after =
+            |ms| node.is_backing_off(now.saturating_add(Duration::from_millis(ms)));
+        for backoff in [20, 40, 80, 160, 320, 640] {
             node.record_failure(now);
-            assert!(rests_after(rest - 1) && !rests_after(rest), "{rest}");
+            assert!(backs_off_after(backoff - 1) && !backs_off_after(backoff), "{backoff}");
         }
         for _ in 0..100 {
             node.record_failure(now);
-            assert!(rests_after(999) && !rests_after(1000));
+            assert!(backs_off_after(999) && !backs_off_after(1000));
         }
         node.record_success();
-        assert!(node.is_healthy() && !rests_after(0));
+        assert!(node.is_healthy() && !backs_off_after(0));
         node.record_failure(now);
-        assert!(rests_after(19) && !rests_after(20));
+        assert!(backs_off_after(19) && !backs_off_after(20));
     }
 }

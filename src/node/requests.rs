@@ -9,12 +9,16 @@ use super::{
 };
 use crate::{holder::Holder, key::LockKey};
 
-/// Whether an acquire enters, polls or leaves the queue.
+/// How an acquire uses the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AcquireMode {
+    /// Does not enter the queue.
     Try,
+    /// Enters the queue, with the first request. The script calls this `join`.
     Enqueue,
+    /// Stays in the queue, or enters it again. The script calls this `look`.
     Poll,
+    /// Leaves the queue, with the last request.
     Leave,
 }
 
@@ -32,11 +36,26 @@ pub(crate) struct Acquire<'a> {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum AcquireReply {
-    Held { now_us: u64, token: u64 },
-    Busy { now_us: u64, holder: Holder },
-    Queued { now_us: u64, holder: Holder, position: u64, newly_queued: bool, no_subscriber: bool },
+    Held {
+        now_us: u64,
+        token: u64,
+    },
+    Busy {
+        now_us: u64,
+        holder: Holder,
+    },
+    Queued {
+        now_us: u64,
+        holder: Holder,
+        position: u64,
+        newly_queued: bool,
+        no_subscriber: bool,
+    },
     WrongType,
-    Expired { now_us: u64 },
+    /// The request arrived after its `not_after`. Nothing was done.
+    Expired {
+        now_us: u64,
+    },
 }
 
 impl AcquireReply {
@@ -121,7 +140,7 @@ pub(crate) struct Release<'a> {
     pub(crate) id: &'a [u8],
     /// Queue entry to remove, or empty.
     pub(crate) queue_entry: &'a str,
-    /// If set, a server that receives the request after the caller's deadline rejects it. Otherwise
+    /// Whether the server rejects the request if it arrives after the caller's deadline. Otherwise
     /// it is carried out whenever it arrives.
     pub(crate) expires: bool,
 }
@@ -132,7 +151,10 @@ pub(crate) enum ReleaseReply {
     Gone,
     HeldByOther(Holder),
     WrongType,
-    Expired { now_us: u64 },
+    /// The request arrived after its `not_after`. Nothing was done.
+    Expired {
+        now_us: u64,
+    },
 }
 
 impl Request for Release<'_> {

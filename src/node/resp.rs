@@ -82,7 +82,8 @@ pub(crate) fn text_reply(reply: &Value) -> Option<&[u8]> {
 pub(crate) struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
-    /// Fields without a nonce, for a string inside of a reply that has one.
+    /// Starts at the first field, for a string without a nonce. The reply that contains the string
+    /// has one.
     pub(crate) fn new(line: &'a [u8]) -> Fields<'a> {
         Fields(line)
     }
@@ -93,7 +94,7 @@ impl<'a> Fields<'a> {
         (fields.number::<u64>()? == nonce).then(|| (fields.next(), fields))
     }
 
-    /// Empty if there is no field, or if it is not UTF-8.
+    /// Returns the next field; empty if there is none, or if it is not UTF-8.
     fn next(&mut self) -> &'a str {
         let end = self.0.iter().position(|byte| *byte == b' ').unwrap_or(self.0.len());
         let (field, rest) = self.0.split_at(end);
@@ -105,17 +106,17 @@ impl<'a> Fields<'a> {
         self.next().parse().ok()
     }
 
-    /// An integer that Lua represents exactly.
+    /// Reads an integer that Lua represents exactly.
     pub(crate) fn lua_integer(&mut self) -> Option<u64> {
         parse_lua_integer(self.next())
     }
 
-    /// A time on the server's clock.
+    /// Reads a time on the server's clock.
     pub(crate) fn clock(&mut self) -> Option<u64> {
         parse_clock(self.next())
     }
 
-    /// All remaining bytes.
+    /// Returns the remaining bytes.
     pub(crate) fn rest(&self) -> &'a [u8] {
         self.0
     }
@@ -123,7 +124,7 @@ impl<'a> Fields<'a> {
     /// Reads `pttl token waiters holder`.
     pub(crate) fn holder(&mut self, now_us: u64) -> Option<Holder> {
         let pttl_ms = self.number()?;
-        // An invalid fence key is no reason not to report the holder.
+        // Report the holder even if the fence key contains no valid token.
         let token = self.lua_integer().unwrap_or(0);
         let waiters = self.number()?;
         Some(Holder::from_report(self.rest(), pttl_ms, token, waiters, now_us))
@@ -139,11 +140,11 @@ pub(crate) struct GrantMessage<'a> {
     pub(crate) id: &'a str,
 }
 
-/// What arrived on a manager's channel.
+/// A value received on the subscription of a manager.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum PubSubMessage<'a> {
     Grant(GrantMessage<'a>),
-    /// A message that is not a grant.
+    /// A message that is not a valid grant.
     Invalid,
     /// Not a message, for example the reply to a command.
     NotAMessage,
@@ -249,7 +250,10 @@ mod tests {
         fn numbers_are_bulk_strings(n: u64) {
             let mut out = Vec::new();
             write_number(&mut out, n);
-            prop_assert_eq!(redis::parse_redis_value(&out).unwrap(), Value::BulkString(n.to_string().into_bytes()));
+            prop_assert_eq!(
+                redis::parse_redis_value(&out).unwrap(),
+                Value::BulkString(n.to_string().into_bytes())
+            );
         }
     }
 }

@@ -105,16 +105,16 @@ impl Script {
                 .collect(),
             None => lines.flat_map(|(line, _)| called_commands(line, "pcall('")).collect(),
         };
-        let mut rights: Vec<String> = Vec::new();
+        let mut permissions: Vec<String> = Vec::new();
         // The scripts work without the permissions for PUBLISH and PUBSUB.
         for command in denied.into_iter().filter(|command| !["PUBLISH", "PUBSUB"].contains(command))
         {
-            let right = format!("+{}", command.to_ascii_lowercase());
-            if !rights.contains(&right) {
-                rights.push(right);
+            let permission = format!("+{}", command.to_ascii_lowercase());
+            if !permissions.contains(&permission) {
+                permissions.push(permission);
             }
         }
-        (!rights.is_empty()).then(|| rights.join(" or "))
+        (!permissions.is_empty()).then(|| permissions.join(" or "))
     }
 
     #[cfg(test)]
@@ -123,7 +123,7 @@ impl Script {
     }
 }
 
-/// Returns the commands that a line of a script calls with `how`.
+/// Returns the commands that a line of a script calls with `how`, which is `call('` or `pcall('`.
 fn called_commands<'a>(line: &'a str, how: &'a str) -> impl Iterator<Item = &'a str> {
     line.match_indices(how).filter_map(move |(at, _)| line[at + how.len()..].split('\'').next())
 }

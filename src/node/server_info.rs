@@ -7,7 +7,7 @@ use redis::Value;
 
 use crate::clock::Moment;
 
-/// Commands in the handshake with one of several nodes.
+/// Commands that a new connection to one of several nodes sends in its handshake.
 pub(crate) const INFO_COMMANDS: [&[&[u8]]; 5] = [
     &[b"INFO", b"server"],
     &[b"INFO", b"replication"],
@@ -15,7 +15,7 @@ pub(crate) const INFO_COMMANDS: [&[&[u8]]; 5] = [
     CONFIG_COMMAND,
     DURABILITY_COMMAND,
 ];
-/// Reads the fsync settings. The pattern matches `appendfsync` and its exception
+/// Command that reads the fsync settings. The pattern matches `appendfsync` and its exception
 /// `no-appendfsync-on-rewrite`; servers before Redis 7 accept only one pattern. If the user lacks
 /// the permission for CONFIG, the server counts as not durable.
 const CONFIG_COMMAND: &[&[u8]] = &[b"CONFIG", b"GET", b"*appendfsync*"];
@@ -43,7 +43,7 @@ pub(crate) struct ServerInfo {
     /// nothing. False if the server has replicas, because they would receive a copy of its
     /// durability record. False for a promoted replica.
     pub(crate) is_durable: bool,
-    /// Time in the durability record, if it is valid for a server that was not promoted.
+    /// Time in the durability record, if the record names no promotion.
     pub(crate) recorded_durability: Option<Duration>,
 }
 
@@ -57,35 +57,40 @@ pub(crate) struct ServerInfoReader {
 
 /// Formats the value of [`DURABILITY_KEY`].
 pub(crate) fn durability_record(durable_for: Duration, promotion: Option<&str>) -> String {
-    let lasted = durable_for.as_millis();
-    promotion.map_or_else(|| lasted.to_string(), |promotion| format!("{lasted} {promotion}"))
+    let millis = durable_for.as_millis();
+    promotion.map_or_else(|| millis.to_string(), |promotion| format!("{millis} {promotion}"))
 }
 
 impl ServerInfoReader {
     /// Accepts the reply to one of [`INFO_COMMANDS`]. Returns false if the reply belongs to another
     /// command, or is an error that must be reported.
-    pub(crate) fn read_reply(&mut self, question: &[&[u8]], answer: &Value) -> bool {
-        match answer {
-            _ if question == CONFIG_COMMAND => {
-                let set = |name, value| matches!(answer, Value::Array(pairs) if has_setting(pairs, name, value));
+    pub(crate) fn read_reply(&mut self, command: &[&[u8]], reply: &Value) -> bool {
+        match reply {
+            _ if command == CONFIG_COMMAND => {
+                let set = |name, value| {
+                    matches!(
+                        reply,
+                        Value::Array(pairs) if has_setting(pairs, name, value)
+                    )
+                };
                 self.fsync_always =
                     set("appendfsync", "always") && !set("no-appendfsync-on-rewrite", "yes");
                 true
             }
             // The server cannot reply yet, so the error is reported and the connection is retried.
             Value::ServerError(error)
-                if question == DURABILITY_COMMAND && matches!(error.code(), "LOADING" | "BUSY") =>
+                if command == DURABILITY_COMMAND && matches!(error.code(), "LOADING" | "BUSY") =>
             {
                 false
             }
-            _ if question == DURABILITY_COMMAND => {
-                self.durability_record = match answer {
+            _ if command == DURABILITY_COMMAND => {
+                self.durability_record = match reply {
                     Value::BulkString(text) => String::from_utf8(text.clone()).ok(),
                     _ => None,
                 };
                 true
             }
-            Value::BulkString(text) if question.first() == Some(&&b"INFO"[..]) => {
+            Value::BulkString(text) if command.first() == Some(&&b"INFO"[..]) => {
                 self.info.push_str(&String::from_utf8_lossy(text));
                 self.info.push('\n');
                 true
@@ -94,21 +99,21 @@ impl ServerInfoReader {
         }
     }
 
-    pub(crate) fn server_info(&self, asked_at: Moment) -> Option<ServerInfo> {
+    pub(crate) fn server_info(&self, observed_at: Moment) -> Option<ServerInfo> {
         let promotion = self.promotion_id();
-        let run = self.field("run_id").filter(|run| !run.is_empty())?.to_owned();
+        let run_id = self.field("run_id").filter(|run_id| !run_id.is_empty())?.to_owned();
         // INFO computes the uptime from the wall clock. If the clock was set back to before the
         // start, the uptime is negative and counts as zero.
         let uptime_s = self.field("uptime_in_seconds")?.parse::<i64>().ok()?.saturating_sub(1);
-        let up_for = Duration::from_secs(u64::try_from(uptime_s).unwrap_or(0));
+        let uptime = Duration::from_secs(u64::try_from(uptime_s).unwrap_or(0));
         Some(ServerInfo {
-            run_id: run,
+            run_id,
             uptime: if promotion.is_some() {
                 self.recorded_durability(promotion.as_deref()).unwrap_or_default()
             } else {
-                up_for
+                uptime
             },
-            observed_at: asked_at,
+            observed_at,
             is_master: self.field("role")? == "master",
             is_durable: self.has_synchronous_aof() && !self.has_replicas() && promotion.is_none(),
             promotion_id: promotion,
@@ -139,7 +144,7 @@ impl ServerInfoReader {
     fn recorded_durability(&self, promotion: Option<&str>) -> Option<Duration> {
         let text = self.durability_record.as_deref()?;
         let (durable_for, record_of) =
-            text.split_once(' ').map_or((text, None), |(lasted, of)| (lasted, Some(of)));
+            text.split_once(' ').map_or((text, None), |(millis, of)| (millis, Some(of)));
         (record_of == promotion).then(|| durable_for.parse().ok().map(Duration::from_millis))?
     }
 
@@ -150,7 +155,12 @@ impl ServerInfoReader {
 
 /// Whether a list of alternating names and values contains this setting.
 fn has_setting(pairs: &[Value], name: &str, value: &str) -> bool {
-    let is = |said: &Value, text: &str| matches!(said, Value::BulkString(said) if said == text.as_bytes());
+    let is = |said: &Value, text: &str| {
+        matches!(
+            said,
+            Value::BulkString(said) if said == text.as_bytes()
+        )
+    };
     pairs.chunks_exact(2).any(|pair| is(&pair[0], name) && is(&pair[1], value))
 }
 
@@ -213,7 +223,7 @@ mod tests {
 
     #[test]
     fn negative_uptime_counts_as_zero() {
-        for (said, up_for) in [
+        for (said, uptime) in [
             ("-7200", Some(0)),
             ("-1", Some(0)),
             ("0", Some(0)),
@@ -227,7 +237,7 @@ mod tests {
             let identity = reader.server_info(Moment::NEVER);
             assert_eq!(
                 identity.map(|identity| identity.uptime),
-                up_for.map(Duration::from_secs),
+                uptime.map(Duration::from_secs),
                 "{said}"
             );
         }
@@ -296,7 +306,7 @@ mod tests {
     #[test]
     fn promoted_server_takes_uptime_from_its_record() {
         let second = Duration::from_secs(1);
-        for (told, up_for, memory) in [
+        for (told, uptime, memory) in [
             (durability_record(second, Some("a1")), 1_000, None),
             (durability_record(second, Some("b2")), 0, None),
             ("1000 a1 a1".into(), 0, None),
@@ -314,7 +324,7 @@ mod tests {
             let identity = reader.server_info(Moment::NEVER).unwrap();
             assert_eq!(
                 (identity.uptime, identity.recorded_durability),
-                (Duration::from_millis(up_for), memory),
+                (Duration::from_millis(uptime), memory),
                 "{told}"
             );
         }
@@ -340,10 +350,8 @@ mod tests {
                 "{text}"
             );
         }
-        for answer in [&b"$-1\r\n"[..], b"-NOPERM no\r\n", b"-WRONGTYPE no\r\n", b":7\r\n"] {
-            assert!(
-                reader.read_reply(INFO_COMMANDS[4], &redis::parse_redis_value(answer).unwrap())
-            );
+        for reply in [&b"$-1\r\n"[..], b"-NOPERM no\r\n", b"-WRONGTYPE no\r\n", b":7\r\n"] {
+            assert!(reader.read_reply(INFO_COMMANDS[4], &redis::parse_redis_value(reply).unwrap()));
             assert_eq!(reader.server_info(Moment::NEVER).unwrap().recorded_durability, None);
         }
         for busy in [&b"-LOADING wait\r\n"[..], b"-BUSY wait\r\n"] {

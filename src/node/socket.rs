@@ -253,7 +253,7 @@ fn connect_first(addresses: &[SocketAddr], deadline: Moment) -> io::Result<TcpSt
                 for (option, error) in set_options(&stream) {
                     log_safely!(
                         debug,
-                        "the system refuses {option} on the connection to {address}: {error}"
+                        "could not set {option} on the connection to {address}: {error}"
                     );
                 }
                 return Ok(stream);

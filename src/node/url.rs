@@ -35,21 +35,22 @@ impl Endpoint {
                      use redis:// to a local TLS proxy"
                 )));
             }
-            "" => return Err(invalid(format!("that is not a server URL; {USABLE_URLS}"))),
+            "" => return Err(invalid(format!("this is not a server URL; {USABLE_URLS}"))),
             // The URL is not repeated, because a misplaced password may be part of the scheme.
             _ => return Err(invalid(format!("the URL has an unknown scheme; {USABLE_URLS}"))),
         }
         if has_unsupported_part(url, scheme.contains("unix")) {
             return Err(invalid(format!(
-                "something behind ? or # in the {scheme}:// URL would not be read; a database stands behind a slash \
-                 (redis://host/1) or in unix:///path?db=1&user=…&pass=…, and in passwords ? is written %3F and # is %23"
+                "the {scheme}:// URL has an unsupported part after ? or #; write the database after \
+                 a slash (redis://host/1) or as unix:///path?db=1&user=…&pass=…, and in passwords \
+                 write ? as %3F and # as %23"
             )));
         }
         let info = escape_query_plus(url, scheme.contains("unix")).into_connection_info().map_err(
             |error| {
                 // The detail names the invalid part without quoting it.
                 invalid(format!(
-                    "the {scheme}:// URL cannot be read: {}; {USABLE_URLS}",
+                    "the {scheme}:// URL is invalid: {}; {USABLE_URLS}",
                     detail_without_url(&error)
                 ))
             },
@@ -66,7 +67,7 @@ impl Endpoint {
             ConnectionAddr::Unix(path) => (Address::Unix(path.clone()), path.display().to_string()),
             _ => {
                 return Err(invalid(format!(
-                    "this kind of address cannot be served; {USABLE_URLS}"
+                    "this kind of address is not supported; {USABLE_URLS}"
                 )));
             }
         };
@@ -97,7 +98,7 @@ impl Endpoint {
 }
 
 const USABLE_URLS: &str =
-    "usable are redis://[user[:password]@]host[:port][/db], valkey://… and unix:///path";
+    "supported are redis://[user[:password]@]host[:port][/db], valkey://… and unix:///path";
 
 /// Whether the URL has a part that the parser would ignore. Ignoring it could select another
 /// database or leave out a password.
@@ -142,7 +143,7 @@ mod tests {
     fn reason(url: &str) -> String {
         match Endpoint::parse(url) {
             Err(LockError::InvalidConfig { reason }) => reason,
-            other => panic!("expected a refusal of {url:?}, got {other:?}"),
+            other => panic!("expected {url:?} to be rejected, got {other:?}"),
         }
     }
 
@@ -178,7 +179,7 @@ mod tests {
             "redis://h/notadb",
             ":pw@x://",
         ] {
-            assert!(reason(url).contains("usable are"), "{url}");
+            assert!(reason(url).contains("supported are"), "{url}");
         }
     }
 
@@ -196,7 +197,7 @@ mod tests {
         ] {
             let reason = reason(url);
             assert!(
-                reason.contains("would not be read") && !reason.contains("ss@"),
+                reason.contains("an unsupported part") && !reason.contains("ss@"),
                 "{url}: {reason}"
             );
         }
@@ -219,13 +220,24 @@ mod tests {
 
     proptest! {
         #[test]
-        fn output_never_contains_the_password(password in "[A-Za-z0-9]{12,24}", rest in "[a-z:/,0-9]{0,12}") {
-            for url in [format!("redis://:{password}@h{rest}"), format!("redis://{password}"), format!("{password}://h{rest}"),
-                format!("unix:///s?pass={password}&db={rest}"), format!("rediss://:{password}@h{rest}")] {
+        fn output_never_contains_the_password(
+            password in "[A-Za-z0-9]{12,24}",
+            rest in "[a-z:/,0-9]{0,12}",
+        ) {
+            for url in [
+                format!("redis://:{password}@h{rest}"),
+                format!("redis://{password}"),
+                format!("{password}://h{rest}"),
+                format!("unix:///s?pass={password}&db={rest}"),
+                format!("rediss://:{password}@h{rest}"),
+            ] {
                 let shown = match Endpoint::parse(&url) {
                     // A host name is not secret, even if it looks like a password.
                     Ok(endpoint) if endpoint.password.is_none() => continue,
-                    Ok(endpoint) => format!("{endpoint:?} {}", endpoint.quote(&format!("no {password} here"))),
+                    Ok(endpoint) => format!(
+                        "{endpoint:?} {}",
+                        endpoint.quote(&format!("no {password} here"))
+                    ),
                     Err(error) => format!("{error} {error:?}"),
                 };
                 prop_assert!(!shown.contains(&password), "{shown}");

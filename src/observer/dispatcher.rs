@@ -1,4 +1,5 @@
-//! `EventDispatcher`: the thread that calls the handlers for events of threads that must not block.
+//! `EventDispatcher`: a thread that calls the event handlers on behalf of threads that must not
+//! block.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -9,8 +10,8 @@ use super::HandlerList;
 use crate::{
     error::LockLost,
     event::{
-        ContendedEvent, DangerEvent, LostEvent, ReconnectedEvent, RenewalFailedEvent, RenewedEvent,
-        ServerChangedEvent,
+        ContendedEvent, LostEvent, ReconnectedEvent, RenewalFailedEvent, RenewalOverdueEvent,
+        RenewedEvent, ServerChangedEvent,
     },
     holder::Holder,
     id::LockId,
@@ -58,7 +59,11 @@ impl QueuedEvent {
             }
             QueuedEvent::RenewalOverdue { of: LockRef { lock, id }, remaining } => {
                 handlers.call_each(|handler| {
-                    handler.danger(&DangerEvent { lock, id, remaining: *remaining })
+                    handler.renewal_overdue(&RenewalOverdueEvent {
+                        lock,
+                        id,
+                        remaining: *remaining,
+                    })
                 });
             }
             QueuedEvent::Lost { of: LockRef { lock, id }, token, why, held } => {
@@ -89,7 +94,7 @@ pub(super) struct EventDispatcher {
 impl EventDispatcher {
     pub(super) fn start(handlers: Arc<HandlerList>) -> io::Result<EventDispatcher> {
         let (queue, events) = bounded::<QueuedEvent>(QUEUED_EVENTS_MAX);
-        let run = move || events.into_iter().for_each(|notice| notice.dispatch(&handlers));
+        let run = move || events.into_iter().for_each(|event| event.dispatch(&handlers));
         threads::spawn("distlock-events", run)?;
         Ok(EventDispatcher { queue: Mutex::new(Some(queue)) })
     }
@@ -101,12 +106,12 @@ impl EventDispatcher {
     }
 
     /// Queues an event. Returns false if the queue is full or closed.
-    pub(super) fn send(&self, notice: QueuedEvent) -> bool {
+    pub(super) fn send(&self, event: QueuedEvent) -> bool {
         let queue = self.queue.lock().clone();
-        queue.is_some_and(|queue| queue.try_send(notice).is_ok())
+        queue.is_some_and(|queue| queue.try_send(event).is_ok())
     }
 
-    /// Closes the queue. Does not wait for the thread, because a handler may block for ever.
+    /// Closes the queue. Does not wait for the thread, because a handler may block forever.
     pub(super) fn close(&self) {
         let queue = self.queue.lock().take();
         drop(queue);

@@ -59,7 +59,8 @@ impl HandlerList {
                 if !self.panicked.swap(true, Ordering::AcqRel) {
                     log_safely!(
                         warn,
-                        "an event handler panicked; that costs no lock, and is not logged again"
+                        "an event handler panicked; locks are not affected, \
+                         and further panics are not logged"
                     );
                 }
             }
@@ -75,22 +76,22 @@ impl Observer {
         handlers: Vec<Arc<dyn HandleEvent>>,
         server: Arc<str>,
     ) -> io::Result<Arc<Observer>> {
-        let audience = if handlers.is_empty() {
+        let handlers = if handlers.is_empty() {
             None
         } else {
             let handlers = Arc::new(HandlerList { handlers, panicked: AtomicBool::new(false) });
             // A simulation has no thread that could block on the queue.
             #[cfg(feature = "testing")]
-            let courier = if sim::world().is_some() {
+            let dispatcher = if sim::world().is_some() {
                 EventDispatcher::closed()
             } else {
                 EventDispatcher::start(handlers.clone())?
             };
             #[cfg(not(feature = "testing"))]
-            let courier = EventDispatcher::start(handlers.clone())?;
-            Some(Handlers { dispatcher: courier, list: handlers })
+            let dispatcher = EventDispatcher::start(handlers.clone())?;
+            Some(Handlers { dispatcher, list: handlers })
         };
-        Ok(Arc::new(Observer { metrics: Recorder::new(server), handlers: audience }))
+        Ok(Arc::new(Observer { metrics: Recorder::new(server), handlers }))
     }
 
     pub(crate) fn metrics(&self) -> Metrics {
@@ -99,29 +100,29 @@ impl Observer {
 
     /// Stops accepting queued events.
     pub(crate) fn close(&self) {
-        if let Some(audience) = &self.handlers {
-            audience.dispatcher.close();
+        if let Some(handlers) = &self.handlers {
+            handlers.dispatcher.close();
         }
     }
 
     /// Calls the handlers on the current thread.
     fn dispatch_inline(&self, event: impl Fn(&dyn HandleEvent)) {
-        if let Some(audience) = &self.handlers {
-            audience.list.call_each(event);
+        if let Some(handlers) = &self.handlers {
+            handlers.list.call_each(event);
         }
     }
 
     /// Calls the handlers on the dispatcher's thread.
-    fn dispatch_queued(&self, notice: impl FnOnce() -> QueuedEvent) {
+    fn dispatch_queued(&self, event: impl FnOnce() -> QueuedEvent) {
         #[cfg(feature = "testing")]
         if sim::world().is_some() {
-            if let Some(audience) = &self.handlers {
-                notice().dispatch(&audience.list);
+            if let Some(handlers) = &self.handlers {
+                event().dispatch(&handlers.list);
             }
             return;
         }
-        if let Some(audience) = &self.handlers
-            && !audience.dispatcher.send(notice())
+        if let Some(handlers) = &self.handlers
+            && !handlers.dispatcher.send(event())
         {
             self.metrics.count(Count::EventsDropped);
         }
@@ -132,9 +133,8 @@ impl Observer {
         self.dispatch_inline(|handler| handler.attempted(&AttemptedEvent { lock, id, wait }));
     }
 
-    /// Queued, because the calling thread may be waiting in the queue of the lock. Other waiters
-    /// rely on that thread to read the subscription and to poll, so a slow handler must not delay
-    /// it.
+    /// Queued, because the calling thread is about to wait. Other waiters may rely on it to read
+    /// the subscription and to poll, so a slow handler must not delay it.
     pub(crate) fn contended(&self, lock: &str, id: &LockId, holder: &Holder) {
         self.metrics.contended(lock);
         self.dispatch_queued(|| QueuedEvent::Contended {

@@ -22,7 +22,7 @@ pub(crate) struct WaitSpan {
 impl WaitSpan {
     #[cfg_attr(
         not(feature = "tracing"),
-        expect(unused_variables, reason = "only the span names them")
+        expect(unused_variables, reason = "used by the span only")
     )]
     pub(crate) fn begin(lock: &str, id: &LockId) -> WaitSpan {
         WaitSpan {
@@ -43,7 +43,7 @@ impl WaitSpan {
     /// Ends the wait. Returns how long it took.
     #[cfg_attr(
         not(feature = "tracing"),
-        expect(unused_variables, reason = "only the span tells it")
+        expect(unused_variables, reason = "used by the span only")
     )]
     pub(crate) fn end(self, outcome: &str) -> Duration {
         #[cfg(feature = "tracing")]
@@ -69,7 +69,7 @@ pub(crate) struct HoldSpan {
 impl HoldSpan {
     #[cfg_attr(
         not(feature = "tracing"),
-        expect(unused_variables, reason = "only the span names them")
+        expect(unused_variables, reason = "used by the span only")
     )]
     pub(crate) fn begin(lock: &str, id: &LockId, token: u64) -> HoldSpan {
         HoldSpan {
@@ -105,7 +105,7 @@ impl HoldSpan {
     /// Ends the span. Must be called on the holder's thread.
     #[cfg_attr(
         not(feature = "tracing"),
-        expect(unused_variables, reason = "only the span tells it")
+        expect(unused_variables, reason = "used by the span only")
     )]
     pub(crate) fn end(&self, outcome: &str) {
         #[cfg(feature = "tracing")]

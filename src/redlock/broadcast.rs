@@ -18,8 +18,8 @@ use crate::{
     },
 };
 
-/// Time after which a node counts as slow, if it has left a reply or a connection attempt pending.
-/// Slow nodes are not asked where the others suffice.
+/// Time after which a node with an outstanding reply or connection attempt counts as slow. Slow
+/// nodes are not asked where the others suffice.
 const SLOW_NODE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// How much longer than the others a preferred node may take.
@@ -30,6 +30,7 @@ pub(crate) struct BroadcastOptions<'a> {
     pub(crate) targets: NodeSet,
     /// When the request expires, and connections without a reply are closed.
     pub(crate) deadline: Moment,
+    /// Latest time to wait for replies; may be before `deadline`.
     pub(crate) wait_until: Moment,
     /// When a new connection must be ready. One that is ready after `deadline` is left to the next
     /// caller.
@@ -52,9 +53,9 @@ pub(crate) struct BroadcastOptions<'a> {
 }
 
 impl BroadcastOptions<'_> {
-    pub(crate) fn new(to: NodeSet, deadline: Moment) -> BroadcastOptions<'static> {
+    pub(crate) fn new(targets: NodeSet, deadline: Moment) -> BroadcastOptions<'static> {
         BroadcastOptions {
-            targets: to,
+            targets,
             deadline,
             wait_until: deadline,
             connect_by: deadline,
@@ -68,8 +69,8 @@ impl BroadcastOptions<'_> {
         }
     }
 
-    pub(crate) fn awaiting_all(to: NodeSet, deadline: Moment) -> BroadcastOptions<'static> {
-        BroadcastOptions { wait_for_all: true, ..BroadcastOptions::new(to, deadline) }
+    pub(crate) fn awaiting_all(targets: NodeSet, deadline: Moment) -> BroadcastOptions<'static> {
+        BroadcastOptions { wait_for_all: true, ..BroadcastOptions::new(targets, deadline) }
     }
 }
 
@@ -169,8 +170,8 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
                 }
                 false
             }
-            // Another thread is waiting to connect already, and its result will do. Not every
-            // caller must spend a thread on it.
+            // Another thread is already waiting to connect, and will show whether that works. Not
+            // every caller must spend a thread on it.
             _ if !self.connections[node].is_connected()
                 && self.nodes[node].is_connect_stalled(now, SLOW_NODE_TIMEOUT) =>
             {
@@ -215,9 +216,10 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
                 Err(error) => return self.record_failure(node, NodeError::not_sent(error)),
             },
         };
-        let place = self.connections[node].clone_unconnected();
-        let link = mem::replace(&mut self.connections[node], place);
-        match connector.connect(node, self.nodes[node].clone(), link, self.options.connect_by) {
+        let unconnected = self.connections[node].clone_unconnected();
+        let connection = mem::replace(&mut self.connections[node], unconnected);
+        match connector.connect(node, self.nodes[node].clone(), connection, self.options.connect_by)
+        {
             Ok(()) => {
                 self.states[node] = NodeState::Connecting;
                 self.responses.votes[node] = None;
@@ -230,15 +232,17 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
 
     fn send(&mut self, node: usize) {
         let request = (self.request)(node);
-        let link = &mut self.connections[node];
-        // If a reply is not waited for, it must not be that the script is unknown. So if that can
-        // happen, each connection sends the script's text first.
-        let alone = self.nodes.len() == 1;
-        let taught = request.script().is_none_or(|script| link.mark_script_loaded(script.mask));
-        let by = if alone || taught { ScriptRef::Hash } else { ScriptRef::Source };
-        match self.nodes[node].send(link, &request, by, self.options.deadline) {
-            Ok(pending) => {
-                self.states[node] = NodeState::Sent(request, by, pending);
+        let connection = &mut self.connections[node];
+        // A reply that nobody waits for must not be an unknown-script error. Where replies may be
+        // left unread, each connection therefore sends the source of the script first.
+        let is_single_node = self.nodes.len() == 1;
+        let is_loaded =
+            request.script().is_none_or(|script| connection.mark_script_loaded(script.mask));
+        let script_ref =
+            if is_single_node || is_loaded { ScriptRef::Hash } else { ScriptRef::Source };
+        match self.nodes[node].send(connection, &request, script_ref, self.options.deadline) {
+            Ok(in_flight) => {
+                self.states[node] = NodeState::Sent(request, script_ref, in_flight);
                 self.responses.by_node[node] = Response::Pending;
                 self.responses.votes[node] = None;
             }
@@ -279,7 +283,7 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
             }
             let until = match &mut self.options.on_idle {
                 None => deadline,
-                Some(meanwhile) => match meanwhile(now) {
+                Some(on_idle) => match on_idle(now) {
                     Some(next) => next.min(deadline),
                     None => return,
                 },
@@ -292,20 +296,20 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
     }
 
     /// Asks the nodes that were skipped if the others do not suffice, because they may be healthy
-    /// again. Not if an open connection broke: then the caller asks everybody again at once.
-    /// Returns until when to wait: half of the time, because the skipped nodes may not reply, and
-    /// asking again must stay possible.
+    /// again. Does not do so if an open connection broke: then the caller asks all nodes again at
+    /// once. Returns the new end of the wait, after half of the time: the skipped nodes may not
+    /// reply, and asking again must stay possible.
     fn ask_backed_off(&mut self, until: Moment) -> Moment {
         let now = clock::now();
         if self.options.will_retry || self.responses.verdict() != Verdict::NoQuorum || now >= until
         {
             return until;
         }
-        let is_backing_off = |slip: &Response<_>| {
-            matches!(slip, Response::Failed(NodeError { kind: NodeErrorKind::BackingOff, .. }))
+        let is_backing_off = |response: &Response<_>| {
+            matches!(response, Response::Failed(NodeError { kind: NodeErrorKind::BackingOff, .. }))
         };
-        let is_broken = |slip: &Response<_>| {
-            matches!(slip, Response::Failed(NodeError { outcome_unknown: true, .. }))
+        let is_broken = |response: &Response<_>| {
+            matches!(response, Response::Failed(NodeError { outcome_unknown: true, .. }))
         };
         let backed_off = self.responses.nodes_where(is_backing_off).difference(self.unanswered());
         if backed_off.is_empty() || !self.responses.nodes_where(is_broken).is_empty() {
@@ -376,26 +380,26 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
                 return true;
             }
         };
-        let NodeState::Sent(request, by, pending) =
+        let NodeState::Sent(request, script_ref, in_flight) =
             mem::replace(&mut self.states[node], NodeState::Idle)
         else {
             return true;
         };
-        match self.nodes[node].decode(&mut self.connections[node], &request, pending, value) {
-            Ok(answer) => {
+        match self.nodes[node].decode(&mut self.connections[node], &request, in_flight, value) {
+            Ok(exchange) => {
                 self.nodes[node].record_success();
-                self.responses.votes[node] = Some((self.vote)(node, &answer));
-                self.responses.by_node[node] = Response::Replied(answer);
+                self.responses.votes[node] = Some((self.vote)(node, &exchange));
+                self.responses.by_node[node] = Response::Replied(exchange);
             }
-            Err(failure) if by == ScriptRef::Hash && failure.is_unknown_script() => {
+            Err(failure) if script_ref == ScriptRef::Hash && failure.is_unknown_script() => {
                 match self.nodes[node].send(
                     &mut self.connections[node],
                     &request,
                     ScriptRef::Source,
                     self.options.deadline,
                 ) {
-                    Ok(pending) => {
-                        self.states[node] = NodeState::Sent(request, ScriptRef::Source, pending)
+                    Ok(in_flight) => {
+                        self.states[node] = NodeState::Sent(request, ScriptRef::Source, in_flight)
                     }
                     Err(failure) => self.record_failure(node, failure),
                 }
@@ -418,8 +422,8 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
     fn ask_connected(&mut self) -> bool {
         let connected = self.connector.as_mut().map(Connector::take_connected).unwrap_or_default();
         let any = !connected.is_empty();
-        for Connected { node, connection: link, outcome } in connected {
-            self.connections[node] = link;
+        for Connected { node, connection, outcome } in connected {
+            self.connections[node] = connection;
             self.states[node] = NodeState::Idle;
             match outcome {
                 Ok(()) => self.send(node),
@@ -479,8 +483,8 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
                     self.record_failure(node, NodeError::outcome_unknown(NodeErrorKind::TimedOut));
                 }
                 NodeState::Sent(..) => {
-                    let receipt = self.connections[node].abandon_reply();
-                    self.responses.pending_acks.extend(receipt.map(|receipt| (node, receipt)));
+                    let ack = self.connections[node].abandon_reply();
+                    self.responses.pending_acks.extend(ack.map(|ack| (node, ack)));
                 }
                 // The thread keeps the connection for the next caller, or records the failure
                 // itself.

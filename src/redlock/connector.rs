@@ -48,7 +48,7 @@ impl Connector {
                 // The caller has stopped waiting.
                 match undelivered.0 {
                     Connected { outcome: Err(_), .. } => node.record_failure(clock::now()),
-                    Connected { connection: link, .. } => node.put_spare(link),
+                    Connected { connection, .. } => node.put_spare(connection),
                 }
             }
             // If the socket is full, a wakeup is pending already.

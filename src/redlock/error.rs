@@ -27,15 +27,15 @@ pub(crate) enum AskError {
 }
 
 impl AskError {
-    /// From responses that decided nothing. `describe` describes a reply.
+    /// Makes the error for responses that decided nothing. `describe` puts a reply into words.
     pub(crate) fn from_responses<T>(
         redlock: &Redlock,
         mut responses: Responses<T>,
         describe: impl Fn(&T) -> String,
     ) -> AskError {
         let nodes = redlock.nodes();
-        // An unanswered request does not count: its connection stays open, and executes what
-        // follows in order.
+        // An unanswered request does not count, because its connection stays open and keeps
+        // requests in order.
         let outcome_unknown = !responses.outcome_unknown().is_empty();
         if let [response] = responses.by_node.as_mut_slice() {
             return match std::mem::replace(response, Response::NotAsked) {
@@ -47,7 +47,11 @@ impl AskError {
                 }),
             };
         }
-        let is_permanent = |slip: &&Response<T>| matches!(slip, Response::Failed(failure) if !failure.is_transient());
+        let is_permanent = |response: &&Response<T>| {
+            matches!(
+                response, Response::Failed(failure) if !failure.is_transient()
+            )
+        };
         let permanent = responses.by_node.iter().filter(is_permanent).count();
         let now = clock::now();
         let quarantined = nodes.iter().any(|node| node.quarantine_left(now).is_some());
@@ -64,7 +68,7 @@ impl AskError {
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             AskError::Node(failure) => failure.is_transient(),
-            AskError::NoQuorum { transient: passing, .. } => *passing,
+            AskError::NoQuorum { transient, .. } => *transient,
         }
     }
 
@@ -78,7 +82,7 @@ impl AskError {
     pub(crate) fn is_outcome_unknown(&self) -> bool {
         match self {
             AskError::Node(failure) => failure.outcome_unknown,
-            AskError::NoQuorum { outcome_unknown: sent, .. } => *sent,
+            AskError::NoQuorum { outcome_unknown, .. } => *outcome_unknown,
         }
     }
 

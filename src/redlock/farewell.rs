@@ -68,7 +68,7 @@ impl Redlock {
         until: Moment,
     ) -> ReleaseOutcome {
         let Some(links) = self.farewell.enter(until) else {
-            return ReleaseOutcome::not_asked(self.all_nodes());
+            return ReleaseOutcome::without_reply(self.all_nodes());
         };
         let mut links = links.unwrap_or_else(|| self.reserved_connections());
         let ending = self.release(&mut links, leaving, until.duration_since(clock::now()));
@@ -79,7 +79,7 @@ impl Redlock {
 
 impl ReleaseOutcome {
     /// No reply in time. The release may have been applied on any of the nodes.
-    pub(crate) fn not_asked(all: NodeSet) -> ReleaseOutcome {
+    pub(crate) fn without_reply(all: NodeSet) -> ReleaseOutcome {
         let outcome = Err(AskError::Node(NodeError::outcome_unknown(NodeErrorKind::TimedOut)));
         ReleaseOutcome {
             result: outcome,

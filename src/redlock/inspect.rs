@@ -61,7 +61,7 @@ impl Redlock {
         let nodes = self.len();
         if nodes == 1 {
             return match responses.by_node.into_iter().next() {
-                Some(Response::Replied(answer)) => Ok(answer.reply),
+                Some(Response::Replied(exchange)) => Ok(exchange.reply),
                 _ => Ok(InspectReply::Free),
             };
         }
@@ -69,7 +69,7 @@ impl Redlock {
         let mut reported: Vec<&Holder> = Vec::new();
         for response in &responses.by_node {
             match response {
-                Response::Replied(answer) => match &answer.reply {
+                Response::Replied(exchange) => match &exchange.reply {
                     InspectReply::Held(holder) => {
                         reported.push(holder);
                         // All waiters queue on one of the nodes.
@@ -112,7 +112,7 @@ impl Redlock {
         }
     }
 
-    /// Asks again if a connection was stale; the second attempt replaces it.
+    /// Asks, and asks again if a connection was stale. The second attempt replaces it.
     fn ask_twice<C: Request>(
         &self,
         grace: Duration,
@@ -121,7 +121,11 @@ impl Redlock {
     ) -> Result<Responses<C::Reply>, AskError> {
         let mut connections = self.checkout(deadline).map_err(AskError::Node)?;
         let responses = self.ask_once(&mut connections, deadline, grace, &request);
-        let is_stale = |slip: &Response<C::Reply>| matches!(slip, Response::Failed(f) if f.outcome_unknown && f.is_transient());
+        let is_stale = |response: &Response<C::Reply>| {
+            matches!(
+                response, Response::Failed(f) if f.outcome_unknown && f.is_transient()
+            )
+        };
         if responses.verdict() == Verdict::Granted || !responses.by_node.iter().any(is_stale) {
             return Ok(responses);
         }

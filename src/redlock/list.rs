@@ -1,5 +1,5 @@
-//! Describing many locks: finds their keys by scanning, then asks for holders and waiters in small
-//! batches. Changes nothing.
+//! Listing locks: finds their keys by scanning, then asks for holders and waiters in small batches.
+//! Changes nothing.
 
 use std::collections::BTreeSet;
 
@@ -18,16 +18,15 @@ use crate::{
 };
 
 /// Maximum number of locks in one script call, which blocks a server for less than a millisecond.
-/// Nobody should have to wait for 5 ms; the distance is for slow machines and long queues.
+/// Up to 5 ms would be acceptable; the rest is a reserve for slow machines and long queues.
 const DESCRIBE_BATCH_MAX: usize = 50;
 /// Maximum number of waiters described for one lock of a list, and for all locks of a batch
 /// together.
 const WAITERS_PER_LOCK_MAX: u64 = 100;
 const WAITERS_PER_REPLY_MAX: u64 = 1_000;
-/// Maximum number of scan steps, and of keys reported in them. Servers with locks need far fewer.
+/// Maximum number of scan steps and reported keys together. Servers with locks need far fewer.
 const SCAN_WORK_MAX: usize = 1 << 20;
-/// Maximum number of bytes that a list keeps of what servers report: as many names as above, and
-/// their holders.
+/// Maximum number of bytes that a list keeps: `SCAN_WORK_MAX` names, with their holders.
 const LIST_BYTES_MAX: usize = 256 << 20;
 /// Maximum number of times that a node is scanned from the beginning again. A node that keeps
 /// closing its connections is most likely the same server all the time, and listing it must end.
@@ -97,7 +96,7 @@ fn too_many_keys() -> AskError {
 
 impl Redlock {
     /// Lists all locks that match, by name. A lock that a quorum has granted is known to at least
-    /// one node of every quorum, so it takes a quorum that replies from beginning to end.
+    /// one node of every quorum, so a quorum must reply from beginning to end.
     pub(crate) fn list_locks(
         &self,
         prefix: &str,
@@ -177,9 +176,9 @@ impl Redlock {
                 self.ask_responsive(connections, unfinished, &mut responsive, end, scan)?;
             unfinished = unfinished.intersection(responsive);
             for (node, response) in responses.by_node.into_iter().enumerate() {
-                if let Response::Replied(answer) = response {
-                    work += answer.reply.keys.len();
-                    for key in answer.reply.keys {
+                if let Response::Replied(exchange) = response {
+                    work += exchange.reply.keys.len();
+                    for key in exchange.reply.keys {
                         // A key that cannot be the name of a lock was written by somebody else, and
                         // may be of any length.
                         let Some(Ok(key)) =
@@ -193,7 +192,7 @@ impl Redlock {
                         }
                     }
                     if progress[node]
-                        .advance(connections.0[node].opened_at(), answer.reply.next_cursor)
+                        .advance(connections.0[node].opened_at(), exchange.reply.next_cursor)
                     {
                         unfinished = unfinished.difference(NodeSet::single(node));
                     }
@@ -222,7 +221,7 @@ impl Redlock {
             |_, _| Vote::Yes,
         );
         let stale = responses.nodes_where(
-            |slip| matches!(slip, Response::Failed(f) if f.outcome_unknown && f.is_transient()),
+            |response| matches!(response, Response::Failed(f) if f.outcome_unknown && f.is_transient()),
         );
         if !stale.is_empty() && clock::now() < deadline {
             let second = self.ask(
@@ -256,8 +255,8 @@ impl Redlock {
         let (mut wrong, mut queue): (usize, Option<&HeldDescription>) = (0, None);
         let mut reported: Vec<&HeldDescription> = Vec::new();
         for response in &responses.by_node {
-            let Response::Replied(answer) = response else { continue };
-            match answer.reply.1.get(index) {
+            let Response::Replied(exchange) = response else { continue };
+            match exchange.reply.1.get(index) {
                 Some(Description::Held(held)) => {
                     reported.push(held);
                     // All waiters queue on one of the nodes.
@@ -270,7 +269,7 @@ impl Redlock {
             }
         }
         let most_reported =
-            most_reported_holder(reported.into_iter().map(|standing| (&standing.holder, standing)));
+            most_reported_holder(reported.into_iter().map(|held| (&held.holder, held)));
         let (Some((count, held)), Some(queue)) = (most_reported, queue) else {
             return if wrong > self.len() - self.quorum_size() {
                 Lookup::WrongType
@@ -280,18 +279,18 @@ impl Redlock {
         };
         let mut holder = held.holder.clone().with_waiters(queue.holder.waiters().unwrap_or(0));
         if self.len() > 1 {
-            let says = |reply: &(u64, Vec<Description>)| {
+            let describe_one = |reply: &(u64, Vec<Description>)| {
                 reply.1.get(index).map_or_else(String::new, describe)
             };
-            holder = holder.with_nodes(responses.node_answers(self, says));
+            holder = holder.with_nodes(responses.node_answers(self, describe_one));
         }
         let certain = count >= self.quorum_size();
         Lookup::Held(LockInfo::new(key.name(), holder, held.token, queue.waiters.clone(), certain))
     }
 }
 
-fn describe(answer: &Description) -> String {
-    match answer {
+fn describe(description: &Description) -> String {
+    match description {
         Description::Held(HeldDescription { holder, .. }) => format!("held by {holder}"),
         Description::Free => "free".into(),
         Description::WrongType => "its key holds something that is not a lock".into(),
@@ -306,17 +305,17 @@ mod tests {
     fn scan_after_reconnect_starts_again() {
         let at = |nanos| Some(Moment::from_nanos(nanos));
         let to = |cursor: &str| Some(cursor.to_owned());
-        let mut course = ScanProgress::start();
-        assert!(!course.advance(at(1), to("17")) && !course.advance(at(1), to("5")));
-        assert_eq!(course.cursor, "5");
-        assert!(!course.advance(at(2), None), "these were the last of another server");
-        assert_eq!(course.cursor, "0");
-        assert!(!course.advance(at(3), to("17")), "it begins there");
-        assert!(course.advance(at(3), None));
+        let mut progress = ScanProgress::start();
+        assert!(!progress.advance(at(1), to("17")) && !progress.advance(at(1), to("5")));
+        assert_eq!(progress.cursor, "5");
+        assert!(!progress.advance(at(2), None), "the scan ended with the keys of another server");
+        assert_eq!(progress.cursor, "0");
+        assert!(!progress.advance(at(3), to("17")), "the scan ended with its first keys");
+        assert!(progress.advance(at(3), None));
         // The scan of a node that closes every connection ends too.
-        let mut course = ScanProgress::start();
+        let mut progress = ScanProgress::start();
         let steps = (1..).take_while(|step| {
-            !course.advance(at(*step), (step % 100 != 0).then(|| step.to_string()))
+            !progress.advance(at(*step), (step % 100 != 0).then(|| step.to_string()))
         });
         assert_eq!(steps.count(), 99);
     }

@@ -1,5 +1,5 @@
-//! What N independent nodes decide together (Redlock). One node is the quorum of one, on the same
-//! path.
+//! What N independent nodes decide together (Redlock). A single node is a quorum of one, and takes
+//! the same path.
 
 mod broadcast;
 mod connector;
@@ -41,7 +41,7 @@ use crate::{
 };
 
 /// How far above the nodes' clocks the token is that several nodes are asked for, in microseconds.
-/// All of them then usually store the same one at once.
+/// All of them then usually store the same token at once.
 const TOKEN_HEADROOM_US: u64 = 10_000;
 /// Added to the time from which a node refuses an expired request, because that time is known only
 /// to within a round trip.
@@ -68,15 +68,15 @@ impl Redlock {
         observer: Arc<Observer>,
     ) -> Option<Redlock> {
         let labels = || endpoints.iter().map(|endpoint| endpoint.label.clone());
-        let roster = Arc::new(Mutex::new(Membership::new(labels(), quarantine)));
+        let membership = Arc::new(Mutex::new(Membership::new(labels(), quarantine)));
         let node = |(index, endpoint): (usize, &Arc<Endpoint>)| {
-            // With several replies in flight, a thread that spins takes the core from those that
-            // must send them.
+            // With several replies in flight, a spinning thread takes the core from the processes
+            // that must send them.
             let spin_max = if endpoints.len() > 1 { Duration::ZERO } else { spin_max };
             let node =
                 RedisNode::new(endpoint.clone(), operation_timeout, spin_max, observer.clone());
             Arc::new(if endpoints.len() > 1 {
-                node.with_membership(index, roster.clone())
+                node.with_membership(index, membership.clone())
             } else {
                 node
             })
@@ -114,7 +114,7 @@ impl Redlock {
                     });
                 }
                 Response::Failed(failure) => {
-                    log_safely!(warn, "node {} is away: {}", node.label(), failure.kind)
+                    log_safely!(warn, "node {} is unreachable: {}", node.label(), failure.kind)
                 }
                 _ => {}
             }
@@ -175,7 +175,7 @@ impl Redlock {
         self.operation_timeout
     }
 
-    /// Takes connections from the pool, one to each node.
+    /// Takes connections from the pool, one to each node. Waits until `deadline` if none are free.
     pub(crate) fn checkout(&self, deadline: Moment) -> Result<PooledConnections, NodeError> {
         self.pool.get(deadline)
     }
@@ -218,7 +218,7 @@ impl Redlock {
         let now = clock::now();
         let clocks = self.nodes.iter().filter_map(|node| node.clock_sample());
         clocks
-            .map(|reading| reading.server_us_at(now))
+            .map(|sample| sample.server_us_at(now))
             .max()
             .map_or(0, |latest| latest.saturating_add(TOKEN_HEADROOM_US))
     }

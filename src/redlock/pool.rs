@@ -95,8 +95,8 @@ impl ConnectionPool {
         }
         #[cfg(feature = "testing")]
         if let Some(world) = sim::world() {
-            // The pool waits by a clock of its own. Wait only for its thread, which adds
-            // connections at once where there is room.
+            // The pool waits by a clock of its own, not by that of the simulator. Wait only for its
+            // thread, which adds connections at once where there is room.
             return clock::poll(&*world, deadline, || match pool.state().connections {
                 made if made < self.size => pool.get_timeout(Duration::from_secs(60 * 60)).ok(),
                 _ => pool.try_get(),
@@ -108,17 +108,17 @@ impl ConnectionPool {
         if let Ok(connection) = pool.get_timeout(left) {
             return Ok(connection);
         }
-        // If this thread did not run until its time had passed, connections may be free by now.
-        // They are counted before that last attempt: any that are made between the two are free for
-        // the next caller, and not in use.
-        let all = pool.state().connections >= self.size;
+        // If this thread was not scheduled in time, connections may be free by now, so it tries
+        // once more. The count is taken before: connections that are created in between are free
+        // for the next caller, and must not count as in use.
+        let is_full = pool.state().connections >= self.size;
         pool.try_get().ok_or_else(|| {
             if self.closed.load(Ordering::Relaxed) {
                 return closed;
             }
             NodeError {
                 outcome_unknown: false,
-                kind: if all { NodeErrorKind::PoolExhausted } else { NodeErrorKind::TimedOut },
+                kind: if is_full { NodeErrorKind::PoolExhausted } else { NodeErrorKind::TimedOut },
             }
         })
     }

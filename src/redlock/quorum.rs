@@ -50,8 +50,8 @@ pub(crate) fn verdict(votes: impl ExactSizeIterator<Item = Option<Vote>>) -> Ver
     }
 }
 
-/// Returns the token that a quorum has stored; as an error the largest one seen, which a quorum
-/// must store first.
+/// Returns the token that a quorum has stored. Otherwise the error is the largest token seen, which
+/// a quorum must store first.
 ///
 /// A token may be handed out only once a quorum has stored it. The largest of several counters does
 /// not increase from holder to holder, because the only node that two quorums have in common may
@@ -95,8 +95,7 @@ impl NodeDeadlines {
         }
     }
 
-    /// Ignores a node, whatever it replies, because it may lose the lock again without reporting
-    /// it.
+    /// Ignores a node from now on, because it may lose the lock again without reporting it.
     pub(crate) fn exclude(&mut self, node: usize) {
         self.revoke(node);
         self.excluded = self.excluded.union(NodeSet::single(node));
@@ -106,8 +105,8 @@ impl NodeDeadlines {
         self.excluded
     }
 
-    /// Whether a node no longer keeps the lock at `now`, by its replies. False for a node that is
-    /// excluded.
+    /// Whether a node that is not excluded no longer keeps the lock at `now`, according to its
+    /// replies.
     pub(crate) fn has_lapsed(&self, node: usize, now: Moment) -> bool {
         let vote = self.deadlines.get(node).filter(|_| !self.excluded.contains(node));
         vote.is_some_and(|vote| vote.is_none_or(|deadline| deadline <= now))
@@ -271,28 +270,28 @@ mod tests {
     #[test]
     fn valid_until_is_quorum_th_largest_deadline() {
         let at = Moment::from_nanos;
-        let mut votes = NodeDeadlines::new(5);
-        assert_eq!(votes.valid_until(), Some(at(0)));
+        let mut deadlines = NodeDeadlines::new(5);
+        assert_eq!(deadlines.valid_until(), Some(at(0)));
         for (node, deadline) in [(0, 50), (1, 40), (2, 30)] {
-            votes.confirm(node, at(deadline));
+            deadlines.confirm(node, at(deadline));
         }
-        assert_eq!(votes.valid_until(), Some(at(30)));
-        votes.confirm(4, at(45));
-        assert_eq!(votes.valid_until(), Some(at(40)));
-        votes.confirm(0, at(20));
-        assert_eq!(votes.valid_until(), Some(at(40)), "a deadline moved back");
-        votes.revoke(0);
-        assert_eq!(votes.valid_until(), Some(at(30)));
-        votes.confirm(0, at(90));
-        assert_eq!(votes.valid_until(), Some(at(40)), "it was taken anew");
-        assert!(votes.excluded().is_empty());
-        votes.exclude(0);
-        assert_eq!(votes.excluded(), NodeSet::single(0));
-        votes.confirm(0, at(99));
-        assert_eq!(votes.valid_until(), Some(at(30)), "a vote that does not count was counted");
-        votes.revoke(1);
-        votes.revoke(2);
-        assert_eq!(votes.valid_until(), None);
+        assert_eq!(deadlines.valid_until(), Some(at(30)));
+        deadlines.confirm(4, at(45));
+        assert_eq!(deadlines.valid_until(), Some(at(40)));
+        deadlines.confirm(0, at(20));
+        assert_eq!(deadlines.valid_until(), Some(at(40)), "a deadline moved back");
+        deadlines.revoke(0);
+        assert_eq!(deadlines.valid_until(), Some(at(30)));
+        deadlines.confirm(0, at(90));
+        assert_eq!(deadlines.valid_until(), Some(at(40)), "the lock was re-acquired");
+        assert!(deadlines.excluded().is_empty());
+        deadlines.exclude(0);
+        assert_eq!(deadlines.excluded(), NodeSet::single(0));
+        deadlines.confirm(0, at(99));
+        assert_eq!(deadlines.valid_until(), Some(at(30)), "a vote that does not count was counted");
+        deadlines.revoke(1);
+        deadlines.revoke(2);
+        assert_eq!(deadlines.valid_until(), None);
     }
 
     /// All combinations of votes that this many nodes can have cast so far.
@@ -352,12 +351,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn node_set_contains_what_was_inserted(nodes in proptest::collection::btree_set(0usize..NodeSet::CAPACITY, 0..NodeSet::CAPACITY)) {
+        fn node_set_contains_what_was_inserted(
+            nodes in proptest::collection::btree_set(
+                0usize..NodeSet::CAPACITY,
+                0..NodeSet::CAPACITY
+            ),
+        ) {
             let set: NodeSet = nodes.iter().copied().collect();
             prop_assert_eq!(set.len(), nodes.len());
             prop_assert!(set.iter().eq(nodes.iter().copied()));
             prop_assert!(set.difference(set).is_empty());
-            prop_assert_eq!(NodeSet::first_n(NodeSet::CAPACITY).difference(set).len(), NodeSet::CAPACITY - nodes.len());
+            prop_assert_eq!(
+                NodeSet::first_n(NodeSet::CAPACITY).difference(set).len(),
+                NodeSet::CAPACITY - nodes.len()
+            );
         }
     }
 }

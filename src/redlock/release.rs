@@ -11,12 +11,12 @@ use crate::{
     clock::{self, Moment},
     holder::Holder,
     key::LockKey,
+    lock_info::Released,
     node::{
         Exchange,
         requests::{Release, ReleaseReply},
     },
     node_answer::NodeAnswer,
-    released::Released,
 };
 
 /// Pause between attempts while the server is not a master. Doubles up to `FAILOVER_PAUSE_MAX`.
@@ -40,12 +40,12 @@ pub(crate) struct ReleaseRequest<'a> {
 
 impl<'a> ReleaseRequest<'a> {
     pub(crate) fn node_request(&self) -> Release<'a> {
-        let ReleaseRequest { key, id, queue_entry: waiter, .. } = *self;
-        Release { key, id, queue_entry: waiter, expires: false }
+        let ReleaseRequest { key, id, queue_entry, .. } = *self;
+        Release { key, id, queue_entry, expires: false }
     }
 
-    pub(crate) fn vote(_: usize, answer: &Exchange<ReleaseReply>) -> Vote {
-        match answer.reply {
+    pub(crate) fn vote(_: usize, exchange: &Exchange<ReleaseReply>) -> Vote {
+        match exchange.reply {
             ReleaseReply::Released | ReleaseReply::Gone => Vote::Yes,
             ReleaseReply::HeldByOther(_) | ReleaseReply::WrongType => Vote::No,
             ReleaseReply::Expired { .. } => Vote::Unknown,
@@ -53,13 +53,13 @@ impl<'a> ReleaseRequest<'a> {
     }
 
     /// Asks the last node first, because others usually queue on the first one: when it grants them
-    /// the lock, the releases on the other nodes are under way.
-    fn broadcast_options(&self, to: NodeSet, deadline: Moment) -> BroadcastOptions<'static> {
+    /// the lock, the releases on the other nodes are already in flight.
+    fn broadcast_options(&self, targets: NodeSet, deadline: Moment) -> BroadcastOptions<'static> {
         BroadcastOptions {
             reverse_order: true,
             wait_for_all: !self.was_held,
             preferred: self.unanswered,
-            ..BroadcastOptions::new(to, deadline)
+            ..BroadcastOptions::new(targets, deadline)
         }
     }
 }
@@ -68,6 +68,7 @@ impl<'a> ReleaseRequest<'a> {
 #[derive(Debug)]
 pub(crate) struct ReleaseOutcome {
     pub(crate) result: Result<Released, AskError>,
+    /// Nodes on which the request failed.
     pub(crate) unconfirmed: NodeSet,
     /// Nodes that were asked, and whose replies were not waited for.
     pub(crate) unacknowledged: PendingAcks,
@@ -97,11 +98,11 @@ pub(crate) fn retry_through_failover(
         }
         clock::sleep_until(next);
         pause = (pause * 2).min(FAILOVER_PAUSE_MAX);
-        let again = release(outcome.maybe_applied);
-        let is_timeout = matches!(&again.result, Err(trouble) if trouble.is_timeout());
+        let retried = release(outcome.maybe_applied);
+        let is_timeout = matches!(&retried.result, Err(error) if error.is_timeout());
         // A timeout says less than the error before it.
         outcome =
-            if is_timeout { ReleaseOutcome { result: outcome.result, ..again } } else { again };
+            if is_timeout { ReleaseOutcome { result: outcome.result, ..retried } } else { retried };
     }
     outcome
 }
@@ -109,9 +110,9 @@ pub(crate) fn retry_through_failover(
 impl Redlock {
     /// Asks all nodes, and again those whose reply was lost, within `timeout`.
     ///
-    /// If a node replies to the second request that the lock is free, the first one was applied. So
-    /// it was if another client holds the lock and we held it until now, because a release hands
-    /// the lock over.
+    /// If the second reply of a node is that the lock is free, the first request was applied there.
+    /// If we held the lock until now, the same goes for the reply that another client holds it,
+    /// because a release hands the lock over.
     pub(crate) fn release(
         &self,
         connections: &mut NodeConnections,
@@ -168,7 +169,7 @@ impl Redlock {
         for (node, response) in responses.by_node.iter().enumerate() {
             let maybe_before = maybe_applied.contains(node);
             match response {
-                Response::Replied(answer) => match &answer.reply {
+                Response::Replied(exchange) => match &exchange.reply {
                     ReleaseReply::Released => {
                         released += 1;
                         released_on = released_on.union(NodeSet::single(node));
@@ -193,23 +194,22 @@ impl Redlock {
             }
         }
         known += released + gone;
-        let result = if released >= needed
-            || (was_held && released > 0 && released + gone >= needed)
-        {
-            Ok(Released::Released)
-        } else if known < needed || (was_held && known - released <= self.len() - needed) {
-            // A lock that was held until now is not lost as long as the nodes without a reply may
-            // keep it.
-            Err(AskError::from_responses(self, responses, describe))
-        } else if let Some(holder) = other {
-            Ok(Released::OwnedByOther(if self.len() > 1 {
-                holder.with_nodes(answers)
+        let result =
+            if released >= needed || (was_held && released > 0 && released + gone >= needed) {
+                Ok(Released::Released)
+            } else if known < needed || (was_held && known - released <= self.len() - needed) {
+                // A lock that was held until now is not lost as long as the nodes without a reply
+                // may keep it.
+                Err(AskError::from_responses(self, responses, describe))
+            } else if let Some(holder) = other {
+                Ok(Released::OwnedByOther(if self.len() > 1 {
+                    holder.with_nodes(answers)
+                } else {
+                    holder
+                }))
             } else {
-                holder
-            }))
-        } else {
-            Ok(Released::Gone)
-        };
+                Ok(Released::Gone)
+            };
         ReleaseOutcome { result, unconfirmed, unacknowledged, released_on, maybe_applied }
     }
 }
@@ -221,9 +221,11 @@ fn is_certain(responses: &Responses<ReleaseReply>, was_held: bool) -> bool {
 /// Nodes on which another attempt may help. This includes those whose connection leads to a server
 /// that is no longer a master.
 fn nodes_to_retry(responses: &Responses<ReleaseReply>) -> NodeSet {
-    responses.nodes_where(
-        |slip| matches!(slip, Response::Failed(failure) if failure.is_transient() || failure.is_not_master()),
-    )
+    responses.nodes_where(|response| {
+        matches!(
+            response, Response::Failed(failure) if failure.is_transient() || failure.is_not_master()
+        )
+    })
 }
 
 fn describe(reply: &ReleaseReply) -> String {

@@ -14,7 +14,7 @@ pub(crate) fn most_reported_holder<'a, T>(
 ) -> Option<(usize, T)> {
     let reported: Vec<_> = reported.collect();
     let mut agreeing = largest_group(reported, |(one, _), (other, _)| one.id() == other.id());
-    // Zero is no token, but an unknown one.
+    // Zero is an unknown token, so it comes last.
     agreeing.sort_by_key(|(holder, _)| (holder.token() == 0, holder.token()));
     let count = agreeing.len();
     let same_token = largest_group(agreeing, |(one, _), (other, _)| one.token() == other.token());
@@ -53,19 +53,19 @@ mod tests {
 
     #[test]
     fn most_reported_holder_comes_with_most_reported_token() {
-        let told = |told: &[(&str, u64)]| {
+        let reported = |reported: &[(&str, u64)]| {
             let holder =
                 |(id, token): &(&str, u64)| Holder::from_report(id.as_bytes(), 1, *token, 0, 100);
-            let holders: Vec<_> = told.iter().map(holder).collect();
+            let holders: Vec<_> = reported.iter().map(holder).collect();
             most_reported_holder(holders.iter().enumerate().map(|(node, holder)| (holder, node)))
         };
         // Re-acquired on the first node.
-        assert_eq!(told(&[("a", 9), ("a", 7), ("a", 7)]), Some((3, 1)));
-        assert_eq!(told(&[("a", 9), ("a", 7), ("b", 7)]), Some((2, 1)));
-        assert_eq!(told(&[("a", 7), ("a", 9), ("a", 9)]), Some((3, 1)), "not the earliest of all");
-        assert_eq!(told(&[("a", 9), ("a", 7), ("a", 8)]), Some((3, 1)), "of equals the earliest");
-        assert_eq!(told(&[("a", 0), ("a", 7)]), Some((2, 1)), "of equals one that is known");
-        assert_eq!(told(&[("b", 7), ("a", 9), ("b", 7), ("a", 7), ("a", 7)]), Some((3, 3)));
-        assert_eq!(told(&[("a", 0), ("a", 7), ("a", 7)]), Some((3, 1)), "it does not know");
+        assert_eq!(reported(&[("a", 9), ("a", 7), ("a", 7)]), Some((3, 1)));
+        assert_eq!(reported(&[("a", 9), ("a", 7), ("b", 7)]), Some((2, 1)));
+        assert_eq!(reported(&[("a", 7), ("a", 9), ("a", 9)]), Some((3, 1)), "most reported one");
+        assert_eq!(reported(&[("a", 9), ("a", 7), ("a", 8)]), Some((3, 1)), "smallest on a tie");
+        assert_eq!(reported(&[("a", 0), ("a", 7)]), Some((2, 1)), "known one on a tie");
+        assert_eq!(reported(&[("b", 7), ("a", 9), ("b", 7), ("a", 7), ("a", 7)]), Some((3, 3)));
+        assert_eq!(reported(&[("a", 0), ("a", 7), ("a", 7)]), Some((3, 1)), "unknown one ignored");
     }
 }

@@ -26,11 +26,11 @@ pub(crate) enum Response<T> {
 pub(crate) struct Responses<T> {
     pub(crate) by_node: SmallVec<[Response<T>; 1]>,
     pub(crate) votes: SmallVec<[Option<Vote>; 8]>,
-    /// For the replies that were not waited for.
+    /// Acks of the replies that were not waited for.
     pub(crate) pending_acks: PendingAcks,
 }
 
-/// Nodes whose replies were not waited for. Each ack tells when the reply has come.
+/// Nodes whose replies were not waited for. The ack shows when the reply has come.
 pub(crate) type PendingAcks = SmallVec<[(usize, Ack); 1]>;
 
 impl<T> Responses<T> {
@@ -48,7 +48,7 @@ impl<T> Responses<T> {
             .collect()
     }
 
-    /// Describes the responses for people. `describe` does so for a reply.
+    /// Puts all responses into words. `describe` does so for a reply.
     pub(crate) fn node_answers(
         &self,
         redlock: &Redlock,
@@ -58,11 +58,11 @@ impl<T> Responses<T> {
             |((response, vote), node)| {
                 let vote = vote.unwrap_or(Vote::Unknown);
                 let message = match response {
-                    Response::Replied(answer) => match node.quarantine_left(answer.sent) {
+                    Response::Replied(exchange) => match node.quarantine_left(exchange.sent) {
                         Some(left) if vote == Vote::Unknown => {
                             NodeErrorKind::Quarantined(left).to_string()
                         }
-                        _ => describe(&answer.reply),
+                        _ => describe(&exchange.reply),
                     },
                     Response::Pending => "has not replied yet".into(),
                     Response::Failed(failure) => failure.kind.to_string(),

@@ -41,13 +41,13 @@ impl Cleanup {
     /// Removes the nodes that have acknowledged the release.
     pub(super) fn drop_acknowledged(&mut self) {
         self.nodes = self.nodes.difference(self.nodes_by_ack(true));
-        self.pending_acks.retain(|(_, receipt)| !receipt.is_acknowledged());
+        self.pending_acks.retain(|(_, ack)| !ack.is_acknowledged());
     }
 
-    fn nodes_by_ack(&self, settled: bool) -> NodeSet {
+    fn nodes_by_ack(&self, acknowledged: bool) -> NodeSet {
         self.pending_acks
             .iter()
-            .filter(|(_, receipt)| receipt.is_acknowledged() == settled)
+            .filter(|(_, ack)| ack.is_acknowledged() == acknowledged)
             .map(|(node, _)| *node)
             .collect()
     }
@@ -105,7 +105,7 @@ impl CleanupQueue {
     }
 
     pub(crate) fn take_all(&mut self) -> Vec<Cleanup> {
-        std::mem::take(&mut self.entries).into_values().map(|(undo, _)| undo).collect()
+        std::mem::take(&mut self.entries).into_values().map(|(cleanup, _)| cleanup).collect()
     }
 
     fn insert(&mut self, cleanup: Cleanup, at: Moment, delay: Duration) {
@@ -150,26 +150,26 @@ mod tests {
 
     #[test]
     fn cleanup_retried_with_back_off_until_expiry() {
-        let mut list = CleanupQueue::default();
-        list.add(cleanup(5_000), at(100));
-        let (mut now, mut tries, mut last_pause) = (100, 0, Duration::ZERO);
-        while let Some((undo, pause)) = list.take_due(at(now)) {
-            assert!(pause >= last_pause && pause <= RETRY_DELAY_MAX);
-            last_pause = pause;
+        let mut queue = CleanupQueue::default();
+        queue.add(cleanup(5_000), at(100));
+        let (mut now, mut tries, mut last_delay) = (100, 0, Duration::ZERO);
+        while let Some((cleanup, delay)) = queue.take_due(at(now)) {
+            assert!(delay >= last_delay && delay <= RETRY_DELAY_MAX);
+            last_delay = delay;
             tries += 1;
             assert!(tries < 15, "the retries do not end");
-            list.retry_later(undo, pause, at(now));
-            now = list.earliest().as_nanos() / 1_000_000;
+            queue.retry_later(cleanup, delay, at(now));
+            now = queue.earliest().as_nanos() / 1_000_000;
         }
         assert!(tries >= 8, "{tries} tries");
         assert!(now >= 5_000);
-        assert_eq!(list.earliest(), Moment::NEVER);
+        assert_eq!(queue.earliest(), Moment::NEVER);
     }
 
     #[test]
     fn expired_or_still_held_cleanup_skipped() {
-        let mut list = CleanupQueue::default();
-        list.add(cleanup(100), at(100));
+        let mut queue = CleanupQueue::default();
+        queue.add(cleanup(100), at(100));
         let late =
             InFlight { broken_until: at(0), unanswered: NodeSet::EMPTY, unanswered_until: at(0) };
         let (token, votes, nodes) = (FencingToken(1), NodeDeadlines::new(1), NodeSet::single(0));
@@ -185,36 +185,36 @@ mod tests {
         let lease =
             Arc::new(Lease::new(claimed.claim.clone(), &grant, HoldSpan::starting_at(at(0))));
         let claimed = Cleanup { unless_held: Some(lease.clone()), ..claimed };
-        list.add(claimed.clone(), at(100));
-        assert!(list.take_due(at(100)).is_none());
-        list.add(claimed, at(100));
+        queue.add(claimed.clone(), at(100));
+        assert!(queue.take_due(at(100)).is_none());
+        queue.add(claimed, at(100));
         lease.end(LeaseEnd::Released);
-        assert!(list.take_due(at(100)).is_some(), "its lease has ended");
+        assert!(queue.take_due(at(100)).is_some(), "its lease has ended");
     }
 
     #[test]
     fn acknowledged_node_not_asked_again() {
-        let (mut links, mut list) =
+        let (mut links, mut queue) =
             ([AckTracker::default(), AckTracker::default()], CleanupQueue::default());
         let asked = links
             .iter_mut()
             .enumerate()
             .map(|(node, receipts)| (node, receipts.issue(1)))
             .collect();
-        list.add(
+        queue.add(
             Cleanup { nodes: NodeSet::first_n(3), pending_acks: asked, ..cleanup(500) },
             at(100),
         );
         links[0].record(false);
         links[1].record(true);
-        let (again, _) = list.take_due(at(100)).unwrap();
+        let (again, _) = queue.take_due(at(100)).unwrap();
         assert_eq!(
             (again.nodes, again.awaiting_ack()),
             ([1, 2].into_iter().collect(), NodeSet::single(1))
         );
         let settled = links[1].issue(1);
         links[1].record(false);
-        list.add(
+        queue.add(
             Cleanup {
                 nodes: NodeSet::single(1),
                 pending_acks: PendingAcks::from_elem((1, settled), 1),
@@ -222,27 +222,34 @@ mod tests {
             },
             at(100),
         );
-        assert!(list.take_due(at(100)).is_none());
+        assert!(queue.take_due(at(100)).is_none());
     }
 
     #[test]
     fn cleanups_due_at_the_same_moment_both_kept() {
-        let mut list = CleanupQueue::default();
-        list.add(cleanup(500), at(100));
-        list.add(cleanup(500), at(100));
-        assert_eq!(list.take_all().len(), 2);
-        assert_eq!(list.earliest(), Moment::NEVER);
+        let mut queue = CleanupQueue::default();
+        queue.add(cleanup(500), at(100));
+        queue.add(cleanup(500), at(100));
+        assert_eq!(queue.take_all().len(), 2);
+        assert_eq!(queue.earliest(), Moment::NEVER);
     }
 
     #[test]
     fn queue_length_is_bounded() {
-        let mut list = CleanupQueue::default();
-        (0..CLEANUPS_MAX as u64).for_each(|n| list.add(cleanup(1 << 40), at(n)));
-        assert!(!list.take_overflowed());
-        list.add(cleanup(1 << 40), at(1 << 30));
-        assert_eq!([list.take_overflowed(), list.take_overflowed()], [true, false], "logged once");
-        assert_eq!(list.take_all().len(), CLEANUPS_MAX);
-        list.note_overflow();
-        assert!(list.take_overflowed(), "an entry that was dropped before it was added is logged too");
+        let mut queue = CleanupQueue::default();
+        (0..CLEANUPS_MAX as u64).for_each(|n| queue.add(cleanup(1 << 40), at(n)));
+        assert!(!queue.take_overflowed());
+        queue.add(cleanup(1 << 40), at(1 << 30));
+        assert_eq!(
+            [queue.take_overflowed(), queue.take_overflowed()],
+            [true, false],
+            "logged once"
+        );
+        assert_eq!(queue.take_all().len(), CLEANUPS_MAX);
+        queue.note_overflow();
+        assert!(
+            queue.take_overflowed(),
+            "an entry that was dropped before it was added is logged too"
+        );
     }
 }

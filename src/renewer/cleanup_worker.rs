@@ -40,10 +40,10 @@ impl Worker {
         });
         let mut left: Vec<_> = cleanups.into_iter().zip(delays).collect();
         left.retain(|(cleanup, _)| !cleanup.nodes.is_empty());
-        if let (Some(trouble), Some((cleanup, _))) = (error, left.first()) {
+        if let (Some(error), Some((cleanup, _))) = (error, left.first()) {
             log_safely!(
                 debug,
-                "could not clean up lock {} yet: {trouble}",
+                "could not clean up lock {} yet: {error}",
                 Quoted(cleanup.claim.key.name())
             );
         }
@@ -113,7 +113,7 @@ impl Worker {
         let mut responses = self.ask(round, slice_left(since), release, |_, _| Vote::Yes);
         cleanup.nodes = cleanup
             .nodes
-            .difference(responses.nodes_where(|slip| matches!(slip, Response::Replied(_))));
+            .difference(responses.nodes_where(|response| matches!(response, Response::Replied(_))));
         cleanup.pending_acks.append(&mut responses.pending_acks);
         responses
     }
@@ -126,17 +126,18 @@ impl Worker {
         deadline: Option<Moment>,
         since: Moment,
     ) -> Option<AskError> {
-        let owing =
-            batch.iter().fold(NodeSet::EMPTY, |owing, cleanup| owing.union(cleanup.awaiting_ack()));
-        let owing = owing.difference(*unreachable);
-        let round = BroadcastOptions::awaiting_all(owing, deadline.filter(|_| !owing.is_empty())?);
+        let targets = batch
+            .iter()
+            .fold(NodeSet::EMPTY, |targets, cleanup| targets.union(cleanup.awaiting_ack()));
+        let targets = targets.difference(*unreachable);
+        let round =
+            BroadcastOptions::awaiting_all(targets, deadline.filter(|_| !targets.is_empty())?);
         let responses = self.isolate_panic(|worker| {
             worker.ask(round, slice_left(since), |_| Ping, |_, _| Vote::Yes)
         })?;
         *unreachable = unreachable.union(responses.timed_out());
         let answered = responses.nodes_voting(Vote::Yes);
-        (!owing.difference(answered).is_empty()).then(|| {
-            AskError::from_responses(&self.desk.redlock, responses, |()| "replied".into())
-        })
+        (!targets.difference(answered).is_empty())
+            .then(|| AskError::from_responses(&self.desk.redlock, responses, |()| "replied".into()))
     }
 }

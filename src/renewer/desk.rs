@@ -105,10 +105,10 @@ impl Desk {
 
     /// Whether work for the thread is due.
     pub(super) fn is_wanted(&self, now: Moment) -> bool {
-        let RenewerState { schedule, cleanups: undos, errands, shutdown_deadline: stop, .. } =
+        let RenewerState { schedule, cleanups, errands, shutdown_deadline, .. } =
             &*self.shared.state.lock();
-        let due = schedule.earliest().min(undos.earliest());
-        now >= due || !errands.is_empty() || stop.is_some()
+        let due = schedule.earliest().min(cleanups.earliest());
+        now >= due || !errands.is_empty() || shutdown_deadline.is_some()
     }
 
     /// Time at which an exchange that began at `since` must make room for renewals, for releases
@@ -117,9 +117,10 @@ impl Desk {
         let state = self.shared.state.lock();
         let errands =
             if state.errands.is_empty() { Moment::NEVER } else { since.saturating_add(delay) };
-        let undos = if self.redlock.len() > 1 { state.cleanups.earliest() } else { Moment::NEVER };
-        let undos = undos.max(since.saturating_add(delay.max(TURN)));
-        state.schedule.makes_room_at(since, delay, now).min(errands).min(undos)
+        let cleanups =
+            if self.redlock.len() > 1 { state.cleanups.earliest() } else { Moment::NEVER };
+        let cleanups = cleanups.max(since.saturating_add(delay.max(TURN)));
+        state.schedule.makes_room_at(since, delay, now).min(errands).min(cleanups)
     }
 
     /// Called while replies are awaited. Reports overdue renewals, ends expired leases, and decides
@@ -131,15 +132,15 @@ impl Desk {
         before_shutdown: bool,
         now: Moment,
     ) -> Watch {
-        let dangers = self.shared.state.lock().schedule.take_overdue(now);
-        self.report_overdue(dangers, now);
+        let overdue = self.shared.state.lock().schedule.take_overdue(now);
+        self.report_overdue(overdue, now);
         let (mut end, stop) = self.limits();
         if now >= stop {
             return Watch::End;
         }
         if now >= end {
-            let over = self.shared.state.lock().schedule.take_expired(now);
-            self.expire(over);
+            let expired = self.shared.state.lock().schedule.take_expired(now);
+            self.expire(expired);
             end = self.limits().0;
         }
         let ending = before_shutdown && stop != Moment::NEVER;

@@ -144,7 +144,10 @@ mod tests {
             busy[0].record(false);
             assert!(doubts.list.len() <= 1_000, "{}", doubts.list.len());
         }
-        assert!(doubts.take_due(at(1 << 30)).is_some(), "it was dropped in favour of acknowledged entries");
+        assert!(
+            doubts.take_due(at(1 << 30)).is_some(),
+            "it was dropped in favour of acknowledged entries"
+        );
     }
 
     #[test]

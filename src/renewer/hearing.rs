@@ -26,8 +26,8 @@ struct Word {
     lost: NodeSet,
 }
 
-/// Returns the silent nodes that can still decide about a lock: one that is neither confirmed nor
-/// lost yet.
+/// Returns the silent nodes whose replies are needed: those that may confirm a lock which is
+/// neither confirmed nor lost yet.
 fn to_hear(nodes: usize, silent: NodeSet, words: impl Iterator<Item = Word>) -> NodeSet {
     let open = words
         .filter(|word| word.kept.len() < quorum(nodes) && nodes - word.lost.len() >= quorum(nodes));
@@ -142,7 +142,7 @@ mod tests {
             ("kkl..", &[3, 4]),
             ("kll..", &[3, 4]),
             ("lll..", &[]),
-            // Too few for a quorum, but the node may extend the deadline that is known.
+            // Too few confirmations for a quorum, but the reply may extend the known validity.
             ("kllx.", &[4]),
             ("k.", &[1]),
             ("l.", &[]),

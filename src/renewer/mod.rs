@@ -122,13 +122,13 @@ impl LockRenewer {
 
     /// Adds a lease to the schedule, before the caller gets the guard. Returns `None` if the
     /// renewer has been stopped.
-    pub(crate) fn register(&self, lease: &Arc<Lease>, upkeep: RenewalPlan) -> Option<Registration> {
+    pub(crate) fn register(&self, lease: &Arc<Lease>, plan: RenewalPlan) -> Option<Registration> {
         let now = clock::now();
         let mut state = self.shared.state.lock();
         if state.shutdown_deadline.is_some() {
             return None;
         }
-        let generation = state.schedule.insert(lease.clone(), upkeep, now);
+        let generation = state.schedule.insert(lease.clone(), plan, now);
         let due = state.schedule.earliest();
         self.shared.wake_if_earlier(state, due);
         Some(Registration { shared: self.shared.clone(), generation })

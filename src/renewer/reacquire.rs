@@ -67,12 +67,12 @@ impl Worker {
         let unknown = responses.unanswered().union(responses.outcome_unknown());
         let (mut replies, mut acquired) = (Vec::new(), NodeSet::EMPTY);
         for (node, response) in responses.by_node.iter().enumerate() {
-            if let Response::Replied(answer) = response
-                && matches!(answer.reply, AcquireReply::Held { .. })
+            if let Response::Replied(exchange) = response
+                && matches!(exchange.reply, AcquireReply::Held { .. })
             {
                 acquired = acquired.union(NodeSet::single(node));
-                if self.desk.redlock.node(node).quarantine_left(answer.sent).is_none() {
-                    replies.push((node, Some(deadline_from_sent(answer.sent, claim.ttl))));
+                if self.desk.redlock.node(node).quarantine_left(exchange.sent).is_none() {
+                    replies.push((node, Some(deadline_from_sent(exchange.sent, claim.ttl))));
                 }
             }
         }

@@ -86,8 +86,8 @@ impl Schedule {
         self.last_generation += 1;
         let generation = Generation(self.last_generation);
         let renew_at = if plan.provisional {
-            // Even a lease that is not renewed is confirmed once, because the claim window is
-            // shorter.
+            // Even a lease that is not renewed is confirmed once, because it was granted for the
+            // claim window only.
             now.saturating_add(CONFIRM_DELAY_MAX.min(lease.deadline().duration_since(now) / 4))
         } else if !plan.renew {
             Moment::NEVER
@@ -96,7 +96,7 @@ impl Schedule {
         };
         let RenewalPlan { node_deadlines, renew, hold_until, .. } = plan;
         let end_at = lease.deadline().min(hold_until);
-        let danger_at = if renew { midpoint(now, lease.deadline()) } else { Moment::NEVER };
+        let overdue_at = if renew { midpoint(now, lease.deadline()) } else { Moment::NEVER };
         self.ends.insert((end_at, generation));
         let entry = Entry {
             lease,
@@ -105,7 +105,7 @@ impl Schedule {
             renew_at: Moment::NEVER,
             hold_until,
             end_at,
-            overdue_at: danger_at,
+            overdue_at,
         };
         self.entries.insert(generation, entry);
         self.schedule_renewal(generation, renew_at);
@@ -201,7 +201,7 @@ impl Schedule {
             .map_or(NodeSet::EMPTY, |entry| entry.node_deadlines.excluded())
     }
 
-    /// Returns at most `max` renewed leases that one of these nodes is not known to keep at `now`.
+    /// Returns renewed leases that one of these nodes is not known to keep at `now`; at most `max`.
     pub(crate) fn without_recent_reply(
         &self,
         nodes: NodeSet,
@@ -224,10 +224,10 @@ impl Schedule {
     pub(crate) fn on_renewed(&mut self, generation: Generation, sent: Moment) {
         if let Some(entry) = self.entries.get(&generation) {
             let next = sent.saturating_add(entry.lease.claim.ttl / RENEWALS_PER_TTL);
-            let danger_at =
+            let overdue_at =
                 if entry.renew { midpoint(sent, entry.lease.deadline()) } else { Moment::NEVER };
             self.schedule_renewal(generation, if entry.renew { next } else { Moment::NEVER });
-            self.reschedule_overdue(generation, danger_at);
+            self.reschedule_overdue(generation, overdue_at);
             self.reschedule_end(generation);
         }
     }
@@ -242,7 +242,7 @@ impl Schedule {
         }
     }
 
-    /// A renewal was not tried after all and is still due.
+    /// Reschedules a renewal that was due but not tried.
     pub(crate) fn requeue(&mut self, generation: Generation, now: Moment) {
         self.schedule_renewal(generation, now);
     }

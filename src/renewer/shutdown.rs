@@ -47,7 +47,7 @@ impl Worker {
         if !remaining.is_empty() {
             let why = error.map_or_else(
                 || "some replies did not come in time".into(),
-                |trouble| trouble.to_string(),
+                |error| error.to_string(),
             );
             log_safely!(
                 warn,
@@ -66,7 +66,7 @@ impl Worker {
             error =
                 self.release_batch(batch, &mut unreachable, Worker::half_of_time_left).or(error);
         }
-        remaining.retain(|undo| !undo.nodes.is_empty());
+        remaining.retain(|cleanup| !cleanup.nodes.is_empty());
         error
     }
 

@@ -101,26 +101,29 @@ impl Worker {
     }
 
     pub(super) fn run(mut self) {
-        while let Some(step) = self.desk.shared.wait_for_work() {
-            self.handle(step);
+        while let Some(work) = self.desk.shared.wait_for_work() {
+            self.handle(work);
         }
         self.drain();
     }
 
-    fn handle(&mut self, step: DueWork) {
-        for expired in step.expired {
+    fn handle(&mut self, work: DueWork) {
+        for expired in work.expired {
             self.isolate_panic(|worker| worker.desk.expire([expired]));
         }
-        self.isolate_panic(|worker| worker.desk.report_overdue(step.overdue, clock::now()));
-        for errand in step.errands {
+        self.isolate_panic(|worker| worker.desk.report_overdue(work.overdue, clock::now()));
+        for errand in work.errands {
             self.isolate_panic(|worker| worker.run_errand(errand));
         }
-        let BatchReport { missing, stragglers, .. } = self.renew(step.renew);
-        if step.overflowed {
-            log_safely!(warn, "the clean-up queue is full; some abandoned locks are left to expire");
+        let BatchReport { missing, stragglers, .. } = self.renew(work.renew);
+        if work.overflowed {
+            log_safely!(
+                warn,
+                "the clean-up queue is full; some abandoned locks are left to expire"
+            );
         }
-        if !step.cleanups.is_empty() {
-            self.isolate_panic(|worker| worker.run_due_cleanups(step.cleanups));
+        if !work.cleanups.is_empty() {
+            self.isolate_panic(|worker| worker.run_due_cleanups(work.cleanups));
         }
         self.reacquire_all(missing);
         let missing = self.isolate_panic(|worker| worker.listen_to(stragglers)).unwrap_or_default();
@@ -269,11 +272,11 @@ impl Worker {
         &self,
         generation: Generation,
         lease: &Arc<Lease>,
-        ballot: &Responses<(u64, Vec<RenewReply>)>,
+        responses: &Responses<(u64, Vec<RenewReply>)>,
         index: usize,
     ) -> Settlement {
         let excluded = self.desk.shared.state.lock().schedule.excluded(generation);
-        let outcome = self.collect_replies(lease, ballot, index, excluded);
+        let outcome = self.collect_replies(lease, responses, index, excluded);
         let Some(deadline) = self.apply_replies(generation, lease, &outcome) else {
             return Settlement::ended();
         };
@@ -306,7 +309,7 @@ impl Worker {
         call: impl Fn(usize) -> C,
         vote: impl Fn(usize, &Exchange<C::Reply>) -> Vote,
     ) -> Responses<C::Reply> {
-        let Worker { desk, connections: links, .. } = self;
+        let Worker { desk, connections, .. } = self;
         let (since, stop) = (clock::now(), desk.limits().1);
         let before_shutdown = stop == Moment::NEVER;
         let deadline = round.deadline.min(stop);
@@ -332,11 +335,11 @@ impl Worker {
             on_idle: Some(&mut watch),
             ..round
         };
-        let mut responses = desk.redlock.ask(links, round, call, vote);
+        let mut responses = desk.redlock.ask(connections, round, call, vote);
         if made_room && delay == SPARE {
             // Close these connections: the next exchange must not wait for the same nodes.
             for node in responses.unanswered().iter() {
-                links.0[node].poison();
+                connections.0[node].poison();
                 responses.by_node[node] =
                     Response::Failed(NodeError::outcome_unknown(NodeErrorKind::TimedOut));
             }
@@ -355,7 +358,7 @@ impl Worker {
     /// Nodes to which nothing was sent because there is no connection.
     pub(super) fn not_connected<T>(&self, responses: &Responses<T>) -> NodeSet {
         let unsent = responses.nodes_where(
-            |slip| matches!(slip, Response::Failed(failure) if !failure.outcome_unknown),
+            |response| matches!(response, Response::Failed(failure) if !failure.outcome_unknown),
         );
         unsent.iter().filter(|node| !self.connections.0[*node].is_connected()).collect()
     }
@@ -394,7 +397,7 @@ pub(super) fn build_renewal(lease: &Lease, now: Moment) -> Renewal<'_> {
 
 /// Finds the first refusal that may concern one of the locks, not the whole server.
 fn find_refusal<T>(responses: &Responses<T>) -> Option<(&str, &str)> {
-    responses.by_node.iter().find_map(|slip| match slip {
+    responses.by_node.iter().find_map(|response| match response {
         Response::Failed(failure) if failure.is_server_wide() => None,
         Response::Failed(NodeError { kind: NodeErrorKind::Refused { code, message }, .. }) => {
             Some((&**code, &**message))

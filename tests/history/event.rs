@@ -1,4 +1,5 @@
-//! What can be written down about processes, their locks and their servers, and the words it is written in.
+//! What can be written down about processes, their locks and their servers, and the words it is
+//! written in.
 
 use std::{error::Error, fmt, str::FromStr};
 
@@ -40,11 +41,14 @@ pub(crate) enum Event {
     Stopped,
     /// The parent is about to wake it up.
     Continued,
-    /// It calls the library, which has to return within the bound, in nanoseconds; without one it may wait for ever.
+    /// It calls the library, which has to return within the bound, in nanoseconds; without one it
+    /// may wait for ever.
     Call { what: String, bound: Option<u64> },
-    /// The call has returned. Its thread was ready to run for so many nanoseconds of it, and did not get a processor.
+    /// The call has returned. Its thread was ready to run for so many nanoseconds of it, and did
+    /// not get a processor.
     Back { delayed: u64 },
-    /// Until this moment the process had got no processor for so many nanoseconds longer than it had asked for.
+    /// Until this moment the process had got no processor for so many nanoseconds longer than it
+    /// had asked for.
     Late { by: u64 },
     /// There are this many processes.
     Plan { children: u32 },
@@ -56,7 +60,8 @@ pub(crate) enum Event {
     Fault(Fault),
     /// That is over.
     Over { number: u32 },
-    /// What the nodes said about the lock, each asked after `began` and answered before this moment.
+    /// What the nodes said about the lock, each asked after `began` and answered before this
+    /// moment.
     Seen { began: u64, said: Vec<Said> },
 }
 
@@ -191,7 +196,11 @@ impl fmt::Display for Event {
             Event::Lost { why } => write!(f, "lost {}", why.escape_debug()),
             Event::Met { token } => write!(f, "met {token}"),
             Event::Write { token, value, accepted } => {
-                write!(f, "write {token} {value} {}", if *accepted { "accepted" } else { "refused" })
+                write!(
+                    f,
+                    "write {token} {value} {}",
+                    if *accepted { "accepted" } else { "refused" }
+                )
             }
             Event::Leave => f.write_str("leave"),
             Event::Done => f.write_str("done"),
@@ -210,7 +219,9 @@ impl fmt::Display for Event {
             Event::Terms(Terms { nodes, ttl, operation_timeout, claim_window }) => {
                 write!(f, "terms {nodes} {ttl} {operation_timeout} {claim_window}")
             }
-            Event::Node { node, change: Change::Up { votes_from } } => write!(f, "node {node} up {votes_from}"),
+            Event::Node { node, change: Change::Up { votes_from } } => {
+                write!(f, "node {node} up {votes_from}")
+            }
             Event::Node { node, change: Change::Votes } => write!(f, "node {node} votes"),
             Event::Node { node, change: Change::Down } => write!(f, "node {node} down"),
             Event::Fault(Fault { number, node, kind, amount }) => {
@@ -236,7 +247,11 @@ impl FromStr for Event {
         let mut rest = text;
         let event = match word(&mut rest) {
             "wait" => Event::Wait,
-            "enter" => Event::Enter { deadline: number(&mut rest)?, token: number(&mut rest)?, id: rest.to_owned() },
+            "enter" => Event::Enter {
+                deadline: number(&mut rest)?,
+                token: number(&mut rest)?,
+                id: rest.to_owned(),
+            },
             "look" => Event::Look { deadline: number(&mut rest)? },
             "lost" => Event::Lost { why: rest.to_owned() },
             "met" => Event::Met { token: number(&mut rest)? },
@@ -246,7 +261,9 @@ impl FromStr for Event {
                 accepted: match word(&mut rest) {
                     "accepted" => true,
                     "refused" => false,
-                    other => return Err(format!("a write is accepted or refused, not {other:?}").into()),
+                    other => {
+                        return Err(format!("a write is accepted or refused, not {other:?}").into());
+                    }
                 },
             },
             "leave" => Event::Leave,
@@ -277,7 +294,9 @@ impl FromStr for Event {
                     "up" => Change::Up { votes_from: number(&mut rest)? },
                     "votes" => Change::Votes,
                     "down" => Change::Down,
-                    other => return Err(format!("a node is up, votes or down, not {other:?}").into()),
+                    other => {
+                        return Err(format!("a node is up, votes or down, not {other:?}").into());
+                    }
                 },
             },
             "fault" => Event::Fault(Fault {
@@ -302,7 +321,8 @@ fn said(word: &str) -> Reading<Said> {
         "?" => Said::Nothing,
         "-" => Said::Free,
         word => {
-            let (left, id) = word.split_once(':').ok_or_else(|| format!("{word:?} is no answer of a node"))?;
+            let (left, id) =
+                word.split_once(':').ok_or_else(|| format!("{word:?} is no answer of a node"))?;
             Said::Kept { id: id.to_owned(), left_ms: left.parse()? }
         }
     })
@@ -336,7 +356,9 @@ mod tests {
                 said: vec![Said::Nothing, Said::Free, Said::Kept { id: "a|b".into(), left_ms: 6 }],
             },
         ];
-        let fault = |(number, kind): (u32, &Kind)| Event::Fault(Fault { number, node: 3, kind: *kind, amount: 80 });
+        let fault = |(number, kind): (u32, &Kind)| {
+            Event::Fault(Fault { number, node: 3, kind: *kind, amount: 80 })
+        };
         events.extend((1..).zip(Kind::ALL).map(fault));
         for event in events {
             let text = event.to_string();

@@ -1,4 +1,5 @@
-//! A history as a picture: a page of its own, with one row for each thread and each node, and what was wrong in red.
+//! A history as a picture: a page of its own, with one row for each thread and each node, and what
+//! was wrong in red.
 
 use std::{collections::BTreeMap, fmt::Write};
 
@@ -30,7 +31,9 @@ body{font:13px sans-serif;margin:16px;background:#fff;color:#222} h2{font-size:1
 li{margin:2px 0}";
 
 pub(crate) fn draw(story: &Story, verdict: &Verdict<'_>, part: Part) -> String {
-    let mut page = format!("<!doctype html><meta charset=utf-8><title>What happened</title><style>{STYLE}</style>");
+    let mut page = format!(
+        "<!doctype html><meta charset=utf-8><title>What happened</title><style>{STYLE}</style>"
+    );
     page.push_str(
         "<p>Bars are beliefs, a colour for each lock, and the dashed rest is what the guard had promised; grey lines wait; \
          shadows are stops, red strokes kills. Orange is done to a node or the way to it, purple makes it forget. \
@@ -56,7 +59,10 @@ fn parts(story: &Story, verdict: &Verdict<'_>, part: Part) -> Vec<(u64, u64)> {
     for finding in &verdict.findings {
         let from = finding.from.saturating_sub(AROUND).max(story.start);
         let until = finding.until.saturating_add(AROUND).min(story.end).min(from + LONGEST);
-        if parts.last().is_none_or(|last| finding.until.min(last.1) > last.1 || finding.from > last.1) {
+        if parts
+            .last()
+            .is_none_or(|last| finding.until.min(last.1) > last.1 || finding.from > last.1)
+        {
             parts.push((from, until));
         }
     }
@@ -81,10 +87,18 @@ impl Canvas<'_> {
     }
 
     /// A bar that is seen however short it is.
-    fn bar(&mut self, class: &str, colour: &str, (from, until): (u64, u64), (top, height): (u64, u64), tip: &str) {
+    fn bar(
+        &mut self,
+        class: &str,
+        colour: &str,
+        (from, until): (u64, u64),
+        (top, height): (u64, u64),
+        tip: &str,
+    ) {
         if self.shows(from, until.max(from + 1)) {
             let (x, width) = (self.x(from), (self.x(until) - self.x(from)).max(1.0));
-            let fill = if colour.is_empty() { String::new() } else { format!(" fill=\"{colour}\"") };
+            let fill =
+                if colour.is_empty() { String::new() } else { format!(" fill=\"{colour}\"") };
             let tip = escape(tip);
             let _ = write!(
                 self.page,
@@ -95,8 +109,10 @@ impl Canvas<'_> {
 
     fn line(&mut self, class: &str, (x1, y1): (f64, u64), (x2, y2): (f64, u64), tip: &str) {
         let tip = escape(tip);
-        let _ =
-            write!(self.page, "<line class={class} x1={x1:.1} y1={y1} x2={x2:.1} y2={y2}><title>{tip}</title></line>");
+        let _ = write!(
+            self.page,
+            "<line class={class} x1={x1:.1} y1={y1} x2={x2:.1} y2={y2}><title>{tip}</title></line>"
+        );
     }
 
     fn text(&mut self, x: f64, y: u64, text: &str) {
@@ -113,11 +129,17 @@ fn picture(page: &mut String, story: &Story, verdict: &Verdict<'_>, from: u64, u
         seats.into_iter().zip((1 + nodes)..).map(|(seat, row)| (seat, 20 + row * ROW)).collect()
     };
     let mut members: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
-    for (pid, seat) in story.waits.iter().map(|wait| (wait.pid, wait.seat)).collect::<std::collections::BTreeSet<_>>() {
+    for (pid, seat) in story
+        .waits
+        .iter()
+        .map(|wait| (wait.pid, wait.seat))
+        .collect::<std::collections::BTreeSet<_>>()
+    {
         members.entry(pid).or_default().extend(seats.get(&seat));
     }
     let height = 30 + (1 + nodes + seats.len() as u64) * ROW;
-    let _ = write!(page, "<h2>{} to {}</h2><div class=scroll>", story.clock(from), story.clock(until));
+    let _ =
+        write!(page, "<h2>{} to {}</h2><div class=scroll>", story.clock(from), story.clock(until));
     let width = LEFT as f64 + (until - from) as f64 / 1e9 * SCALE + 10.0;
     let _ = write!(page, "<svg width={width:.0} height={height}>");
     let mut canvas = Canvas { page, from, until };
@@ -167,21 +189,33 @@ fn picture(page: &mut String, story: &Story, verdict: &Verdict<'_>, from: u64, u
             hold.id
         );
         if hold.end != End::Left {
-            canvas.bar("promised", "", (hold.until, promised.max(hold.until)), (top + 4, ROW - 10), &tip);
+            canvas.bar(
+                "promised",
+                "",
+                (hold.until, promised.max(hold.until)),
+                (top + 4, ROW - 10),
+                &tip,
+            );
         }
         let colour = format!("hsl({} 65% 60%)", (hold.lock * 137) % 360);
         canvas.bar("hold", &colour, (hold.from, hold.until), (top + 4, ROW - 10), &tip);
     }
     for (pid, begin, end) in &story.stops {
         for top in members.get(pid).into_iter().flatten() {
-            let tip = format!("process {pid} stopped, {} to {}", story.clock(*begin), story.clock(*end));
+            let tip =
+                format!("process {pid} stopped, {} to {}", story.clock(*begin), story.clock(*end));
             canvas.bar("stop", "", (*begin, *end), (*top, ROW), &tip);
         }
     }
     for (pid, at) in story.kills.iter().filter(|(_, at)| *at >= from && *at < until) {
         for top in members.get(pid).into_iter().flatten() {
             let x = canvas.x(*at);
-            canvas.line("kill", (x, *top), (x, top + ROW), &format!("process {pid} killed at {}", story.clock(*at)));
+            canvas.line(
+                "kill",
+                (x, *top),
+                (x, top + ROW),
+                &format!("process {pid} killed at {}", story.clock(*at)),
+            );
         }
     }
     for finding in &verdict.findings {
@@ -221,7 +255,10 @@ mod tests {
         let verdict = Verdict::of(&story);
         assert_eq!(draw(&story, &verdict, Part::Findings).matches("<svg").count(), 0);
         let page = draw(&story, &verdict, Part::All);
-        assert_eq!((page.matches("<svg").count(), page.matches("<rect class=hold").count()), (1, 2));
+        assert_eq!(
+            (page.matches("<svg").count(), page.matches("<rect class=hold").count()),
+            (1, 2)
+        );
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The record: one line per event, appended by all processes to one file on one clock. All that is shown and judged
-//! comes from here.
+//! The record: one line per event, appended by all processes to one file on one clock. All that is
+//! shown and judged comes from here.
 
 use std::{
     error::Error,
@@ -19,17 +19,20 @@ const LATEST: u64 = 1 << 62;
 
 /// Nanoseconds since the machine started, the same for all of its processes.
 ///
-/// Where the system has one, this clock goes on while the machine is suspended, like the one of the locks.
+/// Where the system has one, this clock goes on while the machine is suspended, like the one of the
+/// locks.
 pub(crate) fn now() -> u64 {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     const CLOCK: ClockId = ClockId::Boottime;
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
     const CLOCK: ClockId = ClockId::Monotonic;
     let time = clock_gettime(CLOCK);
-    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
+    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000
+        + u64::try_from(time.tv_nsec).unwrap_or(0)
 }
 
-/// Something that happened to somebody who wants locks, told by itself or by its parent, or to a server.
+/// Something that happened to somebody who wants locks, told by itself or by its parent, or to a
+/// server.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Record {
     /// Nanoseconds on the clock that all processes share.
@@ -119,7 +122,9 @@ impl Reader {
         for line in text.lines() {
             self.line += 1;
             if !line.is_empty() && !line.starts_with('#') {
-                let record = line.parse().map_err(|error| format!("line {} of the record: {error}", self.line))?;
+                let record = line
+                    .parse()
+                    .map_err(|error| format!("line {} of the record: {error}", self.line))?;
                 records.push(record);
             }
         }

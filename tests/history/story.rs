@@ -1,5 +1,5 @@
-//! What a record amounts to: who believed in which lock from when until when, who waited, what was called, what was
-//! done to whom. Pure.
+//! What a record amounts to: who believed in which lock from when until when, who waited, what was
+//! called, what was done to whom. Pure.
 
 use std::collections::HashMap;
 
@@ -216,26 +216,35 @@ impl Story {
             Event::Seen { began, said } => {
                 return self.seen.push(Seen { lock, from: *began, until: at, said: said.clone() });
             }
-            Event::Late { by } => return self.late.entry(pid).or_default().push((at.saturating_sub(*by), at)),
+            Event::Late { by } => {
+                return self.late.entry(pid).or_default().push((at.saturating_sub(*by), at));
+            }
             Event::Leak { what } => return self.leaks.push((at, pid, what.clone())),
             Event::Failed { why } => return self.failures.push((at, seat, why.clone())),
             Event::Doomed => {
                 // From here on nothing can be asked of it. But it may believe until it is gone.
                 let doomed = threads.iter_mut().filter(|((of, _), _)| *of == pid);
                 let calls = doomed.filter_map(|(_, thread)| thread.call.take());
-                return self.calls.extend(calls.map(|call| Call { until: at, killed: true, ..call }));
+                return self.calls.extend(calls.map(|call| Call {
+                    until: at,
+                    killed: true,
+                    ..call
+                }));
             }
             Event::Killed => {
                 self.kills.push((pid, at));
                 self.end_stop(pid, at);
                 let dead: Vec<_> = threads.iter_mut().filter(|((of, _), _)| *of == pid).collect();
-                let dead: Vec<_> = dead.into_iter().map(|(_, thread)| std::mem::take(thread)).collect();
+                let dead: Vec<_> =
+                    dead.into_iter().map(|(_, thread)| std::mem::take(thread)).collect();
                 return dead.into_iter().for_each(|thread| self.close(thread, End::Killed, at));
             }
             Event::Stopped => {
                 self.stops.push((pid, at, u64::MAX));
                 let waits = threads.iter_mut().filter(|((of, _), _)| *of == pid);
-                return waits.filter_map(|(_, thread)| thread.wait.as_mut()).for_each(|wait| wait.stopped = true);
+                return waits
+                    .filter_map(|(_, thread)| thread.wait.as_mut())
+                    .for_each(|wait| wait.stopped = true);
             }
             Event::Continued => return self.end_stop(pid, at),
             _ => {}
@@ -246,7 +255,16 @@ impl Story {
             Event::Wait => {
                 thread.knows_loss = false;
                 let stopped = self.stops.iter().any(|stop| stop.0 == pid && stop.2 == u64::MAX);
-                thread.wait = Some(Wait { seat, pid, lock, from: at, until: at, entered: false, why: None, stopped });
+                thread.wait = Some(Wait {
+                    seat,
+                    pid,
+                    lock,
+                    from: at,
+                    until: at,
+                    entered: false,
+                    why: None,
+                    stopped,
+                });
             }
             Event::Enter { deadline, token, id } => {
                 let asked = self.end_wait(thread, at, None);
@@ -304,7 +322,17 @@ impl Story {
             Event::Call { what, bound } => {
                 let (what, bound) = (what.clone(), *bound);
                 let delayed = 0;
-                thread.call = Some(Call { seat, pid, lock, what, from: at, until: at, bound, delayed, killed: false });
+                thread.call = Some(Call {
+                    seat,
+                    pid,
+                    lock,
+                    what,
+                    from: at,
+                    until: at,
+                    bound,
+                    delayed,
+                    killed: false,
+                });
             }
             Event::Back { delayed } => {
                 if let Some(call) = thread.call.take() {
@@ -328,8 +356,8 @@ impl Story {
         Some(asked)
     }
 
-    /// Belief ends with what was done or seen, but never later than the guard had promised, and never earlier than the
-    /// guard last said yes.
+    /// Belief ends with what was done or seen, but never later than the guard had promised, and
+    /// never earlier than the guard last said yes.
     fn end_hold(&mut self, hold: Option<Hold>, end: End, at: u64) {
         if let Some(mut hold) = hold {
             let (seen, deadline) = hold.looks.last().copied().unwrap_or((hold.from, hold.from));
@@ -340,14 +368,16 @@ impl Story {
     }
 
     fn close(&mut self, thread: Thread, end: End, at: u64) {
-        // Nobody can tell when it stopped believing, but that it did not do so later than it had promised.
+        // Nobody can tell when it stopped believing, but that it did not do so later than it had
+        // promised.
         self.end_hold(thread.hold, end, if end == End::Open { u64::MAX } else { at });
         self.waits.extend(thread.wait.map(|wait| Wait { until: at, ..wait }));
         let killed = end == End::Killed;
         self.calls.extend(thread.call.map(|call| Call { until: at, killed, ..call }));
     }
 
-    /// For how long the process, or whoever wrote the record, was kept waiting for a processor within a time.
+    /// For how long the process, or whoever wrote the record, was kept waiting for a processor
+    /// within a time.
     pub(crate) fn lateness(&self, pid: u32, from: u64, until: u64) -> u64 {
         let Some(late) = self.late.get(&pid) else { return 0 };
         // They are in order and do not overlap.
@@ -356,10 +386,16 @@ impl Story {
         within.map(|(begin, end)| (*end).min(until) - (*begin).max(from)).sum()
     }
 
-    /// The faults that excuse that somebody believed in a lock until `until`, or that a server did not know it: one server
-    /// forgot after the lock had been `asked` for, and before somebody else `got` it, and not longer ago than what it gave
-    /// before can last.
-    pub(crate) fn excuses(&self, lock: u32, asked: u64, got: u64, until: u64) -> impl Iterator<Item = &Done> {
+    /// The faults that excuse that somebody believed in a lock until `until`, or that a server did
+    /// not know it: one server forgot after the lock had been `asked` for, and before somebody
+    /// else `got` it, and not longer ago than what it gave before can last.
+    pub(crate) fn excuses(
+        &self,
+        lock: u32,
+        asked: u64,
+        got: u64,
+        until: u64,
+    ) -> impl Iterator<Item = &Done> {
         let alone = self.terms.nodes == 1;
         self.done.iter().filter(move |done| {
             alone
@@ -390,14 +426,20 @@ mod tests {
 
     #[test]
     fn a_yes_after_the_deadline_counts() {
-        assert_eq!(story("20 1@1 7 enter 60 5 a\n90 1@1 7 look 60\n95 1@1 7 leave").holds[0].until, 90);
+        assert_eq!(
+            story("20 1@1 7 enter 60 5 a\n90 1@1 7 look 60\n95 1@1 7 leave").holds[0].until,
+            90
+        );
     }
 
     #[test]
     fn a_kill_ends_what_all_threads_of_the_process_do() {
         let text = "10 1@1 7 enter 60 5 a\n11 2@2 7 call lock 9\n11 2@2 7 wait\n12 3@1 8 enter 60 6 b\n20 0 7 killed";
         let story = story(text);
-        assert_eq!(story.holds.iter().map(|hold| hold.end).collect::<Vec<_>>(), [End::Killed, End::Open]);
+        assert_eq!(
+            story.holds.iter().map(|hold| hold.end).collect::<Vec<_>>(),
+            [End::Killed, End::Open]
+        );
         assert_eq!(story.holds[0].until, 20);
         assert!(story.calls[0].killed && !story.waits[0].entered);
     }
@@ -412,8 +454,7 @@ mod tests {
 
     #[test]
     fn a_stopped_process_is_late_even_if_it_is_killed_before_it_can_tell() {
-        let stopped =
-            "100 0 7 stopped\n150 0 7 continued\n155 0 7 late 50\n200 0 7 stopped\n220 0 7 killed\n300 0 8 done";
+        let stopped = "100 0 7 stopped\n150 0 7 continued\n155 0 7 late 50\n200 0 7 stopped\n220 0 7 killed\n300 0 8 done";
         assert_eq!(story(stopped).lateness(7, 0, 1000), 55 + 20);
     }
 }

@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Finding, Kind, Overlap, Rule, Story, agreement, bounds, exclusion, fence, losses, order, peace, remains, silence,
-    updates,
+    Finding, Kind, Overlap, Rule, Story, agreement, bounds, exclusion, fence, losses, order, peace,
+    remains, silence, updates,
 };
 
 /// With so many stops that outlast the lease, somebody must have come too late.
 const STOPS: usize = 20;
 
-/// With so many waits, some must have been long, in peace, and for a lock that others got meanwhile.
+/// With so many waits, some must have been long, in peace, and for a lock that others got
+/// meanwhile.
 const WAITS: usize = 30_000;
 /// Where the parent got no processor for more than this part of the time, that is not asked for.
 const SLOW: u64 = 20;
@@ -36,14 +37,23 @@ impl<'a> Verdict<'a> {
         findings.extend(updates::find(story));
         findings.extend(remains::find(story));
         findings.extend(silence::find(story));
-        findings.extend(gaps.findings.iter().chain(&losses.findings).chain(&fenced.findings).cloned());
+        findings
+            .extend(gaps.findings.iter().chain(&losses.findings).chain(&fenced.findings).cloned());
         findings.extend(nothing_shown(story, &gaps, &fenced, compared));
         findings.sort_by_key(|finding| finding.from);
         let mut faults = BTreeMap::new();
         for done in &story.done {
             *faults.entry(done.fault.kind).or_default() += 1;
         }
-        Verdict { findings, overlaps: exclusion::overlaps(story), compared, gaps, losses, fenced, faults }
+        Verdict {
+            findings,
+            overlaps: exclusion::overlaps(story),
+            compared,
+            gaps,
+            losses,
+            fenced,
+            faults,
+        }
     }
 
     pub(crate) fn is_good(&self) -> bool {
@@ -56,7 +66,12 @@ impl<'a> Verdict<'a> {
 }
 
 /// A storm in which nothing happened proves nothing.
-fn nothing_shown(story: &Story, gaps: &peace::Gaps, fenced: &fence::Fenced, compared: usize) -> Vec<Finding> {
+fn nothing_shown(
+    story: &Story,
+    gaps: &peace::Gaps,
+    fenced: &fence::Fenced,
+    compared: usize,
+) -> Vec<Finding> {
     let mut texts = Vec::new();
     if story.holds.is_empty() {
         texts.push("nobody ever held a lock".to_owned());
@@ -65,20 +80,33 @@ fn nothing_shown(story: &Story, gaps: &peace::Gaps, fenced: &fence::Fenced, comp
         texts.push("nothing was done to a server or to the way to it".to_owned());
     }
     if compared == 0 {
-        texts.push("no server was ever asked for whom it kept a lock that somebody believed in".to_owned());
+        texts.push(
+            "no server was ever asked for whom it kept a lock that somebody believed in".to_owned(),
+        );
     }
     let long = story.stops.iter().filter(|(_, from, until)| until - from > story.terms.ttl).count();
     if long >= STOPS && fenced.stale_refused == 0 {
-        texts.push(format!("{long} times somebody was stopped for longer than the lease, and nobody came too late"));
+        texts.push(format!(
+            "{long} times somebody was stopped for longer than the lease, and nobody came too late"
+        ));
     }
     // On a machine with other things to do there may be no peace that lasts.
     let late = story.lateness(story.parent, story.start, story.end);
     let slow = late > (story.end - story.start) / SLOW;
     if story.waits.len() >= WAITS && gaps.lined == 0 && !slow {
-        texts.push(format!("{} times somebody waited, and nobody who could have been overtaken", story.waits.len()));
+        texts.push(format!(
+            "{} times somebody waited, and nobody who could have been overtaken",
+            story.waits.len()
+        ));
     }
-    let finding =
-        |text| Finding { rule: Rule::Remains, lock: 0, seats: Vec::new(), from: story.start, until: story.end, text };
+    let finding = |text| Finding {
+        rule: Rule::Remains,
+        lock: 0,
+        seats: Vec::new(),
+        from: story.start,
+        until: story.end,
+        text,
+    };
     texts.into_iter().map(finding).collect()
 }
 
@@ -124,7 +152,9 @@ mod tests {
 
     #[test]
     fn a_storm_without_faults_or_without_a_witness_proves_nothing() {
-        let without = |what: &str| GOOD.lines().filter(|line| !line.contains(what)).collect::<Vec<_>>().join("\n");
+        let without = |what: &str| {
+            GOOD.lines().filter(|line| !line.contains(what)).collect::<Vec<_>>().join("\n")
+        };
         assert!(is_good(&without("nothing of it")));
         assert!(!is_good(&without("fault")), "no faults");
         assert!(!is_good(&without("seen")), "no witness");
@@ -146,7 +176,9 @@ mod tests {
     fn a_storm_without_locks_or_without_latecomers_proves_nothing() {
         assert!(!is_good("0 0 1 terms 1 100 10 0"));
         let stops = |count: u64, length: u64| {
-            let stop = |at: u64| format!("\n{} 0 9 stopped\n{} 0 9 continued", 1000 * at, 1000 * at + length);
+            let stop = |at: u64| {
+                format!("\n{} 0 9 stopped\n{} 0 9 continued", 1000 * at, 1000 * at + length)
+            };
             format!("{GOOD}{}", (1..=count).map(stop).collect::<String>())
         };
         assert!(is_good(&stops(19, 101)));
@@ -165,13 +197,19 @@ mod tests {
         assert!(is_good(&waits(29_997)));
         assert!(!is_good(&waits(29_998)));
         assert!(!is_good(&format!("{}\n20000 0 1 late 1500", waits(29_998))));
-        assert!(is_good(&format!("{}\n20000 0 1 late 1600", waits(29_998))), "the machine was slow");
+        assert!(
+            is_good(&format!("{}\n20000 0 1 late 1600", waits(29_998))),
+            "the machine was slow"
+        );
         let turn = |n: u64| {
             let at = 3_000_000_000 + n;
-            format!("\n2999999999 {n}@1 {n} wait\n{at} {n}@1 {n} enter 8999999999 {at} a\n{at} {n}@1 {n} leave")
+            format!(
+                "\n2999999999 {n}@1 {n} wait\n{at} {n}@1 {n} enter 8999999999 {at} a\n{at} {n}@1 {n} leave"
+            )
         };
         let turns: String = (11..16).map(turn).collect();
-        let line = format!("\n3000000000 3@1 9 wait{turns}\n3000000019 3@1 9 again contended: by a");
+        let line =
+            format!("\n3000000000 3@1 9 wait{turns}\n3000000019 3@1 9 again contended: by a");
         assert!(is_good(&format!("{}{line}", waits(29_998))));
     }
 }

@@ -1,15 +1,22 @@
 //! Taking a lock: what is written, who may have it, and what a lost or false reply does.
 
+mod errors;
+mod reentrant;
+
 use std::{sync::Arc, thread, time::Duration};
 
-use distlock::{FencingToken, LockError, LockGuard, LockOptions, RedisMgr, Released};
+use distlock::{LockError, LockGuard, LockOptions, RedisMgr, Released};
 
 use crate::{
-    kit::{
-        BOUNDED, SECOND, UnwrapReleased, await_gone, brisk, fence_key, foreign_release, foreign_take, get, impatient,
-        in_thread, label, lease, manager, patient, proxied, pttl, queue_key, waiter, within,
+    helpers::{
+        CALL_LIMIT, SECOND, UnwrapReleased, await_gone, completes_within, config_long_timeouts,
+        config_medium_timeout, config_short_timeout, fence_key, foreign_release, foreign_take, get,
+        in_thread, label, manager, pttl, queue_key, server_behind_proxy, spawn_queued_waiter,
+        with_ttl,
     },
-    support::{CEILING, Fault, FaultProxy, RedisServer, any_request, command, contains, eventually},
+    support::{
+        CEILING, Fault, FaultProxy, RedisServer, any_request, command, contains, eventually,
+    },
 };
 
 const LOCK: &str = "lock:x";
@@ -38,11 +45,15 @@ fn a_held_lock_is_refused_with_its_holder() {
     let server = RedisServer::start();
     let (mgr, other) = (manager(&server), manager(&server));
     let (guard, tid) = in_thread(&mgr, "x", |mgr, name| {
-        (mgr.lock(name).unwrap(), u64::from(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()))
+        (
+            mgr.lock(name).unwrap(),
+            u64::from(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()),
+        )
     })
     .join()
     .unwrap();
-    let LockError::Held { name, holder, server: said, .. } = other.try_lock("x").unwrap_err() else {
+    let LockError::Held { name, holder, server: said, .. } = other.try_lock("x").unwrap_err()
+    else {
         panic!("not refused as held");
     };
     assert_eq!((name.as_str(), &said), ("x", &label(&server)));
@@ -61,7 +72,7 @@ fn a_held_lock_is_refused_with_its_holder() {
 #[test]
 fn the_key_is_the_identifier_and_expires() {
     let server = RedisServer::start();
-    let guard = manager(&server).lock_with("x", &lease(20 * SECOND)).unwrap();
+    let guard = manager(&server).lock_with("x", &with_ttl(20 * SECOND)).unwrap();
     assert_eq!(server.query::<String>(&["TYPE", LOCK]), "string");
     assert_eq!(get(&server, LOCK).as_deref(), Some(guard.id().as_str()));
     let left = pttl(&server, LOCK);
@@ -77,7 +88,7 @@ fn the_key_is_the_identifier_and_expires() {
 #[test]
 fn an_empty_prefix_gives_the_bare_name() {
     let server = RedisServer::start();
-    let mgr = RedisMgr::new(patient(server.url()).prefix("")).unwrap();
+    let mgr = RedisMgr::new(config_long_timeouts(server.url()).prefix("")).unwrap();
     let guard = mgr.lock("x").unwrap();
     assert_eq!(get(&server, "x").as_deref(), Some(guard.id().as_str()));
     assert_eq!(guard.name(), "x");
@@ -87,11 +98,11 @@ fn an_empty_prefix_gives_the_bare_name() {
 fn tokens_rise_even_when_the_server_forgets_them() {
     let server = RedisServer::start();
     let mgr = manager(&server);
-    let mut last = FencingToken(0);
+    let mut last = 0;
     for round in 0..12 {
         let guard = mgr.lock("x").unwrap();
-        let token = guard.fencing_token();
-        assert!(token > last && token.0 < 1 << 53, "{token} after {last} in round {round}");
+        let token = guard.fencing_token().as_u64();
+        assert!(token > last && token < 1 << 53, "{token} after {last} in round {round}");
         assert_eq!(get(&server, &fence_key("x")), Some(token.to_string()));
         last = token;
         guard.release().unwrap().unwrap_released();
@@ -108,10 +119,10 @@ fn tokens_rise_even_when_the_server_forgets_them() {
 fn tokens_rise_above_one_that_is_ahead_of_the_clock() {
     let server = RedisServer::start();
     let mgr = manager(&server);
-    let ahead = mgr.lock("x").unwrap().fencing_token().0 + 3_600_000_000;
+    let ahead = mgr.lock("x").unwrap().fencing_token().as_u64() + 3_600_000_000;
     server.cli(&["SET", &fence_key("x"), &ahead.to_string()]);
     for step in 1..4 {
-        assert_eq!(mgr.lock("x").unwrap().fencing_token().0, ahead + step);
+        assert_eq!(mgr.lock("x").unwrap().fencing_token().as_u64(), ahead + step);
     }
 }
 
@@ -127,24 +138,29 @@ fn an_acquire_whose_reply_is_lost_is_found_again() {
         (Fault::ResetAfterRequest, try_lock),
         (Fault::CloseAfterRequest, try_lock),
     ] {
-        let (server, proxy, mgr) = proxied(brisk);
+        let (server, proxy, mgr) = server_behind_proxy(config_medium_timeout);
         let lost = proxy.on_request(contains(LOCK), fault.clone());
         let guard = way(&mgr).unwrap();
         assert_eq!(lost.fired(), 1, "{fault:?}");
         assert!(guard.is_held());
         assert_eq!(get(&server, LOCK).as_deref(), Some(guard.id().as_str()), "{fault:?}");
-        assert_eq!(get(&server, &fence_key("x")), Some(guard.fencing_token().to_string()), "{fault:?}");
+        assert_eq!(
+            get(&server, &fence_key("x")),
+            Some(guard.fencing_token().to_string()),
+            "{fault:?}"
+        );
         assert_eq!(server.keys(), [fence_key("x"), LOCK.to_owned()]);
         drop(guard);
     }
 }
 
-/// What can be waited for an answer is longer than the lease; a second try comes within it all the same.
+/// What can be waited for an answer is longer than the lease; a second try comes within it all the
+/// same.
 #[test]
 fn an_acquire_whose_reply_is_lost_is_found_again_before_a_short_lease_ends() {
-    let (server, proxy, mgr) = proxied(patient);
+    let (server, proxy, mgr) = server_behind_proxy(config_long_timeouts);
     let lost = proxy.on_request(contains(LOCK), Fault::DropReply);
-    let asking = in_thread(&mgr, "x", |mgr, name| mgr.lock_with(name, &lease(12 * SECOND)));
+    let asking = in_thread(&mgr, "x", |mgr, name| mgr.lock_with(name, &with_ttl(12 * SECOND)));
     lost.wait_fired();
     let first = get(&server, &fence_key("x"));
     let guard = asking.join().unwrap().unwrap();
@@ -153,9 +169,9 @@ fn an_acquire_whose_reply_is_lost_is_found_again_before_a_short_lease_ends() {
 
 #[test]
 fn an_acquire_that_is_given_up_leaves_nothing() {
-    let (server, proxy, mgr) = proxied(impatient);
+    let (server, proxy, mgr) = server_behind_proxy(config_short_timeout);
     let lost = proxy.on_request(contains(LOCK), Fault::DropReply);
-    let error = within(BOUNDED, "try_lock", || mgr.try_lock("x").unwrap_err());
+    let error = completes_within(CALL_LIMIT, "try_lock", || mgr.try_lock("x").unwrap_err());
     lost.wait_fired();
     assert!(error.is_unavailable() && !error.is_contended(), "{error}");
     // Long before it expires: the lease is 30 s.
@@ -164,11 +180,12 @@ fn an_acquire_that_is_given_up_leaves_nothing() {
     eventually("it is taken back", 15 * SECOND, || get(&server, LOCK).is_none());
 }
 
-/// Goal: a request that reaches the server after its caller has given up takes no lock. Method: it is held back in
-/// front of the server; what the background may have taken back was taken back before.
+/// Goal: a request that reaches the server after its caller has given up takes no lock. Method: it
+/// is held back in front of the server; what the background may have taken back was taken back
+/// before.
 #[test]
 fn an_acquire_that_arrives_late_takes_nothing() {
-    let (server, proxy, mgr) = proxied(impatient);
+    let (server, proxy, mgr) = server_behind_proxy(config_short_timeout);
     let late = proxy.on_request(contains(LOCK), Fault::HoldRequest);
     assert!(mgr.try_lock("x").unwrap_err().is_unavailable());
     let commands = server.monitor();
@@ -176,23 +193,30 @@ fn an_acquire_that_arrives_late_takes_nothing() {
     assert!(commands.wait_for("\"try\"").contains(LOCK));
     server.cli(&["ECHO", "end of the story"]);
     commands.wait_for("end of the story");
-    let taken = commands.lines().into_iter().find(|line| line.to_uppercase().contains("\"SET\" \"LOCK:X\""));
+    let taken = commands
+        .lines()
+        .into_iter()
+        .find(|line| line.to_uppercase().contains("\"SET\" \"LOCK:X\""));
     assert_eq!(taken, None);
     assert_eq!(get(&server, LOCK), None);
 }
 
-/// A waiter's request for the claim window may reach the server by a connection that was given up, after the one for
-/// the whole lease, which came over another.
+/// A waiter's request for the claim window may reach the server by a connection that was given up,
+/// after the one for the whole lease, which came over another.
 #[test]
 fn an_old_request_for_less_takes_nothing_from_a_lease() {
-    let script =
-        [include_str!("../../src/node/lua/shared.lua"), include_str!("../../src/node/lua/acquire.lua")].concat();
+    let script = [
+        include_str!("../../src/node/lua/shared.lua"),
+        include_str!("../../src/node/lua/acquire.lua"),
+    ]
+    .concat();
     let server = RedisServer::start();
     let mgr = manager(&server);
-    let guard = mgr.lock_with("x", &lease(600 * SECOND).renew(false)).unwrap();
+    let guard = mgr.lock_with("x", &with_ttl(600 * SECOND).renew(false)).unwrap();
     let (queue, fence, far) = (queue_key("x"), fence_key("x"), "9999999999999999");
     let keys = [LOCK, &queue, &fence];
-    let args = ["7", guard.id().as_str(), "1000", "look", "1000 nowhere x", far, "1", "0000000000000000"];
+    let args =
+        ["7", guard.id().as_str(), "1000", "look", "1000 nowhere x", far, "1", "0000000000000000"];
     let held: String = server.query(&[&["EVAL", &script, "3"][..], &keys, &args].concat());
     assert!(held.starts_with("7 held "), "{held}");
     assert!(pttl(&server, LOCK) > 60_000, "{} ms are left", pttl(&server, LOCK));
@@ -200,15 +224,17 @@ fn an_old_request_for_less_takes_nothing_from_a_lease() {
 
 #[test]
 fn a_doubled_reply_is_not_taken_for_the_next_answer() {
-    let (server, proxy, mgr) = proxied(|url| patient(url).ttl(10 * CEILING));
+    let (server, proxy, mgr) =
+        server_behind_proxy(|url| config_long_timeouts(url).ttl(10 * CEILING));
     let doubled = proxy.on_request(contains(LOCK), Fault::DuplicateReply).forever();
     for _ in 0..20 {
         let guard = mgr.lock("x").unwrap();
         assert_eq!(get(&server, LOCK).as_deref(), Some(guard.id().as_str()));
         assert!(mgr.try_lock("x").unwrap_err().is_contended());
         guard.release().unwrap().unwrap_released();
-        // Where the second reply to something else came late, a call had to ask twice, and its first request may have had to
-        // wait for so long that it found the lock free. Then it is taken back, long before it expires.
+        // Where the second reply to something else came late, a call had to ask twice, and its
+        // first request may have had to wait for so long that it found the lock free. Then
+        // it is taken back, long before it expires.
         eventually("it is free", CEILING, || get(&server, LOCK).is_none());
     }
     assert!(doubled.fired() >= 60);
@@ -232,9 +258,10 @@ fn a_false_reply_is_never_a_success() {
         b"%1\r\n+held\r\n+yes\r\n",
     ];
     for falsehood in falsehoods {
-        let (server, proxy, mgr) = proxied(impatient);
+        let (server, proxy, mgr) = server_behind_proxy(config_short_timeout);
         let told = String::from_utf8_lossy(falsehood);
-        let false_replies = proxy.on_request(contains(LOCK), Fault::ReplaceReply(falsehood.to_vec())).forever();
+        let false_replies =
+            proxy.on_request(contains(LOCK), Fault::ReplaceReply(falsehood.to_vec())).forever();
         let error = mgr.try_lock("x").expect_err(&told);
         assert!(error.is_unavailable(), "{told:?}: {error}");
         false_replies.disarm();
@@ -246,8 +273,10 @@ fn a_false_reply_is_never_a_success() {
 
 #[test]
 fn a_reply_in_front_of_the_right_one_is_not_taken_for_it() {
-    for stranger in [&b"+OK\r\n"[..], b"$40\r\n1 held 1763712345678000 1763712345678000\r\n", b"-ERR no\r\n"] {
-        let (server, proxy, mgr) = proxied(patient);
+    for stranger in
+        [&b"+OK\r\n"[..], b"$40\r\n1 held 1763712345678000 1763712345678000\r\n", b"-ERR no\r\n"]
+    {
+        let (server, proxy, mgr) = server_behind_proxy(config_long_timeouts);
         let armed = proxy.on_request(contains(LOCK), Fault::PrependBytes(stranger.to_vec()));
         let asked = || server.calls("evalsha");
         let before = asked();
@@ -256,7 +285,8 @@ fn a_reply_in_front_of_the_right_one_is_not_taken_for_it() {
         match outcome {
             Ok(guard) => {
                 assert_eq!(get(&server, LOCK).as_deref(), Some(guard.id().as_str()));
-                // Over another connection: the one in doubt would answer the second question with the first answer.
+                // Over another connection: the one in doubt would answer the second question with
+                // the first answer.
                 assert_eq!(asked() - before, 2);
             }
             Err(error) => assert!(error.is_refused(), "{error}"),
@@ -271,10 +301,10 @@ fn a_reply_in_front_of_the_right_one_is_not_taken_for_it() {
 
 #[test]
 fn a_reply_in_single_bytes_is_as_good_as_a_whole_one() {
-    let (server, proxy, mgr) = proxied(patient);
+    let (server, proxy, mgr) = server_behind_proxy(config_long_timeouts);
     let sliced = proxy.on_request(any_request, Fault::SliceReply).forever();
     let guard = mgr.lock("x").unwrap();
-    let waiting = waiter(&server, &mgr, "x");
+    let waiting = spawn_queued_waiter(&server, &mgr, "x");
     guard.release().unwrap().unwrap_released();
     waiting.join().unwrap().unwrap().release().unwrap().unwrap_released();
     assert!(sliced.fired() > 3);
@@ -288,7 +318,10 @@ fn a_foreign_holder_is_seen_and_named() {
     let error = mgr.try_lock("x").unwrap_err();
     let holder = error.holder().unwrap();
     assert_eq!((holder.id(), holder.host(), holder.held_for()), ("lock_1804289383", None, None));
-    assert!(error.to_string().contains("a client that calls itself \"lock_1804289383\""), "{error}");
+    assert!(
+        error.to_string().contains("a client that calls itself \"lock_1804289383\""),
+        "{error}"
+    );
     assert_eq!(get(&server, LOCK).as_deref(), Some("lock_1804289383"));
 }
 
@@ -297,9 +330,9 @@ fn a_foreign_release_lets_a_waiter_in() {
     let server = RedisServer::start();
     let mgr = manager(&server);
     assert!(foreign_take(&server, LOCK, "lock_1", 1_000_000));
-    let waiting = waiter(&server, &mgr, "x");
+    let waiting = spawn_queued_waiter(&server, &mgr, "x");
     assert!(foreign_release(&server, LOCK, "lock_1"));
-    let guard = within(60 * SECOND, "the wait", || waiting.join().unwrap().unwrap());
+    let guard = completes_within(60 * SECOND, "the wait", || waiting.join().unwrap().unwrap());
     assert_eq!(get(&server, LOCK).as_deref(), Some(guard.id().as_str()));
 }
 
@@ -323,7 +356,7 @@ fn a_foreign_holder_without_an_expiry_is_given_one() {
     assert!(left > 0 && left <= 60_000, "{left}");
     assert_eq!(get(&server, LOCK).as_deref(), Some("lock_1"));
     server.cli(&["PERSIST", LOCK]);
-    let waiting = waiter(&server, &mgr, "x");
+    let waiting = spawn_queued_waiter(&server, &mgr, "x");
     eventually("who waits gives it one", CEILING, || pttl(&server, LOCK) > 0);
     server.cli(&["PEXPIRE", LOCK, "1"]);
     let guard = waiting.join().unwrap().unwrap();
@@ -333,7 +366,7 @@ fn a_foreign_holder_without_an_expiry_is_given_one() {
 #[test]
 fn data_under_a_bare_name_is_never_given_an_expiry() {
     let server = RedisServer::start();
-    let mgr = RedisMgr::new(patient(server.url()).prefix("")).unwrap();
+    let mgr = RedisMgr::new(config_long_timeouts(server.url()).prefix("")).unwrap();
     server.cli(&["SET", "x", "somebody's data"]);
     assert!(mgr.try_lock("x").unwrap_err().is_contended());
     assert!(mgr.try_lock_for("x", Duration::from_millis(200)).unwrap_err().is_timeout());
@@ -359,9 +392,9 @@ fn a_server_that_forgets_scripts_is_taught_again() {
 #[test]
 fn one_server_over_its_socket_file() {
     let server = RedisServer::builder().unix_socket().start();
-    let mgr = RedisMgr::new(patient(server.unix_url())).unwrap();
+    let mgr = RedisMgr::new(config_long_timeouts(server.unix_url())).unwrap();
     let guard = mgr.lock("x").unwrap();
-    let waiting = waiter(&server, &mgr, "x");
+    let waiting = spawn_queued_waiter(&server, &mgr, "x");
     guard.release().unwrap().unwrap_released();
     drop(waiting.join().unwrap().unwrap());
 }
@@ -372,7 +405,7 @@ fn a_server_that_says_twice_that_it_does_not_know_a_script_is_asked_anew() {
     let server = RedisServer::start();
     let proxy = FaultProxy::in_front_of(server.addr());
     let twice = proxy.on_request(command("evalsha"), Fault::DuplicateReply);
-    let mgr = RedisMgr::new(patient(proxy.url())).unwrap();
+    let mgr = RedisMgr::new(config_long_timeouts(proxy.url())).unwrap();
     let guard = mgr.try_lock("x").unwrap();
     twice.wait_fired();
     guard.release().unwrap().unwrap_released();

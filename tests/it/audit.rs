@@ -1,5 +1,5 @@
-//! What an audit found, told as the promises that were broken: stray requests, borrowed connections, neighbours that
-//! hold each other up, and ends that left something behind.
+//! What an audit found, told as the promises that were broken: stray requests, borrowed
+//! connections, neighbours that hold each other up, and ends that left something behind.
 
 use std::{
     hint,
@@ -16,9 +16,11 @@ use parking_lot::Mutex;
 
 use crate::{
     bounds::threads,
-    kit::{
-        BOUNDED, SECOND, UnwrapReleased, alone, await_gone, await_queued, capture_log, fence_key, get, impatient,
-        in_thread, lease, lost, manager, patient, proxied, pttl, queued, timed, waiter, within,
+    helpers::{
+        CALL_LIMIT, SECOND, UnwrapReleased, await_gone, await_queued, capture_log,
+        completes_within, config_long_timeouts, config_short_timeout, expect_loss, fence_key, get,
+        in_own_process, in_thread, manager, pttl, queued, server_behind_proxy, spawn_queued_waiter,
+        timed, with_ttl,
     },
     support::{CEILING, Fault, RedisServer, command, contains, eventually},
     worker::work,
@@ -51,7 +53,10 @@ fn what_a_user_does_to_a_borrowed_connection_stays_with_that_connection() {
     ];
     for (what, misuse) in misuses {
         // One place in the pool, so that the next to ask gets it.
-        let mgr = RedisMgr::new(patient(server.url()).pool_size(1).operation_timeout(2 * SECOND)).unwrap();
+        let mgr = RedisMgr::new(
+            config_long_timeouts(server.url()).pool_size(1).operation_timeout(2 * SECOND),
+        )
+        .unwrap();
         misuse(&mut mgr.connection().unwrap());
         let guard = mgr.try_lock("x").unwrap_or_else(|error| panic!("after {what}: {error}"));
         let refused = manager(&server).try_lock("x").map(drop);
@@ -71,10 +76,12 @@ fn say(connection: &mut PooledConnection, words: &[&str]) {
 #[test]
 fn a_forced_release_whose_reply_is_lost_hits_nobody_but_the_holder() {
     for fault in [Fault::DropReply, Fault::ResetAfterRequest, Fault::CloseAfterRequest] {
-        let (server, proxy, operator) = proxied(|url| patient(url).operation_timeout(8 * SECOND));
+        let (server, proxy, operator) =
+            server_behind_proxy(|url| config_long_timeouts(url).operation_timeout(8 * SECOND));
         let mgr = manager(&server);
         let guard = mgr.lock("x").unwrap();
-        let (second, third) = (waiter(&server, &mgr, "x"), waiter(&server, &mgr, "x"));
+        let (second, third) =
+            (spawn_queued_waiter(&server, &mgr, "x"), spawn_queued_waiter(&server, &mgr, "x"));
         let lost = proxy.on_request(contains(guard.id().as_str()), fault.clone());
         assert!(operator.force_release("x").unwrap(), "{fault:?}");
         assert_eq!(lost.fired(), 1, "the release does not say whose lock is meant");
@@ -87,12 +94,15 @@ fn a_forced_release_whose_reply_is_lost_hits_nobody_but_the_holder() {
     }
 }
 
-/// The first request to take the lock is held up on its way, and its connection cut. The second one succeeds and the
-/// lock is released again; only then does the first one arrive, still in time for the server to carry it out.
+/// The first request to take the lock is held up on its way, and its connection cut. The second one
+/// succeeds and the lock is released again; only then does the first one arrive, still in time for
+/// the server to carry it out.
 #[test]
 fn a_request_that_arrives_after_the_release_leaves_no_lock_behind() {
     let timeout = 6 * SECOND;
-    let (server, proxy, mgr) = proxied(|url| patient(url).ttl(60 * SECOND).operation_timeout(timeout));
+    let (server, proxy, mgr) = server_behind_proxy(|url| {
+        config_long_timeouts(url).ttl(60 * SECOND).operation_timeout(timeout)
+    });
     let late = proxy.on_request(contains(LOCK), Fault::HoldRequest);
     let taking = in_thread(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
     late.wait_fired();
@@ -101,17 +111,22 @@ fn a_request_that_arrives_after_the_release_leaves_no_lock_behind() {
     let commands = server.monitor();
     late.let_go();
     commands.wait_for("lua] \"SET\" \"lock:x\"");
-    eventually("the key is gone again, long before it expires", BOUNDED, || get(&server, LOCK).is_none());
+    eventually("the key is gone again, long before it expires", CALL_LIMIT, || {
+        get(&server, LOCK).is_none()
+    });
     // Taking it back must not have hit a later holder, nor may there be something left that will.
     let next = manager(&server).lock("x").unwrap();
     drop(mgr);
     assert_eq!(get(&server, LOCK).as_deref(), Some(next.id().as_str()));
 }
 
-/// The same for a request that, when it arrives, finds the lock in other hands and takes a place in the line.
+/// The same for a request that, when it arrives, finds the lock in other hands and takes a place in
+/// the line.
 #[test]
 fn a_request_that_arrives_after_the_release_leaves_no_place_in_line_behind() {
-    let (server, proxy, mgr) = proxied(|url| patient(url).ttl(60 * SECOND).operation_timeout(6 * SECOND));
+    let (server, proxy, mgr) = server_behind_proxy(|url| {
+        config_long_timeouts(url).ttl(60 * SECOND).operation_timeout(6 * SECOND)
+    });
     let other = manager(&server);
     // Who has waited before has a line, and asks for a place at once.
     let guard = other.lock("warm").unwrap();
@@ -126,7 +141,7 @@ fn a_request_that_arrives_after_the_release_leaves_no_place_in_line_behind() {
     let commands = server.monitor();
     late.let_go();
     commands.wait_for("lua] \"RPUSH\"");
-    eventually("the place in line is given up", BOUNDED, || queued(&server, "x") == 0);
+    eventually("the place in line is given up", CALL_LIMIT, || queued(&server, "x") == 0);
     assert_eq!(get(&server, LOCK).as_deref(), Some(guard.id().as_str()));
     guard.release().unwrap().unwrap_released();
     assert_eq!(get(&server, LOCK), None);
@@ -135,18 +150,19 @@ fn a_request_that_arrives_after_the_release_leaves_no_place_in_line_behind() {
 /// The same where the lock has ended by itself meanwhile.
 #[test]
 fn a_request_that_arrives_after_the_end_leaves_no_place_in_line_behind() {
-    let (server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(6 * SECOND));
+    let (server, proxy, mgr) =
+        server_behind_proxy(|url| config_long_timeouts(url).operation_timeout(6 * SECOND));
     let other = manager(&server);
     let warm = other.lock("warm").unwrap();
     assert!(mgr.try_lock_for("warm", SECOND).unwrap_err().is_timeout());
     warm.release().unwrap().unwrap_released();
     let late = proxy.on_request(contains(LOCK), Fault::HoldRequest);
-    let options = lease(60 * SECOND).max_hold(SECOND / 2);
+    let options = with_ttl(60 * SECOND).max_hold(SECOND / 2);
     let taking = in_thread(&mgr, "x", move |mgr, name| mgr.lock_with(name, &options).unwrap());
     late.wait_fired();
     proxy.reset_all();
     let guard = taking.join().unwrap();
-    assert_eq!(lost(&guard), LockLost::MaxHold);
+    assert_eq!(expect_loss(&guard), LockLost::MaxHold);
     drop(guard);
     let next = other.lock("x").unwrap();
     let commands = server.monitor();
@@ -178,21 +194,27 @@ fn names_whose_keys_would_be_our_own_are_refused() {
         ("distlock:", "fence:{a}"),
         ("dist", "lock:fence:{a}"),
     ] {
-        let mgr = RedisMgr::new(patient(server.url()).prefix(prefix)).unwrap();
+        let mgr = RedisMgr::new(config_long_timeouts(server.url()).prefix(prefix)).unwrap();
         for call in calls {
             let error = call(&mgr, name).unwrap_err();
-            assert!(matches!(error, LockError::InvalidName { .. }), "{prefix:?} {name:?}: {error:?}");
+            assert!(
+                matches!(error, LockError::InvalidName { .. }),
+                "{prefix:?} {name:?}: {error:?}"
+            );
             assert!(error.is_invalid());
         }
     }
     assert!(server.keys().is_empty(), "{:?}", server.keys());
-    for (prefix, name) in [("", "distlock"), ("", "xdistlock:x"), ("", "Distlock:x"), ("lock:", "distlock:fence:{a}")] {
-        let mgr = RedisMgr::new(patient(server.url()).prefix(prefix)).unwrap();
+    for (prefix, name) in
+        [("", "distlock"), ("", "xdistlock:x"), ("", "Distlock:x"), ("lock:", "distlock:fence:{a}")]
+    {
+        let mgr = RedisMgr::new(config_long_timeouts(server.url()).prefix(prefix)).unwrap();
         mgr.try_lock(name).unwrap().release().unwrap().unwrap_released();
     }
 }
 
-/// Without the right to publish, waiters find the lock by looking. Those who did must not be granted it again later.
+/// Without the right to publish, waiters find the lock by looking. Those who did must not be
+/// granted it again later.
 #[test]
 fn a_right_that_was_missing_for_a_while_leaves_nobody_in_line() {
     let server = RedisServer::start();
@@ -227,23 +249,26 @@ fn a_right_that_was_missing_for_a_while_leaves_nobody_in_line() {
         }
         assert_eq!(queued(&server, "x"), 0, "the right was back after {back_after}");
         // A grant to somebody who is not there any more would last for the claim window of 20 s.
-        let next = within(BOUNDED, "the next", || mgr.lock("x").unwrap());
+        let next = completes_within(CALL_LIMIT, "the next", || mgr.lock("x").unwrap());
         next.release().unwrap().unwrap_released();
         assert_eq!(server.keys(), [fence_key("x")]);
     }
 }
 
-/// A lock that is handed over is the claim window's at first. It has to become the lease's, once, and no more than once.
+/// A lock that is handed over is the claim window's at first. It has to become the lease's, once,
+/// and no more than once.
 #[test]
 fn without_renewal_a_lock_that_was_waited_for_lasts_for_its_lease() {
     let (window, ttl) = (4 * SECOND, 9 * SECOND);
     let server = RedisServer::start();
     let holder = manager(&server);
-    let mgr = RedisMgr::new(patient(server.url()).claim_window(window)).unwrap();
+    let mgr = RedisMgr::new(config_long_timeouts(server.url()).claim_window(window)).unwrap();
     // The same thread renews this one, and so shows that a renewal would have been due.
-    let renewed = mgr.lock_with("y", &lease(ttl)).unwrap();
+    let renewed = mgr.lock_with("y", &with_ttl(ttl)).unwrap();
     let guard = holder.lock("x").unwrap();
-    let waiting = in_thread(&mgr, "x", move |mgr, name| mgr.lock_with(name, &lease(ttl).renew(false)).unwrap());
+    let waiting = in_thread(&mgr, "x", move |mgr, name| {
+        mgr.lock_with(name, &with_ttl(ttl).renew(false)).unwrap()
+    });
     await_queued(&server, "x", 1);
     let commands = server.monitor();
     guard.release().unwrap().unwrap_released();
@@ -254,7 +279,9 @@ fn without_renewal_a_lock_that_was_waited_for_lasts_for_its_lease() {
     let left = pttl(&server, LOCK);
     let count = |parts: &[&str]| {
         let lines = commands.lines();
-        let told = |line: &&String| !line.contains("distlock:queue") && parts.iter().all(|part| line.contains(part));
+        let told = |line: &&String| {
+            !line.contains("distlock:queue") && parts.iter().all(|part| line.contains(part))
+        };
         lines.iter().filter(told).count()
     };
     let before = count(&["lua] \"PEXPIRE\" \"lock:y\""]);
@@ -264,14 +291,15 @@ fn without_renewal_a_lock_that_was_waited_for_lasts_for_its_lease() {
     let now_left = pttl(&server, LOCK);
     assert_eq!(count(&["\"EVALSHA\"", next.id().as_str()]), 1, "{:#?}", commands.lines());
     assert!(now_left < left - 1000, "{now_left} ms of {left} ms are left");
-    assert_eq!(lost(&next), LockLost::Expired);
+    assert_eq!(expect_loss(&next), LockLost::Expired);
     assert!(renewed.is_held());
 }
 
-/// Locks that are released just when their renewal falls due must not disturb the renewal of all the others.
+/// Locks that are released just when their renewal falls due must not disturb the renewal of all
+/// the others.
 #[test]
 fn coming_and_going_disturbs_no_renewal() {
-    if !alone("audit::coming_and_going_disturbs_no_renewal", &[]) {
+    if !in_own_process("audit::coming_and_going_disturbs_no_renewal", &[]) {
         return;
     }
     const THREADS: usize = 40;
@@ -279,8 +307,10 @@ fn coming_and_going_disturbs_no_renewal() {
     let logged = capture_log(log::LevelFilter::Warn);
     let server = RedisServer::start();
     // The operation timeout is no help: what a renewal may take is a matter of the leases.
-    let mgr = RedisMgr::new(patient(server.url()).claim_window(SECOND)).unwrap();
-    let kept: Vec<_> = (0..300).map(|n| mgr.lock_with(&format!("kept{n}"), &lease(3 * SECOND)).unwrap()).collect();
+    let mgr = RedisMgr::new(config_long_timeouts(server.url()).claim_window(SECOND)).unwrap();
+    let kept: Vec<_> = (0..300)
+        .map(|n| mgr.lock_with(&format!("kept{n}"), &with_ttl(3 * SECOND)).unwrap())
+        .collect();
     let ttl = 3 * SECOND;
     let lost = AtomicUsize::new(0);
     thread::scope(|threads| {
@@ -288,7 +318,7 @@ fn coming_and_going_disturbs_no_renewal() {
             let (mgr, lost) = (&mgr, &lost);
             threads.spawn(move || {
                 for _ in 0..ROUNDS {
-                    let guard = mgr.lock_with(&format!("comes{n}"), &lease(ttl)).unwrap();
+                    let guard = mgr.lock_with(&format!("comes{n}"), &with_ttl(ttl)).unwrap();
                     work(ttl / 3);
                     lost.fetch_add(usize::from(!guard.is_held()), Ordering::Relaxed);
                 }
@@ -304,7 +334,8 @@ fn coming_and_going_disturbs_no_renewal() {
     assert!(warnings.len() < THREADS * ROUNDS / 40, "{} warnings: {warnings:#?}", warnings.len());
 }
 
-/// How the renewer is kept busy with a server that does not answer, for much longer than the lease in question.
+/// How the renewer is kept busy with a server that does not answer, for much longer than the lease
+/// in question.
 #[derive(Clone, Copy, Debug)]
 enum Busy {
     /// It takes back what another lease has left.
@@ -318,15 +349,18 @@ fn a_loss_is_told_in_time_whatever_else_the_server_owes_an_answer_for() {
     let timeout = 60 * SECOND;
     for busy in [Busy::TakingBack, Busy::Releasing] {
         let server = RedisServer::start();
-        let mgr = RedisMgr::new(patient(server.url()).operation_timeout(timeout).pool_size(1)).unwrap();
+        let mgr = RedisMgr::new(
+            config_long_timeouts(server.url()).operation_timeout(timeout).pool_size(1),
+        )
+        .unwrap();
         // The renewer has its connection, over which the answer is then owed.
-        let renewed = mgr.lock_with("renewed", &lease(SECOND)).unwrap();
+        let renewed = mgr.lock_with("renewed", &with_ttl(SECOND)).unwrap();
         let renewals = || server.calls("pexpire");
         eventually("it is renewed", CEILING, || renewals() > 0);
         drop(renewed);
         let released = mgr.lock("released").unwrap();
-        let _short = mgr.lock_with("short", &lease(SECOND).renew(false)).unwrap();
-        let guard = mgr.lock_with("x", &lease(2 * SECOND)).unwrap();
+        let _short = mgr.lock_with("short", &with_ttl(SECOND).renew(false)).unwrap();
+        let guard = mgr.lock_with("x", &with_ttl(2 * SECOND)).unwrap();
         let borrowed = matches!(busy, Busy::Releasing).then(|| mgr.connection().unwrap());
         server.stop();
         let releasing = thread::spawn(move || matches!(busy, Busy::TakingBack).then_some(released));
@@ -337,7 +371,10 @@ fn a_loss_is_told_in_time_whatever_else_the_server_owes_an_answer_for() {
         drop((borrowed, releasing.join()));
         assert_eq!(why, Ok(LockLost::Expired), "{busy:?}");
         assert!(span >= left, "{busy:?}: told after {span:?} of which {left:?} were left");
-        assert!(span < left + BOUNDED, "{busy:?}: told after {span:?} of which {left:?} were left");
+        assert!(
+            span < left + CALL_LIMIT,
+            "{busy:?}: told after {span:?} of which {left:?} were left"
+        );
     }
 }
 
@@ -352,7 +389,7 @@ fn the_last_guard_goes_within_one_operation_timeout() {
     let guard = mgr.lock("x").unwrap();
     drop(mgr);
     server.stop();
-    within(5 * SECOND + SLACK, "the drop", || drop(guard));
+    completes_within(5 * SECOND + SLACK, "the drop", || drop(guard));
 }
 
 /// Neither knows beforehand that it is the last.
@@ -360,7 +397,7 @@ fn the_last_guard_goes_within_one_operation_timeout() {
 fn the_last_guards_go_within_one_operation_timeout_though_they_go_at_once() {
     const TIMEOUT: Duration = Duration::from_secs(10);
     let server = RedisServer::start();
-    let mgr = RedisMgr::new(patient(server.url()).operation_timeout(TIMEOUT)).unwrap();
+    let mgr = RedisMgr::new(config_long_timeouts(server.url()).operation_timeout(TIMEOUT)).unwrap();
     let guards = [mgr.lock("x").unwrap(), mgr.lock("y").unwrap()];
     drop(mgr);
     server.stop();
@@ -376,19 +413,20 @@ fn a_shutdown_takes_one_operation_timeout_whatever_went_before() {
     let mgr = punctual(&server);
     let (dropped, held) = (mgr.lock("x").unwrap(), mgr.lock("y").unwrap());
     server.stop();
-    within(5 * SECOND + SLACK, "the drop", || drop(dropped));
+    completes_within(5 * SECOND + SLACK, "the drop", || drop(dropped));
     // Now something is to be taken back in the background, which has its own timeout.
-    within(5 * SECOND + SLACK, "the shutdown", || mgr.shutdown());
-    within(5 * SECOND + SLACK, "the drop after it", || drop(held));
-    within(SLACK, "the manager's drop", || drop(mgr));
+    completes_within(5 * SECOND + SLACK, "the shutdown", || mgr.shutdown());
+    completes_within(5 * SECOND + SLACK, "the drop after it", || drop(held));
+    completes_within(SLACK, "the manager's drop", || drop(mgr));
 }
 
 #[test]
 fn a_shutdown_with_many_locks_far_away_takes_about_one_operation_timeout() {
-    let (server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(SECOND));
+    let (server, proxy, mgr) =
+        server_behind_proxy(|url| config_long_timeouts(url).operation_timeout(SECOND));
     let guards: Vec<_> = (0..100).map(|n| mgr.lock(&format!("n{n}")).unwrap()).collect();
     proxy.on_request(|_| true, Fault::DelayReply(Duration::from_millis(50))).forever();
-    within(BOUNDED, "the shutdown", || mgr.shutdown());
+    completes_within(CALL_LIMIT, "the shutdown", || mgr.shutdown());
     assert!(guards.iter().all(|guard| !guard.is_held()));
     assert!(guards.iter().all(|guard| guard.lost().recv() == Ok(LockLost::Shutdown)));
     drop(server);
@@ -402,34 +440,36 @@ fn whoever_has_patience_waits_longer_than_a_lease_for_a_server_that_is_away() {
     let (outcome, span) = timed(|| mgr.try_lock_for("x", 4 * SECOND));
     let error = outcome.unwrap_err();
     assert!(span >= Duration::from_millis(3_900), "gave up after {span:?}: {error}");
-    assert!(span < BOUNDED, "{span:?}");
+    assert!(span < CALL_LIMIT, "{span:?}");
     assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
     assert!(error.to_string().contains("refused"), "{error}");
 }
 
-/// Who is in line needs no connection to learn that it is its turn, nor to keep the lock or give it back.
+/// Who is in line needs no connection to learn that it is its turn, nor to keep the lock or give it
+/// back.
 #[test]
 fn a_waiter_outlasts_users_who_keep_the_pool_to_themselves() {
     let server = RedisServer::start();
     let ttl = 3 * SECOND;
-    let mgr = RedisMgr::new(impatient(server.url()).ttl(ttl).pool_size(1)).unwrap();
+    let mgr = RedisMgr::new(config_short_timeout(server.url()).ttl(ttl).pool_size(1)).unwrap();
     let other = manager(&server);
     let guard = other.lock("x").unwrap();
-    let waiting = waiter(&server, &mgr, "x");
+    let waiting = spawn_queued_waiter(&server, &mgr, "x");
     let borrowed = mgr.connection().unwrap();
     // A lease that lasts longer says when this has gone on for longer than one.
-    let longer = other.lock_with("clock", &lease(ttl + 2 * SECOND).renew(false)).unwrap();
-    assert_eq!(lost(&longer), LockLost::Expired);
+    let longer = other.lock_with("clock", &with_ttl(ttl + 2 * SECOND).renew(false)).unwrap();
+    assert_eq!(expect_loss(&longer), LockLost::Expired);
     assert!(!waiting.is_finished(), "{:?}", waiting.join().unwrap());
     guard.release().unwrap().unwrap_released();
-    let next = within(BOUNDED, "the handover", || waiting.join().unwrap().unwrap());
+    let next = completes_within(CALL_LIMIT, "the handover", || waiting.join().unwrap().unwrap());
     assert!(next.is_held());
     assert_eq!(get(&server, LOCK).as_deref(), Some(next.id().as_str()));
     next.release().unwrap().unwrap_released();
     drop(borrowed);
 }
 
-/// Goal: among threads of one manager, who listens for all passes that on whenever it leaves, however it leaves.
+/// Goal: among threads of one manager, who listens for all passes that on whenever it leaves,
+/// however it leaves.
 #[test]
 fn nobody_sleeps_through_its_turn_where_many_come_and_give_up() {
     const NAMES: [&str; 3] = ["a", "b", "c"];
@@ -445,7 +485,10 @@ fn nobody_sleeps_through_its_turn_where_many_come_and_give_up() {
                     let which = fastrand::usize(..NAMES.len());
                     let (outcome, span) = timed(|| match fastrand::bool() {
                         true => mgr.lock(NAMES[which]),
-                        false => mgr.try_lock_for(NAMES[which], Duration::from_micros(fastrand::u64(..6_000))),
+                        false => mgr.try_lock_for(
+                            NAMES[which],
+                            Duration::from_micros(fastrand::u64(..6_000)),
+                        ),
                     });
                     {
                         let mut longest = longest.lock();
@@ -465,9 +508,13 @@ fn nobody_sleeps_through_its_turn_where_many_come_and_give_up() {
     });
     let longest = longest.into_inner();
     println!("the longest wait took {longest:?}");
-    assert!(longest < BOUNDED, "somebody waited for {longest:?}");
-    eventually("nobody is left in line", CEILING, || NAMES.iter().all(|name| queued(&server, name) == 0));
-    eventually("all locks are free", CEILING, || server.keys().iter().all(|key| key.starts_with("distlock:fence:")));
+    assert!(longest < CALL_LIMIT, "somebody waited for {longest:?}");
+    eventually("nobody is left in line", CEILING, || {
+        NAMES.iter().all(|name| queued(&server, name) == 0)
+    });
+    eventually("all locks are free", CEILING, || {
+        server.keys().iter().all(|key| key.starts_with("distlock:fence:"))
+    });
 }
 
 fn subscriptions(server: &RedisServer) -> Vec<String> {
@@ -475,16 +522,18 @@ fn subscriptions(server: &RedisServer) -> Vec<String> {
     clients.map(|client| client["id"].clone()).collect()
 }
 
-/// The answer comes when nobody listens any more. The next one to listen, long after it was due, finds it in the mail.
+/// The answer comes when nobody listens any more. The next one to listen, long after it was due,
+/// finds it in the mail.
 #[test]
 fn an_answer_that_came_while_nobody_listened_is_no_silence() {
     let timeout = 3 * SECOND;
-    let (server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(timeout));
+    let (server, proxy, mgr) =
+        server_behind_proxy(|url| config_long_timeouts(url).operation_timeout(timeout));
     let holder = manager(&server);
     let guard = holder.lock("x").unwrap();
     let unanswered = proxy.on_request(command("PING"), Fault::HoldReply);
     // It leaves because the lock is its own, and its lease lasts until the answer is overdue.
-    let options = lease(timeout + SECOND).renew(false);
+    let options = with_ttl(timeout + SECOND).renew(false);
     let leaving = in_thread(&mgr, "x", move |mgr, name| mgr.lock_with(name, &options).unwrap());
     await_queued(&server, "x", 1);
     let line = subscriptions(&server);
@@ -494,12 +543,12 @@ fn an_answer_that_came_while_nobody_listened_is_no_silence() {
     let left = leaving.join().unwrap();
     unanswered.let_go();
     assert_eq!(subscriptions(&server), line, "it did not leave in time for this test");
-    assert_eq!(lost(&left), LockLost::Expired);
+    assert_eq!(expect_loss(&left), LockLost::Expired);
     // Else the holder would wait too, and have a line of its own.
     await_gone(&server, LOCK);
 
     let guard = holder.lock("x").unwrap();
-    let next = waiter(&server, &mgr, "x");
+    let next = spawn_queued_waiter(&server, &mgr, "x");
     guard.release().unwrap().unwrap_released();
     next.join().unwrap().unwrap().release().unwrap().unwrap_released();
     assert_eq!(subscriptions(&server), line, "a healthy line was given up");
@@ -513,17 +562,25 @@ impl HandleEvent for Deaf {}
 
 #[test]
 fn a_shutdown_leaves_neither_connections_nor_threads_to_a_clone_that_lives_on() {
-    if !alone("audit::a_shutdown_leaves_neither_connections_nor_threads_to_a_clone_that_lives_on", &[]) {
+    if !in_own_process(
+        "audit::a_shutdown_leaves_neither_connections_nor_threads_to_a_clone_that_lives_on",
+        &[],
+    ) {
         return;
     }
     let server = RedisServer::start();
-    let mgr = RedisMgr::new(patient(server.url()).pool_size(4).events(Arc::new(Deaf))).unwrap();
+    let mgr = RedisMgr::new(
+        config_long_timeouts(server.url()).pool_size(4).event_handler(Arc::new(Deaf)),
+    )
+    .unwrap();
     let clone = mgr.clone();
     // A thread gives itself its name.
-    eventually("there is one for events", CEILING, || threads().iter().any(|name| name.contains("events")));
+    eventually("there is one for events", CEILING, || {
+        threads().iter().any(|name| name.contains("events"))
+    });
     let guard = mgr.lock("x").unwrap();
     // So that there is a line.
-    let waiting = waiter(&server, &mgr, "x");
+    let waiting = spawn_queued_waiter(&server, &mgr, "x");
     guard.release().unwrap().unwrap_released();
     let guard = waiting.join().unwrap().unwrap();
     drop([mgr.connection().unwrap(), mgr.connection().unwrap()].map(|mut borrowed| {
@@ -536,8 +593,8 @@ fn a_shutdown_leaves_neither_connections_nor_threads_to_a_clone_that_lives_on() 
     assert!(server.clients().len() >= 2 && !threads().is_empty());
     mgr.shutdown();
     drop(borrowed);
-    eventually("its connections are closed", BOUNDED, || server.clients().is_empty());
-    eventually("its threads have ended", BOUNDED, || threads().is_empty());
+    eventually("its connections are closed", CALL_LIMIT, || server.clients().is_empty());
+    eventually("its threads have ended", CALL_LIMIT, || threads().is_empty());
     assert!(matches!(clone.try_lock("x"), Err(LockError::Shutdown)));
     assert!(matches!(clone.connection(), Err(LockError::Shutdown)));
     assert_eq!(guard.lost().recv(), Ok(LockLost::Shutdown));
@@ -579,7 +636,9 @@ fn a_lock_taken_during_a_shutdown_is_given_back() {
         }
         mgr.shutdown();
         taken += takers.into_iter().map(|taker| taker.join().unwrap()).sum::<u32>();
-        eventually("all locks are given back", BOUNDED, || !server.keys().iter().any(|key| key.starts_with("lock:")));
+        eventually("all locks are given back", CALL_LIMIT, || {
+            !server.keys().iter().any(|key| key.starts_with("lock:"))
+        });
     }
     println!("{taken} locks were taken");
 }
@@ -593,7 +652,7 @@ fn an_empty_identifier_is_nobodys_unless_somebody_calls_himself_so() {
 
     let guard = mgr.lock("x").unwrap();
     let by_id = mgr.acquire_lock("y", 30 * SECOND, SECOND).unwrap().unwrap();
-    let waiting = waiter(&server, &other, "x");
+    let waiting = spawn_queued_waiter(&server, &other, "x");
     for mgr in [&mgr, &other] {
         assert!(!mgr.release_lock("x", "").unwrap());
         assert!(!mgr.release_lock("y", "").unwrap());

@@ -1,12 +1,14 @@
-//! Settings, options and names: what is taken, what is refused, and the manager that a process has once.
+//! Settings, options and names: what is taken, what is refused, and the manager that a process has
+//! once.
 
 use std::{env, time::Duration};
 
 use distlock::{Config, LockError, LockOptions, RedisMgr};
 
 use crate::{
-    kit::{
-        SECOND, UnwrapReleased, alone, brisk, fence_key, impatient, in_thread, label, lease, manager, patient, waiter,
+    helpers::{
+        SECOND, UnwrapReleased, config_long_timeouts, config_medium_timeout, config_short_timeout,
+        fence_key, in_own_process, in_thread, label, manager, spawn_queued_waiter, with_ttl,
     },
     support::{CEILING, RedisServer, eventually},
 };
@@ -26,7 +28,10 @@ fn a_url_that_cannot_be_served_is_refused_at_construction() {
         ("redis-sentinel://127.0.0.1", "unknown scheme"),
     ] {
         let error = RedisMgr::new(Config::new(url)).expect_err(url);
-        assert!(matches!(error, LockError::InvalidConfig { .. }) && error.is_invalid(), "{url}: {error:?}");
+        assert!(
+            matches!(error, LockError::InvalidConfig { .. }) && error.is_invalid(),
+            "{url}: {error:?}"
+        );
         assert!(error.to_string().contains(says), "{url}: {error}");
         assert!(error.to_string().starts_with("this configuration cannot work: "), "{error}");
     }
@@ -36,7 +41,7 @@ fn a_url_that_cannot_be_served_is_refused_at_construction() {
 fn a_password_can_come_apart_from_the_url_which_has_the_last_word() {
     let server = RedisServer::builder().password("right").start();
     let try_it = |url: String, password: &str| {
-        let config = brisk(url).password(password);
+        let config = config_medium_timeout(url).password(password);
         assert!(!format!("{config:?}").contains(password), "{config:?}");
         RedisMgr::new(config).unwrap().ping()
     };
@@ -44,7 +49,10 @@ fn a_password_can_come_apart_from_the_url_which_has_the_last_word() {
     try_it(bare.clone(), "right").unwrap();
     try_it(format!("redis://:right@{}", server.addr()), "wrong").unwrap();
     let refused = try_it(bare, "not-this").unwrap_err();
-    assert!(refused.is_refused() && !format!("{refused} {refused:?}").contains("not-this"), "{refused:?}");
+    assert!(
+        refused.is_refused() && !format!("{refused} {refused:?}").contains("not-this"),
+        "{refused:?}"
+    );
 }
 
 #[test]
@@ -63,7 +71,10 @@ fn settings_out_of_range_are_refused_with_their_numbers() {
         (url().max_hold(Duration::ZERO), "max_hold is zero"),
     ] {
         let error = RedisMgr::new(config.clone()).expect_err(says);
-        assert!(error.is_invalid() && error.to_string().contains(says), "{error} does not say {says}");
+        assert!(
+            error.is_invalid() && error.to_string().contains(says),
+            "{error} does not say {says}"
+        );
     }
 }
 
@@ -72,16 +83,21 @@ fn options_out_of_range_are_refused_before_anything_is_asked() {
     let server = RedisServer::start();
     let mgr = manager(&server);
     let years = Duration::from_secs(1000 * 365 * 24 * 60 * 60);
-    for ttl in [Duration::ZERO, Duration::from_nanos(1), Duration::from_millis(9), years, Duration::MAX] {
-        let error = mgr.lock_with("x", &lease(ttl)).unwrap_err();
+    for ttl in
+        [Duration::ZERO, Duration::from_nanos(1), Duration::from_millis(9), years, Duration::MAX]
+    {
+        let error = mgr.lock_with("x", &with_ttl(ttl)).unwrap_err();
         assert!(matches!(error, LockError::InvalidOptions { .. }), "{ttl:?}: {error:?}");
-        assert!(matches!(mgr.acquire_lock("x", ttl, SECOND), Err(LockError::InvalidOptions { .. })), "{ttl:?}");
+        assert!(
+            matches!(mgr.acquire_lock("x", ttl, SECOND), Err(LockError::InvalidOptions { .. })),
+            "{ttl:?}"
+        );
     }
     let error = mgr.lock_with("x", &LockOptions::new().max_hold(Duration::ZERO)).unwrap_err();
     assert!(matches!(error, LockError::InvalidOptions { .. }), "{error:?}");
     server.await_clients(0..=0);
     for ttl in [Duration::from_millis(10), Duration::from_secs(24 * 60 * 60)] {
-        drop(mgr.lock_with("x", &lease(ttl)).unwrap());
+        drop(mgr.lock_with("x", &with_ttl(ttl)).unwrap());
     }
 }
 
@@ -145,8 +161,10 @@ fn any_text_is_a_name_of_its_own_byte_for_byte() {
     let server = RedisServer::start();
     let mgr = manager(&server);
     let names = strange_names();
-    let guards: Vec<_> =
-        names.iter().map(|name| mgr.try_lock(name).unwrap_or_else(|e| panic!("{name:?}: {e}"))).collect();
+    let guards: Vec<_> = names
+        .iter()
+        .map(|name| mgr.try_lock(name).unwrap_or_else(|e| panic!("{name:?}: {e}")))
+        .collect();
     for guard in &guards {
         let name = guard.name();
         let value: Option<String> = server.query(&["GET", &format!("lock:{name}")]);
@@ -168,11 +186,13 @@ fn a_lock_of_any_name_is_handed_over() {
     let server = RedisServer::start();
     // With an empty prefix the names are the keys.
     for prefix in ["lock:", "", "my {app}: "] {
-        let mgr = RedisMgr::new(patient(server.url()).prefix(prefix)).unwrap();
+        let mgr = RedisMgr::new(config_long_timeouts(server.url()).prefix(prefix)).unwrap();
         for name in ["a b", "\0", "\r\n", "{}", "{x}y", "a}b", "😀"] {
             let guard = mgr.lock(name).unwrap();
             let waiting = in_thread(&mgr, name, |mgr, name| mgr.lock(name).unwrap());
-            eventually("it waits", CEILING, || mgr.holder(name).unwrap().unwrap().waiters() == Some(1));
+            eventually("it waits", CEILING, || {
+                mgr.holder(name).unwrap().unwrap().waiters() == Some(1)
+            });
             guard.release().unwrap().unwrap_released();
             let next = waiting.join().unwrap();
             assert_eq!(mgr.holder(name).unwrap().unwrap().id(), next.id().as_str());
@@ -199,7 +219,10 @@ fn a_name_that_is_empty_or_too_long_is_refused() {
             mgr.force_release(&name).map(drop),
         ];
         for error in errors.map(Result::unwrap_err) {
-            assert!(matches!(error, LockError::InvalidName { .. }) && error.is_invalid(), "{error:?}");
+            assert!(
+                matches!(error, LockError::InvalidName { .. }) && error.is_invalid(),
+                "{error:?}"
+            );
             assert!(error.to_string().contains(says) && error.to_string().len() < 300, "{error}");
         }
     }
@@ -209,35 +232,39 @@ fn a_name_that_is_empty_or_too_long_is_refused() {
 #[test]
 fn two_prefixes_are_two_worlds_and_one_database_is_one() {
     let server = RedisServer::start();
-    let one = RedisMgr::new(patient(server.url()).prefix("one:")).unwrap();
-    let two = RedisMgr::new(patient(server.url()).prefix("two:")).unwrap();
-    let elsewhere = RedisMgr::new(patient(format!("{}/3", server.url())).prefix("one:")).unwrap();
-    let guards = [one.try_lock("x").unwrap(), two.try_lock("x").unwrap(), elsewhere.try_lock("x").unwrap()];
+    let one = RedisMgr::new(config_long_timeouts(server.url()).prefix("one:")).unwrap();
+    let two = RedisMgr::new(config_long_timeouts(server.url()).prefix("two:")).unwrap();
+    let elsewhere =
+        RedisMgr::new(config_long_timeouts(format!("{}/3", server.url())).prefix("one:")).unwrap();
+    let guards =
+        [one.try_lock("x").unwrap(), two.try_lock("x").unwrap(), elsewhere.try_lock("x").unwrap()];
     assert_eq!(server.query::<i64>(&["DBSIZE"]), 4);
     assert!(guards.iter().all(|guard| guard.is_held()));
     let waiting = in_thread(&elsewhere, "x", |mgr, name| mgr.lock(name).unwrap());
-    eventually("it waits", CEILING, || elsewhere.holder("x").unwrap().unwrap().waiters() == Some(1));
+    eventually("it waits", CEILING, || {
+        elsewhere.holder("x").unwrap().unwrap().waiters() == Some(1)
+    });
     drop(guards);
     assert!(waiting.join().unwrap().is_held());
 }
 
 #[test]
 fn the_process_wide_manager_is_made_once() {
-    if !alone("config::the_process_wide_manager_is_made_once", &[]) {
+    if !in_own_process("config::the_process_wide_manager_is_made_once", &[]) {
         return;
     }
     let (server, other) = (RedisServer::start(), RedisServer::start());
     // A failure makes none, and can be mended.
     assert!(RedisMgr::init(Config::new("rediss://x")).unwrap_err().is_invalid());
-    let mgr = RedisMgr::init(patient(server.url())).unwrap();
-    let error = RedisMgr::init(patient(other.url())).unwrap_err();
+    let mgr = RedisMgr::init(config_long_timeouts(server.url())).unwrap();
+    let error = RedisMgr::init(config_long_timeouts(other.url())).unwrap_err();
     assert!(matches!(error, LockError::AlreadyInitialized), "{error:?}");
     assert!(error.to_string().contains("was not changed"), "{error}");
     let same = RedisMgr::instance().unwrap();
     assert!(std::ptr::eq(mgr, same));
     assert_eq!(same.server(), &*label(&server));
     let guard = same.lock("x").unwrap();
-    let waiting = waiter(&server, mgr, "x");
+    let waiting = spawn_queued_waiter(&server, mgr, "x");
     guard.release().unwrap().unwrap_released();
     drop(waiting.join().unwrap().unwrap());
     assert_eq!(server.keys(), [fence_key("x")]);
@@ -250,7 +277,7 @@ fn the_process_wide_manager_comes_from_the_environment() {
     let server = RedisServer::start();
     let env = [("DISTLOCK_URL", server.url()), ("REDIS_URL", "redis://127.0.0.1:1".into())];
     let env = env.each_ref().map(|(name, url)| (*name, url.as_str()));
-    if !alone("config::the_process_wide_manager_comes_from_the_environment", &env) {
+    if !in_own_process("config::the_process_wide_manager_comes_from_the_environment", &env) {
         assert!(server.query::<bool>(&["EXISTS", &fence_key("from the environment")]));
         return;
     }
@@ -262,5 +289,8 @@ fn the_process_wide_manager_comes_from_the_environment() {
     });
     assert!(env::var("DISTLOCK_URL").unwrap().ends_with(mgr.server()));
     drop(mgr.lock("from the environment").unwrap());
-    assert!(matches!(RedisMgr::init(impatient("redis://127.0.0.1:1")), Err(LockError::AlreadyInitialized)));
+    assert!(matches!(
+        RedisMgr::init(config_short_timeout("redis://127.0.0.1:1")),
+        Err(LockError::AlreadyInitialized)
+    ));
 }

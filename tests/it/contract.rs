@@ -1,13 +1,16 @@
-//! The core promises, each as one function over whatever serves locks: one server, three nodes, and three nodes the first
-//! of which, where waiters prefer to line up, is dead.
+//! The core promises, each as one function over whatever serves locks: one server, three nodes, and
+//! three nodes the first of which, where waiters prefer to line up, is dead.
 
 use std::{thread, time::Duration};
 
-use distlock::{FencingToken, LockError, LockGuard, LockLost, RedisMgr, Released};
+use distlock::{LockError, LockGuard, LockLost, RedisMgr, Released};
 use parking_lot::Mutex;
 
 use crate::{
-    kit::{IMPATIENT, SECOND, UnwrapReleased, in_thread, lease, lost, patient, within},
+    helpers::{
+        SECOND, SHORT_TIMEOUT, UnwrapReleased, completes_within, config_long_timeouts, expect_loss,
+        in_thread, with_ttl,
+    },
     support::{CEILING, Nodes, eventually},
 };
 
@@ -32,7 +35,7 @@ impl Service {
 
 impl Subject for Service {
     fn manager(&self) -> RedisMgr {
-        RedisMgr::new(patient(self.0.urls()).quarantine(Duration::ZERO)).unwrap()
+        RedisMgr::new(config_long_timeouts(self.0.urls()).quarantine(Duration::ZERO)).unwrap()
     }
 
     fn forget(&self, name: &str) {
@@ -75,7 +78,8 @@ fn await_waiters(mgr: &RedisMgr, name: &str, count: u64) {
 mod promise {
     use super::*;
 
-    /// Goal: no two believe at once. Method: a counter that is read, and written back later, by threads of two managers.
+    /// Goal: no two believe at once. Method: a counter that is read, and written back later, by
+    /// threads of two managers.
     pub(super) fn one_holder_at_a_time(subject: &dyn Subject) {
         const ROUNDS: u64 = 50;
         let managers = [subject.manager(), subject.manager()];
@@ -100,13 +104,13 @@ mod promise {
 
     pub(super) fn tokens_rise_with_every_grant(subject: &dyn Subject) {
         let (here, there) = (subject.manager(), subject.manager());
-        let tokens = Mutex::new(vec![FencingToken(0)]);
+        let tokens = Mutex::new(vec![0]);
         thread::scope(|threads| {
             for mgr in [&here, &there, &here, &there] {
                 threads.spawn(|| {
                     for _ in 0..50 {
                         let guard = mgr.lock("counter").unwrap();
-                        tokens.lock().push(guard.fencing_token());
+                        tokens.lock().push(guard.fencing_token().as_u64());
                     }
                 });
             }
@@ -149,10 +153,10 @@ mod promise {
 
     pub(super) fn a_lost_lock_stays_lost(subject: &dyn Subject) {
         let (here, there) = (subject.manager(), subject.manager());
-        let guard = here.lock_with("x", &lease(3 * SECOND)).unwrap();
+        let guard = here.lock_with("x", &with_ttl(3 * SECOND)).unwrap();
         subject.forget("x");
         let next = there.lock("x").unwrap();
-        let why = lost(&guard);
+        let why = expect_loss(&guard);
         assert!(matches!(why, LockLost::Taken { .. } | LockLost::Gone), "{why:?}");
         assert!(next.fencing_token() > guard.fencing_token());
         let outcome = guard.release().unwrap();
@@ -165,7 +169,8 @@ mod promise {
         let (here, there) = (subject.manager(), subject.manager());
         let guard: LockGuard = here.lock("x").unwrap();
         // A wait would last for the lease, which is much longer.
-        let refused = within(20 * IMPATIENT, "trying", || there.try_lock("x").unwrap_err());
+        let refused =
+            completes_within(20 * SHORT_TIMEOUT, "trying", || there.try_lock("x").unwrap_err());
         assert!(matches!(refused, LockError::Held { .. }), "{refused:?}");
         assert!(refused.is_contended() && !refused.is_timeout());
         assert_eq!(waiters(&here, "x"), 0);

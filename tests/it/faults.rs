@@ -1,37 +1,24 @@
 //! The catalogue of faults in docs/faults.md: those that no other test injects on its way.
 
-mod failover;
-mod hostile;
-mod lifecycle;
-mod logger;
-mod nested;
 mod network;
-mod outcome;
-mod own_threads;
 mod process;
-mod renewer;
-mod resolver;
-mod resources;
 mod server;
-mod signals;
-mod state;
-mod streams;
 
 use distlock::LockGuard;
 
 use crate::support::{CEILING, Monitor, RedisServer, eventually};
 
-const LOCK: &str = "lock:x";
+pub(crate) const LOCK: &str = "lock:x";
 
 /// How often the server has renewed a lock while it was recorded.
-fn renewals(commands: &Monitor, key: &str) -> usize {
+pub(crate) fn renewals(commands: &Monitor, key: &str) -> usize {
     let renewed = format!("lua] \"PEXPIRE\" \"{key}\"");
     commands.lines().iter().filter(|line| line.contains(&renewed)).count()
 }
 
 /// Waits for renewals that the server carries out from now on; the lock is held all the while.
 #[track_caller]
-fn is_renewed(server: &RedisServer, guard: &LockGuard, times: usize) {
+pub(crate) fn is_renewed(server: &RedisServer, guard: &LockGuard, times: usize) {
     let commands = server.monitor();
     let key = format!("lock:{}", guard.name());
     eventually("it is renewed", CEILING, || {

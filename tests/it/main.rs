@@ -1,8 +1,8 @@
 //! The library on real servers, told as the life of a lock.
 
+mod helpers;
 #[path = "../history/mod.rs"]
 mod history;
-mod kit;
 mod worker;
 
 use distlock_test_support as support;
@@ -10,27 +10,19 @@ use distlock_test_support as support;
 mod contract;
 
 mod acquire;
+mod contention;
+mod hold;
+mod lose;
+mod quorum;
+mod release;
+mod shutdown;
+mod wait;
+
 mod audit;
 mod bounds;
 mod config;
-mod corpus;
-mod errors;
-mod events;
-mod exporters;
 mod faults;
-mod hearing;
-mod hold;
-mod inspect;
-mod limits;
-mod lost;
-mod metrics;
-mod processes;
-mod promises;
+mod observe;
 mod proxy;
-mod redlock;
-mod reentrant;
-mod release;
-mod rights;
-mod shutdown;
+mod security;
 mod tidy;
-mod wait;

@@ -33,7 +33,10 @@ impl Client {
     fn hears_nothing(&mut self) {
         self.0.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
         let error = self.0.read(&mut [0; 64]).expect_err("something, or the end, came");
-        assert!(matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut), "{error}");
+        assert!(
+            matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut),
+            "{error}"
+        );
     }
 
     #[track_caller]

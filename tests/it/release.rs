@@ -6,9 +6,10 @@ use distlock::{HandleEvent, LockError, LockGuard, LostEvent, RedisMgr, Released,
 use parking_lot::Mutex;
 
 use crate::{
-    kit::{
-        BOUNDED, SECOND, UnwrapReleased, await_gone, await_queued, fence_key, get, impatient, in_thread, is_renewal,
-        lease, manager, patient, proxied, queued, waiter, within,
+    helpers::{
+        CALL_LIMIT, SECOND, UnwrapReleased, await_gone, await_queued, completes_within,
+        config_long_timeouts, config_short_timeout, fence_key, get, in_thread, is_renewal, manager,
+        queued, server_behind_proxy, spawn_queued_waiter, with_ttl,
     },
     support::{CEILING, Fault, Monitor, Nodes, RedisServer, contains, eventually},
 };
@@ -28,7 +29,9 @@ fn a_release_says_how_it_went() {
 
     let guard = mgr.lock("x").unwrap();
     server.cli(&["SET", LOCK, "a stranger", "PX", "60000"]);
-    let Released::OwnedByOther(holder) = guard.release().unwrap() else { panic!("it is another's") };
+    let Released::OwnedByOther(holder) = guard.release().unwrap() else {
+        panic!("it is another's")
+    };
     assert_eq!(holder.id(), "a stranger");
     assert_eq!(get(&server, LOCK).as_deref(), Some("a stranger"));
 }
@@ -45,8 +48,14 @@ fn a_drop_releases() {
 
 #[test]
 fn a_release_whose_reply_is_lost_is_a_release() {
-    for fault in [Fault::DropReply, Fault::ResetAfterRequest, Fault::CloseAfterRequest, Fault::ResetBeforeRequest] {
-        let (server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(8 * SECOND));
+    for fault in [
+        Fault::DropReply,
+        Fault::ResetAfterRequest,
+        Fault::CloseAfterRequest,
+        Fault::ResetBeforeRequest,
+    ] {
+        let (server, proxy, mgr) =
+            server_behind_proxy(|url| config_long_timeouts(url).operation_timeout(8 * SECOND));
         let guard = mgr.lock("x").unwrap();
         let lost = proxy.on_request(contains(LOCK), fault.clone());
         assert_eq!(guard.release().unwrap(), Released::Released, "{fault:?}");
@@ -58,9 +67,10 @@ fn a_release_whose_reply_is_lost_is_a_release() {
 /// The first request hands the lock to the waiter; asking again must not take it away from there.
 #[test]
 fn a_handover_whose_reply_is_lost_happens_once() {
-    let (server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(8 * SECOND));
+    let (server, proxy, mgr) =
+        server_behind_proxy(|url| config_long_timeouts(url).operation_timeout(8 * SECOND));
     let guard = mgr.lock("x").unwrap();
-    let waiting = waiter(&server, &manager(&server), "x");
+    let waiting = spawn_queued_waiter(&server, &manager(&server), "x");
     let lost = proxy.on_request(contains(LOCK), Fault::DropReply);
     let outcome = guard.release().unwrap();
     lost.wait_fired();
@@ -74,10 +84,10 @@ fn a_handover_whose_reply_is_lost_happens_once() {
 #[test]
 fn a_release_at_a_stopped_server_fails_in_time_and_is_made_up_for() {
     let server = RedisServer::start();
-    let mgr = RedisMgr::new(impatient(server.url()).ttl(600 * SECOND)).unwrap();
+    let mgr = RedisMgr::new(config_short_timeout(server.url()).ttl(600 * SECOND)).unwrap();
     let guard = mgr.lock("x").unwrap();
     server.stop();
-    let error = within(BOUNDED, "release", || guard.release().unwrap_err());
+    let error = completes_within(CALL_LIMIT, "release", || guard.release().unwrap_err());
     assert!(error.is_unavailable(), "{error}");
     assert!(error.to_string().starts_with("could not release lock \"x\" at 127.0.0.1:"), "{error}");
     server.cont();
@@ -87,10 +97,10 @@ fn a_release_at_a_stopped_server_fails_in_time_and_is_made_up_for() {
 #[test]
 fn a_drop_at_a_stopped_server_is_bounded_and_made_up_for() {
     let server = RedisServer::start();
-    let mgr = RedisMgr::new(impatient(server.url()).ttl(600 * SECOND)).unwrap();
+    let mgr = RedisMgr::new(config_short_timeout(server.url()).ttl(600 * SECOND)).unwrap();
     let guards = [mgr.lock("x").unwrap(), mgr.lock("y").unwrap()];
     server.stop();
-    within(2 * BOUNDED, "drop", || drop(guards));
+    completes_within(2 * CALL_LIMIT, "drop", || drop(guards));
     server.cont();
     await_gone(&server, LOCK);
     await_gone(&server, "lock:y");
@@ -98,7 +108,7 @@ fn a_drop_at_a_stopped_server_is_bounded_and_made_up_for() {
 
 #[test]
 fn a_release_that_arrives_late_leaves_the_next_holder_alone() {
-    let (server, proxy, mgr) = proxied(impatient);
+    let (server, proxy, mgr) = server_behind_proxy(config_short_timeout);
     let guard = mgr.lock("x").unwrap();
     let late = proxy.on_request(contains(LOCK), Fault::HoldRequest).forever();
     assert!(guard.release().unwrap_err().is_unavailable());
@@ -117,11 +127,12 @@ fn a_release_that_arrives_late_leaves_the_next_holder_alone() {
 fn a_release_without_the_right_to_publish_still_frees_the_lock() {
     let server = RedisServer::start();
     server.cli(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-publish"]);
-    let mgr = RedisMgr::new(patient(format!("redis://app:pw@{}", server.addr()))).unwrap();
+    let mgr =
+        RedisMgr::new(config_long_timeouts(format!("redis://app:pw@{}", server.addr()))).unwrap();
     let guard = mgr.lock("x").unwrap();
-    let waiting = waiter(&server, &manager(&server), "x");
+    let waiting = spawn_queued_waiter(&server, &manager(&server), "x");
     guard.release().unwrap().unwrap_released();
-    let next = within(BOUNDED, "the wait", || waiting.join().unwrap().unwrap());
+    let next = completes_within(CALL_LIMIT, "the wait", || waiting.join().unwrap().unwrap());
     assert_eq!(get(&server, LOCK).as_deref(), Some(next.id().as_str()));
 }
 
@@ -129,7 +140,8 @@ fn a_release_without_the_right_to_publish_still_frees_the_lock() {
 fn a_guard_can_be_released_on_another_thread() {
     let server = RedisServer::start();
     let mgr = manager(&server);
-    for finish in [|guard| LockGuard::release(guard).unwrap().unwrap_released(), drop::<LockGuard>] {
+    for finish in [|guard| LockGuard::release(guard).unwrap().unwrap_released(), drop::<LockGuard>]
+    {
         let guard = mgr.lock("x").unwrap();
         thread::spawn(move || finish(guard)).join().unwrap();
         assert_eq!(get(&server, LOCK), None);
@@ -140,7 +152,7 @@ fn a_guard_can_be_released_on_another_thread() {
 fn a_guard_outlives_its_manager() {
     let server = RedisServer::start();
     let mgr = manager(&server);
-    let guard = mgr.lock_with("x", &lease(3 * SECOND)).unwrap();
+    let guard = mgr.lock_with("x", &with_ttl(3 * SECOND)).unwrap();
     drop(mgr);
     let commands = server.monitor();
     commands.wait_for("lua] \"PEXPIRE\" \"lock:x\"");
@@ -173,16 +185,19 @@ fn a_guard_that_outlives_a_shutdown_does_no_harm() {
     let (released, dropped) = (mgr.lock("x").unwrap(), mgr.lock("y").unwrap());
     mgr.shutdown();
     let other = manager(&server).lock("x").unwrap();
-    let outcome = within(BOUNDED, "release", || released.release());
-    assert!(matches!(outcome, Ok(Released::OwnedByOther(_)) | Err(LockError::Shutdown)), "{outcome:?}");
-    within(BOUNDED, "drop", || drop(dropped));
+    let outcome = completes_within(CALL_LIMIT, "release", || released.release());
+    assert!(
+        matches!(outcome, Ok(Released::OwnedByOther(_)) | Err(LockError::Shutdown)),
+        "{outcome:?}"
+    );
+    completes_within(CALL_LIMIT, "drop", || drop(dropped));
     assert_eq!(get(&server, LOCK).as_deref(), Some(other.id().as_str()));
 }
 
 #[test]
 fn a_renewal_under_way_changes_nothing_after_a_release() {
-    let (server, proxy, mgr) = proxied(patient);
-    let guard = mgr.lock_with("x", &lease(3 * SECOND)).unwrap();
+    let (server, proxy, mgr) = server_behind_proxy(config_long_timeouts);
+    let guard = mgr.lock_with("x", &with_ttl(3 * SECOND)).unwrap();
     let under_way = proxy.on_request(is_renewal(LOCK), Fault::HoldRequest);
     under_way.wait_fired();
     let lost = guard.lost().clone();
@@ -196,14 +211,16 @@ fn a_renewal_under_way_changes_nothing_after_a_release() {
     assert_eq!(get(&server, LOCK).as_deref(), Some(next.id().as_str()));
 }
 
-/// For a while in which other locks are renewed, the server hears nothing of those that were released.
+/// For a while in which other locks are renewed, the server hears nothing of those that were
+/// released.
 #[test]
 fn nothing_is_renewed_after_a_release() {
     let server = RedisServer::start();
     let mgr = manager(&server);
-    let watched = mgr.lock_with("y", &lease(3 * SECOND)).unwrap();
+    let watched = mgr.lock_with("y", &with_ttl(3 * SECOND)).unwrap();
     server.monitor().wait_for("lua] \"PEXPIRE\" \"lock:y\"");
-    let released: Vec<_> = (0..50).map(|n| mgr.lock_with(&format!("x{n}"), &lease(3 * SECOND)).unwrap()).collect();
+    let released: Vec<_> =
+        (0..50).map(|n| mgr.lock_with(&format!("x{n}"), &with_ttl(3 * SECOND)).unwrap()).collect();
     for guard in released {
         guard.release().unwrap().unwrap_released();
     }
@@ -244,7 +261,8 @@ fn release_lock_knows_identifiers_of_other_managers() {
     let server = RedisServer::start();
     let (mgr, other) = (manager(&server), manager(&server));
     let id = mgr.acquire_lock("x", 30 * SECOND, SECOND).unwrap().unwrap();
-    let waiting = in_thread(&mgr, "x", |mgr, name| mgr.acquire_lock(name, 30 * SECOND, Duration::MAX));
+    let waiting =
+        in_thread(&mgr, "x", |mgr, name| mgr.acquire_lock(name, 30 * SECOND, Duration::MAX));
     await_queued(&server, "x", 1);
     assert!(other.release_lock("x", &id).unwrap());
     let next = waiting.join().unwrap().unwrap().expect("it was released");
@@ -270,13 +288,15 @@ impl HandleEvent for Ends {
 fn of_two_who_release_one_identifier_at_once_the_first_does_it() {
     let told = Arc::new(Ends::default());
     let handler = told.clone();
-    let (server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(8 * SECOND).events(handler));
+    let (server, proxy, mgr) = server_behind_proxy(|url| {
+        config_long_timeouts(url).operation_timeout(8 * SECOND).event_handler(handler)
+    });
     let id = mgr.acquire_lock("x", 30 * SECOND, SECOND).unwrap().unwrap();
     let release = proxy.on_request(contains(LOCK), Fault::HoldRequest);
     let own = id.clone();
     let first = in_thread(&mgr, "x", move |mgr, name| mgr.release_lock(name, &own));
     release.wait_fired();
-    assert!(!within(BOUNDED, "the second", || mgr.release_lock("x", &id)).unwrap());
+    assert!(!completes_within(CALL_LIMIT, "the second", || mgr.release_lock("x", &id)).unwrap());
     assert_eq!(get(&server, LOCK).as_deref(), Some(id.as_str()));
     release.let_go();
     assert!(first.join().unwrap().unwrap());
@@ -288,9 +308,11 @@ fn of_two_who_release_one_identifier_at_once_the_first_does_it() {
 
 #[test]
 fn who_could_not_release_an_identifier_can_try_again() {
-    let (server, proxy, mgr) = proxied(|url| patient(url).operation_timeout(SECOND));
+    let (server, proxy, mgr) =
+        server_behind_proxy(|url| config_long_timeouts(url).operation_timeout(SECOND));
     let id = mgr.acquire_lock("x", 30 * SECOND, SECOND).unwrap().unwrap();
-    let release = proxy.on_request(contains(LOCK), Fault::ReplaceReply(b"-ERR not now\r\n".to_vec()));
+    let release =
+        proxy.on_request(contains(LOCK), Fault::ReplaceReply(b"-ERR not now\r\n".to_vec()));
     assert!(mgr.release_lock("x", &id).is_err());
     assert_eq!(release.fired(), 1);
     // What is taken back in the background may come first.
@@ -306,10 +328,12 @@ fn an_operator_can_take_a_lock_away() {
     let (mgr, operator) = (manager(&server), manager(&server));
     assert!(!operator.force_release("x").unwrap());
     let guard = mgr.lock("x").unwrap();
-    let waiting = waiter(&server, &mgr, "x");
+    let waiting = spawn_queued_waiter(&server, &mgr, "x");
     assert!(operator.force_release("x").unwrap());
     let next = waiting.join().unwrap().unwrap();
-    let Released::OwnedByOther(holder) = guard.release().unwrap() else { panic!("it was handed on") };
+    let Released::OwnedByOther(holder) = guard.release().unwrap() else {
+        panic!("it was handed on")
+    };
     assert_eq!(holder.id(), next.id().as_str());
     assert!(next.is_held());
 }
@@ -323,8 +347,13 @@ fn strange_take(server: &RedisServer, id: &[u8]) {
 /// Identifiers that are no text, or that are told in part.
 fn strange_ids() -> Vec<Vec<u8>> {
     let random = b"\x00\xff \x80\r\n\xc3".to_vec();
-    let texts =
-        ["".to_owned(), " a\n b ".to_owned(), "é".repeat(300), format!("x{}", "é".repeat(300)), "i".repeat(1 << 20)];
+    let texts = [
+        "".to_owned(),
+        " a\n b ".to_owned(),
+        "é".repeat(300),
+        format!("x{}", "é".repeat(300)),
+        "i".repeat(1 << 20),
+    ];
     texts
         .into_iter()
         .map(String::into_bytes)
@@ -351,7 +380,10 @@ fn an_operator_can_take_a_lock_away_whatever_its_holder_calls_itself() {
         }
         assert!(!server.query::<bool>(&["EXISTS", LOCK]), "{what}");
         strange_take(&server, b"\xff\xfe another");
-        assert!(matches!(mgr.force_release_if("x", &told), Ok(Released::OwnedByOther(_))), "{what}");
+        assert!(
+            matches!(mgr.force_release_if("x", &told), Ok(Released::OwnedByOther(_))),
+            "{what}"
+        );
         assert!(server.query::<bool>(&["EXISTS", LOCK]), "{what}");
     }
 }
@@ -359,9 +391,10 @@ fn an_operator_can_take_a_lock_away_whatever_its_holder_calls_itself() {
 #[test]
 fn an_operator_can_take_a_lock_away_on_all_nodes_whatever_its_holder_calls_itself() {
     let nodes = Nodes::start(3);
-    let mgr = RedisMgr::new(patient(nodes.urls()).quarantine(Duration::ZERO)).unwrap();
+    let mgr = RedisMgr::new(config_long_timeouts(nodes.urls()).quarantine(Duration::ZERO)).unwrap();
     let take = |id: &[u8]| (0..3).for_each(|node| strange_take(nodes.server(node), id));
-    let kept = || (0..3).filter(|node| nodes.server(*node).query::<bool>(&["EXISTS", LOCK])).count();
+    let kept =
+        || (0..3).filter(|node| nodes.server(*node).query::<bool>(&["EXISTS", LOCK])).count();
     for id in strange_ids() {
         take(&id);
         assert!(mgr.force_release("x").unwrap());
@@ -373,10 +406,11 @@ fn an_operator_can_take_a_lock_away_on_all_nodes_whatever_its_holder_calls_itsel
     }
 }
 
-/// The lock changes hands after somebody has looked who holds it; both call themselves by bytes that look alike as text.
+/// The lock changes hands after somebody has looked who holds it; both call themselves by bytes
+/// that look alike as text.
 #[test]
 fn who_comes_after_a_holder_that_is_no_text_keeps_the_lock() {
-    let (server, proxy, mgr) = proxied(patient);
+    let (server, proxy, mgr) = server_behind_proxy(config_long_timeouts);
     assert_eq!(mgr.holder("warm").unwrap(), None);
     strange_take(&server, &[0xff; 20]);
     // The first request asks who it is.

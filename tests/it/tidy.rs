@@ -1,5 +1,7 @@
 //! Guards the house: which floor knows which, what stays pure, and that papers and code agree.
 
+mod promises;
+
 mod faults;
 
 use std::{
@@ -8,7 +10,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The rooms of `src`, from the front door down. A room knows only rooms on lower floors, and never its neighbours.
+/// The rooms of `src`, from the front door down. A room knows only rooms on lower floors, and never
+/// its neighbours.
 const FLOORS: [&[&str]; 20] = [
     &["fuzz"],
     &["lib"],
@@ -78,7 +81,10 @@ fn files(folder: &str, endings: &[&str]) -> Vec<String> {
             let path = entry.expect("a folder that can be read").path();
             if path.is_dir() {
                 folders.push(path);
-            } else if path.extension().is_some_and(|ending| endings.iter().any(|wanted| ending == *wanted)) {
+            } else if path
+                .extension()
+                .is_some_and(|ending| endings.iter().any(|wanted| ending == *wanted))
+            {
                 let path = path.strip_prefix(home()).expect("it is below");
                 found.push(path.to_str().expect("plain letters").to_owned());
             }
@@ -92,7 +98,8 @@ fn files(folder: &str, endings: &[&str]) -> Vec<String> {
 fn code(path: &str) -> String {
     let text = text(path);
     let end = text.find("#[cfg(test)]\nmod tests").unwrap_or(text.len());
-    let lines = text[..end].lines().map(|line| line.split_once("// ").map_or(line, |(code, _)| code));
+    let lines =
+        text[..end].lines().map(|line| line.split_once("// ").map_or(line, |(code, _)| code));
     lines.filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
 }
 
@@ -131,7 +138,10 @@ fn floor(room: &str) -> Option<usize> {
 #[test]
 fn names_of_rooms_are_found_in_every_form() {
     let code = "use crate::{\n clock::{self, Moment},\n error::{Action, LockError},\n lease\n};\nuse crate::text::Span;\nlet x = crate::key::MAX;";
-    assert_eq!(known(code).into_iter().collect::<Vec<_>>(), ["clock", "error", "key", "lease", "text"]);
+    assert_eq!(
+        known(code).into_iter().collect::<Vec<_>>(),
+        ["clock", "error", "key", "lease", "text"]
+    );
 }
 
 #[test]
@@ -178,7 +188,8 @@ fn what_decides_touches_no_thread_no_socket_and_no_clock() {
 #[test]
 fn whatever_decides_is_searched_for_changes_that_no_test_notices() {
     let list = text(".cargo/mutants.toml");
-    let listed: BTreeSet<_> = list.split('"').filter_map(|part| part.strip_prefix("src/")).collect();
+    let listed: BTreeSet<_> =
+        list.split('"').filter_map(|part| part.strip_prefix("src/")).collect();
     assert_eq!(listed, THINKERS.into());
 }
 
@@ -188,9 +199,20 @@ fn clocks_are_read_in_one_place() {
     let all = [library(), files("cli/src", &["rs"])].concat();
     for path in all.iter().filter(|path| !path.ends_with("/clock.rs")) {
         let code = code(path);
-        let readings =
-            ["Instant::now", "SystemTime::now", "clock_gettime", ".elapsed()", "thread::sleep", "thread::park"];
-        wrong.extend(readings.iter().filter(|word| code.contains(**word)).map(|word| format!("{path}: {word}")));
+        let readings = [
+            "Instant::now",
+            "SystemTime::now",
+            "clock_gettime",
+            ".elapsed()",
+            "thread::sleep",
+            "thread::park",
+        ];
+        wrong.extend(
+            readings
+                .iter()
+                .filter(|word| code.contains(**word))
+                .map(|word| format!("{path}: {word}")),
+        );
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
@@ -202,7 +224,12 @@ fn threads_are_made_in_one_place() {
     for path in library().iter().filter(|path| !exempt(path)) {
         let code = code(path);
         let makings = ["thread::spawn", "thread::Builder", "thread::scope"];
-        wrong.extend(makings.iter().filter(|word| code.contains(**word)).map(|word| format!("{path}: {word}")));
+        wrong.extend(
+            makings
+                .iter()
+                .filter(|word| code.contains(**word))
+                .map(|word| format!("{path}: {word}")),
+        );
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
@@ -217,12 +244,16 @@ fn no_unsafe_code_is_let_in() {
 #[test]
 fn nothing_is_left_for_later() {
     // Put together here, so that this file does not find itself.
-    let marks = [["TO", "DO"], ["FIX", "ME"], ["XX", "X:"], ["db", "g!("], ["todo", "!("]].map(|parts| parts.concat());
+    let marks = [["TO", "DO"], ["FIX", "ME"], ["XX", "X:"], ["db", "g!("], ["todo", "!("]]
+        .map(|parts| parts.concat());
     let mut wrong = Vec::new();
     for folder in ["src", "cli", "tests", "benches", "examples", "docs"] {
         for path in files(folder, &["rs", "lua", "md", "sh"]) {
             let text = text(&path);
-            let lines = text.lines().zip(1..).filter(|(line, _)| marks.iter().any(|mark| line.contains(mark)));
+            let lines = text
+                .lines()
+                .zip(1..)
+                .filter(|(line, _)| marks.iter().any(|mark| line.contains(mark)));
             wrong.extend(lines.map(|(line, number)| format!("{path}:{number}: {line}")));
         }
     }
@@ -235,8 +266,11 @@ fn every_script_says_what_it_takes_and_what_it_answers() {
     assert!(!scripts.is_empty());
     for path in scripts {
         let text = text(&path);
-        let says =
-            |what: &str| text.lines().take_while(|line| line.starts_with("--")).any(|line| line.starts_with(what));
+        let says = |what: &str| {
+            text.lines()
+                .take_while(|line| line.starts_with("--"))
+                .any(|line| line.starts_with(what))
+        };
         assert!(text.starts_with("-- "), "{path} has no header");
         assert!(says("-- KEYS "), "{path} does not say what its KEYS are");
         // What other scripts begin with has neither arguments nor an answer of its own.
@@ -259,7 +293,8 @@ fn every_script_is_part_of_the_library() {
 #[test]
 fn the_changelog_has_this_version() {
     let version = env!("CARGO_PKG_VERSION");
-    let has = text("CHANGELOG.md").lines().any(|line| line.starts_with("## ") && line.contains(version));
+    let has =
+        text("CHANGELOG.md").lines().any(|line| line.starts_with("## ") && line.contains(version));
     assert!(has, "no heading for {version} in CHANGELOG.md");
 }
 
@@ -272,6 +307,9 @@ fn the_readme_names_this_version() {
         // "0.1" stands for all of 0.1, as Cargo reads it.
         let version = line.split('"').nth(1).expect("a version in quotes");
         let ours = env!("CARGO_PKG_VERSION");
-        assert!(ours == version || ours.starts_with(&format!("{version}.")), "{line:?} is not about {ours}");
+        assert!(
+            ours == version || ours.starts_with(&format!("{version}.")),
+            "{line:?} is not about {ours}"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! What the child processes do. Each role is one function; the parent leads it by lines and hears of it in lines.
+//! What the child processes do. Each role is one function; the parent leads it by lines and hears
+//! of it in lines.
 
 mod leaver;
 mod rounds;
@@ -9,7 +10,7 @@ use distlock::{Config, LockError, LockGuard, RedisMgr, Released, generate_lock_i
 use parking_lot::Mutex;
 
 use crate::{
-    processes::history::boottime,
+    contention::history::boottime,
     support::{CEILING, WorkerSide},
 };
 
@@ -53,14 +54,16 @@ fn manager(side: &WorkerSide) -> RedisMgr {
 }
 
 fn milliseconds(side: &WorkerSide, key: &str) -> Option<Duration> {
-    side.try_arg(key).map(|number| Duration::from_millis(number.parse().expect("a number of milliseconds")))
+    side.try_arg(key)
+        .map(|number| Duration::from_millis(number.parse().expect("a number of milliseconds")))
 }
 
 fn number(side: &WorkerSide, key: &str) -> u64 {
     side.arg(key).parse().unwrap_or_else(|_| panic!("{key} is not a number"))
 }
 
-/// Does one thing with one lock for each line that it hears, and keeps its guards until it is told otherwise.
+/// Does one thing with one lock for each line that it hears, and keeps its guards until it is told
+/// otherwise.
 fn hand(side: &Arc<WorkerSide>) {
     let hand = Arc::new(Hand { side: side.clone(), mgr: manager(side), guards: Mutex::default() });
     hand.side.say("ready");
@@ -91,7 +94,8 @@ fn hand(side: &Arc<WorkerSide>) {
                 side.say(format!("quiet {name} {quiet}"));
             }
             "write" => {
-                let accepted = fenced_write(side, name, hand.guards.lock()[name].fencing_token().0);
+                let accepted =
+                    fenced_write(side, name, hand.guards.lock()[name].fencing_token().as_u64());
                 side.say(format!("write {name} {accepted}"));
             }
             "release" => {
@@ -132,7 +136,12 @@ impl Hand {
     fn lock(&self, name: &str) {
         match self.mgr.lock(name) {
             Ok(guard) => {
-                let line = format!("locked {name} {} {} {}", guard.fencing_token(), boottime(), guard.id());
+                let line = format!(
+                    "locked {name} {} {} {}",
+                    guard.fencing_token(),
+                    boottime(),
+                    guard.id()
+                );
                 self.guards.lock().insert(name.to_owned(), guard);
                 self.side.say(line);
             }
@@ -155,7 +164,12 @@ fn fenced_write(side: &WorkerSide, name: &str, token: u64) -> bool {
          redis.call('SET', KEYS[1], ARGV[1], 'EX', 3600)
          return 1",
     );
-    write.key(format!("resource:{name}")).arg(token).invoke::<i64>(&mut connection).expect("no answer") == 1
+    write
+        .key(format!("resource:{name}"))
+        .arg(token)
+        .invoke::<i64>(&mut connection)
+        .expect("no answer")
+        == 1
 }
 
 /// A process with a manager, a guard and all their threads, that forks.
@@ -163,21 +177,32 @@ fn forker(side: &WorkerSide) {
     let mgr = manager(side);
     let guard = mgr.lock("forked").expect("no lock");
     assert!(guard.is_held());
-    // SAFETY: the child uses nothing that another thread may have locked, and that is what is tested.
+    // SAFETY: the child uses nothing that another thread may have locked, and that is what is
+    // tested.
     match rustix::process::Pid::from_raw(unsafe { fork() }) {
         None => {
             // Only this thread exists here. What it says is read by the parent's parent.
             side.say(format!("child held {}", guard.is_held()));
-            side.say(format!("child ensure {}", matches!(guard.ensure_held(), Err(LockError::Forked))));
+            side.say(format!(
+                "child ensure {}",
+                matches!(guard.ensure_held(), Err(LockError::Forked))
+            ));
             let told = guard.lost().try_recv();
-            side.say(format!("child lost {}", told == Err(crossbeam_channel::TryRecvError::Disconnected)));
-            side.say(format!("child lock {}", matches!(mgr.try_lock("other"), Err(LockError::Forked))));
+            side.say(format!(
+                "child lost {}",
+                told == Err(crossbeam_channel::TryRecvError::Disconnected)
+            ));
+            side.say(format!(
+                "child lock {}",
+                matches!(mgr.try_lock("other"), Err(LockError::Forked))
+            ));
             side.say(format!("child ping {}", matches!(mgr.ping(), Err(LockError::Forked))));
             drop(guard);
             mgr.shutdown();
             drop(mgr);
             side.say("child dropped all");
-            // SAFETY: it only ends the process, without running what the parent has left to run at its own end.
+            // SAFETY: it only ends the process, without running what the parent has left to run at
+            // its own end.
             unsafe { _exit(0) }
         }
         Some(child) => {
@@ -197,24 +222,38 @@ fn say_how_it_ended(side: &WorkerSide, child: rustix::process::Pid) {
     side.say(format!("child ended {:?}", status.exit_status()));
 }
 
-/// A process with a lock, that forks while one of its threads makes the process-wide manager of nodes that do not answer.
+/// A process with a lock, that forks while one of its threads makes the process-wide manager of
+/// nodes that do not answer.
 fn making_forker(side: &WorkerSide) {
     let mgr = manager(side);
     let guard = mgr.lock("parent").expect("no lock");
-    let silent = Config::nodes([side.arg("silent"), side.arg("silent_too")]).operation_timeout(CEILING);
+    let silent =
+        Config::nodes([side.arg("silent"), side.arg("silent_too")]).operation_timeout(CEILING);
     drop(thread::spawn(move || RedisMgr::init(silent).map(drop)));
     assert_eq!(side.hear().as_deref(), Some("fork"));
-    // SAFETY: the child uses nothing that another thread may have locked, and that is what is tested.
+    // SAFETY: the child uses nothing that another thread may have locked, and that is what is
+    // tested.
     match rustix::process::Pid::from_raw(unsafe { fork() }) {
         None => {
             // Should it hang, it ends with its parent.
-            rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).expect("a signal");
+            rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
+                .expect("a signal");
             let config = || Config::new(side.arg("url"));
-            side.say(format!("child init {}", matches!(RedisMgr::init(config()), Err(LockError::Forked))));
-            side.say(format!("child instance {}", matches!(RedisMgr::instance(), Err(LockError::Forked))));
-            side.say(format!("child new {}", matches!(RedisMgr::new(config()), Err(LockError::Forked))));
+            side.say(format!(
+                "child init {}",
+                matches!(RedisMgr::init(config()), Err(LockError::Forked))
+            ));
+            side.say(format!(
+                "child instance {}",
+                matches!(RedisMgr::instance(), Err(LockError::Forked))
+            ));
+            side.say(format!(
+                "child new {}",
+                matches!(RedisMgr::new(config()), Err(LockError::Forked))
+            ));
             side.say(format!("child id {}", generate_lock_id().pid() == std::process::id()));
-            // SAFETY: it only ends the process, without running what the parent has left to run at its own end.
+            // SAFETY: it only ends the process, without running what the parent has left to run at
+            // its own end.
             unsafe { _exit(0) }
         }
         Some(child) => {
@@ -226,10 +265,12 @@ fn making_forker(side: &WorkerSide) {
 
 /// A process that forks before it has a manager; then both have one.
 fn early_forker(side: &WorkerSide) {
-    // SAFETY: there is no other thread that could have locked anything but the test harness's, which waits.
+    // SAFETY: there is no other thread that could have locked anything but the test harness's,
+    // which waits.
     let child = rustix::process::Pid::from_raw(unsafe { fork() });
     if child.is_none() {
-        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).expect("a signal");
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
+            .expect("a signal");
     }
     let who = if child.is_some() { "parent" } else { "child" };
     let mgr = RedisMgr::init(Config::new(side.arg("url"))).expect("no manager");
@@ -237,7 +278,8 @@ fn early_forker(side: &WorkerSide) {
     let held = guard.is_held() && guard.id().pid() == std::process::id();
     side.say(format!("{who} held {held}, {:?}", guard.release()));
     match child {
-        // SAFETY: it only ends the process, without running what the parent has left to run at its own end.
+        // SAFETY: it only ends the process, without running what the parent has left to run at its
+        // own end.
         None => unsafe { _exit(0) },
         Some(child) => say_how_it_ended(side, child),
     }

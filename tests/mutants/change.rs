@@ -1,4 +1,5 @@
-//! A change to the code that breaks a promise on purpose, and the test that has to notice: one file below `changes`.
+//! A change to the code that breaks a promise on purpose, and the test that has to notice: one file
+//! below `changes`.
 
 use std::{fs, path::Path};
 
@@ -41,14 +42,16 @@ impl Change {
     /// All of them, in order.
     pub(crate) fn all(home: &Path) -> Result<Vec<Change>, String> {
         let folder = home.join("tests/mutants/changes");
-        let entries = fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        let entries =
+            fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         let mut files: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
         files.sort();
         files.iter().map(|file| Change::read(file)).collect()
     }
 
     fn read(file: &Path) -> Result<Change, String> {
-        let text = fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
+        let text =
+            fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
         let name = file.file_stem().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
         Change::parse(&name, &text).map_err(|wrong| format!("{}: {wrong}", file.display()))
     }
@@ -62,13 +65,16 @@ impl Change {
         };
         let (promise, known_as) = (header("promise")?, header("known as")?);
         let (says, test) = (header("change")?, header("test")?);
-        let (target, path) = test.split_once(' ').ok_or("expected `test: target path::of::the::test`")?;
+        let (target, path) =
+            test.split_once(' ').ok_or("expected `test: target path::of::the::test`")?;
         let test = Test { target: target.to_owned(), path: path.to_owned() };
-        let fails_with =
-            lines.next_if(|line| line.starts_with(FAILS_WITH)).map(|line| line[FAILS_WITH.len()..].to_owned());
+        let fails_with = lines
+            .next_if(|line| line.starts_with(FAILS_WITH))
+            .map(|line| line[FAILS_WITH.len()..].to_owned());
         let mut edits = Vec::new();
         while let Some(line) = lines.next() {
-            let file = line.strip_prefix("file: ").ok_or(format!("expected `file: …`, found `{line}`"))?;
+            let file =
+                line.strip_prefix("file: ").ok_or(format!("expected `file: …`, found `{line}`"))?;
             let mut part = |end: &str| {
                 let mut part = Vec::new();
                 loop {
@@ -86,11 +92,20 @@ impl Change {
         }
         match edits.is_empty() {
             true => Err("it changes nothing".into()),
-            false => Ok(Change { name: name.to_owned(), promise, known_as, says, test, fails_with, edits }),
+            false => Ok(Change {
+                name: name.to_owned(),
+                promise,
+                known_as,
+                says,
+                test,
+                fails_with,
+                edits,
+            }),
         }
     }
 
-    /// The files it changes, as they are and as they would be; or why it does not fit the code any more.
+    /// The files it changes, as they are and as they would be; or why it does not fit the code any
+    /// more.
     pub(crate) fn applied(&self, home: &Path) -> Result<Vec<Applied>, String> {
         let mut files: Vec<Applied> = Vec::new();
         for edit in &self.edits {
@@ -98,7 +113,8 @@ impl Change {
                 Some(at) => at,
                 None => {
                     let text = fs::read_to_string(home.join(&edit.file));
-                    let before = text.map_err(|error| format!("{}: {}: {error}", self.name, edit.file))?;
+                    let before =
+                        text.map_err(|error| format!("{}: {}: {error}", self.name, edit.file))?;
                     files.push(Applied { file: edit.file.clone(), after: before.clone(), before });
                     files.len() - 1
                 }
@@ -120,7 +136,9 @@ impl Change {
     /// Its row in docs/promises.md.
     pub(crate) fn row(&self) -> String {
         let Change { name, known_as, says, test, .. } = self;
-        format!("| {says} | [{name}](../tests/mutants/changes/{name}.txt) | `{test}` | {known_as} |")
+        format!(
+            "| {says} | [{name}](../tests/mutants/changes/{name}.txt) | `{test}` | {known_as} |"
+        )
     }
 }
 

@@ -17,11 +17,17 @@ pub(crate) enum Outcome {
 }
 
 impl Outcome {
-    /// Of a test by its path, which ran alone: whether it succeeded, if it ended at all, what was said, and what should have
-    /// been.
-    pub(crate) fn of(succeeded: Option<bool>, said: &str, path: &str, fails_with: Option<&str>) -> Outcome {
+    /// Of a test by its path, which ran alone: whether it succeeded, if it ended at all, what was
+    /// said, and what should have been.
+    pub(crate) fn of(
+        succeeded: Option<bool>,
+        said: &str,
+        path: &str,
+        fails_with: Option<&str>,
+    ) -> Outcome {
         // Of what died without a word it is known that this test was running.
-        let failed = said.contains(&format!("\nfailures:\n    {path}\n")) || !said.contains("test result:");
+        let failed =
+            said.contains(&format!("\nfailures:\n    {path}\n")) || !said.contains("test result:");
         match succeeded {
             None if fails_with.is_some() => Outcome::Otherwise,
             None => Outcome::Hangs,
@@ -29,7 +35,9 @@ impl Outcome {
             Some(true) => Outcome::Broken,
             Some(false) if !said.contains("running 1 test\n") || !failed => Outcome::Broken,
             Some(false) if NO_SERVER.iter().any(|words| said.contains(words)) => Outcome::Broken,
-            Some(false) if fails_with.is_some_and(|part| !said.contains(part)) => Outcome::Otherwise,
+            Some(false) if fails_with.is_some_and(|part| !said.contains(part)) => {
+                Outcome::Otherwise
+            }
             Some(false) => Outcome::Red,
         }
     }

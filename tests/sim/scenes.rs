@@ -366,7 +366,7 @@ fn who_is_refused_at_the_end_of_a_quarantine_is_told_of_it() {
             while let Err(error) = mgr.try_lock("x") {
                 refused += 1;
                 for node in error.nodes() {
-                    assert_ne!(node.says, "gives it", "{error}");
+                    assert_ne!(node.message, "gives it", "{error}");
                 }
             }
             assert!(refused > 3, "there was no quarantine");

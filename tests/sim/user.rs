@@ -142,7 +142,7 @@ pub(crate) fn config(plan: &Plan, ear: &Arc<Ear>) -> Config {
         .claim_window(span(plan.claim_window))
         .pool_size(plan.pool_size)
         .spin(Duration::ZERO)
-        .events(ear.clone())
+        .event_handler(ear.clone())
 }
 
 impl User {

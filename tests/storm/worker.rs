@@ -299,7 +299,7 @@ impl Hand<'_> {
 
     fn hold(&self, guard: LockGuard, lock: u32, resource: &mut Resource, dice: &mut Rng) -> Outcome {
         let inside = self.gate.read();
-        let token = guard.fencing_token().0;
+        let token = guard.fencing_token().as_u64();
         // Before the look that allows us to act: a pause in between must not make us seem later than we are.
         let entered = now();
         let mut held = false;

@@ -57,8 +57,8 @@ pub(crate) fn run(servers: &Servers, options: &Run) -> Outcome {
     adopt_orphans();
     let mut guardian = Guardian::start(&options.name).map_err(no_system)?;
     let trouble = Trouble::default();
-    let config = config.events(Arc::new(trouble.clone()));
-    let mgr = RedisMgr::new(config.events(Arc::new(guardian.asking(lock(servers, options, password)))))?;
+    let config = config.event_handler(Arc::new(trouble.clone()));
+    let mgr = RedisMgr::new(config.event_handler(Arc::new(guardian.asking(lock(servers, options, password)))))?;
     let mut lock_options = LockOptions::new();
     if let Some(wait) = plan.wait {
         lock_options = lock_options.wait(wait);
@@ -107,7 +107,7 @@ fn config(servers: &Servers, options: &Run, plan: Plan) -> Result<(Config, Optio
         config = config.password(password);
     }
     if options.verbose && plan.wait != Some(Duration::ZERO) {
-        config = config.events(Arc::new(Telling));
+        config = config.event_handler(Arc::new(Telling));
     }
     Ok((config, password))
 }

@@ -63,7 +63,7 @@ fn programs_read_all_of_it() {
     let id = guard.id();
     assert_eq!(ours["holder"]["id"], json!(id.as_str()));
     assert_eq!((&ours["holder"]["pid"], &ours["holder"]["tid"]), (&json!(id.pid()), &json!(id.tid())));
-    assert_eq!(ours["token"], json!(guard.fencing_token().0));
+    assert_eq!(ours["token"], json!(guard.fencing_token().as_u64()));
     assert_eq!((&ours["waiting"], &ours["certain"], ours.get("nodes")), (&json!(1), &json!(true), None));
     let line: Vec<String> = server.query(&["LRANGE", &queue_key("x"), "0", "-1"]);
     assert!(line[0].ends_with(ours["waiters"][0].as_str().unwrap()));

@@ -48,11 +48,10 @@ impl Connection {
             link.acks.record(matches!(value, Value::ServerError(_)));
         }
         let result = self.check_error_reply(value);
-        if let (Err(failure), Some(link)) = (&result, &mut self.link)
-            && failure.is_unknown_script()
+        if let (Err(error), Some(link)) = (&result, &mut self.link)
+            && error.is_unknown_script()
         {
-            // The script that is missing is not known any more. A server forgets all scripts at
-            // once.
+            // The reply does not name the missing script. A server loses all scripts at once.
             link.loaded_scripts = 0;
         }
         result
@@ -65,7 +64,7 @@ impl Connection {
         (self.link.as_ref().filter(|link| link.unread > 0).map(|link| link.unread_since), any_ok)
     }
 
-    /// Number of replies in flight that no caller waits for.
+    /// Returns the number of replies in flight that no caller waits for.
     pub(crate) fn unread_count(&self) -> usize {
         self.link.as_ref().map_or(0, |link| link.unread as usize)
     }
@@ -129,10 +128,10 @@ mod tests {
     #[test]
     fn connection_with_too_many_unread_replies_is_closed() {
         let (mut connection, server) = connected(b"");
-        for owed in 0..UNREAD_REPLIES_MAX {
+        for unread in 0..UNREAD_REPLIES_MAX {
             // The server reads everything, but may lag behind.
             connection.socket().unwrap().poll_writable(TEST_TIMEOUT).unwrap();
-            assert!(connection.is_ready(), "given up with {owed}");
+            assert!(connection.is_ready(), "closed with {unread} unread replies");
             send_and_abandon(&mut connection);
         }
         assert!(!connection.is_ready() && !connection.is_connected());
@@ -145,7 +144,7 @@ mod tests {
         let (here, there) = std::os::unix::net::UnixStream::pair().unwrap();
         let mut link = FramedSocket::new(Socket::Unix(here));
         while can_leave_unread(&link) {
-            assert_eq!(link.socket.write(&[0; 512]).unwrap(), 512, "there was no room");
+            assert_eq!(link.socket.write(&[0; 512]).unwrap(), 512, "the send buffer was full");
             link.unread += 1;
         }
         assert!((WRITABLE_CHECK_MIN..UNREAD_REPLIES_MAX).contains(&link.unread), "{}", link.unread);
@@ -156,21 +155,21 @@ mod tests {
     #[test]
     fn abandoned_reply_is_acknowledged_on_every_read_path() {
         let (mut connection, server) = connected(b"+OK\r\n");
-        let found_before_asking = send_and_abandon(&mut connection);
-        assert!(!found_before_asking.is_acknowledged());
+        let read_before_request = send_and_abandon(&mut connection);
+        assert!(!read_before_request.is_acknowledged());
         Socket::poll_readable(&[connection.socket().unwrap()], deadline(), Duration::ZERO);
-        assert!(connection.is_ready() && found_before_asking.is_acknowledged());
+        assert!(connection.is_ready() && read_before_request.is_acknowledged());
 
-        let found_in_front = send_and_abandon(&mut connection);
+        let read_before_reply = send_and_abandon(&mut connection);
         Socket::poll_readable(&[connection.socket().unwrap()], deadline(), Duration::ZERO);
         connection.send(Moment::NEVER, |out| write_command(out, &[b"PING"])).unwrap();
         connection.receive(deadline()).unwrap();
-        assert!(found_in_front.is_acknowledged());
+        assert!(read_before_reply.is_acknowledged());
 
         let lost = send_and_abandon(&mut connection);
         connection.poison();
         server.join().unwrap();
-        assert!(!lost.is_acknowledged(), "nobody has read it");
+        assert!(!lost.is_acknowledged(), "the reply was never read");
         assert!(connection.abandon_reply().is_none());
     }
 
@@ -180,10 +179,10 @@ mod tests {
     fn abandoned_readonly_reply_closes_connection() {
         let (mut connection, server) = connected(REPLICA);
         send_and_abandon(&mut connection);
-        let failure = connection.receive_until(deadline()).unwrap_err();
+        let error = connection.receive_until(deadline()).unwrap_err();
         assert!(
-            failure.is_not_master() && failure.outcome_unknown && !connection.is_connected(),
-            "{failure:?}"
+            error.is_not_master() && error.outcome_unknown && !connection.is_connected(),
+            "{error:?}"
         );
         server.join().unwrap();
 

@@ -1,4 +1,4 @@
-//! A user's own commands over a pooled connection. Each exchange has the manager's operation
+//! Commands that users send over a pooled connection. Each exchange has the manager's operation
 //! timeout.
 
 use redis::{RedisResult, Value};

@@ -30,7 +30,7 @@ if type(holder) == 'table' then
 end
 if not holder then
   -- LLEN before LPOP, because the server checks its memory limit only until a script's first write.
-  -- LPOP is always allowed, so the SET below would no longer be checked after it.
+  -- LPOP is exempt from the check but counts as a write, so the SET below would not be checked.
   holder = redis.call('LLEN', KEYS[2]) > 0 and grant_next(now)
   if not holder then
     -- No waiter could be notified, perhaps because PUBLISH is not permitted. A waiter that gets the
@@ -68,7 +68,8 @@ if mode == 'join' or mode == 'look' then
   end
   if not has_subscriber(string.match(entry, '^%d+ (%S+)') or '') then state = state + 2 end
   redis.call('PEXPIRE', KEYS[2], QUEUE_MS)
-  return nonce .. ' queued ' .. now .. ' ' .. left .. ' ' .. place .. ' ' .. state .. ' ' .. string.sub(holder, 1, 512)
+  return nonce .. ' queued ' .. now .. ' ' .. left .. ' ' .. place .. ' ' .. state .. ' '
+    .. string.sub(holder, 1, 512)
 end
 if mode == 'leave' then redis.call('LREM', KEYS[2], 0, entry) end
 return nonce .. ' busy ' .. now .. ' ' .. describe(holder, left)

@@ -4,7 +4,8 @@
 -- Reply {'nonce now', answer for each lock}: 0 not held, -1 the key is not a lock, or
 --       {'pttl token waiters holder', entry of the first waiter, of the second, ...}
 local function is_error(answer)
-  return type(answer) == 'table' and answer.err and not string.find(answer.err, 'WRONGTYPE', 1, true)
+  return type(answer) == 'table' and answer.err
+    and not string.find(answer.err, 'WRONGTYPE', 1, true)
 end
 
 local t = redis.call('TIME')
@@ -24,7 +25,8 @@ for i = 1, #KEYS, 3 do
     local token = redis.pcall('GET', KEYS[i + 2])
     if is_error(token) then return token end
     token = type(token) == 'string' and string.match(token, '^%d+$') or '0'
-    local answer = {redis.call('PTTL', KEYS[i]) .. ' ' .. token .. ' ' .. waiters .. ' ' .. string.sub(holder, 1, 512)}
+    local answer = {redis.call('PTTL', KEYS[i]) .. ' ' .. token .. ' ' .. waiters .. ' '
+      .. string.sub(holder, 1, 512)}
     local listed = math.min(waiters, each, left)
     if listed > 0 then
       left = left - listed

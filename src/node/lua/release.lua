@@ -1,4 +1,5 @@
--- Releases the lock and hands it to the next waiter, if there is one. Also removes a queue entry.
+-- Releases the lock and hands it to the next waiter, if there is one. Also removes the queue entry
+-- of a waiter that gave up.
 -- KEYS  1 lock, 2 queue, 3 fence
 -- ARGV  1 nonce, 2 id, or its first 512 bytes, 3 queue entry to remove, or '',
 --       4 not_after, in us on the server's clock, or ''

@@ -4,7 +4,7 @@
 -- ARGV  1 nonce, then id and TTL in ms for each lock key
 -- Reply {'nonce now', answer for each lock}: 1 renewed, 0 gone, -1 not a lock, or the id of
 --       another holder
-local FENCE_MS = '86400000' -- as when a token is granted
+local FENCE_MS = '86400000' -- a day, as for a new token
 local locks = (#ARGV - 1) / 2
 local t = redis.call('TIME')
 local reply = {ARGV[1] .. ' ' .. t[1] .. string.sub('00000' .. t[2], -6)}

@@ -2,12 +2,14 @@
 -- to the first waiter whose channel has a subscriber.
 -- KEYS  1 lock, 2 queue, 3 fence
 
--- a day: long enough to read tokens back, short enough not to keep a key per name for ever
+-- TTL of a fence key, a day: long enough to read tokens back, short enough not to keep a key for
+-- every name
 local FENCE_MS = '86400000'
-local QUEUE_MS = '60000' -- longer than the longest poll interval of a waiter
+local QUEUE_MS = '60000' -- TTL of a queue, longer than any poll interval
 -- 2^53 - 1, the largest integer that Lua numbers represent exactly; a larger token is not ours
 local TOKEN_MAX = 9007199254740991
--- maximum of entries skipped per call; otherwise a million dead entries would block the server
+-- maximum number of entries skipped per call; otherwise a million dead entries would block the
+-- server
 local DEAD_MAX = 1000
 
 -- The server's clock in microseconds, as a string of 16 digits, even before 2001. A string, because
@@ -24,7 +26,7 @@ local function next_token(now)
   local last = redis.call('SET', KEYS[3], now, 'PX', FENCE_MS, 'GET')
   if not last or (#last == 16 and last < now) then return now end
   last = tonumber(last)
-  -- Also catches infinity and NaN, for which every comparison is false.
+  -- Also rejects infinity, and NaN, which makes every comparison false.
   if not last or not (last >= tonumber(now) and last < TOKEN_MAX) then return now end
   local token = string.format('%.0f', last + 1)
   redis.call('SET', KEYS[3], token, 'PX', FENCE_MS)
@@ -49,8 +51,8 @@ local function grant_next(now)
   for _ = 1, DEAD_MAX do
     local popped, waiter = pcall(redis.call, 'LPOP', KEYS[2])
     if not popped then
-      -- A queue key of another type must not keep the lock from being granted. On any other error,
-      -- the second LPOP raises it.
+      -- Treat a queue key of another type as empty; otherwise the lock could not be acquired or
+      -- released. Any other error is raised by the second LPOP.
       waiter = not is_wrong_type(waiter) and redis.call('LPOP', KEYS[2])
     end
     if not waiter then return false end
@@ -71,7 +73,9 @@ local function grant_next(now)
       end
       if type(receivers) ~= 'number' then
         -- The queue key and its TTL went away with the last entry.
-        if redis.call('LPUSH', KEYS[2], waiter) == 1 then redis.call('PEXPIRE', KEYS[2], QUEUE_MS) end
+        if redis.call('LPUSH', KEYS[2], waiter) == 1 then
+          redis.call('PEXPIRE', KEYS[2], QUEUE_MS)
+        end
         return false
       end
       if receivers > 0 and has_subscriber(channel) then
@@ -84,13 +88,13 @@ local function grant_next(now)
 end
 
 -- Returns "pttl token waiters holder", with the holder last because it may be any text. A fence key
--- or queue key of another type counts as empty, so the holder can still be reported. On any other
--- error, the second call raises it.
+-- or queue key of another type counts as empty, so the holder can still be reported. Any other
+-- error is raised by the second call.
 local function describe(holder, left)
   local read, token = pcall(redis.call, 'GET', KEYS[3])
   if not read then token = not is_wrong_type(token) and redis.call('GET', KEYS[3]) end
   local counted, waiters = pcall(redis.call, 'LLEN', KEYS[2])
   if not counted then waiters = not is_wrong_type(waiters) and redis.call('LLEN', KEYS[2]) end
-  return (left or redis.call('PTTL', KEYS[1])) .. ' ' .. (string.match(token or '', '^%d+$') or 0) .. ' '
-    .. (waiters or 0) .. ' ' .. string.sub(holder, 1, 512)
+  return (left or redis.call('PTTL', KEYS[1])) .. ' ' .. (string.match(token or '', '^%d+$') or 0)
+    .. ' ' .. (waiters or 0) .. ' ' .. string.sub(holder, 1, 512)
 end

@@ -21,13 +21,13 @@ fn request_is_one_well_formed_command() {
     let key = LockKey::new("lock:", "a b\r\n").unwrap();
     let keys = ["lock:a b\r\n", "distlock:queue:{lock:a b\r\n}", "distlock:fence:{lock:a b\r\n}"]
         .map(str::to_owned);
-    let in_time = "0000000000000007";
+    let not_after = "0000000000000007";
     assert_eq!(
         script_arguments(&acquire(&key), &keys),
-        ["me", "10", "try", "", in_time, "60", "0000000000000000"]
+        ["me", "10", "try", "", not_after, "60", "0000000000000000"]
     );
-    let release = |in_time| Release { key: &key, id: b"me", queue_entry: "w", expires: in_time };
-    assert_eq!(script_arguments(&release(true), &keys), ["me", "w", in_time]);
+    let release = |expires| Release { key: &key, id: b"me", queue_entry: "w", expires };
+    assert_eq!(script_arguments(&release(true), &keys), ["me", "w", not_after]);
     assert_eq!(script_arguments(&release(false), &keys), ["me", "w", ""]);
     assert_eq!(script_arguments(&Inspect(&key), &keys), [""; 0]);
     let renewals = [("a", "i", 1), ("b", "j", 2), ("c", "k", 3)]
@@ -109,22 +109,22 @@ fn release_and_inspect_replies_are_decoded() {
     assert_eq!(Release::server_us(&ReleaseReply::Expired { now_us: 5 }), Some(5));
     assert_eq!(release("9 late"), None);
     let Some(ReleaseReply::HeldByOther(holder)) = release("9 other 50 700 6 2 he") else {
-        panic!("not understood")
+        panic!("the reply was rejected")
     };
     assert_eq!(holder.id(), "he");
     assert_eq!(release("9 maybe"), None);
     assert_eq!(
         Release::server_us(&ReleaseReply::HeldByOther(holder)),
         None,
-        "nobody told it to rely on"
+        "the reply has no time to rely on"
     );
-    let look = |line| Inspect(&key).decode(9, text(line));
+    let inspect = |line| Inspect(&key).decode(9, text(line));
     assert_eq!(
-        (look("9 free"), look("9 type")),
+        (inspect("9 free"), inspect("9 type")),
         (Some(InspectReply::Free), Some(InspectReply::WrongType))
     );
-    assert_eq!(look("9 maybe"), None);
-    assert_eq!(Inspect::server_us(&InspectReply::Free), None, "nor here");
+    assert_eq!(inspect("9 maybe"), None);
+    assert_eq!(Inspect::server_us(&InspectReply::Free), None, "the reply has no time to rely on");
     assert_eq!(Ping.decode(9, Value::SimpleString("PONG".into())), Some(()));
     assert_eq!(Ping.decode(9, Value::Okay), None);
 }
@@ -135,7 +135,7 @@ fn holder_id_may_be_any_text() {
     let Some(InspectReply::Held(holder)) =
         Inspect(&key).decode(1, text("1 busy 50 -1 99999999999999999999 2 a b\n c"))
     else {
-        panic!("not understood")
+        panic!("the reply was rejected")
     };
     assert_eq!((holder.id(), holder.ttl_left(), holder.waiters()), ("a b\n c", None, Some(2)));
     let queued = acquire(&key).decode(1, text("1 queued 50 700 3 1 "));

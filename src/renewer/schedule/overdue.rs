@@ -38,11 +38,11 @@ impl Schedule {
     pub(super) fn reschedule_overdue(
         &mut self,
         generation: Generation,
-        danger_at: Moment,
+        overdue_at: Moment,
     ) -> Option<Arc<Lease>> {
         let entry = self.entries.get_mut(&generation)?;
         self.overdue.remove(&(entry.overdue_at, generation));
-        entry.overdue_at = danger_at;
+        entry.overdue_at = overdue_at;
         Some(entry.lease.clone())
     }
 }

@@ -9,8 +9,8 @@ impl Schedule {
     /// Time at which an exchange that began at `since` must make room for renewals, as far as that
     /// is known at `now`; call again at that time.
     ///
-    /// Renewals wait until `delay` has passed since the start, but none waits longer than its lease
-    /// has left then.
+    /// Due renewals wait until `delay` has passed since the start. No renewal waits longer than the
+    /// time that its lease then has left.
     pub(crate) fn makes_room_at(&self, since: Moment, delay: Duration, now: Moment) -> Moment {
         let due = earliest_in(&self.renewals);
         due.max(since.saturating_add(delay)).min(self.presses_at(since, now))

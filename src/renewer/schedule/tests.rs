@@ -258,7 +258,9 @@ proptest! {
     /// Whatever the outcomes of renewals: every registered lease is scheduled at its end or
     /// earlier, and a removed lease does not come back.
     #[test]
-    fn no_lease_is_overlooked(steps in proptest::collection::vec((0u8..6, 0usize..8, 1u64..400), 1..120)) {
+    fn no_lease_is_overlooked(
+        steps in proptest::collection::vec((0u8..6, 0usize..8, 1u64..400), 1..120),
+    ) {
         let mut schedule = Schedule::default();
         let mut kept: Vec<(Generation, Arc<Lease>)> = Vec::new();
         let mut under_way: Vec<Generation> = Vec::new();

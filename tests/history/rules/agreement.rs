@@ -1,5 +1,5 @@
-//! Belief and servers agree: while somebody believes in a lock, a quorum of the nodes keeps it for the holder, and for
-//! no shorter time than the holder believes.
+//! Belief and servers agree: while somebody believes in a lock, a quorum of the nodes keeps it for
+//! the holder, and for no shorter time than the holder believes.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,12 @@ pub(crate) fn find(story: &Story) -> (usize, Vec<Finding>) {
         let Some(holds) = locks.get(&seen.lock) else { continue };
         let first = holds.partition_point(|hold| hold.from + longest < seen.until);
         let last = holds.partition_point(|hold| hold.from <= seen.from);
-        for hold in holds.get(first..last).unwrap_or_default().iter().filter(|hold| believed(hold) >= seen.until) {
+        for hold in holds
+            .get(first..last)
+            .unwrap_or_default()
+            .iter()
+            .filter(|hold| believed(hold) >= seen.until)
+        {
             compared += 1;
             let Some(text) = disagreement(story, hold, seen) else { continue };
             if story.excuses(hold.lock, hold.asked, seen.until, seen.from).next().is_none() {
@@ -53,14 +58,17 @@ fn believed(hold: &Hold) -> u64 {
 
 fn disagreement(story: &Story, hold: &Hold, seen: &Seen) -> Option<String> {
     let needed = seen.said.len() / 2 + 1;
-    // Until when each node keeps it at most. What cannot be known, or does not count for a while, may well keep it.
+    // Until when each node keeps it at most. What cannot be known, or does not count for a while,
+    // may well keep it.
     let mut kept: Vec<u64> = Vec::new();
     for (node, said) in (1..).zip(&seen.said) {
         match said {
             Said::Kept { id, left_ms } if *id == hold.id => {
                 kept.push(seen.until + (left_ms + 1) * MILLISECOND);
             }
-            _ if *said == Said::Nothing || may_have_forgotten(story, node, hold, seen) => kept.push(u64::MAX),
+            _ if *said == Said::Nothing || may_have_forgotten(story, node, hold, seen) => {
+                kept.push(u64::MAX)
+            }
             _ => {}
         }
     }
@@ -83,8 +91,8 @@ fn disagreement(story: &Story, hold: &Hold, seen: &Seen) -> Option<String> {
     })
 }
 
-/// A node of several that was started without its data does not vote for as long as anybody may believe in what it had
-/// given.
+/// A node of several that was started without its data does not vote for as long as anybody may
+/// believe in what it had given.
 fn may_have_forgotten(story: &Story, node: usize, hold: &Hold, seen: &Seen) -> bool {
     story.terms.nodes > 1
         && story.done.iter().any(|done| {
@@ -107,7 +115,8 @@ mod tests {
         find(&story(text)).1.len()
     }
 
-    /// A belief from 20 to 900 ms with a deadline at 1000 ms, and what one server says from 100 to 101 ms.
+    /// A belief from 20 to 900 ms with a deadline at 1000 ms, and what one server says from 100 to
+    /// 101 ms.
     fn one(said: &str) -> String {
         let at = |ms: u64| ms * MS;
         format!(
@@ -139,7 +148,11 @@ mod tests {
     fn what_is_seen_before_and_after_a_belief_says_nothing() {
         for (from, until) in [(19, 100), (800, 901)] {
             let moved = format!("{} 0@1 1 seen {} -", until * MS, from * MS);
-            assert_eq!(find(&story(&one("898:a").replace("101000000 0@1 1 seen 100000000 898:a", &moved))).0, 0);
+            assert_eq!(
+                find(&story(&one("898:a").replace("101000000 0@1 1 seen 100000000 898:a", &moved)))
+                    .0,
+                0
+            );
         }
     }
 
@@ -148,7 +161,12 @@ mod tests {
         let lost = |look: u64| {
             let text = one("-");
             let (before, _) = text.rsplit_once('\n').expect("several lines");
-            wrong(&format!("{before}\n{} 1@1 7 look {}\n{} 1@1 7 lost x", look * MS, 1000 * MS, 900 * MS))
+            wrong(&format!(
+                "{before}\n{} 1@1 7 look {}\n{} 1@1 7 lost x",
+                look * MS,
+                1000 * MS,
+                900 * MS
+            ))
         };
         assert_eq!(lost(99), 0);
         assert_eq!(lost(102), 1);
@@ -189,7 +207,10 @@ mod tests {
     fn a_node_in_quarantine_may_have_kept_it() {
         let forgot = |what: &str| {
             let (from, until) = (50 * MS, 60 * MS);
-            wrong(&format!("{}\n{from} 0 1 fault 1 2 {what} 0\n{until} 0 1 over 1", three("899:a - -")))
+            wrong(&format!(
+                "{}\n{from} 0 1 fault 1 2 {what} 0\n{until} 0 1 over 1",
+                three("899:a - -")
+            ))
         };
         assert_eq!(forgot("forget"), 0);
         assert_eq!(forgot("delete"), 1);

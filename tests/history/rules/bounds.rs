@@ -1,4 +1,5 @@
-//! Bounded calls: each returns within the time it states, and what the machine kept its process waiting.
+//! Bounded calls: each returns within the time it states, and what the machine kept its process
+//! waiting.
 
 use super::{Finding, Rule, span};
 use crate::history::story::{Call, Story};
@@ -11,8 +12,8 @@ pub(crate) fn excess(call: &Call) -> Option<u64> {
     Some(call.until.saturating_sub(call.from).saturating_sub(call.bound?))
 }
 
-/// How much longer it may take on a machine that kept its thread and its process waiting for a processor. Not only the
-/// thread that measures waits, hence twice what was measured.
+/// How much longer it may take on a machine that kept its thread and its process waiting for a
+/// processor. Not only the thread that measures waits, hence twice what was measured.
 fn slack(story: &Story, call: &Call) -> u64 {
     let late = |pid| story.lateness(pid, call.from, call.until);
     GRACE + 2 * (call.delayed + late(call.pid) + late(story.parent))
@@ -56,7 +57,10 @@ mod tests {
 
     fn wrong(more: &str, until: u64) -> usize {
         let until = until * 1_000_000;
-        find(&story(&format!("0 0 1 terms 1 9 9 0\n0 1@1 7 call lock 500000000\n{more}\n{until} 1@1 7 back"))).len()
+        find(&story(&format!(
+            "0 0 1 terms 1 9 9 0\n0 1@1 7 call lock 500000000\n{more}\n{until} 1@1 7 back"
+        )))
+        .len()
     }
 
     #[test]
@@ -77,8 +81,11 @@ mod tests {
 
     #[test]
     fn what_its_own_thread_had_to_wait_is_no_offence_either() {
-        let text =
-            |delayed: u64| format!("0 0 1 terms 1 9 9 0\n0 1@1 7 call lock 500000000\n700000000 1@1 7 back {delayed}");
+        let text = |delayed: u64| {
+            format!(
+                "0 0 1 terms 1 9 9 0\n0 1@1 7 call lock 500000000\n700000000 1@1 7 back {delayed}"
+            )
+        };
         assert_eq!(find(&story(&text(50_000_000))).len(), 0);
         assert_eq!(find(&story(&text(49_999_999))).len(), 1);
     }
@@ -88,8 +95,13 @@ mod tests {
         let hangs = "0 0 1 terms 1 9 9 0\n0 1@1 7 call lock 500000000\n900000000 2@1 8 wait";
         assert_eq!(find(&story(hangs)).len(), 1);
         assert_eq!(find(&story(&format!("{hangs}\n900000000 0 7 killed"))).len(), 1);
-        let doomed = hangs.replace("900000000 2@1", "500000000 0 7 doomed\n890000000 0 7 killed\n900000000 2@1");
+        let doomed = hangs
+            .replace("900000000 2@1", "500000000 0 7 doomed\n890000000 0 7 killed\n900000000 2@1");
         assert_eq!(find(&story(&doomed)).len(), 0, "dying takes a while");
-        assert_eq!(find(&story(&hangs.replace("900000000 2@1", "500000000 0 7 killed\n900000000 2@1"))).len(), 0);
+        assert_eq!(
+            find(&story(&hangs.replace("900000000 2@1", "500000000 0 7 killed\n900000000 2@1")))
+                .len(),
+            0
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! Exclusion of belief: of one lock, no two believe at once. Where one server forgot, that is excused until those who
-//! had the lock from before can know.
+//! Exclusion of belief: of one lock, no two believe at once. Where one server forgot, that is
+//! excused until those who had the lock from before can know.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,8 @@ use crate::history::{
     story::{Done, Hold, Story},
 };
 
-/// How much later than it is due a renewal may have been answered on a machine on which nothing was seen to be late.
+/// How much later than it is due a renewal may have been answered on a machine on which nothing was
+/// seen to be late.
 const GRACE: u64 = 100_000_000;
 
 /// Two beliefs in one lock that share an instant.
@@ -41,18 +42,25 @@ pub(crate) fn overlaps(story: &Story) -> Vec<Overlap<'_>> {
                 continue;
             }
             // Whoever was dispossessed may not believe on, not even when the other has left.
-            let (old, new) = if earlier.token < later.token { (earlier, later) } else { (later, earlier) };
-            let mut excuses = story.excuses(later.lock, old.asked, new.from.max(later.from), old.until);
+            let (old, new) =
+                if earlier.token < later.token { (earlier, later) } else { (later, earlier) };
+            let mut excuses =
+                story.excuses(later.lock, old.asked, new.from.max(later.from), old.until);
             let excuse = excuses.find(|done| old.until <= knows_by(story, old, done));
-            found.push(Overlap { earlier, later, until, excuse: excuse.map(|done| done.fault.number) });
+            found.push(Overlap {
+                earlier,
+                later,
+                until,
+                excuse: excuse.map(|done| done.fault.number),
+            });
         }
         open.push(later);
     }
     found
 }
 
-/// When a holder must know of what a server forgot: at its next renewal, where nothing stands in its way, else when
-/// its deadline comes, which is judged elsewhere.
+/// When a holder must know of what a server forgot: at its next renewal, where nothing stands in
+/// its way, else when its deadline comes, which is judged elsewhere.
 fn knows_by(story: &Story, hold: &Hold, fault: &Done) -> u64 {
     let (terms, pid, forgot) = (&story.terms, hold.pid, fault.until);
     // It may have been won before and been told of later, and then knows nothing of renewals yet.
@@ -63,7 +71,8 @@ fn knows_by(story: &Story, hold: &Hold, fault: &Done) -> u64 {
     let since = forgot.saturating_sub(terms.ttl / 3);
     let late = story.lateness(pid, since, due) + story.lateness(story.parent, since, due);
     let due = due.saturating_add(2 * late);
-    // What failed shortly before may be tried again later. The fault itself stands in nobody's way once it is over.
+    // What failed shortly before may be tried again later. The fault itself stands in nobody's way
+    // once it is over.
     let in_the_way = |done: &Done| {
         done.fault.number != fault.fault.number
             && hinders_renewing(done, hold.lock)
@@ -76,10 +85,11 @@ fn knows_by(story: &Story, hold: &Hold, fault: &Done) -> u64 {
     if troubled || stopped { u64::MAX } else { due }
 }
 
-/// Whether a renewal may have failed for it: one asks for no other lock's key, nor for the line and the last token of its
-/// own, and a script that a server does not know is sent again at once.
+/// Whether a renewal may have failed for it: one asks for no other lock's key, nor for the line and
+/// the last token of its own, and a script that a server does not know is sent again at once.
 fn hinders_renewing(done: &Done, lock: u32) -> bool {
-    let elsewhere = matches!(done.fault.kind, Kind::FlushScripts | Kind::DeleteLine | Kind::DeleteFence);
+    let elsewhere =
+        matches!(done.fault.kind, Kind::FlushScripts | Kind::DeleteLine | Kind::DeleteFence);
     !elsewhere && (done.lock == 0 || done.lock == lock)
 }
 
@@ -118,14 +128,18 @@ mod tests {
         let text = lines.lines().map(|line| {
             let words = line.trim().split(' ').enumerate();
             let scaled = words.map(|(at, word)| {
-                let is_time = at == 0 || (at == 4 && (line.contains("enter") || line.contains("look")));
+                let is_time =
+                    at == 0 || (at == 4 && (line.contains("enter") || line.contains("look")));
                 if is_time { format!("{word}000000") } else { word.to_owned() }
             });
             scaled.collect::<Vec<_>>().join(" ")
         });
         let text: Vec<_> = text.collect();
         let story = story(&format!("0 0 1 terms 1 3000000000 500000000 0\n{}", text.join("\n")));
-        overlaps(&story).iter().map(|overlap| (overlap.length() / 1_000_000, overlap.excuse.is_some())).collect()
+        overlaps(&story)
+            .iter()
+            .map(|overlap| (overlap.length() / 1_000_000, overlap.excuse.is_some()))
+            .collect()
     }
 
     const FIRST: &str = "10 1@1 7 wait\n20 1@1 7 enter 3000 5 a";
@@ -149,19 +163,23 @@ mod tests {
 
     #[test]
     fn a_stopped_holder_believes_until_its_deadline() {
-        let lines = |at: u64| format!("{FIRST}\n30 0 7 stopped\n{at} 2@1 8 enter 9000 6 b\n4000 2@1 8 leave");
+        let lines = |at: u64| {
+            format!("{FIRST}\n30 0 7 stopped\n{at} 2@1 8 enter 9000 6 b\n4000 2@1 8 leave")
+        };
         assert_eq!(overlaps_of(&lines(3000)), []);
         assert_eq!(overlaps_of(&lines(2999)), [(1, false)]);
     }
 
     #[test]
     fn three_at_once_are_three_overlaps() {
-        let three =
-            format!("{FIRST}\n30 2@1 8 enter 3900 6 b\n40 3@1 9 enter 3900 7 c\n50 1@1 7 leave\n60 2@1 8 leave");
+        let three = format!(
+            "{FIRST}\n30 2@1 8 enter 3900 6 b\n40 3@1 9 enter 3900 7 c\n50 1@1 7 leave\n60 2@1 8 leave"
+        );
         assert_eq!(overlaps_of(&three).len(), 3);
     }
 
-    const AFTER: &str = "600 2@1 8 enter 3900 6 b\n700 1@1 7 look 3000\n800 1@1 7 lost x\n900 2@1 8 leave";
+    const AFTER: &str =
+        "600 2@1 8 enter 3900 6 b\n700 1@1 7 look 3000\n800 1@1 7 lost x\n900 2@1 8 leave";
 
     #[test]
     fn a_server_that_forgot_is_an_excuse() {
@@ -202,8 +220,9 @@ mod tests {
         assert_eq!(overlaps_of(&left(1601)), [(100, true)]);
         assert_eq!(overlaps_of(&left(1602)), [(100, false)]);
         // But whoever has the later grant may.
-        let newer =
-            left(1602).replace("3000 5 a", "3000 8 a").replace("20 1@1 7 enter", "490 2@1 8 wait\n510 1@1 7 enter");
+        let newer = left(1602)
+            .replace("3000 5 a", "3000 8 a")
+            .replace("20 1@1 7 enter", "490 2@1 8 wait\n510 1@1 7 enter");
         assert_eq!(overlaps_of(&newer), [(100, true)]);
         // A holder that was stopped meanwhile cannot have been told.
         let stopped = late(2500).replace("600 2", "550 0 7 stopped\n560 0 7 continued\n600 2");
@@ -216,7 +235,11 @@ mod tests {
             "{FIRST}\n500 0@1 1 fault 1 1 delete 0\n501 0 1 over 1\n600 2@1 8 enter 3900 6 b\n2900 1@1 7 look 3000\n2900 1@1 7 leave\n3000 2@1 8 leave"
         );
         assert_eq!(overlaps_of(&late), [(2300, false)]);
-        for other in ["0@2 1 fault 2 1 delete", "0@2 1 fault 2 1 delete-fence", "0 1 fault 2 1 flush-scripts"] {
+        for other in [
+            "0@2 1 fault 2 1 delete",
+            "0@2 1 fault 2 1 delete-fence",
+            "0 1 fault 2 1 flush-scripts",
+        ] {
             let more = format!("{late}\n400 {other} 0\n401 0 1 over 2");
             assert_eq!(overlaps_of(&more), [(2300, false)], "{other}");
         }

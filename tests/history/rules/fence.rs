@@ -25,7 +25,8 @@ pub(crate) fn find(story: &Story) -> Fenced {
     let mut newest: BTreeMap<u32, &Hold> = BTreeMap::new();
     for write in &story.writes {
         let holds = by_seat.get(&(write.pid, write.seat, write.lock));
-        let Some(hold) = holds.and_then(|holds| holds[..holds.partition_point(|hold| hold.from <= write.at)].last())
+        let Some(hold) = holds
+            .and_then(|holds| holds[..holds.partition_point(|hold| hold.from <= write.at)].last())
         else {
             continue;
         };
@@ -85,15 +86,23 @@ mod tests {
     #[test]
     fn equal_tokens_do_not_hide_it() {
         assert_eq!(
-            counts(&LATE.replace("190 6", "190 5").replace("met 6", "met 5").replace("refused", "accepted")).1,
+            counts(
+                &LATE
+                    .replace("190 6", "190 5")
+                    .replace("met 6", "met 5")
+                    .replace("refused", "accepted")
+            )
+            .1,
             1
         );
     }
 
     #[test]
     fn who_comes_late_and_before_its_successor_does_no_harm() {
-        let before = LATE
-            .replace("101 2@1 8 met 6\n110 1@1 7 write 5 1 refused", "102 1@1 7 write 5 1 accepted\n103 2@1 8 met 6");
+        let before = LATE.replace(
+            "101 2@1 8 met 6\n110 1@1 7 write 5 1 refused",
+            "102 1@1 7 write 5 1 accepted\n103 2@1 8 met 6",
+        );
         assert_eq!(counts(&before), (0, 0, 1));
     }
 

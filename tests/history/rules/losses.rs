@@ -1,5 +1,5 @@
-//! Losses with a reason: nobody is told that its lock is lost where the nodes were there, and its process ran; and
-//! everybody is told why.
+//! Losses with a reason: nobody is told that its lock is lost where the nodes were there, and its
+//! process ran; and everybody is told why.
 
 use super::{Finding, Rule, span};
 use crate::history::{
@@ -7,8 +7,9 @@ use crate::history::{
     story::{Call, End, Hold, Seen, Story, Wait},
 };
 
-/// A lease has room for a renewal that is late by this part of it, several times over. Where a thread of the process, or
-/// of the one with the proxies, was measured to wait for longer, others may have waited for much longer.
+/// A lease has room for a renewal that is late by this part of it, several times over. Where a
+/// thread of the process, or of the one with the proxies, was measured to wait for longer, others
+/// may have waited for much longer.
 const LATE: u64 = 20;
 /// So long a server that has a processor takes to answer the witness.
 const PROMPT: u64 = 50_000_000;
@@ -26,7 +27,8 @@ pub(crate) struct Losses {
 
 pub(crate) fn find(story: &Story) -> Losses {
     let mut losses = Losses::default();
-    let lapsed: Vec<Hold> = story.lapsed.iter().filter(|wait| !was_shut_down(story, wait)).map(lapsed).collect();
+    let lapsed: Vec<Hold> =
+        story.lapsed.iter().filter(|wait| !was_shut_down(story, wait)).map(lapsed).collect();
     losses.count += story.lapsed.len() - lapsed.len();
     for hold in story.holds.iter().filter(|hold| hold.end == End::Lost).chain(&lapsed) {
         losses.count += 1;
@@ -54,31 +56,54 @@ pub(crate) fn find(story: &Story) -> Losses {
         seats: vec![*seat],
         from: *at,
         until: *at,
-        text: format!("at {} child {seat} had lost lock {lock}, and was not told so", story.clock(*at)),
+        text: format!(
+            "at {} child {seat} had lost lock {lock}, and was not told so",
+            story.clock(*at)
+        ),
     }));
     losses
 }
 
-/// A time of no length that nobody knows the holder of: it is excused by anything that happened to any node.
+/// A time of no length that nobody knows the holder of: it is excused by anything that happened to
+/// any node.
 fn lapsed(wait: &Wait) -> Hold {
     let Wait { seat, pid, lock, from: asked, until, .. } = *wait;
     let (from, end) = (until, End::Lost);
-    Hold { seat, pid, lock, token: 0, id: String::new(), asked, from, until, end, looks: Vec::new() }
+    Hold {
+        seat,
+        pid,
+        lock,
+        token: 0,
+        id: String::new(),
+        asked,
+        from,
+        until,
+        end,
+        looks: Vec::new(),
+    }
 }
 
-/// Whether its manager was shut down before anybody could look: a shutdown waits only for those who are inside.
+/// Whether its manager was shut down before anybody could look: a shutdown waits only for those who
+/// are inside.
 fn was_shut_down(story: &Story, wait: &Wait) -> bool {
     let shutdown = |call: &Call| call.pid == wait.pid && call.what == "shutdown";
-    story.calls.iter().any(|call| shutdown(call) && call.from <= wait.until && call.until >= wait.from)
+    story
+        .calls
+        .iter()
+        .any(|call| shutdown(call) && call.from <= wait.until && call.until >= wait.from)
 }
 
-/// Whether anything happened within a lease before the end that can have kept a renewal from being made, answered or
-/// asked for, exchanges that were under way when it ceased included.
+/// Whether anything happened within a lease before the end that can have kept a renewal from being
+/// made, answered or asked for, exchanges that were under way when it ceased included.
 fn is_excused(story: &Story, hold: &Hold) -> bool {
     let terms = &story.terms;
-    let (from, until) = (hold.until.saturating_sub(terms.ttl + terms.operation_timeout), hold.until);
-    let Some(looks) = looks_where_all_ran(story, hold.pid, hold.lock, from, until) else { return true };
-    let well = |node: &usize| answered(&looks, *node) && !in_trouble(story, hold.lock, *node, from, until);
+    let (from, until) =
+        (hold.until.saturating_sub(terms.ttl + terms.operation_timeout), hold.until);
+    let Some(looks) = looks_where_all_ran(story, hold.pid, hold.lock, from, until) else {
+        return true;
+    };
+    let well =
+        |node: &usize| answered(&looks, *node) && !in_trouble(story, hold.lock, *node, from, until);
     // By two thirds of a lease before its end, those that have it are asked to renew it.
     let had = |node: &usize| {
         let ours = |seen: &&Seen| matches!(seen.said.get(node - 1), Some(Said::Kept { id, .. }) if *id == hold.id);
@@ -88,13 +113,20 @@ fn is_excused(story: &Story, hold: &Hold) -> bool {
     !enough && !(1..=terms.nodes).all(|node| well(&node))
 }
 
-/// What the witness was told of the lock in this time, if it, the process and the servers had a processor as far as that
-/// can be seen.
-pub(super) fn looks_where_all_ran(story: &Story, pid: u32, lock: u32, from: u64, until: u64) -> Option<Vec<&Seen>> {
+/// What the witness was told of the lock in this time, if it, the process and the servers had a
+/// processor as far as that can be seen.
+pub(super) fn looks_where_all_ran(
+    story: &Story,
+    pid: u32,
+    lock: u32,
+    from: u64,
+    until: u64,
+) -> Option<Vec<&Seen>> {
     let late = story.lateness(pid, from, until) + story.lateness(story.parent, from, until);
     let first = story.seen.partition_point(|seen| seen.from < from);
     let within = |seen: &&Seen| seen.lock == lock && seen.until <= until;
-    let looks: Vec<&Seen> = story.seen[first..].iter().take_while(|seen| seen.from <= until).filter(within).collect();
+    let looks: Vec<&Seen> =
+        story.seen[first..].iter().take_while(|seen| seen.from <= until).filter(within).collect();
     let prompt = looks.iter().all(|seen| seen.until - seen.from <= PROMPT);
     (late <= story.terms.ttl / LATE && looks.len() >= LOOKS && prompt).then_some(looks)
 }
@@ -104,7 +136,8 @@ pub(super) fn answered(looks: &[&Seen], node: usize) -> bool {
     looks.iter().all(|seen| seen.said.get(node - 1).is_some_and(|said| *said != Said::Nothing))
 }
 
-/// Whether something was done to a node, or to the way to it, within these moments, or still mattered then.
+/// Whether something was done to a node, or to the way to it, within these moments, or still
+/// mattered then.
 pub(super) fn in_trouble(story: &Story, lock: u32, node: usize, from: u64, until: u64) -> bool {
     story.done.iter().any(|done| {
         let lasts = if done.fault.kind == Kind::Forget { quarantine(story) } else { 0 };
@@ -125,18 +158,27 @@ mod tests {
     use super::*;
     use crate::history::rules::tests::story;
 
-    /// A lease of 900 ms and a time limit of 100 ms: a lock is entered at 2,000 ms and lost at 5,000 ms, and each 50 ms
-    /// the nodes say what is `said`, in two milliseconds.
+    /// A lease of 900 ms and a time limit of 100 ms: a lock is entered at 2,000 ms and lost at
+    /// 5,000 ms, and each 50 ms the nodes say what is `said`, in two milliseconds.
     fn wrong(nodes: usize, said: impl Fn(u64) -> &'static str, more: &str) -> usize {
         wrong_after("1999 1@1 7 wait\n2000 1@1 7 enter 9999 5 a", nodes, said, more)
     }
 
     /// The same after another beginning.
-    fn wrong_after(begun: &str, nodes: usize, said: impl Fn(u64) -> &'static str, more: &str) -> usize {
+    fn wrong_after(
+        begun: &str,
+        nodes: usize,
+        said: impl Fn(u64) -> &'static str,
+        more: &str,
+    ) -> usize {
         let mut lines = vec![format!("0 0 1 terms {nodes} 900 100 0")];
         lines.extend(begun.lines().map(str::to_owned));
         lines.push("5000 1@1 7 lost x".into());
-        lines.extend((0..100).map(|look| format!("{} 0@1 1 seen {} {}", 50 * look + 2, 50 * look, said(50 * look))));
+        lines.extend(
+            (0..100).map(|look| {
+                format!("{} 0@1 1 seen {} {}", 50 * look + 2, 50 * look, said(50 * look))
+            }),
+        );
         lines.extend(more.lines().map(str::to_owned));
         let timed = |line: &String| {
             let mut words: Vec<String> = line.split(' ').map(str::to_owned).collect();
@@ -176,7 +218,11 @@ mod tests {
         assert_eq!(one(&fault(1, "freeze", 5001, 5002)), 1, "that came later");
         assert_eq!(one(&fault(0, "blackhole", 4500, 4600)), 0, "to all of them");
         assert_eq!(one("4500 0@1 1 fault 1 1 delete 0\n4501 0@1 1 over 1"), 0);
-        assert_eq!(one("4500 0@2 1 fault 1 1 delete 0\n4501 0@2 1 over 1"), 1, "another lock's key");
+        assert_eq!(
+            one("4500 0@2 1 fault 1 1 delete 0\n4501 0@2 1 over 1"),
+            1,
+            "another lock's key"
+        );
     }
 
     #[test]
@@ -195,7 +241,9 @@ mod tests {
         assert_eq!(one("4060 0@1 1 seen 4010 500:a"), 1);
         assert_eq!(wrong(1, |at| if at == 4500 { "?" } else { "500:a" }, ""), 0);
         assert_eq!(
-            find(&story("0 0 1 terms 1 900 100 0\n10 1@1 7 enter 9999 5 a\n9000 1@1 7 lost x")).findings.len(),
+            find(&story("0 0 1 terms 1 900 100 0\n10 1@1 7 enter 9999 5 a\n9000 1@1 7 lost x"))
+                .findings
+                .len(),
             0
         );
     }
@@ -207,22 +255,37 @@ mod tests {
         assert_eq!(three("500:a 500:a 500:a", &away), 1);
         assert_eq!(three("500:a 500:a 500:b", &away), 0, "one of two that had it");
         assert_eq!(three("500:a 500:a 500:a", &(away + &fault(3, "mute", 4500, 4600))), 0);
-        assert_eq!(three("500:a 500:a -", &fault(2, "forget", 1000, 1200)), 0, "it does not vote yet");
+        assert_eq!(
+            three("500:a 500:a -", &fault(2, "forget", 1000, 1200)),
+            0,
+            "it does not vote yet"
+        );
         assert_eq!(three("500:a 500:a -", &fault(2, "restart", 1000, 1200)), 1);
         let late = |at: u64| if at < 4500 { "500:a 500:a -" } else { "500:a 500:a 500:a" };
-        assert_eq!(wrong(3, late, &fault(2, "freeze", 4500, 4600)), 0, "it came too late to be renewed there");
+        assert_eq!(
+            wrong(3, late, &fault(2, "freeze", 4500, 4600)),
+            0,
+            "it came too late to be renewed there"
+        );
     }
 
     #[test]
     fn a_guard_that_is_dead_on_arrival_needs_a_reason_too() {
-        let dead = |nodes: usize, said: &'static str, more: &str| wrong_after("1999 1@1 7 wait", nodes, |_| said, more);
+        let dead = |nodes: usize, said: &'static str, more: &str| {
+            wrong_after("1999 1@1 7 wait", nodes, |_| said, more)
+        };
         assert_eq!(dead(1, "500:a", ""), 1);
         assert_eq!(dead(1, "-", ""), 1);
         assert_eq!(dead(3, "- - -", ""), 1);
         assert_eq!(dead(1, "500:a", &fault(1, "freeze", 3000, 4001)), 0);
-        assert_eq!(dead(3, "500:a 500:a 500:a", &fault(2, "freeze", 4500, 4600)), 0, "it may have been needed");
+        assert_eq!(
+            dead(3, "500:a 500:a 500:a", &fault(2, "freeze", 4500, 4600)),
+            0,
+            "it may have been needed"
+        );
         assert_eq!(dead(1, "500:a", "4500 0 7 stopped\n4600 0 7 continued"), 0);
-        let shutdown = |pid: u32, at: u64| format!("{at} 3 {pid} call shutdown 9\n{at} 3 {pid} back 0");
+        let shutdown =
+            |pid: u32, at: u64| format!("{at} 3 {pid} call shutdown 9\n{at} 3 {pid} back 0");
         assert_eq!(dead(1, "500:a", &shutdown(7, 4990)), 0);
         assert_eq!(dead(1, "500:a", &shutdown(7, 1998)), 1, "of an earlier manager");
         assert_eq!(dead(1, "500:a", &shutdown(8, 4990)), 1, "of another process");

@@ -1,4 +1,5 @@
-//! The rules, each in a file of its own with the histories that break it, and those that only seem to.
+//! The rules, each in a file of its own with the histories that break it, and those that only seem
+//! to.
 
 pub(crate) mod agreement;
 pub(crate) mod bounds;
@@ -54,8 +55,10 @@ pub(crate) mod tests {
     /// The story of records that are written as in the file. What comes before `|` applies to all.
     #[track_caller]
     pub(crate) fn story(text: &str) -> Story {
-        let parse = |line: &str| line.parse::<Record>().unwrap_or_else(|error| panic!("{line:?}: {error}"));
-        let records: Vec<Record> = text.lines().map(str::trim).filter(|line| !line.is_empty()).map(parse).collect();
+        let parse =
+            |line: &str| line.parse::<Record>().unwrap_or_else(|error| panic!("{line:?}: {error}"));
+        let records: Vec<Record> =
+            text.lines().map(str::trim).filter(|line| !line.is_empty()).map(parse).collect();
         Story::of(&records)
     }
 }

@@ -13,10 +13,11 @@ pub(crate) fn find(story: &Story) -> Vec<Finding> {
     }
     for holds in locks.values() {
         found.extend(equal(story, holds));
-        // Certain of any two: one was over, or at least believed in, before the other was even asked for.
+        // Certain of any two: one was over, or at least believed in, before the other was even
+        // asked for.
         found.extend(falling(story, holds, |hold| hold.from, |hold| hold.asked, |_, _| false));
-        // Who believed after another had ceased to was granted after it too; but for a server that forgot, and then
-        // answered the second before the first.
+        // Who believed after another had ceased to was granted after it too; but for a server that
+        // forgot, and then answered the second before the first.
         let excused = |earlier: &Hold, later: &Hold| {
             let asked = earlier.asked.min(later.asked);
             story.excuses(later.lock, asked, later.from, later.from).next().is_some()
@@ -46,15 +47,21 @@ fn falling(
     let (mut by_end, mut by_beginning) = (holds.to_vec(), holds.to_vec());
     by_end.sort_by_key(|hold| over(hold));
     by_beginning.sort_by_key(|hold| began(hold));
-    let (mut ended, mut highest, mut found) = (by_end.into_iter().peekable(), None::<&Hold>, Vec::new());
+    let (mut ended, mut highest, mut found) =
+        (by_end.into_iter().peekable(), None::<&Hold>, Vec::new());
     for later in by_beginning {
         while let Some(hold) = ended.next_if(|hold| over(hold) <= began(later)) {
             if highest.is_none_or(|highest| hold.token > highest.token) {
                 highest = Some(hold);
             }
         }
-        let wrong = highest.filter(|earlier| earlier.token >= later.token && !std::ptr::eq(*earlier, later));
-        found.extend(wrong.filter(|earlier| !excused(earlier, later)).map(|earlier| finding(story, earlier, later)));
+        let wrong = highest
+            .filter(|earlier| earlier.token >= later.token && !std::ptr::eq(*earlier, later));
+        found.extend(
+            wrong
+                .filter(|earlier| !excused(earlier, later))
+                .map(|earlier| finding(story, earlier, later)),
+        );
     }
     found
 }
@@ -86,8 +93,7 @@ mod tests {
         find(&story(&format!("0 0 1 terms 1 100 10 0\n{text}"))).len()
     }
 
-    const TWO: &str =
-        "10 1@1 7 wait\n12 2@1 8 wait\n20 1@1 7 enter 90 5 a\n30 1@1 7 leave\n40 2@1 8 enter 90 6 b\n50 2@1 8 leave";
+    const TWO: &str = "10 1@1 7 wait\n12 2@1 8 wait\n20 1@1 7 enter 90 5 a\n30 1@1 7 leave\n40 2@1 8 enter 90 6 b\n50 2@1 8 leave";
 
     #[test]
     fn rising_tokens_are_well() {
@@ -108,8 +114,20 @@ mod tests {
     #[test]
     fn the_highest_counts_and_not_the_last() {
         let third = "\n55 3@1 9 wait\n60 3@1 9 enter 90 5 c";
-        assert_eq!(wrong(&format!("{}{third}", TWO.replace("90 5 a", "90 2 a").replace("90 6 b", "90 4 b"))), 0);
-        assert_eq!(wrong(&format!("{}{third}", TWO.replace("90 5 a", "90 9 a").replace("90 6 b", "90 10 b"))), 1);
+        assert_eq!(
+            wrong(&format!(
+                "{}{third}",
+                TWO.replace("90 5 a", "90 2 a").replace("90 6 b", "90 4 b")
+            )),
+            0
+        );
+        assert_eq!(
+            wrong(&format!(
+                "{}{third}",
+                TWO.replace("90 5 a", "90 9 a").replace("90 6 b", "90 10 b")
+            )),
+            1
+        );
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Answers: nobody is told that it could not be found out who has a lock where nothing kept anybody from finding out.
+//! Answers: nobody is told that it could not be found out who has a lock where nothing kept anybody
+//! from finding out.
 
 use std::collections::HashMap;
 
@@ -9,7 +10,8 @@ use super::{
 };
 use crate::history::story::{Story, Wait};
 
-/// How an answer begins that says nothing about the lock: no server told, or there was no connection to ask over.
+/// How an answer begins that says nothing about the lock: no server told, or there was no
+/// connection to ask over.
 const SILENT: [&str; 2] = ["unavailable", "exhausted"];
 /// A connection that a process borrows for itself comes back within this time.
 const LENT: u64 = 1_000_000_000;
@@ -17,7 +19,8 @@ const LENT: u64 = 1_000_000_000;
 pub(crate) fn find(story: &Story) -> Vec<Finding> {
     let lent = lent(story);
     let in_calm = |wait: &&Wait| {
-        let silent = wait.why.as_ref().is_some_and(|why| SILENT.iter().any(|word| why.starts_with(word)));
+        let silent =
+            wait.why.as_ref().is_some_and(|why| SILENT.iter().any(|word| why.starts_with(word)));
         silent && is_calm(story, wait, lent.get(&wait.pid))
     };
     let finding = |wait: &Wait| Finding {
@@ -37,8 +40,9 @@ pub(crate) fn find(story: &Story) -> Vec<Finding> {
     story.waits.iter().filter(in_calm).map(finding).collect()
 }
 
-/// Whether the process ran, had its connections to itself, and all nodes were there, before the answer. An exchange that was
-/// under way when something ceased may have come to nothing one time limit later; the other one is for what follows from that.
+/// Whether the process ran, had its connections to itself, and all nodes were there, before the
+/// answer. An exchange that was under way when something ceased may have come to nothing one time
+/// limit later; the other one is for what follows from that.
 fn is_calm(story: &Story, wait: &Wait, lent: Option<&Spans>) -> bool {
     let terms = &story.terms;
     let (from, until) = (wait.until.saturating_sub(2 * terms.operation_timeout), wait.until);
@@ -49,8 +53,11 @@ fn is_calm(story: &Story, wait: &Wait, lent: Option<&Spans>) -> bool {
     if lent.into_iter().flatten().any(|(began, ended)| *began < until && *ended > from) {
         return false;
     }
-    let Some(looks) = looks_where_all_ran(story, wait.pid, wait.lock, from, until) else { return false };
-    let well = |node: usize| answered(&looks, node) && !in_trouble(story, wait.lock, node, from, until);
+    let Some(looks) = looks_where_all_ran(story, wait.pid, wait.lock, from, until) else {
+        return false;
+    };
+    let well =
+        |node: usize| answered(&looks, node) && !in_trouble(story, wait.lock, node, from, until);
     (1..=terms.nodes).all(well)
 }
 
@@ -68,15 +75,17 @@ mod tests {
     use super::*;
     use crate::history::rules::tests::story;
 
-    /// A lease of 900 ms and a time limit of 100 ms: a lock is asked for at 8,990 ms, and at 9,000 ms there is the answer. Each
-    /// 20 ms the nodes say what is `said`, in two milliseconds.
+    /// A lease of 900 ms and a time limit of 100 ms: a lock is asked for at 8,990 ms, and at 9,000
+    /// ms there is the answer. Each 20 ms the nodes say what is `said`, in two milliseconds.
     fn wrong(nodes: usize, why: &str, said: &str, more: &str) -> usize {
         let mut lines = vec![
             format!("0 0 1 terms {nodes} 900000000 100000000 0"),
             "8990 1@1 7 wait".into(),
             format!("9000 1@1 7 again {why}: x"),
         ];
-        lines.extend((0..500).map(|look| format!("{} 0@1 1 seen {}000000 {said}", 20 * look + 2, 20 * look)));
+        lines.extend(
+            (0..500).map(|look| format!("{} 0@1 1 seen {}000000 {said}", 20 * look + 2, 20 * look)),
+        );
         lines.extend(more.lines().map(str::to_owned));
         let text: Vec<String> = lines.iter().map(|line| line.replacen(' ', "000000 ", 1)).collect();
         find(&story(&text.join("\n"))).len()
@@ -115,7 +124,9 @@ mod tests {
     fn new_nodes_do_not_vote_yet() {
         let soon = |nodes| {
             let said = vec!["-"; nodes].join(" ");
-            let looks = (0..200).map(|look| format!("\n{}000000 0@1 1 seen {}000000 {said}", 20 * look + 2, 20 * look));
+            let looks = (0..200).map(|look| {
+                format!("\n{}000000 0@1 1 seen {}000000 {said}", 20 * look + 2, 20 * look)
+            });
             let terms = format!("0 0 1 terms {nodes} 900000000 100000000 0");
             let asks = "2990000000 1@1 7 wait\n3000000000 1@1 7 again unavailable: x";
             find(&story(&format!("{terms}\n{asks}{}", looks.collect::<String>()))).len()
@@ -135,7 +146,8 @@ mod tests {
 
     #[test]
     fn who_has_lent_its_connections_cannot_ask() {
-        let lent = |pid: u32, at: u64| format!("{at} 4 {pid} call connection 9\n{at} 4 {pid} back 0");
+        let lent =
+            |pid: u32, at: u64| format!("{at} 4 {pid} call connection 9\n{at} 4 {pid} back 0");
         for why in ["exhausted", "unavailable"] {
             assert_eq!(wrong(1, why, "-", &lent(7, 8700)), 0, "{why}");
             assert_eq!(wrong(1, why, "-", &lent(7, 7799)), 1, "{why}: they are back");

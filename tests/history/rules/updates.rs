@@ -1,4 +1,5 @@
-//! No lost update: of those who read a number under a lock and write it back one larger, no two write the same one.
+//! No lost update: of those who read a number under a lock and write it back one larger, no two
+//! write the same one.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +21,10 @@ pub(crate) fn find(story: &Story) -> Vec<Finding> {
             let text = if value == next {
                 format!("tokens {} and {} both wrote the value {value}", one.token, other.token)
             } else if other.token < one.token {
-                format!("token {} wrote {value} and token {} then wrote {next}", one.token, other.token)
+                format!(
+                    "token {} wrote {value} and token {} then wrote {next}",
+                    one.token, other.token
+                )
             } else {
                 continue;
             };

@@ -1,4 +1,12 @@
-//! Faults of the process itself: no threads, no files, no time on a core, signals, children, and every way to end.
+//! Faults of the process itself: no threads, no files, no time on a core, signals, children, and
+//! every way to end.
+
+mod callbacks;
+mod lifecycle;
+mod logger;
+mod nested;
+mod resources;
+mod signals;
 
 use std::{
     fs::{self, File},
@@ -14,11 +22,12 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::{LOCK, is_renewed, renewals};
 use crate::{
     bounds::threads,
-    kit::{
-        AtEnd, BOUNDED, SECOND, UnwrapReleased, alone, await_gone, brisk, get, in_thread, lease, manager, patient,
-        timed, waiter, within,
+    contention::owner,
+    helpers::{
+        CALL_LIMIT, Defer, SECOND, UnwrapReleased, await_gone, completes_within,
+        config_long_timeouts, config_medium_timeout, get, in_own_process, in_thread, manager,
+        spawn_queued_waiter, timed, with_ttl,
     },
-    processes::owner,
     support::{CEILING, Nodes, RedisServer, Worker, eventually, eventually_some},
     worker::work,
 };
@@ -56,17 +65,21 @@ const STACK: u64 = 64 << 20;
 #[test]
 fn where_there_is_no_thread_a_manager_is_refused_and_can_be_had_later() {
     let stack = STACK.to_string();
-    let name = "faults::process::where_there_is_no_thread_a_manager_is_refused_and_can_be_had_later";
-    if !alone(name, &[("RUST_MIN_STACK", &stack)]) {
+    let name =
+        "faults::process::where_there_is_no_thread_a_manager_is_refused_and_can_be_had_later";
+    if !in_own_process(name, &[("RUST_MIN_STACK", &stack)]) {
         return;
     }
     let server = RedisServer::start();
     let mut purposes = Vec::new();
-    // With handlers a manager has three threads, and each of them may be the first that is not to be had.
+    // With handlers a manager has three threads, and each of them may be the first that is not to
+    // be had.
     let mgr = (1..).find_map(|halves| {
         eventually("the former ones have ended", CEILING, || threads().is_empty());
         let limit = address_space_left(halves * (STACK / 2));
-        let made = RedisMgr::new(patient(server.url()).events(std::sync::Arc::new(Deaf)));
+        let made = RedisMgr::new(
+            config_long_timeouts(server.url()).event_handler(std::sync::Arc::new(Deaf)),
+        );
         limit.lift();
         match made {
             Ok(mgr) => Some(mgr),
@@ -91,32 +104,42 @@ fn where_there_is_no_thread_a_manager_is_refused_and_can_be_had_later() {
 fn where_there_is_no_thread_nodes_cannot_be_reached_for_as_long() {
     let stack = STACK.to_string();
     let name = "faults::process::where_there_is_no_thread_nodes_cannot_be_reached_for_as_long";
-    if !alone(name, &[("RUST_MIN_STACK", &stack)]) {
+    if !in_own_process(name, &[("RUST_MIN_STACK", &stack)]) {
         return;
     }
     let nodes = Nodes::start(3);
-    let mgr = RedisMgr::new(brisk(nodes.urls()).quarantine(Duration::ZERO)).unwrap();
+    let mgr =
+        RedisMgr::new(config_medium_timeout(nodes.urls()).quarantine(Duration::ZERO)).unwrap();
     let guard = mgr.lock("x").unwrap();
     (0..3).for_each(|node| assert!(nodes.server(node).kill_clients(&[]) > 0));
-    // The threads that connected leave their stacks to others, until one that ends finds too many of them.
-    eventually("they have ended", CEILING, || !threads().iter().any(|name| name.starts_with("distlock-conn")));
+    // The threads that connected leave their stacks to others, until one that ends finds too many
+    // of them.
+    eventually("they have ended", CEILING, || {
+        !threads().iter().any(|name| name.starts_with("distlock-conn"))
+    });
     thread::spawn(|| {}).join().unwrap();
     let limit = address_space_left(STACK / 2);
-    let error = within(BOUNDED, "try_lock", || mgr.try_lock("y").unwrap_err());
+    let error = completes_within(CALL_LIMIT, "try_lock", || mgr.try_lock("y").unwrap_err());
     limit.lift();
     assert!(error.is_unavailable(), "{error:?}");
-    within(BOUNDED, "locking", || mgr.lock("y").unwrap()).release().unwrap().unwrap_released();
+    completes_within(CALL_LIMIT, "locking", || mgr.lock("y").unwrap())
+        .release()
+        .unwrap()
+        .unwrap_released();
     guard.release().unwrap().unwrap_released();
 }
 
 #[test]
 fn where_there_is_no_file_left_locks_are_kept_and_new_connections_say_why() {
-    if !alone("faults::process::where_there_is_no_file_left_locks_are_kept_and_new_connections_say_why", &[]) {
+    if !in_own_process(
+        "faults::process::where_there_is_no_file_left_locks_are_kept_and_new_connections_say_why",
+        &[],
+    ) {
         return;
     }
     let server = RedisServer::start();
-    let mgr = RedisMgr::new(brisk(server.url())).unwrap();
-    let guard = mgr.lock_with("x", &lease(9 * SECOND)).unwrap();
+    let mgr = RedisMgr::new(config_medium_timeout(server.url())).unwrap();
+    let guard = mgr.lock_with("x", &with_ttl(9 * SECOND)).unwrap();
     is_renewed(&server, &guard, 1);
     let commands = server.monitor();
     let limit = Limited::to(|| Resource::Nofile, 256);
@@ -124,8 +147,8 @@ fn where_there_is_no_file_left_locks_are_kept_and_new_connections_say_why() {
     // Somebody who was there before may close one yet.
     let (fresh, error) = eventually_some("no file is left", CEILING, || {
         files.extend(std::iter::from_fn(|| File::open("/dev/null").ok()));
-        let fresh = RedisMgr::new(brisk(server.url())).unwrap();
-        let error = within(BOUNDED, "try_lock", || fresh.try_lock("y").err());
+        let fresh = RedisMgr::new(config_medium_timeout(server.url())).unwrap();
+        let error = completes_within(CALL_LIMIT, "try_lock", || fresh.try_lock("y").err());
         error.map(|error| (fresh, error))
     });
     assert!(!files.is_empty());
@@ -134,7 +157,9 @@ fn where_there_is_no_file_left_locks_are_kept_and_new_connections_say_why() {
     assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
     assert!(error.to_string().contains("Too many open files"), "{error}");
     // Who cannot subscribe looks.
-    let gave_up = within(BOUNDED, "waiting", || mgr.try_lock_for("x", Duration::from_millis(300)).unwrap_err());
+    let gave_up = completes_within(CALL_LIMIT, "waiting", || {
+        mgr.try_lock_for("x", Duration::from_millis(300)).unwrap_err()
+    });
     assert!(gave_up.is_timeout(), "{gave_up:?}");
     eventually("it is renewed", CEILING, || {
         assert!(guard.is_held(), "{:?}", guard.lost().try_recv());
@@ -146,13 +171,17 @@ fn where_there_is_no_file_left_locks_are_kept_and_new_connections_say_why() {
     limit.lift();
     eventually("it waits", CEILING, || fresh.holder("x").unwrap().unwrap().waiters() == Some(1));
     guard.release().unwrap().unwrap_released();
-    drop(within(BOUNDED, "the next", || waiting.join().unwrap()));
+    drop(completes_within(CALL_LIMIT, "the next", || waiting.join().unwrap()));
 }
 
-/// Whether it is renewed in time is the machine's business; that nobody believes in a lock which is over is ours.
+/// Whether it is renewed in time is the machine's business; that nobody believes in a lock which is
+/// over is ours.
 #[test]
 fn a_process_that_gets_no_time_on_a_core_believes_in_nothing_that_is_over() {
-    if !alone("faults::process::a_process_that_gets_no_time_on_a_core_believes_in_nothing_that_is_over", &[]) {
+    if !in_own_process(
+        "faults::process::a_process_that_gets_no_time_on_a_core_believes_in_nothing_that_is_over",
+        &[],
+    ) {
         return;
     }
     let server = RedisServer::start();
@@ -160,7 +189,7 @@ fn a_process_that_gets_no_time_on_a_core_believes_in_nothing_that_is_over() {
     let mgr = manager(&server);
     let over = AtomicBool::new(false);
     thread::scope(|threads| {
-        let _over = AtEnd(|| over.store(true, Ordering::Relaxed));
+        let _over = Defer(|| over.store(true, Ordering::Relaxed));
         for _ in 0..8 {
             threads.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
@@ -170,7 +199,7 @@ fn a_process_that_gets_no_time_on_a_core_believes_in_nothing_that_is_over() {
         }
         // Some of them are too short to be kept, or even taken, by such a process.
         let ttl = |n: usize| if n.is_multiple_of(2) { SECOND } else { SECOND / 25 };
-        let take = |n: usize| mgr.lock_with(&format!("n{n}"), &lease(ttl(n)).wait(SECOND)).ok();
+        let take = |n: usize| mgr.lock_with(&format!("n{n}"), &with_ttl(ttl(n)).wait(SECOND)).ok();
         let mut guards: Vec<_> = (0..20).filter_map(take).collect();
         assert!(!guards.is_empty());
         for _ in 0..20 {
@@ -198,7 +227,8 @@ unsafe extern "C" {
 
 extern "C" fn nothing(_: i32) {}
 
-/// Interrupts whatever any thread of this process is waiting for, again and again, until it is told to stop.
+/// Interrupts whatever any thread of this process is waiting for, again and again, until it is told
+/// to stop.
 fn storm_of_signals(over: &AtomicBool) {
     const SIGALRM: i32 = 14;
     // SAFETY: the handler does nothing.
@@ -207,7 +237,8 @@ fn storm_of_signals(over: &AtomicBool) {
     while !over.load(Ordering::Relaxed) {
         for task in fs::read_dir("/proc/self/task").unwrap().filter_map(Result::ok) {
             let thread = task.file_name().into_string().unwrap().parse().unwrap();
-            // SAFETY: a signal that has a handler; to a thread that has ended meanwhile it is an error.
+            // SAFETY: a signal that has a handler; to a thread that has ended meanwhile it is an
+            // error.
             unsafe { tgkill(process, thread, SIGALRM) };
         }
         work(Duration::from_micros(500));
@@ -216,16 +247,16 @@ fn storm_of_signals(over: &AtomicBool) {
 
 #[test]
 fn a_storm_of_signals_fails_no_call_and_costs_no_lock() {
-    if !alone("faults::process::a_storm_of_signals_fails_no_call_and_costs_no_lock", &[]) {
+    if !in_own_process("faults::process::a_storm_of_signals_fails_no_call_and_costs_no_lock", &[]) {
         return;
     }
     let server = RedisServer::builder().unix_socket().start();
     for url in [server.url(), server.unix_url()] {
-        let mgr = RedisMgr::new(patient(url).pool_size(2)).unwrap();
-        let held = mgr.lock_with("held", &lease(3 * SECOND)).unwrap();
+        let mgr = RedisMgr::new(config_long_timeouts(url).pool_size(2)).unwrap();
+        let held = mgr.lock_with("held", &with_ttl(3 * SECOND)).unwrap();
         let over = AtomicBool::new(false);
         thread::scope(|threads| {
-            let _over = AtEnd(|| over.store(true, Ordering::Relaxed));
+            let _over = Defer(|| over.store(true, Ordering::Relaxed));
             threads.spawn(|| storm_of_signals(&over));
             let working = |n: usize| {
                 let mgr = &mgr;
@@ -233,7 +264,9 @@ fn a_storm_of_signals_fails_no_call_and_costs_no_lock() {
                     for round in 0..100 {
                         if round % 20 == n {
                             // Connecting is interrupted too.
-                            drop(mgr.connection().map(|mut link| redis::cmd("PING").query::<()>(&mut link).unwrap()));
+                            drop(mgr.connection().map(|mut link| {
+                                redis::cmd("PING").query::<()>(&mut link).unwrap()
+                            }));
                         }
                         mgr.lock("x").unwrap().release().unwrap().unwrap_released();
                     }
@@ -251,7 +284,7 @@ fn a_storm_of_signals_fails_no_call_and_costs_no_lock() {
 
 #[test]
 fn a_program_that_is_started_inherits_no_connection() {
-    if !alone("faults::process::a_program_that_is_started_inherits_no_connection", &[]) {
+    if !in_own_process("faults::process::a_program_that_is_started_inherits_no_connection", &[]) {
         return;
     }
     let server = RedisServer::builder().unix_socket().start();
@@ -264,9 +297,11 @@ fn a_program_that_is_started_inherits_no_connection() {
     };
     let before = sockets();
     let urls = [server.url(), server.unix_url(), nodes.urls()];
-    let mgrs = urls.map(|url| RedisMgr::new(patient(url).quarantine(Duration::ZERO)).unwrap());
-    let guards = mgrs.each_ref().map(|mgr| mgr.lock_with(mgr.server(), &lease(3 * SECOND)).unwrap());
-    let waiting = waiter(&server, &mgrs[0], mgrs[0].server());
+    let mgrs = urls
+        .map(|url| RedisMgr::new(config_long_timeouts(url).quarantine(Duration::ZERO)).unwrap());
+    let guards =
+        mgrs.each_ref().map(|mgr| mgr.lock_with(mgr.server(), &with_ttl(3 * SECOND)).unwrap());
+    let waiting = spawn_queued_waiter(&server, &mgrs[0], mgrs[0].server());
     let mine = || fs::read_dir("/proc/self/fd").unwrap().count();
     assert!(mine() > 10);
     assert_eq!(sockets(), before);
@@ -274,13 +309,14 @@ fn a_program_that_is_started_inherits_no_connection() {
     drop(waiting.join().unwrap().unwrap());
 }
 
-/// What a thread needs that locks and releases, with some room to spare. (A reply that is nested as deeply as the parser goes
-/// can make a debug build need more than a megabyte, which the usual stacks have.)
+/// What a thread needs that locks and releases, with some room to spare. (A reply that is nested as
+/// deeply as the parser goes can make a debug build need more than a megabyte, which the usual
+/// stacks have.)
 pub(super) const SMALL_STACK: usize = 192 << 10;
 
 #[test]
 fn a_small_stack_is_enough() {
-    if !alone("faults::process::a_small_stack_is_enough", &[]) {
+    if !in_own_process("faults::process::a_small_stack_is_enough", &[]) {
         return;
     }
     let server = RedisServer::start();
@@ -302,7 +338,7 @@ fn leave(how: &str) -> (RedisServer, Worker) {
         worker
     });
     // It has leases of a minute.
-    assert!(took < BOUNDED * 2, "{how} took {took:?}");
+    assert!(took < CALL_LIMIT * 2, "{how} took {took:?}");
     (server, worker)
 }
 
@@ -334,7 +370,10 @@ fn a_process_can_exit_while_its_threads_wait() {
     let guard = manager(&server);
     assert!(server.query::<bool>(&["DEL", LOCK]));
     // Its place in the line is nobody's.
-    within(BOUNDED, "the next", || guard.lock("x").unwrap()).release().unwrap().unwrap_released();
+    completes_within(CALL_LIMIT, "the next", || guard.lock("x").unwrap())
+        .release()
+        .unwrap()
+        .unwrap_released();
     await_gone(&server, LOCK);
 }
 
@@ -343,7 +382,7 @@ fn a_process_can_exit_while_its_threads_wait() {
 fn a_guard_that_is_forgotten_ends_with_the_longest_hold() {
     let server = RedisServer::start();
     let mgr = manager(&server);
-    let guard: LockGuard = mgr.lock_with("x", &lease(30 * SECOND).max_hold(SECOND)).unwrap();
+    let guard: LockGuard = mgr.lock_with("x", &with_ttl(30 * SECOND).max_hold(SECOND)).unwrap();
     let channel = guard.lost().clone();
     std::mem::forget(guard);
     assert_eq!(channel.recv_timeout(CEILING), Ok(LockLost::MaxHold));

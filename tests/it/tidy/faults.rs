@@ -1,28 +1,35 @@
-//! Guards docs/faults.md: every fault of the catalogue is in it, and every test that it names exists.
+//! Guards docs/faults.md: every fault of the catalogue is in it, and every test that it names
+//! exists.
 
 use super::{code, home, library, text};
 
 /// The numbers of the catalogue.
 const CATALOGUE: [u32; 80] = [
-    1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 29, 30, 32, 33, 34, 35,
-    36, 37, 38, 39, 40, 41, 43, 44, 45, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 58, 59, 60, 61, 62, 63, 65, 66, 68, 70,
-    71, 72, 73, 74, 75, 76, 77, 79, 80, 81, 82, 83, 84, 85, 86, 87, 89, 90, 91, 93,
+    1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 29,
+    30, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 43, 44, 45, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56,
+    58, 59, 60, 61, 62, 63, 65, 66, 68, 70, 71, 72, 73, 74, 75, 76, 77, 79, 80, 81, 82, 83, 84, 85,
+    86, 87, 89, 90, 91, 93,
 ];
 
 /// The cells of each row.
 fn rows() -> Vec<Vec<String>> {
     let table = text("docs/faults.md");
     let rows = table.lines().filter(|line| line.starts_with("| F") || line.starts_with("| N"));
-    rows.map(|row| row.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect()).collect()
+    rows.map(|row| row.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect())
+        .collect()
 }
 
 /// What stands between backticks and looks like the path of a test.
 fn named(cell: &str) -> impl Iterator<Item = &str> {
-    cell.split('`').skip(1).step_by(2).filter(|code| code.contains("::") && !code.contains(char::is_whitespace))
+    cell.split('`')
+        .skip(1)
+        .step_by(2)
+        .filter(|code| code.contains("::") && !code.contains(char::is_whitespace))
 }
 
-/// Whether there is such a test: below `tests/it`, or among the unit tests of a file in `src`. Tests of the command begin with `cli`,
-/// and its unit tests with `cli-bin`. Inner modules, also those that a macro makes, must be in the file.
+/// Whether there is such a test: below `tests/it`, or among the unit tests of a file in `src`.
+/// Tests of the command begin with `cli`, and its unit tests with `cli-bin`. Inner modules, also
+/// those that a macro makes, must be in the file.
 fn exists(test: &str) -> bool {
     let parts: Vec<_> = test.split("::").collect();
     let (name, rooms) = parts.split_last().expect("a name");
@@ -45,7 +52,9 @@ fn exists(test: &str) -> bool {
                 function.strip_prefix(name).is_some_and(|rest| rest.starts_with('('))
             });
             is_test
-                && inner.iter().all(|room| code.contains(&format!("mod {room}")) || code.contains(&format!("{room}: ")))
+                && inner.iter().all(|room| {
+                    code.contains(&format!("mod {room}")) || code.contains(&format!("{room}: "))
+                })
         })
     })
 }
@@ -61,9 +70,13 @@ fn a_test_is_found_where_it_is_and_nowhere_else() {
     ] {
         assert!(exists(test), "{test}");
     }
-    for test in
-        ["tidy::faults::exists", "tidy::faults::a_test", "redlock::faults::kicked::two_of_five", "lease::x", "x"]
-    {
+    for test in [
+        "tidy::faults::exists",
+        "tidy::faults::a_test",
+        "redlock::faults::kicked::two_of_five",
+        "lease::x",
+        "x",
+    ] {
         assert!(!exists(test), "{test}");
     }
 }
@@ -74,7 +87,9 @@ fn every_test_in_the_table_of_faults_exists() {
     for row in rows() {
         let [fault, .., tests] = row.as_slice() else { panic!("{row:?}") };
         assert_eq!(row.len(), 5, "{row:?}");
-        missing.extend(named(tests).filter(|test| !exists(test)).map(|test| format!("{fault}: {test}")));
+        missing.extend(
+            named(tests).filter(|test| !exists(test)).map(|test| format!("{fault}: {test}")),
+        );
         let reason = tests.starts_with("none: ") || tests.starts_with("none that runs always: ");
         assert!(reason || named(tests).next().is_some(), "{fault} has neither a test nor a reason");
     }
@@ -85,7 +100,8 @@ fn every_test_in_the_table_of_faults_exists() {
 fn every_fault_of_the_catalogue_is_in_the_table_once() {
     let (mut faults, implied): (Vec<String>, Vec<String>) =
         rows().into_iter().map(|row| row[0].clone()).partition(|id| id.starts_with('F'));
-    let mut wanted: Vec<String> = CATALOGUE.iter().chain(&[94]).map(|number| format!("F{number}")).collect();
+    let mut wanted: Vec<String> =
+        CATALOGUE.iter().chain(&[94]).map(|number| format!("F{number}")).collect();
     faults.sort();
     wanted.sort();
     assert_eq!(faults, wanted);
@@ -105,7 +121,8 @@ fn the_wall_clock_is_for_texts_only() {
 fn whatever_is_logged_is_behind_the_shield() {
     for path in library().iter().filter(|path| !path.ends_with("/say.rs")) {
         let code = code(path);
-        let bare = ["trace", "debug", "info", "warn", "error"].map(|level| format!("log::{level}!"));
+        let bare =
+            ["trace", "debug", "info", "warn", "error"].map(|level| format!("log::{level}!"));
         assert!(!bare.iter().any(|call| code.contains(call)), "{path} logs without `log_safely!`");
     }
 }

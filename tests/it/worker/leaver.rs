@@ -23,7 +23,9 @@ extern "C" fn let_go() {
 }
 
 pub(super) fn leaver(side: &Arc<WorkerSide>) {
-    let config = Config::new(side.arg("url")).ttl(Duration::from_secs(60)).operation_timeout(Duration::from_secs(20));
+    let config = Config::new(side.arg("url"))
+        .ttl(Duration::from_secs(60))
+        .operation_timeout(Duration::from_secs(20));
     let mgr = RedisMgr::new(config).expect("no manager");
     let guard = mgr.lock("x").expect("no lock");
     match side.arg("how").as_str() {
@@ -50,7 +52,8 @@ pub(super) fn leaver(side: &Arc<WorkerSide>) {
         "while others wait" => {
             let waiting = mgr.clone();
             drop(thread::spawn(move || waiting.lock("x").map(drop)));
-            while mgr.holder("x").expect("no answer").and_then(|holder| holder.waiters()) != Some(1) {
+            while mgr.holder("x").expect("no answer").and_then(|holder| holder.waiters()) != Some(1)
+            {
                 work(Duration::from_millis(1));
             }
             // What the guard holds is not released: nobody drops it.

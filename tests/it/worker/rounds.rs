@@ -15,7 +15,7 @@ use distlock::{LockGuard, LockOptions};
 
 use super::{manager, milliseconds, number, work};
 use crate::{
-    processes::history::{Hold, Recorder, boottime},
+    contention::history::{Hold, Recorder, boottime},
     support::WorkerSide,
 };
 
@@ -31,7 +31,8 @@ impl<'a> Witness<'a> {
         guard.is_held().then_some(())?;
         let now = boottime();
         let (lock, id) = (guard.name().to_owned(), guard.id().to_string());
-        let hold = Hold { lock, id, token: Some(guard.fencing_token().0), from: now, until: now };
+        let hold =
+            Hold { lock, id, token: Some(guard.fencing_token().as_u64()), from: now, until: now };
         // Written at once, for it may be the last that is heard of this process.
         recorder.note(&hold);
         Some(Witness { recorder, hold })
@@ -90,7 +91,10 @@ pub(super) fn foreign(side: &Arc<WorkerSide>) {
     }
     let mut connection = None;
     let mut round = 0;
-    while rounds.as_ref().map_or_else(|| !ended.as_ref().is_some_and(is_set), |rounds| round.to_string() != *rounds) {
+    while rounds
+        .as_ref()
+        .map_or_else(|| !ended.as_ref().is_some_and(is_set), |rounds| round.to_string() != *rounds)
+    {
         let Some(open) = connection.as_mut() else {
             connection = client.get_connection().ok();
             work(Duration::from_millis(5));
@@ -116,7 +120,8 @@ pub(super) fn foreign(side: &Arc<WorkerSide>) {
         let now = boottime();
         let believed = || boottime() < sent + ttl_ms * 990_000;
         if believed() {
-            let hold = Hold { lock: name.clone(), id: id.clone(), token: None, from: now, until: now };
+            let hold =
+                Hold { lock: name.clone(), id: id.clone(), token: None, from: now, until: now };
             let mut witness = Witness { recorder: &recorder, hold };
             if let Some(file) = &file {
                 increment(file.as_ref());
@@ -133,8 +138,8 @@ pub(super) fn foreign(side: &Arc<WorkerSide>) {
     side.say("done");
 }
 
-/// Takes a lock until `rounds` have been taken in all. Whoever is inside stays until all the others are back in line,
-/// so that no share is lost to a slow machine.
+/// Takes a lock until `rounds` have been taken in all. Whoever is inside stays until all the others
+/// are back in line, so that no share is lost to a slow machine.
 pub(super) fn sharer(side: &WorkerSide) {
     let (mgr, recorder) = (manager(side), Recorder::open(side.arg("history")));
     let (name, file) = (side.arg("lock"), side.arg("file"));
@@ -149,7 +154,9 @@ pub(super) fn sharer(side: &WorkerSide) {
             break;
         }
         own += 1;
-        while mgr.holder(&name).expect("no answer").and_then(|holder| holder.waiters()) != Some(others) {
+        while mgr.holder(&name).expect("no answer").and_then(|holder| holder.waiters())
+            != Some(others)
+        {
             work(Duration::from_millis(1));
         }
         assert!(witness.look(|| guard.is_held()), "lost meanwhile");
@@ -167,7 +174,8 @@ pub(super) fn crowd(side: &Arc<WorkerSide>) {
         let mut dice = fastrand::Rng::with_seed(seed.wrapping_add(thread));
         while !is_set(&ended) {
             let ttl = Duration::from_millis(dice.u64(500..1000));
-            let options = LockOptions::new().ttl(ttl).wait(Duration::from_millis(dice.u64(0..3000)));
+            let options =
+                LockOptions::new().ttl(ttl).wait(Duration::from_millis(dice.u64(0..3000)));
             let guard = match mgr.lock_with(&locks[dice.usize(..locks.len())], &options) {
                 Ok(guard) => guard,
                 // Connections are being killed, and processes stopped for longer than any patience.

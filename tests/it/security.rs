@@ -1,0 +1,6 @@
+//! Untrusted input: permissions, limits, malicious servers, and the corpus of the fuzz targets.
+
+mod fuzz_corpus;
+pub(crate) mod limits;
+mod malicious;
+mod permissions;
