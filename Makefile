@@ -5,7 +5,7 @@ ARGS ?=
 export RUST_TEST_THREADS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-redlock test sim storm mutants loom tsan miri survivors bench screenshot deny msrv check
+.PHONY: help demo demo-redlock test sim storm mutants loom tsan miri cargo-mutants bench screenshot deny msrv check
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,7 +25,7 @@ test: ## all tests, on real servers that are started and ended with them
 
 storm: ## processes, servers and the network ill-treated at random, on one server and on five; ARGS=--help says more
 	@tools/need-redis.sh
-	$(CARGO) test --all-features --test storm -- brew $(ARGS)
+	$(CARGO) test --all-features --test storm -- --run $(ARGS)
 
 SEEDS ?= 10000
 sim: ## the simulator with SEEDS=10000 seeds; FIRST=n begins elsewhere, `SIM_SEED=n make sim` replays one
@@ -35,10 +35,10 @@ mutants: ## breaks each promise on purpose, in a copy, and shows that its test n
 	@tools/need-redis.sh
 	$(CARGO) test --all-features --test mutants -- --run $(ARGS)
 
-survivors: ## cargo-mutants over the files that only decide; what survives is told in docs/mutants.md
+cargo-mutants: ## cargo-mutants on the files that only compute; docs/mutants.md explains the mutants that survive
 	@$(CARGO) mutants --version >/dev/null 2>&1 || $(CARGO) install cargo-mutants --locked
 	@mkdir -p target
-	CARGO_PROFILE_DEV_DEBUG=0 $(CARGO) mutants --output target/survivors $(ARGS)
+	CARGO_PROFILE_DEV_DEBUG=0 $(CARGO) mutants --output target/cargo-mutants $(ARGS)
 
 loom: ## every order of events in the handshakes between threads
 	RUSTFLAGS="--cfg loom" $(CARGO) test --release --lib --target-dir target/loom -- acquire::checks:: renewer::checks:: $(ARGS)

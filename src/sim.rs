@@ -1,10 +1,10 @@
-//! Interface for simulators. Wherever the library reads a clock, waits, starts a thread, draws a
-//! random number or talks to a server, a [`SimWorld`] can replace the machine. Only compiled with
-//! the feature `testing`.
+//! Lets a simulator replace the machine. Wherever the library reads a clock, waits, starts a
+//! thread, draws a random number or talks to a server, it can use a [`World`] instead. Only with
+//! the feature `testing`; otherwise none of this is compiled.
 //!
-//! After a thread has [entered](enter) a world, it does all of that through the world, and holds no
-//! lock of the library meanwhile. A world may therefore run many threads of the library on one
-//! thread of its own, one at a time. `tests/sim.rs` is such a world.
+//! A thread that has [entered](enter) a world does all of that through it. The library holds no
+//! lock meanwhile, so a world may run many threads of the library on one thread of its own, one at
+//! a time. `tests/sim.rs` is such a world.
 
 use std::{
     cell::RefCell,
@@ -14,72 +14,72 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-/// Replacement for the machine. Times are nanoseconds on the clock of the calling thread's process;
-/// `u64::MAX` is never.
+/// Replaces the machine. Moments are nanoseconds on the clock of the calling thread's process;
+/// `u64::MAX` means never.
 ///
-/// Connections are identified by a number, like file descriptors.
+/// Connections are identified by numbers, as descriptors are.
 pub trait SimWorld {
-    /// The current time; above zero and monotonic.
+    /// Returns the current moment; above zero, and never before an earlier one.
     fn now(&self) -> u64;
 
-    /// The wall-clock time.
+    /// Returns the time of day.
     fn wall_clock(&self) -> SystemTime;
 
-    /// A random number.
+    /// Returns a random number that cannot be guessed.
     fn random(&self) -> u128;
 
-    /// Sleeps until `place` is notified or `until` is reached. May wake early.
+    /// Blocks until `place` is notified or `until` has passed. May return early.
     fn park(&self, place: usize, until: u64);
 
-    /// Wakes one thread that sleeps at `place`, or all.
+    /// Wakes one or all of the threads that are parked at `place`.
     fn notify(&self, place: usize, all: bool);
 
     /// Starts a thread and returns its number.
     ///
     /// # Errors
     ///
-    /// Fails if no thread can be started.
+    /// If no thread can be started.
     fn spawn(&self, name: &str, run: Box<dyn FnOnce() + Send>) -> io::Result<u64>;
 
-    /// Waits for a thread to end.
+    /// Waits until a thread has ended.
     fn join(&self, thread: u64);
 
-    /// Connects to a server. For a Unix socket, `host` is the path.
+    /// Connects to a server; for a Unix socket, `host` is the path.
     ///
     /// # Errors
     ///
-    /// Those of `connect`.
+    /// Those of a connect.
     fn connect(&self, host: &str, port: u16, deadline: u64) -> io::Result<u64>;
 
-    /// Creates a connection to itself, from which can be read what is written to it.
+    /// Creates a connection to itself: what is written can be read.
     ///
     /// # Errors
     ///
-    /// Fails if no connection can be created.
+    /// If no connection can be created.
     fn loopback(&self) -> io::Result<u64>;
 
-    /// Waits until a connection is readable or closed, or until `until` is reached. Returns which
-    /// connections are ready.
+    /// Waits until at least one connection is readable or closed, or `until` has passed. Returns
+    /// which of them are.
     fn poll(&self, connections: &[u64], until: u64) -> Vec<bool>;
 
-    /// Reads the available bytes without blocking; leaves them in place if `peek` is set.
+    /// Reads what has arrived, without waiting. With `peek`, the bytes can be read again.
     ///
     /// # Errors
     ///
-    /// `WouldBlock` if there are none, and those of a broken connection.
+    /// `WouldBlock` if nothing has arrived, and those of a broken connection.
     fn read(&self, connection: u64, buffer: &mut [u8], peek: bool) -> io::Result<usize>;
 
-    /// Writes as many bytes as possible without blocking.
+    /// Writes as much as possible without waiting.
     ///
     /// # Errors
     ///
     /// Those of a broken connection.
     fn write(&self, connection: u64, bytes: &[u8]) -> io::Result<usize>;
 
-    /// Shuts down both directions of a connection.
+    /// Shuts both directions down.
     fn shutdown(&self, connection: u64);
 
-    /// Closes a connection that is not used any more.
+    /// Closes the connection.
     fn close(&self, connection: u64);
 }
 
@@ -87,18 +87,17 @@ thread_local! {
     static WORLD: RefCell<Option<Rc<dyn SimWorld>>> = const { RefCell::new(None) };
 }
 
-/// Moves the calling thread into a world, or back to the real machine with `None`. Returns the
-/// world it was in.
+/// Makes the calling thread use `world`, or the real machine if None. Returns what it used before.
 pub fn enter(world: Option<Rc<dyn SimWorld>>) -> Option<Rc<dyn SimWorld>> {
     WORLD.with(|current| current.replace(world))
 }
 
-/// World of the calling thread; `None` outside a simulation.
+/// The world that the calling thread has entered, if any.
 pub(crate) fn world() -> Option<Rc<dyn SimWorld>> {
     WORLD.try_with(|world| world.borrow().clone()).ok().flatten()
 }
 
-/// A connection in a simulated world.
+/// A connection in a world.
 #[derive(Clone)]
 pub(crate) struct SimSocket {
     handle: Arc<SimHandle>,
@@ -128,12 +127,12 @@ impl SimSocket {
         self.read_timeout = timeout;
     }
 
-    /// Reads without blocking.
+    /// Reads without waiting.
     pub(crate) fn try_read(&self, buffer: &mut [u8], peek: bool) -> io::Result<usize> {
         current()?.read(self.handle.0, buffer, peek)
     }
 
-    /// Reads, and blocks for at most the read timeout.
+    /// Reads after waiting for at most the read timeout.
     pub(crate) fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let world = current()?;
         let nanos = u64::try_from(self.read_timeout.as_nanos()).unwrap_or(u64::MAX);
@@ -154,12 +153,11 @@ impl SimSocket {
 
 impl fmt::Debug for SimSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SimSocket({})", self.handle.0)
+        write!(f, "Wire({})", self.handle.0)
     }
 }
 
-/// World of the calling thread. A connection that was taken out of its world fails with
-/// `NotConnected`.
+/// The world of the calling thread. A connection cannot be used outside its world.
 fn current() -> io::Result<Rc<dyn SimWorld>> {
     world().ok_or_else(|| io::ErrorKind::NotConnected.into())
 }

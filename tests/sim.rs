@@ -1,36 +1,37 @@
-//! The simulator: the library as it is, on servers, clocks and a network that exist only here, and a scheduler that a seed
-//! decides for. `docs/simulator.md` tells how it works and how to replay a seed.
+//! The simulator: runs the unmodified library on servers, clocks and a network that exist only in
+//! memory. A seed determines every random choice. `docs/simulator.md` explains how it works and how
+//! to replay a seed.
 
-#![expect(clippy::disallowed_methods, reason = "how many seeds fit into a time is for people")]
+#![expect(clippy::disallowed_methods, reason = "limits how long the test runs")]
 
-#[path = "sim/calm.rs"]
-mod calm;
+#[path = "sim/client.rs"]
+mod client;
 #[path = "sim/differential.rs"]
 mod differential;
-#[path = "sim/enemy.rs"]
-mod enemy;
+#[path = "sim/fault_free.rs"]
+mod fault_free;
 #[path = "sim/fiber.rs"]
 mod fiber;
-#[path = "sim/judge.rs"]
-mod judge;
+#[path = "sim/invariants.rs"]
+mod invariants;
+#[path = "sim/nemesis.rs"]
+mod nemesis;
 #[path = "sim/net.rs"]
 mod net;
 #[path = "sim/node.rs"]
 mod node;
-#[path = "sim/plan.rs"]
-mod plan;
-#[path = "sim/scenes.rs"]
-mod scenes;
-#[path = "sim/scripts.rs"]
-mod scripts;
+#[path = "sim/redis_scripts.rs"]
+mod redis_scripts;
+#[path = "sim/run.rs"]
+mod run;
+#[path = "sim/scenario.rs"]
+mod scenario;
+#[path = "sim/scripted.rs"]
+mod scripted;
+#[path = "sim/self_check.rs"]
+mod self_check;
 #[path = "sim/store.rs"]
 mod store;
-#[path = "sim/story.rs"]
-mod story;
-#[path = "sim/teeth.rs"]
-mod teeth;
-#[path = "sim/user.rs"]
-mod user;
 #[path = "sim/world.rs"]
 mod world;
 
@@ -47,50 +48,62 @@ use std::{
     time::{Duration, Instant},
 };
 
-fn number(name: &str) -> Option<u64> {
-    env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is not a number: {text}")))
+fn env_number(name: &str) -> Option<u64> {
+    env::var(name)
+        .ok()
+        .map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is not a number: {text}")))
 }
 
-/// As many seeds as `SIM_SEEDS` says, or as fit into the time for a test; `SIM_SEED` replays one, and tells all about it.
+/// Runs `SIM_SEEDS` seeds from `SIM_FIRST` on, or as many as fit into 20 seconds. With `SIM_SEED`,
+/// replays one seed and prints everything that happens.
 #[test]
-fn seeds() {
-    if let Some(seed) = number("SIM_SEED") {
-        let report = story::run(seed, true, |_| {});
-        assert!(report.wrong.is_empty(), "seed {seed}: {:#?}", report.wrong);
+fn seeds_run_without_violations() {
+    if let Some(seed) = env_number("SIM_SEED") {
+        let report = run::run_seed(seed, true, |_| {});
+        assert!(report.violations.is_empty(), "seed {seed}: {:#?}", report.violations);
         return;
     }
-    let (count, first) = (number("SIM_SEEDS"), number("SIM_FIRST").unwrap_or(0));
+    let (count, first) = (env_number("SIM_SEEDS"), env_number("SIM_FIRST").unwrap_or(0));
     let started = Instant::now();
     let next = AtomicU64::new(first);
     let found = Mutex::new(Vec::new());
     let counts = Mutex::new(BTreeMap::<&'static str, u64>::new());
     let steps = AtomicU64::new(0);
-    let on = || match count {
+    let has_more = || match count {
         Some(count) => next.load(Ordering::Relaxed) < first + count,
         None => started.elapsed() < Duration::from_secs(20),
     };
     thread::scope(|threads| {
         for _ in 0..thread::available_parallelism().map_or(1, |cores| cores.get()) {
             threads.spawn(|| {
-                while on() && found.lock().unwrap().len() < 8 {
+                while has_more() && found.lock().unwrap().len() < 8 {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    let report = story::run(seed, false, |_| {});
+                    let report = run::run_seed(seed, false, |_| {});
                     steps.fetch_add(report.steps, Ordering::Relaxed);
-                    if !report.wrong.is_empty() {
-                        found.lock().unwrap().push((seed, report.wrong));
+                    if !report.violations.is_empty() {
+                        found.lock().unwrap().push((seed, report.violations));
                     }
                     let mut counts = counts.lock().unwrap();
-                    report.counts.into_iter().for_each(|(what, count)| *counts.entry(what).or_default() += count);
+                    report
+                        .counts
+                        .into_iter()
+                        .for_each(|(what, count)| *counts.entry(what).or_default() += count);
                 }
             });
         }
     });
     let (seeds, steps) = (next.load(Ordering::Relaxed) - first, steps.load(Ordering::Relaxed));
-    println!("{seeds} seeds, {steps} steps, {:.1} s: {:?}", started.elapsed().as_secs_f64(), counts.lock().unwrap());
+    println!(
+        "{seeds} seeds, {steps} steps, {:.1} s: {:?}",
+        started.elapsed().as_secs_f64(),
+        counts.lock().unwrap()
+    );
     let found = found.into_inner().unwrap();
-    for (seed, wrong) in &found {
-        println!("seed {seed}: {wrong:#?}");
-        println!("replay: SIM_SEED={seed} cargo test --features testing --test sim seeds -- --nocapture");
+    for (seed, violations) in &found {
+        println!("seed {seed}: {violations:#?}");
+        println!(
+            "replay: SIM_SEED={seed} cargo test --features testing --test sim seeds -- --nocapture"
+        );
     }
-    assert!(found.is_empty(), "{} of {seeds} seeds went wrong", found.len());
+    assert!(found.is_empty(), "{} of {seeds} seeds violated an invariant", found.len());
 }

@@ -1,5 +1,5 @@
-//! Every order in which threads can meet over the registry; see `make loom`. WaitRegistry and slots
-//! are the real ones.
+//! Checks with loom every order in which threads can meet over the mailbox; run them with `make
+//! loom`. The mailbox and its slots are the real ones.
 
 use loom::{model, sync::Arc, thread};
 
@@ -8,9 +8,9 @@ use crate::{clock::Moment, sync::Mutex};
 
 const GRANT: GrantNotice = GrantNotice { token: 5, granted_at_us: 6, px_ms: 7 };
 
-/// A grant that comes while its waiter leaves is taken by it, or was for nobody.
+/// A grant that arrives while its waiter leaves is taken by the waiter, or reported as undelivered.
 #[test]
-fn a_grant_is_taken_or_was_for_nobody() {
+fn grant_to_leaving_waiter_is_taken_or_undelivered() {
     model(|| {
         let registry = Arc::new(WaitRegistry::default());
         let slot = registry.register("x", "a", None);
@@ -24,10 +24,9 @@ fn a_grant_is_taken_or_was_for_nobody() {
     });
 }
 
-/// A grant, a call to look and the end of the manager come at once to a waiter that lies down to
-/// sleep.
+/// A grant and the end of the manager arrive while a waiter parks. The waiter receives both.
 #[test]
-fn a_sleeper_hears_everything() {
+fn parking_waiter_receives_grant_and_close() {
     model(|| {
         let registry = Arc::new(WaitRegistry::default());
         let slot = registry.register("x", "a", None);
@@ -40,21 +39,21 @@ fn a_sleeper_hears_everything() {
             thread::spawn(move || registry.close())
         };
         slot.park(Moment::NEVER);
-        let mut heard = vec![slot.take_wake().unwrap()];
+        let mut received = vec![slot.take_wake().unwrap()];
         delivers.join().unwrap();
         closes.join().unwrap();
-        heard.extend(slot.take_wake());
-        heard.extend(slot.take_wake());
-        heard.sort_by_key(|news| *news == Wake::Closed);
-        heard.dedup();
-        assert_eq!(heard, [Wake::Granted(GRANT), Wake::Closed]);
+        received.extend(slot.take_wake());
+        received.extend(slot.take_wake());
+        received.sort_by_key(|reason| *reason == Wake::Closed);
+        received.dedup();
+        assert_eq!(received, [Wake::Granted(GRANT), Wake::Closed]);
     });
 }
 
-/// The invariant of listener.rs: one stops listening while another lies down. The line is only a
-/// flag here.
+/// The invariant of listener.rs: one thread stops reading the subscription while another parks.
+/// Here the subscription is only a flag.
 #[test]
-fn the_baton_is_never_lost() {
+fn leaving_leader_never_misses_parking_waiter() {
     model(|| {
         let registry = Arc::new(WaitRegistry::default());
         let free = Arc::new(Mutex::new(false));
@@ -62,7 +61,7 @@ fn the_baton_is_never_lost() {
         let leaves = {
             let (registry, free) = (registry.clone(), free.clone());
             thread::spawn(move || {
-                // As `give_back` and `call_listener` do it.
+                // As in `give_back` and `call_listener`.
                 *free.lock() = true;
                 let is_free = *free.lock();
                 if is_free {
@@ -70,7 +69,7 @@ fn the_baton_is_never_lost() {
                 }
             })
         };
-        // As `Ticket::wait` does it.
+        // As in `Ticket::wait`.
         while !std::mem::take(&mut *free.lock()) {
             slot.prepare_to_park();
             let is_free = *free.lock();
@@ -83,9 +82,9 @@ fn the_baton_is_never_lost() {
     });
 }
 
-/// Of two sleepers one is called, and the other is called when that one passes it on.
+/// A waiter that wakes on its own while it is called to lead is called once.
 #[test]
-fn a_call_reaches_a_sleeper_although_one_gets_up() {
+fn waking_waiter_is_called_at_most_once() {
     model(|| {
         let registry = Arc::new(WaitRegistry::default());
         let slot = registry.register("x", "a", None);
@@ -94,8 +93,8 @@ fn a_call_reaches_a_sleeper_although_one_gets_up() {
             let registry = registry.clone();
             thread::spawn(move || registry.promote_follower())
         };
-        // It gets up by itself meanwhile: either it was called, or it is told by looking that
-        // nobody listens.
+        // It wakes on its own meanwhile: either it was called, or it finds out that nobody reads
+        // the subscription.
         let called = slot.finish_park();
         calls.join().unwrap();
         assert!(!slot.finish_park() || !called, "called twice");

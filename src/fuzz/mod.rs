@@ -1,9 +1,11 @@
-//! Bytes from outside: real ones, changed at random without end. Nothing may panic, and nothing
-//! false may be believed. Only in tests.
+//! Fuzz targets for input from outside: replies, messages, names, URLs and configurations. Each
+//! target changes real inputs at random. Nothing may panic, and no invalid input may be accepted.
+//! Only in tests.
 //!
-//! Plain tests with a corpus, so that they run wherever the others do. `DISTLOCK_FUZZ_SECONDS` is
-//! the time for each, and `DISTLOCK_FUZZ_SEED` repeats a run. An input whose outcome was not seen
-//! before joins the corpus for the rest of the run, which is what leads further than chance alone.
+//! The targets are ordinary tests with a corpus in `tests/fuzz/corpus`, so they run wherever the
+//! other tests do. `DISTLOCK_FUZZ_SECONDS` is the time for each target (default 1). If an input
+//! fails, the test prints it with its seed; `DISTLOCK_FUZZ_SEED` repeats the run. An input with a
+//! new outcome is added to the inputs of the run, which reaches further than chance alone.
 
 mod replies;
 mod requests;
@@ -15,7 +17,7 @@ use distlock_test_support::fuzz::{self as harness, Input};
 
 use crate::clock;
 
-/// The inputs in a folder of the corpus.
+/// Reads the inputs in one folder of the corpus.
 fn corpus(folder: &str) -> Vec<Vec<u8>> {
     harness::read_corpus(
         &Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus").join(folder),
@@ -28,8 +30,8 @@ fn fuzz<I: Input>(inputs: Vec<I>, check: impl Fn(&I) -> u64) {
 
 #[test]
 #[should_panic(expected = "this input fails")]
-fn what_fails_is_told() {
-    // Within a few changes of what is given.
+fn failing_input_is_reported() {
+    // A few changes are enough to make this input too long.
     fuzz(vec![b"aaaaaaaa".to_vec()], |input| {
         assert!(input.len() < 9);
         0

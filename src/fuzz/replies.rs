@@ -1,4 +1,4 @@
-//! What servers say: replies, grants, and what a server says about itself.
+//! What servers send: replies, grant messages, and the replies to INFO and CONFIG.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -24,11 +24,11 @@ use crate::{
     },
 };
 
-/// What the requests of the corpus carried.
+/// The nonce of the requests that the replies in the corpus belong to.
 const NONCE: u64 = 1000;
-/// Where Lua begins to count wrong.
+/// Above this, Lua does not count exactly.
 const EXACT_MAX: u64 = 1 << 53;
-/// A sentence about a holder is no longer than this, whatever a server says; see text.rs.
+/// Maximum length of a sentence about a holder, whatever a server sends; see text.rs.
 const SENTENCE_MAX: usize = 2048;
 
 fn outcome(of: impl Hash) -> u64 {
@@ -37,13 +37,13 @@ fn outcome(of: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// A reply that is taken belongs to this request; returns what it was taken for.
+/// Decodes a reply. Checks that it is accepted as the reply to one request only.
 fn taken<C: Request>(call: &C, reply: &Value) -> Option<C::Reply> {
     let answer = call.decode(NONCE, reply.clone());
     if answer.is_some() && call.script().is_some() {
         assert!(
             call.decode(NONCE + 1, reply.clone()).is_none(),
-            "it was taken for an answer to two requests"
+            "accepted as the reply to two requests"
         );
     }
     if let Some(now_us) = answer.as_ref().and_then(C::server_us) {
@@ -52,7 +52,7 @@ fn taken<C: Request>(call: &C, reply: &Value) -> Option<C::Reply> {
     answer
 }
 
-/// What is said about a holder is fit for a line on a terminal.
+/// Checks that what is reported about a holder can be printed on a terminal.
 fn presentable(holder: &Holder) {
     assert!(holder.id().len() <= 512, "an identifier of {} bytes", holder.id().len());
     printable(&holder.to_string());
@@ -87,8 +87,8 @@ fn check_reply(reply: &Value) -> u64 {
         match answer {
             AcquireReply::Held { .. } => 0,
             AcquireReply::Busy { .. } => 1,
-            AcquireReply::Queued { newly_queued: joined, no_subscriber: deaf, .. } => {
-                2 + u8::from(joined) + 2 * u8::from(deaf)
+            AcquireReply::Queued { newly_queued, no_subscriber, .. } => {
+                2 + u8::from(newly_queued) + 2 * u8::from(no_subscriber)
             }
             AcquireReply::WrongType => 6,
             AcquireReply::Expired { .. } => 7,
@@ -150,7 +150,7 @@ fn replies() {
     fuzz(corpus("replies").into_iter().map(parse).collect(), check_reply);
 }
 
-/// Gives a few bytes at a time, with pauses in between, as a socket does.
+/// A reader that returns a few bytes at a time, with timeouts in between, as a socket does.
 struct Trickle<'a> {
     bytes: &'a [u8],
     step: usize,
@@ -171,7 +171,7 @@ impl Read for Trickle<'_> {
     }
 }
 
-/// All values up to the first that is none, and whether that was where the bytes end.
+/// All values up to the first invalid one, and whether the bytes ended there.
 fn stream(bytes: &[u8], step: usize) -> (Vec<Value>, bool) {
     let (mut parser, mut trickle) = (Parser::new(), Trickle { bytes, step, paused: true });
     let mut values = Vec::new();
@@ -184,14 +184,14 @@ fn stream(bytes: &[u8], step: usize) -> (Vec<Value>, bool) {
     }
 }
 
-/// However a stream is cut into pieces, it says the same, and nothing in it makes the parser panic.
-/// Of bytes that are no reply the parser leaves out those that come one by one, and reads on behind
-/// them: that is why every reply has a nonce.
+/// A stream has the same values however it is cut into pieces, and never makes the parser panic.
+/// The parser skips invalid bytes that arrive one by one, and reads on behind them. That is why
+/// every reply has a nonce.
 #[test]
 fn streams() {
     let replies = corpus("replies").into_iter().chain(corpus("streams"));
     fuzz(replies.collect(), |bytes: &Vec<u8>| {
-        // As text, since there are numbers that are no numbers.
+        // Compared as text, because NaN is not equal to itself.
         let text = |values: &[Value]| format!("{values:?}");
         let (whole, sound) = stream(bytes, usize::MAX);
         for step in [1, 3, 17] {
@@ -233,7 +233,7 @@ fn grants() {
         assert!(matches!(heard, PubSubMessage::Grant(same) if same == news));
         assert!(news.token > 0 && news.token < EXACT_MAX && news.px_ms > 0);
         assert!(payload.ends_with(news.id.as_bytes()));
-        // Whatever it says about the time, belief is bounded by its receipt.
+        // Whatever time the message claims, the deadline is limited by the time of its receipt.
         let px = Duration::from_millis(news.px_ms).min(Duration::from_secs(10));
         let deadline = deadline_from_grant(&reading, news.granted_at_us, px, now);
         assert!(deadline <= deadline_from_sent(now, px));
@@ -254,7 +254,7 @@ fn messages() {
 }
 
 #[test]
-fn what_a_server_says_about_itself() {
+fn server_info() {
     fuzz(corpus("introductions"), |bytes: &Vec<u8>| {
         let mut facts = ServerInfoReader::default();
         let mut took = Vec::new();
@@ -264,7 +264,7 @@ fn what_a_server_says_about_itself() {
         let identity = facts.server_info(Moment::from_nanos(7));
         if let Some(identity) = &identity {
             assert!(!identity.run_id.is_empty());
-            // It may claim any age, which only means that it votes.
+            // A server may claim any uptime, which only means that it votes.
             let _ = identity.observed_at.saturating_add(identity.uptime);
         }
         outcome((

@@ -1,5 +1,5 @@
-//! What goes out: whatever a lock, its holder and its waiter are called, a request is one command
-//! with these words.
+//! What is sent: with any lock name, id and queue entry, a request is one command with exactly
+//! these arguments.
 
 use redis::Value;
 
@@ -18,13 +18,13 @@ fn words(call: &impl Request, by: ScriptRef) -> Vec<Vec<u8>> {
     let Ok(Value::Array(words)) = redis::parse_redis_value(&out) else { panic!("not one command") };
     let word = |word| match word {
         Value::BulkString(word) => word,
-        other => panic!("not a word: {other:?}"),
+        other => panic!("not a bulk string: {other:?}"),
     };
     words.into_iter().map(word).collect()
 }
 
 #[test]
-fn names_are_nothing_but_names() {
+fn names_never_change_the_command() {
     fuzz(corpus("names"), |input: &Vec<u8>| {
         let text = String::from_utf8_lossy(input);
         let mut parts = text.splitn(3, '\0');

@@ -1,4 +1,4 @@
-//! What people and environments give: names, patterns, identifiers, URLs and whole configurations.
+//! What users and environments provide: names, patterns, ids, URLs and configurations.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::{
     node::{Endpoint, list::key_pattern},
 };
 
-/// The corpus signs in with this.
+/// Password in the corpus.
 const SECRET: &str = "hunter2-9d1f";
 
 fn text(input: &[u8]) -> String {
@@ -66,8 +66,8 @@ fn names() {
     });
 }
 
-/// Whether a pattern of Redis fits, for patterns whose stars are escaped or at the end.
-fn fits(pattern: &str, key: &str) -> bool {
+/// Whether a key matches a pattern of Redis whose stars are escaped or at the end.
+fn matches_key(pattern: &str, key: &str) -> bool {
     let (mut pattern, mut key) = (pattern.chars(), key.chars());
     loop {
         match pattern.next() {
@@ -79,7 +79,7 @@ fn fits(pattern: &str, key: &str) -> bool {
                 }
             }
             Some(letter) => {
-                assert!(!"*?[]".contains(letter), "a letter of the prefix means something");
+                assert!(!"*?[]".contains(letter), "a character of the prefix is not escaped");
                 if key.next() != Some(letter) {
                     return false;
                 }
@@ -94,10 +94,10 @@ fn patterns() {
         let text = text(input);
         let (prefix, name) = text.split_once('\0').unwrap_or((&text, ""));
         let pattern = key_pattern(prefix, "*");
-        assert!(fits(&pattern, &[prefix, name].concat()), "{pattern:?}");
-        let fits_another = fits(&pattern, name);
-        assert_eq!(fits_another, name.starts_with(prefix), "{pattern:?}");
-        u64::from(fits_another)
+        assert!(matches_key(&pattern, &[prefix, name].concat()), "{pattern:?}");
+        let matches_name = matches_key(&pattern, name);
+        assert_eq!(matches_name, name.starts_with(prefix), "{pattern:?}");
+        u64::from(matches_name)
     });
 }
 
@@ -132,7 +132,7 @@ fn urls() {
     });
 }
 
-/// A secret is in no output, unless it is the name of the server too.
+/// Checks that no output contains a password, unless the server's label contains it too.
 fn hides(label: &str, secret: Option<&str>, said: &str) {
     if let Some(secret) = secret
         && secret.contains(SECRET)
@@ -158,13 +158,13 @@ fn configurations() {
         let config = config.claim_window(millis()).quarantine(millis()).max_hold(millis());
         let checked = config.validate();
         let shown = format!("{config:?} {checked:?}");
-        // Where it names a host, or stands before the names of locks, it is no secret.
+        // Where the text is also a host or a prefix of lock names, it is not secret.
         let shows = |text: &str| text.contains(SECRET);
         let named = config
             .validate()
             .is_ok_and(|settings| settings.endpoints.iter().any(|server| shows(&server.label)));
         if shown.contains(SECRET) && !named && !shows(prefix) {
-            // The host of a URL, beside others that cannot be used; a URL may have commas in it.
+            // It may be the host of a URL beside others that are invalid. A URL may contain commas.
             let pieces: Vec<_> = urls.split(',').collect();
             let urls = (0..pieces.len())
                 .flat_map(|begin| (begin..pieces.len()).map(move |end| (begin, end)));

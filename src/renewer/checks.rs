@@ -1,7 +1,7 @@
-//! Every order in which threads can meet over a lease and over the renewer's state; see `make
-//! loom`. The lease, the schedule, the registration and the renewer's sleep are the real ones. What
-//! the thread does between taking a renewal up and hearing of its answer takes a server, and is
-//! done here as `worker.rs` does it.
+//! Checks with loom every order in which threads can meet over a lease and over the renewer's
+//! state; run them with `make loom`. The lease, the schedule, the registration and the renewer's
+//! wait are the real ones. Between taking a renewal and receiving its reply the real thread needs a
+//! server. Here that part is repeated from `worker.rs`.
 
 use std::time::Duration;
 
@@ -69,8 +69,7 @@ fn plan() -> RenewalPlan {
     }
 }
 
-/// The thread of the renewer, until it is stopped: each renewal is confirmed. Returns how many
-/// there were.
+/// The renewer's thread until it is stopped. Confirms each renewal, and returns their number.
 fn work(shared: &Shared, confirmed_until: Moment) -> usize {
     let mut renewals = 0;
     while let Some(step) = shared.wait_for_work() {
@@ -80,7 +79,7 @@ fn work(shared: &Shared, confirmed_until: Moment) -> usize {
             }
             renewals += 1;
             let sent = clock::now();
-            // Here the answer is on its way.
+            // Here the reply is in flight.
             let replies = shared
                 .state
                 .lock()
@@ -88,7 +87,7 @@ fn work(shared: &Shared, confirmed_until: Moment) -> usize {
                 .record_replies(generation, &[(0, Some(confirmed_until))]);
             let Some(Some(validity)) = replies else { continue };
             if lease.update_deadline(validity, clock::now()) {
-                // Not due again, as far as this is looked at.
+                // Not due again within this check.
                 shared
                     .state
                     .lock()
@@ -104,9 +103,10 @@ fn work(shared: &Shared, confirmed_until: Moment) -> usize {
     renewals
 }
 
-/// Of two that end a lease one does; it is told once, whenever somebody begins to listen.
+/// Of two threads that end a lease, one does. The loss is reported once, whenever the receiver is
+/// requested.
 #[test]
-fn a_lease_ends_once() {
+fn lease_ends_once_and_reports_its_loss_once() {
     model(|| {
         let lease = lease(Duration::from_secs(1), Moment::from_nanos(100));
         let ends = {
@@ -119,15 +119,15 @@ fn a_lease_ends_once() {
         };
         let first = lease.lost().try_recv();
         assert!(ends.join().unwrap() ^ expires.join().unwrap());
-        let Some(LeaseEnd::Lost(why)) = lease.ended() else { panic!("it has not ended") };
-        let told: Vec<_> = first.into_iter().chain(lease.lost().try_recv()).collect();
-        assert_eq!(told, [why]);
+        let Some(LeaseEnd::Lost(why)) = lease.ended() else { panic!("the lease has not ended") };
+        let reported: Vec<_> = first.into_iter().chain(lease.lost().try_recv()).collect();
+        assert_eq!(reported, [why]);
         assert_eq!(lease.lost().try_recv(), Err(TryRecvError::Disconnected));
     });
 }
 
 #[test]
-fn release_and_loss_race_has_one_winner() {
+fn release_and_expiry_agree_on_how_lease_ended() {
     model(|| {
         let lease = lease(Duration::from_secs(1), Moment::from_nanos(100));
         let lost = lease.lost().clone();
@@ -142,10 +142,10 @@ fn release_and_loss_race_has_one_winner() {
     });
 }
 
-/// Who was told "not held" is never told "held" again, although a confirmation comes at that
-/// moment.
+/// A lease that was reported as not held is never held again, although a confirmation arrives at
+/// that moment.
 #[test]
-fn lease_seen_as_lost_is_never_held_again() {
+fn lease_reported_as_lost_is_never_held_again() {
     model(|| {
         let lease = lease(Duration::from_secs(1), Moment::from_nanos(100));
         let revises = {
@@ -162,15 +162,15 @@ fn lease_seen_as_lost_is_never_held_again() {
         };
         let [first, second] = looks.join().unwrap();
         let revised = revises.join().unwrap();
-        assert!(first || !second, "it came back from the dead");
+        assert!(first || !second, "a lost lease was held again");
         assert_eq!(first, revised);
         assert_eq!(lease.ended().is_none(), revised);
     });
 }
 
-/// A lease is let go of while its renewal is under way.
+/// A lease is released while its renewal is in flight.
 #[test]
-fn renewal_in_flight_does_not_revive_a_released_lease() {
+fn renewal_in_flight_does_not_revive_released_lease() {
     model(|| {
         let (renewer, shared) = renewer();
         let worker = thread::spawn(move || work(&shared, far()));
@@ -190,9 +190,9 @@ fn renewal_in_flight_does_not_revive_a_released_lease() {
     });
 }
 
-/// Whatever is brought while the thread lies down to sleep wakes it.
+/// Work that arrives while the thread is about to wait wakes it.
 #[test]
-fn work_added_while_parking_wakes_the_renewer() {
+fn renewer_wakes_for_work_that_arrives_as_it_parks() {
     model(|| {
         let (renewer, shared) = renewer();
         let undone = Checked::new(AtomicBool::new(false));
@@ -214,10 +214,9 @@ fn work_added_while_parking_wakes_the_renewer() {
     });
 }
 
-/// Whoever keeps a lease while the renewer is stopped is turned away, or its lease ends with the
-/// others.
+/// A lease that is registered while the renewer stops is refused, or ends with the others.
 #[test]
-fn no_lease_outlives_a_shutdown() {
+fn no_lease_survives_a_shutdown() {
     model(|| {
         let (renewer, shared) = renewer();
         let worker = thread::spawn(move || work(&shared, far()));

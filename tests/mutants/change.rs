@@ -1,36 +1,36 @@
-//! A change to the code that breaks a promise on purpose, and the test that has to notice: one file
-//! below `changes`.
+//! A patch: one change to the code that breaks a promise on purpose, and the test that must detect
+//! it. Each is a file in `tests/mutants/patches`.
 
 use std::{fs, path::Path};
 
-/// Begins a line that need not be there.
+/// Label of the one header line that is optional.
 const FAILS_WITH: &str = "fails with: ";
 
-/// What a file below `changes` says.
+/// The contents of a patch.
 #[derive(Debug)]
 pub(crate) struct Change {
-    /// The name of the file, without its ending.
+    /// File name without its extension.
     pub(crate) name: String,
-    /// The promise that falls, by its number in docs/promises.md.
+    /// Number of the broken promise in docs/promises.md.
     pub(crate) promise: String,
-    /// What the literature calls it.
+    /// Name of the defect in the literature.
     pub(crate) known_as: String,
-    /// What the code does instead, as a sentence.
+    /// What the changed code does, as a sentence.
     pub(crate) says: String,
     pub(crate) test: Test,
-    /// A part of what the test says when it fails for this reason, and not for another.
+    /// Text that the test must print. Proves that it fails for this reason and not for another.
     pub(crate) fails_with: Option<String>,
     pub(crate) edits: Vec<Edit>,
 }
 
-/// A test by its target and its path in there.
+/// A test: its target, and its path within that target.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Test {
     pub(crate) target: String,
     pub(crate) path: String,
 }
 
-/// A text that stands once in a file, and what stands there instead.
+/// A text that occurs once in a file, and its replacement.
 #[derive(Debug)]
 pub(crate) struct Edit {
     pub(crate) file: String,
@@ -39,9 +39,9 @@ pub(crate) struct Edit {
 }
 
 impl Change {
-    /// All of them, in order.
+    /// Reads all patches, sorted by file name.
     pub(crate) fn all(home: &Path) -> Result<Vec<Change>, String> {
-        let folder = home.join("tests/mutants/changes");
+        let folder = home.join("tests/mutants/patches");
         let entries =
             fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         let mut files: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
@@ -86,12 +86,12 @@ impl Change {
                 }
             };
             if !part("<<<<")?.is_empty() {
-                return Err("`<<<<` has to follow the file".into());
+                return Err("`<<<<` must follow the line with the file".into());
             }
             edits.push(Edit { file: file.to_owned(), from: part("====")?, to: part(">>>>")? });
         }
         match edits.is_empty() {
-            true => Err("it changes nothing".into()),
+            true => Err("the patch changes nothing".into()),
             false => Ok(Change {
                 name: name.to_owned(),
                 promise,
@@ -104,8 +104,8 @@ impl Change {
         }
     }
 
-    /// The files it changes, as they are and as they would be; or why it does not fit the code any
-    /// more.
+    /// Returns the files that the patch changes, before and after. An error if it does not fit the
+    /// code any more.
     pub(crate) fn applied(&self, home: &Path) -> Result<Vec<Applied>, String> {
         let mut files: Vec<Applied> = Vec::new();
         for edit in &self.edits {
@@ -124,7 +124,7 @@ impl Change {
                 1 => *text = text.replacen(&edit.from, &edit.to, 1),
                 count => {
                     return Err(format!(
-                        "{} does not fit any more: in {} this stands {count} times, and not once:\n{}",
+                        "{} does not fit any more: this text occurs {count} times in {}, and must occur once:\n{}",
                         self.name, edit.file, edit.from
                     ));
                 }
@@ -133,16 +133,16 @@ impl Change {
         Ok(files)
     }
 
-    /// Its row in docs/promises.md.
+    /// The row of docs/promises.md for this patch.
     pub(crate) fn row(&self) -> String {
         let Change { name, known_as, says, test, .. } = self;
         format!(
-            "| {says} | [{name}](../tests/mutants/changes/{name}.txt) | `{test}` | {known_as} |"
+            "| {says} | [{name}](../tests/mutants/patches/{name}.txt) | `{test}` | {known_as} |"
         )
     }
 }
 
-/// A file with a change made to it.
+/// A file before and after a patch.
 #[derive(Debug)]
 pub(crate) struct Applied {
     pub(crate) file: String,

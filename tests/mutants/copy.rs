@@ -1,4 +1,5 @@
-//! A copy of the code in which a change is made, built and tested. The working tree is only read.
+//! A copy of the code, in which a patch is applied, built and tested. The working tree is only
+//! read.
 
 use std::{
     env, fs, io,
@@ -20,11 +21,14 @@ pub(crate) struct Copy {
 }
 
 impl Copy {
-    /// Copies everything but what was built.
+    /// Copies the code without its build output.
     pub(crate) fn make(home: &Path) -> Result<Copy, String> {
-        let built = env::var_os("CARGO_TARGET_DIR").map_or_else(|| home.join("target"), PathBuf::from);
-        // As cargo sees it from here: in the copy it would be another.
-        let target = path::absolute(built).map_err(|error| format!("CARGO_TARGET_DIR: {error}"))?.join("mutants");
+        let built =
+            env::var_os("CARGO_TARGET_DIR").map_or_else(|| home.join("target"), PathBuf::from);
+        // A relative path would mean another folder inside the copy.
+        let target = path::absolute(built)
+            .map_err(|error| format!("CARGO_TARGET_DIR: {error}"))?
+            .join("mutants");
         let tree = target.join("tree");
         let made = || -> io::Result<()> {
             if tree.exists() {
@@ -36,11 +40,16 @@ impl Copy {
         Ok(Copy { tree, target })
     }
 
-    /// Does something while a change is made; the copy is as before afterwards.
-    pub(crate) fn with<T>(&self, change: &Change, act: impl FnOnce(&Copy) -> Result<T, String>) -> Result<T, String> {
+    /// Runs `act` while a patch is applied, and reverts the patch afterwards.
+    pub(crate) fn with<T>(
+        &self,
+        change: &Change,
+        act: impl FnOnce(&Copy) -> Result<T, String>,
+    ) -> Result<T, String> {
         let files = change.applied(&self.tree)?;
         let write = |file: &str, text: &str| {
-            fs::write(self.tree.join(file), text).map_err(|error| format!("{file} in the copy: {error}"))
+            fs::write(self.tree.join(file), text)
+                .map_err(|error| format!("{file} in the copy: {error}"))
         };
         files.iter().try_for_each(|file| write(&file.file, &file.after))?;
         let done = act(self);
@@ -48,8 +57,13 @@ impl Copy {
         done
     }
 
-    /// Builds and runs one test, alone. It should fail with this in what it says, if anything is asked for.
-    pub(crate) fn test(&self, test: &Test, fails_with: Option<&str>, longest: Duration) -> Result<Outcome, String> {
+    /// Builds and runs one test alone. If `fails_with` is given, the failing test must print it.
+    pub(crate) fn test(
+        &self,
+        test: &Test,
+        fails_with: Option<&str>,
+        longest: Duration,
+    ) -> Result<Outcome, String> {
         let failed = |error: io::Error| format!("cargo: {error}");
         let built = self.cargo(test).arg("--no-run").output().map_err(failed)?;
         if !built.status.success() {
@@ -58,10 +72,18 @@ impl Copy {
         }
         let log = self.target.join("test.log");
         let mut run = self.cargo(test);
-        run.args(["--", "--exact", &test.path]).stdout(fs::File::create(&log).map_err(failed)?).stderr(Stdio::null());
-        // A group of its own, so that a test that hangs can be ended with whatever it started.
+        run.args(["--", "--exact", &test.path])
+            .stdout(fs::File::create(&log).map_err(failed)?)
+            .stderr(Stdio::null());
+        // In a process group of its own, so that everything that a hanging test started can be
+        // killed.
         let ended = wait(run.process_group(0).spawn().map_err(failed)?, longest);
-        Ok(Outcome::of(ended, &fs::read_to_string(&log).unwrap_or_default(), &test.path, fails_with))
+        Ok(Outcome::of(
+            ended,
+            &fs::read_to_string(&log).unwrap_or_default(),
+            &test.path,
+            fails_with,
+        ))
     }
 
     fn cargo(&self, test: &Test) -> Command {
@@ -75,7 +97,8 @@ impl Copy {
         };
         cargo
             .env("CARGO_TARGET_DIR", self.target.join("built"))
-            // Linking is most of the time, and nobody debugs these; a change may leave something unused.
+            // Debug information makes linking slower, and nobody debugs these. A patch may leave
+            // unused code.
             .env("CARGO_PROFILE_DEV_DEBUG", "0")
             .env("RUSTFLAGS", "-Awarnings")
             .stdin(Stdio::null());
@@ -83,8 +106,8 @@ impl Copy {
     }
 }
 
-/// Whether it succeeded; `None` if it had to be ended.
-#[expect(clippy::disallowed_methods, reason = "only bounds a test that hangs")]
+/// Returns whether the process succeeded; None if it had to be killed.
+#[expect(clippy::disallowed_methods, reason = "only limits a test that hangs")]
 fn wait(mut child: Child, longest: Duration) -> Option<bool> {
     let deadline = Instant::now() + longest;
     loop {
@@ -95,13 +118,14 @@ fn wait(mut child: Child, longest: Duration) -> Option<bool> {
         }
     }
     let group = rustix::process::Pid::from_child(&child);
-    // It may just have ended by itself.
+    // Fails if the process has just ended.
     let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
     let _ = child.wait();
     None
 }
 
-/// All but the history, and folders in which cargo builds, whatever they are called: the copy itself is in one of them.
+/// Copies a folder without the git history and without build folders. Those are recognised by their
+/// tag, because the copy itself may be in one that is not called `target`.
 fn copy_folder(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {

@@ -1,4 +1,5 @@
-//! Breaks each promise on purpose, in a copy of the code, and shows that its test notices (`make mutants`).
+//! Breaks each promise on purpose, in a copy of the code, and checks that its test detects that.
+//! Run it with `make mutants`.
 
 mod change;
 mod copy;
@@ -13,14 +14,14 @@ use change::{Change, Test};
 use copy::Copy;
 use outcome::Outcome;
 
-/// Far longer than any of these tests takes; a test that hangs has noticed too.
+/// Far longer than any of these tests takes. A test that hangs has detected the patch too.
 const TEST_MAX: Duration = Duration::from_secs(240);
 
 const USAGE: &str = "\
-breaks each promise on purpose in a copy of the code, and shows that its test notices
+Breaks each promise on purpose, in a copy of the code, and checks that its test detects that.
 
 usage: cargo test --test mutants -- --run [PART]...
-  --run   do it; only the changes whose names contain one of the PARTs, or all
+  --run   apply the patches whose names contain one of the PARTs, or all patches
   --rows  print the rows of docs/promises.md";
 
 fn main() -> ExitCode {
@@ -36,7 +37,8 @@ fn main() -> ExitCode {
             println!("{USAGE}");
             Ok(true)
         }
-        // As one of many tests it does nothing: whether the changes fit is looked at by tests/it/promises.rs.
+        // As a part of `cargo test` it does nothing. tests/it/promises.rs checks that the patches
+        // fit the code.
         _ => Ok(true),
     };
     match done {
@@ -54,41 +56,42 @@ fn run(home: &std::path::Path, mut changes: Vec<Change>, parts: &[String]) -> Re
         changes.retain(|change| parts.iter().any(|part| change.name.contains(part.as_str())));
     }
     if changes.is_empty() {
-        return Err("no change has such a name".into());
+        return Err("no patch has such a name".into());
     }
-    // Before anything takes time.
+    // Checked first, because everything else takes long.
     let unfit: Vec<_> = changes.iter().filter_map(|change| change.applied(home).err()).collect();
     if !unfit.is_empty() {
         return Err(unfit.join("\n"));
     }
-    #[expect(clippy::disallowed_methods, reason = "only for people")]
+    #[expect(clippy::disallowed_methods, reason = "only printed")]
     let started = Instant::now();
     let copy = Copy::make(home)?;
     let mut tests: Vec<&Test> = changes.iter().map(|change| &change.test).collect();
     tests.sort();
     tests.dedup();
-    println!("{} changes, {} tests; first the code as it is", changes.len(), tests.len());
+    println!("{} patches, {} tests; first the tests without a patch", changes.len(), tests.len());
     for test in &tests {
         match copy.test(test, None, TEST_MAX)? {
             Outcome::Green => {}
-            other => return Err(format!("without any change {test} is {other}")),
+            other => return Err(format!("without a patch, {test} is {other}")),
         }
     }
     let mut rows = Vec::new();
     for change in &changes {
         let fails_with = change.fails_with.as_deref();
-        let mut outcome = copy.with(change, |copy| copy.test(&change.test, fails_with, TEST_MAX))?;
-        // It may have been the machine.
+        let mut outcome =
+            copy.with(change, |copy| copy.test(&change.test, fails_with, TEST_MAX))?;
+        // The machine may have been busy, so run the test without the patch.
         if outcome == Outcome::Hangs && copy.test(&change.test, None, TEST_MAX)? != Outcome::Green {
             outcome = Outcome::Broken;
         }
-        let verdict = if outcome.has_noticed() { "noticed" } else { "NOT NOTICED" };
-        println!("{verdict:11}  {:<44} {:<9} {}", change.name, outcome.to_string(), change.test);
+        let verdict = if outcome.has_noticed() { "detected" } else { "NOT DETECTED" };
+        println!("{verdict:12}  {:<44} {:<9} {}", change.name, outcome.to_string(), change.test);
         rows.push((change, outcome));
     }
     let missed: Vec<_> = rows.iter().filter(|(_, outcome)| !outcome.has_noticed()).collect();
     println!(
-        "\n{} of {} changes were noticed by their tests, in {} minutes",
+        "\n{} of {} patches were detected by their tests, in {} minutes",
         rows.len() - missed.len(),
         rows.len(),
         started.elapsed().as_secs().div_ceil(60)

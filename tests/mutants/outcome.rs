@@ -1,8 +1,8 @@
-//! How a test went, and whether that says anything about the change that was made. Pure.
+//! The outcome of a test, and whether it shows that the test detects a patch. Pure.
 
 use std::fmt;
 
-/// How the tests say that there is no server to test with.
+/// What the tests print when there is no server to test with.
 const NO_SERVER: [&str; 2] = ["server did not start", "run `make test`"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,32 +10,33 @@ pub(crate) enum Outcome {
     Green,
     Red,
     Hangs,
-    /// It fails, and does not say what it should.
+    /// The test fails, but does not print the expected text.
     Otherwise,
-    /// The code does not compile, there is no such test, or no server for it: that proves nothing.
+    /// Proves nothing: the code does not compile, the test does not exist, or there is no server
+    /// for it.
     Broken,
 }
 
 impl Outcome {
-    /// Of a test by its path, which ran alone: whether it succeeded, if it ended at all, what was
-    /// said, and what should have been.
+    /// Evaluates a test that ran alone. `succeeded` is None if it was killed because it did not
+    /// end. `fails_with` is the text that it must print.
     pub(crate) fn of(
         succeeded: Option<bool>,
-        said: &str,
+        output: &str,
         path: &str,
         fails_with: Option<&str>,
     ) -> Outcome {
-        // Of what died without a word it is known that this test was running.
-        let failed =
-            said.contains(&format!("\nfailures:\n    {path}\n")) || !said.contains("test result:");
+        // If the process died without a summary, this test was running.
+        let failed = output.contains(&format!("\nfailures:\n    {path}\n"))
+            || !output.contains("test result:");
         match succeeded {
             None if fails_with.is_some() => Outcome::Otherwise,
             None => Outcome::Hangs,
-            Some(true) if said.contains("test result: ok. 1 passed") => Outcome::Green,
+            Some(true) if output.contains("test result: ok. 1 passed") => Outcome::Green,
             Some(true) => Outcome::Broken,
-            Some(false) if !said.contains("running 1 test\n") || !failed => Outcome::Broken,
-            Some(false) if NO_SERVER.iter().any(|words| said.contains(words)) => Outcome::Broken,
-            Some(false) if fails_with.is_some_and(|part| !said.contains(part)) => {
+            Some(false) if !output.contains("running 1 test\n") || !failed => Outcome::Broken,
+            Some(false) if NO_SERVER.iter().any(|text| output.contains(text)) => Outcome::Broken,
+            Some(false) if fails_with.is_some_and(|part| !output.contains(part)) => {
                 Outcome::Otherwise
             }
             Some(false) => Outcome::Red,
@@ -54,7 +55,7 @@ impl fmt::Display for Outcome {
             Outcome::Red => "red",
             Outcome::Hangs => "hanging",
             Outcome::Otherwise => "failing for another reason",
-            Outcome::Broken => "not to be had: it does not compile, is not there, or has no server",
+            Outcome::Broken => "not usable: it does not compile, does not exist, or has no server",
         })
     }
 }

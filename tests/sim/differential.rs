@@ -1,11 +1,11 @@
-//! Keeps `FakeNode` honest: random sequences of the scripts, and of what others may do to the keys, run against it and
-//! against a real server. Every answer, everything that is published and everything that is kept has to be the same.
+//! Compares `FakeNode` with a real server: runs the same random sequences of script calls and
+//! foreign writes on both. Replies, published messages and stored keys must be equal.
 
 use redis::{Connection, Value};
 
 use super::{
     node::{FakeNode, Mode, take_request},
-    scripts::Script,
+    redis_scripts::Script,
     store::{Bytes, Data},
     support::RedisServer,
 };
@@ -18,27 +18,28 @@ const KEYS: [&str; 6] = [
     "distlock:queue:{lock:b}",
     "distlock:fence:{lock:b}",
 ];
-const HEARD: &str = "distlock:client:heard";
-/// Milliseconds that may pass on the server between two looks at its clock, on a machine that has other things to do.
+const CHANNEL: &str = "distlock:client:heard";
+/// Maximum difference between two remaining times, in milliseconds, because a busy machine can take
+/// long between two commands.
 const PTTL_SLACK: i64 = 5_000;
 
 struct Pair {
     server: RedisServer,
     real: Connection,
-    ear: Connection,
+    subscriber: Connection,
     fake: FakeNode,
     rng: fastrand::Rng,
     nonce: u64,
 }
 
-fn sequences(seed: u64) -> Pair {
+fn start_pair(seed: u64) -> Pair {
     let server = RedisServer::start();
     let connect = || redis::Client::open(server.url()).unwrap().get_connection().unwrap();
-    let (real, mut ear) = (connect(), connect());
-    redis::cmd("SUBSCRIBE").arg(HEARD).exec(&mut ear).unwrap();
+    let (real, mut subscriber) = (connect(), connect());
+    redis::cmd("SUBSCRIBE").arg(CHANNEL).exec(&mut subscriber).unwrap();
     let mut fake = FakeNode::default();
-    fake.answer(1, &words(&["SUBSCRIBE", HEARD]), 0);
-    Pair { server, real, ear, fake, rng: fastrand::Rng::with_seed(seed), nonce: 0 }
+    fake.execute(1, &words(&["SUBSCRIBE", CHANNEL]), 0);
+    Pair { server, real, subscriber, fake, rng: fastrand::Rng::with_seed(seed), nonce: 0 }
 }
 
 fn words(words: &[&str]) -> Vec<Bytes> {
@@ -57,19 +58,22 @@ fn text(value: &Value) -> String {
     }
 }
 
-/// Numbers that tell how long something has left are allowed to differ a little, and errors in what follows their code.
-fn same(real: &Value, fake: &Value) -> bool {
+/// Compares two replies. Remaining times may differ a little, and errors after their code.
+fn is_same(real: &Value, fake: &Value) -> bool {
     match (real, fake) {
         (Value::Array(real), Value::Array(fake)) => {
-            real.len() == fake.len() && real.iter().zip(fake).all(|(real, fake)| same(real, fake))
+            real.len() == fake.len()
+                && real.iter().zip(fake).all(|(real, fake)| is_same(real, fake))
         }
         (Value::BulkString(_), Value::BulkString(_)) => {
             let (real, fake) = (text(real), text(fake));
             let fields = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
             let (real, fake) = (fields(&real), fields(&fake));
             let close = |real: &str, fake: &str| match (real.parse::<i64>(), fake.parse::<i64>()) {
-                // Times left are the only numbers of this size.
-                (Ok(real), Ok(fake)) if (10_000..100_000_000).contains(&real) => (real - fake).abs() < PTTL_SLACK,
+                // Only remaining times are numbers of this size.
+                (Ok(real), Ok(fake)) if (10_000..100_000_000).contains(&real) => {
+                    (real - fake).abs() < PTTL_SLACK
+                }
                 _ => real == fake,
             };
             real.len() == fake.len() && real.iter().zip(&fake).all(|(real, fake)| close(real, fake))
@@ -88,14 +92,14 @@ impl Pair {
         let id = self.pick(&["one", "two", "three four", "five"]);
         match self.rng.u32(..10) {
             0 => "not an entry".into(),
-            8 => format!("0 {HEARD} {id}"),
-            9 => format!("9999999999999999 {HEARD} {id}"),
+            8 => format!("0 {CHANNEL} {id}"),
+            9 => format!("9999999999999999 {CHANNEL} {id}"),
             1 | 2 => format!("30000 distlock:client:gone {id}"),
-            _ => format!("30000 {HEARD} {id}"),
+            _ => format!("30000 {CHANNEL} {id}"),
         }
     }
 
-    /// A call of a script, in the words of the protocol.
+    /// A call of a random script, as the library sends it.
     fn call(&mut self) -> Vec<Bytes> {
         let script = Script::ALL[[0, 0, 0, 1, 1, 2, 3, 4][self.rng.usize(..8)]];
         self.nonce += 1;
@@ -103,11 +107,16 @@ impl Pair {
         let keys: Vec<&str> = match (script, self.rng.bool()) {
             (Script::Renew, true) => vec![KEYS[0], KEYS[3]],
             (Script::Renew, false) => vec![KEYS[0], KEYS[3], KEYS[5]],
-            (Script::Survey, _) => KEYS.to_vec(),
+            (Script::Describe, _) => KEYS.to_vec(),
             (_, first) => KEYS[if first { 0..3 } else { 3..6 }].to_vec(),
         };
         let id = self.pick(&["one", "two", "three four", "five"]);
-        let late = self.pick(&["0000000000000000", "9999999999999999", "9999999999999999", "9999999999999999"]);
+        let late = self.pick(&[
+            "0000000000000000",
+            "9999999999999999",
+            "9999999999999999",
+            "9999999999999999",
+        ]);
         let entry = self.entry();
         let ahead = self.pick(&["0000000000000000", "0000000000000001", "8800000000000000"]);
         let mode = self.pick(&["try", "join", "look", "leave"]);
@@ -120,31 +129,32 @@ impl Pair {
             Script::Release => vec![id, &entry, if self.rng.bool() { "" } else { late }],
             Script::Renew => vec![id, ttl, "two", "30000"],
             Script::Inspect => vec![],
-            Script::Survey => vec![each, "3"],
+            Script::Describe => vec![each, "3"],
         };
         let count = keys.len().to_string();
         words(&[&["EVAL", script.text(), &count], &keys[..], &[&nonce], &args[..]].concat())
     }
 
-    /// What others may do to the keys.
-    fn meddle(&mut self) {
+    /// Changes a key as another program might, or fills the server's memory.
+    fn change_keys(&mut self) {
         let key = KEYS[self.rng.usize(..KEYS.len())];
-        let some = self.pick(&["one", "foreign", "12", "abc", "9000000000000000", "1700000000000000", ""]);
+        let value =
+            self.pick(&["one", "foreign", "12", "abc", "9000000000000000", "1700000000000000", ""]);
         let (command, data) = match self.rng.u32(..5) {
             0 => (vec!["DEL", key], None),
-            1 | 2 => (vec!["SET", key, some], Some(Data::Text(some.into()))),
+            1 | 2 => (vec!["SET", key, value], Some(Data::Text(value.into()))),
             3 => (vec!["RPUSH", key, "20000 distlock:client:heard five"], None),
             _ => {
-                let full = self.fake.mode == Mode::Well;
+                let full = self.fake.mode == Mode::Normal;
                 self.server.config_set("maxmemory", if full { "1" } else { "0" });
-                self.fake.mode = if full { Mode::Full } else { Mode::Well };
+                self.fake.mode = if full { Mode::Full } else { Mode::Normal };
                 return;
             }
         };
         if self.fake.mode == Mode::Full && command[0] != "DEL" {
             return;
         }
-        let redo = |connection: &mut Connection, words: &[&str]| {
+        let execute = |connection: &mut Connection, words: &[&str]| {
             let mut command = redis::cmd(words[0]);
             words[1..].iter().for_each(|word| {
                 command.arg(*word);
@@ -152,18 +162,19 @@ impl Pair {
             command.exec(connection).unwrap();
         };
         if command[0] != "DEL" {
-            redo(&mut self.real, &["DEL", key]);
+            execute(&mut self.real, &["DEL", key]);
         }
-        redo(&mut self.real, &command);
+        execute(&mut self.real, &command);
         let list = || Data::List([b"20000 distlock:client:heard five".to_vec()].into());
         self.fake.keys.put(key.as_bytes(), if command[0] == "RPUSH" { Some(list()) } else { data });
     }
 
-    /// What is kept under all the keys.
-    fn kept(&mut self) -> Vec<Option<Data>> {
+    /// The values of all keys.
+    fn values(&mut self) -> Vec<Option<Data>> {
         let mut all = Vec::new();
         for key in KEYS {
-            let list = redis::cmd("LRANGE").arg(key).arg(0).arg(-1).query::<Vec<Bytes>>(&mut self.real);
+            let list =
+                redis::cmd("LRANGE").arg(key).arg(0).arg(-1).query::<Vec<Bytes>>(&mut self.real);
             let text = redis::cmd("GET").arg(key).query::<Option<Bytes>>(&mut self.real);
             all.push(match (text, list) {
                 (Ok(text), _) => text.map(Data::Text),
@@ -173,9 +184,15 @@ impl Pair {
         all
     }
 
-    fn kept_by_fake(&self, fake: &FakeNode, now_us: u64) -> Vec<Option<Data>> {
-        let living: Vec<_> = fake.keys.living(now_us).map(|(key, data, _)| (key.to_vec(), data.clone())).collect();
-        let find = |key: &str| living.iter().find(|(other, _)| other == key.as_bytes()).map(|(_, data)| data.clone());
+    fn values_of_fake(&self, fake: &FakeNode, now_us: u64) -> Vec<Option<Data>> {
+        let live: Vec<_> = fake
+            .keys
+            .live_entries(now_us)
+            .map(|(key, data, _)| (key.to_vec(), data.clone()))
+            .collect();
+        let find = |key: &str| {
+            live.iter().find(|(other, _)| other == key.as_bytes()).map(|(_, data)| data.clone())
+        };
         KEYS.into_iter().map(find).collect()
     }
 
@@ -190,72 +207,90 @@ impl Pair {
             packed.extend(b"\r\n");
         }
         let mut copy = packed.clone();
-        assert_eq!(take_request(&mut copy).as_ref(), Some(&request), "requests are read as they are written");
-        let reply = redis::ConnectionLike::req_packed_commands(&mut self.real, &packed, 0, 1).unwrap().remove(0);
-        let kept = self.kept();
-        // Many a reply tells the server's time; of the others, a new token does, or nothing depends on it.
+        assert_eq!(
+            take_request(&mut copy).as_ref(),
+            Some(&request),
+            "a request is read as it was written"
+        );
+        let reply = redis::ConnectionLike::req_packed_commands(&mut self.real, &packed, 0, 1)
+            .unwrap()
+            .remove(0);
+        let values = self.values();
+        // The simulated server needs the same time as the real one. Most replies report it, and it
+        // can be computed from a new token. Otherwise nothing depends on it.
         let published = self.published();
-        let granted = published.iter().map(|news| match news {
+        let granted = published.iter().map(|message| match message {
             Value::Array(parts) => parts.last().map(text).unwrap_or_default(),
             _ => String::new(),
         });
-        let said: Vec<String> = granted.chain([text(&reply)]).collect();
-        let told = said.iter().flat_map(|said| said.split(' ')).filter_map(|field| field.parse::<u64>().ok());
-        let tokens = kept.iter().filter_map(|data| match data {
+        let texts: Vec<String> = granted.chain([text(&reply)]).collect();
+        let numbers = texts
+            .iter()
+            .flat_map(|text| text.split(' '))
+            .filter_map(|field| field.parse::<u64>().ok());
+        let tokens = values.iter().filter_map(|data| match data {
             Some(Data::Text(text)) => std::str::from_utf8(text).ok()?.parse().ok(),
             _ => None,
         });
-        let sensible = |us: &u64| (seconds * 1_000_000..(seconds + 100) * 1_000_000).contains(us);
-        let mut moments: Vec<u64> = told.filter(sensible).collect();
-        for token in tokens.filter(sensible) {
-            moments.extend((0..6).map(|less| token - less));
+        let plausible = |us: &u64| (seconds * 1_000_000..(seconds + 100) * 1_000_000).contains(us);
+        let mut moments: Vec<u64> = numbers.filter(plausible).collect();
+        for token in tokens.filter(plausible) {
+            moments.extend((0..6).map(|step| token - step));
         }
         moments.push(seconds * 1_000_000 + micros);
         let mut last = None;
         for now_us in moments {
             let mut fake = self.fake.clone();
-            let outcome = fake.answer(2, &request, now_us);
-            let answered = parse(&outcome.reply);
-            let news: Vec<_> = outcome.news.iter().map(|(_, news)| parse(news)).collect();
-            if same(&reply, &answered) && self.kept_by_fake(&fake, now_us) == kept && news == published {
+            let outcome = fake.execute(2, &request, now_us);
+            let fake_reply = parse(&outcome.reply);
+            let messages: Vec<_> =
+                outcome.messages.iter().map(|(_, message)| parse(message)).collect();
+            if is_same(&reply, &fake_reply)
+                && self.values_of_fake(&fake, now_us) == values
+                && messages == published
+            {
                 self.fake = fake;
                 return Ok(());
             }
-            last.get_or_insert((answered, self.kept_by_fake(&fake, now_us), news));
+            last.get_or_insert((fake_reply, self.values_of_fake(&fake, now_us), messages));
         }
-        let shown: Vec<_> = request.iter().skip(2).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
+        let shown: Vec<_> =
+            request.iter().skip(2).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
         Err(format!(
-            "{shown:?}\n real: {reply:?}\n       {kept:?}\n       {published:?}\n fake: {last:?}\nbefore: {:?}",
+            "{shown:?}\n real: {reply:?}\n       {values:?}\n       {published:?}\n fake: {last:?}\nbefore: {:?}",
             self.fake.keys
         ))
     }
 
-    /// What was published since this was last asked.
+    /// The messages that were published since the last call.
     fn published(&mut self) -> Vec<Value> {
-        redis::cmd("PUBLISH").arg(HEARD).arg("all").exec(&mut self.real).unwrap();
-        let mut heard = Vec::new();
+        redis::cmd("PUBLISH").arg(CHANNEL).arg("all").exec(&mut self.real).unwrap();
+        let mut messages = Vec::new();
         loop {
-            let news = self.ear.recv_response().unwrap();
-            if matches!(&news, Value::Array(parts) if parts.last() == Some(&Value::BulkString(b"all".to_vec()))) {
-                return heard;
+            let message = self.subscriber.recv_response().unwrap();
+            if matches!(&message, Value::Array(parts) if parts.last() == Some(&Value::BulkString(b"all".to_vec())))
+            {
+                return messages;
             }
-            heard.push(news);
+            messages.push(message);
         }
     }
 }
 
 #[test]
-fn the_fake_answers_like_a_server() {
-    let seed = super::number("SIM_SEED").unwrap_or_else(|| fastrand::u64(..));
-    println!("replay: SIM_SEED={seed} cargo test --features testing --test sim the_fake -- --nocapture");
-    let mut pair = sequences(seed);
-    pair.ear.set_read_timeout(Some(super::support::CEILING)).unwrap();
+fn fake_node_replies_like_real_server() {
+    let seed = super::env_number("SIM_SEED").unwrap_or_else(|| fastrand::u64(..));
+    println!(
+        "replay: SIM_SEED={seed} cargo test --features testing --test sim fake_node -- --nocapture"
+    );
+    let mut pair = start_pair(seed);
+    pair.subscriber.set_read_timeout(Some(super::support::CEILING)).unwrap();
     for step in 0..4_000 {
         if pair.rng.u32(..5) == 0 {
-            pair.meddle();
+            pair.change_keys();
         }
-        if let Err(differs) = pair.step() {
-            panic!("seed {seed}, step {step}: {differs}");
+        if let Err(difference) = pair.step() {
+            panic!("seed {seed}, step {step}: {difference}");
         }
     }
 }

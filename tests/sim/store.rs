@@ -1,5 +1,5 @@
-//! What a server keeps: texts, lists and expiries on its own clock; the few commands that our scripts use, with the
-//! server's rules about types and memory.
+//! The data of a simulated server: strings and lists with expiries on the server's clock. Has the
+//! few commands that the library's scripts use, with the server's rules about types and memory.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -14,50 +14,54 @@ pub(crate) enum Data {
 #[derive(Clone, Debug)]
 struct Entry {
     data: Data,
-    /// Milliseconds on the server's clock; it lives through this one.
+    /// Milliseconds on the server's clock; the key still exists in this millisecond.
     expires: Option<u64>,
 }
 
-/// Survives a restart, if the server writes it down.
+/// The keys of a server.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Keys(BTreeMap<Bytes, Entry>);
 
-/// A refusal, as it goes over the wire.
+/// An error reply of a command, as it is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refused(pub(crate) String);
+pub(crate) struct CommandError(pub(crate) String);
 
-pub(crate) type Outcome<T> = Result<T, Refused>;
+pub(crate) type StoreResult<T> = Result<T, CommandError>;
 
-/// The keys at one moment, for one script: its clock stands still.
+/// The keys while one script runs. The clock does not advance meanwhile.
 pub(crate) struct Access<'a> {
     keys: &'a mut Keys,
     pub(crate) now_us: u64,
-    /// No memory is left; what would take some is refused, unless the script has written before.
+    /// Out of memory. Refuses commands that may need memory, unless the script has already
+    /// written.
     full: bool,
-    wrote: bool,
-    touched: BTreeSet<Bytes>,
+    has_written: bool,
+    changed_keys: BTreeSet<Bytes>,
 }
 
 impl Keys {
     pub(crate) fn open(&mut self, now_us: u64, full: bool) -> Access<'_> {
-        Access { keys: self, now_us, full, wrote: false, touched: BTreeSet::new() }
+        Access { keys: self, now_us, full, has_written: false, changed_keys: BTreeSet::new() }
     }
 
-    /// The text of a key at a moment, without changing anything.
+    /// The string under a key. Changes nothing.
     pub(crate) fn peek(&self, key: &[u8], now_us: u64) -> Option<&[u8]> {
         match self.0.get(key)? {
-            Entry { data: Data::Text(text), expires } if lives(*expires, now_us) => Some(text),
+            Entry { data: Data::Text(text), expires } if is_live(*expires, now_us) => Some(text),
             _ => None,
         }
     }
 
-    /// The keys that are there.
-    pub(crate) fn living(&self, now_us: u64) -> impl Iterator<Item = (&[u8], &Data, Option<u64>)> {
-        let living = self.0.iter().filter(move |(_, entry)| lives(entry.expires, now_us));
-        living.map(|(key, entry)| (key.as_slice(), &entry.data, entry.expires))
+    /// The keys that have not expired.
+    pub(crate) fn live_entries(
+        &self,
+        now_us: u64,
+    ) -> impl Iterator<Item = (&[u8], &Data, Option<u64>)> {
+        let live = self.0.iter().filter(move |(_, entry)| is_live(entry.expires, now_us));
+        live.map(|(key, entry)| (key.as_slice(), &entry.data, entry.expires))
     }
 
-    /// Puts something under a key, or takes away what is there.
+    /// Sets a key without an expiry, or deletes it.
     pub(crate) fn put(&mut self, key: &[u8], data: Option<Data>) {
         match data {
             Some(data) => self.0.insert(key.to_vec(), Entry { data, expires: None }),
@@ -66,12 +70,12 @@ impl Keys {
     }
 }
 
-fn lives(expires: Option<u64>, now_us: u64) -> bool {
+fn is_live(expires: Option<u64>, now_us: u64) -> bool {
     expires.is_none_or(|at| now_us / 1000 <= at)
 }
 
-fn wrong_type() -> Refused {
-    Refused("WRONGTYPE Operation against a key holding the wrong kind of value".into())
+fn wrong_type() -> CommandError {
+    CommandError("WRONGTYPE Operation against a key holding the wrong kind of value".into())
 }
 
 impl Access<'_> {
@@ -79,24 +83,26 @@ impl Access<'_> {
         self.now_us / 1000
     }
 
-    fn living(&mut self, key: &[u8]) -> Option<&mut Entry> {
-        if self.keys.0.get(key).is_some_and(|entry| !lives(entry.expires, self.now_us)) {
+    fn live_entry(&mut self, key: &[u8]) -> Option<&mut Entry> {
+        if self.keys.0.get(key).is_some_and(|entry| !is_live(entry.expires, self.now_us)) {
             self.keys.0.remove(key);
         }
         self.keys.0.get_mut(key)
     }
 
-    /// A command that writes; `grows` if it may take memory.
-    fn write(&mut self, grows: bool) -> Outcome<()> {
-        if grows && self.full && !self.wrote {
-            return Err(Refused("OOM command not allowed when used memory > 'maxmemory'.".into()));
+    /// Begins a command that writes; `grows` if it may need memory.
+    fn write(&mut self, grows: bool) -> StoreResult<()> {
+        if grows && self.full && !self.has_written {
+            return Err(CommandError(
+                "OOM command not allowed when used memory > 'maxmemory'.".into(),
+            ));
         }
-        self.wrote = true;
+        self.has_written = true;
         Ok(())
     }
 
-    pub(crate) fn get(&mut self, key: &[u8]) -> Outcome<Option<Bytes>> {
-        match self.living(key) {
+    pub(crate) fn get(&mut self, key: &[u8]) -> StoreResult<Option<Bytes>> {
+        match self.live_entry(key) {
             None => Ok(None),
             Some(Entry { data: Data::Text(text), .. }) => Ok(Some(text.clone())),
             Some(_) => Err(wrong_type()),
@@ -104,17 +110,22 @@ impl Access<'_> {
     }
 
     /// `SET key value PX ms`
-    pub(crate) fn set(&mut self, key: &[u8], value: &[u8], px: u64) -> Outcome<()> {
+    pub(crate) fn set(&mut self, key: &[u8], value: &[u8], px: u64) -> StoreResult<()> {
         self.write(true)?;
         let entry = Entry { data: Data::Text(value.to_vec()), expires: Some(self.now_ms() + px) };
         self.keys.0.insert(key.to_vec(), entry);
-        self.touched.insert(key.to_vec());
+        self.changed_keys.insert(key.to_vec());
         Ok(())
     }
 
     /// `SET key value PX ms GET`
-    pub(crate) fn set_get(&mut self, key: &[u8], value: &[u8], px: u64) -> Outcome<Option<Bytes>> {
-        if self.full && !self.wrote {
+    pub(crate) fn set_get(
+        &mut self,
+        key: &[u8],
+        value: &[u8],
+        px: u64,
+    ) -> StoreResult<Option<Bytes>> {
+        if self.full && !self.has_written {
             return self.write(true).map(|()| None);
         }
         let last = self.get(key)?;
@@ -122,57 +133,57 @@ impl Access<'_> {
         Ok(last)
     }
 
-    pub(crate) fn del(&mut self, key: &[u8]) -> Outcome<()> {
+    pub(crate) fn del(&mut self, key: &[u8]) -> StoreResult<()> {
         self.write(false)?;
         self.keys.0.remove(key);
-        self.touched.insert(key.to_vec());
+        self.changed_keys.insert(key.to_vec());
         Ok(())
     }
 
-    /// True if the key is there.
-    pub(crate) fn pexpire(&mut self, key: &[u8], px: u64) -> Outcome<bool> {
+    /// `PEXPIRE key ms`; returns whether the key exists.
+    pub(crate) fn pexpire(&mut self, key: &[u8], px: u64) -> StoreResult<bool> {
         self.write(false)?;
         let expires = self.now_ms() + px;
-        Ok(self.living(key).map(|entry| entry.expires = Some(expires)).is_some())
+        Ok(self.live_entry(key).map(|entry| entry.expires = Some(expires)).is_some())
     }
 
     pub(crate) fn pttl(&mut self, key: &[u8]) -> i64 {
         let now = self.now_ms();
-        match self.living(key).map(|entry| entry.expires) {
+        match self.live_entry(key).map(|entry| entry.expires) {
             None => -2,
             Some(None) => -1,
             Some(Some(at)) => at.saturating_sub(now) as i64,
         }
     }
 
-    fn list(&mut self, key: &[u8]) -> Outcome<Option<&mut VecDeque<Bytes>>> {
-        match self.living(key) {
+    fn list(&mut self, key: &[u8]) -> StoreResult<Option<&mut VecDeque<Bytes>>> {
+        match self.live_entry(key) {
             None => Ok(None),
             Some(Entry { data: Data::List(list), .. }) => Ok(Some(list)),
             Some(_) => Err(wrong_type()),
         }
     }
 
-    pub(crate) fn llen(&mut self, key: &[u8]) -> Outcome<usize> {
+    pub(crate) fn llen(&mut self, key: &[u8]) -> StoreResult<usize> {
         Ok(self.list(key)?.map_or(0, |list| list.len()))
     }
 
-    pub(crate) fn lpos(&mut self, key: &[u8], element: &[u8]) -> Outcome<Option<usize>> {
+    pub(crate) fn lpos(&mut self, key: &[u8], element: &[u8]) -> StoreResult<Option<usize>> {
         Ok(self.list(key)?.and_then(|list| list.iter().position(|one| one == element)))
     }
 
-    pub(crate) fn lrange(&mut self, key: &[u8], count: usize) -> Outcome<Vec<Bytes>> {
+    pub(crate) fn lrange(&mut self, key: &[u8], count: usize) -> StoreResult<Vec<Bytes>> {
         Ok(self.list(key)?.map_or_else(Vec::new, |list| list.iter().take(count).cloned().collect()))
     }
 
-    pub(crate) fn lpop(&mut self, key: &[u8]) -> Outcome<Option<Bytes>> {
+    pub(crate) fn lpop(&mut self, key: &[u8]) -> StoreResult<Option<Bytes>> {
         self.write(false)?;
         let popped = self.list(key)?.and_then(VecDeque::pop_front);
         self.drop_if_empty(key);
         Ok(popped)
     }
 
-    pub(crate) fn lrem(&mut self, key: &[u8], element: &[u8]) -> Outcome<()> {
+    pub(crate) fn lrem(&mut self, key: &[u8], element: &[u8]) -> StoreResult<()> {
         self.write(false)?;
         if let Some(list) = self.list(key)? {
             list.retain(|one| one != element);
@@ -187,11 +198,13 @@ impl Access<'_> {
         }
     }
 
-    /// The length afterwards.
-    pub(crate) fn push(&mut self, key: &[u8], element: &[u8], front: bool) -> Outcome<usize> {
+    /// `LPUSH` (`front`) or `RPUSH`; returns the new length.
+    pub(crate) fn push(&mut self, key: &[u8], element: &[u8], front: bool) -> StoreResult<usize> {
         self.write(true)?;
         if self.list(key)?.is_none() {
-            self.keys.0.insert(key.to_vec(), Entry { data: Data::List(VecDeque::new()), expires: None });
+            self.keys
+                .0
+                .insert(key.to_vec(), Entry { data: Data::List(VecDeque::new()), expires: None });
         }
         let Some(list) = self.list(key)? else { return Err(wrong_type()) };
         if front {
@@ -202,8 +215,8 @@ impl Access<'_> {
         Ok(list.len())
     }
 
-    /// The keys whose texts were written or deleted.
-    pub(crate) fn touched(self) -> BTreeSet<Bytes> {
-        self.touched
+    /// The string keys that were written or deleted.
+    pub(crate) fn changed_keys(self) -> BTreeSet<Bytes> {
+        self.changed_keys
     }
 }

@@ -1,5 +1,7 @@
-//! The world: fibers, of which one runs at a time, and virtual time, which moves on when all of them wait. Everything that is
-//! left to chance comes from one seed, so that a seed is a run.
+//! The simulated machine: its threads, its clocks and its scheduler. Each thread is a fiber. One
+//! fiber runs at a time, until it waits. When all of them wait, virtual time jumps to the next
+//! event. All random choices come from one seed, so that running the same seed again repeats the
+//! run exactly.
 
 use std::{
     cell::{Cell, RefCell},
@@ -15,12 +17,12 @@ use std::{
 use distlock::sim::{SimWorld, enter};
 
 use super::{
-    calm::Calm,
+    fault_free::FaultLog,
     fiber::{Fiber, suspend},
     net::Net,
 };
 
-/// Nanoseconds since the beginning of the run.
+/// Nanoseconds of virtual time since the start of the run.
 pub(crate) type Time = u64;
 
 pub(crate) const US: Time = 1_000;
@@ -28,31 +30,32 @@ pub(crate) const MS: Time = 1_000_000;
 pub(crate) const SEC: Time = 1_000_000_000;
 pub(crate) const NEVER: Time = u64::MAX;
 
-/// More than any run takes; what goes on for longer goes round in circles.
+/// Maximum number of scheduler steps in a run; a run that needs more is taken for an endless loop.
 const STEPS_MAX: u64 = 300_000;
-/// The same for threads of crashed processes that are led to their end.
-const LAST_STEPS_MAX: u64 = 200_000;
+/// Maximum number of scheduler steps for ending the remaining threads after a run.
+const SHUTDOWN_STEPS_MAX: u64 = 200_000;
 
-/// A clock that runs at its own rate and began at its own time.
+/// A clock with a rate and a starting time of its own.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
     pub(crate) base: Time,
-    pub(crate) ppm: i64,
+    pub(crate) drift_ppm: i64,
 }
 
 impl Clock {
     pub(crate) fn at(self, time: Time) -> Time {
-        let drift = i128::from(time) * i128::from(self.ppm) / 1_000_000;
+        let drift = i128::from(time) * i128::from(self.drift_ppm) / 1_000_000;
         u64::try_from(i128::from(self.base) + i128::from(time) + drift).unwrap_or(NEVER)
     }
 
-    /// The first moment of the world at which this clock shows `local` or more.
+    /// Earliest virtual time at which this clock shows `local` or later.
     pub(crate) fn when(self, local: Time) -> Time {
         if local == NEVER {
             return NEVER;
         }
         let since = i128::from(local.saturating_sub(self.base));
-        let mut time = u64::try_from(since * 1_000_000 / i128::from(1_000_000 + self.ppm)).unwrap_or(NEVER);
+        let mut time = u64::try_from(since * 1_000_000 / i128::from(1_000_000 + self.drift_ppm))
+            .unwrap_or(NEVER);
         while time < NEVER && self.at(time) < local {
             time += 1;
         }
@@ -61,21 +64,21 @@ impl Clock {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Life {
-    Runs,
+pub(crate) enum ProcessState {
+    Running,
     Paused,
-    /// None of its threads runs any more.
+    /// Crashed; none of its threads runs any more.
     Dead,
 }
 
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) clock: Clock,
-    pub(crate) life: Life,
-    /// Threads that could run if the process did.
+    pub(crate) state: ProcessState,
+    /// Threads that are ready to run once the process is continued.
     backlog: Vec<usize>,
-    /// For how long its threads were kept from running, all added up.
-    pub(crate) frozen: Time,
+    /// Total time for which its threads were kept from running by pauses and stalls.
+    pub(crate) suspended: Time,
     paused_at: Time,
 }
 
@@ -83,12 +86,12 @@ struct Task {
     process: usize,
     fiber: Option<Fiber>,
     waiting: Option<Waiting>,
-    ticket: u64,
+    wait_number: u64,
     done: bool,
 }
 
 struct Waiting {
-    /// Where it sleeps; zero is nowhere.
+    /// The `place` that the thread parks at; zero for none.
     place: usize,
     connections: Vec<u64>,
 }
@@ -96,9 +99,9 @@ struct Waiting {
 pub(crate) enum Event {
     Wake {
         task: usize,
-        ticket: u64,
+        wait_number: u64,
     },
-    /// Something arrives over a connection.
+    /// A packet arrives at one end of a connection.
     Arrive {
         connection: u64,
         at_node: bool,
@@ -106,38 +109,38 @@ pub(crate) enum Event {
     Do(Box<dyn FnOnce(&Sim)>),
 }
 
-struct Due {
+struct Scheduled {
     at: Time,
-    number: u64,
+    sequence: u64,
     event: Event,
 }
 
-impl PartialEq for Due {
-    fn eq(&self, other: &Due) -> bool {
-        self.number == other.number
+impl PartialEq for Scheduled {
+    fn eq(&self, other: &Scheduled) -> bool {
+        self.sequence == other.sequence
     }
 }
-impl Eq for Due {}
-impl PartialOrd for Due {
-    fn partial_cmp(&self, other: &Due) -> Option<std::cmp::Ordering> {
+impl Eq for Scheduled {}
+impl PartialOrd for Scheduled {
+    fn partial_cmp(&self, other: &Scheduled) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
-impl Ord for Due {
-    fn cmp(&self, other: &Due) -> std::cmp::Ordering {
-        (self.at, self.number).cmp(&(other.at, other.number))
+impl Ord for Scheduled {
+    fn cmp(&self, other: &Scheduled) -> std::cmp::Ordering {
+        (self.at, self.sequence).cmp(&(other.at, other.sequence))
     }
 }
 
-/// How often, and for how long, threads are kept from running where they talk to others.
+/// How often, and for how long, a thread is kept from running when it does I/O or parks.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Stalls {
-    /// In a million.
-    pub(crate) often: u32,
-    pub(crate) short: Time,
-    /// One in so many is this long instead.
-    pub(crate) rare: u32,
-    pub(crate) long: Time,
+    /// Number of stalls per million opportunities.
+    pub(crate) per_million: u32,
+    pub(crate) short_max: Time,
+    /// One in this many stalls lasts up to `long_max` instead of `short_max`; zero for none.
+    pub(crate) long_one_in: u32,
+    pub(crate) long_max: Time,
 }
 
 pub(crate) struct Sim {
@@ -146,68 +149,68 @@ pub(crate) struct Sim {
     pub(crate) net: RefCell<Net>,
     pub(crate) processes: RefCell<Vec<Process>>,
     pub(crate) stalls: Cell<Stalls>,
-    pub(crate) calm: RefCell<Calm>,
-    /// A defect of the library: whoever writes such words panics.
-    pub(crate) defect: RefCell<Option<&'static str>>,
-    pub(crate) panics: Cell<u64>,
+    pub(crate) fault_log: RefCell<FaultLog>,
+    /// Simulates a defect of the library: writing a request that contains this text panics.
+    pub(crate) panic_on_write_of: RefCell<Option<&'static str>>,
+    pub(crate) panic_count: Cell<u64>,
     tasks: RefCell<Vec<Task>>,
     ready: RefCell<Vec<usize>>,
     current: Cell<usize>,
-    /// Through whose eyes the clock is read, if not by the running thread.
-    seen_by: Cell<Option<usize>>,
-    due: RefCell<BinaryHeap<Reverse<Due>>>,
-    number: Cell<u64>,
+    /// The process whose clock is read, if it is not that of the running thread.
+    clock_of: Cell<Option<usize>>,
+    events: RefCell<BinaryHeap<Reverse<Scheduled>>>,
+    sequence: Cell<u64>,
     steps: Cell<u64>,
     digest: RefCell<DefaultHasher>,
-    wrong: RefCell<Vec<String>>,
-    trace: Cell<bool>,
-    /// The run is over; threads that are left are led to their ends.
-    over: Cell<bool>,
+    violations: RefCell<Vec<String>>,
+    verbose: Cell<bool>,
+    /// The run has ended; the remaining threads are being brought to their ends.
+    shutting_down: Cell<bool>,
 }
 
 impl Sim {
-    pub(crate) fn new(seed: u64, trace: bool) -> Rc<Sim> {
+    pub(crate) fn new(seed: u64, verbose: bool) -> Rc<Sim> {
         Rc::new(Sim {
             now: Cell::new(SEC),
             rng: RefCell::new(fastrand::Rng::with_seed(seed)),
             net: RefCell::new(Net::default()),
             processes: RefCell::new(Vec::new()),
             stalls: Cell::new(Stalls::default()),
-            calm: RefCell::default(),
-            defect: RefCell::default(),
-            panics: Cell::default(),
+            fault_log: RefCell::default(),
+            panic_on_write_of: RefCell::default(),
+            panic_count: Cell::default(),
             tasks: RefCell::new(Vec::new()),
             ready: RefCell::new(Vec::new()),
             current: Cell::new(0),
-            seen_by: Cell::new(None),
-            due: RefCell::new(BinaryHeap::new()),
-            number: Cell::new(0),
+            clock_of: Cell::new(None),
+            events: RefCell::new(BinaryHeap::new()),
+            sequence: Cell::new(0),
             steps: Cell::new(0),
             digest: RefCell::new(DefaultHasher::new()),
-            wrong: RefCell::new(Vec::new()),
-            trace: Cell::new(trace),
-            over: Cell::new(false),
+            violations: RefCell::new(Vec::new()),
+            verbose: Cell::new(verbose),
+            shutting_down: Cell::new(false),
         })
     }
 
-    pub(crate) fn say(&self, what: impl FnOnce() -> String) {
-        if self.trace.get() {
+    pub(crate) fn log(&self, what: impl FnOnce() -> String) {
+        if self.verbose.get() {
             println!("{:>13.6} {}", (self.now.get() - SEC) as f64 / SEC as f64, what());
         }
     }
 
-    /// Something that must not be.
-    pub(crate) fn wrong(&self, what: String) {
-        self.say(|| format!("WRONG: {what}"));
+    /// Records that an invariant was violated, which ends the run.
+    pub(crate) fn violation(&self, what: String) {
+        self.log(|| format!("VIOLATION: {what}"));
         let at = (self.now.get() - SEC) as f64 / SEC as f64;
-        self.wrong.borrow_mut().push(format!("at {at:.6} s: {what}"));
+        self.violations.borrow_mut().push(format!("at {at:.6} s: {what}"));
     }
 
-    pub(crate) fn faults_found(&self) -> Vec<String> {
-        self.wrong.borrow().clone()
+    pub(crate) fn violations(&self) -> Vec<String> {
+        self.violations.borrow().clone()
     }
 
-    /// Differs between runs that differ.
+    /// Hash of the schedule; differs between runs that scheduled differently.
     pub(crate) fn digest(&self) -> u64 {
         self.digest.borrow().finish()
     }
@@ -216,22 +219,26 @@ impl Sim {
         self.steps.get()
     }
 
-    pub(crate) fn is_over(&self) -> bool {
-        self.over.get()
+    pub(crate) fn is_shutting_down(&self) -> bool {
+        self.shutting_down.get()
     }
 
-    pub(crate) fn chance(&self, in_a_million: u32) -> bool {
-        in_a_million > 0 && self.rng.borrow_mut().u32(..1_000_000) < in_a_million
+    pub(crate) fn chance(&self, per_million: u32) -> bool {
+        per_million > 0 && self.rng.borrow_mut().u32(..1_000_000) < per_million
     }
 
-    pub(crate) fn between(&self, least: Time, most: Time) -> Time {
-        self.rng.borrow_mut().u64(least..=most.max(least))
+    pub(crate) fn between(&self, min: Time, max: Time) -> Time {
+        self.rng.borrow_mut().u64(min..=max.max(min))
     }
 
     pub(crate) fn schedule(&self, at: Time, event: Event) {
-        let number = self.number.get() + 1;
-        self.number.set(number);
-        self.due.borrow_mut().push(Reverse(Due { at: at.max(self.now.get()), number, event }));
+        let sequence = self.sequence.get() + 1;
+        self.sequence.set(sequence);
+        self.events.borrow_mut().push(Reverse(Scheduled {
+            at: at.max(self.now.get()),
+            sequence,
+            event,
+        }));
     }
 
     pub(crate) fn after(&self, span: Time, act: impl FnOnce(&Sim) + 'static) {
@@ -240,22 +247,42 @@ impl Sim {
 
     pub(crate) fn add_process(&self, clock: Clock) -> usize {
         let mut processes = self.processes.borrow_mut();
-        processes.push(Process { clock, life: Life::Runs, backlog: Vec::new(), frozen: 0, paused_at: 0 });
+        processes.push(Process {
+            clock,
+            state: ProcessState::Running,
+            backlog: Vec::new(),
+            suspended: 0,
+            paused_at: 0,
+        });
         processes.len() - 1
     }
 
-    /// Starts a thread of a process.
-    pub(crate) fn start(self: &Rc<Sim>, process: usize, run: impl FnOnce() + 'static) -> usize {
+    /// Starts a thread of a process. A panic of the thread is a violation.
+    pub(crate) fn start_thread(
+        self: &Rc<Sim>,
+        process: usize,
+        run: impl FnOnce() + 'static,
+    ) -> usize {
         let sim = self.clone();
         let fiber = Fiber::new(move || {
             if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
                 let text = panic.downcast_ref::<String>().cloned();
-                let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-                sim.wrong(format!("a thread of process {process} panicked: {}", text.unwrap_or_default()));
+                let text =
+                    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+                sim.violation(format!(
+                    "a thread of process {process} panicked: {}",
+                    text.unwrap_or_default()
+                ));
             }
         });
         let mut tasks = self.tasks.borrow_mut();
-        tasks.push(Task { process, fiber: Some(fiber), waiting: None, ticket: 0, done: false });
+        tasks.push(Task {
+            process,
+            fiber: Some(fiber),
+            waiting: None,
+            wait_number: 0,
+            done: false,
+        });
         let task = tasks.len() - 1;
         drop(tasks);
         self.make_ready(task);
@@ -265,9 +292,9 @@ impl Sim {
     fn make_ready(&self, task: usize) {
         let process = self.tasks.borrow()[task].process;
         let process = &mut self.processes.borrow_mut()[process];
-        match process.life {
-            Life::Runs => self.ready.borrow_mut().push(task),
-            Life::Paused | Life::Dead => process.backlog.push(task),
+        match process.state {
+            ProcessState::Running => self.ready.borrow_mut().push(task),
+            ProcessState::Paused | ProcessState::Dead => process.backlog.push(task),
         }
     }
 
@@ -277,14 +304,14 @@ impl Sim {
         }
     }
 
-    /// None of its threads runs, until it is continued.
-    pub(crate) fn pause(&self, process: usize, life: Life) {
+    /// Stops all threads of a process. A paused process runs again after `unpause`.
+    pub(crate) fn pause(&self, process: usize, state: ProcessState) {
         let mut processes = self.processes.borrow_mut();
         let stopped = &mut processes[process];
-        if stopped.life == Life::Runs {
+        if stopped.state == ProcessState::Running {
             stopped.paused_at = self.now.get();
         }
-        stopped.life = life;
+        stopped.state = state;
         let tasks = self.tasks.borrow();
         self.ready.borrow_mut().retain(|task| {
             let stays = tasks[*task].process != process;
@@ -298,22 +325,22 @@ impl Sim {
     pub(crate) fn unpause(&self, process: usize) {
         let backlog = {
             let stopped = &mut self.processes.borrow_mut()[process];
-            if stopped.life != Life::Paused {
+            if stopped.state != ProcessState::Paused {
                 return;
             }
-            stopped.life = Life::Runs;
-            stopped.frozen += self.now.get() - stopped.paused_at;
+            stopped.state = ProcessState::Running;
+            stopped.suspended += self.now.get() - stopped.paused_at;
             std::mem::take(&mut stopped.backlog)
         };
         self.ready.borrow_mut().extend(backlog);
     }
 
-    pub(crate) fn life(&self, process: usize) -> Life {
-        self.processes.borrow()[process].life
+    pub(crate) fn process_state(&self, process: usize) -> ProcessState {
+        self.processes.borrow()[process].state
     }
 
-    pub(crate) fn frozen(&self, process: usize) -> Time {
-        self.processes.borrow()[process].frozen
+    pub(crate) fn suspended_total(&self, process: usize) -> Time {
+        self.processes.borrow()[process].suspended
     }
 
     /// The process of the running thread.
@@ -321,65 +348,83 @@ impl Sim {
         self.tasks.borrow()[self.current.get()].process
     }
 
-    /// Looks at something of a process with its clock.
-    pub(crate) fn as_process<T>(&self, process: usize, look: impl FnOnce() -> T) -> T {
-        let outer = self.seen_by.replace(Some(process));
-        let seen = look();
-        self.seen_by.set(outer);
-        seen
+    /// Runs `read` with the clock of another process.
+    pub(crate) fn on_clock_of<T>(&self, process: usize, read: impl FnOnce() -> T) -> T {
+        let outer = self.clock_of.replace(Some(process));
+        let value = read();
+        self.clock_of.set(outer);
+        value
     }
 
-    /// The running thread sleeps.
+    /// Blocks the running thread.
     pub(crate) fn sleep(&self, span: Time) {
         self.wait(0, &[], self.now.get().saturating_add(span));
     }
 
     pub(crate) fn wait(&self, place: usize, connections: &[u64], until: Time) {
         let current = self.current.get();
-        if !self.over.get() {
-            let ticket = {
+        if !self.shutting_down.get() {
+            let wait_number = {
                 let task = &mut self.tasks.borrow_mut()[current];
-                task.ticket += 1;
+                task.wait_number += 1;
                 task.waiting = Some(Waiting { place, connections: connections.to_vec() });
-                task.ticket
+                task.wait_number
             };
             if until != NEVER {
-                self.schedule(until, Event::Wake { task: current, ticket });
+                self.schedule(until, Event::Wake { task: current, wait_number });
             }
         } else {
             self.ready.borrow_mut().push(current);
-            self.now.set(if until == NEVER { self.now.get() + SEC } else { until.max(self.now.get()) });
+            self.now.set(if until == NEVER {
+                self.now.get() + SEC
+            } else {
+                until.max(self.now.get())
+            });
         }
         suspend();
     }
 
-    /// The system has something better to do for a while.
+    /// Keeps the running thread from running for a while, at random, as a busy machine does.
     fn stall(&self) {
-        let Stalls { often, short, rare, long } = self.stalls.get();
-        if self.over.get() || !self.chance(often) {
+        let Stalls { per_million, short_max, long_one_in, long_max } = self.stalls.get();
+        if self.shutting_down.get() || !self.chance(per_million) {
             return;
         }
-        let longest = if rare > 0 && self.between(1, rare.into()) == 1 { long } else { short };
+        let longest = if long_one_in > 0 && self.between(1, long_one_in.into()) == 1 {
+            long_max
+        } else {
+            short_max
+        };
         let span = self.between(1, longest);
         let process = self.process();
-        self.processes.borrow_mut()[process].frozen += span;
-        self.calm.borrow_mut().stalled(process, self.now.get() + span, span);
+        self.processes.borrow_mut()[process].suspended += span;
+        self.fault_log.borrow_mut().add_stall(process, self.now.get() + span, span);
         self.sleep(span);
     }
 
-    /// Wakes those who wait for something to read.
-    pub(crate) fn readable(&self, connection: u64) {
-        let waits = |task: &Task| task.waiting.as_ref().is_some_and(|on| on.connections.contains(&connection));
-        let sleepers: Vec<_> =
-            self.tasks.borrow().iter().enumerate().filter(|(_, task)| waits(task)).map(|(n, _)| n).collect();
-        sleepers.into_iter().for_each(|task| self.wake(task));
+    /// Wakes the threads that wait for this connection to become readable.
+    pub(crate) fn wake_readers(&self, connection: u64) {
+        let waits = |task: &Task| {
+            task.waiting.as_ref().is_some_and(|on| on.connections.contains(&connection))
+        };
+        let waiters: Vec<_> = self
+            .tasks
+            .borrow()
+            .iter()
+            .enumerate()
+            .filter(|(_, task)| waits(task))
+            .map(|(n, _)| n)
+            .collect();
+        waiters.into_iter().for_each(|task| self.wake(task));
     }
 
-    /// Runs until `done`, or nothing is left to happen, or something is wrong.
-    pub(crate) fn run(self: &Rc<Sim>, mut done: impl FnMut() -> bool) {
-        while self.wrong.borrow().is_empty() && !done() {
+    /// Runs until `done` returns true, no event is left, or an invariant is violated.
+    pub(crate) fn run_until(self: &Rc<Sim>, mut done: impl FnMut() -> bool) {
+        while self.violations.borrow().is_empty() && !done() {
             if self.steps.get() > STEPS_MAX {
-                self.wrong("the run goes round in circles".into());
+                self.violation(
+                    "the run does not end: it has reached the maximum number of steps".into(),
+                );
             }
             if !self.step() {
                 return;
@@ -396,11 +441,11 @@ impl Sim {
             self.resume(task);
             return true;
         }
-        let Some(Reverse(due)) = self.due.borrow_mut().pop() else { return false };
-        self.now.set(due.at);
-        match due.event {
-            Event::Wake { task, ticket } => {
-                if self.tasks.borrow()[task].ticket == ticket {
+        let Some(Reverse(next)) = self.events.borrow_mut().pop() else { return false };
+        self.now.set(next.at);
+        match next.event {
+            Event::Wake { task, wait_number } => {
+                if self.tasks.borrow()[task].wait_number == wait_number {
                     self.wake(task);
                 }
             }
@@ -424,40 +469,52 @@ impl Sim {
         self.tasks.borrow()[task].done
     }
 
-    /// Leads the threads that are left to their ends: no server answers any more, and time flies.
-    pub(crate) fn end(self: &Rc<Sim>) {
-        self.over.set(true);
-        self.due.borrow_mut().clear();
-        // The dead too: what they had begun has to be put away.
-        self.processes.borrow_mut().iter_mut().for_each(|process| process.life = Life::Runs);
-        let left: Vec<_> =
-            self.tasks.borrow().iter().enumerate().filter(|(_, task)| !task.done).map(|(n, _)| n).collect();
+    /// Brings the remaining threads to their ends: every connection is broken, and time advances
+    /// each time the clock is read.
+    pub(crate) fn shut_down(self: &Rc<Sim>) {
+        self.shutting_down.set(true);
+        self.events.borrow_mut().clear();
+        // Crashed processes too; otherwise everything that their stacks own would leak.
+        self.processes
+            .borrow_mut()
+            .iter_mut()
+            .for_each(|process| process.state = ProcessState::Running);
+        let left: Vec<_> = self
+            .tasks
+            .borrow()
+            .iter()
+            .enumerate()
+            .filter(|(_, task)| !task.done)
+            .map(|(n, _)| n)
+            .collect();
         for task in &left {
             self.tasks.borrow_mut()[*task].waiting = None;
         }
         *self.ready.borrow_mut() = left;
-        let last = self.steps.get() + LAST_STEPS_MAX;
+        let last = self.steps.get() + SHUTDOWN_STEPS_MAX;
         while self.steps.get() < last && !self.ready.borrow().is_empty() {
             self.step();
         }
         let all_done = self.tasks.borrow().iter().all(|task| task.done);
-        if !all_done && self.wrong.borrow().is_empty() {
-            self.wrong("threads do not come to an end without a server".into());
+        if !all_done && self.violations.borrow().is_empty() {
+            self.violation("some threads do not end when every connection is broken".into());
         }
     }
 }
 
 impl SimWorld for Sim {
     fn now(&self) -> u64 {
-        if self.over.get() {
+        if self.shutting_down.get() {
             self.now.set(self.now.get() + 10 * MS);
         }
-        let process = self.seen_by.get().unwrap_or_else(|| self.process());
+        let process = self.clock_of.get().unwrap_or_else(|| self.process());
         self.processes.borrow()[process].clock.at(self.now.get())
     }
 
     fn wall_clock(&self) -> SystemTime {
-        SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000) + Duration::from_nanos(self.now.get())
+        SystemTime::UNIX_EPOCH
+            + Duration::from_secs(1_700_000_000)
+            + Duration::from_nanos(self.now.get())
     }
 
     fn random(&self) -> u128 {
@@ -471,18 +528,24 @@ impl SimWorld for Sim {
 
     fn notify(&self, place: usize, all: bool) {
         let waits = |task: &Task| task.waiting.as_ref().is_some_and(|on| on.place == place);
-        let mut sleepers: VecDeque<_> =
-            self.tasks.borrow().iter().enumerate().filter(|(_, task)| waits(task)).map(|(number, _)| number).collect();
-        if !all && sleepers.len() > 1 {
-            let lucky = self.rng.borrow_mut().usize(..sleepers.len());
-            sleepers = sleepers.into_iter().skip(lucky).take(1).collect();
+        let mut waiters: VecDeque<_> = self
+            .tasks
+            .borrow()
+            .iter()
+            .enumerate()
+            .filter(|(_, task)| waits(task))
+            .map(|(task, _)| task)
+            .collect();
+        if !all && waiters.len() > 1 {
+            let chosen = self.rng.borrow_mut().usize(..waiters.len());
+            waiters = waiters.into_iter().skip(chosen).take(1).collect();
         }
-        sleepers.into_iter().for_each(|task| self.wake(task));
+        waiters.into_iter().for_each(|task| self.wake(task));
     }
 
     fn spawn(&self, _: &str, run: Box<dyn FnOnce() + Send>) -> io::Result<u64> {
-        let sim = here();
-        Ok(sim.start(self.process(), run) as u64)
+        let sim = current_sim();
+        Ok(sim.start_thread(self.process(), run) as u64)
     }
 
     fn join(&self, thread: u64) {
@@ -504,61 +567,66 @@ impl SimWorld for Sim {
         let until = self.local(until);
         loop {
             let ready = self.net.borrow().readable(connections);
-            if ready.contains(&true) || self.now.get() >= until || self.over.get() {
+            if ready.contains(&true) || self.now.get() >= until || self.shutting_down.get() {
                 self.stall();
-                return if self.over.get() { vec![true; connections.len()] } else { ready };
+                return if self.shutting_down.get() {
+                    vec![true; connections.len()]
+                } else {
+                    ready
+                };
             }
             self.wait(0, connections, until);
         }
     }
 
     fn read(&self, connection: u64, buffer: &mut [u8], peek: bool) -> io::Result<usize> {
-        if self.over.get() {
+        if self.shutting_down.get() {
             return Ok(0);
         }
         self.net.borrow_mut().read(connection, buffer, peek)
     }
 
     fn write(&self, connection: u64, bytes: &[u8]) -> io::Result<usize> {
-        if self.over.get() {
+        if self.shutting_down.get() {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         self.stall();
-        let defect = *self.defect.borrow();
-        if defect.is_some_and(|words| bytes.windows(words.len()).any(|some| some == words.as_bytes())) {
-            self.panics.set(self.panics.get() + 1);
-            panic!("a defect, on purpose");
+        let trigger = *self.panic_on_write_of.borrow();
+        if trigger.is_some_and(|text| bytes.windows(text.len()).any(|part| part == text.as_bytes()))
+        {
+            self.panic_count.set(self.panic_count.get() + 1);
+            panic!("panicking on purpose");
         }
         self.send(connection, bytes)
     }
 
     fn shutdown(&self, connection: u64) {
-        self.hang_up(connection);
-        self.readable(connection);
+        self.close_connection(connection);
+        self.wake_readers(connection);
     }
 
     fn close(&self, connection: u64) {
-        self.hang_up(connection);
+        self.close_connection(connection);
     }
 }
 
 impl Sim {
-    /// A moment on the clock of the running thread as one of the world.
+    /// Converts a moment on the clock of the running thread to virtual time.
     fn local(&self, until: u64) -> Time {
         self.processes.borrow()[self.process()].clock.when(until)
     }
 }
 
 thread_local! {
-    static HERE: RefCell<Option<Rc<Sim>>> = const { RefCell::new(None) };
+    static CURRENT: RefCell<Option<Rc<Sim>>> = const { RefCell::new(None) };
 }
 
-/// The world of the calling thread.
-pub(crate) fn here() -> Rc<Sim> {
-    HERE.with(|here| here.borrow().clone()).expect("a world has been entered")
+/// The simulator that the calling thread runs in.
+pub(crate) fn current_sim() -> Rc<Sim> {
+    CURRENT.with(|current| current.borrow().clone()).expect("this thread runs in no simulator")
 }
 
-pub(crate) fn live_in(sim: Option<Rc<Sim>>) {
-    HERE.with(|here| here.replace(sim.clone()));
+pub(crate) fn enter_sim(sim: Option<Rc<Sim>>) {
+    CURRENT.with(|current| current.replace(sim.clone()));
     enter(sim.map(|sim| sim as Rc<dyn SimWorld>));
 }

@@ -1,49 +1,51 @@
-//! The command line of the storm, and the words with which it starts its workers.
+//! The command line of the storm, and that of its worker processes.
 
 use std::{path::PathBuf, time::Duration};
 
 use crate::Outcome;
 
 pub(crate) const HELP: &str = "\
-Processes want locks while their servers, their network and they themselves are ill-treated at random.
+The storm: randomised fault injection. Worker processes acquire and release locks on real servers, while
+workers are killed and stopped, servers crash, and connections break. Everything is recorded, and the record
+is checked: no two holders at once, rising tokens, bounded calls, no loss without a reason, nothing left behind.
 
     make storm                                    one minute on one server, and one on five
     make storm ARGS='--minutes 30 --nodes 5 --seed 7 --workers 6 --locks 3'
 
-    --minutes N      how long, for each number of nodes; parts of a minute are numbers too
-    --nodes N        only one storm, on so many servers
-    --seed N         do to them what was done in an earlier run
-    --workers N      how many processes, of two threads each (default 6)
-    --locks N        how many locks (default 3)
-    --html FILE      draw everything that happened
-    --record FILE    keep what was written down
-    --judge FILE     run nothing; judge such a record
-    --help           this text
+    --minutes N      length of each storm; may be a fraction (default 1)
+    --nodes N        run only one storm, on this many servers (default: one on 1, one on 5)
+    --seed N         repeat the random choices of an earlier storm; the timing still differs
+    --workers N      number of worker processes, with two threads each (default 6)
+    --locks N        number of locks (default 3)
+    --html FILE      draw a timeline of everything that happened
+    --record FILE    keep the record
+    --judge FILE     check an existing record instead of running a storm
+    --help           print this text
 
-The exit code is 0 when the verdict is good, 1 when it is not, 2 when there is none.";
+The exit code is 0 if no rule was broken, 1 if one was, and 2 if the storm could not run.";
 
-/// Threads of each worker.
+/// Threads of each worker that acquire locks.
 pub(crate) const THREADS: u32 = 2;
-/// The storm in which plain `cargo test` ends up.
-const BREEZE: f64 = 0.15;
-const USUAL: f64 = 1.0;
+/// Length in minutes of the storm that runs as part of `cargo test`.
+const TEST_MINUTES: f64 = 0.15;
+const DEFAULT_MINUTES: f64 = 1.0;
 
 #[derive(Debug)]
 pub(crate) enum Command {
     Help,
-    /// The words are for test programs that have a harness.
-    NotMeant,
+    /// The arguments are meant for test programs with a harness, so there is nothing to do.
+    Ignore,
     Storm(Storm),
     Judge {
         record: PathBuf,
         html: Option<PathBuf>,
     },
-    Worker(Order),
+    Worker(WorkerArgs),
 }
 
 #[derive(Debug)]
 pub(crate) struct Storm {
-    pub(crate) length: Duration,
+    pub(crate) duration: Duration,
     pub(crate) nodes: Vec<usize>,
     pub(crate) seed: u64,
     pub(crate) workers: u32,
@@ -58,10 +60,10 @@ impl Storm {
     pub(crate) const CLAIM_WINDOW: Duration = Duration::from_millis(250);
 }
 
-/// What a parent tells its worker to do.
+/// The arguments of a worker process.
 #[derive(Clone, Debug)]
-pub(crate) struct Order {
-    /// Its threads have seats of their own.
+pub(crate) struct WorkerArgs {
+    /// The worker's threads have this seat and the following ones in the record.
     pub(crate) first_seat: u32,
     pub(crate) locks: u32,
     pub(crate) seed: u64,
@@ -70,9 +72,9 @@ pub(crate) struct Order {
     pub(crate) resource: PathBuf,
 }
 
-impl Order {
-    /// The words that [`parse`] reads this from.
-    pub(crate) fn words(&self) -> Vec<String> {
+impl WorkerArgs {
+    /// The command line that [`parse`] reads back.
+    pub(crate) fn to_args(&self) -> Vec<String> {
         vec![
             "worker".into(),
             self.first_seat.to_string(),
@@ -85,10 +87,10 @@ impl Order {
     }
 }
 
-pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Outcome<Command> {
+pub(crate) fn parse(mut args: impl Iterator<Item = String>) -> Outcome<Command> {
     let (mut minutes, mut judge) = (None, None);
     let mut storm = Storm {
-        length: Duration::ZERO,
+        duration: Duration::ZERO,
         nodes: vec![1, 5],
         seed: fastrand::u64(..1_000_000),
         workers: 6,
@@ -96,12 +98,12 @@ pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Outcome<Command>
         html: None,
         record: None,
     };
-    match words.next().as_deref() {
-        None => minutes = Some(BREEZE),
-        Some("brew") => {}
+    match args.next().as_deref() {
+        None => minutes = Some(TEST_MINUTES),
+        Some("--run") => {}
         Some("worker") => {
-            let mut value = || words.next().ok_or("a word is missing");
-            return Ok(Command::Worker(Order {
+            let mut value = || args.next().ok_or("an argument of the worker is missing");
+            return Ok(Command::Worker(WorkerArgs {
                 first_seat: value()?.parse()?,
                 locks: value()?.parse()?,
                 seed: value()?.parse()?,
@@ -110,40 +112,40 @@ pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Outcome<Command>
                 resource: value()?.into(),
             }));
         }
-        Some(_) => return Ok(Command::NotMeant),
+        Some(_) => return Ok(Command::Ignore),
     }
-    while let Some(word) = words.next() {
-        let mut value = || words.next().ok_or_else(|| format!("{word} needs a value; see --help"));
-        match &*word {
+    while let Some(option) = args.next() {
+        let mut value = || args.next().ok_or_else(|| format!("{option} needs a value; see --help"));
+        match &*option {
             "--help" | "-h" => return Ok(Command::Help),
-            "--minutes" => minutes = Some(number(&word, &value()?, 0.05, 24.0 * 60.0)?),
-            "--nodes" => storm.nodes = vec![whole(&word, &value()?, 9)? as usize],
-            "--seed" => storm.seed = value()?.parse().map_err(|_| "--seed wants a number")?,
-            "--workers" => storm.workers = whole(&word, &value()?, 60)?,
-            "--locks" => storm.locks = whole(&word, &value()?, 60)?,
+            "--minutes" => minutes = Some(fraction(&option, &value()?, 0.05, 24.0 * 60.0)?),
+            "--nodes" => storm.nodes = vec![whole(&option, &value()?, 9)? as usize],
+            "--seed" => storm.seed = value()?.parse().map_err(|_| "--seed needs a number")?,
+            "--workers" => storm.workers = whole(&option, &value()?, 60)?,
+            "--locks" => storm.locks = whole(&option, &value()?, 60)?,
             "--html" => storm.html = Some(value()?.into()),
             "--record" => storm.record = Some(value()?.into()),
             "--judge" => judge = Some(value()?.into()),
-            _ => return Err(format!("{word:?} is not understood; see --help").into()),
+            _ => return Err(format!("unknown option {option:?}; see --help").into()),
         }
     }
-    storm.length = Duration::from_secs_f64(60.0 * minutes.unwrap_or(USUAL));
+    storm.duration = Duration::from_secs_f64(60.0 * minutes.unwrap_or(DEFAULT_MINUTES));
     Ok(match judge {
         Some(record) => Command::Judge { record, html: storm.html },
         None => Command::Storm(storm),
     })
 }
 
-fn whole(option: &str, value: &str, most: u32) -> Outcome<u32> {
+fn whole(option: &str, value: &str, max: u32) -> Outcome<u32> {
     match value.parse() {
-        Ok(count) if (1..=most).contains(&count) => Ok(count),
-        _ => Err(format!("{option} wants a number from 1 to {most}, not {value:?}").into()),
+        Ok(count) if (1..=max).contains(&count) => Ok(count),
+        _ => Err(format!("{option} needs a number from 1 to {max}, not {value:?}").into()),
     }
 }
 
-fn number(option: &str, value: &str, least: f64, most: f64) -> Outcome<f64> {
+fn fraction(option: &str, value: &str, min: f64, max: f64) -> Outcome<f64> {
     match value.parse() {
-        Ok(number) if (least..=most).contains(&number) => Ok(number),
-        _ => Err(format!("{option} wants a number from {least} to {most}, not {value:?}").into()),
+        Ok(number) if (min..=max).contains(&number) => Ok(number),
+        _ => Err(format!("{option} needs a number from {min} to {max}, not {value:?}").into()),
     }
 }

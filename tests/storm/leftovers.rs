@@ -1,43 +1,48 @@
-//! What is left on the servers when all workers have gone: tokens, which expire after a day, the places of those who were
-//! killed in line, which expire after a minute, and what a server knows of its memory. Nothing else.
+//! Checks what is left on the servers after all workers have ended. Allowed are tokens, which
+//! expire after a day, queue entries of killed workers, which expire after a minute, and the
+//! durability record of each server.
 
 use std::{collections::HashSet, io, path::Path, time::Duration};
 
 use crate::{
     Outcome,
+    cluster::{Cluster, pid_of},
     history::{Event, Reader, now},
     nanos, pause,
-    stage::{Stage, pid_of},
 };
 
-/// Locks that were not released last for their lease, and closed connections until the server has seen it.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time for unreleased locks to expire, and for servers to notice closed connections.
+const CLEAN_TIMEOUT: Duration = Duration::from_secs(10);
 
-pub(crate) fn look(stage: &Stage, record: &Path, tell: &impl Fn(Event) -> io::Result<()>) -> Outcome {
+pub(crate) fn check(
+    cluster: &Cluster,
+    record: &Path,
+    record_event: &impl Fn(Event) -> io::Result<()>,
+) -> Outcome {
     let killed: HashSet<u32> = Reader::open(record)?
         .read_on()?
         .into_iter()
         .filter(|record| record.event == Event::Killed)
         .map(|record| record.pid)
         .collect();
-    let limit = now() + nanos(PATIENCE);
-    for node in 0..stage.len() {
+    let limit = now() + nanos(CLEAN_TIMEOUT);
+    for node in 0..cluster.len() {
         let left = loop {
-            let left = left_on(stage, node, &killed);
+            let left = left_on(cluster, node, &killed);
             if left.is_empty() || now() > limit {
                 break left;
             }
             pause(Duration::from_millis(20));
         };
         for what in left {
-            tell(Event::Leak { what: format!("{what} on node {}", node + 1) })?;
+            record_event(Event::Leak { what: format!("{what} on node {}", node + 1) })?;
         }
     }
     Ok(())
 }
 
-fn left_on(stage: &Stage, node: usize, killed: &HashSet<u32>) -> Vec<String> {
-    let server = stage.nodes.server(node);
+fn left_on(cluster: &Cluster, node: usize, killed: &HashSet<u32>) -> Vec<String> {
+    let server = cluster.nodes.server(node);
     let mut left = Vec::new();
     for key in server.keys() {
         let expires: i64 = server.query(&["PTTL", &key]);
@@ -45,9 +50,11 @@ fn left_on(stage: &Stage, node: usize, killed: &HashSet<u32>) -> Vec<String> {
             left.push(format!("{key}, which never expires,"));
         }
         if key.starts_with("distlock:queue:") {
-            let places: Vec<String> = server.query(&["LRANGE", &key, "0", "-1"]);
-            let living = places.into_iter().filter(|place| !pid_of(place).is_some_and(|pid| killed.contains(&pid)));
-            left.extend(living.map(|place| format!("{place:?} in {key}")));
+            let entries: Vec<String> = server.query(&["LRANGE", &key, "0", "-1"]);
+            let unexplained = entries
+                .into_iter()
+                .filter(|entry| !pid_of(entry).is_some_and(|pid| killed.contains(&pid)));
+            left.extend(unexplained.map(|entry| format!("{entry:?} in {key}")));
         } else if !key.starts_with("distlock:fence:") && key != "distlock:memory" && expires != -2 {
             left.push(key);
         }

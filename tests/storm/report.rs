@@ -1,4 +1,4 @@
-//! What a storm prints: what is about to happen, what happened, and what to think of it.
+//! What a storm prints: its settings, a table of what happened, and the verdict.
 
 use std::fmt::Write;
 
@@ -7,14 +7,14 @@ use crate::{
     history::{End, Rule, Story, Verdict, bounds, remains, span},
 };
 
-/// So many sentences about what broke one rule are enough.
-const SENTENCES: usize = 8;
+/// Maximum number of findings that are printed for each rule.
+const FINDINGS_MAX: usize = 8;
 
-pub(crate) fn introduction(storm: &Storm, nodes: usize) -> String {
+pub(crate) fn headline(storm: &Storm, nodes: usize) -> String {
     format!(
-        "Storm over {nodes} {}, {:?}: {} processes of {THREADS} threads want {} locks for {:?} each. Seed {}.",
+        "Storm on {nodes} {} for {:?}: {} worker processes with {THREADS} threads each, {} locks with a ttl of {:?}. Seed {}.",
         if nodes == 1 { "server" } else { "servers" },
-        storm.length,
+        storm.duration,
         storm.workers,
         storm.locks,
         Storm::TTL,
@@ -22,12 +22,12 @@ pub(crate) fn introduction(storm: &Storm, nodes: usize) -> String {
     )
 }
 
-/// How to have the same done again.
+/// The command that repeats a storm.
 pub(crate) fn replay(storm: &Storm, nodes: usize) -> Vec<String> {
-    let minutes = storm.length.as_secs_f64() / 60.0;
+    let minutes = storm.duration.as_secs_f64() / 60.0;
     let Storm { seed, workers, locks, .. } = storm;
     vec![format!(
-        "  The same again: make storm ARGS='--minutes {minutes} --nodes {nodes} --seed {seed} --workers {workers} --locks {locks}'\n"
+        "  Repeat with: make storm ARGS='--minutes {minutes} --nodes {nodes} --seed {seed} --workers {workers} --locks {locks}'\n"
     )]
 }
 
@@ -38,17 +38,21 @@ pub(crate) fn table(story: &Story, verdict: &Verdict<'_>) -> String {
     };
     let by_kind = verdict.faults.iter().map(|(kind, count)| format!("{} {count}", kind.word()));
     let long = story.stops.iter().filter(|(_, from, until)| until - from > story.terms.ttl).count();
-    line("processes killed", story.kills.len().to_string(), String::new());
-    line("processes stopped", story.stops.len().to_string(), format!("{long} of them for longer than the lease"));
+    line("workers killed", story.kills.len().to_string(), String::new());
+    line(
+        "workers stopped",
+        story.stops.len().to_string(),
+        format!("{long} of them for longer than the lease"),
+    );
     let mut faults = wrap(by_kind).into_iter();
     line("other faults", story.done.len().to_string(), faults.next().unwrap_or_default());
     faults.for_each(|more| line("", String::new(), more));
     let ended = |end| story.holds.iter().filter(|hold| hold.end == end).count();
     line(
-        "locks taken",
+        "locks acquired",
         story.holds.len().to_string(),
         format!(
-            "{} released, {} lost, {} died with their holder; {} calls got none",
+            "{} released, {} lost, {} held by a worker that was killed; {} calls failed",
             ended(End::Left),
             ended(End::Lost),
             ended(End::Killed),
@@ -60,7 +64,11 @@ pub(crate) fn table(story: &Story, verdict: &Verdict<'_>) -> String {
     line(
         "overlaps",
         (verdict.overlaps.len() - excused.clone().count()).to_string(),
-        format!("and {} excused by a server that forgot, the longest for {}", excused.count(), span(longest)),
+        format!(
+            "and {} excused by lost data of a server; the longest took {}",
+            excused.count(),
+            span(longest)
+        ),
     );
     line(
         "token order",
@@ -68,48 +76,70 @@ pub(crate) fn table(story: &Story, verdict: &Verdict<'_>) -> String {
         "times a later holder had no larger token".to_owned(),
     );
     line(
-        "belief and servers",
+        "holders and servers",
         verdict.against(Rule::Agreement).len().to_string(),
-        format!("times they did not agree, of {} comparisons", verdict.compared),
+        format!("times they disagreed, in {} comparisons", verdict.compared),
     );
     line(
         "stale writes",
         verdict.fenced.stale_accepted.to_string(),
         format!(
-            "accepted, {} refused; {} came from those who knew that they had lost",
+            "accepted, {} refused; {} from holders that knew of their loss",
             verdict.fenced.stale_refused, verdict.fenced.late
         ),
     );
     line("lost updates", verdict.against(Rule::Updates).len().to_string(), String::new());
     line(
-        "lost for nothing",
+        "unexplained losses",
         verdict.against(Rule::Losses).len().to_string(),
-        format!("or not told, of {}; the others have a reason", verdict.losses.count),
+        format!("or unreported, of {} losses", verdict.losses.count),
     );
     let waits = story.waits.iter().filter(|wait| wait.entered).map(|wait| wait.until - wait.from);
-    line("longest wait", span(waits.max().unwrap_or(0)), "until a lock was there, stops included".to_owned());
     line(
-        "longest left free",
-        span(verdict.gaps.longest),
-        format!("while somebody wanted it and nothing was done to anybody, {} times", verdict.gaps.count),
+        "longest wait",
+        span(waits.max().unwrap_or(0)),
+        "until the lock was acquired, including the time that the worker was stopped".to_owned(),
     );
     line(
-        "most overtaken",
+        "longest idle",
+        span(verdict.gaps.longest),
+        format!(
+            "a lock was free although a worker waited and there was no fault; {} times",
+            verdict.gaps.count
+        ),
+    );
+    line(
+        "most overtakings",
         verdict.gaps.overtaken.to_string(),
-        format!("later ones had the lock before, in peace, of {} waits in line", verdict.gaps.lined),
+        format!(
+            "of one waiter while there was no fault, in {} waits in a queue",
+            verdict.gaps.lined
+        ),
     );
     let excess = story.calls.iter().filter_map(bounds::excess).max().unwrap_or(0);
     line(
         "calls over bound",
         verdict.against(Rule::Bounds).len().to_string(),
-        format!("of {}; the longest took {} more than its bound, stops included", story.calls.len(), span(excess)),
+        format!(
+            "of {}; the longest took {} more, including stops",
+            story.calls.len(),
+            span(excess)
+        ),
     );
-    let late: u64 = story.late.get(&story.parent).into_iter().flatten().map(|(from, until)| until - from).sum();
-    line("slow machine", span(late), "the parent waited for a processor in all".to_owned());
+    let late: u64 =
+        story.late.get(&story.parent).into_iter().flatten().map(|(from, until)| until - from).sum();
     line(
-        "left over, failed",
+        "slow machine",
+        span(late),
+        "total time that the parent process waited for a processor".to_owned(),
+    );
+    line(
+        "leftovers, failures",
         verdict.against(Rule::Remains).len().to_string(),
-        format!("and {} places of those whom the machine gave no time to take leave", remains::excused(story)),
+        format!(
+            "and {} queue entries excused because the machine was too slow to remove them",
+            remains::excused(story)
+        ),
     );
     for rule in [
         Rule::Exclusion,
@@ -123,19 +153,23 @@ pub(crate) fn table(story: &Story, verdict: &Verdict<'_>) -> String {
         Rule::Remains,
     ] {
         let found = verdict.against(rule);
-        for finding in found.iter().take(SENTENCES) {
+        for finding in found.iter().take(FINDINGS_MAX) {
             let _ = writeln!(text, "  {rule:?}: {}", finding.text);
         }
-        if found.len() > SENTENCES {
-            let _ = writeln!(text, "  {rule:?}: and {} more", found.len() - SENTENCES);
+        if found.len() > FINDINGS_MAX {
+            let _ = writeln!(text, "  {rule:?}: and {} more", found.len() - FINDINGS_MAX);
         }
     }
     let word = if verdict.is_good() { "GOOD" } else { "BAD" };
-    let _ = write!(text, "{word}, from {} records of {} processes.", story.records, story.processes);
+    let _ = write!(
+        text,
+        "{word}: {} records of {} processes were checked.",
+        story.records, story.processes
+    );
     text
 }
 
-/// Lines of no more than a screen's width.
+/// Joins the words to lines that fit on a screen.
 fn wrap(words: impl Iterator<Item = String>) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in words {

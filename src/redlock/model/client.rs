@@ -1,17 +1,20 @@
-//! What a client does: asks, counts, holds, renews, lets go.
+//! What a client does: it acquires, collects votes, holds, renews and releases.
 
 use super::{
     Model, Rule,
     node::wall,
-    world::{Answer, Ask, Client, NODES, Reply, Request, Said, Seat, Stage, Tick, World},
+    world::{
+        Client, ClientView, NODES, Outcome, Phase, Reply, Request, RequestKind, Response, Tick,
+        World,
+    },
 };
 use crate::{
     clock::Moment,
     redlock::quorum::{NodeDeadlines, Verdict, Vote, agreed_token, quorum, verdict},
 };
 
-/// How much earlier than the key belief ends: by how much a node's clock may run ahead within a
-/// time to live.
+/// How much earlier than the key a lease ends: as much as a node's clock can run ahead within a
+/// ttl.
 const MARGIN: Tick = 1;
 
 fn moment(tick: Tick) -> Moment {
@@ -24,7 +27,7 @@ impl<const C: usize> Model<C> {
         moment(sent + self.ttl - margin)
     }
 
-    pub(super) fn is_over(&self, vote: Tick, now: Tick) -> bool {
+    pub(super) fn has_lapsed(&self, vote: Tick, now: Tick) -> bool {
         self.deadline(vote) <= moment(now)
     }
 
@@ -32,11 +35,11 @@ impl<const C: usize> Model<C> {
     fn is_valid(&self, world: &World<C>, client: usize) -> bool {
         let mut votes = NodeDeadlines::new(NODES);
         for (node, column) in world.columns.iter().enumerate() {
-            let seat = &column.seats[client];
-            if seat.barred {
+            let view = &column.views[client];
+            if view.excluded {
                 votes.exclude(node);
             }
-            match seat.vote {
+            match view.vote {
                 Some(sent) => votes.confirm(node, self.deadline(sent)),
                 None => votes.revoke(node),
             }
@@ -44,37 +47,37 @@ impl<const C: usize> Model<C> {
         votes.valid_until().is_some_and(|validity| moment(world.now) < validity)
     }
 
-    pub(super) fn believes(&self, world: &World<C>, client: usize) -> bool {
-        matches!(world.clients[client].stage, Stage::Holding { .. }) && self.is_valid(world, client)
+    pub(super) fn is_holding(&self, world: &World<C>, client: usize) -> bool {
+        matches!(world.clients[client].phase, Phase::Holding { .. }) && self.is_valid(world, client)
     }
 
-    pub(super) fn may_ask(&self, world: &World<C>, client: usize) -> bool {
+    pub(super) fn may_acquire(&self, world: &World<C>, client: usize) -> bool {
         let askable =
-            world.columns.iter().filter(|column| column.seats[client].undo_until.is_none());
-        matches!(world.clients[client].stage, Stage::Idle | Stage::Between)
+            world.columns.iter().filter(|column| column.views[client].undo_until.is_none());
+        matches!(world.clients[client].phase, Phase::Idle | Phase::Retrying)
             && askable.count() >= quorum(NODES)
     }
 
-    /// Asks all nodes at once.
-    pub(super) fn ask(&self, world: &mut World<C>, client: usize, proposal: u8) {
-        world.clients[client].stage = Stage::Asking;
+    /// Sends an acquire to all nodes.
+    pub(super) fn acquire(&self, world: &mut World<C>, client: usize, proposal: u8) {
+        world.clients[client].phase = Phase::Acquiring;
         for column in &mut world.columns {
-            let seat = &mut column.seats[client];
-            if seat.undo_until.is_some() {
-                seat.answer = Some(Answer::Unknown);
+            let view = &mut column.views[client];
+            if view.undo_until.is_some() {
+                view.response = Some(Response::Unknown);
                 continue;
             }
-            (seat.answer, seat.proposed) = (None, proposal);
-            send(&mut world.clients[client], seat, world.now, Ask::Acquire { proposal });
+            (view.response, view.proposed) = (None, proposal);
+            send(&mut world.clients[client], view, world.now, RequestKind::Acquire { proposal });
         }
     }
 
-    /// What tokens a client may propose at first: it knows at least one node's clock, perhaps the
-    /// slowest.
+    /// The tokens that a client may propose first. It knows the clock of at least one node, which
+    /// may be the slowest.
     pub(super) fn proposals(&self, world: &World<C>) -> impl Iterator<Item = u8> {
         let clocks = world.columns.iter().map(|column| wall(world.now, column.node.skew));
         let (slowest, fastest) = (clocks.clone().min(), clocks.max());
-        let (least, most) = match self.lead {
+        let (least, most) = match self.proposal_lead {
             Some(lead) => (slowest.unwrap_or(0), fastest.unwrap_or(0) + lead),
             None => (0, 0),
         };
@@ -82,223 +85,234 @@ impl<const C: usize> Model<C> {
     }
 
     pub(super) fn renew(&self, world: &mut World<C>, client: usize) {
-        if let Stage::Holding { renewals, .. } = &mut world.clients[client].stage {
+        if let Phase::Holding { renewals, .. } = &mut world.clients[client].phase {
             *renewals -= 1;
         }
-        for column in world.columns.iter_mut().filter(|column| !column.seats[client].barred) {
-            send(&mut world.clients[client], &mut column.seats[client], world.now, Ask::Renew);
+        for column in world.columns.iter_mut().filter(|column| !column.views[client].excluded) {
+            send(
+                &mut world.clients[client],
+                &mut column.views[client],
+                world.now,
+                RequestKind::Renew,
+            );
         }
     }
 
-    /// Takes the lock anew on a node that does not keep it, while a quorum does.
-    fn mend(&self, world: &mut World<C>, client: usize, node: usize) {
+    /// Acquires the lock again on a node that does not keep it, while a quorum does.
+    fn reacquire(&self, world: &mut World<C>, client: usize, node: usize) {
         let (valid, known) = (self.is_valid(world, client), &mut world.clients[client]);
-        let seat = &mut world.columns[node].seats[client];
-        if let Stage::Holding { token, .. } = known.stage
+        let view = &mut world.columns[node].views[client];
+        if let Phase::Holding { token, .. } = known.phase
             && valid
-            && !seat.barred
+            && !view.excluded
         {
-            seat.proposed = token;
-            send(known, seat, world.now, Ask::Acquire { proposal: token });
+            view.proposed = token;
+            send(known, view, world.now, RequestKind::Acquire { proposal: token });
         }
     }
 
-    pub(super) fn hear(&self, world: &mut World<C>, client: usize, node: usize, reply: &Reply) {
+    pub(super) fn receive(&self, world: &mut World<C>, client: usize, node: usize, reply: &Reply) {
         let (now, turn, round) =
             (world.now, world.clients[client].turn, world.clients[client].round);
         if reply.to.turn != turn {
             return;
         }
-        let stage = world.clients[client].stage;
-        if matches!(stage, Stage::Holding { .. }) && !self.believes(world, client) {
-            // Lost is final, whatever this says.
+        let phase = world.clients[client].phase;
+        if matches!(phase, Phase::Holding { .. }) && !self.is_holding(world, client) {
+            // Lost is final, whatever the reply says.
             return self.end(world, client);
         }
-        let seat = &mut world.columns[node].seats[client];
+        let view = &mut world.columns[node].views[client];
         let confirmed = if self.breaks(Rule::DeadlineFromSent) { now } else { reply.to.sent };
-        // What a round won is void once that round has taken it back.
+        // Votes of a round do not count any more once that round was undone.
         let void = reply.to.round != round && !self.breaks(Rule::UndoneIsVoid);
-        match reply.said {
-            Said::Held { token, counts } if stage != Stage::Between && !void => {
-                if stage == Stage::Asking {
-                    seat.answer = Some(if counts { Answer::Held(token) } else { Answer::Unknown });
+        match reply.outcome {
+            Outcome::Held { token, counts } if phase != Phase::Retrying && !void => {
+                if phase == Phase::Acquiring {
+                    view.response =
+                        Some(if counts { Response::Held(token) } else { Response::Unknown });
                 }
                 if counts {
-                    seat.vote = seat.vote.max(Some(confirmed));
+                    view.vote = view.vote.max(Some(confirmed));
                 }
             }
-            Said::Busy if stage != Stage::Between && !void => {
-                seat.vote = None;
-                if stage == Stage::Asking {
-                    seat.answer = Some(Answer::Busy);
+            Outcome::Busy if phase != Phase::Retrying && !void => {
+                view.vote = None;
+                if phase == Phase::Acquiring {
+                    view.response = Some(Response::Busy);
                 }
             }
-            Said::Late if stage == Stage::Asking && !void => seat.answer = Some(Answer::Unknown),
-            Said::Renewed { counts: true } => {
-                seat.vote = seat.vote.max(Some(confirmed));
-                seat.renewed = true;
+            Outcome::Expired if phase == Phase::Acquiring && !void => {
+                view.response = Some(Response::Unknown)
             }
-            Said::NotYours => {
-                seat.vote = None;
-                self.mend(world, client, node);
+            Outcome::Renewed { counts: true } => {
+                view.vote = view.vote.max(Some(confirmed));
+                view.renewed = true;
+            }
+            Outcome::NotHeld => {
+                view.vote = None;
+                self.reacquire(world, client, node);
             }
             _ => {}
         }
         self.decide(world, client);
     }
 
-    /// Gives up the connection to a node: what it has not answered is unknown, and may yet be
-    /// carried out.
-    pub(super) fn hang_up(&self, world: &mut World<C>, client: usize, node: usize) {
-        let stage = world.clients[client].stage;
-        let seat = &mut world.columns[node].seats[client];
-        for request in seat.wire.iter().chain(seat.back.iter().map(|reply| &reply.to)) {
+    /// Drops the connection to a node. The outcome of unanswered requests is unknown, and they may
+    /// still be executed.
+    pub(super) fn disconnect(&self, world: &mut World<C>, client: usize, node: usize) {
+        let phase = world.clients[client].phase;
+        let view = &mut world.columns[node].views[client];
+        for request in view.requests.iter().chain(view.replies.iter().map(|reply| &reply.to)) {
             if request.turn != world.clients[client].turn {
                 continue;
             }
-            match request.ask {
-                Ask::Acquire { .. } if stage == Stage::Asking => {
-                    seat.answer = Some(Answer::Unknown)
+            match request.kind {
+                RequestKind::Acquire { .. } if phase == Phase::Acquiring => {
+                    view.response = Some(Response::Unknown)
                 }
-                Ask::Undo if !self.breaks(Rule::UndosWaitedFor) => {
-                    seat.undo_until = seat.undo_until.max(Some(request.sent + self.patience));
+                RequestKind::Undo if !self.breaks(Rule::UndosAwaited) => {
+                    view.undo_until = view.undo_until.max(Some(request.sent + self.request_ttl));
                 }
-                Ask::Renew if self.breaks(Rule::UnknownIsNoYes) => {
-                    seat.vote = seat.vote.max(Some(request.sent))
+                RequestKind::Renew if self.breaks(Rule::UnknownIsNotYes) => {
+                    view.vote = view.vote.max(Some(request.sent))
                 }
                 _ => {}
             }
         }
-        seat.back.clear();
-        seat.stray.append(&mut seat.wire);
-        seat.stray.iter_mut().for_each(|request| request.round = 0);
-        seat.stray.sort_unstable();
-        self.bar(seat, stage);
+        view.replies.clear();
+        view.orphans.append(&mut view.requests);
+        view.orphans.iter_mut().for_each(|request| request.round = 0);
+        view.orphans.sort_unstable();
+        self.exclude(view, phase);
         self.decide(world, client);
     }
 
-    /// What a node says to a holder does not count if an undo of its own may still be on its way
-    /// there.
-    fn bar(&self, seat: &mut Seat, stage: Stage) {
-        if matches!(stage, Stage::Holding { .. }) && seat.undo_until.take().is_some() {
-            seat.barred = !self.breaks(Rule::UndosBarRenewals);
+    /// A holder ignores a node on which one of its own undos may still be executed.
+    fn exclude(&self, view: &mut ClientView, phase: Phase) {
+        if matches!(phase, Phase::Holding { .. }) && view.undo_until.take().is_some() {
+            view.excluded = !self.breaks(Rule::UndosExcludeRenewals);
         }
     }
 
     fn decide(&self, world: &mut World<C>, client: usize) {
-        match world.clients[client].stage {
-            Stage::Asking => {}
-            Stage::Holding { .. } if !self.believes(world, client) => {
+        match world.clients[client].phase {
+            Phase::Acquiring => {}
+            Phase::Holding { .. } if !self.is_holding(world, client) => {
                 return self.end(world, client);
             }
             _ => return,
         }
-        let answers = world.columns.each_ref().map(|column| column.seats[client].answer);
-        let votes = answers.map(|answer| {
-            answer.map(|answer| match answer {
-                Answer::Held(_) => Vote::Yes,
-                Answer::Busy => Vote::No,
-                Answer::Unknown => Vote::Unknown,
+        let responses = world.columns.each_ref().map(|column| column.views[client].response);
+        let votes = responses.map(|response| {
+            response.map(|response| match response {
+                Response::Held(_) => Vote::Yes,
+                Response::Busy => Vote::No,
+                Response::Unknown => Vote::Unknown,
             })
         });
-        let stored: Vec<u64> = answers
+        let stored: Vec<u64> = responses
             .iter()
-            .filter_map(|answer| {
-                if let Some(Answer::Held(token)) = answer { Some(u64::from(*token)) } else { None }
+            .filter_map(|response| {
+                if let Some(Response::Held(token)) = response {
+                    Some(u64::from(*token))
+                } else {
+                    None
+                }
             })
             .collect();
         match verdict(votes.into_iter()) {
             Verdict::Pending => {}
-            Verdict::Rejected | Verdict::NoQuorum => self.come_to_nothing(world, client),
+            Verdict::Rejected | Verdict::NoQuorum => self.undo_round(world, client),
             Verdict::Granted => match agreed_token(&stored, NODES) {
-                Ok(token) => self.take(world, client, token as u8),
+                Ok(token) => self.start_holding(world, client, token as u8),
                 Err(highest) if self.breaks(Rule::SecondPhase) => {
-                    self.take(world, client, highest as u8)
+                    self.start_holding(world, client, highest as u8)
                 }
                 Err(highest) => self.propose(world, client, highest as u8),
             },
         }
     }
 
-    /// Has the nodes that said yes store the highest token.
+    /// Asks the nodes that voted yes to store the highest token.
     fn propose(&self, world: &mut World<C>, client: usize, highest: u8) {
         for column in &mut world.columns {
-            let seat = &mut column.seats[client];
-            if matches!(seat.answer, Some(Answer::Held(token)) if token < highest)
-                && seat.proposed < highest
+            let view = &mut column.views[client];
+            if matches!(view.response, Some(Response::Held(token)) if token < highest)
+                && view.proposed < highest
             {
-                seat.proposed = highest;
+                view.proposed = highest;
                 send(
                     &mut world.clients[client],
-                    seat,
+                    view,
                     world.now,
-                    Ask::Acquire { proposal: highest },
+                    RequestKind::Acquire { proposal: highest },
                 );
             }
         }
     }
 
-    fn take(&self, world: &mut World<C>, client: usize, token: u8) {
+    fn start_holding(&self, world: &mut World<C>, client: usize, token: u8) {
         if !self.is_valid(world, client) {
-            return self.come_to_nothing(world, client);
+            return self.undo_round(world, client);
         }
-        let stage = Stage::Holding { renewals: self.renewals, token };
-        world.clients[client].stage = stage;
+        let phase = Phase::Holding { renewals: self.renewals, token };
+        world.clients[client].phase = phase;
         for column in &mut world.columns {
-            let seat = &mut column.seats[client];
-            (seat.answer, seat.proposed) = (None, 0);
-            self.bar(seat, stage);
+            let view = &mut column.views[client];
+            (view.response, view.proposed) = (None, 0);
+            self.exclude(view, phase);
         }
-        world.token_fell |= token <= world.token && world.handed_out > 0;
+        world.token_did_not_rise |= token <= world.token && world.tokens_issued > 0;
         world.token = world.token.max(token);
-        world.handed_out += 1;
+        world.tokens_issued += 1;
     }
 
-    /// Takes back what a round may have won, but for the head of the line, and gets ready for
-    /// another, if there is one.
-    fn come_to_nothing(&self, world: &mut World<C>, client: usize) {
+    /// Undoes the votes of a failed round, except that of the queue node, and prepares another
+    /// round if one is left.
+    fn undo_round(&self, world: &mut World<C>, client: usize) {
         if world.clients[client].round + 1 >= self.rounds {
             return self.end(world, client);
         }
         for column in &mut world.columns {
-            let seat = &mut column.seats[client];
-            let kept = column.node.first && matches!(seat.answer, Some(Answer::Held(_)));
+            let view = &mut column.views[client];
+            let kept = column.node.has_queue && matches!(view.response, Some(Response::Held(_)));
             if !kept {
-                if seat.answer != Some(Answer::Busy) {
-                    send(&mut world.clients[client], seat, world.now, Ask::Undo);
+                if view.response != Some(Response::Busy) {
+                    send(&mut world.clients[client], view, world.now, RequestKind::Undo);
                 }
-                seat.vote = None;
+                view.vote = None;
             }
-            (seat.answer, seat.proposed) = (None, 0);
+            (view.response, view.proposed) = (None, 0);
         }
         world.clients[client].round += 1;
-        world.clients[client].stage = Stage::Between;
+        world.clients[client].phase = Phase::Retrying;
     }
 
-    /// The end of a turn, by choice or because the lock is lost: released everywhere.
+    /// Ends a turn, by choice or because the lock is lost, and releases the lock on all nodes.
     pub(super) fn end(&self, world: &mut World<C>, client: usize) {
         for column in &mut world.columns {
-            let seat = &mut column.seats[client];
-            send(&mut world.clients[client], seat, world.now, Ask::Release);
-            seat.back.clear();
-            let Seat { wire, stray, .. } = std::mem::take(seat);
-            *seat = Seat { wire, stray, ..Seat::default() };
+            let view = &mut column.views[client];
+            send(&mut world.clients[client], view, world.now, RequestKind::Release);
+            view.replies.clear();
+            let ClientView { requests, orphans, .. } = std::mem::take(view);
+            *view = ClientView { requests, orphans, ..ClientView::default() };
         }
         let client = &mut world.clients[client];
         client.turn += 1;
         client.round = 0;
-        client.stage = if client.turn < self.turns { Stage::Idle } else { Stage::Done };
+        client.phase = if client.turn < self.turns { Phase::Idle } else { Phase::Done };
     }
 }
 
-fn send(client: &mut Client, seat: &mut Seat, now: Tick, ask: Ask) {
-    if matches!(ask, Ask::Acquire { .. } | Ask::Renew) {
+fn send(client: &mut Client, view: &mut ClientView, now: Tick, kind: RequestKind) {
+    if matches!(kind, RequestKind::Acquire { .. } | RequestKind::Renew) {
         client.last_sent[usize::from(client.turn)] = Some(now);
     }
-    let (round, sent) = match ask {
-        Ask::Acquire { .. } => (client.round, now),
-        Ask::Renew | Ask::Undo => (0, now),
-        Ask::Release => (0, 0),
+    let (round, sent) = match kind {
+        RequestKind::Acquire { .. } => (client.round, now),
+        RequestKind::Renew | RequestKind::Undo => (0, now),
+        RequestKind::Release => (0, 0),
     };
-    seat.wire.push(Request { turn: client.turn, round, sent, ask });
+    view.requests.push(Request { turn: client.turn, round, sent, kind });
 }

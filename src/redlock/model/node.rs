@@ -2,51 +2,51 @@
 
 use super::{
     Model, Rule,
-    world::{Ask, Id, Key, Node, Request, Said, Tick},
+    world::{Id, Key, Node, Outcome, Request, RequestKind, Tick},
 };
 
 impl<const C: usize> Model<C> {
-    /// Carries a request out. `None`: nobody waits for the answer.
+    /// Executes a request. Returns None if no client waits for the reply.
     pub(super) fn serve(
         &self,
         node: &mut Node,
         id: Id,
         request: &Request,
         now: Tick,
-    ) -> Option<Said> {
+    ) -> Option<Outcome> {
         let time = now + node.ahead;
-        if self.is_late(node, request, now) {
-            return matches!(request.ask, Ask::Acquire { .. }).then_some(Said::Late);
+        if self.has_expired(node, request, now) {
+            return matches!(request.kind, RequestKind::Acquire { .. }).then_some(Outcome::Expired);
         }
-        let asked = if self.breaks(Rule::AskedAfterQuarantine) { now } else { request.sent };
-        let counts = !node.is_quarantined(asked) || self.breaks(Rule::Quarantine);
-        match request.ask {
-            Ask::Acquire { proposal } => {
-                if node.key.is_none() && !self.hand_over(node, now) {
-                    node.line.retain(|waiting| *waiting != id);
+        let sent = if self.breaks(Rule::SentAfterQuarantine) { now } else { request.sent };
+        let counts = !node.is_quarantined(sent) || self.breaks(Rule::Quarantine);
+        match request.kind {
+            RequestKind::Acquire { proposal } => {
+                if node.key.is_none() && !self.grant_next(node, now) {
+                    node.queue.retain(|waiting| *waiting != id);
                     node.fence = self.next_token(node, now).max(proposal);
-                    node.key = Some(Key { id, until: time + self.ttl, handed: false });
+                    node.key = Some(Key { id, until: time + self.ttl, by_grant: false });
                 } else if !is_of(node, id) {
-                    if node.first && !node.line.contains(&id) {
-                        node.line.push(id);
+                    if node.has_queue && !node.queue.contains(&id) {
+                        node.queue.push(id);
                     }
-                    return Some(Said::Busy);
+                    return Some(Outcome::Busy);
                 }
-                node.key = Some(Key { id, until: time + self.ttl, handed: false });
+                node.key = Some(Key { id, until: time + self.ttl, by_grant: false });
                 node.fence = node.fence.max(proposal);
-                Some(Said::Held { token: node.fence, counts })
+                Some(Outcome::Held { token: node.fence, counts })
             }
-            Ask::Renew if is_of(node, id) => {
-                node.key = Some(Key { id, until: time + self.ttl, handed: false });
-                Some(Said::Renewed { counts })
+            RequestKind::Renew if is_of(node, id) => {
+                node.key = Some(Key { id, until: time + self.ttl, by_grant: false });
+                Some(Outcome::Renewed { counts })
             }
-            Ask::Renew => Some(Said::NotYours),
-            Ask::Undo => {
+            RequestKind::Renew => Some(Outcome::NotHeld),
+            RequestKind::Undo => {
                 self.release(node, id, now);
                 None
             }
-            Ask::Release => {
-                node.line.retain(|waiting| *waiting != id);
+            RequestKind::Release => {
+                node.queue.retain(|waiting| *waiting != id);
                 self.release(node, id, now);
                 None
             }
@@ -54,14 +54,14 @@ impl<const C: usize> Model<C> {
     }
 
     /// Whether a request is refused because it was sent too long ago.
-    pub(super) fn is_late(&self, node: &Node, request: &Request, now: Tick) -> bool {
-        let expires = match request.ask {
-            Ask::Acquire { .. } => !self.breaks(Rule::LateAcquiresRefused),
-            Ask::Undo => !self.breaks(Rule::LateUndosRefused),
-            Ask::Renew => self.renewals_expire,
-            Ask::Release => false,
+    pub(super) fn has_expired(&self, node: &Node, request: &Request, now: Tick) -> bool {
+        let expires = match request.kind {
+            RequestKind::Acquire { .. } => !self.breaks(Rule::ExpiredAcquiresRefused),
+            RequestKind::Undo => !self.breaks(Rule::ExpiredUndosRefused),
+            RequestKind::Renew => self.renewals_expire,
+            RequestKind::Release => false,
         };
-        expires && now + node.ahead > request.sent + self.patience
+        expires && now + node.ahead > request.sent + self.request_ttl
     }
 
     fn release(&self, node: &mut Node, id: Id, now: Tick) {
@@ -69,19 +69,20 @@ impl<const C: usize> Model<C> {
             node.key = None;
         }
         if node.key.is_none() {
-            self.hand_over(node, now);
+            self.grant_next(node, now);
         }
     }
 
-    /// Gives a free key to the first in line.
-    fn hand_over(&self, node: &mut Node, now: Tick) -> bool {
-        let waits = !node.line.is_empty();
-        if waits {
-            let id = node.line.remove(0);
+    /// Grants a free key to the first waiter in the queue.
+    fn grant_next(&self, node: &mut Node, now: Tick) -> bool {
+        let has_waiter = !node.queue.is_empty();
+        if has_waiter {
+            let id = node.queue.remove(0);
             node.fence = self.next_token(node, now);
-            node.key = Some(Key { id, until: now + node.ahead + self.claim, handed: true });
+            node.key =
+                Some(Key { id, until: now + node.ahead + self.claim_window, by_grant: true });
         }
-        waits
+        has_waiter
     }
 
     fn next_token(&self, node: &Node, now: Tick) -> u8 {
@@ -90,28 +91,28 @@ impl<const C: usize> Model<C> {
         clock.max(node.fence + 1)
     }
 
-    /// What time does to a node.
+    /// Lets keys expire and quarantines end.
     pub(super) fn age(&self, node: &mut Node, now: Tick) {
         let time = now + node.ahead;
         if node.key.as_ref().is_some_and(|key| time >= key.until) {
             node.key = None;
         }
-        if node.votes_from.is_some_and(|from| time > from + self.patience) {
+        if node.votes_from.is_some_and(|from| time > from + self.request_ttl) {
             node.votes_from = None;
         }
     }
 
-    /// Comes back without data.
+    /// Restarts the node without its data.
     pub(super) fn restart(&self, node: &mut Node, now: Tick) {
         node.key = None;
         node.fence = 0;
-        node.line.clear();
+        node.queue.clear();
         node.votes_from = Some(now + node.ahead + self.ttl);
     }
 }
 
 impl Node {
-    /// Whether keys that it has forgotten may not have expired at this moment.
+    /// Whether keys that the node has lost may not have expired yet.
     pub(super) fn is_quarantined(&self, now: Tick) -> bool {
         self.votes_from.is_some_and(|from| now + self.ahead < from)
     }
@@ -121,11 +122,10 @@ pub(super) fn is_of(node: &Node, id: Id) -> bool {
     node.key.as_ref().is_some_and(|key| key.id == id)
 }
 
-/// Wall clocks are finer than what happens, as in earnest: tokens do not run ahead of them by being
-/// many.
+/// Wall clocks are finer than ticks, as in reality, so that many tokens do not run ahead of them.
 pub(super) const WALL_PER_TICK: u8 = 4;
 
-/// A wall clock; it does not begin at the time at which fences do.
+/// The wall clock of a node. Never zero, because the stored token starts at zero.
 pub(super) fn wall(time: Tick, skew: Tick) -> u8 {
     time * WALL_PER_TICK + skew + 1
 }

@@ -1,96 +1,98 @@
-//! What can happen next.
+//! The steps that are possible in a state.
 
 use super::{
     Model,
-    world::{Ask, Client, Column, Id, Node, Reply, Seat, Stage, TURNS_MAX, World},
+    world::{Client, ClientView, Column, Id, Node, Phase, Reply, RequestKind, TURNS_MAX, World},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Tick,
-    Ask(usize, u8),
+    Acquire(usize, u8),
     Renew(usize),
     End(usize),
-    /// A request of a client reaches a node, and the answer is read at once.
+    /// A request reaches a node, and its reply is read at once.
     Arrive(usize, usize),
-    /// The answer is read later.
-    ArriveSlowly(usize, usize),
+    /// A request reaches a node, and its reply is read later.
+    ArriveWithLateReply(usize, usize),
     Read(usize, usize),
-    /// A client gives up its connection to a node.
+    /// A client drops its connection to a node.
     Break(usize, usize),
-    /// A request reaches its node after that.
-    Stray(usize, usize, usize),
-    /// A node comes back without data.
+    /// A request on a dropped connection reaches its node.
+    ArriveOrphaned(usize, usize, usize),
+    /// A node restarts without its data.
     Restart(usize),
     /// A node's clock runs ahead.
     Jump(usize),
 }
 
 impl<const C: usize> stateright::Model for Model<C> {
-    /// In a box, which is faster to move around.
+    /// Boxed, because that is faster to move.
     type State = Box<World<C>>;
     type Action = Step;
 
     fn init_states(&self) -> Vec<Box<World<C>>> {
         let client =
-            Client { stage: Stage::Idle, turn: 0, round: 0, last_sent: [None; TURNS_MAX + 1] };
+            Client { phase: Phase::Idle, turn: 0, round: 0, last_sent: [None; TURNS_MAX + 1] };
         let node = |node: usize| Node {
-            first: self.line && node == 0,
+            has_queue: self.queue && node == 0,
             skew: self.skew[node],
             ahead: 0,
             key: None,
             fence: 0,
-            line: Vec::new(),
+            queue: Vec::new(),
             votes_from: None,
         };
-        let seats = || std::array::from_fn(|_| Seat::default());
+        let views = || std::array::from_fn(|_| ClientView::default());
         let mut world = World {
             now: 0,
             clients: std::array::from_fn(|_| client.clone()),
-            columns: std::array::from_fn(|index| Column { node: node(index), seats: seats() }),
+            columns: std::array::from_fn(|index| Column { node: node(index), views: views() }),
             faults: self.faults,
             token: 0,
-            handed_out: 0,
-            token_fell: false,
+            tokens_issued: 0,
+            token_did_not_rise: false,
         };
-        world.fold();
+        world.canonicalize();
         vec![Box::new(world)]
     }
 
     fn actions(&self, world: &Box<World<C>>, steps: &mut Vec<Step>) {
-        // Time begins with the first event.
+        // Time starts with the first event.
         let begun = world.faults != self.faults
             || world.clients.iter().any(|known| known.turn > 0 || known.is_busy());
-        if begun && world.now < self.horizon && world.in_flight() <= self.late_max {
+        if begun && world.now < self.horizon && world.in_flight() <= self.in_flight_max {
             steps.push(Step::Tick);
         }
         for client in 0..C {
-            if self.may_ask(world, client) {
-                steps.extend(self.proposals(world).map(|proposal| Step::Ask(client, proposal)));
+            if self.may_acquire(world, client) {
+                steps.extend(self.proposals(world).map(|proposal| Step::Acquire(client, proposal)));
             }
-            if let Stage::Holding { renewals, .. } = world.clients[client].stage {
+            if let Phase::Holding { renewals, .. } = world.clients[client].phase {
                 steps.push(Step::End(client));
-                if renewals > 0 && self.believes(world, client) {
+                if renewals > 0 && self.is_holding(world, client) {
                     steps.push(Step::Renew(client));
                 }
             }
             for (node, column) in world.columns.iter().enumerate() {
-                let Seat { wire, back, stray, .. } = &column.seats[client];
-                if let Some(request) = wire.first() {
+                let ClientView { requests, replies, orphans, .. } = &column.views[client];
+                if let Some(request) = requests.first() {
                     steps.push(Step::Arrive(client, node));
-                    let is_heard =
-                        request.turn == world.clients[client].turn && request.ask != Ask::Undo;
-                    if self.slow && is_heard && back.is_empty() {
-                        steps.push(Step::ArriveSlowly(client, node));
+                    let has_reader = request.turn == world.clients[client].turn
+                        && request.kind != RequestKind::Undo;
+                    if self.late_replies && has_reader && replies.is_empty() {
+                        steps.push(Step::ArriveWithLateReply(client, node));
                     }
                 }
-                if !back.is_empty() {
+                if !replies.is_empty() {
                     steps.push(Step::Read(client, node));
                 }
-                if world.faults.breaks > 0 && !(wire.is_empty() && back.is_empty()) {
+                if world.faults.breaks > 0 && !(requests.is_empty() && replies.is_empty()) {
                     steps.push(Step::Break(client, node));
                 }
-                steps.extend((0..stray.len()).map(|request| Step::Stray(client, node, request)));
+                steps.extend(
+                    (0..orphans.len()).map(|request| Step::ArriveOrphaned(client, node, request)),
+                );
             }
         }
         for (index, Column { node, .. }) in world.columns.iter().enumerate() {
@@ -107,22 +109,22 @@ impl<const C: usize> stateright::Model for Model<C> {
         let mut next = world.clone();
         match step {
             Step::Tick => next.now += 1,
-            Step::Ask(client, proposal) => self.ask(&mut next, client, proposal),
+            Step::Acquire(client, proposal) => self.acquire(&mut next, client, proposal),
             Step::Renew(client) => self.renew(&mut next, client),
             Step::End(client) => self.end(&mut next, client),
             Step::Arrive(client, node) => self.arrive(&mut next, client, node, false),
-            Step::ArriveSlowly(client, node) => self.arrive(&mut next, client, node, true),
+            Step::ArriveWithLateReply(client, node) => self.arrive(&mut next, client, node, true),
             Step::Read(client, node) => {
-                let reply = next.columns[node].seats[client].back.remove(0);
-                self.hear(&mut next, client, node, &reply);
+                let reply = next.columns[node].views[client].replies.remove(0);
+                self.receive(&mut next, client, node, &reply);
             }
             Step::Break(client, node) => {
                 next.faults.breaks -= 1;
-                self.hang_up(&mut next, client, node);
+                self.disconnect(&mut next, client, node);
             }
-            Step::Stray(client, node, request) => {
+            Step::ArriveOrphaned(client, node, request) => {
                 let column = &mut next.columns[node];
-                let request = column.seats[client].stray.remove(request);
+                let request = column.views[client].orphans.remove(request);
                 let id = Id { client: client as u8, turn: request.turn };
                 self.serve(&mut column.node, id, &request, world.now);
             }
@@ -135,29 +137,35 @@ impl<const C: usize> stateright::Model for Model<C> {
                 next.columns[node].node.ahead += 1;
             }
         }
-        self.tidy(&mut next);
-        next.fold();
+        self.normalize(&mut next);
+        next.canonicalize();
         Some(next)
     }
 
     fn properties(&self) -> Vec<stateright::Property<Model<C>>> {
-        self.promises()
+        self.all_properties()
     }
 }
 
 impl<const C: usize> Model<C> {
-    pub(super) fn arrive(&self, world: &mut World<C>, client: usize, node: usize, slow: bool) {
+    pub(super) fn arrive(
+        &self,
+        world: &mut World<C>,
+        client: usize,
+        node: usize,
+        late_reply: bool,
+    ) {
         let (column, turn) = (&mut world.columns[node], world.clients[client].turn);
-        let request = column.seats[client].wire.remove(0);
+        let request = column.views[client].requests.remove(0);
         let id = Id { client: client as u8, turn: request.turn };
-        let said = self.serve(&mut column.node, id, &request, world.now);
-        let Some(said) = said.filter(|_| request.turn == turn) else { return };
-        let reply = Reply { to: request, said };
-        let back = &mut column.seats[client].back;
-        if slow || !back.is_empty() {
-            back.push(reply);
+        let outcome = self.serve(&mut column.node, id, &request, world.now);
+        let Some(outcome) = outcome.filter(|_| request.turn == turn) else { return };
+        let reply = Reply { to: request, outcome };
+        let replies = &mut column.views[client].replies;
+        if late_reply || !replies.is_empty() {
+            replies.push(reply);
         } else {
-            self.hear(world, client, node, &reply);
+            self.receive(world, client, node, &reply);
         }
     }
 }

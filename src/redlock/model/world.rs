@@ -1,16 +1,17 @@
-//! The state of everything: nodes, clients, and what is on its way between them.
+//! The state: nodes, clients, and the messages between them.
 //!
-//! It is kept by columns, a node with what each client knows of it and has under way to it: so
-//! nodes that are alike can change places, and a state and its mirror images are explored once.
+//! It is stored in columns: a node, with what each client knows of it and has in flight to it. So
+//! equal nodes can be swapped, and a state and its mirror images are explored only once.
 
-/// Time on the clients' clocks, and on a node's, which may have run ahead of them.
+/// Time on the clients' clocks, or on a node's clock, which may have run ahead of them.
 pub(super) type Tick = u8;
 
 pub(super) const NODES: usize = 3;
-/// How often a client takes the lock at most; once more to see whether it still can.
+/// Maximum number of turns of a client. One more is played to check that the client can still
+/// acquire the lock.
 pub(super) const TURNS_MAX: usize = 2;
 
-/// Whose: which client, and its how-manieth lock.
+/// A lock identifier: a client and the number of its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Id {
     pub(super) client: u8,
@@ -22,34 +23,34 @@ pub(super) struct Key {
     pub(super) id: Id,
     /// On the node's clock.
     pub(super) until: Tick,
-    /// Given to a waiter who did not ask for it at this moment.
-    pub(super) handed: bool,
+    /// Granted to a waiter, rather than in reply to its request.
+    pub(super) by_grant: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Node {
-    /// The node that keeps the line.
-    pub(super) first: bool,
-    /// By how much its wall clock is wrong; only tokens know of it.
+    /// Whether the queue is on this node.
+    pub(super) has_queue: bool,
+    /// Error of the node's wall clock, which only affects tokens.
     pub(super) skew: Tick,
-    /// How far its clock has run ahead of the clients'.
+    /// How far the node's clock has run ahead of the clients' clocks.
     pub(super) ahead: Tick,
     pub(super) key: Option<Key>,
     pub(super) fence: u8,
-    pub(super) line: Vec<Id>,
-    /// From when on it votes again, after it came back without data.
+    pub(super) queue: Vec<Id>,
+    /// When the node votes again after it restarted without its data.
     pub(super) votes_from: Option<Tick>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Ask {
+pub(super) enum RequestKind {
     Acquire {
         proposal: u8,
     },
     Renew,
-    /// Takes back an acquisition that came to nothing, before it is asked for again.
+    /// Undoes an acquire of a failed round before the next round.
     Undo,
-    /// The end of a turn.
+    /// Ends a turn.
     Release,
 }
 
@@ -58,68 +59,67 @@ pub(super) struct Request {
     pub(super) turn: u8,
     pub(super) round: u8,
     pub(super) sent: Tick,
-    pub(super) ask: Ask,
+    pub(super) kind: RequestKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Said {
-    /// `counts`: not in quarantine.
+pub(super) enum Outcome {
+    /// `counts` is false in quarantine.
     Held {
         token: u8,
         counts: bool,
     },
     Busy,
-    Late,
+    Expired,
     Renewed {
         counts: bool,
     },
-    /// Gone, or another's.
-    NotYours,
+    /// The key is gone, or has another holder.
+    NotHeld,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Reply {
     pub(super) to: Request,
-    pub(super) said: Said,
+    pub(super) outcome: Outcome,
 }
 
-/// What counts of a node's answers to the question at hand.
+/// A node's reply to the current acquire, as far as it counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Answer {
+pub(super) enum Response {
     Held(u8),
     Busy,
     Unknown,
 }
 
-/// What one client knows of one node, and has under way to it.
+/// What one client knows of one node, and has in flight to it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Seat {
-    pub(super) answer: Option<Answer>,
-    /// When the request was sent that the node last said yes to.
+pub(super) struct ClientView {
+    pub(super) response: Option<Response>,
+    /// When the last request was sent that the node confirmed.
     pub(super) vote: Option<Tick>,
-    /// What the node says does not count for this lease.
-    pub(super) barred: bool,
+    /// Replies of this node do not count for this lease.
+    pub(super) excluded: bool,
     pub(super) renewed: bool,
     /// The largest token that the node was asked to store in this round.
     pub(super) proposed: u8,
-    /// Until when an undo whose answer was lost may still be carried out.
+    /// Until when an undo without a reply may still be executed.
     pub(super) undo_until: Option<Tick>,
     /// Requests on the open connection, in order.
-    pub(super) wire: Vec<Request>,
-    /// Answers on the open connection, in order.
-    pub(super) back: Vec<Reply>,
-    /// Requests on connections that were given up. They may still arrive; nobody hears the
-    /// answers.
-    pub(super) stray: Vec<Request>,
+    pub(super) requests: Vec<Request>,
+    /// Replies on the open connection, in order.
+    pub(super) replies: Vec<Reply>,
+    /// Requests on dropped connections. They may still arrive, but nobody reads their replies.
+    pub(super) orphans: Vec<Request>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Stage {
+pub(super) enum Phase {
     Idle,
-    Asking,
-    /// A round came to nothing, and what it won is being taken back.
-    Between,
-    /// It has the lock and a token, and may be wrong about the lock.
+    Acquiring,
+    /// A round has failed, and its votes are being undone.
+    Retrying,
+    /// Has the lock and a token, but may have lost the lock without knowing it.
     Holding {
         renewals: u8,
         token: u8,
@@ -129,27 +129,27 @@ pub(super) enum Stage {
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Client {
-    pub(super) stage: Stage,
+    pub(super) phase: Phase,
     pub(super) turn: u8,
     pub(super) round: u8,
-    /// When it last asked for a key or its renewal, by turn; `None` when nothing of that turn is
-    /// left anywhere.
+    /// When the last acquire or renewal was sent, by turn. None once nothing of that turn is left
+    /// anywhere.
     pub(super) last_sent: [Option<Tick>; TURNS_MAX + 1],
 }
 
 impl Client {
     pub(super) fn is_busy(&self) -> bool {
-        !matches!(self.stage, Stage::Idle | Stage::Done)
+        !matches!(self.phase, Phase::Idle | Phase::Done)
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Column<const C: usize> {
     pub(super) node: Node,
-    pub(super) seats: [Seat; C],
+    pub(super) views: [ClientView; C],
 }
 
-/// How many faults are still to come.
+/// Numbers of faults that may still occur.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Faults {
     pub(super) restarts: u8,
@@ -163,25 +163,25 @@ pub(super) struct World<const C: usize> {
     pub(super) clients: [Client; C],
     pub(super) columns: [Column<C>; NODES],
     pub(super) faults: Faults,
-    /// The token that was handed out last, and how many have been.
+    /// Last token that was issued, and number of tokens issued.
     pub(super) token: u8,
-    pub(super) handed_out: u8,
-    /// A token was handed out that is not above the one before.
-    pub(super) token_fell: bool,
+    pub(super) tokens_issued: u8,
+    /// Whether a token was issued that is not larger than the one before.
+    pub(super) token_did_not_rise: bool,
 }
 
 impl<const C: usize> World<C> {
-    /// How many messages are on open connections.
+    /// Number of messages on open connections.
     pub(super) fn in_flight(&self) -> usize {
         self.columns
             .iter()
-            .flat_map(|column| &column.seats)
-            .map(|seat| seat.wire.len() + seat.back.len())
+            .flat_map(|column| &column.views)
+            .map(|view| view.requests.len() + view.replies.len())
             .sum()
     }
 
-    /// Makes almost all mirror images the same: clients are alike, and so are nodes.
-    pub(super) fn fold(&mut self) {
+    /// Makes almost all mirror images equal: clients are alike, and so are nodes.
+    pub(super) fn canonicalize(&mut self) {
         for end in (1..C).rev() {
             for client in 0..end {
                 if self.clients[client] > self.clients[client + 1] {
@@ -202,13 +202,13 @@ impl<const C: usize> World<C> {
         }
     }
 
-    /// Lets a client and the next one change places.
+    /// Swaps a client with the next one.
     fn swap(&mut self, client: usize) {
         self.clients.swap(client, client + 1);
         for column in &mut self.columns {
-            column.seats.swap(client, client + 1);
+            column.views.swap(client, client + 1);
             let key = column.node.key.as_mut().map(|key| &mut key.id);
-            for id in key.into_iter().chain(&mut column.node.line) {
+            for id in key.into_iter().chain(&mut column.node.queue) {
                 if usize::from(id.client) == client {
                     id.client += 1;
                 } else if usize::from(id.client) == client + 1 {

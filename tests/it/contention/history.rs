@@ -9,7 +9,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     fs::{self, File},
-    io::{BufRead, BufReader, Write},
+    io::Write,
     path::Path,
 };
 

@@ -1,5 +1,4 @@
-//! Many who want the same lock at once: they take the votes from each other, and make progress all
-//! the same.
+//! Many contenders for one lock at once: each takes votes from the others, and all make progress.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -21,7 +20,7 @@ use crate::{
 const CONTENDERS: usize = 5;
 const ROUNDS: u64 = 200;
 
-/// What all that hold the lock one after the other leave behind.
+/// A resource that records the token of its last holder and allows one holder at a time.
 #[derive(Default)]
 struct Resource {
     inside: Mutex<()>,
@@ -30,7 +29,7 @@ struct Resource {
 
 impl Resource {
     fn enter(&self, guard: &LockGuard) {
-        let alone = self.inside.try_lock().expect("two are inside");
+        let alone = self.inside.try_lock().expect("two holders at once");
         let before = self.last.lock().replace(guard.fencing_token());
         assert!(before < Some(guard.fencing_token()), "{before:?} before {guard:?}");
         thread::yield_now();
@@ -39,8 +38,8 @@ impl Resource {
     }
 }
 
-/// Contenders, each with a manager of its own, take the lock until all have it `rounds` times
-/// together; returns their shares.
+/// Contenders, each with its own manager, acquire the lock `rounds` times in total; returns the
+/// share of each.
 fn contend(
     managers: &[RedisMgr],
     rounds: u64,
@@ -71,19 +70,22 @@ fn managers(nodes: &Nodes) -> Vec<RedisMgr> {
     (0..CONTENDERS).map(|_| manager(nodes)).collect()
 }
 
+/// Fault: F83
 #[test]
-fn five_who_wait_have_it_in_turn() {
+fn five_waiters_get_fair_shares() {
     let nodes = Nodes::start(5);
     let shares = contend(&managers(&nodes), ROUNDS, |mgr| Some(mgr.lock("x").unwrap()));
     assert!(shares.iter().sum::<u64>() >= ROUNDS);
-    assert!(shares.iter().all(|share| *share >= ROUNDS / 20), "somebody starves: {shares:?}");
+    assert!(shares.iter().all(|share| *share >= ROUNDS / 20), "starved: {shares:?}");
     wait_until_free_everywhere(&nodes, "x");
 }
 
-/// Who only tries gets the lock as soon as nobody has it: that all fail at once, for ever, must not
-/// happen.
+/// `try_lock` succeeds for one of the callers if nobody holds the lock: callers must not defeat
+/// each other forever.
+///
+/// Fault: F83
 #[test]
-fn five_who_only_try_make_progress() {
+fn five_try_lock_callers_make_progress() {
     let nodes = Nodes::start(5);
     let shares = contend(&managers(&nodes), ROUNDS, |mgr| match mgr.try_lock("x") {
         Ok(guard) => Some(guard),
@@ -93,16 +95,16 @@ fn five_who_only_try_make_progress() {
         }
     });
     assert!(shares.iter().sum::<u64>() >= ROUNDS);
-    assert!(shares.iter().all(|share| *share > 0), "somebody starves: {shares:?}");
+    assert!(shares.iter().all(|share| *share > 0), "starved: {shares:?}");
     wait_until_free_everywhere(&nodes, "x");
 }
 
-/// Some wait, and some are in a hurry.
+/// Some contenders wait without a limit, some for a while, some not at all.
 #[test]
-fn those_who_wait_and_those_who_try_share_it() {
+fn waiters_and_try_lock_callers_share_the_lock() {
     let nodes = Nodes::start(5);
     let managers = managers(&nodes);
-    let patience = |mgr: &RedisMgr| {
+    let wait_limit = |mgr: &RedisMgr| {
         let number = managers.iter().position(|other| std::ptr::eq(mgr, other)).unwrap();
         [
             None,
@@ -114,7 +116,7 @@ fn those_who_wait_and_those_who_try_share_it() {
     };
     let shares = contend(&managers, ROUNDS, |mgr| {
         let options =
-            patience(mgr).map_or(LockOptions::new(), |wait| LockOptions::new().wait(wait));
+            wait_limit(mgr).map_or(LockOptions::new(), |wait| LockOptions::new().wait(wait));
         match mgr.lock_with("x", &options) {
             Ok(guard) => Some(guard),
             Err(error) => {
@@ -123,31 +125,33 @@ fn those_who_wait_and_those_who_try_share_it() {
             }
         }
     });
-    for waits in [0, 1, 4] {
-        assert!(shares[waits] >= ROUNDS / 20, "somebody starves: {shares:?}");
+    for waiter in [0, 1, 4] {
+        assert!(shares[waiter] >= ROUNDS / 20, "starved: {shares:?}");
     }
     wait_until_free_everywhere(&nodes, "x");
 }
 
-/// With a node away, and the one with the line at that.
+/// The failed nodes include the queue node.
 #[test]
-fn five_contend_over_the_nodes_that_are_left() {
-    for away in [&[0][..], &[0, 3], &[4]] {
+fn five_waiters_make_progress_with_failed_nodes() {
+    for failed in [&[0][..], &[0, 3], &[4]] {
         let nodes = Nodes::start(5);
-        // Short, for a waiter finds out by it that its node has stopped; long enough for a slow
-        // machine to release.
+        // Short, because a waiter needs this time to notice that its node has stopped. Long enough
+        // for a release on a slow machine.
         let config = || config_long_timeouts(&nodes).operation_timeout(3 * SECOND);
         let managers: Vec<_> = (0..CONTENDERS).map(|_| RedisMgr::new(config()).unwrap()).collect();
         managers.iter().for_each(|mgr| drop(mgr.lock("early").unwrap()));
-        away.iter().for_each(|node| if *node == 0 { nodes.stop(*node) } else { nodes.kill(*node) });
+        failed
+            .iter()
+            .for_each(|node| if *node == 0 { nodes.stop(*node) } else { nodes.kill(*node) });
         let shares = contend(&managers, ROUNDS / 2, |mgr| Some(mgr.lock("x").unwrap()));
-        assert!(shares.iter().all(|share| *share > 0), "{away:?}: somebody starves: {shares:?}");
+        assert!(shares.iter().all(|share| *share > 0), "{failed:?}: starved: {shares:?}");
         wait_until_free_everywhere(&nodes, "x");
     }
 }
 
 #[test]
-fn contenders_for_many_locks_do_not_mind_each_other() {
+fn contenders_for_different_locks_are_independent() {
     let nodes = Nodes::start(3);
     let managers = managers(&nodes);
     let totals: Vec<_> = (0..8).map(|_| Mutex::new(0)).collect();
@@ -158,7 +162,7 @@ fn contenders_for_many_locks_do_not_mind_each_other() {
                 for round in 0..40 {
                     let which = (number * 3 + round) % totals.len();
                     let guard = mgr.lock(&format!("x{which}")).unwrap();
-                    *totals[which].try_lock().expect("two are inside") += 1;
+                    *totals[which].try_lock().expect("two holders at once") += 1;
                     guard.release().unwrap().unwrap_released();
                 }
             });
@@ -167,21 +171,21 @@ fn contenders_for_many_locks_do_not_mind_each_other() {
     assert_eq!(totals.iter().map(|total| *total.lock()).sum::<u64>(), 400);
 }
 
-/// Processes that want it again as soon as they have released it.
+/// Each process wants the lock again as soon as it has released it.
 #[test]
-fn five_processes_have_it_in_turn() {
+fn five_processes_get_fair_shares() {
     let nodes = Nodes::start(5);
     let mgr = RedisMgr::new(config_long_timeouts(&nodes)).unwrap();
-    let mut hands: Vec<Worker> = (0..CONTENDERS).map(|_| spawn_worker(&nodes, &[])).collect();
-    hands.iter_mut().for_each(|worker| worker.send("lock x"));
+    let mut workers: Vec<Worker> = (0..CONTENDERS).map(|_| spawn_worker(&nodes, &[])).collect();
+    workers.iter_mut().for_each(|worker| worker.send("lock x"));
     let (mut shares, mut last) = ([0_u64; CONTENDERS], 0);
     for _ in 0..50 {
-        let (served, token, id) = next_locked(hands.iter(), "x");
+        let (served, token, id) = next_locked(workers.iter(), "x");
         assert!(token > last, "{token} after {last}");
-        assert_eq!(mgr.holder("x").unwrap().unwrap().id(), id, "two believe in it");
+        assert_eq!(mgr.holder("x").unwrap().unwrap().id(), id, "two holders at once");
         (last, shares[served]) = (token, shares[served] + 1);
-        release(&mut hands[served], "x");
-        hands[served].send("lock x");
+        release(&mut workers[served], "x");
+        workers[served].send("lock x");
     }
-    assert!(shares.iter().all(|share| *share >= 5), "somebody starves: {shares:?}");
+    assert!(shares.iter().all(|share| *share >= 5), "starved: {shares:?}");
 }

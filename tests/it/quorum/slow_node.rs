@@ -1,6 +1,6 @@
-//! A node that is far away, and well, beside others nearby.
+//! A healthy node with a long round trip, beside nearby nodes.
 
-#![expect(clippy::disallowed_methods, reason = "a way takes its time by the clock of the test")]
+#![expect(clippy::disallowed_methods, reason = "the delay is measured by the test's own clock")]
 
 use std::{
     io::{Read as _, Write as _},
@@ -22,12 +22,12 @@ use crate::{
     support::{CEILING, Nodes, eventually},
 };
 
-/// Less than a node may be behind before it is asked no more.
-const WAY: Duration = Duration::from_millis(80);
+/// Delay of each reply. Short enough that the node never has the maximum of unread replies.
+const DELAY: Duration = Duration::from_millis(80);
 
-/// A way to a server on which answers take `WAY`, however many, and how many have connected. Its
-/// threads end with the connections, and with the tests.
-fn distant(to: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
+/// Starts a proxy that delays every reply by `DELAY`; also returns the number of connections
+/// accepted so far. Threads end with their connections, or with the process.
+fn slow_proxy(to: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();
     let connections = Arc::new(AtomicUsize::new(0));
@@ -44,7 +44,7 @@ fn distant(to: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
             thread::spawn(move || {
                 let mut bytes = [0; 4096];
                 while let Ok(read @ 1..) = from_server.read(&mut bytes) {
-                    let _ = sender.send((Instant::now() + WAY, bytes[..read].to_vec()));
+                    let _ = sender.send((Instant::now() + DELAY, bytes[..read].to_vec()));
                 }
             });
             thread::spawn(move || {
@@ -58,22 +58,22 @@ fn distant(to: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
     (addr, connections)
 }
 
-/// Goal: what a node that is far away owes because others answer before it is on its way, and costs
-/// no connection. Method: so many locks are taken, one after the other, that it owes a hundred
-/// answers at a time.
+/// Goal: a slow node owes many replies because the others reply first; its connection must stay
+/// open. Method: acquire locks in sequence until about a hundred replies are unread at a time.
+///
+/// Fault: N117
 #[test]
-fn a_distant_node_that_is_asked_often_keeps_its_connection() {
+fn slow_node_with_many_unread_replies_keeps_its_connection() {
     let nodes = Nodes::start(3);
-    let (distant, connections) = distant(nodes.server(2).addr());
-    let urls = format!("{},{},redis://{distant}", nodes.url(0), nodes.url(1));
-    // No renewal falls due, which would go over a connection of its own.
+    let (slow_proxy, connections) = slow_proxy(nodes.server(2).addr());
+    let urls = format!("{},{},redis://{slow_proxy}", nodes.url(0), nodes.url(1));
+    // With this ttl no renewal is due, which would use another connection.
     let config =
         config_long_timeouts(urls).ttl(600 * SECOND).quarantine(Duration::ZERO).pool_size(1);
     let mgr = RedisMgr::new(config).unwrap();
-    // None of them is given up yet, for what that leaves to be taken back is taken back over
-    // another connection.
+    // The guards stay alive: cleaning up after a release would use another connection.
     let mut warm = Vec::new();
-    eventually("all keep one", CEILING, || {
+    eventually("all nodes hold one of the locks", CEILING, || {
         warm.push(mgr.lock(&format!("warm{}", warm.len())).unwrap());
         warm.iter().any(|guard| nodes_holding(&nodes, guard).len() == 3)
     });

@@ -1,5 +1,5 @@
-//! Too many nodes are away: nobody gets the lock, everybody is told why, and who holds it believes
-//! for no longer than it has it.
+//! Too few nodes reply: nobody gets the lock, every call reports why, and a holder considers its
+//! lease valid only until its deadline.
 
 use std::time::Duration;
 
@@ -18,20 +18,22 @@ use crate::{
     worker::work,
 };
 
-/// Refusing nodes are known to be away at once: no call lasts for as long as a timeout, and what
-/// the others gave goes back.
+/// Calls do not wait for a timeout when connections are refused. Votes of the other nodes are
+/// released.
+///
+/// Fault: F80
+/// Promise: P9
 #[test]
-fn without_a_majority_nobody_gets_it_and_that_is_known_at_once() {
+fn calls_without_a_quorum_of_live_nodes_fail_at_once() {
     let nodes = Nodes::start(5);
     let (early, mgr) = (manager(&nodes), manager(&nodes));
     mgr.lock("x").unwrap().release().unwrap().unwrap_released();
     for node in [0, 2, 4] {
         nodes.kill(node);
     }
-    // One that has met them, one that has not used its connections yet, and one that never met
-    // them.
+    // A manager with open connections, one that has never used its connections, and a new one.
     for mgr in [&mgr, &early, &manager(&nodes)] {
-        // The patience of these managers is much longer.
+        // The operation timeout of these managers is much longer than the limit.
         let (error, took) = timed(|| mgr.try_lock("x").unwrap_err());
         assert!(took < CALL_LIMIT, "{took:?}: {error}");
         let votes = expect_no_quorum(&nodes, &error);
@@ -44,17 +46,18 @@ fn without_a_majority_nobody_gets_it_and_that_is_known_at_once() {
         wait_until_free_everywhere(&nodes, "x");
     }
     let error =
-        completes_within(CALL_LIMIT, "asking for the holder", || mgr.holder("x").unwrap_err());
+        completes_within(CALL_LIMIT, "reading the holder", || mgr.holder("x").unwrap_err());
     expect_no_quorum(&nodes, &error);
     let error = completes_within(CALL_LIMIT, "a ping", || mgr.ping().unwrap_err());
     expect_no_quorum(&nodes, &error);
     let error =
-        completes_within(CALL_LIMIT, "releasing by force", || mgr.force_release("x").unwrap_err());
+        completes_within(CALL_LIMIT, "a forced release", || mgr.force_release("x").unwrap_err());
     expect_no_quorum(&nodes, &error);
 }
 
+/// Fault: F80
 #[test]
-fn without_a_majority_that_answers_nobody_waits_for_longer_than_one_timeout() {
+fn calls_without_a_responsive_quorum_wait_one_timeout() {
     let nodes = Nodes::start(5);
     let mgr = RedisMgr::new(config_short_timeout(&nodes)).unwrap();
     mgr.lock("x").unwrap().release().unwrap().unwrap_released();
@@ -63,7 +66,7 @@ fn without_a_majority_that_answers_nobody_waits_for_longer_than_one_timeout() {
     }
     for _ in 0..3 {
         let error =
-            completes_within(10 * SHORT_TIMEOUT, "trying", || mgr.try_lock("x").unwrap_err());
+            completes_within(10 * SHORT_TIMEOUT, "try_lock", || mgr.try_lock("x").unwrap_err());
         let votes = expect_no_quorum(&nodes, &error);
         assert_eq!(votes[..3], [Vote::Unknown; 3], "{error}");
         wait_until_free_everywhere(&nodes, "x");
@@ -72,7 +75,7 @@ fn without_a_majority_that_answers_nobody_waits_for_longer_than_one_timeout() {
     let (error, took) = timed(|| mgr.try_lock_for("x", wait).unwrap_err());
     expect_no_quorum(&nodes, &error);
     assert!(took >= wait && took < wait + 10 * SHORT_TIMEOUT, "{took:?}");
-    // Whoever waits without a limit goes on as soon as they are back.
+    // A waiter without a limit gets the lock as soon as one node runs again.
     let waiting =
         in_thread(&mgr, "x", |mgr, name| mgr.lock_with(name, &with_ttl(20 * TTL / 2)).unwrap());
     nodes.cont(1);
@@ -84,8 +87,9 @@ fn without_a_majority_that_answers_nobody_waits_for_longer_than_one_timeout() {
     wait_until_free_everywhere(&nodes, "x");
 }
 
+/// Fault: F81
 #[test]
-fn half_of_an_even_number_is_no_majority() {
+fn half_of_an_even_number_of_nodes_is_no_quorum() {
     for count in [2, 4] {
         let nodes = Nodes::start(count);
         let mgr = manager(&nodes);
@@ -101,17 +105,23 @@ fn half_of_an_even_number_is_no_majority() {
     }
 }
 
-/// Half of the nodes given to one and half to another is a lock for nobody; and not a reason to
-/// give up either.
+/// If each of two holders has half of the nodes, neither has the lock, and calls report
+/// contention, not a missing quorum.
+///
+/// Fault: F82
+/// Promise: P9
 #[test]
-fn half_to_each_is_nobody_s() {
+fn two_holders_with_half_of_the_nodes_are_contention() {
     let nodes = Nodes::start(4);
     let mgr = RedisMgr::new(config_medium_timeout(&nodes)).unwrap();
     for node in 0..4 {
         let id = ["one", "another"][node / 2];
         nodes.server(node).query::<()>(&["SET", &key("x"), id, "PX", "600000"]);
     }
-    let error = completes_within(20 * SHORT_TIMEOUT, "trying", || mgr.try_lock("x").unwrap_err());
+    let try_lock = || {
+        completes_within(20 * SHORT_TIMEOUT, "try_lock", || mgr.try_lock("x").unwrap_err())
+    };
+    let error = try_lock();
     assert!(error.is_contended(), "{error:?}");
     let error = completes_within(20 * SHORT_TIMEOUT, "waiting", || {
         mgr.try_lock_for("x", SHORT_TIMEOUT).unwrap_err()
@@ -119,49 +129,63 @@ fn half_to_each_is_nobody_s() {
     assert!(error.is_contended(), "{error:?}");
     nodes.server(0).cli(&["DEL", &key("x")]);
     nodes.server(3).cli(&["DEL", &key("x")]);
-    let error = completes_within(20 * SHORT_TIMEOUT, "trying", || mgr.try_lock("x").unwrap_err());
+    let error = try_lock();
     assert!(error.is_contended(), "{error:?}");
     nodes.server(2).cli(&["DEL", &key("x")]);
     let guard = completes_within(CEILING, "locking", || mgr.lock("x").unwrap());
     expect_quorum(&nodes, &guard);
 }
 
-/// Goal: a lock whose majority goes away is believed in until its deadline, and not a moment
-/// longer; then it is lost once. Method: the deadline is read once no renewal can be under way any
-/// more: two have failed since.
-fn is_believed_until_its_deadline(
-    nodes: &Nodes,
-    go_away: impl Fn(usize),
-    come_back: impl Fn(usize),
-) {
-    const AWAY: [usize; 3] = [0, 1, 3];
-    // Long enough for two renewals to fail on a slow machine.
+/// Goal: if most nodes fail, the lease stays valid exactly until its deadline, and is then lost
+/// once. Method: read the deadline after two renewals have failed, when no earlier renewal can be
+/// in flight.
+///
+/// Fault: F86
+/// Promise: P2
+#[test]
+fn lease_without_a_quorum_is_valid_until_its_deadline() {
+    let faults: [[fn(&Nodes, usize); 2]; 2] =
+        [[Nodes::kill, Nodes::restart_empty], [Nodes::stop, Nodes::cont]];
+    for [fail, recover] in faults {
+        let nodes = Nodes::start(5);
+        expect_valid_until_deadline(
+            &nodes,
+            |node| fail(&nodes, node),
+            |node| recover(&nodes, node),
+        );
+    }
+}
+
+fn expect_valid_until_deadline(nodes: &Nodes, fail: impl Fn(usize), recover: impl Fn(usize)) {
+    const FAILED: [usize; 3] = [0, 1, 3];
+    // Time for two renewals to fail on a slow machine.
     let ttl = 2 * TTL;
     let mgr = RedisMgr::new(config_short_timeout(nodes)).unwrap();
     let guard = mgr.lock_with("x", &with_ttl(ttl)).unwrap();
     await_renewals(&guard, 1);
-    AWAY.into_iter().for_each(go_away);
+    FAILED.into_iter().for_each(fail);
     let renewed = || nodes.server(2).calls("pexpire");
     let before = renewed();
-    eventually("two renewals more reach one of the others", CEILING, || renewed() >= before + 2);
+    eventually("two more renewals reach a live node", CEILING, || renewed() >= before + 2);
     let left = guard.remaining();
-    assert!(left > Duration::ZERO, "the machine is too slow for this test's lease");
+    assert!(left > Duration::ZERO, "the machine is too slow for this ttl");
     let ((), took) = timed(|| watch_until_lost(&guard, left));
-    assert!(took >= left, "it was given up {:?} early", left - took);
+    assert!(took >= left, "lost {:?} before its deadline", left - took);
     assert_eq!(expect_loss(&guard), LockLost::Expired);
     assert!(
-        completes_within(20 * SHORT_TIMEOUT, "trying", || mgr.try_lock("x").unwrap_err())
+        completes_within(20 * SHORT_TIMEOUT, "try_lock", || mgr.try_lock("x").unwrap_err())
             .is_unavailable()
     );
-    AWAY.into_iter().for_each(come_back);
+    FAILED.into_iter().for_each(recover);
     let next = completes_within(CEILING, "locking", || mgr.lock("x").unwrap());
     assert!(next.fencing_token() > guard.fencing_token());
     expect_quorum(nodes, &next);
-    // It does not come back with the nodes.
+    // The recovered nodes do not revive the lease.
     assert!(!guard.is_held());
 }
 
-/// The deadline must not move: whatever is still left is less by at least the time that has passed.
+/// Waits for the loss. The deadline must not move: the time left shrinks by at least the time that
+/// has passed.
 #[track_caller]
 fn watch_until_lost(guard: &LockGuard, left: Duration) {
     let mut passed = Duration::ZERO;
@@ -171,38 +195,24 @@ fn watch_until_lost(guard: &LockGuard, left: Duration) {
         let now = guard.remaining();
         assert!(
             now.is_zero() || passed + now <= left,
-            "after {passed:?} of {left:?} there are {now:?} left"
+            "{now:?} left after {passed:?} of {left:?}"
         );
     }
 }
 
+/// Fault: F86
 #[test]
-fn a_lock_whose_majority_died_is_believed_until_its_deadline() {
-    let nodes = Nodes::start(5);
-    is_believed_until_its_deadline(
-        &nodes,
-        |node| nodes.kill(node),
-        |node| nodes.restart_empty(node),
-    );
-}
-
-#[test]
-fn a_lock_whose_majority_is_stopped_is_believed_until_its_deadline() {
-    let nodes = Nodes::start(5);
-    is_believed_until_its_deadline(&nodes, |node| nodes.stop(node), |node| nodes.cont(node));
-}
-
-/// The majority comes back before the deadline: nothing has happened.
-#[test]
-fn a_lock_whose_majority_comes_back_in_time_goes_on() {
+fn lease_survives_if_the_quorum_returns_before_its_deadline() {
     let nodes = Nodes::start(5);
     let mgr = RedisMgr::new(config_short_timeout(&nodes)).unwrap();
     let guard = mgr.lock_with("x", &with_ttl(2 * TTL)).unwrap();
     await_renewals(&guard, 1);
     [0, 1, 2].into_iter().for_each(|node| nodes.stop(node));
-    // The one that has been seen may reach this node only now.
+    // The renewal that was seen above may not have reached this node yet.
     let before = nodes.server(3).calls("pexpire");
-    eventually("a renewal fails", CEILING, || nodes.server(3).calls("pexpire") >= before + 2);
+    eventually("a renewal has failed", CEILING, || {
+        nodes.server(3).calls("pexpire") >= before + 2
+    });
     [0, 1, 2].into_iter().for_each(|node| nodes.cont(node));
     await_renewals(&guard, 2);
     assert!(guard.lost().is_empty());
@@ -210,10 +220,10 @@ fn a_lock_whose_majority_comes_back_in_time_goes_on() {
     wait_until_free_everywhere(&nodes, "x");
 }
 
-/// A release that reaches only a minority cannot say that it is done; what the others keep is taken
-/// back when they are back, long before it expires.
+/// A release that reaches only a minority reports an error. The manager cleans up the other nodes
+/// when they reply again, long before the key expires.
 #[test]
-fn a_release_without_a_majority_says_so_and_is_made_up_for() {
+fn release_without_a_quorum_fails_and_is_completed_later() {
     let nodes = Nodes::start(5);
     let mgr = RedisMgr::new(config_long_timeouts(&nodes).operation_timeout(SHORT_TIMEOUT)).unwrap();
     let guard = mgr.lock("x").unwrap();
@@ -222,5 +232,5 @@ fn a_release_without_a_majority_says_so_and_is_made_up_for() {
     expect_no_quorum(&nodes, &error);
     [0, 1, 2].into_iter().for_each(|node| nodes.cont(node));
     let ((), took) = timed(|| wait_until_free_everywhere(&nodes, "x"));
-    assert!(took < Duration::from_secs(20), "only its lease of 30 s has ended it: {took:?}");
+    assert!(took < Duration::from_secs(20), "the key was left to its ttl of 30 s: {took:?}");
 }
