@@ -1,9 +1,11 @@
-//! `make bench`: what the library promises about its speed, measured on this machine, beside the raw figures of the
-//! same run. Each row starts servers of its own; `cargo bench --bench table -- handoff` runs one row.
+//! `make bench`: the speed that the library promises, measured on this machine and compared with
+//! raw figures of the same run. Each row starts its own servers.
+//! `cargo bench --bench table -- handoff` runs one row.
+//!
 //! The row of the command is left out if the command has not been built with the same profile:
 //! `cargo build --release -p distlock-cli`, which `make bench` does.
 //!
-//! Under `cargo test --benches`, or with `-- --test`, every row runs for an instant and nothing is judged.
+//! With `cargo test --benches` or `-- --test`, every row runs briefly and its results are ignored.
 
 #[path = "table/blocks.rs"]
 mod blocks;
@@ -43,12 +45,12 @@ use std::{
 };
 
 use distlock_test_support as support;
-use report::{Line, Table};
+use report::{Figure, Table};
 use support::WorkerSide;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// How much is done: enough to judge by, or just enough to see that it works.
+/// How much to measure: enough for a result, or just enough to see that the benchmark works.
 #[derive(Clone, Copy)]
 enum Scale {
     Full,
@@ -64,7 +66,7 @@ impl Scale {
     }
 }
 
-type Row = fn(Scale) -> Result<Vec<Line>>;
+type Row = fn(Scale) -> Result<Vec<Figure>>;
 
 const ROWS: [(&str, Row); 15] = [
     ("uncontended", uncontended::row),
@@ -90,16 +92,20 @@ fn main() -> ExitCode {
     }
     let args: Vec<String> = std::env::args().skip(1).collect();
     let is_flag = |flag: &str| args.iter().any(|arg| arg == flag);
-    // Only `cargo bench` says `--bench`.
+    // Only `cargo bench` passes `--bench`.
     let scale = if is_flag("--bench") && !is_flag("--test") { Scale::Full } else { Scale::Brief };
     let names: Vec<&String> = args.iter().filter(|arg| !arg.starts_with('-')).collect();
-    let wanted = |row: &str| names.is_empty() || names.iter().any(|name| row.starts_with(name.as_str()));
-    let rows: Vec<_> = ROWS.into_iter().filter(|(name, _)| wanted(name)).collect();
+    let is_selected =
+        |row: &str| names.is_empty() || names.iter().any(|name| row.starts_with(name.as_str()));
+    let rows: Vec<_> = ROWS.into_iter().filter(|(name, _)| is_selected(name)).collect();
     match scale {
-        // A filter that was meant for the tests may match nothing in here.
-        Scale::Brief => try_out(&rows),
+        // A filter for the tests need not match any row.
+        Scale::Brief => try_all(&rows),
         Scale::Full if rows.is_empty() => {
-            eprintln!("there is no row {names:?}, only {}", ROWS.map(|(name, _)| name).join(", "));
+            eprintln!(
+                "no row matches {names:?}; the rows are {}",
+                ROWS.map(|(name, _)| name).join(", ")
+            );
             ExitCode::from(2)
         }
         Scale::Full => measure_all(&rows),
@@ -112,8 +118,8 @@ fn measure_all(rows: &[(&'static str, Row)]) -> ExitCode {
     let mut failed = false;
     for (name, row) in rows {
         eprintln!("measuring {name} ...");
-        match run_and_watch(*row) {
-            Ok((lines, others)) => table.add(name, lines, others),
+        match measure_with_load(*row) {
+            Ok((figures, others)) => table.add(name, figures, others),
             Err(error) => {
                 table.add_failed(name, &error.to_string());
                 failed = true;
@@ -121,21 +127,23 @@ fn measure_all(rows: &[(&'static str, Row)]) -> ExitCode {
         }
     }
     let selection: String = rows.iter().map(|(name, _)| format!(" {name}")).collect();
-    let selection = if rows.len() == ROWS.len() { String::new() } else { format!(" --{selection}") };
-    println!("\n{table}\nagain: cargo bench --bench table{selection}");
+    let selection =
+        if rows.len() == ROWS.len() { String::new() } else { format!(" --{selection}") };
+    println!("\n{table}\nTo repeat: cargo bench --bench table{selection}");
     if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// Also tells what share of all cores other programs used meanwhile: the figures are worth the less the more it is.
-fn run_and_watch(row: Row) -> Result<(Vec<Line>, f64)> {
-    let (started, others) = (measure::now(), measure::cpu_of_others()?);
-    let lines = run(row, Scale::Full)?;
-    let others = measure::cpu_of_others()?.saturating_sub(others);
+/// Also returns the share of all cores that other programs used meanwhile. If it is high, the
+/// figures are not reliable.
+fn measure_with_load(row: Row) -> Result<(Vec<Figure>, f64)> {
+    let (started, others) = (measure::now(), measure::cpu_of_other_processes()?);
+    let figures = run(row, Scale::Full)?;
+    let others = measure::cpu_of_other_processes()?.saturating_sub(others);
     let cores = report::cores() as f64;
-    Ok((lines, others.as_secs_f64() / (measure::now() - started).as_secs_f64() / cores))
+    Ok((figures, others.as_secs_f64() / (measure::now() - started).as_secs_f64() / cores))
 }
 
-fn try_out(rows: &[(&'static str, Row)]) -> ExitCode {
+fn try_all(rows: &[(&'static str, Row)]) -> ExitCode {
     let mut failed = false;
     for (name, row) in rows {
         match run(*row, Scale::Brief) {
@@ -149,19 +157,20 @@ fn try_out(rows: &[(&'static str, Row)]) -> ExitCode {
     if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-fn run(row: Row, scale: Scale) -> Result<Vec<Line>> {
-    // A row that fails must not keep the others from being measured.
-    catch_unwind(AssertUnwindSafe(|| row(scale))).unwrap_or_else(|_| Err("it panicked, see above".into()))
+fn run(row: Row, scale: Scale) -> Result<Vec<Figure>> {
+    // A row that fails must not prevent the others from being measured.
+    catch_unwind(AssertUnwindSafe(|| row(scale)))
+        .unwrap_or_else(|_| Err("panicked, see above".into()))
 }
 
-/// The life of a child process.
+/// Runs a child process.
 fn work(side: &WorkerSide) -> ExitCode {
     let done = match side.role() {
         contention::ROLE => contention::work(side),
         waiting::ROLE => waiting::work(side),
         renewal::ROLE => renewal::work(side),
         memory::ROLE => memory::work(side),
-        role => Err(format!("there is no role {role}").into()),
+        role => Err(format!("unknown role {role}").into()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

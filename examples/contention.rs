@@ -1,5 +1,6 @@
-//! Several processes want one lock, and at no instant do two of them believe that they hold it: not even when some
-//! are killed, or stopped for longer than the lock lasts, while they hold it or wait for it.
+//! Several processes compete for one lock, and no two of them ever hold it at once. This is true
+//! even if some are killed, or stopped for longer than the ttl, while they hold the lock or wait
+//! for it.
 //!
 //! Run it with `make demo`, or `make demo ARGS=--chaos`.
 
@@ -12,17 +13,19 @@ mod history;
 
 use std::{process::ExitCode, time::Duration};
 
-use demo::Stage;
+use demo::Defaults;
 
-const STAGE: Stage = Stage {
+const DEFAULTS: Defaults = Defaults {
     help: "\
-Processes that all want one lock, what they did with it, and whether two of them ever held it at once.
+Processes compete for one lock. Shows what each of them did, and whether two of them ever held
+the lock at once.
 
     make demo                     five processes, eight rounds each
-    make demo ARGS=--chaos        the same, and some are killed or stopped on the way
+    make demo ARGS=--chaos        the same, and some of them are killed or stopped
     make demo ARGS='--children 9 --rounds 20 --work 50ms'
 
-The server is the one of DISTLOCK_URL or REDIS_URL, or several with commas in between, else a private one.
+The server is the one in DISTLOCK_URL or REDIS_URL (or several, separated by commas), else a
+private one.
 ",
     nodes: 0,
     rounds: 8,
@@ -31,5 +34,5 @@ The server is the one of DISTLOCK_URL or REDIS_URL, or several with commas in be
 };
 
 fn main() -> ExitCode {
-    demo::play(&STAGE)
+    demo::run(&DEFAULTS)
 }

@@ -1,8 +1,10 @@
-//! One lock over five independent servers: two of them are killed and come back empty while processes contend for the
-//! lock, and it is given all the time, to one at a time.
+//! One lock over five independent servers. Two of them are killed and come back without their data
+//! while processes compete for the lock. The lock stays available, and has at most one holder at a
+//! time.
 //!
-//! Run it with `make demo-redlock`. A lock is held while three of the five keep it. A server that comes back has forgotten whom it
-//! gave the lock to, so its vote does not count before the longest lease has passed (quarantine).
+//! Run it with `make demo-redlock`. A holder has the lock while three of the five servers keep it.
+//! A server that comes back has forgotten who has the lock. Its vote does not count until the
+//! longest ttl has passed (the quarantine).
 
 #[path = "common/mod.rs"]
 mod common;
@@ -13,12 +15,13 @@ mod history;
 
 use std::{process::ExitCode, time::Duration};
 
-use demo::Stage;
+use demo::Defaults;
 
-const STAGE: Stage = Stage {
+const DEFAULTS: Defaults = Defaults {
     help: "\
-One lock over five private servers. Two of them are killed on the way and come back empty, and processes contend for
-the lock all the time: what they did with it, and whether two of them ever held it at once.
+One lock over five private servers, two of which are killed and come back without their data.
+Processes compete for the lock meanwhile. Shows what each of them did, and whether two of them
+ever held the lock at once.
 
     make demo-redlock                 five processes, ten rounds each
     make demo-redlock ARGS=--chaos    the same, and some processes are killed or stopped too
@@ -31,5 +34,5 @@ the lock all the time: what they did with it, and whether two of them ever held 
 };
 
 fn main() -> ExitCode {
-    demo::play(&STAGE)
+    demo::run(&DEFAULTS)
 }

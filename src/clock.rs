@@ -2,12 +2,13 @@
 //!
 //! Times come from a clock that continues while the machine is suspended: `CLOCK_BOOTTIME` on Linux
 //! and Android. `std::time::Instant` stops during a suspension, and a laptop that wakes up would
-//! treat a lock as valid that it lost hours ago. Timed waits still use the monotonic clock, so
-//! after a suspension they end late, by the time that was left to sleep. A thread that must not be
-//! late wakes up once a second to check the time. The checks of a guard are always exact.
+//! treat a lock as valid that it lost hours ago. Timed waits still use the monotonic clock, so a
+//! wait during which the machine is suspended ends late: by at most the time that was left to wait.
+//! A thread that must not be late wakes up once a second to check the time. The checks of a guard
+//! are always exact.
 //!
-//! Other systems use `Instant`. On macOS and Windows, a lock may therefore seem valid for too long
-//! after the machine was suspended.
+//! Other systems, such as macOS, use `Instant`. There, a lock may seem valid for too long after the
+//! machine was suspended.
 
 use std::time::{Duration, SystemTime};
 
@@ -145,7 +146,8 @@ pub(crate) fn wake_all(condvar: &Condvar) {
     condvar.notify_all();
 }
 
-/// Receives a message. Returns `None` if none has come by `until`, or if the sender is gone.
+/// Receives a message. Returns `None` if no message has arrived by `until`, or if the sender is
+/// gone.
 pub(crate) fn recv_until<T>(receiver: &Receiver<T>, until: Moment) -> Option<T> {
     #[cfg(feature = "testing")]
     if let Some(world) = sim::world() {
@@ -182,8 +184,8 @@ fn condvar_address(condvar: &Condvar) -> usize {
     std::ptr::from_ref(condvar).addr()
 }
 
-/// Interval at which long waits wake up, so that a suspension of the machine delays them by no more
-/// than this.
+/// Interval at which suspend-aware waits wake up, so that a suspension of the machine delays them
+/// by no more than this.
 const SUSPEND_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Maximum duration of one timed wait; otherwise the addition of a distant deadline to the clock
@@ -203,6 +205,7 @@ mod tests {
 
     /// Runs again in a time namespace that is a day ahead, as if this machine had been suspended.
     /// If no namespace can be created, the two clocks may agree, and the test shows less.
+    /// Fault: F16
     #[cfg(target_os = "linux")]
     #[test]
     fn suspended_time_counts() {
@@ -247,6 +250,8 @@ mod tests {
     }
 
     /// Timers stop while the machine is suspended.
+    ///
+    /// Fault: N123
     #[test]
     fn suspend_aware_park_wakes_early() {
         let (sender, receiver) = std::sync::mpsc::channel();

@@ -13,15 +13,16 @@ use crate::{event::HandleEvent, node::Endpoint};
 ///
 /// ```
 /// use std::time::Duration;
-/// let config = distlock::Config::new("redis://:secret@10.0.0.5:6379/0").ttl(Duration::from_secs(30));
+/// let url = "redis://:secret@10.0.0.5:6379/0";
+/// let config = distlock::Config::new(url).ttl(Duration::from_secs(30));
 /// assert!(!format!("{config:?}").contains("secret"));
 /// ```
 #[derive(Clone)]
 #[must_use]
 pub struct Config {
     urls: Vec<String>,
-    /// The environment variable whose URL is not UTF-8. It must not be ignored, because the locks
-    /// would then be taken on another server.
+    /// Environment variable whose URL is not UTF-8. Do not ignore the variable: the locks would
+    /// then be acquired on another server.
     non_utf8_variable: Option<&'static str>,
     password: Option<String>,
     prefix: String,
@@ -40,7 +41,7 @@ impl Config {
     /// `redis://[user[:password]@]host[:port][/db]`, the same with `valkey://`, or
     /// `unix:///path/to/socket[?db=0&user=…&pass=…]`.
     ///
-    /// Several URLs, separated by commas, are [nodes](Self::nodes). A URL is validated when a
+    /// Several URLs, separated by commas, are [nodes](Self::nodes). URLs are validated only when a
     /// manager is created.
     pub fn new(url: impl Into<String>) -> Config {
         Config::nodes(split_urls(&url.into()))
@@ -54,7 +55,8 @@ impl Config {
     /// in every program, because waiters queue on the first reachable node.
     ///
     /// ```
-    /// let config = distlock::Config::nodes(["redis://10.0.0.1", "redis://10.0.0.2", "redis://10.0.0.3"]);
+    /// let urls = ["redis://10.0.0.1", "redis://10.0.0.2", "redis://10.0.0.3"];
+    /// let config = distlock::Config::nodes(urls);
     /// # let _ = config;
     /// ```
     pub fn nodes<I>(urls: I) -> Config
@@ -85,15 +87,15 @@ impl Config {
         match ["DISTLOCK_URL", "REDIS_URL"].into_iter().find_map(set) {
             Some((name, url)) => match url.into_string() {
                 Ok(url) => Config::new(url),
-                // One unusable server, so that `each_node` returns one configuration.
+                // Add one URL that is never used, so that `each_node` returns one configuration.
                 Err(_) => Config { non_utf8_variable: Some(name), ..Config::nodes([""]) },
             },
             None => Config::new("redis://127.0.0.1:6379"),
         }
     }
 
-    /// Sets the password for every server whose URL has none, for secrets that are kept apart from
-    /// addresses. Defaults to no password.
+    /// Sets the password for every server whose URL has none. Use this if you keep secrets apart
+    /// from addresses. Defaults to no password.
     ///
     /// ```
     /// let config = distlock::Config::new("redis://10.0.0.5").password("secret");
@@ -106,8 +108,8 @@ impl Config {
 
     /// Sets the prefix that turns a lock name into its key. Defaults to `lock:`.
     ///
-    /// With an empty prefix, the keys are the bare names. A lock key without an expiry, which could
-    /// be any data, then never gets one.
+    /// With an empty prefix, the keys are the bare names. If distlock then finds a lock key without
+    /// an expiry, it sets none, because the key could be any program's data.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Config {
         self.prefix = prefix.into();
         self
@@ -120,19 +122,19 @@ impl Config {
         self
     }
 
-    /// Sets the maximum time for one exchange with the server, including the connect. Defaults to 1
-    /// s. For a lock with a short ttl the timeout is shorter, so that a second attempt fits
-    /// into the lease.
+    /// Sets the maximum time for one exchange with the server, including connecting. Defaults to
+    /// one second. For a lock with a short ttl the timeout is shorter, so that a second attempt
+    /// fits into the lease.
     ///
-    /// Allow for at least five round trips: a release connects and sends its request within half of
-    /// this time, so that it can do both twice.
+    /// The timeout should be at least five round trips. A release may have to connect and send its
+    /// request twice, and each try has half of this time.
     pub fn operation_timeout(mut self, timeout: Duration) -> Config {
         self.operation_timeout = timeout;
         self
     }
 
-    /// Sets how long a lock is reserved for the next waiter until that waiter confirms it. Defaults
-    /// to 1 s, and is never longer than the lease.
+    /// Sets how long a released lock stays reserved for the next waiter, until that waiter confirms
+    /// it. Defaults to one second. The ttl of the waiter's lease is an upper limit.
     ///
     /// A waiter that is connected but frozen delays the queue by this time. A waiter that cannot
     /// run within this time loses its turn.
@@ -142,36 +144,36 @@ impl Config {
     }
 
     /// Sets how long a thread busy-waits for a reply before it sleeps. Defaults to 200 µs; zero
-    /// turns it off.
+    /// turns busy-waiting off.
     ///
-    /// A thread only spins while it has sent a request to a server whose replies usually arrive
-    /// within that time, and it yields to other threads. It never spins while it waits for a
-    /// lock. No effect with several nodes.
+    /// A thread busy-waits only for replies of a server that usually replies within that time, and
+    /// yields to other threads meanwhile. It never busy-waits for a lock. With several nodes, this
+    /// setting has no effect.
     pub fn spin(mut self, longest: Duration) -> Config {
         self.spin = longest;
         self
     }
 
-    /// Sets the ttl of locks whose options do not set one: how long a lock outlives a holder that
-    /// died. Defaults to 10 s; allowed are 10 ms to 24 h. The lock is renewed every third of
-    /// the ttl.
+    /// Sets the ttl of locks whose options do not set one: how long a lock stays held if its holder
+    /// dies. From 10 ms to 24 h; defaults to 10 s. The lock is renewed every third of the ttl.
     pub fn ttl(mut self, ttl: Duration) -> Config {
         self.ttl = ttl;
         self
     }
 
-    /// Sets how long one of several nodes does not vote after a restart, including its first start.
-    /// A restarted node may have lost its data, and would grant locks that are still held.
-    ///
-    /// A node loses no votes in a restart if it writes everything to disk before it replies
-    /// (`appendonly yes`, `appendfsync always`), has no replicas, and has been up for this long
-    /// once. Managers then store the key `distlock:memory` on it; a restart with that key on
-    /// disk skips the quarantine.
+    /// Sets the quarantine: how long each of several nodes does not vote after a start. A node that
+    /// restarts may have lost its data, and would grant locks that are still held. A first start
+    /// looks like a restart.
     ///
     /// The quarantine must be at least the longest [`ttl`](Self::ttl) that any program uses on
-    /// these nodes. A lock with a longer ttl is refused. With three or more nodes, the
-    /// quarantine defaults to the ttl of this configuration. With fewer, it defaults to zero,
-    /// which turns it off: two nodes cannot spare one.
+    /// these nodes. A lock whose ttl is longer than the quarantine is refused. With three or more
+    /// nodes, the quarantine defaults to the ttl of this configuration. With fewer, it defaults to
+    /// zero, which turns it off, because two nodes cannot spare one.
+    ///
+    /// A node can skip the quarantine after a restart if it writes everything to disk before it
+    /// replies (`appendonly yes`, `appendfsync always`, `no-appendfsync-on-rewrite no`) and has no
+    /// replicas. It must have completed one quarantine with these settings. Managers then store the
+    /// key `distlock:memory` on it. A restarted node that still has this key votes at once.
     pub fn quarantine(mut self, longest_ttl: Duration) -> Config {
         self.quarantine = Some(longest_ttl);
         self
@@ -184,16 +186,16 @@ impl Config {
         self
     }
 
-    /// Adds a handler for the events of this manager's locks. Each handler receives every event, in
-    /// the order in which the handlers were added. Defaults to none; no thread for events is
-    /// started then.
+    /// Adds a handler for the events of this manager's locks. Each handler receives every event;
+    /// the handlers are called in the order in which they were added. Defaults to none, which saves
+    /// the thread for events.
     pub fn event_handler(mut self, handler: Arc<dyn HandleEvent>) -> Config {
         self.handlers.push(handler);
         self
     }
 
-    /// Returns a configuration for each single node, in order: for tools that check the nodes one
-    /// by one.
+    /// Returns one configuration for each node, in order. For tools that check the nodes one by
+    /// one.
     ///
     /// ```
     /// let nodes = distlock::Config::new("redis://10.0.0.1,redis://10.0.0.2").each_node();
@@ -228,7 +230,7 @@ impl Default for Config {
     }
 }
 
-/// Splits at the commas that are followed by another URL; a password may contain commas.
+/// Splits only at commas that are followed by another URL, because a password may contain commas.
 fn split_urls(urls: &str) -> Vec<String> {
     let mut list: Vec<String> = Vec::new();
     for piece in urls.split(',') {

@@ -14,10 +14,11 @@ pub type Result<T, E = LockError> = std::result::Result<T, E>;
 
 /// Why a call failed.
 ///
-/// "Another client holds the lock" and "the holder could not be determined" are different answers;
-/// see [`is_contended`](Self::is_contended) and [`is_unavailable`](Self::is_unavailable). After any
-/// error of a lock function, the caller does not hold the lock. If the attempt left anything on the
-/// server, it is cleaned up in the background, or expires.
+/// Callers usually distinguish two cases: another client holds the lock
+/// ([`is_contended`](Self::is_contended)), or the holder could not be determined
+/// ([`is_unavailable`](Self::is_unavailable)). After an error of a lock function, the caller does
+/// not hold the lock. If the attempt left anything on the server, it is cleaned up in the
+/// background, or expires.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum LockError {
@@ -44,8 +45,7 @@ pub enum LockError {
         server: Arc<str>,
     },
     /// The server could not be reached, did not reply in time, or is in a temporary state (loading
-    /// its data, busy with a script). Whether the operation took effect is unknown; it is safe
-    /// to try again.
+    /// its data, busy with a script). The operation may have taken effect. It is safe to try again.
     #[non_exhaustive]
     Unavailable {
         /// What was tried.
@@ -142,8 +142,8 @@ pub enum LockError {
     InitInProgress,
     /// The manager was shut down.
     Shutdown,
-    /// This process was forked from one that had created a manager. A forked child has only one of
-    /// the parent's threads, so it cannot lock.
+    /// This process was forked from a process that had created a manager. A forked child has only
+    /// one of its parent's threads, so locks cannot be renewed in it.
     Forked,
     /// The operating system could not start a thread.
     #[non_exhaustive]
@@ -190,7 +190,7 @@ impl LockError {
         matches!(self, LockError::Held { .. } | LockError::Timeout { .. })
     }
 
-    /// Returns true if the wait ended while another client held the lock.
+    /// Returns true if the caller waited, and the lock did not become free in that time.
     pub fn is_timeout(&self) -> bool {
         matches!(self, LockError::Timeout { .. })
     }
@@ -206,8 +206,8 @@ impl LockError {
         )
     }
 
-    /// Returns true if the server refused. It keeps refusing until its state or this client's
-    /// permissions change.
+    /// Returns true if the server replied with an error. The call keeps failing until the server's
+    /// state or this client's permissions change.
     pub fn is_refused(&self) -> bool {
         matches!(self, LockError::Refused { .. })
     }
@@ -217,8 +217,8 @@ impl LockError {
         matches!(self, LockError::Lost { .. })
     }
 
-    /// Returns true if the name, the options or the configuration is invalid. The same call will
-    /// fail again.
+    /// Returns true if the name, the options or the configuration is invalid. The same call always
+    /// fails.
     pub fn is_invalid(&self) -> bool {
         matches!(
             self,
@@ -228,7 +228,7 @@ impl LockError {
         )
     }
 
-    /// Returns the holder of the lock, if this error knows it.
+    /// Returns the holder of the lock, if the error contains it.
     pub fn holder(&self) -> Option<&Holder> {
         match self {
             LockError::Held { holder, .. } => Some(holder),
@@ -238,7 +238,7 @@ impl LockError {
         }
     }
 
-    /// Returns the reply of each of several nodes, if this error knows them.
+    /// Returns the replies of several nodes, if the error contains them; otherwise an empty slice.
     pub fn nodes(&self) -> &[NodeAnswer] {
         match self {
             LockError::NoQuorum { answers, .. } => answers,
@@ -262,14 +262,23 @@ impl fmt::Display for LockError {
                 write!(f, "lock {} is held by {holder} (according to {server})", Quoted(name))
             }
             LockError::Timeout { name, holder, waited, server } => {
-                write!(f, "lock {} did not become free within {}: ", Quoted(name), HumanDuration(*waited))?;
+                write!(
+                    f,
+                    "lock {} did not become free within {}: ",
+                    Quoted(name),
+                    HumanDuration(*waited)
+                )?;
                 match holder {
                     Some(holder) => write!(f, "it is held by {holder} (according to {server})"),
                     None => write!(f, "its holder is unknown, because {server} did not reply"),
                 }
             }
             LockError::Unavailable { action, name, server, cause } => {
-                write!(f, "could not {action} {} at {server}: {cause}; try again later", Subject(name))
+                write!(
+                    f,
+                    "could not {action} {} at {server}: {cause}; try again later",
+                    Subject(name)
+                )
             }
             LockError::PoolExhausted { action, name, server, pool_size } => write!(
                 f,
@@ -278,12 +287,20 @@ impl fmt::Display for LockError {
                 Subject(name)
             ),
             LockError::Refused { action, name, server, code, message } => {
-                write!(f, "could not {action} {}: {server} refused with {code} {message}", Subject(name))?;
+                write!(
+                    f,
+                    "could not {action} {}: {server} refused with {code} {message}",
+                    Subject(name)
+                )?;
                 advice(code, message).map_or(Ok(()), |advice| write!(f, " ({advice})"))
             }
             LockError::NoQuorum { action, name, needed, answers } => {
                 let nodes = answers.len();
-                write!(f, "could not {action} {}: needs {needed} of {nodes} nodes (", Subject(name))?;
+                write!(
+                    f,
+                    "could not {action} {}: needs {needed} of {nodes} nodes (",
+                    Subject(name)
+                )?;
                 write!(f, "{})", AnswerList(answers))
             }
             LockError::WrongType { name, key, server } => write!(
@@ -298,28 +315,33 @@ impl fmt::Display for LockError {
             LockError::InvalidConfig { reason } => write!(f, "invalid configuration: {reason}"),
             LockError::Lost { name, why } => write!(f, "lock {} is lost: {why}", Quoted(name)),
             LockError::AlreadyInitialized => f.write_str(
-                "the process-wide manager already exists and was not changed; call RedisMgr::init before the first \
-                 RedisMgr::instance, or create a separate manager with RedisMgr::new",
+                "the process-wide manager already exists and was not changed; call RedisMgr::init \
+                 before the first RedisMgr::instance, or create a separate manager with \
+                 RedisMgr::new",
             ),
             LockError::InitInProgress => f.write_str(
-                "this thread is creating the process-wide manager, and cannot use it yet; do not call RedisMgr::instance from a logger",
+                "this thread is creating the process-wide manager, and cannot use it yet; do not \
+                 call RedisMgr::instance from a logger",
             ),
             LockError::Shutdown => f.write_str("the lock manager has been shut down"),
             LockError::Forked => f.write_str(
-                "this process was forked from one that had created a lock manager, so it cannot lock; fork before creating \
-                 the first manager, or call exec in the child",
+                "this process was forked from one that had created a lock manager, so it cannot \
+                 lock; fork before creating the first manager, or call exec in the child",
             ),
-            LockError::NoThread { purpose, cause } => write!(f, "could not start a thread for the {purpose}: {cause}"),
+            LockError::NoThread { purpose, cause } => {
+                write!(f, "could not start a thread for the {purpose}: {cause}")
+            }
         }
     }
 }
 
 /// What to do about an error of the server, if known.
 fn advice(code: &str, message: &str) -> Option<&'static str> {
-    // The wording of Redis, then that of Valkey.
+    // The first text is from Redis, the second from Valkey.
     if message.contains("one of the keys") || message.contains("permissions to access a key") {
         return Some(
-            "grant the permissions listed in the README, here access to the keys of the prefix and to distlock:*",
+            "grant the permissions listed in the README, here access to the keys of the prefix \
+             and to distlock:*",
         );
     }
     // A permission that is missing inside a script is reported as a plain ERR.
@@ -332,12 +354,14 @@ fn advice(code: &str, message: &str) -> Option<&'static str> {
     }
     if message.contains("nknown command") || message.contains("Unknown Redis command") {
         return Some(
-            "use Redis 6.2 or newer, or any Valkey, and do not rename the commands listed in the README",
+            "use Redis 6.2 or newer, or any Valkey, and do not rename the commands listed in the \
+             README",
         );
     }
     match code {
         "DENIED" => Some(
-            "set a password on the server, or turn off its protected-mode if only trusted clients can reach it",
+            "set a password on the server, or turn off its protected-mode if only trusted clients \
+             can reach it",
         ),
         "NOAUTH" => Some("put a password into the URL"),
         "WRONGPASS" => Some("check the user and the password in the URL"),

@@ -12,11 +12,11 @@ use crate::{
 /// Handles the events of a manager's locks. All methods do nothing by default.
 ///
 /// Set a handler with [`Config::event_handler`](crate::Config::event_handler). A handler that
-/// panics or blocks never costs a held lock:
+/// panics or blocks never causes the loss of a lock:
 ///
 /// * `attempted`, `acquired`, `released`, `timed_out` and `failed` are called on the thread that
-///   locks or unlocks, in order, while no request of it is in flight. Time spent in them delays the
-///   caller. A lock is already being renewed when `acquired` is called.
+///   locks or unlocks, in order, while no request of that thread is in flight. Time spent in them
+///   delays the caller. A lock is already being renewed when `acquired` is called.
 /// * All other methods are called one after the other on a thread of their own, `distlock-events`,
 ///   slightly later. Its queue holds 1,024 events. Further events are dropped, and counted in
 ///   [`Metrics::events_dropped`](crate::Metrics::events_dropped). Events of the two groups may
@@ -108,7 +108,7 @@ pub trait HandleEvent: Send + Sync + fmt::Debug {
     }
 
     /// A connection to a server that was unreachable, or whose connection had broken, was
-    /// established again. Called once, for the first new connection.
+    /// established again. Called once per outage, for the first new connection.
     fn reconnected(&self, event: &ReconnectedEvent<'_>) {
         let _ = event;
     }
@@ -202,7 +202,7 @@ event! {
         lock: &'a str,
         /// The identifier of the acquisition.
         id: &'a LockId,
-        /// The reason, as a part of a sentence.
+        /// The reason, as a phrase without a full stop.
         why: &'a str,
         /// The time left until the lease expires.
         remaining: Duration,
@@ -248,8 +248,8 @@ event! {
         token: FencingToken,
         /// The time from the acquisition to the release.
         held: Duration,
-        /// True if the server confirmed the release. Otherwise it is retried in the background, or the lock
-        /// expires.
+        /// True if the server confirmed the release. Otherwise it is retried in the background, or
+        /// the lock expires.
         confirmed: bool,
     }
 }
@@ -299,7 +299,8 @@ event! {
         server: &'a str,
         /// True if the node runs another server process than before: it was restarted or replaced.
         replaced: bool,
-        /// How long the node does not vote, because it may have lost locks; `None` if it votes.
+        /// The time for which the node does not vote, because it may have lost locks; `None` if it
+        /// votes.
         quarantine: Option<Duration>,
     }
 }

@@ -1,7 +1,7 @@
-//! Forked children. A child has a copy of all memory, but only one thread. Locks held by the other
-//! threads stay locked, and `parking_lot` can loop for ever, because its table of parked threads
-//! contains threads that do not exist. Therefore a child of a process that has created a manager
-//! must not use it, and cannot create another.
+//! Forked children. A child has a copy of all memory, but only one thread. Mutexes that the other
+//! threads held stay locked, and `parking_lot` can loop forever, because its table of parked
+//! threads contains threads that do not exist. Therefore a child of a process that has created a
+//! manager must not use that manager, and cannot create another.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -39,6 +39,7 @@ impl OwnerProcess {
 mod tests {
     use super::*;
 
+    /// Fault: F10
     #[test]
     fn only_the_first_process_can_claim() {
         let owner = OwnerProcess(AtomicU32::new(0));

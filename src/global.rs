@@ -1,5 +1,6 @@
-//! `FallibleOnce`: a value that is created once per process. No lock is held while it is created,
-//! because that may use the network, and may call user code that asks for the value.
+//! `FallibleOnce`: a value that is created once per process. No mutex is held while the value is
+//! created, because creating it may use the network, and may call user code that asks for the
+//! value.
 
 use std::{
     sync::OnceLock,
@@ -117,6 +118,7 @@ mod tests {
         assert_eq!(*one.get_or_try_init(|| Ok(3)).unwrap(), 1);
     }
 
+    /// Fault: N53
     #[test]
     fn recursive_initialization_is_an_error() {
         let one = FallibleOnce::new();

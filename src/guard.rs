@@ -1,4 +1,4 @@
-//! `LockGuard`: the user's handle on a lease. Dropping it releases the lock.
+//! `LockGuard`: the user's handle for a lease. Dropping it releases the lock.
 
 use std::{
     fmt,
@@ -26,10 +26,10 @@ use crate::{
 ///
 /// # Validity
 ///
-/// The server can take a lock away while its holder is paused, cut off or slow, and nothing can
+/// A lock can expire on the server while its holder is paused, cut off or slow, and nothing can
 /// notify the holder in time. So the guard considers its lease valid only until a local deadline,
 /// counted from before the last confirmed request was sent. [`is_held`](Self::is_held) compares
-/// that deadline with the clock. The answer is exact even if no other thread of the process has run
+/// that deadline with the clock. The result is exact even if no other thread of the process has run
 /// for hours.
 ///
 /// Check the guard before each step that must not happen twice. Where the resource can check it,
@@ -61,7 +61,7 @@ use crate::{
 #[must_use = "if unused, the lock is released at once"]
 pub struct LockGuard {
     lease: Arc<Lease>,
-    /// `None` only while the guard is being dropped; so is `service`.
+    /// `None` once the guard has been released or dropped; the same holds for `manager`.
     registration: Option<Registration>,
     manager: Option<Arc<ManagerHandle>>,
 }
@@ -177,7 +177,7 @@ impl LockGuard {
         let (registration, manager) = (self.registration.take()?, self.manager.take()?);
         let held = HeldLock { lease: self.lease.clone(), registration };
         if fork::is_forked_child() {
-            // The child must not touch any of it, not even to free it.
+            // The child must not touch these values, not even to free them.
             std::mem::forget((held, manager));
             return None;
         }
@@ -201,7 +201,7 @@ impl Drop for LockGuard {
 }
 
 /// Releases a lock within one operation timeout. The last guard of a manager also shuts the manager
-/// down, and therefore reserves half of the time. Returns `None` if the manager was shut down
+/// down, and reserves half of the time for that. Returns `None` if the manager was shut down
 /// before.
 fn release_and_maybe_shut_down<T>(
     manager: Arc<ManagerHandle>,
@@ -219,7 +219,7 @@ fn release_and_maybe_shut_down<T>(
     Some(released)
 }
 
-// A panic can leave neither type in a broken state: no lock inside stays held across user code.
+// A panic cannot leave a guard in a broken state: no mutex inside is held while user code runs.
 impl UnwindSafe for LockGuard {}
 impl RefUnwindSafe for LockGuard {}
 

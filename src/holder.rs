@@ -12,8 +12,8 @@ use crate::{
     node_answer::NodeAnswer,
 };
 
-/// The holder of a lock: its identity, since when, and for how much longer. This is a snapshot, and
-/// may be outdated by the time it is read.
+/// The holder of a lock: its identity, how long it has held the lock, and the time left. This is a
+/// snapshot, and may be outdated by the time it is read.
 ///
 /// A holder may use another library: any client that follows `SET key id NX PX ttl` competes for
 /// the same lock. For such a client, only the raw [`id`](Self::id) and the time left are known.
@@ -85,7 +85,7 @@ impl Holder {
         &self.id
     }
 
-    /// The first 512 bytes of the lock key, unchanged.
+    /// Returns the first 512 bytes of the value of the lock key, unchanged.
     pub(crate) fn id_bytes(&self) -> &[u8] {
         self.raw.as_deref().unwrap_or(self.id.as_bytes())
     }
@@ -118,7 +118,7 @@ impl Holder {
     /// Returns the local time at which the lock was acquired: the current time minus
     /// [`held_for`](Self::held_for). For display, not for arithmetic.
     ///
-    /// `None` also if that is before 1970, because a clock is wrong.
+    /// Also `None` if that time is before 1970, because a clock is wrong.
     pub fn since(&self) -> Option<SystemTime> {
         // A token written by another client can make the age impossibly large.
         clock::wall_clock()
@@ -127,7 +127,7 @@ impl Holder {
     }
 
     /// Returns the time until the lock expires unless it is renewed; `None` if the key has no
-    /// expiry, or if it is unknown.
+    /// expiry, or if its expiry is unknown.
     pub fn ttl_left(&self) -> Option<Duration> {
         self.ttl_left
     }

@@ -1,5 +1,5 @@
-//! The parts of a manager and how they work together. [`ManagerInner::acquire`] and
-//! [`ManagerInner::release`] are the whole life of a lock.
+//! The parts of a manager and how they work together. A lock begins in [`ManagerInner::acquire`]
+//! and ends in [`ManagerInner::release`].
 
 mod by_id;
 mod release;
@@ -30,13 +30,14 @@ use crate::{
     lease::Lease,
     lock_info::LockInfo,
     metrics::Metrics,
-    node::requests::InspectReply,
+    node::requests_and_replies::InspectReply,
     observer::{HoldSpan, Observer, WaitSpan},
     redlock::{AskError, Lookup, PooledConnections, Redlock, join_labels},
     renewer::{LockRenewer, Registration, RenewalPlan},
 };
 
-/// Shared by the clones of a manager and its guards. Shuts down when the last of them is dropped.
+/// Handle that the clones of a manager and its guards share. Shuts the manager down when the last
+/// of them is dropped.
 pub(crate) struct ManagerHandle {
     /// Empty only while the handle is being dropped.
     inner: Option<ManagerInner>,
@@ -49,9 +50,9 @@ pub(crate) struct ManagerInner {
     redlock: Arc<Redlock>,
     acquirer: Acquirer,
     renewer: LockRenewer,
-    /// Time of the shutdown.
+    /// Time of the shutdown; empty before it.
     closed: OnceLock<Moment>,
-    /// Locks whose holders only keep an id.
+    /// Locks without a guard, by the id that `acquire_lock` returned.
     by_id: Mutex<HashMap<String, IdEntry>>,
 }
 
@@ -63,8 +64,8 @@ pub(crate) struct HeldLock {
 }
 
 impl ManagerHandle {
-    /// Starts the threads. Several nodes are connected to and validated here; a single server is
-    /// connected to when it is first needed.
+    /// Starts the threads. Connects to several nodes here, to validate them. Connects to a single
+    /// server only when it is first needed.
     pub(crate) fn start(config: ValidatedConfig) -> Result<ManagerHandle> {
         static STARTED: AtomicU64 = AtomicU64::new(0);
         let no_thread = |purpose| move |cause| LockError::NoThread { purpose, cause };
@@ -109,8 +110,8 @@ impl ManagerHandle {
         self.number
     }
 
-    /// Returns the metrics; empty in a forked child, where a thread that does not exist there may
-    /// hold their lock.
+    /// Returns the metrics. They are empty in a forked child: their mutex may have been locked by
+    /// another thread of the parent, which does not exist in the child.
     pub(crate) fn metrics(&self) -> Metrics {
         match &self.inner {
             Some(inner) if !fork::is_forked_child() => inner.redlock.observer().metrics(),
@@ -133,12 +134,12 @@ impl ManagerHandle {
         }
     }
 
-    /// Returns the parts, to finish what was begun before a shutdown. `None` in a forked child.
+    /// Returns the parts, for an operation that began before a shutdown. `None` in a forked child.
     pub(crate) fn inner_unless_forked(&self) -> Option<&ManagerInner> {
         self.inner.as_ref().filter(|_| !fork::is_forked_child())
     }
 
-    /// Shuts down within `timeout`, because the last owner is gone.
+    /// Shuts down within `timeout`. For the owner of the last reference.
     pub(crate) fn shut_down_within(mut self, timeout: Duration) {
         self.close(Some(timeout));
     }
@@ -187,7 +188,7 @@ impl ManagerInner {
         clock::now().saturating_add(self.redlock.operation_timeout())
     }
 
-    /// Acquires a lock: from its name to a lease that the renewer keeps.
+    /// Acquires a lock, and registers its lease with the renewer.
     pub(crate) fn acquire(&self, name: &str, options: &LockOptions) -> Result<HeldLock> {
         let params = self.config.resolve(options)?;
         let claim = Claim { key: self.key(name)?, id: generate_lock_id(), ttl: params.ttl };
@@ -242,8 +243,8 @@ impl ManagerInner {
                 Ok(HeldLock { lease, registration })
             }
             None => {
-                // Shut down meanwhile. Release the lock as if it had never been held, or let it
-                // expire.
+                // The manager was shut down meanwhile. Try to release the lock. If that fails, the
+                // lock expires.
                 let _ = self.release_lease(&lease, true, left()).0;
                 observer.not_acquired(name, &lease.claim.id, waited, &LockError::Shutdown);
                 Err(LockError::Shutdown)
@@ -309,7 +310,8 @@ impl ManagerInner {
         let thread_ended = self.renewer.stop(clock::now().saturating_add(timeout));
         drop(entries);
         self.redlock.close();
-        // Otherwise the renewer's thread still has losses to report, and then closes the observer.
+        // If the renewer's thread has not ended, it still has losses to report, and closes the
+        // observer after that.
         if thread_ended {
             self.redlock.observer().close();
         }

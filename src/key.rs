@@ -26,7 +26,8 @@ impl LockKey {
         if bytes > MAX_NAME_BYTES {
             return Err(LockError::InvalidName {
                 reason: format!(
-                    "the name has {} bytes, {bytes} with its prefix; the limit is {MAX_NAME_BYTES} (use a hash of the name)",
+                    "the name has {} bytes, {bytes} with its prefix; the limit is \
+                     {MAX_NAME_BYTES} (use a hash of the name)",
                     name.len()
                 ),
             });
@@ -35,7 +36,8 @@ impl LockKey {
         if lock.starts_with(RESERVED_PREFIX) {
             return Err(LockError::InvalidName {
                 reason: format!(
-                    "its key would begin with {RESERVED_PREFIX}, which is reserved for queues and tokens"
+                    "its key would begin with {RESERVED_PREFIX}, which is reserved for queues and \
+                     tokens"
                 ),
             });
         }
@@ -60,11 +62,11 @@ impl LockKey {
         self.auxiliary_key("distlock:fence:{", "distlock:fence::")
     }
 
-    /// No lock key begins like these keys, so no name can collide with an auxiliary key of another
-    /// lock.
+    /// Returns the parts of a key that no lock key can equal, because lock keys never begin with
+    /// `distlock:`.
     ///
     /// The braces put all keys of a lock into one cluster slot. A name that contains a hash tag
-    /// keeps it, behind two colons: `{a}` and `a` are different names and must not share keys.
+    /// keeps it and is put behind two colons: the names `{a}` and `a` must not share keys.
     fn auxiliary_key<'a>(&'a self, tagging: &'a str, tagged: &'a str) -> [&'a str; 3] {
         if has_hash_tag(&self.lock) { [tagged, &self.lock, ""] } else { [tagging, &self.lock, "}"] }
     }
@@ -137,6 +139,7 @@ mod tests {
     }
 
     proptest! {
+        /// Fault: F68
         #[test]
         fn different_names_never_share_a_key(
             prefix in "(lock:)?",

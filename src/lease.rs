@@ -18,8 +18,8 @@ use crate::{
     token::FencingToken,
 };
 
-/// Interval at which a renewal also extends the life of the fencing token, which the server keeps
-/// for a day. Short enough for a lease of a day, which is renewed every eight hours.
+/// Interval at which a renewal also extends the expiry of the fence key, which is a day. Short
+/// enough for a ttl of a day, whose renewals are eight hours apart.
 const TOKEN_REFRESH_INTERVAL: Duration = Duration::from_secs(6 * 3_600);
 
 /// Deadline of a lease that has ended; earlier than any other time.
@@ -33,13 +33,13 @@ pub(crate) struct Lease {
     pub(crate) hold: HoldSpan,
     /// The end has been reported to the event handlers.
     end_reported: AtomicBool,
-    /// Queue entry that the release must remove, because it may still be queued or be added by a
-    /// late request; or empty.
+    /// Queue entry that the release must remove, because it may still be in the queue, or a late
+    /// request may add it; empty if there is none.
     pub(crate) queue_entry: String,
     /// Nodes that may hold the lock.
     may_hold: AtomicNodeSet,
-    /// Deadline in nanoseconds. Only written while `end` is locked, so that a deadline which was
-    /// seen to have passed never moves.
+    /// Deadline in nanoseconds. Written only while `end` is locked, so that it never moves after a
+    /// thread has ended the lease because of it.
     deadline: AtomicU64,
     /// How the lease ended. The mutex guards the transition from held to ended.
     end: Mutex<Option<LeaseEnd>>,
@@ -81,7 +81,7 @@ impl Lease {
             return true;
         }
         self.expire(now);
-        // A confirmation may have come just before.
+        // A renewal may have been confirmed since the first check.
         now < self.deadline()
     }
 
@@ -90,8 +90,8 @@ impl Lease {
         Moment::from_nanos(self.deadline.load(Ordering::Acquire))
     }
 
-    /// Whether a renewal at `now` should extend the life of the token too: none has been confirmed
-    /// yet in the current interval of the hold.
+    /// Whether a renewal at `now` should also extend the expiry of the fence key: no renewal has
+    /// been confirmed yet in the current interval of the hold.
     pub(crate) fn should_refresh_token(&self, now: Moment) -> bool {
         let confirmed = self.deadline().saturating_sub(self.claim.ttl);
         let interval_of = |at| self.hold.held(at).as_secs() / TOKEN_REFRESH_INTERVAL.as_secs();
@@ -113,20 +113,20 @@ impl Lease {
         self.end.lock().clone()
     }
 
-    /// Returns true for the first caller, who must then report how the lease ended.
+    /// Returns true for the first caller only, which must then report how the lease ended.
     pub(crate) fn take_reporting_duty(&self) -> bool {
         !self.end_reported.swap(true, Ordering::AcqRel)
     }
 
     /// Sets the deadline to the time until which a quorum keeps the lock. Returns false and changes
-    /// nothing if the lease has ended, or has expired at `now`. The deadline can move back: nodes
-    /// may report that they have lost a lock they had confirmed.
+    /// nothing if the lease has ended, or has expired at `now`. The deadline can move back, because
+    /// nodes may report that they have lost a lock that they had confirmed.
     pub(crate) fn update_deadline(&self, deadline: Moment, now: Moment) -> bool {
         let end = self.end.lock();
         if end.is_some() || now >= self.deadline() {
             return false;
         }
-        // Zero would mean that the lease has ended, although it has no reason yet.
+        // Do not store zero, which marks a lease that has ended.
         self.deadline.store(deadline.as_nanos().max(1), Ordering::Release);
         true
     }
@@ -154,8 +154,8 @@ impl Lease {
         true
     }
 
-    /// Channel that receives the reason of a loss, once. A release disconnects it without a
-    /// message.
+    /// Returns the channel that receives the reason of a loss, once. A release disconnects the
+    /// channel without a message.
     pub(crate) fn lost(&self) -> &Receiver<LockLost> {
         let channel = self.loss_channel.get_or_init(|| {
             let (sender, receiver) = bounded(1);
@@ -223,6 +223,7 @@ mod tests {
         Lease::new(claim, &grant, HoldSpan::starting_at(at(0)))
     }
 
+    /// Fault: F16
     #[test]
     fn lease_expires_at_its_deadline_for_good() {
         let lease = lease(100);
@@ -302,6 +303,7 @@ mod tests {
         assert!(shown.contains("LockKey(\"x\")") && shown.contains("Gone"), "{shown}");
     }
 
+    /// Fault: N88
     #[test]
     fn token_refreshed_once_per_interval() {
         let hours = |hours: u64| at(hours * 3_600_000_000_000);

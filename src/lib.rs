@@ -2,13 +2,13 @@
 //!
 //! A lock has a name, and each name has at most one holder across threads, processes and machines.
 //! Other callers wait in a queue, first in, first out, and are woken when it is their turn. If a
-//! holder dies, its lock expires. If a holder is paused or cut off, it can tell exactly when it
-//! must stop relying on the lock. Clients in other languages that use `SET key id NX PX ttl`, and
-//! compare the value before they delete the key, compete for the same locks correctly.
+//! holder dies, its lock expires. A holder that is paused or cut off knows exactly when it must
+//! stop relying on the lock. Clients in other languages can safely compete for the same locks if
+//! they acquire with `SET key id NX PX ttl`, and release with compare-and-delete.
 //!
 //! # Guide
 //!
-//! Take a lock, work, and drop the guard:
+//! Acquire a lock, work, and drop the guard:
 //!
 //! ```no_run
 //! use distlock::RedisMgr;
@@ -37,9 +37,9 @@
 //! # }
 //! ```
 //!
-//! A background thread renews the lock while its guard lives. The ttl therefore only decides how
-//! long a lock outlives a holder that died. But renewals can fail, and processes can be paused.
-//! Check the guard before each step that must not happen twice:
+//! A background thread renews the lock while its guard is alive. The ttl therefore only decides how
+//! long a lock outlives a holder that died. But renewals can fail, and processes can be paused. So
+//! check the guard before each step that must not happen twice:
 //!
 //! ```no_run
 //! # use distlock::RedisMgr;
@@ -58,8 +58,8 @@
 //! ```
 //!
 //! There is always a gap between a check and the action after it. If a late write would do harm,
-//! send the [fencing token](LockGuard::fencing_token) with it, and let the resource reject any
-//! token smaller than the largest it has seen:
+//! send the [fencing token](LockGuard::fencing_token) with each write, and let the resource reject
+//! any token smaller than the largest it has seen:
 //!
 //! ```sql
 //! UPDATE orders SET state = 'paid', fence = :token WHERE id = 42 AND fence <= :token
@@ -77,7 +77,7 @@
 //! # fn main() -> distlock::Result<()> {
 //! # let mgr = RedisMgr::instance()?;
 //! for lock in mgr.locks("orders:*")? {
-//!     println!("{lock}"); // the holder, how long it has held the lock, and how many wait
+//!     println!("{lock}"); // the holder, the age of the lock, and the number of waiters
 //! }
 //! println!("{}", mgr.metrics()); // counters and timings of this manager, as a table
 //! # Ok(())
@@ -87,8 +87,8 @@
 //! A [`HandleEvent`] set by [`Config::event_handler`] is called for each event of a lock:
 //! attempted, contended, acquired, renewed, renewal overdue, lost, released. The feature `metrics`
 //! exports counters and timings through the [`metrics`](https://docs.rs/metrics) facade. The feature
-//! `tracing` emits a span for each wait and each hold. The command `distlock` (package
-//! `distlock-cli`) lists locks, shows them live, releases them, and runs programs under a lock.
+//! `tracing` emits a span for each wait and each hold. The `distlock` command (package
+//! `distlock-cli`) lists locks, shows them live, releases them, and runs commands under a lock.
 //!
 //! # How it works
 //!
@@ -96,13 +96,13 @@
 //! must be atomic is a short script on the server. A client that finds the lock taken appends an
 //! entry to the lock's queue, which is a list. A release pops entries until it finds a waiter
 //! whose process is still subscribed, sets the key to that waiter's id, and publishes a grant
-//! message on that manager's pub/sub channel. So a release wakes exactly one thread, a waiter
-//! neither polls nor occupies a pooled connection, and a dead waiter delays nobody.
+//! message on that manager's pub/sub channel. So a release wakes exactly one thread, a waiter sends
+//! few requests and uses no pooled connection, and a dead waiter delays nobody.
 //!
 //! A manager runs two threads: the lock renewer, which renews all locks of the manager in batches
 //! over its own connection, and a worker of the connection pool. An event handler adds a third
-//! thread. Short-lived threads connect to several nodes, and for renewals. Grant messages need no
-//! thread: one of the waiting threads reads the subscription for all of them.
+//! thread. Short-lived threads open connections for renewals, and to several nodes. Grant messages
+//! need no thread: one of the waiting threads reads the subscription for all of them.
 //!
 //! A guard considers its lease valid until a local deadline: the moment *before* the last confirmed
 //! request was sent, plus the ttl, minus a margin for clock drift (1 % of the ttl, plus 2 ms). The
@@ -111,27 +111,27 @@
 //!
 //! # Several nodes
 //!
-//! [`Config::nodes`] does the same over several independent servers (Redlock). A lock is held
+//! With [`Config::nodes`], each lock is kept on several independent servers (Redlock). It is held
 //! while more than half of the nodes keep it, so a minority of them may be unreachable, stopped or
-//! restarted. All nodes are asked at once. Waiters queue on one node, and on the next if that one
-//! fails. A token is returned only once a quorum has stored it. [`LockError::NoQuorum`] and
-//! [`Holder::nodes`] report what each node replied.
+//! restarted. All nodes are asked at once. Waiters queue on one node. If that node fails, they
+//! queue on the next. A token is returned only once a quorum has stored it. [`LockError::NoQuorum`]
+//! and [`Holder::nodes`] report what each node replied.
 //!
 //! # Limits
 //!
 //! * *Exclusion over one server* holds while that server keeps its data and its clock runs evenly.
-//!   A server can grant a held lock again after it restarts empty, is flushed, evicts keys (use
-//!   `maxmemory-policy noeviction`), fails over to a replica that had not received the lock, or
-//!   when its clock jumps. The first holder finds out at its next renewal, within a third of the
-//!   ttl. If the server does not reply, it finds out at the local deadline. Fencing tokens keep
-//!   rising in all these cases.
-//! * *Pauses*: code that checks the guard, is paused, and then acts, acts too late. Only a resource
-//!   that checks fencing tokens can stop it.
+//!   A server can grant a held lock again if it restarts without its data, is flushed, evicts keys
+//!   (use `maxmemory-policy noeviction`), or fails over to a replica that had not received the
+//!   lock. A jump of its clock has the same effect. The first holder finds out at its next renewal,
+//!   within a third of the ttl. If the server does not reply, the lease ends at its local deadline.
+//!   Fencing tokens keep rising in all these cases.
+//! * *Pauses*: code can check the guard, be paused, and then act too late. Only a resource that
+//!   checks fencing tokens can stop it.
 //! * *Write access*: any client that can write the keys can take or break any lock. Restrict the
 //!   key prefixes to clients you trust.
-//! * *Several nodes* ([`Config::nodes`]) must keep their data for the longest lease, or must not
-//!   vote for that long after a restart; see [`Config::quarantine`]. While locks are held, add or
-//!   remove one node at a time.
+//! * *Several nodes* ([`Config::nodes`]): a node that restarts must still have its data, or must
+//!   not vote until the longest lease has passed; see [`Config::quarantine`]. While locks are held,
+//!   add or remove one node at a time.
 //! * Redis Cluster, Sentinel and TLS are not supported yet.
 //! * *Platforms*: Linux and Android are tested. On other Unix systems the clock may stop during
 //!   suspend, and thread numbers in identifiers are those of Rust's standard library. Windows is
@@ -179,6 +179,7 @@ mod logging;
 mod acquire;
 mod clock;
 mod config;
+mod deadline;
 mod display;
 mod error;
 mod event;

@@ -10,7 +10,7 @@ use crate::{display::Quoted, holder::Holder, id::LockId, token::FencingToken};
 /// ```no_run
 /// # fn main() -> distlock::Result<()> {
 /// for lock in distlock::RedisMgr::instance()?.locks("orders:*")? {
-///     println!("{} is held by {}, {} wait", lock.name(), lock.holder(), lock.waiting());
+///     println!("{} is held by {}, {} waiting", lock.name(), lock.holder(), lock.waiting());
 /// }
 /// # Ok(())
 /// # }
@@ -78,11 +78,11 @@ impl LockInfo {
 
 impl fmt::Display for LockInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let by = if self.certain { "is held by" } else { "is on some nodes held by" };
+        let by = if self.certain { "is held by" } else { "is held on some nodes by" };
         write!(f, "lock {} {by} {}", Quoted(&self.name), self.holder)?;
         match self.waiting() {
             0 => Ok(()),
-            waiting => write!(f, "; {waiting} wait"),
+            waiting => write!(f, "; {waiting} waiting"),
         }
     }
 }
@@ -93,7 +93,7 @@ impl fmt::Display for LockInfo {
 pub enum Released {
     /// The lock was held until now, and is released.
     Released,
-    /// The lock was no longer held by any client: it had expired or was deleted.
+    /// No client held the lock any more: it had expired, or its key was deleted.
     Gone,
     /// The lock had been lost, and another client holds it; it was not changed.
     OwnedByOther(Holder),

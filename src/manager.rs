@@ -31,9 +31,9 @@ use crate::{
 /// manager lives until [`shutdown`](Self::shutdown) or the end of the process; locks that are still
 /// held at the end of the process expire.
 ///
-/// A process that forks must do so before it creates its first manager, or call `exec` in the
-/// child. A forked child of a process that has created a manager cannot use or create one: every
-/// call fails with [`LockError::Forked`].
+/// A process that forks must fork before it creates its first manager, or call `exec` in the child.
+/// If a process has created a manager, its forked children cannot use or create one: every call
+/// fails with [`LockError::Forked`].
 #[derive(Clone)]
 pub struct RedisMgr {
     handle: Arc<ManagerHandle>,
@@ -51,7 +51,8 @@ impl RedisMgr {
     /// The errors of [`new`](Self::new); a later call tries again. [`LockError::InitInProgress`] if
     /// the calling thread is itself creating the manager, for example when a logger calls this.
     pub fn instance() -> Result<&'static RedisMgr> {
-        // Check before locking: in a forked child, the thread that held this lock may not exist.
+        // Check this first: in a forked child, the mutex of `GLOBAL` may be locked by a thread that
+        // does not exist there.
         if !fork::claim_process() {
             return Err(LockError::Forked);
         }
@@ -63,8 +64,8 @@ impl RedisMgr {
     ///
     /// # Errors
     ///
-    /// [`LockError::AlreadyInitialized`] if the process-wide manager exists, or another thread
-    /// created it first; it is not changed. [`LockError::InitInProgress`] as for
+    /// [`LockError::AlreadyInitialized`] if the process-wide manager already exists, or another
+    /// thread creates it first; that manager does not change. [`LockError::InitInProgress`] as for
     /// [`instance`](Self::instance). Otherwise the errors of [`new`](Self::new).
     pub fn init(config: Config) -> Result<&'static RedisMgr> {
         if !fork::claim_process() {
@@ -73,12 +74,12 @@ impl RedisMgr {
         GLOBAL.try_init(|| RedisMgr::new(config))
     }
 
-    /// Creates a manager. Does not connect when there is a single server, so an unreachable server
-    /// is not an error here; see [`ping`](Self::ping).
+    /// Creates a manager. Does not connect if there is a single server, so an unreachable server is
+    /// not an error here; see [`ping`](Self::ping).
     ///
-    /// With [several nodes](Config::nodes), connects to all of them, which takes at most one
-    /// [operation timeout](Config::operation_timeout). It refuses replicas, and a server that is
-    /// listed under two names. An unreachable node is not an error.
+    /// With [several nodes](Config::nodes), connects to all of them. That blocks for at most one
+    /// [operation timeout](Config::operation_timeout). The call fails if a node is a replica, or if
+    /// one server is listed under two addresses. An unreachable node is not an error.
     ///
     /// # Errors
     ///
@@ -92,26 +93,26 @@ impl RedisMgr {
         Ok(RedisMgr { handle: Arc::new(ManagerHandle::start(config.validate()?)?) })
     }
 
-    /// Acquires the lock; waits for its turn without a limit.
+    /// Acquires the lock. Waits without a time limit.
     ///
     /// Waiters are served first in, first out, across threads, processes and machines. A waiting
-    /// thread uses no pooled connection and sends almost nothing.
+    /// thread uses no pooled connection and sends almost no requests.
     ///
-    /// A lock is not reentrant: a thread that waits for a lock it already holds waits forever. See
+    /// The lock is not reentrant: a thread that already holds it waits forever. See
     /// [`lock_reentrant`](Self::lock_reentrant).
     ///
     /// # Errors
     ///
     /// [`LockError::Unavailable`] once the server has been unreachable for a whole lease.
     /// [`LockError::Refused`] with the code `READONLY` once the server has been a replica for a
-    /// whole lease: a former master stays one until its host name leads to the new master.
+    /// whole lease, as after a failover if the host name does not lead to the new master.
     /// Otherwise the errors of [`lock_with`](Self::lock_with).
     pub fn lock(&self, name: &str) -> Result<LockGuard> {
         self.lock_with(name, &LockOptions::new())
     }
 
-    /// Acquires the lock if it is free; does not wait for a holder. Blocks for one round trip, at
-    /// most for one [operation timeout](Config::operation_timeout).
+    /// Acquires the lock if it is free. Does not wait for another holder. Usually blocks for one
+    /// round trip, at most for one [operation timeout](Config::operation_timeout).
     ///
     /// # Errors
     ///
@@ -121,8 +122,8 @@ impl RedisMgr {
         self.lock_with(name, &LockOptions::new().wait(Duration::ZERO))
     }
 
-    /// Acquires the lock; waits for at most `wait`, and then for at most one
-    /// [operation timeout](Config::operation_timeout) if a server does not reply.
+    /// Acquires the lock. Waits for at most `wait`. If a server does not reply, blocks for at most
+    /// one [operation timeout](Config::operation_timeout) more.
     ///
     /// # Errors
     ///
@@ -132,7 +133,7 @@ impl RedisMgr {
         self.lock_with(name, &LockOptions::new().wait(wait))
     }
 
-    /// Acquires the lock as `options` specify. Returns within their wait plus one
+    /// Acquires the lock as `options` specify. Blocks for at most [`LockOptions::wait`] plus one
     /// [operation timeout](Config::operation_timeout), whatever the server does.
     ///
     /// ```no_run
@@ -156,18 +157,19 @@ impl RedisMgr {
     ///   lock.
     /// - [`Unavailable`](LockError::Unavailable), [`NoQuorum`](LockError::NoQuorum) or
     ///   [`PoolExhausted`](LockError::PoolExhausted) if the holder could not be determined.
-    /// - [`Refused`](LockError::Refused) or [`WrongType`](LockError::WrongType) if the server or
-    ///   its data prevent the lock.
+    /// - [`Refused`](LockError::Refused) if the server replied with an error, or
+    ///   [`WrongType`](LockError::WrongType) if the key holds something that is not a lock.
     /// - [`InvalidName`](LockError::InvalidName) or [`InvalidOptions`](LockError::InvalidOptions)
     ///   if the arguments are invalid.
-    /// - [`Shutdown`](LockError::Shutdown) and [`Forked`](LockError::Forked).
+    /// - [`Shutdown`](LockError::Shutdown) after a shutdown, and [`Forked`](LockError::Forked) in a
+    ///   forked child.
     pub fn lock_with(&self, name: &str, options: &LockOptions) -> Result<LockGuard> {
         let held = self.handle.inner()?.acquire(name, options)?;
         Ok(LockGuard::new(held, self.handle.clone()))
     }
 
-    /// Acquires the lock for the calling thread, which may acquire it again; waits for its turn
-    /// without a limit. Acquiring it again costs no round trip.
+    /// Acquires the lock for the calling thread, which may then acquire it again without a round
+    /// trip. Waits without a time limit.
     ///
     /// # Errors
     ///
@@ -191,13 +193,13 @@ impl RedisMgr {
     /// Acquires the lock for code ported from a C++ `acquireLock(name, lockTimeout,
     /// acquireTimeout)`.
     ///
-    /// The lock gets a lease of `lock_timeout`, and the call waits for at most `acquire_timeout`.
-    /// Returns the lock's identifier, or `None` if another client held the lock all the time.
-    /// The lock is renewed until [`release_lock`](Self::release_lock) or
-    /// [`shutdown`](Self::shutdown).
+    /// `lock_timeout` is the ttl of the lease. The call waits for at most `acquire_timeout`.
+    /// Returns the lock's identifier, or `None` if the lock did not become free in that time. The
+    /// lock is renewed until [`release_lock`](Self::release_lock) or [`shutdown`](Self::shutdown).
     ///
-    /// Prefer [`try_lock_for`](Self::try_lock_for): a guard cannot be forgotten, and knows when its
-    /// lock is lost. An entry for a lost lock stays in memory until the lock is released.
+    /// Prefer [`try_lock_for`](Self::try_lock_for): a guard releases its lock when it is dropped,
+    /// and reports a loss. If a lock of this function is lost, its entry stays in memory until
+    /// `release_lock` is called.
     ///
     /// # Errors
     ///
@@ -216,15 +218,15 @@ impl RedisMgr {
         }
     }
 
-    /// Releases a lock of [`acquire_lock`](Self::acquire_lock) by its identifier. Returns true if
-    /// the lock was held under `id` until now.
+    /// Releases a lock that [`acquire_lock`](Self::acquire_lock) acquired, by its identifier.
+    /// Returns true if the lock was held under `id` until now.
     ///
     /// A wrong identifier changes nothing, neither the lock nor its renewal. The identifier may
     /// come from another process.
     ///
-    /// A second call for the same identifier returns false. It does so at once, even while another
-    /// thread is still releasing that identifier: the lock may then exist on the server for a
-    /// moment longer, and the first call reports the outcome.
+    /// A second call with the same identifier returns false at once, even while the first call is
+    /// still in progress on another thread. The lock may then still exist on the server. Only the
+    /// first call reports the outcome.
     ///
     /// # Errors
     ///
@@ -266,10 +268,11 @@ impl RedisMgr {
     ///
     /// The request is split into many small steps (`SCAN`, then 50 locks at a time), so that the
     /// server can serve other clients in between. The call blocks until the whole key space has
-    /// been scanned: at most one operation timeout for each step, and 60 of them in total (a
-    /// minute by default). It occupies one pooled connection. A lock that is acquired or
-    /// released during the call may or may not be listed. Each lock lists its first 100
-    /// waiters, or fewer if there are very many in total; see [`lock_info`](Self::lock_info).
+    /// been scanned: for at most one operation timeout in each step, and at most 60 operation
+    /// timeouts in total (a minute by default). It uses one pooled connection to each node. A lock
+    /// that is acquired or released during the call may or may not be listed. Each lock lists its
+    /// first 100 waiters, or fewer if there are very many in total; see
+    /// [`lock_info`](Self::lock_info).
     ///
     /// With several nodes, the locks of all responding nodes are listed.
     /// [`LockInfo::is_certain`] says whether a quorum agrees on the holder.
@@ -316,12 +319,12 @@ impl RedisMgr {
         inner.lock_info(&inner.key(name)?)
     }
 
-    /// Takes the lock away from its current holder and passes it to the next waiter. Returns true
-    /// if it did; false if the lock was free or changed hands during the call.
+    /// Takes the lock away from its current holder and hands it over to the next waiter. Returns
+    /// true on success; false if the lock was free or its holder changed during the call.
     ///
     /// This is for operators: the former holder finds out at its next renewal, and may keep working
-    /// until then. Blocks for two round trips, at most for one operation timeout. Half of that
-    /// is reserved for finding the holder.
+    /// until then. Blocks for two round trips, at most for one operation timeout. Finding the
+    /// holder may take at most half of that.
     ///
     /// The holder may be any client, with any bytes as its identifier. Identifiers over 512 bytes
     /// are compared by their first 512 bytes.
@@ -336,9 +339,9 @@ impl RedisMgr {
     }
 
     /// Takes the lock away from the holder with the identifier `id` (see [`Holder::id`]), and from
-    /// no other client: the server compares and releases in one step. Blocks for one round
-    /// trip, or two if the identifier is not valid UTF-8; at most for one [operation
-    /// timeout](Config::operation_timeout).
+    /// no other client: the server compares and releases in one step. Blocks for one round trip, or
+    /// two if the identifier is not valid UTF-8; at most for one
+    /// [operation timeout](Config::operation_timeout).
     ///
     /// ```no_run
     /// # fn main() -> distlock::Result<()> {
@@ -363,23 +366,24 @@ impl RedisMgr {
     ///
     /// # Errors
     ///
-    /// [`LockError::Unavailable`], [`LockError::Refused`] or a similar error if it does not.
+    /// [`LockError::Unavailable`], [`LockError::Refused`] or a similar error if the server does not
+    /// reply, or refuses.
     pub fn ping(&self) -> Result<Duration> {
         self.handle.inner()?.ping()
     }
 
-    /// Borrows a connection from the pool for commands of your own; it implements
-    /// [`redis::ConnectionLike`]. Renewing and releasing held locks does not need the pool.
-    /// Acquiring another lock waits for a free connection. With several nodes, the connection
-    /// leads to the first.
+    /// Borrows a connection from the pool for commands of your own. The connection implements
+    /// [`redis::ConnectionLike`]. With several nodes, it leads to the first node. While it is
+    /// borrowed, acquisitions have one pooled connection fewer; renewals and releases do not need
+    /// the pool.
     ///
-    /// Replies are passed on unchanged, errors included. Unlike a [`LockError`], an error of a
-    /// malicious server may contain the password. A reply may have up to 4 MiB; a larger one is
-    /// an error and closes the connection.
+    /// Replies are returned unchanged, including errors. Unlike a [`LockError`], an error from a
+    /// malicious server may contain the password. A reply of more than 4 MiB is an error and closes
+    /// the connection.
     ///
-    /// When dropped, the connection returns its place to the pool. Its socket is closed if it was
-    /// used, because commands such as `SELECT` leave a state in which no lock may be acquired.
-    /// So reuse one borrowed connection for several commands.
+    /// Dropping the connection returns it to the pool. If you sent commands over it, its socket is
+    /// then closed, because commands such as `SELECT` change the state of the connection. So use
+    /// one borrowed connection for several commands.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -401,17 +405,17 @@ impl RedisMgr {
     /// manager's threads. Holders receive [`LockLost::Shutdown`](crate::LockLost::Shutdown).
     /// Every later call fails with [`LockError::Shutdown`].
     ///
-    /// Blocks for at most one operation timeout. A lock that cannot be released in that time,
-    /// because its server is unreachable, expires. A concurrent second call waits for the
-    /// first. A call on one of the manager's own threads, where a logger could make it, does
-    /// not wait: the locks are released right after it.
+    /// Blocks for at most one operation timeout. If a lock cannot be released in that time, because
+    /// its server is unreachable, it expires. If two threads call this, the second call waits for
+    /// the first. A call on one of the manager's own threads, for example by a logger, does not
+    /// wait: the locks are released right after the call.
     pub fn shutdown(&self) {
         self.handle.shutdown();
     }
 
-    /// Returns a copy of this manager's counters and timings; it prints as a table. Counting is
-    /// always on. Takes a few microseconds for each lock listed, and no round trip. Works after
-    /// a [`shutdown`](Self::shutdown) too. Empty in a forked child.
+    /// Returns a copy of this manager's counters and timings, which prints as a table. Counting is
+    /// always on. Takes a few microseconds for each lock listed, and no round trip. Also works
+    /// after a [`shutdown`](Self::shutdown). In a forked child, the copy is empty.
     ///
     /// ```no_run
     /// # fn main() -> distlock::Result<()> {
@@ -429,7 +433,8 @@ impl RedisMgr {
     }
 }
 
-// A panic cannot leave a manager in a broken state: no lock inside stays held across user code.
+// A panic cannot leave a manager in a broken state, because no mutex is locked while user code
+// runs.
 impl UnwindSafe for RedisMgr {}
 impl RefUnwindSafe for RedisMgr {}
 

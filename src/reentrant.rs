@@ -60,7 +60,9 @@ impl ReentrantGuard {
         let held = HELD.try_with(|held| held.borrow().get(&key).and_then(Weak::upgrade));
         // Without the table, this thread could wait for a lock that it holds.
         let held = held.map_err(|_| LockError::InvalidOptions {
-            reason: "this thread is ending, and its record of reentrant locks is gone; use RedisMgr::lock instead".into(),
+            reason: "this thread is ending, and its record of reentrant locks is gone; use \
+                     RedisMgr::lock instead"
+                .into(),
         })?;
         if let Some(guard) = held {
             guard.ensure_held()?;

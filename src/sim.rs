@@ -1,5 +1,5 @@
 //! Lets a simulator replace the machine. Wherever the library reads a clock, waits, starts a
-//! thread, draws a random number or talks to a server, it can use a [`World`] instead. Only with
+//! thread, draws a random number or talks to a server, it can use a [`SimWorld`] instead. Only with
 //! the feature `testing`; otherwise none of this is compiled.
 //!
 //! A thread that has [entered](enter) a world does all of that through it. The library holds no

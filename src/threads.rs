@@ -28,7 +28,7 @@ pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Resu
 
 /// Runs `action` with signals blocked, so that threads started by it do not receive any. A program
 /// may block a signal in order to wait for it, and would be killed if one of our threads received
-/// it. Signals for a thread's own faults are not blocked.
+/// it. Signals that a fault in the thread itself raises, such as SIGSEGV, are not blocked.
 pub(crate) fn with_signals_blocked<T>(action: impl FnOnce() -> T) -> T {
     let mut signals = SigSet::all();
     let faults = [
@@ -40,7 +40,8 @@ pub(crate) fn with_signals_blocked<T>(action: impl FnOnce() -> T) -> T {
         Signal::SIGSYS,
     ];
     faults.into_iter().for_each(|signal| signals.remove(signal));
-    // Block them here: a thread that blocked them itself could receive one before.
+    // Block signals here, before the thread starts: a thread that blocks them itself could receive
+    // one first.
     let before = signals.thread_swap_mask(SigmaskHow::SIG_BLOCK);
     let result = action();
     if let Ok(before) = before {
@@ -49,8 +50,8 @@ pub(crate) fn with_signals_blocked<T>(action: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Id of the calling thread. `None` in a simulation: there, many threads share one, and the
-/// library's threads call no user code.
+/// Id of the calling thread. `None` in a simulation: there, one real thread runs all simulated
+/// threads, and the library's threads call no user code.
 pub(crate) fn current() -> Option<ThreadId> {
     #[cfg(feature = "testing")]
     if sim::world().is_some() {

@@ -1,4 +1,4 @@
-//! The examples, run for real: they say of themselves whether what they show holds.
+//! Runs the examples. Each example checks its own claims.
 
 #[path = "../examples/common/mod.rs"]
 mod common;
@@ -14,13 +14,13 @@ use std::{
     time::Duration,
 };
 
-use common::{Server, Watchdog, nanos, now, work_for};
+use common::{Cleanup, Server, nanos, now, sleep};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
-/// Generous: only a run that hangs comes near it.
-const CEILING: Duration = Duration::from_secs(120);
+/// Only a run that hangs takes this long.
+const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How a run of an example ended.
+/// The result of running an example.
 struct Run {
     status: ExitStatus,
     out: String,
@@ -29,25 +29,30 @@ struct Run {
 
 impl Run {
     #[track_caller]
-    fn exits_with(self, code: i32) -> Run {
+    fn expect_code(self, code: i32) -> Run {
         assert_eq!(self.status.code(), Some(code), "{}\n--- errors\n{}", self.out, self.err);
         self
     }
 
     #[track_caller]
-    fn says(self, words: &str) -> Run {
-        assert!(self.out.contains(words), "{words:?} is missing in\n{}\n--- errors\n{}", self.out, self.err);
+    fn expect_out(self, text: &str) -> Run {
+        assert!(
+            self.out.contains(text),
+            "{text:?} is missing in\n{}\n--- errors\n{}",
+            self.out,
+            self.err
+        );
         self
     }
 
     #[track_caller]
-    fn complains(self, words: &str) -> Run {
-        assert!(self.err.contains(words), "{words:?} is missing in the errors\n{}", self.err);
+    fn expect_err(self, text: &str) -> Run {
+        assert!(self.err.contains(text), "{text:?} is missing in the errors\n{}", self.err);
         self
     }
 }
 
-/// The program of an example, which cargo puts beside those of the tests.
+/// The program of an example. Cargo puts it next to the programs of the tests.
 #[track_caller]
 fn program(example: &str) -> PathBuf {
     let this = env::current_exe().expect("a test has a path");
@@ -55,7 +60,8 @@ fn program(example: &str) -> PathBuf {
     let program = folder.join("examples").join(example);
     assert!(
         program.is_file(),
-        "{} is missing: `cargo test` builds it when no target is chosen, and `cargo build --examples` does",
+        "{} is missing: `cargo test` builds it when no target is chosen, and `cargo build \
+         --examples` does",
         program.display()
     );
     program
@@ -68,7 +74,7 @@ fn run(mut command: Command) -> Run {
     let pid = Pid::from_child(&child);
     let (done, result) = crossbeam_channel::bounded(1);
     thread::spawn(move || done.send(child.wait_with_output()));
-    let output = result.recv_timeout(CEILING).unwrap_or_else(|_| {
+    let output = result.recv_timeout(TEST_TIMEOUT).unwrap_or_else(|_| {
         let _ = kill_process(pid, Signal::KILL);
         panic!("the example hangs");
     });
@@ -77,85 +83,120 @@ fn run(mut command: Command) -> Run {
     Run { status: output.status, out: text(&output.stdout), err: text(&output.stderr) }
 }
 
-/// Runs an example against a server of its own, named by the environment.
+/// Runs an example with a new server, which the environment names.
 #[track_caller]
 fn run_with_server(example: &str, args: &[&str]) -> Run {
-    let watchdog = Watchdog::start().expect("sh can be run");
-    let server = Server::private(&watchdog).expect("a server can be started");
+    let cleanup = Cleanup::start().expect("sh can be run");
+    let server = Server::start(&cleanup).expect("a server can be started");
     let mut command = Command::new(program(example));
     command.args(args).env("DISTLOCK_URL", server.url());
     run(command)
 }
 
 #[track_caller]
-fn judge(history: &str) -> Run {
+fn check(history: &str) -> Run {
     let folder = tempfile::tempdir().expect("there is a temporary folder");
     let record = folder.path().join("record");
     fs::write(&record, history).expect("it can be written to");
     let mut command = Command::new(program("contention"));
-    command.arg("--judge").arg(&record);
+    command.arg("--check").arg(&record);
     run(command)
 }
 
 #[test]
-fn contention_without_trouble() {
-    let run = run_with_server("contention", &["--children", "3", "--rounds", "3", "--work", "30ms"])
-        .exits_with(0)
-        .says("overlaps       0     among 9 beliefs")
-        .says("token order    ok")
-        .says("lost updates   0     9 times")
-        .says("GOOD");
-    assert_eq!(run.out.matches("holds, token").count(), 9, "{}", run.out);
+fn contention_without_faults_is_good() {
+    let run =
+        run_with_server("contention", &["--children", "3", "--rounds", "3", "--work", "30ms"])
+            .expect_code(0)
+            .expect_out("overlaps       0     between any two of 9 holds")
+            .expect_out("token order    ok")
+            .expect_out("lost updates   0     among 9 times")
+            .expect_out("GOOD");
+    assert_eq!(run.out.matches("acquired the lock").count(), 9, "{}", run.out);
 }
 
 #[test]
-fn contention_under_chaos() {
-    let args = ["--chaos", "--children", "4", "--rounds", "6", "--work", "100ms", "--ttl", "400ms", "--seed", "7"];
+fn contention_with_chaos_is_good() {
+    let args = [
+        "--chaos",
+        "--children",
+        "4",
+        "--rounds",
+        "6",
+        "--work",
+        "100ms",
+        "--ttl",
+        "400ms",
+        "--seed",
+        "7",
+    ];
     run_with_server("contention", &args)
-        .exits_with(0)
-        .says("was killed while holding")
-        .says("was stopped while holding")
-        .says("was stopped while waiting")
-        .says("has lost the lock")
-        .says("overlaps       0")
-        .says("token order    ok")
-        .says("lost updates   0")
-        .says("GOOD");
+        .expect_code(0)
+        .expect_out("was killed while holding")
+        .expect_out("was stopped while holding")
+        .expect_out("was stopped while waiting")
+        .expect_out("lost the lock")
+        .expect_out("overlaps       0")
+        .expect_out("token order    ok")
+        .expect_out("lost updates   0")
+        .expect_out("GOOD");
 }
 
 #[test]
-fn contention_over_several_servers() {
-    let watchdog = Watchdog::start().expect("sh can be run");
-    let servers = Server::several(&watchdog, 3).expect("servers can be started");
+fn contention_over_several_servers_is_good() {
+    let cleanup = Cleanup::start().expect("sh can be run");
+    let servers = Server::start_many(&cleanup, 3).expect("servers can be started");
     let urls: Vec<&str> = servers.iter().map(Server::url).collect();
     let mut command = Command::new(program("contention"));
-    command.args(["--children", "2", "--rounds", "3", "--work", "30ms"]).env("DISTLOCK_URL", urls.join(","));
-    let run = run(command).exits_with(0).says("overlaps       0").says("lost updates   0     6 times").says("GOOD");
+    command
+        .args(["--children", "2", "--rounds", "3", "--work", "30ms"])
+        .env("DISTLOCK_URL", urls.join(","));
+    let run = run(command)
+        .expect_code(0)
+        .expect_out("overlaps       0")
+        .expect_out("lost updates   0     among 6 times")
+        .expect_out("GOOD");
     for server in &servers {
-        assert!(run.out.contains(server.label()), "{} is not named in\n{}", server.label(), run.out);
+        assert!(
+            run.out.contains(server.label()),
+            "{} is not named in\n{}",
+            server.label(),
+            run.out
+        );
     }
 }
 
 #[test]
-fn redlock_while_two_nodes_are_killed_and_come_back() {
+fn redlock_with_two_nodes_restarted_is_good() {
     let mut command = Command::new(program("redlock"));
-    command.args(["--children", "3", "--rounds", "6", "--work", "60ms", "--ttl", "1s", "--seed", "3"]);
-    // Its servers are its own, whatever the environment says.
+    command.args([
+        "--children",
+        "3",
+        "--rounds",
+        "6",
+        "--work",
+        "60ms",
+        "--ttl",
+        "1s",
+        "--seed",
+        "3",
+    ]);
+    // It starts its own servers and ignores the environment.
     command.env("DISTLOCK_URL", "redis://127.0.0.1:1");
     let run = run(command)
-        .exits_with(0)
-        .says("node 1   was killed")
-        .says("overlaps       0")
-        .says("token order    ok")
-        .says("quarantine     ok")
-        .says("lost updates   0")
-        .says("outages        2")
-        .says("GOOD");
+        .expect_code(0)
+        .expect_out("node 1   was killed")
+        .expect_out("overlaps       0")
+        .expect_out("token order    ok")
+        .expect_out("quarantine     ok")
+        .expect_out("lost updates   0")
+        .expect_out("outages        2")
+        .expect_out("GOOD");
     assert_eq!(run.out.matches("is done").count(), 3, "{}", run.out);
     assert_eq!(run.out.matches("is back on").count(), 2, "{}", run.out);
 }
 
-/// A child that holds from 1 to 2 ms, then one that does from 3 to 4 ms.
+/// One child holds the lock from 1 to 2 ms, another one from 3 to 4 ms.
 const GOOD_HISTORY: &str = "\
 # two children, one after the other
 500000 0 10 plan 2
@@ -173,41 +214,53 @@ const GOOD_HISTORY: &str = "\
 ";
 
 #[test]
-fn the_judge_accepts_a_good_history() {
-    judge(GOOD_HISTORY).exits_with(0).says("overlaps       0     among 2 beliefs").says("GOOD");
+fn check_accepts_a_good_history() {
+    check(GOOD_HISTORY)
+        .expect_code(0)
+        .expect_out("overlaps       0     between any two of 2 holds")
+        .expect_out("GOOD");
 }
 
 #[test]
-fn the_judge_sees_two_holders_at_once() {
-    judge(&GOOD_HISTORY.replace("2000000 1 11 leave", "3250000 1 11 leave"))
-        .exits_with(1)
-        .says("child 1 (token 101) and child 2 (token 102) both believed, for 0.2 ms")
-        .says("BAD");
+fn check_finds_two_holders_at_once() {
+    check(&GOOD_HISTORY.replace("2000000 1 11 leave", "3250000 1 11 leave"))
+        .expect_code(1)
+        .expect_out("child 1 (token 101) and child 2 (token 102) both held the lock, for 0.2 ms")
+        .expect_out("BAD");
 }
 
 #[test]
-fn the_judge_holds_a_stopped_child_to_its_deadline() {
-    let stopped = "1900000 1 11 stopped\n9900000 1 11 continued\n9950000 1 11 lost its lease ran out";
-    // Its guard had promised the lock until 9.5 ms, and another came at 3 ms.
-    judge(&GOOD_HISTORY.replace("2000000 1 11 leave", stopped)).exits_with(1).says("both believed, for 1.0 ms");
-    // With a promise until 2.5 ms, the next one came in time.
+fn check_counts_a_stopped_hold_until_its_deadline() {
+    let stopped =
+        "1900000 1 11 stopped\n9900000 1 11 continued\n9950000 1 11 lost its lease ran out";
+    // Its guard last reported a deadline of 9.5 ms, and the other child acquired the lock at 3 ms.
+    check(&GOOD_HISTORY.replace("2000000 1 11 leave", stopped))
+        .expect_code(1)
+        .expect_out("both held the lock, for 1.0 ms");
+    // With a deadline of 2.5 ms there is no overlap.
     let short = GOOD_HISTORY.replace("look 9500000", "look 2500000");
-    judge(&short.replace("2000000 1 11 leave", stopped)).exits_with(0).says("locks lost     1");
+    check(&short.replace("2000000 1 11 leave", stopped))
+        .expect_code(0)
+        .expect_out("locks lost     1");
 }
 
 #[test]
-fn the_judge_sees_a_token_that_went_back() {
+fn check_finds_a_decreasing_token() {
     let history = GOOD_HISTORY.replace("102", "100");
-    judge(&history).exits_with(1).says("token order    WRONG").says("entered with token 100 after");
+    check(&history)
+        .expect_code(1)
+        .expect_out("token order    WRONG")
+        .expect_out("entered with token 100 after");
 }
 
 #[test]
-fn the_judge_sees_a_lost_update() {
+fn check_finds_a_lost_update() {
     let history = GOOD_HISTORY.replace("102 2 accepted", "102 1 accepted");
-    judge(&history).exits_with(1).says("tokens 101 and 102 both wrote the value 1");
+    check(&history).expect_code(1).expect_out("tokens 101 and 102 both wrote the value 1");
 }
 
-/// Three nodes that may vote from 0.9 ms on; one of them is killed between the holds of [`GOOD_HISTORY`], and comes back.
+/// Three nodes that may vote from 0.9 ms on. One is killed between the holds of [`GOOD_HISTORY`]
+/// and comes back.
 const NODES: &str = "\
 100000 0 1 node 1 up 900000
 100000 0 2 node 2 up 900000
@@ -221,79 +274,101 @@ const NODES: &str = "\
 ";
 
 #[test]
-fn the_judge_knows_which_nodes_were_out() {
-    judge(&format!("{GOOD_HISTORY}{NODES}"))
-        .exits_with(0)
-        .says("from 21 records of 2 children (2 processes)")
-        .says("quarantine     ok    no lock before 2 fresh servers")
-        .says("outages        1     nodes killed, and back without memory; locks taken meanwhile: 1 with one out, 0 with two")
-        .says("work done      2     rounds finished under the lock, 1 by each child");
+fn check_counts_unavailable_nodes() {
+    check(&format!("{GOOD_HISTORY}{NODES}"))
+        .expect_code(0)
+        .expect_out("from 21 records of 2 children (2 processes)")
+        .expect_out("quarantine     ok    no lock granted until 2 new servers")
+        .expect_out("outages        1     nodes killed and restarted without data;")
+        .expect_out("locks granted meanwhile: 1 without one node, 0 without two")
+        .expect_out("rounds done    2     1 by each child");
 }
 
 #[test]
-fn the_judge_sees_a_lock_that_was_given_in_quarantine() {
-    // One node alone decides nothing.
-    let one_early =
-        NODES.replace("node 2 up 900000", "node 2 up 1500000").replace("900000 0 2 node", "1500000 0 2 node");
-    judge(&format!("{GOOD_HISTORY}{one_early}")).exits_with(0).says("quarantine     ok");
-    judge(&format!("{GOOD_HISTORY}{}", one_early.replace("990000", "1500000")))
-        .exits_with(1)
-        .says("quarantine     WRONG")
-        .says("child 1 entered 0.5 ms too early")
-        .says("BAD");
+fn check_finds_a_lock_granted_in_quarantine() {
+    // One node is not a quorum.
+    let one_early = NODES
+        .replace("node 2 up 900000", "node 2 up 1500000")
+        .replace("900000 0 2 node", "1500000 0 2 node");
+    check(&format!("{GOOD_HISTORY}{one_early}")).expect_code(0).expect_out("quarantine     ok");
+    check(&format!("{GOOD_HISTORY}{}", one_early.replace("990000", "1500000")))
+        .expect_code(1)
+        .expect_out("quarantine     WRONG")
+        .expect_out("child 1 acquired the lock 0.5 ms too early")
+        .expect_out("BAD");
 }
 
 #[test]
-fn the_judge_misses_a_child_that_never_finished() {
-    judge(&GOOD_HISTORY.replace("4200000 2 12 done\n", "")).exits_with(1).says("child 2 did not finish its rounds");
+fn check_finds_an_unfinished_child() {
+    check(&GOOD_HISTORY.replace("4200000 2 12 done\n", ""))
+        .expect_code(1)
+        .expect_out("child 2 did not finish its rounds");
 }
 
 #[test]
-fn a_record_that_is_none_is_refused_with_its_line() {
-    judge(&format!("{GOOD_HISTORY}5000000 1 11 sing\n")).exits_with(2).complains("line 14 of the record: \"sing\"");
-    judge("").exits_with(2).complains("nobody ever held the lock");
+fn check_of_an_invalid_record_names_the_line() {
+    check(&format!("{GOOD_HISTORY}5000000 1 11 sing\n"))
+        .expect_code(2)
+        .expect_err("line 14 of the record: unknown event \"sing\"");
+    check("").expect_code(2).expect_err("no process ever held the lock");
 }
 
 #[test]
-fn wrong_arguments_are_explained() {
-    for (args, words) in [
-        (["--children", "0"], "--children wants a number from 1 to 200, not \"0\""),
-        (["--ttl", "soon"], "--ttl wants a time"),
+fn invalid_arguments_are_explained() {
+    for (args, text) in [
+        (["--children", "0"], "--children must be a number from 1 to 200, not \"0\""),
+        (["--ttl", "soon"], "--ttl must be a time"),
         (["--help", ""], ""),
-        (["--sing", ""], "\"--sing\" is not understood; see --help"),
+        (["--sing", ""], "unknown option \"--sing\"; see --help"),
     ] {
         let mut command = Command::new(program("contention"));
         command.args(args);
-        run(command).exits_with(if words.is_empty() { 0 } else { 2 }).complains(words);
+        run(command).expect_code(if text.is_empty() { 0 } else { 2 }).expect_err(text);
     }
 }
 
 #[test]
-fn without_a_server_program_the_way_out_is_named() {
+fn missing_server_program_is_explained() {
     let folder = tempfile::tempdir().expect("there is a temporary folder");
     for tool in ["sh", "rm"] {
-        symlink(Path::new("/bin").join(tool), folder.path().join(tool)).expect("a link can be made");
+        symlink(Path::new("/bin").join(tool), folder.path().join(tool))
+            .expect("a link can be made");
     }
     let mut command = Command::new(program("contention"));
     command.env("PATH", folder.path()).env_remove("DISTLOCK_URL").env_remove("REDIS_URL");
-    run(command).exits_with(2).complains("neither redis-server nor valkey-server is in PATH").complains("make demo");
+    run(command)
+        .expect_code(2)
+        .expect_err("neither redis-server nor valkey-server is in PATH")
+        .expect_err("make demo");
 }
 
 #[test]
-fn a_server_that_does_not_answer_is_named_without_its_password() {
+fn unreachable_server_is_named_without_password() {
     let mut command = Command::new(program("worker"));
     command.env("DISTLOCK_URL", "redis://:hush@127.0.0.1:1");
-    let run = run(command).exits_with(1).complains("127.0.0.1:1");
+    let run = run(command).expect_code(1).expect_err("127.0.0.1:1");
     assert!(!run.err.contains("hush") && !run.out.contains("hush"), "{}{}", run.out, run.err);
 }
 
-/// Killed, the parent cannot clean up: neither its children, stopped ones among them, nor its server may outlive it.
+/// A killed parent cannot clean up. Its children, even stopped ones, and its server must end all
+/// the same.
 #[test]
-fn nothing_outlives_a_demo_that_is_killed() {
+fn killed_demo_leaves_no_process() {
     let folder = tempfile::tempdir().expect("there is a temporary folder");
     let record = folder.path().join("record");
     let mut parent = Command::new(program("contention"))
-        .args(["--chaos", "--children", "3", "--rounds", "1000", "--work", "100ms", "--ttl", "30s", "--record"])
+        .args([
+            "--chaos",
+            "--children",
+            "3",
+            "--rounds",
+            "1000",
+            "--work",
+            "100ms",
+            "--ttl",
+            "30s",
+            "--record",
+        ])
         .arg(&record)
         .env_remove("DISTLOCK_URL")
         .env_remove("REDIS_URL")
@@ -302,30 +377,31 @@ fn nothing_outlives_a_demo_that_is_killed() {
         .spawn()
         .expect("the example can be run");
     let mut lines = BufReader::new(parent.stdout.take().expect("it is piped")).lines();
-    let mut line = |words: &str| {
-        let found = lines.find_map(|line| line.ok().filter(|line| line.contains(words)));
-        found.unwrap_or_else(|| panic!("it never said {words:?}"))
+    let mut line = |text: &str| {
+        let found = lines.find_map(|line| line.ok().filter(|line| line.contains(text)));
+        found.unwrap_or_else(|| panic!("{text:?} is missing in its output"))
     };
-    let server = line("The server is").rsplit(' ').next().expect("an address").trim_end_matches('.').to_owned();
-    line("holds, token");
-    let words = fs::read_to_string(&record).expect("there is a record");
-    let mut pids: Vec<i32> = words.lines().filter(|line| line.ends_with("wait")).map(pid_of).collect();
+    let server = line("Server: ").rsplit(' ').next().expect("an address").to_owned();
+    line("acquired the lock");
+    let text = fs::read_to_string(&record).expect("there is a record");
+    let mut pids: Vec<i32> =
+        text.lines().filter(|line| line.ends_with("wait")).map(pid_of).collect();
     pids.sort_unstable();
     pids.dedup();
-    assert!(!pids.is_empty(), "{words}");
+    assert!(!pids.is_empty(), "{text}");
     let first = Pid::from_raw(pids[0]).expect("a pid");
     kill_process(first, Signal::STOP).expect("it runs");
 
     parent.kill().expect("it runs");
     parent.wait().expect("it can be waited for");
     let alive = |pid: &i32| Pid::from_raw(*pid).is_some_and(|pid| test_kill_process(pid).is_ok());
-    eventually("its children are gone", || !pids.iter().any(alive));
-    eventually("its server is gone", || TcpStream::connect(&server).is_err());
+    eventually("its children have ended", || !pids.iter().any(alive));
+    eventually("its server has ended", || TcpStream::connect(&server).is_err());
 }
 
-/// The same with all of its servers.
+/// The same for all its servers.
 #[test]
-fn no_node_outlives_a_redlock_that_is_killed() {
+fn killed_redlock_demo_leaves_no_server() {
     let mut parent = Command::new(program("redlock"))
         .args(["--children", "1", "--ttl", "30s"])
         .stdin(Stdio::null())
@@ -333,15 +409,19 @@ fn no_node_outlives_a_redlock_that_is_killed() {
         .spawn()
         .expect("the example can be run");
     let lines = BufReader::new(parent.stdout.take().expect("it is piped")).lines();
-    let address = |line: String| Some(line.split_once("is up on ")?.1.split_once(' ')?.0.to_owned());
-    let servers: Vec<String> = lines.filter_map(|line| line.ok().and_then(address)).take(5).collect();
+    let address =
+        |line: String| Some(line.split_once("is up on ")?.1.split_once(' ')?.0.to_owned());
+    let servers: Vec<String> =
+        lines.filter_map(|line| line.ok().and_then(address)).take(5).collect();
     assert_eq!(servers.len(), 5, "{servers:?}");
     for server in &servers {
-        assert!(TcpStream::connect(server).is_ok(), "{server} is not there");
+        assert!(TcpStream::connect(server).is_ok(), "{server} is not running");
     }
     parent.kill().expect("it runs");
     parent.wait().expect("it can be waited for");
-    eventually("its servers are gone", || servers.iter().all(|server| TcpStream::connect(server).is_err()));
+    eventually("its servers have ended", || {
+        servers.iter().all(|server| TcpStream::connect(server).is_err())
+    });
 }
 
 fn pid_of(line: &str) -> i32 {
@@ -349,33 +429,36 @@ fn pid_of(line: &str) -> i32 {
 }
 
 #[track_caller]
-fn eventually(what: &str, holds: impl Fn() -> bool) {
-    let deadline = now() + nanos(CEILING);
+fn eventually(claim: &str, holds: impl Fn() -> bool) {
+    let deadline = now() + nanos(TEST_TIMEOUT);
     while !holds() {
-        assert!(now() < deadline, "not true after {CEILING:?}: {what}");
-        work_for(Duration::from_millis(10));
+        assert!(now() < deadline, "not true after {TEST_TIMEOUT:?}: {claim}");
+        sleep(Duration::from_millis(10));
     }
 }
 
 #[test]
-fn worker() {
-    run_with_server("worker", &[]).exits_with(0).says("60 jobs done, each once").says("2 locks lost");
+fn worker_loses_no_job() {
+    run_with_server("worker", &[])
+        .expect_code(0)
+        .expect_out("60 jobs done, each once")
+        .expect_out("2 locks lost");
 }
 
 #[test]
-fn server() {
+fn server_pays_each_order_once() {
     run_with_server("server", &["--self-test"])
-        .exits_with(0)
-        .says("order 4: handled by at most 1 at once")
-        .says("409 says: lock \"order:")
-        .says("503 says: could not acquire");
+        .expect_code(0)
+        .expect_out("order 4: handled by at most 1 at once")
+        .expect_out("409: lock \"order:")
+        .expect_out("503: could not acquire");
 }
 
 #[test]
-fn fenced_write() {
+fn fenced_write_rejects_the_paused_writer() {
     run_with_server("fenced_write", &[])
-        .exits_with(0)
-        .says("writes balance 100")
-        .says("is_held() says no")
-        .says("The balance is 100.");
+        .expect_code(0)
+        .expect_out("writes balance 100")
+        .expect_out("is_held() says no")
+        .expect_out("The balance is 100.");
 }

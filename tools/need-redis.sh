@@ -1,15 +1,15 @@
 #!/bin/sh
-# Sees to it that there is a redis-server or valkey-server program to start private servers with.
+# Makes sure that redis-server or valkey-server is in PATH, so that private servers can be started.
 #
-# Installs one with the system's package manager if there is none. Never leaves a service running that was not
-# running before.
+# If neither is, installs one with the system's package manager. Never leaves a service running that
+# was not running before.
 set -eu
 
 has() { command -v "$1" >/dev/null 2>&1; }
 say() { echo "need-redis: $*" >&2; }
 have_server() { has redis-server || has valkey-server; }
 
-# A URL names a server to use for the demo; tests always start servers of their own.
+# The demo can use the server of a URL. Tests always start their own servers.
 if [ "${1-}" = --or-url ] && [ -n "${DISTLOCK_URL-}${REDIS_URL-}" ]; then exit 0; fi
 have_server && exit 0
 
@@ -18,26 +18,30 @@ for candidate in apt-get dnf yum apk pacman zypper brew; do
     if has "$candidate"; then manager=$candidate; break; fi
 done
 
-give_up() {
+fail() {
     say "$1"
-    say "Install redis-server or valkey-server yourself, for example from https://redis.io/downloads, and try again;"
-    say "for the demo, DISTLOCK_URL=redis://host:port makes it use a server that is running."
+    say "Install redis-server or valkey-server, for example from https://redis.io/downloads,"
+    say "and try again."
+    say "To run the demo on a running server, set DISTLOCK_URL=redis://host:port."
     exit 1
 }
 
-[ -n "$manager" ] || give_up "neither redis-server nor valkey-server is in PATH, and no known package manager either."
+[ -n "$manager" ] ||
+    fail "neither redis-server nor valkey-server is in PATH, and there is no known package manager."
 
 as_root=
 if [ "$manager" != brew ] && [ "$(id -u)" -ne 0 ]; then
     if has sudo; then as_root=sudo
     elif has doas; then as_root=doas
-    else give_up "installing redis-server with $manager needs root, and neither sudo nor doas is there."
+    else
+        fail "installing redis-server with $manager needs root, but sudo and doas are missing."
     fi
 fi
 
-say "neither redis-server nor valkey-server is in PATH; installing one with ${as_root:+$as_root }$manager."
+say "neither redis-server nor valkey-server is in PATH;" \
+    "installing one with ${as_root:+$as_root }$manager."
 
-# Debian starts a service as soon as its package is installed, unless this program forbids it.
+# Debian starts a service when its package is installed, unless this program forbids it.
 policy=/usr/sbin/policy-rc.d
 made_policy=
 remove_policy() { [ -z "$made_policy" ] || $as_root rm -f "$policy"; made_policy=; }
@@ -51,11 +55,12 @@ forbid_services() {
     $as_root chmod 755 "$policy"
 }
 
-# Tries each package name in turn: distributions that left Redis have Valkey.
+# Installs a package. Distributions that have dropped Redis have Valkey.
 install() {
     case $manager in
         apt-get)
-            $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$1" ;;
+            $as_root env DEBIAN_FRONTEND=noninteractive \
+                apt-get install -y --no-install-recommends "$1" ;;
         dnf | yum) $as_root "$manager" install -y "$1" ;;
         apk) $as_root apk add --no-cache "$1" ;;
         pacman) $as_root pacman -S --noconfirm --needed "$1" ;;
@@ -68,7 +73,7 @@ case $manager in
     apt-get)
         forbid_services
         packages='redis-server valkey-server'
-        # Lists that are old or missing are no reason to give up before they have been fetched again.
+        # The package lists may be outdated or missing, so updates them after a failure.
         install redis-server || $as_root apt-get update >&2 </dev/null || true ;;
     pacman) packages='valkey redis' ;;
     *) packages='redis valkey' ;;
@@ -79,11 +84,11 @@ for package in $packages; do
 done
 remove_policy
 if [ "$manager" = apt-get ] && has systemctl; then
-    # Not at the next start of the machine either. There was no such service before.
+    # The service must not start at the next boot either. There was no such service before.
     for service in redis-server valkey-server; do
         $as_root systemctl disable --quiet "$service.service" >/dev/null 2>&1 || true
     done
 fi
 
-have_server || give_up "$manager could not install it; see its messages above."
-say "$(command -v redis-server || command -v valkey-server) is there now."
+have_server || fail "$manager could not install it; see its messages above."
+say "installed $(command -v redis-server || command -v valkey-server)."

@@ -1,4 +1,5 @@
-//! Pairs of lock and release in blocks, so that what is compared takes turns within one run.
+//! Measures pairs of lock and release in blocks. The sides of a comparison take turns within one
+//! run.
 
 use std::time::Duration;
 
@@ -6,10 +7,10 @@ use distlock::{RedisMgr, Released};
 
 use crate::{
     Result,
-    measure::{Times, median, now, own_cpu},
+    measure::{Times, median, now, process_cpu},
 };
 
-/// Pairs in a row before the other side has its turn: the machine's mood changes, and is to change for both.
+/// Pairs in a block. It is small, so that changes of the machine's speed affect both sides.
 pub(crate) const BLOCK: usize = 20;
 
 pub(crate) struct Totals {
@@ -21,13 +22,21 @@ pub(crate) struct Totals {
 
 impl Totals {
     pub(crate) fn new() -> Totals {
-        Totals { pair: Times::new(), lock: Times::new(), release: Times::new(), cpu: Duration::ZERO }
+        Totals {
+            pair: Times::new(),
+            lock: Times::new(),
+            release: Times::new(),
+            cpu: Duration::ZERO,
+        }
     }
 
-    /// One block; returns its p50.
-    pub(crate) fn block(&mut self, mut pair: impl FnMut() -> Result<(Duration, Duration)>) -> Result<f64> {
+    /// Measures one block and returns its p50.
+    pub(crate) fn block(
+        &mut self,
+        mut pair: impl FnMut() -> Result<(Duration, Duration)>,
+    ) -> Result<f64> {
         let mut pairs = Vec::with_capacity(BLOCK);
-        let before = own_cpu();
+        let before = process_cpu();
         for _ in 0..BLOCK {
             let (lock, release) = pair()?;
             self.lock.add(lock);
@@ -35,7 +44,7 @@ impl Totals {
             self.pair.add(lock + release);
             pairs.push((lock + release).as_secs_f64());
         }
-        self.cpu += own_cpu() - before;
+        self.cpu += process_cpu() - before;
         Ok(median(pairs))
     }
 
@@ -44,15 +53,15 @@ impl Totals {
     }
 }
 
-/// Takes and releases a lock; how long each took.
+/// Acquires and releases a lock. Returns how long each took.
 pub(crate) fn lock_and_release(mgr: &RedisMgr) -> Result<(Duration, Duration)> {
     let started = now();
     let guard = mgr.lock("ours")?;
-    let between = now();
+    let locked = now();
     let released = guard.release()?;
     let ended = now();
     match released {
-        Released::Released => Ok((between - started, ended - between)),
-        other => Err(format!("the lock was not released but {other:?}").into()),
+        Released::Released => Ok((locked - started, ended - locked)),
+        other => Err(format!("the lock was not released: {other:?}").into()),
     }
 }

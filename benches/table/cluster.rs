@@ -15,7 +15,7 @@ impl Cluster {
         Cluster { servers: (0..nodes).map(|_| RedisServer::start()).collect() }
     }
 
-    /// All URLs, with commas between them.
+    /// All URLs, separated by commas.
     pub(crate) fn urls(&self) -> String {
         self.servers.iter().map(RedisServer::url).collect::<Vec<_>>().join(",")
     }
@@ -24,7 +24,7 @@ impl Cluster {
         self.servers.iter().map(RedisServer::pid).collect()
     }
 
-    /// How often all of them together have run a script.
+    /// Number of script calls on all servers together.
     pub(crate) fn script_calls(&self) -> u64 {
         let calls = |server: &RedisServer| -> u64 {
             let stats = server.commandstats();
@@ -38,7 +38,8 @@ impl Cluster {
     }
 }
 
-/// For servers that have only just been started, and nobody has held a lock on them before.
+/// The configuration for servers that have just been started. They need no quarantine, because they
+/// have never granted a lock.
 pub(crate) fn config(urls: &str) -> Config {
     Config::new(urls).quarantine(Duration::ZERO)
 }

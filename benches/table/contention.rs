@@ -1,4 +1,5 @@
-//! Processes that all want one lock: how fast it goes from hand to hand, how fairly, and for how many commands.
+//! Processes that compete for one lock: throughput, fairness, hand-over time, and commands per
+//! lock.
 
 use std::{fmt::Write as _, fs, path::Path, sync::Mutex, thread, time::Duration};
 
@@ -10,33 +11,34 @@ use crate::{
     cluster::{self, Cluster},
     measure::{Placement, Times, cpu_of, now, pause, pause_until},
     raw::Raw,
-    report::{Line, micros, number, of_a_core, per_second},
+    report::{Figure, micros, number, per_second, share_of_core},
     support::{RedisServer, Worker, WorkerSide},
 };
 
 pub(crate) const ROLE: &str = "contender";
 
-/// How long contenders go on after the window, so that nobody leaves within it.
-const OVERTIME: Duration = Duration::from_millis(300);
-/// Between two round trips that are timed under load: rarely enough not to be a load.
+/// Time for which contenders continue after the window, so that none of them stops within it.
+const EXTRA_TIME: Duration = Duration::from_millis(300);
+/// Pause between two round trips that are measured under load. It keeps the pings from adding to
+/// the load.
 const PING_PAUSE: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Copy)]
 struct Contest {
     nodes: usize,
     processes: usize,
-    /// In each process.
+    /// Threads in each process.
     threads: usize,
     hold: Duration,
     window: Duration,
     scale: Scale,
 }
 
-/// What was seen within the window.
+/// The measurements within the window.
 struct Outcome {
     window: Duration,
     locks: f64,
-    /// Locks that were gone before they were released.
+    /// Locks that were lost before they were released.
     lost: f64,
     commands_per_lock: f64,
     scripts_per_lock: f64,
@@ -45,25 +47,25 @@ struct Outcome {
     fewest: f64,
     most: f64,
     server_cpu: Duration,
-    /// On the idle server, from another core and from the same one.
-    far_ping: Times,
-    near_ping: Times,
+    /// Round trips to the idle server, from another core and from the same core.
+    other_core_ping: Times,
+    same_core_ping: Times,
     loaded_ping: Times,
     raw_pairs: f64,
     raw_time: Duration,
 }
 
-/// One time that somebody held the lock.
+/// One hold of the lock.
 #[derive(Clone, Copy)]
 struct Hold {
     token: u64,
     process: usize,
     acquired: Duration,
     released: Duration,
-    /// How long it took to get it.
+    /// How long it took to acquire the lock.
     waited: Duration,
-    /// Whether the holder still believed in the lock when it was about to release it.
-    believed: bool,
+    /// Whether the guard still reported the lock as held right before the release.
+    was_held: bool,
 }
 
 struct Snapshot {
@@ -74,14 +76,20 @@ struct Snapshot {
 }
 
 impl Snapshot {
-    /// Of all servers together.
+    /// Reads the counters of all servers.
     fn take(cluster: &Cluster) -> Result<Snapshot> {
         let servers = &cluster.servers;
         let before = now();
         let commands = servers.iter().map(RedisServer::commands_processed).sum();
         let after = now();
-        let server_cpu = servers.iter().map(|server| cpu_of(server.pid())).sum::<Result<Duration>>()?;
-        Ok(Snapshot { at: (before + after) / 2, commands, scripts: cluster.script_calls(), server_cpu })
+        let server_cpu =
+            servers.iter().map(|server| cpu_of(server.pid())).sum::<Result<Duration>>()?;
+        Ok(Snapshot {
+            at: (before + after) / 2,
+            commands,
+            scripts: cluster.script_calls(),
+            server_cpu,
+        })
     }
 }
 
@@ -97,22 +105,24 @@ impl Contest {
         let folder = TempDir::with_prefix("distlock-bench-")?;
         let mut raw = Raw::connect(&server.url())?;
         let samples = self.scale.pick(5_000, 10);
-        let (mut far_ping, mut near_ping, mut loaded_ping) = (Times::new(), Times::new(), Times::new());
-        let placement = Placement::apart(&[server.pid()])?;
-        raw.pings(samples, &mut far_ping)?;
+        let (mut other_core_ping, mut same_core_ping, mut loaded_ping) =
+            (Times::new(), Times::new(), Times::new());
+        let placement = Placement::different_cores(&[server.pid()])?;
+        raw.pings(samples, &mut other_core_ping)?;
         let raw_time = raw.run_pairs(samples)?;
         drop(placement);
-        let placement = Placement::together(&[server.pid()])?;
-        raw.pings(samples, &mut near_ping)?;
+        let placement = Placement::same_core(&[server.pid()])?;
+        raw.pings(samples, &mut same_core_ping)?;
         drop(placement);
 
-        let mut workers: Vec<_> =
-            (0..self.processes).map(|process| self.spawn(&cluster, folder.path(), process)).collect();
+        let mut workers: Vec<_> = (0..self.processes)
+            .map(|process| self.spawn(&cluster, folder.path(), process))
+            .collect();
         workers.iter().for_each(|worker| drop(worker.expect("ready")));
         let begin = now() + self.scale.pick(Duration::from_secs(1), Duration::from_millis(20));
         let end = begin + self.window;
-        let over = end + OVERTIME;
-        workers.iter_mut().for_each(|worker| worker.send(&over.as_nanos().to_string()));
+        let stop_at = end + EXTRA_TIME;
+        workers.iter_mut().for_each(|worker| worker.send(&stop_at.as_nanos().to_string()));
         pause_until(begin);
         let first = Snapshot::take(&cluster)?;
         while now() < end {
@@ -122,12 +132,13 @@ impl Contest {
         let last = Snapshot::take(&cluster)?;
         workers.iter().for_each(|worker| drop(worker.expect("done")));
         drop(workers);
-        let placement = Placement::apart(&[server.pid()])?;
-        raw.pings(samples, &mut far_ping)?;
+        let placement = Placement::different_cores(&[server.pid()])?;
+        raw.pings(samples, &mut other_core_ping)?;
         drop(placement);
 
         let holds = self.read(folder.path())?;
-        let (holds, lost): (Vec<Hold>, Vec<Hold>) = holds.into_iter().partition(|hold| hold.believed);
+        let (holds, lost): (Vec<Hold>, Vec<Hold>) =
+            holds.into_iter().partition(|hold| hold.was_held);
         check_exclusion(&holds)?;
         let within = |hold: &Hold| (first.at..last.at).contains(&hold.acquired);
         let holds: Vec<Hold> = holds.into_iter().filter(within).collect();
@@ -144,7 +155,7 @@ impl Contest {
             window: last.at - first.at,
             locks,
             lost: lost.len() as f64,
-            // The round trips in between are not the contenders'.
+            // The pings are not commands of the contenders.
             commands_per_lock: (last.commands - first.commands - loaded_ping.len()) as f64 / locks,
             scripts_per_lock: (last.scripts - first.scripts) as f64 / locks,
             handoff,
@@ -152,8 +163,8 @@ impl Contest {
             fewest: by_process.iter().min().copied().unwrap_or(0).into(),
             most: by_process.iter().max().copied().unwrap_or(0).into(),
             server_cpu: last.server_cpu - first.server_cpu,
-            far_ping,
-            near_ping,
+            other_core_ping,
+            same_core_ping,
             loaded_ping,
             raw_pairs: samples as f64,
             raw_time,
@@ -170,7 +181,7 @@ impl Contest {
         Worker::spawn(ROLE, &args.each_ref().map(|(key, value)| (*key, value.as_str())))
     }
 
-    /// What all processes wrote down, in the order of the tokens.
+    /// The holds of all processes, in the order of their tokens.
     fn read(&self, folder: &Path) -> Result<Vec<Hold>> {
         let mut holds = Vec::new();
         for process in 0..self.processes {
@@ -178,9 +189,17 @@ impl Contest {
                 let mut fields = line.split(' ').map(str::parse);
                 let mut next = || fields.next().ok_or("a record is too short");
                 let token = next()??;
-                let mut time = || Ok::<_, Box<dyn std::error::Error>>(Duration::from_nanos(next()??));
+                let mut time =
+                    || Ok::<_, Box<dyn std::error::Error>>(Duration::from_nanos(next()??));
                 let (acquired, released, waited) = (time()?, time()?, time()?);
-                holds.push(Hold { token, process, acquired, released, waited, believed: next()?? == 1 });
+                holds.push(Hold {
+                    token,
+                    process,
+                    acquired,
+                    released,
+                    waited,
+                    was_held: next()?? == 1,
+                });
             }
         }
         holds.sort_by_key(|hold| hold.token);
@@ -188,29 +207,37 @@ impl Contest {
     }
 }
 
-/// Fast is worth nothing without this.
+/// Fails if two holds overlap: without exclusion, the speed means nothing.
 fn check_exclusion(holds: &[Hold]) -> Result<()> {
-    match holds.windows(2).find(|pair| pair[1].acquired < pair[0].released || pair[1].token == pair[0].token) {
+    match holds
+        .windows(2)
+        .find(|pair| pair[1].acquired < pair[0].released || pair[1].token == pair[0].token)
+    {
         None => Ok(()),
-        Some(pair) => {
-            Err(format!("two held the lock at once, with the tokens {} and {}", pair[0].token, pair[1].token).into())
-        }
+        Some(pair) => Err(format!(
+            "two processes held the lock at once, with the tokens {} and {}",
+            pair[0].token, pair[1].token
+        )
+        .into()),
     }
 }
 
-/// A contender: takes and releases the lock until it is told to stop, and then tells when.
+/// A contender: acquires and releases the lock until the given time, then writes down its holds.
 pub(crate) fn work(side: &WorkerSide) -> Result<()> {
     let threads: usize = side.arg("threads").parse()?;
     let hold = Duration::from_micros(side.arg("hold_us").parse()?);
     let mgr = RedisMgr::new(cluster::config(&side.arg("urls")))?;
     mgr.ping()?;
     side.say("ready");
-    let until = Duration::from_nanos(side.hear().ok_or("nobody said when to stop")?.parse()?);
+    let until = Duration::from_nanos(side.hear().ok_or("the time to stop is missing")?.parse()?);
     let records = Mutex::new(String::new());
     let done: Result<Vec<()>> = thread::scope(|scope| {
         let contend = || contend(&mgr, hold, until, &records).map_err(|error| error.to_string());
         let contenders: Vec<_> = (0..threads).map(|_| scope.spawn(contend)).collect();
-        contenders.into_iter().map(|contender| Ok(contender.join().map_err(|_| "a contender panicked")??)).collect()
+        contenders
+            .into_iter()
+            .map(|contender| Ok(contender.join().map_err(|_| "a contender panicked")??))
+            .collect()
     });
     done?;
     fs::write(side.arg("out"), records.into_inner()?)?;
@@ -221,7 +248,7 @@ pub(crate) fn work(side: &WorkerSide) -> Result<()> {
 fn contend(mgr: &RedisMgr, hold: Duration, until: Duration, records: &Mutex<String>) -> Result<()> {
     let mut holds = Vec::new();
     while now() < until {
-        let asked = now();
+        let started = now();
         let guard = mgr.lock("contended")?;
         let acquired = now();
         if !hold.is_zero() {
@@ -229,101 +256,116 @@ fn contend(mgr: &RedisMgr, hold: Duration, until: Duration, records: &Mutex<Stri
         }
         let token = guard.fencing_token();
         let released = now();
-        let believed = guard.is_held();
-        // A machine that is busy enough can cost a holder its lock, and this is no place to complain of that.
+        let was_held = guard.is_held();
+        // On a busy machine the lock may have been lost. The row reports that.
         let _: Released = guard.release()?;
-        holds.push((token, acquired, released, acquired - asked, believed));
+        holds.push((token, acquired, released, acquired - started, was_held));
     }
     let mut text = String::new();
-    for (token, acquired, released, waited, believed) in holds {
+    for (token, acquired, released, waited, was_held) in holds {
         let [acquired, released, waited] = [acquired, released, waited].map(|time| time.as_nanos());
-        writeln!(text, "{token} {acquired} {released} {waited} {}", u8::from(believed))?;
+        writeln!(text, "{token} {acquired} {released} {waited} {}", u8::from(was_held))?;
     }
     records.lock().map_err(|_| "a contender panicked")?.push_str(&text);
     Ok(())
 }
 
 impl Outcome {
-    fn rate(&self, what: &str) -> Line {
-        Line::new(format!("locks, {what}"), per_second(self.locks, self.window))
-            .beside(per_second(self.raw_pairs, self.raw_time), "raw pairs, one alone")
+    fn rate(&self, what: &str) -> Figure {
+        Figure::new(format!("locks, {what}"), per_second(self.locks, self.window))
+            .compare(per_second(self.raw_pairs, self.raw_time), "raw pairs, one client")
     }
 
-    fn cost(&self, what: &str) -> Line {
-        Line::new(format!("commands per lock and release, {what}"), number(self.commands_per_lock))
+    fn cost(&self, what: &str) -> Figure {
+        Figure::new(
+            format!("commands per lock and release, {what}"),
+            number(self.commands_per_lock),
+        )
     }
 
-    fn handoff(&self, what: &str) -> Line {
-        Line::new(format!("release to next holder, {what}, p50"), micros(self.handoff.p50()))
-            .beside(micros(self.far_ping.p50()), "PING, idle, other core")
+    fn handoff(&self, what: &str) -> Figure {
+        Figure::new(format!("release to next holder, {what}, p50"), micros(self.handoff.p50()))
+            .compare(micros(self.other_core_ping.p50()), "PING, idle, other core")
     }
 
-    fn fairness(&self, what: &str) -> Line {
-        Line::new(format!("fewest/most locks per process, {what}"), number(self.fewest / self.most))
+    fn fairness(&self, what: &str) -> Figure {
+        Figure::new(
+            format!("fewest/most locks per process, {what}"),
+            number(self.fewest / self.most),
+        )
     }
 
-    fn all(&self, what: &str) -> Vec<Line> {
+    fn all(&self, what: &str) -> Vec<Figure> {
         vec![self.rate(what), self.cost(what), self.handoff(what), self.fairness(what)]
     }
 }
 
-pub(crate) fn contended_2(scale: Scale) -> Result<Vec<Line>> {
+pub(crate) fn contended_2(scale: Scale) -> Result<Vec<Figure>> {
     Ok(Contest::new(2, scale).run()?.all("2 processes"))
 }
 
-pub(crate) fn contended_n(scale: Scale) -> Result<Vec<Line>> {
-    let mut lines = Contest::new(scale.pick(8, 3), scale).run()?.all("8 processes");
+pub(crate) fn contended_n(scale: Scale) -> Result<Vec<Figure>> {
+    let mut figures = Contest::new(scale.pick(8, 3), scale).run()?.all("8 processes");
     if let Scale::Full = scale {
-        lines.extend(Contest::new(32, scale).run()?.all("32 processes"));
+        figures.extend(Contest::new(32, scale).run()?.all("32 processes"));
     }
-    Ok(lines)
+    Ok(figures)
 }
 
-pub(crate) fn handoff(scale: Scale) -> Result<Vec<Line>> {
+pub(crate) fn handoff(scale: Scale) -> Result<Vec<Figure>> {
     let window = scale.pick(Duration::from_secs(10), Duration::from_millis(100));
     let outcome = Contest { window, ..Contest::new(scale.pick(32, 4), scale) }.run()?;
     Ok(vec![
-        outcome.handoff("32 processes").at_most_times_raw(1.5),
-        Line::new("  the same beside a round trip under that load", micros(outcome.handoff.p50()))
-            .beside(micros(outcome.loaded_ping.p50()), "PING, loaded"),
-        Line::new("  the same beside a round trip without a change of core", micros(outcome.handoff.p50()))
-            .beside(micros(outcome.near_ping.p50()), "PING, idle, same core"),
-        Line::new("  release to next holder, p99", micros(outcome.handoff.p99()))
-            .beside(micros(outcome.loaded_ping.p99()), "PING, loaded, p99"),
+        outcome.handoff("32 processes").at_most_raw_times(1.5),
+        Figure::new(
+            "  compared with a round trip under the same load",
+            micros(outcome.handoff.p50()),
+        )
+        .compare(micros(outcome.loaded_ping.p50()), "PING, loaded"),
+        Figure::new("  compared with a round trip on one core", micros(outcome.handoff.p50()))
+            .compare(micros(outcome.same_core_ping.p50()), "PING, idle, same core"),
+        Figure::new("  release to next holder, p99", micros(outcome.handoff.p99()))
+            .compare(micros(outcome.loaded_ping.p99()), "PING, loaded, p99"),
         outcome.fairness("32 processes").at_least(0.95),
         outcome.rate("32 processes"),
-        Line::new("  locks lost before they were released", number(outcome.lost)),
-        Line::new("  processor time of the server", of_a_core(outcome.server_cpu, outcome.window)),
+        Figure::new("  locks lost before they were released", number(outcome.lost)),
+        Figure::new(
+            "  processor time of the server",
+            share_of_core(outcome.server_cpu, outcome.window),
+        ),
     ])
 }
 
-/// Whoever holds the lock keeps it until all others are sure to be in line again: a lock that is found free costs less.
-pub(crate) fn commands(scale: Scale) -> Result<Vec<Line>> {
+/// Each holder keeps the lock until all others are queued again, because acquiring a free lock
+/// costs fewer commands.
+pub(crate) fn commands(scale: Scale) -> Result<Vec<Figure>> {
     let contest = Contest { hold: Duration::from_millis(1), ..Contest::new(3, scale) };
     let few = contest.run()?;
     let many = Contest { threads: scale.pick(43, 2), ..contest }.run()?;
     Ok(vec![
-        many.cost("128 waiters").beside(number(few.commands_per_lock), "with 2 waiters").like_raw(0.02),
-        Line::new("  script calls among them", number(many.scripts_per_lock))
-            .beside(number(few.scripts_per_lock), "with 2 waiters"),
+        many.cost("128 waiters")
+            .compare(number(few.commands_per_lock), "with 2 waiters")
+            .same_as_raw(0.02),
+        Figure::new("  script calls among these", number(many.scripts_per_lock))
+            .compare(number(few.scripts_per_lock), "with 2 waiters"),
     ])
 }
 
-/// As many contenders as nodes: the case in which they could take the votes from each other for ever.
-pub(crate) fn redlock(scale: Scale) -> Result<Vec<Line>> {
+/// As many contenders as nodes: in this case they could split the votes forever.
+pub(crate) fn redlock(scale: Scale) -> Result<Vec<Figure>> {
     let nodes = scale.pick(5, 3);
     let window = scale.pick(Duration::from_secs(10), Duration::from_millis(300));
     let outcome = Contest { nodes, window, ..Contest::new(nodes, scale) }.run()?;
     let rounds = outcome.scripts_per_lock / nodes as f64;
     Ok(vec![
         outcome.rate("5 processes on 5 nodes"),
-        Line::new("  rounds per lock and release: script calls over nodes", number(rounds))
-            .beside(number(2.0), "one alone"),
+        Figure::new("  rounds per lock and release (script calls / nodes)", number(rounds))
+            .compare(number(2.0), "no contention"),
         outcome.fairness("5 processes on 5 nodes"),
         outcome.handoff("5 processes on 5 nodes"),
-        Line::new("  time to get the lock, p50", micros(outcome.wait.p50())),
-        Line::new("  time to get the lock, p99", micros(outcome.wait.p99())),
-        Line::new("  time to get the lock, longest", micros(outcome.wait.longest())),
-        Line::new("  locks lost before they were released", number(outcome.lost)),
+        Figure::new("  time to acquire, p50", micros(outcome.wait.p50())),
+        Figure::new("  time to acquire, p99", micros(outcome.wait.p99())),
+        Figure::new("  time to acquire, longest", micros(outcome.wait.max())),
+        Figure::new("  locks lost before they were released", number(outcome.lost)),
     ])
 }

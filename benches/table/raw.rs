@@ -1,4 +1,4 @@
-//! The same work without the library: one `redis::Connection`, and commands that were made ready beforehand.
+//! The same work without the library: one `redis::Connection` and prepared commands.
 
 use std::time::Duration;
 
@@ -9,52 +9,58 @@ use crate::{
     measure::{Times, now},
 };
 
-const COMPARE_AND_DELETE: &str =
-    "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end";
+const COMPARE_AND_DELETE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then return \
+                                  redis.call('DEL', KEYS[1]) else return 0 end";
 
 pub(crate) struct Raw {
     connection: redis::Connection,
     release: String,
 }
 
-/// The two commands that take and release a lock, as they go over the wire.
+/// The two commands that acquire and release a lock, encoded.
 pub(crate) struct Pair {
-    take: Vec<u8>,
+    acquire: Vec<u8>,
     release: Vec<u8>,
 }
 
 impl Raw {
     pub(crate) fn connect(url: &str) -> Result<Raw> {
-        let info = url.into_connection_info()?.set_tcp_settings(TcpSettings::default().set_nodelay(true));
+        let info =
+            url.into_connection_info()?.set_tcp_settings(TcpSettings::default().set_nodelay(true));
         let mut connection = redis::Client::open(info)?.get_connection()?;
-        let release = redis::cmd("SCRIPT").arg("LOAD").arg(COMPARE_AND_DELETE).query(&mut connection)?;
+        let release =
+            redis::cmd("SCRIPT").arg("LOAD").arg(COMPARE_AND_DELETE).query(&mut connection)?;
         Ok(Raw { connection, release })
     }
 
-    /// Prepares a lock and its release under an identifier of the kind that the library uses.
+    /// Prepares a lock and its release, with an id like those of the library.
     pub(crate) fn pair(&self, key: &str) -> Pair {
         let id = distlock::generate_lock_id();
         let packed = |command: &Cmd| command.get_packed_command();
         Pair {
-            take: packed(redis::cmd("SET").arg(key).arg(id.as_str()).arg("NX").arg("PX").arg(10_000)),
-            release: packed(redis::cmd("EVALSHA").arg(&self.release).arg(1).arg(key).arg(id.as_str())),
+            acquire: packed(
+                redis::cmd("SET").arg(key).arg(id.as_str()).arg("NX").arg("PX").arg(10_000),
+            ),
+            release: packed(
+                redis::cmd("EVALSHA").arg(&self.release).arg(1).arg(key).arg(id.as_str()),
+            ),
         }
     }
 
-    /// Takes and releases a lock; how long each took.
+    /// Acquires and releases a lock. Returns how long each took.
     pub(crate) fn run(&mut self, pair: &Pair) -> Result<(Duration, Duration)> {
         let started = now();
-        let taken = self.connection.req_packed_command(&pair.take)?;
-        let between = now();
+        let acquired = self.connection.req_packed_command(&pair.acquire)?;
+        let locked = now();
         let released = self.connection.req_packed_command(&pair.release)?;
         let ended = now();
-        match (taken, released) {
-            (Value::Okay, Value::Int(1)) => Ok((between - started, ended - between)),
-            other => Err(format!("the raw lock was answered with {other:?}").into()),
+        match (acquired, released) {
+            (Value::Okay, Value::Int(1)) => Ok((locked - started, ended - locked)),
+            other => Err(format!("unexpected replies to the raw commands: {other:?}").into()),
         }
     }
 
-    /// So many pairs one after another; how long that took.
+    /// Runs pairs one after another. Returns how long all of them took.
     pub(crate) fn run_pairs(&mut self, count: usize) -> Result<Duration> {
         let pairs: Vec<Pair> = (0..count).map(|_| self.pair("lock:raw")).collect();
         let started = now();
@@ -64,12 +70,12 @@ impl Raw {
         Ok(now() - started)
     }
 
-    /// One round trip.
+    /// Measures one round trip.
     pub(crate) fn ping(&mut self) -> Result<Duration> {
         let started = now();
         match self.connection.req_packed_command(b"*1\r\n$4\r\nPING\r\n")? {
             Value::SimpleString(_) => Ok(now() - started),
-            other => Err(format!("PING was answered with {other:?}").into()),
+            other => Err(format!("unexpected reply to PING: {other:?}").into()),
         }
     }
 
@@ -80,7 +86,7 @@ impl Raw {
         Ok(())
     }
 
-    /// Sends one batch of commands and reads their answers.
+    /// Sends a batch of commands and reads the replies.
     pub(crate) fn batch(&mut self, commands: impl Iterator<Item = Cmd>) -> Result<()> {
         let mut batch = redis::pipe();
         for command in commands {

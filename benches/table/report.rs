@@ -1,4 +1,4 @@
-//! The table: what was measured, what it was to be, and how the two compare.
+//! The table of results: what was measured, its limit, and whether it was met.
 
 use std::{fmt, fs, mem, thread, time::Duration};
 
@@ -20,7 +20,7 @@ pub(crate) fn per_second(count: f64, time: Duration) -> Quantity {
 }
 
 /// Processor time as a share of one core.
-pub(crate) fn of_a_core(cpu: Duration, time: Duration) -> Quantity {
+pub(crate) fn share_of_core(cpu: Duration, time: Duration) -> Quantity {
     Quantity { value: 100.0 * cpu.as_secs_f64() / time.as_secs_f64(), unit: "% of a core" }
 }
 
@@ -47,89 +47,98 @@ impl fmt::Display for Quantity {
     }
 }
 
-enum Goal {
+enum Limit {
     AtMost(f64),
     Below(f64),
     AtLeast(f64),
-    /// At most so many times the raw figure.
-    TimesRaw(f64),
-    /// The raw figure, give or take this share of it.
-    LikeRaw(f64),
+    /// At most this multiple of the raw value.
+    RawTimes(f64),
+    /// Equal to the raw value, with this relative tolerance.
+    SameAsRaw(f64),
 }
 
-/// One figure of a row.
-pub(crate) struct Line {
+/// A measured value, with its limit and the value to compare it with.
+pub(crate) struct Figure {
     what: String,
     measured: Quantity,
     raw: Option<(Quantity, &'static str)>,
-    goal: Option<Goal>,
+    limit: Option<Limit>,
 }
 
-impl Line {
-    pub(crate) fn new(what: impl Into<String>, measured: Quantity) -> Line {
-        Line { what: what.into(), measured, raw: None, goal: None }
+impl Figure {
+    pub(crate) fn new(what: impl Into<String>, measured: Quantity) -> Figure {
+        Figure { what: what.into(), measured, raw: None, limit: None }
     }
 
-    /// What the same costs without the library, or what the figure is to be compared with.
-    pub(crate) fn beside(self, raw: Quantity, of: &'static str) -> Line {
-        Line { raw: Some((raw, of)), ..self }
+    /// Adds the value without the library, or another one to compare with.
+    pub(crate) fn compare(self, raw: Quantity, of: &'static str) -> Figure {
+        Figure { raw: Some((raw, of)), ..self }
     }
 
-    pub(crate) fn at_most(self, limit: f64) -> Line {
-        Line { goal: Some(Goal::AtMost(limit)), ..self }
+    pub(crate) fn at_most(self, limit: f64) -> Figure {
+        Figure { limit: Some(Limit::AtMost(limit)), ..self }
     }
 
-    pub(crate) fn below(self, limit: f64) -> Line {
-        Line { goal: Some(Goal::Below(limit)), ..self }
+    pub(crate) fn below(self, limit: f64) -> Figure {
+        Figure { limit: Some(Limit::Below(limit)), ..self }
     }
 
-    pub(crate) fn at_least(self, limit: f64) -> Line {
-        Line { goal: Some(Goal::AtLeast(limit)), ..self }
+    pub(crate) fn at_least(self, limit: f64) -> Figure {
+        Figure { limit: Some(Limit::AtLeast(limit)), ..self }
     }
 
-    pub(crate) fn at_most_times_raw(self, limit: f64) -> Line {
-        Line { goal: Some(Goal::TimesRaw(limit)), ..self }
+    pub(crate) fn at_most_raw_times(self, limit: f64) -> Figure {
+        Figure { limit: Some(Limit::RawTimes(limit)), ..self }
     }
 
-    pub(crate) fn like_raw(self, tolerance: f64) -> Line {
-        Line { goal: Some(Goal::LikeRaw(tolerance)), ..self }
+    pub(crate) fn same_as_raw(self, tolerance: f64) -> Figure {
+        Figure { limit: Some(Limit::SameAsRaw(tolerance)), ..self }
     }
 
-    fn goal(&self) -> String {
+    fn limit_text(&self) -> String {
         let unit = |limit: f64| Quantity { value: limit, ..self.measured };
-        match &self.goal {
+        match &self.limit {
             None => String::new(),
-            Some(Goal::AtMost(limit)) => format!("at most {}", unit(*limit)),
-            Some(Goal::Below(limit)) => format!("below {}", unit(*limit)),
-            Some(Goal::AtLeast(limit)) => format!("at least {}", unit(*limit)),
-            Some(Goal::TimesRaw(limit)) => format!("at most {limit:.2} x raw"),
-            Some(Goal::LikeRaw(tolerance)) => format!("the same, within {} %", tolerance * 100.0),
+            Some(Limit::AtMost(limit)) => format!("at most {}", unit(*limit)),
+            Some(Limit::Below(limit)) => format!("below {}", unit(*limit)),
+            Some(Limit::AtLeast(limit)) => format!("at least {}", unit(*limit)),
+            Some(Limit::RawTimes(limit)) => format!("at most {limit:.2} x raw"),
+            Some(Limit::SameAsRaw(tolerance)) => {
+                format!("equal to raw, within {} %", tolerance * 100.0)
+            }
         }
     }
 
-    fn verdict(&self) -> String {
+    fn result(&self) -> String {
         let value = self.measured.value;
         let raw = self.raw.map_or(f64::NAN, |(raw, _)| raw.value);
-        // By how much the figure misses its limit; negative when it does not.
-        let (short, limit) = match self.goal {
+        // By how much the value misses its limit; not positive if it meets the limit.
+        let (excess, limit) = match self.limit {
             None => return String::new(),
-            Some(Goal::AtMost(limit) | Goal::Below(limit)) => (value - limit, limit),
-            Some(Goal::AtLeast(limit)) => (limit - value, limit),
-            Some(Goal::TimesRaw(limit)) => (value - limit * raw, limit * raw),
-            Some(Goal::LikeRaw(tolerance)) => ((value - raw).abs() - tolerance * raw, raw),
+            Some(Limit::AtMost(limit) | Limit::Below(limit)) => (value - limit, limit),
+            Some(Limit::AtLeast(limit)) => (limit - value, limit),
+            Some(Limit::RawTimes(limit)) => (value - limit * raw, limit * raw),
+            Some(Limit::SameAsRaw(tolerance)) => ((value - raw).abs() - tolerance * raw, raw),
         };
-        let met = if let Some(Goal::Below(_)) = self.goal { short < 0.0 } else { short <= 0.0 };
-        if met {
+        let is_met =
+            if let Some(Limit::Below(_)) = self.limit { excess < 0.0 } else { excess <= 0.0 };
+        if is_met {
             return "ok".into();
         }
-        let by = Quantity { value: short, ..self.measured };
-        if limit > 0.0 { format!("short by {by} ({:.1} %)", 100.0 * short / limit) } else { format!("short by {by}") }
+        let by = Quantity { value: excess, ..self.measured };
+        if limit > 0.0 {
+            format!("missed by {by} ({:.1} %)", 100.0 * excess / limit)
+        } else {
+            format!("missed by {by}")
+        }
     }
 
     fn cells(&self) -> [String; 6] {
         let raw = self.raw.map_or(String::new(), |(raw, of)| format!("{raw} {of}"));
-        let ratio = self.raw.map_or(String::new(), |(raw, _)| format!("{:.3}", self.measured.value / raw.value));
-        [self.what.clone(), self.goal(), self.measured.to_string(), raw, ratio, self.verdict()]
+        let ratio = self
+            .raw
+            .map_or(String::new(), |(raw, _)| format!("{:.3}", self.measured.value / raw.value));
+        [self.what.clone(), self.limit_text(), self.measured.to_string(), raw, ratio, self.result()]
     }
 }
 
@@ -139,38 +148,42 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Adds a row, and how much of all cores other programs used while it was measured.
-    pub(crate) fn add(&mut self, row: &str, lines: Vec<Line>, others: f64) {
+    /// Adds a row. `others` is the share of all cores that other programs used meanwhile.
+    pub(crate) fn add(&mut self, row: &str, figures: Vec<Figure>, others: f64) {
         let (mut name, mut others) = (row.to_owned(), format!("{:.0} %", 100.0 * others));
-        for line in lines {
-            let [what, goal, measured, raw, ratio, verdict] = line.cells();
+        for figure in figures {
+            let [what, limit, measured, raw, ratio, result] = figure.cells();
             let (name, others) = (mem::take(&mut name), mem::take(&mut others));
-            self.rows.push([name, what, goal, measured, raw, ratio, verdict, others]);
+            self.rows.push([name, what, limit, measured, raw, ratio, result, others]);
         }
     }
 
-    pub(crate) fn add_failed(&mut self, row: &str, why: &str) {
+    pub(crate) fn add_failed(&mut self, row: &str, error: &str) {
         let mut cells = [const { String::new() }; 8];
         cells[0] = row.to_owned();
-        cells[1] = format!("CANNOT RUN: {}", why.lines().next().unwrap_or_default());
+        cells[1] = format!("FAILED: {}", error.lines().next().unwrap_or_default());
         self.rows.push(cells);
     }
 }
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let heads = ["row", "what", "must be", "measured", "raw, same run", "ratio", "verdict", "others' load"]
-            .map(str::to_owned);
+        let heads =
+            ["row", "what", "limit", "measured", "raw, same run", "ratio", "result", "other load"]
+                .map(str::to_owned);
         let width = |column: usize| {
             let cells = self.rows.iter().chain([&heads]).map(|row| row[column].chars().count());
             cells.max().unwrap_or(0)
         };
         let widths: Vec<usize> = (0..heads.len()).map(width).collect();
         let rule = heads.clone().map(|_| String::new());
-        for (cells, fill) in [(&heads, ' '), (&rule, '-')].into_iter().chain(self.rows.iter().map(|row| (row, ' '))) {
+        for (cells, fill) in
+            [(&heads, ' '), (&rule, '-')].into_iter().chain(self.rows.iter().map(|row| (row, ' ')))
+        {
             let cells = cells.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| {
-                let fill: String = std::iter::repeat_n(fill, width - cell.chars().count()).collect();
-                // Numbers are compared more easily when they end below each other.
+                let fill: String =
+                    std::iter::repeat_n(fill, width - cell.chars().count()).collect();
+                // Numbers are aligned to the right.
                 if matches!(column, 3 | 5 | 7) { fill + cell } else { cell.clone() + &fill }
             });
             writeln!(f, "| {} |", cells.collect::<Vec<_>>().join(" | "))?;
@@ -183,16 +196,20 @@ pub(crate) fn cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// What the figures were measured on.
+/// The machine and the server of the measurements.
 pub(crate) fn machine() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let cores = cores();
     let cpuinfo = read("/proc/cpuinfo");
-    let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or(": unknown processor");
+    let model = cpuinfo
+        .lines()
+        .find_map(|line| line.strip_prefix("model name"))
+        .unwrap_or(": unknown processor");
     let info: String = RedisServer::start().query(&["INFO", "server"]);
     let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name));
     let server = field("valkey_version:").map(|version| format!("Valkey {version}"));
-    let server = server.unwrap_or_else(|| format!("Redis {}", field("redis_version:").unwrap_or("?")));
+    let server =
+        server.unwrap_or_else(|| format!("Redis {}", field("redis_version:").unwrap_or("?")));
     format!(
         "{cores} cores of {}, Linux {}, {server}",
         model.trim_start_matches([' ', '\t', ':']),

@@ -1,4 +1,4 @@
-//! What it costs to wait: many threads of one process for one lock that somebody holds.
+//! The cost of waiting: many threads of one process wait for a lock that stays held.
 
 use std::{thread, time::Duration};
 
@@ -7,21 +7,23 @@ use distlock::{Config, LockError, RedisMgr};
 use crate::{
     Result, Scale,
     measure::{cpu_of, now, pause},
-    report::{Line, number, of_a_core, per_second},
-    support::{CEILING, RedisServer, Worker, WorkerSide, eventually},
+    report::{Figure, number, per_second, share_of_core},
+    support::{RedisServer, TEST_TIMEOUT, Worker, WorkerSide, eventually},
 };
 
 pub(crate) const ROLE: &str = "waiter";
 
-pub(crate) fn row(scale: Scale) -> Result<Vec<Line>> {
-    let (threads, window) = scale.pick((500, Duration::from_secs(10)), (10, Duration::from_millis(100)));
+pub(crate) fn row(scale: Scale) -> Result<Vec<Figure>> {
+    let (threads, window) =
+        scale.pick((500, Duration::from_secs(10)), (10, Duration::from_millis(100)));
     let server = RedisServer::start();
     let holder = RedisMgr::new(Config::new(server.url()))?;
     let guard = holder.lock("held")?;
-    let at_first = server.commands_processed();
+    let initial_commands = server.commands_processed();
     let args = [("url", server.url()), ("threads", threads.to_string())];
-    let mut worker = Worker::spawn(ROLE, &args.each_ref().map(|(key, value)| (*key, value.as_str())));
-    eventually("all threads are in line", CEILING, || {
+    let mut worker =
+        Worker::spawn(ROLE, &args.each_ref().map(|(key, value)| (*key, value.as_str())));
+    eventually("all threads are queued", TEST_TIMEOUT, || {
         server.query::<usize>(&["LLEN", "distlock:queue:{lock:held}"]) == threads
     });
 
@@ -34,27 +36,39 @@ pub(crate) fn row(scale: Scale) -> Result<Vec<Line>> {
     worker.send("stop");
     worker.expect("stopped");
     Ok(vec![
-        Line::new("commands at the server, 500 threads waiting", per_second(sent as f64, elapsed)).below(200.0),
-        Line::new("processor time of the waiting process", of_a_core(cpu, elapsed)).below(2.0),
-        Line::new("  commands to get in line, once per waiter", number((commands - at_first) as f64 / threads as f64)),
+        Figure::new(
+            "commands at the server, 500 threads waiting",
+            per_second(sent as f64, elapsed),
+        )
+        .below(200.0),
+        Figure::new("processor time of the waiting process", share_of_core(cpu, elapsed))
+            .below(2.0),
+        Figure::new(
+            "  commands to join the queue, per waiter",
+            number((commands - initial_commands) as f64 / threads as f64),
+        ),
     ])
 }
 
-/// Waits in many threads until its manager is shut down.
+/// Waits in many threads until the manager is shut down.
 pub(crate) fn work(side: &WorkerSide) -> Result<()> {
     let threads: usize = side.arg("threads").parse()?;
     let mgr = RedisMgr::new(Config::new(side.arg("url")))?;
     thread::scope(|scope| {
         let waiters: Vec<_> = (0..threads).map(|_| scope.spawn(|| mgr.lock("held"))).collect();
-        let told = side.hear();
+        let message = side.hear();
         mgr.shutdown();
         for waiter in waiters {
             match waiter.join().map_err(|_| "a waiter panicked")? {
                 Err(LockError::Shutdown) => {}
                 Err(error) => return Err(error.into()),
-                Ok(guard) => return Err(format!("a waiter got the lock that was held: {guard:?}").into()),
+                Ok(guard) => {
+                    return Err(
+                        format!("a waiter acquired the lock that was held: {guard:?}").into()
+                    );
+                }
             }
         }
-        told.map(|_| side.say("stopped")).ok_or_else(|| "nobody said when to stop".into())
+        message.map(|_| side.say("stopped")).ok_or_else(|| "the message to stop is missing".into())
     })
 }

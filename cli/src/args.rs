@@ -1,32 +1,30 @@
-//! What can be asked for, as types. Also what help, completions and the manual page are made of.
+//! The command line as types. Help, shell completions and the manual page are generated from them.
 
 use std::{env, ffi::OsString, fmt, path::PathBuf, time::Duration};
 
 use clap::{
-    Args as Arguments, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum, ValueHint,
-    builder::Resettable,
+    Args as Arguments, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum,
+    ValueHint, builder::Resettable,
 };
 
-use crate::connect::{has_password, span};
+use crate::{format::parse_duration, help_text, urls::has_password};
 
-const CODES: &str = "\
-Exit codes:
-  0    it did what was asked; for run, the command's own code, whatever it is
-  1    no: nobody holds the lock, nothing was released, the doctor found problems
-  64   the arguments, the environment or a file cannot work
-  69   the servers cannot be reached, do not agree, or refuse
-  75   somebody else holds the lock
-  76   the lock was lost, or could not be renewed in time, while the command ran
-  124  the command ran for longer than --max-hold
-  126  the command cannot be started
-  127  the command is not there
-  128+ a signal ended the command, or the wait for the lock: its number is added";
-
-/// Locks that hold across processes and machines, kept in Redis or Valkey.
+/// Distributed locks for shell scripts and operators, kept in Redis or Valkey.
 ///
-/// With DISTLOCK_LOG=warn in the environment, or info, debug or trace, what happens underneath is told on standard error.
+/// At most one process at a time, on any machine, holds the lock of a given name. distlock run runs
+/// a command under a lock. The other commands list, inspect, release and measure locks, and check
+/// their servers.
+///
+/// Durations are written like 300ms, 30s, 5m or 1h.
 #[derive(Debug, Parser)]
-#[command(name = "distlock", version, after_help = CODES, propagate_version = true, subcommand_required = true)]
+#[command(
+    name = "distlock",
+    version,
+    after_help = help_text::short_footer(),
+    after_long_help = help_text::long_footer(),
+    propagate_version = true,
+    subcommand_required = true
+)]
 pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) servers: Servers,
@@ -34,41 +32,44 @@ pub(crate) struct Args {
     pub(crate) command: Command,
 }
 
-/// Why a command line is no request.
+/// Why a command line yields no arguments.
 #[derive(Debug)]
-pub(crate) enum Unread {
-    /// It asks for help or the version, or is wrong.
-    Said(clap::Error),
-    /// It is wrong and has a password in it. What is wrong with an argument is said by repeating it, so nothing is.
+pub(crate) enum ArgError {
+    /// A request for help or the version, or a usage error.
+    Clap(clap::Error),
+    /// A usage error with a password in it. Clap's message would repeat the argument, so it is not
+    /// shown.
     Password,
 }
 
-impl Unread {
-    /// It was asked for: no error.
+impl ArgError {
+    /// The user asked for help or the version, which is not an error.
     pub(crate) fn is_help(&self) -> bool {
-        matches!(self, Unread::Said(error) if !error.use_stderr())
+        matches!(self, ArgError::Clap(error) if !error.use_stderr())
     }
 }
 
-impl fmt::Display for Unread {
+impl fmt::Display for ArgError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Unread::Said(error) => error.fmt(f),
-            Unread::Password => f.write_str(
-                "there seems to be a password on the command line, where every user of this machine can read it: put the \
-                 URL into DISTLOCK_URL, or the password into a file for --password-file. If what stands behind a colon \
-                 was meant for a port, it has to be a number",
+            ArgError::Clap(error) => error.fmt(f),
+            ArgError::Password => f.write_str(
+                "a URL on the command line seems to contain a password, which every user of this \
+                 machine can read: put the URL into DISTLOCK_URL, or the password into a file and \
+                 pass --password-file. If the text after a colon is meant as a port, it must be a \
+                 number",
             ),
         }
     }
 }
 
-/// Arguments and their variables of which an empty one is none, as units of systemd's take them away. A prefix may be empty.
+/// Arguments whose environment variable counts as unset if it is empty, because a systemd unit can
+/// only clear a variable that way. An empty prefix is valid, so it is not in this list.
 const UNSET_IF_EMPTY: [(&str, &str); 2] =
     [("password_file", "DISTLOCK_PASSWORD_FILE"), ("quarantine", "DISTLOCK_QUARANTINE")];
 
-/// Makes sense of a command line, of which the first word is this program's name.
-pub(crate) fn read(words: impl IntoIterator<Item = OsString>) -> Result<Args, Unread> {
+/// Parses a command line, whose first word is the name of this program.
+pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Args, ArgError> {
     let words: Vec<OsString> = words.into_iter().collect();
     let mut command = Args::command();
     for (id, variable) in UNSET_IF_EMPTY {
@@ -77,24 +78,37 @@ pub(crate) fn read(words: impl IntoIterator<Item = OsString>) -> Result<Args, Un
         }
     }
     let matches = command.try_get_matches_from_mut(&words);
-    let args = matches.and_then(|matches| Args::from_arg_matches(&matches)).map_err(|error| error.format(&mut command));
+    let args = matches
+        .and_then(|matches| Args::from_arg_matches(&matches))
+        .map_err(|error| error.format(&mut command));
     args.map_err(|error| {
         let is_secret = |word: &OsString| {
             let word = word.to_string_lossy();
             word.contains("://") && has_password(&word)
         };
-        if error.use_stderr() && words.iter().any(is_secret) { Unread::Password } else { Unread::Said(error) }
+        if error.use_stderr() && words.iter().any(is_secret) {
+            ArgError::Password
+        } else {
+            ArgError::Clap(error)
+        }
     })
 }
 
-/// Which servers keep the locks.
+/// The servers that keep the locks.
 #[derive(Arguments, Clone, Debug)]
 pub(crate) struct Servers {
-    /// The server, as redis://[user@]host[:port][/db] or unix:///path; several times, or with commas, for several nodes.
-    /// Without it: DISTLOCK_URL, else REDIS_URL, else redis://127.0.0.1:6379. Passwords do not belong here
-    #[arg(long, global = true, value_name = "URL", value_hint = ValueHint::Url, help_heading = "Servers")]
+    /// Server: redis://[user@]host[:port][/db], the same with valkey://, or unix:///path. For
+    /// several nodes, repeat the option or separate URLs with commas. Default: DISTLOCK_URL, then
+    /// REDIS_URL, then redis://127.0.0.1:6379. Must not contain a password
+    #[arg(
+        long,
+        global = true,
+        value_name = "URL",
+        value_hint = ValueHint::Url,
+        help_heading = "Servers"
+    )]
     pub(crate) url: Vec<String>,
-    /// A file whose first line is the password of all servers whose URL has none
+    /// File whose first line is the password for all servers whose URL has none
     #[arg(
         long,
         global = true,
@@ -104,20 +118,34 @@ pub(crate) struct Servers {
         help_heading = "Servers"
     )]
     pub(crate) password_file: Option<PathBuf>,
-    /// What stands before a name to make its key [default: lock:]
-    #[arg(long, global = true, value_name = "TEXT", env = "DISTLOCK_PREFIX", help_heading = "Servers")]
-    pub(crate) prefix: Option<String>,
-    /// The longest time for one exchange with a server
-    #[arg(long, global = true, value_name = "SPAN", default_value = "1s", value_parser = span, help_heading = "Servers")]
-    pub(crate) timeout: Duration,
-    /// How long one of several nodes that may have lost its data does not vote: the longest ttl that anybody uses there, and
-    /// the same for all. 0 is for never, as it is with two nodes unless you say otherwise [default: 30s]
+    /// Text put before a lock name to make its key [default: lock:]
     #[arg(
         long,
         global = true,
-        value_name = "SPAN",
+        value_name = "TEXT",
+        env = "DISTLOCK_PREFIX",
+        help_heading = "Servers"
+    )]
+    pub(crate) prefix: Option<String>,
+    /// Maximum time for one exchange with a server, connecting included
+    #[arg(
+        long,
+        global = true,
+        value_name = "DURATION",
+        default_value = "1s",
+        value_parser = parse_duration,
+        help_heading = "Servers"
+    )]
+    pub(crate) timeout: Duration,
+    /// How long one of several nodes must not vote if it may have lost its data. Use the longest
+    /// ttl of all clients of these nodes, and the same value for all of them. 0 turns it off, which
+    /// is the default for two nodes [default: 30s]
+    #[arg(
+        long,
+        global = true,
+        value_name = "DURATION",
         env = "DISTLOCK_QUARANTINE",
-        value_parser = span,
+        value_parser = parse_duration,
         help_heading = "Servers"
     )]
     pub(crate) quarantine: Option<Duration>,
@@ -134,145 +162,195 @@ pub(crate) enum Command {
     Bench(Bench),
     Completions(Completions),
     /// Print the manual page
+    ///
+    /// To read it: distlock man | man -l -
     Man,
 }
 
 /// Run a command under a lock
 ///
-/// The lock is renewed while the command runs and released when it has ended. The command finds the name, the identifier
-/// and the fencing token of its lock in DISTLOCK_NAME, DISTLOCK_ID and DISTLOCK_TOKEN. When the lock is lost, or can no
-/// longer be renewed in time, the command and all it has started in its process group are ended; so is, when the command has ended, what it leaves behind in that
-/// group. What has left the group, such as a daemon, is not seen. Of the signals that distlock is sent, INT, TERM, HUP, QUIT, USR1 and USR2
-/// are passed on to the command.
+/// Waits for the lock, runs the command, renews the lock while the command runs, and releases the
+/// lock when the command has ended. Standard streams and exit code are those of the command.
+///
+/// The command runs in a process group of its own. distlock ends this group if the lock is lost or
+/// cannot be renewed in time, if the command has run for --max-hold, and if the command has ended
+/// and left processes in the group. To end it, distlock sends SIGTERM, and SIGKILL after --grace.
+/// The lock is released when the whole group has ended. Processes that have left the group are not
+/// tracked: daemons, and what setsid, an interactive shell, or timeout within a script have
+/// started.
+///
+/// If the lock cannot be renewed, the group must be gone before the lock expires. So SIGTERM is
+/// sent shortly before that, in the last quarter of --ttl, and the grace period is cut short where
+/// necessary. If the lock turns out to have been deleted or taken by another client, SIGTERM is
+/// sent at once, with the full grace period.
+///
+/// distlock forwards SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 to the group. While it
+/// waits for the lock, each of them ends the wait. Signals that were ignored when distlock started
+/// stay ignored in the command, except SIGPIPE, SIGCHLD, SIGCONT and, in the foreground of a
+/// terminal, SIGTTIN.
+///
+/// A second process, distlock-guard, ends the group and releases the lock if distlock itself is
+/// killed, or stopped by SIGSTOP.
 #[derive(Arguments, Clone, Debug)]
-#[command(after_help = CODES)]
+#[command(after_help = help_text::short_footer(), after_long_help = help_text::run_footer())]
 pub(crate) struct Run {
-    /// How long the lock outlives this machine, should it die
-    #[arg(long, value_name = "SPAN", default_value = "30s", value_parser = span)]
+    /// Lease: how long the lock stays held if this machine dies
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
     pub(crate) ttl: Duration,
-    /// Wait for the lock for at most that long
-    #[arg(long, value_name = "SPAN", value_parser = span, conflicts_with = "no_wait")]
+    /// Wait at most this long for the lock; without it, wait without limit
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, conflicts_with = "no_wait")]
     pub(crate) wait: Option<Duration>,
     /// Do not wait for the lock
     #[arg(long)]
     pub(crate) no_wait: bool,
-    /// What to do when somebody else holds the lock; with --wait, still. Skip and fail do not wait unless --wait says so
-    #[arg(long, value_enum, value_name = "WHAT")]
+    /// What to do if another process holds the lock, or still holds it after --wait. Without
+    /// --wait, skip and fail do not wait
+    #[arg(long, value_enum, value_name = "ACTION")]
     pub(crate) on_held: Option<OnHeld>,
-    /// End the command when it has run for that long
-    #[arg(long, value_name = "SPAN", value_parser = span)]
+    /// End the command if it has run for this long
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) max_hold: Option<Duration>,
-    /// Between asking the command to end (SIGTERM) and killing it
-    #[arg(long, value_name = "SPAN", default_value = "5s", value_parser = span)]
+    /// Time between SIGTERM and SIGKILL when distlock ends the command
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = parse_duration)]
     pub(crate) grace: Duration,
-    /// Say on standard error what happens to the lock
+    /// Report on standard error when distlock waits for, acquires and releases the lock
     #[arg(long, short)]
     pub(crate) verbose: bool,
-    /// The name of the lock, which cannot begin with a hyphen here
+    /// Name of the lock; must not begin with a hyphen
     pub(crate) name: String,
-    /// What to run under it, with its arguments
-    #[arg(required = true, last = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
+    /// Command to run under the lock, with its arguments
+    #[arg(
+        required = true,
+        last = true,
+        value_name = "COMMAND",
+        value_hint = ValueHint::CommandWithArguments
+    )]
     pub(crate) command: Vec<OsString>,
 }
 
-/// What to do when somebody else holds the lock.
+/// What `run` does if another process holds the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnHeld {
-    /// Run nothing, and end well (0)
+    /// Do not run the command, and exit with 0
     Skip,
-    /// Run nothing, and say so (75)
+    /// Do not run the command, and exit with 75
     Fail,
-    /// Wait, without limit unless --wait gives one
+    /// Wait for the lock; with --wait, exit with 75 after that time
     Wait,
 }
 
-/// List the locks that are held
+/// List held locks
+///
+/// Shows for each lock its holder, how long it has been held, the time left until it expires unless
+/// it is renewed, the number of waiters, and the fencing token. "not certain" means that no quorum
+/// of the nodes agrees on the holder.
 #[derive(Arguments, Clone, Debug)]
 pub(crate) struct Ls {
-    /// Only names that match: * is any text, ? any character, [a-c] one of some
+    /// Pattern for names: * is any text, ? any character, [a-c] any of a set
     #[arg(default_value = "*", hide_default_value = true)]
     pub(crate) pattern: String,
-    /// Print JSON, for programs
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// Show one lock: its holder, and who waits
+/// Show one lock: its holder, its queue and what each node reports
+///
+/// Exits with 1 if the lock is not held.
 #[derive(Arguments, Clone, Debug)]
 pub(crate) struct Show {
-    /// The name of the lock
+    /// Name of the lock
     pub(crate) name: String,
-    /// Print JSON, for programs
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// Take a lock away from its holder, who learns of it at its next renewal
+/// Take a lock from its holder, which learns of it at its next renewal
+///
+/// The next waiter gets the lock at once, so for up to a third of the ttl two processes may act as
+/// its holder. Exits with 1 if nothing was released.
 #[derive(Arguments, Clone, Debug)]
 pub(crate) struct Release {
-    /// The name of the lock
+    /// Name of the lock
     pub(crate) name: String,
     #[command(flatten)]
-    pub(crate) whose: Whose,
-    /// Print JSON, for programs
+    pub(crate) target: ReleaseTarget,
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// From whom a lock is taken.
+/// Which holder `release` may take the lock from.
 #[derive(Arguments, Clone, Debug)]
 #[group(required = true, multiple = false)]
-pub(crate) struct Whose {
-    /// From whoever holds it now
+pub(crate) struct ReleaseTarget {
+    /// Take the lock from its current holder, whichever that is
     #[arg(long)]
     pub(crate) force: bool,
-    /// Only from the holder with this identifier
+    /// Take the lock only if its holder has this id
     #[arg(long, value_name = "ID")]
     pub(crate) if_id: Option<String>,
 }
 
-/// Watch the locks live
+/// Watch locks live
+///
+/// Press ? for a list of keys and columns, and q to quit.
 #[derive(Arguments, Clone, Debug)]
 pub(crate) struct Top {
-    /// Only names that match: * is any text, ? any character, [a-c] one of some
+    /// Pattern for names: * is any text, ? any character, [a-c] any of a set
     #[arg(default_value = "*", hide_default_value = true)]
     pub(crate) pattern: String,
-    /// Between two looks at the servers
-    #[arg(long, short, value_name = "SPAN", default_value = "1s", value_parser = span)]
+    /// Time between two polls of the servers
+    #[arg(
+        long,
+        short,
+        value_name = "DURATION",
+        default_value = "1s",
+        value_parser = parse_duration
+    )]
     pub(crate) interval: Duration,
 }
 
-/// Check what a deployment needs, and say what to do
+/// Check whether the servers are fit for locks, and suggest fixes
+///
+/// Checks permissions, settings, clocks and round trips, and hands a test lock from one thread to
+/// another. Temporary keys are deleted afterwards. Exits with 1 if there is a problem; warnings and
+/// unknown results do not count.
 #[derive(Arguments, Clone, Debug)]
 pub(crate) struct Doctor {
-    /// The servers; without it, those of --url or of the environment
+    /// Servers to check; without them, those of --url or of the environment
     #[arg(value_name = "URL", value_hint = ValueHint::Url)]
     pub(crate) urls: Vec<String>,
-    /// The shortest time to live in use there
-    #[arg(long, value_name = "SPAN", default_value = "10s", value_parser = span)]
+    /// Shortest ttl in use on these servers
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration)]
     pub(crate) ttl: Duration,
-    /// Print JSON, for programs
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// Measure acquiring, handing over and renewing against the servers, beside the raw round trip
+/// Measure how fast these servers lock, hand over and renew, beside a bare round trip
+///
+/// Uses a temporary lock, which no other client waits for.
 #[derive(Arguments, Clone, Debug)]
 pub(crate) struct Bench {
-    /// The servers; without it, those of --url or of the environment
+    /// Servers to measure; without them, those of --url or of the environment
     #[arg(value_name = "URL", value_hint = ValueHint::Url)]
     pub(crate) urls: Vec<String>,
-    /// How long to measure altogether
-    #[arg(long, value_name = "SPAN", default_value = "5s", value_parser = span)]
+    /// Total time to measure
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = parse_duration)]
     pub(crate) time: Duration,
-    /// Print JSON, for programs
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 /// Print completions for a shell
+///
+/// For bash: distlock completions bash > ~/.local/share/bash-completion/completions/distlock
 #[derive(Arguments, Clone, Debug)]
 pub(crate) struct Completions {
-    /// Which shell
+    /// Shell to print them for
     pub(crate) shell: clap_complete::Shell,
 }

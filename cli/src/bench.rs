@@ -1,4 +1,4 @@
-//! `distlock bench`: how long locks take at these servers, beside what nothing at all takes.
+//! `distlock bench`: measures locks on these servers, and compares them with a bare round trip.
 
 mod measure;
 
@@ -7,89 +7,102 @@ use std::time::Duration;
 use distlock::RedisMgr;
 use serde::Serialize;
 
-use self::measure::{Times, Trouble};
+use self::measure::{MeasureError, Samples};
 use crate::{
     args::{Bench, Servers},
     connect,
     exit::{Exit, Failure, Outcome},
+    format::{self, Table},
     json::micros,
     output,
-    scratch::Scratch,
-    text::{self, Table},
+    temp_lock::TempLock,
 };
 
-/// Short enough to measure something, and no longer than somebody waits for it.
-const TIME: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(10 * 60);
+/// Range of the measuring time: long enough to measure something, short enough to wait for.
+const TIME_RANGE: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(100)..=Duration::from_secs(10 * 60);
 
-/// What is left of the scratch lock when this is killed is gone after that.
-const TTL: Duration = Duration::from_secs(10);
+/// The ttl of the temporary lock. If the program is killed, the lock expires after this time.
+const BENCH_TTL: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Serialize)]
-struct Report {
+struct BenchReport {
     servers: Vec<String>,
-    rows: Vec<Row>,
+    rows: Vec<BenchRow>,
 }
 
 #[derive(Debug, Serialize)]
-struct Row {
+struct BenchRow {
     what: &'static str,
     count: u64,
     p50_us: u64,
     p99_us: u64,
-    /// How often this can be done one after another.
+    /// How many can be done in a second, one after another.
     per_second: Option<f64>,
-    /// How many round trips that do nothing the median takes.
+    /// The median, in medians of a bare round trip.
     round_trips: f64,
 }
 
 pub(crate) fn run(servers: &Servers, options: &Bench) -> Outcome {
-    if !TIME.contains(&options.time) {
-        return Err(Failure::usage("--time has to be 100ms to 10m"));
+    if !TIME_RANGE.contains(&options.time) {
+        return Err(Failure::usage("--time must be 100ms to 10m"));
     }
     let urls = if options.urls.is_empty() { &servers.url } else { &options.urls };
-    // Nobody but us knows the scratch name, so that nodes which have just started may vote on it.
-    let config = connect::config_at(servers, urls)?.pool_size(4).ttl(TTL).quarantine(Duration::ZERO);
+    // No other client uses the temporary name, so nodes that have just started can safely vote on
+    // it.
+    let config =
+        connect::config_for(servers, urls)?.pool_size(4).ttl(BENCH_TTL).quarantine(Duration::ZERO);
     let nodes = config.each_node().into_iter().map(RedisMgr::new).collect::<Result<Vec<_>, _>>()?;
     let mgr = RedisMgr::new(config)?;
-    let scratch = Scratch::new(servers.prefix.as_deref().unwrap_or("lock:"));
-    let measured = measure_all(&mgr, &scratch.name, options.time);
+    let temp_lock = TempLock::new(servers.prefix.as_deref().unwrap_or("lock:"));
+    let measured = measure_all(&mgr, &temp_lock.name, options.time);
     drop(mgr);
-    nodes.iter().for_each(|node| scratch.clean(node));
+    nodes.iter().for_each(|node| temp_lock.delete_keys(node));
     let servers = nodes.iter().map(|node| node.server().to_owned()).collect();
-    let report = Report { servers, rows: measured? };
+    let report = BenchReport { servers, rows: measured? };
     if options.json {
         output::print_json(&report)?;
     } else {
-        output::print(&page(&report))?;
+        output::print(&format_report(&report))?;
     }
-    Ok(Exit::Fine)
+    Ok(Exit::Success)
 }
 
-/// A quarter of the time for each; stops at the first that fails, so that a server which has gone is waited for once.
-fn measure_all(mgr: &RedisMgr, name: &str, time: Duration) -> Result<Vec<Row>, Failure> {
+/// Spends a quarter of the time on each measurement. Stops at the first failure, so that the
+/// timeout of an unreachable server is waited for once.
+fn measure_all(mgr: &RedisMgr, name: &str, time: Duration) -> Result<Vec<BenchRow>, Failure> {
     let part = time / 4;
     let failed = |what: &'static str| {
-        move |trouble: Trouble| match trouble {
-            Trouble::Lock(error) => {
+        move |trouble: MeasureError| match trouble {
+            MeasureError::Lock(error) => {
                 let failure = Failure::from(error);
                 Failure::new(failure.exit, format!("cannot measure {what}: {}", failure.message))
             }
-            Trouble::Other(why) => Failure::new(Exit::Unavailable, format!("cannot measure {what}: {why}")),
+            MeasureError::Other(why) => {
+                Failure::new(Exit::Unavailable, format!("cannot measure {what}: {why}"))
+            }
         }
     };
     let raw = measure::round_trips(mgr, part).map_err(failed(ROUND_TRIP))?;
     let round_trip = raw.quantile(0.5);
-    let alone = measure::alone(mgr, name, part).map_err(failed(ALONE))?;
+    let alone = measure::lock_and_release(mgr, name, part).map_err(failed(ALONE))?;
     let handovers = measure::handovers(mgr, name, part).map_err(failed(HANDOVER))?;
-    let renewals = measure::renewals(mgr, name, part, raw.quantile(0.99)).map_err(failed(RENEWAL))?;
-    let row = |what, times: &Times, per_second: Option<f64>| {
-        Row::new(what, times.count(), [times.quantile(0.5), times.quantile(0.99)], per_second, round_trip)
+    let renewals =
+        measure::renewals(mgr, name, part, raw.quantile(0.99)).map_err(failed(RENEWAL))?;
+    let row = |what, times: &Samples, per_second: Option<f64>| {
+        BenchRow::new(
+            what,
+            times.count(),
+            [times.quantile(0.5), times.quantile(0.99)],
+            per_second,
+            round_trip,
+        )
     };
     Ok(vec![
         row(ROUND_TRIP, &raw, Some(raw.per_second())),
         row(ALONE, &alone, Some(alone.per_second())),
         row(HANDOVER, &handovers, None),
-        Row::new(RENEWAL, renewals.count, [renewals.p50, renewals.p99], None, round_trip),
+        BenchRow::new(RENEWAL, renewals.count, [renewals.p50, renewals.p99], None, round_trip),
     ])
 }
 
@@ -98,36 +111,40 @@ const ALONE: &str = "lock and release";
 const HANDOVER: &str = "hand-over";
 const RENEWAL: &str = "renewal";
 
-impl Row {
+impl BenchRow {
     fn new(
         what: &'static str,
         count: u64,
         [p50, p99]: [Duration; 2],
         per_second: Option<f64>,
         round_trip: Duration,
-    ) -> Row {
-        // What was never measured took no time.
-        let round_trips = p50.as_secs_f64() / round_trip.max(Duration::from_micros(1)).as_secs_f64();
-        Row { what, count, p50_us: micros(p50), p99_us: micros(p99), per_second, round_trips }
+    ) -> BenchRow {
+        // A round trip measured as zero would divide by zero.
+        let round_trips =
+            p50.as_secs_f64() / round_trip.max(Duration::from_micros(1)).as_secs_f64();
+        BenchRow { what, count, p50_us: micros(p50), p99_us: micros(p99), per_second, round_trips }
     }
 }
 
-fn page(report: &Report) -> String {
-    let mut table = Table::new(&["", ">MEDIAN", ">99 %", ">PER SECOND", ">ROUND TRIPS", ">MEASURED"]);
+fn format_report(report: &BenchReport) -> String {
+    let mut table =
+        Table::new(&["", ">MEDIAN", ">99 %", ">PER SECOND", ">× ROUND TRIP", ">SAMPLES"]);
     for row in &report.rows {
-        let told = |text: String| if row.count == 0 { "-".to_owned() } else { text };
-        table.row(vec![
+        let known = |text: String| if row.count == 0 { "-".to_owned() } else { text };
+        table.add_row(vec![
             row.what.to_owned(),
-            told(format!("{} µs", row.p50_us)),
-            told(format!("{} µs", row.p99_us)),
+            known(format!("{} µs", row.p50_us)),
+            known(format!("{} µs", row.p99_us)),
             row.per_second.map_or_else(|| "-".into(), |often| format!("{often:.0}")),
-            told(format!("{:.2}", row.round_trips)),
+            known(format!("{:.2}", row.round_trips)),
             row.count.to_string(),
         ]);
     }
     let several = match report.servers.len() {
         1 => String::new(),
-        nodes => format!(" ({nodes} nodes; a round trip is over when {} have answered)", nodes / 2 + 1),
+        nodes => {
+            format!(" ({nodes} nodes; a round trip takes until {} have replied)", nodes / 2 + 1)
+        }
     };
-    format!("at {}{several}\n\n{table}", text::clean(&report.servers.join(", ")))
+    format!("at {}{several}\n\n{table}", format::escape(&report.servers.join(", ")))
 }

@@ -1,40 +1,43 @@
-//! The only place of the command where clocks are read.
+//! The only place in the command where clocks are read.
 
 use std::time::{Duration, Instant, SystemTime};
 
-/// Timers stand still while the machine sleeps, and some while a process is stopped.
-const TIMER_MAX: Duration = Duration::from_secs(1);
+/// Maximum time between two looks at the clock. Timers stop while the machine is suspended, and
+/// some while the process is stopped, so a longer wait could end too late.
+const SUSPEND_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Now. What is timed here is shown to people or bounds a wait; no belief in a lock rests on it.
-#[expect(clippy::disallowed_methods, reason = "the one place")]
+/// The current time, for display and for bounding waits. The validity of a lock never depends on
+/// it.
+#[expect(clippy::disallowed_methods, reason = "the one place that reads this clock")]
 pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// The wall clock, to be compared with that of a server.
-pub(crate) fn wall() -> SystemTime {
+/// The wall clock, for comparison with a server's.
+pub(crate) fn wall_clock() -> SystemTime {
     SystemTime::now()
 }
 
-/// Between two looks at something that nobody tells of.
-pub(crate) fn pause(span: Duration) {
+/// Waits for `span`, for loops that poll.
+pub(crate) fn sleep(span: Duration) {
     let _ = crossbeam_channel::never::<()>().recv_timeout(span);
 }
 
-/// For how long to wait before the next look at the time, for something that comes at a time since boot.
-pub(crate) fn timer(until: Duration, now: Duration) -> Duration {
-    until.saturating_sub(now).min(TIMER_MAX)
+/// How long to wait, at `now`, for something that is due at `until`, before looking at the clock
+/// again.
+pub(crate) fn time_to_next_check(until: Duration, now: Duration) -> Duration {
+    until.saturating_sub(now).min(SUSPEND_CHECK_INTERVAL)
 }
 
-/// Time since the machine was started, the same for all its processes, and going on while it sleeps where the system has
-/// such a clock.
+/// Time since boot, the same for all processes of the machine. Where the system has such a clock,
+/// it also counts the time the machine was suspended.
 pub(crate) fn since_boot() -> Duration {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Boottime;
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
     const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Monotonic;
     let time = rustix::time::clock_gettime(CLOCK);
-    // That clock is never negative.
+    // This clock is never negative.
     Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
 }
 
@@ -42,11 +45,16 @@ pub(crate) fn since_boot() -> Duration {
 mod tests {
     use super::*;
 
+    /// Fault: N119
     #[test]
-    fn what_comes_while_the_machine_sleeps_is_seen_soon_after() {
+    fn wait_is_short_enough_to_notice_suspension() {
         let at = Duration::from_secs;
-        assert_eq!(timer(Duration::MAX, at(1000)), at(1), "whatever the clock says by then");
-        assert_eq!(timer(at(1000) + at(1) / 2, at(1000)), at(1) / 2);
-        assert_eq!(timer(at(999), at(1000)), Duration::ZERO);
+        assert_eq!(
+            time_to_next_check(Duration::MAX, at(1000)),
+            at(1),
+            "a due time in the far future"
+        );
+        assert_eq!(time_to_next_check(at(1000) + at(1) / 2, at(1000)), at(1) / 2);
+        assert_eq!(time_to_next_check(at(999), at(1000)), Duration::ZERO);
     }
 }

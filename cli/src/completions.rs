@@ -1,4 +1,4 @@
-//! `distlock completions`: what a shell completes.
+//! `distlock completions`: prints a completion script for a shell.
 
 use clap::CommandFactory as _;
 
@@ -12,5 +12,5 @@ pub(crate) fn run(options: &Completions) -> Outcome {
     let mut script = Vec::new();
     clap_complete::generate(options.shell, &mut Args::command(), "distlock", &mut script);
     output::print(&String::from_utf8_lossy(&script))?;
-    Ok(Exit::Fine)
+    Ok(Exit::Success)
 }

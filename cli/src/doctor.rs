@@ -1,20 +1,20 @@
-//! `distlock doctor`: what a deployment needs, and what to do where it is not so.
+//! `distlock doctor`: checks whether servers are fit for locks, and suggests fixes.
 
-mod attempts;
-mod checks;
 mod collect;
+mod cross_checks;
 mod facts;
 mod finding;
-mod rights;
-mod together;
-mod trial;
+mod handover_probe;
+mod node_checks;
+mod permission_probe;
+mod permissions;
 
 use std::fmt::Write as _;
 
 use serde::Serialize;
 
 use self::{
-    facts::{Aims, Contact, Facts},
+    facts::{Contact, Facts, Requirements},
     finding::{Finding, Level},
 };
 use crate::{
@@ -22,13 +22,13 @@ use crate::{
     connect,
     exit::{Exit, Failure, Outcome},
     output,
-    quarantine::{Quarantine, TTL},
+    quarantine_option::{QuarantineOption, TTL_RANGE},
     secrets::Secrets,
 };
 
-/// All of it, for programs.
+/// The result as JSON.
 #[derive(Debug, Serialize)]
-struct Report<'a> {
+struct DoctorReport<'a> {
     servers: Vec<&'a str>,
     findings: &'a [Finding],
     warnings: usize,
@@ -36,84 +36,86 @@ struct Report<'a> {
 }
 
 pub(crate) fn run(servers: &Servers, options: &Doctor) -> Outcome {
-    if !TTL.contains(&options.ttl) {
-        return Err(Failure::usage("--ttl has to be 10ms to 24h, for no lock lives shorter or longer"));
+    if !TTL_RANGE.contains(&options.ttl) {
+        return Err(Failure::usage("--ttl must be 10ms to 24h"));
     }
     let urls = if options.urls.is_empty() { &servers.url } else { &options.urls };
-    // Read once: it may be a pipe.
+    // The file is read once, because it may be a pipe.
     let password = servers.password_file.as_deref().map(connect::read_password).transpose()?;
     let servers = &Servers { password_file: None, ..servers.clone() };
-    let config = connect::config_at(servers, urls)?.password(password.clone().unwrap_or_default());
-    let quarantine = Quarantine::of(servers)?;
-    quarantine.admit(&config, options.ttl)?;
+    let config = connect::config_for(servers, urls)?.password(password.clone().unwrap_or_default());
+    let quarantine = QuarantineOption::from_args(servers)?;
+    quarantine.check_ttl(&config, options.ttl)?;
     let nodes = config.each_node().len();
     let prefix = servers.prefix.clone().unwrap_or_else(|| "lock:".into());
-    let aims = Aims { ttl: options.ttl, nodes, quarantine: quarantine.among(nodes), prefix };
-    let facts = collect::facts(&config, aims, &Secrets::find(password))?;
-    let findings = findings(&facts);
+    let requirements =
+        Requirements { ttl: options.ttl, nodes, quarantine: quarantine.for_nodes(nodes), prefix };
+    let facts = collect::collect_facts(&config, requirements, &Secrets::collect(password))?;
+    let findings = check_facts(&facts);
     if options.json {
-        output::print_json(&report(&facts, &findings))?;
+        output::print_json(&build_report(&facts, &findings))?;
     } else {
-        output::print(&page(&facts, &findings))?;
+        output::print(&format_report(&facts, &findings))?;
     }
     Ok(verdict(&facts, &findings))
 }
 
-fn findings(facts: &Facts) -> Vec<Finding> {
-    let of_each = facts.nodes.iter().flat_map(|node| checks::of_each(node, &facts.aims));
-    of_each.chain(together::of_all(facts)).collect()
+fn check_facts(facts: &Facts) -> Vec<Finding> {
+    let of_nodes =
+        facts.nodes.iter().flat_map(|node| node_checks::check_node(node, &facts.requirements));
+    of_nodes.chain(cross_checks::check_together(facts)).collect()
 }
 
 fn verdict(facts: &Facts, findings: &[Finding]) -> Exit {
-    if facts.nodes.iter().all(|node| matches!(node.contact, Contact::Away(_))) {
+    if facts.nodes.iter().all(|node| matches!(node.contact, Contact::Unreachable(_))) {
         Exit::Unavailable
     } else if findings.iter().any(|finding| finding.level == Level::Problem) {
         Exit::No
     } else {
-        Exit::Fine
+        Exit::Success
     }
 }
 
-fn count(findings: &[Finding], level: Level) -> usize {
+fn count_level(findings: &[Finding], level: Level) -> usize {
     findings.iter().filter(|finding| finding.level == level).count()
 }
 
-fn report<'a>(facts: &'a Facts, findings: &'a [Finding]) -> Report<'a> {
-    Report {
+fn build_report<'a>(facts: &'a Facts, findings: &'a [Finding]) -> DoctorReport<'a> {
+    DoctorReport {
         servers: facts.nodes.iter().map(|node| node.server.as_str()).collect(),
         findings,
-        warnings: count(findings, Level::Warning),
-        problems: count(findings, Level::Problem),
+        warnings: count_level(findings, Level::Warning),
+        problems: count_level(findings, Level::Problem),
     }
 }
 
-fn page(facts: &Facts, findings: &[Finding]) -> String {
+fn format_report(facts: &Facts, findings: &[Finding]) -> String {
     let mut page = String::new();
     for node in &facts.nodes {
         let own = findings.iter().filter(|finding| finding.server.as_ref() == Some(&node.server));
-        section(&mut page, &node.server, own);
+        add_section(&mut page, &node.server, own);
     }
-    section(&mut page, "together", findings.iter().filter(|finding| finding.server.is_none()));
+    add_section(&mut page, "together", findings.iter().filter(|finding| finding.server.is_none()));
     let plural = |count: usize, what: &str| match count {
-        0 => format!("no {what}"),
+        0 => format!("no {what}s"),
         1 => format!("1 {what}"),
         _ => format!("{count} {what}s"),
     };
-    let problems = plural(count(findings, Level::Problem), "problem");
-    let warnings = plural(count(findings, Level::Warning), "warning");
+    let problems = plural(count_level(findings, Level::Problem), "problem");
+    let warnings = plural(count_level(findings, Level::Warning), "warning");
     // Writing to a string cannot fail.
     let _ = writeln!(page, "{problems}, {warnings}");
     page
 }
 
-fn section<'a>(page: &mut String, heading: &str, findings: impl Iterator<Item = &'a Finding>) {
+fn add_section<'a>(page: &mut String, heading: &str, findings: impl Iterator<Item = &'a Finding>) {
     let mut findings = findings.peekable();
     if findings.peek().is_none() {
         return;
     }
     let _ = writeln!(page, "{heading}");
     for Finding { check, level, says, advice, .. } in findings {
-        let _ = writeln!(page, "  {:<8} {check:<12} {says}", level.word());
+        let _ = writeln!(page, "  {:<8} {check:<12} {says}", level.label());
         if let Some(advice) = advice {
             let _ = writeln!(page, "  {:<8} {:<12} -> {advice}", "", "");
         }

@@ -1,48 +1,51 @@
-//! `Exit`: how the command ends, as a number. `Failure`: the same with a sentence.
+//! `Exit`: how the program ends. `Failure`: the same, with a message.
 //!
-//! The numbers are those of `sysexits.h` where it has one, and of `timeout`, `env` and shells for what happens to a child.
+//! The exit codes come from `sysexits.h` where it defines one. For the end of the command under a
+//! lock, they are those of `timeout`, `env` and shells.
 
 use std::process::ExitCode;
 
 use distlock::LockError;
 
-/// How the command ends.
+/// How the program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// It did what was asked.
-    Fine,
-    /// The answer is no: nobody holds the lock, nothing was released, the doctor found problems.
+    /// The program did what the user asked for.
+    Success,
+    /// The result is negative: the lock is not held, nothing was released, or the doctor found
+    /// problems.
     No,
-    /// The arguments, the environment or a file of the user's cannot work (EX_USAGE).
+    /// Invalid arguments, environment variable or input file (EX_USAGE).
     Usage,
-    /// The servers could not be reached, did not agree, or refused (EX_UNAVAILABLE).
+    /// The servers are unreachable, do not agree, or refuse the request (EX_UNAVAILABLE).
     Unavailable,
-    /// Somebody else holds the lock (EX_TEMPFAIL: try again later).
+    /// Another process holds the lock (EX_TEMPFAIL: try again later).
     NotAcquired,
     /// The lock was lost, or could not be renewed in time, while the command ran (EX_PROTOCOL).
     Lost,
-    /// The command under the lock ran for longer than `--max-hold`; as `timeout` has it.
-    TooLong,
-    /// The command could not be started; as shells have it.
+    /// The command under the lock ran for longer than `--max-hold`; the code that `timeout` uses.
+    MaxHoldExceeded,
+    /// The command could not be started, or output could not be written; the code that shells use.
     CannotRun,
-    /// The command is not there; as shells have it.
+    /// The command was not found; the code that shells use.
     NotFound,
-    /// The command's own exit code.
+    /// The exit code of the command under the lock.
     Code(u8),
-    /// The command, or this one while it waited, was ended by a signal: 128 and its number, as shells have it.
+    /// A signal ended the command, or this program's wait for the lock: 128 plus its number, as in
+    /// shells.
     Signal(u8),
 }
 
 impl Exit {
     pub(crate) fn code(self) -> u8 {
         match self {
-            Exit::Fine => 0,
+            Exit::Success => 0,
             Exit::No => 1,
             Exit::Usage => 64,
             Exit::Unavailable => 69,
             Exit::NotAcquired => 75,
             Exit::Lost => 76,
-            Exit::TooLong => 124,
+            Exit::MaxHoldExceeded => 124,
             Exit::CannotRun => 126,
             Exit::NotFound => 127,
             Exit::Code(code) => code,
@@ -57,7 +60,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Why the command ends early, as a sentence for standard error.
+/// Why the program ends early, as a message for standard error.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) exit: Exit,
@@ -98,17 +101,20 @@ mod tests {
     #[test]
     fn codes_are_distinct_and_as_documented() {
         let all = [
-            Exit::Fine,
+            Exit::Success,
             Exit::No,
             Exit::Usage,
             Exit::Unavailable,
             Exit::NotAcquired,
             Exit::Lost,
-            Exit::TooLong,
+            Exit::MaxHoldExceeded,
             Exit::CannotRun,
             Exit::NotFound,
         ];
         assert_eq!(all.map(Exit::code), [0, 1, 64, 69, 75, 76, 124, 126, 127]);
-        assert_eq!((Exit::Code(7).code(), Exit::Signal(15).code(), Exit::Signal(255).code()), (7, 143, 255));
+        assert_eq!(
+            (Exit::Code(7).code(), Exit::Signal(15).code(), Exit::Signal(255).code()),
+            (7, 143, 255)
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! What people, other processes and the system give to the command, changed at random without end: see `src/fuzz`.
+//! Fuzz tests of the command's input from users, other processes and the system. The library's are
+//! in `src/fuzz`.
 
 use std::{ffi::OsString, os::unix::ffi::OsStringExt as _, path::Path};
 
@@ -6,10 +7,10 @@ use distlock_test_support::fuzz as harness;
 
 use crate::{
     args::{self, Args, Command, Servers},
-    clock, connect, run, text,
+    clock, connect, format, run,
 };
 
-/// The corpus signs in with this.
+/// The password in the corpus.
 const SECRET: &str = "hunter2-9d1f";
 
 fn fuzz(folder: &str, check: impl Fn(&[u8]) -> u64) {
@@ -17,14 +18,15 @@ fn fuzz(folder: &str, check: impl Fn(&[u8]) -> u64) {
     harness::fuzz(clock::since_boot, harness::read_corpus(&corpus), |input: &Vec<u8>| check(input));
 }
 
-fn plain(text: &str) {
-    assert!(text.chars().all(text::is_plain), "{text:?}");
+fn check_printable(text: &str) {
+    assert!(text.chars().all(format::is_printable), "{text:?}");
 }
 
-/// Whether the secret stands where a URL has its password: between a colon and an @, and in no user's name of a URL that
-/// begins behind a comma.
+/// Whether the secret is where a URL has its password: between a colon and an `@`. In a list of
+/// URLs it may also be a user name after a comma, which is not a password.
 fn is_password(word: &str) -> bool {
-    let letters = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphabetic() || c == '+');
+    let letters =
+        |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphabetic() || c == '+');
     word.match_indices(SECRET).any(|(at, _)| {
         let (before, behind) = (&word[..at], &word[at + SECRET.len()..]);
         let begins = |comma: usize| {
@@ -32,56 +34,65 @@ fn is_password(word: &str) -> bool {
             next.find("://").is_some_and(|end| letters(&next[..end]))
         };
         let first = before.rmatch_indices(',').map(|(comma, _)| comma).find(|comma| begins(*comma));
-        let end = behind.match_indices(',').map(|(comma, _)| comma).find(|comma| begins(at + SECRET.len() + comma));
-        let user = before[first.map_or(0, |comma| comma + 1)..].split_once("://").map(|(_, user)| user);
-        user.is_some_and(|user| user.contains(':')) && behind[..end.unwrap_or(behind.len())].contains('@')
+        let end = behind
+            .match_indices(',')
+            .map(|(comma, _)| comma)
+            .find(|comma| begins(at + SECRET.len() + comma));
+        let user =
+            before[first.map_or(0, |comma| comma + 1)..].split_once("://").map(|(_, user)| user);
+        user.is_some_and(|user| user.contains(':'))
+            && behind[..end.unwrap_or(behind.len())].contains('@')
     })
 }
 
-/// A password in a URL is not repeated, however wrong the rest is. One argument stands on each line.
+/// An error never repeats a password from a URL, however malformed. Each line of an input is one
+/// argument.
+///
+/// Fault: F74
 #[test]
 fn command_lines() {
     fuzz("command-lines", |input| {
-        let words = || input.split(|byte| *byte == b'\n').map(|word| OsString::from_vec(word.to_vec()));
+        let words =
+            || input.split(|byte| *byte == b'\n').map(|word| OsString::from_vec(word.to_vec()));
         let secret = words().any(|word| is_password(&word.to_string_lossy()));
-        let silent = |said: &str| assert!(!secret || !said.contains(SECRET), "{said}");
-        match args::read([OsString::from("distlock")].into_iter().chain(words())) {
+        let check = |message: &str| assert!(!secret || !message.contains(SECRET), "{message}");
+        match args::parse([OsString::from("distlock")].into_iter().chain(words())) {
             Ok(Args { servers, command }) => {
-                // Files and pipes of this machine are none of a test's business.
+                // A test must not open files and pipes of this machine.
                 let servers = Servers { password_file: None, ..servers };
                 let configured = connect::config(&servers);
                 if let Err(failure) = &configured {
-                    silent(&failure.message);
+                    check(&failure.message);
                 }
                 let planned = match &command {
-                    Command::Run(options) => run::is_planned(options),
+                    Command::Run(options) => run::has_wait_policy(options),
                     _ => true,
                 };
                 2 | u64::from(configured.is_ok()) << 2 | u64::from(planned) << 3
             }
-            Err(said) => {
-                silent(&said.to_string());
-                u64::from(said.is_help())
+            Err(error) => {
+                check(&error.to_string());
+                u64::from(error.is_help())
             }
         }
     });
 }
 
-/// What a wrapper tells its guardian.
+/// What a wrapper sends to its guardian.
 #[test]
-fn words() {
-    fuzz("words", |input| {
+fn guardian_messages() {
+    fuzz("guardian-messages", |input| {
         let line = String::from_utf8_lossy(input);
-        u64::from(run::is_word(&line))
+        u64::from(run::is_guardian_message(&line))
     });
 }
 
-/// What the system tells about processes, and texts of others in sentences.
+/// What `/proc` says about processes, and texts of other clients in messages.
 #[test]
-fn processes_and_sentences() {
+fn process_information_and_messages() {
     fuzz("processes", |input| {
-        let told = String::from_utf8_lossy(input);
-        plain(&text::clean(&told));
-        run::is_process(&told)
+        let text = String::from_utf8_lossy(input);
+        check_printable(&format::escape(&text));
+        run::parse_process_info(&text)
     });
 }

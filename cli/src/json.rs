@@ -1,103 +1,103 @@
-//! Locks and holders as programs read them: field names that stay, `null` for what is not known.
+//! Locks and holders as JSON. Field names are stable; `null` stands for "not known".
 
 use std::time::Duration;
 
-use distlock::{LockId, LockInfo, NodeAnswer, Vote, QueuedWaiter};
+use distlock::{LockId, LockInfo, NodeAnswer, QueuedWaiter, Vote};
 use serde::Serialize;
 
-use crate::text;
+use crate::format;
 
-/// A lock that is held.
+/// A held lock.
 #[derive(Debug, Serialize)]
-pub(crate) struct Lock<'a> {
+pub(crate) struct LockJson<'a> {
     name: &'a str,
-    holder: Holder<'a>,
-    /// On the server's clock.
+    holder: HolderJson<'a>,
+    /// By the server's clock.
     held_ms: Option<u64>,
-    /// `null` for a key without an expiry.
+    /// Time left; `null` for a key without an expiry.
     ttl_ms: Option<u64>,
     waiting: u64,
-    /// The next one first; of a long line only the beginning.
+    /// In queue order; of a long queue only the beginning.
     waiters: Vec<&'a str>,
-    /// Below 2⁵³, so that it is exact wherever numbers are floating.
+    /// Below 2⁵³, so that languages whose numbers are floating-point read it exactly.
     token: Option<u64>,
-    /// Whether a quorum of the nodes agrees.
+    /// Whether a quorum of the nodes agrees on the holder.
     certain: bool,
-    /// Only where there are several.
+    /// Present only if there are several nodes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    nodes: Vec<Node<'a>>,
+    nodes: Vec<NodeJson<'a>>,
 }
 
-/// Who holds a lock; all but the identifier is `null` for clients of other kinds.
+/// A holder. For clients that are not distlock, only `id` is known.
 #[derive(Debug, Default, Serialize)]
-pub(crate) struct Holder<'a> {
+pub(crate) struct HolderJson<'a> {
     id: &'a str,
     host: Option<String>,
     pid: Option<u32>,
     tid: Option<u64>,
-    /// RFC 3339, on this machine's clock.
+    /// RFC 3339, by this machine's clock.
     since: Option<String>,
 }
 
-/// What one of several nodes said.
+/// The reply of one of several nodes.
 #[derive(Debug, Serialize)]
-struct Node<'a> {
+struct NodeJson<'a> {
     node: &'a str,
     vote: &'static str,
     says: &'a str,
 }
 
-impl<'a> Lock<'a> {
-    pub(crate) fn of(lock: &'a LockInfo) -> Lock<'a> {
+impl<'a> LockJson<'a> {
+    pub(crate) fn from_info(lock: &'a LockInfo) -> LockJson<'a> {
         let holder = lock.holder();
-        Lock {
+        LockJson {
             name: lock.name(),
-            holder: Holder::of(holder),
+            holder: HolderJson::from_holder(holder),
             held_ms: holder.held_for().map(millis),
             ttl_ms: holder.ttl_left().map(millis),
             waiting: lock.waiting(),
             waiters: lock.waiters().iter().map(QueuedWaiter::id).collect(),
             token: lock.fencing_token().map(|token| token.as_u64()),
             certain: lock.is_certain(),
-            nodes: holder.nodes().iter().map(Node::of).collect(),
+            nodes: holder.nodes().iter().map(NodeJson::from_answer).collect(),
         }
     }
 }
 
-impl<'a> Holder<'a> {
-    pub(crate) fn of(holder: &'a distlock::Holder) -> Holder<'a> {
-        Holder {
+impl<'a> HolderJson<'a> {
+    pub(crate) fn from_holder(holder: &'a distlock::Holder) -> HolderJson<'a> {
+        HolderJson {
             id: holder.id(),
             host: holder.host().map(str::to_owned),
             pid: holder.pid(),
             tid: holder.tid(),
-            since: holder.since().and_then(text::moment),
+            since: holder.since().and_then(format::rfc3339),
         }
     }
 
-    /// As far as an identifier tells.
-    pub(crate) fn by_id(id: &'a str) -> Holder<'a> {
+    /// What the id alone says about its holder.
+    pub(crate) fn from_id(id: &'a str) -> HolderJson<'a> {
         match id.parse::<LockId>() {
-            Ok(parts) => Holder {
+            Ok(parts) => HolderJson {
                 id,
                 host: Some(parts.host().to_owned()),
                 pid: Some(parts.pid()),
                 tid: Some(parts.tid()),
                 since: None,
             },
-            Err(_) => Holder { id, ..Holder::default() },
+            Err(_) => HolderJson { id, ..HolderJson::default() },
         }
     }
 }
 
-impl<'a> Node<'a> {
-    fn of(answer: &'a NodeAnswer) -> Node<'a> {
+impl<'a> NodeJson<'a> {
+    fn from_answer(answer: &'a NodeAnswer) -> NodeJson<'a> {
         let vote = match answer.vote {
             Vote::Yes => "yes",
             Vote::No => "no",
             _ => "unknown",
         };
-        Node { node: &answer.node, vote, says: &answer.message }
+        NodeJson { node: &answer.node, vote, says: &answer.message }
     }
 }
 

@@ -1,4 +1,4 @@
-//! `distlock ls`: the locks that are held.
+//! `distlock ls`: lists held locks.
 
 use distlock::LockInfo;
 
@@ -6,24 +6,24 @@ use crate::{
     args::{Ls, Servers},
     connect,
     exit::{Exit, Outcome},
+    format::{self, Table},
     json, output,
-    text::{self, Table},
 };
 
 pub(crate) fn run(servers: &Servers, options: &Ls) -> Outcome {
     let locks = connect::manager(servers)?.locks(&options.pattern)?;
     if options.json {
-        output::print_json(&locks.iter().map(json::Lock::of).collect::<Vec<_>>())?;
+        output::print_json(&locks.iter().map(json::LockJson::from_info).collect::<Vec<_>>())?;
     } else if locks.is_empty() {
-        let which = match options.pattern.as_str() {
-            "*" => "no lock".to_owned(),
-            pattern => format!("no lock that matches {}", text::quoted(pattern)),
+        let message = match options.pattern.as_str() {
+            "*" => "no locks are held".to_owned(),
+            pattern => format!("no held lock matches {}", format::quote(pattern)),
         };
-        output::say(&format!("{which} is held"));
+        output::print_message(&message);
     } else {
         output::print(&table(&locks).to_string())?;
     }
-    Ok(Exit::Fine)
+    Ok(Exit::Success)
 }
 
 fn table(locks: &[LockInfo]) -> Table {
@@ -31,11 +31,11 @@ fn table(locks: &[LockInfo]) -> Table {
     for lock in locks {
         let holder = lock.holder();
         let doubt = if lock.is_certain() { "" } else { " (not certain)" };
-        table.row(vec![
-            text::clean(lock.name()),
-            text::who(holder) + doubt,
-            holder.held_for().map_or_else(|| "-".into(), text::span),
-            holder.ttl_left().map_or_else(|| "no expiry".into(), text::span),
+        table.add_row(vec![
+            format::escape(lock.name()),
+            format::holder_name(holder) + doubt,
+            holder.held_for().map_or_else(|| "-".into(), format::duration),
+            holder.ttl_left().map_or_else(|| "no expiry".into(), format::duration),
             lock.waiting().to_string(),
             lock.fencing_token().map_or_else(|| "-".into(), |token| token.to_string()),
         ]);

@@ -1,4 +1,4 @@
-//! The command `distlock`: locks for shell scripts, cron jobs and operators. Parse, run, exit code.
+//! The command `distlock`: locks for shell scripts, cron jobs and operators.
 
 #![forbid(unsafe_code)]
 
@@ -9,58 +9,66 @@ mod completions;
 mod connect;
 mod doctor;
 mod exit;
+mod format;
 #[cfg(test)]
 mod fuzz;
-mod job;
+mod help_text;
+mod job_control;
 mod json;
 mod list;
 mod man;
 mod output;
-mod quarantine;
+mod proc_stat;
+mod quarantine_option;
 mod release;
 mod run;
-mod scratch;
 mod secrets;
 mod show;
-mod stat;
-mod text;
+mod stderr_writer;
+mod temp_lock;
 mod top;
-mod voice;
+mod urls;
 
 use std::process::ExitCode;
 
 use self::{
-    args::{Command, Unread},
+    args::{ArgError, Command},
     exit::{Exit, Failure, Outcome},
-    voice::Voice,
+    stderr_writer::StderrWriter,
 };
 
 fn main() -> ExitCode {
-    if let Some(outcome) = run::step(std::env::args_os()) {
-        voice::begin();
-        return leave(outcome);
+    if let Some(outcome) = run::internal_step(std::env::args_os()) {
+        stderr_writer::start_thread();
+        return exit_code(outcome);
     }
-    let args = match args::read(std::env::args_os()) {
+    let args = match args::parse(std::env::args_os()) {
         Ok(args) => args,
-        Err(said @ Unread::Password) => return leave(Err(Failure::usage(said.to_string()))),
-        Err(said) => {
-            // Help and the version are no errors, and go to standard output.
-            let exit = if said.is_help() { Exit::Fine } else { Exit::Usage };
-            if let Unread::Said(error) = said {
-                // A closed pipe has nobody to be told; and who cannot be told an error gets its number.
+        Err(error @ ArgError::Password) => {
+            return exit_code(Err(Failure::usage(error.to_string())));
+        }
+        Err(error) => {
+            // Help and the version are not errors, and go to standard output.
+            let exit = if error.is_help() { Exit::Success } else { Exit::Usage };
+            if let ArgError::Clap(error) = error {
+                // If an error cannot be printed, the exit code still reports it.
                 let written = error.print();
-                if exit == Exit::Fine {
-                    return leave(output::written(written).map(|()| exit));
+                if exit == Exit::Success {
+                    return exit_code(output::check_stdout(written).map(|()| exit));
                 }
             }
             return exit.into();
         }
     };
     if matches!(args.command, Command::Run(_)) {
-        voice::begin();
+        stderr_writer::start_thread();
     }
-    let target = env_logger::Target::Pipe(Box::new(Voice));
-    env_logger::Builder::new().parse_filters(&log_filter()).format_timestamp(None).target(target).init();
+    let target = env_logger::Target::Pipe(Box::new(StderrWriter));
+    env_logger::Builder::new()
+        .parse_filters(&log_filter())
+        .format_timestamp(None)
+        .target(target)
+        .init();
     let outcome = match args.command {
         Command::Run(options) => run::run(&args.servers, &options),
         Command::Ls(options) => list::run(&args.servers, &options),
@@ -72,31 +80,34 @@ fn main() -> ExitCode {
         Command::Completions(options) => completions::run(&options),
         Command::Man => man::run(),
     };
-    leave(outcome)
+    exit_code(outcome)
 }
 
-/// What is to be logged. The logger would tell of one that it cannot read with `eprintln!`, which waits for a reader, and
-/// panics without one.
+/// The filter of the logger. It is parsed here because the logger would report a malformed one with
+/// `eprintln!`, which blocks if nobody reads standard error, and panics if it is closed.
 fn log_filter() -> String {
-    const NOTHING: &str = "off";
-    let Some(filter) = std::env::var("DISTLOCK_LOG").ok().filter(|filter| !filter.is_empty()) else {
-        return NOTHING.into();
+    const OFF: &str = "off";
+    let Some(filter) = std::env::var("DISTLOCK_LOG").ok().filter(|filter| !filter.is_empty())
+    else {
+        return OFF.into();
     };
     if let Err(error) = env_filter::Builder::new().try_parse(&filter) {
-        output::say(&format!("nothing is logged, for DISTLOCK_LOG cannot be read: {error}"));
-        return NOTHING.into();
+        output::print_message(&format!(
+            "logging is off: DISTLOCK_LOG is not a valid filter: {error}"
+        ));
+        return OFF.into();
     }
     filter
 }
 
-fn leave(outcome: Outcome) -> ExitCode {
+fn exit_code(outcome: Outcome) -> ExitCode {
     let exit = match outcome {
         Ok(exit) => exit,
         Err(Failure { exit, message }) => {
-            output::say(&message);
+            output::print_message(&message);
             exit
         }
     };
-    voice::await_written(voice::LAST_WORDS);
+    stderr_writer::flush(stderr_writer::EXIT_FLUSH_TIMEOUT);
     exit.into()
 }

@@ -1,21 +1,22 @@
-//! What goes to standard output and to standard error.
+//! Writing to standard output and to standard error.
 
 use std::io::{self, ErrorKind, Write as _};
 
 use crate::{
     exit::{Exit, Failure},
-    text,
-    voice::Voice,
+    format,
+    stderr_writer::StderrWriter,
 };
 
-/// Prints everything. A reader who went away, such as `head`, has seen enough.
+/// Prints all of `text`. A closed pipe is not an error, because a reader such as `head` has seen
+/// enough.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
-    written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+    check_stdout(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
 }
 
-/// What to make of what became of it.
-pub(crate) fn written(result: io::Result<()>) -> Result<(), Failure> {
+/// Turns the result of a write to standard output into the outcome of the program.
+pub(crate) fn check_stdout(result: io::Result<()>) -> Result<(), Failure> {
     match result {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             Err(Failure::new(Exit::CannotRun, format!("cannot write to standard output: {error}")))
@@ -24,30 +25,33 @@ pub(crate) fn written(result: io::Result<()>) -> Result<(), Failure> {
     }
 }
 
-/// Prints a value as JSON, on lines of its own.
+/// Prints a value as indented JSON.
 pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     let json = serde_json::to_string_pretty(value)
         .map_err(|error| Failure::new(Exit::CannotRun, format!("cannot write JSON: {error}")))?;
-    print(&(escaped(&json) + "\n"))
+    print(&(escape_json(&json) + "\n"))
 }
 
-/// The same JSON without a character that a terminal would obey: outside of its texts there are none.
-fn escaped(json: &str) -> String {
+/// Escapes control characters, which occur only within JSON strings, so that a terminal cannot obey
+/// them.
+fn escape_json(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
-        if c == '\n' || text::is_plain(c) {
+        if c == '\n' || format::is_printable(c) {
             out.push(c);
         } else {
-            c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| out.push_str(&format!("\\u{unit:04x}")));
+            c.encode_utf16(&mut [0; 2])
+                .iter()
+                .for_each(|unit| out.push_str(&format!("\\u{unit:04x}")));
         }
     }
     out
 }
 
-/// Says a sentence on standard error, whatever others have put into it.
-pub(crate) fn say(sentence: &str) {
-    // In one piece, so that it is not torn by what the command writes.
-    let _ = Voice.write_all(format!("distlock: {}\n", text::clean(sentence)).as_bytes());
+/// Prints a message on standard error. It may contain text of other clients, so it is escaped.
+pub(crate) fn print_message(sentence: &str) {
+    // One write, so that output of the command under the lock does not come between.
+    let _ = StderrWriter.write_all(format!("distlock: {}\n", format::escape(sentence)).as_bytes());
 }
 
 #[cfg(test)]
@@ -55,10 +59,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_stays_the_same_without_what_terminals_obey() {
+    fn escaped_json_parses_to_same_value() {
         let text = "a\u{9b}31m\u{7f}\u{202e}é漢🦀\n\"";
-        let json = escaped(&serde_json::to_string_pretty(&[text]).unwrap());
-        assert!(json.chars().all(|c| c == '\n' || text::is_plain(c)), "{json:?}");
+        let json = escape_json(&serde_json::to_string_pretty(&[text]).unwrap());
+        assert!(json.chars().all(|c| c == '\n' || format::is_printable(c)), "{json:?}");
         assert_eq!(serde_json::from_str::<[String; 1]>(&json).unwrap(), [text]);
     }
 }

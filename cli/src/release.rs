@@ -1,4 +1,4 @@
-//! `distlock release`: takes a lock away from the holder that was named or seen, and from nobody else.
+//! `distlock release`: releases a lock for the holder that was named or found, but for no other.
 
 use distlock::{RedisMgr, Released};
 use serde::Serialize;
@@ -7,72 +7,103 @@ use crate::{
     args::{Release, Servers},
     connect,
     exit::{Exit, Failure, Outcome},
-    json::Holder,
+    format::{self, quote},
+    json::HolderJson,
     output,
-    text::{self, quoted},
 };
 
-/// What happened, for programs.
+/// The result as JSON.
 #[derive(Debug, Serialize)]
-struct Report<'a> {
+struct ReleaseReport<'a> {
     name: &'a str,
     released: bool,
-    /// From whom it was taken.
-    was_held_by: Option<Holder<'a>>,
-    /// Who holds it, where that is why nothing was released.
-    held_by: Option<Holder<'a>>,
+    /// The holder that lost the lock.
+    was_held_by: Option<HolderJson<'a>>,
+    /// The current holder, if that is why nothing was released.
+    held_by: Option<HolderJson<'a>>,
 }
 
 pub(crate) fn run(servers: &Servers, options: &Release) -> Outcome {
     let mgr = connect::manager(servers)?;
-    match &options.whose.if_id {
+    match &options.target.if_id {
         Some(id) => {
             let outcome = mgr.force_release_if(&options.name, id)?;
-            tell(options, outcome, Holder::by_id(id), &told_by(id), "that identifier does not hold it")
+            report_outcome(
+                options,
+                outcome,
+                HolderJson::from_id(id),
+                &describe_id(id),
+                "the holder has another id",
+            )
         }
-        None => from_whoever_holds_it(&mgr, options),
+        None => release_current_holder(&mgr, options),
     }
 }
 
-/// By the identifier that was seen: whoever gets the lock in the meantime keeps it.
-fn from_whoever_holds_it(mgr: &RedisMgr, options: &Release) -> Outcome {
+/// Releases by the id that was found, so that a client that acquires the lock meanwhile keeps it.
+fn release_current_holder(mgr: &RedisMgr, options: &Release) -> Outcome {
     let Some(lock) = mgr.lock_info(&options.name)? else {
-        return tell(options, Released::Gone, Holder::default(), "", "");
+        return report_outcome(options, Released::Gone, HolderJson::default(), "", "");
     };
     let holder = lock.holder();
     let mut outcome = mgr.force_release_if(&options.name, holder.id())?;
-    // What was left over on a minority of the nodes is nobody's by the word of the others; it is gone all the same.
+    // Votes left over on a minority of the nodes count as no lock, so the release of one reports
+    // `Gone`.
     if outcome == Released::Gone && !lock.is_certain() {
-        let still = mgr.lock_info(&options.name)?.is_some_and(|now| now.holder().id() == holder.id());
+        let still =
+            mgr.lock_info(&options.name)?.is_some_and(|now| now.holder().id() == holder.id());
         if !still {
             outcome = Released::Released;
         }
     }
-    tell(options, outcome, Holder::of(holder), &holder.to_string(), "it changed hands just now")
+    report_outcome(
+        options,
+        outcome,
+        HolderJson::from_holder(holder),
+        &describe_id(holder.id()),
+        "the lock changed hands in the meantime",
+    )
 }
 
-/// What an identifier says, as a sentence has it.
-fn told_by(id: &str) -> String {
+/// What an id says about its holder, for a message.
+fn describe_id(id: &str) -> String {
     match id.parse::<distlock::LockId>() {
-        Ok(parts) => format!("{} (pid {}, thread {})", text::clean(parts.host()), parts.pid(), parts.tid()),
-        Err(_) => format!("a client that calls itself {}", quoted(id)),
+        Ok(parts) => format!(
+            "{} (pid {}, thread {})",
+            format::escape(parts.host()),
+            parts.pid(),
+            parts.tid()
+        ),
+        Err(_) => format!("a client that calls itself {}", quote(id)),
     }
 }
 
-fn tell(options: &Release, outcome: Released, was: Holder<'_>, whom: &str, why_not: &str) -> Outcome {
+fn report_outcome(
+    options: &Release,
+    outcome: Released,
+    was: HolderJson<'_>,
+    whom: &str,
+    why_not: &str,
+) -> Outcome {
     let name = options.name.as_str();
-    let lock = quoted(name);
+    let lock = quote(name);
     let (report, verdict) = match &outcome {
         Released::Released => {
-            let report = Report { name, released: true, was_held_by: Some(was), held_by: None };
-            (report, Ok(format!("released lock {lock}, was held by {whom}\n")))
+            let report =
+                ReleaseReport { name, released: true, was_held_by: Some(was), held_by: None };
+            (report, Ok(format!("released lock {lock}, which was held by {whom}\n")))
         }
         Released::Gone => {
-            let report = Report { name, released: false, was_held_by: None, held_by: None };
-            (report, Err(format!("nobody holds lock {lock}; nothing was released")))
+            let report = ReleaseReport { name, released: false, was_held_by: None, held_by: None };
+            (report, Err(format!("nothing was released: lock {lock} is not held")))
         }
         Released::OwnedByOther(by) => {
-            let report = Report { name, released: false, was_held_by: None, held_by: Some(Holder::of(by)) };
+            let report = ReleaseReport {
+                name,
+                released: false,
+                was_held_by: None,
+                held_by: Some(HolderJson::from_holder(by)),
+            };
             (report, Err(format!("nothing was released: {why_not}; lock {lock} is held by {by}")))
         }
     };
@@ -80,10 +111,10 @@ fn tell(options: &Release, outcome: Released, was: Holder<'_>, whom: &str, why_n
         output::print_json(&report)?;
     }
     match verdict {
-        Ok(_) if options.json => Ok(Exit::Fine),
+        Ok(_) if options.json => Ok(Exit::Success),
         Ok(done) => {
             output::print(&done)?;
-            Ok(Exit::Fine)
+            Ok(Exit::Success)
         }
         Err(why) => Err(Failure::new(Exit::No, why)),
     }

@@ -1,4 +1,4 @@
-//! `distlock show`: everything about one lock.
+//! `distlock show`: shows one lock.
 
 use std::{
     fmt::Write as _,
@@ -11,74 +11,92 @@ use crate::{
     args::{Servers, Show},
     connect,
     exit::{Exit, Failure, Outcome},
+    format::{self, Table},
     json, output,
-    text::{self, Table},
 };
 
 pub(crate) fn run(servers: &Servers, options: &Show) -> Outcome {
     let lock = connect::manager(servers)?.lock_info(&options.name)?;
     if options.json {
-        output::print_json(&lock.as_ref().map(json::Lock::of))?;
+        output::print_json(&lock.as_ref().map(json::LockJson::from_info))?;
     }
     match lock {
-        None => Err(Failure::new(Exit::No, format!("nobody holds lock {}", text::quoted(&options.name)))),
-        Some(_) if options.json => Ok(Exit::Fine),
+        None => Err(Failure::new(
+            Exit::No,
+            format!("lock {} is not held", format::quote(&options.name)),
+        )),
+        Some(_) if options.json => Ok(Exit::Success),
         Some(lock) => {
-            output::print(&page(&lock))?;
-            Ok(Exit::Fine)
+            output::print(&format_lock(&lock))?;
+            Ok(Exit::Success)
         }
     }
 }
 
-fn page(lock: &LockInfo) -> String {
+fn format_lock(lock: &LockInfo) -> String {
     let holder = lock.holder();
-    let mut facts = Table::new(&["lock", &text::clean(lock.name())]);
-    let mut fact = |what: &str, is: String| facts.row(vec![what.to_owned(), is]);
-    fact("holder", text::who(holder) + if lock.is_certain() { "" } else { " (not certain: see the nodes)" });
+    let mut facts = Table::new(&["lock", &format::escape(lock.name())]);
+    let mut fact = |what: &str, is: String| facts.add_row(vec![what.to_owned(), is]);
+    fact(
+        "holder",
+        format::holder_name(holder)
+            + if lock.is_certain() { "" } else { " (not certain, see the nodes)" },
+    );
     if let Some(tid) = holder.tid() {
         fact("thread", tid.to_string());
     }
-    fact("id", text::clean(holder.id()));
+    fact("id", format::escape(holder.id()));
     if let Some(held) = holder.held_for() {
-        let since = holder.since().and_then(text::moment).map_or_else(String::new, |since| format!(", since {since}"));
-        fact("held", text::span(held) + &since);
+        let since = holder
+            .since()
+            .and_then(format::rfc3339)
+            .map_or_else(String::new, |since| format!(", since {since}"));
+        fact("held", format::duration(held) + &since);
     }
-    fact("left", holder.ttl_left().map_or_else(|| "no expiry".into(), |left| text::span(left) + " unless renewed"));
+    fact(
+        "left",
+        holder
+            .ttl_left()
+            .map_or_else(|| "no expiry".into(), |left| format::duration(left) + " unless renewed"),
+    );
     if let Some(token) = lock.fencing_token() {
         fact("token", token.to_string());
     }
     fact("waiting", lock.waiting().to_string());
     let mut page = facts.to_string();
     if !lock.waiters().is_empty() {
-        let mut line = Table::new(&[">", "WAITER", "ASKED", "ID"]);
-        for (place, waiter) in lock.waiters().iter().enumerate() {
-            line.row(row(place + 1, waiter));
+        let mut queue = Table::new(&[">", "WAITER", "REQUESTED", "ID"]);
+        for (position, waiter) in lock.waiters().iter().enumerate() {
+            queue.add_row(waiter_row(position + 1, waiter));
         }
         // Writing to a string cannot fail.
-        let _ = write!(page, "\n{line}");
-        let told = u64::try_from(lock.waiters().len()).unwrap_or(u64::MAX);
-        if lock.waiting() > told {
-            let _ = writeln!(page, "and {} more", lock.waiting() - told);
+        let _ = write!(page, "\n{queue}");
+        let listed = u64::try_from(lock.waiters().len()).unwrap_or(u64::MAX);
+        if lock.waiting() > listed {
+            let _ = writeln!(page, "and {} more", lock.waiting() - listed);
         }
     }
     if !holder.nodes().is_empty() {
-        let mut nodes = Table::new(&["NODE", "SAYS"]);
+        let mut nodes = Table::new(&["NODE", "REPLY"]);
         for answer in holder.nodes() {
-            nodes.row(vec![text::clean(&answer.node), text::clean(&answer.message)]);
+            nodes.add_row(vec![format::escape(&answer.node), format::escape(&answer.message)]);
         }
         let _ = write!(page, "\n{nodes}");
     }
     page
 }
 
-fn row(place: usize, waiter: &QueuedWaiter) -> Vec<String> {
-    let (who, asked) = match waiter.lock_id() {
+fn waiter_row(position: usize, waiter: &QueuedWaiter) -> Vec<String> {
+    let (holder, requested_at) = match waiter.lock_id() {
         Some(id) => {
-            let asked = UNIX_EPOCH.checked_add(Duration::from_millis(id.asked_at_ms()));
-            let asked = asked.and_then(text::moment);
-            (format!("{}/{}", text::clean(id.host()), id.pid()), asked.unwrap_or_else(|| "-".into()))
+            let time = UNIX_EPOCH.checked_add(Duration::from_millis(id.asked_at_ms()));
+            let time = time.and_then(format::rfc3339);
+            (
+                format!("{}/{}", format::escape(id.host()), id.pid()),
+                time.unwrap_or_else(|| "-".into()),
+            )
         }
         None => ("-".into(), "-".into()),
     };
-    vec![place.to_string(), who, asked, text::clean(waiter.id())]
+    vec![position.to_string(), holder, requested_at, format::escape(waiter.id())]
 }

@@ -2,45 +2,45 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use super::{Stage, resource::Work};
-use crate::common::Outcome;
+use super::{Defaults, resource::Work};
+use crate::common::Result;
 
-/// What `--help` says after the beginning that each demo has of its own.
+/// The second part of the help text, which is the same for all demos.
 const HELP: &str = "
-    --children N     how many processes (default 5)
-    --rounds N       how often each wants the lock (default ROUNDS)
-    --work TIME      how long each works under it, half of this to one and a half (default WORK)
-    --ttl TIME       the lease: how long the lock outlives a holder that died (default TTL)
-    --chaos          kill some with SIGKILL, and stop some with SIGSTOP for longer than the lease
-    --seed N         choose the victims as in an earlier run
-    --record FILE    keep what the processes wrote down
-    --judge FILE     run nothing; judge such a record
-    --help           this text
+    --children N     number of processes (default 5)
+    --rounds N       how often each process acquires the lock (default ROUNDS)
+    --work TIME      how long each works while it holds the lock: 50 to 150 % of this (default WORK)
+    --ttl TIME       how long the lock stays held if its holder dies (default TTL)
+    --chaos          kill processes (SIGKILL), and stop others for longer than the ttl (SIGSTOP)
+    --seed N         select the same processes for that as in an earlier run
+    --record FILE    keep the record of the run
+    --check FILE     check the record of an earlier run, without running anything
+    --help           print this text
 
-The exit code is 0 when the verdict is good, 1 when it is not, 2 when there is none.
+Exit code: 0 if all checks passed, 1 if a check failed, 2 if nothing could be checked.
 ";
 
-pub(crate) fn help(stage: &Stage) -> String {
-    let defaults = [
-        ("ROUNDS", stage.rounds.to_string()),
-        ("WORK", format!("{:?}", stage.work)),
-        ("TTL", format!("{:?}", stage.ttl)),
+pub(crate) fn help(defaults: &Defaults) -> String {
+    let values = [
+        ("ROUNDS", defaults.rounds.to_string()),
+        ("WORK", format!("{:?}", defaults.work)),
+        ("TTL", format!("{:?}", defaults.ttl)),
     ];
-    let text = defaults.iter().fold(HELP.to_owned(), |text, (word, value)| text.replace(word, value));
-    stage.help.to_owned() + &text
+    let text = values.iter().fold(HELP.to_owned(), |text, (word, value)| text.replace(word, value));
+    defaults.help.to_owned() + &text
 }
 
 #[derive(Debug)]
 pub(crate) enum Command {
     Help,
-    Demo(Demo),
-    Judge(PathBuf),
+    Run(Options),
+    Check(PathBuf),
     Child(Child),
 }
 
 #[derive(Debug)]
-pub(crate) struct Demo {
-    /// How many private servers decide together; none for the one server that is there.
+pub(crate) struct Options {
+    /// Number of private servers that form a quorum; 0 for the server from the environment.
     pub(crate) nodes: usize,
     pub(crate) children: u32,
     pub(crate) rounds: u32,
@@ -51,7 +51,7 @@ pub(crate) struct Demo {
     pub(crate) record: Option<PathBuf>,
 }
 
-/// What a parent tells its child to do.
+/// The arguments of a child process.
 #[derive(Debug)]
 pub(crate) struct Child {
     pub(crate) child: u32,
@@ -63,8 +63,8 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// The words that [`parse`] reads this from.
-    pub(crate) fn words(&self) -> Vec<String> {
+    /// The command line from which [`parse`] reads this.
+    pub(crate) fn to_args(&self) -> Vec<String> {
         vec![
             "--child".into(),
             self.child.to_string(),
@@ -77,22 +77,25 @@ impl Child {
     }
 }
 
-pub(crate) fn parse(stage: &Stage, mut words: impl Iterator<Item = String>) -> Outcome<Command> {
-    let mut demo = Demo {
-        nodes: stage.nodes,
+pub(crate) fn parse(
+    defaults: &Defaults,
+    mut args: impl Iterator<Item = String>,
+) -> Result<Command> {
+    let mut options = Options {
+        nodes: defaults.nodes,
         children: 5,
-        rounds: stage.rounds,
-        work: Work(stage.work),
-        ttl: stage.ttl,
+        rounds: defaults.rounds,
+        work: Work(defaults.work),
+        ttl: defaults.ttl,
         chaos: false,
         seed: fastrand::u64(..1_000_000),
         record: None,
     };
-    while let Some(word) = words.next() {
-        let mut value = || words.next().ok_or_else(|| format!("{word} needs a value; see --help"));
-        match &*word {
+    while let Some(arg) = args.next() {
+        let mut value = || args.next().ok_or_else(|| format!("{arg} needs a value; see --help"));
+        match &*arg {
             "--help" | "-h" => return Ok(Command::Help),
-            "--judge" => return Ok(Command::Judge(value()?.into())),
+            "--check" => return Ok(Command::Check(value()?.into())),
             "--child" => {
                 return Ok(Command::Child(Child {
                     child: value()?.parse()?,
@@ -103,30 +106,33 @@ pub(crate) fn parse(stage: &Stage, mut words: impl Iterator<Item = String>) -> O
                     record: value()?.into(),
                 }));
             }
-            "--children" => demo.children = count(&word, &value()?, 200)?,
-            "--rounds" => demo.rounds = count(&word, &value()?, 100_000)?,
-            "--work" => demo.work = Work(time(&word, &value()?, Duration::from_millis(1))?),
-            "--ttl" => demo.ttl = time(&word, &value()?, Duration::from_millis(100))?,
-            "--chaos" => demo.chaos = true,
-            "--seed" => demo.seed = value()?.parse().map_err(|_| "--seed wants a number")?,
-            "--record" => demo.record = Some(value()?.into()),
-            _ => return Err(format!("{word:?} is not understood; see --help").into()),
+            "--children" => options.children = count(&arg, &value()?, 200)?,
+            "--rounds" => options.rounds = count(&arg, &value()?, 100_000)?,
+            "--work" => options.work = Work(time(&arg, &value()?, Duration::from_millis(1))?),
+            "--ttl" => options.ttl = time(&arg, &value()?, Duration::from_millis(100))?,
+            "--chaos" => options.chaos = true,
+            "--seed" => options.seed = value()?.parse().map_err(|_| "--seed must be a number")?,
+            "--record" => options.record = Some(value()?.into()),
+            _ => return Err(format!("unknown option {arg:?}; see --help").into()),
         }
     }
-    Ok(Command::Demo(demo))
+    Ok(Command::Run(options))
 }
 
-fn count(option: &str, value: &str, most: u32) -> Outcome<u32> {
+fn count(option: &str, value: &str, max: u32) -> Result<u32> {
     match value.parse() {
-        Ok(count) if (1..=most).contains(&count) => Ok(count),
-        _ => Err(format!("{option} wants a number from 1 to {most}, not {value:?}").into()),
+        Ok(count) if (1..=max).contains(&count) => Ok(count),
+        _ => Err(format!("{option} must be a number from 1 to {max}, not {value:?}").into()),
     }
 }
 
-fn time(option: &str, value: &str, least: Duration) -> Outcome<Duration> {
-    let most = Duration::from_secs(60);
+fn time(option: &str, value: &str, min: Duration) -> Result<Duration> {
+    let max = Duration::from_secs(60);
     match humantime::parse_duration(value) {
-        Ok(time) if (least..=most).contains(&time) => Ok(time),
-        _ => Err(format!("{option} wants a time from {least:?} to {most:?}, such as 200ms, not {value:?}").into()),
+        Ok(time) if (min..=max).contains(&time) => Ok(time),
+        _ => Err(format!(
+            "{option} must be a time from {min:?} to {max:?}, such as 200ms, not {value:?}"
+        )
+        .into()),
     }
 }

@@ -1,23 +1,23 @@
-//! Which nodes voted when, as the record has it.
+//! When each node voted, as the record shows it.
 
 use crate::history::{Change, Event, Record};
 
-/// One node.
+/// The states of one node over time, as pairs of start and end.
 #[derive(Debug, Default)]
-pub(crate) struct Track {
+pub(crate) struct NodeTimeline {
     /// Up, but without a vote.
     pub(crate) quarantines: Vec<(u64, u64)>,
     pub(crate) votes: Vec<(u64, u64)>,
     pub(crate) kills: Vec<u64>,
-    /// When its first quarantine was to end.
-    fresh_until: u64,
+    /// Planned end of the first quarantine.
+    first_quarantine_end: u64,
     restarts: usize,
 }
 
-/// By number.
+/// The nodes in the order of their numbers.
 #[derive(Debug, Default)]
 pub(crate) struct Availability {
-    pub(crate) tracks: Vec<Track>,
+    pub(crate) nodes: Vec<NodeTimeline>,
 }
 
 impl Availability {
@@ -27,55 +27,55 @@ impl Availability {
             _ => None,
         };
         let events: Vec<_> = records.iter().filter_map(node).collect();
-        let nodes = events.iter().map(|(node, ..)| *node).max().unwrap_or(0);
-        let track = |number| {
-            let mut track = Track::default();
+        let count = events.iter().map(|(node, ..)| *node).max().unwrap_or(0);
+        let timeline = |number| {
+            let mut timeline = NodeTimeline::default();
             let (mut quarantined, mut voting) = (None, None);
             for (_, at, change) in events.iter().filter(|(node, ..)| *node == number) {
-                track.quarantines.extend(quarantined.take().map(|from| (from, *at)));
-                track.votes.extend(voting.take().map(|from| (from, *at)));
+                timeline.quarantines.extend(quarantined.take().map(|from| (from, *at)));
+                timeline.votes.extend(voting.take().map(|from| (from, *at)));
                 match change {
                     Change::Up { votes_from } => {
                         quarantined = Some(*at);
-                        if track.kills.is_empty() {
-                            track.fresh_until = *votes_from;
+                        if timeline.kills.is_empty() {
+                            timeline.first_quarantine_end = *votes_from;
                         } else {
-                            track.restarts += 1;
+                            timeline.restarts += 1;
                         }
                     }
                     Change::Votes => voting = Some(*at),
-                    Change::Down => track.kills.push(*at),
+                    Change::Down => timeline.kills.push(*at),
                 }
             }
-            track.quarantines.extend(quarantined.map(|from| (from, u64::MAX)));
-            track.votes.extend(voting.map(|from| (from, u64::MAX)));
-            track
+            timeline.quarantines.extend(quarantined.map(|from| (from, u64::MAX)));
+            timeline.votes.extend(voting.map(|from| (from, u64::MAX)));
+            timeline
         };
-        Availability { tracks: (1..=nodes).map(track).collect() }
+        Availability { nodes: (1..=count).map(timeline).collect() }
     }
 
     pub(crate) fn quorum(&self) -> usize {
-        self.tracks.len() / 2 + 1
+        self.nodes.len() / 2 + 1
     }
 
-    /// When the first lock may be given: then a quorum has been up for the lease.
+    /// When the first lock may be granted: the end of the first quarantine of a quorum.
     pub(crate) fn first_quorum(&self) -> u64 {
-        let mut ends: Vec<u64> = self.tracks.iter().map(|track| track.fresh_until).collect();
+        let mut ends: Vec<u64> = self.nodes.iter().map(|node| node.first_quarantine_end).collect();
         ends.sort_unstable();
         ends.get(self.quorum() - 1).copied().unwrap_or(0)
     }
 
-    /// How many were killed, and came back.
+    /// Number of nodes that were killed and came back.
     pub(crate) fn outages(&self) -> usize {
-        self.tracks.iter().map(|track| track.restarts).sum()
+        self.nodes.iter().map(|node| node.restarts).sum()
     }
 
-    /// How many of those that have voted before are down or in quarantine at this moment.
-    pub(crate) fn out_at(&self, at: u64) -> usize {
-        let out = |track: &&Track| {
-            let began = track.votes.first().is_some_and(|(from, _)| *from <= at);
-            began && !track.votes.iter().any(|(from, until)| (*from..*until).contains(&at))
+    /// Number of nodes that have voted before, and are down or in quarantine at this moment.
+    pub(crate) fn unavailable_at(&self, at: u64) -> usize {
+        let is_unavailable = |node: &&NodeTimeline| {
+            let has_voted = node.votes.first().is_some_and(|(from, _)| *from <= at);
+            has_voted && !node.votes.iter().any(|(from, until)| (*from..*until).contains(&at))
         };
-        self.tracks.iter().filter(out).count()
+        self.nodes.iter().filter(is_unavailable).count()
     }
 }

@@ -1,70 +1,75 @@
-//! What goes wrong on purpose: who is to be killed or stopped, and when.
+//! Which processes are killed or stopped, and when.
 
 use std::time::Duration;
 
-use super::board::{Board, Seat, State};
+use super::child_status::{ChildStatus, ChildTable, State};
 use crate::common::nanos;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Blow {
+pub(crate) enum Fault {
     Kill,
     Stop,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Victim {
+enum Target {
     Holder,
     Waiter,
 }
 
-const PLAN: [(Blow, Victim); 6] = [
-    (Blow::Stop, Victim::Holder),
-    (Blow::Kill, Victim::Holder),
-    (Blow::Stop, Victim::Waiter),
-    (Blow::Kill, Victim::Waiter),
-    (Blow::Stop, Victim::Holder),
-    (Blow::Kill, Victim::Holder),
+/// The sequence of faults, which is repeated.
+const PLAN: [(Fault, Target); 6] = [
+    (Fault::Stop, Target::Holder),
+    (Fault::Kill, Target::Holder),
+    (Fault::Stop, Target::Waiter),
+    (Fault::Kill, Target::Waiter),
+    (Fault::Stop, Target::Holder),
+    (Fault::Kill, Target::Holder),
 ];
 
 #[derive(Debug)]
 pub(crate) struct Chaos {
     random: fastrand::Rng,
     next: usize,
-    /// A blow falls once in so many rounds of all children together.
-    every: u32,
-    /// A holder is hit when it has just entered, so that it cannot have left when the blow arrives.
-    fresh: u64,
+    /// Number of rounds, of all children together, for each fault.
+    interval: u32,
+    /// Maximum time since a holder acquired the lock. A holder that has held it for longer could
+    /// have released it by the time the signal arrives.
+    hold_max: u64,
 }
 
 impl Chaos {
-    pub(crate) fn new(seed: u64, rounds_of_all: u32, shortest_work: Duration) -> Chaos {
-        let blows = u32::try_from(PLAN.len()).unwrap_or(u32::MAX);
+    pub(crate) fn new(seed: u64, total_rounds: u32, shortest_work: Duration) -> Chaos {
+        let faults = u32::try_from(PLAN.len()).unwrap_or(u32::MAX);
         Chaos {
             random: fastrand::Rng::with_seed(seed),
             next: 0,
-            every: (rounds_of_all / (blows + 1)).max(2),
-            fresh: nanos(shortest_work / 2),
+            interval: (total_rounds / (faults + 1)).max(2),
+            hold_max: nanos(shortest_work / 2),
         }
     }
 
-    /// The next blow, if it is time for it and there is somebody to take it.
-    pub(crate) fn strike(&mut self, board: &Board, now: u64) -> Option<(Blow, u32)> {
-        let (blow, victim) = PLAN[self.next % PLAN.len()];
-        let due = (u32::try_from(self.next).ok()? + 1) * self.every;
-        if board.rounds_of_all() < due {
+    /// The next fault and the child to inject it into, if the fault is due and such a child exists.
+    pub(crate) fn next_fault(&mut self, table: &ChildTable, now: u64) -> Option<(Fault, u32)> {
+        let (fault, target) = PLAN[self.next % PLAN.len()];
+        let due = (u32::try_from(self.next).ok()? + 1) * self.interval;
+        if table.total_rounds() < due {
             return None;
         }
-        let fits = |seat: &&Seat| {
-            !seat.stopped
-                && match (victim, seat.state) {
-                    (Victim::Holder, State::Holding { since, .. }) => now.saturating_sub(since) < self.fresh,
-                    (Victim::Waiter, State::Waiting) => true,
+        let matches_target = |status: &&ChildStatus| {
+            !status.stopped
+                && match (target, status.state) {
+                    (Target::Holder, State::Holding { since, .. }) => {
+                        now.saturating_sub(since) < self.hold_max
+                    }
+                    (Target::Waiter, State::Waiting) => true,
                     _ => false,
                 }
         };
-        let candidates: Vec<u32> = board.seats.iter().filter(fits).map(|seat| seat.child).collect();
+        let candidates: Vec<u32> =
+            table.children.iter().filter(matches_target).map(|status| status.child).collect();
         let child = self.random.choice(candidates)?;
         self.next += 1;
-        Some((blow, child))
+        Some((fault, child))
     }
 }

@@ -1,4 +1,4 @@
-//! A child: wants the lock, works under it, leaves, and writes down what it believed and when.
+//! A child process: acquires the lock, works, releases the lock, and records what it knew and when.
 
 use std::{io::Read, process, thread, time::Duration};
 
@@ -10,22 +10,23 @@ use super::{
     resource::{Resource, Work},
 };
 use crate::{
-    common::{Outcome, nanos, now, work_for},
+    common::{Result, nanos, now, sleep},
     history::{Event, Journal},
 };
 
-/// For so long one server may not answer before that is an error.
-const SERVER_AWAY_MAX: Duration = Duration::from_secs(20);
+/// Maximum time for which a single server may be unreachable before the child fails.
+const UNREACHABLE_MAX: Duration = Duration::from_secs(20);
 
-pub(crate) fn run(args: &Child) -> Outcome {
+pub(crate) fn run(args: &Child) -> Result {
     thread::spawn(|| {
-        // Our parent never writes: this is the end of its life, and so of ours.
+        // The parent never writes to this pipe. A read returns when the parent has ended.
         let _ = std::io::stdin().read(&mut [0]);
         process::exit(1);
     });
-    let worker = Worker { journal: Journal::open(&args.record)?, child: args.child, pid: process::id() };
-    let outcome = worker.rounds(args);
-    worker.tell(match &outcome {
+    let worker =
+        Worker { journal: Journal::open(&args.record)?, child: args.child, pid: process::id() };
+    let outcome = worker.run_rounds(args);
+    worker.record(match &outcome {
         Ok(()) => Event::Done,
         Err(error) => Event::Failed { why: error.to_string() },
     })?;
@@ -39,102 +40,106 @@ struct Worker {
 }
 
 impl Worker {
-    fn rounds(&self, args: &Child) -> Outcome {
+    fn run_rounds(&self, args: &Child) -> Result {
         let mgr = RedisMgr::new(distlock::Config::from_env().ttl(args.ttl))?;
         let resource = Resource::find(&mgr, &args.resource)?;
         for _ in 0..args.rounds {
-            let guard = self.take(&mgr)?;
-            // Before the look that allows us to act: a pause in between must not make us seem later than we are.
-            let entered = now();
-            self.hold(guard, entered, &resource, args.work)?;
-            work_for(args.work.shortest().mul_f64(fastrand::f64() / 3.0));
+            let guard = self.acquire(&mgr)?;
+            // Read before the check in `hold`. Otherwise a pause in between would make the hold
+            // seem to start too late.
+            let acquired_at = now();
+            self.hold(guard, acquired_at, &resource, args.work)?;
+            sleep(args.work.shortest().mul_f64(fastrand::f64() / 3.0));
         }
         Ok(())
     }
 
-    fn take(&self, mgr: &RedisMgr) -> Outcome<LockGuard> {
-        self.tell(Event::Wait)?;
-        let begun = now();
+    fn acquire(&self, mgr: &RedisMgr) -> Result<LockGuard> {
+        self.record(Event::Wait)?;
+        let started = now();
         loop {
             match mgr.lock(LOCK) {
                 Ok(guard) => return Ok(guard),
-                // Some of several nodes are away, and are on their way back; or a machine with much to do has kept the server
-                // from answering for longer than our short lease.
+                // Some of several nodes are down and will come back. Or there is one server, and a
+                // busy machine has kept it from replying within the short ttl of the demo.
                 Err(error)
                     if !error.nodes().is_empty()
-                        || (error.is_unavailable() && now() < begun + nanos(SERVER_AWAY_MAX)) =>
+                        || (error.is_unavailable() && now() < started + nanos(UNREACHABLE_MAX)) =>
                 {
-                    self.tell(Event::Again { why: error.to_string() })?;
+                    self.record(Event::Again { why: error.to_string() })?;
                 }
                 Err(error) => return Err(error.into()),
             }
         }
     }
 
-    fn hold(&self, guard: LockGuard, entered: u64, resource: &Resource, work: Work) -> Outcome {
+    fn hold(&self, guard: LockGuard, acquired_at: u64, resource: &Resource, work: Work) -> Result {
         let token = guard.fencing_token();
-        let Some(deadline) = believes(&guard, entered) else { return self.lost(&guard) };
+        let Some(deadline) = deadline_if_held(&guard, acquired_at) else {
+            return self.record_loss(&guard);
+        };
         let enter = Event::Enter { deadline, token: token.as_u64(), id: guard.id().to_string() };
-        self.journal.note_as_of(entered, self.child, self.pid, enter)?;
+        self.journal.note_as_of(acquired_at, self.child, self.pid, enter)?;
 
         let read = resource.read(token)?;
-        let end = now() + nanos(work.once());
+        let end = now() + nanos(work.random());
         while now() < end {
-            work_for(Work::STEP);
-            if self.look(&guard)?.is_none() {
+            sleep(Work::STEP);
+            if !self.check(&guard)? {
                 break;
             }
         }
 
-        let held = self.look(&guard)?.is_some();
-        if !held {
-            self.lost(&guard)?;
+        let is_held = self.check(&guard)?;
+        if !is_held {
+            self.record_loss(&guard)?;
         }
-        // A holder that has lost its lock should not write. This one does, to show that it gets nowhere.
+        // After a loss, a program should not write. This one does, to show that the resource
+        // rejects it.
         if let Some(value) = read {
             let accepted = resource.write(token, value + 1)?;
-            self.tell(Event::Write { token: token.as_u64(), value: value + 1, accepted })?;
+            self.record(Event::Write { token: token.as_u64(), value: value + 1, accepted })?;
         }
-        if !held {
+        if !is_held {
             return Ok(());
         }
-        if self.look(&guard)?.is_none() {
-            return self.lost(&guard);
+        if !self.check(&guard)? {
+            return self.record_loss(&guard);
         }
-        self.tell(Event::Leave)?;
+        self.record(Event::Leave)?;
         match guard.release() {
-            // No answer in time; it is repeated in the background.
+            // No reply in time: the library repeats the release in the background.
             Err(error) if !error.is_unavailable() => Err(error.into()),
             _ => Ok(()),
         }
     }
 
-    /// Whether the lock is still held; if so, that is recorded as of before the question.
-    fn look(&self, guard: &LockGuard) -> Outcome<Option<u64>> {
+    /// Returns whether the lock is still held. If it is, records that it was held before this call.
+    fn check(&self, guard: &LockGuard) -> Result<bool> {
         let before = now();
-        let deadline = believes(guard, before);
+        let deadline = deadline_if_held(guard, before);
         if let Some(deadline) = deadline {
             self.journal.note_as_of(before, self.child, self.pid, Event::Look { deadline })?;
         }
-        Ok(deadline)
+        Ok(deadline.is_some())
     }
 
-    fn lost(&self, guard: &LockGuard) -> Outcome {
+    fn record_loss(&self, guard: &LockGuard) -> Result {
         let at = now();
         let why = guard.lost().recv().map_or_else(|_| "released".to_owned(), |why| why.to_string());
         Ok(self.journal.note_as_of(at, self.child, self.pid, Event::Lost { why })?)
     }
 
-    fn tell(&self, event: Event) -> Outcome {
+    fn record(&self, event: Event) -> Result {
         Ok(self.journal.note(self.child, self.pid, event)?)
     }
 }
 
-/// The deadline of the belief, as seen at `before`, if it has not come.
+/// The deadline of the lease as seen at `before`; `None` if the lock is not held.
 ///
-/// The time that remains is asked for later than `before`, so that a pause in between makes this too early and not
+/// The remaining time is read after `before`. A pause in between makes the result too early, never
 /// too late.
-fn believes(guard: &LockGuard, before: u64) -> Option<u64> {
+fn deadline_if_held(guard: &LockGuard, before: u64) -> Option<u64> {
     let deadline = before + nanos(guard.remaining());
     guard.is_held().then_some(deadline)
 }

@@ -1,15 +1,16 @@
-//! Processes that contend for one lock: a parent starts child processes; all of them append to one record what they
-//! believed and when; the picture and the verdict come from that record alone.
+//! Processes that compete for one lock. A parent starts child processes. All of them append to one
+//! record what they knew about the lock, and when. The timeline and the report are made from that
+//! record alone.
 
 mod args;
 mod availability;
-mod board;
 mod chaos;
 mod child;
-mod judge;
-mod nodes;
+mod child_status;
+mod node_status;
 mod outages;
 mod parent;
+mod report;
 mod resource;
 mod screen;
 mod servers;
@@ -18,31 +19,32 @@ mod timeline;
 use std::{env, path::Path, process::ExitCode, time::Duration};
 
 use args::Command;
-use judge::Verdict;
-use screen::{Palette, say};
+use report::Report;
+use screen::{Palette, print};
 
 use crate::{
-    common::Outcome,
+    common::Result,
     history::{Reader, Record, Story},
 };
 
 /// The name of the lock.
 const LOCK: &str = "my_resource";
 
-/// In what one demo differs from another.
+/// The differences between the demos.
 #[derive(Debug)]
-pub(crate) struct Stage {
-    /// How the help begins.
+pub(crate) struct Defaults {
+    /// The first part of the help text.
     pub(crate) help: &'static str,
-    /// How many private servers decide together, and are killed on the way; none for the one server that is there.
+    /// Number of private servers that form a quorum, and that are killed; 0 for the server from the
+    /// environment.
     pub(crate) nodes: usize,
     pub(crate) rounds: u32,
     pub(crate) work: Duration,
     pub(crate) ttl: Duration,
 }
 
-pub(crate) fn play(stage: &Stage) -> ExitCode {
-    match run(stage) {
+pub(crate) fn run(defaults: &Defaults) -> ExitCode {
+    match run_command(defaults) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(error) => {
@@ -52,30 +54,31 @@ pub(crate) fn play(stage: &Stage) -> ExitCode {
     }
 }
 
-fn run(stage: &Stage) -> Outcome<bool> {
-    match args::parse(stage, env::args().skip(1))? {
-        Command::Help => say(&args::help(stage)),
-        Command::Judge(record) => return conclude(&read(&record)?),
-        // Its record says why, and its parent tells.
+fn run_command(defaults: &Defaults) -> Result<bool> {
+    match args::parse(defaults, env::args().skip(1))? {
+        Command::Help => print(&args::help(defaults)),
+        Command::Check(record) => return show(&read(&record)?),
+        // A failure is in the record, and the parent reports it.
         Command::Child(child) => return Ok(child::run(&child).is_ok()),
-        Command::Demo(demo) => return conclude(&parent::run(&demo)?),
+        Command::Run(options) => return show(&parent::run(&options)?),
     }
     Ok(true)
 }
 
-fn read(record: &Path) -> Outcome<Vec<Record>> {
+fn read(record: &Path) -> Result<Vec<Record>> {
     let explain = |error| format!("cannot read {}: {error}", record.display());
     Reader::open(record).map_err(explain)?.read_on()
 }
 
-fn conclude(records: &[Record]) -> Outcome<bool> {
+/// Prints the timeline and the report of a record. Returns whether all checks passed.
+fn show(records: &[Record]) -> Result<bool> {
     let palette = Palette::of_stdout();
     let story = Story::of(records);
-    let verdict = Verdict::of(&story, records);
+    let report = Report::of(&story, records);
     if story.holds.is_empty() {
-        return Err("nobody ever held the lock, so there is nothing to judge".into());
+        return Err("no process ever held the lock, so there is nothing to check".into());
     }
-    say(&timeline::draw(records, &verdict, palette));
-    say(&verdict.report(palette));
-    Ok(verdict.is_good())
+    print(&timeline::draw(records, &report, palette));
+    print(&report.text(palette));
+    Ok(report.is_good())
 }

@@ -1,4 +1,5 @@
-//! The parent: starts the children, strikes some of them, replaces the dead, and shows what they do.
+//! The parent process: starts the children, injects faults, replaces killed children, and shows
+//! progress.
 
 use std::{
     env,
@@ -12,263 +13,287 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{
     LOCK,
-    args::{Child, Demo},
-    board::Board,
-    chaos::{Blow, Chaos},
-    nodes::Nodes,
+    args::{Child, Options},
+    chaos::{Chaos, Fault},
+    child_status::ChildTable,
+    node_status::NodeTable,
     outages::{Outages, Step},
-    screen::{LiveBlock, Palette, say},
+    screen::{LiveBlock, Palette, print},
     servers::Servers,
 };
 use crate::{
-    common::{Outcome, Watchdog, nanos, now, work_for},
+    common::{Cleanup, Result, nanos, now, sleep},
     history::{Change, Event, Journal, Reader, Record},
 };
 
-/// How often the record is read.
-const LOOK: Duration = Duration::from_millis(5);
-/// How often the block of live lines is drawn.
-const FRAME: Duration = Duration::from_millis(50);
-/// With more children than fit on a screen, lines cannot be redrawn.
-const MOST_LIVE_LINES: u32 = 20;
-/// For how long nothing at all may happen, besides one lease.
-const SILENCE: Duration = Duration::from_secs(30);
+/// Interval between two reads of the record.
+const READ_INTERVAL: Duration = Duration::from_millis(5);
+/// Interval between two updates of the live display.
+const DRAW_INTERVAL: Duration = Duration::from_millis(50);
+/// Maximum number of children for the live display, which must fit on a screen.
+const LIVE_CHILDREN_MAX: u32 = 20;
+/// Maximum time without any progress, in addition to the ttl.
+const NO_PROGRESS_MAX: Duration = Duration::from_secs(30);
+/// Duration of a stop, in multiples of the ttl.
+const STOP_TTLS: f64 = 1.4;
 
-/// A stop is longer than the lease by this much.
-const STOP_FACTOR: f64 = 1.4;
-
-struct Demonstration<'a> {
-    demo: &'a Demo,
-    watchdog: &'a Watchdog,
+struct Parent<'a> {
+    options: &'a Options,
+    cleanup: &'a Cleanup,
     servers: Servers<'a>,
     record: PathBuf,
     resource: String,
     journal: Journal,
     reader: Reader,
     records: Vec<Record>,
-    board: Board,
-    nodes: Nodes,
-    /// Nodes that have been started again and have not answered yet, and when that was.
-    coming_up: Vec<(usize, u64)>,
-    running: Vec<Running<'a>>,
+    children: ChildTable,
+    nodes: NodeTable,
+    /// Nodes that have been started and do not respond yet, each with the time of its start.
+    starting_nodes: Vec<(usize, u64)>,
+    running: Vec<RunningChild<'a>>,
     palette: Palette,
-    /// Empty where the output is no terminal.
+    /// `None` if the output is not a terminal.
     live: Option<LiveBlock>,
 }
 
-/// A child process; killed and waited for when dropped.
-struct Running<'a> {
+/// A child process. It is killed and waited for when this value is dropped.
+struct RunningChild<'a> {
     child: u32,
     process: Process,
-    watchdog: &'a Watchdog,
-    /// When a stopped one is to go on.
+    cleanup: &'a Cleanup,
+    /// When to continue the process, if it is stopped.
     continue_at: Option<u64>,
-    /// The child ends when this is closed.
-    _life: Option<ChildStdin>,
+    /// The child ends when this pipe is closed.
+    _stdin: Option<ChildStdin>,
 }
 
-/// Runs the demo and returns the record.
-pub(crate) fn run(demo: &Demo) -> Outcome<Vec<Record>> {
-    let watchdog = Watchdog::start()?;
-    let launched = now();
-    let mut servers = Servers::start(demo.nodes, &watchdog)?;
+/// Runs the demo and returns its record.
+pub(crate) fn run(options: &Options) -> Result<Vec<Record>> {
+    let cleanup = Cleanup::start()?;
+    let started = now();
+    let mut servers = Servers::start(options.nodes, &cleanup)?;
     let palette = Palette::of_stdout();
-    let record = demo.record.clone().unwrap_or_else(|| watchdog.folder().join("record"));
-    std::fs::write(&record, "").map_err(|error| format!("cannot write {}: {error}", record.display()))?;
-    say(&introduce(demo, &servers));
+    let record = options.record.clone().unwrap_or_else(|| cleanup.folder().join("record"));
+    std::fs::write(&record, "")
+        .map_err(|error| format!("cannot write {}: {error}", record.display()))?;
+    print(&introduction(options, &servers));
     let resource = servers.resource(&format!("distlock:demo:{}:{:x}", std::process::id(), now()));
-    let live = stdout().is_terminal() && demo.children <= MOST_LIVE_LINES;
+    let is_live = stdout().is_terminal() && options.children <= LIVE_CHILDREN_MAX;
     let start = now();
-    let mut demonstration = Demonstration {
-        demo,
-        watchdog: &watchdog,
+    let mut parent = Parent {
+        options,
+        cleanup: &cleanup,
         resource: resource.key().to_owned(),
         journal: Journal::open(&record)?,
         reader: Reader::open(&record)?,
         record,
         records: Vec::new(),
-        board: Board::new(demo.children, demo.rounds, start),
-        nodes: Nodes::new(servers.nodes().iter().map(|server| server.label()), start),
-        coming_up: (1..=servers.nodes().len()).map(|node| (node, launched)).collect(),
+        children: ChildTable::new(options.children, options.rounds, start),
+        nodes: NodeTable::new(servers.nodes().iter().map(|server| server.label()), start),
+        starting_nodes: (1..=servers.nodes().len()).map(|node| (node, started)).collect(),
         servers,
         running: Vec::new(),
         palette,
-        live: live.then(LiveBlock::default),
+        live: is_live.then(LiveBlock::default),
     };
-    let outcome = demonstration.run();
-    let records = std::mem::take(&mut demonstration.records);
-    // Before what they work on.
-    demonstration.running.clear();
+    let outcome = parent.run();
+    let records = std::mem::take(&mut parent.records);
+    // The children must end before the resource is removed.
+    parent.running.clear();
     outcome.and(resource.remove())?;
-    if let Some(path) = &demo.record {
-        say(&format!("\nThe record is in {}.\n", path.display()));
+    if let Some(path) = &options.record {
+        print(&format!("\nRecord: {}\n", path.display()));
     }
     Ok(records)
 }
 
-fn introduce(demo: &Demo, servers: &Servers<'_>) -> String {
+fn introduction(options: &Options, servers: &Servers<'_>) -> String {
     let mut text = format!(
-        "{} processes want the lock {LOCK}, {} each, for {:?} to {:?} of work. The lease is {:?}.\n",
-        demo.children,
-        if demo.rounds == 1 { "once".into() } else { format!("{} times", demo.rounds) },
-        demo.work.shortest(),
-        demo.work.shortest() + demo.work.0,
-        demo.ttl,
+        "{} processes compete for the lock {LOCK}. Each acquires it {} and works for {:?} to \
+         {:?}.\n\
+         The ttl is {:?}.\n",
+        options.children,
+        if options.rounds == 1 { "once".into() } else { format!("{} times", options.rounds) },
+        options.work.shortest(),
+        options.work.longest(),
+        options.ttl,
     );
-    text.push_str(&servers.introduction(demo.ttl));
-    if demo.chaos {
+    text.push_str(&servers.description(options.ttl));
+    if options.chaos {
         text.push_str(&format!(
-            "Chaos: some are killed, some are stopped for {:?}, longer than the lease. Same again: --seed {}\n",
-            demo.ttl.mul_f64(STOP_FACTOR),
-            demo.seed
+            "Chaos: some processes are killed, others are stopped for {:?}, longer than the ttl. \
+             To repeat: --seed {}\n",
+            options.ttl.mul_f64(STOP_TTLS),
+            options.seed
         ));
     }
     text.push('\n');
     text
 }
 
-impl Demonstration<'_> {
-    fn run(&mut self) -> Outcome {
-        self.journal.note(0, std::process::id(), Event::Plan { children: self.demo.children })?;
-        for child in 1..=self.demo.children {
-            self.start(child, self.demo.rounds)?;
+impl Parent<'_> {
+    fn run(&mut self) -> Result {
+        self.journal.note(
+            0,
+            std::process::id(),
+            Event::Plan { children: self.options.children },
+        )?;
+        for child in 1..=self.options.children {
+            self.start_child(child, self.options.rounds)?;
         }
-        let rounds_of_all = self.demo.children * self.demo.rounds;
-        let mut chaos = Chaos::new(self.demo.seed, rounds_of_all, self.demo.work.shortest());
-        let mut outages = Outages::new(self.demo.seed, self.demo.nodes, rounds_of_all);
-        let (mut next_frame, mut last_news) = (0, now());
-        while !(self.running.is_empty() && outages.are_over() && self.coming_up.is_empty()) {
-            work_for(LOOK);
-            if self.read_on()? {
-                last_news = now();
+        let total_rounds = self.options.children * self.options.rounds;
+        let mut chaos = Chaos::new(self.options.seed, total_rounds, self.options.work.shortest());
+        let mut outages = Outages::new(self.options.seed, self.options.nodes, total_rounds);
+        let (mut draw_at, mut last_progress) = (0, now());
+        while !(self.running.is_empty() && outages.is_finished() && self.starting_nodes.is_empty())
+        {
+            sleep(READ_INTERVAL);
+            if self.read_records()? {
+                last_progress = now();
             }
-            self.tend_nodes(&mut outages)?;
-            self.wake_the_stopped()?;
-            if self.demo.chaos
-                && let Some((blow, child)) = chaos.strike(&self.board, now())
+            self.update_nodes(&mut outages)?;
+            self.continue_stopped()?;
+            if self.options.chaos
+                && let Some((fault, child)) = chaos.next_fault(&self.children, now())
             {
-                self.strike(blow, child)?;
+                self.inject(fault, child)?;
             }
-            self.reap()?;
-            if now() >= next_frame {
+            self.remove_ended()?;
+            if now() >= draw_at {
                 self.draw();
-                next_frame = now() + nanos(FRAME);
+                draw_at = now() + nanos(DRAW_INTERVAL);
             }
-            let patience = SILENCE + self.demo.ttl;
-            if now() - last_news > nanos(patience) {
-                return Err(format!("nothing has happened for {patience:?}: {}", self.servers.holder()).into());
+            let limit = NO_PROGRESS_MAX + self.options.ttl;
+            if now() - last_progress > nanos(limit) {
+                return Err(format!("no progress for {limit:?}: {}", self.servers.holder()).into());
             }
         }
-        self.read_on()?;
+        self.read_records()?;
         self.draw();
         Ok(())
     }
 
-    fn start(&mut self, child: u32, rounds: u32) -> Outcome {
+    fn start_child(&mut self, child: u32, rounds: u32) -> Result {
         let args = Child {
             child,
             rounds,
-            work: self.demo.work,
-            ttl: self.demo.ttl,
+            work: self.options.work,
+            ttl: self.options.ttl,
             resource: self.resource.clone(),
             record: self.record.clone(),
         };
         let mut process = Command::new(env::current_exe()?)
-            .args(args.words())
+            .args(args.to_args())
             .envs(self.servers.environment())
             .stdin(Stdio::piped())
             .spawn()?;
-        let life = process.stdin.take();
-        let running = Running { child, process, watchdog: self.watchdog, continue_at: None, _life: life };
-        self.watchdog.guard(running.pid())?;
+        let stdin = process.stdin.take();
+        let running = RunningChild {
+            child,
+            process,
+            cleanup: self.cleanup,
+            continue_at: None,
+            _stdin: stdin,
+        };
+        self.cleanup.register(running.pid())?;
         self.running.push(running);
         Ok(())
     }
 
-    /// Kills and restarts nodes when it is time, and writes down what became of them.
-    fn tend_nodes(&mut self, outages: &mut Outages) -> Outcome {
-        for node in self.nodes.ripe(now()) {
-            self.tell_of_node(node, Change::Votes)?;
+    /// Kills and restarts nodes when it is due, and records the changes of all nodes.
+    fn update_nodes(&mut self, outages: &mut Outages) -> Result {
+        for node in self.nodes.ended_quarantines(now()) {
+            self.record_node(node, Change::Votes)?;
         }
-        if let Some(step) = outages.step(self.board.rounds_of_all(), &self.nodes) {
+        if let Some(step) = outages.next_step(self.children.total_rounds(), &self.nodes) {
             match step {
                 Step::Kill(node) => {
                     self.servers.nodes()[node - 1].kill();
-                    self.tell_of_node(node, Change::Down)?;
+                    self.record_node(node, Change::Down)?;
                 }
                 Step::Restart(node) => {
-                    // Before it starts: from then on the lease is counted that its quarantine lasts.
-                    self.coming_up.push((node, now()));
+                    // Taken before the start: the quarantine lasts for one ttl from then on.
+                    self.starting_nodes.push((node, now()));
                     self.servers.nodes()[node - 1].restart()?;
                 }
             }
         }
-        for (node, started) in std::mem::take(&mut self.coming_up) {
+        for (node, started) in std::mem::take(&mut self.starting_nodes) {
             if self.servers.nodes()[node - 1].is_up()? {
-                self.tell_of_node(node, Change::Up { votes_from: started + nanos(self.demo.ttl) })?;
+                self.record_node(
+                    node,
+                    Change::Up { votes_from: started + nanos(self.options.ttl) },
+                )?;
             } else {
-                self.coming_up.push((node, started));
+                self.starting_nodes.push((node, started));
             }
         }
         Ok(())
     }
 
-    fn tell_of_node(&mut self, node: usize, change: Change) -> Outcome {
+    fn record_node(&mut self, node: usize, change: Change) -> Result {
         let pid = self.servers.nodes()[node - 1].pid().unwrap_or(0);
         self.journal.note(0, pid, Event::Node { node, change })?;
-        self.read_on()?;
+        self.read_records()?;
         Ok(())
     }
 
-    /// Reads what is new in the record; true if anybody has got any further.
-    fn read_on(&mut self) -> Outcome<bool> {
+    /// Reads new records. Returns whether any of them is progress.
+    fn read_records(&mut self) -> Result<bool> {
         let records = self.reader.read_on()?;
         for record in &records {
-            let news = [self.nodes.apply(record), self.board.apply(record)];
+            let lines = [self.nodes.apply(record), self.children.apply(record)];
             if self.live.is_none() {
-                news.into_iter().flatten().for_each(|news| say(&news));
+                lines.into_iter().flatten().for_each(|line| print(&line));
             }
         }
-        let any = records.iter().any(|record| !matches!(record.event, Event::Again { .. }));
+        let has_progress =
+            records.iter().any(|record| !matches!(record.event, Event::Again { .. }));
         self.records.extend(records);
-        Ok(any)
+        Ok(has_progress)
     }
 
     fn draw(&mut self) {
         if let Some(live) = &mut self.live {
             let mut lines = self.nodes.lines(&self.servers.views(), now(), self.palette);
-            lines.extend(self.board.lines(now(), self.palette));
+            lines.extend(self.children.lines(now(), self.palette));
             live.draw(&lines);
         }
     }
 
-    fn strike(&mut self, blow: Blow, child: u32) -> Outcome {
-        let Some(index) = self.running.iter().position(|running| running.child == child) else { return Ok(()) };
+    fn inject(&mut self, fault: Fault, child: u32) -> Result {
+        let Some(index) = self.running.iter().position(|running| running.child == child) else {
+            return Ok(());
+        };
         let running = &mut self.running[index];
-        // It may have ended by itself since it was chosen.
+        // The process may have ended since it was selected.
         if running.process.try_wait()?.is_some() {
             return Ok(());
         }
-        match blow {
-            Blow::Stop => {
+        match fault {
+            Fault::Stop => {
                 running.signal(Signal::STOP)?;
-                running.continue_at = Some(now() + nanos(self.demo.ttl.mul_f64(STOP_FACTOR)));
+                running.continue_at = Some(now() + nanos(self.options.ttl.mul_f64(STOP_TTLS)));
                 self.journal.note(child, running.pid(), Event::Stopped)?;
             }
-            Blow::Kill => {
+            Fault::Kill => {
                 let pid = running.pid();
                 drop(self.running.swap_remove(index));
                 self.journal.note(child, pid, Event::Killed)?;
-                // What it wrote last decides how many rounds are left to its successor.
-                self.read_on()?;
-                let seat = self.board.seats.iter().find(|seat| seat.child == child);
-                self.start(child, self.demo.rounds - seat.map_or(0, |seat| seat.rounds))?;
+                // The last records of the killed process decide how many rounds remain for its
+                // successor.
+                self.read_records()?;
+                let status = self.children.children.iter().find(|status| status.child == child);
+                self.start_child(
+                    child,
+                    self.options.rounds - status.map_or(0, |status| status.rounds),
+                )?;
             }
         }
         Ok(())
     }
 
-    fn wake_the_stopped(&mut self) -> Outcome {
+    fn continue_stopped(&mut self) -> Result {
         for running in &mut self.running {
             if running.continue_at.is_some_and(|at| now() >= at) {
                 running.continue_at = None;
@@ -279,7 +304,8 @@ impl Demonstration<'_> {
         Ok(())
     }
 
-    fn reap(&mut self) -> Outcome {
+    /// Removes children that have ended. Fails if one of them has failed.
+    fn remove_ended(&mut self) -> Result {
         let mut index = 0;
         while let Some(running) = self.running.get_mut(index) {
             match running.process.try_wait()? {
@@ -287,13 +313,14 @@ impl Demonstration<'_> {
                 Some(status) => {
                     let running = self.running.swap_remove(index);
                     if !status.success() {
-                        self.read_on()?;
-                        let last = self.records.iter().rev().find(|record| record.pid == running.pid());
-                        let why = match last.map(|record| &record.event) {
+                        self.read_records()?;
+                        let last =
+                            self.records.iter().rev().find(|record| record.pid == running.pid());
+                        let reason = match last.map(|record| &record.event) {
                             Some(Event::Failed { why }) => why.clone(),
                             _ => format!("it ended with {status}"),
                         };
-                        return Err(format!("child {} could not go on: {why}", running.child).into());
+                        return Err(format!("child {} failed: {reason}", running.child).into());
                     }
                 }
             }
@@ -302,19 +329,19 @@ impl Demonstration<'_> {
     }
 }
 
-impl Running<'_> {
+impl RunningChild<'_> {
     fn pid(&self) -> u32 {
         self.process.id()
     }
 
-    fn signal(&self, signal: Signal) -> Outcome {
+    fn signal(&self, signal: Signal) -> Result {
         Ok(kill_process(Pid::from_child(&self.process), signal)?)
     }
 }
 
-impl Drop for Running<'_> {
+impl Drop for RunningChild<'_> {
     fn drop(&mut self) {
-        let _ = self.watchdog.forget(self.pid());
+        let _ = self.cleanup.unregister(self.pid());
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

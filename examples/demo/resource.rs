@@ -1,14 +1,14 @@
-//! What the lock protects: a number in Redis that everybody reads, works on, and writes back one larger. It refuses
-//! whoever comes with an older token than it has seen.
+//! What the lock protects: a number in Redis. Each holder reads it, works, and writes it back plus
+//! one. The resource rejects a token that is smaller than one it has seen.
 
 use std::{env, time::Duration};
 
 use distlock::{Config, FencingToken, RedisMgr};
 
-use crate::common::Outcome;
+use crate::common::Result;
 
-/// KEYS: the resource. ARGV: a token, and a value to write or nothing.
-/// Replies with the value, or with nothing when the token is older than one that was here before.
+/// KEYS: the resource. ARGV: a token, and a value to write or an empty string.
+/// Reply: the value, or nil if the resource has seen a larger token.
 const SCRIPT: &str = r"
 local seen = tonumber(redis.call('HGET', KEYS[1], 'token') or '0')
 if tonumber(ARGV[1]) < seen then return false end
@@ -26,12 +26,13 @@ pub(crate) struct Resource {
 }
 
 impl Resource {
-    /// The variable that names the resource's server, where it is not that of the locks.
-    pub(crate) const SERVER: &str = "CONTENTION_RESOURCE_URL";
+    /// Environment variable with the URL of the resource's server, if the locks are on other
+    /// servers.
+    pub(crate) const URL_VARIABLE: &str = "CONTENTION_RESOURCE_URL";
 
-    /// Of a child: on the server that the parent has named, or on that of the locks.
-    pub(crate) fn find(locks: &RedisMgr, key: &str) -> Outcome<Resource> {
-        Ok(match env::var(Resource::SERVER) {
+    /// The resource of a child: on the server that the parent has named, else on that of the locks.
+    pub(crate) fn find(locks: &RedisMgr, key: &str) -> Result<Resource> {
+        Ok(match env::var(Resource::URL_VARIABLE) {
             Ok(url) => Resource::new(&RedisMgr::new(Config::new(url))?, key),
             Err(_) => Resource::new(locks, key),
         })
@@ -45,38 +46,39 @@ impl Resource {
         &self.key
     }
 
-    /// The value, if no later holder has been here. From now on, earlier ones are refused.
-    pub(crate) fn read(&self, token: FencingToken) -> Outcome<Option<u64>> {
+    /// Reads the value. From now on the resource rejects smaller tokens. Returns `None` if it
+    /// rejects this one.
+    pub(crate) fn read(&self, token: FencingToken) -> Result<Option<u64>> {
         self.call(token, None)
     }
 
-    /// Whether the value was taken.
-    pub(crate) fn write(&self, token: FencingToken, value: u64) -> Outcome<bool> {
+    /// Writes a value. Returns false if the resource rejects the token.
+    pub(crate) fn write(&self, token: FencingToken, value: u64) -> Result<bool> {
         Ok(self.call(token, Some(value))?.is_some())
     }
 
-    pub(crate) fn remove(&self) -> Outcome {
+    pub(crate) fn remove(&self) -> Result {
         Ok(redis::cmd("DEL").arg(&self.key).query(&mut self.mgr.connection()?)?)
     }
 
-    /// Asks again when the answer is lost, as happens to a process that is stopped while it waits for one. Doing the
-    /// same twice under one token changes nothing more.
-    fn call(&self, token: FencingToken, value: Option<u64>) -> Outcome<Option<u64>> {
+    /// Repeats the call if the reply is lost, as happens to a process that is stopped while it
+    /// waits for one. A repeated call with the same token changes nothing.
+    fn call(&self, token: FencingToken, value: Option<u64>) -> Result<Option<u64>> {
         let value = value.map(|value| value.to_string()).unwrap_or_default();
         let mut call = self.script.key(&self.key);
         call.arg(token.as_u64()).arg(value);
-        let mut tries = 1..=3;
+        let mut attempts = 1..=3;
         loop {
-            tries.next();
+            attempts.next();
             match call.invoke(&mut self.mgr.connection()?) {
-                Err(error) if error.is_io_error() && !tries.is_empty() => {}
-                answer => return Ok(answer?),
+                Err(error) if error.is_io_error() && !attempts.is_empty() => {}
+                reply => return Ok(reply?),
             }
         }
     }
 }
 
-/// How long the work on one round takes, a part of it at a time.
+/// Duration of the work in a round. It is done in steps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Work(pub(crate) Duration);
 
@@ -87,8 +89,12 @@ impl Work {
         self.0 / 2
     }
 
-    /// Half to one and a half of the usual.
-    pub(crate) fn once(self) -> Duration {
+    pub(crate) fn longest(self) -> Duration {
+        self.shortest() + self.0
+    }
+
+    /// A random duration from the shortest to the longest.
+    pub(crate) fn random(self) -> Duration {
         self.shortest() + self.0.mul_f64(fastrand::f64())
     }
 }

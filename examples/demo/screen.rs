@@ -6,15 +6,15 @@ use std::{
     io::{IsTerminal, Write, stdout},
 };
 
-/// Prints; when nobody reads any more (`| head`), ends quietly.
-pub(crate) fn say(text: &str) {
+/// Prints a text. Ends the process quietly if the reader has closed the pipe, as `head` does.
+pub(crate) fn print(text: &str) {
     let mut out = stdout().lock();
     if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
         std::process::exit(2);
     }
 }
 
-/// Colours, where they are wanted.
+/// Colours, if the output is a terminal and `NO_COLOR` is not set.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Palette {
     on: bool,
@@ -22,7 +22,10 @@ pub(crate) struct Palette {
 
 impl Palette {
     pub(crate) fn of_stdout() -> Palette {
-        Palette { on: stdout().is_terminal() && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) }
+        Palette {
+            on: stdout().is_terminal()
+                && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
+        }
     }
 
     pub(crate) fn green(self, text: impl Display) -> String {
@@ -50,7 +53,7 @@ impl Palette {
     }
 }
 
-/// A block of lines at the end of the output that is drawn over itself.
+/// Lines at the end of the output, which are redrawn in place.
 #[derive(Debug, Default)]
 pub(crate) struct LiveBlock {
     height: usize,
@@ -58,7 +61,8 @@ pub(crate) struct LiveBlock {
 
 impl LiveBlock {
     pub(crate) fn draw(&mut self, lines: &[String]) {
-        // Lines that are too long are cut instead of wrapped, or going back up would miss the beginning.
+        // Switches line wrapping off: a wrapped line would take two rows, and moving up by `height`
+        // would not reach the first one.
         let mut frame = String::from("\x1b[?7l");
         if self.height > 0 {
             frame.push_str(&format!("\x1b[{}A", self.height));
@@ -68,12 +72,12 @@ impl LiveBlock {
         }
         frame.push_str("\x1b[?7h");
         self.height = lines.len();
-        say(&frame);
+        print(&frame);
     }
 }
 
-/// Nanoseconds for people.
-pub(crate) fn span(nanos: u64) -> String {
+/// A duration in nanoseconds as text.
+pub(crate) fn format_nanos(nanos: u64) -> String {
     let millis = nanos as f64 / 1e6;
     if millis < 9.95 {
         format!("{millis:.1} ms")

@@ -1,49 +1,55 @@
-//! The servers of a demo: those of the lock, and that of what the lock protects.
+//! The servers of a demo: those of the lock, and the one of the resource.
 
 use std::time::Duration;
 
 use distlock::{Config, RedisMgr};
 
-use super::{LOCK, nodes::View, resource::Resource};
-use crate::common::{Outcome, Server, Watchdog};
+use super::{LOCK, node_status::LockView, resource::Resource};
+use crate::common::{Cleanup, Result, Server};
 
 pub(crate) struct Servers<'a> {
-    /// Those of several private nodes, or one.
+    /// Several private nodes, or one server.
     locks: Vec<Server<'a>>,
-    /// Where the nodes are killed, what the lock protects lives elsewhere.
+    /// The server of the resource, if the nodes are killed.
     resource: Option<Server<'a>>,
 }
 
 impl<'a> Servers<'a> {
-    /// So many private ones and one more, or else the one that is there.
-    pub(crate) fn start(nodes: usize, watchdog: &'a Watchdog) -> Outcome<Servers<'a>> {
+    /// Starts `nodes` private servers and one for the resource. If `nodes` is 0, uses the server
+    /// from the environment, else a private one.
+    pub(crate) fn start(nodes: usize, cleanup: &'a Cleanup) -> Result<Servers<'a>> {
         if nodes == 0 {
-            return Ok(Servers { locks: vec![Server::find(watchdog)?], resource: None });
+            return Ok(Servers {
+                locks: vec![Server::from_env_or_start(cleanup)?],
+                resource: None,
+            });
         }
-        let mut locks = Server::several(watchdog, nodes + 1)?;
+        let mut locks = Server::start_many(cleanup, nodes + 1)?;
         let resource = locks.pop();
         Ok(Servers { locks, resource })
     }
 
-    pub(crate) fn introduction(&self, ttl: Duration) -> String {
+    pub(crate) fn description(&self, ttl: Duration) -> String {
         if self.resource.is_none() {
-            return format!("The server is {}.\n", self.locks[0].introduction());
+            return format!("Server: {}\n", self.locks[0].description());
         }
         let nodes = self.locks.len();
         format!(
-            "{nodes} private servers decide: whoever has the votes of {} of them holds the lock. Two are killed on the way, and\n\
-             come back. A server without memory may have forgotten to whom it gave the lock, so it does not vote before\n\
-             the longest lease has passed. All are in this quarantine at first: the first lock is given after {ttl:?}.\n",
+            "{nodes} private servers: a process needs the votes of {} of them to hold the lock.\n\
+             Two servers are killed and come back without their data. Such a server may have\n\
+             forgotten that it granted the lock, so its vote does not count until the longest ttl\n\
+             has passed. At first all servers are in this quarantine: the first lock is granted\n\
+             after {ttl:?}.\n",
             nodes / 2 + 1
         )
     }
 
-    /// The nodes, as long as they are several.
+    /// The nodes, if there are several.
     pub(crate) fn nodes(&mut self) -> &mut [Server<'a>] {
         if self.resource.is_some() { &mut self.locks } else { &mut [] }
     }
 
-    /// All URLs, as `DISTLOCK_URL` takes them.
+    /// All URLs, in the format of `DISTLOCK_URL`.
     pub(crate) fn url(&self) -> String {
         self.locks.iter().map(Server::url).collect::<Vec<_>>().join(",")
     }
@@ -52,9 +58,10 @@ impl<'a> Servers<'a> {
         Config::new(self.url())
     }
 
-    /// What a child finds in its environment.
+    /// The environment variables for a child.
     pub(crate) fn environment(&self) -> impl Iterator<Item = (&'static str, String)> {
-        let resource = self.resource.as_ref().map(|server| (Resource::SERVER, server.url().to_owned()));
+        let resource =
+            self.resource.as_ref().map(|server| (Resource::URL_VARIABLE, server.url().to_owned()));
         [("DISTLOCK_URL", self.url())].into_iter().chain(resource)
     }
 
@@ -62,18 +69,18 @@ impl<'a> Servers<'a> {
         Resource::new(self.resource.as_ref().unwrap_or(&self.locks[0]).mgr(), key)
     }
 
-    /// What each node says about the lock. Those that are down are not asked.
-    pub(crate) fn views(&self) -> Vec<Option<View>> {
+    /// What each node reports about the lock; `None` for a node that is down.
+    pub(crate) fn views(&self) -> Vec<Option<LockView>> {
         let view = |server: &Server<'_>| {
             server.pid()?;
             let holder = server.mgr().holder(LOCK).ok()?;
-            let Some(holder) = holder else { return Some(View::default()) };
-            Some(View { holder: holder.pid(), waiters: holder.waiters().unwrap_or(0) })
+            let Some(holder) = holder else { return Some(LockView::default()) };
+            Some(LockView { holder: holder.pid(), waiters: holder.waiters().unwrap_or(0) })
         };
         if self.resource.is_some() { self.locks.iter().map(view).collect() } else { Vec::new() }
     }
 
-    /// Who holds the lock, as a sentence.
+    /// The holder of the lock, for an error message.
     pub(crate) fn holder(&self) -> String {
         match RedisMgr::new(self.config()).and_then(|mgr| mgr.holder(LOCK)) {
             Ok(Some(holder)) => format!("the lock is held by {holder}"),

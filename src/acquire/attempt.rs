@@ -1,8 +1,8 @@
 //! `Attempt`: one acquisition in progress. Decides how to ask next, and how long to wait first.
 //!
 //! With several nodes the queue is on one of them, the queue node. The waiter at the head of the
-//! queue holds the lock on that node, and only the head asks all nodes; the others wait. Contenders
-//! therefore do not split the votes for long.
+//! queue holds the lock on that node. Of all waiters, only the head asks the other nodes.
+//! Contenders therefore do not split the votes for long.
 
 use std::time::Duration;
 
@@ -18,33 +18,31 @@ use super::{
 };
 use crate::{
     clock::{self, Moment},
+    deadline::{deadline_from_grant, deadline_from_sent, needs_immediate_confirmation},
     error::LockError,
-    grant::{
-        Claim, Grant, InFlight, deadline_from_grant, deadline_from_sent,
-        needs_immediate_confirmation,
-    },
+    grant::{Claim, Grant, InFlight},
     holder::Holder,
     node::{
         NodeError, NodeErrorKind,
-        requests::{AcquireMode, AcquireReply},
+        requests_and_replies::{AcquireMode, AcquireReply},
     },
     redlock::{AskError, NodeDeadlines, NodeSet, Response, Verdict, Vote, agreed_token},
     token::FencingToken,
 };
 
-/// Maximum number of rounds that a caller whose wait deadline has passed may lose to split votes
-/// and still ask again. Otherwise `try_lock` calls that start together could all fail, although no
+/// Maximum number of lost rounds after which a caller still retries a split vote, although its wait
+/// deadline has passed. Otherwise `try_lock` calls that start together could all fail, although no
 /// contender got the lock.
 const SPLIT_VOTE_RETRIES_MAX: u32 = 5;
-/// Maximum number of rounds in which nodes are asked to agree on a fencing token before that counts
-/// as a failure.
+/// Maximum number of rounds in which the nodes may disagree about the fencing token. One more
+/// counts as a failure; otherwise a node that never stores the token could cause a tight loop.
 const TOKEN_ROUNDS_MAX: u32 = 5;
 
 pub(super) struct Attempt<'a> {
     pub(super) ctx: &'a Acquirer,
     pub(super) claim: &'a Claim,
     pub(super) started: Moment,
-    /// End of the time that the caller is willing to wait for the lock.
+    /// Time until which the caller waits for the lock.
     pub(super) wait_deadline: Moment,
     pub(super) wait_handle: Option<WaitHandle>,
     /// Node on which this attempt queues.
@@ -56,15 +54,15 @@ pub(super) struct Attempt<'a> {
     pub(super) queued_on: NodeSet,
     /// The queue node reported our queue entry in the last round.
     queue_confirmed: bool,
-    /// We hold the lock on the queue node, and must now win the others.
+    /// We hold the lock on the queue node, and now need the votes of the other nodes.
     pub(super) is_head: bool,
     /// We had a quorum, but replies were slow. Ask the queue node for the full TTL, instead of the
     /// claim window, before returning the lock.
     pub(super) needs_full_lease: bool,
     /// Nodes that may know our id, as the holder or in the queue.
     pub(super) may_hold: NodeSet,
-    /// Nodes on which our claim must be released before the next request, for example because the
-    /// queue node changed.
+    /// Nodes on which the lock and the queue entry of our claim must be released before the next
+    /// request, for example because the queue node changed.
     pub(super) to_release: NodeSet,
     pub(super) pending_releases: Vec<PendingRelease>,
     /// Latest time at which a request whose reply was lost can still take effect.
@@ -82,7 +80,8 @@ pub(super) struct Attempt<'a> {
     pub(super) holder: Option<Holder>,
     /// Another holder was reported at least once.
     pub(super) contended: bool,
-    /// Server time of the last reply that reported us as queued. Earlier grants are void.
+    /// Server time of the last reply that reported us as queued. An earlier grant is ignored,
+    /// because we no longer had it when that reply was sent.
     queued_at_us: u64,
 }
 
@@ -168,9 +167,9 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Whether to ask all nodes or only the queue node. While others are ahead of us in the queue,
-    /// the other nodes have nothing new to report, except that a node which all clients prefer is
-    /// back.
+    /// Whether to ask all nodes, and not only the queue node. While other waiters are ahead of us
+    /// in the queue, the other nodes can report only one new fact: that a preferred queue node has
+    /// recovered.
     fn should_ask_all(&self, mode: AcquireMode) -> bool {
         let expects_contention =
             || self.lost_rounds > 0 || self.ctx.crowd.is_likely(self.claim.key.lock_key());
@@ -183,7 +182,7 @@ impl<'a> Attempt<'a> {
             || self.ctx.redlock.may_have_recovered(self.queue_node)
     }
 
-    /// Whether other contenders were in the way.
+    /// Whether at least one round was lost to other contenders.
     pub(super) fn has_lost_rounds(&self) -> bool {
         self.lost_rounds > 0
     }
@@ -192,8 +191,8 @@ impl<'a> Attempt<'a> {
         self.ctx.redlock.len() > 1
     }
 
-    /// Chooses how to ask now. Queueing needs a subscription, because the server skips a waiter
-    /// that it cannot notify.
+    /// Chooses the mode of the next request. Queueing needs a subscription, because a hand-over
+    /// skips waiters that the server cannot notify.
     fn choose_mode(&self) -> AcquireMode {
         if clock::now() >= self.wait_deadline {
             if self.queued_on.contains(self.queue_node) {
@@ -204,8 +203,8 @@ impl<'a> Attempt<'a> {
         } else if !self.ctx.listener.is_subscribed() {
             AcquireMode::Try
         } else if self.queue_requested || self.queued_on.contains(self.queue_node) {
-            // Also if we queued here before the queue moved away: `Enqueue` would add a second
-            // entry, which would be left behind.
+            // This includes an entry from before the queue moved to another node and back.
+            // `Enqueue` would add a second entry, and one of the two would stay in the queue.
             AcquireMode::Poll
         } else if self.wait_handle.is_some() {
             AcquireMode::Enqueue
@@ -260,8 +259,8 @@ impl<'a> Attempt<'a> {
                 _ => {}
             }
         }
-        // A release that is still in flight to a node could take away what a later renewal finds
-        // there.
+        // If a release is still in flight to a node, do not count that node: it could confirm a
+        // renewal first, and then execute the release.
         self.pending_releases.iter().for_each(|release| deadlines.exclude(release.node));
         let now = clock::now();
         let left =
@@ -299,8 +298,8 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Handles a round that was lost to others. `queue_requested_before` says whether we had asked
-    /// to join this queue before the round.
+    /// Handles a round that was lost to other contenders. `queue_requested_before` says whether we
+    /// had asked to join this queue before the round.
     fn on_rejected(
         &mut self,
         mode: AcquireMode,
@@ -348,7 +347,7 @@ impl<'a> Attempt<'a> {
                 wait_handle.wake_same_lock();
             }
             if let (true, Some(wait_handle)) = (no_subscriber, &self.wait_handle) {
-                // A grant would skip us, because the server has no subscriber on our channel.
+                // A hand-over would skip us, because the server has no subscriber on our channel.
                 let sent_at = responses.sent_at(self.queue_node).unwrap_or(self.started);
                 let resubscribed = wait_handle.invalidate_subscription(self.queue_node, sent_at)
                     && wait_handle.ensure_subscribed(self.wait_deadline);
@@ -389,7 +388,7 @@ impl<'a> Attempt<'a> {
         if self.is_head || responses.is_split() {
             return Ok(NextStep::WaitUntil(pause));
         }
-        // There is no queue if the key holds another type.
+        // If the key holds another type, there is no queue to join.
         let has_queue = reply.is_some_and(|reply| !matches!(reply, AcquireReply::WrongType));
         if self.prepare_to_wait() && has_queue {
             return Ok(NextStep::AskAgain);
@@ -435,8 +434,8 @@ impl<'a> Attempt<'a> {
                 Wake::Granted(notice) => {
                     let grant = self.accept_grant(notice);
                     if let (None, Some(wait_handle)) = (&grant, &self.wait_handle) {
-                        // This thread asks now, and keeps its handle. Another one must read the
-                        // subscription.
+                        // This thread now asks again, and keeps its handle. Another thread must
+                        // read the subscription meanwhile.
                         wait_handle.promote_follower();
                     }
                     return Ok(grant);
@@ -457,16 +456,16 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Returns the lock if a grant message is enough to hold it. A stale message is not: asking
-    /// again shows where we stand. Nor is one from a distant server: asking again brings the full
-    /// lease. With several nodes, a grant only makes us the head of the queue, which then asks all
-    /// nodes.
+    /// Returns the grant if the message alone is enough to hold the lock. Otherwise the caller asks
+    /// again. If the message is stale, the reply shows whether we hold the lock or are still
+    /// queued. If the server is distant, the reply grants the full ttl. With several nodes, a grant
+    /// message only makes us the head of the queue, which then asks all nodes.
     fn accept_grant(&mut self, notice: GrantNotice) -> Option<Grant> {
         if self.has_several_nodes() {
             self.is_head = true;
             return None;
         }
-        // Our queue entry set the duration, so a longer one in the message is not trusted.
+        // Our queue entry set the duration. Do not trust a longer one in the message.
         let granted_for =
             Duration::from_millis(notice.px_ms).min(self.claim.ttl).min(self.ctx.claim_window);
         let now = clock::now();
@@ -553,7 +552,7 @@ impl<'a> Attempt<'a> {
         if unanswered.is_empty() { self.broken_until } else { self.broken_until.max(until) }
     }
 
-    /// How long an unconfirmed claim may keep the lock from others.
+    /// How long a grant keeps the lock for us until it is confirmed.
     pub(super) fn claim_window(&self) -> Duration {
         self.ctx.claim_window_for(self.claim)
     }

@@ -1,4 +1,5 @@
-//! When a waiter polls the server. Pure.
+//! When a waiter polls and when a failed request is retried; the time budgets of an acquisition.
+//! Pure.
 //!
 //! A release hands the lock over without polling. Polling covers what comes without a message: a
 //! holder that died, a key that was deleted, a client that releases without handing over, a lost
@@ -10,14 +11,15 @@ use crate::{clock::Moment, holder::Holder};
 
 /// Polling interval at the head of the queue. Further back it grows with the position.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// The same if the holder does not use this library, and so will not hand the lock over.
+/// Polling interval if the holder does not use this library, because its release does not hand the
+/// lock over.
 const POLL_INTERVAL_FOREIGN: Duration = Duration::from_millis(50);
 /// Time from the expiry of the holder's key to the poll of the head. Each further position adds
 /// `EXPIRY_POLL_STEP`.
 const EXPIRY_POLL_DELAY: Duration = Duration::from_millis(5);
 const EXPIRY_POLL_STEP: Duration = Duration::from_millis(25);
-/// Maximum polling interval. Bounds how far two clocks drift apart between samples, and keeps the
-/// queue from expiring.
+/// Maximum polling interval. Otherwise clocks could drift too far apart between samples, and the
+/// queue could expire.
 pub(crate) const POLL_INTERVAL_MAX: Duration = Duration::from_secs(10);
 /// Pause after a failed request. Doubles with each failure, up to `RETRY_PAUSE_MAX`.
 const RETRY_PAUSE_MIN: Duration = Duration::from_millis(10);
@@ -26,12 +28,12 @@ pub(crate) const RETRY_PAUSE_MAX: Duration = Duration::from_millis(500);
 /// and otherwise up to `RETRY_PAUSE_MAX`.
 const VOTE_PAUSE_MIN: Duration = Duration::from_micros(250);
 const SPLIT_VOTE_PAUSE_MAX: Duration = Duration::from_millis(64);
-/// Bounds of the wait until nodes have released what a lost round had won. In between, the wait is
-/// four times what the round took.
+/// Bounds of the wait for nodes to release the votes of a lost round. Within these bounds, the wait
+/// is four times as long as the round took.
 const RELEASE_WAIT_MIN: Duration = Duration::from_millis(100);
 const RELEASE_WAIT_MAX: Duration = Duration::from_millis(500);
 
-/// What a waiter saw when it last asked.
+/// Reply to the last request of a waiter, as far as it decides when to poll.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Observation {
     seen_at: Moment,
@@ -73,7 +75,7 @@ pub(crate) fn retry_backoff(failures: u32, pause_max: Duration, jitter_seed: u64
 
 /// Pause before the next round, after `lost_rounds` lost ones. Half of it is random, so that
 /// contenders that took votes from each other do not collide again. After a split vote it is
-/// shorter, because nobody has a quorum and the next round may win one.
+/// shorter, because no contender has a quorum, and the next round may win one.
 pub(crate) fn vote_backoff(lost_rounds: u32, split: bool, jitter_seed: u64) -> Duration {
     let pause_max = if split { SPLIT_VOTE_PAUSE_MAX } else { RETRY_PAUSE_MAX };
     let pause = VOTE_PAUSE_MIN.saturating_mul(1 << lost_rounds.clamp(1, 11)).min(pause_max);
@@ -86,28 +88,28 @@ pub(crate) fn unsubscribed_poll_interval(jitter_seed: u64) -> Duration {
 }
 
 /// Time until which to wait for nodes to confirm a release sent at `now`, after a round that began
-/// at `asked_at`. Never later than `call_deadline`: what is not confirmed by then is cleaned up in
-/// the background.
+/// at `asked_at`. Never later than `call_deadline`: releases not confirmed by then are cleaned up
+/// in the background.
 pub(crate) fn release_wait_until(asked_at: Moment, now: Moment, call_deadline: Moment) -> Moment {
     now.saturating_add((now.duration_since(asked_at) * 4).clamp(RELEASE_WAIT_MIN, RELEASE_WAIT_MAX))
         .min(call_deadline)
 }
 
 /// Share of the remaining time that the next node gets to accept a subscription, after `tried` of
-/// `nodes` have failed. The first node is the one that all clients prefer. It may be far away, so
-/// it gets half; but if it does not answer, it must leave time for the others.
+/// `nodes` have failed. The first node is the one that all clients prefer; it may be far away, so
+/// it gets half. If it does not reply, the others need the rest.
 pub(crate) fn subscribe_budget(left: Duration, tried: usize, nodes: usize) -> Duration {
     let shares = if tried == 0 { nodes.min(2) } else { nodes.saturating_sub(tried).max(1) };
     left / u32::try_from(shares).unwrap_or(u32::MAX)
 }
 
-/// How often a waiter behind another one of its process checks that there is still one ahead.
+/// Interval at which a waiter that is not first in its process checks that it still is not.
 pub(crate) fn follower_interval(jitter_seed: u64) -> Duration {
     add_jitter(Duration::from_secs(1), jitter_seed)
 }
 
-/// Makes a pause up to a tenth longer, never shorter: a poll must not come before the expiry that
-/// it waits for.
+/// Makes a pause up to a tenth longer, never shorter: a poll must not come before the expiry of the
+/// key.
 fn add_jitter(pause: Duration, jitter_seed: u64) -> Duration {
     pause.saturating_add(pause / 1000 * u32::try_from(splitmix64(jitter_seed) % 100).unwrap_or(0))
 }
@@ -137,6 +139,7 @@ mod tests {
         observation.next_poll(jitter_seed).duration_since(START)
     }
 
+    /// Fault: N116
     #[test]
     fn subscribe_budget_gives_first_node_half_of_the_time() {
         let shares = |nodes| {

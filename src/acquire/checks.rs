@@ -61,7 +61,7 @@ fn leaving_leader_never_misses_parking_waiter() {
         let leaves = {
             let (registry, free) = (registry.clone(), free.clone());
             thread::spawn(move || {
-                // As in `give_back` and `call_listener`.
+                // As in `return_subscription` and `promote_follower`.
                 *free.lock() = true;
                 let is_free = *free.lock();
                 if is_free {

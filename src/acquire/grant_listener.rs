@@ -1,12 +1,12 @@
-//! `GrantListener`: the subscription on which grant messages arrive, read by the leader/followers
-//! pattern. One of the waiting threads is the leader. It reads the socket, keeps its own grant, and
-//! hands the other grants to the followers. A grant therefore needs no detour over another thread
-//! on its way to its waiter, and a manager without waiters runs no thread for this.
+//! `GrantListener`: the subscription on which grant messages arrive. The waiting threads share it
+//! by the leader/followers pattern. One of them is the leader: it reads the socket, keeps its own
+//! grant, and hands the other grants to the followers. A dedicated thread would add a thread switch
+//! to every grant, and would have to run even while no thread waits.
 //!
-//! *Invariant*: while the subscription is up and a thread sleeps, another one reads the
+//! *Invariant*: while the subscription is up and a thread sleeps, another thread reads the
 //! subscription or is about to. A thread that is about to sleep announces it first, and then checks
 //! whether the subscription is idle. A leader that stops returns the subscription first, and then
-//! looks for a sleeping thread to promote. Whichever comes second sees the other.
+//! looks for a sleeping thread to promote. So at least one of the two notices the other.
 
 use std::{sync::Arc, thread::ThreadId, time::Duration};
 
@@ -34,7 +34,7 @@ pub(crate) struct GrantListener {
     redlock: Arc<Redlock>,
     channel: String,
     pub(super) registry: WaitRegistry,
-    /// The subscription, and which thread has it.
+    /// The subscription, and the thread that uses it.
     state: Mutex<SubscriptionState>,
     changed: Condvar,
 }
@@ -42,7 +42,7 @@ pub(crate) struct GrantListener {
 #[derive(Debug)]
 struct SubscriptionState {
     subscribed: Subscribed,
-    /// Node that the subscription leads to; `opened_at` says since when.
+    /// Node that the subscription leads to, and the time since when it does.
     node: usize,
     opened_at: Moment,
     /// Closes the connection, so that the thread that reads the subscription wakes up.
@@ -102,7 +102,7 @@ impl GrantListener {
         matches!(self.state.lock().subscribed, Subscribed::Idle(_) | Subscribed::Reading)
     }
 
-    /// Node to queue on, as long as a grant message from it would be received.
+    /// Returns the node to queue on; `None` if a grant message would not be received.
     pub(crate) fn queue_node(&self) -> Option<usize> {
         let state = self.state.lock();
         matches!(state.subscribed, Subscribed::Idle(_) | Subscribed::Reading).then_some(state.node)
@@ -128,15 +128,15 @@ impl GrantListener {
     /// Subscribes if there is no subscription. Returns false if that is not possible now. Blocks
     /// until `until` at the latest.
     pub(super) fn ensure_subscribed(&self, until: Moment, opener: &WaitSlot) -> bool {
-        // Another thread that subscribes takes no longer than this, except in a user's logger,
-        // which may block.
+        // If another thread is subscribing, that takes no longer than this, unless a user's logger
+        // blocks the thread.
         let opened_by = until.min(clock::now().saturating_add(self.redlock.operation_timeout()));
         let mut state = self.state.lock();
         loop {
             match &state.subscribed {
                 Subscribed::Reading => return true,
-                // A user's logger that takes a lock while this thread subscribes would wait for its
-                // own thread.
+                // A user's logger is acquiring a lock on the thread that subscribes. The logger
+                // must not wait for its own thread.
                 Subscribed::Connecting(by) if threads::is_current(*by) => return false,
                 Subscribed::Connecting(_) if state.closed || clock::now() >= opened_by => {
                     return false;
@@ -153,7 +153,7 @@ impl GrantListener {
             && subscription.is_open()
         {
             self.return_subscription(Some(subscription));
-            // A thread that would have taken the subscription may have gone to sleep meanwhile.
+            // A thread that could have read the subscription may have gone to sleep meanwhile.
             self.promote_follower();
             return true;
         }
@@ -175,7 +175,7 @@ impl GrantListener {
         for (tried, node) in nodes.iter().enumerate() {
             let now = clock::now();
             let budget = subscribe_budget(deadline.duration_since(now), tried, nodes.len());
-            // A healthy node may be too far away for so short a time.
+            // Even a healthy node may be too distant to reply within such a short time.
             let short_budget = short_budget || budget < self.redlock.operation_timeout() / 3;
             let until = now.saturating_add(budget);
             match Subscription::open(*node, self.redlock.node(*node), &self.channel, until) {
@@ -210,7 +210,7 @@ impl GrantListener {
                 state.subscribed = Subscribed::Idle(Box::new(subscription));
                 state.cancel_handle = Some(cancel_handle);
                 drop(state);
-                // A waiter may have been skipped while there was no subscription.
+                // Hand-overs may have skipped waiters while there was no subscription.
                 self.registry.wake_others(opener);
                 true
             }
@@ -282,8 +282,8 @@ impl GrantListener {
         }
     }
 
-    /// Notes how long a closed subscription lasted. One that broke early counts as a failed
-    /// attempt; otherwise subscribing could become a tight loop.
+    /// Records how long a closed subscription lasted. A subscription that broke early counts as a
+    /// failed attempt; otherwise subscribing could become a tight loop.
     fn record_lifetime(&self, opened_at: Moment) {
         let now = clock::now();
         let mut state = self.state.lock();
@@ -294,10 +294,10 @@ impl GrantListener {
         }
     }
 
-    /// Closes the subscription because it seems to lead to another server, as after a failover: the
-    /// queue node has replied, to a request sent at `asked_at`, that our channel has no subscriber.
-    /// Keeps a subscription that is newer than the request. Returns true if the subscription was
-    /// idle, because then no other thread replaces it.
+    /// Closes the subscription, because the queue node has replied to a request sent at `asked_at`
+    /// that our channel has no subscriber. The subscription then seems to lead to another server,
+    /// as after a failover. Keeps a subscription that is newer than the request. Returns true if
+    /// the subscription was idle: then the caller must replace it, because no other thread does.
     pub(super) fn invalidate(&self, node: usize, asked_at: Moment) -> bool {
         let now = clock::now();
         let (idle, cancel_handle, first) = {
@@ -306,8 +306,8 @@ impl GrantListener {
             if is_newer || !matches!(state.subscribed, Subscribed::Idle(_) | Subscribed::Reading) {
                 return false;
             }
-            // The next subscription may lead to the right server. If it does not, the following
-            // ones may not either, so pause.
+            // The next subscription may lead to the right server, so the first retry needs no
+            // pause. If that subscription does not either, pause before each further one.
             let mut first = false;
             if state.failures > 0 || now.duration_since(state.opened_at) < HEALTHY_LIFETIME_MIN {
                 state.record_failure(now, POLL_INTERVAL_MAX);
@@ -390,8 +390,9 @@ impl GrantListener {
                         self.redlock.node(node).label(),
                         failure.kind
                     );
-                    // A signal may have arrived together with the error; otherwise all waiters must
-                    // ask again. A new subscription has already made the others do so.
+                    // All waiters must ask again. A new subscription has already woken the others;
+                    // without one, wake them here. This thread asks again too, unless a signal for
+                    // it arrived before the error.
                     if !self.ensure_subscribed(until, slot) {
                         self.registry.wake_others(slot);
                     }
@@ -429,8 +430,8 @@ impl GrantListener {
     }
 }
 
-/// Whether an attempt failed only because it had less time than an operation timeout. Callers with
-/// more time must not be kept from trying.
+/// Whether an attempt may have failed only because it had less time than an operation timeout. Such
+/// a failure causes no back-off, because a caller with more time may succeed.
 fn ran_out_of_budget(failure: &NodeError, short_budget: bool) -> bool {
     short_budget && matches!(failure.kind, NodeErrorKind::TimedOut)
 }
@@ -446,7 +447,7 @@ impl SubscriptionState {
         )));
     }
 
-    /// Notes that the subscription is healthy. Returns whether its outage had been logged.
+    /// Records that the subscription is healthy. Returns whether its outage had been logged.
     fn record_success(&mut self) -> bool {
         self.failures = 0;
         std::mem::take(&mut self.outage_logged)

@@ -1,4 +1,4 @@
-//! Asking the nodes for a lock, and releasing the votes of a lost round.
+//! One round: requests the lock from the nodes, and releases the votes if the round is lost.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::{
     holder::Holder,
     node::{
         Ack, Exchange, NodeError, NodeErrorKind,
-        requests::{Acquire, AcquireMode, AcquireReply, Release, ReleaseReply},
+        requests_and_replies::{Acquire, AcquireMode, AcquireReply, Release, ReleaseReply},
     },
     node_answer::NodeAnswer,
     redlock::{
@@ -24,9 +24,9 @@ const REQUEST_TIMEOUT_MIN: Duration = Duration::from_millis(50);
 /// nothing else, because the release could take effect after a later request.
 pub(super) struct PendingRelease {
     pub(super) node: usize,
-    /// Time from which the node refuses the release.
+    /// Time from which the node ignores the release.
     pub(super) expires_at: Moment,
-    /// Shows whether the reply has come; `None` if it was lost.
+    /// Shows whether the reply has arrived; `None` if the reply was lost.
     ack: Option<Ack>,
 }
 
@@ -35,8 +35,7 @@ impl PendingRelease {
         self.ack.as_ref().is_some_and(Ack::is_acknowledged)
     }
 
-    /// Whether the release may have ended without releasing anything. A late reply may be a
-    /// refusal.
+    /// Whether the node may have ignored the release as expired. A late reply may report that.
     fn may_have_expired(&self, now: Moment) -> bool {
         now >= self.expires_at
             || self.is_acknowledged() && now.saturating_add(EXPIRY_SLACK) >= self.expires_at
@@ -78,7 +77,7 @@ impl AcquireResponses {
         }
     }
 
-    /// When a node was asked, if it has replied.
+    /// Time at which the request was sent to a node, if the node has replied.
     pub(super) fn sent_at(&self, node: usize) -> Option<Moment> {
         match self.responses.by_node.get(node) {
             Some(Response::Replied(exchange)) => Some(exchange.sent),
@@ -95,7 +94,7 @@ impl AcquireResponses {
         (0..self.responses.by_node.len()).filter_map(|node| self.reply_of(node))
     }
 
-    /// Whether the key holds another type on enough nodes that the rest is no quorum.
+    /// Whether the key has another type on enough nodes to prevent a quorum.
     pub(super) fn is_wrong_type(&self) -> bool {
         let nodes = self.responses.by_node.len();
         let wrong = self.replies().filter(|reply| matches!(reply, AcquireReply::WrongType)).count();
@@ -108,7 +107,7 @@ impl AcquireResponses {
         )
     }
 
-    /// Holder that is in the way, as most of the nodes report it.
+    /// Current holder, as most of the nodes report it.
     pub(super) fn holder(&self) -> Option<Holder> {
         if let [Response::Replied(exchange)] = self.responses.by_node.as_slice() {
             return exchange.reply.holder().cloned();
@@ -116,8 +115,7 @@ impl AcquireResponses {
         self.most_reported_holder().map(|(_, holder)| holder.clone())
     }
 
-    /// Whether contenders took the votes from each other, so that by these replies nobody can have
-    /// a quorum.
+    /// Whether the vote is split: by these replies, no contender can have a quorum.
     pub(super) fn is_split(&self) -> bool {
         let nodes = self.responses.by_node.len();
         let without_reply = nodes - self.replies().count();
@@ -149,8 +147,8 @@ fn describe(reply: &AcquireReply) -> String {
 }
 
 impl Attempt<'_> {
-    /// Asks all nodes, or only the queue node. If no quorum grants the lock, the votes that were
-    /// won are released at once, except for the head's vote on the queue node.
+    /// Asks all nodes, or only the queue node. If no quorum grants the lock, releases the votes at
+    /// once, except the vote of the head on the queue node.
     pub(super) fn ask(
         &mut self,
         mode: AcquireMode,
@@ -197,8 +195,7 @@ impl Attempt<'_> {
             }
             AcquireReply::Held { .. } => Vote::Yes,
             AcquireReply::Busy { .. } | AcquireReply::Queued { .. } => Vote::No,
-            // Nobody holds the lock or queues there, so this does not keep the others from a
-            // quorum.
+            // No contender has the vote of this node, so it must not count as a rejection.
             AcquireReply::WrongType | AcquireReply::Expired { .. } => Vote::Unknown,
         };
         let preferred =
@@ -219,7 +216,7 @@ impl Attempt<'_> {
         self.unanswered = (unanswered, deadline);
         let verdict = match responses.verdict() {
             _ if !ask_all => self.queue_node_verdict(&responses),
-            // Nobody may overtake the queue.
+            // A quorum without the queue node must not overtake the queue.
             Verdict::Granted
                 if self.has_several_nodes() && responses.votes[queue_node] == Some(Vote::No) =>
             {
@@ -243,14 +240,14 @@ impl Attempt<'_> {
         Ok(responses)
     }
 
-    /// How long a request may take. A short lease leaves no time for a long wait.
+    /// Timeout of a request. A short lease leaves no time for a long wait.
     pub(super) fn request_timeout(&self) -> Duration {
         self.ctx.redlock.operation_timeout().min((self.claim.ttl / 3).max(REQUEST_TIMEOUT_MIN))
     }
 
     /// Whether to ask the queue node to keep the lock for the claim window only. A waiter may keep
-    /// the lock there without a quorum. If the waiter dies, it must not keep the lock from others
-    /// for a whole lease.
+    /// the lock there without a quorum. If the waiter dies, the key must not keep the lock from
+    /// others for a whole ttl.
     fn asks_for_claim_window(&self, mode: AcquireMode, ask_all: bool) -> bool {
         let expects_to_wait = self.is_head || self.has_lost_rounds();
         self.has_several_nodes()
@@ -286,9 +283,9 @@ impl Attempt<'_> {
     }
 
     /// Whether we stay the head of the queue. The head of the queue keeps its vote on the queue
-    /// node, so that later contenders give way. Three cases end that: we asked for the full lease
-    /// there; another holder has a node that comes before, so the queue belongs there; or too few
-    /// nodes voted for any quorum.
+    /// node, so that later contenders give way. Four cases end that: we asked for the full ttl
+    /// there; we may not wait any longer; an earlier node reports a holder, so the queue belongs
+    /// there; or too few nodes voted yes or no.
     fn stays_head(&self, mode: AcquireMode, responses: &AcquireResponses) -> bool {
         let held_earlier = (0..self.queue_node)
             .any(|node| responses.reply_of(node).is_some_and(|reply| reply.holder().is_some()));
@@ -313,7 +310,7 @@ impl Attempt<'_> {
         let expired: NodeSet = expired.collect();
         self.pending_releases
             .retain(|release| now < release.expires_at && !release.is_acknowledged());
-        // A release that was not confirmed in time may not have been applied, so send it again.
+        // A release that was not confirmed in time may have been ignored, so send it again.
         let head = if self.is_head { NodeSet::single(self.queue_node) } else { NodeSet::EMPTY };
         let to_release = std::mem::take(&mut self.to_release)
             .union(expired.intersection(self.may_hold))
@@ -324,9 +321,9 @@ impl Attempt<'_> {
         }
     }
 
-    /// Releases the votes that were won, and those that may have been. A node executes the release
-    /// after the request. If it does not confirm in time, it is not asked again until it has, or
-    /// until the release has expired: a late release would take away what a later request has won.
+    /// Releases the votes that were won or may have been won. A node executes the release after the
+    /// request. If a node does not confirm in time, it is not asked again until it has confirmed or
+    /// the release has expired: a late release would free a vote that a later request has won.
     fn release_votes(
         &mut self,
         connections: &mut NodeConnections,
@@ -340,7 +337,8 @@ impl Attempt<'_> {
         let now = clock::now();
         let wait_until = release_wait_until(asked_at, now, self.call_deadline());
         if now >= wait_until {
-            // The caller has no time left, so this is left to the clean-up in the background.
+            // The caller has no time left. Release these votes with the next round, or else in the
+            // background.
             self.to_release = self.to_release.union(nodes);
             return;
         }
@@ -358,7 +356,7 @@ impl Attempt<'_> {
         let responses = self.ctx.redlock.ask(connections, options, release, |_, _| Vote::Yes);
         for node in nodes.iter() {
             match &responses.by_node[node] {
-                // The node refused the release because it had expired. We may still hold the lock
+                // The node ignored the release, which had expired. We may still hold the lock
                 // there.
                 Response::Replied(Exchange { reply: ReleaseReply::Expired { .. }, .. }) => {}
                 Response::Replied(_) => {

@@ -1,4 +1,4 @@
-//! What an acquisition does when requests fail: when to ask again, or the error that ends it.
+//! After a failed round: when to retry, or the error that ends the acquisition.
 
 use super::{
     attempt::Attempt,
@@ -19,22 +19,22 @@ const LOG_AT_FAILURE: u32 = 2;
 /// A run of failures that no success has ended.
 pub(super) struct RetryState {
     since: Moment,
-    /// Start of the outage. Failures that the servers are not to blame for, or that end on their
-    /// own, move it to now.
+    /// Start of the outage. A failure that is not the fault of the servers, or that ends on its
+    /// own, sets it to now.
     unavailable_since: Moment,
     failures: u32,
-    /// Last error that says more than that time ran out.
+    /// Last error other than a plain timeout.
     last_specific_error: Option<AskError>,
 }
 
 impl Attempt<'_> {
-    /// Handles a failed round. Returns when to ask again, or the error that ends the acquisition.
+    /// Handles a failed round. Returns when to retry, or the error that ends the acquisition.
     pub(super) fn on_failure(&mut self, error: AskError) -> Result<Moment, LockError> {
         let (now, call_deadline, jitter_seed) =
             (clock::now(), self.call_deadline(), self.jitter_seed());
         let timeout = self.ctx.redlock.operation_timeout();
-        // With several nodes, we may have skipped one for a while, until a pending release to it
-        // had expired.
+        // With several nodes, one of them may have been skipped until a pending release to it had
+        // expired.
         let silence_max = if self.has_several_nodes() {
             timeout.saturating_mul(2).saturating_add(EXPIRY_SLACK)
         } else {
@@ -57,8 +57,8 @@ impl Attempt<'_> {
             (error.is_transient(), error.is_outcome_unknown(), error.is_timeout());
         // Not sent, so the outcome is known, and `try_lock` does not retry.
         let is_pointless = self.wait_deadline == self.started && !outcome_unknown && !is_timeout;
-        // The connection may lead to a former master, and so may the name for a while. A caller
-        // that has time waits for the name to follow.
+        // The connection may lead to a former master, and for a while the host name may as well. If
+        // the caller has time, wait until the name leads to the new master.
         let is_replica = error.is_not_master();
         let is_first_replica_reply = failures == 1 && is_replica;
         let may_recover = is_transient && !is_pointless || is_replica && now < self.wait_deadline;
@@ -67,8 +67,8 @@ impl Attempt<'_> {
         let give_up_at =
             if self.wait_deadline == Moment::NEVER { give_up_at } else { Moment::NEVER };
         if (may_recover || is_first_replica_reply) && now < call_deadline.min(give_up_at) {
-            // After the first failure, ask again at once: a stale connection has been closed, and
-            // every reply has refreshed a clock sample that was wrong.
+            // After the first failure, retry at once: a stale connection has been closed, and a
+            // wrong clock sample has been replaced.
             let retry_at_once =
                 failures == 1 && (outcome_unknown || is_timeout || is_first_replica_reply);
             if failures == LOG_AT_FAILURE {
@@ -77,8 +77,8 @@ impl Attempt<'_> {
                     info,
                     "could not acquire lock {name} at {server} yet, still trying: {error}"
                 );
-                // Each waiter reports the outage after a time that counts from its own first
-                // failure, so the others must see it too.
+                // Each waiter fails at a time that counts from its own first failure, so the other
+                // waiters must notice the outage now.
                 if let Some(wait_handle) = &self.wait_handle
                     && wait_handle.is_first_in_process()
                     && !self.ctx.listener.is_subscribed()

@@ -109,6 +109,7 @@ mod tests {
     use super::*;
     use crate::{node::Endpoint, observer::Observer, redlock::Redlock};
 
+    /// Fault: N121
     #[test]
     fn handle_dropped_without_subscription_wakes_next_waiter() {
         let nowhere = Arc::new(Endpoint::parse("unix:///nowhere").unwrap());

@@ -2,8 +2,8 @@
 //! thread that waits for it, and wakes no other.
 //!
 //! A grant for an identifier that is not registered is ignored. If a waiter leaves while the server
-//! may still grant it the lock, it also releases its claim on the server. If a waiter polls and
-//! finds that the lock is its own, it already has what the grant would bring.
+//! may still grant it the lock, it also releases its claim on the server. A waiter whose poll finds
+//! that it holds the lock needs no grant message.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -48,7 +48,7 @@ pub(crate) struct WaitSlot {
     lock: Box<str>,
     id: Box<str>,
     number: u64,
-    /// Last known queue position. Written only while the registry is locked.
+    /// Last known queue position. Written only while the mutex of the registry is held.
     position: AtomicU64,
     /// Signals that the thread has not taken yet.
     signals: Mutex<Signals>,
@@ -60,7 +60,7 @@ struct Signals {
     grant: Option<GrantNotice>,
     recheck: bool,
     closed: bool,
-    /// The thread must read the subscription, because no other does.
+    /// The thread must become the leader, because no thread reads the subscription.
     promoted: bool,
     /// The thread sleeps on `wakeup`, or is about to.
     parked: bool,
@@ -78,7 +78,7 @@ pub(crate) struct GrantNotice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wake {
     Granted(GrantNotice),
-    /// The waiter must ask the server again, for example because its queue entry may be lost.
+    /// The waiter must poll, for example because its queue entry may be lost.
     Recheck,
     /// The wait has timed out.
     Timeout,
@@ -119,8 +119,7 @@ impl WaitRegistry {
         }
     }
 
-    /// Makes the first of the remaining waiters for the lock of `gone`, which has unregistered, ask
-    /// again.
+    /// Makes the next waiter for the lock of `gone` poll. Call after `gone` has unregistered.
     pub(crate) fn wake_next(&self, gone: &WaitSlot) {
         let successor = {
             let waiters = self.waiters.lock();
@@ -145,8 +144,8 @@ impl WaitRegistry {
 
     /// Whether this waiter comes before all other threads of this manager that wait for the same
     /// lock, by queue position or, where positions are unknown, by arrival. The first one polls for
-    /// all. Another waiter on the same thread does not count as earlier: it has called a user's
-    /// logger, and that logger now waits here.
+    /// all. An outer wait on the same thread does not count as earlier: it has called a user's
+    /// logger, which now waits for the same lock in `slot`.
     pub(crate) fn is_first_in_process(&self, slot: &WaitSlot) -> bool {
         let waiters = self.waiters.lock();
         let Some(queue) = waiters.by_lock.get(&slot.lock) else { return false };
@@ -164,7 +163,7 @@ impl WaitRegistry {
         true
     }
 
-    /// Makes every waiter except `caller`, which is awake, ask again.
+    /// Makes every waiter poll, except `caller`, which is awake.
     pub(crate) fn wake_others(&self, caller: &WaitSlot) {
         for slot in self.slots_where(|slot| slot.number != caller.number) {
             slot.signal(|signals| signals.recheck = true);
@@ -180,7 +179,7 @@ impl WaitRegistry {
         }
     }
 
-    /// Makes one sleeping waiter read the subscription, if any waiter sleeps.
+    /// Promotes one sleeping waiter to leader, if any waiter sleeps.
     pub(crate) fn promote_follower(&self) {
         let promoted = {
             let waiters = self.waiters.lock();
@@ -239,8 +238,8 @@ impl WaitSlot {
         }
     }
 
-    /// Promotes the thread if it sleeps. Check and promotion share one lock, so the thread cannot
-    /// get up in between.
+    /// Promotes the thread if it sleeps. Check and promotion happen under one mutex, so the thread
+    /// cannot stop parking in between.
     fn try_promote(&self) -> bool {
         let mut signals = self.signals.lock();
         let was_parked = std::mem::take(&mut signals.parked);
@@ -333,6 +332,7 @@ mod tests {
         assert!(registry.is_first_in_process(&b));
     }
 
+    /// Fault: N65
     #[test]
     fn known_position_ranks_before_arrival_order() {
         let registry = WaitRegistry::default();
@@ -358,6 +358,8 @@ mod tests {
     }
 
     /// The nested waiter runs in a logger that the outer one has called.
+    ///
+    /// Fault: N99
     #[test]
     fn nested_waiter_on_same_thread_is_also_first() {
         let registry = WaitRegistry::default();
@@ -388,6 +390,7 @@ mod tests {
         assert_eq!(b.take_wake(), None, "signal was not consumed");
     }
 
+    /// Fault: N121
     #[test]
     fn wake_next_after_unregister_wakes_first_waiter() {
         let registry = WaitRegistry::default();
@@ -421,6 +424,7 @@ mod tests {
     }
 
     /// No thread reads a subscription here, so only `close` itself can end the sleep early.
+    /// Promise: P6
     #[test]
     fn close_wakes_all_parked_waiters() {
         let registry = WaitRegistry::default();

@@ -49,7 +49,8 @@ impl ValidatedConfig {
         if terms.ttl < TTL_MIN || terms.ttl > TTL_MAX {
             return Err(LockError::InvalidOptions {
                 reason: format!(
-                    "ttl is {}, but must be {} to {} (a held lock is renewed, so it needs no longer ttl)",
+                    "ttl is {}, but must be {} to {} (a held lock is renewed, so it needs no \
+                     longer ttl)",
                     HumanDuration(terms.ttl),
                     HumanDuration(TTL_MIN),
                     HumanDuration(TTL_MAX)
@@ -59,8 +60,10 @@ impl ValidatedConfig {
         if !self.quarantine.is_zero() && terms.ttl > self.quarantine {
             return Err(LockError::InvalidOptions {
                 reason: format!(
-                    "ttl is {}, longer than Config::quarantine ({}): a node that lost the lock in a restart would \
-                     vote again before the lock expires on the others; raise the quarantine in every program, or shorten the ttl",
+                    "ttl is {}, longer than Config::quarantine ({}): a node that lost the lock in \
+                     a restart would \
+                     vote again before the lock expires on the others; raise the quarantine in \
+                     every program, or shorten the ttl",
                     HumanDuration(terms.ttl),
                     HumanDuration(self.quarantine)
                 ),
@@ -190,7 +193,8 @@ fn check_nodes(endpoints: &[Arc<Endpoint>]) -> Result<()> {
     if nodes.is_multiple_of(2) {
         log_safely!(
             warn,
-            "{nodes} nodes survive the loss of {}, no more than {} nodes do; use an odd number of nodes",
+            "{nodes} nodes survive the loss of {}, no more than {} nodes do; use an odd number of \
+             nodes",
             (nodes - 1) / 2,
             nodes - 1
         );

@@ -11,13 +11,13 @@ use redis::{Parser, Value};
 use super::{corpus, fuzz};
 use crate::{
     clock::Moment,
-    grant::{deadline_from_grant, deadline_from_sent},
+    deadline::{deadline_from_grant, deadline_from_sent},
     holder::Holder,
     key::LockKey,
     node::{
         ClockSample, GrantMessage, INFO_COMMANDS, PubSubMessage, Request, ServerInfoReader,
         list::{DescribeLocks, Description, Scan},
-        requests::{
+        requests_and_replies::{
             Acquire, AcquireMode, AcquireReply, Inspect, InspectReply, Ping, Release, ReleaseReply,
             Renew, RenewReply, Renewal,
         },

@@ -8,7 +8,7 @@ use crate::{
     key::LockKey,
     node::{
         Request, ScriptRef,
-        requests::{Acquire, AcquireMode, Release},
+        requests_and_replies::{Acquire, AcquireMode, Release},
     },
 };
 

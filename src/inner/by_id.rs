@@ -1,4 +1,4 @@
-//! Locks whose holders only keep an id, as with `RedisMgr::acquire_lock`.
+//! Locks without a guard, whose holders keep only the id: `RedisMgr::acquire_lock`.
 
 use super::{HeldLock, ManagerInner};
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
     lock_info::Released,
 };
 
-/// State of such a lock.
+/// State of a lock that is held by id.
 #[derive(Debug)]
 pub(super) enum IdEntry {
     Held(HeldLock),
@@ -38,8 +38,8 @@ impl ManagerInner {
         Ok(id)
     }
 
-    /// Releases the lock with this key and id: one that is stored here, or else one of another
-    /// process.
+    /// Releases the lock with this key and id: a lock that is stored here, or else one of another
+    /// manager or process.
     pub(crate) fn release_by_id(&self, key: &LockKey, id: &str) -> Result<Released> {
         let entry = match self.by_id.lock().get_mut(id) {
             Some(entry) if entry.key() == key => {

@@ -11,7 +11,7 @@ use crate::{
     key::LockKey,
     lease::{Lease, LeaseEnd},
     lock_info::Released,
-    node::requests::InspectReply,
+    node::requests_and_replies::InspectReply,
     redlock::{
         AskError, NodeSet, ReleaseOutcome, ReleaseRequest, Response, retry_through_failover,
     },
@@ -22,8 +22,8 @@ use crate::{
 const POOL_TIMEOUT: Duration = Duration::from_millis(5);
 
 impl ManagerInner {
-    /// Ends the lease, then its renewal, then releases the lock on the server. In this order, no
-    /// holder considers a lock valid that may be free. Takes at most `timeout`.
+    /// Ends the lease, then its renewal, then releases the lock on the server. In this order, a
+    /// lock that may be free is never reported as held. Takes at most `timeout`.
     pub(crate) fn release(&self, held: HeldLock, timeout: Duration) -> Result<Released> {
         let HeldLock { lease, registration } = held;
         let was_held = lease.is_held(clock::now()) && lease.end(LeaseEnd::Released);
@@ -35,7 +35,8 @@ impl ManagerInner {
         }
         let held_for = lease.hold.held(clock::now());
         let (outcome, released_on) = self.release_lease(&lease, was_held, timeout);
-        // A request that is still in flight would find the lock free and acquire it for nobody.
+        // A request that is still in flight would find the lock free and acquire it again, although
+        // it has no holder any more.
         let (now, in_flight) = (clock::now(), lease.in_flight);
         let unanswered = in_flight.unanswered_at(now).difference(released_on);
         if now < in_flight.broken_until {
@@ -66,8 +67,8 @@ impl ManagerInner {
         }
     }
 
-    /// Reports the end of a hold that seemed valid until now. The reply of the server may show that
-    /// the lock was lost before.
+    /// Reports the end of a lease that was valid until its release. The outcome may show that the
+    /// lock was already lost on the server.
     fn report_release(&self, lease: &Lease, held_for: Duration, outcome: &Result<Released>) {
         let (observer, lock, id, token) =
             (self.redlock.observer(), lease.claim.key.name(), &lease.claim.id, lease.token);
@@ -89,7 +90,7 @@ impl ManagerInner {
         observer.lost(lock, id, token, &why, held_for);
     }
 
-    /// Like [`release`](Self::release), for a caller who does not need the outcome. A lock that is
+    /// Like [`release`](Self::release), for a caller that does not need the outcome. A lock that is
     /// known to be lost is not released again.
     pub(crate) fn release_on_drop(&self, held: HeldLock, timeout: Duration) -> Result<()> {
         let is_held = held.lease.is_held(clock::now());
@@ -118,8 +119,8 @@ impl ManagerInner {
         }
     }
 
-    /// Releases a lock of this manager. What fails is retried in the background. Does not depend on
-    /// the pool. Also returns the nodes that kept the lock until now.
+    /// Releases a lock of this manager, even if the pool is exhausted. Failed releases are retried
+    /// in the background. Also returns the nodes that held the lock until this release.
     pub(super) fn release_lease(
         &self,
         lease: &Lease,
@@ -169,7 +170,7 @@ impl ManagerInner {
         }
         unacknowledged.retain(|(node, _)| lease.may_hold().contains(*node));
         if !unacknowledged.is_empty() {
-            // Most of these replies are read when their connections are used next.
+            // Most of these acks arrive when their connections are used next.
             self.renewer.doubt(
                 claim,
                 &lease.queue_entry,
@@ -187,7 +188,7 @@ impl ManagerInner {
         self.release_by_deadline(key, id.as_bytes(), false, self.operation_deadline())
     }
 
-    /// Takes the lock away from the holder with this id.
+    /// Force-releases the lock if its holder has this id.
     pub(crate) fn force_release_if(&self, key: &LockKey, id: &str) -> Result<Released> {
         let deadline = self.operation_deadline();
         match self.release_by_deadline(key, id.as_bytes(), false, deadline)? {
@@ -238,12 +239,12 @@ impl ManagerInner {
         retry_through_failover(deadline, ask).result.map_err(failed)
     }
 
-    /// Takes the lock away from its holder, on a quorum of the nodes or on some of them. Returns
-    /// whether it did.
+    /// Force-releases the lock on all nodes, whichever holder each of them reports. Returns whether
+    /// a lock was released.
     pub(crate) fn force_release(&self, key: &LockKey) -> Result<bool> {
         let failed = |error| self.redlock.lock_error(error, Action::Inspect, Some(key.name()));
         let deadline = self.operation_deadline();
-        // The other half of the time is for the release.
+        // Inspecting takes at most half of the time, which leaves the rest for the release.
         let responses =
             self.redlock.inspect_all(key, self.operation_timeout() / 2).map_err(failed)?;
         let mut ids: Vec<&[u8]> = Vec::new();
@@ -266,7 +267,7 @@ impl ManagerInner {
         outcomes.into_iter().find_map(Result::err).map_or(Ok(false), Err)
     }
 
-    /// Removes what an unsuccessful claim may have left on the nodes. Takes at most `timeout`.
+    /// Cleans up the residue of a claim on these nodes. Takes at most `timeout`.
     pub(super) fn abandon(
         &self,
         claim: &Claim,
@@ -276,7 +277,7 @@ impl ManagerInner {
         timeout: Duration,
     ) {
         if !self.renewer.clean_up(claim, queue_entry, nodes, in_flight_until) {
-            // After a shutdown nothing runs in the background. What fails here is left to expire.
+            // After a shutdown, nothing runs in the background, so this is the only try.
             let request = ReleaseRequest {
                 key: &claim.key,
                 id: claim.id.as_str().as_bytes(),

@@ -14,16 +14,16 @@ pub(super) use self::on::{count, describe, failed, hold, lost, renewal, wait};
 mod off {
     use std::{sync::Arc, time::Duration};
 
-    use super::super::recorder::Count;
     use crate::error::{LockError, LockLost};
+    use crate::metrics::recorder::Count;
 
-    pub(in super::super) fn describe() {}
-    pub(in super::super) fn count(_: Count, _: &Arc<str>) {}
-    pub(in super::super) fn failed(_: &LockError, _: &Arc<str>) {}
-    pub(in super::super) fn lost(_: &LockLost, _: &Arc<str>) {}
-    pub(in super::super) fn wait(_: Duration, _: &'static str, _: &Arc<str>) {}
-    pub(in super::super) fn hold(_: Duration, _: &'static str, _: &Arc<str>) {}
-    pub(in super::super) fn renewal(_: Duration, _: Duration, _: &Arc<str>) {}
+    pub(in crate::metrics) fn describe() {}
+    pub(in crate::metrics) fn count(_: Count, _: &Arc<str>) {}
+    pub(in crate::metrics) fn failed(_: &LockError, _: &Arc<str>) {}
+    pub(in crate::metrics) fn lost(_: &LockLost, _: &Arc<str>) {}
+    pub(in crate::metrics) fn wait(_: Duration, _: &'static str, _: &Arc<str>) {}
+    pub(in crate::metrics) fn hold(_: Duration, _: &'static str, _: &Arc<str>) {}
+    pub(in crate::metrics) fn renewal(_: Duration, _: Duration, _: &Arc<str>) {}
 }
 
 #[cfg(feature = "metrics")]
@@ -36,15 +36,15 @@ mod on {
 
     use metrics::{Unit, counter, describe_counter, describe_histogram, histogram};
 
-    use super::super::recorder::Count;
     use crate::error::{LockError, LockLost};
+    use crate::metrics::recorder::Count;
 
     const ERROR: &str = "error.type";
     const OUTCOME: &str = "distlock.outcome";
     const SERVER: &str = "server.address";
 
     /// Runs `feed`, which calls the installed recorder. A panic in the recorder, which is user
-    /// code, must not end a renewal.
+    /// code, must not end the thread that renews locks.
     fn record_safely(feed: impl FnOnce()) {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(feed)) {
             // Dropping the payload of a panic may panic again.
@@ -53,7 +53,7 @@ mod on {
     }
 
     /// Describes all metrics to the recorder, if one is already installed.
-    pub(in super::super) fn describe() {
+    pub(in crate::metrics) fn describe() {
         record_safely(|| {
             for (count, about) in COUNTER_DESCRIPTIONS {
                 describe_counter!(counter_name(*count), Unit::Count, *about);
@@ -93,7 +93,7 @@ mod on {
         (Count::RenewalsFailed, "renewals that were not confirmed"),
         (Count::RenewalsOverdue, "renewals overdue"),
         (Count::Reconnected, "servers reached again after an outage"),
-        (Count::ServersChanged, "nodes restarted, replaced or possibly without their locks"),
+        (Count::ServersChanged, "node restarts, replacements and possible losses of locks"),
         (Count::EventsDropped, "events dropped because a handler was too slow"),
     ];
 
@@ -119,13 +119,13 @@ mod on {
         metrics::SharedString::from(server.clone())
     }
 
-    pub(in super::super) fn count(count: Count, server: &Arc<str>) {
+    pub(in crate::metrics) fn count(count: Count, server: &Arc<str>) {
         record_safely(|| {
             counter!(counter_name(count), SERVER => server_label(server)).increment(1)
         });
     }
 
-    pub(in super::super) fn failed(error: &LockError, server: &Arc<str>) {
+    pub(in crate::metrics) fn failed(error: &LockError, server: &Arc<str>) {
         let why = match error {
             LockError::Unavailable { .. } => "unavailable",
             LockError::PoolExhausted { .. } => "pool_exhausted",
@@ -141,7 +141,7 @@ mod on {
         });
     }
 
-    pub(in super::super) fn lost(why: &LockLost, server: &Arc<str>) {
+    pub(in crate::metrics) fn lost(why: &LockLost, server: &Arc<str>) {
         let why = match why {
             LockLost::Expired => "expired",
             LockLost::Taken { .. } => "taken",
@@ -155,7 +155,7 @@ mod on {
         });
     }
 
-    pub(in super::super) fn wait(span: Duration, outcome: &'static str, server: &Arc<str>) {
+    pub(in crate::metrics) fn wait(span: Duration, outcome: &'static str, server: &Arc<str>) {
         record_safely(|| {
             histogram!(
                 "distlock.lock.wait.duration",
@@ -166,7 +166,7 @@ mod on {
         });
     }
 
-    pub(in super::super) fn hold(span: Duration, outcome: &'static str, server: &Arc<str>) {
+    pub(in crate::metrics) fn hold(span: Duration, outcome: &'static str, server: &Arc<str>) {
         record_safely(|| {
             histogram!(
                 "distlock.lock.hold.duration",
@@ -177,7 +177,7 @@ mod on {
         });
     }
 
-    pub(in super::super) fn renewal(took: Duration, margin: Duration, server: &Arc<str>) {
+    pub(in crate::metrics) fn renewal(took: Duration, margin: Duration, server: &Arc<str>) {
         record_safely(|| {
             histogram!("distlock.renewal.duration", SERVER => server_label(server))
                 .record(took.as_secs_f64());

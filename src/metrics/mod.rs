@@ -25,7 +25,7 @@ const PRINTED_LOCKS_MAX: usize = 20;
 /// let metrics = distlock::RedisMgr::instance()?.metrics();
 /// println!("{metrics}");
 /// if metrics.wait().quantile(0.99) > std::time::Duration::from_secs(1) {
-///     eprintln!("locks are in short supply");
+///     eprintln!("locks are heavily contended");
 /// }
 /// # Ok(())
 /// # }

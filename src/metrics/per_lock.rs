@@ -3,7 +3,7 @@
 //! A program may use an unbounded number of lock names, for example one per order. When the table
 //! is full, the clock algorithm evicts a lock that was not used again since the clock hand last
 //! passed it; this approximates "least recently used". The numbers of an evicted lock are added to
-//! `others`. So a lock in frequent use keeps its entry, however many locks are used once, and the
+//! `others`. So a frequently used lock keeps its entry even if many locks are used once, and the
 //! sums over all entries stay correct.
 
 use std::{collections::HashMap, time::Duration};
@@ -106,7 +106,7 @@ impl PerLockTable {
             self.index.insert(name.into(), at);
             return at;
         }
-        // The first round clears all marks, so the second one finds an entry at once.
+        // The first round clears all marks, so the next step finds an entry.
         for _ in 0..=self.capacity {
             let at = self.clock_hand;
             let Some(entry) = self.stats.get_mut(at) else { break };
@@ -208,7 +208,8 @@ mod tests {
                 entry.hold.record(Duration::from_micros((*name).into()));
             }
             let names = names(&table);
-            prop_assert!(names.len() <= capacity && names.windows(2).all(|pair| pair[0] != pair[1]));
+            prop_assert!(names.len() <= capacity);
+            prop_assert!(names.windows(2).all(|pair| pair[0] != pair[1]));
             let rows_sum: u64 = table.chunk(0, 99).iter().map(|entry| entry.acquired).sum();
             prop_assert_eq!(rows_sum + table.others.acquired, used.len() as u64);
             let holds: u64 = table.chunk(0, 99).iter().map(|entry| entry.hold.count()).sum();

@@ -54,7 +54,7 @@ impl Counts {
 pub(crate) struct Recorder {
     server: Arc<str>,
     counts: [AtomicU64; COUNT_VARIANTS],
-    /// Everything that is not a single counter.
+    /// Histograms, and the metrics of each lock.
     tables: Mutex<Tables>,
 }
 
@@ -153,8 +153,8 @@ impl Recorder {
 
     /// Copies everything in chunks. Other threads keep counting between two chunks.
     pub(crate) fn snapshot(&self) -> Metrics {
-        // Read in reverse, so that the end of something is read before its beginning. Otherwise a
-        // snapshot could show more releases than acquisitions.
+        // Read in reverse, so that releases are read before acquisitions. Otherwise a snapshot
+        // could show more releases than acquisitions.
         let mut counts = Counts::default();
         for (copy, count) in counts.0.iter_mut().zip(&self.counts).rev() {
             *copy = count.load(Ordering::Relaxed);

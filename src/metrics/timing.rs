@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-/// Maximum recorded duration, a month. Longer ones are recorded as this.
+/// Maximum recorded duration: 30 days. Longer durations are recorded as this.
 const RECORDED_US_MAX: u64 = 30 * 24 * 60 * 60 * 1_000_000;
 
 /// A histogram of durations, in microseconds. Its memory grows with the range of the values, not
@@ -31,8 +31,8 @@ impl Timing {
         let micros =
             u64::try_from(span.as_micros()).unwrap_or(RECORDED_US_MAX).min(RECORDED_US_MAX);
         if let Some(histogram) = &mut self.histogram {
-            // The histogram resizes itself. Recording fails only where `usize` is too small for the
-            // size needed.
+            // The histogram resizes itself. Recording fails only if `usize` is too small for the
+            // new size.
             let _ = histogram.record(micros);
         }
     }

@@ -1,5 +1,5 @@
-//! `ClockSample`: one reading of a server's clock, which maps times between the local clock and the
-//! server's. Pure.
+//! `ClockSample`: one reading of a server's clock, by which times are converted between that clock
+//! and the local one. Pure.
 
 use std::time::Duration;
 
@@ -35,8 +35,8 @@ impl ClockSample {
         (server_us < CLOCK_MAX).then_some(ClockSample { sent, received, server_us })
     }
 
-    /// Returns what the server's clock shows at `moment`, at least, if both clocks run at the same
-    /// rate.
+    /// Returns a lower bound of what the server's clock shows at `moment`, if both clocks run at
+    /// the same rate.
     pub(crate) fn server_us_at(&self, moment: Moment) -> u64 {
         self.server_us.saturating_add(micros(moment.duration_since(self.received)))
     }
@@ -122,6 +122,7 @@ mod tests {
         assert!(!asked_at(1).is_newer_than(&asked_at(1)));
     }
 
+    /// Fault: N39
     #[test]
     fn time_reply_is_seconds_and_microseconds() {
         let text = |text: &str| Value::BulkString(text.into());

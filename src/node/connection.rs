@@ -39,18 +39,17 @@ pub(crate) struct Connection {
     endpoint: Arc<Endpoint>,
     link: Option<FramedSocket>,
     out: Vec<u8>,
-    /// Nonce of the last request. The first one is random, and is drawn by the thread that sends
-    /// it.
+    /// Nonce of the last request; `None` before the first one. The first nonce is random.
     nonce: Option<u64>,
-    /// Operation timeout. Limits commands sent by users, and the time for which a reply may stay
+    /// Operation timeout. Bounds each command of a user, and the time for which a reply may stay
     /// unread.
     timeout: Duration,
     spin_max: Duration,
-    /// Whether a user has sent commands over the current socket.
+    /// A user has sent commands over the current socket.
     used_by_caller: bool,
-    /// Opening time of the socket that broke; kept until it is reported.
+    /// Opening time of a socket that broke; kept until the break is reported.
     broken_opened_at: Option<Moment>,
-    /// Whether the handshake reads the server's run id, uptime, role and durability.
+    /// The handshake reads the server's run id, uptime, role and durability.
     reads_server_info: bool,
     /// Epoch of the server this connection reached. The epoch of a node increases when its server
     /// is replaced.
@@ -61,16 +60,16 @@ pub(crate) struct Connection {
 #[derive(Debug)]
 pub(crate) struct Handshake {
     pub(crate) clock_sample: ClockSample,
-    /// `None` unless the connection reads it.
+    /// `None` if the handshake does not read it.
     pub(crate) server_info: Option<ServerInfo>,
 }
 
 impl Connection {
-    /// Creates a connection without a socket. It connects when it is first used, on the thread of
-    /// its user and within that user's deadline.
+    /// Creates a connection without a socket. It connects when it is first used, on the thread that
+    /// uses it and within that thread's deadline.
     ///
-    /// While waiting for a reply the thread busy-waits for up to `spin_max`, if replies usually
-    /// arrive that soon.
+    /// If replies usually arrive within `spin_max`, a thread that waits for one busy-waits for up
+    /// to that time.
     pub(crate) fn unconnected(
         endpoint: Arc<Endpoint>,
         timeout: Duration,
@@ -129,15 +128,15 @@ impl Connection {
         self.server_epoch = server_epoch;
     }
 
-    /// Closes the socket if it leads to an earlier server of its node. That server may still be
-    /// running, but its vote no longer counts.
+    /// Closes the socket if it leads to an earlier server of its node. That server may still run,
+    /// but it must no longer vote for this node.
     pub(crate) fn close_if_replaced(&mut self, server_epoch: u64) {
         if self.server_epoch < server_epoch {
             self.close();
         }
     }
 
-    /// Closes the socket before its first use after `at`.
+    /// Makes the connection close its socket instead of using it after `at`.
     pub(crate) fn retire_at(&mut self, at: Moment) {
         if let Some(link) = &mut self.link {
             link.retires_at = at;
@@ -156,7 +155,7 @@ impl Connection {
         self.broken_opened_at.take()
     }
 
-    /// Whether the socket is open and the peer is not known to have closed it.
+    /// Whether the socket is open, and the peer has not closed it as far as we know.
     pub(crate) fn is_peer_open(&self) -> bool {
         self.link.as_ref().is_some_and(|link| !link.socket.is_closed())
     }
@@ -180,7 +179,7 @@ impl Connection {
         let socket =
             Socket::connect(&self.endpoint.address, deadline).map_err(NodeError::not_sent)?;
         self.link = Some(FramedSocket::new(socket));
-        // Whatever fails here, none of the caller's requests has been sent.
+        // If the handshake fails, the caller's request has not been sent.
         let handshake = self.handshake(deadline).map_err(|error| {
             self.poison();
             NodeError { outcome_unknown: false, ..error }
@@ -212,8 +211,8 @@ impl Connection {
         is_usable
     }
 
-    /// Whether this socket has already carried the full text of the script. Marks the script as
-    /// loaded.
+    /// Whether the source of the script has been sent over this socket before. Records that it has
+    /// been now.
     pub(crate) fn mark_script_loaded(&mut self, script: u8) -> bool {
         let Some(link) = &mut self.link else { return false };
         let loaded = link.loaded_scripts & script != 0;
@@ -236,8 +235,8 @@ impl Connection {
         let endpoint = self.endpoint.clone();
         let mut steps: Vec<Vec<&[u8]>> = Vec::new();
         let (user, password) = (endpoint.user.as_deref(), endpoint.password.as_deref());
-        // A user may have no password. Every connection starts as the user `default`, whose name
-        // servers before Redis 6 do not know.
+        // A user may have no password. Do not send the name `default`: every connection starts as
+        // that user, and servers before Redis 6 do not know the name.
         if password.is_some() || user.is_some_and(|user| user != "default") {
             let mut auth: Vec<&[u8]> = vec![b"AUTH"];
             auth.extend(user.map(str::as_bytes));
@@ -266,10 +265,11 @@ impl Connection {
                 continue;
             }
             self.check_error_reply(&reply).map_err(|error| match &error.kind {
-                // A server with too many clients sends this error instead of any reply.
+                // A server with too many clients sends this error in place of the first reply,
+                // whatever the command.
                 _ if error.is_max_clients() => error,
-                // A server that does not know the command quotes its arguments, which include the
-                // password.
+                // Replace the message: a server that does not know AUTH quotes its arguments, and
+                // the password is one of them.
                 NodeErrorKind::Refused { code, .. }
                     if step.first() == Some(&&b"AUTH"[..]) && code == "ERR" =>
                 {
@@ -298,8 +298,8 @@ impl Connection {
         Ok(Handshake { clock_sample, server_info })
     }
 
-    /// Sends a command and waits for its reply. An error reply counts as success. A failure counts
-    /// as "not applied", because it is not about the caller's request.
+    /// Sends a command and waits for its reply. An error reply counts as success. If the exchange
+    /// fails, the error says "not applied", because the caller's own request has not been sent.
     pub(crate) fn execute(&mut self, command: &[&[u8]], deadline: Moment) -> Result<(), NodeError> {
         self.send(deadline, |out| write_command(out, command))
             .and_then(|_| self.receive(deadline))
@@ -307,8 +307,8 @@ impl Connection {
             .map_err(|error| NodeError { outcome_unknown: false, ..error })
     }
 
-    /// Turns an error reply into an error. If the server is not a master, also closes the socket,
-    /// because the host name may lead to another server by now.
+    /// Converts an error reply into an error. If the server is not a master, also closes the
+    /// socket, because the host name may lead to another server by now.
     pub(crate) fn check_error_reply(&mut self, value: &Value) -> Result<(), NodeError> {
         let Value::ServerError(error) = value else { return Ok(()) };
         let error = NodeError::from_server(error.code(), error.details().unwrap_or(""), |text| {
@@ -374,8 +374,8 @@ impl Connection {
             let unread = self.link.as_ref().map_or(0, |link| link.unread);
             match self.receive_next(until)? {
                 Some(value) if unread > 0 => match self.skip_reply(&value, clock::now()) {
-                    // The awaited reply is behind the one that closed the socket. Its request may
-                    // still be carried out.
+                    // An abandoned reply made us close the socket before the awaited reply. The
+                    // awaited request may still be executed.
                     Err(error) if !self.is_connected() => {
                         return Err(NodeError { outcome_unknown: true, ..error });
                     }
@@ -473,7 +473,9 @@ mod tests {
         }
     }
 
-    /// The server chooses the whole text of an error, including the word in place of the code.
+    /// The server chooses the whole text of an error, including the word that we take as its code.
+    ///
+    /// Fault: F74
     #[test]
     fn error_code_is_redacted_and_escaped_like_its_message() {
         let mut connection = unconnected("redis://:hunter2@h");

@@ -113,6 +113,7 @@ mod tests {
         assert!(resolve("no such host", 7, deadline()).is_err());
     }
 
+    /// Fault: F58
     #[test]
     fn concurrent_lookups_share_one_result() {
         let askers: Vec<_> =

@@ -5,12 +5,11 @@ use std::{error::Error, fmt, io, time::Duration};
 use super::script::Script;
 use crate::display::HumanDuration;
 
-/// The outcome of a request is "applied", "not applied" or "unknown". This error stands for the
-/// last two.
+/// An exchange that failed: the request was not applied, or its outcome is unknown.
 #[derive(Debug)]
 pub(crate) struct NodeError {
-    /// Whether the request may have been carried out, because at least one byte of it may have
-    /// reached the server.
+    /// Whether the request may have been applied, because at least one byte of it may have reached
+    /// the server.
     pub(crate) outcome_unknown: bool,
     pub(crate) kind: NodeErrorKind,
 }
@@ -38,7 +37,7 @@ pub(crate) enum NodeErrorKind {
     Ineligible(String),
     /// The node's vote does not count yet, because it may have lost locks that it granted.
     Quarantined(Duration),
-    /// The node failed recently, and the other nodes were enough for a quorum.
+    /// The node is in back-off and was not asked, because the others can form a quorum.
     BackingOff,
 }
 
@@ -214,7 +213,7 @@ impl fmt::Display for NodeErrorKind {
             NodeErrorKind::Quarantined(left) => {
                 write!(
                     f,
-                    "it may have lost its data in a restart, and does not vote for another {}",
+                    "it may have lost its data in a restart, and votes again in {}",
                     HumanDuration(*left)
                 )
             }
@@ -245,6 +244,8 @@ mod tests {
     }
 
     /// As reported by Redis 6.2.14.
+    ///
+    /// Fault: N120
     #[test]
     fn redis_6_script_error_keeps_its_inner_code() {
         let wrapped = |rest: &str| {
@@ -294,6 +295,7 @@ mod tests {
         }
     }
 
+    /// Fault: N122
     #[test]
     fn known_code_survives_password_redaction() {
         let quote = |text: &str| text.replace("SCRIPT", "<password>");

@@ -16,14 +16,14 @@ const REPLY_BYTES_MAX: usize = 4 << 20;
 /// Maximum number of bytes read after the deadline, for a reply that has already arrived. No reply
 /// that a caller waits for is longer.
 const LATE_BYTES_MAX: usize = 128 << 10;
-/// Maximum time by which the socket's read timeout may exceed the time left. Correcting less is not
-/// worth a system call.
+/// Maximum time by which the socket's read timeout may exceed the time left. Correcting a smaller
+/// excess is not worth a system call.
 const READ_TIMEOUT_SLACK: Duration = Duration::from_millis(2);
 
 pub(super) struct FramedSocket {
     pub(super) socket: Socket,
     parser: Parser,
-    /// Number of bytes that the current reply may still have. Spans all calls that read the reply.
+    /// Number of bytes that the current reply may still have, over all calls that read it.
     reply_budget: usize,
     read_timeout: Duration,
     pub(super) opened_at: Moment,
@@ -67,7 +67,8 @@ impl FramedSocket {
         self.tls == Some(true)
     }
 
-    /// Reads one value until the deadline. A partial value is kept for the next call.
+    /// Reads one value. At `until`, fails with a timeout and keeps a partial value for the next
+    /// call.
     pub(super) fn read(&mut self, until: Moment, spin_max: Duration) -> RedisResult<Value> {
         let started = clock::now();
         let spin_until = started.saturating_add(self.spin_time(spin_max));
@@ -198,7 +199,7 @@ impl Read for DeadlineReader<'_> {
                     Err(error) => Err(error),
                 };
             }
-            // A timeout that is too short only costs another iteration.
+            // A read timeout that is too short only costs another iteration.
             if *self.read_timeout > remaining.saturating_add(READ_TIMEOUT_SLACK)
                 || *self.read_timeout < remaining / 8
             {
@@ -247,6 +248,7 @@ mod tests {
         }
     }
 
+    /// Fault: N40
     #[test]
     fn reply_size_limit_spans_several_reads() {
         let (mut link, server) =
@@ -257,6 +259,7 @@ mod tests {
         assert!(server.join().unwrap().is_err(), "the whole reply was read");
     }
 
+    /// Fault: N40
     #[test]
     fn reply_size_limit_resets_for_each_reply() {
         let text = "x".repeat(REPLY_BYTES_MAX / 2);

@@ -1,4 +1,4 @@
-//! `ConnectGate`: tracks the connection attempts to a node, so that not every caller waits for a
+//! `ConnectGate`: tracks the attempts to connect to a node, so that only some callers wait for a
 //! node that accepts no connections.
 
 use std::time::Duration;
@@ -74,6 +74,7 @@ mod tests {
     const STALLED_AFTER: Duration = Duration::from_nanos(10);
     const PAUSE: Duration = Duration::from_nanos(30);
 
+    /// Fault: N60
     #[test]
     fn connect_gate_stalls_without_success() {
         let at = Moment::from_nanos;
@@ -94,6 +95,7 @@ mod tests {
         drop(third);
     }
 
+    /// Fault: N60
     #[test]
     fn connect_gate_admits_another_attempt_after_pause() {
         let at = Moment::from_nanos;

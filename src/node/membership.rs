@@ -1,12 +1,13 @@
 //! `Membership`: which server each of several nodes leads to, and whether it may vote. Pure.
 //!
 //! A node that lost its data has forgotten which locks it granted, and could grant them again. Its
-//! votes count again after the longest lease has passed, because everything it forgot has then
-//! expired. A node counts as having lost its data if its run is younger than the longest lease, or
-//! if its server was replaced. The exception is a server that writes everything to disk before it
-//! replies: it keeps a durability record, which proves that its data survived. A replica's data is
-//! its master's, as far as the master has sent it, so a promoted replica counts as having lost its
-//! data too.
+//! votes count again once the longest lease has passed, because every lock that it forgot has then
+//! expired.
+//!
+//! A node counts as having lost its data if its run is younger than the longest lease, or if its
+//! server was replaced. The exception is a server that writes everything to disk before it replies:
+//! it stores a durability record, which proves that its data survived. A promoted replica counts as
+//! having lost its data too, because it has only what its master had sent.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -16,7 +17,7 @@ use crate::clock::Moment;
 #[derive(Debug)]
 pub(crate) struct Membership {
     nodes: Vec<NodeRecord>,
-    /// Longest lease of any client. Zero lets every node vote at once.
+    /// Longest lease of any client. If it is zero, every node votes at once.
     quarantine: Duration,
 }
 
@@ -27,8 +28,8 @@ struct NodeRecord {
     promotion_id: Option<String>,
     /// Run id that was last seen as a replica; cleared when the node is seen as a master.
     replica_run_id: Option<String>,
-    /// Whether the node's address last led to the server of another node. The run id recorded here
-    /// may since belong to another node.
+    /// The node's address last led to the server of another node. The run id recorded here may
+    /// since be that of another node's server.
     misdirected: bool,
     votes_from: Moment,
 }
@@ -39,7 +40,7 @@ pub(crate) enum Eligibility {
     Eligible,
     /// The node may have lost its data. Its votes do not count for this long.
     Quarantined(Duration),
-    /// The server is a replica. It would reject writes, and it may lack its master's last writes.
+    /// The server is a replica. It rejects writes, and may lack the last writes of its master.
     Replica,
     /// The server is the same as that of another node.
     Duplicate(Arc<str>),
@@ -48,11 +49,12 @@ pub(crate) enum Eligibility {
 /// What to do with the durability record of a node that was just observed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DurabilityAction {
-    /// Write a record that the server has lost nothing for this long. It will lose nothing more, at
-    /// least in this run.
+    /// Write a record that the server has lost nothing for this long. What it has now is safe at
+    /// least until this run ends.
     Record(Duration),
-    /// Delete the record, because it proves nothing: the server may lose what it writes now, or has
-    /// the record from its master. Observe the node again at the given time, if ever.
+    /// Delete the record, because it proves nothing: the server may lose later writes, or has
+    /// copied the record from its master. Observe the node again at the given time; `NEVER` for not
+    /// at all.
     Delete(Moment),
     /// It is too early for a record. Observe the node again at the given time.
     ObserveAgain(Moment),
@@ -73,7 +75,7 @@ impl Membership {
         Membership { nodes: labels.map(member).collect(), quarantine }
     }
 
-    /// Whether the node had another run id before.
+    /// Whether the node's server had another run id when it was last observed.
     pub(crate) fn is_replacement(&self, node: usize, info: &ServerInfo) -> bool {
         let run = self.nodes.get(node).and_then(|member| member.run_id.as_ref());
         run.is_some_and(|run| *run != info.run_id)
@@ -109,16 +111,16 @@ impl Membership {
         if known.as_ref() == Some(&info.run_id) && !was_replica && !was_promoted {
             return Eligibility::Eligible;
         }
-        // Any later run counts as having lost its data, whatever its age. Only the first run seen
-        // is judged by its age.
+        // Only the first run that we see of a node is judged by its age. Any later run counts as
+        // having lost its data.
         let age = if known.is_none() && !was_replica { info.uptime } else { Duration::ZERO };
         let recorded = info
             .recorded_durability
             .filter(|_| info.is_durable && !was_replica)
             .unwrap_or_default();
         let from = info.observed_at.saturating_add(quarantine.saturating_sub(age.max(recorded)));
-        // Never shorten a quarantine. The record may be a copy of its master's, if the server was a
-        // replica in its previous run.
+        // Never shorten a quarantine: if the server was a replica in its previous run, its record
+        // may be a copy of its master's.
         member.votes_from = member.votes_from.max(from);
         let left = member.votes_from.duration_since(info.observed_at);
         if left.is_zero() { Eligibility::Eligible } else { Eligibility::Quarantined(left) }
@@ -265,6 +267,8 @@ mod tests {
     }
 
     /// Even if it no longer reports that it was a replica.
+    ///
+    /// Fault: N37
     #[test]
     fn server_seen_as_replica_is_quarantined() {
         let mut membership = membership();
@@ -285,6 +289,8 @@ mod tests {
     }
 
     /// The next run has the same record, its master's, and was never seen as a replica.
+    ///
+    /// Fault: N37
     #[test]
     fn restart_does_not_shorten_quarantine() {
         let mut membership = membership();
@@ -406,6 +412,7 @@ mod tests {
         assert_eq!(membership.observe(2, &server("x", 99, 200)), Eligibility::Eligible);
     }
 
+    /// Fault: N77
     #[test]
     fn nodes_that_swap_addresses_become_eligible_again() {
         let mut membership = membership();

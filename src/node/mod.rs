@@ -11,7 +11,7 @@ mod health;
 pub(crate) mod list;
 mod membership;
 mod redis_node;
-pub(crate) mod requests;
+pub(crate) mod requests_and_replies;
 mod resp;
 mod script;
 mod server_info;

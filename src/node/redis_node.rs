@@ -27,16 +27,17 @@ use crate::{
     observer::Observer,
 };
 
-/// Minimum time that a failed node is not asked while the others form a quorum. Doubles with each
-/// further failure, up to [`BACKOFF_MAX`].
+/// Minimum back-off after a failure: the node is not asked while the others form a quorum. Doubles
+/// with each further failure, up to [`BACKOFF_MAX`].
 const BACKOFF_MIN: Duration = Duration::from_millis(20);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 /// TTL of a durability record: 30 days. Every new connection extends it.
 const DURABILITY_TTL_MS: &[u8] = b"2592000000";
-/// Minimum number of consecutive failures after which waiters move away from a node.
+/// Number of consecutive failures after which a node is failing, and waiters move to another queue
+/// node.
 const FAILING_FAILURES_MIN: u32 = 3;
 
-/// A reply, and the time before its request was sent. Every lease is counted from that time.
+/// A reply, and a time just before its request was sent, from which leases are counted.
 #[derive(Debug)]
 pub(crate) struct Exchange<T> {
     pub(crate) sent: Moment,
@@ -52,13 +53,12 @@ pub(crate) struct RedisNode {
     outage: Mutex<OutageTracker>,
     /// Latest sample of the server's clock, from any connection.
     clock_sample: Mutex<Option<ClockSample>>,
-    /// Membership among several nodes; `None` for a single server, which is used as it is.
+    /// Membership among several nodes; `None` for a single server, which is not checked.
     member: Option<Member>,
     /// End of the back-off after a failure, in nanoseconds.
     backoff_until: AtomicU64,
     consecutive_failures: AtomicU32,
-    /// Connection that was established after its caller had stopped waiting. The next caller takes
-    /// it.
+    /// Connection that was established after its caller had stopped waiting; for the next caller.
     spare: Mutex<Option<Connection>>,
     connect_gate: ConnectGate,
 }
@@ -199,8 +199,8 @@ impl RedisNode {
                 let mut membership = member.membership.lock();
                 let replaced = membership.is_replacement(member.index, &info);
                 let eligibility = membership.observe(member.index, &info);
-                // A new epoch closes the connections to the former server. It may now be reachable
-                // as another node, and would vote twice.
+                // A new epoch closes the connections to the former server. The former server may
+                // now be reachable as another node, and would vote twice.
                 if replaced && eligibility != Eligibility::Replica {
                     member.server_epoch.fetch_add(1, Ordering::AcqRel);
                 }
@@ -220,7 +220,7 @@ impl RedisNode {
                     let label = self.label();
                     log_safely!(
                         warn,
-                        "{label} may have lost its data in a restart; it does not vote for {}",
+                        "{label} may have lost its data in a restart; it votes again in {}",
                         HumanDuration(left)
                     );
                     return update_durability_record(connection, action, &info, deadline);
@@ -241,8 +241,8 @@ impl RedisNode {
         Ok(())
     }
 
-    /// Reports the end of an outage. A broken socket that was opened before the last outage ended
-    /// belongs to that outage, and does not start another one.
+    /// Records the start of an outage, and reports its end. A broken socket that was opened before
+    /// the last outage ended belongs to that outage, and does not start another one.
     fn track_outage(&self, broken: Option<Moment>, failed: bool, connected: bool) {
         let now = clock::now();
         let mut outage = self.outage.lock();
@@ -336,7 +336,7 @@ impl RedisNode {
         self.backoff_until.store(now.saturating_add(backoff).as_nanos(), Ordering::Release);
     }
 
-    /// Keeps a connection that came too late for its caller, for the next one.
+    /// Keeps a connection that was ready too late for its caller, for the next caller.
     pub(crate) fn put_spare(&self, connection: Connection) {
         let former = self.spare.lock().replace(connection);
         drop(former);
@@ -355,7 +355,7 @@ pub(crate) struct InFlightRequest {
 }
 
 /// Writes or deletes the server's durability record before its votes are used. If the server
-/// refuses the command, its next restart costs it a quarantine.
+/// refuses the command, it will be quarantined after its next restart.
 fn update_durability_record(
     connection: &mut Connection,
     action: DurabilityAction,

@@ -148,6 +148,7 @@ mod tests {
         }
     }
 
+    /// Fault: F76
     #[test]
     fn missing_permission_is_found_by_line_or_pcall() {
         let denied = "The user executing the script can't run this command or subcommand";

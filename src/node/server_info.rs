@@ -24,7 +24,7 @@ const DURABILITY_COMMAND: &[&[u8]] = &[b"GET", DURABILITY_KEY];
 /// Key of a durability record: the time in milliseconds for which a durable server had lost nothing
 /// when the record was written. If the record survived a restart, so did everything written after
 /// it. On a promoted replica, the promotion id follows the time. Such a record says how long the
-/// server has been master, and is void after any other promotion.
+/// server has been master, and does not count after any other promotion.
 pub(crate) const DURABILITY_KEY: &[u8] = b"distlock:memory";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,9 +132,9 @@ impl ServerInfoReader {
         self.field("repl_backlog_active") != Some("0")
     }
 
-    /// Returns the current promotion, if the server was a replica earlier in this run. Its data is
-    /// then what its master had sent by the time of the promotion. A promoted server starts a new
-    /// replication id and keeps its master's as the second one.
+    /// Returns the current promotion, if the server was a replica earlier in this run. The server
+    /// then has only the data that its former master had sent by the time of the promotion. A
+    /// promoted server starts a new replication id and keeps its master's as the second one.
     fn promotion_id(&self) -> Option<String> {
         let followed_another = self.field("master_replid2")?.bytes().any(|byte| byte != b'0');
         followed_another.then(|| self.field("master_replid").unwrap_or_default().to_owned())
@@ -221,6 +221,7 @@ mod tests {
         }
     }
 
+    /// Fault: N92
     #[test]
     fn negative_uptime_counts_as_zero() {
         for (said, uptime) in [
@@ -247,6 +248,7 @@ mod tests {
         assert_eq!(reader.server_info(Moment::NEVER).unwrap().uptime, Duration::ZERO);
     }
 
+    /// Fault: N58
     #[test]
     fn server_without_fsync_on_rewrite_is_not_durable() {
         let texts = |texts: &[&str]| {
@@ -274,6 +276,7 @@ mod tests {
         }
     }
 
+    /// Fault: N47
     #[test]
     fn server_with_replicas_is_not_durable() {
         let alone = reader("master", 1, "always");

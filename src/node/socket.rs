@@ -213,9 +213,9 @@ impl Socket {
     }
 }
 
-/// Moves a socket above the descriptors of the standard streams. If those are closed, a new socket
-/// gets the number of one of them. Everything that the process prints would then go to the server,
-/// which takes a line of text for a command.
+/// Moves a socket above the descriptors of the standard streams. If a standard stream is closed, a
+/// new socket gets its number. Everything that the process prints would then go to the server,
+/// which would execute each line as a command.
 fn above_stdio(socket: OwnedFd) -> io::Result<OwnedFd> {
     const FIRST: i32 = 3;
     if socket.as_raw_fd() >= FIRST { Ok(socket) } else { Ok(fcntl_dupfd_cloexec(&socket, FIRST)?) }
@@ -265,8 +265,8 @@ fn connect_first(addresses: &[SocketAddr], deadline: Moment) -> io::Result<TcpSt
 }
 
 /// Sets the TCP options: no delay for small requests, and keep-alive probes, because the kernel's
-/// defaults take hours to notice a dead peer. Returns the options that failed. Some sandboxes
-/// refuse some of them, which is harmless, because every wait has a deadline.
+/// defaults take hours to notice a dead peer. Returns the options that failed. A sandbox may refuse
+/// some options, which is harmless, because every wait has a deadline.
 fn set_options(stream: &TcpStream) -> Vec<(&'static str, io::Error)> {
     let asked = [
         ("TCP_NODELAY", stream.set_nodelay(true)),
@@ -338,6 +338,7 @@ mod tests {
     };
     use std::net::TcpListener;
 
+    /// Fault: N42
     #[test]
     fn unresponsive_address_leaves_time_for_the_others() {
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
@@ -358,6 +359,8 @@ mod tests {
     }
 
     /// Not a TCP socket, so all TCP options fail.
+    ///
+    /// Fault: N83
     #[test]
     fn refused_socket_option_keeps_connection() {
         let (one, _other) = UnixStream::pair().unwrap();

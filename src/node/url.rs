@@ -147,6 +147,7 @@ mod tests {
         }
     }
 
+    /// Fault: N122
     #[test]
     fn url_of_every_kind_is_parsed() {
         let endpoint = Endpoint::parse("redis://us%20er:p%40ss@[::1]:7000/3").unwrap();
@@ -208,6 +209,7 @@ mod tests {
         }
     }
 
+    /// Fault: F74
     #[test]
     fn password_at_the_cut_is_fully_redacted() {
         let password = "0123456789abcdefghijklmnopqrstuvwxyz";
@@ -219,6 +221,7 @@ mod tests {
     }
 
     proptest! {
+        /// Fault: F74
         #[test]
         fn output_never_contains_the_password(
             password in "[A-Za-z0-9]{12,24}",

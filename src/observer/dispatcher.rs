@@ -19,8 +19,8 @@ use crate::{
     token::FencingToken,
 };
 
-/// Maximum number of queued events, about a second of a busy manager. If the queue is full, the
-/// handler is too slow.
+/// Maximum number of queued events: about a second of a busy manager. A longer queue would only
+/// mean that a handler is too slow.
 const QUEUED_EVENTS_MAX: usize = 1_024;
 
 /// An event waiting in the queue.

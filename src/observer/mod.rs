@@ -80,7 +80,8 @@ impl Observer {
             None
         } else {
             let handlers = Arc::new(HandlerList { handlers, panicked: AtomicBool::new(false) });
-            // A simulation has no thread that could block on the queue.
+            // A simulated thread cannot wait on this queue, so a simulation calls the handlers
+            // directly.
             #[cfg(feature = "testing")]
             let dispatcher = if sim::world().is_some() {
                 EventDispatcher::closed()
@@ -133,8 +134,8 @@ impl Observer {
         self.dispatch_inline(|handler| handler.attempted(&AttemptedEvent { lock, id, wait }));
     }
 
-    /// Queued, because the calling thread is about to wait. Other waiters may rely on it to read
-    /// the subscription and to poll, so a slow handler must not delay it.
+    /// Queued, because the calling thread is about to wait. Other waiters may rely on that thread
+    /// to read the subscription and to poll, so a slow handler must not delay it.
     pub(crate) fn contended(&self, lock: &str, id: &LockId, holder: &Holder) {
         self.metrics.contended(lock);
         self.dispatch_queued(|| QueuedEvent::Contended {

@@ -120,7 +120,7 @@ impl HoldSpan {
     }
 }
 
-/// The guard was never dropped, so the span is closed by the thread that drops the lease.
+/// If the guard was never dropped, the thread that drops the lease closes the span.
 #[cfg(feature = "tracing")]
 impl Drop for HoldSpan {
     fn drop(&mut self) {

@@ -19,27 +19,27 @@ use crate::{
 };
 
 /// Time after which a node with an outstanding reply or connection attempt counts as slow. Slow
-/// nodes are not asked where the others suffice.
+/// nodes are skipped if the other nodes suffice.
 const SLOW_NODE_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// How much longer than the others a preferred node may take.
+/// Maximum additional wait for preferred nodes once the outcome is decided.
 const PREFERRED_GRACE: Duration = Duration::from_millis(20);
 
 /// Targets and limits of one broadcast.
 pub(crate) struct BroadcastOptions<'a> {
     pub(crate) targets: NodeSet,
-    /// When the request expires, and connections without a reply are closed.
+    /// Time at which the request expires, and connections without a reply are closed.
     pub(crate) deadline: Moment,
-    /// Latest time to wait for replies; may be before `deadline`.
+    /// Time until which to wait for replies; may be before `deadline`.
     pub(crate) wait_until: Moment,
-    /// When a new connection must be ready. One that is ready after `deadline` is left to the next
-    /// caller.
+    /// Time at which a connection attempt ends. A connection that is ready only after `deadline`
+    /// is left to the next caller.
     pub(crate) connect_by: Moment,
-    /// How long to wait for the other nodes once the outcome is decided.
+    /// Maximum wait for the remaining nodes once the outcome is decided.
     pub(crate) straggler_grace: Duration,
     /// Wait for all replies, whatever the verdict.
     pub(crate) wait_for_all: bool,
-    /// Nodes that fail will be asked again, so too many failures are not a verdict.
+    /// The caller will ask failed nodes again, so too many failures do not end the broadcast.
     pub(crate) will_retry: bool,
     /// Earlier votes of nodes that are not asked again, if this is a second broadcast.
     pub(crate) prior_votes: SmallVec<[Option<Vote>; 8]>,
@@ -74,9 +74,10 @@ impl BroadcastOptions<'_> {
     }
 }
 
-/// Asks `options.targets` what `request` returns for each node, and counts what `vote` returns for
-/// each reply. Ends when the verdict is certain, when all nodes have replied, or when time runs
-/// out. Nodes in back-off are skipped as long as the others suffice.
+/// Sends a request to each node of `options.targets`, and counts one vote for each reply. `request`
+/// returns the request for a node, and `vote` the vote for a reply. Ends when the verdict is
+/// certain, when all nodes have replied, or when time runs out. Skips nodes in back-off if the
+/// other nodes suffice.
 pub(crate) fn broadcast<C: Request>(
     nodes: &[Arc<RedisNode>],
     connections: &mut [Connection],
@@ -170,8 +171,8 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
                 }
                 false
             }
-            // Another thread is already waiting to connect, and will show whether that works. Not
-            // every caller must spend a thread on it.
+            // Another caller's attempt to connect is still in progress. Further attempts would only
+            // cost threads.
             _ if !self.connections[node].is_connected()
                 && self.nodes[node].is_connect_stalled(now, SLOW_NODE_TIMEOUT) =>
             {
@@ -206,8 +207,8 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
         }
     }
 
-    /// Connects on another thread, because connecting can take long, and the caller watches other
-    /// nodes meanwhile.
+    /// Connects on another thread, because connecting can take long, and this thread must read the
+    /// replies of other nodes meanwhile.
     fn connect_in_background(&mut self, node: usize) {
         let connector = match &self.connector {
             Some(connector) => connector,
@@ -224,7 +225,8 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
                 self.states[node] = NodeState::Connecting;
                 self.responses.votes[node] = None;
             }
-            // No thread can be spawned. A single node delays no other.
+            // No thread can be spawned. If there is a single node, connecting on this thread delays
+            // no other node.
             Err(_) if self.nodes.len() == 1 => self.connect_inline(node),
             Err(error) => self.record_failure(node, NodeError::not_sent(error)),
         }
@@ -233,8 +235,8 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
     fn send(&mut self, node: usize) {
         let request = (self.request)(node);
         let connection = &mut self.connections[node];
-        // A reply that nobody waits for must not be an unknown-script error. Where replies may be
-        // left unread, each connection therefore sends the source of the script first.
+        // With several nodes, replies may be left unread, and then no caller would react to a
+        // NOSCRIPT error. So the first request for a script on each connection contains its source.
         let is_single_node = self.nodes.len() == 1;
         let is_loaded =
             request.script().is_none_or(|script| connection.mark_script_loaded(script.mask));
@@ -295,10 +297,10 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
         }
     }
 
-    /// Asks the nodes that were skipped if the others do not suffice, because they may be healthy
-    /// again. Does not do so if an open connection broke: then the caller asks all nodes again at
-    /// once. Returns the new end of the wait, after half of the time: the skipped nodes may not
-    /// reply, and asking again must stay possible.
+    /// If the other nodes do not suffice, asks the nodes that were skipped, because they may be
+    /// healthy again. Asks none if an open connection broke, because the caller then asks all nodes
+    /// again at once. Returns the new end of the wait. It leaves half of the remaining time, so
+    /// that the caller can ask again if the skipped nodes do not reply.
     fn ask_backed_off(&mut self, until: Moment) -> Moment {
         let now = clock::now();
         if self.options.will_retry || self.responses.verdict() != Verdict::NoQuorum || now >= until
@@ -328,8 +330,8 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
     }
 
     fn awaits_preferred(&self) -> bool {
-        // Nodes that are being connected are worth a short wait; otherwise the first locks would be
-        // on few nodes.
+        // Wait briefly for nodes that are still connecting; otherwise the first locks would be on
+        // few nodes.
         self.connector.is_some()
             && self.states.iter().any(|state| matches!(state, NodeState::Connecting))
             || self
@@ -339,7 +341,7 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
                 .any(|node| self.responses.votes.get(node) == Some(&None))
     }
 
-    /// Nodes that have a reply or a connection attempt outstanding.
+    /// Nodes with an outstanding reply or connection attempt.
     fn unanswered(&self) -> NodeSet {
         let is_unanswered = |state: &NodeState<C>| !matches!(state, NodeState::Idle);
         self.states
@@ -451,7 +453,7 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
             sockets.push(&connector.wakeup_rx);
             spin = Duration::ZERO;
         }
-        // Errors and closed connections show when they are read.
+        // A closed or broken socket counts as readable. Reading from it returns the error.
         let ready = Socket::poll_readable(&sockets, until, spin);
         listed.into_iter().zip(ready).filter(|(_, ready)| *ready).map(|(node, _)| node).collect()
     }
@@ -470,9 +472,9 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
         self.responses.votes[node] = Some(Vote::Unknown);
     }
 
-    /// Keeps the connections of nodes that have not replied if the deadline has not passed: the
-    /// next request over them is executed in its turn. After the deadline their state is in doubt,
-    /// so they are closed.
+    /// Decides what happens to the connections of nodes that have not replied. Before the deadline
+    /// they stay open: the next reply on such a connection comes after the outstanding one. After
+    /// the deadline they are closed, because their state is in doubt.
     fn finish(mut self) -> Responses<C::Reply> {
         let unanswered = self.unanswered();
         let deadline_passed = !unanswered.is_empty() && clock::now() >= self.options.deadline;

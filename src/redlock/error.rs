@@ -1,4 +1,4 @@
-//! `AskError`: why asking the nodes had no usable result. Pure.
+//! `AskError`: why asking the nodes had no usable result.
 
 use super::{
     Redlock,
@@ -12,7 +12,7 @@ use crate::{
 
 #[derive(Debug)]
 pub(crate) enum AskError {
-    /// From the only node, or before any node was asked.
+    /// Failure of the only node, or a failure before any node was asked.
     Node(NodeError),
     /// No quorum of several nodes.
     NoQuorum {
@@ -27,7 +27,8 @@ pub(crate) enum AskError {
 }
 
 impl AskError {
-    /// Makes the error for responses that decided nothing. `describe` puts a reply into words.
+    /// Creates the error for responses without a usable verdict. `describe` puts a reply into
+    /// words.
     pub(crate) fn from_responses<T>(
         redlock: &Redlock,
         mut responses: Responses<T>,
@@ -40,7 +41,7 @@ impl AskError {
         if let [response] = responses.by_node.as_mut_slice() {
             return match std::mem::replace(response, Response::NotAsked) {
                 Response::Failed(failure) => AskError::Node(failure),
-                // A reply that came, but does not count.
+                // A reply that does not count, for example because the request had expired.
                 _ => AskError::Node(NodeError {
                     outcome_unknown: false,
                     kind: NodeErrorKind::TimedOut,
@@ -86,7 +87,7 @@ impl AskError {
         }
     }
 
-    /// Whether nothing is known but that time ran out.
+    /// Whether the only known cause is that time ran out.
     pub(crate) fn is_timeout(&self) -> bool {
         matches!(self, AskError::Node(NodeError { kind: NodeErrorKind::TimedOut, .. }))
     }

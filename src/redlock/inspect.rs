@@ -1,4 +1,4 @@
-//! Requests that change nothing and may be repeated: who holds a lock, and whether the nodes
+//! Requests that change nothing and may be repeated: the holder of a lock, and whether the nodes
 //! respond.
 
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::{
     key::LockKey,
     node::{
         Request,
-        requests::{Inspect, InspectReply, Ping},
+        requests_and_replies::{Inspect, InspectReply, Ping},
     },
 };
 
@@ -56,7 +56,7 @@ impl Redlock {
         }
     }
 
-    /// Decides who holds the lock. Fails if the replies leave that open.
+    /// Determines the holder. Fails if the replies leave that open.
     fn decide_holder(&self, responses: Responses<InspectReply>) -> Result<InspectReply, AskError> {
         let nodes = self.len();
         if nodes == 1 {

@@ -26,7 +26,7 @@ const WAITERS_PER_LOCK_MAX: u64 = 100;
 const WAITERS_PER_REPLY_MAX: u64 = 1_000;
 /// Maximum number of scan steps and reported keys together. Servers with locks need far fewer.
 const SCAN_WORK_MAX: usize = 1 << 20;
-/// Maximum number of bytes that a list keeps: `SCAN_WORK_MAX` names, with their holders.
+/// Maximum number of bytes that a list keeps: 256 for each of `SCAN_WORK_MAX` locks.
 const LIST_BYTES_MAX: usize = 256 << 20;
 /// Maximum number of times that a node is scanned from the beginning again. A node that keeps
 /// closing its connections is most likely the same server all the time, and listing it must end.
@@ -58,7 +58,7 @@ impl MemoryBudget {
     }
 }
 
-/// How far the scan of one node has come.
+/// Progress of the scan of one node.
 #[derive(Clone)]
 struct ScanProgress {
     cursor: String,
@@ -95,8 +95,8 @@ fn too_many_keys() -> AskError {
 }
 
 impl Redlock {
-    /// Lists all locks that match, by name. A lock that a quorum has granted is known to at least
-    /// one node of every quorum, so a quorum must reply from beginning to end.
+    /// Lists all locks that match, by name. Every quorum has a node that knows a given granted
+    /// lock, so a quorum must reply from beginning to end.
     pub(crate) fn list_locks(
         &self,
         prefix: &str,
@@ -120,7 +120,8 @@ impl Redlock {
                 self.ask_responsive(&mut connections, nodes, &mut nodes, end, request)?;
             for (index, key) in batch.iter().enumerate() {
                 match self.evaluate_lookup(key, &responses, index) {
-                    // Without a prefix, what does not look like a lock may be anybody's data.
+                    // Without a prefix, any string key may match. Only an id of this library shows
+                    // that a key is a lock.
                     Lookup::Held(lock)
                         if !prefix.is_empty() || lock.holder().lock_id().is_some() =>
                     {
@@ -179,8 +180,8 @@ impl Redlock {
                 if let Response::Replied(exchange) = response {
                     work += exchange.reply.keys.len();
                     for key in exchange.reply.keys {
-                        // A key that cannot be the name of a lock was written by somebody else, and
-                        // may be of any length.
+                        // A key that cannot be the name of a lock was written by another program,
+                        // and may be of any length.
                         let Some(Ok(key)) =
                             key.strip_prefix(prefix).map(|name| LockKey::new(prefix, name))
                         else {
@@ -202,7 +203,7 @@ impl Redlock {
         Ok((found.into_iter().collect(), responsive))
     }
 
-    /// Asks nodes, and again those whose connection was stale, within one operation timeout and
+    /// Asks nodes, and asks those with a stale connection again, within one operation timeout and
     /// before `end`. Removes nodes that do not reply from `responsive`, and fails if no quorum of
     /// them is left.
     fn ask_responsive<C: Request>(
@@ -220,9 +221,11 @@ impl Redlock {
             &request,
             |_, _| Vote::Yes,
         );
-        let stale = responses.nodes_where(
-            |response| matches!(response, Response::Failed(f) if f.outcome_unknown && f.is_transient()),
-        );
+        let is_stale = |response: &_| match response {
+            Response::Failed(error) => error.outcome_unknown && error.is_transient(),
+            _ => false,
+        };
+        let stale = responses.nodes_where(is_stale);
         if !stale.is_empty() && clock::now() < deadline {
             let second = self.ask(
                 connections,
@@ -301,6 +304,7 @@ fn describe(description: &Description) -> String {
 mod tests {
     use super::*;
 
+    /// Fault: N62
     #[test]
     fn scan_after_reconnect_starts_again() {
         let at = |nanos| Some(Moment::from_nanos(nanos));

@@ -35,15 +35,15 @@ use crate::{
     error::{Action, LockError},
     node::{
         Endpoint, Exchange, Membership, NodeError, NodeErrorKind, RedisNode, Request,
-        requests::Ping,
+        requests_and_replies::Ping,
     },
     observer::Observer,
 };
 
-/// How far above the nodes' clocks the token is that several nodes are asked for, in microseconds.
-/// All of them then usually store the same token at once.
+/// Distance of the proposed token above the latest of the nodes' clocks, in microseconds. It
+/// usually makes all nodes store the same token in the first round.
 const TOKEN_HEADROOM_US: u64 = 10_000;
-/// Added to the time from which a node refuses an expired request, because that time is known only
+/// Time added to the moment from which a node refuses a request, because that moment is known only
 /// to within a round trip.
 pub(crate) const EXPIRY_SLACK: Duration = Duration::from_millis(100);
 
@@ -70,7 +70,7 @@ impl Redlock {
         let labels = || endpoints.iter().map(|endpoint| endpoint.label.clone());
         let membership = Arc::new(Mutex::new(Membership::new(labels(), quarantine)));
         let node = |(index, endpoint): (usize, &Arc<Endpoint>)| {
-            // With several replies in flight, a spinning thread takes the core from the processes
+            // With several replies in flight, a spinning thread could take a core from the servers
             // that must send them.
             let spin_max = if endpoints.len() > 1 { Duration::ZERO } else { spin_max };
             let node =
@@ -93,8 +93,8 @@ impl Redlock {
         })
     }
 
-    /// Connects to the nodes, and refuses those that cannot be nodes. A node that is unreachable
-    /// now is checked once it is back.
+    /// Connects to the nodes, and fails if a server cannot be a node. An unreachable node is
+    /// checked later, when a connection to it succeeds.
     pub(crate) fn validate_nodes(&self) -> Result<(), LockError> {
         let deadline = clock::now().saturating_add(self.operation_timeout);
         let connections = self.checkout(deadline);
@@ -147,14 +147,15 @@ impl Redlock {
         self.nodes.iter().position(|node| node.is_healthy()).unwrap_or(0)
     }
 
-    /// Whether it is time to check if a node before this one is healthy again.
+    /// Whether a node before this one is unhealthy and its back-off has ended, so that it is worth
+    /// asking.
     pub(crate) fn may_have_recovered(&self, node: usize) -> bool {
         let now = clock::now();
         self.nodes[..node].iter().any(|node| !node.is_healthy() && !node.is_backing_off(now))
     }
 
-    /// Whether the queue should leave this node: for one that all clients prefer, or because this
-    /// one keeps failing.
+    /// Whether waiters should move to the preferred queue node: it comes before this one, or this
+    /// one is failing.
     pub(crate) fn should_switch_queue_node(&self, node: usize) -> bool {
         self.len() > 1
             && (self.preferred_queue_node() < node
@@ -201,8 +202,7 @@ impl Redlock {
         broadcast(&self.nodes, &mut connections.0, options, request, vote)
     }
 
-    /// Reads the replies from this node that were not waited for and have arrived, which sets their
-    /// acks.
+    /// Reads the abandoned replies that have arrived from this node, which sets their acks.
     pub(crate) fn drain_replies(&self, connections: &mut NodeConnections, node: usize) {
         let (_, replied) = connections.0[node].unread_since(clock::now());
         if replied {

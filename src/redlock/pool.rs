@@ -46,8 +46,8 @@ impl ManageConnection for ConnectionFactory {
         Ok(())
     }
 
-    /// Only if the pool is closed: connections that are returned then are closed at once, not by
-    /// the last thread to leave the pool.
+    /// Returns true once the pool is closed, so that a returned connection is closed at once, and
+    /// not by the last thread to leave the pool.
     fn has_broken(&self, _: &mut NodeConnections) -> bool {
         self.closed.load(Ordering::Relaxed)
     }
@@ -95,8 +95,8 @@ impl ConnectionPool {
         }
         #[cfg(feature = "testing")]
         if let Some(world) = sim::world() {
-            // The pool waits by a clock of its own, not by that of the simulator. Wait only for its
-            // thread, which adds connections at once where there is room.
+            // The pool waits on the real clock, not on the simulated one. Block only if there is
+            // room, because the thread of the pool then adds a connection at once.
             return clock::poll(&*world, deadline, || match pool.state().connections {
                 made if made < self.size => pool.get_timeout(Duration::from_secs(60 * 60)).ok(),
                 _ => pool.try_get(),
@@ -156,6 +156,7 @@ mod tests {
         drop(taken);
     }
 
+    /// Fault: N125
     #[test]
     fn pool_without_time_left_reports_exhausted_only_if_full() {
         let pool = ConnectionPool::new(Arc::new([]), 1).unwrap();

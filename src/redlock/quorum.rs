@@ -1,4 +1,4 @@
-//! What N replies amount to. Pure.
+//! What the votes of N nodes amount to, and until when a quorum keeps a lock. Pure.
 
 use std::fmt;
 
@@ -13,12 +13,12 @@ use crate::{
 /// What the votes amount to so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Verdict {
-    /// It depends on replies that are still to come.
+    /// Depends on replies that have not arrived yet.
     Pending,
     Granted,
     /// The nodes that voted no prevent a quorum.
     Rejected,
-    /// Too few nodes voted for there to be a quorum, whatever their votes.
+    /// Fewer nodes than a quorum vote yes or no, so the lock is neither granted nor rejected.
     NoQuorum,
 }
 
@@ -95,7 +95,8 @@ impl NodeDeadlines {
         }
     }
 
-    /// Ignores a node from now on, because it may lose the lock again without reporting it.
+    /// Excludes a node for the rest of the lease, because the node may lose the lock again without
+    /// reporting it.
     pub(crate) fn exclude(&mut self, node: usize) {
         self.revoke(node);
         self.excluded = self.excluded.union(NodeSet::single(node));
@@ -267,6 +268,7 @@ mod tests {
         assert_eq!(agreed_token(&[10, 10, 10, 2], 5), Ok(10));
     }
 
+    /// Fault: F89
     #[test]
     fn valid_until_is_quorum_th_largest_deadline() {
         let at = Moment::from_nanos;
@@ -326,6 +328,8 @@ mod tests {
     }
 
     /// Nodes are added and removed one at a time for this reason.
+    ///
+    /// Fault: N90
     #[test]
     fn quorums_overlap_after_one_node_is_added() {
         for nodes in 1..NodeSet::CAPACITY {

@@ -14,12 +14,13 @@ use crate::{
     lock_info::Released,
     node::{
         Exchange,
-        requests::{Release, ReleaseReply},
+        requests_and_replies::{Release, ReleaseReply},
     },
     node_answer::NodeAnswer,
 };
 
-/// Pause between attempts while the server is not a master. Doubles up to `FAILOVER_PAUSE_MAX`.
+/// First pause between attempts while the server is not a master. Doubles up to
+/// `FAILOVER_PAUSE_MAX`.
 const FAILOVER_PAUSE_MIN: Duration = Duration::from_millis(20);
 const FAILOVER_PAUSE_MAX: Duration = Duration::from_millis(200);
 
@@ -30,7 +31,7 @@ pub(crate) struct ReleaseRequest<'a> {
     pub(crate) id: &'a [u8],
     /// Queue entry of the claim, or empty.
     pub(crate) queue_entry: &'a str,
-    /// The lease was valid until now.
+    /// The lease was valid until this release.
     pub(crate) was_held: bool,
     /// Nodes that have not replied yet to the request for the lock.
     pub(crate) unanswered: NodeSet,
@@ -52,8 +53,8 @@ impl<'a> ReleaseRequest<'a> {
         }
     }
 
-    /// Asks the last node first, because others usually queue on the first one: when it grants them
-    /// the lock, the releases on the other nodes are already in flight.
+    /// Asks the nodes in reverse order, because waiters usually queue on the first node. When that
+    /// node hands the lock over, the releases on the other nodes are then already in flight.
     fn broadcast_options(&self, targets: NodeSet, deadline: Moment) -> BroadcastOptions<'static> {
         BroadcastOptions {
             reverse_order: true,
@@ -64,22 +65,23 @@ impl<'a> ReleaseRequest<'a> {
     }
 }
 
-/// Result of a release, and what is not known about it.
+/// Result of a release, and the nodes on which its outcome is not known.
 #[derive(Debug)]
 pub(crate) struct ReleaseOutcome {
     pub(crate) result: Result<Released, AskError>,
     /// Nodes on which the request failed.
     pub(crate) unconfirmed: NodeSet,
-    /// Nodes that were asked, and whose replies were not waited for.
+    /// Nodes whose replies were not awaited.
     pub(crate) unacknowledged: PendingAcks,
-    /// Nodes that kept the lock until now.
+    /// Nodes that reported that they have released the lock.
     pub(crate) released_on: NodeSet,
-    /// Nodes on which it may have been applied without a reply; input for the next attempt.
+    /// Nodes that may have applied the release although the reply was lost; input for the next
+    /// attempt.
     pub(crate) maybe_applied: NodeSet,
 }
 
-/// Repeats a release, with growing pauses, while the only server is no longer a master and its name
-/// does not lead to the next one yet. `release` receives the nodes on which earlier attempts may
+/// Releases, and repeats that with growing pauses during a failover of the only server: until its
+/// host name leads to the new master. `release` receives the nodes on which earlier attempts may
 /// have been applied. No connection is in use during the pauses.
 pub(crate) fn retry_through_failover(
     until: Moment,
@@ -89,7 +91,7 @@ pub(crate) fn retry_through_failover(
     let (mut pause, mut demoted) = (FAILOVER_PAUSE_MIN, false);
     while let Err(error) = &outcome.result {
         demoted |= error.is_not_master();
-        // Before it leads to the next master, the name may also lead nowhere.
+        // During a failover, the host name may also lead to no server at all for a while.
         let may_help = demoted && (error.is_not_master() || error.is_transient());
         let next = clock::now().saturating_add(pause);
         // An attempt without time for a reply is useless.
@@ -100,7 +102,7 @@ pub(crate) fn retry_through_failover(
         pause = (pause * 2).min(FAILOVER_PAUSE_MAX);
         let retried = release(outcome.maybe_applied);
         let is_timeout = matches!(&retried.result, Err(error) if error.is_timeout());
-        // A timeout says less than the error before it.
+        // If the last attempt timed out, keep the earlier error, which says more.
         outcome =
             if is_timeout { ReleaseOutcome { result: outcome.result, ..retried } } else { retried };
     }
@@ -108,11 +110,12 @@ pub(crate) fn retry_through_failover(
 }
 
 impl Redlock {
-    /// Asks all nodes, and again those whose reply was lost, within `timeout`.
+    /// Sends the release to all nodes, and once more to the nodes whose reply was lost. Blocks for
+    /// at most `timeout`.
     ///
-    /// If the second reply of a node is that the lock is free, the first request was applied there.
-    /// If we held the lock until now, the same goes for the reply that another client holds it,
-    /// because a release hands the lock over.
+    /// If a node replies to the second request that the lock is free, it has applied the first one.
+    /// If we held the lock until this release, the reply that another client holds the lock means
+    /// the same, because a release hands the lock over.
     pub(crate) fn release(
         &self,
         connections: &mut NodeConnections,
@@ -124,7 +127,7 @@ impl Redlock {
         })
     }
 
-    /// Like [`release`](Self::release), for a caller that asks in its own way.
+    /// Like [`release`](Self::release), but sends each broadcast by calling `ask`.
     pub(crate) fn release_with(
         &self,
         request: ReleaseRequest<'_>,
@@ -132,7 +135,7 @@ impl Redlock {
         mut ask: impl FnMut(BroadcastOptions<'_>) -> Responses<ReleaseReply>,
     ) -> ReleaseOutcome {
         let started = clock::now();
-        // Half of the time, so that the second request has the other half.
+        // The first request gets half of the time, so that the second has the other half.
         let first =
             request.broadcast_options(self.all_nodes(), started.saturating_add(timeout / 2));
         let mut responses = ask(BroadcastOptions { will_retry: true, ..first });
@@ -198,8 +201,8 @@ impl Redlock {
             if released >= needed || (was_held && released > 0 && released + gone >= needed) {
                 Ok(Released::Released)
             } else if known < needed || (was_held && known - released <= self.len() - needed) {
-                // A lock that was held until now is not lost as long as the nodes without a reply
-                // may keep it.
+                // Do not report a lock that we held until this release as lost: the nodes that have
+                // not replied may have kept it.
                 Err(AskError::from_responses(self, responses, describe))
             } else if let Some(holder) = other {
                 Ok(Released::OwnedByOther(if self.len() > 1 {
@@ -218,8 +221,8 @@ fn is_certain(responses: &Responses<ReleaseReply>, was_held: bool) -> bool {
     was_held && responses.nodes_voting(Vote::Yes).len() >= quorum(responses.votes.len())
 }
 
-/// Nodes on which another attempt may help. This includes those whose connection leads to a server
-/// that is no longer a master.
+/// Nodes on which another attempt may succeed. A node whose server is no longer a master is one of
+/// them, because a new connection may lead to the new master.
 fn nodes_to_retry(responses: &Responses<ReleaseReply>) -> NodeSet {
     responses.nodes_where(|response| {
         matches!(

@@ -51,6 +51,7 @@ mod tests {
         assert_eq!(most(&["b", "a", "a", "b", "c"]), Some((2, 0)));
     }
 
+    /// Fault: N111
     #[test]
     fn most_reported_holder_comes_with_most_reported_token() {
         let reported = |reported: &[(&str, u64)]| {

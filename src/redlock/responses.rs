@@ -26,11 +26,11 @@ pub(crate) enum Response<T> {
 pub(crate) struct Responses<T> {
     pub(crate) by_node: SmallVec<[Response<T>; 1]>,
     pub(crate) votes: SmallVec<[Option<Vote>; 8]>,
-    /// Acks of the replies that were not waited for.
+    /// Acks of the abandoned replies.
     pub(crate) pending_acks: PendingAcks,
 }
 
-/// Nodes whose replies were not waited for. The ack shows when the reply has come.
+/// Nodes whose replies were abandoned. The ack shows whether the reply has arrived.
 pub(crate) type PendingAcks = SmallVec<[(usize, Ack); 1]>;
 
 impl<T> Responses<T> {

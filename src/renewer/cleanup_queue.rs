@@ -1,5 +1,5 @@
-//! Queue of abandoned claims that may have left a lock or a queue entry on a server. Clean-up is
-//! retried until it succeeds or the leftover has expired. Pure.
+//! The clean-up queue: abandoned claims that may have left a lock or a queue entry on a server.
+//! Clean-up is retried until it succeeds or the residue has expired. Pure.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -10,13 +10,14 @@ use crate::{
     redlock::{NodeSet, PendingAcks},
 };
 
-/// Maximum length of the queue; bounds memory. Far more than a process can leave behind before the
-/// entries expire.
+/// Maximum length of the queue; otherwise memory would grow without a bound. Far more entries than
+/// a process can add before the first ones expire.
 pub(super) const CLEANUPS_MAX: usize = 65_536;
 const RETRY_DELAY_MIN: Duration = Duration::from_millis(10);
 const RETRY_DELAY_MAX: Duration = Duration::from_secs(1);
 
-/// An abandoned claim. Its lock is released if it has it, and its queue entry is removed.
+/// An abandoned claim. To clean up means to release the lock if the claim holds it, and to remove
+/// the queue entry.
 #[derive(Clone, Debug)]
 pub(crate) struct Cleanup {
     pub(crate) claim: Claim,
@@ -24,11 +25,12 @@ pub(crate) struct Cleanup {
     pub(crate) queue_entry: String,
     /// Nodes that are not cleaned up yet.
     pub(crate) nodes: NodeSet,
-    /// Lease that has the claim. If it is still held when the entry is due, the entry is dropped.
+    /// Lease under the same claim. If the lease is still valid when this clean-up is due, the
+    /// clean-up is dropped.
     pub(crate) unless_held: Option<Arc<Lease>>,
-    /// Acknowledgements of releases whose replies were not awaited.
+    /// Acks of releases whose replies were not awaited.
     pub(crate) pending_acks: PendingAcks,
-    /// Time at which the leftovers have expired on the server.
+    /// Time at which the residue has expired on the server.
     pub(crate) expires_at: Moment,
 }
 
@@ -55,10 +57,10 @@ impl Cleanup {
 
 #[derive(Debug, Default)]
 pub(crate) struct CleanupQueue {
-    /// By the time of the next try, and a number that makes equal times distinct.
+    /// Entries by the time of their next try, and a number that makes equal times distinct.
     entries: BTreeMap<(Moment, u64), (Cleanup, Duration)>,
     last_number: u64,
-    /// An entry was dropped, and that has not been logged.
+    /// An entry was dropped, and that has not been logged yet.
     overflowed: bool,
 }
 
@@ -72,7 +74,7 @@ impl CleanupQueue {
         self.insert(cleanup, at, RETRY_DELAY_MIN);
     }
 
-    /// Notes that an entry was dropped before it could be added.
+    /// Records that an entry was dropped before it could be added.
     pub(crate) fn note_overflow(&mut self) {
         self.overflowed = true;
     }
@@ -87,7 +89,7 @@ impl CleanupQueue {
     }
 
     /// Returns the next entry that is due at `now`, and the delay before the next try if this one
-    /// fails.
+    /// fails. Drops entries that need no clean-up any more.
     pub(crate) fn take_due(&mut self, now: Moment) -> Option<(Cleanup, Duration)> {
         while self.earliest() <= now {
             let (_, (mut cleanup, delay)) = self.entries.pop_first()?;
@@ -192,6 +194,7 @@ mod tests {
         assert!(queue.take_due(at(100)).is_some(), "its lease has ended");
     }
 
+    /// Fault: N112
     #[test]
     fn acknowledged_node_not_asked_again() {
         let (mut links, mut queue) =
@@ -234,6 +237,7 @@ mod tests {
         assert_eq!(queue.earliest(), Moment::NEVER);
     }
 
+    /// Fault: N85
     #[test]
     fn queue_length_is_bounded() {
         let mut queue = CleanupQueue::default();

@@ -1,5 +1,5 @@
-//! Clean-up in batches whose replies come together. One by one, each entry would take a round trip;
-//! over a slow connection, entries could be added faster than that.
+//! Clean-up in pipelined batches. One by one, each entry would take a round trip; over a slow
+//! connection, entries could be added faster than they are cleaned up.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use super::{cleanup_queue::Cleanup, worker::Worker};
 use crate::{
     clock::{self, Moment},
     display::Quoted,
-    node::requests::{Ping, Release, ReleaseReply},
+    node::requests_and_replies::{Ping, Release, ReleaseReply},
     redlock::{AskError, BroadcastOptions, NodeSet, Response, Responses, Vote},
 };
 
 /// Maximum number of requests sent before their replies are read. Twice as many replies may be
 /// unread on a connection.
 pub(super) const PIPELINE_MAX: usize = 32;
-/// Maximum delay of a due renewal by clean-up.
+/// Maximum time by which clean-up delays a due renewal.
 const CLEANUP_SLICE_MAX: Duration = Duration::from_millis(50);
 
-/// Time left for clean-up that began at `since` before it must make room for renewals.
+/// Time that clean-up that began at `since` has left before it must make room for renewals.
 fn slice_left(since: Moment) -> Duration {
     since.saturating_add(CLEANUP_SLICE_MAX).duration_since(clock::now())
 }
@@ -95,8 +95,7 @@ impl Worker {
         error
     }
 
-    /// Releases what may be left on the nodes of `round`, and removes the nodes that confirm from
-    /// the entry.
+    /// Releases residue on the nodes of `round`, and removes the nodes that confirm from the entry.
     fn release_one(
         &mut self,
         cleanup: &mut Cleanup,

@@ -134,6 +134,8 @@ mod tests {
     }
 
     /// One idle connection has an unread reply while others are in use.
+    ///
+    /// Fault: N87
     #[test]
     fn answered_entries_do_not_pile_up() {
         let (mut idle, mut busy) = ([AckTracker::default()], [AckTracker::default()]);

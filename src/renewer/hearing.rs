@@ -12,7 +12,7 @@ use crate::{
     lease::Lease,
     node::{
         NodeError, NodeErrorKind,
-        requests::{Renew, RenewReply, Renewal},
+        requests_and_replies::{Renew, RenewReply, Renewal},
     },
     redlock::{BroadcastOptions, NodeSet, Response, Responses, Verdict, Vote, quorum},
 };
@@ -126,6 +126,7 @@ mod tests {
         to_hear(locks[0].len(), at(locks[0], "."), words).iter().collect()
     }
 
+    /// Fault: N101
     #[test]
     fn silent_node_awaited_if_it_may_decide() {
         for (lock, nodes) in [

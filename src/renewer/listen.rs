@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::worker::{MissingOn, RENEWAL_BATCH_MAX, Worker, build_renewal};
 use crate::{
     clock,
-    node::requests::Renew,
+    node::requests_and_replies::Renew,
     redlock::{BroadcastOptions, NodeSet, Vote},
 };
 

@@ -1,5 +1,5 @@
 //! Renewal: `LockRenewer` keeps the leases of a manager alive. One thread renews them before they
-//! expire, reports losses, and cleans up what abandoned requests may have left on the servers.
+//! expire, reports losses, and cleans up residue on the servers.
 
 #[cfg(all(test, loom))]
 mod checks;
@@ -55,7 +55,7 @@ pub(crate) struct LockRenewer {
 
 #[derive(Debug)]
 struct Shared {
-    /// Everything on which the thread bases its decisions.
+    /// All state on which the decisions of the thread depend.
     state: Mutex<RenewerState>,
     changed: Condvar,
 }
@@ -72,14 +72,14 @@ struct RenewerState {
     asleep_until: Option<Moment>,
 }
 
-/// A release for a caller who found the pool exhausted and waits for the outcome.
+/// A release for a caller that found the pool exhausted and waits for the outcome.
 #[derive(Debug)]
 struct Errand {
     claim: Claim,
     /// Queue entry, or empty.
     waiter: String,
     was_held: bool,
-    /// Nodes on which an earlier attempt may have been applied.
+    /// Nodes on which an earlier request may have been applied.
     may_be_done: NodeSet,
     deadline: Moment,
     answer: Sender<ReleaseOutcome>,
@@ -134,9 +134,9 @@ impl LockRenewer {
         Some(Registration { shared: self.shared.clone(), generation })
     }
 
-    /// Schedules the clean-up of whatever an abandoned claim may have left on these nodes. A
-    /// request that is in flight until `in_flight_until` could arrive after the clean-up, which is
-    /// then repeated. Returns false if the renewer has been stopped.
+    /// Schedules the clean-up of the residue of an abandoned claim on these nodes. If a request is
+    /// in flight until `in_flight_until`, it could arrive after the clean-up, which is therefore
+    /// repeated. Returns false if the renewer has been stopped.
     pub(crate) fn clean_up(
         &self,
         claim: &Claim,
@@ -154,7 +154,8 @@ impl LockRenewer {
         true
     }
 
-    /// Cleans up a claim at `until`, on those nodes that have not acknowledged its release by then.
+    /// Schedules the clean-up of a claim for `until`, on the nodes that have not acknowledged its
+    /// release by then.
     pub(crate) fn doubt(&self, claim: &Claim, waiter: &str, unheard: PendingAcks, until: Moment) {
         let doubt = Doubt { claim: claim.clone(), waiter: waiter.to_owned(), unheard, until };
         let mut state = self.shared.state.lock();
@@ -195,7 +196,7 @@ impl LockRenewer {
     }
 
     /// Ends all leases, releases their locks as far as the servers reply by `deadline`, and joins
-    /// the thread. If called on that thread, returns false; the thread then shuts down on its own.
+    /// the thread. Returns false if called on that thread, which then shuts down on its own.
     pub(crate) fn stop(&self, deadline: Moment) -> bool {
         let mut state = self.shared.state.lock();
         state.shutdown_deadline.get_or_insert(deadline);
@@ -214,8 +215,8 @@ impl LockRenewer {
     }
 }
 
-/// Reports the loss of a lease. Does nothing if the lease is not lost, or if another thread has
-/// reported the loss.
+/// Reports the loss of a lease. Does nothing if the lease is not lost, or if its loss has already
+/// been reported.
 pub(crate) fn report_loss(observer: &Observer, lease: &Lease) {
     if let Some(LeaseEnd::Lost(why)) = lease.ended()
         && lease.take_reporting_duty()
@@ -316,6 +317,8 @@ mod tests {
 
     /// The thread logs the overflow after it has unlocked the state, because a logger may ask for
     /// locks.
+    ///
+    /// Fault: N85
     #[test]
     fn cleanup_overflow_reported_once_by_the_thread() {
         let shared = Shared { state: Mutex::new(RenewerState::default()), changed: Condvar::new() };

@@ -5,18 +5,18 @@ use std::sync::Arc;
 use super::{schedule::Generation, worker::Worker};
 use crate::{
     clock::{self, Moment},
+    deadline::deadline_from_sent,
     error::LockLost,
-    grant::deadline_from_sent,
     holder::Holder,
     lease::Lease,
-    node::requests::RenewReply,
+    node::requests_and_replies::RenewReply,
     redlock::{NodeSet, Response, Responses},
 };
 
 pub(super) struct RenewalOutcome {
     /// New deadline on each node that replied; `None` if the node does not keep the lock.
     pub(super) replies: Vec<(usize, Option<Moment>)>,
-    /// Nodes on which nobody holds the lock.
+    /// Nodes on which no client holds the lock.
     pub(super) missing: NodeSet,
     /// Number of confirmations that count, and the time at which the first of them was requested.
     pub(super) confirmations: usize,
@@ -40,7 +40,7 @@ impl Worker {
         for (node, response) in responses.by_node.iter().enumerate() {
             let Response::Replied(exchange) = response else { continue };
             match exchange.reply.1.get(index) {
-                // A node in quarantine keeps the lock too, but does not count until it votes again.
+                // A node in quarantine renews too, but its confirmation does not count.
                 Some(RenewReply::Renewed)
                     if self.desk.redlock.node(node).quarantine_left(exchange.sent).is_some() => {}
                 Some(RenewReply::Renewed) => {
@@ -64,9 +64,8 @@ impl Worker {
         RenewalOutcome { replies, missing, confirmations, first_sent, loss }
     }
 
-    /// Records the replies and returns the time until which a quorum keeps the lock. Ends the lease
-    /// and returns `None` if there is no quorum. Returns `None` as well if the lease was released
-    /// meanwhile.
+    /// Records the replies and returns the time until which a quorum keeps the lock. Returns `None`
+    /// if there is no quorum, which ends the lease, or if the lease was released meanwhile.
     pub(super) fn apply_replies(
         &self,
         generation: Generation,
@@ -80,7 +79,7 @@ impl Worker {
             let kept = self.desk.shared.state.lock().schedule.remove(generation);
             if kept.is_some() {
                 self.desk.end_as_lost(lease, outcome.loss.clone());
-                // A minority of nodes may still keep the lock, and a request in flight may acquire
+                // A minority of nodes may still keep the lock, or a request in flight may acquire
                 // it again.
                 if self.desk.redlock.len() > 1 || clock::now() < lease.in_flight.until() {
                     self.desk.clean_up(lease);

@@ -1,6 +1,6 @@
 //! Re-acquires a lock on nodes that do not have it: they were unreachable when it was acquired, or
-//! have been restarted since. Otherwise a lock held for a long time would lose one node after
-//! another, and in the end be lost although a quorum was always reachable.
+//! have been restarted since. Otherwise a lock held for a long time could lose one node after
+//! another, and end although a quorum was reachable all the time.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,19 +11,20 @@ use super::{
 };
 use crate::{
     clock::{self, Moment},
-    grant::deadline_from_sent,
+    deadline::deadline_from_sent,
     lease::Lease,
-    node::requests::{Acquire, AcquireMode, AcquireReply},
+    node::requests_and_replies::{Acquire, AcquireMode, AcquireReply},
     redlock::{BroadcastOptions, EXPIRY_SLACK, NodeSet, PendingAcks, Response, Vote},
 };
 
-/// Timeout of a re-acquisition. The node refuses a later request, because the lock may have been
-/// released by then. Enough for a node that has just replied to a renewal.
+/// Timeout of a re-acquisition. The node ignores the request after this time, because the lock may
+/// have been released by then. Long enough for a node that has just replied to a renewal.
 const REACQUIRE_TIMEOUT: Duration = Duration::from_millis(250);
 
 impl Worker {
     /// Re-acquires locks one by one, until urgent work is due. The next renewal finds the locks
-    /// that are still missing. Each call tries at least one, so that progress is made.
+    /// that are still missing. Each call tries at least one lock; otherwise constant urgent work
+    /// would prevent all progress.
     pub(super) fn reacquire_all(&mut self, missing: Vec<MissingOn>) {
         for (generation, lease, nodes) in missing {
             // If a node does not reply in time, the next renewal is soon enough for the other locks
@@ -38,11 +39,11 @@ impl Worker {
     }
 
     /// Asks nodes for a lock that is held on others. A node grants it only if no other client holds
-    /// it there, and stores a token that is at least the holder's; the holder keeps its token.
+    /// it there, and stores a token that is at least that of the lease. The lease keeps its token.
     /// Returns false if a node did not reply in time.
     fn reacquire(&mut self, generation: Generation, lease: &Arc<Lease>, nodes: NodeSet) -> bool {
         if lease.ended().is_some() {
-            // Too late, but no node has failed.
+            // The lease has ended, but no node has failed.
             return true;
         }
         let claim = &lease.claim;

@@ -1,5 +1,5 @@
-//! Decides when each lease is renewed, retried, overdue and lost. Pure: `now` comes in, decisions
-//! go out.
+//! Decides when each lease is renewed, when a renewal is retried or overdue, and when a lease ends.
+//! Pure: `now` comes in, decisions go out.
 
 mod overdue;
 mod room;
@@ -17,12 +17,13 @@ use crate::{
     redlock::{NodeDeadlines, NodeSet},
 };
 
-/// Number of renewals per ttl. With three, there is time for two more tries if one fails.
+/// Number of renewals per ttl. With three, two thirds of the ttl are left for retries when a
+/// renewal fails.
 const RENEWALS_PER_TTL: u32 = 3;
-/// Maximum time by which a renewal is sent early, together with one that is due.
+/// Maximum time by which a renewal is sent early in order to share a request with one that is due.
 const COALESCE_WINDOW: Duration = Duration::from_millis(10);
-/// Maximum delay until a provisional lease is confirmed. A shorter hold costs no confirmation and
-/// does not wake the renewer.
+/// Maximum delay until a provisional lease is confirmed. A lock that is released sooner needs no
+/// confirmation, and does not wake the renewer.
 const CONFIRM_DELAY_MAX: Duration = Duration::from_millis(100);
 const RETRY_DELAY_MIN: Duration = Duration::from_millis(5);
 const RETRY_DELAY_MAX: Duration = Duration::from_secs(1);
@@ -32,7 +33,7 @@ const RETRY_DELAY_MAX: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Generation(u64);
 
-/// How to keep a lease.
+/// How to renew a lease, and when to end it.
 #[derive(Clone, Debug)]
 pub(crate) struct RenewalPlan {
     /// Deadline of the lock on each node.
@@ -47,13 +48,14 @@ struct Entry {
     lease: Arc<Lease>,
     node_deadlines: NodeDeadlines,
     renew: bool,
-    /// `NEVER` while a renewal is in flight, and for leases that are not renewed.
+    /// Time of the next renewal. `NEVER` while a renewal is in flight, and for leases that are not
+    /// renewed.
     renew_at: Moment,
     hold_until: Moment,
     /// Key of this entry in `Schedule::ends`.
     end_at: Moment,
-    /// Time when half of the validity has passed. `NEVER` once that is reported, and for leases
-    /// that are not renewed.
+    /// Time at which a renewal becomes overdue: half of the validity has passed. `NEVER` once that
+    /// is reported, and for leases that are not renewed.
     overdue_at: Moment,
 }
 
@@ -69,8 +71,9 @@ pub(crate) struct Schedule {
     entries: HashMap<Generation, Entry>,
     renewals: BTreeSet<(Moment, Generation)>,
     ends: BTreeSet<(Moment, Generation)>,
-    /// Leases with a renewal that was tried and not confirmed, by the time at which it is overdue.
-    /// Others are not listed, because most locks are released before their first renewal.
+    /// Leases whose renewal was sent and is not confirmed, by the time at which it becomes
+    /// overdue. Other leases are not listed, because most locks are released before their
+    /// first renewal.
     overdue: BTreeSet<(Moment, Generation)>,
     last_generation: u64,
 }
@@ -86,8 +89,8 @@ impl Schedule {
         self.last_generation += 1;
         let generation = Generation(self.last_generation);
         let renew_at = if plan.provisional {
-            // Even a lease that is not renewed is confirmed once, because it was granted for the
-            // claim window only.
+            // Confirm even a lease that is not renewed, because it was granted for the claim window
+            // only.
             now.saturating_add(CONFIRM_DELAY_MAX.min(lease.deadline().duration_since(now) / 4))
         } else if !plan.renew {
             Moment::NEVER
@@ -112,7 +115,7 @@ impl Schedule {
         generation
     }
 
-    /// Removes a lease. Later replies about it have no effect.
+    /// Removes a lease. Later replies for this registration have no effect.
     pub(crate) fn remove(&mut self, generation: Generation) -> Option<Arc<Lease>> {
         let entry = self.entries.remove(&generation)?;
         self.renewals.remove(&(entry.renew_at, generation));
@@ -131,9 +134,9 @@ impl Schedule {
         earliest_in(&self.ends)
     }
 
-    /// Returns the leases to renew at `now`, the one with the least time left first. Only their
-    /// ends stay scheduled until [`on_renewed`](Self::on_renewed) or [`on_failed`](Self::on_failed)
-    /// is called.
+    /// Returns the leases to renew at `now`, the one with the least time left first. No further
+    /// renewal of these leases is scheduled until [`on_renewed`](Self::on_renewed) or
+    /// [`on_failed`](Self::on_failed) is called. Their ends stay scheduled.
     pub(crate) fn take_due(&mut self, now: Moment) -> Vec<(Generation, Arc<Lease>)> {
         if earliest_in(&self.renewals) > now {
             return Vec::new();
@@ -174,8 +177,8 @@ impl Schedule {
         self.entries.contains_key(&generation)
     }
 
-    /// Records until when nodes keep a lock; `None` if they do not have it. Deadlines of nodes that
-    /// did not reply stay as they are.
+    /// Records the replies of nodes about a lock: the time until which the node keeps it, or `None`
+    /// if the node does not keep it. Deadlines of nodes that did not reply stay as they are.
     ///
     /// Returns the new validity: the time until which a quorum keeps the lock, or `Some(None)` if a
     /// quorum is no longer possible. Returns `None` if the lease is not in the schedule.
@@ -201,7 +204,8 @@ impl Schedule {
             .map_or(NodeSet::EMPTY, |entry| entry.node_deadlines.excluded())
     }
 
-    /// Returns renewed leases that one of these nodes is not known to keep at `now`; at most `max`.
+    /// Returns at most `max` leases for which at least one of these nodes has sent no confirmation
+    /// that still holds at `now`. Leaves out leases that are not renewed.
     pub(crate) fn without_recent_reply(
         &self,
         nodes: NodeSet,
@@ -214,13 +218,14 @@ impl Schedule {
         let entries = self.entries.iter().filter(|(_, entry)| is_silent(entry));
         let mut leases: Vec<_> =
             entries.map(|(generation, entry)| (*generation, entry.lease.clone())).collect();
-        // Sort before truncating: the same leases must always give the same result.
+        // Sort before truncating, because the order of a hash map is random, and the same leases
+        // must always give the same result.
         leases.sort_unstable_by_key(|(generation, _)| *generation);
         leases.truncate(max);
         leases
     }
 
-    /// A quorum confirmed the renewal sent at `sent`.
+    /// Records that a quorum confirmed the renewal sent at `sent`, and schedules the next one.
     pub(crate) fn on_renewed(&mut self, generation: Generation, sent: Moment) {
         if let Some(entry) = self.entries.get(&generation) {
             let next = sent.saturating_add(entry.lease.claim.ttl / RENEWALS_PER_TTL);
@@ -232,7 +237,8 @@ impl Schedule {
         }
     }
 
-    /// A renewal failed. The retry delay shrinks with the time left.
+    /// Records that a renewal failed, and schedules a retry after a quarter of the time left,
+    /// within the bounds of the retry delay.
     pub(crate) fn on_failed(&mut self, generation: Generation, now: Moment) {
         if let Some(entry) = self.entries.get(&generation) {
             let delay = (entry.lease.deadline().duration_since(now) / 4)
@@ -242,7 +248,7 @@ impl Schedule {
         }
     }
 
-    /// Reschedules a renewal that was due but not tried.
+    /// Schedules a renewal for `now` that was due but has not been sent.
     pub(crate) fn requeue(&mut self, generation: Generation, now: Moment) {
         self.schedule_renewal(generation, now);
     }

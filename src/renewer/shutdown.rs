@@ -27,7 +27,7 @@ impl Worker {
             self.isolate_panic(|worker| worker.run_errand(errand));
         }
         let until = clock::now();
-        // A holder that is releasing its lock at this moment does so itself.
+        // Skip locks whose holders are releasing them at this moment.
         let held =
             leases.iter().filter(|lease| lease.ended() != Some(LeaseEnd::Released)).map(|lease| {
                 Cleanup {
@@ -51,15 +51,15 @@ impl Worker {
             );
             log_safely!(
                 warn,
-                "could not release all locks at shutdown: {why}; the others are left to expire"
+                "could not release all locks at shutdown: {why}; the remaining locks will expire"
             );
         }
         // The caller of the shutdown may not have waited for this thread.
         self.desk.redlock.observer().close();
     }
 
-    /// Tries each entry once, and keeps those that are not finished. Skips a node for the remaining
-    /// entries once it does not reply or cannot be reached.
+    /// Tries each entry once, and keeps the entries that nodes have not confirmed. Skips a node for
+    /// the remaining entries once it does not reply or cannot be reached.
     fn release_all(&mut self, remaining: &mut Vec<Cleanup>) -> Option<AskError> {
         let (mut unreachable, mut error) = (NodeSet::EMPTY, None);
         for batch in remaining.chunks_mut(PIPELINE_MAX) {
@@ -71,7 +71,7 @@ impl Worker {
     }
 
     /// Returns a deadline after half of the remaining time, which leaves the other half for a
-    /// second try. `None` once the time is used up.
+    /// second try; `None` if no time is left.
     fn half_of_time_left(&self) -> Option<Moment> {
         let (now, stop) = (clock::now(), self.desk.limits().1);
         (now < stop).then(|| now.saturating_add(stop.duration_since(now) / 2))

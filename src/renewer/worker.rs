@@ -1,5 +1,5 @@
-//! The renewer's thread: lock, decide, unlock, act, sleep until the earliest deadline. It has its
-//! own connections, so that no lock is lost when users exhaust the pool.
+//! The renewer's thread. It loops: lock the state, decide, unlock, act, sleep until the earliest
+//! deadline. It has its own connections, so that no lock is lost when users exhaust the pool.
 
 use std::{
     mem,
@@ -21,7 +21,7 @@ use crate::{
     lease::Lease,
     node::{
         Exchange, NodeError, NodeErrorKind, Request,
-        requests::{Renew, RenewReply, Renewal},
+        requests_and_replies::{Renew, RenewReply, Renewal},
     },
     redlock::{
         AskError, BroadcastOptions, NodeConnections, NodeSet, Redlock, ReleaseRequest, Response,
@@ -29,21 +29,23 @@ use crate::{
     },
 };
 
-/// Maximum number of locks in one renewal request. Large enough to make round trips cheap, small
-/// enough not to block the server for long.
+/// Maximum number of locks in one renewal request; otherwise one request could block the server for
+/// long. Still large enough that locks share the cost of a round trip.
 pub(super) const RENEWAL_BATCH_MAX: usize = 100;
 /// Minimum timeout of a renewal; otherwise one urgent lease would fail all others in its batch.
 const RENEWAL_TIMEOUT_MIN: Duration = Duration::from_millis(50);
 /// Maximum wait for the remaining nodes once a quorum has answered a renewal.
 const STRAGGLER_GRACE_MAX: Duration = Duration::from_millis(50);
-/// Maximum delay of a due renewal by work that can be repeated later.
+/// Maximum delay of a due renewal by work that can be postponed.
 pub(super) const PREEMPTION_DELAY_MAX: Duration = Duration::from_millis(50);
-/// Delay for [`Worker::ask`]: due renewals wait for the exchange as long as their leases can spare.
+/// Value of `delay` for [`Worker::ask`] without a fixed limit: a due renewal waits for the exchange
+/// until its lease has no more time left than the exchange has taken.
 pub(super) const SPARE: Duration = Duration::MAX;
-/// Maximum time for a connect that outlasts its exchange. Bounds the number of connects in flight.
+/// Maximum time of a connection attempt that outlasts its exchange. Bounds the number of attempts
+/// in progress.
 const CONNECT_TIMEOUT_MAX: Duration = Duration::from_secs(1);
 
-/// Work that is due, taken from the state at one moment.
+/// Work that was due at one moment, taken from the state.
 pub(super) struct DueWork {
     pub(super) expired: Vec<(Arc<Lease>, ExpiryCause)>,
     pub(super) overdue: Vec<Arc<Lease>>,
@@ -54,7 +56,7 @@ pub(super) struct DueWork {
     pub(super) overflowed: bool,
 }
 
-/// Result of a renewal for one lock.
+/// Result of one renewal request for one lock.
 struct Settlement {
     /// Nodes on which nobody holds the lock.
     missing: NodeSet,
@@ -68,18 +70,18 @@ impl Settlement {
     }
 }
 
-/// A lock, and the nodes on which to re-acquire it.
+/// A lease, and the nodes on which its lock must be re-acquired.
 pub(super) type MissingOn = (Generation, Arc<Lease>, NodeSet);
 
 /// Combined result of the renewal batches of one pass.
 #[derive(Default)]
 struct BatchReport {
     missing: Vec<MissingOn>,
-    /// Nodes that replied later than the quorum and were not awaited.
+    /// Nodes that had not replied when the quorum had, and were not awaited.
     stragglers: NodeSet,
     /// Nodes that were awaited and did not reply. Later batches of the pass do not wait for them.
     unresponsive: NodeSet,
-    /// Log-once flags: a pass logs each kind of failure once, however many locks it concerns.
+    /// Log-once flags: a pass logs each kind of failure at most once, for all locks together.
     refusal_logged: bool,
     failure_logged: bool,
 }
@@ -196,14 +198,14 @@ impl Worker {
             };
             due.iter().filter(alive).collect()
         };
-        // Half of the least remaining time leaves room for a second try.
+        // Use half of the shortest remaining time, so that a second try fits into the rest.
         let timeout =
             (least_left / 2).max(RENEWAL_TIMEOUT_MIN).min(self.desk.redlock.operation_timeout());
         let renewals: Vec<_> = batch.iter().map(|(_, lease)| build_renewal(lease, now)).collect();
         if renewals.is_empty() {
             return true;
         }
-        // Stragglers must not delay what a quorum has confirmed.
+        // Stragglers must not delay a renewal that a quorum has confirmed.
         let grace = STRAGGLER_GRACE_MAX.min(least_left / 4);
         let round = BroadcastOptions {
             straggler_grace: grace,
@@ -220,13 +222,14 @@ impl Worker {
             && batch.len() > 1
             && let Some((code, message)) = find_refusal(&responses)
         {
-            // Find the lock that causes the refusal, in halves: one request per lock would take too
-            // long over a slow connection.
+            // Find the lock that causes the refusal by bisection, because one request for each lock
+            // would take too long over a slow connection.
             if !mem::replace(&mut report.refusal_logged, true) {
                 let (server, locks) = (self.desk.redlock.label(), batch.len());
                 log_safely!(
                     warn,
-                    "{server} refused to renew {locks} locks at once: {code} {message}"
+                    "could not renew {locks} locks in one request at {server}: {code} {message}; \
+                     trying smaller requests"
                 );
             }
             let (one, other) = due.split_at(due.len() / 2);
@@ -299,9 +302,9 @@ impl Worker {
         Settlement { missing, unconfirmed }
     }
 
-    /// Sends a request over the renewer's own connections and collects the replies. Stops early if
-    /// other work is due and `delay` has passed since the start, if the lease of a due renewal has
-    /// no more time left than this exchange has taken, or on shutdown.
+    /// Sends a request over the renewer's own connections and collects the replies. Stops early in
+    /// three cases: other work is due and `delay` has passed since the start; the lease of a due
+    /// renewal has no more time left than this exchange has taken; or the manager shuts down.
     pub(super) fn ask<C: Request>(
         &mut self,
         round: BroadcastOptions<'_>,
@@ -313,7 +316,7 @@ impl Worker {
         let (since, stop) = (clock::now(), desk.limits().1);
         let before_shutdown = stop == Moment::NEVER;
         let deadline = round.deadline.min(stop);
-        // A connection that is too late for one lease may be in time for another.
+        // Let a connection attempt outlast this exchange: it may still help another lease.
         let connect_by = since
             .saturating_add(desk.redlock.operation_timeout().min(CONNECT_TIMEOUT_MAX))
             .max(deadline)
@@ -347,7 +350,7 @@ impl Worker {
         responses
     }
 
-    /// Whether requests to these nodes can be sent at once, and their replies read later.
+    /// Whether requests to these nodes can be sent now, and their replies read later.
     pub(super) fn can_pipeline(&self, nodes: NodeSet) -> bool {
         nodes.iter().all(|node| {
             self.connections.0[node].is_connected()
@@ -395,7 +398,8 @@ pub(super) fn build_renewal(lease: &Lease, now: Moment) -> Renewal<'_> {
     }
 }
 
-/// Finds the first refusal that may concern one of the locks, not the whole server.
+/// Returns the first refusal that may be caused by a single lock, and not by the state of the
+/// server.
 fn find_refusal<T>(responses: &Responses<T>) -> Option<(&str, &str)> {
     responses.by_node.iter().find_map(|response| match response {
         Response::Failed(failure) if failure.is_server_wide() => None,

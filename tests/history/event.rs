@@ -1,75 +1,74 @@
-//! What can be written down about processes, their locks and their servers, and the words it is
-//! written in.
+//! The events of a record, about processes, their locks and their servers, and their text form.
 
 use std::{error::Error, fmt, str::FromStr};
 
-/// A reading that failed, with the reason.
+/// The result of parsing, or why the text could not be parsed.
 pub(crate) type Reading<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Why a lock was lost, where nobody who should have has said so.
-pub(crate) const UNTOLD: &str = "without a word";
+/// Recorded instead of the reason of a loss if the guard did not report one.
+pub(crate) const UNREPORTED: &str = "not reported";
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Event {
-    /// It asks for the lock.
+    /// The thread begins to acquire the lock.
     Wait,
-    /// `lock()` returned before this moment, and `is_held()` said yes after it.
+    /// The lock was acquired: `lock()` had returned before this moment, and `is_held()` returned
+    /// true after it.
     Enter { deadline: u64, token: u64, id: String },
-    /// `is_held()` said yes after this moment. The deadline is what the guard promised then.
+    /// `is_held()` returned true after this moment, with this deadline of the lease.
     Look { deadline: u64 },
-    /// `is_held()` said no.
+    /// `is_held()` returned false.
     Lost { why: String },
-    /// The resource has seen this token, and refuses smaller ones from now on.
+    /// The resource has seen this token, and rejects smaller ones from now on.
     Met { token: u64 },
-    /// The resource answered a write under this token.
+    /// The resource accepted or rejected a write with this token.
     Write { token: u64, value: u64, accepted: bool },
-    /// Its work is over and it will release the lock after this moment.
+    /// The work is done; the lock is released after this moment.
     Leave,
-    /// It has done all its rounds.
+    /// The process has finished all its rounds.
     Done,
-    /// It got no lock, and asks again.
+    /// The lock was not acquired; the thread will try again.
     Again { why: String },
-    /// It could not go on.
+    /// The process failed.
     Failed { why: String },
-    /// Something is there at the end that should not be.
+    /// Something was left at the end that should have been removed.
     Leak { what: String },
-    /// The parent is about to kill it, which may take a while.
+    /// The parent is about to kill the process, which may take a while.
     Doomed,
-    /// The parent has killed it, and it is gone.
+    /// The parent has killed the process, and it has ended.
     Killed,
-    /// The parent has frozen it.
+    /// The parent has stopped the process.
     Stopped,
-    /// The parent is about to wake it up.
+    /// The parent is about to continue the process.
     Continued,
-    /// It calls the library, which has to return within the bound, in nanoseconds; without one it
-    /// may wait for ever.
+    /// The thread calls the library, which must return within `bound` nanoseconds. Without a bound
+    /// it may wait for ever.
     Call { what: String, bound: Option<u64> },
-    /// The call has returned. Its thread was ready to run for so many nanoseconds of it, and did
-    /// not get a processor.
+    /// The call has returned. For `delayed` nanoseconds of it the thread was ready to run but had
+    /// no processor.
     Back { delayed: u64 },
-    /// Until this moment the process had got no processor for so many nanoseconds longer than it
-    /// had asked for.
+    /// A pause of the process that ended at this moment took `by` nanoseconds longer than
+    /// requested.
     Late { by: u64 },
-    /// There are this many processes.
+    /// The number of processes that will be started.
     Plan { children: u32 },
-    /// On what terms locks are taken.
+    /// The settings with which locks are acquired.
     Terms(Terms),
-    /// One of the servers that decide together, as its parent sees it.
+    /// A change of one of several nodes, as its parent sees it.
     Node { node: usize, change: Change },
-    /// Something is about to be done to a server, or to the way to it.
+    /// A fault of a server or of the network begins.
     Fault(Fault),
-    /// That is over.
+    /// The fault with this number has ended.
     Over { number: u32 },
-    /// What the nodes said about the lock, each asked after `began` and answered before this
-    /// moment.
+    /// What each node replied about the lock, between `began` and this moment.
     Seen { began: u64, said: Vec<Said> },
 }
 
-/// Times in nanoseconds.
+/// Settings with which locks are acquired. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub(crate) struct Terms {
     pub(crate) nodes: usize,
-    /// The longest lease.
+    /// The longest ttl of any lock.
     pub(crate) ttl: u64,
     pub(crate) operation_timeout: u64,
     pub(crate) claim_window: u64,
@@ -78,9 +77,9 @@ pub(crate) struct Terms {
 /// What happened to a node.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Change {
-    /// It answers, knows nothing, and does not vote before the longest lease has passed.
+    /// It runs, has no data, and does not vote until its quarantine has ended.
     Up { votes_from: u64 },
-    /// Then that was over.
+    /// Its quarantine has ended.
     Votes,
     /// The parent has killed it.
     Down,
@@ -88,18 +87,18 @@ pub(crate) enum Change {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Fault {
-    /// By which its end is told.
+    /// Identifies the fault; [`Event::Over`] refers to it.
     pub(crate) number: u32,
-    /// Zero for all of them.
+    /// Zero if it affects all nodes.
     pub(crate) node: usize,
     pub(crate) kind: Kind,
-    /// Of a clock's step in milliseconds, say.
+    /// Depends on the kind: for example the milliseconds by which a clock jumps.
     pub(crate) amount: u64,
 }
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident $word:literal,)*) => {
-        /// What may be done to a server, or to the way to it.
+        /// The kinds of faults of a server or of the network.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub(crate) enum Kind { $($(#[$doc])* $kind,)* }
 
@@ -114,7 +113,7 @@ macro_rules! kinds {
             fn read(word: &str) -> Reading<Kind> {
                 match word {
                     $($word => Ok(Kind::$kind),)*
-                    _ => Err(format!("{word:?} is no fault").into()),
+                    _ => Err(format!("unknown fault {word:?}").into()),
                 }
             }
         }
@@ -122,36 +121,36 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// Stopped, with its connections open.
+    /// The server is stopped; its connections stay open.
     Freeze "freeze",
-    /// Killed, and started with its data.
+    /// The server is killed and restarted with its data.
     Restart "restart",
-    /// Killed, and started without its data.
+    /// The server is killed and restarted without its data.
     Forget "forget",
-    /// Its connections were cut by itself.
+    /// The server closes its connections.
     CutClients "cut-clients",
     FlushScripts "flush-scripts",
-    /// A key of a lock was deleted.
+    /// The key of a lock is deleted.
     Delete "delete",
-    /// The line of a lock was deleted.
-    DeleteLine "delete-line",
-    /// The last token of a lock was deleted.
+    /// The queue of a lock is deleted.
+    DeleteQueue "delete-queue",
+    /// The fence key of a lock is deleted.
     DeleteFence "delete-fence",
-    /// It had to throw keys away.
+    /// The server evicts keys because its memory is full.
     Evict "evict",
-    /// It had no memory for more.
+    /// The memory of the server is full, and it evicts nothing.
     Full "full",
-    /// Its clock went forward, as far as keys can tell.
+    /// Keys expire earlier, as if the server's clock had jumped forward.
     Step "step",
-    /// Nothing passes, in neither direction, and nothing is closed.
+    /// Nothing passes in either direction, and nothing is closed.
     Blackhole "blackhole",
     /// Requests pass, replies do not.
     OneWay "one-way",
     /// Replies pass, requests do not.
     Deaf "deaf",
-    /// New connections are accepted and never answered.
+    /// New connections are accepted, but get no replies.
     Mute "mute",
-    /// Connections ended on one side, and the other was not told.
+    /// Connections are closed on one side only, without notice to the other.
     HalfOpen "half-open",
     Refuse "refuse",
     Reset "reset",
@@ -169,16 +168,16 @@ kinds! {
 }
 
 impl Kind {
-    /// Whether a server may give away what it had given, without anybody knowing it for a restart.
+    /// Whether a server that had this fault may grant a held lock again.
     pub(crate) fn is_amnesia(self) -> bool {
         matches!(self, Kind::Forget | Kind::Delete | Kind::Evict | Kind::Step)
     }
 }
 
-/// What one node said about a lock.
+/// The reply of one node about the holder of a lock.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Said {
-    /// It did not answer.
+    /// It did not reply.
     Nothing,
     Free,
     Kept {
@@ -310,7 +309,7 @@ impl FromStr for Event {
                 began: number(&mut rest)?,
                 said: rest.split_whitespace().map(said).collect::<Reading<_>>()?,
             },
-            other => return Err(format!("{other:?} is no event").into()),
+            other => return Err(format!("unknown event {other:?}").into()),
         };
         Ok(event)
     }
@@ -322,7 +321,7 @@ fn said(word: &str) -> Reading<Said> {
         "-" => Said::Free,
         word => {
             let (left, id) =
-                word.split_once(':').ok_or_else(|| format!("{word:?} is no answer of a node"))?;
+                word.split_once(':').ok_or_else(|| format!("unknown reply of a node {word:?}"))?;
             Said::Kept { id: id.to_owned(), left_ms: left.parse()? }
         }
     })
@@ -344,7 +343,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn event_text_parses_back() {
         let mut events = vec![
             Event::Enter { deadline: 5, token: 7, id: "host|pid1|tid2|ts3|u".into() },
             Event::Write { token: 7, value: 2, accepted: false },
@@ -367,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_writes_is_refused() {
+    fn invalid_event_text_is_rejected() {
         for text in ["", "sing", "fault 1 1 song 0", "seen 5 x", "look soon", "write 1 2 perhaps"] {
             assert!(text.parse::<Event>().is_err(), "{text}");
         }

@@ -1,6 +1,6 @@
-//! Histories of locks: what processes write down about themselves and others about them, what it
-//! amounts to, and the rules by which it is judged. Nothing in this folder knows the library, and
-//! what judges looks at nothing but the record.
+//! Histories of locks: the record that processes write while they use locks, a model built from it,
+//! and the rules that check the model. Nothing in this folder depends on the library, and the rules
+//! use nothing but the record.
 #![allow(
     dead_code,
     unused_imports,
@@ -8,18 +8,18 @@
 )]
 
 mod event;
-mod picture;
+mod html_report;
+mod model;
 mod record;
+mod report;
 mod rules;
-mod story;
-mod verdict;
 
-pub(crate) use event::{Change, Event, Fault, Kind, Said, Terms, UNTOLD};
-pub(crate) use picture::{Part, draw};
+pub(crate) use event::{Change, Event, Fault, Kind, Said, Terms, UNREPORTED};
+pub(crate) use html_report::{Part, draw};
+pub(crate) use model::{Call, End, FaultPeriod, Hold, Story, Wait, Write};
 pub(crate) use record::{Journal, Reader, Record, now};
+pub(crate) use report::Verdict;
 pub(crate) use rules::{
-    Finding, Overlap, Rule, agreement, bounds, exclusion, fence, losses, order, peace, remains,
-    silence, span, updates,
+    Finding, Overlap, Rule, availability, bounds, exclusion, fence, leaks, liveness, lost_updates,
+    order, server_agreement, span, unexplained_losses,
 };
-pub(crate) use story::{Call, Done, End, Hold, Story, Wait, Write};
-pub(crate) use verdict::Verdict;

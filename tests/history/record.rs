@@ -1,5 +1,5 @@
-//! The record: one line per event, appended by all processes to one file on one clock. All that is
-//! shown and judged comes from here.
+//! The record: one line per event. All processes append to one file and use one clock. Reports and
+//! rules read nothing else.
 
 use std::{
     error::Error,
@@ -14,13 +14,13 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::event::{Event, Reading, number, word};
 
-/// So far from the end of the numbers that nothing that is added overflows.
-const LATEST: u64 = 1 << 62;
+/// Maximum time of a record; otherwise sums of times could overflow.
+const TIME_MAX: u64 = 1 << 62;
 
 /// Nanoseconds since the machine started, the same for all of its processes.
 ///
-/// Where the system has one, this clock goes on while the machine is suspended, like the one of the
-/// locks.
+/// Includes the time for which the machine is suspended, where the system has such a clock. The
+/// library uses the same clock.
 pub(crate) fn now() -> u64 {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     const CLOCK: ClockId = ClockId::Boottime;
@@ -31,17 +31,18 @@ pub(crate) fn now() -> u64 {
         + u64::try_from(time.tv_nsec).unwrap_or(0)
 }
 
-/// Something that happened to somebody who wants locks, told by itself or by its parent, or to a
-/// server.
+/// An event with its time and its subject. Recorded by the thread it is about, or by the parent
+/// process.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Record {
     /// Nanoseconds on the clock that all processes share.
     pub(crate) at: u64,
-    /// One of those who want locks; zero where it is about none, or about all in a process.
+    /// The number of a thread that acquires locks; zero if the event is about none, or about a
+    /// whole process. A process that replaces a killed one has the same seats.
     pub(crate) seat: u32,
-    /// Which lock, where there are several; else zero.
+    /// The number of the lock; zero if there is only one, or if the event is about none.
     pub(crate) lock: u32,
-    /// Which process that was then: a killed one is replaced.
+    /// The process that had the seat then.
     pub(crate) pid: u32,
     pub(crate) event: Event,
 }
@@ -62,8 +63,8 @@ impl FromStr for Record {
     fn from_str(line: &str) -> Reading<Record> {
         let mut rest = line;
         let at = number(&mut rest)?;
-        if at > LATEST {
-            return Err(format!("{at} is no moment").into());
+        if at > TIME_MAX {
+            return Err(format!("the time {at} is too large").into());
         }
         let place = word(&mut rest);
         let (mut seat, mut lock) = place.split_once('@').unwrap_or((place, "0"));
@@ -72,7 +73,7 @@ impl FromStr for Record {
     }
 }
 
-/// The writing end, of the parent or of a child.
+/// Writes to the record.
 #[derive(Debug)]
 pub(crate) struct Journal {
     file: File,
@@ -80,7 +81,7 @@ pub(crate) struct Journal {
 
 impl Journal {
     pub(crate) fn open(path: &Path) -> io::Result<Journal> {
-        // In one write each, lines that are appended do not mix.
+        // Each line is appended by a single write, so lines of several processes do not mix.
         Ok(Journal { file: File::options().create(true).append(true).open(path)? })
     }
 
@@ -88,7 +89,7 @@ impl Journal {
         (&self.file).write_all(format!("{record}\n").as_bytes())
     }
 
-    /// Something that has just happened, where there is only one lock.
+    /// Records an event that has just happened. Use this if there is only one lock.
     pub(crate) fn note(&self, seat: u32, pid: u32, event: Event) -> io::Result<()> {
         self.note_as_of(now(), seat, pid, event)
     }
@@ -98,12 +99,12 @@ impl Journal {
     }
 }
 
-/// The reading end.
+/// Reads the record while it grows.
 #[derive(Debug)]
 pub(crate) struct Reader {
     file: File,
     line: usize,
-    /// The beginning of a line whose end has not been read.
+    /// The start of a line that is not complete yet.
     rest: Vec<u8>,
 }
 
@@ -112,7 +113,7 @@ impl Reader {
         Ok(Reader { file: File::open(path)?, line: 0, rest: Vec::new() })
     }
 
-    /// What has been recorded since the last call.
+    /// Returns the records that were completed since the last call.
     pub(crate) fn read_on(&mut self) -> Reading<Vec<Record>> {
         self.file.read_to_end(&mut self.rest)?;
         let whole = self.rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
@@ -137,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_read_as_they_were_written() {
+    fn record_line_parses_back() {
         for line in ["15 3@2 77 wait", "15 3 77 look 20", "0 0 0 plan 4"] {
             assert_eq!(line.parse::<Record>().expect(line).to_string(), line);
         }
@@ -147,12 +148,12 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_read_when_it_is_whole() {
+    fn record_line_is_read_once_complete() {
         let file = tempfile::NamedTempFile::new().expect("no temporary file");
-        let mut reader = Reader::open(file.path()).expect("it is there");
-        file.as_file().write_all(b"1 1 7 wait\n2 1 7 lo").expect("it can be written to");
-        assert_eq!(reader.read_on().expect("well formed").len(), 1);
-        file.as_file().write_all(b"ok 5\n").expect("it can be written to");
-        assert_eq!(reader.read_on().expect("well formed")[0].event, Event::Look { deadline: 5 });
+        let mut reader = Reader::open(file.path()).expect("the file exists");
+        file.as_file().write_all(b"1 1 7 wait\n2 1 7 lo").expect("the file is writable");
+        assert_eq!(reader.read_on().expect("valid records").len(), 1);
+        file.as_file().write_all(b"ok 5\n").expect("the file is writable");
+        assert_eq!(reader.read_on().expect("valid records")[0].event, Event::Look { deadline: 5 });
     }
 }

@@ -1,5 +1,5 @@
-//! Settings, options and names: what is taken, what is refused, and the manager that a process has
-//! once.
+//! Configuration, lock options and lock names: what is accepted and what is rejected; and the
+//! process-wide manager.
 
 use std::{env, time::Duration};
 
@@ -10,21 +10,23 @@ use crate::{
         SECOND, UnwrapReleased, config_long_timeouts, config_medium_timeout, config_short_timeout,
         fence_key, in_own_process, in_thread, label, manager, spawn_queued_waiter, with_ttl,
     },
-    support::{CEILING, RedisServer, eventually},
+    quorum,
+    support::{Nodes, RedisServer, TEST_TIMEOUT, eventually},
 };
 
+/// Fault: F62
 #[test]
-fn a_url_that_cannot_be_served_is_refused_at_construction() {
-    for (url, says) in [
+fn unsupported_url_is_rejected_at_construction() {
+    for (url, reason) in [
         ("", "not a server URL"),
         ("127.0.0.1:6379", "not a server URL"),
         ("http://127.0.0.1", "unknown scheme"),
         ("rediss://127.0.0.1", "TLS"),
         ("valkeys://127.0.0.1", "TLS"),
-        ("redis://a:1,redis://b:2,redis://a:1", "a:1 is named twice"),
-        ("redis://127.0.0.1:99999", "cannot be read"),
-        ("redis://127.0.0.1/not-a-number", "cannot be read"),
-        ("redis://", "cannot be read"),
+        ("redis://a:1,redis://b:2,redis://a:1", "a:1 is listed twice"),
+        ("redis://127.0.0.1:99999", "URL is invalid"),
+        ("redis://127.0.0.1/not-a-number", "URL is invalid"),
+        ("redis://", "URL is invalid"),
         ("redis-sentinel://127.0.0.1", "unknown scheme"),
     ] {
         let error = RedisMgr::new(Config::new(url)).expect_err(url);
@@ -32,23 +34,23 @@ fn a_url_that_cannot_be_served_is_refused_at_construction() {
             matches!(error, LockError::InvalidConfig { .. }) && error.is_invalid(),
             "{url}: {error:?}"
         );
-        assert!(error.to_string().contains(says), "{url}: {error}");
-        assert!(error.to_string().starts_with("this configuration cannot work: "), "{error}");
+        assert!(error.to_string().contains(reason), "{url}: {error}");
+        assert!(error.to_string().starts_with("invalid configuration: "), "{error}");
     }
 }
 
 #[test]
-fn a_password_can_come_apart_from_the_url_which_has_the_last_word() {
+fn password_setting_applies_unless_the_url_has_one() {
     let server = RedisServer::builder().password("right").start();
-    let try_it = |url: String, password: &str| {
+    let ping = |url: String, password: &str| {
         let config = config_medium_timeout(url).password(password);
         assert!(!format!("{config:?}").contains(password), "{config:?}");
         RedisMgr::new(config).unwrap().ping()
     };
     let bare = format!("redis://{}", server.addr());
-    try_it(bare.clone(), "right").unwrap();
-    try_it(format!("redis://:right@{}", server.addr()), "wrong").unwrap();
-    let refused = try_it(bare, "not-this").unwrap_err();
+    ping(bare.clone(), "right").unwrap();
+    ping(format!("redis://:right@{}", server.addr()), "wrong").unwrap();
+    let refused = ping(bare, "not-this").unwrap_err();
     assert!(
         refused.is_refused() && !format!("{refused} {refused:?}").contains("not-this"),
         "{refused:?}"
@@ -56,30 +58,30 @@ fn a_password_can_come_apart_from_the_url_which_has_the_last_word() {
 }
 
 #[test]
-fn settings_out_of_range_are_refused_with_their_numbers() {
+fn config_out_of_range_is_rejected_with_its_number() {
     let years = Duration::from_secs(1000 * 365 * 24 * 60 * 60);
     let url = || Config::new("redis://127.0.0.1:1");
-    for (config, says) in [
+    for (config, reason) in [
         (url().pool_size(0), "pool_size is 0"),
         (url().operation_timeout(Duration::ZERO), "operation_timeout is 0"),
         (url().operation_timeout(Duration::MAX), "operation_timeout"),
         (url().claim_window(Duration::ZERO), "claim_window is 0"),
         (url().claim_window(Duration::MAX), "claim_window"),
-        (url().ttl(Duration::ZERO), "the ttl is 0"),
-        (url().ttl(years), "the ttl is 999years"),
-        (url().ttl(Duration::MAX), "the ttl is"),
+        (url().ttl(Duration::ZERO), "ttl is 0"),
+        (url().ttl(years), "ttl is 999years"),
+        (url().ttl(Duration::MAX), "ttl is"),
         (url().max_hold(Duration::ZERO), "max_hold is zero"),
     ] {
-        let error = RedisMgr::new(config.clone()).expect_err(says);
+        let error = RedisMgr::new(config.clone()).expect_err(reason);
         assert!(
-            error.is_invalid() && error.to_string().contains(says),
-            "{error} does not say {says}"
+            error.is_invalid() && error.to_string().contains(reason),
+            "{reason:?} is missing in: {error}"
         );
     }
 }
 
 #[test]
-fn options_out_of_range_are_refused_before_anything_is_asked() {
+fn options_out_of_range_are_rejected_without_connecting() {
     let server = RedisServer::start();
     let mgr = manager(&server);
     let years = Duration::from_secs(1000 * 365 * 24 * 60 * 60);
@@ -101,8 +103,9 @@ fn options_out_of_range_are_refused_before_anything_is_asked() {
     }
 }
 
+/// Fault: F90
 #[test]
-fn making_a_manager_connects_to_nothing() {
+fn new_manager_does_not_connect() {
     let server = RedisServer::start();
     let mgr = manager(&server);
     server.await_clients(0..=0);
@@ -156,8 +159,9 @@ fn strange_names() -> Vec<String> {
     short.into_iter().map(str::to_owned).chain(long).collect()
 }
 
+/// Fault: F68
 #[test]
-fn any_text_is_a_name_of_its_own_byte_for_byte() {
+fn names_are_distinct_byte_for_byte() {
     let server = RedisServer::start();
     let mgr = manager(&server);
     let names = strange_names();
@@ -182,15 +186,15 @@ fn any_text_is_a_name_of_its_own_byte_for_byte() {
 }
 
 #[test]
-fn a_lock_of_any_name_is_handed_over() {
+fn lock_with_any_name_is_handed_over() {
     let server = RedisServer::start();
-    // With an empty prefix the names are the keys.
+    // With an empty prefix, each name is its key.
     for prefix in ["lock:", "", "my {app}: "] {
         let mgr = RedisMgr::new(config_long_timeouts(server.url()).prefix(prefix)).unwrap();
         for name in ["a b", "\0", "\r\n", "{}", "{x}y", "a}b", "😀"] {
             let guard = mgr.lock(name).unwrap();
             let waiting = in_thread(&mgr, name, |mgr, name| mgr.lock(name).unwrap());
-            eventually("it waits", CEILING, || {
+            eventually("the thread waits", TEST_TIMEOUT, || {
                 mgr.holder(name).unwrap().unwrap().waiters() == Some(1)
             });
             guard.release().unwrap().unwrap_released();
@@ -200,12 +204,13 @@ fn a_lock_of_any_name_is_handed_over() {
     }
 }
 
+/// Fault: F68
 #[test]
-fn a_name_that_is_empty_or_too_long_is_refused() {
+fn empty_or_too_long_name_is_rejected() {
     let server = RedisServer::start();
     let mgr = manager(&server);
-    for (name, says) in [
-        (String::new(), "at least one byte"),
+    for (name, reason) in [
+        (String::new(), "the name is empty"),
         ("n".repeat(1020), "1020 bytes"),
         ("é".repeat(510), "1020 bytes"),
         ("n".repeat(1 << 20), "1048576 bytes"),
@@ -223,38 +228,43 @@ fn a_name_that_is_empty_or_too_long_is_refused() {
                 matches!(error, LockError::InvalidName { .. }) && error.is_invalid(),
                 "{error:?}"
             );
-            assert!(error.to_string().contains(says) && error.to_string().len() < 300, "{error}");
+            assert!(error.to_string().contains(reason) && error.to_string().len() < 300, "{error}");
         }
     }
     server.await_clients(0..=0);
 }
 
+/// Fault: N20
 #[test]
-fn two_prefixes_are_two_worlds_and_one_database_is_one() {
+fn locks_differ_by_prefix_and_by_database() {
     let server = RedisServer::start();
     let one = RedisMgr::new(config_long_timeouts(server.url()).prefix("one:")).unwrap();
     let two = RedisMgr::new(config_long_timeouts(server.url()).prefix("two:")).unwrap();
-    let elsewhere =
+    let other_database =
         RedisMgr::new(config_long_timeouts(format!("{}/3", server.url())).prefix("one:")).unwrap();
-    let guards =
-        [one.try_lock("x").unwrap(), two.try_lock("x").unwrap(), elsewhere.try_lock("x").unwrap()];
+    let guards = [
+        one.try_lock("x").unwrap(),
+        two.try_lock("x").unwrap(),
+        other_database.try_lock("x").unwrap(),
+    ];
     assert_eq!(server.query::<i64>(&["DBSIZE"]), 4);
     assert!(guards.iter().all(|guard| guard.is_held()));
-    let waiting = in_thread(&elsewhere, "x", |mgr, name| mgr.lock(name).unwrap());
-    eventually("it waits", CEILING, || {
-        elsewhere.holder("x").unwrap().unwrap().waiters() == Some(1)
+    let waiting = in_thread(&other_database, "x", |mgr, name| mgr.lock(name).unwrap());
+    eventually("the thread waits", TEST_TIMEOUT, || {
+        other_database.holder("x").unwrap().unwrap().waiters() == Some(1)
     });
     drop(guards);
     assert!(waiting.join().unwrap().is_held());
 }
 
+/// Fault: F90
 #[test]
-fn the_process_wide_manager_is_made_once() {
-    if !in_own_process("config::the_process_wide_manager_is_made_once", &[]) {
+fn process_wide_manager_is_created_once() {
+    if !in_own_process("config::process_wide_manager_is_created_once", &[]) {
         return;
     }
     let (server, other) = (RedisServer::start(), RedisServer::start());
-    // A failure makes none, and can be mended.
+    // A failed call creates no manager, so the next one may succeed.
     assert!(RedisMgr::init(Config::new("rediss://x")).unwrap_err().is_invalid());
     let mgr = RedisMgr::init(config_long_timeouts(server.url())).unwrap();
     let error = RedisMgr::init(config_long_timeouts(other.url())).unwrap_err();
@@ -273,18 +283,21 @@ fn the_process_wide_manager_is_made_once() {
 }
 
 #[test]
-fn the_process_wide_manager_comes_from_the_environment() {
+fn process_wide_manager_is_configured_by_environment() {
     let server = RedisServer::start();
     let env = [("DISTLOCK_URL", server.url()), ("REDIS_URL", "redis://127.0.0.1:1".into())];
     let env = env.each_ref().map(|(name, url)| (*name, url.as_str()));
-    if !in_own_process("config::the_process_wide_manager_comes_from_the_environment", &env) {
+    if !in_own_process("config::process_wide_manager_is_configured_by_environment", &env) {
         assert!(server.query::<bool>(&["EXISTS", &fence_key("from the environment")]));
         return;
     }
     let mgr = std::thread::scope(|threads| {
         let all = [(); 8].map(|()| threads.spawn(|| RedisMgr::instance().unwrap()));
         let all = all.map(|thread| thread.join().unwrap());
-        assert!(all.iter().all(|mgr| std::ptr::eq(*mgr, all[0])), "made more than once");
+        assert!(
+            all.iter().all(|mgr| std::ptr::eq(*mgr, all[0])),
+            "more than one manager was created"
+        );
         all[0]
     });
     assert!(env::var("DISTLOCK_URL").unwrap().ends_with(mgr.server()));
@@ -293,4 +306,61 @@ fn the_process_wide_manager_comes_from_the_environment() {
         RedisMgr::init(config_short_timeout("redis://127.0.0.1:1")),
         Err(LockError::AlreadyInitialized)
     ));
+}
+
+/// Fault: F68
+#[test]
+fn names_of_internal_keys_are_refused() {
+    let server = RedisServer::start();
+    type Call = fn(&RedisMgr, &str) -> Result<(), LockError>;
+    let calls: [Call; 7] = [
+        |mgr, name| mgr.lock(name).map(drop),
+        |mgr, name| mgr.try_lock(name).map(drop),
+        |mgr, name| mgr.lock_reentrant(name).map(drop),
+        |mgr, name| mgr.acquire_lock(name, SECOND, SECOND).map(drop),
+        |mgr, name| mgr.holder(name).map(drop),
+        |mgr, name| mgr.release_lock(name, "id").map(drop),
+        |mgr, name| mgr.force_release(name).map(drop),
+    ];
+    for (prefix, name) in [
+        ("", "distlock:x"),
+        ("", "distlock:"),
+        ("", "distlock:fence:{a}"),
+        ("", "distlock:queue:{a}"),
+        ("distlock:", "x"),
+        ("distlock:", "fence:{a}"),
+        ("dist", "lock:fence:{a}"),
+    ] {
+        let mgr = RedisMgr::new(config_long_timeouts(server.url()).prefix(prefix)).unwrap();
+        for call in calls {
+            let error = call(&mgr, name).unwrap_err();
+            assert!(
+                matches!(error, LockError::InvalidName { .. }),
+                "{prefix:?} {name:?}: {error:?}"
+            );
+            assert!(error.is_invalid());
+        }
+    }
+    assert!(server.keys().is_empty(), "{:?}", server.keys());
+    for (prefix, name) in
+        [("", "distlock"), ("", "xdistlock:x"), ("", "Distlock:x"), ("lock:", "distlock:fence:{a}")]
+    {
+        let mgr = RedisMgr::new(config_long_timeouts(server.url()).prefix(prefix)).unwrap();
+        mgr.try_lock(name).unwrap().release().unwrap().unwrap_released();
+    }
+}
+
+/// Nodes in a list with commas, each with a password and a database.
+#[test]
+fn node_urls_may_have_passwords_and_databases() {
+    let nodes = Nodes::built(3, |_, builder| builder.password("correct horse, battery"));
+    let urls: Vec<_> = (0..3).map(|node| format!("{}/2", nodes.url(node))).collect();
+    let config = config_long_timeouts(urls.join(",")).quarantine(Duration::ZERO);
+    assert!(!format!("{config:?}").contains("horse"));
+    let (mgr, elsewhere) = (RedisMgr::new(config).unwrap(), quorum::manager(&nodes));
+    let guard = mgr.lock("x").unwrap();
+    assert_eq!(quorum::nodes_holding(&nodes, &guard), [0; 0], "it must be in database 2");
+    assert_eq!(mgr.holder("x").unwrap().unwrap().id(), guard.id().as_str());
+    drop(elsewhere.try_lock("x").unwrap());
+    assert!(guard.is_held());
 }

@@ -1,87 +1,79 @@
-//! The core promises, each as one function over whatever serves locks: one server, three nodes, and
-//! three nodes the first of which, where waiters prefer to line up, is dead.
+//! The core promises, each as one test over several subjects: one server, three and five nodes, and
+//! three nodes of which the first, where waiters would queue, is dead.
 
-use std::{thread, time::Duration};
+use std::{
+    thread::{self, JoinHandle},
+    time::Duration,
+};
 
 use distlock::{LockError, LockGuard, LockLost, RedisMgr, Released};
 use parking_lot::Mutex;
 
 use crate::{
     helpers::{
-        SECOND, SHORT_TIMEOUT, UnwrapReleased, completes_within, config_long_timeouts, expect_loss,
-        in_thread, with_ttl,
+        CALL_LIMIT, SECOND, SHORT_TIMEOUT, UnwrapReleased, await_queued, completes_within,
+        config_long_timeouts, expect_loss, in_thread, queue_key, spawn_queued_waiter, with_ttl,
     },
-    support::{CEILING, Nodes, eventually},
+    quorum::{self, await_waiting, config_medium_timeout, expect_locked, next_locked},
+    support::{Nodes, TEST_TIMEOUT, Worker, eventually, eventually_some},
 };
 
-/// Something that serves locks to several managers.
-trait Subject {
-    /// A manager of its own, as another process would have it.
-    fn manager(&self) -> RedisMgr;
-    /// Takes the lock away behind everybody's back.
-    fn forget(&self, name: &str);
-}
+/// The servers of one lock service.
+struct Subject(Nodes);
 
-/// Servers some of which may be dead.
-struct Service(Nodes);
-
-impl Service {
-    fn start(nodes: usize, dead: &[usize]) -> Box<dyn Subject> {
-        let nodes = Nodes::start(nodes);
-        dead.iter().for_each(|node| nodes.kill(*node));
-        Box::new(Service(nodes))
-    }
-}
-
-impl Subject for Service {
+impl Subject {
+    /// A manager with connections and threads of its own, as another process would have it.
     fn manager(&self) -> RedisMgr {
         RedisMgr::new(config_long_timeouts(self.0.urls()).quarantine(Duration::ZERO)).unwrap()
     }
 
+    /// Deletes the lock's key, unknown to its holder.
     fn forget(&self, name: &str) {
         for node in self.0.running() {
-            self.0.server(node).cli(&["DEL", &format!("lock:{name}")]);
+            self.0.server(node).cli(&["DEL", &quorum::key(name)]);
         }
+    }
+
+    #[track_caller]
+    fn wait_until_free(&self, name: &str) {
+        quorum::wait_until_free_everywhere(&self.0, name);
     }
 }
 
-const SUBJECTS: [fn() -> Box<dyn Subject>; 3] =
-    [|| Service::start(1, &[]), || Service::start(3, &[]), || Service::start(3, &[0])];
+/// The number of nodes, and which of them are dead.
+type Setup = (usize, &'static [usize]);
 
-macro_rules! promises {
-    ($($promise:ident),+) => {$(
-        #[test]
-        fn $promise() {
-            SUBJECTS.iter().for_each(|subject| promise::$promise(&*subject()));
-        }
-    )+};
+const SUBJECTS: [Setup; 3] = [(1, &[]), (3, &[]), (3, &[0])];
+const SUBJECTS_AND_FIVE_NODES: [Setup; 4] = [(1, &[]), (3, &[]), (3, &[0]), (5, &[])];
+
+/// Checks a promise on one subject after the other.
+#[track_caller]
+fn on_each(subjects: &[Setup], promise: impl Fn(&Subject)) {
+    for (count, dead) in subjects {
+        println!("on {count} nodes, of which {dead:?} are dead");
+        let nodes = Nodes::start(*count);
+        dead.iter().for_each(|node| nodes.kill(*node));
+        promise(&Subject(nodes));
+    }
 }
-
-promises!(
-    one_holder_at_a_time,
-    tokens_rise_with_every_grant,
-    who_asks_first_is_served_first,
-    a_release_frees_the_lock,
-    a_lost_lock_stays_lost,
-    trying_does_not_wait,
-    locks_of_other_names_are_independent
-);
 
 fn waiters(mgr: &RedisMgr, name: &str) -> u64 {
     mgr.holder(name).unwrap().and_then(|holder| holder.waiters()).unwrap_or(0)
 }
 
+#[track_caller]
 fn await_waiters(mgr: &RedisMgr, name: &str, count: u64) {
-    eventually("they wait", CEILING, || waiters(mgr, name) == count);
+    eventually("they wait", TEST_TIMEOUT, || waiters(mgr, name) == count);
 }
 
-mod promise {
-    use super::*;
-
-    /// Goal: no two believe at once. Method: a counter that is read, and written back later, by
-    /// threads of two managers.
-    pub(super) fn one_holder_at_a_time(subject: &dyn Subject) {
-        const ROUNDS: u64 = 50;
+/// Goal: at most one lease is valid at a time. Method: threads of two managers read a counter and
+/// write it back later.
+///
+/// Promise: P1
+#[test]
+fn lock_has_one_holder_at_a_time() {
+    const ROUNDS: u64 = 50;
+    on_each(&SUBJECTS, |subject| {
         let managers = [subject.manager(), subject.manager()];
         let (counter, inside) = (Mutex::new(0_u64), Mutex::new(()));
         thread::scope(|threads| {
@@ -100,9 +92,13 @@ mod promise {
             }
         });
         assert_eq!(*counter.lock(), 6 * ROUNDS);
-    }
+    });
+}
 
-    pub(super) fn tokens_rise_with_every_grant(subject: &dyn Subject) {
+/// Promise: P3
+#[test]
+fn tokens_rise_with_every_grant() {
+    on_each(&SUBJECTS, |subject| {
         let (here, there) = (subject.manager(), subject.manager());
         let tokens = Mutex::new(vec![0]);
         thread::scope(|threads| {
@@ -118,28 +114,37 @@ mod promise {
         let tokens = tokens.into_inner();
         assert_eq!(tokens.len(), 201);
         assert!(tokens.is_sorted_by(|earlier, later| earlier < later), "{tokens:?}");
-    }
+    });
+}
 
-    pub(super) fn who_asks_first_is_served_first(subject: &dyn Subject) {
+/// Promise: P4
+#[test]
+fn waiters_are_served_in_order_of_arrival() {
+    on_each(&SUBJECTS_AND_FIVE_NODES, |subject| {
         let managers = [subject.manager(), subject.manager(), subject.manager()];
-        let holder = managers[0].lock("line").unwrap();
+        let holder = managers[0].lock("x").unwrap();
         let served = Mutex::new(Vec::new());
         thread::scope(|threads| {
-            for (number, mgr) in managers.iter().cycle().take(9).enumerate() {
+            for (number, mgr) in managers.iter().cycle().take(12).enumerate() {
                 let served = &served;
                 threads.spawn(move || {
-                    let guard = mgr.lock("line").unwrap();
+                    let guard = mgr.lock("x").unwrap();
+                    quorum::expect_quorum(&subject.0, &guard);
                     served.lock().push(number);
-                    drop(guard);
+                    guard.release().unwrap().unwrap_released();
                 });
-                await_waiters(&managers[0], "line", number as u64 + 1);
+                await_waiters(&managers[0], "x", number as u64 + 1);
             }
             holder.release().unwrap().unwrap_released();
         });
-        assert_eq!(*served.lock(), Vec::from_iter(0..9));
-    }
+        assert_eq!(*served.lock(), Vec::from_iter(0..12));
+        subject.wait_until_free("x");
+    });
+}
 
-    pub(super) fn a_release_frees_the_lock(subject: &dyn Subject) {
+#[test]
+fn release_hands_over_to_the_waiter_then_frees_the_lock() {
+    on_each(&SUBJECTS, |subject| {
         let (here, there) = (subject.manager(), subject.manager());
         let guard = here.lock("x").unwrap();
         let waiting = in_thread(&there, "x", |mgr, name| mgr.lock(name).unwrap());
@@ -149,9 +154,13 @@ mod promise {
         assert_eq!(there.holder("x").unwrap(), None);
         drop(here.try_lock("x").unwrap());
         drop(there.try_lock("x").unwrap());
-    }
+    });
+}
 
-    pub(super) fn a_lost_lock_stays_lost(subject: &dyn Subject) {
+/// Promise: P2, P7
+#[test]
+fn lost_lock_stays_lost() {
+    on_each(&SUBJECTS, |subject| {
         let (here, there) = (subject.manager(), subject.manager());
         let guard = here.lock_with("x", &with_ttl(3 * SECOND)).unwrap();
         subject.forget("x");
@@ -163,25 +172,212 @@ mod promise {
         assert!(matches!(outcome, Released::OwnedByOther(_)), "{outcome:?}");
         assert_eq!(here.holder("x").unwrap().unwrap().id(), next.id().as_str());
         assert!(next.is_held());
-    }
+    });
+}
 
-    pub(super) fn trying_does_not_wait(subject: &dyn Subject) {
+#[test]
+fn try_lock_does_not_wait() {
+    on_each(&SUBJECTS, |subject| {
         let (here, there) = (subject.manager(), subject.manager());
         let guard: LockGuard = here.lock("x").unwrap();
-        // A wait would last for the lease, which is much longer.
+        // Waiting would take the rest of the lease, which is much longer.
         let refused =
-            completes_within(20 * SHORT_TIMEOUT, "trying", || there.try_lock("x").unwrap_err());
+            completes_within(20 * SHORT_TIMEOUT, "try_lock", || there.try_lock("x").unwrap_err());
         assert!(matches!(refused, LockError::Held { .. }), "{refused:?}");
         assert!(refused.is_contended() && !refused.is_timeout());
         assert_eq!(waiters(&here, "x"), 0);
         assert!(guard.is_held());
-    }
+    });
+}
 
-    pub(super) fn locks_of_other_names_are_independent(subject: &dyn Subject) {
+#[test]
+fn locks_with_different_names_are_independent() {
+    on_each(&SUBJECTS, |subject| {
         let mgr = subject.manager();
         let guards = ["a", "b", "ab", "a:b"].map(|name| mgr.try_lock(name).unwrap());
         for guard in &guards {
             assert_eq!(mgr.holder(guard.name()).unwrap().unwrap().id(), guard.id().as_str());
         }
+    });
+}
+
+/// Goal: a returned lock is on a quorum, which reaches every live node soon after: nodes that reply
+/// late are not left out because the others suffice. A release deletes the lock on each of them.
+#[test]
+fn lock_is_on_a_quorum_at_once_and_soon_on_all_live_nodes() {
+    on_each(&SUBJECTS_AND_FIVE_NODES, |subject| {
+        let nodes = &subject.0;
+        let managers = [subject.manager(), subject.manager()];
+        let mut last = 0;
+        for round in 0..30 {
+            let guard = managers[round % 2].lock("x").unwrap();
+            quorum::expect_quorum(nodes, &guard);
+            assert!(guard.fencing_token().as_u64() > last, "{last} {guard:?}");
+            last = guard.fencing_token().as_u64();
+            guard.release().unwrap().unwrap_released();
+            subject.wait_until_free("x");
+        }
+        let guard = managers[0].lock("x").unwrap();
+        eventually("all live nodes have it", CALL_LIMIT, || {
+            quorum::nodes_holding(nodes, &guard) == nodes.running()
+        });
+        drop(guard);
+        subject.wait_until_free("x");
+    });
+}
+
+#[test]
+fn reentrant_lock_is_held_until_its_last_guard_is_dropped() {
+    on_each(&SUBJECTS, |subject| {
+        let (mgr, other) = (subject.manager(), subject.manager());
+        let outer = mgr.lock_reentrant("x").unwrap();
+        let inner = mgr.lock_reentrant("x").unwrap();
+        drop(outer);
+        assert!(other.is_locked("x").unwrap());
+        drop(inner);
+        subject.wait_until_free("x");
+    });
+}
+
+/// Any manager can release a lock if it knows the id.
+#[test]
+fn acquire_lock_returns_an_id_that_any_manager_can_release() {
+    on_each(&SUBJECTS, |subject| {
+        let nodes = &subject.0;
+        let (mgr, other) = (subject.manager(), subject.manager());
+        assert!(mgr.ping().unwrap() < CALL_LIMIT);
+        let id = mgr.acquire_lock("x", 10 * SECOND, SECOND).unwrap().unwrap();
+        assert!(nodes.keeping(&quorum::key("x"), &id).len() >= quorum::quorum(nodes));
+        assert_eq!(other.acquire_lock("x", 10 * SECOND, SECOND / 10).unwrap(), None);
+        assert!(!other.release_lock("x", "somebody else").unwrap());
+        assert!(other.release_lock("x", &id).unwrap());
+        subject.wait_until_free("x");
+        assert!(!mgr.release_lock("x", &id).unwrap());
+    });
+}
+
+#[test]
+fn force_release_ends_the_lock_of_another_manager() {
+    on_each(&SUBJECTS, |subject| {
+        let (mgr, other) = (subject.manager(), subject.manager());
+        let guard = mgr.lock_with("x", &with_ttl(3 * SECOND)).unwrap();
+        assert!(other.force_release("x").unwrap());
+        subject.wait_until_free("x");
+        expect_loss(&guard);
+        assert!(!other.is_locked("x").unwrap());
+        assert!(!other.force_release("x").unwrap());
+    });
+}
+
+#[test]
+fn shutdown_releases_all_locks_and_serves_the_waiter() {
+    on_each(&SUBJECTS_AND_FIVE_NODES, |subject| {
+        let nodes = &subject.0;
+        let (mgr, other) = (subject.manager(), subject.manager());
+        let guards: Vec<_> =
+            (0..20).map(|number| mgr.lock(&format!("x{number}")).unwrap()).collect();
+        let waiting = in_thread(&other, "x0", |mgr, name| mgr.lock(name).unwrap());
+        await_waiters(&other, "x0", 1);
+        completes_within(CALL_LIMIT, "shutdown", || mgr.shutdown());
+        assert!(guards.iter().all(|guard| !guard.is_held()));
+        let next = completes_within(CALL_LIMIT, "the handover", || waiting.join().unwrap());
+        (1..20).for_each(|number| subject.wait_until_free(&format!("x{number}")));
+        next.release().unwrap().unwrap_released();
+        for node in nodes.running() {
+            assert!(!nodes.server(node).query::<bool>(&["EXISTS", &queue_key("x0")]));
+        }
+    });
+}
+
+/// A waiter: a thread of this process, or another process.
+enum Waiter {
+    Thread(JoinHandle<distlock::Result<LockGuard>>),
+    Process(Worker),
+}
+
+/// How the queue node fails, and how it comes back.
+type Failure = (&'static str, fn(&Nodes), fn(&Nodes));
+
+const QUEUE_NODE_FAILURES: [Failure; 2] = [
+    ("stopped", |nodes| nodes.stop(0), |nodes| nodes.cont(0)),
+    ("killed", |nodes| nodes.kill(0), |nodes| nodes.restart_empty(0)),
+];
+
+/// Goal: if the queue node fails, threads and processes go on waiting in the queue of another node
+/// and are served from there; once the first node is back, waiters queue on it again.
+#[test]
+fn waiters_follow_the_queue_to_another_node_and_back() {
+    for (failure, fail, recover) in QUEUE_NODE_FAILURES {
+        println!("the queue node is {failure}");
+        let nodes = Nodes::start(5);
+        let managers: Vec<_> =
+            (0..3).map(|_| RedisMgr::new(config_medium_timeout(&nodes)).unwrap()).collect();
+        let guard = managers[0].lock("x").unwrap();
+        let threads = managers
+            .iter()
+            .cycle()
+            .take(6)
+            .map(|mgr| Waiter::Thread(spawn_queued_waiter(nodes.server(0), mgr, "x")));
+        let mut waiting: Vec<_> = threads.collect();
+        for number in 0..3 {
+            let mut worker = quorum::spawn_worker(&nodes, &[("timeout_ms", "4000")]);
+            worker.send("lock x");
+            await_queued(nodes.server(0), "x", 6 + number + 1);
+            waiting.push(Waiter::Process(worker));
+        }
+        fail(&nodes);
+        await_waiting(&nodes, 1, 9, guard.id().as_str());
+        quorum::expect_quorum(&nodes, &guard);
+        let mut last = guard.fencing_token().as_u64();
+        completes_within(20 * SHORT_TIMEOUT, "a release without the first node", || {
+            guard.release().unwrap()
+        })
+        .unwrap_released();
+
+        // The order on the other node is that in which the waiters noticed the failure.
+        let mut processes = Vec::new();
+        while !waiting.is_empty() {
+            let served = eventually_some("a waiter is served", TEST_TIMEOUT, || {
+                waiting.iter().position(|waiter| match waiter {
+                    Waiter::Thread(thread) => thread.is_finished(),
+                    Waiter::Process(worker) => ["locked x ", "failed x "]
+                        .iter()
+                        .any(|line| worker.transcript().contains(line)),
+                })
+            });
+            let token = match waiting.remove(served) {
+                Waiter::Thread(thread) => {
+                    let guard = thread.join().unwrap().unwrap();
+                    assert!(guard.is_held());
+                    let token = guard.fencing_token().as_u64();
+                    guard.release().unwrap().unwrap_released();
+                    token
+                }
+                Waiter::Process(mut worker) => {
+                    let (token, _) = expect_locked(&worker, "x");
+                    quorum::release(&mut worker, "x");
+                    processes.push(worker);
+                    token
+                }
+            };
+            assert!(token > last);
+            last = token;
+        }
+
+        recover(&nodes);
+        let guard = managers[0].lock("x").unwrap();
+        let threads: Vec<_> = managers
+            .iter()
+            .map(|mgr| in_thread(mgr, "x", |mgr, name| mgr.lock(name).map(drop)))
+            .collect();
+        processes.iter_mut().for_each(|worker| worker.send("lock x"));
+        await_waiting(&nodes, 0, 6, guard.id().as_str());
+        guard.release().unwrap().unwrap_released();
+        while !processes.is_empty() {
+            let (served, ..) = next_locked(processes.iter(), "x");
+            quorum::release(&mut processes.remove(served), "x");
+        }
+        threads.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
+        quorum::wait_until_free_everywhere(&nodes, "x");
     }
 }

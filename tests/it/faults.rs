@@ -1,27 +1,27 @@
-//! The catalogue of faults in docs/faults.md: those that no other test injects on its way.
+//! Faults of the catalogue in docs/faults.md that no other test injects.
 
-mod network;
+pub(crate) mod network;
 mod process;
 mod server;
 
 use distlock::LockGuard;
 
-use crate::support::{CEILING, Monitor, RedisServer, eventually};
+use crate::support::{Monitor, RedisServer, TEST_TIMEOUT, eventually};
 
 pub(crate) const LOCK: &str = "lock:x";
 
-/// How often the server has renewed a lock while it was recorded.
+/// Number of renewals of a lock among the recorded commands.
 pub(crate) fn renewals(commands: &Monitor, key: &str) -> usize {
     let renewed = format!("lua] \"PEXPIRE\" \"{key}\"");
     commands.lines().iter().filter(|line| line.contains(&renewed)).count()
 }
 
-/// Waits for renewals that the server carries out from now on; the lock is held all the while.
+/// Waits for this number of renewals from now on; the lock must be held all the time.
 #[track_caller]
-pub(crate) fn is_renewed(server: &RedisServer, guard: &LockGuard, times: usize) {
+pub(crate) fn expect_renewals(server: &RedisServer, guard: &LockGuard, times: usize) {
     let commands = server.monitor();
     let key = format!("lock:{}", guard.name());
-    eventually("it is renewed", CEILING, || {
+    eventually("it is renewed", TEST_TIMEOUT, || {
         assert!(guard.is_held(), "{:?}", guard.lost().try_recv());
         renewals(&commands, &key) >= times
     });

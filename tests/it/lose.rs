@@ -1,6 +1,6 @@
-//! Losing a lock: the holder is told once, with the cause, in time, and for good.
+//! Losing a lock: the loss is reported once, with its reason, by the deadline, and is final.
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
 use distlock::{LockError, LockGuard, LockLost, RedisMgr, Released};
 
@@ -11,21 +11,23 @@ use crate::{
         is_renewal, manager, pttl, queued, server_behind_proxy, spawn_queued_waiter, timed,
         with_ttl,
     },
-    support::{CEILING, Fault, RedisServer, contains, eventually},
+    support::{Fault, RedisServer, TEST_TIMEOUT, contains, eventually},
 };
 
 const LOCK: &str = "lock:x";
-const LEASE: Duration = Duration::from_secs(3);
+const TTL: Duration = Duration::from_secs(3);
 
 fn hold(server: &RedisServer) -> (RedisMgr, LockGuard) {
     let mgr = manager(server);
-    let guard = mgr.lock_with("x", &with_ttl(LEASE)).unwrap();
+    let guard = mgr.lock_with("x", &with_ttl(TTL)).unwrap();
     (mgr, guard)
 }
 
+/// Fault: F25, F30, F75
+/// Promise: P7
 #[test]
-fn a_lock_that_vanishes_is_gone() {
-    let ways: [fn(&RedisServer); 6] = [
+fn removed_lock_is_lost_as_gone() {
+    let removals: [fn(&RedisServer); 6] = [
         |server| drop(server.cli(&["DEL", LOCK])),
         |server| drop(server.cli(&["RENAME", LOCK, "elsewhere"])),
         |server| drop(server.cli(&["MOVE", LOCK, "1"])),
@@ -33,43 +35,48 @@ fn a_lock_that_vanishes_is_gone() {
         |server| drop(server.cli(&["FLUSHALL"])),
         RedisServer::restart_empty,
     ];
-    for way in ways {
-        let server = RedisServer::start();
-        let mgr = manager(&server);
-        // The server is back before the lease is over.
-        let guard = mgr.lock_with("x", &with_ttl(3 * LEASE)).unwrap();
-        way(&server);
-        assert_eq!(expect_loss(&guard), LockLost::Gone);
-        assert_eq!(get(&server, LOCK), None, "it was made again");
-        let next = mgr.lock("x").unwrap();
-        assert!(next.fencing_token() > guard.fencing_token());
-        drop(guard);
-        assert_eq!(get(&server, LOCK).as_deref(), Some(next.id().as_str()));
-        assert!(next.is_held());
-    }
+    thread::scope(|threads| {
+        for remove in removals {
+            threads.spawn(move || {
+                let server = RedisServer::start();
+                let mgr = manager(&server);
+                // The ttl is longer than the restart of a server takes.
+                let guard = mgr.lock_with("x", &with_ttl(3 * TTL)).unwrap();
+                remove(&server);
+                assert_eq!(expect_loss(&guard), LockLost::Gone);
+                assert_eq!(get(&server, LOCK), None, "the renewal set the key again");
+                let next = mgr.lock("x").unwrap();
+                assert!(next.fencing_token() > guard.fencing_token());
+                drop(guard);
+                assert_eq!(get(&server, LOCK).as_deref(), Some(next.id().as_str()));
+                assert!(next.is_held());
+            });
+        }
+    });
 }
 
+/// Fault: F25
 #[test]
-fn a_lock_that_another_has_is_taken_and_left_to_it() {
+fn lock_of_another_client_is_lost_as_taken_and_kept() {
     let server = RedisServer::start();
     for finish in [
         |guard| assert!(matches!(LockGuard::release(guard), Ok(Released::OwnedByOther(_)))),
         drop::<LockGuard>,
     ] {
         let (_mgr, guard) = hold(&server);
-        server.cli(&["SET", LOCK, "a stranger", "PX", "600000"]);
+        server.cli(&["SET", LOCK, "another client", "PX", "600000"]);
         let LockLost::Taken { by, .. } = expect_loss(&guard) else { panic!("not taken") };
-        assert_eq!(by.id(), "a stranger");
-        assert_eq!(guard.ensure_held().unwrap_err().holder().unwrap().id(), "a stranger");
+        assert_eq!(by.id(), "another client");
+        assert_eq!(guard.ensure_held().unwrap_err().holder().unwrap().id(), "another client");
         finish(guard);
-        assert_eq!(get(&server, LOCK).as_deref(), Some("a stranger"));
+        assert_eq!(get(&server, LOCK).as_deref(), Some("another client"));
         assert!(pttl(&server, LOCK) > 500_000);
         server.cli(&["DEL", LOCK]);
     }
 }
 
 #[test]
-fn a_lock_taken_by_another_of_ours_names_it() {
+fn loss_to_another_manager_names_its_holder() {
     let server = RedisServer::start();
     let (_mgr, guard) = hold(&server);
     let operator = manager(&server);
@@ -84,8 +91,9 @@ fn a_lock_taken_by_another_of_ours_names_it() {
     next.release().unwrap().unwrap_released();
 }
 
+/// Fault: N11
 #[test]
-fn another_type_at_the_key_is_a_loss_and_left_alone() {
+fn key_of_another_type_is_a_loss_and_left_alone() {
     let server = RedisServer::start();
     for finish in [
         |guard| assert!(matches!(LockGuard::release(guard), Ok(Released::Gone))),
@@ -102,19 +110,23 @@ fn another_type_at_the_key_is_a_loss_and_left_alone() {
     }
 }
 
+/// Fault: F73
 #[test]
-fn a_lock_whose_expiry_was_taken_off_gets_it_back() {
+fn removed_key_expiry_is_restored_by_renewal() {
     let server = RedisServer::start();
     let (_mgr, guard) = hold(&server);
     assert!(server.query::<bool>(&["PERSIST", LOCK]));
-    eventually("the renewal mends it", CEILING, || pttl(&server, LOCK) > 0);
+    eventually("the renewal restores the expiry", TEST_TIMEOUT, || pttl(&server, LOCK) > 0);
     assert!(guard.is_held());
 }
 
-/// The holder does not renew its lock now, as most of the time; the other one wants it for a moment
-/// only.
+/// A contender restores the expiry of a key that has none. Its own ttl is much shorter than the
+/// remaining lease, which must not be shortened by that.
+///
+/// Fault: N98
+/// Promise: P2
 #[test]
-fn who_puts_an_expiry_back_does_not_cut_a_lease_short() {
+fn contender_that_restores_expiry_does_not_shorten_lease() {
     let server = RedisServer::start();
     let mgr = manager(&server);
     let guard = mgr.lock_with("x", &with_ttl(30 * SECOND).renew(false)).unwrap();
@@ -126,41 +138,44 @@ fn who_puts_an_expiry_back_does_not_cut_a_lease_short() {
     assert!(guard.is_held());
 }
 
+/// Promise: P7, P2
 #[test]
-fn a_lock_whose_server_is_silent_ends_at_its_deadline() {
+fn unresponsive_server_ends_the_lock_at_its_deadline() {
     let server = RedisServer::start();
     let mgr =
         RedisMgr::new(config_long_timeouts(server.url()).operation_timeout(SHORT_TIMEOUT)).unwrap();
-    let guard = mgr.lock_with("x", &with_ttl(LEASE)).unwrap();
+    let guard = mgr.lock_with("x", &with_ttl(TTL)).unwrap();
     server.stop();
     assert!(guard.is_held());
-    let ((left, why), span) = timed(|| (guard.remaining(), expect_loss(&guard)));
+    let ((left, why), took) = timed(|| (guard.remaining(), expect_loss(&guard)));
     assert_eq!(why, LockLost::Expired);
-    assert!(span >= left, "lost after {span:?} with {left:?} left");
-    // One lease and the time of a slow machine, not the minutes that a dead connection can take.
-    assert!(span < left + CALL_LIMIT, "{span:?}");
+    assert!(took >= left, "lost after {took:?} with {left:?} left");
+    // The limit allows for a slow machine. A dead connection could take minutes.
+    assert!(took < left + CALL_LIMIT, "{took:?}");
     server.cont();
     assert!(!guard.is_held());
-    eventually("nothing of it is left", CEILING, || get(&server, LOCK).is_none());
+    eventually("the key expires", TEST_TIMEOUT, || get(&server, LOCK).is_none());
     assert!(!guard.is_held());
     assert_eq!(lost_name(&guard), "x");
 }
 
-/// The renewals are carried out and their replies come after the deadline: they change nothing, and
-/// what they have extended is given back instead of being left to expire.
+/// The server executes renewals, but their replies come after the deadline. They must not revive
+/// the lease, and the key that they extended is cleaned up before it expires.
+///
+/// Fault: F23
 #[test]
-fn a_renewal_confirmed_too_late_does_not_bring_the_lock_back() {
+fn renewal_confirmed_after_deadline_does_not_revive_lock() {
     let (server, proxy, mgr) =
         server_behind_proxy(|url| config_long_timeouts(url).operation_timeout(5 * SECOND));
-    // Long enough for the last of them to be given back in time.
-    let guard = mgr.lock_with("x", &with_ttl(2 * LEASE)).unwrap();
+    // Long enough for a clean-up before the key expires.
+    let guard = mgr.lock_with("x", &with_ttl(2 * TTL)).unwrap();
     let commands = server.monitor();
     let held_back = proxy.on_request(is_renewal(LOCK), Fault::HoldReply).forever();
     assert_eq!(expect_loss(&guard), LockLost::Expired);
     assert!(held_back.fired() > 0);
     commands.wait_for("lua] \"PEXPIRE\" \"lock:x\"");
     held_back.disarm();
-    held_back.let_go();
+    held_back.release();
     commands.wait_for("lua] \"DEL\" \"lock:x\"");
     assert_eq!(get(&server, LOCK), None);
     assert!(!guard.is_held());
@@ -170,15 +185,17 @@ fn a_renewal_confirmed_too_late_does_not_bring_the_lock_back() {
     assert_eq!(get(&server, LOCK).as_deref(), Some(next.id().as_str()));
 }
 
+/// Fault: F59
+/// Promise: P1, P2
 #[test]
-fn a_cut_off_holder_stops_believing_before_the_next_one_begins() {
+fn disconnected_holder_expires_before_the_next_one_begins() {
     let (server, proxy, mgr) =
         server_behind_proxy(|url| config_long_timeouts(url).operation_timeout(SHORT_TIMEOUT));
-    let guard = mgr.lock_with("x", &with_ttl(LEASE)).unwrap();
+    let guard = mgr.lock_with("x", &with_ttl(TTL)).unwrap();
     let other = manager(&server);
     proxy.blackhole();
     let next = other.lock("x").unwrap();
-    // The very first look, with no time for any thread to have told.
+    // The first call must already return false, even before any thread has reported the loss.
     assert!(!guard.is_held());
     assert!(next.fencing_token() > guard.fencing_token());
     assert_eq!(expect_loss(&guard), LockLost::Expired);
@@ -188,7 +205,7 @@ fn a_cut_off_holder_stops_believing_before_the_next_one_begins() {
 }
 
 #[test]
-fn the_loss_can_be_selected_on() {
+fn loss_channel_works_with_select() {
     let server = RedisServer::start();
     let (_mgr, guard) = hold(&server);
     let (_sender, jobs) = crossbeam_channel::unbounded::<u32>();
@@ -196,12 +213,13 @@ fn the_loss_can_be_selected_on() {
     crossbeam_channel::select! {
         recv(guard.lost()) -> why => assert_eq!(why, Ok(LockLost::Gone)),
         recv(jobs) -> job => panic!("no jobs were sent: {job:?}"),
-        default(CEILING) => panic!("nobody said anything"),
+        default(TEST_TIMEOUT) => panic!("no loss was reported"),
     }
 }
 
+/// Fault: F93
 #[test]
-fn a_release_closes_the_channel_without_a_word() {
+fn release_closes_the_loss_channel_without_a_message() {
     let server = RedisServer::start();
     let mgr = manager(&server);
     for finish in [|guard| LockGuard::release(guard).unwrap().unwrap_released(), drop::<LockGuard>]
@@ -211,20 +229,21 @@ fn a_release_closes_the_channel_without_a_word() {
         assert_eq!(channel.try_recv(), Err(crossbeam_channel::TryRecvError::Empty));
         finish(guard);
         assert_eq!(
-            channel.recv_timeout(CEILING),
+            channel.recv_timeout(TEST_TIMEOUT),
             Err(crossbeam_channel::RecvTimeoutError::Disconnected)
         );
     }
 }
 
+/// Fault: F13
 #[test]
-fn the_loss_of_one_lock_is_no_other_locks_trouble() {
+fn loss_of_one_lock_does_not_affect_the_others() {
     let server = RedisServer::start();
     let mgr = manager(&server);
     let guards: Vec<_> =
-        (0..50).map(|n| mgr.lock_with(&format!("n{n}"), &with_ttl(LEASE)).unwrap()).collect();
+        (0..50).map(|n| mgr.lock_with(&format!("n{n}"), &with_ttl(TTL)).unwrap()).collect();
     server.cli(&["DEL", "lock:n7"]);
-    server.cli(&["SET", "lock:n8", "a stranger"]);
+    server.cli(&["SET", "lock:n8", "another client"]);
     server.cli(&["DEL", "lock:n9"]);
     server.cli(&["RPUSH", "lock:n9", "a list"]);
     assert_eq!(expect_loss(&guards[7]), LockLost::Gone);
@@ -233,20 +252,20 @@ fn the_loss_of_one_lock_is_no_other_locks_trouble() {
     let commands = server.monitor();
     let renewed =
         || commands.lines().iter().filter(|line| line.contains("lua] \"PEXPIRE\"")).count();
-    eventually("the others are renewed", CEILING, || renewed() >= 2 * 47);
+    eventually("the other locks are renewed", TEST_TIMEOUT, || renewed() >= 2 * 47);
     let held = guards.iter().filter(|guard| guard.is_held()).count();
     assert_eq!(held, 47);
 }
 
-/// Nobody reads the channels; the renewer must not mind.
+/// Fault: F93
 #[test]
-fn a_loss_that_nobody_listens_to_holds_nobody_up() {
+fn unread_loss_channel_does_not_block_the_renewer() {
     let server = RedisServer::start();
     let (mgr, guard) = hold(&server);
-    let other = mgr.lock_with("y", &with_ttl(LEASE)).unwrap();
+    let other = mgr.lock_with("y", &with_ttl(TTL)).unwrap();
     let (_unread, _cloned) = (guard.lost().clone(), guard.lost().clone());
     server.cli(&["DEL", LOCK]);
-    eventually("the loss is known", CEILING, || !guard.is_held());
+    eventually("the lock is lost", TEST_TIMEOUT, || !guard.is_held());
     let commands = server.monitor();
     commands.wait_for("lua] \"PEXPIRE\" \"lock:y\"");
     assert!(other.is_held());
@@ -259,49 +278,54 @@ fn lost_name(guard: &LockGuard) -> String {
     }
 }
 
-/// Goal: a request that is still on its way when the lock is lost takes it for nobody. Method: a
-/// look of a waiter is held back, and its connection breaks; the waiter is handed the lock, which
-/// somebody deletes. Then the look is carried out.
+/// Goal: an acquire request that the server executes after the loss does not leave the lock held.
+/// Method: a poll of a waiter is held back and its connection is reset. The waiter then gets the
+/// lock by a hand-over, and the key is deleted. Only then does the server execute the poll.
+///
+/// Fault: N57
 #[test]
-fn a_request_that_is_carried_out_after_the_loss_leaves_nothing() {
+fn acquire_executed_after_the_loss_leaves_nothing() {
     for drop_first in [true, false] {
         let (server, proxy, mgr) = server_behind_proxy(config_medium_timeout);
         let first = manager(&server).lock("x").unwrap();
         let waiting = in_thread(&mgr, "x", |mgr, name| mgr.lock_with(name, &with_ttl(60 * SECOND)));
         await_queued(&server, "x", 1);
-        let look = proxy.on_request(contains("look"), Fault::HoldRequest);
-        look.wait_fired();
+        let poll = proxy.on_request(contains("look"), Fault::HoldRequest);
+        poll.wait_fired();
         proxy.reset_all();
         let commands = server.monitor();
         commands.wait_for("\"look\"");
-        eventually("it hears again", CEILING, || {
+        eventually("the waiter is subscribed again", TEST_TIMEOUT, || {
             !server.query::<Vec<String>>(&["PUBSUB", "CHANNELS"]).is_empty()
         });
         first.release().unwrap().unwrap_released();
         let guard = waiting.join().unwrap().unwrap();
         assert!(server.query::<bool>(&["DEL", LOCK]));
         assert_eq!(expect_loss(&guard), LockLost::Gone);
-        // Its holder goes now, or is at work still.
+        // The holder may have dropped its guard by then or not.
         let guard = if drop_first {
             drop(guard);
             None
         } else {
             Some(guard)
         };
-        let asked = || commands.lines().iter().filter(|line| line.contains("\"look\"")).count();
-        let before = asked();
-        look.let_go();
-        eventually("it has arrived", CEILING, || asked() > before);
-        eventually("nothing is left, long before a lease is over", 20 * SECOND, || {
+        let polls = || commands.lines().iter().filter(|line| line.contains("\"look\"")).count();
+        let before = polls();
+        poll.release();
+        eventually("the server executes the poll", TEST_TIMEOUT, || polls() > before);
+        eventually("the key is removed, long before the ttl of 60 s ends", 20 * SECOND, || {
             get(&server, LOCK).is_none()
         });
         drop(guard);
     }
 }
 
-/// The same with a request for a place in line, which arrives when somebody else has the lock.
+/// The same with a request that enters the queue, which the server executes while another client
+/// holds the lock.
+///
+/// Fault: N57
 #[test]
-fn a_place_in_line_that_is_taken_after_the_end_is_given_up() {
+fn queue_entry_created_after_the_end_is_removed() {
     for is_lost in [true, false] {
         let (server, proxy, mgr) = server_behind_proxy(config_medium_timeout);
         let other = manager(&server);
@@ -311,9 +335,9 @@ fn a_place_in_line_that_is_taken_after_the_end_is_given_up() {
         join.wait_fired();
         proxy.reset_all();
         let commands = server.monitor();
-        // It hears again, and has not looked in vain: the lock is handed over, and soon confirmed.
+        // The waiter polls and subscribes again, so the lock is handed over to it and confirmed.
         commands.wait_for("\"look\"");
-        eventually("it hears again", CEILING, || {
+        eventually("the waiter is subscribed again", TEST_TIMEOUT, || {
             !server.query::<Vec<String>>(&["PUBSUB", "CHANNELS"]).is_empty()
         });
         await_queued(&server, "x", 1);
@@ -326,11 +350,56 @@ fn a_place_in_line_that_is_taken_after_the_end_is_given_up() {
             guard.release().unwrap().unwrap_released();
         }
         let next = other.lock("x").unwrap();
-        join.let_go();
+        join.release();
         commands.wait_for("\"join\"");
-        eventually("nobody stands in line, long before it expires", 40 * SECOND, || {
+        eventually("the queue is empty, long before it expires", 40 * SECOND, || {
             queued(&server, "x") == 0
         });
         assert!(next.is_held());
+    }
+}
+
+/// What the renewer is waiting for at a server that does not reply, much longer than the lease.
+#[derive(Clone, Copy, Debug)]
+enum Pending {
+    /// The clean-up of another lock.
+    CleanUp,
+    /// A release for a thread that found the pool exhausted.
+    Release,
+}
+
+/// Promise: P7
+#[test]
+fn loss_is_reported_in_time_while_other_replies_are_pending() {
+    let timeout = 60 * SECOND;
+    for pending in [Pending::CleanUp, Pending::Release] {
+        let server = RedisServer::start();
+        let mgr = RedisMgr::new(
+            config_long_timeouts(server.url()).operation_timeout(timeout).pool_size(1),
+        )
+        .unwrap();
+        // The renewer now has a connection, on which the reply will be pending.
+        let renewed = mgr.lock_with("renewed", &with_ttl(SECOND)).unwrap();
+        let renewals = || server.calls("pexpire");
+        eventually("it is renewed", TEST_TIMEOUT, || renewals() > 0);
+        drop(renewed);
+        let released = mgr.lock("released").unwrap();
+        let _short = mgr.lock_with("short", &with_ttl(SECOND).renew(false)).unwrap();
+        let guard = mgr.lock_with("x", &with_ttl(2 * SECOND)).unwrap();
+        let borrowed = matches!(pending, Pending::Release).then(|| mgr.connection().unwrap());
+        server.stop();
+        let releasing =
+            thread::spawn(move || matches!(pending, Pending::CleanUp).then_some(released));
+        let channel = guard.lost().clone();
+        let ((left, why), span) = timed(|| (guard.remaining(), channel.recv_timeout(TEST_TIMEOUT)));
+        assert!(!guard.is_held());
+        server.cont();
+        drop((borrowed, releasing.join()));
+        assert_eq!(why, Ok(LockLost::Expired), "{pending:?}");
+        assert!(span >= left, "{pending:?}: reported after {span:?} of which {left:?} were left");
+        assert!(
+            span < left + CALL_LIMIT,
+            "{pending:?}: reported after {span:?} of which {left:?} were left"
+        );
     }
 }

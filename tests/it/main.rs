@@ -18,11 +18,10 @@ mod release;
 mod shutdown;
 mod wait;
 
-mod audit;
-mod bounds;
 mod config;
 mod faults;
+mod harness;
 mod observe;
-mod proxy;
 mod security;
 mod tidy;
+mod user_connection;

@@ -2,5 +2,7 @@
 
 mod events;
 mod exporters;
+mod handlers;
 mod inspect;
 mod metrics;
+mod recorder;

@@ -1,16 +1,19 @@
 //! One lock over several servers.
 
-mod basics;
 mod contenders;
+mod durability;
 mod fencing;
 mod late_replies;
 mod leases;
 mod membership;
+mod minority;
 mod node_faults;
+mod promotion;
 mod quarantine;
 mod queue;
 mod slow_node;
 mod votes;
+mod wrong_type;
 
 use std::time::Duration;
 
@@ -18,83 +21,83 @@ use distlock::{Config, LockError, LockGuard, NodeAnswer, RedisMgr, Vote};
 
 use crate::{
     helpers,
-    support::{CEILING, Nodes, Worker, eventually, eventually_some},
+    support::{Nodes, TEST_TIMEOUT, Worker, eventually, eventually_some},
 };
 
-/// A lease that is renewed often enough to see it, and lasts long enough for a slow machine.
+/// Short enough to observe renewals, long enough for a slow machine.
 const TTL: Duration = Duration::from_secs(3);
 
-/// In which nothing but a defect runs into a timeout. These nodes have just started, and vote all
-/// the same.
+/// For tests in which only a defect causes a timeout. There is no quarantine, so that nodes vote
+/// although they have just started.
 fn config_long_timeouts(nodes: &Nodes) -> Config {
     helpers::config_long_timeouts(nodes.urls()).quarantine(Duration::ZERO)
 }
 
-/// For nodes that do not answer.
+/// For tests without a quorum of nodes that reply.
 fn config_short_timeout(nodes: &Nodes) -> Config {
     config_long_timeouts(nodes).operation_timeout(helpers::SHORT_TIMEOUT)
 }
 
-/// For nodes of which enough answer.
-fn config_medium_timeout(nodes: &Nodes) -> Config {
+/// For tests in which a quorum of the nodes replies.
+pub(crate) fn config_medium_timeout(nodes: &Nodes) -> Config {
     helpers::config_medium_timeout(nodes.urls()).quarantine(Duration::ZERO)
 }
 
-fn manager(nodes: &Nodes) -> RedisMgr {
+pub(crate) fn manager(nodes: &Nodes) -> RedisMgr {
     RedisMgr::new(config_long_timeouts(nodes)).unwrap()
 }
 
-fn quorum(nodes: &Nodes) -> usize {
+pub(crate) fn quorum(nodes: &Nodes) -> usize {
     nodes.len() / 2 + 1
 }
 
-fn key(name: &str) -> String {
+pub(crate) fn key(name: &str) -> String {
     format!("lock:{name}")
 }
 
-/// The nodes that keep this lock.
-fn nodes_holding(nodes: &Nodes, guard: &LockGuard) -> Vec<usize> {
+/// The nodes on which this guard's id is the value of the key.
+pub(crate) fn nodes_holding(nodes: &Nodes, guard: &LockGuard) -> Vec<usize> {
     nodes.keeping(&key(guard.name()), guard.id().as_str())
 }
 
 #[track_caller]
-fn expect_quorum(nodes: &Nodes, guard: &LockGuard) {
-    let kept = nodes_holding(nodes, guard);
-    assert!(guard.is_held() && kept.len() >= quorum(nodes), "kept on {kept:?}");
+pub(crate) fn expect_quorum(nodes: &Nodes, guard: &LockGuard) {
+    let holding = nodes_holding(nodes, guard);
+    assert!(guard.is_held() && holding.len() >= quorum(nodes), "held on {holding:?}");
 }
 
-/// Waits until no node that runs keeps a lock of this name.
+/// Waits until no running node has this lock.
 #[track_caller]
-fn wait_until_free_everywhere(nodes: &Nodes, name: &str) {
-    eventually("no node keeps it", CEILING, || {
+pub(crate) fn wait_until_free_everywhere(nodes: &Nodes, name: &str) {
+    eventually("it is free on all nodes", TEST_TIMEOUT, || {
         nodes.values(&key(name)).iter().all(Option::is_none)
     });
 }
 
-/// Each node is connected to and knows the scripts, and nothing is under way to it any more.
+/// Connects to each node and loads the scripts; returns when no request is in flight.
 #[track_caller]
 fn warm_up(nodes: &Nodes, mgr: &RedisMgr) {
-    eventually("all keep it", CEILING, || {
+    eventually("all nodes hold it", TEST_TIMEOUT, || {
         nodes_holding(nodes, &mgr.lock("warm").unwrap()).len() == nodes.len()
     });
     wait_until_free_everywhere(nodes, "warm");
 }
 
-/// Waits until the lease was renewed so often, and was held all the time.
+/// Waits for this number of renewals; the lock must be held all the time.
 #[track_caller]
 fn await_renewals(guard: &LockGuard, times: usize) {
     let (mut last, mut seen) = (guard.remaining(), 0);
-    eventually("it is renewed", CEILING, || {
+    eventually("it is renewed", TEST_TIMEOUT, || {
         guard.ensure_held().unwrap();
         let left = guard.remaining();
-        // Time left only grows by a renewal.
+        // Only a renewal increases the time left.
         seen += usize::from(left > last);
         last = left;
         seen >= times
     });
 }
 
-/// How the nodes voted, after making sure that every node is named, in order, and says something.
+/// The votes of the nodes. Every node must be listed, in order, with a message.
 #[track_caller]
 fn votes(nodes: &Nodes, answers: &[NodeAnswer]) -> Vec<Vote> {
     let named: Vec<_> = answers.iter().map(|answer| format!("redis://{}", answer.node)).collect();
@@ -104,7 +107,7 @@ fn votes(nodes: &Nodes, answers: &[NodeAnswer]) -> Vec<Vote> {
     answers.iter().map(|answer| answer.vote).collect()
 }
 
-/// Makes sure that this says that there is no quorum, and returns what the nodes said.
+/// The error must be `NoQuorum`, with one message for each node; returns the votes.
 #[track_caller]
 fn expect_no_quorum(nodes: &Nodes, error: &LockError) -> Vec<Vote> {
     let LockError::NoQuorum { needed, answers, .. } = error else { panic!("{error:?}") };
@@ -118,8 +121,35 @@ fn expect_no_quorum(nodes: &Nodes, error: &LockError) -> Vec<Vote> {
     votes(nodes, answers)
 }
 
-/// A process that locks and releases as it is told; its leases outlive any test.
-fn spawn_worker(nodes: &Nodes, args: &[(&str, &str)]) -> Worker {
+/// Number of waiters on a node: its queue, and the head of the queue, which has this node's vote
+/// alone while another client is the holder.
+fn waiting_on(nodes: &Nodes, node: usize, holder: &str) -> usize {
+    let server = nodes.server(node);
+    let head: Option<String> = server.query(&["GET", &key("x")]);
+    helpers::queued(server, "x") + usize::from(head.is_some_and(|id| id != holder))
+}
+
+/// Waits until a node has this number of waiters for lock `x`. If they never come, the output says
+/// where they wait instead.
+#[track_caller]
+pub(crate) fn await_waiting(nodes: &Nodes, node: usize, waiters: usize, holder: &str) {
+    let mut last = Vec::new();
+    eventually("they wait on this node", TEST_TIMEOUT, || {
+        let waiting = nodes
+            .running()
+            .into_iter()
+            .map(|node| (node, waiting_on(nodes, node, holder)))
+            .collect();
+        if last != waiting {
+            eprintln!("waiters by node: {waiting:?}");
+            last = waiting;
+        }
+        last.contains(&(node, waiters))
+    });
+}
+
+/// Starts a process that locks and releases on command; its leases outlast any test.
+pub(crate) fn spawn_worker(nodes: &Nodes, args: &[(&str, &str)]) -> Worker {
     let urls = nodes.urls();
     let defaults = [
         ("url", urls.as_str()),
@@ -127,25 +157,25 @@ fn spawn_worker(nodes: &Nodes, args: &[(&str, &str)]) -> Worker {
         ("window_ms", "20000"),
         ("quarantine_ms", "0"),
     ];
-    let worker = Worker::spawn("hand", &[&defaults, args].concat());
+    let worker = Worker::spawn("locker", &[&defaults, args].concat());
     worker.expect("ready");
     worker
 }
 
-/// Waits until a process has the lock for which it was told to wait; returns its token and its
-/// identifier.
+/// Waits until the process has the lock that it was sent to wait for; returns the token and the id.
 #[track_caller]
-fn expect_locked(worker: &Worker, name: &str) -> (u64, String) {
+pub(crate) fn expect_locked(worker: &Worker, name: &str) -> (u64, String) {
     token_and_id(&worker.expect_any(&["locked ", "failed "]), name)
 }
 
-/// The same for whichever of several processes has it next, as they themselves say.
+/// Like `expect_locked`, for the first of several processes that reports the lock; also returns the
+/// index of that process.
 #[track_caller]
-fn next_locked<'a>(
+pub(crate) fn next_locked<'a>(
     workers: impl Iterator<Item = &'a Worker> + Clone,
     name: &str,
 ) -> (usize, u64, String) {
-    let (next, line) = eventually_some("one of them has it", CEILING, || {
+    let (next, line) = eventually_some("one process has the lock", TEST_TIMEOUT, || {
         workers
             .clone()
             .enumerate()
@@ -163,7 +193,7 @@ fn token_and_id(line: &str, name: &str) -> (u64, String) {
 }
 
 #[track_caller]
-fn release(worker: &mut Worker, name: &str) {
+pub(crate) fn release(worker: &mut Worker, name: &str) {
     worker.send(&format!("release {name}"));
     assert_eq!(worker.expect(&format!("released {name}")), "Ok(Released)");
 }

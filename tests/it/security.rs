@@ -3,4 +3,5 @@
 mod fuzz_corpus;
 pub(crate) mod limits;
 mod malicious;
+mod passwords;
 mod permissions;

@@ -1,7 +1,7 @@
-//! What the child processes do. Each role is one function; the parent leads it by lines and hears
-//! of it in lines.
+//! The child processes of tests. Each role is a function that reads commands from its parent and
+//! writes results, one a line.
 
-mod leaver;
+mod exiting;
 mod rounds;
 
 use std::{collections::HashMap, sync::Arc, thread, time::Duration};
@@ -11,27 +11,26 @@ use parking_lot::Mutex;
 
 use crate::{
     contention::history::boottime,
-    support::{CEILING, WorkerSide},
+    support::{TEST_TIMEOUT, WorkerSide},
 };
 
 #[test]
 fn entry() {
     let Some(side) = WorkerSide::from_env().map(Arc::new) else { return };
     match side.role() {
-        "hand" => hand(&side),
+        "locker" => locker(&side),
         "counter" => rounds::counter(&side),
         "foreign" => rounds::foreign(&side),
         "sharer" => rounds::sharer(&side),
-        "crowd" => rounds::crowd(&side),
         "forker" => forker(&side),
-        "making_forker" => making_forker(&side),
+        "forker_during_init" => forker_during_init(&side),
         "early_forker" => early_forker(&side),
-        "leaver" => leaver::leaver(&side),
+        "exiting" => exiting::exiting(&side),
         role => panic!("there is no role {role}"),
     }
 }
 
-/// Time in which a holder works.
+/// Stands for the work of a holder, which takes this long.
 pub(crate) fn work(span: Duration) {
     let _ = crossbeam_channel::never::<()>().recv_timeout(span);
 }
@@ -62,55 +61,57 @@ fn number(side: &WorkerSide, key: &str) -> u64 {
     side.arg(key).parse().unwrap_or_else(|_| panic!("{key} is not a number"))
 }
 
-/// Does one thing with one lock for each line that it hears, and keeps its guards until it is told
-/// otherwise.
-fn hand(side: &Arc<WorkerSide>) {
-    let hand = Arc::new(Hand { side: side.clone(), mgr: manager(side), guards: Mutex::default() });
-    hand.side.say("ready");
+/// Executes one command about one lock for each line, and keeps its guards until a command ends
+/// them.
+fn locker(side: &Arc<WorkerSide>) {
+    let locker =
+        Arc::new(Locker { side: side.clone(), mgr: manager(side), guards: Mutex::default() });
+    locker.side.say("ready");
     while let Some(line) = side.hear() {
         let (verb, name) = line.split_once(' ').expect("a verb and a name");
         match verb {
-            // Waiting must not keep it from hearing.
+            // Waits in a thread, so that the process can read further commands.
             "lock" => {
-                let (hand, name) = (hand.clone(), name.to_owned());
-                drop(thread::spawn(move || hand.lock(&name)));
+                let (locker, name) = (locker.clone(), name.to_owned());
+                drop(thread::spawn(move || locker.lock(&name)));
             }
             "held" => {
-                // The very first thing that a process does which was stopped while it listened.
-                let held = hand.guards.lock()[name].is_held();
+                // For a process that was stopped while it waited for a line, this check is the very
+                // first thing it does.
+                let held = locker.guards.lock()[name].is_held();
                 side.say(format!("held {name} {held}"));
             }
             "until" => {
                 let now = boottime();
-                let left = hand.guards.lock()[name].remaining();
+                let left = locker.guards.lock()[name].remaining();
                 side.say(format!("until {name} {}", u128::from(now) + left.as_nanos()));
             }
             "lost" => {
-                let why = hand.guards.lock()[name].lost().recv_timeout(CEILING);
+                let why = locker.guards.lock()[name].lost().recv_timeout(TEST_TIMEOUT);
                 side.say(format!("lost {name} {why:?}"));
             }
             "quiet" => {
-                let quiet = hand.guards.lock()[name].lost().is_empty();
+                let quiet = locker.guards.lock()[name].lost().is_empty();
                 side.say(format!("quiet {name} {quiet}"));
             }
             "write" => {
                 let accepted =
-                    fenced_write(side, name, hand.guards.lock()[name].fencing_token().as_u64());
+                    fenced_write(side, name, locker.guards.lock()[name].fencing_token().as_u64());
                 side.say(format!("write {name} {accepted}"));
             }
             "release" => {
-                let outcome = match hand.take(name).release() {
+                let outcome = match locker.take(name).release() {
                     Ok(Released::OwnedByOther(_)) => "OwnedByOther".to_owned(),
                     outcome => format!("{outcome:?}"),
                 };
                 side.say(format!("released {name} {outcome}"));
             }
             "drop" => {
-                drop(hand.take(name));
+                drop(locker.take(name));
                 side.say(format!("dropped {name}"));
             }
             "panic" => {
-                let guard = hand.take(name);
+                let guard = locker.take(name);
                 let thread = thread::spawn(move || {
                     let _guard = guard;
                     panic!("on purpose");
@@ -122,17 +123,17 @@ fn hand(side: &Arc<WorkerSide>) {
             verb => panic!("cannot {verb}"),
         }
     }
-    hand.guards.lock().clear();
-    hand.mgr.shutdown();
+    locker.guards.lock().clear();
+    locker.mgr.shutdown();
 }
 
-struct Hand {
+struct Locker {
     side: Arc<WorkerSide>,
     mgr: RedisMgr,
     guards: Mutex<HashMap<String, LockGuard>>,
 }
 
-impl Hand {
+impl Locker {
     fn lock(&self, name: &str) {
         match self.mgr.lock(name) {
             Ok(guard) => {
@@ -154,7 +155,7 @@ impl Hand {
     }
 }
 
-/// A write to a resource that knows the highest token it has seen.
+/// Writes to a resource that refuses tokens lower than the highest it has seen.
 fn fenced_write(side: &WorkerSide, name: &str, token: u64) -> bool {
     let client = redis::Client::open(side.arg("url")).expect("no client");
     let mut connection = client.get_connection().expect("no connection");
@@ -172,25 +173,25 @@ fn fenced_write(side: &WorkerSide, name: &str, token: u64) -> bool {
         == 1
 }
 
-/// A process with a manager, a guard and all their threads, that forks.
+/// Forks while the process has a manager, a guard, and their threads.
 fn forker(side: &WorkerSide) {
     let mgr = manager(side);
     let guard = mgr.lock("forked").expect("no lock");
     assert!(guard.is_held());
-    // SAFETY: the child uses nothing that another thread may have locked, and that is what is
-    // tested.
+    // SAFETY: the child uses nothing that another thread may have locked, which is what the test
+    // checks.
     match rustix::process::Pid::from_raw(unsafe { fork() }) {
         None => {
-            // Only this thread exists here. What it says is read by the parent's parent.
+            // Only this thread exists in the child. Its output is read by the parent's parent.
             side.say(format!("child held {}", guard.is_held()));
             side.say(format!(
                 "child ensure {}",
                 matches!(guard.ensure_held(), Err(LockError::Forked))
             ));
-            let told = guard.lost().try_recv();
+            let loss = guard.lost().try_recv();
             side.say(format!(
                 "child lost {}",
-                told == Err(crossbeam_channel::TryRecvError::Disconnected)
+                loss == Err(crossbeam_channel::TryRecvError::Disconnected)
             ));
             side.say(format!(
                 "child lock {}",
@@ -201,12 +202,11 @@ fn forker(side: &WorkerSide) {
             mgr.shutdown();
             drop(mgr);
             side.say("child dropped all");
-            // SAFETY: it only ends the process, without running what the parent has left to run at
-            // its own end.
+            // SAFETY: _exit ends the process at once, without the exit handlers of the parent.
             unsafe { _exit(0) }
         }
         Some(child) => {
-            say_how_it_ended(side, child);
+            report_child_exit(side, child);
             side.say(format!("parent held {}", guard.is_held()));
             side.hear();
             side.say(format!("parent released {:?}", guard.release()));
@@ -214,28 +214,28 @@ fn forker(side: &WorkerSide) {
     }
 }
 
-/// Waits for a child that was forked.
-fn say_how_it_ended(side: &WorkerSide, child: rustix::process::Pid) {
+/// Waits for a forked child and reports its exit status.
+fn report_child_exit(side: &WorkerSide, child: rustix::process::Pid) {
     let (_, status) = rustix::process::waitpid(Some(child), rustix::process::WaitOptions::empty())
         .expect("cannot wait")
-        .expect("it was waited for");
+        .expect("an exit status");
     side.say(format!("child ended {:?}", status.exit_status()));
 }
 
-/// A process with a lock, that forks while one of its threads makes the process-wide manager of
-/// nodes that do not answer.
-fn making_forker(side: &WorkerSide) {
+/// Holds a lock, and forks while another thread creates the process-wide manager for nodes that do
+/// not answer.
+fn forker_during_init(side: &WorkerSide) {
     let mgr = manager(side);
     let guard = mgr.lock("parent").expect("no lock");
     let silent =
-        Config::nodes([side.arg("silent"), side.arg("silent_too")]).operation_timeout(CEILING);
+        Config::nodes([side.arg("silent"), side.arg("silent_too")]).operation_timeout(TEST_TIMEOUT);
     drop(thread::spawn(move || RedisMgr::init(silent).map(drop)));
     assert_eq!(side.hear().as_deref(), Some("fork"));
-    // SAFETY: the child uses nothing that another thread may have locked, and that is what is
-    // tested.
+    // SAFETY: the child uses nothing that another thread may have locked, which is what the test
+    // checks.
     match rustix::process::Pid::from_raw(unsafe { fork() }) {
         None => {
-            // Should it hang, it ends with its parent.
+            // If the child hangs, it ends with its parent.
             rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
                 .expect("a signal");
             let config = || Config::new(side.arg("url"));
@@ -252,36 +252,33 @@ fn making_forker(side: &WorkerSide) {
                 matches!(RedisMgr::new(config()), Err(LockError::Forked))
             ));
             side.say(format!("child id {}", generate_lock_id().pid() == std::process::id()));
-            // SAFETY: it only ends the process, without running what the parent has left to run at
-            // its own end.
+            // SAFETY: _exit ends the process at once, without the exit handlers of the parent.
             unsafe { _exit(0) }
         }
         Some(child) => {
-            say_how_it_ended(side, child);
+            report_child_exit(side, child);
             side.say(format!("parent released {:?}", guard.release()));
         }
     }
 }
 
-/// A process that forks before it has a manager; then both have one.
+/// Forks before the first manager; then parent and child create one each.
 fn early_forker(side: &WorkerSide) {
-    // SAFETY: there is no other thread that could have locked anything but the test harness's,
-    // which waits.
+    // SAFETY: the only other thread is that of the test harness, which waits.
     let child = rustix::process::Pid::from_raw(unsafe { fork() });
     if child.is_none() {
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
             .expect("a signal");
     }
-    let who = if child.is_some() { "parent" } else { "child" };
+    let side_name = if child.is_some() { "parent" } else { "child" };
     let mgr = RedisMgr::init(Config::new(side.arg("url"))).expect("no manager");
     let guard = mgr.lock("each").expect("no lock");
     let held = guard.is_held() && guard.id().pid() == std::process::id();
-    side.say(format!("{who} held {held}, {:?}", guard.release()));
+    side.say(format!("{side_name} held {held}, {:?}", guard.release()));
     match child {
-        // SAFETY: it only ends the process, without running what the parent has left to run at its
-        // own end.
+        // SAFETY: _exit ends the process at once, without the exit handlers of the parent.
         None => unsafe { _exit(0) },
-        Some(child) => say_how_it_ended(side, child),
+        Some(child) => report_child_exit(side, child),
     }
 }
 

@@ -124,7 +124,8 @@ impl Change {
                 1 => *text = text.replacen(&edit.from, &edit.to, 1),
                 count => {
                     return Err(format!(
-                        "{} does not fit any more: this text occurs {count} times in {}, and must occur once:\n{}",
+                        "{} does not fit any more: this text occurs {count} times in {}, and must \
+                         occur once:\n{}",
                         self.name, edit.file, edit.from
                     ));
                 }

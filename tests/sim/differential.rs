@@ -257,7 +257,8 @@ impl Pair {
         let shown: Vec<_> =
             request.iter().skip(2).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
         Err(format!(
-            "{shown:?}\n real: {reply:?}\n       {values:?}\n       {published:?}\n fake: {last:?}\nbefore: {:?}",
+            "{shown:?}\n real: {reply:?}\n       {values:?}\n       {published:?}\n fake: \
+             {last:?}\nbefore: {:?}",
             self.fake.keys
         ))
     }
@@ -268,8 +269,8 @@ impl Pair {
         let mut messages = Vec::new();
         loop {
             let message = self.subscriber.recv_response().unwrap();
-            if matches!(&message, Value::Array(parts) if parts.last() == Some(&Value::BulkString(b"all".to_vec())))
-            {
+            let end = Value::BulkString(b"all".to_vec());
+            if matches!(&message, Value::Array(parts) if parts.last() == Some(&end)) {
                 return messages;
             }
             messages.push(message);
@@ -284,7 +285,7 @@ fn fake_node_replies_like_real_server() {
         "replay: SIM_SEED={seed} cargo test --features testing --test sim fake_node -- --nocapture"
     );
     let mut pair = start_pair(seed);
-    pair.subscriber.set_read_timeout(Some(super::support::CEILING)).unwrap();
+    pair.subscriber.set_read_timeout(Some(super::support::TEST_TIMEOUT)).unwrap();
     for step in 0..4_000 {
         if pair.rng.u32(..5) == 0 {
             pair.change_keys();

@@ -91,7 +91,8 @@ impl Invariants {
                     continue;
                 }
                 sim.violation(format!(
-                    "process {process} holds {name} with token {token}, and process {} still holds it with token {}",
+                    "process {process} holds {name} with token {token}, and process {} still \
+                     holds it with token {}",
                     other.process, other.token
                 ));
             }
@@ -128,7 +129,8 @@ impl Invariants {
         drop((net, presence));
         if count < needed && self.is_held(sim, record) && !self.is_excused(sim, record) {
             sim.violation(format!(
-                "process {} holds {} (token {}), but only {count} nodes have its key, and {needed} are needed",
+                "process {} holds {} (token {}), but only {count} nodes have its key, and \
+                 {needed} are needed",
                 record.process, record.name, record.token
             ));
         }
@@ -176,7 +178,8 @@ impl Invariants {
         if !excused && faults.could_renew(record.lease, end, timeout, &record.presence.borrow()) {
             let GuardRecord { process, name, token, .. } = record;
             sim.violation(format!(
-                "process {process} had no reason to report about {name} (token {token}): {}; {faults:?}",
+                "process {process} had no reason to report about {name} (token {token}): {}; \
+                 {faults:?}",
                 incident.text()
             ));
         }

@@ -131,6 +131,7 @@ fn guard_is_not_held_after_pause_beyond_lease() {
     });
 }
 
+/// Fault: F13
 #[test]
 fn panic_in_one_renewal_costs_no_other_lock() {
     for nodes in [1, 3] {
@@ -156,6 +157,7 @@ fn panic_in_one_renewal_costs_no_other_lock() {
     }
 }
 
+/// Fault: F13
 #[test]
 fn panic_that_ends_within_lease_costs_no_lock() {
     scripted(1, |sim, mgr| {
@@ -171,6 +173,7 @@ fn panic_that_ends_within_lease_costs_no_lock() {
     });
 }
 
+/// Fault: F13
 #[test]
 fn panic_in_clean_up_does_not_stop_renewals() {
     scripted(3, |sim, mgr| {
@@ -252,6 +255,7 @@ fn release_during_shutdown_takes_one_timeout() {
     }
 }
 
+/// Fault: N88
 #[test]
 fn lock_held_for_days_keeps_its_token() {
     for (nodes, ttl) in [(1, HOUR), (1, 17 * HOUR), (1, 24 * HOUR), (3, HOUR)] {
@@ -290,6 +294,7 @@ fn exists_on_any_node(sim: &Sim, name: &str) -> bool {
 /// Locks that are held for a moment leave work for the clean-up on a node that replies long after
 /// the others. It is done as fast as it arises. One of three nodes replies after 150 ms; threads
 /// acquire locks and release them at once.
+/// Fault: N112
 #[test]
 fn clean_up_on_slow_node_does_not_pile_up() {
     for (threads, locks) in [(1, 300), (8, 150)] {
@@ -336,6 +341,7 @@ fn clean_up_on_slow_node_does_not_pile_up() {
 
 /// A slow node had not replied when the lock was acquired. Once that request has expired, a release
 /// does not wait for the node.
+/// Fault: N112
 #[test]
 fn late_release_does_not_wait_for_slow_node() {
     scripted(3, |sim, mgr| {
@@ -370,6 +376,7 @@ fn restart_all_empty(sim: &Sim) -> Time {
 /// A quarantine is not an outage. A client without a wait limit gets its lock when the quarantine
 /// ends, even though its lease is shorter than the quarantine. Neither requests in flight at that
 /// moment nor a short outage change that.
+/// Fault: N127
 #[test]
 fn waiter_gets_lock_when_quarantine_ends() {
     for delay in 0..10 {
@@ -394,6 +401,7 @@ fn waiter_gets_lock_when_quarantine_ends() {
 }
 
 /// A vote that did not count because of the quarantine says so, even if it would count by now.
+/// Fault: N127
 #[test]
 fn quarantined_vote_is_never_reported_as_granted() {
     for delay in 0..10 {

@@ -5,9 +5,10 @@ use std::{path::PathBuf, time::Duration};
 use crate::Outcome;
 
 pub(crate) const HELP: &str = "\
-The storm: randomised fault injection. Worker processes acquire and release locks on real servers, while
-workers are killed and stopped, servers crash, and connections break. Everything is recorded, and the record
-is checked: no two holders at once, rising tokens, bounded calls, no loss without a reason, nothing left behind.
+The storm: randomised fault injection. Worker processes acquire and release locks on real
+servers, while workers are killed and stopped, servers crash, and connections break. Everything is
+recorded, and the record is checked: no two holders at once, rising tokens, bounded calls, no loss
+without a reason, nothing left behind.
 
     make storm                                    one minute on one server, and one on five
     make storm ARGS='--minutes 30 --nodes 5 --seed 7 --workers 6 --locks 3'

@@ -11,7 +11,7 @@ use crate::{
     history::{Event, Fault, Journal, Kind, Record, now},
     nanos,
     network::{EXCHANGE_FAULTS, ROUTE_FAULTS, apply_route_fault, arm_exchange_fault},
-    support::Armed,
+    support::ArmedFault,
     workers::Workers,
 };
 
@@ -42,7 +42,7 @@ enum Undo {
     Start { node: usize, with_data: bool },
     FreeMemory(usize),
     Heal(Vec<(usize, usize)>),
-    Disarm(Armed),
+    Disarm(ArmedFault),
 }
 
 impl<'a> Nemesis<'a> {
@@ -141,7 +141,7 @@ impl<'a> Nemesis<'a> {
             Kind::Evict,
             Kind::Delete,
             Kind::Delete,
-            Kind::DeleteLine,
+            Kind::DeleteQueue,
             Kind::DeleteFence,
             Kind::Step,
             Kind::Step,
@@ -192,9 +192,9 @@ impl<'a> Nemesis<'a> {
                 let (lock, by) = (self.rng.u32(1..=self.locks), self.rng.u64(50..3000));
                 self.delete_or_shorten(node, lock, Some(by))?;
             }
-            Kind::DeleteLine | Kind::DeleteFence => {
+            Kind::DeleteQueue | Kind::DeleteFence => {
                 let lock = self.rng.u32(1..=self.locks);
-                let key = if kind == Kind::DeleteLine { queue_key(lock) } else { token_key(lock) };
+                let key = if kind == Kind::DeleteQueue { queue_key(lock) } else { token_key(lock) };
                 let number = self.record_start(node, lock, kind, 0)?;
                 self.cluster.nodes.server(node).cli(&["DEL", &key]);
                 self.record_end(number)?;
@@ -390,7 +390,7 @@ impl<'a> Nemesis<'a> {
                 }
                 Undo::Disarm(armed) => {
                     armed.disarm();
-                    armed.let_go();
+                    armed.release();
                 }
             }
             match fault.node {

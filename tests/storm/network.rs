@@ -6,7 +6,7 @@ use fastrand::Rng;
 
 use crate::{
     history::Kind,
-    support::{Armed, Fault, FaultProxy, any_request},
+    support::{ArmedFault, Fault, FaultProxy, any_request},
 };
 
 /// Faults that affect a route until it is healed.
@@ -42,7 +42,7 @@ pub(crate) fn apply_route_fault(proxy: &FaultProxy, kind: Kind, rng: &mut Rng) {
 }
 
 /// Arms a fault for one of the next exchanges, or a few of them.
-pub(crate) fn arm_exchange_fault(proxy: &FaultProxy, kind: Kind, rng: &mut Rng) -> Armed {
+pub(crate) fn arm_exchange_fault(proxy: &FaultProxy, kind: Kind, rng: &mut Rng) -> ArmedFault {
     let fault = match kind {
         Kind::DropReply => Fault::DropReply,
         Kind::DelayReply => Fault::DelayReply(Duration::from_millis(rng.u64(1..800))),

@@ -1,4 +1,4 @@
-//! The poller: asks every node, bypassing the proxies, who holds each lock, and records the
+//! The poller: asks every node, bypassing the proxies, for the holder of each lock, and records the
 //! replies.
 
 use std::{

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::{
     args::{Storm, THREADS},
-    history::{End, Rule, Story, Verdict, bounds, remains, span},
+    history::{End, Rule, Story, Verdict, bounds, leaks, span},
 };
 
 /// Maximum number of findings that are printed for each rule.
@@ -12,7 +12,8 @@ const FINDINGS_MAX: usize = 8;
 
 pub(crate) fn headline(storm: &Storm, nodes: usize) -> String {
     format!(
-        "Storm on {nodes} {} for {:?}: {} worker processes with {THREADS} threads each, {} locks with a ttl of {:?}. Seed {}.",
+        "Storm on {nodes} {} for {:?}: {} worker processes with {THREADS} threads each, {} locks \
+         with a ttl of {:?}. Seed {}.",
         if nodes == 1 { "server" } else { "servers" },
         storm.duration,
         storm.workers,
@@ -27,7 +28,8 @@ pub(crate) fn replay(storm: &Storm, nodes: usize) -> Vec<String> {
     let minutes = storm.duration.as_secs_f64() / 60.0;
     let Storm { seed, workers, locks, .. } = storm;
     vec![format!(
-        "  Repeat with: make storm ARGS='--minutes {minutes} --nodes {nodes} --seed {seed} --workers {workers} --locks {locks}'\n"
+        "  Repeat with: make storm ARGS='--minutes {minutes} --nodes {nodes} --seed {seed} \
+         --workers {workers} --locks {locks}'\n"
     )]
 }
 
@@ -45,7 +47,7 @@ pub(crate) fn table(story: &Story, verdict: &Verdict<'_>) -> String {
         format!("{long} of them for longer than the lease"),
     );
     let mut faults = wrap(by_kind).into_iter();
-    line("other faults", story.done.len().to_string(), faults.next().unwrap_or_default());
+    line("other faults", story.faults.len().to_string(), faults.next().unwrap_or_default());
     faults.for_each(|more| line("", String::new(), more));
     let ended = |end| story.holds.iter().filter(|hold| hold.end == end).count();
     line(
@@ -77,7 +79,7 @@ pub(crate) fn table(story: &Story, verdict: &Verdict<'_>) -> String {
     );
     line(
         "holders and servers",
-        verdict.against(Rule::Agreement).len().to_string(),
+        verdict.against(Rule::ServerAgreement).len().to_string(),
         format!("times they disagreed, in {} comparisons", verdict.compared),
     );
     line(
@@ -88,10 +90,10 @@ pub(crate) fn table(story: &Story, verdict: &Verdict<'_>) -> String {
             verdict.fenced.stale_refused, verdict.fenced.late
         ),
     );
-    line("lost updates", verdict.against(Rule::Updates).len().to_string(), String::new());
+    line("lost updates", verdict.against(Rule::LostUpdates).len().to_string(), String::new());
     line(
         "unexplained losses",
-        verdict.against(Rule::Losses).len().to_string(),
+        verdict.against(Rule::UnexplainedLosses).len().to_string(),
         format!("or unreported, of {} losses", verdict.losses.count),
     );
     let waits = story.waits.iter().filter(|wait| wait.entered).map(|wait| wait.until - wait.from);
@@ -113,7 +115,7 @@ pub(crate) fn table(story: &Story, verdict: &Verdict<'_>) -> String {
         verdict.gaps.overtaken.to_string(),
         format!(
             "of one waiter while there was no fault, in {} waits in a queue",
-            verdict.gaps.lined
+            verdict.gaps.queued_waits
         ),
     );
     let excess = story.calls.iter().filter_map(bounds::excess).max().unwrap_or(0);
@@ -135,22 +137,22 @@ pub(crate) fn table(story: &Story, verdict: &Verdict<'_>) -> String {
     );
     line(
         "leftovers, failures",
-        verdict.against(Rule::Remains).len().to_string(),
+        verdict.against(Rule::Other).len().to_string(),
         format!(
             "and {} queue entries excused because the machine was too slow to remove them",
-            remains::excused(story)
+            leaks::excused(story)
         ),
     );
     for rule in [
         Rule::Exclusion,
         Rule::Order,
-        Rule::Agreement,
+        Rule::ServerAgreement,
         Rule::Fence,
-        Rule::Updates,
-        Rule::Peace,
-        Rule::Losses,
+        Rule::LostUpdates,
+        Rule::Availability,
+        Rule::UnexplainedLosses,
         Rule::Bounds,
-        Rule::Remains,
+        Rule::Other,
     ] {
         let found = verdict.against(rule);
         for finding in found.iter().take(FINDINGS_MAX) {

@@ -21,7 +21,7 @@ use parking_lot::RwLock;
 use crate::{
     Outcome,
     args::{Storm, THREADS, WorkerArgs},
-    history::{Event, Journal, Record, UNTOLD, now},
+    history::{Event, Journal, Record, UNREPORTED, now},
     nanos, pause,
     resource::Resource,
 };
@@ -401,7 +401,7 @@ impl LockThread<'_> {
         // The thread that ends the lease also sends the reason, and may have to wait for a
         // processor in between.
         let why = (0..REASON_TRIES).find_map(|_| guard.lost().recv_timeout(REASON_TIMEOUT).ok());
-        let why = why.map_or_else(|| UNTOLD.to_owned(), |why| why.to_string());
+        let why = why.map_or_else(|| UNREPORTED.to_owned(), |why| why.to_string());
         self.recorder.record_as_of(at, lock, Event::Lost { why })
     }
 }

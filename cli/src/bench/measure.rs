@@ -1,4 +1,4 @@
-//! What is measured: each for a part of the time, with the scratch names gone afterwards.
+//! The measurements. Each takes its share of the time.
 
 use std::{
     sync::Mutex,
@@ -11,14 +11,16 @@ use hdrhistogram::Histogram;
 
 use crate::clock;
 
-/// Times of one kind.
+/// A histogram of one kind of operation.
 #[derive(Debug)]
-pub(super) struct Times(Histogram<u64>);
+pub(super) struct Samples(Histogram<u64>);
 
-impl Times {
-    fn new() -> Result<Times, String> {
-        // From a microsecond to ten minutes, to three digits.
-        Histogram::new_with_bounds(1, 600_000_000, 3).map(Times).map_err(|error| error.to_string())
+impl Samples {
+    fn new() -> Result<Samples, String> {
+        // From one microsecond to ten minutes, with three digits of precision.
+        Histogram::new_with_bounds(1, 600_000_000, 3)
+            .map(Samples)
+            .map_err(|error| error.to_string())
     }
 
     fn add(&mut self, span: Duration) {
@@ -29,7 +31,7 @@ impl Times {
         self.0.len()
     }
 
-    /// How often that is in a second, one after another.
+    /// How many can be done in a second, one after another.
     pub(super) fn per_second(&self) -> f64 {
         1e6 / self.0.mean()
     }
@@ -39,28 +41,28 @@ impl Times {
     }
 }
 
-/// Why there are no figures.
+/// Why there are no results.
 #[derive(Debug)]
-pub(super) enum Trouble {
+pub(super) enum MeasureError {
     Lock(LockError),
     Other(String),
 }
 
-impl From<LockError> for Trouble {
-    fn from(error: LockError) -> Trouble {
-        Trouble::Lock(error)
+impl From<LockError> for MeasureError {
+    fn from(error: LockError) -> MeasureError {
+        MeasureError::Lock(error)
     }
 }
 
-impl From<String> for Trouble {
-    fn from(error: String) -> Trouble {
-        Trouble::Other(error)
+impl From<String> for MeasureError {
+    fn from(error: String) -> MeasureError {
+        MeasureError::Other(error)
     }
 }
 
-/// Round trips that do nothing. To several nodes: until more than half of them have answered.
-pub(super) fn round_trips(mgr: &RedisMgr, time: Duration) -> Result<Times, Trouble> {
-    let mut times = Times::new()?;
+/// Measures bare round trips. Over several nodes, each takes until a majority has replied.
+pub(super) fn round_trips(mgr: &RedisMgr, time: Duration) -> Result<Samples, MeasureError> {
+    let mut times = Samples::new()?;
     // The first one connects.
     mgr.ping()?;
     let started = clock::now();
@@ -72,60 +74,77 @@ pub(super) fn round_trips(mgr: &RedisMgr, time: Duration) -> Result<Times, Troub
     }
 }
 
-/// Taking a lock and giving it up, with nobody else about.
-pub(super) fn alone(mgr: &RedisMgr, name: &str, time: Duration) -> Result<Times, Trouble> {
-    let mut times = Times::new()?;
-    // The first one teaches the server its scripts.
-    pair(mgr, name)?;
+/// Measures locking and releasing a lock that no other client wants.
+pub(super) fn lock_and_release(
+    mgr: &RedisMgr,
+    name: &str,
+    time: Duration,
+) -> Result<Samples, MeasureError> {
+    let mut times = Samples::new()?;
+    // The first one loads the scripts into the server.
+    lock_and_release_once(mgr, name)?;
     let started = clock::now();
     loop {
-        times.add(pair(mgr, name)?);
+        times.add(lock_and_release_once(mgr, name)?);
         if clock::now().duration_since(started) >= time {
             return Ok(times);
         }
     }
 }
 
-fn pair(mgr: &RedisMgr, name: &str) -> Result<Duration, Trouble> {
-    let asked = clock::now();
+fn lock_and_release_once(mgr: &RedisMgr, name: &str) -> Result<Duration, MeasureError> {
+    let started = clock::now();
     let guard = mgr.try_lock(name)?;
-    // Whether it was ours until then shows in the next one.
+    // Its result does not matter: if another client has the lock by now, the next round fails.
     let _ = guard.release()?;
-    Ok(clock::now().duration_since(asked))
+    Ok(clock::now().duration_since(started))
 }
 
-/// From the moment before a release until the thread that waits in line has the lock. Two threads take turns.
-pub(super) fn handovers(mgr: &RedisMgr, name: &str, time: Duration) -> Result<Times, Trouble> {
-    let turns = Turns { times: Mutex::new((Times::new()?, None)), until: clock::now() + time, wait: time * 2 };
+/// Measures from just before a release until the queued thread has the lock. Two threads take
+/// turns.
+pub(super) fn handovers(
+    mgr: &RedisMgr,
+    name: &str,
+    time: Duration,
+) -> Result<Samples, MeasureError> {
+    let turns = HandoverTurns {
+        times: Mutex::new((Samples::new()?, None)),
+        until: clock::now() + time,
+        wait: time * 2,
+    };
     thread::scope(|threads| {
-        let other = threads.spawn(|| turns.take(mgr, name));
-        let ours = turns.take(mgr, name);
-        let theirs = other.join().map_err(|_| Trouble::Other("a thread that measures failed".into()))?;
+        let other = threads.spawn(|| turns.run(mgr, name));
+        let ours = turns.run(mgr, name);
+        let theirs =
+            other.join().map_err(|_| MeasureError::Other("a measuring thread panicked".into()))?;
         ours.and(theirs)
     })?;
-    let (times, _) = turns.times.into_inner().map_err(|_| Trouble::Other("a thread that measures failed".into()))?;
+    let (times, _) = turns
+        .times
+        .into_inner()
+        .map_err(|_| MeasureError::Other("a measuring thread panicked".into()))?;
     Ok(times)
 }
 
-struct Turns {
-    /// The times so far, and when the lock was let go for somebody who waited.
-    times: Mutex<(Times, Option<Instant>)>,
+struct HandoverTurns {
+    /// The samples so far, and the time of the last release for a queued waiter.
+    times: Mutex<(Samples, Option<Instant>)>,
     until: Instant,
     wait: Duration,
 }
 
-impl Turns {
-    fn take(&self, mgr: &RedisMgr, name: &str) -> Result<(), Trouble> {
+impl HandoverTurns {
+    fn run(&self, mgr: &RedisMgr, name: &str) -> Result<(), MeasureError> {
         while clock::now() < self.until {
             let guard = mgr.try_lock_for(name, self.wait)?;
-            let got = clock::now();
+            let acquired = clock::now();
             if let Ok(mut times) = self.times.lock()
-                && let Some(let_go) = times.1.take()
+                && let Some(released) = times.1.take()
             {
-                times.0.add(got - let_go);
+                times.0.add(acquired - released);
             }
-            let joined = self.await_other(mgr, name)?;
-            if joined && let Ok(mut times) = self.times.lock() {
+            let is_queued = self.wait_for_waiter(mgr, name)?;
+            if is_queued && let Ok(mut times) = self.times.lock() {
                 times.1 = Some(clock::now());
             }
             let _ = guard.release()?;
@@ -133,22 +152,27 @@ impl Turns {
         Ok(())
     }
 
-    /// True once the other stands in line; false when the time is over.
-    fn await_other(&self, mgr: &RedisMgr, name: &str) -> Result<bool, Trouble> {
+    /// Returns true once the other thread is queued, or false when the measuring time has passed.
+    fn wait_for_waiter(&self, mgr: &RedisMgr, name: &str) -> Result<bool, MeasureError> {
         while clock::now() < self.until {
             let holder = mgr.holder(name)?;
             if holder.is_some_and(|holder| holder.waiters().is_some_and(|waiters| waiters > 0)) {
                 return Ok(true);
             }
-            clock::pause(Duration::from_micros(200));
+            clock::sleep(Duration::from_micros(200));
         }
         Ok(false)
     }
 }
 
-/// From sending a renewal to its confirmation, of one lock with a lease so short that there are many. A lease that turns
-/// out to be too short for the way there is doubled.
-pub(super) fn renewals(mgr: &RedisMgr, name: &str, time: Duration, round_trip: Duration) -> Result<Renewals, Trouble> {
+/// Measures renewals of one lock, from sending one to its confirmation. Its lease is short, so that
+/// there are many. If the lease proves too short for this network, it is doubled.
+pub(super) fn renewals(
+    mgr: &RedisMgr,
+    name: &str,
+    time: Duration,
+    round_trip: Duration,
+) -> Result<RenewalTimes, MeasureError> {
     let until = clock::now() + time;
     let mut ttl = (round_trip * 30).clamp(Duration::from_millis(100), Duration::from_secs(10));
     while clock::now() < until {
@@ -161,12 +185,16 @@ pub(super) fn renewals(mgr: &RedisMgr, name: &str, time: Duration, round_trip: D
     }
     let metrics = mgr.metrics();
     let renewal = metrics.renewal();
-    Ok(Renewals { count: renewal.count(), p50: renewal.quantile(0.5), p99: renewal.quantile(0.99) })
+    Ok(RenewalTimes {
+        count: renewal.count(),
+        p50: renewal.quantile(0.5),
+        p99: renewal.quantile(0.99),
+    })
 }
 
-/// As the library has counted them.
+/// The renewal times, from the library's own metrics.
 #[derive(Debug)]
-pub(super) struct Renewals {
+pub(super) struct RenewalTimes {
     pub(super) count: u64,
     pub(super) p50: Duration,
     pub(super) p99: Duration,

@@ -1,4 +1,4 @@
-//! The one place that asks the servers; what comes back is judged elsewhere.
+//! Queries the servers. What they reply is judged elsewhere.
 
 use std::{
     thread,
@@ -9,127 +9,154 @@ use distlock::{Config, LockError, PooledConnection, RedisMgr};
 use redis::{RedisError, Value};
 
 use super::{
-    attempts,
-    facts::{Aims, Clock, Contact, Facts, Info, Node, Rights, Told},
-    trial,
+    facts::{ClockOffset, Contact, Facts, Info, NodeFacts, Permissions, Queried, Requirements},
+    handover_probe, permission_probe,
 };
-use crate::{clock, scratch::Scratch, secrets::Secrets};
+use crate::{clock, secrets::Secrets, temp_lock::TempLock};
 
-const SAMPLES: usize = 20;
-/// For the scratch lock: longer than anything that is waited for here.
-const TRIAL_TTL: Duration = Duration::from_secs(30);
+/// Exchanges by which the round trip and the clock are measured.
+const ROUND_TRIP_SAMPLES: usize = 20;
+/// The ttl of the temporary lock, longer than the hand-over probe can take.
+const PROBE_TTL: Duration = Duration::from_secs(30);
 
-/// Fails only where the configuration cannot work.
-pub(super) fn facts(config: &Config, aims: Aims, secrets: &Secrets) -> Result<Facts, LockError> {
-    // Nobody but us knows the scratch name, so that nodes which have just started may vote on it.
-    let config = config.clone().ttl(TRIAL_TTL).quarantine(Duration::ZERO);
-    let managers = config.each_node().into_iter().map(RedisMgr::new).collect::<Result<Vec<_>, _>>()?;
-    let scratch = Scratch::new(&aims.prefix);
+/// Queries all servers. Fails only if the configuration is invalid.
+pub(super) fn collect_facts(
+    config: &Config,
+    requirements: Requirements,
+    secrets: &Secrets,
+) -> Result<Facts, LockError> {
+    // No other client uses the temporary name, so nodes that have just started can safely vote on
+    // it.
+    let config = config.clone().ttl(PROBE_TTL).quarantine(Duration::ZERO);
+    let managers =
+        config.each_node().into_iter().map(RedisMgr::new).collect::<Result<Vec<_>, _>>()?;
+    let temp_lock = TempLock::new(&requirements.prefix);
     let nodes = thread::scope(|threads| {
-        let ask = |mgr| node(mgr, &scratch, &aims.prefix, secrets);
-        let asking: Vec<_> = managers.iter().map(|mgr| threads.spawn(move || ask(mgr))).collect();
-        let gone = |mgr: &RedisMgr| Node::new(mgr.server(), Contact::Away("looking at it failed".into()));
-        asking.into_iter().zip(&managers).map(|(thread, mgr)| thread.join().unwrap_or_else(|_| gone(mgr))).collect()
+        let query = |mgr| query_node(mgr, &temp_lock, &requirements.prefix, secrets);
+        let queries: Vec<_> =
+            managers.iter().map(|mgr| threads.spawn(move || query(mgr))).collect();
+        let panicked = |mgr: &RedisMgr| {
+            NodeFacts::new(mgr.server(), Contact::Unreachable("its check panicked".into()))
+        };
+        queries
+            .into_iter()
+            .zip(&managers)
+            .map(|(thread, mgr)| thread.join().unwrap_or_else(|_| panicked(mgr)))
+            .collect()
     });
-    let mut facts = Facts { aims, nodes, trial: None };
-    let answering = facts.nodes.iter().filter(|node| node.contact == Contact::Answers).count();
-    if answering > facts.nodes.len() / 2 {
-        let trial = RedisMgr::new(config).map_err(|error| error.to_string());
-        facts.trial = Some(trial.and_then(|mgr| trial::hand_over(&mgr, &scratch.name)));
+    let mut facts = Facts { requirements, nodes, handover: None };
+    let reachable = facts.nodes.iter().filter(|node| node.contact == Contact::Reachable).count();
+    if reachable > facts.nodes.len() / 2 {
+        let mgr = RedisMgr::new(config).map_err(|error| error.to_string());
+        facts.handover =
+            Some(mgr.and_then(|mgr| handover_probe::probe_handover(&mgr, &temp_lock.name)));
         for mgr in &managers {
-            scratch.clean(mgr);
+            temp_lock.delete_keys(mgr);
         }
     }
     Ok(facts)
 }
 
-impl Node {
-    /// Of which nothing is known yet.
-    pub(super) fn new(server: &str, contact: Contact) -> Node {
-        let untold = || Told::No("it was not asked".into());
-        Node {
+impl NodeFacts {
+    /// A server of which nothing else is known yet.
+    pub(super) fn new(server: &str, contact: Contact) -> NodeFacts {
+        let not_queried = || Queried::Unsupported("not queried".into());
+        NodeFacts {
             server: server.to_owned(),
             contact,
             round_trips: Vec::new(),
-            clock: None,
-            info: Told::No("it was not asked".into()),
-            appendfsync: untold(),
-            no_fsync_on_rewrite: untold(),
-            timeout: untold(),
-            rights: Rights::default(),
+            clock_offset: None,
+            info: Queried::Unsupported("not queried".into()),
+            appendfsync: not_queried(),
+            no_fsync_on_rewrite: not_queried(),
+            timeout: not_queried(),
+            permissions: Permissions::default(),
         }
     }
 }
 
-fn node(mgr: &RedisMgr, scratch: &Scratch, prefix: &str, secrets: &Secrets) -> Node {
-    let mut node = Node::new(mgr.server(), contact(mgr));
-    if node.contact == Contact::Answers
-        && let Err(away) = look(mgr, &mut node, scratch, prefix, secrets)
+fn query_node(mgr: &RedisMgr, temp_lock: &TempLock, prefix: &str, secrets: &Secrets) -> NodeFacts {
+    let mut node = NodeFacts::new(mgr.server(), try_contact(mgr));
+    if node.contact == Contact::Reachable
+        && let Err(error) = query_details(mgr, &mut node, temp_lock, prefix, secrets)
     {
-        node.contact = Contact::Away(away);
+        node.contact = Contact::Unreachable(error);
     }
     node
 }
 
-/// Connecting signs in and asks for the time.
-fn contact(mgr: &RedisMgr) -> Contact {
+/// Connects, which includes the login and `TIME`, and sends `PING`.
+fn try_contact(mgr: &RedisMgr) -> Contact {
     match mgr.ping() {
-        Ok(_) => Contact::Answers,
-        // That is found out again among the rights.
-        Err(LockError::Refused { code, message, .. }) if code == "NOPERM" && message.contains("'ping'") => {
-            Contact::Answers
+        Ok(_) => Contact::Reachable,
+        // The permission probe will report it.
+        Err(LockError::Refused { code, message, .. })
+            if code == "NOPERM" && message.contains("'ping'") =>
+        {
+            Contact::Reachable
         }
-        Err(LockError::Refused { code, message, .. }) => Contact::Refuses { code, message },
-        Err(LockError::Unavailable { cause, .. }) => Contact::Away(cause.to_string()),
-        Err(error) => Contact::Away(error.to_string()),
+        Err(LockError::Refused { code, message, .. }) => Contact::Refused { code, message },
+        Err(LockError::Unavailable { cause, .. }) => Contact::Unreachable(cause.to_string()),
+        Err(error) => Contact::Unreachable(error.to_string()),
     }
 }
 
-fn look(mgr: &RedisMgr, node: &mut Node, scratch: &Scratch, prefix: &str, secrets: &Secrets) -> Result<(), String> {
+fn query_details(
+    mgr: &RedisMgr,
+    node: &mut NodeFacts,
+    temp_lock: &TempLock,
+    prefix: &str,
+    secrets: &Secrets,
+) -> Result<(), String> {
     let mut connection = mgr.connection().map_err(|error| error.to_string())?;
-    let away = |error: RedisError| secrets.quote(&error.to_string());
-    (node.round_trips, node.clock) = clock_and_round_trips(&mut connection).map_err(away)?;
+    let failed = |error: RedisError| secrets.redact(&error.to_string());
+    (node.round_trips, node.clock_offset) = measure_round_trips(&mut connection).map_err(failed)?;
     let info = |value: &Value| match value {
         Value::BulkString(text) => Some(Info::parse(&String::from_utf8_lossy(text), secrets)),
         _ => None,
     };
-    node.info = told(ask(&mut connection, &["INFO"]), secrets, info).map_err(away)?;
-    let mut setting = |name| told(ask(&mut connection, &["CONFIG", "GET", name]), secrets, second);
-    node.appendfsync = setting("appendfsync").map_err(away)?;
-    node.no_fsync_on_rewrite = setting("no-appendfsync-on-rewrite").map_err(away)?;
-    node.timeout = setting("timeout").map_err(away)?;
-    let pattern = attempts::key_pattern(prefix);
-    node.rights = attempts::rights(scratch, &pattern, |words| ask(&mut connection, words)).map_err(away)?;
-    if node.info == Told::Denied {
-        node.rights.missing.push("+info".into());
+    node.info = to_queried(query(&mut connection, &["INFO"]), secrets, info).map_err(failed)?;
+    let mut setting =
+        |name| to_queried(query(&mut connection, &["CONFIG", "GET", name]), secrets, setting_value);
+    node.appendfsync = setting("appendfsync").map_err(failed)?;
+    node.no_fsync_on_rewrite = setting("no-appendfsync-on-rewrite").map_err(failed)?;
+    node.timeout = setting("timeout").map_err(failed)?;
+    let pattern = permission_probe::lock_key_pattern(prefix);
+    node.permissions = permission_probe::probe_permissions(temp_lock, &pattern, |words| {
+        query(&mut connection, words)
+    })
+    .map_err(failed)?;
+    if node.info == Queried::Denied {
+        node.permissions.missing.push("+info".into());
     }
-    if node.appendfsync == Told::Denied {
-        node.rights.missing.push("+config|get".into());
+    if node.appendfsync == Queried::Denied {
+        node.permissions.missing.push("+config|get".into());
     }
     Ok(())
 }
 
-fn ask(connection: &mut PooledConnection, words: &[&str]) -> Result<Value, RedisError> {
+fn query(connection: &mut PooledConnection, words: &[&str]) -> Result<Value, RedisError> {
     let mut command = redis::Cmd::new();
     command.arg(words).query(connection)
 }
 
-/// Fails when the connection did.
-fn told<T>(
+/// Sorts a reply or error of the server into [`Queried`]. Fails if the connection failed.
+fn to_queried<T>(
     reply: Result<Value, RedisError>,
     secrets: &Secrets,
     read: impl Fn(&Value) -> Option<T>,
-) -> Result<Told<T>, RedisError> {
+) -> Result<Queried<T>, RedisError> {
     match reply {
-        Ok(value) => Ok(read(&value).map_or_else(|| Told::No("its answer has another form".into()), Told::Yes)),
+        Ok(value) => Ok(read(&value)
+            .map_or_else(|| Queried::Unsupported("unexpected reply".into()), Queried::Known)),
         Err(error) if error.is_io_error() => Err(error),
-        Err(error) if error.code() == Some("NOPERM") => Ok(Told::Denied),
-        Err(error) => Ok(Told::No(secrets.quote(&error.to_string()))),
+        Err(error) if error.code() == Some("NOPERM") => Ok(Queried::Denied),
+        Err(error) => Ok(Queried::Unsupported(secrets.redact(&error.to_string()))),
     }
 }
 
-/// Of a setting and its value.
-fn second(pair: &Value) -> Option<String> {
+/// The value in a reply to `CONFIG GET`, which is a name and a value.
+fn setting_value(pair: &Value) -> Option<String> {
     let Value::Array(pair) = pair else { return None };
     match pair.get(1) {
         Some(Value::BulkString(text)) => Some(String::from_utf8_lossy(text).into_owned()),
@@ -137,21 +164,24 @@ fn second(pair: &Value) -> Option<String> {
     }
 }
 
-/// One question tells both. The quickest answer tells the clock best.
-fn clock_and_round_trips(connection: &mut PooledConnection) -> Result<(Vec<Duration>, Option<Clock>), RedisError> {
-    let mut round_trips = Vec::with_capacity(SAMPLES);
-    let mut best: Option<Clock> = None;
-    for _ in 0..SAMPLES {
-        let (wall, asked) = (clock::wall(), clock::now());
-        let reply = ask(connection, &["TIME"])?;
-        let took = clock::now() - asked;
+/// Measures the round trip and the server's clock by `TIME`. The fastest reply has the smallest
+/// error.
+fn measure_round_trips(
+    connection: &mut PooledConnection,
+) -> Result<(Vec<Duration>, Option<ClockOffset>), RedisError> {
+    let mut round_trips = Vec::with_capacity(ROUND_TRIP_SAMPLES);
+    let mut best: Option<ClockOffset> = None;
+    for _ in 0..ROUND_TRIP_SAMPLES {
+        let (wall, sent) = (clock::wall_clock(), clock::now());
+        let reply = query(connection, &["TIME"])?;
+        let took = clock::now() - sent;
         round_trips.push(took);
         let half = micros(took / 2);
         let ours = wall.duration_since(UNIX_EPOCH).map(micros).unwrap_or(0).saturating_add(half);
         if let Some(theirs) = server_time(&reply)
-            && best.is_none_or(|best| half < best.unsure_us)
+            && best.is_none_or(|best| half < best.error_us)
         {
-            best = Some(Clock { ahead_us: theirs.saturating_sub(ours), unsure_us: half });
+            best = Some(ClockOffset { ahead_us: theirs.saturating_sub(ours), error_us: half });
         }
     }
     round_trips.sort_unstable();

@@ -1,87 +1,87 @@
-//! `Facts`: what has been found out about the servers, before anybody judges it.
+//! `Facts`: what the servers replied, before it is judged.
 
 use std::{collections::HashMap, time::Duration};
 
 use crate::secrets::Secrets;
 
-/// Everything.
+/// All facts.
 #[derive(Debug)]
 pub(crate) struct Facts {
-    pub(crate) aims: Aims,
-    pub(crate) nodes: Vec<Node>,
-    /// `None` where too few nodes answer to try.
-    pub(crate) trial: Option<Result<Handover, String>>,
+    pub(crate) requirements: Requirements,
+    pub(crate) nodes: Vec<NodeFacts>,
+    /// `None` if too few nodes are reachable to try a hand-over.
+    pub(crate) handover: Option<Result<Handover, String>>,
 }
 
-/// What the servers are to be good for.
+/// What the servers must be fit for.
 #[derive(Clone, Debug)]
-pub(crate) struct Aims {
-    /// The shortest time to live in use.
+pub(crate) struct Requirements {
+    /// The shortest ttl in use.
     pub(crate) ttl: Duration,
     pub(crate) nodes: usize,
-    /// How long a node that may have forgotten does not vote; zero for not at all.
+    /// How long a node that may have lost its data must not vote; zero if there is no quarantine.
     pub(crate) quarantine: Duration,
     pub(crate) prefix: String,
 }
 
-/// One server.
+/// The facts of one server.
 #[derive(Debug)]
-pub(crate) struct Node {
+pub(crate) struct NodeFacts {
     pub(crate) server: String,
     pub(crate) contact: Contact,
-    /// Sorted.
+    /// In ascending order.
     pub(crate) round_trips: Vec<Duration>,
-    pub(crate) clock: Option<Clock>,
-    pub(crate) info: Told<Info>,
-    pub(crate) appendfsync: Told<String>,
-    /// `no-appendfsync-on-rewrite`, which makes exceptions to that.
-    pub(crate) no_fsync_on_rewrite: Told<String>,
-    pub(crate) timeout: Told<String>,
-    pub(crate) rights: Rights,
+    pub(crate) clock_offset: Option<ClockOffset>,
+    pub(crate) info: Queried<Info>,
+    pub(crate) appendfsync: Queried<String>,
+    /// `no-appendfsync-on-rewrite`, which makes an exception to `appendfsync`.
+    pub(crate) no_fsync_on_rewrite: Queried<String>,
+    pub(crate) timeout: Queried<String>,
+    pub(crate) permissions: Permissions,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Contact {
-    Answers,
-    /// It is there, and does not let us in.
-    Refuses {
+    Reachable,
+    /// The server runs, but refuses the login or the first requests.
+    Refused {
         code: String,
         message: String,
     },
-    Away(String),
+    Unreachable(String),
 }
 
-/// How far a server's clock is ahead of ours, in microseconds, give or take.
+/// How far a server's clock is ahead of ours, and the error of that measurement, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Clock {
+pub(crate) struct ClockOffset {
     pub(crate) ahead_us: i64,
-    pub(crate) unsure_us: i64,
+    pub(crate) error_us: i64,
 }
 
-/// What may be kept from us.
+/// A value that the server may not reveal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Told<T> {
-    Yes(T),
-    /// We lack the right to ask.
+pub(crate) enum Queried<T> {
+    Known(T),
+    /// The user lacks the permission.
     Denied,
-    /// The server has no answer, and why.
-    No(String),
+    /// The server does not know, for this reason.
+    Unsupported(String),
 }
 
-/// Which rights are missing.
+/// The permissions that the user lacks.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Rights {
+pub(crate) struct Permissions {
     pub(crate) missing: Vec<String>,
-    /// Could not be tried without those.
-    pub(crate) untried: Vec<&'static str>,
+    /// Those that cannot be tested while others are missing.
+    pub(crate) untested: Vec<&'static str>,
 }
 
-/// A lock was handed from one thread to another.
+/// The times of handing a lock from one thread to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handover {
-    /// Taking a free lock.
+    /// Acquiring a free lock.
     pub(crate) acquire: Duration,
-    /// From the moment before the release until the next one had it.
+    /// From just before the release until the waiter has the lock.
     pub(crate) handover: Duration,
 }
 
@@ -99,26 +99,26 @@ impl Info {
         Info { fields, secrets: secrets.clone() }
     }
 
-    /// As the server has it: to be judged, and not to be told.
+    /// The value as sent by the server, for checks but not for messages.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         self.fields.get(name).map(String::as_str)
     }
 
-    /// The same, fit for a sentence.
-    pub(crate) fn told(&self, name: &str) -> Option<String> {
-        self.get(name).map(|value| self.secrets.quote(value))
+    /// The value made fit for a message.
+    pub(crate) fn redacted(&self, name: &str) -> Option<String> {
+        self.get(name).map(|value| self.secrets.redact(value))
     }
 
-    /// Zero for what is not told.
+    /// Zero if the field is missing.
     pub(crate) fn number(&self, name: &str) -> u64 {
         self.get(name).and_then(|value| value.parse().ok()).unwrap_or(0)
     }
 }
 
-impl Node {
+impl NodeFacts {
     pub(crate) fn info(&self) -> Option<&Info> {
         match &self.info {
-            Told::Yes(info) => Some(info),
+            Queried::Known(info) => Some(info),
             _ => None,
         }
     }
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn info_is_read_whatever_it_says() {
+    fn info_is_parsed_leniently() {
         let info = Info::parse(
             "# Server\r\nrun_id:abc\r\nuptime:17\r\nos:Linux 6 a:b\r\n\r\nnonsense\r\n",
             &Secrets::default(),

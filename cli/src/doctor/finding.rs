@@ -1,25 +1,25 @@
-//! `Finding`: what one check has found, and what is to be done.
+//! `Finding`: the result of a check, and what to do about it.
 
 use serde::Serialize;
 
-/// How bad it is.
+/// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Level {
     Ok,
-    /// It could not be found out.
+    /// It could not be checked.
     Unknown,
-    /// It works, and may stop working or cost more than it should.
+    /// It works, but may stop working or cost more than it should.
     Warning,
-    /// Locks do not work, or do not exclude.
+    /// Locks do not work, or do not exclude each other.
     Problem,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
-    /// Which check; a name that stays.
+    /// A stable name.
     pub(crate) check: &'static str,
-    /// `None` for what is about all servers together.
+    /// `None` if the finding is about all servers together.
     pub(crate) server: Option<String>,
     pub(crate) level: Level,
     pub(crate) says: String,
@@ -58,8 +58,8 @@ impl Finding {
 }
 
 impl Level {
-    /// As a word in a table.
-    pub(crate) fn word(self) -> &'static str {
+    /// The word for a table.
+    pub(crate) fn label(self) -> &'static str {
         match self {
             Level::Ok => "ok",
             Level::Unknown => "unknown",

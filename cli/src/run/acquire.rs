@@ -1,4 +1,4 @@
-//! Getting the lock, while signals are heard.
+//! Acquires the lock, while signals can end the wait.
 
 use std::{io, thread};
 
@@ -6,48 +6,58 @@ use crossbeam_channel::{Receiver, bounded, select};
 use distlock::{ContendedEvent, HandleEvent, LockError, LockGuard, LockOptions, RedisMgr};
 
 use super::signals;
-use crate::{output, text};
+use crate::{format, output};
 
-/// How asking for the lock went.
+/// How the attempt to acquire the lock ended.
 #[derive(Debug)]
-pub(super) enum Asked {
-    Got(LockGuard),
-    Not(LockError),
-    /// A signal ended the wait; nothing is held, and nobody stands in line.
-    Ended(i32),
+pub(super) enum AcquireResult {
+    Acquired(LockGuard),
+    Failed(LockError),
+    /// A signal ended the wait. The lock is not held, and its queue entry is removed.
+    Interrupted(i32),
 }
 
-/// Asks on a thread of its own.
-pub(super) fn ask(mgr: &RedisMgr, name: &str, options: &LockOptions, heard: &Receiver<i32>) -> io::Result<Asked> {
+/// Acquires the lock on a thread of its own.
+pub(super) fn acquire(
+    mgr: &RedisMgr,
+    name: &str,
+    options: &LockOptions,
+    received: &Receiver<i32>,
+) -> io::Result<AcquireResult> {
     thread::scope(|scope| {
-        let (sender, answer) = bounded(1);
-        // The answer is always taken, if only to be dropped.
-        let ask = move || drop(sender.send(mgr.lock_with(name, options)));
-        thread::Builder::new().name("acquire".into()).spawn_scoped(scope, ask)?;
-        let asked = loop {
+        let (sender, results) = bounded(1);
+        // The channel has room for the one result, so sending it never blocks.
+        let lock = move || drop(sender.send(mgr.lock_with(name, options)));
+        thread::Builder::new().name("acquire".into()).spawn_scoped(scope, lock)?;
+        let result = loop {
             select! {
-                recv(answer) -> answer => break match answer {
-                    Ok(Ok(guard)) => Asked::Got(guard),
-                    Ok(Err(error)) => Asked::Not(error),
-                    Err(_) => Asked::Not(LockError::Shutdown),
+                recv(results) -> result => break match result {
+                    Ok(Ok(guard)) => AcquireResult::Acquired(guard),
+                    Ok(Err(error)) => AcquireResult::Failed(error),
+                    Err(_) => AcquireResult::Failed(LockError::Shutdown),
                 },
-                recv(heard) -> signal => if let Some(signal) = signal.ok().filter(|signal| signals::ends_wait(*signal)) {
+                recv(received) -> signal => if let Ok(signal) = signal
+                    && signals::is_forwarded(signal)
+                {
                     mgr.shutdown();
-                    break Asked::Ended(signal);
+                    break AcquireResult::Interrupted(signal);
                 },
             }
         };
-        Ok(asked)
+        Ok(result)
     })
 }
 
-/// Tells people for whom they wait.
+/// Reports which holder the command waits for.
 #[derive(Debug)]
-pub(super) struct Telling;
+pub(super) struct WaitReporter;
 
-impl HandleEvent for Telling {
+impl HandleEvent for WaitReporter {
     fn contended(&self, event: &ContendedEvent<'_>) {
         let (lock, holder) = (event.lock().escape_debug(), event.holder().to_string());
-        output::say(&format!("waits for lock \"{lock}\", held by {}", text::clean(&holder)));
+        output::print_message(&format!(
+            "waiting for lock \"{lock}\", held by {}",
+            format::escape(&holder)
+        ));
     }
 }

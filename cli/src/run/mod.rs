@@ -1,120 +1,152 @@
-//! `distlock run`: a command under a lock. Whatever happens to anybody in this, the command does not outlive its lock, and
-//! the lock does not outlive the command.
+//! `distlock run`: runs a command under a lock. The command never outlives its lock, and the lock
+//! does not outlive the command, whichever of the processes involved is killed, stopped or slow.
 //!
-//! The command leads a process group of its own. A *guardian*, a second process of this program, ends that group and
-//! gives the lock up if this one is killed.
+//! Three processes take part besides the command's own children:
+//!
+//! - The *wrapper* is the process that the user starts. It holds the lock and supervises the
+//!   command.
+//! - The *gate* leads a process group of its own and becomes the command.
+//! - The *guardian* ends that group and releases the lock if the wrapper is killed or stopped.
 
 mod acquire;
-mod course;
-mod ear;
-mod gate;
-mod guardian;
-mod keyed;
-mod notice;
-mod plan;
-mod process;
+mod exec_gate;
+mod grace_period;
+mod guardian_handle;
+mod guardian_main;
+mod last_renewal_error;
+mod message;
+mod pipe_reader;
+mod process_group;
 mod signals;
 mod supervise;
 mod terminal;
-mod trouble;
-mod vigil;
-mod watch;
-mod word;
+mod termination;
+mod tty_signal;
+mod wait_policy;
+mod watchdog;
 
-use std::{env, io, os::unix::process::CommandExt as _, process::Command, sync::Arc, time::Duration};
+use std::{
+    env, io, os::unix::process::CommandExt as _, process::Command, sync::Arc, time::Duration,
+};
 
 use distlock::{Config, LockGuard, LockLost, LockOptions, RedisMgr, Released};
 
 use self::{
-    acquire::{Asked, Telling, ask},
-    gate::Gate,
-    guardian::Guardian,
-    keyed::{Keyed, leave},
-    plan::Plan,
-    signals::Hearing,
-    supervise::{Ending, Supervisor},
-    terminal::{Terminal, Unstoppable},
-    trouble::Trouble,
-    word::{Lock, Word},
+    acquire::{AcquireResult, WaitReporter, acquire},
+    exec_gate::ExecGate,
+    guardian_handle::GuardianHandle,
+    last_renewal_error::LastRenewalError,
+    message::{GuardianMessage, LockSpec},
+    signals::SignalListener,
+    supervise::{CommandResult, Supervisor},
+    terminal::{SigttouBlocked, Terminal},
+    tty_signal::{SignalOrigin, exit_by_signal},
+    wait_policy::WaitPolicy,
 };
 use crate::{
     args::{Run, Servers},
     clock, connect,
     exit::{Exit, Failure, Outcome},
-    output,
-    quarantine::Quarantine,
-    text, voice,
+    format, output,
+    quarantine_option::QuarantineOption,
+    stderr_writer,
 };
 
-/// For how long a command waits until somebody has read that it has its lock.
-const FIRST_WORDS: Duration = Duration::from_millis(100);
+/// Maximum time that the start of a command waits until the message about its lock is written.
+const START_FLUSH_TIMEOUT: Duration = Duration::from_millis(100);
 
 pub(crate) fn run(servers: &Servers, options: &Run) -> Outcome {
-    let plan = Plan::of(options)?;
-    let (config, password) = config(servers, options, plan)?;
-    let hearing = Hearing::start().map_err(no_system)?;
-    let unstoppable = Unstoppable::begin().map_err(|error| no_system(error.into()))?;
+    let wait_policy = WaitPolicy::from_options(options)?;
+    let (config, password) = build_config(servers, options, wait_policy)?;
+    let signals = SignalListener::start().map_err(system_failure)?;
+    let sigttou_blocked = SigttouBlocked::block().map_err(|error| system_failure(error.into()))?;
     adopt_orphans();
-    let mut guardian = Guardian::start(&options.name).map_err(no_system)?;
-    let trouble = Trouble::default();
-    let config = config.event_handler(Arc::new(trouble.clone()));
-    let mgr = RedisMgr::new(config.event_handler(Arc::new(guardian.asking(lock(servers, options, password)))))?;
+    let mut guardian = GuardianHandle::start(&options.name).map_err(system_failure)?;
+    let last_renewal_error = LastRenewalError::default();
+    let config = config.event_handler(Arc::new(last_renewal_error.clone()));
+    let mgr = RedisMgr::new(config.event_handler(Arc::new(
+        guardian.acquire_reporter(lock_spec(servers, options, password)),
+    )))?;
     let mut lock_options = LockOptions::new();
-    if let Some(wait) = plan.wait {
+    if let Some(wait) = wait_policy.wait {
         lock_options = lock_options.wait(wait);
     }
-    let begun = clock::now();
-    let guard = match ask(&mgr, &options.name, &lock_options, &hearing.heard).map_err(no_system)? {
-        Asked::Got(guard) => guard,
-        Asked::Ended(signal) => {
+    let started = clock::now();
+    let guard = match acquire(&mgr, &options.name, &lock_options, &signals.received)
+        .map_err(system_failure)?
+    {
+        AcquireResult::Acquired(guard) => guard,
+        AcquireResult::Interrupted(signal) => {
             drop(guardian);
-            return Ok(leave(Exit::Signal(number(signal)), Keyed::heard_at(Terminal::open().as_ref())));
+            return Ok(exit_by_signal(
+                Exit::Signal(to_u8(signal)),
+                SignalOrigin::of_received(Terminal::open().as_ref()),
+            ));
         }
-        Asked::Not(error) if plan.skips(&error) => {
-            output::say(&format!("skipped: {}", text::clean(&error.to_string())));
-            return Ok(Exit::Fine);
+        AcquireResult::Failed(error) if wait_policy.should_skip(&error) => {
+            output::print_message(&format!("skipped: {}", format::escape(&error.to_string())));
+            return Ok(Exit::Success);
         }
-        Asked::Not(error) => return Err(Failure { message: text::clean(&error.to_string()), ..error.into() }),
+        AcquireResult::Failed(error) => {
+            return Err(Failure { message: format::escape(&error.to_string()), ..error.into() });
+        }
     };
     if options.verbose {
-        let (token, waited) = (guard.fencing_token(), text::span(clock::now().duration_since(begun)));
-        output::say(&format!("has lock {} with token {token} after {waited}", quoted(options)));
-        // Before the command's own words, if somebody reads.
-        voice::await_written(FIRST_WORDS);
+        let (token, waited) =
+            (guard.fencing_token(), format::duration(clock::now().duration_since(started)));
+        output::print_message(&format!(
+            "acquired lock {} with token {token} after {waited}",
+            quoted_name(options)
+        ));
+        // So that the message usually comes before the command's output.
+        stderr_writer::flush(START_FLUSH_TIMEOUT);
     }
-    let ending = hold(options, &guard, &hearing, &unstoppable, &mut guardian, &trouble);
-    let exit = release(options, guard, ending.as_ref().map_or(Exit::CannotRun, |ending| ending.exit));
+    let result = run_under_lock(
+        options,
+        &guard,
+        &signals,
+        &sigttou_blocked,
+        &mut guardian,
+        &last_renewal_error,
+    );
+    let exit =
+        release_lock(options, guard, result.as_ref().map_or(Exit::CannotRun, |result| result.exit));
     drop(guardian);
-    ending.map(|ending| leave(exit, ending.keyed))
+    result.map(|result| exit_by_signal(exit, result.signal_origin))
 }
 
-/// The steps that this program takes in processes of their own.
-pub(crate) fn step(mut arguments: env::ArgsOs) -> Option<Outcome> {
+/// Runs this process as a gate or a guardian, if that is what its arguments ask for.
+pub(crate) fn internal_step(mut arguments: env::ArgsOs) -> Option<Outcome> {
     match arguments.nth(1)?.to_str()? {
-        gate::STEP => Some(gate::step(arguments)),
-        guardian::STEP => Some(watch::step()),
+        exec_gate::GATE_ARG => Some(exec_gate::gate_main(arguments)),
+        guardian_handle::GUARDIAN_ARG => Some(guardian_main::guardian_main()),
         _ => None,
     }
 }
 
-/// The password is read once: its file may be a pipe.
-fn config(servers: &Servers, options: &Run, plan: Plan) -> Result<(Config, Option<String>), Failure> {
+/// Builds the configuration. The password is returned too, because its file may be a pipe, which
+/// can be read only once.
+fn build_config(
+    servers: &Servers,
+    options: &Run,
+    wait_policy: WaitPolicy,
+) -> Result<(Config, Option<String>), Failure> {
     let password = servers.password_file.as_deref().map(connect::read_password).transpose()?;
     let mut config = connect::config(&Servers { password_file: None, ..servers.clone() })?;
-    Quarantine::of(servers)?.admit(&config, options.ttl)?;
+    QuarantineOption::from_args(servers)?.check_ttl(&config, options.ttl)?;
     config = config.ttl(options.ttl);
     if let Some(password) = &password {
         config = config.password(password);
     }
-    if options.verbose && plan.wait != Some(Duration::ZERO) {
-        config = config.event_handler(Arc::new(Telling));
+    if options.verbose && wait_policy.wait != Some(Duration::ZERO) {
+        config = config.event_handler(Arc::new(WaitReporter));
     }
     Ok((config, password))
 }
 
-/// What the guardian has to know of the lock, but for its identifier.
-fn lock(servers: &Servers, options: &Run, password: Option<String>) -> Lock {
-    Lock {
+/// What the guardian must know about the lock, except for its id.
+fn lock_spec(servers: &Servers, options: &Run, password: Option<String>) -> LockSpec {
+    LockSpec {
         urls: servers.url.clone(),
         password,
         prefix: servers.prefix.clone(),
@@ -128,60 +160,85 @@ fn lock(servers: &Servers, options: &Run, password: Option<String>) -> Lock {
 }
 
 /// Runs the command, and returns when nothing of its process group is left.
-fn hold(
+fn run_under_lock(
     options: &Run,
     guard: &LockGuard,
-    hearing: &Hearing,
-    unstoppable: &Unstoppable,
-    guardian: &mut Guardian,
-    trouble: &Trouble,
-) -> Result<Ending, Failure> {
+    signals: &SignalListener,
+    sigttou_blocked: &SigttouBlocked,
+    guardian: &mut GuardianHandle,
+    last_renewal_error: &LastRenewalError,
+) -> Result<CommandResult, Failure> {
     let environment = [
         ("DISTLOCK_NAME", options.name.clone()),
         ("DISTLOCK_ID", guard.id().to_string()),
         ("DISTLOCK_TOKEN", guard.fencing_token().to_string()),
     ];
     let mut terminal = Terminal::open();
-    if terminal.as_ref().is_some_and(Terminal::is_ours) {
-        hearing.let_reads_stop().map_err(no_system)?;
+    if terminal.as_ref().is_some_and(Terminal::is_foreground) {
+        signals.reset_ttin().map_err(system_failure)?;
     }
-    let start = || Gate::start(&options.command, &environment);
-    let gate = unstoppable.except_for(start).map_err(io::Error::from).and_then(|gate| gate).map_err(no_system)?;
+    let start = || ExecGate::start(&options.command, &environment);
+    let gate = sigttou_blocked
+        .unblocked_during(start)
+        .map_err(io::Error::from)
+        .and_then(|gate| gate)
+        .map_err(system_failure)?;
     let held_until = clock::since_boot().saturating_add(guard.remaining());
-    guardian.tell(&Word::Group(gate.pid.as_raw_nonzero().get(), held_until));
-    // A signal that came before the command could have been sent it ends the wait as if it had come a moment sooner.
-    if let Some(signal) = hearing.end_of_wait() {
-        gate.close();
-        return Ok(Ending { exit: Exit::Signal(number(signal)), keyed: Keyed::heard_at(terminal.as_ref()) });
+    guardian.send(&GuardianMessage::Started(gate.pid.as_raw_nonzero().get(), held_until));
+    // A signal that arrived before the command could receive it ends the wait, as an earlier one
+    // would have.
+    if let Some(signal) = signals.pending_termination() {
+        gate.abort();
+        return Ok(CommandResult {
+            exit: Exit::Signal(to_u8(signal)),
+            signal_origin: SignalOrigin::of_received(terminal.as_ref()),
+        });
     }
-    // We may have been kept from running for long. If that happens from now on, the guardian does not let it begin.
+    // The wrapper may have been stopped for long. If that happens after this check, the guardian
+    // kills the gate.
     if !guard.is_held() {
         let why = guard.lost().try_recv().unwrap_or(LockLost::Expired);
-        let why = text::clean(&why.to_string());
-        output::say(&format!("lock {} was lost before the command could begin: {why}", quoted(options)));
-        gate.close();
-        return Ok(Ending { exit: Exit::Lost, keyed: Keyed::Nobody });
+        let why = format::escape(&why.to_string());
+        output::print_message(&format!(
+            "lock {} was lost before the command could start: {why}",
+            quoted_name(options)
+        ));
+        gate.abort();
+        return Ok(CommandResult { exit: Exit::Lost, signal_origin: SignalOrigin::NotTty });
     }
     if let Some(terminal) = &mut terminal {
-        hearing.hear_stops().map_err(no_system)?;
-        if terminal.is_the_commands() {
+        signals.catch_terminal_stop().map_err(system_failure)?;
+        if terminal.should_give_at_start() {
             terminal.give_to(gate.group());
         }
     }
     let pid = gate.pid;
     gate.open();
-    Ok(Supervisor::new(pid, guard, &hearing.heard, guardian, terminal, options, trouble).run())
+    Ok(Supervisor::new(
+        pid,
+        guard,
+        &signals.received,
+        guardian,
+        terminal,
+        options,
+        last_renewal_error,
+    )
+    .run())
 }
 
-/// Gives the lock up. Only now can it be known that it was there to the end.
-fn release(options: &Run, guard: LockGuard, exit: Exit) -> Exit {
-    let name = quoted(options);
+/// Releases the lock, and finds out whether it was held to the end.
+fn release_lock(options: &Run, guard: LockGuard, exit: Exit) -> Exit {
+    let name = quoted_name(options);
     let lost = |why: String| {
-        output::say(&format!("lock {name} was lost while the command ran: {}", text::clean(&why)));
+        output::print_message(&format!(
+            "lock {name} was lost while the command ran: {}",
+            format::escape(&why)
+        ));
         Exit::Lost
     };
     if exit == Exit::Lost {
-        // Told already. What is still there is given up here, as far as the servers answer.
+        // The loss has been reported. Dropping the guard deletes what is left, if the servers are
+        // reachable.
         drop(guard);
         return exit;
     }
@@ -191,34 +248,37 @@ fn release(options: &Run, guard: LockGuard, exit: Exit) -> Exit {
     match guard.release() {
         Ok(Released::Released) => {
             if options.verbose {
-                output::say(&format!("has released lock {name}"));
+                output::print_message(&format!("released lock {name}"));
             }
             exit
         }
-        Ok(Released::Gone) => lost("the server does not know it any more".into()),
+        Ok(Released::Gone) => lost("it no longer exists on the server".into()),
         Ok(Released::OwnedByOther(holder)) => lost(format!("it is now held by {holder}")),
         Err(error) => {
-            output::say(&format!(
-                "lock {name} could not be released and stays until it expires, after {} at the latest: {}",
-                text::span(options.ttl),
-                text::clean(&error.to_string())
+            output::print_message(&format!(
+                "could not release lock {name}, which stays held until it expires, after {} at the \
+                 latest: {}",
+                format::duration(options.ttl),
+                format::escape(&error.to_string())
             ));
             exit
         }
     }
 }
 
-/// What the command leaves behind becomes a child of ours, so that we learn of its end and leave no dead processes.
+/// Makes this process the parent of orphaned descendants, so that it learns when they end and can
+/// reap them.
 fn adopt_orphans() {
     #[cfg(target_os = "linux")]
     if let Err(error) = rustix::process::set_child_subreaper(Some(rustix::process::getpid())) {
-        log::debug!("does not become the parent of orphans: {error}");
+        log::debug!("cannot become the parent of orphans: {error}");
     }
 }
 
-/// This program, for another process of it, and what that is to be called.
-fn own_program(name: &str) -> Command {
-    // Also leads there when the file has been replaced by a newer one, which may not understand us.
+/// Runs this program in another process, under `name` in process lists.
+fn own_executable(name: &str) -> Command {
+    // This link stays valid if the file is replaced by another version, which might not understand
+    // our messages.
     #[cfg(target_os = "linux")]
     let program = "/proc/self/exe";
     #[cfg(not(target_os = "linux"))]
@@ -228,32 +288,32 @@ fn own_program(name: &str) -> Command {
     command
 }
 
-fn no_system(error: io::Error) -> Failure {
-    Failure::new(Exit::CannotRun, format!("the system did not give what it takes to run a command: {error}"))
+fn system_failure(error: io::Error) -> Failure {
+    Failure::new(Exit::CannotRun, format!("cannot start the command: {error}"))
 }
 
-fn quoted(options: &Run) -> String {
-    format!("\"{}\"", text::clean(&options.name))
+fn quoted_name(options: &Run) -> String {
+    format!("\"{}\"", format::escape(&options.name))
 }
 
-fn number(signal: i32) -> u8 {
+fn to_u8(signal: i32) -> u8 {
     u8::try_from(signal).unwrap_or(u8::MAX)
 }
 
-/// For `fuzz`: whether these options make sense together.
+/// For `fuzz`: whether these options can be combined.
 #[cfg(test)]
-pub(crate) fn is_planned(options: &Run) -> bool {
-    Plan::of(options).is_ok()
+pub(crate) fn has_wait_policy(options: &Run) -> bool {
+    WaitPolicy::from_options(options).is_ok()
 }
 
-/// For `fuzz`: whether a guardian would understand this.
+/// For `fuzz`: whether a guardian can parse this.
 #[cfg(test)]
-pub(crate) fn is_word(line: &str) -> bool {
-    Word::parse(line).is_some()
+pub(crate) fn is_guardian_message(line: &str) -> bool {
+    GuardianMessage::parse(line).is_some()
 }
 
-/// For `fuzz`: what would be understood of this if the system told it about a process.
+/// For `fuzz`: parses the text as what the system says about a process.
 #[cfg(test)]
-pub(crate) fn is_process(told: &str) -> u64 {
-    crate::stat::is_stat(told) | signals::ignored(told)
+pub(crate) fn parse_process_info(text: &str) -> u64 {
+    crate::proc_stat::fuzz_parse(text) | signals::parse_ignored(text)
 }

@@ -1,4 +1,4 @@
-//! Which signals are heard, and the thread that hears them.
+//! Which signals this process handles, and the thread that receives them.
 
 use std::{
     io,
@@ -9,33 +9,38 @@ use std::{
 use crossbeam_channel::{Receiver, unbounded};
 use nix::sys::signal::{SigSet, Signal as Blocked};
 use signal_hook::{
-    consts::{SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGUSR1, SIGUSR2},
+    consts::{
+        SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGUSR1, SIGUSR2,
+    },
     flag,
     iterator::{Handle, Signals},
 };
 
-/// What ends a wait, and is passed on to a command that runs.
-const PASSED_ON: [i32; 6] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
+/// Signals that end the wait for the lock, and are forwarded to a running command.
+const FORWARDED: [i32; 6] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
 
-/// The signals that this process is sent, by number.
+/// Receives the signals that this process is sent, as numbers.
 #[derive(Debug)]
-pub(super) struct Hearing {
-    pub(super) heard: Receiver<i32>,
+pub(super) struct SignalListener {
+    pub(super) received: Receiver<i32>,
     handle: Handle,
     ignored: u64,
 }
 
-impl Hearing {
-    /// From now on none is lost. What was ignored when this process started, as `nohup` arranges, stays ignored, here and
-    /// in the command; but for SIGPIPE, which Rust's runtime has set by now, and sets to its default for what it starts.
-    pub(super) fn start() -> io::Result<Hearing> {
-        let ignored = std::fs::read_to_string("/proc/self/status").map_or(0, |status| ignored(&status));
-        let passed_on = PASSED_ON.into_iter().filter(|signal| !contains(ignored, *signal));
-        let mut signals = Signals::new(passed_on.chain([SIGCHLD, SIGCONT]))?;
+impl SignalListener {
+    /// Starts receiving signals. Those that were ignored when this process started, for example by
+    /// `nohup`, stay ignored in this process and in the command. SIGPIPE is an exception: Rust's
+    /// runtime ignores it, and resets it to its default in processes that it starts.
+    pub(super) fn start() -> io::Result<SignalListener> {
+        let ignored =
+            std::fs::read_to_string("/proc/self/status").map_or(0, |status| parse_ignored(&status));
+        let forwarded = FORWARDED.into_iter().filter(|signal| !set_contains(ignored, *signal));
+        let mut signals = Signals::new(forwarded.chain([SIGCHLD, SIGCONT]))?;
         let handle = signals.handle();
-        let (sender, heard) = unbounded();
+        let (sender, received) = unbounded();
         thread::Builder::new().name("signals".into()).spawn(move || {
-            // Without them the end of a command is never heard of, and it is the command that may have use for a blocked signal.
+            // The signals may have been blocked when this process started. They are unblocked in
+            // this thread only, because the command must inherit the original mask.
             let _ = SigSet::from_iter([Blocked::SIGCHLD, Blocked::SIGCONT]).thread_unblock();
             for signal in signals.forever() {
                 if sender.send(signal).is_err() {
@@ -43,41 +48,42 @@ impl Hearing {
                 }
             }
         })?;
-        Ok(Hearing { heard, handle, ignored })
+        Ok(SignalListener { received, handle, ignored })
     }
 
-    /// Also hears ^Z, which must not stop this process while a command runs that it has to watch.
-    pub(super) fn hear_stops(&self) -> io::Result<()> {
-        if contains(self.ignored, SIGTSTP) { Ok(()) } else { self.handle.add_signal(SIGTSTP) }
+    /// Also receives ^Z, which must not stop this process while it supervises a command.
+    pub(super) fn catch_terminal_stop(&self) -> io::Result<()> {
+        if set_contains(self.ignored, SIGTSTP) { Ok(()) } else { self.handle.add_signal(SIGTSTP) }
     }
 
-    /// Lets a command be stopped when it reads from a terminal without having its foreground, also where that was ignored
-    /// when this process started: in a process group of its own it would get an error where we would get a line.
-    pub(super) fn let_reads_stop(&self) -> io::Result<()> {
-        if contains(self.ignored, SIGTTIN) {
-            // For what has a handler the next program begins with the default.
+    /// Resets SIGTTIN for the command, if it was ignored when this process started. Otherwise a
+    /// command that reads from the terminal in the background would get an error, where it would be
+    /// stopped and given the foreground.
+    pub(super) fn reset_ttin(&self) -> io::Result<()> {
+        if set_contains(self.ignored, SIGTTIN) {
+            // Starting a program resets a signal that has a handler to its default.
             flag::register(SIGTTIN, Arc::new(AtomicBool::new(false)))?;
         }
         Ok(())
     }
 
-    /// The first signal so far that ends a wait.
-    pub(super) fn end_of_wait(&self) -> Option<i32> {
-        self.heard.try_iter().find(|signal| ends_wait(*signal))
+    /// The first signal received so far that ends the wait for the lock.
+    pub(super) fn pending_termination(&self) -> Option<i32> {
+        self.received.try_iter().find(|signal| is_forwarded(*signal))
     }
 }
 
-pub(super) fn ends_wait(signal: i32) -> bool {
-    PASSED_ON.contains(&signal)
+pub(super) fn is_forwarded(signal: i32) -> bool {
+    FORWARDED.contains(&signal)
 }
 
-/// The set of ignored signals, as Linux tells it; empty where it does not.
-pub(super) fn ignored(status: &str) -> u64 {
+/// The set of ignored signals in a `/proc/PID/status`; empty if the system does not provide it.
+pub(super) fn parse_ignored(status: &str) -> u64 {
     let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
 }
 
-fn contains(set: u64, signal: i32) -> bool {
+fn set_contains(set: u64, signal: i32) -> bool {
     u32::try_from(signal - 1).is_ok_and(|bit| set.checked_shr(bit).is_some_and(|set| set & 1 == 1))
 }
 
@@ -86,11 +92,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_set_of_ignored_signals_is_read() {
-        let set = ignored("Name:\tx\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000001001\n");
-        assert!(contains(set, SIGHUP) && contains(set, signal_hook::consts::SIGPIPE));
-        assert!(!contains(set, SIGINT) && !contains(set, SIGTERM));
-        assert_eq!((ignored(""), ignored("SigIgn:\tx")), (0, 0));
-        assert!(!contains(u64::MAX, 0) && !contains(u64::MAX, 99));
+    fn ignored_signals_are_parsed() {
+        let set = parse_ignored("Name:\tx\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000001001\n");
+        assert!(set_contains(set, SIGHUP) && set_contains(set, signal_hook::consts::SIGPIPE));
+        assert!(!set_contains(set, SIGINT) && !set_contains(set, SIGTERM));
+        assert_eq!((parse_ignored(""), parse_ignored("SigIgn:\tx")), (0, 0));
+        assert!(!set_contains(u64::MAX, 0) && !set_contains(u64::MAX, 99));
     }
 }

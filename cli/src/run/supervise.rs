@@ -1,4 +1,4 @@
-//! Watching over a command that runs: signals, its end, the loss of its lock, the time.
+//! Supervises the running command: its signals, its end, its time limit, and the loss of its lock.
 
 use std::time::Duration;
 
@@ -8,294 +8,343 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_current_process
 use signal_hook::consts::{SIGCHLD, SIGCONT};
 
 use super::{
-    course::Course,
-    guardian::Guardian,
-    keyed::Keyed,
-    notice::Notice,
-    number,
-    process::Group,
-    terminal::{Stopped, Terminal, wants_terminal},
-    trouble::Trouble,
-    vigil::{Vigil, next_word_after},
-    word::Word,
+    grace_period::GracePeriod,
+    guardian_handle::GuardianHandle,
+    last_renewal_error::LastRenewalError,
+    message::GuardianMessage,
+    process_group::ProcessGroup,
+    terminal::{StopReaction, Terminal, wants_terminal},
+    termination::Termination,
+    to_u8,
+    tty_signal::SignalOrigin,
+    watchdog::{Watchdog, next_heartbeat_after},
 };
-use crate::{args::Run, clock, exit::Exit, job::somebody_could_wake_us, output, text};
+use crate::{args::Run, clock, exit::Exit, format, job_control::has_job_control_parent, output};
 
-/// Between two looks at what a command has left behind, of which not everything tells us when it ends.
-const LOOK: Duration = Duration::from_millis(20);
-/// Between two looks at whether a terminal has stopped a part of the command, of which nobody tells us.
-const LOOK_AT_PARTS: Duration = Duration::from_secs(1);
+/// Time between two looks at processes that the command has left behind. They are polled, because
+/// the wrapper is notified only of the end of its own children.
+const STRAGGLER_POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Time between two looks at whether a terminal has stopped a part of the command. That is polled,
+/// because no signal reports it.
+const STOP_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Everything that has to do with a command that runs.
+/// The state of the wrapper while the command runs.
 #[derive(Debug)]
 pub(super) struct Supervisor<'a> {
     command: Pid,
     guard: &'a LockGuard,
-    heard: &'a Receiver<i32>,
-    guardian: &'a mut Guardian,
-    /// What the guardian knows about us, while there is one.
-    vigil: Option<Vigil>,
+    signals: &'a Receiver<i32>,
+    guardian: &'a mut GuardianHandle,
+    /// A copy of what the guardian knows about this process, while there is a guardian.
+    watchdog: Option<Watchdog>,
     terminal: Option<Terminal>,
-    course: Course,
+    termination: Termination,
     ttl: Duration,
-    notice: Notice,
-    trouble: &'a Trouble,
+    grace_period: GracePeriod,
+    last_renewal_error: &'a LastRenewalError,
     lost: Receiver<LockLost>,
-    /// The command was stopped, and we with it.
-    pausing: bool,
-    next_word: Duration,
-    next_look_at_parts: Duration,
-    keyed: Keyed,
-    /// What was passed on last, and who else has got it.
-    passed_on: Option<(u8, Keyed)>,
+    /// The command was stopped, and this process stopped itself too.
+    paused: bool,
+    next_heartbeat: Duration,
+    next_stop_check: Duration,
+    signal_origin: SignalOrigin,
+    /// The last signal that was forwarded, and which processes the terminal sent it to.
+    last_forwarded: Option<(u8, SignalOrigin)>,
 }
 
-/// How the command went.
+/// How the command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ending {
+pub(super) struct CommandResult {
     pub(super) exit: Exit,
-    /// If it was a signal.
-    pub(super) keyed: Keyed,
+    /// Where the signal came from, if one ended the command.
+    pub(super) signal_origin: SignalOrigin,
 }
 
 impl<'a> Supervisor<'a> {
     pub(super) fn new(
         command: Pid,
         guard: &'a LockGuard,
-        heard: &'a Receiver<i32>,
-        guardian: &'a mut Guardian,
+        signals: &'a Receiver<i32>,
+        guardian: &'a mut GuardianHandle,
         terminal: Option<Terminal>,
         options: &Run,
-        trouble: &'a Trouble,
+        last_renewal_error: &'a LastRenewalError,
     ) -> Supervisor<'a> {
         let now = clock::since_boot();
-        let course = Course::new(options.grace, options.max_hold.map(|limit| now.saturating_add(limit)));
+        let termination = Termination::new(
+            options.grace,
+            options.max_hold.map(|limit| now.saturating_add(limit)),
+        );
         let lost = guard.lost().clone();
-        let notice = Notice { ttl: guard.remaining(), grace: options.grace };
-        let mut vigil = Vigil::begin(options.ttl, options.grace, now);
-        vigil.hear(&Word::Group(command.as_raw_nonzero().get(), now.saturating_add(guard.remaining())), now);
+        let grace_period = GracePeriod { ttl: guard.remaining(), grace: options.grace };
+        let mut watchdog = Watchdog::new(options.ttl, options.grace, now);
+        watchdog.on_message(
+            &GuardianMessage::Started(
+                command.as_raw_nonzero().get(),
+                now.saturating_add(guard.remaining()),
+            ),
+            now,
+        );
         Supervisor {
             command,
             guard,
-            heard,
+            signals,
             guardian,
-            vigil: Some(vigil),
+            watchdog: Some(watchdog),
             terminal,
-            course,
+            termination,
             ttl: options.ttl,
-            notice,
-            trouble,
+            grace_period,
+            last_renewal_error,
             lost,
-            pausing: false,
-            next_word: now,
-            next_look_at_parts: now,
-            keyed: Keyed::Nobody,
-            passed_on: None,
+            paused: false,
+            next_heartbeat: now,
+            next_stop_check: now,
+            signal_origin: SignalOrigin::NotTty,
+            last_forwarded: None,
         }
     }
 
-    /// Returns when nothing of the command's process group is left.
-    pub(super) fn run(mut self) -> Ending {
-        // What happened to the command before it could begin.
+    /// Supervises the command until nothing is left of its process group.
+    pub(super) fn run(mut self) -> CommandResult {
+        // The command may have ended or stopped before this loop.
         self.reap();
         loop {
             let now = clock::since_boot();
-            self.admit_silence(now);
-            self.reassure(now);
-            self.wake_parts(now);
-            if self.course.has_ended() {
-                // First of all: to a group that is gone, nothing must be sent. Its number may be somebody else's.
+            self.handle_late_wakeup(now);
+            self.send_heartbeat(now);
+            self.resume_stopped_members(now);
+            if self.termination.has_exited() {
+                // Checked before anything is sent: once the group is gone, its number may be
+                // another group's.
                 if !self.group().is_alive() {
                     break;
                 }
-                self.group().send(self.course.leftovers(now));
+                self.group().send(self.termination.terminate_stragglers(now));
             }
-            self.run_out(now);
-            self.miss_lock();
-            let too_long = self.course.is_too_long();
-            self.group().send(self.course.tick(now));
-            if self.course.is_too_long() && !too_long {
+            self.terminate_before_expiry(now);
+            self.check_held();
+            let was_over_max_hold = self.termination.is_over_max_hold();
+            self.group().send(self.termination.on_tick(now));
+            if self.termination.is_over_max_hold() && !was_over_max_hold {
                 let name = self.guard.name().escape_debug();
-                say_it_ends(&format!("the command under lock \"{name}\" has run for longer than --max-hold"));
+                report_termination(&format!(
+                    "the command under lock \"{name}\" has run for longer than --max-hold"
+                ));
             }
-            let pause = clock::timer(self.next(), now);
+            let pause = clock::time_to_next_check(self.next_wakeup(), now);
             select! {
-                recv(self.heard) -> signal => signal.into_iter().for_each(|signal| self.hear(signal)),
-                recv(self.lost) -> why => self.lose(why.ok()),
+                recv(self.signals) -> signal => {
+                    signal.into_iter().for_each(|signal| self.on_signal(signal));
+                }
+                recv(self.lost) -> why => self.on_lost(why.ok()),
                 default(pause) => {}
             }
         }
-        self.tell(&Word::Over);
-        Ending { exit: self.course.exit(), keyed: self.keyed }
+        self.send(&GuardianMessage::Done);
+        CommandResult { exit: self.termination.exit(), signal_origin: self.signal_origin }
     }
 
-    fn group(&self) -> Group {
-        Group(self.command)
+    fn group(&self) -> ProcessGroup {
+        ProcessGroup(self.command)
     }
 
-    fn next(&self) -> Duration {
-        let parts = self.terminal.is_some().then_some(self.next_look_at_parts);
-        let look = self.course.has_ended().then(|| clock::since_boot().saturating_add(LOOK));
-        let word = (!self.pausing).then_some(self.next_word);
-        let chance = self.last_chance();
-        self.course.next().into_iter().chain(look).chain(word).chain(parts).chain(chance).min().unwrap_or(Duration::MAX)
+    fn next_wakeup(&self) -> Duration {
+        let stop_check = self.terminal.is_some().then_some(self.next_stop_check);
+        let straggler_poll = self
+            .termination
+            .has_exited()
+            .then(|| clock::since_boot().saturating_add(STRAGGLER_POLL_INTERVAL));
+        let heartbeat = (!self.paused).then_some(self.next_heartbeat);
+        self.termination
+            .next_deadline()
+            .into_iter()
+            .chain(straggler_poll)
+            .chain(heartbeat)
+            .chain(stop_check)
+            .chain(self.term_deadline())
+            .min()
+            .unwrap_or(Duration::MAX)
     }
 
-    /// Tells the guardian that all is well.
-    fn reassure(&mut self, now: Duration) {
-        if self.pausing || now < self.next_word {
+    /// Reports to the guardian that this process runs, and until when the lock is held.
+    fn send_heartbeat(&mut self, now: Duration) {
+        if self.paused || now < self.next_heartbeat {
             return;
         }
-        self.next_word = now.saturating_add(next_word_after(self.guard.remaining(), self.ttl));
+        self.next_heartbeat =
+            now.saturating_add(next_heartbeat_after(self.guard.remaining(), self.ttl));
         if self.guard.is_held() {
-            self.tell(&Word::HeldUntil(now.saturating_add(self.guard.remaining())));
+            self.send(&GuardianMessage::HeldUntil(now.saturating_add(self.guard.remaining())));
         }
     }
 
-    fn tell(&mut self, word: &Word) {
-        if let Some(vigil) = &mut self.vigil {
-            vigil.hear(word, clock::since_boot());
+    fn send(&mut self, message: &GuardianMessage) {
+        if let Some(watchdog) = &mut self.watchdog {
+            watchdog.on_message(message, clock::since_boot());
         }
-        self.guardian.tell(word);
+        self.guardian.send(message);
     }
 
-    /// We were kept from running for so long that the guardian has ended the command. It might look as if anybody had.
-    fn admit_silence(&mut self, now: Duration) {
-        let alarm = self.vigil.as_ref().and_then(Vigil::alarm);
-        // Of a lock that is lost it will be told in other words, and of one that runs out it has been.
-        if alarm.is_none_or(|at| now < at) || !self.guard.is_held() || self.course.is_doomed() {
+    /// The guardian has ended the command, because this process did not run for a while. Reports
+    /// that; otherwise the command would seem to end for no reason.
+    fn handle_late_wakeup(&mut self, now: Duration) {
+        let deadline = self.watchdog.as_ref().and_then(Watchdog::deadline);
+        // A lost lock is reported in other words, and an expiring one has been reported.
+        if deadline.is_none_or(|at| now < at)
+            || !self.guard.is_held()
+            || self.termination.is_lock_ending()
+        {
             return;
         }
-        let kill_at = self.notice.kill_at(now, self.held_until());
-        self.tell(&Word::Ending(kill_at));
-        let signals = self.course.lost(kill_at);
-        if !self.course.has_ended() {
+        let kill_at = self.grace_period.kill_at(now, self.held_until());
+        self.send(&GuardianMessage::Terminating(kill_at));
+        let signals = self.termination.on_lost(kill_at);
+        if !self.termination.has_exited() {
             self.group().send(signals);
         }
         let name = self.guard.name().escape_debug();
-        say_it_ends(&format!("distlock was kept from running until lock \"{name}\" was almost over"));
+        report_termination(&format!(
+            "distlock did not get to run until lock \"{name}\" had almost expired"
+        ));
     }
 
-    /// The lock has not been renewed, and there is just the time left to end the command before others can have it.
-    fn run_out(&mut self, now: Duration) {
-        self.notice.see(self.guard.remaining());
-        if self.last_chance().is_none_or(|at| now < at) {
+    /// Terminates the command if the lock was not renewed, and there is just enough time left
+    /// before it expires.
+    fn terminate_before_expiry(&mut self, now: Duration) {
+        self.grace_period.extend(self.guard.remaining());
+        if self.term_deadline().is_none_or(|at| now < at) {
             return;
         }
-        let kill_at = self.notice.kill_at(now, self.held_until());
-        let signals = self.course.runs_out(kill_at);
-        self.tell(&Word::Ending(kill_at));
+        let kill_at = self.grace_period.kill_at(now, self.held_until());
+        let signals = self.termination.on_expiring(kill_at);
+        self.send(&GuardianMessage::Terminating(kill_at));
         self.group().send(signals);
-        if self.course.is_lost() {
+        if self.termination.is_lost() {
             let name = self.guard.name().escape_debug();
-            let why = self.trouble.why().map(|why| format!(": {}", text::clean(&why))).unwrap_or_default();
-            say_it_ends(&format!("lock \"{name}\" could not be renewed in time{why}"));
+            let why = self
+                .last_renewal_error
+                .message()
+                .map(|why| format!(": {}", format::escape(&why)))
+                .unwrap_or_default();
+            report_termination(&format!("lock \"{name}\" could not be renewed in time{why}"));
         }
     }
 
-    /// Who is to tell of a loss may not have woken up yet when the machine has.
-    fn miss_lock(&mut self) {
-        if self.course.is_doomed() {
+    /// Checks the deadline itself, because after a suspension the thread that reports a loss may
+    /// wake up later.
+    fn check_held(&mut self) {
+        if self.termination.is_lock_ending() {
             return;
         }
         if let Err(error) = self.guard.ensure_held() {
             let why = if let LockError::Lost { why, .. } = error { Some(why) } else { None };
-            self.lose(why);
+            self.on_lost(why);
         }
     }
 
-    /// When the command has to be asked to end if nothing is heard of a renewal until then.
-    fn last_chance(&self) -> Option<Duration> {
-        // Of a lock that is lost the reason will be told in a moment.
-        (self.guard.is_held() && !self.course.is_doomed()).then(|| self.notice.ask_at(self.held_until()))
+    /// When the command must get SIGTERM unless the lock is renewed before.
+    fn term_deadline(&self) -> Option<Duration> {
+        // The reason for a loss arrives in a moment through the channel.
+        (self.guard.is_held() && !self.termination.is_lock_ending())
+            .then(|| self.grace_period.term_at(self.held_until()))
     }
 
     fn held_until(&self) -> Duration {
         clock::since_boot().saturating_add(self.guard.remaining())
     }
 
-    fn hear(&mut self, signal: i32) {
+    fn on_signal(&mut self, signal: i32) {
         match signal {
             SIGCHLD => self.reap(),
-            SIGCONT => self.go_on(),
+            SIGCONT => self.resume(),
             signal => {
-                self.passed_on = Some((number(signal), Keyed::heard_at(self.terminal.as_ref())));
+                self.last_forwarded =
+                    Some((to_u8(signal), SignalOrigin::of_received(self.terminal.as_ref())));
                 let signal = Signal::from_named_raw(signal);
                 self.group().send(signal.as_slice());
-                // One that is stopped could not hear it.
-                if [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM].map(Some).contains(&signal) {
+                // A stopped process receives these only after it continues.
+                if [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM]
+                    .map(Some)
+                    .contains(&signal)
+                {
                     self.group().send(&[Signal::CONT]);
                 }
             }
         }
     }
 
-    /// Looks at all that has happened to the command, and to what it left to us.
+    /// Handles all changes of state of the command and of adopted processes.
     fn reap(&mut self) {
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
             if pid != self.command {
-                // One that is stopped is told of too.
-                if ended(status).is_some() && self.guardian.has_ended(pid) {
-                    self.vigil = None;
+                // `UNTRACED` also reports processes that stopped.
+                if exit_of(status).is_some() && self.guardian.note_exit(pid) {
+                    self.watchdog = None;
                 }
-            } else if let Some(exit) = ended(status) {
-                let had_terminal = self.terminal.as_mut().is_some_and(Terminal::take_back);
-                self.keyed = match self.passed_on {
-                    // What the terminal sends to a command that has the foreground we never hear.
-                    Some((signal, keyed)) if exit == Exit::Signal(signal) => keyed,
-                    _ if had_terminal => Keyed::Command,
-                    _ => Keyed::Nobody,
+            } else if let Some(exit) = exit_of(status) {
+                let had_terminal = self.terminal.as_mut().is_some_and(Terminal::reclaim);
+                self.signal_origin = match self.last_forwarded {
+                    // Signals that the terminal sends to a command in its foreground do not reach
+                    // this process.
+                    Some((signal, origin)) if exit == Exit::Signal(signal) => origin,
+                    _ if had_terminal => SignalOrigin::TtyToCommand,
+                    _ => SignalOrigin::NotTty,
                 };
-                self.course.ended(exit);
+                self.termination.on_exit(exit);
             } else if let Some(signal) = status.stopping_signal() {
-                self.stopped(signal);
+                self.on_stopped(signal);
             }
         }
     }
 
-    fn stopped(&mut self, signal: i32) {
+    fn on_stopped(&mut self, signal: i32) {
         let group = self.group();
         let Some(terminal) = &mut self.terminal else { return };
-        match terminal.stopped_by(signal) {
-            Stopped::GiveTerminal => {
+        match terminal.on_stopped(signal) {
+            StopReaction::GiveTerminal => {
                 terminal.give_to(group);
                 group.send(&[Signal::CONT]);
             }
-            Stopped::StopToo => {
-                self.pausing = true;
-                self.tell(&Word::Pausing);
-                // Not all of it need have stopped, and nobody renews any more.
+            StopReaction::StopToo => {
+                self.paused = true;
+                self.send(&GuardianMessage::Paused);
+                // Maybe only some of the processes have stopped, but from here on no lock is
+                // renewed.
                 group.send(&[Signal::STOP]);
-                // The whole job stops, ourselves included. We hear of it when it goes on.
+                // This stops the whole job, this process included. SIGCONT reports that it
+                // continues.
                 if kill_current_process_group(Signal::STOP).is_err() {
-                    self.go_on();
+                    self.resume();
                 }
             }
-            Stopped::GoOn => group.send(&[Signal::CONT]),
-            Stopped::LeaveIt if wants_terminal(signal) => output::say(
-                "the command has stopped, for it wants the terminal, and distlock is not in its foreground; \
-                 end it, and start it in the foreground or with another input",
+            StopReaction::Continue => group.send(&[Signal::CONT]),
+            StopReaction::Ignore if wants_terminal(signal) => output::print_message(
+                "the command is stopped: it wants to use the terminal, but distlock is not in its \
+                 foreground; end it, and start it in the foreground or with another input",
             ),
-            Stopped::LeaveIt => {}
+            StopReaction::Ignore => {}
         }
     }
 
-    /// A terminal stops one process of the group after the other, some after the first was let go on. A shell that has just
-    /// split off a command is not stopped before that has begun; and it does not begin if it was stopped itself.
-    fn wake_parts(&mut self, now: Duration) {
-        if self.terminal.is_none() || now < self.next_look_at_parts {
+    /// Continues a group of which only some processes are stopped. A terminal stops the processes
+    /// of a group one after the other, so some may stop after the first has been continued. And if
+    /// a shell is stopped between forking and starting a command, that command never starts.
+    fn resume_stopped_members(&mut self, now: Duration) {
+        if self.terminal.is_none() || now < self.next_stop_check {
             return;
         }
-        self.next_look_at_parts = now.saturating_add(LOOK_AT_PARTS);
-        if !somebody_could_wake_us() && self.group().is_half_stopped() {
+        self.next_stop_check = now.saturating_add(STOP_CHECK_INTERVAL);
+        if !has_job_control_parent() && self.group().is_partly_stopped() {
             self.group().send(&[Signal::CONT]);
         }
     }
 
-    /// Somebody lets us go on, and so the command. The lock may have been lost meanwhile, and then it must not.
-    fn go_on(&mut self) {
-        self.pausing = false;
-        self.next_word = clock::since_boot();
+    /// Continues the command, because this process was continued, unless the lock was lost
+    /// meanwhile.
+    fn resume(&mut self) {
+        self.paused = false;
+        self.next_heartbeat = clock::since_boot();
         let group = self.group();
         if let Some(terminal) = &mut self.terminal {
             terminal.give_if_wanted(group);
@@ -305,35 +354,39 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    fn lose(&mut self, why: Option<LockLost>) {
-        // It is told once.
+    fn on_lost(&mut self, why: Option<LockLost>) {
+        // The channel reports a loss only once.
         self.lost = never();
         let (why, now) = (why.unwrap_or(LockLost::Expired), clock::since_boot());
         let kill_at = match why {
-            // It may be somebody else's already, whatever we do, and the command may have much to put in order.
-            LockLost::Gone | LockLost::Taken { .. } => now.saturating_add(self.notice.grace),
+            // The lock may have another holder whatever we do, and the command may have much to
+            // clean up.
+            LockLost::Gone | LockLost::Taken { .. } => now.saturating_add(self.grace_period.grace),
             _ => now,
         };
-        let told = self.course.is_lost();
-        let signals = self.course.lost(kill_at);
-        self.tell(&Word::Ending(kill_at));
+        let was_lost = self.termination.is_lost();
+        let signals = self.termination.on_lost(kill_at);
+        self.send(&GuardianMessage::Terminating(kill_at));
         self.group().send(signals);
-        if told {
+        if was_lost {
             return;
         }
         let name = self.guard.name().escape_debug();
-        say_it_ends(&format!("lock \"{name}\" is lost: {}", text::clean(&why.to_string())));
+        report_termination(&format!(
+            "lock \"{name}\" was lost: {}",
+            format::escape(&why.to_string())
+        ));
     }
 }
 
-fn say_it_ends(why: &str) {
-    output::say(&format!("{why}; the command is ended"));
+fn report_termination(why: &str) {
+    output::print_message(&format!("{why}; ending the command"));
 }
 
-fn ended(status: WaitStatus) -> Option<Exit> {
+fn exit_of(status: WaitStatus) -> Option<Exit> {
     match (status.exit_status(), status.terminating_signal()) {
-        (Some(code), _) => Some(Exit::Code(number(code))),
-        (None, Some(signal)) => Some(Exit::Signal(number(signal))),
+        (Some(code), _) => Some(Exit::Code(to_u8(code))),
+        (None, Some(signal)) => Some(Exit::Signal(to_u8(signal))),
         (None, None) => None,
     }
 }

@@ -1,7 +1,8 @@
-//! The terminal: who in it has the foreground, and what a command that stops there means.
+//! The terminal: which process group has its foreground, and what to do if the command stops.
 //!
-//! A terminal sends ^C and ^Z to the process group in its foreground, and stops those in the background that read from
-//! it. The command has a group of its own, so it is given the foreground, like a job of a shell.
+//! A terminal sends ^C and ^Z to the process group in its foreground, and stops other groups that
+//! read from it. The command has a group of its own, so it is given the foreground like a job of a
+//! shell.
 
 use std::{
     fs::File,
@@ -14,134 +15,145 @@ use nix::{
 };
 use rustix::process::{Pid, Signal};
 
-use super::process::Group;
-use crate::job::{pid, somebody_could_wake_us};
+use super::process_group::ProcessGroup;
+use crate::job_control::{has_job_control_parent, nonzero_pid};
 
-/// The terminal that this process was started at.
+/// The controlling terminal of this process.
 #[derive(Debug)]
 pub(super) struct Terminal {
     file: File,
-    /// Who has the foreground by our doing.
-    given_to: Option<Group>,
-    /// The command wants the foreground as soon as we have it.
-    wanted: bool,
+    /// The group that this process has given the foreground to.
+    given_to: Option<ProcessGroup>,
+    /// Whether to give the command the foreground once this process has it again.
+    give_on_resume: bool,
 }
 
-/// What to do about a command that has stopped.
+/// What to do if the command has stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stopped {
-    /// It wants the terminal, and can have it.
+pub(super) enum StopReaction {
+    /// Give it the terminal, which it wants to use.
     GiveTerminal,
-    /// Stop as well, until somebody lets us go on.
+    /// Stop this process too, until the shell continues the job.
     StopToo,
-    /// Nobody could let us go on; a terminal does not stop such processes.
-    GoOn,
-    /// Somebody's doing that has nothing to do with the terminal.
-    LeaveIt,
+    /// Continue the command, because no shell could. A terminal does not stop such processes
+    /// either.
+    Continue,
+    /// Do nothing. The stop has nothing to do with the terminal, or cannot be helped.
+    Ignore,
 }
 
 impl Terminal {
     pub(super) fn open() -> Option<Terminal> {
         let file = File::open("/dev/tty").ok()?;
-        Some(Terminal { file, given_to: None, wanted: false })
+        Some(Terminal { file, given_to: None, give_on_resume: false })
     }
 
-    /// Whether the command gets the foreground right away. With a pipe or file on either side it may be one of several
-    /// that share the terminal, such as before a pager; then it gets it when it wants it.
-    pub(super) fn is_the_commands(&self) -> bool {
-        io::stdin().is_terminal() && io::stdout().is_terminal() && self.is_ours()
+    /// Whether to give the command the foreground from the start. If its input or output is a pipe
+    /// or file, it may be one of several processes that share the terminal, such as before a pager.
+    /// Then it is given the foreground when it stops for it.
+    pub(super) fn should_give_at_start(&self) -> bool {
+        io::stdin().is_terminal() && io::stdout().is_terminal() && self.is_foreground()
     }
 
-    /// Our process group has the foreground. In a container that was started without a group of its own this cannot be
-    /// known.
-    pub(super) fn is_ours(&self) -> bool {
+    /// Whether our process group has the foreground. False if our group's leader is outside of our
+    /// container, because the group is then unknown.
+    pub(super) fn is_foreground(&self) -> bool {
         own_group().is_some_and(|group| self.foreground() == Some(group))
     }
 
     fn foreground(&self) -> Option<Pid> {
-        pid(tcgetpgrp(&self.file).ok()?)
+        nonzero_pid(tcgetpgrp(&self.file).ok()?)
     }
 
-    pub(super) fn give_to(&mut self, group: Group) {
-        if self.put(group.0) {
+    pub(super) fn give_to(&mut self, group: ProcessGroup) {
+        if self.set_foreground(group.0) {
             self.given_to = Some(group);
         }
-        self.wanted = false;
+        self.give_on_resume = false;
     }
 
-    /// Gives the foreground to the command if it wants it and we have it.
-    pub(super) fn give_if_wanted(&mut self, group: Group) {
-        if self.wanted && self.is_ours() {
+    /// Gives the command the foreground, if it has waited for that and this process has it.
+    pub(super) fn give_if_wanted(&mut self, group: ProcessGroup) {
+        if self.give_on_resume && self.is_foreground() {
             self.give_to(group);
         }
     }
 
-    /// Takes the foreground back from the command, unless somebody else has it by now. A command that was a shell may have
-    /// left it with a job of its own.
-    pub(super) fn take_back(&mut self) -> bool {
-        let (Some(group), Some(foreground)) = (self.given_to.take(), self.foreground()) else { return false };
-        (foreground == group.0 || !Group(foreground).is_alive()) && own_group().is_some_and(|group| self.put(group))
+    /// Takes the foreground from the command, unless another group has it by now. If the command
+    /// was a shell, it may have left the foreground with a job that has ended.
+    pub(super) fn reclaim(&mut self) -> bool {
+        let (Some(group), Some(foreground)) = (self.given_to.take(), self.foreground()) else {
+            return false;
+        };
+        (foreground == group.0 || !ProcessGroup(foreground).is_alive())
+            && own_group().is_some_and(|group| self.set_foreground(group))
     }
 
-    fn put(&self, group: Pid) -> bool {
+    fn set_foreground(&self, group: Pid) -> bool {
         match tcsetpgrp(&self.file, AnyPid::from_raw(group.as_raw_nonzero().get())) {
             Ok(()) => true,
             Err(error) => {
-                log::debug!("the terminal's foreground stays where it is: {error}");
+                log::debug!("cannot set the terminal's foreground group: {error}");
                 false
             }
         }
     }
 
-    /// The command has been stopped by `signal`.
-    pub(super) fn stopped_by(&mut self, signal: i32) -> Stopped {
-        let what = judge(signal, self.given_to.is_some(), self.is_ours(), somebody_could_wake_us());
-        if what == Stopped::StopToo {
-            self.wanted = self.take_back() || wants_terminal(signal);
+    /// Decides what to do about the command, which `signal` has stopped.
+    pub(super) fn on_stopped(&mut self, signal: i32) -> StopReaction {
+        let reaction = stop_reaction(
+            signal,
+            self.given_to.is_some(),
+            self.is_foreground(),
+            has_job_control_parent(),
+        );
+        if reaction == StopReaction::StopToo {
+            self.give_on_resume = self.reclaim() || wants_terminal(signal);
         }
-        what
+        reaction
     }
 }
 
-/// What a terminal stops those with in the background that want to read or write.
+/// Whether this is the signal for processes that use the terminal without having its foreground.
 pub(super) fn wants_terminal(signal: i32) -> bool {
     [Signal::TTIN, Signal::TTOU].into_iter().any(|one| signal == one.as_raw())
 }
 
-fn judge(signal: i32, given: bool, ours: bool, wakeable: bool) -> Stopped {
+fn stop_reaction(signal: i32, given: bool, is_foreground: bool, has_parent: bool) -> StopReaction {
     let is = |one: Signal| signal == one.as_raw();
-    if wants_terminal(signal) && ours {
-        return Stopped::GiveTerminal;
+    if wants_terminal(signal) && is_foreground {
+        return StopReaction::GiveTerminal;
     }
-    let of_terminal = given || wants_terminal(signal) || (is(Signal::TSTP) && ours);
-    match (of_terminal, wakeable) {
-        (true, true) => Stopped::StopToo,
-        (true, false) if is(Signal::TSTP) => Stopped::GoOn,
-        _ => Stopped::LeaveIt,
+    let by_terminal = given || wants_terminal(signal) || (is(Signal::TSTP) && is_foreground);
+    match (by_terminal, has_parent) {
+        (true, true) => StopReaction::StopToo,
+        (true, false) if is(Signal::TSTP) => StopReaction::Continue,
+        _ => StopReaction::Ignore,
     }
 }
 
 fn own_group() -> Option<Pid> {
-    pid(getpgrp())
+    nonzero_pid(getpgrp())
 }
 
-/// Who writes to a terminal, or gives away its foreground, without having it, may be stopped by it. That must not happen to
-/// one who watches over a command.
+/// Blocks SIGTTOU, by which a terminal stops processes that write to it or set its foreground
+/// without having it. That must not happen to a process that supervises a command.
 #[derive(Debug)]
-pub(super) struct Unstoppable {
+pub(super) struct SigttouBlocked {
     before: SigSet,
 }
 
-impl Unstoppable {
-    /// For the calling thread, and the threads and processes that it starts from now on.
-    pub(super) fn begin() -> nix::Result<Unstoppable> {
+impl SigttouBlocked {
+    /// Blocks the signal for the calling thread, and for the threads and processes it starts from
+    /// now on.
+    pub(super) fn block() -> nix::Result<SigttouBlocked> {
         let mut output = SigSet::empty();
         output.add(Masked::SIGTTOU);
-        Ok(Unstoppable { before: output.thread_swap_mask(SigmaskHow::SIG_BLOCK)? })
+        Ok(SigttouBlocked { before: output.thread_swap_mask(SigmaskHow::SIG_BLOCK)? })
     }
 
-    /// Starts a process that is to be as we were before.
-    pub(super) fn except_for<T>(&self, start: impl FnOnce() -> T) -> nix::Result<T> {
+    /// Calls `start`, which starts a process, with the original mask.
+    pub(super) fn unblocked_during<T>(&self, start: impl FnOnce() -> T) -> nix::Result<T> {
         let mask = self.before.thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
         let started = start();
         mask.thread_set_mask()?;
@@ -154,23 +166,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_stops_at_a_terminal_stops_its_job() {
+    fn reaction_to_stop_depends_on_terminal_and_parent() {
         let [tstp, ttin, stop] = [Signal::TSTP, Signal::TTIN, Signal::STOP].map(Signal::as_raw);
-        for (signal, given, ours, wakeable, what) in [
-            (tstp, true, false, true, Stopped::StopToo),
-            (stop, true, false, true, Stopped::StopToo),
-            (tstp, false, true, true, Stopped::StopToo),
-            (ttin, false, true, true, Stopped::GiveTerminal),
-            (ttin, false, true, false, Stopped::GiveTerminal),
-            (ttin, false, false, true, Stopped::StopToo),
-            (ttin, false, false, false, Stopped::LeaveIt),
-            (tstp, true, false, false, Stopped::GoOn),
-            (tstp, false, true, false, Stopped::GoOn),
-            (stop, true, false, false, Stopped::LeaveIt),
-            (stop, false, true, true, Stopped::LeaveIt),
-            (tstp, false, false, true, Stopped::LeaveIt),
+        for (signal, given, is_foreground, has_parent, reaction) in [
+            (tstp, true, false, true, StopReaction::StopToo),
+            (stop, true, false, true, StopReaction::StopToo),
+            (tstp, false, true, true, StopReaction::StopToo),
+            (ttin, false, true, true, StopReaction::GiveTerminal),
+            (ttin, false, true, false, StopReaction::GiveTerminal),
+            (ttin, false, false, true, StopReaction::StopToo),
+            (ttin, false, false, false, StopReaction::Ignore),
+            (tstp, true, false, false, StopReaction::Continue),
+            (tstp, false, true, false, StopReaction::Continue),
+            (stop, true, false, false, StopReaction::Ignore),
+            (stop, false, true, true, StopReaction::Ignore),
+            (tstp, false, false, true, StopReaction::Ignore),
         ] {
-            assert_eq!(judge(signal, given, ours, wakeable), what, "{signal} {given} {ours} {wakeable}");
+            assert_eq!(
+                stop_reaction(signal, given, is_foreground, has_parent),
+                reaction,
+                "{signal} {given} {is_foreground} {has_parent}"
+            );
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Everything that can happen, in one place: keys, answers, signals, and that time goes by.
+//! Merges all events into one stream: keys, query results, signals, and the passing of time.
 
 use std::{io, thread, time::Duration};
 
@@ -9,35 +9,35 @@ use signal_hook::{
     iterator::Signals,
 };
 
-use crate::top::feed::{Feed, Look, Told};
+use crate::top::poller::{PollResult, Poller, QueryResult};
 
-/// The header tells for how many seconds something is so.
-const TICK: Duration = Duration::from_millis(250);
+/// Time between two ticks, which update the ages that the header shows in seconds.
+const TICK_INTERVAL: Duration = Duration::from_millis(250);
 
 #[derive(Debug)]
 pub(crate) enum Event {
     Input(event::Event),
-    /// Nobody will type anything any more.
-    Unplugged(io::Error),
-    Look(Look),
-    Told(Told),
+    /// The terminal is gone, so no more keys will come.
+    InputClosed(io::Error),
+    Poll(PollResult),
+    Query(QueryResult),
     Signal(i32),
     Tick,
 }
 
 #[derive(Debug)]
 pub(crate) struct Events {
-    feed: Feed,
+    poller: Poller,
     input: Receiver<io::Result<event::Event>>,
     signals: Receiver<i32>,
 }
 
 impl Events {
-    pub(crate) fn start(feed: Feed) -> io::Result<Events> {
+    pub(crate) fn start(poller: Poller) -> io::Result<Events> {
         let (send, signals) = bounded(8);
         let mut caught = Signals::new([SIGTERM, SIGHUP, SIGINT, SIGQUIT, SIGTSTP])?;
         thread::Builder::new().name("distlock-signals".into()).spawn(move || {
-            // More signals than are waited for say nothing new.
+            // If the channel is full, further signals add nothing.
             for signal in &mut caught {
                 let _ = send.try_send(signal);
             }
@@ -52,30 +52,35 @@ impl Events {
                 }
             }
         })?;
-        Ok(Events { feed, input, signals })
+        Ok(Events { poller, input, signals })
     }
 
-    pub(crate) fn feed(&self) -> &Feed {
-        &self.feed
+    pub(crate) fn poller(&self) -> &Poller {
+        &self.poller
     }
 
-    /// What happens next.
+    /// Waits for the next event.
     pub(crate) fn next(&self) -> Event {
-        let gone = || Event::Unplugged(io::ErrorKind::BrokenPipe.into());
-        // Of several that are ready, `select` takes any; but nobody shall wait for a table before he can leave.
+        let closed = || Event::InputClosed(io::ErrorKind::BrokenPipe.into());
+        // `select` takes any event that is ready, but a user who quits must not wait for a table
+        // first.
         if let Ok(signal) = self.signals.try_recv() {
             return Event::Signal(signal);
         }
         select! {
-            recv(self.signals) -> signal => signal.map_or_else(|_| gone(), Event::Signal),
+            recv(self.signals) -> signal => signal.map_or_else(|_| closed(), Event::Signal),
             recv(self.input) -> input => match input {
                 Ok(Ok(input)) => Event::Input(input),
-                Ok(Err(error)) => Event::Unplugged(error),
-                Err(_) => gone(),
+                Ok(Err(error)) => Event::InputClosed(error),
+                Err(_) => closed(),
             },
-            recv(self.feed.told) -> told => told.map_or_else(|_| gone(), Event::Told),
-            recv(self.feed.looks) -> look => look.map_or_else(|_| gone(), Event::Look),
-            default(TICK) => Event::Tick,
+            recv(self.poller.query_results) -> result => {
+                result.map_or_else(|_| closed(), Event::Query)
+            }
+            recv(self.poller.poll_results) -> result => {
+                result.map_or_else(|_| closed(), Event::Poll)
+            }
+            default(TICK_INTERVAL) => Event::Tick,
         }
     }
 }

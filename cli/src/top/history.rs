@@ -1,4 +1,4 @@
-//! `History`: what looks one after the other tell of the locks: hand-overs, times to live, close calls. Pure.
+//! `History`: what successive polls show about the locks: hand-overs, ttls and close calls. Pure.
 
 use std::{
     collections::HashMap,
@@ -8,14 +8,14 @@ use std::{
 
 use crate::top::rows::Row;
 
-/// How long a lock is remembered that nobody holds.
-const MEMORY: Duration = Duration::from_secs(60);
-/// Over which time the rate of hand-overs is smoothed.
-const SMOOTHING: f64 = 10.0;
+/// How long a lock is remembered after it was last held.
+const RETENTION: Duration = Duration::from_secs(60);
+/// Time constant for smoothing the rate of hand-overs.
+const RATE_SMOOTHING_SECS: f64 = 10.0;
 
-/// A lock as one look shows it.
+/// A lock as one poll shows it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sight<'a> {
+pub(crate) struct Sample<'a> {
     pub(crate) name: &'a str,
     pub(crate) id: &'a str,
     pub(crate) host: Option<&'a str>,
@@ -27,132 +27,155 @@ pub(crate) struct Sight<'a> {
     pub(crate) certain: bool,
 }
 
-/// All locks at one moment.
+/// All locks as one poll shows them.
 #[derive(Debug)]
-pub(crate) struct Picture {
+pub(crate) struct TableData {
     pub(crate) rows: Vec<Row>,
     pub(crate) waiting: u64,
     /// Hand-overs per second, of all locks.
     pub(crate) rate: f64,
     pub(crate) at: Instant,
-    /// How long it took to ask.
-    pub(crate) took: Duration,
-    /// What is said of nodes that did not answer.
-    pub(crate) silent: Vec<String>,
+    /// How long the poll took.
+    pub(crate) poll_time: Duration,
+    /// Nodes that did not reply, with the reason.
+    pub(crate) silent_nodes: Vec<String>,
 }
 
-/// What is remembered from look to look.
+/// What is kept from poll to poll.
 #[derive(Debug, Default)]
 pub(crate) struct History {
-    locks: HashMap<Arc<str>, Past>,
+    locks: HashMap<Arc<str>, LockHistory>,
     last: Option<Instant>,
 }
 
 impl History {
-    /// Takes in a look that ended at `now`.
-    pub(crate) fn digest<'a>(&mut self, now: Instant, sights: impl Iterator<Item = Sight<'a>>) -> Picture {
+    /// Records a poll that ended at `now`.
+    pub(crate) fn update<'a>(
+        &mut self,
+        now: Instant,
+        samples: impl Iterator<Item = Sample<'a>>,
+    ) -> TableData {
         let since = self.last.replace(now).map(|last| now.saturating_duration_since(last));
-        let (mut rows, mut waiting) = (Vec::with_capacity(sights.size_hint().0), 0u64);
-        for sight in sights {
-            waiting = waiting.saturating_add(sight.waiting);
-            let name: Arc<str> = match self.locks.get_key_value(sight.name) {
+        let (mut rows, mut waiting) = (Vec::with_capacity(samples.size_hint().0), 0u64);
+        for sample in samples {
+            waiting = waiting.saturating_add(sample.waiting);
+            let name: Arc<str> = match self.locks.get_key_value(sample.name) {
                 Some((name, _)) => name.clone(),
-                None => sight.name.into(),
+                None => sample.name.into(),
             };
-            let past = self.locks.entry(name.clone()).or_insert_with(|| Past::new(&sight, now));
-            past.take_in(&sight, now, since.unwrap_or_default());
-            rows.push(past.row(name, &sight));
+            let lock =
+                self.locks.entry(name.clone()).or_insert_with(|| LockHistory::new(&sample, now));
+            lock.record(&sample, now, since.unwrap_or_default());
+            rows.push(lock.row(name, &sample));
         }
         let since = since.unwrap_or_default();
-        self.locks.retain(|_, past| {
-            if past.seen != now {
-                past.rate = smoothed(past.rate, 0, since);
+        self.locks.retain(|_, lock| {
+            if lock.last_seen != now {
+                lock.rate = smooth_rate(lock.rate, 0, since);
             }
-            now.saturating_duration_since(past.seen) <= MEMORY
+            now.saturating_duration_since(lock.last_seen) <= RETENTION
         });
-        let rate = self.locks.values().map(|past| past.rate).sum();
-        Picture { rows, waiting, rate, at: now, took: Duration::ZERO, silent: Vec::new() }
-    }
-}
-
-/// What is known of one lock.
-#[derive(Debug)]
-struct Past {
-    id: Arc<str>,
-    ttl: Ttl,
-    /// The time left at the last look at this holder, and the least so far.
-    left: Option<Duration>,
-    least: Option<Duration>,
-    /// The closest call of all holders before.
-    closest: Option<f32>,
-    rate: f64,
-    seen: Instant,
-}
-
-impl Past {
-    fn new(sight: &Sight<'_>, now: Instant) -> Past {
-        Past { id: sight.id.into(), ttl: Ttl::default(), left: None, least: None, closest: None, rate: 0.0, seen: now }
-    }
-
-    fn take_in(&mut self, sight: &Sight<'_>, now: Instant, since: Duration) {
-        let handed = *self.id != *sight.id;
-        if handed {
-            self.closest = self.closest();
-            self.id = sight.id.into();
-            self.ttl = self.ttl.of_next();
-            (self.left, self.least) = (None, None);
+        let rate = self.locks.values().map(|lock| lock.rate).sum();
+        TableData {
+            rows,
+            waiting,
+            rate,
+            at: now,
+            poll_time: Duration::ZERO,
+            silent_nodes: Vec::new(),
         }
-        self.rate = smoothed(self.rate, u32::from(handed), since);
-        self.seen = now;
-        let Some(left) = sight.left else { return };
-        self.ttl.take_in(left, sight.age);
-        let before = self.left.replace(left).and_then(|before| self.ttl.before_renewal(before, left, since));
-        let least = before.map_or(left, |before| before.min(left));
-        self.least = Some(self.least.map_or(least, |known| known.min(least)));
+    }
+}
+
+/// What is known about one lock.
+#[derive(Debug)]
+struct LockHistory {
+    id: Arc<str>,
+    ttl: TtlEstimate,
+    /// The time left at the last poll of this holder, and the minimum so far.
+    left: Option<Duration>,
+    min_left: Option<Duration>,
+    /// The closest call of all earlier holders.
+    earlier_closest_call: Option<f32>,
+    rate: f64,
+    last_seen: Instant,
+}
+
+impl LockHistory {
+    fn new(sample: &Sample<'_>, now: Instant) -> LockHistory {
+        LockHistory {
+            id: sample.id.into(),
+            ttl: TtlEstimate::default(),
+            left: None,
+            min_left: None,
+            earlier_closest_call: None,
+            rate: 0.0,
+            last_seen: now,
+        }
     }
 
-    fn closest(&self) -> Option<f32> {
-        let now = self.least.and_then(|least| self.ttl.part(least));
-        match (self.closest, now) {
+    fn record(&mut self, sample: &Sample<'_>, now: Instant, since: Duration) {
+        let is_handed_over = *self.id != *sample.id;
+        if is_handed_over {
+            self.earlier_closest_call = self.closest_call();
+            self.id = sample.id.into();
+            self.ttl = self.ttl.for_next_holder();
+            (self.left, self.min_left) = (None, None);
+        }
+        self.rate = smooth_rate(self.rate, u32::from(is_handed_over), since);
+        self.last_seen = now;
+        let Some(left) = sample.left else { return };
+        self.ttl.record(left, sample.age);
+        let before = self
+            .left
+            .replace(left)
+            .and_then(|before| self.ttl.left_before_renewal(before, left, since));
+        let least = before.map_or(left, |before| before.min(left));
+        self.min_left = Some(self.min_left.map_or(least, |known| known.min(least)));
+    }
+
+    fn closest_call(&self) -> Option<f32> {
+        let now = self.min_left.and_then(|least| self.ttl.fraction(least));
+        match (self.earlier_closest_call, now) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         }
     }
 
-    fn row(&self, name: Arc<str>, sight: &Sight<'_>) -> Row {
+    fn row(&self, name: Arc<str>, sample: &Sample<'_>) -> Row {
         Row {
             name,
             id: self.id.clone(),
-            host: sight.host.map(Into::into),
-            pid: sight.pid,
-            age: sight.age,
-            left: sight.left,
-            part: sight.left.and_then(|left| self.ttl.part(left)),
-            closest: self.closest(),
-            waiting: sight.waiting,
-            token: sight.token,
+            host: sample.host.map(Into::into),
+            pid: sample.pid,
+            age: sample.age,
+            left: sample.left,
+            fraction_left: sample.left.and_then(|left| self.ttl.fraction(left)),
+            closest_call: self.closest_call(),
+            waiting: sample.waiting,
+            token: sample.token,
             rate: self.rate,
-            certain: sight.certain,
+            certain: sample.certain,
         }
     }
 }
 
-/// The whole time to live, which no server tells: not below what was left at any look, and not above what was left and
-/// the age together.
+/// An estimate of the ttl, which no server reports. It is at least the time left at any poll, and
+/// at most the time left plus the lock's age.
 #[derive(Clone, Copy, Debug, Default)]
-struct Ttl {
-    /// That of the holder before, if there was one.
-    likely: Duration,
+struct TtlEstimate {
+    /// The estimate for the previous holder, or zero.
+    previous: Duration,
     low: Duration,
     high: Option<Duration>,
 }
 
-impl Ttl {
-    fn of_next(self) -> Ttl {
-        Ttl { likely: self.whole(), ..Ttl::default() }
+impl TtlEstimate {
+    fn for_next_holder(self) -> TtlEstimate {
+        TtlEstimate { previous: self.estimate(), ..TtlEstimate::default() }
     }
 
-    fn take_in(&mut self, left: Duration, age: Option<Duration>) {
+    fn record(&mut self, left: Duration, age: Option<Duration>) {
         self.low = self.low.max(left);
         if let Some(age) = age {
             let high = left.saturating_add(age);
@@ -160,38 +183,44 @@ impl Ttl {
         }
     }
 
-    fn whole(self) -> Duration {
-        self.likely.min(self.high.unwrap_or(Duration::MAX)).max(self.low)
+    fn estimate(self) -> Duration {
+        self.previous.min(self.high.unwrap_or(Duration::MAX)).max(self.low)
     }
 
-    fn part(self, left: Duration) -> Option<f32> {
-        let whole = self.whole();
-        (!whole.is_zero()).then(|| left.as_secs_f32() / whole.as_secs_f32())
+    fn fraction(self, left: Duration) -> Option<f32> {
+        let estimate = self.estimate();
+        (!estimate.is_zero()).then(|| left.as_secs_f32() / estimate.as_secs_f32())
     }
 
-    /// What was left just before the renewal between two looks, if there was one and looks are close enough for there
-    /// to have been no more.
-    fn before_renewal(self, before: Duration, left: Duration, since: Duration) -> Option<Duration> {
+    /// The time left just before a renewal between two polls, if there was one and the polls are so
+    /// close that there was only one.
+    fn left_before_renewal(
+        self,
+        before: Duration,
+        left: Duration,
+        since: Duration,
+    ) -> Option<Duration> {
         let without = before.saturating_sub(since);
         let renewed = left > without.saturating_add(since / 4);
-        let renewed_ago = self.whole().saturating_sub(left);
-        (renewed && since <= self.whole() / 6).then(|| without.saturating_add(renewed_ago).min(before))
+        let renewed_ago = self.estimate().saturating_sub(left);
+        (renewed && since <= self.estimate() / 6)
+            .then(|| without.saturating_add(renewed_ago).min(before))
     }
 }
 
-/// The rate after `hand_overs` more within `since`.
-fn smoothed(rate: f64, hand_overs: u32, since: Duration) -> f64 {
+/// The smoothed rate after `hand_overs` more within `since`.
+fn smooth_rate(rate: f64, hand_overs: u32, since: Duration) -> f64 {
     let since = since.as_secs_f64();
     if since <= 0.0 {
         return rate;
     }
-    let kept = (-since / SMOOTHING).exp();
+    let kept = (-since / RATE_SMOOTHING_SECS).exp();
     rate * kept + f64::from(hand_overs) / since * (1.0 - kept)
 }
 
-/// A row of which a test only has to say what it is about.
+/// A row with neutral values, of which a test sets only those that matter.
 #[cfg(test)]
-pub(crate) fn sample(name: &str, id: &str) -> Row {
+pub(crate) fn test_row(name: &str, id: &str) -> Row {
     Row {
         name: name.into(),
         id: id.into(),
@@ -199,8 +228,8 @@ pub(crate) fn sample(name: &str, id: &str) -> Row {
         pid: None,
         age: None,
         left: None,
-        part: None,
-        closest: None,
+        fraction_left: None,
+        closest_call: None,
         waiting: 0,
         token: None,
         rate: 0.0,
@@ -215,8 +244,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn sight<'a>(name: &'a str, id: &'a str, age: u32, left_ms: u64) -> Sight<'a> {
-        Sight {
+    fn sample<'a>(name: &'a str, id: &'a str, age: u32, left_ms: u64) -> Sample<'a> {
+        Sample {
             name,
             id,
             host: None,
@@ -229,13 +258,14 @@ mod tests {
         }
     }
 
-    /// One lock at looks a second apart, each as holder, age and milliseconds left.
-    fn after(looks: &[(&str, u32, u64)]) -> Row {
+    /// One lock at polls a second apart, each as holder, age and milliseconds left.
+    fn after(polls: &[(&str, u32, u64)]) -> Row {
         let (mut history, start) = (History::default(), clock::now());
         let mut last = None;
-        for (at, (id, age, left)) in (0u32..).zip(looks) {
-            let picture = history.digest(start + at * SECOND, [sight("x", id, *age, *left)].into_iter());
-            last = picture.rows.into_iter().next();
+        for (at, (id, age, left)) in (0u32..).zip(polls) {
+            let data =
+                history.update(start + at * SECOND, [sample("x", id, *age, *left)].into_iter());
+            last = data.rows.into_iter().next();
         }
         last.unwrap()
     }
@@ -245,56 +275,67 @@ mod tests {
     }
 
     #[test]
-    fn the_time_to_live_is_learned_from_what_is_left() {
-        assert_eq!(percent(after(&[("a", 900, 6_700)]).part), 100, "nothing is known yet");
-        assert_eq!(percent(after(&[("a", 2, 8_000)]).part), 100);
-        assert_eq!(percent(after(&[("a", 900, 10_000), ("a", 901, 9_000)]).part), 90);
-        // The next holder most likely has the same, unless its age says otherwise.
-        assert_eq!(percent(after(&[("a", 900, 10_000), ("b", 900, 5_000)]).part), 50);
-        assert_eq!(percent(after(&[("a", 900, 10_000), ("b", 1, 4_000)]).part), 80);
-        assert_eq!(percent(after(&[("a", 0, 0)]).part), -1);
+    fn ttl_is_estimated_from_time_left_and_age() {
+        assert_eq!(percent(after(&[("a", 900, 6_700)]).fraction_left), 100, "nothing is known yet");
+        assert_eq!(percent(after(&[("a", 2, 8_000)]).fraction_left), 100);
+        assert_eq!(percent(after(&[("a", 900, 10_000), ("a", 901, 9_000)]).fraction_left), 90);
+        // The next holder most likely has the same ttl, unless its age rules that out.
+        assert_eq!(percent(after(&[("a", 900, 10_000), ("b", 900, 5_000)]).fraction_left), 50);
+        assert_eq!(percent(after(&[("a", 900, 10_000), ("b", 1, 4_000)]).fraction_left), 80);
+        assert_eq!(percent(after(&[("a", 0, 0)]).fraction_left), -1);
     }
 
     #[test]
-    fn the_closest_call_is_the_least_that_was_left_at_a_look() {
+    fn closest_call_is_minimum_left_at_a_poll() {
         let row = after(&[("a", 0, 10_000), ("a", 1, 9_000), ("a", 2, 2_000), ("a", 3, 9_900)]);
-        assert_eq!((percent(row.closest), percent(row.part)), (11, 99), "a tenth of a second before the last look");
+        assert_eq!(
+            (percent(row.closest_call), percent(row.fraction_left)),
+            (11, 99),
+            "0.1 s before the last poll"
+        );
         let row = after(&[("a", 0, 10_000), ("a", 9, 1_000), ("b", 0, 10_000), ("b", 1, 9_000)]);
-        assert_eq!(percent(row.closest), 10, "that of a holder before counts");
+        assert_eq!(percent(row.closest_call), 10, "an earlier holder's counts");
     }
 
     #[test]
-    fn a_renewal_between_two_looks_shows_how_close_it_was() {
+    fn renewal_between_polls_shows_how_close_it_was() {
         let row = after(&[("a", 0, 10_000), ("a", 8, 2_000), ("a", 9, 9_500)]);
-        assert_eq!(percent(row.closest), 15, "renewed half a second after the second look");
-        // With a short time to live there can have been several, and nothing is guessed.
+        assert_eq!(percent(row.closest_call), 15, "renewed 0.5 s after the second poll");
+        // With a short ttl, there may have been several renewals, so nothing is estimated.
         let row = after(&[("a", 0, 3_000), ("a", 1, 2_000), ("a", 2, 2_500)]);
-        assert_eq!(percent(row.closest), 67);
+        assert_eq!(percent(row.closest_call), 67);
         let row = after(&[("a", 0, 10_000), ("a", 1, 9_000), ("a", 2, 8_000)]);
-        assert_eq!(percent(row.closest), 80, "there was none");
+        assert_eq!(percent(row.closest_call), 80, "without a renewal");
     }
 
     #[test]
-    fn hand_overs_make_a_rate_that_fades() {
-        let looks: Vec<_> = (0..60).map(|at| (if at % 2 == 0 { "a" } else { "b" }, 0, 9_000)).collect();
-        let busy = after(&looks).rate;
+    fn rate_of_hand_overs_fades() {
+        let polls: Vec<_> =
+            (0..60).map(|at| (if at % 2 == 0 { "a" } else { "b" }, 0, 9_000)).collect();
+        let busy = after(&polls).rate;
         assert!((0.9..=1.0).contains(&busy), "{busy}");
-        let calm: Vec<_> = looks.iter().copied().chain((0..60).map(|_| ("b", 0, 9_000))).collect();
+        let calm: Vec<_> = polls.iter().copied().chain((0..60).map(|_| ("b", 0, 9_000))).collect();
         assert!(after(&calm).rate < 0.01);
-        assert_eq!(after(&[("a", 0, 1)]).rate, 0.0, "a lock that is new here was not handed over");
+        assert_eq!(
+            after(&[("a", 0, 1)]).rate,
+            0.0,
+            "a lock seen for the first time was not handed over"
+        );
     }
 
     #[test]
-    fn a_lock_that_was_free_for_a_moment_was_handed_over_and_one_that_is_gone_is_forgotten() {
+    fn briefly_free_lock_counts_as_handed_over() {
         let (mut history, start) = (History::default(), clock::now());
-        let mut look = |at: u32, sights: &[Sight<'_>]| history.digest(start + at * SECOND, sights.iter().copied());
-        look(0, &[sight("x", "a", 0, 9_000)]);
-        assert_eq!(look(1, &[]).rows, []);
-        let picture = look(2, &[sight("x", "b", 0, 9_000)]);
-        assert!(picture.rows[0].rate > 0.0 && picture.rate == picture.rows[0].rate);
-        assert_eq!(picture.waiting, 2);
-        assert!(look(3, &[]).rate > 0.0);
-        assert_eq!(look(100, &[]).rate, 0.0);
+        let mut poll = |at: u32, samples: &[Sample<'_>]| {
+            history.update(start + at * SECOND, samples.iter().copied())
+        };
+        poll(0, &[sample("x", "a", 0, 9_000)]);
+        assert_eq!(poll(1, &[]).rows, []);
+        let data = poll(2, &[sample("x", "b", 0, 9_000)]);
+        assert!(data.rows[0].rate > 0.0 && data.rate == data.rows[0].rate);
+        assert_eq!(data.waiting, 2);
+        assert!(poll(3, &[]).rate > 0.0);
+        assert_eq!(poll(100, &[]).rate, 0.0);
         assert_eq!(history.locks.len(), 0);
     }
 }

@@ -1,32 +1,32 @@
-//! From keys to what they mean, which depends on what is open. Pure.
+//! Maps keys to actions, depending on what is open. Pure.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
-/// What keys go to.
+/// What receives the keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// The table.
     Browse,
-    /// The line in which a filter is written.
+    /// The line with the filter.
     Filter,
-    /// One lock.
+    /// The details of one lock.
     Inspect,
     /// The question whether to release a lock.
-    Ask,
+    Confirm,
     Help,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    Move(Step),
+    Move(Movement),
     NextColumn,
     Reverse,
     Filter,
     Type(char),
-    RubOut,
-    /// Forget the filter.
+    Backspace,
+    /// Clear the filter.
     Clear,
-    /// Keep the filter, and leave its line.
+    /// Keep the filter, and return to the table.
     Accept,
     Inspect,
     Release,
@@ -36,7 +36,7 @@ pub(crate) enum Action {
     Slower,
     Faster,
     Help,
-    /// Close what is open; at the table, end.
+    /// Close what is open; in the table, quit.
     Back,
     Quit,
     Interrupt,
@@ -45,7 +45,7 @@ pub(crate) enum Action {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum Movement {
     Up,
     Down,
     PageUp,
@@ -54,7 +54,7 @@ pub(crate) enum Step {
     End,
 }
 
-pub(crate) fn action(mode: Mode, key: KeyEvent) -> Option<Action> {
+pub(crate) fn action_for(mode: Mode, key: KeyEvent) -> Option<Action> {
     if key.kind == KeyEventKind::Release {
         return None;
     }
@@ -64,23 +64,25 @@ pub(crate) fn action(mode: Mode, key: KeyEvent) -> Option<Action> {
             (_, KeyCode::Char('z')) => Some(Action::Suspend),
             (_, KeyCode::Char('l')) => Some(Action::Redraw),
             (Mode::Filter, KeyCode::Char('u')) => Some(Action::Clear),
-            // What terminals send for the key that rubs out.
-            (Mode::Filter, KeyCode::Char('h')) => Some(Action::RubOut),
-            // Whatever is not a clear yes is a no.
-            (Mode::Ask, _) => Some(Action::No),
+            // Some terminals send this for Backspace.
+            (Mode::Filter, KeyCode::Char('h')) => Some(Action::Backspace),
+            // Everything but a plain `y` means no.
+            (Mode::Confirm, _) => Some(Action::No),
             _ => None,
         };
     }
     match mode {
-        Mode::Browse => browse(key.code),
-        Mode::Filter => filter(key.code),
-        Mode::Inspect => inspect(key.code),
-        Mode::Ask => Some(if key.code == KeyCode::Char('y') { Action::Yes } else { Action::No }),
+        Mode::Browse => browse_action(key.code),
+        Mode::Filter => filter_action(key.code),
+        Mode::Inspect => inspect_action(key.code),
+        Mode::Confirm => {
+            Some(if key.code == KeyCode::Char('y') { Action::Yes } else { Action::No })
+        }
         Mode::Help => Some(Action::Back),
     }
 }
 
-fn browse(key: KeyCode) -> Option<Action> {
+fn browse_action(key: KeyCode) -> Option<Action> {
     Some(match key {
         KeyCode::Char('s') => Action::NextColumn,
         KeyCode::Char('r') => Action::Reverse,
@@ -93,36 +95,36 @@ fn browse(key: KeyCode) -> Option<Action> {
         KeyCode::Char('?' | 'h') => Action::Help,
         KeyCode::Char('q') => Action::Quit,
         KeyCode::Esc => Action::Back,
-        key => return step(key).map(Action::Move),
+        key => return movement(key).map(Action::Move),
     })
 }
 
-fn filter(key: KeyCode) -> Option<Action> {
+fn filter_action(key: KeyCode) -> Option<Action> {
     Some(match key {
         KeyCode::Char(letter) => Action::Type(letter),
-        KeyCode::Backspace => Action::RubOut,
+        KeyCode::Backspace => Action::Backspace,
         KeyCode::Enter => Action::Accept,
         KeyCode::Esc => Action::Back,
-        key => return step(key).map(Action::Move),
+        key => return movement(key).map(Action::Move),
     })
 }
 
-fn inspect(key: KeyCode) -> Option<Action> {
+fn inspect_action(key: KeyCode) -> Option<Action> {
     Some(match key {
         KeyCode::Char('f' | 'F') => Action::Release,
         KeyCode::Char('q') | KeyCode::Esc | KeyCode::Enter => Action::Back,
-        key => return step(key).map(Action::Move),
+        key => return movement(key).map(Action::Move),
     })
 }
 
-fn step(key: KeyCode) -> Option<Step> {
+fn movement(key: KeyCode) -> Option<Movement> {
     Some(match key {
-        KeyCode::Up | KeyCode::Char('k') => Step::Up,
-        KeyCode::Down | KeyCode::Char('j') => Step::Down,
-        KeyCode::PageUp => Step::PageUp,
-        KeyCode::PageDown => Step::PageDown,
-        KeyCode::Home | KeyCode::Char('g') => Step::Home,
-        KeyCode::End | KeyCode::Char('G') => Step::End,
+        KeyCode::Up | KeyCode::Char('k') => Movement::Up,
+        KeyCode::Down | KeyCode::Char('j') => Movement::Down,
+        KeyCode::PageUp => Movement::PageUp,
+        KeyCode::PageDown => Movement::PageDown,
+        KeyCode::Home | KeyCode::Char('g') => Movement::Home,
+        KeyCode::End | KeyCode::Char('G') => Movement::End,
         _ => return None,
     })
 }
@@ -132,46 +134,51 @@ mod tests {
     use super::*;
 
     fn plain(mode: Mode, code: KeyCode) -> Option<Action> {
-        action(mode, KeyEvent::new(code, KeyModifiers::NONE))
+        action_for(mode, KeyEvent::new(code, KeyModifiers::NONE))
     }
 
     #[test]
-    fn only_a_small_y_says_yes() {
-        assert_eq!(plain(Mode::Ask, KeyCode::Char('y')), Some(Action::Yes));
+    fn only_lower_case_y_confirms() {
+        assert_eq!(plain(Mode::Confirm, KeyCode::Char('y')), Some(Action::Yes));
         for code in [KeyCode::Enter, KeyCode::Esc, KeyCode::Up, KeyCode::F(1)] {
-            assert_eq!(plain(Mode::Ask, code), Some(Action::No), "{code:?}");
+            assert_eq!(plain(Mode::Confirm, code), Some(Action::No), "{code:?}");
         }
         for letter in ('\0'..='\u{ff}').filter(|letter| *letter != 'y') {
-            assert_eq!(plain(Mode::Ask, KeyCode::Char(letter)), Some(Action::No), "{letter:?}");
+            assert_eq!(plain(Mode::Confirm, KeyCode::Char(letter)), Some(Action::No), "{letter:?}");
         }
-        let with = |modifiers| action(Mode::Ask, KeyEvent::new(KeyCode::Char('y'), modifiers));
+        let with =
+            |modifiers| action_for(Mode::Confirm, KeyEvent::new(KeyCode::Char('y'), modifiers));
         assert_eq!(with(KeyModifiers::CONTROL), Some(Action::No));
     }
 
     #[test]
-    fn control_keys_mean_the_same_everywhere() {
-        for mode in [Mode::Browse, Mode::Filter, Mode::Inspect, Mode::Ask, Mode::Help] {
-            for (letter, meaning) in [('c', Action::Interrupt), ('z', Action::Suspend), ('l', Action::Redraw)] {
+    fn control_keys_work_in_every_mode() {
+        for mode in [Mode::Browse, Mode::Filter, Mode::Inspect, Mode::Confirm, Mode::Help] {
+            for (letter, meaning) in
+                [('c', Action::Interrupt), ('z', Action::Suspend), ('l', Action::Redraw)]
+            {
                 let key = KeyEvent::new(KeyCode::Char(letter), KeyModifiers::CONTROL);
-                assert_eq!(action(mode, key), Some(meaning), "{mode:?}");
+                assert_eq!(action_for(mode, key), Some(meaning), "{mode:?}");
             }
         }
     }
 
     #[test]
-    fn letters_belong_to_the_filter_while_it_is_written() {
+    fn letters_are_typed_into_open_filter() {
         for letter in ['q', 'f', 'y', 'j', '/', '+', '漢'] {
             assert_eq!(plain(Mode::Filter, KeyCode::Char(letter)), Some(Action::Type(letter)));
         }
-        assert_eq!(plain(Mode::Filter, KeyCode::Down), Some(Action::Move(Step::Down)));
+        assert_eq!(plain(Mode::Filter, KeyCode::Down), Some(Action::Move(Movement::Down)));
         assert_eq!(plain(Mode::Filter, KeyCode::Esc), Some(Action::Back));
     }
 
     #[test]
-    fn every_key_of_the_table_means_something_of_its_own() {
+    fn table_keys_have_distinct_actions() {
         let letters = ['s', 'r', '/', 'f', 'p', '+', '-', '?', 'q', 'j', 'k'];
-        let meanings: Vec<_> =
-            letters.iter().filter_map(|letter| plain(Mode::Browse, KeyCode::Char(*letter))).collect();
+        let meanings: Vec<_> = letters
+            .iter()
+            .filter_map(|letter| plain(Mode::Browse, KeyCode::Char(*letter)))
+            .collect();
         assert_eq!(meanings.len(), letters.len());
         for (at, meaning) in meanings.iter().enumerate() {
             assert!(!meanings[..at].contains(meaning), "{meaning:?}");
@@ -181,8 +188,9 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_let_go_means_nothing() {
-        let key = KeyEvent::new_with_kind(KeyCode::Char('y'), KeyModifiers::NONE, KeyEventKind::Release);
-        assert_eq!(action(Mode::Ask, key), None);
+    fn key_release_is_ignored() {
+        let key =
+            KeyEvent::new_with_kind(KeyCode::Char('y'), KeyModifiers::NONE, KeyEventKind::Release);
+        assert_eq!(action_for(Mode::Confirm, key), None);
     }
 }

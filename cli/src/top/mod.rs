@@ -1,11 +1,11 @@
-//! `distlock top`: the locks, live, on the whole screen. Asks, draws, and does what keys say.
+//! `distlock top`: shows the locks live on the whole screen. This module runs the event loop.
 
 mod detail;
 mod events;
-mod feed;
 mod history;
 mod keys;
 mod model;
+mod poller;
 mod rows;
 mod terminal;
 mod view;
@@ -19,8 +19,8 @@ use signal_hook::consts::SIGTSTP;
 
 use self::{
     events::{Event, Events},
-    feed::{Feed, Look, Pace},
-    model::{Model, Order},
+    model::{Effect, Model},
+    poller::{PollRate, PollResult, Poller},
     terminal::Screen,
     view::Palette,
 };
@@ -28,8 +28,8 @@ use crate::{
     args::{Servers, Top},
     clock, connect,
     exit::{Exit, Failure, Outcome},
-    job::somebody_could_wake_us,
-    text,
+    format,
+    job_control::has_job_control_parent,
 };
 
 const INTERVAL_MIN: Duration = Duration::from_millis(50);
@@ -37,63 +37,73 @@ const INTERVAL_MAX: Duration = Duration::from_secs(3_600);
 
 pub(crate) fn run(servers: &Servers, options: &Top) -> Outcome {
     if !(INTERVAL_MIN..=INTERVAL_MAX).contains(&options.interval) {
-        let [least, most, given] = [INTERVAL_MIN, INTERVAL_MAX, options.interval].map(text::span);
-        return Err(Failure::usage(format!("--interval is {given}, and has to be {least} to {most}")));
+        let [least, most, given] =
+            [INTERVAL_MIN, INTERVAL_MAX, options.interval].map(format::duration);
+        return Err(Failure::usage(format!(
+            "--interval is {given}, but must be {least} to {most}"
+        )));
     }
-    if !terminal::is_there() {
+    if !terminal::has_terminal() {
         return Err(Failure::usage(
-            "top needs a terminal on standard input and output; use `distlock ls` to list the locks once",
+            "top needs a terminal as standard input and output; `distlock ls` lists the locks once",
         ));
     }
     let mgr = connect::manager(servers)?;
-    watch(&mgr, options).unwrap_or_else(|error| {
-        Err(Failure::new(Exit::CannotRun, format!("cannot use this terminal: {error}; try `distlock ls`")))
+    run_screen(&mgr, options).unwrap_or_else(|error| {
+        Err(Failure::new(
+            Exit::CannotRun,
+            format!("cannot use this terminal: {error}; try `distlock ls`"),
+        ))
     })
 }
 
-fn watch(mgr: &RedisMgr, options: &Top) -> io::Result<Outcome> {
-    // What is logged to this terminal would stand in the middle of the picture.
+fn run_screen(mgr: &RedisMgr, options: &Top) -> io::Result<Outcome> {
+    // Log messages on the same terminal would spoil the screen.
     if io::IsTerminal::is_terminal(&io::stderr()) {
         log::set_max_level(log::LevelFilter::Off);
     }
-    let pace = Pace { interval: options.interval, paused: false };
-    let events = Events::start(Feed::start(mgr, &options.pattern, pace)?)?;
+    let rate = PollRate { interval: options.interval, paused: false };
+    let events = Events::start(Poller::start(mgr, &options.pattern, rate)?)?;
     let mut model = Model::new(mgr.server().to_owned(), options.pattern.clone(), options.interval);
     let palette = Palette::from_env();
     let mut screen = Screen::enter()?;
     loop {
         screen.draw(|frame| view::draw(frame, &mut model, clock::now(), palette))?;
-        let order = match events.next() {
-            Event::Input(Input::Key(key)) => keys::action(model.mode, key).and_then(|action| model.act(action)),
+        let effect = match events.next() {
+            Event::Input(Input::Key(key)) => {
+                keys::action_for(model.mode, key).and_then(|action| model.on_action(action))
+            }
             Event::Input(Input::Paste(text)) => {
                 model.paste(&text);
                 None
             }
-            Event::Look(Look::Seen(picture)) => model.see(picture),
-            Event::Look(Look::Failed { why, at }) => {
-                model.miss(why, at);
+            Event::Poll(PollResult::Table(data)) => model.on_snapshot(data),
+            Event::Poll(PollResult::Failed { why, at }) => {
+                model.on_poll_error(why, at);
                 None
             }
-            Event::Look(Look::Wrong(failure)) => return Ok(Err(failure)),
-            Event::Told(told) => model.hear(told, clock::now()),
-            Event::Signal(SIGTSTP) => Some(Order::Suspend),
-            Event::Signal(signal) => Some(Order::Quit(Exit::Signal(u8::try_from(signal).unwrap_or(u8::MAX)))),
-            Event::Unplugged(error) => return Err(error),
-            // A new size is seen when drawing.
+            Event::Poll(PollResult::Invalid(failure)) => return Ok(Err(failure)),
+            Event::Query(result) => model.on_result(result, clock::now()),
+            Event::Signal(SIGTSTP) => Some(Effect::Suspend),
+            Event::Signal(signal) => {
+                Some(Effect::Quit(Exit::Signal(u8::try_from(signal).unwrap_or(u8::MAX))))
+            }
+            Event::InputClosed(error) => return Err(error),
+            // Drawing takes a new window size into account.
             Event::Input(_) | Event::Tick => None,
         };
-        match order {
+        match effect {
             None => {}
-            Some(Order::Quit(exit)) => return Ok(Ok(exit)),
-            // The whole job, as ^Z does where nobody takes it as a key. A shell waits for all of it.
-            Some(Order::Suspend) if somebody_could_wake_us() => {
-                screen.lend(|| Ok(kill_current_process_group(Signal::STOP)?))?;
+            Some(Effect::Quit(exit)) => return Ok(Ok(exit)),
+            // Stops the whole job, as ^Z usually does, because a shell waits for all of it.
+            Some(Effect::Suspend) if has_job_control_parent() => {
+                screen.suspend(|| Ok(kill_current_process_group(Signal::STOP)?))?;
             }
-            Some(Order::Suspend) => {}
-            Some(Order::Redraw) => screen.clear()?,
-            Some(Order::LookNow) => events.feed().look_now(),
-            Some(Order::Pace(pace)) => events.feed().pace(pace),
-            Some(Order::Ask(ask)) => events.feed().ask(ask),
+            Some(Effect::Suspend) => {}
+            Some(Effect::Redraw) => screen.clear()?,
+            Some(Effect::PollNow) => events.poller().poll_now(),
+            Some(Effect::SetRate(rate)) => events.poller().set_rate(rate),
+            Some(Effect::Query(query)) => events.poller().query(query),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `Model`: what the screen shows, and what keys, looks and answers make of it. Pure: it says what is to be done.
+//! `Model`: the state of the screen. Keys, polls and query results come in, effects go out. Pure.
 
 use std::{
     ops::Range,
@@ -9,15 +9,15 @@ use std::{
 use crate::{
     exit::Exit,
     top::{
-        detail::Detail,
-        feed::{Ask, Freed, Pace, Told},
-        history::Picture,
-        keys::{Action, Mode, Step},
-        rows::{Column, Row, Sorting, arrange},
+        detail::LockDetail,
+        history::TableData,
+        keys::{Action, Mode, Movement},
+        poller::{PollRate, Query, QueryResult, ReleaseResult},
+        rows::{Column, Row, Sorting, filter_and_sort},
     },
 };
 
-/// What one can choose between with + and -.
+/// The poll intervals that + and - choose from.
 const INTERVALS: [Duration; 9] = [
     Duration::from_millis(100),
     Duration::from_millis(200),
@@ -29,77 +29,78 @@ const INTERVALS: [Duration; 9] = [
     Duration::from_secs(30),
     Duration::from_secs(60),
 ];
-/// A pasted text is not longer than any name.
-const FILTER_MAX: usize = 1_024;
+/// Maximum length of the filter, which is that of a lock name, because text can be pasted into it.
+const FILTER_BYTES_MAX: usize = 1_024;
 
-/// What is to be done outside.
+/// What the event loop must do.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum Effect {
     Quit(Exit),
     Suspend,
     Redraw,
-    LookNow,
-    Pace(Pace),
-    Ask(Ask),
+    PollNow,
+    SetRate(PollRate),
+    Query(Query),
 }
 
-/// Why there is no newer picture.
+/// Why there is no newer data.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Trouble {
+pub(crate) struct Outage {
     pub(crate) since: Instant,
     pub(crate) why: String,
 }
 
-/// Something that was done, or could not be.
+/// The result of an action, for the footer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Notice {
+pub(crate) struct StatusMessage {
     pub(crate) text: String,
     pub(crate) good: bool,
     pub(crate) at: Instant,
 }
 
-/// The question before a release.
+/// A release that the user must confirm.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Question {
+pub(crate) struct Confirmation {
     pub(crate) name: String,
     pub(crate) id: String,
-    pub(crate) who: String,
+    pub(crate) holder: String,
 }
 
-/// The lock that is looked at closely.
+/// The lock whose details are open.
 #[derive(Debug)]
 pub(crate) struct Inspected {
     pub(crate) name: String,
-    /// What was told last: nobody holds it, somebody does, or it could not be found out.
-    pub(crate) told: Option<Result<Option<Detail>, String>>,
+    /// The last result: the lock's details, `None` if it was not held, or an error.
+    pub(crate) result: Option<Result<Option<LockDetail>, String>>,
     /// The first line that is shown.
     pub(crate) scroll: usize,
-    asking: bool,
+    is_pending: bool,
 }
 
 #[derive(Debug)]
 pub(crate) struct Model {
     pub(crate) servers: String,
     pub(crate) pattern: String,
-    pub(crate) pace: Pace,
-    pub(crate) picture: Option<Picture>,
-    pub(crate) trouble: Option<Trouble>,
-    /// When the servers were back, and how long they had been away.
-    pub(crate) back: Option<(Instant, Duration)>,
+    pub(crate) poll_rate: PollRate,
+    pub(crate) data: Option<TableData>,
+    pub(crate) outage: Option<Outage>,
+    /// When the servers replied again, and how long the outage had lasted.
+    pub(crate) recovered: Option<(Instant, Duration)>,
     pub(crate) sorting: Sorting,
     pub(crate) filter: String,
     pub(crate) mode: Mode,
     pub(crate) inspected: Option<Inspected>,
-    pub(crate) question: Option<Question>,
-    pub(crate) notice: Option<Notice>,
-    /// The rows that the filter lets pass, in order, as places in the picture.
-    places: Vec<usize>,
-    /// The selected row among them, and its name, which it is found by again.
+    pub(crate) confirmation: Option<Confirmation>,
+    pub(crate) status: Option<StatusMessage>,
+    /// The rows that match the filter, in display order, as positions in `data`.
+    visible: Vec<usize>,
+    /// The selected row's position in `visible`, and its name, by which it is found again after an
+    /// update.
     selected: usize,
-    chosen: Option<Arc<str>>,
-    /// The first row that is shown, and how many are.
-    first: usize,
-    height: usize,
+    selected_name: Option<Arc<str>>,
+    /// The first row that is shown, and the number of rows on a page.
+    first_shown: usize,
+    page_rows: usize,
 }
 
 impl Model {
@@ -107,234 +108,268 @@ impl Model {
         Model {
             servers,
             pattern,
-            pace: Pace { interval, paused: false },
-            picture: None,
-            trouble: None,
-            back: None,
+            poll_rate: PollRate { interval, paused: false },
+            data: None,
+            outage: None,
+            recovered: None,
             sorting: Sorting { by: Column::Waiting, reversed: false },
             filter: String::new(),
             mode: Mode::Browse,
             inspected: None,
-            question: None,
-            notice: None,
-            places: Vec::new(),
+            confirmation: None,
+            status: None,
+            visible: Vec::new(),
             selected: 0,
-            chosen: None,
-            first: 0,
-            height: 1,
+            selected_name: None,
+            first_shown: 0,
+            page_rows: 1,
         }
     }
 
-    /// The servers have answered.
-    pub(crate) fn see(&mut self, picture: Picture) -> Option<Order> {
-        if let Some(trouble) = self.trouble.take() {
-            self.back = Some((picture.at, picture.at.saturating_duration_since(trouble.since)));
+    /// The servers have replied.
+    pub(crate) fn on_snapshot(&mut self, data: TableData) -> Option<Effect> {
+        if let Some(outage) = self.outage.take() {
+            self.recovered = Some((data.at, data.at.saturating_duration_since(outage.since)));
         }
-        self.picture = Some(picture);
-        self.arrange();
-        self.inspect_again()
+        self.data = Some(data);
+        self.update_visible();
+        self.refresh_inspected()
     }
 
-    /// The servers have not answered.
-    pub(crate) fn miss(&mut self, why: String, at: Instant) {
-        self.back = None;
-        let since = self.trouble.as_ref().map_or(at, |trouble| trouble.since);
-        self.trouble = Some(Trouble { since, why });
+    /// The servers have not replied.
+    pub(crate) fn on_poll_error(&mut self, why: String, at: Instant) {
+        self.recovered = None;
+        let since = self.outage.as_ref().map_or(at, |outage| outage.since);
+        self.outage = Some(Outage { since, why });
     }
 
-    /// An answer about one lock.
-    pub(crate) fn hear(&mut self, told: Told, now: Instant) -> Option<Order> {
-        match told {
-            Told::Inspected { name, answer } => {
-                if let Some(inspected) = self.inspected.as_mut().filter(|inspected| inspected.name == name) {
-                    inspected.asking = false;
-                    inspected.told = Some(answer);
+    /// A query about one lock has a result.
+    pub(crate) fn on_result(&mut self, result: QueryResult, now: Instant) -> Option<Effect> {
+        match result {
+            QueryResult::Inspected { name, result } => {
+                if let Some(inspected) =
+                    self.inspected.as_mut().filter(|inspected| inspected.name == name)
+                {
+                    inspected.is_pending = false;
+                    inspected.result = Some(result);
                 }
                 None
             }
-            Told::Released { name, answer } => {
-                let (good, text) = match answer {
-                    Ok(Freed::Yes) => (true, format!("released {name}")),
-                    Ok(Freed::Gone) => (false, format!("{name} had no holder any more")),
-                    Ok(Freed::Other(who)) => (false, format!("left alone: {name} is held by another now, {who}")),
+            QueryResult::Released { name, result } => {
+                let (good, text) = match result {
+                    Ok(ReleaseResult::Released) => (true, format!("released {name}")),
+                    Ok(ReleaseResult::Gone) => (false, format!("{name} was not held any more")),
+                    Ok(ReleaseResult::HeldByOther(holder)) => {
+                        (false, format!("not released: {name} is now held by {holder}"))
+                    }
                     Err(why) => (false, format!("could not release {name}: {why}")),
                 };
-                self.notice = Some(Notice { text: crate::text::clean(&text), good, at: now });
-                Some(Order::LookNow)
+                self.status =
+                    Some(StatusMessage { text: crate::format::escape(&text), good, at: now });
+                Some(Effect::PollNow)
             }
         }
     }
 
-    /// Text that was pasted is typed, where there is a line for it, and no keys.
+    /// Pasted text goes into the filter if that is open, and never counts as keys.
     pub(crate) fn paste(&mut self, text: &str) {
         if self.mode == Mode::Filter {
-            text.lines().next().unwrap_or_default().chars().for_each(|letter| self.type_in(letter));
-            self.arrange();
+            text.lines()
+                .next()
+                .unwrap_or_default()
+                .chars()
+                .for_each(|letter| self.type_char(letter));
+            self.update_visible();
         }
     }
 
-    pub(crate) fn act(&mut self, action: Action) -> Option<Order> {
+    pub(crate) fn on_action(&mut self, action: Action) -> Option<Effect> {
         match action {
-            Action::Quit => return Some(Order::Quit(Exit::Fine)),
-            Action::Interrupt => return Some(Order::Quit(Exit::Signal(2))),
-            Action::Suspend => return Some(Order::Suspend),
-            Action::Redraw => return Some(Order::Redraw),
-            Action::Move(step) => self.step(step),
-            Action::NextColumn => self.sort(Sorting { by: self.sorting.by.next(), reversed: false }),
-            Action::Reverse => self.sort(Sorting { reversed: !self.sorting.reversed, ..self.sorting }),
+            Action::Quit => return Some(Effect::Quit(Exit::Success)),
+            Action::Interrupt => return Some(Effect::Quit(Exit::Signal(2))),
+            Action::Suspend => return Some(Effect::Suspend),
+            Action::Redraw => return Some(Effect::Redraw),
+            Action::Move(movement) => self.move_by(movement),
+            Action::NextColumn => {
+                self.set_sorting(Sorting { by: self.sorting.by.next(), reversed: false })
+            }
+            Action::Reverse => {
+                self.set_sorting(Sorting { reversed: !self.sorting.reversed, ..self.sorting })
+            }
             Action::Filter => self.mode = Mode::Filter,
             Action::Type(letter) => {
-                self.type_in(letter);
-                self.arrange();
+                self.type_char(letter);
+                self.update_visible();
             }
-            Action::RubOut => {
+            Action::Backspace => {
                 self.filter.pop();
-                self.arrange();
+                self.update_visible();
             }
             Action::Clear => self.clear_filter(),
             Action::Accept => self.mode = Mode::Browse,
             Action::Inspect => return self.inspect(),
-            Action::Release => self.ask_first(),
+            Action::Release => self.confirm_release(),
             Action::Yes => return self.release(),
-            Action::No => self.close_question(),
-            Action::Pause => return Some(self.change_pace(Pace { paused: !self.pace.paused, ..self.pace })),
-            Action::Slower => return Some(self.change_interval(next_above(self.pace.interval))),
-            Action::Faster => return Some(self.change_interval(next_below(self.pace.interval))),
+            Action::No => self.close_confirmation(),
+            Action::Pause => {
+                return Some(
+                    self.set_rate(PollRate { paused: !self.poll_rate.paused, ..self.poll_rate }),
+                );
+            }
+            Action::Slower => {
+                return Some(self.set_interval(longer_interval(self.poll_rate.interval)));
+            }
+            Action::Faster => {
+                return Some(self.set_interval(shorter_interval(self.poll_rate.interval)));
+            }
             Action::Help => self.mode = Mode::Help,
-            Action::Back => return self.back_out(),
+            Action::Back => return self.go_back(),
         }
         None
     }
 
-    /// How many rows there are.
+    /// Number of rows that match the filter.
     pub(crate) fn len(&self) -> usize {
-        self.places.len()
+        self.visible.len()
     }
 
-    /// The row at a place of the table.
+    /// The row at a position in display order.
     pub(crate) fn row(&self, at: usize) -> Option<&Row> {
-        self.picture.as_ref()?.rows.get(*self.places.get(at)?)
+        self.data.as_ref()?.rows.get(*self.visible.get(at)?)
     }
 
     pub(crate) fn selected(&self) -> usize {
         self.selected
     }
 
-    /// The rows to show where there is room for so many; the selected one is among them.
+    /// The rows to show on a page of `height` rows, which include the selected one.
     pub(crate) fn window(&mut self, height: usize) -> Range<usize> {
-        self.height = height.max(1);
-        let last = self.len().saturating_sub(self.height);
-        self.first = self.first.clamp((self.selected + 1).saturating_sub(self.height), self.selected).min(last);
-        self.first..self.len().min(self.first + height)
+        self.page_rows = height.max(1);
+        let last = self.len().saturating_sub(self.page_rows);
+        self.first_shown = self
+            .first_shown
+            .clamp((self.selected + 1).saturating_sub(self.page_rows), self.selected)
+            .min(last);
+        self.first_shown..self.len().min(self.first_shown + height)
     }
 
-    fn arrange(&mut self) {
-        let rows = self.picture.as_ref().map_or(&[][..], |picture| &picture.rows);
-        arrange(rows, &self.filter, self.sorting, &mut self.places);
-        let again = self.chosen.as_ref().and_then(|chosen| {
-            self.places.iter().position(|place| rows.get(*place).is_some_and(|row| row.name == *chosen))
+    fn update_visible(&mut self) {
+        let rows = self.data.as_ref().map_or(&[][..], |data| &data.rows);
+        filter_and_sort(rows, &self.filter, self.sorting, &mut self.visible);
+        let position = self.selected_name.as_ref().and_then(|name| {
+            self.visible.iter().position(|at| rows.get(*at).is_some_and(|row| row.name == *name))
         });
-        // A lock that is gone leaves its place to the next one.
-        self.select(again.unwrap_or(self.selected));
+        // If the lock is gone, the next row takes its place.
+        self.select(position.unwrap_or(self.selected));
     }
 
     fn select(&mut self, at: usize) {
         self.selected = at.min(self.len().saturating_sub(1));
-        self.chosen = self.row(self.selected).map(|row| row.name.clone());
+        self.selected_name = self.row(self.selected).map(|row| row.name.clone());
     }
 
-    fn sort(&mut self, sorting: Sorting) {
+    fn set_sorting(&mut self, sorting: Sorting) {
         self.sorting = sorting;
-        self.arrange();
+        self.update_visible();
     }
 
-    fn step(&mut self, step: Step) {
-        let stride = |at: usize, page: usize, last: usize| match step {
-            Step::Up => at.saturating_sub(1),
-            Step::Down => at.saturating_add(1),
-            Step::PageUp => at.saturating_sub(page),
-            Step::PageDown => at.saturating_add(page),
-            Step::Home => 0,
-            Step::End => last,
+    fn move_by(&mut self, movement: Movement) {
+        let stride = |at: usize, page: usize, last: usize| match movement {
+            Movement::Up => at.saturating_sub(1),
+            Movement::Down => at.saturating_add(1),
+            Movement::PageUp => at.saturating_sub(page),
+            Movement::PageDown => at.saturating_add(page),
+            Movement::Home => 0,
+            Movement::End => last,
         };
         match (&mut self.inspected, self.mode) {
-            // The view knows how many lines there are.
-            (Some(inspected), Mode::Inspect) => inspected.scroll = stride(inspected.scroll, self.height, usize::MAX),
-            (_, Mode::Browse | Mode::Filter) => self.select(stride(self.selected, self.height, self.len())),
+            // The view limits this to the number of lines.
+            (Some(inspected), Mode::Inspect) => {
+                inspected.scroll = stride(inspected.scroll, self.page_rows, usize::MAX)
+            }
+            (_, Mode::Browse | Mode::Filter) => {
+                self.select(stride(self.selected, self.page_rows, self.len()))
+            }
             _ => {}
         }
     }
 
-    fn type_in(&mut self, letter: char) {
-        if !letter.is_control() && self.filter.len() + letter.len_utf8() <= FILTER_MAX {
+    fn type_char(&mut self, letter: char) {
+        if !letter.is_control() && self.filter.len() + letter.len_utf8() <= FILTER_BYTES_MAX {
             self.filter.push(letter);
         }
     }
 
     fn clear_filter(&mut self) {
         self.filter.clear();
-        self.arrange();
+        self.update_visible();
     }
 
-    fn inspect(&mut self) -> Option<Order> {
+    fn inspect(&mut self) -> Option<Effect> {
         let name = self.row(self.selected)?.name.to_string();
-        self.inspected = Some(Inspected { name: name.clone(), told: None, scroll: 0, asking: true });
+        self.inspected =
+            Some(Inspected { name: name.clone(), result: None, scroll: 0, is_pending: true });
         self.mode = Mode::Inspect;
-        Some(Order::Ask(Ask::Inspect { name }))
+        Some(Effect::Query(Query::Inspect { name }))
     }
 
-    /// One question at a time, so that slow answers do not pile up.
-    fn inspect_again(&mut self) -> Option<Order> {
-        let inspected = self.inspected.as_mut().filter(|inspected| !inspected.asking)?;
-        inspected.asking = true;
-        Some(Order::Ask(Ask::Inspect { name: inspected.name.clone() }))
+    /// Queries the open lock again, unless a query is pending, so that slow replies do not pile up.
+    fn refresh_inspected(&mut self) -> Option<Effect> {
+        let inspected = self.inspected.as_mut().filter(|inspected| !inspected.is_pending)?;
+        inspected.is_pending = true;
+        Some(Effect::Query(Query::Inspect { name: inspected.name.clone() }))
     }
 
-    /// The question is about the holder that is on the screen at this moment.
-    fn ask_first(&mut self) {
-        let question = match &self.inspected {
-            Some(Inspected { name, told: Some(Ok(Some(detail))), .. }) => {
-                Some(Question { name: name.clone(), id: detail.id.clone(), who: detail.who.clone() })
-            }
+    /// Asks for confirmation to release the lock from the holder that is on the screen now.
+    fn confirm_release(&mut self) {
+        let confirmation = match &self.inspected {
+            Some(Inspected { name, result: Some(Ok(Some(detail))), .. }) => Some(Confirmation {
+                name: name.clone(),
+                id: detail.id.clone(),
+                holder: detail.holder.clone(),
+            }),
             Some(_) => None,
-            None => self.row(self.selected).map(|row| Question {
+            None => self.row(self.selected).map(|row| Confirmation {
                 name: row.name.to_string(),
                 id: row.id.to_string(),
-                who: row.who(),
+                holder: row.holder_name(),
             }),
         };
-        if question.is_some() {
-            self.question = question;
-            self.mode = Mode::Ask;
+        if confirmation.is_some() {
+            self.confirmation = confirmation;
+            self.mode = Mode::Confirm;
         }
     }
 
-    fn release(&mut self) -> Option<Order> {
-        let Question { name, id, .. } = self.question.clone()?;
-        self.close_question();
-        Some(Order::Ask(Ask::Release { name, id }))
+    fn release(&mut self) -> Option<Effect> {
+        let Confirmation { name, id, .. } = self.confirmation.clone()?;
+        self.close_confirmation();
+        Some(Effect::Query(Query::Release { name, id }))
     }
 
-    fn close_question(&mut self) {
-        self.question = None;
+    fn close_confirmation(&mut self) {
+        self.confirmation = None;
         self.mode = if self.inspected.is_some() { Mode::Inspect } else { Mode::Browse };
     }
 
-    fn change_interval(&mut self, next: Option<Duration>) -> Order {
-        self.change_pace(Pace { interval: next.unwrap_or(self.pace.interval), ..self.pace })
+    fn set_interval(&mut self, next: Option<Duration>) -> Effect {
+        self.set_rate(PollRate {
+            interval: next.unwrap_or(self.poll_rate.interval),
+            ..self.poll_rate
+        })
     }
 
-    fn change_pace(&mut self, pace: Pace) -> Order {
-        self.pace = pace;
-        Order::Pace(pace)
+    fn set_rate(&mut self, rate: PollRate) -> Effect {
+        self.poll_rate = rate;
+        Effect::SetRate(rate)
     }
 
-    fn back_out(&mut self) -> Option<Order> {
+    fn go_back(&mut self) -> Option<Effect> {
         match self.mode {
-            Mode::Browse if self.filter.is_empty() => return Some(Order::Quit(Exit::Fine)),
+            Mode::Browse if self.filter.is_empty() => return Some(Effect::Quit(Exit::Success)),
             Mode::Browse | Mode::Filter => self.clear_filter(),
             Mode::Inspect => self.inspected = None,
-            Mode::Ask => self.question = None,
+            Mode::Confirm => self.confirmation = None,
             Mode::Help => {}
         }
         self.mode = Mode::Browse;
@@ -342,11 +377,11 @@ impl Model {
     }
 }
 
-fn next_above(interval: Duration) -> Option<Duration> {
+fn longer_interval(interval: Duration) -> Option<Duration> {
     INTERVALS.into_iter().find(|other| *other > interval)
 }
 
-fn next_below(interval: Duration) -> Option<Duration> {
+fn shorter_interval(interval: Duration) -> Option<Duration> {
     INTERVALS.into_iter().rev().find(|other| *other < interval)
 }
 

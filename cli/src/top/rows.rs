@@ -1,49 +1,49 @@
-//! `Row`: one lock as it stands on the screen; and in which order rows stand, and which of them. Pure.
+//! `Row`: one lock on the screen. Also filters and sorts rows. Pure.
 
 use std::{cmp::Ordering, sync::Arc, time::Duration};
 
-use crate::text::clean;
+use crate::format::escape;
 
-/// What the last look and those before it tell of one lock.
+/// What the polls so far show about one lock.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Row {
     pub(crate) name: Arc<str>,
-    /// The holder's identifier.
+    /// The holder's id.
     pub(crate) id: Arc<str>,
-    /// The holder's host and process, if its identifier tells.
+    /// The holder's host and process, if its id contains them.
     pub(crate) host: Option<Box<str>>,
     pub(crate) pid: Option<u32>,
     pub(crate) age: Option<Duration>,
-    /// Without it the lock never expires.
+    /// Time left; `None` if the lock has no expiry.
     pub(crate) left: Option<Duration>,
-    /// `left` as a part of the whole time to live, as far as that is known by now.
-    pub(crate) part: Option<f32>,
-    /// The least part that was ever seen.
-    pub(crate) closest: Option<f32>,
+    /// `left` as a fraction of the ttl, as far as the ttl is known.
+    pub(crate) fraction_left: Option<f32>,
+    /// The smallest fraction seen so far.
+    pub(crate) closest_call: Option<f32>,
     pub(crate) waiting: u64,
     pub(crate) token: Option<u64>,
     /// Hand-overs per second.
     pub(crate) rate: f64,
-    /// A quorum of the nodes says so.
+    /// Whether a quorum of the nodes agrees.
     pub(crate) certain: bool,
 }
 
 impl Row {
-    /// The holder, in few words.
-    pub(crate) fn who(&self) -> String {
-        who(self.host.as_deref(), self.pid, &self.id)
+    /// A short name of the holder.
+    pub(crate) fn holder_name(&self) -> String {
+        holder_name(self.host.as_deref(), self.pid, &self.id)
     }
 }
 
-/// A holder in few words, without anything that a terminal would obey.
-pub(crate) fn who(host: Option<&str>, pid: Option<u32>, id: &str) -> String {
+/// A short name of a holder, escaped for a terminal.
+pub(crate) fn holder_name(host: Option<&str>, pid: Option<u32>, id: &str) -> String {
     match (host, pid) {
-        (Some(host), Some(pid)) => format!("{} (pid {pid})", clean(host)),
-        _ => clean(id),
+        (Some(host), Some(pid)) => format!("{} (pid {pid})", escape(host)),
+        _ => escape(id),
     }
 }
 
-/// What rows can be sorted by; also a column of the table.
+/// A column of the table, by which rows can be sorted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Column {
     Name,
@@ -57,7 +57,7 @@ pub(crate) enum Column {
 }
 
 impl Column {
-    /// As they stand from left to right.
+    /// From left to right.
     pub(crate) const ALL: [Column; 8] = [
         Column::Name,
         Column::Holder,
@@ -74,13 +74,14 @@ impl Column {
         Column::ALL[(at + 1) % Column::ALL.len()]
     }
 
-    /// What people look for stands first: long lines, old locks, close calls.
-    fn falls(self) -> bool {
+    /// Whether the largest value comes first by default: long queues, old locks. Close calls are
+    /// small values.
+    fn sorts_descending(self) -> bool {
         matches!(self, Column::Age | Column::Waiting | Column::Rate | Column::Token)
     }
 }
 
-/// In which order rows stand.
+/// The order of the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sorting {
     pub(crate) by: Column,
@@ -88,71 +89,98 @@ pub(crate) struct Sorting {
 }
 
 impl Sorting {
-    /// Whether the largest stands first.
-    pub(crate) fn falls(self) -> bool {
-        self.by.falls() != self.reversed
+    /// Whether the largest value comes first.
+    pub(crate) fn is_descending(self) -> bool {
+        self.by.sorts_descending() != self.reversed
     }
 
     fn compare(self, a: &Row, b: &Row) -> Ordering {
-        let turn = |order: Ordering| if self.falls() { order.reverse() } else { order };
+        let directed = |order: Ordering| if self.is_descending() { order.reverse() } else { order };
         let order = match self.by {
-            Column::Name => turn(a.name.cmp(&b.name)),
-            Column::Holder => turn((&a.host, a.pid, &a.id).cmp(&(&b.host, b.pid, &b.id))),
-            Column::Age => known_first(a.age, b.age, |a, b| turn(a.cmp(b))),
-            Column::Left => known_first(a.left, b.left, |a, b| turn(a.cmp(b))),
-            Column::Waiting => turn(a.waiting.cmp(&b.waiting)),
-            Column::Rate => turn(a.rate.total_cmp(&b.rate)),
-            Column::Closest => known_first(a.closest, b.closest, |a, b| turn(a.total_cmp(b))),
-            Column::Token => known_first(a.token, b.token, |a, b| turn(a.cmp(b))),
+            Column::Name => directed(a.name.cmp(&b.name)),
+            Column::Holder => directed((&a.host, a.pid, &a.id).cmp(&(&b.host, b.pid, &b.id))),
+            Column::Age => compare_known(a.age, b.age, |a, b| directed(a.cmp(b))),
+            Column::Left => compare_known(a.left, b.left, |a, b| directed(a.cmp(b))),
+            Column::Waiting => directed(a.waiting.cmp(&b.waiting)),
+            Column::Rate => directed(a.rate.total_cmp(&b.rate)),
+            Column::Closest => {
+                compare_known(a.closest_call, b.closest_call, |a, b| directed(a.total_cmp(b)))
+            }
+            Column::Token => compare_known(a.token, b.token, |a, b| directed(a.cmp(b))),
         };
         order.then_with(|| a.name.cmp(&b.name))
     }
 }
 
-/// What is not known stands at the end, whichever way the rest is turned.
-fn known_first<T>(a: Option<T>, b: Option<T>, compare: impl Fn(&T, &T) -> Ordering) -> Ordering {
+/// Puts unknown values last, in either direction.
+fn compare_known<T>(a: Option<T>, b: Option<T>, compare: impl Fn(&T, &T) -> Ordering) -> Ordering {
     match (a, b) {
         (Some(a), Some(b)) => compare(&a, &b),
         (a, b) => b.is_some().cmp(&a.is_some()),
     }
 }
 
-/// The places in `rows` of those that the filter lets pass, sorted.
-pub(crate) fn arrange(rows: &[Row], filter: &str, sorting: Sorting, places: &mut Vec<usize>) {
-    places.clear();
-    places.extend((0..rows.len()).filter(|place| passes(&rows[*place].name, filter)));
-    places.sort_by(|a, b| sorting.compare(&rows[*a], &rows[*b]));
+/// The positions in `rows` of those that match the filter, sorted.
+pub(crate) fn filter_and_sort(
+    rows: &[Row],
+    filter: &str,
+    sorting: Sorting,
+    visible: &mut Vec<usize>,
+) {
+    visible.clear();
+    visible.extend((0..rows.len()).filter(|at| matches_filter(&rows[*at].name, filter)));
+    visible.sort_by(|a, b| sorting.compare(&rows[*a], &rows[*b]));
 }
 
-/// Whether the filter stands somewhere in the name. Small letters stand for large ones too.
-fn passes(name: &str, filter: &str) -> bool {
+/// Whether the name contains the filter. A lower-case letter matches both cases.
+fn matches_filter(name: &str, filter: &str) -> bool {
     let (name, filter) = (name.as_bytes(), filter.as_bytes());
     let same = |a: &u8, b: &u8| a == b || a.to_ascii_lowercase() == *b;
-    filter.is_empty() || name.windows(filter.len()).any(|part| part.iter().zip(filter).all(|(a, b)| same(a, b)))
+    filter.is_empty()
+        || name.windows(filter.len()).any(|part| part.iter().zip(filter).all(|(a, b)| same(a, b)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::top::history::sample;
+    use crate::top::history::test_row;
 
     fn names(rows: &[Row], filter: &str, sorting: Sorting) -> Vec<String> {
-        let mut places = vec![7];
-        arrange(rows, filter, sorting, &mut places);
-        places.into_iter().map(|place| rows[place].name.to_string()).collect()
+        let mut visible = vec![7];
+        filter_and_sort(rows, filter, sorting, &mut visible);
+        visible.into_iter().map(|at| rows[at].name.to_string()).collect()
     }
 
     fn rows() -> Vec<Row> {
         let second = Duration::from_secs(1);
         vec![
-            Row { waiting: 3, age: None, left: Some(second), closest: Some(0.5), ..sample("b", "x") },
-            Row { waiting: 0, age: Some(second), left: None, closest: None, rate: 2.0, ..sample("A", "z") },
-            Row { waiting: 3, age: Some(9 * second), left: Some(9 * second), token: Some(4), ..sample("c", "y") },
+            Row {
+                waiting: 3,
+                age: None,
+                left: Some(second),
+                closest_call: Some(0.5),
+                ..test_row("b", "x")
+            },
+            Row {
+                waiting: 0,
+                age: Some(second),
+                left: None,
+                closest_call: None,
+                rate: 2.0,
+                ..test_row("A", "z")
+            },
+            Row {
+                waiting: 3,
+                age: Some(9 * second),
+                left: Some(9 * second),
+                token: Some(4),
+                ..test_row("c", "y")
+            },
         ]
     }
 
     #[test]
-    fn each_column_has_its_order_and_what_is_unknown_stands_last() {
+    fn rows_sort_by_column_with_unknown_values_last() {
         for (by, straight, reversed) in [
             (Column::Name, "Abc", "cbA"),
             (Column::Holder, "bcA", "Acb"),
@@ -163,20 +191,28 @@ mod tests {
             (Column::Closest, "bAc", "bAc"),
             (Column::Token, "cAb", "cAb"),
         ] {
-            assert_eq!(names(&rows(), "", Sorting { by, reversed: false }).concat(), straight, "{by:?}");
-            assert_eq!(names(&rows(), "", Sorting { by, reversed: true }).concat(), reversed, "{by:?} reversed");
+            assert_eq!(
+                names(&rows(), "", Sorting { by, reversed: false }).concat(),
+                straight,
+                "{by:?}"
+            );
+            assert_eq!(
+                names(&rows(), "", Sorting { by, reversed: true }).concat(),
+                reversed,
+                "{by:?} reversed"
+            );
         }
     }
 
     #[test]
-    fn holders_are_told_as_far_as_they_are_known() {
-        let ours = Row { host: Some("web\u{202e}".into()), pid: Some(4711), ..sample("x", "id") };
-        assert_eq!(ours.who(), "web\\u{202e} (pid 4711)");
-        assert_eq!(sample("x", "\u{1b}c").who(), "\\u{1b}c");
+    fn holder_name_is_escaped() {
+        let row = Row { host: Some("web\u{202e}".into()), pid: Some(4711), ..test_row("x", "id") };
+        assert_eq!(row.holder_name(), "web\\u{202e} (pid 4711)");
+        assert_eq!(test_row("x", "\u{1b}c").holder_name(), "\\u{1b}c");
     }
 
     #[test]
-    fn all_columns_come_round() {
+    fn next_column_cycles_through_all() {
         let mut column = Column::Name;
         for _ in Column::ALL {
             column = column.next();
@@ -185,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_is_a_part_of_the_name() {
+    fn filter_matches_part_of_name() {
         for (name, filter, pass) in [
             ("orders:42", "", true),
             ("orders:42", "rs:4", true),
@@ -194,7 +230,7 @@ mod tests {
             ("x", "xx", false),
             ("grün漢字", "漢", true),
         ] {
-            assert_eq!(passes(name, filter), pass, "{name} {filter}");
+            assert_eq!(matches_filter(name, filter), pass, "{name} {filter}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `Screen`: the terminal while it is ours, and how it is given back, whatever happens.
+//! `Screen`: takes over the terminal, and restores it in every case.
 
 use std::{
     cell::Cell,
@@ -18,92 +18,101 @@ use ratatui::{
     },
 };
 
-/// What Rust's own panics end a process with.
-const PANICKED: i32 = 101;
+/// The exit code of a process that panicked.
+const PANIC_EXIT_CODE: i32 = 101;
 
-/// Whether the terminal is ours. Held while something is written to it; a thread that panics in between still gets
-/// in, and nobody draws after it.
-static OURS: ReentrantMutex<Cell<bool>> = ReentrantMutex::new(Cell::new(false));
+/// Whether the terminal is taken over. The lock is held while something is written to the terminal.
+/// It is reentrant, so that a thread that panics while drawing can still restore the terminal.
+static ACQUIRED: ReentrantMutex<Cell<bool>> = ReentrantMutex::new(Cell::new(false));
 
-/// The terminal in raw mode, with a screen of its own; given back when dropped, and when any thread panics.
+/// The terminal in raw mode with the alternate screen. It is restored on drop, and if any thread
+/// panics.
 pub(crate) struct Screen {
-    /// Never dropped: it would show the cursor too, and panic where there is nobody left to be told that it cannot.
+    /// Never dropped, because its `drop` shows the cursor, and reports a failure of that in a way
+    /// that panics if standard error is closed.
     terminal: ManuallyDrop<Terminal<CrosstermBackend<Stdout>>>,
 }
 
-/// Whether somebody sits there.
-pub(crate) fn is_there() -> bool {
+/// Whether standard input and output are terminals.
+pub(crate) fn has_terminal() -> bool {
     stdin().is_terminal() && stdout().is_terminal()
 }
 
 impl Screen {
     pub(crate) fn enter() -> io::Result<Screen> {
-        give_back_on_panic();
-        take()?;
-        let terminal = Terminal::new(CrosstermBackend::new(stdout())).inspect_err(|_| give_back())?;
+        restore_on_panic();
+        acquire()?;
+        let terminal = Terminal::new(CrosstermBackend::new(stdout())).inspect_err(|_| restore())?;
         Ok(Screen { terminal: ManuallyDrop::new(terminal) })
     }
 
     pub(crate) fn draw(&mut self, draw: impl FnOnce(&mut Frame<'_>)) -> io::Result<()> {
-        let ours = OURS.lock();
-        if ours.get() {
+        let acquired = ACQUIRED.lock();
+        if acquired.get() {
             self.terminal.draw(draw)?;
         }
         Ok(())
     }
 
-    /// Forgets what is on the screen, so that the next drawing draws all of it.
+    /// Makes the next drawing redraw the whole screen.
     pub(crate) fn clear(&mut self) -> io::Result<()> {
-        // `Terminal::clear` would ask the terminal for its cursor, and the thread that reads keys would hear the answer.
+        // `Terminal::clear` queries the cursor position, and the thread that reads keys would get
+        // the reply.
         let size = self.terminal.size()?;
         self.terminal.resize(size.into())
     }
 
-    /// Gives the terminal back for as long as `away` takes.
-    pub(crate) fn lend(&mut self, away: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-        give_back();
+    /// Restores the terminal while `away` runs.
+    pub(crate) fn suspend(&mut self, away: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        restore();
         away()?;
-        take()?;
+        acquire()?;
         self.clear()
     }
 }
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        give_back();
+        restore();
     }
 }
 
-fn take() -> io::Result<()> {
-    let ours = OURS.lock();
-    ours.set(true);
-    // Pasted text must not be taken for keys, least of all for a yes.
+fn acquire() -> io::Result<()> {
+    let acquired = ACQUIRED.lock();
+    acquired.set(true);
+    // Bracketed paste keeps pasted text from being taken for keys, such as the `y` that confirms a
+    // release.
     enable_raw_mode()
-        .and_then(|()| execute!(stdout(), EnterAlternateScreen, event::EnableBracketedPaste, cursor::Hide))
-        .inspect_err(|_| give_back())
+        .and_then(|()| {
+            execute!(stdout(), EnterAlternateScreen, event::EnableBracketedPaste, cursor::Hide)
+        })
+        .inspect_err(|_| restore())
 }
 
-/// Does nothing when the terminal is not ours. A terminal that is gone needs nothing any more.
-fn give_back() {
-    let ours = OURS.lock();
-    if ours.replace(false) {
-        let _ = execute!(stdout(), event::DisableBracketedPaste, LeaveAlternateScreen, cursor::Show);
+/// Restores the terminal if it is taken over. Errors are ignored, because a terminal that is gone
+/// needs nothing.
+fn restore() {
+    let acquired = ACQUIRED.lock();
+    if acquired.replace(false) {
+        let _ =
+            execute!(stdout(), event::DisableBracketedPaste, LeaveAlternateScreen, cursor::Show);
         let _ = disable_raw_mode();
     }
 }
 
-/// Where a panic would be told, it can be read; and with a thread less, the screen would lie.
-fn give_back_on_panic() {
+/// Makes a panic of any thread restore the terminal, where its message can be read, and end the
+/// process, because without that thread the screen would be out of date.
+fn restore_on_panic() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let tell = panic::take_hook();
+        let report = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
-            let ours = OURS.lock();
-            let was_ours = ours.get();
-            give_back();
-            tell(info);
-            if was_ours {
-                process::exit(PANICKED);
+            let acquired = ACQUIRED.lock();
+            let was_acquired = acquired.get();
+            restore();
+            report(info);
+            if was_acquired {
+                process::exit(PANIC_EXIT_CODE);
             }
         }));
     });
@@ -117,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    /// What this test does in a process of its own, and whose terminal it is.
+    /// Names the thread that must panic, for a process of this test.
     const ROLE: &str = "DISTLOCK_TEST_PANIC";
 
     fn panics(role: &str) -> ! {
@@ -131,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_of_any_thread_is_told_on_a_restored_terminal() {
+    fn panic_message_appears_on_restored_terminal() {
         if let Ok(role) = env::var(ROLE) {
             panics(&role);
         }
@@ -144,18 +153,29 @@ mod tests {
             command.env(ROLE, role);
             let mut child = pty.slave.spawn_command(command).unwrap();
             drop(pty.slave);
-            let (mut output, mut said) = (pty.master.try_clone_reader().unwrap(), Vec::new());
-            // Linux ends it with an error.
-            let _ = output.read_to_end(&mut said);
-            let said = String::from_utf8_lossy(&said).into_owned();
-            assert_eq!(child.wait().unwrap().exit_code(), PANICKED.unsigned_abs(), "{said}");
-            let place = |text: &str| said.find(text).unwrap_or_else(|| panic!("no {text:?} in {said:?}"));
-            assert!(place("picture") < place("\u{1b}[?1049l"), "{said:?}");
-            assert!(
-                place("\u{1b}[?1049l") < place("on purpose") && place("\u{1b}[?25h") < place("on purpose"),
-                "{said:?}"
+            let (mut output, mut output_text) =
+                (pty.master.try_clone_reader().unwrap(), Vec::new());
+            // On Linux, reading fails at the end.
+            let _ = output.read_to_end(&mut output_text);
+            let output_text = String::from_utf8_lossy(&output_text).into_owned();
+            assert_eq!(
+                child.wait().unwrap().exit_code(),
+                PANIC_EXIT_CODE.unsigned_abs(),
+                "{output_text}"
             );
-            assert!(!said[place("on purpose")..].contains("picture"), "drawn over: {said:?}");
+            let position = |text: &str| {
+                output_text.find(text).unwrap_or_else(|| panic!("no {text:?} in {output_text:?}"))
+            };
+            assert!(position("picture") < position("\u{1b}[?1049l"), "{output_text:?}");
+            assert!(
+                position("\u{1b}[?1049l") < position("on purpose")
+                    && position("\u{1b}[?25h") < position("on purpose"),
+                "{output_text:?}"
+            );
+            assert!(
+                !output_text[position("on purpose")..].contains("picture"),
+                "drawn over: {output_text:?}"
+            );
             assert_eq!(format!("{:?}", pty.master.get_termios()), before);
         }
     }

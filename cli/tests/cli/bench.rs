@@ -2,22 +2,23 @@
 
 use serde_json::{Value, json};
 
-use super::command::{at, at_url, distlock, json, run, start};
+use super::command::{distlock, distlock_at, distlock_at_url, run_for_json, run_to_end, start};
 use crate::{
-    kit::{BOUNDED, SECOND, within},
-    support::{CEILING, Nodes, RedisServer, eventually},
+    helpers::{CALL_LIMIT, SECOND, completes_within},
+    support::{Nodes, RedisServer, TEST_TIMEOUT, eventually},
 };
 
 const ROWS: [&str; 4] = ["round trip", "lock and release", "hand-over", "renewal"];
 
-/// The rows of a run long enough for each of them to have been measured.
+/// The rows of a run that is long enough for at least one sample of each.
 #[track_caller]
 fn rows(url: &str) -> Value {
     let mut millis = 400;
     loop {
         let time = format!("{millis}ms");
-        let (value, ended) = json(at_url(url, &["bench", "--json", "--time", &time]));
-        assert_eq!(ended.with(0).err, "");
+        let (value, ended) =
+            run_for_json(distlock_at_url(url, &["bench", "--json", "--time", &time]));
+        assert_eq!(ended.expect_code(0).err, "");
         let rows = value["rows"].as_array().unwrap();
         assert_eq!(rows.iter().map(|row| &row["what"]).collect::<Vec<_>>(), ROWS);
         if rows.iter().all(|row| row["count"].as_u64() > Some(0)) {
@@ -29,7 +30,7 @@ fn rows(url: &str) -> Value {
 }
 
 #[test]
-fn everything_is_measured_and_nothing_is_left() {
+fn bench_measures_all_rows_and_leaves_no_keys() {
     let server = RedisServer::start();
     let value = rows(&server.url());
     assert_eq!(value["servers"], json!([server.addr().to_string()]));
@@ -42,7 +43,10 @@ fn everything_is_measured_and_nothing_is_left() {
     assert!(value["rows"][1]["per_second"].as_f64().unwrap() > 0.0);
     assert_eq!(server.keys(), [""; 0]);
 
-    let table = run(at(&server, &["bench", "--time", "200ms", "--prefix", "mine:"])).with(0).out;
+    let table =
+        run_to_end(distlock_at(&server, &["bench", "--time", "200ms", "--prefix", "mine:"]))
+            .expect_code(0)
+            .out;
     assert!(table.starts_with(&format!("at {}\n", server.addr())), "{table}");
     for row in ROWS {
         assert!(table.lines().any(|line| line.starts_with(row)), "{table}");
@@ -51,23 +55,23 @@ fn everything_is_measured_and_nothing_is_left() {
 }
 
 #[test]
-fn several_nodes_are_measured_together() {
+fn bench_measures_several_nodes_together() {
     let nodes = Nodes::start(3);
     let value = rows(&nodes.urls());
     assert_eq!(value["servers"].as_array().unwrap().len(), 3);
     for node in 0..3 {
         let server = nodes.server(node);
-        // A lock that a node heard of last may be given back there a little later.
-        eventually("nothing is left", CEILING, || server.keys().is_empty());
+        // The node that was asked last may receive its release a little later.
+        eventually("nothing is left", TEST_TIMEOUT, || server.keys().is_empty());
     }
     let urls: Vec<String> = (0..3).map(|node| nodes.url(node)).collect();
     let args = ["bench", "--time", "100ms", "--timeout", "20s", &urls[0], &urls[1], &urls[2]];
-    let table = run(distlock(&args)).with(0).out;
-    assert!(table.contains("3 nodes; a round trip is over when 2 have answered"), "{table}");
+    let table = run_to_end(distlock(&args)).expect_code(0).out;
+    assert!(table.contains("3 nodes; a round trip takes until 2 have replied"), "{table}");
 }
 
 #[test]
-fn it_ends_when_the_server_stops_answering() {
+fn bench_ends_if_server_stops_replying() {
     let server = RedisServer::start();
     for what in ["PING", "EVALSHA"] {
         let commands = server.monitor();
@@ -78,19 +82,22 @@ fn it_ends_when_the_server_stops_answering() {
         });
         commands.wait_for(&format!("\"{what}\""));
         server.stop();
-        let ended = within(4 * SECOND + 3 * BOUNDED, "giving up", || running.wait()).with(69);
-        assert!(ended.only_says("cannot measure").err.contains(&server.addr().to_string()));
+        let ended = completes_within(4 * SECOND + 3 * CALL_LIMIT, "the failure", || running.wait())
+            .expect_code(69);
+        assert!(ended.expect_error("cannot measure").err.contains(&server.addr().to_string()));
         server.cont();
     }
 }
 
 #[test]
-fn what_cannot_work_is_said_at_once() {
+fn bench_reports_invalid_input_at_once() {
     let server = RedisServer::start();
     server.kill();
     let args = ["bench", "--timeout", "1s", &server.url()];
-    within(BOUNDED, "giving up", || run(distlock(&args))).with(69).only_says(&server.addr().to_string());
-    run(distlock(&["bench", "--time", "0"])).with(64).only_says("--time");
-    run(distlock(&["bench", "--time", "1h"])).with(64).only_says("--time");
-    run(distlock(&["bench", "redis://"])).with(64);
+    completes_within(CALL_LIMIT, "the failure", || run_to_end(distlock(&args)))
+        .expect_code(69)
+        .expect_error(&server.addr().to_string());
+    run_to_end(distlock(&["bench", "--time", "0"])).expect_code(64).expect_error("--time");
+    run_to_end(distlock(&["bench", "--time", "1h"])).expect_code(64).expect_error("--time");
+    run_to_end(distlock(&["bench", "redis://"])).expect_code(64);
 }

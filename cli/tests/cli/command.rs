@@ -1,4 +1,4 @@
-//! `distlock` as a process that is waited for, with a ceiling, and never outlives its test.
+//! Runs `distlock` as a process, with a time limit.
 
 use std::{
     io::Read,
@@ -8,21 +8,21 @@ use std::{
 
 use serde_json::Value;
 
-use crate::support::{CEILING, RedisServer, Watchdog, eventually_some};
+use crate::support::{RedisServer, TEST_TIMEOUT, Watchdog, eventually_some};
 
-/// How it ended, and all that it said.
+/// A process that has ended: its exit code and output.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct Finished {
     /// `None` when a signal ended it.
     pub(crate) code: Option<i32>,
     pub(crate) out: String,
     pub(crate) err: String,
 }
 
-/// A process that runs; it is killed when dropped.
+/// A running process. It is killed on drop.
 pub(crate) struct Running {
     child: Child,
-    heard: Vec<JoinHandle<String>>,
+    readers: Vec<JoinHandle<String>>,
     _watchdog: Watchdog,
 }
 
@@ -33,7 +33,7 @@ impl Drop for Running {
     }
 }
 
-/// The command without anything in its environment that could tell it of a server.
+/// The command, without environment variables that could name a server.
 pub(crate) fn distlock(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_distlock"));
     let ours = [
@@ -51,12 +51,12 @@ pub(crate) fn distlock(args: &[&str]) -> Command {
     command
 }
 
-/// The same with all that it needs to work with this server, however slow the machine.
-pub(crate) fn at(server: &RedisServer, args: &[&str]) -> Command {
-    at_url(&server.url(), args)
+/// The same for this server, with a timeout long enough for a slow machine.
+pub(crate) fn distlock_at(server: &RedisServer, args: &[&str]) -> Command {
+    distlock_at_url(&server.url(), args)
 }
 
-pub(crate) fn at_url(url: &str, args: &[&str]) -> Command {
+pub(crate) fn distlock_at_url(url: &str, args: &[&str]) -> Command {
     let mut command = distlock(args);
     command.args(["--timeout", "20s"]).env("DISTLOCK_URL", url);
     command
@@ -71,48 +71,53 @@ pub(crate) fn start(mut command: Command) -> Running {
         .spawn()
         .unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
     watchdog.guard(child.id());
-    let streams = (child.stdout.take().expect("it is piped"), child.stderr.take().expect("it is piped"));
-    let heard = vec![thread::spawn(|| read(streams.0)), thread::spawn(|| read(streams.1))];
-    Running { child, heard, _watchdog: watchdog }
+    let streams =
+        (child.stdout.take().expect("it is piped"), child.stderr.take().expect("it is piped"));
+    let readers = vec![thread::spawn(|| read(streams.0)), thread::spawn(|| read(streams.1))];
+    Running { child, readers, _watchdog: watchdog }
 }
 
-/// Runs it to its end.
+/// Runs the command to its end.
 #[track_caller]
-pub(crate) fn run(command: Command) -> Ended {
+pub(crate) fn run_to_end(command: Command) -> Finished {
     start(command).wait()
 }
 
-/// Runs it, and reads the JSON that it must have printed.
+/// Runs the command, and parses the JSON that it prints.
 #[track_caller]
-pub(crate) fn json(command: Command) -> (Value, Ended) {
-    let ended = run(command);
-    let value = serde_json::from_str(&ended.out).unwrap_or_else(|error| panic!("no JSON ({error}): {ended:?}"));
+pub(crate) fn run_for_json(command: Command) -> (Value, Finished) {
+    let ended = run_to_end(command);
+    let value = serde_json::from_str(&ended.out)
+        .unwrap_or_else(|error| panic!("no JSON ({error}): {ended:?}"));
     (value, ended)
 }
 
 impl Running {
     #[track_caller]
-    pub(crate) fn wait(mut self) -> Ended {
-        let status = eventually_some("the command ends", CEILING, || self.child.try_wait().expect("cannot wait"));
-        let mut heard = self.heard.drain(..).map(|thread| thread.join().expect("a reader panicked"));
-        let (out, err) = (heard.next().unwrap_or_default(), heard.next().unwrap_or_default());
-        drop(heard);
-        Ended { code: status.code(), out, err }
+    pub(crate) fn wait(mut self) -> Finished {
+        let status = eventually_some("the command ends", TEST_TIMEOUT, || {
+            self.child.try_wait().expect("cannot wait")
+        });
+        let mut readers =
+            self.readers.drain(..).map(|thread| thread.join().expect("a reader panicked"));
+        let (out, err) = (readers.next().unwrap_or_default(), readers.next().unwrap_or_default());
+        drop(readers);
+        Finished { code: status.code(), out, err }
     }
 }
 
-impl Ended {
-    /// It must have ended like this.
+impl Finished {
+    /// Checks the exit code.
     #[track_caller]
-    pub(crate) fn with(self, code: i32) -> Ended {
+    pub(crate) fn expect_code(self, code: i32) -> Finished {
         assert_eq!(self.code, Some(code), "{self:?}");
         assert!(!self.err.contains("panicked"), "{self:?}");
         self
     }
 
-    /// It must have said this on standard error, in one sentence, and nothing on standard output.
+    /// Checks that the output is one line on standard error, which contains this text.
     #[track_caller]
-    pub(crate) fn only_says(self, part: &str) -> Ended {
+    pub(crate) fn expect_error(self, part: &str) -> Finished {
         assert!(self.out.is_empty(), "{self:?}");
         assert!(self.err.starts_with("distlock: ") && self.err.lines().count() == 1, "{self:?}");
         assert!(self.err.contains(part), "{part:?} is not in {self:?}");

@@ -1,83 +1,97 @@
-//! From options, environment and files to servers; and that no password gets out.
+//! Servers and passwords from options, environment variables and files. No output contains a
+//! password.
 
 use std::{ffi::OsStr, fs, os::unix::ffi::OsStrExt as _, process::Command, time::Duration};
 
 use tempfile::TempDir;
 
-use super::command::{Ended, at, at_url, distlock, run};
+use super::command::{Finished, distlock, distlock_at, distlock_at_url, run_to_end};
 use crate::{
-    kit::{BOUNDED, foreign_take, within},
+    helpers::{CALL_LIMIT, completes_within, set_foreign_lock},
     support::{Fault, FaultProxy, Nodes, RedisServer, garbage_server, silent_server},
 };
 
 const SECRET: &str = "correct,horse battery";
 
-/// The name of the lock that is held on this server alone, so that it can be told from others.
-fn marked(name: &str) -> RedisServer {
+/// A server with one held lock, by whose name the server can be identified.
+fn server_with_lock(name: &str) -> RedisServer {
     let server = RedisServer::start();
-    mark(&server, name);
+    set_lock(&server, name);
     server
 }
 
-fn mark(server: &RedisServer, name: &str) {
-    assert!(foreign_take(server, &format!("lock:{name}"), "somebody", 600_000));
+fn set_lock(server: &RedisServer, name: &str) {
+    assert!(set_foreign_lock(server, &format!("lock:{name}"), "a client", 600_000));
 }
 
 #[track_caller]
-fn lists(command: Command, name: &str) {
-    let ended = run(command).with(0);
-    let names: Vec<&str> = ended.out.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
+fn expect_listed(command: Command, name: &str) {
+    let ended = run_to_end(command).expect_code(0);
+    let names: Vec<&str> =
+        ended.out.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
     assert_eq!(names, [name], "{ended:?}");
 }
 
-fn with(mut command: Command, name: &str, value: impl AsRef<OsStr>) -> Command {
+fn with_env(mut command: Command, name: &str, value: impl AsRef<OsStr>) -> Command {
     command.env(name, value);
     command
 }
 
 #[test]
-fn an_option_comes_before_the_environment_and_ours_before_the_common_one() {
-    let (one, two, three) = (marked("one"), marked("two"), marked("three"));
-    let common = || with(distlock(&["ls"]), "REDIS_URL", three.url());
-    let ours = || with(common(), "DISTLOCK_URL", two.url());
-    lists(common(), "three");
-    lists(ours(), "two");
-    lists(with(common(), "DISTLOCK_URL", ""), "three");
-    let mut option = ours();
-    lists(
+fn url_option_precedes_environment() {
+    let (one, two, three) =
+        (server_with_lock("one"), server_with_lock("two"), server_with_lock("three"));
+    let common = || with_env(distlock(&["ls"]), "REDIS_URL", three.url());
+    let own = || with_env(common(), "DISTLOCK_URL", two.url());
+    expect_listed(common(), "three");
+    expect_listed(own(), "two");
+    expect_listed(with_env(common(), "DISTLOCK_URL", ""), "three");
+    let mut option = own();
+    expect_listed(
         {
             option.args(["--url", &one.url()]);
             option
         },
         "one",
     );
-    // Before the subcommand as well.
-    lists(with(distlock(&["--url", &one.url(), "ls"]), "DISTLOCK_URL", two.url()), "one");
+    // The option may also come before the subcommand.
+    expect_listed(
+        with_env(distlock(&["--url", &one.url(), "ls"]), "DISTLOCK_URL", two.url()),
+        "one",
+    );
 }
 
-/// To pass it over would be to lock elsewhere than everybody else.
+/// If it were skipped, the command would use other servers than all other clients.
 #[test]
-fn an_address_in_the_environment_that_is_no_text_is_refused_and_not_repeated() {
+fn non_utf8_url_in_environment_is_refused() {
     let server = RedisServer::start();
     let latin = OsStr::from_bytes(b"redis://:caf\xe9-au-lait@127.0.0.1:1");
     for (name, other, url) in
         [("DISTLOCK_URL", "REDIS_URL", server.url()), ("REDIS_URL", "DISTLOCK_URL", String::new())]
     {
         for args in [&["ls"][..], &["doctor"], &["bench"], &["run", "x", "--", "true"]] {
-            let ended = run(with(with(distlock(args), name, latin), other, &url)).with(64).only_says(name);
+            let ended = run_to_end(with_env(with_env(distlock(args), name, latin), other, &url))
+                .expect_code(64)
+                .expect_error(name);
             assert!(!ended.err.contains("caf") && !ended.err.contains("au-lait"), "{ended:?}");
         }
     }
-    // What comes before it is taken.
-    run(with(with(distlock(&["ls"]), "REDIS_URL", latin), "DISTLOCK_URL", server.url())).with(0);
-    run(with(distlock(&["ls", "--url", &server.url()]), "DISTLOCK_URL", latin)).with(0);
+    // A setting of higher precedence still works.
+    run_to_end(with_env(
+        with_env(distlock(&["ls"]), "REDIS_URL", latin),
+        "DISTLOCK_URL",
+        server.url(),
+    ))
+    .expect_code(0);
+    run_to_end(with_env(distlock(&["ls", "--url", &server.url()]), "DISTLOCK_URL", latin))
+        .expect_code(0);
 }
 
 #[test]
-fn several_nodes_are_named_by_several_options_or_with_commas() {
+fn nodes_are_given_by_repeated_option_or_commas() {
     let nodes = Nodes::start(3);
     for node in 0..2 {
-        mark(nodes.server(node), "both");
+        set_lock(nodes.server(node), "both");
     }
     let urls = [0, 1, 2].map(|node| nodes.url(node));
     let [first, second, third] = urls.each_ref().map(String::as_str);
@@ -86,36 +100,36 @@ fn several_nodes_are_named_by_several_options_or_with_commas() {
         distlock(&["ls", "--url", first, "--url", second, "--url", third]),
         distlock(&["ls", "--url", &commas]),
         distlock(&["ls", "--url", &format!("{first},{second}"), "--url", third]),
-        with(distlock(&["ls"]), "DISTLOCK_URL", &commas),
+        with_env(distlock(&["ls"]), "DISTLOCK_URL", &commas),
     ];
     for way in ways {
-        let ended = run(way).with(0);
+        let ended = run_to_end(way).expect_code(0);
         assert!(ended.out.contains("both") && !ended.out.contains("not certain"), "{ended:?}");
     }
 }
 
 #[test]
-fn a_prefix_is_an_option_or_in_the_environment() {
-    let server = marked("other");
-    assert!(foreign_take(&server, "mine:x", "somebody", 600_000));
-    lists(at(&server, &["ls", "--prefix", "mine:"]), "x");
-    lists(with(at(&server, &["ls"]), "DISTLOCK_PREFIX", "mine:"), "x");
+fn prefix_is_set_by_option_or_environment() {
+    let server = server_with_lock("other");
+    assert!(set_foreign_lock(&server, "mine:x", "a client", 600_000));
+    expect_listed(distlock_at(&server, &["ls", "--prefix", "mine:"]), "x");
+    expect_listed(with_env(distlock_at(&server, &["ls"]), "DISTLOCK_PREFIX", "mine:"), "x");
 }
 
-/// That is how a variable is taken away in a unit of systemd's, and in many scripts.
+/// A systemd unit, and many scripts, can only clear a variable that way.
 #[test]
-fn a_variable_that_is_empty_is_not_set() {
-    let server = marked("x");
+fn empty_variable_counts_as_unset() {
+    let server = server_with_lock("x");
     for name in ["DISTLOCK_PASSWORD_FILE", "DISTLOCK_QUARANTINE", "DISTLOCK_LOG"] {
-        lists(with(at(&server, &["ls"]), name, ""), "x");
+        expect_listed(with_env(distlock_at(&server, &["ls"]), name, ""), "x");
     }
-    run(at(&server, &["ls", "--password-file", ""])).with(64);
+    run_to_end(distlock_at(&server, &["ls", "--password-file", ""])).expect_code(64);
 }
 
 /// A server with a password, and a file with that password.
-fn guarded(text: &str) -> (RedisServer, TempDir, String) {
+fn server_with_password(text: &str) -> (RedisServer, TempDir, String) {
     let server = RedisServer::builder().password(SECRET).start();
-    mark(&server, "kept");
+    set_lock(&server, "kept");
     let folder = TempDir::with_prefix("distlock-").unwrap();
     let file = folder.path().join("password");
     fs::write(&file, text).unwrap();
@@ -123,38 +137,56 @@ fn guarded(text: &str) -> (RedisServer, TempDir, String) {
     (server, folder, path)
 }
 
-fn bare_url(server: &RedisServer) -> String {
+fn url_without_password(server: &RedisServer) -> String {
     format!("redis://{}", server.addr())
 }
 
 #[track_caller]
-fn tells_no_secret(ended: &Ended) {
+fn expect_no_secret(ended: &Finished) {
     for part in [SECRET, "correct", "battery", "correct%2Chorse%20battery"] {
         assert!(!ended.out.contains(part) && !ended.err.contains(part), "{ended:?}");
     }
 }
 
 #[test]
-fn a_password_is_the_first_line_of_a_file() {
-    for text in [SECRET.to_owned(), format!("{SECRET}\n"), format!("{SECRET}\r\n"), format!("{SECRET}\nnot this\n")] {
-        let (server, _folder, file) = guarded(&text);
-        lists(distlock(&["ls", "--url", &bare_url(&server), "--password-file", &file]), "kept");
-        lists(with(at_url(&bare_url(&server), &["ls"]), "DISTLOCK_PASSWORD_FILE", &file), "kept");
+fn password_is_first_line_of_file() {
+    for text in [
+        SECRET.to_owned(),
+        format!("{SECRET}\n"),
+        format!("{SECRET}\r\n"),
+        format!("{SECRET}\nnot this\n"),
+    ] {
+        let (server, _folder, file) = server_with_password(&text);
+        expect_listed(
+            distlock(&["ls", "--url", &url_without_password(&server), "--password-file", &file]),
+            "kept",
+        );
+        expect_listed(
+            with_env(
+                distlock_at_url(&url_without_password(&server), &["ls"]),
+                "DISTLOCK_PASSWORD_FILE",
+                &file,
+            ),
+            "kept",
+        );
     }
 }
 
 #[test]
-fn a_password_in_the_url_of_the_environment_works_and_comes_before_the_file() {
-    let (server, folder, _) = guarded(SECRET);
+fn password_in_environment_url_precedes_file() {
+    let (server, folder, _) = server_with_password(SECRET);
     let other = folder.path().join("other");
     fs::write(&other, "wrong\n").unwrap();
-    lists(at(&server, &["ls"]), "kept");
-    lists(at(&server, &["ls", "--password-file", other.to_str().unwrap()]), "kept");
+    expect_listed(distlock_at(&server, &["ls"]), "kept");
+    expect_listed(
+        distlock_at(&server, &["ls", "--password-file", other.to_str().unwrap()]),
+        "kept",
+    );
 }
 
 #[test]
-fn a_password_file_that_cannot_be_used_is_named() {
-    let (server, folder, file) = guarded("\nsecond line\n");
+fn unusable_password_file_is_named() {
+    let (server, folder, file) = server_with_password("\nsecond line\n");
     let missing = folder.path().join("missing");
     let binary = folder.path().join("binary");
     fs::write(&binary, [0xff, 0xfe, b'\n']).unwrap();
@@ -167,18 +199,23 @@ fn a_password_file_that_cannot_be_used_is_named() {
         (&file, "is empty"),
         (&empty, "is empty"),
         (&binary, "UTF-8"),
-        (&endless, "is over 64 KiB"),
+        (&endless, "is longer than 64 KiB"),
     ] {
         let path = path.to_str().unwrap();
-        let ended = run(at_url(&bare_url(&server), &["ls", "--password-file", path])).with(64).only_says(says);
+        let ended = run_to_end(distlock_at_url(
+            &url_without_password(&server),
+            &["ls", "--password-file", path],
+        ))
+        .expect_code(64)
+        .expect_error(says);
         assert!(ended.err.contains(path), "{ended:?}");
     }
 }
 
-/// Every user of the machine can read it there.
+/// Every user of the machine can read a command line.
 #[test]
-fn a_password_on_the_command_line_is_refused_and_not_repeated() {
-    let (server, _folder, _) = guarded(SECRET);
+fn password_on_command_line_is_refused_unrepeated() {
+    let (server, _folder, _) = server_with_password(SECRET);
     let url = server.url();
     let second = format!("redis://h,{url}");
     for args in [
@@ -188,41 +225,60 @@ fn a_password_on_the_command_line_is_refused_and_not_repeated() {
         &["doctor", &url],
         &["bench", &url],
         &["run", "x", "--url", &url, "--", "true"],
-        // Misplaced, where it would be repeated by whoever complains of it.
+        // Misplaced, so that an error message would usually repeat it.
         &[&url, "ls"],
         &["ls", "--uri", &url],
         &["release", "x", &url],
     ] {
-        let ended = run(distlock(args)).with(64).only_says("DISTLOCK_URL");
-        tells_no_secret(&ended);
+        let ended = run_to_end(distlock(args)).expect_code(64).expect_error("DISTLOCK_URL");
+        expect_no_secret(&ended);
     }
 }
 
 #[test]
-fn a_wrong_or_missing_password_is_said_and_not_repeated() {
-    let (server, _folder, _) = guarded(SECRET);
+fn wrong_password_is_reported_unrepeated() {
+    let (server, _folder, _) = server_with_password(SECRET);
     let folder = TempDir::with_prefix("distlock-").unwrap();
     let file = folder.path().join("password");
     fs::write(&file, "Tr0ub4dor&3\n").unwrap();
     let args = ["ls", "--password-file", file.to_str().unwrap()];
-    let ended = run(at_url(&bare_url(&server), &args)).with(69).only_says("WRONGPASS");
+    let ended = run_to_end(distlock_at_url(&url_without_password(&server), &args))
+        .expect_code(69)
+        .expect_error("WRONGPASS");
     assert!(!ended.err.contains("Tr0ub4dor"), "{ended:?}");
-    let ended = run(with(distlock(&["ls"]), "DISTLOCK_URL", format!("redis://:Tr0ub4dor@{}", server.addr())));
-    assert!(!ended.with(69).only_says("WRONGPASS").err.contains("Tr0ub4dor"));
-    run(at_url(&bare_url(&server), &["ls"])).with(69).only_says("NOAUTH");
+    let ended = run_to_end(with_env(
+        distlock(&["ls"]),
+        "DISTLOCK_URL",
+        format!("redis://:Tr0ub4dor@{}", server.addr()),
+    ));
+    assert!(!ended.expect_code(69).expect_error("WRONGPASS").err.contains("Tr0ub4dor"));
+    run_to_end(distlock_at_url(&url_without_password(&server), &["ls"]))
+        .expect_code(69)
+        .expect_error("NOAUTH");
 }
 
-/// Whatever a server answers, at once or when it has let us in.
+/// Hostile replies, to the first request or after the login.
+///
+/// Fault: N52
 #[test]
-fn what_a_server_answers_is_told_cut_and_without_the_password() {
+fn server_error_is_cut_and_redacted() {
     let secret = "correct-horse-battery";
     let noise = format!("{secret} \x1b[31m\u{202e}{}{secret}", "é".repeat(100_000));
     let real = RedisServer::builder().password(secret).start();
-    for reply in ["-ERR NOISE\r\n", "-correct-horse-battery NOISE\r\n", "!NOISE\r\n", "+NOISE\r\n", "$9\r\nNOISE\r\n"] {
+    for reply in [
+        "-ERR NOISE\r\n",
+        "-correct-horse-battery NOISE\r\n",
+        "!NOISE\r\n",
+        "+NOISE\r\n",
+        "$9\r\nNOISE\r\n",
+    ] {
         let reply = reply.replace("NOISE", &noise);
         let proxy = FaultProxy::in_front_of(real.addr());
-        let of_locks = |words: &[Vec<u8>]| words.iter().any(|word| word.starts_with(b"EVAL") || word == b"SCAN");
-        let hostile = proxy.on_request(of_locks, Fault::ReplaceReply(reply.clone().into_bytes())).forever();
+        let of_locks = |words: &[Vec<u8>]| {
+            words.iter().any(|word| word.starts_with(b"EVAL") || word == b"SCAN")
+        };
+        let hostile =
+            proxy.on_request(of_locks, Fault::ReplaceReply(reply.clone().into_bytes())).forever();
         let canned = garbage_server(reply.clone());
         for address in [proxy.addr(), canned.addr()] {
             let url = format!("redis://:{secret}@{address}");
@@ -235,13 +291,23 @@ fn what_a_server_answers_is_told_cut_and_without_the_password() {
                 &["run", "--no-wait", "x", "--", "true"],
                 &["bench", "--time", "100ms"],
             ] {
-                let command = with(distlock(&[&["--timeout", "500ms"][..], args].concat()), "DISTLOCK_URL", &url);
-                let ended = run(command);
+                let command = with_env(
+                    distlock(&[&["--timeout", "500ms"][..], args].concat()),
+                    "DISTLOCK_URL",
+                    &url,
+                );
+                let ended = run_to_end(command);
                 let (out, err) = (&ended.out, &ended.err);
                 let head = format!("{args:?} {:?}: {:.2000}{:.2000}", ended.code, out, err);
                 assert!(ended.code == Some(69) && out.is_empty(), "{head}");
-                assert!(!err.contains("correct") && !err.contains("battery") && err.len() < 3_000, "{head}");
-                assert!(err.trim_end().chars().all(|c| !c.is_control() && c != '\u{202e}'), "{head:?}");
+                assert!(
+                    !err.contains("correct") && !err.contains("battery") && err.len() < 3_000,
+                    "{head}"
+                );
+                assert!(
+                    err.trim_end().chars().all(|c| !c.is_control() && c != '\u{202e}'),
+                    "{head:?}"
+                );
             }
         }
         assert!(hostile.fired() > 5);
@@ -249,7 +315,7 @@ fn what_a_server_answers_is_told_cut_and_without_the_password() {
 }
 
 #[test]
-fn servers_that_are_away_are_named_and_not_waited_for() {
+fn unreachable_servers_are_named_without_waiting() {
     let server = RedisServer::start();
     let (url, address) = (server.url(), server.addr().to_string());
     server.kill();
@@ -258,48 +324,55 @@ fn servers_that_are_away_are_named_and_not_waited_for() {
         for args in [&["ls"][..], &["show", "x"], &["release", "x", "--force"]] {
             let mut command = distlock(args);
             command.args(["--timeout", "300ms", "--url", url]);
-            within(BOUNDED, "giving up", || run(command)).with(69).only_says(&address);
+            completes_within(CALL_LIMIT, "the failure", || run_to_end(command))
+                .expect_code(69)
+                .expect_error(&address);
         }
     }
 }
 
 #[test]
-fn urls_and_options_that_cannot_work_are_a_matter_of_usage() {
+fn invalid_urls_and_options_exit_with_64() {
     for (url, says) in [
         ("http://127.0.0.1:6379", "unknown scheme"),
         ("127.0.0.1", "not a server URL"),
         ("rediss://127.0.0.1", "TLS"),
-        ("redis://127.0.0.1:1,redis://127.0.0.1:1", "named twice"),
+        ("redis://127.0.0.1:1,redis://127.0.0.1:1", "listed twice"),
     ] {
-        run(distlock(&["ls", "--url", url])).with(64).only_says(says);
-        run(with(distlock(&["ls"]), "DISTLOCK_URL", url)).with(64).only_says(says);
+        run_to_end(distlock(&["ls", "--url", url])).expect_code(64).expect_error(says);
+        run_to_end(with_env(distlock(&["ls"]), "DISTLOCK_URL", url))
+            .expect_code(64)
+            .expect_error(says);
     }
-    // On a command line it may be a password.
+    // On a command line, this may be a password.
     let url = "redis://127.0.0.1:port";
-    run(distlock(&["ls", "--url", url])).with(64).only_says("it has to be a number");
-    run(with(distlock(&["ls"]), "DISTLOCK_URL", url)).with(64).only_says("cannot be read");
-    let bad = ["0", "10", "1 parsec"].map(|timeout| run(distlock(&["ls", "--timeout", timeout])).with(64));
+    run_to_end(distlock(&["ls", "--url", url])).expect_code(64).expect_error("it must be a number");
+    run_to_end(with_env(distlock(&["ls"]), "DISTLOCK_URL", url))
+        .expect_code(64)
+        .expect_error("is invalid");
+    let bad = ["0", "10", "1 parsec"]
+        .map(|timeout| run_to_end(distlock(&["ls", "--timeout", timeout])).expect_code(64));
     assert!(bad[0].err.contains("operation_timeout") && bad[1].err.contains("300ms"), "{bad:?}");
     let long = "x".repeat(2_000);
-    run(distlock(&["ls", "--prefix", &long])).with(64).only_says("prefix");
-    run(distlock(&["nonsense"])).with(64);
-    run(distlock(&[])).with(64);
+    run_to_end(distlock(&["ls", "--prefix", &long])).expect_code(64).expect_error("prefix");
+    run_to_end(distlock(&["nonsense"])).expect_code(64);
+    run_to_end(distlock(&[])).expect_code(64);
 }
 
 #[test]
-fn a_socket_file_is_a_server_too() {
+fn unix_socket_can_be_used() {
     let server = RedisServer::builder().unix_socket().start();
-    mark(&server, "local");
-    lists(distlock(&["ls", "--url", &server.unix_url()]), "local");
+    set_lock(&server, "local");
+    expect_listed(distlock(&["ls", "--url", &server.unix_url()]), "local");
 }
 
-/// Nobody listens on standard error any more.
+/// Standard error is a closed pipe.
 #[test]
-fn a_closed_standard_error_changes_nothing() {
+fn closed_stderr_keeps_exit_code() {
     let mut command = distlock(&["ls", "--url", "redis://127.0.0.1:1", "--timeout", "1s"]);
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     let mut child = command.stderr(writer).stdout(std::process::Stdio::null()).spawn().unwrap();
-    let ended = within(Duration::from_secs(60), "giving up", || child.wait().unwrap());
+    let ended = completes_within(Duration::from_secs(60), "the failure", || child.wait().unwrap());
     assert_eq!(ended.code(), Some(69));
 }

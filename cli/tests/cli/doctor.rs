@@ -5,31 +5,31 @@ use std::{process::Command, time::Duration};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::command::{Ended, at, at_url, distlock, json, run};
+use super::command::{Finished, distlock, distlock_at, distlock_at_url, run_for_json, run_to_end};
 use crate::{
-    kit::{BOUNDED, within},
-    rights::{LOCKS, LOOKING, NODES},
+    helpers::{CALL_LIMIT, completes_within},
+    permissions::{INSPECT_PERMISSIONS, LOCK_PERMISSIONS, NODE_PERMISSIONS},
     support::{
-        CEILING, Fault, FaultProxy, Nodes, RedisServer, command, eventually, eventually_some, garbage_server,
-        silent_server,
+        Fault, FaultProxy, Nodes, RedisServer, TEST_TIMEOUT, command, eventually, eventually_some,
+        garbage_server, silent_server,
     },
 };
 
-/// What it found, by check, of one server or of all together.
+/// The report of one run.
 struct Report {
     value: Value,
-    ended: Ended,
+    ended: Finished,
 }
 
 #[track_caller]
 fn report(command: Command) -> Report {
-    let (value, ended) = json(command);
+    let (value, ended) = run_for_json(command);
     Report { value, ended }
 }
 
 #[track_caller]
 fn examine(server: &RedisServer) -> Report {
-    report(at(server, &["doctor", "--json"]))
+    report(distlock_at(server, &["doctor", "--json"]))
 }
 
 impl Report {
@@ -40,7 +40,8 @@ impl Report {
         found.unwrap_or_else(|| panic!("nothing about {check}: {:#}", self.value))
     }
 
-    /// It must say this about that, at this level; and what to do, if it is not good.
+    /// Checks the level and a part of the text of a finding, and that it has advice if it needs
+    /// some.
     #[track_caller]
     fn says(&self, check: &str, level: &str, part: &str) -> &Report {
         let finding = self.finding(check);
@@ -54,19 +55,22 @@ impl Report {
     #[track_caller]
     fn advises(&self, check: &str, part: &str) -> &Report {
         let advice = &self.finding(check)["advice"];
-        assert!(advice.as_str().is_some_and(|advice| advice.contains(part)), "{part:?} is not in {advice}");
+        assert!(
+            advice.as_str().is_some_and(|advice| advice.contains(part)),
+            "{part:?} is not in {advice}"
+        );
         self
     }
 
-    /// The trial went through, however slow the machine.
+    /// Checks that the hand-over succeeded, however slow the machine.
     #[track_caller]
     fn hands_over(&self) -> &Report {
         let says = self.finding("handover")["says"].as_str().unwrap();
-        assert!(says.contains("handed to the next in line"), "{says}");
+        assert!(says.contains("handed to the next waiter"), "{says}");
         self
     }
 
-    /// These are all the problems that there are.
+    /// Checks that these are all the problems.
     #[track_caller]
     fn problems(&self, checks: &[&str]) -> &Report {
         let findings = self.value["findings"].as_array().unwrap();
@@ -81,23 +85,32 @@ impl Report {
 }
 
 #[test]
-fn a_server_that_has_all_it_needs_is_well_and_is_left_as_it_was() {
+fn healthy_server_passes_and_stays_unchanged() {
     let server = RedisServer::builder().durable().start();
-    // On a machine that is busy just now the way to the server is slow, which is a warning.
-    let ended = eventually_some("it is well", CEILING, || {
-        let ended = run(at(&server, &["doctor"])).with(0);
-        ended.out.ends_with("\nno problem, no warning\n").then_some(ended)
+    // On a busy machine, round trips are slow, which is a warning.
+    let ended = eventually_some("all checks pass", TEST_TIMEOUT, || {
+        let ended = run_to_end(distlock_at(&server, &["doctor"])).expect_code(0);
+        ended.out.ends_with("\nno problems, no warnings\n").then_some(ended)
     });
     assert_eq!(ended.err, "");
     assert!(!ended.out.contains("->") && !ended.out.contains("unknown"), "{ended:?}");
-    let report = eventually_some("the way is fast", CEILING, || {
+    let report = eventually_some("round trips are fast", TEST_TIMEOUT, || {
         let report = examine(&server);
         (report.finding("latency")["level"] == "ok").then_some(report)
     });
     report.problems(&[]).hands_over();
-    for check in
-        ["reach", "rights", "version", "kind", "replicas", "eviction", "persistence", "timeout", "latency", "clock"]
-    {
+    for check in [
+        "reach",
+        "rights",
+        "version",
+        "kind",
+        "replicas",
+        "eviction",
+        "persistence",
+        "timeout",
+        "latency",
+        "clock",
+    ] {
         assert_eq!(report.finding(check)["level"], "ok");
         assert_eq!(report.finding(check)["server"], server.addr().to_string());
     }
@@ -107,35 +120,54 @@ fn a_server_that_has_all_it_needs_is_well_and_is_left_as_it_was() {
     assert_eq!(server.query::<Vec<redis::Value>>(&["ACL", "LOG"]).len(), 0);
 }
 
-/// What the server is told after its start, and what is then found.
-type Case = (&'static [&'static [&'static str]], &'static str, &'static str, &'static str, &'static str);
+/// Settings of the server; and the check, level, text and advice of the finding.
+type Case =
+    (&'static [&'static [&'static str]], &'static str, &'static str, &'static str, &'static str);
 
 #[test]
-fn settings_are_found_and_what_to_do_is_said() {
+fn unfit_settings_are_reported_with_advice() {
     const CASES: &[Case] = &[
-        (&[], "persistence", "warning", "a restart forgets all locks", "appendonly yes"),
-        (&[&["appendonly", "yes"]], "persistence", "warning", "last second or two", "appendfsync always"),
+        (&[], "persistence", "warning", "a restart loses all locks", "appendonly yes"),
+        (
+            &[&["appendonly", "yes"]],
+            "persistence",
+            "warning",
+            "last second or two",
+            "appendfsync always",
+        ),
         (
             &[&["appendonly", "yes"], &["appendfsync", "no"]],
             "persistence",
             "warning",
-            "half minute",
+            "30 seconds",
             "appendfsync always",
         ),
-        (&[&["maxmemory-policy", "allkeys-lru"]], "eviction", "warning", "allkeys-lru", "noeviction"),
-        (&[&["maxmemory-policy", "volatile-ttl"]], "eviction", "warning", "volatile-ttl", "noeviction"),
+        (
+            &[&["maxmemory-policy", "allkeys-lru"]],
+            "eviction",
+            "warning",
+            "allkeys-lru",
+            "noeviction",
+        ),
+        (
+            &[&["maxmemory-policy", "volatile-ttl"]],
+            "eviction",
+            "warning",
+            "volatile-ttl",
+            "noeviction",
+        ),
         (
             &[&["maxmemory-policy", "allkeys-lru"], &["maxmemory", "1gb"]],
             "eviction",
             "problem",
-            "while they are held",
+            "held locks are evicted",
             "noeviction",
         ),
         (
             &[&["maxmemory-policy", "volatile-lru"], &["maxmemory", "1gb"]],
             "eviction",
             "problem",
-            "while they are held",
+            "held locks are evicted",
             "noeviction",
         ),
         (&[&["timeout", "2"]], "timeout", "warning", "idle for 2 s", "CONFIG SET timeout 0"),
@@ -153,7 +185,7 @@ fn settings_are_found_and_what_to_do_is_said() {
 }
 
 #[test]
-fn memory_that_runs_out_is_told_before_and_when_it_has() {
+fn memory_shortage_is_reported() {
     let server = RedisServer::start();
     let used = |server: &RedisServer| {
         let info: String = server.query(&["INFO", "memory"]);
@@ -169,77 +201,99 @@ fn memory_that_runs_out_is_told_before_and_when_it_has() {
 }
 
 #[test]
-fn replicas_are_told_on_both_sides() {
+fn replica_and_its_master_are_reported() {
     let (master, replica) = (RedisServer::start(), RedisServer::start());
     replica.cli(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]);
-    eventually("it is connected", CEILING, || {
+    eventually("the replica is connected", TEST_TIMEOUT, || {
         let info: String = master.query(&["INFO", "replication"]);
         info.contains("state=online")
     });
     let report = examine(&replica);
-    report.says("role", "problem", "is a replica of 127.0.0.1").advises("role", "master");
+    report.says("role", "problem", "a replica of 127.0.0.1").advises("role", "master");
     report.says("handover", "problem", "READONLY").problems(&["role", "handover"]);
     let report = examine(&master);
-    report.says("replicas", "warning", "1 connected").advises("replicas", "fencing tokens").problems(&[]);
+    report
+        .says("replicas", "warning", "1 connected")
+        .advises("replicas", "fencing tokens")
+        .problems(&[]);
 }
 
 #[test]
-fn cluster_mode_and_what_looks_like_a_sentinel_are_problems() {
+fn cluster_mode_and_sentinel_are_problems() {
     let server = RedisServer::builder().arg("--cluster-enabled").arg("yes").start();
     let report = examine(&server);
-    report.says("kind", "problem", "cluster mode").advises("kind", "stands alone");
+    report.says("kind", "problem", "cluster mode").advises("kind", "standalone");
     report.problems(&["kind", "handover"]);
     let sentinel = garbage_server("-ERR unknown command `TIME`, with args beginning with: \r\n");
     let report = report_at(&sentinel.url());
-    report.says("kind", "problem", "unknown command").advises("kind", "Sentinel").problems(&["kind"]);
+    report
+        .says("kind", "problem", "unknown command")
+        .advises("kind", "Sentinel")
+        .problems(&["kind"]);
 }
 
 #[track_caller]
 fn report_at(url: &str) -> Report {
-    report(at_url(url, &["doctor", "--json"]))
+    report(distlock_at_url(url, &["doctor", "--json"]))
 }
 
 fn acl_user(server: &RedisServer, rights: &[&str]) -> String {
-    let words = ["ACL", "SETUSER", "app", "reset", "on", ">pw", "resetkeys", "resetchannels", "-@all"];
+    let words =
+        ["ACL", "SETUSER", "app", "reset", "on", ">pw", "resetkeys", "resetchannels", "-@all"];
     server.cli(&[&words, rights].concat());
     format!("redis://app:pw@{}", server.addr())
 }
 
 fn all_but(missing: &str) -> Vec<&'static str> {
-    LOCKS.into_iter().chain(LOOKING).chain(NODES).filter(|right| *right != missing).collect()
+    LOCK_PERMISSIONS
+        .into_iter()
+        .chain(INSPECT_PERMISSIONS)
+        .chain(NODE_PERMISSIONS)
+        .filter(|right| *right != missing)
+        .collect()
 }
 
 #[test]
-fn each_missing_right_is_named_with_the_line_that_grants_it() {
+fn missing_permission_is_named_with_grant_command() {
     let server = RedisServer::start();
     let report = report_at(&acl_user(&server, &all_but("")));
     report.says("rights", "ok", "all").problems(&[]);
-    for missing in LOCKS {
+    for missing in LOCK_PERMISSIONS {
         let report = report_at(&acl_user(&server, &all_but(missing)));
         report.says("rights", "problem", missing).advises("rights", missing);
         let says = report.finding("rights")["says"].as_str().unwrap();
-        for right in LOCKS.iter().chain(&LOOKING).filter(|right| **right != missing) {
-            assert!(!says.split([' ', ',']).any(|word| word == *right), "{missing}: also {right}: {says}");
+        for right in
+            LOCK_PERMISSIONS.iter().chain(&INSPECT_PERMISSIONS).filter(|right| **right != missing)
+        {
+            assert!(
+                !says.split([' ', ',']).any(|word| word == *right),
+                "{missing}: also {right}: {says}"
+            );
         }
         assert_eq!(report.ended.code, Some(1));
     }
-    for missing in LOOKING {
+    for missing in INSPECT_PERMISSIONS {
         let report = report_at(&acl_user(&server, &all_but(missing)));
         report.says("rights", "warning", missing).advises("rights", missing).problems(&[]);
     }
-    eventually("nothing is left", CEILING, || server.keys().is_empty());
+    eventually("nothing is left", TEST_TIMEOUT, || server.keys().is_empty());
 }
 
 #[test]
-fn several_missing_rights_are_all_named_at_once() {
+fn several_missing_permissions_are_named_at_once() {
     let server = RedisServer::start();
-    let rights: Vec<&str> =
-        all_but("").into_iter().filter(|right| !["+lpos", "+pttl", "+set"].contains(right)).collect();
+    let rights: Vec<&str> = all_but("")
+        .into_iter()
+        .filter(|right| !["+lpos", "+pttl", "+set"].contains(right))
+        .collect();
     let report = report_at(&acl_user(&server, &rights));
-    report.says("rights", "problem", "+set +pttl +lpos").advises("rights", "+rpush and +lpush could not be tried");
+    report
+        .says("rights", "problem", "+set +pttl +lpos")
+        .advises("rights", "run doctor again to test +rpush and +lpush");
     let bare = report_at(&acl_user(&server, &["+time", "~*", "&*"]));
-    for right in
-        LOCKS.into_iter().filter(|right| right.starts_with('+') && !["+time", "+rpush", "+lpush"].contains(right))
+    for right in LOCK_PERMISSIONS
+        .into_iter()
+        .filter(|right| right.starts_with('+') && !["+time", "+rpush", "+lpush"].contains(right))
     {
         bare.advises("rights", right);
     }
@@ -247,56 +301,82 @@ fn several_missing_rights_are_all_named_at_once() {
 }
 
 #[test]
-fn the_prefix_is_in_the_right_that_is_missing() {
+fn missing_key_permission_includes_prefix() {
     let server = RedisServer::start();
     let url = acl_user(&server, &all_but(""));
-    let report = report(at_url(&url, &["doctor", "--json", "--prefix", "mine:"]));
+    let report = report(distlock_at_url(&url, &["doctor", "--json", "--prefix", "mine:"]));
     report.says("rights", "problem", "~mine:*").advises("rights", "~mine:*");
 }
 
 #[test]
-fn what_may_not_be_asked_cannot_be_told_and_is_no_failure() {
+fn denied_queries_are_unknown_not_problems() {
     let server = RedisServer::start();
-    let report = report_at(&acl_user(&server, &[&LOCKS[..], &LOOKING].concat()));
-    report.says("info", "unknown", "needs +info").says("timeout", "unknown", "needs +config|get");
+    let report =
+        report_at(&acl_user(&server, &[&LOCK_PERMISSIONS[..], &INSPECT_PERMISSIONS].concat()));
+    report.says("info", "unknown", "+info is missing").says(
+        "timeout",
+        "unknown",
+        "+config|get is missing",
+    );
     report.says("rights", "ok", "all").problems(&[]).hands_over();
     server.config_set("appendonly", "yes");
     let report = report_at(&acl_user(&server, &all_but("+config|get")));
-    report.says("persistence", "unknown", "needs +config|get").problems(&[]);
+    report.says("persistence", "unknown", "+config|get is missing").problems(&[]);
     let nodes = Nodes::start(3);
-    let urls: Vec<String> = (0..3).map(|node| acl_user(nodes.server(node), &all_but("+info"))).collect();
+    let urls: Vec<String> =
+        (0..3).map(|node| acl_user(nodes.server(node), &all_but("+info"))).collect();
     let report = report_at(&urls.join(","));
     report.says("rights", "problem", "+info").problems(&["rights", "rights", "rights", "handover"]);
 }
 
-/// A user who may not hear messages, or a proxy that does not pass them: the next in line finds out by looking.
+/// If the user may not publish, or a proxy drops messages, the waiter must poll.
+///
+/// Fault: N126
 #[test]
-fn waiters_that_are_not_told_are_noticed() {
+fn handover_without_grant_message_is_a_warning() {
     let server = RedisServer::start();
     let report = report_at(&acl_user(&server, &all_but("+publish")));
-    report.says("handover", "warning", "nobody told it").advises("handover", "+publish").problems(&["rights"]);
+    report
+        .says("handover", "warning", "without a grant message")
+        .advises("handover", "+publish")
+        .problems(&["rights"]);
 }
 
 #[test]
-fn who_is_not_let_in_is_told_why() {
+fn refused_login_is_reported_with_reason() {
     let server = RedisServer::builder().password("hunter2hunter2").start();
     let bare = format!("redis://{}", server.addr());
     let report = report_at(&bare);
-    report.says("login", "problem", "NOAUTH").advises("login", "--password-file").problems(&["login"]);
+    report
+        .says("login", "problem", "NOAUTH")
+        .advises("login", "--password-file")
+        .problems(&["login"]);
     let wrong = report_at(&format!("redis://:tr0ub4dor@{}", server.addr()));
-    wrong.says("login", "problem", "WRONGPASS").advises("login", "check the user").problems(&["login"]);
+    wrong
+        .says("login", "problem", "WRONGPASS")
+        .advises("login", "check the user")
+        .problems(&["login"]);
     assert!(!wrong.ended.out.contains("tr0ub4dor"));
     let folder = TempDir::with_prefix("distlock-").unwrap();
     let file = folder.path().join("password");
     std::fs::write(&file, "hunter2hunter2\n").unwrap();
-    let ended =
-        run(distlock(&["doctor", &bare, "--timeout", "20s", "--password-file", file.to_str().unwrap()])).with(0);
+    let ended = run_to_end(distlock(&[
+        "doctor",
+        &bare,
+        "--timeout",
+        "20s",
+        "--password-file",
+        file.to_str().unwrap(),
+    ]))
+    .expect_code(0);
     assert!(!ended.out.contains("hunter2"));
 }
 
-/// A server may say anything of itself, also what it was told to let us in.
+/// A hostile server may reply anything, including the password it received.
+///
+/// Fault: N52
 #[test]
-fn what_a_server_says_is_told_cut_and_without_the_password() {
+fn doctor_cuts_and_redacts_server_texts() {
     const SECRET: &str = "hunter2hunter2";
     let server = RedisServer::builder().password(SECRET).start();
     server.config_set("appendonly", "yes");
@@ -313,7 +393,7 @@ fn what_a_server_says_is_told_cut_and_without_the_password() {
         ("INFO", 0, refusal.clone(), "info"),
         ("INFO", 0, code.clone(), "info"),
         ("CONFIG", 0, refusal.clone(), "persistence"),
-        // The first one belongs to connecting.
+        // The first TIME belongs to connecting.
         ("TIME", 1, refusal, "reach"),
         ("TIME", 1, code, "reach"),
         ("INFO", 0, info("redis_version:NOISE"), "version"),
@@ -324,21 +404,29 @@ fn what_a_server_says_is_told_cut_and_without_the_password() {
         ("INFO", 0, info("maxmemory_policy:NOISE"), "eviction"),
         ("INFO", 0, info("maxmemory_policy:NOISE\r\nmaxmemory:1"), "eviction"),
     ] {
-        let of_environment = |url: String| at_url(&url.replace("://", &format!("://:{SECRET}@")), &["doctor"]);
-        let of_file = |url: String| at_url(&url, &["doctor", "--password-file", file.to_str().unwrap()]);
+        let of_environment = |url: String| {
+            distlock_at_url(&url.replace("://", &format!("://:{SECRET}@")), &["doctor"])
+        };
+        let of_file = |url: String| {
+            distlock_at_url(&url, &["doctor", "--password-file", file.to_str().unwrap()])
+        };
         for json in [false, true] {
             for from in [&of_environment as &dyn Fn(String) -> Command, &of_file] {
                 let proxy = FaultProxy::in_front_of(server.addr());
-                let hostile = proxy.on_request(command(asked), Fault::ReplaceReply(reply.clone().into_bytes()));
+                let hostile = proxy
+                    .on_request(command(asked), Fault::ReplaceReply(reply.clone().into_bytes()));
                 let hostile = hostile.after(spared).forever();
                 let mut command = from(proxy.url());
                 if json {
                     command.arg("--json");
                 }
-                let Ended { out, err, .. } = run(command);
+                let Finished { out, err, .. } = run_to_end(command);
                 let head: String = out.chars().take(2_000).collect();
                 assert!(hostile.fired() > 0 && out.contains(check), "{asked} {check}: {head}");
-                assert!(out.contains("<password> \\"), "{asked} {check}: it is not told: {head}");
+                assert!(
+                    out.contains("<password> \\"),
+                    "{asked} {check}: the text is missing: {head}"
+                );
                 assert!(!out.contains(SECRET) && !err.contains(SECRET), "{asked} {check}: {head}");
                 assert!(out.len() < 10_000 && err.is_empty(), "{} bytes: {head}", out.len());
                 let plain = |c: char| c == '\n' || (!c.is_control() && c != '\u{202e}');
@@ -349,75 +437,86 @@ fn what_a_server_says_is_told_cut_and_without_the_password() {
 }
 
 #[test]
-fn a_server_that_is_away_is_named_and_not_waited_for() {
+fn doctor_names_unreachable_server_without_waiting() {
     let server = RedisServer::start();
     server.kill();
     let silent = silent_server();
-    for (url, why) in [(server.url(), "refused"), (silent.url(), "no answer in time")] {
+    for (url, why) in [(server.url(), "refused"), (silent.url(), "no reply in time")] {
         let mut command = distlock(&["doctor", &url, "--json"]);
         command.args(["--timeout", "300ms"]);
-        let report = within(BOUNDED, "giving up", || report(command));
+        let report = completes_within(CALL_LIMIT, "the failure", || report(command));
         report.says("reach", "problem", why);
         assert_eq!((report.ended.code, &report.value["problems"]), (Some(69), &Value::from(1)));
     }
 }
 
-/// One that goes away while it is looked at does not hold up the rest.
+/// The other checks do not wait for it.
 #[test]
-fn a_server_that_stops_in_the_middle_is_told() {
+fn server_that_stops_during_check_is_reported() {
     let server = RedisServer::start();
     let proxy = FaultProxy::in_front_of(server.addr());
     let held = proxy.on_request(command("INFO"), Fault::DropReply).forever();
     let mut command = distlock(&["doctor", &proxy.url(), "--json"]);
     command.args(["--timeout", "2s"]);
-    let report = within(BOUNDED, "giving up", || report(command));
+    let report = completes_within(CALL_LIMIT, "the failure", || report(command));
     assert_eq!(held.fired(), 1);
     report.says("reach", "problem", "timed out");
     assert_eq!(report.ended.code, Some(69));
 }
 
 #[test]
-fn of_several_nodes_each_is_told_and_all_together() {
+fn doctor_reports_each_node_and_all_together() {
     let nodes = Nodes::start(3);
     let report = report_at(&nodes.urls());
-    report.says("nodes", "ok", "1 may be away").says("hosts", "warning", "127.0.0.1").says("clocks", "ok", "apart");
+    report
+        .says("nodes", "ok", "survive the loss of 1")
+        .says("hosts", "warning", "127.0.0.1")
+        .says("clocks", "ok", "differ");
     report.says("persistence", "ok", "does not vote").problems(&[]).hands_over();
     assert_eq!(report.value["servers"].as_array().unwrap().len(), 3);
     for node in 0..3 {
         assert_eq!(nodes.server(node).keys(), [""; 0]);
     }
     nodes.kill(1);
-    let ended = run(at_url(&nodes.urls(), &["doctor"])).with(1);
-    assert!(ended.out.contains("PROBLEM  reach") && ended.out.contains("handed to the next"), "{ended:?}");
+    let ended = run_to_end(distlock_at_url(&nodes.urls(), &["doctor"])).expect_code(1);
+    assert!(
+        ended.out.contains("PROBLEM  reach") && ended.out.contains("handed to the next"),
+        "{ended:?}"
+    );
     nodes.kill(0);
     let report = report_at(&nodes.urls());
     report.problems(&["reach", "reach"]);
 }
 
 #[test]
-fn two_nodes_that_are_one_server_are_a_problem_and_even_numbers_a_waste() {
+fn duplicate_server_is_a_problem_and_even_number_a_warning() {
     let server = RedisServer::start();
     let other = format!("redis://localhost:{}", server.port());
     let report = report(distlock(&["doctor", "--timeout", "20s", "--json", &server.url(), &other]));
-    report.says("duplicates", "problem", "one server").says("nodes", "warning", "2 nodes survive the loss of 0");
+    report.says("duplicates", "problem", "same server").says(
+        "nodes",
+        "warning",
+        "2 nodes survive the loss of 0",
+    );
     report.problems(&["duplicates", "handover"]);
     let twice = format!("{},{}", server.url(), server.url());
-    report_at(&twice).says("duplicates", "problem", "one server");
+    report_at(&twice).says("duplicates", "problem", "same server");
 }
 
 #[test]
-fn a_slow_way_is_held_against_the_time_to_live() {
+fn slow_round_trip_is_judged_by_ttl() {
     let server = RedisServer::start();
     let proxy = FaultProxy::in_front_of(server.addr());
-    let slow = proxy.on_request(command("TIME"), Fault::DelayReply(Duration::from_millis(40))).forever();
-    let report = report(at_url(&proxy.url(), &["doctor", "--json", "--ttl", "60ms"]));
-    report.says("latency", "problem", "locks are lost").advises("latency", "use a ttl of");
+    let slow =
+        proxy.on_request(command("TIME"), Fault::DelayReply(Duration::from_millis(40))).forever();
+    let report = report(distlock_at_url(&proxy.url(), &["doctor", "--json", "--ttl", "60ms"]));
+    report.says("latency", "problem", "locks expire").advises("latency", "use a ttl of");
     assert!(slow.fired() > 1);
 }
 
 #[test]
-fn arguments_that_cannot_work_are_a_matter_of_usage() {
-    run(distlock(&["doctor", "--ttl", "1ms"])).with(64).only_says("--ttl");
-    run(distlock(&["doctor", "--ttl", "25h"])).with(64).only_says("--ttl");
-    run(distlock(&["doctor", "nonsense"])).with(64).only_says("not a server URL");
+fn doctor_exits_with_64_on_invalid_arguments() {
+    run_to_end(distlock(&["doctor", "--ttl", "1ms"])).expect_code(64).expect_error("--ttl");
+    run_to_end(distlock(&["doctor", "--ttl", "25h"])).expect_code(64).expect_error("--ttl");
+    run_to_end(distlock(&["doctor", "nonsense"])).expect_code(64).expect_error("not a server URL");
 }

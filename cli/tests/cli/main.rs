@@ -1,9 +1,9 @@
-//! The command, as a process against real servers.
+//! Tests of the command as a process, against real servers.
 
-mod kit;
+mod helpers;
+#[path = "../../src/doctor/permissions.rs"]
+mod permissions;
 mod pty;
-#[path = "../../src/doctor/rights.rs"]
-mod rights;
 
 use distlock_test_support as support;
 
@@ -11,8 +11,8 @@ mod bench;
 mod command;
 mod connection;
 mod doctor;
+mod help;
 mod list;
-mod paper;
 mod release;
 mod run;
 mod screenshot;

@@ -1,4 +1,4 @@
-//! The command in a pseudo-terminal, and the screen that it draws there.
+//! The command in a pseudo-terminal, and its screen.
 
 use std::{
     io::{Read as _, Write},
@@ -13,16 +13,16 @@ use portable_pty::{Child, CommandBuilder, MasterPty, PtySize, native_pty_system}
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::flag;
 
-use crate::support::{CEILING, Watchdog, eventually};
+use crate::support::{TEST_TIMEOUT, Watchdog, eventually};
 
-/// A command and its terminal; it is killed when dropped, and also when the tests die.
+/// A command and its terminal. The command is killed on drop, and if the test process dies.
 pub(crate) struct Pty {
     master: Box<dyn MasterPty + Send>,
-    keys: Box<dyn Write + Send>,
+    input: Box<dyn Write + Send>,
     child: Box<dyn Child + Send + Sync>,
     terminal: Arc<Mutex<Terminal>>,
-    /// The settings of the line before the command began, as text.
-    before: String,
+    /// The terminal's settings before the command started, as text.
+    settings_before: String,
     reader: Option<JoinHandle<()>>,
     _watchdog: Watchdog,
 }
@@ -33,7 +33,7 @@ struct Terminal {
 }
 
 impl Pty {
-    /// Runs `distlock` on a screen of this many columns and lines.
+    /// Runs `distlock` in a terminal of this size.
     pub(crate) fn start(columns: u16, lines: u16, args: &[&str]) -> Pty {
         Pty::start_with(columns, lines, args, &[])
     }
@@ -44,8 +44,13 @@ impl Pty {
         Pty::run(columns, lines, command, env)
     }
 
-    /// The same for a command that runs it.
-    pub(crate) fn run(columns: u16, lines: u16, mut command: CommandBuilder, env: &[(&str, &str)]) -> Pty {
+    /// Runs another command, which runs `distlock`.
+    pub(crate) fn run(
+        columns: u16,
+        lines: u16,
+        mut command: CommandBuilder,
+        env: &[(&str, &str)],
+    ) -> Pty {
         let pair = native_pty_system().openpty(size(columns, lines)).expect("no pseudo-terminal");
         for name in [
             "DISTLOCK_URL",
@@ -59,76 +64,88 @@ impl Pty {
         }
         command.env("TERM", "xterm-256color");
         env.iter().for_each(|(name, value)| command.env(name, value));
-        let before = settings(&*pair.master);
+        let settings_before = settings(&*pair.master);
         let watchdog = Watchdog::start();
         let child = pair.slave.spawn_command(command).expect("cannot run the command");
         watchdog.guard(child.process_id().expect("it has a pid"));
-        let terminal = Terminal { parser: vt100::Parser::new(cells(lines), cells(columns), 0), transcript: Vec::new() };
+        let terminal = Terminal {
+            parser: vt100::Parser::new(cells(lines), cells(columns), 0),
+            transcript: Vec::new(),
+        };
         let terminal = Arc::new(Mutex::new(terminal));
         let mut output = pair.master.try_clone_reader().expect("the terminal cannot be read");
         let shown = terminal.clone();
         let reader = thread::spawn(move || {
             let mut bytes = [0; 4096];
-            // Linux ends it with an error.
+            // On Linux, reading fails at the end.
             while let Ok(read @ 1..) = output.read(&mut bytes) {
                 let mut shown = shown.lock();
                 shown.parser.process(&bytes[..read]);
                 shown.transcript.extend_from_slice(&bytes[..read]);
             }
         });
-        let keys = pair.master.take_writer().expect("the terminal cannot be written to");
-        Pty { master: pair.master, keys, child, terminal, before, reader: Some(reader), _watchdog: watchdog }
+        let input = pair.master.take_writer().expect("the terminal cannot be written to");
+        Pty {
+            master: pair.master,
+            input,
+            child,
+            terminal,
+            settings_before,
+            reader: Some(reader),
+            _watchdog: watchdog,
+        }
     }
 
     #[track_caller]
     pub(crate) fn press(&mut self, keys: &str) {
-        let sent = self.keys.write_all(keys.as_bytes()).and_then(|()| self.keys.flush());
+        let sent = self.input.write_all(keys.as_bytes()).and_then(|()| self.input.flush());
         sent.expect("the terminal takes no keys");
     }
 
     pub(crate) fn screen(&self) -> String {
-        self.look(vt100::Screen::contents)
+        self.on_screen(vt100::Screen::contents)
     }
 
-    pub(crate) fn look<T>(&self, look: impl FnOnce(&vt100::Screen) -> T) -> T {
-        look(self.terminal.lock().parser.screen())
+    pub(crate) fn on_screen<T>(&self, read: impl FnOnce(&vt100::Screen) -> T) -> T {
+        read(self.terminal.lock().parser.screen())
     }
 
-    /// Everything that was ever written to the terminal.
+    /// Everything that was written to the terminal.
     pub(crate) fn transcript(&self) -> String {
         String::from_utf8_lossy(&self.terminal.lock().transcript).into_owned()
     }
 
-    /// Waits until the screen is so.
+    /// Waits until the screen meets the condition.
     #[track_caller]
     #[expect(clippy::disallowed_methods, reason = "no test outlives a suspended machine")]
-    pub(crate) fn until(&self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
+    pub(crate) fn wait_until(&self, what: &str, is_met: impl Fn(&str) -> bool) -> String {
         let started = Instant::now();
         loop {
             let screen = self.screen();
-            if is_so(&screen) {
+            if is_met(&screen) {
                 return screen;
             }
-            assert!(started.elapsed() < CEILING, "never {what}:\n{screen}\n");
+            assert!(started.elapsed() < TEST_TIMEOUT, "never {what}:\n{screen}\n");
             thread::sleep(Duration::from_millis(3));
         }
     }
 
     #[track_caller]
-    pub(crate) fn until_shown(&self, text: &str) -> String {
-        self.until(&format!("shown: {text:?}"), |screen| screen.contains(text))
+    pub(crate) fn wait_shown(&self, text: &str) -> String {
+        self.wait_until(&format!("shown: {text:?}"), |screen| screen.contains(text))
     }
 
     #[track_caller]
-    pub(crate) fn until_gone(&self, text: &str) -> String {
-        self.until(&format!("gone: {text:?}"), |screen| !screen.contains(text))
+    pub(crate) fn wait_gone(&self, text: &str) -> String {
+        self.wait_until(&format!("gone: {text:?}"), |screen| !screen.contains(text))
     }
 
-    /// The line of the table that is selected.
-    pub(crate) fn selected(&self) -> String {
-        self.look(|screen| {
+    /// The selected row of the table.
+    pub(crate) fn selected_row(&self) -> String {
+        self.on_screen(|screen| {
             let (_, columns) = screen.size();
-            let inverse = |row: usize| screen.cell(row as u16, 0).is_some_and(|cell| cell.inverse());
+            let inverse =
+                |row: usize| screen.cell(row as u16, 0).is_some_and(|cell| cell.inverse());
             screen
                 .rows(0, columns.get())
                 .enumerate()
@@ -138,7 +155,7 @@ impl Pty {
     }
 
     pub(crate) fn resize(&self, columns: u16, lines: u16) {
-        // Before the command draws for the new size.
+        // Locked, so that no output for the new size is parsed before the parser has that size.
         let mut terminal = self.terminal.lock();
         terminal.parser = vt100::Parser::new(cells(lines), cells(columns), 0);
         self.master.resize(size(columns, lines)).expect("the terminal keeps its size");
@@ -149,15 +166,16 @@ impl Pty {
     }
 
     fn pid(&self) -> Pid {
-        let pid = self.child.process_id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+        let pid =
+            self.child.process_id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
         pid.expect("it has a pid")
     }
 
-    /// The code with which the command ends, after all that it writes was read.
+    /// Waits for the command's end, reads the rest of its output, and returns its exit code.
     #[track_caller]
-    pub(crate) fn end(&mut self) -> u32 {
+    pub(crate) fn exit_code(&mut self) -> u32 {
         let mut status = None;
-        eventually("the command ends", CEILING, || {
+        eventually("the command ends", TEST_TIMEOUT, || {
             status = self.child.try_wait().expect("cannot wait for the command");
             status.is_some()
         });
@@ -167,21 +185,25 @@ impl Pty {
         status.map_or(0, |status| status.exit_code())
     }
 
-    /// Whether the terminal is as it was before the command began.
+    /// Whether the terminal is as it was before the command started.
     pub(crate) fn is_restored(&self) -> bool {
-        self.is_line_restored()
-            && self.look(|screen| !screen.alternate_screen() && !screen.hide_cursor() && !screen.bracketed_paste())
+        self.has_settings_restored()
+            && self.on_screen(|screen| {
+                !screen.alternate_screen() && !screen.hide_cursor() && !screen.bracketed_paste()
+            })
     }
 
-    /// The same for the settings of the line only, raw mode above all.
-    pub(crate) fn is_line_restored(&self) -> bool {
-        settings(&*self.master) == self.before
+    /// Whether the terminal's settings are, such as raw mode.
+    pub(crate) fn has_settings_restored(&self) -> bool {
+        settings(&*self.master) == self.settings_before
     }
 
-    /// Whether the command has the terminal for itself.
-    pub(crate) fn is_taken(&self) -> bool {
-        settings(&*self.master) != self.before
-            && self.look(|screen| screen.alternate_screen() && screen.hide_cursor() && screen.bracketed_paste())
+    /// Whether the command has taken over the terminal.
+    pub(crate) fn is_taken_over(&self) -> bool {
+        settings(&*self.master) != self.settings_before
+            && self.on_screen(|screen| {
+                screen.alternate_screen() && screen.hide_cursor() && screen.bracketed_paste()
+            })
     }
 }
 
@@ -192,9 +214,10 @@ impl Drop for Pty {
     }
 }
 
-/// What has started the tests may ignore ^Z and ^C, and then so would all that they start. A signal for which there is a handler
-/// is not ignored by programs that are started; this handler does what there would be without it.
-pub(crate) fn heed(signal: Signal) {
+/// Makes sure that processes started by this test do not ignore the signal, which the test process
+/// may have been started with. A signal that has a handler is reset in a new program, and this
+/// handler does what the default would do.
+pub(crate) fn reset_ignored(signal: Signal) {
     let always = Arc::new(AtomicBool::new(true));
     flag::register_conditional_default(signal.as_raw(), always).expect("no handler for a signal");
 }

@@ -1,16 +1,16 @@
-//! `distlock run`: every way in which it can end. Each test ends by looking that nothing is left: no process, no lock, nobody
-//! in line.
+//! `distlock run`: every way in which it can end. Each test finally checks that nothing is left: no
+//! process, no lock, no queue entry.
 
 mod alone;
 mod contended;
 mod ends;
-mod hidden;
+mod fixture;
+mod hidepid;
 mod killed;
 mod lost;
 mod nodes;
-mod scene;
 mod signals;
+mod slow_stderr;
 mod terminal;
-mod unread;
 
-use self::scene::{Job, Scene};
+use self::fixture::{Fixture, RunProcess};

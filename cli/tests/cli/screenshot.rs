@@ -1,20 +1,20 @@
-//! The picture in the README, made from the real thing: `make screenshot` writes it to the file named by
-//! `DISTLOCK_SCREENSHOT`.
+//! The screenshot of `distlock top` in the documentation. `make screenshot` writes it to the file
+//! that `DISTLOCK_SCREENSHOT` names.
 
 mod svg;
 
 use std::{env, fs};
 
 use crate::{
-    kit::{fence_key, queue_key},
+    helpers::{fence_key, queue_key},
     pty::Pty,
     support::RedisServer,
 };
 
-/// A lock as it would be with somebody's fleet: name, host, time to live and age in seconds, waiters.
-type Scene = (&'static str, &'static str, u64, u64, usize);
+/// A lock of a plausible fleet: name, host, ttl and age in seconds, number of waiters.
+type FleetLock = (&'static str, &'static str, u64, u64, usize);
 
-const SCENES: [Scene; 24] = [
+const LOCKS: [FleetLock; 24] = [
     ("orders:settle", "pay-2", 30, 41, 17),
     ("inventory:eu-west", "stock-1", 20, 9, 8),
     ("invoices:2025-11", "bill-3", 60, 1_270, 5),
@@ -41,7 +41,7 @@ const SCENES: [Scene; 24] = [
     ("webhooks:retry", "hook-1", 20, 18, 0),
 ];
 
-/// An identifier as the library makes them.
+/// An id in the form that the library generates.
 fn id(host: &str, pid: usize) -> String {
     format!("{host}|pid{pid}|tid{pid}|ts1763712345678|67e55044-10b1-426f-9247-{pid:012}")
 }
@@ -51,58 +51,64 @@ fn now_us(server: &RedisServer) -> u64 {
     seconds * 1_000_000 + micros
 }
 
-/// Writes one lock as it would stand there with this part of its time to live left.
-fn set(server: &RedisServer, (name, host, ttl, age, _): Scene, pid: usize, left: f64) {
+/// Sets a lock with this part of its ttl left.
+fn set(server: &RedisServer, (name, host, ttl, age, _): FleetLock, pid: usize, left: f64) {
     let key = format!("lock:{name}");
     let left_ms = (ttl as f64 * 1_000.0 * left) as u64;
     server.cli(&["SET", &key, &id(host, pid), "PX", &left_ms.to_string()]);
     server.cli(&["SET", &fence_key(name), &(now_us(server) - age * 1_000_000).to_string()]);
 }
 
-/// Waits until the screen shows what is there by now.
-fn look(server: &RedisServer, top: &Pty, round: usize) {
+/// Waits until the screen shows the current locks.
+fn wait_for_poll(server: &RedisServer, top: &Pty, round: usize) {
     server.cli(&["SET", "lock:zz", &format!("round-{round}."), "PX", "60000"]);
-    top.until_shown(&format!("round-{round}."));
+    top.wait_shown(&format!("round-{round}."));
 }
 
 #[test]
-fn a_picture_of_a_busy_fleet() {
+fn screenshot_shows_busy_fleet() {
     let server = RedisServer::start();
     let mut top = Pty::start(104, 31, &["top", "--url", &server.url(), "--interval", "200ms"]);
-    for (at, scene) in SCENES.into_iter().enumerate() {
-        set(&server, scene, 4_711 + at * 37, 1.0);
-        for waiter in 0..scene.4 {
+    for (at, lock) in LOCKS.into_iter().enumerate() {
+        set(&server, lock, 4_711 + at * 37, 1.0);
+        for waiter in 0..lock.4 {
             let entry = format!("1000 distlock:client:none {}", id("web-1", 2_000 + waiter));
-            server.cli(&["RPUSH", &queue_key(scene.0), &entry]);
+            server.cli(&["RPUSH", &queue_key(lock.0), &entry]);
         }
     }
-    look(&server, &top, 0);
+    wait_for_poll(&server, &top, 0);
     for round in 1..=8 {
-        for (at, scene) in SCENES.into_iter().enumerate() {
-            // Those in which somebody waits are handed over now and then; one renewal was late, one is missing now.
-            let handed = if scene.4 > 2 && round % (at + 1) == 0 { round * 3 } else { 0 };
-            let left = match (scene.0, round) {
+        for (at, lock) in LOCKS.into_iter().enumerate() {
+            // Locks with waiters are handed over now and then. One renewal was late, and one is
+            // overdue.
+            let handed = if lock.4 > 2 && round % (at + 1) == 0 { round * 3 } else { 0 };
+            let left = match (lock.0, round) {
                 ("search:reindex", 3) => 0.07,
                 ("tenant:acme:import", _) => 1.0 - 0.1 * round as f64,
                 ("deploy:shop-api", 7) => 0.46,
                 _ => 1.0 - 0.32 * ((at * 7 + round * 3) % 10) as f64 / 10.0,
             };
-            let age = if handed > 0 { 1 } else { scene.3 };
-            set(&server, (scene.0, scene.1, scene.2, age, scene.4), 4_711 + at * 37 + handed, left);
+            let age = if handed > 0 { 1 } else { lock.3 };
+            set(&server, (lock.0, lock.1, lock.2, age, lock.4), 4_711 + at * 37 + handed, left);
         }
-        look(&server, &top, round);
+        wait_for_poll(&server, &top, round);
     }
     server.cli(&["DEL", "lock:zz"]);
-    top.until_gone("round-");
+    top.wait_gone("round-");
     top.press("\x1b[B\x1b[B");
-    top.until("the third is selected", |_| top.selected().starts_with(SCENES[2].0));
-    let image = top.look(|screen| svg::render(screen, "distlock top: locks, their holders and who waits"));
+    top.wait_until("the third is selected", |_| top.selected_row().starts_with(LOCKS[2].0));
+    let image =
+        top.on_screen(|screen| svg::render(screen, "distlock top: locks, holders and queues"));
     assert!(image.len() < 100_000 && image.starts_with("<svg") && image.ends_with("</svg>\n"));
-    for (name, host, ..) in SCENES {
-        assert!(image.contains(name) && image.contains(host), "{name} is not in the picture\n{}", top.screen());
+    for (name, host, ..) in LOCKS {
+        assert!(
+            image.contains(name) && image.contains(host),
+            "{name} is not in the image\n{}",
+            top.screen()
+        );
     }
     for part in ["#57ab5a", "#d9a53a", "#e5534b", "hand-overs/s"] {
-        assert!(image.contains(part), "no {part} in the picture\n{}", top.screen());
+        assert!(image.contains(part), "no {part} in the image\n{}", top.screen());
     }
     assert_eq!(image.matches("<text").count(), image.matches("</text>").count());
     if let Some(file) = env::var_os("DISTLOCK_SCREENSHOT") {

@@ -1,5 +1,5 @@
-//! Abandoned replies: replies in flight that no caller waits for. They arrive before the replies to
-//! later requests, and are read and skipped.
+//! Abandoned replies: replies in flight that no caller waits for. An abandoned reply arrives before
+//! the replies to later requests, and is read and skipped.
 
 use redis::Value;
 
@@ -10,8 +10,8 @@ use crate::{
 };
 
 /// Maximum number of unread replies; a connection with more is closed. A healthy server 100 ms away
-/// reaches this limit at 10,000 requests a second. On this side unread replies use no memory except
-/// the kernel's socket buffers, which are bounded.
+/// reaches this limit at 10,000 requests a second. On this side, unread replies use only the
+/// kernel's socket buffers, which are bounded.
 const UNREAD_REPLIES_MAX: u32 = 1024;
 /// Minimum number of unread replies for checking that the socket is writable. If it is not, the
 /// connection is closed, because the next write could block. Fewer requests fit into even the
@@ -57,8 +57,8 @@ impl Connection {
         result
     }
 
-    /// Returns since when replies are unread that have not arrived by `now`, and whether replies
-    /// that are not errors have just been read.
+    /// Reads the abandoned replies that have arrived. Returns the time since which others have been
+    /// awaited, if there are others, and whether any reply just read was not an error.
     pub(crate) fn unread_since(&mut self, now: Moment) -> (Option<Moment>, bool) {
         let any_ok = self.drain_unread(now);
         (self.link.as_ref().filter(|link| link.unread > 0).map(|link| link.unread_since), any_ok)
@@ -69,8 +69,9 @@ impl Connection {
         self.link.as_ref().map_or(0, |link| link.unread as usize)
     }
 
-    /// Abandons the reply in flight. The server carries out and answers later requests on this
-    /// connection after the abandoned one. Returns `None` if there is no connection any more.
+    /// Abandons the reply in flight. The server executes later requests on this connection after
+    /// the abandoned one, and replies in the same order. Returns `None` if there is no connection
+    /// any more.
     pub(crate) fn abandon_reply(&mut self) -> Option<Ack> {
         let link = self.link.as_mut()?;
         if link.unread == 0 {
@@ -125,6 +126,7 @@ mod tests {
         connection.abandon_reply().unwrap()
     }
 
+    /// Fault: N117
     #[test]
     fn connection_with_too_many_unread_replies_is_closed() {
         let (mut connection, server) = connected(b"");
@@ -139,6 +141,8 @@ mod tests {
     }
 
     /// Otherwise a stopped server could block its callers in a write.
+    ///
+    /// Fault: N117
     #[test]
     fn connection_closed_before_send_buffer_is_full() {
         let (here, there) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -195,6 +199,8 @@ mod tests {
 
     /// Otherwise requests would keep naming the script by its hash, and NOSCRIPT would go unnoticed
     /// while replies are abandoned.
+    ///
+    /// Fault: N103
     #[test]
     fn abandoned_noscript_reply_clears_loaded_scripts() {
         let (mut connection, server) =

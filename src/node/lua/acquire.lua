@@ -1,8 +1,8 @@
--- Acquires the lock, reports the current holder, or waits in the queue.
+-- Acquires the lock. If it is held, reports the holder, and joins or leaves the queue if asked to.
 -- KEYS  1 lock, 2 queue, 3 fence
 -- ARGV  1 nonce, 2 id, 3 TTL in ms, 4 mode, 5 queue entry "claim-ms channel id",
 --       6 not_after, in us on the server's clock, 7 repair TTL in ms,
---       8 token_min, 16 digits: minimum token, so that several nodes give the same one
+--       8 token_min, 16 digits: minimum token, so that several nodes grant the same one
 --       mode    try: do not wait         join: enter the queue (first request)
 --               look: poll (later ones)  leave: leave the queue (last request)
 --       repair  TTL to set if the holder's key has none; 0 for none
@@ -33,8 +33,8 @@ if not holder then
   -- LPOP is exempt from the check but counts as a write, so the SET below would not be checked.
   holder = redis.call('LLEN', KEYS[2]) > 0 and grant_next(now)
   if not holder then
-    -- No waiter could be notified, perhaps because PUBLISH is not permitted. A waiter that gets the
-    -- lock by polling leaves the queue.
+    -- No waiter could be notified, perhaps because PUBLISH is not permitted. A waiter that acquires
+    -- the lock by polling leaves the queue.
     if mode == 'look' or mode == 'leave' then redis.call('LREM', KEYS[2], 0, entry) end
     local token = next_token(now > ARGV[8] and now or ARGV[8])
     redis.call('SET', KEYS[1], id, 'PX', ttl)

@@ -1,5 +1,5 @@
 -- Releases the lock and hands it to the next waiter, if there is one. Also removes the queue entry
--- of a waiter that gave up.
+-- of a waiter that has stopped waiting.
 -- KEYS  1 lock, 2 queue, 3 fence
 -- ARGV  1 nonce, 2 id, or its first 512 bytes, 3 queue entry to remove, or '',
 --       4 not_after, in us on the server's clock, or ''
@@ -25,7 +25,7 @@ if not holder then
   grant_next()
   return nonce .. ' gone'
 end
--- A forced release knows only as much of the id as the scripts report.
+-- A forced release knows only the first 512 bytes of the id, because scripts report no more.
 if holder == id or string.sub(holder, 1, 512) == id then
   if not grant_next() then redis.call('DEL', KEYS[1]) end
   return nonce .. ' released'

@@ -2,7 +2,7 @@
 -- of memory.
 -- KEYS  the lock keys, then the fence keys to extend: a lock may be held for longer than FENCE_MS
 -- ARGV  1 nonce, then id and TTL in ms for each lock key
--- Reply {'nonce now', answer for each lock}: 1 renewed, 0 gone, -1 not a lock, or the id of
+-- Reply {'nonce now', element for each lock}: 1 renewed, 0 gone, -1 not a lock, or the id of
 --       another holder
 local FENCE_MS = '86400000' -- a day, as for a new token
 local locks = (#ARGV - 1) / 2
@@ -22,7 +22,7 @@ for i = 1, locks do
   end
 end
 for i = locks + 1, #KEYS do
-  -- A fence key of another type is not ours, and may be meant to stay.
+  -- A fence key of another type is not ours, and its owner may want it to have no expiry.
   if type(redis.pcall('GET', KEYS[i])) == 'string' then redis.call('PEXPIRE', KEYS[i], FENCE_MS) end
 end
 return reply

@@ -1,9 +1,9 @@
--- Shared head of the scripts for one lock: the clock, the fencing token, and granting a free lock
+-- Common start of the scripts for one lock: the clock, the fencing token, and granting a free lock
 -- to the first waiter whose channel has a subscriber.
 -- KEYS  1 lock, 2 queue, 3 fence
 
--- TTL of a fence key, a day: long enough to read tokens back, short enough not to keep a key for
--- every name
+-- TTL of a fence key, a day: tokens rise for that long even if clocks disagree; without a TTL,
+-- every name ever used would keep its key
 local FENCE_MS = '86400000'
 local QUEUE_MS = '60000' -- TTL of a queue, longer than any poll interval
 -- 2^53 - 1, the largest integer that Lua numbers represent exactly; a larger token is not ours
@@ -12,9 +12,8 @@ local TOKEN_MAX = 9007199254740991
 -- server
 local DEAD_MAX = 1000
 
--- The server's clock in microseconds, as a string of 16 digits, even before 2001. A string, because
--- it is stored and sent more often than used in arithmetic, and strings of equal length compare
--- like numbers.
+-- The server's clock in microseconds, as a string of 16 digits, even before 2001. It stays a
+-- string, because it is mostly stored and sent, and strings of equal length compare like numbers.
 local function clock()
   local t = redis.call('TIME')
   return string.sub('000000000' .. t[1], -10) .. string.sub('00000' .. t[2], -6)
@@ -35,7 +34,7 @@ end
 
 -- Whether a client is subscribed to the channel itself. Pattern subscribers also receive what is
 -- published, so a monitoring client would make dead waiters look alive. If PUBSUB is not permitted,
--- PUBLISH's count must do.
+-- returns true, and the count that PUBLISH returns must decide.
 local function has_subscriber(channel)
   local reply = redis.pcall('PUBSUB', 'NUMSUB', channel)
   return not reply[2] or reply[2] > 0
@@ -60,8 +59,8 @@ local function grant_next(now)
     -- The server rejects a larger expiry, which would fail the whole script. Our entries have none.
     if id and #px < 16 then
       now = now or clock()
-      -- pcall, because scripts are not rolled back: neither a fence key of another type nor a
-      -- missing permission to publish must undo a release.
+      -- pcall, because scripts are not rolled back: a fence key of another type or a missing
+      -- permission to publish must not stop a release halfway.
       local minted, token = pcall(next_token, now)
       local receivers
       if minted then

@@ -86,9 +86,9 @@ mod tests {
         let held = lease(3_000, 2_900);
         let generation = schedule.insert(held.clone(), plan(), at(0));
         schedule.insert(lease(3_000, 2_900), RenewalPlan { renew: false, ..plan() }, at(0));
-        let let_go = schedule.insert(lease(3_000, 2_900), plan(), at(0));
+        let released = schedule.insert(lease(3_000, 2_900), plan(), at(0));
         schedule.take_due(at(1_000));
-        schedule.remove(let_go);
+        schedule.remove(released);
         assert!(held.update_deadline(at(3_900), at(1_010)));
         schedule.on_renewed(generation, at(1_000));
         assert_eq!(schedule.earliest_overdue(), Moment::NEVER);

@@ -96,8 +96,8 @@ mod tests {
     #[test]
     fn hopeless_renewal_needs_no_room() {
         let mut schedule = Schedule::default();
-        let let_go = lease(3_000, 2_900);
-        schedule.insert(let_go.clone(), plan(), at(0));
+        let released = lease(3_000, 2_900);
+        schedule.insert(released.clone(), plan(), at(0));
         for hold_until in [2_000, 2_900] {
             schedule.insert(
                 lease(3_000, 2_900),
@@ -105,7 +105,7 @@ mod tests {
                 at(0),
             );
         }
-        let_go.end(LeaseEnd::Released);
+        released.end(LeaseEnd::Released);
         assert_eq!(schedule.makes_room_at(at(0), Duration::MAX, at(1_900)), Moment::NEVER);
         schedule.insert(lease(3_000, 2_900), plan(), at(0));
         assert_eq!(schedule.makes_room_at(at(0), Duration::MAX, at(1_900)), at(1_450));

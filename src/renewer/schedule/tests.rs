@@ -196,6 +196,7 @@ fn validity_follows_the_quorum() {
     assert_eq!(schedule.excluded(generation), NodeSet::EMPTY);
 }
 
+/// Fault: N110
 #[test]
 fn silent_node_listed_after_a_whole_lease() {
     let mut schedule = Schedule::default();

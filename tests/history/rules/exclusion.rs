@@ -1,19 +1,18 @@
-//! Exclusion of belief: of one lock, no two believe at once. Where one server forgot, that is
-//! excused until those who had the lock from before can know.
+//! Mutual exclusion: no two threads hold one lock at once. If a single server lost the lock, an
+//! overlap is excused until the earlier holder can notice.
 
 use std::collections::BTreeMap;
 
 use super::{Finding, Rule, span};
 use crate::history::{
     event::Kind,
-    story::{Done, Hold, Story},
+    model::{FaultPeriod, Hold, Story},
 };
 
-/// How much later than it is due a renewal may have been answered on a machine on which nothing was
-/// seen to be late.
+/// How late a renewal may be confirmed although no lateness was measured.
 const GRACE: u64 = 100_000_000;
 
-/// Two beliefs in one lock that share an instant.
+/// Two holds of one lock at the same time.
 #[derive(Clone, Debug)]
 pub(crate) struct Overlap<'a> {
     pub(crate) earlier: &'a Hold,
@@ -31,7 +30,7 @@ impl Overlap<'_> {
 
 pub(crate) fn overlaps(story: &Story) -> Vec<Overlap<'_>> {
     let mut found = Vec::new();
-    // Those before the current one that are not over when it begins.
+    // Earlier holds that have not ended when the current one begins.
     let mut open: BTreeMap<u32, Vec<&Hold>> = BTreeMap::new();
     for later in &story.holds {
         let open = open.entry(later.lock).or_default();
@@ -41,17 +40,18 @@ pub(crate) fn overlaps(story: &Story) -> Vec<Overlap<'_>> {
             if until <= later.from {
                 continue;
             }
-            // Whoever was dispossessed may not believe on, not even when the other has left.
+            // The holder with the smaller token lost the lock. It must not consider the lock held
+            // any more, even after the other holder has released it.
             let (old, new) =
                 if earlier.token < later.token { (earlier, later) } else { (later, earlier) };
             let mut excuses =
                 story.excuses(later.lock, old.asked, new.from.max(later.from), old.until);
-            let excuse = excuses.find(|done| old.until <= knows_by(story, old, done));
+            let excuse = excuses.find(|fault| old.until <= must_notice_by(story, old, fault));
             found.push(Overlap {
                 earlier,
                 later,
                 until,
-                excuse: excuse.map(|done| done.fault.number),
+                excuse: excuse.map(|period| period.fault.number),
             });
         }
         open.push(later);
@@ -59,38 +59,39 @@ pub(crate) fn overlaps(story: &Story) -> Vec<Overlap<'_>> {
     found
 }
 
-/// When a holder must know of what a server forgot: at its next renewal, where nothing stands in
-/// its way, else when its deadline comes, which is judged elsewhere.
-fn knows_by(story: &Story, hold: &Hold, fault: &Done) -> u64 {
-    let (terms, pid, forgot) = (&story.terms, hold.pid, fault.until);
-    // It may have been won before and been told of later, and then knows nothing of renewals yet.
-    if hold.from >= forgot {
+/// When a holder must notice that the server lost its lock: at its next renewal, unless something
+/// may have delayed that. Then the hold may last until its deadline, and `u64::MAX` is returned.
+fn must_notice_by(story: &Story, hold: &Hold, fault: &FaultPeriod) -> u64 {
+    let (terms, pid, ended) = (&story.terms, hold.pid, fault.until);
+    // The lock may have been granted before the fault and reported after it, so the time of the
+    // next renewal is unknown.
+    if hold.from >= ended {
         return u64::MAX;
     }
-    let due = forgot.saturating_add(terms.ttl / 3 + GRACE);
-    let since = forgot.saturating_sub(terms.ttl / 3);
+    let due = ended.saturating_add(terms.ttl / 3 + GRACE);
+    let since = ended.saturating_sub(terms.ttl / 3);
     let late = story.lateness(pid, since, due) + story.lateness(story.parent, since, due);
     let due = due.saturating_add(2 * late);
-    // What failed shortly before may be tried again later. The fault itself stands in nobody's way
-    // once it is over.
-    let in_the_way = |done: &Done| {
-        done.fault.number != fault.fault.number
-            && hinders_renewing(done, hold.lock)
-            && done.from < due
-            && done.until.saturating_add(terms.operation_timeout) > since
+    // A renewal that failed shortly before may be retried late. The fault itself, once it has
+    // ended, delays no renewal.
+    let delays_renewal = |other: &FaultPeriod| {
+        other.fault.number != fault.fault.number
+            && hinders_renewal(other, hold.lock)
+            && other.from < due
+            && other.until.saturating_add(terms.operation_timeout) > since
     };
-    let troubled = story.done.iter().any(in_the_way);
-    // Who has gone on long before has renewed since.
+    let hindered = story.faults.iter().any(delays_renewal);
+    // A process that was continued long before has renewed its locks since.
     let stopped = story.stops.iter().any(|stop| stop.0 == pid && stop.1 < due && stop.2 > since);
-    if troubled || stopped { u64::MAX } else { due }
+    if hindered || stopped { u64::MAX } else { due }
 }
 
-/// Whether a renewal may have failed for it: one asks for no other lock's key, nor for the line and
-/// the last token of its own, and a script that a server does not know is sent again at once.
-fn hinders_renewing(done: &Done, lock: u32) -> bool {
-    let elsewhere =
-        matches!(done.fault.kind, Kind::FlushScripts | Kind::DeleteLine | Kind::DeleteFence);
-    !elsewhere && (done.lock == 0 || done.lock == lock)
+/// Whether a renewal may fail because of the fault. A renewal does not access other locks, nor the
+/// queue and the fence key of its own lock, and an unknown script is sent again at once.
+fn hinders_renewal(period: &FaultPeriod, lock: u32) -> bool {
+    let is_harmless =
+        matches!(period.fault.kind, Kind::FlushScripts | Kind::DeleteQueue | Kind::DeleteFence);
+    !is_harmless && (period.lock == 0 || period.lock == lock)
 }
 
 pub(crate) fn find(story: &Story) -> Vec<Finding> {
@@ -105,7 +106,7 @@ pub(crate) fn find(story: &Story) -> Vec<Finding> {
                 from: later.from,
                 until,
                 text: format!(
-                    "at {} child {} (token {}) and child {} (token {}) both believed, for {}",
+                    "at {} child {} (token {}) and child {} (token {}) both held the lock, for {}",
                     story.clock(later.from),
                     earlier.seat,
                     earlier.token,
@@ -123,7 +124,7 @@ mod tests {
     use super::*;
     use crate::history::rules::tests::story;
 
-    /// One server; a lease of 3 s; all times in milliseconds until they are read.
+    /// One server and a ttl of 3 s. Times are in milliseconds and scaled to nanoseconds here.
     fn overlaps_of(lines: &str) -> Vec<(u64, bool)> {
         let text = lines.lines().map(|line| {
             let words = line.trim().split(' ').enumerate();
@@ -145,7 +146,7 @@ mod tests {
     const FIRST: &str = "10 1@1 7 wait\n20 1@1 7 enter 3000 5 a";
 
     #[test]
-    fn one_after_the_other_is_well() {
+    fn consecutive_holds_do_not_overlap() {
         let after = format!("{FIRST}\n900 1@1 7 leave\n900 2@1 8 enter 3900 6 b");
         assert_eq!(overlaps_of(&after), []);
         assert_eq!(
@@ -155,14 +156,14 @@ mod tests {
     }
 
     #[test]
-    fn other_locks_do_not_matter() {
+    fn holds_of_different_locks_do_not_overlap() {
         let both = format!("{FIRST}\n30 2@2 8 enter 3900 6 b\n40 2@2 8 leave\n50 1@1 7 leave");
         assert_eq!(overlaps_of(&both), []);
         assert_eq!(overlaps_of(&both.replace("@2", "@1")), [(10, false)]);
     }
 
     #[test]
-    fn a_stopped_holder_believes_until_its_deadline() {
+    fn stopped_hold_lasts_until_its_deadline() {
         let lines = |at: u64| {
             format!("{FIRST}\n30 0 7 stopped\n{at} 2@1 8 enter 9000 6 b\n4000 2@1 8 leave")
         };
@@ -171,9 +172,14 @@ mod tests {
     }
 
     #[test]
-    fn three_at_once_are_three_overlaps() {
+    fn three_holds_at_once_are_three_overlaps() {
         let three = format!(
-            "{FIRST}\n30 2@1 8 enter 3900 6 b\n40 3@1 9 enter 3900 7 c\n50 1@1 7 leave\n60 2@1 8 leave"
+            "\
+                {FIRST}\n\
+                30 2@1 8 enter 3900 6 b\n\
+                40 3@1 9 enter 3900 7 c\n\
+                50 1@1 7 leave\n\
+                60 2@1 8 leave"
         );
         assert_eq!(overlaps_of(&three).len(), 3);
     }
@@ -182,7 +188,7 @@ mod tests {
         "600 2@1 8 enter 3900 6 b\n700 1@1 7 look 3000\n800 1@1 7 lost x\n900 2@1 8 leave";
 
     #[test]
-    fn a_server_that_forgot_is_an_excuse() {
+    fn server_without_data_is_an_excuse() {
         let forgot = format!("{FIRST}\n500 0 1 fault 1 1 forget 0\n550 0 1 over 1\n{AFTER}");
         assert_eq!(overlaps_of(&forgot), [(200, true)]);
         assert_eq!(overlaps_of(&forgot.replace("forget", "freeze")), [(200, false)]);
@@ -190,14 +196,14 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_another_lock_is_no_excuse() {
+    fn deleted_key_of_another_lock_is_no_excuse() {
         let deleted = format!("{FIRST}\n500 0@1 1 fault 1 1 delete 0\n501 0 1 over 1\n{AFTER}");
         assert_eq!(overlaps_of(&deleted), [(200, true)]);
         assert_eq!(overlaps_of(&deleted.replace("0@1 1 fault", "0@2 1 fault")), [(200, false)]);
     }
 
     #[test]
-    fn what_happened_before_or_after_is_no_excuse() {
+    fn earlier_or_later_fault_is_no_excuse() {
         let before = format!("1 0 1 fault 1 1 evict 0\n9 0 1 over 1\n{FIRST}\n{AFTER}");
         assert_eq!(overlaps_of(&before), [(200, false)]);
         assert_eq!(overlaps_of(&before.replace("9 0 1 over", "10 0 1 over")), [(200, true)]);
@@ -206,33 +212,47 @@ mod tests {
     }
 
     #[test]
-    fn the_excuse_ends_when_the_next_renewal_has_told() {
-        // A third of the lease and a tenth of a second after the key went: 1.601 s.
+    fn excuse_ends_when_the_next_renewal_must_have_failed() {
+        // A third of the ttl and a tenth of a second after the key was deleted: 1.601 s.
         let late = |at: u64| {
             format!(
-                "{FIRST}\n500 0@1 1 fault 1 1 delete 0\n501 0 1 over 1\n600 2@1 8 enter 3900 6 b\n{at} 1@1 7 look 3000\n{at} 1@1 7 leave\n3000 2@1 8 leave"
+                "\
+                    {FIRST}\n\
+                    500 0@1 1 fault 1 1 delete 0\n\
+                    501 0 1 over 1\n\
+                    600 2@1 8 enter 3900 6 b\n\
+                    {at} 1@1 7 look 3000\n\
+                    {at} 1@1 7 leave\n\
+                    3000 2@1 8 leave"
             )
         };
         assert_eq!(overlaps_of(&late(1601)), [(1001, true)]);
         assert_eq!(overlaps_of(&late(1602)), [(1002, false)]);
-        // Nor may it believe on when the other has left.
+        // The same if the other holder has released the lock.
         let left = |at: u64| late(at).replace("3000 2@1", "700 2@1");
         assert_eq!(overlaps_of(&left(1601)), [(100, true)]);
         assert_eq!(overlaps_of(&left(1602)), [(100, false)]);
-        // But whoever has the later grant may.
+        // But not for the holder with the later grant.
         let newer = left(1602)
             .replace("3000 5 a", "3000 8 a")
             .replace("20 1@1 7 enter", "490 2@1 8 wait\n510 1@1 7 enter");
         assert_eq!(overlaps_of(&newer), [(100, true)]);
-        // A holder that was stopped meanwhile cannot have been told.
+        // A holder that was stopped meanwhile cannot have noticed.
         let stopped = late(2500).replace("600 2", "550 0 7 stopped\n560 0 7 continued\n600 2");
         assert_eq!(overlaps_of(&stopped), [(1900, true)]);
     }
 
     #[test]
-    fn what_stands_in_no_renewals_way_prolongs_no_excuse() {
+    fn fault_unrelated_to_renewal_does_not_extend_excuse() {
         let late = format!(
-            "{FIRST}\n500 0@1 1 fault 1 1 delete 0\n501 0 1 over 1\n600 2@1 8 enter 3900 6 b\n2900 1@1 7 look 3000\n2900 1@1 7 leave\n3000 2@1 8 leave"
+            "\
+                {FIRST}\n\
+                500 0@1 1 fault 1 1 delete 0\n\
+                501 0 1 over 1\n\
+                600 2@1 8 enter 3900 6 b\n\
+                2900 1@1 7 look 3000\n\
+                2900 1@1 7 leave\n\
+                3000 2@1 8 leave"
         );
         assert_eq!(overlaps_of(&late), [(2300, false)]);
         for other in [
@@ -246,17 +266,35 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_that_was_over_long_before_is_no_excuse() {
-        let long = "10 1@1 7 wait\n20 1@1 7 enter 3000 5 a\n21 0 7 stopped\n22 0 7 continued\n20000 1@1 7 look 23000\n20500 0@1 1 fault 1 1 delete 0\n20501 0 1 over 1\n20610 2@1 8 enter 23600 6 b\n22900 1@1 7 look 23000\n22900 1@1 7 leave\n23000 2@1 8 leave";
+    fn stop_that_ended_long_before_is_no_excuse() {
+        let long = "\
+            10 1@1 7 wait\n\
+            20 1@1 7 enter 3000 5 a\n\
+            21 0 7 stopped\n\
+            22 0 7 continued\n\
+            20000 1@1 7 look 23000\n\
+            20500 0@1 1 fault 1 1 delete 0\n\
+            20501 0 1 over 1\n\
+            20610 2@1 8 enter 23600 6 b\n\
+            22900 1@1 7 look 23000\n\
+            22900 1@1 7 leave\n\
+            23000 2@1 8 leave";
         assert_eq!(overlaps_of(long), [(2290, false)]);
     }
 
     #[test]
-    fn the_excuse_ends_with_the_last_lease_from_before() {
+    fn excuse_ends_with_the_last_lease_from_before_the_fault() {
         let stopped = "550 0 7 stopped\n560 0 7 continued\n600 2@1 8 enter 9000 6 b";
         let late = |at: u64| {
             format!(
-                "{FIRST}\n500 0 1 fault 1 1 forget 0\n520 0 1 over 1\n{stopped}\n{at} 1@1 7 look 9000\n{at} 1@1 7 leave\n8000 2@1 8 leave"
+                "\
+                    {FIRST}\n\
+                    500 0 1 fault 1 1 forget 0\n\
+                    520 0 1 over 1\n\
+                    {stopped}\n\
+                    {at} 1@1 7 look 9000\n\
+                    {at} 1@1 7 leave\n\
+                    8000 2@1 8 leave"
             )
         };
         assert_eq!(overlaps_of(&late(3520)), [(2920, true)]);
@@ -264,8 +302,14 @@ mod tests {
     }
 
     #[test]
-    fn several_nodes_have_no_excuse() {
-        let text = "0 0 1 terms 5 3000 1 0\n1 1@1 7 wait\n2 1@1 7 enter 9 5 a\n3 0 1 fault 1 1 forget 0\n4 0 1 over 1\n5 2@1 8 enter 9 6 b";
+    fn overlap_on_several_nodes_has_no_excuse() {
+        let text = "\
+            0 0 1 terms 5 3000 1 0\n\
+            1 1@1 7 wait\n\
+            2 1@1 7 enter 9 5 a\n\
+            3 0 1 fault 1 1 forget 0\n\
+            4 0 1 over 1\n\
+            5 2@1 8 enter 9 6 b";
         assert_eq!(find(&story(text)).len(), 1);
         assert_eq!(find(&story(&text.replace("terms 5", "terms 1"))).len(), 0);
     }

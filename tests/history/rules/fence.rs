@@ -1,23 +1,23 @@
-//! The fenced resource: who lost a lock, and writes after its successor has been there, is refused.
+//! Fencing: the resource rejects a write of a former holder once a later holder has reached it.
 
 use std::collections::{BTreeMap, HashMap};
 
 use super::{Finding, Rule};
-use crate::history::story::{Hold, Story};
+use crate::history::model::{Hold, Story};
 
 #[derive(Debug, Default)]
 pub(crate) struct Fenced {
-    /// Writes of those whose successor had been there.
+    /// Writes by former holders after a later holder had reached the resource.
     pub(crate) stale_refused: usize,
     pub(crate) stale_accepted: usize,
-    /// Writes of those who knew that their lock was lost.
+    /// Writes by holders that knew of their loss.
     pub(crate) late: usize,
     pub(crate) findings: Vec<Finding>,
 }
 
 pub(crate) fn find(story: &Story) -> Fenced {
     let mut fenced = Fenced::default();
-    // Whose write it is does not depend on tokens: they are what is judged.
+    // Find the hold of a write by seat, not by token, because tokens are what is checked.
     let mut by_seat: HashMap<(u32, u32, u32), Vec<&Hold>> = HashMap::new();
     for hold in &story.holds {
         by_seat.entry((hold.pid, hold.seat, hold.lock)).or_default().push(hold);
@@ -50,7 +50,8 @@ pub(crate) fn find(story: &Story) -> Fenced {
                     from: hold.from,
                     until: write.at,
                     text: format!(
-                        "at {} child {} came with token {}, and was let in after child {} with {}, whose lock is newer",
+                        "at {} the resource accepted child {} with token {} after child {} with \
+                         token {}, whose hold is newer",
                         story.clock(write.at),
                         write.seat,
                         write.token,
@@ -69,7 +70,13 @@ mod tests {
     use super::*;
     use crate::history::rules::tests::story;
 
-    const LATE: &str = "10 1@1 7 enter 90 5 a\n11 1@1 7 met 5\n95 1@1 7 lost x\n100 2@1 8 enter 190 6 b\n101 2@1 8 met 6\n110 1@1 7 write 5 1 refused";
+    const LATE: &str = "\
+        10 1@1 7 enter 90 5 a\n\
+        11 1@1 7 met 5\n\
+        95 1@1 7 lost x\n\
+        100 2@1 8 enter 190 6 b\n\
+        101 2@1 8 met 6\n\
+        110 1@1 7 write 5 1 refused";
 
     fn counts(text: &str) -> (usize, usize, usize) {
         let fenced = find(&story(text));
@@ -78,13 +85,13 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_after_its_successor_is_refused() {
+    fn write_after_the_successor_must_be_refused() {
         assert_eq!(counts(LATE), (1, 0, 1));
         assert_eq!(counts(&LATE.replace("refused", "accepted")), (0, 1, 1));
     }
 
     #[test]
-    fn equal_tokens_do_not_hide_it() {
+    fn stale_write_with_equal_token_is_found() {
         assert_eq!(
             counts(
                 &LATE
@@ -98,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_late_and_before_its_successor_does_no_harm() {
+    fn late_write_before_the_successor_is_allowed() {
         let before = LATE.replace(
             "101 2@1 8 met 6\n110 1@1 7 write 5 1 refused",
             "102 1@1 7 write 5 1 accepted\n103 2@1 8 met 6",
@@ -107,14 +114,20 @@ mod tests {
     }
 
     #[test]
-    fn two_that_believe_at_once_have_no_order_here() {
-        // The larger token entered first: a server that forgot had answered it before the other.
-        let both = "10 1@1 7 enter 190 6 a\n11 1@1 7 met 6\n20 2@1 8 enter 190 5 b\n30 1@1 7 write 6 1 accepted\n40 1@1 7 leave\n50 2@1 8 leave";
+    fn overlapping_holds_have_no_order_at_the_resource() {
+        // A server without its data replied to the larger token first.
+        let both = "\
+            10 1@1 7 enter 190 6 a\n\
+            11 1@1 7 met 6\n\
+            20 2@1 8 enter 190 5 b\n\
+            30 1@1 7 write 6 1 accepted\n\
+            40 1@1 7 leave\n\
+            50 2@1 8 leave";
         assert_eq!(counts(both), (0, 0, 0));
     }
 
     #[test]
-    fn locks_have_nothing_to_do_with_each_other() {
+    fn different_locks_are_fenced_separately() {
         assert_eq!(counts(&LATE.replace("@1 8", "@2 8").replace("refused", "accepted")), (0, 0, 1));
     }
 }

@@ -1,48 +1,49 @@
-//! The rules, each in a file of its own with the histories that break it, and those that only seem
-//! to.
+//! The rules, one in each file. Their tests have histories that break the rule, and some that only
+//! seem to.
 
-pub(crate) mod agreement;
+pub(crate) mod availability;
 pub(crate) mod bounds;
 pub(crate) mod exclusion;
 pub(crate) mod fence;
-pub(crate) mod losses;
+pub(crate) mod intervals;
+pub(crate) mod leaks;
+pub(crate) mod liveness;
+pub(crate) mod lost_updates;
 pub(crate) mod order;
-pub(crate) mod peace;
-pub(crate) mod remains;
-pub(crate) mod silence;
-pub(crate) mod spans;
-pub(crate) mod updates;
+pub(crate) mod server_agreement;
+pub(crate) mod unexplained_losses;
 
 pub(crate) use exclusion::Overlap;
 
-/// What a history may break.
+/// The rules that a history can break.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rule {
     Exclusion,
     Order,
-    Agreement,
+    ServerAgreement,
     Bounds,
-    Peace,
-    Losses,
+    Availability,
+    UnexplainedLosses,
     Fence,
-    Updates,
-    Remains,
+    LostUpdates,
+    /// Leftovers, failures, unexplained errors, and records that show too little.
+    Other,
 }
 
-/// Something that must not be.
+/// A violation of a rule.
 #[derive(Clone, Debug)]
 pub(crate) struct Finding {
     pub(crate) rule: Rule,
-    /// Zero where it is about none.
+    /// Zero if the violation is not about one lock.
     pub(crate) lock: u32,
     pub(crate) seats: Vec<u32>,
     pub(crate) from: u64,
     pub(crate) until: u64,
-    /// What is wrong, as a sentence.
+    /// Describes the violation in one sentence.
     pub(crate) text: String,
 }
 
-/// Nanoseconds for people.
+/// Formats nanoseconds for people.
 pub(crate) fn span(nanos: u64) -> String {
     let millis = nanos as f64 / 1e6;
     if millis < 1000.0 { format!("{millis:.1} ms") } else { format!("{:.2} s", millis / 1000.0) }
@@ -52,7 +53,7 @@ pub(crate) fn span(nanos: u64) -> String {
 pub(crate) mod tests {
     use super::super::{Record, Story};
 
-    /// The story of records that are written as in the file. What comes before `|` applies to all.
+    /// The model of a record, given in its text form.
     #[track_caller]
     pub(crate) fn story(text: &str) -> Story {
         let parse =

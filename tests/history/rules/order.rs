@@ -1,9 +1,9 @@
-//! Token order: of one lock, the later grant has the larger token, whatever fails.
+//! Token order: of two grants of one lock, the later one has the larger token.
 
 use std::collections::BTreeMap;
 
 use super::{Finding, Rule};
-use crate::history::story::{Hold, Story};
+use crate::history::model::{Hold, Story};
 
 pub(crate) fn find(story: &Story) -> Vec<Finding> {
     let mut found = Vec::new();
@@ -13,11 +13,10 @@ pub(crate) fn find(story: &Story) -> Vec<Finding> {
     }
     for holds in locks.values() {
         found.extend(equal(story, holds));
-        // Certain of any two: one was over, or at least believed in, before the other was even
-        // asked for.
+        // If one lock was acquired before the other was requested, the order is certain.
         found.extend(falling(story, holds, |hold| hold.from, |hold| hold.asked, |_, _| false));
-        // Who believed after another had ceased to was granted after it too; but for a server that
-        // forgot, and then answered the second before the first.
+        // If one hold began after the other ended, it was granted later too. The exception is a
+        // server that lost its data, and whose reply to the second request came before the first.
         let excused = |earlier: &Hold, later: &Hold| {
             let asked = earlier.asked.min(later.asked);
             story.excuses(later.lock, asked, later.from, later.from).next().is_some()
@@ -36,7 +35,7 @@ fn equal(story: &Story, holds: &[&Hold]) -> Vec<Finding> {
     twins.map(|pair| finding(story, pair[0], pair[1])).collect()
 }
 
-/// Compares each with the largest token among those that were `over` when it `began`.
+/// Compares each hold with the largest token of those that were `over` when it `began`.
 fn falling(
     story: &Story,
     holds: &[&Hold],
@@ -74,7 +73,7 @@ fn finding(story: &Story, earlier: &Hold, later: &Hold) -> Finding {
         from: later.from,
         until: later.until,
         text: format!(
-            "at {} child {} entered with token {} after child {} had entered with {}",
+            "at {} child {} entered with token {} after child {} had entered with token {}",
             story.clock(later.from),
             later.seat,
             later.token,
@@ -89,40 +88,46 @@ mod tests {
     use super::*;
     use crate::history::rules::tests::story;
 
-    fn wrong(text: &str) -> usize {
+    fn violations(text: &str) -> usize {
         find(&story(&format!("0 0 1 terms 1 100 10 0\n{text}"))).len()
     }
 
-    const TWO: &str = "10 1@1 7 wait\n12 2@1 8 wait\n20 1@1 7 enter 90 5 a\n30 1@1 7 leave\n40 2@1 8 enter 90 6 b\n50 2@1 8 leave";
+    const TWO: &str = "\
+        10 1@1 7 wait\n\
+        12 2@1 8 wait\n\
+        20 1@1 7 enter 90 5 a\n\
+        30 1@1 7 leave\n\
+        40 2@1 8 enter 90 6 b\n\
+        50 2@1 8 leave";
 
     #[test]
-    fn rising_tokens_are_well() {
-        assert_eq!(wrong(TWO), 0);
+    fn rising_tokens_are_allowed() {
+        assert_eq!(violations(TWO), 0);
     }
 
     #[test]
     fn equal_and_falling_tokens_are_found() {
-        assert_eq!(wrong(&TWO.replace("90 6", "90 5")), 1);
-        assert_eq!(wrong(&TWO.replace("90 6", "90 4")), 1);
+        assert_eq!(violations(&TWO.replace("90 6", "90 5")), 1);
+        assert_eq!(violations(&TWO.replace("90 6", "90 4")), 1);
     }
 
     #[test]
-    fn other_locks_have_other_tokens() {
-        assert_eq!(wrong(&TWO.replace("90 6", "90 4").replace("2@1", "2@2")), 0);
+    fn tokens_of_different_locks_are_not_compared() {
+        assert_eq!(violations(&TWO.replace("90 6", "90 4").replace("2@1", "2@2")), 0);
     }
 
     #[test]
-    fn the_highest_counts_and_not_the_last() {
+    fn token_is_compared_with_the_highest_so_far() {
         let third = "\n55 3@1 9 wait\n60 3@1 9 enter 90 5 c";
         assert_eq!(
-            wrong(&format!(
+            violations(&format!(
                 "{}{third}",
                 TWO.replace("90 5 a", "90 2 a").replace("90 6 b", "90 4 b")
             )),
             0
         );
         assert_eq!(
-            wrong(&format!(
+            violations(&format!(
                 "{}{third}",
                 TWO.replace("90 5 a", "90 9 a").replace("90 6 b", "90 10 b")
             )),
@@ -131,14 +136,15 @@ mod tests {
     }
 
     #[test]
-    fn answers_may_overtake_each_other_when_a_server_forgot() {
-        // The second was granted first, then the server forgot, and gave the lock to the first.
+    fn replies_may_be_reordered_if_the_server_lost_its_data() {
+        // The second acquisition was granted first. Then the server lost its data and granted the
+        // lock to the first one.
         let late = TWO.replace("90 6", "90 4");
         let forgot = "\n15 0 1 fault 1 1 forget 0\n18 0 1 over 1";
-        assert_eq!(wrong(&format!("{late}{forgot}")), 0);
-        // Not if it was asked for after the other had entered.
-        assert_eq!(wrong(&format!("{}{forgot}", late.replace("12 2@1", "21 2@1"))), 1);
-        // Twins are never well.
-        assert_eq!(wrong(&format!("{}{forgot}", TWO.replace("90 6", "90 5"))), 1);
+        assert_eq!(violations(&format!("{late}{forgot}")), 0);
+        // Not if the second one was requested after the first had entered.
+        assert_eq!(violations(&format!("{}{forgot}", late.replace("12 2@1", "21 2@1"))), 1);
+        // Equal tokens are never allowed.
+        assert_eq!(violations(&format!("{}{forgot}", TWO.replace("90 6", "90 5"))), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! A lock that its thread can take again.
+//! Reentrant locks: a thread can acquire a lock again that it already holds.
 
 use std::{
     cell::RefCell,
@@ -14,13 +14,13 @@ use crate::{
         CALL_LIMIT, SECOND, await_queued, completes_within, config_long_timeouts, fence_key, get,
         in_thread, manager, with_ttl,
     },
-    support::{CEILING, RedisServer, eventually},
+    support::{RedisServer, TEST_TIMEOUT, eventually},
 };
 
 const LOCK: &str = "lock:x";
 
 #[test]
-fn nested_calls_count_and_the_last_drop_releases() {
+fn nested_guards_are_counted_and_the_last_drop_releases() {
     let server = RedisServer::start();
     let mgr = manager(&server);
     let outer = mgr.lock_reentrant("x").unwrap();
@@ -29,7 +29,7 @@ fn nested_calls_count_and_the_last_drop_releases() {
     assert_eq!([outer.hold_count(), inner.hold_count(), innermost.hold_count()], [3; 3]);
     assert_eq!(inner.fencing_token(), outer.fencing_token());
     assert_eq!(inner.id(), innermost.id());
-    // In any order.
+    // The order of the drops does not matter.
     drop(outer);
     drop(innermost);
     assert_eq!(inner.hold_count(), 1);
@@ -40,7 +40,7 @@ fn nested_calls_count_and_the_last_drop_releases() {
 }
 
 #[test]
-fn taking_it_again_costs_no_round_trip() {
+fn reentering_sends_no_request() {
     let server = RedisServer::start();
     let mgr = manager(&server);
     let outer = mgr.lock_reentrant("x").unwrap();
@@ -53,7 +53,7 @@ fn taking_it_again_costs_no_round_trip() {
 }
 
 #[test]
-fn each_hold_says_how_its_release_went() {
+fn only_the_last_release_reports_an_outcome() {
     let server = RedisServer::start();
     let mgr = manager(&server);
     let (outer, inner) = (mgr.lock_reentrant("x").unwrap(), mgr.lock_reentrant("x").unwrap());
@@ -64,7 +64,7 @@ fn each_hold_says_how_its_release_went() {
 }
 
 #[test]
-fn other_threads_and_other_managers_are_kept_out() {
+fn other_threads_and_managers_are_excluded() {
     let server = RedisServer::start();
     let (mgr, other) = (manager(&server), manager(&server));
     let outer = mgr.lock_reentrant("x").unwrap();
@@ -84,7 +84,7 @@ fn other_threads_and_other_managers_are_kept_out() {
 }
 
 #[test]
-fn names_are_counted_apart() {
+fn guards_are_counted_for_each_name() {
     let server = RedisServer::start();
     let mgr = manager(&server);
     let (x, y) = (mgr.lock_reentrant("x").unwrap(), mgr.lock_reentrant("y").unwrap());
@@ -94,13 +94,13 @@ fn names_are_counted_apart() {
 }
 
 #[test]
-fn a_lost_lock_is_not_entered_again_until_all_holds_are_gone() {
+fn lost_lock_is_not_reentered_until_all_guards_are_gone() {
     let server = RedisServer::start();
     let mgr = manager(&server);
     let outer = mgr.lock_reentrant_with("x", &with_ttl(3 * SECOND)).unwrap();
     let inner = mgr.lock_reentrant("x").unwrap();
     server.cli(&["DEL", LOCK]);
-    eventually("the loss is known", CEILING, || !outer.is_held());
+    eventually("the loss is noticed", TEST_TIMEOUT, || !outer.is_held());
     assert!(matches!(mgr.lock_reentrant("x"), Err(LockError::Lost { .. })));
     assert!(matches!(inner.release(), Err(LockError::Lost { .. })));
     drop(outer);
@@ -109,21 +109,23 @@ fn a_lost_lock_is_not_entered_again_until_all_holds_are_gone() {
     assert_eq!(again.hold_count(), 1);
 }
 
+/// Fault: F7
 #[test]
-fn a_panic_lets_go_of_every_hold() {
+fn panic_releases_every_guard() {
     let server = RedisServer::start();
     let mgr = manager(&server);
     let panicked = in_thread(&mgr, "x", |mgr, name| {
         let _outer = mgr.lock_reentrant(name).unwrap();
         let _inner = mgr.lock_reentrant(name).unwrap();
-        std::panic::resume_unwind(Box::new("work went wrong"));
+        std::panic::resume_unwind(Box::new("the work failed"));
     });
     assert!(panicked.join().is_err());
     assert_eq!(get(&server, LOCK), None);
 }
 
+/// Fault: N15
 #[test]
-fn a_thread_that_ends_with_a_hold_in_its_storage_releases_it() {
+fn guard_in_thread_storage_is_released_with_the_thread() {
     thread_local!(static KEPT: RefCell<Option<ReentrantGuard>> = const { RefCell::new(None) });
     let server = RedisServer::start();
     let mgr = manager(&server);
@@ -132,11 +134,12 @@ fn a_thread_that_ends_with_a_hold_in_its_storage_releases_it() {
         KEPT.with(|kept| kept.replace(Some(guard)));
     });
     kept.join().unwrap();
-    eventually("it is released", CEILING, || get(&server, LOCK).is_none());
+    eventually("it is released", TEST_TIMEOUT, || get(&server, LOCK).is_none());
 }
 
+/// Fault: F94
 #[test]
-fn an_ordinary_lock_is_not_reentrant_and_says_who_has_it() {
+fn plain_lock_is_not_reentrant_and_names_its_holder() {
     let server = RedisServer::start();
     let mgr = manager(&server);
     let guard = mgr.lock("x").unwrap();
@@ -146,18 +149,18 @@ fn an_ordinary_lock_is_not_reentrant_and_says_who_has_it() {
     assert!(error.is_timeout());
     assert_eq!(error.holder().unwrap().lock_id().as_ref(), Some(guard.id()));
     assert_eq!(error.holder().unwrap().pid(), Some(std::process::id()));
-    // Nor are the two kinds one.
+    // A reentrant lock does not enter a plain one either.
     let now = with_ttl(SECOND).wait(Duration::ZERO);
     assert!(mgr.lock_reentrant_with("x", &now).unwrap_err().is_contended());
 }
 
 thread_local!(static TAKEN: RefCell<Option<ReentrantGuard>> = const { RefCell::new(None) });
 
-/// Takes the lock again, once, when it is told of a release.
+/// Acquires the lock again, once, when it is notified of a release.
 #[derive(Debug, Default)]
-struct Again(Mutex<Option<RedisMgr>>);
+struct RelockOnRelease(Mutex<Option<RedisMgr>>);
 
-impl HandleEvent for Again {
+impl HandleEvent for RelockOnRelease {
     fn released(&self, event: &ReleasedEvent<'_>) {
         let mgr = self.0.lock().take();
         if let Some(mgr) = mgr {
@@ -167,15 +170,15 @@ impl HandleEvent for Again {
 }
 
 #[test]
-fn what_is_taken_again_while_it_is_released_can_be_entered() {
+fn lock_taken_by_a_release_handler_can_be_reentered() {
     let server = RedisServer::start();
-    let handler = Arc::new(Again::default());
+    let handler = Arc::new(RelockOnRelease::default());
     let mgr =
         RedisMgr::new(config_long_timeouts(server.url()).event_handler(handler.clone())).unwrap();
-    for asks in [true, false] {
+    for is_explicit in [true, false] {
         let guard = mgr.lock_reentrant("x").unwrap();
         *handler.0.lock() = Some(mgr.clone());
-        if asks {
+        if is_explicit {
             assert_eq!(guard.release().unwrap(), Some(Released::Released));
         } else {
             drop(guard);
@@ -188,35 +191,37 @@ fn what_is_taken_again_while_it_is_released_can_be_entered() {
     }
 }
 
-/// Locks when its thread ends, and says how that went.
-struct Late(RedisMgr, mpsc::Sender<Result<(), LockError>>);
+/// Acquires a lock when its thread ends, and sends the results.
+struct LockOnThreadExit(RedisMgr, mpsc::Sender<Result<(), LockError>>);
 
-impl Drop for Late {
+impl Drop for LockOnThreadExit {
     fn drop(&mut self) {
         let _ = self.1.send(self.0.lock_reentrant("x").map(drop));
         let _ = self.1.send(self.0.lock("x").map(drop));
     }
 }
 
-/// A panic in there would end the process.
+/// The thread's table of held locks has been destroyed by then. A panic in a destructor of thread
+/// storage would abort the process.
 #[test]
-fn a_thread_that_has_forgotten_what_it_holds_is_refused() {
-    thread_local!(static LATE: RefCell<Option<Late>> = const { RefCell::new(None) });
+fn reentrant_lock_in_a_late_destructor_is_refused() {
+    thread_local!(static LATE: RefCell<Option<LockOnThreadExit>> = const { RefCell::new(None) });
     let server = RedisServer::start();
     let mgr = manager(&server);
-    let (sender, said) = mpsc::channel();
-    // What is used first goes last: the table of what is held is gone by then.
-    let ends = in_thread(&mgr, "y", move |mgr, name| {
-        LATE.set(Some(Late(mgr.clone(), sender)));
+    let (sender, results) = mpsc::channel();
+    // Thread storage is destroyed in reverse order of first use, so the table of held locks is
+    // destroyed before LATE.
+    let thread = in_thread(&mgr, "y", move |mgr, name| {
+        LATE.set(Some(LockOnThreadExit(mgr.clone(), sender)));
         drop(mgr.lock_reentrant(name).unwrap());
     });
-    ends.join().unwrap();
-    let refused = said.recv().unwrap().unwrap_err();
+    thread.join().unwrap();
+    let refused = results.recv().unwrap().unwrap_err();
     assert!(
         matches!(&refused, LockError::InvalidOptions { .. })
             && refused.to_string().contains("thread"),
         "{refused}"
     );
-    said.recv().unwrap().unwrap();
+    results.recv().unwrap().unwrap();
     assert_eq!(get(&server, LOCK), None);
 }

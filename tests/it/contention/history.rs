@@ -1,9 +1,9 @@
-//! Who believed in which lock, and when: written down by the processes themselves, on one clock,
-//! and judged afterwards.
+//! A history of holds: processes record when their guards considered a lock held, on one clock, and
+//! the test checks the record afterwards.
 //!
-//! An interval reaches from just after a look that said "held" to just before a later one that said
-//! so too. In between the holder believed without any doubt, so two intervals that overlap prove
-//! two believers, however slow the machine.
+//! An interval begins just after a check that returned "held", and ends just before a later check
+//! that did. The lock was considered held all the while, so two overlapping intervals prove two
+//! holders at a time, however slow the machine.
 
 use std::{
     collections::BTreeMap,
@@ -15,21 +15,20 @@ use std::{
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Nanoseconds on the clock that all processes of the machine share and that goes on while they are
-/// stopped.
+/// Nanoseconds on a clock that all processes share and that also runs while they are stopped.
 pub(crate) fn boottime() -> u64 {
     let time = clock_gettime(ClockId::Boottime);
-    u64::try_from(time.tv_sec).expect("after the start") * 1_000_000_000
-        + u64::try_from(time.tv_nsec).expect("a part")
+    u64::try_from(time.tv_sec).expect("time since boot") * 1_000_000_000
+        + u64::try_from(time.tv_nsec).expect("nanoseconds")
 }
 
-/// One stay in one lock, as far as it was seen.
+/// One hold of a lock, as far as it was observed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hold {
     pub(crate) lock: String,
     /// Differs between any two acquisitions.
     pub(crate) id: String,
-    /// Clients that are not of the library have none.
+    /// `None` for clients without this library.
     pub(crate) token: Option<u64>,
     pub(crate) from: u64,
     pub(crate) until: u64,
@@ -40,7 +39,8 @@ impl Hold {
         let Self { lock, id, token, from, until } = self;
         let token = token.unwrap_or(0);
         format!(
-            "{{\"lock\":\"{lock}\",\"id\":\"{id}\",\"token\":{token},\"from\":{from},\"until\":{until}}}\n"
+            "{{\"lock\":\"{lock}\",\"id\":\"{id}\",\"token\":{token},\
+             \"from\":{from},\"until\":{until}}}\n"
         )
     }
 
@@ -61,7 +61,7 @@ impl Hold {
     }
 }
 
-/// Appends to a history that many processes share.
+/// Appends to a history file that several processes share.
 pub(crate) struct Recorder {
     file: File,
 }
@@ -74,21 +74,21 @@ impl Recorder {
     }
 
     /// One write per line, so that lines of different processes do not mix.
-    pub(crate) fn note(&self, hold: &Hold) {
+    pub(crate) fn record(&self, hold: &Hold) {
         (&self.file).write_all(hold.line().as_bytes()).expect("cannot write the history");
     }
 }
 
-/// Everything in a history, one entry per acquisition, in the order in which they began.
+/// Reads a history: one entry for each acquisition, in the order in which they began.
 pub(crate) fn read(path: impl AsRef<Path>) -> Vec<Hold> {
     let text = fs::read_to_string(path).unwrap_or_default();
-    // Whoever is killed while writing leaves half a line.
+    // A process that is killed while it writes leaves an incomplete line.
     merge(text.lines().filter_map(Hold::parse))
 }
 
-fn merge(seen: impl Iterator<Item = Hold>) -> Vec<Hold> {
+fn merge(samples: impl Iterator<Item = Hold>) -> Vec<Hold> {
     let mut holds: BTreeMap<(String, String), Hold> = BTreeMap::new();
-    for hold in seen {
+    for hold in samples {
         let known =
             holds.entry((hold.lock.clone(), hold.id.clone())).or_insert_with(|| hold.clone());
         known.from = known.from.min(hold.from);
@@ -101,16 +101,16 @@ fn merge(seen: impl Iterator<Item = Hold>) -> Vec<Hold> {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Violation {
-    TwoBelievers(Hold, Hold),
+    Overlap(Hold, Hold),
     TokenDidNotRise(Hold, Hold),
 }
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (what, one, other) = match self {
-            Self::TwoBelievers(one, other) => {
+            Self::Overlap(one, other) => {
                 let both = one.until.min(other.until).saturating_sub(other.from);
-                (format!("two believers for {} us", both / 1000), one, other)
+                (format!("two holders for {} us", both / 1000), one, other)
             }
             Self::TokenDidNotRise(one, other) => {
                 ("a token that did not rise".to_owned(), one, other)
@@ -120,7 +120,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Everything that two holders of one lock may never do to each other.
+/// Finds overlapping holds and tokens that did not rise.
 pub(crate) fn violations(holds: &[Hold]) -> Vec<Violation> {
     let mut found = Vec::new();
     let mut locks: BTreeMap<&str, Vec<&Hold>> = BTreeMap::new();
@@ -132,7 +132,7 @@ pub(crate) fn violations(holds: &[Hold]) -> Vec<Violation> {
         let (mut last, mut highest): (Option<&Hold>, Option<&Hold>) = (None, None);
         for hold in holds.iter() {
             if let Some(last) = last.filter(|last| hold.from < last.until) {
-                found.push(Violation::TwoBelievers(last.clone(), (*hold).clone()));
+                found.push(Violation::Overlap(last.clone(), (*hold).clone()));
             }
             if let Some(before) =
                 highest.filter(|before| hold.token.is_some() && hold.token <= before.token)
@@ -150,9 +150,9 @@ pub(crate) fn violations(holds: &[Hold]) -> Vec<Violation> {
     found
 }
 
-/// Reads a history and panics unless all is well with it.
+/// Reads a history, and panics if it contains a violation.
 #[track_caller]
-pub(crate) fn expect_order(path: impl AsRef<Path>) -> Vec<Hold> {
+pub(crate) fn expect_no_violation(path: impl AsRef<Path>) -> Vec<Hold> {
     let holds = read(path);
     let found = violations(&holds);
     let texts: Vec<_> = found.iter().take(10).map(Violation::to_string).collect();
@@ -176,32 +176,32 @@ mod tests {
     }
 
     #[test]
-    fn one_after_the_other_is_well() {
+    fn consecutive_holds_are_no_violation() {
         let holds =
             [hold("x", "a", 5, 10, 20), hold("x", "b", 6, 20, 30), hold("x", "foreign", 0, 31, 40)];
         assert_eq!(violations(&holds), []);
     }
 
     #[test]
-    fn different_locks_have_nothing_to_do_with_each_other() {
+    fn holds_of_different_locks_are_independent() {
         let holds = [hold("x", "a", 9, 10, 20), hold("y", "b", 3, 15, 30)];
         assert_eq!(violations(&holds), []);
     }
 
     #[test]
-    fn two_at_a_time_are_found_in_whatever_order_they_were_written() {
+    fn overlapping_holds_are_found_in_any_order() {
         let (a, b) = (hold("x", "a", 5, 10, 20), hold("x", "b", 6, 19, 30));
-        let expected = [Violation::TwoBelievers(a.clone(), b.clone())];
+        let expected = [Violation::Overlap(a.clone(), b.clone())];
         assert_eq!(violations(&[a.clone(), b.clone()]), expected);
         assert_eq!(violations(&[b, a]), expected);
     }
 
     #[test]
-    fn a_long_hold_around_several_short_ones_is_found_for_each() {
+    fn hold_that_overlaps_several_is_found_for_each() {
         let holds =
             [hold("x", "a", 5, 10, 90), hold("x", "b", 6, 20, 30), hold("x", "foreign", 0, 40, 50)];
         let overlaps =
-            violations(&holds).into_iter().filter(|one| matches!(one, Violation::TwoBelievers(..)));
+            violations(&holds).into_iter().filter(|one| matches!(one, Violation::Overlap(..)));
         assert_eq!(overlaps.count(), 2);
     }
 
@@ -212,26 +212,29 @@ mod tests {
     }
 
     #[test]
-    fn falling_tokens_are_found_with_a_foreign_client_in_between() {
+    fn falling_tokens_are_found_across_a_foreign_hold() {
         let (a, b) = (hold("x", "a", 5, 10, 20), hold("x", "b", 4, 30, 40));
         let found = violations(&[a.clone(), hold("x", "foreign", 0, 22, 25), b.clone()]);
         assert_eq!(found, [Violation::TokenDidNotRise(a, b)]);
     }
 
     #[test]
-    fn looks_at_one_hold_grow_into_one_interval() {
-        let seen =
+    fn samples_of_one_hold_are_merged() {
+        let samples =
             [hold("x", "a", 5, 12, 20), hold("x", "a", 5, 10, 12), hold("x", "b", 6, 30, 31)];
-        assert_eq!(merge(seen.into_iter()), [hold("x", "a", 5, 10, 20), hold("x", "b", 6, 30, 31)]);
+        assert_eq!(
+            merge(samples.into_iter()),
+            [hold("x", "a", 5, 10, 20), hold("x", "b", 6, 30, 31)]
+        );
     }
 
     #[test]
-    fn a_history_is_read_as_it_was_written_except_for_a_torn_line() {
+    fn history_is_read_as_written_except_for_a_torn_line() {
         let folder = tempfile::TempDir::new().expect("no temporary folder");
         let path = folder.path().join("history");
         let holds = [hold("x", "host|pid1|tid2", 5, 10, 20), hold("x", "foreign", 0, 21, 22)];
         let recorder = Recorder::open(&path);
-        holds.iter().for_each(|hold| recorder.note(hold));
+        holds.iter().for_each(|hold| recorder.record(hold));
         (&recorder.file).write_all(b"{\"lock\":\"x\",\"id\":\"b\",\"tok").expect("cannot write");
         assert_eq!(read(&path), holds);
     }

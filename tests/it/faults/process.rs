@@ -1,7 +1,8 @@
-//! Faults of the process itself: no threads, no files, no time on a core, signals, children, and
-//! every way to end.
+//! Faults of the process: no threads, no files, no processor time, signals, children, and every way
+//! to exit.
 
 mod callbacks;
+mod fork;
 mod lifecycle;
 mod logger;
 mod nested;
@@ -19,20 +20,19 @@ use std::{
 use distlock::{HandleEvent, LockError, LockGuard, LockLost, RedisMgr};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::{LOCK, is_renewed, renewals};
+use super::{LOCK, expect_renewals, renewals};
 use crate::{
-    bounds::threads,
     contention::owner,
     helpers::{
         CALL_LIMIT, Defer, SECOND, UnwrapReleased, await_gone, completes_within,
-        config_long_timeouts, config_medium_timeout, get, in_own_process, in_thread, manager,
-        spawn_queued_waiter, timed, with_ttl,
+        config_long_timeouts, config_medium_timeout, distlock_threads, get, in_own_process,
+        in_thread, manager, spawn_queued_waiter, timed, with_ttl,
     },
-    support::{CEILING, Nodes, RedisServer, Worker, eventually, eventually_some},
+    support::{Nodes, RedisServer, TEST_TIMEOUT, Worker, eventually, eventually_some},
     worker::work,
 };
 
-/// A limit of this process that is lifted again.
+/// A lowered resource limit of this process.
 struct Limited(Resource, Rlimit);
 
 impl Limited {
@@ -47,7 +47,7 @@ impl Limited {
     }
 }
 
-/// What this process may have besides what it has.
+/// Limits the address space to what this process uses now and this many bytes more.
 fn address_space_left(bytes: u64) -> Limited {
     let pages = fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
@@ -55,33 +55,33 @@ fn address_space_left(bytes: u64) -> Limited {
 }
 
 #[derive(Debug)]
-struct Deaf;
+struct IgnoresEvents;
 
-impl HandleEvent for Deaf {}
+impl HandleEvent for IgnoresEvents {}
 
-/// So large that an ended thread's stack is not kept for the next one.
+/// Large enough that the stack of an ended thread is not kept for the next one.
 const STACK: u64 = 64 << 20;
 
+/// Fault: F11
 #[test]
-fn where_there_is_no_thread_a_manager_is_refused_and_can_be_had_later() {
+fn manager_is_refused_without_threads_and_possible_later() {
     let stack = STACK.to_string();
-    let name =
-        "faults::process::where_there_is_no_thread_a_manager_is_refused_and_can_be_had_later";
+    let name = "faults::process::manager_is_refused_without_threads_and_possible_later";
     if !in_own_process(name, &[("RUST_MIN_STACK", &stack)]) {
         return;
     }
     let server = RedisServer::start();
     let mut purposes = Vec::new();
-    // With handlers a manager has three threads, and each of them may be the first that is not to
-    // be had.
+    // A manager with handlers starts three threads. Each of them may be the first that cannot be
+    // started.
     let mgr = (1..).find_map(|halves| {
-        eventually("the former ones have ended", CEILING, || threads().is_empty());
+        eventually("earlier threads have ended", TEST_TIMEOUT, || distlock_threads().is_empty());
         let limit = address_space_left(halves * (STACK / 2));
-        let made = RedisMgr::new(
-            config_long_timeouts(server.url()).event_handler(std::sync::Arc::new(Deaf)),
+        let created = RedisMgr::new(
+            config_long_timeouts(server.url()).event_handler(std::sync::Arc::new(IgnoresEvents)),
         );
         limit.lift();
-        match made {
+        match created {
             Ok(mgr) => Some(mgr),
             Err(LockError::NoThread { purpose, .. }) => {
                 purposes.push(purpose);
@@ -92,18 +92,19 @@ fn where_there_is_no_thread_a_manager_is_refused_and_can_be_had_later() {
     });
     purposes.dedup();
     let all = ["event handlers", "connection pool", "lock renewer"];
-    let place = |purpose: &&str| all.iter().position(|known| known == purpose).expect(purpose);
-    assert!(purposes.first() == all.first() && purposes.is_sorted_by_key(place), "{purposes:?}");
+    let index = |purpose: &&str| all.iter().position(|known| known == purpose).expect(purpose);
+    assert!(purposes.first() == all.first() && purposes.is_sorted_by_key(index), "{purposes:?}");
     let mgr = mgr.unwrap();
     mgr.lock("x").unwrap().release().unwrap().unwrap_released();
     drop(mgr);
-    eventually("no thread of the others stays either", CEILING, || threads().is_empty());
+    eventually("all threads have ended", TEST_TIMEOUT, || distlock_threads().is_empty());
 }
 
+/// Fault: F11
 #[test]
-fn where_there_is_no_thread_nodes_cannot_be_reached_for_as_long() {
+fn nodes_are_unavailable_without_threads_and_usable_later() {
     let stack = STACK.to_string();
-    let name = "faults::process::where_there_is_no_thread_nodes_cannot_be_reached_for_as_long";
+    let name = "faults::process::nodes_are_unavailable_without_threads_and_usable_later";
     if !in_own_process(name, &[("RUST_MIN_STACK", &stack)]) {
         return;
     }
@@ -112,27 +113,28 @@ fn where_there_is_no_thread_nodes_cannot_be_reached_for_as_long() {
         RedisMgr::new(config_medium_timeout(nodes.urls()).quarantine(Duration::ZERO)).unwrap();
     let guard = mgr.lock("x").unwrap();
     (0..3).for_each(|node| assert!(nodes.server(node).kill_clients(&[]) > 0));
-    // The threads that connected leave their stacks to others, until one that ends finds too many
-    // of them.
-    eventually("they have ended", CEILING, || {
-        !threads().iter().any(|name| name.starts_with("distlock-conn"))
+    // The threads that connected leave their stacks to new threads, until an ending thread finds
+    // too many of them.
+    eventually("the connecting threads have ended", TEST_TIMEOUT, || {
+        !distlock_threads().iter().any(|name| name.starts_with("distlock-conn"))
     });
     thread::spawn(|| {}).join().unwrap();
     let limit = address_space_left(STACK / 2);
     let error = completes_within(CALL_LIMIT, "try_lock", || mgr.try_lock("y").unwrap_err());
     limit.lift();
     assert!(error.is_unavailable(), "{error:?}");
-    completes_within(CALL_LIMIT, "locking", || mgr.lock("y").unwrap())
+    completes_within(CALL_LIMIT, "lock", || mgr.lock("y").unwrap())
         .release()
         .unwrap()
         .unwrap_released();
     guard.release().unwrap().unwrap_released();
 }
 
+/// Fault: F12
 #[test]
-fn where_there_is_no_file_left_locks_are_kept_and_new_connections_say_why() {
+fn locks_survive_a_lack_of_files_that_new_connections_report() {
     if !in_own_process(
-        "faults::process::where_there_is_no_file_left_locks_are_kept_and_new_connections_say_why",
+        "faults::process::locks_survive_a_lack_of_files_that_new_connections_report",
         &[],
     ) {
         return;
@@ -140,28 +142,28 @@ fn where_there_is_no_file_left_locks_are_kept_and_new_connections_say_why() {
     let server = RedisServer::start();
     let mgr = RedisMgr::new(config_medium_timeout(server.url())).unwrap();
     let guard = mgr.lock_with("x", &with_ttl(9 * SECOND)).unwrap();
-    is_renewed(&server, &guard, 1);
+    expect_renewals(&server, &guard, 1);
     let commands = server.monitor();
     let limit = Limited::to(|| Resource::Nofile, 256);
     let mut files = Vec::new();
-    // Somebody who was there before may close one yet.
-    let (fresh, error) = eventually_some("no file is left", CEILING, || {
+    // A thread from before the limit may still close a file.
+    let (fresh, error) = eventually_some("no file is left", TEST_TIMEOUT, || {
         files.extend(std::iter::from_fn(|| File::open("/dev/null").ok()));
         let fresh = RedisMgr::new(config_medium_timeout(server.url())).unwrap();
         let error = completes_within(CALL_LIMIT, "try_lock", || fresh.try_lock("y").err());
         error.map(|error| (fresh, error))
     });
     assert!(!files.is_empty());
-    // What is open serves on.
+    // Open connections still work.
     mgr.try_lock("y").unwrap().release().unwrap().unwrap_released();
     assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
     assert!(error.to_string().contains("Too many open files"), "{error}");
-    // Who cannot subscribe looks.
-    let gave_up = completes_within(CALL_LIMIT, "waiting", || {
+    // A waiter that cannot subscribe polls.
+    let timed_out = completes_within(CALL_LIMIT, "the wait", || {
         mgr.try_lock_for("x", Duration::from_millis(300)).unwrap_err()
     });
-    assert!(gave_up.is_timeout(), "{gave_up:?}");
-    eventually("it is renewed", CEILING, || {
+    assert!(timed_out.is_timeout(), "{timed_out:?}");
+    eventually("it is renewed", TEST_TIMEOUT, || {
         assert!(guard.is_held(), "{:?}", guard.lost().try_recv());
         renewals(&commands, LOCK) >= 2
     });
@@ -169,17 +171,21 @@ fn where_there_is_no_file_left_locks_are_kept_and_new_connections_say_why() {
     fresh.try_lock("y").unwrap().release().unwrap().unwrap_released();
     let waiting = in_thread(&fresh, "x", |mgr, name| mgr.lock(name).unwrap());
     limit.lift();
-    eventually("it waits", CEILING, || fresh.holder("x").unwrap().unwrap().waiters() == Some(1));
+    eventually("it waits", TEST_TIMEOUT, || {
+        fresh.holder("x").unwrap().unwrap().waiters() == Some(1)
+    });
     guard.release().unwrap().unwrap_released();
-    drop(completes_within(CALL_LIMIT, "the next", || waiting.join().unwrap()));
+    drop(completes_within(CALL_LIMIT, "the hand-over", || waiting.join().unwrap()));
 }
 
-/// Whether it is renewed in time is the machine's business; that nobody believes in a lock which is
-/// over is ours.
+/// Whether leases are renewed in time depends on the machine. A lease must never count as held
+/// after its end.
+///
+/// Fault: F15
 #[test]
-fn a_process_that_gets_no_time_on_a_core_believes_in_nothing_that_is_over() {
+fn process_without_processor_time_holds_no_expired_lease() {
     if !in_own_process(
-        "faults::process::a_process_that_gets_no_time_on_a_core_believes_in_nothing_that_is_over",
+        "faults::process::process_without_processor_time_holds_no_expired_lease",
         &[],
     ) {
         return;
@@ -187,26 +193,26 @@ fn a_process_that_gets_no_time_on_a_core_believes_in_nothing_that_is_over() {
     let server = RedisServer::start();
     rustix::process::nice(19).unwrap();
     let mgr = manager(&server);
-    let over = AtomicBool::new(false);
+    let done = AtomicBool::new(false);
     thread::scope(|threads| {
-        let _over = Defer(|| over.store(true, Ordering::Relaxed));
+        let _done = Defer(|| done.store(true, Ordering::Relaxed));
         for _ in 0..8 {
             threads.spawn(|| {
-                while !over.load(Ordering::Relaxed) {
+                while !done.load(Ordering::Relaxed) {
                     std::hint::spin_loop();
                 }
             });
         }
-        // Some of them are too short to be kept, or even taken, by such a process.
+        // Some leases are too short to be renewed, or even granted, in such a process.
         let ttl = |n: usize| if n.is_multiple_of(2) { SECOND } else { SECOND / 25 };
-        let take = |n: usize| mgr.lock_with(&format!("n{n}"), &with_ttl(ttl(n)).wait(SECOND)).ok();
-        let mut guards: Vec<_> = (0..20).filter_map(take).collect();
+        let lock = |n: usize| mgr.lock_with(&format!("n{n}"), &with_ttl(ttl(n)).wait(SECOND)).ok();
+        let mut guards: Vec<_> = (0..20).filter_map(lock).collect();
         assert!(!guards.is_empty());
         for _ in 0..20 {
             for guard in &guards {
                 let before = guard.is_held();
                 let kept = get(&server, &format!("lock:{}", guard.name()));
-                // Held after the answer was on its way, so it was held when the server gave it.
+                // A lease that is held after the reply was held when the server sent it.
                 if before && guard.is_held() {
                     assert_eq!(kept.as_deref(), Some(guard.id().as_str()));
                 }
@@ -214,7 +220,7 @@ fn a_process_that_gets_no_time_on_a_core_believes_in_nothing_that_is_over() {
         }
         let lost = guards.extract_if(.., |guard| !guard.is_held()).collect::<Vec<_>>();
         for guard in lost {
-            let why = guard.lost().recv_timeout(CEILING);
+            let why = guard.lost().recv_timeout(TEST_TIMEOUT);
             assert!(matches!(why, Ok(LockLost::Expired | LockLost::Gone)), "{why:?}");
         }
     });
@@ -225,19 +231,18 @@ unsafe extern "C" {
     fn tgkill(process: i32, thread: i32, number: i32) -> i32;
 }
 
-extern "C" fn nothing(_: i32) {}
+extern "C" fn ignore(_: i32) {}
 
-/// Interrupts whatever any thread of this process is waiting for, again and again, until it is told
-/// to stop.
-fn storm_of_signals(over: &AtomicBool) {
+/// Interrupts every thread of this process repeatedly, until `done`.
+fn storm_of_signals(done: &AtomicBool) {
     const SIGALRM: i32 = 14;
     // SAFETY: the handler does nothing.
-    unsafe { signal(SIGALRM, Some(nothing)) };
+    unsafe { signal(SIGALRM, Some(ignore)) };
     let process = i32::try_from(std::process::id()).unwrap();
-    while !over.load(Ordering::Relaxed) {
+    while !done.load(Ordering::Relaxed) {
         for task in fs::read_dir("/proc/self/task").unwrap().filter_map(Result::ok) {
             let thread = task.file_name().into_string().unwrap().parse().unwrap();
-            // SAFETY: a signal that has a handler; to a thread that has ended meanwhile it is an
+            // SAFETY: the signal has a handler. If the thread has ended meanwhile, this is an
             // error.
             unsafe { tgkill(process, thread, SIGALRM) };
         }
@@ -245,46 +250,50 @@ fn storm_of_signals(over: &AtomicBool) {
     }
 }
 
+/// Fault: N13
 #[test]
-fn a_storm_of_signals_fails_no_call_and_costs_no_lock() {
-    if !in_own_process("faults::process::a_storm_of_signals_fails_no_call_and_costs_no_lock", &[]) {
+fn storm_of_signals_fails_no_call_and_loses_no_lock() {
+    if !in_own_process("faults::process::storm_of_signals_fails_no_call_and_loses_no_lock", &[]) {
         return;
     }
     let server = RedisServer::builder().unix_socket().start();
     for url in [server.url(), server.unix_url()] {
         let mgr = RedisMgr::new(config_long_timeouts(url).pool_size(2)).unwrap();
         let held = mgr.lock_with("held", &with_ttl(3 * SECOND)).unwrap();
-        let over = AtomicBool::new(false);
+        let done = AtomicBool::new(false);
         thread::scope(|threads| {
-            let _over = Defer(|| over.store(true, Ordering::Relaxed));
-            threads.spawn(|| storm_of_signals(&over));
-            let working = |n: usize| {
+            let _done = Defer(|| done.store(true, Ordering::Relaxed));
+            threads.spawn(|| storm_of_signals(&done));
+            let lock_repeatedly = |n: usize| {
                 let mgr = &mgr;
                 move || {
                     for round in 0..100 {
                         if round % 20 == n {
-                            // Connecting is interrupted too.
-                            drop(mgr.connection().map(|mut link| {
-                                redis::cmd("PING").query::<()>(&mut link).unwrap()
+                            // This interrupts connecting too.
+                            drop(mgr.connection().map(|mut connection| {
+                                redis::cmd("PING").query::<()>(&mut connection).unwrap()
                             }));
                         }
                         mgr.lock("x").unwrap().release().unwrap().unwrap_released();
                     }
                 }
             };
-            let all: Vec<_> = (0..3).map(|n| threads.spawn(working(n))).collect();
+            let all: Vec<_> = (0..3).map(|n| threads.spawn(lock_repeatedly(n))).collect();
             let all: Vec<_> = all.into_iter().map(|thread| thread.join()).collect();
             let before = held.remaining();
-            eventually("it is renewed", CEILING, || held.remaining() > before || !held.is_held());
+            eventually("it is renewed", TEST_TIMEOUT, || {
+                held.remaining() > before || !held.is_held()
+            });
             all.into_iter().for_each(|outcome| outcome.unwrap());
         });
         held.release().unwrap().unwrap_released();
     }
 }
 
+/// Fault: N14
 #[test]
-fn a_program_that_is_started_inherits_no_connection() {
-    if !in_own_process("faults::process::a_program_that_is_started_inherits_no_connection", &[]) {
+fn child_program_inherits_no_connection() {
+    if !in_own_process("faults::process::child_program_inherits_no_connection", &[]) {
         return;
     }
     let server = RedisServer::builder().unix_socket().start();
@@ -302,92 +311,101 @@ fn a_program_that_is_started_inherits_no_connection() {
     let guards =
         mgrs.each_ref().map(|mgr| mgr.lock_with(mgr.server(), &with_ttl(3 * SECOND)).unwrap());
     let waiting = spawn_queued_waiter(&server, &mgrs[0], mgrs[0].server());
-    let mine = || fs::read_dir("/proc/self/fd").unwrap().count();
-    assert!(mine() > 10);
+    let open_here = || fs::read_dir("/proc/self/fd").unwrap().count();
+    assert!(open_here() > 10);
     assert_eq!(sockets(), before);
     guards.into_iter().for_each(|guard| guard.release().unwrap().unwrap_released());
     drop(waiting.join().unwrap().unwrap());
 }
 
-/// What a thread needs that locks and releases, with some room to spare. (A reply that is nested as
-/// deeply as the parser goes can make a debug build need more than a megabyte, which the usual
+/// The stack that a thread needs to lock and release, and some more. (For a reply with the deepest
+/// nesting that the parser allows, a debug build can need more than a megabyte, which default
 /// stacks have.)
 pub(super) const SMALL_STACK: usize = 192 << 10;
 
+/// Fault: N18
 #[test]
-fn a_small_stack_is_enough() {
-    if !in_own_process("faults::process::a_small_stack_is_enough", &[]) {
+fn small_stack_is_sufficient() {
+    if !in_own_process("faults::process::small_stack_is_sufficient", &[]) {
         return;
     }
     let server = RedisServer::start();
     let mgr = manager(&server);
-    let work = move || {
+    let lock_repeatedly = move || {
         for _ in 0..3 {
             mgr.lock("x").unwrap().release().unwrap().unwrap_released();
             assert!(mgr.holder("x").unwrap().is_none());
         }
     };
-    thread::Builder::new().stack_size(SMALL_STACK).spawn(work).unwrap().join().unwrap();
+    thread::Builder::new().stack_size(SMALL_STACK).spawn(lock_repeatedly).unwrap().join().unwrap();
 }
 
-fn leave(how: &str) -> (RedisServer, Worker) {
+/// Runs a process that exits in this way with guards that have a ttl of a minute.
+fn run_to_exit(how: &str) -> (RedisServer, Worker) {
     let server = RedisServer::start();
     let (worker, took) = timed(|| {
-        let mut worker = Worker::spawn("leaver", &[("url", &server.url()), ("how", how)]);
+        let mut worker = Worker::spawn("exiting", &[("url", &server.url()), ("how", how)]);
         assert!(worker.wait().success(), "{}", worker.transcript());
         worker
     });
-    // It has leases of a minute.
+    // Waiting for its leases would take a minute.
     assert!(took < CALL_LIMIT * 2, "{how} took {took:?}");
     (server, worker)
 }
 
+/// Fault: N15
 #[test]
-fn a_guard_in_a_thread_s_storage_is_released_with_the_thread() {
-    let (server, _worker) = leave("thread storage");
+fn guard_in_thread_storage_is_released_with_the_thread() {
+    let (server, _worker) = run_to_exit("thread storage");
     assert_eq!(owner(&server, "x"), None);
 }
 
+/// Fault: N15
 #[test]
-fn a_guard_that_is_dropped_while_the_process_exits_is_released() {
+fn guard_dropped_during_exit_is_released() {
     for how in ["at exit", "main storage"] {
-        let (server, _worker) = leave(how);
+        let (server, _worker) = run_to_exit(how);
         assert_eq!(owner(&server, "x"), None, "{how}");
     }
 }
 
-/// Nothing drops a static.
+/// Statics are never dropped.
+///
+/// Fault: F8
 #[test]
-fn a_guard_in_a_static_is_left_to_expire() {
-    let (server, _worker) = leave("static");
+fn guard_in_a_static_is_left_to_expire() {
+    let (server, _worker) = run_to_exit("static");
     let left: i64 = server.query(&["PTTL", LOCK]);
     assert!(left > 0 && left <= 60_000, "{left}");
 }
 
+/// Fault: F9
 #[test]
-fn a_process_can_exit_while_its_threads_wait() {
-    let (server, _worker) = leave("while others wait");
-    let guard = manager(&server);
+fn process_can_exit_while_its_threads_wait() {
+    let (server, _worker) = run_to_exit("while others wait");
+    let mgr = manager(&server);
     assert!(server.query::<bool>(&["DEL", LOCK]));
-    // Its place in the line is nobody's.
-    completes_within(CALL_LIMIT, "the next", || guard.lock("x").unwrap())
+    // The queue entry belongs to no process any more.
+    completes_within(CALL_LIMIT, "lock", || mgr.lock("x").unwrap())
         .release()
         .unwrap()
         .unwrap_released();
     await_gone(&server, LOCK);
 }
 
-/// A guard that nobody ever drops is ended by the longest hold, where there is one.
+/// A guard that is never dropped ends at its maximum hold time, or at the shutdown.
+///
+/// Fault: F8
 #[test]
-fn a_guard_that_is_forgotten_ends_with_the_longest_hold() {
+fn forgotten_guard_ends_at_max_hold() {
     let server = RedisServer::start();
     let mgr = manager(&server);
     let guard: LockGuard = mgr.lock_with("x", &with_ttl(30 * SECOND).max_hold(SECOND)).unwrap();
     let channel = guard.lost().clone();
     std::mem::forget(guard);
-    assert_eq!(channel.recv_timeout(CEILING), Ok(LockLost::MaxHold));
+    assert_eq!(channel.recv_timeout(TEST_TIMEOUT), Ok(LockLost::MaxHold));
     await_gone(&server, LOCK);
-    // And shutting down releases those that have none.
+    // Without a maximum hold time, the shutdown releases it.
     let forgotten = mgr.lock("x").unwrap();
     std::mem::forget(forgotten);
     mgr.shutdown();

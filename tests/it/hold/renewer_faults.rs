@@ -1,4 +1,4 @@
-//! One thread keeps all locks of a manager: what goes wrong with one of them must not cost another.
+//! One thread renews all locks of a manager, so a fault of one lock must not affect the others.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -7,64 +7,70 @@ use std::{
 
 use distlock::LockGuard;
 
-use crate::faults::is_renewed;
+use crate::faults::expect_renewals;
 use crate::{
     helpers::{SECOND, config_long_timeouts, is_renewal, server_behind_proxy, with_ttl},
-    support::{CEILING, Fault, command, contains, eventually},
+    support::{Fault, TEST_TIMEOUT, command, contains, eventually},
 };
 
-/// What is taken back waits for an answer that never comes, far longer than the lease of a lock
-/// that is taken meanwhile.
+/// The renewer cleans up an expired lock, and the reply never comes. The operation timeout is far
+/// longer than the lease of another lock, which must be renewed all the same.
+///
+/// Fault: N25
 #[test]
-fn a_lost_answer_to_taking_back_costs_no_other_lock() {
+fn lost_clean_up_reply_does_not_stop_other_renewals() {
     let (server, proxy, mgr) = server_behind_proxy(config_long_timeouts);
-    // The renewer is connected, and has asked for what it asks here.
-    is_renewed(&server, &mgr.lock_with("a", &with_ttl(3 * SECOND)).unwrap(), 1);
-    let left = mgr.lock_with("a", &with_ttl(SECOND).renew(false)).unwrap();
+    // Connect the renewer and let it send its first requests before the fault.
+    expect_renewals(&server, &mgr.lock_with("a", &with_ttl(3 * SECOND)).unwrap(), 1);
+    let expiring = mgr.lock_with("a", &with_ttl(SECOND).renew(false)).unwrap();
     let dropped = proxy.on_request(contains("lock:a"), Fault::DropReply);
-    assert!(left.lost().recv().is_ok());
+    assert!(expiring.lost().recv().is_ok());
     dropped.wait_fired();
     let other = mgr.lock_with("b", &with_ttl(6 * SECOND)).unwrap();
-    is_renewed(&server, &other, 3);
+    expect_renewals(&server, &other, 3);
 }
 
-/// The same with the answer to a renewal, whose lease has much time left.
+/// The same if the lost reply is that of a renewal, whose lease has much time left.
+///
+/// Fault: N25
 #[test]
-fn a_lost_answer_to_a_renewal_costs_no_shorter_lease() {
+fn lost_renewal_reply_does_not_stop_renewal_of_shorter_ttl() {
     let (server, proxy, mgr) = server_behind_proxy(config_long_timeouts);
     let long = mgr.lock_with("a", &with_ttl(24 * SECOND)).unwrap();
     proxy.on_request(is_renewal("lock:a"), Fault::DropReply).wait_fired();
     let short = mgr.lock_with("b", &with_ttl(6 * SECOND)).unwrap();
-    is_renewed(&server, &short, 3);
-    is_renewed(&server, &long, 1);
+    expect_renewals(&server, &short, 3);
+    expect_renewals(&server, &long, 1);
 }
 
-/// Goal: a batch that fails costs nothing to the locks that were to come after it. Method: far more
-/// fall due than go into one batch, since the answer to any smaller one is held until then; and the
-/// first full one gets no answer.
+/// Goal: a failed batch of renewals does not affect the locks in the following batches. Method:
+/// replies to small batches are held back until more locks are due than fit into one batch. The
+/// first full batch then gets no reply.
+///
+/// Fault: F24
 #[test]
-fn a_batch_that_fails_costs_no_lock_that_was_to_come_after_it() {
-    const MANY: usize = 250;
+fn failed_renewal_batch_does_not_affect_the_next_ones() {
+    const LOCKS: usize = 250;
     let ttl = 18 * SECOND;
     let (_server, proxy, mgr) =
         server_behind_proxy(|url| config_long_timeouts(url).operation_timeout(2 * SECOND));
     let renewed = |words: &[Vec<u8>]| {
-        let begins = |with: &[u8]| words.iter().filter(|word| word.starts_with(with)).count();
-        if begins(b"distlock:") > 0 { 0 } else { begins(b"lock:n") }
+        let count = |prefix: &[u8]| words.iter().filter(|word| word.starts_with(prefix)).count();
+        if count(b"distlock:") > 0 { 0 } else { count(b"lock:n") }
     };
     let full = proxy.on_request(move |words| renewed(words) == 100, Fault::DropReply);
     let smaller = proxy.on_request(move |words| renewed(words) > 0, Fault::HoldReply);
     let guards: Vec<_> =
-        (0..MANY).map(|n| mgr.lock_with(&format!("n{n}"), &with_ttl(ttl)).unwrap()).collect();
-    eventually("all are due", CEILING, || {
+        (0..LOCKS).map(|n| mgr.lock_with(&format!("n{n}"), &with_ttl(ttl)).unwrap()).collect();
+    eventually("all renewals are due", TEST_TIMEOUT, || {
         guards.iter().all(|guard| guard.remaining() < ttl * 5 / 8)
     });
     let before: Vec<_> = guards.iter().map(LockGuard::remaining).collect();
-    smaller.let_go();
+    smaller.release();
     full.wait_fired();
     let mut waiting: Vec<_> = guards.iter().zip(before).collect();
-    eventually("each is renewed", CEILING, || {
-        // Time left only grows by a renewal.
+    eventually("each lock is renewed", TEST_TIMEOUT, || {
+        // Only a renewal increases the remaining time.
         waiting.retain(|(guard, before)| {
             assert!(guard.is_held(), "{guard:?}");
             guard.remaining() <= *before
@@ -73,37 +79,39 @@ fn a_batch_that_fails_costs_no_lock_that_was_to_come_after_it() {
     });
 }
 
-/// Goal: leases that nobody renews do not keep the renewer from connecting anew. Method: they end
-/// all the time, each sooner than the server signs anybody in.
+/// Goal: leases without renewal do not keep the renewer from reconnecting. Method: they expire all
+/// the time, each sooner than a handshake with the server takes.
+///
+/// Fault: N27
 #[test]
-fn leases_that_end_do_not_keep_the_renewer_from_connecting() {
+fn expiring_leases_do_not_keep_the_renewer_from_reconnecting() {
     let (server, proxy, mgr) = server_behind_proxy(config_long_timeouts);
     let kept = mgr.lock_with("kept", &with_ttl(6 * SECOND)).unwrap();
-    is_renewed(&server, &kept, 1);
-    let (over, taken, mgr) = (AtomicBool::new(false), AtomicUsize::new(0), &mgr);
+    expect_renewals(&server, &kept, 1);
+    let (done, acquired, mgr) = (AtomicBool::new(false), AtomicUsize::new(0), &mgr);
     thread::scope(|threads| {
         for thread in 0..8 {
-            let (over, taken) = (&over, &taken);
+            let (done, acquired) = (&done, &acquired);
             threads.spawn(move || {
                 let brief = with_ttl(SECOND / 5).renew(false).wait(SECOND);
-                while !over.load(Ordering::Acquire) {
-                    // On a slow machine it may be over before it is there.
+                while !done.load(Ordering::Acquire) {
+                    // On a slow machine the lease may expire before the grant is received.
                     let Ok(guard) = mgr.lock_with(&format!("brief{thread}"), &brief) else {
                         continue;
                     };
-                    taken.fetch_add(1, Ordering::AcqRel);
+                    acquired.fetch_add(1, Ordering::AcqRel);
                     assert!(guard.lost().recv().is_ok());
                 }
             });
         }
         let renewed = thread::Builder::new().spawn_scoped(threads, || {
-            eventually("they are under way", CEILING, || taken.load(Ordering::Acquire) >= 40);
+            eventually("leases expire", TEST_TIMEOUT, || acquired.load(Ordering::Acquire) >= 40);
             proxy.on_request(command("TIME"), Fault::DelayReply(3 * SECOND / 10)).forever();
             proxy.on_request(is_renewal("lock:kept"), Fault::ResetAfterRequest).wait_fired();
-            is_renewed(&server, &kept, 3);
+            expect_renewals(&server, &kept, 3);
         });
         let renewed = renewed.unwrap().join();
-        over.store(true, Ordering::Release);
+        done.store(true, Ordering::Release);
         renewed.unwrap();
     });
 }

@@ -1,4 +1,4 @@
-//! What goes on to the `metrics` and `tracing` facades.
+//! Metrics and spans that are passed on to the `metrics` and `tracing` facades.
 
 #[cfg(feature = "metrics")]
 mod facade {
@@ -15,35 +15,41 @@ mod facade {
         support::RedisServer,
     };
 
-    /// Writes down what it is told, by name and labels.
+    /// Records all values by name and labels.
     #[derive(Clone, Default)]
-    struct Notes {
+    struct MemoryRecorder {
         counts: Arc<Mutex<BTreeMap<String, u64>>>,
         times: Arc<Mutex<BTreeMap<String, Vec<f64>>>>,
         described: Arc<Mutex<Vec<String>>>,
     }
 
-    struct Note(String, Notes);
+    struct Metric {
+        name_and_labels: String,
+        recorder: MemoryRecorder,
+    }
 
-    impl CounterFn for Note {
+    impl CounterFn for Metric {
         fn increment(&self, by: u64) {
-            *self.1.counts.lock().entry(self.0.clone()).or_default() += by;
+            let mut counts = self.recorder.counts.lock();
+            *counts.entry(self.name_and_labels.clone()).or_default() += by;
         }
 
         fn absolute(&self, _: u64) {}
     }
 
-    impl HistogramFn for Note {
+    impl HistogramFn for Metric {
         fn record(&self, value: f64) {
-            self.1.times.lock().entry(self.0.clone()).or_default().push(value);
+            let mut times = self.recorder.times.lock();
+            times.entry(self.name_and_labels.clone()).or_default().push(value);
         }
     }
 
-    impl Notes {
-        fn note(&self, key: &Key) -> Arc<Note> {
+    impl MemoryRecorder {
+        fn metric(&self, key: &Key) -> Arc<Metric> {
             let labels: Vec<_> =
                 key.labels().map(|label| format!(" {}={}", label.key(), label.value())).collect();
-            Arc::new(Note(format!("{}{}", key.name(), labels.concat()), self.clone()))
+            let name_and_labels = format!("{}{}", key.name(), labels.concat());
+            Arc::new(Metric { name_and_labels, recorder: self.clone() })
         }
 
         fn describe(&self, name: &KeyName) {
@@ -51,7 +57,7 @@ mod facade {
         }
     }
 
-    impl Recorder for Notes {
+    impl Recorder for MemoryRecorder {
         fn describe_counter(&self, key: KeyName, _: Option<Unit>, _: SharedString) {
             self.describe(&key);
         }
@@ -63,7 +69,7 @@ mod facade {
         }
 
         fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
-            Counter::from_arc(self.note(key))
+            Counter::from_arc(self.metric(key))
         }
 
         fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
@@ -71,15 +77,15 @@ mod facade {
         }
 
         fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
-            Histogram::from_arc(self.note(key))
+            Histogram::from_arc(self.metric(key))
         }
     }
 
     #[test]
-    fn what_is_counted_goes_on_with_the_server_and_the_outcome() {
+    fn metrics_are_passed_on_with_server_and_outcome() {
         let server = RedisServer::start();
-        let notes = Notes::default();
-        let mgr = metrics::with_local_recorder(&notes, || {
+        let recorder = MemoryRecorder::default();
+        let mgr = metrics::with_local_recorder(&recorder, || {
             let mgr = manager(&server);
             let guard = mgr.try_lock("orders:42").unwrap();
             mgr.try_lock("orders:42").unwrap_err();
@@ -89,7 +95,7 @@ mod facade {
             mgr
         });
         let at = format!("server.address={}", mgr.server());
-        let counts = notes.counts.lock().clone();
+        let counts = recorder.counts.lock().clone();
         let of = |name: &str| counts.get(&format!("distlock.lock.{name} {at}")).copied();
         assert_eq!(
             [of("attempted"), of("acquired"), of("contended")],
@@ -106,7 +112,7 @@ mod facade {
             Some(&1),
             "{counts:?}"
         );
-        let times = notes.times.lock().clone();
+        let times = recorder.times.lock().clone();
         let waits = |outcome: &str| {
             times.get(&format!("distlock.lock.wait.duration {at} distlock.outcome={outcome}"))
         };
@@ -116,11 +122,11 @@ mod facade {
             "{times:?}"
         );
         let held = &times[&format!("distlock.lock.hold.duration {at} distlock.outcome=released")];
-        assert!(held.len() == 1 && held[0] > 0.0 && held[0] < 60.0, "in seconds: {times:?}");
-        let described = notes.described.lock().clone();
+        assert!(held.len() == 1 && held[0] > 0.0 && held[0] < 60.0, "not in seconds: {times:?}");
+        let described = recorder.described.lock().clone();
         for name in counts.keys().chain(times.keys()).map(|key| key.split(' ').next().unwrap()) {
             assert!(described.iter().any(|known| known == name), "{name} is not described");
-            assert!(!name.contains("42"), "names of locks are no labels");
+            assert!(!name.contains("42"), "lock names must not be labels");
         }
     }
 }
@@ -147,9 +153,9 @@ mod spans {
         support::RedisServer,
     };
 
-    /// Writes down spans: their names, their fields, and when they end.
+    /// Records spans: their names, their fields, and when they end.
     #[derive(Clone, Default)]
-    struct Notes {
+    struct SpanRecorder {
         lines: Arc<Mutex<Vec<String>>>,
         last: Arc<AtomicU64>,
     }
@@ -162,9 +168,9 @@ mod spans {
         }
     }
 
-    impl Subscriber for Notes {
-        fn enabled(&self, about: &Metadata<'_>) -> bool {
-            about.is_span()
+    impl Subscriber for SpanRecorder {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            metadata.is_span()
         }
 
         fn new_span(&self, span: &Attributes<'_>) -> Id {
@@ -193,30 +199,30 @@ mod spans {
     }
 
     #[test]
-    fn a_wait_and_a_hold_are_a_span_each() {
-        // A span that another thread, without a subscriber, comes by first at this moment, is
-        // switched off for all.
-        if !in_own_process("exporters::spans::a_wait_and_a_hold_are_a_span_each", &[]) {
+    fn wait_and_hold_are_one_span_each() {
+        // `tracing` caches whether a span is enabled. If a thread without a subscriber reached the
+        // span first, it could be disabled for all threads.
+        if !in_own_process("observe::exporters::spans::wait_and_hold_are_one_span_each", &[]) {
             return;
         }
         let server = RedisServer::start();
-        let notes = Notes::default();
-        let (id, token) = tracing::subscriber::with_default(notes.clone(), || {
+        let recorder = SpanRecorder::default();
+        let (id, token) = tracing::subscriber::with_default(recorder.clone(), || {
             let mgr = manager(&server);
             let guard = mgr.try_lock("x").unwrap();
-            let told = (guard.id().to_string(), guard.fencing_token());
+            let (id, token) = (guard.id().to_string(), guard.fencing_token());
             guard.release().unwrap().unwrap_released();
-            told
+            (id, token)
         });
-        let who = format!("distlock.lock.name=\"x\" distlock.lock.id=\"{id}\"");
+        let fields = format!("distlock.lock.name=\"x\" distlock.lock.id=\"{id}\"");
         let expected = [
-            format!("1 begins distlock.wait {who}"),
+            format!("1 begins distlock.wait {fields}"),
             "1 distlock.outcome=\"acquired\"".into(),
             "1 ends".into(),
-            format!("2 begins distlock.hold {who} distlock.fencing_token={token}"),
+            format!("2 begins distlock.hold {fields} distlock.fencing_token={token}"),
             "2 distlock.outcome=\"released\"".into(),
             "2 ends".into(),
         ];
-        assert_eq!(*notes.lines.lock(), expected);
+        assert_eq!(*recorder.lines.lock(), expected);
     }
 }

@@ -1,4 +1,4 @@
-//! What a manager counts, and the table that it prints.
+//! The metrics of a manager, and the table in which they are displayed.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use crate::{
         SECOND, SHORT_TIMEOUT, UnwrapReleased, config_long_timeouts, config_short_timeout,
         expect_loss, manager, server_behind_proxy, spawn_queued_waiter, with_ttl,
     },
-    support::{CEILING, Fault, FaultProxy, RedisServer, command, eventually},
+    support::{Fault, FaultProxy, RedisServer, TEST_TIMEOUT, command, eventually},
 };
 
 #[test]
-fn everything_that_happens_is_counted_once() {
+fn each_operation_is_counted_once() {
     let server = RedisServer::start();
     let mgr = manager(&server);
     for n in 0..20 {
@@ -26,12 +26,12 @@ fn everything_that_happens_is_counted_once() {
     assert_eq!((metrics.held(), metrics.waiting()), (1, 1));
     drop(guard);
     drop(waiting.join().unwrap().unwrap());
-    let doomed = mgr.lock_with("doomed", &with_ttl(15 * SECOND)).unwrap();
-    server.cli(&["DEL", "lock:doomed"]);
-    expect_loss(&doomed);
+    let deleted = mgr.lock_with("deleted", &with_ttl(15 * SECOND)).unwrap();
+    server.cli(&["DEL", "lock:deleted"]);
+    expect_loss(&deleted);
     let kept = mgr.lock_with("kept", &with_ttl(15 * SECOND)).unwrap();
-    eventually("it is renewed", CEILING, || mgr.metrics().renewals() >= 1);
-    drop((kept, doomed));
+    eventually("a lock is renewed", TEST_TIMEOUT, || mgr.metrics().renewals() >= 1);
+    drop((kept, deleted));
     let metrics = mgr.metrics();
     assert_eq!(
         (metrics.attempted(), metrics.acquired(), metrics.released(), metrics.lost()),
@@ -48,18 +48,18 @@ fn everything_that_happens_is_counted_once() {
         (metrics.renewals(), metrics.renewals())
     );
     assert!(metrics.margin().max() <= 30 * SECOND && metrics.margin().min() > Duration::ZERO);
-    assert!(metrics.wait().min() > Duration::ZERO && metrics.wait().max() < CEILING);
+    assert!(metrics.wait().min() > Duration::ZERO && metrics.wait().max() < TEST_TIMEOUT);
     assert!(
         metrics.hold().max() >= SECOND * 9 / 10,
-        "kept for a third of its lease: {:?}",
+        "a lock is held until it is renewed, after a third of the ttl: {:?}",
         metrics.hold()
     );
     let names: Vec<_> = metrics.locks().iter().map(|lock| lock.name()).collect();
-    assert_eq!(names, ["doomed", "kept", "n0", "n1", "n2", "n3", "x"]);
+    assert_eq!(names, ["deleted", "kept", "n0", "n1", "n2", "n3", "x"]);
     let of = |name: &str| metrics.locks().iter().find(|lock| lock.name() == name).unwrap();
     assert_eq!((of("n0").acquired(), of("n0").hold().count(), of("n0").lost()), (5, 5, 0));
     assert_eq!((of("x").acquired(), of("x").contended(), of("x").timed_out()), (2, 2, 1));
-    assert_eq!((of("doomed").acquired(), of("doomed").lost()), (1, 1));
+    assert_eq!((of("deleted").acquired(), of("deleted").lost()), (1, 1));
     assert!(of("kept").min_margin().is_some() && of("n0").min_margin().is_none());
     assert_eq!(metrics.others().acquired(), 0);
     mgr.shutdown();
@@ -67,7 +67,7 @@ fn everything_that_happens_is_counted_once() {
 }
 
 #[test]
-fn the_table_is_for_people_whatever_locks_are_called() {
+fn metrics_table_is_readable_with_any_lock_names() {
     let server = RedisServer::start();
     let mgr = manager(&server);
     assert!(mgr.metrics().to_string().contains("acquired 0, lost 0"));
@@ -79,7 +79,7 @@ fn the_table_is_for_people_whatever_locks_are_called() {
     }
     let table = mgr.metrics().to_string();
     let lines: Vec<_> = table.lines().collect();
-    assert_eq!(lines[0], format!("locks at {}: 0 held, 0 asked for", mgr.server()));
+    assert_eq!(lines[0], format!("locks at {}: 0 held, 0 waiting", mgr.server()));
     assert_eq!(lines[1], "  attempted 32, acquired 32, released 32, lost 0");
     for (at, word) in
         [(3, "count"), (4, "wait"), (5, "hold"), (6, "renewal"), (7, "margin"), (9, "lock")]
@@ -88,7 +88,7 @@ fn the_table_is_for_people_whatever_locks_are_called() {
     }
     assert!(lines[4].split_whitespace().nth(1) == Some("32"), "{table}");
     assert!(lines[6].split_whitespace().eq(["renewal", "0", "-", "-", "-", "-", "-"]), "{table}");
-    // The busiest one comes first.
+    // The most used lock comes first.
     assert!(lines[10].starts_with("  \"\\u{1b}[31m\\nred\""), "{table}");
     assert_eq!(*lines.last().unwrap(), "  and 11 more");
     assert!(!table.chars().any(|letter| letter.is_control() && letter != '\n'));
@@ -115,17 +115,18 @@ fn failures_and_outages_are_counted() {
     assert_eq!(mgr.metrics().reconnected(), 1);
 }
 
-/// Whose own time is over before it is connected has not found out anything about the server.
+/// A call that times out while it connects knows nothing about the server, so it must not count an
+/// outage.
 #[test]
-fn who_has_no_time_to_connect_counts_no_outage() {
+fn timeout_while_connecting_counts_no_outage() {
     let (server, proxy, mgr) = server_behind_proxy(config_long_timeouts);
     let holder = manager(&server).lock("x").unwrap();
-    let greeting = proxy.on_request(command("time"), Fault::HoldRequest);
-    eventually("one is cut short while it connects", CEILING, || {
+    let handshake = proxy.on_request(command("time"), Fault::HoldRequest);
+    eventually("a call times out while it connects", TEST_TIMEOUT, || {
         assert!(mgr.try_lock_for("x", Duration::from_millis(50)).unwrap_err().is_contended());
-        greeting.fired() > 0
+        handshake.fired() > 0
     });
-    greeting.let_go();
+    handshake.release();
     let waiting = spawn_queued_waiter(&server, &mgr, "x");
     drop(holder);
     drop(waiting.join().unwrap().unwrap());
@@ -133,7 +134,7 @@ fn who_has_no_time_to_connect_counts_no_outage() {
 }
 
 #[test]
-fn copies_can_be_taken_while_thousands_of_names_come_and_go() {
+fn per_lock_table_keeps_used_names_and_total_of_others() {
     let server = RedisServer::start();
     let mgr =
         RedisMgr::new(config_short_timeout(server.url()).operation_timeout(20 * SECOND)).unwrap();

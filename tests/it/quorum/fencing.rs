@@ -1,4 +1,4 @@
-//! Tokens rise from holder to holder, whatever happens to the nodes in between.
+//! Fencing tokens increase from holder to holder, whichever nodes fail in between.
 
 use std::{env, time::Duration};
 
@@ -8,17 +8,17 @@ use fastrand::Rng;
 use super::{config_medium_timeout, manager, nodes_holding, quorum};
 use crate::{
     helpers::{CALL_LIMIT, UnwrapReleased, completes_within, fence_key, with_ttl},
-    support::{CEILING, Fault, Nodes, any_request, command, off_by},
+    support::{Fault, Nodes, TEST_TIMEOUT, any_request, command, off_by},
 };
 
-/// Run again with the seed of a failure: `DISTLOCK_SEED=… cargo test --test it tokens_rise`.
+/// To repeat a failure, use its seed: `DISTLOCK_SEED=… cargo test --test it tokens_rise`.
 fn seed() -> u64 {
     env::var("DISTLOCK_SEED")
         .ok()
         .map_or_else(|| fastrand::u64(..), |seed| seed.parse().expect("a number"))
 }
 
-/// The token must be where every later quorum has a node.
+/// The token must be stored on a quorum, because every later quorum includes one of these nodes.
 #[track_caller]
 fn expect_stored(nodes: &Nodes, token: FencingToken, name: &str, context: &str) {
     let stored = nodes.values(&fence_key(name));
@@ -30,28 +30,30 @@ fn expect_stored(nodes: &Nodes, token: FencingToken, name: &str, context: &str) 
     );
 }
 
-/// Goal: whoever gets the lock later has the larger token, though every acquisition may be by
-/// another majority. Method: random minorities are killed, stopped, slow, or restart without data,
-/// one at a time, while others take the lock.
+/// Goal: each grant has a larger token than the one before, although each may come from another
+/// quorum. Method: random minorities are slow, stopped, refuse writes, or restart without data
+/// while managers acquire the lock.
+///
+/// Fault: F87
 #[test]
-fn tokens_rise_over_any_sequence_of_partial_failures() {
+fn tokens_rise_over_random_partial_failures() {
     let seed = seed();
     eprintln!("seed {seed}");
-    let mut dice = Rng::with_seed(seed);
+    let mut rng = Rng::with_seed(seed);
     let nodes = Nodes::start(5).behind_proxies(&[1, 3]);
     let managers: Vec<_> =
         (0..3).map(|_| RedisMgr::new(config_medium_timeout(&nodes)).unwrap()).collect();
     let mut last = 0;
     for round in 0..60 {
-        // One that forgets everything, while all the others are there.
+        // A node loses its data while all others are available.
         if round % 3 == 0 {
-            nodes.restart_empty(dice.usize(..5));
+            nodes.restart_empty(rng.usize(..5));
         }
         let mut order: Vec<usize> = (0..5).collect();
-        dice.shuffle(&mut order);
-        let away = &order[..dice.usize(..3)];
-        let stopped = dice.bool();
-        away.iter().for_each(|node| {
+        rng.shuffle(&mut order);
+        let failed = &order[..rng.usize(..3)];
+        let stopped = rng.bool();
+        failed.iter().for_each(|node| {
             if stopped {
                 nodes.stop(*node)
             } else {
@@ -59,12 +61,12 @@ fn tokens_rise_over_any_sequence_of_partial_failures() {
             }
         });
         let slow = nodes
-            .proxy([1, 3][dice.usize(..2)])
+            .proxy([1, 3][rng.usize(..2)])
             .on_request(any_request, Fault::DelayReply(Duration::from_millis(30)));
-        let slow = slow.times(dice.usize(..3));
+        let slow = slow.times(rng.usize(..3));
         for _ in 0..5 {
-            let mgr = &managers[dice.usize(..3)];
-            let guard = completes_within(CEILING, "locking", || mgr.lock("x"))
+            let mgr = &managers[rng.usize(..3)];
+            let guard = completes_within(TEST_TIMEOUT, "lock", || mgr.lock("x"))
                 .unwrap_or_else(|e| panic!("{e} (seed {seed})"));
             assert!(
                 guard.fencing_token().as_u64() > last,
@@ -72,11 +74,12 @@ fn tokens_rise_over_any_sequence_of_partial_failures() {
                 guard.fencing_token()
             );
             last = guard.fencing_token().as_u64();
-            completes_within(CEILING, "releasing", || guard.release().unwrap()).unwrap_released();
+            completes_within(TEST_TIMEOUT, "release", || guard.release().unwrap())
+                .unwrap_released();
         }
         slow.disarm();
-        slow.let_go();
-        away.iter().for_each(|node| {
+        slow.release();
+        failed.iter().for_each(|node| {
             if stopped {
                 nodes.cont(*node)
             } else {
@@ -86,11 +89,14 @@ fn tokens_rise_over_any_sequence_of_partial_failures() {
     }
 }
 
-/// Goal: clocks that disagree do not matter. Method: each node has given a token of its own, far
-/// above its clock; the largest of a majority is not enough, so the nodes have to agree on one in a
-/// second round.
+/// Goal: tokens do not depend on synchronous clocks. Method: the stored tokens of the nodes differ,
+/// and are far ahead of the clocks. The largest token of a quorum is not enough then: the nodes
+/// must agree on a token in a second round.
+///
+/// Fault: F87
+/// Promise: P3
 #[test]
-fn tokens_rise_although_the_counters_are_far_apart() {
+fn tokens_rise_if_stored_tokens_of_nodes_differ() {
     let nodes = Nodes::start(5);
     let (mgr, other) = (manager(&nodes), manager(&nodes));
     let first = mgr.lock("x").unwrap();
@@ -102,9 +108,9 @@ fn tokens_rise_although_the_counters_are_far_apart() {
     }
     let mut last = base;
     for round in 0..30 {
-        // Another majority each time.
-        let away = [round % 5, (round * 2 + 1) % 5];
-        away.iter().for_each(|node| nodes.config_set(*node, "maxmemory", "1"));
+        // A different quorum each time.
+        let failed = [round % 5, (round * 2 + 1) % 5];
+        failed.iter().for_each(|node| nodes.config_set(*node, "maxmemory", "1"));
         let guard =
             [&mgr, &other][round % 2].lock_with("x", &with_ttl(Duration::from_secs(30))).unwrap();
         assert!(
@@ -117,15 +123,16 @@ fn tokens_rise_although_the_counters_are_far_apart() {
             &nodes,
             guard.fencing_token(),
             "x",
-            &format!("round {round}, kept on {:?}", nodes_holding(&nodes, &guard)),
+            &format!("round {round}, held on {:?}", nodes_holding(&nodes, &guard)),
         );
         guard.release().unwrap().unwrap_released();
-        away.iter().for_each(|node| nodes.config_set(*node, "maxmemory", "0"));
+        failed.iter().for_each(|node| nodes.config_set(*node, "maxmemory", "0"));
     }
 }
 
+/// Promise: P3
 #[test]
-fn a_token_is_stored_by_a_majority_before_anybody_has_it() {
+fn token_is_on_a_quorum_before_it_is_returned() {
     let nodes = Nodes::start(5);
     let mgr = manager(&nodes);
     for round in 0..100 {
@@ -134,11 +141,12 @@ fn a_token_is_stored_by_a_majority_before_anybody_has_it() {
     }
 }
 
-/// Goal: a node whose clock shows a time that cannot be is left out, and has no part in the tokens
-/// of the others. Method: it shows one beyond 2^53 us, and the others have been made to store such
-/// a token before.
+/// Goal: a node with an impossible clock is left out and does not affect the tokens of the others.
+/// Method: its clock is beyond 2^53 µs, and the others have stored such a token.
+///
+/// Fault: N39
 #[test]
-fn a_node_whose_clock_cannot_be_stops_no_lock() {
+fn node_with_an_impossible_clock_is_left_out() {
     const AHEAD_S: i64 = 8_000_000_000;
     let nodes = Nodes::start(3).behind_proxies(&[2]);
     let first = manager(&nodes).lock("x").unwrap();

@@ -16,10 +16,10 @@ use std::{
 
 use distlock::RedisMgr;
 
-use super::nodes_holding;
+use super::{manager, nodes_holding};
 use crate::{
-    helpers::{SECOND, config_long_timeouts},
-    support::{CEILING, Nodes, eventually},
+    helpers::{SECOND, UnwrapReleased, config_long_timeouts},
+    support::{Fault, Nodes, TEST_TIMEOUT, contains, eventually},
 };
 
 /// Delay of each reply. Short enough that the node never has the maximum of unread replies.
@@ -73,7 +73,7 @@ fn slow_node_with_many_unread_replies_keeps_its_connection() {
     let mgr = RedisMgr::new(config).unwrap();
     // The guards stay alive: cleaning up after a release would use another connection.
     let mut warm = Vec::new();
-    eventually("all nodes hold one of the locks", CEILING, || {
+    eventually("all nodes hold one of the locks", TEST_TIMEOUT, || {
         warm.push(mgr.lock(&format!("warm{}", warm.len())).unwrap());
         warm.iter().any(|guard| nodes_holding(&nodes, guard).len() == 3)
     });
@@ -82,4 +82,38 @@ fn slow_node_with_many_unread_replies_keeps_its_connection() {
     assert_eq!((connections.load(Ordering::SeqCst) - before, mgr.metrics().reconnected()), (0, 0));
     mgr.shutdown();
     drop((guards, warm));
+}
+
+/// No caller waits for the slow node's reply that it does not know the script.
+///
+/// Fault: N103
+#[test]
+fn slow_node_that_forgets_scripts_gets_them_again() {
+    let nodes = Nodes::start(3).behind_proxies(&[2]);
+    let mgr = manager(&nodes);
+    let round = || {
+        mgr.lock("x").unwrap().release().unwrap().unwrap_released();
+        // Reads all replies. Otherwise the unread ones would soon make the manager close the
+        // connection, and the next connection would send the scripts anyway.
+        mgr.locks("*").unwrap();
+    };
+    let server = nodes.server(2);
+    let commands = server.monitor();
+    let grants =
+        || commands.lines().iter().filter(|line| line.contains("lua] \"SET\" \"lock:x\"")).count();
+    eventually("the slow node gives the lock", TEST_TIMEOUT, || {
+        round();
+        grants() > 0
+    });
+    nodes
+        .proxy(2)
+        .on_request(contains("lock:x"), Fault::DelayReply(Duration::from_millis(50)))
+        .forever();
+    server.cli(&["SCRIPT", "FLUSH"]);
+    commands.wait_for("FLUSH");
+    let before = grants();
+    eventually("it gives the lock again", TEST_TIMEOUT, || {
+        round();
+        grants() > before
+    });
 }

@@ -3,18 +3,19 @@
 
 use std::time::Duration;
 
-use distlock::{LockGuard, LockLost, RedisMgr, Vote};
+use distlock::{LockError, LockGuard, LockLost, RedisMgr, Vote};
 
 use super::{
     TTL, await_renewals, config_long_timeouts, config_medium_timeout, config_short_timeout,
-    expect_no_quorum, expect_quorum, key, manager, wait_until_free_everywhere,
+    expect_no_quorum, expect_quorum, key, manager, nodes_holding, votes,
+    wait_until_free_everywhere,
 };
 use crate::{
     helpers::{
         CALL_LIMIT, SHORT_TIMEOUT, UnwrapReleased, completes_within, expect_loss, in_thread, timed,
         with_ttl,
     },
-    support::{CEILING, Nodes, eventually},
+    support::{Nodes, TEST_TIMEOUT, eventually},
     worker::work,
 };
 
@@ -45,8 +46,7 @@ fn calls_without_a_quorum_of_live_nodes_fail_at_once() {
         assert!(error.to_string().contains("refused"), "{error}");
         wait_until_free_everywhere(&nodes, "x");
     }
-    let error =
-        completes_within(CALL_LIMIT, "reading the holder", || mgr.holder("x").unwrap_err());
+    let error = completes_within(CALL_LIMIT, "reading the holder", || mgr.holder("x").unwrap_err());
     expect_no_quorum(&nodes, &error);
     let error = completes_within(CALL_LIMIT, "a ping", || mgr.ping().unwrap_err());
     expect_no_quorum(&nodes, &error);
@@ -79,7 +79,7 @@ fn calls_without_a_responsive_quorum_wait_one_timeout() {
     let waiting =
         in_thread(&mgr, "x", |mgr, name| mgr.lock_with(name, &with_ttl(20 * TTL / 2)).unwrap());
     nodes.cont(1);
-    let guard = completes_within(CEILING, "the lock", || waiting.join().unwrap());
+    let guard = completes_within(TEST_TIMEOUT, "the lock", || waiting.join().unwrap());
     expect_quorum(&nodes, &guard);
     nodes.cont(0);
     nodes.cont(2);
@@ -118,12 +118,11 @@ fn two_holders_with_half_of_the_nodes_are_contention() {
         let id = ["one", "another"][node / 2];
         nodes.server(node).query::<()>(&["SET", &key("x"), id, "PX", "600000"]);
     }
-    let try_lock = || {
-        completes_within(20 * SHORT_TIMEOUT, "try_lock", || mgr.try_lock("x").unwrap_err())
-    };
+    let try_lock =
+        || completes_within(20 * SHORT_TIMEOUT, "try_lock", || mgr.try_lock("x").unwrap_err());
     let error = try_lock();
     assert!(error.is_contended(), "{error:?}");
-    let error = completes_within(20 * SHORT_TIMEOUT, "waiting", || {
+    let error = completes_within(20 * SHORT_TIMEOUT, "the wait", || {
         mgr.try_lock_for("x", SHORT_TIMEOUT).unwrap_err()
     });
     assert!(error.is_contended(), "{error:?}");
@@ -132,9 +131,12 @@ fn two_holders_with_half_of_the_nodes_are_contention() {
     let error = try_lock();
     assert!(error.is_contended(), "{error:?}");
     nodes.server(2).cli(&["DEL", &key("x")]);
-    let guard = completes_within(CEILING, "locking", || mgr.lock("x").unwrap());
+    let guard = completes_within(TEST_TIMEOUT, "lock", || mgr.lock("x").unwrap());
     expect_quorum(&nodes, &guard);
 }
+
+/// How a node fails, and how it recovers.
+type NodeFault = (fn(&Nodes, usize), fn(&Nodes, usize));
 
 /// Goal: if most nodes fail, the lease stays valid exactly until its deadline, and is then lost
 /// once. Method: read the deadline after two renewals have failed, when no earlier renewal can be
@@ -144,9 +146,8 @@ fn two_holders_with_half_of_the_nodes_are_contention() {
 /// Promise: P2
 #[test]
 fn lease_without_a_quorum_is_valid_until_its_deadline() {
-    let faults: [[fn(&Nodes, usize); 2]; 2] =
-        [[Nodes::kill, Nodes::restart_empty], [Nodes::stop, Nodes::cont]];
-    for [fail, recover] in faults {
+    let faults: [NodeFault; 2] = [(Nodes::kill, Nodes::restart_empty), (Nodes::stop, Nodes::cont)];
+    for (fail, recover) in faults {
         let nodes = Nodes::start(5);
         expect_valid_until_deadline(
             &nodes,
@@ -166,7 +167,7 @@ fn expect_valid_until_deadline(nodes: &Nodes, fail: impl Fn(usize), recover: imp
     FAILED.into_iter().for_each(fail);
     let renewed = || nodes.server(2).calls("pexpire");
     let before = renewed();
-    eventually("two more renewals reach a live node", CEILING, || renewed() >= before + 2);
+    eventually("two more renewals reach a live node", TEST_TIMEOUT, || renewed() >= before + 2);
     let left = guard.remaining();
     assert!(left > Duration::ZERO, "the machine is too slow for this ttl");
     let ((), took) = timed(|| watch_until_lost(&guard, left));
@@ -177,7 +178,7 @@ fn expect_valid_until_deadline(nodes: &Nodes, fail: impl Fn(usize), recover: imp
             .is_unavailable()
     );
     FAILED.into_iter().for_each(recover);
-    let next = completes_within(CEILING, "locking", || mgr.lock("x").unwrap());
+    let next = completes_within(TEST_TIMEOUT, "lock", || mgr.lock("x").unwrap());
     assert!(next.fencing_token() > guard.fencing_token());
     expect_quorum(nodes, &next);
     // The recovered nodes do not revive the lease.
@@ -193,10 +194,7 @@ fn watch_until_lost(guard: &LockGuard, left: Duration) {
         let ((), span) = timed(|| work(Duration::from_millis(5)));
         passed += span;
         let now = guard.remaining();
-        assert!(
-            now.is_zero() || passed + now <= left,
-            "{now:?} left after {passed:?} of {left:?}"
-        );
+        assert!(now.is_zero() || passed + now <= left, "{now:?} left after {passed:?} of {left:?}");
     }
 }
 
@@ -210,7 +208,7 @@ fn lease_survives_if_the_quorum_returns_before_its_deadline() {
     [0, 1, 2].into_iter().for_each(|node| nodes.stop(node));
     // The renewal that was seen above may not have reached this node yet.
     let before = nodes.server(3).calls("pexpire");
-    eventually("a renewal has failed", CEILING, || {
+    eventually("a renewal has failed", TEST_TIMEOUT, || {
         nodes.server(3).calls("pexpire") >= before + 2
     });
     [0, 1, 2].into_iter().for_each(|node| nodes.cont(node));
@@ -228,9 +226,39 @@ fn release_without_a_quorum_fails_and_is_completed_later() {
     let mgr = RedisMgr::new(config_long_timeouts(&nodes).operation_timeout(SHORT_TIMEOUT)).unwrap();
     let guard = mgr.lock("x").unwrap();
     [0, 1, 2].into_iter().for_each(|node| nodes.stop(node));
-    let error = completes_within(20 * SHORT_TIMEOUT, "releasing", || guard.release().unwrap_err());
+    let error = completes_within(20 * SHORT_TIMEOUT, "release", || guard.release().unwrap_err());
     expect_no_quorum(&nodes, &error);
     [0, 1, 2].into_iter().for_each(|node| nodes.cont(node));
     let ((), took) = timed(|| wait_until_free_everywhere(&nodes, "x"));
     assert!(took < Duration::from_secs(20), "the key was left to its ttl of 30 s: {took:?}");
+}
+
+#[test]
+fn held_lock_is_reported_with_the_reply_of_each_node() {
+    let nodes = Nodes::start(5);
+    let (mgr, other) = (manager(&nodes), manager(&nodes));
+    assert_eq!(other.holder("x").unwrap(), None);
+    let guard = mgr.lock("x").unwrap();
+    eventually("all nodes have it", CALL_LIMIT, || nodes_holding(&nodes, &guard).len() == 5);
+
+    let holder = other.holder("x").unwrap().unwrap();
+    assert_eq!(holder.id(), guard.id().as_str());
+    let votes_seen = votes(&nodes, holder.nodes());
+    assert!(votes_seen.iter().filter(|vote| **vote == Vote::Yes).count() >= 3, "{votes_seen:?}");
+    let held =
+        holder.nodes().iter().filter(|answer| answer.message.starts_with("held by ")).count();
+    assert!(held >= 3, "{:?}", holder.nodes());
+
+    let error = other.try_lock("x").unwrap_err();
+    let LockError::Held { holder, .. } = &error else { panic!("{error:?}") };
+    assert_eq!(holder.id(), guard.id().as_str());
+    let votes_seen = votes(&nodes, holder.nodes());
+    assert!(votes_seen.iter().filter(|vote| **vote == Vote::No).count() >= 3, "{votes_seen:?}");
+    assert_eq!(error.nodes(), holder.nodes());
+    assert!(error.is_contended() && !error.is_unavailable());
+
+    guard.release().unwrap().unwrap_released();
+    wait_until_free_everywhere(&nodes, "x");
+    assert_eq!(other.holder("x").unwrap(), None);
+    drop(other.try_lock("x").unwrap());
 }

@@ -1,5 +1,4 @@
-//! Keeps the corpus of the fuzz targets (tests/fuzz/corpus) what a real server says: records it, or
-//! compares.
+//! The corpus of the fuzz targets (tests/fuzz/corpus) must match the replies of a real server.
 
 use std::{env, fs, io::Write, net::TcpStream, path::Path};
 
@@ -10,9 +9,9 @@ const ACQUIRE: &str = include_str!("../../../src/node/lua/acquire.lua");
 const RELEASE: &str = include_str!("../../../src/node/lua/release.lua");
 const INSPECT: &str = include_str!("../../../src/node/lua/inspect.lua");
 const RENEW: &str = include_str!("../../../src/node/lua/renew.lua");
-const SURVEY: &str = include_str!("../../../src/node/lua/describe.lua");
+const DESCRIBE: &str = include_str!("../../../src/node/lua/describe.lua");
 
-/// What src/fuzz expects.
+/// The values that src/fuzz expects.
 const NONCE: &str = "1000";
 const ID: &str = "web-3|pid7|tid9|ts1763712345678|6f1c2c4e-0f5d-4f5a-9d55-1f2a3b4c5d6e";
 const NEXT: &str = "web-4|pid8|tid1|ts1763712345999|0b6c2c4e-1f5d-4f5a-8d55-1f2a3b4c5d6e";
@@ -28,12 +27,12 @@ impl Recorder {
             if let Some(frame) = self.frames.take_frame() {
                 return frame;
             }
-            assert_ne!(self.frames.fill(&self.stream).unwrap(), 0, "it has closed the connection");
+            assert_ne!(self.frames.fill(&self.stream).unwrap(), 0, "the connection was closed");
         }
     }
 
-    /// The bytes of the answer.
-    fn ask(&mut self, words: &[&str]) -> Vec<u8> {
+    /// Sends a request and returns the bytes of the reply.
+    fn request(&mut self, words: &[&str]) -> Vec<u8> {
         self.stream.write_all(&request(words)).unwrap();
         self.frame()
     }
@@ -43,13 +42,13 @@ impl Recorder {
             .map(|kind| format!("{kind}lock:{name}{}", if kind.is_empty() { "" } else { "}" }));
         let mut words = vec!["EVAL", text, "3", &keys[0], &keys[1], &keys[2], NONCE];
         words.extend(args);
-        self.ask(&words)
+        self.request(&words)
     }
 
     fn acquire(&mut self, name: &str, id: &str, mode: &str) -> Vec<u8> {
         let entry = format!("1000 distlock:client:x {id}");
-        let (text, far) = ([SHARED, ACQUIRE].concat(), "9999999999999999");
-        self.script(&text, name, &[id, "30000", mode, &entry, far, "1", "0000000000000000"])
+        let (text, never) = ([SHARED, ACQUIRE].concat(), "9999999999999999");
+        self.script(&text, name, &[id, "30000", mode, &entry, never, "1", "0000000000000000"])
     }
 
     fn release(&mut self, name: &str, id: &str) -> Vec<u8> {
@@ -65,79 +64,82 @@ fn recorder(server: &RedisServer) -> Recorder {
     Recorder { stream: TcpStream::connect(server.addr()).unwrap(), frames: Frames::default() }
 }
 
-/// All files with what a server says.
+/// The names of all files, with what the server sends.
 fn recorded(server: &RedisServer) -> Vec<(&'static str, Vec<u8>)> {
-    let mut on = recorder(server);
-    let mut ear = recorder(server);
-    let subscribed = ear.ask(&["SUBSCRIBE", "distlock:client:x"]);
-    on.ask(&["LPUSH", "lock:odd", "x"]);
-    on.ask(&["SET", "lock:foreign", "a client of another kind\n", "PX", "5000"]);
+    let mut client = recorder(server);
+    let mut subscriber = recorder(server);
+    let subscribed = subscriber.request(&["SUBSCRIBE", "distlock:client:x"]);
+    client.request(&["LPUSH", "lock:odd", "x"]);
+    client.request(&["SET", "lock:foreign", "a client of another kind\n", "PX", "5000"]);
     let keys = |names: &[&str]| names.iter().map(|name| format!("lock:{name}")).collect::<Vec<_>>();
-    let renew = |on: &mut Recorder, names: &[&str]| {
+    let renew = |client: &mut Recorder, names: &[&str]| {
         let (keys, count) = (keys(names), names.len().to_string());
         let mut words = vec!["EVAL", RENEW, &count];
         words.extend(keys.iter().map(String::as_str));
         words.push(NONCE);
         names.iter().for_each(|_| words.extend([ID, "30000"]));
-        on.ask(&words)
+        client.request(&words)
     };
-    let survey = |on: &mut Recorder, names: &[&str]| {
+    let describe = |client: &mut Recorder, names: &[&str]| {
         let keys = keys(names);
-        let beside = |kind: &str, key: &String| format!("distlock:{kind}:{{{key}}}");
+        let other_key = |kind: &str, key: &String| format!("distlock:{kind}:{{{key}}}");
         let all: Vec<_> = keys
             .iter()
-            .flat_map(|key| [key.clone(), beside("queue", key), beside("fence", key)])
+            .flat_map(|key| [key.clone(), other_key("queue", key), other_key("fence", key)])
             .collect();
         let count = all.len().to_string();
-        let mut words = vec!["EVAL", SURVEY, &count];
+        let mut words = vec!["EVAL", DESCRIBE, &count];
         words.extend(all.iter().map(String::as_str));
         words.extend([NONCE, "3", "5"]);
-        on.ask(&words)
+        client.request(&words)
     };
     let mut files = vec![
         ("messages/subscribed", subscribed),
-        ("replies/held", on.acquire("a", ID, "try")),
-        ("replies/busy", on.acquire("a", NEXT, "try")),
-        ("replies/queued", on.acquire("a", NEXT, "join")),
-        ("replies/looked", on.acquire("a", NEXT, "look")),
-        ("replies/busy-foreign", on.acquire("foreign", ID, "try")),
-        ("replies/type", on.acquire("odd", ID, "try")),
-        ("replies/inspected", on.inspect("a")),
-        ("replies/inspected-free", on.inspect("b")),
-        ("replies/renewed", renew(&mut on, &["a"])),
-        ("replies/renewed-three", renew(&mut on, &["a", "gone", "foreign"])),
-        ("replies/surveyed", survey(&mut on, &["a"])),
-        ("replies/surveyed-two", survey(&mut on, &["odd", "foreign"])),
-        ("replies/other", on.release("a", NEXT)),
-        ("replies/released", on.release("a", ID)),
-        ("messages/grant", ear.frame()),
-        ("replies/gone", on.release("b", ID)),
-        ("replies/pong", on.ask(&["PING"])),
-        ("replies/time", on.ask(&["TIME"])),
+        ("replies/held", client.acquire("a", ID, "try")),
+        ("replies/busy", client.acquire("a", NEXT, "try")),
+        ("replies/queued", client.acquire("a", NEXT, "join")),
+        ("replies/looked", client.acquire("a", NEXT, "look")),
+        ("replies/busy-foreign", client.acquire("foreign", ID, "try")),
+        ("replies/type", client.acquire("odd", ID, "try")),
+        ("replies/inspected", client.inspect("a")),
+        ("replies/inspected-free", client.inspect("b")),
+        ("replies/renewed", renew(&mut client, &["a"])),
+        ("replies/renewed-three", renew(&mut client, &["a", "gone", "foreign"])),
+        ("replies/surveyed", describe(&mut client, &["a"])),
+        ("replies/surveyed-two", describe(&mut client, &["odd", "foreign"])),
+        ("replies/other", client.release("a", NEXT)),
+        ("replies/released", client.release("a", ID)),
+        ("messages/grant", subscriber.frame()),
+        ("replies/gone", client.release("b", ID)),
+        ("replies/pong", client.request(&["PING"])),
+        ("replies/time", client.request(&["TIME"])),
         (
             "replies/scanned",
-            on.ask(&["SCAN", "0", "MATCH", "lock:f*", "COUNT", "500", "TYPE", "string"]),
+            client.request(&["SCAN", "0", "MATCH", "lock:f*", "COUNT", "500", "TYPE", "string"]),
         ),
-        ("replies/refused", on.ask(&["EVALSHA", "0000000000000000000000000000000000000000", "0"])),
-        ("replies/no-such-command", on.ask(&["NO", "SUCH", "COMMAND"])),
+        (
+            "replies/refused",
+            client.request(&["EVALSHA", "0000000000000000000000000000000000000000", "0"]),
+        ),
+        ("replies/no-such-command", client.request(&["NO", "SUCH", "COMMAND"])),
     ];
     let text = [SHARED, ACQUIRE].concat();
-    let late = [ID, "30000", "try", "", "0000000000000000", "1", "0000000000000000"];
-    files.push(("replies/late", on.script(&text, "a", &late)));
-    let questions = [&["INFO", "server"][..], &["INFO", "replication"], &["INFO", "persistence"]];
+    let expired = [ID, "30000", "try", "", "0000000000000000", "1", "0000000000000000"];
+    files.push(("replies/late", client.script(&text, "a", &expired)));
+    let queries = [&["INFO", "server"][..], &["INFO", "replication"], &["INFO", "persistence"]];
     let mut introduction: Vec<u8> =
-        questions.iter().flat_map(|question| without_whereabouts(&on.ask(question))).collect();
-    introduction.extend(on.ask(&["CONFIG", "GET", "*appendfsync*"]));
+        queries.iter().flat_map(|query| public_fields(&client.request(query))).collect();
+    introduction.extend(client.request(&["CONFIG", "GET", "*appendfsync*"]));
     server.cli(&["SET", "distlock:memory", "10000"]);
-    introduction.extend(on.ask(&["GET", "distlock:memory"]));
+    introduction.extend(client.request(&["GET", "distlock:memory"]));
     files.push(("introductions/master", introduction));
     files
 }
 
-/// Where a server runs, and on what, is nobody's business.
-fn without_whereabouts(info: &[u8]) -> Vec<u8> {
+/// Leaves out where the server runs and on what machine, because the corpus is published.
+fn public_fields(info: &[u8]) -> Vec<u8> {
     let text = String::from_utf8_lossy(info);
-    let told = [
+    let public = [
         "# ",
         "redis_version:",
         "run_id:",
@@ -148,13 +150,13 @@ fn without_whereabouts(info: &[u8]) -> Vec<u8> {
         "rdb_",
         "loading:",
     ];
-    let is_told = |line: &&str| told.iter().any(|field| line.starts_with(field));
+    let is_public = |line: &&str| public.iter().any(|field| line.starts_with(field));
     let kept: String =
-        text.split("\r\n").filter(is_told).map(|line| format!("{line}\r\n")).collect();
+        text.split("\r\n").filter(is_public).map(|line| format!("{line}\r\n")).collect();
     format!("${}\r\n{kept}\r\n", kept.len()).into_bytes()
 }
 
-/// Without what differs from one time to the next.
+/// The text with each number replaced by `#`, because numbers differ from run to run.
 fn shape(bytes: &[u8]) -> String {
     let mut shape = String::new();
     for letter in String::from_utf8_lossy(bytes).chars() {
@@ -167,20 +169,22 @@ fn shape(bytes: &[u8]) -> String {
     shape
 }
 
-/// `DISTLOCK_RECORD=1` writes the files.
+/// `DISTLOCK_RECORD=1` writes the corpus.
+///
+/// Fault: F52
 #[test]
-fn the_corpus_is_what_a_server_says() {
+fn corpus_matches_the_replies_of_a_server() {
     let server = RedisServer::start();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus");
-    for (name, said) in recorded(&server) {
+    for (name, reply) in recorded(&server) {
         let file = folder.join(name);
         if env::var_os("DISTLOCK_RECORD").is_some() {
             fs::create_dir_all(file.parent().unwrap()).unwrap();
-            fs::write(&file, &said).unwrap();
+            fs::write(&file, &reply).unwrap();
         }
         let kept = fs::read(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         match name {
-            // Which fields there are differs between servers.
+            // Servers differ in their other fields.
             "introductions/master" => {
                 for field in [
                     "run_id:",
@@ -190,14 +194,14 @@ fn the_corpus_is_what_a_server_says() {
                     "no-appendfsync-on-rewrite",
                 ] {
                     assert!(
-                        [&kept, &said]
+                        [&kept, &reply]
                             .iter()
                             .all(|text| String::from_utf8_lossy(text).contains(field)),
                         "{field}"
                     );
                 }
             }
-            _ => assert_eq!(shape(&said), shape(&kept), "{name}"),
+            _ => assert_eq!(shape(&reply), shape(&kept), "{name}"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The least rights that everything works with, and what each of them is for.
+//! The ACL permissions that the library needs, and how a missing one is reported.
 
 use std::time::Duration;
 
@@ -6,30 +6,30 @@ use distlock::{LockError, LockGuard, LockLost, RedisMgr};
 
 use crate::{
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, completes_within, config_long_timeouts,
-        config_short_timeout, expect_loss, in_thread, is_renewal, manager, spawn_queued_waiter,
-        with_ttl,
+        CALL_LIMIT, SECOND, UnwrapReleased, await_queued, completes_within, config_long_timeouts,
+        config_short_timeout, expect_loss, fence_key, in_thread, is_renewal, manager, queued,
+        spawn_queued_waiter, with_ttl,
     },
-    support::{CEILING, Fault, FaultProxy, RedisServer, contains, eventually},
+    support::{Fault, FaultProxy, RedisServer, TEST_TIMEOUT, contains, eventually},
 };
 
-/// The list that the command goes by, and the README repeats. `PING` is for `ping`, and for waiters
-/// behind a silent server.
-#[path = "../../../cli/src/doctor/rights.rs"]
+/// The list that `distlock doctor` checks and the README shows. `PING` is for `ping`, and for
+/// waiters whose server does not reply.
+#[path = "../../../cli/src/doctor/permissions.rs"]
 pub(crate) mod list;
 
-use list::LOCKS as RIGHTS;
+use list::LOCK_PERMISSIONS;
 
-/// Without these the library gets along: who cannot subscribe, or be told, finds out by looking; a
-/// waiter that could not be told is put back by `LPUSH`; and where nobody may ask who listens,
-/// whoever hears is taken for the waiter.
-const DISPENSABLE: &[&str] =
+/// The library works without these. Waiters poll if they cannot subscribe, or if no grant message
+/// may be published. A release needs `LPUSH` only to put back the entry of a waiter that it could
+/// not notify. Without `PUBSUB NUMSUB`, the count that `PUBLISH` returns must do.
+const OPTIONAL: &[&str] =
     &["&distlock:client:*", "+lpush", "+publish", "+pubsub|numsub", "+subscribe"];
 
-fn user(server: &RedisServer, rights: impl Iterator<Item = &'static str>) -> RedisMgr {
+fn user(server: &RedisServer, permissions: impl Iterator<Item = &'static str>) -> RedisMgr {
     let words =
         ["ACL", "SETUSER", "app", "reset", "on", ">pw", "resetkeys", "resetchannels", "-@all"];
-    let words: Vec<_> = words.into_iter().chain(rights).collect();
+    let words: Vec<_> = words.into_iter().chain(permissions).collect();
     server.cli(&words);
     RedisMgr::new(
         config_short_timeout(format!("redis://app:pw@{}", server.addr()))
@@ -39,7 +39,7 @@ fn user(server: &RedisServer, rights: impl Iterator<Item = &'static str>) -> Red
 }
 
 #[test]
-fn a_user_without_a_password_signs_in_as_itself() {
+fn user_without_a_password_is_signed_in_as_itself() {
     let server = RedisServer::start();
     server.cli(&["ACL", "SETUSER", "app", "on", "nopass", "~*", "&*", "+@all"]);
     server.cli(&["ACL", "SETUSER", "strict", "on", ">pw", "~*", "&*", "+@all"]);
@@ -49,20 +49,20 @@ fn a_user_without_a_password_signs_in_as_itself() {
     for user in ["app", "app:"] {
         let mgr = at(user);
         let guard = mgr.lock("x").unwrap();
-        let names: String =
+        let name: String =
             redis::cmd("ACL").arg("WHOAMI").query(&mut mgr.connection().unwrap()).unwrap();
-        assert_eq!(names, "app");
+        assert_eq!(name, "app");
         guard.release().unwrap().unwrap_released();
     }
-    // Nobody is let in as somebody else.
-    for user in ["strict", "nobody"] {
+    // No user is signed in as another one.
+    for user in ["strict", "unknown"] {
         let error = at(user).ping().unwrap_err();
         assert_eq!(error.code(), Some("WRONGPASS"), "{error}");
     }
-    // Every connection begins as this one.
+    // A connection is signed in as this user from the start.
     assert!(at("default").ping().is_ok());
-    let apart = config_short_timeout(format!("redis://strict@{}", server.addr())).password("pw");
-    assert!(RedisMgr::new(apart).unwrap().ping().is_ok());
+    let password = config_short_timeout(format!("redis://strict@{}", server.addr())).password("pw");
+    assert!(RedisMgr::new(password).unwrap().ping().is_ok());
 
     let app = at("app");
     server.cli(&["ACL", "SETUSER", "default", "off"]);
@@ -71,8 +71,8 @@ fn a_user_without_a_password_signs_in_as_itself() {
     assert!(at("default").ping().unwrap_err().is_refused());
 }
 
-/// Everything that the library does with a server, each step by its name.
-fn tour(server: &RedisServer, mgr: &RedisMgr) -> Result<(), (&'static str, LockError)> {
+/// Does everything that the library does with a server; on failure, returns the name of the step.
+fn run_all(server: &RedisServer, mgr: &RedisMgr) -> Result<(), (&'static str, LockError)> {
     let step = |name| move |error| (name, error);
     mgr.ping().map_err(step("ping"))?;
     let guard = mgr.try_lock("x").map_err(step("acquire"))?;
@@ -81,67 +81,70 @@ fn tour(server: &RedisServer, mgr: &RedisMgr) -> Result<(), (&'static str, LockE
         return Err(("refuse", refused));
     }
     mgr.holder("x").map_err(step("inspect"))?;
-    let gave_up = mgr.try_lock_for("x", Duration::from_millis(300)).map(drop).unwrap_err();
-    if !gave_up.is_timeout() {
-        return Err(("wait", gave_up));
+    let timed_out = mgr.try_lock_for("x", Duration::from_millis(300)).map(drop).unwrap_err();
+    if !timed_out.is_timeout() {
+        return Err(("wait", timed_out));
     }
     let commands = server.monitor();
-    let asked = |how: &str| commands.lines().iter().filter(|line| line.contains(how)).count();
-    let waiting = in_thread(mgr, "x", |mgr, name| mgr.try_lock_for(name, CEILING));
-    eventually("it looks out of the line or from outside, or cannot", CEILING, || {
-        waiting.is_finished() || asked("\"look\"") >= 1 || asked("\"try\"") >= 3
+    let requests = |mode: &str| commands.lines().iter().filter(|line| line.contains(mode)).count();
+    let waiting = in_thread(mgr, "x", |mgr, name| mgr.try_lock_for(name, TEST_TIMEOUT));
+    eventually("it polls, queued or not, or fails", TEST_TIMEOUT, || {
+        waiting.is_finished() || requests("\"look\"") >= 1 || requests("\"try\"") >= 3
     });
     guard.release().map_err(step("release"))?.unwrap_released();
     let next = waiting.join().unwrap().map_err(step("handover"))?;
     next.release().map_err(step("release"))?.unwrap_released();
 
     let ttl = 4 * SECOND;
-    let kept = mgr.lock_with("y", &with_ttl(ttl)).map_err(step("acquire"))?;
-    eventually("time passes", CEILING, || kept.remaining() < ttl * 8 / 10);
-    eventually("it is renewed, or lost", CEILING, || {
-        kept.remaining() > ttl * 8 / 10 || !kept.is_held()
+    let guard = mgr.lock_with("y", &with_ttl(ttl)).map_err(step("acquire"))?;
+    eventually("a fifth of the ttl has passed", TEST_TIMEOUT, || guard.remaining() < ttl * 8 / 10);
+    eventually("it is renewed or lost", TEST_TIMEOUT, || {
+        guard.remaining() > ttl * 8 / 10 || !guard.is_held()
     });
-    kept.ensure_held().map_err(step("renew"))?;
+    guard.ensure_held().map_err(step("renew"))?;
     mgr.force_release("y").map_err(step("force release"))?;
     Ok(())
 }
 
 #[test]
-fn the_readme_lists_them() {
+fn readme_lists_the_permissions() {
     let readme = include_str!("../../../README.md");
     let (_, line) =
         readme.split_once("ACL SETUSER app on >secret resetkeys resetchannels").unwrap();
     let (line, after) = line.split_once("```").unwrap();
     let words: Vec<&str> = line.split_whitespace().filter(|word| *word != "-@all").collect();
-    assert_eq!(words, RIGHTS);
+    assert_eq!(words, LOCK_PERMISSIONS);
     let more = after.split_once("\n\n").unwrap().1.split("\n\n").next().unwrap();
     let words: Vec<&str> = more.split('`').filter(|word| word.starts_with('+')).collect();
-    assert_eq!(words, [&list::LOOKING[..], &list::NODES].concat());
+    assert_eq!(words, [&list::INSPECT_PERMISSIONS[..], &list::NODE_PERMISSIONS].concat());
 }
 
+/// Fault: F76
 #[test]
-fn the_least_rights_are_enough() {
+fn listed_permissions_are_sufficient() {
     let server = RedisServer::start();
-    let mgr = user(&server, RIGHTS.into_iter());
-    tour(&server, &mgr).unwrap_or_else(|(step, error)| panic!("{step}: {error}"));
+    let mgr = user(&server, LOCK_PERMISSIONS.into_iter());
+    run_all(&server, &mgr).unwrap_or_else(|(step, error)| panic!("{step}: {error}"));
     let denied: Vec<redis::Value> = server.query(&["ACL", "LOG"]);
     assert!(denied.is_empty(), "{denied:?}");
 }
 
-/// Where a right is missing, the first thing that cannot work says so; what works all the same is
-/// named here.
+/// The first operation that fails names the missing permission. Without an optional one nothing
+/// fails.
+///
+/// Fault: F76
 #[test]
-fn each_missing_right_is_noticed_and_named() {
-    for missing in RIGHTS {
+fn each_missing_permission_is_named_in_the_error() {
+    for missing in LOCK_PERMISSIONS {
         let server = RedisServer::start();
-        let mgr = user(&server, RIGHTS.into_iter().filter(|right| *right != missing));
-        match (tour(&server, &mgr), DISPENSABLE.contains(&missing)) {
+        let mgr = user(&server, LOCK_PERMISSIONS.into_iter().filter(|other| *other != missing));
+        match (run_all(&server, &mgr), OPTIONAL.contains(&missing)) {
             (Ok(()), true) => {}
             (Err((step, error)), false) => {
                 assert!(error.is_refused(), "{missing}, {step}: {error}");
                 let text = error.to_string();
                 assert!(
-                    text.contains("grant the rights listed in the README"),
+                    text.contains("grant the permissions listed in the README"),
                     "{missing}, {step}: {text}"
                 );
                 assert!(!text.contains('\\'), "{missing}, {step}: {text}");
@@ -152,38 +155,43 @@ fn each_missing_right_is_noticed_and_named() {
     }
 }
 
-/// A command is named as the right that is missing, by the server or by us, and nothing else is; of
-/// keys the kind is.
+/// Reports whether the text names the missing command and no other, in the words of the server or
+/// of the library. For keys, it must name their kind.
 fn names(text: &str, missing: &str) -> bool {
     let Some(command) = missing.strip_prefix('+') else {
-        return text.contains("keys of its prefix, and to distlock:*");
+        return text.contains("access to the keys of the prefix and to distlock:*");
     };
-    let told: Vec<_> = text.split_once("it takes ").map_or(Vec::new(), |(_, rest)| {
+    let named: Vec<_> = text.split_once("the user needs ").map_or(Vec::new(), |(_, rest)| {
         rest.split(" (").next().unwrap_or_default().split(" or ").collect()
     });
-    text.contains(&format!("'{command}'")) || told == [missing]
+    text.contains(&format!("'{command}'")) || named == [missing]
 }
 
-/// The rights of a holder whose own waiters hear, and who may not tell those of others.
+/// This holder's own waiters would receive grant messages, but it may not publish them.
 #[test]
-fn waiters_that_may_not_be_told_find_out_by_looking() {
+fn waiters_poll_if_grant_messages_may_not_be_published() {
     let server = RedisServer::start();
-    let rights =
-        RIGHTS.into_iter().filter(|right| !["&distlock:client:*", "+publish"].contains(right));
-    let mgr = user(&server, rights);
+    let permissions = LOCK_PERMISSIONS
+        .into_iter()
+        .filter(|permission| !["&distlock:client:*", "+publish"].contains(permission));
+    let mgr = user(&server, permissions);
     let guard = mgr.lock("x").unwrap();
     let waiting = spawn_queued_waiter(&server, &manager(&server), "x");
     guard.release().unwrap().unwrap_released();
     assert!(
-        completes_within(CALL_LIMIT, "the wait", || waiting.join().unwrap().unwrap()).is_held()
+        completes_within(CALL_LIMIT, "the hand-over", || waiting.join().unwrap().unwrap())
+            .is_held()
     );
 }
 
-/// They are renewed in one command, which the server refuses for the one key.
+/// All locks are renewed by one command, which the server refuses because of one key.
+///
+/// Fault: F76
+/// Promise: P8
 #[test]
-fn the_right_to_one_key_that_is_taken_away_costs_no_other_lock() {
+fn permission_missing_for_one_key_costs_no_other_lock() {
     let server = RedisServer::start();
-    let mgr = user(&server, RIGHTS.into_iter());
+    let mgr = user(&server, LOCK_PERMISSIONS.into_iter());
     let mut guards: Vec<_> =
         (0..10).map(|n| mgr.lock_with(&format!("n{n}"), &with_ttl(9 * SECOND)).unwrap()).collect();
     server.cli(&["ACL", "SETUSER", "app", "resetkeys", "~distlock:*", "~lock:n[0-8]"]);
@@ -193,22 +201,24 @@ fn the_right_to_one_key_that_is_taken_away_costs_no_other_lock() {
     assert_eq!(kept.count(), guards.len());
 }
 
-/// To find the one that the server means takes a few requests, not one for each lock: over a long
-/// way those would take as long as the others have left.
+/// The renewer must find the key that the server refuses in a few requests. One request for each
+/// lock would take as long as the leases last, if the server is far away.
+///
+/// Fault: N102
 #[test]
-fn the_one_key_without_rights_is_found_in_few_requests() {
+fn one_forbidden_key_is_found_in_few_requests() {
     const MANY: usize = 100;
     let ttl = 15 * SECOND;
     let server = RedisServer::start();
-    drop(user(&server, RIGHTS.into_iter()));
+    drop(user(&server, LOCK_PERMISSIONS.into_iter()));
     let proxy = FaultProxy::in_front_of(server.addr());
     let mgr =
         RedisMgr::new(config_long_timeouts(format!("redis://app:pw@{}", proxy.addr()))).unwrap();
-    let take = |name: &str| mgr.lock_with(name, &with_ttl(ttl)).unwrap();
-    let first = take("first");
-    eventually("the others fall due later", CEILING, || first.remaining() < ttl * 19 / 20);
-    let guards: Vec<_> = (0..MANY).map(|n| take(&format!("n{n}"))).collect();
-    // All others fall due while this one's renewal is under way, and go together.
+    let lock = |name: &str| mgr.lock_with(name, &with_ttl(ttl)).unwrap();
+    let first = lock("first");
+    eventually("the others fall due later", TEST_TIMEOUT, || first.remaining() < ttl * 19 / 20);
+    let guards: Vec<_> = (0..MANY).map(|n| lock(&format!("n{n}"))).collect();
+    // All others become due while this renewal is in flight, and are renewed together.
     let held = proxy.on_request(is_renewal("lock:first"), Fault::HoldReply);
     held.wait_fired();
     server.cli(&[
@@ -222,39 +232,82 @@ fn the_one_key_without_rights_is_found_in_few_requests() {
         "~lock:n[1-9][0-8]",
     ]);
     server.cli(&["ACL", "SETUSER", "app", "~lock:n[1-8]9"]);
-    let asked = proxy.on_request(contains("lock:n"), Fault::DelayReply(Duration::ZERO)).forever();
-    eventually("all are due", CEILING, || guards[MANY - 1].remaining() < ttl * 6 / 10);
-    held.let_go();
+    let requests =
+        proxy.on_request(contains("lock:n"), Fault::DelayReply(Duration::ZERO)).forever();
+    eventually("all are due", TEST_TIMEOUT, || guards[MANY - 1].remaining() < ttl * 6 / 10);
+    held.release();
     let (forbidden, kept) = guards.split_last().unwrap();
-    eventually("the others are renewed", CEILING, || {
+    eventually("the others are renewed", TEST_TIMEOUT, || {
         kept.iter().all(|guard| guard.remaining() > ttl * 7 / 10)
     });
-    assert!(asked.fired() < MANY / 2, "they took {} requests", asked.fired());
-    assert!(asked.fired() > 1 && forbidden.remaining() < ttl * 6 / 10 && first.is_held());
+    assert!(requests.fired() < MANY / 2, "{} requests", requests.fired());
+    assert!(requests.fired() > 1 && forbidden.remaining() < ttl * 6 / 10 && first.is_held());
 }
 
-/// Looking at many locks needs two more, and each is missed.
+/// To list locks, two more permissions are needed; an error names the missing one.
 #[test]
-fn looking_at_many_locks_needs_two_rights_more() {
-    use list::LOOKING as MORE;
+fn listing_locks_needs_two_more_permissions() {
+    use list::INSPECT_PERMISSIONS;
 
     let server = RedisServer::start();
-    let ours = manager(&server);
-    let guard = ours.lock("x").unwrap();
-    let waiting = spawn_queued_waiter(&server, &ours, "x");
-    let mgr = user(&server, RIGHTS.iter().chain(&MORE).copied());
+    let admin = manager(&server);
+    let guard = admin.lock("x").unwrap();
+    let waiting = spawn_queued_waiter(&server, &admin, "x");
+    let permissions = || LOCK_PERMISSIONS.iter().chain(&INSPECT_PERMISSIONS).copied();
+    let mgr = user(&server, permissions());
     assert_eq!(mgr.locks("*").unwrap()[0].waiters().len(), 1);
     assert!(mgr.lock_info("x").unwrap().is_some());
-    for missing in MORE {
-        let mgr =
-            user(&server, RIGHTS.iter().chain(&MORE).copied().filter(|right| *right != missing));
+    for missing in INSPECT_PERMISSIONS {
+        let mgr = user(&server, permissions().filter(|permission| *permission != missing));
         let error = mgr.locks("*").unwrap_err();
         assert!(
-            error.is_refused() && error.to_string().contains("grant the rights"),
+            error.is_refused() && error.to_string().contains("grant the permissions"),
             "{missing}: {error}"
         );
         assert!(names(&error.to_string(), missing), "{missing}: {error}");
     }
     drop(guard);
     drop(waiting.join().unwrap().unwrap());
+}
+
+/// Without permission to publish, waiters get the lock by polling. They must not be granted the
+/// lock again from an entry left in the queue.
+#[test]
+fn publish_permission_missing_for_a_while_leaves_no_entry() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    for restored_after in [2, 5] {
+        let guard = mgr.lock("x").unwrap();
+        let (served, serving) = crossbeam_channel::unbounded();
+        let waiting: Vec<_> = (0..5)
+            .map(|number| {
+                let served = served.clone();
+                let waiting = in_thread(&mgr, "x", move |mgr, name| {
+                    let guard = mgr.lock(name).unwrap();
+                    served.send(()).unwrap();
+                    guard.release().unwrap().unwrap_released();
+                });
+                await_queued(&server, "x", number + 1);
+                waiting
+            })
+            .collect();
+        server.cli(&["ACL", "SETUSER", "default", "-publish"]);
+        guard.release().unwrap().unwrap_released();
+        for _ in 0..restored_after {
+            serving.recv_timeout(TEST_TIMEOUT).expect("waiters get it by polling");
+        }
+        if restored_after == 5 {
+            waiting.into_iter().for_each(|waiter| waiter.join().unwrap());
+            assert_eq!(queued(&server, "x"), 0, "before the permission is restored");
+            server.cli(&["ACL", "SETUSER", "default", "+publish"]);
+        } else {
+            server.cli(&["ACL", "SETUSER", "default", "+publish"]);
+            waiting.into_iter().for_each(|waiter| waiter.join().unwrap());
+        }
+        assert_eq!(queued(&server, "x"), 0, "the permission was restored after {restored_after}");
+        // A grant to a waiter that has left would block the lock for the claim window of 20 s.
+        let next = completes_within(CALL_LIMIT, "the next", || mgr.lock("x").unwrap());
+        next.release().unwrap().unwrap_released();
+        assert_eq!(server.keys(), [fence_key("x")]);
+    }
 }

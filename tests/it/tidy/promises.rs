@@ -1,6 +1,13 @@
-//! Keeps docs/promises.md, the changes that break each promise, and the tests that notice, in step.
+//! docs/promises.md: each promise, the tests that show it, and the patches that break it.
+//!
+//! The tests come from marks, the table of patches from tests/mutants/patches.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::collections::BTreeSet;
+
+use super::{
+    marks::marked_tests,
+    source::{all_rust, expect_generated, home, text},
+};
 
 #[path = "../../mutants/change.rs"]
 mod change;
@@ -11,151 +18,157 @@ use change::Change;
 use outcome::Outcome;
 
 const PAGE: &str = "docs/promises.md";
-
-fn home() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
-#[track_caller]
-fn text(path: &str) -> String {
-    fs::read_to_string(home().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
-}
+const TESTS: &str = "Tests: ";
+const TABLE: &str =
+    "| what the changed code does | patch | test that fails | known as |\n|---|---|---|---|\n";
 
 #[track_caller]
 fn changes() -> Vec<Change> {
     Change::all(home()).unwrap_or_else(|error| panic!("{error}"))
 }
 
+/// The number of the promise in a heading such as `## P3: Tokens increase`.
+fn promise(line: &str) -> Option<&str> {
+    let number = line.strip_prefix("## ")?.split([' ', ':']).next()?;
+    let is_promise = number.strip_prefix('P').is_some_and(|rest| rest.parse::<u32>().is_ok());
+    is_promise.then_some(number)
+}
+
 #[test]
-fn every_change_fits_the_code() {
+fn page_names_the_tests_and_patches_of_each_promise() {
+    let (tests, changes) = (marked_tests(), changes());
+    let mut page = String::new();
+    let mut current: Option<String> = None;
+    let finish = |page: &mut String, promise: Option<String>| {
+        let Some(promise) = promise else { return };
+        page.truncate(page.trim_end().len());
+        let names: Vec<_> = tests
+            .iter()
+            .filter(|test| test.promises.contains(&promise))
+            .map(|test| format!("`{}`", test.name))
+            .collect();
+        if !names.is_empty() {
+            page.push_str("\n\n- ");
+            page.push_str(TESTS);
+            page.push_str(&names.join(",\n  "));
+        }
+        page.push_str("\n\n");
+        page.push_str(TABLE);
+        for change in changes.iter().filter(|change| change.promise == promise) {
+            page.push_str(&change.row());
+            page.push('\n');
+        }
+        page.push('\n');
+    };
+    let mut in_tests = false;
+    for line in text(PAGE).lines() {
+        if line.starts_with("## ") {
+            finish(&mut page, current.take());
+            current = promise(line).map(str::to_owned);
+        }
+        in_tests = line.starts_with(&format!("- {TESTS}")) || in_tests && line.starts_with("  ");
+        let is_generated = current.is_some() && (line.starts_with('|') || in_tests);
+        if !is_generated {
+            page.push_str(line);
+            page.push('\n');
+        }
+    }
+    finish(&mut page, current);
+    page.truncate(page.trim_end().len());
+    page.push('\n');
+    expect_generated(PAGE, &page);
+}
+
+#[test]
+fn marks_and_patches_name_promises_of_the_page() {
+    let page = text(PAGE);
+    let known: BTreeSet<_> = page.lines().filter_map(promise).map(str::to_owned).collect();
+    let marked: BTreeSet<_> = marked_tests().into_iter().flat_map(|test| test.promises).collect();
+    let broken: BTreeSet<_> = changes().into_iter().map(|change| change.promise).collect();
+    assert_eq!(known, broken, "each promise needs a patch that breaks it");
+    assert!(marked.is_subset(&known), "{:?}", marked.difference(&known));
+}
+
+#[test]
+fn every_patch_fits_the_code() {
     let unfit: Vec<_> =
         changes().iter().filter_map(|change| change.applied(home()).err()).collect();
     assert!(unfit.is_empty(), "{}", unfit.join("\n"));
-    let is_idle = |change: &Change| {
+    let changes_nothing = |change: &Change| {
         change.applied(home()).is_ok_and(|files| files.iter().any(|file| file.before == file.after))
     };
-    let idle: Vec<_> = changes().into_iter().filter(is_idle).map(|change| change.name).collect();
+    let idle: Vec<_> =
+        changes().into_iter().filter(changes_nothing).map(|change| change.name).collect();
     assert!(idle.is_empty(), "these change nothing: {idle:?}");
 }
 
-/// Where it can be red for more than one.
 #[test]
-fn what_a_test_is_to_say_is_a_part_of_a_line() {
+fn expected_failure_texts_are_long_enough() {
     let wanted: Vec<_> = changes().into_iter().filter_map(|change| change.fails_with).collect();
     assert!(!wanted.is_empty() && wanted.iter().all(|part| part.len() > 5), "{wanted:?}");
 }
 
+/// The sources of a test target.
+fn sources(target: &str) -> String {
+    let folder = match target {
+        "lib" => "src/",
+        "cli-bin" => "cli/src/",
+        "cli" => "cli/tests/",
+        "it" => "tests/it/",
+        "sim" => "tests/sim/",
+        _ => "tests/",
+    };
+    let files = all_rust().into_iter().filter(|path| path.starts_with(folder));
+    files.map(|path| text(&path)).collect()
+}
+
 #[test]
-fn every_change_names_a_test_that_is_there() {
+fn every_patch_names_a_test_that_exists() {
     let mut wrong = Vec::new();
     for change in changes() {
-        let (folder, parts) = match change.test.target.as_str() {
-            "lib" => ("src", change.test.path.trim_end_matches(|letter: char| letter != ':')),
-            "cli-bin" => ("cli/src", change.test.path.as_str()),
-            "cli" => ("cli/tests/cli", change.test.path.as_str()),
-            "it" => ("tests/it", change.test.path.as_str()),
-            "sim" => ("tests/sim", change.test.path.as_str()),
-            _ => ("tests", change.test.path.as_str()),
-        };
         let name = change.test.path.rsplit("::").next().unwrap_or_default();
-        let room = parts.split("::").next().unwrap_or_default();
-        let file = home().join(folder).join(format!("{room}.rs"));
-        let text = fs::read_to_string(file).unwrap_or_default()
-            + &sources(&home().join(folder).join(room));
-        // Those of a contract are made by a macro, and take what they are about.
-        if !text.contains(&format!("fn {name}(")) && !text.contains(&format!("fn {name}<")) {
-            wrong.push(format!("{}: {} is nowhere", change.name, change.test));
+        let sources = sources(&change.test.target);
+        // The functions of the contract take their subject as a parameter.
+        if !sources.contains(&format!("fn {name}(")) && !sources.contains(&format!("fn {name}<")) {
+            wrong.push(format!("{}: {} does not exist", change.name, change.test));
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// What stands under each heading of the page: its number, and the rows of its table.
-fn page() -> Vec<(String, Vec<String>)> {
-    let mut parts: Vec<(String, Vec<String>)> = Vec::new();
-    for line in text(PAGE).lines() {
-        if let Some(heading) = line.strip_prefix("## ") {
-            let number = heading.split([' ', ':']).next().unwrap_or_default();
-            parts.push((number.to_owned(), Vec::new()));
-        } else if line.starts_with('|') && line.contains("](../tests/mutants/") {
-            parts.last_mut().expect("a table stands under a heading").1.push(line.to_owned());
-        }
-    }
-    parts
-}
-
 #[test]
-fn the_page_has_every_change_under_its_promise() {
-    let page = page();
-    let mut wrong = Vec::new();
-    for change in changes() {
-        let rows = page.iter().find(|(number, _)| *number == change.promise).map(|(_, rows)| rows);
-        if !rows.is_some_and(|rows| rows.contains(&change.row())) {
-            wrong.push(format!("{} wants under {}: {}", PAGE, change.promise, change.row()));
-        }
-    }
-    let rows = page.iter().map(|(_, rows)| rows.len()).sum::<usize>();
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert_eq!(rows, changes().len(), "{PAGE} has rows that no change stands behind");
-}
-
-#[test]
-fn every_promise_falls_to_a_change() {
-    let broken: BTreeSet<_> = changes().into_iter().map(|change| change.promise).collect();
-    let idle: Vec<_> = page().into_iter().filter(|(number, _)| !broken.contains(number)).collect();
-    assert!(idle.is_empty(), "nothing shows that these are held: {idle:?}");
-}
-
-/// Also those that SECURITY.md names.
-#[test]
-fn every_limit_names_a_test_that_is_there() {
+fn every_limit_in_security_names_a_test_that_exists() {
     let security = text("SECURITY.md");
     let rows =
         security.lines().filter(|line| line.starts_with("| ") && line.matches('|').count() == 4);
     let tests: Vec<_> =
         rows.filter_map(|row| row.rsplit('`').nth(1)).filter(|test| test.contains("::")).collect();
     assert!(tests.len() > 10, "{tests:?}");
-    let sources: String = ["src", "tests/it", "cli/src", "cli/tests"]
-        .iter()
-        .map(|folder| sources(&home().join(folder)))
-        .collect();
+    let sources: String = all_rust().iter().map(|path| text(path)).collect();
     let name = |test: &&str| format!("fn {}(", test.rsplit("::").next().unwrap_or_default());
     let missing: Vec<_> = tests.into_iter().filter(|test| !sources.contains(&name(test))).collect();
     assert!(missing.is_empty(), "{missing:#?}");
 }
 
-fn sources(folder: &Path) -> String {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    entries
-        .map(|path| {
-            if path.is_dir() {
-                sources(&path)
-            } else {
-                fs::read_to_string(path).unwrap_or_default()
-            }
-        })
-        .collect()
-}
-
-/// One line, however it is broken into several.
-fn flat(text: &str) -> String {
+/// The text on one line.
+fn on_one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 #[test]
-fn the_page_has_every_promise_of_the_readme() {
+fn page_quotes_every_promise_of_the_readme() {
     let readme = text("README.md");
     let promises =
         readme.split("## What it promises").nth(1).and_then(|rest| rest.split("\n\n").nth(1));
-    let page = flat(&text(PAGE).replace("\n> ", "\n"));
+    let page = on_one_line(&text(PAGE).replace("\n> ", "\n"));
     let promises: Vec<_> =
         promises.and_then(|list| list.strip_prefix("- ")).expect("a list").split("\n- ").collect();
     let missing: Vec<_> =
-        promises.into_iter().map(flat).filter(|promise| !page.contains(promise)).collect();
-    assert!(missing.is_empty(), "{PAGE} says nothing about {missing:#?}");
+        promises.into_iter().map(on_one_line).filter(|promise| !page.contains(promise)).collect();
+    assert!(missing.is_empty(), "{PAGE} does not quote {missing:#?}");
 }
 
-/// What a test that fails has said.
+/// The output of a failed test.
 const RED: &str = "
 running 1 test
 F
@@ -171,30 +184,28 @@ failures:
 test result: FAILED. 0 passed; 1 failed
 ";
 
-fn red(said: &str, fails_with: Option<&str>) -> Outcome {
-    Outcome::of(Some(false), said, "a::b", fails_with)
+fn red(output: &str, fails_with: Option<&str>) -> Outcome {
+    Outcome::of(Some(false), output, "a::b", fails_with)
 }
 
 #[test]
-fn a_test_that_fails_by_itself_has_noticed() {
+fn failure_of_the_named_test_counts_as_noticed() {
     assert_eq!(red(RED, None), Outcome::Red);
     assert!(
         Outcome::Red.has_noticed()
             && Outcome::Hangs.has_noticed()
             && !Outcome::Otherwise.has_noticed()
     );
-    assert_eq!(
-        red(&RED.replace("a::b\n\ntest", "a::c\n\ntest"), None),
-        Outcome::Broken,
-        "another test"
-    );
+    let other_test = RED.replace("a::b\n\ntest", "a::c\n\ntest");
+    assert_eq!(red(&other_test, None), Outcome::Broken, "another test failed");
     assert_eq!(red("", None), Outcome::Broken, "it did not compile");
-    assert_eq!(red(&RED.replace("left: 1", "redis-server did not start"), None), Outcome::Broken);
-    assert_eq!(red("\nrunning 1 test\n", None), Outcome::Red, "it died");
+    let no_server = RED.replace("left: 1", "redis-server did not start");
+    assert_eq!(red(&no_server, None), Outcome::Broken);
+    assert_eq!(red("\nrunning 1 test\n", None), Outcome::Red, "the process died");
 }
 
 #[test]
-fn it_has_to_say_what_it_should() {
+fn failure_must_contain_the_expected_text() {
     assert_eq!(red(RED, Some("left: 1")), Outcome::Red);
     assert_eq!(red(RED, Some("left: 2")), Outcome::Otherwise);
     assert_eq!(Outcome::of(None, RED, "a::b", Some("left: 1")), Outcome::Otherwise, "it hangs");
@@ -202,8 +213,8 @@ fn it_has_to_say_what_it_should() {
 }
 
 #[test]
-fn green_is_one_test_that_passed() {
-    let green = |said| Outcome::of(Some(true), said, "a::b", Some("left: 1"));
+fn green_means_one_test_passed() {
+    let green = |output| Outcome::of(Some(true), output, "a::b", Some("left: 1"));
     assert_eq!(green("running 1 test\n.\ntest result: ok. 1 passed; 0 failed"), Outcome::Green);
     assert_eq!(green("running 0 tests\ntest result: ok. 0 passed; 0 failed"), Outcome::Broken);
 }

@@ -1,15 +1,17 @@
-//! Processes that stand still for a while and do not know it.
+//! Processes that are stopped or frozen for a while and do not know it.
 
 use std::io::{Write as _, stderr};
 
 use crate::{
     contention::{
-        expect_locked, history::boottime, lock, lock_in_background, owner, pause, release,
-        spawn_worker, waiting,
+        FOREVER_MS, TestFolder, expect_done, expect_locked, history::boottime, lock,
+        lock_in_background, owner, path_str, pause, read_counter, release, spawn_worker,
+        spawn_workers,
     },
-    helpers::server_with_scripts,
+    helpers::{queued, server_with_scripts},
     support::{
-        CEILING, Fault, FaultProxy, Freezer, RedisServer, Worker, command, contains, eventually,
+        CgroupFreezer, Fault, FaultProxy, RedisServer, TEST_TIMEOUT, Worker, command, contains,
+        eventually,
     },
 };
 
@@ -19,8 +21,10 @@ fn ask(worker: &mut Worker, question: &str) -> String {
     worker.expect(question)
 }
 
+/// Fault: F1
+/// Promise: P1
 #[test]
-fn a_holder_stopped_past_its_lease_knows_at_its_first_look_and_harms_nobody() {
+fn holder_stopped_past_its_lease_knows_at_once() {
     let server = RedisServer::start();
     let mut sleeper = spawn_worker(&server, &[("ttl_ms", "1000")]);
     let mut next = spawn_worker(&server, &[]);
@@ -30,16 +34,16 @@ fn a_holder_stopped_past_its_lease_knows_at_its_first_look_and_harms_nobody() {
     assert!(second.token > first.token);
     assert_eq!(ask(&mut next, "write x"), "true");
 
-    // It is what the process finds in its input when it wakes up: it looks before anything else.
+    // The process finds this line when it continues, and checks before it does anything else.
     sleeper.send("held x");
     sleeper.cont();
     assert_eq!(sleeper.expect("held x"), "false");
     let why = ask(&mut sleeper, "lost x");
     assert!(why == "Ok(Expired)" || why.starts_with("Ok(Taken"), "{why}");
-    assert_eq!(ask(&mut sleeper, "write x"), "false", "the resource took a write of the past");
+    assert_eq!(ask(&mut sleeper, "write x"), "false", "the resource accepted a stale write");
     sleeper.send("drop x");
     sleeper.expect("dropped x");
-    // Its end waits for everything that was left to the background.
+    // The process ends only when all background work is done.
     sleeper.end_input();
     assert!(sleeper.wait().success(), "{}", sleeper.transcript());
     assert_eq!(owner(&server, "x").as_ref(), Some(&second.id));
@@ -48,20 +52,22 @@ fn a_holder_stopped_past_its_lease_knows_at_its_first_look_and_harms_nobody() {
     assert_eq!(release(&mut next, "x"), "Ok(Released)");
 }
 
-/// The same without a signal, so that no system call is interrupted. The freezer is dropped first:
-/// who is frozen cannot be killed.
+/// The same without a signal, so that no system call is interrupted. The freezer is dropped before
+/// the worker, because a frozen process cannot be killed.
+///
+/// Fault: F4
 #[test]
-fn a_holder_that_is_frozen_past_its_lease_knows_at_its_first_look() {
+fn holder_frozen_past_its_lease_knows_at_once() {
     let server = RedisServer::start();
     let mut sleeper = spawn_worker(&server, &[("ttl_ms", "1000")]);
     let mut next = spawn_worker(&server, &[]);
-    let freezer = match Freezer::new() {
+    let freezer = match CgroupFreezer::new() {
         Ok(freezer) => freezer,
         Err(why) => {
-            // Not by `eprintln!`, which is kept to itself where the test passes.
+            // `eprintln!` would be captured and not shown if the test passes.
             let _ = writeln!(
                 stderr(),
-                "NOT SHOWN: a holder that is frozen: no control group of its own: {why}"
+                "NOT SHOWN: a holder that is frozen: no control group available: {why}"
             );
             return;
         }
@@ -80,8 +86,9 @@ fn a_holder_that_is_frozen_past_its_lease_knows_at_its_first_look() {
     assert_eq!(ask(&mut next, "held x"), "true");
 }
 
+/// Fault: F1
 #[test]
-fn a_release_that_comes_too_late_names_the_new_holder_and_leaves_it_alone() {
+fn late_release_names_the_new_holder_and_spares_it() {
     let server = RedisServer::start();
     let mut sleeper = spawn_worker(&server, &[("ttl_ms", "1000")]);
     let mut next = spawn_worker(&server, &[]);
@@ -94,25 +101,26 @@ fn a_release_that_comes_too_late_names_the_new_holder_and_leaves_it_alone() {
     assert_eq!(owner(&server, "x"), Some(second.id));
 }
 
+/// Fault: F2
 #[test]
-fn a_holder_stopped_for_less_than_its_lease_still_holds() {
+fn holder_stopped_for_less_than_its_lease_still_holds() {
     let server = RedisServer::start();
     let mut holder = spawn_worker(&server, &[("ttl_ms", "15000")]);
     let locked = lock(&mut holder, "x");
     let left = || server.query::<i64>(&["PTTL", "lock:x"]);
     holder.stop();
-    eventually("a renewal is overdue", CEILING, || left() < 9_700);
+    eventually("a renewal is overdue", TEST_TIMEOUT, || left() < 9_700);
     holder.send("held x");
     holder.cont();
     assert_eq!(holder.expect("held x"), "true");
-    eventually("it is renewed", CEILING, || left() > 9_900);
+    eventually("it is renewed", TEST_TIMEOUT, || left() > 9_900);
     assert_eq!(ask(&mut holder, "quiet x"), "true");
     assert_eq!(ask(&mut holder, "held x"), "true");
     assert_eq!(owner(&server, "x"), Some(locked.id));
 }
 
 #[test]
-fn a_waiter_that_slept_through_its_grant_does_not_believe_in_it() {
+fn waiter_stopped_past_its_grant_does_not_use_it() {
     let server = RedisServer::start();
     let mut holder = spawn_worker(&server, &[]);
     let mut sleeper = spawn_worker(&server, &[("window_ms", "1000")]);
@@ -123,25 +131,27 @@ fn a_waiter_that_slept_through_its_grant_does_not_believe_in_it() {
     sleeper.stop();
     assert_eq!(release(&mut holder, "x"), "Ok(Released)");
     assert_ne!(owner(&server, "x").as_ref(), Some(&first.id));
-    // After one claim window, it is the next one's turn.
+    // After one claim window the grant expires and the next waiter is served.
     let second = expect_locked(&next, "x");
     assert!(second.token > first.token);
 
     sleeper.cont();
-    eventually("it is in line again, or believes", CEILING, || {
-        waiting(&server, "x") == 1 || owner(&server, "x").as_ref() != Some(&second.id)
+    eventually("it is queued again, or has taken the lock", TEST_TIMEOUT, || {
+        queued(&server, "x") == 1 || owner(&server, "x").as_ref() != Some(&second.id)
     });
     assert_eq!(ask(&mut next, "held x"), "true");
     assert_eq!(release(&mut next, "x"), "Ok(Released)");
     let third = expect_locked(&sleeper, "x");
-    assert!(third.token > second.token, "it believed in a grant of the past");
+    assert!(third.token > second.token, "it used a grant of the past");
     assert_eq!(owner(&server, "x"), Some(third.id));
 }
 
-/// The grant comes when its waiter has just asked the server again: measured against that fresh
-/// reading it lies in the past, and must not be taken for one of right now.
+/// A grant arrives after its waiter has joined the queue again. By the server's clock in that newer
+/// reply the grant is in the past, and must not be taken for a new one.
+///
+/// Promise: P1
 #[test]
-fn a_grant_that_arrives_after_its_waiter_has_lined_up_again_is_not_believed() {
+fn grant_older_than_the_latest_poll_is_not_used() {
     let server = server_with_scripts();
     let proxy = FaultProxy::in_front_of(server.addr());
     let mut holder = spawn_worker(&server, &[]);
@@ -154,8 +164,7 @@ fn a_grant_that_arrives_after_its_waiter_has_lined_up_again_is_not_believed() {
     let mut sleeper =
         spawn_worker(&server, &far.each_ref().map(|(key, value)| (*key, value.as_str())));
     lock(&mut holder, "x");
-    // What the listener gets to hear is held up behind the answer to its question whether the
-    // server is there.
+    // Messages on the subscription are held up behind the reply to its ping.
     let held_up = proxy.on_request(command("PING"), Fault::HoldReply);
     lock_in_background(&server, &mut sleeper, "x", 0);
     lock_in_background(&server, &mut next, "x", 1);
@@ -164,20 +173,22 @@ fn a_grant_that_arrives_after_its_waiter_has_lined_up_again_is_not_believed() {
     release(&mut holder, "x");
     let second = expect_locked(&next, "x");
     sleeper.cont();
-    eventually("it is in line again", CEILING, || waiting(&server, "x") == 1);
+    eventually("it is queued again", TEST_TIMEOUT, || queued(&server, "x") == 1);
     let monitor = server.monitor();
-    held_up.let_go();
-    // Whatever it makes of the grant, it then turns to the server.
+    held_up.release();
+    // After handling the grant, the waiter sends its next request.
     monitor.wait_for("EVALSHA");
     assert_eq!(ask(&mut next, "held x"), "true");
     assert_eq!(release(&mut next, "x"), "Ok(Released)");
     let third = expect_locked(&sleeper, "x");
-    assert!(third.token > second.token, "it believed in a grant of the past");
+    assert!(third.token > second.token, "it used a grant of the past");
 }
 
-/// The answers are late, so belief that was counted from them would outlast the key.
+/// The replies are late, so a lease counted from their arrival would end after the key has expired.
+///
+/// Promise: P2
 #[test]
-fn belief_ends_before_the_key_however_late_the_answers_come() {
+fn lease_ends_before_the_key_however_late_replies_are() {
     let server = server_with_scripts();
     let proxy = FaultProxy::in_front_of(server.addr());
     let far =
@@ -187,104 +198,106 @@ fn belief_ends_before_the_key_however_late_the_answers_come() {
     lock(&mut holder, "warm");
     release(&mut holder, "warm");
     let left = || u64::try_from(server.query::<i64>(&["PTTL", "lock:x"])).unwrap_or(0);
-    // Read in this order, the end can only seem later than it is.
+    // In this order of reading, the end can only seem later than it is.
     let key_ends = || {
         let left = left();
         boottime() + (left + 1) * 1_000_000
     };
     let late = proxy.on_request(contains("lock:x"), Fault::HoldReply);
-    let carried_out = || eventually("it is carried out", CEILING, || left() > 8000);
+    let await_executed = || eventually("it is executed", TEST_TIMEOUT, || left() > 8000);
     holder.send("lock x");
     late.wait_fired();
-    carried_out();
-    eventually("the answer is late", CEILING, || left() < 8000);
-    late.let_go();
+    await_executed();
+    eventually("the reply is late", TEST_TIMEOUT, || left() < 8000);
+    late.release();
     expect_locked(&holder, "x");
-    let mut believes_until = || ask(&mut holder, "until x").parse::<u64>().expect("a number");
-    let first = believes_until();
-    assert!(first <= key_ends(), "belief outlasts the acquisition");
+    let mut lease_end = || ask(&mut holder, "until x").parse::<u64>().expect("a number");
+    let first = lease_end();
+    assert!(first <= key_ends(), "the lease outlasts the acquired key");
 
     let late = proxy.on_request(contains("lock:x"), Fault::HoldReply);
     late.wait_fired();
-    carried_out();
-    eventually("the answer is late", CEILING, || left() < 8000);
-    late.let_go();
+    await_executed();
+    eventually("the reply is late", TEST_TIMEOUT, || left() < 8000);
+    late.release();
     let mut renewed = first;
-    eventually("it is renewed", CEILING, || {
-        renewed = believes_until();
+    eventually("it is renewed", TEST_TIMEOUT, || {
+        renewed = lease_end();
         renewed > first + 1_000_000_000
     });
-    assert!(renewed <= key_ends(), "belief outlasts the renewal");
+    assert!(renewed <= key_ends(), "the lease outlasts the renewed key");
 }
 
-/// Stops and continues a process many times, which interrupts whatever system calls its threads are
-/// in.
-fn rattle(worker: &mut Worker, times: usize) {
+/// Stops and continues a process many times, which interrupts the system calls of its threads.
+fn interrupt(worker: &mut Worker, times: usize) {
     for _ in 0..times {
         worker.stop();
         worker.cont();
     }
 }
 
-/// How many connections the server has ever had.
-fn connected(server: &RedisServer) -> u64 {
+/// Total number of connections that the server has accepted.
+fn connections_received(server: &RedisServer) -> u64 {
     let stats: String = server.query(&["INFO", "stats"]);
     let count = stats.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
     count.and_then(|count| count.trim().parse().ok()).expect("the number of connections")
 }
 
+/// Promise: P10
 #[test]
-fn an_acquire_that_is_interrupted_again_and_again_neither_fails_nor_is_lost() {
+fn interrupted_acquire_neither_fails_nor_reconnects() {
     let server = RedisServer::start();
     let mut worker = spawn_worker(&server, &[("timeout_ms", "60000")]);
     lock(&mut worker, "warm");
     // The test's own connections are counted too.
-    let (first, before) = (connected(&server), connected(&server));
+    let (first, before) = (connections_received(&server), connections_received(&server));
     server.stop();
     worker.send("lock x");
-    rattle(&mut worker, 60);
+    interrupt(&mut worker, 60);
     server.cont();
     let got = expect_locked(&worker, "x");
-    assert_eq!(connected(&server) - before, before - first, "it has connected anew");
+    assert_eq!(connections_received(&server) - before, before - first, "it has reconnected");
     assert_eq!(owner(&server, "x"), Some(got.id));
     assert_eq!(ask(&mut worker, "held warm"), "true");
     assert_eq!(ask(&mut worker, "quiet warm"), "true");
 }
 
+/// Fault: F2
 #[test]
-fn a_renewal_that_is_interrupted_again_and_again_is_not_lost() {
+fn interrupted_renewal_is_not_lost() {
     let server = RedisServer::start();
     let mut holder = spawn_worker(&server, &[]);
-    // A lease that was handed over is confirmed at once, which is when the server falls silent.
+    // The lease of a handed-over lock is confirmed at once; that is the request that the stopped
+    // server does not answer.
     let mut worker = spawn_worker(&server, &[("timeout_ms", "60000"), ("window_ms", "300000")]);
     lock(&mut holder, "x");
     lock_in_background(&server, &mut worker, "x", 0);
     release(&mut holder, "x");
     server.stop();
-    rattle(&mut worker, 60);
+    interrupt(&mut worker, 60);
     server.cont();
     let got = expect_locked(&worker, "x");
     let left = || server.query::<i64>(&["PTTL", "lock:x"]);
-    eventually("it is renewed for a whole lease", CEILING, || left() > 310_000);
+    eventually("it is renewed for the full lease", TEST_TIMEOUT, || left() > 310_000);
     assert_eq!(ask(&mut worker, "held x"), "true");
     assert_eq!(ask(&mut worker, "quiet x"), "true");
     assert_eq!(owner(&server, "x"), Some(got.id));
 }
 
 #[test]
-fn locks_taken_between_interruptions_all_succeed() {
-    let (server, desk) = (RedisServer::start(), crate::contention::Desk::new());
-    let (file, history) = (desk.path("count"), desk.history());
+fn interrupted_processes_acquire_every_lock() {
+    let (server, folder) = (RedisServer::start(), TestFolder::new());
+    let (file, history) = (folder.path("count"), folder.history());
     let args = [
-        ("lock", "rattled"),
+        ("lock", "interrupted"),
         ("rounds", "1000"),
-        ("ttl_ms", crate::contention::FOREVER_MS),
-        ("window_ms", crate::contention::FOREVER_MS),
+        ("ttl_ms", FOREVER_MS),
+        ("window_ms", FOREVER_MS),
         ("timeout_ms", "60000"),
-        ("file", crate::contention::text(&file)),
-        ("history", crate::contention::text(&history)),
+        ("file", path_str(&file)),
+        ("history", path_str(&history)),
     ];
-    let mut workers = crate::contention::spawn_workers(&server, &[(2, "counter", &args)]);
+    let mut workers = spawn_workers(&server, &[(2, "counter", &args)]);
     for _ in 0..40 {
         for worker in &mut workers {
             if worker.stop_if_running() {
@@ -293,6 +306,6 @@ fn locks_taken_between_interruptions_all_succeed() {
         }
         pause(1);
     }
-    crate::contention::expect_done(&mut workers);
-    assert_eq!(crate::contention::count(&file), 2000);
+    expect_done(&mut workers);
+    assert_eq!(read_counter(&file), 2000);
 }

@@ -1,4 +1,4 @@
-//! Processes that end in every way but the proper one.
+//! Processes that are killed, exit or panic while they hold a lock or wait for it.
 
 use std::time::Duration;
 
@@ -7,12 +7,14 @@ use crate::{
         expect_locked, expect_only_keys_that_expire, history::boottime, lock, lock_in_background,
         owner, release, spawn_worker,
     },
-    helpers::{CALL_LIMIT, queued},
-    support::{CEILING, RedisServer, Worker, eventually},
+    helpers::{CALL_LIMIT, queue_key, queued},
+    support::{RedisServer, TEST_TIMEOUT, Worker, eventually},
 };
 
+/// Fault: F5
+/// Promise: P5
 #[test]
-fn a_killed_holder_keeps_the_lock_until_its_lease_is_over_and_no_longer() {
+fn killed_holder_keeps_the_lock_exactly_until_its_lease_ends() {
     let server = RedisServer::start();
     let mut holder = spawn_worker(&server, &[("ttl_ms", "4000")]);
     let mut next = spawn_worker(&server, &[]);
@@ -26,20 +28,19 @@ fn a_killed_holder_keeps_the_lock_until_its_lease_is_over_and_no_longer() {
         "1",
         "lock:x",
     ]);
-    eventually("the lease is over", CEILING, || owner(&server, "x").as_ref() != Some(&first.id));
+    eventually("the lease ends", TEST_TIMEOUT, || owner(&server, "x").as_ref() != Some(&first.id));
     let seen = boottime();
     let second = expect_locked(&next, "x");
     let late = Duration::from_nanos(second.at.saturating_sub(seen));
-    assert!(late < CALL_LIMIT, "the next one had it {late:?} after it could be seen to be free");
-    // On a machine that stood still meanwhile, the lease may have been over before it could be
-    // asked for.
+    assert!(late < CALL_LIMIT, "the next holder got it {late:?} after it was seen to be free");
+    // If the machine stalled, the lease may have ended before this test could read its TTL.
     if id.as_ref() == Some(&first.id) {
-        assert!(left <= 4000, "its lease is {left} ms");
-        let over = asked + u64::try_from(left - 1).unwrap_or(0) * 1_000_000;
+        assert!(left <= 4000, "its lease has {left} ms left");
+        let end = asked + u64::try_from(left - 1).unwrap_or(0) * 1_000_000;
         assert!(
-            second.at >= over,
-            "the next one had it {} us too early",
-            (over - second.at) / 1000
+            second.at >= end,
+            "the next holder got it {} us too early",
+            (end - second.at) / 1000
         );
     }
     assert!(second.token > first.token);
@@ -47,30 +48,74 @@ fn a_killed_holder_keeps_the_lock_until_its_lease_is_over_and_no_longer() {
     expect_only_keys_that_expire(&server);
 }
 
-/// Starts a holder and three in line behind it. A claim lasts longer than the test has patience, so
-/// that a lock handed to a dead process is noticed.
-fn line_of_three(server: &RedisServer) -> (Worker, [Worker; 3]) {
+/// Starts a holder and three waiters behind it. A claim window lasts longer than the test, which
+/// therefore fails if the lock is handed to a dead process.
+fn queue_of_three(server: &RedisServer) -> (Worker, [Worker; 3]) {
     let mut holder = spawn_worker(server, &[]);
-    let mut line =
+    let mut waiters =
         [spawn_worker(server, &[]), spawn_worker(server, &[]), spawn_worker(server, &[])];
     lock(&mut holder, "x");
-    for (before, worker) in (0..).zip(&mut line) {
+    for (before, worker) in (0..).zip(&mut waiters) {
         lock_in_background(server, worker, "x", before);
     }
-    (holder, line)
+    (holder, waiters)
 }
 
-/// Kills a waiter and waits until its server has noticed; until then nobody can know.
+/// Kills a waiter and waits until the server has noticed. Before that no release can skip it.
 fn kill_waiter(server: &RedisServer, worker: &mut Worker) {
-    let listeners = || server.clients().iter().filter(|client| client["sub"] == "1").count();
-    let before = listeners();
+    let subscribers = || server.clients().iter().filter(|client| client["sub"] == "1").count();
+    let before = subscribers();
     worker.kill();
-    eventually("the server misses a listener", CEILING, || listeners() == before - 1);
+    eventually("the server notices", TEST_TIMEOUT, || subscribers() == before - 1);
 }
 
-/// Who cannot be told stays in line, and the line ends with the time all the same.
+/// Kills the first waiter, the middle one, or all. The lock goes at once to the others in their
+/// order, and is free after them.
+///
+/// Fault: F6
 #[test]
-fn a_killed_waiter_that_a_missing_right_keeps_in_line_is_not_there_for_ever() {
+fn killed_waiters_are_skipped_at_once() {
+    for killed in [&[0][..], &[1], &[0, 1, 2]] {
+        let server = RedisServer::start();
+        let (mut holder, mut waiters) = queue_of_three(&server);
+        killed.iter().for_each(|waiter| kill_waiter(&server, &mut waiters[*waiter]));
+        assert_eq!(release(&mut holder, "x"), "Ok(Released)");
+        let mut last = 0;
+        for (number, waiter) in waiters.iter_mut().enumerate() {
+            if !killed.contains(&number) {
+                let token = expect_locked(waiter, "x").token;
+                assert!(token > last, "without {killed:?}");
+                last = token;
+                release(waiter, "x");
+            }
+        }
+        assert_eq!(owner(&server, "x"), None, "without {killed:?}");
+        assert!(!server.query::<bool>(&["EXISTS", &queue_key("x")]), "without {killed:?}");
+    }
+}
+
+/// A client that subscribes to all channels receives grant messages for dead waiters too.
+///
+/// Fault: F6
+/// Promise: P4
+#[test]
+fn killed_waiter_is_skipped_despite_a_wildcard_subscriber() {
+    let server = RedisServer::start();
+    let mut watcher = redis::Client::open(server.url()).unwrap().get_connection().unwrap();
+    let mut watching = watcher.as_pubsub();
+    watching.psubscribe("*").unwrap();
+    let (mut holder, [mut first, second, _third]) = queue_of_three(&server);
+    kill_waiter(&server, &mut first);
+    assert_eq!(release(&mut holder, "x"), "Ok(Released)");
+    expect_locked(&second, "x");
+}
+
+/// Without permission to publish, a release puts the first waiter back into the queue, dead or
+/// alive. The queue must still expire.
+///
+/// Fault: N24
+#[test]
+fn killed_waiter_expires_even_without_publish_permission() {
     let server = RedisServer::start();
     let (mut holder, mut waiter) = (spawn_worker(&server, &[]), spawn_worker(&server, &[]));
     lock(&mut holder, "x");
@@ -82,55 +127,10 @@ fn a_killed_waiter_that_a_missing_right_keeps_in_line_is_not_there_for_ever() {
     expect_only_keys_that_expire(&server);
 }
 
+/// Fault: F9
+/// Promise: P5
 #[test]
-fn a_killed_head_of_the_line_is_passed_over_at_once() {
-    let server = RedisServer::start();
-    let (mut holder, [mut head, mut middle, mut last]) = line_of_three(&server);
-    kill_waiter(&server, &mut head);
-    assert_eq!(release(&mut holder, "x"), "Ok(Released)");
-    let second = expect_locked(&middle, "x");
-    release(&mut middle, "x");
-    assert!(expect_locked(&last, "x").token > second.token);
-    release(&mut last, "x");
-    assert_eq!(owner(&server, "x"), None);
-}
-
-/// Whoever watches all channels hears what the dead are told.
-#[test]
-fn a_killed_head_of_the_line_is_passed_over_although_somebody_watches_all_channels() {
-    let server = RedisServer::start();
-    let mut watcher = redis::Client::open(server.url()).unwrap().get_connection().unwrap();
-    let mut watching = watcher.as_pubsub();
-    watching.psubscribe("*").unwrap();
-    let (mut holder, [mut head, middle, _last]) = line_of_three(&server);
-    kill_waiter(&server, &mut head);
-    assert_eq!(release(&mut holder, "x"), "Ok(Released)");
-    expect_locked(&middle, "x");
-}
-
-#[test]
-fn a_killed_waiter_in_the_middle_of_the_line_is_passed_over_at_once() {
-    let server = RedisServer::start();
-    let (mut holder, [mut head, mut middle, last]) = line_of_three(&server);
-    kill_waiter(&server, &mut middle);
-    release(&mut holder, "x");
-    let second = expect_locked(&head, "x");
-    release(&mut head, "x");
-    assert!(expect_locked(&last, "x").token > second.token);
-}
-
-#[test]
-fn a_line_of_dead_waiters_does_not_keep_the_lock_from_being_free() {
-    let server = RedisServer::start();
-    let (mut holder, mut line) = line_of_three(&server);
-    line.iter_mut().for_each(|worker| kill_waiter(&server, worker));
-    assert_eq!(release(&mut holder, "x"), "Ok(Released)");
-    assert_eq!(owner(&server, "x"), None);
-    assert_eq!(server.query::<i64>(&["EXISTS", "distlock:queue:{lock:x}"]), 0);
-}
-
-#[test]
-fn a_process_that_exits_with_guards_leaves_keys_that_expire() {
+fn process_that_exits_leaves_only_keys_that_expire() {
     let server = RedisServer::start();
     let mut holder = spawn_worker(&server, &[("ttl_ms", "4000")]);
     let mut next = spawn_worker(&server, &[]);
@@ -141,11 +141,12 @@ fn a_process_that_exits_with_guards_leaves_keys_that_expire() {
     assert!(holder.wait().success(), "{}", holder.transcript());
     expect_only_keys_that_expire(&server);
     assert!(expect_locked(&next, "x").token > first.token);
-    eventually("the other lock is free", CEILING, || owner(&server, "y").is_none());
+    eventually("the other lock is free", TEST_TIMEOUT, || owner(&server, "y").is_none());
 }
 
+/// Fault: F7
 #[test]
-fn a_thread_that_panics_while_it_holds_releases() {
+fn panicking_thread_releases_its_lock() {
     let server = RedisServer::start();
     let (mut holder, mut next) = (spawn_worker(&server, &[]), spawn_worker(&server, &[]));
     let first = lock(&mut holder, "x");
@@ -153,13 +154,13 @@ fn a_thread_that_panics_while_it_holds_releases() {
     holder.send("panic x");
     holder.expect("panicked x");
     assert!(expect_locked(&next, "x").token > first.token);
-    // And the process goes on as ever.
+    // The process can go on locking.
     lock(&mut holder, "y");
     assert_eq!(release(&mut holder, "y"), "Ok(Released)");
 }
 
 #[test]
-fn a_process_that_comes_to_its_end_releases_everything() {
+fn process_that_ends_cleanly_releases_all_locks() {
     let server = RedisServer::start();
     let mut holder = spawn_worker(&server, &[]);
     ["x", "y", "z"].iter().for_each(|name| drop(lock(&mut holder, name)));

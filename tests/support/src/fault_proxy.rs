@@ -1,5 +1,5 @@
-//! A TCP proxy that understands where requests and replies begin and end, and so can break a
-//! connection at an exact point between a command and its answer.
+//! A TCP proxy that knows where requests and replies begin and end. It can therefore break a
+//! connection at an exact point between a command and its reply.
 
 use std::io::{self, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::faults::{Armed, Fault, Matcher};
+use super::faults::{ArmedFault, Fault, Matcher};
 use super::ports::ReservedPort;
 use super::proxied::{Answer, Connection, Pending};
 use super::resp::{self, Frames};
@@ -24,7 +24,7 @@ enum Mode {
     Closing,
 }
 
-/// The proxy; it ends, and with it all its connections, when it is dropped.
+/// A proxy in front of one server. Dropping it closes all its connections.
 pub struct FaultProxy {
     hub: Arc<Hub>,
     acceptor: Mutex<Option<Acceptor>>,
@@ -44,7 +44,7 @@ struct Hub {
 
 struct State {
     mode: Mode,
-    rules: Vec<(Matcher, Fault, Armed)>,
+    rules: Vec<(Matcher, Fault, ArmedFault)>,
     connections: Vec<Arc<Connection>>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -71,15 +71,21 @@ impl FaultProxy {
         self.hub.port.addr()
     }
 
-    /// The URL without a password, even if the server wants one.
+    /// The proxy's URL, without a password even if the server requires one.
     pub fn url(&self) -> String {
         format!("redis://{}", self.addr())
     }
 
-    /// Applies `fault` to the next request that `matcher` accepts. Of several rules that match,
-    /// the oldest that is not used up counts. The matcher must not call the proxy.
-    pub fn on_request(&self, matcher: impl Fn(&[Vec<u8>]) -> bool + Send + 'static, fault: Fault) -> Armed {
-        let armed = Armed::once();
+    /// Applies `fault` to the next request that `matcher` accepts.
+    ///
+    /// If several rules match, the oldest that is not used up applies. The matcher must not call
+    /// the proxy, which holds its own lock during the call.
+    pub fn on_request(
+        &self,
+        matcher: impl Fn(&[Vec<u8>]) -> bool + Send + 'static,
+        fault: Fault,
+    ) -> ArmedFault {
+        let armed = ArmedFault::once();
         let rule = (Box::new(matcher) as Matcher, fault, armed.clone());
         let mut state = self.hub.state.lock();
         state.rules.retain(|(_, _, armed)| !armed.is_over());
@@ -87,32 +93,34 @@ impl FaultProxy {
         armed
     }
 
-    /// Swallows everything in both directions for good, and closes nothing.
+    /// Discards everything in both directions and closes nothing.
     pub fn blackhole(&self) {
         self.hub.switch(Mode::Blackhole);
     }
 
-    /// Lets requests pass and swallows for good what the server sends.
+    /// Forwards requests and discards everything that the server sends.
     pub fn one_way(&self) {
         self.hub.switch(Mode::OneWay);
     }
 
-    /// Swallows requests for good and lets pass what the server sends.
+    /// Discards requests and forwards everything that the server sends.
     pub fn deaf(&self) {
         self.hub.switch(Mode::Deaf);
     }
 
-    /// Accepts new connections and never answers them. The others go on.
+    /// Accepts new connections and never answers them. Existing connections keep working.
     pub fn mute_new(&self) {
         self.hub.switch(Mode::Mute);
     }
 
-    /// Ends all current connections on the server's side. The clients are not told, and get no answer any more.
+    /// Closes the server's side of all current connections. The clients do not notice; they only
+    /// receive no more replies.
     pub fn lose_server(&self) {
         self.each(Connection::lose_server);
     }
 
-    /// Resets all current connections on the clients' side. The server is not told, and keeps them.
+    /// Resets the clients' side of all current connections. The server does not notice and keeps
+    /// its side open.
     pub fn lose_clients(&self) {
         self.each(Connection::lose_client);
     }
@@ -124,7 +132,10 @@ impl FaultProxy {
         self.reset_all();
     }
 
-    /// Ends all of these, with the halves of connections that they have left, and leaves the rules alone.
+    /// Returns to normal operation: ends every mode above, and closes the half-open connections
+    /// that [`lose_server`](Self::lose_server), [`lose_clients`](Self::lose_clients) or
+    /// [`mute_new`](Self::mute_new) left behind. The rules of [`on_request`](Self::on_request)
+    /// stay.
     pub fn heal(&self) {
         self.hub.switch(Mode::Healthy);
         self.listen();
@@ -136,13 +147,13 @@ impl FaultProxy {
         });
     }
 
-    /// Another server stands behind this address for all who connect from now on.
+    /// Forwards all connections that are opened from now on to another server.
     pub fn lead_to(&self, upstream: SocketAddr) {
         *self.hub.upstream.lock() = upstream;
     }
 
-    /// Swallows everything on the current connections for good, and closes nothing: a NAT that has forgotten them. New
-    /// ones are well.
+    /// Discards everything on the current connections and closes nothing, like a NAT that has
+    /// forgotten them. New connections work.
     pub fn forget(&self) {
         self.each(Connection::forget);
     }
@@ -181,7 +192,7 @@ impl FaultProxy {
 
     fn close_listener(&self) {
         if let Some(acceptor) = self.acceptor.lock().take() {
-            // On a listener this wakes up the thread that waits in accept.
+            // Wakes up the thread that waits in `accept`.
             let _ = rustix::net::shutdown(&acceptor.listener, rustix::net::Shutdown::Both);
             let _ = acceptor.thread.join();
         }
@@ -193,13 +204,13 @@ impl Drop for FaultProxy {
         self.hub.switch(Mode::Closing);
         self.close_listener();
         let mut state = self.hub.state.lock();
-        state.rules.iter().for_each(|(_, _, armed)| armed.let_go());
+        state.rules.iter().for_each(|(_, _, armed)| armed.release());
         let connections = std::mem::take(&mut state.connections);
         let threads = std::mem::take(&mut state.threads);
         drop(state);
         for connection in connections {
             connection.close();
-            // A server that was stopped would never close its side by itself.
+            // A stopped server would never close its side on its own.
             connection.close_server();
         }
         for thread in threads {
@@ -218,14 +229,15 @@ impl Hub {
         self.state.lock().mode
     }
 
-    /// Waits while the news that one side has gone away could not get through either.
+    /// Waits while the proxy is in one of the modes `silent`, which must not forward the end of a
+    /// connection either.
     fn wait_while(&self, silent: &[Mode]) {
         let mut state = self.state.lock();
         let silent = |state: &mut State| silent.contains(&state.mode);
         self.changed.wait_while(&mut state, silent);
     }
 
-    fn fault_for(&self, words: &[Vec<u8>]) -> Option<(Fault, Armed)> {
+    fn fault_for(&self, words: &[Vec<u8>]) -> Option<(Fault, ArmedFault)> {
         let state = self.state.lock();
         let mut rules = state.rules.iter();
         let rule = rules.find(|(matcher, _, armed)| matcher(words) && armed.take());
@@ -236,13 +248,15 @@ impl Hub {
         let _ = client.set_nodelay(true);
         let mode = self.mode();
         let connection = Arc::new(Connection::new(client, mode == Mode::Mute));
-        // What a blackhole has accepted reaches the server with its first request after that.
+        // A connection accepted during a blackhole is connected to the server later, with its first
+        // request after `heal`.
         if !matches!(mode, Mode::Blackhole | Mode::Mute) && self.connect(&connection).is_err() {
             return connection.reset();
         }
         let mut state = self.state.lock();
         state.threads.retain(|thread| !thread.is_finished());
-        // The threads of a connection have a handle of it each.
+        // Each thread of a connection has its own `Arc`, so a count of 1 means that both have
+        // ended.
         state.connections.retain(|connection| Arc::strong_count(connection) > 1);
         state.connections.push(Arc::clone(&connection));
         let hub = Arc::clone(self);
@@ -271,8 +285,8 @@ impl Hub {
 
     fn pump_requests(self: &Arc<Self>, connection: &Arc<Connection>) {
         let mut frames = Frames::default();
-        // No handle of the client's socket is kept between two reads: a reset goes out only
-        // when the last one is closed.
+        // No `Arc` of the client's socket is kept between two reads: the reset is sent only when
+        // the last one is dropped.
         while let Some(client) = connection.client() {
             let read = frames.fill(&*client);
             drop(client);
@@ -290,17 +304,18 @@ impl Hub {
         if connection.is_half() {
             return;
         }
-        // Only this direction: what the server has been sent must not be lost to a reset that
-        // it would get for replies that nobody reads.
+        // Close only this direction. If both were closed, the server's replies would be answered
+        // with a reset, and the server could then lose requests that it has not read yet.
         if let Some(server) = &*connection.server.lock() {
             let _ = server.shutdown(Shutdown::Write);
         }
     }
 
     fn forward(self: &Arc<Self>, connection: &Arc<Connection>, frame: &[u8]) -> io::Result<()> {
-        // A connection that was cut here takes nothing more, not even what it has already read.
-        let silent =
-            matches!(self.mode(), Mode::Blackhole | Mode::Deaf) || connection.is_half() || connection.is_forgotten();
+        // A connection that was cut forwards nothing more, not even requests already read.
+        let silent = matches!(self.mode(), Mode::Blackhole | Mode::Deaf)
+            || connection.is_half()
+            || connection.is_forgotten();
         if silent || connection.client().is_none() {
             return Ok(());
         }
@@ -347,8 +362,9 @@ impl Hub {
         }
     }
 
-    fn spoil(&self, connection: &Connection, reply: &[u8], fault: &Fault, armed: &Armed) {
-        // It counts before the client can tell, so that a client that has seen it can rely on it.
+    fn spoil(&self, connection: &Connection, reply: &[u8], fault: &Fault, armed: &ArmedFault) {
+        // Counted before the client can notice the fault, so that a test that has seen its effect
+        // can rely on the count.
         if !matches!(fault, Fault::ResetBeforeRequest | Fault::HoldRequest) {
             armed.fire();
         }
@@ -372,7 +388,7 @@ impl Hub {
             }
             Fault::CutReply(length) => self.deliver(connection, &reply[..reply.len().min(*length)]),
             Fault::Rewrite(how) => self.deliver(connection, &how.0(reply)),
-            // These have done their work before there was a reply.
+            // These faults were applied to the request.
             Fault::ResetBeforeRequest | Fault::HoldRequest | Fault::DuplicateRequest => {
                 self.deliver(connection, reply);
             }
@@ -380,7 +396,8 @@ impl Hub {
     }
 
     fn deliver(&self, connection: &Connection, bytes: &[u8]) {
-        let passes = matches!(self.mode(), Mode::Healthy | Mode::Deaf | Mode::Mute) && !connection.is_forgotten();
+        let passes = matches!(self.mode(), Mode::Healthy | Mode::Deaf | Mode::Mute)
+            && !connection.is_forgotten();
         if let (true, Some(client)) = (passes, connection.client()) {
             let _ = (&*client).write_all(bytes);
         }

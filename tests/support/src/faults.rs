@@ -1,46 +1,47 @@
-//! The faults that a [`FaultProxy`](super::FaultProxy) knows, and the rules that place them.
+//! The faults that a [`FaultProxy`](super::FaultProxy) can cause, and the rules that select the
+//! requests for them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::CEILING;
+use super::TEST_TIMEOUT;
 
-/// What goes wrong with a request that a rule has matched.
+/// What happens to a request that a rule has matched.
 #[derive(Clone, Debug)]
 pub enum Fault {
-    /// The server runs the request; its reply is lost and the connection stays.
+    /// The server runs the request. Its reply is lost, and the connection stays open.
     DropReply,
-    /// The server runs the request; instead of its reply the client gets a reset.
+    /// The server runs the request. The client gets a reset instead of the reply.
     ResetAfterRequest,
-    /// The server runs the request; instead of its reply the client gets an end of stream.
+    /// The server runs the request. The client gets an end of stream instead of the reply.
     CloseAfterRequest,
-    /// The client gets a reset and the server never sees the request.
+    /// The client gets a reset, and the server never sees the request.
     ResetBeforeRequest,
-    /// The reply, and all behind it on this connection, comes later.
+    /// The reply and everything after it on this connection arrive later by this time.
     DelayReply(Duration),
-    /// The reply, and all behind it on this connection, waits for [`Armed::let_go`].
+    /// The reply and everything after it on this connection wait for [`ArmedFault::release`].
     HoldReply,
-    /// The request, and all behind it on this connection, waits for [`Armed::let_go`] and then
-    /// reaches the server even when the client has long gone away.
+    /// The request and everything after it on this connection wait for [`ArmedFault::release`].
+    /// They then reach the server even if the client has closed the connection long before.
     HoldRequest,
     DuplicateReply,
-    /// The server gets the request twice, and so the client a second reply.
+    /// The server gets the request twice, so the client gets a second reply.
     DuplicateRequest,
-    /// These bytes come instead of the reply.
+    /// The client gets these bytes instead of the reply.
     ReplaceReply(Vec<u8>),
-    /// These bytes come in front of the reply.
+    /// The client gets these bytes before the reply.
     PrependBytes(Vec<u8>),
-    /// The reply comes one byte per segment.
+    /// The reply is sent one byte at a time.
     SliceReply,
-    /// The reply ends after so many bytes, and the connection stays.
+    /// Only this many bytes of the reply are sent, and the connection stays open.
     CutReply(usize),
-    /// The client gets what becomes of the reply.
+    /// The client gets the result of this function instead of the reply.
     Rewrite(Rewrite),
 }
 
-/// What becomes of a reply on its way; see [`rewrite`].
+/// A function that changes a reply on its way to the client; see [`rewrite`].
 #[derive(Clone)]
 pub struct Rewrite(pub(super) Arc<Change>);
 
@@ -52,7 +53,7 @@ impl std::fmt::Debug for Rewrite {
     }
 }
 
-/// A reply that is one bulk text becomes another; others stay as they are.
+/// Changes every reply that is a bulk string. Other replies pass unchanged.
 pub fn rewrite(how: impl Fn(&str) -> String + Send + Sync + 'static) -> Fault {
     Fault::Rewrite(Rewrite(Arc::new(move |reply| {
         let text = String::from_utf8_lossy(reply);
@@ -66,12 +67,13 @@ pub fn rewrite(how: impl Fn(&str) -> String + Send + Sync + 'static) -> Fault {
     })))
 }
 
-/// In place of each reply the client gets another, made anew.
+/// Replaces each reply with the result of `make`.
 pub fn instead(make: impl Fn() -> Vec<u8> + Send + Sync + 'static) -> Fault {
     Fault::Rewrite(Rewrite(Arc::new(move |_| make())))
 }
 
-/// A reply of `TIME` becomes that of a clock which is ahead by so many seconds, or behind.
+/// Changes the replies to `TIME`: the server's clock appears to be ahead by `seconds`, or behind if
+/// `seconds` is negative.
 pub fn off_by(seconds: i64) -> Fault {
     Fault::Rewrite(Rewrite(Arc::new(move |reply| {
         let text = String::from_utf8_lossy(reply);
@@ -86,13 +88,13 @@ pub fn off_by(seconds: i64) -> Fault {
 
 pub(super) type Matcher = Box<dyn Fn(&[Vec<u8>]) -> bool + Send>;
 
-/// Matches a command by its name, in any case.
+/// Matches requests by the name of the command, ignoring case.
 pub fn command(name: &str) -> impl Fn(&[Vec<u8>]) -> bool + Send + 'static {
     let name = name.as_bytes().to_vec();
     move |words| words.first().is_some_and(|word| word.eq_ignore_ascii_case(&name))
 }
 
-/// Matches a request in which some word contains `part`.
+/// Matches requests in which any word contains `part`.
 pub fn contains(part: &str) -> impl Fn(&[Vec<u8>]) -> bool + Send + 'static {
     let part = part.to_owned();
     move |words| words.iter().any(|word| String::from_utf8_lossy(word).contains(&part))
@@ -103,28 +105,28 @@ pub fn any_request(_: &[Vec<u8>]) -> bool {
     true
 }
 
-/// The handle of a rule; the rule stays in force without it.
+/// The handle of a rule. Dropping the handle does not remove the rule.
 #[derive(Clone)]
-pub struct Armed {
+pub struct ArmedFault {
     shared: Arc<(Mutex<Firing>, Condvar)>,
 }
 
 struct Firing {
-    /// So many matches are let pass first.
+    /// The number of matching requests that still pass before the rule takes effect.
     spared: usize,
     limit: usize,
     matched: usize,
     fired: usize,
-    let_go: bool,
+    released: bool,
 }
 
-impl Armed {
+impl ArmedFault {
     pub(super) fn once() -> Self {
-        let firing = Firing { spared: 0, limit: 1, matched: 0, fired: 0, let_go: false };
+        let firing = Firing { spared: 0, limit: 1, matched: 0, fired: 0, released: false };
         Self { shared: Arc::new((Mutex::new(firing), Condvar::new())) }
     }
 
-    /// Lets the rule match `limit` requests in all, instead of one.
+    /// Applies the rule to `limit` requests in total instead of one.
     pub fn times(self, limit: usize) -> Self {
         self.shared.0.lock().limit = limit;
         self
@@ -134,19 +136,19 @@ impl Armed {
         self.times(usize::MAX)
     }
 
-    /// Lets `spared` requests that match pass first: with two, it is the third that counts.
+    /// Lets the first `spared` matching requests pass: with 2, the rule starts at the third.
     pub fn after(self, spared: usize) -> Self {
         self.shared.0.lock().spared = spared;
         self
     }
 
-    /// Matches nothing from now on; what has already matched takes its course.
+    /// Matches no more requests. Faults that have already begun continue.
     pub fn disarm(&self) {
         self.shared.0.lock().limit = 0;
     }
 
-    /// How often the fault has taken place. A fault of the reply counts once the server has
-    /// answered and before the client can notice, and a hold when it begins.
+    /// The number of times the fault has happened. A fault in the reply is counted after the server
+    /// has replied and before the client can notice; a hold is counted when it begins.
     pub fn fired(&self) -> usize {
         self.shared.0.lock().fired
     }
@@ -160,20 +162,20 @@ impl Armed {
     pub fn wait_fired_times(&self, times: usize) {
         let mut firing = self.shared.0.lock();
         let enough = |firing: &mut Firing| firing.fired < times;
-        let late = self.shared.1.wait_while_for(&mut firing, enough, CEILING).timed_out();
-        assert!(!late, "the fault fired {} of {times} times", firing.fired);
+        let late = self.shared.1.wait_while_for(&mut firing, enough, TEST_TIMEOUT).timed_out();
+        assert!(!late, "the fault happened {} times and not {times}", firing.fired);
     }
 
-    /// Ends all holds and delays of this rule, those to come included.
-    pub fn let_go(&self) {
-        self.shared.0.lock().let_go = true;
+    /// Ends all holds and delays of this rule, now and in the future.
+    pub fn release(&self) {
+        self.shared.0.lock().released = true;
         self.shared.1.notify_all();
     }
 
-    /// Nothing will match any more, and nothing is held.
+    /// Returns whether the rule can match nothing more and holds nothing.
     pub(super) fn is_over(&self) -> bool {
         let firing = self.shared.0.lock();
-        firing.matched >= firing.limit && firing.let_go
+        firing.matched >= firing.limit && firing.released
     }
 
     pub(super) fn fire(&self) {
@@ -195,7 +197,7 @@ impl Armed {
     pub(super) fn hold(&self, time: Option<Duration>) {
         let deadline = time.map(|time| Instant::now() + time);
         let mut firing = self.shared.0.lock();
-        let held = |firing: &mut Firing| !firing.let_go;
+        let held = |firing: &mut Firing| !firing.released;
         match deadline {
             Some(deadline) => {
                 self.shared.1.wait_while_until(&mut firing, held, deadline);

@@ -1,4 +1,4 @@
-//! A recording of all that a server is told.
+//! A recording of all commands that a server receives.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -8,9 +8,9 @@ use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::CEILING;
+use super::TEST_TIMEOUT;
 
-/// The lines of `MONITOR`, recorded until this is dropped.
+/// The output of `MONITOR`, recorded until this is dropped.
 pub struct Monitor {
     stream: TcpStream,
     lines: Arc<(Mutex<Vec<String>>, Condvar)>,
@@ -20,7 +20,7 @@ pub struct Monitor {
 impl Monitor {
     pub(super) fn start(addr: SocketAddr, hello: &[u8], greetings: u64) -> Self {
         let mut stream = TcpStream::connect(addr).expect("cannot connect for MONITOR");
-        stream.write_all(hello).expect("cannot ask for MONITOR");
+        stream.write_all(hello).expect("cannot send MONITOR");
         let mut input = BufReader::new(stream.try_clone().expect("cannot share the socket"));
         for _ in 0..greetings {
             let mut reply = String::new();
@@ -45,10 +45,10 @@ impl Monitor {
         self.lines.0.lock().clone()
     }
 
-    /// The first line, of the past or to come, that contains `part`.
+    /// Returns the first line that contains `part`, and waits for one if there is none yet.
     #[track_caller]
     pub fn wait_for(&self, part: &str) -> String {
-        let deadline = Instant::now() + CEILING;
+        let deadline = Instant::now() + TEST_TIMEOUT;
         let mut lines = self.lines.0.lock();
         loop {
             if let Some(line) = lines.iter().find(|line| line.contains(part)) {

@@ -1,4 +1,4 @@
-//! Several private servers, the nodes of one lock service, and what may happen to each of them.
+//! Several servers for one test: the nodes of one lock service.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -6,7 +6,7 @@ use std::thread;
 use super::fault_proxy::FaultProxy;
 use super::redis_server::{RedisServer, RedisServerBuilder};
 
-/// Independent servers in a fixed order; they end with the test.
+/// Independent servers in a fixed order. Dropping this ends them.
 pub struct Nodes {
     members: Vec<Member>,
 }
@@ -14,7 +14,7 @@ pub struct Nodes {
 struct Member {
     server: RedisServer,
     proxy: Option<FaultProxy>,
-    /// Neither stopped nor killed, so that asking it does not block.
+    /// False while the node is stopped or killed, when a query would block or fail.
     runs: AtomicBool,
 }
 
@@ -23,7 +23,8 @@ impl Nodes {
         Self::built(count, |_, builder| builder)
     }
 
-    /// Nodes that lose nothing in a restart, have not lost anything for a day, and know it.
+    /// Starts nodes that lose no data in a restart, and whose stored quarantine record says that
+    /// they have lost nothing for a day.
     pub fn durable(count: usize) -> Self {
         let nodes = Self::built(count, |_, builder| builder.durable());
         for node in 0..count {
@@ -32,19 +33,26 @@ impl Nodes {
         nodes
     }
 
-    /// Each node as `build` says, which gets its number.
-    pub fn built(count: usize, build: impl Fn(usize, RedisServerBuilder) -> RedisServerBuilder + Sync) -> Self {
+    /// Starts `count` nodes. `build` gets the number of each node and sets up its server.
+    pub fn built(
+        count: usize,
+        build: impl Fn(usize, RedisServerBuilder) -> RedisServerBuilder + Sync,
+    ) -> Self {
         let build = &build;
         let members = thread::scope(|threads| {
             let start = |node| threads.spawn(move || build(node, RedisServer::builder()).start());
             let starting: Vec<_> = (0..count).map(start).collect();
-            let started = starting.into_iter().map(|thread| thread.join().expect("a server did not start"));
-            started.map(|server| Member { server, proxy: None, runs: AtomicBool::new(true) }).collect()
+            let started =
+                starting.into_iter().map(|thread| thread.join().expect("a server did not start"));
+            started
+                .map(|server| Member { server, proxy: None, runs: AtomicBool::new(true) })
+                .collect()
         });
         Self { members }
     }
 
-    /// Puts a proxy before these nodes; their URLs are then the proxies', without a password.
+    /// Puts a proxy in front of each of these nodes. Their URLs then name the proxy and contain no
+    /// password.
     pub fn behind_proxies(mut self, nodes: &[usize]) -> Self {
         for node in nodes {
             let member = &mut self.members[*node];
@@ -62,7 +70,7 @@ impl Nodes {
     }
 
     pub fn proxy(&self, node: usize) -> &FaultProxy {
-        self.members[node].proxy.as_ref().expect("it has no proxy")
+        self.members[node].proxy.as_ref().expect("this node has no proxy")
     }
 
     pub fn url(&self, node: usize) -> String {
@@ -70,12 +78,12 @@ impl Nodes {
         member.proxy.as_ref().map_or_else(|| member.server.url(), FaultProxy::url)
     }
 
-    /// All URLs with commas in between.
+    /// All URLs, separated by commas.
     pub fn urls(&self) -> String {
         (0..self.len()).map(|node| self.url(node)).collect::<Vec<_>>().join(",")
     }
 
-    /// Freezes a node: its connections stay open and nothing is answered.
+    /// Freezes a node: its connections stay open, and it answers nothing.
     pub fn stop(&self, node: usize) {
         self.runs(node, false);
         self.server(node).stop();
@@ -91,12 +99,13 @@ impl Nodes {
         self.server(node).kill();
     }
 
-    /// Starts a node anew, with the data that it had on disk.
+    /// Kills a node and starts it again with the data that it had on disk.
     pub fn restart(&self, node: usize) {
         self.server(node).restart();
         self.runs(node, true);
     }
 
+    /// Kills a node and starts it again without any data.
     pub fn restart_empty(&self, node: usize) {
         self.server(node).restart_empty();
         self.runs(node, true);
@@ -111,14 +120,15 @@ impl Nodes {
         (0..self.len()).filter(|node| self.members[*node].runs.load(Ordering::SeqCst)).collect()
     }
 
-    /// What each node keeps under `key`; nothing for those that do not run.
+    /// The value of `key` on each node; `None` for nodes that are not running.
     pub fn values(&self, key: &str) -> Vec<Option<String>> {
         let running = self.running();
-        let value = |node| running.contains(&node).then(|| self.server(node).query(&["GET", key]))?;
+        let value =
+            |node| running.contains(&node).then(|| self.server(node).query(&["GET", key]))?;
         (0..self.len()).map(value).collect()
     }
 
-    /// The running nodes that keep `value` under `key`.
+    /// The running nodes on which `key` has the value `value`.
     pub fn keeping(&self, key: &str, value: &str) -> Vec<usize> {
         let values = self.values(key);
         (0..self.len()).filter(|node| values[*node].as_deref() == Some(value)).collect()

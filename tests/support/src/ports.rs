@@ -1,13 +1,13 @@
-//! Ports of the loopback address that stay ours even while nothing listens on them.
+//! Ports of the loopback address that stay reserved while nothing listens on them.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
 
-/// A port that no one gets by chance, because a socket that never listens is bound to it.
+/// A port that no other program gets by chance, because a socket that never listens is bound to it.
 ///
-/// The kernel lets another socket bind the same port when both have set `SO_REUSEADDR`, as
-/// servers do, but gives a reserved port to nobody who asks for any free one.
+/// The kernel lets a second socket bind the same port if both have set `SO_REUSEADDR`, as servers
+/// do. But it never picks this port for a program that requests any free port.
 pub(crate) struct ReservedPort {
     _socket: TcpListener,
     addr: SocketAddr,
@@ -17,10 +17,10 @@ impl ReservedPort {
     pub(crate) fn new() -> Self {
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)
-            .expect("no socket to reserve a port with");
-        sockopt::set_socket_reuseaddr(&socket, true).expect("SO_REUSEADDR was refused");
+            .expect("cannot create a socket");
+        sockopt::set_socket_reuseaddr(&socket, true).expect("cannot set SO_REUSEADDR");
         bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("no free port");
-        // Only the type that std has for a bound socket; it is never asked to accept.
+        // The socket never accepts; `TcpListener` is just the type that std has for a bound socket.
         let socket = TcpListener::from(socket);
         let addr = socket.local_addr().expect("a bound socket has an address");
         Self { _socket: socket, addr }
@@ -31,6 +31,6 @@ impl ReservedPort {
     }
 
     pub(crate) fn listen(&self) -> TcpListener {
-        TcpListener::bind(self.addr).expect("the reserved port was taken")
+        TcpListener::bind(self.addr).expect("cannot bind the reserved port")
     }
 }

@@ -1,4 +1,4 @@
-//! One connection through a proxy: its two sides, and the requests that have not been answered.
+//! One connection through the proxy: its two sides, and its requests in flight.
 
 use std::collections::VecDeque;
 use std::net::{Shutdown, TcpStream};
@@ -9,37 +9,39 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rustix::net::sockopt::set_socket_linger;
 
-use super::faults::{Armed, Fault};
+use super::faults::{ArmedFault, Fault};
 use super::resp;
 
 pub(super) struct Connection {
     pub(super) client: Mutex<Option<Arc<TcpStream>>>,
     pub(super) server: Mutex<Option<Arc<TcpStream>>>,
     pub(super) pending: Mutex<VecDeque<Pending>>,
-    /// One side is not there, and the other is not told.
+    /// One side is closed, and the other must not notice.
     half: AtomicBool,
-    /// Nothing passes any more, in either direction, and neither side is told.
+    /// Nothing is forwarded any more in either direction, and neither side must notice.
     forgotten: AtomicBool,
 }
 
-/// A request that the server has not answered yet, or not in full.
+/// A request whose reply has not arrived yet, or only in part.
 pub(super) struct Pending {
     command: Vec<u8>,
+    /// The number of frames of the reply that have not arrived.
     missing: usize,
     reply: Vec<u8>,
-    fault: Option<(Fault, Armed)>,
+    fault: Option<(Fault, ArmedFault)>,
 }
 
 pub(super) enum Answer {
+    /// The reply is not complete yet.
     Part,
-    Whole(Vec<u8>, Option<(Fault, Armed)>),
+    Whole(Vec<u8>, Option<(Fault, ArmedFault)>),
 }
 
 impl Pending {
-    pub(super) fn new(words: &[Vec<u8>], fault: Option<(Fault, Armed)>) -> Self {
+    pub(super) fn new(words: &[Vec<u8>], fault: Option<(Fault, ArmedFault)>) -> Self {
         let command = words.first().map(|word| word.to_ascii_lowercase());
         let command = command.unwrap_or_default();
-        // Each channel is confirmed with a frame of its own.
+        // The server confirms each channel with a separate frame.
         let missing = match command.ends_with(b"subscribe") {
             true => (words.len() - 1).max(1),
             false => 1,
@@ -71,13 +73,13 @@ impl Connection {
         self.forgotten.store(true, Ordering::SeqCst);
     }
 
-    /// The server's side ends; the client goes on talking to nobody.
+    /// Closes the server's side; the client does not notice.
     pub(super) fn lose_server(&self) {
         self.half.store(true, Ordering::SeqCst);
         self.close_server();
     }
 
-    /// The client's side is reset; the server goes on talking to nobody.
+    /// Resets the client's side; the server does not notice.
     pub(super) fn lose_client(&self) {
         self.half.store(true, Ordering::SeqCst);
         self.reset();
@@ -93,6 +95,8 @@ impl Connection {
         self.client.lock().clone()
     }
 
+    /// Handles a frame from the server: assigns it to the oldest request in flight, or passes it on
+    /// if it answers no request.
     pub(super) fn answered(&self, frame: Vec<u8>) -> Answer {
         let mut pending = self.pending.lock();
         let Some(first) = pending.front_mut() else {
@@ -108,7 +112,7 @@ impl Connection {
             return Answer::Whole(frame, None);
         }
         first.reply.extend(frame);
-        // An error is one frame, however many were expected.
+        // An error is a single frame, even if several frames were expected.
         first.missing = match first.reply.first() {
             Some(b'-') => 0,
             _ => first.missing - 1,
@@ -122,11 +126,11 @@ impl Connection {
         }
     }
 
-    /// Closes the client's side with an error instead of an end of stream.
+    /// Closes the client's side with a TCP reset instead of an end of stream.
     pub(super) fn reset(&self) {
         if let Some(client) = self.client.lock().take() {
             let _ = set_socket_linger(&client, Some(Duration::ZERO));
-            // Sends nothing, but wakes up the thread that reads, which then lets its handle go.
+            // Sends nothing, but wakes up the reading thread, which then drops its `Arc`.
             let _ = client.shutdown(Shutdown::Read);
         }
     }

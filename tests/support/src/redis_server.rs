@@ -1,4 +1,4 @@
-//! A real Redis or Valkey server for one test, in its own folder and on its own port.
+//! Runs a real Redis or Valkey server for one test, in its own folder and on its own port.
 
 use std::collections::{BTreeMap, HashMap};
 use std::env;
@@ -20,12 +20,12 @@ use tempfile::TempDir;
 use super::monitor::Monitor;
 use super::ports::ReservedPort;
 use super::watchdog::Watchdog;
-use super::{CEILING, POLL, eventually, process_state, resp};
+use super::{POLL, TEST_TIMEOUT, eventually, process_state, resp};
 
-/// How long one administrative command may take; a server that was stopped fails after this.
+/// The time limit for one command of this module, which fails on a stopped server.
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The server program and whether it protects DEBUG and some settings by default.
+/// The server program, and whether it disables `DEBUG` and protected settings by default.
 fn program() -> &'static (String, bool) {
     static PROGRAM: OnceLock<(String, bool)> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -36,22 +36,23 @@ fn program() -> &'static (String, bool) {
                 .find(|name| env::split_paths(&path).any(|dir| dir.join(name).is_file()))
                 .map(str::to_owned)
         });
-        let program =
-            program.expect("neither redis-server nor valkey-server is in PATH: run `make test`, which installs one");
+        let program = program
+            .expect("neither redis-server nor valkey-server is in PATH; `make test` installs one");
         let output = Command::new(&program).arg("--version").output();
-        let output = output
-            .unwrap_or_else(|error| panic!("cannot run {program} ({error}): run `make test`, which installs a server"));
+        let output = output.unwrap_or_else(|error| {
+            panic!("cannot run {program} ({error}); `make test` installs a server")
+        });
         let version = String::from_utf8_lossy(&output.stdout).into_owned();
         let major = version
             .split_once("v=")
             .and_then(|(_, rest)| rest.split('.').next()?.parse::<u32>().ok())
-            .unwrap_or_else(|| panic!("{program} --version says {version:?}"));
+            .unwrap_or_else(|| panic!("unknown version of {program}: {version:?}"));
         let protects = version.starts_with("Valkey") || major >= 7;
         (program, protects)
     })
 }
 
-/// What a server is started with; made by [`RedisServer::builder`].
+/// The settings of a server to start; created by [`RedisServer::builder`].
 #[derive(Default)]
 pub struct RedisServerBuilder {
     args: Vec<String>,
@@ -61,7 +62,7 @@ pub struct RedisServerBuilder {
 }
 
 impl RedisServerBuilder {
-    /// Adds one word to the command line of the server.
+    /// Adds one argument to the server's command line.
     pub fn arg(mut self, arg: impl Into<String>) -> Self {
         self.args.push(arg.into());
         self
@@ -72,7 +73,7 @@ impl RedisServerBuilder {
         self
     }
 
-    /// It writes everything to disk before it answers.
+    /// Makes the server write every change to disk before it replies.
     pub fn durable(self) -> Self {
         self.append_only(true).arg("--appendfsync").arg("always")
     }
@@ -82,7 +83,7 @@ impl RedisServerBuilder {
         self
     }
 
-    /// Listens on a socket file too, see [`RedisServer::unix_url`].
+    /// Makes the server listen on a socket file too; see [`RedisServer::unix_url`].
     pub fn unix_socket(mut self) -> Self {
         self.unix_socket = true;
         self
@@ -91,7 +92,7 @@ impl RedisServerBuilder {
     pub fn start(self) -> RedisServer {
         let server = RedisServer {
             settings: self,
-            folder: TempDir::with_prefix("distlock-").expect("no temporary folder"),
+            folder: TempDir::with_prefix("distlock-").expect("cannot create a temporary folder"),
             port: ReservedPort::new(),
             running: Mutex::new(None),
             own_commands: AtomicU64::new(0),
@@ -101,14 +102,14 @@ impl RedisServerBuilder {
     }
 }
 
-/// A running server that ends with the test, in whatever way the test ends.
+/// A running server. It ends when this is dropped, and also when the test process dies.
 pub struct RedisServer {
     settings: RedisServerBuilder,
-    /// Ends before the folder that it writes to and the port that it listens on.
+    /// Declared, and so dropped, before the folder and the port that the server uses.
     running: Mutex<Option<Running>>,
     folder: TempDir,
     port: ReservedPort,
-    /// Commands that this type itself has sent, which no test wants to count.
+    /// The number of commands that this type has sent, which tests do not want to count.
     own_commands: AtomicU64,
 }
 
@@ -138,7 +139,7 @@ impl RedisServer {
         format!("redis://{}{}", login.unwrap_or_default(), self.addr())
     }
 
-    /// The URL of the socket file, for a server that was built with one.
+    /// The URL of the socket file. The server must have been built with `unix_socket`.
     pub fn unix_url(&self) -> String {
         let login = self.password().map(|password| format!("?pass={password}"));
         let path = self.socket_path();
@@ -163,29 +164,32 @@ impl RedisServer {
         running.as_ref().expect("the server was killed").child.id()
     }
 
-    /// Freezes the server: its connections stay open and nothing is answered.
+    /// Freezes the server: its connections stay open, and it answers nothing.
     pub fn stop(&self) {
         let pid = self.signal(Signal::STOP);
-        eventually("the server is stopped", CEILING, || process_state(pid) == Some('T'));
+        eventually("the server is stopped", TEST_TIMEOUT, || process_state(pid) == Some('T'));
     }
 
     pub fn cont(&self) {
         let pid = self.signal(Signal::CONT);
-        eventually("the server runs again", CEILING, || process_state(pid).is_some_and(|state| state != 'T'));
+        eventually("the server runs again", TEST_TIMEOUT, || {
+            process_state(pid).is_some_and(|state| state != 'T')
+        });
     }
 
-    /// Ends the server without a chance to save or to say goodbye, and waits until it is gone.
+    /// Kills the server, which has no chance to save data or close connections, and waits until it
+    /// has ended.
     pub fn kill(&self) {
         *self.running.lock() = None;
     }
 
-    /// Kills the server and starts it anew on the same port, with the data that it had on disk.
+    /// Kills the server and starts it again on the same port, with the data that it had on disk.
     pub fn restart(&self) {
         self.kill();
         self.launch();
     }
 
-    /// Kills the server and starts it anew on the same port, without any data.
+    /// Kills the server and starts it again on the same port, without any data.
     pub fn restart_empty(&self) {
         self.kill();
         fs::remove_dir_all(self.data()).expect("cannot delete the data");
@@ -196,20 +200,20 @@ impl RedisServer {
         self.query::<()>(&["CONFIG", "SET", name, value]);
     }
 
-    /// Runs one command on a connection of its own.
+    /// Runs one command on a new connection.
     #[track_caller]
     pub fn cli(&self, words: &[&str]) -> redis::Value {
         self.query(words)
     }
 
-    /// Runs one command on a connection of its own, with a typed reply.
+    /// Runs one command on a new connection and converts its reply.
     #[track_caller]
     pub fn query<T: FromRedisValue>(&self, words: &[&str]) -> T {
         let reply = self.connect().and_then(|mut admin| self.run(&mut admin, words));
         reply.unwrap_or_else(|error| panic!("{words:?} failed: {error}\n{}", self.log()))
     }
 
-    /// The connections of others, as the fields of `CLIENT LIST`.
+    /// The fields of `CLIENT LIST` for all connections except its own.
     pub fn clients(&self) -> Vec<HashMap<String, String>> {
         let mut admin = self.connect().expect("cannot connect");
         let own: u64 = self.run(&mut admin, &["CLIENT", "ID"]).expect("CLIENT ID");
@@ -222,19 +226,25 @@ impl RedisServer {
         clients.filter(|client: &HashMap<_, _>| client["id"] != own.to_string()).collect()
     }
 
-    /// Waits until so many others are connected. A connection that was closed is still there for as long as a process that another
-    /// test begins at that moment has not replaced itself, and so keeps what it was forked with.
+    /// Waits until the number of connections, without its own, is in the range `many`.
+    ///
+    /// A closed connection can stay open for a moment: a child process that another test is just
+    /// starting has inherited its socket, and keeps it until `exec`.
     #[track_caller]
     pub fn await_clients(&self, many: RangeInclusive<usize>) {
-        eventually(&format!("{many:?} are connected"), CEILING, || many.contains(&self.clients().len()));
+        eventually(&format!("{many:?} are connected"), TEST_TIMEOUT, || {
+            many.contains(&self.clients().len())
+        });
     }
 
-    /// Cuts the connections that match, such as `["TYPE", "pubsub"]`; all for an empty filter.
+    /// Closes the connections that match `filter`, such as `["TYPE", "pubsub"]`, or all connections
+    /// if it is empty. Returns their number.
     pub fn kill_clients(&self, filter: &[&str]) -> i64 {
         self.query(&[&["CLIENT", "KILL"], filter, &["SKIPME", "yes"]].concat())
     }
 
-    /// The number of commands run so far for others than this type, those in scripts included.
+    /// The number of commands run so far, including those in scripts, but without the commands that
+    /// this type has sent.
     pub fn commands_processed(&self) -> u64 {
         let mut admin = self.connect().expect("cannot connect");
         let own = self.own_commands.load(Ordering::SeqCst);
@@ -243,32 +253,36 @@ impl RedisServer {
         all.saturating_sub(own)
     }
 
-    /// How often a command, in lower case, has been called, by this type too.
+    /// The number of calls of a command, including calls by this type. The name must be in lower
+    /// case.
     pub fn calls(&self, command: &str) -> u64 {
         self.commandstats().get(command).copied().unwrap_or(0)
     }
 
-    /// The same of each command that has been called.
+    /// The number of calls of each command that has been called.
     pub fn commandstats(&self) -> BTreeMap<String, u64> {
         let info: String = self.query(&["INFO", "commandstats"]);
         let lines = info.lines().filter_map(|line| line.strip_prefix("cmdstat_"));
         lines
             .map(|line| {
-                let (name, numbers) = line.split_once(":calls=").expect("a count of calls");
-                let calls = numbers.split(',').next().expect("split gives one item");
+                let (name, numbers) = line.split_once(":calls=").expect("no count of calls");
+                let calls = numbers.split(',').next().expect("split returns at least one item");
                 (name.to_owned(), calls.parse().expect("a number"))
             })
             .collect()
     }
 
-    /// How often it has answered with an error of this code.
+    /// The number of errors with this code that the server has returned.
     pub fn refusals(&self, code: &str) -> u32 {
         let errors: String = self.query(&["INFO", "errorstats"]);
         let count = format!("errorstat_{code}:count=");
-        errors.lines().find_map(|line| line.strip_prefix(&count)).map_or(0, |count| count.parse().expect("a number"))
+        errors
+            .lines()
+            .find_map(|line| line.strip_prefix(&count))
+            .map_or(0, |count| count.parse().expect("a number"))
     }
 
-    /// Changes with every start of the server.
+    /// The server's run id, which changes with every start.
     pub fn run_id(&self) -> String {
         field(&self.query::<String>(&["INFO", "server"]), "run_id").to_owned()
     }
@@ -293,7 +307,7 @@ impl RedisServer {
         Monitor::start(self.addr(), &hello, greetings)
     }
 
-    /// Everything that the server has written to its log, over all its restarts.
+    /// The server's log, from its first start on.
     pub fn log(&self) -> String {
         let log = fs::read(self.log_path()).unwrap_or_default();
         String::from_utf8_lossy(&log).into_owned()
@@ -312,10 +326,10 @@ impl RedisServer {
     }
 
     fn signal(&self, signal: Signal) -> u32 {
-        // Under the lock the child cannot be reaped, so the pid is certainly still its own.
+        // While `running` is locked, the child cannot be reaped, so the pid still belongs to it.
         let running = self.running.lock();
         let child = &running.as_ref().expect("the server was killed").child;
-        kill_process(Pid::from_child(child), signal).expect("the server cannot be signalled");
+        kill_process(Pid::from_child(child), signal).expect("cannot send a signal to the server");
         child.id()
     }
 
@@ -349,13 +363,16 @@ impl RedisServer {
         if self.settings.unix_socket {
             command.arg("--unixsocket").arg(self.socket_path());
         }
-        let child =
-            command.args(&self.settings.args).stderr(log.expect("cannot open the log")).spawn().expect("cannot run sh");
+        let child = command
+            .args(&self.settings.args)
+            .stderr(log.expect("cannot open the log"))
+            .spawn()
+            .expect("cannot run sh");
         Running { child, _watchdog: watchdog }
     }
 
     fn wait_ready(&self, child: &mut Child) -> Result<(), String> {
-        let deadline = Instant::now() + CEILING;
+        let deadline = Instant::now() + TEST_TIMEOUT;
         loop {
             if let Some(status) = child.try_wait().map_err(|error| error.to_string())? {
                 return Err(format!("it ended with {status}"));
@@ -366,11 +383,13 @@ impl RedisServer {
             });
             match info {
                 Ok(info) if field(&info, "process_id") == child.id().to_string() => return Ok(()),
-                Ok(info) => return Err(format!("a stranger answers on the port:\n{info}")),
+                Ok(info) => return Err(format!("another server answers on the port:\n{info}")),
                 Err(error) if Instant::now() > deadline => return Err(error.to_string()),
-                // AUTH is checked before the data is loaded, so this cannot hide a bad password.
+                // The server checks the password even while it loads its data, so retrying here
+                // cannot hide a wrong password.
                 Err(error)
-                    if error.is_io_error() || error.kind() == ErrorKind::Server(ServerErrorKind::BusyLoading) =>
+                    if error.is_io_error()
+                        || error.kind() == ErrorKind::Server(ServerErrorKind::BusyLoading) =>
                 {
                     thread::sleep(POLL);
                 }
@@ -381,7 +400,7 @@ impl RedisServer {
 
     fn connect(&self) -> redis::RedisResult<redis::Connection> {
         let info = self.url().into_connection_info()?;
-        // The default greeting sends some commands more, which would disturb the counts.
+        // By default, the client sends more commands at the start, which would change the counts.
         let settings = info.redis_settings().clone();
         let settings = settings.set_skip_set_lib_name().set_protocol(ProtocolVersion::RESP2);
         let client = redis::Client::open(info.set_redis_settings(settings))?;
@@ -393,7 +412,11 @@ impl RedisServer {
         Ok(connection)
     }
 
-    fn run<T: FromRedisValue>(&self, admin: &mut redis::Connection, words: &[&str]) -> redis::RedisResult<T> {
+    fn run<T: FromRedisValue>(
+        &self,
+        admin: &mut redis::Connection,
+        words: &[&str],
+    ) -> redis::RedisResult<T> {
         let mut command = redis::Cmd::new();
         command.arg(words);
         let reply = command.query(admin)?;
@@ -405,7 +428,7 @@ impl RedisServer {
 fn field<'a>(info: &'a str, name: &str) -> &'a str {
     let value = |line: &'a str| line.strip_prefix(name)?.strip_prefix(':');
     let found = info.lines().find_map(value);
-    found.unwrap_or_else(|| panic!("no {name} in {info}"))
+    found.unwrap_or_else(|| panic!("no field {name} in {info}"))
 }
 
 fn percent_encoded(text: &str) -> String {

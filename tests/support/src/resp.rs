@@ -1,8 +1,8 @@
-//! As much of the Redis protocol as is needed to cut a stream into whole frames.
+//! The part of the Redis protocol that is needed to split a stream into frames.
 
 use std::io::{self, Read};
 
-/// The encoding of a request.
+/// Encodes a request.
 pub fn request(words: &[&str]) -> Vec<u8> {
     let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
     for word in words {
@@ -11,21 +11,21 @@ pub fn request(words: &[&str]) -> Vec<u8> {
     bytes
 }
 
-/// Cuts what it is fed into frames, requests and replies alike.
+/// Splits a stream of requests or replies into frames.
 #[derive(Default)]
 pub struct Frames {
     buffer: Vec<u8>,
 }
 
 impl Frames {
-    /// The next whole frame, if it has arrived.
+    /// Removes and returns the next frame, if it has arrived in full.
     pub fn take_frame(&mut self) -> Option<Vec<u8>> {
         let end = frame_end(&self.buffer, 0)?;
         let rest = self.buffer.split_off(end);
         Some(std::mem::replace(&mut self.buffer, rest))
     }
 
-    /// Takes in what there is to read; nothing means that the stream has ended.
+    /// Reads once from `source` and returns the number of bytes; 0 means that the stream has ended.
     pub fn fill(&mut self, mut source: impl Read) -> io::Result<usize> {
         let mut chunk = [0; 16 * 1024];
         let read = source.read(&mut chunk)?;
@@ -34,7 +34,7 @@ impl Frames {
     }
 }
 
-/// The words of a request, of an array of bulk strings as well as of a typed line.
+/// The words of a request, which is either an array of bulk strings or an inline command.
 pub(crate) fn words(frame: &[u8]) -> Vec<Vec<u8>> {
     if frame.first() != Some(&b'*') {
         let words = frame.split(u8::is_ascii_whitespace);
@@ -52,7 +52,7 @@ pub(crate) fn words(frame: &[u8]) -> Vec<Vec<u8>> {
     words
 }
 
-/// The kind of a message that the server may send unasked, such as `message` or `subscribe`.
+/// The kind of a message that may arrive without a request, such as `message` or `subscribe`.
 pub(crate) fn push_kind(frame: &[u8]) -> Option<Vec<u8>> {
     if !matches!(frame.first(), Some(b'*' | b'>')) {
         return None;
@@ -68,7 +68,7 @@ pub(crate) fn push_kind(frame: &[u8]) -> Option<Vec<u8>> {
 
 fn frame_end(bytes: &[u8], at: usize) -> Option<usize> {
     let end = line_end(bytes, at)?;
-    // A negative count stands for a nil.
+    // A negative count means nil.
     let count = || {
         let digits = str::from_utf8(&bytes[at + 1..end - 2]).ok()?;
         Some(digits.parse::<i64>().ok()?.try_into().unwrap_or(0))
@@ -81,7 +81,7 @@ fn frame_end(bytes: &[u8], at: usize) -> Option<usize> {
         }
         b'*' | b'~' | b'>' => count()?,
         b'%' => 2 * count()?,
-        // Attributes come before the reply that they belong to.
+        // Attributes precede the reply that they belong to.
         b'|' => 2 * count()? + 1,
         _ => return Some(end),
     };

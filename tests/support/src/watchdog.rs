@@ -1,13 +1,13 @@
-//! Kills a child process when this process is gone, however it ended.
+//! Kills a child process after the test process has ended, for whatever reason it ended.
 
 use std::io::{self, PipeWriter, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
-/// A shell that waits for the end of a pipe whose other end lives in this process.
+/// A shell that waits for the end of a pipe whose write end is open in this process.
 ///
-/// The parent-death signal of Linux would be simpler, but it fires at the end of the *thread*
-/// that started the child, and tests start their children on short-lived threads.
+/// Linux can send a signal when the parent dies, which would be simpler. But it sends the signal
+/// when the *thread* ends that started the child, and tests start children on short-lived threads.
 pub struct Watchdog {
     line: PipeWriter,
     shell: Child,
@@ -15,28 +15,28 @@ pub struct Watchdog {
 
 impl Watchdog {
     pub fn start() -> Self {
-        let (reader, line) = io::pipe().expect("no pipe for the watchdog");
+        let (reader, line) = io::pipe().expect("cannot create a pipe");
         let shell = Command::new("sh")
             .args(["-c", r#"read -r pid && { read -r _; kill -KILL "$pid"; }"#])
             .stdin(reader)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // A Ctrl-C must end the tests and not the one who cleans up behind them.
+            // Ctrl-C must end the tests but not the watchdog, which cleans up after them.
             .process_group(0)
             .spawn()
             .expect("cannot run sh");
         Self { line, shell }
     }
 
-    /// Names the process to kill.
+    /// Sets the process to kill.
     pub fn guard(&self, pid: u32) {
         writeln!(&self.line, "{pid}").expect("the watchdog has died");
     }
 
-    /// A command whose process names itself before it becomes `program`, so that there is not
-    /// even an instant at which it runs unguarded. Its output goes to standard error.
+    /// A command that sends its own pid to the watchdog before it executes `program`, so that the
+    /// program never runs unguarded. Its standard output goes to standard error.
     pub fn guarded_command(&self, program: &str) -> Command {
-        let line = self.line.try_clone().expect("cannot share the pipe");
+        let line = self.line.try_clone().expect("cannot duplicate the pipe");
         let mut command = Command::new("sh");
         command
             .args(["-c", r#"echo "$$" && exec "$@" >&2"#, "sh", program])
@@ -49,8 +49,8 @@ impl Watchdog {
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        // It is killed before it can see the end of the pipe: by then the guarded process may
-        // have been reaped and its pid have a new owner.
+        // Kill the shell before it sees the end of the pipe. The guarded process may have been
+        // reaped by then, and its pid may belong to another process.
         let _ = self.shell.kill();
         let _ = self.shell.wait();
     }

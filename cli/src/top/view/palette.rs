@@ -1,8 +1,8 @@
-//! `Palette`: what is meant, as colours out of the sixteen that every terminal has, or without any.
+//! `Palette`: maps meanings to the sixteen colours that every terminal has, or to no colours.
 
 use ratatui::style::{Color, Modifier, Style};
 
-/// What a text means.
+/// The meaning of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tone {
     Plain,
@@ -11,13 +11,13 @@ pub(super) enum Tone {
     Good,
     Warn,
     Bad,
-    /// No longer true, perhaps.
-    Old,
-    Chosen,
+    /// Shown during an outage.
+    Outdated,
+    Selected,
     Title,
     Heading,
     Sorted,
-    Question,
+    Confirmation,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +26,7 @@ pub(crate) struct Palette {
 }
 
 impl Palette {
-    /// As the environment wants it: see <https://no-color.org>.
+    /// Without colours if `NO_COLOR` is set: see <https://no-color.org>.
     pub(crate) fn from_env() -> Palette {
         Palette { colours: std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) }
     }
@@ -36,18 +36,18 @@ impl Palette {
         Palette { colours }
     }
 
-    pub(super) fn of(self, tone: Tone) -> Style {
+    pub(super) fn style(self, tone: Tone) -> Style {
         let (colour, modifier) = match tone {
             Tone::Plain => (None, Modifier::empty()),
             Tone::Strong | Tone::Heading => (None, Modifier::BOLD),
             Tone::Good => (Some(Color::Green), Modifier::empty()),
             Tone::Warn => (Some(Color::Yellow), Modifier::BOLD),
             Tone::Bad => (Some(Color::Red), Modifier::BOLD),
-            Tone::Quiet | Tone::Old => (None, Modifier::DIM),
-            Tone::Chosen => (None, Modifier::REVERSED),
+            Tone::Quiet | Tone::Outdated => (None, Modifier::DIM),
+            Tone::Selected => (None, Modifier::REVERSED),
             Tone::Title => (Some(Color::Cyan), Modifier::BOLD),
             Tone::Sorted => (Some(Color::Cyan), Modifier::BOLD.union(Modifier::UNDERLINED)),
-            Tone::Question => (Some(Color::Yellow), Modifier::BOLD.union(Modifier::REVERSED)),
+            Tone::Confirmation => (Some(Color::Yellow), Modifier::BOLD.union(Modifier::REVERSED)),
         };
         let style = Style::new().add_modifier(modifier);
         match colour.filter(|_| self.colours) {

@@ -1,11 +1,11 @@
-//! A command at a terminal of its own, without a shell.
+//! A command in a terminal of its own, without a shell.
 
 use std::io::Write;
 
 use portable_pty::{Child, CommandBuilder, ExitStatus, PtyPair, PtySize, native_pty_system};
 
-use super::Scene;
-use crate::support::{CEILING, Watchdog, eventually_some};
+use super::Fixture;
+use crate::support::{TEST_TIMEOUT, Watchdog, eventually_some};
 
 pub(super) struct Alone {
     _terminal: PtyPair,
@@ -15,9 +15,9 @@ pub(super) struct Alone {
 }
 
 impl Alone {
-    pub(super) fn start(scene: &Scene, mut command: CommandBuilder) -> Alone {
+    pub(super) fn start(fixture: &Fixture, mut command: CommandBuilder) -> Alone {
         let terminal = native_pty_system().openpty(PtySize::default()).expect("no pseudo-terminal");
-        for (name, value) in scene.environment() {
+        for (name, value) in fixture.environment() {
             command.env(name, value);
         }
         let watchdog = Watchdog::start();
@@ -34,6 +34,8 @@ impl Alone {
 
     #[track_caller]
     pub(super) fn end(&mut self) -> ExitStatus {
-        eventually_some("it ends", CEILING, || self.child.try_wait().expect("cannot wait"))
+        eventually_some("the command ends", TEST_TIMEOUT, || {
+            self.child.try_wait().expect("cannot wait")
+        })
     }
 }

@@ -1,4 +1,4 @@
-//! The lock is lost while the command runs.
+//! Loss of the lock while the command runs.
 
 use std::io::Read as _;
 
@@ -6,216 +6,245 @@ use distlock::RedisMgr;
 use rustix::process::Signal;
 
 use super::{
-    Job, Scene,
+    Fixture, RunProcess,
+    fixture::{
+        IGNORE_SIGNALS, KEY, LONG_TTL, RUN_UNTIL_KILLED, await_state, is_alive, signal,
+        with_ignored_signal,
+    },
     killed::behind_a_proxy,
-    scene::{KEY, LONG, STAY, STUBBORN, await_state, ignoring, is_alive, signal},
-    unread::full,
+    slow_stderr::full,
 };
 use crate::{
-    kit::{is_renewal, patient},
-    support::{CEILING, Fault, RedisServer, eventually},
+    helpers::{config_long_timeouts, is_renewal},
+    support::{Fault, RedisServer, TEST_TIMEOUT, eventually},
 };
 
 #[track_caller]
-fn expect_lost(scene: &Scene, job: Job, why: &str) {
-    expect_ended(scene, job, &format!("is lost: {why}"));
+fn expect_lost(fixture: &Fixture, job: RunProcess, why: &str) {
+    expect_ended(fixture, job, &format!("was lost: {why}"));
 }
 
 #[track_caller]
-fn expect_ended(scene: &Scene, mut job: Job, what: &str) {
+fn expect_ended(fixture: &Fixture, mut job: RunProcess, what: &str) {
     assert_eq!(job.code(), 76, "{}", job.err());
     let err = job.err();
     assert!(err.contains(&format!("distlock: lock \"x\" {what}")), "{err}");
-    // A shell has its own words for a command of its own that was ended.
+    // The shell may report the end of its own command too.
     assert_eq!(err.lines().filter(|line| line.starts_with("distlock: ")).count(), 1, "{err}");
-    assert_eq!(scene.processes(), []);
+    assert_eq!(fixture.processes(), []);
 }
 
 #[test]
-fn a_lock_that_vanishes_ends_the_command() {
+fn deleted_lock_ends_command() {
     let ways: [fn(&RedisServer); 3] = [
         |server| drop(server.cli(&["DEL", KEY])),
         |server| drop(server.cli(&["FLUSHALL"])),
         RedisServer::restart_empty,
     ];
     for way in ways {
-        let scene = Scene::new();
-        let (job, _) = scene.running(&["--ttl", "9s"], STAY);
-        way(&scene.server);
-        expect_lost(&scene, job, "the server does not know it");
-        scene.expect_no_lock();
+        let fixture = Fixture::new();
+        let (job, _) = fixture.run_until_started(&["--ttl", "9s"], RUN_UNTIL_KILLED);
+        way(&fixture.server);
+        expect_lost(&fixture, job, "it no longer exists on the server");
+        fixture.expect_lock_free();
     }
 }
 
 #[test]
-fn a_lock_that_is_forced_away_ends_the_command() {
-    let scene = Scene::new();
-    let (job, _) = scene.running(&["--ttl", "9s"], STAY);
-    let mgr = scene.manager();
+fn force_released_lock_ends_command() {
+    let fixture = Fixture::new();
+    let (job, _) = fixture.run_until_started(&["--ttl", "9s"], RUN_UNTIL_KILLED);
+    let mgr = fixture.manager();
     assert!(mgr.force_release("x").unwrap());
-    expect_lost(&scene, job, "the server does not know it");
-    scene.expect_nothing_left();
+    expect_lost(&fixture, job, "it no longer exists on the server");
+    fixture.expect_nothing_left();
 }
 
 #[test]
-fn a_lock_that_is_forced_to_the_next_in_line_stays_there() {
-    let scene = Scene::new();
-    let (job, _) = scene.running(&["--ttl", "9s"], STAY);
-    let mut next = scene.run(&["--ttl", LONG], "echo >$DIR/next; read -r line; exit 3");
-    scene.await_line(1);
-    assert!(scene.manager().force_release("x").unwrap());
-    scene.line("next");
-    let holder = scene.holder();
+fn force_released_lock_goes_to_next_waiter() {
+    let fixture = Fixture::new();
+    let (job, _) = fixture.run_until_started(&["--ttl", "9s"], RUN_UNTIL_KILLED);
+    let mut next = fixture.run(&["--ttl", LONG_TTL], "echo >$DIR/next; read -r line; exit 3");
+    fixture.await_queue_length(1);
+    assert!(fixture.manager().force_release("x").unwrap());
+    fixture.read_line("next");
+    let holder = fixture.holder();
     let mut job = job;
     assert_eq!(job.code(), 76, "{}", job.err());
-    assert!(job.err().contains("is now held by") && job.err().contains(&format!("pid {}", next.pid())));
-    assert_eq!(scene.holder(), holder);
+    assert!(
+        job.err().contains("is now held by") && job.err().contains(&format!("pid {}", next.pid()))
+    );
+    assert_eq!(fixture.holder(), holder);
     next.end_input();
     assert_eq!(next.code(), 3, "{}", next.err());
-    scene.expect_nothing_left();
+    fixture.expect_nothing_left();
 }
 
 #[test]
-fn a_server_that_is_away_for_longer_than_the_lease_ends_the_command() {
-    let scene = Scene::new();
-    let (job, pid) = scene.running(&["--ttl", "3s", "--timeout", "500ms"], STAY);
-    scene.server.stop();
-    expect_ended(&scene, job, "could not be renewed in time");
+fn server_outage_beyond_lease_ends_command() {
+    let fixture = Fixture::new();
+    let (job, pid) =
+        fixture.run_until_started(&["--ttl", "3s", "--timeout", "500ms"], RUN_UNTIL_KILLED);
+    fixture.server.stop();
+    expect_ended(&fixture, job, "could not be renewed in time");
     assert!(!is_alive(pid));
-    scene.server.cont();
-    eventually("the lock expires", CEILING, || scene.holder().is_none());
-    scene.expect_nothing_left();
+    fixture.server.cont();
+    eventually("the lock expires", TEST_TIMEOUT, || fixture.holder().is_none());
+    fixture.expect_nothing_left();
 }
 
 #[test]
-fn a_server_that_is_killed_ends_the_command() {
-    let scene = Scene::new();
-    let (job, _) = scene.running(&["--ttl", "3s", "--timeout", "500ms"], STAY);
-    scene.server.kill();
-    expect_ended(&scene, job, "could not be renewed in time");
+fn killed_server_ends_command() {
+    let fixture = Fixture::new();
+    let (job, _) =
+        fixture.run_until_started(&["--ttl", "3s", "--timeout", "500ms"], RUN_UNTIL_KILLED);
+    fixture.server.kill();
+    expect_ended(&fixture, job, "could not be renewed in time");
 }
 
 #[test]
-fn a_server_that_comes_back_in_time_disturbs_nobody() {
+fn short_server_restart_does_not_disturb_command() {
     let server = RedisServer::builder().append_only(true).start();
     server.config_set("appendfsync", "always");
     let url = server.url();
-    let scene = Scene::at(server, url);
-    let (mut job, _) = scene.running(&["--ttl", LONG], "echo $$ >$DIR/pid; read -r line; exit 3");
-    scene.server.restart();
+    let fixture = Fixture::at(server, url);
+    let (mut job, _) =
+        fixture.run_until_started(&["--ttl", LONG_TTL], "echo $$ >$DIR/pid; read -r line; exit 3");
+    fixture.server.restart();
     job.end_input();
     assert_eq!(job.code(), 3, "{}", job.err());
-    scene.expect_nothing_left();
+    fixture.expect_nothing_left();
 }
 
-/// Nobody can take it, and nobody can renew it: the one thing that is known is when others can have it.
+/// The server is unreachable for the wrapper only. So the lock can neither be renewed nor released,
+/// and expires.
+///
+/// Fault: N71
 #[test]
-fn a_command_whose_lock_cannot_be_renewed_is_dead_when_others_can_have_it() {
-    let (scene, proxy) = behind_a_proxy();
-    let (job, pid) = scene.running(&["--ttl", "10s", "--grace", "10m", "--timeout", "500ms"], STUBBORN);
-    let other = scene.number("other");
+fn unrenewed_command_is_dead_before_lock_is_free() {
+    let (fixture, proxy) = behind_a_proxy();
+    let (job, pid) = fixture.run_until_started(
+        &["--ttl", "10s", "--grace", "10m", "--timeout", "500ms"],
+        IGNORE_SIGNALS,
+    );
+    let other = fixture.read_number("other");
     proxy.blackhole();
-    let guard = scene.manager().lock("x").unwrap();
+    let guard = fixture.manager().lock("x").unwrap();
     assert!(!is_alive(pid) && !is_alive(other), "two at once");
-    expect_ended(&scene, job, "could not be renewed in time: ");
+    expect_ended(&fixture, job, "could not be renewed in time: ");
     assert!(guard.is_held());
 }
 
+/// Fault: N71
 #[test]
-fn a_renewal_that_is_late_ends_no_command() {
-    let (scene, proxy) = behind_a_proxy();
+fn late_renewal_does_not_end_command() {
+    let (fixture, proxy) = behind_a_proxy();
     let lost = proxy.on_request(is_renewal(KEY), Fault::HoldRequest);
     let script = "echo $$ >$DIR/pid; read -r line; exit 3";
-    let (mut job, _) = scene.running(&["--ttl", "18s", "--timeout", "1s"], script);
+    let (mut job, _) = fixture.run_until_started(&["--ttl", "18s", "--timeout", "1s"], script);
     lost.wait_fired();
-    scene.await_renewals(2);
+    fixture.await_renewals(2);
     job.end_input();
     assert_eq!((job.code(), job.err().as_str()), (3, ""));
-    scene.expect_nothing_left();
+    fixture.expect_nothing_left();
 }
 
-/// The code is about the lock, whatever the command says when it is asked to end.
+/// The exit code is about the lock, whatever the command does on SIGTERM.
 #[test]
-fn a_command_that_ends_well_when_its_lock_is_lost_has_lost_it_all_the_same() {
-    let scene = Scene::new();
-    let script = "trap 'echo >$DIR/asked; exit 0' TERM; echo $$ >$DIR/pid; while :; do sleep 600 & wait $!; done";
-    let (job, _) = scene.running(&["--ttl", "9s", "--grace", "10m"], script);
-    scene.server.cli(&["DEL", KEY]);
-    expect_lost(&scene, job, "the server does not know it");
-    assert_eq!(scene.read("asked"), "\n");
+fn lost_lock_outweighs_successful_command() {
+    let fixture = Fixture::new();
+    let script = "trap 'echo >$DIR/asked; exit 0' TERM; echo $$ >$DIR/pid; while :; do sleep 600 & \
+                  wait $!; done";
+    let (job, _) = fixture.run_until_started(&["--ttl", "9s", "--grace", "10m"], script);
+    fixture.server.cli(&["DEL", KEY]);
+    expect_lost(&fixture, job, "it no longer exists on the server");
+    assert_eq!(fixture.read("asked"), "\n");
 }
 
 #[test]
-fn a_command_that_does_not_listen_is_killed_after_the_grace_period() {
-    let scene = Scene::new();
-    let (job, pid) = scene.running(&["--ttl", "9s", "--grace", "500ms"], STUBBORN);
-    let other = scene.number("other");
-    scene.server.cli(&["DEL", KEY]);
-    expect_lost(&scene, job, "the server does not know it");
+fn command_ignoring_sigterm_is_killed_after_grace() {
+    let fixture = Fixture::new();
+    let (job, pid) =
+        fixture.run_until_started(&["--ttl", "9s", "--grace", "500ms"], IGNORE_SIGNALS);
+    let other = fixture.read_number("other");
+    fixture.server.cli(&["DEL", KEY]);
+    expect_lost(&fixture, job, "it no longer exists on the server");
     assert!(!is_alive(pid) && !is_alive(other));
-    scene.expect_nothing_left();
+    fixture.expect_nothing_left();
 }
 
 #[test]
-fn a_command_that_is_stopped_is_ended_too() {
-    let scene = Scene::new();
-    let (job, pid) = scene.running(&["--ttl", "9s", "--grace", "10m"], STAY);
+fn stopped_command_is_ended_on_loss() {
+    let fixture = Fixture::new();
+    let (job, pid) =
+        fixture.run_until_started(&["--ttl", "9s", "--grace", "10m"], RUN_UNTIL_KILLED);
     signal(pid, Signal::STOP);
     await_state(pid, 'T');
-    scene.server.cli(&["DEL", KEY]);
-    expect_lost(&scene, job, "the server does not know it");
+    fixture.server.cli(&["DEL", KEY]);
+    expect_lost(&fixture, job, "it no longer exists on the server");
 }
 
-/// Between having the lock and starting the command a process may be kept from running, as here by who reads its first words.
-/// One that began would be killed in no time, so what it says of itself is looked at too.
+/// The wrapper may be stopped between acquiring the lock and starting the command. Here that
+/// happens because standard error is not read. A command that did start would soon be killed, so
+/// the test also checks that it left no trace.
+///
+/// Fault: N67
 #[test]
-fn a_command_whose_lock_is_lost_before_it_begins_never_begins() {
-    let (scene, proxy) = behind_a_proxy();
+fn command_never_starts_if_lock_is_lost_before() {
+    let (fixture, proxy) = behind_a_proxy();
     let unrenewed = proxy.on_request(is_renewal(KEY), Fault::HoldRequest).forever();
-    let run = scene.command(&["--verbose", "--ttl", "50ms"], &["sh", "-c", "echo >$DIR/ran"]);
-    let mut said = String::new();
-    // Its last words are lost if this test is kept from running for too long.
-    eventually("somebody has time to read", CEILING, || {
+    let run = fixture.command(&["--verbose", "--ttl", "50ms"], &["sh", "-c", "echo >$DIR/ran"]);
+    let mut messages = String::new();
+    // If this test itself does not run in time, the last message is dropped.
+    eventually("the messages can be read", TEST_TIMEOUT, || {
         let (mut unread, err) = full();
         let renewals = unrenewed.fired();
-        let mut job = scene.start_saying(ignoring("TERM", &run), err);
+        let mut job = fixture.start_with_stderr(with_ignored_signal("TERM", &run), err);
         let pid = job.pid();
-        let is_over = || !is_alive(pid) || unrenewed.fired() > renewals && scene.holder().is_none();
-        eventually("the lock expires", CEILING, is_over);
-        said.clear();
-        unread.read_to_string(&mut said).unwrap();
-        assert_eq!((job.code(), scene.path("ran").exists()), (76, false));
-        said.contains("has lock")
+        let has_expired =
+            || !is_alive(pid) || unrenewed.fired() > renewals && fixture.holder().is_none();
+        eventually("the lock expires", TEST_TIMEOUT, has_expired);
+        messages.clear();
+        unread.read_to_string(&mut messages).unwrap();
+        assert_eq!((job.code(), fixture.path("ran").exists()), (76, false));
+        messages.contains("acquired lock")
     });
-    assert!(said.contains("lock \"x\" was lost before the command could begin"), "{}", said.trim_start_matches('-'));
-    scene.expect_nothing_left();
+    assert!(
+        messages.contains("lock \"x\" was lost before the command could start"),
+        "{}",
+        messages.trim_start_matches('-')
+    );
+    fixture.expect_nothing_left();
 }
 
-/// Nobody renews while the command is too short for that.
+/// The command is too short for a renewal.
 #[test]
-fn a_loss_that_only_the_release_finds_out_is_told_too() {
-    let scene = Scene::new();
-    let mut job = scene.run(&["--ttl", LONG], "echo >$DIR/pid; read -r line; exit 3");
-    scene.line("pid");
-    scene.server.cli(&["SET", KEY, "a stranger\u{1b}[31m"]);
+fn loss_found_at_release_is_reported() {
+    let fixture = Fixture::new();
+    let mut job = fixture.run(&["--ttl", LONG_TTL], "echo >$DIR/pid; read -r line; exit 3");
+    fixture.read_line("pid");
+    fixture.server.cli(&["SET", KEY, "a stranger\u{1b}[31m"]);
     job.end_input();
     assert_eq!(job.code(), 76);
     let err = job.err();
     assert!(err.contains("was lost while the command ran") && err.contains("stranger"), "{err}");
     assert!(!err.contains('\u{1b}'), "{err:?}");
-    assert_eq!(scene.holder().as_deref(), Some("a stranger\u{1b}[31m"));
+    assert_eq!(fixture.holder().as_deref(), Some("a stranger\u{1b}[31m"));
 }
 
 #[test]
-fn a_command_that_is_stopped_keeps_its_lock() {
-    let scene = Scene::new();
-    let (mut job, pid) = scene.running(&["--ttl", "9s"], "echo $$ >$DIR/pid; exec sleep 600");
+fn stopped_command_keeps_lock() {
+    let fixture = Fixture::new();
+    let (mut job, pid) =
+        fixture.run_until_started(&["--ttl", "9s"], "echo $$ >$DIR/pid; exec sleep 600");
     signal(pid, Signal::STOP);
     await_state(pid, 'T');
-    scene.await_renewals(4);
-    assert!(RedisMgr::new(patient(scene.server.url())).unwrap().is_locked("x").unwrap());
-    // One that is stopped could not hear it, and so it is let go on too.
+    fixture.await_renewals(4);
+    assert!(
+        RedisMgr::new(config_long_timeouts(fixture.server.url())).unwrap().is_locked("x").unwrap()
+    );
+    // A stopped process receives SIGTERM only after SIGCONT, so the wrapper sends that too.
     job.signal(Signal::TERM);
     assert_eq!(job.code(), 128 + Signal::TERM.as_raw());
-    scene.expect_nothing_left();
+    fixture.expect_nothing_left();
 }

@@ -1,86 +1,96 @@
 //! Several nodes.
 
 use super::{
-    Scene,
-    scene::{LONG, STAY, is_alive},
+    Fixture,
+    fixture::{LONG_TTL, RUN_UNTIL_KILLED, is_alive},
 };
 use crate::{
-    command::{at_url, run},
-    support::{CEILING, Nodes, RedisServer, eventually},
+    command::{distlock_at_url, run_to_end},
+    support::{Nodes, RedisServer, TEST_TIMEOUT, eventually},
 };
 use rustix::process::Signal;
 
-/// Three nodes that may vote at once; the first server of the scene is not among them.
-fn scene(nodes: &Nodes) -> Scene {
-    Scene::at(RedisServer::start(), nodes.urls())
+/// A fixture that uses these nodes, and not its own server.
+fn fixture(nodes: &Nodes) -> Fixture {
+    Fixture::at(RedisServer::start(), nodes.urls())
 }
 
-fn trio() -> Nodes {
+fn three_nodes() -> Nodes {
     Nodes::durable(3)
 }
 
 #[test]
-fn one_of_three_may_be_dead() {
-    let nodes = trio();
+fn command_runs_with_one_of_three_nodes_dead() {
+    let nodes = three_nodes();
     nodes.kill(1);
-    let scene = scene(&nodes);
-    let options = ["--timeout", "5s", "--ttl", LONG, "--quarantine", LONG];
+    let fixture = fixture(&nodes);
+    let options = ["--timeout", "5s", "--ttl", LONG_TTL, "--quarantine", LONG_TTL];
     for (script, code) in [("true", 0), ("exit 7", 7)] {
-        let mut job = scene.run(&options, script);
+        let mut job = fixture.run(&options, script);
         assert_eq!(job.code(), code, "{}", job.err());
-        assert_eq!((nodes.values("lock:x"), scene.processes()), (vec![None, None, None], vec![]));
+        assert_eq!((nodes.values("lock:x"), fixture.processes()), (vec![None, None, None], vec![]));
     }
-    let (mut job, pid) = scene.running(&options, STAY);
+    let (mut job, pid) = fixture.run_until_started(&options, RUN_UNTIL_KILLED);
     assert_eq!(nodes.values("lock:x").iter().flatten().count(), 2);
     job.signal(Signal::KILL);
     job.status();
-    eventually("the guardian gives the lock up", CEILING, || nodes.values("lock:x").iter().all(Option::is_none));
+    eventually("the guardian releases the lock", TEST_TIMEOUT, || {
+        nodes.values("lock:x").iter().all(Option::is_none)
+    });
     assert!(!is_alive(pid));
 }
 
 #[test]
-fn two_of_three_may_not() {
-    let nodes = trio();
-    let scene = scene(&nodes);
-    let (mut job, _) = scene.running(&["--timeout", "500ms", "--ttl", "3s"], STAY);
+fn command_ends_with_two_of_three_nodes_dead() {
+    let nodes = three_nodes();
+    let fixture = fixture(&nodes);
+    let (mut job, _) =
+        fixture.run_until_started(&["--timeout", "500ms", "--ttl", "3s"], RUN_UNTIL_KILLED);
     nodes.kill(0);
     nodes.kill(2);
     assert_eq!(job.code(), 76, "{}", job.err());
-    assert_eq!(scene.processes(), []);
-    let mut job = scene.run(&["--timeout", "500ms", "--ttl", "3s", "--no-wait"], "true");
+    assert_eq!(fixture.processes(), []);
+    let mut job = fixture.run(&["--timeout", "500ms", "--ttl", "3s", "--no-wait"], "true");
     assert_eq!(job.code(), 69, "{}", job.err());
     assert!(job.err().contains("2 of 3 nodes"), "{}", job.err());
-    assert_eq!(scene.processes(), []);
+    assert_eq!(fixture.processes(), []);
 }
 
-/// Two of three forget a lock with a ttl of 20 s. Whoever asks for the same one with a ttl of 2 s has to wait as long as
-/// anybody else.
+/// Two of three nodes lose a lock with a ttl of 20 s. A command with a ttl of 2 s must wait as long
+/// as any other.
+///
+/// Fault: N49
 #[test]
-fn who_has_a_short_ttl_does_not_believe_nodes_that_forgot_a_longer_one() {
-    let nodes = trio();
-    let scene = scene(&nodes);
-    let (job, pid) = scene.running(&["--ttl", "20s"], STAY);
-    // So that it does not take the lock anew where it is missing. Its command goes on until the lease is nearly over.
+fn restarted_nodes_do_not_vote_for_shorter_ttl() {
+    let nodes = three_nodes();
+    let fixture = fixture(&nodes);
+    let (job, pid) = fixture.run_until_started(&["--ttl", "20s"], RUN_UNTIL_KILLED);
+    // A stopped wrapper cannot re-acquire the lock on the restarted nodes. Its command runs until
+    // the lease is nearly over.
     job.signal(Signal::STOP);
     [0, 1].into_iter().for_each(|node| nodes.restart_empty(node));
-    // Whoever was killed and has not been looked at yet does not run.
-    let script = format!("if grep -q 'State:.[^Z]' /proc/{pid}/status; then echo both; fi 2>/dev/null");
-    let mut other = scene.run(&["--timeout", "2s", "--ttl", "2s", "--wait", "6s"], &script);
+    // A process that was killed but not yet reaped does not run.
+    let script =
+        format!("if grep -q 'State:.[^Z]' /proc/{pid}/status; then echo both; fi 2>/dev/null");
+    let mut other = fixture.run(&["--timeout", "2s", "--ttl", "2s", "--wait", "6s"], &script);
     let code = other.code();
-    assert_eq!(other.out(), "", "both run under the lock: {}", other.err());
-    // On a machine that is slow enough the quarantine is over by now.
+    assert_eq!(other.out(), "", "both commands run: {}", other.err());
+    // On a slow machine, the quarantine may have ended meanwhile.
     assert!(code == 69 || !is_alive(pid), "{code}: {}", other.err());
 }
 
-/// By a quarantine that no test could wait for, and by one that is over.
+/// With a quarantine much longer than the test, and with one that ends during it.
+///
+/// Fault: N49
 #[test]
-fn the_quarantine_is_what_the_option_or_the_environment_says() {
+fn quarantine_is_set_by_option_or_environment() {
     let nodes = Nodes::start(3);
-    let scene = scene(&nodes);
+    let fixture = fixture(&nodes);
     let refused = |options: &[&str], environment: &[(&str, &str)]| {
-        let mut command = scene.command(&[&["--no-wait", "--ttl", "1s"], options].concat(), &["true"]);
+        let mut command =
+            fixture.command(&[&["--no-wait", "--ttl", "1s"], options].concat(), &["true"]);
         command.envs(environment.iter().copied());
-        let mut job = scene.start(command);
+        let mut job = fixture.start(command);
         (job.code(), job.err())
     };
     for (options, environment) in [
@@ -89,61 +99,85 @@ fn the_quarantine_is_what_the_option_or_the_environment_says() {
         (&["--quarantine", "24h"], &[("DISTLOCK_QUARANTINE", "1s")]),
     ] {
         let (code, err) = refused(options, environment);
-        assert!(code == 69 && err.contains("does not vote for another 23h"), "{code}: {err}");
+        assert!(code == 69 && err.contains("votes again in 23h"), "{code}: {err}");
     }
-    assert_eq!(refused(&["--quarantine", "0"], &[("DISTLOCK_QUARANTINE", "24h")]), (0, String::new()));
-    let mut job = scene.run(&["--wait", "1m", "--ttl", "1s", "--quarantine", "1s"], "true");
+    assert_eq!(
+        refused(&["--quarantine", "0"], &[("DISTLOCK_QUARANTINE", "24h")]),
+        (0, String::new())
+    );
+    let mut job = fixture.run(&["--wait", "1m", "--ttl", "1s", "--quarantine", "1s"], "true");
     assert_eq!(job.code(), 0, "{}", job.err());
 }
 
-/// It has to be told of the quarantine to be able to give up a lock with a ttl that is longer than the usual one.
+/// The guardian needs the quarantine, because without it a ttl longer than the default would be
+/// refused.
+///
+/// Fault: N49
 #[test]
-fn the_guardian_knows_the_quarantine() {
-    let nodes = trio();
-    let scene = scene(&nodes);
-    let (mut job, pid) = scene.running(&["--ttl", LONG, "--quarantine", LONG], STAY);
+fn guardian_receives_quarantine() {
+    let nodes = three_nodes();
+    let fixture = fixture(&nodes);
+    let (mut job, pid) =
+        fixture.run_until_started(&["--ttl", LONG_TTL, "--quarantine", LONG_TTL], RUN_UNTIL_KILLED);
     job.signal(Signal::KILL);
     job.status();
-    eventually("the guardian gives the lock up", CEILING, || nodes.values("lock:x").iter().all(Option::is_none));
+    eventually("the guardian releases the lock", TEST_TIMEOUT, || {
+        nodes.values("lock:x").iter().all(Option::is_none)
+    });
     assert!(!is_alive(pid));
 }
 
-/// A manager of all three would be refused by now.
+/// A manager of all three nodes cannot be created any more.
+///
+/// Fault: N95
 #[test]
-fn a_guardian_gives_the_lock_up_where_it_can_although_a_node_has_become_a_replica() {
+fn guardian_releases_on_others_if_node_became_replica() {
     for replica in [0, 2] {
-        let nodes = trio();
-        let scene = scene(&nodes);
-        let (mut job, pid) = scene.running(&["--ttl", LONG, "--quarantine", LONG], STAY);
+        let nodes = three_nodes();
+        let fixture = fixture(&nodes);
+        let (mut job, pid) = fixture
+            .run_until_started(&["--ttl", LONG_TTL, "--quarantine", LONG_TTL], RUN_UNTIL_KILLED);
         nodes.server(replica).cli(&["REPLICAOF", "127.0.0.1", "1"]);
         job.signal(Signal::KILL);
         job.status();
-        let kept = || (0..3).filter(|node| nodes.values("lock:x")[*node].is_some()).collect::<Vec<_>>();
-        eventually("the guardian gives the lock up on the others", CEILING, || kept() == [replica]);
+        let kept =
+            || (0..3).filter(|node| nodes.values("lock:x")[*node].is_some()).collect::<Vec<_>>();
+        eventually("the guardian releases the lock on the others", TEST_TIMEOUT, || {
+            kept() == [replica]
+        });
         assert!(!is_alive(pid));
     }
 }
 
+/// Fault: N49
 #[test]
-fn a_ttl_beyond_the_quarantine_is_a_matter_of_usage_where_there_is_one() {
-    let ended = |urls: &str, args: &[&str]| run(at_url(urls, args));
+fn ttl_longer_than_quarantine_exits_with_64() {
+    let ended = |urls: &str, args: &[&str]| run_to_end(distlock_at_url(urls, args));
     let [run_for_a_minute, doctor] =
-        [&["run", "--ttl", "1m", "x", "--", "true"][..], &["doctor", "--ttl", "1m"]].map(<[&str]>::to_vec);
-    // Before anybody is asked.
+        [&["run", "--ttl", "1m", "x", "--", "true"][..], &["doctor", "--ttl", "1m"]]
+            .map(<[&str]>::to_vec);
+    // The servers are not asked.
     let urls = "redis://127.0.0.1:1,redis://127.0.0.1:2,redis://127.0.0.1:3";
     for args in [&run_for_a_minute, &doctor] {
-        let ended = ended(urls, args).with(64).only_says("longer than the quarantine (30s)");
+        let ended =
+            ended(urls, args).expect_code(64).expect_error("longer than the quarantine (30s)");
         assert!(ended.err.contains("--quarantine or DISTLOCK_QUARANTINE"), "{ended:?}");
     }
     for asked in ["1ms", "25h", "soon"] {
-        assert!(ended(urls, &["ls", "--quarantine", asked]).with(64).err.contains("--quarantine"), "{asked}");
+        assert!(
+            ended(urls, &["ls", "--quarantine", asked])
+                .expect_code(64)
+                .err
+                .contains("--quarantine"),
+            "{asked}"
+        );
     }
-    let nodes = trio();
-    ended(&nodes.urls(), &[&["--quarantine", "1m"][..], &run_for_a_minute].concat()).with(0);
-    // One that is shorter than any ttl is no obstacle to looking.
-    ended(&nodes.urls(), &["ls", "--quarantine", "1s"]).with(0);
+    let nodes = three_nodes();
+    ended(&nodes.urls(), &[&["--quarantine", "1m"][..], &run_for_a_minute].concat()).expect_code(0);
+    // A command that takes no lock accepts a quarantine shorter than the default ttl.
+    ended(&nodes.urls(), &["ls", "--quarantine", "1s"]).expect_code(0);
     // One server does not vote.
     let server = RedisServer::start();
-    ended(&server.url(), &run_for_a_minute).with(0);
-    ended(&server.url(), &[&["--quarantine", "1s"][..], &run_for_a_minute].concat()).with(0);
+    ended(&server.url(), &run_for_a_minute).expect_code(0);
+    ended(&server.url(), &[&["--quarantine", "1s"][..], &run_for_a_minute].concat()).expect_code(0);
 }

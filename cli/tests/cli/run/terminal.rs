@@ -1,4 +1,4 @@
-//! At a terminal: ^C, ^Z, and who has the foreground.
+//! At a terminal: ^C, ^Z, and the process group in the foreground.
 
 use std::{
     io::{Read as _, Write},
@@ -11,13 +11,13 @@ use parking_lot::Mutex;
 use portable_pty::{Child, CommandBuilder, MasterPty, PtySize, native_pty_system};
 
 use super::{
-    Scene,
+    Fixture,
     alone::Alone,
-    scene::{LONG, await_state, is_alive, signal},
+    fixture::{LONG_TTL, await_state, is_alive, signal},
 };
 use crate::{
-    pty::heed,
-    support::{CEILING, Watchdog, can_be_had, eventually, process_state, run_elsewhere},
+    pty::reset_ignored,
+    support::{TEST_TIMEOUT, Watchdog, eventually, process_state, run_elsewhere, trial_succeeded},
 };
 use rustix::process::Signal;
 
@@ -31,16 +31,21 @@ struct Shell {
 }
 
 impl Shell {
-    fn start(scene: &Scene) -> Shell {
+    fn start(fixture: &Fixture) -> Shell {
         let pair = native_pty_system().openpty(PtySize::default()).expect("no pseudo-terminal");
         let mut command = CommandBuilder::new("sh");
         command.args(["-i"]);
-        for (name, value) in scene.environment() {
+        for (name, value) in fixture.environment() {
             command.env(name, value);
         }
-        for name in
-            ["REDIS_URL", "DISTLOCK_PASSWORD_FILE", "DISTLOCK_PREFIX", "DISTLOCK_QUARANTINE", "DISTLOCK_LOG", "ENV"]
-        {
+        for name in [
+            "REDIS_URL",
+            "DISTLOCK_PASSWORD_FILE",
+            "DISTLOCK_PREFIX",
+            "DISTLOCK_QUARANTINE",
+            "DISTLOCK_LOG",
+            "ENV",
+        ] {
             command.env_remove(name);
         }
         command.env("PS1", "<ready>");
@@ -77,7 +82,7 @@ impl Shell {
     /// Waits until this is shown, and forgets all that was shown before its end.
     #[track_caller]
     fn until(&self, text: &str) {
-        eventually(&format!("shown: {text:?} in {:?}", self.shown.lock()), CEILING, || {
+        eventually(&format!("shown: {text:?} in {:?}", self.shown.lock()), TEST_TIMEOUT, || {
             let mut shown = self.shown.lock();
             let found = shown.find(text).map(|at| at + text.len());
             found.map(|end| shown.drain(..end)).is_some()
@@ -88,7 +93,7 @@ impl Shell {
     #[track_caller]
     fn expect_code(&mut self, code: i32) {
         self.press("echo \"code=$?.\"\n");
-        // What is typed is shown too, but not with the number in it.
+        // The terminal echoes the typed text too, but without the number.
         self.until(&format!("code={code}."));
         self.until("<ready>");
     }
@@ -104,96 +109,107 @@ impl Drop for Shell {
     }
 }
 
-/// Notes each ^C, and ends when it is asked to.
-const NOTES: &str = "sh -c 'trap \"echo i >>$DIR/heard\" INT; trap \"exit 9\" TERM; echo $PPID >$DIR/wrapper; \
+/// Records each SIGINT, and ends on SIGTERM.
+const RECORD_INTERRUPTS: &str = "sh -c 'trap \"echo i >>$DIR/heard\" INT; trap \"exit 9\" TERM; \
+                                 echo $PPID >$DIR/wrapper; \
                      echo $$ >$DIR/pid; while :; do sleep 600 & wait $!; done'";
 
 #[test]
-fn an_interrupt_reaches_the_command_once() {
-    let scene = Scene::new();
-    let mut shell = Shell::start(&scene);
-    shell.run(&format!("--ttl {LONG}"), NOTES);
-    scene.number("pid");
+fn interrupt_reaches_command_once() {
+    let fixture = Fixture::new();
+    let mut shell = Shell::start(&fixture);
+    shell.run(&format!("--ttl {LONG_TTL}"), RECORD_INTERRUPTS);
+    fixture.read_number("pid");
     for times in 1..=2 {
         shell.press("\u{3}");
-        eventually("it is heard", CEILING, || scene.read("heard") == "i\n".repeat(times));
+        eventually("the interrupt arrives", TEST_TIMEOUT, || {
+            fixture.read("heard") == "i\n".repeat(times)
+        });
     }
-    signal(scene.number("wrapper"), Signal::TERM);
+    signal(fixture.read_number("wrapper"), Signal::TERM);
     shell.expect_code(9);
-    assert_eq!(scene.read("heard"), "i\ni\n");
-    scene.expect_no_lock();
+    assert_eq!(fixture.read("heard"), "i\ni\n");
+    fixture.expect_lock_free();
 }
 
-/// As it would have without us; some programs say less, or ask nothing, when they have not.
+/// As without distlock. Some programs behave differently in the background.
 #[test]
-fn a_command_has_the_foreground_from_its_first_moment() {
-    let scene = Scene::new();
-    let mut shell = Shell::start(&scene);
+fn command_starts_in_foreground() {
+    let fixture = Fixture::new();
+    let mut shell = Shell::start(&fixture);
     for (lines, foreground) in [("", true), (" </dev/null", false), (" | cat", false)] {
         shell.run("", &format!("sh -c 'cat /proc/$$/stat >$DIR/stat'{lines}"));
         shell.expect_code(0);
-        let stat = scene.line("stat");
+        let stat = fixture.read_line("stat");
         let fields: Vec<_> = stat.split_whitespace().collect();
         let (group, of_terminal) = (fields[4], fields[7]);
         assert_eq!(group == of_terminal, foreground, "{stat}");
         assert_eq!(group, fields[0], "it leads its group");
     }
-    scene.expect_no_lock();
+    fixture.expect_lock_free();
 }
 
 #[test]
-fn an_interrupt_ends_the_wait() {
-    let scene = Scene::new();
-    let guard = scene.manager().lock("x").unwrap();
-    let mut shell = Shell::start(&scene);
+fn interrupt_ends_wait() {
+    let fixture = Fixture::new();
+    let guard = fixture.manager().lock("x").unwrap();
+    let mut shell = Shell::start(&fixture);
     shell.run("", "true");
-    scene.await_line(1);
+    fixture.await_queue_length(1);
     shell.press("\u{3}");
     shell.expect_code(130);
     drop(guard);
-    scene.expect_no_lock();
+    fixture.expect_lock_free();
 }
 
+/// Fault: N70, N109
 #[test]
-fn an_interrupt_ends_the_script_that_the_command_is_a_line_of() {
-    let scene = Scene::new();
-    let mut shell = Shell::start(&scene);
+fn interrupt_ends_script_around_command() {
+    let fixture = Fixture::new();
+    let mut shell = Shell::start(&fixture);
     let script = format!(
         "{} --timeout 20s run x -- sh -c 'echo $$ >$DIR/pid; exec sleep 600'\necho >$DIR/next\n",
         env!("CARGO_BIN_EXE_distlock")
     );
-    std::fs::write(scene.path("script"), script).unwrap();
+    std::fs::write(fixture.path("script"), script).unwrap();
     shell.press("sh $DIR/script\n");
-    scene.number("pid");
+    fixture.read_number("pid");
     shell.press("\u{3}");
     shell.expect_code(130);
-    assert_eq!(scene.read("next"), "");
-    scene.expect_no_lock();
+    assert_eq!(fixture.read("next"), "");
+    fixture.expect_lock_free();
 }
 
-/// As by `timeout --foreground -s INT`: it was meant for this program, not for the job that this is a part of.
+/// As by `timeout --foreground -s INT`: the signal is meant for distlock, not for the job it is
+/// part of.
+///
+/// Fault: N109
 #[test]
-fn an_interrupt_of_the_wrapper_alone_is_not_one_of_the_script() {
-    let scene = Scene::new();
-    let mut shell = Shell::start(&scene);
+fn sigint_to_wrapper_alone_does_not_end_script() {
+    let fixture = Fixture::new();
+    let mut shell = Shell::start(&fixture);
     let script = format!(
-        "{} --timeout 20s run x -- sh -c 'echo $PPID >$DIR/wrapper; echo $$ >$DIR/pid; exec sleep 600'\n\
+        "{} --timeout 20s run x -- sh -c 'echo $PPID >$DIR/wrapper; echo $$ >$DIR/pid; exec sleep \
+         600'\n\
          echo $? >$DIR/next\n",
         env!("CARGO_BIN_EXE_distlock")
     );
-    std::fs::write(scene.path("script"), script).unwrap();
+    std::fs::write(fixture.path("script"), script).unwrap();
     shell.press("sh $DIR/script\n");
-    scene.number("pid");
-    signal(scene.number("wrapper"), Signal::INT);
+    fixture.read_number("pid");
+    signal(fixture.read_number("wrapper"), Signal::INT);
     shell.expect_code(0);
-    assert_eq!(scene.read("next"), "130\n");
-    scene.expect_no_lock();
+    assert_eq!(fixture.read("next"), "130\n");
+    fixture.expect_lock_free();
 }
 
-/// The terminal sends it to the script too, and some shells go on with the next line unless what they waited for died of it.
+/// The terminal also sends the signal to the script. Some shells continue with the next line unless
+/// the process they waited for died of it.
+///
+/// Fault: N70
 #[test]
-fn an_interrupt_of_a_whole_job_is_what_it_dies_of() {
-    heed(Signal::INT);
+fn wrapper_dies_of_interrupt_of_whole_job() {
+    reset_ignored(Signal::INT);
     let run = format!("exec {} --timeout 20s run x --", env!("CARGO_BIN_EXE_distlock"));
     let stays = "sh -c 'echo >$DIR/runs; exec sleep 600'";
     for (script, waits) in [
@@ -201,30 +217,33 @@ fn an_interrupt_of_a_whole_job_is_what_it_dies_of() {
         (format!("{run} {stays} </dev/null"), false),
         (format!("{run} true"), true),
     ] {
-        let scene = Scene::new();
-        let guard = waits.then(|| scene.manager().lock("x").unwrap());
+        let fixture = Fixture::new();
+        let guard = waits.then(|| fixture.manager().lock("x").unwrap());
         let mut command = CommandBuilder::new("sh");
         command.args(["-c", &script]);
-        let mut alone = Alone::start(&scene, command);
+        let mut alone = Alone::start(&fixture, command);
         if waits {
-            scene.await_line(1)
+            fixture.await_queue_length(1)
         } else {
-            drop(scene.line("runs"))
+            drop(fixture.read_line("runs"))
         }
         alone.press("\u{3}");
         let status = alone.end();
         assert_eq!(status.signal(), Some("Interrupt"), "{script}: {status:?}");
         drop(guard);
-        scene.expect_nothing_left();
+        fixture.expect_nothing_left();
     }
 }
 
 #[test]
-fn a_command_can_be_stopped_and_go_on() {
-    let scene = Scene::new();
-    let mut shell = Shell::start(&scene);
-    shell.run(&format!("--ttl {LONG}"), "sh -c 'echo $PPID >$DIR/wrapper; echo $$ >$DIR/pid; exec cat'");
-    let (pid, wrapper) = (scene.number("pid"), scene.number("wrapper"));
+fn command_can_be_stopped_and_continued() {
+    let fixture = Fixture::new();
+    let mut shell = Shell::start(&fixture);
+    shell.run(
+        &format!("--ttl {LONG_TTL}"),
+        "sh -c 'echo $PPID >$DIR/wrapper; echo $$ >$DIR/pid; exec cat'",
+    );
+    let (pid, wrapper) = (fixture.read_number("pid"), fixture.read_number("wrapper"));
     shell.press("one\n");
     shell.until("one\r\none\r\n");
     for text in ["two", "three"] {
@@ -233,9 +252,9 @@ fn a_command_can_be_stopped_and_go_on() {
         await_state(wrapper, 'T');
         shell.press("echo \"shell is $((40+2))\"\n");
         shell.until("shell is 42");
-        assert!(scene.holder().is_some());
+        assert!(fixture.holder().is_some());
         shell.press("fg\n");
-        eventually("both go on", CEILING, || {
+        eventually("both go on", TEST_TIMEOUT, || {
             [pid, wrapper].iter().all(|pid| process_state(*pid).is_some_and(|state| state != 'T'))
         });
         shell.press(&format!("{text}\n"));
@@ -243,190 +262,212 @@ fn a_command_can_be_stopped_and_go_on() {
     }
     shell.press("\u{4}");
     shell.expect_code(0);
-    scene.expect_no_lock();
+    fixture.expect_lock_free();
 }
 
-/// Goal: while nobody renews, nothing of the command runs. Method: its first process is stopped alone.
+/// While no lock is renewed, nothing of the command may run. The test stops only its first process.
+///
+/// Fault: N124
 #[test]
-fn a_command_of_which_one_process_stops_stops_as_a_whole() {
-    let scene = Scene::new();
-    let mut shell = Shell::start(&scene);
-    let script = "sh -c 'sleep 600 & echo $! >$DIR/child; echo $PPID >$DIR/wrapper; echo $$ >$DIR/pid; wait; exit 5'";
-    shell.run(&format!("--ttl {LONG}"), script);
-    let (pid, child, wrapper) = (scene.number("pid"), scene.number("child"), scene.number("wrapper"));
+fn stop_of_one_process_stops_whole_command() {
+    let fixture = Fixture::new();
+    let mut shell = Shell::start(&fixture);
+    let script = "sh -c 'sleep 600 & echo $! >$DIR/child; echo $PPID >$DIR/wrapper; echo $$ \
+                  >$DIR/pid; wait; exit 5'";
+    shell.run(&format!("--ttl {LONG_TTL}"), script);
+    let (pid, child, wrapper) =
+        (fixture.read_number("pid"), fixture.read_number("child"), fixture.read_number("wrapper"));
     signal(pid, Signal::STOP);
     [wrapper, child].into_iter().for_each(|pid| await_state(pid, 'T'));
     shell.press("fg\n");
-    eventually("all go on", CEILING, || {
-        [pid, child, wrapper].iter().all(|pid| process_state(*pid).is_some_and(|state| state != 'T'))
+    eventually("all go on", TEST_TIMEOUT, || {
+        [pid, child, wrapper]
+            .iter()
+            .all(|pid| process_state(*pid).is_some_and(|state| state != 'T'))
     });
     signal(child, Signal::TERM);
     shell.expect_code(5);
-    scene.expect_no_lock();
+    fixture.expect_lock_free();
 }
 
 #[test]
-fn a_lock_that_is_lost_while_the_command_is_stopped_ends_it_when_it_would_go_on() {
-    let scene = Scene::new();
-    let mut shell = Shell::start(&scene);
+fn lock_lost_while_stopped_ends_command_on_continue() {
+    let fixture = Fixture::new();
+    let mut shell = Shell::start(&fixture);
     let script = "sh -c 'echo $PPID >$DIR/wrapper; echo $$ >$DIR/pid; exec sleep 600'";
     shell.run("--ttl 3s", script);
-    let (pid, wrapper) = (scene.number("pid"), scene.number("wrapper"));
+    let (pid, wrapper) = (fixture.read_number("pid"), fixture.read_number("wrapper"));
     shell.press("\u{1a}");
     await_state(pid, 'T');
     await_state(wrapper, 'T');
-    let guard = scene.manager().lock("x").unwrap();
+    let guard = fixture.manager().lock("x").unwrap();
     assert_eq!(process_state(pid), Some('T'), "it may go on once the lock is free again");
     shell.press("fg\n");
-    shell.until("is lost");
+    shell.until("was lost");
     shell.expect_code(76);
     assert!(!is_alive(pid));
     assert!(guard.is_held());
 }
 
-/// A pager reads from the terminal too; the command before it gets the foreground when it asks for it.
+/// A pager reads from the terminal too. The command before it gets the foreground when it reads.
 #[test]
-fn a_command_in_a_pipeline_gets_the_terminal_when_it_wants_it() {
-    let scene = Scene::new();
-    let mut shell = Shell::start(&scene);
+fn command_in_pipeline_gets_terminal_on_read() {
+    let fixture = Fixture::new();
+    let mut shell = Shell::start(&fixture);
     shell.run("", "sh -c 'echo >$DIR/pid; read -r line </dev/tty; echo \"got $line\"' | cat");
-    scene.line("pid");
+    fixture.read_line("pid");
     shell.press("some words\n");
     shell.until("got some words");
     shell.expect_code(0);
-    scene.expect_no_lock();
+    fixture.expect_lock_free();
 }
 
-/// Who ignores being stopped, and starts us in the foreground, would get a line itself.
+/// If distlock was started with SIGTTIN ignored, the command in its background group would get an
+/// error instead.
 #[test]
-fn a_command_in_a_pipeline_gets_the_terminal_also_where_such_stops_are_ignored() {
-    let scene = Scene::new();
-    let mut shell = Shell::start(&scene);
+fn command_in_pipeline_gets_terminal_with_ttin_ignored() {
+    let fixture = Fixture::new();
+    let mut shell = Shell::start(&fixture);
     let run = format!("{} --timeout 20s run x -- sh -c", env!("CARGO_BIN_EXE_distlock"));
     let command = "'echo >$DIR/pid; read -r line </dev/tty; echo \"got $line\"'";
     shell.press(&format!("(trap '' TTIN TTOU; exec {run} {command}) | cat\n"));
-    scene.line("pid");
+    fixture.read_line("pid");
     shell.press("some words\n");
     shell.until("got some words");
     shell.expect_code(0);
-    scene.expect_no_lock();
+    fixture.expect_lock_free();
 }
 
-/// Where the keys go while the command has not got the foreground.
+/// While the command does not have the foreground, keys go to the whole pipeline.
 #[test]
-fn a_command_in_a_pipeline_is_interrupted_and_stopped_with_it() {
-    let scene = Scene::new();
-    let mut shell = Shell::start(&scene);
-    shell.run(&format!("--ttl {LONG}"), &format!("{NOTES} | cat"));
-    let (pid, wrapper) = (scene.number("pid"), scene.number("wrapper"));
+fn pipeline_is_stopped_and_interrupted_as_a_whole() {
+    let fixture = Fixture::new();
+    let mut shell = Shell::start(&fixture);
+    shell.run(&format!("--ttl {LONG_TTL}"), &format!("{RECORD_INTERRUPTS} | cat"));
+    let (pid, wrapper) = (fixture.read_number("pid"), fixture.read_number("wrapper"));
     shell.press("\u{1a}");
     await_state(pid, 'T');
     await_state(wrapper, 'T');
     shell.press("fg\n");
-    eventually("both go on", CEILING, || {
+    eventually("both go on", TEST_TIMEOUT, || {
         [pid, wrapper].iter().all(|pid| process_state(*pid).is_some_and(|state| state != 'T'))
     });
     signal(wrapper, Signal::INT);
-    eventually("it is heard", CEILING, || scene.read("heard") == "i\n");
+    eventually("the interrupt arrives", TEST_TIMEOUT, || fixture.read("heard") == "i\n");
     signal(wrapper, Signal::TERM);
-    // Of cat, the last of them.
+    // The exit code of the pipeline is that of `cat`.
     shell.expect_code(0);
-    scene.expect_no_lock();
+    fixture.expect_lock_free();
 }
 
 #[test]
-fn a_command_that_is_killed_gives_the_terminal_back() {
-    let scene = Scene::new();
-    let mut shell = Shell::start(&scene);
+fn killed_command_returns_terminal() {
+    let fixture = Fixture::new();
+    let mut shell = Shell::start(&fixture);
     shell.run("--max-hold 500ms --grace 0", "sh -c 'trap \"\" TERM; while :; do sleep 600; done'");
     shell.until("longer than --max-hold");
     shell.expect_code(124);
-    scene.expect_no_lock();
+    fixture.expect_lock_free();
 }
 
-/// Without a shell that could let it go on, nothing is stopped: neither where the command has the foreground, nor where it
-/// shares it with a pager.
+/// Without a shell that could continue it, nothing is stopped, whether the command has the
+/// foreground or shares the terminal with a pager.
 #[test]
-fn a_command_that_nobody_could_wake_is_not_stopped() {
-    heed(Signal::TSTP);
+fn command_without_job_control_parent_is_not_stopped() {
+    reset_ignored(Signal::TSTP);
     let program = env!("CARGO_BIN_EXE_distlock");
-    let run = format!("{program} --timeout 20s run --ttl {LONG} x -- sh -c \"$COMMAND\"");
+    let run = format!("{program} --timeout 20s run --ttl {LONG_TTL} x -- sh -c \"$COMMAND\"");
     for (script, code) in [(format!("exec {run}"), 3), (format!("{run} | cat"), 0)] {
-        let scene = Scene::new();
+        let fixture = Fixture::new();
         let mut command = CommandBuilder::new("sh");
         command.args(["-c", &script]);
-        let waits = "trap 'echo yes >$DIR/woken' CONT; echo $$ >$DIR/pid; until [ -s $DIR/woken ]; do sleep 0.01; done";
-        command.env("COMMAND", format!("{waits}; trap - CONT; read -r line; echo \"$line\" >$DIR/line; exit 3"));
-        let mut alone = Alone::start(&scene, command);
-        let _told = scene.told_of();
-        scene.number("pid");
+        let waits = "trap 'echo yes >$DIR/woken' CONT; echo $$ >$DIR/pid; until [ -s $DIR/woken ]; \
+                     do sleep 0.01; done";
+        command.env(
+            "COMMAND",
+            format!("{waits}; trap - CONT; read -r line; echo \"$line\" >$DIR/line; exit 3"),
+        );
+        let mut alone = Alone::start(&fixture, command);
+        let _report = fixture.report_on_panic();
+        fixture.read_number("pid");
         alone.press("\u{1a}");
-        assert_eq!(scene.line("woken"), "yes", "{script}");
+        assert_eq!(fixture.read_line("woken"), "yes", "{script}");
         alone.press("go on\n");
-        assert_eq!(scene.line("line"), "go on", "{script}");
+        assert_eq!(fixture.read_line("line"), "go on", "{script}");
         let status = alone.end();
         assert_eq!(status.exit_code(), code, "{script}");
-        scene.expect_no_lock();
+        fixture.expect_lock_free();
     }
 }
 
-/// Without rights: processes that see none of those outside.
+/// A PID namespace without privileges. Its processes see none of those outside.
 const CONTAINER: [&str; 5] = ["--user", "--map-root-user", "--pid", "--fork", "--kill-child"];
 
-/// In a container the session of a parent outside has no number.
+/// In a container, the session of a parent outside has the number 0.
 #[test]
-fn nor_is_it_in_a_container() {
-    let test = "run::terminal::a_command_that_nobody_could_wake_is_not_stopped";
-    run_elsewhere(test, "no processes of its own", |program| {
+fn command_in_container_is_not_stopped() {
+    let test = "run::terminal::command_without_job_control_parent_is_not_stopped";
+    run_elsewhere(test, "no PID namespace", |program| {
         Command::new("unshare").args(CONTAINER).arg("--mount-proc").args(program).output()
     });
 }
 
-/// The first process of a container, which has the terminal of that: nothing ends it but its own end.
+/// The first process of a container, which has its own terminal. It cannot end itself by a signal.
+///
+/// Fault: N70
 #[test]
-fn an_interrupt_ends_the_first_process_of_a_container_with_its_number() {
-    let tried = Command::new("unshare").args(CONTAINER).args(["--mount-proc", "setsid", "true"]).output();
-    if !can_be_had("a command in a container", "no processes of its own", tried) {
+fn interrupt_of_container_init_exits_with_130() {
+    let tried =
+        Command::new("unshare").args(CONTAINER).args(["--mount-proc", "setsid", "true"]).output();
+    if !trial_succeeded("a command in a container", "no PID namespace", tried) {
         return;
     }
-    heed(Signal::INT);
+    reset_ignored(Signal::INT);
     for lines in ["", " </dev/null"] {
-        let scene = Scene::new();
+        let fixture = Fixture::new();
         let mut command = CommandBuilder::new("unshare");
         let run = format!("exec {} --timeout 20s run x --", env!("CARGO_BIN_EXE_distlock"));
         let script = format!("{run} sh -c 'echo >$DIR/runs; exec sleep 600'{lines}");
         command.args(CONTAINER);
         command.args(["--mount-proc", "setsid", "--ctty", "sh", "-c", &script]);
         command.set_controlling_tty(false);
-        let mut alone = Alone::start(&scene, command);
-        scene.line("runs");
+        let mut alone = Alone::start(&fixture, command);
+        fixture.read_line("runs");
         alone.press("\u{3}");
         let status = alone.end();
         assert_eq!((status.exit_code(), status.signal()), (130, None), "{lines}");
-        scene.expect_nothing_left();
+        fixture.expect_nothing_left();
     }
 }
 
-/// Started as a part of a job outside, and with a view of its processes: neither our own process group nor what has the
-/// foreground has a number then, and the numbers in `/proc` are those of others.
+/// A container inside a job of a shell that sees the `/proc` of the host. Its own process group and
+/// the one in the foreground have the number 0 then, and the numbers in `/proc` are those of the
+/// host.
 #[test]
-fn a_command_in_a_container_that_is_a_part_of_a_job_cannot_have_the_terminal_and_says_so() {
+fn container_inside_job_reports_missing_terminal() {
     let tried = Command::new("unshare").args(CONTAINER).arg("true").output();
-    if !can_be_had("a command in a container", "no processes of its own", tried) {
+    if !trial_succeeded("a command in a container", "no PID namespace", tried) {
         return;
     }
-    let scene = Scene::new();
-    let mut shell = Shell::start(&scene);
-    let run = format!("unshare {} {} --timeout 20s run x --", CONTAINER.join(" "), env!("CARGO_BIN_EXE_distlock"));
-    // What it leaves behind is ended before the lock is free.
-    let leaves = "(trap \"echo >\\$DIR/asked; exit\" TERM; echo >$DIR/there; while :; do sleep 0.01; done) &";
-    shell.press(&format!("{run} sh -c '{leaves} until test -e $DIR/there; do sleep 0.01; done; exit 5'\n"));
+    let fixture = Fixture::new();
+    let mut shell = Shell::start(&fixture);
+    let run = format!(
+        "unshare {} {} --timeout 20s run x --",
+        CONTAINER.join(" "),
+        env!("CARGO_BIN_EXE_distlock")
+    );
+    // Stragglers are ended before the lock is released, also here.
+    let straggler = "(trap \"echo >\\$DIR/asked; exit\" TERM; echo >$DIR/there; while :; do sleep \
+                     0.01; done) &";
+    shell.press(&format!(
+        "{run} sh -c '{straggler} until test -e $DIR/there; do sleep 0.01; done; exit 5'\n"
+    ));
     shell.expect_code(5);
-    assert_eq!(scene.read("asked"), "\n");
-    scene.expect_no_lock();
+    assert_eq!(fixture.read("asked"), "\n");
+    fixture.expect_lock_free();
     shell.press(&format!("{run} sh -c 'read -r line; exit 6'\n"));
-    shell.until("it wants the terminal");
+    shell.until("it wants to use the terminal");
     shell.press("\u{3}");
     shell.expect_code(130);
-    scene.expect_no_lock();
+    fixture.expect_lock_free();
 }

@@ -1,5 +1,4 @@
-//! Code of users' that runs on the library's own threads may end whatever it likes there: a lock,
-//! or its manager.
+//! A user's logger or event handler that releases locks or ends managers on the library's threads.
 
 use std::{
     panic,
@@ -16,180 +15,178 @@ use distlock::{HandleEvent, LockError, LockLost, LostEvent, RedisMgr, RenewedEve
 use parking_lot::Mutex;
 
 use crate::{
-    bounds::threads,
     helpers::{
-        CALL_LIMIT, SECOND, completes_within, config_long_timeouts, get, in_own_process,
-        is_renewal, server_behind_proxy, with_ttl,
+        CALL_LIMIT, SECOND, completes_within, config_long_timeouts, distlock_threads, get,
+        in_own_process, is_renewal, server_behind_proxy, with_ttl,
     },
-    support::{CEILING, Fault, FaultProxy, RedisServer, eventually},
+    support::{Fault, FaultProxy, RedisServer, TEST_TIMEOUT, eventually},
 };
 
-type Act = Box<dyn FnOnce() + Send>;
+type Action = Box<dyn FnOnce() + Send>;
 
-/// What the renewer's thread does when it logs next.
-static NEXT: Mutex<Option<Act>> = Mutex::new(None);
-/// How often anything has panicked.
+/// Run by the renewer's thread when it logs next.
+static NEXT: Mutex<Option<Action>> = Mutex::new(None);
+/// Number of panics.
 static PANICS: AtomicUsize = AtomicUsize::new(0);
 
-struct Acts;
+struct ActingLogger;
 
-impl log::Log for Acts {
+impl log::Log for ActingLogger {
     fn enabled(&self, _: &log::Metadata<'_>) -> bool {
         true
     }
 
     fn log(&self, _: &log::Record<'_>) {
         if thread::current().name() == Some("distlock-renewer") {
-            let act = NEXT.lock().take();
-            act.into_iter().for_each(|act| act());
+            let action = NEXT.lock().take();
+            action.into_iter().for_each(|action| action());
         }
     }
 
     fn flush(&self) {}
 }
 
-/// For a test that is `alone`.
-fn act_while_logging() {
-    let tell = panic::take_hook();
-    panic::set_hook(Box::new(move |told| {
+/// Only for a test in its own process.
+fn install_logger() {
+    let print = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
         PANICS.fetch_add(1, Ordering::Relaxed);
-        tell(told);
+        print(info);
     }));
-    log::set_logger(&Acts).unwrap();
+    log::set_logger(&ActingLogger).unwrap();
     log::set_max_level(log::LevelFilter::Warn);
 }
 
-/// Has the renewer's thread do something, while it tells that a renewal has failed; comes back when
-/// it has.
+/// Runs the action on the renewer's thread, while it logs that a renewal has failed. Returns when
+/// the action has ended.
 #[track_caller]
-fn on_the_renewers_thread(proxy: &FaultProxy, act: impl FnOnce() + Send + 'static) {
-    let (tell, told) = mpsc::channel();
+fn on_renewer_thread(proxy: &FaultProxy, action: impl FnOnce() + Send + 'static) {
+    let (sender, ended) = mpsc::channel();
     *NEXT.lock() = Some(Box::new(move || {
-        act();
-        tell.send(()).unwrap();
+        action();
+        sender.send(()).unwrap();
     }));
     let refused =
         proxy.on_request(is_renewal("lock:x"), Fault::ReplaceReply(b"-ERR not now\r\n".to_vec()));
-    let done = told.recv_timeout(CEILING);
+    let ended = ended.recv_timeout(TEST_TIMEOUT);
     assert_eq!(PANICS.load(Ordering::Relaxed), 0, "it panicked");
-    done.expect("it hangs");
+    ended.expect("the action hangs");
     assert_eq!(refused.fired(), 1);
 }
 
 #[track_caller]
-fn all_is_over(server: &RedisServer) {
-    eventually("the lock is released", CEILING, || get(server, "lock:x").is_none());
+fn expect_clean_end(server: &RedisServer) {
+    eventually("the lock is released", TEST_TIMEOUT, || get(server, "lock:x").is_none());
     eventually("its connections are closed", CALL_LIMIT, || server.clients().is_empty());
-    eventually("its threads have ended", CALL_LIMIT, || threads().is_empty());
+    eventually("its threads have ended", CALL_LIMIT, || distlock_threads().is_empty());
     assert_eq!(PANICS.load(Ordering::Relaxed), 0, "it panicked");
 }
 
+/// Fault: N73
 #[test]
-fn a_logger_may_drop_the_last_manager_or_guard_on_the_renewers_thread() {
-    if !in_own_process(
-        "faults::own_threads::a_logger_may_drop_the_last_manager_or_guard_on_the_renewers_thread",
-        &[],
-    ) {
+fn logger_may_drop_the_last_manager_or_guard() {
+    if !in_own_process("faults::process::callbacks::logger_may_drop_the_last_manager_or_guard", &[])
+    {
         return;
     }
-    act_while_logging();
+    install_logger();
     let (server, proxy, mgr) = server_behind_proxy(config_long_timeouts);
     mgr.acquire_lock("x", 3 * SECOND, SECOND).unwrap().unwrap();
-    on_the_renewers_thread(&proxy, move || drop(mgr));
-    all_is_over(&server);
+    on_renewer_thread(&proxy, move || drop(mgr));
+    expect_clean_end(&server);
 
     let (server, proxy, mgr) = server_behind_proxy(config_long_timeouts);
     let guard = mgr.lock_with("x", &with_ttl(3 * SECOND)).unwrap();
     drop(mgr);
-    on_the_renewers_thread(&proxy, move || drop(guard));
-    all_is_over(&server);
+    on_renewer_thread(&proxy, move || drop(guard));
+    expect_clean_end(&server);
 }
 
 #[derive(Debug)]
-struct Counts(AtomicUsize);
+struct LossCounter(AtomicUsize);
 
-impl HandleEvent for Counts {
+impl HandleEvent for LossCounter {
     fn lost(&self, _: &LostEvent<'_>) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// Also while somebody else does, who waits for the thread.
+/// Another thread may be in `shutdown` at the same time, where it waits for the renewer's thread.
+///
+/// Fault: N73
 #[test]
-fn a_logger_may_shut_down_on_the_renewers_thread() {
-    if !in_own_process("faults::own_threads::a_logger_may_shut_down_on_the_renewers_thread", &[]) {
+fn logger_may_shut_the_manager_down() {
+    if !in_own_process("faults::process::callbacks::logger_may_shut_the_manager_down", &[]) {
         return;
     }
-    act_while_logging();
-    for somebody_else_does in [false, true] {
-        let counts = Arc::new(Counts(AtomicUsize::new(0)));
+    install_logger();
+    for during_another_shutdown in [false, true] {
+        let losses = Arc::new(LossCounter(AtomicUsize::new(0)));
         let (server, proxy, mgr) =
-            server_behind_proxy(|url| config_long_timeouts(url).event_handler(counts.clone()));
+            server_behind_proxy(|url| config_long_timeouts(url).event_handler(losses.clone()));
         let guard = mgr.lock_with("x", &with_ttl(3 * SECOND)).unwrap();
         let own = mgr.clone();
         let shut_down = move || {
-            if somebody_else_does {
+            if during_another_shutdown {
                 let other = own.clone();
                 thread::spawn(move || other.shutdown());
-                eventually("it is closed", CEILING, || {
+                eventually("the other shutdown has begun", TEST_TIMEOUT, || {
                     matches!(own.ping(), Err(LockError::Shutdown))
                 });
             }
             completes_within(CALL_LIMIT, "shutdown", || own.shutdown());
         };
-        on_the_renewers_thread(&proxy, shut_down);
-        assert_eq!(guard.lost().recv_timeout(CEILING), Ok(LockLost::Shutdown));
-        all_is_over(&server);
-        assert_eq!(counts.0.load(Ordering::Relaxed), 1, "the loss is told");
+        on_renewer_thread(&proxy, shut_down);
+        assert_eq!(guard.lost().recv_timeout(TEST_TIMEOUT), Ok(LockLost::Shutdown));
+        expect_clean_end(&server);
+        assert_eq!(losses.0.load(Ordering::Relaxed), 1, "the loss is reported once");
         drop((guard, mgr));
     }
 }
 
-/// The pool has no place left, so that the renewer's thread is asked for it, which is the one that
-/// asks.
+/// The pool has no connection left, so the release would wait for the renewer's thread, which is
+/// this thread.
+///
+/// Fault: N73
 #[test]
-fn a_logger_may_release_a_lock_on_the_renewers_thread_without_waiting_for_itself() {
+fn logger_may_release_a_lock_without_a_deadlock() {
     if !in_own_process(
-        "faults::own_threads::a_logger_may_release_a_lock_on_the_renewers_thread_without_waiting_for_itself",
+        "faults::process::callbacks::logger_may_release_a_lock_without_a_deadlock",
         &[],
     ) {
         return;
     }
-    act_while_logging();
+    install_logger();
     let (server, proxy, mgr) = server_behind_proxy(|url| config_long_timeouts(url).pool_size(1));
     let guard = mgr.lock_with("x", &with_ttl(3 * SECOND)).unwrap();
     let borrowed = mgr.connection().unwrap();
-    on_the_renewers_thread(&proxy, move || {
-        completes_within(CALL_LIMIT, "dropping", || drop(guard))
-    });
-    eventually("the lock is released", CEILING, || get(&server, "lock:x").is_none());
+    on_renewer_thread(&proxy, move || completes_within(CALL_LIMIT, "drop", || drop(guard)));
+    eventually("the lock is released", TEST_TIMEOUT, || get(&server, "lock:x").is_none());
     drop(borrowed);
 }
 
-/// Drops what it was given when it is told of a renewal, on the thread for events.
+/// Drops the manager on the thread of the event handlers, at the next renewal.
 #[derive(Debug, Default)]
-struct Ends(Mutex<Option<RedisMgr>>);
+struct DropsManager(Mutex<Option<RedisMgr>>);
 
-impl HandleEvent for Ends {
+impl HandleEvent for DropsManager {
     fn renewed(&self, _: &RenewedEvent<'_>) {
         drop(self.0.lock().take());
     }
 }
 
+/// Fault: N73
 #[test]
-fn a_handler_may_drop_the_last_manager_on_the_thread_for_events() {
-    if !in_own_process(
-        "faults::own_threads::a_handler_may_drop_the_last_manager_on_the_thread_for_events",
-        &[],
-    ) {
+fn event_handler_may_drop_the_last_manager() {
+    if !in_own_process("faults::process::callbacks::event_handler_may_drop_the_last_manager", &[]) {
         return;
     }
-    act_while_logging();
+    install_logger();
     let server = RedisServer::start();
-    let ends = Arc::new(Ends::default());
+    let handler = Arc::new(DropsManager::default());
     let mgr =
-        RedisMgr::new(config_long_timeouts(server.url()).event_handler(ends.clone())).unwrap();
+        RedisMgr::new(config_long_timeouts(server.url()).event_handler(handler.clone())).unwrap();
     mgr.acquire_lock("x", Duration::from_secs(3), SECOND).unwrap().unwrap();
-    *ends.0.lock() = Some(mgr);
-    all_is_over(&server);
+    *handler.0.lock() = Some(mgr);
+    expect_clean_end(&server);
 }

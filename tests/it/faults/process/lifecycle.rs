@@ -1,4 +1,4 @@
-//! Managers that are made, used and ended in every order, and limits of what can be asked for.
+//! Managers that are created, used and ended in any order, and extreme numbers of them.
 
 use std::{
     sync::{
@@ -16,111 +16,113 @@ use distlock::{Config, HandleEvent, LockError, LockOptions, LostEvent, RedisMgr,
 
 use crate::faults::process::SMALL_STACK;
 use crate::{
-    bounds::threads,
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, completes_within, config_long_timeouts, get,
-        in_own_process, manager, pttl, queued, spawn_queued_waiter, with_ttl,
+        CALL_LIMIT, SECOND, UnwrapReleased, completes_within, config_long_timeouts,
+        distlock_threads, get, in_own_process, manager, pttl, queued, spawn_queued_waiter,
+        with_ttl,
     },
-    support::{CEILING, RedisServer, eventually, silent_server},
+    support::{RedisServer, TEST_TIMEOUT, eventually, silent_server},
 };
 
+/// Fault: F90
 #[test]
-fn of_many_who_make_the_process_wide_manager_at_once_one_does() {
-    if !in_own_process(
-        "faults::lifecycle::of_many_who_make_the_process_wide_manager_at_once_one_does",
-        &[],
-    ) {
+fn process_wide_manager_is_created_once() {
+    if !in_own_process("faults::process::lifecycle::process_wide_manager_is_created_once", &[]) {
         return;
     }
     let server = RedisServer::start();
-    let made: Vec<_> = thread::scope(|threads| {
+    let results: Vec<_> = thread::scope(|threads| {
         let init = || RedisMgr::init(config_long_timeouts(server.url()));
         let all: Vec<_> = (0..16).map(|_| threads.spawn(init)).collect();
         all.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    assert_eq!(made.iter().filter(|made| made.is_ok()).count(), 1);
+    assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 1);
     assert!(
-        made.iter()
-            .flat_map(|made| made.as_ref().err())
+        results
+            .iter()
+            .flat_map(|result| result.as_ref().err())
             .all(|e| matches!(e, LockError::AlreadyInitialized))
     );
-    // Meanwhile those that are about to start have got their names.
+    // By now all started threads have their names, which they set themselves.
     RedisMgr::instance().unwrap().lock("x").unwrap().release().unwrap().unwrap_released();
-    eventually("one manager has threads", CEILING, || threads().len() == 2);
+    eventually("one manager has threads", TEST_TIMEOUT, || distlock_threads().len() == 2);
 }
 
-/// A logger is code of users', who may lock while they log.
+/// A user's logger may use the manager while it logs.
+///
+/// Fault: N53
 #[test]
-fn a_logger_may_ask_for_the_process_wide_manager_while_it_is_made() {
+fn logger_may_request_the_manager_during_its_creation() {
     if !in_own_process(
-        "faults::lifecycle::a_logger_may_ask_for_the_process_wide_manager_while_it_is_made",
+        "faults::process::lifecycle::logger_may_request_the_manager_during_its_creation",
         &[],
     ) {
         return;
     }
-    static ASKED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    static RESULTS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-    struct Locks;
+    struct RequestingLogger;
 
-    impl log::Log for Locks {
+    impl log::Log for RequestingLogger {
         fn enabled(&self, _: &log::Metadata<'_>) -> bool {
             true
         }
 
         fn log(&self, _: &log::Record<'_>) {
-            let said = RedisMgr::instance()
-                .map_or_else(|error| error.to_string(), |_| "there it is".into());
-            ASKED.lock().push(said);
+            let result =
+                RedisMgr::instance().map_or_else(|error| error.to_string(), |_| "created".into());
+            RESULTS.lock().push(result);
         }
 
         fn flush(&self) {}
     }
 
-    log::set_logger(&Locks).unwrap();
+    log::set_logger(&RequestingLogger).unwrap();
     log::set_max_level(log::LevelFilter::Warn);
-    let (one, two, deaf) = (RedisServer::start(), RedisServer::start(), silent_server());
-    let config = Config::nodes([one.url(), two.url(), deaf.url()]).operation_timeout(SECOND);
-    let (tell, told) = mpsc::channel();
-    thread::spawn(move || tell.send(RedisMgr::init(config).map(drop)));
-    told.recv_timeout(CEILING).expect("it hangs").unwrap();
-    assert!(
-        ASKED.lock().iter().any(|said| said.contains("this thread is making it just now")),
-        "{:?}",
-        ASKED.lock()
-    );
+    let (one, two, silent) = (RedisServer::start(), RedisServer::start(), silent_server());
+    let config = Config::nodes([one.url(), two.url(), silent.url()]).operation_timeout(SECOND);
+    let (sender, created) = mpsc::channel();
+    thread::spawn(move || sender.send(RedisMgr::init(config).map(drop)));
+    created.recv_timeout(TEST_TIMEOUT).expect("init hangs").unwrap();
+    let results = RESULTS.lock().clone();
+    let expected = "this thread is creating the process-wide manager";
+    assert!(results.iter().any(|result| result.contains(expected)), "{results:?}");
     RedisMgr::instance().unwrap();
 }
 
+/// Fault: N55
 #[test]
-fn many_who_cannot_make_the_process_wide_manager_do_not_wait_for_each_other() {
+fn failing_inits_of_many_threads_run_at_the_same_time() {
     const MANY: u32 = 8;
     if !in_own_process(
-        "faults::lifecycle::many_who_cannot_make_the_process_wide_manager_do_not_wait_for_each_other",
+        "faults::process::lifecycle::failing_inits_of_many_threads_run_at_the_same_time",
         &[],
     ) {
         return;
     }
-    let (server, deaf) = (RedisServer::start(), silent_server());
-    // Until the third has not answered either, it is not over.
-    let twice = [server.url(), format!("redis://localhost:{}", server.port()), deaf.url()];
-    let patience = 3 * SECOND;
-    let init = || RedisMgr::init(Config::nodes(twice.clone()).operation_timeout(patience));
-    let failed = completes_within(patience * MANY / 2, "failing", || {
+    let (server, silent) = (RedisServer::start(), silent_server());
+    // Each `init` fails only after the third node has not replied within the timeout.
+    let twice = [server.url(), format!("redis://localhost:{}", server.port()), silent.url()];
+    let timeout = 3 * SECOND;
+    let init = || RedisMgr::init(Config::nodes(twice.clone()).operation_timeout(timeout));
+    let results = completes_within(timeout * MANY / 2, "init", || {
         thread::scope(|threads| {
             let all: Vec<_> = (0..MANY).map(|_| threads.spawn(init)).collect();
             all.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
         })
     });
-    for failed in failed {
-        assert!(failed.unwrap_err().to_string().contains("cannot be a node"));
+    for result in results {
+        assert!(result.unwrap_err().to_string().contains("cannot be a node"));
     }
 }
 
-/// Each has two threads; what they share is nothing.
+/// Each manager has two threads, and managers share nothing.
+///
+/// Fault: F91
 #[test]
-fn many_managers_have_two_threads_each_and_end_on_their_own() {
+fn managers_have_two_threads_each_and_end_independently() {
     if !in_own_process(
-        "faults::lifecycle::many_managers_have_two_threads_each_and_end_on_their_own",
+        "faults::process::lifecycle::managers_have_two_threads_each_and_end_independently",
         &[],
     ) {
         return;
@@ -141,7 +143,7 @@ fn many_managers_have_two_threads_each_and_end_on_their_own() {
         assert_eq!(guard.is_held(), n % 2 == 1, "{n}");
     }
     drop((mgrs, guards));
-    eventually("all threads have ended", CEILING, || tasks() <= before);
+    eventually("all threads have ended", TEST_TIMEOUT, || tasks() <= before);
     assert!(
         server.keys().iter().all(|key| key.starts_with("distlock:fence:")),
         "{:?}",
@@ -149,19 +151,20 @@ fn many_managers_have_two_threads_each_and_end_on_their_own() {
     );
 }
 
+/// Fault: F90
 #[test]
-fn whatever_is_done_after_a_shutdown_says_so() {
+fn calls_after_a_shutdown_report_it() {
     let server = RedisServer::start();
     let mgr = manager(&server);
     let guard = mgr.lock("x").unwrap();
     let waiting = spawn_queued_waiter(&server, &mgr, "x");
     completes_within(CALL_LIMIT, "shutdown", || mgr.shutdown());
     assert!(matches!(
-        completes_within(CALL_LIMIT, "waiting", || waiting.join().unwrap()),
+        completes_within(CALL_LIMIT, "the wait", || waiting.join().unwrap()),
         Err(LockError::Shutdown)
     ));
-    type Asked = fn(&RedisMgr) -> Result<(), LockError>;
-    let calls: [Asked; 10] = [
+    type Call = fn(&RedisMgr) -> Result<(), LockError>;
+    let calls: [Call; 10] = [
         |mgr| mgr.lock("y").map(drop),
         |mgr| mgr.try_lock("y").map(drop),
         |mgr| mgr.lock_reentrant("y").map(drop),
@@ -177,29 +180,32 @@ fn whatever_is_done_after_a_shutdown_says_so() {
         let error = completes_within(CALL_LIMIT, "a call", || call(&mgr)).unwrap_err();
         assert!(matches!(error, LockError::Shutdown), "{error:?}");
     }
-    // Twice is once.
+    // A second shutdown does nothing.
     completes_within(CALL_LIMIT, "shutdown", || mgr.shutdown());
     assert!(!guard.is_held());
     completes_within(CALL_LIMIT, "drop", || drop(guard));
     assert_eq!((get(&server, "lock:x"), queued(&server, "x")), (None, 0));
 }
 
-/// The second one does not wait for itself for ever, and is told who has it.
+/// The second wait ends at its limit, and reports the thread's own lock as the holder.
+///
+/// Fault: F94
 #[test]
-fn a_thread_that_locks_twice_is_told_that_it_waits_for_itself() {
+fn thread_that_locks_twice_sees_its_own_lock_as_holder() {
     let server = RedisServer::start();
     let mgr = manager(&server);
     let guard = mgr.lock("x").unwrap();
     let error =
-        completes_within(CALL_LIMIT, "waiting", || mgr.try_lock_for("x", SECOND / 2).unwrap_err());
+        completes_within(CALL_LIMIT, "the wait", || mgr.try_lock_for("x", SECOND / 2).unwrap_err());
     assert!(error.is_timeout(), "{error:?}");
     assert_eq!(error.holder().unwrap().id(), guard.id().as_str());
     guard.release().unwrap().unwrap_released();
     mgr.lock("x").unwrap().release().unwrap().unwrap_released();
 }
 
+/// Fault: N12
 #[test]
-fn a_lease_of_a_day_lasts_for_a_day() {
+fn lease_of_a_day_lasts_for_a_day() {
     let server = RedisServer::start();
     let day = Duration::from_secs(24 * 60 * 60);
     let mgr = RedisMgr::new(Config::new(server.url()).ttl(day)).unwrap();
@@ -212,28 +218,28 @@ fn a_lease_of_a_day_lasts_for_a_day() {
             Duration::from_millis(u64::try_from(pttl(&server, "lock:x")).unwrap()),
         );
         assert!(left > day * 98 / 100 && left <= key && key <= day, "{left:?} of {key:?}");
-        // Whoever waits looks much sooner, and keeps its place in the meantime.
+        // A waiter polls much sooner than that, and keeps its queue entry meanwhile.
         let waiting = spawn_queued_waiter(&server, &mgr, "x");
         guard.release().unwrap().unwrap_released();
         waiting.join().unwrap().unwrap().release().unwrap().unwrap_released();
     }
-    // The next one may have as short a lease as there is.
+    // The next lease may have the shortest ttl.
     let short = mgr.lock_with("x", &with_ttl(Duration::from_millis(10)));
     assert!(short.is_ok() || short.is_err_and(|error| error.is_unavailable()));
 }
 
-/// Takes locks and ends things from inside of what it is told.
+/// Locks and shuts down from its event handlers.
 #[derive(Debug, Default)]
-struct Busybody {
+struct LockingHandler {
     mgr: OnceLock<RedisMgr>,
-    own: AtomicUsize,
+    locked: AtomicUsize,
 }
 
-impl HandleEvent for Busybody {
+impl HandleEvent for LockingHandler {
     fn renewed(&self, event: &RenewedEvent<'_>) {
         if let (Some(mgr), "x") = (self.mgr.get(), event.lock()) {
             mgr.lock("from a handler").unwrap().release().unwrap().unwrap_released();
-            self.own.fetch_add(1, Ordering::SeqCst);
+            self.locked.fetch_add(1, Ordering::SeqCst);
         }
     }
 
@@ -242,27 +248,32 @@ impl HandleEvent for Busybody {
     }
 }
 
+/// Fault: N19
 #[test]
-fn a_handler_may_use_its_manager_and_end_it() {
+fn event_handler_may_use_its_manager_and_shut_it_down() {
     let server = RedisServer::start();
-    let busybody = Arc::new(Busybody::default());
+    let handler = Arc::new(LockingHandler::default());
     let mgr =
-        RedisMgr::new(config_long_timeouts(server.url()).event_handler(busybody.clone())).unwrap();
-    busybody.mgr.set(mgr.clone()).unwrap();
+        RedisMgr::new(config_long_timeouts(server.url()).event_handler(handler.clone())).unwrap();
+    handler.mgr.set(mgr.clone()).unwrap();
     let guard = mgr.lock_with("x", &with_ttl(3 * SECOND)).unwrap();
-    let vanishing = mgr.lock_with("y", &with_ttl(3 * SECOND)).unwrap();
-    eventually("it has locked", CEILING, || busybody.own.load(Ordering::SeqCst) >= 2);
+    let deleted = mgr.lock_with("y", &with_ttl(3 * SECOND)).unwrap();
+    eventually("the handler has locked", TEST_TIMEOUT, || {
+        handler.locked.load(Ordering::SeqCst) >= 2
+    });
     server.cli(&["DEL", "lock:y"]);
-    eventually("it has shut the manager down", CEILING, || {
+    eventually("the handler has shut the manager down", TEST_TIMEOUT, || {
         matches!(mgr.ping(), Err(LockError::Shutdown))
     });
-    eventually("the other lock is released", CEILING, || get(&server, "lock:x").is_none());
-    assert!(!guard.is_held() && !vanishing.is_held());
+    eventually("the other lock is released", TEST_TIMEOUT, || get(&server, "lock:x").is_none());
+    assert!(!guard.is_held() && !deleted.is_held());
 }
 
-/// A thousand threads that want one lock, and each a lock of its own, over ten connections.
+/// A thousand threads want one lock, and each also its own lock, over ten connections.
+///
+/// Fault: F18
 #[test]
-fn a_thousand_threads_get_what_they_want() {
+fn a_thousand_threads_get_their_locks() {
     const THREADS: usize = 1_000;
     let server = RedisServer::start();
     let mgr = manager(&server);
@@ -273,7 +284,7 @@ fn a_thousand_threads_get_what_they_want() {
             let work = move || {
                 let own = mgr.lock(&format!("n{n}")).unwrap();
                 let guard = mgr.lock("x").unwrap();
-                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two at a time");
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two holders at once");
                 inside.fetch_sub(1, Ordering::SeqCst);
                 drop(guard);
                 own.release().unwrap().unwrap_released();

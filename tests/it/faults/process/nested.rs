@@ -1,5 +1,4 @@
-//! A logger that takes locks itself, while its thread opens the connection on which a manager hears
-//! of grants.
+//! A logger that acquires a lock, while its thread opens the manager's subscription.
 
 use std::{
     collections::HashMap,
@@ -13,28 +12,28 @@ use parking_lot::Mutex;
 
 use crate::{
     helpers::{SECOND, UnwrapReleased, config_long_timeouts, in_own_process, manager},
-    support::{CEILING, RedisServer},
+    support::{RedisServer, TEST_TIMEOUT},
 };
 
-type Act = Box<dyn FnOnce() + Send>;
+type Action = Box<dyn FnOnce() + Send>;
 
-/// What the thread with this name does when it logs next.
-static NEXT: Mutex<Option<Act>> = Mutex::new(None);
+/// Run by the waiter's thread when it logs the next connection.
+static NEXT: Mutex<Option<Action>> = Mutex::new(None);
 const WAITER: &str = "waiter";
 
-struct Acts;
+struct ActingLogger;
 
-impl log::Log for Acts {
+impl log::Log for ActingLogger {
     fn enabled(&self, _: &log::Metadata<'_>) -> bool {
         true
     }
 
-    fn log(&self, told: &log::Record<'_>) {
+    fn log(&self, record: &log::Record<'_>) {
         if thread::current().name() == Some(WAITER)
-            && told.args().to_string().starts_with("connected to ")
+            && record.args().to_string().starts_with("connected to ")
         {
-            let act = NEXT.lock().take();
-            act.into_iter().for_each(|act| act());
+            let action = NEXT.lock().take();
+            action.into_iter().for_each(|action| action());
         }
     }
 
@@ -42,64 +41,64 @@ impl log::Log for Acts {
 }
 
 #[derive(Debug)]
-struct Tells(Mutex<mpsc::Sender<String>>);
+struct SendsContended(Mutex<mpsc::Sender<String>>);
 
-impl HandleEvent for Tells {
+impl HandleEvent for SendsContended {
     fn contended(&self, event: &ContendedEvent<'_>) {
         self.0.lock().send(event.lock().to_owned()).unwrap();
     }
 }
 
-/// What takes locks at a server, and which are held there by somebody else.
-struct Scene {
+/// A manager, and locks that another manager holds.
+struct Fixture {
     mgr: RedisMgr,
     contended: mpsc::Receiver<String>,
-    done: mpsc::Receiver<&'static str>,
-    tell: mpsc::Sender<&'static str>,
+    acquired: mpsc::Receiver<&'static str>,
+    acquired_sender: mpsc::Sender<&'static str>,
     held: HashMap<&'static str, LockGuard>,
     _server: RedisServer,
 }
 
-impl Scene {
-    fn new(operation_timeout: Duration) -> Scene {
+impl Fixture {
+    fn new(operation_timeout: Duration) -> Fixture {
         let server = RedisServer::start();
         let holder = manager(&server);
         let held = ["x", "log", "other"].map(|name| (name, holder.lock(name).unwrap())).into();
-        let (contends, contended) = mpsc::channel();
-        let events = Arc::new(Tells(Mutex::new(contends)));
+        let (contended_sender, contended) = mpsc::channel();
+        let events = Arc::new(SendsContended(Mutex::new(contended_sender)));
         let mgr = RedisMgr::new(
             config_long_timeouts(server.url())
                 .operation_timeout(operation_timeout)
                 .event_handler(events),
         )
         .unwrap();
-        // From now on only the connection for grants is new.
+        // From here on, only the subscription is a new connection.
         mgr.lock("warm").unwrap().release().unwrap().unwrap_released();
-        let (tell, done) = mpsc::channel();
-        Scene { mgr, contended, done, tell, held, _server: server }
+        let (acquired_sender, acquired) = mpsc::channel();
+        Fixture { mgr, contended, acquired, acquired_sender, held, _server: server }
     }
 
-    /// Takes a lock, and then says so.
-    fn takes(&self, name: &'static str, who: &'static str) -> impl FnOnce() + Send + 'static {
-        let (mgr, tell) = (self.mgr.clone(), self.tell.clone());
+    /// Returns a function that acquires a lock, and then sends `label`.
+    fn acquire(&self, name: &'static str, label: &'static str) -> impl FnOnce() + Send + 'static {
+        let (mgr, sender) = (self.mgr.clone(), self.acquired_sender.clone());
         move || {
             drop(mgr.lock(name).unwrap());
-            tell.send(who).unwrap();
+            sender.send(label).unwrap();
         }
     }
 
-    /// A thread waits for `x`, and its logger for another lock.
+    /// Starts a thread that waits for `x`, and whose logger waits for the nested lock.
     #[track_caller]
     fn nest(&self, nested: &'static str) {
-        *NEXT.lock() = Some(Box::new(self.takes(nested, "in the logger")));
-        thread::Builder::new().name(WAITER.into()).spawn(self.takes("x", "outside")).unwrap();
+        *NEXT.lock() = Some(Box::new(self.acquire(nested, "in the logger")));
+        thread::Builder::new().name(WAITER.into()).spawn(self.acquire("x", "outside")).unwrap();
         self.expect_contended("x");
         self.expect_contended(nested);
     }
 
     #[track_caller]
     fn expect_contended(&self, name: &str) {
-        assert_eq!(self.contended.recv_timeout(CEILING).expect("it asks"), name);
+        assert_eq!(self.contended.recv_timeout(TEST_TIMEOUT).expect("it waits for the lock"), name);
     }
 
     #[track_caller]
@@ -108,48 +107,49 @@ impl Scene {
             .remove(name)
             .into_iter()
             .for_each(|guard| guard.release().unwrap().unwrap_released());
-        assert_eq!(self.done.recv_timeout(CEILING / 2).expect("it hangs"), next);
+        let acquired = self.acquired.recv_timeout(TEST_TIMEOUT / 2);
+        assert_eq!(acquired.expect("the next waiter hangs"), next);
     }
 }
 
-fn log_with_acts() {
-    log::set_logger(&Acts).unwrap();
+fn install_logger() {
+    log::set_logger(&ActingLogger).unwrap();
     log::set_max_level(log::LevelFilter::Debug);
 }
 
-/// Another lock than its thread waits for, or the same one.
+/// The logger waits for another lock than its thread, or for the same one.
+///
+/// Fault: N99
 #[test]
-fn a_logger_may_wait_for_a_lock_on_a_thread_that_is_about_to_wait() {
+fn logger_may_wait_for_a_lock_before_its_thread_waits() {
     if !in_own_process(
-        "faults::nested::a_logger_may_wait_for_a_lock_on_a_thread_that_is_about_to_wait",
+        "faults::process::nested::logger_may_wait_for_a_lock_before_its_thread_waits",
         &[],
     ) {
         return;
     }
-    log_with_acts();
+    install_logger();
     for nested in ["log", "x"] {
-        // Nothing here is to wait for so long.
-        let mut scene = Scene::new(CEILING);
-        scene.nest(nested);
-        scene.release(nested, "in the logger");
-        scene.release("x", "outside");
+        // With this timeout, any wait for a timeout would fail the test.
+        let mut fixture = Fixture::new(TEST_TIMEOUT);
+        fixture.nest(nested);
+        fixture.release(nested, "in the logger");
+        fixture.release("x", "outside");
     }
 }
 
+/// Fault: N99
 #[test]
-fn a_logger_that_waits_keeps_no_other_thread_from_its_lock() {
-    if !in_own_process(
-        "faults::nested::a_logger_that_waits_keeps_no_other_thread_from_its_lock",
-        &[],
-    ) {
+fn logger_that_waits_blocks_no_other_thread() {
+    if !in_own_process("faults::process::nested::logger_that_waits_blocks_no_other_thread", &[]) {
         return;
     }
-    log_with_acts();
-    let mut scene = Scene::new(2 * SECOND);
-    scene.nest("log");
-    thread::spawn(scene.takes("other", "meanwhile"));
-    scene.expect_contended("other");
-    scene.release("other", "meanwhile");
-    scene.release("log", "in the logger");
-    scene.release("x", "outside");
+    install_logger();
+    let mut fixture = Fixture::new(2 * SECOND);
+    fixture.nest("log");
+    thread::spawn(fixture.acquire("other", "meanwhile"));
+    fixture.expect_contended("other");
+    fixture.release("other", "meanwhile");
+    fixture.release("log", "in the logger");
+    fixture.release("x", "outside");
 }

@@ -1,5 +1,5 @@
-//! Programs that block signals and wait for them: none may be delivered to a thread of the
-//! library's, which would end them.
+//! Programs that block signals and wait for them: no signal may be delivered to a thread of the
+//! library instead, because it could end the process.
 
 use std::{collections::BTreeMap, fs, sync::Arc};
 
@@ -7,16 +7,15 @@ use distlock::{Config, HandleEvent, RedisMgr};
 
 use crate::{
     helpers::{SECOND, in_own_process},
-    support::{CEILING, RedisServer, eventually, silent_server},
+    support::{RedisServer, TEST_TIMEOUT, eventually, silent_server},
 };
 
 #[derive(Debug)]
-struct Deaf;
+struct IgnoresEvents;
 
-impl HandleEvent for Deaf {}
+impl HandleEvent for IgnoresEvents {}
 
-/// The threads of the library's, and the signals that each blocks: the n-th bit stands for the
-/// signal n + 1.
+/// The library's threads with the mask of signals that each blocks; bit n stands for signal n + 1.
 fn blocked() -> BTreeMap<String, u64> {
     let tasks = fs::read_dir("/proc/self/task").unwrap();
     let status = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("status")).ok());
@@ -33,42 +32,43 @@ fn mask(status: &str) -> u64 {
     u64::from_str_radix(&field(status, "SigBlk"), 16).unwrap()
 }
 
-fn own() -> u64 {
+fn own_mask() -> u64 {
     mask(&fs::read_to_string("/proc/thread-self/status").unwrap())
 }
 
+/// Fault: N78
 #[test]
-fn the_librarys_threads_take_no_signals() {
-    if !in_own_process("faults::signals::the_librarys_threads_take_no_signals", &[]) {
+fn threads_of_the_library_block_signals() {
+    if !in_own_process("faults::process::signals::threads_of_the_library_block_signals", &[]) {
         return;
     }
-    let before = own();
+    let before = own_mask();
     let (one, two, silent) = (RedisServer::start(), RedisServer::start(), silent_server());
-    // For as long as that one does not answer, there are threads that connect to it.
+    // The manager keeps threads that connect to the silent server, because it never replies.
     let config = Config::nodes([one.url(), two.url(), silent.url()])
         .operation_timeout(SECOND)
-        .event_handler(Arc::new(Deaf));
+        .event_handler(Arc::new(IgnoresEvents));
     let mgr = RedisMgr::new(config).unwrap();
     let mut seen = BTreeMap::new();
-    eventually("all kinds of threads were there", CEILING, || {
+    eventually("every kind of thread has been seen", TEST_TIMEOUT, || {
         drop(mgr.try_lock("x"));
         seen.append(&mut blocked());
-        // The kernel keeps fifteen letters of a name.
+        // The kernel keeps 15 characters of a name.
         ["events", "renewe", "pool", "connec"]
             .iter()
             .all(|kind| seen.contains_key(&format!("distlock-{kind}")))
     });
     for (thread, blocked) in seen {
         let blocks = |signal: u32| blocked >> (signal - 1) & 1 == 1;
-        // Those for which programs wait: to end, to read their settings anew, for children and for
-        // time.
+        // Signals that programs wait for: to exit, to reload their configuration, for children and
+        // timers.
         for signal in [1, 2, 3, 10, 12, 13, 14, 15, 17, 20, 28, 34] {
-            assert!(blocks(signal), "{thread} may get signal {signal}");
+            assert!(blocks(signal), "{thread} does not block signal {signal}");
         }
-        // What a thread has done itself ends the process as ever, or has a handler.
+        // Signals caused by the thread itself must still end the process, or run its handler.
         for signal in [4, 5, 7, 8, 11, 31] {
             assert!(!blocks(signal), "{thread} blocks signal {signal}");
         }
     }
-    assert_eq!(own(), before, "the caller's signals are its own");
+    assert_eq!(own_mask(), before, "the caller's mask has changed");
 }

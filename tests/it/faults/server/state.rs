@@ -1,10 +1,10 @@
-//! States of a server in which it is there, and does not do what it is asked.
+//! States in which a server runs, but refuses or delays requests.
 
 use std::{fs, path::Path, thread, time::Duration};
 
 use distlock::{LockError, LockLost, RedisMgr};
 
-use crate::faults::{LOCK, is_renewed};
+use crate::faults::{LOCK, expect_renewals};
 use crate::{
     helpers::{
         CALL_LIMIT, SECOND, UnwrapReleased, await_gone, await_queued, capture_log,
@@ -12,12 +12,12 @@ use crate::{
         expect_loss, get, in_own_process, in_thread, is_renewal, manager, queued,
         server_behind_proxy, spawn_queued_waiter, timed, with_ttl,
     },
-    support::{CEILING, Fault, RedisServer, contains, eventually, eventually_some},
+    support::{Fault, RedisServer, TEST_TIMEOUT, contains, eventually, eventually_some},
 };
 
-const LEASE: Duration = Duration::from_secs(4);
+const TTL: Duration = Duration::from_secs(4);
 
-/// Writes cannot be saved, for the folder is not there any more.
+/// The server cannot save its data, because its folder does not exist.
 fn misconf(server: &RedisServer) {
     server.config_set("save", "3600 1");
     let (_, folder): (String, String) = server.query(&["CONFIG", "GET", "dir"]);
@@ -26,12 +26,12 @@ fn misconf(server: &RedisServer) {
     server.config_set("dir", folder.to_str().unwrap());
     fs::remove_dir(&folder).unwrap();
     server.cli(&["BGSAVE"]);
-    eventually("saving has failed", CEILING, || {
+    eventually("saving has failed", TEST_TIMEOUT, || {
         server.query::<String>(&["INFO", "persistence"]).contains("rdb_last_bgsave_status:err")
     });
 }
 
-fn saves_again(server: &RedisServer) {
+fn end_misconf(server: &RedisServer) {
     server.config_set("save", "");
     server.config_set("dir", std::env::temp_dir().to_str().unwrap());
 }
@@ -41,17 +41,17 @@ fn masterdown(server: &RedisServer) {
     server.cli(&["REPLICAOF", "127.0.0.1", "1"]);
 }
 
-fn master_again(server: &RedisServer) {
+fn promote(server: &RedisServer) {
     server.cli(&["REPLICAOF", "NO", "ONE"]);
 }
 
 type Change = fn(&RedisServer);
 
-/// Each state in which a master, or what was one, refuses renewals.
+/// States in which a server refuses renewals: the error code, and how the state begins and ends.
 const STATES: [(&str, Change, Change); 4] = [
-    ("MISCONF", misconf, saves_again),
-    ("MASTERDOWN", masterdown, master_again),
-    ("READONLY", |server| drop(server.cli(&["REPLICAOF", "127.0.0.1", "1"])), master_again),
+    ("MISCONF", misconf, end_misconf),
+    ("MASTERDOWN", masterdown, promote),
+    ("READONLY", |server| drop(server.cli(&["REPLICAOF", "127.0.0.1", "1"])), promote),
     (
         "NOREPLICAS",
         |server| server.config_set("min-replicas-to-write", "1"),
@@ -59,12 +59,13 @@ const STATES: [(&str, Change, Change); 4] = [
     ),
 ];
 
+/// Fault: F34, F38, F39
 #[test]
-fn a_state_that_stays_is_told_by_its_code_and_ends_a_hold_at_its_deadline() {
+fn lasting_state_is_reported_and_ends_the_lease() {
     for (code, begin, end) in STATES {
         let server = RedisServer::start();
         let mgr = RedisMgr::new(config_medium_timeout(server.url())).unwrap();
-        let guard = mgr.lock_with("x", &with_ttl(LEASE)).unwrap();
+        let guard = mgr.lock_with("x", &with_ttl(TTL)).unwrap();
         begin(&server);
         let ((left, refused, why), span) = timed(|| {
             let left = guard.remaining();
@@ -77,34 +78,37 @@ fn a_state_that_stays_is_told_by_its_code_and_ends_a_hold_at_its_deadline() {
         assert!(refused.to_string().contains(code), "{code}: {refused}");
         assert_eq!(refused.is_unavailable(), code == "MASTERDOWN", "{refused:?}");
         assert_eq!(why, LockLost::Expired, "{code}");
-        assert!(span >= left, "{code}: given up after {span:?} with {left:?} left");
+        assert!(span >= left, "{code}: lost after {span:?} with {left:?} left");
         assert!(span < left + CALL_LIMIT, "{code}: {span:?}");
         end(&server);
         await_gone(&server, LOCK);
-        let next = completes_within(CEILING, "locking", || mgr.try_lock_for("x", CEILING).unwrap());
+        let next =
+            completes_within(TEST_TIMEOUT, "lock", || mgr.try_lock_for("x", TEST_TIMEOUT).unwrap());
         assert!(next.fencing_token() > guard.fencing_token(), "{code}");
         next.release().unwrap().unwrap_released();
     }
 }
 
+/// Fault: F34, F39
 #[test]
-fn a_state_that_passes_within_the_lease_costs_no_lock() {
+fn state_shorter_than_the_lease_costs_no_lock() {
     for (code, begin, end) in STATES {
         let server = RedisServer::start();
         let mgr = manager(&server);
         let ttl = 12 * SECOND;
         let guard = mgr.lock_with("x", &with_ttl(ttl)).unwrap();
         begin(&server);
-        eventually("a renewal is overdue", CEILING, || guard.remaining() < ttl * 6 / 10);
+        eventually("a renewal is overdue", TEST_TIMEOUT, || guard.remaining() < ttl * 6 / 10);
         end(&server);
-        eventually("it is renewed", CEILING, || guard.remaining() > ttl * 7 / 10);
+        eventually("it is renewed", TEST_TIMEOUT, || guard.remaining() > ttl * 7 / 10);
         assert!(guard.lost().is_empty(), "{code}");
         guard.release().unwrap().unwrap_released();
     }
 }
 
+/// Fault: F37
 #[test]
-fn a_server_that_loads_its_data_is_waited_for() {
+fn server_that_loads_its_data_is_awaited() {
     let server = RedisServer::start();
     let mgr = RedisMgr::new(config_short_timeout(server.url())).unwrap();
     let guard = mgr.lock_with("x", &with_ttl(30 * SECOND)).unwrap();
@@ -121,9 +125,9 @@ fn a_server_that_loads_its_data_is_waited_for() {
                 redis::Client::open(server.url()).unwrap().get_connection().unwrap();
             redis::cmd("DEBUG").arg("RELOAD").query::<()>(&mut connection).unwrap();
         });
-        let error = completes_within(CEILING, "try_lock", || {
+        let error = completes_within(TEST_TIMEOUT, "try_lock", || {
             loop {
-                // Until it has begun.
+                // Until the reload has begun.
                 match mgr.try_lock("y") {
                     Err(error) if error.to_string().contains("LOADING") => break error,
                     Err(error) => {
@@ -134,8 +138,9 @@ fn a_server_that_loads_its_data_is_waited_for() {
             }
         });
         assert!(error.is_unavailable(), "{error}");
-        let waited =
-            completes_within(CEILING, "waiting", || mgr.try_lock_for("y", CEILING).unwrap());
+        let waited = completes_within(TEST_TIMEOUT, "the wait", || {
+            mgr.try_lock_for("y", TEST_TIMEOUT).unwrap()
+        });
         reloading.join().unwrap();
         waited.release().unwrap().unwrap_released();
     });
@@ -144,12 +149,14 @@ fn a_server_that_loads_its_data_is_waited_for() {
     guard.release().unwrap().unwrap_released();
 }
 
-/// Of the keys with an expiry, the one that expires first is a lock.
+/// Of all keys with an expiry, the lock expires first, so the server evicts it.
+///
+/// Fault: F32
 #[test]
-fn an_evicted_lock_is_gone_at_the_next_renewal() {
+fn evicted_lock_is_lost_at_the_next_renewal() {
     let server = RedisServer::start();
     let mgr = manager(&server);
-    let guard = mgr.lock_with("x", &with_ttl(LEASE)).unwrap();
+    let guard = mgr.lock_with("x", &with_ttl(TTL)).unwrap();
     server.config_set("maxmemory-policy", "volatile-ttl");
     let used: String = server.query(&["INFO", "memory"]);
     let used = used.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap();
@@ -164,16 +171,17 @@ fn an_evicted_lock_is_gone_at_the_next_renewal() {
     }
     let (why, span) = timed(|| expect_loss(&guard));
     assert_eq!(why, LockLost::Gone);
-    assert!(span < LEASE + CALL_LIMIT, "{span:?}");
+    assert!(span < TTL + CALL_LIMIT, "{span:?}");
     server.config_set("maxmemory", "0");
     let next = mgr.lock("x").unwrap();
     assert!(next.fencing_token() > guard.fencing_token());
 }
 
-/// Everything that was asked while the server was paused is carried out in one go when the pause is
-/// over.
+/// When the pause ends, the server executes all requests that it has received meanwhile.
+///
+/// Fault: F41
 #[test]
-fn a_pause_longer_than_the_lease_ends_the_hold_and_leaves_nothing() {
+fn pause_longer_than_the_lease_leaves_nothing() {
     for kind in ["ALL", "WRITE"] {
         let server = RedisServer::start();
         let mgr = RedisMgr::new(config_short_timeout(server.url())).unwrap();
@@ -186,9 +194,9 @@ fn a_pause_longer_than_the_lease_ends_the_hold_and_leaves_nothing() {
         let (why, span) = timed(|| expect_loss(&guard));
         assert_eq!(why, LockLost::Expired, "{kind}");
         assert!(span + SECOND >= left, "{kind}: {span:?} of {left:?}");
-        assert!(completes_within(CALL_LIMIT, "waiting", || waiting.join().unwrap()).is_err());
-        // The leases that were asked for are 30 s, and nobody has them.
-        let next = completes_within(CEILING, "locking", || manager(&server).lock("x").unwrap());
+        assert!(completes_within(CALL_LIMIT, "the wait", || waiting.join().unwrap()).is_err());
+        // The paused requests asked for 30 s; what they acquired must be cleaned up.
+        let next = completes_within(TEST_TIMEOUT, "lock", || manager(&server).lock("x").unwrap());
         assert!(next.fencing_token() > guard.fencing_token());
         drop(guard);
         next.ensure_held().unwrap();
@@ -196,9 +204,11 @@ fn a_pause_longer_than_the_lease_ends_the_hold_and_leaves_nothing() {
     }
 }
 
-/// Again and again the server does nothing else for a while.
+/// The server is blocked several times, for a while each.
+///
+/// Fault: F48
 #[test]
-fn spikes_shorter_than_the_lease_cost_nothing() {
+fn stalls_shorter_than_the_lease_cost_no_lock() {
     let server = RedisServer::start();
     let mgr = RedisMgr::new(config_long_timeouts(server.url()).operation_timeout(SECOND)).unwrap();
     let guard = mgr.lock_with("x", &with_ttl(12 * SECOND)).unwrap();
@@ -206,15 +216,17 @@ fn spikes_shorter_than_the_lease_cost_nothing() {
         server.cli(&["DEBUG", "SLEEP", "1.5"]);
         assert!(guard.is_held());
     }
-    is_renewed(&server, &guard, 1);
+    expect_renewals(&server, &guard, 1);
     guard.release().unwrap().unwrap_released();
 }
 
-/// Goal: whatever comes over the channel on which grants are heard, waiters are woken, and nobody
-/// logs it all.
+/// Waiters receive their grants, and warnings are few, whatever is published to a manager's
+/// channel.
+///
+/// Fault: F45
 #[test]
-fn a_flood_on_the_channel_of_grants_drowns_nobody() {
-    if !in_own_process("faults::state::a_flood_on_the_channel_of_grants_drowns_nobody", &[]) {
+fn flood_on_a_manager_channel_hides_no_grant() {
+    if !in_own_process("faults::server::state::flood_on_a_manager_channel_hides_no_grant", &[]) {
         return;
     }
     let logged = capture_log(log::LevelFilter::Warn);
@@ -226,27 +238,29 @@ fn a_flood_on_the_channel_of_grants_drowns_nobody() {
         }
         let guard = other.lock("x").unwrap();
         let waiting = spawn_queued_waiter(&server, &mgr, "x");
-        // In the second round the server may just have ended the connection of the first.
+        // In the second round the server may have closed the connection of the first round.
         let channels = || server.query::<Vec<String>>(&["PUBSUB", "CHANNELS", "distlock:*"]);
-        let channel = &eventually_some("somebody listens", CEILING, || channels().pop());
-        // Garbage, grants for others, and one message that is longer than anything of ours.
+        let channel = &eventually_some("a client is subscribed", TEST_TIMEOUT, || channels().pop());
+        // Garbage, grants of other ids, and a message that is longer than any grant.
         let flood = "for i = 1, 20000 do
                redis.call('PUBLISH', ARGV[1], string.rep('x', 100))
-               redis.call('PUBLISH', ARGV[1], '1 2 3 somebody')
+               redis.call('PUBLISH', ARGV[1], '1 2 3 unknown')
              end
              redis.call('PUBLISH', ARGV[1], string.rep('x', 8 * 1024 * 1024))";
         server.cli(&["EVAL", flood, "0", channel]);
         guard.release().unwrap().unwrap_released();
-        let next = completes_within(CEILING, "the next", || waiting.join().unwrap().unwrap());
+        let next =
+            completes_within(TEST_TIMEOUT, "the hand-over", || waiting.join().unwrap().unwrap());
         assert_eq!(get(&server, LOCK).as_deref(), Some(next.id().as_str()));
         next.release().unwrap().unwrap_released();
     }
-    let told = logged.lock().iter().filter(|line| line.contains("not grants")).count();
-    assert!((1..10).contains(&told), "told {told} times");
+    let warnings = logged.lock().iter().filter(|line| line.contains("not grants")).count();
+    assert!((1..10).contains(&warnings), "{warnings} warnings");
 }
 
+/// Fault: F49
 #[test]
-fn a_cluster_is_told_from_a_server() {
+fn cluster_is_reported_as_unsupported() {
     let port = crate::support::RedisServer::start().port();
     let cluster = RedisServer::builder()
         .arg("--cluster-enabled")
@@ -258,7 +272,7 @@ fn a_cluster_is_told_from_a_server() {
         completes_within(CALL_LIMIT, "try_lock", || manager(&cluster).try_lock("x").unwrap_err());
     assert_eq!(error.code(), Some("CLUSTERDOWN"), "{error:?}");
     assert!(error.to_string().contains("Redis Cluster is not supported"), "{error}");
-    for (answer, code) in [
+    for (reply, code) in [
         ("MOVED 3999 127.0.0.1:6381", "MOVED"),
         ("ASK 3999 127.0.0.1:6381", "ASK"),
         ("CROSSSLOT Keys in request don't hash to the same slot", "CROSSSLOT"),
@@ -267,43 +281,47 @@ fn a_cluster_is_told_from_a_server() {
     ] {
         let (server, proxy, mgr) = server_behind_proxy(config_medium_timeout);
         let held = mgr.lock_with("x", &with_ttl(6 * SECOND)).unwrap();
-        let answer = Fault::ReplaceReply(format!("-{answer}\r\n").into_bytes());
-        let refused = proxy.on_request(contains("lock:y"), answer.clone()).forever();
-        let not_renewed = proxy.on_request(is_renewal(LOCK), answer);
+        let reply = Fault::ReplaceReply(format!("-{reply}\r\n").into_bytes());
+        let refused = proxy.on_request(contains("lock:y"), reply.clone()).forever();
+        let not_renewed = proxy.on_request(is_renewal(LOCK), reply);
         let error = completes_within(CALL_LIMIT, "try_lock", || mgr.try_lock("y").unwrap_err());
         refused.disarm();
         not_renewed.wait_fired();
         assert!(error.to_string().contains(code), "{error}");
         assert_eq!(error.is_unavailable(), code == "TRYAGAIN", "{error:?}");
-        is_renewed(&server, &held, 1);
+        expect_renewals(&server, &held, 1);
     }
 }
 
-/// An error that stands for a reply, whoever says it: it is no lock, and what may have been taken
-/// is taken back.
+/// The reply is an error, so the call fails. The script may have been executed, so the manager
+/// releases the lock.
+///
+/// Fault: N7
 #[test]
-fn a_script_that_is_killed_has_taken_nothing() {
-    let killed =
-        b"-ERR Error running script (call to f_0): @user_script:1: Script killed by user with SCRIPT KILL...\r\n";
+fn killed_script_leaves_no_lock() {
+    let killed = b"-ERR Error running script (call to f_0): @user_script:1: Script killed by user \
+          with SCRIPT KILL...\r\n";
     let (server, proxy, mgr) = server_behind_proxy(config_medium_timeout);
     proxy.on_request(contains(LOCK), Fault::ReplaceReply(killed.to_vec()));
     let error = completes_within(CALL_LIMIT, "try_lock", || mgr.try_lock("x").unwrap_err());
     assert!(matches!(error, LockError::Refused { .. }), "{error:?}");
     assert!(error.to_string().contains("killed by user"), "{error}");
-    // The request was carried out all the same, and the lease is 30 s.
-    completes_within(CALL_LIMIT, "taking it back", || await_gone(&server, LOCK));
+    // In this test the request was executed; the key itself expires after 30 s.
+    completes_within(CALL_LIMIT, "the clean-up", || await_gone(&server, LOCK));
     mgr.lock("x").unwrap().release().unwrap().unwrap_released();
 }
 
+/// Fault: F52, N21
 #[test]
-fn commands_that_are_not_there_are_told_with_what_it_takes() {
+fn missing_command_is_reported_with_the_needed_version() {
     for command in ["EVAL", "TIME", "LPOP", "PTTL"] {
         let server = RedisServer::builder().arg("--rename-command").arg(command).arg("").start();
-        let (mgr, other) = (RedisMgr::new(config_short_timeout(server.url())).unwrap(), "somebody");
+        let (mgr, id) =
+            (RedisMgr::new(config_short_timeout(server.url())).unwrap(), "other client");
         if command == "LPOP" {
-            server.cli(&["RPUSH", &crate::helpers::queue_key("x"), other]);
+            server.cli(&["RPUSH", &crate::helpers::queue_key("x"), id]);
         } else {
-            server.cli(&["SET", LOCK, other, "PX", "600000"]);
+            server.cli(&["SET", LOCK, id, "PX", "600000"]);
         }
         let error = completes_within(CALL_LIMIT, "try_lock", || mgr.try_lock("x").unwrap_err());
         assert!(error.is_refused(), "{command}: {error:?}");
@@ -311,72 +329,80 @@ fn commands_that_are_not_there_are_told_with_what_it_takes() {
     }
 }
 
-/// Who waits goes on over a state that is over by itself sooner or later, and while there is no
-/// master; of any other it is told at its next look.
+/// A waiter continues in a state that ends on its own, and while there is no master. Any other
+/// state is an error at its next poll.
+///
+/// Fault: F34, N80
+/// Promise: P5
 #[test]
-fn who_waits_is_told_of_a_state_that_somebody_has_to_end() {
+fn waiter_fails_in_a_state_that_an_operator_must_end() {
     for (code, begin, end) in STATES {
         let server = RedisServer::start();
         let mgr = manager(&server);
         let guard = mgr.lock_with("x", &with_ttl(30 * SECOND)).unwrap();
-        let waiting = in_thread(&mgr, "x", |mgr, name| mgr.try_lock_for(name, CEILING));
+        let waiting = in_thread(&mgr, "x", |mgr, name| mgr.try_lock_for(name, TEST_TIMEOUT));
         await_queued(&server, "x", 1);
         begin(&server);
-        let replica = ["MASTERDOWN", "READONLY"].contains(&code);
-        // The first refusal may be a stale connection's, which is replaced.
-        let looks = if replica { 2 } else { 1 };
-        eventually("it has looked", CEILING, || server.refusals(code) >= looks);
-        if replica {
+        let is_replica = ["MASTERDOWN", "READONLY"].contains(&code);
+        // The first refusal may come over a stale connection, which is replaced.
+        let polls = if is_replica { 2 } else { 1 };
+        eventually("it has polled", TEST_TIMEOUT, || server.refusals(code) >= polls);
+        if is_replica {
             end(&server);
             guard.release().unwrap().unwrap_released();
-            let next = completes_within(CEILING, code, || waiting.join().unwrap().unwrap());
+            let next = completes_within(TEST_TIMEOUT, code, || waiting.join().unwrap().unwrap());
             next.release().unwrap().unwrap_released();
         } else {
-            let told = completes_within(CEILING, code, || waiting.join().unwrap().unwrap_err());
-            assert_eq!(told.code(), Some(code), "{told:?}");
+            let error =
+                completes_within(TEST_TIMEOUT, code, || waiting.join().unwrap().unwrap_err());
+            assert_eq!(error.code(), Some(code), "{error:?}");
             end(&server);
-            eventually("it has left the line", CEILING, || queued(&server, "x") == 0);
+            eventually("it has left the queue", TEST_TIMEOUT, || queued(&server, "x") == 0);
             guard.release().unwrap().unwrap_released();
         }
     }
 }
 
-/// Without a channel to be heard or to be told on, waiters find out by looking.
+/// Waiters poll if they cannot subscribe, or if nothing can be published.
+///
+/// Fault: F47, N21
 #[test]
-fn a_server_without_messages_is_good_enough_for_waiting() {
+fn waiters_poll_at_a_server_without_pubsub() {
     for command in ["SUBSCRIBE", "PUBLISH"] {
         let server = RedisServer::builder().arg("--rename-command").arg(command).arg("").start();
         let mgr = manager(&server);
         let guard = mgr.lock("x").unwrap();
         let waiting = in_thread(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
-        let gave_up = completes_within(CALL_LIMIT, command, || {
+        let timed_out = completes_within(CALL_LIMIT, command, || {
             mgr.try_lock_for("x", SECOND / 2).unwrap_err()
         });
-        assert!(gave_up.is_timeout(), "{command}: {gave_up:?}");
+        assert!(timed_out.is_timeout(), "{command}: {timed_out:?}");
         guard.release().unwrap().unwrap_released();
         let next = completes_within(CALL_LIMIT, command, || waiting.join().unwrap());
         next.release().unwrap().unwrap_released();
     }
 }
 
-/// The password is changed, and then all connections are cut: nothing can be renewed, and the
-/// server is not stormed.
+/// The password is changed and all connections are closed. No lock can be renewed, and the server
+/// must not be flooded with connection attempts.
+///
+/// Fault: F77
 #[test]
-fn a_password_that_does_not_fit_any_more_is_not_tried_in_a_frenzy() {
+fn changed_password_causes_few_connection_attempts() {
     let server = RedisServer::start();
     server.cli(&["ACL", "SETUSER", "app", "on", ">old", "~*", "&*", "+@all"]);
     let mgr =
         RedisMgr::new(config_long_timeouts(format!("redis://app:old@{}", server.addr()))).unwrap();
-    let guard = mgr.lock_with("x", &with_ttl(LEASE)).unwrap();
-    let theirs = manager(&server).lock("y").unwrap();
+    let guard = mgr.lock_with("x", &with_ttl(TTL)).unwrap();
+    let other_guard = manager(&server).lock("y").unwrap();
     let waiting = in_thread(&mgr, "y", |mgr, name| mgr.lock(name).map(drop));
     await_queued(&server, "y", 1);
     server.cli(&["ACL", "SETUSER", "app", "<old", ">new"]);
     assert!(server.kill_clients(&["USER", "app"]) > 0);
     assert_eq!(expect_loss(&guard), LockLost::Expired);
-    let error = completes_within(CALL_LIMIT, "waiting", || waiting.join().unwrap().unwrap_err());
+    let error = completes_within(CALL_LIMIT, "the wait", || waiting.join().unwrap().unwrap_err());
     assert_eq!(error.code(), Some("WRONGPASS"), "{error:?}");
     let refused = server.refusals("WRONGPASS");
-    assert!((1..60).contains(&refused), "{refused} attempts in {LEASE:?}");
-    drop(theirs);
+    assert!((1..60).contains(&refused), "{refused} attempts in {TTL:?}");
+    drop(other_guard);
 }

@@ -1,4 +1,4 @@
-//! The loop that changes inputs at random, and what it changes them into.
+//! A fuzz loop: changes inputs at random and checks each result.
 
 mod values;
 
@@ -14,17 +14,17 @@ use std::{
 
 use fastrand::Rng;
 
-/// Long enough to show that it works; `.ci/run` gives more.
+/// Long enough to show that the loop works; `.ci/run` sets a longer time.
 const SECONDS: f64 = 1.0;
-/// Inputs that lead to something new, kept besides those of the corpus.
+/// The most inputs with a new outcome that are kept in addition to the corpus.
 const FOUND_MAX: usize = 2_000;
-/// Inputs between two looks at the clock.
+/// The number of inputs between two readings of the clock.
 const ROUND: usize = 64;
 
-/// No input grows beyond this.
+/// The maximum length of an input.
 const LENGTH_MAX: usize = 4096;
 
-/// Where numbers end, in several ways, and what separates fields and the parts of URLs.
+/// Limits of number types, and separators of fields and of the parts of URLs.
 const PIECES: [&[u8]; 28] = [
     b"0",
     b"-1",
@@ -56,9 +56,10 @@ const PIECES: [&[u8]; 28] = [
     b":",
 ];
 
-/// What can be changed at random, and mostly still looks like what it was.
+/// An input that can be changed at random in such a way that it usually still resembles the
+/// original.
 pub trait Input: Clone + Debug {
-    /// One change; `other` is another input to take from.
+    /// Makes one change, which may copy a part of `other`.
     fn change(&mut self, dice: &mut Rng, other: &Self);
 }
 
@@ -79,7 +80,7 @@ impl Input for Vec<u8> {
                 self.splice(at..end, piece.iter().copied());
             }
             5 => {
-                // A number, as a whole.
+                // Replaces a whole number.
                 let is_digit = |byte: &u8| byte.is_ascii_digit();
                 if let Some(begin) = self[at..].iter().position(is_digit).map(|begin| at + begin) {
                     let length = self[begin..].iter().take_while(|byte| is_digit(byte)).count();
@@ -98,26 +99,32 @@ impl Input for Vec<u8> {
     }
 }
 
-/// The files of a folder, each an input.
+/// Reads the files of a folder; each is one input.
 pub fn read_corpus(folder: &Path) -> Vec<Vec<u8>> {
-    let files = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let files =
+        fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let mut files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
     files.sort();
     assert!(!files.is_empty(), "{} is empty", folder.display());
     files.iter().map(|file| fs::read(file).unwrap()).collect()
 }
 
-/// Calls `check` with the inputs and with changes of them. It panics where something is wrong, and returns what kind of
-/// outcome it was. `clock` is whatever tells how time passes.
+/// Calls `check` with the inputs and with random changes of them.
+///
+/// `check` panics if something is wrong, and otherwise returns a number for the kind of outcome;
+/// inputs with a new kind are changed further. `clock` returns the time since any fixed point.
 pub fn fuzz<I: Input>(clock: impl Fn() -> Duration, mut inputs: Vec<I>, check: impl Fn(&I) -> u64) {
     let setting = |name| env::var(name).ok().and_then(|text: String| text.parse::<f64>().ok());
     let seconds = setting("DISTLOCK_FUZZ_SECONDS").unwrap_or(SECONDS);
-    let seed =
-        env::var("DISTLOCK_FUZZ_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+    let seed = env::var("DISTLOCK_FUZZ_SEED")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or_else(|| fastrand::u64(..));
     let until = clock().saturating_add(Duration::from_secs_f64(seconds));
     let checked = |input: &I| {
-        catch_unwind(AssertUnwindSafe(|| check(input)))
-            .unwrap_or_else(|_| panic!("this input fails, with DISTLOCK_FUZZ_SEED={seed}:\n{input:?}"))
+        catch_unwind(AssertUnwindSafe(|| check(input))).unwrap_or_else(|_| {
+            panic!("an input failed with DISTLOCK_FUZZ_SEED={seed}:\n{input:?}")
+        })
     };
     let mut seen: HashSet<u64> = inputs.iter().map(checked).collect();
     let (mut dice, real) = (Rng::with_seed(seed), inputs.len());
@@ -135,6 +142,6 @@ pub fn fuzz<I: Input>(clock: impl Fn() -> Duration, mut inputs: Vec<I>, check: i
         }
         tried += ROUND as u64;
     }
-    // Only seen with --nocapture.
+    // Shown only with `--nocapture`.
     eprintln!("{tried} inputs, {} outcomes, seed {seed}", seen.len());
 }

@@ -1,4 +1,4 @@
-//! Replies of servers as values, changed as a whole and in their parts.
+//! Random changes of server replies, as a whole or in part.
 
 use fastrand::Rng;
 use redis::Value;
@@ -47,7 +47,7 @@ impl Input for Value {
     }
 }
 
-/// A value, or one that is part of it.
+/// A copy of the value or of a part of it, or sometimes a value of another kind.
 fn part(value: &Value, dice: &mut Rng) -> Value {
     let kinds = [
         Value::Nil,

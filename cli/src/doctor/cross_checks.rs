@@ -1,0 +1,159 @@
+//! The checks of all servers together.
+
+use std::{collections::HashMap, time::Duration};
+
+use super::{
+    facts::{Facts, NodeFacts},
+    finding::Finding,
+    node_checks::{CLOCK_DIFFERENCE_MAX_US, format_us},
+};
+use crate::format;
+
+pub(super) fn check_together(facts: &Facts) -> Vec<Finding> {
+    let findings = [
+        check_nodes(facts),
+        check_duplicates(facts),
+        check_hosts(facts),
+        check_clocks(facts),
+        check_handover(facts),
+    ];
+    findings.into_iter().flatten().collect()
+}
+
+fn check_nodes(facts: &Facts) -> Option<Finding> {
+    let nodes = facts.nodes.len();
+    match nodes {
+        1 => None,
+        _ if nodes.is_multiple_of(2) => Some(
+            Finding::warning(
+                "nodes",
+                format!(
+                    "{nodes} nodes survive the loss of {}, no more than {} nodes would, and one \
+                     more can fail",
+                    (nodes - 1) / 2,
+                    nodes - 1
+                ),
+            )
+            .advice("use an odd number"),
+        ),
+        _ => {
+            let lost = nodes / 2;
+            Some(Finding::ok("nodes", format!("{nodes} nodes, which survive the loss of {lost}")))
+        }
+    }
+}
+
+/// A server that is listed twice would vote twice.
+fn check_duplicates(facts: &Facts) -> Option<Finding> {
+    let mut servers: HashMap<&str, Vec<&str>> = HashMap::new();
+    for node in &facts.nodes {
+        if let Some(run) = node.info().and_then(|info| info.get("run_id")) {
+            servers.entry(run).or_default().push(&node.server);
+        }
+    }
+    let mut twins: Vec<Vec<&str>> = servers.into_values().filter(|names| names.len() > 1).collect();
+    twins.sort_unstable();
+    let names = twins.iter().map(|names| names.join(" and ")).collect::<Vec<_>>().join("; ");
+    (!twins.is_empty()).then(|| {
+        Finding::problem(
+            "duplicates",
+            format!("{names} are the same server, which would vote twice"),
+        )
+        .advice("list each server once, with one of its databases")
+    })
+}
+
+fn check_hosts(facts: &Facts) -> Option<Finding> {
+    let mut shared: HashMap<&str, usize> = HashMap::new();
+    facts.nodes.iter().for_each(|node| *shared.entry(host_of(node)).or_default() += 1);
+    let mut shared: Vec<&str> =
+        shared.into_iter().filter(|(_, count)| *count > 1).map(|(host, _)| host).collect();
+    shared.sort_unstable();
+    (!shared.is_empty()).then(|| {
+        Finding::warning(
+            "hosts",
+            format!(
+                "several nodes are on the same machine ({}), and would fail with it",
+                shared.join(", ")
+            ),
+        )
+        .advice("put each node on its own machine")
+    })
+}
+
+/// All Unix sockets are on this machine.
+fn host_of(node: &NodeFacts) -> &str {
+    match node.server.rsplit_once(':') {
+        _ if node.server.starts_with('/') => "this one",
+        Some((host, _)) => host,
+        None => &node.server,
+    }
+}
+
+fn check_clocks(facts: &Facts) -> Option<Finding> {
+    let clocks: Vec<_> =
+        facts.nodes.iter().filter_map(|node| Some((node.clock_offset?, node))).collect();
+    let (first, _) = clocks.iter().min_by_key(|(clock, _)| clock.ahead_us)?;
+    let (last, ahead) = clocks.iter().max_by_key(|(clock, _)| clock.ahead_us)?;
+    if clocks.len() < 2 {
+        return None;
+    }
+    let apart = last.ahead_us.saturating_sub(first.ahead_us);
+    let says = format!("the nodes' clocks differ by {}", format_us(apart));
+    Some(
+        if apart.saturating_sub(first.error_us.saturating_add(last.error_us))
+            <= CLOCK_DIFFERENCE_MAX_US
+        {
+            Finding::ok("clocks", says)
+        } else {
+            Finding::warning(
+                "clocks",
+                format!(
+                    "{says}, {} is furthest ahead: after a restart of all nodes, tokens may go \
+                     back",
+                    ahead.server
+                ),
+            )
+            .advice("synchronise all clocks with NTP")
+        },
+    )
+}
+
+/// With a grant message, a waiter has the lock after little more than a round trip. If it must find
+/// out by polling, that takes about half a second. The fastest times are compared, because a slow
+/// machine could make the first look like the second.
+fn check_handover(facts: &Facts) -> Option<Finding> {
+    const GRANTED_WITHIN: Duration = Duration::from_millis(150);
+    let times = match facts.handover.as_ref()? {
+        Ok(times) => times,
+        Err(why) => {
+            return Some(
+                Finding::problem(
+                    "handover",
+                    format!("a test lock failed: {}", format::escape(why)),
+                )
+                .advice("fix the problems above, then run doctor again"),
+            );
+        }
+    };
+    let furthest = facts.nodes.iter().map(NodeFacts::best_round_trip).max().unwrap_or_default();
+    let says = format!(
+        "a lock was acquired in {} and handed to the next waiter in {}",
+        format::duration(times.acquire),
+        format::duration(times.handover)
+    );
+    Some(if times.handover <= GRANTED_WITHIN + furthest.saturating_mul(10) {
+        Finding::ok("handover", says)
+    } else {
+        Finding::warning(
+            "handover",
+            format!("{says}: the waiter seems to have polled, without a grant message"),
+        )
+        .advice(
+            "grant +publish, +subscribe and &distlock:client:*, and let pub/sub through any proxy",
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests;

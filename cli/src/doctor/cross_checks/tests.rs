@@ -1,0 +1,87 @@
+//! Cases that servers on one machine cannot produce.
+
+use super::{
+    super::{
+        facts::{ClockOffset, Contact, Handover, Info, Queried, Requirements},
+        finding::Level,
+    },
+    *,
+};
+use crate::secrets::Secrets;
+
+fn facts(servers: &[&str]) -> Facts {
+    let node = |(number, server): (usize, &&str)| {
+        let info = Queried::Known(Info::parse(&format!("run_id:{number}"), &Secrets::default()));
+        NodeFacts { info, ..NodeFacts::new(server, Contact::Reachable) }
+    };
+    let nodes: Vec<NodeFacts> = servers.iter().enumerate().map(node).collect();
+    let requirements = Requirements {
+        ttl: Duration::from_secs(10),
+        nodes: nodes.len(),
+        quarantine: Duration::ZERO,
+        prefix: "lock:".into(),
+    };
+    Facts { requirements, nodes, handover: None }
+}
+
+#[test]
+fn even_number_of_nodes_is_a_warning() {
+    let level = |servers: &[&str]| check_nodes(&facts(servers)).map(|finding| finding.level);
+    assert_eq!(level(&["a:1"]), None);
+    assert_eq!(level(&["a:1", "b:1"]), Some(Level::Warning));
+    assert_eq!(level(&["a:1", "b:1", "c:1"]), Some(Level::Ok));
+    assert!(
+        check_nodes(&facts(&["a:1", "b:1", "c:1", "d:1"]))
+            .unwrap()
+            .says
+            .contains("the loss of 1, no more than 3 nodes would")
+    );
+}
+
+#[test]
+fn nodes_on_same_machine_are_a_warning() {
+    assert!(check_hosts(&facts(&["a:1", "b:1", "[::1]:1"])).is_none());
+    for servers in [
+        ["a:1", "a:2", "b:1"],
+        ["/run/a.sock", "/run/b.sock", "b:1"],
+        ["[::1]:1", "[::1]:2", "b:1"],
+    ] {
+        assert!(check_hosts(&facts(&servers)).is_some(), "{servers:?}");
+    }
+}
+
+#[test]
+fn clock_difference_within_error_is_ok() {
+    let level = |ahead: [i64; 3], error_us| {
+        let mut facts = facts(&["a:1", "b:1", "c:1"]);
+        for (node, ahead_us) in facts.nodes.iter_mut().zip(ahead) {
+            node.clock_offset = Some(ClockOffset { ahead_us, error_us });
+        }
+        check_clocks(&facts).map(|finding| finding.level)
+    };
+    assert_eq!(level([0, -400_000, 500_000], 50), Some(Level::Ok));
+    assert_eq!(level([0, -600_000, 500_000], 50), Some(Level::Warning));
+    assert_eq!(level([0, -600_000, 500_000], 50_001), Some(Level::Ok));
+    assert!(check_clocks(&facts(&["a:1", "b:1"])).is_none());
+}
+
+/// Fault: N126
+#[test]
+fn slow_handover_is_a_warning() {
+    let finding = |millis: u64, best: u64| {
+        let mut facts = facts(&["a:1"]);
+        facts.nodes[0].round_trips = vec![Duration::from_millis(best), Duration::from_millis(100)];
+        let handover = Duration::from_millis(millis);
+        facts.handover = Some(Ok(Handover { acquire: Duration::from_millis(1), handover }));
+        handover_level(&facts)
+    };
+    assert_eq!(finding(100, 1), Level::Ok);
+    assert_eq!(finding(400, 1), Level::Warning);
+    assert_eq!(finding(400, 30), Level::Ok);
+    let failed = Facts { handover: Some(Err("no".into())), ..facts(&["a:1"]) };
+    assert_eq!(handover_level(&failed), Level::Problem);
+}
+
+fn handover_level(facts: &Facts) -> Level {
+    check_handover(facts).unwrap().level
+}

@@ -1,0 +1,389 @@
+//! The checks of a single server: pure functions from facts to findings.
+
+use std::time::Duration;
+
+use super::{
+    facts::{ClockOffset, Contact, NodeFacts, Queried, Requirements},
+    finding::Finding,
+    permissions,
+};
+use crate::format;
+
+pub(super) type Check = fn(&NodeFacts, &Requirements) -> Option<Finding>;
+
+/// In the order in which their findings are shown.
+pub(super) const NODE_CHECKS: [Check; 12] = [
+    check_reach,
+    check_rights,
+    check_info,
+    check_version,
+    check_kind,
+    check_role,
+    check_replicas,
+    check_eviction,
+    check_memory,
+    check_persistence,
+    check_timeout,
+    check_latency,
+];
+
+/// Runs all checks on a server, or only the first one if it is unreachable.
+pub(super) fn check_node(node: &NodeFacts, requirements: &Requirements) -> Vec<Finding> {
+    let checks =
+        if node.contact == Contact::Reachable { &NODE_CHECKS[..] } else { &NODE_CHECKS[..1] };
+    let clock =
+        || (node.contact == Contact::Reachable).then(|| check_clock(node.clock_offset)).flatten();
+    checks
+        .iter()
+        .filter_map(|check| check(node, requirements))
+        .chain(clock())
+        .map(|finding| finding.at(&node.server))
+        .collect()
+}
+
+fn check_reach(node: &NodeFacts, _: &Requirements) -> Option<Finding> {
+    Some(match &node.contact {
+        Contact::Reachable => Finding::ok("reach", "reachable and authenticated"),
+        Contact::Unreachable(why) => {
+            Finding::problem("reach", format!("unreachable: {}", format::escape(why)))
+                .advice("start the server, or fix its address, the network or the firewall")
+        }
+        Contact::Refused { code, message } => refused_finding(code, &format::escape(message)),
+    })
+}
+
+fn refused_finding(code: &str, message: &str) -> Finding {
+    let finding =
+        |check| Finding::problem(check, format!("refused: {} {message}", format::escape(code)));
+    match code {
+        "NOAUTH" => finding("login")
+            .advice("put the password into a file for --password-file, or into DISTLOCK_URL"),
+        "WRONGPASS" => finding("login").advice("check the user and the password"),
+        // Connecting sends TIME, so without that permission nothing else can be checked.
+        "NOPERM" if message.contains("'time'") => {
+            Finding::problem("rights", "missing: +time, without which distlock cannot connect")
+                .advice("ACL SETUSER <user> +time, then run doctor again")
+        }
+        "NOPERM" if message.contains("'select'") => {
+            finding("rights").advice("grant +select, or use database 0")
+        }
+        // A Sentinel does not know the TIME command.
+        "ERR" if message.to_lowercase().contains("unknown command") => finding("kind")
+            .advice("this looks like a Sentinel or a proxy; connect to the server behind it"),
+        _ => finding("login").advice("fix what the server reports"),
+    }
+}
+
+/// Reports the missing permissions, with the command that grants them.
+fn check_rights(node: &NodeFacts, requirements: &Requirements) -> Option<Finding> {
+    let missing = &node.permissions.missing;
+    let is_needed = |permission: &String| {
+        let of_nodes = permissions::NODE_PERMISSIONS.contains(&permission.as_str());
+        !permissions::INSPECT_PERMISSIONS.contains(&permission.as_str())
+            && (!of_nodes || (requirements.nodes > 1 && permission == "+info"))
+    };
+    // For a single server, the checks that need them report missing `NODE_PERMISSIONS`.
+    let reported: Vec<&String> = missing
+        .iter()
+        .filter(|permission| {
+            requirements.nodes > 1 || !permissions::NODE_PERMISSIONS.contains(&permission.as_str())
+        })
+        .collect();
+    if reported.is_empty() {
+        return Some(Finding::ok("rights", "all permissions that locks need"));
+    }
+    let list = |permissions: &[&String]| {
+        permissions.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(" ")
+    };
+    let grant = format!("ACL SETUSER <user> {}", list(&reported));
+    let grant = match node.permissions.untested.as_slice() {
+        [] => grant,
+        untested => format!("{grant}; then run doctor again to test {}", untested.join(" and ")),
+    };
+    let (needed, more): (Vec<&String>, Vec<&String>) =
+        reported.into_iter().partition(|name| is_needed(name));
+    Some(match (needed.as_slice(), more.as_slice()) {
+        ([], more) => Finding::warning(
+            "rights",
+            format!("some commands cannot work; missing: {}", list(more)),
+        )
+        .advice(grant),
+        (needed, []) => {
+            Finding::problem("rights", format!("missing: {}", list(needed))).advice(grant)
+        }
+        (needed, more) => {
+            let says = format!(
+                "missing: {}, and to inspect locks and nodes: {}",
+                list(needed),
+                list(more)
+            );
+            Finding::problem("rights", says).advice(grant)
+        }
+    })
+}
+
+/// Reports once that `INFO` failed, for all checks that need it.
+fn check_info(node: &NodeFacts, _: &Requirements) -> Option<Finding> {
+    let what = "version, kind, role, replicas, eviction, memory and persistence";
+    match &node.info {
+        Queried::Known(_) => None,
+        Queried::Denied => {
+            Some(Finding::unknown("info", format!("cannot check {what}: +info is missing")))
+        }
+        Queried::Unsupported(why) => {
+            Some(Finding::unknown("info", format!("cannot check {what}: {}", format::escape(why))))
+        }
+    }
+}
+
+fn check_version(node: &NodeFacts, _: &Requirements) -> Option<Finding> {
+    let info = node.info()?;
+    if let Some(version) = info.redacted("valkey_version") {
+        return Some(Finding::ok("version", format!("Valkey {version}")));
+    }
+    let version = info.get("redis_version").unwrap_or_default();
+    let shown = info.redacted("redis_version").unwrap_or_default();
+    let mut numbers = version.split('.').map_while(|part| part.parse::<u32>().ok());
+    Some(match (numbers.next(), numbers.next()) {
+        (Some(major), minor) if (major, minor.unwrap_or(0)) >= (6, 2) => {
+            Finding::ok("version", format!("Redis {shown}"))
+        }
+        (Some(_), _) => Finding::problem("version", format!("Redis {shown} is too old"))
+            .advice("use Redis 6.2 or later, or any Valkey"),
+        (None, _) => Finding::unknown("version", format!("unknown version \"{shown}\"")),
+    })
+}
+
+fn check_kind(node: &NodeFacts, _: &Requirements) -> Option<Finding> {
+    let info = node.info()?;
+    let mode = info.get("redis_mode").or(info.get("server_mode")).unwrap_or("standalone");
+    Some(match mode {
+        "sentinel" => Finding::problem("kind", "a Sentinel, which keeps no locks")
+            .advice("connect to its master"),
+        _ if mode == "cluster" || info.get("cluster_enabled") == Some("1") => {
+            Finding::problem("kind", "in cluster mode, which is not supported")
+                .advice("use a standalone server, or several as separate nodes")
+        }
+        _ => Finding::ok("kind", "neither Sentinel nor cluster"),
+    })
+}
+
+fn check_role(node: &NodeFacts, _: &Requirements) -> Option<Finding> {
+    let info = node.info()?;
+    (info.get("role") != Some("master")).then(|| {
+        let master =
+            info.redacted("master_host").map_or_else(String::new, |host| format!(" of {host}"));
+        Finding::problem("role", format!("a replica{master}, which refuses writes"))
+            .advice("connect to its master")
+    })
+}
+
+fn check_replicas(node: &NodeFacts, _: &Requirements) -> Option<Finding> {
+    let info = node.info()?;
+    match info.number("connected_slaves") {
+        _ if info.get("role") != Some("master") => None,
+        0 => Some(Finding::ok("replicas", "none, so no failover can lose recent locks")),
+        count => Some(
+            Finding::warning(
+                "replicas",
+                format!(
+                    "{count} connected: a failover to one of them can lose the most recent locks"
+                ),
+            )
+            .advice("use fencing tokens where it matters, or several nodes without replicas"),
+        ),
+    }
+}
+
+fn check_eviction(node: &NodeFacts, _: &Requirements) -> Option<Finding> {
+    let info = node.info()?;
+    let (policy, shown) = (info.get("maxmemory_policy")?, info.redacted("maxmemory_policy")?);
+    let advice = "CONFIG SET maxmemory-policy noeviction, and keep other data elsewhere";
+    Some(match (policy, info.number("maxmemory")) {
+        ("noeviction", _) => Finding::ok("eviction", "locks are never evicted (noeviction)"),
+        (_, 0) => {
+            let says = format!(
+                "maxmemory-policy is {shown}: locks will be evicted if maxmemory is ever set"
+            );
+            Finding::warning("eviction", says).advice(advice)
+        }
+        _ => {
+            let says =
+                format!("maxmemory-policy is {shown}: held locks are evicted when memory is full");
+            Finding::problem("eviction", says).advice(advice)
+        }
+    })
+}
+
+fn check_memory(node: &NodeFacts, _: &Requirements) -> Option<Finding> {
+    let info = node.info()?;
+    let (used, limit) = (info.number("used_memory"), info.number("maxmemory"));
+    if limit == 0 {
+        return None;
+    }
+    let percent = used.saturating_mul(100) / limit;
+    let says = format!("{percent} % of maxmemory in use");
+    let advice = "raise maxmemory, or free memory: when it is full, no lock can be acquired";
+    Some(match percent {
+        0..90 => Finding::ok("memory", says),
+        90..100 => Finding::warning("memory", says).advice(advice),
+        _ => Finding::problem("memory", says).advice(advice),
+    })
+}
+
+/// With several nodes, the quarantine covers a node that lost its data. A single server has no such
+/// cover.
+fn check_persistence(node: &NodeFacts, requirements: &Requirements) -> Option<Finding> {
+    let info = node.info()?;
+    let check = "persistence";
+    let always =
+        node.appendfsync == Queried::Known("always".into()) && info.get("aof_enabled") == Some("1");
+    let later = always && node.no_fsync_on_rewrite == Queried::Known("yes".into());
+    let loses = match (info.get("aof_enabled") == Some("1"), &node.appendfsync) {
+        _ if later => {
+            "a power failure during an AOF rewrite loses the locks of the last 30 seconds or so \
+             (no-appendfsync-on-rewrite yes)"
+        }
+        (true, Queried::Known(fsync)) if fsync == "always" => {
+            return Some(Finding::ok(
+                check,
+                "every write is on disk before its reply (appendfsync always)",
+            ));
+        }
+        (true, Queried::Known(fsync)) if fsync == "everysec" => {
+            "a crash loses the locks of the last second or two"
+        }
+        (true, Queried::Known(_)) => "a crash loses the locks of the last 30 seconds or so",
+        (true, Queried::Denied) => {
+            return Some(Finding::unknown(
+                check,
+                "cannot check what a crash would lose: +config|get is missing",
+            ));
+        }
+        (true, Queried::Unsupported(why)) => {
+            return Some(Finding::unknown(
+                check,
+                format!("cannot check what a crash would lose: {}", format::escape(why)),
+            ));
+        }
+        (false, _) => "a restart loses all locks",
+    };
+    if !requirements.quarantine.is_zero() {
+        let up = Duration::from_secs(info.number("uptime_in_seconds"));
+        let out = "the node then does not vote until they have expired (--quarantine)";
+        let now = match requirements.quarantine.checked_sub(up) {
+            Some(left) if !left.is_zero() => {
+                format!("; it has just started, and votes in {}", format::duration(left))
+            }
+            _ => String::new(),
+        };
+        return Some(Finding::ok(check, format!("{loses}; {out}{now}")));
+    }
+    let consequence = "holders learn of it at their next renewal; until then, other clients may \
+                       acquire their locks";
+    let settings = if later {
+        "no-appendfsync-on-rewrite no"
+    } else {
+        "appendonly yes and appendfsync always"
+    };
+    let advice = format!("CONFIG SET {settings}, or use three nodes, or fencing tokens");
+    Some(Finding::warning(check, format!("{loses}: {consequence}")).advice(advice))
+}
+
+/// The server's `timeout` closes connections for renewals, but not those of waiters.
+fn check_timeout(node: &NodeFacts, requirements: &Requirements) -> Option<Finding> {
+    let seconds = match &node.timeout {
+        Queried::Known(seconds) => seconds.parse::<u64>().ok()?,
+        Queried::Denied => {
+            return Some(Finding::unknown(
+                "timeout",
+                "cannot check when it closes idle connections: +config|get is missing",
+            ));
+        }
+        Queried::Unsupported(_) => return None,
+    };
+    let every = requirements.ttl / 3;
+    Some(match seconds {
+        0 => Finding::ok("timeout", "idle connections stay open"),
+        _ if Duration::from_secs(seconds) > every => Finding::ok(
+            "timeout",
+            format!(
+                "closes connections that are idle for {seconds} s, longer than the time between \
+                 renewals"
+            ),
+        ),
+        _ => Finding::warning(
+            "timeout",
+            format!(
+                "closes connections that are idle for {seconds} s, so every renewal (every {}) \
+                 reconnects",
+                format::duration(every)
+            ),
+        )
+        .advice(format!("CONFIG SET timeout 0, or more than {}", every.as_secs() + 1)),
+    })
+}
+
+fn check_latency(node: &NodeFacts, requirements: &Requirements) -> Option<Finding> {
+    let (median, worst) = (node.median_round_trip(), node.worst_round_trip());
+    if node.round_trips.is_empty() {
+        return None;
+    }
+    let ttl = requirements.ttl;
+    let says = format!(
+        "a round trip takes {}, {} at worst",
+        format::duration(median),
+        format::duration(worst)
+    );
+    let would_do = || {
+        format!(
+            "use a ttl of {} or more, or a server nearby",
+            format::duration(round_up(worst.saturating_mul(10)))
+        )
+    };
+    Some(if worst <= ttl / 10 {
+        Finding::ok("latency", format!("{says}, short for a ttl of {}", format::duration(ttl)))
+    } else if worst <= ttl / 3 {
+        Finding::warning("latency", format!("{says}, long for a ttl of {}", format::duration(ttl)))
+            .advice(would_do())
+    } else {
+        let says = format!(
+            "{says}: with a ttl of {}, locks expire between renewals",
+            format::duration(ttl)
+        );
+        Finding::problem("latency", says).advice(would_do())
+    })
+}
+
+/// Rounds up to one significant digit, and to 10 ms at least.
+fn round_up(span: Duration) -> Duration {
+    let millis = u64::try_from(span.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX).max(10);
+    let unit = 10u64.pow(millis.ilog10());
+    Duration::from_millis(millis.div_ceil(unit).saturating_mul(unit))
+}
+
+/// Largest acceptable difference between two clocks, beyond which displayed times mislead.
+pub(super) const CLOCK_DIFFERENCE_MAX_US: i64 = 1_000_000;
+
+fn check_clock(clock: Option<ClockOffset>) -> Option<Finding> {
+    let ClockOffset { ahead_us, error_us } = clock?;
+    let apart = format_us(ahead_us);
+    let side = if ahead_us < 0 { "behind" } else { "ahead of" };
+    let says = format!("its clock is {apart} {side} ours, give or take {}", format_us(error_us));
+    Some(if ahead_us.saturating_abs().saturating_sub(error_us) <= CLOCK_DIFFERENCE_MAX_US {
+        Finding::ok("clock", says)
+    } else {
+        Finding::warning(
+            "clock",
+            format!("{says}: displayed times are wrong, and tokens follow its clock"),
+        )
+        .advice("synchronise both clocks with NTP")
+    })
+}
+
+pub(super) fn format_us(us: i64) -> String {
+    format::duration(Duration::from_micros(us.unsigned_abs()))
+}
+
+#[cfg(test)]
+mod tests;

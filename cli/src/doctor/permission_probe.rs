@@ -1,0 +1,188 @@
+//! Finds out which permissions the user lacks, by a command for each that changes nothing.
+//!
+//! `ACL DRYRUN` is no help, because it needs a permission that such users do not have.
+
+use redis::{RedisError, Value};
+
+use super::{
+    facts::Permissions,
+    permissions::{INSPECT_PERMISSIONS, LOCK_PERMISSIONS},
+};
+use crate::temp_lock::TempLock;
+
+/// Tests all permissions over one connection, which cannot be used for anything else afterwards.
+/// Fails if the connection fails.
+pub(super) fn probe_permissions(
+    temp_lock: &TempLock,
+    pattern: &str,
+    mut query: impl FnMut(&[&str]) -> Result<Value, RedisError>,
+) -> Result<Permissions, RedisError> {
+    let mut permissions = Permissions::default();
+    let mut is_allowed = |permission: &'static str, words: &[&str]| match query(words) {
+        Err(error) if error.is_io_error() => Err(error),
+        Err(error) if error.code() == Some("NOPERM") => {
+            let is_lock = words.get(1).is_some_and(|word| *word == temp_lock.key);
+            let missing = missing_permission(
+                permission,
+                is_lock,
+                pattern,
+                error.detail().unwrap_or_default(),
+            );
+            if !permissions.missing.contains(&missing) {
+                permissions.missing.push(missing);
+            }
+            Ok(false)
+        }
+        // Other errors come from the command's effect, after its permissions were checked.
+        Err(_) => Ok(false),
+        Ok(reply) => Ok(reply != Value::Nil),
+    };
+    // With a string under the queue's key, a push fails after its permissions were checked.
+    // Otherwise it would leave a list behind.
+    let has_string = is_allowed("+set", &["SET", &temp_lock.queue_key, "-", "NX", "PX", "5000"])?;
+    let mut untested = Vec::new();
+    for permission in LOCK_PERMISSIONS.into_iter().chain(INSPECT_PERMISSIONS) {
+        let words = probe_command(permission, temp_lock);
+        if words.is_empty() {
+            continue;
+        }
+        if matches!(permission, "+rpush" | "+lpush") && !has_string {
+            untested.push(permission);
+        } else {
+            is_allowed(permission, &words)?;
+        }
+    }
+    if has_string {
+        is_allowed("+del", &["DEL", &temp_lock.queue_key])?;
+    }
+    // Last, because the connection can then only receive messages.
+    is_allowed("+subscribe", &["SUBSCRIBE", &temp_lock.channel])?;
+    // Several commands may miss the same key or channel. Sorting restores the order of the list.
+    let position = |permission: &String| {
+        LOCK_PERMISSIONS
+            .iter()
+            .chain(&INSPECT_PERMISSIONS)
+            .position(|listed| listed == permission)
+            .unwrap_or(0)
+    };
+    permissions.missing.sort_by_key(position);
+    permissions.untested = untested;
+    Ok(permissions)
+}
+
+/// A command that needs this permission and changes nothing. Empty for keys and channels, which
+/// several commands need, and for `+subscribe`, which must come last.
+fn probe_command<'a>(permission: &str, temp_lock: &'a TempLock) -> Vec<&'a str> {
+    const NO_SCRIPT: &str = "0000000000000000000000000000000000000000";
+    let (lock, queue) = (temp_lock.key.as_str(), temp_lock.queue_key.as_str());
+    match permission {
+        "+eval" => vec!["EVAL", "return 1", "0"],
+        "+evalsha" => vec!["EVALSHA", NO_SCRIPT, "0"],
+        "+time" => vec!["TIME"],
+        "+ping" => vec!["PING"],
+        "+get" => vec!["GET", lock],
+        // `XX` sets only a key that exists, and this one does not.
+        "+set" => vec!["SET", lock, "-", "XX", "PX", "1"],
+        "+del" => vec!["DEL", lock],
+        "+pttl" => vec!["PTTL", lock],
+        "+pexpire" => vec!["PEXPIRE", lock, "1"],
+        "+rpush" => vec!["RPUSH", queue, "-"],
+        "+lpush" => vec!["LPUSH", queue, "-"],
+        "+lpop" => vec!["LPOP", &temp_lock.fence_key],
+        "+lpos" => vec!["LPOS", &temp_lock.fence_key, "-"],
+        "+lrem" => vec!["LREM", &temp_lock.fence_key, "0", "-"],
+        "+llen" => vec!["LLEN", &temp_lock.fence_key],
+        "+lrange" => vec!["LRANGE", &temp_lock.fence_key, "0", "0"],
+        "+publish" => vec!["PUBLISH", &temp_lock.channel, "-"],
+        "+pubsub|numsub" => vec!["PUBSUB", "NUMSUB", &temp_lock.channel],
+        "+scan" => vec!["SCAN", "0", "COUNT", "1"],
+        _ => vec![],
+    }
+}
+
+/// The permission that a refusal is about. Servers check the command first, then its keys, then its
+/// channels.
+fn missing_permission(permission: &str, is_lock: bool, pattern: &str, detail: &str) -> String {
+    if detail.contains("to run the") {
+        permission.to_owned()
+    } else if detail.contains("channel") {
+        "&distlock:client:*".into()
+    } else if detail.contains("key") {
+        if is_lock { pattern.to_owned() } else { "~distlock:*".into() }
+    } else {
+        permission.to_owned()
+    }
+}
+
+/// The ACL pattern for the keys of all locks, with special characters of the prefix escaped.
+pub(super) fn lock_key_pattern(prefix: &str) -> String {
+    let mut pattern = String::from("~");
+    for letter in prefix.chars() {
+        if matches!(letter, '*' | '?' | '[' | ']' | '\\') {
+            pattern.push('\\');
+        }
+        pattern.push(letter);
+    }
+    pattern.push('*');
+    pattern
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Messages of Redis 6.2, 7.0 and later.
+    #[test]
+    fn refusal_names_missing_permission() {
+        for (detail, is_lock, permission) in [
+            (
+                "this user has no permissions to run the 'lpos' command or its subcommand",
+                false,
+                "+lpos",
+            ),
+            ("this user has no permissions to run the 'lpos' command", false, "+lpos"),
+            ("User app has no permissions to run the 'lpos' command", false, "+lpos"),
+            (
+                "this user has no permissions to access one of the keys used as arguments",
+                true,
+                "~lock:*",
+            ),
+            ("No permissions to access a key", false, "~distlock:*"),
+            ("No permissions to access a channel", false, "&distlock:client:*"),
+        ] {
+            assert_eq!(
+                missing_permission("+lpos", is_lock, "~lock:*", detail),
+                permission,
+                "{detail}"
+            );
+        }
+        assert_eq!(lock_key_pattern("a*b:"), "~a\\*b:*");
+    }
+
+    /// Every listed permission has a command, or is learnt from the refusal of another's.
+    #[test]
+    fn every_listed_permission_is_tested() {
+        let temp_lock = TempLock::new("lock:");
+        let untested = LOCK_PERMISSIONS
+            .into_iter()
+            .chain(INSPECT_PERMISSIONS)
+            .filter(|permission| probe_command(permission, &temp_lock).is_empty());
+        assert_eq!(
+            untested.collect::<Vec<_>>(),
+            ["~lock:*", "~distlock:*", "&distlock:client:*", "+subscribe"]
+        );
+        for permission in LOCK_PERMISSIONS
+            .into_iter()
+            .chain(INSPECT_PERMISSIONS)
+            .filter(|permission| !probe_command(permission, &temp_lock).is_empty())
+        {
+            let words = permission.trim_start_matches('+').to_uppercase();
+            assert!(
+                words.split('|').eq(probe_command(permission, &temp_lock)
+                    .into_iter()
+                    .take(words.split('|').count())),
+                "{permission}"
+            );
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! The minimum ACL permissions. The README repeats this list, and a test compares the two.
+
+/// Permissions for acquiring, waiting for, renewing and releasing locks.
+pub(crate) const LOCK_PERMISSIONS: [&str; 21] = [
+    "~lock:*",
+    "~distlock:*",
+    "&distlock:client:*",
+    "+eval",
+    "+evalsha",
+    "+time",
+    "+ping",
+    "+get",
+    "+set",
+    "+del",
+    "+pttl",
+    "+pexpire",
+    "+rpush",
+    "+lpop",
+    "+lpush",
+    "+lpos",
+    "+lrem",
+    "+llen",
+    "+publish",
+    "+pubsub|numsub",
+    "+subscribe",
+];
+
+/// Further permissions for listing and showing locks.
+pub(crate) const INSPECT_PERMISSIONS: [&str; 2] = ["+scan", "+lrange"];
+
+/// Further permissions over several nodes, to identify a server and find out whether it can lose
+/// data.
+pub(crate) const NODE_PERMISSIONS: [&str; 2] = ["+info", "+config|get"];

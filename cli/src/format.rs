@@ -1,0 +1,178 @@
+//! Formatting of names, durations and tables; also parsing of durations. Text that other clients
+//! chose (lock names, ids) is always escaped before it reaches a terminal.
+
+use std::{
+    fmt::Write as _,
+    time::{Duration, SystemTime},
+};
+
+use distlock::Holder;
+use unicode_width::UnicodeWidthStr as _;
+
+/// Escapes everything in a text of another client that a terminal would obey.
+pub(crate) fn escape(text: &str) -> String {
+    text.chars()
+        .map(|c| if is_printable(c) { c.to_string() } else { c.escape_default().to_string() })
+        .collect()
+}
+
+/// The same, in quotes.
+pub(crate) fn quote(text: &str) -> String {
+    format!("\"{}\"", escape(text))
+}
+
+/// A short name of a holder: host and process, or else the beginning of its id.
+pub(crate) fn holder_name(holder: &Holder) -> String {
+    const SHOWN: usize = 40;
+    match (holder.host(), holder.pid()) {
+        (Some(host), Some(pid)) => format!("{}/{pid}", escape(host)),
+        _ => match holder.id().char_indices().nth(SHOWN) {
+            None => escape(holder.id()),
+            Some((end, _)) => escape(&holder.id()[..end]) + "…",
+        },
+    }
+}
+
+/// A time of the wall clock; `None` if it is out of the format's range.
+pub(crate) fn rfc3339(moment: SystemTime) -> Option<String> {
+    let mut text = String::new();
+    // `humantime` panics for times before the epoch, and fails after the year 9999.
+    moment.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    write!(text, "{}", humantime::format_rfc3339_millis(moment)).ok().map(|()| text)
+}
+
+/// Neither a control character nor one that hides or reorders its neighbours.
+pub(crate) fn is_printable(c: char) -> bool {
+    !c.is_control()
+        && !matches!(
+            c,
+            '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{206f}' | '\u{feff}'
+        )
+}
+
+/// A duration in at most six characters or so.
+pub(crate) fn duration(span: Duration) -> String {
+    let seconds = span.as_secs();
+    if span < Duration::from_millis(1) {
+        format!("{}µs", span.as_micros())
+    } else if seconds == 0 {
+        format!("{}ms", span.as_millis())
+    } else if seconds < 10 {
+        format!("{:.1}s", span.as_secs_f64())
+    } else if seconds < 120 {
+        format!("{seconds}s")
+    } else if seconds < 2 * 3_600 {
+        format!("{}m{:02}s", seconds / 60, seconds % 60)
+    } else if seconds < 48 * 3_600 {
+        format!("{}h{:02}m", seconds / 3_600, seconds / 60 % 60)
+    } else {
+        format!("{}d{:02}h", seconds / 86_400, seconds / 3_600 % 24)
+    }
+}
+
+/// Parses a duration such as `300ms`, `30s` or `1h 30m`.
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+    if text == "0" {
+        return Ok(Duration::ZERO);
+    }
+    humantime::parse_duration(text)
+        .map_err(|error| format!("{error}; write it like 300ms, 30s, 5m or 1h"))
+}
+
+/// A table whose columns are as wide as their widest cell.
+#[derive(Debug)]
+pub(crate) struct Table {
+    rows: Vec<Vec<String>>,
+    right: Vec<bool>,
+}
+
+impl Table {
+    /// Creates a table with these headings. A heading that begins with `>` aligns its column right.
+    pub(crate) fn new(headings: &[&str]) -> Table {
+        let right = headings.iter().map(|heading| heading.starts_with('>')).collect();
+        let head =
+            headings.iter().map(|heading| heading.trim_start_matches('>').to_owned()).collect();
+        Table { rows: vec![head], right }
+    }
+
+    pub(crate) fn add_row(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
+    }
+}
+
+impl std::fmt::Display for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let wide = |column: usize| {
+            self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.width()).max()
+        };
+        let widths: Vec<usize> =
+            (0..self.right.len()).map(|column| wide(column).unwrap_or(0)).collect();
+        for row in &self.rows {
+            let mut line = String::new();
+            for ((cell, width), right) in row.iter().zip(&widths).zip(&self.right) {
+                let gap = " ".repeat(width.saturating_sub(cell.width()));
+                if !line.is_empty() {
+                    line.push_str("  ");
+                }
+                line.push_str(&if *right {
+                    format!("{gap}{cell}")
+                } else {
+                    format!("{cell}{gap}")
+                });
+            }
+            writeln!(f, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_escaped() {
+        assert_eq!(escape("a\u{1b}[31m\n\u{202e}é漢"), "a\\u{1b}[31m\\n\\u{202e}é漢");
+    }
+
+    /// All characters that Unicode calls `Bidi_Control`.
+    /// Fault: N107
+    #[test]
+    fn bidi_controls_are_not_printable() {
+        let all = ['\u{61c}', '\u{200e}', '\u{200f}'].into_iter().chain('\u{202a}'..='\u{202e}');
+        for c in all.chain('\u{2066}'..='\u{2069}') {
+            assert!(!is_printable(c), "{c:?}");
+        }
+    }
+
+    #[test]
+    fn time_out_of_range_is_none() {
+        let day = SystemTime::UNIX_EPOCH + Duration::from_secs(86_400);
+        assert_eq!(rfc3339(day).as_deref(), Some("1970-01-02T00:00:00.000Z"));
+        assert_eq!(rfc3339(day - Duration::from_secs(86_401)), None);
+        assert_eq!(rfc3339(day + Duration::from_secs(1 << 40)), None);
+    }
+
+    #[test]
+    fn durations_are_short() {
+        let shown =
+            [80, 81_500, 1_500_000, 45_000_000, 190_000_000, 7_260_000_000, 180_000_000_000];
+        let texts = ["80µs", "81ms", "1.5s", "45s", "3m10s", "2h01m", "2d02h"];
+        assert_eq!(shown.map(|micros| duration(Duration::from_micros(micros))), texts);
+    }
+
+    #[test]
+    fn column_is_as_wide_as_widest_cell() {
+        let mut table = Table::new(&["name", ">n", "who"]);
+        table.add_row(vec!["漢字".into(), "10".into(), "me".into()]);
+        assert_eq!(table.to_string(), "name   n  who\n漢字  10  me\n");
+    }
+
+    #[test]
+    fn durations_are_parsed() {
+        assert_eq!(parse_duration("1h 30m"), Ok(Duration::from_secs(5_400)));
+        assert_eq!(parse_duration("0"), Ok(Duration::ZERO));
+        assert!(parse_duration("10").unwrap_err().contains("30s"));
+    }
+}

@@ -1,0 +1,193 @@
+//! `GuardianHandle`: the wrapper's side of its guardian.
+
+use std::{
+    fmt,
+    io::{self, PipeWriter, Write as _},
+    os::unix::process::CommandExt as _,
+    process::Stdio,
+    sync::Arc,
+    time::Duration,
+};
+
+use distlock::{AttemptedEvent, HandleEvent};
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    process::{Pid, Signal, WaitOptions, kill_process, waitpid},
+    time::Timespec,
+};
+
+use super::message::{GuardianMessage, LockSpec};
+
+/// First argument of a guardian process.
+pub(super) const GUARDIAN_ARG: &str = "__guardian";
+
+/// The guardian's name in process lists. It differs from the wrapper's, because `killall -9
+/// distlock` must not kill the process that cleans up after such a kill.
+const PROCESS_NAME: &str = "distlock-guard";
+
+/// Maximum time for which a guardian may read nothing in the middle of a message.
+const WRITE_STALL_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A running guardian. Dropping the handle ends it without further effect.
+#[derive(Debug)]
+pub(super) struct GuardianHandle {
+    /// `None` once the process has been reaped.
+    pid: Option<Pid>,
+    writer: Arc<MessageWriter>,
+}
+
+impl GuardianHandle {
+    /// Starts a guardian, away from the wrapper's terminal, process group and standard streams. The
+    /// lock's name is an argument for people who read process lists.
+    pub(super) fn start(name: &str) -> io::Result<GuardianHandle> {
+        let (reader, writer) = io::pipe()?;
+        // A guardian that does not read must not block its wrapper.
+        rustix::io::ioctl_fionbio(&writer, true)?;
+        let child = super::own_executable(PROCESS_NAME)
+            .arg(GUARDIAN_ARG)
+            .arg(name)
+            .stdin(reader)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()?;
+        Ok(GuardianHandle {
+            pid: Some(Pid::from_child(&child)),
+            writer: Arc::new(MessageWriter(writer)),
+        })
+    }
+
+    pub(super) fn send(&self, message: &GuardianMessage) {
+        self.writer.send(message);
+    }
+
+    /// An event handler for the manager that requests the lock. The id is not known before.
+    pub(super) fn acquire_reporter(&self, lock: LockSpec) -> AcquireReporter {
+        AcquireReporter { writer: self.writer.clone(), lock }
+    }
+
+    /// Notes that `pid` has ended and was reaped. Returns whether it was the guardian.
+    pub(super) fn note_exit(&mut self, pid: Pid) -> bool {
+        if self.pid != Some(pid) {
+            return false;
+        }
+        self.pid = None;
+        log::warn!("the guardian process has ended");
+        true
+    }
+}
+
+impl Drop for GuardianHandle {
+    fn drop(&mut self) {
+        // After a panic, the guardian must intervene, which it does when the pipe is closed.
+        if std::thread::panicking() {
+            return;
+        }
+        if let Some(pid) = self.pid.take() {
+            // If the process cannot be killed, it has already ended.
+            let _ = kill_process(pid, Signal::KILL);
+            let _ = waitpid(Some(pid), WaitOptions::empty());
+        }
+    }
+}
+
+#[derive(Debug)]
+struct MessageWriter(PipeWriter);
+
+impl MessageWriter {
+    fn send(&self, message: &GuardianMessage) {
+        let Some(line) = message.to_line() else { return };
+        if let Err(error) = write(&self.0, &line, WRITE_STALL_TIMEOUT) {
+            log::warn!("the guardian does not read its messages: {error}");
+        }
+    }
+}
+
+/// Writes a message as a whole, or nothing of it if the pipe is full. If only a part of it fits,
+/// the rest is written as the guardian reads, which may take `timeout` for each part.
+fn write(mut pipe: &PipeWriter, message: &[u8], timeout: Duration) -> io::Result<()> {
+    let timeout = Timespec::try_from(timeout).map_err(io::Error::other)?;
+    let mut rest = message;
+    while !rest.is_empty() {
+        match pipe.write(rest) {
+            Ok(written) => rest = &rest[written..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error)
+                if error.kind() == io::ErrorKind::WouldBlock && rest.len() < message.len() =>
+            {
+                let room = poll(&mut [PollFd::new(pipe, PollFlags::OUT)], Some(&timeout));
+                if room == Ok(0) {
+                    return Err(error);
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Sends the lock's id to the guardian before the server can receive it.
+pub(super) struct AcquireReporter {
+    writer: Arc<MessageWriter>,
+    lock: LockSpec,
+}
+
+impl fmt::Debug for AcquireReporter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AcquireReporter").finish_non_exhaustive()
+    }
+}
+
+impl HandleEvent for AcquireReporter {
+    fn attempted(&self, event: &AttemptedEvent<'_>) {
+        let lock = LockSpec { id: event.id().to_string(), ..self.lock.clone() };
+        self.writer.send(&GuardianMessage::Acquiring(Box::new(lock)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{BufRead as _, BufReader, PipeReader},
+        thread,
+    };
+
+    use super::*;
+
+    /// More than a pipe holds, which is 64 KiB at most.
+    const LONG: usize = 1 << 20;
+
+    fn pipe() -> (PipeReader, PipeWriter) {
+        let (reader, writer) = io::pipe().unwrap();
+        rustix::io::ioctl_fionbio(&writer, true).unwrap();
+        (reader, writer)
+    }
+
+    /// Fault: N96
+    #[test]
+    fn message_longer_than_pipe_is_written_whole() {
+        let (reader, writer) = pipe();
+        let received = thread::spawn(|| {
+            BufReader::new(reader).lines().map(|line| line.unwrap().len()).collect()
+        });
+        for message in ["x".repeat(LONG), "y".into()] {
+            write(&writer, format!("{message}\n").as_bytes(), Duration::from_secs(60)).unwrap();
+        }
+        drop(writer);
+        let received: Vec<_> = received.join().unwrap();
+        assert_eq!(received, [LONG, 1]);
+    }
+
+    #[test]
+    fn guardian_that_does_not_read_does_not_block() {
+        let (reader, writer) = pipe();
+        for message in [LONG, 1] {
+            let failed =
+                write(&writer, "x".repeat(message).as_bytes(), Duration::ZERO).unwrap_err();
+            assert_eq!(failed.kind(), io::ErrorKind::WouldBlock);
+        }
+        drop(reader);
+        let failed = write(&writer, b"x", Duration::from_secs(60)).unwrap_err();
+        assert_eq!(failed.kind(), io::ErrorKind::BrokenPipe);
+    }
+}

@@ -1,0 +1,123 @@
+//! The guardian process: waits for messages of its wrapper, and intervenes if the wrapper is dead
+//! or frozen.
+
+use std::{thread, time::Duration};
+
+use crossbeam_channel::never;
+use distlock::{Config, RedisMgr, Released};
+use nix::sys::signal::SigSet;
+use rustix::process::{Pid, Signal};
+
+use super::{
+    message::{GuardianMessage, LockSpec},
+    pipe_reader::{MessageReader, Received},
+    process_group::ProcessGroup,
+    watchdog::{KillOrder, Watchdog},
+};
+use crate::{
+    args::Servers,
+    clock, connect,
+    exit::{Exit, Failure, Outcome},
+};
+
+/// Time between two looks at a group that is ending. They are polled, because the guardian is not
+/// their parent.
+const GROUP_POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Delays before the attempts to release the lock. Unless an attempt finds the lock, the next one
+/// follows: the wrapper's last request may still reach the server, even after the loss of a packet.
+const RELEASE_DELAYS_MS: [u64; 7] = [0, 10, 20, 40, 80, 160, 320];
+
+/// Runs the guardian until its wrapper has ended.
+pub(super) fn guardian_main() -> Outcome {
+    // Signals that are meant for the wrapper must not end the guardian. Threads inherit the mask.
+    SigSet::all()
+        .thread_block()
+        .map_err(|error| Failure::new(Exit::CannotRun, error.to_string()))?;
+    #[cfg(target_os = "linux")]
+    let _ = rustix::thread::set_name(c"distlock-guard");
+    let mut reader = MessageReader::new(std::io::stdin());
+    // If the wrapper ends before it requests the lock, there is nothing to release.
+    let Received::Message(GuardianMessage::Acquiring(lock)) = reader.next_message(None) else {
+        return Ok(Exit::Success);
+    };
+    let mut watchdog = Watchdog::new(lock.ttl, lock.grace, clock::since_boot());
+    loop {
+        let received = reader.next_message(watchdog.deadline());
+        let now = clock::since_boot();
+        match received {
+            Received::Message(message) => watchdog.on_message(&message, now),
+            Received::Timeout => {
+                terminate_group(watchdog.on_frozen(now), watchdog.lock_gone_at(now))
+            }
+            Received::Closed => break,
+        }
+    }
+    let now = clock::since_boot();
+    terminate_group(watchdog.on_dead(now), watchdog.lock_gone_at(now));
+    release(&lock)
+}
+
+/// Ends a group. Returns when nothing of it is left, or at `limit`, when its lock has expired
+/// anyway.
+fn terminate_group(order: Option<KillOrder>, limit: Duration) {
+    let Some(KillOrder { group, kill_at }) = order else { return };
+    let Some(group) = Pid::from_raw(group).map(ProcessGroup) else { return };
+    let mut kill_at = Some(kill_at);
+    group.send(&[Signal::TERM, Signal::CONT]);
+    loop {
+        let now = clock::since_boot();
+        if kill_at.is_some_and(|at| now >= at) {
+            kill_at = None;
+            group.send(&[Signal::KILL]);
+        }
+        if !group.is_alive() || now >= limit {
+            return;
+        }
+        let next = kill_at
+            .map_or(GROUP_POLL_INTERVAL, |at| at.saturating_sub(now).min(GROUP_POLL_INTERVAL));
+        let _ = never::<()>().recv_timeout(next);
+    }
+}
+
+/// Releases the lock.
+fn release(lock: &LockSpec) -> Outcome {
+    let LockSpec { urls, password, prefix, timeout, quarantine, .. } = lock.clone();
+    let servers = Servers { url: urls, password_file: None, prefix, timeout, quarantine };
+    let config = connect::config(&servers)?.password(password.unwrap_or_default()).ttl(lock.ttl);
+    let nodes = config.each_node();
+    match RedisMgr::new(config) {
+        Ok(mgr) => release_with(&mgr, lock),
+        // One node that cannot be used any more, such as a new replica, must not keep the lock held
+        // on the others.
+        Err(_) => release_on_each_node(nodes, lock),
+    }
+}
+
+/// Releases the lock on each node separately, all at the same time.
+fn release_on_each_node(nodes: Vec<Config>, lock: &LockSpec) -> Outcome {
+    thread::scope(|scope| {
+        let release = |node| move || release_with(&RedisMgr::new(node)?, lock);
+        let start = |node| {
+            thread::Builder::new().name("node".into()).spawn_scoped(scope, release(node)).ok()
+        };
+        let threads: Vec<_> = nodes.into_iter().filter_map(start).collect();
+        threads
+            .into_iter()
+            .filter_map(|thread| thread.join().ok())
+            .fold(Ok(Exit::Success), Outcome::and)
+    })
+}
+
+fn release_with(mgr: &RedisMgr, lock: &LockSpec) -> Outcome {
+    let mut outcome = Ok(Exit::Success);
+    for delay in RELEASE_DELAYS_MS.map(Duration::from_millis) {
+        let _ = never::<()>().recv_timeout(delay);
+        outcome = match mgr.force_release_if(&lock.name, &lock.id) {
+            Ok(Released::Released) => return Ok(Exit::Success),
+            Ok(_) => Ok(Exit::Success),
+            Err(error) => Err(error.into()),
+        };
+    }
+    outcome
+}

@@ -1,0 +1,102 @@
+//! Splits lists of server URLs, and finds passwords in them.
+
+use std::net::Ipv6Addr;
+
+/// Whether any of the URLs seems to contain a password, which in a malformed URL may stand
+/// anywhere.
+pub(crate) fn has_password(urls: &str) -> bool {
+    split_urls(urls).any(|url| {
+        let has_login = match url.rsplit_once('@') {
+            // The colon of the scheme does not separate a password.
+            Some((user, _)) => user.replacen("://", "", 1).contains(':'),
+            None => !is_host_and_port(url.split_once("://").map_or(url, |(_, rest)| rest)),
+        };
+        let query = url.split_once('?').map_or("", |(_, query)| query);
+        has_login || query.split('&').any(|pair| pair.starts_with("pass"))
+    })
+}
+
+/// Splits a comma-separated list as the library does: at a comma that a scheme follows. A password
+/// may contain such a comma too. Then the first part ends in a port that is not a number, by which
+/// [`has_password`] still notices it, unless that piece of the password is a number.
+pub(crate) fn split_urls(urls: &str) -> impl Iterator<Item = &str> {
+    let is_end = |at: &usize| {
+        let next = urls[at + 1..].split(',').next().unwrap_or_default();
+        next.trim_start().split_once("://").is_some_and(|(scheme, _)| {
+            !scheme.is_empty()
+                && scheme.bytes().all(|byte| byte.is_ascii_alphabetic() || byte == b'+')
+        })
+    };
+    let ends: Vec<usize> =
+        urls.match_indices(',').map(|(at, _)| at).filter(is_end).chain([urls.len()]).collect();
+    let begins = [0].into_iter().chain(ends.clone().into_iter().map(|end| end + 1));
+    begins.zip(ends).map(|(begin, end)| &urls[begin..end])
+}
+
+/// Whether this is a host, with at most a numeric port after a colon.
+fn is_host_and_port(rest: &str) -> bool {
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let bracketed = authority.strip_prefix('[').and_then(|inner| inner.split_once(']'));
+    let host_and_port = match bracketed {
+        Some((host, port)) if host.parse::<Ipv6Addr>().is_ok() => port,
+        _ => authority,
+    };
+    let port = host_and_port.split_once(':').map(|(_, port)| port);
+    port.is_none_or(|port| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fault: F74
+    #[test]
+    fn password_in_url_is_detected() {
+        for url in [
+            "redis://:x@h",
+            "redis://u:x@h:1/2",
+            "u:x@h",
+            "redis://a:b@c@d",
+            "unix:///s?db=1&pass=x",
+            // In one of several URLs.
+            "redis://h:1,redis://u:x@h",
+            "redis://u:x,y@h,redis://h",
+            "unix:///s?pass=x,redis://h",
+            // The password contains a separator of URLs or of the parts of a URL.
+            "redis://u:x://u@h:6379/1,redis://i",
+            "redis://u:x,s3://y@h",
+            "redis://u:x,unix://y@h",
+            "redis://u:1/x@h",
+            "redis://u:1?x@h",
+            "redis://u:1#x@h",
+            // Malformed.
+            "redis:u:x@://h",
+            "redis:u:x@h,redis://i",
+            "redis://u:x",
+            "redis://u:x:6379",
+            "redis://u:/x",
+            "redis://[u:x]:6379",
+            "--url=redis://u:x,redis://h",
+        ] {
+            assert!(has_password(url), "{url}");
+        }
+    }
+
+    #[test]
+    fn host_port_and_user_are_not_passwords() {
+        for url in [
+            "",
+            "h",
+            "redis://h:6379",
+            "--url=redis://u@h:6379/0",
+            "redis://[::1]:7",
+            "redis://[::1]",
+            "redis://h:1?db=2#x",
+            "unix:///s?db=1",
+            "redis://h:1,redis://u@h",
+            "redis://u@h:1/2, valkey+unix://v@h,unix:///s",
+        ] {
+            assert!(!has_password(url), "{url}");
+        }
+    }
+}

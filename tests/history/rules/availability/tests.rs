@@ -1,0 +1,212 @@
+use super::*;
+use crate::history::rules::tests::story;
+
+/// A ttl of 3 s and an operation timeout of 0.5 s. So a lock may stay free for 5 s after a
+/// crash, and for 2 s after a release.
+fn violations(nodes: usize, text: &str) -> usize {
+    let text =
+        text.lines().map(|line| line.replacen(' ', "000000 ", 1)).collect::<Vec<_>>().join("\n");
+    let terms =
+        "0 0 1 terms NODES 3000000000 500000000 200000000".replace("NODES", &nodes.to_string());
+    find(&story(&format!("{terms}\n{text}"))).findings.len()
+}
+
+fn crash(acquired_at: u64) -> String {
+    format!(
+        "\
+            10 1@1 7 enter 2000000000 5 a\n\
+            20 2@1 8 wait\n\
+            1000 0 7 killed\n\
+            {acquired_at} 2@1 8 enter 9000000000 6 b"
+    )
+}
+
+#[test]
+fn lock_of_killed_holder_is_acquired_after_its_lease() {
+    assert_eq!(violations(1, &crash(6000)), 0);
+    assert_eq!(violations(1, &crash(6001)), 1);
+}
+
+#[test]
+fn released_lock_is_handed_over_sooner() {
+    let left = |at: u64| crash(at).replace("1000 0 7 killed", "1000 1@1 7 leave");
+    assert_eq!(violations(1, &left(3000)), 0);
+    assert_eq!(violations(1, &left(3001)), 1);
+    let killed =
+        |lock: u32| violations(1, &format!("{}\n4 3@{lock} 9 wait\n5 0 9 killed", left(3001)));
+    assert_eq!(killed(1), 0, "a waiter was killed just before");
+    assert_eq!(killed(2), 1, "it waited for another lock");
+}
+
+#[test]
+fn free_lock_without_waiters_is_allowed() {
+    assert_eq!(violations(1, &crash(9000).replace("20 2@1", "4000 2@1")), 0);
+    assert_eq!(violations(1, &crash(9001).replace("20 2@1", "4000 2@1")), 1);
+    assert_eq!(violations(1, &format!("{}\n3000 0 8 stopped\n8000 0 8 continued", crash(9000))), 0);
+}
+
+#[test]
+fn retried_wait_counts_as_one_wait() {
+    let again = |why: &str| {
+        let text = format!("3000 2@1 8 again {why}\n3000 2@1 8 wait\n6100 2");
+        violations(1, &crash(6100).replace("6100 2", &text))
+    };
+    assert_eq!(again("contended: by a"), 1);
+    assert_eq!(again("unavailable: no answer"), 0, "the failed call may have left a lease");
+}
+
+#[test]
+fn time_without_the_server_does_not_count() {
+    let stopped =
+        |node: u32| format!("{}\n2000 0 1 fault 1 {node} freeze 0\n8000 0 1 over 1", crash(12900));
+    assert_eq!(violations(1, &stopped(1)), 0);
+    assert_eq!(violations(5, &stopped(1)), 1, "a quorum is available");
+    assert_eq!(violations(5, &stopped(0)), 0, "all nodes have the fault");
+    assert_eq!(
+        violations(1, &stopped(1).replace("12900", "13001")),
+        1,
+        "the time counts from the end of the fault"
+    );
+}
+
+#[test]
+fn fault_of_another_lock_allows_no_further_lease() {
+    let often = |what: &str| {
+        let times = (0..20).map(|n| 2000 + 2900 * n);
+        times.map(|at| format!("\n{}", what.replace("AT", &at.to_string()))).collect::<String>()
+    };
+    assert_eq!(violations(1, &crash(60_000)), 1);
+    let fault = "AT 0@2 1 fault AT 1 delete 0\nAT 0 1 over AT";
+    assert_ne!(violations(1, &(crash(60_000) + &often(fault))), 0, "a key of another lock");
+    let fault = "AT 3@2 9 wait\nAT 3@2 9 again unavailable: x";
+    assert_ne!(violations(1, &(crash(60_000) + &often(fault))), 0, "a call for another lock");
+    let fault = "AT 0 1 fault AT 1 flush-scripts 0\nAT 0 1 over AT";
+    assert_ne!(
+        violations(1, &(crash(60_000) + &often(fault))),
+        0,
+        "unknown scripts are sent again"
+    );
+}
+
+#[test]
+fn stopped_waiter_of_another_lock_allows_no_extra_time() {
+    let stopped = |wanted: u32| {
+        let asked = format!("1 3@{wanted} 9 wait\n2 3@{wanted} 9 again contended: by a");
+        violations(1, &format!("{asked}\n{}\n1500 0 9 stopped\n9000 0 9 continued", crash(6700)))
+    };
+    assert_eq!(stopped(1), 0);
+    assert_eq!(stopped(2), 1);
+}
+
+#[test]
+fn waiter_overtaken_by_many_is_found() {
+    // The effects of earlier events end after 5 s.
+    let overtaken_by = |later: u64, more: &str| {
+        let turn = |n: u64| {
+            let at = 6000 + 100 * n;
+            format!(
+                "{at} 1@1 7 wait\n{} 1@1 7 enter 90000000000 {n} a\n{} 1@1 7 leave\n",
+                at + 1,
+                at + 99
+            )
+        };
+        let turns: String = (0..later).map(turn).collect();
+        violations(
+            1,
+            &format!("1 2@1 8 wait\n2 3@1 9 enter 5999000000 1 x\n5999 3@1 9 leave\n{turns}{more}"),
+        )
+    };
+    assert_eq!(overtaken_by(4, ""), 0);
+    assert_eq!(overtaken_by(5, ""), 1);
+    assert_eq!(
+        overtaken_by(60, "6001 0 8 stopped\n6002 0 8 continued"),
+        1,
+        "it was stopped long before the last ones"
+    );
+    assert_eq!(
+        overtaken_by(50, "6001 0 8 stopped\n6002 0 8 continued"),
+        0,
+        "it was stopped while it waited"
+    );
+    assert_eq!(
+        overtaken_by(50, "6001 0 1 fault 1 1 cut-clients 0\n6002 0 1 over 1"),
+        0,
+        "its connection was cut"
+    );
+    assert_eq!(
+        overtaken_by(50, "6001 0@2 1 fault 1 1 delete 0\n6002 0 1 over 1"),
+        1,
+        "another lock's key"
+    );
+    assert_eq!(
+        overtaken_by(5, "6700 2@1 8 enter 90000000000 99 b"),
+        1,
+        "it acquired the lock afterwards"
+    );
+}
+
+#[test]
+fn wait_without_recent_faults_counts_at_once() {
+    let overtaken_by = |later: u64, more: &str| {
+        let turn = |n: u64| {
+            let at = 20_000 + 100 * n;
+            format!(
+                "{at} 1@1 7 wait\n{} 1@1 7 enter 90000000000 {n} a\n{} 1@1 7 leave\n",
+                at + 1,
+                at + 99
+            )
+        };
+        let turns: String = (0..later).map(turn).collect();
+        violations(
+            1,
+            &format!(
+                "\
+                    19998 2@1 8 wait\n\
+                    19997 3@1 9 enter 90000000000 1 x\n\
+                    19999 3@1 9 leave\n\
+                    {turns}{more}"
+            ),
+        )
+    };
+    assert_eq!(overtaken_by(4, ""), 0);
+    assert_eq!(overtaken_by(5, ""), 1);
+    assert_eq!(
+        overtaken_by(6, "14000 0 1 fault 1 1 mute 0\n14998 0 1 over 1"),
+        1,
+        "the fault ended long before"
+    );
+    assert_eq!(
+        overtaken_by(6, "14000 0 1 fault 1 1 mute 0\n15598 0 1 over 1"),
+        0,
+        "fewer than five came after the effects of the fault"
+    );
+    assert_eq!(
+        overtaken_by(6, "15500 0 8 stopped\n15598 0 8 continued"),
+        0,
+        "the waiter was stopped"
+    );
+    assert_eq!(overtaken_by(6, "19000 4 8 call connection 9\n19001 4 8 back 0"), 1);
+    assert_eq!(
+        overtaken_by(6, "19600 4 8 call connection 9\n19601 4 8 back 0"),
+        0,
+        "it had no connection to enter the queue"
+    );
+    assert_eq!(
+        overtaken_by(6, "19600 4 7 call connection 9\n19601 4 7 back 0"),
+        1,
+        "another process borrowed connections"
+    );
+    assert_eq!(overtaken_by(6, "20300 0 8 late 300000000"), 0, "the waiter had no processor");
+}
+
+#[test]
+fn time_without_a_quorum_does_not_count() {
+    let stopped = |nodes: &[u32]| {
+        let lines = nodes
+            .iter()
+            .map(|node| format!("\n2000 0 1 fault {node} {node} freeze 0\n8000 0 1 over {node}"));
+        violations(5, &(crash(12900) + &lines.collect::<String>()))
+    };
+    assert_eq!(stopped(&[1, 2]), 1);
+    assert_eq!(stopped(&[1, 2, 4]), 0);
+}
