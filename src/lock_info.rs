@@ -90,6 +90,7 @@ impl fmt::Display for LockInfo {
 /// How a release ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
+#[non_exhaustive]
 pub enum Released {
     /// The lock was held until now, and is released.
     Released,

@@ -32,7 +32,7 @@ pub(crate) struct Args {
     pub(crate) command: Command,
 }
 
-/// Why a command line yields no arguments.
+/// Why a command line was not parsed into `Args`.
 #[derive(Debug)]
 pub(crate) enum ArgError {
     /// A request for help or the version, or a usage error.

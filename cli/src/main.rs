@@ -83,8 +83,9 @@ fn main() -> ExitCode {
     exit_code(outcome)
 }
 
-/// The filter of the logger. It is parsed here because the logger would report a malformed one with
-/// `eprintln!`, which blocks if nobody reads standard error, and panics if it is closed.
+/// Returns the filter of the logger. A malformed filter is rejected here, because the logger would
+/// report it with `eprintln!`, which blocks if nobody reads standard error, and panics if standard
+/// error is closed.
 fn log_filter() -> String {
     const OFF: &str = "off";
     let Some(filter) = std::env::var("DISTLOCK_LOG").ok().filter(|filter| !filter.is_empty())

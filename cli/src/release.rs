@@ -106,6 +106,11 @@ fn report_outcome(
             };
             (report, Err(format!("nothing was released: {why_not}; lock {lock} is held by {by}")))
         }
+        // A later version of the library may report more.
+        other => {
+            let report = ReleaseReport { name, released: false, was_held_by: None, held_by: None };
+            (report, Err(format!("nothing was released: lock {lock}: {other:?}")))
+        }
     };
     if options.json {
         output::print_json(&report)?;

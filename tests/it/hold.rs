@@ -21,7 +21,7 @@ use crate::{
 };
 
 const LOCK: &str = "lock:x";
-/// Renewed every second, so that no lock is lost if the machine stalls for a second or two.
+/// Ttl with a renewal due every second, so that a stall of a second or two loses no lock.
 const TTL: Duration = Duration::from_secs(3);
 
 fn renewals(commands: &Monitor) -> usize {
@@ -140,8 +140,8 @@ fn exhausted_pool_does_not_stop_renewal_or_release() {
     mgr.try_lock("y").unwrap().release().unwrap().unwrap_released();
 }
 
-/// With an exhausted pool the renewer sends the release. It sleeps, because no renewal is due for
-/// more than a minute, and must wake at once.
+/// With an exhausted pool, the renewer sends the release. The renewer sleeps, because no renewal is
+/// due for more than a minute, so the release must wake it.
 #[test]
 fn release_with_exhausted_pool_wakes_the_renewer() {
     let server = RedisServer::start();
@@ -316,8 +316,8 @@ fn handed_over_lock_is_confirmed_for_the_full_ttl() {
 }
 
 /// Goal: a lock that is handed over lasts for the claim window at first; without renewal it is
-/// extended once to its lease, and never again. Method: the same renewer renews another lock, which
-/// shows when a renewal would have been due.
+/// extended once, to its full ttl, and never again. Method: the same renewer renews another lock,
+/// which shows when a renewal would have been due.
 #[test]
 fn handed_over_lock_without_renewal_lasts_for_its_lease() {
     let (window, ttl) = (4 * SECOND, 9 * SECOND);
@@ -350,7 +350,7 @@ fn handed_over_lock_without_renewal_lasts_for_its_lease() {
     });
     let now_left = pttl(&server, LOCK);
     assert_eq!(count(&["\"EVALSHA\"", next.id().as_str()]), 1, "{:#?}", commands.lines());
-    assert!(now_left < left - 1000, "{now_left} ms of {left} ms are left");
+    assert!(now_left < left - 1000, "extended: {left} ms, then {now_left} ms left");
     assert_eq!(expect_loss(&next), LockLost::Expired);
     assert!(renewed.is_held());
 }
@@ -366,7 +366,7 @@ fn releases_at_the_moment_of_renewal_disturb_no_other_lock() {
     const ROUNDS: usize = 10;
     let logged = capture_log(log::LevelFilter::Warn);
     let server = RedisServer::start();
-    // The long operation timeout does not help: leases limit how long a renewal may take.
+    // A renewal may take no longer than its lease allows, whatever the operation timeout is.
     let mgr = RedisMgr::new(config_long_timeouts(server.url()).claim_window(SECOND)).unwrap();
     let kept: Vec<_> = (0..300)
         .map(|n| mgr.lock_with(&format!("kept{n}"), &with_ttl(3 * SECOND)).unwrap())

@@ -20,8 +20,8 @@ use crate::{
 
 const LOCK: &str = "lock:x";
 
-/// Releases a lock, and reports whether the next waiter got it without polling. A poll is due half
-/// a second after the last one, but on a slow machine the waiter may poll all the same.
+/// Releases a lock, and returns whether the next waiter got it without polling. A waiter polls
+/// every half second, so on a slow machine a poll may come before the grant message.
 fn is_woken_without_polling(
     server: &RedisServer,
     commands: &Monitor,
@@ -57,7 +57,7 @@ fn release_wakes_the_next_waiter_before_it_polls() {
         is_woken_without_polling(&server, &commands, guard, waiting)
     });
     let woken = woken.count();
-    assert!(woken > 10, "{woken} of 21 were woken");
+    assert!(woken > 10, "only {woken} of 21 were woken");
 }
 
 #[test]
@@ -98,8 +98,8 @@ fn newcomer_does_not_overtake_the_queue() {
     drop(guard);
 }
 
-/// Without a prefix, `{a}` is a name beside `a`. If the two shared a queue, a release of one would
-/// hand over the other.
+/// Without a prefix, `a` and `{a}` are different names. If they shared a queue, a release of one
+/// would hand over the other.
 ///
 /// Promise: P1
 #[test]
@@ -109,7 +109,7 @@ fn name_in_braces_has_its_own_queue() {
     let (bare, braced) = (mgr.lock("a").unwrap(), mgr.lock("{a}").unwrap());
     let waiting = in_thread(&mgr, "{a}", |mgr, name| mgr.lock(name).unwrap());
     let waiters = || mgr.holder("{a}").unwrap().and_then(|holder| holder.waiters());
-    eventually("it is queued", TEST_TIMEOUT, || waiters() == Some(1));
+    eventually("the waiter is queued", TEST_TIMEOUT, || waiters() == Some(1));
     assert_eq!(mgr.holder("a").unwrap().unwrap().waiters(), Some(0));
     bare.release().unwrap().unwrap_released();
     drop(mgr.try_lock("a").unwrap());
@@ -138,8 +138,8 @@ fn dead_or_invalid_queue_entries_are_skipped() {
     assert_eq!(get(&server, LOCK).as_deref(), Some(next.id().as_str()));
 }
 
-/// The server still has the waiter's connection, but nothing arrives on it. The grant expires after
-/// the claim window.
+/// The waiter's connection is still open on the server, but nothing that is sent over it arrives.
+/// The grant expires after the claim window.
 ///
 /// Fault: F44, N29
 #[test]
@@ -154,8 +154,8 @@ fn unreachable_waiter_delays_the_queue_by_one_claim_window() {
     let second = spawn_queued_waiter(&server, &next, "x");
     proxy.blackhole();
     guard.release().unwrap().unwrap_released();
-    let granted = get(&server, LOCK).expect("it was handed over");
-    let served = completes_within(CALL_LIMIT, "the second", || second.join().unwrap().unwrap());
+    let granted = get(&server, LOCK).expect("the lock was not handed over");
+    let served = completes_within(CALL_LIMIT, "waiter 2", || second.join().unwrap().unwrap());
     assert_ne!(served.id().as_str(), granted);
     proxy.heal();
     let token = served.fencing_token();
@@ -201,7 +201,7 @@ fn deleted_key_lets_a_waiter_in() {
     let guard = mgr.lock("x").unwrap();
     let waiting = spawn_queued_waiter(&server, &mgr, "x");
     server.cli(&["DEL", LOCK]);
-    // The lease of 30 s must not be what frees the lock.
+    // The wait must end long before the lease of 30 s would.
     let next = completes_within(CALL_LIMIT, "the wait", || waiting.join().unwrap().unwrap());
     assert!(next.fencing_token() > guard.fencing_token());
 }
@@ -228,7 +228,7 @@ fn waiters_poll_if_subscribing_is_forbidden() {
     let guard = mgr.lock("x").unwrap();
     let commands = server.monitor();
     let waiting = in_thread(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
-    eventually("it has polled three times", TEST_TIMEOUT, || count(&commands, "\"try\"") >= 3);
+    eventually("three polls", TEST_TIMEOUT, || count(&commands, "\"try\"") >= 3);
     assert_eq!(queued(&server, "x"), 0);
     guard.release().unwrap().unwrap_released();
     completes_within(CALL_LIMIT, "the wait", || waiting.join().unwrap())
@@ -239,8 +239,8 @@ fn waiters_poll_if_subscribing_is_forbidden() {
 }
 
 /// Goal: each waiter reports the failure after one lease, not after the leases of all waiters
-/// before it. Method: once the first error has come, the others come before another lease can have
-/// passed.
+/// before it. Method: after the first error, each of the others must follow before another lease
+/// can have passed.
 ///
 /// Fault: N121
 #[test]
@@ -259,7 +259,7 @@ fn polling_waiters_all_report_an_unreachable_server() {
         })
         .collect();
     let commands = server.monitor();
-    eventually("one polls for all", TEST_TIMEOUT, || count(&commands, "\"try\"") >= 12);
+    eventually("one waiter polls for all", TEST_TIMEOUT, || count(&commands, "\"try\"") >= 12);
     drop(commands);
     server.kill();
     for nth in 0..waiting.len() {
@@ -271,8 +271,8 @@ fn polling_waiters_all_report_an_unreachable_server() {
     drop(guard);
 }
 
-/// Goal: waiters send next to nothing while nothing happens. Method: five renewals of the holder
-/// measure the time, in which fifty waiters of one manager may send only a few requests.
+/// Goal: waiters send almost no requests while nothing happens. Method: while the holder renews its
+/// lock five times, fifty waiters of one manager may send only a few requests.
 #[test]
 fn fifty_waiters_send_next_to_no_requests() {
     let server = RedisServer::start();
@@ -305,8 +305,8 @@ fn queue_expires() {
     assert!(!server.query::<bool>(&["EXISTS", &queue_key("x")]));
 }
 
-/// A thread begins to wait before others of its process, but its request to join the queue arrives
-/// long after theirs.
+/// Of two threads of a process, the first to wait is the last to join the queue, behind 400 other
+/// entries. The thread with the lower queue position must poll.
 ///
 /// Fault: N65
 /// Promise: P5
@@ -368,7 +368,7 @@ fn waiter_needs_no_pooled_connection() {
     let guard = other.lock("x").unwrap();
     let waiting = spawn_queued_waiter(&server, &mgr, "x");
     let borrowed = mgr.connection().unwrap();
-    // The end of a longer lease shows that the wait has lasted for more than one lease.
+    // When this longer lease has expired, the waiter has waited for more than its own ttl.
     let longer = other.lock_with("clock", &with_ttl(ttl + 2 * SECOND).renew(false)).unwrap();
     assert_eq!(expect_loss(&longer), LockLost::Expired);
     assert!(!waiting.is_finished(), "{:?}", waiting.join().unwrap());

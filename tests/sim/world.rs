@@ -156,7 +156,7 @@ pub(crate) struct Sim {
     tasks: RefCell<Vec<Task>>,
     ready: RefCell<Vec<usize>>,
     current: Cell<usize>,
-    /// The process whose clock is read, if it is not that of the running thread.
+    /// Process whose clock is read instead of that of the running thread's process.
     clock_of: Cell<Option<usize>>,
     events: RefCell<BinaryHeap<Reverse<Scheduled>>>,
     sequence: Cell<u64>,
@@ -164,7 +164,7 @@ pub(crate) struct Sim {
     digest: RefCell<DefaultHasher>,
     violations: RefCell<Vec<String>>,
     verbose: Cell<bool>,
-    /// The run has ended; the remaining threads are being brought to their ends.
+    /// The run has ended, and `shut_down` is ending the remaining threads.
     shutting_down: Cell<bool>,
 }
 
@@ -304,7 +304,8 @@ impl Sim {
         }
     }
 
-    /// Stops all threads of a process. A paused process runs again after `unpause`.
+    /// Stops all threads of a process, which becomes paused or dead. `unpause` continues a paused
+    /// process, but not a dead one.
     pub(crate) fn pause(&self, process: usize, state: ProcessState) {
         let mut processes = self.processes.borrow_mut();
         let stopped = &mut processes[process];
@@ -384,7 +385,7 @@ impl Sim {
         suspend();
     }
 
-    /// Keeps the running thread from running for a while, at random, as a busy machine does.
+    /// Delays the running thread at random, as a busy machine does.
     fn stall(&self) {
         let Stalls { per_million, short_max, long_one_in, long_max } = self.stalls.get();
         if self.shutting_down.get() || !self.chance(per_million) {
@@ -469,12 +470,12 @@ impl Sim {
         self.tasks.borrow()[task].done
     }
 
-    /// Brings the remaining threads to their ends: every connection is broken, and time advances
-    /// each time the clock is read.
+    /// Ends the remaining threads: every connection fails, and each reading of the clock advances
+    /// time.
     pub(crate) fn shut_down(self: &Rc<Sim>) {
         self.shutting_down.set(true);
         self.events.borrow_mut().clear();
-        // Crashed processes too; otherwise everything that their stacks own would leak.
+        // Crashed processes run again too; otherwise everything that their stacks own would leak.
         self.processes
             .borrow_mut()
             .iter_mut()
@@ -611,7 +612,7 @@ impl SimWorld for Sim {
 }
 
 impl Sim {
-    /// Converts a moment on the clock of the running thread to virtual time.
+    /// Converts a time on the clock of the running thread's process to virtual time.
     fn local(&self, until: u64) -> Time {
         self.processes.borrow()[self.process()].clock.when(until)
     }

@@ -1,4 +1,4 @@
-//! The nemesis: chooses the next fault at random, records it, injects it, and ends it in time. The
+//! The nemesis: chooses the next fault at random, records it, injects it, and later ends it. The
 //! random choices come from the seed.
 
 use std::{sync::Arc, time::Duration};
@@ -23,7 +23,7 @@ pub(crate) struct Nemesis<'a> {
     locks: u32,
     number: u32,
     active: Vec<ActiveFault>,
-    /// When the last fault of each node ended.
+    /// Time at which the last fault of each node ended.
     last_fault: Vec<u64>,
 }
 
@@ -81,8 +81,8 @@ impl<'a> Nemesis<'a> {
         }
     }
 
-    /// Deletes the key of a lock that has been held for long and was just renewed. Returns false if
-    /// there is none.
+    /// Finds a lock that was just renewed and has been held for at least two fifths of the ttl, and
+    /// deletes its key on a random node. Returns false if there is no such lock.
     pub(crate) fn delete_held_key(&mut self) -> Outcome<bool> {
         let node = self.rng.usize(..self.cluster.len());
         for lock in 1..=self.locks {
@@ -115,7 +115,7 @@ impl<'a> Nemesis<'a> {
     }
 
     /// Whether a node may get a fault now. Of several nodes, at most a minority may have faults at
-    /// once, and each only one. A single node may have faults of its routes besides another one.
+    /// once, and each only one. A single node may have route faults beside one fault of its server.
     fn may_inject(&self, node: usize) -> bool {
         let is_faulty = |node: &usize| self.active.iter().any(|fault| fault.node == Some(*node));
         if !self.has_several_nodes() {
@@ -158,8 +158,8 @@ impl<'a> Nemesis<'a> {
                 self.keep_until(number, Some(node), None, length, Undo::Resume(node));
             }
             Kind::Restart | Kind::Forget => {
-                // Of several nodes, those without durable data forget. Durable ones may lose their
-                // disk.
+                // With several nodes, one that is not durable loses its data at every restart. Any
+                // other keeps its data unless `Forget` was chosen, as if its disk were lost.
                 let forgets = self.has_several_nodes() && !self.cluster.is_durable(node);
                 let kind = if forgets { Kind::Forget } else { kind };
                 let length = self.random_length(0, 1500);
@@ -204,9 +204,9 @@ impl<'a> Nemesis<'a> {
         Ok(())
     }
 
-    /// Makes all nodes forget their data, durable ones too, one after the other and no more than a
-    /// minority at a time. A stopped holder cannot react, and its lease is still valid. Only the
-    /// quarantine of the nodes protects its lock.
+    /// Makes all nodes lose their data, including durable ones, at most a minority at a time. First
+    /// pauses a holder, which then cannot react while its lease is still valid. Only the quarantine
+    /// of the nodes protects its lock.
     pub(crate) fn forget_one_by_one(&mut self, workers: &mut Workers) -> Outcome {
         if !self.has_several_nodes() || !self.active.is_empty() {
             return Ok(());
@@ -231,15 +231,16 @@ impl<'a> Nemesis<'a> {
         Ok(())
     }
 
-    /// Deletes the key of a lock, or shortens its lifetime. Of several nodes, only if enough others
-    /// keep the lock for the same holder and at least as long. There must be no other fault, so
-    /// that a renewal reaches all nodes.
+    /// Deletes the key of a lock, or shortens its lifetime by `step` milliseconds. With several
+    /// nodes, does nothing unless a quorum of the others keeps the lock for the same holder and
+    /// practically as long. It also does nothing during a fault and shortly after one, because a
+    /// renewal must have reached all nodes.
     fn delete_or_shorten(&mut self, node: usize, lock: u32, step: Option<u64>) -> Outcome {
         let key = lock_key(lock);
         let kind = if step.is_some() { Kind::Step } else { Kind::Delete };
         let server = self.cluster.nodes.server(node);
         if !self.has_several_nodes() {
-            // A clock that jumps affects all keys.
+            // A jump of the clock affects all keys, so it is recorded without a lock.
             let (lock, amount) = (if step.is_some() { 0 } else { lock }, step.unwrap_or(0));
             let number = self.record_start(node, lock, kind, amount)?;
             match step {
@@ -326,8 +327,8 @@ impl<'a> Nemesis<'a> {
         })
     }
 
-    /// Cuts half of the workers off from all nodes. More than a minority may be affected, because
-    /// no worker can acquire more locks by it.
+    /// Makes one route to every node fail, which affects half of the workers. More than a minority
+    /// of the nodes may have such a fault, because it makes no node forget a lock.
     fn blackout(&mut self) -> Outcome {
         if self.active.iter().any(|fault| fault.node.is_none() || fault.route.is_some()) {
             return Ok(());
@@ -344,7 +345,7 @@ impl<'a> Nemesis<'a> {
         Ok(())
     }
 
-    /// A fault that ends at once and has no lasting effect.
+    /// Injects a fault that ends at once and has no lasting effect.
     fn inject_instant_fault(&mut self, kind: Kind) -> Outcome {
         let node = self.rng.usize(..self.cluster.len());
         if self.cluster.is_down(node) {
@@ -457,7 +458,7 @@ for _, key in ipairs(redis.call('KEYS', '*')) do
   if left > 0 then redis.call('PEXPIRE', key, left - ARGV[1]) end
 end";
 
-/// The same for one lock while this client holds it. `all` deletes the key.
+/// Makes the key of one lock expire earlier if its holder still has this id; `all` deletes the key.
 const SHORTEN_ONE: &str = "
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return end
 if ARGV[2] == 'all' then return redis.call('DEL', KEYS[1]) end

@@ -11,7 +11,7 @@ use crate::format;
 
 pub(super) type Check = fn(&NodeFacts, &Requirements) -> Option<Finding>;
 
-/// In the order in which their findings are shown.
+/// Checks of one server, in the order in which their findings are shown.
 pub(super) const NODE_CHECKS: [Check; 12] = [
     check_reach,
     check_rights,
@@ -82,7 +82,7 @@ fn check_rights(node: &NodeFacts, requirements: &Requirements) -> Option<Finding
         !permissions::INSPECT_PERMISSIONS.contains(&permission.as_str())
             && (!of_nodes || (requirements.nodes > 1 && permission == "+info"))
     };
-    // For a single server, the checks that need them report missing `NODE_PERMISSIONS`.
+    // For a single server, missing `NODE_PERMISSIONS` are reported by the checks that need them.
     let reported: Vec<&String> = missing
         .iter()
         .filter(|permission| {
@@ -231,8 +231,8 @@ fn check_memory(node: &NodeFacts, _: &Requirements) -> Option<Finding> {
     })
 }
 
-/// With several nodes, the quarantine covers a node that lost its data. A single server has no such
-/// cover.
+/// Reports what a crash would lose. That is a warning only without a quarantine, which protects the
+/// locks of a node that has lost its data. A single server has no quarantine.
 fn check_persistence(node: &NodeFacts, requirements: &Requirements) -> Option<Finding> {
     let info = node.info()?;
     let check = "persistence";
@@ -290,7 +290,8 @@ fn check_persistence(node: &NodeFacts, requirements: &Requirements) -> Option<Fi
     Some(Finding::warning(check, format!("{loses}: {consequence}")).advice(advice))
 }
 
-/// The server's `timeout` closes connections for renewals, but not those of waiters.
+/// The server's `timeout` setting closes idle connections, such as those for renewals, but not the
+/// subscriptions of waiters.
 fn check_timeout(node: &NodeFacts, requirements: &Requirements) -> Option<Finding> {
     let seconds = match &node.timeout {
         Queried::Known(seconds) => seconds.parse::<u64>().ok()?,

@@ -254,6 +254,8 @@ fn release_lock(options: &Run, guard: LockGuard, exit: Exit) -> Exit {
         }
         Ok(Released::Gone) => lost("it no longer exists on the server".into()),
         Ok(Released::OwnedByOther(holder)) => lost(format!("it is now held by {holder}")),
+        // A later version of the library may report more.
+        Ok(other) => lost(format!("{other:?}")),
         Err(error) => {
             output::print_message(&format!(
                 "could not release lock {name}, which stays held until it expires, after {} at the \

@@ -21,11 +21,11 @@ use super::{
 };
 use crate::{args::Run, clock, exit::Exit, format, job_control::has_job_control_parent, output};
 
-/// Time between two looks at processes that the command has left behind. They are polled, because
-/// the wrapper is notified only of the end of its own children.
+/// Time between two checks of the processes that the command has left behind. They are polled,
+/// because the wrapper is notified only of the end of its own children.
 const STRAGGLER_POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Time between two looks at whether a terminal has stopped a part of the command. That is polled,
-/// because no signal reports it.
+/// Time between two checks whether a terminal has stopped only a part of the command. This is
+/// polled, because no signal reports it.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The state of the wrapper while the command runs.
@@ -35,7 +35,7 @@ pub(super) struct Supervisor<'a> {
     guard: &'a LockGuard,
     signals: &'a Receiver<i32>,
     guardian: &'a mut GuardianHandle,
-    /// A copy of what the guardian knows about this process, while there is a guardian.
+    /// Copy of what the guardian knows about this process. None once the guardian has ended.
     watchdog: Option<Watchdog>,
     terminal: Option<Terminal>,
     termination: Termination,
@@ -48,7 +48,7 @@ pub(super) struct Supervisor<'a> {
     next_heartbeat: Duration,
     next_stop_check: Duration,
     signal_origin: SignalOrigin,
-    /// The last signal that was forwarded, and which processes the terminal sent it to.
+    /// The last signal that was forwarded, and where it came from.
     last_forwarded: Option<(u8, SignalOrigin)>,
 }
 
@@ -115,8 +115,8 @@ impl<'a> Supervisor<'a> {
             self.send_heartbeat(now);
             self.resume_stopped_members(now);
             if self.termination.has_exited() {
-                // Checked before anything is sent: once the group is gone, its number may be
-                // another group's.
+                // Check before sending anything, because once the group is gone, its number may
+                // belong to another group.
                 if !self.group().is_alive() {
                     break;
                 }
@@ -186,11 +186,11 @@ impl<'a> Supervisor<'a> {
         self.guardian.send(message);
     }
 
-    /// The guardian has ended the command, because this process did not run for a while. Reports
-    /// that; otherwise the command would seem to end for no reason.
+    /// If this process did not run for a while, the guardian has ended the command. Reports that,
+    /// because otherwise the command would seem to end for no reason.
     fn handle_late_wakeup(&mut self, now: Duration) {
         let deadline = self.watchdog.as_ref().and_then(Watchdog::deadline);
-        // A lost lock is reported in other words, and an expiring one has been reported.
+        // `check_held` reports a lost lock, and an expiring one has been reported already.
         if deadline.is_none_or(|at| now < at)
             || !self.guard.is_held()
             || self.termination.is_lock_ending()
@@ -209,8 +209,8 @@ impl<'a> Supervisor<'a> {
         ));
     }
 
-    /// Terminates the command if the lock was not renewed, and there is just enough time left
-    /// before it expires.
+    /// Terminates the command if the lock was not renewed, and only just enough time is left for
+    /// the command to end before the lock expires.
     fn terminate_before_expiry(&mut self, now: Duration) {
         self.grace_period.extend(self.guard.remaining());
         if self.term_deadline().is_none_or(|at| now < at) {
@@ -231,8 +231,8 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Checks the deadline itself, because after a suspension the thread that reports a loss may
-    /// wake up later.
+    /// Handles a loss that the channel has not reported yet: after a suspension, the thread that
+    /// reports losses may wake up later than this one.
     fn check_held(&mut self) {
         if self.termination.is_lock_ending() {
             return;
@@ -243,9 +243,9 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// When the command must get SIGTERM unless the lock is renewed before.
+    /// Time at which the command must get SIGTERM, unless the lock is renewed first.
     fn term_deadline(&self) -> Option<Duration> {
-        // The reason for a loss arrives in a moment through the channel.
+        // A lost lock has no deadline, because the channel will report the loss in a moment.
         (self.guard.is_held() && !self.termination.is_lock_ending())
             .then(|| self.grace_period.term_at(self.held_until()))
     }
@@ -285,9 +285,9 @@ impl<'a> Supervisor<'a> {
             } else if let Some(exit) = exit_of(status) {
                 let had_terminal = self.terminal.as_mut().is_some_and(Terminal::reclaim);
                 self.signal_origin = match self.last_forwarded {
+                    Some((signal, origin)) if exit == Exit::Signal(signal) => origin,
                     // Signals that the terminal sends to a command in its foreground do not reach
                     // this process.
-                    Some((signal, origin)) if exit == Exit::Signal(signal) => origin,
                     _ if had_terminal => SignalOrigin::TtyToCommand,
                     _ => SignalOrigin::NotTty,
                 };
@@ -309,11 +309,11 @@ impl<'a> Supervisor<'a> {
             StopReaction::StopToo => {
                 self.paused = true;
                 self.send(&GuardianMessage::Paused);
-                // Maybe only some of the processes have stopped, but from here on no lock is
-                // renewed.
+                // Stop the whole group, because only some of its processes may have stopped, and
+                // from here on the lock is not renewed.
                 group.send(&[Signal::STOP]);
-                // This stops the whole job, this process included. SIGCONT reports that it
-                // continues.
+                // This stops the whole job, including this process, which gets SIGCONT when the job
+                // is continued.
                 if kill_current_process_group(Signal::STOP).is_err() {
                     self.resume();
                 }

@@ -1,5 +1,5 @@
-//! `Watchdog`: when a guardian must intervene, and how much time it then has. Pure. The wrapper
-//! keeps a copy, by which it knows that its guardian has intervened.
+//! `Watchdog`: when a guardian must intervene, and how much time the command then has. Pure. The
+//! wrapper keeps a copy, so that it notices when its guardian has intervened.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ const HEARTBEATS_PER_LEASE: u32 = 12;
 pub(super) struct Watchdog {
     ttl: Duration,
     grace_period: GracePeriod,
-    /// The process group that may be running.
+    /// Process group of the command, while it may be running.
     group: Option<i32>,
     held_until: Duration,
     last_message_at: Duration,
     /// The wrapper has announced that it stops itself.
     paused: bool,
-    /// When the wrapper will have killed the group itself, if it has announced that.
+    /// Time at which the wrapper will send SIGKILL to the group itself, if it has announced that.
     kill_at: Option<Duration>,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct KillOrder {
 }
 
 impl Watchdog {
-    /// Starts when the wrapper requests its lock.
+    /// Creates the watchdog of a wrapper that is about to request its lock.
     pub(super) fn new(ttl: Duration, grace: Duration, now: Duration) -> Watchdog {
         Watchdog {
             ttl,
@@ -51,7 +51,7 @@ impl Watchdog {
             GuardianMessage::Started(group, until) => {
                 self.group = Some(*group);
                 self.held_until = *until;
-                // After a grant, this is the claim window.
+                // After a hand-over, this is the claim window.
                 self.grace_period.ttl = until.saturating_sub(now);
             }
             GuardianMessage::HeldUntil(until) => {
@@ -67,12 +67,12 @@ impl Watchdog {
         }
     }
 
-    /// When to consider the wrapper frozen if it stays silent. From then on, the command has just
-    /// enough time to end before the lease expires.
+    /// Time at which the wrapper counts as frozen unless it sends a message first. The command then
+    /// still has just enough time to end before the lease expires.
     pub(super) fn deadline(&self) -> Option<Duration> {
         self.group?;
         if let Some(at) = self.kill_at {
-            // A wrapper that does so needs a moment to report it.
+            // A wrapper that has killed the group needs a moment to report that it is gone.
             return Some(at.saturating_add(self.grace_period.kill_margin() / 2));
         }
         if self.paused {
@@ -87,7 +87,7 @@ impl Watchdog {
         Some(at.min(self.held_until.saturating_sub(self.grace_period.kill_margin() / 2)))
     }
 
-    /// The wrapper is frozen. Returns the group to kill, once.
+    /// Handles a frozen wrapper. Returns the group to kill, but only once.
     pub(super) fn on_frozen(&mut self, now: Duration) -> Option<KillOrder> {
         let group = self.group.take()?;
         Some(KillOrder {
@@ -98,9 +98,9 @@ impl Watchdog {
         })
     }
 
-    /// The wrapper is dead. The lock must last until the command is gone, but is not renewed any
-    /// more, so the group has at most half of the time that is left. Returns the group to kill,
-    /// once.
+    /// Handles a dead wrapper. The lock must last until the command is gone, but is not renewed any
+    /// more, so the group has at most half of the remaining lease. Returns the group to kill, but
+    /// only once.
     pub(super) fn on_dead(&mut self, now: Duration) -> Option<KillOrder> {
         let group = self.group.take()?;
         let left = self.held_until.saturating_sub(now);
@@ -108,15 +108,15 @@ impl Watchdog {
         Some(KillOrder { group, kill_at: self.kill_at.map_or(kill_at, |at| at.min(kill_at)) })
     }
 
-    /// When the lock has certainly expired, so that waiting for the command's end is of no more
-    /// use.
+    /// Time at which the lock has certainly expired. Waiting any longer for the command to end is
+    /// pointless.
     pub(super) fn lock_gone_at(&self, now: Duration) -> Duration {
         now.max(self.held_until).saturating_add(self.ttl)
     }
 }
 
-/// Time until the wrapper's next heartbeat. If little of the lease is left, it comes soon, so that
-/// the guardian soon learns of the renewal.
+/// Time until the wrapper's next heartbeat. It is short if little of the lease is left, so that the
+/// guardian soon learns of a renewal.
 pub(super) fn next_heartbeat_after(remaining: Duration, ttl: Duration) -> Duration {
     let span = if remaining.is_zero() { ttl } else { remaining.min(ttl) };
     (span / HEARTBEATS_PER_LEASE).max(Duration::from_millis(1))
@@ -130,10 +130,10 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// Of a wrapper whose lease of 60 s was confirmed at 1000.
+    /// Watchdog of a wrapper whose lease of 60 s was confirmed at 1000 s.
     fn watchdog(grace: u64) -> Watchdog {
         let mut watchdog = Watchdog::new(at(60), at(grace), at(1000));
-        assert_eq!(watchdog.deadline(), None, "waiting for the lock may take any time");
+        assert_eq!(watchdog.deadline(), None, "a wait for the lock has no deadline");
         watchdog.on_message(&GuardianMessage::Started(7, at(1060)), at(1000));
         watchdog
     }
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(
             watchdog(500).deadline(),
             Some(at(1049)),
-            "at most a sixth of the lease is for the end"
+            "the grace period is at most a sixth of the lease"
         );
         let mut watchdog = watchdog(5);
         watchdog.on_message(&GuardianMessage::HeldUntil(at(1060)), at(1054));
@@ -162,13 +162,13 @@ mod tests {
         assert_eq!(
             watchdog.deadline(),
             Some(late),
-            "it runs and knows that it cannot renew: the last moment to report that"
+            "a running wrapper must report by then that it cannot renew"
         );
         assert_eq!(watchdog.on_frozen(late), Some(KillOrder { group: 7, kill_at: late }));
-        assert_eq!((watchdog.on_frozen(late), watchdog.deadline()), (None, None), "once");
+        assert_eq!((watchdog.on_frozen(late), watchdog.deadline()), (None, None), "only once");
     }
 
-    /// Of a wrapper that got a lock of 60 s by a grant at 1000, with a claim window of 1 s.
+    /// Watchdog of a wrapper that was handed a lock of 60 s at 1000 s, with a claim window of 1 s.
     fn handed_over() -> Watchdog {
         let mut watchdog = Watchdog::new(at(60), at(5), at(900));
         watchdog.on_message(&GuardianMessage::Started(7, at(1001)), at(1000));
@@ -183,7 +183,7 @@ mod tests {
             let deadline = watchdog.deadline().unwrap();
             assert!(
                 deadline > sent_at && deadline > at(1000) + at(3) / 4,
-                "time to confirm the grant: {deadline:?}"
+                "too little time to confirm the grant: {deadline:?}"
             );
             assert!(deadline < at(1001), "the command outlives its lock: {deadline:?}");
         }
@@ -191,7 +191,7 @@ mod tests {
         assert!(watchdog.on_frozen(deadline).unwrap().kill_at < at(1001));
         assert!(
             watchdog.lock_gone_at(deadline) >= at(1060),
-            "it may have been confirmed without a report"
+            "the grant may have been confirmed without a report to the guardian"
         );
     }
 
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(
             next_heartbeat_after(Duration::ZERO, at(60)),
             at(5),
-            "a lost lock has no heartbeat"
+            "a lost lock needs no early heartbeat"
         );
         assert_eq!(next_heartbeat_after(Duration::from_nanos(1), at(60)), Duration::from_millis(1));
     }
@@ -237,7 +237,7 @@ mod tests {
             assert_eq!(
                 watchdog.deadline(),
                 Some(at(1059) + Duration::from_millis(500)),
-                "the lease ends at 1060"
+                "half of the kill margin after the announced SIGKILL"
             );
         }
         assert_eq!(watchdog.on_frozen(at(1060)), Some(KillOrder { group: 7, kill_at: at(1059) }));
@@ -260,7 +260,7 @@ mod tests {
             assert_eq!(
                 watchdog.on_dead(at(1002)).is_some(),
                 message != GuardianMessage::Done,
-                "it may still die"
+                "a paused wrapper may still die"
             );
         }
     }

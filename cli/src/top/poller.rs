@@ -232,6 +232,8 @@ fn run_query(mgr: &RedisMgr, query: Query) -> QueryResult {
                 Ok(Released::OwnedByOther(by)) => {
                     Ok(ReleaseResult::HeldByOther(holder_name(by.host(), by.pid(), by.id())))
                 }
+                // A later version of the library may report more.
+                Ok(other) => Err(format!("{other:?}")),
                 Err(error) => Err(to_text(error)),
             };
             QueryResult::Released { name, result }

@@ -18,8 +18,8 @@ use crate::{
     },
 };
 
-/// Another client holds a quorum, so that an acquire is rejected without waiting for the first
-/// node, which is stopped.
+/// Starts five nodes, of which another client holds a quorum. Once the test has stopped the first
+/// node, an acquisition is rejected without waiting for it.
 fn held_without_first_node() -> Nodes {
     let nodes = Nodes::start(5);
     hold(&nodes);
@@ -39,9 +39,9 @@ fn hold(nodes: &Nodes) {
 #[track_caller]
 fn expect_cleaned_up(nodes: &Nodes, before: u64) {
     nodes.cont(0);
-    eventually("it has executed the requests", TEST_TIMEOUT, || scripts(nodes, 0) > before);
+    eventually("the requests are executed", TEST_TIMEOUT, || scripts(nodes, 0) > before);
     let left = || [nodes.values(&key("x"))[0].clone(), nodes.values(&key("x"))[4].clone()];
-    // The key itself expires after 30 s.
+    // Without a clean-up, the key expires after 30 s.
     completes_within(20 * SECOND, "the clean-up", || {
         eventually("nothing is left", TEST_TIMEOUT, || left() == [None, None])
     });
@@ -87,7 +87,7 @@ fn late_vote_for_a_killed_process_is_void() {
     let before = scripts(&nodes, 0);
     nodes.stop(0);
     worker.send("lock x");
-    eventually("it waits", TEST_TIMEOUT, || {
+    eventually("the worker waits", TEST_TIMEOUT, || {
         (1..5).any(|node| queued(nodes.server(node), "x") == 1)
     });
     worker.kill();
@@ -107,12 +107,12 @@ fn request_executed_after_its_expiry_leaves_nothing() {
     expect_no_quorum(&nodes, &error);
     drop(mgr);
     [0, 1, 2].into_iter().for_each(|node| nodes.cont(node));
-    eventually("they have executed the requests", TEST_TIMEOUT, || {
+    eventually("the stopped nodes have executed the requests", TEST_TIMEOUT, || {
         [0, 1, 2].into_iter().all(|node| scripts(&nodes, node) > before[node])
     });
     let left = nodes.values(&key("x"));
     let ((), took) = timed(|| wait_until_free_everywhere(&nodes, "x"));
-    assert!(took < 20 * SECOND, "the key was left to its ttl of 30 s: {left:?}");
+    assert!(took < 20 * SECOND, "the key expired instead of being cleaned up: {left:?}");
 }
 
 /// The request is delayed on its way to one node, while the lock is acquired and released on the
@@ -128,7 +128,7 @@ fn request_that_arrives_after_the_release_leaves_nothing() {
     completes_within(CALL_LIMIT, "release", || guard.release().unwrap()).unwrap_released();
     let before = scripts(&nodes, 2);
     held.release();
-    eventually("it has arrived", TEST_TIMEOUT, || scripts(&nodes, 2) > before);
+    eventually("the request has arrived", TEST_TIMEOUT, || scripts(&nodes, 2) > before);
     completes_within(20 * SECOND, "the clean-up", || wait_until_free_everywhere(&nodes, "x"));
     let next = mgr.lock("x").unwrap();
     expect_quorum(&nodes, &next);
@@ -146,7 +146,7 @@ fn vote_with_a_lost_reply_is_cleaned_up() {
     hold(&nodes);
     let resets = [0, 4]
         .map(|node| nodes.proxy(node).on_request(contains("lock:x"), Fault::ResetAfterRequest));
-    // A node whose last reply was slow is not asked.
+    // Repeated, because an acquisition does not ask a node whose last reply was slow.
     eventually("both replies were lost", TEST_TIMEOUT, || {
         let error = completes_within(CALL_LIMIT, "try_lock", || mgr.try_lock("x").unwrap_err());
         assert!(error.is_contended(), "{error:?}");
@@ -160,8 +160,9 @@ fn vote_with_a_lost_reply_is_cleaned_up() {
     });
 }
 
-/// Returns a manager that asks for a queue entry with its first request, since it has waited
-/// before. That request for lock `x` is delayed by the returned fault.
+/// Returns a manager whose first request for a lock also asks for a queue entry, because the
+/// manager has waited before. The returned fault delays the first request for lock `x` to the
+/// first node.
 fn enqueueing(nodes: &Nodes) -> (RedisMgr, ArmedFault) {
     enqueueing_with(nodes, 10)
 }
@@ -176,15 +177,16 @@ fn enqueueing_with(nodes: &Nodes, pool_size: u32) -> (RedisMgr, ArmedFault) {
     (mgr, held)
 }
 
-/// Lets the delayed request arrive. Another client has the lock, so the request adds a queue entry
-/// for a lock that has been released, or will be.
+/// Lets the delayed request arrive. Another client holds the lock by now, so the request adds a
+/// queue entry for an acquisition whose lease has already ended.
 fn deliver_and_await_entry(nodes: &Nodes, held: &ArmedFault) {
     let commands = nodes.server(0).monitor();
     held.release();
     commands.wait_for("lua] \"RPUSH\"");
 }
 
-/// Waits for an empty queue; the queue key expires much later.
+/// Waits until the queue is empty. The queue key expires much later, so a clean-up must remove the
+/// entry.
 fn await_empty_queue(nodes: &Nodes) {
     eventually("the queue entry is removed", 40 * SECOND, || queued(nodes.server(0), "x") == 0);
 }
@@ -258,8 +260,8 @@ fn node_with_a_release_in_flight_does_not_carry_a_lease() {
     held.release();
 }
 
-/// The release overtakes the acquire request, because it uses another connection: of the pool, or
-/// of the renewer.
+/// The release overtakes the acquire request, because it uses another connection: one from the
+/// pool, or the renewer's.
 ///
 /// Fault: N34
 /// Promise: P4
@@ -291,7 +293,7 @@ fn request_from_before_the_token_agreement_leaves_nothing() {
     let mgr = RedisMgr::new(config_medium_timeout(&nodes).claim_window(SECOND)).unwrap();
     let holder = manager(&nodes).lock("x").unwrap();
     let waiting = in_thread(&mgr, "x", |mgr, name| mgr.lock_with(name, &with_ttl(60 * SECOND)));
-    eventually("it waits", TEST_TIMEOUT, || queued(nodes.server(0), "x") == 1);
+    eventually("the waiter is queued", TEST_TIMEOUT, || queued(nodes.server(0), "x") == 1);
     nodes.server(0).query::<()>(&["SET", &fence_key("x"), &(1_u64 << 52).to_string()]);
     let is_acquire = |words: &[Vec<u8>]| {
         ["lock:x", "try"].iter().all(|word| words.iter().any(|other| other == word.as_bytes()))
@@ -307,14 +309,14 @@ fn request_from_before_the_token_agreement_leaves_nothing() {
     let guard = waiting.join().unwrap().unwrap();
     let before = scripts(&nodes, 2);
     guard.release().unwrap().unwrap_released();
-    eventually("the release has overtaken it", TEST_TIMEOUT, || scripts(&nodes, 2) > before);
+    eventually("the release has arrived first", TEST_TIMEOUT, || scripts(&nodes, 2) > before);
     let before = scripts(&nodes, 2);
     held.release();
     eventually("the request has arrived", TEST_TIMEOUT, || scripts(&nodes, 2) > before);
     completes_within(40 * SECOND, "the clean-up", || wait_until_free_everywhere(&nodes, "x"));
 }
 
-/// Matches the release of this lock, over any connection.
+/// Matches a release of lock `x`, over any connection.
 pub(super) fn releases_x(words: &[Vec<u8>]) -> bool {
     let named = |name: &str| words.iter().any(|word| word == name.as_bytes());
     named("lock:x")
@@ -322,9 +324,9 @@ pub(super) fn releases_x(words: &[Vec<u8>]) -> bool {
         && !["try", "join", "look"].into_iter().any(named)
 }
 
-/// Releases a lock that all three nodes hold, while the request to the last node is delayed, so
-/// that its reply is not awaited. When the lock was acquired, the last node's reply was read, so
-/// that nothing else must be cleaned up there.
+/// Releases a lock that all three nodes hold. The release to the last node is delayed, so the call
+/// returns without that node's reply. The node's reply to the acquisition has been read, so nothing
+/// but the release is unfinished there.
 fn released_without_last_node(nodes: &Nodes, mgr: &RedisMgr) -> ArmedFault {
     warm_up(nodes, mgr);
     let guard = eventually_some("all nodes hold it", TEST_TIMEOUT, || {
@@ -340,8 +342,8 @@ fn released_without_last_node(nodes: &Nodes, mgr: &RedisMgr) -> ArmedFault {
     held
 }
 
-/// The node rejects the release, because its scripts were flushed before. The rejection is read by
-/// the next request over that connection, or by the clean-up alone.
+/// The node rejects the release, because its scripts were flushed before. The next request over
+/// that connection reads the rejection; if there is none, the clean-up does.
 ///
 /// Fault: N79
 /// Promise: P9
@@ -355,7 +357,7 @@ fn release_rejected_after_the_call_is_repeated() {
         nodes.server(2).query::<()>(&["SCRIPT", "FLUSH"]);
         held.release();
         if next_request {
-            eventually("it has been rejected", TEST_TIMEOUT, || scripts(&nodes, 2) > before);
+            eventually("the release is rejected", TEST_TIMEOUT, || scripts(&nodes, 2) > before);
             drop(mgr.lock("y").unwrap());
         }
         wait_until_free_everywhere(&nodes, "x");
@@ -374,8 +376,8 @@ fn release_lost_after_the_call_is_repeated() {
     wait_until_free_everywhere(&nodes, "x");
 }
 
-/// The reply to the release is late, so that the release is repeated when another client has the
-/// lock.
+/// The reply to the release is late, so the release is repeated. The repetition arrives when
+/// another client already holds the lock.
 ///
 /// Fault: N79
 #[test]

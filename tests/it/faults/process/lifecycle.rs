@@ -1,4 +1,5 @@
-//! Managers that are created, used and ended in any order, and extreme numbers of them.
+//! The life cycle of managers: creation, use and shutdown in any order, and extreme numbers of
+//! managers and threads.
 
 use std::{
     sync::{
@@ -43,12 +44,13 @@ fn process_wide_manager_is_created_once() {
             .flat_map(|result| result.as_ref().err())
             .all(|e| matches!(e, LockError::AlreadyInitialized))
     );
-    // By now all started threads have their names, which they set themselves.
+    // Threads set their names when they start. After this call, all of them have done so.
     RedisMgr::instance().unwrap().lock("x").unwrap().release().unwrap().unwrap_released();
-    eventually("one manager has threads", TEST_TIMEOUT, || distlock_threads().len() == 2);
+    eventually("only one manager has threads", TEST_TIMEOUT, || distlock_threads().len() == 2);
 }
 
-/// A user's logger may use the manager while it logs.
+/// If a user's logger requests the process-wide manager while that is being created, the logger
+/// gets an error. Otherwise `init` would hang.
 ///
 /// Fault: N53
 #[test]
@@ -187,7 +189,7 @@ fn calls_after_a_shutdown_report_it() {
     assert_eq!((get(&server, "lock:x"), queued(&server, "x")), (None, 0));
 }
 
-/// The second wait ends at its limit, and reports the thread's own lock as the holder.
+/// The second acquisition times out, and its error names the thread's own lease as the holder.
 ///
 /// Fault: F94
 #[test]
@@ -218,17 +220,17 @@ fn lease_of_a_day_lasts_for_a_day() {
             Duration::from_millis(u64::try_from(pttl(&server, "lock:x")).unwrap()),
         );
         assert!(left > day * 98 / 100 && left <= key && key <= day, "{left:?} of {key:?}");
-        // A waiter polls much sooner than that, and keeps its queue entry meanwhile.
+        // The waiter polls long before such a lease ends, and keeps its queue entry between polls.
         let waiting = spawn_queued_waiter(&server, &mgr, "x");
         guard.release().unwrap().unwrap_released();
         waiting.join().unwrap().unwrap().release().unwrap().unwrap_released();
     }
-    // The next lease may have the shortest ttl.
+    // The next lease may have the shortest ttl, which a slow machine may fail to acquire in time.
     let short = mgr.lock_with("x", &with_ttl(Duration::from_millis(10)));
     assert!(short.is_ok() || short.is_err_and(|error| error.is_unavailable()));
 }
 
-/// Locks and shuts down from its event handlers.
+/// Acquires a lock when `x` is renewed, and shuts its manager down when a lock is lost.
 #[derive(Debug, Default)]
 struct LockingHandler {
     mgr: OnceLock<RedisMgr>,
@@ -269,7 +271,8 @@ fn event_handler_may_use_its_manager_and_shut_it_down() {
     assert!(!guard.is_held() && !deleted.is_held());
 }
 
-/// A thousand threads want one lock, and each also its own lock, over ten connections.
+/// Over ten connections, a thousand threads acquire one lock each, and then contend for a common
+/// one.
 ///
 /// Fault: F18
 #[test]
