@@ -18,10 +18,10 @@ use super::{
 };
 use crate::{
     clock::{self, Moment},
-    deadline::{deadline_from_grant, deadline_from_sent, needs_immediate_confirmation},
     error::LockError,
     grant::{Claim, Grant, InFlight},
     holder::Holder,
+    lease_deadline::{deadline_from_grant, deadline_from_sent, needs_immediate_confirmation},
     node::{
         NodeError, NodeErrorKind,
         requests_and_replies::{AcquireMode, AcquireReply},

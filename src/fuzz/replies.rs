@@ -11,9 +11,9 @@ use redis::{Parser, Value};
 use super::{corpus, fuzz};
 use crate::{
     clock::Moment,
-    deadline::{deadline_from_grant, deadline_from_sent},
     holder::Holder,
     key::LockKey,
+    lease_deadline::{deadline_from_grant, deadline_from_sent},
     node::{
         ClockSample, GrantMessage, INFO_COMMANDS, PubSubMessage, Request, ServerInfoReader,
         list::{DescribeLocks, Description, Scan},

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::resp::CLOCK_MAX;
+use super::fields::CLOCK_MAX;
 use crate::clock::Moment;
 
 /// The server's clock showed `server_us` at a moment between `sent` and `received` on the local

@@ -17,8 +17,8 @@ use redis::Value;
 use super::{
     clock_sample::ClockSample,
     error::{NodeError, NodeErrorKind},
+    fields::{write_array, write_bulk},
     framed_socket::FramedSocket,
-    resp::{write_array, write_bulk},
     server_info::{self, ServerInfo, ServerInfoReader},
     socket::Socket,
     url::Endpoint,

@@ -7,7 +7,7 @@ use std::{
 
 use redis::{Parser, RedisResult, Value};
 
-use super::{ack::AckTracker, resp::is_tls, socket::Socket};
+use super::{ack::AckTracker, fields::is_tls, socket::Socket};
 use crate::clock::{self, Moment};
 
 /// Maximum size of a reply. The replies of our scripts are far smaller, so a longer one is an error

@@ -4,7 +4,7 @@ use redis::Value;
 
 use super::{
     connection::write_command,
-    resp::{Fields, parse_clock, parse_lua_integer, text_reply, write_bulk, write_number},
+    fields::{Fields, parse_clock, parse_lua_integer, text_reply, write_bulk, write_number},
     script::{DESCRIBE, Request, Script, ScriptRef},
 };
 use crate::{display::truncate_id, holder::Holder, key::LockKey};

@@ -6,13 +6,13 @@ mod clock_sample;
 mod connection;
 mod dns;
 mod error;
+mod fields;
 mod framed_socket;
 mod health;
 pub(crate) mod list;
 mod membership;
 mod redis_node;
 pub(crate) mod requests_and_replies;
-mod resp;
 mod script;
 mod server_info;
 mod socket;
@@ -25,9 +25,9 @@ pub(crate) use self::{
     clock_sample::{ClockSample, DRIFT_DIVISOR},
     connection::{CancelHandle, Connection, write_command},
     error::{NodeError, NodeErrorKind},
+    fields::PubSubMessage,
     membership::Membership,
     redis_node::{Exchange, InFlightRequest, RedisNode},
-    resp::PubSubMessage,
     script::{Request, ScriptRef},
     socket::Socket,
     url::Endpoint,
@@ -35,6 +35,6 @@ pub(crate) use self::{
 #[cfg(test)]
 pub(crate) use self::{
     ack::AckTracker,
-    resp::GrantMessage,
+    fields::GrantMessage,
     server_info::{INFO_COMMANDS, ServerInfoReader},
 };

@@ -4,7 +4,7 @@ use redis::Value;
 
 use super::{
     connection::write_command,
-    resp::{Fields, parse_clock, text_reply, write_bulk, write_micros, write_number},
+    fields::{Fields, parse_clock, text_reply, write_bulk, write_micros, write_number},
     script::{ACQUIRE, INSPECT, RELEASE, RENEW, Request, Script, ScriptRef},
 };
 use crate::{holder::Holder, key::LockKey};

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use redis::Value;
 
-use super::resp::{write_array, write_bulk, write_number};
+use super::fields::{write_array, write_bulk, write_number};
 
 /// A script: its source, and the hash by which servers identify it.
 #[derive(Debug)]

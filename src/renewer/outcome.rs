@@ -5,10 +5,10 @@ use std::sync::Arc;
 use super::{schedule::Generation, worker::Worker};
 use crate::{
     clock::{self, Moment},
-    deadline::deadline_from_sent,
     error::LockLost,
     holder::Holder,
     lease::Lease,
+    lease_deadline::deadline_from_sent,
     node::requests_and_replies::RenewReply,
     redlock::{NodeSet, Response, Responses},
 };

@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{
     clock::{self, Moment},
-    deadline::deadline_from_sent,
     lease::Lease,
+    lease_deadline::deadline_from_sent,
     node::requests_and_replies::{Acquire, AcquireMode, AcquireReply},
     redlock::{BroadcastOptions, EXPIRY_SLACK, NodeSet, PendingAcks, Response, Vote},
 };

@@ -93,7 +93,7 @@ fn marks_are_found_with_the_path_of_their_test() {
         };
         vec![row(a, "F1 N2", "P3"), row(b, "F4", "")]
     };
-    assert_eq!(names("src/node/resp.rs"), expected("node::resp::a", "node::resp::many::b"));
+    assert_eq!(names("src/node/fields.rs"), expected("node::fields::a", "node::fields::many::b"));
     assert_eq!(names("src/node/mod.rs"), expected("node::a", "node::many::b"));
     assert_eq!(names("tests/it/hold.rs"), expected("it: hold::a", "it: hold::many::b"));
     assert_eq!(names("cli/tests/cli/run/lost.rs")[0].0, "cli: run::lost::a");

@@ -15,7 +15,7 @@ const LAYERS: [&[&str]; 21] = [
     &["acquire", "renewer"],
     &["lease", "config"],
     &["grant"],
-    &["deadline"],
+    &["lease_deadline"],
     &["redlock"],
     &["node"],
     &["key"],
@@ -37,7 +37,7 @@ const PURE: [&str; 20] = [
     "renewer/cleanup_queue.rs",
     "renewer/doubts.rs",
     "acquire/backoff.rs",
-    "deadline.rs",
+    "lease_deadline.rs",
     "grant.rs",
     "lease.rs",
     "redlock/quorum.rs",
@@ -50,7 +50,7 @@ const PURE: [&str; 20] = [
     "node/membership.rs",
     "node/script.rs",
     "node/list.rs",
-    "node/resp.rs",
+    "node/fields.rs",
 ];
 
 /// Circles between files that still exist. This list may only get shorter.

@@ -1,4 +1,4 @@
-//! Encoding of requests, and decoding of replies and messages (RESP). Pure.
+//! The fields of requests, replies and messages: how they are written and read. Pure.
 
 use std::str::FromStr;
 
