@@ -13,7 +13,7 @@ use distlock::{LockError, LockOptions, RedisMgr, Released};
 use crate::{
     helpers::{
         SECOND, UnwrapReleased, completes_within, config_long_timeouts, fence_key, foreign_release,
-        foreign_take, get, in_thread, label, manager, pttl, spawn_queued_waiter, with_ttl,
+        get, label, manager, pttl, set_foreign_lock, spawn_call, spawn_queued_waiter, with_ttl,
     },
     support::{RedisServer, TEST_TIMEOUT, eventually},
 };
@@ -44,7 +44,7 @@ fn free_lock_is_acquired_by_every_call() {
 fn held_lock_is_refused_with_its_holder() {
     let server = RedisServer::start();
     let (mgr, other) = (manager(&server), manager(&server));
-    let (guard, tid) = in_thread(&mgr, "x", |mgr, name| {
+    let (guard, tid) = spawn_call(&mgr, "x", |mgr, name| {
         (
             mgr.lock(name).unwrap(),
             u64::from(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()),
@@ -136,7 +136,7 @@ fn tokens_rise_above_one_ahead_of_the_clock() {
 fn foreign_holder_is_reported_with_its_id() {
     let server = RedisServer::start();
     let mgr = manager(&server);
-    assert!(foreign_take(&server, LOCK, "lock_1804289383", 30_000));
+    assert!(set_foreign_lock(&server, LOCK, "lock_1804289383", 30_000));
     let error = mgr.try_lock("x").unwrap_err();
     let holder = error.holder().unwrap();
     assert_eq!((holder.id(), holder.host(), holder.held_for()), ("lock_1804289383", None, None));
@@ -151,7 +151,7 @@ fn foreign_holder_is_reported_with_its_id() {
 fn foreign_release_lets_a_waiter_in() {
     let server = RedisServer::start();
     let mgr = manager(&server);
-    assert!(foreign_take(&server, LOCK, "lock_1", 1_000_000));
+    assert!(set_foreign_lock(&server, LOCK, "lock_1", 1_000_000));
     let waiting = spawn_queued_waiter(&server, &mgr, "x");
     assert!(foreign_release(&server, LOCK, "lock_1"));
     let guard = completes_within(60 * SECOND, "the wait", || waiting.join().unwrap().unwrap());
@@ -162,10 +162,10 @@ fn foreign_release_lets_a_waiter_in() {
 fn foreign_client_is_refused_until_the_release() {
     let server = RedisServer::start();
     let guard = manager(&server).lock("x").unwrap();
-    assert!(!foreign_take(&server, LOCK, "lock_1", 30_000));
+    assert!(!set_foreign_lock(&server, LOCK, "lock_1", 30_000));
     assert!(!foreign_release(&server, LOCK, "lock_1"));
     assert_eq!(guard.release().unwrap(), Released::Released);
-    assert!(foreign_take(&server, LOCK, "lock_1", 30_000));
+    assert!(set_foreign_lock(&server, LOCK, "lock_1", 30_000));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use distlock::{Config, LockError, LockOptions, RedisMgr};
 use crate::{
     helpers::{
         SECOND, UnwrapReleased, config_long_timeouts, config_medium_timeout, config_short_timeout,
-        fence_key, in_own_process, in_thread, label, manager, spawn_queued_waiter, with_ttl,
+        fence_key, in_own_process, label, manager, spawn_call, spawn_queued_waiter, with_ttl,
     },
     quorum,
     support::{Nodes, RedisServer, TEST_TIMEOUT, eventually},
@@ -193,7 +193,7 @@ fn lock_with_any_name_is_handed_over() {
         let mgr = RedisMgr::new(config_long_timeouts(server.url()).prefix(prefix)).unwrap();
         for name in ["a b", "\0", "\r\n", "{}", "{x}y", "a}b", "😀"] {
             let guard = mgr.lock(name).unwrap();
-            let waiting = in_thread(&mgr, name, |mgr, name| mgr.lock(name).unwrap());
+            let waiting = spawn_call(&mgr, name, |mgr, name| mgr.lock(name).unwrap());
             eventually("the thread waits", TEST_TIMEOUT, || {
                 mgr.holder(name).unwrap().unwrap().waiters() == Some(1)
             });
@@ -249,7 +249,7 @@ fn locks_differ_by_prefix_and_by_database() {
     ];
     assert_eq!(server.query::<i64>(&["DBSIZE"]), 4);
     assert!(guards.iter().all(|guard| guard.is_held()));
-    let waiting = in_thread(&other_database, "x", |mgr, name| mgr.lock(name).unwrap());
+    let waiting = spawn_call(&other_database, "x", |mgr, name| mgr.lock(name).unwrap());
     eventually("the thread waits", TEST_TIMEOUT, || {
         other_database.holder("x").unwrap().unwrap().waiters() == Some(1)
     });

@@ -12,7 +12,7 @@ use redis::Value;
 use tempfile::TempDir;
 
 use crate::{
-    helpers::queued,
+    helpers::queue_length,
     support::{RedisServer, TEST_TIMEOUT, Worker, eventually},
 };
 
@@ -86,7 +86,7 @@ pub(crate) fn lock_in_background(
     before: usize,
 ) {
     worker.send(&format!("lock {name}"));
-    eventually("it is queued", TEST_TIMEOUT, || queued(server, name) == before + 1);
+    eventually("it is queued", TEST_TIMEOUT, || queue_length(server, name) == before + 1);
 }
 
 #[track_caller]
@@ -162,7 +162,7 @@ fn eight_processes_lose_no_update() {
     expect_done(&mut spawn_workers(&server, &[(8, "counter", &args)]));
     assert_eq!(read_counter(&file), 4000);
     assert_eq!(history::expect_no_violation(&history).len(), 4000);
-    assert_eq!((owner(&server, "counter"), queued(&server, "counter")), (None, 0));
+    assert_eq!((owner(&server, "counter"), queue_length(&server, "counter")), (None, 0));
     expect_only_keys_that_expire(&server);
 }
 
@@ -181,7 +181,7 @@ fn set_nx_clients_and_ours_exclude_each_other() {
     expect_done(&mut spawn_workers(&server, &[(4, "counter", &ours), (3, "foreign", &theirs)]));
     assert_eq!(read_counter(&file), 4 * 100 + 3 * 60);
     assert_eq!(history::expect_no_violation(&history).len(), 4 * 100 + 3 * 60);
-    assert_eq!((owner(&server, "shared"), queued(&server, "shared")), (None, 0));
+    assert_eq!((owner(&server, "shared"), queue_length(&server, "shared")), (None, 0));
     expect_only_keys_that_expire(&server);
 }
 
@@ -231,7 +231,7 @@ fn no_queued_process_is_overtaken() {
         ("history", path_str(&history)),
     ];
     let mut workers = spawn_workers(&server, &[(8, "counter", &args)]);
-    eventually("all are queued", TEST_TIMEOUT, || queued(&server, "x") == 8);
+    eventually("all are queued", TEST_TIMEOUT, || queue_length(&server, "x") == 8);
     release(&mut holder, "x");
     expect_done(&mut workers);
     server.query::<Value>(&["ECHO", "the end of the record"]);

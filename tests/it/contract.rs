@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 
 use crate::{
     helpers::{
-        CALL_LIMIT, SECOND, SHORT_TIMEOUT, UnwrapReleased, await_queued, completes_within,
-        config_long_timeouts, expect_loss, in_thread, queue_key, spawn_queued_waiter, with_ttl,
+        CALL_LIMIT, SECOND, SHORT_TIMEOUT, UnwrapReleased, await_queue_length, completes_within,
+        config_long_timeouts, expect_loss, queue_key, spawn_call, spawn_queued_waiter, with_ttl,
     },
     quorum::{self, await_waiting, config_medium_timeout, expect_locked, next_locked},
     support::{Nodes, TEST_TIMEOUT, Worker, eventually, eventually_some},
@@ -147,7 +147,7 @@ fn release_hands_over_to_the_waiter_then_frees_the_lock() {
     on_each(&SUBJECTS, |subject| {
         let (here, there) = (subject.manager(), subject.manager());
         let guard = here.lock("x").unwrap();
-        let waiting = in_thread(&there, "x", |mgr, name| mgr.lock(name).unwrap());
+        let waiting = spawn_call(&there, "x", |mgr, name| mgr.lock(name).unwrap());
         await_waiters(&here, "x", 1);
         guard.release().unwrap().unwrap_released();
         drop(waiting.join().unwrap());
@@ -276,7 +276,7 @@ fn shutdown_releases_all_locks_and_serves_the_waiter() {
         let (mgr, other) = (subject.manager(), subject.manager());
         let guards: Vec<_> =
             (0..20).map(|number| mgr.lock(&format!("x{number}")).unwrap()).collect();
-        let waiting = in_thread(&other, "x0", |mgr, name| mgr.lock(name).unwrap());
+        let waiting = spawn_call(&other, "x0", |mgr, name| mgr.lock(name).unwrap());
         await_waiters(&other, "x0", 1);
         completes_within(CALL_LIMIT, "shutdown", || mgr.shutdown());
         assert!(guards.iter().all(|guard| !guard.is_held()));
@@ -322,7 +322,7 @@ fn waiters_follow_the_queue_to_another_node_and_back() {
         for number in 0..3 {
             let mut worker = quorum::spawn_worker(&nodes, &[("timeout_ms", "4000")]);
             worker.send("lock x");
-            await_queued(nodes.server(0), "x", 6 + number + 1);
+            await_queue_length(nodes.server(0), "x", 6 + number + 1);
             waiting.push(Waiter::Process(worker));
         }
         fail(&nodes);
@@ -368,7 +368,7 @@ fn waiters_follow_the_queue_to_another_node_and_back() {
         let guard = managers[0].lock("x").unwrap();
         let threads: Vec<_> = managers
             .iter()
-            .map(|mgr| in_thread(mgr, "x", |mgr, name| mgr.lock(name).map(drop)))
+            .map(|mgr| spawn_call(mgr, "x", |mgr, name| mgr.lock(name).map(drop)))
             .collect();
         processes.iter_mut().for_each(|worker| worker.send("lock x"));
         await_waiting(&nodes, 0, 6, guard.id().as_str());

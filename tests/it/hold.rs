@@ -12,9 +12,9 @@ use distlock::{LockError, LockGuard, LockLost, LockOptions, RedisMgr};
 
 use crate::{
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, await_gone, await_queued, capture_log,
-        completes_within, config_long_timeouts, expect_loss, get, in_own_process, in_thread,
-        is_renewal, manager, pttl, server_behind_proxy, spawn_queued_waiter, with_ttl,
+        CALL_LIMIT, SECOND, UnwrapReleased, await_gone, await_queue_length, capture_log,
+        completes_within, config_long_timeouts, expect_loss, get, in_own_process, is_renewal,
+        manager, pttl, server_behind_proxy, spawn_call, spawn_queued_waiter, with_ttl,
     },
     support::{Fault, Monitor, RedisServer, TEST_TIMEOUT, eventually},
     worker::work,
@@ -102,8 +102,8 @@ fn max_hold_ends_a_handed_over_lock() {
     let (mgr, other) = (manager(&server), manager(&server));
     let guard = mgr.lock("x").unwrap();
     let limited = LockOptions::new().max_hold(2 * SECOND);
-    let waiting = in_thread(&other, "x", move |mgr, name| mgr.lock_with(name, &limited));
-    await_queued(&server, "x", 1);
+    let waiting = spawn_call(&other, "x", move |mgr, name| mgr.lock_with(name, &limited));
+    await_queue_length(&server, "x", 1);
     guard.release().unwrap().unwrap_released();
     let next = waiting.join().unwrap().unwrap();
     assert_eq!(expect_loss(&next), LockLost::MaxHold);
@@ -326,10 +326,10 @@ fn handed_over_lock_without_renewal_lasts_for_its_lease() {
     let mgr = RedisMgr::new(config_long_timeouts(server.url()).claim_window(window)).unwrap();
     let renewed = mgr.lock_with("y", &with_ttl(ttl)).unwrap();
     let guard = holder.lock("x").unwrap();
-    let waiting = in_thread(&mgr, "x", move |mgr, name| {
+    let waiting = spawn_call(&mgr, "x", move |mgr, name| {
         mgr.lock_with(name, &with_ttl(ttl).renew(false)).unwrap()
     });
-    await_queued(&server, "x", 1);
+    await_queue_length(&server, "x", 1);
     let commands = server.monitor();
     guard.release().unwrap().unwrap_released();
     let next = waiting.join().unwrap();

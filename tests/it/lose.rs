@@ -6,10 +6,10 @@ use distlock::{LockError, LockGuard, LockLost, RedisMgr, Released};
 
 use crate::{
     helpers::{
-        CALL_LIMIT, SECOND, SHORT_TIMEOUT, UnwrapReleased, await_queued, config_long_timeouts,
-        config_medium_timeout, expect_deadline_before_key_expiry, expect_loss, get, in_thread,
-        is_renewal, manager, pttl, queued, server_behind_proxy, spawn_queued_waiter, timed,
-        with_ttl,
+        CALL_LIMIT, SECOND, SHORT_TIMEOUT, UnwrapReleased, await_queue_length,
+        config_long_timeouts, config_medium_timeout, expect_deadline_before_key_expiry,
+        expect_loss, get, is_renewal, manager, pttl, queue_length, server_behind_proxy, spawn_call,
+        spawn_queued_waiter, timed, with_ttl,
     },
     support::{Fault, RedisServer, TEST_TIMEOUT, contains, eventually},
 };
@@ -288,8 +288,9 @@ fn acquire_executed_after_the_loss_leaves_nothing() {
     for drop_first in [true, false] {
         let (server, proxy, mgr) = server_behind_proxy(config_medium_timeout);
         let first = manager(&server).lock("x").unwrap();
-        let waiting = in_thread(&mgr, "x", |mgr, name| mgr.lock_with(name, &with_ttl(60 * SECOND)));
-        await_queued(&server, "x", 1);
+        let waiting =
+            spawn_call(&mgr, "x", |mgr, name| mgr.lock_with(name, &with_ttl(60 * SECOND)));
+        await_queue_length(&server, "x", 1);
         let poll = proxy.on_request(contains("look"), Fault::HoldRequest);
         poll.wait_fired();
         proxy.reset_all();
@@ -331,7 +332,8 @@ fn queue_entry_created_after_the_end_is_removed() {
         let other = manager(&server);
         let first = other.lock("x").unwrap();
         let join = proxy.on_request(contains("join"), Fault::HoldRequest);
-        let waiting = in_thread(&mgr, "x", |mgr, name| mgr.lock_with(name, &with_ttl(60 * SECOND)));
+        let waiting =
+            spawn_call(&mgr, "x", |mgr, name| mgr.lock_with(name, &with_ttl(60 * SECOND)));
         join.wait_fired();
         proxy.reset_all();
         let commands = server.monitor();
@@ -340,7 +342,7 @@ fn queue_entry_created_after_the_end_is_removed() {
         eventually("the waiter is subscribed again", TEST_TIMEOUT, || {
             !server.query::<Vec<String>>(&["PUBSUB", "CHANNELS"]).is_empty()
         });
-        await_queued(&server, "x", 1);
+        await_queue_length(&server, "x", 1);
         first.release().unwrap().unwrap_released();
         let guard = waiting.join().unwrap().unwrap();
         if is_lost {
@@ -353,7 +355,7 @@ fn queue_entry_created_after_the_end_is_removed() {
         join.release();
         commands.wait_for("\"join\"");
         eventually("the queue is empty, long before it expires", 40 * SECOND, || {
-            queued(&server, "x") == 0
+            queue_length(&server, "x") == 0
         });
         assert!(next.is_held());
     }

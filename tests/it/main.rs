@@ -3,6 +3,8 @@
 mod helpers;
 #[path = "../history/mod.rs"]
 mod history;
+#[path = "../helpers/mod.rs"]
+mod shared_helpers;
 mod worker;
 
 use distlock_test_support as support;

@@ -126,7 +126,7 @@ fn expect_no_quorum(nodes: &Nodes, error: &LockError) -> Vec<Vote> {
 fn waiting_on(nodes: &Nodes, node: usize, holder: &str) -> usize {
     let server = nodes.server(node);
     let head: Option<String> = server.query(&["GET", &key("x")]);
-    helpers::queued(server, "x") + usize::from(head.is_some_and(|id| id != holder))
+    helpers::queue_length(server, "x") + usize::from(head.is_some_and(|id| id != holder))
 }
 
 /// Waits until a node has this number of waiters for lock `x`. If they never come, the output says

@@ -16,9 +16,9 @@ use distlock::{
 
 use crate::{
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, await_queued, config_long_timeouts,
-        config_medium_timeout, distlock_threads, expect_loss, in_own_process, in_thread,
-        is_renewal, manager, open_files, queued, server_behind_proxy, spawn_queued_waiter,
+        CALL_LIMIT, SECOND, UnwrapReleased, await_queue_length, config_long_timeouts,
+        config_medium_timeout, distlock_threads, expect_loss, in_own_process, is_renewal, manager,
+        open_files, queue_length, server_behind_proxy, spawn_call, spawn_queued_waiter,
     },
     support::{Fault, Nodes, RedisServer, TEST_TIMEOUT, contains, eventually},
 };
@@ -47,7 +47,7 @@ fn shutdown_releases_all_locks_and_notifies_holders() {
     assert_eq!(locks, Vec::<String>::new());
     assert!(matches!(mgr.release_lock("by id", &id), Err(LockError::Shutdown)));
     assert!(matches!(mgr.ping(), Err(LockError::Shutdown)));
-    let late = in_thread(&mgr, "x", |mgr, name| mgr.try_lock(name).map(drop)).join().unwrap();
+    let late = spawn_call(&mgr, "x", |mgr, name| mgr.try_lock(name).map(drop)).join().unwrap();
     assert!(matches!(late, Err(LockError::Shutdown)));
     drop(guards);
     mgr.shutdown();
@@ -130,7 +130,7 @@ fn releases_at_shutdown_do_not_wait_for_each_other() {
         let guards = lock_many(&mgr);
         dead.into_iter().for_each(|node| nodes.kill(node));
         let held = nodes.proxy(0).on_request(contains("lock:n3"), Fault::HoldReply).forever();
-        let shutdown = in_thread(&mgr, "", |mgr, _| mgr.shutdown());
+        let shutdown = spawn_call(&mgr, "", |mgr, _| mgr.shutdown());
         let alive = || (0..count).filter(|node| dead != Some(*node));
         eventually("all locks are released", TEST_TIMEOUT, || {
             alive().all(|node| locks_left_on(nodes.server(node)).is_empty())
@@ -154,7 +154,7 @@ fn concurrent_shutdown_waits_until_locks_are_released() {
     let releases = proxy
         .on_request(contains("lock:n"), Fault::DelayReply(Duration::from_millis(50)))
         .forever();
-    let first = in_thread(&mgr, "", |mgr, _| mgr.shutdown());
+    let first = spawn_call(&mgr, "", |mgr, _| mgr.shutdown());
     releases.wait_fired();
     mgr.shutdown();
     assert_eq!(locks_left_on(&server), [""; 0]);
@@ -220,7 +220,7 @@ fn late_waiters_at_shutdown_share_few_connections() {
     let first = spawn_queued_waiter(&server, &mgr, "x");
     let entered = proxy.on_request(contains("lock:x"), Fault::HoldReply).times(WAITERS as usize);
     let mut waiting: Vec<_> =
-        (0..WAITERS).map(|_| in_thread(&mgr, "x", |mgr, name| mgr.lock(name))).collect();
+        (0..WAITERS).map(|_| spawn_call(&mgr, "x", |mgr, name| mgr.lock(name))).collect();
     waiting.push(first);
     entered.wait_fired_times(WAITERS as usize);
     mgr.shutdown();
@@ -245,13 +245,13 @@ fn waiters_at_shutdown_leave_the_queue() {
     let mgr = RedisMgr::new(config_long_timeouts(server.url()).pool_size(2)).unwrap();
     let guard = manager(&server).lock("x").unwrap();
     let waiting: Vec<_> =
-        (0..WAITERS).map(|_| in_thread(&mgr, "x", |mgr, name| mgr.lock(name))).collect();
-    await_queued(&server, "x", WAITERS);
+        (0..WAITERS).map(|_| spawn_call(&mgr, "x", |mgr, name| mgr.lock(name))).collect();
+    await_queue_length(&server, "x", WAITERS);
     mgr.shutdown();
     for waiting in waiting {
         assert!(matches!(waiting.join().unwrap(), Err(LockError::Shutdown)));
     }
-    assert_eq!(queued(&server, "x"), 0);
+    assert_eq!(queue_length(&server, "x"), 0);
     server.await_clients(0..=2);
     drop(guard);
 }
@@ -354,7 +354,7 @@ fn lock_acquired_during_a_shutdown_is_released() {
         let threads: Vec<_> = (0..THREADS)
             .map(|thread| {
                 let start = start.clone();
-                in_thread(&mgr, &format!("r{round}t{thread}"), move |mgr, name| {
+                spawn_call(&mgr, &format!("r{round}t{thread}"), move |mgr, name| {
                     start.wait();
                     let mut taken = 0;
                     loop {

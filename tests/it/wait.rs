@@ -11,9 +11,9 @@ use distlock::{Config, LockError, LockGuard, LockLost, RedisMgr};
 
 use crate::{
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, await_queued, completes_within, config_long_timeouts,
-        config_short_timeout, expect_loss, get, in_thread, manager, pttl, queue_key, queued,
-        server_behind_proxy, spawn_queued_waiter, timed, with_ttl,
+        CALL_LIMIT, SECOND, UnwrapReleased, await_queue_length, completes_within,
+        config_long_timeouts, config_short_timeout, expect_loss, get, manager, pttl, queue_key,
+        queue_length, server_behind_proxy, spawn_call, spawn_queued_waiter, timed, with_ttl,
     },
     support::{Fault, FaultProxy, Monitor, RedisServer, TEST_TIMEOUT, eventually},
 };
@@ -107,7 +107,7 @@ fn name_in_braces_has_its_own_queue() {
     let server = RedisServer::start();
     let mgr = RedisMgr::new(config_long_timeouts(server.url()).prefix("")).unwrap();
     let (bare, braced) = (mgr.lock("a").unwrap(), mgr.lock("{a}").unwrap());
-    let waiting = in_thread(&mgr, "{a}", |mgr, name| mgr.lock(name).unwrap());
+    let waiting = spawn_call(&mgr, "{a}", |mgr, name| mgr.lock(name).unwrap());
     let waiters = || mgr.holder("{a}").unwrap().and_then(|holder| holder.waiters());
     eventually("the waiter is queued", TEST_TIMEOUT, || waiters() == Some(1));
     assert_eq!(mgr.holder("a").unwrap().unwrap().waiters(), Some(0));
@@ -187,7 +187,7 @@ fn lost_queue_is_joined_again_by_all_waiters() {
     let guard = mgr.lock("x").unwrap();
     let waiting: Vec<_> = (0..3).map(|_| spawn_queued_waiter(&server, &other, "x")).collect();
     server.cli(&["DEL", &queue_key("x")]);
-    await_queued(&server, "x", 3);
+    await_queue_length(&server, "x", 3);
     other.shutdown();
     waiting.into_iter().for_each(|waiter| drop(waiter.join().unwrap()));
     guard.release().unwrap().unwrap_released();
@@ -227,9 +227,9 @@ fn waiters_poll_if_subscribing_is_forbidden() {
         RedisMgr::new(config_long_timeouts(format!("redis://app:pw@{}", server.addr()))).unwrap();
     let guard = mgr.lock("x").unwrap();
     let commands = server.monitor();
-    let waiting = in_thread(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
+    let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
     eventually("three polls", TEST_TIMEOUT, || count(&commands, "\"try\"") >= 3);
-    assert_eq!(queued(&server, "x"), 0);
+    assert_eq!(queue_length(&server, "x"), 0);
     guard.release().unwrap().unwrap_released();
     completes_within(CALL_LIMIT, "the wait", || waiting.join().unwrap())
         .release()
@@ -255,7 +255,7 @@ fn polling_waiters_all_report_an_unreachable_server() {
     let waiting: Vec<_> = (0..4)
         .map(|_| {
             let sender = sender.clone();
-            in_thread(&mgr, "x", move |mgr, name| sender.send(mgr.lock(name).map(drop)).unwrap())
+            spawn_call(&mgr, "x", move |mgr, name| sender.send(mgr.lock(name).map(drop)).unwrap())
         })
         .collect();
     let commands = server.monitor();
@@ -320,10 +320,10 @@ fn first_queued_thread_polls_for_its_process() {
     server.cli(&["SET", LOCK, HOLDER, "PX", "600000"]);
     let join =
         proxy.on_request(|words| words.iter().any(|word| word == b"join"), Fault::HoldRequest);
-    let late = in_thread(&mgr, "x", |mgr, name| mgr.lock(name));
+    let late = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name));
     join.wait_fired();
-    let first = in_thread(&mgr, "x", |mgr, name| mgr.lock(name));
-    await_queued(&server, "x", 1);
+    let first = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name));
+    await_queue_length(&server, "x", 1);
     for other in 1..=400 {
         server.cli(&[
             "RPUSH",
@@ -332,7 +332,7 @@ fn first_queued_thread_polls_for_its_process() {
         ]);
     }
     join.release();
-    await_queued(&server, "x", 402);
+    await_queue_length(&server, "x", 402);
 
     // The holder has died, and its lease ends.
     server.cli(&["PEXPIRE", LOCK, "1"]);
@@ -406,7 +406,7 @@ fn shutdown_wakes_a_waiter_for_an_unreachable_server() {
     let proxy = FaultProxy::in_front_of(server.addr());
     let mgr = RedisMgr::new(config_short_timeout(proxy.url())).unwrap();
     proxy.refuse();
-    let waiting = in_thread(&mgr, "x", |mgr, name| mgr.lock(name));
+    let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name));
     eventually("it waits", TEST_TIMEOUT, || mgr.metrics().waiting() == 1);
     completes_within(CALL_LIMIT, "shutdown", || mgr.shutdown());
     assert!(matches!(

@@ -22,7 +22,7 @@ use rustix::{
     process::{Pid, Signal, WaitOptions, waitpid},
 };
 
-use super::process_group::ProcessGroup;
+use super::kill::ProcessGroup;
 use crate::{
     exit::{Exit, Failure, Outcome},
     format,

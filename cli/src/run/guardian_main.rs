@@ -9,9 +9,9 @@ use nix::sys::signal::SigSet;
 use rustix::process::{Pid, Signal};
 
 use super::{
+    kill::ProcessGroup,
     message::{GuardianMessage, LockSpec},
     pipe_reader::{MessageReader, Received},
-    process_group::ProcessGroup,
     watchdog::{KillOrder, Watchdog},
 };
 use crate::{

@@ -10,11 +10,10 @@ use signal_hook::consts::{SIGCHLD, SIGCONT};
 use super::{
     grace_period::GracePeriod,
     guardian_handle::GuardianHandle,
+    kill::{ProcessGroup, Termination},
     last_renewal_error::LastRenewalError,
     message::GuardianMessage,
-    process_group::ProcessGroup,
     terminal::{StopReaction, Terminal, wants_terminal},
-    termination::Termination,
     to_u8,
     tty_signal::SignalOrigin,
     watchdog::{Watchdog, next_heartbeat_after},

@@ -15,7 +15,7 @@ use nix::{
 };
 use rustix::process::{Pid, Signal};
 
-use super::process_group::ProcessGroup;
+use super::kill::ProcessGroup;
 use crate::job_control::{has_job_control_parent, nonzero_pid};
 
 /// The controlling terminal of this process.

@@ -1,5 +1,6 @@
 //! Tests of the command as a process, against real servers.
 
+#[path = "../../../tests/helpers/mod.rs"]
 mod helpers;
 #[path = "../../src/doctor/permissions.rs"]
 mod permissions;

@@ -7,8 +7,8 @@ use distlock::{Action, LockError, RedisMgr};
 use crate::{
     helpers::{
         CALL_LIMIT, Defer, UnwrapReleased, completes_within, config_long_timeouts,
-        config_medium_timeout, config_short_timeout, fence_key, get, in_thread, label, manager,
-        queue_key,
+        config_medium_timeout, config_short_timeout, fence_key, get, label, manager, queue_key,
+        spawn_call,
     },
     support::{RedisServer, TEST_TIMEOUT, eventually, garbage_server},
 };
@@ -244,7 +244,7 @@ fn full_server_is_reported_and_waited_for() {
         assert_sentence(&error, &label(&server), &["max number of clients"]);
         assert!(error.is_unavailable() && !error.to_string().contains("password"), "{error:?}");
         let before = limit_to("1");
-        let waiting = in_thread(&mgr, "x", |mgr, name| mgr.try_lock_for(name, TEST_TIMEOUT));
+        let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.try_lock_for(name, TEST_TIMEOUT));
         eventually("it is rejected", TEST_TIMEOUT, || {
             waiting.is_finished() || limit_to("1") > before
         });

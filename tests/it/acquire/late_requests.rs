@@ -8,8 +8,8 @@ use distlock::{LockGuard, LockLost, RedisMgr};
 use crate::{
     helpers::{
         CALL_LIMIT, SECOND, UnwrapReleased, await_gone, completes_within, config_long_timeouts,
-        config_short_timeout, expect_loss, fence_key, foreign_take, get, in_thread, manager, pttl,
-        queue_key, queued, server_behind_proxy, with_ttl,
+        config_short_timeout, expect_loss, fence_key, get, manager, pttl, queue_key, queue_length,
+        server_behind_proxy, set_foreign_lock, spawn_call, with_ttl,
     },
     support::{Fault, RedisServer, contains, eventually},
 };
@@ -70,7 +70,7 @@ fn requests_kept_by_a_paused_server_take_nothing() {
     // The server replies once the pause has ended.
     server.cli(&["ECHO", "resumed"]);
     await_gone(&server, LOCK);
-    assert!(foreign_take(&server, LOCK, "lock_1", 30_000));
+    assert!(set_foreign_lock(&server, LOCK, "lock_1", 30_000));
     assert!(mgr.lock_with("x", &with_ttl(SECOND).wait(Duration::ZERO)).unwrap_err().is_contended());
 }
 
@@ -110,7 +110,7 @@ fn late_request_after_the_release_leaves_no_lock() {
         config_long_timeouts(url).ttl(60 * SECOND).operation_timeout(timeout)
     });
     let late = proxy.on_request(contains(LOCK), Fault::HoldRequest);
-    let locking = in_thread(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
+    let locking = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
     late.wait_fired();
     proxy.reset_all();
     locking.join().unwrap().release().unwrap().unwrap_released();
@@ -151,7 +151,8 @@ fn late_request_after_the_lock_ended_leaves_no_queue_entry() {
         assert!(mgr.try_lock_for("warm", SECOND).unwrap_err().is_timeout());
         guard.release().unwrap().unwrap_released();
         let late = proxy.on_request(contains(LOCK), Fault::HoldRequest);
-        let locking = in_thread(&mgr, "x", move |mgr, name| mgr.lock_with(name, &options).unwrap());
+        let locking =
+            spawn_call(&mgr, "x", move |mgr, name| mgr.lock_with(name, &options).unwrap());
         late.wait_fired();
         proxy.reset_all();
         end(locking.join().unwrap());
@@ -160,7 +161,7 @@ fn late_request_after_the_lock_ended_leaves_no_queue_entry() {
         let commands = server.monitor();
         late.release();
         commands.wait_for("lua] \"RPUSH\"");
-        eventually("the queue entry is removed", limit, || queued(&server, "x") == 0);
+        eventually("the queue entry is removed", limit, || queue_length(&server, "x") == 0);
         assert!(guard.is_held());
         assert_eq!(get(&server, LOCK).as_deref(), Some(guard.id().as_str()));
         guard.release().unwrap().unwrap_released();

@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 
 use crate::{
     helpers::{
-        CALL_LIMIT, SECOND, await_queued, completes_within, config_long_timeouts, fence_key, get,
-        in_thread, manager, with_ttl,
+        CALL_LIMIT, SECOND, await_queue_length, completes_within, config_long_timeouts, fence_key,
+        get, manager, spawn_call, with_ttl,
     },
     support::{RedisServer, TEST_TIMEOUT, eventually},
 };
@@ -71,14 +71,14 @@ fn other_threads_and_managers_are_excluded() {
     let now = with_ttl(SECOND).wait(Duration::ZERO);
     assert!(other.lock_reentrant_with("x", &now).unwrap_err().is_contended());
     let refused =
-        in_thread(&mgr, "x", move |mgr, name| mgr.lock_reentrant_with(name, &now).map(drop))
+        spawn_call(&mgr, "x", move |mgr, name| mgr.lock_reentrant_with(name, &now).map(drop))
             .join()
             .unwrap();
     assert!(refused.unwrap_err().is_contended());
 
     let waiting =
-        in_thread(&mgr, "x", |mgr, name| mgr.lock_reentrant(name).map(|guard| guard.hold_count()));
-    await_queued(&server, "x", 1);
+        spawn_call(&mgr, "x", |mgr, name| mgr.lock_reentrant(name).map(|guard| guard.hold_count()));
+    await_queue_length(&server, "x", 1);
     drop(outer);
     assert_eq!(waiting.join().unwrap().unwrap(), 1);
 }
@@ -114,7 +114,7 @@ fn lost_lock_is_not_reentered_until_all_guards_are_gone() {
 fn panic_releases_every_guard() {
     let server = RedisServer::start();
     let mgr = manager(&server);
-    let panicked = in_thread(&mgr, "x", |mgr, name| {
+    let panicked = spawn_call(&mgr, "x", |mgr, name| {
         let _outer = mgr.lock_reentrant(name).unwrap();
         let _inner = mgr.lock_reentrant(name).unwrap();
         std::panic::resume_unwind(Box::new("the work failed"));
@@ -129,7 +129,7 @@ fn guard_in_thread_storage_is_released_with_the_thread() {
     thread_local!(static KEPT: RefCell<Option<ReentrantGuard>> = const { RefCell::new(None) });
     let server = RedisServer::start();
     let mgr = manager(&server);
-    let kept = in_thread(&mgr, "x", |mgr, name| {
+    let kept = spawn_call(&mgr, "x", |mgr, name| {
         let guard = mgr.lock_reentrant(name).unwrap();
         KEPT.with(|kept| kept.replace(Some(guard)));
     });
@@ -211,7 +211,7 @@ fn reentrant_lock_in_a_late_destructor_is_refused() {
     let (sender, results) = mpsc::channel();
     // Thread storage is destroyed in reverse order of first use, so the table of held locks is
     // destroyed before LATE.
-    let thread = in_thread(&mgr, "y", move |mgr, name| {
+    let thread = spawn_call(&mgr, "y", move |mgr, name| {
         LATE.set(Some(LockOnThreadExit(mgr.clone(), sender)));
         drop(mgr.lock_reentrant(name).unwrap());
     });

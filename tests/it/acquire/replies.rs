@@ -5,7 +5,7 @@ use distlock::{LockGuard, RedisMgr};
 use crate::{
     helpers::{
         SECOND, UnwrapReleased, await_gone, config_long_timeouts, config_medium_timeout,
-        config_short_timeout, fence_key, get, in_thread, server_behind_proxy, spawn_queued_waiter,
+        config_short_timeout, fence_key, get, server_behind_proxy, spawn_call, spawn_queued_waiter,
         with_ttl,
     },
     support::{
@@ -53,7 +53,7 @@ fn acquire_with_a_lost_reply_finds_its_lock_again() {
 fn lost_reply_is_retried_before_a_short_lease_ends() {
     let (server, proxy, mgr) = server_behind_proxy(config_long_timeouts);
     let lost = proxy.on_request(contains(LOCK), Fault::DropReply);
-    let locking = in_thread(&mgr, "x", |mgr, name| mgr.lock_with(name, &with_ttl(12 * SECOND)));
+    let locking = spawn_call(&mgr, "x", |mgr, name| mgr.lock_with(name, &with_ttl(12 * SECOND)));
     lost.wait_fired();
     let first = get(&server, &fence_key("x"));
     let guard = locking.join().unwrap().unwrap();

@@ -13,8 +13,8 @@ use super::{LOCK, expect_renewals};
 use crate::{
     helpers::{
         CALL_LIMIT, SECOND, SHORT_TIMEOUT, UnwrapReleased, await_gone, completes_within,
-        config_long_timeouts, config_short_timeout, get, in_thread, manager, server_behind_proxy,
-        server_with_scripts, spawn_queued_waiter, with_ttl,
+        config_long_timeouts, config_short_timeout, get, manager, server_behind_proxy,
+        server_with_scripts, spawn_call, spawn_queued_waiter, with_ttl,
     },
     support::{Fault, FaultProxy, RedisServer, TEST_TIMEOUT, any_request, contains, eventually},
 };
@@ -191,7 +191,7 @@ fn locks_are_lost_if_another_server_has_the_address() {
     let proxy = FaultProxy::in_front_of(server.addr());
     let mgr = RedisMgr::new(config_long_timeouts(proxy.url()).operation_timeout(SECOND)).unwrap();
     let guard = mgr.lock_with("x", &with_ttl(3 * SECOND)).unwrap();
-    let waiting = in_thread(&mgr, "x", |mgr, name| mgr.lock(name));
+    let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name));
     eventually("it waits", TEST_TIMEOUT, || mgr.holder("x").unwrap().unwrap().waiters() == Some(1));
     // The other server has no scripts and no locks of this manager.
     other.cli(&["SET", LOCK, "other client", "PX", "4000"]);

@@ -26,7 +26,7 @@ use crate::{
     helpers::{
         CALL_LIMIT, Defer, SECOND, UnwrapReleased, await_gone, completes_within,
         config_long_timeouts, config_medium_timeout, distlock_threads, get, in_own_process,
-        in_thread, manager, spawn_queued_waiter, timed, with_ttl,
+        manager, spawn_call, spawn_queued_waiter, timed, with_ttl,
     },
     support::{Nodes, RedisServer, TEST_TIMEOUT, Worker, eventually, eventually_some},
     worker::work,
@@ -169,7 +169,7 @@ fn locks_survive_a_lack_of_files_that_new_connections_report() {
     });
     drop(files);
     fresh.try_lock("y").unwrap().release().unwrap().unwrap_released();
-    let waiting = in_thread(&fresh, "x", |mgr, name| mgr.lock(name).unwrap());
+    let waiting = spawn_call(&fresh, "x", |mgr, name| mgr.lock(name).unwrap());
     limit.lift();
     eventually("it waits", TEST_TIMEOUT, || {
         fresh.holder("x").unwrap().unwrap().waiters() == Some(1)

@@ -8,8 +8,8 @@ use super::recorder::recorded;
 use crate::{
     helpers::{
         SECOND, SHORT_TIMEOUT, UnwrapReleased, await_gone, config_long_timeouts,
-        config_medium_timeout, expect_loss, in_thread, is_renewal, label, manager,
-        server_with_scripts, spawn_queued_waiter, with_ttl,
+        config_medium_timeout, expect_loss, is_renewal, label, manager, server_with_scripts,
+        spawn_call, spawn_queued_waiter, with_ttl,
     },
     support::{Fault, FaultProxy, Nodes, RedisServer, TEST_TIMEOUT, eventually},
 };
@@ -238,7 +238,7 @@ fn outage_of_many_connections_is_reported_once() {
         drop(connections);
         let threads: Vec<_> = (0..4)
             .map(|n| {
-                in_thread(&mgr, &format!("{name}{n}"), |mgr, name| drop(mgr.lock(name).unwrap()))
+                spawn_call(&mgr, &format!("{name}{n}"), |mgr, name| drop(mgr.lock(name).unwrap()))
             })
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());

@@ -17,8 +17,8 @@ use parking_lot::{Condvar, Mutex};
 use super::recorder::{Recorder, recorded};
 use crate::{
     helpers::{
-        UnwrapReleased, await_queued, capture_log, config_long_timeouts, expect_loss, get,
-        in_own_process, in_thread, manager, spawn_queued_waiter, with_ttl,
+        UnwrapReleased, await_queue_length, capture_log, config_long_timeouts, expect_loss, get,
+        in_own_process, manager, spawn_call, spawn_queued_waiter, with_ttl,
     },
     support::{Monitor, RedisServer, TEST_TIMEOUT, eventually},
 };
@@ -165,13 +165,13 @@ fn lock_is_renewed_while_acquired_handler_blocks() {
     let mgr =
         RedisMgr::new(config_long_timeouts(server.url()).event_handler(handler.clone())).unwrap();
     let commands = server.monitor();
-    let blocked = in_thread(&mgr, "x", |mgr, name| mgr.lock_with(name, &with_ttl(TTL)));
+    let blocked = spawn_call(&mgr, "x", |mgr, name| mgr.lock_with(name, &with_ttl(TTL)));
     eventually("the lock is renewed before lock_with returns", TEST_TIMEOUT, || {
         renewals(&commands) >= 3
     });
     let other = manager(&server);
-    let waiting = in_thread(&other, "x", |mgr, name| mgr.lock(name));
-    await_queued(&server, "x", 1);
+    let waiting = spawn_call(&other, "x", |mgr, name| mgr.lock(name));
+    await_queue_length(&server, "x", 1);
     handler.release();
     let guard = blocked.join().unwrap().unwrap();
     assert!(guard.is_held());

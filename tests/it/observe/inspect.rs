@@ -6,8 +6,8 @@ use distlock::{Config, LockError, LockInfo, RedisMgr};
 
 use crate::{
     helpers::{
-        SECOND, UnwrapReleased, config_long_timeouts, config_short_timeout, foreign_take, manager,
-        queue_key, server_behind_proxy, spawn_queued_waiter,
+        SECOND, UnwrapReleased, config_long_timeouts, config_short_timeout, manager, queue_key,
+        server_behind_proxy, set_foreign_lock, spawn_queued_waiter,
     },
     support::{Fault, Nodes, RedisServer, TEST_TIMEOUT, command, eventually},
 };
@@ -140,7 +140,7 @@ fn foreign_keys_are_listed_or_left_out() {
     let server = RedisServer::start();
     let mgr = manager(&server);
     let guard = mgr.try_lock("ours").unwrap();
-    assert!(foreign_take(&server, "lock:foreign", "another client\n", 600_000));
+    assert!(set_foreign_lock(&server, "lock:foreign", "another client\n", 600_000));
     server.cli(&["SET", "lock:", "no name"]);
     server.cli(&["RPUSH", "lock:list", "precious"]);
     server.cli(&["EVAL", "return redis.call('SET', 'lock:' .. string.char(255, 0), 'x')", "0"]);
@@ -244,7 +244,7 @@ fn locks_on_several_nodes_are_listed_once_by_quorum() {
         })
     });
     // On one node only, as if it were left over or just being acquired.
-    assert!(foreign_take(nodes.server(2), "lock:partly", "another client", 600_000));
+    assert!(set_foreign_lock(nodes.server(2), "lock:partly", "another client", 600_000));
     let check = || {
         let locks = mgr.locks("n*").unwrap();
         assert_eq!(names(&locks), guards.iter().map(|guard| guard.name()).collect::<Vec<_>>());

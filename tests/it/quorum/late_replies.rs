@@ -11,7 +11,7 @@ use super::{
 use crate::{
     helpers::{
         CALL_LIMIT, SECOND, SHORT_TIMEOUT, UnwrapReleased, completes_within, expect_loss,
-        fence_key, in_thread, queued, timed, with_ttl,
+        fence_key, queue_length, spawn_call, timed, with_ttl,
     },
     support::{
         ArmedFault, Fault, Nodes, TEST_TIMEOUT, Worker, contains, eventually, eventually_some,
@@ -88,7 +88,7 @@ fn late_vote_for_a_killed_process_is_void() {
     nodes.stop(0);
     worker.send("lock x");
     eventually("the worker waits", TEST_TIMEOUT, || {
-        (1..5).any(|node| queued(nodes.server(node), "x") == 1)
+        (1..5).any(|node| queue_length(nodes.server(node), "x") == 1)
     });
     worker.kill();
     expect_cleaned_up(&nodes, before);
@@ -188,7 +188,9 @@ fn deliver_and_await_entry(nodes: &Nodes, held: &ArmedFault) {
 /// Waits until the queue is empty. The queue key expires much later, so a clean-up must remove the
 /// entry.
 fn await_empty_queue(nodes: &Nodes) {
-    eventually("the queue entry is removed", 40 * SECOND, || queued(nodes.server(0), "x") == 0);
+    eventually("the queue entry is removed", 40 * SECOND, || {
+        queue_length(nodes.server(0), "x") == 0
+    });
 }
 
 #[test]
@@ -244,7 +246,7 @@ fn node_with_a_release_in_flight_does_not_carry_a_lease() {
         nodes.server(node).query::<()>(&["SET", &key("x"), "other client", "PX", "600000"]);
     }
     let held = nodes.proxy(2).on_request(releases_x, Fault::HoldRequest);
-    let waiting = in_thread(&mgr, "x", |mgr, name| mgr.lock_with(name, &with_ttl(18 * SECOND)));
+    let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock_with(name, &with_ttl(18 * SECOND)));
     held.wait_fired();
     [1, 0].into_iter().for_each(|node| drop(nodes.server(node).cli(&["DEL", &key("x")])));
     let guard = waiting.join().unwrap().unwrap();
@@ -292,8 +294,8 @@ fn request_from_before_the_token_agreement_leaves_nothing() {
     let nodes = Nodes::start(3).behind_proxies(&[0, 1, 2]);
     let mgr = RedisMgr::new(config_medium_timeout(&nodes).claim_window(SECOND)).unwrap();
     let holder = manager(&nodes).lock("x").unwrap();
-    let waiting = in_thread(&mgr, "x", |mgr, name| mgr.lock_with(name, &with_ttl(60 * SECOND)));
-    eventually("the waiter is queued", TEST_TIMEOUT, || queued(nodes.server(0), "x") == 1);
+    let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock_with(name, &with_ttl(60 * SECOND)));
+    eventually("the waiter is queued", TEST_TIMEOUT, || queue_length(nodes.server(0), "x") == 1);
     nodes.server(0).query::<()>(&["SET", &fence_key("x"), &(1_u64 << 52).to_string()]);
     let is_acquire = |words: &[Vec<u8>]| {
         ["lock:x", "try"].iter().all(|word| words.iter().any(|other| other == word.as_bytes()))

@@ -10,7 +10,8 @@ use super::{
 };
 use crate::{
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, completes_within, in_thread, queued, timed, with_ttl,
+        CALL_LIMIT, SECOND, UnwrapReleased, completes_within, queue_length, spawn_call, timed,
+        with_ttl,
     },
     support::{Fault, FaultProxy, Nodes, TEST_TIMEOUT, any_request, eventually, garbage_server},
 };
@@ -35,7 +36,7 @@ fn expect_lock_to_survive(failed: &[usize], nodes: Nodes, fail: fn(&Nodes, usize
     for guard in [guard, early] {
         let name = guard.name().to_owned();
         let waiting =
-            in_thread(&other, &name, |mgr, name| mgr.lock_with(name, &with_ttl(TTL)).unwrap());
+            spawn_call(&other, &name, |mgr, name| mgr.lock_with(name, &with_ttl(TTL)).unwrap());
         eventually("it waits", TEST_TIMEOUT, || has_waiter(&nodes, &guard));
         let last = guard.fencing_token();
         completes_within(CALL_LIMIT, "release", || guard.release().unwrap()).unwrap_released();
@@ -54,7 +55,8 @@ fn expect_lock_to_survive(failed: &[usize], nodes: Nodes, fail: fn(&Nodes, usize
 fn has_waiter(nodes: &Nodes, guard: &LockGuard) -> bool {
     let values = nodes.values(&key(guard.name()));
     let has_head = values.iter().flatten().any(|id| id != guard.id().as_str());
-    has_head || nodes.running().iter().any(|node| queued(nodes.server(*node), guard.name()) > 0)
+    has_head
+        || nodes.running().iter().any(|node| queue_length(nodes.server(*node), guard.name()) > 0)
 }
 
 /// Waits for two renewals, the second of which shows the effect of the first. Other clients must be

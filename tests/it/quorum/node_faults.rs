@@ -10,7 +10,8 @@ use super::{
 };
 use crate::{
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, completes_within, in_thread, is_renewal, pttl, with_ttl,
+        CALL_LIMIT, SECOND, UnwrapReleased, completes_within, is_renewal, pttl, spawn_call,
+        with_ttl,
     },
     support::{
         ArmedFault, Fault, Nodes, TEST_TIMEOUT, any_request, contains, eventually, eventually_some,
@@ -178,7 +179,7 @@ fn slow_votes_shorten_the_lease() {
         nodes.proxy(node).on_request(is_renewal("lock:x"), Fault::HoldRequest).forever()
     });
     let options = with_ttl(12 * SECOND).wait(Duration::ZERO);
-    let acquiring = in_thread(&mgr, "x", move |mgr, name| mgr.lock_with(name, &options));
+    let acquiring = spawn_call(&mgr, "x", move |mgr, name| mgr.lock_with(name, &options));
     eventually("a vote is delayed", TEST_TIMEOUT, || late.iter().any(|late| late.fired() > 0));
     let left = |node| pttl(nodes.server(node), &key("x"));
     eventually("a quarter of the ttl has passed", TEST_TIMEOUT, || {
@@ -204,7 +205,7 @@ fn late_votes_are_released_and_requested_again() {
     let releases = [1, 2]
         .map(|node| nodes.proxy(node).on_request(releases_x, Fault::DelayReply(Duration::ZERO)));
     let acquiring =
-        in_thread(&mgr, "x", |mgr, name| mgr.lock_with(name, &with_ttl(TTL).wait(Duration::ZERO)));
+        spawn_call(&mgr, "x", |mgr, name| mgr.lock_with(name, &with_ttl(TTL).wait(Duration::ZERO)));
     match acquiring.join().unwrap() {
         Ok(guard) => {
             // A vote is released before its node is asked again, and one of the two is needed.
@@ -238,7 +239,7 @@ fn node_that_confirms_releases_slowly_is_asked_again() {
         .proxy(1)
         .on_request(releases_x, Fault::DelayReply(Duration::from_millis(300)))
         .forever();
-    let waiting = in_thread(&mgr, "x", |mgr, name| mgr.try_lock_for(name, 20 * SECOND));
+    let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.try_lock_for(name, 20 * SECOND));
     slow.wait_fired();
     nodes.server(0).query::<()>(&["DEL", &key("x")]);
     let guard = waiting.join().unwrap().unwrap();

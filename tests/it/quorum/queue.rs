@@ -10,8 +10,9 @@ use super::{
 };
 use crate::{
     helpers::{
-        SECOND, UnwrapReleased, await_queued, completes_within, expect_deadline_before_key_expiry,
-        in_thread, pttl, queue_key, queued, spawn_queued_waiter, timed, with_ttl,
+        SECOND, UnwrapReleased, await_queue_length, completes_within,
+        expect_deadline_before_key_expiry, pttl, queue_key, queue_length, spawn_call,
+        spawn_queued_waiter, timed, with_ttl,
     },
     support::{
         Fault, Nodes, RedisServer, TEST_TIMEOUT, Worker, command, contains, eventually,
@@ -40,7 +41,7 @@ fn newcomer_is_refused_by_the_queue_node_alone() {
 /// Makes a process wait for the lock, and returns once it is in the queue of this node.
 fn enqueue(server: &RedisServer, worker: &mut Worker, name: &str, before: usize) {
     worker.send(&format!("lock {name}"));
-    await_queued(server, name, before + 1);
+    await_queue_length(server, name, before + 1);
 }
 
 #[test]
@@ -105,7 +106,7 @@ fn waiters_send_few_requests_if_the_queue_node_lost_the_lock() {
     let guard = holder.lock_with("x", &with_ttl(3 * SECOND)).unwrap();
     nodes.restart_empty(0);
     let waiting: Vec<_> =
-        (0..3).map(|_| in_thread(&other, "x", |mgr, name| mgr.lock(name).map(drop))).collect();
+        (0..3).map(|_| spawn_call(&other, "x", |mgr, name| mgr.lock(name).map(drop))).collect();
     await_waiting(&nodes, 0, 3, guard.id().as_str());
     expect_few_requests(&nodes, &guard);
     guard.release().unwrap().unwrap_released();
@@ -216,8 +217,8 @@ fn waiter_that_repairs_an_expiry_keeps_the_holders_lease() {
     let nodes = Nodes::start(3);
     let (mgr, other) = (manager(&nodes), manager(&nodes));
     let guard = mgr.lock_with("x", &with_ttl(300 * SECOND).renew(false)).unwrap();
-    let waiting = in_thread(&other, "x", |mgr, name| mgr.lock_with(name, &with_ttl(600 * SECOND)));
-    await_queued(nodes.server(0), "x", 1);
+    let waiting = spawn_call(&other, "x", |mgr, name| mgr.lock_with(name, &with_ttl(600 * SECOND)));
+    await_queue_length(nodes.server(0), "x", 1);
     assert!(nodes.server(0).query::<bool>(&["PERSIST", &key("x")]));
     eventually("the waiter has polled", TEST_TIMEOUT, || pttl(nodes.server(0), &key("x")) > 0);
     expect_deadline_before_key_expiry(nodes.server(0), &guard);
@@ -234,7 +235,7 @@ fn waiter_that_times_out_leaves_nothing_on_any_node() {
     assert!(error.is_timeout() && error.is_contended(), "{error:?}");
     assert_eq!(error.holder().unwrap().id(), guard.id().as_str());
     eventually("all queues are empty", TEST_TIMEOUT, || {
-        (0..5).all(|node| queued(nodes.server(node), "x") == 0)
+        (0..5).all(|node| queue_length(nodes.server(node), "x") == 0)
     });
     expect_quorum(&nodes, &guard);
     guard.release().unwrap().unwrap_released();
@@ -256,8 +257,8 @@ fn slow_first_node_is_the_queue_node() {
     let guard = manager(&nodes).lock("x").unwrap();
     let slow =
         nodes.proxy(0).on_request(command("SUBSCRIBE"), Fault::DelayReply(5 * SECOND)).forever();
-    let waiting = in_thread(&mgr, "x", RedisMgr::lock);
-    let queue_node = || (0..nodes.len()).find(|node| queued(nodes.server(*node), "x") > 0);
+    let waiting = spawn_call(&mgr, "x", RedisMgr::lock);
+    let queue_node = || (0..nodes.len()).find(|node| queue_length(nodes.server(*node), "x") > 0);
     assert_eq!(eventually_some("it is queued", TEST_TIMEOUT, queue_node), 0);
     assert_eq!(slow.fired(), 1);
     guard.release().unwrap().unwrap_released();
@@ -279,17 +280,17 @@ fn moved_to_second_node(nodes: &Nodes) -> (LockGuard, JoinHandle<distlock::Resul
     );
     let commands = nodes.server(1).monitor();
     nodes.proxy(0).refuse();
-    await_queued(nodes.server(1), "x", 1);
+    await_queue_length(nodes.server(1), "x", 1);
     // After a few polls nothing is in flight to the first node, so no clean-up is pending there.
     let polls = || commands.lines().iter().filter(|line| line.contains("lua] \"LPOS\"")).count();
     eventually("it has polled a few times", TEST_TIMEOUT, || polls() >= 4);
-    assert_eq!(queued(nodes.server(0), "x"), 1);
+    assert_eq!(queue_length(nodes.server(0), "x"), 1);
     (holder, waiting)
 }
 
 /// Waits for an empty queue; the queue key expires much later.
 fn await_empty_queue(server: &RedisServer) {
-    eventually("the queue is empty", 40 * SECOND, || queued(server, "x") == 0);
+    eventually("the queue is empty", 40 * SECOND, || queue_length(server, "x") == 0);
 }
 
 /// A second entry would stay in the queue when the first is served.
@@ -321,7 +322,10 @@ fn queue_entry_on_an_unreachable_node_is_released_later() {
         nodes.server(node).query::<()>(&["DEL", &key("x")]);
     }
     let guard = waiting.join().unwrap().unwrap();
-    assert_eq!((nodes_holding(&nodes, &guard), queued(nodes.server(0), "x")), (vec![1, 2], 1));
+    assert_eq!(
+        (nodes_holding(&nodes, &guard), queue_length(nodes.server(0), "x")),
+        (vec![1, 2], 1)
+    );
     nodes.proxy(0).heal();
     guard.release().unwrap().unwrap_released();
     await_empty_queue(nodes.server(0));

@@ -12,8 +12,8 @@ use super::{
 };
 use crate::{
     helpers::{
-        CALL_LIMIT, SHORT_TIMEOUT, UnwrapReleased, completes_within, expect_loss, in_thread, timed,
-        with_ttl,
+        CALL_LIMIT, SHORT_TIMEOUT, UnwrapReleased, completes_within, expect_loss, spawn_call,
+        timed, with_ttl,
     },
     support::{Nodes, TEST_TIMEOUT, eventually},
     worker::work,
@@ -77,7 +77,7 @@ fn calls_without_a_responsive_quorum_wait_one_timeout() {
     assert!(took >= wait && took < wait + 10 * SHORT_TIMEOUT, "{took:?}");
     // A waiter without a limit gets the lock as soon as one node runs again.
     let waiting =
-        in_thread(&mgr, "x", |mgr, name| mgr.lock_with(name, &with_ttl(20 * TTL / 2)).unwrap());
+        spawn_call(&mgr, "x", |mgr, name| mgr.lock_with(name, &with_ttl(20 * TTL / 2)).unwrap());
     nodes.cont(1);
     let guard = completes_within(TEST_TIMEOUT, "the lock", || waiting.join().unwrap());
     expect_quorum(&nodes, &guard);

@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::{key, manager, nodes_holding};
 use crate::{
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, await_queued, completes_within, fence_key, in_thread,
-        queue_key,
+        CALL_LIMIT, SECOND, UnwrapReleased, await_queue_length, completes_within, fence_key,
+        queue_key, spawn_call,
     },
     support::{Nodes, eventually},
 };
@@ -55,14 +55,14 @@ fn wrong_type_for_one_lock_does_not_affect_others() {
             completes_within(CALL_LIMIT, "lock", || mgr.try_lock_for("x", SECOND).unwrap_err());
         let sent = requests() - before;
         assert!(error.is_contended() && sent < 60, "{sent} requests within a second: {error}");
-        let waiting = in_thread(&mgr, "x", |mgr, name| mgr.try_lock_for(name, 30 * SECOND));
+        let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.try_lock_for(name, 30 * SECOND));
         eventually("it waits", CALL_LIMIT, || mgr.metrics().contended() >= 2);
         guard.release().unwrap().unwrap_released();
         drop(waiting.join().unwrap().unwrap());
 
         let guard = mgr.lock("y").unwrap();
-        let waiting = in_thread(&mgr, "y", |mgr, name| mgr.lock(name));
-        await_queued(nodes.server(0), "y", 1);
+        let waiting = spawn_call(&mgr, "y", |mgr, name| mgr.lock(name));
+        await_queue_length(nodes.server(0), "y", 1);
         guard.release().unwrap().unwrap_released();
         drop(waiting.join().unwrap().unwrap());
     }
@@ -89,7 +89,7 @@ fn waiter_polls_if_the_queue_node_has_a_wrong_type() {
     assert_eq!(error.holder().map(|holder| holder.id()), Some(guard.id().as_str()), "{error}");
     assert!(sent < 60, "{sent} requests within a second");
 
-    let waiting = in_thread(&other, "x", |mgr, name| mgr.try_lock_for(name, 30 * SECOND));
+    let waiting = spawn_call(&other, "x", |mgr, name| mgr.try_lock_for(name, 30 * SECOND));
     eventually("it waits", CALL_LIMIT, || other.metrics().contended() == 2);
     guard.release().unwrap().unwrap_released();
     drop(waiting.join().unwrap().unwrap());

@@ -8,8 +8,9 @@ use parking_lot::Mutex;
 use super::LOCK;
 use crate::{
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, await_queued, completes_within, config_long_timeouts,
-        get, in_thread, manager, queued, server_behind_proxy, spawn_queued_waiter,
+        CALL_LIMIT, SECOND, UnwrapReleased, await_queue_length, completes_within,
+        config_long_timeouts, get, manager, queue_length, server_behind_proxy, spawn_call,
+        spawn_queued_waiter,
     },
     support::{Fault, Monitor, RedisServer, TEST_TIMEOUT, contains, eventually},
 };
@@ -26,7 +27,7 @@ fn release_lock_requires_the_id_of_the_holder() {
     let id = mgr.acquire_lock("x", ttl, Duration::ZERO).unwrap().expect("the lock is free");
     assert_eq!(get(&server, LOCK).as_deref(), Some(id.as_str()));
     assert_eq!(other.acquire_lock("x", ttl, Duration::from_millis(50)).unwrap(), None);
-    assert_eq!(queued(&server, "x"), 0);
+    assert_eq!(queue_length(&server, "x"), 0);
 
     for wrong in ["", "wrong", distlock::generate_lock_id().as_str()] {
         assert!(!mgr.release_lock("x", wrong).unwrap(), "{wrong:?}");
@@ -49,8 +50,8 @@ fn release_lock_accepts_ids_of_other_managers() {
     let (mgr, other) = (manager(&server), manager(&server));
     let id = mgr.acquire_lock("x", 30 * SECOND, SECOND).unwrap().unwrap();
     let waiting =
-        in_thread(&mgr, "x", |mgr, name| mgr.acquire_lock(name, 30 * SECOND, Duration::MAX));
-    await_queued(&server, "x", 1);
+        spawn_call(&mgr, "x", |mgr, name| mgr.acquire_lock(name, 30 * SECOND, Duration::MAX));
+    await_queue_length(&server, "x", 1);
     assert!(other.release_lock("x", &id).unwrap());
     let next = waiting.join().unwrap().unwrap().expect("the lock was released");
     assert_ne!(next, id);
@@ -82,7 +83,7 @@ fn concurrent_release_lock_with_one_id_succeeds_once() {
     let id = mgr.acquire_lock("x", 30 * SECOND, SECOND).unwrap().unwrap();
     let release = proxy.on_request(contains(LOCK), Fault::HoldRequest);
     let same_id = id.clone();
-    let first = in_thread(&mgr, "x", move |mgr, name| mgr.release_lock(name, &same_id));
+    let first = spawn_call(&mgr, "x", move |mgr, name| mgr.release_lock(name, &same_id));
     release.wait_fired();
     assert!(!completes_within(CALL_LIMIT, "release_lock", || mgr.release_lock("x", &id)).unwrap());
     assert_eq!(get(&server, LOCK).as_deref(), Some(id.as_str()));
@@ -126,7 +127,7 @@ fn empty_id_releases_only_a_lock_whose_id_is_empty() {
     }
     assert_eq!(get(&server, LOCK).as_deref(), Some(guard.id().as_str()));
     assert_eq!(get(&server, "lock:y").as_deref(), Some(by_id.as_str()));
-    assert_eq!(queued(&server, "x"), 1);
+    assert_eq!(queue_length(&server, "x"), 1);
     assert!(guard.is_held());
     guard.release().unwrap().unwrap_released();
     drop(waiting.join().unwrap().unwrap());

@@ -7,8 +7,8 @@ use distlock::{LockLost, RedisMgr, Released};
 use super::LOCK;
 use crate::{
     helpers::{
-        SECOND, UnwrapReleased, config_long_timeouts, expect_loss, get, in_thread, manager, queued,
-        server_behind_proxy, spawn_queued_waiter, timed, with_ttl,
+        SECOND, UnwrapReleased, config_long_timeouts, expect_loss, get, manager, queue_length,
+        server_behind_proxy, spawn_call, spawn_queued_waiter, timed, with_ttl,
     },
     quorum::{self, wait_until_free_everywhere},
     support::{Fault, Nodes, RedisServer, contains},
@@ -134,7 +134,7 @@ fn force_release_spares_a_later_holder_with_a_similar_id() {
     foreign_set(&server, &[0xff; 20]);
     // The first request asks for the holder; the second one releases.
     let late = proxy.on_request(contains(LOCK), Fault::HoldRequest).after(1);
-    let forcing = in_thread(&mgr, "x", |mgr, name| mgr.force_release(name));
+    let forcing = spawn_call(&mgr, "x", |mgr, name| mgr.force_release(name));
     late.wait_fired();
     foreign_set(&server, &[0xfe; 20]);
     late.release();
@@ -159,7 +159,7 @@ fn force_release_with_a_lost_reply_spares_the_next_holder() {
         let next = second.join().unwrap().unwrap();
         assert!(next.is_held(), "{fault:?}");
         assert_eq!(get(&server, LOCK).as_deref(), Some(next.id().as_str()), "{fault:?}");
-        assert_eq!(queued(&server, "x"), 1, "{fault:?}");
+        assert_eq!(queue_length(&server, "x"), 1, "{fault:?}");
         next.release().unwrap().unwrap_released();
         third.join().unwrap().unwrap().release().unwrap().unwrap_released();
     }

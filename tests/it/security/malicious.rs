@@ -9,8 +9,8 @@ use crate::{
     faults::network::unresponsive::expect_calls_to_return,
     helpers::{
         CALL_LIMIT, SECOND, UnwrapReleased, await_gone, completes_within, config_long_timeouts,
-        config_short_timeout, expect_loss, fence_key, get, in_own_process, in_thread, is_renewal,
-        manager, queue_key, queued, server_behind_proxy, spawn_queued_waiter, with_ttl,
+        config_short_timeout, expect_loss, fence_key, get, in_own_process, is_renewal, manager,
+        queue_key, queue_length, server_behind_proxy, spawn_call, spawn_queued_waiter, with_ttl,
     },
     security::limits::peak_memory,
     support::{
@@ -157,7 +157,7 @@ fn invalid_time_in_a_reply_causes_no_panic() {
                 mgr.holder("x").map(|holder| format!("{holder:?}"))
             }));
             held.ensure_held().unwrap();
-            eventually("the queue is empty", TEST_TIMEOUT, || queued(&server, "x") == 0);
+            eventually("the queue is empty", TEST_TIMEOUT, || queue_length(&server, "x") == 0);
         }
     }
 }
@@ -213,7 +213,7 @@ fn garbage_in_the_fence_key_is_not_returned_as_a_token() {
         let (server, proxy, mgr) =
             server_behind_proxy(|url| config_long_timeouts(url).operation_timeout(4 * SECOND));
         let late = proxy.on_request(contains(LOCK), Fault::HoldReply);
-        let acquiring = in_thread(&mgr, "x", |mgr, name| mgr.lock(name));
+        let acquiring = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name));
         late.wait_fired();
         server.cli(&["SET", &fence_key("x"), garbage]);
         let guard = completes_within(CALL_LIMIT, garbage, || {
@@ -262,7 +262,7 @@ fn fence_key_of_another_type_keeps_the_queue() {
     assert_eq!(server.query::<String>(&["HGET", &fence_key("x"), "field"]), "precious");
     // A release under any id hands over a free lock if it can.
     assert!(!mgr.release_lock("x", "other id").unwrap());
-    assert_eq!(queued(&server, "x"), 2);
+    assert_eq!(queue_length(&server, "x"), 2);
 }
 
 /// The holder may have been queued itself.
@@ -322,14 +322,14 @@ fn a_million_unknown_queue_entries_delay_no_call() {
          end";
     server.cli(&["EVAL", fill, "1", &queue_key("x")]);
     let guard = completes_within(CALL_LIMIT, "lock", || mgr.lock("x").unwrap());
-    let left = queued(&server, "x");
+    let left = queue_length(&server, "x");
     assert!((900_000..1_000_000).contains(&left), "{left} are left");
     let waiting = spawn_queued_waiter(&server, &other, "x");
     completes_within(CALL_LIMIT, "release", || guard.release().unwrap()).unwrap_released();
     // At such a queue position, a waiter polls every ten seconds.
     let next = completes_within(TEST_TIMEOUT, "the wait", || waiting.join().unwrap().unwrap());
     next.release().unwrap().unwrap_released();
-    let left = queued(&server, "x");
+    let left = queue_length(&server, "x");
     assert!((900_000..1_000_000).contains(&left), "{left} are left");
 }
 
@@ -377,7 +377,7 @@ fn names_that_look_like_code_are_only_names() {
     ];
     for name in names {
         let guard = mgr.lock_with(name, &with_ttl(3 * SECOND)).unwrap();
-        let waiting = in_thread(&mgr, name, |mgr, name| mgr.lock(name));
+        let waiting = spawn_call(&mgr, name, |mgr, name| mgr.lock(name));
         eventually("it waits", TEST_TIMEOUT, || {
             mgr.holder(name).unwrap().unwrap().waiters() == Some(1)
         });

@@ -6,9 +6,9 @@ use distlock::{LockError, LockGuard, LockLost, RedisMgr};
 
 use crate::{
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, await_queued, completes_within, config_long_timeouts,
-        config_short_timeout, expect_loss, fence_key, in_thread, is_renewal, manager, queued,
-        spawn_queued_waiter, with_ttl,
+        CALL_LIMIT, SECOND, UnwrapReleased, await_queue_length, completes_within,
+        config_long_timeouts, config_short_timeout, expect_loss, fence_key, is_renewal, manager,
+        queue_length, spawn_call, spawn_queued_waiter, with_ttl,
     },
     support::{Fault, FaultProxy, RedisServer, TEST_TIMEOUT, contains, eventually},
 };
@@ -87,7 +87,7 @@ fn run_all(server: &RedisServer, mgr: &RedisMgr) -> Result<(), (&'static str, Lo
     }
     let commands = server.monitor();
     let requests = |mode: &str| commands.lines().iter().filter(|line| line.contains(mode)).count();
-    let waiting = in_thread(mgr, "x", |mgr, name| mgr.try_lock_for(name, TEST_TIMEOUT));
+    let waiting = spawn_call(mgr, "x", |mgr, name| mgr.try_lock_for(name, TEST_TIMEOUT));
     eventually("it polls, queued or not, or fails", TEST_TIMEOUT, || {
         waiting.is_finished() || requests("\"look\"") >= 1 || requests("\"try\"") >= 3
     });
@@ -282,12 +282,12 @@ fn publish_permission_missing_for_a_while_leaves_no_entry() {
         let waiting: Vec<_> = (0..5)
             .map(|number| {
                 let served = served.clone();
-                let waiting = in_thread(&mgr, "x", move |mgr, name| {
+                let waiting = spawn_call(&mgr, "x", move |mgr, name| {
                     let guard = mgr.lock(name).unwrap();
                     served.send(()).unwrap();
                     guard.release().unwrap().unwrap_released();
                 });
-                await_queued(&server, "x", number + 1);
+                await_queue_length(&server, "x", number + 1);
                 waiting
             })
             .collect();
@@ -298,13 +298,17 @@ fn publish_permission_missing_for_a_while_leaves_no_entry() {
         }
         if restored_after == 5 {
             waiting.into_iter().for_each(|waiter| waiter.join().unwrap());
-            assert_eq!(queued(&server, "x"), 0, "before the permission is restored");
+            assert_eq!(queue_length(&server, "x"), 0, "before the permission is restored");
             server.cli(&["ACL", "SETUSER", "default", "+publish"]);
         } else {
             server.cli(&["ACL", "SETUSER", "default", "+publish"]);
             waiting.into_iter().for_each(|waiter| waiter.join().unwrap());
         }
-        assert_eq!(queued(&server, "x"), 0, "the permission was restored after {restored_after}");
+        assert_eq!(
+            queue_length(&server, "x"),
+            0,
+            "the permission was restored after {restored_after}"
+        );
         // A grant to a waiter that has left would block the lock for the claim window of 20 s.
         let next = completes_within(CALL_LIMIT, "the next", || mgr.lock("x").unwrap());
         next.release().unwrap().unwrap_released();

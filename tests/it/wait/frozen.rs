@@ -8,7 +8,7 @@ use crate::{
         lock_in_background, owner, path_str, pause, read_counter, release, spawn_worker,
         spawn_workers,
     },
-    helpers::{queued, server_with_scripts},
+    helpers::{queue_length, server_with_scripts},
     support::{
         CgroupFreezer, Fault, FaultProxy, RedisServer, TEST_TIMEOUT, Worker, command, contains,
         eventually,
@@ -137,7 +137,7 @@ fn waiter_stopped_past_its_grant_does_not_use_it() {
 
     sleeper.cont();
     eventually("it is queued again, or has taken the lock", TEST_TIMEOUT, || {
-        queued(&server, "x") == 1 || owner(&server, "x").as_ref() != Some(&second.id)
+        queue_length(&server, "x") == 1 || owner(&server, "x").as_ref() != Some(&second.id)
     });
     assert_eq!(ask(&mut next, "held x"), "true");
     assert_eq!(release(&mut next, "x"), "Ok(Released)");
@@ -173,7 +173,7 @@ fn grant_older_than_the_latest_poll_is_not_used() {
     release(&mut holder, "x");
     let second = expect_locked(&next, "x");
     sleeper.cont();
-    eventually("it is queued again", TEST_TIMEOUT, || queued(&server, "x") == 1);
+    eventually("it is queued again", TEST_TIMEOUT, || queue_length(&server, "x") == 1);
     let monitor = server.monitor();
     held_up.release();
     // After handling the grant, the waiter sends its next request.

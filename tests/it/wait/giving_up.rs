@@ -15,9 +15,9 @@ use parking_lot::Mutex;
 use super::{LOCK, is_woken_without_polling};
 use crate::{
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, await_queued, completes_within, config_long_timeouts,
-        config_medium_timeout, get, in_thread, manager, queue_key, queued, server_behind_proxy,
-        spawn_queued_waiter, timed,
+        CALL_LIMIT, SECOND, UnwrapReleased, await_queue_length, completes_within,
+        config_long_timeouts, config_medium_timeout, get, manager, queue_key, queue_length,
+        server_behind_proxy, spawn_call, spawn_queued_waiter, timed,
     },
     support::{Fault, RedisServer, TEST_TIMEOUT, command, eventually},
     worker::work,
@@ -52,7 +52,7 @@ fn timeout_names_the_latest_holder() {
     let guard = manager(&server).lock("x").unwrap();
     let leaving =
         proxy.on_request(|words| words.iter().any(|word| word == b"leave"), Fault::HoldRequest);
-    let waiting = in_thread(&mgr, "x", |mgr, name| mgr.try_lock_for(name, SECOND).map(drop));
+    let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.try_lock_for(name, SECOND).map(drop));
     leaving.wait_fired();
     server.cli(&["SET", LOCK, "a stranger", "PX", "600000"]);
     leaving.release();
@@ -76,8 +76,8 @@ fn wait_time_may_be_of_any_length() {
         other.try_lock_for("x", Duration::from_nanos(1)),
         Err(LockError::Timeout { .. })
     ));
-    let waiting = in_thread(&other, "x", |mgr, name| mgr.try_lock_for(name, Duration::MAX));
-    await_queued(&server, "x", 1);
+    let waiting = spawn_call(&other, "x", |mgr, name| mgr.try_lock_for(name, Duration::MAX));
+    await_queue_length(&server, "x", 1);
     guard.release().unwrap().unwrap_released();
     assert!(waiting.join().unwrap().unwrap().is_held());
 }
@@ -103,11 +103,11 @@ fn waiters_that_give_up_do_not_delay_the_others() {
                     drop(guard);
                 }
             });
-            eventually("it is queued, or has timed out", TEST_TIMEOUT, || {
+            eventually("it is queue_length, or has timed out", TEST_TIMEOUT, || {
                 waiting.is_finished() || queue().iter().any(|entry| !before.contains(entry))
             });
         }
-        await_queued(&server, "x", 3);
+        await_queue_length(&server, "x", 3);
         guard.release().unwrap().unwrap_released();
     });
     assert_eq!(*served.lock(), [1, 4, 5]);
@@ -129,7 +129,7 @@ fn grant_to_a_leaving_waiter_is_passed_on() {
     let (mut delay, mut served, mut gone) = (Duration::from_millis(5), 0, 0);
     eventually("many were served, and many had gone", TEST_TIMEOUT, || {
         let guard = mgr.lock("x").unwrap();
-        let leaving = in_thread(&other, "x", |mgr, name| {
+        let leaving = spawn_call(&other, "x", |mgr, name| {
             mgr.try_lock_for(name, Duration::from_millis(5)).map(drop)
         });
         work(delay);
@@ -146,7 +146,7 @@ fn grant_to_a_leaving_waiter_is_passed_on() {
         });
         served >= 40 && gone >= 40
     });
-    eventually("the queue is empty", TEST_TIMEOUT, || queued(&server, "x") == 0);
+    eventually("the queue is empty", TEST_TIMEOUT, || queue_length(&server, "x") == 0);
     other_guard.release().unwrap().unwrap_released();
     drop(listening.join().unwrap().unwrap());
 }
@@ -162,15 +162,15 @@ fn another_thread_listens_if_the_leader_gives_up() {
     let commands = server.monitor();
     let woken = (0..15).filter(|_| {
         let guard = mgr.lock("x").unwrap();
-        let listening = in_thread(&other, "x", |mgr, name| {
+        let listening = spawn_call(&other, "x", |mgr, name| {
             mgr.try_lock_for(name, Duration::from_millis(300)).map(drop)
         });
         eventually("it is queued", TEST_TIMEOUT, || {
-            queued(&server, "x") == 1 || listening.is_finished()
+            queue_length(&server, "x") == 1 || listening.is_finished()
         });
-        let waiting = in_thread(&other, "x", |mgr, name| mgr.lock(name));
+        let waiting = spawn_call(&other, "x", |mgr, name| mgr.lock(name));
         assert!(listening.join().unwrap().unwrap_err().is_timeout());
-        await_queued(&server, "x", 1);
+        await_queue_length(&server, "x", 1);
         is_woken_without_polling(&server, &commands, guard, waiting)
     });
     let woken = woken.count();
@@ -188,7 +188,7 @@ fn short_waits_do_not_keep_others_from_subscribing() {
     let (stop, calls) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let short_waits = [(); 4].map(|()| {
         let (stop, calls) = (stop.clone(), calls.clone());
-        in_thread(&mgr, "x", move |mgr, name| {
+        spawn_call(&mgr, "x", move |mgr, name| {
             while !stop.load(Ordering::Relaxed) {
                 assert!(mgr.try_lock_for(name, Duration::from_millis(10)).is_err());
                 calls.fetch_add(1, Ordering::Relaxed);
@@ -200,8 +200,8 @@ fn short_waits_do_not_keep_others_from_subscribing() {
     eventually("they have tried to subscribe", TEST_TIMEOUT, || {
         attempts() > 9 || calls.load(Ordering::Relaxed) > 500
     });
-    let waiting = in_thread(&mgr, "x", |mgr, name| mgr.lock(name));
-    eventually("it is queued", CALL_LIMIT, || queued(&server, "x") > 0);
+    let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name));
+    eventually("it is queued", CALL_LIMIT, || queue_length(&server, "x") > 0);
     stop.store(true, Ordering::Relaxed);
     short_waits.into_iter().for_each(|thread| thread.join().unwrap());
     holder.release().unwrap().unwrap_released();
@@ -253,7 +253,7 @@ fn no_waiter_misses_its_turn_while_others_give_up() {
     println!("the longest wait took {longest:?}");
     assert!(longest < CALL_LIMIT, "a call waited for {longest:?}");
     eventually("the queue is empty", TEST_TIMEOUT, || {
-        NAMES.iter().all(|name| queued(&server, name) == 0)
+        NAMES.iter().all(|name| queue_length(&server, name) == 0)
     });
     eventually("all locks are free", TEST_TIMEOUT, || {
         server.keys().iter().all(|key| key.starts_with("distlock:fence:"))

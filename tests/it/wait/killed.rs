@@ -7,7 +7,7 @@ use crate::{
         expect_locked, expect_only_keys_that_expire, history::boottime, lock, lock_in_background,
         owner, release, spawn_worker,
     },
-    helpers::{CALL_LIMIT, queue_key, queued},
+    helpers::{CALL_LIMIT, queue_key, queue_length},
     support::{RedisServer, TEST_TIMEOUT, Worker, eventually},
 };
 
@@ -123,7 +123,7 @@ fn killed_waiter_expires_even_without_publish_permission() {
     kill_waiter(&server, &mut waiter);
     server.cli(&["ACL", "SETUSER", "default", "-publish"]);
     assert_eq!(release(&mut holder, "x"), "Ok(Released)");
-    assert_eq!(queued(&server, "x"), 1);
+    assert_eq!(queue_length(&server, "x"), 1);
     expect_only_keys_that_expire(&server);
 }
 

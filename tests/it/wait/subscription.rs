@@ -8,9 +8,9 @@ use distlock::{LockLost, RedisMgr};
 use super::LOCK;
 use crate::{
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, await_gone, await_queued, capture_log,
-        completes_within, config_long_timeouts, expect_loss, in_own_process, in_thread, manager,
-        queue_key, server_behind_proxy, spawn_queued_waiter, timed, with_ttl,
+        CALL_LIMIT, SECOND, UnwrapReleased, await_gone, await_queue_length, capture_log,
+        completes_within, config_long_timeouts, expect_loss, in_own_process, manager, queue_key,
+        server_behind_proxy, spawn_call, spawn_queued_waiter, timed, with_ttl,
     },
     support::{
         ArmedFault, Fault, FaultProxy, Monitor, RedisServer, TEST_TIMEOUT, command, contains,
@@ -87,8 +87,8 @@ fn reply_read_late_does_not_cost_the_subscription() {
     // The thread stops reading because it gets the lock, whose lease lasts until the reply is
     // overdue.
     let options = with_ttl(timeout + SECOND).renew(false);
-    let leaving = in_thread(&mgr, "x", move |mgr, name| mgr.lock_with(name, &options).unwrap());
-    await_queued(&server, "x", 1);
+    let leaving = spawn_call(&mgr, "x", move |mgr, name| mgr.lock_with(name, &options).unwrap());
+    await_queue_length(&server, "x", 1);
     let before = subscriptions(&server);
     assert_eq!(before.len(), 1);
     unanswered.wait_fired();
@@ -111,7 +111,7 @@ fn reply_read_late_does_not_cost_the_subscription() {
 fn connected_twice(proxy: &FaultProxy) -> RedisMgr {
     let mgr = RedisMgr::new(config_long_timeouts(proxy.url()).pool_size(2)).unwrap();
     let held = proxy.on_request(contains("lock:one"), Fault::HoldReply);
-    let one = in_thread(&mgr, "one", RedisMgr::try_lock);
+    let one = spawn_call(&mgr, "one", RedisMgr::try_lock);
     held.wait_fired();
     drop(mgr.try_lock("two").unwrap());
     held.release();
@@ -146,7 +146,7 @@ fn stale_reply_about_a_subscription_spares_the_next_one() {
     let joins: [ArmedFault; 2] =
         ["lock:x", "lock:y"].map(|lock| proxy.on_request(is_join_request(lock), Fault::HoldReply));
     proxy.lead_to(elsewhere.addr());
-    let waiting = ["x", "y"].map(|name| in_thread(&mgr, name, RedisMgr::lock));
+    let waiting = ["x", "y"].map(|name| spawn_call(&mgr, name, RedisMgr::lock));
     joins.iter().for_each(ArmedFault::wait_fired);
     proxy.lead_to(server.addr());
     joins[0].release();
@@ -194,7 +194,7 @@ fn useless_subscription_is_retried_with_growing_delay() {
     let guard = manager(&server).lock("x").unwrap();
     let commands = server.monitor();
     let ((waiting, subscribed), span) = timed(|| {
-        let waiting = in_thread(&mgr, "x", RedisMgr::lock);
+        let waiting = spawn_call(&mgr, "x", RedisMgr::lock);
         let tries = || commands.lines().iter().filter(|line| line.contains("\"try\"")).count();
         eventually("it polls", TEST_TIMEOUT, || tries() >= 80);
         (waiting, server.calls("subscribe"))

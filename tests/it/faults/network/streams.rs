@@ -6,7 +6,7 @@ use distlock::RedisMgr;
 
 use crate::faults::process::signal;
 use crate::{
-    helpers::{UnwrapReleased, config_long_timeouts, in_own_process, in_thread},
+    helpers::{UnwrapReleased, config_long_timeouts, in_own_process, spawn_call},
     support::{Nodes, RedisServer, TEST_TIMEOUT, eventually},
 };
 
@@ -65,7 +65,7 @@ fn no_connection_gets_the_number_of_a_standard_stream() {
         let closed = ClosedStreams::new();
         let mgr = RedisMgr::new(config_long_timeouts(&url).quarantine(Duration::ZERO)).unwrap();
         let guard = mgr.lock("x").unwrap();
-        let waiting = in_thread(&mgr, "x", |mgr, name| mgr.lock(name));
+        let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name));
         eventually("a client is subscribed", TEST_TIMEOUT, || {
             !asked.query::<Vec<String>>(&["PUBSUB", "CHANNELS", "distlock:*"]).is_empty()
         });

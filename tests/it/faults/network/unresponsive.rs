@@ -7,8 +7,8 @@ use distlock::{LockError, LockOptions, RedisMgr};
 
 use crate::{
     helpers::{
-        CALL_LIMIT, SECOND, await_queued, completes_within, config_long_timeouts,
-        config_short_timeout, get, in_thread, manager, queued, server_behind_proxy, timed,
+        CALL_LIMIT, SECOND, await_queue_length, completes_within, config_long_timeouts,
+        config_short_timeout, get, manager, queue_length, server_behind_proxy, spawn_call, timed,
         with_ttl,
     },
     support::{
@@ -75,7 +75,7 @@ pub(crate) fn expect_calls_in_time(condition: &str, url: &str) {
         });
         threads.spawn(|| {
             let mgr = manager();
-            let waiting = in_thread(&mgr, "x", |mgr, name| mgr.lock(name).map(drop));
+            let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).map(drop));
             eventually("it waits", TEST_TIMEOUT, || mgr.metrics().attempted() == 1);
             let error = completes_within(TIMEOUT + SLACK, "a waiter", || {
                 completes_within(TIMEOUT + SLACK, &format!("shutdown ({condition})"), || {
@@ -99,7 +99,7 @@ pub(crate) fn expect_calls_to_return(condition: &str, url: &str) {
         expect_failure(call, &mgr, condition, CALL_LIMIT);
     }
     let waiting: Vec<_> =
-        (0..4).map(|_| in_thread(&mgr, "x", |mgr, name| mgr.lock(name).map(drop))).collect();
+        (0..4).map(|_| spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).map(drop))).collect();
     completes_within(CALL_LIMIT, &format!("shutdown ({condition})"), || mgr.shutdown());
     for waiter in waiting {
         let error =
@@ -203,8 +203,8 @@ fn holder_and_waiter_return_if_the_network_fails() {
         let (released, dropped) = (mgr.lock("released").unwrap(), mgr.lock("dropped").unwrap());
         let held = manager(&server).lock("held").unwrap();
         let waiting =
-            in_thread(&mgr, "held", |mgr, name| mgr.try_lock_for(name, 5 * SECOND).map(drop));
-        await_queued(&server, "held", 1);
+            spawn_call(&mgr, "held", |mgr, name| mgr.try_lock_for(name, 5 * SECOND).map(drop));
+        await_queue_length(&server, "held", 1);
         match failure {
             "blackhole" => proxy.blackhole(),
             "one way" => proxy.one_way(),
@@ -226,7 +226,7 @@ fn holder_and_waiter_return_if_the_network_fails() {
                 drop(mgr.try_lock_for(name, TEST_TIMEOUT).unwrap());
             }
         });
-        eventually("the queue is empty", 20 * SECOND, || queued(&server, "held") == 0);
+        eventually("the queue is empty", 20 * SECOND, || queue_length(&server, "held") == 0);
         assert!(held.is_held());
         assert_eq!(get(&server, "lock:held").as_deref(), Some(held.id().as_str()));
     }
@@ -255,9 +255,9 @@ fn call_during_a_shutdown_takes_one_timeout() {
     let (_server, proxy, mgr) =
         server_behind_proxy(|url| config_long_timeouts(url).operation_timeout(TIMEOUT));
     let held = proxy.on_request(any_request, Fault::HoldReply).forever();
-    let locking = in_thread(&mgr, "x", |mgr, name| timed(|| mgr.try_lock(name).map(drop)));
+    let locking = spawn_call(&mgr, "x", |mgr, name| timed(|| mgr.try_lock(name).map(drop)));
     held.wait_fired();
-    let shutdown = in_thread(&mgr, "x", |mgr, _| mgr.shutdown());
+    let shutdown = spawn_call(&mgr, "x", |mgr, _| mgr.shutdown());
     let (outcome, took) = locking.join().unwrap();
     assert!(outcome.is_err());
     assert!(took < TIMEOUT + SLACK, "{took:?}");

@@ -19,7 +19,7 @@ use crate::faults::process::SMALL_STACK;
 use crate::{
     helpers::{
         CALL_LIMIT, SECOND, UnwrapReleased, completes_within, config_long_timeouts,
-        distlock_threads, get, in_own_process, manager, pttl, queued, spawn_queued_waiter,
+        distlock_threads, get, in_own_process, manager, pttl, queue_length, spawn_queued_waiter,
         with_ttl,
     },
     support::{RedisServer, TEST_TIMEOUT, eventually, silent_server},
@@ -186,7 +186,7 @@ fn calls_after_a_shutdown_report_it() {
     completes_within(CALL_LIMIT, "shutdown", || mgr.shutdown());
     assert!(!guard.is_held());
     completes_within(CALL_LIMIT, "drop", || drop(guard));
-    assert_eq!((get(&server, "lock:x"), queued(&server, "x")), (None, 0));
+    assert_eq!((get(&server, "lock:x"), queue_length(&server, "x")), (None, 0));
 }
 
 /// The second acquisition times out, and its error names the thread's own lease as the holder.

@@ -171,7 +171,7 @@ fn ten_thousand_locks_with_random_faults_leave_nothing() {
     for name in ["x", "n0", "n1", "n2", "n3"] {
         await_gone(&server, &format!("lock:{name}"));
         eventually("the queue is empty", TEST_TIMEOUT, || {
-            crate::helpers::queued(&server, name) == 0
+            crate::helpers::queue_length(&server, name) == 0
         });
     }
 }

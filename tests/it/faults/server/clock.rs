@@ -9,7 +9,7 @@ use crate::{
     faults::LOCK,
     helpers::{
         CALL_LIMIT, SECOND, UnwrapReleased, await_gone, completes_within, config_medium_timeout,
-        expect_loss, fence_key, foreign_take, get, manager, pttl, server_with_scripts,
+        expect_loss, fence_key, get, manager, pttl, server_with_scripts, set_foreign_lock,
         spawn_queued_waiter, with_ttl,
     },
     support::{FaultProxy, RedisServer, TEST_TIMEOUT, command, eventually, off_by},
@@ -53,7 +53,7 @@ fn clock_jump_back_blocks_no_lock_of_a_live_holder() {
     guard.release().unwrap().unwrap_released();
     // The lock of a dead holder lasts longer. Waiters see its remaining ttl, and an operator can
     // release it.
-    assert!(foreign_take(&server, LOCK, "dead holder", 3_000));
+    assert!(set_foreign_lock(&server, LOCK, "dead holder", 3_000));
     jump(&server, -3_600_000);
     let error = other.try_lock_for("x", Duration::from_millis(300)).unwrap_err();
     assert!(error.holder().unwrap().ttl_left().unwrap() > 3_000 * SECOND, "{error}");

@@ -10,8 +10,8 @@ use crate::faults::{
 };
 use crate::{
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, completes_within, config_long_timeouts, get, in_thread,
-        queue_key, server_with_scripts, with_ttl,
+        CALL_LIMIT, SECOND, UnwrapReleased, completes_within, config_long_timeouts, get, queue_key,
+        server_with_scripts, spawn_call, with_ttl,
     },
     support::{Fault, FaultProxy, Nodes, RedisServer, TEST_TIMEOUT, contains},
 };
@@ -34,10 +34,10 @@ fn calls_retry_until_the_address_follows_a_failover() {
     // These faults change nothing; they count the requests.
     let [release, release_by_id, limited, unlimited] = ["lock:x", "lock:z", "lock:y", "lock:w"]
         .map(|key| proxy.on_request(contains(key), Fault::DelayReply(Duration::ZERO)).forever());
-    let releasing = in_thread(&mgr, "x", |_, _| guard.release());
-    let releasing_by_id = in_thread(&mgr, "z", move |mgr, name| mgr.release_lock(name, &by_id));
-    let waiting_limited = in_thread(&mgr, "y", |mgr, name| mgr.try_lock_for(name, TEST_TIMEOUT));
-    let waiting = in_thread(&mgr, "w", |mgr, name| mgr.lock(name));
+    let releasing = spawn_call(&mgr, "x", |_, _| guard.release());
+    let releasing_by_id = spawn_call(&mgr, "z", move |mgr, name| mgr.release_lock(name, &by_id));
+    let waiting_limited = spawn_call(&mgr, "y", |mgr, name| mgr.try_lock_for(name, TEST_TIMEOUT));
+    let waiting = spawn_call(&mgr, "w", |mgr, name| mgr.lock(name));
     for requests in [release, release_by_id, limited, unlimited] {
         requests.wait_fired_times(4);
     }

@@ -7,10 +7,10 @@ use distlock::{LockError, LockLost, RedisMgr};
 use crate::faults::{LOCK, expect_renewals};
 use crate::{
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, await_gone, await_queued, capture_log,
+        CALL_LIMIT, SECOND, UnwrapReleased, await_gone, await_queue_length, capture_log,
         completes_within, config_long_timeouts, config_medium_timeout, config_short_timeout,
-        expect_loss, get, in_own_process, in_thread, is_renewal, manager, queued,
-        server_behind_proxy, spawn_queued_waiter, timed, with_ttl,
+        expect_loss, get, in_own_process, is_renewal, manager, queue_length, server_behind_proxy,
+        spawn_call, spawn_queued_waiter, timed, with_ttl,
     },
     support::{Fault, RedisServer, TEST_TIMEOUT, contains, eventually, eventually_some},
 };
@@ -188,7 +188,7 @@ fn pause_longer_than_the_lease_leaves_nothing() {
         let guard = mgr.lock_with("x", &with_ttl(2 * SECOND)).unwrap();
         server.cli(&["CLIENT", "PAUSE", "5000", kind]);
         let left = guard.remaining();
-        let waiting = in_thread(&mgr, "x", |mgr, name| {
+        let waiting = spawn_call(&mgr, "x", |mgr, name| {
             mgr.lock_with(name, &with_ttl(30 * SECOND).wait(SECOND)).map(drop)
         });
         let (why, span) = timed(|| expect_loss(&guard));
@@ -340,8 +340,8 @@ fn waiter_fails_in_a_state_that_an_operator_must_end() {
         let server = RedisServer::start();
         let mgr = manager(&server);
         let guard = mgr.lock_with("x", &with_ttl(30 * SECOND)).unwrap();
-        let waiting = in_thread(&mgr, "x", |mgr, name| mgr.try_lock_for(name, TEST_TIMEOUT));
-        await_queued(&server, "x", 1);
+        let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.try_lock_for(name, TEST_TIMEOUT));
+        await_queue_length(&server, "x", 1);
         begin(&server);
         let is_replica = ["MASTERDOWN", "READONLY"].contains(&code);
         // The first refusal may come over a stale connection, which is replaced.
@@ -357,7 +357,7 @@ fn waiter_fails_in_a_state_that_an_operator_must_end() {
                 completes_within(TEST_TIMEOUT, code, || waiting.join().unwrap().unwrap_err());
             assert_eq!(error.code(), Some(code), "{error:?}");
             end(&server);
-            eventually("it has left the queue", TEST_TIMEOUT, || queued(&server, "x") == 0);
+            eventually("it has left the queue", TEST_TIMEOUT, || queue_length(&server, "x") == 0);
             guard.release().unwrap().unwrap_released();
         }
     }
@@ -372,7 +372,7 @@ fn waiters_poll_at_a_server_without_pubsub() {
         let server = RedisServer::builder().arg("--rename-command").arg(command).arg("").start();
         let mgr = manager(&server);
         let guard = mgr.lock("x").unwrap();
-        let waiting = in_thread(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
+        let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
         let timed_out = completes_within(CALL_LIMIT, command, || {
             mgr.try_lock_for("x", SECOND / 2).unwrap_err()
         });
@@ -395,8 +395,8 @@ fn changed_password_causes_few_connection_attempts() {
         RedisMgr::new(config_long_timeouts(format!("redis://app:old@{}", server.addr()))).unwrap();
     let guard = mgr.lock_with("x", &with_ttl(TTL)).unwrap();
     let other_guard = manager(&server).lock("y").unwrap();
-    let waiting = in_thread(&mgr, "y", |mgr, name| mgr.lock(name).map(drop));
-    await_queued(&server, "y", 1);
+    let waiting = spawn_call(&mgr, "y", |mgr, name| mgr.lock(name).map(drop));
+    await_queue_length(&server, "y", 1);
     server.cli(&["ACL", "SETUSER", "app", "<old", ">new"]);
     assert!(server.kill_clients(&["USER", "app"]) > 0);
     assert_eq!(expect_loss(&guard), LockLost::Expired);

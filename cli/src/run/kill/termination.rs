@@ -10,7 +10,7 @@ use crate::exit::Exit;
 /// The state from the start of the command until nothing of its process group is left. All times
 /// are of one clock.
 #[derive(Debug)]
-pub(super) struct Termination {
+pub(in crate::run) struct Termination {
     /// Time between SIGTERM and SIGKILL where no deadline shortens it.
     grace: Duration,
     /// When the command will have run for longer than `--max-hold`.
@@ -44,7 +44,7 @@ const TERMINATE: &[Signal] = &[Signal::TERM, Signal::CONT];
 const KILL: &[Signal] = &[Signal::KILL];
 
 impl Termination {
-    pub(super) fn new(grace: Duration, max_hold_at: Option<Duration>) -> Termination {
+    pub(in crate::run) fn new(grace: Duration, max_hold_at: Option<Duration>) -> Termination {
         Termination {
             grace,
             max_hold_at,
@@ -56,14 +56,14 @@ impl Termination {
     }
 
     /// The lock is lost: the whole group must be gone by `kill_at`.
-    pub(super) fn on_lost(&mut self, kill_at: Duration) -> &'static [Signal] {
+    pub(in crate::run) fn on_lost(&mut self, kill_at: Duration) -> &'static [Signal] {
         self.reason = ExitReason::Lost;
         self.is_lock_ending = true;
         self.terminate(kill_at)
     }
 
     /// The lock is about to expire. If the command has already ended, it has not lost the lock.
-    pub(super) fn on_expiring(&mut self, kill_at: Duration) -> &'static [Signal] {
+    pub(in crate::run) fn on_expiring(&mut self, kill_at: Duration) -> &'static [Signal] {
         if self.exit_status.is_none() {
             return self.on_lost(kill_at);
         }
@@ -72,17 +72,17 @@ impl Termination {
     }
 
     /// The command has ended.
-    pub(super) fn on_exit(&mut self, exit: Exit) {
+    pub(in crate::run) fn on_exit(&mut self, exit: Exit) {
         self.exit_status = Some(exit);
     }
 
     /// The command has ended and left processes in its group, which must end too.
-    pub(super) fn terminate_stragglers(&mut self, now: Duration) -> &'static [Signal] {
+    pub(in crate::run) fn terminate_stragglers(&mut self, now: Duration) -> &'static [Signal] {
         self.terminate(now.saturating_add(self.grace))
     }
 
     /// Called as time passes.
-    pub(super) fn on_tick(&mut self, now: Duration) -> &'static [Signal] {
+    pub(in crate::run) fn on_tick(&mut self, now: Duration) -> &'static [Signal] {
         if self.exit_status.is_none() && self.max_hold_at.is_some_and(|at| now >= at) {
             self.max_hold_at = None;
             self.reason = self.reason.max(ExitReason::MaxHold);
@@ -98,7 +98,7 @@ impl Termination {
     }
 
     /// When [`on_tick`](Self::on_tick) will next have something to do.
-    pub(super) fn next_deadline(&self) -> Option<Duration> {
+    pub(in crate::run) fn next_deadline(&self) -> Option<Duration> {
         let kill_at = match self.kill_state {
             KillState::Terminating { kill_at } => Some(kill_at),
             KillState::Running | KillState::Killed => None,
@@ -107,24 +107,24 @@ impl Termination {
         max_hold_at.into_iter().chain(kill_at).min()
     }
 
-    pub(super) fn has_exited(&self) -> bool {
+    pub(in crate::run) fn has_exited(&self) -> bool {
         self.exit_status.is_some()
     }
 
-    pub(super) fn is_over_max_hold(&self) -> bool {
+    pub(in crate::run) fn is_over_max_hold(&self) -> bool {
         self.reason == ExitReason::MaxHold
     }
 
-    pub(super) fn is_lost(&self) -> bool {
+    pub(in crate::run) fn is_lost(&self) -> bool {
         self.reason == ExitReason::Lost
     }
 
-    pub(super) fn is_lock_ending(&self) -> bool {
+    pub(in crate::run) fn is_lock_ending(&self) -> bool {
         self.is_lock_ending
     }
 
     /// The exit code, once the whole group is gone.
-    pub(super) fn exit(&self) -> Exit {
+    pub(in crate::run) fn exit(&self) -> Exit {
         match self.reason {
             ExitReason::Lost => Exit::Lost,
             ExitReason::MaxHold => Exit::MaxHoldExceeded,

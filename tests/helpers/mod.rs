@@ -1,4 +1,4 @@
-//! Short functions for what several tests do with the library and its server.
+//! What the tests of the library and those of the command both do with locks on a real server.
 
 use std::{
     thread::{self, JoinHandle},
@@ -10,11 +10,10 @@ use distlock::{Config, LockError, LockGuard, LockLost, LockOptions, RedisMgr};
 use crate::support::{RedisServer, TEST_TIMEOUT, eventually};
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
-
-/// Upper limit for a call that must not block, generous for a slow machine.
+/// Maximum duration of a call that must not block, generous for a slow machine.
 pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(10);
 
-/// A configuration with timeouts that only a defect can reach, however slow the machine.
+/// A configuration whose timeouts only a defect exceeds, however slow the machine.
 pub(crate) fn config_long_timeouts(url: impl Into<String>) -> Config {
     Config::new(url).ttl(30 * SECOND).operation_timeout(20 * SECOND).claim_window(20 * SECOND)
 }
@@ -23,13 +22,12 @@ pub(crate) fn manager(server: &RedisServer) -> RedisMgr {
     RedisMgr::new(config_long_timeouts(server.url())).unwrap()
 }
 
-/// A server that has loaded the scripts, so that a fault of a test hits a request and not the
-/// loading.
+/// A server that knows the scripts, so that no fault is spent on a request that only loads one.
 pub(crate) fn server_with_scripts() -> RedisServer {
     let server = RedisServer::start();
     manager(&server).try_lock("warm").unwrap().release().unwrap().unwrap_released();
     server.cli(&["DEL", &fence_key("warm")]);
-    server.cli(&["SCRIPT", "LOAD", include_str!("../../../src/node/lua/renew.lua")]);
+    server.cli(&["SCRIPT", "LOAD", include_str!("../../src/node/lua/renew.lua")]);
     server
 }
 
@@ -44,16 +42,16 @@ impl UnwrapReleased for distlock::Released {
     }
 }
 
-/// Lock options with this ttl.
+/// Options with this ttl.
 pub(crate) fn with_ttl(ttl: Duration) -> LockOptions {
     LockOptions::new().ttl(ttl)
 }
 
-/// Calls the function, which must return within `bound`.
+/// Runs a call, and fails if it takes longer than `limit`.
 #[track_caller]
-pub(crate) fn completes_within<T>(bound: Duration, what: &str, call: impl FnOnce() -> T) -> T {
+pub(crate) fn completes_within<T>(limit: Duration, what: &str, call: impl FnOnce() -> T) -> T {
     let (result, took) = timed(call);
-    assert!(took < bound, "{what} took {took:?}");
+    assert!(took < limit, "{what} took {took:?}");
     result
 }
 
@@ -86,10 +84,10 @@ pub(crate) fn queue_length(server: &RedisServer, name: &str) -> usize {
 
 #[track_caller]
 pub(crate) fn await_queue_length(server: &RedisServer, name: &str, waiters: usize) {
-    eventually("the queue has this length", TEST_TIMEOUT, || queue_length(server, name) == waiters);
+    eventually("they are queued", TEST_TIMEOUT, || queue_length(server, name) == waiters);
 }
 
-/// Starts a thread that waits for the lock. Returns once it is queued.
+/// Starts a thread that waits for a lock, and returns once the thread is in the server's queue.
 #[track_caller]
 pub(crate) fn spawn_queued_waiter(
     server: &RedisServer,
@@ -111,7 +109,7 @@ pub(crate) fn spawn_call<T: Send + 'static>(
     thread::spawn(move || call(&mgr, &name))
 }
 
-/// Waits for the loss of the lock, and returns its reason. The channel must report it exactly once.
+/// Waits for the loss of a lock, and returns its reason, which must be reported exactly once.
 #[track_caller]
 pub(crate) fn expect_loss(guard: &LockGuard) -> LockLost {
     let channel = guard.lost().clone();
@@ -131,13 +129,13 @@ pub(crate) fn expect_loss(guard: &LockGuard) -> LockLost {
     why
 }
 
-/// Sets a lock as a client of another kind does: `SET key id NX PX ttl`.
+/// A client in another language: `SET key id NX PX ttl`.
 pub(crate) fn set_foreign_lock(server: &RedisServer, key: &str, id: &str, ttl_ms: u32) -> bool {
     let reply: Option<String> = server.query(&["SET", key, id, "NX", "PX", &ttl_ms.to_string()]);
     reply.is_some()
 }
 
-/// Matches the renewal of a lock: the only request that contains its key, but not its queue.
+/// Matches the renewal of one lock: the one request that names the lock and not its queue.
 pub(crate) fn is_renewal(lock: &'static str) -> impl Fn(&[Vec<u8>]) -> bool + Send + 'static {
     move |words| {
         let text = |word: &Vec<u8>| String::from_utf8_lossy(word).into_owned();

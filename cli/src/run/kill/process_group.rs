@@ -9,12 +9,12 @@ use crate::proc_stat::{self, ProcStat};
 
 /// The process group of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ProcessGroup(pub(super) Pid);
+pub(in crate::run) struct ProcessGroup(pub(in crate::run) Pid);
 
 impl ProcessGroup {
     /// Sends the signals to all members. Errors are only logged: there may be no member left, or
     /// one that this process may not send signals to.
-    pub(super) fn send(self, signals: &[Signal]) {
+    pub(in crate::run) fn send(self, signals: &[Signal]) {
         for signal in signals {
             if let Err(error) = kill_process_group(self.0, *signal) {
                 log::debug!(
@@ -26,7 +26,7 @@ impl ProcessGroup {
     }
 
     /// Whether any member still runs.
-    pub(super) fn is_alive(self) -> bool {
+    pub(in crate::run) fn is_alive(self) -> bool {
         match test_kill_process_group(self.0) {
             Err(Errno::SRCH) => false,
             _ => has_live_member(self.members().as_deref(), can_see_other_users),
@@ -34,7 +34,7 @@ impl ProcessGroup {
     }
 
     /// Whether some member is stopped, but the leader is not, as far as `/proc` shows.
-    pub(super) fn is_partly_stopped(self) -> bool {
+    pub(in crate::run) fn is_partly_stopped(self) -> bool {
         let members = self.members().unwrap_or_default();
         let leads = |pid: i32| pid == self.0.as_raw_nonzero().get();
         members.iter().any(|(_, member)| member.is_stopped)
