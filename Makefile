@@ -44,7 +44,7 @@ cargo-mutants: ## cargo-mutants on the pure files; docs/mutants.md explains the 
 
 loom: ## every interleaving of the small handshakes between threads
 	RUSTFLAGS="--cfg loom" $(CARGO) test --release --lib --target-dir target/loom -- \
-		acquire::checks:: renewer::checks:: $(ARGS)
+		wait::checks:: renew::checks:: $(ARGS)
 
 # tsan and miri need a nightly toolchain. docs/races.md lists all interactions between threads.
 nightly := rustup toolchain install nightly --profile minimal \
@@ -55,13 +55,13 @@ tsan: ## looks for data races with ThreadSanitizer; installs a nightly toolchain
 	@$(nightly)
 	RUSTFLAGS=-Zsanitizer=thread $(CARGO) +nightly test -Zbuild-std \
 		--target x86_64-unknown-linux-gnu --target-dir target/tsan \
-		--all-features --lib --test it -- --skip redlock::model $(ARGS)
+		--all-features --lib --test it -- --skip verify::model $(ARGS)
 
 miri: ## looks for undefined behaviour and data races with Miri; installs a nightly toolchain
 	@$(nightly)
 	PROPTEST_CASES=2 MIRIFLAGS=-Zmiri-disable-isolation \
 		$(CARGO) +nightly miri test --target-dir target/miri --lib -- \
-		$(or $(ARGS),lease:: wait_registry:: grant:: holder::)
+		$(or $(ARGS),core::lease:: wait::registry:: core::claim:: core::holder::)
 
 bench: ## the table of speeds, each beside the raw figure of the same run
 	@tools/need-redis.sh

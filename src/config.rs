@@ -7,7 +7,7 @@ use std::{env, fmt, sync::Arc, time::Duration};
 
 pub use self::options::LockOptions;
 pub(crate) use self::validated::ValidatedConfig;
-use crate::{event::HandleEvent, node::Endpoint};
+use crate::{backend::redis::Endpoint, observe::event::HandleEvent};
 
 /// How a [`RedisMgr`](crate::RedisMgr) reaches its server or nodes, and the defaults of its locks.
 ///

@@ -4,9 +4,13 @@
 use std::{error::Error, fmt, io, sync::Arc, time::Duration};
 
 use crate::{
-    display::{HumanDuration, Quoted},
-    holder::Holder,
-    node_answer::{AnswerList, NodeAnswer},
+    core::{
+        holder::Holder,
+        key::InvalidName,
+        lock_lost::LockLost,
+        node_answer::{AnswerList, NodeAnswer},
+    },
+    sys::display::{HumanDuration, Quoted},
 };
 
 /// The result of all fallible functions of this crate.
@@ -397,42 +401,8 @@ impl Error for LockError {
         }
     }
 }
-
-/// Why a held lock was lost. Final: a lost lock stays lost.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum LockLost {
-    /// No renewal was confirmed in time, so the lease expired on the local clock: the server was
-    /// unreachable, the process was paused, or renewal was off. Another client may hold the lock
-    /// now.
-    Expired,
-    /// The server reports that another client holds the lock.
-    #[non_exhaustive]
-    Taken {
-        /// The new holder.
-        by: Box<Holder>,
-    },
-    /// The lock no longer exists on the server: it was deleted, flushed, evicted, renamed, or lost
-    /// in a restart.
-    Gone,
-    /// The lock was held for [`max_hold`](crate::LockOptions::max_hold), and was then released.
-    MaxHold,
-    /// The manager was shut down, which released the lock.
-    Shutdown,
-}
-
-impl fmt::Display for LockLost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            LockLost::Expired => f.write_str("its lease expired before a renewal was confirmed"),
-            LockLost::Taken { by } => write!(f, "it is now held by {by}"),
-            LockLost::Gone => f.write_str("it no longer exists on the server"),
-            LockLost::MaxHold => {
-                f.write_str("it was held for the maximum time (max_hold) and was released")
-            }
-            LockLost::Shutdown => f.write_str("its manager was shut down"),
-        }
+impl From<InvalidName> for LockError {
+    fn from(InvalidName(reason): InvalidName) -> LockError {
+        LockError::InvalidName { reason }
     }
 }
-
-impl Error for LockLost {}

@@ -10,16 +10,18 @@ use std::{
 use crossbeam_channel::{Receiver, bounded};
 
 use crate::{
-    clock,
-    display::Quoted,
-    error::{LockError, LockLost, Result},
-    fork,
-    id::LockId,
+    core::{
+        id::LockId,
+        lease::{Lease, LeaseEnd},
+        lock_lost::LockLost,
+        token::FencingToken,
+    },
+    error::{LockError, Result},
     inner::{HeldLock, ManagerHandle, ManagerInner},
-    lease::{Lease, LeaseEnd},
     lock_info::Released,
-    renewer::Registration,
-    token::FencingToken,
+    observe::HoldSpan,
+    renew::Registration,
+    sys::{clock, display::Quoted, fork},
 };
 
 /// A held lock, released when this guard is dropped.
@@ -62,7 +64,7 @@ use crate::{
 pub struct LockGuard {
     lease: Arc<Lease>,
     /// `None` once the guard has been released or dropped; the same holds for `manager`.
-    registration: Option<Registration>,
+    registration: Option<(Registration, HoldSpan)>,
     manager: Option<Arc<ManagerHandle>>,
 }
 
@@ -70,7 +72,7 @@ impl LockGuard {
     pub(crate) fn new(held: HeldLock, manager: Arc<ManagerHandle>) -> LockGuard {
         LockGuard {
             lease: held.lease,
-            registration: Some(held.registration),
+            registration: Some((held.registration, held.span)),
             manager: Some(manager),
         }
     }
@@ -174,8 +176,8 @@ impl LockGuard {
 
     /// Returns `None` if there is nothing to release.
     fn take_parts(&mut self) -> Option<(HeldLock, Arc<ManagerHandle>)> {
-        let (registration, manager) = (self.registration.take()?, self.manager.take()?);
-        let held = HeldLock { lease: self.lease.clone(), registration };
+        let ((registration, span), manager) = (self.registration.take()?, self.manager.take()?);
+        let held = HeldLock { lease: self.lease.clone(), registration, span };
         if fork::is_forked_child() {
             // The child must not touch these values, not even to free them.
             std::mem::forget((held, manager));

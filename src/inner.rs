@@ -17,23 +17,28 @@ use parking_lot::Mutex;
 
 use self::by_id::IdEntry;
 use crate::{
-    acquire::{Acquirer, Crowd, GrantListener},
-    clock::{self, Moment},
+    acquire::{Acquirer, Crowd},
+    backend::{
+        redis::requests_and_replies::InspectReply,
+        redlock::{AskError, Lookup, PooledConnections, Redlock, join_labels},
+    },
     config::{LockOptions, ValidatedConfig},
+    core::{
+        claim::Claim,
+        holder::Holder,
+        id::{generate_lock_id, random_uuid},
+        key::{LockKey, MAX_NAME_BYTES},
+        lease::Lease,
+    },
     error::{Action, LockError, Result},
-    event::AcquiredEvent,
-    fork,
-    grant::Claim,
-    holder::Holder,
-    id::{generate_lock_id, random_uuid},
-    key::{LockKey, MAX_NAME_BYTES},
-    lease::Lease,
     lock_info::LockInfo,
-    metrics::Metrics,
-    node::requests_and_replies::InspectReply,
-    observer::{HoldSpan, Observer, WaitSpan},
-    redlock::{AskError, Lookup, PooledConnections, Redlock, join_labels},
-    renewer::{LockRenewer, Registration, RenewalPlan},
+    observe::{HoldSpan, Observer, WaitSpan, event::AcquiredEvent, metrics::Metrics},
+    renew::{LockRenewer, Registration, RenewalPlan},
+    sys::{
+        clock::{self, Moment},
+        fork,
+    },
+    wait::GrantListener,
 };
 
 /// Handle that the clones of a manager and its guards share. Shuts the manager down when the last
@@ -61,6 +66,7 @@ pub(crate) struct ManagerInner {
 pub(crate) struct HeldLock {
     pub(crate) lease: Arc<Lease>,
     pub(crate) registration: Registration,
+    pub(crate) span: HoldSpan,
 }
 
 impl ManagerHandle {
@@ -221,8 +227,8 @@ impl ManagerInner {
             }
         };
         let waited = wait_span.end("acquired");
-        let hold_span = HoldSpan::begin(name, &claim.id, grant.token.0);
-        let lease = Arc::new(Lease::new(claim, &grant, hold_span));
+        let span = HoldSpan::begin(name, &claim.id, grant.token.0);
+        let lease = Arc::new(Lease::new(claim, &grant, clock::now()));
         let plan = RenewalPlan {
             node_deadlines: grant.node_deadlines,
             renew: params.renew,
@@ -240,7 +246,7 @@ impl ManagerInner {
                     waited,
                     contended,
                 });
-                Ok(HeldLock { lease, registration })
+                Ok(HeldLock { lease, registration, span })
             }
             None => {
                 // The manager was shut down meanwhile. Try to release the lock. If that fails, the
@@ -253,7 +259,7 @@ impl ManagerInner {
     }
 
     pub(crate) fn key(&self, name: &str) -> Result<LockKey> {
-        LockKey::new(&self.config.prefix, name)
+        Ok(LockKey::new(&self.config.prefix, name)?)
     }
 
     pub(crate) fn inspect(&self, key: &LockKey) -> Result<Option<Holder>> {

@@ -174,59 +174,50 @@
 #![cfg_attr(test, allow(clippy::panic, clippy::unwrap_used))]
 
 #[macro_use]
-mod logging;
+mod sys;
 
 mod acquire;
-mod clock;
+mod backend;
 mod config;
-mod display;
+mod core;
 mod error;
-mod event;
-mod fork;
-#[cfg(test)]
-mod fuzz;
 mod global;
-mod grant;
 mod guard;
-mod holder;
-mod id;
 mod inner;
-mod key;
-mod lease;
-mod lease_deadline;
 mod lock_info;
 mod manager;
-mod metrics;
-mod node;
-mod node_answer;
-mod observer;
-mod redlock;
+mod observe;
 mod reentrant;
-mod renewer;
-#[cfg(feature = "testing")]
-pub mod sim;
-mod sync;
-mod threads;
-mod token;
+mod renew;
 mod user_connection;
+#[cfg(test)]
+mod verify;
+mod wait;
 
+#[cfg(feature = "testing")]
+pub use crate::sys::sim;
 pub use crate::{
     config::{Config, LockOptions},
-    error::{Action, LockError, LockLost, Result},
-    event::{
-        AcquiredEvent, AttemptedEvent, ContendedEvent, FailedEvent, HandleEvent, LostEvent,
-        ReconnectedEvent, ReleasedEvent, RenewalFailedEvent, RenewalOverdueEvent, RenewedEvent,
-        ServerChangedEvent, TimedOutEvent,
+    core::{
+        holder::Holder,
+        id::{LockId, ParseLockIdError, generate_lock_id},
+        lock_lost::LockLost,
+        node_answer::{NodeAnswer, Vote},
+        token::FencingToken,
     },
+    error::{Action, LockError, Result},
     guard::LockGuard,
-    holder::Holder,
-    id::{LockId, ParseLockIdError, generate_lock_id},
     lock_info::{LockInfo, QueuedWaiter, Released},
     manager::RedisMgr,
-    metrics::{LockMetrics, Metrics, Timing},
-    node_answer::{NodeAnswer, Vote},
+    observe::{
+        event::{
+            AcquiredEvent, AttemptedEvent, ContendedEvent, FailedEvent, HandleEvent, LostEvent,
+            ReconnectedEvent, ReleasedEvent, RenewalFailedEvent, RenewalOverdueEvent, RenewedEvent,
+            ServerChangedEvent, TimedOutEvent,
+        },
+        metrics::{LockMetrics, Metrics, Timing},
+    },
     reentrant::ReentrantGuard,
-    token::FencingToken,
     user_connection::PooledConnection,
 };
 

@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use crate::{display::Quoted, holder::Holder, id::LockId, token::FencingToken};
+use crate::{
+    core::{holder::Holder, id::LockId, token::FencingToken},
+    sys::display::Quoted,
+};
 
 /// A held lock, its holder and its waiters. This is a snapshot, and may be outdated by the time it
 /// is read.

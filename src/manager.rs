@@ -9,15 +9,15 @@ use std::{
 
 use crate::{
     config::{Config, LockOptions},
+    core::holder::Holder,
     error::{LockError, Result},
-    fork,
     global::FallibleOnce,
     guard::LockGuard,
-    holder::Holder,
     inner::ManagerHandle,
     lock_info::{LockInfo, Released},
-    metrics::Metrics,
+    observe::metrics::Metrics,
     reentrant::ReentrantGuard,
+    sys::fork,
     user_connection::PooledConnection,
 };
 

@@ -4,7 +4,11 @@ use std::io;
 
 use redis::{ConnectionLike, RedisResult, Value};
 
-use crate::{error::LockError, fork, node::Connection, redlock::PooledConnections};
+use crate::{
+    backend::{redis::Connection, redlock::PooledConnections},
+    error::LockError,
+    sys::fork,
+};
 
 /// A connection borrowed from a manager's pool. See
 /// [`RedisMgr::connection`](crate::RedisMgr::connection).

@@ -15,12 +15,12 @@ use rustix::{
 use crate::{Result, cluster::Cluster, measure::now, support::RedisServer};
 
 const ACQUIRE: &str = concat!(
-    include_str!("../../src/node/lua/shared.lua"),
-    include_str!("../../src/node/lua/acquire.lua")
+    include_str!("../../src/backend/redis/lua/shared.lua"),
+    include_str!("../../src/backend/redis/lua/acquire.lua")
 );
 const RELEASE: &str = concat!(
-    include_str!("../../src/node/lua/shared.lua"),
-    include_str!("../../src/node/lua/release.lua")
+    include_str!("../../src/backend/redis/lua/shared.lua"),
+    include_str!("../../src/backend/redis/lua/release.lua")
 );
 
 /// The lock name. It is as long as the one that the library gets.

@@ -13,21 +13,26 @@ use super::{
     backoff::{Observation, follower_interval, unsubscribed_poll_interval, vote_backoff},
     quorum_ask::{AcquireResponses, PendingRelease},
     retry::RetryState,
-    wait_handle::WaitHandle,
-    wait_registry::{GrantNotice, Wake},
 };
 use crate::{
-    clock::{self, Moment},
-    error::LockError,
-    grant::{Claim, Grant, InFlight},
-    holder::Holder,
-    lease_deadline::{deadline_from_grant, deadline_from_sent, needs_immediate_confirmation},
-    node::{
-        NodeError, NodeErrorKind,
-        requests_and_replies::{AcquireMode, AcquireReply},
+    backend::{
+        redis::{
+            NodeError, NodeErrorKind,
+            requests_and_replies::{AcquireMode, AcquireReply},
+        },
+        redlock::{AskError, Response},
     },
-    redlock::{AskError, NodeDeadlines, NodeSet, Response, Verdict, Vote, agreed_token},
-    token::FencingToken,
+    core::{
+        claim::{Claim, Grant, InFlight},
+        holder::Holder,
+        node_answer::Vote,
+        quorum::{NodeDeadlines, NodeSet, Verdict, agreed_token},
+        token::FencingToken,
+        validity::{deadline_from_grant, deadline_from_sent, needs_immediate_confirmation},
+    },
+    error::LockError,
+    sys::clock::{self, Moment},
+    wait::{GrantNotice, WaitHandle, Wake},
 };
 
 /// Maximum number of lost rounds after which a caller still retries a split vote, although its wait

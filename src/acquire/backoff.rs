@@ -7,7 +7,13 @@
 
 use std::time::Duration;
 
-use crate::{clock::Moment, holder::Holder};
+use crate::{
+    core::{
+        backoff::{RETRY_PAUSE_MAX, add_jitter, splitmix64},
+        holder::Holder,
+    },
+    sys::clock::Moment,
+};
 
 /// Polling interval at the head of the queue. Further back it grows with the position.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -21,9 +27,6 @@ const EXPIRY_POLL_STEP: Duration = Duration::from_millis(25);
 /// Maximum polling interval. Otherwise clocks could drift too far apart between samples, and the
 /// queue could expire.
 pub(crate) const POLL_INTERVAL_MAX: Duration = Duration::from_secs(10);
-/// Pause after a failed request. Doubles with each failure, up to `RETRY_PAUSE_MAX`.
-const RETRY_PAUSE_MIN: Duration = Duration::from_millis(10);
-pub(crate) const RETRY_PAUSE_MAX: Duration = Duration::from_millis(500);
 /// Pause after a lost round. Doubles with each, up to `SPLIT_VOTE_PAUSE_MAX` after a split vote,
 /// and otherwise up to `RETRY_PAUSE_MAX`.
 const VOTE_PAUSE_MIN: Duration = Duration::from_micros(250);
@@ -68,11 +71,6 @@ impl Observation {
     }
 }
 
-/// Pause after `failures` failures in a row.
-pub(crate) fn retry_backoff(failures: u32, pause_max: Duration, jitter_seed: u64) -> Duration {
-    add_jitter(RETRY_PAUSE_MIN.saturating_mul(1 << failures.min(10)).min(pause_max), jitter_seed)
-}
-
 /// Pause before the next round, after `lost_rounds` lost ones. Half of it is random, so that
 /// contenders that took votes from each other do not collide again. After a split vote it is
 /// shorter, because no contender has a quorum, and the next round may win one.
@@ -95,37 +93,15 @@ pub(crate) fn release_wait_until(asked_at: Moment, now: Moment, call_deadline: M
         .min(call_deadline)
 }
 
-/// Share of the remaining time that the next node gets to accept a subscription, after `tried` of
-/// `nodes` have failed. The first node is the one that all clients prefer; it may be far away, so
-/// it gets half. If it does not reply, the others need the rest.
-pub(crate) fn subscribe_budget(left: Duration, tried: usize, nodes: usize) -> Duration {
-    let shares = if tried == 0 { nodes.min(2) } else { nodes.saturating_sub(tried).max(1) };
-    left / u32::try_from(shares).unwrap_or(u32::MAX)
-}
-
 /// Interval at which a waiter that is not first in its process checks that it still is not.
 pub(crate) fn follower_interval(jitter_seed: u64) -> Duration {
     add_jitter(Duration::from_secs(1), jitter_seed)
 }
 
-/// Makes a pause up to a tenth longer, never shorter: a poll must not come before the expiry of the
-/// key.
-fn add_jitter(pause: Duration, jitter_seed: u64) -> Duration {
-    pause.saturating_add(pause / 1000 * u32::try_from(splitmix64(jitter_seed) % 100).unwrap_or(0))
-}
-
-/// One step of splitmix64, which turns neighbouring seeds into unrelated numbers.
-fn splitmix64(seed: u64) -> u64 {
-    let mut x = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::id::generate_lock_id;
+    use crate::core::{backoff::retry_backoff, id::generate_lock_id};
     use proptest::prelude::*;
 
     const START: Moment = Moment::from_nanos(1_000_000_000);
@@ -137,26 +113,6 @@ mod tests {
 
     fn pause(observation: Observation, jitter_seed: u64) -> Duration {
         observation.next_poll(jitter_seed).duration_since(START)
-    }
-
-    /// Fault: N116
-    #[test]
-    fn subscribe_budget_gives_first_node_half_of_the_time() {
-        let shares = |nodes| {
-            let mut left = 24;
-            let next = |tried| {
-                let share = subscribe_budget(Duration::from_secs(left), tried, nodes).as_secs();
-                left -= share;
-                share
-            };
-            (0..nodes).map(next).collect::<Vec<_>>()
-        };
-        assert_eq!(shares(1), [24]);
-        assert_eq!(shares(2), [12, 12]);
-        assert_eq!(shares(3), [12, 6, 6]);
-        assert_eq!(shares(5), [12, 3, 3, 3, 3]);
-        // A node that refuses at once leaves its time to the next.
-        assert_eq!(subscribe_budget(Duration::from_secs(24), 2, 3), Duration::from_secs(24));
     }
 
     #[test]
@@ -251,13 +207,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn splitmix64_matches_published_values() {
-        // The first outputs for two seeds, as published with the algorithm.
-        assert_eq!(splitmix64(0), 0xe220_a839_7b1d_cdaf);
-        assert_eq!(splitmix64(1_234_567), 6_457_827_717_110_365_317);
-    }
-
     proptest! {
         #[test]
         fn poll_pause_is_positive_and_bounded(
@@ -285,12 +234,5 @@ mod tests {
             prop_assert!(pause >= VOTE_PAUSE_MIN / 2 && pause <= longest);
         }
 
-        #[test]
-        fn retry_backoff_stays_within_bounds(failures: u32, jitter_seed: u64) {
-            let pause = retry_backoff(failures, RETRY_PAUSE_MAX, jitter_seed);
-            prop_assert!(
-                pause >= RETRY_PAUSE_MIN && pause <= RETRY_PAUSE_MAX + RETRY_PAUSE_MAX / 10
-            );
-        }
     }
 }

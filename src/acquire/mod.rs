@@ -3,25 +3,23 @@
 
 mod attempt;
 mod backoff;
-#[cfg(all(test, loom))]
-mod checks;
 mod crowd;
-mod grant_listener;
 mod quorum_ask;
 mod retry;
-mod subscription;
-mod wait_handle;
-mod wait_registry;
 
 use std::{sync::Arc, time::Duration};
 
 use self::attempt::Attempt;
-pub(crate) use self::{crowd::Crowd, grant_listener::GrantListener};
+pub(crate) use self::crowd::Crowd;
 use crate::{
-    clock::Moment,
+    backend::redlock::Redlock,
+    core::{
+        claim::{Claim, Grant},
+        quorum::NodeSet,
+    },
     error::LockError,
-    grant::{Claim, Grant},
-    redlock::{NodeSet, Redlock},
+    sys::clock::Moment,
+    wait::GrantListener,
 };
 
 /// Minimum TTL that is set on another holder's key without one, in milliseconds. Leases are renewed

@@ -4,17 +4,22 @@ use std::time::Duration;
 
 use super::{Acquirer, attempt::Attempt, backoff::release_wait_until};
 use crate::{
-    clock::{self, Moment},
-    holder::Holder,
-    node::{
-        Ack, Exchange, NodeError, NodeErrorKind,
-        requests_and_replies::{Acquire, AcquireMode, AcquireReply, Release, ReleaseReply},
+    backend::{
+        redis::{
+            Ack, Exchange, NodeError, NodeErrorKind,
+            requests_and_replies::{Acquire, AcquireMode, AcquireReply, Release, ReleaseReply},
+        },
+        redlock::{
+            self, AskError, BroadcastOptions, EXPIRY_SLACK, NodeConnections, Response,
+            most_reported_holder,
+        },
     },
-    node_answer::NodeAnswer,
-    redlock::{
-        self, AskError, BroadcastOptions, EXPIRY_SLACK, NodeConnections, NodeSet, Response,
-        Verdict, Vote, most_reported_holder, quorum,
+    core::{
+        holder::Holder,
+        node_answer::{NodeAnswer, Vote},
+        quorum::{NodeSet, Verdict, quorum},
     },
+    sys::clock::{self, Moment},
 };
 
 /// Minimum request timeout, because a third of a short lease would be too little.

@@ -1,15 +1,17 @@
 //! After a failed round: when to retry, or the error that ends the acquisition.
 
-use super::{
-    attempt::Attempt,
-    backoff::{RETRY_PAUSE_MAX, retry_backoff},
-};
+use super::attempt::Attempt;
 use crate::{
-    clock::{self, Moment},
-    display::Quoted,
+    backend::{
+        redis::{NodeError, NodeErrorKind},
+        redlock::{AskError, EXPIRY_SLACK},
+    },
+    core::backoff::{RETRY_PAUSE_MAX, retry_backoff},
     error::{Action, LockError},
-    node::{NodeError, NodeErrorKind},
-    redlock::{AskError, EXPIRY_SLACK},
+    sys::{
+        clock::{self, Moment},
+        display::Quoted,
+    },
 };
 
 /// Number of failures in a row at which the outage is logged. The first one may just be a stale

@@ -4,10 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use super::{Config, LockOptions};
 use crate::{
-    display::HumanDuration,
+    backend::redis::Endpoint,
     error::{LockError, Result},
-    event::HandleEvent,
-    node::Endpoint,
+    observe::event::HandleEvent,
+    sys::display::HumanDuration,
 };
 
 /// Minimum ttl; below it, one round trip on a good day is most of the lease.
@@ -129,7 +129,7 @@ impl Config {
                 HumanDuration(SPIN_MAX)
             ));
         }
-        if self.prefix.len() >= crate::key::MAX_NAME_BYTES {
+        if self.prefix.len() >= crate::core::key::MAX_NAME_BYTES {
             return invalid(format!(
                 "the prefix has {} bytes, which leaves no room for a name",
                 self.prefix.len()

@@ -2,8 +2,8 @@
 
 use super::{HeldLock, ManagerInner};
 use crate::{
+    core::key::LockKey,
     error::{LockError, Result},
-    key::LockKey,
     lock_info::Released,
 };
 

@@ -4,18 +4,22 @@ use std::time::Duration;
 
 use super::{HeldLock, ManagerInner};
 use crate::{
-    clock::{self, Moment},
-    error::{Action, LockError, LockLost, Result},
-    event::ReleasedEvent,
-    grant::Claim,
-    key::LockKey,
-    lease::{Lease, LeaseEnd},
-    lock_info::Released,
-    node::requests_and_replies::InspectReply,
-    redlock::{
-        AskError, NodeSet, ReleaseOutcome, ReleaseRequest, Response, retry_through_failover,
+    backend::{
+        redis::requests_and_replies::InspectReply,
+        redlock::{AskError, ReleaseOutcome, ReleaseRequest, Response, retry_through_failover},
     },
-    renewer::report_loss,
+    core::{
+        claim::Claim,
+        key::LockKey,
+        lease::{Lease, LeaseEnd},
+        lock_lost::LockLost,
+        quorum::NodeSet,
+    },
+    error::{Action, LockError, Result},
+    lock_info::Released,
+    observe::event::ReleasedEvent,
+    renew::report_loss,
+    sys::clock::{self, Moment},
 };
 
 /// Maximum time that a release waits for a pooled connection before it uses the renewer's.
@@ -25,15 +29,16 @@ impl ManagerInner {
     /// Ends the lease, then its renewal, then releases the lock on the server. In this order, a
     /// lock that may be free is never reported as held. Takes at most `timeout`.
     pub(crate) fn release(&self, held: HeldLock, timeout: Duration) -> Result<Released> {
-        let HeldLock { lease, registration } = held;
+        let HeldLock { lease, registration, span } = held;
         let was_held = lease.is_held(clock::now()) && lease.end(LeaseEnd::Released);
         drop(registration);
-        self.report_loss(&lease);
+        report_loss(self.redlock.observer(), &lease);
         if lease.ended() == Some(LeaseEnd::Lost(LockLost::Shutdown)) {
             // The shutdown has released the lock or left it to expire.
+            span.end("lost");
             return Err(LockError::Shutdown);
         }
-        let held_for = lease.hold.held(clock::now());
+        let held_for = lease.held_for(clock::now());
         let (outcome, released_on) = self.release_lease(&lease, was_held, timeout);
         // A request that is still in flight would find the lock free and acquire it again, although
         // it has no holder any more.
@@ -54,47 +59,39 @@ impl ManagerInner {
                 in_flight.unanswered_until,
             );
         }
-        if was_held {
-            self.report_release(&lease, held_for, &outcome);
-        }
+        let was_lost = !was_held || self.report_release(&lease, held_for, &outcome);
+        span.end(if was_lost { "lost" } else { "released" });
         outcome
     }
 
-    fn report_loss(&self, lease: &Lease) {
-        if let Some(LeaseEnd::Lost(_)) = lease.ended() {
-            lease.hold.end("lost");
-            report_loss(self.redlock.observer(), lease);
-        }
-    }
-
-    /// Reports the end of a lease that was valid until its release. The outcome may show that the
-    /// lock was already lost on the server.
-    fn report_release(&self, lease: &Lease, held_for: Duration, outcome: &Result<Released>) {
+    /// Reports the end of a lease that was valid until its release. Returns whether the outcome
+    /// shows that the lock was already lost on the server.
+    fn report_release(
+        &self,
+        lease: &Lease,
+        held_for: Duration,
+        outcome: &Result<Released>,
+    ) -> bool {
         let (observer, lock, id, token) =
             (self.redlock.observer(), lease.claim.key.name(), &lease.claim.id, lease.token);
         let why = match outcome {
             Ok(Released::Gone) => LockLost::Gone,
             Ok(Released::OwnedByOther(by)) => LockLost::Taken { by: Box::new(by.clone()) },
             Ok(Released::Released) | Err(_) => {
-                lease.hold.end("released");
-                return observer.released(ReleasedEvent {
-                    lock,
-                    id,
-                    token,
-                    held: held_for,
-                    confirmed: outcome.is_ok(),
-                });
+                let confirmed = outcome.is_ok();
+                observer.released(ReleasedEvent { lock, id, token, held: held_for, confirmed });
+                return false;
             }
         };
-        lease.hold.end("lost");
         observer.lost(lock, id, token, &why, held_for);
+        true
     }
 
     /// Like [`release`](Self::release), for a caller that does not need the outcome. A lock that is
     /// known to be lost is not released again.
     pub(crate) fn release_on_drop(&self, held: HeldLock, timeout: Duration) -> Result<()> {
         let is_held = held.lease.is_held(clock::now());
-        self.report_loss(&held.lease);
+        report_loss(self.redlock.observer(), &held.lease);
         match held.lease.ended() {
             None if is_held => self.release(held, timeout).map(drop),
             None | Some(LeaseEnd::Lost(LockLost::Expired | LockLost::MaxHold)) => {
@@ -113,9 +110,13 @@ impl ManagerInner {
                     lease.in_flight.until(),
                     timeout,
                 );
+                held.span.end("lost");
                 Ok(())
             }
-            Some(_) => Ok(()),
+            Some(_) => {
+                held.span.end("lost");
+                Ok(())
+            }
         }
     }
 

@@ -1,5 +1,5 @@
-//! The scripts in `src/node/lua`, translated to Rust line by line. `differential.rs` compares them
-//! with a real server.
+//! The scripts in `src/backend/redis/lua`, translated to Rust line by line. `differential.rs`
+//! compares them with a real server.
 
 use super::store::{Access, Bytes, CommandError, StoreResult};
 
@@ -69,24 +69,24 @@ impl Script {
         match self {
             Script::Acquire => {
                 concat!(
-                    include_str!("../../src/node/lua/shared.lua"),
-                    include_str!("../../src/node/lua/acquire.lua")
+                    include_str!("../../src/backend/redis/lua/shared.lua"),
+                    include_str!("../../src/backend/redis/lua/acquire.lua")
                 )
             }
             Script::Release => {
                 concat!(
-                    include_str!("../../src/node/lua/shared.lua"),
-                    include_str!("../../src/node/lua/release.lua")
+                    include_str!("../../src/backend/redis/lua/shared.lua"),
+                    include_str!("../../src/backend/redis/lua/release.lua")
                 )
             }
-            Script::Renew => include_str!("../../src/node/lua/renew.lua"),
+            Script::Renew => include_str!("../../src/backend/redis/lua/renew.lua"),
             Script::Inspect => {
                 concat!(
-                    include_str!("../../src/node/lua/shared.lua"),
-                    include_str!("../../src/node/lua/inspect.lua")
+                    include_str!("../../src/backend/redis/lua/shared.lua"),
+                    include_str!("../../src/backend/redis/lua/inspect.lua")
                 )
             }
-            Script::Describe => include_str!("../../src/node/lua/describe.lua"),
+            Script::Describe => include_str!("../../src/backend/redis/lua/describe.lua"),
         }
     }
 }

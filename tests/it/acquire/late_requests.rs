@@ -82,8 +82,8 @@ fn requests_kept_by_a_paused_server_take_nothing() {
 #[test]
 fn late_request_does_not_shorten_the_lease() {
     let script = [
-        include_str!("../../../src/node/lua/shared.lua"),
-        include_str!("../../../src/node/lua/acquire.lua"),
+        include_str!("../../../src/backend/redis/lua/shared.lua"),
+        include_str!("../../../src/backend/redis/lua/acquire.lua"),
     ]
     .concat();
     let server = RedisServer::start();

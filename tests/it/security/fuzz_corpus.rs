@@ -4,12 +4,12 @@ use std::{env, fs, io::Write, net::TcpStream, path::Path};
 
 use crate::support::{Frames, RedisServer, request};
 
-const SHARED: &str = include_str!("../../../src/node/lua/shared.lua");
-const ACQUIRE: &str = include_str!("../../../src/node/lua/acquire.lua");
-const RELEASE: &str = include_str!("../../../src/node/lua/release.lua");
-const INSPECT: &str = include_str!("../../../src/node/lua/inspect.lua");
-const RENEW: &str = include_str!("../../../src/node/lua/renew.lua");
-const DESCRIBE: &str = include_str!("../../../src/node/lua/describe.lua");
+const SHARED: &str = include_str!("../../../src/backend/redis/lua/shared.lua");
+const ACQUIRE: &str = include_str!("../../../src/backend/redis/lua/acquire.lua");
+const RELEASE: &str = include_str!("../../../src/backend/redis/lua/release.lua");
+const INSPECT: &str = include_str!("../../../src/backend/redis/lua/inspect.lua");
+const RENEW: &str = include_str!("../../../src/backend/redis/lua/renew.lua");
+const DESCRIBE: &str = include_str!("../../../src/backend/redis/lua/describe.lua");
 
 /// The values that src/fuzz expects.
 const NONCE: &str = "1000";

@@ -22,7 +22,7 @@ fn every_script_documents_its_arguments_and_replies() {
 
 #[test]
 fn every_script_is_part_of_the_library() {
-    let table = text("src/node/script.rs");
+    let table = text("src/backend/redis/script.rs");
     for path in files("src", &["lua"]) {
         let name = path.rsplit('/').next().expect("a file name");
         assert!(table.contains(&format!("\"{name}\"")), "{path} is not used");

@@ -93,8 +93,14 @@ fn marks_are_found_with_the_path_of_their_test() {
         };
         vec![row(a, "F1 N2", "P3"), row(b, "F4", "")]
     };
-    assert_eq!(names("src/node/fields.rs"), expected("node::fields::a", "node::fields::many::b"));
-    assert_eq!(names("src/node/mod.rs"), expected("node::a", "node::many::b"));
+    assert_eq!(
+        names("src/backend/redis/fields.rs"),
+        expected("backend::redis::fields::a", "backend::redis::fields::many::b")
+    );
+    assert_eq!(
+        names("src/backend/redis/mod.rs"),
+        expected("backend::redis::a", "backend::redis::many::b")
+    );
     assert_eq!(names("tests/it/hold.rs"), expected("it: hold::a", "it: hold::many::b"));
     assert_eq!(names("cli/tests/cli/run/lost.rs")[0].0, "cli: run::lost::a");
 }

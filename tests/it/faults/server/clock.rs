@@ -122,7 +122,7 @@ local redis = {pcall = server.pcall, call = function(command, ...)
   return server.call(command, ...)
 end}
 ";
-    format!("{CLOCK}{}{script}", include_str!("../../../../src/node/lua/shared.lua"))
+    format!("{CLOCK}{}{script}", include_str!("../../../../src/backend/redis/lua/shared.lua"))
 }
 
 /// Microseconds since 1970 have 16 digits only since September 2001. A board without a battery
@@ -131,8 +131,10 @@ end}
 /// Fault: F50
 #[test]
 fn times_with_fewer_digits_are_compared_as_numbers() {
-    let acquire = with_clock_arguments(include_str!("../../../../src/node/lua/acquire.lua"));
-    let release = with_clock_arguments(include_str!("../../../../src/node/lua/release.lua"));
+    let acquire =
+        with_clock_arguments(include_str!("../../../../src/backend/redis/lua/acquire.lua"));
+    let release =
+        with_clock_arguments(include_str!("../../../../src/backend/redis/lua/release.lua"));
     let server = RedisServer::start();
     let (lock, queue, fence) = ("lock:x", "distlock:queue:{lock:x}", fence_key("x"));
     let run = |script: &str, args: &[&str], micros: u64| -> String {

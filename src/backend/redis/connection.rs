@@ -1,0 +1,496 @@
+//! A connection with a deadline on every operation. Its socket is closed as soon as the state of
+//! the exchange is in doubt.
+//!
+//! The redis crate's own connection has no connect timeout, restarts its read timeout for every
+//! reply, and stays "open" after a reset. This one combines a socket with the redis crate's parser.
+//! One deadline covers name lookup, connecting, the handshake, writing and all reads, including
+//! interrupted system calls. After anything but a well-formed reply the socket is closed, and the
+//! next use opens a new one.
+
+mod pipeline;
+mod user_commands;
+
+use std::{fmt, io, sync::Arc, time::Duration};
+
+use redis::Value;
+
+use super::{
+    error::{NodeError, NodeErrorKind},
+    fields::{parse_time, write_array, write_bulk},
+    framed_socket::FramedSocket,
+    server_info::{self, ServerInfo, ServerInfoReader},
+    socket::Socket,
+    url::Endpoint,
+};
+use crate::{
+    core::{clock_sample::ClockSample, id::random_uuid},
+    sys::clock::{self, Moment},
+};
+
+/// Minimum idle time after which a connection is checked before it is used again. Checking costs a
+/// system call.
+const IDLE_CHECK_MIN: Duration = Duration::from_millis(100);
+
+const TLS_HINT: &str = "its reply begins like TLS, which is not built into this version; \
+    use redis:// to a port without TLS, or to a local TLS proxy";
+
+pub(crate) struct Connection {
+    endpoint: Arc<Endpoint>,
+    link: Option<FramedSocket>,
+    out: Vec<u8>,
+    /// Nonce of the last request; `None` before the first one. The first nonce is random.
+    nonce: Option<u64>,
+    /// Operation timeout. Bounds each command of a user, and the time for which a reply may stay
+    /// unread.
+    timeout: Duration,
+    spin_max: Duration,
+    /// A user has sent commands over the current socket.
+    used_by_caller: bool,
+    /// Opening time of a socket that broke; kept until the break is reported.
+    broken_opened_at: Option<Moment>,
+    /// The handshake reads the server's run id, uptime, role and durability.
+    reads_server_info: bool,
+    /// Epoch of the server this connection reached. The epoch of a node increases when its server
+    /// is replaced.
+    server_epoch: u64,
+}
+
+/// Result of the handshake of a new connection.
+#[derive(Debug)]
+pub(crate) struct Handshake {
+    pub(crate) clock_sample: ClockSample,
+    /// `None` if the handshake does not read it.
+    pub(crate) server_info: Option<ServerInfo>,
+}
+
+impl Connection {
+    /// Creates a connection without a socket. It connects when it is first used, on the thread that
+    /// uses it and within that thread's deadline.
+    ///
+    /// If replies usually arrive within `spin_max`, a thread that waits for one busy-waits for up
+    /// to that time.
+    pub(crate) fn unconnected(
+        endpoint: Arc<Endpoint>,
+        timeout: Duration,
+        spin_max: Duration,
+        reads_server_info: bool,
+    ) -> Connection {
+        Connection {
+            endpoint,
+            link: None,
+            out: Vec::with_capacity(1024),
+            nonce: None,
+            timeout,
+            spin_max,
+            used_by_caller: false,
+            broken_opened_at: None,
+            reads_server_info,
+            server_epoch: 0,
+        }
+    }
+
+    /// Creates a connection without a socket, with the same settings.
+    pub(crate) fn clone_unconnected(&self) -> Connection {
+        Connection::unconnected(
+            self.endpoint.clone(),
+            self.timeout,
+            self.spin_max,
+            self.reads_server_info,
+        )
+    }
+
+    pub(crate) fn is_connected(&self) -> bool {
+        self.link.is_some()
+    }
+
+    /// Returns when the current socket was opened, which distinguishes it from earlier sockets of
+    /// this connection.
+    pub(crate) fn opened_at(&self) -> Option<Moment> {
+        self.link.as_ref().map(|link| link.opened_at)
+    }
+
+    /// Closes the socket if a user has sent commands over it, because they may have changed its
+    /// state.
+    pub(crate) fn close_if_used_by_caller(&mut self) {
+        if std::mem::take(&mut self.used_by_caller) {
+            self.close();
+        }
+    }
+
+    /// Closes the socket, without counting it as broken. The next use opens a new one.
+    pub(crate) fn close(&mut self) {
+        (self.link, self.broken_opened_at) = (None, None);
+    }
+
+    /// Records the epoch of the server that the current socket leads to.
+    pub(crate) fn set_server_epoch(&mut self, server_epoch: u64) {
+        self.server_epoch = server_epoch;
+    }
+
+    /// Closes the socket if it leads to an earlier server of its node. That server may still run,
+    /// but it must no longer vote for this node.
+    pub(crate) fn close_if_replaced(&mut self, server_epoch: u64) {
+        if self.server_epoch < server_epoch {
+            self.close();
+        }
+    }
+
+    /// Makes the connection close its socket instead of using it after `at`.
+    pub(crate) fn retire_at(&mut self, at: Moment) {
+        if let Some(link) = &mut self.link {
+            link.retires_at = at;
+        }
+    }
+
+    /// Closes the socket and counts it as broken, because its state is unknown.
+    pub(crate) fn poison(&mut self) {
+        if let Some(link) = self.link.take() {
+            self.broken_opened_at.get_or_insert(link.opened_at);
+        }
+    }
+
+    /// Returns when the broken socket was opened, if one broke since the last call.
+    pub(crate) fn take_broken_opened_at(&mut self) -> Option<Moment> {
+        self.broken_opened_at.take()
+    }
+
+    /// Whether the socket is open, and the peer has not closed it as far as we know.
+    pub(crate) fn is_peer_open(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| !link.socket.is_closed())
+    }
+
+    /// Returns a handle with which another thread can end a read.
+    pub(crate) fn cancel_handle(&self) -> io::Result<CancelHandle> {
+        match &self.link {
+            Some(link) => Ok(CancelHandle(link.socket.try_clone()?)),
+            None => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+
+    /// Connects if necessary. Returns the handshake if the connection is new.
+    ///
+    /// An existing socket is checked without a round trip. It is replaced if the server closed it,
+    /// or if it holds bytes that belong to no request.
+    pub(crate) fn connect(&mut self, deadline: Moment) -> Result<Option<Handshake>, NodeError> {
+        if self.is_ready() {
+            return Ok(None);
+        }
+        let socket =
+            Socket::connect(&self.endpoint.address, deadline).map_err(NodeError::not_sent)?;
+        self.link = Some(FramedSocket::new(socket));
+        // If the handshake fails, the caller's request has not been sent.
+        let handshake = self.handshake(deadline).map_err(|error| {
+            self.poison();
+            NodeError { outcome_unknown: false, ..error }
+        })?;
+        log_safely!(debug, "connected to {}", self.endpoint.label);
+        Ok(Some(handshake))
+    }
+
+    /// Whether a request can be sent now over the existing socket. Closes a socket that is no
+    /// longer usable.
+    pub(crate) fn is_ready(&mut self) -> bool {
+        let now = clock::now();
+        self.drain_unread(now);
+        let timeout = self.timeout;
+        let Some(link) = &self.link else { return false };
+        if link.unread == 0 && link.retires_at <= now {
+            self.close();
+            return false;
+        }
+        let is_usable = match link.unread {
+            0 => now.duration_since(link.used_at) < IDLE_CHECK_MIN || link.socket.is_idle(),
+            _ => {
+                pipeline::can_leave_unread(link) && now.duration_since(link.unread_since) < timeout
+            }
+        };
+        if !is_usable {
+            self.poison();
+        }
+        is_usable
+    }
+
+    /// Whether the source of the script has been sent over this socket before. Records that it has
+    /// been now.
+    pub(crate) fn mark_script_loaded(&mut self, script: u8) -> bool {
+        let Some(link) = &mut self.link else { return false };
+        let loaded = link.loaded_scripts & script != 0;
+        link.loaded_scripts |= script;
+        loaded
+    }
+
+    /// Returns the time to busy-wait for a reply.
+    pub(crate) fn spin_time(&self) -> Duration {
+        self.link.as_ref().map_or(Duration::ZERO, |link| link.spin_time(self.spin_max))
+    }
+
+    /// Returns the socket to poll for replies.
+    pub(crate) fn socket(&self) -> Option<&Socket> {
+        self.link.as_ref().map(|link| &link.socket)
+    }
+
+    /// Authenticates, selects the database and reads the server's clock, in one round trip.
+    fn handshake(&mut self, deadline: Moment) -> Result<Handshake, NodeError> {
+        let endpoint = self.endpoint.clone();
+        let mut steps: Vec<Vec<&[u8]>> = Vec::new();
+        let (user, password) = (endpoint.user.as_deref(), endpoint.password.as_deref());
+        // A user may have no password. Do not send the name `default`: every connection starts as
+        // that user, and servers before Redis 6 do not know the name.
+        if password.is_some() || user.is_some_and(|user| user != "default") {
+            let mut auth: Vec<&[u8]> = vec![b"AUTH"];
+            auth.extend(user.map(str::as_bytes));
+            auth.push(password.unwrap_or_default().as_bytes());
+            steps.push(auth);
+        }
+        let db = endpoint.db.to_string();
+        if endpoint.db != 0 {
+            steps.push(vec![b"SELECT", db.as_bytes()]);
+        }
+        if self.reads_server_info {
+            steps.extend(server_info::INFO_COMMANDS.iter().map(|command| command.to_vec()));
+        }
+        steps.push(vec![b"TIME"]);
+        self.out.clear();
+        for step in &steps {
+            write_command(&mut self.out, step);
+        }
+        let sent = clock::now();
+        self.flush(deadline)?;
+        let mut reply = Value::Nil;
+        let mut reader = ServerInfoReader::default();
+        for step in &steps {
+            reply = self.receive(deadline)?;
+            if self.reads_server_info && reader.read_reply(step, &reply) {
+                continue;
+            }
+            self.check_error_reply(&reply).map_err(|error| match &error.kind {
+                // A server with too many clients sends this error in place of the first reply,
+                // whatever the command.
+                _ if error.is_max_clients() => error,
+                // Replace the message: a server that does not know AUTH quotes its arguments, and
+                // the password is one of them.
+                NodeErrorKind::Refused { code, .. }
+                    if step.first() == Some(&&b"AUTH"[..]) && code == "ERR" =>
+                {
+                    NodeError::refused(
+                        code.clone(),
+                        "it does not accept this user or password (AUTH)".into(),
+                    )
+                }
+                _ => error,
+            })?;
+        }
+        let received = clock::now();
+        let server_us = parse_time(&reply).ok_or_else(|| {
+            NodeError::outcome_unknown(NodeErrorKind::Protocol(
+                "its reply to TIME is not a valid time".into(),
+            ))
+        })?;
+        let clock_sample = ClockSample::new(sent, received, server_us);
+        let server_info = match self.reads_server_info {
+            true => Some(reader.server_info(received).ok_or_else(|| {
+                NodeError::outcome_unknown(NodeErrorKind::Protocol(
+                    "its reply to INFO lacks a required field".into(),
+                ))
+            })?),
+            false => None,
+        };
+        Ok(Handshake { clock_sample, server_info })
+    }
+
+    /// Sends a command and waits for its reply. An error reply counts as success. If the exchange
+    /// fails, the error says "not applied", because the caller's own request has not been sent.
+    pub(crate) fn execute(&mut self, command: &[&[u8]], deadline: Moment) -> Result<(), NodeError> {
+        self.send(deadline, |out| write_command(out, command))
+            .and_then(|_| self.receive(deadline))
+            .map(drop)
+            .map_err(|error| NodeError { outcome_unknown: false, ..error })
+    }
+
+    /// Converts an error reply into an error. If the server is not a master, also closes the
+    /// socket, because the host name may lead to another server by now.
+    pub(crate) fn check_error_reply(&mut self, value: &Value) -> Result<(), NodeError> {
+        let Value::ServerError(error) = value else { return Ok(()) };
+        let error = NodeError::from_server(error.code(), error.details().unwrap_or(""), |text| {
+            self.endpoint.quote(text)
+        });
+        if error.is_not_master() {
+            self.close();
+        }
+        Err(error)
+    }
+
+    /// Returns a number that no earlier request on this connection carried.
+    pub(crate) fn next_nonce(&mut self) -> u64 {
+        let nonce = self.nonce.map_or_else(random_nonce, |last| last.wrapping_add(1));
+        self.nonce = Some(nonce);
+        nonce
+    }
+
+    /// Writes one request, encoded by `compose`. Returns the time before the first byte was sent.
+    pub(crate) fn send(
+        &mut self,
+        deadline: Moment,
+        compose: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<Moment, NodeError> {
+        self.out.clear();
+        compose(&mut self.out);
+        let sent = clock::now();
+        self.flush(deadline)?;
+        Ok(sent)
+    }
+
+    fn flush(&mut self, deadline: Moment) -> Result<(), NodeError> {
+        let Some(link) = &mut self.link else {
+            return Err(NodeError::not_sent(io::ErrorKind::NotConnected.into()));
+        };
+        let result = link.write_all(&self.out, deadline);
+        // Shrink the buffer after a large batch of renewals.
+        if self.out.capacity() > 64 << 10 {
+            self.out = Vec::with_capacity(1024);
+        }
+        result.map_err(|error| {
+            self.poison();
+            NodeError::outcome_unknown(error.into())
+        })
+    }
+
+    /// Reads one value. Closes the socket after an error or at the deadline.
+    pub(crate) fn receive(&mut self, deadline: Moment) -> Result<Value, NodeError> {
+        match self.receive_until(deadline) {
+            Ok(Some(value)) => Ok(value),
+            Ok(None) => {
+                self.poison();
+                Err(NodeError::outcome_unknown(NodeErrorKind::TimedOut))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads one value, skipping abandoned replies. Returns `None` if it has not arrived by
+    /// `until`; reading can then be continued.
+    pub(crate) fn receive_until(&mut self, until: Moment) -> Result<Option<Value>, NodeError> {
+        loop {
+            let unread = self.link.as_ref().map_or(0, |link| link.unread);
+            match self.receive_next(until)? {
+                Some(value) if unread > 0 => match self.skip_reply(&value, clock::now()) {
+                    // An abandoned reply made us close the socket before the awaited reply. The
+                    // awaited request may still be executed.
+                    Err(error) if !self.is_connected() => {
+                        return Err(NodeError { outcome_unknown: true, ..error });
+                    }
+                    _ => {}
+                },
+                value => return Ok(value),
+            }
+        }
+    }
+
+    fn receive_next(&mut self, until: Moment) -> Result<Option<Value>, NodeError> {
+        let Some(link) = &mut self.link else {
+            return Err(NodeError::outcome_unknown(NodeErrorKind::Io(
+                io::ErrorKind::NotConnected.into(),
+            )));
+        };
+        match link.read(until, self.spin_max) {
+            Ok(value) => Ok(Some(value)),
+            Err(error) if error.is_timeout() => Ok(None),
+            Err(error) => {
+                let is_tls = link.is_tls();
+                self.poison();
+                let kind = match error.kind() {
+                    _ if is_tls => NodeErrorKind::Protocol(TLS_HINT.into()),
+                    redis::ErrorKind::Io => NodeErrorKind::Io(
+                        error
+                            .detail()
+                            .map_or_else(|| io::Error::other(error.to_string()), io::Error::other),
+                    ),
+                    _ => NodeErrorKind::Protocol(self.endpoint.quote(&error.to_string())),
+                };
+                Err(NodeError::outcome_unknown(kind))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection")
+            .field("server", &self.endpoint.label)
+            .field("connected", &self.is_connected())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Closes a connection from another thread, which wakes the thread that reads from it.
+#[derive(Debug)]
+pub(crate) struct CancelHandle(Socket);
+
+impl CancelHandle {
+    pub(crate) fn cancel(&self) {
+        // Fails only if the socket is already closed.
+        let _ = self.0.shutdown();
+    }
+}
+
+/// Appends a command in the Redis protocol (RESP).
+pub(crate) fn write_command(out: &mut Vec<u8>, parts: &[&[u8]]) {
+    write_array(out, parts.len());
+    for part in parts {
+        write_bulk(out, &[part]);
+    }
+}
+
+fn random_nonce() -> u64 {
+    random_uuid().as_u64_pair().1 >> 16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unconnected(url: &str) -> Connection {
+        let endpoint = Arc::new(Endpoint::parse(url).unwrap());
+        Connection::unconnected(endpoint, Duration::from_secs(1), Duration::ZERO, false)
+    }
+
+    /// An attacker who can write to a connection but not read from it must not be able to guess a
+    /// nonce.
+    #[test]
+    fn nonces_start_at_random_and_never_repeat() {
+        let nonces = || {
+            let mut connection = unconnected("redis://h");
+            [connection.next_nonce(), connection.next_nonce(), connection.next_nonce()]
+        };
+        let nonces_of_connections: Vec<_> = (0..8).map(|_| nonces()).collect();
+        for [first, second, third] in &nonces_of_connections {
+            assert_eq!((*second, *third), (first + 1, first + 2));
+            let near = nonces_of_connections
+                .iter()
+                .filter(|[other, ..]| other.abs_diff(*first) < 1 << 16)
+                .count();
+            assert_eq!(near, 1, "{nonces_of_connections:?}");
+        }
+    }
+
+    /// The server chooses the whole text of an error, including the word that we take as its code.
+    ///
+    /// Fault: F74
+    #[test]
+    fn error_code_is_redacted_and_escaped_like_its_message() {
+        let mut connection = unconnected("redis://:hunter2@h");
+        for word in ["hunter2", "it-was-hunter2!", "\u{1b}[31mRED", "X\u{7}", &"M".repeat(1 << 20)]
+        {
+            let error =
+                redis::parse_redis_value(format!("-{word} and more\r\n").as_bytes()).unwrap();
+            let error = connection.check_error_reply(&error).unwrap_err();
+            let text = error.kind.to_string();
+            assert!(
+                matches!(&error.kind, NodeErrorKind::Refused { code, .. } if code.len() < 512),
+                "{text:.99}"
+            );
+            assert!(text.len() < 1024 && !text.contains("hunter2"), "{text:.99}");
+            assert!(!text.chars().any(char::is_control), "{text:?}");
+        }
+    }
+}

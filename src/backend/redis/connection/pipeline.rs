@@ -1,0 +1,225 @@
+//! Abandoned replies: replies in flight that no caller waits for. An abandoned reply arrives before
+//! the replies to later requests, and is read and skipped.
+
+use redis::Value;
+
+use super::Connection;
+use crate::{
+    backend::redis::{Ack, error::NodeError, framed_socket::FramedSocket},
+    sys::clock::{self, Moment},
+};
+
+/// Maximum number of unread replies; a connection with more is closed. A healthy server 100 ms away
+/// reaches this limit at 10,000 requests a second. On this side, unread replies use only the
+/// kernel's socket buffers, which are bounded.
+const UNREAD_REPLIES_MAX: u32 = 1024;
+/// Minimum number of unread replies for checking that the socket is writable. If it is not, the
+/// connection is closed, because the next write could block. Fewer requests fit into even the
+/// smallest socket buffer.
+const WRITABLE_CHECK_MIN: u32 = 64;
+
+/// Whether one more reply may be left unread on this socket.
+pub(super) fn can_leave_unread(link: &FramedSocket) -> bool {
+    link.unread < WRITABLE_CHECK_MIN
+        || (link.unread < UNREAD_REPLIES_MAX && link.socket.is_writable())
+}
+
+impl Connection {
+    /// Reads the unread replies that have arrived. Returns true if at least one of them is not an
+    /// error.
+    pub(super) fn drain_unread(&mut self, now: Moment) -> bool {
+        let mut any_ok = false;
+        while self.link.as_ref().is_some_and(|link| link.unread > 0) {
+            match self.receive_next(now) {
+                Ok(Some(value)) => any_ok |= self.skip_reply(&value, now).is_ok(),
+                // An error has closed the socket.
+                Ok(None) | Err(_) => break,
+            }
+        }
+        any_ok
+    }
+
+    /// Counts one unread reply as read. An error reply still matters, because it may apply to all
+    /// later requests too.
+    pub(super) fn skip_reply(&mut self, value: &Value, now: Moment) -> Result<(), NodeError> {
+        if let Some(link) = &mut self.link {
+            link.unread -= 1;
+            link.unread_since = now;
+            link.acks.record(matches!(value, Value::ServerError(_)));
+        }
+        let result = self.check_error_reply(value);
+        if let (Err(error), Some(link)) = (&result, &mut self.link)
+            && error.is_unknown_script()
+        {
+            // The reply does not name the missing script. A server loses all scripts at once.
+            link.loaded_scripts = 0;
+        }
+        result
+    }
+
+    /// Reads the abandoned replies that have arrived. Returns the time since which others have been
+    /// awaited, if there are others, and whether any reply just read was not an error.
+    pub(crate) fn unread_since(&mut self, now: Moment) -> (Option<Moment>, bool) {
+        let any_ok = self.drain_unread(now);
+        (self.link.as_ref().filter(|link| link.unread > 0).map(|link| link.unread_since), any_ok)
+    }
+
+    /// Returns the number of replies in flight that no caller waits for.
+    pub(crate) fn unread_count(&self) -> usize {
+        self.link.as_ref().map_or(0, |link| link.unread as usize)
+    }
+
+    /// Abandons the reply in flight. The server executes later requests on this connection after
+    /// the abandoned one, and replies in the same order. Returns `None` if there is no connection
+    /// any more.
+    pub(crate) fn abandon_reply(&mut self) -> Option<Ack> {
+        let link = self.link.as_mut()?;
+        if link.unread == 0 {
+            link.unread_since = clock::now();
+        }
+        link.unread += 1;
+        Some(link.acks.issue(link.unread))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::redis::{connection::write_command, socket::Socket, url::Endpoint};
+    use std::{
+        io::{Read as _, Write as _},
+        os::unix::net::UnixListener,
+        sync::Arc,
+        thread,
+        time::Duration,
+    };
+
+    /// A connection to a server that replies to TIME, and then with `answer` to every request.
+    fn connected(answer: &'static [u8]) -> (Connection, thread::JoinHandle<()>) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = thread::spawn(move || {
+            let mut stream = listener.accept().unwrap().0;
+            let _ = stream.read(&mut [0; 1024]).unwrap();
+            stream.write_all(b"*2\r\n$1\r\n1\r\n$1\r\n1\r\n").unwrap();
+            while stream.read(&mut [0; 1024]).is_ok_and(|read| read > 0)
+                && stream.write_all(answer).is_ok()
+            {}
+        });
+        let url = format!("unix://{}", path.display());
+        let endpoint = Arc::new(Endpoint::parse(&url).unwrap());
+        let mut connection = Connection::unconnected(endpoint, TEST_TIMEOUT, Duration::ZERO, false);
+        connection.connect(deadline()).unwrap();
+        (connection, server)
+    }
+
+    const TEST_TIMEOUT: Duration = Duration::from_secs(60);
+
+    fn deadline() -> Moment {
+        clock::now().saturating_add(TEST_TIMEOUT)
+    }
+
+    /// Sends a request and abandons its reply.
+    fn send_and_abandon(connection: &mut Connection) -> Ack {
+        connection.send(Moment::NEVER, |out| write_command(out, &[b"PING"])).unwrap();
+        connection.abandon_reply().unwrap()
+    }
+
+    /// Fault: N117
+    #[test]
+    fn connection_with_too_many_unread_replies_is_closed() {
+        let (mut connection, server) = connected(b"");
+        for unread in 0..UNREAD_REPLIES_MAX {
+            // The server reads everything, but may lag behind.
+            connection.socket().unwrap().poll_writable(TEST_TIMEOUT).unwrap();
+            assert!(connection.is_ready(), "closed with {unread} unread replies");
+            send_and_abandon(&mut connection);
+        }
+        assert!(!connection.is_ready() && !connection.is_connected());
+        server.join().unwrap();
+    }
+
+    /// Otherwise a stopped server could block its callers in a write.
+    ///
+    /// Fault: N117
+    #[test]
+    fn connection_closed_before_send_buffer_is_full() {
+        let (here, there) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut link = FramedSocket::new(Socket::Unix(here));
+        while can_leave_unread(&link) {
+            assert_eq!(link.socket.write(&[0; 512]).unwrap(), 512, "the send buffer was full");
+            link.unread += 1;
+        }
+        assert!((WRITABLE_CHECK_MIN..UNREAD_REPLIES_MAX).contains(&link.unread), "{}", link.unread);
+        drop(there);
+    }
+
+    /// Otherwise every release over several nodes would be sent twice.
+    #[test]
+    fn abandoned_reply_is_acknowledged_on_every_read_path() {
+        let (mut connection, server) = connected(b"+OK\r\n");
+        let read_before_request = send_and_abandon(&mut connection);
+        assert!(!read_before_request.is_acknowledged());
+        Socket::poll_readable(&[connection.socket().unwrap()], deadline(), Duration::ZERO);
+        assert!(connection.is_ready() && read_before_request.is_acknowledged());
+
+        let read_before_reply = send_and_abandon(&mut connection);
+        Socket::poll_readable(&[connection.socket().unwrap()], deadline(), Duration::ZERO);
+        connection.send(Moment::NEVER, |out| write_command(out, &[b"PING"])).unwrap();
+        connection.receive(deadline()).unwrap();
+        assert!(read_before_reply.is_acknowledged());
+
+        let lost = send_and_abandon(&mut connection);
+        connection.poison();
+        server.join().unwrap();
+        assert!(!lost.is_acknowledged(), "the reply was never read");
+        assert!(connection.abandon_reply().is_none());
+    }
+
+    const REPLICA: &[u8] = b"-READONLY You can't write against a read only replica.\r\n";
+
+    #[test]
+    fn abandoned_readonly_reply_closes_connection() {
+        let (mut connection, server) = connected(REPLICA);
+        send_and_abandon(&mut connection);
+        let error = connection.receive_until(deadline()).unwrap_err();
+        assert!(
+            error.is_not_master() && error.outcome_unknown && !connection.is_connected(),
+            "{error:?}"
+        );
+        server.join().unwrap();
+
+        let (mut connection, server) = connected(REPLICA);
+        send_and_abandon(&mut connection);
+        Socket::poll_readable(&[connection.socket().unwrap()], deadline(), Duration::ZERO);
+        assert!(!connection.is_ready() && !connection.is_connected());
+        server.join().unwrap();
+    }
+
+    /// Otherwise requests would keep naming the script by its hash, and NOSCRIPT would go unnoticed
+    /// while replies are abandoned.
+    ///
+    /// Fault: N103
+    #[test]
+    fn abandoned_noscript_reply_clears_loaded_scripts() {
+        let (mut connection, server) =
+            connected(b"-NOSCRIPT No matching script. Please use EVAL.\r\n");
+        assert!(!connection.mark_script_loaded(1) && connection.mark_script_loaded(1));
+        send_and_abandon(&mut connection);
+        Socket::poll_readable(&[connection.socket().unwrap()], deadline(), Duration::ZERO);
+        assert!(connection.is_ready() && !connection.mark_script_loaded(1));
+        drop(connection);
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn abandoned_oom_reply_keeps_connection() {
+        let (mut connection, server) = connected(b"-OOM it has no room\r\n");
+        send_and_abandon(&mut connection);
+        Socket::poll_readable(&[connection.socket().unwrap()], deadline(), Duration::ZERO);
+        assert!(connection.is_ready());
+        drop(connection);
+        server.join().unwrap();
+    }
+}

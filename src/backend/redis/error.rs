@@ -1,0 +1,308 @@
+//! `NodeError`: an exchange that failed, and whether the server may have carried out the request.
+
+use std::{error::Error, fmt, io, time::Duration};
+
+use super::script::Script;
+use crate::sys::display::HumanDuration;
+
+/// An exchange that failed: the request was not applied, or its outcome is unknown.
+#[derive(Debug)]
+pub(crate) struct NodeError {
+    /// Whether the request may have been applied, because at least one byte of it may have reached
+    /// the server.
+    pub(crate) outcome_unknown: bool,
+    pub(crate) kind: NodeErrorKind,
+}
+
+#[derive(Debug)]
+pub(crate) enum NodeErrorKind {
+    Io(io::Error),
+    TimedOut,
+    /// A timeout that was shorter than the operation timeout, because the lease is short.
+    ShortLease(Duration),
+    /// The server replied with an error. `code` is the error's first word.
+    Refused {
+        code: String,
+        message: String,
+    },
+    /// The reply is malformed or does not match the request.
+    Protocol(String),
+    /// A quorum granted the lock, but repeatedly with different fencing tokens.
+    TokenDisagreement,
+    /// All pooled connections are in use.
+    PoolExhausted,
+    /// The manager has been shut down, and its pool is closed.
+    Closed,
+    /// The server cannot be one of several nodes, for this reason.
+    Ineligible(String),
+    /// The node's vote does not count yet, because it may have lost locks that it granted.
+    Quarantined(Duration),
+    /// The node is in back-off and was not asked, because the others can form a quorum.
+    BackingOff,
+}
+
+/// Error codes that a server returns before it carries out a request or the first write of a
+/// script.
+const NOT_APPLIED_CODES: [&str; 19] = [
+    "ASK",
+    "BUSY",
+    "CLUSTERDOWN",
+    "CROSSSLOT",
+    "DENIED",
+    "LOADING",
+    "MASTERDOWN",
+    "MISCONF",
+    "MOVED",
+    "NOAUTH",
+    "NOPERM",
+    "NOREPLICAS",
+    "NOSCRIPT",
+    "OOM",
+    "READONLY",
+    "TRYAGAIN",
+    "UNKILLABLE",
+    "WRONGPASS",
+    "WRONGTYPE",
+];
+
+impl NodeError {
+    pub(crate) fn not_sent(error: io::Error) -> NodeError {
+        NodeError { outcome_unknown: false, kind: error.into() }
+    }
+
+    pub(crate) fn outcome_unknown(kind: NodeErrorKind) -> NodeError {
+        NodeError { outcome_unknown: true, kind }
+    }
+
+    /// Creates an error from an error reply. `quote` removes secrets from the text and makes it
+    /// printable.
+    pub(crate) fn from_server(
+        code: &str,
+        message: &str,
+        quote: impl Fn(&str) -> String,
+    ) -> NodeError {
+        let (code, message) = unwrap_script_error(code, message);
+        // Well-known codes are kept verbatim; redaction could mangle them, for example if the
+        // password is part of a code.
+        let code = if NOT_APPLIED_CODES.contains(&code) { code.to_owned() } else { quote(code) };
+        NodeError::refused(code, quote(message))
+    }
+
+    /// Creates an error from a code and a message. The known codes are returned before a request is
+    /// carried out. Any other code may also end a script halfway, or come from a proxy that does
+    /// not know the outcome.
+    pub(crate) fn refused(code: String, message: String) -> NodeError {
+        NodeError {
+            outcome_unknown: !NOT_APPLIED_CODES.contains(&code.as_str()),
+            kind: NodeErrorKind::Refused { code, message },
+        }
+    }
+
+    /// Whether retrying soon may help without any intervention.
+    pub(crate) fn is_transient(&self) -> bool {
+        match &self.kind {
+            NodeErrorKind::Refused { code, .. } => {
+                matches!(code.as_str(), "LOADING" | "BUSY" | "MASTERDOWN" | "TRYAGAIN")
+                    || self.is_max_clients()
+            }
+            NodeErrorKind::Closed | NodeErrorKind::Ineligible(_) => false,
+            _ => true,
+        }
+    }
+
+    /// Whether the server has reached `maxclients`. It sends this error to every new connection,
+    /// before it reads anything.
+    pub(crate) fn is_max_clients(&self) -> bool {
+        let NodeErrorKind::Refused { code, message } = &self.kind else { return false };
+        code == "ERR" && message.starts_with("max number of clients")
+    }
+
+    /// Whether the server is not a master, so another server must be the master.
+    pub(crate) fn is_not_master(&self) -> bool {
+        matches!(
+            &self.kind,
+            NodeErrorKind::Refused { code, .. }
+                if matches!(code.as_str(), "READONLY" | "MASTERDOWN")
+        )
+    }
+
+    /// Whether any other request to this server would fail in the same way.
+    pub(crate) fn is_server_wide(&self) -> bool {
+        let NodeErrorKind::Refused { code, .. } = &self.kind else { return true };
+        let codes =
+            ["MISCONF", "NOREPLICAS", "OOM", "NOAUTH", "WRONGPASS", "CLUSTERDOWN", "UNKILLABLE"];
+        self.is_transient() || self.is_not_master() || codes.contains(&code.as_str())
+    }
+
+    /// Whether the key has an unexpected type. The server itself is working.
+    pub(crate) fn is_wrong_type(&self) -> bool {
+        matches!(&self.kind, NodeErrorKind::Refused { code, .. } if code == "WRONGTYPE")
+    }
+
+    /// Appends the permission that the user lacks, if the server does not name it.
+    pub(crate) fn with_missing_permission(mut self, script: Option<&Script>) -> NodeError {
+        if let (NodeErrorKind::Refused { message, .. }, Some(script)) = (&mut self.kind, script)
+            && let Some(permission) = script.missing_permission(message)
+        {
+            message.push_str(&format!("; the user needs {permission}"));
+        }
+        self
+    }
+
+    /// Whether the server does not have the script that the request named by its hash.
+    pub(crate) fn is_unknown_script(&self) -> bool {
+        matches!(&self.kind, NodeErrorKind::Refused { code, .. } if code == "NOSCRIPT")
+    }
+
+    pub(crate) fn into_redis_error(self) -> redis::RedisError {
+        match self.kind {
+            NodeErrorKind::Io(error) => error.into(),
+            NodeErrorKind::TimedOut => io::Error::from(io::ErrorKind::TimedOut).into(),
+            reason => io::Error::other(reason).into(),
+        }
+    }
+}
+
+/// Unwraps the inner error of a script. Servers before Redis 7 wrap it in an "Error running script"
+/// message.
+fn unwrap_script_error<'a>(code: &'a str, message: &'a str) -> (&'a str, &'a str) {
+    let inner = || {
+        let (_, line) =
+            message.strip_prefix("Error running script ")?.rsplit_once("@user_script:")?;
+        // Skip the line number, which appears in two formats.
+        let (code, rest) = line
+            .trim_start_matches(|c: char| c == ' ' || c.is_ascii_digit())
+            .strip_prefix(": ")?
+            .split_once(' ')?;
+        let code = code.trim_start_matches('-');
+        NOT_APPLIED_CODES.contains(&code).then_some((code, rest))
+    };
+    if code == "ERR" { inner().unwrap_or((code, message)) } else { (code, message) }
+}
+
+impl From<io::Error> for NodeErrorKind {
+    fn from(error: io::Error) -> NodeErrorKind {
+        match error.kind() {
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => NodeErrorKind::TimedOut,
+            _ => NodeErrorKind::Io(error),
+        }
+    }
+}
+
+impl fmt::Display for NodeErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NodeErrorKind::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                f.write_str("it closed the connection")
+            }
+            NodeErrorKind::Io(error) => write!(f, "{error}"),
+            NodeErrorKind::TimedOut => f.write_str("no reply in time"),
+            NodeErrorKind::ShortLease(ttl) => {
+                write!(f, "no reply within the {} lease; use a longer ttl", HumanDuration(*ttl))
+            }
+            NodeErrorKind::Refused { code, message } => write!(f, "it replied {code} {message}"),
+            NodeErrorKind::TokenDisagreement => {
+                f.write_str("the nodes do not agree on a fencing token")
+            }
+            NodeErrorKind::Protocol(what) => {
+                write!(f, "it does not reply like a Redis server: {what}")
+            }
+            NodeErrorKind::PoolExhausted => f.write_str("all pooled connections are in use"),
+            NodeErrorKind::Closed => f.write_str("the lock manager has been shut down"),
+            NodeErrorKind::Ineligible(why) => f.write_str(why),
+            NodeErrorKind::Quarantined(left) => {
+                write!(
+                    f,
+                    "it may have lost its data in a restart, and votes again in {}",
+                    HumanDuration(*left)
+                )
+            }
+            NodeErrorKind::BackingOff => f.write_str("it failed recently and was not asked"),
+        }
+    }
+}
+
+impl Error for NodeErrorKind {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            NodeErrorKind::Io(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn token_disagreement_has_its_own_message() {
+        assert_eq!(
+            NodeErrorKind::TokenDisagreement.to_string(),
+            "the nodes do not agree on a fencing token"
+        );
+    }
+
+    /// As reported by Redis 6.2.14.
+    ///
+    /// Fault: N120
+    #[test]
+    fn redis_6_script_error_keeps_its_inner_code() {
+        let wrapped = |rest: &str| {
+            let message = format!(
+                "Error running script (call to f_a60f99108415347c2c750b5af9b2212a81ec1d57): {rest}"
+            );
+            match NodeError::from_server("ERR", &message, str::to_owned) {
+                NodeError {
+                    outcome_unknown: sent,
+                    kind: NodeErrorKind::Refused { code, message },
+                } => (sent, code, message),
+                other => panic!("{other:?}"),
+            }
+        };
+        for (line, code, message) in [
+            (
+                "-READONLY You can't write against a read only replica.",
+                "READONLY",
+                "You can't write against a read only replica.",
+            ),
+            (
+                "-OOM command not allowed when used memory > 'maxmemory'.",
+                "OOM",
+                "command not allowed when used memory > 'maxmemory'.",
+            ),
+            (
+                "-NOREPLICAS Not enough good replicas to write.",
+                "NOREPLICAS",
+                "Not enough good replicas to write.",
+            ),
+        ] {
+            let told = wrapped(&format!("@user_script:48: @user_script: 48: {line}"));
+            assert_eq!(told, (false, code.to_owned(), message.to_owned()));
+        }
+        let wrong = "WRONGTYPE Operation against a key holding the wrong kind of value";
+        assert_eq!(wrapped(&format!("@user_script:1: {wrong}")).1, "WRONGTYPE");
+        for other in [
+            "@user_script:1: @user_script: 1: \
+             The user executing the script can't run this command or subcommand",
+            "@user_script:1: -FOO bar",
+            "@user_script:1: ",
+            "@user_script:",
+            "READONLY is all it says",
+        ] {
+            let (sent, code, message) = wrapped(other);
+            assert!(sent && code == "ERR" && message.ends_with(other), "{other}: {code} {message}");
+        }
+    }
+
+    /// Fault: N122
+    #[test]
+    fn known_code_survives_password_redaction() {
+        let quote = |text: &str| text.replace("SCRIPT", "<password>");
+        let error = NodeError::from_server("NOSCRIPT", "No matching SCRIPT.", quote);
+        assert!(error.is_unknown_script(), "{error:?}");
+        assert!(!format!("{error:?}").contains("matching SCRIPT"), "{error:?}");
+        let unknown = NodeError::from_server("MYSCRIPT", "no", quote);
+        assert!(!format!("{unknown:?}").contains("SCRIPT"), "{unknown:?}");
+    }
+}

@@ -1,0 +1,276 @@
+//! `FramedSocket`: an open socket and the redis crate's parser, with deadlines on reads and writes.
+
+use std::{
+    io::{self, Read},
+    time::Duration,
+};
+
+use redis::{Parser, RedisResult, Value};
+
+use super::{ack::AckTracker, fields::is_tls, socket::Socket};
+use crate::sys::clock::{self, Moment};
+
+/// Maximum size of a reply. The replies of our scripts are far smaller, so a longer one is an error
+/// or an attack.
+const REPLY_BYTES_MAX: usize = 4 << 20;
+/// Maximum number of bytes read after the deadline, for a reply that has already arrived. No reply
+/// that a caller waits for is longer.
+const LATE_BYTES_MAX: usize = 128 << 10;
+/// Maximum time by which the socket's read timeout may exceed the time left. Correcting a smaller
+/// excess is not worth a system call.
+const READ_TIMEOUT_SLACK: Duration = Duration::from_millis(2);
+
+pub(super) struct FramedSocket {
+    pub(super) socket: Socket,
+    parser: Parser,
+    /// Number of bytes that the current reply may still have, over all calls that read it.
+    reply_budget: usize,
+    read_timeout: Duration,
+    pub(super) opened_at: Moment,
+    pub(super) used_at: Moment,
+    /// Time from which the socket is not used any more.
+    pub(super) retires_at: Moment,
+    /// Moving average of the time to the first byte of a reply.
+    latency_ewma: Duration,
+    /// Number of abandoned replies in flight.
+    pub(super) unread: u32,
+    pub(super) unread_since: Moment,
+    pub(super) acks: AckTracker,
+    /// Scripts whose full text was sent, as a bit mask.
+    pub(super) loaded_scripts: u8,
+    /// Whether the first bytes received look like TLS; `None` before the first byte.
+    tls: Option<bool>,
+}
+
+impl FramedSocket {
+    pub(super) fn new(socket: Socket) -> FramedSocket {
+        let now = clock::now();
+        FramedSocket {
+            socket,
+            parser: Parser::new(),
+            reply_budget: REPLY_BYTES_MAX,
+            read_timeout: Duration::ZERO,
+            opened_at: now,
+            used_at: now,
+            retires_at: Moment::NEVER,
+            latency_ewma: Duration::ZERO,
+            unread: 0,
+            unread_since: now,
+            acks: AckTracker::default(),
+            loaded_scripts: 0,
+            tls: None,
+        }
+    }
+
+    /// Whether the server speaks TLS, which the parser cannot read.
+    pub(super) fn is_tls(&self) -> bool {
+        self.tls == Some(true)
+    }
+
+    /// Reads one value. At `until`, fails with a timeout and keeps a partial value for the next
+    /// call.
+    pub(super) fn read(&mut self, until: Moment, spin_max: Duration) -> RedisResult<Value> {
+        let started = clock::now();
+        let spin_until = started.saturating_add(self.spin_time(spin_max));
+        let FramedSocket { socket, parser, reply_budget, read_timeout, tls, .. } = self;
+        let mut reader = DeadlineReader {
+            socket,
+            read_timeout,
+            until,
+            spin_until,
+            first_byte_at: None,
+            reply_budget,
+            late_budget: LATE_BYTES_MAX,
+            tls,
+        };
+        let result = parser.parse_value(&mut reader);
+        if let Some(first_at) = reader.first_byte_at {
+            self.used_at = first_at;
+            self.record_latency(first_at.duration_since(started));
+        }
+        if result.is_ok() {
+            self.reply_budget = REPLY_BYTES_MAX;
+        }
+        result
+    }
+
+    /// Returns the time to busy-wait for a reply: at most `max`, and zero if replies usually take
+    /// longer than that.
+    pub(super) fn spin_time(&self, max: Duration) -> Duration {
+        if self.latency_ewma > max {
+            Duration::ZERO
+        } else {
+            (self.latency_ewma * 2).max(max / 4).min(max)
+        }
+    }
+
+    fn record_latency(&mut self, latency: Duration) {
+        self.latency_ewma = (self.latency_ewma * 7 + latency) / 8;
+    }
+
+    pub(super) fn write_all(&mut self, mut bytes: &[u8], deadline: Moment) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match self.socket.write(bytes) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => bytes = &bytes[written..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let left = deadline.duration_since(clock::now());
+                    if left.is_zero() {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                    self.socket.poll_writable(left)?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads for the parser until a deadline or the size limit is reached.
+struct DeadlineReader<'a> {
+    socket: &'a mut Socket,
+    read_timeout: &'a mut Duration,
+    until: Moment,
+    spin_until: Moment,
+    first_byte_at: Option<Moment>,
+    reply_budget: &'a mut usize,
+    /// Number of bytes that this call may still read after the deadline.
+    late_budget: usize,
+    tls: &'a mut Option<bool>,
+}
+
+impl DeadlineReader<'_> {
+    /// Busy-waits for a short time, yielding to other threads. Sleeping and waking up can take
+    /// longer than a nearby server needs to reply.
+    fn spin_read(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        while clock::now() < self.spin_until {
+            match self.socket.try_read(buffer) {
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
+                    ) =>
+                {
+                    std::thread::yield_now();
+                }
+                result => return result.map(Some),
+            }
+        }
+        Ok(None)
+    }
+
+    fn record_read(&mut self, read: usize, buffer: &[u8]) -> usize {
+        *self.reply_budget -= read;
+        self.tls.get_or_insert_with(|| is_tls(&buffer[..read]));
+        self.spin_until = Moment::from_nanos(0);
+        self.first_byte_at.get_or_insert_with(clock::now);
+        read
+    }
+}
+
+impl Read for DeadlineReader<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if *self.reply_budget == 0 {
+            return Err(io::Error::other("the reply is too long: more than 4 MiB"));
+        }
+        let room = buffer.len().min(*self.reply_budget);
+        if let Some(read) = self.spin_read(&mut buffer[..room])? {
+            return Ok(self.record_read(read, buffer));
+        }
+        loop {
+            let remaining = self.until.duration_since(clock::now());
+            if remaining.is_zero() {
+                // A reply that arrived in time may not have been read yet. Read it, but only up to
+                // a limit, because the server may keep sending.
+                let room = room.min(self.late_budget);
+                if room == 0 {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                return match self.socket.try_read(&mut buffer[..room]) {
+                    Ok(read) => {
+                        self.late_budget -= read;
+                        Ok(self.record_read(read, buffer))
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        Err(io::ErrorKind::TimedOut.into())
+                    }
+                    Err(error) => Err(error),
+                };
+            }
+            // A read timeout that is too short only costs another iteration.
+            if *self.read_timeout > remaining.saturating_add(READ_TIMEOUT_SLACK)
+                || *self.read_timeout < remaining / 8
+            {
+                self.socket.set_read_timeout(remaining)?;
+                *self.read_timeout = remaining;
+            }
+            match self.socket.read(&mut buffer[..room]) {
+                Ok(read) => return Ok(self.record_read(read, buffer)),
+                // Stopping and continuing the process interrupts a read that has a timeout.
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
+                    ) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    /// A socket, and a thread that sends `what` to it until everything is sent or the socket is
+    /// closed.
+    fn socket_receiving(what: String) -> (FramedSocket, thread::JoinHandle<io::Result<()>>) {
+        let (ours, theirs) = Socket::pair().unwrap();
+        let server = thread::spawn(move || {
+            FramedSocket::new(theirs).write_all(what.as_bytes(), Moment::NEVER)
+        });
+        (FramedSocket::new(ours), server)
+    }
+
+    /// Reads as the code for several nodes does: takes the bytes that have arrived, without waiting
+    /// for more.
+    fn read_in_turns(link: &mut FramedSocket) -> RedisResult<Value> {
+        loop {
+            match link.read(clock::now(), Duration::ZERO) {
+                Err(error) if error.is_timeout() => {
+                    Socket::poll_readable(&[&link.socket], Moment::NEVER, Duration::ZERO);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// Fault: N40
+    #[test]
+    fn reply_size_limit_spans_several_reads() {
+        let (mut link, server) =
+            socket_receiving(format!("$500000000\r\n{}", "x".repeat(4 * REPLY_BYTES_MAX)));
+        let error = read_in_turns(&mut link).unwrap_err();
+        assert!(error.to_string().contains("too long"), "{error}");
+        drop(link);
+        assert!(server.join().unwrap().is_err(), "the whole reply was read");
+    }
+
+    /// Fault: N40
+    #[test]
+    fn reply_size_limit_resets_for_each_reply() {
+        let text = "x".repeat(REPLY_BYTES_MAX / 2);
+        let (mut link, server) =
+            socket_receiving(format!("${}\r\n{text}\r\n", text.len()).repeat(4));
+        for _ in 0..4 {
+            let Value::BulkString(taken) = read_in_turns(&mut link).unwrap() else {
+                panic!("not a bulk string")
+            };
+            assert_eq!(taken.len(), text.len());
+        }
+        server.join().unwrap().unwrap();
+    }
+}

@@ -1,0 +1,291 @@
+//! Requests about many locks: finding their keys, then describing them. Pure.
+
+use redis::Value;
+
+use super::{
+    connection::write_command,
+    fields::{Fields, parse_clock, parse_lua_integer, text_reply, write_bulk, write_number},
+    script::{DESCRIBE, Request, Script, ScriptRef},
+};
+use crate::{
+    core::{holder::Holder, key::LockKey},
+    sys::display::truncate_id,
+};
+
+/// Number of keys that the server examines in one step of a scan. A step takes about half a
+/// millisecond.
+const SCAN_COUNT: &[u8] = b"250";
+
+/// Returns the Redis pattern for the keys of locks whose names match `pattern`. Special characters
+/// of the prefix are escaped.
+pub(crate) fn key_pattern(prefix: &str, pattern: &str) -> String {
+    let mut keys = String::with_capacity(prefix.len() + pattern.len());
+    for letter in prefix.chars() {
+        if matches!(letter, '*' | '?' | '[' | ']' | '\\') {
+            keys.push('\\');
+        }
+        keys.push(letter);
+    }
+    keys.push_str(pattern);
+    keys
+}
+
+/// One step of a scan over all keys.
+pub(crate) struct Scan<'a> {
+    pub(crate) cursor: &'a str,
+    pub(crate) pattern: &'a str,
+}
+
+/// The keys found by one step of a scan. The same key may be found more than once.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ScanReply {
+    /// Cursor of the next step; `None` at the end of the scan.
+    pub(crate) next_cursor: Option<String>,
+    /// Keys that are valid UTF-8. Other keys are not ours.
+    pub(crate) keys: Vec<String>,
+}
+
+impl Request for Scan<'_> {
+    type Reply = ScanReply;
+
+    fn script(&self) -> Option<&'static Script> {
+        None
+    }
+
+    fn encode(&self, _: ScriptRef, _: u64, _: u64, out: &mut Vec<u8>) {
+        let Scan { cursor, pattern } = self;
+        let parts: [&[u8]; 8] = [
+            b"SCAN",
+            cursor.as_bytes(),
+            b"MATCH",
+            pattern.as_bytes(),
+            b"COUNT",
+            SCAN_COUNT,
+            b"TYPE",
+            b"string",
+        ];
+        write_command(out, &parts);
+    }
+
+    fn decode(&self, _: u64, reply: Value) -> Option<ScanReply> {
+        let Value::Array(parts) = reply else { return None };
+        let [Value::BulkString(cursor), Value::Array(keys)] = parts.as_slice() else { return None };
+        let cursor = String::from_utf8(cursor.clone()).ok()?;
+        let text = |key: &Value| match key {
+            Value::BulkString(key) => String::from_utf8(key.clone()).ok(),
+            _ => None,
+        };
+        Some(ScanReply {
+            next_cursor: (cursor != "0").then_some(cursor),
+            keys: keys.iter().filter_map(text).collect(),
+        })
+    }
+}
+
+/// Describes these locks.
+pub(crate) struct DescribeLocks<'a> {
+    pub(crate) keys: &'a [LockKey],
+    /// Maximum number of waiters to list, for each lock and for all locks together.
+    pub(crate) waiters_per_lock_max: u64,
+    pub(crate) waiters_total_max: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Description {
+    Free,
+    WrongType,
+    Held(HeldDescription),
+}
+
+/// Description of a lock that is held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HeldDescription {
+    pub(crate) holder: Holder,
+    /// Last fencing token; zero if unknown.
+    pub(crate) token: u64,
+    /// Ids of the first waiters, in queue order.
+    pub(crate) waiters: Vec<String>,
+}
+
+impl Request for DescribeLocks<'_> {
+    type Reply = (u64, Vec<Description>);
+
+    fn server_us(reply: &Self::Reply) -> Option<u64> {
+        Some(reply.0)
+    }
+
+    fn script(&self) -> Option<&'static Script> {
+        Some(&DESCRIBE)
+    }
+
+    fn encode(&self, by: ScriptRef, nonce: u64, _: u64, out: &mut Vec<u8>) {
+        DESCRIBE.write_header(by, 3 * self.keys.len(), 3, out);
+        for key in self.keys {
+            write_bulk(out, &[key.lock_key().as_bytes()]);
+            write_bulk(out, &key.queue_key().map(str::as_bytes));
+            write_bulk(out, &key.fence_key().map(str::as_bytes));
+        }
+        write_number(out, nonce);
+        write_number(out, self.waiters_per_lock_max);
+        write_number(out, self.waiters_total_max);
+    }
+
+    fn decode(&self, nonce: u64, reply: Value) -> Option<Self::Reply> {
+        let Value::Array(values) = reply else { return None };
+        let mut values = values.into_iter();
+        let head = values.next()?;
+        let now_us = parse_clock(Fields::check_nonce(text_reply(&head)?, nonce)?.0)?;
+        let answers = values
+            .map(|value| self.decode_description(&value, now_us))
+            .collect::<Option<Vec<_>>>()?;
+        (answers.len() == self.keys.len()).then_some((now_us, answers))
+    }
+}
+
+impl DescribeLocks<'_> {
+    fn decode_description(&self, value: &Value, now_us: u64) -> Option<Description> {
+        let lines = match value {
+            Value::Int(0) => return Some(Description::Free),
+            Value::Int(-1) => return Some(Description::WrongType),
+            Value::Array(lines) => lines,
+            _ => return None,
+        };
+        let (first, entries) = lines.split_first()?;
+        let first = text_reply(first)?;
+        let token =
+            parse_lua_integer(std::str::from_utf8(first.split(|byte| *byte == b' ').nth(1)?).ok()?)
+                .unwrap_or(0);
+        let holder = Fields::new(first).holder(now_us)?;
+        if entries.len() as u64 > self.waiters_per_lock_max {
+            return None;
+        }
+        let waiters = entries.iter().map(waiter_id).collect::<Option<_>>()?;
+        Some(Description::Held(HeldDescription { holder, token, waiters }))
+    }
+}
+
+/// Returns the id in a queue entry, which has the form `claim-ms channel id`.
+fn waiter_id(entry: &Value) -> Option<String> {
+    let entry = String::from_utf8_lossy(text_reply(entry)?);
+    let mut fields = entry.splitn(3, ' ');
+    let id = fields.nth(2);
+    // An entry of another form is returned as it is.
+    Some(truncate_id(id.unwrap_or(&entry).to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::redis::test_util::{request_words, script_arguments};
+    use proptest::prelude::*;
+
+    fn text(text: &str) -> Value {
+        Value::BulkString(text.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn key_pattern_escapes_the_prefix() {
+        assert_eq!(key_pattern("lock:", "orders:*"), "lock:orders:*");
+        assert_eq!(key_pattern("a*b?[c]\\", "*"), "a\\*b\\?\\[c\\]\\\\*");
+        assert_eq!(key_pattern("", "x\\*"), "x\\*");
+    }
+
+    #[test]
+    fn scan_requests_string_keys_of_the_pattern() {
+        let scan = Scan { cursor: "17", pattern: "lock:*" };
+        assert_eq!(
+            request_words(&scan, ScriptRef::Hash).join(" "),
+            "SCAN 17 MATCH lock:* COUNT 250 TYPE string"
+        );
+        assert!(scan.script().is_none());
+    }
+
+    #[test]
+    fn describe_request_names_all_keys_of_each_lock() {
+        let keys = ["a", "b"].map(|name| LockKey::new("lock:", name).unwrap());
+        let request = DescribeLocks { keys: &keys, waiters_per_lock_max: 9, waiters_total_max: 15 };
+        let names = keys.iter().flat_map(|key| {
+            [key.lock_key().to_owned(), key.queue_key().concat(), key.fence_key().concat()]
+        });
+        assert_eq!(script_arguments(&request, &names.collect::<Vec<_>>()), ["9", "15"]);
+    }
+
+    #[test]
+    fn scan_reply_returns_next_cursor_until_the_end() {
+        let scan = Scan { cursor: "0", pattern: "*" };
+        let step = |cursor: &str| {
+            Value::Array(vec![text(cursor), Value::Array(vec![text("a"), text("b")])])
+        };
+        let keys = vec!["a".to_owned(), "b".to_owned()];
+        assert_eq!(
+            scan.decode(0, step("17")),
+            Some(ScanReply { next_cursor: Some("17".into()), keys: keys.clone() })
+        );
+        assert_eq!(scan.decode(0, step("0")), Some(ScanReply { next_cursor: None, keys }));
+        let binary =
+            Value::Array(vec![text("0"), Value::Array(vec![Value::BulkString(vec![0xff])])]);
+        assert_eq!(scan.decode(0, binary).unwrap().keys, Vec::<String>::new());
+        assert_eq!(scan.decode(0, Value::Okay), None);
+    }
+
+    #[test]
+    fn describe_reply_lists_holder_and_waiters_in_order() {
+        let keys = ["a", "b", "c"].map(|name| LockKey::new("lock:", name).unwrap());
+        let request = DescribeLocks { keys: &keys, waiters_per_lock_max: 9, waiters_total_max: 9 };
+        let held = Value::Array(vec![
+            text("700 41 3 me and you"),
+            text("10 ch w 1"),
+            text("10 ch w2"),
+            text("odd"),
+        ]);
+        let reply = Value::Array(vec![text("7 50"), Value::Int(0), held, Value::Int(-1)]);
+        let (now_us, answers) = request.decode(7, reply.clone()).unwrap();
+        assert_eq!(
+            (now_us, &answers[0], &answers[2]),
+            (50, &Description::Free, &Description::WrongType)
+        );
+        assert_eq!(DescribeLocks::server_us(&(now_us, answers.clone())), Some(50));
+        let Description::Held(held_lock) = &answers[1] else { panic!("{answers:?}") };
+        assert_eq!(
+            (held_lock.holder.id(), held_lock.holder.waiters(), held_lock.token),
+            ("me and you", Some(3), 41)
+        );
+        assert_eq!(held_lock.waiters, ["w 1", "w2", "odd"]);
+        let as_many = DescribeLocks { waiters_per_lock_max: 3, ..request };
+        assert!(as_many.decode(7, reply.clone()).is_some());
+        let fewer = DescribeLocks { waiters_per_lock_max: 2, ..request };
+        assert_eq!(fewer.decode(7, reply.clone()), None, "more waiters than requested");
+        assert_eq!(request.decode(8, reply), None, "the reply to another request");
+        assert_eq!(
+            request.decode(7, Value::Array(vec![text("7 50"), Value::Int(0)])),
+            None,
+            "fewer answers than locks"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_reply_panics(
+            head in "[0-9 ]{0,12}",
+            first in "[0-9a-z -]{0,20}",
+            entry in ".{0,20}",
+            number: i64,
+            cursor in ".{0,5}",
+        ) {
+            let keys = [LockKey::new("", "x").unwrap()];
+            let request =
+                DescribeLocks { keys: &keys, waiters_per_lock_max: 1, waiters_total_max: 1 };
+            for answer in [
+                Value::Int(number),
+                Value::Nil,
+                Value::Array(vec![text(&first), text(&entry)]),
+                Value::Array(vec![]),
+            ] {
+                request.decode(7, Value::Array(vec![text(&head), answer.clone()]));
+                request.decode(7, Value::Array(vec![text("7 50"), answer]));
+            }
+            Scan { cursor: "0", pattern: "*" }
+                .decode(7, Value::Array(vec![text(&cursor), Value::Array(vec![text(&entry)])]));
+        }
+    }
+}

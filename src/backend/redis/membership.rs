@@ -1,0 +1,471 @@
+//! `Membership`: which server each of several nodes leads to, and whether it may vote. Pure.
+//!
+//! A node that lost its data has forgotten which locks it granted, and could grant them again. Its
+//! votes count again once the longest lease has passed, because every lock that it forgot has then
+//! expired.
+//!
+//! A node counts as having lost its data if its run is younger than the longest lease, or if its
+//! server was replaced. The exception is a server that writes everything to disk before it replies:
+//! it stores a durability record, which proves that its data survived. A promoted replica counts as
+//! having lost its data too, because it has only what its master had sent.
+
+use std::{mem, sync::Arc, time::Duration};
+
+use super::server_info::ServerInfo;
+use crate::sys::clock::Moment;
+
+#[derive(Debug)]
+pub(crate) struct Membership {
+    nodes: Vec<NodeRecord>,
+    /// Longest lease of any client. If it is zero, every node votes at once.
+    quarantine: Duration,
+}
+
+#[derive(Debug)]
+struct NodeRecord {
+    label: Arc<str>,
+    run_id: Option<String>,
+    promotion_id: Option<String>,
+    /// Run id that was last seen as a replica; cleared when the node is seen as a master.
+    replica_run_id: Option<String>,
+    /// The node's address last led to the server of another node. The run id recorded here may
+    /// since be that of another node's server.
+    misdirected: bool,
+    votes_from: Moment,
+}
+
+/// Result of observing a node's server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Eligibility {
+    Eligible,
+    /// The node may have lost its data. Its votes do not count for this long.
+    Quarantined(Duration),
+    /// The server is a replica. It rejects writes, and may lack the last writes of its master.
+    Replica,
+    /// The server is the same as that of another node.
+    Duplicate(Arc<str>),
+}
+
+/// What to do with the durability record of a node that was just observed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DurabilityAction {
+    /// Write a record that the server has lost nothing for this long. What it has now is safe at
+    /// least until this run ends.
+    Record(Duration),
+    /// Delete the record, because it proves nothing: the server may lose later writes, or has
+    /// copied the record from its master. Observe the node again at the given time; `NEVER` for not
+    /// at all.
+    Delete(Moment),
+    /// It is too early for a record. Observe the node again at the given time.
+    ObserveAgain(Moment),
+    Nothing,
+}
+
+impl Membership {
+    pub(crate) fn new(labels: impl Iterator<Item = Arc<str>>, quarantine: Duration) -> Membership {
+        let votes_from = Moment::from_nanos(0);
+        let member = |label| NodeRecord {
+            label,
+            run_id: None,
+            promotion_id: None,
+            replica_run_id: None,
+            misdirected: false,
+            votes_from,
+        };
+        Membership { nodes: labels.map(member).collect(), quarantine }
+    }
+
+    /// Whether the node's server had another run id when it was last observed.
+    pub(crate) fn is_replacement(&self, node: usize, info: &ServerInfo) -> bool {
+        let run = self.nodes.get(node).and_then(|member| member.run_id.as_ref());
+        run.is_some_and(|run| *run != info.run_id)
+    }
+
+    /// Records which server a new connection to a node leads to.
+    pub(crate) fn observe(&mut self, node: usize, info: &ServerInfo) -> Eligibility {
+        if !info.is_master {
+            if let Some(member) = self.nodes.get_mut(node) {
+                member.replica_run_id = Some(info.run_id.clone());
+            }
+            return Eligibility::Replica;
+        }
+        let has_this_server = |member: &NodeRecord| {
+            !member.misdirected && member.run_id.as_ref() == Some(&info.run_id)
+        };
+        let duplicate = self
+            .nodes
+            .iter()
+            .enumerate()
+            .find(|(other, member)| *other != node && has_this_server(member));
+        let duplicate = duplicate.map(|(_, duplicate)| duplicate.label.clone());
+        let quarantine = self.quarantine;
+        let Some(member) = self.nodes.get_mut(node) else { return Eligibility::Eligible };
+        member.misdirected = duplicate.is_some();
+        if let Some(duplicate) = duplicate {
+            return Eligibility::Duplicate(duplicate);
+        }
+        let known = member.run_id.replace(info.run_id.clone());
+        let before = mem::replace(&mut member.promotion_id, info.promotion_id.clone());
+        let was_replica = member.replica_run_id.take().as_ref() == Some(&info.run_id);
+        let was_promoted = info.promotion_id.is_some() && info.promotion_id != before;
+        if known.as_ref() == Some(&info.run_id) && !was_replica && !was_promoted {
+            return Eligibility::Eligible;
+        }
+        // Only the first run that we see of a node is judged by its age. Any later run counts as
+        // having lost its data.
+        let age = if known.is_none() && !was_replica { info.uptime } else { Duration::ZERO };
+        let recorded = info
+            .recorded_durability
+            .filter(|_| info.is_durable && !was_replica)
+            .unwrap_or_default();
+        let from = info.observed_at.saturating_add(quarantine.saturating_sub(age.max(recorded)));
+        // Never shorten a quarantine: if the server was a replica in its previous run, its record
+        // may be a copy of its master's.
+        member.votes_from = member.votes_from.max(from);
+        let left = member.votes_from.duration_since(info.observed_at);
+        if left.is_zero() { Eligibility::Eligible } else { Eligibility::Quarantined(left) }
+    }
+
+    /// Returns what to do with the durability record of a node that was just observed.
+    pub(crate) fn durability_action(&self, node: usize, info: &ServerInfo) -> DurabilityAction {
+        let votes_from = self.votes_from(node);
+        let durable_for = if info.promotion_id.is_some() {
+            info.uptime
+        } else {
+            info.recorded_durability.unwrap_or_default()
+        };
+        match (info.is_durable, info.recorded_durability) {
+            _ if self.quarantine.is_zero() => DurabilityAction::Nothing,
+            (false, Some(_)) if info.promotion_id.is_some() => DurabilityAction::Delete(votes_from),
+            (false, Some(_)) => DurabilityAction::Delete(Moment::NEVER),
+            (false, None) if info.promotion_id.is_none() => DurabilityAction::Nothing,
+            _ if votes_from > info.observed_at => DurabilityAction::ObserveAgain(votes_from),
+            _ => DurabilityAction::Record(durable_for.max(self.quarantine)),
+        }
+    }
+
+    /// Returns the time from which the votes of a node count.
+    pub(crate) fn votes_from(&self, node: usize) -> Moment {
+        self.nodes.get(node).map_or(Moment::NEVER, |member| member.votes_from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const QUARANTINE: Duration = Duration::from_secs(10);
+
+    fn at(seconds: u64) -> Moment {
+        Moment::from_nanos(seconds * 1_000_000_000)
+    }
+
+    fn membership() -> Membership {
+        Membership::new(["a", "b", "c"].into_iter().map(Arc::from), QUARANTINE)
+    }
+
+    fn server(run: &str, uptime: u64, observed_at: u64) -> ServerInfo {
+        ServerInfo {
+            run_id: run.into(),
+            uptime: Duration::from_secs(uptime),
+            observed_at: at(observed_at),
+            is_master: true,
+            promotion_id: None,
+            is_durable: false,
+            recorded_durability: None,
+        }
+    }
+
+    fn promoted(run: &str, promotion: &str, uptime: u64, observed_at: u64) -> ServerInfo {
+        ServerInfo { promotion_id: Some(promotion.into()), ..server(run, uptime, observed_at) }
+    }
+
+    fn durable(run: &str, uptime: u64, observed_at: u64, memory: Option<u64>) -> ServerInfo {
+        let memory = memory.map(Duration::from_secs);
+        ServerInfo {
+            is_durable: true,
+            recorded_durability: memory,
+            ..server(run, uptime, observed_at)
+        }
+    }
+
+    #[test]
+    fn young_server_is_quarantined_until_old_leases_expire() {
+        let mut membership = membership();
+        assert_eq!(
+            membership.observe(0, &server("x", 4, 100)),
+            Eligibility::Quarantined(Duration::from_secs(6))
+        );
+        assert_eq!(membership.votes_from(0), at(106));
+        // Another connection to the same run changes nothing.
+        assert_eq!(membership.observe(0, &server("x", 5, 101)), Eligibility::Eligible);
+        assert_eq!(membership.votes_from(0), at(106));
+        assert_eq!(membership.observe(1, &server("y", 10, 100)), Eligibility::Eligible);
+        assert!(membership.votes_from(1) <= at(100));
+    }
+
+    #[test]
+    fn replaced_server_is_quarantined() {
+        let mut membership = membership();
+        assert_eq!(membership.observe(0, &server("x", 1_000, 100)), Eligibility::Eligible);
+        assert_eq!(
+            membership.observe(0, &server("promoted", 5_000, 200)),
+            Eligibility::Quarantined(QUARANTINE)
+        );
+        assert_eq!(membership.votes_from(0), at(210));
+    }
+
+    #[test]
+    fn promoted_server_records_its_time_as_master() {
+        let mut membership = membership();
+        let fresh = promoted("x", "first", 0, 100);
+        assert_eq!(membership.observe(0, &fresh), Eligibility::Quarantined(QUARANTINE));
+        assert_eq!(
+            membership.durability_action(0, &fresh),
+            DurabilityAction::ObserveAgain(at(110))
+        );
+        // The record is its master's.
+        assert_eq!(
+            membership.durability_action(
+                0,
+                &ServerInfo { recorded_durability: Some(QUARANTINE), ..fresh }
+            ),
+            DurabilityAction::Delete(at(110))
+        );
+        let lasted = promoted("x", "first", 0, 110);
+        assert_eq!(membership.observe(0, &lasted), Eligibility::Eligible);
+        assert_eq!(membership.votes_from(0), at(110));
+        assert_eq!(membership.durability_action(0, &lasted), DurabilityAction::Record(QUARANTINE));
+        let minute = Duration::from_secs(60);
+        assert_eq!(
+            membership.durability_action(0, &promoted("x", "first", 60, 111)),
+            DurabilityAction::Record(minute)
+        );
+        // A server does not report for ever that it was a replica.
+        assert_eq!(membership.observe(0, &server("x", 5_000, 200)), Eligibility::Eligible);
+        // A server with such a record votes at once, if the node had no other server before.
+        assert_eq!(membership.observe(1, &promoted("y", "second", 10, 200)), Eligibility::Eligible);
+        assert_eq!(
+            membership.observe(1, &promoted("z", "third", 10, 200)),
+            Eligibility::Quarantined(QUARANTINE)
+        );
+    }
+
+    #[test]
+    fn server_promoted_since_last_seen_is_quarantined() {
+        let mut membership = membership();
+        assert_eq!(membership.observe(0, &server("x", 99, 100)), Eligibility::Eligible);
+        assert_eq!(
+            membership.observe(0, &promoted("x", "first", 60, 200)),
+            Eligibility::Quarantined(QUARANTINE)
+        );
+        assert_eq!(
+            membership.observe(0, &promoted("x", "second", 60, 300)),
+            Eligibility::Quarantined(QUARANTINE)
+        );
+        assert_eq!(membership.votes_from(0), at(310));
+    }
+
+    /// Even if it no longer reports that it was a replica.
+    ///
+    /// Fault: N37
+    #[test]
+    fn server_seen_as_replica_is_quarantined() {
+        let mut membership = membership();
+        let replica =
+            |run, observed_at| ServerInfo { is_master: false, ..server(run, 99, observed_at) };
+        membership.observe(0, &server("x", 99, 100));
+        for (node, run) in [(0, "x"), (1, "y")] {
+            assert_eq!(membership.observe(node, &replica(run, 200)), Eligibility::Replica);
+            // The record is its master's.
+            let master = |observed_at| durable(run, 99, observed_at, Some(60));
+            assert_eq!(
+                membership.observe(node, &master(300)),
+                Eligibility::Quarantined(QUARANTINE)
+            );
+            assert_eq!(membership.observe(node, &master(301)), Eligibility::Eligible);
+            assert_eq!(membership.votes_from(node), at(310));
+        }
+    }
+
+    /// The next run has the same record, its master's, and was never seen as a replica.
+    ///
+    /// Fault: N37
+    #[test]
+    fn restart_does_not_shorten_quarantine() {
+        let mut membership = membership();
+        let replica = ServerInfo { is_master: false, ..server("x", 99, 300) };
+        assert_eq!(membership.observe(0, &replica), Eligibility::Replica);
+        assert_eq!(
+            membership.observe(0, &durable("x", 99, 301, Some(60))),
+            Eligibility::Quarantined(QUARANTINE)
+        );
+        let left = Eligibility::Quarantined(Duration::from_secs(9));
+        assert_eq!(membership.observe(0, &durable("restarted", 0, 302, Some(60))), left);
+        assert_eq!(membership.votes_from(0), at(311));
+    }
+
+    #[test]
+    fn replacement_is_detected_for_the_same_node_only() {
+        let mut membership = membership();
+        assert!(
+            !membership.is_replacement(0, &server("x", 99, 100)),
+            "the node had no server before"
+        );
+        membership.observe(0, &server("x", 99, 100));
+        assert!(!membership.is_replacement(0, &server("x", 99, 100)));
+        assert!(membership.is_replacement(0, &server("y", 99, 100)));
+        assert!(!membership.is_replacement(1, &server("y", 99, 100)), "another node had a server");
+    }
+
+    #[test]
+    fn durable_server_with_record_votes_at_once() {
+        let mut membership = membership();
+        assert_eq!(membership.observe(0, &durable("x", 0, 100, Some(10))), Eligibility::Eligible);
+        assert_eq!(membership.observe(0, &durable("y", 0, 200, Some(60))), Eligibility::Eligible);
+        assert!(membership.votes_from(0) <= at(200));
+    }
+
+    #[test]
+    fn durable_settings_without_record_do_not_count() {
+        let mut membership = membership();
+        assert_eq!(
+            membership.observe(0, &durable("x", 99, 100, None)),
+            Eligibility::Eligible,
+            "the server is old enough"
+        );
+        assert_eq!(
+            membership.observe(0, &durable("y", 0, 200, None)),
+            Eligibility::Quarantined(QUARANTINE),
+            "its disk is empty"
+        );
+        assert_eq!(
+            membership.observe(1, &durable("z", 1, 200, None)),
+            Eligibility::Quarantined(Duration::from_secs(9))
+        );
+        assert_eq!(
+            membership.observe(2, &durable("short", 1, 200, Some(4))),
+            Eligibility::Quarantined(Duration::from_secs(6))
+        );
+        // Writes made under another setting may be lost.
+        let everysec = ServerInfo { recorded_durability: Some(QUARANTINE), ..server("w", 0, 300) };
+        assert_eq!(membership.observe(0, &everysec), Eligibility::Quarantined(QUARANTINE));
+    }
+
+    #[test]
+    fn durability_is_recorded_after_quarantine_only() {
+        let mut membership = membership();
+        let young = durable("x", 4, 100, None);
+        membership.observe(0, &young);
+        assert_eq!(
+            membership.durability_action(0, &young),
+            DurabilityAction::ObserveAgain(at(106))
+        );
+        assert_eq!(
+            membership.durability_action(0, &durable("x", 9, 105, None)),
+            DurabilityAction::ObserveAgain(at(106))
+        );
+        assert_eq!(
+            membership.durability_action(0, &durable("x", 10, 106, None)),
+            DurabilityAction::Record(QUARANTINE)
+        );
+        assert_eq!(
+            membership.durability_action(0, &durable("x", 10, 107, Some(1))),
+            DurabilityAction::Record(QUARANTINE)
+        );
+        // Keep a longer time that clients with longer leases have recorded.
+        assert_eq!(
+            membership.durability_action(0, &durable("x", 99, 108, Some(60))),
+            DurabilityAction::Record(Duration::from_secs(60))
+        );
+    }
+
+    #[test]
+    fn record_of_non_durable_server_is_deleted() {
+        let mut membership = membership();
+        let everysec = server("x", 99, 100);
+        membership.observe(0, &everysec);
+        assert_eq!(membership.durability_action(0, &everysec), DurabilityAction::Nothing);
+        assert_eq!(
+            membership.durability_action(
+                0,
+                &ServerInfo { recorded_durability: Some(QUARANTINE), ..everysec }
+            ),
+            DurabilityAction::Delete(Moment::NEVER)
+        );
+    }
+
+    #[test]
+    fn replicas_and_duplicates_are_ineligible() {
+        let mut membership = membership();
+        assert_eq!(
+            membership.observe(0, &ServerInfo { is_master: false, ..server("r", 99, 100) }),
+            Eligibility::Replica
+        );
+        assert_eq!(membership.observe(0, &server("x", 99, 100)), Eligibility::Eligible);
+        assert_eq!(
+            membership.observe(2, &server("x", 99, 100)),
+            Eligibility::Duplicate("a".into())
+        );
+        // An address that leads to another server later is no duplicate any more.
+        membership.observe(0, &server("y", 99, 200));
+        assert_eq!(membership.observe(2, &server("x", 99, 200)), Eligibility::Eligible);
+    }
+
+    /// Fault: N77
+    #[test]
+    fn nodes_that_swap_addresses_become_eligible_again() {
+        let mut membership = membership();
+        let servers = [server("x", 99, 100), server("y", 99, 100), server("z", 99, 100)];
+        for (node, server) in servers.iter().enumerate() {
+            assert_eq!(membership.observe(node, server), Eligibility::Eligible);
+        }
+        // The addresses move in a cycle. Only the last node finds its new server unclaimed, because
+        // node 0 has been misdirected before.
+        for (node, label) in [(0, "b"), (1, "c")] {
+            assert_eq!(
+                membership.observe(node, &servers[node + 1]),
+                Eligibility::Duplicate(label.into())
+            );
+        }
+        for (node, led_to) in [(2, 0), (1, 2), (0, 1)] {
+            assert_eq!(
+                membership.observe(node, &servers[led_to]),
+                Eligibility::Quarantined(QUARANTINE),
+                "the node's server was replaced"
+            );
+            assert_eq!(membership.observe(node, &servers[led_to]), Eligibility::Eligible);
+            assert_eq!(membership.votes_from(node), at(110));
+        }
+        // A second address of a server is refused. The node that has the server stays eligible.
+        assert_eq!(membership.observe(0, &servers[0]), Eligibility::Duplicate("c".into()));
+        assert_eq!(membership.observe(2, &servers[0]), Eligibility::Eligible);
+    }
+
+    /// No other node has taken its server in the meantime.
+    #[test]
+    fn briefly_misdirected_node_stays_eligible() {
+        let mut membership = membership();
+        membership.observe(0, &server("x", 99, 100));
+        membership.observe(1, &server("y", 99, 100));
+        assert_eq!(
+            membership.observe(0, &server("y", 99, 101)),
+            Eligibility::Duplicate("b".into())
+        );
+        assert_eq!(membership.observe(0, &server("x", 99, 102)), Eligibility::Eligible);
+        assert_eq!(
+            membership.observe(2, &server("x", 99, 103)),
+            Eligibility::Duplicate("a".into())
+        );
+    }
+
+    #[test]
+    fn zero_quarantine_lets_young_server_vote() {
+        let mut membership = Membership::new(["a"].into_iter().map(Arc::from), Duration::ZERO);
+        assert_eq!(membership.observe(0, &server("x", 0, 100)), Eligibility::Eligible);
+        assert_eq!(
+            membership.durability_action(0, &durable("x", 0, 100, Some(9))),
+            DurabilityAction::Nothing
+        );
+    }
+}

@@ -1,0 +1,241 @@
+//! Encoding of requests and decoding of replies.
+
+use super::*;
+use crate::backend::redis::test_util::{request_words, script_arguments};
+use proptest::prelude::*;
+
+fn acquire(key: &LockKey) -> Acquire<'_> {
+    Acquire {
+        key,
+        id: "me",
+        ttl_ms: 10,
+        mode: AcquireMode::Try,
+        queue_entry: "",
+        repair_ttl_ms: 60,
+        token_min: 0,
+    }
+}
+
+#[test]
+fn request_is_one_well_formed_command() {
+    let key = LockKey::new("lock:", "a b\r\n").unwrap();
+    let keys = ["lock:a b\r\n", "distlock:queue:{lock:a b\r\n}", "distlock:fence:{lock:a b\r\n}"]
+        .map(str::to_owned);
+    let not_after = "0000000000000007";
+    assert_eq!(
+        script_arguments(&acquire(&key), &keys),
+        ["me", "10", "try", "", not_after, "60", "0000000000000000"]
+    );
+    let release = |expires| Release { key: &key, id: b"me", queue_entry: "w", expires };
+    assert_eq!(script_arguments(&release(true), &keys), ["me", "w", not_after]);
+    assert_eq!(script_arguments(&release(false), &keys), ["me", "w", ""]);
+    assert_eq!(script_arguments(&Inspect(&key), &keys), [""; 0]);
+    let renewals = [("a", "i", 1), ("b", "j", 2), ("c", "k", 3)]
+        .map(|(lock, id, ttl_ms)| Renewal { lock, id, ttl_ms, fence: None });
+    assert_eq!(
+        script_arguments(&Renew(&renewals), &["a", "b", "c"].map(str::to_owned)),
+        ["i", "1", "j", "2", "k", "3"]
+    );
+    let fenced =
+        [renewals[0], Renewal { fence: Some(key.fence_key()), ..renewals[1] }, renewals[2]];
+    let keys = ["a", "b", "c", &keys[2]].map(str::to_owned);
+    assert_eq!(script_arguments(&Renew(&fenced), &keys), ["i", "1", "j", "2", "k", "3"]);
+    assert_eq!(request_words(&Ping, ScriptRef::Hash), ["PING"]);
+    assert!(Ping.script().is_none());
+}
+
+fn text(line: &str) -> Value {
+    Value::BulkString(line.as_bytes().to_vec())
+}
+
+#[test]
+fn reply_with_other_nonce_is_rejected() {
+    let key = LockKey::new("", "x").unwrap();
+    assert_eq!(
+        acquire(&key).decode(9, text("9 held 5 6")),
+        Some(AcquireReply::Held { now_us: 5, token: 6 })
+    );
+    assert_eq!(acquire(&key).decode(9, text("8 held 5 6")), None);
+    assert_eq!(acquire(&key).decode(9, text("held 5 6")), None);
+    assert_eq!(acquire(&key).decode(9, Value::Okay), None);
+}
+
+#[test]
+fn acquire_reply_is_decoded_for_every_outcome() {
+    let key = LockKey::new("", "x").unwrap();
+    let read = |line| acquire(&key).decode(9, text(line)).unwrap();
+    let seen =
+        |reply: &AcquireReply| (reply.holder().map(Holder::id).map(str::to_owned), reply.token());
+    let he = || Some("he".to_owned());
+    for (line, who_and_token, at) in [
+        ("9 held 5 6", (None, Some(6)), Some(5)),
+        ("9 busy 5 700 6 2 he", (he(), None), Some(5)),
+        ("9 queued 5 700 3 0 he", (he(), None), Some(5)),
+        ("9 type 5", (None, None), None),
+        ("9 late 5", (None, None), Some(5)),
+    ] {
+        let reply = read(line);
+        assert_eq!((seen(&reply), Acquire::server_us(&reply)), (who_and_token, at), "{line}");
+    }
+    assert_eq!(
+        (read("9 type 5"), read("9 late 5")),
+        (AcquireReply::WrongType, AcquireReply::Expired { now_us: 5 })
+    );
+    let lines = [
+        "9 queued 5 700 3 0 he",
+        "9 queued 5 700 3 1 he",
+        "9 queued 5 700 3 2 he",
+        "9 queued 5 700 3 3 he",
+    ];
+    let states = lines.map(|line| match read(line) {
+        AcquireReply::Queued { position: 3, newly_queued, no_subscriber, .. } => {
+            (newly_queued, no_subscriber)
+        }
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(states, [(false, false), (true, false), (false, true), (true, true)]);
+    assert_eq!(acquire(&key).decode(9, text("9 maybe 5 6")), None);
+}
+
+#[test]
+fn release_and_inspect_replies_are_decoded() {
+    let key = LockKey::new("", "x").unwrap();
+    let release =
+        |line| Release { key: &key, id: b"", queue_entry: "", expires: true }.decode(9, text(line));
+    assert_eq!(release("9 released"), Some(ReleaseReply::Released));
+    assert_eq!(release("9 gone"), Some(ReleaseReply::Gone));
+    assert_eq!(release("9 type"), Some(ReleaseReply::WrongType));
+    assert_eq!(release("9 late 5"), Some(ReleaseReply::Expired { now_us: 5 }));
+    assert_eq!(Release::server_us(&ReleaseReply::Expired { now_us: 5 }), Some(5));
+    assert_eq!(release("9 late"), None);
+    let Some(ReleaseReply::HeldByOther(holder)) = release("9 other 50 700 6 2 he") else {
+        panic!("the reply was rejected")
+    };
+    assert_eq!(holder.id(), "he");
+    assert_eq!(release("9 maybe"), None);
+    assert_eq!(
+        Release::server_us(&ReleaseReply::HeldByOther(holder)),
+        None,
+        "the reply has no time to rely on"
+    );
+    let inspect = |line| Inspect(&key).decode(9, text(line));
+    assert_eq!(
+        (inspect("9 free"), inspect("9 type")),
+        (Some(InspectReply::Free), Some(InspectReply::WrongType))
+    );
+    assert_eq!(inspect("9 maybe"), None);
+    assert_eq!(Inspect::server_us(&InspectReply::Free), None, "the reply has no time to rely on");
+    assert_eq!(Ping.decode(9, Value::SimpleString("PONG".into())), Some(()));
+    assert_eq!(Ping.decode(9, Value::Okay), None);
+}
+
+#[test]
+fn holder_id_may_be_any_text() {
+    let key = LockKey::new("", "x").unwrap();
+    let Some(InspectReply::Held(holder)) =
+        Inspect(&key).decode(1, text("1 busy 50 -1 99999999999999999999 2 a b\n c"))
+    else {
+        panic!("the reply was rejected")
+    };
+    assert_eq!((holder.id(), holder.ttl_left(), holder.waiters()), ("a b\n c", None, Some(2)));
+    let queued = acquire(&key).decode(1, text("1 queued 50 700 3 1 "));
+    assert!(
+        matches!(queued, Some(AcquireReply::Queued { position: 3, newly_queued: true, .. })),
+        "{queued:?}"
+    );
+}
+
+/// Fault: F73
+#[test]
+fn token_out_of_range_is_rejected() {
+    let key = LockKey::new("", "x").unwrap();
+    for token in ["0", "-1", "9007199254740992", "99999999999999999999", "1e3", ""] {
+        assert_eq!(
+            acquire(&key).decode(9, text(&format!("9 held 5 {token}"))),
+            None,
+            "token {token}"
+        );
+    }
+}
+
+/// Tokens start at the server's clock. From such a value they could not keep rising.
+///
+/// Fault: N39
+#[test]
+fn clock_out_of_range_is_rejected() {
+    let key = LockKey::new("", "x").unwrap();
+    let renewals = [Renewal { lock: "a", id: "i", ttl_ms: 1, fence: None }];
+    let release = Release { key: &key, id: b"", queue_entry: "", expires: false };
+    // The last value that leaves a year of room, the next one, and the largest integer that Lua can
+    // count with.
+    for (now, is_time) in
+        [("8975663254740991", true), ("8975663254740992", false), ("9007199254740991", false)]
+    {
+        assert_eq!(
+            acquire(&key).decode(9, text(&format!("9 held {now} 7"))).is_some(),
+            is_time,
+            "{now}"
+        );
+        assert_eq!(release.decode(9, text(&format!("9 late {now}"))).is_some(), is_time, "{now}");
+        assert_eq!(
+            release.decode(9, text(&format!("9 other {now} 7 7 7 me"))).is_some(),
+            is_time,
+            "{now}"
+        );
+        assert_eq!(
+            Inspect(&key).decode(9, text(&format!("9 busy {now} 7 7 7 me"))).is_some(),
+            is_time,
+            "{now}"
+        );
+        let renewed = Value::Array(vec![text(&format!("9 {now}")), Value::Int(1)]);
+        assert_eq!(Renew(&renewals).decode(9, renewed).is_some(), is_time, "{now}");
+    }
+}
+
+#[test]
+fn renew_reply_needs_one_answer_per_lock() {
+    let renewals = [
+        Renewal { lock: "a", id: "i", ttl_ms: 1, fence: None },
+        Renewal { lock: "b", id: "j", ttl_ms: 1, fence: None },
+    ];
+    let reply = |answers: Vec<Value>| Value::Array([vec![text("1 3")], answers].concat());
+    assert_eq!(
+        Renew(&renewals).decode(1, reply(vec![Value::Int(1), text("somebody")])),
+        Some((3, vec![RenewReply::Renewed, RenewReply::HeldByOther("somebody".into())]))
+    );
+    // A key that is gone, and a key that has another type.
+    let gone = Renew(&renewals).decode(1, reply(vec![Value::Int(0), Value::Int(-1)])).unwrap();
+    assert_eq!(
+        (Renew::server_us(&gone), gone.1),
+        (Some(3), vec![RenewReply::Gone, RenewReply::Gone])
+    );
+    assert_eq!(Renew(&renewals).decode(1, reply(vec![Value::Int(1)])), None);
+    assert_eq!(Renew(&renewals).decode(1, reply(vec![Value::Int(1), Value::Int(2)])), None);
+    assert_eq!(Renew(&renewals).decode(2, reply(vec![Value::Int(1), Value::Int(1)])), None);
+}
+
+fn any_value() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        any::<i64>().prop_map(Value::Int),
+        proptest::collection::vec(any::<u8>(), 0..20).prop_map(Value::BulkString),
+        "9 (held|busy|queued|other|late|released)( -?[0-9]{1,20}| [a-z]{0,3}){0,7}"
+            .prop_map(|t| Value::BulkString(t.into())),
+        Just(Value::Nil),
+        Just(Value::Okay),
+    ];
+    leaf.prop_recursive(2, 12, 8, |inner| {
+        proptest::collection::vec(inner, 0..8).prop_map(Value::Array)
+    })
+}
+
+proptest! {
+    #[test]
+    fn no_reply_panics(value in any_value()) {
+        let key = LockKey::new("", "x").unwrap();
+        let renewals = [Renewal { lock: "a", id: "i", ttl_ms: 1, fence: None }];
+        acquire(&key).decode(9, value.clone());
+        Release { key: &key, id: b"", queue_entry: "", expires: false }.decode(9, value.clone());
+        Renew(&renewals).decode(9, value.clone());
+        Inspect(&key).decode(9, value);
+    }
+}

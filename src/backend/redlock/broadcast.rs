@@ -1,0 +1,505 @@
+//! Asking several nodes at once, from the calling thread: write to every node, then read replies
+//! until the outcome is decided or time runs out. With one node this is a request and its reply.
+
+use std::{mem, sync::Arc, time::Duration};
+
+use smallvec::SmallVec;
+
+use super::{
+    connector::{Connected, Connector},
+    responses::{PendingAcks, Response, Responses},
+};
+use crate::{
+    backend::redis::{
+        Connection, Exchange, InFlightRequest, NodeError, NodeErrorKind, RedisNode, Request,
+        ScriptRef, Socket,
+    },
+    core::{
+        node_answer::Vote,
+        quorum::{NodeSet, Verdict, quorum},
+    },
+    sys::clock::{self, Moment},
+};
+
+/// Time after which a node with an outstanding reply or connection attempt counts as slow. Slow
+/// nodes are skipped if the other nodes suffice.
+const SLOW_NODE_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// Maximum additional wait for preferred nodes once the outcome is decided.
+const PREFERRED_GRACE: Duration = Duration::from_millis(20);
+
+/// Targets and limits of one broadcast.
+pub(crate) struct BroadcastOptions<'a> {
+    pub(crate) targets: NodeSet,
+    /// Time at which the request expires, and connections without a reply are closed.
+    pub(crate) deadline: Moment,
+    /// Time until which to wait for replies; may be before `deadline`.
+    pub(crate) wait_until: Moment,
+    /// Time at which a connection attempt ends. A connection that is ready only after `deadline`
+    /// is left to the next caller.
+    pub(crate) connect_by: Moment,
+    /// Maximum wait for the remaining nodes once the outcome is decided.
+    pub(crate) straggler_grace: Duration,
+    /// Wait for all replies, whatever the verdict.
+    pub(crate) wait_for_all: bool,
+    /// The caller will ask failed nodes again, so too many failures do not end the broadcast.
+    pub(crate) will_retry: bool,
+    /// Earlier votes of nodes that are not asked again, if this is a second broadcast.
+    pub(crate) prior_votes: SmallVec<[Option<Vote>; 8]>,
+    /// Nodes whose replies are worth a short wait.
+    pub(crate) preferred: NodeSet,
+    /// Ask the last node first.
+    pub(crate) reverse_order: bool,
+    /// Called while replies are outstanding. Returns when to call it next, or `None` to stop
+    /// waiting.
+    pub(crate) on_idle: Option<&'a mut dyn FnMut(Moment) -> Option<Moment>>,
+}
+
+impl BroadcastOptions<'_> {
+    pub(crate) fn new(targets: NodeSet, deadline: Moment) -> BroadcastOptions<'static> {
+        BroadcastOptions {
+            targets,
+            deadline,
+            wait_until: deadline,
+            connect_by: deadline,
+            straggler_grace: Duration::ZERO,
+            wait_for_all: false,
+            will_retry: false,
+            prior_votes: SmallVec::new(),
+            preferred: NodeSet::EMPTY,
+            reverse_order: false,
+            on_idle: None,
+        }
+    }
+
+    pub(crate) fn awaiting_all(targets: NodeSet, deadline: Moment) -> BroadcastOptions<'static> {
+        BroadcastOptions { wait_for_all: true, ..BroadcastOptions::new(targets, deadline) }
+    }
+}
+
+/// Sends a request to each node of `options.targets`, and counts one vote for each reply. `request`
+/// returns the request for a node, and `vote` the vote for a reply. Ends when the verdict is
+/// certain, when all nodes have replied, or when time runs out. Skips nodes in back-off if the
+/// other nodes suffice.
+pub(crate) fn broadcast<C: Request>(
+    nodes: &[Arc<RedisNode>],
+    connections: &mut [Connection],
+    options: BroadcastOptions<'_>,
+    request: impl Fn(usize) -> C,
+    vote: impl Fn(usize, &Exchange<C::Reply>) -> Vote,
+) -> Responses<C::Reply> {
+    let prior_vote = |node: usize| {
+        options.prior_votes.get(node).copied().flatten().filter(|_| !options.targets.contains(node))
+    };
+    let votes =
+        (0..nodes.len()).map(|node| Some(prior_vote(node).unwrap_or(Vote::Unknown))).collect();
+    let mut broadcast = Broadcast {
+        nodes,
+        connections,
+        options,
+        states: nodes.iter().map(|_| NodeState::Idle).collect(),
+        responses: Responses {
+            by_node: nodes.iter().map(|_| Response::NotAsked).collect(),
+            votes,
+            pending_acks: PendingAcks::new(),
+        },
+        request,
+        vote,
+        connector: None,
+    };
+    broadcast.start();
+    broadcast.collect_replies();
+    broadcast.finish()
+}
+
+/// Progress of the request to one node.
+enum NodeState<C> {
+    Idle,
+    /// A thread is connecting to it.
+    Connecting,
+    Sent(C, ScriptRef, InFlightRequest),
+}
+
+struct Broadcast<'a, 'r, C: Request, F, V> {
+    nodes: &'a [Arc<RedisNode>],
+    connections: &'a mut [Connection],
+    options: BroadcastOptions<'r>,
+    states: SmallVec<[NodeState<C>; 1]>,
+    responses: Responses<C::Reply>,
+    request: F,
+    vote: V,
+    connector: Option<Connector>,
+}
+
+impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
+    Broadcast<'_, '_, C, F, V>
+{
+    fn start(&mut self) {
+        if self.nodes.len() == 1 {
+            return self.ask(0);
+        }
+        let now = clock::now();
+        let responsive: NodeSet =
+            self.options.targets.iter().filter(|node| self.is_responsive(*node, now)).collect();
+        let enough = quorum(self.nodes.len()).min(self.options.targets.len());
+        let asked = if responsive.len() >= enough && !self.options.wait_for_all {
+            responsive
+        } else {
+            self.options.targets
+        };
+        for node in self.options.targets.difference(asked).iter() {
+            self.record_failure(
+                node,
+                NodeError { outcome_unknown: false, kind: NodeErrorKind::BackingOff },
+            );
+        }
+        if self.options.reverse_order {
+            asked.iter().rev().for_each(|node| self.ask(node));
+        } else {
+            asked.iter().for_each(|node| self.ask(node));
+        }
+    }
+
+    /// Whether a node is likely to reply soon.
+    fn is_responsive(&mut self, node: usize, now: Moment) -> bool {
+        let (unread_since, replied) = self.connections[node].unread_since(now);
+        if replied {
+            self.nodes[node].record_success();
+        }
+        match unread_since {
+            // It has not replied to an earlier request.
+            Some(since) if now.duration_since(since) > SLOW_NODE_TIMEOUT => {
+                if !self.nodes[node].is_backing_off(now) {
+                    self.nodes[node].record_failure(now);
+                }
+                false
+            }
+            // Another caller's attempt to connect is still in progress. Further attempts would only
+            // cost threads.
+            _ if !self.connections[node].is_connected()
+                && self.nodes[node].is_connect_stalled(now, SLOW_NODE_TIMEOUT) =>
+            {
+                false
+            }
+            _ => !self.nodes[node].is_backing_off(now),
+        }
+    }
+
+    fn ask(&mut self, node: usize) {
+        if self.is_ready(node) {
+            return self.send(node);
+        }
+        if self.nodes.len() == 1 && self.options.on_idle.is_none() {
+            return self.connect_inline(node);
+        }
+        if let Some(spare) = self.nodes[node].take_spare() {
+            self.connections[node] = spare;
+        }
+        if self.is_ready(node) { self.send(node) } else { self.connect_in_background(node) }
+    }
+
+    fn is_ready(&mut self, node: usize) -> bool {
+        self.nodes[node].drop_if_replaced(&mut self.connections[node]);
+        self.connections[node].is_ready()
+    }
+
+    fn connect_inline(&mut self, node: usize) {
+        match self.nodes[node].connect(&mut self.connections[node], self.options.deadline) {
+            Ok(()) => self.send(node),
+            Err(failure) => self.record_failure(node, failure),
+        }
+    }
+
+    /// Connects on another thread, because connecting can take long, and this thread must read the
+    /// replies of other nodes meanwhile.
+    fn connect_in_background(&mut self, node: usize) {
+        let connector = match &self.connector {
+            Some(connector) => connector,
+            None => match Connector::new() {
+                Ok(connector) => self.connector.insert(connector),
+                Err(error) => return self.record_failure(node, NodeError::not_sent(error)),
+            },
+        };
+        let unconnected = self.connections[node].clone_unconnected();
+        let connection = mem::replace(&mut self.connections[node], unconnected);
+        match connector.connect(node, self.nodes[node].clone(), connection, self.options.connect_by)
+        {
+            Ok(()) => {
+                self.states[node] = NodeState::Connecting;
+                self.responses.votes[node] = None;
+            }
+            // No thread can be spawned. If there is a single node, connecting on this thread delays
+            // no other node.
+            Err(_) if self.nodes.len() == 1 => self.connect_inline(node),
+            Err(error) => self.record_failure(node, NodeError::not_sent(error)),
+        }
+    }
+
+    fn send(&mut self, node: usize) {
+        let request = (self.request)(node);
+        let connection = &mut self.connections[node];
+        // With several nodes, replies may be left unread, and then no caller would react to a
+        // NOSCRIPT error. So the first request for a script on each connection contains its source.
+        let is_single_node = self.nodes.len() == 1;
+        let is_loaded =
+            request.script().is_none_or(|script| connection.mark_script_loaded(script.mask));
+        let script_ref =
+            if is_single_node || is_loaded { ScriptRef::Hash } else { ScriptRef::Source };
+        match self.nodes[node].send(connection, &request, script_ref, self.options.deadline) {
+            Ok(in_flight) => {
+                self.states[node] = NodeState::Sent(request, script_ref, in_flight);
+                self.responses.by_node[node] = Response::Pending;
+                self.responses.votes[node] = None;
+            }
+            Err(failure) => self.record_failure(node, failure),
+        }
+    }
+
+    /// Reads replies until the outcome is decided.
+    fn collect_replies(&mut self) {
+        let (mut deadline, mut decided) =
+            (self.options.wait_until.min(self.options.deadline), false);
+        loop {
+            deadline = self.ask_backed_off(deadline);
+            let unanswered = self.unanswered();
+            if unanswered.is_empty() {
+                return;
+            }
+            if self.nodes.len() == 1 && self.options.on_idle.is_none() {
+                // There is no other node, so its reply decides.
+                self.read_reply(0, deadline);
+                if self.unanswered().is_empty() || clock::now() >= deadline {
+                    return;
+                }
+                continue;
+            }
+            let now = clock::now();
+            if !decided && !self.options.wait_for_all && self.is_decided() {
+                decided = true;
+                let grace = if self.awaits_preferred() {
+                    self.options.straggler_grace.max(PREFERRED_GRACE)
+                } else {
+                    self.options.straggler_grace
+                };
+                deadline = deadline.min(now.saturating_add(grace));
+            }
+            if decided && self.options.straggler_grace.is_zero() && !self.awaits_preferred() {
+                return;
+            }
+            let until = match &mut self.options.on_idle {
+                None => deadline,
+                Some(on_idle) => match on_idle(now) {
+                    Some(next) => next.min(deadline),
+                    None => return,
+                },
+            };
+            let any = self.poll_replies(unanswered, until);
+            if !any && clock::now() >= deadline {
+                return;
+            }
+        }
+    }
+
+    /// If the other nodes do not suffice, asks the nodes that were skipped, because they may be
+    /// healthy again. Asks none if an open connection broke, because the caller then asks all nodes
+    /// again at once. Returns the new end of the wait. It leaves half of the remaining time, so
+    /// that the caller can ask again if the skipped nodes do not reply.
+    fn ask_backed_off(&mut self, until: Moment) -> Moment {
+        let now = clock::now();
+        if self.options.will_retry || self.responses.verdict() != Verdict::NoQuorum || now >= until
+        {
+            return until;
+        }
+        let is_backing_off = |response: &Response<_>| {
+            matches!(response, Response::Failed(NodeError { kind: NodeErrorKind::BackingOff, .. }))
+        };
+        let is_broken = |response: &Response<_>| {
+            matches!(response, Response::Failed(NodeError { outcome_unknown: true, .. }))
+        };
+        let backed_off = self.responses.nodes_where(is_backing_off).difference(self.unanswered());
+        if backed_off.is_empty() || !self.responses.nodes_where(is_broken).is_empty() {
+            return until;
+        }
+        backed_off.iter().for_each(|node| self.ask(node));
+        now.saturating_add(until.duration_since(now) / 2)
+    }
+
+    fn is_decided(&self) -> bool {
+        match self.responses.verdict() {
+            Verdict::Granted | Verdict::Rejected => true,
+            Verdict::NoQuorum => !self.options.will_retry,
+            Verdict::Pending => false,
+        }
+    }
+
+    fn awaits_preferred(&self) -> bool {
+        // Wait briefly for nodes that are still connecting; otherwise the first locks would be on
+        // few nodes.
+        self.connector.is_some()
+            && self.states.iter().any(|state| matches!(state, NodeState::Connecting))
+            || self
+                .options
+                .preferred
+                .iter()
+                .any(|node| self.responses.votes.get(node) == Some(&None))
+    }
+
+    /// Nodes with an outstanding reply or connection attempt.
+    fn unanswered(&self) -> NodeSet {
+        let is_unanswered = |state: &NodeState<C>| !matches!(state, NodeState::Idle);
+        self.states
+            .iter()
+            .enumerate()
+            .filter(|(_, state)| is_unanswered(state))
+            .map(|(node, _)| node)
+            .collect()
+    }
+
+    /// Waits for replies of these nodes, and reads them. Returns false if there were none.
+    fn poll_replies(&mut self, unanswered: NodeSet, until: Moment) -> bool {
+        let mut nodes = unanswered.iter();
+        if let (Some(node), None) = (nodes.next(), nodes.next())
+            && self.connector.is_none()
+        {
+            return self.read_reply(node, until);
+        }
+        // A node that has just connected, or has failed to, may have decided the outcome.
+        if self.ask_connected() {
+            return true;
+        }
+        let mut any = false;
+        for node in self.wait_readable(unanswered, until).iter() {
+            any |= self.read_reply(node, clock::now());
+        }
+        any
+    }
+
+    /// Reads the reply of a node if it arrives by `until`. Returns false if it does not.
+    fn read_reply(&mut self, node: usize, until: Moment) -> bool {
+        let value = match self.connections[node].receive_until(until) {
+            Ok(None) => return false,
+            Ok(Some(value)) => value,
+            Err(failure) => {
+                self.states[node] = NodeState::Idle;
+                self.record_failure(node, failure);
+                return true;
+            }
+        };
+        let NodeState::Sent(request, script_ref, in_flight) =
+            mem::replace(&mut self.states[node], NodeState::Idle)
+        else {
+            return true;
+        };
+        match self.nodes[node].decode(&mut self.connections[node], &request, in_flight, value) {
+            Ok(exchange) => {
+                self.nodes[node].record_success();
+                self.responses.votes[node] = Some((self.vote)(node, &exchange));
+                self.responses.by_node[node] = Response::Replied(exchange);
+            }
+            Err(failure) if script_ref == ScriptRef::Hash && failure.is_unknown_script() => {
+                match self.nodes[node].send(
+                    &mut self.connections[node],
+                    &request,
+                    ScriptRef::Source,
+                    self.options.deadline,
+                ) {
+                    Ok(in_flight) => {
+                        self.states[node] = NodeState::Sent(request, ScriptRef::Source, in_flight)
+                    }
+                    Err(failure) => self.record_failure(node, failure),
+                }
+            }
+            Err(failure) if failure.is_unknown_script() => {
+                self.connections[node].poison();
+                self.record_failure(
+                    node,
+                    NodeError::outcome_unknown(NodeErrorKind::Protocol(
+                        "it does not know a script that it was just sent".into(),
+                    )),
+                );
+            }
+            Err(failure) => self.record_failure(node, failure),
+        }
+        true
+    }
+
+    /// Asks the nodes that have connected since the last call.
+    fn ask_connected(&mut self) -> bool {
+        let connected = self.connector.as_mut().map(Connector::take_connected).unwrap_or_default();
+        let any = !connected.is_empty();
+        for Connected { node, connection, outcome } in connected {
+            self.connections[node] = connection;
+            self.states[node] = NodeState::Idle;
+            match outcome {
+                Ok(()) => self.send(node),
+                Err(failure) => self.record_failure(node, failure),
+            }
+        }
+        any
+    }
+
+    /// Waits until one of these nodes has sent something, or until a connection attempt has ended.
+    fn wait_readable(&mut self, unanswered: NodeSet, until: Moment) -> NodeSet {
+        let sent =
+            unanswered.iter().filter(|node| matches!(self.states[*node], NodeState::Sent(..)));
+        let mut sockets: SmallVec<[&Socket; 8]> = SmallVec::new();
+        let mut listed: SmallVec<[usize; 8]> = SmallVec::new();
+        let mut spin = Duration::MAX;
+        for node in sent {
+            if let Some(socket) = self.connections[node].socket() {
+                sockets.push(socket);
+                listed.push(node);
+                spin = spin.min(self.connections[node].spin_time());
+            }
+        }
+        if let Some(connector) = &self.connector {
+            sockets.push(&connector.wakeup_rx);
+            spin = Duration::ZERO;
+        }
+        // A closed or broken socket counts as readable. Reading from it returns the error.
+        let ready = Socket::poll_readable(&sockets, until, spin);
+        listed.into_iter().zip(ready).filter(|(_, ready)| *ready).map(|(node, _)| node).collect()
+    }
+
+    fn record_failure(&mut self, node: usize, failure: NodeError) {
+        if failure.is_wrong_type() {
+            self.nodes[node].record_success();
+        } else if self.nodes.len() > 1 && !matches!(failure.kind, NodeErrorKind::BackingOff) {
+            self.nodes[node].record_failure(clock::now());
+        }
+        self.set_failed(node, failure);
+    }
+
+    fn set_failed(&mut self, node: usize, failure: NodeError) {
+        self.responses.by_node[node] = Response::Failed(failure);
+        self.responses.votes[node] = Some(Vote::Unknown);
+    }
+
+    /// Decides what happens to the connections of nodes that have not replied. Before the deadline
+    /// they stay open: the next reply on such a connection comes after the outstanding one. After
+    /// the deadline they are closed, because their state is in doubt.
+    fn finish(mut self) -> Responses<C::Reply> {
+        let unanswered = self.unanswered();
+        let deadline_passed = !unanswered.is_empty() && clock::now() >= self.options.deadline;
+        for node in unanswered.iter() {
+            match &self.states[node] {
+                NodeState::Sent(..) if deadline_passed => {
+                    self.connections[node].poison();
+                    self.record_failure(node, NodeError::outcome_unknown(NodeErrorKind::TimedOut));
+                }
+                NodeState::Sent(..) => {
+                    let ack = self.connections[node].abandon_reply();
+                    self.responses.pending_acks.extend(ack.map(|ack| (node, ack)));
+                }
+                // The thread keeps the connection for the next caller, or records the failure
+                // itself.
+                NodeState::Connecting => self.set_failed(
+                    node,
+                    NodeError { outcome_unknown: false, kind: NodeErrorKind::TimedOut },
+                ),
+                NodeState::Idle => {}
+            }
+        }
+        self.responses
+    }
+}

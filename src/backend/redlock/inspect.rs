@@ -1,0 +1,159 @@
+//! Requests that change nothing and may be repeated: the holder of a lock, and whether the nodes
+//! respond.
+
+use std::time::Duration;
+
+use super::{
+    AskError, BroadcastOptions, NodeConnections, Redlock, Response, Responses, most_reported_holder,
+};
+use crate::{
+    backend::redis::{
+        Request,
+        requests_and_replies::{Inspect, InspectReply, Ping},
+    },
+    core::{
+        holder::Holder,
+        key::LockKey,
+        node_answer::Vote,
+        quorum::{Verdict, quorum},
+    },
+    sys::clock::{self, Moment},
+};
+
+/// How long to wait for the other nodes once a quorum has replied.
+const INSPECT_STRAGGLER_GRACE: Duration = Duration::from_millis(20);
+
+impl Redlock {
+    /// Returns the holder of a lock according to a quorum. Waits for slow nodes only if the result
+    /// depends on them.
+    pub(crate) fn inspect(&self, key: &LockKey) -> Result<InspectReply, AskError> {
+        let deadline = clock::now().saturating_add(self.operation_timeout());
+        match self.decide_holder(self.inspect_with(key, INSPECT_STRAGGLER_GRACE, deadline)?) {
+            // The nodes that were not waited for may decide it.
+            Err(_) if self.len() > 1 && clock::now() < deadline => {
+                self.decide_holder(self.inspect_with(key, self.operation_timeout(), deadline)?)
+            }
+            result => result,
+        }
+    }
+
+    /// What the nodes know about a lock, as far as they reply within `timeout`.
+    pub(crate) fn inspect_all(
+        &self,
+        key: &LockKey,
+        timeout: Duration,
+    ) -> Result<Responses<InspectReply>, AskError> {
+        self.inspect_with(key, timeout, clock::now().saturating_add(timeout))
+    }
+
+    fn inspect_with(
+        &self,
+        key: &LockKey,
+        grace: Duration,
+        deadline: Moment,
+    ) -> Result<Responses<InspectReply>, AskError> {
+        let responses = self.ask_twice(grace, deadline, |_| Inspect(key))?;
+        match responses.verdict() {
+            Verdict::Granted => Ok(responses),
+            _ => Err(AskError::from_responses(self, responses, describe)),
+        }
+    }
+
+    /// Determines the holder. Fails if the replies leave that open.
+    fn decide_holder(&self, responses: Responses<InspectReply>) -> Result<InspectReply, AskError> {
+        let nodes = self.len();
+        if nodes == 1 {
+            return match responses.by_node.into_iter().next() {
+                Some(Response::Replied(exchange)) => Ok(exchange.reply),
+                _ => Ok(InspectReply::Free),
+            };
+        }
+        let (mut wrong, mut without_reply, mut waiters) = (0, 0, 0);
+        let mut reported: Vec<&Holder> = Vec::new();
+        for response in &responses.by_node {
+            match response {
+                Response::Replied(exchange) => match &exchange.reply {
+                    InspectReply::Held(holder) => {
+                        reported.push(holder);
+                        // All waiters queue on one of the nodes.
+                        waiters = waiters.max(holder.waiters().unwrap_or(0));
+                    }
+                    InspectReply::WrongType => wrong += 1,
+                    InspectReply::Free => {}
+                },
+                _ => without_reply += 1,
+            }
+        }
+        let most_reported =
+            most_reported_holder(reported.into_iter().map(|holder| (holder, holder)));
+        match most_reported {
+            Some((count, holder)) if count >= quorum(nodes) => {
+                let holder = holder.clone();
+                Ok(InspectReply::Held(
+                    holder.with_nodes(responses.node_answers(self, describe)).with_waiters(waiters),
+                ))
+            }
+            _ if wrong > nodes - quorum(nodes) => Ok(InspectReply::WrongType),
+            // Even if all missing nodes reported this holder, there would be no quorum for it.
+            most_reported
+                if most_reported.map_or(0, |(count, _)| count) + without_reply < quorum(nodes) =>
+            {
+                Ok(InspectReply::Free)
+            }
+            _ => Err(AskError::from_responses(self, responses, describe)),
+        }
+    }
+
+    /// Measures how long a quorum takes to reply.
+    pub(crate) fn ping(&self) -> Result<Duration, AskError> {
+        let started = clock::now();
+        let deadline = started.saturating_add(self.operation_timeout());
+        let responses = self.ask_twice(Duration::ZERO, deadline, |_| Ping)?;
+        match responses.verdict() {
+            Verdict::Granted => Ok(clock::now().duration_since(started)),
+            _ => Err(AskError::from_responses(self, responses, |()| "replied".into())),
+        }
+    }
+
+    /// Asks, and asks again if a connection was stale. The second attempt replaces it.
+    fn ask_twice<C: Request>(
+        &self,
+        grace: Duration,
+        deadline: Moment,
+        request: impl Fn(usize) -> C,
+    ) -> Result<Responses<C::Reply>, AskError> {
+        let mut connections = self.checkout(deadline).map_err(AskError::Node)?;
+        let responses = self.ask_once(&mut connections, deadline, grace, &request);
+        let is_stale = |response: &Response<C::Reply>| {
+            matches!(
+                response, Response::Failed(f) if f.outcome_unknown && f.is_transient()
+            )
+        };
+        if responses.verdict() == Verdict::Granted || !responses.by_node.iter().any(is_stale) {
+            return Ok(responses);
+        }
+        Ok(self.ask_once(&mut connections, deadline, grace, &request))
+    }
+
+    fn ask_once<C: Request>(
+        &self,
+        connections: &mut NodeConnections,
+        deadline: Moment,
+        grace: Duration,
+        request: &impl Fn(usize) -> C,
+    ) -> Responses<C::Reply> {
+        let options = BroadcastOptions {
+            straggler_grace: grace,
+            ..BroadcastOptions::new(self.all_nodes(), deadline)
+        };
+        self.ask(connections, options, request, |_, _| Vote::Yes)
+    }
+}
+
+fn describe(reply: &InspectReply) -> String {
+    match reply {
+        InspectReply::Held(holder) => format!("held by {holder}"),
+        InspectReply::Free => "free".into(),
+        InspectReply::WrongType => "its key holds something that is not a lock".into(),
+    }
+}

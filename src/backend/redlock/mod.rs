@@ -1,0 +1,269 @@
+//! What N independent nodes decide together (Redlock). A single node is a quorum of one, and takes
+//! the same path.
+
+mod broadcast;
+mod connector;
+mod error;
+mod farewell;
+mod inspect;
+mod list;
+mod pool;
+mod release;
+mod reported_holder;
+mod responses;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+
+pub(crate) use self::{
+    broadcast::BroadcastOptions,
+    error::AskError,
+    list::Lookup,
+    pool::{NodeConnections, PooledConnections},
+    release::{ReleaseOutcome, ReleaseRequest, retry_through_failover},
+    reported_holder::most_reported_holder,
+    responses::{PendingAcks, Response, Responses},
+};
+use self::{broadcast::broadcast, farewell::Farewell, pool::ConnectionPool};
+use crate::{
+    backend::redis::{
+        Endpoint, Exchange, Membership, NodeError, NodeErrorKind, RedisNode, Request,
+        requests_and_replies::Ping,
+    },
+    core::{
+        node_answer::Vote,
+        quorum::{NodeSet, quorum},
+    },
+    error::{Action, LockError},
+    observe::Observer,
+    sys::clock::{self, Moment},
+};
+
+/// Distance of the proposed token above the latest of the nodes' clocks, in microseconds. It
+/// usually makes all nodes store the same token in the first round.
+const TOKEN_HEADROOM_US: u64 = 10_000;
+/// Time added to the moment from which a node refuses a request, because that moment is known only
+/// to within a round trip.
+pub(crate) const EXPIRY_SLACK: Duration = Duration::from_millis(100);
+
+/// The nodes, and the connections to them.
+pub(crate) struct Redlock {
+    nodes: Arc<[Arc<RedisNode>]>,
+    pool: ConnectionPool,
+    farewell: Farewell,
+    label: Arc<str>,
+    operation_timeout: Duration,
+    observer: Arc<Observer>,
+}
+
+impl Redlock {
+    /// Does not connect. Returns `None` if no thread can be spawned for the pool.
+    pub(crate) fn new(
+        endpoints: &[Arc<Endpoint>],
+        pool_size: u32,
+        operation_timeout: Duration,
+        spin_max: Duration,
+        quarantine: Duration,
+        observer: Arc<Observer>,
+    ) -> Option<Redlock> {
+        let labels = || endpoints.iter().map(|endpoint| endpoint.label.clone());
+        let membership = Arc::new(Mutex::new(Membership::new(labels(), quarantine)));
+        let node = |(index, endpoint): (usize, &Arc<Endpoint>)| {
+            // With several replies in flight, a spinning thread could take a core from the servers
+            // that must send them.
+            let spin_max = if endpoints.len() > 1 { Duration::ZERO } else { spin_max };
+            let node =
+                RedisNode::new(endpoint.clone(), operation_timeout, spin_max, observer.clone());
+            Arc::new(if endpoints.len() > 1 {
+                node.with_membership(index, membership.clone())
+            } else {
+                node
+            })
+        };
+        let nodes: Arc<[_]> = endpoints.iter().enumerate().map(node).collect();
+        let pool = ConnectionPool::new(nodes.clone(), pool_size)?;
+        Some(Redlock {
+            nodes,
+            pool,
+            farewell: Farewell::new(),
+            label: join_labels(endpoints),
+            operation_timeout,
+            observer,
+        })
+    }
+
+    /// Connects to the nodes, and fails if a server cannot be a node. An unreachable node is
+    /// checked later, when a connection to it succeeds.
+    pub(crate) fn validate_nodes(&self) -> Result<(), LockError> {
+        let deadline = clock::now().saturating_add(self.operation_timeout);
+        let connections = self.checkout(deadline);
+        let mut connections = connections
+            .map_err(|failure| self.lock_error(AskError::Node(failure), Action::Connect, None))?;
+        let responses = self.ask(
+            &mut connections,
+            BroadcastOptions::awaiting_all(self.all_nodes(), deadline),
+            |_| Ping,
+            |_, _| Vote::Yes,
+        );
+        for (node, response) in self.nodes.iter().zip(&responses.by_node) {
+            match response {
+                Response::Failed(NodeError { kind: NodeErrorKind::Ineligible(why), .. }) => {
+                    return Err(LockError::InvalidConfig {
+                        reason: format!("{} cannot be a node: {why}", node.label()),
+                    });
+                }
+                Response::Failed(failure) => {
+                    log_safely!(warn, "node {} is unreachable: {}", node.label(), failure.kind)
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    pub(crate) fn quorum_size(&self) -> usize {
+        quorum(self.nodes.len())
+    }
+
+    pub(crate) fn all_nodes(&self) -> NodeSet {
+        NodeSet::first_n(self.nodes.len())
+    }
+
+    pub(crate) fn node(&self, index: usize) -> &Arc<RedisNode> {
+        &self.nodes[index]
+    }
+
+    pub(crate) fn nodes(&self) -> &[Arc<RedisNode>] {
+        &self.nodes
+    }
+
+    /// Node to queue on: the first healthy one, so that all clients prefer the same.
+    pub(crate) fn preferred_queue_node(&self) -> usize {
+        self.nodes.iter().position(|node| node.is_healthy()).unwrap_or(0)
+    }
+
+    /// Whether a node before this one is unhealthy and its back-off has ended, so that it is worth
+    /// asking.
+    pub(crate) fn may_have_recovered(&self, node: usize) -> bool {
+        let now = clock::now();
+        self.nodes[..node].iter().any(|node| !node.is_healthy() && !node.is_backing_off(now))
+    }
+
+    /// Whether waiters should move to the preferred queue node: it comes before this one, or this
+    /// one is failing.
+    pub(crate) fn should_switch_queue_node(&self, node: usize) -> bool {
+        self.len() > 1
+            && (self.preferred_queue_node() < node
+                || (self.nodes[node].is_failing() && self.preferred_queue_node() != node))
+    }
+
+    /// The nodes as named in messages.
+    pub(crate) fn label(&self) -> &Arc<str> {
+        &self.label
+    }
+
+    /// Receives the events and metrics.
+    pub(crate) fn observer(&self) -> &Observer {
+        &self.observer
+    }
+
+    pub(crate) fn operation_timeout(&self) -> Duration {
+        self.operation_timeout
+    }
+
+    /// Takes connections from the pool, one to each node. Waits until `deadline` if none are free.
+    pub(crate) fn checkout(&self, deadline: Moment) -> Result<PooledConnections, NodeError> {
+        self.pool.get(deadline)
+    }
+
+    /// Connections outside the pool, for a thread that must never wait for users of the pool.
+    pub(crate) fn reserved_connections(&self) -> NodeConnections {
+        NodeConnections(self.nodes.iter().map(|node| node.reserved_connection()).collect())
+    }
+
+    /// Shuts the pool down.
+    pub(crate) fn close(&self) {
+        self.pool.close();
+    }
+
+    /// Asks nodes, and counts their votes.
+    pub(crate) fn ask<C: Request>(
+        &self,
+        connections: &mut NodeConnections,
+        options: BroadcastOptions<'_>,
+        request: impl Fn(usize) -> C,
+        vote: impl Fn(usize, &Exchange<C::Reply>) -> Vote,
+    ) -> Responses<C::Reply> {
+        broadcast(&self.nodes, &mut connections.0, options, request, vote)
+    }
+
+    /// Reads the abandoned replies that have arrived from this node, which sets their acks.
+    pub(crate) fn drain_replies(&self, connections: &mut NodeConnections, node: usize) {
+        let (_, replied) = connections.0[node].unread_since(clock::now());
+        if replied {
+            self.nodes[node].record_success();
+        }
+    }
+
+    /// Smallest token to ask several nodes for. A single node needs none, and chooses its own.
+    pub(crate) fn token_min(&self) -> u64 {
+        if self.nodes.len() == 1 {
+            return 0;
+        }
+        let now = clock::now();
+        let clocks = self.nodes.iter().filter_map(|node| node.clock_sample());
+        clocks
+            .map(|sample| sample.server_us_at(now))
+            .max()
+            .map_or(0, |latest| latest.saturating_add(TOKEN_HEADROOM_US))
+    }
+
+    /// Converts an error into the one that the user sees.
+    pub(crate) fn lock_error(
+        &self,
+        error: AskError,
+        action: Action,
+        name: Option<&str>,
+    ) -> LockError {
+        let name = name.map(str::to_owned);
+        let server = self.label.clone();
+        let is_transient = error.is_transient();
+        let failure = match error {
+            AskError::Node(failure) => failure,
+            AskError::NoQuorum { answers, .. } => {
+                return LockError::NoQuorum { action, name, needed: self.quorum_size(), answers };
+            }
+        };
+        match failure.kind {
+            NodeErrorKind::PoolExhausted => {
+                LockError::PoolExhausted { action, name, server, pool_size: self.pool.size() }
+            }
+            NodeErrorKind::Refused { code, message } if !is_transient => {
+                LockError::Refused { action, name, server, code, message }
+            }
+            NodeErrorKind::Closed => LockError::Shutdown,
+            reason => LockError::Unavailable { action, name, server, cause: Box::new(reason) },
+        }
+    }
+}
+
+impl fmt::Debug for Redlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Redlock").field("nodes", &self.nodes).finish_non_exhaustive()
+    }
+}
+
+/// The nodes as named in messages.
+pub(crate) fn join_labels(endpoints: &[Arc<Endpoint>]) -> Arc<str> {
+    match endpoints {
+        [one] => one.label.clone(),
+        several => {
+            several.iter().map(|endpoint| &*endpoint.label).collect::<Vec<_>>().join(", ").into()
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Releasing a lock on all nodes, with a second request where the first reply is lost.
+
+use std::time::Duration;
+
+use super::{
+    AskError, BroadcastOptions, NodeConnections, Redlock, Response,
+    responses::{PendingAcks, Responses},
+};
+use crate::{
+    backend::redis::{
+        Exchange,
+        requests_and_replies::{Release, ReleaseReply},
+    },
+    core::{
+        holder::Holder,
+        key::LockKey,
+        node_answer::{NodeAnswer, Vote},
+        quorum::{NodeSet, quorum},
+    },
+    lock_info::Released,
+    sys::clock::{self, Moment},
+};
+
+/// First pause between attempts while the server is not a master. Doubles up to
+/// `FAILOVER_PAUSE_MAX`.
+const FAILOVER_PAUSE_MIN: Duration = Duration::from_millis(20);
+const FAILOVER_PAUSE_MAX: Duration = Duration::from_millis(200);
+
+/// What to release.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReleaseRequest<'a> {
+    pub(crate) key: &'a LockKey,
+    pub(crate) id: &'a [u8],
+    /// Queue entry of the claim, or empty.
+    pub(crate) queue_entry: &'a str,
+    /// The lease was valid until this release.
+    pub(crate) was_held: bool,
+    /// Nodes that have not replied yet to the request for the lock.
+    pub(crate) unanswered: NodeSet,
+    /// Nodes on which an earlier attempt may have been applied, although its reply was lost.
+    pub(crate) maybe_applied: NodeSet,
+}
+
+impl<'a> ReleaseRequest<'a> {
+    pub(crate) fn node_request(&self) -> Release<'a> {
+        let ReleaseRequest { key, id, queue_entry, .. } = *self;
+        Release { key, id, queue_entry, expires: false }
+    }
+
+    pub(crate) fn vote(_: usize, exchange: &Exchange<ReleaseReply>) -> Vote {
+        match exchange.reply {
+            ReleaseReply::Released | ReleaseReply::Gone => Vote::Yes,
+            ReleaseReply::HeldByOther(_) | ReleaseReply::WrongType => Vote::No,
+            ReleaseReply::Expired { .. } => Vote::Unknown,
+        }
+    }
+
+    /// Asks the nodes in reverse order, because waiters usually queue on the first node. When that
+    /// node hands the lock over, the releases on the other nodes are then already in flight.
+    fn broadcast_options(&self, targets: NodeSet, deadline: Moment) -> BroadcastOptions<'static> {
+        BroadcastOptions {
+            reverse_order: true,
+            wait_for_all: !self.was_held,
+            preferred: self.unanswered,
+            ..BroadcastOptions::new(targets, deadline)
+        }
+    }
+}
+
+/// Result of a release, and the nodes on which its outcome is not known.
+#[derive(Debug)]
+pub(crate) struct ReleaseOutcome {
+    pub(crate) result: Result<Released, AskError>,
+    /// Nodes on which the request failed.
+    pub(crate) unconfirmed: NodeSet,
+    /// Nodes whose replies were not awaited.
+    pub(crate) unacknowledged: PendingAcks,
+    /// Nodes that reported that they have released the lock.
+    pub(crate) released_on: NodeSet,
+    /// Nodes that may have applied the release although the reply was lost; input for the next
+    /// attempt.
+    pub(crate) maybe_applied: NodeSet,
+}
+
+/// Releases, and repeats that with growing pauses during a failover of the only server: until its
+/// host name leads to the new master. `release` receives the nodes on which earlier attempts may
+/// have been applied. No connection is in use during the pauses.
+pub(crate) fn retry_through_failover(
+    until: Moment,
+    mut release: impl FnMut(NodeSet) -> ReleaseOutcome,
+) -> ReleaseOutcome {
+    let mut outcome = release(NodeSet::EMPTY);
+    let (mut pause, mut demoted) = (FAILOVER_PAUSE_MIN, false);
+    while let Err(error) = &outcome.result {
+        demoted |= error.is_not_master();
+        // During a failover, the host name may also lead to no server at all for a while.
+        let may_help = demoted && (error.is_not_master() || error.is_transient());
+        let next = clock::now().saturating_add(pause);
+        // An attempt without time for a reply is useless.
+        if !may_help || next.saturating_add(pause) >= until {
+            break;
+        }
+        clock::sleep_until(next);
+        pause = (pause * 2).min(FAILOVER_PAUSE_MAX);
+        let retried = release(outcome.maybe_applied);
+        let is_timeout = matches!(&retried.result, Err(error) if error.is_timeout());
+        // If the last attempt timed out, keep the earlier error, which says more.
+        outcome =
+            if is_timeout { ReleaseOutcome { result: outcome.result, ..retried } } else { retried };
+    }
+    outcome
+}
+
+impl Redlock {
+    /// Sends the release to all nodes, and once more to the nodes whose reply was lost. Blocks for
+    /// at most `timeout`.
+    ///
+    /// If a node replies to the second request that the lock is free, it has applied the first one.
+    /// If we held the lock until this release, the reply that another client holds the lock means
+    /// the same, because a release hands the lock over.
+    pub(crate) fn release(
+        &self,
+        connections: &mut NodeConnections,
+        request: ReleaseRequest<'_>,
+        timeout: Duration,
+    ) -> ReleaseOutcome {
+        self.release_with(request, timeout, |options| {
+            self.ask(connections, options, |_| request.node_request(), ReleaseRequest::vote)
+        })
+    }
+
+    /// Like [`release`](Self::release), but sends each broadcast by calling `ask`.
+    pub(crate) fn release_with(
+        &self,
+        request: ReleaseRequest<'_>,
+        timeout: Duration,
+        mut ask: impl FnMut(BroadcastOptions<'_>) -> Responses<ReleaseReply>,
+    ) -> ReleaseOutcome {
+        let started = clock::now();
+        // The first request gets half of the time, so that the second has the other half.
+        let first =
+            request.broadcast_options(self.all_nodes(), started.saturating_add(timeout / 2));
+        let mut responses = ask(BroadcastOptions { will_retry: true, ..first });
+        let mut maybe_applied = request.maybe_applied.union(responses.outcome_unknown());
+        let repeat = nodes_to_retry(&responses);
+        if !repeat.is_empty() && (self.len() == 1 || !is_certain(&responses, request.was_held)) {
+            let second = request.broadcast_options(repeat, started.saturating_add(timeout));
+            let second = ask(BroadcastOptions { prior_votes: responses.votes.clone(), ..second });
+            for (node, (response, vote)) in second.by_node.into_iter().zip(second.votes).enumerate()
+            {
+                if repeat.contains(node) {
+                    (responses.by_node[node], responses.votes[node]) = (response, vote);
+                }
+            }
+            maybe_applied = maybe_applied.union(responses.outcome_unknown());
+            responses.pending_acks.extend(second.pending_acks);
+        }
+        self.evaluate_release(responses, request.was_held, maybe_applied)
+    }
+
+    fn evaluate_release(
+        &self,
+        mut responses: Responses<ReleaseReply>,
+        was_held: bool,
+        maybe_applied: NodeSet,
+    ) -> ReleaseOutcome {
+        let needed = quorum(self.len());
+        let (mut released, mut gone, mut known) = (0, 0, 0);
+        let (mut unconfirmed, mut released_on) = (NodeSet::EMPTY, NodeSet::EMPTY);
+        let mut other: Option<Holder> = None;
+        let mut answers = Vec::new();
+        let mut unacknowledged = std::mem::take(&mut responses.pending_acks);
+        unacknowledged.retain(|(node, _)| matches!(responses.by_node[*node], Response::Pending));
+        for (node, response) in responses.by_node.iter().enumerate() {
+            let maybe_before = maybe_applied.contains(node);
+            match response {
+                Response::Replied(exchange) => match &exchange.reply {
+                    ReleaseReply::Released => {
+                        released += 1;
+                        released_on = released_on.union(NodeSet::single(node));
+                    }
+                    ReleaseReply::Gone if maybe_before => released += 1,
+                    ReleaseReply::HeldByOther(_) if maybe_before && was_held => released += 1,
+                    ReleaseReply::Gone | ReleaseReply::WrongType | ReleaseReply::Expired { .. } => {
+                        gone += 1
+                    }
+                    ReleaseReply::HeldByOther(holder) => {
+                        known += 1;
+                        answers.push(NodeAnswer::new(
+                            self.node(node).label(),
+                            Vote::No,
+                            format!("held by {holder}"),
+                        ));
+                        other.get_or_insert_with(|| holder.clone());
+                    }
+                },
+                Response::Failed(_) => unconfirmed = unconfirmed.union(NodeSet::single(node)),
+                Response::Pending | Response::NotAsked => {}
+            }
+        }
+        known += released + gone;
+        let result =
+            if released >= needed || (was_held && released > 0 && released + gone >= needed) {
+                Ok(Released::Released)
+            } else if known < needed || (was_held && known - released <= self.len() - needed) {
+                // Do not report a lock that we held until this release as lost: the nodes that have
+                // not replied may have kept it.
+                Err(AskError::from_responses(self, responses, describe))
+            } else if let Some(holder) = other {
+                Ok(Released::OwnedByOther(if self.len() > 1 {
+                    holder.with_nodes(answers)
+                } else {
+                    holder
+                }))
+            } else {
+                Ok(Released::Gone)
+            };
+        ReleaseOutcome { result, unconfirmed, unacknowledged, released_on, maybe_applied }
+    }
+}
+
+fn is_certain(responses: &Responses<ReleaseReply>, was_held: bool) -> bool {
+    was_held && responses.nodes_voting(Vote::Yes).len() >= quorum(responses.votes.len())
+}
+
+/// Nodes on which another attempt may succeed. A node whose server is no longer a master is one of
+/// them, because a new connection may lead to the new master.
+fn nodes_to_retry(responses: &Responses<ReleaseReply>) -> NodeSet {
+    responses.nodes_where(|response| {
+        matches!(
+            response, Response::Failed(failure) if failure.is_transient() || failure.is_not_master()
+        )
+    })
+}
+
+fn describe(reply: &ReleaseReply) -> String {
+    match reply {
+        ReleaseReply::Released => "released".into(),
+        ReleaseReply::Gone => "not held".into(),
+        ReleaseReply::HeldByOther(holder) => format!("held by {holder}"),
+        ReleaseReply::WrongType => "its key holds something that is not a lock".into(),
+        ReleaseReply::Expired { .. } => "the request expired".into(),
+    }
+}

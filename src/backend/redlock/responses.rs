@@ -1,0 +1,107 @@
+//! Responses of the nodes to one broadcast.
+
+use smallvec::SmallVec;
+
+use super::Redlock;
+use crate::{
+    backend::redis::{Ack, Exchange, NodeError, NodeErrorKind},
+    core::{
+        node_answer::{NodeAnswer, Vote},
+        quorum::{NodeSet, Verdict, verdict},
+    },
+};
+
+/// Response of one node.
+#[derive(Debug)]
+pub(crate) enum Response<T> {
+    NotAsked,
+    /// Asked, but it has not replied yet. The node may still execute the request.
+    Pending,
+    Replied(Exchange<T>),
+    Failed(NodeError),
+}
+
+/// Responses of all nodes, in their order.
+#[derive(Debug)]
+pub(crate) struct Responses<T> {
+    pub(crate) by_node: SmallVec<[Response<T>; 1]>,
+    pub(crate) votes: SmallVec<[Option<Vote>; 8]>,
+    /// Acks of the abandoned replies.
+    pub(crate) pending_acks: PendingAcks,
+}
+
+/// Nodes whose replies were abandoned. The ack shows whether the reply has arrived.
+pub(crate) type PendingAcks = SmallVec<[(usize, Ack); 1]>;
+
+impl<T> Responses<T> {
+    pub(crate) fn verdict(&self) -> Verdict {
+        verdict(self.votes.iter().copied())
+    }
+
+    /// Nodes with this vote.
+    pub(crate) fn nodes_voting(&self, vote: Vote) -> NodeSet {
+        self.votes
+            .iter()
+            .enumerate()
+            .filter(|(_, cast)| **cast == Some(vote))
+            .map(|(node, _)| node)
+            .collect()
+    }
+
+    /// Puts all responses into words. `describe` does so for a reply.
+    pub(crate) fn node_answers(
+        &self,
+        redlock: &Redlock,
+        describe: impl Fn(&T) -> String,
+    ) -> Vec<NodeAnswer> {
+        let answers = self.by_node.iter().zip(&self.votes).zip(redlock.nodes()).map(
+            |((response, vote), node)| {
+                let vote = vote.unwrap_or(Vote::Unknown);
+                let message = match response {
+                    Response::Replied(exchange) => match node.quarantine_left(exchange.sent) {
+                        Some(left) if vote == Vote::Unknown => {
+                            NodeErrorKind::Quarantined(left).to_string()
+                        }
+                        _ => describe(&exchange.reply),
+                    },
+                    Response::Pending => "has not replied yet".into(),
+                    Response::Failed(failure) => failure.kind.to_string(),
+                    Response::NotAsked => "was not asked".into(),
+                };
+                NodeAnswer::new(node.label(), vote, message)
+            },
+        );
+        answers.collect()
+    }
+
+    /// Nodes that had not replied when the outcome was decided. Their connections stay open, and
+    /// keep requests in order.
+    pub(crate) fn unanswered(&self) -> NodeSet {
+        self.nodes_where(|response| matches!(response, Response::Pending))
+    }
+
+    /// Nodes that may execute the request although we will not receive the reply.
+    pub(crate) fn outcome_unknown(&self) -> NodeSet {
+        self.nodes_where(
+            |response| matches!(response, Response::Failed(failure) if failure.outcome_unknown),
+        )
+    }
+
+    /// Nodes that were asked, but did not reply in time.
+    pub(crate) fn timed_out(&self) -> NodeSet {
+        let timed_out = |failure: &NodeError| matches!(failure.kind, NodeErrorKind::TimedOut);
+        self.nodes_where(
+            |response| matches!(response, Response::Failed(failure) if timed_out(failure)),
+        )
+        .union(self.unanswered())
+    }
+
+    pub(crate) fn nodes_where(&self, predicate: impl Fn(&Response<T>) -> bool) -> NodeSet {
+        self.by_node
+            .iter()
+            .enumerate()
+            .filter(|(_, response)| predicate(response))
+            .map(|(node, _)| node)
+            .collect()
+    }
+}

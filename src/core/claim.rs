@@ -1,0 +1,107 @@
+//! `Claim` (what is requested) and `Grant` (what the nodes granted). Pure.
+
+use std::time::Duration;
+
+use crate::{
+    core::{
+        id::LockId,
+        key::LockKey,
+        quorum::{NodeDeadlines, NodeSet},
+        token::FencingToken,
+    },
+    sys::clock::Moment,
+};
+
+/// One acquisition of one lock. All its requests have the same id until the outcome is known.
+#[derive(Clone, Debug)]
+pub(crate) struct Claim {
+    pub(crate) key: LockKey,
+    pub(crate) id: LockId,
+    pub(crate) ttl: Duration,
+}
+
+impl Claim {
+    pub(crate) fn ttl_ms(&self) -> u64 {
+        u64::try_from(self.ttl.as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// A granted lock. It is valid while a quorum keeps it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Grant {
+    pub(crate) token: FencingToken,
+    /// Deadline of the lock on each node.
+    pub(crate) node_deadlines: NodeDeadlines,
+    /// At least one node granted the lock for the claim window only, so it must be confirmed soon.
+    pub(crate) provisional: bool,
+    pub(crate) in_flight: InFlight,
+    /// Nodes that may hold the lock.
+    pub(crate) may_hold: NodeSet,
+    /// Queue entry that may still be queued, or be added by a late request; or empty.
+    pub(crate) queue_entry: String,
+}
+
+/// Requests of a successful claim that may still be applied. Applied after the release, such a
+/// request would acquire the lock again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InFlight {
+    /// Latest time at which requests whose connection broke can still be applied.
+    pub(crate) broken_until: Moment,
+    /// Nodes that had not replied when the quorum was reached, and the latest time at which they
+    /// can still apply the request.
+    pub(crate) unanswered: NodeSet,
+    pub(crate) unanswered_until: Moment,
+}
+
+impl InFlight {
+    /// Nodes that have not replied and can still apply the request at `now`.
+    pub(crate) fn unanswered_at(&self, now: Moment) -> NodeSet {
+        if now < self.unanswered_until { self.unanswered } else { NodeSet::EMPTY }
+    }
+
+    /// Latest time at which any of these requests can be applied.
+    pub(crate) fn until(&self) -> Moment {
+        if self.unanswered.is_empty() {
+            self.broken_until
+        } else {
+            self.broken_until.max(self.unanswered_until)
+        }
+    }
+}
+
+impl Grant {
+    pub(crate) fn deadline(&self) -> Moment {
+        self.node_deadlines.valid_until().unwrap_or(Moment::from_nanos(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::id::generate_lock_id;
+
+    #[test]
+    fn unanswered_nodes_count_until_their_deadline() {
+        let (begun, open_until) = (Moment::from_nanos(5), Moment::from_nanos(9));
+        let late = InFlight {
+            broken_until: begun,
+            unanswered: NodeSet::single(2),
+            unanswered_until: open_until,
+        };
+        assert_eq!(late.unanswered_at(begun), NodeSet::single(2));
+        assert_eq!(late.unanswered_at(Moment::from_nanos(8)), NodeSet::single(2));
+        assert_eq!(late.unanswered_at(open_until), NodeSet::EMPTY);
+        assert_eq!(late.unanswered_at(Moment::from_nanos(10)), NodeSet::EMPTY);
+        assert_eq!(late.until(), open_until);
+        assert_eq!(InFlight { unanswered: NodeSet::EMPTY, ..late }.until(), begun);
+    }
+
+    #[test]
+    fn ttl_rounded_down_to_whole_milliseconds() {
+        let ask_for = |ttl| {
+            Claim { key: LockKey::new("", "x").unwrap(), id: generate_lock_id(), ttl }.ttl_ms()
+        };
+        assert_eq!(ask_for(Duration::from_micros(1_500_999)), 1_500);
+        assert_eq!(ask_for(Duration::MAX), u64::MAX);
+    }
+}

@@ -1,0 +1,222 @@
+//! `Holder`: what the server knows about the holder of a lock.
+
+use std::{
+    fmt,
+    time::{Duration, SystemTime},
+};
+
+use crate::{
+    core::{
+        id::{LockId, Parts},
+        node_answer::NodeAnswer,
+    },
+    sys::{
+        clock,
+        display::{HumanDuration, ID_BYTES_MAX, Quoted, truncate_id},
+    },
+};
+
+/// The holder of a lock: its identity, how long it has held the lock, and the time left. This is a
+/// snapshot, and may be outdated by the time it is read.
+///
+/// A holder may use another library: any client that follows `SET key id NX PX ttl` competes for
+/// the same lock. For such a client, only the raw [`id`](Self::id) and the time left are known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    id: String,
+    /// The bytes that the server reported, if they are not valid UTF-8.
+    raw: Option<Box<[u8]>>,
+    /// The last token granted for this lock; zero if unknown.
+    token: u64,
+    held_for: Option<Duration>,
+    ttl_left: Option<Duration>,
+    waiters: Option<u64>,
+    nodes: Vec<NodeAnswer>,
+}
+
+impl Holder {
+    /// A holder of which only the identifier is known.
+    pub(crate) fn from_id(id: String) -> Holder {
+        let (held_for, ttl_left, waiters) = (None, None, None);
+        Holder {
+            id: truncate_id(id),
+            raw: None,
+            token: 0,
+            held_for,
+            ttl_left,
+            waiters,
+            nodes: Vec::new(),
+        }
+    }
+
+    /// A holder as the scripts report it.
+    ///
+    /// `now_us` and `token` are both times on the server's clock, so the age of the lock needs no
+    /// local clock: a token is the microsecond of its grant, or slightly larger.
+    pub(crate) fn from_report(
+        raw_id: &[u8],
+        pttl_ms: i64,
+        token: u64,
+        waiters: u64,
+        now_us: u64,
+    ) -> Holder {
+        let raw_id = &raw_id[..raw_id.len().min(ID_BYTES_MAX)];
+        let id = truncate_id(String::from_utf8_lossy(raw_id).into_owned());
+        let raw = (id.as_bytes() != raw_id).then(|| raw_id.into());
+        let ours = Parts::parse(&id).is_some_and(|parts| parts.uuid.is_some());
+        let held_for =
+            (ours && token > 0).then(|| Duration::from_micros(now_us.saturating_sub(token)));
+        let ttl_left = u64::try_from(pttl_ms).ok().map(Duration::from_millis);
+        Holder { id, raw, token, held_for, ttl_left, waiters: Some(waiters), nodes: Vec::new() }
+    }
+
+    pub(crate) fn token(&self) -> u64 {
+        self.token
+    }
+
+    /// Adds the replies of the nodes.
+    pub(crate) fn with_nodes(self, nodes: Vec<NodeAnswer>) -> Holder {
+        Holder { nodes, ..self }
+    }
+
+    pub(crate) fn with_waiters(self, waiters: u64) -> Holder {
+        Holder { waiters: Some(waiters), ..self }
+    }
+
+    /// Returns the value of the lock key, cut after 512 bytes. Bytes that are not valid UTF-8
+    /// appear as `U+FFFD`.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Returns the first 512 bytes of the value of the lock key, unchanged.
+    pub(crate) fn id_bytes(&self) -> &[u8] {
+        self.raw.as_deref().unwrap_or(self.id.as_bytes())
+    }
+
+    /// Returns the parsed identifier, if the holder uses this library.
+    pub fn lock_id(&self) -> Option<LockId> {
+        self.id.parse().ok()
+    }
+
+    /// Returns the holder's host name, if the identifier contains it.
+    pub fn host(&self) -> Option<&str> {
+        self.parts().map(|parts| parts.host)
+    }
+
+    /// Returns the holder's process id, if the identifier contains it.
+    pub fn pid(&self) -> Option<u32> {
+        self.parts().map(|parts| parts.pid)
+    }
+
+    /// Returns the holder's thread id, if the identifier contains it.
+    pub fn tid(&self) -> Option<u64> {
+        self.parts().map(|parts| parts.tid)
+    }
+
+    /// Returns how long the lock had been held when the server replied, by the server's clock.
+    pub fn held_for(&self) -> Option<Duration> {
+        self.held_for
+    }
+
+    /// Returns the local time at which the lock was acquired: the current time minus
+    /// [`held_for`](Self::held_for). For display, not for arithmetic.
+    ///
+    /// Also `None` if that time is before 1970, because a clock is wrong.
+    pub fn since(&self) -> Option<SystemTime> {
+        // A token written by another client can make the age impossibly large.
+        clock::wall_clock()
+            .checked_sub(self.held_for?)
+            .filter(|since| *since >= SystemTime::UNIX_EPOCH)
+    }
+
+    /// Returns the time until the lock expires unless it is renewed; `None` if the key has no
+    /// expiry, or if its expiry is unknown.
+    pub fn ttl_left(&self) -> Option<Duration> {
+        self.ttl_left
+    }
+
+    /// Returns the number of waiters; `None` if the server was not asked for it.
+    pub fn waiters(&self) -> Option<u64> {
+        self.waiters
+    }
+
+    /// Returns the reply of each of several nodes; empty with a single server.
+    pub fn nodes(&self) -> &[NodeAnswer] {
+        &self.nodes
+    }
+
+    fn parts(&self) -> Option<Parts<'_>> {
+        Parts::parse(&self.id)
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.parts() {
+            Some(parts) => write!(
+                f,
+                "{} (pid {}, thread {})",
+                parts.host.escape_debug(),
+                parts.pid,
+                parts.tid
+            )?,
+            None => write!(f, "a client that calls itself {}", Quoted(&self.id))?,
+        }
+        if let (Some(held_for), Some(since)) = (self.held_for, self.since()) {
+            write!(
+                f,
+                " since {} ({})",
+                humantime::format_rfc3339_millis(since),
+                HumanDuration(held_for)
+            )?;
+        }
+        match (self.ttl_left, self.waiters) {
+            (Some(left), _) => write!(f, ", expires in {} unless renewed", HumanDuration(left)),
+            (None, Some(_)) => f.write_str(", without an expiry"),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: &str = "web-3|pid7|tid9|ts1763712345678|67e55044-10b1-426f-9247-bb680e5fe0c8";
+
+    #[test]
+    fn holder_displays_as_a_sentence() {
+        let holder = Holder::from_report(ID.as_bytes(), 8_400, 1_000_000, 2, 2_600_000);
+        assert_eq!(holder.held_for(), Some(Duration::from_millis(1600)));
+        assert_eq!((holder.host(), holder.pid(), holder.tid()), (Some("web-3"), Some(7), Some(9)));
+        let text = holder.to_string();
+        assert!(text.starts_with("web-3 (pid 7, thread 9) since 2"), "{text}");
+        assert!(text.ends_with("Z (1.6 s), expires in 8.4 s unless renewed"), "{text}");
+    }
+
+    #[test]
+    fn foreign_holder_gets_no_age_from_the_token() {
+        let holder = Holder::from_report(b"lock_1804289383\n", -1, 1_000_000, 0, 2_600_000);
+        assert_eq!(holder.held_for(), None);
+        assert_eq!(
+            holder.to_string(),
+            "a client that calls itself \"lock_1804289383\\n\", without an expiry"
+        );
+    }
+
+    #[test]
+    fn impossible_age_is_not_displayed() {
+        let holder = Holder::from_report(ID.as_bytes(), 8_400, 1, 0, 1 << 53);
+        assert_eq!(holder.since(), None);
+        assert_eq!(holder.to_string(), "web-3 (pid 7, thread 9), expires in 8.4 s unless renewed");
+    }
+
+    #[test]
+    fn age_is_zero_if_the_clock_went_back() {
+        assert_eq!(
+            Holder::from_report(ID.as_bytes(), 1, 9_000_000, 0, 5).held_for(),
+            Some(Duration::ZERO)
+        );
+    }
+}

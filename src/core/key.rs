@@ -1,0 +1,160 @@
+//! `LockKey`: a validated lock name, and the Redis keys derived from it.
+
+use std::fmt;
+
+/// Maximum length of a lock name in bytes, with its prefix.
+pub(crate) const MAX_NAME_BYTES: usize = 1024;
+
+/// Prefix of all auxiliary keys; no lock key may begin with it.
+const RESERVED_PREFIX: &str = "distlock:";
+
+/// A validated name, stored as the full lock key: the prefix, then the name.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct LockKey {
+    lock: Box<str>,
+    name_start: usize,
+}
+
+/// Why a name cannot be used, as a part of a sentence.
+#[derive(Debug)]
+pub(crate) struct InvalidName(pub(crate) String);
+
+impl LockKey {
+    pub(crate) fn new(prefix: &str, name: &str) -> Result<LockKey, InvalidName> {
+        if name.is_empty() {
+            return Err(InvalidName("the name is empty".into()));
+        }
+        let bytes = prefix.len().saturating_add(name.len());
+        if bytes > MAX_NAME_BYTES {
+            return Err(InvalidName(format!(
+                "the name has {} bytes, {bytes} with its prefix; the limit is {MAX_NAME_BYTES} \
+                 (use a hash of the name)",
+                name.len()
+            )));
+        }
+        let lock = [prefix, name].concat();
+        if lock.starts_with(RESERVED_PREFIX) {
+            return Err(InvalidName(format!(
+                "its key would begin with {RESERVED_PREFIX}, which is reserved for queues and \
+                 tokens"
+            )));
+        }
+        Ok(LockKey { lock: lock.into(), name_start: prefix.len() })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.lock[self.name_start..]
+    }
+
+    pub(crate) fn lock_key(&self) -> &str {
+        &self.lock
+    }
+
+    /// The key of the queue: a list, first in, first out.
+    pub(crate) fn queue_key(&self) -> [&str; 3] {
+        self.auxiliary_key("distlock:queue:{", "distlock:queue::")
+    }
+
+    /// The key of the last fencing token.
+    pub(crate) fn fence_key(&self) -> [&str; 3] {
+        self.auxiliary_key("distlock:fence:{", "distlock:fence::")
+    }
+
+    /// Returns the parts of a key that no lock key can equal, because lock keys never begin with
+    /// `distlock:`.
+    ///
+    /// The braces put all keys of a lock into one cluster slot. A name that contains a hash tag
+    /// keeps it and is put behind two colons: the names `{a}` and `a` must not share keys.
+    fn auxiliary_key<'a>(&'a self, tagging: &'a str, tagged: &'a str) -> [&'a str; 3] {
+        if has_hash_tag(&self.lock) { [tagged, &self.lock, ""] } else { [tagging, &self.lock, "}"] }
+    }
+}
+
+impl fmt::Debug for LockKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LockKey({:?})", self.lock)
+    }
+}
+
+/// Returns true if Redis Cluster would hash only a part of this key: the text between the first `{`
+/// and the next `}`, unless it is empty.
+fn has_hash_tag(key: &str) -> bool {
+    key.split_once('{')
+        .and_then(|(_, rest)| rest.split_once('}'))
+        .is_some_and(|(tag, _)| !tag.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn keys(prefix: &str, name: &str) -> [String; 3] {
+        let key = LockKey::new(prefix, name).unwrap();
+        [key.lock_key().to_owned(), key.queue_key().concat(), key.fence_key().concat()]
+    }
+
+    #[test]
+    fn the_keys_of_a_lock_share_a_hash_tag() {
+        assert_eq!(
+            keys("lock:", "a"),
+            ["lock:a", "distlock:queue:{lock:a}", "distlock:fence:{lock:a}"]
+        );
+        assert_eq!(
+            keys("lock:", "{user:1}:cart"),
+            [
+                "lock:{user:1}:cart",
+                "distlock:queue::lock:{user:1}:cart",
+                "distlock:fence::lock:{user:1}:cart"
+            ]
+        );
+        assert_eq!(keys("", "my_resource")[0], "my_resource");
+        assert_eq!(keys("lock:", "{}x")[1], "distlock:queue:{lock:{}x}");
+    }
+
+    #[test]
+    fn braced_name_shares_no_key() {
+        let (bare, braced) = (keys("", "a"), keys("", "{a}"));
+        assert!(bare.iter().all(|key| !braced.contains(key)), "{bare:?} and {braced:?}");
+    }
+
+    #[test]
+    fn reserved_names_are_rejected() {
+        for (prefix, name) in [("", "distlock:fence:{a}"), ("distlock:", "a"), ("dist", "lock:x")] {
+            assert!(LockKey::new(prefix, name).is_err());
+        }
+        assert!(LockKey::new("lock:", "distlock:fence:{a}").is_ok());
+    }
+
+    #[test]
+    fn empty_and_huge_names_are_refused_with_a_reason() {
+        for name in [String::new(), "x".repeat(1 << 20)] {
+            let error = LockKey::new("lock:", &name).unwrap_err();
+            assert!(error.0.len() < 300, "{error:?}");
+        }
+        assert!(LockKey::new("lock:", &"x".repeat(MAX_NAME_BYTES - 5)).is_ok());
+    }
+
+    proptest! {
+        /// Fault: F68
+        #[test]
+        fn different_names_never_share_a_key(
+            prefix in "(lock:)?",
+            a in "(distlock:(queue|fence):)?[{]?[a-c:{}]{1,12}",
+            b in "(distlock:(queue|fence):)?[{]?[a-c:{}]{1,12}",
+        ) {
+            prop_assume!(a != b);
+            let known = |name: &str| LockKey::new(&prefix, name).is_ok();
+            prop_assume!(known(&a) && known(&b));
+            for left in keys(&prefix, &a) {
+                prop_assert!(!keys(&prefix, &b).contains(&left), "{a:?} and {b:?} share {left}");
+            }
+        }
+
+        #[test]
+        fn any_name_keeps_its_bytes(name in ".{1,40}") {
+            let key = LockKey::new("lock:", &name).unwrap();
+            prop_assert_eq!(key.name(), name);
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! `HandleEvent`, the trait for handlers of lock events, and one type for each event.
+
+use std::{fmt, time::Duration};
+
+use crate::{
+    core::{holder::Holder, id::LockId, lock_lost::LockLost, token::FencingToken},
+    error::LockError,
+};
+
+/// Handles the events of a manager's locks. All methods do nothing by default.
+///
+/// Set a handler with [`Config::event_handler`](crate::Config::event_handler). A handler that
+/// panics or blocks never causes the loss of a lock:
+///
+/// * `attempted`, `acquired`, `released`, `timed_out` and `failed` are called on the thread that
+///   locks or unlocks, in order, while no request of that thread is in flight. Time spent in them
+///   delays the caller. A lock is already being renewed when `acquired` is called.
+/// * All other methods are called one after the other on a thread of their own, `distlock-events`,
+///   slightly later. Its queue holds 1,024 events. Further events are dropped, and counted in
+///   [`Metrics::events_dropped`](crate::Metrics::events_dropped). Events of the two groups may
+///   arrive out of order: `contended` can come after `acquired` of the same identifier. Like all
+///   threads of this library, this thread blocks signals. A handler that raises a signal must send
+///   it to the process, not to the thread.
+///
+/// A panic is caught, and the first one is logged (unless the program aborts on panics).
+///
+/// All events of one acquisition carry the same identifier. They begin with `attempted` and end
+/// with `timed_out`, `failed` or `acquired`. `acquired` is followed by one `released` or one
+/// `lost`, unless the guard is leaked.
+///
+/// A handler should not own a [`RedisMgr`](crate::RedisMgr): that would keep the manager alive
+/// forever.
+///
+/// ```
+/// use std::sync::Arc;
+/// use distlock::{AcquiredEvent, Config, HandleEvent, LostEvent};
+///
+/// #[derive(Debug)]
+/// struct Print;
+///
+/// impl HandleEvent for Print {
+///     fn acquired(&self, event: &AcquiredEvent<'_>) {
+///         println!("{} after {:?}", event.lock(), event.waited());
+///     }
+///
+///     fn lost(&self, event: &LostEvent<'_>) {
+///         eprintln!("{} is lost: {}", event.lock(), event.why());
+///     }
+/// }
+///
+/// let config = Config::new("redis://127.0.0.1").event_handler(Arc::new(Print));
+/// # let _ = config;
+/// ```
+pub trait HandleEvent: Send + Sync + fmt::Debug {
+    /// A thread asks for a lock.
+    fn attempted(&self, event: &AttemptedEvent<'_>) {
+        let _ = event;
+    }
+
+    /// Another client holds the lock. Called once for each acquisition, when the holder is first
+    /// seen.
+    fn contended(&self, event: &ContendedEvent<'_>) {
+        let _ = event;
+    }
+
+    /// A lock was acquired.
+    fn acquired(&self, event: &AcquiredEvent<'_>) {
+        let _ = event;
+    }
+
+    /// A lease was renewed.
+    fn renewed(&self, event: &RenewedEvent<'_>) {
+        let _ = event;
+    }
+
+    /// A renewal was not confirmed. It is retried while the lease is valid.
+    fn renewal_failed(&self, event: &RenewalFailedEvent<'_>) {
+        let _ = event;
+    }
+
+    /// A renewal is overdue: half of the lease's validity has passed since the last confirmation,
+    /// although a renewal was due before. Called at most once between two confirmations.
+    fn renewal_overdue(&self, event: &RenewalOverdueEvent<'_>) {
+        let _ = event;
+    }
+
+    /// A held lock was lost.
+    fn lost(&self, event: &LostEvent<'_>) {
+        let _ = event;
+    }
+
+    /// A lock was released by its holder.
+    fn released(&self, event: &ReleasedEvent<'_>) {
+        let _ = event;
+    }
+
+    /// Another client held the lock while the caller waited, or at the moment of the call if the
+    /// caller did not wait.
+    fn timed_out(&self, event: &TimedOutEvent<'_>) {
+        let _ = event;
+    }
+
+    /// Acquisition failed for a reason other than contention.
+    fn failed(&self, event: &FailedEvent<'_>) {
+        let _ = event;
+    }
+
+    /// A connection to a server that was unreachable, or whose connection had broken, was
+    /// established again. Called once per outage, for the first new connection.
+    fn reconnected(&self, event: &ReconnectedEvent<'_>) {
+        let _ = event;
+    }
+
+    /// One of several nodes was restarted or replaced, or may have lost its locks. Never called
+    /// with a single server, which is not checked for this.
+    fn server_changed(&self, event: &ServerChangedEvent<'_>) {
+        let _ = event;
+    }
+}
+
+macro_rules! event {
+    ($(#[$about:meta])* $name:ident { $($(#[$field_about:meta])* $field:ident: $type:ty,)* }) => {
+        $(#[$about])*
+        ///
+        /// See [`HandleEvent`].
+        #[derive(Clone, Copy, Debug)]
+        pub struct $name<'a> {
+            $(pub(crate) $field: $type,)*
+        }
+
+        impl<'a> $name<'a> {
+            $(
+                $(#[$field_about])*
+                pub fn $field(&self) -> $type {
+                    self.$field
+                }
+            )*
+        }
+    };
+}
+
+event! {
+    /// A thread asks for a lock.
+    AttemptedEvent {
+        /// The name of the lock, without its prefix.
+        lock: &'a str,
+        /// The identifier of the acquisition.
+        id: &'a LockId,
+        /// The maximum wait; `None` if there is no limit.
+        wait: Option<Duration>,
+    }
+}
+
+event! {
+    /// Another client holds the lock.
+    ContendedEvent {
+        /// The name of the lock, without its prefix.
+        lock: &'a str,
+        /// The identifier of the acquisition.
+        id: &'a LockId,
+        /// The holder.
+        holder: &'a Holder,
+    }
+}
+
+event! {
+    /// A lock was acquired.
+    AcquiredEvent {
+        /// The name of the lock, without its prefix.
+        lock: &'a str,
+        /// The identifier of the acquisition.
+        id: &'a LockId,
+        /// The fencing token of the acquisition.
+        token: FencingToken,
+        /// The time from the call to the acquisition.
+        waited: Duration,
+        /// True if another client held the lock.
+        contended: bool,
+    }
+}
+
+event! {
+    /// A lease was renewed.
+    RenewedEvent {
+        /// The name of the lock, without its prefix.
+        lock: &'a str,
+        /// The identifier of the acquisition.
+        id: &'a LockId,
+        /// The validity that was left when the confirmation arrived.
+        margin: Duration,
+        /// The time from the request to its confirmation.
+        took: Duration,
+    }
+}
+
+event! {
+    /// A renewal was not confirmed.
+    RenewalFailedEvent {
+        /// The name of the lock, without its prefix.
+        lock: &'a str,
+        /// The identifier of the acquisition.
+        id: &'a LockId,
+        /// The reason, as a phrase without a full stop.
+        why: &'a str,
+        /// The time left until the lease expires.
+        remaining: Duration,
+    }
+}
+
+event! {
+    /// A renewal is overdue: half of the lease's validity has passed without a confirmation.
+    RenewalOverdueEvent {
+        /// The name of the lock, without its prefix.
+        lock: &'a str,
+        /// The identifier of the acquisition.
+        id: &'a LockId,
+        /// The time left until the lease expires.
+        remaining: Duration,
+    }
+}
+
+event! {
+    /// A held lock was lost.
+    LostEvent {
+        /// The name of the lock, without its prefix.
+        lock: &'a str,
+        /// The identifier of the acquisition.
+        id: &'a LockId,
+        /// The fencing token of the acquisition.
+        token: FencingToken,
+        /// The reason.
+        why: &'a LockLost,
+        /// The time from the acquisition until the loss was noticed.
+        held: Duration,
+    }
+}
+
+event! {
+    /// A lock was released by its holder.
+    ReleasedEvent {
+        /// The name of the lock, without its prefix.
+        lock: &'a str,
+        /// The identifier of the acquisition.
+        id: &'a LockId,
+        /// The fencing token of the acquisition.
+        token: FencingToken,
+        /// The time from the acquisition to the release.
+        held: Duration,
+        /// True if the server confirmed the release. Otherwise it is retried in the background, or
+        /// the lock expires.
+        confirmed: bool,
+    }
+}
+
+event! {
+    /// The wait ended while another client held the lock.
+    TimedOutEvent {
+        /// The name of the lock, without its prefix.
+        lock: &'a str,
+        /// The identifier of the acquisition.
+        id: &'a LockId,
+        /// The duration of the call.
+        waited: Duration,
+        /// The holder, if known.
+        holder: Option<&'a Holder>,
+    }
+}
+
+event! {
+    /// Acquisition failed for a reason other than contention.
+    FailedEvent {
+        /// The name of the lock, without its prefix.
+        lock: &'a str,
+        /// The identifier of the acquisition.
+        id: &'a LockId,
+        /// The duration of the call.
+        waited: Duration,
+        /// The error that the call returns.
+        error: &'a LockError,
+    }
+}
+
+event! {
+    /// A connection to a server was established again.
+    ReconnectedEvent {
+        /// The server address, as shown in errors.
+        server: &'a str,
+        /// The time since the server was first found unreachable.
+        away: Duration,
+    }
+}
+
+event! {
+    /// A node was restarted or replaced, or may have lost its locks.
+    ServerChangedEvent {
+        /// The server address, as shown in errors.
+        server: &'a str,
+        /// True if the node runs another server process than before: it was restarted or replaced.
+        replaced: bool,
+        /// The time for which the node does not vote, because it may have lost locks; `None` if it
+        /// votes.
+        quarantine: Option<Duration>,
+    }
+}

@@ -1,0 +1,238 @@
+//! Checks with loom every order in which threads can meet over a lease and over the renewer's
+//! state; run them with `make loom`. The lease, the schedule, the registration and the renewer's
+//! wait are the real ones. Between taking a renewal and receiving its reply the real thread needs a
+//! server. Here that part is repeated from `worker.rs`.
+
+use std::time::Duration;
+
+use crossbeam_channel::TryRecvError;
+use loom::{model, sync::Arc as Checked, thread};
+
+use super::*;
+use crate::{
+    core::{
+        claim::{Grant, InFlight},
+        id::generate_lock_id,
+        key::LockKey,
+        lock_lost::LockLost,
+        quorum::NodeDeadlines,
+        token::FencingToken,
+    },
+    sys::sync::atomic::{AtomicBool, Ordering},
+};
+
+fn claim(ttl: Duration) -> Claim {
+    Claim { key: LockKey::new("", "x").unwrap(), id: generate_lock_id(), ttl }
+}
+
+fn lease(ttl: Duration, deadline: Moment) -> Arc<Lease> {
+    let mut node_deadlines = NodeDeadlines::new(1);
+    node_deadlines.confirm(0, deadline);
+    let long_ago = Moment::from_nanos(0);
+    let in_flight =
+        InFlight { broken_until: long_ago, unanswered: NodeSet::EMPTY, unanswered_until: long_ago };
+    let may_hold = NodeSet::single(0);
+    let grant = Grant {
+        token: FencingToken(1),
+        node_deadlines,
+        provisional: false,
+        in_flight,
+        may_hold,
+        queue_entry: String::new(),
+    };
+    Arc::new(Lease::new(claim(ttl), &grant, long_ago))
+}
+
+fn far() -> Moment {
+    clock::now().saturating_add(Duration::from_secs(3600))
+}
+
+/// A renewer whose thread is run by the test.
+fn renewer() -> (Checked<LockRenewer>, Arc<Shared>) {
+    let shared = Arc::new(Shared { state: Mutex::default(), changed: Condvar::new() });
+    (
+        Checked::new(LockRenewer {
+            shared: shared.clone(),
+            thread: Mutex::new(None),
+            thread_id: None,
+            finished: bounded(0).1,
+        }),
+        shared,
+    )
+}
+
+fn plan() -> RenewalPlan {
+    RenewalPlan {
+        node_deadlines: NodeDeadlines::new(1),
+        renew: true,
+        provisional: false,
+        hold_until: Moment::NEVER,
+    }
+}
+
+/// The renewer's thread until it is stopped. Confirms each renewal, and returns their number.
+fn work(shared: &Shared, confirmed_until: Moment) -> usize {
+    let mut renewals = 0;
+    while let Some(step) = shared.wait_for_work() {
+        for (generation, lease) in step.renew {
+            if !shared.state.lock().schedule.contains(generation) {
+                continue;
+            }
+            renewals += 1;
+            let sent = clock::now();
+            // Here the reply is in flight.
+            let replies = shared
+                .state
+                .lock()
+                .schedule
+                .record_replies(generation, &[(0, Some(confirmed_until))]);
+            let Some(Some(validity)) = replies else { continue };
+            if lease.update_deadline(validity, clock::now()) {
+                // Not due again within this check.
+                shared
+                    .state
+                    .lock()
+                    .schedule
+                    .on_renewed(generation, sent.saturating_add(Duration::from_secs(3600)));
+            }
+        }
+    }
+    let leases = shared.state.lock().schedule.take_all();
+    for lease in leases {
+        lease.end(LeaseEnd::Lost(LockLost::Shutdown));
+    }
+    renewals
+}
+
+/// Of two threads that end a lease, one does. The loss is reported once, whenever the receiver is
+/// requested.
+#[test]
+fn lease_ends_once_and_reports_its_loss_once() {
+    model(|| {
+        let lease = lease(Duration::from_secs(1), Moment::from_nanos(100));
+        let ends = {
+            let lease = lease.clone();
+            thread::spawn(move || lease.end(LeaseEnd::Lost(LockLost::Gone)))
+        };
+        let expires = {
+            let lease = lease.clone();
+            thread::spawn(move || lease.expire(Moment::from_nanos(100)))
+        };
+        let first = lease.lost().try_recv();
+        assert!(ends.join().unwrap() ^ expires.join().unwrap());
+        let Some(LeaseEnd::Lost(why)) = lease.ended() else { panic!("the lease has not ended") };
+        let reported: Vec<_> = first.into_iter().chain(lease.lost().try_recv()).collect();
+        assert_eq!(reported, [why]);
+        assert_eq!(lease.lost().try_recv(), Err(TryRecvError::Disconnected));
+    });
+}
+
+#[test]
+fn release_and_expiry_agree_on_how_lease_ended() {
+    model(|| {
+        let lease = lease(Duration::from_secs(1), Moment::from_nanos(100));
+        let lost = lease.lost().clone();
+        let releases = {
+            let lease = lease.clone();
+            thread::spawn(move || lease.end(LeaseEnd::Released))
+        };
+        let expired = lease.expire(Moment::from_nanos(200));
+        assert!(releases.join().unwrap() != expired);
+        assert_eq!(lost.try_recv().is_ok(), expired);
+        assert_eq!(lost.try_recv(), Err(TryRecvError::Disconnected));
+    });
+}
+
+/// A lease that was reported as not held is never held again, although a confirmation arrives at
+/// that moment.
+#[test]
+fn lease_reported_as_lost_is_never_held_again() {
+    model(|| {
+        let lease = lease(Duration::from_secs(1), Moment::from_nanos(100));
+        let revises = {
+            let lease = lease.clone();
+            thread::spawn(move || {
+                lease.update_deadline(Moment::from_nanos(1_000), Moment::from_nanos(99))
+            })
+        };
+        let looks = {
+            let lease = lease.clone();
+            thread::spawn(move || {
+                [lease.is_held(Moment::from_nanos(100)), lease.is_held(Moment::from_nanos(101))]
+            })
+        };
+        let [first, second] = looks.join().unwrap();
+        let revised = revises.join().unwrap();
+        assert!(first || !second, "a lost lease was held again");
+        assert_eq!(first, revised);
+        assert_eq!(lease.ended().is_none(), revised);
+    });
+}
+
+/// A lease is released while its renewal is in flight.
+#[test]
+fn renewal_in_flight_does_not_revive_released_lease() {
+    model(|| {
+        let (renewer, shared) = renewer();
+        let worker = thread::spawn(move || work(&shared, far()));
+        // Due at once.
+        let lease = lease(Duration::ZERO, far());
+        let registration = renewer.register(&lease, plan());
+        assert!(lease.end(LeaseEnd::Released));
+        drop(registration);
+        assert_eq!(lease.deadline(), Moment::from_nanos(0));
+        renewer.stop(Moment::NEVER);
+        assert!(worker.join().unwrap() <= 1);
+        assert_eq!(
+            (lease.ended(), lease.deadline()),
+            (Some(LeaseEnd::Released), Moment::from_nanos(0))
+        );
+        assert_eq!(renewer.shared.state.lock().schedule.earliest(), Moment::NEVER);
+    });
+}
+
+/// Work that arrives while the thread is about to wait wakes it.
+#[test]
+fn renewer_wakes_for_work_that_arrives_as_it_parks() {
+    model(|| {
+        let (renewer, shared) = renewer();
+        let undone = Checked::new(AtomicBool::new(false));
+        let worker = {
+            let undone = undone.clone();
+            thread::spawn(move || {
+                let step = shared.wait_for_work();
+                undone.store(step.is_some_and(|step| !step.cleanups.is_empty()), Ordering::Release);
+            })
+        };
+        assert!(renewer.clean_up(
+            &claim(Duration::from_secs(1)),
+            "",
+            NodeSet::single(0),
+            Moment::from_nanos(0)
+        ));
+        worker.join().unwrap();
+        assert!(undone.load(Ordering::Acquire));
+    });
+}
+
+/// A lease that is registered while the renewer stops is refused, or ends with the others.
+#[test]
+fn no_lease_survives_a_shutdown() {
+    model(|| {
+        let (renewer, shared) = renewer();
+        let worker = thread::spawn(move || work(&shared, far()));
+        let stops = {
+            let renewer = renewer.clone();
+            thread::spawn(move || renewer.stop(Moment::NEVER))
+        };
+        let lease = lease(Duration::from_secs(60), far());
+        let kept = renewer.register(&lease, plan());
+        stops.join().unwrap();
+        worker.join().unwrap();
+        match &kept {
+            Some(_) => assert_eq!(lease.ended(), Some(LeaseEnd::Lost(LockLost::Shutdown))),
+            None => assert_eq!(lease.ended(), None),
+        }
+        drop(kept);
+    });
+}

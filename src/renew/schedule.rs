@@ -1,0 +1,297 @@
+//! Decides when each lease is renewed, when a renewal is retried or overdue, and when a lease ends.
+//! Pure: `now` comes in, decisions go out.
+
+mod overdue;
+mod room;
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use self::overdue::midpoint;
+use crate::{
+    core::{
+        lease::Lease,
+        quorum::{NodeDeadlines, NodeSet},
+    },
+    sys::clock::Moment,
+};
+
+/// Number of renewals per ttl. With three, two thirds of the ttl are left for retries when a
+/// renewal fails.
+const RENEWALS_PER_TTL: u32 = 3;
+/// Maximum time by which a renewal is sent early in order to share a request with one that is due.
+const COALESCE_WINDOW: Duration = Duration::from_millis(10);
+/// Maximum delay until a provisional lease is confirmed. A lock that is released sooner needs no
+/// confirmation, and does not wake the renewer.
+const CONFIRM_DELAY_MAX: Duration = Duration::from_millis(100);
+const RETRY_DELAY_MIN: Duration = Duration::from_millis(5);
+const RETRY_DELAY_MAX: Duration = Duration::from_secs(1);
+
+/// Identifies one registration of a lease. Never reused, so that a late reply cannot affect a newer
+/// registration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Generation(u64);
+
+/// How to renew a lease, and when to end it.
+#[derive(Clone, Debug)]
+pub(crate) struct RenewalPlan {
+    /// Deadline of the lock on each node.
+    pub(crate) node_deadlines: NodeDeadlines,
+    pub(crate) renew: bool,
+    pub(crate) provisional: bool,
+    pub(crate) hold_until: Moment,
+}
+
+#[derive(Debug)]
+struct Entry {
+    lease: Arc<Lease>,
+    node_deadlines: NodeDeadlines,
+    renew: bool,
+    /// Time of the next renewal. `NEVER` while a renewal is in flight, and for leases that are not
+    /// renewed.
+    renew_at: Moment,
+    hold_until: Moment,
+    /// Key of this entry in `Schedule::ends`.
+    end_at: Moment,
+    /// Time at which a renewal becomes overdue: half of the validity has passed. `NEVER` once that
+    /// is reported, and for leases that are not renewed.
+    overdue_at: Moment,
+}
+
+/// Why the schedule ends a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ExpiryCause {
+    Deadline,
+    MaxHold,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Schedule {
+    entries: HashMap<Generation, Entry>,
+    renewals: BTreeSet<(Moment, Generation)>,
+    ends: BTreeSet<(Moment, Generation)>,
+    /// Leases whose renewal was sent and is not confirmed, by the time at which it becomes
+    /// overdue. Other leases are not listed, because most locks are released before their
+    /// first renewal.
+    overdue: BTreeSet<(Moment, Generation)>,
+    last_generation: u64,
+}
+
+impl Schedule {
+    /// Adds a lease.
+    pub(crate) fn insert(
+        &mut self,
+        lease: Arc<Lease>,
+        plan: RenewalPlan,
+        now: Moment,
+    ) -> Generation {
+        self.last_generation += 1;
+        let generation = Generation(self.last_generation);
+        let renew_at = if plan.provisional {
+            // Confirm even a lease that is not renewed, because it was granted for the claim window
+            // only.
+            now.saturating_add(CONFIRM_DELAY_MAX.min(lease.deadline().duration_since(now) / 4))
+        } else if !plan.renew {
+            Moment::NEVER
+        } else {
+            now.saturating_add(lease.claim.ttl / RENEWALS_PER_TTL)
+        };
+        let RenewalPlan { node_deadlines, renew, hold_until, .. } = plan;
+        let end_at = lease.deadline().min(hold_until);
+        let overdue_at = if renew { midpoint(now, lease.deadline()) } else { Moment::NEVER };
+        self.ends.insert((end_at, generation));
+        let entry = Entry {
+            lease,
+            node_deadlines,
+            renew,
+            renew_at: Moment::NEVER,
+            hold_until,
+            end_at,
+            overdue_at,
+        };
+        self.entries.insert(generation, entry);
+        self.schedule_renewal(generation, renew_at);
+        generation
+    }
+
+    /// Removes a lease. Later replies for this registration have no effect.
+    pub(crate) fn remove(&mut self, generation: Generation) -> Option<Arc<Lease>> {
+        let entry = self.entries.remove(&generation)?;
+        self.renewals.remove(&(entry.renew_at, generation));
+        self.ends.remove(&(entry.end_at, generation));
+        self.overdue.remove(&(entry.overdue_at, generation));
+        Some(entry.lease)
+    }
+
+    /// Time of the next renewal or end.
+    pub(crate) fn earliest(&self) -> Moment {
+        earliest_in(&self.renewals).min(self.earliest_end())
+    }
+
+    /// Time at which the next lease ends unless it is renewed.
+    pub(crate) fn earliest_end(&self) -> Moment {
+        earliest_in(&self.ends)
+    }
+
+    /// Returns the leases to renew at `now`, the one with the least time left first. No further
+    /// renewal of these leases is scheduled until [`on_renewed`](Self::on_renewed) or
+    /// [`on_failed`](Self::on_failed) is called. Their ends stay scheduled.
+    pub(crate) fn take_due(&mut self, now: Moment) -> Vec<(Generation, Arc<Lease>)> {
+        if earliest_in(&self.renewals) > now {
+            return Vec::new();
+        }
+        let due = due_by(&self.renewals, now.saturating_add(COALESCE_WINDOW));
+        let mut due: Vec<_> = due
+            .into_iter()
+            .filter_map(|generation| {
+                self.schedule_renewal(generation, Moment::NEVER);
+                Some((generation, self.watch_overdue(generation)?))
+            })
+            .collect();
+        due.sort_by_cached_key(|(_, lease)| lease.deadline());
+        due
+    }
+
+    /// Removes and returns the leases that have ended at `now`.
+    pub(crate) fn take_expired(&mut self, now: Moment) -> Vec<(Arc<Lease>, ExpiryCause)> {
+        let mut expired = Vec::new();
+        for generation in due_by(&self.ends, now) {
+            let Some(entry) = self.entries.get(&generation) else { continue };
+            let cause = if now >= entry.hold_until {
+                ExpiryCause::MaxHold
+            } else if now >= entry.lease.deadline() {
+                ExpiryCause::Deadline
+            } else {
+                self.reschedule_end(generation);
+                continue;
+            };
+            if let Some(lease) = self.remove(generation) {
+                expired.push((lease, cause));
+            }
+        }
+        expired
+    }
+
+    pub(crate) fn contains(&self, generation: Generation) -> bool {
+        self.entries.contains_key(&generation)
+    }
+
+    /// Records the replies of nodes about a lock: the time until which the node keeps it, or `None`
+    /// if the node does not keep it. Deadlines of nodes that did not reply stay as they are.
+    ///
+    /// Returns the new validity: the time until which a quorum keeps the lock, or `Some(None)` if a
+    /// quorum is no longer possible. Returns `None` if the lease is not in the schedule.
+    pub(crate) fn record_replies(
+        &mut self,
+        generation: Generation,
+        replies: &[(usize, Option<Moment>)],
+    ) -> Option<Option<Moment>> {
+        let entry = self.entries.get_mut(&generation)?;
+        for (node, deadline) in replies {
+            match deadline {
+                Some(deadline) => entry.node_deadlines.confirm(*node, *deadline),
+                None => entry.node_deadlines.revoke(*node),
+            }
+        }
+        Some(entry.node_deadlines.valid_until())
+    }
+
+    /// Nodes whose replies do not count for a lease.
+    pub(crate) fn excluded(&self, generation: Generation) -> NodeSet {
+        self.entries
+            .get(&generation)
+            .map_or(NodeSet::EMPTY, |entry| entry.node_deadlines.excluded())
+    }
+
+    /// Returns at most `max` leases for which at least one of these nodes has sent no confirmation
+    /// that still holds at `now`. Leaves out leases that are not renewed.
+    pub(crate) fn without_recent_reply(
+        &self,
+        nodes: NodeSet,
+        now: Moment,
+        max: usize,
+    ) -> Vec<(Generation, Arc<Lease>)> {
+        let is_silent = |entry: &Entry| {
+            entry.renew && nodes.iter().any(|node| entry.node_deadlines.has_lapsed(node, now))
+        };
+        let entries = self.entries.iter().filter(|(_, entry)| is_silent(entry));
+        let mut leases: Vec<_> =
+            entries.map(|(generation, entry)| (*generation, entry.lease.clone())).collect();
+        // Sort before truncating, because the order of a hash map is random, and the same leases
+        // must always give the same result.
+        leases.sort_unstable_by_key(|(generation, _)| *generation);
+        leases.truncate(max);
+        leases
+    }
+
+    /// Records that a quorum confirmed the renewal sent at `sent`, and schedules the next one.
+    pub(crate) fn on_renewed(&mut self, generation: Generation, sent: Moment) {
+        if let Some(entry) = self.entries.get(&generation) {
+            let next = sent.saturating_add(entry.lease.claim.ttl / RENEWALS_PER_TTL);
+            let overdue_at =
+                if entry.renew { midpoint(sent, entry.lease.deadline()) } else { Moment::NEVER };
+            self.schedule_renewal(generation, if entry.renew { next } else { Moment::NEVER });
+            self.reschedule_overdue(generation, overdue_at);
+            self.reschedule_end(generation);
+        }
+    }
+
+    /// Records that a renewal failed, and schedules a retry after a quarter of the time left,
+    /// within the bounds of the retry delay.
+    pub(crate) fn on_failed(&mut self, generation: Generation, now: Moment) {
+        if let Some(entry) = self.entries.get(&generation) {
+            let delay = (entry.lease.deadline().duration_since(now) / 4)
+                .clamp(RETRY_DELAY_MIN, RETRY_DELAY_MAX);
+            self.schedule_renewal(generation, now.saturating_add(delay));
+            self.reschedule_end(generation);
+        }
+    }
+
+    /// Schedules a renewal for `now` that was due but has not been sent.
+    pub(crate) fn requeue(&mut self, generation: Generation, now: Moment) {
+        self.schedule_renewal(generation, now);
+    }
+
+    /// Empties the schedule and returns its leases in the order of their registration.
+    pub(crate) fn take_all(&mut self) -> Vec<Arc<Lease>> {
+        self.renewals.clear();
+        self.ends.clear();
+        self.overdue.clear();
+        let mut entries: Vec<_> = self.entries.drain().collect();
+        entries.sort_unstable_by_key(|(generation, _)| *generation);
+        entries.into_iter().map(|(_, entry)| entry.lease).collect()
+    }
+
+    fn schedule_renewal(&mut self, generation: Generation, at: Moment) {
+        if let Some(entry) = self.entries.get_mut(&generation) {
+            self.renewals.remove(&(entry.renew_at, generation));
+            entry.renew_at = at;
+            if at != Moment::NEVER {
+                self.renewals.insert((at, generation));
+            }
+        }
+    }
+
+    /// Reschedules the end of a lease whose deadline has moved.
+    pub(crate) fn reschedule_end(&mut self, generation: Generation) {
+        if let Some(entry) = self.entries.get_mut(&generation) {
+            self.ends.remove(&(entry.end_at, generation));
+            entry.end_at = entry.lease.deadline().min(entry.hold_until);
+            self.ends.insert((entry.end_at, generation));
+        }
+    }
+}
+
+fn earliest_in(order: &BTreeSet<(Moment, Generation)>) -> Moment {
+    order.first().map_or(Moment::NEVER, |(at, _)| *at)
+}
+
+fn due_by(order: &BTreeSet<(Moment, Generation)>, moment: Moment) -> Vec<Generation> {
+    order.range(..=(moment, Generation(u64::MAX))).map(|(_, generation)| *generation).collect()
+}
+
+#[cfg(test)]
+mod tests;

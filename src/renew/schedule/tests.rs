@@ -1,0 +1,305 @@
+//! Tests of the schedule: leases, times and outcomes in, decisions out.
+
+use super::*;
+use crate::core::{
+    claim::{Claim, Grant, InFlight},
+    id::generate_lock_id,
+    key::LockKey,
+    token::FencingToken,
+};
+use proptest::prelude::*;
+
+pub(super) fn at(millis: u64) -> Moment {
+    Moment::from_nanos(millis * 1_000_000)
+}
+
+pub(super) fn lease(ttl_ms: u64, deadline_ms: u64) -> Arc<Lease> {
+    let claim = Claim {
+        key: LockKey::new("", "x").unwrap(),
+        id: generate_lock_id(),
+        ttl: Duration::from_millis(ttl_ms),
+    };
+    let (votes, nodes) = (deadline_on_one_node(deadline_ms), NodeSet::single(0));
+    let late =
+        InFlight { broken_until: at(0), unanswered: NodeSet::EMPTY, unanswered_until: at(0) };
+    let grant = Grant {
+        token: FencingToken(1),
+        node_deadlines: votes,
+        provisional: false,
+        in_flight: late,
+        may_hold: nodes,
+        queue_entry: String::new(),
+    };
+    Arc::new(Lease::new(claim, &grant, at(0)))
+}
+
+fn deadline_on_one_node(deadline_ms: u64) -> NodeDeadlines {
+    let mut votes = NodeDeadlines::new(1);
+    votes.confirm(0, at(deadline_ms));
+    votes
+}
+
+pub(super) fn plan() -> RenewalPlan {
+    RenewalPlan {
+        node_deadlines: NodeDeadlines::new(1),
+        renew: true,
+        provisional: false,
+        hold_until: Moment::NEVER,
+    }
+}
+
+pub(super) fn generations(due: Vec<(Generation, Arc<Lease>)>) -> Vec<Generation> {
+    due.into_iter().map(|(generation, _)| generation).collect()
+}
+
+#[test]
+fn lease_renewed_every_third_of_ttl() {
+    let mut schedule = Schedule::default();
+    let generation = schedule.insert(lease(3_000, 2_900), plan(), at(0));
+    assert_eq!(schedule.earliest(), at(1_000));
+    assert!(schedule.take_due(at(999)).is_empty());
+    assert_eq!(generations(schedule.take_due(at(1_000))), [generation]);
+    // In flight: only the end is scheduled.
+    assert_eq!(schedule.earliest(), at(2_900));
+    schedule.on_renewed(generation, at(1_001));
+    assert_eq!(schedule.earliest(), at(2_001));
+}
+
+#[test]
+fn renewals_due_soon_are_coalesced() {
+    let mut schedule = Schedule::default();
+    let first = schedule.insert(lease(3_000, 2_900), plan(), at(0));
+    let second = schedule.insert(lease(3_000, 2_900), plan(), at(9));
+    let third = schedule.insert(lease(3_000, 2_900), plan(), at(50));
+    assert_eq!(generations(schedule.take_due(at(1_000))), [first, second]);
+    assert_eq!(generations(schedule.take_due(at(1_050))), [third]);
+}
+
+#[test]
+fn provisional_lease_confirmed_soon() {
+    let mut schedule = Schedule::default();
+    schedule.insert(lease(10_000, 900), RenewalPlan { provisional: true, ..plan() }, at(0));
+    assert_eq!(schedule.earliest(), at(100));
+    schedule.insert(lease(10_000, 8), RenewalPlan { provisional: true, ..plan() }, at(0));
+    assert_eq!(schedule.earliest(), at(2));
+}
+
+#[test]
+fn retries_get_closer_until_the_deadline() {
+    let mut schedule = Schedule::default();
+    let lease = lease(3_000, 2_900);
+    let generation = schedule.insert(lease.clone(), plan(), at(0));
+    let (mut now, mut tries, mut last_pause) = (at(1_000), 0, Duration::MAX);
+    while !schedule
+        .take_expired(now)
+        .iter()
+        .any(|(over, why)| Arc::ptr_eq(over, &lease) && *why == ExpiryCause::Deadline)
+    {
+        if !schedule.take_due(now).is_empty() {
+            tries += 1;
+            schedule.on_failed(generation, now);
+        }
+        let pause = schedule.earliest().duration_since(now);
+        assert!(
+            pause > Duration::ZERO && pause <= last_pause,
+            "retry delays must be positive and must not grow"
+        );
+        (now, last_pause) = (schedule.earliest(), pause);
+    }
+    assert_eq!(now, at(2_900));
+    assert!((5..200).contains(&tries), "{tries} tries");
+    assert_eq!(schedule.earliest(), Moment::NEVER);
+}
+
+#[test]
+fn max_hold_ends_a_healthy_lease() {
+    let mut schedule = Schedule::default();
+    schedule.insert(lease(3_000, 2_900), RenewalPlan { hold_until: at(500), ..plan() }, at(0));
+    assert_eq!(schedule.earliest(), at(500));
+    assert_eq!(schedule.take_expired(at(500))[0].1, ExpiryCause::MaxHold);
+}
+
+#[test]
+fn unrenewed_provisional_lease_confirmed_once() {
+    let mut schedule = Schedule::default();
+    let lease = lease(10_000, 900);
+    let generation = schedule.insert(
+        lease.clone(),
+        RenewalPlan { renew: false, provisional: true, ..plan() },
+        at(0),
+    );
+    assert_eq!(generations(schedule.take_due(at(100))), [generation]);
+    assert!(lease.update_deadline(at(9_900), at(101)));
+    schedule.on_renewed(generation, at(100));
+    assert_eq!(schedule.earliest(), at(9_900));
+}
+
+#[test]
+fn unrenewed_lease_has_only_its_end_scheduled() {
+    let mut schedule = Schedule::default();
+    schedule.insert(lease(3_000, 2_900), RenewalPlan { renew: false, ..plan() }, at(0));
+    assert!(schedule.take_due(at(2_800)).is_empty());
+    assert_eq!(schedule.earliest(), at(2_900));
+}
+
+#[test]
+fn late_outcome_for_removed_lease_ignored() {
+    let mut schedule = Schedule::default();
+    let generation = schedule.insert(lease(3_000, 2_900), plan(), at(0));
+    assert_eq!(schedule.take_due(at(1_000)).len(), 1);
+    assert!(schedule.remove(generation).is_some());
+    schedule.on_renewed(generation, at(1_000));
+    schedule.on_failed(generation, at(1_000));
+    schedule.requeue(generation, at(1_000));
+    assert!(!schedule.contains(generation));
+    assert_eq!(schedule.earliest(), Moment::NEVER);
+}
+
+#[test]
+fn requeued_renewal_is_still_due() {
+    let mut schedule = Schedule::default();
+    let generation = schedule.insert(lease(3_000, 2_900), plan(), at(0));
+    schedule.take_due(at(1_000));
+    schedule.requeue(generation, at(1_005));
+    assert_eq!(schedule.earliest(), at(1_005));
+    assert_eq!(generations(schedule.take_due(at(1_005))), [generation]);
+}
+
+#[test]
+fn validity_follows_the_quorum() {
+    let mut schedule = Schedule::default();
+    let mut votes = NodeDeadlines::new(3);
+    votes.exclude(2);
+    let generation = schedule.insert(
+        lease(3_000, 2_900),
+        RenewalPlan { node_deadlines: votes, ..plan() },
+        at(0),
+    );
+    assert_eq!(schedule.excluded(generation), NodeSet::single(2));
+    assert_eq!(
+        schedule.record_replies(generation, &[(0, Some(at(3_900))), (1, Some(at(3_800)))]),
+        Some(Some(at(3_800)))
+    );
+    assert_eq!(
+        schedule.record_replies(generation, &[(1, Some(at(4_800)))]),
+        Some(Some(at(3_900))),
+        "only one node has renewed it"
+    );
+    assert_eq!(
+        schedule.record_replies(generation, &[(0, None)]),
+        Some(None),
+        "one of three is no quorum"
+    );
+    schedule.remove(generation);
+    assert_eq!(schedule.record_replies(generation, &[(0, Some(at(5_800)))]), None);
+    assert_eq!(schedule.excluded(generation), NodeSet::EMPTY);
+}
+
+/// Fault: N110
+#[test]
+fn silent_node_listed_after_a_whole_lease() {
+    let mut schedule = Schedule::default();
+    let mut keep = |renew, barred: Option<usize>| {
+        let mut votes = NodeDeadlines::new(3);
+        barred.into_iter().for_each(|node| votes.exclude(node));
+        schedule.insert(
+            lease(3_000, 2_900),
+            RenewalPlan { node_deadlines: votes, renew, ..plan() },
+            at(0),
+        )
+    };
+    let [first, second] = [keep(true, None), keep(true, None)];
+    // Not listed: a lease for which the node is excluded, and a lease that is not renewed.
+    keep(true, Some(2));
+    keep(false, None);
+    for generation in [first, second] {
+        schedule.record_replies(generation, &[(0, Some(at(2_900))), (1, Some(at(2_900)))]);
+    }
+    let unheard = |schedule: &Schedule, node, now, most| {
+        let unheard = schedule.without_recent_reply(NodeSet::single(node), at(now), most);
+        unheard.into_iter().map(|(generation, _)| generation).collect::<Vec<_>>()
+    };
+    assert_eq!(unheard(&schedule, 2, 1_000, 9), [first, second]);
+    assert_eq!(unheard(&schedule, 2, 1_000, 1), [first]);
+    schedule.record_replies(first, &[(2, Some(at(3_900)))]);
+    assert_eq!(unheard(&schedule, 2, 3_899, 9), [second]);
+    assert_eq!(unheard(&schedule, 2, 3_900, 9), [first, second]);
+    schedule.record_replies(second, &[(0, None)]);
+    assert_eq!(unheard(&schedule, 0, 1_000, 1), [second], "it may have been re-acquired since");
+}
+
+#[test]
+fn take_all_keeps_insertion_order() {
+    let mut schedule = Schedule::default();
+    let leases = [2_900, 1_000, 2_000].map(|deadline| lease(3_000, deadline));
+    let kept: Vec<_> =
+        leases.iter().map(|lease| schedule.insert(lease.clone(), plan(), at(0))).collect();
+    schedule.take_due(at(1_000));
+    let taken = schedule.take_all();
+    assert!(
+        taken.len() == 3
+            && taken.iter().zip(&leases).all(|(taken, lease)| Arc::ptr_eq(taken, lease))
+    );
+    assert!(kept.iter().all(|generation| !schedule.contains(*generation)));
+    assert_eq!((schedule.earliest(), schedule.earliest_overdue()), (Moment::NEVER, Moment::NEVER));
+}
+
+#[test]
+fn moved_end_is_not_an_expiry() {
+    let mut schedule = Schedule::default();
+    let lease = lease(3_000, 2_900);
+    schedule.insert(lease.clone(), RenewalPlan { renew: false, ..plan() }, at(0));
+    assert!(lease.update_deadline(at(5_000), at(100)));
+    assert!(schedule.take_expired(at(2_900)).is_empty());
+    assert_eq!(schedule.earliest(), at(5_000));
+}
+
+proptest! {
+    /// Whatever the outcomes of renewals: every registered lease is scheduled at its end or
+    /// earlier, and a removed lease does not come back.
+    #[test]
+    fn no_lease_is_overlooked(
+        steps in proptest::collection::vec((0u8..6, 0usize..8, 1u64..400), 1..120),
+    ) {
+        let mut schedule = Schedule::default();
+        let mut kept: Vec<(Generation, Arc<Lease>)> = Vec::new();
+        let mut under_way: Vec<Generation> = Vec::new();
+        let mut now = 0;
+        for (what, which, span) in steps {
+            now += span;
+            let over: Vec<_> = schedule.take_expired(at(now));
+            for (lease, _) in &over {
+                prop_assert!(lease.deadline() <= at(now));
+                kept.retain(|(_, other)| !Arc::ptr_eq(lease, other));
+            }
+            match what {
+                0 | 1 => {
+                    let lease = lease(span * 3, now + span * 3);
+                    kept.push((schedule.insert(lease.clone(), plan(), at(now)), lease));
+                }
+                2 => under_way.extend(generations(schedule.take_due(at(now)))),
+                3 if !under_way.is_empty() => {
+                    let generation = under_way.remove(which % under_way.len());
+                    if let Some((_, lease)) = kept.iter().find(|(other, _)| *other == generation) {
+                        lease.update_deadline(at(now + span), at(now));
+                    }
+                    schedule.on_renewed(generation, at(now));
+                }
+                4 if !under_way.is_empty() => {
+                    schedule.on_failed(under_way.remove(which % under_way.len()), at(now));
+                }
+                5 if !kept.is_empty() => {
+                    let (generation, _) = kept.remove(which % kept.len());
+                    schedule.remove(generation);
+                }
+                _ => {}
+            }
+            for (generation, lease) in &kept {
+                prop_assert!(schedule.contains(*generation));
+                prop_assert!(schedule.earliest() <= lease.deadline());
+            }
+            prop_assert_eq!(schedule.entries.len(), kept.len());
+            prop_assert_eq!(schedule.ends.len(), kept.len());
+        }
+    }
+}

@@ -1,0 +1,417 @@
+//! The renewer's thread. It loops: lock the state, decide, unlock, act, sleep until the earliest
+//! deadline. It has its own connections, so that no lock is lost when users exhaust the pool.
+
+use std::{
+    mem,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    time::Duration,
+};
+
+use super::{
+    Errand, Shared,
+    cleanup_queue::Cleanup,
+    cleanup_worker::PIPELINE_MAX,
+    desk::{Desk, Watch},
+    outcome::RenewalOutcome,
+    schedule::{ExpiryCause, Generation},
+};
+use crate::{
+    backend::{
+        redis::{
+            Exchange, NodeError, NodeErrorKind, Request,
+            requests_and_replies::{Renew, RenewReply, Renewal},
+        },
+        redlock::{
+            AskError, BroadcastOptions, NodeConnections, Redlock, ReleaseRequest, Response,
+            Responses,
+        },
+    },
+    core::{
+        lease::Lease,
+        node_answer::Vote,
+        quorum::{NodeSet, Verdict},
+    },
+    sys::clock::{self, Moment},
+};
+
+/// Maximum number of locks in one renewal request; otherwise one request could block the server for
+/// long. Still large enough that locks share the cost of a round trip.
+pub(super) const RENEWAL_BATCH_MAX: usize = 100;
+/// Minimum timeout of a renewal; otherwise one urgent lease would fail all others in its batch.
+const RENEWAL_TIMEOUT_MIN: Duration = Duration::from_millis(50);
+/// Maximum wait for the remaining nodes once a quorum has answered a renewal.
+const STRAGGLER_GRACE_MAX: Duration = Duration::from_millis(50);
+/// Maximum delay of a due renewal by work that can be postponed.
+pub(super) const PREEMPTION_DELAY_MAX: Duration = Duration::from_millis(50);
+/// Value of `delay` for [`Worker::ask`] without a fixed limit: a due renewal waits for the exchange
+/// until its lease has no more time left than the exchange has taken.
+pub(super) const SPARE: Duration = Duration::MAX;
+/// Maximum time of a connection attempt that outlasts its exchange. Bounds the number of attempts
+/// in progress.
+const CONNECT_TIMEOUT_MAX: Duration = Duration::from_secs(1);
+
+/// Work that was due at one moment, taken from the state.
+pub(super) struct DueWork {
+    pub(super) expired: Vec<(Arc<Lease>, ExpiryCause)>,
+    pub(super) overdue: Vec<Arc<Lease>>,
+    pub(super) renew: Vec<(Generation, Arc<Lease>)>,
+    pub(super) cleanups: Vec<(Cleanup, Duration)>,
+    pub(super) errands: Vec<Errand>,
+    /// The clean-up queue was full, and entries were dropped.
+    pub(super) overflowed: bool,
+}
+
+/// Result of one renewal request for one lock.
+struct Settlement {
+    /// Nodes on which nobody holds the lock.
+    missing: NodeSet,
+    /// Fewer than a quorum confirmed the renewal; retry soon.
+    unconfirmed: bool,
+}
+
+impl Settlement {
+    fn ended() -> Settlement {
+        Settlement { missing: NodeSet::EMPTY, unconfirmed: false }
+    }
+}
+
+/// A lease, and the nodes on which its lock must be re-acquired.
+pub(super) type MissingOn = (Generation, Arc<Lease>, NodeSet);
+
+/// Combined result of the renewal batches of one pass.
+#[derive(Default)]
+struct BatchReport {
+    missing: Vec<MissingOn>,
+    /// Nodes that had not replied when the quorum had, and were not awaited.
+    stragglers: NodeSet,
+    /// Nodes that were awaited and did not reply. Later batches of the pass do not wait for them.
+    unresponsive: NodeSet,
+    /// Log-once flags: a pass logs each kind of failure at most once, for all locks together.
+    refusal_logged: bool,
+    failure_logged: bool,
+}
+
+pub(super) struct Worker {
+    pub(super) desk: Desk,
+    connections: NodeConnections,
+    /// Earliest time of the next exchange with nodes that reply long after the others.
+    pub(super) listens_at: Moment,
+}
+
+impl Worker {
+    pub(super) fn new(redlock: Arc<Redlock>, shared: Arc<Shared>) -> Worker {
+        Worker {
+            connections: redlock.reserved_connections(),
+            desk: Desk { redlock, shared },
+            listens_at: Moment::from_nanos(0),
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        while let Some(work) = self.desk.shared.wait_for_work() {
+            self.handle(work);
+        }
+        self.drain();
+    }
+
+    fn handle(&mut self, work: DueWork) {
+        for expired in work.expired {
+            self.isolate_panic(|worker| worker.desk.expire([expired]));
+        }
+        self.isolate_panic(|worker| worker.desk.report_overdue(work.overdue, clock::now()));
+        for errand in work.errands {
+            self.isolate_panic(|worker| worker.run_errand(errand));
+        }
+        let BatchReport { missing, stragglers, .. } = self.renew(work.renew);
+        if work.overflowed {
+            log_safely!(
+                warn,
+                "the clean-up queue is full; some abandoned locks are left to expire"
+            );
+        }
+        if !work.cleanups.is_empty() {
+            self.isolate_panic(|worker| worker.run_due_cleanups(work.cleanups));
+        }
+        self.reacquire_all(missing);
+        let missing = self.isolate_panic(|worker| worker.listen_to(stragglers)).unwrap_or_default();
+        self.reacquire_all(missing);
+    }
+
+    /// Runs `action` and catches a panic, so that a bug in the handling of one lock does not affect
+    /// the others. Returns `None` after a panic.
+    pub(super) fn isolate_panic<T>(&mut self, action: impl FnOnce(&mut Worker) -> T) -> Option<T> {
+        let result = catch_unwind(AssertUnwindSafe(|| action(self)));
+        result
+            .map_err(|panic| {
+                mem::forget(panic);
+                // Replies in flight on the old connections cannot be matched to requests any more.
+                self.connections = self.desk.redlock.reserved_connections();
+                log_safely!(error, "internal error in the lock renewer; please report it");
+            })
+            .ok()
+    }
+
+    fn renew(&mut self, mut due: Vec<(Generation, Arc<Lease>)>) -> BatchReport {
+        let mut report = BatchReport::default();
+        while !due.is_empty() {
+            let rest = due.split_off(due.len().min(RENEWAL_BATCH_MAX));
+            let went_well = self
+                .isolate_panic(|worker| worker.renew_batch(&due, &mut report))
+                .unwrap_or_else(|| {
+                    self.renew_each(&due, &mut report);
+                    true
+                });
+            if !went_well {
+                // The failed batch must not delay the rest, which is due again before the batch is
+                // retried.
+                let now = clock::now();
+                let mut state = self.desk.shared.state.lock();
+                for (generation, _) in &rest {
+                    state.schedule.requeue(*generation, now);
+                }
+                break;
+            }
+            due = rest;
+        }
+        report
+    }
+
+    /// Renews each lock of a batch on its own, after a panic. The lock that causes the panic is
+    /// retried until its deadline.
+    fn renew_each(&mut self, batch: &[(Generation, Arc<Lease>)], report: &mut BatchReport) {
+        for one in batch {
+            if self
+                .isolate_panic(|worker| worker.renew_batch(std::slice::from_ref(one), report))
+                .is_none()
+            {
+                self.desk.shared.state.lock().schedule.on_failed(one.0, clock::now());
+            }
+        }
+    }
+
+    fn renew_batch(&mut self, due: &[(Generation, Arc<Lease>)], report: &mut BatchReport) -> bool {
+        let now = clock::now();
+        // Skip leases that were released or ended since they fell due.
+        let mut least_left = Duration::MAX;
+        let batch: Vec<_> = {
+            let state = self.desk.shared.state.lock();
+            let alive = |(generation, lease): &&(Generation, Arc<Lease>)| {
+                let remaining = lease.deadline().duration_since(now);
+                let alive = !remaining.is_zero() && state.schedule.contains(*generation);
+                least_left = if alive { least_left.min(remaining) } else { least_left };
+                alive
+            };
+            due.iter().filter(alive).collect()
+        };
+        // Use half of the shortest remaining time, so that a second try fits into the rest.
+        let timeout =
+            (least_left / 2).max(RENEWAL_TIMEOUT_MIN).min(self.desk.redlock.operation_timeout());
+        let renewals: Vec<_> = batch.iter().map(|(_, lease)| build_renewal(lease, now)).collect();
+        if renewals.is_empty() {
+            return true;
+        }
+        // Stragglers must not delay a renewal that a quorum has confirmed.
+        let grace = STRAGGLER_GRACE_MAX.min(least_left / 4);
+        let round = BroadcastOptions {
+            straggler_grace: grace,
+            ..BroadcastOptions::new(self.desk.redlock.all_nodes(), now.saturating_add(timeout))
+        };
+        let mut responses = self.ask(round, SPARE, |_| Renew(&renewals), |_, _| Vote::Yes);
+        self.hear_the_rest(&batch, &renewals, least_left, &mut responses, &mut report.unresponsive);
+        let quorum = responses.verdict() == Verdict::Granted;
+        if quorum {
+            report.stragglers =
+                report.stragglers.union(responses.unanswered().difference(report.unresponsive));
+        }
+        if !quorum
+            && batch.len() > 1
+            && let Some((code, message)) = find_refusal(&responses)
+        {
+            // Find the lock that causes the refusal by bisection, because one request for each lock
+            // would take too long over a slow connection.
+            if !mem::replace(&mut report.refusal_logged, true) {
+                let (server, locks) = (self.desk.redlock.label(), batch.len());
+                log_safely!(
+                    warn,
+                    "could not renew {locks} locks in one request at {server}: {code} {message}; \
+                     trying smaller requests"
+                );
+            }
+            let (one, other) = due.split_at(due.len() / 2);
+            self.renew_batch(one, report);
+            self.renew_batch(other, report);
+            return true;
+        }
+        let mut failed = Vec::new();
+        let several = self.desk.redlock.len() > 1;
+        for (index, (generation, lease)) in batch.iter().enumerate() {
+            let Settlement { missing, unconfirmed } =
+                self.apply_renewal(*generation, lease, &responses, index);
+            if unconfirmed {
+                failed.push(lease);
+            }
+            if several && !missing.is_empty() {
+                report.missing.push((*generation, lease.clone(), missing));
+            }
+        }
+        let mut cause = None;
+        if !quorum {
+            let why = AskError::from_responses(&self.desk.redlock, responses, |_| "renewed".into())
+                .to_string();
+            if !mem::replace(&mut report.failure_logged, true) {
+                log_safely!(
+                    warn,
+                    "could not renew {} locks at {}: {why}",
+                    batch.len(),
+                    self.desk.redlock.label()
+                );
+            }
+            cause = Some(why);
+        }
+        if !failed.is_empty() {
+            let why = cause.unwrap_or_else(|| "too few nodes confirmed it".into());
+            self.desk.report_failure(&failed, &why.into());
+        }
+        quorum
+    }
+
+    /// Applies the replies about one lock of a batch.
+    fn apply_renewal(
+        &self,
+        generation: Generation,
+        lease: &Arc<Lease>,
+        responses: &Responses<(u64, Vec<RenewReply>)>,
+        index: usize,
+    ) -> Settlement {
+        let excluded = self.desk.shared.state.lock().schedule.excluded(generation);
+        let outcome = self.collect_replies(lease, responses, index, excluded);
+        let Some(deadline) = self.apply_replies(generation, lease, &outcome) else {
+            return Settlement::ended();
+        };
+        let RenewalOutcome { replies, missing, confirmations, first_sent, .. } = outcome;
+        let now = clock::now();
+        let margin = lease.deadline().duration_since(now);
+        // If the confirmation came after the deadline, `expire` handles the lease.
+        let alive = replies.is_empty() || lease.update_deadline(deadline, now);
+        let mut state = self.desk.shared.state.lock();
+        let unconfirmed = confirmations < self.desk.redlock.quorum_size();
+        let missing = if alive { missing.difference(excluded) } else { NodeSet::EMPTY };
+        if unconfirmed {
+            state.schedule.on_failed(generation, now);
+        } else if alive {
+            state.schedule.on_renewed(generation, first_sent);
+            drop(state);
+            let (claim, took) = (&lease.claim, now.duration_since(first_sent));
+            self.desk.redlock.observer().renewed(claim.key.name(), &claim.id, margin, took);
+        }
+        Settlement { missing, unconfirmed }
+    }
+
+    /// Sends a request over the renewer's own connections and collects the replies. Stops early in
+    /// three cases: other work is due and `delay` has passed since the start; the lease of a due
+    /// renewal has no more time left than this exchange has taken; or the manager shuts down.
+    pub(super) fn ask<C: Request>(
+        &mut self,
+        round: BroadcastOptions<'_>,
+        delay: Duration,
+        call: impl Fn(usize) -> C,
+        vote: impl Fn(usize, &Exchange<C::Reply>) -> Vote,
+    ) -> Responses<C::Reply> {
+        let Worker { desk, connections, .. } = self;
+        let (since, stop) = (clock::now(), desk.limits().1);
+        let before_shutdown = stop == Moment::NEVER;
+        let deadline = round.deadline.min(stop);
+        // Let a connection attempt outlast this exchange: it may still help another lease.
+        let connect_by = since
+            .saturating_add(desk.redlock.operation_timeout().min(CONNECT_TIMEOUT_MAX))
+            .max(deadline)
+            .min(stop);
+        let mut made_room = false;
+        let mut watch = |now| match desk.watch(since, delay, before_shutdown, now) {
+            Watch::Until(next) => Some(next),
+            Watch::MakeRoom => {
+                made_room = true;
+                None
+            }
+            Watch::End => None,
+        };
+        let wait_until = round.wait_until.min(deadline);
+        let round = BroadcastOptions {
+            deadline,
+            wait_until,
+            connect_by,
+            on_idle: Some(&mut watch),
+            ..round
+        };
+        let mut responses = desk.redlock.ask(connections, round, call, vote);
+        if made_room && delay == SPARE {
+            // Close these connections: the next exchange must not wait for the same nodes.
+            for node in responses.unanswered().iter() {
+                connections.0[node].poison();
+                responses.by_node[node] =
+                    Response::Failed(NodeError::outcome_unknown(NodeErrorKind::TimedOut));
+            }
+        }
+        responses
+    }
+
+    /// Whether requests to these nodes can be sent now, and their replies read later.
+    pub(super) fn can_pipeline(&self, nodes: NodeSet) -> bool {
+        nodes.iter().all(|node| {
+            self.connections.0[node].is_connected()
+                && self.connections.0[node].unread_count() < PIPELINE_MAX
+        })
+    }
+
+    /// Nodes to which nothing was sent because there is no connection.
+    pub(super) fn not_connected<T>(&self, responses: &Responses<T>) -> NodeSet {
+        let unsent = responses.nodes_where(
+            |response| matches!(response, Response::Failed(failure) if !failure.outcome_unknown),
+        );
+        unsent.iter().filter(|node| !self.connections.0[*node].is_connected()).collect()
+    }
+
+    pub(super) fn run_errand(&mut self, errand: Errand) {
+        let Errand { claim, waiter, was_held, may_be_done, deadline, answer } = errand;
+        let timeout = deadline.duration_since(clock::now());
+        let request = ReleaseRequest {
+            key: &claim.key,
+            id: claim.id.as_str().as_bytes(),
+            queue_entry: &waiter,
+            was_held,
+            unanswered: NodeSet::EMPTY,
+            maybe_applied: may_be_done,
+        };
+        if !timeout.is_zero() {
+            let redlock = self.desk.redlock.clone();
+            let ask = |round: BroadcastOptions<'_>| {
+                self.ask(round, SPARE, |_| request.node_request(), ReleaseRequest::vote)
+            };
+            let outcome = redlock.release_with(request, timeout, ask);
+            // The caller may have stopped waiting.
+            let _ = answer.send(outcome);
+        }
+    }
+}
+
+pub(super) fn build_renewal(lease: &Lease, now: Moment) -> Renewal<'_> {
+    Renewal {
+        lock: lease.claim.key.lock_key(),
+        id: lease.claim.id.as_str(),
+        ttl_ms: lease.claim.ttl_ms(),
+        fence: lease.should_refresh_token(now).then(|| lease.claim.key.fence_key()),
+    }
+}
+
+/// Returns the first refusal that may be caused by a single lock, and not by the state of the
+/// server.
+fn find_refusal<T>(responses: &Responses<T>) -> Option<(&str, &str)> {
+    responses.by_node.iter().find_map(|response| match response {
+        Response::Failed(failure) if failure.is_server_wide() => None,
+        Response::Failed(NodeError { kind: NodeErrorKind::Refused { code, message }, .. }) => {
+            Some((&**code, &**message))
+        }
+        _ => None,
+    })
+}

@@ -1,0 +1,13 @@
+//! The machine: time, threads, forks, mutexes, logging and text. The only place that reads a clock,
+//! waits, or starts a thread.
+
+#[macro_use]
+pub(crate) mod logging;
+
+pub(crate) mod clock;
+pub(crate) mod display;
+pub(crate) mod fork;
+#[cfg(feature = "testing")]
+pub mod sim;
+pub(crate) mod sync;
+pub(crate) mod threads;

@@ -1,0 +1,90 @@
+//! The only module that starts threads.
+
+use std::{
+    io,
+    thread::{self, ThreadId},
+};
+
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+
+#[cfg(feature = "testing")]
+use crate::sys::sim;
+
+/// A thread that can be joined.
+#[derive(Debug)]
+pub(crate) enum Thread {
+    Real(thread::JoinHandle<()>),
+    #[cfg(feature = "testing")]
+    Simulated(u64),
+}
+
+pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
+    #[cfg(feature = "testing")]
+    if let Some(world) = sim::world() {
+        return world.spawn(name, Box::new(run)).map(Thread::Simulated);
+    }
+    with_signals_blocked(|| thread::Builder::new().name(name.into()).spawn(run).map(Thread::Real))
+}
+
+/// Runs `action` with signals blocked, so that threads started by it do not receive any. A program
+/// may block a signal in order to wait for it, and would be killed if one of our threads received
+/// it. Signals that a fault in the thread itself raises, such as SIGSEGV, are not blocked.
+pub(crate) fn with_signals_blocked<T>(action: impl FnOnce() -> T) -> T {
+    let mut signals = SigSet::all();
+    let faults = [
+        Signal::SIGSEGV,
+        Signal::SIGBUS,
+        Signal::SIGFPE,
+        Signal::SIGILL,
+        Signal::SIGTRAP,
+        Signal::SIGSYS,
+    ];
+    faults.into_iter().for_each(|signal| signals.remove(signal));
+    // Block signals here, before the thread starts: a thread that blocks them itself could receive
+    // one first.
+    let before = signals.thread_swap_mask(SigmaskHow::SIG_BLOCK);
+    let result = action();
+    if let Ok(before) = before {
+        let _ = before.thread_set_mask();
+    }
+    result
+}
+
+/// Id of the calling thread. `None` in a simulation: there, one real thread runs all simulated
+/// threads, and the library's threads call no user code.
+pub(crate) fn current() -> Option<ThreadId> {
+    #[cfg(feature = "testing")]
+    if sim::world().is_some() {
+        return None;
+    }
+    Some(thread::current().id())
+}
+
+/// Whether the caller runs on this thread.
+pub(crate) fn is_current(id: Option<ThreadId>) -> bool {
+    id.is_some_and(|id| thread::current().id() == id)
+}
+
+impl Thread {
+    /// Id for [`is_current`]. `None` for a simulated thread, which calls no user code.
+    pub(crate) fn id(&self) -> Option<ThreadId> {
+        match self {
+            Thread::Real(thread) => Some(thread.thread().id()),
+            #[cfg(feature = "testing")]
+            Thread::Simulated(_) => None,
+        }
+    }
+
+    /// Waits for the thread to end. The result is ignored, because our threads catch panics.
+    pub(crate) fn join(self) {
+        match self {
+            Thread::Real(thread) => drop(thread.join()),
+            #[cfg(feature = "testing")]
+            Thread::Simulated(thread) => {
+                if let Some(world) = sim::world() {
+                    world.join(thread);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! `WaitHandle`: the registration of a waiting thread.
+
+use std::sync::Arc;
+
+use super::{
+    listener::GrantListener,
+    registry::{WaitSlot, Wake},
+};
+use crate::sys::{
+    clock::{self, Moment},
+    threads,
+};
+
+/// Registration of a waiting thread, which ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct WaitHandle {
+    slot: Arc<WaitSlot>,
+    listener: Arc<GrantListener>,
+}
+
+impl WaitHandle {
+    /// Registers the calling thread as a waiter for a lock.
+    pub(super) fn new(listener: Arc<GrantListener>, lock: &str, id: &str) -> WaitHandle {
+        WaitHandle { slot: listener.registry.register(lock, id, threads::current()), listener }
+    }
+
+    /// Unique number of this waiter.
+    pub(crate) fn number(&self) -> u64 {
+        self.slot.number()
+    }
+
+    /// Makes sure that a grant can be received. Returns false if that is not possible now. Blocks
+    /// until `until` at the latest.
+    pub(crate) fn ensure_subscribed(&self, until: Moment) -> bool {
+        self.listener.ensure_subscribed(until, &self.slot)
+    }
+
+    /// Closes the subscription because the queue node replied, to a request sent at `asked_at`,
+    /// that it has no subscriber. Returns true if the caller must subscribe again.
+    pub(crate) fn invalidate_subscription(&self, node: usize, asked_at: Moment) -> bool {
+        self.listener.invalidate(node, asked_at)
+    }
+
+    /// Records the queue position that the server reported.
+    pub(crate) fn set_position(&self, position: u64) {
+        self.listener.registry.set_position(&self.slot, position);
+    }
+
+    /// Whether no other thread of this manager comes before this one in the queue for its lock.
+    pub(crate) fn is_first_in_process(&self) -> bool {
+        self.listener.registry.is_first_in_process(&self.slot)
+    }
+
+    /// Makes all other waiters of this manager for the same lock ask again.
+    pub(crate) fn wake_same_lock(&self) {
+        self.listener.registry.wake_same_lock(&self.slot);
+    }
+
+    /// If no thread reads the subscription, makes a sleeping one read it.
+    pub(crate) fn promote_follower(&self) {
+        self.listener.promote_follower();
+    }
+
+    /// Blocks until there is a signal, or until `until`.
+    pub(crate) fn wait(&self, until: Moment) -> Wake {
+        // Whether other waiters rely on this thread to read the subscription.
+        let mut promoted = false;
+        let wake = loop {
+            if let Some(wake) = self.slot.take_wake() {
+                break wake;
+            }
+            if clock::now() >= until {
+                break Wake::Timeout;
+            }
+            if let Some(subscription) = self.listener.take_subscription() {
+                promoted = true;
+                break self.listener.lead(subscription, &self.slot, until);
+            }
+            self.slot.prepare_to_park();
+            if !self.listener.has_idle_subscription() {
+                self.slot.park(until);
+            }
+            promoted |= self.slot.finish_park();
+        };
+        // A thread that was granted the lock will drop this handle, which promotes another one.
+        if promoted && !matches!(wake, Wake::Granted(_)) {
+            self.listener.promote_follower();
+        }
+        wake
+    }
+}
+
+impl Drop for WaitHandle {
+    fn drop(&mut self) {
+        self.listener.registry.unregister(&self.slot);
+        if self.listener.is_subscribed() {
+            self.listener.promote_follower();
+        } else {
+            // Without a subscription, nothing else makes the next waiter poll for the others.
+            self.listener.registry.wake_next(&self.slot);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        backend::{redis::Endpoint, redlock::Redlock},
+        observe::Observer,
+    };
+
+    /// Fault: N121
+    #[test]
+    fn handle_dropped_without_subscription_wakes_next_waiter() {
+        let nowhere = Arc::new(Endpoint::parse("unix:///nowhere").unwrap());
+        let observer = Observer::start(Default::default(), nowhere.label.clone()).unwrap();
+        let timeout = Duration::from_secs(1);
+        let redlock =
+            Redlock::new(&[nowhere], 1, timeout, Duration::ZERO, timeout, observer).unwrap();
+        let listener = Arc::new(GrantListener::new(Arc::new(redlock), "channel".into()));
+        let [first, second, third] = ["a", "b", "c"].map(|id| listener.register("x", id));
+        assert!(!listener.is_subscribed());
+        drop(first);
+        assert_eq!((second.slot.take_wake(), third.slot.take_wake()), (Some(Wake::Recheck), None));
+    }
+}
