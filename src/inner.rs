@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 
 use self::by_id::IdEntry;
 use crate::{
-    acquire::{Acquirer, Crowd},
+    acquire::Acquirer,
     backend::{
         redis::requests_and_replies::InspectReply,
         redlock::{AskError, Lookup, PooledConnections, Redlock, join_labels},
@@ -93,11 +93,11 @@ impl ManagerHandle {
         let renewer = LockRenewer::start(redlock.clone()).map_err(no_thread("lock renewer"))?;
         let channel = format!("distlock:client:{}", random_uuid());
         let acquirer = Acquirer {
-            redlock: redlock.clone(),
+            backend: redlock.clone(),
+            observer: redlock.shared_observer().clone(),
             listener: Arc::new(GrantListener::new(redlock.clone(), channel)),
             claim_window: config.claim_window,
             repair_ttl: !config.prefix.is_empty(),
-            crowd: Crowd::new(),
         };
         let inner = ManagerInner {
             config,

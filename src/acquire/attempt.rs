@@ -1,416 +1,190 @@
-//! `Attempt`: one acquisition in progress. Decides how to ask next, and how long to wait first.
-//!
-//! With several nodes the queue is on one of them, the queue node. The waiter at the head of the
-//! queue holds the lock on that node. Of all waiters, only the head asks the other nodes.
-//! Contenders therefore do not split the votes for long.
-
-use std::time::Duration;
-
-use smallvec::SmallVec;
+//! `Attempt`: one acquisition in progress: asks, waits for the grant, asks again.
 
 use super::{
-    Acquirer, Residue,
-    backoff::{Observation, follower_interval, unsubscribed_poll_interval, vote_backoff},
-    quorum_ask::{AcquireResponses, PendingRelease},
-    retry::RetryState,
+    Acquirer,
+    backoff::{Observation, follower_interval, unsubscribed_poll_interval},
+    retry::{RetryDecision, RetryLimits, RetryState},
 };
 use crate::{
     backend::{
-        redis::{
-            NodeError, NodeErrorKind,
-            requests_and_replies::{AcquireMode, AcquireReply},
-        },
-        redlock::{AskError, Response},
+        AcquireRequest, Acquisition, Answer, Asking, Contention, NextStep, QueueReport,
+        error::BackendError,
     },
     core::{
-        claim::{Claim, Grant, InFlight},
+        claim::{Claim, Grant, Residue},
         holder::Holder,
-        node_answer::Vote,
-        quorum::{NodeDeadlines, NodeSet, Verdict, agreed_token},
-        token::FencingToken,
-        validity::{deadline_from_grant, deadline_from_sent, needs_immediate_confirmation},
     },
-    error::LockError,
-    sys::clock::{self, Moment},
-    wait::{GrantNotice, WaitHandle, Wake},
+    error::{Action, LockError},
+    sys::{
+        clock::{self, Moment},
+        display::Quoted,
+    },
+    wait::{WaitHandle, Wake},
 };
 
-/// Maximum number of lost rounds after which a caller still retries a split vote, although its wait
-/// deadline has passed. Otherwise `try_lock` calls that start together could all fail, although no
-/// contender got the lock.
-const SPLIT_VOTE_RETRIES_MAX: u32 = 5;
-/// Maximum number of rounds in which the nodes may disagree about the fencing token. One more
-/// counts as a failure; otherwise a node that never stores the token could cause a tight loop.
-const TOKEN_ROUNDS_MAX: u32 = 5;
-
 pub(super) struct Attempt<'a> {
-    pub(super) ctx: &'a Acquirer,
-    pub(super) claim: &'a Claim,
-    pub(super) started: Moment,
+    ctx: &'a Acquirer,
+    claim: &'a Claim,
+    started: Moment,
     /// Time until which the caller waits for the lock.
-    pub(super) wait_deadline: Moment,
-    pub(super) wait_handle: Option<WaitHandle>,
-    /// Node on which this attempt queues.
-    pub(super) queue_node: usize,
-    /// A request to join the queue has been sent since `queue_node` last changed.
-    pub(super) queue_requested: bool,
-    /// Nodes on which we may have a queue entry. Includes a former queue node that has not
-    /// confirmed the removal of our entry.
-    pub(super) queued_on: NodeSet,
-    /// The queue node reported our queue entry in the last round.
-    queue_confirmed: bool,
-    /// We hold the lock on the queue node, and now need the votes of the other nodes.
-    pub(super) is_head: bool,
-    /// We had a quorum, but replies were slow. Ask the queue node for the full TTL, instead of the
-    /// claim window, before returning the lock.
-    pub(super) needs_full_lease: bool,
-    /// Nodes that may know our id, as the holder or in the queue.
-    pub(super) may_hold: NodeSet,
-    /// Nodes on which the lock and the queue entry of our claim must be released before the next
-    /// request, for example because the queue node changed.
-    pub(super) to_release: NodeSet,
-    pub(super) pending_releases: Vec<PendingRelease>,
-    /// Latest time at which a request whose reply was lost can still take effect.
-    pub(super) broken_until: Moment,
-    /// Nodes that had not replied when the last round was decided, and the time until which they
-    /// may still execute its request.
-    pub(super) unanswered: (NodeSet, Moment),
-    /// Token that a quorum must store, once nodes have returned different ones.
-    pub(super) token_min: Option<u64>,
-    token_rounds: u32,
-    /// Rounds lost to other contenders so far.
-    lost_rounds: u32,
-    /// Current run of failures; `None` once a round has had a usable result.
-    pub(super) retry: Option<RetryState>,
-    pub(super) holder: Option<Holder>,
+    wait_deadline: Moment,
+    acquisition: Box<dyn Acquisition + 'a>,
+    wait_handle: Option<WaitHandle>,
+    /// Current run of failures; `None` once a request has had a usable result.
+    retry: Option<RetryState>,
+    holder: Option<Holder>,
     /// Another holder was reported at least once.
-    pub(super) contended: bool,
-    /// Server time of the last reply that reported us as queued. An earlier grant is ignored,
-    /// because we no longer had it when that reply was sent.
-    queued_at_us: u64,
-}
-
-/// What to do after a round.
-enum NextStep {
-    Granted(Grant),
-    AskAgain,
-    WaitUntil(Moment),
+    contended: bool,
 }
 
 impl<'a> Attempt<'a> {
-    pub(super) fn new(ctx: &'a Acquirer, claim: &'a Claim, wait: Option<Duration>) -> Attempt<'a> {
-        let started = clock::now();
+    pub(super) fn new(
+        ctx: &'a Acquirer,
+        request: AcquireRequest<'a>,
+        started: Moment,
+    ) -> Attempt<'a> {
         Attempt {
             ctx,
-            claim,
+            claim: request.claim,
             started,
-            wait_deadline: wait.map_or(Moment::NEVER, |wait| started.saturating_add(wait)),
+            wait_deadline: request.wait_deadline,
+            acquisition: ctx.backend.acquisition(request),
             wait_handle: None,
-            queue_node: ctx.redlock.preferred_queue_node(),
-            queue_requested: false,
-            queued_on: NodeSet::EMPTY,
-            queue_confirmed: false,
-            is_head: false,
-            needs_full_lease: false,
-            may_hold: NodeSet::EMPTY,
-            to_release: NodeSet::EMPTY,
-            pending_releases: Vec::new(),
-            broken_until: started,
-            unanswered: (NodeSet::EMPTY, started),
-            token_min: None,
-            token_rounds: 0,
-            lost_rounds: 0,
             retry: None,
             holder: None,
             contended: false,
-            queued_at_us: 0,
         }
     }
 
-    pub(super) fn run(&mut self) -> Result<Grant, LockError> {
+    /// Returns the grant, and whether another holder was in the way.
+    pub(super) fn run(&mut self) -> Result<(Grant, bool), LockError> {
         if self.wait_deadline > self.started && self.ctx.listener.is_subscribed() {
             // The subscription is up, so the first request can already join the queue if the lock
             // is taken.
             self.ensure_wait_handle();
         }
         loop {
-            let until = match self.step()? {
-                NextStep::Granted(grant) => return Ok(grant),
-                NextStep::AskAgain => continue,
-                NextStep::WaitUntil(until) => until,
+            let place = self.ctx.listener.place();
+            let ask_again_at: Option<Moment> = match self.acquisition.ask(self.asking(), place) {
+                Answer::Granted(grant) => return Ok((grant, self.contended)),
+                Answer::WrongType => return Err(self.wrong_type_error()),
+                Answer::Undecided => continue,
+                Answer::HeadOfQueue => {
+                    self.retry = None;
+                    continue;
+                }
+                Answer::Failed(error) => Some(self.on_failure(error)?),
+                Answer::Contended(contention) => self.on_contention(contention)?,
             };
-            if let Some(grant) = self.wait(until)? {
-                return Ok(grant);
+            if let Some(at) = ask_again_at
+                && let Some(grant) = self.wait(at)?
+            {
+                return Ok((grant, self.contended));
             }
         }
     }
 
-    fn step(&mut self) -> Result<NextStep, LockError> {
-        self.switch_queue_node();
-        self.queue_confirmed = false;
-        let (mode, queue_requested_before) = (self.choose_mode(), self.queue_requested);
-        let responses = match self.ask(mode, self.should_ask_all(mode)) {
-            Ok(responses) => responses,
-            Err(error) => return self.on_failure(error).map(NextStep::WaitUntil),
-        };
-        if responses.is_wrong_type() {
-            return Err(self.wrong_type_error());
-        }
-        if !responses.asked_all() && responses.is_held_on(self.queue_node) {
-            (self.is_head, self.retry) = (true, None);
-            return Ok(NextStep::AskAgain);
-        }
-        match responses.verdict {
-            Verdict::Granted => self.on_quorum(&responses),
-            Verdict::Rejected => {
-                self.retry = None;
-                self.on_rejected(mode, queue_requested_before, &responses)
-            }
-            Verdict::Pending | Verdict::NoQuorum => {
-                self.on_failure(responses.into_error(self.ctx)).map(NextStep::WaitUntil)
-            }
-        }
+    pub(super) fn residue(&self) -> Option<Residue> {
+        self.acquisition.residue()
     }
 
-    /// Whether to ask all nodes, and not only the queue node. While other waiters are ahead of us
-    /// in the queue, the other nodes can report only one new fact: that a preferred queue node has
-    /// recovered.
-    fn should_ask_all(&self, mode: AcquireMode) -> bool {
-        let expects_contention =
-            || self.lost_rounds > 0 || self.ctx.crowd.is_likely(self.claim.key.lock_key());
-        !self.has_several_nodes()
-            || self.is_head
-            || self.needs_full_lease
-            || !expects_contention()
-            || self.retry.is_some()
-            || mode == AcquireMode::Try
-            || self.ctx.redlock.may_have_recovered(self.queue_node)
-    }
-
-    /// Whether at least one round was lost to other contenders.
-    pub(super) fn has_lost_rounds(&self) -> bool {
-        self.lost_rounds > 0
-    }
-
-    pub(super) fn has_several_nodes(&self) -> bool {
-        self.ctx.redlock.len() > 1
-    }
-
-    /// Chooses the mode of the next request. Queueing needs a subscription, because a hand-over
-    /// skips waiters that the server cannot notify.
-    fn choose_mode(&self) -> AcquireMode {
+    /// Queueing needs a subscription, because a hand-over skips waiters that the server cannot
+    /// notify.
+    fn asking(&self) -> Asking {
         if clock::now() >= self.wait_deadline {
-            if self.queued_on.contains(self.queue_node) {
-                AcquireMode::Leave
-            } else {
-                AcquireMode::Try
-            }
-        } else if !self.ctx.listener.is_subscribed() {
-            AcquireMode::Try
-        } else if self.queue_requested || self.queued_on.contains(self.queue_node) {
-            // This includes an entry from before the queue moved to another node and back.
-            // `Enqueue` would add a second entry, and one of the two would stay in the queue.
-            AcquireMode::Poll
-        } else if self.wait_handle.is_some() {
-            AcquireMode::Enqueue
+            Asking::Last
+        } else if self.wait_handle.is_some() && self.ctx.listener.is_subscribed() {
+            Asking::Queue
         } else {
-            AcquireMode::Try
+            Asking::Try
         }
     }
 
-    /// Follows the queue if it moved to another node, and marks what we hold on the former one for
-    /// release.
-    fn switch_queue_node(&mut self) {
-        if !self.has_several_nodes() {
-            return;
+    /// Returns when to ask again; `None` for at once.
+    fn on_contention(&mut self, contention: Contention) -> Result<Option<Moment>, LockError> {
+        self.retry = None;
+        if let Some(holder) = contention.holder {
+            if !std::mem::replace(&mut self.contended, true) {
+                let (name, id) = (self.claim.key.name(), &self.claim.id);
+                self.ctx.observer.contended(name, id, &holder);
+            }
+            self.holder = Some(holder);
         }
-        let queue_node = match self.ctx.listener.queue_node() {
-            Some(queue_node) => queue_node,
-            None if self.queue_requested || self.is_head => self.queue_node,
-            None => self.ctx.redlock.preferred_queue_node(),
+        match contention.next {
+            NextStep::AwaitGrant(report) => Ok(self.on_queued(&report)),
+            NextStep::AskAgainAt(at) => Ok(Some(at)),
+            NextStep::Queue { exists } => {
+                let wait_deadline = self.wait_deadline;
+                let is_subscribed = self.ensure_wait_handle().ensure_subscribed(wait_deadline);
+                Ok(if is_subscribed && exists { None } else { Some(self.unsubscribed_poll()) })
+            }
+            NextStep::GiveUp => Err(self.timeout_error()),
+        }
+    }
+
+    fn on_queued(&self, report: &QueueReport) -> Option<Moment> {
+        let now = clock::now();
+        let observation = Observation::new(now, &report.holder, report.position);
+        let next_poll = Some(observation.next_poll(self.jitter_seed()));
+        let Some(wait_handle) = &self.wait_handle else { return next_poll };
+        wait_handle.set_position(report.position);
+        if report.was_lost {
+            // The server lost the queue, and with it the entries of the other waiters in this
+            // process.
+            wait_handle.wake_same_lock();
+        }
+        if !report.no_subscriber {
+            return next_poll;
+        }
+        // A hand-over would skip us, because the server has no subscriber on our channel.
+        let resubscribed = wait_handle.invalidate_subscription(report.place, report.sent_at)
+            && wait_handle.ensure_subscribed(self.wait_deadline);
+        (!resubscribed).then(|| self.unsubscribed_poll())
+    }
+
+    fn unsubscribed_poll(&self) -> Moment {
+        clock::now().saturating_add(unsubscribed_poll_interval(self.jitter_seed()))
+    }
+
+    /// Returns when to retry after a failure, or the error that ends the acquisition.
+    fn on_failure(&mut self, error: BackendError) -> Result<Moment, LockError> {
+        let (now, jitter_seed) = (clock::now(), self.jitter_seed());
+        let backend = &self.ctx.backend;
+        let limits = RetryLimits {
+            ttl: self.claim.ttl,
+            is_single_try: self.wait_deadline == self.started,
+            wait_deadline: self.wait_deadline,
+            operation_timeout: backend.operation_timeout(),
+            longest_silence: backend.longest_silence(),
+            waits_in_queue: self.wait_handle.is_some() && self.ctx.listener.is_subscribed(),
+            has_holder: self.holder.is_some(),
         };
-        if queue_node != self.queue_node {
-            if self.queue_requested || self.is_head {
-                self.to_release = self.to_release.union(NodeSet::single(self.queue_node));
+        let retry = self.retry.get_or_insert_with(|| RetryState::new(now));
+        match retry.on_failure(error, &limits, now, jitter_seed) {
+            RetryDecision::RetryAt(at) => {
+                if let Some(error) = retry.take_report() {
+                    self.report_outage(&error);
+                }
+                Ok(at)
             }
-            (self.queue_node, self.queue_requested, self.is_head) = (queue_node, false, false);
+            RetryDecision::TimedOut => Err(self.timeout_error()),
+            RetryDecision::Fail(error) => {
+                Err(backend.lock_error(error, Action::Acquire, Some(self.claim.key.name())))
+            }
         }
     }
 
-    /// Handles a quorum of grants. The lock is ours if the quorum keeps it for long enough and
-    /// agrees on one token.
-    fn on_quorum(&mut self, responses: &AcquireResponses) -> Result<NextStep, LockError> {
-        let nodes = self.ctx.redlock.len();
-        let claim_window_only =
-            responses.claim_window_only() && self.claim_window() < self.claim.ttl;
-        let mut deadlines = NodeDeadlines::new(nodes);
-        let mut tokens: SmallVec<[u64; 8]> = SmallVec::new();
-        let mut first_sent = clock::now();
-        for (node, (response, vote)) in
-            responses.by_node().iter().zip(responses.votes()).enumerate()
+    fn report_outage(&self, error: &str) {
+        let (name, server) = (Quoted(self.claim.key.name()), self.ctx.backend.label());
+        log_safely!(info, "could not acquire lock {name} at {server} yet, still trying: {error}");
+        // Each waiter fails at a time that counts from its own first failure, so the other waiters
+        // must notice the outage now.
+        if let Some(wait_handle) = &self.wait_handle
+            && wait_handle.is_first_in_process()
+            && !self.ctx.listener.is_subscribed()
         {
-            match (response, vote) {
-                (Response::Replied(exchange), Some(Vote::Yes)) => {
-                    let kept_for = if claim_window_only && node == self.queue_node {
-                        self.claim_window()
-                    } else {
-                        self.claim.ttl
-                    };
-                    deadlines.confirm(node, deadline_from_sent(exchange.sent, kept_for));
-                    first_sent = first_sent.min(exchange.sent);
-                    tokens.extend(exchange.reply.token());
-                }
-                (Response::Replied(_), Some(Vote::No)) => deadlines.revoke(node),
-                _ => {}
-            }
+            wait_handle.wake_same_lock();
         }
-        // If a release is still in flight to a node, do not count that node: it could confirm a
-        // renewal first, and then execute the release.
-        self.pending_releases.iter().for_each(|release| deadlines.exclude(release.node));
-        let now = clock::now();
-        let left =
-            deadlines.valid_until().map_or(Duration::ZERO, |deadline| deadline.duration_since(now));
-        if claim_window_only && needs_immediate_confirmation(left, now.duration_since(first_sent)) {
-            self.needs_full_lease = true;
-            return Ok(NextStep::AskAgain);
-        }
-        if left.is_zero() {
-            // The replies took longer than the lease. Asking again restores the full lease if the
-            // lock is still ours.
-            return self
-                .on_failure(AskError::Node(NodeError::outcome_unknown(NodeErrorKind::TimedOut)))
-                .map(NextStep::WaitUntil);
-        }
-        match agreed_token(&tokens, nodes) {
-            Ok(token) => {
-                if responses.is_held_on(self.queue_node) {
-                    self.queued_on = self.queued_on.difference(NodeSet::single(self.queue_node));
-                }
-                Ok(NextStep::Granted(self.build_grant(token, deadlines, claim_window_only)))
-            }
-            Err(highest) => {
-                self.token_min = Some(highest);
-                self.token_rounds += 1;
-                if self.token_rounds > TOKEN_ROUNDS_MAX {
-                    return self
-                        .on_failure(AskError::Node(NodeError::outcome_unknown(
-                            NodeErrorKind::TokenDisagreement,
-                        )))
-                        .map(NextStep::WaitUntil);
-                }
-                Ok(NextStep::AskAgain)
-            }
-        }
-    }
-
-    /// Handles a round that was lost to other contenders. `queue_requested_before` says whether we
-    /// had asked to join this queue before the round.
-    fn on_rejected(
-        &mut self,
-        mode: AcquireMode,
-        queue_requested_before: bool,
-        responses: &AcquireResponses,
-    ) -> Result<NextStep, LockError> {
-        self.lost_rounds += 1;
-        self.token_min = None;
-        if let Some(holder) = responses.holder() {
-            if !self.contended {
-                self.contended = true;
-                self.ctx.redlock.observer().contended(
-                    self.claim.key.name(),
-                    &self.claim.id,
-                    &holder,
-                );
-            }
-            self.holder = Some(if self.has_several_nodes() && responses.asked_all() {
-                holder.with_nodes(responses.node_answers(self.ctx))
-            } else {
-                holder
-            });
-        }
-        let now = clock::now();
-        let reply = responses.reply_of(self.queue_node);
-        if let Some(AcquireReply::Queued {
-            now_us,
-            holder,
-            position,
-            newly_queued,
-            no_subscriber,
-        }) = reply
-        {
-            self.queue_confirmed = true;
-            self.queued_at_us = *now_us;
-            let observation = Observation::new(now, holder, *position);
-            if let Some(wait_handle) = &self.wait_handle {
-                wait_handle.set_position(*position);
-            }
-            if let (true, true, Some(wait_handle)) =
-                (queue_requested_before, newly_queued, &self.wait_handle)
-            {
-                // The server lost the queue, and with it the entries of the other waiters in this
-                // process.
-                wait_handle.wake_same_lock();
-            }
-            if let (true, Some(wait_handle)) = (no_subscriber, &self.wait_handle) {
-                // A hand-over would skip us, because the server has no subscriber on our channel.
-                let sent_at = responses.sent_at(self.queue_node).unwrap_or(self.started);
-                let resubscribed = wait_handle.invalidate_subscription(self.queue_node, sent_at)
-                    && wait_handle.ensure_subscribed(self.wait_deadline);
-                return Ok(if resubscribed {
-                    NextStep::AskAgain
-                } else {
-                    NextStep::WaitUntil(
-                        now.saturating_add(unsubscribed_poll_interval(self.jitter_seed())),
-                    )
-                });
-            }
-            return Ok(NextStep::WaitUntil(observation.next_poll(self.jitter_seed())));
-        }
-        let pause = vote_backoff(self.lost_rounds, responses.is_split(), self.jitter_seed());
-        // The head must ask again before its claim window on the queue node ends.
-        let pause = now.saturating_add(if self.is_head {
-            pause.min(self.claim_window() / 3)
-        } else {
-            pause
-        });
-        if mode == AcquireMode::Leave || now >= self.wait_deadline {
-            if responses.is_split()
-                && self.lost_rounds <= SPLIT_VOTE_RETRIES_MAX
-                && pause < self.call_deadline()
-            {
-                return Ok(NextStep::WaitUntil(pause));
-            }
-            let replied = reply.is_some_and(|reply| !matches!(reply, AcquireReply::Expired { .. }));
-            if mode == AcquireMode::Leave && replied
-                || !(self.queued_on.contains(self.queue_node) || self.is_head)
-            {
-                // We left the queue, or were never in it.
-                self.may_hold = self.may_hold.difference(NodeSet::single(self.queue_node));
-                self.queued_on = self.queued_on.difference(NodeSet::single(self.queue_node));
-            }
-            return Err(self.timeout_error());
-        }
-        if self.is_head || responses.is_split() {
-            return Ok(NextStep::WaitUntil(pause));
-        }
-        // If the key holds another type, there is no queue to join.
-        let has_queue = reply.is_some_and(|reply| !matches!(reply, AcquireReply::WrongType));
-        if self.prepare_to_wait() && has_queue {
-            return Ok(NextStep::AskAgain);
-        }
-        Ok(NextStep::WaitUntil(now.saturating_add(unsubscribed_poll_interval(self.jitter_seed()))))
-    }
-
-    /// Latest time at which the call returns: the wait deadline plus one operation timeout.
-    pub(super) fn call_deadline(&self) -> Moment {
-        self.wait_deadline.saturating_add(self.ctx.redlock.operation_timeout())
-    }
-
-    /// Gets a wait handle and a subscription for the calling thread. Returns false if there can be
-    /// no subscription now.
-    fn prepare_to_wait(&mut self) -> bool {
-        let wait_deadline = self.wait_deadline;
-        self.ensure_wait_handle().ensure_subscribed(wait_deadline)
     }
 
     fn ensure_wait_handle(&mut self) -> &WaitHandle {
@@ -420,24 +194,18 @@ impl<'a> Attempt<'a> {
     }
 
     /// Sleeps until it is time to ask again, or until the lock is granted.
-    fn wait(&mut self, mut until: Moment) -> Result<Option<Grant>, LockError> {
+    fn wait(&mut self, until: Moment) -> Result<Option<Grant>, LockError> {
         let (wait_deadline, call_deadline) = (self.wait_deadline, self.call_deadline());
-        // With several nodes, a waiter that is not queued must ask again itself in order to queue.
-        let polls_itself = self.retry.is_some()
-            || self.is_head
-            || (self.has_several_nodes() && !self.queue_confirmed);
-        for release in &self.pending_releases {
-            until = until.min(release.expires_at);
-        }
-        let polls_itself = polls_itself || !self.pending_releases.is_empty();
+        let asks_itself = self.retry.is_some() || self.acquisition.must_ask_itself();
+        let mut until = until.min(self.acquisition.put_off_until());
         // Even a wait for a server to come back needs a handle, because a shutdown must wake it.
         let wait_handle = self.ensure_wait_handle();
         loop {
-            // After the wait deadline, rounds continue until the call deadline.
+            // After the wait deadline, requests continue until the call deadline.
             let bound = if clock::now() < wait_deadline { wait_deadline } else { call_deadline };
             match wait_handle.wait(until.min(bound)) {
                 Wake::Granted(notice) => {
-                    let grant = self.accept_grant(notice);
+                    let grant = self.acquisition.on_grant_message(notice);
                     if let (None, Some(wait_handle)) = (&grant, &self.wait_handle) {
                         // This thread now asks again, and keeps its handle. Another thread must
                         // read the subscription meanwhile.
@@ -451,7 +219,7 @@ impl<'a> Attempt<'a> {
                 // check regularly whether they have become the first.
                 Wake::Timeout
                     if clock::now() < wait_deadline
-                        && !polls_itself
+                        && !asks_itself
                         && !wait_handle.is_first_in_process() =>
                 {
                     until = clock::now().saturating_add(follower_interval(wait_handle.number()));
@@ -461,58 +229,14 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Returns the grant if the message alone is enough to hold the lock. Otherwise the caller asks
-    /// again. If the message is stale, the reply shows whether we hold the lock or are still
-    /// queued. If the server is distant, the reply grants the full ttl. With several nodes, a grant
-    /// message only makes us the head of the queue, which then asks all nodes.
-    fn accept_grant(&mut self, notice: GrantNotice) -> Option<Grant> {
-        if self.has_several_nodes() {
-            self.is_head = true;
-            return None;
-        }
-        // Our queue entry set the duration. Do not trust a longer one in the message.
-        let granted_for =
-            Duration::from_millis(notice.px_ms).min(self.claim.ttl).min(self.ctx.claim_window);
-        let now = clock::now();
-        let clock_sample = self.ctx.redlock.node(self.queue_node).clock_sample()?;
-        let deadline = deadline_from_grant(&clock_sample, notice.granted_at_us, granted_for, now);
-        if notice.granted_at_us < self.queued_at_us
-            || deadline.duration_since(now) < granted_for / 4
-        {
-            log_safely!(debug, "a grant of {:?} arrived too late to be used", self.claim.key);
-            return None;
-        }
-        if needs_immediate_confirmation(deadline.duration_since(now), clock_sample.round_trip()) {
-            return None;
-        }
-        let mut deadlines = NodeDeadlines::new(1);
-        deadlines.confirm(0, deadline);
-        self.queued_on = NodeSet::EMPTY;
-        Some(self.build_grant(notice.token, deadlines, true))
+    /// Latest time at which the call returns: the wait deadline plus one operation timeout.
+    fn call_deadline(&self) -> Moment {
+        self.wait_deadline.saturating_add(self.ctx.backend.operation_timeout())
     }
 
-    fn build_grant(&self, token: u64, node_deadlines: NodeDeadlines, provisional: bool) -> Grant {
-        let may_be_in_flight = clock::now() < self.broken_until;
-        let queue_entry = if !self.queued_on.is_empty() || may_be_in_flight {
-            self.queue_entry()
-        } else {
-            String::new()
-        };
-        let (unanswered, unanswered_until) = self.unanswered;
-        let in_flight = InFlight { broken_until: self.broken_until, unanswered, unanswered_until };
-        Grant {
-            token: FencingToken(token),
-            node_deadlines,
-            provisional,
-            in_flight,
-            may_hold: self.may_hold,
-            queue_entry,
-        }
-    }
-
-    pub(super) fn timeout_error(&mut self) -> LockError {
+    fn timeout_error(&mut self) -> LockError {
         let name = self.claim.key.name().to_owned();
-        let server = self.ctx.redlock.label().clone();
+        let server = self.ctx.backend.label().clone();
         let holder = self.holder.take().map(Box::new);
         match holder {
             Some(holder) if self.wait_deadline == self.started => {
@@ -531,42 +255,11 @@ impl<'a> Attempt<'a> {
         LockError::WrongType {
             name: self.claim.key.name().to_owned(),
             key: self.claim.key.lock_key().to_owned(),
-            server: self.ctx.redlock.label().clone(),
+            server: self.ctx.backend.label().clone(),
         }
     }
 
-    pub(super) fn residue(&self) -> Option<Residue> {
-        let in_flight_until = self.in_flight_until();
-        let may_be_in_flight = clock::now() < in_flight_until;
-        let nodes = if may_be_in_flight {
-            self.ctx.redlock.all_nodes()
-        } else {
-            self.may_hold.union(self.to_release)
-        };
-        let queue_entry = if may_be_in_flight || !self.queued_on.is_empty() {
-            self.queue_entry()
-        } else {
-            String::new()
-        };
-        (!nodes.is_empty()).then_some(Residue { queue_entry, in_flight_until, nodes })
-    }
-
-    /// Latest time at which a request that has not been answered can still take effect.
-    pub(super) fn in_flight_until(&self) -> Moment {
-        let (unanswered, until) = self.unanswered;
-        if unanswered.is_empty() { self.broken_until } else { self.broken_until.max(until) }
-    }
-
-    /// How long a grant keeps the lock for us until it is confirmed.
-    pub(super) fn claim_window(&self) -> Duration {
-        self.ctx.claim_window_for(self.claim)
-    }
-
-    pub(super) fn queue_entry(&self) -> String {
-        self.ctx.queue_entry(self.claim)
-    }
-
-    pub(super) fn jitter_seed(&self) -> u64 {
+    fn jitter_seed(&self) -> u64 {
         clock::now().as_nanos() ^ self.wait_handle.as_ref().map_or(0, WaitHandle::number)
     }
 }

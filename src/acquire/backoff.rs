@@ -8,10 +8,7 @@
 use std::time::Duration;
 
 use crate::{
-    core::{
-        backoff::{RETRY_PAUSE_MAX, add_jitter, splitmix64},
-        holder::Holder,
-    },
+    core::{backoff::add_jitter, holder::Holder},
     sys::clock::Moment,
 };
 
@@ -27,15 +24,6 @@ const EXPIRY_POLL_STEP: Duration = Duration::from_millis(25);
 /// Maximum polling interval. Otherwise clocks could drift too far apart between samples, and the
 /// queue could expire.
 pub(crate) const POLL_INTERVAL_MAX: Duration = Duration::from_secs(10);
-/// Pause after a lost round. Doubles with each, up to `SPLIT_VOTE_PAUSE_MAX` after a split vote,
-/// and otherwise up to `RETRY_PAUSE_MAX`.
-const VOTE_PAUSE_MIN: Duration = Duration::from_micros(250);
-const SPLIT_VOTE_PAUSE_MAX: Duration = Duration::from_millis(64);
-/// Bounds of the wait for nodes to release the votes of a lost round. Within these bounds, the wait
-/// is four times as long as the round took.
-const RELEASE_WAIT_MIN: Duration = Duration::from_millis(100);
-const RELEASE_WAIT_MAX: Duration = Duration::from_millis(500);
-
 /// Reply to the last request of a waiter, as far as it decides when to poll.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Observation {
@@ -71,26 +59,9 @@ impl Observation {
     }
 }
 
-/// Pause before the next round, after `lost_rounds` lost ones. Half of it is random, so that
-/// contenders that took votes from each other do not collide again. After a split vote it is
-/// shorter, because no contender has a quorum, and the next round may win one.
-pub(crate) fn vote_backoff(lost_rounds: u32, split: bool, jitter_seed: u64) -> Duration {
-    let pause_max = if split { SPLIT_VOTE_PAUSE_MAX } else { RETRY_PAUSE_MAX };
-    let pause = VOTE_PAUSE_MIN.saturating_mul(1 << lost_rounds.clamp(1, 11)).min(pause_max);
-    pause / 2 + pause / 2000 * u32::try_from(splitmix64(jitter_seed) % 1000).unwrap_or(0)
-}
-
 /// Polling interval of a waiter without a subscription, which cannot receive a grant message.
 pub(crate) fn unsubscribed_poll_interval(jitter_seed: u64) -> Duration {
     add_jitter(Duration::from_millis(100), jitter_seed)
-}
-
-/// Time until which to wait for nodes to confirm a release sent at `now`, after a round that began
-/// at `asked_at`. Never later than `call_deadline`: releases not confirmed by then are cleaned up
-/// in the background.
-pub(crate) fn release_wait_until(asked_at: Moment, now: Moment, call_deadline: Moment) -> Moment {
-    now.saturating_add((now.duration_since(asked_at) * 4).clamp(RELEASE_WAIT_MIN, RELEASE_WAIT_MAX))
-        .min(call_deadline)
 }
 
 /// Interval at which a waiter that is not first in its process checks that it still is not.
@@ -101,7 +72,10 @@ pub(crate) fn follower_interval(jitter_seed: u64) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::{backoff::retry_backoff, id::generate_lock_id};
+    use crate::core::{
+        backoff::{RETRY_PAUSE_MAX, retry_backoff},
+        id::generate_lock_id,
+    };
     use proptest::prelude::*;
 
     const START: Moment = Moment::from_nanos(1_000_000_000);
@@ -121,20 +95,6 @@ mod tests {
         assert!(
             pause >= Duration::from_millis(305) && pause < Duration::from_millis(340),
             "{pause:?}"
-        );
-    }
-
-    #[test]
-    fn release_wait_never_exceeds_call_deadline() {
-        let at = |millis| START.saturating_add(Duration::from_millis(millis));
-        assert_eq!(release_wait_until(START, at(1), Moment::NEVER), at(101));
-        assert_eq!(release_wait_until(START, at(50), Moment::NEVER), at(250));
-        assert_eq!(release_wait_until(START, at(900), Moment::NEVER), at(1400));
-        assert_eq!(release_wait_until(START, at(900), at(1000)), at(1000));
-        assert_eq!(
-            release_wait_until(START, at(900), at(800)),
-            at(800),
-            "the request must still be sent"
         );
     }
 
@@ -186,27 +146,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn vote_backoff_is_half_jitter() {
-        let pauses = [
-            (0, true, 500),
-            (1, false, 500),
-            (3, false, 2_000),
-            (99, true, 64_000),
-            (99, false, 500_000),
-        ];
-        for (losses, split, micros) in pauses {
-            let (shortest, longest) =
-                extremes(|jitter_seed| vote_backoff(losses, split, jitter_seed));
-            let whole = Duration::from_micros(micros);
-            assert!(
-                shortest >= whole / 2 && shortest < whole * 51 / 100,
-                "{shortest:?} of {whole:?}"
-            );
-            assert!(longest <= whole && longest > whole * 99 / 100, "{longest:?} of {whole:?}");
-        }
-    }
-
     proptest! {
         #[test]
         fn poll_pause_is_positive_and_bounded(
@@ -225,13 +164,6 @@ mod tests {
                 pause(observation(pttl, position, false), jitter_seed)
                     <= pause(observation(pttl, position + 1, false), jitter_seed)
             );
-        }
-
-        #[test]
-        fn vote_backoff_stays_within_bounds(losses: u32, split: bool, jitter_seed: u64) {
-            let pause = vote_backoff(losses, split, jitter_seed);
-            let longest = if split { SPLIT_VOTE_PAUSE_MAX } else { RETRY_PAUSE_MAX };
-            prop_assert!(pause >= VOTE_PAUSE_MIN / 2 && pause <= longest);
         }
 
     }

@@ -1,24 +1,22 @@
-//! After a failed round: when to retry, or the error that ends the acquisition.
+//! After a failed request: when to retry, or the error to return. Pure.
 
-use super::attempt::Attempt;
+use std::time::Duration;
+
 use crate::{
-    backend::{
-        redis::{NodeError, NodeErrorKind},
-        redlock::{AskError, EXPIRY_SLACK},
+    backend::error::{BackendError, NodeError, NodeErrorKind},
+    core::{
+        backoff::{RETRY_PAUSE_MAX, retry_backoff},
+        validity::request_timeout,
     },
-    core::backoff::{RETRY_PAUSE_MAX, retry_backoff},
-    error::{Action, LockError},
-    sys::{
-        clock::{self, Moment},
-        display::Quoted,
-    },
+    sys::clock::Moment,
 };
 
-/// Number of failures in a row at which the outage is logged. The first one may just be a stale
+/// Number of failures in a row at which the outage is reported. The first one may just be a stale
 /// connection.
-const LOG_AT_FAILURE: u32 = 2;
+const REPORT_AT_FAILURE: u32 = 2;
 
 /// A run of failures that no success has ended.
+#[derive(Debug)]
 pub(super) struct RetryState {
     since: Moment,
     /// Start of the outage. A failure that is not the fault of the servers, or that ends on its
@@ -26,88 +24,107 @@ pub(super) struct RetryState {
     unavailable_since: Moment,
     failures: u32,
     /// Last error other than a plain timeout.
-    last_specific_error: Option<AskError>,
+    last_specific_error: Option<BackendError>,
+    /// The outage, if it has not been reported yet and must be.
+    report: Option<String>,
 }
 
-impl Attempt<'_> {
-    /// Handles a failed round. Returns when to retry, or the error that ends the acquisition.
-    pub(super) fn on_failure(&mut self, error: AskError) -> Result<Moment, LockError> {
-        let (now, call_deadline, jitter_seed) =
-            (clock::now(), self.call_deadline(), self.jitter_seed());
-        let timeout = self.ctx.redlock.operation_timeout();
-        // With several nodes, one of them may have been skipped until a pending release to it had
-        // expired.
-        let silence_max = if self.has_several_nodes() {
-            timeout.saturating_mul(2).saturating_add(EXPIRY_SLACK)
-        } else {
-            timeout
-        };
-        let retry = self.retry.get_or_insert(RetryState {
+/// What bounds the retries of one acquisition.
+pub(super) struct RetryLimits {
+    pub(super) ttl: Duration,
+    /// The caller does not wait for the lock.
+    pub(super) is_single_try: bool,
+    pub(super) wait_deadline: Moment,
+    pub(super) operation_timeout: Duration,
+    /// Longest time for which a backend that works may fail to answer.
+    pub(super) longest_silence: Duration,
+    /// The caller may get its grant without asking.
+    pub(super) waits_in_queue: bool,
+    /// A holder has been reported.
+    pub(super) has_holder: bool,
+}
+
+pub(super) enum RetryDecision {
+    RetryAt(Moment),
+    /// The wait has ended, and the last usable answer named a holder.
+    TimedOut,
+    Fail(BackendError),
+}
+
+impl RetryState {
+    pub(super) fn new(now: Moment) -> RetryState {
+        RetryState {
             since: now,
             unavailable_since: now,
             failures: 0,
             last_specific_error: None,
-        });
-        retry.failures += 1;
+            report: None,
+        }
+    }
+
+    /// Takes the error to report, once for each outage.
+    pub(super) fn take_report(&mut self) -> Option<String> {
+        self.report.take()
+    }
+
+    pub(super) fn on_failure(
+        &mut self,
+        error: BackendError,
+        limits: &RetryLimits,
+        now: Moment,
+        jitter_seed: u64,
+    ) -> RetryDecision {
+        self.failures += 1;
         // A queued waiter receives its grant without a pooled connection, and a quarantine ends on
         // its own.
-        if (self.queue_requested && error.is_pool_exhausted()) || error.has_quarantined_nodes() {
-            retry.unavailable_since = now;
+        if (limits.waits_in_queue && error.is_pool_exhausted()) || error.has_quarantined_nodes() {
+            self.unavailable_since = now;
         }
-        let (since, failures) = (retry.since, retry.failures);
-        let (is_transient, outcome_unknown, is_timeout) =
-            (error.is_transient(), error.is_outcome_unknown(), error.is_timeout());
-        // Not sent, so the outcome is known, and `try_lock` does not retry.
-        let is_pointless = self.wait_deadline == self.started && !outcome_unknown && !is_timeout;
+        let (is_transient, is_timeout) = (error.is_transient(), error.is_timeout());
+        let may_be_applied = error.is_outcome_unknown() || is_timeout;
         // The connection may lead to a former master, and for a while the host name may as well. If
         // the caller has time, wait until the name leads to the new master.
         let is_replica = error.is_not_master();
-        let is_first_replica_reply = failures == 1 && is_replica;
-        let may_recover = is_transient && !is_pointless || is_replica && now < self.wait_deadline;
+        let is_first_replica_reply = self.failures == 1 && is_replica;
+        // A single try does not retry what was not sent, because its outcome is known.
+        let may_recover = is_transient && (!limits.is_single_try || may_be_applied)
+            || is_replica && now < limits.wait_deadline;
+        let call_deadline = limits.wait_deadline.saturating_add(limits.operation_timeout);
         // Without a wait deadline, servers that are unavailable for a whole lease are reported.
-        let give_up_at = retry.unavailable_since.saturating_add(self.claim.ttl.max(silence_max));
-        let give_up_at =
-            if self.wait_deadline == Moment::NEVER { give_up_at } else { Moment::NEVER };
+        let give_up_at = if limits.wait_deadline == Moment::NEVER {
+            self.unavailable_since.saturating_add(limits.ttl.max(limits.longest_silence))
+        } else {
+            Moment::NEVER
+        };
         if (may_recover || is_first_replica_reply) && now < call_deadline.min(give_up_at) {
-            // After the first failure, retry at once: a stale connection has been closed, and a
-            // wrong clock sample has been replaced.
-            let retry_at_once =
-                failures == 1 && (outcome_unknown || is_timeout || is_first_replica_reply);
-            if failures == LOG_AT_FAILURE {
-                let (name, server) = (Quoted(self.claim.key.name()), self.ctx.redlock.label());
-                log_safely!(
-                    info,
-                    "could not acquire lock {name} at {server} yet, still trying: {error}"
-                );
-                // Each waiter fails at a time that counts from its own first failure, so the other
-                // waiters must notice the outage now.
-                if let Some(wait_handle) = &self.wait_handle
-                    && wait_handle.is_first_in_process()
-                    && !self.ctx.listener.is_subscribed()
-                {
-                    wait_handle.wake_same_lock();
-                }
+            if self.failures == REPORT_AT_FAILURE {
+                self.report = Some(error.to_string());
             }
             if !is_timeout {
-                retry.last_specific_error = Some(error);
+                self.last_specific_error = Some(error);
             }
-            return Ok(if retry_at_once {
-                now
-            } else {
-                now.saturating_add(retry_backoff(failures, RETRY_PAUSE_MAX, jitter_seed))
-            });
+            // After the first failure, retry at once: a stale connection has been closed, and a
+            // wrong clock sample has been replaced.
+            return RetryDecision::RetryAt(
+                if self.failures == 1 && (may_be_applied || is_first_replica_reply) {
+                    now
+                } else {
+                    now.saturating_add(retry_backoff(self.failures, RETRY_PAUSE_MAX, jitter_seed))
+                },
+            );
         }
-        if is_transient && self.holder.is_some() && since >= self.wait_deadline {
-            return Err(self.timeout_error());
+        if is_transient && limits.has_holder && self.since >= limits.wait_deadline {
+            return RetryDecision::TimedOut;
         }
         let error =
-            if is_timeout { retry.last_specific_error.take().unwrap_or(error) } else { error };
-        let error = if error.is_timeout() && self.request_timeout() < timeout {
+            if is_timeout { self.last_specific_error.take().unwrap_or(error) } else { error };
+        let timeout = request_timeout(limits.operation_timeout, limits.ttl);
+        RetryDecision::Fail(if error.is_timeout() && timeout < limits.operation_timeout {
             // The server may be healthy, but farther away than this lease allows.
-            AskError::Node(NodeError::outcome_unknown(NodeErrorKind::ShortLease(self.claim.ttl)))
+            let short_lease = NodeErrorKind::ShortLease(limits.ttl);
+            BackendError::Node(NodeError::outcome_unknown(short_lease))
         } else {
             error
-        };
-        Err(self.ctx.redlock.lock_error(error, Action::Acquire, Some(self.claim.key.name())))
+        })
     }
 }

@@ -1,4 +1,207 @@
-//! Where locks are kept: one Redis server, or several that decide together.
+//! Where locks are kept. A [`Backend`] is one Redis server, or several that decide together. What
+//! is above it knows neither nodes nor replies nor votes.
 
+pub(crate) mod error;
 pub(crate) mod redis;
 pub(crate) mod redlock;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use self::error::{BackendError, NodeError};
+use crate::{
+    core::{
+        claim::{Claim, Grant, GrantNotice, Residue},
+        holder::Holder,
+    },
+    error::{Action, LockError},
+    sys::clock::Moment,
+};
+
+/// Where locks are kept. Every call ends by its deadline, with yes, no, or unknown.
+pub(crate) trait Backend: Send + Sync + fmt::Debug {
+    /// The servers as named in messages.
+    fn label(&self) -> &Arc<str>;
+
+    /// Maximum duration of one exchange.
+    fn operation_timeout(&self) -> Duration;
+
+    /// Longest time for which a backend that works may fail to answer a claim.
+    fn longest_silence(&self) -> Duration {
+        self.operation_timeout()
+    }
+
+    /// Begins to pursue a claim. Sends nothing yet.
+    fn acquisition<'a>(&'a self, request: AcquireRequest<'a>) -> Box<dyn Acquisition + 'a>;
+
+    /// Subscribes to the grant messages on this channel.
+    fn open_stream(
+        &self,
+        channel: &str,
+        deadline: Moment,
+    ) -> Result<Box<dyn GrantStream>, StreamError>;
+
+    /// Whether waiters who queue at `place` should queue elsewhere now.
+    fn should_move_queue(&self, _place: QueuePlace) -> bool {
+        false
+    }
+
+    /// Converts an error into the one that the user sees.
+    fn lock_error(&self, error: BackendError, action: Action, name: Option<&str>) -> LockError;
+}
+
+/// What does not change while a claim is pursued.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AcquireRequest<'a> {
+    pub(crate) claim: &'a Claim,
+    /// Channel for the grant message.
+    pub(crate) channel: &'a str,
+    /// How long a claim keeps the lock from others until it is confirmed.
+    pub(crate) claim_window: Duration,
+    /// TTL for another holder's key that has none, in milliseconds; 0 to leave the key alone.
+    pub(crate) repair_ttl_ms: u64,
+    /// Time until which the caller waits for the lock.
+    pub(crate) wait_deadline: Moment,
+    /// Latest time at which the call returns.
+    pub(crate) call_deadline: Moment,
+}
+
+impl AcquireRequest<'_> {
+    /// Queue entry of the claim: its claim window, the channel for the grant message, and its id.
+    pub(crate) fn queue_entry(&self) -> String {
+        let (window, id) = (self.claim_window.as_millis(), &self.claim.id);
+        format!("{window} {} {id}", self.channel)
+    }
+}
+
+/// One claim, from its first request until it is granted or abandoned.
+pub(crate) trait Acquisition {
+    /// Asks for the lock once. `place` is where the subscription leads to, if there is one.
+    fn ask(&mut self, asking: Asking, place: Option<QueuePlace>) -> Answer;
+
+    /// Judges a grant message for this claim. Returns the grant if the message alone is enough to
+    /// hold the lock; otherwise the caller asks again.
+    fn on_grant_message(&mut self, notice: GrantNotice) -> Option<Grant>;
+
+    /// Earliest time at which a request that was put off can be sent.
+    fn put_off_until(&self) -> Moment {
+        Moment::NEVER
+    }
+
+    /// Whether this waiter must ask again itself, even if another thread of the process asks for
+    /// the same lock.
+    fn must_ask_itself(&self) -> bool {
+        false
+    }
+
+    /// What the servers may know of the claim, if it is abandoned now.
+    fn residue(&self) -> Option<Residue>;
+}
+
+/// How to ask for a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asking {
+    /// Without the queue.
+    Try,
+    /// From the queue: joins it, or stays in it.
+    Queue,
+    /// For the last time: leaves the queue.
+    Last,
+}
+
+/// Where a queue is. Only backends look inside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QueuePlace(pub(in crate::backend) usize);
+
+/// Answer to one request for a lock.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Granted(Grant),
+    /// Not decided yet: ask again at once.
+    Undecided,
+    /// We are at the head of the queue now: ask again at once.
+    HeadOfQueue,
+    Contended(Contention),
+    /// The key is not a lock.
+    WrongType,
+    Failed(BackendError),
+}
+
+/// The lock went to another claim, or to none.
+#[derive(Debug)]
+pub(crate) struct Contention {
+    /// The current holder, if one is known.
+    pub(crate) holder: Option<Holder>,
+    pub(crate) next: NextStep,
+}
+
+/// What a claim that was not granted does next.
+#[derive(Debug)]
+pub(crate) enum NextStep {
+    /// Waits in the queue for its grant.
+    AwaitGrant(QueueReport),
+    /// Asks again at this time. This may be after the wait deadline.
+    AskAgainAt(Moment),
+    /// Joins the queue, if there is one to join.
+    Queue { exists: bool },
+    /// Nothing: the wait has ended.
+    GiveUp,
+}
+
+/// What the reply said about our place in the queue.
+#[derive(Debug)]
+pub(crate) struct QueueReport {
+    pub(crate) place: QueuePlace,
+    pub(crate) position: u64,
+    /// The holder, as reported where the queue is.
+    pub(crate) holder: Holder,
+    /// Our queue entry was gone, and this request added it again.
+    pub(crate) was_lost: bool,
+    /// Our channel has no subscriber there, so a hand-over would skip us.
+    pub(crate) no_subscriber: bool,
+    pub(crate) sent_at: Moment,
+}
+
+/// A subscription to grant messages. One thread at a time reads it.
+pub(crate) trait GrantStream: Send + fmt::Debug {
+    /// Where a waiter must queue so that its grant arrives here.
+    fn place(&self) -> QueuePlace;
+
+    /// The server as named in messages.
+    fn label(&self) -> &Arc<str>;
+
+    /// Whether the connection is open, as far as this side knows.
+    fn is_open(&self) -> bool;
+
+    /// Returns a handle with which another thread ends a read.
+    fn cancel_handle(&self) -> Result<CancelHandle, NodeError>;
+
+    /// Waits until `until` for a grant message, and returns the id of the claim that it is for.
+    fn receive(&mut self, until: Moment) -> Result<Option<(Box<str>, GrantNotice)>, NodeError>;
+}
+
+/// A subscription that could not be opened.
+#[derive(Debug)]
+pub(crate) struct StreamError {
+    pub(crate) cause: NodeError,
+    /// A caller with more time may succeed.
+    pub(crate) out_of_time: bool,
+}
+
+/// Closes a connection from another thread, which wakes the thread that reads from it.
+pub(crate) struct CancelHandle(Box<dyn FnOnce() + Send>);
+
+impl CancelHandle {
+    pub(crate) fn new(cancel: impl FnOnce() + Send + 'static) -> CancelHandle {
+        CancelHandle(Box::new(cancel))
+    }
+
+    pub(crate) fn cancel(self) {
+        (self.0)();
+    }
+}
+
+impl fmt::Debug for CancelHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CancelHandle").finish_non_exhaustive()
+    }
+}

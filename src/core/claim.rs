@@ -69,6 +69,24 @@ impl InFlight {
     }
 }
 
+/// Content of a grant message: the server has given the lock to a waiter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GrantNotice {
+    pub(crate) token: u64,
+    pub(crate) granted_at_us: u64,
+    pub(crate) px_ms: u64,
+}
+
+/// What an abandoned claim may have left on the servers.
+#[derive(Debug)]
+pub(crate) struct Residue {
+    /// Queue entry of the claim, or empty.
+    pub(crate) queue_entry: String,
+    /// Latest time at which a request that is still in flight can take effect.
+    pub(crate) in_flight_until: Moment,
+    pub(crate) nodes: NodeSet,
+}
+
 impl Grant {
     pub(crate) fn deadline(&self) -> Moment {
         self.node_deadlines.valid_until().unwrap_or(Moment::from_nanos(0))

@@ -38,6 +38,14 @@ pub(crate) fn deadline_from_grant(
     deadline_from_sent(reading.local_lower_bound(granted_at_us).min(now), px)
 }
 
+/// Minimum request timeout, because a third of a short lease would be too little.
+const REQUEST_TIMEOUT_MIN: Duration = Duration::from_millis(50);
+
+/// Timeout of a request for a lease. A short lease leaves no time for a long wait.
+pub(crate) fn request_timeout(operation_timeout: Duration, ttl: Duration) -> Duration {
+    operation_timeout.min((ttl / 3).max(REQUEST_TIMEOUT_MIN))
+}
+
 /// Minimum number of round trips that must fit into the time left of a grant; otherwise it is
 /// confirmed before it is returned. A new connection, its login and the request take three. They
 /// get half of the time that remains after the confirmation delay, so that a second try fits in.

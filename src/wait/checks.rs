@@ -3,8 +3,11 @@
 
 use loom::{model, sync::Arc, thread};
 
-use super::registry::{GrantNotice, WaitRegistry, Wake};
-use crate::sys::{clock::Moment, sync::Mutex};
+use super::registry::{WaitRegistry, Wake};
+use crate::{
+    core::claim::GrantNotice,
+    sys::{clock::Moment, sync::Mutex},
+};
 
 const GRANT: GrantNotice = GrantNotice { token: 5, granted_at_us: 6, px_ms: 7 };
 

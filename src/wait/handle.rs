@@ -6,9 +6,12 @@ use super::{
     listener::GrantListener,
     registry::{WaitSlot, Wake},
 };
-use crate::sys::{
-    clock::{self, Moment},
-    threads,
+use crate::{
+    backend::QueuePlace,
+    sys::{
+        clock::{self, Moment},
+        threads,
+    },
 };
 
 /// Registration of a waiting thread, which ends when this is dropped.
@@ -35,10 +38,10 @@ impl WaitHandle {
         self.listener.ensure_subscribed(until, &self.slot)
     }
 
-    /// Closes the subscription because the queue node replied, to a request sent at `asked_at`,
-    /// that it has no subscriber. Returns true if the caller must subscribe again.
-    pub(crate) fn invalidate_subscription(&self, node: usize, asked_at: Moment) -> bool {
-        self.listener.invalidate(node, asked_at)
+    /// Closes the subscription because the server at `place` replied, to a request sent at
+    /// `asked_at`, that it has no subscriber. Returns true if the caller must subscribe again.
+    pub(crate) fn invalidate_subscription(&self, place: QueuePlace, asked_at: Moment) -> bool {
+        self.listener.invalidate(place, asked_at)
     }
 
     /// Records the queue position that the server reported.

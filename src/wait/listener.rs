@@ -10,18 +10,12 @@
 
 use std::{sync::Arc, thread::ThreadId, time::Duration};
 
-use redis::Value;
-
 use super::{
     handle::WaitHandle,
-    registry::{GrantNotice, WaitRegistry, WaitSlot, Wake},
-    subscription::{Subscription, subscribe_budget},
+    registry::{WaitRegistry, WaitSlot, Wake},
 };
 use crate::{
-    backend::{
-        redis::{CancelHandle, NodeError, NodeErrorKind, PubSubMessage},
-        redlock::Redlock,
-    },
+    backend::{Backend, CancelHandle, GrantStream, QueuePlace, StreamError},
     core::backoff::{RETRY_PAUSE_MAX, retry_backoff},
     sys::{
         clock::{self, Moment},
@@ -37,7 +31,7 @@ const HEALTHY_LIFETIME_MIN: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(crate) struct GrantListener {
-    redlock: Arc<Redlock>,
+    backend: Arc<dyn Backend>,
     channel: String,
     pub(super) registry: WaitRegistry,
     /// The subscription, and the thread that uses it.
@@ -48,8 +42,8 @@ pub(crate) struct GrantListener {
 #[derive(Debug)]
 struct SubscriptionState {
     subscribed: Subscribed,
-    /// Node that the subscription leads to, and the time since when it does.
-    node: usize,
+    /// Where the subscription leads to, and the time since when it does.
+    place: Option<QueuePlace>,
     opened_at: Moment,
     /// Closes the connection, so that the thread that reads the subscription wakes up.
     cancel_handle: Option<CancelHandle>,
@@ -67,16 +61,16 @@ enum Subscribed {
     /// This thread is subscribing.
     Connecting(Option<ThreadId>),
     /// Up, but no thread reads it.
-    Idle(Box<Subscription>),
+    Idle(Box<dyn GrantStream>),
     /// A thread reads it.
     Reading,
 }
 
 impl GrantListener {
-    pub(crate) fn new(redlock: Arc<Redlock>, channel: String) -> GrantListener {
+    pub(crate) fn new(backend: Arc<dyn Backend>, channel: String) -> GrantListener {
         let state = SubscriptionState {
             subscribed: Subscribed::No,
-            node: 0,
+            place: None,
             opened_at: Moment::from_nanos(0),
             cancel_handle: None,
             failures: 0,
@@ -85,7 +79,7 @@ impl GrantListener {
             closed: false,
         };
         GrantListener {
-            redlock,
+            backend,
             channel,
             registry: WaitRegistry::default(),
             state: Mutex::new(state),
@@ -108,10 +102,11 @@ impl GrantListener {
         matches!(self.state.lock().subscribed, Subscribed::Idle(_) | Subscribed::Reading)
     }
 
-    /// Returns the node to queue on; `None` if a grant message would not be received.
-    pub(crate) fn queue_node(&self) -> Option<usize> {
+    /// Returns where to queue; `None` if a grant message would not be received.
+    pub(crate) fn place(&self) -> Option<QueuePlace> {
         let state = self.state.lock();
-        matches!(state.subscribed, Subscribed::Idle(_) | Subscribed::Reading).then_some(state.node)
+        let is_up = matches!(state.subscribed, Subscribed::Idle(_) | Subscribed::Reading);
+        state.place.filter(|_| is_up)
     }
 
     /// Wakes all waiters, because the manager is shutting down, and closes the subscription.
@@ -136,7 +131,7 @@ impl GrantListener {
     pub(super) fn ensure_subscribed(&self, until: Moment, opener: &WaitSlot) -> bool {
         // If another thread is subscribing, that takes no longer than this, unless a user's logger
         // blocks the thread.
-        let opened_by = until.min(clock::now().saturating_add(self.redlock.operation_timeout()));
+        let opened_by = until.min(clock::now().saturating_add(self.backend.operation_timeout()));
         let mut state = self.state.lock();
         loop {
             match &state.subscribed {
@@ -163,44 +158,14 @@ impl GrantListener {
             self.promote_follower();
             return true;
         }
-        let deadline = clock::now().saturating_add(self.redlock.operation_timeout());
-        let short_budget = until < deadline;
-        let opened = self.subscribe_to_any(until.min(deadline), short_budget);
-        self.on_subscribe_result(opened, short_budget, opener)
-    }
-
-    /// Subscribes on the first node where that works. Nodes that failed recently come last.
-    fn subscribe_to_any(
-        &self,
-        deadline: Moment,
-        short_budget: bool,
-    ) -> Result<(Subscription, CancelHandle), NodeError> {
-        let mut nodes: Vec<usize> = self.redlock.all_nodes().iter().collect();
-        nodes.sort_by_key(|node| !self.redlock.node(*node).is_healthy());
-        let mut failed = NodeError { outcome_unknown: false, kind: NodeErrorKind::TimedOut };
-        for (tried, node) in nodes.iter().enumerate() {
-            let now = clock::now();
-            let budget = subscribe_budget(deadline.duration_since(now), tried, nodes.len());
-            // Even a healthy node may be too distant to reply within such a short time.
-            let short_budget = short_budget || budget < self.redlock.operation_timeout() / 3;
-            let until = now.saturating_add(budget);
-            match Subscription::open(*node, self.redlock.node(*node), &self.channel, until) {
-                Ok(subscribed) => return Ok(subscribed),
-                Err(failure) => {
-                    if !ran_out_of_budget(&failure, short_budget) {
-                        self.redlock.node(*node).record_failure(clock::now());
-                    }
-                    failed = failure;
-                }
-            }
-        }
-        Err(failed)
+        let deadline = clock::now().saturating_add(self.backend.operation_timeout());
+        let opened = self.backend.open_stream(&self.channel, until.min(deadline)).and_then(open);
+        self.on_subscribe_result(opened, opener)
     }
 
     fn on_subscribe_result(
         &self,
-        opened: Result<(Subscription, CancelHandle), NodeError>,
-        short_budget: bool,
+        opened: Result<(Box<dyn GrantStream>, CancelHandle), StreamError>,
         opener: &WaitSlot,
     ) -> bool {
         let now = clock::now();
@@ -211,27 +176,28 @@ impl GrantListener {
                 drop(state);
                 false
             }
-            Ok((subscription, cancel_handle)) => {
-                (state.node, state.opened_at) = (subscription.node, subscription.opened_at);
-                state.subscribed = Subscribed::Idle(Box::new(subscription));
+            Ok((stream, cancel_handle)) => {
+                (state.place, state.opened_at) = (Some(stream.place()), now);
+                state.subscribed = Subscribed::Idle(stream);
                 state.cancel_handle = Some(cancel_handle);
                 drop(state);
                 // Hand-overs may have skipped waiters while there was no subscription.
                 self.registry.wake_others(opener);
                 true
             }
-            Err(failure) if ran_out_of_budget(&failure, short_budget) => {
+            // Causes no back-off, because a caller with more time may succeed.
+            Err(StreamError { out_of_time: true, .. }) => {
                 state.subscribed = Subscribed::No;
                 drop(state);
                 false
             }
-            Err(failure) => {
+            Err(StreamError { cause, .. }) => {
                 state.subscribed = Subscribed::No;
                 state.record_failure(now, RETRY_PAUSE_MAX);
                 let first = !std::mem::replace(&mut state.outage_logged, true);
                 drop(state);
                 if first {
-                    let (server, reason) = (self.redlock.label(), failure.kind);
+                    let (server, reason) = (self.backend.label(), cause.kind);
                     log_safely!(
                         warn,
                         "could not subscribe to grants at {server}: {reason}; waiters poll instead"
@@ -245,7 +211,7 @@ impl GrantListener {
     }
 
     /// Takes the subscription if it is idle.
-    pub(super) fn take_subscription(&self) -> Option<Box<Subscription>> {
+    pub(super) fn take_subscription(&self) -> Option<Box<dyn GrantStream>> {
         let mut state = self.state.lock();
         match std::mem::replace(&mut state.subscribed, Subscribed::Reading) {
             Subscribed::Idle(subscription) => Some(subscription),
@@ -261,16 +227,14 @@ impl GrantListener {
     }
 
     /// Puts the subscription back for the next thread; `None` means that it was closed.
-    fn return_subscription(&self, subscription: Option<Box<Subscription>>) {
+    fn return_subscription(&self, subscription: Option<Box<dyn GrantStream>>) {
         let now = clock::now();
         let mut state = self.state.lock();
-        let healthy_node = subscription
-            .as_ref()
-            .filter(|subscription| {
-                now.duration_since(subscription.opened_at) >= HEALTHY_LIFETIME_MIN
-            })
-            .map(|subscription| subscription.node);
-        let recovered_node = healthy_node.filter(|_| state.record_success());
+        let is_healthy = now.duration_since(state.opened_at) >= HEALTHY_LIFETIME_MIN;
+        let recovered = match &subscription {
+            Some(stream) if is_healthy && state.record_success() => Some(stream.label().clone()),
+            _ => None,
+        };
         let (subscribed, unused) = match subscription {
             Some(subscription) if !state.closed => (Subscribed::Idle(subscription), None),
             unused => (Subscribed::No, unused),
@@ -283,32 +247,33 @@ impl GrantListener {
         // Closed outside the lock.
         drop(unused);
         clock::wake_all(&self.changed);
-        if let Some(node) = recovered_node {
-            log_safely!(info, "receiving grants from {} again", self.redlock.node(node).label());
+        if let Some(server) = recovered {
+            log_safely!(info, "receiving grants from {server} again");
         }
     }
 
     /// Records how long a closed subscription lasted. A subscription that broke early counts as a
     /// failed attempt; otherwise subscribing could become a tight loop.
-    fn record_lifetime(&self, opened_at: Moment) {
+    fn record_lifetime(&self) {
         let now = clock::now();
         let mut state = self.state.lock();
-        if now.duration_since(opened_at) >= HEALTHY_LIFETIME_MIN {
+        if now.duration_since(state.opened_at) >= HEALTHY_LIFETIME_MIN {
             state.failures = 0;
         } else {
             state.record_failure(now, RETRY_PAUSE_MAX);
         }
     }
 
-    /// Closes the subscription, because the queue node has replied to a request sent at `asked_at`
-    /// that our channel has no subscriber. The subscription then seems to lead to another server,
-    /// as after a failover. Keeps a subscription that is newer than the request. Returns true if
-    /// the subscription was idle: then the caller must replace it, because no other thread does.
-    pub(super) fn invalidate(&self, node: usize, asked_at: Moment) -> bool {
+    /// Closes the subscription, because the server at `place` has replied to a request sent at
+    /// `asked_at` that our channel has no subscriber. The subscription then seems to lead to
+    /// another server, as after a failover. Keeps a subscription that is newer than the request.
+    /// Returns true if the subscription was idle: then the caller must replace it, because no other
+    /// thread does.
+    pub(super) fn invalidate(&self, place: QueuePlace, asked_at: Moment) -> bool {
         let now = clock::now();
         let (idle, cancel_handle, first) = {
             let mut state = self.state.lock();
-            let is_newer = state.node != node || asked_at < state.opened_at;
+            let is_newer = state.place != Some(place) || asked_at < state.opened_at;
             if is_newer || !matches!(state.subscribed, Subscribed::Idle(_) | Subscribed::Reading) {
                 return false;
             }
@@ -323,7 +288,7 @@ impl GrantListener {
             let idle = is_idle.then(|| std::mem::replace(&mut state.subscribed, Subscribed::No));
             (idle, state.cancel_handle.take(), first)
         };
-        let server = self.redlock.node(node).label();
+        let server = self.backend.label();
         if first {
             log_safely!(
                 warn,
@@ -351,95 +316,59 @@ impl GrantListener {
     /// Reads the subscription as the leader until there is a signal for `slot`, or until `until`.
     pub(super) fn lead(
         &self,
-        mut subscription: Box<Subscription>,
+        mut stream: Box<dyn GrantStream>,
         slot: &WaitSlot,
         until: Moment,
     ) -> Wake {
-        loop {
+        let failure = loop {
             if let Some(wake) = slot.take_wake() {
-                self.return_subscription(Some(subscription));
+                self.return_subscription(Some(stream));
                 return wake;
             }
-            let now = clock::now();
-            if now >= until {
-                self.return_subscription(Some(subscription));
+            if clock::now() >= until {
+                self.return_subscription(Some(stream));
                 return Wake::Timeout;
             }
-            match subscription.receive(now, until, self.redlock.operation_timeout()) {
-                Ok(message) => {
-                    if let Some(message) = message {
-                        self.dispatch(&message, &mut subscription);
-                    }
-                    if !self.should_switch_node(&subscription) {
-                        continue;
-                    }
-                    log_safely!(
-                        debug,
-                        "queueing on {} from now on",
-                        self.redlock.node(self.redlock.preferred_queue_node()).label()
-                    );
-                    drop(subscription);
-                    self.return_subscription(None);
-                    if !self.ensure_subscribed(until, slot) {
-                        self.registry.wake_others(slot);
-                    }
-                    return slot.take_wake().unwrap_or(Wake::Recheck);
-                }
-                Err(failure) => {
-                    let (opened_at, node) = (subscription.opened_at, subscription.node);
-                    drop(subscription);
-                    self.return_subscription(None);
-                    self.record_lifetime(opened_at);
-                    log_safely!(
-                        debug,
-                        "lost the subscription to {}: {}",
-                        self.redlock.node(node).label(),
-                        failure.kind
-                    );
-                    // All waiters must ask again. A new subscription has already woken the others;
-                    // without one, wake them here. This thread asks again too, unless a signal for
-                    // it arrived before the error.
-                    if !self.ensure_subscribed(until, slot) {
-                        self.registry.wake_others(slot);
-                    }
-                    return slot.take_wake().unwrap_or(Wake::Recheck);
-                }
+            match stream.receive(until) {
+                Ok(Some((id, notice))) => drop(self.registry.deliver(&id, notice)),
+                Ok(None) => {}
+                Err(failure) => break Some(failure),
             }
+            if self.should_move(&*stream) {
+                break None;
+            }
+        };
+        let server = stream.label().clone();
+        drop(stream);
+        self.return_subscription(None);
+        match failure {
+            Some(failure) => {
+                self.record_lifetime();
+                log_safely!(debug, "lost the subscription to {server}: {}", failure.kind);
+            }
+            None => log_safely!(debug, "queueing on {server} no longer"),
         }
+        // All waiters must ask again. A new subscription has already woken the others; without one,
+        // wake them here. This thread asks again too, unless a signal for it arrived before.
+        if !self.ensure_subscribed(until, slot) {
+            self.registry.wake_others(slot);
+        }
+        slot.take_wake().unwrap_or(Wake::Recheck)
     }
 
-    /// Whether the queue should be on another node, and the subscription has been on this one for
-    /// long enough.
-    fn should_switch_node(&self, subscription: &Subscription) -> bool {
-        self.redlock.should_switch_queue_node(subscription.node)
-            && clock::now().duration_since(subscription.opened_at) >= HEALTHY_LIFETIME_MIN
-    }
-
-    fn dispatch(&self, message: &Value, subscription: &mut Subscription) {
-        match PubSubMessage::parse(message) {
-            PubSubMessage::Grant(granted) => {
-                let notice = GrantNotice {
-                    token: granted.token,
-                    granted_at_us: granted.granted_at_us,
-                    px_ms: granted.px_ms,
-                };
-                self.registry.deliver(granted.id, notice);
-            }
-            PubSubMessage::Invalid
-                if !std::mem::replace(&mut subscription.garbage_logged, true) =>
-            {
-                log_safely!(warn, "ignoring messages on {} that are not grants", self.channel);
-            }
-            PubSubMessage::Invalid => {}
-            PubSubMessage::NotAMessage => {}
-        }
+    /// Whether the queue should be elsewhere, and the subscription has been here for long enough.
+    fn should_move(&self, stream: &dyn GrantStream) -> bool {
+        self.backend.should_move_queue(stream.place())
+            && clock::now().duration_since(self.state.lock().opened_at) >= HEALTHY_LIFETIME_MIN
     }
 }
 
-/// Whether an attempt may have failed only because it had less time than an operation timeout. Such
-/// a failure causes no back-off, because a caller with more time may succeed.
-fn ran_out_of_budget(failure: &NodeError, short_budget: bool) -> bool {
-    short_budget && matches!(failure.kind, NodeErrorKind::TimedOut)
+/// Adds the handle by which other threads close a stream.
+fn open(stream: Box<dyn GrantStream>) -> Result<(Box<dyn GrantStream>, CancelHandle), StreamError> {
+    match stream.cancel_handle() {
+        Ok(cancel_handle) => Ok((stream, cancel_handle)),
+        Err(cause) => Err(StreamError { cause, out_of_time: false }),
+    }
 }
 
 impl SubscriptionState {

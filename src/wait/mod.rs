@@ -6,10 +6,5 @@ mod checks;
 mod handle;
 mod listener;
 mod registry;
-mod subscription;
 
-pub(crate) use self::{
-    handle::WaitHandle,
-    listener::GrantListener,
-    registry::{GrantNotice, Wake},
-};
+pub(crate) use self::{handle::WaitHandle, listener::GrantListener, registry::Wake};

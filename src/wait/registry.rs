@@ -11,13 +11,16 @@ use std::{
     thread::ThreadId,
 };
 
-use crate::sys::{
-    clock::{self, Moment},
-    sync::{
-        Condvar, Mutex,
-        atomic::{AtomicU64, Ordering},
+use crate::{
+    core::claim::GrantNotice,
+    sys::{
+        clock::{self, Moment},
+        sync::{
+            Condvar, Mutex,
+            atomic::{AtomicU64, Ordering},
+        },
+        threads,
     },
-    threads,
 };
 
 /// Position of a waiter whose queue position is not known yet.
@@ -64,14 +67,6 @@ struct Signals {
     promoted: bool,
     /// The thread sleeps on `wakeup`, or is about to.
     parked: bool,
-}
-
-/// Content of a grant message: the server has given the lock to a waiter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct GrantNotice {
-    pub(crate) token: u64,
-    pub(crate) granted_at_us: u64,
-    pub(crate) px_ms: u64,
 }
 
 /// Reason why a waiter woke up.

@@ -15,7 +15,7 @@ use std::{fmt, io, sync::Arc, time::Duration};
 use redis::Value;
 
 use super::{
-    error::{NodeError, NodeErrorKind},
+    NodeError, NodeErrorKind,
     fields::{parse_time, write_array, write_bulk},
     framed_socket::FramedSocket,
     server_info::{self, ServerInfo, ServerInfoReader},
@@ -159,10 +159,10 @@ impl Connection {
         self.link.as_ref().is_some_and(|link| !link.socket.is_closed())
     }
 
-    /// Returns a handle with which another thread can end a read.
-    pub(crate) fn cancel_handle(&self) -> io::Result<CancelHandle> {
+    /// Returns a second handle for the socket, with which another thread can end a read.
+    pub(crate) fn socket_handle(&self) -> io::Result<Socket> {
         match &self.link {
-            Some(link) => Ok(CancelHandle(link.socket.try_clone()?)),
+            Some(link) => link.socket.try_clone(),
             None => Err(io::ErrorKind::NotConnected.into()),
         }
     }
@@ -419,17 +419,6 @@ impl fmt::Debug for Connection {
             .field("server", &self.endpoint.label)
             .field("connected", &self.is_connected())
             .finish_non_exhaustive()
-    }
-}
-
-/// Closes a connection from another thread, which wakes the thread that reads from it.
-#[derive(Debug)]
-pub(crate) struct CancelHandle(Socket);
-
-impl CancelHandle {
-    pub(crate) fn cancel(&self) {
-        // Fails only if the socket is already closed.
-        let _ = self.0.shutdown();
     }
 }
 

@@ -2,14 +2,17 @@
 //! failure becomes a [`NodeError`], which states whether the request may have been carried out.
 
 mod ack;
+mod acquisition;
 mod connection;
 mod dns;
-mod error;
+mod exchange;
 mod fields;
 mod framed_socket;
+mod grant_stream;
 mod health;
 pub(crate) mod list;
 mod membership;
+mod pool;
 mod redis_node;
 pub(crate) mod requests_and_replies;
 mod script;
@@ -21,10 +24,13 @@ mod url;
 
 pub(crate) use self::{
     ack::Ack,
-    connection::{CancelHandle, Connection, write_command},
-    error::{NodeError, NodeErrorKind},
+    acquisition::RedisAcquisition,
+    connection::{Connection, write_command},
+    exchange::exchange,
     fields::PubSubMessage,
+    grant_stream::RedisGrantStream,
     membership::Membership,
+    pool::{ConnectionPool, NodeConnections, PooledConnections},
     redis_node::{Exchange, InFlightRequest, RedisNode},
     script::{Request, ScriptRef},
     socket::Socket,
@@ -36,3 +42,4 @@ pub(crate) use self::{
     fields::{GrantMessage, parse_time},
     server_info::{INFO_COMMANDS, ServerInfoReader},
 };
+pub(crate) use super::error::{NodeError, NodeErrorKind};

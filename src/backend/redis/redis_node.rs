@@ -12,11 +12,11 @@ use parking_lot::Mutex;
 use redis::Value;
 
 use super::{
+    NodeError, NodeErrorKind,
     connection::{Connection, Handshake},
-    error::{NodeError, NodeErrorKind},
     health::ConnectGate,
     membership::{DurabilityAction, Eligibility, Membership},
-    script::{Request, ScriptRef},
+    script::{Request, ScriptRef, name_missing_permission},
     server_info::{self, DURABILITY_KEY, ServerInfo},
     url::Endpoint,
 };
@@ -285,7 +285,7 @@ impl RedisNode {
     ) -> Result<Exchange<C::Reply>, NodeError> {
         connection
             .check_error_reply(&reply)
-            .map_err(|error| error.with_missing_permission(request.script()))?;
+            .map_err(|error| name_missing_permission(error, request.script()))?;
         match request.decode(in_flight.nonce, reply) {
             Some(reply) => {
                 if let Some(server_us) = C::server_us(&reply) {

@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 use redis::Value;
 
 use super::fields::{write_array, write_bulk, write_number};
+use crate::backend::error::{NodeError, NodeErrorKind};
 
 /// A script: its source, and the hash by which servers identify it.
 #[derive(Debug)]
@@ -121,6 +122,16 @@ impl Script {
     pub(super) fn hash(&self) -> &str {
         &self.hash
     }
+}
+
+/// Appends the permission that the user lacks to an error, if the server does not name it.
+pub(crate) fn name_missing_permission(mut error: NodeError, script: Option<&Script>) -> NodeError {
+    if let (NodeErrorKind::Refused { message, .. }, Some(script)) = (&mut error.kind, script)
+        && let Some(permission) = script.missing_permission(message)
+    {
+        message.push_str(&format!("; the user needs {permission}"));
+    }
+    error
 }
 
 /// Returns the commands that a line of a script calls with `how`, which is `call('` or `pcall('`.

@@ -1,4 +1,4 @@
-//! `AskError`: why asking the nodes had no usable result.
+//! The error for responses without a usable verdict.
 
 use super::{
     Redlock,
@@ -6,25 +6,10 @@ use super::{
 };
 use crate::{
     backend::redis::{NodeError, NodeErrorKind},
-    core::node_answer::{AnswerList, NodeAnswer},
     sys::clock,
 };
 
-#[derive(Debug)]
-pub(crate) enum AskError {
-    /// Failure of the only node, or a failure before any node was asked.
-    Node(NodeError),
-    /// No quorum of several nodes.
-    NoQuorum {
-        answers: Vec<NodeAnswer>,
-        /// A node may have executed the request.
-        outcome_unknown: bool,
-        /// Asking again soon may help.
-        transient: bool,
-        /// A node is in quarantine. Its votes will count later.
-        quarantined: bool,
-    },
-}
+pub(crate) use crate::backend::error::BackendError as AskError;
 
 impl AskError {
     /// Creates the error for responses without a usable verdict. `describe` puts a reply into
@@ -62,52 +47,6 @@ impl AskError {
             outcome_unknown,
             transient: permanent <= nodes.len() - redlock.quorum_size(),
             quarantined,
-        }
-    }
-
-    /// Whether asking again soon may help without any intervention.
-    pub(crate) fn is_transient(&self) -> bool {
-        match self {
-            AskError::Node(failure) => failure.is_transient(),
-            AskError::NoQuorum { transient, .. } => *transient,
-        }
-    }
-
-    /// Whether the only server is not a master. If the connection is old, the server's name may
-    /// lead elsewhere by now.
-    pub(crate) fn is_not_master(&self) -> bool {
-        matches!(self, AskError::Node(failure) if failure.is_not_master())
-    }
-
-    /// Whether a node may have executed the request.
-    pub(crate) fn is_outcome_unknown(&self) -> bool {
-        match self {
-            AskError::Node(failure) => failure.outcome_unknown,
-            AskError::NoQuorum { outcome_unknown, .. } => *outcome_unknown,
-        }
-    }
-
-    /// Whether the only known cause is that time ran out.
-    pub(crate) fn is_timeout(&self) -> bool {
-        matches!(self, AskError::Node(NodeError { kind: NodeErrorKind::TimedOut, .. }))
-    }
-
-    /// Whether no connection was free.
-    pub(crate) fn is_pool_exhausted(&self) -> bool {
-        matches!(self, AskError::Node(NodeError { kind: NodeErrorKind::PoolExhausted, .. }))
-    }
-
-    /// Whether a node is in quarantine, which ends on its own.
-    pub(crate) fn has_quarantined_nodes(&self) -> bool {
-        matches!(self, AskError::NoQuorum { quarantined: true, .. })
-    }
-}
-
-impl std::fmt::Display for AskError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            AskError::Node(failure) => failure.kind.fmt(f),
-            AskError::NoQuorum { answers, .. } => write!(f, "no quorum ({})", AnswerList(answers)),
         }
     }
 }

@@ -1,37 +1,48 @@
 //! What N independent nodes decide together (Redlock). A single node is a quorum of one, and takes
 //! the same path.
 
+mod acquisition;
 mod broadcast;
 mod connector;
+mod contention_memory;
 mod error;
 mod farewell;
+mod footprint;
 mod inspect;
 mod list;
-mod pool;
+mod pauses;
 mod release;
 mod reported_holder;
 mod responses;
+mod round;
+mod vote_releases;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 
+use self::{
+    acquisition::QuorumAcquisition, broadcast::broadcast, contention_memory::ContentionMemory,
+    farewell::Farewell, pauses::subscribe_budget, reported_holder::most_reported_holder,
+};
 pub(crate) use self::{
     broadcast::BroadcastOptions,
     error::AskError,
     list::Lookup,
-    pool::{NodeConnections, PooledConnections},
     release::{ReleaseOutcome, ReleaseRequest, retry_through_failover},
-    reported_holder::most_reported_holder,
     responses::{PendingAcks, Response, Responses},
 };
-use self::{broadcast::broadcast, farewell::Farewell, pool::ConnectionPool};
+pub(crate) use crate::backend::redis::{NodeConnections, PooledConnections};
 use crate::{
-    backend::redis::{
-        Endpoint, Exchange, Membership, NodeError, NodeErrorKind, RedisNode, Request,
-        requests_and_replies::Ping,
+    backend::{
+        AcquireRequest, Acquisition, Backend, GrantStream, QueuePlace, StreamError,
+        redis::{
+            ConnectionPool, Endpoint, Exchange, Membership, NodeError, NodeErrorKind,
+            RedisAcquisition, RedisGrantStream, RedisNode, Request, requests_and_replies::Ping,
+        },
     },
     core::{
+        key::LockKey,
         node_answer::Vote,
         quorum::{NodeSet, quorum},
     },
@@ -52,6 +63,7 @@ pub(crate) struct Redlock {
     nodes: Arc<[Arc<RedisNode>]>,
     pool: ConnectionPool,
     farewell: Farewell,
+    contention: ContentionMemory,
     label: Arc<str>,
     operation_timeout: Duration,
     observer: Arc<Observer>,
@@ -87,6 +99,7 @@ impl Redlock {
             nodes,
             pool,
             farewell: Farewell::new(),
+            contention: ContentionMemory::new(),
             label: join_labels(endpoints),
             operation_timeout,
             observer,
@@ -154,17 +167,22 @@ impl Redlock {
         self.nodes[..node].iter().any(|node| !node.is_healthy() && !node.is_backing_off(now))
     }
 
-    /// Whether waiters should move to the preferred queue node: it comes before this one, or this
-    /// one is failing.
-    pub(crate) fn should_switch_queue_node(&self, node: usize) -> bool {
-        self.len() > 1
-            && (self.preferred_queue_node() < node
-                || (self.nodes[node].is_failing() && self.preferred_queue_node() != node))
+    /// Whether a claim for this lock met others the last time, as far as that is remembered.
+    fn was_contended(&self, key: &LockKey) -> bool {
+        self.contention.is_likely(key.lock_key())
+    }
+
+    fn remember_contention(&self, key: &LockKey, contended: bool) {
+        self.contention.remember(key.lock_key(), contended);
     }
 
     /// The nodes as named in messages.
     pub(crate) fn label(&self) -> &Arc<str> {
         &self.label
+    }
+
+    pub(crate) fn shared_observer(&self) -> &Arc<Observer> {
+        &self.observer
     }
 
     /// Receives the events and metrics.
@@ -249,6 +267,76 @@ impl Redlock {
             NodeErrorKind::Closed => LockError::Shutdown,
             reason => LockError::Unavailable { action, name, server, cause: Box::new(reason) },
         }
+    }
+}
+
+impl Backend for Redlock {
+    fn label(&self) -> &Arc<str> {
+        &self.label
+    }
+
+    fn operation_timeout(&self) -> Duration {
+        self.operation_timeout
+    }
+
+    /// One of several nodes may have been skipped until a pending release to it had expired.
+    fn longest_silence(&self) -> Duration {
+        match self.nodes.len() {
+            1 => self.operation_timeout,
+            _ => self.operation_timeout.saturating_mul(2).saturating_add(EXPIRY_SLACK),
+        }
+    }
+
+    fn acquisition<'a>(&'a self, request: AcquireRequest<'a>) -> Box<dyn Acquisition + 'a> {
+        match &*self.nodes {
+            [node] => {
+                Box::new(RedisAcquisition::new(node, &self.pool, self.operation_timeout, request))
+            }
+            _ => Box::new(QuorumAcquisition::new(self, request)),
+        }
+    }
+
+    /// Subscribes on the first node where that works. Nodes that failed recently come last.
+    fn open_stream(
+        &self,
+        channel: &str,
+        deadline: Moment,
+    ) -> Result<Box<dyn GrantStream>, StreamError> {
+        let timeout = self.operation_timeout;
+        let short_budget = deadline.duration_since(clock::now()) < timeout;
+        let mut nodes: Vec<usize> = self.all_nodes().iter().collect();
+        nodes.sort_by_key(|node| !self.node(*node).is_healthy());
+        let mut failed = NodeError { outcome_unknown: false, kind: NodeErrorKind::TimedOut };
+        for (tried, node) in nodes.iter().enumerate() {
+            let now = clock::now();
+            let budget = subscribe_budget(deadline.duration_since(now), tried, nodes.len());
+            let (server, until) = (self.node(*node), now.saturating_add(budget));
+            match RedisGrantStream::open(server, QueuePlace(*node), channel, timeout, until) {
+                Ok(stream) => return Ok(Box::new(stream)),
+                Err(failure) => {
+                    // Even a healthy node may be too distant to reply within such a short time.
+                    let short = short_budget || budget < timeout / 3;
+                    if !(short && failure.is_timeout()) {
+                        server.record_failure(clock::now());
+                    }
+                    failed = failure;
+                }
+            }
+        }
+        let out_of_time = short_budget && failed.is_timeout();
+        Err(StreamError { cause: failed, out_of_time })
+    }
+
+    /// Waiters should move to the preferred queue node if it comes before this one, or if this one
+    /// is failing.
+    fn should_move_queue(&self, QueuePlace(node): QueuePlace) -> bool {
+        let preferred = || self.preferred_queue_node();
+        self.len() > 1
+            && (preferred() < node || (self.nodes[node].is_failing() && preferred() != node))
+    }
+
+    fn lock_error(&self, error: AskError, action: Action, name: Option<&str>) -> LockError {
+        Redlock::lock_error(self, error, action, name)
     }
 }
 

@@ -5,7 +5,7 @@ use redis::Value;
 
 use super::Connection;
 use crate::{
-    backend::redis::{Ack, error::NodeError, framed_socket::FramedSocket},
+    backend::redis::{Ack, NodeError, framed_socket::FramedSocket},
     sys::clock::{self, Moment},
 };
 

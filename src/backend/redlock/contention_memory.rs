@@ -1,4 +1,5 @@
-//! `Crowd`: remembers which locks were contended the last time. A wrong guess costs one round trip.
+//! `ContentionMemory`: remembers which locks were contended the last time. A wrong guess costs one
+//! round trip.
 
 use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
@@ -9,13 +10,13 @@ use std::{
 const SLOTS: usize = 256;
 
 #[derive(Debug)]
-pub(crate) struct Crowd {
+pub(super) struct ContentionMemory {
     slots: Box<[AtomicU64]>,
 }
 
-impl Crowd {
-    pub(crate) fn new() -> Crowd {
-        Crowd { slots: (0..SLOTS).map(|_| AtomicU64::new(0)).collect() }
+impl ContentionMemory {
+    pub(super) fn new() -> ContentionMemory {
+        ContentionMemory { slots: (0..SLOTS).map(|_| AtomicU64::new(0)).collect() }
     }
 
     pub(super) fn remember(&self, lock: &str, contended: bool) {
@@ -48,11 +49,11 @@ mod tests {
 
     #[test]
     fn it_remembers_the_last_time() {
-        let crowd = Crowd::new();
-        assert!(!crowd.is_likely("a"));
-        crowd.remember("a", true);
-        assert!(crowd.is_likely("a"));
-        crowd.remember("a", false);
-        assert!(!crowd.is_likely("a"));
+        let memory = ContentionMemory::new();
+        assert!(!memory.is_likely("a"));
+        memory.remember("a", true);
+        assert!(memory.is_likely("a"));
+        memory.remember("a", false);
+        assert!(!memory.is_likely("a"));
     }
 }

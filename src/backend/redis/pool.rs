@@ -30,6 +30,13 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct NodeConnections(pub(crate) Box<[Connection]>);
 
+impl NodeConnections {
+    /// The connection to the only server.
+    pub(crate) fn only(&mut self) -> &mut Connection {
+        &mut self.0[0]
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct ConnectionFactory {
     nodes: Arc<[Arc<RedisNode>]>,

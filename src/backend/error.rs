@@ -1,9 +1,12 @@
 //! `NodeError`: an exchange that failed, and whether the server may have carried out the request.
+//! `BackendError`: why asking the backend had no usable result.
 
 use std::{error::Error, fmt, io, time::Duration};
 
-use super::script::Script;
-use crate::sys::display::HumanDuration;
+use crate::{
+    core::node_answer::{AnswerList, NodeAnswer},
+    sys::display::HumanDuration,
+};
 
 /// An exchange that failed: the request was not applied, or its outcome is unknown.
 #[derive(Debug)]
@@ -98,6 +101,11 @@ impl NodeError {
         }
     }
 
+    /// Whether the only known cause is that time ran out.
+    pub(crate) fn is_timeout(&self) -> bool {
+        matches!(self.kind, NodeErrorKind::TimedOut)
+    }
+
     /// Whether retrying soon may help without any intervention.
     pub(crate) fn is_transient(&self) -> bool {
         match &self.kind {
@@ -137,16 +145,6 @@ impl NodeError {
     /// Whether the key has an unexpected type. The server itself is working.
     pub(crate) fn is_wrong_type(&self) -> bool {
         matches!(&self.kind, NodeErrorKind::Refused { code, .. } if code == "WRONGTYPE")
-    }
-
-    /// Appends the permission that the user lacks, if the server does not name it.
-    pub(crate) fn with_missing_permission(mut self, script: Option<&Script>) -> NodeError {
-        if let (NodeErrorKind::Refused { message, .. }, Some(script)) = (&mut self.kind, script)
-            && let Some(permission) = script.missing_permission(message)
-        {
-            message.push_str(&format!("; the user needs {permission}"));
-        }
-        self
     }
 
     /// Whether the server does not have the script that the request named by its hash.
@@ -227,6 +225,72 @@ impl Error for NodeErrorKind {
         match self {
             NodeErrorKind::Io(error) => Some(error),
             _ => None,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) enum BackendError {
+    /// Failure of the only node, or a failure before any node was asked.
+    Node(NodeError),
+    /// No quorum of several nodes.
+    NoQuorum {
+        answers: Vec<NodeAnswer>,
+        /// A node may have executed the request.
+        outcome_unknown: bool,
+        /// Asking again soon may help.
+        transient: bool,
+        /// A node is in quarantine. Its votes will count later.
+        quarantined: bool,
+    },
+}
+
+impl BackendError {
+    /// Whether asking again soon may help without any intervention.
+    pub(crate) fn is_transient(&self) -> bool {
+        match self {
+            BackendError::Node(failure) => failure.is_transient(),
+            BackendError::NoQuorum { transient, .. } => *transient,
+        }
+    }
+
+    /// Whether the only server is not a master. If the connection is old, the server's name may
+    /// lead elsewhere by now.
+    pub(crate) fn is_not_master(&self) -> bool {
+        matches!(self, BackendError::Node(failure) if failure.is_not_master())
+    }
+
+    /// Whether a node may have executed the request.
+    pub(crate) fn is_outcome_unknown(&self) -> bool {
+        match self {
+            BackendError::Node(failure) => failure.outcome_unknown,
+            BackendError::NoQuorum { outcome_unknown, .. } => *outcome_unknown,
+        }
+    }
+
+    /// Whether the only known cause is that time ran out.
+    pub(crate) fn is_timeout(&self) -> bool {
+        matches!(self, BackendError::Node(NodeError { kind: NodeErrorKind::TimedOut, .. }))
+    }
+
+    /// Whether no connection was free.
+    pub(crate) fn is_pool_exhausted(&self) -> bool {
+        matches!(self, BackendError::Node(NodeError { kind: NodeErrorKind::PoolExhausted, .. }))
+    }
+
+    /// Whether a node is in quarantine, which ends on its own.
+    pub(crate) fn has_quarantined_nodes(&self) -> bool {
+        matches!(self, BackendError::NoQuorum { quarantined: true, .. })
+    }
+}
+
+impl fmt::Display for BackendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BackendError::Node(failure) => failure.kind.fmt(f),
+            BackendError::NoQuorum { answers, .. } => {
+                write!(f, "no quorum ({})", AnswerList(answers))
+            }
         }
     }
 }

@@ -1,0 +1,211 @@
+//! `RedisAcquisition`: one claim on one server, which decides alone.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    ConnectionPool, Exchange, NodeError, NodeErrorKind, RedisNode, exchange,
+    requests_and_replies::{Acquire, AcquireMode, AcquireReply},
+};
+use crate::{
+    backend::{
+        AcquireRequest, Acquisition, Answer, Asking, Contention, NextStep, QueuePlace, QueueReport,
+        error::BackendError,
+    },
+    core::{
+        claim::{Grant, GrantNotice, InFlight, Residue},
+        quorum::{NodeDeadlines, NodeSet},
+        token::FencingToken,
+        validity::{
+            deadline_from_grant, deadline_from_sent, needs_immediate_confirmation, request_timeout,
+        },
+    },
+    sys::clock::{self, Moment},
+};
+
+/// The only place for a queue.
+pub(crate) const PLACE: QueuePlace = QueuePlace(0);
+
+pub(crate) struct RedisAcquisition<'a> {
+    node: &'a Arc<RedisNode>,
+    pool: &'a ConnectionPool,
+    operation_timeout: Duration,
+    request: AcquireRequest<'a>,
+    /// We have asked to join the queue.
+    queue_requested: bool,
+    /// Our entry may be in the queue.
+    may_be_queued: bool,
+    /// The server may know our id, as the holder or in the queue.
+    may_hold: bool,
+    /// Latest time at which a request whose reply was lost can still take effect.
+    broken_until: Moment,
+    /// Server time of the last reply that reported us as queued. An earlier grant is ignored,
+    /// because we no longer had it when that reply was sent.
+    queued_at_us: u64,
+}
+
+impl<'a> RedisAcquisition<'a> {
+    pub(crate) fn new(
+        node: &'a Arc<RedisNode>,
+        pool: &'a ConnectionPool,
+        operation_timeout: Duration,
+        request: AcquireRequest<'a>,
+    ) -> RedisAcquisition<'a> {
+        RedisAcquisition {
+            node,
+            pool,
+            operation_timeout,
+            request,
+            queue_requested: false,
+            may_be_queued: false,
+            may_hold: false,
+            broken_until: clock::now(),
+            queued_at_us: 0,
+        }
+    }
+
+    fn mode(&self, asking: Asking) -> AcquireMode {
+        match asking {
+            Asking::Last if self.may_be_queued => AcquireMode::Leave,
+            Asking::Last | Asking::Try => AcquireMode::Try,
+            Asking::Queue if self.queue_requested => AcquireMode::Poll,
+            Asking::Queue => AcquireMode::Enqueue,
+        }
+    }
+
+    fn exchange(&mut self, mode: AcquireMode) -> Result<Exchange<AcquireReply>, NodeError> {
+        let claim = self.request.claim;
+        let timeout = request_timeout(self.operation_timeout, claim.ttl);
+        let deadline = clock::now().saturating_add(timeout).min(self.request.call_deadline);
+        let queues = matches!(mode, AcquireMode::Enqueue | AcquireMode::Poll);
+        self.queue_requested |= queues;
+        let mut connections = self.pool.get(deadline)?;
+        self.may_be_queued |= queues;
+        self.may_hold |= queues;
+        let queue_entry =
+            if mode == AcquireMode::Try { String::new() } else { self.request.queue_entry() };
+        let request = Acquire {
+            key: &claim.key,
+            id: claim.id.as_str(),
+            ttl_ms: claim.ttl_ms(),
+            mode,
+            queue_entry: &queue_entry,
+            repair_ttl_ms: self.request.repair_ttl_ms,
+            token_min: 0,
+        };
+        let result = exchange(self.node, connections.only(), &request, deadline);
+        if matches!(&result, Err(failure) if failure.outcome_unknown) {
+            self.broken_until = self.broken_until.max(deadline);
+            self.may_hold = true;
+        }
+        result
+    }
+
+    fn on_held(&mut self, sent: Moment, token: u64) -> Answer {
+        self.may_hold = true;
+        let deadline = deadline_from_sent(sent, self.request.claim.ttl);
+        if deadline <= clock::now() {
+            // The reply took longer than the lease. Asking again restores the full lease if the
+            // lock is still ours.
+            let late = NodeError::outcome_unknown(NodeErrorKind::TimedOut);
+            return Answer::Failed(BackendError::Node(late));
+        }
+        self.may_be_queued = false;
+        Answer::Granted(self.grant(token, deadline, false))
+    }
+
+    fn grant(&self, token: u64, deadline: Moment, provisional: bool) -> Grant {
+        let mut node_deadlines = NodeDeadlines::new(1);
+        node_deadlines.confirm(0, deadline);
+        let in_flight = InFlight {
+            broken_until: self.broken_until,
+            unanswered: NodeSet::EMPTY,
+            unanswered_until: self.broken_until,
+        };
+        Grant {
+            token: FencingToken(token),
+            node_deadlines,
+            provisional,
+            in_flight,
+            may_hold: NodeSet::single(0),
+            queue_entry: self.entry_left(),
+        }
+    }
+
+    /// The queue entry, if the server may still have it or a late request may add it; or empty.
+    fn entry_left(&self) -> String {
+        let may_be_left = self.may_be_queued || clock::now() < self.broken_until;
+        if may_be_left { self.request.queue_entry() } else { String::new() }
+    }
+}
+
+impl Acquisition for RedisAcquisition<'_> {
+    fn ask(&mut self, asking: Asking, _: Option<QueuePlace>) -> Answer {
+        let mode = self.mode(asking);
+        let Exchange { sent, reply } = match self.exchange(mode) {
+            Ok(exchange) => exchange,
+            Err(failure) => return Answer::Failed(BackendError::Node(failure)),
+        };
+        let (holder, next) = match reply {
+            AcquireReply::Held { token, .. } => return self.on_held(sent, token),
+            AcquireReply::WrongType => return Answer::WrongType,
+            AcquireReply::Expired { .. } => {
+                let expired = NodeError { outcome_unknown: false, kind: NodeErrorKind::TimedOut };
+                return Answer::Failed(BackendError::Node(expired));
+            }
+            AcquireReply::Queued { now_us, holder, position, newly_queued, no_subscriber } => {
+                let was_lost = newly_queued && mode == AcquireMode::Poll;
+                self.queued_at_us = now_us;
+                let report = QueueReport {
+                    place: PLACE,
+                    position,
+                    holder: holder.clone(),
+                    was_lost,
+                    no_subscriber,
+                    sent_at: sent,
+                };
+                (holder, NextStep::AwaitGrant(report))
+            }
+            AcquireReply::Busy { holder, .. }
+                if asking == Asking::Last || clock::now() >= self.request.wait_deadline =>
+            {
+                if mode == AcquireMode::Leave || !self.may_be_queued {
+                    // We left the queue, or were never in it.
+                    (self.may_hold, self.may_be_queued) = (false, false);
+                }
+                (holder, NextStep::GiveUp)
+            }
+            AcquireReply::Busy { holder, .. } => (holder, NextStep::Queue { exists: true }),
+        };
+        Answer::Contended(Contention { holder: Some(holder), next })
+    }
+
+    /// A stale message needs a request, which shows whether we hold the lock or are still queued.
+    /// So does a distant server, whose reply grants the full ttl.
+    fn on_grant_message(&mut self, notice: GrantNotice) -> Option<Grant> {
+        let claim = self.request.claim;
+        // Our queue entry set the duration. Do not trust a longer one in the message.
+        let granted_for = Duration::from_millis(notice.px_ms).min(self.request.claim_window);
+        let now = clock::now();
+        let clock_sample = self.node.clock_sample()?;
+        let deadline = deadline_from_grant(&clock_sample, notice.granted_at_us, granted_for, now);
+        let left = deadline.duration_since(now);
+        if notice.granted_at_us < self.queued_at_us || left < granted_for / 4 {
+            log_safely!(debug, "a grant of {:?} arrived too late to be used", claim.key);
+            return None;
+        }
+        if needs_immediate_confirmation(left, clock_sample.round_trip()) {
+            return None;
+        }
+        self.may_be_queued = false;
+        Some(self.grant(notice.token, deadline, true))
+    }
+
+    fn residue(&self) -> Option<Residue> {
+        let in_flight_until = self.broken_until;
+        (self.may_hold || clock::now() < in_flight_until).then(|| Residue {
+            queue_entry: self.entry_left(),
+            in_flight_until,
+            nodes: NodeSet::single(0),
+        })
+    }
+}

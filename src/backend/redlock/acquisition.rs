@@ -1,0 +1,457 @@
+//! `QuorumAcquisition`: one claim on several nodes.
+//!
+//! The queue is on one of the nodes, the queue node. The waiter at the head of the queue holds the
+//! lock on that node. Of all waiters, only the head asks the other nodes. Contenders therefore do
+//! not split the votes for long.
+
+use std::{
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    time::Duration,
+};
+
+use smallvec::SmallVec;
+
+use super::{
+    AskError, BroadcastOptions, Redlock, footprint::Footprint, pauses::vote_backoff,
+    responses::Response, round::Round, vote_releases::VoteReleases,
+};
+use crate::{
+    backend::{
+        AcquireRequest, Acquisition, Answer, Asking, Contention, NextStep, QueuePlace, QueueReport,
+        redis::{
+            Exchange, NodeError, NodeErrorKind,
+            requests_and_replies::{Acquire, AcquireMode, AcquireReply},
+        },
+    },
+    core::{
+        claim::{Grant, GrantNotice, Residue},
+        node_answer::Vote,
+        quorum::{NodeDeadlines, NodeSet, Verdict, agreed_token},
+        token::FencingToken,
+        validity::{deadline_from_sent, needs_immediate_confirmation, request_timeout},
+    },
+    sys::clock::{self, Moment},
+};
+
+/// Maximum number of lost rounds after which a caller still retries a split vote, although its wait
+/// deadline has passed. Otherwise `try_lock` calls that start together could all fail, although no
+/// contender got the lock.
+const SPLIT_VOTE_RETRIES_MAX: u32 = 5;
+/// Maximum number of rounds in which the nodes may disagree about the fencing token. One more
+/// counts as a failure; otherwise a node that never stores the token could cause a tight loop.
+const TOKEN_ROUNDS_MAX: u32 = 5;
+
+pub(super) struct QuorumAcquisition<'a> {
+    redlock: &'a Redlock,
+    request: AcquireRequest<'a>,
+    queue_node: usize,
+    /// A request to join the queue has been sent since `queue_node` last changed.
+    queue_requested: bool,
+    /// The queue node reported our queue entry in the last round.
+    queue_confirmed: bool,
+    /// We hold the lock on the queue node, and now need the votes of the other nodes.
+    is_head: bool,
+    /// We had a quorum, but replies were slow. Ask the queue node for the full TTL, instead of the
+    /// claim window, before returning the lock.
+    needs_full_lease: bool,
+    footprint: Footprint,
+    releases: VoteReleases,
+    /// Token that a quorum must store, once nodes have returned different ones.
+    token_min: Option<u64>,
+    token_rounds: u32,
+    /// Rounds lost to other contenders so far.
+    lost_rounds: u32,
+    /// The last round had no usable result.
+    is_failing: bool,
+}
+
+impl<'a> QuorumAcquisition<'a> {
+    pub(super) fn new(redlock: &'a Redlock, request: AcquireRequest<'a>) -> QuorumAcquisition<'a> {
+        QuorumAcquisition {
+            redlock,
+            request,
+            queue_node: redlock.preferred_queue_node(),
+            queue_requested: false,
+            queue_confirmed: false,
+            is_head: false,
+            needs_full_lease: false,
+            footprint: Footprint::new(clock::now()),
+            releases: VoteReleases::default(),
+            token_min: None,
+            token_rounds: 0,
+            lost_rounds: 0,
+            is_failing: false,
+        }
+    }
+
+    /// Follows the queue if it moved to another node, and marks what we hold on the former one for
+    /// release.
+    fn follow_queue(&mut self, place: Option<QueuePlace>) {
+        let queue_node = match place {
+            Some(QueuePlace(node)) => node,
+            None if self.queue_requested || self.is_head => self.queue_node,
+            None => self.redlock.preferred_queue_node(),
+        };
+        if queue_node != self.queue_node {
+            if self.queue_requested || self.is_head {
+                let former = NodeSet::single(self.queue_node);
+                self.releases.to_release = self.releases.to_release.union(former);
+            }
+            (self.queue_node, self.queue_requested, self.is_head) = (queue_node, false, false);
+        }
+    }
+
+    fn mode(&self, asking: Asking) -> AcquireMode {
+        let may_be_queued = self.footprint.queued_on.contains(self.queue_node);
+        match asking {
+            Asking::Last if may_be_queued => AcquireMode::Leave,
+            Asking::Last | Asking::Try => AcquireMode::Try,
+            // This includes an entry from before the queue moved to another node and back.
+            // `Enqueue` would add a second entry, and one of the two would stay in the queue.
+            Asking::Queue if self.queue_requested || may_be_queued => AcquireMode::Poll,
+            Asking::Queue => AcquireMode::Enqueue,
+        }
+    }
+
+    /// Whether to ask all nodes, and not only the queue node. While other waiters are ahead of us
+    /// in the queue, the other nodes can report only one new fact: that a preferred queue node has
+    /// recovered.
+    fn should_ask_all(&self, mode: AcquireMode) -> bool {
+        let expects_contention =
+            || self.lost_rounds > 0 || self.redlock.was_contended(&self.request.claim.key);
+        self.is_head
+            || self.needs_full_lease
+            || !expects_contention()
+            || self.is_failing
+            || mode == AcquireMode::Try
+            || self.redlock.may_have_recovered(self.queue_node)
+    }
+
+    /// Asks all nodes, or only the queue node. If no quorum grants the lock, releases the votes at
+    /// once, except the vote of the head on the queue node.
+    fn run_round(&mut self, mode: AcquireMode, ask_all: bool) -> Result<Round, AskError> {
+        let (redlock, request, queue_node) = (self.redlock, self.request, self.queue_node);
+        let (claim, now) = (request.claim, clock::now());
+        let timeout = request_timeout(redlock.operation_timeout(), claim.ttl);
+        let deadline = now.saturating_add(timeout).min(request.call_deadline);
+        let claim_window_only = self.asks_for_claim_window(mode, ask_all);
+        let queues = matches!(mode, AcquireMode::Enqueue | AcquireMode::Poll);
+        self.queue_requested |= queues;
+        let mut connections = redlock.checkout(deadline).map_err(AskError::Node)?;
+        let (footprint, releases) = (&mut self.footprint, &mut self.releases);
+        let head = if self.is_head { NodeSet::single(queue_node) } else { NodeSet::EMPTY };
+        releases.send_due(redlock, &mut connections, footprint, &request, head);
+        if queues {
+            footprint.enqueue(queue_node);
+        }
+        // A pending release could take effect after the request.
+        let wanted = if ask_all { redlock.all_nodes() } else { NodeSet::single(queue_node) };
+        let targets = wanted.difference(releases.pending());
+        if targets.is_empty() {
+            let timed_out = NodeError { outcome_unknown: false, kind: NodeErrorKind::TimedOut };
+            return Err(AskError::Node(timed_out));
+        }
+        let queue_entry =
+            if mode == AcquireMode::Try { String::new() } else { request.queue_entry() };
+        let token_min = self.token_min.unwrap_or_else(|| redlock.token_min());
+        let window_ms = u64::try_from(request.claim_window.as_millis()).unwrap_or(u64::MAX);
+        let acquire = |node| Acquire {
+            key: &claim.key,
+            id: claim.id.as_str(),
+            ttl_ms: if claim_window_only && node == queue_node {
+                window_ms
+            } else {
+                claim.ttl_ms()
+            },
+            mode: if node == queue_node { mode } else { AcquireMode::Try },
+            queue_entry: if node == queue_node { &queue_entry } else { "" },
+            repair_ttl_ms: request.repair_ttl_ms,
+            token_min,
+        };
+        let vote = |node: usize, exchange: &Exchange<AcquireReply>| match exchange.reply {
+            AcquireReply::Held { .. }
+                if redlock.node(node).quarantine_left(exchange.sent).is_some() =>
+            {
+                Vote::Unknown
+            }
+            AcquireReply::Held { .. } => Vote::Yes,
+            AcquireReply::Busy { .. } | AcquireReply::Queued { .. } => Vote::No,
+            // No contender has the vote of this node, so it must not count as a rejection.
+            AcquireReply::WrongType | AcquireReply::Expired { .. } => Vote::Unknown,
+        };
+        let options = if ask_all {
+            let preferred = NodeSet::single(queue_node);
+            BroadcastOptions { preferred, ..BroadcastOptions::new(targets, deadline) }
+        } else {
+            BroadcastOptions::awaiting_all(targets, deadline)
+        };
+        let responses = redlock.ask(&mut connections, options, acquire, vote);
+        let (unanswered, outcome_unknown) = (responses.unanswered(), responses.outcome_unknown());
+        if !outcome_unknown.is_empty() {
+            footprint.broken_until = footprint.broken_until.max(deadline);
+        }
+        // Nodes that had not replied before may have been asked over another connection now, or not
+        // at all, so their earlier requests may still take effect.
+        footprint.broken_until = footprint.in_flight().until();
+        (footprint.unanswered, footprint.unanswered_until) = (unanswered, deadline);
+        let queue_vote = responses.votes.get(queue_node).copied().flatten();
+        let verdict = match responses.verdict() {
+            _ if !ask_all && queue_vote == Some(Vote::No) => Verdict::Rejected,
+            _ if !ask_all => Verdict::NoQuorum,
+            // A quorum without the queue node must not overtake the queue.
+            Verdict::Granted if queue_vote == Some(Vote::No) => Verdict::Rejected,
+            verdict => verdict,
+        };
+        self.needs_full_lease &= verdict == Verdict::Granted;
+        let round = Round { verdict, responses, asked_all: ask_all, claim_window_only };
+        let held: NodeSet = (0..redlock.len()).filter(|node| round.is_held_on(*node)).collect();
+        let may_be_held = held.union(unanswered).union(outcome_unknown);
+        footprint.may_hold = footprint.may_hold.union(may_be_held);
+        if ask_all && verdict != Verdict::Granted {
+            self.is_head = self.stays_head(mode, &round);
+            let head = if self.is_head { NodeSet::single(queue_node) } else { NodeSet::EMPTY };
+            let (footprint, to_release) = (&mut self.footprint, may_be_held.difference(head));
+            self.releases.send(
+                redlock,
+                &mut connections,
+                footprint,
+                &request,
+                to_release,
+                now,
+                deadline,
+            );
+            // A node that confirmed the release has executed the request, which came before it.
+            footprint.unanswered = footprint.unanswered.intersection(footprint.may_hold);
+        }
+        Ok(round)
+    }
+
+    /// Whether to ask the queue node to keep the lock for the claim window only. A waiter may keep
+    /// the lock there without a quorum. If the waiter dies, the key must not keep the lock from
+    /// others for a whole ttl.
+    fn asks_for_claim_window(&self, mode: AcquireMode, ask_all: bool) -> bool {
+        let expects_to_wait = self.is_head || self.lost_rounds > 0;
+        !ask_all || (!self.needs_full_lease && expects_to_wait && self.can_wait(mode))
+    }
+
+    fn can_wait(&self, mode: AcquireMode) -> bool {
+        mode != AcquireMode::Leave && clock::now() < self.request.wait_deadline
+    }
+
+    /// Whether we stay the head of the queue. The head of the queue keeps its vote on the queue
+    /// node, so that later contenders give way. Four cases end that: we asked for the full ttl
+    /// there; we may not wait any longer; an earlier node reports a holder, so the queue belongs
+    /// there; or too few nodes voted yes or no.
+    fn stays_head(&self, mode: AcquireMode, round: &Round) -> bool {
+        let held_earlier = (0..self.queue_node)
+            .any(|node| round.reply_of(node).is_some_and(|reply| reply.holder().is_some()));
+        round.claim_window_only
+            && self.can_wait(mode)
+            && round.verdict == Verdict::Rejected
+            && round.is_held_on(self.queue_node)
+            && !held_earlier
+    }
+
+    fn failed(&mut self, error: AskError) -> Answer {
+        self.is_failing = true;
+        Answer::Failed(error)
+    }
+
+    /// Handles a quorum of grants. The lock is ours if the quorum keeps it for long enough and
+    /// agrees on one token.
+    fn on_quorum(&mut self, round: &Round) -> Answer {
+        let (nodes, claim) = (self.redlock.len(), self.request.claim);
+        let claim_window_only = round.claim_window_only && self.request.claim_window < claim.ttl;
+        let mut deadlines = NodeDeadlines::new(nodes);
+        let mut tokens: SmallVec<[u64; 8]> = SmallVec::new();
+        let mut first_sent = clock::now();
+        for (node, (response, vote)) in round.by_node().iter().zip(round.votes()).enumerate() {
+            match (response, vote) {
+                (Response::Replied(exchange), Some(Vote::Yes)) => {
+                    let kept_for = if claim_window_only && node == self.queue_node {
+                        self.request.claim_window
+                    } else {
+                        claim.ttl
+                    };
+                    deadlines.confirm(node, deadline_from_sent(exchange.sent, kept_for));
+                    first_sent = first_sent.min(exchange.sent);
+                    tokens.extend(exchange.reply.token());
+                }
+                (Response::Replied(_), Some(Vote::No)) => deadlines.revoke(node),
+                _ => {}
+            }
+        }
+        // If a release is still in flight to a node, do not count that node: it could confirm a
+        // renewal first, and then execute the release.
+        self.releases.pending().iter().for_each(|node| deadlines.exclude(node));
+        let now = clock::now();
+        let left =
+            deadlines.valid_until().map_or(Duration::ZERO, |deadline| deadline.duration_since(now));
+        if claim_window_only && needs_immediate_confirmation(left, now.duration_since(first_sent)) {
+            self.needs_full_lease = true;
+            return Answer::Undecided;
+        }
+        let failed = |kind| AskError::Node(NodeError::outcome_unknown(kind));
+        if left.is_zero() {
+            // The replies took longer than the lease. Asking again restores the full lease if the
+            // lock is still ours.
+            return self.failed(failed(NodeErrorKind::TimedOut));
+        }
+        match agreed_token(&tokens, nodes) {
+            Ok(token) => {
+                if round.is_held_on(self.queue_node) {
+                    let queue_node = NodeSet::single(self.queue_node);
+                    self.footprint.queued_on = self.footprint.queued_on.difference(queue_node);
+                }
+                Answer::Granted(self.grant(token, deadlines, claim_window_only))
+            }
+            Err(highest) => {
+                self.token_min = Some(highest);
+                self.token_rounds += 1;
+                if self.token_rounds > TOKEN_ROUNDS_MAX {
+                    return self.failed(failed(NodeErrorKind::TokenDisagreement));
+                }
+                Answer::Undecided
+            }
+        }
+    }
+
+    fn grant(&self, token: u64, node_deadlines: NodeDeadlines, provisional: bool) -> Grant {
+        let may_be_left =
+            !self.footprint.queued_on.is_empty() || clock::now() < self.footprint.broken_until;
+        Grant {
+            token: FencingToken(token),
+            node_deadlines,
+            provisional,
+            in_flight: self.footprint.in_flight(),
+            may_hold: self.footprint.may_hold,
+            queue_entry: if may_be_left { self.request.queue_entry() } else { String::new() },
+        }
+    }
+
+    /// Handles a round that was lost to other contenders. `queue_requested_before` says whether we
+    /// had asked to join this queue before the round.
+    fn on_rejected(
+        &mut self,
+        mode: AcquireMode,
+        queue_requested_before: bool,
+        round: &Round,
+    ) -> Contention {
+        self.lost_rounds += 1;
+        (self.token_min, self.is_failing) = (None, false);
+        let holder = round.holder().map(|holder| match round.asked_all {
+            true => holder.with_nodes(round.node_answers(self.redlock)),
+            false => holder,
+        });
+        let next = self.next_step(mode, queue_requested_before, round);
+        Contention { holder, next }
+    }
+
+    fn next_step(
+        &mut self,
+        mode: AcquireMode,
+        queue_requested_before: bool,
+        round: &Round,
+    ) -> NextStep {
+        let now = clock::now();
+        let reply = round.reply_of(self.queue_node);
+        if let Some(AcquireReply::Queued {
+            holder, position, newly_queued, no_subscriber, ..
+        }) = reply
+        {
+            self.queue_confirmed = true;
+            return NextStep::AwaitGrant(QueueReport {
+                place: QueuePlace(self.queue_node),
+                position: *position,
+                holder: holder.clone(),
+                was_lost: queue_requested_before && *newly_queued,
+                no_subscriber: *no_subscriber,
+                sent_at: round.sent_at(self.queue_node).unwrap_or(now),
+            });
+        }
+        let is_split = round.is_split();
+        let pause = vote_backoff(self.lost_rounds, is_split, self.jitter_seed(now));
+        // The head must ask again before its claim window on the queue node ends.
+        let longest = if self.is_head { self.request.claim_window / 3 } else { Duration::MAX };
+        let again_at = now.saturating_add(pause.min(longest));
+        if mode == AcquireMode::Leave || now >= self.request.wait_deadline {
+            if is_split
+                && self.lost_rounds <= SPLIT_VOTE_RETRIES_MAX
+                && again_at < self.request.call_deadline
+            {
+                return NextStep::AskAgainAt(again_at);
+            }
+            let replied = reply.is_some_and(|reply| !matches!(reply, AcquireReply::Expired { .. }));
+            let may_be_queued = self.footprint.queued_on.contains(self.queue_node);
+            if mode == AcquireMode::Leave && replied || !(may_be_queued || self.is_head) {
+                // We left the queue, or were never in it.
+                self.footprint.forget(self.queue_node);
+            }
+            return NextStep::GiveUp;
+        }
+        if self.is_head || is_split {
+            return NextStep::AskAgainAt(again_at);
+        }
+        // If the key holds another type, there is no queue to join.
+        let exists = reply.is_some_and(|reply| !matches!(reply, AcquireReply::WrongType));
+        NextStep::Queue { exists }
+    }
+
+    fn jitter_seed(&self, now: Moment) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.request.claim.id.as_str().hash(&mut hasher);
+        now.as_nanos() ^ hasher.finish()
+    }
+}
+
+impl Acquisition for QuorumAcquisition<'_> {
+    fn ask(&mut self, asking: Asking, place: Option<QueuePlace>) -> Answer {
+        self.follow_queue(place);
+        self.queue_confirmed = false;
+        let (mode, queue_requested_before) = (self.mode(asking), self.queue_requested);
+        let round = match self.run_round(mode, self.should_ask_all(mode)) {
+            Ok(round) => round,
+            Err(error) => return self.failed(error),
+        };
+        if round.is_wrong_type() {
+            return Answer::WrongType;
+        }
+        if !round.asked_all && round.is_held_on(self.queue_node) {
+            (self.is_head, self.is_failing) = (true, false);
+            return Answer::HeadOfQueue;
+        }
+        match round.verdict {
+            Verdict::Granted => self.on_quorum(&round),
+            Verdict::Rejected => {
+                Answer::Contended(self.on_rejected(mode, queue_requested_before, &round))
+            }
+            Verdict::Pending | Verdict::NoQuorum => self.failed(round.into_error(self.redlock)),
+        }
+    }
+
+    /// The message only makes us the head of the queue, which then asks all nodes.
+    fn on_grant_message(&mut self, _: GrantNotice) -> Option<Grant> {
+        self.is_head = true;
+        None
+    }
+
+    fn put_off_until(&self) -> Moment {
+        self.releases.next_expiry()
+    }
+
+    /// A waiter that is not queued must ask again itself in order to queue.
+    fn must_ask_itself(&self) -> bool {
+        self.is_head || !self.queue_confirmed || !self.releases.pending().is_empty()
+    }
+
+    fn residue(&self) -> Option<Residue> {
+        let (all, to_release) = (self.redlock.all_nodes(), self.releases.to_release);
+        self.footprint.residue(clock::now(), all, to_release, || self.request.queue_entry())
+    }
+}
+
+impl Drop for QuorumAcquisition<'_> {
+    fn drop(&mut self) {
+        self.redlock.remember_contention(&self.request.claim.key, self.lost_rounds > 0);
+    }
+}

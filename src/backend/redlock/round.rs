@@ -1,0 +1,109 @@
+//! `Round`: what the nodes replied to one request for a lock. Pure.
+
+use super::{
+    AskError, Redlock,
+    reported_holder::most_reported_holder,
+    responses::{Response, Responses},
+};
+use crate::{
+    backend::redis::{Exchange, requests_and_replies::AcquireReply},
+    core::{
+        holder::Holder,
+        node_answer::{NodeAnswer, Vote},
+        quorum::{Verdict, quorum},
+    },
+    sys::clock::Moment,
+};
+
+/// Responses of the nodes to one round.
+#[derive(Debug)]
+pub(super) struct Round {
+    pub(super) verdict: Verdict,
+    pub(super) responses: Responses<AcquireReply>,
+    /// All nodes were asked, and not only the queue node.
+    pub(super) asked_all: bool,
+    /// The queue node was asked for the claim window only.
+    pub(super) claim_window_only: bool,
+}
+
+impl Round {
+    pub(super) fn by_node(&self) -> &[Response<AcquireReply>] {
+        &self.responses.by_node
+    }
+
+    pub(super) fn votes(&self) -> &[Option<Vote>] {
+        &self.responses.votes
+    }
+
+    /// Reply of a node, if it has replied.
+    pub(super) fn reply_of(&self, node: usize) -> Option<&AcquireReply> {
+        match self.responses.by_node.get(node) {
+            Some(Response::Replied(Exchange { reply, .. })) => Some(reply),
+            _ => None,
+        }
+    }
+
+    /// Time at which the request was sent to a node, if the node has replied.
+    pub(super) fn sent_at(&self, node: usize) -> Option<Moment> {
+        match self.responses.by_node.get(node) {
+            Some(Response::Replied(exchange)) => Some(exchange.sent),
+            _ => None,
+        }
+    }
+
+    /// Whether this node keeps the lock for us, whether or not its vote counts.
+    pub(super) fn is_held_on(&self, node: usize) -> bool {
+        matches!(self.reply_of(node), Some(AcquireReply::Held { .. }))
+    }
+
+    fn replies(&self) -> impl Iterator<Item = &AcquireReply> {
+        (0..self.responses.by_node.len()).filter_map(|node| self.reply_of(node))
+    }
+
+    /// Whether the key has another type on enough nodes to prevent a quorum.
+    pub(super) fn is_wrong_type(&self) -> bool {
+        let nodes = self.responses.by_node.len();
+        let wrong = self.replies().filter(|reply| matches!(reply, AcquireReply::WrongType)).count();
+        wrong > nodes - quorum(nodes)
+    }
+
+    fn most_reported_holder(&self) -> Option<(usize, &Holder)> {
+        most_reported_holder(
+            self.replies().filter_map(AcquireReply::holder).map(|holder| (holder, holder)),
+        )
+    }
+
+    /// Current holder, as most of the nodes report it.
+    pub(super) fn holder(&self) -> Option<Holder> {
+        self.most_reported_holder().map(|(_, holder)| holder.clone())
+    }
+
+    /// Whether the vote is split: by these replies, no contender can have a quorum.
+    pub(super) fn is_split(&self) -> bool {
+        let nodes = self.responses.by_node.len();
+        let without_reply = nodes - self.replies().count();
+        self.asked_all
+            && self
+                .most_reported_holder()
+                .is_none_or(|(count, _)| count + without_reply < quorum(nodes))
+    }
+
+    pub(super) fn node_answers(&self, redlock: &Redlock) -> Vec<NodeAnswer> {
+        self.responses.node_answers(redlock, describe)
+    }
+
+    pub(super) fn into_error(self, redlock: &Redlock) -> AskError {
+        AskError::from_responses(redlock, self.responses, describe)
+    }
+}
+
+fn describe(reply: &AcquireReply) -> String {
+    match reply {
+        AcquireReply::Held { .. } => "granted".into(),
+        AcquireReply::Busy { holder, .. } | AcquireReply::Queued { holder, .. } => {
+            format!("held by {holder}")
+        }
+        AcquireReply::WrongType => "its key holds something that is not a lock".into(),
+        AcquireReply::Expired { .. } => "the request expired".into(),
+    }
+}
