@@ -22,6 +22,7 @@ use crate::{
         redis::requests_and_replies::InspectReply,
         redlock::{AskError, Lookup, PooledConnections, Redlock, join_labels},
     },
+    cleanup::Cleaner,
     config::{LockOptions, ValidatedConfig},
     core::{
         claim::Claim,
@@ -29,11 +30,12 @@ use crate::{
         id::{generate_lock_id, random_uuid},
         key::{LockKey, MAX_NAME_BYTES},
         lease::Lease,
+        quorum::NodeSet,
     },
     error::{Action, LockError, Result},
     lock_info::LockInfo,
     observe::{HoldSpan, Observer, WaitSpan, event::AcquiredEvent, metrics::Metrics},
-    renew::{LockRenewer, Registration, RenewalPlan},
+    renew::{LockRenewer, Registration, RenewalPlan, ResidueSink},
     sys::{
         clock::{self, Moment},
         fork,
@@ -55,6 +57,7 @@ pub(crate) struct ManagerInner {
     redlock: Arc<Redlock>,
     acquirer: Acquirer,
     renewer: LockRenewer,
+    cleaner: Arc<Cleaner>,
     /// Time of the shutdown; empty before it.
     closed: OnceLock<Moment>,
     /// Locks without a guard, by the id that `acquire_lock` returned.
@@ -90,7 +93,9 @@ impl ManagerHandle {
         if redlock.len() > 1 {
             redlock.validate_nodes()?;
         }
-        let renewer = LockRenewer::start(redlock.clone()).map_err(no_thread("lock renewer"))?;
+        let cleaner = Arc::new(Cleaner::new(redlock.clone()));
+        let renewer = LockRenewer::start(redlock.clone(), cleaner.clone())
+            .map_err(no_thread("lock renewer"))?;
         let channel = format!("distlock:client:{}", random_uuid());
         let acquirer = Acquirer {
             backend: redlock.clone(),
@@ -104,6 +109,7 @@ impl ManagerHandle {
             redlock,
             acquirer,
             renewer,
+            cleaner,
             closed: OnceLock::new(),
             by_id: Mutex::default(),
         };
@@ -321,5 +327,23 @@ impl ManagerInner {
         if thread_ended {
             self.redlock.observer().close();
         }
+    }
+}
+
+impl ResidueSink for Cleaner {
+    fn clean_up(&self, lease: &Lease, nodes: NodeSet) {
+        self.clean_up(&lease.claim, &lease.queue_entry, nodes, lease.in_flight.until());
+    }
+
+    fn clean_up_unless_held(&self, lease: &Arc<Lease>, nodes: NodeSet, at: Moment) {
+        self.clean_up_unless_held(lease, nodes, at);
+    }
+
+    fn drain(&self, leases: &[Arc<Lease>], deadline: Moment) {
+        self.drain(leases, deadline);
+    }
+
+    fn is_current_thread(&self) -> bool {
+        self.is_current_thread()
     }
 }

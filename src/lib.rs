@@ -101,8 +101,9 @@
 //!
 //! A manager runs two threads: the lock renewer, which renews all locks of the manager in batches
 //! over its own connection, and a worker of the connection pool. An event handler adds a third
-//! thread. Short-lived threads open connections for renewals, and to several nodes. Grant messages
-//! need no thread: one of the waiting threads reads the subscription for all of them.
+//! thread. Short-lived threads open connections for renewals, and to several nodes, and clean up
+//! after failed requests. Grant messages need no thread: one of the waiting threads reads the
+//! subscription for all of them.
 //!
 //! A guard considers its lease valid until a local deadline: the moment *before* the last confirmed
 //! request was sent, plus the ttl, minus a margin for clock drift (1 % of the ttl, plus 2 ms). The
@@ -178,6 +179,7 @@ mod sys;
 
 mod acquire;
 mod backend;
+mod cleanup;
 mod config;
 mod core;
 mod error;

@@ -45,14 +45,14 @@ impl ManagerInner {
         let (now, in_flight) = (clock::now(), lease.in_flight);
         let unanswered = in_flight.unanswered_at(now).difference(released_on);
         if now < in_flight.broken_until {
-            self.renewer.clean_up(
+            self.cleaner.clean_up(
                 &lease.claim,
                 &lease.queue_entry,
                 self.redlock.all_nodes(),
                 in_flight.until(),
             );
         } else if !unanswered.is_empty() {
-            self.renewer.clean_up(
+            self.cleaner.clean_up(
                 &lease.claim,
                 &lease.queue_entry,
                 unanswered,
@@ -167,12 +167,12 @@ impl ManagerInner {
         };
         if !may_hold.is_empty() {
             // After a shutdown nothing runs in the background, and the lock is left to expire.
-            self.renewer.clean_up(claim, &lease.queue_entry, may_hold, now);
+            self.cleaner.clean_up(claim, &lease.queue_entry, may_hold, now);
         }
         unacknowledged.retain(|(node, _)| lease.may_hold().contains(*node));
         if !unacknowledged.is_empty() {
             // Most of these acks arrive when their connections are used next.
-            self.renewer.doubt(
+            self.cleaner.follow_up(
                 claim,
                 &lease.queue_entry,
                 unacknowledged,
@@ -277,7 +277,7 @@ impl ManagerInner {
         in_flight_until: Moment,
         timeout: Duration,
     ) {
-        if !self.renewer.clean_up(claim, queue_entry, nodes, in_flight_until) {
+        if !self.cleaner.clean_up(claim, queue_entry, nodes, in_flight_until) {
             // After a shutdown, nothing runs in the background, so this is the only try.
             let request = ReleaseRequest {
                 key: &claim.key,

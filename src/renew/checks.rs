@@ -9,16 +9,13 @@ use crossbeam_channel::TryRecvError;
 use loom::{model, sync::Arc as Checked, thread};
 
 use super::*;
-use crate::{
-    core::{
-        claim::{Grant, InFlight},
-        id::generate_lock_id,
-        key::LockKey,
-        lock_lost::LockLost,
-        quorum::NodeDeadlines,
-        token::FencingToken,
-    },
-    sys::sync::atomic::{AtomicBool, Ordering},
+use crate::core::{
+    claim::{Grant, InFlight},
+    id::generate_lock_id,
+    key::LockKey,
+    lock_lost::LockLost,
+    quorum::NodeDeadlines,
+    token::FencingToken,
 };
 
 fn claim(ttl: Duration) -> Claim {
@@ -47,12 +44,28 @@ fn far() -> Moment {
     clock::now().saturating_add(Duration::from_secs(3600))
 }
 
+#[derive(Debug)]
+struct NoResidues;
+
+impl ResidueSink for NoResidues {
+    fn clean_up(&self, _: &Lease, _: NodeSet) {}
+
+    fn clean_up_unless_held(&self, _: &Arc<Lease>, _: NodeSet, _: Moment) {}
+
+    fn drain(&self, _: &[Arc<Lease>], _: Moment) {}
+
+    fn is_current_thread(&self) -> bool {
+        false
+    }
+}
+
 /// A renewer whose thread is run by the test.
 fn renewer() -> (Checked<LockRenewer>, Arc<Shared>) {
     let shared = Arc::new(Shared { state: Mutex::default(), changed: Condvar::new() });
     (
         Checked::new(LockRenewer {
             shared: shared.clone(),
+            residues: std::sync::Arc::new(NoResidues),
             thread: Mutex::new(None),
             thread_id: None,
             finished: bounded(0).1,
@@ -196,22 +209,13 @@ fn renewal_in_flight_does_not_revive_released_lease() {
 fn renewer_wakes_for_work_that_arrives_as_it_parks() {
     model(|| {
         let (renewer, shared) = renewer();
-        let undone = Checked::new(AtomicBool::new(false));
-        let worker = {
-            let undone = undone.clone();
-            thread::spawn(move || {
-                let step = shared.wait_for_work();
-                undone.store(step.is_some_and(|step| !step.cleanups.is_empty()), Ordering::Release);
-            })
-        };
-        assert!(renewer.clean_up(
-            &claim(Duration::from_secs(1)),
-            "",
-            NodeSet::single(0),
-            Moment::from_nanos(0)
-        ));
-        worker.join().unwrap();
-        assert!(undone.load(Ordering::Acquire));
+        let worker = thread::spawn(move || {
+            shared.wait_for_work().is_some_and(|work| !work.renew.is_empty())
+        });
+        // Due at once.
+        let registration = renewer.register(&lease(Duration::ZERO, far()), plan());
+        assert!(worker.join().unwrap());
+        drop(registration);
     });
 }
 

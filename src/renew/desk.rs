@@ -1,10 +1,10 @@
-//! What the renewer's thread does without its connections: report losses and overdue renewals, and
-//! schedule clean-up.
+//! What the renewer's thread does without its connections: report losses and overdue renewals.
 
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    RenewerState, Shared, report_loss, schedule::ExpiryCause, worker::PREEMPTION_DELAY_MAX,
+    RenewerState, ResidueSink, Shared, report_loss, schedule::ExpiryCause,
+    worker::PREEMPTION_DELAY_MAX,
 };
 use crate::{
     backend::redlock::Redlock,
@@ -21,10 +21,6 @@ use crate::{
 /// Maximum interval between checks for shutdown and for urgent work while replies are awaited.
 const GLANCE: Duration = Duration::from_millis(20);
 
-/// Maximum time that due clean-up waits for an exchange whose nodes may not reply at all; enough
-/// for a slow connection.
-const TURN: Duration = Duration::from_millis(250);
-
 /// What to do with an exchange that awaits replies.
 pub(super) enum Watch {
     /// Continue, and check again at this time.
@@ -39,6 +35,7 @@ pub(super) enum Watch {
 pub(super) struct Desk {
     pub(super) redlock: Arc<Redlock>,
     pub(super) shared: Arc<Shared>,
+    pub(super) residues: Arc<dyn ResidueSink>,
 }
 
 impl Desk {
@@ -65,13 +62,7 @@ impl Desk {
         let in_flight = &lease.in_flight;
         let nodes =
             if now < in_flight.broken_until { self.redlock.all_nodes() } else { lease.may_hold() };
-        self.shared.state.lock().schedule_cleanup(
-            &lease.claim,
-            &lease.queue_entry,
-            nodes,
-            in_flight.until(),
-            now,
-        );
+        self.residues.clean_up(lease, nodes);
     }
 
     pub(super) fn end_as_lost(&self, lease: &Lease, why: LockLost) {
@@ -109,22 +100,17 @@ impl Desk {
 
     /// Whether work for the thread is due.
     pub(super) fn is_wanted(&self, now: Moment) -> bool {
-        let RenewerState { schedule, cleanups, errands, shutdown_deadline, .. } =
-            &*self.shared.state.lock();
-        let due = schedule.earliest().min(cleanups.earliest());
-        now >= due || !errands.is_empty() || shutdown_deadline.is_some()
+        let RenewerState { schedule, errands, shutdown_deadline, .. } = &*self.shared.state.lock();
+        now >= schedule.earliest() || !errands.is_empty() || shutdown_deadline.is_some()
     }
 
-    /// Time at which an exchange that began at `since` must make room for renewals, for releases
-    /// with a waiting caller, and for other clean-up.
+    /// Time at which an exchange that began at `since` must make room for renewals, and for releases
+    /// with a waiting caller.
     fn makes_room_at(&self, since: Moment, delay: Duration, now: Moment) -> Moment {
         let state = self.shared.state.lock();
         let errands =
             if state.errands.is_empty() { Moment::NEVER } else { since.saturating_add(delay) };
-        let cleanups =
-            if self.redlock.len() > 1 { state.cleanups.earliest() } else { Moment::NEVER };
-        let cleanups = cleanups.max(since.saturating_add(delay.max(TURN)));
-        state.schedule.makes_room_at(since, delay, now).min(errands).min(cleanups)
+        state.schedule.makes_room_at(since, delay, now).min(errands)
     }
 
     /// Called while replies are awaited. Reports overdue renewals, ends expired leases, and decides

@@ -5,17 +5,16 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    cleanup_queue::Cleanup,
     schedule::Generation,
     worker::{MissingOn, PREEMPTION_DELAY_MAX, Worker},
 };
 use crate::{
     backend::{
         redis::requests_and_replies::{Acquire, AcquireMode, AcquireReply},
-        redlock::{BroadcastOptions, EXPIRY_SLACK, PendingAcks, Response},
+        redlock::{BroadcastOptions, EXPIRY_SLACK, Response},
     },
     core::{lease::Lease, node_answer::Vote, quorum::NodeSet, validity::deadline_from_sent},
-    sys::clock::{self, Moment},
+    sys::clock,
 };
 
 /// Timeout of a re-acquisition. The node ignores the request after this time, because the lock may
@@ -79,27 +78,16 @@ impl Worker {
             }
         }
         let now = clock::now();
-        let mut state = self.desk.shared.state.lock();
-        let cleanup = |nodes: NodeSet, at: Moment| Cleanup {
-            claim: claim.clone(),
-            queue_entry: String::new(),
-            nodes,
-            unless_held: Some(lease.clone()),
-            pending_acks: PendingAcks::new(),
-            expires_at: at.saturating_add(claim.ttl),
-        };
+        let residues = &self.desk.residues;
         if !unknown.is_empty() {
             // The request may be applied after the holder has released the lock.
-            let settled = deadline.saturating_add(EXPIRY_SLACK);
-            state.cleanups.add(cleanup(unknown, settled), settled);
+            residues.clean_up_unless_held(lease, unknown, deadline.saturating_add(EXPIRY_SLACK));
         }
-        match state.schedule.record_replies(generation, &replies) {
-            Some(Some(validity)) => {
-                drop(state);
-                lease.update_deadline(validity, now);
-            }
+        let validity = self.desk.shared.state.lock().schedule.record_replies(generation, &replies);
+        match validity {
+            Some(Some(validity)) => drop(lease.update_deadline(validity, now)),
             // Released or ended meanwhile, perhaps before the node granted the lock.
-            _ if !acquired.is_empty() => state.cleanups.add(cleanup(acquired, now), now),
+            _ if !acquired.is_empty() => residues.clean_up_unless_held(lease, acquired, now),
             _ => {}
         }
         unknown.is_empty()

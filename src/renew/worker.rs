@@ -9,9 +9,7 @@ use std::{
 };
 
 use super::{
-    Errand, Shared,
-    cleanup_queue::Cleanup,
-    cleanup_worker::PIPELINE_MAX,
+    Errand, ResidueSink, Shared,
     desk::{Desk, Watch},
     outcome::RenewalOutcome,
     schedule::{ExpiryCause, Generation},
@@ -56,10 +54,7 @@ pub(super) struct DueWork {
     pub(super) expired: Vec<(Arc<Lease>, ExpiryCause)>,
     pub(super) overdue: Vec<Arc<Lease>>,
     pub(super) renew: Vec<(Generation, Arc<Lease>)>,
-    pub(super) cleanups: Vec<(Cleanup, Duration)>,
     pub(super) errands: Vec<Errand>,
-    /// The clean-up queue was full, and entries were dropped.
-    pub(super) overflowed: bool,
 }
 
 /// Result of one renewal request for one lock.
@@ -100,10 +95,14 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn new(redlock: Arc<Redlock>, shared: Arc<Shared>) -> Worker {
+    pub(super) fn new(
+        redlock: Arc<Redlock>,
+        shared: Arc<Shared>,
+        residues: Arc<dyn ResidueSink>,
+    ) -> Worker {
         Worker {
             connections: redlock.reserved_connections(),
-            desk: Desk { redlock, shared },
+            desk: Desk { redlock, shared, residues },
             listens_at: Moment::from_nanos(0),
         }
     }
@@ -124,15 +123,6 @@ impl Worker {
             self.isolate_panic(|worker| worker.run_errand(errand));
         }
         let BatchReport { missing, stragglers, .. } = self.renew(work.renew);
-        if work.overflowed {
-            log_safely!(
-                warn,
-                "the clean-up queue is full; some abandoned locks are left to expire"
-            );
-        }
-        if !work.cleanups.is_empty() {
-            self.isolate_panic(|worker| worker.run_due_cleanups(work.cleanups));
-        }
         self.reacquire_all(missing);
         let missing = self.isolate_panic(|worker| worker.listen_to(stragglers)).unwrap_or_default();
         self.reacquire_all(missing);
@@ -354,22 +344,6 @@ impl Worker {
             }
         }
         responses
-    }
-
-    /// Whether requests to these nodes can be sent now, and their replies read later.
-    pub(super) fn can_pipeline(&self, nodes: NodeSet) -> bool {
-        nodes.iter().all(|node| {
-            self.connections.0[node].is_connected()
-                && self.connections.0[node].unread_count() < PIPELINE_MAX
-        })
-    }
-
-    /// Nodes to which nothing was sent because there is no connection.
-    pub(super) fn not_connected<T>(&self, responses: &Responses<T>) -> NodeSet {
-        let unsent = responses.nodes_where(
-            |response| matches!(response, Response::Failed(failure) if !failure.outcome_unknown),
-        );
-        unsent.iter().filter(|node| !self.connections.0[*node].is_connected()).collect()
     }
 
     pub(super) fn run_errand(&mut self, errand: Errand) {

@@ -13,7 +13,7 @@ const LAYERS: [&[&str]; 17] = [
     &["user_connection", "global", "reentrant"],
     &["guard"],
     &["inner"],
-    &["acquire", "renew"],
+    &["acquire", "renew", "cleanup"],
     &["wait"],
     &["config"],
     &["backend/redlock"],
@@ -27,7 +27,7 @@ const LAYERS: [&[&str]; 17] = [
 ];
 
 /// Files that only decide: everything they need to know about the world is passed in as values.
-const PURE: [&str; 25] = [
+const PURE: [&str; 24] = [
     "acquire/retry.rs",
     "core/backoff.rs",
     "backend/redlock/footprint.rs",
@@ -36,8 +36,7 @@ const PURE: [&str; 25] = [
     "renew/schedule.rs",
     "renew/schedule/overdue.rs",
     "renew/schedule/room.rs",
-    "renew/cleanup_queue.rs",
-    "renew/doubts.rs",
+    "cleanup/queue.rs",
     "acquire/backoff.rs",
     "core/validity.rs",
     "core/claim.rs",
@@ -59,12 +58,7 @@ const PURE: [&str; 25] = [
 const CIRCLES: &[&[&str]] = &[
     &["src/wait/handle.rs", "src/wait/listener.rs"],
     &["src/observe/metrics/facade.rs", "src/observe/metrics/recorder.rs"],
-    &[
-        "src/renew/cleanup_worker.rs",
-        "src/renew/desk.rs",
-        "src/renew/outcome.rs",
-        "src/renew/worker.rs",
-    ],
+    &["src/renew/desk.rs", "src/renew/outcome.rs", "src/renew/worker.rs"],
 ];
 
 /// The modules of one crate by their paths, with their files.

@@ -1,0 +1,268 @@
+//! Clean-up of what abandoned requests have left behind on the servers, in the background.
+//!
+//! `Cleaner` keeps the clean-up queue. A thread works it off over connections of its own; it is
+//! started when there is something to do, and ends when it has been idle for a second. So clean-up
+//! delays neither callers nor renewals.
+//!
+//! Invariant: while the queue has entries, its thread runs, or could not be started by the last
+//! addition. An ending thread checks the queue under the mutex under which it reports its end.
+
+#[cfg(all(test, loom))]
+mod checks;
+mod queue;
+mod worker;
+
+use std::{iter, sync::Arc, thread::ThreadId, time::Duration};
+
+use self::{
+    queue::{Cleanup, CleanupQueue},
+    worker::Worker,
+};
+use crate::{
+    backend::redlock::{PendingAcks, Redlock},
+    core::{
+        claim::Claim,
+        lease::{Lease, LeaseEnd},
+        quorum::NodeSet,
+    },
+    sys::{
+        clock::{self, Moment},
+        sync::{Condvar, Mutex, MutexGuard},
+        threads,
+    },
+};
+
+/// Cleans up abandoned claims until a shutdown.
+#[derive(Debug)]
+pub(crate) struct Cleaner {
+    redlock: Arc<Redlock>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// Signals work for the thread.
+    changed: Condvar,
+    /// Signals the end of the thread.
+    ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queue: CleanupQueue,
+    /// The thread runs, or is being started.
+    is_running: bool,
+    /// Id of the thread, on which a logger may call the library.
+    thread_id: Option<ThreadId>,
+    /// Time until which the thread sleeps; only earlier work wakes it. `None` while it works.
+    asleep_until: Option<Moment>,
+    /// Set on shutdown: the deadline for the last exchanges with the servers.
+    shutdown_deadline: Option<Moment>,
+}
+
+impl Cleaner {
+    pub(crate) fn new(redlock: Arc<Redlock>) -> Cleaner {
+        Cleaner { redlock, shared: Arc::new(Shared::new()) }
+    }
+
+    /// Schedules the clean-up of the residue of an abandoned claim on these nodes. If a request is
+    /// in flight until `in_flight_until`, it could arrive after the clean-up, which is therefore
+    /// repeated. Returns false after a shutdown.
+    pub(crate) fn clean_up(
+        &self,
+        claim: &Claim,
+        queue_entry: &str,
+        nodes: NodeSet,
+        in_flight_until: Moment,
+    ) -> bool {
+        let now = clock::now();
+        self.add(now, |queue| queue.add_claim(claim, queue_entry, nodes, in_flight_until, now))
+    }
+
+    /// Schedules the clean-up of a claim for `at`, on the nodes that have not acknowledged its
+    /// release by then.
+    pub(crate) fn follow_up(
+        &self,
+        claim: &Claim,
+        queue_entry: &str,
+        pending_acks: PendingAcks,
+        at: Moment,
+    ) {
+        self.add(at, |queue| queue.follow_up(claim, queue_entry, pending_acks, at));
+    }
+
+    /// Schedules the clean-up of nodes that may hold the lock of this lease for `at`, unless the
+    /// lease is valid then.
+    pub(crate) fn clean_up_unless_held(&self, lease: &Arc<Lease>, nodes: NodeSet, at: Moment) {
+        self.add(at, |queue| queue.add_unless_held(lease, nodes, at));
+    }
+
+    fn add(&self, due: Moment, add: impl FnOnce(&mut CleanupQueue)) -> bool {
+        let mut state = self.shared.state.lock();
+        if state.shutdown_deadline.is_some() {
+            return false;
+        }
+        add(&mut state.queue);
+        if self.shared.needs_thread(state, due) {
+            // If no thread can be started, the next addition tries again.
+            self.start_thread();
+        }
+        true
+    }
+
+    /// Releases the locks of leases that the shutdown has ended, and then cleans up what is queued,
+    /// as far as the nodes reply before the deadline. Later additions are refused.
+    pub(crate) fn drain(&self, leases: &[Arc<Lease>], deadline: Moment) {
+        let mut state = self.shared.state.lock();
+        let deadline = *state.shutdown_deadline.get_or_insert(deadline);
+        let now = clock::now();
+        // Skip locks whose holders are releasing them at this moment.
+        let held = leases.iter().filter(|lease| lease.ended() != Some(LeaseEnd::Released));
+        held.for_each(|lease| {
+            let (claim, entry, nodes) = (&lease.claim, &lease.queue_entry, lease.may_hold());
+            state.queue.add_first(Cleanup::new(claim, entry, nodes, now));
+        });
+        if state.queue.is_empty() && !state.is_running {
+            return;
+        }
+        if self.shared.needs_thread(state, Moment::from_nanos(0)) && !self.start_thread() {
+            self.shared.state.lock().is_running = true;
+            Worker::new(self.redlock.clone(), self.shared.clone()).run();
+        }
+        self.shared.await_end(deadline);
+    }
+
+    /// Whether the caller is the thread that cleans up.
+    pub(crate) fn is_current_thread(&self) -> bool {
+        threads::is_current(self.shared.state.lock().thread_id)
+    }
+
+    fn start_thread(&self) -> bool {
+        let worker = Worker::new(self.redlock.clone(), self.shared.clone());
+        let started = threads::spawn("distlock-cleanup", move || worker.run());
+        if let Err(error) = &started {
+            self.shared.state.lock().is_running = false;
+            log_safely!(warn, "cannot clean up abandoned locks without a thread: {error}");
+        }
+        started.is_ok()
+    }
+}
+
+/// Next step of the thread.
+enum Step {
+    CleanUp(Due),
+    /// Clean up everything before the deadline, because the manager shuts down.
+    Drain(Vec<Cleanup>, Moment),
+    /// Nothing to do for a while.
+    Idle,
+}
+
+struct Due {
+    cleanups: Vec<(Cleanup, Duration)>,
+    /// The queue was full, and entries were dropped.
+    overflowed: bool,
+}
+
+impl Shared {
+    fn new() -> Shared {
+        Shared { state: Mutex::default(), changed: Condvar::new(), ended: Condvar::new() }
+    }
+
+    /// Unlocks the state. Returns whether the caller must start the thread. If it runs already,
+    /// wakes it if it sleeps past `due`.
+    fn needs_thread(&self, mut state: MutexGuard<'_, State>, due: Moment) -> bool {
+        if !state.is_running {
+            state.is_running = true;
+            return true;
+        }
+        let wake = state.asleep_until.is_some_and(|until| due < until);
+        if wake {
+            // The next caller need not wake it again.
+            state.asleep_until = None;
+        }
+        drop(state);
+        if wake {
+            clock::wake_one(&self.changed);
+        }
+        false
+    }
+
+    /// Sleeps until work is due, or until there has been none for `idle_max`. Takes at most `max`
+    /// entries.
+    fn next_step(&self, max: usize, idle_max: Duration) -> Step {
+        let mut state = self.state.lock();
+        let idle_until = clock::now().saturating_add(idle_max);
+        loop {
+            let now = clock::now();
+            if let Some(deadline) = state.shutdown_deadline {
+                let all = state.queue.take_all();
+                return if all.is_empty() { Step::Idle } else { Step::Drain(all, deadline) };
+            }
+            let cleanups: Vec<_> = iter::from_fn(|| state.queue.take_due(now)).take(max).collect();
+            let overflowed = state.queue.take_overflowed();
+            if !cleanups.is_empty() || overflowed {
+                return Step::CleanUp(Due { cleanups, overflowed });
+            }
+            if state.queue.is_empty() && now >= idle_until {
+                return Step::Idle;
+            }
+            let next = state.queue.earliest();
+            let until = if next == Moment::NEVER { idle_until } else { next };
+            state.asleep_until = Some(until);
+            clock::park(&self.changed, &mut state, until);
+            state.asleep_until = None;
+        }
+    }
+
+    /// Ends the thread unless it has got more to do. Returns false if it has.
+    fn try_end(&self) -> bool {
+        let mut state = self.state.lock();
+        if !state.queue.is_empty() {
+            return false;
+        }
+        (state.is_running, state.thread_id) = (false, None);
+        drop(state);
+        clock::wake_all(&self.ended);
+        true
+    }
+
+    fn await_end(&self, deadline: Moment) {
+        let mut state = self.state.lock();
+        while state.is_running && clock::now() < deadline {
+            clock::park(&self.ended, &mut state, deadline);
+        }
+    }
+
+    fn is_shutting_down(&self) -> bool {
+        self.state.lock().shutdown_deadline.is_some()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::core::{id::generate_lock_id, key::LockKey};
+
+    /// The thread logs the overflow after it has unlocked the state, because a logger may ask for
+    /// locks.
+    ///
+    /// Fault: N85
+    #[test]
+    fn overflow_reported_once_by_the_thread() {
+        let shared = Shared::new();
+        let (key, ttl) = (LockKey::new("", "x").unwrap(), Duration::from_secs(600));
+        let claim = Claim { key, id: generate_lock_id(), ttl };
+        let far = clock::now().saturating_add(ttl);
+        for _ in 0..=queue::CLEANUPS_MAX {
+            shared.state.lock().queue.add_claim(&claim, "", NodeSet::single(0), far, far);
+        }
+        let overflowed = |idle_max| match shared.next_step(1, idle_max) {
+            Step::CleanUp(due) => due.overflowed && due.cleanups.is_empty(),
+            _ => false,
+        };
+        assert!(overflowed(Duration::ZERO));
+        drop(shared.state.lock().queue.take_all());
+        assert!(!overflowed(Duration::ZERO), "reported twice");
+    }
+}
