@@ -1,7 +1,6 @@
 //! One lock over several servers.
 
 mod contenders;
-mod durability;
 mod fencing;
 mod late_replies;
 mod leases;

@@ -126,7 +126,9 @@ pub(crate) fn duration(time: Time) -> Duration {
 }
 
 pub(crate) fn config(scenario: &Scenario, event_log: &Arc<EventLog>) -> Config {
-    Config::nodes((0..scenario.nodes).map(|node| format!("redis://10.0.0.{node}")))
+    let nodes = Config::nodes((0..scenario.nodes).map(|node| format!("redis://10.0.0.{node}")));
+    let config = if scenario.durable { nodes.quarantine(Duration::ZERO) } else { nodes };
+    config
         .ttl(duration(scenario.ttl))
         .operation_timeout(duration(scenario.operation_timeout))
         .claim_window(duration(scenario.claim_window))

@@ -125,10 +125,9 @@ fn inject(run: &Rc<Run>, kind: FaultKind) {
             });
         }
         FaultKind::RestartNode | FaultKind::ForgetfulNode | FaultKind::StaleNode if up => {
-            let durable = sim.net.borrow().servers[node].fake.durable;
             let data = match kind {
-                FaultKind::ForgetfulNode => RestartData::Empty,
-                FaultKind::StaleNode if !durable => RestartData::Disk,
+                FaultKind::ForgetfulNode if !run.scenario.durable => RestartData::Empty,
+                FaultKind::StaleNode if !run.scenario.durable => RestartData::Disk,
                 _ => RestartData::Kept,
             };
             let power_loss = sim.chance(300_000);
@@ -190,8 +189,8 @@ pub(crate) fn end_all(run: &Rc<Run>) {
     }
     for node in 0..run.scenario.nodes {
         sim.net.borrow_mut().servers[node].fake.mode = Mode::Normal;
-        let durable = sim.net.borrow().servers[node].fake.durable;
-        restart_if_down(sim, node, if durable { RestartData::Kept } else { RestartData::Empty });
+        let data = if run.scenario.durable { RestartData::Kept } else { RestartData::Empty };
+        restart_if_down(sim, node, data);
         sim.continue_node(node);
     }
 }

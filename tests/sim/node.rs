@@ -41,8 +41,6 @@ pub(crate) struct FakeNode {
     pub(crate) keys: Keys,
     pub(crate) mode: Mode,
     pub(crate) flaw: Option<Flaw>,
-    /// Writes everything to disk before it replies.
-    pub(crate) durable: bool,
     /// The `run_id` of INFO, and when this run started on the server's clock.
     pub(crate) run_id: u64,
     pub(crate) up_since_us: u64,
@@ -63,14 +61,13 @@ pub(crate) struct Outcome {
 impl FakeNode {
     /// Restarts the server with these keys.
     pub(crate) fn restart(&mut self, run_id: u64, now_us: u64, keys: Keys) {
-        let FakeNode { flaw, durable, .. } = *self;
+        let flaw = self.flaw;
         let loaded_scripts = BTreeSet::new();
         let channels = BTreeMap::new();
         *self = FakeNode {
             keys,
             mode: Mode::Normal,
             flaw,
-            durable,
             run_id,
             up_since_us: now_us,
             loaded_scripts,
@@ -116,13 +113,6 @@ impl FakeNode {
             ("INFO", [section]) => {
                 Reply::Text(self.info(&String::from_utf8_lossy(section), now_us))
             }
-            ("CONFIG", [_, _]) => {
-                let value = if self.durable { "always" } else { "everysec" };
-                Reply::Array(vec![Reply::Text("appendfsync".into()), Reply::Text(value.into())])
-            }
-            ("GET" | "SET" | "DEL", [key, rest @ ..]) => {
-                self.plain_command(&command, key, rest, now_us)
-            }
             ("PING", []) if self.is_subscribed(peer) => {
                 Reply::Array(vec![Reply::Text("pong".into()), Reply::Text("".into())])
             }
@@ -159,29 +149,6 @@ impl FakeNode {
         }
     }
 
-    /// The commands on plain keys, which the library uses for the durability record
-    /// `distlock:memory`.
-    fn plain_command(&mut self, command: &str, key: &[u8], rest: &[Bytes], now_us: u64) -> Reply {
-        if self.mode == Mode::Loading {
-            return Reply::Error(LOADING.into());
-        }
-        let mut db = self.keys.open(now_us, self.mode == Mode::Full);
-        let outcome = match (command, rest) {
-            ("GET", []) => db.get(key).map(|text| text.map_or(Reply::Nil, Reply::Bulk)),
-            _ if self.mode == Mode::ReadOnly => return Reply::Error(MISCONF.into()),
-            ("DEL", []) => db.del(key).map(|()| Reply::Int(1)),
-            ("SET", [text, _px, millis]) => {
-                let millis = std::str::from_utf8(millis)
-                    .ok()
-                    .and_then(|millis| millis.parse().ok())
-                    .expect("a number");
-                db.set(key, text, millis).map(|()| Reply::Status("OK".into()))
-            }
-            _ => return Reply::Error("ERR syntax error".into()),
-        };
-        outcome.unwrap_or_else(|error| Reply::Error(error.0))
-    }
-
     fn is_subscribed(&self, peer: Peer) -> bool {
         self.channels.values().any(|peers| peers.contains(&peer))
     }
@@ -193,8 +160,7 @@ impl FakeNode {
                 let uptime = now_us / 1_000_000 - self.up_since_us / 1_000_000;
                 format!("# Server\r\nrun_id:{:040x}\r\nuptime_in_seconds:{uptime}\r\n", self.run_id)
             }
-            "replication" => "# Replication\r\nrole:master\r\n".into(),
-            _ => format!("# Persistence\r\naof_enabled:{}\r\n", u8::from(self.durable)),
+            _ => "# Replication\r\nrole:master\r\n".into(),
         }
     }
 

@@ -83,7 +83,7 @@ pub(crate) fn set_up(run: &Rc<Run>) {
         let base = 1_700_000_000 * SEC + sim.between(0, 50 * MS);
         let clock = Clock { base, drift_ppm: drift() };
         let mut fake = FakeNode::default();
-        (fake.durable, fake.flaw) = (scenario.durable, scenario.flaw);
+        fake.flaw = scenario.flaw;
         // The server has already been up for 1,000 seconds.
         (fake.run_id, fake.up_since_us) =
             (sim.rng.borrow_mut().u64(..), clock.at(0) / 1_000 - 1_000_000_000);
@@ -102,7 +102,7 @@ pub(crate) fn set_up(run: &Rc<Run>) {
     sim.net.borrow_mut().breaks_per_million = scenario.breaks_per_million;
     let mut fault_log = sim.fault_log.borrow_mut();
     fault_log.usual_delay = scenario.link.max_delay.max(Link::default().max_delay);
-    fault_log.quarantine = if scenario.nodes < 3 { 0 } else { scenario.ttl };
+    fault_log.quarantine = if scenario.durable || scenario.nodes < 3 { 0 } else { scenario.ttl };
     sim.stalls.set(scenario.stalls);
 }
 

@@ -27,6 +27,7 @@ pub(crate) struct Scenario {
     pub(crate) stalls: Stalls,
     /// Requests per million after whose execution the connection breaks.
     pub(crate) breaks_per_million: u32,
+    /// The nodes keep their data in every restart, and so have no quarantine.
     pub(crate) durable: bool,
     /// Maximum drift of a clock, in parts per million.
     pub(crate) drift_ppm: i64,

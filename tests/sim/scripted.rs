@@ -30,7 +30,7 @@ fn scripted_with_ttl(
 ) {
     let sim = Sim::new(7, false);
     let mut scenario = Scenario::new(&mut sim.rng.borrow_mut());
-    scenario.nodes = nodes;
+    (scenario.nodes, scenario.durable) = (nodes, false);
     (scenario.ttl, scenario.operation_timeout, scenario.claim_window) = (ttl, SEC, SEC);
     (scenario.link, scenario.stalls, scenario.breaks_per_million, scenario.pool_size) =
         (Link::default(), Stalls::default(), 0, 10);

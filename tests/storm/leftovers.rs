@@ -1,6 +1,5 @@
 //! Checks what is left on the servers after all workers have ended. Allowed are tokens, which
-//! expire after a day, queue entries of killed workers, which expire after a minute, and the
-//! durability record of each server.
+//! expire after a day, and queue entries of killed workers, which expire after a minute.
 
 use std::{collections::HashSet, io, path::Path, time::Duration};
 
@@ -55,7 +54,7 @@ fn left_on(cluster: &Cluster, node: usize, killed: &HashSet<u32>) -> Vec<String>
                 .into_iter()
                 .filter(|entry| !pid_of(entry).is_some_and(|pid| killed.contains(&pid)));
             left.extend(unexplained.map(|entry| format!("{entry:?} in {key}")));
-        } else if !key.starts_with("distlock:fence:") && key != "distlock:memory" && expires != -2 {
+        } else if !key.starts_with("distlock:fence:") && expires != -2 {
             left.push(key);
         }
     }

@@ -48,7 +48,7 @@ pub(crate) struct Connection {
     used_by_caller: bool,
     /// Opening time of a socket that broke; kept until the break is reported.
     broken_opened_at: Option<Moment>,
-    /// The handshake reads the server's run id, uptime, role and durability.
+    /// The handshake reads the server's run id, uptime and role.
     reads_server_info: bool,
     /// Epoch of the server this connection reached. The epoch of a node increases when its server
     /// is replaced.
@@ -135,13 +135,6 @@ impl Connection {
         }
     }
 
-    /// Makes the connection close its socket instead of using it after `at`.
-    pub(crate) fn retire_at(&mut self, at: Moment) {
-        if let Some(link) = &mut self.link {
-            link.retires_at = at;
-        }
-    }
-
     /// Closes the socket and counts it as broken, because its state is unknown.
     pub(crate) fn poison(&mut self) {
         if let Some(link) = self.link.take() {
@@ -194,10 +187,6 @@ impl Connection {
         self.drain_unread(now);
         let timeout = self.timeout;
         let Some(link) = &self.link else { return false };
-        if link.unread == 0 && link.retires_at <= now {
-            self.close();
-            return false;
-        }
         let is_usable = match link.unread {
             0 => now.duration_since(link.used_at) < IDLE_CHECK_MIN || link.socket.is_idle(),
             _ => {
@@ -296,15 +285,6 @@ impl Connection {
             false => None,
         };
         Ok(Handshake { clock_sample, server_info })
-    }
-
-    /// Sends a command and waits for its reply. An error reply counts as success. If the exchange
-    /// fails, the error says "not applied", because the caller's own request has not been sent.
-    pub(crate) fn execute(&mut self, command: &[&[u8]], deadline: Moment) -> Result<(), NodeError> {
-        self.send(deadline, |out| write_command(out, command))
-            .and_then(|_| self.receive(deadline))
-            .map(drop)
-            .map_err(|error| NodeError { outcome_unknown: false, ..error })
     }
 
     /// Converts an error reply into an error. If the server is not a master, also closes the

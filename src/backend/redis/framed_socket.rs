@@ -28,8 +28,6 @@ pub(super) struct FramedSocket {
     read_timeout: Duration,
     pub(super) opened_at: Moment,
     pub(super) used_at: Moment,
-    /// Time from which the socket is not used any more.
-    pub(super) retires_at: Moment,
     /// Moving average of the time to the first byte of a reply.
     latency_ewma: Duration,
     /// Number of abandoned replies in flight.
@@ -52,7 +50,6 @@ impl FramedSocket {
             read_timeout: Duration::ZERO,
             opened_at: now,
             used_at: now,
-            retires_at: Moment::NEVER,
             latency_ewma: Duration::ZERO,
             unread: 0,
             unread_since: now,

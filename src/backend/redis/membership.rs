@@ -5,9 +5,8 @@
 //! expired.
 //!
 //! A node counts as having lost its data if its run is younger than the longest lease, or if its
-//! server was replaced. The exception is a server that writes everything to disk before it replies:
-//! it stores a durability record, which proves that its data survived. A promoted replica counts as
-//! having lost its data too, because it has only what its master had sent.
+//! server was replaced. A promoted replica counts as having lost its data too, whatever its uptime,
+//! because it has only what its master had sent.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -44,21 +43,6 @@ pub(crate) enum Eligibility {
     Replica,
     /// The server is the same as that of another node.
     Duplicate(Arc<str>),
-}
-
-/// What to do with the durability record of a node that was just observed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DurabilityAction {
-    /// Write a record that the server has lost nothing for this long. What it has now is safe at
-    /// least until this run ends.
-    Record(Duration),
-    /// Delete the record, because it proves nothing: the server may lose later writes, or has
-    /// copied the record from its master. Observe the node again at the given time; `NEVER` for not
-    /// at all.
-    Delete(Moment),
-    /// It is too early for a record. Observe the node again at the given time.
-    ObserveAgain(Moment),
-    Nothing,
 }
 
 impl Membership {
@@ -112,36 +96,15 @@ impl Membership {
             return Eligibility::Eligible;
         }
         // Only the first run that we see of a node is judged by its age. Any later run counts as
-        // having lost its data.
-        let age = if known.is_none() && !was_replica { info.uptime } else { Duration::ZERO };
-        let recorded = info
-            .recorded_durability
-            .filter(|_| info.is_durable && !was_replica)
-            .unwrap_or_default();
-        let from = info.observed_at.saturating_add(quarantine.saturating_sub(age.max(recorded)));
-        // Never shorten a quarantine: if the server was a replica in its previous run, its record
-        // may be a copy of its master's.
+        // having lost its data, and a promoted server does not report since when it is a master.
+        let is_judged_by_age = known.is_none() && !was_replica && !was_promoted;
+        let age = if is_judged_by_age { info.uptime } else { Duration::ZERO };
+        let from = info.observed_at.saturating_add(quarantine.saturating_sub(age));
+        // Never shorten a quarantine: two connections may observe the server in one order, and
+        // report it in the other.
         member.votes_from = member.votes_from.max(from);
         let left = member.votes_from.duration_since(info.observed_at);
         if left.is_zero() { Eligibility::Eligible } else { Eligibility::Quarantined(left) }
-    }
-
-    /// Returns what to do with the durability record of a node that was just observed.
-    pub(crate) fn durability_action(&self, node: usize, info: &ServerInfo) -> DurabilityAction {
-        let votes_from = self.votes_from(node);
-        let durable_for = if info.promotion_id.is_some() {
-            info.uptime
-        } else {
-            info.recorded_durability.unwrap_or_default()
-        };
-        match (info.is_durable, info.recorded_durability) {
-            _ if self.quarantine.is_zero() => DurabilityAction::Nothing,
-            (false, Some(_)) if info.promotion_id.is_some() => DurabilityAction::Delete(votes_from),
-            (false, Some(_)) => DurabilityAction::Delete(Moment::NEVER),
-            (false, None) if info.promotion_id.is_none() => DurabilityAction::Nothing,
-            _ if votes_from > info.observed_at => DurabilityAction::ObserveAgain(votes_from),
-            _ => DurabilityAction::Record(durable_for.max(self.quarantine)),
-        }
     }
 
     /// Returns the time from which the votes of a node count.
@@ -171,22 +134,11 @@ mod tests {
             observed_at: at(observed_at),
             is_master: true,
             promotion_id: None,
-            is_durable: false,
-            recorded_durability: None,
         }
     }
 
     fn promoted(run: &str, promotion: &str, uptime: u64, observed_at: u64) -> ServerInfo {
         ServerInfo { promotion_id: Some(promotion.into()), ..server(run, uptime, observed_at) }
-    }
-
-    fn durable(run: &str, uptime: u64, observed_at: u64, memory: Option<u64>) -> ServerInfo {
-        let memory = memory.map(Duration::from_secs);
-        ServerInfo {
-            is_durable: true,
-            recorded_durability: memory,
-            ..server(run, uptime, observed_at)
-        }
     }
 
     #[test]
@@ -215,40 +167,19 @@ mod tests {
         assert_eq!(membership.votes_from(0), at(210));
     }
 
+    /// Even if it has run for long, and another node had no server before.
+    ///
+    /// Fault: N37
     #[test]
-    fn promoted_server_records_its_time_as_master() {
+    fn promoted_server_is_quarantined_whatever_its_uptime() {
         let mut membership = membership();
-        let fresh = promoted("x", "first", 0, 100);
-        assert_eq!(membership.observe(0, &fresh), Eligibility::Quarantined(QUARANTINE));
-        assert_eq!(
-            membership.durability_action(0, &fresh),
-            DurabilityAction::ObserveAgain(at(110))
-        );
-        // The record is its master's.
-        assert_eq!(
-            membership.durability_action(
-                0,
-                &ServerInfo { recorded_durability: Some(QUARANTINE), ..fresh }
-            ),
-            DurabilityAction::Delete(at(110))
-        );
-        let lasted = promoted("x", "first", 0, 110);
-        assert_eq!(membership.observe(0, &lasted), Eligibility::Eligible);
+        let observed = |at| promoted("x", "first", 5_000, at);
+        assert_eq!(membership.observe(0, &observed(100)), Eligibility::Quarantined(QUARANTINE));
+        assert_eq!(membership.observe(0, &observed(110)), Eligibility::Eligible);
         assert_eq!(membership.votes_from(0), at(110));
-        assert_eq!(membership.durability_action(0, &lasted), DurabilityAction::Record(QUARANTINE));
-        let minute = Duration::from_secs(60);
-        assert_eq!(
-            membership.durability_action(0, &promoted("x", "first", 60, 111)),
-            DurabilityAction::Record(minute)
-        );
         // A server does not report for ever that it was a replica.
         assert_eq!(membership.observe(0, &server("x", 5_000, 200)), Eligibility::Eligible);
-        // A server with such a record votes at once, if the node had no other server before.
-        assert_eq!(membership.observe(1, &promoted("y", "second", 10, 200)), Eligibility::Eligible);
-        assert_eq!(
-            membership.observe(1, &promoted("z", "third", 10, 200)),
-            Eligibility::Quarantined(QUARANTINE)
-        );
+        assert_eq!(membership.votes_from(0), at(110));
     }
 
     #[test]
@@ -277,32 +208,29 @@ mod tests {
         membership.observe(0, &server("x", 99, 100));
         for (node, run) in [(0, "x"), (1, "y")] {
             assert_eq!(membership.observe(node, &replica(run, 200)), Eligibility::Replica);
-            // The record is its master's.
-            let master = |observed_at| durable(run, 99, observed_at, Some(60));
             assert_eq!(
-                membership.observe(node, &master(300)),
+                membership.observe(node, &server(run, 99, 300)),
                 Eligibility::Quarantined(QUARANTINE)
             );
-            assert_eq!(membership.observe(node, &master(301)), Eligibility::Eligible);
+            assert_eq!(membership.observe(node, &server(run, 99, 301)), Eligibility::Eligible);
             assert_eq!(membership.votes_from(node), at(310));
         }
     }
 
-    /// The next run has the same record, its master's, and was never seen as a replica.
+    /// The first promotion was observed before the second, but is reported after it.
     ///
     /// Fault: N37
     #[test]
-    fn restart_does_not_shorten_quarantine() {
+    fn late_report_does_not_shorten_quarantine() {
         let mut membership = membership();
-        let replica = ServerInfo { is_master: false, ..server("x", 99, 300) };
-        assert_eq!(membership.observe(0, &replica), Eligibility::Replica);
-        assert_eq!(
-            membership.observe(0, &durable("x", 99, 301, Some(60))),
-            Eligibility::Quarantined(QUARANTINE)
-        );
-        let left = Eligibility::Quarantined(Duration::from_secs(9));
-        assert_eq!(membership.observe(0, &durable("restarted", 0, 302, Some(60))), left);
-        assert_eq!(membership.votes_from(0), at(311));
+        membership.observe(0, &server("x", 99, 100));
+        for (promotion, observed_at) in [("second", 202), ("first", 200)] {
+            assert_ne!(
+                membership.observe(0, &promoted("x", promotion, 99, observed_at)),
+                Eligibility::Eligible
+            );
+            assert_eq!(membership.votes_from(0), at(212));
+        }
     }
 
     #[test]
@@ -316,83 +244,6 @@ mod tests {
         assert!(!membership.is_replacement(0, &server("x", 99, 100)));
         assert!(membership.is_replacement(0, &server("y", 99, 100)));
         assert!(!membership.is_replacement(1, &server("y", 99, 100)), "another node had a server");
-    }
-
-    #[test]
-    fn durable_server_with_record_votes_at_once() {
-        let mut membership = membership();
-        assert_eq!(membership.observe(0, &durable("x", 0, 100, Some(10))), Eligibility::Eligible);
-        assert_eq!(membership.observe(0, &durable("y", 0, 200, Some(60))), Eligibility::Eligible);
-        assert!(membership.votes_from(0) <= at(200));
-    }
-
-    #[test]
-    fn durable_settings_without_record_do_not_count() {
-        let mut membership = membership();
-        assert_eq!(
-            membership.observe(0, &durable("x", 99, 100, None)),
-            Eligibility::Eligible,
-            "the server is old enough"
-        );
-        assert_eq!(
-            membership.observe(0, &durable("y", 0, 200, None)),
-            Eligibility::Quarantined(QUARANTINE),
-            "its disk is empty"
-        );
-        assert_eq!(
-            membership.observe(1, &durable("z", 1, 200, None)),
-            Eligibility::Quarantined(Duration::from_secs(9))
-        );
-        assert_eq!(
-            membership.observe(2, &durable("short", 1, 200, Some(4))),
-            Eligibility::Quarantined(Duration::from_secs(6))
-        );
-        // Writes made under another setting may be lost.
-        let everysec = ServerInfo { recorded_durability: Some(QUARANTINE), ..server("w", 0, 300) };
-        assert_eq!(membership.observe(0, &everysec), Eligibility::Quarantined(QUARANTINE));
-    }
-
-    #[test]
-    fn durability_is_recorded_after_quarantine_only() {
-        let mut membership = membership();
-        let young = durable("x", 4, 100, None);
-        membership.observe(0, &young);
-        assert_eq!(
-            membership.durability_action(0, &young),
-            DurabilityAction::ObserveAgain(at(106))
-        );
-        assert_eq!(
-            membership.durability_action(0, &durable("x", 9, 105, None)),
-            DurabilityAction::ObserveAgain(at(106))
-        );
-        assert_eq!(
-            membership.durability_action(0, &durable("x", 10, 106, None)),
-            DurabilityAction::Record(QUARANTINE)
-        );
-        assert_eq!(
-            membership.durability_action(0, &durable("x", 10, 107, Some(1))),
-            DurabilityAction::Record(QUARANTINE)
-        );
-        // Keep a longer time that clients with longer leases have recorded.
-        assert_eq!(
-            membership.durability_action(0, &durable("x", 99, 108, Some(60))),
-            DurabilityAction::Record(Duration::from_secs(60))
-        );
-    }
-
-    #[test]
-    fn record_of_non_durable_server_is_deleted() {
-        let mut membership = membership();
-        let everysec = server("x", 99, 100);
-        membership.observe(0, &everysec);
-        assert_eq!(membership.durability_action(0, &everysec), DurabilityAction::Nothing);
-        assert_eq!(
-            membership.durability_action(
-                0,
-                &ServerInfo { recorded_durability: Some(QUARANTINE), ..everysec }
-            ),
-            DurabilityAction::Delete(Moment::NEVER)
-        );
     }
 
     #[test]
@@ -463,9 +314,5 @@ mod tests {
     fn zero_quarantine_lets_young_server_vote() {
         let mut membership = Membership::new(["a"].into_iter().map(Arc::from), Duration::ZERO);
         assert_eq!(membership.observe(0, &server("x", 0, 100)), Eligibility::Eligible);
-        assert_eq!(
-            membership.durability_action(0, &durable("x", 0, 100, Some(9))),
-            DurabilityAction::Nothing
-        );
     }
 }

@@ -15,9 +15,8 @@ use super::{
     NodeError, NodeErrorKind,
     connection::{Connection, Handshake},
     health::ConnectGate,
-    membership::{DurabilityAction, Eligibility, Membership},
+    membership::{Eligibility, Membership},
     script::{Request, ScriptRef, name_missing_permission},
-    server_info::{self, DURABILITY_KEY, ServerInfo},
     url::Endpoint,
 };
 use crate::{
@@ -33,8 +32,6 @@ use crate::{
 /// with each further failure, up to [`BACKOFF_MAX`].
 const BACKOFF_MIN: Duration = Duration::from_millis(20);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
-/// TTL of a durability record: 30 days. Every new connection extends it.
-const DURABILITY_TTL_MS: &[u8] = b"2592000000";
 /// Number of consecutive failures after which a node is failing, and waiters move to another queue
 /// node.
 const FAILING_FAILURES_MIN: u32 = 3;
@@ -197,7 +194,7 @@ impl RedisNode {
         // The connection may lead to another server, with another clock.
         *self.clock_sample.lock() = Some(clock_sample);
         if let (Some(member), Some(info)) = (&self.member, server_info) {
-            let (replaced, eligibility, action) = {
+            let (replaced, eligibility) = {
                 let mut membership = member.membership.lock();
                 let replaced = membership.is_replacement(member.index, &info);
                 let eligibility = membership.observe(member.index, &info);
@@ -207,7 +204,7 @@ impl RedisNode {
                     member.server_epoch.fetch_add(1, Ordering::AcqRel);
                 }
                 connection.set_server_epoch(member.server_epoch.load(Ordering::Acquire));
-                (replaced, eligibility, membership.durability_action(member.index, &info))
+                (replaced, eligibility)
             };
             let quarantine =
                 if let Eligibility::Quarantined(left) = eligibility { Some(left) } else { None };
@@ -215,9 +212,7 @@ impl RedisNode {
                 self.observer.server_changed(self.label(), replaced, quarantine);
             }
             let reason = match eligibility {
-                Eligibility::Eligible => {
-                    return update_durability_record(connection, action, &info, deadline);
-                }
+                Eligibility::Eligible => return Ok(()),
                 Eligibility::Quarantined(left) => {
                     let label = self.label();
                     log_safely!(
@@ -225,7 +220,7 @@ impl RedisNode {
                         "{label} may have lost its data in a restart; it votes again in {}",
                         HumanDuration(left)
                     );
-                    return update_durability_record(connection, action, &info, deadline);
+                    return Ok(());
                 }
                 Eligibility::Replica => {
                     "it is a replica; nodes must be independent masters".to_owned()
@@ -354,34 +349,6 @@ impl RedisNode {
 pub(crate) struct InFlightRequest {
     nonce: u64,
     pub(crate) sent: Moment,
-}
-
-/// Writes or deletes the server's durability record before its votes are used. If the server
-/// refuses the command, it will be quarantined after its next restart.
-fn update_durability_record(
-    connection: &mut Connection,
-    action: DurabilityAction,
-    info: &ServerInfo,
-    deadline: Moment,
-) -> Result<(), NodeError> {
-    match action {
-        DurabilityAction::Nothing => Ok(()),
-        DurabilityAction::ObserveAgain(from) => {
-            connection.retire_at(from);
-            Ok(())
-        }
-        DurabilityAction::Delete(from) => {
-            connection.retire_at(from);
-            connection.execute(&[b"DEL", DURABILITY_KEY], deadline)
-        }
-        DurabilityAction::Record(span) => {
-            let record = server_info::durability_record(span, info.promotion_id.as_deref());
-            connection.execute(
-                &[b"SET", DURABILITY_KEY, record.as_bytes(), b"PX", DURABILITY_TTL_MS],
-                deadline,
-            )
-        }
-    }
 }
 
 #[cfg(test)]

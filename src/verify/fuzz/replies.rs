@@ -1,4 +1,4 @@
-//! What servers send: replies, grant messages, and the replies to INFO and CONFIG.
+//! What servers send: replies, grant messages, and the replies to INFO.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -272,9 +272,7 @@ fn server_info() {
         }
         outcome((
             took,
-            identity.map(|identity| {
-                (identity.is_master, identity.is_durable, identity.recorded_durability.is_some())
-            }),
+            identity.map(|identity| (identity.is_master, identity.promotion_id.is_some())),
         ))
     });
 }

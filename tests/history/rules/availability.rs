@@ -193,9 +193,9 @@ fn outages(story: &Story, lock: u32) -> Intervals {
     let mut edges: Vec<(u64, bool, usize)> = Vec::new();
     let mut outages = Vec::new();
     for period in story.faults.iter().filter(|period| affects(period, lock)) {
-        // A node that lost its data does not vote during its quarantine.
-        let quarantine =
-            if nodes > 1 && period.fault.kind == Kind::Forget { story.terms.ttl } else { 0 };
+        // A restarted node does not vote during its quarantine.
+        let restarted = matches!(period.fault.kind, Kind::Forget | Kind::Restart);
+        let quarantine = if nodes > 1 && restarted { story.terms.ttl } else { 0 };
         let until = period.until.saturating_add(quarantine);
         if minority == 0 || period.fault.node == 0 {
             outages.push((period.from, until));

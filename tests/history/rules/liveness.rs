@@ -118,7 +118,8 @@ mod tests {
         assert_eq!(three(&fault(2, "mute", 8900, 8950)), 0);
         assert_eq!(three(&fault(2, "forget", 6000, 6100)), 0, "it is in quarantine");
         assert_eq!(three(&fault(2, "forget", 5800, 5899)), 1);
-        assert_eq!(three(&fault(2, "restart", 6000, 6100)), 1);
+        assert_eq!(three(&fault(2, "restart", 6000, 6100)), 0, "so is a node with its data");
+        assert_eq!(three(&fault(2, "freeze", 6000, 6100)), 1);
     }
 
     #[test]

@@ -149,7 +149,8 @@ pub(super) fn replied_always(polls: &[&Seen], node: usize) -> bool {
 /// Whether the node had a fault in this time, or was still in quarantine because of one.
 pub(super) fn was_disturbed(story: &Story, lock: u32, node: usize, from: u64, until: u64) -> bool {
     story.faults.iter().any(|period| {
-        let effect = if period.fault.kind == Kind::Forget { quarantine(story) } else { 0 };
+        let restarted = matches!(period.fault.kind, Kind::Forget | Kind::Restart);
+        let effect = if restarted { quarantine(story) } else { 0 };
         (period.fault.node == 0 || period.fault.node == node)
             && (period.lock == 0 || period.lock == lock)
             && period.from <= until
@@ -269,7 +270,7 @@ mod tests {
             0,
             "it is in quarantine"
         );
-        assert_eq!(three("500:a 500:a -", &fault(2, "restart", 1000, 1200)), 1);
+        assert_eq!(three("500:a 500:a -", &fault(2, "freeze", 1000, 1200)), 1);
         let late = |at: u64| if at < 4500 { "500:a 500:a -" } else { "500:a 500:a 500:a" };
         assert_eq!(
             violations(3, late, &fault(2, "freeze", 4500, 4600)),

@@ -124,12 +124,11 @@ fn renewal_waits_for_a_connect_if_a_node_lost_the_lock() {
 /// Fault: N101
 #[test]
 fn renewal_waits_for_a_slow_node_during_a_quarantine() {
-    let nodes = with_slow_last_node(Nodes::durable(3));
+    let durable = Nodes::built(3, |_, builder| builder.durable());
+    let nodes = with_slow_last_node(durable.long_running());
     let mgr = RedisMgr::new(helpers::config_medium_timeout(nodes.urls()).quarantine(600 * SECOND))
         .unwrap();
     let guard = held(&nodes, &mgr, 10 * SECOND);
-    // Without this key, the node looks like one that has lost its disk.
-    nodes.server(1).cli(&["DEL", "distlock:memory"]);
     nodes.restart(1);
     assert_eq!(nodes_holding(&nodes, &guard), [0, 1, 2]);
     await_renewals(&guard, 2);

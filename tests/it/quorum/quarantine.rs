@@ -3,22 +3,25 @@
 
 use std::time::Duration;
 
-use distlock::{LockError, RedisMgr, Vote};
+use distlock::{LockError, LockGuard, LockLost, RedisMgr, Vote};
 
 use super::{
     TTL, await_renewals, config_long_timeouts, config_medium_timeout, expect_no_quorum,
-    expect_quorum, manager, nodes_holding, quorum, wait_until_free_everywhere,
+    expect_quorum, key, manager, nodes_holding, quorum, wait_until_free_everywhere,
 };
 use crate::{
     helpers::{
-        self, CALL_LIMIT, SECOND, UnwrapReleased, capture_log, completes_within, in_own_process,
-        with_ttl,
+        self, CALL_LIMIT, SECOND, UnwrapReleased, capture_log, completes_within, expect_loss,
+        in_own_process, with_ttl,
     },
-    support::{Nodes, RedisServer, TEST_TIMEOUT, command, rewrite},
+    support::{Nodes, RedisServer, TEST_TIMEOUT, command, eventually, rewrite},
 };
 
+/// The error of a node in quarantine.
+pub(super) const IN_QUARANTINE: &str = "it may have lost its data in a restart";
+
 /// A manager with the default quarantine of one ttl.
-pub(super) fn default_quarantine(nodes: &Nodes) -> RedisMgr {
+fn default_quarantine(nodes: &Nodes) -> RedisMgr {
     RedisMgr::new(helpers::config_long_timeouts(nodes.urls()).ttl(TTL)).unwrap()
 }
 
@@ -158,16 +161,12 @@ fn has_two_holders(nodes: Nodes, quarantine: Duration, ttl: Duration) -> bool {
     both
 }
 
-/// The nodes keep nothing on disk, or have lost a disk to which they wrote everything.
-///
 /// Fault: F84
 /// Promise: P9
 #[test]
 fn node_that_lost_its_data_does_not_grant_a_held_lock() {
     let ttl = 5 * SECOND;
-    for nodes in [Nodes::start, Nodes::durable] {
-        assert!(!has_two_holders(nodes(5), ttl, ttl), "two clients hold the lock");
-    }
+    assert!(!has_two_holders(Nodes::start(5), ttl, ttl), "two clients hold the lock");
 }
 
 /// The same case without a quarantine, to show that the test above can fail.
@@ -176,6 +175,89 @@ fn node_that_lost_its_data_does_not_grant_a_held_lock() {
 #[test]
 fn node_without_a_quarantine_grants_a_lost_lock_again() {
     assert!(has_two_holders(Nodes::start(5), Duration::ZERO, 60 * SECOND));
+}
+
+/// A node cannot prove that it has all its data.
+#[test]
+fn restarted_node_with_its_data_does_not_vote_at_first() {
+    let nodes = Nodes::built(3, |_, builder| builder.durable()).long_running();
+    let mgr = long_quarantine(nodes.urls());
+    drop(mgr.try_lock_for("x", CALL_LIMIT).unwrap());
+    nodes.restart(0);
+    nodes.restart(2);
+    for mgr in [mgr, long_quarantine(nodes.urls())] {
+        eventually("both are in quarantine", TEST_TIMEOUT, || {
+            let error = mgr.try_lock("x").expect_err("a restarted node votes");
+            [0, 2].iter().all(|node| error.nodes()[*node].message.contains(IN_QUARANTINE))
+        });
+    }
+}
+
+/// These nodes write everything to disk before they reply, and have their data after a restart.
+#[test]
+fn nodes_that_keep_their_data_need_no_quarantine() {
+    let nodes = Nodes::built(3, |_, builder| builder.durable());
+    let (mgr, other) = (manager(&nodes), manager(&nodes));
+    let guard = mgr.try_lock_for("x", CALL_LIMIT).unwrap();
+    eventually("all nodes hold it", TEST_TIMEOUT, || nodes_holding(&nodes, &guard).len() == 3);
+    nodes.restart(0);
+    nodes.restart(2);
+    assert_eq!(nodes_holding(&nodes, &guard), [0, 1, 2]);
+    let error = other.try_lock("x").unwrap_err();
+    assert!(error.is_contended(), "{error:?}");
+    assert_eq!(error.holder().unwrap().id(), guard.id().as_str());
+    guard.release().unwrap().unwrap_released();
+    let next = other.try_lock_for("x", CALL_LIMIT).unwrap();
+    expect_quorum(&nodes, &next);
+}
+
+/// Returns a lock on three nodes, of which one has lost and re-acquired it, and another has died.
+/// There is no quorum unless the node in quarantine counts.
+fn held_with_a_node_in_quarantine(nodes: &Nodes) -> LockGuard {
+    let mgr = RedisMgr::new(helpers::config_medium_timeout(nodes.urls()).quarantine(600 * SECOND))
+        .unwrap();
+    let guard = mgr.lock_with("x", &with_ttl(TTL)).unwrap();
+    eventually("all nodes hold it", TEST_TIMEOUT, || nodes_holding(nodes, &guard).len() == 3);
+    nodes.restart_empty(2);
+    eventually("it is re-acquired", TEST_TIMEOUT, || {
+        guard.ensure_held().unwrap();
+        nodes_holding(nodes, &guard).contains(&2)
+    });
+    nodes.kill(1);
+    guard
+}
+
+/// Fault: F84
+/// Promise: P9
+#[test]
+fn node_in_quarantine_does_not_carry_a_lease() {
+    let nodes = Nodes::start(3).long_running();
+    let guard = held_with_a_node_in_quarantine(&nodes);
+    assert_eq!(expect_loss(&guard), LockLost::Expired);
+}
+
+/// The lock is re-acquired there repeatedly, each time for the full ttl.
+///
+/// Fault: F84
+#[test]
+fn reacquisition_in_quarantine_does_not_carry_a_lease() {
+    let nodes = Nodes::start(3).long_running();
+    let guard = held_with_a_node_in_quarantine(&nodes);
+    let delete_lock = || nodes.server(2).cli(&["DEL", &key("x")]);
+    delete_lock();
+    eventually("it is re-acquired", TEST_TIMEOUT, || {
+        nodes_holding(&nodes, &guard).contains(&2) || !guard.is_held()
+    });
+    // By now all replies of the dead node have been read.
+    let mut last = guard.remaining();
+    eventually("the lease ends", TEST_TIMEOUT, || {
+        delete_lock();
+        let left = guard.remaining();
+        assert!(left <= last, "{left:?} left after {last:?}");
+        last = left;
+        left.is_zero()
+    });
+    assert_eq!(expect_loss(&guard), LockLost::Expired);
 }
 
 #[test]

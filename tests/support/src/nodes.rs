@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use super::fault_proxy::FaultProxy;
+use super::faults::{command, rewrite};
 use super::redis_server::{RedisServer, RedisServerBuilder};
 
 /// Independent servers in a fixed order. Dropping this ends them.
@@ -21,16 +22,6 @@ struct Member {
 impl Nodes {
     pub fn start(count: usize) -> Self {
         Self::built(count, |_, builder| builder)
-    }
-
-    /// Starts nodes that lose no data in a restart, and whose stored quarantine record says that
-    /// they have lost nothing for a day.
-    pub fn durable(count: usize) -> Self {
-        let nodes = Self::built(count, |_, builder| builder.durable());
-        for node in 0..count {
-            nodes.server(node).cli(&["SET", "distlock:memory", "86400000"]);
-        }
-        nodes
     }
 
     /// Starts `count` nodes. `build` gets the number of each node and sets up its server.
@@ -51,12 +42,28 @@ impl Nodes {
         Self { members }
     }
 
-    /// Puts a proxy in front of each of these nodes. Their URLs then name the proxy and contain no
-    /// password.
+    /// Makes these nodes report that they have been up for days, until they are restarted. Puts a
+    /// proxy in front of each.
+    pub fn long_running(self) -> Self {
+        let nodes: Vec<usize> = (0..self.len()).collect();
+        let long_running = self.behind_proxies(&nodes);
+        for node in nodes {
+            let first_run = long_running.server(node).run_id();
+            let add_days = move |info: &str| match info.contains(&first_run) {
+                true => info.replace("uptime_in_seconds:", "uptime_in_seconds:86400"),
+                false => info.to_owned(),
+            };
+            long_running.proxy(node).on_request(command("INFO"), rewrite(add_days)).forever();
+        }
+        long_running
+    }
+
+    /// Puts a proxy in front of each of these nodes that has none. Their URLs then name the proxy
+    /// and contain no password.
     pub fn behind_proxies(mut self, nodes: &[usize]) -> Self {
         for node in nodes {
             let member = &mut self.members[*node];
-            member.proxy = Some(FaultProxy::in_front_of(member.server.addr()));
+            member.proxy.get_or_insert_with(|| FaultProxy::in_front_of(member.server.addr()));
         }
         self
     }

@@ -15,8 +15,9 @@ fn fixture(nodes: &Nodes) -> Fixture {
     Fixture::at(RedisServer::start(), nodes.urls())
 }
 
+/// No node is in quarantine.
 fn three_nodes() -> Nodes {
-    Nodes::durable(3)
+    Nodes::start(3).long_running()
 }
 
 #[test]
