@@ -170,10 +170,16 @@ impl Config {
     /// nodes, the quarantine defaults to the ttl of this configuration. With fewer, it defaults to
     /// zero, which turns it off, because two nodes cannot spare one.
     ///
-    /// A node can skip the quarantine after a restart if it writes everything to disk before it
-    /// replies (`appendonly yes`, `appendfsync always`, `no-appendfsync-on-rewrite no`) and has no
-    /// replicas. It must have completed one quarantine with these settings. Managers then store the
-    /// key `distlock:memory` on it. A restarted node that still has this key votes at once.
+    /// # Without a quarantine
+    ///
+    /// `Duration::ZERO` is safe only if no node ever loses data:
+    ///
+    /// - Each node writes everything to disk before it replies, from its first start on:
+    ///   `appendonly yes`, `appendfsync always` and `no-appendfsync-on-rewrite no`.
+    /// - No node is ever a promoted replica, and no address of a node ever leads to another server.
+    /// - No node is ever restored from a backup, flushed, or started without its data.
+    ///
+    /// Otherwise two clients can hold a lock at once. distlock does not check these conditions.
     pub fn quarantine(mut self, longest_ttl: Duration) -> Config {
         self.quarantine = Some(longest_ttl);
         self

@@ -14,7 +14,6 @@ pub(crate) enum Reply {
     Text(String),
     Bulk(Bytes),
     Int(i64),
-    Nil,
     Array(Vec<Reply>),
     Error(String),
 }
@@ -401,7 +400,6 @@ impl Reply {
             Reply::Status(text) => out.extend_from_slice(format!("+{text}\r\n").as_bytes()),
             Reply::Text(text) => bulk(out, text.as_bytes()),
             Reply::Bulk(bytes) => bulk(out, bytes),
-            Reply::Nil => out.extend_from_slice(b"$-1\r\n"),
             Reply::Int(number) => out.extend_from_slice(format!(":{number}\r\n").as_bytes()),
             Reply::Array(items) => {
                 out.extend_from_slice(format!("*{}\r\n", items.len()).as_bytes());

@@ -129,9 +129,6 @@ fn query_details(
     if node.info == Queried::Denied {
         node.permissions.missing.push("+info".into());
     }
-    if node.appendfsync == Queried::Denied {
-        node.permissions.missing.push("+config|get".into());
-    }
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    facts::{ClockOffset, Contact, NodeFacts, Queried, Requirements},
+    facts::{ClockOffset, Contact, Info, NodeFacts, Queried, Requirements},
     finding::Finding,
     permissions,
 };
@@ -77,12 +77,9 @@ fn refused_finding(code: &str, message: &str) -> Finding {
 /// Reports the missing permissions, with the command that grants them.
 fn check_rights(node: &NodeFacts, requirements: &Requirements) -> Option<Finding> {
     let missing = &node.permissions.missing;
-    let is_needed = |permission: &String| {
-        let of_nodes = permissions::NODE_PERMISSIONS.contains(&permission.as_str());
-        !permissions::INSPECT_PERMISSIONS.contains(&permission.as_str())
-            && (!of_nodes || (requirements.nodes > 1 && permission == "+info"))
-    };
-    // For a single server, missing `NODE_PERMISSIONS` are reported by the checks that need them.
+    let is_needed =
+        |permission: &String| !permissions::INSPECT_PERMISSIONS.contains(&permission.as_str());
+    // For a single server, the checks that need `NODE_PERMISSIONS` report them.
     let reported: Vec<&String> = missing
         .iter()
         .filter(|permission| {
@@ -112,11 +109,7 @@ fn check_rights(node: &NodeFacts, requirements: &Requirements) -> Option<Finding
             Finding::problem("rights", format!("missing: {}", list(needed))).advice(grant)
         }
         (needed, more) => {
-            let says = format!(
-                "missing: {}, and to inspect locks and nodes: {}",
-                list(needed),
-                list(more)
-            );
+            let says = format!("missing: {}, and to inspect locks: {}", list(needed), list(more));
             Finding::problem("rights", says).advice(grant)
         }
     })
@@ -245,10 +238,8 @@ fn check_persistence(node: &NodeFacts, requirements: &Requirements) -> Option<Fi
              (no-appendfsync-on-rewrite yes)"
         }
         (true, Queried::Known(fsync)) if fsync == "always" => {
-            return Some(Finding::ok(
-                check,
-                "every write is on disk before its reply (appendfsync always)",
-            ));
+            let says = "every write is on disk before its reply (appendfsync always)";
+            return Some(Finding::ok(check, format!("{says}{}", time_left(info, requirements))));
         }
         (true, Queried::Known(fsync)) if fsync == "everysec" => {
             "a crash loses the locks of the last second or two"
@@ -269,15 +260,9 @@ fn check_persistence(node: &NodeFacts, requirements: &Requirements) -> Option<Fi
         (false, _) => "a restart loses all locks",
     };
     if !requirements.quarantine.is_zero() {
-        let up = Duration::from_secs(info.number("uptime_in_seconds"));
         let out = "the node then does not vote until they have expired (--quarantine)";
-        let now = match requirements.quarantine.checked_sub(up) {
-            Some(left) if !left.is_zero() => {
-                format!("; it has just started, and votes in {}", format::duration(left))
-            }
-            _ => String::new(),
-        };
-        return Some(Finding::ok(check, format!("{loses}; {out}{now}")));
+        let left = time_left(info, requirements);
+        return Some(Finding::ok(check, format!("{loses}; {out}{left}")));
     }
     let consequence = "holders learn of it at their next renewal; until then, other clients may \
                        acquire their locks";
@@ -286,8 +271,20 @@ fn check_persistence(node: &NodeFacts, requirements: &Requirements) -> Option<Fi
     } else {
         "appendonly yes and appendfsync always"
     };
-    let advice = format!("CONFIG SET {settings}, or use three nodes, or fencing tokens");
+    let instead = if requirements.nodes > 2 { "set --quarantine" } else { "use three nodes" };
+    let advice = format!("CONFIG SET {settings}, or {instead}, or use fencing tokens");
     Some(Finding::warning(check, format!("{loses}: {consequence}")).advice(advice))
+}
+
+/// Reports how long a restarted node does not vote yet, whatever it has on disk.
+fn time_left(info: &Info, requirements: &Requirements) -> String {
+    let up = Duration::from_secs(info.number("uptime_in_seconds"));
+    match requirements.quarantine.checked_sub(up) {
+        Some(left) if !left.is_zero() => {
+            format!("; it has just started, and votes in {}", format::duration(left))
+        }
+        _ => String::new(),
+    }
 }
 
 /// The server's `timeout` setting closes idle connections, such as those for renewals, but not the

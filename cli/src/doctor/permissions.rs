@@ -28,6 +28,5 @@ pub(crate) const LOCK_PERMISSIONS: [&str; 21] = [
 /// Further permissions for listing and showing locks.
 pub(crate) const INSPECT_PERMISSIONS: [&str; 2] = ["+scan", "+lrange"];
 
-/// Further permissions over several nodes, to identify a server and find out whether it can lose
-/// data.
-pub(crate) const NODE_PERMISSIONS: [&str; 2] = ["+info", "+config|get"];
+/// Further permissions over several nodes, to identify a server and find out when it started.
+pub(crate) const NODE_PERMISSIONS: [&str; 1] = ["+info"];

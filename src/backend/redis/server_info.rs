@@ -1,5 +1,5 @@
-//! `ServerInfo`: which server a connection leads to, how long it has been running, and whether it is
-//! or was a replica. Pure.
+//! `ServerInfo`: which server a connection leads to, how long it has been running, and whether it
+//! is or was a replica. Pure.
 
 use std::time::Duration;
 

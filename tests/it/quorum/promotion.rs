@@ -23,8 +23,7 @@ fn follow(replica: &RedisServer, master: &RedisServer) {
 
 /// The promoted replica has only what its master had sent, however long it has been up.
 ///
-/// Fault: F84
-/// Fault: N37
+/// Fault: F84, N37
 #[test]
 fn promoted_replica_does_not_vote_at_first() {
     let nodes = Nodes::start(4).long_running();
