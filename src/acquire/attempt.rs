@@ -189,8 +189,8 @@ impl<'a> Attempt<'a> {
 
     fn ensure_wait_handle(&mut self) -> &WaitHandle {
         let Attempt { ctx, claim, wait_handle, .. } = self;
-        wait_handle
-            .get_or_insert_with(|| ctx.listener.register(claim.key.lock_key(), claim.id.as_str()))
+        let (lock, id) = (claim.key.lock_key(), claim.id.as_str());
+        wait_handle.get_or_insert_with(|| WaitHandle::register(&ctx.listener, lock, id))
     }
 
     /// Sleeps until it is time to ask again, or until the lock is granted.

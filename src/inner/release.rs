@@ -22,7 +22,7 @@ use crate::{
     sys::clock::{self, Moment},
 };
 
-/// Maximum time that a release waits for a pooled connection before it uses the renewer's.
+/// Maximum time that a release waits for a pooled connection before it uses a reserved one.
 const POOL_TIMEOUT: Duration = Duration::from_millis(5);
 
 impl ManagerInner {
@@ -142,20 +142,10 @@ impl ManagerInner {
                 unanswered,
                 maybe_applied: may_be_done,
             };
-            let without_pool = || self.redlock.release_last(request, deadline);
             match self.redlock.checkout(clock::now().saturating_add(POOL_TIMEOUT).min(deadline)) {
                 Ok(mut connections) => self.redlock.release(&mut connections, request, left()),
-                // The lock was acquired during a shutdown, which has closed the pool and stopped
-                // the renewer.
-                Err(_) if self.is_closed() => without_pool(),
-                Err(_) => {
-                    match self.renewer.release(claim, queue_entry, was_held, may_be_done, deadline)
-                    {
-                        Some(outcome) => outcome,
-                        None if self.is_closed() => without_pool(),
-                        None => ReleaseOutcome::without_reply(self.redlock.all_nodes()),
-                    }
-                }
+                // The pool is exhausted, or a shutdown has closed it.
+                Err(_) => self.redlock.release_reserved(request, deadline),
             }
         };
         let ReleaseOutcome { result, unconfirmed, mut unacknowledged, released_on, .. } =
@@ -287,7 +277,8 @@ impl ManagerInner {
                 unanswered: NodeSet::EMPTY,
                 maybe_applied: NodeSet::EMPTY,
             };
-            let outcome = self.redlock.release_last(request, clock::now().saturating_add(timeout));
+            let until = clock::now().saturating_add(timeout);
+            let outcome = self.redlock.release_reserved(request, until);
             if let Err(error) = outcome.result {
                 log_safely!(
                     debug,

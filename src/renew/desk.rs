@@ -100,17 +100,13 @@ impl Desk {
 
     /// Whether work for the thread is due.
     pub(super) fn is_wanted(&self, now: Moment) -> bool {
-        let RenewerState { schedule, errands, shutdown_deadline, .. } = &*self.shared.state.lock();
-        now >= schedule.earliest() || !errands.is_empty() || shutdown_deadline.is_some()
+        let RenewerState { schedule, shutdown_deadline, .. } = &*self.shared.state.lock();
+        now >= schedule.earliest() || shutdown_deadline.is_some()
     }
 
-    /// Time at which an exchange that began at `since` must make room for renewals, and for releases
-    /// with a waiting caller.
+    /// Time at which an exchange that began at `since` must make room for renewals.
     fn makes_room_at(&self, since: Moment, delay: Duration, now: Moment) -> Moment {
-        let state = self.shared.state.lock();
-        let errands =
-            if state.errands.is_empty() { Moment::NEVER } else { since.saturating_add(delay) };
-        state.schedule.makes_room_at(since, delay, now).min(errands)
+        self.shared.state.lock().schedule.makes_room_at(since, delay, now)
     }
 
     /// Called while replies are awaited. Reports overdue renewals, ends expired leases, and decides

@@ -22,9 +22,8 @@ use self::{
     worker::{DueWork, Worker},
 };
 use crate::{
-    backend::redlock::{Redlock, ReleaseOutcome},
+    backend::redlock::Redlock,
     core::{
-        claim::Claim,
         lease::{Lease, LeaseEnd},
         quorum::NodeSet,
     },
@@ -75,24 +74,10 @@ struct Shared {
 #[derive(Debug, Default)]
 struct RenewerState {
     schedule: Schedule,
-    errands: Vec<Errand>,
     /// Set on shutdown: the deadline for the last exchanges with the servers.
     shutdown_deadline: Option<Moment>,
     /// Time until which the thread sleeps; only earlier work wakes it. `None` while it works.
     asleep_until: Option<Moment>,
-}
-
-/// A release for a caller that found the pool exhausted and waits for the outcome.
-#[derive(Debug)]
-struct Errand {
-    claim: Claim,
-    /// Queue entry, or empty.
-    waiter: String,
-    was_held: bool,
-    /// Nodes on which an earlier request may have been applied.
-    may_be_done: NodeSet,
-    deadline: Moment,
-    answer: Sender<ReleaseOutcome>,
 }
 
 /// Keeps a lease in the renewer's schedule. Dropping this ends the renewal.
@@ -148,31 +133,6 @@ impl LockRenewer {
         Some(Registration { shared: self.shared.clone(), generation })
     }
 
-    /// Releases a lock over the renewer's own connections, because the pool is exhausted. Returns
-    /// `None` if the renewer has been stopped, if it does not finish by `deadline`, or if its
-    /// thread is the caller.
-    pub(crate) fn release(
-        &self,
-        claim: &Claim,
-        waiter: &str,
-        was_held: bool,
-        may_be_done: NodeSet,
-        deadline: Moment,
-    ) -> Option<ReleaseOutcome> {
-        if threads::is_current(self.thread_id) {
-            return None;
-        }
-        let (answer, answered) = bounded(1);
-        let mut state = self.shared.state.lock();
-        if state.shutdown_deadline.is_some() {
-            return None;
-        }
-        let (claim, waiter) = (claim.clone(), waiter.to_owned());
-        state.errands.push(Errand { claim, waiter, was_held, may_be_done, deadline, answer });
-        self.shared.wake_if_earlier(state, Moment::from_nanos(0));
-        clock::recv_until(&answered, deadline)
-    }
-
     /// Ends all leases, releases their locks as far as the servers reply by `deadline`, and joins
     /// the thread. Returns false if called on a thread for which it would wait; the renewer then
     /// shuts down on its own.
@@ -217,11 +177,9 @@ impl Shared {
             let expired = state.schedule.take_expired(now);
             let overdue = state.schedule.take_overdue(now);
             let renew = state.schedule.take_due(now);
-            let errands = std::mem::take(&mut state.errands);
-            let idle =
-                expired.is_empty() && overdue.is_empty() && renew.is_empty() && errands.is_empty();
+            let idle = expired.is_empty() && overdue.is_empty() && renew.is_empty();
             if !idle {
-                return Some(DueWork { expired, overdue, renew, errands });
+                return Some(DueWork { expired, overdue, renew });
             }
             let until = state.schedule.earliest().min(state.schedule.earliest_overdue());
             state.asleep_until = Some(until);

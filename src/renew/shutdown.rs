@@ -5,16 +5,10 @@ use crate::core::{lease::LeaseEnd, lock_lost::LockLost};
 
 impl Worker {
     pub(super) fn drain(mut self) {
-        let (leases, errands) = {
-            let mut state = self.desk.shared.state.lock();
-            (state.schedule.take_all(), std::mem::take(&mut state.errands))
-        };
+        let leases = self.desk.shared.state.lock().schedule.take_all();
         for lease in &leases {
             lease.end(LeaseEnd::Lost(LockLost::Shutdown));
             self.isolate_panic(|worker| report_loss(worker.desk.redlock.observer(), lease));
-        }
-        for errand in errands {
-            self.isolate_panic(|worker| worker.run_errand(errand));
         }
         let deadline = self.desk.limits().1;
         self.desk.residues.drain(&leases, deadline);

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{
-    Errand, ResidueSink, Shared,
+    ResidueSink, Shared,
     desk::{Desk, Watch},
     outcome::RenewalOutcome,
     schedule::{ExpiryCause, Generation},
@@ -20,10 +20,7 @@ use crate::{
             Exchange, NodeError, NodeErrorKind, Request,
             requests_and_replies::{Renew, RenewReply, Renewal},
         },
-        redlock::{
-            AskError, BroadcastOptions, NodeConnections, Redlock, ReleaseRequest, Response,
-            Responses,
-        },
+        redlock::{AskError, BroadcastOptions, NodeConnections, Redlock, Response, Responses},
     },
     core::{
         lease::Lease,
@@ -54,7 +51,6 @@ pub(super) struct DueWork {
     pub(super) expired: Vec<(Arc<Lease>, ExpiryCause)>,
     pub(super) overdue: Vec<Arc<Lease>>,
     pub(super) renew: Vec<(Generation, Arc<Lease>)>,
-    pub(super) errands: Vec<Errand>,
 }
 
 /// Result of one renewal request for one lock.
@@ -119,9 +115,6 @@ impl Worker {
             self.isolate_panic(|worker| worker.desk.expire([expired]));
         }
         self.isolate_panic(|worker| worker.desk.report_overdue(work.overdue, clock::now()));
-        for errand in work.errands {
-            self.isolate_panic(|worker| worker.run_errand(errand));
-        }
         let BatchReport { missing, stragglers, .. } = self.renew(work.renew);
         self.reacquire_all(missing);
         let missing = self.isolate_panic(|worker| worker.listen_to(stragglers)).unwrap_or_default();
@@ -344,28 +337,6 @@ impl Worker {
             }
         }
         responses
-    }
-
-    pub(super) fn run_errand(&mut self, errand: Errand) {
-        let Errand { claim, waiter, was_held, may_be_done, deadline, answer } = errand;
-        let timeout = deadline.duration_since(clock::now());
-        let request = ReleaseRequest {
-            key: &claim.key,
-            id: claim.id.as_str().as_bytes(),
-            queue_entry: &waiter,
-            was_held,
-            unanswered: NodeSet::EMPTY,
-            maybe_applied: may_be_done,
-        };
-        if !timeout.is_zero() {
-            let redlock = self.desk.redlock.clone();
-            let ask = |round: BroadcastOptions<'_>| {
-                self.ask(round, SPARE, |_| request.node_request(), ReleaseRequest::vote)
-            };
-            let outcome = redlock.release_with(request, timeout, ask);
-            // The caller may have stopped waiting.
-            let _ = answer.send(outcome);
-        }
     }
 }
 

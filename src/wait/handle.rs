@@ -22,9 +22,11 @@ pub(crate) struct WaitHandle {
 }
 
 impl WaitHandle {
-    /// Registers the calling thread as a waiter for a lock.
-    pub(super) fn new(listener: Arc<GrantListener>, lock: &str, id: &str) -> WaitHandle {
-        WaitHandle { slot: listener.registry.register(lock, id, threads::current()), listener }
+    /// Registers the calling thread as a waiter for a lock. The thread must do so before it asks
+    /// the server for a queue entry; otherwise its grant could arrive before it is registered.
+    pub(crate) fn register(listener: &Arc<GrantListener>, lock: &str, id: &str) -> WaitHandle {
+        let slot = listener.registry.register(lock, id, threads::current());
+        WaitHandle { slot, listener: listener.clone() }
     }
 
     /// Unique number of this waiter.
@@ -124,7 +126,8 @@ mod tests {
         let redlock =
             Redlock::new(&[nowhere], 1, timeout, Duration::ZERO, timeout, observer).unwrap();
         let listener = Arc::new(GrantListener::new(Arc::new(redlock), "channel".into()));
-        let [first, second, third] = ["a", "b", "c"].map(|id| listener.register("x", id));
+        let [first, second, third] =
+            ["a", "b", "c"].map(|id| WaitHandle::register(&listener, "x", id));
         assert!(!listener.is_subscribed());
         drop(first);
         assert_eq!((second.slot.take_wake(), third.slot.take_wake()), (Some(Wake::Recheck), None));

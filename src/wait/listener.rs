@@ -10,10 +10,7 @@
 
 use std::{sync::Arc, thread::ThreadId, time::Duration};
 
-use super::{
-    handle::WaitHandle,
-    registry::{WaitRegistry, WaitSlot, Wake},
-};
+use super::registry::{WaitRegistry, WaitSlot, Wake};
 use crate::{
     backend::{Backend, CancelHandle, GrantStream, QueuePlace, StreamError},
     core::backoff::{RETRY_PAUSE_MAX, retry_backoff},
@@ -89,12 +86,6 @@ impl GrantListener {
 
     pub(crate) fn channel(&self) -> &str {
         &self.channel
-    }
-
-    /// Registers the calling thread as a waiter. The thread must do so before it asks the server
-    /// for a queue entry; otherwise its grant could arrive before it is registered.
-    pub(crate) fn register(self: &Arc<GrantListener>, lock: &str, id: &str) -> WaitHandle {
-        WaitHandle::new(self.clone(), lock, id)
     }
 
     /// Whether a grant message would be received.

@@ -140,16 +140,23 @@ fn exhausted_pool_does_not_stop_renewal_or_release() {
     mgr.try_lock("y").unwrap().release().unwrap().unwrap_released();
 }
 
-/// With an exhausted pool, the renewer sends the release. The renewer sleeps, because no renewal is
-/// due for more than a minute, so the release must wake it.
+/// Releases that find the pool exhausted share one connection.
 #[test]
-fn release_with_exhausted_pool_wakes_the_renewer() {
+fn releases_with_exhausted_pool_take_turns() {
+    const LOCKS: usize = 40;
     let server = RedisServer::start();
     let mgr = RedisMgr::new(config_long_timeouts(server.url()).pool_size(1)).unwrap();
-    let guard = mgr.lock_with("x", &with_ttl(300 * SECOND)).unwrap();
+    let guards: Vec<_> = (0..LOCKS)
+        .map(|n| mgr.lock_with(&format!("n{n}"), &with_ttl(300 * SECOND)).unwrap())
+        .collect();
     let borrowed = mgr.connection().unwrap();
-    guard.release().unwrap().unwrap_released();
-    assert_eq!(get(&server, LOCK), None);
+    thread::scope(|threads| {
+        for guard in guards {
+            threads.spawn(|| guard.release().unwrap().unwrap_released());
+        }
+    });
+    // That connection, and the pool's.
+    server.await_clients(2..=2);
     drop(borrowed);
 }
 

@@ -361,7 +361,7 @@ fn queue_entry_created_after_the_end_is_removed() {
     }
 }
 
-/// What the renewer is waiting for at a server that does not reply, much longer than the lease.
+/// What the manager is waiting for at a server that does not reply, much longer than the lease.
 #[derive(Clone, Copy, Debug)]
 enum Pending {
     /// The clean-up of another lock.

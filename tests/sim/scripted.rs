@@ -180,7 +180,7 @@ fn panic_in_clean_up_does_not_stop_renewals() {
         let guard = mgr.lock("a")?;
         sim.stop_node(2);
         drop(mgr.lock("gone")?);
-        // The stopped node has not replied, so the renewer must clean up there.
+        // The stopped node has not replied, so it must be cleaned up there.
         *sim.panic_on_write_of.borrow_mut() = Some("lock:gone");
         sim.sleep(5 * SEC);
         sim.continue_node(2);
@@ -228,8 +228,7 @@ fn release_during_shutdown_takes_one_timeout() {
     for nodes in [1, 3] {
         scripted(nodes, move |sim, mgr| {
             let (guard, other) = (mgr.lock("x")?, mgr.lock("y")?);
-            // Without free connections, releases are done by the renewer, one after the other,
-            // until it ends.
+            // Without free connections, releases take turns.
             let connections = (0..10).map(|_| mgr.connection()).collect::<Result<Vec<_>>>()?;
             (0..nodes).for_each(|node| sim.stop_node(node));
             current_sim().start_thread(sim.process(), move || drop(other));

@@ -6,12 +6,12 @@ mod broadcast;
 mod connector;
 mod contention_memory;
 mod error;
-mod farewell;
 mod footprint;
 mod inspect;
 mod list;
 mod pauses;
 mod release;
+mod release_turns;
 mod reported_holder;
 mod responses;
 mod round;
@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 
 use self::{
     acquisition::QuorumAcquisition, broadcast::broadcast, contention_memory::ContentionMemory,
-    farewell::Farewell, pauses::subscribe_budget, reported_holder::most_reported_holder,
+    pauses::subscribe_budget, release_turns::ReleaseTurns, reported_holder::most_reported_holder,
 };
 pub(crate) use self::{
     broadcast::BroadcastOptions,
@@ -62,7 +62,7 @@ pub(crate) const EXPIRY_SLACK: Duration = Duration::from_millis(100);
 pub(crate) struct Redlock {
     nodes: Arc<[Arc<RedisNode>]>,
     pool: ConnectionPool,
-    farewell: Farewell,
+    release_turns: ReleaseTurns,
     contention: ContentionMemory,
     label: Arc<str>,
     operation_timeout: Duration,
@@ -98,7 +98,7 @@ impl Redlock {
         Some(Redlock {
             nodes,
             pool,
-            farewell: Farewell::new(),
+            release_turns: ReleaseTurns::new(),
             contention: ContentionMemory::new(),
             label: join_labels(endpoints),
             operation_timeout,
@@ -207,6 +207,7 @@ impl Redlock {
     /// Shuts the pool down.
     pub(crate) fn close(&self) {
         self.pool.close();
+        self.release_turns.close();
     }
 
     /// Asks nodes, and counts their votes.

@@ -124,18 +124,9 @@ impl Redlock {
         request: ReleaseRequest<'_>,
         timeout: Duration,
     ) -> ReleaseOutcome {
-        self.release_with(request, timeout, |options| {
+        let mut ask = |options: BroadcastOptions<'_>| {
             self.ask(connections, options, |_| request.node_request(), ReleaseRequest::vote)
-        })
-    }
-
-    /// Like [`release`](Self::release), but sends each broadcast by calling `ask`.
-    pub(crate) fn release_with(
-        &self,
-        request: ReleaseRequest<'_>,
-        timeout: Duration,
-        mut ask: impl FnMut(BroadcastOptions<'_>) -> Responses<ReleaseReply>,
-    ) -> ReleaseOutcome {
+        };
         let started = clock::now();
         // The first request gets half of the time, so that the second has the other half.
         let first =

@@ -14,7 +14,7 @@ pub(super) use self::on::{count, describe, failed, hold, lost, renewal, wait};
 mod off {
     use std::{sync::Arc, time::Duration};
 
-    use crate::{core::lock_lost::LockLost, error::LockError, observe::metrics::recorder::Count};
+    use crate::{core::lock_lost::LockLost, error::LockError, observe::metrics::count::Count};
 
     pub(in crate::observe::metrics) fn describe() {}
     pub(in crate::observe::metrics) fn count(_: Count, _: &Arc<str>) {}
@@ -35,7 +35,7 @@ mod on {
 
     use metrics::{Unit, counter, describe_counter, describe_histogram, histogram};
 
-    use crate::{core::lock_lost::LockLost, error::LockError, observe::metrics::recorder::Count};
+    use crate::{core::lock_lost::LockLost, error::LockError, observe::metrics::count::Count};
 
     const ERROR: &str = "error.type";
     const OUTCOME: &str = "distlock.outcome";

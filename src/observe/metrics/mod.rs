@@ -1,5 +1,6 @@
 //! `Metrics`: the counts and times of a manager.
 
+mod count;
 mod facade;
 mod per_lock;
 mod recorder;
@@ -7,8 +8,8 @@ mod timing;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-pub(crate) use self::recorder::{Count, Recorder};
 pub use self::timing::Timing;
+pub(crate) use self::{count::Count, recorder::Recorder};
 use self::{per_lock::LockStats, recorder::Counts};
 use crate::sys::display::{HumanDuration, Quoted};
 

@@ -10,7 +10,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{LockMetrics, Metrics, facade, per_lock::PerLockTable, timing::Timing};
+use super::{LockMetrics, Metrics, count::Count, facade, per_lock::PerLockTable, timing::Timing};
 use crate::{core::lock_lost::LockLost, error::LockError};
 
 /// Maximum number of locks with metrics of their own. The table is bounded, because a program may
@@ -20,29 +20,9 @@ const TRACKED_LOCKS_MAX: usize = 1_000;
 /// threads that lock and release.
 const COPY_CHUNK_MAX: usize = 32;
 
-/// Kinds of events that have a counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Count {
-    Attempted,
-    Acquired,
-    Contended,
-    TimedOut,
-    Failed,
-    Released,
-    Lost,
-    Renewals,
-    RenewalsFailed,
-    RenewalsOverdue,
-    Reconnected,
-    ServersChanged,
-    EventsDropped,
-}
-
-const COUNT_VARIANTS: usize = Count::EventsDropped as usize + 1;
-
 /// Values of the counters, read one by one.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Counts([u64; COUNT_VARIANTS]);
+pub(super) struct Counts([u64; Count::VARIANTS]);
 
 impl Counts {
     pub(super) fn get(&self, count: Count) -> u64 {
@@ -53,7 +33,7 @@ impl Counts {
 #[derive(Debug)]
 pub(crate) struct Recorder {
     server: Arc<str>,
-    counts: [AtomicU64; COUNT_VARIANTS],
+    counts: [AtomicU64; Count::VARIANTS],
     /// Histograms, and the metrics of each lock.
     tables: Mutex<Tables>,
 }
@@ -79,7 +59,7 @@ impl Recorder {
         };
         Recorder {
             server,
-            counts: [const { AtomicU64::new(0) }; COUNT_VARIANTS],
+            counts: [const { AtomicU64::new(0) }; Count::VARIANTS],
             tables: Mutex::new(tables),
         }
     }

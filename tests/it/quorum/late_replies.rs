@@ -263,7 +263,7 @@ fn node_with_a_release_in_flight_does_not_carry_a_lease() {
 }
 
 /// The release overtakes the acquire request, because it uses another connection: one from the
-/// pool, or the renewer's.
+/// pool, or a reserved one.
 ///
 /// Fault: N34
 /// Promise: P4

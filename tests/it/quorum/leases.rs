@@ -317,7 +317,7 @@ fn cleaning_up(pool_size: u32) -> (Nodes, RedisMgr, ArmedFault) {
     let held = nodes.proxy(2).on_request(contains("lock:x"), Fault::HoldRequest).forever();
     completes_within(CALL_LIMIT, "release", || mgr.lock("x").unwrap().release().unwrap())
         .unwrap_released();
-    // First the acquire, with its release behind it; then the release repeated by the renewer.
+    // First the acquire, with its release behind it; then the release repeated in the background.
     held.wait_fired_times(2);
     (nodes, mgr, held)
 }
@@ -334,7 +334,7 @@ fn cleanup_at_a_hung_node_delays_no_renewal() {
     completes_within(20 * SECOND, "the clean-up", || wait_until_free_everywhere(&nodes, "x"));
 }
 
-/// The pool has no connection left, so the release uses the renewer's.
+/// The pool has no connection left, so the release uses a reserved one.
 ///
 /// Fault: N25
 #[test]

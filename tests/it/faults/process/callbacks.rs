@@ -144,8 +144,7 @@ fn logger_may_shut_the_manager_down() {
     }
 }
 
-/// The pool has no connection left, so the release would wait for the renewer's thread, which is
-/// this thread.
+/// The pool has no connection left, so the release uses a reserved one on the renewer's thread.
 ///
 /// Fault: N73
 #[test]

@@ -1,0 +1,183 @@
+//! `ReleaseTurns`: connections, one to each node, that are reserved for releases. Callers that find
+//! the pool exhausted use them one after the other, and so do calls that outlive a shutdown, of
+//! which there can be any number.
+//!
+//! Invariant: at most one caller has the connections, and it holds no mutex meanwhile. Every caller
+//! waits until its own deadline at most.
+
+use std::thread::ThreadId;
+
+use super::{AskError, NodeConnections, PendingAcks, Redlock, ReleaseOutcome, ReleaseRequest};
+use crate::{
+    backend::redis::{NodeError, NodeErrorKind},
+    core::quorum::NodeSet,
+    sys::{
+        clock::{self, Moment},
+        sync::{Condvar, Mutex},
+        threads,
+    },
+};
+
+#[derive(Debug)]
+pub(super) struct ReleaseTurns {
+    state: Mutex<State>,
+    freed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    is_taken: bool,
+    /// Thread whose turn it is. Its logger may release another lock meanwhile.
+    holder: Option<ThreadId>,
+    waiting: usize,
+    /// Connections from an earlier turn. After a shutdown, kept only while other calls wait.
+    idle: Option<NodeConnections>,
+    is_closed: bool,
+}
+
+/// The right to use the connections, until it is dropped.
+struct Turn<'a> {
+    turns: &'a ReleaseTurns,
+    /// `None` if they have not been made yet.
+    connections: Option<NodeConnections>,
+}
+
+impl ReleaseTurns {
+    pub(super) fn new() -> ReleaseTurns {
+        ReleaseTurns { state: Mutex::default(), freed: Condvar::new() }
+    }
+
+    /// Waits for a turn. Returns `None` if there was none by `until`.
+    fn wait(&self, until: Moment) -> Option<Turn<'_>> {
+        let mut state = self.state.lock();
+        if threads::is_current(state.holder) {
+            return None;
+        }
+        state.waiting += 1;
+        while state.is_taken && clock::now() < until {
+            clock::park(&self.freed, &mut state, until);
+        }
+        state.waiting -= 1;
+        if state.is_taken {
+            return None;
+        }
+        (state.is_taken, state.holder) = (true, threads::current());
+        Some(Turn { turns: self, connections: state.idle.take() })
+    }
+
+    /// Closes the connections once no call waits for them.
+    pub(super) fn close(&self) {
+        let mut state = self.state.lock();
+        state.is_closed = true;
+        let unused = if state.waiting == 0 { state.idle.take() } else { None };
+        drop(state);
+        drop(unused);
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut state = self.turns.state.lock();
+        (state.is_taken, state.holder) = (false, None);
+        // A waiting call takes them, even if its deadline has passed.
+        if !state.is_closed || state.waiting > 0 {
+            state.idle = self.connections.take();
+        }
+        drop(state);
+        clock::wake_one(&self.turns.freed);
+    }
+}
+
+impl Redlock {
+    /// [`release`](Redlock::release) over the reserved connections.
+    pub(crate) fn release_reserved(
+        &self,
+        request: ReleaseRequest<'_>,
+        until: Moment,
+    ) -> ReleaseOutcome {
+        let turn = self.release_turns.wait(until);
+        let left = until.duration_since(clock::now());
+        match turn {
+            Some(mut turn) if !left.is_zero() => {
+                let connections =
+                    turn.connections.get_or_insert_with(|| self.reserved_connections());
+                self.release(connections, request, left)
+            }
+            _ => ReleaseOutcome::without_reply(self.all_nodes()),
+        }
+    }
+}
+
+impl ReleaseOutcome {
+    /// No reply in time. The release may have been applied on any of the nodes.
+    pub(crate) fn without_reply(all: NodeSet) -> ReleaseOutcome {
+        let outcome = Err(AskError::Node(NodeError::outcome_unknown(NodeErrorKind::TimedOut)));
+        ReleaseOutcome {
+            result: outcome,
+            unconfirmed: all,
+            unacknowledged: PendingAcks::new(),
+            released_on: NodeSet::EMPTY,
+            maybe_applied: all,
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::{thread, time::Duration};
+
+    use super::*;
+
+    fn soon() -> Moment {
+        clock::now().saturating_add(Duration::from_millis(20))
+    }
+
+    fn later() -> Moment {
+        clock::now().saturating_add(Duration::from_secs(60))
+    }
+
+    /// A logger that is called during a release may release another lock on the same thread.
+    ///
+    /// Fault: N73
+    #[test]
+    fn thread_does_not_wait_for_itself() {
+        let turns = ReleaseTurns::new();
+        let turn = turns.wait(later());
+        assert!(turn.is_some() && turns.wait(Moment::NEVER).is_none());
+        drop(turn);
+        assert!(turns.wait(soon()).is_some());
+    }
+
+    #[test]
+    fn call_waits_for_its_turn_until_its_deadline() {
+        let turns = ReleaseTurns::new();
+        let turn = turns.wait(later());
+        thread::scope(|threads| {
+            let late = threads.spawn(|| turns.wait(soon()).is_some());
+            assert!(!late.join().unwrap());
+            let patient = threads.spawn(|| turns.wait(Moment::NEVER).is_some());
+            drop(turn);
+            assert!(patient.join().unwrap());
+        });
+        assert!(!turns.state.lock().is_taken);
+    }
+
+    #[test]
+    fn connections_are_kept_until_closed_and_unused() {
+        let turns = ReleaseTurns::new();
+        let give_back = || {
+            let mut turn = turns.wait(later()).unwrap();
+            turn.connections.get_or_insert_with(|| NodeConnections(Box::new([])));
+        };
+        give_back();
+        assert!(turns.state.lock().idle.is_some());
+        turns.close();
+        assert!(turns.state.lock().idle.is_none());
+        turns.state.lock().waiting = 1;
+        give_back();
+        assert!(turns.state.lock().idle.is_some(), "a call waits for them");
+        turns.state.lock().waiting = 0;
+        give_back();
+        assert!(turns.state.lock().idle.is_none());
+    }
+}
