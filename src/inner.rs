@@ -19,8 +19,10 @@ use self::by_id::IdEntry;
 use crate::{
     acquire::Acquirer,
     backend::{
-        redis::requests_and_replies::InspectReply,
-        redlock::{AskError, Lookup, PooledConnections, Redlock, join_labels},
+        Backend, Inspection,
+        error::BackendError,
+        redis::{ConnectionPool, PooledConnections},
+        redlock::{Redlock, join_labels},
     },
     cleanup::Cleaner,
     config::{LockOptions, ValidatedConfig},
@@ -54,7 +56,10 @@ pub(crate) struct ManagerHandle {
 /// The parts of a manager.
 pub(crate) struct ManagerInner {
     config: ValidatedConfig,
-    redlock: Arc<Redlock>,
+    backend: Arc<dyn Backend>,
+    observer: Arc<Observer>,
+    /// For the users' own commands.
+    pool: Arc<ConnectionPool>,
     acquirer: Acquirer,
     renewer: LockRenewer,
     cleaner: Arc<Cleaner>,
@@ -106,7 +111,9 @@ impl ManagerHandle {
         };
         let inner = ManagerInner {
             config,
-            redlock,
+            observer: redlock.shared_observer().clone(),
+            pool: redlock.pool().clone(),
+            backend: redlock,
             acquirer,
             renewer,
             cleaner,
@@ -126,13 +133,13 @@ impl ManagerHandle {
     /// another thread of the parent, which does not exist in the child.
     pub(crate) fn metrics(&self) -> Metrics {
         match &self.inner {
-            Some(inner) if !fork::is_forked_child() => inner.redlock.observer().metrics(),
+            Some(inner) if !fork::is_forked_child() => inner.observer.metrics(),
             _ => Metrics::default(),
         }
     }
 
     pub(crate) fn server(&self) -> &str {
-        self.inner.as_ref().map_or("", |inner| inner.redlock.label())
+        self.inner.as_ref().map_or("", |inner| inner.backend.label())
     }
 
     /// Returns the parts, for a new operation. Fails after a shutdown and in a forked child.
@@ -180,7 +187,7 @@ impl Drop for ManagerHandle {
 
 impl ManagerInner {
     pub(crate) fn operation_timeout(&self) -> Duration {
-        self.redlock.operation_timeout()
+        self.backend.operation_timeout()
     }
 
     fn is_closed(&self) -> bool {
@@ -197,14 +204,14 @@ impl ManagerInner {
     }
 
     fn operation_deadline(&self) -> Moment {
-        clock::now().saturating_add(self.redlock.operation_timeout())
+        clock::now().saturating_add(self.backend.operation_timeout())
     }
 
     /// Acquires a lock, and registers its lease with the renewer.
     pub(crate) fn acquire(&self, name: &str, options: &LockOptions) -> Result<HeldLock> {
         let params = self.config.resolve(options)?;
         let claim = Claim { key: self.key(name)?, id: generate_lock_id(), ttl: params.ttl };
-        let observer = self.redlock.observer();
+        let observer = &self.observer;
         observer.attempted(name, &claim.id, params.wait);
         let wait_span = WaitSpan::begin(name, &claim.id);
         let time_limit =
@@ -214,14 +221,8 @@ impl ManagerInner {
         let (grant, contended) = match self.acquirer.run(&claim, params.wait) {
             Ok(granted) => granted,
             Err(failed) => {
-                if let Some(residue) = &failed.residue {
-                    self.abandon(
-                        &claim,
-                        &residue.queue_entry,
-                        residue.nodes,
-                        residue.in_flight_until,
-                        left(),
-                    );
+                if let Some(residue) = failed.residue {
+                    self.abandon(&claim, residue, left());
                 }
                 observer.not_acquired(
                     name,
@@ -257,7 +258,7 @@ impl ManagerInner {
             None => {
                 // The manager was shut down meanwhile. Try to release the lock. If that fails, the
                 // lock expires.
-                let _ = self.release_lease(&lease, true, left()).0;
+                let _ = self.release_lease(&lease, true, left());
                 observer.not_acquired(name, &lease.claim.id, waited, &LockError::Shutdown);
                 Err(LockError::Shutdown)
             }
@@ -269,17 +270,17 @@ impl ManagerInner {
     }
 
     pub(crate) fn inspect(&self, key: &LockKey) -> Result<Option<Holder>> {
-        let failed = |error| self.redlock.lock_error(error, Action::Inspect, Some(key.name()));
-        match self.redlock.inspect(key).map_err(failed)? {
-            InspectReply::Held(holder) => Ok(Some(holder)),
-            InspectReply::Free => Ok(None),
-            InspectReply::WrongType => Err(self.wrong_type(key)),
+        let failed = |error| self.backend.lock_error(error, Action::Inspect, Some(key.name()));
+        match self.backend.inspect(key).map_err(failed)? {
+            Inspection::Held(holder) => Ok(Some(holder)),
+            Inspection::Free => Ok(None),
+            Inspection::WrongType => Err(self.wrong_type(key)),
         }
     }
 
     fn wrong_type(&self, key: &LockKey) -> LockError {
         let (name, key) = (key.name().to_owned(), key.lock_key().to_owned());
-        LockError::WrongType { name, key, server: self.redlock.label().clone() }
+        LockError::WrongType { name, key, server: self.backend.label().clone() }
     }
 
     /// Returns the locks whose names match `pattern`.
@@ -289,27 +290,27 @@ impl ManagerInner {
                 format!("the pattern has {} bytes; the limit is {MAX_NAME_BYTES}", pattern.len());
             return Err(LockError::InvalidName { reason });
         }
-        let failed = |error| self.redlock.lock_error(error, Action::Inspect, None);
-        self.redlock.list_locks(&self.config.prefix, pattern).map_err(failed)
+        let failed = |error| self.backend.lock_error(error, Action::Inspect, None);
+        self.backend.list(&self.config.prefix, pattern).map_err(failed)
     }
 
     pub(crate) fn lock_info(&self, key: &LockKey) -> Result<Option<LockInfo>> {
-        let failed = |error| self.redlock.lock_error(error, Action::Inspect, Some(key.name()));
-        match self.redlock.lookup(key).map_err(failed)? {
-            Lookup::Held(lock) => Ok(Some(lock)),
-            Lookup::Free => Ok(None),
-            Lookup::WrongType => Err(self.wrong_type(key)),
+        let failed = |error| self.backend.lock_error(error, Action::Inspect, Some(key.name()));
+        match self.backend.lookup(key).map_err(failed)? {
+            Inspection::Held(lock) => Ok(Some(lock)),
+            Inspection::Free => Ok(None),
+            Inspection::WrongType => Err(self.wrong_type(key)),
         }
     }
 
     pub(crate) fn ping(&self) -> Result<Duration> {
-        self.redlock.ping().map_err(|error| self.redlock.lock_error(error, Action::Ping, None))
+        self.backend.ping().map_err(|error| self.backend.lock_error(error, Action::Ping, None))
     }
 
     pub(crate) fn connection(&self) -> Result<PooledConnections> {
-        let connections = self.redlock.checkout(self.operation_deadline());
+        let connections = self.pool.get(self.operation_deadline());
         connections.map_err(|failure| {
-            self.redlock.lock_error(AskError::Node(failure), Action::Connect, None)
+            self.backend.lock_error(BackendError::Node(failure), Action::Connect, None)
         })
     }
 
@@ -321,11 +322,11 @@ impl ManagerInner {
         let entries = std::mem::take(&mut *self.by_id.lock());
         let thread_ended = self.renewer.stop(clock::now().saturating_add(timeout));
         drop(entries);
-        self.redlock.close();
+        self.backend.close();
         // If the renewer's thread has not ended, it still has losses to report, and closes the
         // observer after that.
         if thread_ended {
-            self.redlock.observer().close();
+            self.observer.close();
         }
     }
 }

@@ -5,7 +5,7 @@ use std::io;
 use redis::{ConnectionLike, RedisResult, Value};
 
 use crate::{
-    backend::{redis::Connection, redlock::PooledConnections},
+    backend::redis::{Connection, PooledConnections},
     error::LockError,
     sys::fork,
 };

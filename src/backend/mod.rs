@@ -12,8 +12,11 @@ use crate::{
     core::{
         claim::{Claim, Grant, GrantNotice, Residue},
         holder::Holder,
+        key::LockKey,
+        lease::Lease,
     },
     error::{Action, LockError},
+    lock_info::{LockInfo, Released},
     sys::clock::Moment,
 };
 
@@ -44,6 +47,49 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     fn should_move_queue(&self, _place: QueuePlace) -> bool {
         false
     }
+
+    /// Releases the lock of a lease that has ended, even if all pooled connections are in use.
+    /// `was_held` says whether the lease was valid until now.
+    fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport;
+
+    /// Releases a lock if its holder has this id. `was_held` says whether it had when it was last
+    /// inspected.
+    fn release_id(
+        &self,
+        key: &LockKey,
+        id: &[u8],
+        was_held: bool,
+        deadline: Moment,
+    ) -> Result<Released, BackendError>;
+
+    /// What a lease that has ended without a release may have left on the servers.
+    fn lease_residue(&self, lease: &Lease) -> Residue;
+
+    /// Cleans up after a claim once, for a caller that has nobody else to do it.
+    fn clean_up_once(
+        &self,
+        claim: &Claim,
+        residue: &Residue,
+        deadline: Moment,
+    ) -> Result<(), BackendError>;
+
+    /// Returns the holder of a lock.
+    fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError>;
+
+    /// Returns the ids of all holders that any server reports, as far as they reply by `deadline`.
+    fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<Vec<Vec<u8>>, BackendError>;
+
+    /// Describes one lock, with as many of its waiters as fit into a reply.
+    fn lookup(&self, key: &LockKey) -> Result<Inspection<LockInfo>, BackendError>;
+
+    /// Lists all locks whose names match, by name.
+    fn list(&self, prefix: &str, pattern: &str) -> Result<Vec<LockInfo>, BackendError>;
+
+    /// Measures how long the servers take to reply.
+    fn ping(&self) -> Result<Duration, BackendError>;
+
+    /// Closes the connections that are not in use.
+    fn close(&self);
 
     /// Converts an error into the one that the user sees.
     fn lock_error(&self, error: BackendError, action: Action, name: Option<&str>) -> LockError;
@@ -159,6 +205,23 @@ pub(crate) struct QueueReport {
     /// Our channel has no subscriber there, so a hand-over would skip us.
     pub(crate) no_subscriber: bool,
     pub(crate) sent_at: Moment,
+}
+
+/// What is known about a lock.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Inspection<T> {
+    Held(T),
+    Free,
+    /// The key is not a lock.
+    WrongType,
+}
+
+/// Result of releasing the lock of a lease.
+#[derive(Debug)]
+pub(crate) struct ReleaseReport {
+    pub(crate) result: Result<Released, BackendError>,
+    /// What the release may have left on the servers.
+    pub(crate) residues: Vec<Residue>,
 }
 
 /// A subscription to grant messages. One thread at a time reads it.

@@ -19,9 +19,9 @@ use self::{
     worker::Worker,
 };
 use crate::{
-    backend::redlock::{PendingAcks, Redlock},
+    backend::redlock::Redlock,
     core::{
-        claim::Claim,
+        claim::{Claim, Residue},
         lease::{Lease, LeaseEnd},
         quorum::NodeSet,
     },
@@ -80,16 +80,16 @@ impl Cleaner {
         self.add(now, |queue| queue.add_claim(claim, queue_entry, nodes, in_flight_until, now))
     }
 
-    /// Schedules the clean-up of a claim for `at`, on the nodes that have not acknowledged its
-    /// release by then.
-    pub(crate) fn follow_up(
-        &self,
-        claim: &Claim,
-        queue_entry: &str,
-        pending_acks: PendingAcks,
-        at: Moment,
-    ) {
-        self.add(at, |queue| queue.follow_up(claim, queue_entry, pending_acks, at));
+    /// Schedules the clean-up of what a claim may have left. Returns it after a shutdown.
+    pub(crate) fn clean_up_residue(&self, claim: &Claim, residue: Residue) -> Result<(), Residue> {
+        let Residue { nodes, queue_entry, in_flight_until, pending_acks } = &residue;
+        let is_queued = if pending_acks.is_empty() {
+            self.clean_up(claim, queue_entry, *nodes, *in_flight_until)
+        } else {
+            let at = *in_flight_until;
+            self.add(at, |queue| queue.follow_up(claim, queue_entry, pending_acks.clone(), at))
+        };
+        if is_queued { Ok(()) } else { Err(residue) }
     }
 
     /// Schedules the clean-up of nodes that may hold the lock of this lease for `at`, unless the

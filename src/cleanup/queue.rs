@@ -4,8 +4,8 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use crate::{
-    backend::redlock::{EXPIRY_SLACK, PendingAcks},
-    core::{claim::Claim, lease::Lease, quorum::NodeSet},
+    backend::redlock::EXPIRY_SLACK,
+    core::{ack::PendingAcks, claim::Claim, lease::Lease, quorum::NodeSet},
     sys::clock::Moment,
 };
 
@@ -210,16 +210,14 @@ impl CleanupQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        backend::redis::AckTracker,
-        core::{
-            claim::{Grant, InFlight},
-            id::generate_lock_id,
-            key::LockKey,
-            lease::LeaseEnd,
-            quorum::NodeDeadlines,
-            token::FencingToken,
-        },
+    use crate::core::{
+        ack::AckTracker,
+        claim::{Grant, InFlight},
+        id::generate_lock_id,
+        key::LockKey,
+        lease::LeaseEnd,
+        quorum::NodeDeadlines,
+        token::FencingToken,
     };
 
     fn at(millis: u64) -> Moment {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::{
     core::{
+        ack::PendingAcks,
         id::LockId,
         key::LockKey,
         quorum::{NodeDeadlines, NodeSet},
@@ -77,14 +78,17 @@ pub(crate) struct GrantNotice {
     pub(crate) px_ms: u64,
 }
 
-/// What an abandoned claim may have left on the servers.
+/// What a claim may have left on the servers. Only backends look inside.
 #[derive(Debug)]
 pub(crate) struct Residue {
+    pub(crate) nodes: NodeSet,
     /// Queue entry of the claim, or empty.
     pub(crate) queue_entry: String,
     /// Latest time at which a request that is still in flight can take effect.
     pub(crate) in_flight_until: Moment,
-    pub(crate) nodes: NodeSet,
+    /// Acks of a release that was sent to all these nodes. If there are any, the residue is cleaned
+    /// up where the release is not acknowledged at `in_flight_until`.
+    pub(crate) pending_acks: PendingAcks,
 }
 
 impl Grant {

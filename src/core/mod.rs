@@ -2,6 +2,7 @@
 //! votes of several nodes amount to. Pure: no file here does I/O, starts a thread, or knows a
 //! server.
 
+pub(crate) mod ack;
 pub(crate) mod backoff;
 pub(crate) mod claim;
 pub(crate) mod clock_sample;

@@ -12,6 +12,7 @@ use crate::{
         error::BackendError,
     },
     core::{
+        ack::PendingAcks,
         claim::{Grant, GrantNotice, InFlight, Residue},
         quorum::{NodeDeadlines, NodeSet},
         token::FencingToken,
@@ -206,6 +207,7 @@ impl Acquisition for RedisAcquisition<'_> {
             queue_entry: self.entry_left(),
             in_flight_until,
             nodes: NodeSet::single(0),
+            pending_acks: PendingAcks::new(),
         })
     }
 }

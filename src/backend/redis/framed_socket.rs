@@ -7,8 +7,11 @@ use std::{
 
 use redis::{Parser, RedisResult, Value};
 
-use super::{ack::AckTracker, fields::is_tls, socket::Socket};
-use crate::sys::clock::{self, Moment};
+use super::{fields::is_tls, socket::Socket};
+use crate::{
+    core::ack::AckTracker,
+    sys::clock::{self, Moment},
+};
 
 /// Maximum size of a reply. The replies of our scripts are far smaller, so a longer one is an error
 /// or an attack.

@@ -1,7 +1,6 @@
 //! One Redis server: connections with deadlines, the scripts, and their requests and replies. Every
 //! failure becomes a [`NodeError`], which states whether the request may have been carried out.
 
-mod ack;
 mod acquisition;
 mod connection;
 mod dns;
@@ -23,7 +22,6 @@ mod test_util;
 mod url;
 
 pub(crate) use self::{
-    ack::Ack,
     acquisition::RedisAcquisition,
     connection::{Connection, write_command},
     exchange::exchange,
@@ -38,7 +36,6 @@ pub(crate) use self::{
 };
 #[cfg(test)]
 pub(crate) use self::{
-    ack::AckTracker,
     fields::{GrantMessage, parse_time},
     server_info::{INFO_COMMANDS, ServerInfoReader},
 };

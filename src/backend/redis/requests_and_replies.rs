@@ -7,7 +7,10 @@ use super::{
     fields::{Fields, parse_clock, text_reply, write_bulk, write_micros, write_number},
     script::{ACQUIRE, INSPECT, RELEASE, RENEW, Request, Script, ScriptRef},
 };
-use crate::core::{holder::Holder, key::LockKey};
+use crate::{
+    backend::Inspection,
+    core::{holder::Holder, key::LockKey},
+};
 
 /// How an acquire uses the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -267,15 +270,8 @@ impl Request for Renew<'_> {
 
 pub(crate) struct Inspect<'a>(pub(crate) &'a LockKey);
 
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum InspectReply {
-    Held(Holder),
-    Free,
-    WrongType,
-}
-
 impl Request for Inspect<'_> {
-    type Reply = InspectReply;
+    type Reply = Inspection<Holder>;
 
     fn script(&self) -> Option<&'static Script> {
         Some(&INSPECT)
@@ -287,16 +283,16 @@ impl Request for Inspect<'_> {
         write_number(out, nonce);
     }
 
-    fn decode(&self, nonce: u64, reply: Value) -> Option<InspectReply> {
+    fn decode(&self, nonce: u64, reply: Value) -> Option<Inspection<Holder>> {
         let line = text_reply(&reply)?;
         let (tag, mut rest) = Fields::check_nonce(line, nonce)?;
         Some(match tag {
             "busy" => {
                 let now_us = rest.clock()?;
-                InspectReply::Held(rest.holder(now_us)?)
+                Inspection::Held(rest.holder(now_us)?)
             }
-            "free" => InspectReply::Free,
-            "type" => InspectReply::WrongType,
+            "free" => Inspection::Free,
+            "type" => Inspection::WrongType,
             _ => return None,
         })
     }

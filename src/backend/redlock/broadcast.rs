@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::{
     connector::{Connected, Connector},
-    responses::{PendingAcks, Response, Responses},
+    responses::{Response, Responses},
 };
 use crate::{
     backend::redis::{
@@ -15,6 +15,7 @@ use crate::{
         ScriptRef, Socket,
     },
     core::{
+        ack::PendingAcks,
         node_answer::Vote,
         quorum::{NodeSet, Verdict, quorum},
     },

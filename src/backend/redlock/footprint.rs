@@ -2,6 +2,7 @@
 
 use crate::{
     core::{
+        ack::PendingAcks,
         claim::{InFlight, Residue},
         quorum::NodeSet,
     },
@@ -68,6 +69,7 @@ impl Footprint {
         let nodes = if may_be_in_flight { all } else { self.may_hold.union(to_release) };
         let may_be_queued = may_be_in_flight || !self.queued_on.is_empty();
         let queue_entry = if may_be_queued { queue_entry() } else { String::new() };
-        (!nodes.is_empty()).then_some(Residue { queue_entry, in_flight_until, nodes })
+        let pending_acks = PendingAcks::new();
+        (!nodes.is_empty()).then_some(Residue { nodes, queue_entry, in_flight_until, pending_acks })
     }
 }

@@ -7,9 +7,12 @@ use super::{
     AskError, BroadcastOptions, NodeConnections, Redlock, Response, Responses, most_reported_holder,
 };
 use crate::{
-    backend::redis::{
-        Request,
-        requests_and_replies::{Inspect, InspectReply, Ping},
+    backend::{
+        Inspection,
+        redis::{
+            Request,
+            requests_and_replies::{Inspect, Ping},
+        },
     },
     core::{
         holder::Holder,
@@ -26,7 +29,7 @@ const INSPECT_STRAGGLER_GRACE: Duration = Duration::from_millis(20);
 impl Redlock {
     /// Returns the holder of a lock according to a quorum. Waits for slow nodes only if the result
     /// depends on them.
-    pub(crate) fn inspect(&self, key: &LockKey) -> Result<InspectReply, AskError> {
+    pub(crate) fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, AskError> {
         let deadline = clock::now().saturating_add(self.operation_timeout());
         match self.decide_holder(self.inspect_with(key, INSPECT_STRAGGLER_GRACE, deadline)?) {
             // The nodes that were not waited for may decide it.
@@ -37,13 +40,25 @@ impl Redlock {
         }
     }
 
-    /// What the nodes know about a lock, as far as they reply within `timeout`.
-    pub(crate) fn inspect_all(
+    /// Returns the ids of all holders that any node reports, as far as the nodes reply by
+    /// `deadline`.
+    pub(super) fn reported_ids(
         &self,
         key: &LockKey,
-        timeout: Duration,
-    ) -> Result<Responses<InspectReply>, AskError> {
-        self.inspect_with(key, timeout, clock::now().saturating_add(timeout))
+        deadline: Moment,
+    ) -> Result<Vec<Vec<u8>>, AskError> {
+        let grace = deadline.duration_since(clock::now());
+        let responses = self.inspect_with(key, grace, deadline)?;
+        let mut ids: Vec<Vec<u8>> = Vec::new();
+        for response in &responses.by_node {
+            if let Response::Replied(exchange) = response
+                && let Inspection::Held(holder) = &exchange.reply
+                && !ids.iter().any(|id| id == holder.id_bytes())
+            {
+                ids.push(holder.id_bytes().to_vec());
+            }
+        }
+        Ok(ids)
     }
 
     fn inspect_with(
@@ -51,7 +66,7 @@ impl Redlock {
         key: &LockKey,
         grace: Duration,
         deadline: Moment,
-    ) -> Result<Responses<InspectReply>, AskError> {
+    ) -> Result<Responses<Inspection<Holder>>, AskError> {
         let responses = self.ask_twice(grace, deadline, |_| Inspect(key))?;
         match responses.verdict() {
             Verdict::Granted => Ok(responses),
@@ -60,12 +75,15 @@ impl Redlock {
     }
 
     /// Determines the holder. Fails if the replies leave that open.
-    fn decide_holder(&self, responses: Responses<InspectReply>) -> Result<InspectReply, AskError> {
+    fn decide_holder(
+        &self,
+        responses: Responses<Inspection<Holder>>,
+    ) -> Result<Inspection<Holder>, AskError> {
         let nodes = self.len();
         if nodes == 1 {
             return match responses.by_node.into_iter().next() {
                 Some(Response::Replied(exchange)) => Ok(exchange.reply),
-                _ => Ok(InspectReply::Free),
+                _ => Ok(Inspection::Free),
             };
         }
         let (mut wrong, mut without_reply, mut waiters) = (0, 0, 0);
@@ -73,13 +91,13 @@ impl Redlock {
         for response in &responses.by_node {
             match response {
                 Response::Replied(exchange) => match &exchange.reply {
-                    InspectReply::Held(holder) => {
+                    Inspection::Held(holder) => {
                         reported.push(holder);
                         // All waiters queue on one of the nodes.
                         waiters = waiters.max(holder.waiters().unwrap_or(0));
                     }
-                    InspectReply::WrongType => wrong += 1,
-                    InspectReply::Free => {}
+                    Inspection::WrongType => wrong += 1,
+                    Inspection::Free => {}
                 },
                 _ => without_reply += 1,
             }
@@ -89,16 +107,16 @@ impl Redlock {
         match most_reported {
             Some((count, holder)) if count >= quorum(nodes) => {
                 let holder = holder.clone();
-                Ok(InspectReply::Held(
+                Ok(Inspection::Held(
                     holder.with_nodes(responses.node_answers(self, describe)).with_waiters(waiters),
                 ))
             }
-            _ if wrong > nodes - quorum(nodes) => Ok(InspectReply::WrongType),
+            _ if wrong > nodes - quorum(nodes) => Ok(Inspection::WrongType),
             // Even if all missing nodes reported this holder, there would be no quorum for it.
             most_reported
                 if most_reported.map_or(0, |(count, _)| count) + without_reply < quorum(nodes) =>
             {
-                Ok(InspectReply::Free)
+                Ok(Inspection::Free)
             }
             _ => Err(AskError::from_responses(self, responses, describe)),
         }
@@ -150,10 +168,10 @@ impl Redlock {
     }
 }
 
-fn describe(reply: &InspectReply) -> String {
+fn describe(reply: &Inspection<Holder>) -> String {
     match reply {
-        InspectReply::Held(holder) => format!("held by {holder}"),
-        InspectReply::Free => "free".into(),
-        InspectReply::WrongType => "its key holds something that is not a lock".into(),
+        Inspection::Held(holder) => format!("held by {holder}"),
+        Inspection::Free => "free".into(),
+        Inspection::WrongType => "its key holds something that is not a lock".into(),
     }
 }

@@ -7,9 +7,12 @@ use super::{
     AskError, BroadcastOptions, NodeConnections, Redlock, Response, Responses, most_reported_holder,
 };
 use crate::{
-    backend::redis::{
-        NodeError, NodeErrorKind, Request,
-        list::{DescribeLocks, Description, HeldDescription, Scan, key_pattern},
+    backend::{
+        Inspection,
+        redis::{
+            NodeError, NodeErrorKind, Request,
+            list::{DescribeLocks, Description, HeldDescription, Scan, key_pattern},
+        },
     },
     core::{key::LockKey, node_answer::Vote, quorum::NodeSet},
     lock_info::LockInfo,
@@ -32,14 +35,6 @@ const LIST_BYTES_MAX: usize = 256 << 20;
 const SCAN_RESTARTS_MAX: u32 = 8;
 /// Maximum time for all steps of a list together, in operation timeouts.
 const LIST_TIMEOUTS_MAX: u32 = 60;
-
-/// What is known about one lock.
-#[derive(Debug)]
-pub(crate) enum Lookup {
-    Held(LockInfo),
-    Free,
-    WrongType,
-}
 
 /// Bytes that a list may still keep. Without a limit, servers could report names and waiters
 /// without end.
@@ -121,7 +116,7 @@ impl Redlock {
                 match self.evaluate_lookup(key, &responses, index) {
                     // Without a prefix, any string key may match. Only an id of this library shows
                     // that a key is a lock.
-                    Lookup::Held(lock)
+                    Inspection::Held(lock)
                         if !prefix.is_empty() || lock.holder().lock_id().is_some() =>
                     {
                         budget.reserve_lock(&lock)?;
@@ -135,7 +130,7 @@ impl Redlock {
     }
 
     /// Looks up one lock, with as many of its waiters as fit into a reply.
-    pub(crate) fn lookup(&self, key: &LockKey) -> Result<Lookup, AskError> {
+    pub(crate) fn lookup(&self, key: &LockKey) -> Result<Inspection<LockInfo>, AskError> {
         let end = clock::now().saturating_add(self.operation_timeout());
         let mut connections = self.checkout(end).map_err(AskError::Node)?;
         let keys = std::slice::from_ref(key);
@@ -253,7 +248,7 @@ impl Redlock {
         key: &LockKey,
         responses: &Responses<(u64, Vec<Description>)>,
         index: usize,
-    ) -> Lookup {
+    ) -> Inspection<LockInfo> {
         let (mut wrong, mut queue): (usize, Option<&HeldDescription>) = (0, None);
         let mut reported: Vec<&HeldDescription> = Vec::new();
         for response in &responses.by_node {
@@ -274,9 +269,9 @@ impl Redlock {
             most_reported_holder(reported.into_iter().map(|held| (&held.holder, held)));
         let (Some((count, held)), Some(queue)) = (most_reported, queue) else {
             return if wrong > self.len() - self.quorum_size() {
-                Lookup::WrongType
+                Inspection::WrongType
             } else {
-                Lookup::Free
+                Inspection::Free
             };
         };
         let mut holder = held.holder.clone().with_waiters(queue.holder.waiters().unwrap_or(0));
@@ -287,7 +282,13 @@ impl Redlock {
             holder = holder.with_nodes(responses.node_answers(self, describe_one));
         }
         let certain = count >= self.quorum_size();
-        Lookup::Held(LockInfo::new(key.name(), holder, held.token, queue.waiters.clone(), certain))
+        Inspection::Held(LockInfo::new(
+            key.name(),
+            holder,
+            held.token,
+            queue.waiters.clone(),
+            certain,
+        ))
     }
 }
 

@@ -28,25 +28,30 @@ use self::{
 pub(crate) use self::{
     broadcast::BroadcastOptions,
     error::AskError,
-    list::Lookup,
-    release::{ReleaseOutcome, ReleaseRequest, retry_through_failover},
-    responses::{PendingAcks, Response, Responses},
+    release::{ReleaseOutcome, ReleaseRequest},
+    responses::{Response, Responses},
 };
 pub(crate) use crate::backend::redis::{NodeConnections, PooledConnections};
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, Backend, GrantStream, QueuePlace, StreamError,
+        AcquireRequest, Acquisition, Backend, GrantStream, Inspection, QueuePlace, ReleaseReport,
+        StreamError,
         redis::{
             ConnectionPool, Endpoint, Exchange, Membership, NodeError, NodeErrorKind,
             RedisAcquisition, RedisGrantStream, RedisNode, Request, requests_and_replies::Ping,
         },
     },
     core::{
+        ack::PendingAcks,
+        claim::{Claim, Residue},
+        holder::Holder,
         key::LockKey,
+        lease::Lease,
         node_answer::Vote,
         quorum::{NodeSet, quorum},
     },
     error::{Action, LockError},
+    lock_info::{LockInfo, Released},
     observe::Observer,
     sys::clock::{self, Moment},
 };
@@ -61,7 +66,7 @@ pub(crate) const EXPIRY_SLACK: Duration = Duration::from_millis(100);
 /// The nodes, and the connections to them.
 pub(crate) struct Redlock {
     nodes: Arc<[Arc<RedisNode>]>,
-    pool: ConnectionPool,
+    pool: Arc<ConnectionPool>,
     release_turns: ReleaseTurns,
     contention: ContentionMemory,
     label: Arc<str>,
@@ -94,7 +99,7 @@ impl Redlock {
             })
         };
         let nodes: Arc<[_]> = endpoints.iter().enumerate().map(node).collect();
-        let pool = ConnectionPool::new(nodes.clone(), pool_size)?;
+        let pool = Arc::new(ConnectionPool::new(nodes.clone(), pool_size)?);
         Some(Redlock {
             nodes,
             pool,
@@ -199,15 +204,13 @@ impl Redlock {
         self.pool.get(deadline)
     }
 
+    pub(crate) fn pool(&self) -> &Arc<ConnectionPool> {
+        &self.pool
+    }
+
     /// Connections outside the pool, for a thread that must never wait for users of the pool.
     pub(crate) fn reserved_connections(&self) -> NodeConnections {
         NodeConnections(self.nodes.iter().map(|node| node.reserved_connection()).collect())
-    }
-
-    /// Shuts the pool down.
-    pub(crate) fn close(&self) {
-        self.pool.close();
-        self.release_turns.close();
     }
 
     /// Asks nodes, and counts their votes.
@@ -334,6 +337,66 @@ impl Backend for Redlock {
         let preferred = || self.preferred_queue_node();
         self.len() > 1
             && (preferred() < node || (self.nodes[node].is_failing() && preferred() != node))
+    }
+
+    fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport {
+        Redlock::release_lease(self, lease, was_held, deadline)
+    }
+
+    fn release_id(
+        &self,
+        key: &LockKey,
+        id: &[u8],
+        was_held: bool,
+        deadline: Moment,
+    ) -> Result<Released, AskError> {
+        Redlock::release_id(self, key, id, was_held, deadline)
+    }
+
+    fn lease_residue(&self, lease: &Lease) -> Residue {
+        let may_be_in_flight = clock::now() < lease.in_flight.broken_until;
+        Residue {
+            nodes: if may_be_in_flight { self.all_nodes() } else { lease.may_hold() },
+            queue_entry: lease.queue_entry.clone(),
+            in_flight_until: lease.in_flight.until(),
+            pending_acks: PendingAcks::new(),
+        }
+    }
+
+    fn clean_up_once(
+        &self,
+        claim: &Claim,
+        residue: &Residue,
+        deadline: Moment,
+    ) -> Result<(), AskError> {
+        let id = claim.id.as_str().as_bytes();
+        let request = ReleaseRequest::new(&claim.key, id, &residue.queue_entry, false);
+        self.release_reserved(request, deadline).result.map(drop)
+    }
+
+    fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, AskError> {
+        Redlock::inspect(self, key)
+    }
+
+    fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<Vec<Vec<u8>>, AskError> {
+        Redlock::reported_ids(self, key, deadline)
+    }
+
+    fn lookup(&self, key: &LockKey) -> Result<Inspection<LockInfo>, AskError> {
+        Redlock::lookup(self, key)
+    }
+
+    fn list(&self, prefix: &str, pattern: &str) -> Result<Vec<LockInfo>, AskError> {
+        self.list_locks(prefix, pattern)
+    }
+
+    fn ping(&self) -> Result<Duration, AskError> {
+        Redlock::ping(self)
+    }
+
+    fn close(&self) {
+        self.pool.close();
+        self.release_turns.close();
     }
 
     fn lock_error(&self, error: AskError, action: Action, name: Option<&str>) -> LockError {

@@ -2,18 +2,21 @@
 
 use std::time::Duration;
 
-use super::{
-    AskError, BroadcastOptions, NodeConnections, Redlock, Response,
-    responses::{PendingAcks, Responses},
-};
+use super::{AskError, BroadcastOptions, NodeConnections, Redlock, Response, responses::Responses};
 use crate::{
-    backend::redis::{
-        Exchange,
-        requests_and_replies::{Release, ReleaseReply},
+    backend::{
+        ReleaseReport,
+        redis::{
+            Exchange,
+            requests_and_replies::{Release, ReleaseReply},
+        },
     },
     core::{
+        ack::PendingAcks,
+        claim::Residue,
         holder::Holder,
         key::LockKey,
+        lease::Lease,
         node_answer::{NodeAnswer, Vote},
         quorum::{NodeSet, quorum},
     },
@@ -21,6 +24,8 @@ use crate::{
     sys::clock::{self, Moment},
 };
 
+/// Maximum time that a release waits for a pooled connection before it uses a reserved one.
+const POOL_TIMEOUT: Duration = Duration::from_millis(5);
 /// First pause between attempts while the server is not a master. Doubles up to
 /// `FAILOVER_PAUSE_MAX`.
 const FAILOVER_PAUSE_MIN: Duration = Duration::from_millis(20);
@@ -42,6 +47,16 @@ pub(crate) struct ReleaseRequest<'a> {
 }
 
 impl<'a> ReleaseRequest<'a> {
+    pub(crate) fn new(
+        key: &'a LockKey,
+        id: &'a [u8],
+        queue_entry: &'a str,
+        was_held: bool,
+    ) -> ReleaseRequest<'a> {
+        let (unanswered, maybe_applied) = (NodeSet::EMPTY, NodeSet::EMPTY);
+        ReleaseRequest { key, id, queue_entry, was_held, unanswered, maybe_applied }
+    }
+
     pub(crate) fn node_request(&self) -> Release<'a> {
         let ReleaseRequest { key, id, queue_entry, .. } = *self;
         Release { key, id, queue_entry, expires: false }
@@ -85,7 +100,7 @@ pub(crate) struct ReleaseOutcome {
 /// Releases, and repeats that with growing pauses during a failover of the only server: until its
 /// host name leads to the new master. `release` receives the nodes on which earlier attempts may
 /// have been applied. No connection is in use during the pauses.
-pub(crate) fn retry_through_failover(
+fn retry_through_failover(
     until: Moment,
     mut release: impl FnMut(NodeSet) -> ReleaseOutcome,
 ) -> ReleaseOutcome {
@@ -112,6 +127,90 @@ pub(crate) fn retry_through_failover(
 }
 
 impl Redlock {
+    /// Releases the lock of a lease that has ended, over reserved connections if the pool is
+    /// exhausted.
+    pub(super) fn release_lease(
+        &self,
+        lease: &Lease,
+        was_held: bool,
+        deadline: Moment,
+    ) -> ReleaseReport {
+        let (claim, now, in_flight) = (&lease.claim, clock::now(), lease.in_flight);
+        let id = claim.id.as_str().as_bytes();
+        let request = ReleaseRequest {
+            unanswered: in_flight.unanswered_at(now),
+            ..ReleaseRequest::new(&claim.key, id, &lease.queue_entry, was_held)
+        };
+        let outcome = retry_through_failover(deadline, |maybe_applied| {
+            let request = ReleaseRequest { maybe_applied, ..request };
+            let checkout_until = clock::now().saturating_add(POOL_TIMEOUT).min(deadline);
+            match self.checkout(checkout_until) {
+                Ok(mut connections) => {
+                    let left = deadline.duration_since(clock::now());
+                    self.release(&mut connections, request, left)
+                }
+                // The pool is exhausted, or a shutdown has closed it.
+                Err(_) => self.release_reserved(request, deadline),
+            }
+        });
+        let residues = self.release_residues(lease, &outcome);
+        ReleaseReport { result: outcome.result, residues }
+    }
+
+    /// What a release may have left.
+    fn release_residues(&self, lease: &Lease, outcome: &ReleaseOutcome) -> Vec<Residue> {
+        let (now, in_flight, may_hold) = (clock::now(), lease.in_flight, lease.may_hold());
+        let residue = |nodes: NodeSet, in_flight_until, pending_acks| Residue {
+            nodes,
+            queue_entry: lease.queue_entry.clone(),
+            in_flight_until,
+            pending_acks,
+        };
+        let failed_on = match outcome.result {
+            Err(_) if self.len() == 1 => may_hold,
+            _ => may_hold.intersection(outcome.unconfirmed),
+        };
+        let mut residues = vec![residue(failed_on, now, PendingAcks::new())];
+        // Most of these acks arrive when their connections are used next.
+        let mut acks = outcome.unacknowledged.clone();
+        acks.retain(|(node, _)| may_hold.contains(*node));
+        let follow_up_at = now.saturating_add(self.operation_timeout());
+        residues.push(residue(acks.iter().map(|(node, _)| *node).collect(), follow_up_at, acks));
+        // A request that is still in flight would find the lock free and acquire it again, although
+        // it has no holder any more.
+        let unanswered = in_flight.unanswered_at(now).difference(outcome.released_on);
+        residues.push(if now < in_flight.broken_until {
+            residue(self.all_nodes(), in_flight.until(), PendingAcks::new())
+        } else {
+            residue(unanswered, in_flight.unanswered_until, PendingAcks::new())
+        });
+        residues.retain(|residue| !residue.nodes.is_empty());
+        residues
+    }
+
+    /// Releases the lock if its holder has this id.
+    pub(super) fn release_id(
+        &self,
+        key: &LockKey,
+        id: &[u8],
+        was_held: bool,
+        deadline: Moment,
+    ) -> Result<Released, AskError> {
+        let request = ReleaseRequest::new(key, id, "", was_held);
+        let release = |maybe_applied| match self.checkout(deadline) {
+            Ok(mut connections) => {
+                let request = ReleaseRequest { maybe_applied, ..request };
+                self.release(&mut connections, request, deadline.duration_since(clock::now()))
+            }
+            Err(failure) => {
+                let result = Err(AskError::Node(failure));
+                let all = self.all_nodes();
+                ReleaseOutcome { result, maybe_applied, ..ReleaseOutcome::without_reply(all) }
+            }
+        };
+        retry_through_failover(deadline, release).result
+    }
+
     /// Sends the release to all nodes, and once more to the nodes whose reply was lost. Blocks for
     /// at most `timeout`.
     ///

@@ -7,10 +7,10 @@
 
 use std::thread::ThreadId;
 
-use super::{AskError, NodeConnections, PendingAcks, Redlock, ReleaseOutcome, ReleaseRequest};
+use super::{AskError, NodeConnections, Redlock, ReleaseOutcome, ReleaseRequest};
 use crate::{
     backend::redis::{NodeError, NodeErrorKind},
-    core::quorum::NodeSet,
+    core::{ack::PendingAcks, quorum::NodeSet},
     sys::{
         clock::{self, Moment},
         sync::{Condvar, Mutex},

@@ -4,8 +4,9 @@ use smallvec::SmallVec;
 
 use super::Redlock;
 use crate::{
-    backend::redis::{Ack, Exchange, NodeError, NodeErrorKind},
+    backend::redis::{Exchange, NodeError, NodeErrorKind},
     core::{
+        ack::PendingAcks,
         node_answer::{NodeAnswer, Vote},
         quorum::{NodeSet, Verdict, verdict},
     },
@@ -29,9 +30,6 @@ pub(crate) struct Responses<T> {
     /// Acks of the abandoned replies.
     pub(crate) pending_acks: PendingAcks,
 }
-
-/// Nodes whose replies were abandoned. The ack shows whether the reply has arrived.
-pub(crate) type PendingAcks = SmallVec<[(usize, Ack); 1]>;
 
 impl<T> Responses<T> {
     pub(crate) fn verdict(&self) -> Verdict {

@@ -8,11 +8,11 @@ use crate::{
     backend::{
         AcquireRequest,
         redis::{
-            Ack, Exchange,
+            Exchange,
             requests_and_replies::{Release, ReleaseReply},
         },
     },
-    core::{node_answer::Vote, quorum::NodeSet},
+    core::{ack::Ack, node_answer::Vote, quorum::NodeSet},
     sys::clock::{self, Moment},
 };
 

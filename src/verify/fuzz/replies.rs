@@ -10,13 +10,16 @@ use redis::{Parser, Value};
 
 use super::{corpus, fuzz};
 use crate::{
-    backend::redis::{
-        GrantMessage, INFO_COMMANDS, PubSubMessage, Request, ServerInfoReader,
-        list::{DescribeLocks, Description, Scan},
-        parse_time,
-        requests_and_replies::{
-            Acquire, AcquireMode, AcquireReply, Inspect, InspectReply, Ping, Release, ReleaseReply,
-            Renew, RenewReply, Renewal,
+    backend::{
+        Inspection,
+        redis::{
+            GrantMessage, INFO_COMMANDS, PubSubMessage, Request, ServerInfoReader,
+            list::{DescribeLocks, Description, Scan},
+            parse_time,
+            requests_and_replies::{
+                Acquire, AcquireMode, AcquireReply, Inspect, Ping, Release, ReleaseReply, Renew,
+                RenewReply, Renewal,
+            },
         },
     },
     core::{
@@ -106,7 +109,7 @@ fn check_reply(reply: &Value) -> u64 {
             std::mem::discriminant(&answer)
         });
     let inspected = taken(&Inspect(key), reply).map(|answer| {
-        if let InspectReply::Held(holder) = &answer {
+        if let Inspection::Held(holder) = &answer {
             presentable(holder);
         }
         std::mem::discriminant(&answer)

@@ -5,7 +5,8 @@ use redis::Value;
 
 use super::Connection;
 use crate::{
-    backend::redis::{Ack, NodeError, framed_socket::FramedSocket},
+    backend::redis::{NodeError, framed_socket::FramedSocket},
+    core::ack::Ack,
     sys::clock::{self, Moment},
 };
 

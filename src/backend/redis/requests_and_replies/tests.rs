@@ -121,10 +121,10 @@ fn release_and_inspect_replies_are_decoded() {
     let inspect = |line| Inspect(&key).decode(9, text(line));
     assert_eq!(
         (inspect("9 free"), inspect("9 type")),
-        (Some(InspectReply::Free), Some(InspectReply::WrongType))
+        (Some(Inspection::Free), Some(Inspection::WrongType))
     );
     assert_eq!(inspect("9 maybe"), None);
-    assert_eq!(Inspect::server_us(&InspectReply::Free), None, "the reply has no time to rely on");
+    assert_eq!(Inspect::server_us(&Inspection::Free), None, "the reply has no time to rely on");
     assert_eq!(Ping.decode(9, Value::SimpleString("PONG".into())), Some(()));
     assert_eq!(Ping.decode(9, Value::Okay), None);
 }
@@ -132,7 +132,7 @@ fn release_and_inspect_replies_are_decoded() {
 #[test]
 fn holder_id_may_be_any_text() {
     let key = LockKey::new("", "x").unwrap();
-    let Some(InspectReply::Held(holder)) =
+    let Some(Inspection::Held(holder)) =
         Inspect(&key).decode(1, text("1 busy 50 -1 99999999999999999999 2 a b\n c"))
     else {
         panic!("the reply was rejected")

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::sys::sync::atomic::{AtomicU64, Ordering};
 
 /// Acknowledgement of one abandoned reply: set when the reply arrives and is not an error. Never
@@ -18,6 +20,9 @@ impl Ack {
         self.acknowledged.load(Ordering::Relaxed) >= self.number
     }
 }
+
+/// Nodes whose replies were abandoned. The ack shows whether the reply has arrived.
+pub(crate) type PendingAcks = SmallVec<[(usize, Ack); 1]>;
 
 /// Issues the acks of one connection, whose replies arrive in order.
 #[derive(Debug, Default)]
