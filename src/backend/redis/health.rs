@@ -1,5 +1,5 @@
-//! `ConnectGate`: tracks the attempts to connect to a node, so that only some callers wait for a
-//! node that accepts no connections.
+//! `NodeHealth`: what the last exchanges with a node say about it. So callers do not wait for a
+//! node that does not reply, and each outage is reported once. The caller passes the time.
 
 use std::time::Duration;
 
@@ -7,13 +7,27 @@ use parking_lot::Mutex;
 
 use crate::sys::clock::Moment;
 
-#[derive(Debug)]
-pub(super) struct ConnectGate(Mutex<ConnectAttempts>);
+/// Minimum back-off after a failure: the node is not asked while the others form a quorum. Doubles
+/// with each further failure, up to [`BACKOFF_MAX`].
+const BACKOFF_MIN: Duration = Duration::from_millis(20);
+const BACKOFF_MAX: Duration = Duration::from_secs(1);
+/// Number of consecutive failures after which a node is failing, and waiters move to another queue
+/// node.
+const FAILING_FAILURES_MIN: u32 = 3;
 
 #[derive(Debug)]
-struct ConnectAttempts {
-    /// Number of attempts in progress.
-    in_progress: u32,
+pub(super) struct NodeHealth(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    consecutive_failures: u32,
+    backoff_until: Moment,
+    /// Time at which the current outage was noticed.
+    down_since: Option<Moment>,
+    /// End of the last outage.
+    recovered_at: Moment,
+    /// Number of attempts to connect in progress.
+    connecting: u32,
     /// Time since which attempts have been in progress and none has succeeded.
     no_success_since: Moment,
     /// Start of the last attempt.
@@ -21,89 +35,209 @@ struct ConnectAttempts {
 }
 
 /// One attempt to connect, in progress until it is dropped.
-pub(super) struct Connecting<'a>(&'a ConnectGate);
+pub(super) struct Connecting<'a> {
+    health: &'a NodeHealth,
+    begun: Moment,
+}
 
-impl Default for ConnectGate {
-    fn default() -> ConnectGate {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ConnectOutcome {
+    /// The connection had a usable socket.
+    WasConnected,
+    Connected,
+    Failed,
+    /// The caller had too little time to tell whether the node is down.
+    Unknown,
+}
+
+impl Default for NodeHealth {
+    fn default() -> NodeHealth {
         let never = Moment::from_nanos(0);
-        ConnectGate(Mutex::new(ConnectAttempts {
-            in_progress: 0,
+        NodeHealth(Mutex::new(State {
+            consecutive_failures: 0,
+            backoff_until: never,
+            down_since: None,
+            recovered_at: never,
+            connecting: 0,
             no_success_since: never,
             last_begun: never,
         }))
     }
 }
 
-impl ConnectGate {
-    pub(super) fn begin(&self, now: Moment) -> Connecting<'_> {
-        let mut attempts = self.0.lock();
-        if attempts.in_progress == 0 {
-            attempts.no_success_since = now;
+impl NodeHealth {
+    /// Whether the node has not failed since its last reply.
+    pub(super) fn is_healthy(&self) -> bool {
+        self.0.lock().consecutive_failures == 0
+    }
+
+    /// Whether the node has failed repeatedly since its last reply.
+    pub(super) fn is_failing(&self) -> bool {
+        self.0.lock().consecutive_failures >= FAILING_FAILURES_MIN
+    }
+
+    /// Whether the node failed recently.
+    pub(super) fn is_backing_off(&self, now: Moment) -> bool {
+        now < self.0.lock().backoff_until
+    }
+
+    pub(super) fn record_success(&self) {
+        let mut state = self.0.lock();
+        state.consecutive_failures = 0;
+        state.backoff_until = Moment::from_nanos(0);
+    }
+
+    pub(super) fn record_failure(&self, now: Moment) {
+        let mut state = self.0.lock();
+        let backoff = BACKOFF_MIN.saturating_mul(1 << state.consecutive_failures.min(10));
+        state.backoff_until = now.saturating_add(backoff.min(BACKOFF_MAX));
+        state.consecutive_failures = state.consecutive_failures.saturating_add(1);
+    }
+
+    pub(super) fn begin_connect(&self, now: Moment) -> Connecting<'_> {
+        let mut state = self.0.lock();
+        if state.connecting == 0 {
+            state.no_success_since = now;
         }
-        attempts.last_begun = now;
-        attempts.in_progress += 1;
-        Connecting(self)
+        state.last_begun = now;
+        state.connecting += 1;
+        Connecting { health: self, begun: now }
     }
 
-    /// Records that an attempt succeeded.
-    pub(super) fn record_success(&self, now: Moment) {
-        self.0.lock().no_success_since = now;
-    }
-
-    /// Whether attempts have been in progress for at least `patience` without success. Returns
-    /// false if the last attempt began at least `pause` ago, so that another caller tries from time
+    /// Whether attempts to connect have been in progress for at least `patience` without success.
+    /// Returns false if the last attempt began a while ago, so that another caller tries from time
     /// to time.
-    pub(super) fn is_stalled(&self, now: Moment, patience: Duration, pause: Duration) -> bool {
-        let attempts = self.0.lock();
-        attempts.in_progress > 0
-            && now.duration_since(attempts.no_success_since) >= patience
-            && now.duration_since(attempts.last_begun) < pause
+    pub(super) fn is_connect_stalled(&self, now: Moment, patience: Duration) -> bool {
+        let state = self.0.lock();
+        state.connecting > 0
+            && now.duration_since(state.no_success_since) >= patience
+            && now.duration_since(state.last_begun) < BACKOFF_MAX
+    }
+}
+
+impl Connecting<'_> {
+    /// Records how the attempt ended, and when the former socket was opened if it has broken. A
+    /// socket that was opened before the last outage ended belongs to that outage. Returns the
+    /// length of the outage that this attempt has ended.
+    pub(super) fn end(
+        self,
+        now: Moment,
+        outcome: ConnectOutcome,
+        broken: Option<Moment>,
+    ) -> Option<Duration> {
+        let mut state = self.health.0.lock();
+        if matches!(outcome, ConnectOutcome::WasConnected | ConnectOutcome::Connected) {
+            state.no_success_since = now;
+        }
+        // A socket that the attempt itself has opened counts only by the outcome.
+        let broke =
+            broken.is_some_and(|opened_at| (state.recovered_at..self.begun).contains(&opened_at));
+        if broke || outcome == ConnectOutcome::Failed {
+            state.down_since.get_or_insert(now);
+        }
+        if outcome != ConnectOutcome::Connected {
+            return None;
+        }
+        let down_since = state.down_since.take()?;
+        state.recovered_at = now;
+        Some(now.duration_since(down_since))
     }
 }
 
 impl Drop for Connecting<'_> {
     fn drop(&mut self) {
-        self.0.0.lock().in_progress -= 1;
+        self.health.0.lock().connecting -= 1;
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{ConnectOutcome::*, *};
 
-    const STALLED_AFTER: Duration = Duration::from_nanos(10);
-    const PAUSE: Duration = Duration::from_nanos(30);
+    fn at(millis: u64) -> Moment {
+        Moment::from_nanos(millis * 1_000_000)
+    }
 
-    /// Fault: N60
+    fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
     #[test]
-    fn connect_gate_stalls_without_success() {
-        let at = Moment::from_nanos;
-        let gate = ConnectGate::default();
-        let is_stalled = |now| gate.is_stalled(at(now), STALLED_AFTER, PAUSE);
-        assert!(!is_stalled(100), "no attempt is in progress");
-        let first = gate.begin(at(100));
-        assert!(!is_stalled(109) && is_stalled(110));
-        let second = gate.begin(at(107));
-        drop(first);
-        assert!(is_stalled(110), "the second attempt is still in progress");
-        gate.record_success(at(111));
-        assert!(!is_stalled(120) && is_stalled(121));
-        drop(second);
-        assert!(!is_stalled(121), "no attempt is in progress any more");
-        let third = gate.begin(at(200));
-        assert!(!is_stalled(209) && is_stalled(210));
-        drop(third);
+    fn failing_node_backoff_doubles_up_to_one_second() {
+        let health = NodeHealth::default();
+        let backs_off_after = |millis: u64| health.is_backing_off(at(1000 + millis));
+        for (failures, backoff) in (1..).zip([20, 40, 80, 160, 320, 640]) {
+            health.record_failure(at(1000));
+            assert!(backs_off_after(backoff - 1) && !backs_off_after(backoff), "{backoff}");
+            assert_eq!((health.is_healthy(), health.is_failing()), (false, failures >= 3));
+        }
+        for _ in 0..100 {
+            health.record_failure(at(1000));
+            assert!(backs_off_after(999) && !backs_off_after(1000));
+        }
+        health.record_success();
+        assert!(health.is_healthy() && !health.is_failing() && !backs_off_after(0));
+        health.record_failure(at(1000));
+        assert!(backs_off_after(19) && !backs_off_after(20));
     }
 
     /// Fault: N60
     #[test]
-    fn connect_gate_admits_another_attempt_after_pause() {
-        let at = Moment::from_nanos;
-        let gate = ConnectGate::default();
-        let is_stalled = |now| gate.is_stalled(at(now), STALLED_AFTER, PAUSE);
-        let _first = gate.begin(at(100));
-        assert!(is_stalled(129) && !is_stalled(130));
-        let _second = gate.begin(at(130));
-        assert!(is_stalled(130), "the first attempt has been in progress for long enough");
+    fn connecting_is_stalled_without_success() {
+        let health = NodeHealth::default();
+        let is_stalled = |now| health.is_connect_stalled(at(now), ms(10));
+        assert!(!is_stalled(100), "no attempt is in progress");
+        let first = health.begin_connect(at(100));
+        assert!(!is_stalled(109) && is_stalled(110));
+        let second = health.begin_connect(at(107));
+        first.end(at(108), Failed, None);
+        assert!(is_stalled(110), "the second attempt is still in progress");
+        let third = health.begin_connect(at(110));
+        third.end(at(111), Connected, None);
+        assert!(!is_stalled(120) && is_stalled(121));
+        drop(second);
+        assert!(!is_stalled(121), "no attempt is in progress any more");
+        let _fourth = health.begin_connect(at(200));
+        assert!(!is_stalled(209) && is_stalled(210));
+    }
+
+    /// Fault: N60
+    #[test]
+    fn stalled_node_admits_another_attempt_after_pause() {
+        let health = NodeHealth::default();
+        let is_stalled = |now| health.is_connect_stalled(at(now), ms(10));
+        let _first = health.begin_connect(at(100));
+        assert!(is_stalled(1099) && !is_stalled(1100));
+        let _second = health.begin_connect(at(1100));
+        assert!(is_stalled(1100), "the first attempt has been in progress for long enough");
+    }
+
+    #[test]
+    fn outage_is_reported_once() {
+        let health = NodeHealth::default();
+        let attempt = |begun, ended, outcome, broken: Option<u64>| {
+            health.begin_connect(at(begun)).end(at(ended), outcome, broken.map(at))
+        };
+        assert_eq!(attempt(10, 11, Connected, None), None, "there was no outage");
+        assert_eq!(attempt(100, 110, Failed, Some(11)), None);
+        assert_eq!(attempt(120, 130, Failed, None), None);
+        assert_eq!(attempt(140, 150, Connected, None), Some(ms(40)));
+        assert_eq!(attempt(160, 170, Connected, Some(11)), None, "it broke in the same outage");
+        assert_eq!(attempt(200, 210, Connected, Some(150)), Some(ms(0)), "it broke later");
+    }
+
+    #[test]
+    fn attempt_without_enough_time_is_no_outage() {
+        let health = NodeHealth::default();
+        let attempt = |begun, ended, outcome, broken: Option<u64>| {
+            health.begin_connect(at(begun)).end(at(ended), outcome, broken.map(at))
+        };
+        // The socket that broke is the attempt's own.
+        assert_eq!(attempt(10, 20, Unknown, Some(15)), None);
+        assert_eq!(attempt(30, 40, Connected, None), None);
+        // An earlier socket broke.
+        assert_eq!(attempt(50, 60, Unknown, Some(40)), None);
+        assert_eq!(attempt(70, 80, WasConnected, None), None);
+        assert_eq!(attempt(90, 95, Connected, None), Some(ms(35)));
     }
 }

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -14,7 +14,7 @@ use redis::Value;
 use super::{
     NodeError, NodeErrorKind,
     connection::{Connection, Handshake},
-    health::ConnectGate,
+    health::{ConnectOutcome, NodeHealth},
     membership::{Eligibility, Membership},
     script::{Request, ScriptRef, name_missing_permission},
     url::Endpoint,
@@ -27,14 +27,6 @@ use crate::{
         display::HumanDuration,
     },
 };
-
-/// Minimum back-off after a failure: the node is not asked while the others form a quorum. Doubles
-/// with each further failure, up to [`BACKOFF_MAX`].
-const BACKOFF_MIN: Duration = Duration::from_millis(20);
-const BACKOFF_MAX: Duration = Duration::from_secs(1);
-/// Number of consecutive failures after which a node is failing, and waiters move to another queue
-/// node.
-const FAILING_FAILURES_MIN: u32 = 3;
 
 /// A reply, and a time just before its request was sent, from which leases are counted.
 #[derive(Debug)]
@@ -49,26 +41,13 @@ pub(crate) struct RedisNode {
     operation_timeout: Duration,
     spin_max: Duration,
     observer: Arc<Observer>,
-    outage: Mutex<OutageTracker>,
+    health: NodeHealth,
     /// Latest sample of the server's clock, from any connection.
     clock_sample: Mutex<Option<ClockSample>>,
     /// Membership among several nodes; `None` for a single server, which is not checked.
     member: Option<Member>,
-    /// End of the back-off after a failure, in nanoseconds.
-    backoff_until: AtomicU64,
-    consecutive_failures: AtomicU32,
     /// Connection that was established after its caller had stopped waiting; for the next caller.
     spare: Mutex<Option<Connection>>,
-    connect_gate: ConnectGate,
-}
-
-/// Tracks outages, so that each one is reported once, however many connections it breaks.
-#[derive(Debug)]
-struct OutageTracker {
-    /// Time at which the current outage was noticed.
-    down_since: Option<Moment>,
-    /// End of the last outage.
-    recovered_at: Moment,
 }
 
 #[derive(Debug)]
@@ -91,16 +70,10 @@ impl RedisNode {
             operation_timeout,
             spin_max,
             observer,
-            outage: Mutex::new(OutageTracker {
-                down_since: None,
-                recovered_at: Moment::from_nanos(0),
-            }),
+            health: NodeHealth::default(),
             clock_sample: Mutex::new(None),
             member: None,
-            backoff_until: AtomicU64::new(0),
-            consecutive_failures: AtomicU32::new(0),
             spare: Mutex::new(None),
-            connect_gate: ConnectGate::default(),
         }
     }
 
@@ -172,23 +145,21 @@ impl RedisNode {
         deadline: Moment,
     ) -> Result<(), NodeError> {
         let begun = clock::now();
-        let connecting = self.connect_gate.begin(begun);
+        let connecting = self.health.begin_connect(begun);
         let connected = connection.connect(deadline);
-        if connected.is_ok() {
-            self.connect_gate.record_success(clock::now());
-        }
-        drop(connecting);
-        let mut broken = connection.take_broken_opened_at();
         let hurried = deadline.duration_since(begun) < self.operation_timeout / 2;
-        let out_of_time =
-            matches!(&connected, Err(NodeError { kind: NodeErrorKind::TimedOut, .. }));
-        let failed = connected.is_err() && !(hurried && out_of_time);
-        if !failed {
-            // The attempt succeeded, or had too little time to tell whether the server is down.
-            // Count only a socket that broke before it.
-            broken = broken.filter(|opened_at| *opened_at < begun);
+        let outcome = match &connected {
+            Ok(None) => ConnectOutcome::WasConnected,
+            Ok(Some(_)) => ConnectOutcome::Connected,
+            Err(NodeError { kind: NodeErrorKind::TimedOut, .. }) if hurried => {
+                ConnectOutcome::Unknown
+            }
+            Err(_) => ConnectOutcome::Failed,
+        };
+        let broken = connection.take_broken_opened_at();
+        if let Some(outage) = connecting.end(clock::now(), outcome, broken) {
+            self.observer.reconnected(self.label(), outage);
         }
-        self.track_outage(broken, failed, matches!(connected, Ok(Some(_))));
         let Some(handshake) = connected? else { return Ok(()) };
         let Handshake { clock_sample, server_info } = handshake;
         // The connection may lead to another server, with another clock.
@@ -238,24 +209,6 @@ impl RedisNode {
         Ok(())
     }
 
-    /// Records the start of an outage, and reports its end. A broken socket that was opened before
-    /// the last outage ended belongs to that outage, and does not start another one.
-    fn track_outage(&self, broken: Option<Moment>, failed: bool, connected: bool) {
-        let now = clock::now();
-        let mut outage = self.outage.lock();
-        if failed || broken.is_some_and(|opened_at| opened_at >= outage.recovered_at) {
-            outage.down_since.get_or_insert(now);
-        }
-        if !connected {
-            return;
-        }
-        if let Some(since) = outage.down_since.take() {
-            outage.recovered_at = now;
-            drop(outage);
-            self.observer.reconnected(self.label(), now.duration_since(since));
-        }
-    }
-
     /// Closes a connection that leads to an earlier server of this node.
     pub(crate) fn drop_if_replaced(&self, connection: &mut Connection) {
         if let Some(member) = &self.member {
@@ -299,38 +252,33 @@ impl RedisNode {
 
     /// Whether the node failed recently, so that it is not asked while the others form a quorum.
     pub(crate) fn is_backing_off(&self, now: Moment) -> bool {
-        now.as_nanos() < self.backoff_until.load(Ordering::Acquire)
+        self.health.is_backing_off(now)
     }
 
     /// Whether attempts to connect have been in progress for `patience` without success. Returns
     /// false from time to time, so that another caller tries too.
     pub(crate) fn is_connect_stalled(&self, now: Moment, patience: Duration) -> bool {
-        self.connect_gate.is_stalled(now, patience, BACKOFF_MAX)
+        self.health.is_connect_stalled(now, patience)
     }
 
     /// Whether the node has not failed since its last reply.
     pub(crate) fn is_healthy(&self) -> bool {
-        self.consecutive_failures.load(Ordering::Acquire) == 0
+        self.health.is_healthy()
     }
 
     /// Whether the node has failed repeatedly since its last reply.
     pub(crate) fn is_failing(&self) -> bool {
-        self.consecutive_failures.load(Ordering::Acquire) >= FAILING_FAILURES_MIN
+        self.health.is_failing()
     }
 
     /// Records that the node replied.
     pub(crate) fn record_success(&self) {
-        if self.consecutive_failures.load(Ordering::Acquire) != 0 {
-            self.consecutive_failures.store(0, Ordering::Release);
-            self.backoff_until.store(0, Ordering::Release);
-        }
+        self.health.record_success();
     }
 
     /// Records that the node did not reply or could not be reached.
     pub(crate) fn record_failure(&self, now: Moment) {
-        let failures = self.consecutive_failures.fetch_add(1, Ordering::AcqRel).min(10);
-        let backoff = BACKOFF_MIN.saturating_mul(1 << failures).min(BACKOFF_MAX);
-        self.backoff_until.store(now.saturating_add(backoff).as_nanos(), Ordering::Release);
+        self.health.record_failure(now);
     }
 
     /// Keeps a connection that was ready too late for its caller, for the next caller.
@@ -349,31 +297,4 @@ impl RedisNode {
 pub(crate) struct InFlightRequest {
     nonce: u64,
     pub(crate) sent: Moment,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn failing_node_backoff_doubles_up_to_one_second() {
-        let endpoint = Arc::new(Endpoint::parse("redis://h").unwrap());
-        let observer = Observer::start(Vec::new(), endpoint.label.clone()).unwrap();
-        let node = RedisNode::new(endpoint, Duration::from_secs(1), Duration::ZERO, observer);
-        let now = Moment::from_nanos(1_000_000_000);
-        let backs_off_after =
-            |ms| node.is_backing_off(now.saturating_add(Duration::from_millis(ms)));
-        for backoff in [20, 40, 80, 160, 320, 640] {
-            node.record_failure(now);
-            assert!(backs_off_after(backoff - 1) && !backs_off_after(backoff), "{backoff}");
-        }
-        for _ in 0..100 {
-            node.record_failure(now);
-            assert!(backs_off_after(999) && !backs_off_after(1000));
-        }
-        node.record_success();
-        assert!(node.is_healthy() && !backs_off_after(0));
-        node.record_failure(now);
-        assert!(backs_off_after(19) && !backs_off_after(20));
-    }
 }
