@@ -332,7 +332,8 @@ impl ManagerInner {
 }
 
 impl ResidueSink for Cleaner {
-    fn clean_up(&self, lease: &Lease, nodes: NodeSet) {
+    fn clean_up(&self, lease: &Lease) {
+        let nodes = self.nodes_with_residue(lease);
         self.clean_up(&lease.claim, &lease.queue_entry, nodes, lease.in_flight.until());
     }
 

@@ -99,11 +99,11 @@
 //! message on that manager's pub/sub channel. So a release wakes exactly one thread, a waiter sends
 //! few requests and uses no pooled connection, and a dead waiter delays nobody.
 //!
-//! A manager runs two threads: the lock renewer, which renews all locks of the manager in batches
-//! over its own connection, and a worker of the connection pool. An event handler adds a third
-//! thread. Short-lived threads open connections for renewals, and to several nodes, and clean up
-//! after failed requests. Grant messages need no thread: one of the waiting threads reads the
-//! subscription for all of them.
+//! A manager runs three threads: one renews all its locks in batches over its own connection, one
+//! ends leases that could not be renewed, and one belongs to the connection pool. An event handler
+//! adds a fourth. Short-lived threads clean up after failed requests, and open connections for
+//! renewals, for clean-up and to several nodes. Grant messages need no thread: one of the waiting
+//! threads reads the subscription for all of them.
 //!
 //! A guard considers its lease valid until a local deadline: the moment *before* the last confirmed
 //! request was sent, plus the ttl, minus a margin for clock drift (1 % of the ttl, plus 2 ms). The

@@ -15,7 +15,7 @@ use crate::{
 
 pub(crate) const ROLE: &str = "holder";
 
-const RENEWER: &str = "distlock-renewer";
+const RENEWER: [&str; 2] = ["distlock-renewer", "distlock-renew-io"];
 /// Threads that acquire the locks.
 const ACQUIRERS: usize = 4;
 /// Batch size of the raw commands: what a client without the library could reasonably use.
@@ -83,7 +83,8 @@ impl HoldTest {
 
         let pid = worker.pid();
         let state = || {
-            let cpus = (cpu_of_thread(pid, RENEWER)?, cpu_of_process(pid)?, cpu_of(server.pid())?);
+            let renewer = cpu_of_thread(pid, RENEWER[0])? + cpu_of_thread(pid, RENEWER[1])?;
+            let cpus = (renewer, cpu_of_process(pid)?, cpu_of(server.pid())?);
             Ok::<_, Box<dyn std::error::Error>>((cpus, server.commands_processed()))
         };
         let started = now();

@@ -92,6 +92,13 @@ impl Cleaner {
         if is_queued { Ok(()) } else { Err(residue) }
     }
 
+    /// Nodes on which an ended lease must be cleaned up: those that may hold the lock, and those
+    /// where a request for it may still arrive.
+    pub(crate) fn nodes_with_residue(&self, lease: &Lease) -> NodeSet {
+        let may_arrive_anywhere = clock::now() < lease.in_flight.broken_until;
+        if may_arrive_anywhere { self.redlock.all_nodes() } else { lease.may_hold() }
+    }
+
     /// Schedules the clean-up of nodes that may hold the lock of this lease for `at`, unless the
     /// lease is valid then.
     pub(crate) fn clean_up_unless_held(&self, lease: &Arc<Lease>, nodes: NodeSet, at: Moment) {
@@ -239,7 +246,7 @@ impl Shared {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::core::{id::generate_lock_id, key::LockKey};

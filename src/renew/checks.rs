@@ -1,7 +1,7 @@
 //! Checks with loom every order in which threads can meet over a lease and over the renewer's
-//! state; run them with `make loom`. The lease, the schedule, the registration and the renewer's
-//! wait are the real ones. Between taking a renewal and receiving its reply the real thread needs a
-//! server. Here that part is repeated from `worker.rs`.
+//! state; run them with `make loom`. The lease, the schedule, the registration and the waits of
+//! both threads are the real ones. Between taking a renewal and receiving its reply the real worker
+//! needs a server. Here that part is repeated from `worker.rs`.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ fn far() -> Moment {
 struct NoResidues;
 
 impl ResidueSink for NoResidues {
-    fn clean_up(&self, _: &Lease, _: NodeSet) {}
+    fn clean_up(&self, _: &Lease) {}
 
     fn clean_up_unless_held(&self, _: &Arc<Lease>, _: NodeSet, _: Moment) {}
 
@@ -59,15 +59,15 @@ impl ResidueSink for NoResidues {
     }
 }
 
-/// A renewer whose thread is run by the test.
+/// A renewer whose threads are run by the test.
 fn renewer() -> (Checked<LockRenewer>, Arc<Shared>) {
-    let shared = Arc::new(Shared { state: Mutex::default(), changed: Condvar::new() });
+    let shared = Arc::new(Shared::new());
     (
         Checked::new(LockRenewer {
             shared: shared.clone(),
             residues: std::sync::Arc::new(NoResidues),
-            thread: Mutex::new(None),
-            thread_id: None,
+            timer: Mutex::new(None),
+            thread_ids: [None; 2],
             finished: bounded(0).1,
         }),
         shared,
@@ -83,11 +83,12 @@ fn plan() -> RenewalPlan {
     }
 }
 
-/// The renewer's thread until it is stopped. Confirms each renewal, and returns their number.
+/// The worker until it is stopped, and the end of the timer. Confirms each renewal, and returns
+/// their number.
 fn work(shared: &Shared, confirmed_until: Moment) -> usize {
     let mut renewals = 0;
-    while let Some(step) = shared.wait_for_work() {
-        for (generation, lease) in step.renew {
+    while let Some(due) = shared.wait_for_renewals() {
+        for (generation, lease) in due {
             if !shared.state.lock().schedule.contains(generation) {
                 continue;
             }
@@ -110,8 +111,7 @@ fn work(shared: &Shared, confirmed_until: Moment) -> usize {
             }
         }
     }
-    let leases = shared.state.lock().schedule.take_all();
-    for lease in leases {
+    for lease in shared.end_all().0 {
         lease.end(LeaseEnd::Lost(LockLost::Shutdown));
     }
     renewals
@@ -200,21 +200,28 @@ fn renewal_in_flight_does_not_revive_released_lease() {
             (lease.ended(), lease.deadline()),
             (Some(LeaseEnd::Released), Moment::from_nanos(0))
         );
-        assert_eq!(renewer.shared.state.lock().schedule.earliest(), Moment::NEVER);
+        assert_eq!(renewer.shared.state.lock().schedule.earliest_deadline(), Moment::NEVER);
     });
 }
 
-/// Work that arrives while the thread is about to wait wakes it.
+/// A lease that is registered while a thread is about to wait wakes it: the worker if it is due at
+/// once, and the timer if it ends at once.
 #[test]
-fn renewer_wakes_for_work_that_arrives_as_it_parks() {
+fn threads_wake_for_lease_that_is_registered_as_they_park() {
     model(|| {
         let (renewer, shared) = renewer();
-        let worker = thread::spawn(move || {
-            shared.wait_for_work().is_some_and(|work| !work.renew.is_empty())
-        });
-        // Due at once.
+        let worker = {
+            let shared = shared.clone();
+            thread::spawn(move || shared.wait_for_renewals().map_or(0, |due| due.len()))
+        };
         let registration = renewer.register(&lease(Duration::ZERO, far()), plan());
-        assert!(worker.join().unwrap());
+        assert_eq!(worker.join().unwrap(), 1);
+        drop(registration);
+        let timer =
+            thread::spawn(move || shared.wait_for_deadline().map_or(0, |due| due.expired.len()));
+        let past = Moment::from_nanos(100);
+        let registration = renewer.register(&lease(Duration::from_secs(60), past), plan());
+        assert_eq!(timer.join().unwrap(), 1);
         drop(registration);
     });
 }

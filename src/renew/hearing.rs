@@ -3,10 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{
-    schedule::Generation,
-    worker::{SPARE, Worker},
-};
+use super::{schedule::Generation, worker::Worker};
 use crate::{
     backend::{
         redis::{
@@ -64,7 +61,7 @@ impl Worker {
         }
         // A lock that was released meanwhile needs no confirmation.
         let barred: Vec<Option<NodeSet>> = {
-            let schedule = &self.desk.shared.state.lock().schedule;
+            let schedule = &self.context.shared.state.lock().schedule;
             let barred = |(generation, _): &&(Generation, _)| {
                 schedule.contains(*generation).then(|| schedule.excluded(*generation))
             };
@@ -72,20 +69,18 @@ impl Worker {
         };
         let words = barred.into_iter().enumerate();
         let words = words.filter_map(|(index, barred)| Some(self.word(ballot, index, barred?)));
-        let redlock = &self.desk.redlock;
+        let redlock = &self.context.redlock;
         let to = to_hear(redlock.len(), silent, words);
         if to.is_empty() {
             return;
         }
-        // At most half of an operation timeout: a release that waits for this thread needs the
-        // rest.
-        let patience = (left / 4).min(redlock.operation_timeout() / 2);
+        let wait_max = (left / 4).min(redlock.operation_timeout() / 2);
         let now = clock::now();
         let round = BroadcastOptions {
-            wait_until: now.saturating_add(patience),
+            wait_until: now.saturating_add(wait_max),
             ..BroadcastOptions::awaiting_all(to, now.saturating_add(redlock.operation_timeout()))
         };
-        let mut heard = self.ask(round, SPARE, |_| Renew(renewals), |_, _| Vote::Yes);
+        let mut heard = self.ask(round, |_| Renew(renewals), |_, _| Vote::Yes);
         for node in to.iter() {
             std::mem::swap(&mut ballot.by_node[node], &mut heard.by_node[node]);
             ballot.votes[node] = heard.votes[node];
@@ -106,7 +101,7 @@ impl Worker {
             match answer.reply.1.get(index) {
                 Some(RenewReply::Renewed) if barred.contains(node) => {}
                 Some(RenewReply::Renewed)
-                    if self.desk.redlock.node(node).quarantine_left(answer.sent).is_some() => {}
+                    if self.context.redlock.node(node).quarantine_left(answer.sent).is_some() => {}
                 Some(RenewReply::Renewed) => word.kept = word.kept.union(NodeSet::single(node)),
                 Some(RenewReply::Gone | RenewReply::HeldByOther(_)) => {
                     word.lost = word.lost.union(NodeSet::single(node))

@@ -28,14 +28,16 @@ impl Worker {
     pub(super) fn listen_to(&mut self, slow: NodeSet) -> Vec<MissingOn> {
         let began = clock::now();
         // A node that does not vote yet is asked once it does.
-        let votes = |node: &usize| self.desk.redlock.node(*node).quarantine_left(began).is_none();
+        let votes =
+            |node: &usize| self.context.redlock.node(*node).quarantine_left(began).is_none();
         let slow: NodeSet = slow.iter().filter(votes).collect();
-        if slow.is_empty() || began < self.listens_at || self.desk.is_wanted(began) {
+        if slow.is_empty() || began < self.listens_at || self.context.shared.has_due_renewals(began)
+        {
             return Vec::new();
         }
         // Limits the search through all leases as well.
         self.listens_at = began.saturating_add(LISTEN_MAX);
-        let unheard = self.desk.shared.state.lock().schedule.without_recent_reply(
+        let unheard = self.context.shared.state.lock().schedule.without_recent_reply(
             slow,
             began,
             RENEWAL_BATCH_MAX,
@@ -47,22 +49,22 @@ impl Worker {
             unheard.iter().map(|(_, lease)| build_renewal(lease, began)).collect();
         // A reply between `wait_until` and the deadline does not cost the connection.
         let wait_until = began.saturating_add(LISTEN_MAX);
-        let deadline = began.saturating_add(self.desk.redlock.operation_timeout());
+        let deadline = began.saturating_add(self.context.redlock.operation_timeout());
         let round =
             BroadcastOptions { wait_until, ..BroadcastOptions::awaiting_all(slow, deadline) };
-        let ballot = self.ask(round, LISTEN_MAX, |_| Renew(&renewals), |_, _| Vote::Yes);
+        let ballot = self.ask(round, |_| Renew(&renewals), |_, _| Vote::Yes);
         let now = clock::now();
         self.listens_at =
             self.listens_at.max(now.saturating_add(now.duration_since(began) * (SHARE - 1)));
         let mut lacking = Vec::new();
         for (index, (generation, lease)) in unheard.iter().enumerate() {
-            let barred = self.desk.shared.state.lock().schedule.excluded(*generation);
+            let barred = self.context.shared.state.lock().schedule.excluded(*generation);
             let tally = self.collect_replies(lease, &ballot, index, barred);
             let Some(validity) = self.apply_replies(*generation, lease, &tally) else { continue };
             let missing = tally.missing.difference(barred);
             // If the reply came too late, `expire` handles the lease.
             let alive = lease.update_deadline(validity, now);
-            self.desk.shared.state.lock().schedule.reschedule_end(*generation);
+            self.context.shared.state.lock().schedule.reschedule_end(*generation);
             if alive && !missing.is_empty() {
                 lacking.push((*generation, lease.clone(), missing));
             }

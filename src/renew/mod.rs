@@ -1,25 +1,33 @@
-//! Renewal: `LockRenewer` keeps the leases of a manager alive. One thread renews them before they
-//! expire, and reports losses.
+//! Renewal: `LockRenewer` keeps the leases of a manager alive. Its worker renews them before they
+//! expire, over connections of its own. Its timer ends those that were not renewed.
+//!
+//! Both threads work in a loop: lock the state, decide, unlock, act, sleep until the earliest
+//! deadline.
+//!
+//! Invariants: a sleeping thread wakes for everything that is due earlier than it knew. No mutex is
+//! held while a thread acts. A lease that is not in the schedule is neither renewed nor ended here.
 
 #[cfg(all(test, loom))]
 mod checks;
-mod desk;
+mod context;
 mod hearing;
 mod listen;
 mod outcome;
 mod reacquire;
 mod schedule;
-mod shutdown;
+mod timer;
 mod worker;
 
-use std::{fmt, io, sync::Arc, thread::ThreadId};
+use std::{fmt, io, sync::Arc, thread::ThreadId, time::Duration};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 pub(crate) use self::schedule::RenewalPlan;
 use self::{
-    schedule::{Generation, Schedule},
-    worker::{DueWork, Worker},
+    context::Context,
+    schedule::{ExpiryCause, Generation, Schedule},
+    timer::Timer,
+    worker::Worker,
 };
 use crate::{
     backend::redlock::Redlock,
@@ -37,8 +45,9 @@ use crate::{
 
 /// Where the renewer leaves what may remain on the servers of leases that have ended.
 pub(crate) trait ResidueSink: fmt::Debug + Send + Sync {
-    /// Cleans up an ended lease on these nodes: now, and once its requests in flight have expired.
-    fn clean_up(&self, lease: &Lease, nodes: NodeSet);
+    /// Cleans up an ended lease: on the nodes that may hold the lock, and where a request for it
+    /// may still arrive.
+    fn clean_up(&self, lease: &Lease);
 
     /// Cleans up these nodes at `at` unless the lease is valid then.
     fn clean_up_unless_held(&self, lease: &Arc<Lease>, nodes: NodeSet, at: Moment);
@@ -50,25 +59,28 @@ pub(crate) trait ResidueSink: fmt::Debug + Send + Sync {
     fn is_current_thread(&self) -> bool;
 }
 
-/// Keeps leases alive. Its thread works in a loop: lock the state, decide, unlock, act, sleep until
-/// the earliest deadline.
+/// Interval at which an exchange of the worker checks whether it must end early.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Keeps leases alive.
 #[derive(Debug)]
 pub(crate) struct LockRenewer {
     shared: Arc<Shared>,
     residues: Arc<dyn ResidueSink>,
-    thread: Mutex<Option<Thread>>,
-    /// Id of the renewer's thread. A logger may call the library on it, and the thread must not
-    /// wait for itself.
-    thread_id: Option<ThreadId>,
-    /// Disconnected when the thread has finished.
+    timer: Mutex<Option<Thread>>,
+    /// Ids of timer and worker. A logger may call the library on them, and they must not wait for
+    /// themselves.
+    thread_ids: [Option<ThreadId>; 2],
+    /// Disconnected when the timer has finished.
     finished: Receiver<()>,
 }
 
 #[derive(Debug)]
 struct Shared {
-    /// All state on which the decisions of the thread depend.
+    /// All state on which the decisions of the threads depend.
     state: Mutex<RenewerState>,
-    changed: Condvar,
+    wakes_timer: Condvar,
+    wakes_worker: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -76,8 +88,30 @@ struct RenewerState {
     schedule: Schedule,
     /// Set on shutdown: the deadline for the last exchanges with the servers.
     shutdown_deadline: Option<Moment>,
-    /// Time until which the thread sleeps; only earlier work wakes it. `None` while it works.
-    asleep_until: Option<Moment>,
+    timer: Sleeper,
+    worker: Sleeper,
+}
+
+/// Time until which a thread sleeps; only earlier work wakes it. `None` while it works.
+#[derive(Debug, Default)]
+struct Sleeper(Option<Moment>);
+
+impl Sleeper {
+    /// Whether the thread must be woken, because it sleeps past `due`.
+    fn must_wake(&mut self, due: Moment) -> bool {
+        let wake = self.0.is_some_and(|until| due < until);
+        if wake {
+            // The next caller need not wake it again.
+            self.0 = None;
+        }
+        wake
+    }
+}
+
+/// What the timer must handle.
+struct DueDeadlines {
+    expired: Vec<(Arc<Lease>, ExpiryCause)>,
+    overdue: Vec<Arc<Lease>>,
 }
 
 /// Keeps a lease in the renewer's schedule. Dropping this ends the renewal.
@@ -100,21 +134,22 @@ impl LockRenewer {
         redlock: Arc<Redlock>,
         residues: Arc<dyn ResidueSink>,
     ) -> io::Result<LockRenewer> {
-        let shared = Arc::new(Shared {
-            state: Mutex::new(RenewerState::default()),
-            changed: Condvar::new(),
-        });
-        let worker = Worker::new(redlock, shared.clone(), residues.clone());
-        let (running, finished) = bounded(0);
-        let thread = threads::spawn("distlock-renewer", move || {
+        let shared = Arc::new(Shared::new());
+        let context = Context { redlock, shared: shared.clone(), residues: residues.clone() };
+        let worker = Worker::new(context.clone());
+        let worker = threads::spawn("distlock-renew-io", move || worker.run())?;
+        let (worker_id, (running, finished)) = (worker.id(), bounded(0));
+        let timer = Timer::new(context, worker);
+        let timer = threads::spawn("distlock-renewer", move || {
             let _running: Sender<()> = running;
-            worker.run();
-        })?;
+            timer.run();
+        });
+        let timer = timer.inspect_err(|_| shared.shut_down(Moment::from_nanos(0)))?;
         Ok(LockRenewer {
             shared,
             residues,
-            thread_id: thread.id(),
-            thread: Mutex::new(Some(thread)),
+            thread_ids: [timer.id(), worker_id],
+            timer: Mutex::new(Some(timer)),
             finished,
         })
     }
@@ -128,24 +163,22 @@ impl LockRenewer {
             return None;
         }
         let generation = state.schedule.insert(lease.clone(), plan, now);
-        let due = state.schedule.earliest();
-        self.shared.wake_if_earlier(state, due);
+        self.shared.wake_sleepers(state);
         Some(Registration { shared: self.shared.clone(), generation })
     }
 
     /// Ends all leases, releases their locks as far as the servers reply by `deadline`, and joins
-    /// the thread. Returns false if called on a thread for which it would wait; the renewer then
+    /// the threads. Returns false if called on a thread for which it would wait; the renewer then
     /// shuts down on its own.
     pub(crate) fn stop(&self, deadline: Moment) -> bool {
-        let mut state = self.shared.state.lock();
-        state.shutdown_deadline.get_or_insert(deadline);
-        self.shared.wake_if_earlier(state, Moment::from_nanos(0));
-        if threads::is_current(self.thread_id) || self.residues.is_current_thread() {
+        self.shared.shut_down(deadline);
+        let is_own_thread = self.thread_ids.iter().any(|id| threads::is_current(*id));
+        if is_own_thread || self.residues.is_current_thread() {
             return false;
         }
-        let thread = self.thread.lock().take();
-        match thread {
-            Some(thread) => thread.join(),
+        let timer = self.timer.lock().take();
+        match timer {
+            Some(timer) => timer.join(),
             // Another caller joins the thread. Wait here as well: the process may exit next, and
             // the locks must be released first.
             None => drop(clock::recv_until(&self.finished, deadline)),
@@ -166,38 +199,107 @@ pub(crate) fn report_loss(observer: &Observer, lease: &Lease) {
 }
 
 impl Shared {
-    /// Sleeps until work is due. Returns `None` on shutdown.
-    fn wait_for_work(&self) -> Option<DueWork> {
-        let mut state = self.state.lock();
-        loop {
-            if state.shutdown_deadline.is_some() {
-                return None;
-            }
-            let now = clock::now();
-            let expired = state.schedule.take_expired(now);
-            let overdue = state.schedule.take_overdue(now);
-            let renew = state.schedule.take_due(now);
-            let idle = expired.is_empty() && overdue.is_empty() && renew.is_empty();
-            if !idle {
-                return Some(DueWork { expired, overdue, renew });
-            }
-            let until = state.schedule.earliest().min(state.schedule.earliest_overdue());
-            state.asleep_until = Some(until);
-            clock::park_suspend_aware(&self.changed, &mut state, until);
-            state.asleep_until = None;
+    fn new() -> Shared {
+        Shared {
+            state: Mutex::default(),
+            wakes_timer: Condvar::new(),
+            wakes_worker: Condvar::new(),
         }
     }
 
-    /// Unlocks the state and wakes the thread if it sleeps past `due`.
-    fn wake_if_earlier(&self, mut state: MutexGuard<'_, RenewerState>, due: Moment) {
-        let wake = state.asleep_until.is_some_and(|until| due < until);
-        if wake {
-            // The next caller need not wake it again.
-            state.asleep_until = None;
+    /// The timer's wait: sleeps until leases end, or renewals are overdue. Returns `None` on
+    /// shutdown.
+    fn wait_for_deadline(&self) -> Option<DueDeadlines> {
+        let mut state = self.state.lock();
+        while state.shutdown_deadline.is_none() {
+            let now = clock::now();
+            let expired = state.schedule.take_expired(now);
+            let overdue = state.schedule.take_overdue(now);
+            if !expired.is_empty() || !overdue.is_empty() {
+                return Some(DueDeadlines { expired, overdue });
+            }
+            let until = state.schedule.earliest_deadline();
+            state.timer.0 = Some(until);
+            clock::park_suspend_aware(&self.wakes_timer, &mut state, until);
+            state.timer.0 = None;
         }
+        None
+    }
+
+    /// The worker's wait: sleeps until renewals are due, and returns them. Returns `None` on
+    /// shutdown.
+    fn wait_for_renewals(&self) -> Option<Vec<(Generation, Arc<Lease>)>> {
+        // The last renewals may have moved the end of a lease back.
+        self.wake_sleepers(self.state.lock());
+        let mut state = self.state.lock();
+        while state.shutdown_deadline.is_none() {
+            let due = state.schedule.take_due(clock::now());
+            if !due.is_empty() {
+                return Some(due);
+            }
+            let until = state.schedule.earliest_renewal();
+            state.worker.0 = Some(until);
+            clock::park_suspend_aware(&self.wakes_worker, &mut state, until);
+            state.worker.0 = None;
+        }
+        None
+    }
+
+    /// Unlocks the state, and wakes the threads that sleep past what is due.
+    fn wake_sleepers(&self, mut state: MutexGuard<'_, RenewerState>) {
+        let stop = state.shutdown_deadline.map_or(Moment::NEVER, |_| Moment::from_nanos(0));
+        let (deadline, renewal) =
+            (state.schedule.earliest_deadline(), state.schedule.earliest_renewal());
+        let timer = state.timer.must_wake(deadline.min(stop));
+        let worker = state.worker.must_wake(renewal.min(stop));
         drop(state);
-        if wake {
-            clock::wake_one(&self.changed);
+        if timer {
+            clock::wake_one(&self.wakes_timer);
         }
+        if worker {
+            clock::wake_one(&self.wakes_worker);
+        }
+    }
+
+    /// Called while the worker awaits replies. Returns when to call it next, or `None` if an
+    /// exchange that began at `since` must end: other renewals are pressing, or the manager shuts
+    /// down and `grace` has passed.
+    fn check_exchange(&self, since: Moment, grace: Moment, now: Moment) -> Option<Moment> {
+        let next = now.saturating_add(CHECK_INTERVAL);
+        let state = self.state.lock();
+        let stops = state.shutdown_deadline.is_some_and(|deadline| now >= grace.min(deadline));
+        if stops || state.schedule.is_pressing(since, now) {
+            return None;
+        }
+        // A renewal in flight may be overdue before the timer wakes. Most are confirmed earlier.
+        if state.schedule.earliest_deadline() <= next {
+            self.wake_sleepers(state);
+        }
+        Some(next)
+    }
+
+    /// Whether the worker has more urgent things to do than what can be postponed.
+    fn has_due_renewals(&self, now: Moment) -> bool {
+        let state = self.state.lock();
+        state.shutdown_deadline.is_some() || state.schedule.earliest_renewal() <= now
+    }
+
+    /// Makes both threads end. The first deadline counts.
+    fn shut_down(&self, deadline: Moment) {
+        let mut state = self.state.lock();
+        state.shutdown_deadline.get_or_insert(deadline);
+        self.wake_sleepers(state);
+    }
+
+    /// Time by which the exchanges with the servers must end.
+    fn shutdown_deadline(&self) -> Moment {
+        self.state.lock().shutdown_deadline.unwrap_or(Moment::NEVER)
+    }
+
+    /// Empties the schedule at a shutdown. Also returns the deadline for the last exchanges.
+    fn end_all(&self) -> (Vec<Arc<Lease>>, Moment) {
+        let mut state = self.state.lock();
+        let deadline = state.shutdown_deadline.unwrap_or(Moment::NEVER);
+        (state.schedule.take_all(), deadline)
     }
 }

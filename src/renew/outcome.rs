@@ -44,7 +44,8 @@ impl Worker {
             match exchange.reply.1.get(index) {
                 // A node in quarantine renews too, but its confirmation does not count.
                 Some(RenewReply::Renewed)
-                    if self.desk.redlock.node(node).quarantine_left(exchange.sent).is_some() => {}
+                    if self.context.redlock.node(node).quarantine_left(exchange.sent).is_some() => {
+                }
                 Some(RenewReply::Renewed) => {
                     if !excluded.contains(node) {
                         confirmations += 1;
@@ -75,16 +76,21 @@ impl Worker {
         outcome: &RenewalOutcome,
     ) -> Option<Moment> {
         // A lease that was released while its renewal was in flight is not lost.
-        let validity =
-            self.desk.shared.state.lock().schedule.record_replies(generation, &outcome.replies)?;
+        let validity = self
+            .context
+            .shared
+            .state
+            .lock()
+            .schedule
+            .record_replies(generation, &outcome.replies)?;
         if validity.is_none() {
-            let kept = self.desk.shared.state.lock().schedule.remove(generation);
+            let kept = self.context.shared.state.lock().schedule.remove(generation);
             if kept.is_some() {
-                self.desk.end_as_lost(lease, outcome.loss.clone());
+                self.context.end_as_lost(lease, outcome.loss.clone());
                 // A minority of nodes may still keep the lock, or a request in flight may acquire
                 // it again.
-                if self.desk.redlock.len() > 1 || clock::now() < lease.in_flight.until() {
-                    self.desk.clean_up(lease);
+                if self.context.redlock.len() > 1 || clock::now() < lease.in_flight.until() {
+                    self.context.residues.clean_up(lease);
                 }
             }
         }

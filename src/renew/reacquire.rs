@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     schedule::Generation,
-    worker::{MissingOn, PREEMPTION_DELAY_MAX, Worker},
+    worker::{MissingOn, Worker},
 };
 use crate::{
     backend::{
@@ -32,7 +32,7 @@ impl Worker {
             let went_well = self
                 .isolate_panic(|worker| worker.reacquire(generation, &lease, nodes))
                 .unwrap_or(true);
-            if !went_well || self.desk.is_wanted(clock::now()) {
+            if !went_well || self.context.shared.has_due_renewals(clock::now()) {
                 return;
             }
         }
@@ -59,12 +59,8 @@ impl Worker {
             repair_ttl_ms: 0,
             token_min: lease.token.0,
         };
-        let responses = self.ask(
-            BroadcastOptions::awaiting_all(nodes, deadline),
-            PREEMPTION_DELAY_MAX,
-            call,
-            |_, _| Vote::Yes,
-        );
+        let responses =
+            self.ask(BroadcastOptions::awaiting_all(nodes, deadline), call, |_, _| Vote::Yes);
         let unknown = responses.unanswered().union(responses.outcome_unknown());
         let (mut replies, mut acquired) = (Vec::new(), NodeSet::EMPTY);
         for (node, response) in responses.by_node.iter().enumerate() {
@@ -72,18 +68,19 @@ impl Worker {
                 && matches!(exchange.reply, AcquireReply::Held { .. })
             {
                 acquired = acquired.union(NodeSet::single(node));
-                if self.desk.redlock.node(node).quarantine_left(exchange.sent).is_none() {
+                if self.context.redlock.node(node).quarantine_left(exchange.sent).is_none() {
                     replies.push((node, Some(deadline_from_sent(exchange.sent, claim.ttl))));
                 }
             }
         }
         let now = clock::now();
-        let residues = &self.desk.residues;
+        let residues = &self.context.residues;
         if !unknown.is_empty() {
             // The request may be applied after the holder has released the lock.
             residues.clean_up_unless_held(lease, unknown, deadline.saturating_add(EXPIRY_SLACK));
         }
-        let validity = self.desk.shared.state.lock().schedule.record_replies(generation, &replies);
+        let validity =
+            self.context.shared.state.lock().schedule.record_replies(generation, &replies);
         match validity {
             Some(Some(validity)) => drop(lease.update_deadline(validity, now)),
             // Released or ended meanwhile, perhaps before the node granted the lock.

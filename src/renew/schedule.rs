@@ -2,7 +2,6 @@
 //! Pure: `now` comes in, decisions go out.
 
 mod overdue;
-mod room;
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -126,14 +125,31 @@ impl Schedule {
         Some(entry.lease)
     }
 
-    /// Time of the next renewal or end.
-    pub(crate) fn earliest(&self) -> Moment {
-        earliest_in(&self.renewals).min(self.earliest_end())
+    /// Time of the next renewal.
+    pub(crate) fn earliest_renewal(&self) -> Moment {
+        earliest_in(&self.renewals)
     }
 
-    /// Time at which the next lease ends unless it is renewed.
-    pub(crate) fn earliest_end(&self) -> Moment {
-        earliest_in(&self.ends)
+    /// Time at which the next lease ends unless it is renewed, or a renewal becomes overdue.
+    pub(crate) fn earliest_deadline(&self) -> Moment {
+        earliest_in(&self.ends).min(self.earliest_overdue())
+    }
+
+    /// Whether the renewals that are due at `now` can no longer wait for an exchange that began at
+    /// `since`: the lease of one of them has no more time left than the exchange has taken.
+    pub(crate) fn is_pressing(&self, since: Moment, now: Moment) -> bool {
+        // No lease ends before the first end. Until then, the entries need not be searched.
+        if now < midpoint(since, earliest_in(&self.ends)) {
+            return false;
+        }
+        let due = self.renewals.range(..=(now, Generation(u64::MAX)));
+        let mut due = due.filter_map(|(_, generation)| self.entries.get(generation));
+        due.any(|entry| {
+            let deadline = entry.lease.deadline();
+            // A renewal extends no lease after its deadline, or that `max_hold` ends anyway.
+            let is_useful = now < deadline && deadline < entry.hold_until;
+            is_useful && now >= midpoint(since, deadline)
+        })
     }
 
     /// Returns the leases to renew at `now`, the one with the least time left first. No further

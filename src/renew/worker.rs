@@ -1,5 +1,8 @@
-//! The renewer's thread. It loops: lock the state, decide, unlock, act, sleep until the earliest
-//! deadline. It has its own connections, so that no lock is lost when users exhaust the pool.
+//! The worker thread: renews, over its own connections, so that no lock is lost when users exhaust
+//! the pool.
+//!
+//! Invariant: every lease that it takes from the schedule is scheduled again, or has ended. An
+//! exchange with silent servers ends before another lease loses its chance of a renewal.
 
 use std::{
     mem,
@@ -8,19 +11,14 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    ResidueSink, Shared,
-    desk::{Desk, Watch},
-    outcome::RenewalOutcome,
-    schedule::{ExpiryCause, Generation},
-};
+use super::{context::Context, schedule::Generation};
 use crate::{
     backend::{
         redis::{
             Exchange, NodeError, NodeErrorKind, Request,
             requests_and_replies::{Renew, RenewReply, Renewal},
         },
-        redlock::{AskError, BroadcastOptions, NodeConnections, Redlock, Response, Responses},
+        redlock::{AskError, BroadcastOptions, NodeConnections, Response, Responses},
     },
     core::{
         lease::Lease,
@@ -37,21 +35,12 @@ pub(super) const RENEWAL_BATCH_MAX: usize = 100;
 const RENEWAL_TIMEOUT_MIN: Duration = Duration::from_millis(50);
 /// Maximum wait for the remaining nodes once a quorum has answered a renewal.
 const STRAGGLER_GRACE_MAX: Duration = Duration::from_millis(50);
-/// Maximum delay of a due renewal by work that can be postponed.
-pub(super) const PREEMPTION_DELAY_MAX: Duration = Duration::from_millis(50);
-/// Value of `delay` for [`Worker::ask`] without a fixed limit: a due renewal waits for the exchange
-/// until its lease has no more time left than the exchange has taken.
-pub(super) const SPARE: Duration = Duration::MAX;
+/// Maximum time for which an exchange goes on while the manager shuts down; enough for a
+/// re-acquisition, after which the lock must be released.
+const SHUTDOWN_GRACE: Duration = Duration::from_millis(250);
 /// Maximum time of a connection attempt that outlasts its exchange. Bounds the number of attempts
 /// in progress.
 const CONNECT_TIMEOUT_MAX: Duration = Duration::from_secs(1);
-
-/// Work that was due at one moment, taken from the state.
-pub(super) struct DueWork {
-    pub(super) expired: Vec<(Arc<Lease>, ExpiryCause)>,
-    pub(super) overdue: Vec<Arc<Lease>>,
-    pub(super) renew: Vec<(Generation, Arc<Lease>)>,
-}
 
 /// Result of one renewal request for one lock.
 struct Settlement {
@@ -84,41 +73,29 @@ struct BatchReport {
 }
 
 pub(super) struct Worker {
-    pub(super) desk: Desk,
+    pub(super) context: Context,
     connections: NodeConnections,
     /// Earliest time of the next exchange with nodes that reply long after the others.
     pub(super) listens_at: Moment,
 }
 
 impl Worker {
-    pub(super) fn new(
-        redlock: Arc<Redlock>,
-        shared: Arc<Shared>,
-        residues: Arc<dyn ResidueSink>,
-    ) -> Worker {
+    pub(super) fn new(context: Context) -> Worker {
         Worker {
-            connections: redlock.reserved_connections(),
-            desk: Desk { redlock, shared, residues },
+            connections: context.redlock.reserved_connections(),
+            context,
             listens_at: Moment::from_nanos(0),
         }
     }
 
     pub(super) fn run(mut self) {
-        while let Some(work) = self.desk.shared.wait_for_work() {
-            self.handle(work);
+        while let Some(due) = self.context.shared.wait_for_renewals() {
+            let BatchReport { missing, stragglers, .. } = self.renew(due);
+            self.reacquire_all(missing);
+            let missing =
+                self.isolate_panic(|worker| worker.listen_to(stragglers)).unwrap_or_default();
+            self.reacquire_all(missing);
         }
-        self.drain();
-    }
-
-    fn handle(&mut self, work: DueWork) {
-        for expired in work.expired {
-            self.isolate_panic(|worker| worker.desk.expire([expired]));
-        }
-        self.isolate_panic(|worker| worker.desk.report_overdue(work.overdue, clock::now()));
-        let BatchReport { missing, stragglers, .. } = self.renew(work.renew);
-        self.reacquire_all(missing);
-        let missing = self.isolate_panic(|worker| worker.listen_to(stragglers)).unwrap_or_default();
-        self.reacquire_all(missing);
     }
 
     /// Runs `action` and catches a panic, so that a bug in the handling of one lock does not affect
@@ -129,7 +106,7 @@ impl Worker {
             .map_err(|panic| {
                 mem::forget(panic);
                 // Replies in flight on the old connections cannot be matched to requests any more.
-                self.connections = self.desk.redlock.reserved_connections();
+                self.connections = self.context.redlock.reserved_connections();
                 log_safely!(error, "internal error in the lock renewer; please report it");
             })
             .ok()
@@ -149,7 +126,7 @@ impl Worker {
                 // The failed batch must not delay the rest, which is due again before the batch is
                 // retried.
                 let now = clock::now();
-                let mut state = self.desk.shared.state.lock();
+                let mut state = self.context.shared.state.lock();
                 for (generation, _) in &rest {
                     state.schedule.requeue(*generation, now);
                 }
@@ -168,7 +145,7 @@ impl Worker {
                 .isolate_panic(|worker| worker.renew_batch(std::slice::from_ref(one), report))
                 .is_none()
             {
-                self.desk.shared.state.lock().schedule.on_failed(one.0, clock::now());
+                self.context.shared.state.lock().schedule.on_failed(one.0, clock::now());
             }
         }
     }
@@ -178,7 +155,7 @@ impl Worker {
         // Skip leases that were released or ended since they fell due.
         let mut least_left = Duration::MAX;
         let batch: Vec<_> = {
-            let state = self.desk.shared.state.lock();
+            let state = self.context.shared.state.lock();
             let alive = |(generation, lease): &&(Generation, Arc<Lease>)| {
                 let remaining = lease.deadline().duration_since(now);
                 let alive = !remaining.is_zero() && state.schedule.contains(*generation);
@@ -189,7 +166,7 @@ impl Worker {
         };
         // Use half of the shortest remaining time, so that a second try fits into the rest.
         let timeout =
-            (least_left / 2).max(RENEWAL_TIMEOUT_MIN).min(self.desk.redlock.operation_timeout());
+            (least_left / 2).max(RENEWAL_TIMEOUT_MIN).min(self.context.redlock.operation_timeout());
         let renewals: Vec<_> = batch.iter().map(|(_, lease)| build_renewal(lease, now)).collect();
         if renewals.is_empty() {
             return true;
@@ -198,9 +175,9 @@ impl Worker {
         let grace = STRAGGLER_GRACE_MAX.min(least_left / 4);
         let round = BroadcastOptions {
             straggler_grace: grace,
-            ..BroadcastOptions::new(self.desk.redlock.all_nodes(), now.saturating_add(timeout))
+            ..BroadcastOptions::new(self.context.redlock.all_nodes(), now.saturating_add(timeout))
         };
-        let mut responses = self.ask(round, SPARE, |_| Renew(&renewals), |_, _| Vote::Yes);
+        let mut responses = self.ask(round, |_| Renew(&renewals), |_, _| Vote::Yes);
         self.hear_the_rest(&batch, &renewals, least_left, &mut responses, &mut report.unresponsive);
         let quorum = responses.verdict() == Verdict::Granted;
         if quorum {
@@ -214,7 +191,7 @@ impl Worker {
             // Find the lock that causes the refusal by bisection, because one request for each lock
             // would take too long over a slow connection.
             if !mem::replace(&mut report.refusal_logged, true) {
-                let (server, locks) = (self.desk.redlock.label(), batch.len());
+                let (server, locks) = (self.context.redlock.label(), batch.len());
                 log_safely!(
                     warn,
                     "could not renew {locks} locks in one request at {server}: {code} {message}; \
@@ -227,7 +204,7 @@ impl Worker {
             return true;
         }
         let mut failed = Vec::new();
-        let several = self.desk.redlock.len() > 1;
+        let several = self.context.redlock.len() > 1;
         for (index, (generation, lease)) in batch.iter().enumerate() {
             let Settlement { missing, unconfirmed } =
                 self.apply_renewal(*generation, lease, &responses, index);
@@ -240,21 +217,22 @@ impl Worker {
         }
         let mut cause = None;
         if !quorum {
-            let why = AskError::from_responses(&self.desk.redlock, responses, |_| "renewed".into())
-                .to_string();
+            let why =
+                AskError::from_responses(&self.context.redlock, responses, |_| "renewed".into())
+                    .to_string();
             if !mem::replace(&mut report.failure_logged, true) {
                 log_safely!(
                     warn,
                     "could not renew {} locks at {}: {why}",
                     batch.len(),
-                    self.desk.redlock.label()
+                    self.context.redlock.label()
                 );
             }
             cause = Some(why);
         }
         if !failed.is_empty() {
             let why = cause.unwrap_or_else(|| "too few nodes confirmed it".into());
-            self.desk.report_failure(&failed, &why.into());
+            self.report_failure(&failed, &why.into());
         }
         quorum
     }
@@ -267,68 +245,58 @@ impl Worker {
         responses: &Responses<(u64, Vec<RenewReply>)>,
         index: usize,
     ) -> Settlement {
-        let excluded = self.desk.shared.state.lock().schedule.excluded(generation);
+        let excluded = self.context.shared.state.lock().schedule.excluded(generation);
         let outcome = self.collect_replies(lease, responses, index, excluded);
         let Some(deadline) = self.apply_replies(generation, lease, &outcome) else {
             return Settlement::ended();
         };
-        let RenewalOutcome { replies, missing, confirmations, first_sent, .. } = outcome;
         let now = clock::now();
         let margin = lease.deadline().duration_since(now);
         // If the confirmation came after the deadline, `expire` handles the lease.
-        let alive = replies.is_empty() || lease.update_deadline(deadline, now);
-        let mut state = self.desk.shared.state.lock();
-        let unconfirmed = confirmations < self.desk.redlock.quorum_size();
-        let missing = if alive { missing.difference(excluded) } else { NodeSet::EMPTY };
+        let alive = outcome.replies.is_empty() || lease.update_deadline(deadline, now);
+        let mut state = self.context.shared.state.lock();
+        let unconfirmed = outcome.confirmations < self.context.redlock.quorum_size();
+        let missing = if alive { outcome.missing.difference(excluded) } else { NodeSet::EMPTY };
         if unconfirmed {
             state.schedule.on_failed(generation, now);
         } else if alive {
-            state.schedule.on_renewed(generation, first_sent);
+            state.schedule.on_renewed(generation, outcome.first_sent);
             drop(state);
-            let (claim, took) = (&lease.claim, now.duration_since(first_sent));
-            self.desk.redlock.observer().renewed(claim.key.name(), &claim.id, margin, took);
+            let (claim, took) = (&lease.claim, now.duration_since(outcome.first_sent));
+            self.context.redlock.observer().renewed(claim.key.name(), &claim.id, margin, took);
         }
         Settlement { missing, unconfirmed }
     }
 
-    /// Sends a request over the renewer's own connections and collects the replies. Stops early in
-    /// three cases: other work is due and `delay` has passed since the start; the lease of a due
-    /// renewal has no more time left than this exchange has taken; or the manager shuts down.
+    /// Sends a request over the worker's own connections and collects the replies. Stops early if
+    /// the lease of another due renewal has no more time left than this exchange has taken, or if
+    /// the manager shuts down.
     pub(super) fn ask<C: Request>(
         &mut self,
         round: BroadcastOptions<'_>,
-        delay: Duration,
         call: impl Fn(usize) -> C,
         vote: impl Fn(usize, &Exchange<C::Reply>) -> Vote,
     ) -> Responses<C::Reply> {
-        let Worker { desk, connections, .. } = self;
-        let (since, stop) = (clock::now(), desk.limits().1);
-        let before_shutdown = stop == Moment::NEVER;
+        let Worker { context: Context { redlock, shared, .. }, connections, .. } = self;
+        let (since, stop) = (clock::now(), shared.shutdown_deadline());
         let deadline = round.deadline.min(stop);
         // Let a connection attempt outlast this exchange: it may still help another lease.
         let connect_by = since
-            .saturating_add(desk.redlock.operation_timeout().min(CONNECT_TIMEOUT_MAX))
+            .saturating_add(redlock.operation_timeout().min(CONNECT_TIMEOUT_MAX))
             .max(deadline)
             .min(stop);
-        let mut made_room = false;
-        let mut watch = |now| match desk.watch(since, delay, before_shutdown, now) {
-            Watch::Until(next) => Some(next),
-            Watch::MakeRoom => {
-                made_room = true;
-                None
-            }
-            Watch::End => None,
+        let mut stopped = false;
+        let grace = since.saturating_add(SHUTDOWN_GRACE.min(redlock.operation_timeout() / 2));
+        let mut check = |now| {
+            let next = shared.check_exchange(since, grace, now);
+            stopped = next.is_none();
+            next
         };
         let wait_until = round.wait_until.min(deadline);
-        let round = BroadcastOptions {
-            deadline,
-            wait_until,
-            connect_by,
-            on_idle: Some(&mut watch),
-            ..round
-        };
-        let mut responses = desk.redlock.ask(connections, round, call, vote);
-        if made_room && delay == SPARE {
+        let on_idle = Some(&mut check as &mut dyn FnMut(Moment) -> Option<Moment>);
+        let round = BroadcastOptions { deadline, wait_until, connect_by, on_idle, ..round };
+        let mut responses = redlock.ask(connections, round, call, vote);
+        if stopped {
             // Close these connections: the next exchange must not wait for the same nodes.
             for node in responses.unanswered().iter() {
                 connections.0[node].poison();
@@ -337,6 +305,15 @@ impl Worker {
             }
         }
         responses
+    }
+
+    fn report_failure(&self, failed: &[&Arc<Lease>], why: &Arc<str>) {
+        let now = clock::now();
+        for lease in failed {
+            let (claim, left) = (&lease.claim, lease.deadline().duration_since(now));
+            let observer = self.context.redlock.observer();
+            observer.renewal_failed(claim.key.name(), &claim.id, why, left);
+        }
     }
 }
 

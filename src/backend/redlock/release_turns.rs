@@ -122,7 +122,7 @@ impl ReleaseOutcome {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use std::{thread, time::Duration};
 

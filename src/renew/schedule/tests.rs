@@ -5,6 +5,7 @@ use crate::core::{
     claim::{Claim, Grant, InFlight},
     id::generate_lock_id,
     key::LockKey,
+    lease::LeaseEnd,
     token::FencingToken,
 };
 use proptest::prelude::*;
@@ -50,6 +51,13 @@ pub(super) fn plan() -> RenewalPlan {
 
 pub(super) fn generations(due: Vec<(Generation, Arc<Lease>)>) -> Vec<Generation> {
     due.into_iter().map(|(generation, _)| generation).collect()
+}
+
+impl Schedule {
+    /// Time of the next renewal or end.
+    fn earliest(&self) -> Moment {
+        self.earliest_renewal().min(earliest_in(&self.ends))
+    }
 }
 
 #[test]
@@ -226,6 +234,37 @@ fn silent_node_listed_after_a_whole_lease() {
     assert_eq!(unheard(&schedule, 2, 3_900, 9), [first, second]);
     schedule.record_replies(second, &[(0, None)]);
     assert_eq!(unheard(&schedule, 0, 1_000, 1), [second], "it may have been re-acquired since");
+}
+
+#[test]
+fn renewal_waits_at_most_as_long_as_its_lease_has_left() {
+    let mut schedule = Schedule::default();
+    assert!(!schedule.is_pressing(at(0), at(9_000)));
+    // The first is due when the exchange begins; the second is added later.
+    schedule.insert(lease(30_000, 29_000), plan(), at(0));
+    schedule.insert(lease(3_000, 13_900), plan(), at(11_000));
+    let presses = |now| schedule.is_pressing(at(10_000), at(now));
+    assert!(!presses(11_999), "it is not due yet");
+    assert!(presses(12_000), "it has waited long enough");
+    let presses = |now| schedule.is_pressing(at(11_000), at(now));
+    assert!(!presses(12_449) && presses(12_450));
+}
+
+#[test]
+fn hopeless_renewal_does_not_press() {
+    let mut schedule = Schedule::default();
+    let released = lease(3_000, 2_900);
+    schedule.insert(released.clone(), plan(), at(0));
+    schedule.insert(lease(3_000, 2_900), RenewalPlan { renew: false, ..plan() }, at(0));
+    for hold_until in [2_000, 2_900] {
+        let plan = RenewalPlan { hold_until: at(hold_until), ..plan() };
+        schedule.insert(lease(3_000, 2_900), plan, at(0));
+    }
+    released.end(LeaseEnd::Released);
+    assert!(!schedule.is_pressing(at(0), at(1_900)));
+    schedule.insert(lease(3_000, 2_900), plan(), at(0));
+    assert!(schedule.is_pressing(at(0), at(1_900)));
+    assert!(!schedule.is_pressing(at(0), at(2_900)), "it has expired");
 }
 
 #[test]

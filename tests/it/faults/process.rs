@@ -72,7 +72,7 @@ fn manager_is_refused_without_threads_and_possible_later() {
     }
     let server = RedisServer::start();
     let mut purposes = Vec::new();
-    // A manager with handlers starts three threads. Each of them may be the first that cannot be
+    // A manager with handlers starts four threads. Each of them may be the first that cannot be
     // started.
     let mgr = (1..).find_map(|halves| {
         eventually("earlier threads have ended", TEST_TIMEOUT, || distlock_threads().is_empty());

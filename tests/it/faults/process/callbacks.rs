@@ -24,7 +24,7 @@ use crate::{
 
 type Action = Box<dyn FnOnce() + Send>;
 
-/// Run by the renewer's thread when it logs next.
+/// Run by the thread that renews when it logs next.
 static NEXT: Mutex<Option<Action>> = Mutex::new(None);
 /// Number of panics.
 static PANICS: AtomicUsize = AtomicUsize::new(0);
@@ -37,7 +37,7 @@ impl log::Log for ActingLogger {
     }
 
     fn log(&self, _: &log::Record<'_>) {
-        if thread::current().name() == Some("distlock-renewer") {
+        if thread::current().name() == Some("distlock-renew-io") {
             let action = NEXT.lock().take();
             action.into_iter().for_each(|action| action());
         }
@@ -57,7 +57,7 @@ fn install_logger() {
     log::set_max_level(log::LevelFilter::Warn);
 }
 
-/// Runs the action on the renewer's thread, while it logs that a renewal has failed. Returns when
+/// Runs the action on the thread that renews, while it logs that a renewal has failed. Returns when
 /// the action has ended.
 #[track_caller]
 fn on_renewer_thread(proxy: &FaultProxy, action: impl FnOnce() + Send + 'static) {
@@ -111,7 +111,7 @@ impl HandleEvent for LossCounter {
     }
 }
 
-/// Another thread may be in `shutdown` at the same time, where it waits for the renewer's thread.
+/// Another thread may be in `shutdown` at the same time, where it waits for the renewer's threads.
 ///
 /// Fault: N73
 #[test]
@@ -144,7 +144,7 @@ fn logger_may_shut_the_manager_down() {
     }
 }
 
-/// The pool has no connection left, so the release uses a reserved one on the renewer's thread.
+/// The pool has no connection left, so the release uses a reserved one on the thread that renews.
 ///
 /// Fault: N73
 #[test]

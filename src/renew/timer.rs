@@ -1,0 +1,84 @@
+//! The timer thread: ends leases at their deadlines, and reports overdue renewals. On shutdown it
+//! ends all leases.
+//!
+//! Invariant: it does no network I/O, so neither a server nor a renewal can delay it.
+
+use std::{
+    mem,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+use super::{DueDeadlines, context::Context, report_loss, schedule::ExpiryCause};
+use crate::{
+    core::{
+        lease::{Lease, LeaseEnd},
+        lock_lost::LockLost,
+    },
+    sys::{clock, threads::Thread},
+};
+
+pub(super) struct Timer {
+    context: Context,
+    /// The thread that renews.
+    worker: Thread,
+}
+
+impl Timer {
+    pub(super) fn new(context: Context, worker: Thread) -> Timer {
+        Timer { context, worker }
+    }
+
+    pub(super) fn run(self) {
+        while let Some(DueDeadlines { expired, overdue }) = self.context.shared.wait_for_deadline()
+        {
+            for (lease, why) in expired {
+                isolate_panic(|| self.expire(&lease, why));
+            }
+            for lease in overdue {
+                isolate_panic(|| self.report_overdue(&lease));
+            }
+        }
+        self.shut_down();
+    }
+
+    /// Ends a lease that has expired. Also has its key released, because a renewal may have been
+    /// applied without a reply.
+    fn expire(&self, lease: &Lease, why: ExpiryCause) {
+        let why = match why {
+            ExpiryCause::Deadline => LockLost::Expired,
+            ExpiryCause::MaxHold => LockLost::MaxHold,
+        };
+        // The holder may have noticed first.
+        self.context.end_as_lost(lease, why);
+        if !matches!(lease.ended(), Some(LeaseEnd::Released)) {
+            self.context.residues.clean_up(lease);
+        }
+    }
+
+    fn report_overdue(&self, lease: &Lease) {
+        let (claim, left) = (&lease.claim, lease.deadline().duration_since(clock::now()));
+        self.context.redlock.observer().renewal_overdue(claim.key.name(), &claim.id, left);
+    }
+
+    fn shut_down(self) {
+        let Context { redlock, shared, residues } = self.context;
+        let (leases, deadline) = shared.end_all();
+        for lease in &leases {
+            lease.end(LeaseEnd::Lost(LockLost::Shutdown));
+            isolate_panic(|| report_loss(redlock.observer(), lease));
+        }
+        // What it was re-acquiring must be known before it is released.
+        self.worker.join();
+        isolate_panic(|| residues.drain(&leases, deadline));
+        // The caller of the shutdown may not have waited for this thread.
+        redlock.observer().close();
+    }
+}
+
+/// Catches a panic, so that a bug in the handling of one lock does not affect the others.
+fn isolate_panic(action: impl FnOnce()) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(action)) {
+        mem::forget(panic);
+        log_safely!(error, "internal error in the lock renewer; please report it");
+    }
+}
