@@ -167,7 +167,7 @@ mod tests {
         assert_eq!(membership.votes_from(0), at(210));
     }
 
-    /// Even if it has run for long, and another node had no server before.
+    /// A promoted server does not report since when it is a master.
     ///
     /// Fault: N37
     #[test]
