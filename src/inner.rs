@@ -27,7 +27,8 @@ use crate::{
     cleanup::Cleaner,
     config::{LockOptions, ValidatedConfig},
     core::{
-        claim::Claim,
+        ack::PendingAcks,
+        claim::{Claim, Residue},
         holder::Holder,
         id::{generate_lock_id, random_uuid},
         key::{LockKey, MAX_NAME_BYTES},
@@ -98,7 +99,7 @@ impl ManagerHandle {
         if redlock.len() > 1 {
             redlock.validate_nodes()?;
         }
-        let cleaner = Arc::new(Cleaner::new(redlock.clone()));
+        let cleaner = Arc::new(Cleaner::new(redlock.clone() as Arc<dyn Backend>));
         let renewer = LockRenewer::start(redlock.clone(), cleaner.clone())
             .map_err(no_thread("lock renewer"))?;
         let channel = format!("distlock:client:{}", random_uuid());
@@ -333,12 +334,14 @@ impl ManagerInner {
 
 impl ResidueSink for Cleaner {
     fn clean_up(&self, lease: &Lease) {
-        let nodes = self.nodes_with_residue(lease);
-        self.clean_up(&lease.claim, &lease.queue_entry, nodes, lease.in_flight.until());
+        // After a shutdown, it is left to expire.
+        let _ = self.clean_up_lease(lease);
     }
 
     fn clean_up_unless_held(&self, lease: &Arc<Lease>, nodes: NodeSet, at: Moment) {
-        self.clean_up_unless_held(lease, nodes, at);
+        let (queue_entry, pending_acks) = (String::new(), PendingAcks::new());
+        let residue = Residue { nodes, queue_entry, in_flight_until: at, pending_acks };
+        self.clean_up_unless_held(lease, residue, at);
     }
 
     fn drain(&self, leases: &[Arc<Lease>], deadline: Moment) {

@@ -65,6 +65,9 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     /// What a lease that has ended without a release may have left on the servers.
     fn lease_residue(&self, lease: &Lease) -> Residue;
 
+    /// Returns what cleans up residues in the background.
+    fn residue_cleaner(self: Arc<Self>) -> Box<dyn ResidueCleaner + Send>;
+
     /// Cleans up after a claim once, for a caller that has nobody else to do it.
     fn clean_up_once(
         &self,
@@ -205,6 +208,31 @@ pub(crate) struct QueueReport {
     /// Our channel has no subscriber there, so a hand-over would skip us.
     pub(crate) no_subscriber: bool,
     pub(crate) sent_at: Moment,
+}
+
+/// Cleans up what claims have left, over connections of its own, which open when they are first
+/// used.
+pub(crate) trait ResidueCleaner {
+    /// Tries once to clean up the residue of each claim, and removes from it what the servers
+    /// confirm. Returns why something is left.
+    fn clean_up(
+        &mut self,
+        residues: &mut [(&Claim, &mut Residue)],
+        limits: CleanupLimits<'_>,
+    ) -> Option<BackendError>;
+
+    /// Closes the connections.
+    fn close(&mut self);
+}
+
+/// How long to try to clean up.
+#[derive(Clone, Copy)]
+pub(crate) enum CleanupLimits<'a> {
+    /// One operation timeout for each exchange, unless this returns true: the manager shuts down.
+    Unless(&'a dyn Fn() -> bool),
+    /// Half of the time that is left until this deadline, which leaves the other half for a second
+    /// try.
+    HalfUntil(Moment),
 }
 
 /// What is known about a lock.

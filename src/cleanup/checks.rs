@@ -6,7 +6,7 @@ use std::time::Duration;
 use loom::{model, sync::Arc as Checked, thread};
 
 use super::*;
-use crate::core::{id::generate_lock_id, key::LockKey};
+use crate::core::{ack::PendingAcks, id::generate_lock_id, key::LockKey, quorum::NodeSet};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -14,7 +14,13 @@ fn add(shared: &Shared) -> bool {
     let (now, nodes) = (clock::now(), NodeSet::single(0));
     let claim = Claim { key: LockKey::new("", "x").unwrap(), id: generate_lock_id(), ttl: HOUR };
     let mut state = shared.state.lock();
-    state.queue.add_claim(&claim, "", nodes, now, now);
+    let residue = Residue {
+        nodes,
+        queue_entry: String::new(),
+        in_flight_until: now,
+        pending_acks: PendingAcks::new(),
+    };
+    state.queue.add_residue(&claim, residue, now);
     shared.needs_thread(state, now)
 }
 

@@ -19,11 +19,10 @@ use self::{
     worker::Worker,
 };
 use crate::{
-    backend::redlock::Redlock,
+    backend::Backend,
     core::{
         claim::{Claim, Residue},
         lease::{Lease, LeaseEnd},
-        quorum::NodeSet,
     },
     sys::{
         clock::{self, Moment},
@@ -35,7 +34,7 @@ use crate::{
 /// Cleans up abandoned claims until a shutdown.
 #[derive(Debug)]
 pub(crate) struct Cleaner {
-    redlock: Arc<Redlock>,
+    backend: Arc<dyn Backend>,
     shared: Arc<Shared>,
 }
 
@@ -62,60 +61,44 @@ struct State {
 }
 
 impl Cleaner {
-    pub(crate) fn new(redlock: Arc<Redlock>) -> Cleaner {
-        Cleaner { redlock, shared: Arc::new(Shared::new()) }
-    }
-
-    /// Schedules the clean-up of the residue of an abandoned claim on these nodes. If a request is
-    /// in flight until `in_flight_until`, it could arrive after the clean-up, which is therefore
-    /// repeated. Returns false after a shutdown.
-    pub(crate) fn clean_up(
-        &self,
-        claim: &Claim,
-        queue_entry: &str,
-        nodes: NodeSet,
-        in_flight_until: Moment,
-    ) -> bool {
-        let now = clock::now();
-        self.add(now, |queue| queue.add_claim(claim, queue_entry, nodes, in_flight_until, now))
+    pub(crate) fn new(backend: Arc<dyn Backend>) -> Cleaner {
+        Cleaner { backend, shared: Arc::new(Shared::new()) }
     }
 
     /// Schedules the clean-up of what a claim may have left. Returns it after a shutdown.
-    pub(crate) fn clean_up_residue(&self, claim: &Claim, residue: Residue) -> Result<(), Residue> {
-        let Residue { nodes, queue_entry, in_flight_until, pending_acks } = &residue;
-        let is_queued = if pending_acks.is_empty() {
-            self.clean_up(claim, queue_entry, *nodes, *in_flight_until)
-        } else {
-            let at = *in_flight_until;
-            self.add(at, |queue| queue.follow_up(claim, queue_entry, pending_acks.clone(), at))
-        };
-        if is_queued { Ok(()) } else { Err(residue) }
+    pub(crate) fn clean_up(&self, claim: &Claim, residue: Residue) -> Result<(), Residue> {
+        let now = clock::now();
+        let due = if residue.pending_acks.is_empty() { now } else { residue.in_flight_until };
+        self.add(due, residue, |queue, residue| queue.add_residue(claim, residue, now))
     }
 
-    /// Nodes on which an ended lease must be cleaned up: those that may hold the lock, and those
-    /// where a request for it may still arrive.
-    pub(crate) fn nodes_with_residue(&self, lease: &Lease) -> NodeSet {
-        let may_arrive_anywhere = clock::now() < lease.in_flight.broken_until;
-        if may_arrive_anywhere { self.redlock.all_nodes() } else { lease.may_hold() }
+    /// Schedules the clean-up of what a lease that has ended may have left.
+    pub(crate) fn clean_up_lease(&self, lease: &Lease) -> Result<(), Residue> {
+        self.clean_up(&lease.claim, self.backend.lease_residue(lease))
     }
 
-    /// Schedules the clean-up of nodes that may hold the lock of this lease for `at`, unless the
-    /// lease is valid then.
-    pub(crate) fn clean_up_unless_held(&self, lease: &Arc<Lease>, nodes: NodeSet, at: Moment) {
-        self.add(at, |queue| queue.add_unless_held(lease, nodes, at));
+    /// Schedules the clean-up of what may be left of this lease at `at`, unless it is valid then.
+    pub(crate) fn clean_up_unless_held(&self, lease: &Arc<Lease>, residue: Residue, at: Moment) {
+        // After a shutdown, it is left to expire.
+        let _ = self.add(at, residue, |queue, residue| queue.add_unless_held(lease, residue, at));
     }
 
-    fn add(&self, due: Moment, add: impl FnOnce(&mut CleanupQueue)) -> bool {
+    fn add(
+        &self,
+        due: Moment,
+        residue: Residue,
+        add: impl FnOnce(&mut CleanupQueue, Residue),
+    ) -> Result<(), Residue> {
         let mut state = self.shared.state.lock();
         if state.shutdown_deadline.is_some() {
-            return false;
+            return Err(residue);
         }
-        add(&mut state.queue);
+        add(&mut state.queue, residue);
         if self.shared.needs_thread(state, due) {
             // If no thread can be started, the next addition tries again.
             self.start_thread();
         }
-        true
+        Ok(())
     }
 
     /// Releases the locks of leases that the shutdown has ended, and then cleans up what is queued,
@@ -127,15 +110,15 @@ impl Cleaner {
         // Skip locks whose holders are releasing them at this moment.
         let held = leases.iter().filter(|lease| lease.ended() != Some(LeaseEnd::Released));
         held.for_each(|lease| {
-            let (claim, entry, nodes) = (&lease.claim, &lease.queue_entry, lease.may_hold());
-            state.queue.add_first(Cleanup::new(claim, entry, nodes, now));
+            let residue = self.backend.lease_residue(lease);
+            state.queue.add_first(Cleanup::new(&lease.claim, residue, now));
         });
         if state.queue.is_empty() && !state.is_running {
             return;
         }
         if self.shared.needs_thread(state, Moment::from_nanos(0)) && !self.start_thread() {
             self.shared.state.lock().is_running = true;
-            Worker::new(self.redlock.clone(), self.shared.clone()).run();
+            Worker::new(self.backend.clone(), self.shared.clone()).run();
         }
         self.shared.await_end(deadline);
     }
@@ -146,7 +129,7 @@ impl Cleaner {
     }
 
     fn start_thread(&self) -> bool {
-        let worker = Worker::new(self.redlock.clone(), self.shared.clone());
+        let worker = Worker::new(self.backend.clone(), self.shared.clone());
         let started = threads::spawn("distlock-cleanup", move || worker.run());
         if let Err(error) = &started {
             self.shared.state.lock().is_running = false;
@@ -249,7 +232,7 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::{id::generate_lock_id, key::LockKey};
+    use crate::core::{ack::PendingAcks, id::generate_lock_id, key::LockKey, quorum::NodeSet};
 
     /// The thread logs the overflow after it has unlocked the state, because a logger may ask for
     /// locks.
@@ -262,7 +245,13 @@ mod tests {
         let claim = Claim { key, id: generate_lock_id(), ttl };
         let far = clock::now().saturating_add(ttl);
         for _ in 0..=queue::CLEANUPS_MAX {
-            shared.state.lock().queue.add_claim(&claim, "", NodeSet::single(0), far, far);
+            let residue = Residue {
+                nodes: NodeSet::single(0),
+                queue_entry: String::new(),
+                in_flight_until: far,
+                pending_acks: PendingAcks::new(),
+            };
+            shared.state.lock().queue.add_residue(&claim, residue, far);
         }
         let overflowed = |idle_max| match shared.next_step(1, idle_max) {
             Step::CleanUp(due) => due.overflowed && due.cleanups.is_empty(),

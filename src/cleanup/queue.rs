@@ -4,8 +4,11 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use crate::{
-    backend::redlock::EXPIRY_SLACK,
-    core::{ack::PendingAcks, claim::Claim, lease::Lease, quorum::NodeSet},
+    core::{
+        claim::{Claim, Residue},
+        lease::Lease,
+        validity::EXPIRY_SLACK,
+    },
     sys::clock::Moment,
 };
 
@@ -26,15 +29,10 @@ const SEARCH_INTERVAL_MAX: usize = 1_024;
 #[derive(Clone, Debug)]
 pub(super) struct Cleanup {
     pub(super) claim: Claim,
-    /// Queue entry, or empty.
-    pub(super) queue_entry: String,
-    /// Nodes that are not cleaned up yet.
-    pub(super) nodes: NodeSet,
+    pub(super) residue: Residue,
     /// Lease under the same claim. If the lease is still valid when this clean-up is due, the
     /// clean-up is dropped.
     unless_held: Option<Arc<Lease>>,
-    /// Acks of releases whose replies were not awaited.
-    pub(super) pending_acks: PendingAcks,
     /// A release was sent to all these nodes by its caller, and is repeated only if it is not
     /// acknowledged in time.
     is_follow_up: bool,
@@ -43,41 +41,16 @@ pub(super) struct Cleanup {
 }
 
 impl Cleanup {
-    pub(super) fn new(claim: &Claim, queue_entry: &str, nodes: NodeSet, at: Moment) -> Cleanup {
-        let lifetime =
-            if queue_entry.is_empty() { claim.ttl } else { claim.ttl.max(QUEUE_ENTRY_TTL) };
+    pub(super) fn new(claim: &Claim, residue: Residue, at: Moment) -> Cleanup {
+        let is_queued = !residue.queue_entry.is_empty();
+        let lifetime = if is_queued { claim.ttl.max(QUEUE_ENTRY_TTL) } else { claim.ttl };
         Cleanup {
             claim: claim.clone(),
-            queue_entry: queue_entry.to_owned(),
-            nodes,
+            residue,
             unless_held: None,
-            pending_acks: PendingAcks::new(),
             is_follow_up: false,
             expires_at: at.saturating_add(lifetime),
         }
-    }
-
-    /// Nodes that have been asked and have not replied.
-    pub(super) fn awaiting_ack(&self) -> NodeSet {
-        self.nodes_by_ack(false).intersection(self.nodes)
-    }
-
-    /// Removes the nodes that have acknowledged the release.
-    pub(super) fn drop_acknowledged(&mut self) {
-        self.nodes = self.nodes.difference(self.nodes_by_ack(true));
-        self.pending_acks.retain(|(_, ack)| !ack.is_acknowledged());
-    }
-
-    fn is_acknowledged(&self) -> bool {
-        self.nodes.difference(self.nodes_by_ack(true)).is_empty()
-    }
-
-    fn nodes_by_ack(&self, acknowledged: bool) -> NodeSet {
-        self.pending_acks
-            .iter()
-            .filter(|(_, ack)| ack.is_acknowledged() == acknowledged)
-            .map(|(node, _)| *node)
-            .collect()
     }
 }
 
@@ -95,42 +68,29 @@ pub(super) struct CleanupQueue {
 }
 
 impl CleanupQueue {
-    /// Adds an abandoned claim, to be cleaned up now, and again once none of its requests can be in
-    /// flight any more. Such a request could arrive after the first clean-up.
-    pub(super) fn add_claim(
-        &mut self,
-        claim: &Claim,
-        queue_entry: &str,
-        nodes: NodeSet,
-        in_flight_until: Moment,
-        now: Moment,
-    ) {
-        self.add(Cleanup::new(claim, queue_entry, nodes, now), now);
+    /// Adds what an abandoned claim may have left, to be cleaned up now, and again once none of its
+    /// requests can be in flight any more. Such a request could arrive after the first clean-up.
+    ///
+    /// Adds a release that is not acknowledged yet for later: it is repeated where it is still not
+    /// acknowledged then. A node that refuses it, or never got it, would otherwise keep the lock
+    /// for its whole lease.
+    pub(super) fn add_residue(&mut self, claim: &Claim, residue: Residue, now: Moment) {
+        let in_flight_until = residue.in_flight_until;
+        if !residue.pending_acks.is_empty() {
+            let cleanup = Cleanup::new(claim, residue, in_flight_until);
+            return self.add(Cleanup { is_follow_up: true, ..cleanup }, in_flight_until);
+        }
+        self.add(Cleanup::new(claim, residue.clone(), now), now);
         if in_flight_until > now {
             let at = in_flight_until.saturating_add(EXPIRY_SLACK);
-            self.add(Cleanup::new(claim, queue_entry, nodes, at), at);
+            self.add(Cleanup::new(claim, residue, at), at);
         }
     }
 
-    /// Adds a release that these nodes have not acknowledged yet, to be repeated at `at` where it
-    /// is still not acknowledged then. A node that refuses it, or never got it, would otherwise
-    /// keep the lock for its whole lease.
-    pub(super) fn follow_up(
-        &mut self,
-        claim: &Claim,
-        queue_entry: &str,
-        pending_acks: PendingAcks,
-        at: Moment,
-    ) {
-        let nodes = pending_acks.iter().map(|(node, _)| *node).collect();
-        let cleanup = Cleanup::new(claim, queue_entry, nodes, at);
-        self.add(Cleanup { pending_acks, is_follow_up: true, ..cleanup }, at);
-    }
-
-    /// Adds nodes that may hold the lock of this lease, to be cleaned up at `at` unless the lease
-    /// is valid then.
-    pub(super) fn add_unless_held(&mut self, lease: &Arc<Lease>, nodes: NodeSet, at: Moment) {
-        let cleanup = Cleanup::new(&lease.claim, "", nodes, at);
+    /// Adds what may be left of this lease at `at`, to be cleaned up then unless the lease is
+    /// valid.
+    pub(super) fn add_unless_held(&mut self, lease: &Arc<Lease>, residue: Residue, at: Moment) {
+        let cleanup = Cleanup::new(&lease.claim, residue, at);
         self.add(Cleanup { unless_held: Some(lease.clone()), ..cleanup }, at);
     }
 
@@ -141,14 +101,17 @@ impl CleanupQueue {
 
     /// Adds an entry, to be tried at `at`. If the queue is full, drops the entry that is due next.
     fn add(&mut self, cleanup: Cleanup, at: Moment) {
-        while self.entries.first_key_value().is_some_and(|(_, (first, _))| first.is_acknowledged())
+        while self
+            .entries
+            .first_key_value()
+            .is_some_and(|(_, (first, _))| first.residue.is_acknowledged())
         {
             self.entries.pop_first();
         }
         // Acknowledged entries may have gathered behind one that is not.
         self.unsearched += 1;
         if self.unsearched >= self.left.clamp(SEARCH_INTERVAL_MIN, SEARCH_INTERVAL_MAX) {
-            self.entries.retain(|_, (cleanup, _)| !cleanup.is_acknowledged());
+            self.entries.retain(|_, (cleanup, _)| !cleanup.residue.is_acknowledged());
             (self.unsearched, self.left) = (0, self.entries.len());
         }
         if self.entries.len() >= CLEANUPS_MAX {
@@ -178,9 +141,9 @@ impl CleanupQueue {
         while self.earliest() <= now {
             let (_, (mut cleanup, delay)) = self.entries.pop_first()?;
             let held = cleanup.unless_held.as_ref().is_some_and(|lease| lease.ended().is_none());
-            cleanup.drop_acknowledged();
+            cleanup.residue.drop_acknowledged();
             cleanup.is_follow_up = false;
-            if now < cleanup.expires_at && !held && !cleanup.nodes.is_empty() {
+            if now < cleanup.expires_at && !held && !cleanup.residue.is_empty() {
                 return Some((cleanup, delay));
             }
         }
@@ -197,7 +160,7 @@ impl CleanupQueue {
         let entries = std::mem::take(&mut self.entries).into_values();
         entries
             .map(|(cleanup, _)| cleanup)
-            .filter(|cleanup| !cleanup.is_follow_up && !cleanup.is_acknowledged())
+            .filter(|cleanup| !cleanup.is_follow_up && !cleanup.residue.is_acknowledged())
             .collect()
     }
 
@@ -211,12 +174,12 @@ impl CleanupQueue {
 mod tests {
     use super::*;
     use crate::core::{
-        ack::AckTracker,
+        ack::{AckTracker, PendingAcks},
         claim::{Grant, InFlight},
         id::generate_lock_id,
         key::LockKey,
         lease::LeaseEnd,
-        quorum::NodeDeadlines,
+        quorum::{NodeDeadlines, NodeSet},
         token::FencingToken,
     };
 
@@ -233,7 +196,20 @@ mod tests {
     }
 
     fn cleanup(until: u64) -> Cleanup {
-        Cleanup { expires_at: at(until), ..Cleanup::new(&claim(), "", NodeSet::single(0), at(0)) }
+        let residue = residue(NodeSet::single(0), "", at(0));
+        Cleanup { expires_at: at(until), ..Cleanup::new(&claim(), residue, at(0)) }
+    }
+
+    fn residue(nodes: NodeSet, queue_entry: &str, in_flight_until: Moment) -> Residue {
+        let (queue_entry, pending_acks) = (queue_entry.to_owned(), PendingAcks::new());
+        Residue { nodes, queue_entry, in_flight_until, pending_acks }
+    }
+
+    /// A release that no connection has acknowledged yet.
+    fn unacknowledged(connections: &mut [AckTracker], until: Moment) -> Residue {
+        let pending_acks = acks(connections);
+        let nodes = pending_acks.iter().map(|(node, _)| *node).collect();
+        Residue { pending_acks, ..residue(nodes, "", until) }
     }
 
     /// One ack of each connection, in the order of the nodes.
@@ -263,9 +239,9 @@ mod tests {
     #[test]
     fn claim_with_request_in_flight_cleaned_up_twice() {
         let (mut queue, nodes) = (CleanupQueue::default(), NodeSet::single(0));
-        queue.add_claim(&claim(), "", nodes, at(10), at(10));
+        queue.add_residue(&claim(), residue(nodes, "", at(10)), at(10));
         assert!(queue.take_due(at(10)).is_some() && queue.is_empty());
-        queue.add_claim(&claim(), "", nodes, at(5_000), at(10));
+        queue.add_residue(&claim(), residue(nodes, "", at(5_000)), at(10));
         assert!(queue.take_due(at(10)).is_some() && queue.take_due(at(5_000)).is_none());
         let again = at(5_000).saturating_add(EXPIRY_SLACK);
         assert!(queue.take_due(again).is_some(), "it expires a ttl after the last request");
@@ -274,9 +250,9 @@ mod tests {
     #[test]
     fn queue_entry_expires_later_than_a_short_lock() {
         let mut queue = CleanupQueue::default();
-        queue.add_claim(&claim(), "entry", NodeSet::single(0), at(0), at(0));
-        queue.add_claim(&claim(), "", NodeSet::single(0), at(0), at(0));
-        assert_eq!(queue.take_due(at(59_999)).unwrap().0.queue_entry, "entry");
+        queue.add_residue(&claim(), residue(NodeSet::single(0), "entry", at(0)), at(0));
+        queue.add_residue(&claim(), residue(NodeSet::single(0), "", at(0)), at(0));
+        assert_eq!(queue.take_due(at(59_999)).unwrap().0.residue.queue_entry, "entry");
         assert!(queue.take_due(at(59_999)).is_none());
     }
 
@@ -296,9 +272,9 @@ mod tests {
             queue_entry: String::new(),
         };
         let lease = Arc::new(Lease::new(claim(), &grant, at(0)));
-        queue.add_unless_held(&lease, nodes, at(100));
+        queue.add_unless_held(&lease, residue(nodes, "", at(0)), at(100));
         assert!(queue.take_due(at(100)).is_none());
-        queue.add_unless_held(&lease, nodes, at(100));
+        queue.add_unless_held(&lease, residue(nodes, "", at(0)), at(100));
         lease.end(LeaseEnd::Released);
         assert!(queue.take_due(at(100)).is_some(), "its lease has ended");
     }
@@ -309,20 +285,25 @@ mod tests {
         let mut links = [AckTracker::default(), AckTracker::default()];
         let mut queue = CleanupQueue::default();
         let pending_acks = acks(&mut links);
-        queue.add(Cleanup { nodes: NodeSet::first_n(3), pending_acks, ..cleanup(500) }, at(100));
+        let of_three = residue(NodeSet::first_n(3), "", at(0));
+        let of_three = Residue { pending_acks, ..of_three };
+        queue.add(Cleanup { residue: of_three, ..cleanup(500) }, at(100));
         links[0].record(false);
         links[1].record(true);
         let (again, _) = queue.take_due(at(100)).unwrap();
         assert_eq!(
-            (again.nodes, again.awaiting_ack()),
+            (again.residue.nodes, again.residue.awaiting_ack()),
             ([1, 2].into_iter().collect(), NodeSet::single(1))
         );
         let settled = links[1].issue(1);
         links[1].record(false);
         queue.add(
             Cleanup {
-                nodes: NodeSet::single(1),
-                pending_acks: PendingAcks::from_elem((1, settled), 1),
+                residue: Residue {
+                    nodes: NodeSet::single(1),
+                    pending_acks: PendingAcks::from_elem((1, settled), 1),
+                    ..again.residue
+                },
                 ..again
             },
             at(100),
@@ -334,13 +315,13 @@ mod tests {
     fn unacknowledged_release_is_due_at_its_deadline() {
         let mut links = [AckTracker::default(), AckTracker::default(), AckTracker::default()];
         let mut queue = CleanupQueue::default();
-        queue.follow_up(&claim(), "", acks(&mut links), at(100));
+        queue.add_residue(&claim(), unacknowledged(&mut links, at(100)), at(0));
         links[1].record(false);
         links[2].record(true);
         assert!(queue.take_due(at(99)).is_none());
         assert_eq!(queue.earliest(), at(100));
         let (cleanup, _) = queue.take_due(at(100)).unwrap();
-        assert_eq!(cleanup.nodes, NodeSet::single(0).union(NodeSet::single(2)));
+        assert_eq!(cleanup.residue.nodes, NodeSet::single(0).union(NodeSet::single(2)));
         assert!(queue.take_due(at(100)).is_none());
     }
 
@@ -348,7 +329,7 @@ mod tests {
     fn acknowledged_entry_dropped_by_next_add() {
         let (mut links, mut queue) = ([AckTracker::default()], CleanupQueue::default());
         for until in 0..1_000 {
-            queue.follow_up(&claim(), "", acks(&mut links), at(until));
+            queue.add_residue(&claim(), unacknowledged(&mut links, at(until)), at(0));
             assert_eq!(queue.entries.len(), 1);
             links[0].record(false);
         }
@@ -362,9 +343,9 @@ mod tests {
     fn acknowledged_entries_do_not_pile_up() {
         let (mut idle, mut busy) = ([AckTracker::default()], [AckTracker::default()]);
         let mut queue = CleanupQueue::default();
-        queue.follow_up(&claim(), "", acks(&mut idle), at(1 << 30));
+        queue.add_residue(&claim(), unacknowledged(&mut idle, at(1 << 30)), at(0));
         for _ in 0..2 * CLEANUPS_MAX {
-            queue.follow_up(&claim(), "", acks(&mut busy), at(1 << 30));
+            queue.add_residue(&claim(), unacknowledged(&mut busy, at(1 << 30)), at(0));
             busy[0].record(false);
             assert!(queue.entries.len() <= 1_000, "{}", queue.entries.len());
         }
@@ -378,9 +359,9 @@ mod tests {
     fn shutdown_follows_up_no_release() {
         let (mut links, mut queue) = ([AckTracker::default()], CleanupQueue::default());
         queue.add(cleanup(500), at(200));
-        queue.follow_up(&claim(), "", acks(&mut links), at(100));
+        queue.add_residue(&claim(), unacknowledged(&mut links, at(100)), at(0));
         assert_eq!(queue.take_all().len(), 1);
-        queue.follow_up(&claim(), "", acks(&mut links), at(100));
+        queue.add_residue(&claim(), unacknowledged(&mut links, at(100)), at(0));
         // It was due, and failed.
         let (due, delay) = queue.take_due(at(100)).unwrap();
         queue.retry_later(due, delay, at(100));
@@ -422,7 +403,7 @@ mod tests {
         let (mut links, mut queue) = ([AckTracker::default()], CleanupQueue::default());
         (0..CLEANUPS_MAX as u64 / 2).for_each(|n| queue.add(cleanup(1 << 40), at(n)));
         while queue.entries.len() < CLEANUPS_MAX {
-            queue.follow_up(&claim(), "", acks(&mut links), at(1 << 30));
+            queue.add_residue(&claim(), unacknowledged(&mut links, at(1 << 30)), at(0));
         }
         links[0].record(false);
         (0..2 * SEARCH_INTERVAL_MAX as u64).for_each(|n| queue.add(cleanup(1 << 40), at(n)));

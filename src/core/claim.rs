@@ -78,8 +78,9 @@ pub(crate) struct GrantNotice {
     pub(crate) px_ms: u64,
 }
 
-/// What a claim may have left on the servers. Only backends look inside.
-#[derive(Debug)]
+/// What a claim may have left on the servers: the lock, or its queue entry. Only backends look
+/// inside.
+#[derive(Clone, Debug)]
 pub(crate) struct Residue {
     pub(crate) nodes: NodeSet,
     /// Queue entry of the claim, or empty.
@@ -89,6 +90,35 @@ pub(crate) struct Residue {
     /// Acks of a release that was sent to all these nodes. If there are any, the residue is cleaned
     /// up where the release is not acknowledged at `in_flight_until`.
     pub(crate) pending_acks: PendingAcks,
+}
+
+impl Residue {
+    /// Whether nothing is left.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// Whether all nodes have acknowledged the release.
+    pub(crate) fn is_acknowledged(&self) -> bool {
+        self.nodes.difference(self.nodes_by_ack(true)).is_empty()
+    }
+
+    /// Nodes that have been asked and have not replied.
+    pub(crate) fn awaiting_ack(&self) -> NodeSet {
+        self.nodes_by_ack(false).intersection(self.nodes)
+    }
+
+    /// Removes the nodes that have acknowledged the release.
+    pub(crate) fn drop_acknowledged(&mut self) {
+        self.nodes = self.nodes.difference(self.nodes_by_ack(true));
+        self.pending_acks.retain(|(_, ack)| !ack.is_acknowledged());
+    }
+
+    fn nodes_by_ack(&self, acknowledged: bool) -> NodeSet {
+        let acks = self.pending_acks.iter();
+        let matching = acks.filter(|(_, ack)| ack.is_acknowledged() == acknowledged);
+        matching.map(|(node, _)| *node).collect()
+    }
 }
 
 impl Grant {

@@ -7,6 +7,10 @@ use crate::{
     sys::clock::Moment,
 };
 
+/// Time added to the moment from which a node refuses a request, because that moment is known only
+/// to within a round trip.
+pub(crate) const EXPIRY_SLACK: Duration = Duration::from_millis(100);
+
 /// Safety margin between the local deadline and the expiry on the server: the possible drift of the
 /// two clocks during the lease, and 2 ms.
 pub(crate) fn margin(ttl: Duration) -> Duration {

@@ -10,7 +10,7 @@ use loom::{model, sync::Arc as Checked, thread};
 
 use super::*;
 use crate::core::{
-    claim::{Grant, InFlight},
+    claim::{Claim, Grant, InFlight},
     id::generate_lock_id,
     key::LockKey,
     lock_lost::LockLost,

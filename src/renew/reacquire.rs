@@ -11,9 +11,14 @@ use super::{
 use crate::{
     backend::{
         redis::requests_and_replies::{Acquire, AcquireMode, AcquireReply},
-        redlock::{BroadcastOptions, EXPIRY_SLACK, Response},
+        redlock::{BroadcastOptions, Response},
     },
-    core::{lease::Lease, node_answer::Vote, quorum::NodeSet, validity::deadline_from_sent},
+    core::{
+        lease::Lease,
+        node_answer::Vote,
+        quorum::NodeSet,
+        validity::{EXPIRY_SLACK, deadline_from_sent},
+    },
     sys::clock,
 };
 

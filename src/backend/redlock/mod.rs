@@ -3,6 +3,7 @@
 
 mod acquisition;
 mod broadcast;
+mod clean_up;
 mod connector;
 mod contention_memory;
 mod error;
@@ -22,8 +23,9 @@ use std::{fmt, sync::Arc, time::Duration};
 use parking_lot::Mutex;
 
 use self::{
-    acquisition::QuorumAcquisition, broadcast::broadcast, contention_memory::ContentionMemory,
-    pauses::subscribe_budget, release_turns::ReleaseTurns, reported_holder::most_reported_holder,
+    acquisition::QuorumAcquisition, broadcast::broadcast, clean_up::QuorumCleaner,
+    contention_memory::ContentionMemory, pauses::subscribe_budget, release_turns::ReleaseTurns,
+    reported_holder::most_reported_holder,
 };
 pub(crate) use self::{
     broadcast::BroadcastOptions,
@@ -35,7 +37,7 @@ pub(crate) use crate::backend::redis::{NodeConnections, PooledConnections};
 use crate::{
     backend::{
         AcquireRequest, Acquisition, Backend, GrantStream, Inspection, QueuePlace, ReleaseReport,
-        StreamError,
+        ResidueCleaner, StreamError,
         redis::{
             ConnectionPool, Endpoint, Exchange, Membership, NodeError, NodeErrorKind,
             RedisAcquisition, RedisGrantStream, RedisNode, Request, requests_and_replies::Ping,
@@ -49,6 +51,7 @@ use crate::{
         lease::Lease,
         node_answer::Vote,
         quorum::{NodeSet, quorum},
+        validity::EXPIRY_SLACK,
     },
     error::{Action, LockError},
     lock_info::{LockInfo, Released},
@@ -59,10 +62,6 @@ use crate::{
 /// Distance of the proposed token above the latest of the nodes' clocks, in microseconds. It
 /// usually makes all nodes store the same token in the first round.
 const TOKEN_HEADROOM_US: u64 = 10_000;
-/// Time added to the moment from which a node refuses a request, because that moment is known only
-/// to within a round trip.
-pub(crate) const EXPIRY_SLACK: Duration = Duration::from_millis(100);
-
 /// The nodes, and the connections to them.
 pub(crate) struct Redlock {
     nodes: Arc<[Arc<RedisNode>]>,
@@ -361,6 +360,10 @@ impl Backend for Redlock {
             in_flight_until: lease.in_flight.until(),
             pending_acks: PendingAcks::new(),
         }
+    }
+
+    fn residue_cleaner(self: Arc<Self>) -> Box<dyn ResidueCleaner + Send> {
+        Box::new(QuorumCleaner::new(self))
     }
 
     fn clean_up_once(

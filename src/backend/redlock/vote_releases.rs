@@ -1,8 +1,8 @@
 //! `VoteReleases`: the releases of votes that a claim won in lost rounds.
 
 use super::{
-    BroadcastOptions, EXPIRY_SLACK, NodeConnections, Redlock, footprint::Footprint,
-    pauses::release_wait_until, responses::Response,
+    BroadcastOptions, NodeConnections, Redlock, footprint::Footprint, pauses::release_wait_until,
+    responses::Response,
 };
 use crate::{
     backend::{
@@ -12,7 +12,7 @@ use crate::{
             requests_and_replies::{Release, ReleaseReply},
         },
     },
-    core::{ack::Ack, node_answer::Vote, quorum::NodeSet},
+    core::{ack::Ack, node_answer::Vote, quorum::NodeSet, validity::EXPIRY_SLACK},
     sys::clock::{self, Moment},
 };
 

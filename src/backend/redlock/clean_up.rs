@@ -1,0 +1,232 @@
+//! `QuorumCleaner`: cleans up residues in pipelined batches. One by one, each would take a round
+//! trip; over a slow connection, residues could be added faster than they are cleaned up.
+
+use std::{
+    mem,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    time::Duration,
+};
+
+use super::{AskError, BroadcastOptions, NodeConnections, Redlock, Response, Responses};
+use crate::{
+    backend::{
+        CleanupLimits, ResidueCleaner,
+        redis::{
+            Exchange, Request,
+            requests_and_replies::{Ping, Release, ReleaseReply},
+        },
+    },
+    core::{
+        claim::{Claim, Residue},
+        node_answer::Vote,
+        quorum::NodeSet,
+    },
+    sys::clock::{self, Moment},
+};
+
+/// Maximum number of requests sent before their replies are read. Twice as many replies may be
+/// unread on a connection.
+const PIPELINE_MAX: usize = 32;
+/// Maximum wait for the replies of several nodes, of which some may not reply at all; enough for a
+/// slow connection. A later reply counts at the next try.
+const REPLY_WAIT_MAX: Duration = Duration::from_millis(250);
+/// Interval at which an exchange checks whether it must end.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+
+pub(super) struct QuorumCleaner {
+    redlock: Arc<Redlock>,
+    /// Open when they are first used.
+    connections: NodeConnections,
+}
+
+impl ResidueCleaner for QuorumCleaner {
+    /// Skips a node for the remaining residues once it does not reply or cannot be reached.
+    fn clean_up(
+        &mut self,
+        residues: &mut [(&Claim, &mut Residue)],
+        limits: CleanupLimits<'_>,
+    ) -> Option<AskError> {
+        let now = clock::now();
+        // Skip nodes in back-off; otherwise, many residues for them could delay the clean-up of
+        // others. At a shutdown there is no later try.
+        let is_skipped = |node: &usize| {
+            self.redlock.len() > 1
+                && matches!(limits, CleanupLimits::Unless(_))
+                && self.redlock.node(*node).is_backing_off(now)
+        };
+        let mut unreachable = self.redlock.all_nodes().iter().filter(is_skipped).collect();
+        let mut error = None;
+        for batch in residues.chunks_mut(PIPELINE_MAX) {
+            error = self.release_batch(batch, &mut unreachable, limits).or(error);
+        }
+        error
+    }
+
+    fn close(&mut self) {
+        self.connections = self.redlock.reserved_connections();
+    }
+}
+
+impl QuorumCleaner {
+    pub(super) fn new(redlock: Arc<Redlock>) -> QuorumCleaner {
+        QuorumCleaner { connections: redlock.reserved_connections(), redlock }
+    }
+
+    /// Tries each residue of a batch once, and removes from it the nodes that confirm. Skips the
+    /// nodes in `unreachable`, and adds those that do not reply or cannot be reached.
+    fn release_batch(
+        &mut self,
+        batch: &mut [(&Claim, &mut Residue)],
+        unreachable: &mut NodeSet,
+        limits: CleanupLimits<'_>,
+    ) -> Option<AskError> {
+        let (count, mut error) = (batch.len(), None);
+        for (index, (claim, residue)) in batch.iter_mut().enumerate() {
+            let targets = residue.nodes.difference(*unreachable);
+            let Some(round) = self.round(targets, limits) else { continue };
+            // With one node, wait for the first reply: it ensures that the server has the script.
+            let first = index == 0 && (count == 1 || self.redlock.len() == 1);
+            let waits = first || !self.can_pipeline(targets);
+            let wait_until = if waits { round.wait_until } else { clock::now() };
+            let round = BroadcastOptions { wait_until, ..round };
+            let Some(responses) =
+                self.isolate_panic(|cleaner| cleaner.release_one(claim, residue, round, limits))
+            else {
+                // Drop the entry: it would panic at every try and disturb the others.
+                residue.nodes = NodeSet::EMPTY;
+                continue;
+            };
+            if waits {
+                *unreachable =
+                    unreachable.union(responses.timed_out()).union(self.not_connected(&responses));
+                if !residue.is_empty() {
+                    error = Some(AskError::from_responses(&self.redlock, responses, |_| {
+                        "cleaned up".into()
+                    }));
+                }
+            }
+        }
+        error = self.await_acks(batch, unreachable, limits).or(error);
+        batch.iter_mut().for_each(|(_, residue)| residue.drop_acknowledged());
+        error
+    }
+
+    /// Releases residue on the nodes of `round`, and removes the nodes that confirm from the entry.
+    fn release_one(
+        &mut self,
+        claim: &Claim,
+        residue: &mut Residue,
+        round: BroadcastOptions<'_>,
+        limits: CleanupLimits<'_>,
+    ) -> Responses<ReleaseReply> {
+        let queue_entry = residue.queue_entry.as_str();
+        let release = |_| Release {
+            key: &claim.key,
+            id: claim.id.as_str().as_bytes(),
+            queue_entry,
+            expires: false,
+        };
+        let mut responses = self.ask(round, limits, release, |_, _| Vote::Yes);
+        let replied = responses.nodes_where(|response| matches!(response, Response::Replied(_)));
+        residue.nodes = residue.nodes.difference(replied);
+        residue.pending_acks.append(&mut responses.pending_acks);
+        responses
+    }
+
+    /// Pings the nodes with unread replies. The reply to the ping comes after those replies.
+    fn await_acks(
+        &mut self,
+        batch: &[(&Claim, &mut Residue)],
+        unreachable: &mut NodeSet,
+        limits: CleanupLimits<'_>,
+    ) -> Option<AskError> {
+        let targets = batch
+            .iter()
+            .fold(NodeSet::EMPTY, |targets, (_, residue)| targets.union(residue.awaiting_ack()));
+        let targets = targets.difference(*unreachable);
+        let round = self.round(targets, limits)?;
+        let responses =
+            self.isolate_panic(|cleaner| cleaner.ask(round, limits, |_| Ping, |_, _| Vote::Yes))?;
+        *unreachable = unreachable.union(responses.timed_out());
+        let answered = responses.nodes_voting(Vote::Yes);
+        (!targets.difference(answered).is_empty())
+            .then(|| AskError::from_responses(&self.redlock, responses, |()| "replied".into()))
+    }
+
+    /// A broadcast to these nodes; `None` if there are none, or no time for a reply. Each has a new
+    /// deadline: an expired one would close connections to healthy nodes.
+    fn round(
+        &self,
+        targets: NodeSet,
+        limits: CleanupLimits<'_>,
+    ) -> Option<BroadcastOptions<'static>> {
+        let now = clock::now();
+        let round = |deadline| BroadcastOptions::awaiting_all(targets, deadline);
+        match limits {
+            _ if targets.is_empty() => None,
+            CleanupLimits::Unless(_) => {
+                let round = round(now.saturating_add(self.redlock.operation_timeout()));
+                let wait_until = match self.redlock.len() {
+                    1 => round.deadline,
+                    _ => round.deadline.min(now.saturating_add(REPLY_WAIT_MAX)),
+                };
+                Some(BroadcastOptions { wait_until, ..round })
+            }
+            CleanupLimits::HalfUntil(end) if now < end => {
+                Some(round(now.saturating_add(end.duration_since(now) / 2)))
+            }
+            CleanupLimits::HalfUntil(_) => None,
+        }
+    }
+
+    /// Sends a request and collects the replies.
+    fn ask<C: Request>(
+        &mut self,
+        round: BroadcastOptions<'_>,
+        limits: CleanupLimits<'_>,
+        call: impl Fn(usize) -> C,
+        vote: impl Fn(usize, &Exchange<C::Reply>) -> Vote,
+    ) -> Responses<C::Reply> {
+        let mut check = |now: Moment| match limits {
+            CleanupLimits::Unless(must_end) if must_end() => None,
+            _ => Some(now.saturating_add(CHECK_INTERVAL)),
+        };
+        let on_idle: Option<&mut dyn FnMut(Moment) -> Option<Moment>> = match limits {
+            CleanupLimits::Unless(_) => Some(&mut check),
+            CleanupLimits::HalfUntil(_) => None,
+        };
+        let round = BroadcastOptions { on_idle, ..round };
+        self.redlock.ask(&mut self.connections, round, call, vote)
+    }
+
+    /// Whether requests to these nodes can be sent now, and their replies read later.
+    fn can_pipeline(&self, nodes: NodeSet) -> bool {
+        nodes.iter().all(|node| {
+            self.connections.0[node].is_connected()
+                && self.connections.0[node].unread_count() < PIPELINE_MAX
+        })
+    }
+
+    /// Nodes to which nothing was sent because there is no connection.
+    fn not_connected<T>(&self, responses: &Responses<T>) -> NodeSet {
+        let unsent = responses.nodes_where(
+            |response| matches!(response, Response::Failed(failure) if !failure.outcome_unknown),
+        );
+        unsent.iter().filter(|node| !self.connections.0[*node].is_connected()).collect()
+    }
+
+    /// Runs `action` and catches a panic, so that a bug in the handling of one lock does not affect
+    /// the others. Returns `None` after a panic.
+    fn isolate_panic<T>(&mut self, action: impl FnOnce(&mut QuorumCleaner) -> T) -> Option<T> {
+        let result = catch_unwind(AssertUnwindSafe(|| action(self)));
+        result
+            .map_err(|panic| {
+                mem::forget(panic);
+                // Replies in flight on the old connections cannot be matched to requests any more.
+                self.connections = self.redlock.reserved_connections();
+                log_safely!(error, "internal error in the clean-up of locks; please report it");
+            })
+            .ok()
+    }
+}
