@@ -27,14 +27,14 @@ fn add(shared: &Shared) -> bool {
 /// Takes entries until the queue has been empty for `idle_max`, and returns their number.
 fn work(shared: &Shared, idle_max: Duration) -> usize {
     let mut taken = 0;
-    loop {
-        match shared.next_step(1, idle_max) {
-            Step::CleanUp(due) => taken += due.cleanups.len(),
-            Step::Drain(all, _) => taken += all.len(),
-            Step::Idle if shared.try_end() => return taken,
-            Step::Idle => {}
-        }
+    while let Some(step) = shared.next_step(1, idle_max) {
+        taken += match step {
+            Step::CleanUp(due) => due.len(),
+            Step::Drain(all, _) => all.len(),
+            Step::ReportOverflow => 0,
+        };
     }
+    taken
 }
 
 /// Work that arrives while the thread ends is done by that thread, or another one is started.

@@ -104,15 +104,15 @@ impl Cleaner {
     /// Releases the locks of leases that the shutdown has ended, and then cleans up what is queued,
     /// as far as the nodes reply before the deadline. Later additions are refused.
     pub(crate) fn drain(&self, leases: &[Arc<Lease>], deadline: Moment) {
-        let mut state = self.shared.state.lock();
-        let deadline = *state.shutdown_deadline.get_or_insert(deadline);
         let now = clock::now();
         // Skip locks whose holders are releasing them at this moment.
         let held = leases.iter().filter(|lease| lease.ended() != Some(LeaseEnd::Released));
-        held.for_each(|lease| {
-            let residue = self.backend.lease_residue(lease);
-            state.queue.add_first(Cleanup::new(&lease.claim, residue, now));
-        });
+        let held =
+            held.map(|lease| Cleanup::new(&lease.claim, self.backend.lease_residue(lease), now));
+        let held: Vec<_> = held.collect();
+        let mut state = self.shared.state.lock();
+        state.shutdown_deadline = Some(deadline);
+        held.into_iter().for_each(|cleanup| state.queue.add_first(cleanup));
         if state.queue.is_empty() && !state.is_running {
             return;
         }
@@ -133,7 +133,7 @@ impl Cleaner {
         let started = threads::spawn("distlock-cleanup", move || worker.run());
         if let Err(error) = &started {
             self.shared.state.lock().is_running = false;
-            log_safely!(warn, "cannot clean up abandoned locks without a thread: {error}");
+            log_safely!(debug, "cannot start a thread that cleans up: {error}");
         }
         started.is_ok()
     }
@@ -141,17 +141,12 @@ impl Cleaner {
 
 /// Next step of the thread.
 enum Step {
-    CleanUp(Due),
-    /// Clean up everything before the deadline, because the manager shuts down.
-    Drain(Vec<Cleanup>, Moment),
-    /// Nothing to do for a while.
-    Idle,
-}
-
-struct Due {
-    cleanups: Vec<(Cleanup, Duration)>,
+    /// Clean these up; each has a delay until the next try.
+    CleanUp(Vec<(Cleanup, Duration)>),
     /// The queue was full, and entries were dropped.
-    overflowed: bool,
+    ReportOverflow,
+    /// Clean these up before the deadline, because the manager shuts down.
+    Drain(Vec<Cleanup>, Moment),
 }
 
 impl Shared {
@@ -178,43 +173,40 @@ impl Shared {
         false
     }
 
-    /// Sleeps until work is due, or until there has been none for `idle_max`. Takes at most `max`
-    /// entries.
-    fn next_step(&self, max: usize, idle_max: Duration) -> Step {
+    /// Sleeps until work is due. Takes at most `max` entries. Returns `None` if there has been no
+    /// work for `idle_max`: the thread must then end.
+    fn next_step(&self, max: usize, idle_max: Duration) -> Option<Step> {
         let mut state = self.state.lock();
         let idle_until = clock::now().saturating_add(idle_max);
         loop {
             let now = clock::now();
+            if state.queue.take_overflowed() {
+                return Some(Step::ReportOverflow);
+            }
             if let Some(deadline) = state.shutdown_deadline {
                 let all = state.queue.take_all();
-                return if all.is_empty() { Step::Idle } else { Step::Drain(all, deadline) };
+                if !all.is_empty() {
+                    return Some(Step::Drain(all, deadline));
+                }
             }
-            let cleanups: Vec<_> = iter::from_fn(|| state.queue.take_due(now)).take(max).collect();
-            let overflowed = state.queue.take_overflowed();
-            if !cleanups.is_empty() || overflowed {
-                return Step::CleanUp(Due { cleanups, overflowed });
+            let due: Vec<_> = iter::from_fn(|| state.queue.take_due(now)).take(max).collect();
+            if !due.is_empty() {
+                return Some(Step::CleanUp(due));
             }
-            if state.queue.is_empty() && now >= idle_until {
-                return Step::Idle;
-            }
-            let next = state.queue.earliest();
-            let until = if next == Moment::NEVER { idle_until } else { next };
+            let is_last = now >= idle_until || state.shutdown_deadline.is_some();
+            let until = match state.queue.earliest() {
+                Moment::NEVER if is_last => break,
+                Moment::NEVER => idle_until,
+                next => next,
+            };
             state.asleep_until = Some(until);
             clock::park(&self.changed, &mut state, until);
             state.asleep_until = None;
         }
-    }
-
-    /// Ends the thread unless it has got more to do. Returns false if it has.
-    fn try_end(&self) -> bool {
-        let mut state = self.state.lock();
-        if !state.queue.is_empty() {
-            return false;
-        }
         (state.is_running, state.thread_id) = (false, None);
         drop(state);
         clock::wake_all(&self.ended);
-        true
+        None
     }
 
     fn await_end(&self, deadline: Moment) {
@@ -253,12 +245,9 @@ mod tests {
             };
             shared.state.lock().queue.add_residue(&claim, residue, far);
         }
-        let overflowed = |idle_max| match shared.next_step(1, idle_max) {
-            Step::CleanUp(due) => due.overflowed && due.cleanups.is_empty(),
-            _ => false,
-        };
-        assert!(overflowed(Duration::ZERO));
+        let reports = || matches!(shared.next_step(1, Duration::ZERO), Some(Step::ReportOverflow));
+        assert!(reports());
         drop(shared.state.lock().queue.take_all());
-        assert!(!overflowed(Duration::ZERO), "reported twice");
+        assert!(!reports(), "reported twice");
     }
 }

@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Due, Shared, Step, queue::Cleanup};
+use super::{Shared, Step, queue::Cleanup};
 use crate::{
     backend::{Backend, CleanupLimits, ResidueCleaner, error::BackendError},
     sys::{
@@ -32,24 +32,17 @@ impl Worker {
 
     pub(super) fn run(mut self) {
         self.shared.state.lock().thread_id = threads::current();
-        loop {
-            match self.shared.next_step(BATCH_MAX, IDLE_MAX) {
-                Step::CleanUp(Due { cleanups, overflowed }) => {
-                    if overflowed {
-                        log_safely!(
-                            warn,
-                            "the clean-up queue is full; some abandoned locks are left to expire"
-                        );
-                    }
-                    self.clean_up(cleanups);
-                }
-                Step::Drain(cleanups, deadline) => self.drain(cleanups, deadline),
-                Step::Idle => {
-                    // Closed before the end is reported, and not under the mutex.
+        while let Some(step) = self.shared.next_step(BATCH_MAX, IDLE_MAX) {
+            match step {
+                Step::CleanUp(due) => self.clean_up(due),
+                Step::ReportOverflow => log_safely!(
+                    warn,
+                    "the clean-up queue is full; some abandoned locks are left to expire"
+                ),
+                Step::Drain(cleanups, deadline) => {
+                    self.drain(cleanups, deadline);
+                    // Closed before the end of this thread is reported.
                     self.cleaner.close();
-                    if self.shared.try_end() {
-                        return;
-                    }
                 }
             }
         }

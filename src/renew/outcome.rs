@@ -36,7 +36,7 @@ impl Worker {
         index: usize,
         excluded: NodeSet,
     ) -> RenewalOutcome {
-        let mut missing = NodeSet::EMPTY;
+        let (redlock, mut missing) = (&self.context.redlock, NodeSet::EMPTY);
         let mut replies = Vec::with_capacity(responses.by_node.len());
         let (mut confirmations, mut first_sent, mut loss) = (0, Moment::NEVER, LockLost::Gone);
         for (node, response) in responses.by_node.iter().enumerate() {
@@ -44,8 +44,7 @@ impl Worker {
             match exchange.reply.1.get(index) {
                 // A node in quarantine renews too, but its confirmation does not count.
                 Some(RenewReply::Renewed)
-                    if self.context.redlock.node(node).quarantine_left(exchange.sent).is_some() => {
-                }
+                    if redlock.node(node).quarantine_left(exchange.sent).is_some() => {}
                 Some(RenewReply::Renewed) => {
                     if !excluded.contains(node) {
                         confirmations += 1;

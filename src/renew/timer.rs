@@ -3,18 +3,13 @@
 //!
 //! Invariant: it does no network I/O, so neither a server nor a renewal can delay it.
 
-use std::{
-    mem,
-    panic::{AssertUnwindSafe, catch_unwind},
-};
-
 use super::{DueDeadlines, context::Context, report_loss, schedule::ExpiryCause};
 use crate::{
     core::{
         lease::{Lease, LeaseEnd},
         lock_lost::LockLost,
     },
-    sys::{clock, threads::Thread},
+    sys::{clock, logging::isolate_panic, threads::Thread},
 };
 
 pub(super) struct Timer {
@@ -72,13 +67,5 @@ impl Timer {
         isolate_panic(|| residues.drain(&leases, deadline));
         // The caller of the shutdown may not have waited for this thread.
         redlock.observer().close();
-    }
-}
-
-/// Catches a panic, so that a bug in the handling of one lock does not affect the others.
-fn isolate_panic(action: impl FnOnce()) {
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(action)) {
-        mem::forget(panic);
-        log_safely!(error, "internal error in the lock renewer; please report it");
     }
 }

@@ -4,12 +4,7 @@
 //! Invariant: every lease that it takes from the schedule is scheduled again, or has ended. An
 //! exchange with silent servers ends before another lease loses its chance of a renewal.
 
-use std::{
-    mem,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-    time::Duration,
-};
+use std::{mem, sync::Arc, time::Duration};
 
 use super::{context::Context, schedule::Generation};
 use crate::{
@@ -25,7 +20,10 @@ use crate::{
         node_answer::Vote,
         quorum::{NodeSet, Verdict},
     },
-    sys::clock::{self, Moment},
+    sys::{
+        clock::{self, Moment},
+        logging::isolate_panic,
+    },
 };
 
 /// Maximum number of locks in one renewal request; otherwise one request could block the server for
@@ -98,18 +96,14 @@ impl Worker {
         }
     }
 
-    /// Runs `action` and catches a panic, so that a bug in the handling of one lock does not affect
-    /// the others. Returns `None` after a panic.
+    /// Runs `action`. Returns `None` after a panic.
     pub(super) fn isolate_panic<T>(&mut self, action: impl FnOnce(&mut Worker) -> T) -> Option<T> {
-        let result = catch_unwind(AssertUnwindSafe(|| action(self)));
+        let result = isolate_panic(|| action(self));
+        if result.is_none() {
+            // Replies in flight on the old connections cannot be matched to requests any more.
+            self.connections = self.context.redlock.reserved_connections();
+        }
         result
-            .map_err(|panic| {
-                mem::forget(panic);
-                // Replies in flight on the old connections cannot be matched to requests any more.
-                self.connections = self.context.redlock.reserved_connections();
-                log_safely!(error, "internal error in the lock renewer; please report it");
-            })
-            .ok()
     }
 
     fn renew(&mut self, mut due: Vec<(Generation, Arc<Lease>)>) -> BatchReport {

@@ -18,3 +18,14 @@ pub(crate) fn catch_panic(call: impl FnOnce()) {
         std::mem::forget(panic);
     }
 }
+
+/// Runs `action` and catches its panic, so that a bug in the handling of one lock does not affect
+/// the others. Returns `None` after a panic.
+pub(crate) fn isolate_panic<T>(action: impl FnOnce() -> T) -> Option<T> {
+    let mut result = None;
+    catch_panic(|| result = Some(action()));
+    if result.is_none() {
+        log_safely!(error, "internal error in the background work on a lock; please report it");
+    }
+    result
+}

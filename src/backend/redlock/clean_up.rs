@@ -1,12 +1,7 @@
 //! `QuorumCleaner`: cleans up residues in pipelined batches. One by one, each would take a round
 //! trip; over a slow connection, residues could be added faster than they are cleaned up.
 
-use std::{
-    mem,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use super::{AskError, BroadcastOptions, NodeConnections, Redlock, Response, Responses};
 use crate::{
@@ -22,7 +17,10 @@ use crate::{
         node_answer::Vote,
         quorum::NodeSet,
     },
-    sys::clock::{self, Moment},
+    sys::{
+        clock::{self, Moment},
+        logging::isolate_panic,
+    },
 };
 
 /// Maximum number of requests sent before their replies are read. Twice as many replies may be
@@ -216,17 +214,13 @@ impl QuorumCleaner {
         unsent.iter().filter(|node| !self.connections.0[*node].is_connected()).collect()
     }
 
-    /// Runs `action` and catches a panic, so that a bug in the handling of one lock does not affect
-    /// the others. Returns `None` after a panic.
+    /// Runs `action`. Returns `None` after a panic.
     fn isolate_panic<T>(&mut self, action: impl FnOnce(&mut QuorumCleaner) -> T) -> Option<T> {
-        let result = catch_unwind(AssertUnwindSafe(|| action(self)));
+        let result = isolate_panic(|| action(self));
+        if result.is_none() {
+            // Replies in flight on the old connections cannot be matched to requests any more.
+            self.connections = self.redlock.reserved_connections();
+        }
         result
-            .map_err(|panic| {
-                mem::forget(panic);
-                // Replies in flight on the old connections cannot be matched to requests any more.
-                self.connections = self.redlock.reserved_connections();
-                log_safely!(error, "internal error in the clean-up of locks; please report it");
-            })
-            .ok()
     }
 }
