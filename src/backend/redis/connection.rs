@@ -7,6 +7,7 @@
 //! interrupted system calls. After anything but a well-formed reply the socket is closed, and the
 //! next use opens a new one.
 
+mod handshake;
 mod pipeline;
 mod user_commands;
 
@@ -14,16 +15,18 @@ use std::{fmt, io, sync::Arc, time::Duration};
 
 use redis::Value;
 
+pub(crate) use self::handshake::Handshake;
+use self::handshake::handshake;
+
 use super::{
     NodeError, NodeErrorKind,
-    fields::{parse_time, write_array, write_bulk},
+    fields::{write_array, write_bulk},
     framed_socket::FramedSocket,
-    server_info::{self, ServerInfo, ServerInfoReader},
     socket::Socket,
     url::Endpoint,
 };
 use crate::{
-    core::{clock_sample::ClockSample, id::random_uuid},
+    core::id::random_uuid,
     sys::clock::{self, Moment},
 };
 
@@ -53,14 +56,6 @@ pub(crate) struct Connection {
     /// Epoch of the server this connection reached. The epoch of a node increases when its server
     /// is replaced.
     server_epoch: u64,
-}
-
-/// Result of the handshake of a new connection.
-#[derive(Debug)]
-pub(crate) struct Handshake {
-    pub(crate) clock_sample: ClockSample,
-    /// `None` if the handshake does not read it.
-    pub(crate) server_info: Option<ServerInfo>,
 }
 
 impl Connection {
@@ -172,7 +167,8 @@ impl Connection {
             Socket::connect(&self.endpoint.address, deadline).map_err(NodeError::not_sent)?;
         self.link = Some(FramedSocket::new(socket));
         // If the handshake fails, the caller's request has not been sent.
-        let handshake = self.handshake(deadline).map_err(|error| {
+        let handshake = handshake(self, &self.endpoint.clone(), self.reads_server_info, deadline)
+            .map_err(|error| {
             self.poison();
             NodeError { outcome_unknown: false, ..error }
         })?;
@@ -216,75 +212,6 @@ impl Connection {
     /// Returns the socket to poll for replies.
     pub(crate) fn socket(&self) -> Option<&Socket> {
         self.link.as_ref().map(|link| &link.socket)
-    }
-
-    /// Authenticates, selects the database and reads the server's clock, in one round trip.
-    fn handshake(&mut self, deadline: Moment) -> Result<Handshake, NodeError> {
-        let endpoint = self.endpoint.clone();
-        let mut steps: Vec<Vec<&[u8]>> = Vec::new();
-        let (user, password) = (endpoint.user.as_deref(), endpoint.password.as_deref());
-        // A user may have no password. Do not send the name `default`: every connection starts as
-        // that user, and servers before Redis 6 do not know the name.
-        if password.is_some() || user.is_some_and(|user| user != "default") {
-            let mut auth: Vec<&[u8]> = vec![b"AUTH"];
-            auth.extend(user.map(str::as_bytes));
-            auth.push(password.unwrap_or_default().as_bytes());
-            steps.push(auth);
-        }
-        let db = endpoint.db.to_string();
-        if endpoint.db != 0 {
-            steps.push(vec![b"SELECT", db.as_bytes()]);
-        }
-        if self.reads_server_info {
-            steps.extend(server_info::INFO_COMMANDS.iter().map(|command| command.to_vec()));
-        }
-        steps.push(vec![b"TIME"]);
-        self.out.clear();
-        for step in &steps {
-            write_command(&mut self.out, step);
-        }
-        let sent = clock::now();
-        self.flush(deadline)?;
-        let mut reply = Value::Nil;
-        let mut reader = ServerInfoReader::default();
-        for step in &steps {
-            reply = self.receive(deadline)?;
-            if self.reads_server_info && reader.read_reply(step, &reply) {
-                continue;
-            }
-            self.check_error_reply(&reply).map_err(|error| match &error.kind {
-                // A server with too many clients sends this error in place of the first reply,
-                // whatever the command.
-                _ if error.is_max_clients() => error,
-                // Replace the message: a server that does not know AUTH quotes its arguments, and
-                // the password is one of them.
-                NodeErrorKind::Refused { code, .. }
-                    if step.first() == Some(&&b"AUTH"[..]) && code == "ERR" =>
-                {
-                    NodeError::refused(
-                        code.clone(),
-                        "it does not accept this user or password (AUTH)".into(),
-                    )
-                }
-                _ => error,
-            })?;
-        }
-        let received = clock::now();
-        let server_us = parse_time(&reply).ok_or_else(|| {
-            NodeError::outcome_unknown(NodeErrorKind::Protocol(
-                "its reply to TIME is not a valid time".into(),
-            ))
-        })?;
-        let clock_sample = ClockSample::new(sent, received, server_us);
-        let server_info = match self.reads_server_info {
-            true => Some(reader.server_info(received).ok_or_else(|| {
-                NodeError::outcome_unknown(NodeErrorKind::Protocol(
-                    "its reply to INFO lacks a required field".into(),
-                ))
-            })?),
-            false => None,
-        };
-        Ok(Handshake { clock_sample, server_info })
     }
 
     /// Converts an error reply into an error. If the server is not a master, also closes the

@@ -12,8 +12,12 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    AskError, BroadcastOptions, Redlock, footprint::Footprint, pauses::vote_backoff,
-    responses::Response, round::Round, vote_releases::VoteReleases,
+    AskError, BroadcastOptions, Redlock,
+    footprint::Footprint,
+    pauses::vote_backoff,
+    responses::Response,
+    round::{Round, vote},
+    vote_releases::VoteReleases,
 };
 use crate::{
     backend::{
@@ -168,16 +172,9 @@ impl<'a> QuorumAcquisition<'a> {
             repair_ttl_ms: request.repair_ttl_ms,
             token_min,
         };
-        let vote = |node: usize, exchange: &Exchange<AcquireReply>| match exchange.reply {
-            AcquireReply::Held { .. }
-                if redlock.node(node).quarantine_left(exchange.sent).is_some() =>
-            {
-                Vote::Unknown
-            }
-            AcquireReply::Held { .. } => Vote::Yes,
-            AcquireReply::Busy { .. } | AcquireReply::Queued { .. } => Vote::No,
-            // No contender has the vote of this node, so it must not count as a rejection.
-            AcquireReply::WrongType | AcquireReply::Expired { .. } => Vote::Unknown,
+        let vote_of = |node: usize, exchange: &Exchange<AcquireReply>| {
+            let is_quarantined = redlock.node(node).quarantine_left(exchange.sent).is_some();
+            vote(&exchange.reply, is_quarantined)
         };
         let options = if ask_all {
             let preferred = NodeSet::single(queue_node);
@@ -185,15 +182,9 @@ impl<'a> QuorumAcquisition<'a> {
         } else {
             BroadcastOptions::awaiting_all(targets, deadline)
         };
-        let responses = redlock.ask(&mut connections, options, acquire, vote);
+        let responses = redlock.ask(&mut connections, options, acquire, vote_of);
         let (unanswered, outcome_unknown) = (responses.unanswered(), responses.outcome_unknown());
-        if !outcome_unknown.is_empty() {
-            footprint.broken_until = footprint.broken_until.max(deadline);
-        }
-        // Nodes that had not replied before may have been asked over another connection now, or not
-        // at all, so their earlier requests may still take effect.
-        footprint.broken_until = footprint.in_flight().until();
-        (footprint.unanswered, footprint.unanswered_until) = (unanswered, deadline);
+        footprint.on_round(unanswered, outcome_unknown, deadline);
         let queue_vote = responses.votes.get(queue_node).copied().flatten();
         let verdict = match responses.verdict() {
             _ if !ask_all && queue_vote == Some(Vote::No) => Verdict::Rejected,

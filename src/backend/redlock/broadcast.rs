@@ -6,6 +6,7 @@ use std::{mem, sync::Arc, time::Duration};
 use smallvec::SmallVec;
 
 use super::{
+    broadcast_options::BroadcastOptions,
     connector::{Connected, Connector},
     responses::{Response, Responses},
 };
@@ -28,55 +29,6 @@ const SLOW_NODE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Maximum additional wait for preferred nodes once the outcome is decided.
 const PREFERRED_GRACE: Duration = Duration::from_millis(20);
-
-/// Targets and limits of one broadcast.
-pub(crate) struct BroadcastOptions<'a> {
-    pub(crate) targets: NodeSet,
-    /// Time at which the request expires, and connections without a reply are closed.
-    pub(crate) deadline: Moment,
-    /// Time until which to wait for replies; may be before `deadline`.
-    pub(crate) wait_until: Moment,
-    /// Time at which a connection attempt ends. A connection that is ready only after `deadline`
-    /// is left to the next caller.
-    pub(crate) connect_by: Moment,
-    /// Maximum wait for the remaining nodes once the outcome is decided.
-    pub(crate) straggler_grace: Duration,
-    /// Wait for all replies, whatever the verdict.
-    pub(crate) wait_for_all: bool,
-    /// The caller will ask failed nodes again, so too many failures do not end the broadcast.
-    pub(crate) will_retry: bool,
-    /// Earlier votes of nodes that are not asked again, if this is a second broadcast.
-    pub(crate) prior_votes: SmallVec<[Option<Vote>; 8]>,
-    /// Nodes whose replies are worth a short wait.
-    pub(crate) preferred: NodeSet,
-    /// Ask the last node first.
-    pub(crate) reverse_order: bool,
-    /// Called while replies are outstanding. Returns when to call it next, or `None` to stop
-    /// waiting.
-    pub(crate) on_idle: Option<&'a mut dyn FnMut(Moment) -> Option<Moment>>,
-}
-
-impl BroadcastOptions<'_> {
-    pub(crate) fn new(targets: NodeSet, deadline: Moment) -> BroadcastOptions<'static> {
-        BroadcastOptions {
-            targets,
-            deadline,
-            wait_until: deadline,
-            connect_by: deadline,
-            straggler_grace: Duration::ZERO,
-            wait_for_all: false,
-            will_retry: false,
-            prior_votes: SmallVec::new(),
-            preferred: NodeSet::EMPTY,
-            reverse_order: false,
-            on_idle: None,
-        }
-    }
-
-    pub(crate) fn awaiting_all(targets: NodeSet, deadline: Moment) -> BroadcastOptions<'static> {
-        BroadcastOptions { wait_for_all: true, ..BroadcastOptions::new(targets, deadline) }
-    }
-}
 
 /// Sends a request to each node of `options.targets`, and counts one vote for each reply. `request`
 /// returns the request for a node, and `vote` the vote for a reply. Ends when the verdict is
@@ -149,10 +101,8 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
             self.options.targets
         };
         for node in self.options.targets.difference(asked).iter() {
-            self.record_failure(
-                node,
-                NodeError { outcome_unknown: false, kind: NodeErrorKind::BackingOff },
-            );
+            let kind = NodeErrorKind::BackingOff;
+            self.record_failure(node, NodeError { outcome_unknown: false, kind });
         }
         if self.options.reverse_order {
             asked.iter().rev().for_each(|node| self.ask(node));
@@ -277,11 +227,9 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
             let now = clock::now();
             if !decided && !self.options.wait_for_all && self.is_decided() {
                 decided = true;
-                let grace = if self.awaits_preferred() {
-                    self.options.straggler_grace.max(PREFERRED_GRACE)
-                } else {
-                    self.options.straggler_grace
-                };
+                let grace_min =
+                    if self.awaits_preferred() { PREFERRED_GRACE } else { Duration::ZERO };
+                let grace = self.options.straggler_grace.max(grace_min);
                 deadline = deadline.min(now.saturating_add(grace));
             }
             if decided && self.options.straggler_grace.is_zero() && !self.awaits_preferred() {
@@ -347,13 +295,9 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
 
     /// Nodes with an outstanding reply or connection attempt.
     fn unanswered(&self) -> NodeSet {
-        let is_unanswered = |state: &NodeState<C>| !matches!(state, NodeState::Idle);
-        self.states
-            .iter()
-            .enumerate()
-            .filter(|(_, state)| is_unanswered(state))
-            .map(|(node, _)| node)
-            .collect()
+        let states = self.states.iter().enumerate();
+        let open = states.filter(|(_, state)| !matches!(state, NodeState::Idle));
+        open.map(|(node, _)| node).collect()
     }
 
     /// Waits for replies of these nodes, and reads them. Returns false if there were none.
@@ -494,10 +438,10 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
                 }
                 // The thread keeps the connection for the next caller, or records the failure
                 // itself.
-                NodeState::Connecting => self.set_failed(
-                    node,
-                    NodeError { outcome_unknown: false, kind: NodeErrorKind::TimedOut },
-                ),
+                NodeState::Connecting => {
+                    let kind = NodeErrorKind::TimedOut;
+                    self.set_failed(node, NodeError { outcome_unknown: false, kind });
+                }
                 NodeState::Idle => {}
             }
         }

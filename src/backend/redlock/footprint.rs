@@ -47,6 +47,23 @@ impl Footprint {
         self.queued_on = self.queued_on.union(NodeSet::single(node));
     }
 
+    /// Records a round whose requests take effect until `deadline` at the latest: nodes that had
+    /// not replied when it was decided, and nodes whose reply was lost.
+    pub(super) fn on_round(
+        &mut self,
+        unanswered: NodeSet,
+        outcome_unknown: NodeSet,
+        deadline: Moment,
+    ) {
+        if !outcome_unknown.is_empty() {
+            self.broken_until = self.broken_until.max(deadline);
+        }
+        // Nodes that had not replied before may have been asked over another connection now, or not
+        // at all, so their earlier requests may still take effect.
+        self.broken_until = self.in_flight().until();
+        (self.unanswered, self.unanswered_until) = (unanswered, deadline);
+    }
+
     pub(super) fn in_flight(&self) -> InFlight {
         InFlight {
             broken_until: self.broken_until,

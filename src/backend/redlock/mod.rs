@@ -3,6 +3,7 @@
 
 mod acquisition;
 mod broadcast;
+mod broadcast_options;
 mod clean_up;
 mod connector;
 mod contention_memory;
@@ -28,7 +29,7 @@ use self::{
     reported_holder::most_reported_holder,
 };
 pub(crate) use self::{
-    broadcast::BroadcastOptions,
+    broadcast_options::BroadcastOptions,
     error::AskError,
     release::{ReleaseOutcome, ReleaseRequest},
     responses::{Response, Responses},

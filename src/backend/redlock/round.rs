@@ -97,6 +97,17 @@ impl Round {
     }
 }
 
+/// The vote that a reply is. The grants of a node in quarantine do not count.
+pub(super) fn vote(reply: &AcquireReply, is_quarantined: bool) -> Vote {
+    match reply {
+        AcquireReply::Held { .. } if is_quarantined => Vote::Unknown,
+        AcquireReply::Held { .. } => Vote::Yes,
+        AcquireReply::Busy { .. } | AcquireReply::Queued { .. } => Vote::No,
+        // No contender has the vote of this node, so it must not count as a rejection.
+        AcquireReply::WrongType | AcquireReply::Expired { .. } => Vote::Unknown,
+    }
+}
+
 fn describe(reply: &AcquireReply) -> String {
     match reply {
         AcquireReply::Held { .. } => "granted".into(),

@@ -1,6 +1,6 @@
 //! Plain English: words that CONTRIBUTING.md rules out, names of tests, and the width of lines.
 
-use super::source::{all_rust, files, text};
+use super::source::{all_rust, files, library, text};
 
 /// Maximum length of a test's name.
 const TEST_NAME_MAX: usize = 60;
@@ -133,6 +133,13 @@ fn test_names_are_short() {
         }
     }
     assert!(long.is_empty(), "{} names over {TEST_NAME_MAX} letters: {long:#?}", long.len());
+}
+
+#[test]
+fn library_files_have_at_most_450_lines() {
+    let long = library().into_iter().filter(|path| text(path).lines().count() > 450);
+    let long: Vec<_> = long.collect();
+    assert!(long.is_empty(), "too long to read in one go: {long:#?}");
 }
 
 #[test]

@@ -1,0 +1,93 @@
+//! The first exchange of a connection.
+
+use redis::Value;
+
+use super::{Connection, write_command};
+use crate::{
+    backend::redis::{
+        NodeError, NodeErrorKind,
+        fields::parse_time,
+        server_info::{self, ServerInfo, ServerInfoReader},
+        url::Endpoint,
+    },
+    core::clock_sample::ClockSample,
+    sys::clock::{self, Moment},
+};
+
+/// Result of the handshake of a new connection.
+#[derive(Debug)]
+pub(crate) struct Handshake {
+    pub(crate) clock_sample: ClockSample,
+    /// `None` if the handshake does not read it.
+    pub(crate) server_info: Option<ServerInfo>,
+}
+
+/// Authenticates, selects the database and reads the server's clock, in one round trip.
+pub(super) fn handshake(
+    connection: &mut Connection,
+    endpoint: &Endpoint,
+    reads_server_info: bool,
+    deadline: Moment,
+) -> Result<Handshake, NodeError> {
+    let mut steps: Vec<Vec<&[u8]>> = Vec::new();
+    let (user, password) = (endpoint.user.as_deref(), endpoint.password.as_deref());
+    // A user may have no password. Do not send the name `default`: every connection starts as
+    // that user, and servers before Redis 6 do not know the name.
+    if password.is_some() || user.is_some_and(|user| user != "default") {
+        let mut auth: Vec<&[u8]> = vec![b"AUTH"];
+        auth.extend(user.map(str::as_bytes));
+        auth.push(password.unwrap_or_default().as_bytes());
+        steps.push(auth);
+    }
+    let db = endpoint.db.to_string();
+    if endpoint.db != 0 {
+        steps.push(vec![b"SELECT", db.as_bytes()]);
+    }
+    if reads_server_info {
+        steps.extend(server_info::INFO_COMMANDS.iter().map(|command| command.to_vec()));
+    }
+    steps.push(vec![b"TIME"]);
+    let sent = connection.send(deadline, |out| {
+        steps.iter().for_each(|step| write_command(out, step));
+    })?;
+    let mut reply = Value::Nil;
+    let mut reader = ServerInfoReader::default();
+    for step in &steps {
+        reply = connection.receive(deadline)?;
+        if reads_server_info && reader.read_reply(step, &reply) {
+            continue;
+        }
+        connection.check_error_reply(&reply).map_err(|error| match &error.kind {
+            // A server with too many clients sends this error in place of the first reply,
+            // whatever the command.
+            _ if error.is_max_clients() => error,
+            // Replace the message: a server that does not know AUTH quotes its arguments, and
+            // the password is one of them.
+            NodeErrorKind::Refused { code, .. }
+                if step.first() == Some(&&b"AUTH"[..]) && code == "ERR" =>
+            {
+                NodeError::refused(
+                    code.clone(),
+                    "it does not accept this user or password (AUTH)".into(),
+                )
+            }
+            _ => error,
+        })?;
+    }
+    let received = clock::now();
+    let server_us = parse_time(&reply).ok_or_else(|| {
+        NodeError::outcome_unknown(NodeErrorKind::Protocol(
+            "its reply to TIME is not a valid time".into(),
+        ))
+    })?;
+    let clock_sample = ClockSample::new(sent, received, server_us);
+    let server_info = match reads_server_info {
+        true => Some(reader.server_info(received).ok_or_else(|| {
+            NodeError::outcome_unknown(NodeErrorKind::Protocol(
+                "its reply to INFO lacks a required field".into(),
+            ))
+        })?),
+        false => None,
+    };
+    Ok(Handshake { clock_sample, server_info })
+}

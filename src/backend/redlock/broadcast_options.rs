@@ -1,0 +1,59 @@
+//! `BroadcastOptions`: whom a broadcast asks, and how long it waits.
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use crate::{
+    core::{node_answer::Vote, quorum::NodeSet},
+    sys::clock::Moment,
+};
+
+/// Targets and limits of one broadcast.
+pub(crate) struct BroadcastOptions<'a> {
+    pub(crate) targets: NodeSet,
+    /// Time at which the request expires, and connections without a reply are closed.
+    pub(crate) deadline: Moment,
+    /// Time until which to wait for replies; may be before `deadline`.
+    pub(crate) wait_until: Moment,
+    /// Time at which a connection attempt ends. A connection that is ready only after `deadline`
+    /// is left to the next caller.
+    pub(crate) connect_by: Moment,
+    /// Maximum wait for the remaining nodes once the outcome is decided.
+    pub(crate) straggler_grace: Duration,
+    /// Wait for all replies, whatever the verdict.
+    pub(crate) wait_for_all: bool,
+    /// The caller will ask failed nodes again, so too many failures do not end the broadcast.
+    pub(crate) will_retry: bool,
+    /// Earlier votes of nodes that are not asked again, if this is a second broadcast.
+    pub(crate) prior_votes: SmallVec<[Option<Vote>; 8]>,
+    /// Nodes whose replies are worth a short wait.
+    pub(crate) preferred: NodeSet,
+    /// Ask the last node first.
+    pub(crate) reverse_order: bool,
+    /// Called while replies are outstanding. Returns when to call it next, or `None` to stop
+    /// waiting.
+    pub(crate) on_idle: Option<&'a mut dyn FnMut(Moment) -> Option<Moment>>,
+}
+
+impl BroadcastOptions<'_> {
+    pub(crate) fn new(targets: NodeSet, deadline: Moment) -> BroadcastOptions<'static> {
+        BroadcastOptions {
+            targets,
+            deadline,
+            wait_until: deadline,
+            connect_by: deadline,
+            straggler_grace: Duration::ZERO,
+            wait_for_all: false,
+            will_retry: false,
+            prior_votes: SmallVec::new(),
+            preferred: NodeSet::EMPTY,
+            reverse_order: false,
+            on_idle: None,
+        }
+    }
+
+    pub(crate) fn awaiting_all(targets: NodeSet, deadline: Moment) -> BroadcastOptions<'static> {
+        BroadcastOptions { wait_for_all: true, ..BroadcastOptions::new(targets, deadline) }
+    }
+}
