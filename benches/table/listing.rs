@@ -20,7 +20,7 @@ const FILL: &str = "
       local format = 'host-%02d|pid%d|tid%d|ts1763712345678|67e55044-10b1-426f-9247-%012d'
       local id = string.format(format, n % 20, n, n, n)
       redis.call('SET', 'lock:' .. name, id, 'PX', 3600000)
-      redis.call('SET', 'distlock:fence:{lock:' .. name .. '}', 1763712345678000 + n, 'PX', 3600000)
+      redis.call('SET', 'distlock:token:{lock:' .. name .. '}', 1763712345678000 + n, 'PX', 3600000)
       if n % 100 == 0 then
         local queue = 'distlock:queue:{lock:' .. name .. '}'
         redis.call('RPUSH', queue, '1000 distlock:client:x ' .. id)

@@ -16,11 +16,19 @@ use crate::{Result, cluster::Cluster, measure::now, support::RedisServer};
 
 const ACQUIRE: &str = concat!(
     include_str!("../../src/backend/redis/lua/shared.lua"),
-    include_str!("../../src/backend/redis/lua/acquire.lua")
+    include_str!("../../src/backend/redis/lua/token.lua"),
+    include_str!("../../src/backend/redis/lua/acquire.lua"),
+    include_str!("../../src/backend/redis/lua/queue.lua"),
+    include_str!("../../src/backend/redis/lua/acquire_contended.lua"),
+    include_str!("../../src/backend/redis/lua/report.lua")
 );
 const RELEASE: &str = concat!(
     include_str!("../../src/backend/redis/lua/shared.lua"),
-    include_str!("../../src/backend/redis/lua/release.lua")
+    include_str!("../../src/backend/redis/lua/release.lua"),
+    include_str!("../../src/backend/redis/lua/token.lua"),
+    include_str!("../../src/backend/redis/lua/queue.lua"),
+    include_str!("../../src/backend/redis/lua/release_contended.lua"),
+    include_str!("../../src/backend/redis/lua/report.lua")
 );
 
 /// The lock name. It is as long as the one that the library gets.
@@ -79,19 +87,20 @@ impl RawNodes {
         let nonce = ((1 << 47) + self.last_token % (1 << 40)).to_string();
         let request = |script: &redis::Script, args: &[&str]| {
             let mut command = redis::cmd("EVALSHA");
-            command.arg(script.get_hash()).arg(3);
+            command.arg(script.get_hash()).arg(4);
             command.arg(format!("lock:{NAME}"));
             command
                 .arg(format!("distlock:queue:{{lock:{NAME}}}"))
-                .arg(format!("distlock:fence:{{lock:{NAME}}}"));
-            command.arg(&nonce).arg(args);
+                .arg(format!("distlock:token:{{lock:{NAME}}}"))
+                .arg("distlock:fence");
+            command.arg(&nonce).arg(args).arg("1");
             command.get_packed_command()
         };
         let id = id.as_str();
         Ok(Requests {
             acquire: request(
                 &self.acquire,
-                &[id, "10000", "try", "", &not_after, "60000", &token_min],
+                &[id, "10000", "try", "", &not_after, "60000", &token_min, "3610000"],
             ),
             release: request(&self.release, &[id, "", ""]),
             nonce,

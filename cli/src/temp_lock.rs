@@ -9,7 +9,7 @@ pub(crate) struct TempLock {
     pub(crate) name: String,
     pub(crate) key: String,
     pub(crate) queue_key: String,
-    pub(crate) fence_key: String,
+    pub(crate) token_key: String,
     pub(crate) channel: String,
 }
 
@@ -23,7 +23,7 @@ impl TempLock {
         let key = if tagged { lock.clone() } else { format!("{{{lock}}}") };
         TempLock {
             queue_key: format!("distlock:queue:{key}"),
-            fence_key: format!("distlock:fence:{key}"),
+            token_key: format!("distlock:token:{key}"),
             channel: format!("distlock:client:{name}"),
             name,
             key: lock,
@@ -33,7 +33,7 @@ impl TempLock {
     /// Deletes the lock's keys on one server. If the server is unreachable, they expire there.
     pub(crate) fn delete_keys(&self, node: &RedisMgr) {
         let Ok(mut connection) = node.connection() else { return };
-        let keys = [&self.key, &self.queue_key, &self.fence_key];
+        let keys = [&self.key, &self.queue_key, &self.token_key];
         let deleted: Result<u64, RedisError> = redis::cmd("DEL").arg(&keys).query(&mut connection);
         if deleted.is_err_and(|error| !error.is_io_error()) {
             // A user may lack the permission to delete, but have the one to set an expiry.
@@ -52,9 +52,9 @@ mod tests {
     #[test]
     fn keys_match_those_of_library() {
         let plain = TempLock::new("lock:");
-        assert_eq!(plain.fence_key, format!("distlock:fence:{{lock:{}}}", plain.name));
+        assert_eq!(plain.token_key, format!("distlock:token:{{lock:{}}}", plain.name));
         let tagged = TempLock::new("{a}:");
-        assert_eq!(tagged.fence_key, format!("distlock:fence:{{a}}:{}", tagged.name));
+        assert_eq!(tagged.token_key, format!("distlock:token:{{a}}:{}", tagged.name));
         assert_ne!(plain.name, tagged.name);
     }
 }

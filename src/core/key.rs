@@ -55,9 +55,16 @@ impl LockKey {
         self.auxiliary_key("distlock:queue:{", "distlock:queue::")
     }
 
-    /// The key of the last fencing token.
+    /// The key of the holder's fencing token.
+    pub(crate) fn token_key(&self) -> [&str; 3] {
+        self.auxiliary_key("distlock:token:{", "distlock:token::")
+    }
+
+    /// The key of the fence: a number that is not below the token of any lock that was released.
+    /// One for all locks of a database. In a Redis Cluster it would need a tag of the lock's slot,
+    /// and this is the only place that names it.
     pub(crate) fn fence_key(&self) -> [&str; 3] {
-        self.auxiliary_key("distlock:fence:{", "distlock:fence::")
+        ["distlock:fence", "", ""]
     }
 
     /// Returns the parts of a key that no lock key can equal, because lock keys never begin with
@@ -91,21 +98,21 @@ mod tests {
 
     fn keys(prefix: &str, name: &str) -> [String; 3] {
         let key = LockKey::new(prefix, name).unwrap();
-        [key.lock_key().to_owned(), key.queue_key().concat(), key.fence_key().concat()]
+        [key.lock_key().to_owned(), key.queue_key().concat(), key.token_key().concat()]
     }
 
     #[test]
     fn the_keys_of_a_lock_share_a_hash_tag() {
         assert_eq!(
             keys("lock:", "a"),
-            ["lock:a", "distlock:queue:{lock:a}", "distlock:fence:{lock:a}"]
+            ["lock:a", "distlock:queue:{lock:a}", "distlock:token:{lock:a}"]
         );
         assert_eq!(
             keys("lock:", "{user:1}:cart"),
             [
                 "lock:{user:1}:cart",
                 "distlock:queue::lock:{user:1}:cart",
-                "distlock:fence::lock:{user:1}:cart"
+                "distlock:token::lock:{user:1}:cart"
             ]
         );
         assert_eq!(keys("", "my_resource")[0], "my_resource");
@@ -120,10 +127,15 @@ mod tests {
 
     #[test]
     fn reserved_names_are_rejected() {
-        for (prefix, name) in [("", "distlock:fence:{a}"), ("distlock:", "a"), ("dist", "lock:x")] {
+        for (prefix, name) in [
+            ("", "distlock:fence"),
+            ("", "distlock:token:{a}"),
+            ("distlock:", "a"),
+            ("dist", "lock:x"),
+        ] {
             assert!(LockKey::new(prefix, name).is_err());
         }
-        assert!(LockKey::new("lock:", "distlock:fence:{a}").is_ok());
+        assert!(LockKey::new("lock:", "distlock:token:{a}").is_ok());
     }
 
     #[test]
@@ -140,8 +152,8 @@ mod tests {
         #[test]
         fn different_names_never_share_a_key(
             prefix in "(lock:)?",
-            a in "(distlock:(queue|fence):)?[{]?[a-c:{}]{1,12}",
-            b in "(distlock:(queue|fence):)?[{]?[a-c:{}]{1,12}",
+            a in "(distlock:(queue|token):)?[{]?[a-c:{}]{1,12}",
+            b in "(distlock:(queue|token):)?[{]?[a-c:{}]{1,12}",
         ) {
             prop_assume!(a != b);
             let known = |name: &str| LockKey::new(&prefix, name).is_ok();

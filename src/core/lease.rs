@@ -21,9 +21,9 @@ use crate::{
     },
 };
 
-/// Interval at which a renewal also extends the expiry of the fence key, which is a day. Short
-/// enough for a ttl of a day, whose renewals are eight hours apart.
-const TOKEN_REFRESH_INTERVAL: Duration = Duration::from_secs(6 * 3_600);
+/// Interval at which a renewal also extends the expiry of the token key, which is an hour after
+/// that of the lock.
+const TOKEN_REFRESH_INTERVAL: Duration = Duration::from_secs(900);
 
 /// Deadline of a lease that has ended; earlier than any other time.
 const ENDED: u64 = 0;
@@ -97,7 +97,7 @@ impl Lease {
         Moment::from_nanos(self.deadline.load(Ordering::Acquire))
     }
 
-    /// Whether a renewal at `now` should also extend the expiry of the fence key: no renewal has
+    /// Whether a renewal at `now` should also extend the expiry of the token key: no renewal has
     /// been confirmed yet in the current interval of the hold.
     pub(crate) fn should_refresh_token(&self, now: Moment) -> bool {
         let confirmed = self.deadline().saturating_sub(self.claim.ttl);
@@ -313,19 +313,21 @@ mod tests {
     /// Fault: N88
     #[test]
     fn token_refreshed_once_per_interval() {
-        let hours = |hours: u64| at(hours * 3_600_000_000_000);
+        let minutes = |minutes: u64| at(minutes * 60_000_000_000);
         let mut lease = lease(0);
-        lease.claim.ttl = Duration::from_secs(3_600);
-        lease.deadline = AtomicU64::new(hours(1).as_nanos());
+        lease.claim.ttl = Duration::from_secs(60);
+        lease.deadline = AtomicU64::new(minutes(1).as_nanos());
         assert!(!lease.should_refresh_token(at(1)));
-        assert!(lease.update_deadline(hours(6), at(2)));
-        assert!(!lease.should_refresh_token(at(hours(6).as_nanos() - 1)));
+        assert!(lease.update_deadline(minutes(15), at(2)));
+        assert!(!lease.should_refresh_token(at(minutes(15).as_nanos() - 1)));
         assert!(
-            lease.should_refresh_token(hours(6)) && lease.should_refresh_token(hours(6)),
+            lease.should_refresh_token(minutes(15)) && lease.should_refresh_token(minutes(15)),
             "until it is confirmed"
         );
-        assert!(lease.update_deadline(hours(8), at(3)));
-        assert!(!lease.should_refresh_token(hours(8)) && lease.should_refresh_token(hours(12)));
+        assert!(lease.update_deadline(minutes(17), at(3)));
+        assert!(
+            !lease.should_refresh_token(minutes(17)) && lease.should_refresh_token(minutes(30))
+        );
     }
 
     #[derive(Clone, Debug)]

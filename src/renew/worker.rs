@@ -316,7 +316,7 @@ pub(super) fn build_renewal(lease: &Lease, now: Moment) -> Renewal<'_> {
         lock: lease.claim.key.lock_key(),
         id: lease.claim.id.as_str(),
         ttl_ms: lease.claim.ttl_ms(),
-        fence: lease.should_refresh_token(now).then(|| lease.claim.key.fence_key()),
+        token_key: lease.should_refresh_token(now).then(|| lease.claim.key.token_key()),
     }
 }
 

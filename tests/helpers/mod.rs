@@ -26,7 +26,7 @@ pub(crate) fn manager(server: &RedisServer) -> RedisMgr {
 pub(crate) fn server_with_scripts() -> RedisServer {
     let server = RedisServer::start();
     manager(&server).try_lock("warm").unwrap().release().unwrap().unwrap_released();
-    server.cli(&["DEL", &fence_key("warm")]);
+    server.cli(&["DEL", FENCE]);
     server.cli(&["SCRIPT", "LOAD", include_str!("../../src/backend/redis/lua/renew.lua")]);
     server
 }
@@ -70,12 +70,15 @@ pub(crate) fn pttl(server: &RedisServer, key: &str) -> i64 {
     server.query(&["PTTL", key])
 }
 
+/// Key that contains at least the largest token of all locks that were released.
+pub(crate) const FENCE: &str = "distlock:fence";
+
 pub(crate) fn queue_key(name: &str) -> String {
     format!("distlock:queue:{{lock:{name}}}")
 }
 
-pub(crate) fn fence_key(name: &str) -> String {
-    format!("distlock:fence:{{lock:{name}}}")
+pub(crate) fn token_key(name: &str) -> String {
+    format!("distlock:token:{{lock:{name}}}")
 }
 
 pub(crate) fn queue_length(server: &RedisServer, name: &str) -> usize {

@@ -134,7 +134,7 @@ kinds! {
     Delete "delete",
     /// The queue of a lock is deleted.
     DeleteQueue "delete-queue",
-    /// The fence key of a lock is deleted.
+    /// The token key of a lock and the fence are deleted.
     DeleteFence "delete-fence",
     /// The server evicts keys because its memory is full.
     Evict "evict",

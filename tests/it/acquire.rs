@@ -12,8 +12,9 @@ use distlock::{LockError, LockOptions, RedisMgr, Released};
 
 use crate::{
     helpers::{
-        SECOND, UnwrapReleased, completes_within, config_long_timeouts, fence_key, foreign_release,
-        get, label, manager, pttl, set_foreign_lock, spawn_call, spawn_queued_waiter, with_ttl,
+        FENCE, SECOND, UnwrapReleased, completes_within, config_long_timeouts, foreign_release,
+        get, label, manager, pttl, set_foreign_lock, spawn_call, spawn_queued_waiter, token_key,
+        with_ttl,
     },
     support::{RedisServer, TEST_TIMEOUT, eventually},
 };
@@ -35,7 +36,7 @@ fn free_lock_is_acquired_by_every_call() {
         assert!(guard.is_held());
         assert_eq!((guard.name(), get(&server, LOCK)), ("x", Some(guard.id().to_string())));
         guard.release().unwrap().unwrap_released();
-        assert_eq!(server.keys(), [fence_key("x")]);
+        assert_eq!(server.keys(), [FENCE]);
     }
 }
 
@@ -81,10 +82,11 @@ fn lock_key_contains_the_id_and_expires() {
     assert!(left > 10_000 && left <= 20_000, "{left}");
     // The lease ends before the key expires.
     assert!(guard.remaining() < Duration::from_millis(u64::try_from(left).unwrap()));
-    assert_eq!(server.keys(), [fence_key("x"), LOCK.to_owned()]);
-    let fence = pttl(&server, &fence_key("x"));
+    assert_eq!(server.keys(), [token_key("x"), LOCK.to_owned()]);
+    // The token is kept for an hour longer.
+    let token = pttl(&server, &token_key("x"));
     let hour = 60 * 60 * 1000;
-    assert!(fence > 23 * hour && fence <= 24 * hour, "{fence}");
+    assert!(token > left && token > hour && token <= hour + 20_000, "{token}");
 }
 
 #[test]
@@ -107,16 +109,79 @@ fn tokens_rise_although_the_server_forgets_them() {
         let guard = mgr.lock("x").unwrap();
         let token = guard.fencing_token().as_u64();
         assert!(token > last && token < 1 << 53, "{token} after {last} in round {round}");
-        assert_eq!(get(&server, &fence_key("x")), Some(token.to_string()));
+        assert_eq!(get(&server, &token_key("x")), Some(token.to_string()));
         last = token;
         guard.release().unwrap().unwrap_released();
         match round % 4 {
             0 => server.restart_empty(),
             1 => drop(server.cli(&["FLUSHALL"])),
-            2 => drop(server.cli(&["DEL", &fence_key("x")])),
-            _ => drop(server.cli(&["SET", &fence_key("x"), "not a number"])),
+            2 => drop(server.cli(&["DEL", FENCE])),
+            _ => drop(server.cli(&["SET", FENCE, "not a number"])),
         }
     }
+}
+
+/// Goal: a server never fills up with names that were locked once.
+///
+/// Fault: N128
+#[test]
+fn released_names_leave_one_key() {
+    const NAMES: usize = 5_000;
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let (held, mut last) = (mgr.lock("held").unwrap(), 0);
+    for n in 0..NAMES {
+        let guard = mgr.lock(&format!("n{n}")).unwrap();
+        last = last.max(guard.fencing_token().as_u64());
+        guard.release().unwrap().unwrap_released();
+    }
+    assert_eq!(server.keys(), [FENCE, &token_key("held"), "lock:held"]);
+    assert_eq!(get(&server, FENCE), Some(last.to_string()));
+    // This token is older, and does not lower the fence.
+    held.release().unwrap().unwrap_released();
+    assert_eq!(server.keys(), [FENCE]);
+    assert_eq!(get(&server, FENCE), Some(last.to_string()));
+}
+
+/// A release forgets the lock's token, but not that it was given. A token far ahead shows it, as if
+/// the clock had been set back since.
+///
+/// Fault: F50
+/// Promise: P3
+#[test]
+fn release_remembers_token_in_the_fence() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let guard = mgr.lock("x").unwrap();
+    let ahead = guard.fencing_token().as_u64() + 3_600_000_000;
+    server.cli(&["SET", &token_key("x"), &ahead.to_string()]);
+    guard.release().unwrap().unwrap_released();
+    assert_eq!(mgr.lock("x").unwrap().fencing_token().as_u64(), ahead + 1);
+    assert_eq!(mgr.lock("another").unwrap().fencing_token().as_u64(), ahead + 2);
+}
+
+/// A later version of the library that stores something else in the fence marks it with its
+/// version. This version then gives no more locks, and keeps and releases those that it gave.
+///
+/// Fault: N129
+#[test]
+fn newer_protocol_is_respected() {
+    let newer = "v2 1700000000000000 and more";
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let (guard, other) = (mgr.lock("x").unwrap(), mgr.lock("y").unwrap());
+    let waiting = spawn_queued_waiter(&server, &mgr, "x");
+    server.cli(&["SET", FENCE, newer]);
+    let refused = mgr.try_lock("z").unwrap_err();
+    assert!(refused.to_string().contains("version 2 of the distlock protocol"), "{refused}");
+    other.ensure_held().unwrap();
+    other.release().unwrap().unwrap_released();
+    guard.release().unwrap().unwrap_released();
+    assert_eq!((get(&server, FENCE).as_deref(), get(&server, LOCK)), (Some(newer), None));
+    // The tokens are kept, because the fence does not tell of them.
+    assert_eq!(server.query::<u64>(&["EXISTS", &token_key("x"), &token_key("y")]), 2);
+    server.cli(&["DEL", FENCE]);
+    drop(completes_within(TEST_TIMEOUT, "the wait", || waiting.join().unwrap()));
 }
 
 /// Fault: F50
@@ -126,9 +191,13 @@ fn tokens_rise_above_one_ahead_of_the_clock() {
     let server = RedisServer::start();
     let mgr = manager(&server);
     let ahead = mgr.lock("x").unwrap().fencing_token().as_u64() + 3_600_000_000;
-    server.cli(&["SET", &fence_key("x"), &ahead.to_string()]);
-    for step in 1..4 {
-        assert_eq!(mgr.lock("x").unwrap().fencing_token().as_u64(), ahead + step);
+    // The token of a lock that expired, and the fence.
+    for key in [&token_key("x"), FENCE] {
+        let ahead = ahead + 1_000 * u64::from(key == FENCE);
+        server.cli(&["SET", key, &ahead.to_string()]);
+        for step in 1..4 {
+            assert_eq!(mgr.lock("x").unwrap().fencing_token().as_u64(), ahead + step, "{key}");
+        }
     }
 }
 

@@ -7,8 +7,9 @@ use distlock::{Config, LockError, LockOptions, RedisMgr};
 
 use crate::{
     helpers::{
-        SECOND, UnwrapReleased, config_long_timeouts, config_medium_timeout, config_short_timeout,
-        fence_key, in_own_process, label, manager, spawn_call, spawn_queued_waiter, with_ttl,
+        FENCE, SECOND, UnwrapReleased, config_long_timeouts, config_medium_timeout,
+        config_short_timeout, in_own_process, label, manager, spawn_call, spawn_queued_waiter,
+        with_ttl,
     },
     quorum,
     support::{Nodes, RedisServer, TEST_TIMEOUT, eventually},
@@ -277,7 +278,7 @@ fn process_wide_manager_is_created_once() {
     let waiting = spawn_queued_waiter(&server, mgr, "x");
     guard.release().unwrap().unwrap_released();
     drop(waiting.join().unwrap().unwrap());
-    assert_eq!(server.keys(), [fence_key("x")]);
+    assert_eq!(server.keys(), [FENCE]);
     mgr.shutdown();
     assert!(matches!(RedisMgr::instance().unwrap().lock("x"), Err(LockError::Shutdown)));
 }
@@ -288,7 +289,7 @@ fn process_wide_manager_is_configured_by_environment() {
     let env = [("DISTLOCK_URL", server.url()), ("REDIS_URL", "redis://127.0.0.1:1".into())];
     let env = env.each_ref().map(|(name, url)| (*name, url.as_str()));
     if !in_own_process("config::process_wide_manager_is_configured_by_environment", &env) {
-        assert!(server.query::<bool>(&["EXISTS", &fence_key("from the environment")]));
+        assert_eq!(server.keys(), [FENCE]);
         return;
     }
     let mgr = std::thread::scope(|threads| {
@@ -325,7 +326,7 @@ fn names_of_internal_keys_are_refused() {
     for (prefix, name) in [
         ("", "distlock:x"),
         ("", "distlock:"),
-        ("", "distlock:fence:{a}"),
+        ("", "distlock:token:{a}"),
         ("", "distlock:queue:{a}"),
         ("distlock:", "x"),
         ("distlock:", "fence:{a}"),

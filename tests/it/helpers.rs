@@ -16,6 +16,26 @@ use crate::support::{FaultProxy, RedisServer, TEST_TIMEOUT, Watchdog, eventually
 
 pub(crate) use crate::shared_helpers::*;
 
+/// The script that acquires a lock, as the library sends it.
+pub(crate) const ACQUIRE: &str = concat!(
+    include_str!("../../src/backend/redis/lua/shared.lua"),
+    include_str!("../../src/backend/redis/lua/token.lua"),
+    include_str!("../../src/backend/redis/lua/acquire.lua"),
+    include_str!("../../src/backend/redis/lua/queue.lua"),
+    include_str!("../../src/backend/redis/lua/acquire_contended.lua"),
+    include_str!("../../src/backend/redis/lua/report.lua")
+);
+
+/// The script that releases a lock.
+pub(crate) const RELEASE: &str = concat!(
+    include_str!("../../src/backend/redis/lua/shared.lua"),
+    include_str!("../../src/backend/redis/lua/release.lua"),
+    include_str!("../../src/backend/redis/lua/token.lua"),
+    include_str!("../../src/backend/redis/lua/queue.lua"),
+    include_str!("../../src/backend/redis/lua/release_contended.lua"),
+    include_str!("../../src/backend/redis/lua/report.lua")
+);
+
 /// Operation timeout for tests in which the server does not reply.
 pub(crate) const SHORT_TIMEOUT: Duration = Duration::from_millis(500);
 

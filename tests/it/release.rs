@@ -10,8 +10,8 @@ use distlock::{LockError, LockGuard, RedisMgr, Released};
 
 use crate::{
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, await_gone, completes_within, config_long_timeouts,
-        config_short_timeout, fence_key, get, is_renewal, manager, server_behind_proxy,
+        CALL_LIMIT, FENCE, SECOND, UnwrapReleased, await_gone, completes_within,
+        config_long_timeouts, config_short_timeout, get, is_renewal, manager, server_behind_proxy,
         spawn_queued_waiter, with_ttl,
     },
     support::{Fault, RedisServer, TEST_TIMEOUT, contains, eventually},
@@ -24,7 +24,7 @@ fn release_reports_its_outcome() {
     let server = RedisServer::start();
     let mgr = manager(&server);
     assert_eq!(mgr.lock("x").unwrap().release().unwrap(), Released::Released);
-    assert_eq!(server.keys(), [fence_key("x")]);
+    assert_eq!(server.keys(), [FENCE]);
 
     let guard = mgr.lock("x").unwrap();
     server.cli(&["DEL", LOCK]);

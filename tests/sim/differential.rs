@@ -10,13 +10,14 @@ use super::{
     support::RedisServer,
 };
 
-const KEYS: [&str; 6] = [
+const KEYS: [&str; 7] = [
     "lock:a",
     "distlock:queue:{lock:a}",
-    "distlock:fence:{lock:a}",
+    "distlock:token:{lock:a}",
     "lock:b",
     "distlock:queue:{lock:b}",
-    "distlock:fence:{lock:b}",
+    "distlock:token:{lock:b}",
+    "distlock:fence",
 ];
 const CHANNEL: &str = "distlock:client:heard";
 /// Maximum difference between two remaining times, in milliseconds, because a busy machine can take
@@ -107,8 +108,9 @@ impl Pair {
         let keys: Vec<&str> = match (script, self.rng.bool()) {
             (Script::Renew, true) => vec![KEYS[0], KEYS[3]],
             (Script::Renew, false) => vec![KEYS[0], KEYS[3], KEYS[5]],
-            (Script::Describe, _) => KEYS.to_vec(),
-            (_, first) => KEYS[if first { 0..3 } else { 3..6 }].to_vec(),
+            (Script::Describe, _) => KEYS[..6].to_vec(),
+            (Script::Inspect, first) => KEYS[if first { 0..3 } else { 3..6 }].to_vec(),
+            (_, first) => [&KEYS[if first { 0..3 } else { 3..6 }], &KEYS[6..]].concat(),
         };
         let id = self.pick(&["one", "two", "three four", "five"]);
         let late = self.pick(&[
@@ -124,22 +126,32 @@ impl Pair {
         let each = self.pick(&["0", "2", "100"]);
         let ttl = self.pick(&["20000", "40000"]);
         let args = match script {
-            Script::Acquire => vec![id, ttl, mode, &entry, late, heal, ahead],
+            Script::Acquire => vec![id, ttl, mode, &entry, late, heal, ahead, "3620000"],
             Script::Release if self.rng.bool() => vec![id, "", ""],
             Script::Release => vec![id, &entry, if self.rng.bool() { "" } else { late }],
+            Script::Renew if keys.len() > 2 => vec![id, ttl, "two", "30000", "3630000"],
             Script::Renew => vec![id, ttl, "two", "30000"],
             Script::Inspect => vec![],
             Script::Describe => vec![each, "3"],
         };
         let count = keys.len().to_string();
-        words(&[&["EVAL", script.text(), &count], &keys[..], &[&nonce], &args[..]].concat())
+        words(&[&["EVAL", script.text(), &count], &keys[..], &[&nonce], &args[..], &["1"]].concat())
     }
 
     /// Changes a key as another program might, or fills the server's memory.
     fn change_keys(&mut self) {
         let key = KEYS[self.rng.usize(..KEYS.len())];
-        let value =
-            self.pick(&["one", "foreign", "12", "abc", "9000000000000000", "1700000000000000", ""]);
+        let value = self.pick(&[
+            "one",
+            "foreign",
+            "12",
+            "abc",
+            "9000000000000000",
+            "1700000000000000",
+            "",
+            "v2 12",
+            "v1 12",
+        ]);
         let (command, data) = match self.rng.u32(..5) {
             0 => (vec!["DEL", key], None),
             1 | 2 => (vec!["SET", key, value], Some(Data::Text(value.into()))),

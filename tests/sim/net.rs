@@ -370,8 +370,8 @@ impl Sim {
                         one.node
                     )
                 });
-                if outcome.reply.windows(6).any(|part| part == b" held ") && request.len() == 14 {
-                    granted.push((one.node, String::from_utf8_lossy(&request[7]).into_owned()));
+                if outcome.reply.windows(6).any(|part| part == b" held ") && request.len() == 17 {
+                    granted.push((one.node, String::from_utf8_lossy(&request[8]).into_owned()));
                 }
                 changed_keys.extend(outcome.changed_keys.iter().map(|key| (one.node, key.clone())));
                 (outcome, std::mem::take(&mut one.break_after_next))

@@ -3,8 +3,9 @@
 
 use super::store::{Access, Bytes, CommandError, StoreResult};
 
-const FENCE_MS: u64 = 86_400_000;
+const TOKEN_EXTRA_MS: u64 = 3_600_000;
 const QUEUE_MS: u64 = 60_000;
+const TOKEN_MAX: &[u8] = b"9007199254740991";
 
 /// A reply before it is encoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +30,8 @@ pub(crate) enum Flaw {
     ExecutesExpired,
     /// Tokens count from one, and the count is lost with the data.
     TokensLostWithData,
+    /// A release forgets the token of the lock.
+    FenceNotRaised,
     /// The same token may be issued twice.
     TokensRepeat,
     /// A renewal succeeds although another client holds the lock.
@@ -66,25 +69,28 @@ impl Script {
 
     pub(crate) fn text(self) -> &'static str {
         match self {
-            Script::Acquire => {
-                concat!(
-                    include_str!("../../src/backend/redis/lua/shared.lua"),
-                    include_str!("../../src/backend/redis/lua/acquire.lua")
-                )
-            }
-            Script::Release => {
-                concat!(
-                    include_str!("../../src/backend/redis/lua/shared.lua"),
-                    include_str!("../../src/backend/redis/lua/release.lua")
-                )
-            }
+            Script::Acquire => concat!(
+                include_str!("../../src/backend/redis/lua/shared.lua"),
+                include_str!("../../src/backend/redis/lua/token.lua"),
+                include_str!("../../src/backend/redis/lua/acquire.lua"),
+                include_str!("../../src/backend/redis/lua/queue.lua"),
+                include_str!("../../src/backend/redis/lua/acquire_contended.lua"),
+                include_str!("../../src/backend/redis/lua/report.lua")
+            ),
+            Script::Release => concat!(
+                include_str!("../../src/backend/redis/lua/shared.lua"),
+                include_str!("../../src/backend/redis/lua/release.lua"),
+                include_str!("../../src/backend/redis/lua/token.lua"),
+                include_str!("../../src/backend/redis/lua/queue.lua"),
+                include_str!("../../src/backend/redis/lua/release_contended.lua"),
+                include_str!("../../src/backend/redis/lua/report.lua")
+            ),
             Script::Renew => include_str!("../../src/backend/redis/lua/renew.lua"),
-            Script::Inspect => {
-                concat!(
-                    include_str!("../../src/backend/redis/lua/shared.lua"),
-                    include_str!("../../src/backend/redis/lua/inspect.lua")
-                )
-            }
+            Script::Inspect => concat!(
+                include_str!("../../src/backend/redis/lua/shared.lua"),
+                include_str!("../../src/backend/redis/lua/inspect.lua"),
+                include_str!("../../src/backend/redis/lua/report.lua")
+            ),
             Script::Describe => include_str!("../../src/backend/redis/lua/describe.lua"),
         }
     }
@@ -104,6 +110,22 @@ fn millis(bytes: &[u8]) -> u64 {
 
 fn digits(bytes: &[u8]) -> bool {
     !bytes.is_empty() && bytes.iter().all(u8::is_ascii_digit)
+}
+
+fn starts_with_digit(bytes: &[u8]) -> bool {
+    bytes.first().is_some_and(u8::is_ascii_digit)
+}
+
+/// Whether a value is a token of this library.
+fn is_token(bytes: &[u8]) -> bool {
+    bytes.len() == 16 && bytes < TOKEN_MAX && digits(bytes)
+}
+
+/// The protocol version in the value of the fence; version 1 writes none.
+fn version_of(fence: &[u8]) -> Option<Bytes> {
+    let rest = fence.strip_prefix(b"v")?;
+    let end = rest.iter().position(|byte| *byte == b' ')?;
+    digits(&rest[..end]).then(|| rest[..end].to_vec())
 }
 
 fn reply_text(text: String) -> StoreResult<Reply> {
@@ -148,27 +170,58 @@ impl Call<'_, '_> {
         if self.has(Flaw::ExpiresEarly) { px - px / 10 } else { px }
     }
 
-    fn next_token(&mut self, now: &[u8]) -> StoreResult<Bytes> {
-        let fence = self.keys[2].clone();
+    fn token_above(&self, last: &[u8], from: &[u8]) -> Bytes {
+        if last < from || !is_token(last) {
+            return from.to_vec();
+        }
+        let step = if self.has(Flaw::TokensRepeat) { 0.0 } else { 1.0 };
+        format!("{:016.0}", number(last).unwrap_or(0.0) + step).into_bytes()
+    }
+
+    fn next_token(&mut self, from: &[u8], px: u64) -> StoreResult<Bytes> {
+        let [key, fence] = [2, 3].map(|at| self.keys[at].clone());
         if self.has(Flaw::TokensLostWithData) {
             let last = self.db.get(&fence)?.and_then(|last| number(&last)).unwrap_or(0.0);
             let token = format!("{:.0}", last + 1.0).into_bytes();
-            self.db.set(&fence, &token, FENCE_MS)?;
+            self.db.set(&fence, &token, px)?;
+            self.db.set(&key, &token, px)?;
             return Ok(token);
         }
-        let last = self.db.set_get(&fence, now, FENCE_MS)?;
-        let Some(last) = last else { return Ok(now.to_vec()) };
-        if last.len() == 16 && last.as_slice() < now {
-            return Ok(now.to_vec());
+        let mut from = from.to_vec();
+        if let Some(fence) = self.db.get(&fence)?.filter(|fence| *fence >= from) {
+            if version_of(&fence).is_some_and(|version| self.args.last() != Some(&version)) {
+                return Err(CommandError("ERR another version of the protocol".into()));
+            }
+            from = self.token_above(&fence, &from);
         }
-        let Some(last) = number(&last) else { return Ok(now.to_vec()) };
-        if last < number(now).unwrap_or(0.0) {
-            return Ok(now.to_vec());
+        let last = self.db.set_get(&key, &from, px)?;
+        let Some(last) = last.filter(|last| *last >= from) else { return Ok(from) };
+        let token = self.token_above(&last, &from);
+        if token != from {
+            self.db.set(&key, &token, px)?;
         }
-        let step = if self.has(Flaw::TokensRepeat) { 0.0 } else { 1.0 };
-        let token = format!("{:.0}", last + step).into_bytes();
-        self.db.set(&fence, &token, FENCE_MS)?;
         Ok(token)
+    }
+
+    /// Deletes a lock that nobody waits for, and its token, which raises the fence.
+    fn free_lock(&mut self) -> StoreResult<()> {
+        let [lock, key, fence] = [0, 2, 3].map(|at| self.keys[at].clone());
+        let Ok(Some(token)) = self.db.get(&key) else { return self.db.del(&[&lock]) };
+        if is_token(&token) && !self.has(Flaw::FenceNotRaised) {
+            let Ok(last) = self.db.set_get_forever(&fence, &token) else {
+                return self.db.del(&[&lock]);
+            };
+            if let Some(last) = last.filter(|last| *last >= token) {
+                let is_newer = last.strip_prefix(b"v").is_some_and(starts_with_digit);
+                if is_newer || is_token(&last) {
+                    self.db.set_forever(&fence, &last)?;
+                }
+                if is_newer {
+                    return self.db.del(&[&lock]);
+                }
+            }
+        }
+        self.db.del(&[&lock, &key])
     }
 
     fn grant_next(&mut self) -> StoreResult<Option<Bytes>> {
@@ -183,7 +236,7 @@ impl Call<'_, '_> {
                 && !channel.is_empty()
                 && !id.is_empty()
             {
-                let Ok(token) = self.next_token(&now) else {
+                let Ok(token) = self.next_token(&now, millis(px) + TOKEN_EXTRA_MS) else {
                     self.db.push(&queue, &waiter, true)?;
                     return Ok(None);
                 };
@@ -200,8 +253,8 @@ impl Call<'_, '_> {
     }
 
     fn describe(&mut self, holder: &[u8], left: Option<i64>) -> StoreResult<String> {
-        let [lock, queue, fence] = [0, 1, 2].map(|at| self.keys[at].clone());
-        let token = unless_wrong_type(self.db.get(&fence))?.filter(|token| digits(token));
+        let [lock, queue, token] = [0, 1, 2].map(|at| self.keys[at].clone());
+        let token = unless_wrong_type(self.db.get(&token))?.filter(|token| digits(token));
         let token = token.map_or("0".into(), |token| text(&token));
         let waiters = unless_wrong_type(self.db.llen(&queue))?;
         let left = left.unwrap_or_else(|| self.db.pttl(&lock));
@@ -209,9 +262,10 @@ impl Call<'_, '_> {
     }
 
     fn acquire(&mut self) -> StoreResult<Reply> {
-        let [nonce, id, ttl, mode, entry, not_after, heal, token_min] =
-            [0, 1, 2, 3, 4, 5, 6, 7].map(|at| self.args[at].clone());
-        let [lock, queue, fence] = [0, 1, 2].map(|at| self.keys[at].clone());
+        let [nonce, id, ttl, mode, entry, not_after, heal, token_min, token_ttl] =
+            [0, 1, 2, 3, 4, 5, 6, 7, 8].map(|at| self.args[at].clone());
+        let [lock, queue, token_key] = [0, 1, 2].map(|at| self.keys[at].clone());
+        let token_px = millis(&token_ttl);
         let (nonce, now) = (text(&nonce), self.clock());
         let (mode, px) = (text(&mode), self.px(&ttl));
         let now_text = text(&now);
@@ -239,7 +293,7 @@ impl Call<'_, '_> {
                         if mode == "look" || mode == "leave" {
                             self.db.lrem(&queue, &entry)?;
                         }
-                        let token = self.next_token(&token_from)?;
+                        let token = self.next_token(&token_from, token_px)?;
                         self.db.set(&lock, &id, px)?;
                         return reply_text(format!("{nonce} held {now_text} {}", text(&token)));
                     }
@@ -247,14 +301,16 @@ impl Call<'_, '_> {
             }
         };
         if holder == id {
+            let token = self.db.get(&token_key)?;
             if self.db.pttl(&lock) < px as i64 {
                 self.db.pexpire(&lock, px)?;
+                self.db.pexpire(&token_key, token_px)?;
             }
-            let token = self.db.get(&fence)?.filter(|token| digits(token));
-            let token = match token {
-                None => self.next_token(&token_from)?,
-                Some(token) if number(&token) < number(&token_min) => {
-                    self.next_token(&token_min)?
+            let token = match token.filter(|token| is_token(token)) {
+                None => self.next_token(&token_from, token_px)?,
+                Some(token) if token < token_min => {
+                    self.db.set(&token_key, &token_min, token_px)?;
+                    token_min
                 }
                 Some(token) => token,
             };
@@ -304,7 +360,9 @@ impl Call<'_, '_> {
             other => other?,
         };
         let Some(holder) = holder else {
-            self.grant_next()?;
+            if self.grant_next()?.is_none() {
+                self.free_lock()?;
+            }
             return reply_text(format!("{nonce} gone"));
         };
         if holder == id
@@ -312,7 +370,7 @@ impl Call<'_, '_> {
             || self.has(Flaw::ReleaseWithoutOwner)
         {
             if self.grant_next()?.is_none() {
-                self.db.del(&lock)?;
+                self.free_lock()?;
             }
             return reply_text(format!("{nonce} released"));
         }
@@ -326,7 +384,8 @@ impl Call<'_, '_> {
 
     fn renew(&mut self) -> StoreResult<Reply> {
         let mut reply = vec![self.header()];
-        let (locks, fences) = self.keys.split_at((self.args.len() - 1) / 2);
+        let (locks, tokens) = self.keys.split_at(self.args.len() - 2 - self.keys.len());
+        let token_ttls = &self.args[2 * locks.len() + 1..];
         for (at, key) in locks.iter().enumerate() {
             let (id, ttl) = (&self.args[2 * at + 1], &self.args[2 * at + 2]);
             let px = self.px(ttl);
@@ -340,9 +399,9 @@ impl Call<'_, '_> {
                 Ok(Some(holder)) => Reply::Bulk(holder[..holder.len().min(512)].to_vec()),
             });
         }
-        for fence in fences {
-            if let Ok(Some(_)) = self.db.get(fence) {
-                self.db.pexpire(fence, FENCE_MS)?;
+        for (key, ttl) in tokens.iter().zip(token_ttls) {
+            if let Ok(Some(_)) = self.db.get(key) {
+                self.db.pexpire(key, millis(ttl))?;
             }
         }
         Ok(Reply::Array(reply))

@@ -15,7 +15,7 @@ use super::{
 };
 
 const HOUR: Time = 3_600 * SEC;
-const TOKEN_KEY: &[u8] = b"distlock:fence:{lock:x}";
+const TOKEN_KEY: &[u8] = b"distlock:token:{lock:x}";
 const FUTURE_TOKEN: &[u8] = b"5000000000000000";
 
 /// Runs `act` in one process, on nodes and a network without faults.

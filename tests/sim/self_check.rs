@@ -26,6 +26,7 @@ fn flawed_server_is_detected() {
         (Flaw::AcquireStealsLock, "nodes have its key"),
         (Flaw::ExecutesExpired, "has failed long ago"),
         (Flaw::TokensLostWithData, "token"),
+        (Flaw::FenceNotRaised, "was granted with token"),
         (Flaw::TokensRepeat, "was granted with token"),
         (Flaw::RenewsAnyHolder, "nodes have its key"),
         (Flaw::RenewsNobody, "no reason to report"),

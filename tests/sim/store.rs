@@ -111,9 +111,18 @@ impl Access<'_> {
 
     /// `SET key value PX ms`
     pub(crate) fn set(&mut self, key: &[u8], value: &[u8], px: u64) -> StoreResult<()> {
+        let expires = self.now_ms() + px;
+        self.set_until(key, value, Some(expires))
+    }
+
+    /// `SET key value`
+    pub(crate) fn set_forever(&mut self, key: &[u8], value: &[u8]) -> StoreResult<()> {
+        self.set_until(key, value, None)
+    }
+
+    fn set_until(&mut self, key: &[u8], value: &[u8], expires: Option<u64>) -> StoreResult<()> {
         self.write(true)?;
-        let entry = Entry { data: Data::Text(value.to_vec()), expires: Some(self.now_ms() + px) };
-        self.keys.0.insert(key.to_vec(), entry);
+        self.keys.0.insert(key.to_vec(), Entry { data: Data::Text(value.to_vec()), expires });
         self.changed_keys.insert(key.to_vec());
         Ok(())
     }
@@ -125,18 +134,39 @@ impl Access<'_> {
         value: &[u8],
         px: u64,
     ) -> StoreResult<Option<Bytes>> {
+        let expires = self.now_ms() + px;
+        self.set_get_until(key, value, Some(expires))
+    }
+
+    /// `SET key value GET`
+    pub(crate) fn set_get_forever(
+        &mut self,
+        key: &[u8],
+        value: &[u8],
+    ) -> StoreResult<Option<Bytes>> {
+        self.set_get_until(key, value, None)
+    }
+
+    fn set_get_until(
+        &mut self,
+        key: &[u8],
+        value: &[u8],
+        expires: Option<u64>,
+    ) -> StoreResult<Option<Bytes>> {
         if self.full && !self.has_written {
             return self.write(true).map(|()| None);
         }
         let last = self.get(key)?;
-        self.set(key, value, px)?;
+        self.set_until(key, value, expires)?;
         Ok(last)
     }
 
-    pub(crate) fn del(&mut self, key: &[u8]) -> StoreResult<()> {
+    pub(crate) fn del(&mut self, keys: &[&[u8]]) -> StoreResult<()> {
         self.write(false)?;
-        self.keys.0.remove(key);
-        self.changed_keys.insert(key.to_vec());
+        for key in keys {
+            self.keys.0.remove(*key);
+            self.changed_keys.insert((*key).to_vec());
+        }
         Ok(())
     }
 

@@ -91,7 +91,10 @@ fn is_durable(node: usize, of: usize) -> bool {
     of == 1 || node > of / 2
 }
 
-/// The keys of a lock: the lock itself, its queue and its last token.
+/// Key that contains at least the largest token of all locks that were released.
+pub(crate) const FENCE: &str = "distlock:fence";
+
+/// The keys of a lock: the lock itself, its queue and its token.
 pub(crate) fn lock_key(lock: u32) -> String {
     format!("lock:{}", name_of(lock))
 }
@@ -101,7 +104,7 @@ pub(crate) fn queue_key(lock: u32) -> String {
 }
 
 pub(crate) fn token_key(lock: u32) -> String {
-    format!("distlock:fence:{{lock:{}}}", name_of(lock))
+    format!("distlock:token:{{lock:{}}}", name_of(lock))
 }
 
 /// The process in a lock identifier or in a queue entry, which contain it as `|pid77|`.

@@ -5,7 +5,7 @@ use std::{collections::HashSet, io, path::Path, time::Duration};
 
 use crate::{
     Outcome,
-    cluster::{Cluster, pid_of},
+    cluster::{Cluster, FENCE, pid_of},
     history::{Event, Reader, now},
     nanos, pause,
 };
@@ -45,7 +45,7 @@ fn left_on(cluster: &Cluster, node: usize, killed: &HashSet<u32>) -> Vec<String>
     let mut left = Vec::new();
     for key in server.keys() {
         let expires: i64 = server.query(&["PTTL", &key]);
-        if expires == -1 {
+        if expires == -1 && key != FENCE {
             left.push(format!("{key}, which never expires,"));
         }
         if key.starts_with("distlock:queue:") {
@@ -54,7 +54,7 @@ fn left_on(cluster: &Cluster, node: usize, killed: &HashSet<u32>) -> Vec<String>
                 .into_iter()
                 .filter(|entry| !pid_of(entry).is_some_and(|pid| killed.contains(&pid)));
             left.extend(unexplained.map(|entry| format!("{entry:?} in {key}")));
-        } else if !key.starts_with("distlock:fence:") && expires != -2 {
+        } else if !key.starts_with("distlock:token:") && key != FENCE && expires != -2 {
             left.push(key);
         }
     }

@@ -7,7 +7,7 @@ use fastrand::Rng;
 
 use crate::{
     Outcome,
-    cluster::{Cluster, ROUTES, lock_key, pid_of, queue_key, token_key},
+    cluster::{Cluster, FENCE, ROUTES, lock_key, pid_of, queue_key, token_key},
     history::{Event, Fault, Journal, Kind, Record, now},
     nanos,
     network::{EXCHANGE_FAULTS, ROUTE_FAULTS, apply_route_fault, arm_exchange_fault},
@@ -194,9 +194,13 @@ impl<'a> Nemesis<'a> {
             }
             Kind::DeleteQueue | Kind::DeleteFence => {
                 let lock = self.rng.u32(1..=self.locks);
-                let key = if kind == Kind::DeleteQueue { queue_key(lock) } else { token_key(lock) };
+                let keys = match kind {
+                    Kind::DeleteQueue => vec![queue_key(lock)],
+                    _ => vec![token_key(lock), FENCE.to_owned()],
+                };
                 let number = self.record_start(node, lock, kind, 0)?;
-                self.cluster.nodes.server(node).cli(&["DEL", &key]);
+                keys.iter()
+                    .for_each(|key| drop(self.cluster.nodes.server(node).cli(&["DEL", key])));
                 self.record_end(number)?;
             }
             _ => {}

@@ -6,7 +6,7 @@ mod svg;
 use std::{env, fs};
 
 use crate::{
-    helpers::{fence_key, queue_key},
+    helpers::{queue_key, token_key},
     pty::Pty,
     support::RedisServer,
 };
@@ -56,7 +56,7 @@ fn set(server: &RedisServer, (name, host, ttl, age, _): FleetLock, pid: usize, l
     let key = format!("lock:{name}");
     let left_ms = (ttl as f64 * 1_000.0 * left) as u64;
     server.cli(&["SET", &key, &id(host, pid), "PX", &left_ms.to_string()]);
-    server.cli(&["SET", &fence_key(name), &(now_us(server) - age * 1_000_000).to_string()]);
+    server.cli(&["SET", &token_key(name), &(now_us(server) - age * 1_000_000).to_string()]);
 }
 
 /// Waits until the screen shows the current locks.

@@ -133,7 +133,7 @@ impl<'a> Fields<'a> {
     /// Reads `pttl token waiters holder`.
     pub(crate) fn holder(&mut self, now_us: u64) -> Option<Holder> {
         let pttl_ms = self.number()?;
-        // Report the holder even if the fence key contains no valid token.
+        // Report the holder even if the token key contains no valid token.
         let token = self.lua_integer().unwrap_or(0);
         let waiters = self.number()?;
         Some(Holder::from_report(self.rest(), pttl_ms, token, waiters, now_us))

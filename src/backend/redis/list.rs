@@ -5,7 +5,7 @@ use redis::Value;
 use super::{
     connection::write_command,
     fields::{Fields, parse_clock, parse_lua_integer, text_reply, write_bulk, write_number},
-    script::{DESCRIBE, Request, Script, ScriptRef},
+    script::{DESCRIBE, Request, Script, ScriptRef, write_version},
 };
 use crate::{
     core::{holder::Holder, key::LockKey},
@@ -123,11 +123,12 @@ impl Request for DescribeLocks<'_> {
         for key in self.keys {
             write_bulk(out, &[key.lock_key().as_bytes()]);
             write_bulk(out, &key.queue_key().map(str::as_bytes));
-            write_bulk(out, &key.fence_key().map(str::as_bytes));
+            write_bulk(out, &key.token_key().map(str::as_bytes));
         }
         write_number(out, nonce);
         write_number(out, self.waiters_per_lock_max);
         write_number(out, self.waiters_total_max);
+        write_version(out);
     }
 
     fn decode(&self, nonce: u64, reply: Value) -> Option<Self::Reply> {
@@ -205,7 +206,7 @@ mod tests {
         let keys = ["a", "b"].map(|name| LockKey::new("lock:", name).unwrap());
         let request = DescribeLocks { keys: &keys, waiters_per_lock_max: 9, waiters_total_max: 15 };
         let names = keys.iter().flat_map(|key| {
-            [key.lock_key().to_owned(), key.queue_key().concat(), key.fence_key().concat()]
+            [key.lock_key().to_owned(), key.queue_key().concat(), key.token_key().concat()]
         });
         assert_eq!(script_arguments(&request, &names.collect::<Vec<_>>()), ["9", "15"]);
     }

@@ -5,12 +5,16 @@ use redis::Value;
 use super::{
     connection::write_command,
     fields::{Fields, parse_clock, text_reply, write_bulk, write_micros, write_number},
-    script::{ACQUIRE, INSPECT, RELEASE, RENEW, Request, Script, ScriptRef},
+    script::{ACQUIRE, INSPECT, RELEASE, RENEW, Request, Script, ScriptRef, write_version},
 };
 use crate::{
     backend::Inspection,
     core::{holder::Holder, key::LockKey},
 };
+
+/// How much longer than its lock a token key is kept. If a lock expires, nothing raises the fence
+/// to its token. queue.lua has the same value for grants.
+const TOKEN_EXTRA_MS: u64 = 3_600_000;
 
 /// How an acquire uses the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,8 +100,9 @@ impl Request for Acquire<'_> {
     }
 
     fn encode(&self, by: ScriptRef, nonce: u64, not_after_us: u64, out: &mut Vec<u8>) {
-        ACQUIRE.write_header(by, 3, 8, out);
+        ACQUIRE.write_header(by, 4, 9, out);
         write_lock_keys(out, self.key);
+        write_bulk(out, &self.key.fence_key().map(str::as_bytes));
         write_number(out, nonce);
         write_bulk(out, &[self.id.as_bytes()]);
         write_number(out, self.ttl_ms);
@@ -112,6 +117,8 @@ impl Request for Acquire<'_> {
         write_micros(out, not_after_us);
         write_number(out, self.repair_ttl_ms);
         write_micros(out, self.token_min);
+        write_number(out, token_ttl_ms(self.ttl_ms));
+        write_version(out);
     }
 
     fn decode(&self, nonce: u64, reply: Value) -> Option<AcquireReply> {
@@ -175,12 +182,18 @@ impl Request for Release<'_> {
     }
 
     fn encode(&self, by: ScriptRef, nonce: u64, not_after_us: u64, out: &mut Vec<u8>) {
-        RELEASE.write_header(by, 3, 4, out);
+        RELEASE.write_header(by, 4, 4, out);
         write_lock_keys(out, self.key);
+        write_bulk(out, &self.key.fence_key().map(str::as_bytes));
         write_number(out, nonce);
         write_bulk(out, &[self.id]);
         write_bulk(out, &[self.queue_entry.as_bytes()]);
-        if self.expires { write_micros(out, not_after_us) } else { write_bulk(out, &[]) }
+        if self.expires {
+            write_micros(out, not_after_us)
+        } else {
+            write_bulk(out, &[])
+        }
+        write_version(out);
     }
 
     fn decode(&self, nonce: u64, reply: Value) -> Option<ReleaseReply> {
@@ -206,8 +219,8 @@ pub(crate) struct Renewal<'a> {
     pub(crate) lock: &'a str,
     pub(crate) id: &'a str,
     pub(crate) ttl_ms: u64,
-    /// Parts of the fence key, if the server must extend its TTL.
-    pub(crate) fence: Option<[&'a str; 3]>,
+    /// Parts of the token key, if the server must extend its TTL.
+    pub(crate) token_key: Option<[&'a str; 3]>,
 }
 
 pub(crate) struct Renew<'a>(pub(crate) &'a [Renewal<'a>]);
@@ -232,19 +245,25 @@ impl Request for Renew<'_> {
     }
 
     fn encode(&self, by: ScriptRef, nonce: u64, _: u64, out: &mut Vec<u8>) {
-        let fences = self.0.iter().filter_map(|renewal| renewal.fence);
-        RENEW.write_header(by, self.0.len() + fences.clone().count(), 1 + 2 * self.0.len(), out);
+        let tokens =
+            || self.0.iter().filter_map(|renewal| Some((renewal.token_key?, renewal.ttl_ms)));
+        let (locks, token_count) = (self.0.len(), tokens().count());
+        RENEW.write_header(by, locks + token_count, 1 + 2 * locks + token_count, out);
         for renewal in self.0 {
             write_bulk(out, &[renewal.lock.as_bytes()]);
         }
-        for fence in fences {
-            write_bulk(out, &fence.map(str::as_bytes));
+        for (token_key, _) in tokens() {
+            write_bulk(out, &token_key.map(str::as_bytes));
         }
         write_number(out, nonce);
         for renewal in self.0 {
             write_bulk(out, &[renewal.id.as_bytes()]);
             write_number(out, renewal.ttl_ms);
         }
+        for (_, ttl_ms) in tokens() {
+            write_number(out, token_ttl_ms(ttl_ms));
+        }
+        write_version(out);
     }
 
     fn decode(&self, nonce: u64, reply: Value) -> Option<(u64, Vec<RenewReply>)> {
@@ -281,6 +300,7 @@ impl Request for Inspect<'_> {
         INSPECT.write_header(by, 3, 1, out);
         write_lock_keys(out, self.0);
         write_number(out, nonce);
+        write_version(out);
     }
 
     fn decode(&self, nonce: u64, reply: Value) -> Option<Inspection<Holder>> {
@@ -320,7 +340,12 @@ impl Request for Ping {
 fn write_lock_keys(out: &mut Vec<u8>, key: &LockKey) {
     write_bulk(out, &[key.lock_key().as_bytes()]);
     write_bulk(out, &key.queue_key().map(str::as_bytes));
-    write_bulk(out, &key.fence_key().map(str::as_bytes));
+    write_bulk(out, &key.token_key().map(str::as_bytes));
+}
+
+/// TTL of a token key whose lock has this TTL.
+fn token_ttl_ms(ttl_ms: u64) -> u64 {
+    ttl_ms.saturating_add(TOKEN_EXTRA_MS)
 }
 
 #[cfg(test)]

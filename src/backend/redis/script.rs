@@ -30,11 +30,35 @@ fn hash(text: &str) -> String {
     redis::Script::new(text).get_hash().to_owned()
 }
 
-pub(super) static ACQUIRE: Script = script!(1, "shared.lua", "acquire.lua");
-pub(super) static RELEASE: Script = script!(2, "shared.lua", "release.lua");
+pub(super) static ACQUIRE: Script = script!(
+    1,
+    "shared.lua",
+    "token.lua",
+    "acquire.lua",
+    "queue.lua",
+    "acquire_contended.lua",
+    "report.lua"
+);
+pub(super) static RELEASE: Script = script!(
+    2,
+    "shared.lua",
+    "release.lua",
+    "token.lua",
+    "queue.lua",
+    "release_contended.lua",
+    "report.lua"
+);
 pub(super) static RENEW: Script = script!(4, "renew.lua");
 pub(super) static DESCRIBE: Script = script!(16, "describe.lua");
-pub(super) static INSPECT: Script = script!(8, "shared.lua", "inspect.lua");
+pub(super) static INSPECT: Script = script!(8, "shared.lua", "inspect.lua", "report.lua");
+
+/// Last argument of every script. A later version that changes what is stored increases it.
+const PROTOCOL_VERSION: &[u8] = b"1";
+
+/// Appends the last argument of a request.
+pub(super) fn write_version(out: &mut Vec<u8>) {
+    write_bulk(out, &[PROTOCOL_VERSION]);
+}
 
 /// How a request identifies its script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,9 +93,10 @@ pub(crate) trait Request {
 }
 
 impl Script {
-    /// Appends the head of a request. Exactly `keys` keys and then `args` arguments must follow.
+    /// Appends the head of a request. Exactly `keys` keys, `args` arguments and the protocol
+    /// version must follow.
     pub(super) fn write_header(&self, by: ScriptRef, keys: usize, args: usize, out: &mut Vec<u8>) {
-        write_array(out, 3 + keys + args);
+        write_array(out, 4 + keys + args);
         match by {
             ScriptRef::Hash => {
                 write_bulk(out, &[b"EVALSHA"]);

@@ -10,8 +10,8 @@ pub(super) fn request_words(request: &impl Request, by: ScriptRef) -> Vec<String
     redis::from_redis_value(request).unwrap()
 }
 
-/// Checks the head of a script request: its command, hash, keys and nonce. Returns the arguments
-/// after the nonce.
+/// Checks a script request: its command, hash, keys, nonce and protocol version. Returns the other
+/// arguments.
 pub(super) fn script_arguments<C: Request>(request: &C, keys: &[String]) -> Vec<String> {
     let script = request.script().unwrap();
     let mut by_hash = request_words(request, ScriptRef::Hash);
@@ -24,5 +24,6 @@ pub(super) fn script_arguments<C: Request>(request: &C, keys: &[String]) -> Vec<
         ("EVAL", script.hash())
     );
     assert_eq!(by_source[2..], by_hash[2..]);
+    assert_eq!(by_hash.pop().as_deref(), Some("1"));
     by_hash.split_off(4 + keys.len())
 }

@@ -42,17 +42,17 @@ fn names_never_change_the_command() {
         };
         for by in [ScriptRef::Hash, ScriptRef::Source] {
             let said = words(&acquire, by);
-            assert_eq!(said.len(), 14);
+            assert_eq!(said.len(), 17);
             assert_eq!(
-                (&said[3][..], &said[7][..]),
+                (&said[3][..], &said[8][..]),
                 ([prefix, name].concat().as_bytes(), id.as_bytes())
             );
-            assert_eq!(&said[10][..], name.as_bytes());
+            assert_eq!(&said[11][..], name.as_bytes());
             let release = words(
                 &Release { key: &key, id: id.as_bytes(), queue_entry: name, expires: true },
                 by,
             );
-            assert_eq!((release.len(), &release[3..6]), (10, &said[3..6]));
+            assert_eq!((release.len(), &release[3..7]), (12, &said[3..7]));
         }
         1 + u64::from(prefix.is_empty()) + 2 * u64::from(id.is_empty())
     });

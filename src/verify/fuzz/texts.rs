@@ -59,7 +59,7 @@ fn names() {
             let key = LockKey::new(prefix, name).ok()?;
             assert_eq!(key.name(), name);
             assert!(key.lock_key().len() <= MAX_NAME_BYTES);
-            Some([key.lock_key().to_owned(), key.queue_key().concat(), key.fence_key().concat()])
+            Some([key.lock_key().to_owned(), key.queue_key().concat(), key.token_key().concat()])
         };
         let (Some(left), Some(right)) = (keys(a), keys(b)) else { return 0 };
         let shared = left.iter().any(|key| right.contains(key));

@@ -12,7 +12,7 @@ impl<const C: usize> Model<C> {
     pub(super) fn is_live(&self, world: &World<C>) -> bool {
         (0..=NODES).filter(|down| *down == NODES || !world.columns[*down].node.has_queue).all(
             |down| {
-                let faults = Faults { restarts: 0, breaks: 0, jumps: 0 };
+                let faults = Faults { restarts: 0, breaks: 0, jumps: 0, others: 0 };
                 let fault_free = Model {
                     turns: TURNS_MAX as u8 + 1,
                     rounds: u8::MAX,

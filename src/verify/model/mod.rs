@@ -68,6 +68,8 @@ enum Rule {
     SentAfterQuarantine,
     /// A token is issued only after a quorum has stored it.
     SecondPhase,
+    /// A release raises the fence of the node to the token of the lock, and only then forgets it.
+    ReleaseRaisesFence,
     /// A token is not smaller than the clock of the node that issues it.
     ClockInTokens,
     /// A deadline counts from when the request was sent.

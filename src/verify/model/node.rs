@@ -24,7 +24,7 @@ impl<const C: usize> Model<C> {
             RequestKind::Acquire { proposal } => {
                 if node.key.is_none() && !self.grant_next(node, now) {
                     node.queue.retain(|waiting| *waiting != id);
-                    node.fence = self.next_token(node, now).max(proposal);
+                    node.token = self.next_token(node, now).max(proposal);
                     node.key = Some(Key { id, until: time + self.ttl, by_grant: false });
                 } else if !is_of(node, id) {
                     if node.has_queue && !node.queue.contains(&id) {
@@ -33,8 +33,8 @@ impl<const C: usize> Model<C> {
                     return Some(Outcome::Busy);
                 }
                 node.key = Some(Key { id, until: time + self.ttl, by_grant: false });
-                node.fence = node.fence.max(proposal);
-                Some(Outcome::Held { token: node.fence, counts })
+                node.token = node.token.max(proposal);
+                Some(Outcome::Held { token: node.token, counts })
             }
             RequestKind::Renew if is_of(node, id) => {
                 node.key = Some(Key { id, until: time + self.ttl, by_grant: false });
@@ -68,8 +68,11 @@ impl<const C: usize> Model<C> {
         if is_of(node, id) || self.breaks(Rule::OwnerCheck) {
             node.key = None;
         }
-        if node.key.is_none() {
-            self.grant_next(node, now);
+        if node.key.is_none() && !self.grant_next(node, now) {
+            if !self.breaks(Rule::ReleaseRaisesFence) {
+                node.fence = node.fence.max(node.token);
+            }
+            node.token = 0;
         }
     }
 
@@ -78,7 +81,7 @@ impl<const C: usize> Model<C> {
         let has_waiter = !node.queue.is_empty();
         if has_waiter {
             let id = node.queue.remove(0);
-            node.fence = self.next_token(node, now);
+            node.token = self.next_token(node, now);
             node.key =
                 Some(Key { id, until: now + node.ahead + self.claim_window, by_grant: true });
         }
@@ -88,7 +91,7 @@ impl<const C: usize> Model<C> {
     fn next_token(&self, node: &Node, now: Tick) -> u8 {
         let clock =
             if self.breaks(Rule::ClockInTokens) { 0 } else { wall(now + node.ahead, node.skew) };
-        clock.max(node.fence + 1)
+        clock.max(node.token + 1).max(node.fence + 1)
     }
 
     /// Lets keys expire and quarantines end.
@@ -105,7 +108,7 @@ impl<const C: usize> Model<C> {
     /// Restarts the node without its data.
     pub(super) fn restart(&self, node: &mut Node, now: Tick) {
         node.key = None;
-        node.fence = 0;
+        (node.token, node.fence) = (0, 0);
         node.queue.clear();
         node.votes_from = Some(now + node.ahead + self.ttl);
     }
@@ -125,7 +128,7 @@ pub(super) fn is_of(node: &Node, id: Id) -> bool {
 /// Wall clocks are finer than ticks, as in reality, so that many tokens do not run ahead of them.
 pub(super) const WALL_PER_TICK: u8 = 4;
 
-/// The wall clock of a node. Never zero, because the stored token starts at zero.
+/// The wall clock of a node. Never zero, because stored tokens start at zero.
 pub(super) fn wall(time: Tick, skew: Tick) -> u8 {
     time * WALL_PER_TICK + skew + 1
 }

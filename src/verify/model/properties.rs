@@ -10,7 +10,7 @@ use super::{
     world::{Faults, NODES},
 };
 
-const NO_FAULTS: Faults = Faults { restarts: 0, breaks: 0, jumps: 0 };
+const NO_FAULTS: Faults = Faults { restarts: 0, breaks: 0, jumps: 0, others: 0 };
 
 /// Clients that acquire a lock once and hold it for any time.
 const fn base_model<const C: usize>() -> Model<C> {
@@ -103,11 +103,21 @@ fn successive_holders_break_no_property() {
     assert_violated(&two, &[Rule::OwnerCheck], EXCLUSIVE);
     // The largest of several counters, or of several clocks, does not rise from holder to holder.
     assert_violated(&two, &[Rule::SecondPhase], RISING);
+    assert_violated(&two, &[Rule::ReleaseRaisesFence], RISING);
     assert_violated(
         &Model { proposal_lead: None, ..two },
         &[Rule::SecondPhase, Rule::ClockInTokens],
         RISING,
     );
+}
+
+/// Locks with other names make the nodes' fences differ at any moment.
+#[test]
+fn releases_of_other_names_break_no_property() {
+    let faults = Faults { others: 2, ..NO_FAULTS };
+    let two = Model::<2> { horizon: 2, faults, proposal_lead: Some(2), ..base_model() };
+    assert_holds(two.clone(), 50_000);
+    assert_violated(&two, &[Rule::SecondPhase], RISING);
 }
 
 #[test]

@@ -24,6 +24,8 @@ pub(super) enum Step {
     Restart(usize),
     /// A node's clock runs ahead.
     Jump(usize),
+    /// A lock with another name is released on a node.
+    OtherRelease(usize),
 }
 
 impl<const C: usize> stateright::Model for Model<C> {
@@ -39,6 +41,7 @@ impl<const C: usize> stateright::Model for Model<C> {
             skew: self.skew[node],
             ahead: 0,
             key: None,
+            token: 0,
             fence: 0,
             queue: Vec::new(),
             votes_from: None,
@@ -102,6 +105,9 @@ impl<const C: usize> stateright::Model for Model<C> {
             if world.faults.jumps > 0 && node.ahead == 0 {
                 steps.push(Step::Jump(index));
             }
+            if world.faults.others > 0 {
+                steps.push(Step::OtherRelease(index));
+            }
         }
     }
 
@@ -135,6 +141,12 @@ impl<const C: usize> stateright::Model for Model<C> {
             Step::Jump(node) => {
                 next.faults.jumps -= 1;
                 next.columns[node].node.ahead += 1;
+            }
+            Step::OtherRelease(node) => {
+                next.faults.others -= 1;
+                let token = self.proposals(world).last().unwrap_or(0);
+                let fence = &mut next.columns[node].node.fence;
+                *fence = (*fence).max(token);
             }
         }
         self.normalize(&mut next);

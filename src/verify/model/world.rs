@@ -36,6 +36,9 @@ pub(super) struct Node {
     /// How far the node's clock has run ahead of the clients' clocks.
     pub(super) ahead: Tick,
     pub(super) key: Option<Key>,
+    /// Token of the lock, until its release; zero if there is none.
+    pub(super) token: u8,
+    /// At least the tokens of all locks that were released, also those of other names.
     pub(super) fence: u8,
     pub(super) queue: Vec<Id>,
     /// When the node votes again after it restarted without its data.
@@ -155,6 +158,8 @@ pub(super) struct Faults {
     pub(super) restarts: u8,
     pub(super) breaks: u8,
     pub(super) jumps: u8,
+    /// Releases of locks with other names, which raise the fence of a node.
+    pub(super) others: u8,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

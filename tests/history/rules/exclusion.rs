@@ -87,7 +87,7 @@ fn must_notice_by(story: &Story, hold: &Hold, fault: &FaultPeriod) -> u64 {
 }
 
 /// Whether a renewal may fail because of the fault. A renewal does not access other locks, nor the
-/// queue and the fence key of its own lock, and an unknown script is sent again at once.
+/// queue and the fence, and an unknown script is sent again at once.
 fn hinders_renewal(period: &FaultPeriod, lock: u32) -> bool {
     let is_harmless =
         matches!(period.fault.kind, Kind::FlushScripts | Kind::DeleteQueue | Kind::DeleteFence);

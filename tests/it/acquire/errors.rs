@@ -6,9 +6,9 @@ use distlock::{Action, LockError, RedisMgr};
 
 use crate::{
     helpers::{
-        CALL_LIMIT, Defer, UnwrapReleased, completes_within, config_long_timeouts,
-        config_medium_timeout, config_short_timeout, fence_key, get, label, manager, queue_key,
-        spawn_call,
+        CALL_LIMIT, Defer, FENCE, UnwrapReleased, completes_within, config_long_timeouts,
+        config_medium_timeout, config_short_timeout, get, label, manager, queue_key, spawn_call,
+        token_key,
     },
     support::{RedisServer, TEST_TIMEOUT, eventually, garbage_server},
 };
@@ -133,15 +133,15 @@ fn tls_port_is_reported_as_one() {
 
 /// Fault: N11
 #[test]
-fn queue_or_fence_key_of_another_type_is_unchanged() {
-    for key in [queue_key("x"), fence_key("x")] {
+fn auxiliary_key_of_another_type_is_unchanged() {
+    for key in [&queue_key("x"), &token_key("x"), FENCE] {
         let server = RedisServer::start();
         let mgr = manager(&server);
-        server.cli(&["HSET", &key, "field", "precious"]);
+        server.cli(&["HSET", key, "field", "precious"]);
         let error = completes_within(CALL_LIMIT, "try_lock", || mgr.try_lock("x").unwrap_err());
         assert_eq!(error.code(), Some("WRONGTYPE"), "{error:?}");
         assert_sentence(&error, &label(&server), &["could not acquire"]);
-        assert_eq!(server.query::<String>(&["HGET", &key, "field"]), "precious");
+        assert_eq!(server.query::<String>(&["HGET", key, "field"]), "precious");
         assert_eq!(get(&server, LOCK), None);
     }
 }

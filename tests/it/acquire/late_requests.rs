@@ -7,9 +7,9 @@ use distlock::{LockGuard, LockLost, RedisMgr};
 
 use crate::{
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, await_gone, completes_within, config_long_timeouts,
-        config_short_timeout, expect_loss, fence_key, get, manager, pttl, queue_key, queue_length,
-        server_behind_proxy, set_foreign_lock, spawn_call, with_ttl,
+        ACQUIRE, CALL_LIMIT, FENCE, SECOND, UnwrapReleased, await_gone, completes_within,
+        config_long_timeouts, config_short_timeout, expect_loss, get, manager, pttl, queue_key,
+        queue_length, server_behind_proxy, set_foreign_lock, spawn_call, token_key, with_ttl,
     },
     support::{Fault, RedisServer, contains, eventually},
 };
@@ -81,19 +81,14 @@ fn requests_kept_by_a_paused_server_take_nothing() {
 /// Promise: P2
 #[test]
 fn late_request_does_not_shorten_the_lease() {
-    let script = [
-        include_str!("../../../src/backend/redis/lua/shared.lua"),
-        include_str!("../../../src/backend/redis/lua/acquire.lua"),
-    ]
-    .concat();
     let server = RedisServer::start();
     let mgr = manager(&server);
     let guard = mgr.lock_with("x", &with_ttl(600 * SECOND).renew(false)).unwrap();
-    let (queue, fence, far) = (queue_key("x"), fence_key("x"), "9999999999999999");
-    let keys = [LOCK, &queue, &fence];
-    let args =
-        ["7", guard.id().as_str(), "1000", "look", "1000 nowhere x", far, "1", "0000000000000000"];
-    let held: String = server.query(&[&["EVAL", &script, "3"][..], &keys, &args].concat());
+    let (queue, token, far) = (queue_key("x"), token_key("x"), "9999999999999999");
+    let keys = [LOCK, &queue, &token, FENCE];
+    let args = ["7", guard.id().as_str(), "1000", "look", "1000 nowhere x", far, "1"];
+    let last = ["0000000000000000", "3601000", "1"];
+    let held: String = server.query(&[&["EVAL", ACQUIRE, "4"][..], &keys, &args, &last].concat());
     assert!(held.starts_with("7 held "), "{held}");
     assert!(pttl(&server, LOCK) > 60_000, "{} ms are left", pttl(&server, LOCK));
 }

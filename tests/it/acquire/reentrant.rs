@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 
 use crate::{
     helpers::{
-        CALL_LIMIT, SECOND, await_queue_length, completes_within, config_long_timeouts, fence_key,
-        get, manager, spawn_call, with_ttl,
+        CALL_LIMIT, FENCE, SECOND, await_queue_length, completes_within, config_long_timeouts, get,
+        manager, spawn_call, with_ttl,
     },
     support::{RedisServer, TEST_TIMEOUT, eventually},
 };
@@ -35,7 +35,7 @@ fn nested_guards_are_counted_and_the_last_drop_releases() {
     assert_eq!(inner.hold_count(), 1);
     assert_eq!(get(&server, LOCK).as_deref(), Some(inner.id().as_str()));
     drop(inner);
-    assert_eq!(server.keys(), [fence_key("x")]);
+    assert_eq!(server.keys(), [FENCE]);
     assert_eq!(mgr.lock_reentrant("x").unwrap().hold_count(), 1);
 }
 

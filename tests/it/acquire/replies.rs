@@ -5,7 +5,7 @@ use distlock::{LockGuard, RedisMgr};
 use crate::{
     helpers::{
         SECOND, UnwrapReleased, await_gone, config_long_timeouts, config_medium_timeout,
-        config_short_timeout, fence_key, get, server_behind_proxy, spawn_call, spawn_queued_waiter,
+        config_short_timeout, get, server_behind_proxy, spawn_call, spawn_queued_waiter, token_key,
         with_ttl,
     },
     support::{
@@ -36,11 +36,11 @@ fn acquire_with_a_lost_reply_finds_its_lock_again() {
         assert!(guard.is_held());
         assert_eq!(get(&server, LOCK).as_deref(), Some(guard.id().as_str()), "{fault:?}");
         assert_eq!(
-            get(&server, &fence_key("x")),
+            get(&server, &token_key("x")),
             Some(guard.fencing_token().to_string()),
             "{fault:?}"
         );
-        assert_eq!(server.keys(), [fence_key("x"), LOCK.to_owned()]);
+        assert_eq!(server.keys(), [token_key("x"), LOCK.to_owned()]);
         drop(guard);
     }
 }
@@ -55,7 +55,7 @@ fn lost_reply_is_retried_before_a_short_lease_ends() {
     let lost = proxy.on_request(contains(LOCK), Fault::DropReply);
     let locking = spawn_call(&mgr, "x", |mgr, name| mgr.lock_with(name, &with_ttl(12 * SECOND)));
     lost.wait_fired();
-    let first = get(&server, &fence_key("x"));
+    let first = get(&server, &token_key("x"));
     let guard = locking.join().unwrap().unwrap();
     assert_eq!(Some(guard.fencing_token().to_string()), first, "the first lease had ended");
 }

@@ -7,7 +7,7 @@ use fastrand::Rng;
 
 use super::{config_medium_timeout, manager, nodes_holding, quorum};
 use crate::{
-    helpers::{CALL_LIMIT, UnwrapReleased, completes_within, fence_key, with_ttl},
+    helpers::{CALL_LIMIT, UnwrapReleased, completes_within, token_key, with_ttl},
     support::{Fault, Nodes, TEST_TIMEOUT, any_request, command, off_by},
 };
 
@@ -21,7 +21,7 @@ fn seed() -> u64 {
 /// The token must be stored on a quorum, because every later quorum includes one of these nodes.
 #[track_caller]
 fn expect_stored(nodes: &Nodes, token: FencingToken, name: &str, context: &str) {
-    let stored = nodes.values(&fence_key(name));
+    let stored = nodes.values(&token_key(name));
     let stored_there =
         stored.iter().flatten().filter(|stored| **stored == token.to_string()).count();
     assert!(
@@ -104,7 +104,7 @@ fn tokens_rise_if_stored_tokens_of_nodes_differ() {
     first.release().unwrap().unwrap_released();
     for node in 0..5 {
         let ahead = base + 1_000_000 * node as u64;
-        nodes.server(node).cli(&["SET", &fence_key("x"), &ahead.to_string()]);
+        nodes.server(node).cli(&["SET", &token_key("x"), &ahead.to_string()]);
     }
     let mut last = base;
     for round in 0..30 {
@@ -154,7 +154,7 @@ fn node_with_an_impossible_clock_is_left_out() {
     first.release().unwrap().unwrap_released();
     let absurd = last.as_u64() + 1_000_000 * AHEAD_S.unsigned_abs();
     (0..2).for_each(|node| {
-        nodes.server(node).cli(&["SET", &fence_key("x"), &absurd.to_string()]);
+        nodes.server(node).cli(&["SET", &token_key("x"), &absurd.to_string()]);
     });
     nodes.proxy(2).on_request(command("TIME"), off_by(AHEAD_S)).forever();
     let mgr = RedisMgr::new(config_medium_timeout(&nodes)).unwrap();

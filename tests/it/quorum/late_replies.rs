@@ -11,7 +11,7 @@ use super::{
 use crate::{
     helpers::{
         CALL_LIMIT, SECOND, SHORT_TIMEOUT, UnwrapReleased, completes_within, expect_loss,
-        fence_key, queue_length, spawn_call, timed, with_ttl,
+        queue_length, spawn_call, timed, token_key, with_ttl,
     },
     support::{
         ArmedFault, Fault, Nodes, TEST_TIMEOUT, Worker, contains, eventually, eventually_some,
@@ -296,7 +296,7 @@ fn request_from_before_the_token_agreement_leaves_nothing() {
     let holder = manager(&nodes).lock("x").unwrap();
     let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock_with(name, &with_ttl(60 * SECOND)));
     eventually("the waiter is queued", TEST_TIMEOUT, || queue_length(nodes.server(0), "x") == 1);
-    nodes.server(0).query::<()>(&["SET", &fence_key("x"), &(1_u64 << 52).to_string()]);
+    nodes.server(0).query::<()>(&["SET", &token_key("x"), &(1_u64 << 52).to_string()]);
     let is_acquire = |words: &[Vec<u8>]| {
         ["lock:x", "try"].iter().all(|word| words.iter().any(|other| other == word.as_bytes()))
     };

@@ -268,7 +268,7 @@ fn reacquired_lock_is_listed_with_the_token_of_its_holder() {
     let nodes = Nodes::start(3);
     let mgr = manager(&nodes);
     let guard = held(&nodes, &mgr, TTL);
-    let stored = |node: usize| nodes.server(node).query::<u64>(&["GET", "distlock:fence:{lock:x}"]);
+    let stored = |node: usize| nodes.server(node).query::<u64>(&["GET", "distlock:token:{lock:x}"]);
     nodes.server(0).cli(&["DEL", &key("x")]);
     eventually("the first node holds it again", TEST_TIMEOUT, || {
         nodes_holding(&nodes, &guard).contains(&0)

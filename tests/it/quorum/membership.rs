@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     helpers::{
-        self, CALL_LIMIT, SHORT_TIMEOUT, capture_log, completes_within, fence_key, in_own_process,
+        self, CALL_LIMIT, SHORT_TIMEOUT, capture_log, completes_within, get, in_own_process,
     },
     support::{
         Fault, FaultProxy, Nodes, RedisServer, TEST_TIMEOUT, contains, eventually, eventually_some,
@@ -239,8 +239,8 @@ fn connection_to_a_replaced_server_is_not_used() {
     let (old, new) = (nodes.server(0), RedisServer::start());
     let mgr = manager(&nodes);
     let is_asked = |server: &RedisServer, name: &str| {
-        drop(mgr.lock(name).unwrap());
-        server.query::<Option<u64>>(&["GET", &fence_key(name)]).is_some()
+        let _guard = mgr.lock(name).unwrap();
+        get(server, &key(name)).is_some()
     };
     eventually("the old server is asked", TEST_TIMEOUT, || is_asked(old, "early"));
     let one = mgr.connection().unwrap();
@@ -248,7 +248,10 @@ fn connection_to_a_replaced_server_is_not_used() {
     eventually("the new server is asked", TEST_TIMEOUT, || is_asked(&new, "met"));
     let other = mgr.connection().unwrap();
     drop(one);
-    eventually("all connections lead to the new server", TEST_TIMEOUT, || is_asked(&new, "x"));
-    assert!(!old.keys().contains(&fence_key("x")), "the old server was asked");
+    eventually("all connections lead to the new server", TEST_TIMEOUT, || {
+        let _guard = mgr.lock("x").unwrap();
+        assert!(get(old, &key("x")).is_none(), "the old server was asked");
+        get(&new, &key("x")).is_some()
+    });
     drop(other);
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::{key, manager, nodes_holding};
 use crate::{
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, await_queue_length, completes_within, fence_key,
-        queue_key, spawn_call,
+        CALL_LIMIT, SECOND, UnwrapReleased, await_queue_length, completes_within, queue_key,
+        spawn_call, token_key,
     },
     support::{Nodes, eventually},
 };
@@ -39,7 +39,7 @@ fn lock_key_of_another_type_on_one_node_blocks_no_lock() {
 /// Promise: P9
 #[test]
 fn wrong_type_for_one_lock_does_not_affect_others() {
-    for odd_key in [queue_key("x"), fence_key("x")] {
+    for odd_key in [queue_key("x"), token_key("x")] {
         let nodes = Nodes::start(3);
         nodes.server(0).cli(&["HSET", &odd_key, "field", "precious"]);
         let mgr = manager(&nodes);

@@ -2,12 +2,16 @@
 
 use std::{env, fs, io::Write, net::TcpStream, path::Path};
 
-use crate::support::{Frames, RedisServer, request};
+use crate::{
+    helpers::{ACQUIRE, FENCE, RELEASE},
+    support::{Frames, RedisServer, request},
+};
 
-const SHARED: &str = include_str!("../../../src/backend/redis/lua/shared.lua");
-const ACQUIRE: &str = include_str!("../../../src/backend/redis/lua/acquire.lua");
-const RELEASE: &str = include_str!("../../../src/backend/redis/lua/release.lua");
-const INSPECT: &str = include_str!("../../../src/backend/redis/lua/inspect.lua");
+const INSPECT: &str = concat!(
+    include_str!("../../../src/backend/redis/lua/shared.lua"),
+    include_str!("../../../src/backend/redis/lua/inspect.lua"),
+    include_str!("../../../src/backend/redis/lua/report.lua")
+);
 const RENEW: &str = include_str!("../../../src/backend/redis/lua/renew.lua");
 const DESCRIBE: &str = include_str!("../../../src/backend/redis/lua/describe.lua");
 
@@ -38,25 +42,27 @@ impl Recorder {
     }
 
     fn script(&mut self, text: &str, name: &str, args: &[&str]) -> Vec<u8> {
-        let keys = ["", "distlock:queue:{", "distlock:fence:{"]
+        let keys = ["", "distlock:queue:{", "distlock:token:{"]
             .map(|kind| format!("{kind}lock:{name}{}", if kind.is_empty() { "" } else { "}" }));
-        let mut words = vec!["EVAL", text, "3", &keys[0], &keys[1], &keys[2], NONCE];
+        let mut words = vec!["EVAL", text, "4", &keys[0], &keys[1], &keys[2], FENCE, NONCE];
         words.extend(args);
+        words.push("1");
         self.request(&words)
     }
 
     fn acquire(&mut self, name: &str, id: &str, mode: &str) -> Vec<u8> {
         let entry = format!("1000 distlock:client:x {id}");
-        let (text, never) = ([SHARED, ACQUIRE].concat(), "9999999999999999");
-        self.script(&text, name, &[id, "30000", mode, &entry, never, "1", "0000000000000000"])
+        let never = "9999999999999999";
+        let from = "0000000000000000";
+        self.script(ACQUIRE, name, &[id, "30000", mode, &entry, never, "1", from, "3630000"])
     }
 
     fn release(&mut self, name: &str, id: &str) -> Vec<u8> {
-        self.script(&[SHARED, RELEASE].concat(), name, &[id, "", ""])
+        self.script(RELEASE, name, &[id, "", ""])
     }
 
     fn inspect(&mut self, name: &str) -> Vec<u8> {
-        self.script(&[SHARED, INSPECT].concat(), name, &[])
+        self.script(INSPECT, name, &[])
     }
 }
 
@@ -78,6 +84,7 @@ fn recorded(server: &RedisServer) -> Vec<(&'static str, Vec<u8>)> {
         words.extend(keys.iter().map(String::as_str));
         words.push(NONCE);
         names.iter().for_each(|_| words.extend([ID, "30000"]));
+        words.push("1");
         client.request(&words)
     };
     let describe = |client: &mut Recorder, names: &[&str]| {
@@ -85,12 +92,12 @@ fn recorded(server: &RedisServer) -> Vec<(&'static str, Vec<u8>)> {
         let other_key = |kind: &str, key: &String| format!("distlock:{kind}:{{{key}}}");
         let all: Vec<_> = keys
             .iter()
-            .flat_map(|key| [key.clone(), other_key("queue", key), other_key("fence", key)])
+            .flat_map(|key| [key.clone(), other_key("queue", key), other_key("token", key)])
             .collect();
         let count = all.len().to_string();
         let mut words = vec!["EVAL", DESCRIBE, &count];
         words.extend(all.iter().map(String::as_str));
-        words.extend([NONCE, "3", "5"]);
+        words.extend([NONCE, "3", "5", "1"]);
         client.request(&words)
     };
     let mut files = vec![
@@ -123,9 +130,9 @@ fn recorded(server: &RedisServer) -> Vec<(&'static str, Vec<u8>)> {
         ),
         ("replies/no-such-command", client.request(&["NO", "SUCH", "COMMAND"])),
     ];
-    let text = [SHARED, ACQUIRE].concat();
-    let expired = [ID, "30000", "try", "", "0000000000000000", "1", "0000000000000000"];
-    files.push(("replies/late", client.script(&text, "a", &expired)));
+    let past = "0000000000000000";
+    let expired = [ID, "30000", "try", "", past, "1", past, "3630000"];
+    files.push(("replies/late", client.script(ACQUIRE, "a", &expired)));
     let queries = [&["INFO", "server"][..], &["INFO", "replication"]];
     let introduction: Vec<u8> =
         queries.iter().flat_map(|query| public_fields(&client.request(query))).collect();

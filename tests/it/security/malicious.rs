@@ -8,9 +8,10 @@ use crate::faults::{LOCK, expect_renewals};
 use crate::{
     faults::network::unresponsive::expect_calls_to_return,
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, await_gone, completes_within, config_long_timeouts,
-        config_short_timeout, expect_loss, fence_key, get, in_own_process, is_renewal, manager,
-        queue_key, queue_length, server_behind_proxy, spawn_call, spawn_queued_waiter, with_ttl,
+        CALL_LIMIT, FENCE, SECOND, UnwrapReleased, await_gone, completes_within,
+        config_long_timeouts, config_short_timeout, expect_loss, get, in_own_process, is_renewal,
+        manager, queue_key, queue_length, server_behind_proxy, spawn_call, spawn_queued_waiter,
+        token_key, with_ttl,
     },
     security::limits::peak_memory,
     support::{
@@ -162,11 +163,11 @@ fn invalid_time_in_a_reply_causes_no_panic() {
     }
 }
 
-/// Tokens keep increasing, whatever the fence key contains.
+/// Tokens keep increasing, whatever the token key and the fence contain.
 ///
 /// Fault: N8
 #[test]
-fn garbage_in_the_fence_key_stops_no_lock() {
+fn garbage_in_place_of_a_token_stops_no_lock() {
     let server = RedisServer::start();
     let mgr = manager(&server);
     let mut last = 0;
@@ -189,17 +190,17 @@ fn garbage_in_the_fence_key_stops_no_lock() {
         &"9".repeat(1 << 20),
     ] {
         let shown = garbage.get(..30).unwrap_or(garbage);
-        server.cli(&["SET", &fence_key("x"), garbage]);
-        for _ in 0..2 {
+        for key in [&token_key("x"), FENCE] {
+            server.cli(&["SET", key, garbage]);
             let guard = mgr.try_lock("x").unwrap_or_else(|error| panic!("{shown:?}: {error}"));
             assert!(guard.fencing_token().as_u64() > last, "{shown:?}");
             last = guard.fencing_token().as_u64();
-            assert_eq!(get(&server, &fence_key("x")), Some(last.to_string()), "{shown:?}");
-            server.cli(&["SET", &fence_key("x"), garbage]);
+            assert_eq!(get(&server, &token_key("x")), Some(last.to_string()), "{shown:?}");
+            server.cli(&["SET", key, garbage]);
             let refused = mgr.try_lock("x").unwrap_err();
             assert!(refused.is_contended(), "{shown:?}: {refused}");
             guard.release().unwrap().unwrap_released();
-            server.cli(&["SET", &fence_key("x"), &last.to_string()]);
+            server.cli(&["SET", key, &last.to_string()]);
         }
     }
 }
@@ -208,19 +209,19 @@ fn garbage_in_the_fence_key_stops_no_lock() {
 ///
 /// Fault: N8
 #[test]
-fn garbage_in_the_fence_key_is_not_returned_as_a_token() {
+fn garbage_in_place_of_a_token_is_not_returned() {
     for garbage in ["99999999999999999999", "9007199254740992", "nan", "x"] {
         let (server, proxy, mgr) =
             server_behind_proxy(|url| config_long_timeouts(url).operation_timeout(4 * SECOND));
         let late = proxy.on_request(contains(LOCK), Fault::HoldReply);
         let acquiring = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name));
         late.wait_fired();
-        server.cli(&["SET", &fence_key("x"), garbage]);
+        server.cli(&["SET", &token_key("x"), garbage]);
         let guard = completes_within(CALL_LIMIT, garbage, || {
             acquiring.join().unwrap().unwrap_or_else(|e| panic!("{garbage}: {e}"))
         });
         late.release();
-        assert_eq!(get(&server, &fence_key("x")), Some(guard.fencing_token().to_string()));
+        assert_eq!(get(&server, &token_key("x")), Some(guard.fencing_token().to_string()));
     }
 }
 
@@ -244,25 +245,34 @@ fn queue_entries_with_an_invalid_window_are_skipped() {
     guard.release().unwrap().unwrap_released();
 }
 
-/// The fence key is replaced while the lock is held, so that there is no token for a hand-over.
+/// The token key or the fence is replaced while the lock is held, so that there is no token for a
+/// hand-over.
 ///
 /// Fault: N72
 #[test]
-fn fence_key_of_another_type_keeps_the_queue() {
-    let server = RedisServer::start();
-    let mgr = manager(&server);
-    let guard = mgr.lock("x").unwrap();
-    let queue = ["60000 distlock:client:none first", "60000 distlock:client:none second"];
-    queue.iter().for_each(|entry| drop(server.cli(&["RPUSH", &queue_key("x"), entry])));
-    server.cli(&["DEL", &fence_key("x")]);
-    server.cli(&["HSET", &fence_key("x"), "field", "precious"]);
-    guard.release().unwrap().unwrap_released();
-    assert_eq!(get(&server, LOCK), None);
-    assert_eq!(server.query::<Vec<String>>(&["LRANGE", &queue_key("x"), "0", "-1"]), queue);
-    assert_eq!(server.query::<String>(&["HGET", &fence_key("x"), "field"]), "precious");
-    // A release under any id hands over a free lock if it can.
-    assert!(!mgr.release_lock("x", "other id").unwrap());
-    assert_eq!(queue_length(&server, "x"), 2);
+fn token_or_fence_of_another_type_keeps_the_queue() {
+    for key in [&token_key("x"), FENCE] {
+        let server = RedisServer::start();
+        let mgr = manager(&server);
+        let guard = mgr.lock("x").unwrap();
+        let queue = ["60000 distlock:client:none first", "60000 distlock:client:none second"];
+        queue.iter().for_each(|entry| drop(server.cli(&["RPUSH", &queue_key("x"), entry])));
+        server.cli(&["DEL", key]);
+        server.cli(&["HSET", key, "field", "precious"]);
+        guard.release().unwrap().unwrap_released();
+        assert_eq!(get(&server, LOCK), None);
+        assert_eq!(
+            server.query::<Vec<String>>(&["LRANGE", &queue_key("x"), "0", "-1"]),
+            queue,
+            "{key}"
+        );
+        assert_eq!(server.query::<String>(&["HGET", key, "field"]), "precious");
+        // A token that could not raise the fence is kept.
+        assert!(server.query::<bool>(&["EXISTS", &token_key("x")]));
+        // A release under any id hands over a free lock if it can.
+        assert!(!mgr.release_lock("x", "other id").unwrap());
+        assert_eq!(queue_length(&server, "x"), 2);
+    }
 }
 
 /// The holder may have been queued itself.
@@ -286,8 +296,8 @@ fn queue_key_of_another_type_does_not_block_a_release() {
 
 /// Fault: N82
 #[test]
-fn fence_or_queue_key_of_another_type_hides_no_holder() {
-    for key in [fence_key("x"), queue_key("x")] {
+fn auxiliary_key_of_another_type_hides_no_holder() {
+    for key in [token_key("x"), queue_key("x"), FENCE.to_owned()] {
         let server = RedisServer::start();
         let (mgr, other) = (manager(&server), manager(&server));
         let guard = mgr.lock("x").unwrap();

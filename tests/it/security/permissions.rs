@@ -6,9 +6,9 @@ use distlock::{LockError, LockGuard, LockLost, RedisMgr};
 
 use crate::{
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, await_queue_length, completes_within,
-        config_long_timeouts, config_short_timeout, expect_loss, fence_key, is_renewal, manager,
-        queue_length, spawn_call, spawn_queued_waiter, with_ttl,
+        CALL_LIMIT, FENCE, SECOND, UnwrapReleased, await_queue_length, completes_within,
+        config_long_timeouts, config_short_timeout, expect_loss, is_renewal, manager, queue_length,
+        spawn_call, spawn_queued_waiter, with_ttl,
     },
     support::{Fault, FaultProxy, RedisServer, TEST_TIMEOUT, contains, eventually},
 };
@@ -312,6 +312,6 @@ fn publish_permission_missing_for_a_while_leaves_no_entry() {
         // A grant to a waiter that has left would block the lock for the claim window of 20 s.
         let next = completes_within(CALL_LIMIT, "the next", || mgr.lock("x").unwrap());
         next.release().unwrap().unwrap_released();
-        assert_eq!(server.keys(), [fence_key("x")]);
+        assert_eq!(server.keys(), [FENCE]);
     }
 }

@@ -15,7 +15,7 @@ use super::{
     fixture::{IGNORE_SIGNALS, LONG_TTL, is_alive, not_ignored, started_by},
 };
 use crate::{
-    helpers::fence_key,
+    helpers::token_key,
     support::{TEST_TIMEOUT, trial_succeeded},
 };
 
@@ -167,7 +167,7 @@ fn command_finds_lock_in_environment() {
     let mut words = line.split(' ');
     assert_eq!(words.next(), Some("x"));
     assert_eq!(words.next().map(str::to_owned), fixture.holder());
-    let token: u64 = fixture.server.query(&["GET", &fence_key("x")]);
+    let token: u64 = fixture.server.query(&["GET", &token_key("x")]);
     assert_eq!(words.next(), Some(token.to_string().as_str()));
     assert_eq!(words.collect::<Vec<_>>(), ["passed", "on"]);
     job.end_input();
@@ -268,7 +268,7 @@ fn verbose_reports_acquire_and_release() {
     let fixture = Fixture::new();
     let mut job = fixture.run(&["--verbose"], "true");
     assert_eq!(job.code(), 0);
-    let (err, token) = (job.err(), fixture.server.query::<u64>(&["GET", &fence_key("x")]));
+    let (err, token) = (job.err(), fixture.server.query::<u64>(&["GET", &token_key("x")]));
     let lines: Vec<_> = err.lines().collect();
     assert!(
         lines[0].starts_with(&format!("distlock: acquired lock \"x\" with token {token} after ")),

@@ -1,6 +1,7 @@
 -- Describes many locks at once. Changes nothing.
--- KEYS  lock, queue and fence key of each lock
--- ARGV  1 nonce, 2 maximum number of waiters to list for each lock, 3 for all locks together
+-- KEYS  lock, queue and token key of each lock
+-- ARGV  1 nonce, 2 maximum number of waiters to list for each lock, 3 for all locks together,
+--       4 protocol version
 -- Reply {'nonce now', element for each lock}: 0 not held, -1 the key is not a lock, or
 --       {'pttl token waiters holder', entry of the first waiter, of the second, ...}
 local function is_error(answer)

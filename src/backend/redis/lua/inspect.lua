@@ -1,6 +1,6 @@
 -- Reports the holder of a lock. Changes nothing.
--- KEYS  1 lock, 2 queue, 3 fence
--- ARGV  1 nonce
+-- KEYS  1 lock, 2 queue, 3 token
+-- ARGV  1 nonce, 2 protocol version
 -- Reply one string:
 --       nonce busy now pttl token waiters holder
 --       nonce free
@@ -8,4 +8,4 @@
 local holder = redis.pcall('GET', KEYS[1])
 if type(holder) == 'table' then return is_wrong_type(holder) and ARGV[1] .. ' type' or holder end
 if not holder then return ARGV[1] .. ' free' end
-return ARGV[1] .. ' busy ' .. clock() .. ' ' .. describe(holder)
+local head, left = ARGV[1] .. ' busy ' .. clock()

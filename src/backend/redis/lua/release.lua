@@ -1,33 +1,59 @@
 -- Releases the lock and hands it to the next waiter, if there is one. Also removes the queue entry
 -- of a waiter that has stopped waiting.
--- KEYS  1 lock, 2 queue, 3 fence
+-- KEYS  1 lock, 2 queue, 3 token, 4 fence
 -- ARGV  1 nonce, 2 id, or its first 512 bytes, 3 queue entry to remove, or '',
---       4 not_after, in us on the server's clock, or ''
+--       4 not_after, in us on the server's clock, or '', 5 protocol version
 -- Reply one string:
 --       nonce released
 --       nonce gone                                   the lock was not held
 --       nonce other now pttl token waiters holder    another holder has the lock
 --       nonce type                                   the key is not a lock
 --       nonce late now                               not_after has passed; nothing was done
+
 local nonce, id, entry = ARGV[1], ARGV[2], ARGV[3]
 if ARGV[4] ~= '' then
   local now = clock()
   -- Report the time, because a caller with a wrong estimate would be late again.
   if now > ARGV[4] then return nonce .. ' late ' .. now end
 end
+
+-- Deletes the lock and its token, after raising the fence to the token. Nothing here may fail,
+-- because scripts are not rolled back. A token that cannot raise the fence is kept, and so is a key
+-- of another type.
+local function free()
+  local token = redis.pcall('GET', KEYS[3])
+  local is_safe = type(token) == 'string'
+  if is_safe and is_token(token) then
+    local fence = redis.pcall('SET', KEYS[4], token, 'GET')
+    if type(fence) == 'table' then
+      is_safe = false
+    elseif fence and fence >= token then
+      is_safe = not string.find(fence, '^v%d')
+      if not is_safe or is_token(fence) then redis.call('SET', KEYS[4], fence) end
+    end
+  end
+  if is_safe then redis.call('DEL', KEYS[1], KEYS[3]) else redis.call('DEL', KEYS[1]) end
+end
+
 if entry ~= '' then
   local left, failure = pcall(redis.call, 'LREM', KEYS[2], 0, entry)
   if not left and not is_wrong_type(failure) then redis.call('LREM', KEYS[2], 0, entry) end
 end
 local holder = redis.pcall('GET', KEYS[1])
 if type(holder) == 'table' then return is_wrong_type(holder) and nonce .. ' type' or holder end
-if not holder then
-  grant_next()
-  return nonce .. ' gone'
-end
 -- A forced release knows only the first 512 bytes of the id, because scripts report no more.
-if holder == id or string.sub(holder, 1, 512) == id then
-  if not grant_next() then redis.call('DEL', KEYS[1]) end
-  return nonce .. ' released'
+local is_free = not holder or holder == id or string.sub(holder, 1, 512) == id
+local waiter
+if is_free then
+  local popped
+  popped, waiter = pcall(redis.call, 'LPOP', KEYS[2])
+  if not popped then
+    -- Treat a queue key of another type as empty; otherwise the lock could not be released. Any
+    -- other error is raised by the second LPOP.
+    waiter = not is_wrong_type(waiter) and redis.call('LPOP', KEYS[2])
+  end
+  if not waiter then
+    free()
+    return nonce .. (holder and ' released' or ' gone')
+  end
 end
-return nonce .. ' other ' .. clock() .. ' ' .. describe(holder)

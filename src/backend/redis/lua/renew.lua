@@ -1,11 +1,11 @@
 -- Extends the TTL of many locks in one call. Uses PEXPIRE, because SET fails if the server is out
 -- of memory.
--- KEYS  the lock keys, then the fence keys to extend: a lock may be held for longer than FENCE_MS
--- ARGV  1 nonce, then id and TTL in ms for each lock key
+-- KEYS  the lock keys, then the token keys to extend: a lock may be held for longer than these last
+-- ARGV  1 nonce, then id and TTL in ms for each lock key, TTL in ms for each token key, and the
+--       protocol version
 -- Reply {'nonce now', element for each lock}: 1 renewed, 0 gone, -1 not a lock, or the id of
 --       another holder
-local FENCE_MS = '86400000' -- a day, as for a new token
-local locks = (#ARGV - 1) / 2
+local locks = #ARGV - 2 - #KEYS
 local t = redis.call('TIME')
 local reply = {ARGV[1] .. ' ' .. t[1] .. string.sub('00000' .. t[2], -6)}
 for i = 1, locks do
@@ -22,7 +22,9 @@ for i = 1, locks do
   end
 end
 for i = locks + 1, #KEYS do
-  -- A fence key of another type is not ours, and its owner may want it to have no expiry.
-  if type(redis.pcall('GET', KEYS[i])) == 'string' then redis.call('PEXPIRE', KEYS[i], FENCE_MS) end
+  -- A token key of another type is not ours, and its owner may want it to have no expiry.
+  if type(redis.pcall('GET', KEYS[i])) == 'string' then
+    redis.call('PEXPIRE', KEYS[i], ARGV[locks + 1 + i])
+  end
 end
 return reply

@@ -19,27 +19,32 @@ fn acquire(key: &LockKey) -> Acquire<'_> {
 #[test]
 fn request_is_one_well_formed_command() {
     let key = LockKey::new("lock:", "a b\r\n").unwrap();
-    let keys = ["lock:a b\r\n", "distlock:queue:{lock:a b\r\n}", "distlock:fence:{lock:a b\r\n}"]
-        .map(str::to_owned);
+    let keys = [
+        "lock:a b\r\n",
+        "distlock:queue:{lock:a b\r\n}",
+        "distlock:token:{lock:a b\r\n}",
+        "distlock:fence",
+    ]
+    .map(str::to_owned);
     let not_after = "0000000000000007";
     assert_eq!(
         script_arguments(&acquire(&key), &keys),
-        ["me", "10", "try", "", not_after, "60", "0000000000000000"]
+        ["me", "10", "try", "", not_after, "60", "0000000000000000", "3600010"]
     );
     let release = |expires| Release { key: &key, id: b"me", queue_entry: "w", expires };
     assert_eq!(script_arguments(&release(true), &keys), ["me", "w", not_after]);
     assert_eq!(script_arguments(&release(false), &keys), ["me", "w", ""]);
-    assert_eq!(script_arguments(&Inspect(&key), &keys), [""; 0]);
+    assert_eq!(script_arguments(&Inspect(&key), &keys[..3]), [""; 0]);
     let renewals = [("a", "i", 1), ("b", "j", 2), ("c", "k", 3)]
-        .map(|(lock, id, ttl_ms)| Renewal { lock, id, ttl_ms, fence: None });
+        .map(|(lock, id, ttl_ms)| Renewal { lock, id, ttl_ms, token_key: None });
     assert_eq!(
         script_arguments(&Renew(&renewals), &["a", "b", "c"].map(str::to_owned)),
         ["i", "1", "j", "2", "k", "3"]
     );
     let fenced =
-        [renewals[0], Renewal { fence: Some(key.fence_key()), ..renewals[1] }, renewals[2]];
+        [renewals[0], Renewal { token_key: Some(key.token_key()), ..renewals[1] }, renewals[2]];
     let keys = ["a", "b", "c", &keys[2]].map(str::to_owned);
-    assert_eq!(script_arguments(&Renew(&fenced), &keys), ["i", "1", "j", "2", "k", "3"]);
+    assert_eq!(script_arguments(&Renew(&fenced), &keys), ["i", "1", "j", "2", "k", "3", "3600002"]);
     assert_eq!(request_words(&Ping, ScriptRef::Hash), ["PING"]);
     assert!(Ping.script().is_none());
 }
@@ -164,7 +169,7 @@ fn token_out_of_range_is_rejected() {
 #[test]
 fn clock_out_of_range_is_rejected() {
     let key = LockKey::new("", "x").unwrap();
-    let renewals = [Renewal { lock: "a", id: "i", ttl_ms: 1, fence: None }];
+    let renewals = [Renewal { lock: "a", id: "i", ttl_ms: 1, token_key: None }];
     let release = Release { key: &key, id: b"", queue_entry: "", expires: false };
     // The last value that leaves a year of room, the next one, and the largest integer that Lua can
     // count with.
@@ -195,8 +200,8 @@ fn clock_out_of_range_is_rejected() {
 #[test]
 fn renew_reply_needs_one_answer_per_lock() {
     let renewals = [
-        Renewal { lock: "a", id: "i", ttl_ms: 1, fence: None },
-        Renewal { lock: "b", id: "j", ttl_ms: 1, fence: None },
+        Renewal { lock: "a", id: "i", ttl_ms: 1, token_key: None },
+        Renewal { lock: "b", id: "j", ttl_ms: 1, token_key: None },
     ];
     let reply = |answers: Vec<Value>| Value::Array([vec![text("1 3")], answers].concat());
     assert_eq!(
@@ -232,7 +237,7 @@ proptest! {
     #[test]
     fn no_reply_panics(value in any_value()) {
         let key = LockKey::new("", "x").unwrap();
-        let renewals = [Renewal { lock: "a", id: "i", ttl_ms: 1, fence: None }];
+        let renewals = [Renewal { lock: "a", id: "i", ttl_ms: 1, token_key: None }];
         acquire(&key).decode(9, value.clone());
         Release { key: &key, id: b"", queue_entry: "", expires: false }.decode(9, value.clone());
         Renew(&renewals).decode(9, value.clone());

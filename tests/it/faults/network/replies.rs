@@ -10,8 +10,8 @@ use crate::{
     helpers::{
         CALL_LIMIT, SECOND, SHORT_TIMEOUT, UnwrapReleased, await_gone, completes_within,
         config_long_timeouts, config_medium_timeout, config_short_timeout,
-        expect_deadline_before_key_expiry, fence_key, get, is_renewal, manager, queue_length,
-        server_behind_proxy, server_with_scripts, spawn_call, with_ttl,
+        expect_deadline_before_key_expiry, get, is_renewal, manager, queue_length,
+        server_behind_proxy, server_with_scripts, spawn_call, token_key, with_ttl,
     },
     support::{Fault, FaultProxy, RedisServer, TEST_TIMEOUT, command, contains, eventually},
 };
@@ -81,7 +81,7 @@ fn request_that_is_delivered_twice_counts_once() {
     for _ in 0..4 {
         let guard = mgr.lock("x").unwrap();
         assert_eq!(get(&server, LOCK).as_deref(), Some(guard.id().as_str()));
-        assert_eq!(get(&server, &fence_key("x")), Some(guard.fencing_token().to_string()));
+        assert_eq!(get(&server, &token_key("x")), Some(guard.fencing_token().to_string()));
         let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name));
         eventually("it waits", TEST_TIMEOUT, || queue_length(&server, "x") >= 1);
         guard.release().unwrap().unwrap_released();

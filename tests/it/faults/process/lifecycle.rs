@@ -18,7 +18,7 @@ use distlock::{Config, HandleEvent, LockError, LockOptions, LostEvent, RedisMgr,
 use crate::faults::process::SMALL_STACK;
 use crate::{
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, completes_within, config_long_timeouts,
+        CALL_LIMIT, FENCE, SECOND, UnwrapReleased, completes_within, config_long_timeouts,
         distlock_threads, get, in_own_process, manager, pttl, queue_length, spawn_queued_waiter,
         with_ttl,
     },
@@ -146,11 +146,7 @@ fn managers_have_three_threads_each_and_end_independently() {
     }
     drop((mgrs, guards));
     eventually("all threads have ended", TEST_TIMEOUT, || tasks() <= before);
-    assert!(
-        server.keys().iter().all(|key| key.starts_with("distlock:fence:")),
-        "{:?}",
-        server.keys()
-    );
+    assert_eq!(server.keys(), [FENCE]);
 }
 
 /// Fault: F90
@@ -296,5 +292,5 @@ fn a_thousand_threads_get_their_locks() {
         }
     });
     server.await_clients(0..=14);
-    assert!(server.keys().iter().all(|key| key.starts_with("distlock:fence:")));
+    assert_eq!(server.keys(), [FENCE]);
 }

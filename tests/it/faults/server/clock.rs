@@ -8,9 +8,9 @@ use super::TTL;
 use crate::{
     faults::LOCK,
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, await_gone, completes_within, config_medium_timeout,
-        expect_loss, fence_key, get, manager, pttl, server_with_scripts, set_foreign_lock,
-        spawn_queued_waiter, with_ttl,
+        ACQUIRE, CALL_LIMIT, FENCE, RELEASE, SECOND, UnwrapReleased, await_gone, completes_within,
+        config_medium_timeout, expect_loss, get, manager, pttl, server_with_scripts,
+        set_foreign_lock, spawn_queued_waiter, token_key, with_ttl,
     },
     support::{FaultProxy, RedisServer, TEST_TIMEOUT, command, eventually, off_by},
 };
@@ -109,7 +109,7 @@ fn clock_step_between_requests_costs_no_lock() {
         }
         assert!(wrong.fired() >= 3);
         await_gone(&server, LOCK);
-        assert_eq!(server.keys(), [fence_key("x")]);
+        assert_eq!(server.keys(), [FENCE]);
     }
 }
 
@@ -122,7 +122,7 @@ local redis = {pcall = server.pcall, call = function(command, ...)
   return server.call(command, ...)
 end}
 ";
-    format!("{CLOCK}{}{script}", include_str!("../../../../src/backend/redis/lua/shared.lua"))
+    [CLOCK, script].concat()
 }
 
 /// Microseconds since 1970 have 16 digits only since September 2001. A board without a battery
@@ -131,15 +131,12 @@ end}
 /// Fault: F50
 #[test]
 fn times_with_fewer_digits_are_compared_as_numbers() {
-    let acquire =
-        with_clock_arguments(include_str!("../../../../src/backend/redis/lua/acquire.lua"));
-    let release =
-        with_clock_arguments(include_str!("../../../../src/backend/redis/lua/release.lua"));
+    let (acquire, release) = (with_clock_arguments(ACQUIRE), with_clock_arguments(RELEASE));
     let server = RedisServer::start();
-    let (lock, queue, fence) = ("lock:x", "distlock:queue:{lock:x}", fence_key("x"));
+    let (lock, queue, token) = ("lock:x", "distlock:queue:{lock:x}", token_key("x"));
     let run = |script: &str, args: &[&str], micros: u64| -> String {
         let [seconds, rest] = [micros / 1_000_000, micros % 1_000_000].map(|part| part.to_string());
-        let mut request = vec!["EVAL", script, "3", lock, queue, &fence];
+        let mut request = vec!["EVAL", script, "4", lock, queue, &token, FENCE];
         request.extend(args.iter().copied().chain([&*seconds, &*rest]));
         server.query(&request)
     };
@@ -158,7 +155,11 @@ fn times_with_fewer_digits_are_compared_as_numbers() {
         let id = format!("holder {round}");
         let lock = |not_after: u64, token_min: u64, at: u64| {
             let [not_after, token_min] = [padded(not_after), padded(token_min)];
-            run(&acquire, &["n", &id, "60000", "try", "", &not_after, "1", &token_min], at)
+            run(
+                &acquire,
+                &["n", &id, "60000", "try", "", &not_after, "1", &token_min, "3660000"],
+                at,
+            )
         };
         let number = |reply: &str, at: usize| {
             reply.split(' ').nth(at).and_then(|word| word.parse::<u64>().ok())

@@ -1,0 +1,54 @@
+-- The second part of acquire.lua: the lock is held, or somebody waits for it.
+-- KEYS  1 lock, 2 queue, 3 token, 4 fence
+-- ARGV  as for acquire.lua
+-- Reply as for acquire.lua
+
+if type(holder) == 'table' then
+  if not is_wrong_type(holder) then return holder end
+  if mode == 'leave' then redis.call('LREM', KEYS[2], 0, entry) end
+  return nonce .. ' type ' .. now
+end
+if not holder then
+  -- LLEN came before LPOP, because the server checks its memory limit only until a script's first
+  -- write. LPOP is exempt from the check but counts as a write, so a SET would not be checked.
+  holder = grant_next(redis.call('LPOP', KEYS[2]), now)
+  -- No waiter could be notified, perhaps because PUBLISH is not permitted.
+  if not holder then return take() end
+end
+if holder == id then
+  local token = redis.call('GET', KEYS[3])
+  -- Never shorten the TTL, because this may be a delayed request with an older, shorter TTL.
+  if redis.call('PTTL', KEYS[1]) < tonumber(ttl) then
+    redis.call('PEXPIRE', KEYS[1], ttl)
+    redis.call('PEXPIRE', KEYS[3], ARGV[9])
+  end
+  if not token or not is_token(token) then
+    token = next_token(from, ARGV[9])
+  elseif token < ARGV[8] then
+    -- Exactly this one, even if the fence has risen since: all nodes must store the same token.
+    token = ARGV[8]
+    redis.call('SET', KEYS[3], token, 'PX', ARGV[9])
+  end
+  return nonce .. ' held ' .. now .. ' ' .. token
+end
+
+local left = redis.call('PTTL', KEYS[1])
+if left == -1 and ARGV[7] ~= '0' then
+  redis.call('PEXPIRE', KEYS[1], ARGV[7])
+  left = ARGV[7]
+end
+
+if mode == 'join' or mode == 'look' then
+  local place = mode == 'look' and redis.call('LPOS', KEYS[2], entry)
+  local state = 0
+  if not place then
+    place = redis.call('RPUSH', KEYS[2], entry) - 1
+    state = 1
+  end
+  if not has_subscriber(string.match(entry, '^%d+ (%S+)') or '') then state = state + 2 end
+  redis.call('PEXPIRE', KEYS[2], QUEUE_MS)
+  return nonce .. ' queued ' .. now .. ' ' .. left .. ' ' .. place .. ' ' .. state .. ' '
+    .. string.sub(holder, 1, 512)
+end
+if mode == 'leave' then redis.call('LREM', KEYS[2], 0, entry) end
+local head = nonce .. ' busy ' .. now

@@ -1,0 +1,56 @@
+-- Granting a free lock to the first waiter whose channel has a subscriber. Comes after the usual
+-- case, in which nobody waits: each function that a script defines costs time.
+-- KEYS  1 lock, 2 queue, 3 token, 4 fence
+
+-- how much longer than its lock a token key is kept: a lock that expires does not raise the fence
+local TOKEN_EXTRA_MS = 3600000
+local QUEUE_MS = '60000' -- TTL of a queue, longer than any poll interval
+-- maximum number of entries skipped per call; otherwise a million dead entries would block the
+-- server
+local DEAD_MAX = 1000
+
+-- Whether a client is subscribed to the channel itself. Pattern subscribers also receive what is
+-- published, so a monitoring client would make dead waiters look alive. If PUBSUB is not permitted,
+-- returns true, and the count that PUBLISH returns must decide.
+local function has_subscriber(channel)
+  local reply = redis.pcall('PUBSUB', 'NUMSUB', channel)
+  return not reply[2] or reply[2] > 0
+end
+
+-- Grants the lock to the first waiter with a subscriber, beginning with `waiter`, which was removed
+-- from the queue. Returns its id, or false if there is none.
+local function grant_next(waiter, now)
+  for _ = 1, DEAD_MAX do
+    waiter = waiter or redis.call('LPOP', KEYS[2])
+    if not waiter then return false end
+    local px, channel, id = string.match(waiter, '^([1-9]%d*) (%S+) (.+)$')
+    -- The server rejects a larger expiry, which would fail the whole script. Our entries have none.
+    if id and #px < 16 then
+      now = now or clock()
+      -- pcall, because scripts are not rolled back: a token key of another type or a missing
+      -- permission to publish must not stop a release halfway.
+      local minted, token = pcall(next_token, now, px + TOKEN_EXTRA_MS)
+      local receivers
+      if minted then
+        -- Do not replicate the message. A waiter may still be subscribed to a former master that
+        -- has become a replica, and would take the copy for a grant by its own server.
+        redis.set_repl(redis.REPL_NONE)
+        receivers = redis.pcall('PUBLISH', channel, token .. ' ' .. now .. ' ' .. px .. ' ' .. id)
+        redis.set_repl(redis.REPL_ALL)
+      end
+      if type(receivers) ~= 'number' then
+        -- The queue key and its TTL went away with the last entry.
+        if redis.call('LPUSH', KEYS[2], waiter) == 1 then
+          redis.call('PEXPIRE', KEYS[2], QUEUE_MS)
+        end
+        return false
+      end
+      if receivers > 0 and has_subscriber(channel) then
+        redis.call('SET', KEYS[1], id, 'PX', px)
+        return id
+      end
+    end
+    waiter = nil
+  end
+  return false
+end

@@ -1,0 +1,13 @@
+-- Common end of the scripts for one lock: reports the holder.
+-- KEYS  1 lock, 2 queue, 3 token
+-- Reply `head`, then "pttl token waiters holder", with the holder last because it may be any text
+
+-- A token key or queue key of another type counts as empty, so the holder can still be reported.
+-- Any other error is raised by the second call.
+local read, token = pcall(redis.call, 'GET', KEYS[3])
+if not read then token = not is_wrong_type(token) and redis.call('GET', KEYS[3]) end
+local counted, waiters = pcall(redis.call, 'LLEN', KEYS[2])
+if not counted then waiters = not is_wrong_type(waiters) and redis.call('LLEN', KEYS[2]) end
+return head .. ' ' .. (left or redis.call('PTTL', KEYS[1])) .. ' '
+  .. (string.match(token or '', '^%d+$') or 0) .. ' ' .. (waiters or 0) .. ' '
+  .. string.sub(holder, 1, 512)
