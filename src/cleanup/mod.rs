@@ -117,6 +117,7 @@ impl Cleaner {
             return;
         }
         if self.shared.needs_thread(state, Moment::from_nanos(0)) && !self.start_thread() {
+            // This thread does it.
             self.shared.state.lock().is_running = true;
             Worker::new(self.backend.clone(), self.shared.clone()).run();
         }
@@ -133,6 +134,7 @@ impl Cleaner {
         let started = threads::spawn("distlock-cleanup", move || worker.run());
         if let Err(error) = &started {
             self.shared.state.lock().is_running = false;
+            clock::wake_all(&self.shared.ended);
             log_safely!(debug, "cannot start a thread that cleans up: {error}");
         }
         started.is_ok()

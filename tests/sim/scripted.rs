@@ -190,6 +190,32 @@ fn panic_in_clean_up_does_not_stop_renewals() {
     });
 }
 
+/// If no thread can be started for the clean-up, the next residue tries again, and a shutdown
+/// cleans up without one.
+///
+/// Fault: F11
+#[test]
+fn failed_start_of_the_clean_up_is_made_up_for() {
+    for nodes in [1, 3] {
+        scripted(nodes, move |sim, mgr| {
+            let (first, second, last) = (mgr.lock("a")?, mgr.lock("b")?, mgr.lock("c")?);
+            (0..nodes).for_each(|node| sim.stop_node(node));
+            sim.refused_thread.set(Some("distlock-cleanup"));
+            assert!(first.release().is_err());
+            sim.refused_thread.set(None);
+            assert!(second.release().is_err());
+            (0..nodes).for_each(|node| sim.continue_node(node));
+            sim.sleep(4 * SEC);
+            assert!(!exists_on_any_node(sim, "a") && !exists_on_any_node(sim, "b"));
+            sim.refused_thread.set(Some("distlock-cleanup"));
+            mgr.shutdown();
+            assert!(!exists_on_any_node(sim, "c"));
+            drop(last);
+            Ok(())
+        });
+    }
+}
+
 #[test]
 fn clean_up_does_not_wait_for_silent_node() {
     scripted(5, |sim, mgr| {

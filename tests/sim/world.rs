@@ -152,6 +152,8 @@ pub(crate) struct Sim {
     pub(crate) fault_log: RefCell<FaultLog>,
     /// Simulates a defect of the library: writing a request that contains this text panics.
     pub(crate) panic_on_write_of: RefCell<Option<&'static str>>,
+    /// Threads of this name cannot be started.
+    pub(crate) refused_thread: Cell<Option<&'static str>>,
     pub(crate) panic_count: Cell<u64>,
     tasks: RefCell<Vec<Task>>,
     ready: RefCell<Vec<usize>>,
@@ -178,6 +180,7 @@ impl Sim {
             stalls: Cell::new(Stalls::default()),
             fault_log: RefCell::default(),
             panic_on_write_of: RefCell::default(),
+            refused_thread: Cell::default(),
             panic_count: Cell::default(),
             tasks: RefCell::new(Vec::new()),
             ready: RefCell::new(Vec::new()),
@@ -544,8 +547,11 @@ impl SimWorld for Sim {
         waiters.into_iter().for_each(|task| self.wake(task));
     }
 
-    fn spawn(&self, _: &str, run: Box<dyn FnOnce() + Send>) -> io::Result<u64> {
+    fn spawn(&self, name: &str, run: Box<dyn FnOnce() + Send>) -> io::Result<u64> {
         let sim = current_sim();
+        if self.refused_thread.get() == Some(name) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
         Ok(sim.start_thread(self.process(), run) as u64)
     }
 
