@@ -4,7 +4,7 @@
 -- Reply as for acquire.lua
 
 if type(holder) == 'table' then
-  if not is_wrong_type(holder) then return holder end
+  if not string.find(holder.err, 'WRONGTYPE', 1, true) then return holder end
   if mode == 'leave' then redis.call('LREM', KEYS[2], 0, entry) end
   return nonce .. ' type ' .. now
 end

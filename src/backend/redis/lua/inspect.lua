@@ -6,6 +6,8 @@
 --       nonce free
 --       nonce type                                 the key is not a lock
 local holder = redis.pcall('GET', KEYS[1])
-if type(holder) == 'table' then return is_wrong_type(holder) and ARGV[1] .. ' type' or holder end
+if type(holder) == 'table' then
+  return string.find(holder.err, 'WRONGTYPE', 1, true) and ARGV[1] .. ' type' or holder
+end
 if not holder then return ARGV[1] .. ' free' end
 local head, left = ARGV[1] .. ' busy ' .. clock()

@@ -36,21 +36,25 @@ local function free()
 end
 
 if entry ~= '' then
-  local left, failure = pcall(redis.call, 'LREM', KEYS[2], 0, entry)
-  if not left and not is_wrong_type(failure) then redis.call('LREM', KEYS[2], 0, entry) end
+  local removed = redis.pcall('LREM', KEYS[2], 0, entry)
+  if type(removed) == 'table' and not string.find(removed.err, 'WRONGTYPE', 1, true) then
+    redis.call('LREM', KEYS[2], 0, entry)
+  end
 end
 local holder = redis.pcall('GET', KEYS[1])
-if type(holder) == 'table' then return is_wrong_type(holder) and nonce .. ' type' or holder end
+if type(holder) == 'table' then
+  return string.find(holder.err, 'WRONGTYPE', 1, true) and nonce .. ' type'
+    or redis.call('GET', KEYS[1])
+end
 -- A forced release knows only the first 512 bytes of the id, because scripts report no more.
 local is_free = not holder or holder == id or string.sub(holder, 1, 512) == id
 local waiter
 if is_free then
-  local popped
-  popped, waiter = pcall(redis.call, 'LPOP', KEYS[2])
-  if not popped then
+  waiter = redis.pcall('LPOP', KEYS[2])
+  if type(waiter) == 'table' then
     -- Treat a queue key of another type as empty; otherwise the lock could not be released. Any
     -- other error is raised by the second LPOP.
-    waiter = not is_wrong_type(waiter) and redis.call('LPOP', KEYS[2])
+    waiter = not string.find(waiter.err, 'WRONGTYPE', 1, true) and redis.call('LPOP', KEYS[2])
   end
   if not waiter then
     free()

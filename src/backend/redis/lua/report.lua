@@ -2,6 +2,11 @@
 -- KEYS  1 lock, 2 queue, 3 token
 -- Reply `head`, then "pttl token waiters holder", with the holder last because it may be any text
 
+-- Whether a command failed because the key has an unexpected type. Other errors must be reported.
+local function is_wrong_type(failure)
+  return string.find(type(failure) == 'table' and failure.err or failure, 'WRONGTYPE', 1, true)
+end
+
 -- A token key or queue key of another type counts as empty, so the holder can still be reported.
 -- Any other error is raised by the second call.
 local read, token = pcall(redis.call, 'GET', KEYS[3])

@@ -16,8 +16,3 @@ end
 local function is_token(value)
   return #value == 16 and value < TOKEN_MAX and not string.find(value, '%D')
 end
-
--- Whether a command failed because the key has an unexpected type. Other errors must be reported.
-local function is_wrong_type(failure)
-  return string.find(type(failure) == 'table' and failure.err or failure, 'WRONGTYPE', 1, true)
-end
