@@ -9,11 +9,12 @@ use std::{mem, sync::Arc, time::Duration};
 use super::{context::Context, schedule::Generation};
 use crate::{
     backend::{
+        error::BackendError,
         redis::{
             Exchange, NodeError, NodeErrorKind, Request,
             requests_and_replies::{Renew, RenewReply, Renewal},
         },
-        redlock::{AskError, BroadcastOptions, NodeConnections, Response, Responses},
+        redlock::{BroadcastOptions, NodeConnections, Response, Responses},
     },
     core::{
         lease::Lease,
@@ -211,9 +212,10 @@ impl Worker {
         }
         let mut cause = None;
         if !quorum {
-            let why =
-                AskError::from_responses(&self.context.redlock, responses, |_| "renewed".into())
-                    .to_string();
+            let why = BackendError::from_responses(&self.context.redlock, responses, |_| {
+                "renewed".into()
+            })
+            .to_string();
             if !mem::replace(&mut report.failure_logged, true) {
                 log_safely!(
                     warn,

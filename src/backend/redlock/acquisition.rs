@@ -12,7 +12,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    AskError, BroadcastOptions, Redlock,
+    BroadcastOptions, Redlock,
     footprint::Footprint,
     pauses::vote_backoff,
     responses::Response,
@@ -22,6 +22,7 @@ use super::{
 use crate::{
     backend::{
         AcquireRequest, Acquisition, Answer, Asking, Contention, NextStep, QueuePlace, QueueReport,
+        error::BackendError,
         redis::{
             Exchange, NodeError, NodeErrorKind,
             requests_and_replies::{Acquire, AcquireMode, AcquireReply},
@@ -133,7 +134,7 @@ impl<'a> QuorumAcquisition<'a> {
 
     /// Asks all nodes, or only the queue node. If no quorum grants the lock, releases the votes at
     /// once, except the vote of the head on the queue node.
-    fn run_round(&mut self, mode: AcquireMode, ask_all: bool) -> Result<Round, AskError> {
+    fn run_round(&mut self, mode: AcquireMode, ask_all: bool) -> Result<Round, BackendError> {
         let (redlock, request, queue_node) = (self.redlock, self.request, self.queue_node);
         let (claim, now) = (request.claim, clock::now());
         let timeout = request_timeout(redlock.operation_timeout(), claim.ttl);
@@ -141,7 +142,7 @@ impl<'a> QuorumAcquisition<'a> {
         let claim_window_only = self.asks_for_claim_window(mode, ask_all);
         let queues = matches!(mode, AcquireMode::Enqueue | AcquireMode::Poll);
         self.queue_requested |= queues;
-        let mut connections = redlock.checkout(deadline).map_err(AskError::Node)?;
+        let mut connections = redlock.checkout(deadline).map_err(BackendError::Node)?;
         let (footprint, releases) = (&mut self.footprint, &mut self.releases);
         let head = if self.is_head { NodeSet::single(queue_node) } else { NodeSet::EMPTY };
         releases.send_due(redlock, &mut connections, footprint, &request, head);
@@ -153,7 +154,7 @@ impl<'a> QuorumAcquisition<'a> {
         let targets = wanted.difference(releases.pending());
         if targets.is_empty() {
             let timed_out = NodeError { outcome_unknown: false, kind: NodeErrorKind::TimedOut };
-            return Err(AskError::Node(timed_out));
+            return Err(BackendError::Node(timed_out));
         }
         let queue_entry =
             if mode == AcquireMode::Try { String::new() } else { request.queue_entry() };
@@ -243,7 +244,7 @@ impl<'a> QuorumAcquisition<'a> {
             && !held_earlier
     }
 
-    fn failed(&mut self, error: AskError) -> Answer {
+    fn failed(&mut self, error: BackendError) -> Answer {
         self.is_failing = true;
         Answer::Failed(error)
     }
@@ -282,7 +283,7 @@ impl<'a> QuorumAcquisition<'a> {
             self.needs_full_lease = true;
             return Answer::Undecided;
         }
-        let failed = |kind| AskError::Node(NodeError::outcome_unknown(kind));
+        let failed = |kind| BackendError::Node(NodeError::outcome_unknown(kind));
         if left.is_zero() {
             // The replies took longer than the lease. Asking again restores the full lease if the
             // lock is still ours.

@@ -3,10 +3,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{AskError, BroadcastOptions, NodeConnections, Redlock, Response, Responses};
+use super::{BroadcastOptions, NodeConnections, Redlock, Response, Responses};
 use crate::{
     backend::{
         CleanupLimits, ResidueCleaner,
+        error::BackendError,
         redis::{
             Exchange, Request,
             requests_and_replies::{Ping, Release, ReleaseReply},
@@ -44,7 +45,7 @@ impl ResidueCleaner for QuorumCleaner {
         &mut self,
         residues: &mut [(&Claim, &mut Residue)],
         limits: CleanupLimits<'_>,
-    ) -> Option<AskError> {
+    ) -> Option<BackendError> {
         let now = clock::now();
         // Skip nodes in back-off; otherwise, many residues for them could delay the clean-up of
         // others. At a shutdown there is no later try.
@@ -78,7 +79,7 @@ impl QuorumCleaner {
         batch: &mut [(&Claim, &mut Residue)],
         unreachable: &mut NodeSet,
         limits: CleanupLimits<'_>,
-    ) -> Option<AskError> {
+    ) -> Option<BackendError> {
         let (count, mut error) = (batch.len(), None);
         for (index, (claim, residue)) in batch.iter_mut().enumerate() {
             let targets = residue.nodes.difference(*unreachable);
@@ -99,7 +100,7 @@ impl QuorumCleaner {
                 *unreachable =
                     unreachable.union(responses.timed_out()).union(self.not_connected(&responses));
                 if !residue.is_empty() {
-                    error = Some(AskError::from_responses(&self.redlock, responses, |_| {
+                    error = Some(BackendError::from_responses(&self.redlock, responses, |_| {
                         "cleaned up".into()
                     }));
                 }
@@ -138,7 +139,7 @@ impl QuorumCleaner {
         batch: &[(&Claim, &mut Residue)],
         unreachable: &mut NodeSet,
         limits: CleanupLimits<'_>,
-    ) -> Option<AskError> {
+    ) -> Option<BackendError> {
         let targets = batch
             .iter()
             .fold(NodeSet::EMPTY, |targets, (_, residue)| targets.union(residue.awaiting_ack()));
@@ -149,7 +150,7 @@ impl QuorumCleaner {
         *unreachable = unreachable.union(responses.timed_out());
         let answered = responses.nodes_voting(Vote::Yes);
         (!targets.difference(answered).is_empty())
-            .then(|| AskError::from_responses(&self.redlock, responses, |()| "replied".into()))
+            .then(|| BackendError::from_responses(&self.redlock, responses, |()| "replied".into()))
     }
 
     /// A broadcast to these nodes; `None` if there are none, or no time for a reply. Each has a new

@@ -5,29 +5,30 @@ use super::{
     responses::{Response, Responses},
 };
 use crate::{
-    backend::redis::{NodeError, NodeErrorKind},
+    backend::{
+        error::BackendError,
+        redis::{NodeError, NodeErrorKind},
+    },
     sys::clock,
 };
 
-pub(crate) use crate::backend::error::BackendError as AskError;
-
-impl AskError {
+impl BackendError {
     /// Creates the error for responses without a usable verdict. `describe` puts a reply into
     /// words.
     pub(crate) fn from_responses<T>(
         redlock: &Redlock,
         mut responses: Responses<T>,
         describe: impl Fn(&T) -> String,
-    ) -> AskError {
+    ) -> BackendError {
         let nodes = redlock.nodes();
         // An unanswered request does not count, because its connection stays open and keeps
         // requests in order.
         let outcome_unknown = !responses.outcome_unknown().is_empty();
         if let [response] = responses.by_node.as_mut_slice() {
             return match std::mem::replace(response, Response::NotAsked) {
-                Response::Failed(failure) => AskError::Node(failure),
+                Response::Failed(failure) => BackendError::Node(failure),
                 // A reply that does not count, for example because the request had expired.
-                _ => AskError::Node(NodeError {
+                _ => BackendError::Node(NodeError {
                     outcome_unknown: false,
                     kind: NodeErrorKind::TimedOut,
                 }),
@@ -42,7 +43,7 @@ impl AskError {
         let now = clock::now();
         let quarantined = nodes.iter().any(|node| node.quarantine_left(now).is_some());
         let answers = responses.node_answers(redlock, describe);
-        AskError::NoQuorum {
+        BackendError::NoQuorum {
             answers,
             outcome_unknown,
             transient: permanent <= nodes.len() - redlock.quorum_size(),

@@ -4,11 +4,12 @@
 use std::time::Duration;
 
 use super::{
-    AskError, BroadcastOptions, NodeConnections, Redlock, Response, Responses, most_reported_holder,
+    BroadcastOptions, NodeConnections, Redlock, Response, Responses, most_reported_holder,
 };
 use crate::{
     backend::{
         Inspection,
+        error::BackendError,
         redis::{
             Request,
             requests_and_replies::{Inspect, Ping},
@@ -29,7 +30,7 @@ const INSPECT_STRAGGLER_GRACE: Duration = Duration::from_millis(20);
 impl Redlock {
     /// Returns the holder of a lock according to a quorum. Waits for slow nodes only if the result
     /// depends on them.
-    pub(crate) fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, AskError> {
+    pub(crate) fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError> {
         let deadline = clock::now().saturating_add(self.operation_timeout());
         match self.decide_holder(self.inspect_with(key, INSPECT_STRAGGLER_GRACE, deadline)?) {
             // The nodes that were not waited for may decide it.
@@ -46,7 +47,7 @@ impl Redlock {
         &self,
         key: &LockKey,
         deadline: Moment,
-    ) -> Result<Vec<Vec<u8>>, AskError> {
+    ) -> Result<Vec<Vec<u8>>, BackendError> {
         let grace = deadline.duration_since(clock::now());
         let responses = self.inspect_with(key, grace, deadline)?;
         let mut ids: Vec<Vec<u8>> = Vec::new();
@@ -66,11 +67,11 @@ impl Redlock {
         key: &LockKey,
         grace: Duration,
         deadline: Moment,
-    ) -> Result<Responses<Inspection<Holder>>, AskError> {
+    ) -> Result<Responses<Inspection<Holder>>, BackendError> {
         let responses = self.ask_twice(grace, deadline, |_| Inspect(key))?;
         match responses.verdict() {
             Verdict::Granted => Ok(responses),
-            _ => Err(AskError::from_responses(self, responses, describe)),
+            _ => Err(BackendError::from_responses(self, responses, describe)),
         }
     }
 
@@ -78,7 +79,7 @@ impl Redlock {
     fn decide_holder(
         &self,
         responses: Responses<Inspection<Holder>>,
-    ) -> Result<Inspection<Holder>, AskError> {
+    ) -> Result<Inspection<Holder>, BackendError> {
         let nodes = self.len();
         if nodes == 1 {
             return match responses.by_node.into_iter().next() {
@@ -118,18 +119,18 @@ impl Redlock {
             {
                 Ok(Inspection::Free)
             }
-            _ => Err(AskError::from_responses(self, responses, describe)),
+            _ => Err(BackendError::from_responses(self, responses, describe)),
         }
     }
 
     /// Measures how long a quorum takes to reply.
-    pub(crate) fn ping(&self) -> Result<Duration, AskError> {
+    pub(crate) fn ping(&self) -> Result<Duration, BackendError> {
         let started = clock::now();
         let deadline = started.saturating_add(self.operation_timeout());
         let responses = self.ask_twice(Duration::ZERO, deadline, |_| Ping)?;
         match responses.verdict() {
             Verdict::Granted => Ok(clock::now().duration_since(started)),
-            _ => Err(AskError::from_responses(self, responses, |()| "replied".into())),
+            _ => Err(BackendError::from_responses(self, responses, |()| "replied".into())),
         }
     }
 
@@ -139,8 +140,8 @@ impl Redlock {
         grace: Duration,
         deadline: Moment,
         request: impl Fn(usize) -> C,
-    ) -> Result<Responses<C::Reply>, AskError> {
-        let mut connections = self.checkout(deadline).map_err(AskError::Node)?;
+    ) -> Result<Responses<C::Reply>, BackendError> {
+        let mut connections = self.checkout(deadline).map_err(BackendError::Node)?;
         let responses = self.ask_once(&mut connections, deadline, grace, &request);
         let is_stale = |response: &Response<C::Reply>| {
             matches!(

@@ -4,11 +4,12 @@
 use std::collections::BTreeSet;
 
 use super::{
-    AskError, BroadcastOptions, NodeConnections, Redlock, Response, Responses, most_reported_holder,
+    BroadcastOptions, NodeConnections, Redlock, Response, Responses, most_reported_holder,
 };
 use crate::{
     backend::{
         Inspection,
+        error::BackendError,
         redis::{
             NodeError, NodeErrorKind, Request,
             list::{DescribeLocks, Description, HeldDescription, Scan, key_pattern},
@@ -41,12 +42,12 @@ const LIST_TIMEOUTS_MAX: u32 = 60;
 struct MemoryBudget(usize);
 
 impl MemoryBudget {
-    fn reserve(&mut self, bytes: usize) -> Result<(), AskError> {
+    fn reserve(&mut self, bytes: usize) -> Result<(), BackendError> {
         self.0 = self.0.checked_sub(bytes).ok_or_else(too_many_keys)?;
         Ok(())
     }
 
-    fn reserve_lock(&mut self, lock: &LockInfo) -> Result<(), AskError> {
+    fn reserve_lock(&mut self, lock: &LockInfo) -> Result<(), BackendError> {
         let waiters: usize = lock.waiters().iter().map(|waiter| waiter.id().len()).sum();
         self.reserve(lock.name().len() + lock.holder().id().len() + waiters)
     }
@@ -82,8 +83,8 @@ impl ScanProgress {
     }
 }
 
-fn too_many_keys() -> AskError {
-    AskError::Node(NodeError::outcome_unknown(NodeErrorKind::Protocol(
+fn too_many_keys() -> BackendError {
+    BackendError::Node(NodeError::outcome_unknown(NodeErrorKind::Protocol(
         "it keeps reporting more keys".into(),
     )))
 }
@@ -95,11 +96,11 @@ impl Redlock {
         &self,
         prefix: &str,
         pattern: &str,
-    ) -> Result<Vec<LockInfo>, AskError> {
+    ) -> Result<Vec<LockInfo>, BackendError> {
         let (began, timeout) = (clock::now(), self.operation_timeout());
         let end = began.saturating_add(timeout.saturating_mul(LIST_TIMEOUTS_MAX));
         let mut connections =
-            self.checkout(began.saturating_add(timeout)).map_err(AskError::Node)?;
+            self.checkout(began.saturating_add(timeout)).map_err(BackendError::Node)?;
         let mut budget = MemoryBudget(LIST_BYTES_MAX);
         let (keys, mut nodes) =
             self.scan(&mut connections, &mut budget, prefix, &key_pattern(prefix, pattern), end)?;
@@ -130,9 +131,9 @@ impl Redlock {
     }
 
     /// Looks up one lock, with as many of its waiters as fit into a reply.
-    pub(crate) fn lookup(&self, key: &LockKey) -> Result<Inspection<LockInfo>, AskError> {
+    pub(crate) fn lookup(&self, key: &LockKey) -> Result<Inspection<LockInfo>, BackendError> {
         let end = clock::now().saturating_add(self.operation_timeout());
-        let mut connections = self.checkout(end).map_err(AskError::Node)?;
+        let mut connections = self.checkout(end).map_err(BackendError::Node)?;
         let keys = std::slice::from_ref(key);
         let request = |_| DescribeLocks {
             keys,
@@ -157,7 +158,7 @@ impl Redlock {
         prefix: &str,
         pattern: &str,
         end: Moment,
-    ) -> Result<(Vec<LockKey>, NodeSet), AskError> {
+    ) -> Result<(Vec<LockKey>, NodeSet), BackendError> {
         let mut progress = vec![ScanProgress::start(); self.len()];
         let mut found: BTreeSet<LockKey> = BTreeSet::new();
         let (mut unfinished, mut responsive, mut work) = (self.all_nodes(), self.all_nodes(), 0);
@@ -207,7 +208,7 @@ impl Redlock {
         responsive: &mut NodeSet,
         end: Moment,
         request: impl Fn(usize) -> C,
-    ) -> Result<Responses<C::Reply>, AskError> {
+    ) -> Result<Responses<C::Reply>, BackendError> {
         let deadline = clock::now().saturating_add(self.operation_timeout()).min(end);
         let mut responses = self.ask(
             connections,
@@ -236,7 +237,7 @@ impl Redlock {
         }
         *responsive = responsive.difference(targets.difference(responses.nodes_voting(Vote::Yes)));
         if responsive.len() < self.quorum_size() {
-            return Err(AskError::from_responses(self, responses, |_| "replied".into()));
+            return Err(BackendError::from_responses(self, responses, |_| "replied".into()));
         }
         Ok(responses)
     }

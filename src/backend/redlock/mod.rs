@@ -30,7 +30,6 @@ use self::{
 };
 pub(crate) use self::{
     broadcast_options::BroadcastOptions,
-    error::AskError,
     release::{ReleaseOutcome, ReleaseRequest},
     responses::{Response, Responses},
 };
@@ -39,6 +38,7 @@ use crate::{
     backend::{
         AcquireRequest, Acquisition, Backend, GrantStream, Inspection, QueuePlace, ReleaseReport,
         ResidueCleaner, StreamError,
+        error::BackendError,
         redis::{
             ConnectionPool, Endpoint, Exchange, Membership, NodeError, NodeErrorKind,
             RedisAcquisition, RedisGrantStream, RedisNode, Request, requests_and_replies::Ping,
@@ -116,8 +116,9 @@ impl Redlock {
     pub(crate) fn validate_nodes(&self) -> Result<(), LockError> {
         let deadline = clock::now().saturating_add(self.operation_timeout);
         let connections = self.checkout(deadline);
-        let mut connections = connections
-            .map_err(|failure| self.lock_error(AskError::Node(failure), Action::Connect, None))?;
+        let mut connections = connections.map_err(|failure| {
+            self.lock_error(BackendError::Node(failure), Action::Connect, None)
+        })?;
         let responses = self.ask(
             &mut connections,
             BroadcastOptions::awaiting_all(self.all_nodes(), deadline),
@@ -248,7 +249,7 @@ impl Redlock {
     /// Converts an error into the one that the user sees.
     pub(crate) fn lock_error(
         &self,
-        error: AskError,
+        error: BackendError,
         action: Action,
         name: Option<&str>,
     ) -> LockError {
@@ -256,8 +257,8 @@ impl Redlock {
         let server = self.label.clone();
         let is_transient = error.is_transient();
         let failure = match error {
-            AskError::Node(failure) => failure,
-            AskError::NoQuorum { answers, .. } => {
+            BackendError::Node(failure) => failure,
+            BackendError::NoQuorum { answers, .. } => {
                 return LockError::NoQuorum { action, name, needed: self.quorum_size(), answers };
             }
         };
@@ -349,7 +350,7 @@ impl Backend for Redlock {
         id: &[u8],
         was_held: bool,
         deadline: Moment,
-    ) -> Result<Released, AskError> {
+    ) -> Result<Released, BackendError> {
         Redlock::release_id(self, key, id, was_held, deadline)
     }
 
@@ -372,29 +373,29 @@ impl Backend for Redlock {
         claim: &Claim,
         residue: &Residue,
         deadline: Moment,
-    ) -> Result<(), AskError> {
+    ) -> Result<(), BackendError> {
         let id = claim.id.as_str().as_bytes();
         let request = ReleaseRequest::new(&claim.key, id, &residue.queue_entry, false);
         self.release_reserved(request, deadline).result.map(drop)
     }
 
-    fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, AskError> {
+    fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError> {
         Redlock::inspect(self, key)
     }
 
-    fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<Vec<Vec<u8>>, AskError> {
+    fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<Vec<Vec<u8>>, BackendError> {
         Redlock::reported_ids(self, key, deadline)
     }
 
-    fn lookup(&self, key: &LockKey) -> Result<Inspection<LockInfo>, AskError> {
+    fn lookup(&self, key: &LockKey) -> Result<Inspection<LockInfo>, BackendError> {
         Redlock::lookup(self, key)
     }
 
-    fn list(&self, prefix: &str, pattern: &str) -> Result<Vec<LockInfo>, AskError> {
+    fn list(&self, prefix: &str, pattern: &str) -> Result<Vec<LockInfo>, BackendError> {
         self.list_locks(prefix, pattern)
     }
 
-    fn ping(&self) -> Result<Duration, AskError> {
+    fn ping(&self) -> Result<Duration, BackendError> {
         Redlock::ping(self)
     }
 
@@ -403,7 +404,7 @@ impl Backend for Redlock {
         self.release_turns.close();
     }
 
-    fn lock_error(&self, error: AskError, action: Action, name: Option<&str>) -> LockError {
+    fn lock_error(&self, error: BackendError, action: Action, name: Option<&str>) -> LockError {
         Redlock::lock_error(self, error, action, name)
     }
 }

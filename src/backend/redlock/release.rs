@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use super::{AskError, BroadcastOptions, NodeConnections, Redlock, Response, responses::Responses};
+use super::{BroadcastOptions, NodeConnections, Redlock, Response, responses::Responses};
 use crate::{
     backend::{
         ReleaseReport,
+        error::BackendError,
         redis::{
             Exchange,
             requests_and_replies::{Release, ReleaseReply},
@@ -85,7 +86,7 @@ impl<'a> ReleaseRequest<'a> {
 /// Result of a release, and the nodes on which its outcome is not known.
 #[derive(Debug)]
 pub(crate) struct ReleaseOutcome {
-    pub(crate) result: Result<Released, AskError>,
+    pub(crate) result: Result<Released, BackendError>,
     /// Nodes on which the request failed.
     pub(crate) unconfirmed: NodeSet,
     /// Nodes whose replies were not awaited.
@@ -195,7 +196,7 @@ impl Redlock {
         id: &[u8],
         was_held: bool,
         deadline: Moment,
-    ) -> Result<Released, AskError> {
+    ) -> Result<Released, BackendError> {
         let request = ReleaseRequest::new(key, id, "", was_held);
         let release = |maybe_applied| match self.checkout(deadline) {
             Ok(mut connections) => {
@@ -203,7 +204,7 @@ impl Redlock {
                 self.release(&mut connections, request, deadline.duration_since(clock::now()))
             }
             Err(failure) => {
-                let result = Err(AskError::Node(failure));
+                let result = Err(BackendError::Node(failure));
                 let all = self.all_nodes();
                 ReleaseOutcome { result, maybe_applied, ..ReleaseOutcome::without_reply(all) }
             }
@@ -295,7 +296,7 @@ impl Redlock {
             } else if known < needed || (was_held && known - released <= self.len() - needed) {
                 // Do not report a lock that we held until this release as lost: the nodes that have
                 // not replied may have kept it.
-                Err(AskError::from_responses(self, responses, describe))
+                Err(BackendError::from_responses(self, responses, describe))
             } else if let Some(holder) = other {
                 Ok(Released::OwnedByOther(if self.len() > 1 {
                     holder.with_nodes(answers)

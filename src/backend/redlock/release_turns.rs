@@ -7,9 +7,12 @@
 
 use std::thread::ThreadId;
 
-use super::{AskError, NodeConnections, Redlock, ReleaseOutcome, ReleaseRequest};
+use super::{NodeConnections, Redlock, ReleaseOutcome, ReleaseRequest};
 use crate::{
-    backend::redis::{NodeError, NodeErrorKind},
+    backend::{
+        error::BackendError,
+        redis::{NodeError, NodeErrorKind},
+    },
     core::{ack::PendingAcks, quorum::NodeSet},
     sys::{
         clock::{self, Moment},
@@ -111,7 +114,7 @@ impl Redlock {
 impl ReleaseOutcome {
     /// No reply in time. The release may have been applied on any of the nodes.
     pub(crate) fn without_reply(all: NodeSet) -> ReleaseOutcome {
-        let outcome = Err(AskError::Node(NodeError::outcome_unknown(NodeErrorKind::TimedOut)));
+        let outcome = Err(BackendError::Node(NodeError::outcome_unknown(NodeErrorKind::TimedOut)));
         ReleaseOutcome {
             result: outcome,
             unconfirmed: all,

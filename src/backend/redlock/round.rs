@@ -1,12 +1,15 @@
 //! `Round`: what the nodes replied to one request for a lock. Pure.
 
 use super::{
-    AskError, Redlock,
+    Redlock,
     reported_holder::most_reported_holder,
     responses::{Response, Responses},
 };
 use crate::{
-    backend::redis::{Exchange, requests_and_replies::AcquireReply},
+    backend::{
+        error::BackendError,
+        redis::{Exchange, requests_and_replies::AcquireReply},
+    },
     core::{
         holder::Holder,
         node_answer::{NodeAnswer, Vote},
@@ -92,8 +95,8 @@ impl Round {
         self.responses.node_answers(redlock, describe)
     }
 
-    pub(super) fn into_error(self, redlock: &Redlock) -> AskError {
-        AskError::from_responses(redlock, self.responses, describe)
+    pub(super) fn into_error(self, redlock: &Redlock) -> BackendError {
+        BackendError::from_responses(redlock, self.responses, describe)
     }
 }
 
