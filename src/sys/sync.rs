@@ -1,25 +1,29 @@
 //! Locks and atomics. With `--cfg loom`, those of the model checker loom, which tries every
-//! interleaving.
+//! interleaving. Under Miri, the locks of the standard library, because Miri rejects how
+//! `parking_lot` calls the system.
 
-#[cfg(not(all(test, loom)))]
+#[cfg(not(all(test, any(loom, miri))))]
 pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
 #[cfg(not(all(test, loom)))]
 pub(crate) use std::sync::atomic;
 
-#[cfg(all(test, loom))]
+#[cfg(all(test, any(loom, miri)))]
 pub(crate) use self::checked::{Condvar, Mutex, MutexGuard};
 #[cfg(all(test, loom))]
 pub(crate) use loom::sync::atomic;
 
-/// loom's locks with the interface of `parking_lot`.
-#[cfg(all(test, loom))]
+/// Locks of loom or of the standard library with the interface of `parking_lot`.
+#[cfg(all(test, any(loom, miri)))]
 mod checked {
     use std::{
         ops::{Deref, DerefMut},
         time::Duration,
     };
 
+    #[cfg(loom)]
     use loom::sync;
+    #[cfg(miri)]
+    use std::sync;
 
     #[derive(Debug)]
     pub(crate) struct Mutex<T>(sync::Mutex<T>);
@@ -28,7 +32,7 @@ mod checked {
     #[derive(Debug)]
     pub(crate) struct MutexGuard<'a, T>(Option<sync::MutexGuard<'a, T>>);
 
-    #[derive(Debug)]
+    #[derive(Debug, Default)]
     pub(crate) struct Condvar(sync::Condvar);
 
     impl<T> Mutex<T> {
@@ -70,8 +74,17 @@ mod checked {
             guard.0 = guard.0.take().and_then(|guard| self.0.wait(guard).ok());
         }
 
+        #[cfg(miri)]
+        pub(crate) fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, timeout: Duration) {
+            guard.0 = guard
+                .0
+                .take()
+                .and_then(|guard| self.0.wait_timeout(guard, timeout).ok().map(|(guard, _)| guard));
+        }
+
         /// Ignores the timeout. Time does not pass in loom, so a thread that is not woken sleeps
         /// for ever, and loom reports a deadlock.
+        #[cfg(loom)]
         pub(crate) fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _: Duration) {
             self.wait(guard);
         }
