@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::command::{distlock, distlock_at, distlock_at_url, run_for_json, run_to_end, start};
 use crate::{
-    helpers::{CALL_LIMIT, SECOND, completes_within},
+    helpers::{CALL_LIMIT, FENCE, SECOND, completes_within},
     support::{Nodes, RedisServer, TEST_TIMEOUT, eventually},
 };
 
@@ -41,7 +41,7 @@ fn bench_measures_all_rows_and_leaves_no_keys() {
     }
     assert_eq!(value["rows"][0]["round_trips"], json!(1.0));
     assert!(value["rows"][1]["per_second"].as_f64().unwrap() > 0.0);
-    assert_eq!(server.keys(), [""; 0]);
+    assert_eq!(server.keys(), [FENCE]);
 
     let table =
         run_to_end(distlock_at(&server, &["bench", "--time", "200ms", "--prefix", "mine:"]))
@@ -51,7 +51,7 @@ fn bench_measures_all_rows_and_leaves_no_keys() {
     for row in ROWS {
         assert!(table.lines().any(|line| line.starts_with(row)), "{table}");
     }
-    assert_eq!(server.keys(), [""; 0]);
+    assert_eq!(server.keys(), [FENCE]);
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn bench_measures_several_nodes_together() {
     for node in 0..3 {
         let server = nodes.server(node);
         // The node that was asked last may receive its release a little later.
-        eventually("nothing is left", TEST_TIMEOUT, || server.keys().is_empty());
+        eventually("only the fence is left", TEST_TIMEOUT, || server.keys() == [FENCE]);
     }
     let urls: Vec<String> = (0..3).map(|node| nodes.url(node)).collect();
     let args = ["bench", "--time", "100ms", "--timeout", "20s", &urls[0], &urls[1], &urls[2]];

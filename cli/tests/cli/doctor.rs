@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::command::{Finished, distlock, distlock_at, distlock_at_url, run_for_json, run_to_end};
 use crate::{
-    helpers::{CALL_LIMIT, completes_within},
+    helpers::{CALL_LIMIT, FENCE, completes_within},
     permissions::{INSPECT_PERMISSIONS, LOCK_PERMISSIONS, NODE_PERMISSIONS},
     support::{
         Fault, FaultProxy, Nodes, RedisServer, TEST_TIMEOUT, command, eventually, eventually_some,
@@ -115,7 +115,7 @@ fn healthy_server_passes_and_stays_unchanged() {
         assert_eq!(report.finding(check)["server"], server.addr().to_string());
     }
     assert_eq!(report.finding("handover")["server"], Value::Null);
-    assert_eq!(server.keys(), [""; 0]);
+    assert_eq!(server.keys(), [FENCE], "of the lock that is handed over");
     assert_eq!(server.query::<Vec<String>>(&["PUBSUB", "CHANNELS"]), [""; 0]);
     assert_eq!(server.query::<Vec<redis::Value>>(&["ACL", "LOG"]).len(), 0);
 }
@@ -276,7 +276,7 @@ fn missing_permission_is_named_with_grant_command() {
         let report = report_at(&acl_user(&server, &all_but(missing)));
         report.says("rights", "warning", missing).advises("rights", missing).problems(&[]);
     }
-    eventually("nothing is left", TEST_TIMEOUT, || server.keys().is_empty());
+    eventually("only the fence is left", TEST_TIMEOUT, || server.keys() == [FENCE]);
 }
 
 #[test]
@@ -475,7 +475,7 @@ fn doctor_reports_each_node_and_all_together() {
     report.says("persistence", "ok", "does not vote").problems(&[]).hands_over();
     assert_eq!(report.value["servers"].as_array().unwrap().len(), 3);
     for node in 0..3 {
-        assert_eq!(nodes.server(node).keys(), [""; 0]);
+        assert_eq!(nodes.server(node).keys(), [FENCE]);
     }
     nodes.kill(1);
     let ended = run_to_end(distlock_at_url(&nodes.urls(), &["doctor"])).expect_code(1);

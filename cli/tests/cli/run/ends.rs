@@ -15,7 +15,7 @@ use super::{
     fixture::{IGNORE_SIGNALS, LONG_TTL, is_alive, not_ignored, started_by},
 };
 use crate::{
-    helpers::token_key,
+    helpers::{FENCE, token_key},
     support::{TEST_TIMEOUT, trial_succeeded},
 };
 
@@ -268,7 +268,7 @@ fn verbose_reports_acquire_and_release() {
     let fixture = Fixture::new();
     let mut job = fixture.run(&["--verbose"], "true");
     assert_eq!(job.code(), 0);
-    let (err, token) = (job.err(), fixture.server.query::<u64>(&["GET", &token_key("x")]));
+    let (err, token) = (job.err(), fixture.server.query::<u64>(&["GET", FENCE]));
     let lines: Vec<_> = err.lines().collect();
     assert!(
         lines[0].starts_with(&format!("distlock: acquired lock \"x\" with token {token} after ")),
