@@ -56,11 +56,11 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Returns the grant, and whether another holder was in the way.
+    /// Returns the grant, and whether the lock was contended.
     pub(super) fn run(&mut self) -> Result<(Grant, bool), LockError> {
         if self.wait_deadline > self.started && self.ctx.listener.is_subscribed() {
             // The subscription is up, so the first request can already join the queue if the lock
-            // is taken.
+            // is held.
             self.ensure_wait_handle();
         }
         loop {
@@ -215,7 +215,7 @@ impl<'a> Attempt<'a> {
                 }
                 Wake::Recheck => return Ok(None),
                 Wake::Closed => return Err(LockError::Shutdown),
-                // One thread polls for all waiters of this lock in the process. The others only
+                // One thread of the manager polls for all that wait for this lock. The others only
                 // check regularly whether they have become the first.
                 Wake::Timeout
                     if clock::now() < wait_deadline

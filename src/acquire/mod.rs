@@ -44,7 +44,7 @@ pub(crate) struct NotAcquired {
 
 impl Acquirer {
     /// Acquires the lock, waiting at most `wait`. Returns within `wait` plus one operation timeout.
-    /// The flag says whether another holder was in the way.
+    /// The flag says whether the lock was contended.
     pub(crate) fn run(
         &self,
         claim: &Claim,

@@ -46,7 +46,7 @@ pub(super) struct RetryLimits {
 
 pub(super) enum RetryDecision {
     RetryAt(Moment),
-    /// The wait has ended, and the last usable answer named a holder.
+    /// The failures began only after the wait deadline, and a holder has been reported before.
     TimedOut,
     Fail(BackendError),
 }
@@ -90,7 +90,8 @@ impl RetryState {
         let may_recover = is_transient && (!limits.is_single_try || may_be_applied)
             || is_replica && now < limits.wait_deadline;
         let call_deadline = limits.wait_deadline.saturating_add(limits.operation_timeout);
-        // Without a wait deadline, servers that are unavailable for a whole lease are reported.
+        // Without a wait deadline, the acquisition fails if the servers are unavailable for a whole
+        // ttl, or for the longest silence if that is longer.
         let give_up_at = if limits.wait_deadline == Moment::NEVER {
             self.unavailable_since.saturating_add(limits.ttl.max(limits.longest_silence))
         } else {

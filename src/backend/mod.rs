@@ -1,5 +1,5 @@
-//! Where locks are kept. A [`Backend`] is one Redis server, or several that decide together. What
-//! is above it knows neither nodes nor replies nor votes.
+//! Where locks are kept. A [`Backend`] is one Redis server, or several that decide together. Of the
+//! modules above it, only `renew` still asks nodes and counts votes.
 
 pub(crate) mod error;
 pub(crate) mod redis;
@@ -136,7 +136,7 @@ pub(crate) trait Acquisition {
         Moment::NEVER
     }
 
-    /// Whether this waiter must ask again itself, even if another thread of the process asks for
+    /// Whether this waiter must ask again itself, even if another thread of the manager asks for
     /// the same lock.
     fn must_ask_itself(&self) -> bool {
         false
@@ -228,7 +228,8 @@ pub(crate) trait ResidueCleaner {
 /// How long to try to clean up.
 #[derive(Clone, Copy)]
 pub(crate) enum CleanupLimits<'a> {
-    /// One operation timeout for each exchange, unless this returns true: the manager shuts down.
+    /// At most one operation timeout for each exchange. An exchange ends early when this returns
+    /// true, because the manager is shutting down.
     Unless(&'a dyn Fn() -> bool),
     /// Half of the time that is left until this deadline, which leaves the other half for a second
     /// try.

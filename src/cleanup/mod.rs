@@ -65,7 +65,8 @@ impl Cleaner {
         Cleaner { backend, shared: Arc::new(Shared::new()) }
     }
 
-    /// Schedules the clean-up of what a claim may have left. Returns it after a shutdown.
+    /// Schedules the clean-up of what a claim may have left. Returns the residue if the manager has
+    /// been shut down.
     pub(crate) fn clean_up(&self, claim: &Claim, residue: Residue) -> Result<(), Residue> {
         let now = clock::now();
         let due = if residue.pending_acks.is_empty() { now } else { residue.in_flight_until };

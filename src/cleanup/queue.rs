@@ -1,5 +1,6 @@
 //! The clean-up queue: abandoned claims that may have left a lock or a queue entry on a server.
-//! Clean-up is retried until it succeeds or the residue has expired. Pure.
+//! Clean-up is retried until it succeeds or the residue has expired, unless the queue is full.
+//! Pure.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -17,10 +18,10 @@ use crate::{
 pub(super) const CLEANUPS_MAX: usize = 65_536;
 const RETRY_DELAY_MIN: Duration = Duration::from_millis(10);
 const RETRY_DELAY_MAX: Duration = Duration::from_secs(1);
-/// Time for which a server keeps a queue that no waiter polls; `QUEUE_MS` in `shared.lua`.
+/// Time for which a server keeps a queue that no waiter polls; `QUEUE_MS` in `queue.lua`.
 const QUEUE_ENTRY_TTL: Duration = Duration::from_secs(60);
 /// Bounds of the number of additions between two searches for acknowledged entries. Each addition
-/// thus costs at most the search of 64 entries.
+/// thus costs the search of about 64 entries on average.
 const SEARCH_INTERVAL_MIN: usize = 64;
 const SEARCH_INTERVAL_MAX: usize = 1_024;
 

@@ -1,7 +1,7 @@
 //! The thread that cleans up.
 //!
-//! Invariant: an entry that is taken from the queue is cleaned up, has expired, or is put back;
-//! after a shutdown, what is left expires.
+//! Invariant: an entry that is taken from the queue is cleaned up, has expired, is put back, or is
+//! dropped after a panic. After a shutdown, what is left expires.
 
 use std::{sync::Arc, time::Duration};
 

@@ -60,7 +60,7 @@ impl LockKey {
         self.auxiliary_key("distlock:token:{", "distlock:token::")
     }
 
-    /// The key of the fence: a number that is not below the token of any lock that was released.
+    /// The key of the fence: a number that is not below the token of any lock that a release freed.
     /// One for all locks of a database. In a Redis Cluster it would need a tag of the lock's slot,
     /// and this is the only place that names it.
     pub(crate) fn fence_key(&self) -> [&str; 3] {

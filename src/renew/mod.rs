@@ -4,8 +4,9 @@
 //! Both threads work in a loop: lock the state, decide, unlock, act, sleep until the earliest
 //! deadline.
 //!
-//! Invariants: a sleeping thread wakes for everything that is due earlier than it knew. No mutex is
-//! held while a thread acts. A lease that is not in the schedule is neither renewed nor ended here.
+//! Invariants: if work becomes due before the time until which a thread sleeps, the thread is
+//! woken. No mutex is held while a thread acts. After a holder has removed a lease from the
+//! schedule, no new renewal of it is sent, and the renewer does not end it.
 
 #[cfg(all(test, loom))]
 mod checks;
@@ -43,7 +44,7 @@ use crate::{
     },
 };
 
-/// Where the renewer leaves what may remain on the servers of leases that have ended.
+/// Receives the residue that the renewer finds, for clean-up.
 pub(crate) trait ResidueSink: fmt::Debug + Send + Sync {
     /// Cleans up an ended lease: on the nodes that may hold the lock, and where a request for it
     /// may still arrive.
@@ -123,7 +124,7 @@ pub(crate) struct Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // The lease is dropped after the state lock is released.
+        // Drop the lease only after the mutex is unlocked.
         let lease = self.shared.state.lock().schedule.remove(self.generation);
         drop(lease);
     }

@@ -1,7 +1,8 @@
 //! The timer thread: ends leases at their deadlines, and reports overdue renewals. On shutdown it
 //! ends all leases.
 //!
-//! Invariant: it does no network I/O, so neither a server nor a renewal can delay it.
+//! Invariant: until the shutdown it does no network I/O and waits for no other thread, so neither a
+//! server nor a renewal delays the end of a lease.
 
 use super::{DueDeadlines, context::Context, report_loss, schedule::ExpiryCause};
 use crate::{
@@ -62,7 +63,7 @@ impl Timer {
             lease.end(LeaseEnd::Lost(LockLost::Shutdown));
             isolate_panic(|| report_loss(redlock.observer(), lease));
         }
-        // What it was re-acquiring must be known before it is released.
+        // The worker may be re-acquiring a lock on more nodes, which the release must include.
         self.worker.join();
         isolate_panic(|| residues.drain(&leases, deadline));
         // The caller of the shutdown may not have waited for this thread.

@@ -2,7 +2,7 @@
 //! the pool.
 //!
 //! Invariant: every lease that it takes from the schedule is scheduled again, or has ended. An
-//! exchange with silent servers ends before another lease loses its chance of a renewal.
+//! exchange with unreachable servers ends before another lease loses its chance of a renewal.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -32,7 +32,7 @@ use crate::{
 pub(super) const RENEWAL_BATCH_MAX: usize = 100;
 /// Minimum timeout of a renewal; otherwise one urgent lease would fail all others in its batch.
 const RENEWAL_TIMEOUT_MIN: Duration = Duration::from_millis(50);
-/// Maximum wait for the remaining nodes once a quorum has answered a renewal.
+/// Maximum wait for the remaining nodes once a quorum has replied to a renewal.
 const STRAGGLER_GRACE_MAX: Duration = Duration::from_millis(50);
 /// Maximum time for which an exchange goes on while the manager shuts down; enough for a
 /// re-acquisition, after which the lock must be released.

@@ -235,7 +235,7 @@ impl GrantListener {
         }
         state.subscribed = subscribed;
         drop(state);
-        // Closed outside the lock.
+        // Closed after the mutex is unlocked.
         drop(unused);
         clock::wake_all(&self.changed);
         if let Some(server) = recovered {
@@ -288,7 +288,7 @@ impl GrantListener {
             );
         }
         log_safely!(debug, "closing the subscription to {server}, which has no subscriber");
-        // Closed outside the lock.
+        // Closed after the mutex is unlocked.
         let was_idle = idle.is_some();
         drop(idle);
         if let Some(cancel_handle) = cancel_handle {

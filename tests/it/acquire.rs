@@ -143,8 +143,8 @@ fn released_names_leave_one_key() {
     assert_eq!(get(&server, FENCE), Some(last.to_string()));
 }
 
-/// A release forgets the lock's token, but not that it was given. A token far ahead shows it, as if
-/// the clock had been set back since.
+/// A release deletes the token key, but the fence keeps the token. The test uses a token far ahead
+/// of the clock, as after the clock was set back.
 ///
 /// Fault: F50
 /// Promise: P3
@@ -160,8 +160,9 @@ fn release_remembers_token_in_the_fence() {
     assert_eq!(mgr.lock("another").unwrap().fencing_token().as_u64(), ahead + 2);
 }
 
-/// A later version of the library that stores something else in the fence marks it with its
-/// version. This version then gives no more locks, and keeps and releases those that it gave.
+/// A later version of the library may change the format of the fence, and then begins it with its
+/// number. The present version then acquires no more locks, but keeps and releases those that it
+/// holds.
 ///
 /// Fault: N129
 #[test]
@@ -178,7 +179,7 @@ fn newer_protocol_is_respected() {
     other.release().unwrap().unwrap_released();
     guard.release().unwrap().unwrap_released();
     assert_eq!((get(&server, FENCE).as_deref(), get(&server, LOCK)), (Some(newer), None));
-    // The tokens are kept, because the fence does not tell of them.
+    // The token keys are kept, because the fence does not cover these tokens.
     assert_eq!(server.query::<u64>(&["EXISTS", &token_key("x"), &token_key("y")]), 2);
     server.cli(&["DEL", FENCE]);
     drop(completes_within(TEST_TIMEOUT, "the wait", || waiting.join().unwrap()));

@@ -31,7 +31,7 @@ pub(crate) struct RedisAcquisition<'a> {
     pool: &'a ConnectionPool,
     operation_timeout: Duration,
     request: AcquireRequest<'a>,
-    /// We have asked to join the queue.
+    /// We have tried to join the queue.
     queue_requested: bool,
     /// Our entry may be in the queue.
     may_be_queued: bool,

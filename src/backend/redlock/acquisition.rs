@@ -1,8 +1,8 @@
 //! `QuorumAcquisition`: one claim on several nodes.
 //!
 //! The queue is on one of the nodes, the queue node. The waiter at the head of the queue holds the
-//! lock on that node. Of all waiters, only the head asks the other nodes. Contenders therefore do
-//! not split the votes for long.
+//! lock on that node. A waiter behind others asks only the queue node, unless its last round failed
+//! or an earlier node may have recovered. Contenders therefore do not split the votes for long.
 
 use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
@@ -50,7 +50,7 @@ pub(super) struct QuorumAcquisition<'a> {
     redlock: &'a Redlock,
     request: AcquireRequest<'a>,
     queue_node: usize,
-    /// A request to join the queue has been sent since `queue_node` last changed.
+    /// We have tried to join the queue since `queue_node` last changed.
     queue_requested: bool,
     /// The queue node reported our queue entry in the last round.
     queue_confirmed: bool,
@@ -132,8 +132,8 @@ impl<'a> QuorumAcquisition<'a> {
             || self.redlock.may_have_recovered(self.queue_node)
     }
 
-    /// Asks all nodes, or only the queue node. If no quorum grants the lock, releases the votes at
-    /// once, except the vote of the head on the queue node.
+    /// Asks all nodes, or only the queue node. If all were asked and no quorum grants the lock,
+    /// releases the votes at once, except the vote of the head on the queue node.
     fn run_round(&mut self, mode: AcquireMode, ask_all: bool) -> Result<Round, BackendError> {
         let (redlock, request, queue_node) = (self.redlock, self.request, self.queue_node);
         let (claim, now) = (request.claim, clock::now());
@@ -200,7 +200,7 @@ impl<'a> QuorumAcquisition<'a> {
         let may_be_held = held.union(unanswered).union(outcome_unknown);
         footprint.may_hold = footprint.may_hold.union(may_be_held);
         if ask_all && verdict != Verdict::Granted {
-            self.is_head = self.stays_head(mode, &round);
+            self.is_head = self.is_head_after(mode, &round);
             let head = if self.is_head { NodeSet::single(queue_node) } else { NodeSet::EMPTY };
             let (footprint, to_release) = (&mut self.footprint, may_be_held.difference(head));
             self.releases.send(
@@ -230,11 +230,12 @@ impl<'a> QuorumAcquisition<'a> {
         mode != AcquireMode::Leave && clock::now() < self.request.wait_deadline
     }
 
-    /// Whether we stay the head of the queue. The head of the queue keeps its vote on the queue
-    /// node, so that later contenders give way. Four cases end that: we asked for the full ttl
-    /// there; we may not wait any longer; an earlier node reports a holder, so the queue belongs
-    /// there; or too few nodes voted yes or no.
-    fn stays_head(&self, mode: AcquireMode, round: &Round) -> bool {
+    /// Whether we are the head of the queue after a round without a quorum. The head keeps its vote
+    /// on the queue node, so that later contenders give way. We are not the head in five cases: we
+    /// asked for the full ttl there; we may not wait any longer; an earlier node reports a holder,
+    /// so the queue belongs there; too few nodes voted yes or no; or the queue node does not keep
+    /// the lock for us.
+    fn is_head_after(&self, mode: AcquireMode, round: &Round) -> bool {
         let held_earlier = (0..self.queue_node)
             .any(|node| round.reply_of(node).is_some_and(|reply| reply.holder().is_some()));
         round.claim_window_only

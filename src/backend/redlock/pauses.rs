@@ -18,8 +18,8 @@ const RELEASE_WAIT_MIN: Duration = Duration::from_millis(100);
 const RELEASE_WAIT_MAX: Duration = Duration::from_millis(500);
 
 /// Pause before the next round, after `lost_rounds` lost ones. Half of it is random, so that
-/// contenders that took votes from each other do not collide again. After a split vote it is
-/// shorter, because no contender has a quorum, and the next round may win one.
+/// contenders that took votes from each other do not collide again. After a split vote its
+/// maximum is lower, because no contender has a quorum, and the next round may win one.
 pub(crate) fn vote_backoff(lost_rounds: u32, split: bool, jitter_seed: u64) -> Duration {
     let pause_max = if split { SPLIT_VOTE_PAUSE_MAX } else { RETRY_PAUSE_MAX };
     let pause = VOTE_PAUSE_MIN.saturating_mul(1 << lost_rounds.clamp(1, 11)).min(pause_max);

@@ -1,5 +1,5 @@
-//! A node that may have lost its data does not vote until the keys that it may have lost have
-//! expired.
+//! A node that may have lost its data does not vote until every lease that it may have forgotten
+//! has expired.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub(super) fn long_quarantine(urls: impl Into<String>) -> RedisMgr {
     RedisMgr::new(config.quarantine(600 * SECOND)).unwrap()
 }
 
-/// The uptime that a server reports: at most a second too much.
+/// The uptime that a server reports: up to a second too long or too short.
 pub(super) fn uptime(server: &RedisServer) -> Duration {
     let info: String = server.query(&["INFO", "server"]);
     let up = info.lines().find_map(|line| line.strip_prefix("uptime_in_seconds:")).unwrap();
@@ -71,8 +71,8 @@ fn new_nodes_do_not_vote_at_first() {
     }
 }
 
-/// A clock may be wrong until NTP has set it. The reported uptime is negative then, perhaps for
-/// hours.
+/// If NTP sets the clock back to before the start of the server, the reported uptime is negative,
+/// perhaps for hours.
 ///
 /// Fault: N92
 #[test]
@@ -211,7 +211,8 @@ fn nodes_that_keep_their_data_need_no_quarantine() {
     expect_quorum(&nodes, &next);
 }
 
-/// Returns a lock on three nodes, of which one has lost and re-acquired it, and another has died.
+/// Returns a lock on three nodes. One has lost it, and the renewer has re-acquired it there;
+/// another node has died.
 /// There is no quorum unless the node in quarantine counts.
 fn held_with_a_node_in_quarantine(nodes: &Nodes) -> LockGuard {
     let mgr = RedisMgr::new(helpers::config_medium_timeout(nodes.urls()).quarantine(600 * SECOND))
@@ -236,7 +237,7 @@ fn node_in_quarantine_does_not_carry_a_lease() {
     assert_eq!(expect_loss(&guard), LockLost::Expired);
 }
 
-/// The lock is re-acquired there repeatedly, each time for the full ttl.
+/// The lock is re-acquired repeatedly on the node in quarantine, each time for the full ttl.
 ///
 /// Fault: F84
 #[test]

@@ -185,7 +185,7 @@ fn calls_after_a_shutdown_report_it() {
     assert_eq!((get(&server, "lock:x"), queue_length(&server, "x")), (None, 0));
 }
 
-/// The second acquisition times out, and its error names the thread's own lease as the holder.
+/// The second acquisition times out, and its error names the thread's own id as the holder.
 ///
 /// Fault: F94
 #[test]
@@ -221,7 +221,7 @@ fn lease_of_a_day_lasts_for_a_day() {
         guard.release().unwrap().unwrap_released();
         waiting.join().unwrap().unwrap().release().unwrap().unwrap_released();
     }
-    // The next lease may have the shortest ttl, which a slow machine may fail to acquire in time.
+    // The next lock has the shortest ttl. A slow machine may fail to acquire it in time.
     let short = mgr.lock_with("x", &with_ttl(Duration::from_millis(10)));
     assert!(short.is_ok() || short.is_err_and(|error| error.is_unavailable()));
 }
