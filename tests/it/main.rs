@@ -22,6 +22,7 @@ mod wait;
 
 mod config;
 mod faults;
+mod fencing_recipes;
 mod harness;
 mod observe;
 mod security;
