@@ -21,7 +21,7 @@ use crate::{
     backend::{
         Backend, Inspection,
         error::BackendError,
-        redis::{ConnectionPool, PooledConnections},
+        redis::{ConnectionPool, PooledConnections, Urgency},
         redlock::{Redlock, join_labels},
     },
     cleanup::Cleaner,
@@ -309,7 +309,7 @@ impl ManagerInner {
     }
 
     pub(crate) fn connection(&self) -> Result<PooledConnections> {
-        let connections = self.pool.get(self.operation_deadline());
+        let connections = self.pool.get(Urgency::Other, self.operation_deadline());
         connections.map_err(|failure| {
             self.backend.lock_error(BackendError::Node(failure), Action::Connect, None)
         })

@@ -129,9 +129,7 @@ impl<'a> Attempt<'a> {
         let Some(wait_handle) = &self.wait_handle else { return next_poll };
         wait_handle.set_position(report.position);
         if report.was_lost {
-            // The server lost the queue, and with it the entries of the other waiters in this
-            // process.
-            wait_handle.wake_same_lock();
+            wait_handle.wake_same_lock_if_lost(report.position);
         }
         if !report.no_subscriber {
             return next_poll;
@@ -222,7 +220,8 @@ impl<'a> Attempt<'a> {
                         && !asks_itself
                         && !wait_handle.is_first_in_process() =>
                 {
-                    until = clock::now().saturating_add(follower_interval(wait_handle.number()));
+                    let pause = follower_interval(wait_handle.position(), wait_handle.number());
+                    until = clock::now().saturating_add(pause);
                 }
                 Wake::Timeout => return Ok(None),
             }

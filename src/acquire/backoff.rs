@@ -64,9 +64,11 @@ pub(crate) fn unsubscribed_poll_interval(jitter_seed: u64) -> Duration {
     add_jitter(Duration::from_millis(100), jitter_seed)
 }
 
-/// Interval at which a waiter that is not first in its process checks that it still is not.
-pub(crate) fn follower_interval(jitter_seed: u64) -> Duration {
-    add_jitter(Duration::from_secs(1), jitter_seed)
+/// Interval at which a waiter that is not first in its process checks that it still is not. It
+/// grows with the queue position, so that thousands of waiting threads cost next to nothing.
+pub(crate) fn follower_interval(position: Option<u64>, jitter_seed: u64) -> Duration {
+    let before = position.unwrap_or(0).min(90);
+    add_jitter(Duration::from_millis(1000 + 100 * before), jitter_seed)
 }
 
 #[cfg(test)]
@@ -130,7 +132,8 @@ mod tests {
     fn pauses_get_up_to_ten_percent_jitter() {
         for (millis, (shortest, longest)) in [
             (100, extremes(unsubscribed_poll_interval)),
-            (1_000, extremes(follower_interval)),
+            (1_000, extremes(|jitter_seed| follower_interval(None, jitter_seed))),
+            (10_000, extremes(|jitter_seed| follower_interval(Some(1_000), jitter_seed))),
             (80, extremes(|jitter_seed| retry_backoff(3, RETRY_PAUSE_MAX, jitter_seed))),
             (500, extremes(|jitter_seed| retry_backoff(u32::MAX, RETRY_PAUSE_MAX, jitter_seed))),
         ] {

@@ -51,6 +51,11 @@ impl WaitHandle {
         self.listener.registry.set_position(&self.slot, position);
     }
 
+    /// Last queue position that the server reported.
+    pub(crate) fn position(&self) -> Option<u64> {
+        self.slot.known_position()
+    }
+
     /// Whether no other thread of this manager comes before this one in the queue for its lock.
     pub(crate) fn is_first_in_process(&self) -> bool {
         self.listener.registry.is_first_in_process(&self.slot)
@@ -59,6 +64,12 @@ impl WaitHandle {
     /// Makes all other waiters of this manager for the same lock ask again.
     pub(crate) fn wake_same_lock(&self) {
         self.listener.registry.wake_same_lock(&self.slot);
+    }
+
+    /// Makes the other waiters of this manager for the same lock ask again if they have lost their
+    /// queue entries, as this one had, which is at `position` now.
+    pub(crate) fn wake_same_lock_if_lost(&self, position: u64) {
+        self.listener.registry.wake_same_lock_if_lost(&self.slot, position);
     }
 
     /// If no thread reads the subscription, makes a sleeping one read it.

@@ -26,8 +26,8 @@ use crate::{
 /// Position of a waiter whose queue position is not known yet.
 const UNKNOWN_POSITION: u64 = u64::MAX;
 
-/// Waiters ordered by last known queue position, then by arrival; with their thread.
-type ByPosition = BTreeMap<(u64, u64), Option<ThreadId>>;
+/// Waiters ordered by last known queue position, then by arrival.
+type ByPosition = BTreeMap<(u64, u64), Arc<WaitSlot>>;
 
 #[derive(Debug, Default)]
 pub(crate) struct WaitRegistry {
@@ -51,6 +51,7 @@ pub(crate) struct WaitSlot {
     lock: Box<str>,
     id: Box<str>,
     number: u64,
+    thread: Option<ThreadId>,
     /// Last known queue position. Written only while the mutex of the registry is held.
     position: AtomicU64,
     /// Signals that the thread has not taken yet.
@@ -93,12 +94,13 @@ impl WaitRegistry {
             lock: lock.into(),
             id: id.into(),
             number,
+            thread,
             position,
             signals,
             wakeup,
         });
         waiters.slots.insert(id.into(), slot.clone());
-        waiters.by_lock.entry(lock.into()).or_default().insert(slot.sort_key(), thread);
+        waiters.by_lock.entry(lock.into()).or_default().insert(slot.sort_key(), slot.clone());
         slot
     }
 
@@ -116,14 +118,12 @@ impl WaitRegistry {
 
     /// Makes the next waiter for the lock of `gone` poll. Call after `gone` has unregistered.
     pub(crate) fn wake_next(&self, gone: &WaitSlot) {
-        let successor = {
+        let next = {
             let waiters = self.waiters.lock();
-            let first = waiters.by_lock.get(&gone.lock).and_then(|queue| queue.first_key_value());
-            first.and_then(|((_, number), _)| {
-                waiters.slots.values().find(|slot| slot.number == *number).cloned()
-            })
+            let queue = waiters.by_lock.get(&gone.lock);
+            queue.and_then(|queue| queue.values().next().cloned())
         };
-        if let Some(slot) = successor {
+        if let Some(slot) = next {
             slot.signal(|signals| signals.recheck = true);
         }
     }
@@ -132,9 +132,9 @@ impl WaitRegistry {
     pub(crate) fn set_position(&self, slot: &WaitSlot, position: u64) {
         let mut waiters = self.waiters.lock();
         let Some(queue) = waiters.by_lock.get_mut(&slot.lock) else { return };
-        let thread = queue.remove(&slot.sort_key()).flatten();
+        let Some(registered) = queue.remove(&slot.sort_key()) else { return };
         slot.position.store(position, Ordering::Relaxed);
-        queue.insert(slot.sort_key(), thread);
+        queue.insert(slot.sort_key(), registered);
     }
 
     /// Whether this waiter comes before all other threads of this manager that wait for the same
@@ -145,9 +145,9 @@ impl WaitRegistry {
         let waiters = self.waiters.lock();
         let Some(queue) = waiters.by_lock.get(&slot.lock) else { return false };
         let first = queue
-            .iter()
-            .find(|(key, thread)| **key == slot.sort_key() || !threads::is_current(**thread));
-        first.is_some_and(|(key, _)| *key == slot.sort_key())
+            .values()
+            .find(|waiter| waiter.number == slot.number || !threads::is_current(waiter.thread));
+        first.is_some_and(|waiter| waiter.number == slot.number)
     }
 
     /// Delivers a grant to its waiter. Returns false if the waiter is not registered.
@@ -167,11 +167,28 @@ impl WaitRegistry {
 
     /// Like [`wake_others`](Self::wake_others), but only for waiters for the same lock.
     pub(crate) fn wake_same_lock(&self, caller: &WaitSlot) {
-        for slot in
-            self.slots_where(|slot| slot.lock == caller.lock && slot.number != caller.number)
-        {
+        for slot in self.same_lock(caller) {
             slot.signal(|signals| signals.recheck = true);
         }
+    }
+
+    /// Makes the other waiters for the same lock poll if their queue entries are gone: `caller` has
+    /// just been added to the end of the queue, at `position`, and fewer than half of those that
+    /// were in the queue are before it. If only the caller's own entry was gone, because it missed
+    /// its grant, waking the others would delay the next grants, and so would make more waiters
+    /// miss theirs.
+    pub(crate) fn wake_same_lock_if_lost(&self, caller: &WaitSlot, position: u64) {
+        let others = self.same_lock(caller);
+        let was_queued = |slot: &&Arc<WaitSlot>| slot.known_position().is_some();
+        if position < others.iter().filter(was_queued).count().div_ceil(2) as u64 {
+            others.iter().for_each(|slot| slot.signal(|signals| signals.recheck = true));
+        }
+    }
+
+    fn same_lock(&self, caller: &WaitSlot) -> Vec<Arc<WaitSlot>> {
+        let waiters = self.waiters.lock();
+        let queue = waiters.by_lock.get(&caller.lock).into_iter().flat_map(BTreeMap::values);
+        queue.filter(|slot| slot.number != caller.number).cloned().collect()
     }
 
     /// Promotes one sleeping waiter to leader, if any waiter sleeps.
@@ -202,6 +219,11 @@ impl WaitSlot {
     /// Unique number of this waiter, in order of arrival.
     pub(crate) fn number(&self) -> u64 {
         self.number
+    }
+
+    /// Last queue position that the server reported.
+    pub(crate) fn known_position(&self) -> Option<u64> {
+        Some(self.position.load(Ordering::Relaxed)).filter(|position| *position != UNKNOWN_POSITION)
     }
 
     fn sort_key(&self) -> (u64, u64) {
@@ -267,180 +289,4 @@ impl Signals {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::{sync::Arc, thread, time::Duration};
-
-    const GRANT: GrantNotice = GrantNotice { token: 5, granted_at_us: 6, px_ms: 7 };
-
-    fn soon() -> Moment {
-        clock::now().saturating_add(Duration::from_secs(60))
-    }
-
-    #[test]
-    fn grant_delivered_wakes_only_its_waiter() {
-        let registry = Arc::new(WaitRegistry::default());
-        let (a, b) = (registry.register("x", "a", None), registry.register("x", "b", None));
-        let waiting = thread::spawn(move || {
-            a.park(soon());
-            a.take_wake()
-        });
-        assert!(registry.deliver("a", GRANT));
-        assert_eq!(waiting.join().unwrap(), Some(Wake::Granted(GRANT)));
-        assert_eq!(b.take_wake(), None);
-    }
-
-    #[test]
-    fn grant_for_unregistered_id_is_ignored() {
-        let registry = WaitRegistry::default();
-        let a = registry.register("x", "a", None);
-        registry.unregister(&a);
-        assert!(!registry.deliver("a", GRANT));
-        assert!(registry.waiters.lock().slots.is_empty());
-        assert!(registry.waiters.lock().by_lock.is_empty());
-    }
-
-    #[test]
-    fn grant_with_other_signals_is_taken_first() {
-        let registry = WaitRegistry::default();
-        let (a, b) = (registry.register("x", "a", None), registry.register("x", "b", None));
-        registry.wake_others(&b);
-        registry.close();
-        registry.deliver("a", GRANT);
-        assert_eq!(a.take_wake(), Some(Wake::Granted(GRANT)));
-        assert_eq!(a.take_wake(), Some(Wake::Closed));
-    }
-
-    #[test]
-    fn without_positions_longest_waiter_is_first_in_process() {
-        let registry = WaitRegistry::default();
-        let (a, b, other) = (
-            registry.register("x", "a", None),
-            registry.register("x", "b", None),
-            registry.register("y", "c", None),
-        );
-        assert_eq!(
-            [&a, &b, &other].map(|slot| registry.is_first_in_process(slot)),
-            [true, false, true]
-        );
-        registry.unregister(&a);
-        assert!(registry.is_first_in_process(&b));
-    }
-
-    /// Fault: N65
-    #[test]
-    fn known_position_ranks_before_arrival_order() {
-        let registry = WaitRegistry::default();
-        let (a, b, c) = (
-            registry.register("x", "a", None),
-            registry.register("x", "b", None),
-            registry.register("x", "c", None),
-        );
-        let first = || [&a, &b, &c].map(|slot| registry.is_first_in_process(slot));
-        registry.set_position(&c, 7);
-        assert_eq!(first(), [false, false, true]);
-        registry.set_position(&b, 3);
-        registry.set_position(&a, 9);
-        assert_eq!(first(), [false, true, false]);
-        // Its entry was lost, so it queued again at the end.
-        registry.set_position(&b, 12);
-        assert_eq!(first(), [false, false, true]);
-        registry.unregister(&c);
-        assert_eq!(first(), [true, false, false]);
-        registry.unregister(&a);
-        registry.unregister(&b);
-        assert!(registry.waiters.lock().by_lock.is_empty());
-    }
-
-    /// The nested waiter runs in a logger that the outer one has called.
-    ///
-    /// Fault: N99
-    #[test]
-    fn nested_waiter_on_same_thread_is_also_first() {
-        let registry = WaitRegistry::default();
-        let (me, other) = (threads::current(), thread::spawn(threads::current).join().unwrap());
-        let (outer, nested) = (registry.register("x", "a", me), registry.register("x", "b", me));
-        assert!([&outer, &nested].iter().all(|slot| registry.is_first_in_process(slot)));
-        let other_thread = registry.register("x", "c", other);
-        registry.set_position(&other_thread, 0);
-        assert!([&outer, &nested].iter().all(|slot| !registry.is_first_in_process(slot)));
-        registry.set_position(&outer, 1);
-        registry.unregister(&other_thread);
-        assert!(registry.is_first_in_process(&nested), "must also hold if positions are known");
-    }
-
-    #[test]
-    fn wake_same_lock_wakes_no_waiter_of_another_lock() {
-        let registry = WaitRegistry::default();
-        let (a, b, other) = (
-            registry.register("x", "a", None),
-            registry.register("x", "b", None),
-            registry.register("y", "c", None),
-        );
-        registry.wake_same_lock(&a);
-        assert_eq!(
-            [&a, &b, &other].map(|slot| slot.take_wake()),
-            [None, Some(Wake::Recheck), None]
-        );
-        assert_eq!(b.take_wake(), None, "signal was not consumed");
-    }
-
-    /// Fault: N121
-    #[test]
-    fn wake_next_after_unregister_wakes_first_waiter() {
-        let registry = WaitRegistry::default();
-        let [a, b, c] = ["a", "b", "c"].map(|id| registry.register("x", id, None));
-        let other = registry.register("y", "d", None);
-        registry.set_position(&c, 4);
-        registry.unregister(&a);
-        registry.wake_next(&a);
-        assert_eq!(
-            [&b, &c, &other].map(|slot| slot.take_wake()),
-            [None, Some(Wake::Recheck), None]
-        );
-        registry.unregister(&other);
-        registry.wake_next(&other);
-        assert_eq!([&b, &c].map(|slot| slot.take_wake()), [None, None]);
-    }
-
-    #[test]
-    fn promote_follower_chooses_only_a_parked_thread() {
-        let registry = WaitRegistry::default();
-        let (a, b) = (registry.register("x", "a", None), registry.register("x", "b", None));
-        registry.promote_follower();
-        b.prepare_to_park();
-        registry.promote_follower();
-        assert_eq!([&a, &b].map(|slot| slot.signals.lock().promoted), [false, true]);
-        // A thread that is promoted between the announcement and the sleep does not sleep.
-        b.park(Moment::NEVER);
-        assert!(b.finish_park());
-        registry.promote_follower();
-        assert!(!b.finish_park(), "thread was promoted while awake");
-    }
-
-    /// No thread reads a subscription here, so only `close` itself can end the sleep early.
-    /// Promise: P6
-    #[test]
-    fn close_wakes_all_parked_waiters() {
-        let registry = WaitRegistry::default();
-        let sleepers = ["a", "b"].map(|id| {
-            let slot = registry.register("x", id, None);
-            thread::spawn(move || {
-                let until = soon();
-                slot.park(until);
-                (slot.take_wake(), clock::now() < until)
-            })
-        });
-        registry.close();
-        for sleeper in sleepers {
-            assert_eq!(sleeper.join().unwrap(), (Some(Wake::Closed), true));
-        }
-    }
-
-    #[test]
-    fn register_after_close_reports_closed() {
-        let registry = WaitRegistry::default();
-        registry.close();
-        assert_eq!(registry.register("x", "a", None).take_wake(), Some(Wake::Closed));
-    }
-}
+mod tests;

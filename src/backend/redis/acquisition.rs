@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    ConnectionPool, Exchange, NodeError, NodeErrorKind, RedisNode, exchange,
+    ConnectionPool, Exchange, NodeError, NodeErrorKind, RedisNode, Urgency, exchange,
     requests_and_replies::{Acquire, AcquireMode, AcquireReply},
 };
 use crate::{
@@ -79,7 +79,7 @@ impl<'a> RedisAcquisition<'a> {
         let deadline = clock::now().saturating_add(timeout).min(self.request.call_deadline);
         let queues = matches!(mode, AcquireMode::Enqueue | AcquireMode::Poll);
         self.queue_requested |= queues;
-        let mut connections = self.pool.get(deadline)?;
+        let mut connections = self.pool.get(Urgency::Other, deadline)?;
         self.may_be_queued |= queues;
         self.may_hold |= queues;
         let queue_entry =

@@ -2,6 +2,7 @@
 //! failure becomes a [`NodeError`], which states whether the request may have been carried out.
 
 mod acquisition;
+mod checkout_queue;
 mod connection;
 mod dns;
 mod exchange;
@@ -23,6 +24,7 @@ mod url;
 
 pub(crate) use self::{
     acquisition::RedisAcquisition,
+    checkout_queue::Urgency,
     connection::{Connection, write_command},
     exchange::exchange,
     fields::PubSubMessage,

@@ -4,6 +4,7 @@
 
 use std::{
     convert::Infallible,
+    ops::{Deref, DerefMut},
     panic,
     sync::{
         Arc,
@@ -16,15 +17,20 @@ use parking_lot::Mutex;
 use r2d2::{ManageConnection, NopErrorHandler, Pool};
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
+use super::checkout_queue::{CheckoutQueue, NoPlace, Place};
 #[cfg(feature = "testing")]
 use crate::sys::sim;
 use crate::{
-    backend::redis::{Connection, NodeError, NodeErrorKind, RedisNode},
+    backend::redis::{Connection, NodeError, NodeErrorKind, RedisNode, Urgency},
     sys::{
         clock::{self, Moment},
         threads,
     },
 };
+
+/// Maximum wait for the pool's thread to create a connection. r2d2 adds it to an `Instant`, which
+/// panics if it is too large.
+const CREATION_MAX: Duration = Duration::from_secs(60 * 60);
 
 /// A connection to each of the nodes, in their order. Each opens when it is first used.
 #[derive(Debug)]
@@ -66,11 +72,32 @@ impl ManageConnection for ConnectionFactory {
 pub(crate) struct ConnectionPool {
     /// `None` once closed.
     pool: Mutex<Option<Pool<ConnectionFactory>>>,
+    queue: Arc<CheckoutQueue>,
     closed: Arc<AtomicBool>,
     size: u32,
 }
 
-pub(crate) type PooledConnections = r2d2::PooledConnection<ConnectionFactory>;
+/// Connections that are in use until this is dropped.
+#[derive(Debug)]
+pub(crate) struct PooledConnections {
+    // Dropped first, so that it is idle when the next thread gets the place.
+    connections: r2d2::PooledConnection<ConnectionFactory>,
+    _place: Place,
+}
+
+impl Deref for PooledConnections {
+    type Target = NodeConnections;
+
+    fn deref(&self) -> &NodeConnections {
+        &self.connections
+    }
+}
+
+impl DerefMut for PooledConnections {
+    fn deref_mut(&mut self) -> &mut NodeConnections {
+        &mut self.connections
+    }
+}
 
 impl ConnectionPool {
     /// Does not connect. Returns `None` if the pool panics because it cannot spawn a thread.
@@ -90,46 +117,36 @@ impl ConnectionPool {
                 .error_handler(Box::new(NopErrorHandler))
                 .thread_pool(Arc::new(workers))
                 .build_unchecked(factory);
-            ConnectionPool { pool: Mutex::new(Some(pool)), closed, size }
+            let queue = Arc::new(CheckoutQueue::new(size));
+            ConnectionPool { pool: Mutex::new(Some(pool)), queue, closed, size }
         };
         threads::with_signals_blocked(|| panic::catch_unwind(panic::AssertUnwindSafe(build)).ok())
     }
 
-    pub(crate) fn get(&self, deadline: Moment) -> Result<PooledConnections, NodeError> {
-        let pool = self.pool.lock().clone();
-        let closed = NodeError { outcome_unknown: false, kind: NodeErrorKind::Closed };
-        let Some(pool) = pool else { return Err(closed) };
-        if let Some(connection) = pool.try_get() {
-            return Ok(connection);
-        }
-        #[cfg(feature = "testing")]
-        if let Some(world) = sim::world() {
-            // The pool waits on the real clock, not on the simulated one. Block only if there is
-            // room, because the thread of the pool then adds a connection at once.
-            return clock::poll(&*world, deadline, || match pool.state().connections {
-                made if made < self.size => pool.get_timeout(Duration::from_secs(60 * 60)).ok(),
-                _ => pool.try_get(),
+    pub(crate) fn get(
+        &self,
+        urgency: Urgency,
+        deadline: Moment,
+    ) -> Result<PooledConnections, NodeError> {
+        let failed = |kind| NodeError { outcome_unknown: false, kind };
+        let place = self.queue.enter(urgency, deadline).map_err(|reason| {
+            failed(match reason {
+                NoPlace::Closed => NodeErrorKind::Closed,
+                NoPlace::TimedOut => NodeErrorKind::PoolExhausted,
             })
-            .ok_or(NodeError { outcome_unknown: false, kind: NodeErrorKind::PoolExhausted });
-        }
-        // r2d2 adds the timeout to an `Instant`, which panics if it is too large.
-        let left = deadline.duration_since(clock::now()).min(Duration::from_secs(60 * 60));
-        if let Ok(connection) = pool.get_timeout(left) {
-            return Ok(connection);
-        }
-        // If this thread was not scheduled in time, connections may be free by now, so it tries
-        // once more. The count is taken before: connections that are created in between are free
-        // for the next caller, and must not count as in use.
-        let is_full = pool.state().connections >= self.size;
-        pool.try_get().ok_or_else(|| {
-            if self.closed.load(Ordering::Relaxed) {
-                return closed;
-            }
-            NodeError {
-                outcome_unknown: false,
-                kind: if is_full { NodeErrorKind::PoolExhausted } else { NodeErrorKind::TimedOut },
-            }
-        })
+        })?;
+        let pool = self.pool.lock().clone().ok_or_else(|| failed(NodeErrorKind::Closed))?;
+        // Each place has a connection. The pool's thread may still have to create it, which takes
+        // no time in the simulator.
+        let left = match pool.try_get() {
+            Some(connections) => return Ok(PooledConnections { connections, _place: place }),
+            #[cfg(feature = "testing")]
+            None if sim::world().is_some() => CREATION_MAX,
+            None => deadline.duration_since(clock::now()).min(CREATION_MAX),
+        };
+        let connections = pool.get_timeout(left).ok().or_else(|| pool.try_get());
+        let connections = connections.ok_or_else(|| failed(NodeErrorKind::TimedOut))?;
+        Ok(PooledConnections { connections, _place: place })
     }
 
     pub(crate) fn size(&self) -> u32 {
@@ -140,6 +157,7 @@ impl ConnectionPool {
     /// returned.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
+        self.queue.close();
         let pool = self.pool.lock().take();
         while let Some(connections) = pool.as_ref().and_then(Pool::try_get) {
             drop(connections);
@@ -155,13 +173,14 @@ mod tests {
     fn closed_pool_fails_waiting_and_later_callers() {
         let pool = ConnectionPool::new(Arc::new([]), 1).unwrap();
         let late = clock::now().saturating_add(Duration::from_millis(200));
-        let taken = pool.get(late.saturating_add(Duration::from_secs(60))).unwrap();
+        let taken = pool.get(Urgency::Other, late.saturating_add(Duration::from_secs(60))).unwrap();
         std::thread::scope(|threads| {
-            let waiting = threads.spawn(|| pool.get(late).map(drop).unwrap_err().kind);
+            let waiting =
+                threads.spawn(|| pool.get(Urgency::Other, late).map(drop).unwrap_err().kind);
             pool.close();
             assert!(matches!(waiting.join().unwrap(), NodeErrorKind::Closed));
         });
-        assert!(matches!(pool.get(late).unwrap_err().kind, NodeErrorKind::Closed));
+        assert!(matches!(pool.get(Urgency::Other, late).unwrap_err().kind, NodeErrorKind::Closed));
         drop(taken);
     }
 
@@ -170,11 +189,14 @@ mod tests {
     fn pool_without_time_left_reports_exhausted_only_if_full() {
         let pool = ConnectionPool::new(Arc::new([]), 1).unwrap();
         let now = clock::now();
-        let late = pool.get(now).err();
+        let late = pool.get(Urgency::Other, now).err();
         assert!(late.is_none_or(|failure| matches!(failure.kind, NodeErrorKind::TimedOut)));
-        let taken = pool.get(now.saturating_add(Duration::from_secs(60))).unwrap();
-        assert!(matches!(pool.get(now).unwrap_err().kind, NodeErrorKind::PoolExhausted));
+        let taken = pool.get(Urgency::Other, now.saturating_add(Duration::from_secs(60))).unwrap();
+        assert!(matches!(
+            pool.get(Urgency::Other, now).unwrap_err().kind,
+            NodeErrorKind::PoolExhausted
+        ));
         drop(taken);
-        assert!(pool.get(clock::now()).is_ok());
+        assert!(pool.get(Urgency::Other, clock::now()).is_ok());
     }
 }

@@ -41,7 +41,8 @@ use crate::{
         error::BackendError,
         redis::{
             ConnectionPool, Endpoint, Exchange, Membership, NodeError, NodeErrorKind,
-            RedisAcquisition, RedisGrantStream, RedisNode, Request, requests_and_replies::Ping,
+            RedisAcquisition, RedisGrantStream, RedisNode, Request, Urgency,
+            requests_and_replies::Ping,
         },
     },
     core::{
@@ -202,7 +203,15 @@ impl Redlock {
 
     /// Takes connections from the pool, one to each node. Waits until `deadline` if none are free.
     pub(crate) fn checkout(&self, deadline: Moment) -> Result<PooledConnections, NodeError> {
-        self.pool.get(deadline)
+        self.pool.get(Urgency::Other, deadline)
+    }
+
+    /// [`checkout`](Self::checkout) before all callers that do not release.
+    pub(crate) fn checkout_for_release(
+        &self,
+        deadline: Moment,
+    ) -> Result<PooledConnections, NodeError> {
+        self.pool.get(Urgency::Release, deadline)
     }
 
     pub(crate) fn pool(&self) -> &Arc<ConnectionPool> {

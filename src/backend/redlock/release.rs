@@ -145,7 +145,7 @@ impl Redlock {
         let outcome = retry_through_failover(deadline, |maybe_applied| {
             let request = ReleaseRequest { maybe_applied, ..request };
             let checkout_until = clock::now().saturating_add(POOL_TIMEOUT).min(deadline);
-            match self.checkout(checkout_until) {
+            match self.checkout_for_release(checkout_until) {
                 Ok(mut connections) => {
                     let left = deadline.duration_since(clock::now());
                     self.release(&mut connections, request, left)
@@ -198,7 +198,7 @@ impl Redlock {
         deadline: Moment,
     ) -> Result<Released, BackendError> {
         let request = ReleaseRequest::new(key, id, "", was_held);
-        let release = |maybe_applied| match self.checkout(deadline) {
+        let release = |maybe_applied| match self.checkout_for_release(deadline) {
             Ok(mut connections) => {
                 let request = ReleaseRequest { maybe_applied, ..request };
                 self.release(&mut connections, request, deadline.duration_since(clock::now()))
