@@ -19,7 +19,7 @@ use self::by_id::IdEntry;
 use crate::{
     acquire::Acquirer,
     backend::{
-        Backend, Inspection,
+        Backend, Inspection, LeaseResidue,
         error::BackendError,
         redis::{ConnectionPool, PooledConnections, Urgency},
         redlock::{Redlock, join_labels},
@@ -27,13 +27,11 @@ use crate::{
     cleanup::Cleaner,
     config::{LockOptions, ValidatedConfig},
     core::{
-        ack::PendingAcks,
-        claim::{Claim, Residue},
+        claim::Claim,
         holder::Holder,
         id::{generate_lock_id, random_uuid},
         key::{LockKey, MAX_NAME_BYTES},
         lease::Lease,
-        quorum::NodeSet,
     },
     error::{Action, LockError, Result},
     lock_info::LockInfo,
@@ -100,8 +98,9 @@ impl ManagerHandle {
             redlock.validate_nodes()?;
         }
         let cleaner = Arc::new(Cleaner::new(redlock.clone() as Arc<dyn Backend>));
-        let renewer = LockRenewer::start(redlock.clone(), cleaner.clone())
-            .map_err(no_thread("lock renewer"))?;
+        let renewer =
+            LockRenewer::start(redlock.clone(), redlock.shared_observer().clone(), cleaner.clone())
+                .map_err(no_thread("lock renewer"))?;
         let channel = format!("distlock:client:{}", random_uuid());
         let acquirer = Acquirer {
             backend: redlock.clone(),
@@ -236,15 +235,14 @@ impl ManagerInner {
         };
         let waited = wait_span.end("acquired");
         let span = HoldSpan::begin(name, &claim.id, grant.token.0);
-        let lease = Arc::new(Lease::new(claim, &grant, clock::now()));
         let plan = RenewalPlan {
-            node_deadlines: grant.node_deadlines,
             renew: params.renew,
             provisional: grant.provisional,
             hold_until: params
                 .max_hold
                 .map_or(Moment::NEVER, |limit| clock::now().saturating_add(limit)),
         };
+        let lease = Arc::new(Lease::new(claim, grant, clock::now()));
         match self.renewer.register(&lease, plan) {
             Some(registration) => {
                 observer.acquired(AcquiredEvent {
@@ -338,10 +336,8 @@ impl ResidueSink for Cleaner {
         let _ = self.clean_up_lease(lease);
     }
 
-    fn clean_up_unless_held(&self, lease: &Arc<Lease>, nodes: NodeSet, at: Moment) {
-        let (queue_entry, pending_acks) = (String::new(), PendingAcks::new());
-        let residue = Residue { nodes, queue_entry, in_flight_until: at, pending_acks };
-        self.clean_up_unless_held(lease, residue, at);
+    fn clean_up_unless_held(&self, left: LeaseResidue) {
+        self.clean_up_unless_held(left);
     }
 
     fn drain(&self, leases: &[Arc<Lease>], deadline: Moment) {

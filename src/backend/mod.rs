@@ -1,5 +1,5 @@
-//! Where locks are kept. A [`Backend`] is one Redis server, or several that decide together. Of the
-//! modules above it, only `renew` still asks nodes and counts votes.
+//! Where locks are kept. A [`Backend`] is one Redis server, or several that decide together. The
+//! modules above it know no nodes, votes or replies.
 
 pub(crate) mod error;
 pub(crate) mod redis;
@@ -14,6 +14,7 @@ use crate::{
         holder::Holder,
         key::LockKey,
         lease::Lease,
+        lock_lost::LockLost,
     },
     error::{Action, LockError},
     lock_info::{LockInfo, Released},
@@ -61,6 +62,9 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         was_held: bool,
         deadline: Moment,
     ) -> Result<Released, BackendError>;
+
+    /// Returns what renews the leases of a manager.
+    fn lease_renewals(self: Arc<Self>) -> Box<dyn LeaseRenewals + Send>;
 
     /// What a lease that has ended without a release may have left on the servers.
     fn lease_residue(&self, lease: &Lease) -> Residue;
@@ -223,6 +227,69 @@ pub(crate) trait ResidueCleaner {
 
     /// Closes the connections.
     fn close(&mut self);
+}
+
+/// Renews leases, over connections of its own, which open when they are first used.
+pub(crate) trait LeaseRenewals {
+    /// Asks once for all these leases, in one request to each server. Records in the leases what
+    /// the servers reply, but does not move their deadlines.
+    fn renew(&mut self, leases: &[&Arc<Lease>], limits: RenewalLimits<'_>) -> RenewalReport;
+
+    /// Repairs one of the leases that the last renewals left: valid, although a server does not
+    /// keep its lock. Returns what the request may have left without a reply, or `None` if there is
+    /// nothing to repair.
+    fn repair(&mut self, _limits: RenewalLimits<'_>) -> Option<Vec<LeaseResidue>> {
+        None
+    }
+
+    /// Closes the connections, after a panic: replies in flight on them cannot be matched to
+    /// requests any more.
+    fn reset(&mut self);
+}
+
+/// How long the exchanges of one call may take.
+pub(crate) struct RenewalLimits<'a> {
+    /// Time left until the first of the leases ends.
+    pub(crate) least_left: Duration,
+    /// Time by which every exchange must have ended: the deadline of a shutdown.
+    pub(crate) stop_by: Moment,
+    /// Called while replies are outstanding. Returns when to call it next, or `None` to end the
+    /// exchange.
+    pub(crate) check: &'a mut dyn FnMut(Moment) -> Option<Moment>,
+}
+
+/// Result of one renewal request.
+pub(crate) struct RenewalReport {
+    /// One for each lease, in their order.
+    pub(crate) renewals: Vec<Renewal>,
+    /// Why the servers did not confirm the request as a whole.
+    pub(crate) failure: Option<BackendError>,
+    /// A refusal that a single lock may have caused: smaller requests may succeed.
+    pub(crate) refusal: Option<String>,
+}
+
+/// What a renewal request achieved for one lease.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Renewal {
+    /// The lease is valid until `until`; the request was sent at `sent`.
+    Confirmed { until: Moment, sent: Moment },
+    /// Not confirmed by this request. As far as the servers have confirmed, the lease is valid
+    /// until `until`.
+    Unconfirmed { until: Moment },
+    /// The servers do not keep the lock any more.
+    Lost {
+        why: LockLost,
+        /// A server may still keep it, or a request in flight may acquire it again.
+        leaves_residue: bool,
+    },
+}
+
+/// What a request that repaired a lease may have left: to be cleaned up when it cannot be in flight
+/// any more, unless the lease is valid then.
+#[derive(Debug)]
+pub(crate) struct LeaseResidue {
+    pub(crate) lease: Arc<Lease>,
+    pub(crate) residue: Residue,
 }
 
 /// How long to try to clean up.

@@ -19,7 +19,7 @@ use self::{
     worker::Worker,
 };
 use crate::{
-    backend::Backend,
+    backend::{Backend, LeaseResidue},
     core::{
         claim::{Claim, Residue},
         lease::{Lease, LeaseEnd},
@@ -78,10 +78,13 @@ impl Cleaner {
         self.clean_up(&lease.claim, self.backend.lease_residue(lease))
     }
 
-    /// Schedules the clean-up of what may be left of this lease at `at`, unless it is valid then.
-    pub(crate) fn clean_up_unless_held(&self, lease: &Arc<Lease>, residue: Residue, at: Moment) {
+    /// Schedules the clean-up of what a request for this lease may have left, unless the lease is
+    /// valid then.
+    pub(crate) fn clean_up_unless_held(&self, left: LeaseResidue) {
+        let LeaseResidue { lease, residue } = left;
+        let at = residue.in_flight_until;
         // After a shutdown, it is left to expire.
-        let _ = self.add(at, residue, |queue, residue| queue.add_unless_held(lease, residue, at));
+        let _ = self.add(at, residue, |queue, residue| queue.add_unless_held(&lease, residue, at));
     }
 
     fn add(

@@ -272,7 +272,7 @@ mod tests {
             may_hold: nodes,
             queue_entry: String::new(),
         };
-        let lease = Arc::new(Lease::new(claim(), &grant, at(0)));
+        let lease = Arc::new(Lease::new(claim(), grant, at(0)));
         queue.add_unless_held(&lease, residue(nodes, "", at(0)), at(100));
         assert!(queue.take_due(at(100)).is_none());
         queue.add_unless_held(&lease, residue(nodes, "", at(0)), at(100));

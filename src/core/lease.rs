@@ -9,7 +9,7 @@ use crate::{
     core::{
         claim::{Claim, Grant, InFlight},
         lock_lost::LockLost,
-        quorum::{AtomicNodeSet, NodeSet},
+        quorum::{AtomicNodeSet, NodeDeadlines, NodeSet},
         token::FencingToken,
     },
     sys::{
@@ -40,6 +40,8 @@ pub(crate) struct Lease {
     pub(crate) queue_entry: String,
     /// Nodes that may hold the lock.
     may_hold: AtomicNodeSet,
+    /// What each node has confirmed. Only backends look inside.
+    pub(crate) node_deadlines: Mutex<NodeDeadlines>,
     /// Deadline in nanoseconds. Written only while `end` is locked, so that it never moves after a
     /// thread has ended the lease because of it.
     deadline: AtomicU64,
@@ -62,16 +64,17 @@ struct LossChannel {
 }
 
 impl Lease {
-    pub(crate) fn new(claim: Claim, grant: &Grant, held_since: Moment) -> Lease {
+    pub(crate) fn new(claim: Claim, grant: Grant, held_since: Moment) -> Lease {
         Lease {
             claim,
             token: grant.token,
             in_flight: grant.in_flight,
             held_since,
             end_reported: AtomicBool::new(false),
-            queue_entry: grant.queue_entry.clone(),
-            may_hold: AtomicNodeSet::new(grant.may_hold),
             deadline: AtomicU64::new(grant.deadline().as_nanos()),
+            queue_entry: grant.queue_entry,
+            may_hold: AtomicNodeSet::new(grant.may_hold),
+            node_deadlines: Mutex::new(grant.node_deadlines),
             end: Mutex::new(None),
             loss_channel: OnceLock::new(),
         }
@@ -199,7 +202,7 @@ impl fmt::Debug for Lease {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::{id::generate_lock_id, key::LockKey, quorum::NodeDeadlines};
+    use crate::core::{id::generate_lock_id, key::LockKey};
     use crossbeam_channel::TryRecvError;
     use proptest::prelude::*;
     use std::time::Duration;
@@ -227,7 +230,7 @@ mod tests {
             may_hold: nodes,
             queue_entry: String::new(),
         };
-        Lease::new(claim, &grant, at(0))
+        Lease::new(claim, grant, at(0))
     }
 
     /// Fault: F16

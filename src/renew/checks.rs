@@ -14,7 +14,7 @@ use crate::core::{
     id::generate_lock_id,
     key::LockKey,
     lock_lost::LockLost,
-    quorum::NodeDeadlines,
+    quorum::{NodeDeadlines, NodeSet},
     token::FencingToken,
 };
 
@@ -37,7 +37,7 @@ fn lease(ttl: Duration, deadline: Moment) -> Arc<Lease> {
         may_hold,
         queue_entry: String::new(),
     };
-    Arc::new(Lease::new(claim(ttl), &grant, long_ago))
+    Arc::new(Lease::new(claim(ttl), grant, long_ago))
 }
 
 fn far() -> Moment {
@@ -50,7 +50,7 @@ struct NoResidues;
 impl ResidueSink for NoResidues {
     fn clean_up(&self, _: &Lease) {}
 
-    fn clean_up_unless_held(&self, _: &Arc<Lease>, _: NodeSet, _: Moment) {}
+    fn clean_up_unless_held(&self, _: LeaseResidue) {}
 
     fn drain(&self, _: &[Arc<Lease>], _: Moment) {}
 
@@ -75,12 +75,7 @@ fn renewer() -> (Checked<LockRenewer>, Arc<Shared>) {
 }
 
 fn plan() -> RenewalPlan {
-    RenewalPlan {
-        node_deadlines: NodeDeadlines::new(1),
-        renew: true,
-        provisional: false,
-        hold_until: Moment::NEVER,
-    }
+    RenewalPlan { renew: true, provisional: false, hold_until: Moment::NEVER }
 }
 
 /// The worker until it is stopped, and the end of the timer. Confirms each renewal, and returns
@@ -95,13 +90,7 @@ fn work(shared: &Shared, confirmed_until: Moment) -> usize {
             renewals += 1;
             let sent = clock::now();
             // Here the reply is in flight.
-            let replies = shared
-                .state
-                .lock()
-                .schedule
-                .record_replies(generation, &[(0, Some(confirmed_until))]);
-            let Some(Some(validity)) = replies else { continue };
-            if lease.update_deadline(validity, clock::now()) {
+            if lease.update_deadline(confirmed_until, clock::now()) {
                 // Not due again within this check.
                 shared
                     .state

@@ -4,17 +4,19 @@ use std::sync::Arc;
 
 use super::{ResidueSink, Shared, report_loss};
 use crate::{
-    backend::redlock::Redlock,
+    backend::Backend,
     core::{
         lease::{Lease, LeaseEnd},
         lock_lost::LockLost,
     },
+    observe::Observer,
     sys::display::Quoted,
 };
 
 #[derive(Clone)]
 pub(super) struct Context {
-    pub(super) redlock: Arc<Redlock>,
+    pub(super) backend: Arc<dyn Backend>,
+    pub(super) observer: Arc<Observer>,
     pub(super) shared: Arc<Shared>,
     pub(super) residues: Arc<dyn ResidueSink>,
 }
@@ -26,9 +28,9 @@ impl Context {
                 warn,
                 "lock {} at {} is lost: {why}",
                 Quoted(lease.claim.key.name()),
-                self.redlock.label()
+                self.backend.label()
             );
         }
-        report_loss(self.redlock.observer(), lease);
+        report_loss(&self.observer, lease);
     }
 }

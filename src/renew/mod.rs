@@ -11,10 +11,6 @@
 #[cfg(all(test, loom))]
 mod checks;
 mod context;
-mod hearing;
-mod listen;
-mod outcome;
-mod reacquire;
 mod schedule;
 mod timer;
 mod worker;
@@ -31,11 +27,8 @@ use self::{
     worker::Worker,
 };
 use crate::{
-    backend::redlock::Redlock,
-    core::{
-        lease::{Lease, LeaseEnd},
-        quorum::NodeSet,
-    },
+    backend::{Backend, LeaseResidue},
+    core::lease::{Lease, LeaseEnd},
     observe::Observer,
     sys::{
         clock::{self, Moment},
@@ -46,12 +39,11 @@ use crate::{
 
 /// Receives the residue that the renewer finds, for clean-up.
 pub(crate) trait ResidueSink: fmt::Debug + Send + Sync {
-    /// Cleans up an ended lease: on the nodes that may hold the lock, and where a request for it
-    /// may still arrive.
+    /// Cleans up what an ended lease may have left.
     fn clean_up(&self, lease: &Lease);
 
-    /// Cleans up these nodes at `at` unless the lease is valid then.
-    fn clean_up_unless_held(&self, lease: &Arc<Lease>, nodes: NodeSet, at: Moment);
+    /// Cleans up what a request for this lease may have left, unless the lease is valid then.
+    fn clean_up_unless_held(&self, left: LeaseResidue);
 
     /// Releases the locks of leases that a shutdown has ended, and ends all clean-up by `deadline`.
     fn drain(&self, leases: &[Arc<Lease>], deadline: Moment);
@@ -132,11 +124,13 @@ impl Drop for Registration {
 
 impl LockRenewer {
     pub(crate) fn start(
-        redlock: Arc<Redlock>,
+        backend: Arc<dyn Backend>,
+        observer: Arc<Observer>,
         residues: Arc<dyn ResidueSink>,
     ) -> io::Result<LockRenewer> {
         let shared = Arc::new(Shared::new());
-        let context = Context { redlock, shared: shared.clone(), residues: residues.clone() };
+        let context =
+            Context { backend, observer, shared: shared.clone(), residues: residues.clone() };
         let worker = Worker::new(context.clone());
         let worker = threads::spawn("distlock-renew-io", move || worker.run())?;
         let (worker_id, (running, finished)) = (worker.id(), bounded(0));

@@ -10,13 +10,7 @@ use std::{
 };
 
 use self::overdue::midpoint;
-use crate::{
-    core::{
-        lease::Lease,
-        quorum::{NodeDeadlines, NodeSet},
-    },
-    sys::clock::Moment,
-};
+use crate::{core::lease::Lease, sys::clock::Moment};
 
 /// Number of renewals per ttl. With three, two thirds of the ttl are left for retries when a
 /// renewal fails.
@@ -35,10 +29,8 @@ const RETRY_DELAY_MAX: Duration = Duration::from_secs(1);
 pub(crate) struct Generation(u64);
 
 /// How to renew a lease, and when to end it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct RenewalPlan {
-    /// Deadline of the lock on each node.
-    pub(crate) node_deadlines: NodeDeadlines,
     pub(crate) renew: bool,
     pub(crate) provisional: bool,
     pub(crate) hold_until: Moment,
@@ -47,7 +39,6 @@ pub(crate) struct RenewalPlan {
 #[derive(Debug)]
 struct Entry {
     lease: Arc<Lease>,
-    node_deadlines: NodeDeadlines,
     renew: bool,
     /// Time of the next renewal. `NEVER` while a renewal is in flight, and for leases that are not
     /// renewed.
@@ -98,19 +89,11 @@ impl Schedule {
         } else {
             now.saturating_add(lease.claim.ttl / RENEWALS_PER_TTL)
         };
-        let RenewalPlan { node_deadlines, renew, hold_until, .. } = plan;
+        let RenewalPlan { renew, hold_until, .. } = plan;
         let end_at = lease.deadline().min(hold_until);
         let overdue_at = if renew { midpoint(now, lease.deadline()) } else { Moment::NEVER };
         self.ends.insert((end_at, generation));
-        let entry = Entry {
-            lease,
-            node_deadlines,
-            renew,
-            renew_at: Moment::NEVER,
-            hold_until,
-            end_at,
-            overdue_at,
-        };
+        let entry = Entry { lease, renew, renew_at: Moment::NEVER, hold_until, end_at, overdue_at };
         self.entries.insert(generation, entry);
         self.schedule_renewal(generation, renew_at);
         generation
@@ -195,55 +178,7 @@ impl Schedule {
         self.entries.contains_key(&generation)
     }
 
-    /// Records the replies of nodes about a lock: the time until which the node keeps it, or `None`
-    /// if the node does not keep it. Deadlines of nodes that did not reply stay as they are.
-    ///
-    /// Returns the new validity: the time until which a quorum keeps the lock, or `Some(None)` if a
-    /// quorum is no longer possible. Returns `None` if the lease is not in the schedule.
-    pub(crate) fn record_replies(
-        &mut self,
-        generation: Generation,
-        replies: &[(usize, Option<Moment>)],
-    ) -> Option<Option<Moment>> {
-        let entry = self.entries.get_mut(&generation)?;
-        for (node, deadline) in replies {
-            match deadline {
-                Some(deadline) => entry.node_deadlines.confirm(*node, *deadline),
-                None => entry.node_deadlines.revoke(*node),
-            }
-        }
-        Some(entry.node_deadlines.valid_until())
-    }
-
-    /// Nodes whose replies do not count for a lease.
-    pub(crate) fn excluded(&self, generation: Generation) -> NodeSet {
-        self.entries
-            .get(&generation)
-            .map_or(NodeSet::EMPTY, |entry| entry.node_deadlines.excluded())
-    }
-
-    /// Returns at most `max` leases for which at least one of these nodes has sent no confirmation
-    /// that still holds at `now`. Leaves out leases that are not renewed.
-    pub(crate) fn without_recent_reply(
-        &self,
-        nodes: NodeSet,
-        now: Moment,
-        max: usize,
-    ) -> Vec<(Generation, Arc<Lease>)> {
-        let is_silent = |entry: &Entry| {
-            entry.renew && nodes.iter().any(|node| entry.node_deadlines.has_lapsed(node, now))
-        };
-        let entries = self.entries.iter().filter(|(_, entry)| is_silent(entry));
-        let mut leases: Vec<_> =
-            entries.map(|(generation, entry)| (*generation, entry.lease.clone())).collect();
-        // Sort before truncating, because the order of a hash map is random, and the same leases
-        // must always give the same result.
-        leases.sort_unstable_by_key(|(generation, _)| *generation);
-        leases.truncate(max);
-        leases
-    }
-
-    /// Records that a quorum confirmed the renewal sent at `sent`, and schedules the next one.
+    /// Records that the renewal sent at `sent` is confirmed, and schedules the next one.
     pub(crate) fn on_renewed(&mut self, generation: Generation, sent: Moment) {
         if let Some(entry) = self.entries.get(&generation) {
             let next = sent.saturating_add(entry.lease.claim.ttl / RENEWALS_PER_TTL);

@@ -53,20 +53,20 @@ impl Timer {
 
     fn report_overdue(&self, lease: &Lease) {
         let (claim, left) = (&lease.claim, lease.deadline().duration_since(clock::now()));
-        self.context.redlock.observer().renewal_overdue(claim.key.name(), &claim.id, left);
+        self.context.observer.renewal_overdue(claim.key.name(), &claim.id, left);
     }
 
     fn shut_down(self) {
-        let Context { redlock, shared, residues } = self.context;
+        let Context { observer, shared, residues, .. } = self.context;
         let (leases, deadline) = shared.end_all();
         for lease in &leases {
             lease.end(LeaseEnd::Lost(LockLost::Shutdown));
-            isolate_panic(|| report_loss(redlock.observer(), lease));
+            isolate_panic(|| report_loss(&observer, lease));
         }
         // The worker may be re-acquiring a lock on more nodes, which the release must include.
         self.worker.join();
         isolate_panic(|| residues.drain(&leases, deadline));
         // The caller of the shutdown may not have waited for this thread.
-        redlock.observer().close();
+        observer.close();
     }
 }

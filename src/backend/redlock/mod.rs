@@ -14,6 +14,7 @@ mod list;
 mod pauses;
 mod release;
 mod release_turns;
+mod renewals;
 mod reported_holder;
 mod responses;
 mod round;
@@ -26,7 +27,7 @@ use parking_lot::Mutex;
 use self::{
     acquisition::QuorumAcquisition, broadcast::broadcast, clean_up::QuorumCleaner,
     contention_memory::ContentionMemory, pauses::subscribe_budget, release_turns::ReleaseTurns,
-    reported_holder::most_reported_holder,
+    renewals::QuorumRenewals, reported_holder::most_reported_holder,
 };
 pub(crate) use self::{
     broadcast_options::BroadcastOptions,
@@ -36,8 +37,8 @@ pub(crate) use self::{
 pub(crate) use crate::backend::redis::{NodeConnections, PooledConnections};
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, Backend, GrantStream, Inspection, QueuePlace, ReleaseReport,
-        ResidueCleaner, StreamError,
+        AcquireRequest, Acquisition, Backend, GrantStream, Inspection, LeaseRenewals, QueuePlace,
+        ReleaseReport, ResidueCleaner, StreamError,
         error::BackendError,
         redis::{
             ConnectionPool, Endpoint, Exchange, Membership, NodeError, NodeErrorKind,
@@ -183,17 +184,7 @@ impl Redlock {
         self.contention.remember(key.lock_key(), contended);
     }
 
-    /// The nodes as named in messages.
-    pub(crate) fn label(&self) -> &Arc<str> {
-        &self.label
-    }
-
     pub(crate) fn shared_observer(&self) -> &Arc<Observer> {
-        &self.observer
-    }
-
-    /// Receives the events and metrics.
-    pub(crate) fn observer(&self) -> &Observer {
         &self.observer
     }
 
@@ -371,6 +362,10 @@ impl Backend for Redlock {
             in_flight_until: lease.in_flight.until(),
             pending_acks: PendingAcks::new(),
         }
+    }
+
+    fn lease_renewals(self: Arc<Self>) -> Box<dyn LeaseRenewals + Send> {
+        Box::new(QuorumRenewals::new(self))
     }
 
     fn residue_cleaner(self: Arc<Self>) -> Box<dyn ResidueCleaner + Send> {

@@ -6,6 +6,7 @@ use crate::core::{
     id::generate_lock_id,
     key::LockKey,
     lease::LeaseEnd,
+    quorum::{NodeDeadlines, NodeSet},
     token::FencingToken,
 };
 use proptest::prelude::*;
@@ -31,7 +32,7 @@ pub(super) fn lease(ttl_ms: u64, deadline_ms: u64) -> Arc<Lease> {
         may_hold: nodes,
         queue_entry: String::new(),
     };
-    Arc::new(Lease::new(claim, &grant, at(0)))
+    Arc::new(Lease::new(claim, grant, at(0)))
 }
 
 fn deadline_on_one_node(deadline_ms: u64) -> NodeDeadlines {
@@ -41,12 +42,7 @@ fn deadline_on_one_node(deadline_ms: u64) -> NodeDeadlines {
 }
 
 pub(super) fn plan() -> RenewalPlan {
-    RenewalPlan {
-        node_deadlines: NodeDeadlines::new(1),
-        renew: true,
-        provisional: false,
-        hold_until: Moment::NEVER,
-    }
+    RenewalPlan { renew: true, provisional: false, hold_until: Moment::NEVER }
 }
 
 pub(super) fn generations(due: Vec<(Generation, Arc<Lease>)>) -> Vec<Generation> {
@@ -171,69 +167,6 @@ fn requeued_renewal_is_still_due() {
     schedule.requeue(generation, at(1_005));
     assert_eq!(schedule.earliest(), at(1_005));
     assert_eq!(generations(schedule.take_due(at(1_005))), [generation]);
-}
-
-#[test]
-fn validity_follows_the_quorum() {
-    let mut schedule = Schedule::default();
-    let mut votes = NodeDeadlines::new(3);
-    votes.exclude(2);
-    let generation = schedule.insert(
-        lease(3_000, 2_900),
-        RenewalPlan { node_deadlines: votes, ..plan() },
-        at(0),
-    );
-    assert_eq!(schedule.excluded(generation), NodeSet::single(2));
-    assert_eq!(
-        schedule.record_replies(generation, &[(0, Some(at(3_900))), (1, Some(at(3_800)))]),
-        Some(Some(at(3_800)))
-    );
-    assert_eq!(
-        schedule.record_replies(generation, &[(1, Some(at(4_800)))]),
-        Some(Some(at(3_900))),
-        "only one node has renewed it"
-    );
-    assert_eq!(
-        schedule.record_replies(generation, &[(0, None)]),
-        Some(None),
-        "one of three is no quorum"
-    );
-    schedule.remove(generation);
-    assert_eq!(schedule.record_replies(generation, &[(0, Some(at(5_800)))]), None);
-    assert_eq!(schedule.excluded(generation), NodeSet::EMPTY);
-}
-
-/// Fault: N110
-#[test]
-fn silent_node_listed_after_a_whole_lease() {
-    let mut schedule = Schedule::default();
-    let mut keep = |renew, barred: Option<usize>| {
-        let mut votes = NodeDeadlines::new(3);
-        barred.into_iter().for_each(|node| votes.exclude(node));
-        schedule.insert(
-            lease(3_000, 2_900),
-            RenewalPlan { node_deadlines: votes, renew, ..plan() },
-            at(0),
-        )
-    };
-    let [first, second] = [keep(true, None), keep(true, None)];
-    // Not listed: a lease for which the node is excluded, and a lease that is not renewed.
-    keep(true, Some(2));
-    keep(false, None);
-    for generation in [first, second] {
-        schedule.record_replies(generation, &[(0, Some(at(2_900))), (1, Some(at(2_900)))]);
-    }
-    let unheard = |schedule: &Schedule, node, now, most| {
-        let unheard = schedule.without_recent_reply(NodeSet::single(node), at(now), most);
-        unheard.into_iter().map(|(generation, _)| generation).collect::<Vec<_>>()
-    };
-    assert_eq!(unheard(&schedule, 2, 1_000, 9), [first, second]);
-    assert_eq!(unheard(&schedule, 2, 1_000, 1), [first]);
-    schedule.record_replies(first, &[(2, Some(at(3_900)))]);
-    assert_eq!(unheard(&schedule, 2, 3_899, 9), [second]);
-    assert_eq!(unheard(&schedule, 2, 3_900, 9), [first, second]);
-    schedule.record_replies(second, &[(0, None)]);
-    assert_eq!(unheard(&schedule, 0, 1_000, 1), [second], "it may have been re-acquired since");
 }
 
 #[test]

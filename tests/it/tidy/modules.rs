@@ -27,11 +27,12 @@ const LAYERS: [&[&str]; 17] = [
 ];
 
 /// Files that only decide: everything they need to know about the world is passed in as values.
-const PURE: [&str; 23] = [
+const PURE: [&str; 24] = [
     "acquire/retry.rs",
     "core/backoff.rs",
     "backend/redlock/footprint.rs",
     "backend/redlock/pauses.rs",
+    "backend/redlock/renewals/tally.rs",
     "backend/redlock/round.rs",
     "renew/schedule.rs",
     "renew/schedule/overdue.rs",
@@ -301,6 +302,28 @@ fn modules_use_only_lower_layers() {
         wrong.extend(used.iter().filter(upward).map(|used| format!("{file} uses {used}")));
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// What knows nodes, votes and replies is in the backends. The others know backends only through
+/// `backend/mod.rs` and `backend/error.rs`.
+#[test]
+fn life_of_a_lock_knows_no_nodes() {
+    let mut wrong = Vec::new();
+    for (file, used) in Modules::read("src").uses() {
+        let layer = layer(file).map_or("", |(_, module)| module);
+        if ["acquire", "renew", "cleanup", "wait"].contains(&layer) {
+            let inside = used.iter().filter(|used| used.starts_with("src/backend/"));
+            let inside =
+                inside.filter(|used| !used.ends_with("/mod.rs") && !used.ends_with("/error.rs"));
+            wrong.extend(inside.map(|used| format!("{file} uses {used}")));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    let words = ["NodeSet", "NodeDeadlines", "node_deadlines"];
+    let layers = ["src/acquire", "src/renew", "src/cleanup", "src/wait"];
+    let sources = library().into_iter();
+    let sources = sources.filter(|file| layers.iter().any(|layer| file.starts_with(layer)));
+    expect_only_in(&["/tests.rs", "/checks.rs"], sources.collect(), &words);
 }
 
 #[test]

@@ -1,0 +1,158 @@
+//! What the replies to a renewal say about one lock, and which replies are still needed. Pure.
+
+use smallvec::SmallVec;
+
+use crate::{
+    backend::redis::requests_and_replies::RenewReply,
+    core::{
+        holder::Holder,
+        lock_lost::LockLost,
+        quorum::{NodeSet, quorum},
+    },
+    sys::clock::Moment,
+};
+
+pub(super) struct Tally {
+    /// Nodes whose confirmations count, and when they were asked.
+    pub(super) confirmed: SmallVec<[(usize, Moment); 1]>,
+    /// Nodes that do not keep the lock.
+    pub(super) lost: NodeSet,
+    /// Nodes on which no client holds the lock.
+    pub(super) missing: NodeSet,
+    /// Nodes whose replies do not count for this lease.
+    excluded: NodeSet,
+    /// Reason to report if the lock is lost.
+    pub(super) loss: LockLost,
+}
+
+impl Tally {
+    pub(super) fn new(excluded: NodeSet) -> Tally {
+        Tally {
+            confirmed: SmallVec::new(),
+            lost: NodeSet::EMPTY,
+            missing: NodeSet::EMPTY,
+            excluded,
+            loss: LockLost::Gone,
+        }
+    }
+
+    /// Adds the reply of a node that was asked at `sent`. `votes` says whether its confirmation
+    /// counts.
+    pub(super) fn add(&mut self, node: usize, sent: Moment, reply: &RenewReply, votes: bool) {
+        match reply {
+            RenewReply::Renewed => {
+                if votes && !self.excluded.contains(node) {
+                    self.confirmed.push((node, sent));
+                }
+                return;
+            }
+            RenewReply::Gone => {
+                let missing = NodeSet::single(node).difference(self.excluded);
+                self.missing = self.missing.union(missing);
+            }
+            RenewReply::HeldByOther(id) => {
+                self.loss = LockLost::Taken { by: Box::new(Holder::from_id(id.clone())) };
+            }
+        }
+        self.lost = self.lost.union(NodeSet::single(node));
+    }
+
+    /// Time at which the first of the confirmations was requested.
+    pub(super) fn first_sent(&self) -> Moment {
+        self.confirmed.iter().map(|(_, sent)| *sent).min().unwrap_or(Moment::NEVER)
+    }
+}
+
+/// Returns the silent nodes whose replies are needed: those that may confirm a lock which is
+/// neither confirmed nor lost yet.
+pub(super) fn awaited_nodes(
+    nodes: usize,
+    silent: NodeSet,
+    tallies: impl Iterator<Item = Tally>,
+) -> NodeSet {
+    let mut awaited = NodeSet::EMPTY;
+    for tally in tallies {
+        let lost = tally.lost.union(tally.excluded);
+        if tally.confirmed.len() < quorum(nodes) && nodes - lost.len() >= quorum(nodes) {
+            awaited = awaited.union(silent.difference(lost));
+        }
+    }
+    awaited
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(nanos: u64) -> Moment {
+        Moment::from_nanos(nanos)
+    }
+
+    /// One letter per node: `k`eeps the lock, `l`ost it, `x` for a confirmation that does not
+    /// count, `e`xcluded, or `.` for a silent node.
+    fn tally(lock: &str) -> Tally {
+        let excluded = lock.match_indices('e').map(|(node, _)| node).collect();
+        let mut tally = Tally::new(excluded);
+        for (node, letter) in lock.bytes().enumerate() {
+            let reply = if letter == b'l' { RenewReply::Gone } else { RenewReply::Renewed };
+            if letter != b'.' {
+                tally.add(node, at(node as u64), &reply, letter != b'x');
+            }
+        }
+        tally
+    }
+
+    fn awaits(locks: &[&str]) -> Vec<usize> {
+        let silent = locks[0].match_indices('.').map(|(node, _)| node).collect();
+        let tallies = locks.iter().map(|lock| tally(lock));
+        awaited_nodes(locks[0].len(), silent, tallies).iter().collect()
+    }
+
+    /// Fault: N101
+    #[test]
+    fn silent_node_awaited_if_it_may_decide() {
+        for (lock, nodes) in [
+            ("kk.", &[][..]),
+            ("kl.", &[2]),
+            // A node that does not vote.
+            ("kx.", &[2]),
+            ("k..", &[1, 2]),
+            // Lost, whatever the third node replies.
+            ("ll.", &[]),
+            ("lx.", &[2]),
+            ("klk", &[]),
+            ("kkk..", &[]),
+            ("kkl..", &[3, 4]),
+            ("kll..", &[3, 4]),
+            ("lll..", &[]),
+            // Too few confirmations for a quorum, but the reply may extend the known validity.
+            ("kllx.", &[4]),
+            ("k.", &[1]),
+            ("l.", &[]),
+            // As for a node where a late request may still arrive.
+            ("ke.", &[2]),
+            ("le.", &[]),
+        ] {
+            assert_eq!(awaits(&[lock]), nodes, "{lock}");
+        }
+    }
+
+    #[test]
+    fn one_undecided_lock_is_enough_to_wait() {
+        assert!(awaits(&["kk.", "kk.", "kk."]).is_empty());
+        assert_eq!(awaits(&["kk.", "kl.", "ll."]), [2]);
+    }
+
+    #[test]
+    fn reply_of_excluded_node_does_not_count() {
+        let mut tally = Tally::new(NodeSet::single(0));
+        tally.add(0, at(1), &RenewReply::Renewed, true);
+        tally.add(2, at(7), &RenewReply::Renewed, true);
+        tally.add(1, at(5), &RenewReply::Renewed, true);
+        assert_eq!((tally.confirmed.len(), tally.first_sent()), (2, at(5)));
+        tally.add(0, at(8), &RenewReply::Gone, true);
+        assert!(tally.missing.is_empty() && tally.lost == NodeSet::single(0));
+        tally.add(1, at(9), &RenewReply::Gone, true);
+        assert_eq!((tally.missing, tally.loss), (NodeSet::single(1), LockLost::Gone));
+    }
+}
