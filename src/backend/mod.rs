@@ -329,7 +329,7 @@ pub(crate) trait GrantStream: Send + fmt::Debug {
     fn label(&self) -> &Arc<str>;
 
     /// Whether the connection is open, as far as this side knows.
-    fn is_open(&self) -> bool;
+    fn is_open(&mut self) -> bool;
 
     /// Returns a handle with which another thread ends a read.
     fn cancel_handle(&self) -> Result<CancelHandle, NodeError>;

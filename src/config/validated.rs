@@ -182,7 +182,7 @@ fn check_nodes(endpoints: &[Arc<Endpoint>]) -> Result<()> {
         ));
     }
     for (index, endpoint) in endpoints.iter().enumerate() {
-        if endpoints[..index].iter().any(|other| other.address == endpoint.address) {
+        if endpoints[..index].iter().any(|other| other.label == endpoint.label) {
             return invalid(format!(
                 "{} is listed twice, and would vote twice; list each server once",
                 endpoint.label

@@ -6,13 +6,7 @@
 //! lock meanwhile, so a world may run many threads of the library on one thread of its own, one at
 //! a time. `tests/sim.rs` is such a world.
 
-use std::{
-    cell::RefCell,
-    fmt, io,
-    rc::Rc,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{cell::RefCell, io, rc::Rc, time::SystemTime};
 
 /// Replaces the machine. Moments are nanoseconds on the clock of the calling thread's process;
 /// `u64::MAX` means never.
@@ -95,69 +89,4 @@ pub fn enter(world: Option<Rc<dyn SimWorld>>) -> Option<Rc<dyn SimWorld>> {
 /// The world that the calling thread has entered, if any.
 pub(crate) fn world() -> Option<Rc<dyn SimWorld>> {
     WORLD.try_with(|world| world.borrow().clone()).ok().flatten()
-}
-
-/// A connection in a world.
-#[derive(Clone)]
-pub(crate) struct SimSocket {
-    handle: Arc<SimHandle>,
-    read_timeout: Duration,
-}
-
-struct SimHandle(u64);
-
-impl Drop for SimHandle {
-    fn drop(&mut self) {
-        if let Some(world) = world() {
-            world.close(self.0);
-        }
-    }
-}
-
-impl SimSocket {
-    pub(crate) fn new(number: u64) -> SimSocket {
-        SimSocket { handle: Arc::new(SimHandle(number)), read_timeout: Duration::MAX }
-    }
-
-    pub(crate) fn number(&self) -> u64 {
-        self.handle.0
-    }
-
-    pub(crate) fn set_read_timeout(&mut self, timeout: Duration) {
-        self.read_timeout = timeout;
-    }
-
-    /// Reads without waiting.
-    pub(crate) fn try_read(&self, buffer: &mut [u8], peek: bool) -> io::Result<usize> {
-        current()?.read(self.handle.0, buffer, peek)
-    }
-
-    /// Reads after waiting for at most the read timeout.
-    pub(crate) fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        let world = current()?;
-        let nanos = u64::try_from(self.read_timeout.as_nanos()).unwrap_or(u64::MAX);
-        world.poll(&[self.handle.0], world.now().saturating_add(nanos));
-        world.read(self.handle.0, buffer, false)
-    }
-
-    pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<usize> {
-        current()?.write(self.handle.0, bytes)
-    }
-
-    pub(crate) fn shutdown(&self) {
-        if let Some(world) = world() {
-            world.shutdown(self.handle.0);
-        }
-    }
-}
-
-impl fmt::Debug for SimSocket {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Wire({})", self.handle.0)
-    }
-}
-
-/// The world of the calling thread. A connection cannot be used outside its world.
-fn current() -> io::Result<Rc<dyn SimWorld>> {
-    world().ok_or_else(|| io::ErrorKind::NotConnected.into())
 }

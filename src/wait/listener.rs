@@ -141,7 +141,7 @@ impl GrantListener {
         let subscribed =
             std::mem::replace(&mut state.subscribed, Subscribed::Connecting(threads::current()));
         drop(state);
-        if let Subscribed::Idle(subscription) = subscribed
+        if let Subscribed::Idle(mut subscription) = subscribed
             && subscription.is_open()
         {
             self.return_subscription(Some(subscription));

@@ -22,10 +22,11 @@ use super::{
     NodeError, NodeErrorKind,
     fields::{write_array, write_bulk},
     framed_socket::FramedSocket,
-    socket::Socket,
+    transport::{self, Transport},
     url::Endpoint,
 };
 use crate::{
+    backend::CancelHandle,
     core::id::random_uuid,
     sys::clock::{self, Moment},
 };
@@ -143,14 +144,14 @@ impl Connection {
     }
 
     /// Whether the socket is open, and the peer has not closed it as far as we know.
-    pub(crate) fn is_peer_open(&self) -> bool {
-        self.link.as_ref().is_some_and(|link| !link.socket.is_closed())
+    pub(crate) fn is_peer_open(&mut self) -> bool {
+        self.link.as_mut().is_some_and(|link| link.transport.has_input().is_ok())
     }
 
-    /// Returns a second handle for the socket, with which another thread can end a read.
-    pub(crate) fn socket_handle(&self) -> io::Result<Socket> {
+    /// Returns a handle with which another thread ends a read.
+    pub(crate) fn cancel_handle(&self) -> io::Result<CancelHandle> {
         match &self.link {
-            Some(link) => link.socket.try_clone(),
+            Some(link) => link.transport.cancel_handle(),
             None => Err(io::ErrorKind::NotConnected.into()),
         }
     }
@@ -163,9 +164,9 @@ impl Connection {
         if self.is_ready() {
             return Ok(None);
         }
-        let socket =
-            Socket::connect(&self.endpoint.address, deadline).map_err(NodeError::not_sent)?;
-        self.link = Some(FramedSocket::new(socket));
+        let addresses = self.endpoint.discovery.resolve(deadline)?;
+        let transport = transport::connect(&addresses, deadline).map_err(NodeError::not_sent)?;
+        self.link = Some(FramedSocket::new(transport));
         // If the handshake fails, the caller's request has not been sent.
         let handshake = handshake(self, &self.endpoint.clone(), self.reads_server_info, deadline)
             .map_err(|error| {
@@ -182,9 +183,12 @@ impl Connection {
         let now = clock::now();
         self.drain_unread(now);
         let timeout = self.timeout;
-        let Some(link) = &self.link else { return false };
+        let Some(link) = &mut self.link else { return false };
         let is_usable = match link.unread {
-            0 => now.duration_since(link.used_at) < IDLE_CHECK_MIN || link.socket.is_idle(),
+            0 => {
+                now.duration_since(link.used_at) < IDLE_CHECK_MIN
+                    || matches!(link.transport.has_input(), Ok(false))
+            }
             _ => {
                 pipeline::can_leave_unread(link) && now.duration_since(link.unread_since) < timeout
             }
@@ -209,9 +213,9 @@ impl Connection {
         self.link.as_ref().map_or(Duration::ZERO, |link| link.spin_time(self.spin_max))
     }
 
-    /// Returns the socket to poll for replies.
-    pub(crate) fn socket(&self) -> Option<&Socket> {
-        self.link.as_ref().map(|link| &link.socket)
+    /// Returns the transport to poll for replies.
+    pub(crate) fn transport(&self) -> Option<&dyn Transport> {
+        self.link.as_ref().map(|link| &*link.transport)
     }
 
     /// Converts an error reply into an error. If the server is not a master, also closes the

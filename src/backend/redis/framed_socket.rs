@@ -1,13 +1,18 @@
-//! `FramedSocket`: an open socket and the redis crate's parser, with deadlines on reads and writes.
+//! `FramedSocket`: an open transport and the redis crate's parser, with deadlines on reads and
+//! writes.
 
 use std::{
     io::{self, Read},
+    thread,
     time::Duration,
 };
 
 use redis::{Parser, RedisResult, Value};
 
-use super::{fields::is_tls, socket::Socket};
+use super::{
+    fields::is_tls,
+    transport::{Transport, poll_writable},
+};
 use crate::{
     core::ack::AckTracker,
     sys::clock::{self, Moment},
@@ -19,16 +24,12 @@ const REPLY_BYTES_MAX: usize = 4 << 20;
 /// Maximum number of bytes read after the deadline, for a reply that has already arrived. No reply
 /// that a caller waits for is longer.
 const LATE_BYTES_MAX: usize = 128 << 10;
-/// Maximum time by which the socket's read timeout may exceed the time left. Correcting a smaller
-/// excess is not worth a system call.
-const READ_TIMEOUT_SLACK: Duration = Duration::from_millis(2);
 
 pub(super) struct FramedSocket {
-    pub(super) socket: Socket,
+    pub(super) transport: Box<dyn Transport>,
     parser: Parser,
     /// Number of bytes that the current reply may still have, over all calls that read it.
     reply_budget: usize,
-    read_timeout: Duration,
     pub(super) opened_at: Moment,
     pub(super) used_at: Moment,
     /// Moving average of the time to the first byte of a reply.
@@ -44,13 +45,12 @@ pub(super) struct FramedSocket {
 }
 
 impl FramedSocket {
-    pub(super) fn new(socket: Socket) -> FramedSocket {
+    pub(super) fn new(transport: Box<dyn Transport>) -> FramedSocket {
         let now = clock::now();
         FramedSocket {
-            socket,
+            transport,
             parser: Parser::new(),
             reply_budget: REPLY_BYTES_MAX,
-            read_timeout: Duration::ZERO,
             opened_at: now,
             used_at: now,
             latency_ewma: Duration::ZERO,
@@ -71,11 +71,10 @@ impl FramedSocket {
     /// call.
     pub(super) fn read(&mut self, until: Moment, spin_max: Duration) -> RedisResult<Value> {
         let started = clock::now();
-        let spin_until = started.saturating_add(self.spin_time(spin_max));
-        let FramedSocket { socket, parser, reply_budget, read_timeout, tls, .. } = self;
+        let spin_until = started.saturating_add(self.spin_time(spin_max)).min(until);
+        let FramedSocket { transport, parser, reply_budget, tls, .. } = self;
         let mut reader = DeadlineReader {
-            socket,
-            read_timeout,
+            transport: &mut **transport,
             until,
             spin_until,
             first_byte_at: None,
@@ -110,7 +109,7 @@ impl FramedSocket {
 
     pub(super) fn write_all(&mut self, mut bytes: &[u8], deadline: Moment) -> io::Result<()> {
         while !bytes.is_empty() {
-            match self.socket.write(bytes) {
+            match self.transport.write(bytes) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(written) => bytes = &bytes[written..],
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -119,7 +118,7 @@ impl FramedSocket {
                     if left.is_zero() {
                         return Err(io::ErrorKind::TimedOut.into());
                     }
-                    self.socket.poll_writable(left)?;
+                    poll_writable(&*self.transport, left)?;
                 }
                 Err(error) => return Err(error),
             }
@@ -130,8 +129,7 @@ impl FramedSocket {
 
 /// Reads for the parser until a deadline or the size limit is reached.
 struct DeadlineReader<'a> {
-    socket: &'a mut Socket,
-    read_timeout: &'a mut Duration,
+    transport: &'a mut dyn Transport,
     until: Moment,
     spin_until: Moment,
     first_byte_at: Option<Moment>,
@@ -141,73 +139,38 @@ struct DeadlineReader<'a> {
     tls: &'a mut Option<bool>,
 }
 
-impl DeadlineReader<'_> {
-    /// Busy-waits for a short time, yielding to other threads. Sleeping and waking up can take
-    /// longer than a nearby server needs to reply.
-    fn spin_read(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
-        while clock::now() < self.spin_until {
-            match self.socket.try_read(buffer) {
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
-                    ) =>
-                {
-                    std::thread::yield_now();
-                }
-                result => return result.map(Some),
-            }
-        }
-        Ok(None)
-    }
-
-    fn record_read(&mut self, read: usize, buffer: &[u8]) -> usize {
-        *self.reply_budget -= read;
-        self.tls.get_or_insert_with(|| is_tls(&buffer[..read]));
-        self.spin_until = Moment::from_nanos(0);
-        self.first_byte_at.get_or_insert_with(clock::now);
-        read
-    }
-}
-
 impl Read for DeadlineReader<'_> {
+    /// Busy-waits for a short time before it blocks, yielding to other threads. Sleeping and waking
+    /// up can take longer than a nearby server needs to reply.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if *self.reply_budget == 0 {
             return Err(io::Error::other("the reply is too long: more than 4 MiB"));
         }
-        let room = buffer.len().min(*self.reply_budget);
-        if let Some(read) = self.spin_read(&mut buffer[..room])? {
-            return Ok(self.record_read(read, buffer));
-        }
+        let mut room = buffer.len().min(*self.reply_budget);
         loop {
-            let remaining = self.until.duration_since(clock::now());
+            let now = clock::now();
+            let remaining = self.until.duration_since(now);
+            let spinning = now < self.spin_until;
             if remaining.is_zero() {
                 // A reply that arrived in time may not have been read yet. Read it, but only up to
                 // a limit, because the server may keep sending.
-                let room = room.min(self.late_budget);
+                room = room.min(self.late_budget);
                 if room == 0 {
                     return Err(io::ErrorKind::TimedOut.into());
                 }
-                return match self.socket.try_read(&mut buffer[..room]) {
-                    Ok(read) => {
+            }
+            let longest = if spinning { Duration::ZERO } else { remaining };
+            match self.transport.read(&mut buffer[..room], longest) {
+                Ok(read) => {
+                    *self.reply_budget -= read;
+                    if remaining.is_zero() {
                         self.late_budget -= read;
-                        Ok(self.record_read(read, buffer))
                     }
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        Err(io::ErrorKind::TimedOut.into())
-                    }
-                    Err(error) => Err(error),
-                };
-            }
-            // A read timeout that is too short only costs another iteration.
-            if *self.read_timeout > remaining.saturating_add(READ_TIMEOUT_SLACK)
-                || *self.read_timeout < remaining / 8
-            {
-                self.socket.set_read_timeout(remaining)?;
-                *self.read_timeout = remaining;
-            }
-            match self.socket.read(&mut buffer[..room]) {
-                Ok(read) => return Ok(self.record_read(read, buffer)),
+                    self.tls.get_or_insert_with(|| is_tls(&buffer[..read]));
+                    self.spin_until = Moment::from_nanos(0);
+                    self.first_byte_at.get_or_insert_with(clock::now);
+                    return Ok(read);
+                }
                 // Stopping and continuing the process interrupts a read that has a timeout.
                 Err(error)
                     if matches!(
@@ -216,6 +179,12 @@ impl Read for DeadlineReader<'_> {
                     ) => {}
                 Err(error) => return Err(error),
             }
+            if remaining.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            if spinning {
+                thread::yield_now();
+            }
         }
     }
 }
@@ -223,12 +192,12 @@ impl Read for DeadlineReader<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::thread;
+    use crate::backend::redis::transport::{pair, poll_readable};
 
     /// A socket, and a thread that sends `what` to it until everything is sent or the socket is
     /// closed.
     fn socket_receiving(what: String) -> (FramedSocket, thread::JoinHandle<io::Result<()>>) {
-        let (ours, theirs) = Socket::pair().unwrap();
+        let (ours, theirs) = pair().unwrap();
         let server = thread::spawn(move || {
             FramedSocket::new(theirs).write_all(what.as_bytes(), Moment::NEVER)
         });
@@ -241,7 +210,7 @@ mod tests {
         loop {
             match link.read(clock::now(), Duration::ZERO) {
                 Err(error) if error.is_timeout() => {
-                    Socket::poll_readable(&[&link.socket], Moment::NEVER, Duration::ZERO);
+                    poll_readable(&[&*link.transport], Moment::NEVER, Duration::ZERO);
                 }
                 result => return result,
             }

@@ -98,14 +98,12 @@ impl GrantStream for RedisGrantStream {
         self.node.label()
     }
 
-    fn is_open(&self) -> bool {
+    fn is_open(&mut self) -> bool {
         self.connection.is_peer_open()
     }
 
     fn cancel_handle(&self) -> Result<CancelHandle, NodeError> {
-        let socket = self.connection.socket_handle().map_err(NodeError::not_sent)?;
-        // Fails only if the socket is already closed.
-        Ok(CancelHandle::new(move || drop(socket.shutdown())))
+        self.connection.cancel_handle().map_err(NodeError::not_sent)
     }
 
     fn receive(&mut self, until: Moment) -> Result<Option<(Box<str>, GrantNotice)>, NodeError> {

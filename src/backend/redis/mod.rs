@@ -4,7 +4,7 @@
 mod acquisition;
 mod checkout_queue;
 mod connection;
-mod dns;
+mod discovery;
 mod exchange;
 mod fields;
 mod framed_socket;
@@ -17,9 +17,9 @@ mod redis_node;
 pub(crate) mod requests_and_replies;
 mod script;
 mod server_info;
-mod socket;
 #[cfg(test)]
 mod test_util;
+mod transport;
 mod url;
 
 pub(crate) use self::{
@@ -33,7 +33,7 @@ pub(crate) use self::{
     pool::{ConnectionPool, NodeConnections, PooledConnections},
     redis_node::{Exchange, InFlightRequest, RedisNode},
     script::{Request, ScriptRef},
-    socket::Socket,
+    transport::{Transport, Wake, poll_readable, waker},
     url::Endpoint,
 };
 #[cfg(test)]

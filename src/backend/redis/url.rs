@@ -1,26 +1,21 @@
-//! `Endpoint`: the address and credentials of a server, parsed from a URL. Its password never
+//! `Endpoint`: where a server is, and the credentials for it, parsed from a URL. Its password never
 //! appears in any output.
 
-use std::{fmt, path::PathBuf, sync::Arc};
+use std::{fmt, sync::Arc};
 
 use redis::{ConnectionAddr, IntoConnectionInfo as _};
 
+use super::discovery::{Address, Discovery, of_host};
 use crate::error::{LockError, Result};
 
 /// Address and credentials of one server.
 pub(crate) struct Endpoint {
-    pub(crate) address: Address,
+    pub(crate) discovery: Box<dyn Discovery>,
     pub(crate) user: Option<String>,
     pub(crate) password: Option<String>,
     pub(crate) db: i64,
     /// Name of the server in messages: host and port, or the path of its socket.
     pub(crate) label: Arc<str>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Address {
-    Tcp(String, u16),
-    Unix(PathBuf),
 }
 
 impl Endpoint {
@@ -55,16 +50,18 @@ impl Endpoint {
                 ))
             },
         )?;
-        let (address, label) = match info.addr() {
+        let (discovery, label): (Box<dyn Discovery>, String) = match info.addr() {
             ConnectionAddr::Tcp(host, port) => {
                 let label = if host.contains(':') {
                     format!("[{host}]:{port}")
                 } else {
                     format!("{host}:{port}")
                 };
-                (Address::Tcp(host.clone(), *port), label)
+                (of_host(host, *port), label)
             }
-            ConnectionAddr::Unix(path) => (Address::Unix(path.clone()), path.display().to_string()),
+            ConnectionAddr::Unix(path) => {
+                (Box::new(Address::Unix(path.clone())), path.display().to_string())
+            }
             _ => {
                 return Err(invalid(format!(
                     "this kind of address is not supported; {USABLE_URLS}"
@@ -74,7 +71,7 @@ impl Endpoint {
         let settings = info.redis_settings();
         let some = |text: Option<&str>| text.filter(|text| !text.is_empty()).map(str::to_owned);
         Ok(Endpoint {
-            address,
+            discovery,
             user: some(settings.username()),
             password: some(settings.password()),
             db: settings.db(),
@@ -138,6 +135,7 @@ impl fmt::Debug for Endpoint {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::clock::Moment;
     use proptest::prelude::*;
 
     fn reason(url: &str) -> String {
@@ -151,16 +149,17 @@ mod tests {
     #[test]
     fn url_of_every_kind_is_parsed() {
         let endpoint = Endpoint::parse("redis://us%20er:p%40ss@[::1]:7000/3").unwrap();
-        assert_eq!(endpoint.address, Address::Tcp("::1".into(), 7000));
+        let addresses = |endpoint: &Endpoint| endpoint.discovery.resolve(Moment::NEVER).unwrap();
+        assert_eq!(addresses(&endpoint), [Address::Tcp("[::1]:7000".parse().unwrap())]);
         assert_eq!(
             (endpoint.user.as_deref(), endpoint.password.as_deref(), endpoint.db),
             (Some("us er"), Some("p@ss"), 3)
         );
         assert_eq!(&*endpoint.label, "[::1]:7000");
         let endpoint = Endpoint::parse("valkey://example.org").unwrap();
-        assert_eq!(endpoint.address, Address::Tcp("example.org".into(), 6379));
+        assert_eq!(&*endpoint.label, "example.org:6379");
         let endpoint = Endpoint::parse("unix:///run/redis.sock?db=2&pass=x").unwrap();
-        assert_eq!(endpoint.address, Address::Unix("/run/redis.sock".into()));
+        assert_eq!(addresses(&endpoint), [Address::Unix("/run/redis.sock".into())]);
         assert_eq!((endpoint.password.as_deref(), endpoint.db), (Some("x"), 2));
         for url in ["unix:///run/a+b?pass=a+b%2Fc%20d", "redis://:a+b%2Fc%20d@h"] {
             assert_eq!(Endpoint::parse(url).unwrap().password.as_deref(), Some("a+b/c d"), "{url}");

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     backend::redis::{
         Connection, Exchange, InFlightRequest, NodeError, NodeErrorKind, RedisNode, Request,
-        ScriptRef, Socket,
+        ScriptRef, Transport, poll_readable,
     },
     core::{
         ack::PendingAcks,
@@ -387,22 +387,22 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
     fn wait_readable(&mut self, unanswered: NodeSet, until: Moment) -> NodeSet {
         let sent =
             unanswered.iter().filter(|node| matches!(self.states[*node], NodeState::Sent(..)));
-        let mut sockets: SmallVec<[&Socket; 8]> = SmallVec::new();
+        let mut transports: SmallVec<[&dyn Transport; 8]> = SmallVec::new();
         let mut listed: SmallVec<[usize; 8]> = SmallVec::new();
         let mut spin = Duration::MAX;
         for node in sent {
-            if let Some(socket) = self.connections[node].socket() {
-                sockets.push(socket);
+            if let Some(transport) = self.connections[node].transport() {
+                transports.push(transport);
                 listed.push(node);
                 spin = spin.min(self.connections[node].spin_time());
             }
         }
         if let Some(connector) = &self.connector {
-            sockets.push(&connector.wakeup_rx);
+            transports.push(&*connector.wakeups);
             spin = Duration::ZERO;
         }
-        // A closed or broken socket counts as readable. Reading from it returns the error.
-        let ready = Socket::poll_readable(&sockets, until, spin);
+        // A closed or broken transport counts as readable. Reading from it returns the error.
+        let ready = poll_readable(&transports, until, spin);
         listed.into_iter().zip(ready).filter(|(_, ready)| *ready).map(|(node, _)| node).collect()
     }
 

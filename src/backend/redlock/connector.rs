@@ -1,11 +1,11 @@
 //! Threads that connect to nodes for a caller that polls, and the socket by which they wake it.
 
-use std::{io, sync::Arc};
+use std::{io, sync::Arc, time::Duration};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use crate::{
-    backend::redis::{Connection, NodeError, RedisNode, Socket},
+    backend::redis::{Connection, NodeError, RedisNode, Transport, Wake, waker},
     sys::{
         clock::{self, Moment},
         threads,
@@ -17,8 +17,8 @@ use crate::{
 pub(super) struct Connector {
     sender: Sender<Connected>,
     receiver: Receiver<Connected>,
-    wakeup_tx: Arc<Socket>,
-    pub(super) wakeup_rx: Socket,
+    wake: Wake,
+    pub(super) wakeups: Box<dyn Transport>,
 }
 
 pub(super) struct Connected {
@@ -29,9 +29,9 @@ pub(super) struct Connected {
 
 impl Connector {
     pub(super) fn new() -> io::Result<Connector> {
-        let (wakeup_tx, wakeup_rx) = Socket::pair()?;
+        let (wake, wakeups) = waker()?;
         let (sender, receiver) = unbounded();
-        Ok(Connector { sender, receiver, wakeup_tx: Arc::new(wakeup_tx), wakeup_rx })
+        Ok(Connector { sender, receiver, wake, wakeups })
     }
 
     /// Connects in the background. If the caller has stopped waiting by the time the connection is
@@ -43,7 +43,7 @@ impl Connector {
         mut connection: Connection,
         deadline: Moment,
     ) -> io::Result<()> {
-        let (sender, wakeup) = (self.sender.clone(), self.wakeup_tx.clone());
+        let (sender, wake) = (self.sender.clone(), self.wake.clone());
         let connect = move || {
             let outcome = node.connect(&mut connection, deadline);
             if let Err(undelivered) = sender.send(Connected { node: index, connection, outcome }) {
@@ -53,16 +53,14 @@ impl Connector {
                     Connected { connection, .. } => node.put_spare(connection),
                 }
             }
-            // If the socket is full, a wakeup is pending already.
-            let _ = wakeup.write(&[1]);
+            wake();
         };
         threads::spawn("distlock-connect", connect).map(drop)
     }
 
     /// Returns the attempts that have ended since the last call, successful or not.
     pub(super) fn take_connected(&mut self) -> Vec<Connected> {
-        let mut bytes = [0; 64];
-        let _ = self.wakeup_rx.try_read(&mut bytes);
+        let _ = self.wakeups.read(&mut [0; 64], Duration::ZERO);
         self.receiver.try_iter().collect()
     }
 }

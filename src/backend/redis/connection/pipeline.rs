@@ -1,11 +1,13 @@
 //! Abandoned replies: replies in flight that no caller waits for. An abandoned reply arrives before
 //! the replies to later requests, and is read and skipped.
 
+use std::time::Duration;
+
 use redis::Value;
 
 use super::Connection;
 use crate::{
-    backend::redis::{NodeError, framed_socket::FramedSocket},
+    backend::redis::{NodeError, framed_socket::FramedSocket, transport::poll_writable},
     core::ack::Ack,
     sys::clock::{self, Moment},
 };
@@ -22,7 +24,8 @@ const WRITABLE_CHECK_MIN: u32 = 64;
 /// Whether one more reply may be left unread on this socket.
 pub(super) fn can_leave_unread(link: &FramedSocket) -> bool {
     link.unread < WRITABLE_CHECK_MIN
-        || (link.unread < UNREAD_REPLIES_MAX && link.socket.is_writable())
+        || (link.unread < UNREAD_REPLIES_MAX
+            && poll_writable(&*link.transport, Duration::ZERO).unwrap_or(false))
 }
 
 impl Connection {
@@ -86,13 +89,16 @@ impl Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::redis::{connection::write_command, socket::Socket, url::Endpoint};
+    use crate::backend::redis::{
+        connection::write_command,
+        transport::{pair, poll_readable},
+        url::Endpoint,
+    };
     use std::{
         io::{Read as _, Write as _},
         os::unix::net::UnixListener,
         sync::Arc,
         thread,
-        time::Duration,
     };
 
     /// A connection to a server that replies to TIME, and then with `answer` to every request.
@@ -133,7 +139,7 @@ mod tests {
         let (mut connection, server) = connected(b"");
         for unread in 0..UNREAD_REPLIES_MAX {
             // The server reads everything, but may lag behind.
-            connection.socket().unwrap().poll_writable(TEST_TIMEOUT).unwrap();
+            poll_writable(connection.transport().unwrap(), TEST_TIMEOUT).unwrap();
             assert!(connection.is_ready(), "closed with {unread} unread replies");
             send_and_abandon(&mut connection);
         }
@@ -146,10 +152,10 @@ mod tests {
     /// Fault: N117
     #[test]
     fn connection_closed_before_send_buffer_is_full() {
-        let (here, there) = std::os::unix::net::UnixStream::pair().unwrap();
-        let mut link = FramedSocket::new(Socket::Unix(here));
+        let (here, there) = pair().unwrap();
+        let mut link = FramedSocket::new(here);
         while can_leave_unread(&link) {
-            assert_eq!(link.socket.write(&[0; 512]).unwrap(), 512, "the send buffer was full");
+            assert_eq!(link.transport.write(&[0; 512]).unwrap(), 512, "the send buffer was full");
             link.unread += 1;
         }
         assert!((WRITABLE_CHECK_MIN..UNREAD_REPLIES_MAX).contains(&link.unread), "{}", link.unread);
@@ -162,11 +168,11 @@ mod tests {
         let (mut connection, server) = connected(b"+OK\r\n");
         let read_before_request = send_and_abandon(&mut connection);
         assert!(!read_before_request.is_acknowledged());
-        Socket::poll_readable(&[connection.socket().unwrap()], deadline(), Duration::ZERO);
+        poll_readable(&[connection.transport().unwrap()], deadline(), Duration::ZERO);
         assert!(connection.is_ready() && read_before_request.is_acknowledged());
 
         let read_before_reply = send_and_abandon(&mut connection);
-        Socket::poll_readable(&[connection.socket().unwrap()], deadline(), Duration::ZERO);
+        poll_readable(&[connection.transport().unwrap()], deadline(), Duration::ZERO);
         connection.send(Moment::NEVER, |out| write_command(out, &[b"PING"])).unwrap();
         connection.receive(deadline()).unwrap();
         assert!(read_before_reply.is_acknowledged());
@@ -193,7 +199,7 @@ mod tests {
 
         let (mut connection, server) = connected(REPLICA);
         send_and_abandon(&mut connection);
-        Socket::poll_readable(&[connection.socket().unwrap()], deadline(), Duration::ZERO);
+        poll_readable(&[connection.transport().unwrap()], deadline(), Duration::ZERO);
         assert!(!connection.is_ready() && !connection.is_connected());
         server.join().unwrap();
     }
@@ -208,7 +214,7 @@ mod tests {
             connected(b"-NOSCRIPT No matching script. Please use EVAL.\r\n");
         assert!(!connection.mark_script_loaded(1) && connection.mark_script_loaded(1));
         send_and_abandon(&mut connection);
-        Socket::poll_readable(&[connection.socket().unwrap()], deadline(), Duration::ZERO);
+        poll_readable(&[connection.transport().unwrap()], deadline(), Duration::ZERO);
         assert!(connection.is_ready() && !connection.mark_script_loaded(1));
         drop(connection);
         server.join().unwrap();
@@ -218,7 +224,7 @@ mod tests {
     fn abandoned_oom_reply_keeps_connection() {
         let (mut connection, server) = connected(b"-OOM it has no room\r\n");
         send_and_abandon(&mut connection);
-        Socket::poll_readable(&[connection.socket().unwrap()], deadline(), Duration::ZERO);
+        poll_readable(&[connection.transport().unwrap()], deadline(), Duration::ZERO);
         assert!(connection.is_ready());
         drop(connection);
         server.join().unwrap();

@@ -1,0 +1,130 @@
+//! Name lookup with a deadline. The system resolver has none, so it runs on a separate thread that
+//! may outlive the caller.
+//!
+//! Concurrent lookups of one name share a thread and its result, so a resolver that hangs blocks
+//! one thread per name and not one per attempt. A result that arrives after all its callers have
+//! gone is kept for a short time. Otherwise a resolver that is slower than the deadline, for
+//! example because the first of two DNS servers is dead, would never help any caller.
+
+use std::{collections::HashMap, io, net::ToSocketAddrs as _, sync::LazyLock, time::Duration};
+
+use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
+use parking_lot::Mutex;
+
+use super::{Address, Discovery};
+use crate::{
+    backend::redis::NodeError,
+    sys::{
+        clock::{self, Moment},
+        threads,
+    },
+};
+
+type Addresses = Vec<Address>;
+type LookupResult = Result<Addresses, (io::ErrorKind, String)>;
+
+/// Lookups in progress, with their waiting callers.
+static IN_FLIGHT: LazyLock<Mutex<HashMap<HostName, Vec<Sender<LookupResult>>>>> =
+    LazyLock::new(Mutex::default);
+/// Results that arrived after all callers had gone, with their time of arrival.
+static LATE_RESULTS: LazyLock<Mutex<HashMap<HostName, (Moment, Addresses)>>> =
+    LazyLock::new(Mutex::default);
+/// Maximum age of a late result. A name may soon lead to another address.
+const LATE_RESULT_AGE_MAX: Duration = Duration::from_secs(10);
+
+/// A host name and a port, which the system's resolver turns into addresses.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct HostName {
+    host: String,
+    port: u16,
+}
+
+impl HostName {
+    pub(super) fn new(host: &str, port: u16) -> HostName {
+        HostName { host: host.to_owned(), port }
+    }
+
+    fn look_up(&self) {
+        let answer = (self.host.as_str(), self.port).to_socket_addrs();
+        let answer = answer.map(|addresses| addresses.map(Address::Tcp).collect());
+        self.deliver(&answer.map_err(|error| (error.kind(), error.to_string())));
+    }
+
+    fn deliver(&self, answer: &LookupResult) {
+        let waiting = IN_FLIGHT.lock().remove(self);
+        let mut delivered = false;
+        for waiter in waiting.into_iter().flatten() {
+            // The caller may have stopped waiting.
+            delivered |= waiter.try_send(answer.clone()).is_ok();
+        }
+        let mut late_results = LATE_RESULTS.lock();
+        let now = clock::now();
+        late_results.retain(|_, (at, _)| now.duration_since(*at) < LATE_RESULT_AGE_MAX);
+        if let (false, Ok(addresses)) = (delivered, answer) {
+            late_results.insert(self.clone(), (now, addresses.clone()));
+        }
+    }
+}
+
+impl Discovery for HostName {
+    fn resolve(&self, deadline: Moment) -> Result<Vec<Address>, NodeError> {
+        if let Some((at, addresses)) = LATE_RESULTS.lock().get(self)
+            && clock::now().duration_since(*at) < LATE_RESULT_AGE_MAX
+        {
+            return Ok(addresses.clone());
+        }
+        let (sender, result) = bounded(1);
+        let first = {
+            let mut in_flight = IN_FLIGHT.lock();
+            let waiting = in_flight.entry(self.clone()).or_default();
+            waiting.push(sender);
+            waiting.len() == 1
+        };
+        if first {
+            let name = self.clone();
+            if let Err(error) = threads::spawn("distlock-resolve", move || name.look_up()) {
+                self.deliver(&Err((error.kind(), error.to_string())));
+            }
+        }
+        let failure = match result.recv_timeout(deadline.duration_since(clock::now())) {
+            Ok(Ok(addresses)) => return Ok(addresses),
+            Ok(Err((kind, text))) => io::Error::new(kind, text),
+            Err(RecvTimeoutError::Timeout) => {
+                io::Error::new(io::ErrorKind::TimedOut, "the name lookup timed out")
+            }
+            Err(RecvTimeoutError::Disconnected) => io::Error::other("the name lookup failed"),
+        };
+        Err(NodeError::not_sent(failure))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::redis::discovery::of_host;
+    use std::{thread, time::Duration};
+
+    fn deadline() -> Moment {
+        clock::now().saturating_add(Duration::from_secs(30))
+    }
+
+    #[test]
+    fn names_and_literals_resolve() {
+        let resolve = |host: &str| of_host(host, 7).resolve(deadline());
+        assert_eq!(resolve("::1").unwrap(), [Address::Tcp("[::1]:7".parse().unwrap())]);
+        assert!(!resolve("localhost").unwrap().is_empty());
+        assert!(resolve("no such host").is_err());
+    }
+
+    /// Fault: F58
+    #[test]
+    fn concurrent_lookups_share_one_result() {
+        let askers: Vec<_> = (0..32)
+            .map(|_| thread::spawn(|| HostName::new("localhost", 9).resolve(deadline())))
+            .collect();
+        for asker in askers {
+            assert!(!asker.join().unwrap().unwrap().is_empty());
+        }
+        assert!(IN_FLIGHT.lock().keys().all(|name| name.port != 9), "a lookup was left in flight");
+    }
+}

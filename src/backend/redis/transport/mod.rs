@@ -1,0 +1,185 @@
+//! `Transport`: a stream of bytes to a server, on which every operation ends by a deadline. This
+//! module opens transports, and polls several of them at once.
+
+#[cfg(feature = "testing")]
+mod simulated;
+mod socket;
+mod tcp;
+mod unix;
+
+use std::{
+    fmt, io,
+    os::{fd::BorrowedFd, unix::net::UnixStream},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use smallvec::SmallVec;
+
+use self::socket::Socket;
+use super::discovery::Address;
+#[cfg(feature = "testing")]
+use crate::sys::sim;
+use crate::{
+    backend::CancelHandle,
+    sys::clock::{self, Moment},
+};
+
+/// An open connection that carries bytes. Fails if it is closed or broken.
+pub(crate) trait Transport: fmt::Debug + Send {
+    /// Reads what has arrived, waiting for at most `longest`. Fails with `WouldBlock` if nothing
+    /// arrives; may also fail with `Interrupted`.
+    fn read(&mut self, buffer: &mut [u8], longest: Duration) -> io::Result<usize>;
+
+    /// Writes as many bytes as fit, without waiting.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize>;
+
+    /// Whether there is something to read, which stays there.
+    fn has_input(&mut self) -> io::Result<bool>;
+
+    /// What to poll, until the next read or write.
+    fn poll_handle(&self) -> PollHandle<'_>;
+
+    /// Returns a handle with which another thread ends a read.
+    fn cancel_handle(&self) -> io::Result<CancelHandle>;
+}
+
+/// What to poll for a transport.
+pub(crate) enum PollHandle<'a> {
+    Descriptor(BorrowedFd<'a>),
+    #[cfg(feature = "testing")]
+    Simulated(u64),
+}
+
+/// `None` in a simulation, which has no descriptors.
+fn poll_fd(transport: &dyn Transport, flags: PollFlags) -> Option<PollFd<'_>> {
+    match transport.poll_handle() {
+        PollHandle::Descriptor(descriptor) => Some(PollFd::from_borrowed_fd(descriptor, flags)),
+        #[cfg(feature = "testing")]
+        PollHandle::Simulated(_) => None,
+    }
+}
+
+/// Connects to the first address that accepts.
+pub(super) fn connect(addresses: &[Address], deadline: Moment) -> io::Result<Box<dyn Transport>> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
+    for (index, address) in addresses.iter().enumerate() {
+        let now = clock::now();
+        let left = deadline.duration_since(now);
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        // Give each address a share of the time, so that the first one cannot use it up.
+        let share = left / u32::try_from(addresses.len() - index).unwrap_or(u32::MAX);
+        match open(address, now.saturating_add(share)) {
+            Ok(transport) => return Ok(transport),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+fn open(address: &Address, deadline: Moment) -> io::Result<Box<dyn Transport>> {
+    #[cfg(feature = "testing")]
+    if let Some(world) = sim::world() {
+        return Ok(Box::new(simulated::connect(&*world, address, deadline)?));
+    }
+    let connected = match address {
+        Address::Tcp(address) => tcp::connect(address, deadline)?,
+        Address::Unix(path) => unix::connect(path, deadline)?,
+    };
+    Ok(Box::new(Socket::new(connected)?))
+}
+
+/// Makes a transport readable, from any thread.
+pub(crate) type Wake = Arc<dyn Fn() + Send + Sync>;
+
+/// Creates a transport for wakeups.
+pub(crate) fn waker() -> io::Result<(Wake, Box<dyn Transport>)> {
+    #[cfg(feature = "testing")]
+    if let Some(world) = sim::world() {
+        let (wake, wakeups) = simulated::loopback(&*world)?;
+        return Ok((Arc::new(move || drop(wake.send(&[1]))), Box::new(wakeups)));
+    }
+    let (wake, wakeups) = UnixStream::pair()?;
+    let wake = Socket::new(wake.into())?;
+    // If the socket is full, a wakeup is pending already.
+    Ok((Arc::new(move || drop(wake.send(&[1]))), Box::new(Socket::new(wakeups.into())?)))
+}
+
+/// Creates two connected transports.
+#[cfg(test)]
+pub(super) fn pair() -> io::Result<(Box<dyn Transport>, Box<dyn Transport>)> {
+    let (one, other) = UnixStream::pair()?;
+    Ok((Box::new(Socket::new(one.into())?), Box::new(Socket::new(other.into())?)))
+}
+
+/// Waits until a write would not block, or for `longest`. Returns whether it would not.
+pub(crate) fn poll_writable(transport: &dyn Transport, longest: Duration) -> io::Result<bool> {
+    let Some(polled) = poll_fd(transport, PollFlags::OUT) else { return Ok(true) };
+    match poll(&mut [polled], Timespec::try_from(longest).ok().as_ref()) {
+        Ok(ready) => Ok(ready > 0),
+        Err(rustix::io::Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Waits until a transport is readable, closed or broken, or until a deadline. Returns the state of
+/// each transport. Busy-waits for up to `spin` before it sleeps.
+pub(crate) fn poll_readable(
+    transports: &[&dyn Transport],
+    until: Moment,
+    spin: Duration,
+) -> SmallVec<[bool; 8]> {
+    #[cfg(feature = "testing")]
+    if let Some(world) = sim::world() {
+        return simulated::poll(&*world, transports, until);
+    }
+    let mut polled: SmallVec<[PollFd<'_>; 8]> =
+        transports.iter().filter_map(|transport| poll_fd(*transport, PollFlags::IN)).collect();
+    let spin_until = clock::now().saturating_add(spin).min(until);
+    loop {
+        let now = clock::now();
+        let spinning = now < spin_until;
+        let longest = if spinning { Duration::ZERO } else { until.duration_since(now) };
+        match poll(&mut polled, Timespec::try_from(longest).ok().as_ref()) {
+            Ok(0) if spinning => thread::yield_now(),
+            // An interrupted call ends the wait early; callers wait again.
+            _ => break,
+        }
+    }
+    polled.iter().map(|socket| !socket.revents().is_empty()).collect()
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use rustix::net::{
+        AddressFamily, SocketFlags, SocketType, bind, getpeername, getsockname, listen, socket_with,
+    };
+    use std::net::{SocketAddr, TcpListener, TcpStream};
+
+    /// Fault: N42
+    #[test]
+    fn unresponsive_address_leaves_time_for_the_others() {
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        // A socket with a full backlog, which accepts no connection.
+        let deaf = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .unwrap();
+        bind(&deaf, &any).unwrap();
+        listen(&deaf, 0).unwrap();
+        let silent = SocketAddr::try_from(getsockname(&deaf).unwrap()).unwrap();
+        let fill = || TcpStream::connect_timeout(&silent, Duration::from_millis(300));
+        let waiting: Vec<_> = std::iter::from_fn(|| fill().ok()).collect();
+        let server = TcpListener::bind(any).unwrap();
+        let there = server.local_addr().unwrap();
+        let deadline = clock::now().saturating_add(Duration::from_secs(9));
+        let transport = connect(&[silent, there, silent].map(Address::Tcp), deadline).unwrap();
+        let descriptor = poll_fd(&*transport, PollFlags::IN).unwrap();
+        let peer = getpeername(descriptor).unwrap().unwrap();
+        assert_eq!(SocketAddr::try_from(peer).unwrap(), there);
+        drop(waiting);
+    }
+}
