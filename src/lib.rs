@@ -191,6 +191,8 @@ mod manager;
 mod observe;
 mod reentrant;
 mod renew;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod user_connection;
 #[cfg(test)]
 mod verify;

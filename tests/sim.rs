@@ -12,6 +12,8 @@ mod differential;
 mod fault_free;
 #[path = "sim/fiber.rs"]
 mod fiber;
+#[path = "sim/flaw.rs"]
+mod flaw;
 #[path = "sim/invariants.rs"]
 mod invariants;
 #[path = "sim/nemesis.rs"]
@@ -20,8 +22,6 @@ mod nemesis;
 mod net;
 #[path = "sim/node.rs"]
 mod node;
-#[path = "sim/redis_scripts.rs"]
-mod redis_scripts;
 #[path = "sim/run.rs"]
 mod run;
 #[path = "sim/scenario.rs"]
@@ -30,8 +30,6 @@ mod scenario;
 mod scripted;
 #[path = "sim/self_check.rs"]
 mod self_check;
-#[path = "sim/store.rs"]
-mod store;
 #[path = "sim/world.rs"]
 mod world;
 

@@ -2,6 +2,8 @@
 //! modules above it know no nodes, votes or replies.
 
 pub(crate) mod error;
+#[cfg(feature = "testing")]
+pub(crate) mod memory;
 pub(crate) mod redis;
 pub(crate) mod redlock;
 

@@ -1,12 +1,11 @@
 //! Compares `FakeNode` with a real server: runs the same random sequences of script calls and
 //! foreign writes on both. Replies, published messages and stored keys must be equal.
 
+use distlock::testing::servers::{Bytes, Data, Script};
 use redis::{Connection, Value};
 
 use super::{
     node::{FakeNode, Mode, take_request},
-    redis_scripts::Script,
-    store::{Bytes, Data},
     support::RedisServer,
 };
 
@@ -178,7 +177,11 @@ impl Pair {
         }
         execute(&mut self.real, &command);
         let list = || Data::List([b"20000 distlock:client:heard five".to_vec()].into());
-        self.fake.keys.put(key.as_bytes(), if command[0] == "RPUSH" { Some(list()) } else { data });
+        self.fake.keys.put(
+            key.as_bytes(),
+            if command[0] == "RPUSH" { Some(list()) } else { data },
+            None,
+        );
     }
 
     /// The values of all keys.

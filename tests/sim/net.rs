@@ -3,9 +3,10 @@
 
 use std::{collections::VecDeque, io};
 
+use distlock::testing::servers::{Bytes, Keys};
+
 use super::{
     node::{FakeNode, take_request},
-    store::{Bytes, Keys},
     world::{Clock, Event, MS, ProcessState, Sim, Time, US},
 };
 

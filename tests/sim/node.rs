@@ -1,21 +1,12 @@
 //! `FakeNode`: a server that understands exactly the commands that the library sends, on a clock of
 //! its own.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::LazyLock,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::{
-    redis_scripts::{Call, Flaw, Reply, Script},
-    store::{Bytes, Keys},
-};
+use distlock::testing::servers::{Bytes, Channels, CommandError, Keys, Script};
+use redis::Value;
 
-/// Each script with its SHA-1 hash.
-static SCRIPTS: LazyLock<Vec<(String, Script)>> = LazyLock::new(|| {
-    let hash = |script: Script| redis::Script::new(script.text()).get_hash().to_owned();
-    Script::ALL.into_iter().map(|script| (hash(script), script)).collect()
-});
+use super::flaw::{Flaw, FlawedCall};
 
 const LOADING: &str = "LOADING Redis is loading the dataset in memory";
 const MISCONF: &str = "MISCONF Redis is configured to save RDB snapshots, but cannot";
@@ -44,7 +35,7 @@ pub(crate) struct FakeNode {
     /// The `run_id` of INFO, and when this run started on the server's clock.
     pub(crate) run_id: u64,
     pub(crate) up_since_us: u64,
-    loaded_scripts: BTreeSet<String>,
+    loaded_scripts: BTreeSet<Bytes>,
     channels: BTreeMap<Bytes, Vec<Peer>>,
 }
 
@@ -54,7 +45,7 @@ pub(crate) struct Outcome {
     pub(crate) reply: Bytes,
     /// Messages for subscribers.
     pub(crate) messages: Vec<(Peer, Bytes)>,
-    /// The string keys that were written or deleted.
+    /// The locks whose keys have another value now.
     pub(crate) changed_keys: BTreeSet<Bytes>,
 }
 
@@ -89,8 +80,10 @@ impl FakeNode {
 
     pub(crate) fn execute(&mut self, peer: Peer, request: &[Bytes], now_us: u64) -> Outcome {
         let mut outcome = Outcome::default();
-        let reply = self.reply(peer, request, now_us, &mut outcome);
-        reply.encode(&mut outcome.reply);
+        match self.reply(peer, request, now_us, &mut outcome) {
+            Ok(reply) => encode(&reply, &mut outcome.reply),
+            Err(CommandError(why)) => outcome.reply = format!("-{why}\r\n").into_bytes(),
+        }
         outcome
     }
 
@@ -100,52 +93,42 @@ impl FakeNode {
         request: &[Bytes],
         now_us: u64,
         outcome: &mut Outcome,
-    ) -> Reply {
-        let Some((command, args)) = request.split_first() else {
-            return Reply::Error("ERR no command".into());
-        };
+    ) -> Result<Value, CommandError> {
+        let error = |why: &str| Err(CommandError(why.into()));
+        let text = |text: &str| Value::BulkString(text.into());
+        let Some((command, args)) = request.split_first() else { return error("ERR no command") };
         let command = String::from_utf8_lossy(command).to_ascii_uppercase();
         match (command.as_str(), args) {
             ("TIME", []) => {
                 let parts = [now_us / 1_000_000, now_us % 1_000_000];
-                Reply::Array(parts.map(|part| Reply::Text(part.to_string())).to_vec())
+                Ok(Value::Array(parts.map(|part| text(&part.to_string())).to_vec()))
             }
-            ("INFO", [section]) => {
-                Reply::Text(self.info(&String::from_utf8_lossy(section), now_us))
-            }
+            ("INFO", [section]) => Ok(text(&self.info(&String::from_utf8_lossy(section), now_us))),
             ("PING", []) if self.is_subscribed(peer) => {
-                Reply::Array(vec![Reply::Text("pong".into()), Reply::Text("".into())])
+                Ok(Value::Array(vec![text("pong"), text("")]))
             }
-            ("PING", []) => Reply::Status("PONG".into()),
+            ("PING", []) => Ok(Value::SimpleString("PONG".into())),
             ("SUBSCRIBE", [channel]) => {
                 self.channels.entry(channel.clone()).or_default().push(peer);
-                Reply::Array(vec![
-                    Reply::Text("subscribe".into()),
-                    Reply::Bulk(channel.clone()),
-                    Reply::Int(1),
-                ])
+                let channel = Value::BulkString(channel.clone());
+                Ok(Value::Array(vec![text("subscribe"), channel, Value::Int(1)]))
             }
-            ("EVALSHA", [hash, rest @ ..]) => {
-                let hash = String::from_utf8_lossy(hash).into_owned();
-                match SCRIPTS.iter().find(|(known, _)| *known == hash) {
-                    Some((_, script)) if self.loaded_scripts.contains(&hash) => {
-                        self.eval(*script, rest, now_us, outcome)
-                    }
-                    _ => Reply::Error("NOSCRIPT No matching script. Please use EVAL.".into()),
+            ("EVALSHA", [hash, rest @ ..]) => match Script::by_hash(hash) {
+                Some(script) if self.loaded_scripts.contains(hash) => {
+                    self.eval(script, rest, now_us, outcome)
                 }
-            }
+                _ => error("NOSCRIPT No matching script. Please use EVAL."),
+            },
             ("EVAL", [text, rest @ ..]) => {
-                match SCRIPTS.iter().find(|(_, script)| script.text().as_bytes() == text) {
-                    Some((hash, script)) => {
-                        self.loaded_scripts.insert(hash.clone());
-                        self.eval(*script, rest, now_us, outcome)
-                    }
-                    None => {
-                        Reply::Error("ERR this server knows only the scripts of the library".into())
-                    }
-                }
+                let hash = redis::Script::new(std::str::from_utf8(text).unwrap());
+                let hash = hash.get_hash().as_bytes().to_vec();
+                let Some(script) = Script::by_hash(&hash) else {
+                    return error("ERR this server knows only the scripts of the library");
+                };
+                self.loaded_scripts.insert(hash);
+                self.eval(script, rest, now_us, outcome)
             }
-            (other, _) => Reply::Error(format!("ERR unknown command '{other}'")),
+            (other, _) => error(&format!("ERR unknown command '{other}'")),
         }
     }
 
@@ -170,42 +153,79 @@ impl FakeNode {
         rest: &[Bytes],
         now_us: u64,
         outcome: &mut Outcome,
-    ) -> Reply {
-        let count =
-            rest.first().and_then(|count| std::str::from_utf8(count).ok()?.parse::<usize>().ok());
-        let Some(count) = count.filter(|count| *count < rest.len()) else {
-            return Reply::Error("ERR Number of keys can't be greater than number of args".into());
-        };
+    ) -> Result<Value, CommandError> {
         match self.mode {
             Mode::Normal | Mode::Full => {}
-            Mode::Loading => return Reply::Error(LOADING.into()),
-            Mode::ReadOnly => return Reply::Error(MISCONF.into()),
+            Mode::Loading => return Err(CommandError(LOADING.into())),
+            Mode::ReadOnly => return Err(CommandError(MISCONF.into())),
         }
-        let (keys, args) = rest[1..].split_at(count);
-        let (channels, messages) = (&self.channels, &mut outcome.messages);
-        let mut publish = |channel: &[u8], payload: &[u8]| {
-            let peers = channels.get(channel).map_or(&[][..], Vec::as_slice);
-            for peer in peers {
-                let parts = [b"message", channel, payload].map(|part| Reply::Bulk(part.to_vec()));
-                let mut message = Bytes::new();
-                Reply::Array(parts.to_vec()).encode(&mut message);
-                messages.push((*peer, message));
-            }
-            peers.len()
+        let mut rest = rest.to_vec();
+        let flawed = self
+            .flaw
+            .map(|flaw| FlawedCall::begin(flaw, script, &mut rest, &mut self.keys, now_us));
+        let locks: Vec<_> = rest.iter().filter(|key| key.starts_with(b"lock:")).cloned().collect();
+        let values = |keys: &Keys| -> Vec<Option<Bytes>> {
+            locks.iter().map(|lock| keys.peek(lock, now_us).map(<[u8]>::to_vec)).collect()
         };
-        let subscribers = |channel: &[u8]| channels.get(channel).map_or(0, Vec::len);
+        let before = values(&self.keys);
+        let mut subscriptions = Subscriptions { channels: &self.channels, published: Vec::new() };
         let db = self.keys.open(now_us, self.mode == Mode::Full);
-        let call = Call {
-            keys,
-            args,
-            db,
-            publish: &mut publish,
-            subscribers: &subscribers,
-            flaw: self.flaw,
-        };
-        let (reply, changed_keys) = call.run(script);
-        outcome.changed_keys = changed_keys;
+        let mut reply = script.run(&rest, db, &mut subscriptions);
+        let mut published = subscriptions.published;
+        if let (Some(flawed), Ok(reply)) = (flawed, &mut reply) {
+            let payloads = published.iter_mut().map(|(_, payload)| payload);
+            flawed.end(&mut self.keys, reply, payloads);
+        }
+        let changed = locks.iter().zip(before).zip(values(&self.keys));
+        let changed = changed.filter(|((_, before), after)| before != after);
+        outcome.changed_keys.extend(changed.map(|((lock, _), _)| lock.clone()));
+        for (channel, payload) in published {
+            for peer in &self.channels[&channel] {
+                let parts = [b"message", &*channel, &*payload];
+                let mut message = Bytes::new();
+                let parts = parts.map(|part| Value::BulkString(part.to_vec()));
+                encode(&Value::Array(parts.to_vec()), &mut message);
+                outcome.messages.push((*peer, message));
+            }
+        }
         reply
+    }
+}
+
+/// What a script publishes: channels and payloads.
+struct Subscriptions<'a> {
+    channels: &'a BTreeMap<Bytes, Vec<Peer>>,
+    published: Vec<(Bytes, Bytes)>,
+}
+
+impl Channels for Subscriptions<'_> {
+    fn publish(&mut self, channel: &[u8], payload: &[u8]) -> usize {
+        let count = self.subscribers(channel);
+        if count > 0 {
+            self.published.push((channel.to_vec(), payload.to_vec()));
+        }
+        count
+    }
+
+    fn subscribers(&self, channel: &[u8]) -> usize {
+        self.channels.get(channel).map_or(0, Vec::len)
+    }
+}
+
+fn encode(value: &Value, out: &mut Bytes) {
+    match value {
+        Value::SimpleString(text) => out.extend(format!("+{text}\r\n").bytes()),
+        Value::BulkString(bytes) => {
+            out.extend(format!("${}\r\n", bytes.len()).bytes());
+            out.extend(bytes);
+            out.extend(b"\r\n");
+        }
+        Value::Int(number) => out.extend(format!(":{number}\r\n").bytes()),
+        Value::Array(items) => {
+            out.extend(format!("*{}\r\n", items.len()).bytes());
+            items.iter().for_each(|item| encode(item, out));
+        }
+        other => unreachable!("no reply has {other:?}"),
     }
 }
 

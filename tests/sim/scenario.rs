@@ -2,8 +2,8 @@
 //! is, and which faults occur how often.
 
 use super::{
+    flaw::Flaw,
     net::Link,
-    redis_scripts::Flaw,
     world::{MS, SEC, Stalls, Time, US},
 };
 

@@ -2,7 +2,7 @@
 
 use std::{cell::Cell, cell::RefCell, rc::Rc, sync::Arc};
 
-use distlock::{LockLost, LockOptions, RedisMgr, Released, Result};
+use distlock::{LockLost, LockOptions, RedisMgr, Released, Result, testing::servers::Keys};
 
 use super::{
     client::{EventLog, duration, new_manager},
@@ -10,7 +10,6 @@ use super::{
     net::{Link, RestartData},
     run::{Run, set_up},
     scenario::Scenario,
-    store::Keys,
     world::{Clock, MS, ProcessState, SEC, Sim, Stalls, Time, current_sim, enter_sim},
 };
 
@@ -107,7 +106,7 @@ fn holder_takes_one_timeout_if_nodes_disagree() {
             node.fake
                 .keys
                 .open(now_us, false)
-                .set(b"lock:x", b"somebody else", 60_000)
+                .set(b"lock:x", b"somebody else", Some(60_000))
                 .expect("there is room");
         }
         let (outcome, took) = timed(sim, || mgr.holder("x"));
@@ -239,7 +238,9 @@ fn clean_up_does_not_wait_for_silent_node() {
         };
         // As if the acquire arrived after everything that was sent to undo it.
         keys(&|keys, now_us| {
-            keys.open(now_us, false).set(b"lock:x", id.as_bytes(), 60_000).expect("there is room")
+            keys.open(now_us, false)
+                .set(b"lock:x", id.as_bytes(), Some(60_000))
+                .expect("there is room")
         });
         sim.sleep(3 * SEC / 2);
         keys(&|keys, now_us| {
@@ -292,7 +293,7 @@ fn lock_held_for_days_keeps_its_token() {
                 node.fake
                     .keys
                     .open(now_us, false)
-                    .set(TOKEN_KEY, FUTURE_TOKEN, 60_000)
+                    .set(TOKEN_KEY, FUTURE_TOKEN, Some(60_000))
                     .expect("there is room");
             }
             let guard = mgr.lock("x")?;

@@ -1,7 +1,7 @@
 //! A simulator that never finds anything proves nothing. Here each of several defects is built into
 //! the servers, and must be detected within a few seeds.
 
-use super::{redis_scripts::Flaw, run};
+use super::{flaw::Flaw, run};
 
 /// Maximum number of seeds that may be needed; several times as many as are needed today.
 const SEEDS_MAX: u64 = 2_000;

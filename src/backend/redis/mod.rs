@@ -15,7 +15,7 @@ mod membership;
 mod pool;
 mod redis_node;
 pub(crate) mod requests_and_replies;
-mod script;
+pub(crate) mod script;
 mod server_info;
 #[cfg(test)]
 mod test_util;

@@ -30,7 +30,7 @@ fn hash(text: &str) -> String {
     redis::Script::new(text).get_hash().to_owned()
 }
 
-pub(super) static ACQUIRE: Script = script!(
+pub(crate) static ACQUIRE: Script = script!(
     1,
     "shared.lua",
     "token.lua",
@@ -39,7 +39,7 @@ pub(super) static ACQUIRE: Script = script!(
     "acquire_contended.lua",
     "report.lua"
 );
-pub(super) static RELEASE: Script = script!(
+pub(crate) static RELEASE: Script = script!(
     2,
     "shared.lua",
     "release.lua",
@@ -48,9 +48,9 @@ pub(super) static RELEASE: Script = script!(
     "release_contended.lua",
     "report.lua"
 );
-pub(super) static RENEW: Script = script!(4, "renew.lua");
-pub(super) static DESCRIBE: Script = script!(16, "describe.lua");
-pub(super) static INSPECT: Script = script!(8, "shared.lua", "inspect.lua", "report.lua");
+pub(crate) static RENEW: Script = script!(4, "renew.lua");
+pub(crate) static DESCRIBE: Script = script!(16, "describe.lua");
+pub(crate) static INSPECT: Script = script!(8, "shared.lua", "inspect.lua", "report.lua");
 
 /// Last argument of every script. A later version that changes what is stored increases it.
 const PROTOCOL_VERSION: &[u8] = b"1";
@@ -93,6 +93,11 @@ pub(crate) trait Request {
 }
 
 impl Script {
+    #[cfg(feature = "testing")]
+    pub(crate) fn text(&self) -> &'static str {
+        self.source
+    }
+
     /// Appends the head of a request. Exactly `keys` keys, `args` arguments and the protocol
     /// version must follow.
     pub(super) fn write_header(&self, by: ScriptRef, keys: usize, args: usize, out: &mut Vec<u8>) {
@@ -143,8 +148,8 @@ impl Script {
         (!permissions.is_empty()).then(|| permissions.join(" or "))
     }
 
-    #[cfg(test)]
-    pub(super) fn hash(&self) -> &str {
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn hash(&self) -> &str {
         &self.hash
     }
 }

@@ -6,9 +6,10 @@ use super::source::{code, files, library, text};
 
 /// The modules of `src`, highest layer first. A module uses only modules of lower layers. A path
 /// with a folder stands for that part of the folder.
-const LAYERS: [&[&str]; 17] = [
+const LAYERS: [&[&str]; 18] = [
     &["verify"],
     &["lib"],
+    &["testing"],
     &["manager"],
     &["user_connection", "global", "reentrant"],
     &["guard"],
@@ -16,7 +17,7 @@ const LAYERS: [&[&str]; 17] = [
     &["acquire", "renew", "cleanup"],
     &["wait"],
     &["config"],
-    &["backend/redlock"],
+    &["backend/redlock", "backend/memory"],
     &["backend/redis"],
     &["backend"],
     &["observe"],

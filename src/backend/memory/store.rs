@@ -1,13 +1,17 @@
-//! The data of a simulated server: strings and lists with expiries on the server's clock. Has the
-//! few commands that the library's scripts use, with the server's rules about types and memory.
+//! The data of a server in memory: strings and lists with expiries on the server's clock. Has the
+//! few commands that the scripts use, with a real server's rules about types and memory.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
-pub(crate) type Bytes = Vec<u8>;
+/// A key, a value or an argument, as a server stores it.
+pub type Bytes = Vec<u8>;
 
+/// The value of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Data {
+pub enum Data {
+    /// A string.
     Text(Bytes),
+    /// A list.
     List(VecDeque<Bytes>),
 }
 
@@ -20,51 +24,50 @@ struct Entry {
 
 /// The keys of a server.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Keys(BTreeMap<Bytes, Entry>);
+pub struct Keys(BTreeMap<Bytes, Entry>);
 
 /// An error reply of a command, as it is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct CommandError(pub(crate) String);
+pub struct CommandError(pub String);
 
-pub(crate) type StoreResult<T> = Result<T, CommandError>;
+/// What a command returns.
+pub type StoreResult<T> = Result<T, CommandError>;
 
 /// The keys while one script runs. The clock does not advance meanwhile.
-pub(crate) struct Access<'a> {
+#[derive(Debug)]
+pub struct Access<'a> {
     keys: &'a mut Keys,
     pub(crate) now_us: u64,
     /// Out of memory. Refuses commands that may need memory, unless the script has already
     /// written.
     full: bool,
     has_written: bool,
-    changed_keys: BTreeSet<Bytes>,
 }
 
 impl Keys {
-    pub(crate) fn open(&mut self, now_us: u64, full: bool) -> Access<'_> {
-        Access { keys: self, now_us, full, has_written: false, changed_keys: BTreeSet::new() }
+    /// Begins a script at this time on the server's clock; `full` if the server is out of memory.
+    pub fn open(&mut self, now_us: u64, full: bool) -> Access<'_> {
+        Access { keys: self, now_us, full, has_written: false }
     }
 
-    /// The string under a key. Changes nothing.
-    pub(crate) fn peek(&self, key: &[u8], now_us: u64) -> Option<&[u8]> {
+    /// Returns the string under a key. Changes nothing.
+    pub fn peek(&self, key: &[u8], now_us: u64) -> Option<&[u8]> {
         match self.0.get(key)? {
             Entry { data: Data::Text(text), expires } if is_live(*expires, now_us) => Some(text),
             _ => None,
         }
     }
 
-    /// The keys that have not expired.
-    pub(crate) fn live_entries(
-        &self,
-        now_us: u64,
-    ) -> impl Iterator<Item = (&[u8], &Data, Option<u64>)> {
+    /// Returns the keys that have not expired, with the millisecond in which they do.
+    pub fn live_entries(&self, now_us: u64) -> impl Iterator<Item = (&[u8], &Data, Option<u64>)> {
         let live = self.0.iter().filter(move |(_, entry)| is_live(entry.expires, now_us));
         live.map(|(key, entry)| (key.as_slice(), &entry.data, entry.expires))
     }
 
-    /// Sets a key without an expiry, or deletes it.
-    pub(crate) fn put(&mut self, key: &[u8], data: Option<Data>) {
+    /// Sets a key that expires in this millisecond, or never, or deletes it.
+    pub fn put(&mut self, key: &[u8], data: Option<Data>, expires: Option<u64>) {
         match data {
-            Some(data) => self.0.insert(key.to_vec(), Entry { data, expires: None }),
+            Some(data) => self.0.insert(key.to_vec(), Entry { data, expires }),
             None => self.0.remove(key),
         };
     }
@@ -101,7 +104,8 @@ impl Access<'_> {
         Ok(())
     }
 
-    pub(crate) fn get(&mut self, key: &[u8]) -> StoreResult<Option<Bytes>> {
+    /// `GET key`
+    pub(super) fn get(&mut self, key: &[u8]) -> StoreResult<Option<Bytes>> {
         match self.live_entry(key) {
             None => Ok(None),
             Some(Entry { data: Data::Text(text), .. }) => Ok(Some(text.clone())),
@@ -109,80 +113,56 @@ impl Access<'_> {
         }
     }
 
-    /// `SET key value PX ms`
-    pub(crate) fn set(&mut self, key: &[u8], value: &[u8], px: u64) -> StoreResult<()> {
-        let expires = self.now_ms() + px;
-        self.set_until(key, value, Some(expires))
-    }
-
-    /// `SET key value`
-    pub(crate) fn set_forever(&mut self, key: &[u8], value: &[u8]) -> StoreResult<()> {
-        self.set_until(key, value, None)
-    }
-
-    fn set_until(&mut self, key: &[u8], value: &[u8], expires: Option<u64>) -> StoreResult<()> {
+    /// `SET key value`, with `PX px` unless that is `None`.
+    ///
+    /// # Errors
+    ///
+    /// If the server is out of memory.
+    pub fn set(&mut self, key: &[u8], value: &[u8], px: Option<u64>) -> StoreResult<()> {
         self.write(true)?;
-        self.keys.0.insert(key.to_vec(), Entry { data: Data::Text(value.to_vec()), expires });
-        self.changed_keys.insert(key.to_vec());
+        let expires = px.map(|px| self.now_ms().saturating_add(px));
+        self.keys.put(key, Some(Data::Text(value.to_vec())), expires);
         Ok(())
     }
 
-    /// `SET key value PX ms GET`
-    pub(crate) fn set_get(
+    /// `SET key value GET`, with `PX px` unless that is `None`.
+    pub(super) fn set_get(
         &mut self,
         key: &[u8],
         value: &[u8],
-        px: u64,
-    ) -> StoreResult<Option<Bytes>> {
-        let expires = self.now_ms() + px;
-        self.set_get_until(key, value, Some(expires))
-    }
-
-    /// `SET key value GET`
-    pub(crate) fn set_get_forever(
-        &mut self,
-        key: &[u8],
-        value: &[u8],
-    ) -> StoreResult<Option<Bytes>> {
-        self.set_get_until(key, value, None)
-    }
-
-    fn set_get_until(
-        &mut self,
-        key: &[u8],
-        value: &[u8],
-        expires: Option<u64>,
+        px: Option<u64>,
     ) -> StoreResult<Option<Bytes>> {
         if self.full && !self.has_written {
             return self.write(true).map(|()| None);
         }
         let last = self.get(key)?;
-        self.set_until(key, value, expires)?;
+        self.set(key, value, px)?;
         Ok(last)
     }
 
-    pub(crate) fn del(&mut self, keys: &[&[u8]]) -> StoreResult<()> {
+    /// `DEL key …`
+    pub(super) fn del(&mut self, keys: &[&[u8]]) -> StoreResult<()> {
         self.write(false)?;
         for key in keys {
             self.keys.0.remove(*key);
-            self.changed_keys.insert((*key).to_vec());
         }
         Ok(())
     }
 
-    /// `PEXPIRE key ms`; returns whether the key exists.
-    pub(crate) fn pexpire(&mut self, key: &[u8], px: u64) -> StoreResult<bool> {
+    /// `PEXPIRE key px`; returns whether the key exists.
+    pub(super) fn pexpire(&mut self, key: &[u8], px: u64) -> StoreResult<bool> {
         self.write(false)?;
-        let expires = self.now_ms() + px;
+        let expires = self.now_ms().saturating_add(px);
         Ok(self.live_entry(key).map(|entry| entry.expires = Some(expires)).is_some())
     }
 
-    pub(crate) fn pttl(&mut self, key: &[u8]) -> i64 {
+    /// `PTTL key`
+    pub(super) fn pttl(&mut self, key: &[u8]) -> i64 {
         let now = self.now_ms();
         match self.live_entry(key).map(|entry| entry.expires) {
             None => -2,
             Some(None) => -1,
-            Some(Some(at)) => at.saturating_sub(now) as i64,
+            Some(Some(at)) => i64::try_from(at.saturating_sub(now)).unwrap_or(i64::MAX),
         }
     }
 
@@ -194,26 +174,31 @@ impl Access<'_> {
         }
     }
 
-    pub(crate) fn llen(&mut self, key: &[u8]) -> StoreResult<usize> {
+    /// `LLEN key`
+    pub(super) fn llen(&mut self, key: &[u8]) -> StoreResult<usize> {
         Ok(self.list(key)?.map_or(0, |list| list.len()))
     }
 
-    pub(crate) fn lpos(&mut self, key: &[u8], element: &[u8]) -> StoreResult<Option<usize>> {
+    /// `LPOS key element`
+    pub(super) fn lpos(&mut self, key: &[u8], element: &[u8]) -> StoreResult<Option<usize>> {
         Ok(self.list(key)?.and_then(|list| list.iter().position(|one| one == element)))
     }
 
-    pub(crate) fn lrange(&mut self, key: &[u8], count: usize) -> StoreResult<Vec<Bytes>> {
+    /// `LRANGE key 0 count-1`
+    pub(super) fn lrange(&mut self, key: &[u8], count: usize) -> StoreResult<Vec<Bytes>> {
         Ok(self.list(key)?.map_or_else(Vec::new, |list| list.iter().take(count).cloned().collect()))
     }
 
-    pub(crate) fn lpop(&mut self, key: &[u8]) -> StoreResult<Option<Bytes>> {
+    /// `LPOP key`
+    pub(super) fn lpop(&mut self, key: &[u8]) -> StoreResult<Option<Bytes>> {
         self.write(false)?;
         let popped = self.list(key)?.and_then(VecDeque::pop_front);
         self.drop_if_empty(key);
         Ok(popped)
     }
 
-    pub(crate) fn lrem(&mut self, key: &[u8], element: &[u8]) -> StoreResult<()> {
+    /// `LREM key 0 element`
+    pub(super) fn lrem(&mut self, key: &[u8], element: &[u8]) -> StoreResult<()> {
         self.write(false)?;
         if let Some(list) = self.list(key)? {
             list.retain(|one| one != element);
@@ -228,13 +213,11 @@ impl Access<'_> {
         }
     }
 
-    /// `LPUSH` (`front`) or `RPUSH`; returns the new length.
-    pub(crate) fn push(&mut self, key: &[u8], element: &[u8], front: bool) -> StoreResult<usize> {
+    /// `LPUSH key element` (`front`) or `RPUSH key element`; returns the new length.
+    pub(super) fn push(&mut self, key: &[u8], element: &[u8], front: bool) -> StoreResult<usize> {
         self.write(true)?;
         if self.list(key)?.is_none() {
-            self.keys
-                .0
-                .insert(key.to_vec(), Entry { data: Data::List(VecDeque::new()), expires: None });
+            self.keys.put(key, Some(Data::List(VecDeque::new())), None);
         }
         let Some(list) = self.list(key)? else { return Err(wrong_type()) };
         if front {
@@ -243,10 +226,5 @@ impl Access<'_> {
             list.push_back(element.to_vec())
         }
         Ok(list.len())
-    }
-
-    /// The string keys that were written or deleted.
-    pub(crate) fn changed_keys(self) -> BTreeSet<Bytes> {
-        self.changed_keys
     }
 }

@@ -1,0 +1,4 @@
+//! A server in memory.
+
+pub(crate) mod scripts;
+pub(crate) mod store;
