@@ -71,13 +71,28 @@ pub(crate) fn duration(span: Duration) -> String {
     }
 }
 
-/// Parses a duration such as `300ms`, `30s` or `1h 30m`.
+/// Parses a duration such as `300ms`, `30s` or `1h 30m`. A number alone is in seconds.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
-    if text == "0" {
-        return Ok(Duration::ZERO);
-    }
-    humantime::parse_duration(text)
-        .map_err(|error| format!("{error}; write it like 300ms, 30s, 5m or 1h"))
+    const HINT: &str = "write it like 300ms, 30s, 5m or 1h; a number alone is in seconds";
+    let number_end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(number_end);
+    let seconds_per_unit = match unit.trim() {
+        "" | "s" => 1.0,
+        "ms" => 1e-3,
+        "m" => 60.0,
+        "h" => 3_600.0,
+        "d" => 86_400.0,
+        _ => return humantime::parse_duration(text).map_err(|error| format!("{error}; {HINT}")),
+    };
+    let parsed = match number.parse::<u64>() {
+        // Whole seconds are exact, however many there are.
+        Ok(seconds) if matches!(unit.trim(), "" | "s") => Some(Duration::from_secs(seconds)),
+        _ => number
+            .parse::<f64>()
+            .ok()
+            .and_then(|number| Duration::try_from_secs_f64(number * seconds_per_unit).ok()),
+    };
+    parsed.ok_or_else(|| format!("not a duration; {HINT}"))
 }
 
 /// A table whose columns are as wide as their widest cell.
@@ -171,8 +186,22 @@ mod tests {
 
     #[test]
     fn durations_are_parsed() {
-        assert_eq!(parse_duration("1h 30m"), Ok(Duration::from_secs(5_400)));
-        assert_eq!(parse_duration("0"), Ok(Duration::ZERO));
-        assert!(parse_duration("10").unwrap_err().contains("30s"));
+        for (text, millis) in [
+            ("1h 30m", 5_400_000),
+            ("0", 0),
+            ("3", 3_000),
+            ("10", 10_000),
+            ("0.5", 500),
+            ("1.5s", 1_500),
+            ("250ms", 250),
+            ("0.5m", 30_000),
+            ("2d", 172_800_000),
+            ("3m10s", 190_000),
+        ] {
+            assert_eq!(parse_duration(text), Ok(Duration::from_millis(millis)), "{text}");
+        }
+        for text in ["", ".", "1.2.3", "-1", "soon", "3x", "s", "1e9", "99999999999999999999999"] {
+            assert!(parse_duration(text).unwrap_err().contains("30s"), "{text}");
+        }
     }
 }
