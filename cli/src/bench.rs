@@ -133,8 +133,8 @@ fn format_report(report: &BenchReport) -> String {
         let known = |text: String| if row.count == 0 { "-".to_owned() } else { text };
         table.add_row(vec![
             row.what.to_owned(),
-            known(format!("{} µs", row.p50_us)),
-            known(format!("{} µs", row.p99_us)),
+            known(format!("{}µs", row.p50_us)),
+            known(format!("{}µs", row.p99_us)),
             row.per_second.map_or_else(|| "-".into(), |often| format!("{often:.0}")),
             known(format!("{:.2}", row.round_trips)),
             row.count.to_string(),

@@ -51,23 +51,34 @@ pub(crate) fn is_printable(c: char) -> bool {
         )
 }
 
-/// A duration in at most six characters or so.
+/// A duration in at most six characters or so, which [`parse_duration`] accepts. The library's
+/// messages use the same format.
 pub(crate) fn duration(span: Duration) -> String {
+    const DAY: u64 = 86_400;
     let seconds = span.as_secs();
-    if span < Duration::from_millis(1) {
-        format!("{}µs", span.as_micros())
+    let is_whole = |unit: u64| span.subsec_nanos() == 0 && seconds.is_multiple_of(unit);
+    if span.is_zero() {
+        return "0s".into();
+    } else if span < Duration::from_millis(1) {
+        return format!("{}µs", span.as_micros());
     } else if seconds == 0 {
-        format!("{}ms", span.as_millis())
-    } else if seconds < 10 {
-        format!("{:.1}s", span.as_secs_f64())
+        return format!("{}ms", span.as_millis());
+    } else if seconds < 10 && !is_whole(1) {
+        return format!("{:.1}s", span.as_secs_f64());
     } else if seconds < 120 {
-        format!("{seconds}s")
-    } else if seconds < 2 * 3_600 {
-        format!("{}m{:02}s", seconds / 60, seconds % 60)
-    } else if seconds < 48 * 3_600 {
-        format!("{}h{:02}m", seconds / 3_600, seconds / 60 % 60)
+        return format!("{seconds}s");
+    }
+    let (unit, name, below, name_below) = if seconds >= 2 * DAY {
+        (DAY, 'd', 3_600, 'h')
+    } else if seconds >= 7_200 || is_whole(3_600) {
+        (3_600, 'h', 60, 'm')
     } else {
-        format!("{}d{:02}h", seconds / 86_400, seconds / 3_600 % 24)
+        (60, 'm', 1, 's')
+    };
+    if is_whole(unit) {
+        format!("{}{name}", seconds / unit)
+    } else {
+        format!("{}{name}{:02}{name_below}", seconds / unit, seconds % unit / below)
     }
 }
 
@@ -170,11 +181,48 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_short() {
-        let shown =
-            [80, 81_500, 1_500_000, 45_000_000, 190_000_000, 7_260_000_000, 180_000_000_000];
-        let texts = ["80µs", "81ms", "1.5s", "45s", "3m10s", "2h01m", "2d02h"];
-        assert_eq!(shown.map(|micros| duration(Duration::from_micros(micros))), texts);
+    fn durations_are_short_and_can_be_typed() {
+        for (micros, text) in [
+            (0, "0s"),
+            (80, "80µs"),
+            (81_500, "81ms"),
+            (1_000_000, "1s"),
+            (1_500_000, "1.5s"),
+            (45_000_000, "45s"),
+            (60_000_000, "60s"),
+            (120_000_000, "2m"),
+            (190_000_000, "3m10s"),
+            (3_600_000_000, "1h"),
+            (3_605_000_000, "60m05s"),
+            (7_260_000_000, "2h01m"),
+            (86_400_000_000, "24h"),
+            (180_000_000_000, "2d02h"),
+            (864_000_000_000, "10d"),
+        ] {
+            let span = Duration::from_micros(micros);
+            assert_eq!(duration(span), text);
+            let typed = parse_duration(text).unwrap();
+            assert_eq!(duration(typed), text);
+        }
+    }
+
+    /// The library reports a `ttl` out of range, and how long a lock may be held.
+    #[test]
+    fn library_messages_use_same_format() {
+        for micros in [1, 999, 1_000, 9_999, 86_400_000_001, 90_000_000_000, 864_000_000_000] {
+            let ttl = Duration::from_micros(micros);
+            let error = distlock::RedisMgr::new(distlock::Config::new("redis://h").ttl(ttl));
+            let message = error.unwrap_err().to_string();
+            let expected = format!("ttl is {}, but must be 10ms to 24h", duration(ttl));
+            assert!(message.contains(&expected), "{message:?} does not contain {expected:?}");
+        }
+        for millis in [60_001, 119_000, 190_000, 3_600_000, 3_605_000] {
+            let timeout = Duration::from_millis(millis);
+            let config = distlock::Config::new("redis://h").operation_timeout(timeout);
+            let message = distlock::RedisMgr::new(config).unwrap_err().to_string();
+            let expected = format!("is {}, but must be 1ms to 60s", duration(timeout));
+            assert!(message.contains(&expected), "{message:?} does not contain {expected:?}");
+        }
     }
 
     #[test]

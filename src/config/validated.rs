@@ -244,12 +244,12 @@ mod tests {
     fn setting_out_of_range_is_rejected_with_numbers() {
         for (config, words) in [
             (local().pool_size(0), "pool_size is 0"),
-            (local().operation_timeout(Duration::ZERO), "operation_timeout is 0 µs"),
-            (local().operation_timeout(Duration::MAX), "60.0 s"),
-            (local().spin(Duration::from_secs(1)), "spin is 1.0 s"),
-            (local().claim_window(Duration::ZERO), "claim_window is 0 µs"),
-            (local().ttl(Duration::ZERO), "ttl is 0 µs"),
-            (local().ttl(Duration::MAX), "to 1day"),
+            (local().operation_timeout(Duration::ZERO), "operation_timeout is 0s"),
+            (local().operation_timeout(Duration::MAX), "60s"),
+            (local().spin(Duration::from_secs(1)), "spin is 1s"),
+            (local().claim_window(Duration::ZERO), "claim_window is 0s"),
+            (local().ttl(Duration::ZERO), "ttl is 0s"),
+            (local().ttl(Duration::MAX), "to 24h"),
             (local().max_hold(Duration::ZERO), "max_hold is zero"),
             (local().prefix("p".repeat(5000)), "5000 bytes"),
             (hosts(0), "there are no nodes"),

@@ -192,7 +192,7 @@ mod tests {
         assert_eq!((holder.host(), holder.pid(), holder.tid()), (Some("web-3"), Some(7), Some(9)));
         let text = holder.to_string();
         assert!(text.starts_with("web-3 (pid 7, thread 9) since 2"), "{text}");
-        assert!(text.ends_with("Z (1.6 s), expires in 8.4 s unless renewed"), "{text}");
+        assert!(text.ends_with("Z (1.6s), expires in 8.4s unless renewed"), "{text}");
     }
 
     #[test]
@@ -209,7 +209,7 @@ mod tests {
     fn impossible_age_is_not_displayed() {
         let holder = Holder::from_report(ID.as_bytes(), 8_400, 1, 0, 1 << 53);
         assert_eq!(holder.since(), None);
-        assert_eq!(holder.to_string(), "web-3 (pid 7, thread 9), expires in 8.4 s unless renewed");
+        assert_eq!(holder.to_string(), "web-3 (pid 7, thread 9), expires in 8.4s unless renewed");
     }
 
     #[test]

@@ -31,20 +31,38 @@ pub(crate) fn truncate_id(mut id: String) -> String {
     id
 }
 
-/// Displays a duration with three digits.
+/// Displays a duration in a few characters, such as `1.5s` or `3m10s`. The command uses the same
+/// format.
 pub(crate) struct HumanDuration(pub(crate) Duration);
 
 impl fmt::Display for HumanDuration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let seconds = self.0.as_secs_f64();
-        if seconds < 0.001 {
-            write!(f, "{:.0} µs", seconds * 1e6)
-        } else if seconds < 1.0 {
-            write!(f, "{:.0} ms", seconds * 1e3)
-        } else if seconds < 120.0 {
-            write!(f, "{seconds:.1} s")
+        const DAY: u64 = 86_400;
+        let (span, seconds) = (self.0, self.0.as_secs());
+        let is_whole = |unit: u64| span.subsec_nanos() == 0 && seconds.is_multiple_of(unit);
+        if span.is_zero() {
+            return f.write_str("0s");
+        } else if span < Duration::from_millis(1) {
+            return write!(f, "{}µs", span.as_micros());
+        } else if seconds == 0 {
+            return write!(f, "{}ms", span.as_millis());
+        } else if seconds < 10 && !is_whole(1) {
+            return write!(f, "{:.1}s", span.as_secs_f64());
+        } else if seconds < 120 {
+            return write!(f, "{seconds}s");
+        }
+        let (unit, name, below, name_below) = if seconds >= 2 * DAY {
+            (DAY, 'd', 3_600, 'h')
+        } else if seconds >= 7_200 || is_whole(3_600) {
+            (3_600, 'h', 60, 'm')
         } else {
-            write!(f, "{}", humantime::format_duration(Duration::from_secs(self.0.as_secs())))
+            (60, 'm', 1, 's')
+        };
+        write!(f, "{}{name}", seconds / unit)?;
+        if is_whole(unit) {
+            Ok(())
+        } else {
+            write!(f, "{:02}{name_below}", seconds % unit / below)
         }
     }
 }
@@ -69,7 +87,7 @@ mod tests {
     #[test]
     fn human_durations_are_short() {
         for (micros, text) in
-            [(80, "80 µs"), (81_500, "82 ms"), (1_500_000, "1.5 s"), (7_200_000_000, "2h")]
+            [(80, "80µs"), (81_500, "81ms"), (1_500_000, "1.5s"), (7_200_000_000, "2h")]
         {
             assert_eq!(HumanDuration(Duration::from_micros(micros)).to_string(), text);
         }

@@ -306,15 +306,15 @@ fn check_timeout(node: &NodeFacts, requirements: &Requirements) -> Option<Findin
         _ if Duration::from_secs(seconds) > every => Finding::ok(
             "timeout",
             format!(
-                "closes connections that are idle for {seconds} s, longer than the time between \
-                 renewals"
+                "closes connections that are idle for {}, longer than the time between renewals",
+                format::duration(Duration::from_secs(seconds))
             ),
         ),
         _ => Finding::warning(
             "timeout",
             format!(
-                "closes connections that are idle for {seconds} s, so every renewal (every {}) \
-                 reconnects",
+                "closes connections that are idle for {}, so every renewal (every {}) reconnects",
+                format::duration(Duration::from_secs(seconds)),
                 format::duration(every)
             ),
         )

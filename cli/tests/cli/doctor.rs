@@ -170,7 +170,7 @@ fn unfit_settings_are_reported_with_advice() {
             "held locks are evicted",
             "noeviction",
         ),
-        (&[&["timeout", "2"]], "timeout", "warning", "idle for 2 s", "CONFIG SET timeout 0"),
+        (&[&["timeout", "2"]], "timeout", "warning", "idle for 2s", "CONFIG SET timeout 0"),
     ];
     for (settings, check, level, says, advice) in CASES {
         let server = RedisServer::start();

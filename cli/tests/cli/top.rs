@@ -329,7 +329,7 @@ fn pause_stops_polling_and_resume_polls_at_once() {
     top.press("-");
     top.wait_shown("every 60s");
     top.press("-----");
-    top.wait_shown("every 1.0s");
+    top.wait_shown("every 1s");
     // The shorter interval applies at once.
     set_locks(&server, &["third"]);
     top.wait_shown("third");

@@ -99,13 +99,13 @@ fn data_loss_on_restart_is_ok_for_three_nodes() {
     let young = check_persistence(&node("aof_enabled:0\nuptime_in_seconds:7"), &requirements(3))
         .unwrap()
         .says;
-    assert!(young.ends_with("it has just started, and votes in 3.0s"), "{young}");
+    assert!(young.ends_with("it has just started, and votes in 3s"), "{young}");
     let durable = NodeFacts {
         appendfsync: Queried::Known("always".into()),
         ..node("aof_enabled:1\nuptime_in_seconds:7")
     };
     let young = check_persistence(&durable, &requirements(3)).unwrap().says;
-    assert!(young.ends_with("it has just started, and votes in 3.0s"), "{young}");
+    assert!(young.ends_with("it has just started, and votes in 3s"), "{young}");
     // The time left counts from the quarantine, not from the ttl.
     let longer = Requirements { quarantine: Duration::from_secs(17), ..requirements(2) };
     let young =

@@ -71,7 +71,7 @@ fn row_shows_all_facts_about_lock() {
     let screen = screen(&mut model, 120, 20);
     for part in [
         "10.0.0.5:6379",
-        "every 1.0s",
+        "every 1s",
         "1 lock, 3 waiters, 2.5 hand-overs/s, polled 2s ago in 3ms",
         "q quit",
     ] {
@@ -79,7 +79,7 @@ fn row_shows_all_facts_about_lock() {
     }
     let line = screen.lines().find(|line| line.contains("orders:42")).unwrap();
     for part in
-        ["web-1 (pid 4711)", "90s", "████", "8.0s", " 3 ", "0.25", "40%", "1763712345678901"]
+        ["web-1 (pid 4711)", "90s", "████", "8s", " 3 ", "0.25", "40%", "1763712345678901"]
     {
         assert!(line.contains(part), "{part}\n{line}");
     }
@@ -249,7 +249,7 @@ fn details_show_queue_in_order_and_nodes() {
         "web-1 (pid 4711), thread 9",
         "too few nodes agree",
         "08:05:46Z, for 90s",
-        "8.0s unless renewed",
+        "8s unless renewed",
         "77",
     ]
     .into_iter()

@@ -86,8 +86,8 @@ fn invalid_options_exit_with_64() {
     for (options, part) in [
         (&["--no-wait", "--on-held", "wait"][..], "contradict"),
         (&["--no-wait", "--wait", "1s"], "--wait"),
-        (&["--ttl", "1ms"], "10 ms"),
-        (&["--ttl", "25h"], "1day"),
+        (&["--ttl", "1ms"], "10ms"),
+        (&["--ttl", "25h"], "24h"),
         (&["--ttl", "soon"], "30s"),
         (&["--max-hold", "0"], "--max-hold"),
         (&["--on-held", "cry"], "skip"),
