@@ -14,13 +14,9 @@ use crate::{
     exit::{Exit, Failure, Outcome},
     format::{self, Table},
     json::micros,
-    output,
+    output, ranges,
     temp_lock::TempLock,
 };
-
-/// Range of the measuring time: long enough to measure something, short enough to wait for.
-const TIME_RANGE: std::ops::RangeInclusive<Duration> =
-    Duration::from_millis(100)..=Duration::from_secs(10 * 60);
 
 /// The ttl of the temporary lock. If the program is killed, the lock expires after this time.
 const BENCH_TTL: Duration = Duration::from_secs(10);
@@ -44,9 +40,7 @@ struct BenchRow {
 }
 
 pub(crate) fn run(servers: &Servers, options: &Bench) -> Outcome {
-    if !TIME_RANGE.contains(&options.time) {
-        return Err(Failure::usage("--time must be 100ms to 10m"));
-    }
+    ranges::check("--time", options.time, &ranges::BENCH_TIME)?;
     let urls = if options.urls.is_empty() { &servers.url } else { &options.urls };
     // No other client uses the temporary name, so nodes that have just started can safely vote on
     // it.

@@ -9,6 +9,7 @@ use crate::{
     args::{ArgError, Servers},
     exit::Failure,
     quarantine_option::QuarantineOption,
+    ranges,
     urls::has_password,
 };
 
@@ -20,6 +21,7 @@ pub(crate) fn config(servers: &Servers) -> Result<Config, Failure> {
 /// The same, for `urls` instead of `--url`. If there are none, the environment names the servers.
 pub(crate) fn config_for(servers: &Servers, urls: &[String]) -> Result<Config, Failure> {
     let quarantine = QuarantineOption::from_args(servers)?;
+    ranges::check("--timeout", servers.timeout, &ranges::TIMEOUT)?;
     if urls.iter().any(|url| has_password(url)) {
         return Err(Failure::usage(ArgError::Password.to_string()));
     }

@@ -20,9 +20,10 @@ use self::{
 use crate::{
     args::{Doctor, Servers},
     connect,
-    exit::{Exit, Failure, Outcome},
+    exit::{Exit, Outcome},
     output,
-    quarantine_option::{QuarantineOption, TTL_RANGE},
+    quarantine_option::QuarantineOption,
+    ranges,
     secrets::Secrets,
 };
 
@@ -36,9 +37,7 @@ struct DoctorReport<'a> {
 }
 
 pub(crate) fn run(servers: &Servers, options: &Doctor) -> Outcome {
-    if !TTL_RANGE.contains(&options.ttl) {
-        return Err(Failure::usage("--ttl must be 10ms to 24h"));
-    }
+    ranges::check("--ttl", options.ttl, &ranges::TTL)?;
     let urls = if options.urls.is_empty() { &servers.url } else { &options.urls };
     // The file is read once, because it may be a pipe.
     let password = servers.password_file.as_deref().map(connect::read_password).transpose()?;

@@ -21,6 +21,34 @@ pub(crate) fn quote(text: &str) -> String {
     format!("\"{}\"", escape(text))
 }
 
+/// What the library's messages call settings and remedies, and what they are for this command.
+const OPTION_NAMES: [(&str, &str); 6] = [
+    ("Config::quarantine", "--quarantine"),
+    ("use a longer ttl", "use a longer --ttl"),
+    (
+        "put a password into the URL",
+        "put the password into a file for --password-file, or into DISTLOCK_URL",
+    ),
+    (
+        "check the user and the password in the URL",
+        "check the user in the URL, and the password in DISTLOCK_URL or in --password-file",
+    ),
+    (
+        "grant the permissions listed in the README, here access to the keys of the prefix and to \
+         distlock:*",
+        "run distlock doctor, which prints the command that grants all permissions",
+    ),
+    (
+        "grant the permissions listed in the README",
+        "run distlock doctor, which prints the command that grants all permissions",
+    ),
+];
+
+/// Replaces the names of the library's API in a message by the options of this command.
+pub(crate) fn with_option_names(message: &str) -> String {
+    OPTION_NAMES.iter().fold(message.to_owned(), |text, (api, option)| text.replace(api, option))
+}
+
 /// A short name of a holder: host and process, or else the beginning of its id.
 pub(crate) fn holder_name(holder: &Holder) -> String {
     const SHOWN: usize = 40;

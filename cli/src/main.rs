@@ -20,6 +20,7 @@ mod man;
 mod output;
 mod proc_stat;
 mod quarantine_option;
+mod ranges;
 mod release;
 mod run;
 mod secrets;

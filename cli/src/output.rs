@@ -51,7 +51,8 @@ fn escape_json(json: &str) -> String {
 /// Prints a message on standard error. It may contain text of other clients, so it is escaped.
 pub(crate) fn print_message(sentence: &str) {
     // One write, so that output of the command under the lock does not come between.
-    let _ = StderrWriter.write_all(format!("distlock: {}\n", format::escape(sentence)).as_bytes());
+    let sentence = format::escape(&format::with_option_names(sentence));
+    let _ = StderrWriter.write_all(format!("distlock: {sentence}\n").as_bytes());
 }
 
 #[cfg(test)]

@@ -5,14 +5,10 @@ use std::time::Duration;
 
 use distlock::Config;
 
-use crate::{args::Servers, exit::Failure, format::duration};
+use crate::{args::Servers, exit::Failure, format::duration, ranges};
 
 /// The default ttl of `run`.
 const DEFAULT_QUARANTINE: Duration = Duration::from_secs(30);
-
-/// The range of ttls that the library accepts.
-pub(crate) const TTL_RANGE: std::ops::RangeInclusive<Duration> =
-    Duration::from_millis(10)..=Duration::from_secs(24 * 60 * 60);
 
 /// The value of `--quarantine`, if given.
 #[derive(Clone, Copy, Debug)]
@@ -21,15 +17,16 @@ pub(crate) struct QuarantineOption(Option<Duration>);
 impl QuarantineOption {
     pub(crate) fn from_args(servers: &Servers) -> Result<QuarantineOption, Failure> {
         match servers.quarantine {
-            Some(asked) if !asked.is_zero() && !TTL_RANGE.contains(&asked) => {
-                let [least, most, asked] =
-                    [*TTL_RANGE.start(), *TTL_RANGE.end(), asked].map(duration);
-                Err(Failure::usage(format!(
-                    "--quarantine is {asked}, but must be {least} to {most}, or 0 to turn it off"
-                )))
+            Some(asked) if !asked.is_zero() => {
+                ranges::check("--quarantine", asked, &ranges::TTL).map_err(
+                    |Failure { exit, message }| {
+                        Failure::new(exit, message + ", or 0 to turn it off")
+                    },
+                )?;
             }
-            asked => Ok(QuarantineOption(asked)),
+            _ => {}
         }
+        Ok(QuarantineOption(servers.quarantine))
     }
 
     /// The quarantine for a set of `nodes`. A single server does not vote. Two nodes cannot do

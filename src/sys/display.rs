@@ -59,11 +59,7 @@ impl fmt::Display for HumanDuration {
             (60, 'm', 1, 's')
         };
         write!(f, "{}{name}", seconds / unit)?;
-        if is_whole(unit) {
-            Ok(())
-        } else {
-            write!(f, "{:02}{name_below}", seconds % unit / below)
-        }
+        if is_whole(unit) { Ok(()) } else { write!(f, "{:02}{name_below}", seconds % unit / below) }
     }
 }
 

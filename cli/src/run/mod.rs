@@ -48,7 +48,7 @@ use crate::{
     exit::{Exit, Failure, Outcome},
     format, output,
     quarantine_option::QuarantineOption,
-    stderr_writer,
+    ranges, stderr_writer,
 };
 
 /// Maximum time that the start of a command waits until the message about its lock is written.
@@ -56,6 +56,7 @@ const START_FLUSH_TIMEOUT: Duration = Duration::from_millis(100);
 
 pub(crate) fn run(servers: &Servers, options: &Run) -> Outcome {
     let wait_policy = WaitPolicy::from_options(options)?;
+    ranges::check("--ttl", options.ttl, &ranges::TTL)?;
     let (config, password) = build_config(servers, options, wait_policy)?;
     let signals = SignalListener::start().map_err(system_failure)?;
     let sigttou_blocked = SigttouBlocked::block().map_err(|error| system_failure(error.into()))?;

@@ -10,7 +10,7 @@ mod rows;
 mod terminal;
 mod view;
 
-use std::{io, time::Duration};
+use std::io;
 
 use distlock::RedisMgr;
 use ratatui::crossterm::event::Event as Input;
@@ -28,21 +28,12 @@ use crate::{
     args::{Servers, Top},
     clock, connect,
     exit::{Exit, Failure, Outcome},
-    format,
     job_control::has_job_control_parent,
+    ranges,
 };
 
-const INTERVAL_MIN: Duration = Duration::from_millis(50);
-const INTERVAL_MAX: Duration = Duration::from_secs(3_600);
-
 pub(crate) fn run(servers: &Servers, options: &Top) -> Outcome {
-    if !(INTERVAL_MIN..=INTERVAL_MAX).contains(&options.interval) {
-        let [least, most, given] =
-            [INTERVAL_MIN, INTERVAL_MAX, options.interval].map(format::duration);
-        return Err(Failure::usage(format!(
-            "--interval is {given}, but must be {least} to {most}"
-        )));
-    }
+    ranges::check("--interval", options.interval, &ranges::INTERVAL)?;
     if !terminal::has_terminal() {
         return Err(Failure::usage(
             "top needs a terminal as standard input and output; `distlock ls` lists the locks once",

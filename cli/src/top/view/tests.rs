@@ -78,8 +78,7 @@ fn row_shows_all_facts_about_lock() {
         assert!(screen.contains(part), "{part}\n{screen}");
     }
     let line = screen.lines().find(|line| line.contains("orders:42")).unwrap();
-    for part in
-        ["web-1 (pid 4711)", "90s", "████", "8s", " 3 ", "0.25", "40%", "1763712345678901"]
+    for part in ["web-1 (pid 4711)", "90s", "████", "8s", " 3 ", "0.25", "40%", "1763712345678901"]
     {
         assert!(line.contains(part), "{part}\n{line}");
     }
