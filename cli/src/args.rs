@@ -4,10 +4,16 @@ use std::{env, ffi::OsString, fmt, path::PathBuf, time::Duration};
 
 use clap::{
     Args as Arguments, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum,
-    ValueHint, builder::Resettable,
+    ValueHint,
+    builder::{Resettable, StyledStr},
+    error::{ContextKind, ContextValue},
 };
 
-use crate::{format::parse_duration, help_text, urls::has_password};
+use crate::{
+    format::{escape, parse_duration},
+    help_text,
+    urls::has_password,
+};
 
 /// Distributed locks for shell scripts and operators, kept in Redis or Valkey.
 ///
@@ -15,7 +21,7 @@ use crate::{format::parse_duration, help_text, urls::has_password};
 /// a command under a lock. The other commands list, inspect, release and measure locks, and check
 /// their servers.
 ///
-/// Durations are written like 300ms, 30s, 5m or 1h.
+/// Durations are written like 300ms, 30s, 5m or 1h. A number alone is in seconds.
 #[derive(Debug, Parser)]
 #[command(
     name = "distlock",
@@ -80,7 +86,7 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Args, A
     let matches = command.try_get_matches_from_mut(&words);
     let args = matches
         .and_then(|matches| Args::from_arg_matches(&matches))
-        .map_err(|error| error.format(&mut command));
+        .map_err(|error| with_separator_hint(error.format(&mut command), &words));
     args.map_err(|error| {
         let is_secret = |word: &OsString| {
             let word = word.to_string_lossy();
@@ -92,6 +98,29 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Args, A
             ArgError::Clap(error)
         }
     })
+}
+
+/// Adds a hint if `run` would accept the words with a `--` before the word that it refuses.
+fn with_separator_hint(mut error: clap::Error, words: &[OsString]) -> clap::Error {
+    let Some(ContextValue::String(refused)) = error.get(ContextKind::InvalidArg) else {
+        return error;
+    };
+    let Some(at) = words.iter().position(|word| word.to_str() == Some(refused)) else {
+        return error;
+    };
+    if refused.starts_with('-') || words.iter().any(|word| word == "--") {
+        return error;
+    }
+    let (before, after) = words.split_at(at);
+    let separated = before.iter().cloned().chain(["--".into()]).chain(after.iter().cloned());
+    let separated: Vec<OsString> = separated.collect();
+    if Args::command().try_get_matches_from(&separated).is_ok() {
+        let shown = separated.iter().map(|word| escape(&word.to_string_lossy()));
+        let line = shown.collect::<Vec<_>>().join(" ");
+        let tip = StyledStr::from(format!("write -- before the command: {line}"));
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
+    }
+    error
 }
 
 /// The servers that keep the locks.
@@ -192,21 +221,34 @@ pub(crate) enum Command {
 /// A second process, distlock-guard, ends the group and releases the lock if distlock itself is
 /// killed, or stopped by SIGSTOP.
 #[derive(Arguments, Clone, Debug)]
-#[command(after_help = help_text::short_footer(), after_long_help = help_text::run_footer())]
+#[command(
+    override_usage = help_text::RUN_USAGE,
+    after_help = help_text::short_footer(),
+    after_long_help = help_text::run_footer()
+)]
 pub(crate) struct Run {
     /// Lease: how long the lock stays held if this machine dies
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
     pub(crate) ttl: Duration,
     /// Wait at most this long for the lock; without it, wait without limit
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration, conflicts_with = "no_wait")]
+    #[arg(
+        long,
+        short,
+        value_name = "DURATION",
+        value_parser = parse_duration,
+        conflicts_with = "no_wait"
+    )]
     pub(crate) wait: Option<Duration>,
     /// Do not wait for the lock
-    #[arg(long)]
+    #[arg(long, short)]
     pub(crate) no_wait: bool,
     /// What to do if another process holds the lock, or still holds it after --wait. Without
     /// --wait, skip and fail do not wait
     #[arg(long, value_enum, value_name = "ACTION")]
     pub(crate) on_held: Option<OnHeld>,
+    /// Exit with this code instead of 75 if another process holds the lock
+    #[arg(long, short = 'E', value_name = "CODE")]
+    pub(crate) conflict_exit_code: Option<u8>,
     /// End the command if it has run for this long
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) max_hold: Option<Duration>,
@@ -216,16 +258,38 @@ pub(crate) struct Run {
     /// Report on standard error when distlock waits for, acquires and releases the lock
     #[arg(long, short)]
     pub(crate) verbose: bool,
+    /// Print no message if the command does not run because another process holds the lock
+    #[arg(long, short, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+    /// Run this text by sh -c, instead of a command after --
+    #[arg(
+        long = "command",
+        short = 'c',
+        value_name = "TEXT",
+        value_hint = ValueHint::CommandString,
+        conflicts_with = "command"
+    )]
+    pub(crate) shell_command: Option<OsString>,
     /// Name of the lock; must not begin with a hyphen
     pub(crate) name: String,
     /// Command to run under the lock, with its arguments
     #[arg(
-        required = true,
+        required_unless_present = "shell_command",
         last = true,
         value_name = "COMMAND",
         value_hint = ValueHint::CommandWithArguments
     )]
-    pub(crate) command: Vec<OsString>,
+    command: Vec<OsString>,
+}
+
+impl Run {
+    /// The command with its arguments.
+    pub(crate) fn command_words(&self) -> Vec<OsString> {
+        match &self.shell_command {
+            Some(text) => vec!["sh".into(), "-c".into(), text.clone()],
+            None => self.command.clone(),
+        }
+    }
 }
 
 /// What `run` does if another process holds the lock.
@@ -353,4 +417,31 @@ pub(crate) struct Bench {
 pub(crate) struct Completions {
     /// Shell to print them for
     pub(crate) shell: clap_complete::Shell,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(line: &str) -> String {
+        let words = line.split(' ').map(OsString::from);
+        parse(words).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn missing_separator_gets_a_hint() {
+        for (line, hint) in [
+            ("distlock run a echo hi", "distlock run a -- echo hi"),
+            ("distlock run -w 3 a ls -l", "distlock run -w 3 a -- ls -l"),
+            ("distlock --timeout 1 run a ls", "distlock --timeout 1 run a -- ls"),
+            ("distlock run a --verbos", ""),
+            ("distlock ls a b", ""),
+            ("distlock run a -x -- ls", ""),
+        ] {
+            let message = error(line);
+            let expected = format!("tip: write -- before the command: {hint}\n");
+            assert_eq!(message.contains(&expected), !hint.is_empty(), "{message}");
+            assert_eq!(message.contains("before the command"), !hint.is_empty(), "{message}");
+        }
+    }
 }

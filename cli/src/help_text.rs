@@ -45,7 +45,7 @@ pub(crate) const EXAMPLES: [(&str, &str); 6] = [
     ),
     (
         "In cron on every machine, skip the job while it runs anywhere",
-        "distlock run --on-held skip --max-hold 4m sync-stock -- sync-stock",
+        "distlock run --quiet --on-held skip --max-hold 4m sync-stock -- sync-stock",
     ),
     ("List some of the held locks", "distlock ls 'orders:*'"),
     ("Show the holder of a lock and its queue", "distlock show deploy:shop"),
@@ -55,6 +55,10 @@ pub(crate) const EXAMPLES: [(&str, &str); 6] = [
     ),
     ("Check three nodes", "distlock doctor redis://10.0.0.1 redis://10.0.0.2 redis://10.0.0.3"),
 ];
+
+/// The usage of `run`, which clap would show without the `--` that its command needs.
+pub(crate) const RUN_USAGE: &str = "distlock run [OPTIONS] <NAME> -- <COMMAND>...
+       distlock run [OPTIONS] <NAME> --command <TEXT>";
 
 /// Shown at the end of every short help.
 pub(crate) fn short_footer() -> String {

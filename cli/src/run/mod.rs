@@ -83,12 +83,16 @@ pub(crate) fn run(servers: &Servers, options: &Run) -> Outcome {
                 SignalOrigin::of_received(Terminal::open().as_ref()),
             ));
         }
-        AcquireResult::Failed(error) if wait_policy.should_skip(&error) => {
-            output::print_message(&format!("skipped: {}", format::escape(&error.to_string())));
-            return Ok(Exit::Success);
-        }
         AcquireResult::Failed(error) => {
-            return Err(Failure { message: format::escape(&error.to_string()), ..error.into() });
+            let message = format::escape(&error.to_string());
+            let Some(exit) = wait_policy.exit_if_held(&error) else {
+                return Err(Failure { message, ..error.into() });
+            };
+            if !options.quiet {
+                let skipped = if exit == Exit::Success { "skipped: " } else { "" };
+                output::print_message(&format!("{skipped}{message}"));
+            }
+            return Ok(exit);
         }
     };
     if options.verbose {
@@ -177,7 +181,7 @@ fn run_under_lock(
     if terminal.as_ref().is_some_and(Terminal::is_foreground) {
         signals.reset_ttin().map_err(system_failure)?;
     }
-    let start = || ExecGate::start(&options.command, &environment);
+    let start = || ExecGate::start(&options.command_words(), &environment);
     let gate = sigttou_blocked
         .unblocked_during(start)
         .map_err(io::Error::from)

@@ -6,7 +6,7 @@ use distlock::LockError;
 
 use crate::{
     args::{OnHeld, Run},
-    exit::Failure,
+    exit::{Exit, Failure},
 };
 
 /// How long to wait for the lock, and what it means if another process keeps it.
@@ -14,8 +14,8 @@ use crate::{
 pub(super) struct WaitPolicy {
     /// `None` waits without limit.
     pub(super) wait: Option<Duration>,
-    /// Whether a contended lock counts as success.
-    skip: bool,
+    /// How the program ends if another process keeps the lock.
+    held: Exit,
 }
 
 impl WaitPolicy {
@@ -25,20 +25,31 @@ impl WaitPolicy {
                 "--no-wait and --on-held wait contradict each other; leave one of them out",
             ));
         }
+        let skip = options.on_held == Some(OnHeld::Skip);
+        if skip && options.conflict_exit_code.is_some() {
+            return Err(Failure::usage(
+                "--on-held skip exits with 0, which contradicts --conflict-exit-code; leave one of \
+                 them out",
+            ));
+        }
         if options.max_hold.is_some_and(|limit| limit.is_zero()) {
             return Err(Failure::usage(
                 "--max-hold is zero, which leaves the command no time; raise it or leave it out",
             ));
         }
-        let skip = options.on_held == Some(OnHeld::Skip);
         let waits_by_default = !options.no_wait && !skip && options.on_held != Some(OnHeld::Fail);
         let wait = options.wait.or((!waits_by_default).then_some(Duration::ZERO));
-        Ok(WaitPolicy { wait, skip })
+        let held = match options.conflict_exit_code {
+            _ if skip => Exit::Success,
+            Some(code) => Exit::Code(code),
+            None => Exit::NotAcquired,
+        };
+        Ok(WaitPolicy { wait, held })
     }
 
-    /// Whether this error makes the command be skipped, as the user asked.
-    pub(super) fn should_skip(self, error: &LockError) -> bool {
-        self.skip && error.is_contended()
+    /// How the program ends if this error means that another process holds the lock.
+    pub(super) fn exit_if_held(self, error: &LockError) -> Option<Exit> {
+        error.is_contended().then_some(self.held)
     }
 }
 
@@ -62,27 +73,33 @@ mod tests {
     #[test]
     fn wait_follows_from_combined_options() {
         let (none, five) = (Some(Duration::ZERO), Some(Duration::from_secs(5)));
-        for (options, wait, skip) in [
-            ("", None, false),
-            ("--on-held wait", None, false),
-            ("--wait 5s", five, false),
-            ("--wait 5s --on-held wait", five, false),
-            ("--wait 0", none, false),
-            ("--no-wait", none, false),
-            ("--on-held fail", none, false),
-            ("--on-held skip", none, true),
-            ("--no-wait --on-held skip", none, true),
-            ("--no-wait --on-held fail", none, false),
-            ("--wait 5s --on-held skip", five, true),
-            ("--wait 5s --on-held fail", five, false),
+        for (options, wait, code) in [
+            ("", None, 75),
+            ("--on-held wait", None, 75),
+            ("--wait 5s", five, 75),
+            ("--wait 5s --on-held wait", five, 75),
+            ("--wait 0", none, 75),
+            ("--no-wait", none, 75),
+            ("--on-held fail", none, 75),
+            ("--on-held skip", none, 0),
+            ("--no-wait --on-held skip", none, 0),
+            ("--no-wait --on-held fail", none, 75),
+            ("--wait 5s --on-held skip", five, 0),
+            ("--wait 5s --on-held fail", five, 75),
+            ("-n", none, 75),
+            ("-w 5", five, 75),
+            ("-n -E 9", none, 9),
+            ("-w5 -E 0", five, 0),
+            ("--conflict-exit-code 255", None, 255),
         ] {
-            assert_eq!(policy(options).unwrap(), WaitPolicy { wait, skip }, "{options}");
+            let found = policy(options).unwrap();
+            assert_eq!((found.wait, found.held.code()), (wait, code), "{options}");
         }
     }
 
     #[test]
     fn contradicting_options_are_refused() {
-        for options in ["--no-wait --on-held wait", "--max-hold 0"] {
+        for options in ["--no-wait --on-held wait", "--max-hold 0", "-E 3 --on-held skip"] {
             assert_eq!(policy(options).unwrap_err().exit, crate::exit::Exit::Usage, "{options}");
         }
     }

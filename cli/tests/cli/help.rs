@@ -79,6 +79,7 @@ fn manual_covers_all_commands_and_options() {
     }
     // The `--` is part of the usage.
     assert!(plain.contains("<NAME> -- <COMMAND>..."), "{plain}");
+    assert!(plain.contains("<NAME> --command <TEXT>"), "{plain}");
 }
 
 #[test]

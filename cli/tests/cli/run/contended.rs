@@ -37,6 +37,55 @@ fn contended_lock_fails_or_skips_as_asked() {
     assert!(guard.is_held());
 }
 
+/// Cron sends a mail for every line.
+#[test]
+fn quiet_prints_nothing_about_held_lock() {
+    let fixture = Fixture::new();
+    let guard = fixture.manager().lock("x").unwrap();
+    for (options, code) in [
+        (&["--quiet", "--on-held", "skip"][..], 0),
+        (&["-q", "--no-wait"], 75),
+        (&["-q", "-w", "0.05"], 75),
+        (&["-q", "-n", "-E", "9"], 9),
+    ] {
+        let mut job = fixture.run(options, "echo >$DIR/ran");
+        assert_eq!((job.code(), job.err()), (code, String::new()), "{options:?}");
+        assert_eq!(fixture.read("ran"), "");
+    }
+    drop(guard);
+    let mut job = fixture.run(&["-q"], "echo >$DIR/ran");
+    assert_eq!((job.code(), job.err(), fixture.read("ran")), (0, "".into(), "\n".into()));
+    // Failures are still reported.
+    fixture.server.kill();
+    let mut job = fixture.run(&["-q", "--on-held", "skip", "--timeout", "1"], "true");
+    assert_eq!(job.code(), 69);
+    assert!(job.err().contains("refused"), "{}", job.err());
+}
+
+/// The short options have the meanings that they have in `flock`.
+#[test]
+fn options_of_flock_are_understood() {
+    let fixture = Fixture::new();
+    let run = |words: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_distlock"));
+        command.args(["run", "--timeout", "20"]).args(words).envs(fixture.environment());
+        let mut job = fixture.start(command);
+        (job.code(), job.out())
+    };
+    assert_eq!(run(&["x", "-c", "echo $DISTLOCK_NAME; exit 7"]), (7, "x\n".into()));
+    assert_eq!(run(&["-w", "3", "-c", "echo a b", "x"]), (0, "a b\n".into()));
+    assert_eq!(run(&["x", "-c", "true", "--", "true"]).0, 64);
+    let guard = fixture.manager().lock("x").unwrap();
+    for (options, code) in [(&["-n"][..], 75), (&["-n", "-E", "1"], 1), (&["-w", "0.1", "-E1"], 1)]
+    {
+        let words = [options, &["x", "-c", "echo ran"]].concat();
+        assert_eq!(run(&words), (code, String::new()), "{options:?}");
+    }
+    assert_eq!(run(&["-n", "-E", "256", "x", "-c", "true"]).0, 64);
+    drop(guard);
+    fixture.expect_nothing_left();
+}
+
 #[test]
 fn waiting_commands_run_in_queue_order() {
     let fixture = Fixture::new();
