@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::command::{distlock_at, distlock_at_url, run_for_json, run_to_end};
+use super::command::{distlock, distlock_at, distlock_at_url, run_for_json, run_to_end};
 use crate::{
     helpers::{manager, queue_key, set_foreign_lock, spawn_queued_waiter},
     support::{Nodes, RedisServer, TEST_TIMEOUT, eventually},
@@ -18,6 +18,34 @@ fn ls_without_locks_prints_message_or_empty_json() {
     let (value, ended) = run_for_json(distlock_at(&server, &["ls", "--json"]));
     assert_eq!(value, json!([]));
     assert_eq!(ended.expect_code(0).err, "");
+}
+
+#[test]
+fn pattern_that_cannot_match_is_an_error() {
+    for command in ["ls", "top"] {
+        for (pattern, why) in [("[", "no closing ]"), ("a[]", "empty set"), ("", "is empty")] {
+            let ended = run_to_end(distlock(&[command, pattern])).expect_code(64);
+            assert!(ended.err.contains("no name can match, because"), "{ended:?}");
+            assert!(ended.err.contains(why) && ended.out.is_empty(), "{ended:?}");
+        }
+    }
+}
+
+/// The server's rules for patterns are those by which this command refuses some.
+#[test]
+fn accepted_patterns_match_on_the_server() {
+    let server = RedisServer::start();
+    for name in ["[", "]", "-", "x"] {
+        assert!(set_foreign_lock(&server, &format!("lock:{name}"), "a stranger", 600_000));
+    }
+    for (pattern, name) in
+        [("\\[", "["), ("[[]", "["), ("[\\]]", "]"), ("[a-]]", "]"), ("[^a-z[-]]", "-")]
+    {
+        let ended = run_to_end(distlock_at(&server, &["ls", pattern])).expect_code(0);
+        let names: Vec<&str> =
+            ended.out.lines().skip(1).filter_map(|line| line.split(' ').next()).collect();
+        assert!(names.contains(&name), "{pattern} matches {names:?}");
+    }
 }
 
 #[test]
