@@ -86,7 +86,8 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model, now: Instant, palet
         popup::draw_inspected(frame, table_area, inspected, palette);
     }
     if model.mode == Mode::Help {
-        popup::draw_help(frame, table_area, palette);
+        // It needs more lines than the table has on a small screen.
+        popup::draw_help(frame, area, palette);
     }
 }
 

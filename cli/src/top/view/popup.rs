@@ -8,7 +8,7 @@ use ratatui::{
 };
 
 use super::{
-    layout::{ago, fit, plural, wrap},
+    layout::{ago, fit, pad, plural, wrap},
     palette::{Palette, Tone},
 };
 use crate::{
@@ -20,7 +20,7 @@ const LABEL_WIDTH: usize = 11;
 /// Maximum number of lines for one value.
 const LINES_PER_VALUE_MAX: usize = 20;
 
-const HELP: [(&str, &str); 22] = [
+const HELP_KEYS: [(&str, &str); 13] = [
     ("↑ ↓ k j", "move"),
     ("PgUp PgDn", "move by a page"),
     ("Home End g G", "to the first, to the last"),
@@ -34,21 +34,52 @@ const HELP: [(&str, &str); 22] = [
     ("^L", "redraw"),
     ("^Z", "suspend"),
     ("q Esc ^C", "quit"),
-    ("", ""),
-    ("LEFT", "time until the lock expires unless renewed,"),
-    ("", "and as a part of its ttl"),
+];
+const HELP_COLUMNS: [(&str, &str); 6] = [
+    ("LEFT", "time until the lock expires unless renewed, and as a part of its ttl"),
     ("RATE", "hand-overs per second, as far as polls show"),
-    ("CLOSE", "the smallest part left so far, at a poll or"),
-    ("", "before a renewal; under 50% a renewal was late"),
+    (
+        "CLOSE",
+        "the smallest part left so far, at a poll or before a renewal; under 50% a renewal was late",
+    ),
     ("TOKEN", "the fencing token of the holder"),
     ("?", "before a holder: no quorum of nodes agrees"),
     ("-", "unknown, or none"),
 ];
+/// Width of one column of the help.
+const HELP_WIDTH: usize = 60;
+const HELP_KEY_WIDTH: usize = 14;
+const HELP_GAP: usize = 3;
+/// Width of the frame and the space within it, left and right together.
+const FRAME_WIDTH: usize = 4;
 
+/// Draws the help: in one column, or in two if it is too long for the screen and there is room.
 pub(super) fn draw_help(frame: &mut Frame<'_>, area: Rect, palette: Palette) {
-    let lines =
-        HELP.iter().map(|(key, meaning)| Line::raw(format!("{key:<14}{meaning}"))).collect();
-    draw_popup(frame, area, "help", 64, lines, palette);
+    let room = usize::from(area.width).saturating_sub(FRAME_WIDTH);
+    let width = HELP_WIDTH.min(room);
+    let (keys, columns) = (help_lines(&HELP_KEYS, width), help_lines(&HELP_COLUMNS, width));
+    let is_short = keys.len() + 1 + columns.len() <= usize::from(inner_height(area));
+    let both = 2 * HELP_WIDTH + HELP_GAP;
+    let (lines, width) = if is_short || room < both {
+        ([keys, vec![String::new()], columns].concat(), width)
+    } else {
+        let height = keys.len().max(columns.len());
+        let line = |lines: &[String], at: usize| lines.get(at).cloned().unwrap_or_default();
+        let beside = |at| pad(&line(&keys, at), HELP_WIDTH + HELP_GAP, false) + &line(&columns, at);
+        ((0..height).map(beside).collect(), both)
+    };
+    let width = u16::try_from(width + FRAME_WIDTH).unwrap_or(u16::MAX);
+    draw_popup(frame, area, "help", width, lines.into_iter().map(Line::raw).collect(), palette);
+}
+
+fn help_lines(items: &[(&str, &str)], width: usize) -> Vec<String> {
+    let lines = |(key, meaning): &(&str, &str)| {
+        let parts = wrap(meaning, width.saturating_sub(HELP_KEY_WIDTH), LINES_PER_VALUE_MAX);
+        let label = |at: usize| if at == 0 { *key } else { "" };
+        let line = |(at, part)| format!("{:<HELP_KEY_WIDTH$}{part}", label(at));
+        parts.into_iter().enumerate().map(line).collect::<Vec<_>>()
+    };
+    items.iter().flat_map(lines).collect()
 }
 
 /// Draws the details of a lock, and limits scrolling to their number of lines.
@@ -58,7 +89,7 @@ pub(super) fn draw_inspected(
     inspected: &mut Inspected,
     palette: Palette,
 ) {
-    let width = usize::from(area.width.min(100)).saturating_sub(4);
+    let width = usize::from(area.width.min(100)).saturating_sub(FRAME_WIDTH);
     let lines = detail_lines(inspected, width, palette);
     let height = usize::from(inner_height(area));
     inspected.scroll = inspected.scroll.min(lines.len().saturating_sub(height));

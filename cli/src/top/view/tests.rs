@@ -133,6 +133,36 @@ fn every_size_and_name_can_be_drawn() {
 }
 
 #[test]
+fn help_is_complete_at_usual_sizes() {
+    let mut model = model(vec![held("orders:42", 0.8)]);
+    model.on_action(Action::Help);
+    for (width, height) in
+        [(80, 24), (120, 24), (120, 30), (160, 24), (160, 15), (160, 50), (64, 24), (50, 40)]
+    {
+        let screen = screen(&mut model, width, height);
+        // Each line between the frame, so that a text that continues in the next line is found.
+        let inner = screen.lines().filter_map(|line| line.split('│').nth(1));
+        let text = inner.flat_map(str::split_whitespace).collect::<Vec<_>>().join(" ");
+        for part in [
+            "↑ ↓ k j move",
+            "q Esc ^C quit",
+            "f F force the release of a lock, after a question",
+            "LEFT time until the lock expires",
+            "TOKEN the fencing token of the holder",
+            "? before a holder: no quorum of nodes agrees",
+            "- unknown, or none",
+        ] {
+            let is_shown = text.contains(part) || width < 64;
+            assert!(is_shown, "{part:?} is not shown at {width}x{height}:\n{screen}");
+        }
+        for end in ["of its ttl", "a renewal was late", "question", "Esc clears", "or none"] {
+            assert!(text.contains(end), "{end:?} is not shown at {width}x{height}:\n{screen}");
+        }
+        assert!(!text.contains('…'), "{screen}");
+    }
+}
+
+#[test]
 fn smallest_screens_show_a_lock() {
     let mut model = model(vec![held("orders:42", 0.8)]);
     for (width, height) in [(10, 3), (10, 1), (12, 2), (30, 5), (80, 24)] {
