@@ -6,6 +6,7 @@ mod release;
 
 use std::{
     collections::HashMap,
+    io,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
@@ -21,7 +22,7 @@ use crate::{
     backend::{
         Backend, Inspection, LeaseResidue,
         error::BackendError,
-        redis::{ConnectionPool, PooledConnections, Urgency},
+        redis::{ConnectionPool, PooledConnections, RedisBackend, Urgency},
         redlock::{Redlock, join_labels},
     },
     cleanup::Cleaner,
@@ -77,43 +78,30 @@ pub(crate) struct HeldLock {
 }
 
 impl ManagerHandle {
-    /// Starts the threads. Connects to several nodes here, to validate them. Connects to a single
-    /// server only when it is first needed.
+    /// Starts the threads.
     pub(crate) fn start(config: ValidatedConfig) -> Result<ManagerHandle> {
         static STARTED: AtomicU64 = AtomicU64::new(0);
         let no_thread = |purpose| move |cause| LockError::NoThread { purpose, cause };
-        let ValidatedConfig {
-            ref endpoints, pool_size, operation_timeout, spin, quarantine, ..
-        } = config;
         let handlers = config.handlers.clone();
-        let observer = Observer::start(handlers, join_labels(endpoints))
+        let observer = Observer::start(handlers, join_labels(&config.endpoints))
             .map_err(no_thread("event handlers"))?;
-        let redlock =
-            Redlock::new(endpoints, pool_size, operation_timeout, spin, quarantine, observer)
-                .ok_or_else(|| {
-                    no_thread("connection pool")(std::io::ErrorKind::WouldBlock.into())
-                })?;
-        let redlock = Arc::new(redlock);
-        if redlock.len() > 1 {
-            redlock.validate_nodes()?;
-        }
-        let cleaner = Arc::new(Cleaner::new(redlock.clone() as Arc<dyn Backend>));
-        let renewer =
-            LockRenewer::start(redlock.clone(), redlock.shared_observer().clone(), cleaner.clone())
-                .map_err(no_thread("lock renewer"))?;
+        let (backend, pool) = open_backend(&config, &observer)?;
+        let cleaner = Arc::new(Cleaner::new(backend.clone()));
+        let renewer = LockRenewer::start(backend.clone(), observer.clone(), cleaner.clone())
+            .map_err(no_thread("lock renewer"))?;
         let channel = format!("distlock:client:{}", random_uuid());
         let acquirer = Acquirer {
-            backend: redlock.clone(),
-            observer: redlock.shared_observer().clone(),
-            listener: Arc::new(GrantListener::new(redlock.clone(), channel)),
+            backend: backend.clone(),
+            observer: observer.clone(),
+            listener: Arc::new(GrantListener::new(backend.clone(), channel)),
             claim_window: config.claim_window,
             repair_ttl: !config.prefix.is_empty(),
         };
         let inner = ManagerInner {
             config,
-            observer: redlock.shared_observer().clone(),
-            pool: redlock.pool().clone(),
-            backend: redlock,
+            observer,
+            pool,
+            backend,
             acquirer,
             renewer,
             cleaner,
@@ -177,6 +165,33 @@ impl ManagerHandle {
             inner.shutdown(inner.operation_timeout());
         }
     }
+}
+
+/// Connects to several nodes here, to validate them. Connects to a single server only when it is
+/// first needed.
+fn open_backend(
+    config: &ValidatedConfig,
+    observer: &Arc<Observer>,
+) -> Result<(Arc<dyn Backend>, Arc<ConnectionPool>)> {
+    let no_pool = || {
+        let cause = io::ErrorKind::WouldBlock.into();
+        LockError::NoThread { purpose: "connection pool", cause }
+    };
+    let ValidatedConfig { pool_size, operation_timeout, spin, quarantine, .. } = *config;
+    if let [endpoint] = &*config.endpoints {
+        let observer = observer.clone();
+        let backend =
+            RedisBackend::new(endpoint.clone(), pool_size, operation_timeout, spin, observer)
+                .ok_or_else(no_pool)?;
+        let pool = backend.pool().clone();
+        return Ok((Arc::new(backend), pool));
+    }
+    let redlock =
+        Redlock::new(&config.endpoints, pool_size, operation_timeout, quarantine, observer)
+            .ok_or_else(no_pool)?;
+    redlock.validate_nodes()?;
+    let pool = redlock.pool().clone();
+    Ok((Arc::new(redlock), pool))
 }
 
 impl Drop for ManagerHandle {

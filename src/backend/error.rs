@@ -1,10 +1,11 @@
 //! `NodeError`: an exchange that failed, and whether the server may have carried out the request.
 //! `BackendError`: why asking the backend had no usable result.
 
-use std::{error::Error, fmt, io, time::Duration};
+use std::{error::Error, fmt, io, sync::Arc, time::Duration};
 
 use crate::{
     core::node_answer::{AnswerList, NodeAnswer},
+    error::{Action, LockError},
     sys::display::HumanDuration,
 };
 
@@ -33,7 +34,9 @@ pub(crate) enum NodeErrorKind {
     /// A quorum granted the lock, but repeatedly with different fencing tokens.
     TokenDisagreement,
     /// All pooled connections are in use.
-    PoolExhausted,
+    PoolExhausted {
+        pool_size: u32,
+    },
     /// The manager has been shut down, and its pool is closed.
     Closed,
     /// The server cannot be one of several nodes, for this reason.
@@ -205,7 +208,7 @@ impl fmt::Display for NodeErrorKind {
             NodeErrorKind::Protocol(what) => {
                 write!(f, "it does not reply like a Redis server: {what}")
             }
-            NodeErrorKind::PoolExhausted => f.write_str("all pooled connections are in use"),
+            NodeErrorKind::PoolExhausted { .. } => f.write_str("all pooled connections are in use"),
             NodeErrorKind::Closed => f.write_str("the lock manager has been shut down"),
             NodeErrorKind::Ineligible(why) => f.write_str(why),
             NodeErrorKind::Quarantined(left) => {
@@ -235,6 +238,7 @@ pub(crate) enum BackendError {
     Node(NodeError),
     /// No quorum of several nodes.
     NoQuorum {
+        needed: usize,
         answers: Vec<NodeAnswer>,
         /// A node may have executed the request.
         outcome_unknown: bool,
@@ -275,12 +279,42 @@ impl BackendError {
 
     /// Whether no connection was free.
     pub(crate) fn is_pool_exhausted(&self) -> bool {
-        matches!(self, BackendError::Node(NodeError { kind: NodeErrorKind::PoolExhausted, .. }))
+        matches!(
+            self,
+            BackendError::Node(NodeError { kind: NodeErrorKind::PoolExhausted { .. }, .. })
+        )
     }
 
     /// Whether a node is in quarantine, which ends on its own.
     pub(crate) fn has_quarantined_nodes(&self) -> bool {
         matches!(self, BackendError::NoQuorum { quarantined: true, .. })
+    }
+
+    /// Converts the error into the one that the user sees.
+    pub(crate) fn into_lock_error(
+        self,
+        server: Arc<str>,
+        action: Action,
+        name: Option<&str>,
+    ) -> LockError {
+        let name = name.map(str::to_owned);
+        let is_transient = self.is_transient();
+        let kind = match self {
+            BackendError::Node(failure) => failure.kind,
+            BackendError::NoQuorum { needed, answers, .. } => {
+                return LockError::NoQuorum { action, name, needed, answers };
+            }
+        };
+        match kind {
+            NodeErrorKind::PoolExhausted { pool_size } => {
+                LockError::PoolExhausted { action, name, server, pool_size }
+            }
+            NodeErrorKind::Refused { code, message } if !is_transient => {
+                LockError::Refused { action, name, server, code, message }
+            }
+            NodeErrorKind::Closed => LockError::Shutdown,
+            reason => LockError::Unavailable { action, name, server, cause: Box::new(reason) },
+        }
     }
 }
 

@@ -101,7 +101,9 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     fn close(&self);
 
     /// Converts an error into the one that the user sees.
-    fn lock_error(&self, error: BackendError, action: Action, name: Option<&str>) -> LockError;
+    fn lock_error(&self, error: BackendError, action: Action, name: Option<&str>) -> LockError {
+        error.into_lock_error(self.label().clone(), action, name)
+    }
 }
 
 /// What does not change while a claim is pursued.

@@ -124,7 +124,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        backend::{redis::Endpoint, redlock::Redlock},
+        backend::redis::{Endpoint, RedisBackend},
         observe::Observer,
     };
 
@@ -134,9 +134,8 @@ mod tests {
         let nowhere = Arc::new(Endpoint::parse("unix:///nowhere").unwrap());
         let observer = Observer::start(Default::default(), nowhere.label.clone()).unwrap();
         let timeout = Duration::from_secs(1);
-        let redlock =
-            Redlock::new(&[nowhere], 1, timeout, Duration::ZERO, timeout, observer).unwrap();
-        let listener = Arc::new(GrantListener::new(Arc::new(redlock), "channel".into()));
+        let backend = RedisBackend::new(nowhere, 1, timeout, Duration::ZERO, observer).unwrap();
+        let listener = Arc::new(GrantListener::new(Arc::new(backend), "channel".into()));
         let [first, second, third] =
             ["a", "b", "c"].map(|id| WaitHandle::register(&listener, "x", id));
         assert!(!listener.is_subscribed());

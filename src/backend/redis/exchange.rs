@@ -1,7 +1,14 @@
 //! One request to one server, and its reply.
 
-use super::{Connection, Exchange, NodeError, NodeErrorKind, RedisNode, Request, ScriptRef};
-use crate::sys::clock::Moment;
+use std::{io, mem, sync::Arc, time::Duration};
+
+use redis::Value;
+
+use super::{
+    Connection, Exchange, NodeError, NodeErrorKind, RedisNode, Request, ScriptRef,
+    connector::Connector, poll_readable,
+};
+use crate::sys::clock::{self, Moment};
 
 /// Sends a request and waits for its reply until `deadline`. Connects if necessary. If the server
 /// does not know the script, sends its source.
@@ -11,27 +18,138 @@ pub(crate) fn exchange<C: Request>(
     request: &C,
     deadline: Moment,
 ) -> Result<Exchange<C::Reply>, NodeError> {
-    node.connect(connection, deadline)?;
+    if !connection.is_ready() {
+        node.connect(connection, deadline)?;
+    }
+    exchange_over(node, connection, request, deadline, |connection| connection.receive(deadline))
+}
+
+/// When an exchange ends that must not hold up its thread.
+pub(crate) struct ExchangeLimits<'a> {
+    pub(crate) deadline: Moment,
+    /// Time at which a connection attempt ends. A connection that is ready only after the exchange
+    /// is left to the next one.
+    pub(crate) connect_by: Moment,
+    /// Called while waiting. Returns when to call it next, or `None` to end the exchange.
+    pub(crate) check: &'a mut dyn FnMut(Moment) -> Option<Moment>,
+}
+
+/// Like [`exchange`], but ends when the limits say so. Connects on another thread.
+pub(crate) fn exchange_within<C: Request>(
+    node: &Arc<RedisNode>,
+    connection: &mut Connection,
+    request: &C,
+    limits: &mut ExchangeLimits<'_>,
+) -> Result<Exchange<C::Reply>, NodeError> {
+    connect_within(node, connection, limits)?;
+    let deadline = limits.deadline;
+    exchange_over(node, connection, request, deadline, |connection| {
+        receive_within(connection, limits)
+    })
+}
+
+/// Sends several requests for the same script, and then reads their replies. Returns fewer results
+/// than there are requests if the connection breaks.
+pub(crate) fn exchange_all<C: Request>(
+    node: &Arc<RedisNode>,
+    connection: &mut Connection,
+    requests: &[C],
+    limits: &mut ExchangeLimits<'_>,
+) -> Vec<Result<Exchange<C::Reply>, NodeError>> {
+    let Some((first, rest)) = requests.split_first() else { return Vec::new() };
+    // The first reply ensures that the server has the script.
+    let mut results = vec![exchange_within(node, connection, first, limits)];
+    let sent: Vec<_> = rest
+        .iter()
+        .map_while(|request| node.send(connection, request, ScriptRef::Hash, limits.deadline).ok())
+        .collect();
+    for (request, sent) in rest.iter().zip(sent) {
+        let reply = receive_within(connection, limits);
+        results.push(reply.and_then(|reply| node.decode(connection, request, sent, reply)));
+    }
+    results
+}
+
+/// Reads one reply. If it is not awaited any more, the connection stays open, and the reply counts
+/// as unread.
+fn receive_within(
+    connection: &mut Connection,
+    limits: &mut ExchangeLimits<'_>,
+) -> Result<Value, NodeError> {
+    loop {
+        let Some(next) = (limits.check)(clock::now()) else {
+            connection.abandon_reply();
+            return Err(NodeError::outcome_unknown(NodeErrorKind::TimedOut));
+        };
+        if next >= limits.deadline {
+            return connection.receive(limits.deadline);
+        }
+        if let Some(value) = connection.receive_until(next)? {
+            return Ok(value);
+        }
+    }
+}
+
+fn connect_within(
+    node: &Arc<RedisNode>,
+    connection: &mut Connection,
+    limits: &mut ExchangeLimits<'_>,
+) -> Result<(), NodeError> {
+    if connection.is_ready() {
+        return Ok(());
+    }
+    if let Some(spare) = node.take_spare() {
+        *connection = spare;
+        if connection.is_ready() {
+            return Ok(());
+        }
+    }
+    let mut connector = Connector::new().map_err(NodeError::not_sent)?;
+    let unconnected = connection.clone_unconnected();
+    let attempt = mem::replace(connection, unconnected);
+    if connector.connect(0, node.clone(), attempt, limits.connect_by).is_err() {
+        // No thread can be spawned.
+        return node.connect(connection, limits.deadline);
+    }
+    loop {
+        if let Some(connected) = connector.take_connected().pop() {
+            *connection = connected.connection;
+            return connected.outcome;
+        }
+        let now = clock::now();
+        match (limits.check)(now) {
+            Some(next) if now < limits.deadline => {
+                let until = next.min(limits.deadline);
+                poll_readable(&[&*connector.wakeups], until, Duration::ZERO);
+            }
+            _ => return Err(NodeError::not_sent(io::ErrorKind::TimedOut.into())),
+        }
+    }
+}
+
+/// Sends a request over an established connection, and decodes what `receive` returns.
+fn exchange_over<C: Request>(
+    node: &RedisNode,
+    connection: &mut Connection,
+    request: &C,
+    deadline: Moment,
+    mut receive: impl FnMut(&mut Connection) -> Result<Value, NodeError>,
+) -> Result<Exchange<C::Reply>, NodeError> {
     let mut script_ref = ScriptRef::Hash;
     loop {
         let in_flight = node.send(connection, request, script_ref, deadline)?;
-        let value = connection.receive(deadline)?;
+        let value = receive(connection)?;
         match (node.decode(connection, request, in_flight, value), script_ref) {
             (Err(failure), ScriptRef::Hash) if failure.is_unknown_script() => {
                 script_ref = ScriptRef::Source;
             }
-            (Err(failure), ScriptRef::Source) if failure.is_unknown_script() => {
+            (Err(failure), _) if failure.is_unknown_script() => {
                 connection.poison();
                 return Err(NodeError::outcome_unknown(NodeErrorKind::Protocol(
                     "it does not know a script that it was just sent".into(),
                 )));
             }
-            (result, _) => {
-                if result.is_ok() {
-                    node.record_success();
-                }
-                return result;
-            }
+            (result, _) => return result,
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Requests about many locks: finding their keys, then describing them. Pure.
 
+use std::slice;
+
 use redis::Value;
 
 use super::{
@@ -8,13 +10,19 @@ use super::{
     script::{DESCRIBE, Request, Script, ScriptRef, write_version},
 };
 use crate::{
+    backend::Inspection,
     core::{holder::Holder, key::LockKey},
+    lock_info::LockInfo,
     sys::display::truncate_id,
 };
 
 /// Number of keys that the server examines in one step of a scan. A step takes about half a
 /// millisecond.
 const SCAN_COUNT: &[u8] = b"250";
+/// Maximum number of waiters described for one lock of a list, and for all locks of a request
+/// together.
+const WAITERS_PER_LOCK_MAX: u64 = 100;
+const WAITERS_PER_REPLY_MAX: u64 = 1_000;
 
 /// Returns the Redis pattern for the keys of locks whose names match `pattern`. Special characters
 /// of the prefix are escaped.
@@ -107,6 +115,19 @@ pub(crate) struct HeldDescription {
     pub(crate) waiters: Vec<String>,
 }
 
+impl Description {
+    /// What one server that decides alone says about a lock.
+    pub(crate) fn into_lock_info(self, key: &LockKey) -> Inspection<LockInfo> {
+        match self {
+            Description::Free => Inspection::Free,
+            Description::WrongType => Inspection::WrongType,
+            Description::Held(HeldDescription { holder, token, waiters }) => {
+                Inspection::Held(LockInfo::new(key.name(), holder, token, waiters, true))
+            }
+        }
+    }
+}
+
 impl Request for DescribeLocks<'_> {
     type Reply = (u64, Vec<Description>);
 
@@ -143,7 +164,20 @@ impl Request for DescribeLocks<'_> {
     }
 }
 
-impl DescribeLocks<'_> {
+impl<'a> DescribeLocks<'a> {
+    /// For a list of many locks.
+    pub(crate) fn in_list(keys: &'a [LockKey]) -> DescribeLocks<'a> {
+        let waiters_total_max = WAITERS_PER_REPLY_MAX;
+        DescribeLocks { keys, waiters_per_lock_max: WAITERS_PER_LOCK_MAX, waiters_total_max }
+    }
+
+    /// For one lock, with as many of its waiters as fit into a reply.
+    pub(crate) fn lookup(key: &'a LockKey) -> DescribeLocks<'a> {
+        let (waiters_per_lock_max, waiters_total_max) =
+            (WAITERS_PER_REPLY_MAX, WAITERS_PER_REPLY_MAX);
+        DescribeLocks { keys: slice::from_ref(key), waiters_per_lock_max, waiters_total_max }
+    }
+
     fn decode_description(&self, value: &Value, now_us: u64) -> Option<Description> {
         let lines = match value {
             Value::Int(0) => return Some(Description::Free),

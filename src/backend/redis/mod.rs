@@ -2,8 +2,11 @@
 //! failure becomes a [`NodeError`], which states whether the request may have been carried out.
 
 mod acquisition;
+mod backend;
 mod checkout_queue;
+mod clean_up;
 mod connection;
+mod connector;
 mod discovery;
 mod exchange;
 mod fields;
@@ -11,9 +14,13 @@ mod framed_socket;
 mod grant_stream;
 mod health;
 pub(crate) mod list;
+pub(crate) mod listing;
 mod membership;
 mod pool;
 mod redis_node;
+mod release;
+mod release_turns;
+pub(crate) mod renewals;
 pub(crate) mod requests_and_replies;
 pub(crate) mod script;
 mod server_info;
@@ -24,14 +31,18 @@ mod url;
 
 pub(crate) use self::{
     acquisition::RedisAcquisition,
+    backend::RedisBackend,
     checkout_queue::Urgency,
+    clean_up::{CHECK_INTERVAL, PIPELINE_MAX},
     connection::{Connection, write_command},
-    exchange::exchange,
+    connector::{Connected, Connector},
+    exchange::{ExchangeLimits, exchange, exchange_all, exchange_within},
     fields::PubSubMessage,
     grant_stream::RedisGrantStream,
     membership::Membership,
     pool::{ConnectionPool, NodeConnections, PooledConnections},
     redis_node::{Exchange, InFlightRequest, RedisNode},
+    release_turns::ReleaseTurns,
     script::{Request, ScriptRef},
     transport::{Transport, Wake, poll_readable, waker},
     url::Endpoint,

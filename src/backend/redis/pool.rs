@@ -37,6 +37,11 @@ const CREATION_MAX: Duration = Duration::from_secs(60 * 60);
 pub(crate) struct NodeConnections(pub(crate) Box<[Connection]>);
 
 impl NodeConnections {
+    /// Connections outside the pool, for a thread that must never wait for users of the pool.
+    pub(crate) fn reserved(nodes: &[Arc<RedisNode>]) -> NodeConnections {
+        NodeConnections(nodes.iter().map(|node| node.reserved_connection()).collect())
+    }
+
     /// The connection to the only server.
     pub(crate) fn only(&mut self) -> &mut Connection {
         &mut self.0[0]
@@ -132,7 +137,7 @@ impl ConnectionPool {
         let place = self.queue.enter(urgency, deadline).map_err(|reason| {
             failed(match reason {
                 NoPlace::Closed => NodeErrorKind::Closed,
-                NoPlace::TimedOut => NodeErrorKind::PoolExhausted,
+                NoPlace::TimedOut => NodeErrorKind::PoolExhausted { pool_size: self.size },
             })
         })?;
         let pool = self.pool.lock().clone().ok_or_else(|| failed(NodeErrorKind::Closed))?;
@@ -147,10 +152,6 @@ impl ConnectionPool {
         let connections = pool.get_timeout(left).ok().or_else(|| pool.try_get());
         let connections = connections.ok_or_else(|| failed(NodeErrorKind::TimedOut))?;
         Ok(PooledConnections { connections, _place: place })
-    }
-
-    pub(crate) fn size(&self) -> u32 {
-        self.size
     }
 
     /// Stops the pool's thread and closes what is idle. Connections in use are closed when they are
@@ -194,7 +195,7 @@ mod tests {
         let taken = pool.get(Urgency::Other, now.saturating_add(Duration::from_secs(60))).unwrap();
         assert!(matches!(
             pool.get(Urgency::Other, now).unwrap_err().kind,
-            NodeErrorKind::PoolExhausted
+            NodeErrorKind::PoolExhausted { .. }
         ));
         drop(taken);
         assert!(pool.get(Urgency::Other, clock::now()).is_ok());

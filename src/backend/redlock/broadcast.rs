@@ -1,5 +1,5 @@
 //! Asking several nodes at once, from the calling thread: write to every node, then read replies
-//! until the outcome is decided or time runs out. With one node this is a request and its reply.
+//! until the outcome is decided or time runs out.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -7,13 +7,12 @@ use smallvec::SmallVec;
 
 use super::{
     broadcast_options::BroadcastOptions,
-    connector::{Connected, Connector},
     responses::{Response, Responses},
 };
 use crate::{
     backend::redis::{
-        Connection, Exchange, InFlightRequest, NodeError, NodeErrorKind, RedisNode, Request,
-        ScriptRef, Transport, poll_readable,
+        Connected, Connection, Connector, Exchange, InFlightRequest, NodeError, NodeErrorKind,
+        RedisNode, Request, ScriptRef, Transport, poll_readable,
     },
     core::{
         ack::PendingAcks,
@@ -88,9 +87,6 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
     Broadcast<'_, '_, C, F, V>
 {
     fn start(&mut self) {
-        if self.nodes.len() == 1 {
-            return self.ask(0);
-        }
         let now = clock::now();
         let responsive: NodeSet =
             self.options.targets.iter().filter(|node| self.is_responsive(*node, now)).collect();
@@ -140,9 +136,6 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
         if self.is_ready(node) {
             return self.send(node);
         }
-        if self.nodes.len() == 1 && self.options.on_idle.is_none() {
-            return self.connect_inline(node);
-        }
         if let Some(spare) = self.nodes[node].take_spare() {
             self.connections[node] = spare;
         }
@@ -152,13 +145,6 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
     fn is_ready(&mut self, node: usize) -> bool {
         self.nodes[node].drop_if_replaced(&mut self.connections[node]);
         self.connections[node].is_ready()
-    }
-
-    fn connect_inline(&mut self, node: usize) {
-        match self.nodes[node].connect(&mut self.connections[node], self.options.deadline) {
-            Ok(()) => self.send(node),
-            Err(failure) => self.record_failure(node, failure),
-        }
     }
 
     /// Connects on another thread, because connecting can take long, and this thread must read the
@@ -179,9 +165,6 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
                 self.states[node] = NodeState::Connecting;
                 self.responses.votes[node] = None;
             }
-            // No thread can be spawned. If there is a single node, connecting on this thread delays
-            // no other node.
-            Err(_) if self.nodes.len() == 1 => self.connect_inline(node),
             Err(error) => self.record_failure(node, NodeError::not_sent(error)),
         }
     }
@@ -189,13 +172,11 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
     fn send(&mut self, node: usize) {
         let request = (self.request)(node);
         let connection = &mut self.connections[node];
-        // With several nodes, replies may be left unread, and then no caller would react to a
-        // NOSCRIPT error. So the first request for a script on each connection contains its source.
-        let is_single_node = self.nodes.len() == 1;
+        // Replies may be left unread, and then no caller would react to a NOSCRIPT error. So the
+        // first request for a script on each connection contains its source.
         let is_loaded =
             request.script().is_none_or(|script| connection.mark_script_loaded(script.mask));
-        let script_ref =
-            if is_single_node || is_loaded { ScriptRef::Hash } else { ScriptRef::Source };
+        let script_ref = if is_loaded { ScriptRef::Hash } else { ScriptRef::Source };
         match self.nodes[node].send(connection, &request, script_ref, self.options.deadline) {
             Ok(in_flight) => {
                 self.states[node] = NodeState::Sent(request, script_ref, in_flight);
@@ -215,14 +196,6 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
             let unanswered = self.unanswered();
             if unanswered.is_empty() {
                 return;
-            }
-            if self.nodes.len() == 1 && self.options.on_idle.is_none() {
-                // There is no other node, so its reply decides.
-                self.read_reply(0, deadline);
-                if self.unanswered().is_empty() || clock::now() >= deadline {
-                    return;
-                }
-                continue;
             }
             let now = clock::now();
             if !decided && !self.options.wait_for_all && self.is_decided() {
@@ -409,7 +382,7 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
     fn record_failure(&mut self, node: usize, failure: NodeError) {
         if failure.is_wrong_type() {
             self.nodes[node].record_success();
-        } else if self.nodes.len() > 1 && !matches!(failure.kind, NodeErrorKind::BackingOff) {
+        } else if !matches!(failure.kind, NodeErrorKind::BackingOff) {
             self.nodes[node].record_failure(clock::now());
         }
         self.set_failed(node, failure);

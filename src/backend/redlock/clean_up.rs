@@ -1,5 +1,4 @@
-//! `QuorumCleaner`: cleans up residues in pipelined batches. One by one, each would take a round
-//! trip; over a slow connection, residues could be added faster than they are cleaned up.
+//! `QuorumCleaner`: cleans up residues on several nodes, in pipelined batches.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,7 +8,7 @@ use crate::{
         CleanupLimits, ResidueCleaner,
         error::BackendError,
         redis::{
-            Exchange, Request,
+            CHECK_INTERVAL, Exchange, PIPELINE_MAX, Request,
             requests_and_replies::{Ping, Release, ReleaseReply},
         },
     },
@@ -24,14 +23,9 @@ use crate::{
     },
 };
 
-/// Maximum number of requests sent before their replies are read. Twice as many replies may be
-/// unread on a connection.
-const PIPELINE_MAX: usize = 32;
 /// Maximum wait for the replies of several nodes, of which some may not reply at all; enough for a
 /// slow connection. A later reply counts at the next try.
 const REPLY_WAIT_MAX: Duration = Duration::from_millis(250);
-/// Interval at which an exchange checks whether it must end.
-const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 pub(super) struct QuorumCleaner {
     redlock: Arc<Redlock>,
@@ -50,8 +44,7 @@ impl ResidueCleaner for QuorumCleaner {
         // Skip nodes in back-off; otherwise, many residues for them could delay the clean-up of
         // others. At a shutdown there is no later try.
         let is_skipped = |node: &usize| {
-            self.redlock.len() > 1
-                && matches!(limits, CleanupLimits::Unless(_))
+            matches!(limits, CleanupLimits::Unless(_))
                 && self.redlock.node(*node).is_backing_off(now)
         };
         let mut unreachable = self.redlock.all_nodes().iter().filter(is_skipped).collect();
@@ -81,12 +74,10 @@ impl QuorumCleaner {
         limits: CleanupLimits<'_>,
     ) -> Option<BackendError> {
         let (count, mut error) = (batch.len(), None);
-        for (index, (claim, residue)) in batch.iter_mut().enumerate() {
+        for (claim, residue) in batch.iter_mut() {
             let targets = residue.nodes.difference(*unreachable);
             let Some(round) = self.round(targets, limits) else { continue };
-            // With one node, wait for the first reply: it ensures that the server has the script.
-            let first = index == 0 && (count == 1 || self.redlock.len() == 1);
-            let waits = first || !self.can_pipeline(targets);
+            let waits = count == 1 || !self.can_pipeline(targets);
             let wait_until = if waits { round.wait_until } else { clock::now() };
             let round = BroadcastOptions { wait_until, ..round };
             let Some(responses) =
@@ -166,10 +157,7 @@ impl QuorumCleaner {
             _ if targets.is_empty() => None,
             CleanupLimits::Unless(_) => {
                 let round = round(now.saturating_add(self.redlock.operation_timeout()));
-                let wait_until = match self.redlock.len() {
-                    1 => round.deadline,
-                    _ => round.deadline.min(now.saturating_add(REPLY_WAIT_MAX)),
-                };
+                let wait_until = round.deadline.min(now.saturating_add(REPLY_WAIT_MAX));
                 Some(BroadcastOptions { wait_until, ..round })
             }
             CleanupLimits::HalfUntil(end) if now < end => {

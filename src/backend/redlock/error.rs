@@ -4,36 +4,20 @@ use super::{
     Redlock,
     responses::{Response, Responses},
 };
-use crate::{
-    backend::{
-        error::BackendError,
-        redis::{NodeError, NodeErrorKind},
-    },
-    sys::clock,
-};
+use crate::{backend::error::BackendError, sys::clock};
 
 impl BackendError {
     /// Creates the error for responses without a usable verdict. `describe` puts a reply into
     /// words.
     pub(crate) fn from_responses<T>(
         redlock: &Redlock,
-        mut responses: Responses<T>,
+        responses: Responses<T>,
         describe: impl Fn(&T) -> String,
     ) -> BackendError {
         let nodes = redlock.nodes();
         // An unanswered request does not count, because its connection stays open and keeps
         // requests in order.
         let outcome_unknown = !responses.outcome_unknown().is_empty();
-        if let [response] = responses.by_node.as_mut_slice() {
-            return match std::mem::replace(response, Response::NotAsked) {
-                Response::Failed(failure) => BackendError::Node(failure),
-                // A reply that does not count, for example because the request had expired.
-                _ => BackendError::Node(NodeError {
-                    outcome_unknown: false,
-                    kind: NodeErrorKind::TimedOut,
-                }),
-            };
-        }
         let is_permanent = |response: &&Response<T>| {
             matches!(
                 response, Response::Failed(failure) if !failure.is_transient()
@@ -44,6 +28,7 @@ impl BackendError {
         let quarantined = nodes.iter().any(|node| node.quarantine_left(now).is_some());
         let answers = responses.node_answers(redlock, describe);
         BackendError::NoQuorum {
+            needed: redlock.quorum_size(),
             answers,
             outcome_unknown,
             transient: permanent <= nodes.len() - redlock.quorum_size(),

@@ -11,7 +11,7 @@ use crate::{
         Inspection,
         error::BackendError,
         redis::{
-            Request,
+            Request, Urgency,
             requests_and_replies::{Inspect, Ping},
         },
     },
@@ -34,7 +34,7 @@ impl Redlock {
         let deadline = clock::now().saturating_add(self.operation_timeout());
         match self.decide_holder(self.inspect_with(key, INSPECT_STRAGGLER_GRACE, deadline)?) {
             // The nodes that were not waited for may decide it.
-            Err(_) if self.len() > 1 && clock::now() < deadline => {
+            Err(_) if clock::now() < deadline => {
                 self.decide_holder(self.inspect_with(key, self.operation_timeout(), deadline)?)
             }
             result => result,
@@ -81,12 +81,6 @@ impl Redlock {
         responses: Responses<Inspection<Holder>>,
     ) -> Result<Inspection<Holder>, BackendError> {
         let nodes = self.len();
-        if nodes == 1 {
-            return match responses.by_node.into_iter().next() {
-                Some(Response::Replied(exchange)) => Ok(exchange.reply),
-                _ => Ok(Inspection::Free),
-            };
-        }
         let (mut wrong, mut without_reply, mut waiters) = (0, 0, 0);
         let mut reported: Vec<&Holder> = Vec::new();
         for response in &responses.by_node {
@@ -141,7 +135,8 @@ impl Redlock {
         deadline: Moment,
         request: impl Fn(usize) -> C,
     ) -> Result<Responses<C::Reply>, BackendError> {
-        let mut connections = self.checkout(deadline).map_err(BackendError::Node)?;
+        let mut connections =
+            self.checkout(Urgency::Other, deadline).map_err(BackendError::Node)?;
         let responses = self.ask_once(&mut connections, deadline, grace, &request);
         let is_stale = |response: &Response<C::Reply>| {
             matches!(

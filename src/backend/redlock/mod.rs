@@ -1,11 +1,9 @@
-//! What N independent nodes decide together (Redlock). A single node is a quorum of one, and takes
-//! the same path.
+//! What N independent nodes decide together (Redlock).
 
 mod acquisition;
 mod broadcast;
 mod broadcast_options;
 mod clean_up;
-mod connector;
 mod contention_memory;
 mod error;
 mod footprint;
@@ -13,7 +11,6 @@ mod inspect;
 mod list;
 mod pauses;
 mod release;
-mod release_turns;
 mod renewals;
 mod reported_holder;
 mod responses;
@@ -26,12 +23,11 @@ use parking_lot::Mutex;
 
 use self::{
     acquisition::QuorumAcquisition, broadcast::broadcast, clean_up::QuorumCleaner,
-    contention_memory::ContentionMemory, pauses::subscribe_budget, release_turns::ReleaseTurns,
-    renewals::QuorumRenewals, reported_holder::most_reported_holder,
+    contention_memory::ContentionMemory, pauses::subscribe_budget, renewals::QuorumRenewals,
+    reported_holder::most_reported_holder,
 };
 pub(crate) use self::{
     broadcast_options::BroadcastOptions,
-    release::{ReleaseOutcome, ReleaseRequest},
     responses::{Response, Responses},
 };
 pub(crate) use crate::backend::redis::{NodeConnections, PooledConnections};
@@ -42,7 +38,7 @@ use crate::{
         error::BackendError,
         redis::{
             ConnectionPool, Endpoint, Exchange, Membership, NodeError, NodeErrorKind,
-            RedisAcquisition, RedisGrantStream, RedisNode, Request, Urgency,
+            RedisGrantStream, RedisNode, ReleaseTurns, Request, Urgency,
             requests_and_replies::Ping,
         },
     },
@@ -73,7 +69,6 @@ pub(crate) struct Redlock {
     contention: ContentionMemory,
     label: Arc<str>,
     operation_timeout: Duration,
-    observer: Arc<Observer>,
 }
 
 impl Redlock {
@@ -82,34 +77,28 @@ impl Redlock {
         endpoints: &[Arc<Endpoint>],
         pool_size: u32,
         operation_timeout: Duration,
-        spin_max: Duration,
         quarantine: Duration,
-        observer: Arc<Observer>,
+        observer: &Arc<Observer>,
     ) -> Option<Redlock> {
         let labels = || endpoints.iter().map(|endpoint| endpoint.label.clone());
         let membership = Arc::new(Mutex::new(Membership::new(labels(), quarantine)));
         let node = |(index, endpoint): (usize, &Arc<Endpoint>)| {
             // With several replies in flight, a spinning thread could take a core from the servers
             // that must send them.
-            let spin_max = if endpoints.len() > 1 { Duration::ZERO } else { spin_max };
+            let spin_max = Duration::ZERO;
             let node =
                 RedisNode::new(endpoint.clone(), operation_timeout, spin_max, observer.clone());
-            Arc::new(if endpoints.len() > 1 {
-                node.with_membership(index, membership.clone())
-            } else {
-                node
-            })
+            Arc::new(node.with_membership(index, membership.clone()))
         };
         let nodes: Arc<[_]> = endpoints.iter().enumerate().map(node).collect();
         let pool = Arc::new(ConnectionPool::new(nodes.clone(), pool_size)?);
         Some(Redlock {
+            release_turns: ReleaseTurns::new(nodes.clone()),
             nodes,
             pool,
-            release_turns: ReleaseTurns::new(),
             contention: ContentionMemory::new(),
             label: join_labels(endpoints),
             operation_timeout,
-            observer,
         })
     }
 
@@ -117,7 +106,7 @@ impl Redlock {
     /// checked later, when a connection to it succeeds.
     pub(crate) fn validate_nodes(&self) -> Result<(), LockError> {
         let deadline = clock::now().saturating_add(self.operation_timeout);
-        let connections = self.checkout(deadline);
+        let connections = self.checkout(Urgency::Other, deadline);
         let mut connections = connections.map_err(|failure| {
             self.lock_error(BackendError::Node(failure), Action::Connect, None)
         })?;
@@ -184,25 +173,17 @@ impl Redlock {
         self.contention.remember(key.lock_key(), contended);
     }
 
-    pub(crate) fn shared_observer(&self) -> &Arc<Observer> {
-        &self.observer
-    }
-
     pub(crate) fn operation_timeout(&self) -> Duration {
         self.operation_timeout
     }
 
     /// Takes connections from the pool, one to each node. Waits until `deadline` if none are free.
-    pub(crate) fn checkout(&self, deadline: Moment) -> Result<PooledConnections, NodeError> {
-        self.pool.get(Urgency::Other, deadline)
-    }
-
-    /// [`checkout`](Self::checkout) before all callers that do not release.
-    pub(crate) fn checkout_for_release(
+    pub(crate) fn checkout(
         &self,
+        urgency: Urgency,
         deadline: Moment,
     ) -> Result<PooledConnections, NodeError> {
-        self.pool.get(Urgency::Release, deadline)
+        self.pool.get(urgency, deadline)
     }
 
     pub(crate) fn pool(&self) -> &Arc<ConnectionPool> {
@@ -211,7 +192,7 @@ impl Redlock {
 
     /// Connections outside the pool, for a thread that must never wait for users of the pool.
     pub(crate) fn reserved_connections(&self) -> NodeConnections {
-        NodeConnections(self.nodes.iter().map(|node| node.reserved_connection()).collect())
+        NodeConnections::reserved(&self.nodes)
     }
 
     /// Asks nodes, and counts their votes.
@@ -233,45 +214,14 @@ impl Redlock {
         }
     }
 
-    /// Smallest token to ask several nodes for. A single node needs none, and chooses its own.
+    /// Smallest token to ask the nodes for.
     pub(crate) fn token_min(&self) -> u64 {
-        if self.nodes.len() == 1 {
-            return 0;
-        }
         let now = clock::now();
         let clocks = self.nodes.iter().filter_map(|node| node.clock_sample());
         clocks
             .map(|sample| sample.server_us_at(now))
             .max()
             .map_or(0, |latest| latest.saturating_add(TOKEN_HEADROOM_US))
-    }
-
-    /// Converts an error into the one that the user sees.
-    pub(crate) fn lock_error(
-        &self,
-        error: BackendError,
-        action: Action,
-        name: Option<&str>,
-    ) -> LockError {
-        let name = name.map(str::to_owned);
-        let server = self.label.clone();
-        let is_transient = error.is_transient();
-        let failure = match error {
-            BackendError::Node(failure) => failure,
-            BackendError::NoQuorum { answers, .. } => {
-                return LockError::NoQuorum { action, name, needed: self.quorum_size(), answers };
-            }
-        };
-        match failure.kind {
-            NodeErrorKind::PoolExhausted => {
-                LockError::PoolExhausted { action, name, server, pool_size: self.pool.size() }
-            }
-            NodeErrorKind::Refused { code, message } if !is_transient => {
-                LockError::Refused { action, name, server, code, message }
-            }
-            NodeErrorKind::Closed => LockError::Shutdown,
-            reason => LockError::Unavailable { action, name, server, cause: Box::new(reason) },
-        }
     }
 }
 
@@ -286,19 +236,11 @@ impl Backend for Redlock {
 
     /// One of several nodes may have been skipped until a pending release to it had expired.
     fn longest_silence(&self) -> Duration {
-        match self.nodes.len() {
-            1 => self.operation_timeout,
-            _ => self.operation_timeout.saturating_mul(2).saturating_add(EXPIRY_SLACK),
-        }
+        self.operation_timeout.saturating_mul(2).saturating_add(EXPIRY_SLACK)
     }
 
     fn acquisition<'a>(&'a self, request: AcquireRequest<'a>) -> Box<dyn Acquisition + 'a> {
-        match &*self.nodes {
-            [node] => {
-                Box::new(RedisAcquisition::new(node, &self.pool, self.operation_timeout, request))
-            }
-            _ => Box::new(QuorumAcquisition::new(self, request)),
-        }
+        Box::new(QuorumAcquisition::new(self, request))
     }
 
     /// Subscribes on the first node where that works. Nodes that failed recently come last.
@@ -336,8 +278,7 @@ impl Backend for Redlock {
     /// is failing.
     fn should_move_queue(&self, QueuePlace(node): QueuePlace) -> bool {
         let preferred = || self.preferred_queue_node();
-        self.len() > 1
-            && (preferred() < node || (self.nodes[node].is_failing() && preferred() != node))
+        preferred() < node || (self.nodes[node].is_failing() && preferred() != node)
     }
 
     fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport {
@@ -378,9 +319,7 @@ impl Backend for Redlock {
         residue: &Residue,
         deadline: Moment,
     ) -> Result<(), BackendError> {
-        let id = claim.id.as_str().as_bytes();
-        let request = ReleaseRequest::new(&claim.key, id, &residue.queue_entry, false);
-        self.release_reserved(request, deadline).result.map(drop)
+        Redlock::clean_up_once(self, claim, residue, deadline)
     }
 
     fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError> {
@@ -407,10 +346,6 @@ impl Backend for Redlock {
         self.pool.close();
         self.release_turns.close();
     }
-
-    fn lock_error(&self, error: BackendError, action: Action, name: Option<&str>) -> LockError {
-        Redlock::lock_error(self, error, action, name)
-    }
 }
 
 impl fmt::Debug for Redlock {
@@ -421,10 +356,5 @@ impl fmt::Debug for Redlock {
 
 /// The nodes as named in messages.
 pub(crate) fn join_labels(endpoints: &[Arc<Endpoint>]) -> Arc<str> {
-    match endpoints {
-        [one] => one.label.clone(),
-        several => {
-            several.iter().map(|endpoint| &*endpoint.label).collect::<Vec<_>>().join(", ").into()
-        }
-    }
+    endpoints.iter().map(|endpoint| &*endpoint.label).collect::<Vec<_>>().join(", ").into()
 }

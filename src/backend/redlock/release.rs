@@ -1,20 +1,18 @@
 //! Releasing a lock on all nodes, with a second request where the first reply is lost.
 
-use std::time::Duration;
-
 use super::{BroadcastOptions, NodeConnections, Redlock, Response, responses::Responses};
 use crate::{
     backend::{
         ReleaseReport,
         error::BackendError,
         redis::{
-            Exchange,
+            Exchange, NodeError, NodeErrorKind, Urgency,
             requests_and_replies::{Release, ReleaseReply},
         },
     },
     core::{
         ack::PendingAcks,
-        claim::Residue,
+        claim::{Claim, Residue},
         holder::Holder,
         key::LockKey,
         lease::Lease,
@@ -24,13 +22,6 @@ use crate::{
     lock_info::Released,
     sys::clock::{self, Moment},
 };
-
-/// Maximum time that a release waits for a pooled connection before it uses a reserved one.
-const POOL_TIMEOUT: Duration = Duration::from_millis(5);
-/// First pause between attempts while the server is not a master. Doubles up to
-/// `FAILOVER_PAUSE_MAX`.
-const FAILOVER_PAUSE_MIN: Duration = Duration::from_millis(20);
-const FAILOVER_PAUSE_MAX: Duration = Duration::from_millis(200);
 
 /// What to release.
 #[derive(Clone, Copy, Debug)]
@@ -43,8 +34,6 @@ pub(crate) struct ReleaseRequest<'a> {
     pub(crate) was_held: bool,
     /// Nodes that have not replied yet to the request for the lock.
     pub(crate) unanswered: NodeSet,
-    /// Nodes on which an earlier attempt may have been applied, although its reply was lost.
-    pub(crate) maybe_applied: NodeSet,
 }
 
 impl<'a> ReleaseRequest<'a> {
@@ -54,8 +43,7 @@ impl<'a> ReleaseRequest<'a> {
         queue_entry: &'a str,
         was_held: bool,
     ) -> ReleaseRequest<'a> {
-        let (unanswered, maybe_applied) = (NodeSet::EMPTY, NodeSet::EMPTY);
-        ReleaseRequest { key, id, queue_entry, was_held, unanswered, maybe_applied }
+        ReleaseRequest { key, id, queue_entry, was_held, unanswered: NodeSet::EMPTY }
     }
 
     pub(crate) fn node_request(&self) -> Release<'a> {
@@ -93,38 +81,19 @@ pub(crate) struct ReleaseOutcome {
     pub(crate) unacknowledged: PendingAcks,
     /// Nodes that reported that they have released the lock.
     pub(crate) released_on: NodeSet,
-    /// Nodes that may have applied the release although the reply was lost; input for the next
-    /// attempt.
-    pub(crate) maybe_applied: NodeSet,
 }
 
-/// Releases, and repeats that with growing pauses during a failover of the only server: until its
-/// host name leads to the new master. `release` receives the nodes on which earlier attempts may
-/// have been applied. No connection is in use during the pauses.
-fn retry_through_failover(
-    until: Moment,
-    mut release: impl FnMut(NodeSet) -> ReleaseOutcome,
-) -> ReleaseOutcome {
-    let mut outcome = release(NodeSet::EMPTY);
-    let (mut pause, mut demoted) = (FAILOVER_PAUSE_MIN, false);
-    while let Err(error) = &outcome.result {
-        demoted |= error.is_not_master();
-        // During a failover, the host name may also lead to no server at all for a while.
-        let may_help = demoted && (error.is_not_master() || error.is_transient());
-        let next = clock::now().saturating_add(pause);
-        // An attempt without time for a reply is useless.
-        if !may_help || next.saturating_add(pause) >= until {
-            break;
+impl ReleaseOutcome {
+    /// No reply in time. The release may have been applied on any of the nodes.
+    fn without_reply(all: NodeSet) -> ReleaseOutcome {
+        let outcome = Err(BackendError::Node(NodeError::outcome_unknown(NodeErrorKind::TimedOut)));
+        ReleaseOutcome {
+            result: outcome,
+            unconfirmed: all,
+            unacknowledged: PendingAcks::new(),
+            released_on: NodeSet::EMPTY,
         }
-        clock::sleep_until(next);
-        pause = (pause * 2).min(FAILOVER_PAUSE_MAX);
-        let retried = release(outcome.maybe_applied);
-        let is_timeout = matches!(&retried.result, Err(error) if error.is_timeout());
-        // If the last attempt timed out, keep the earlier error, which says more.
-        outcome =
-            if is_timeout { ReleaseOutcome { result: outcome.result, ..retried } } else { retried };
     }
-    outcome
 }
 
 impl Redlock {
@@ -142,18 +111,9 @@ impl Redlock {
             unanswered: in_flight.unanswered_at(now),
             ..ReleaseRequest::new(&claim.key, id, &lease.queue_entry, was_held)
         };
-        let outcome = retry_through_failover(deadline, |maybe_applied| {
-            let request = ReleaseRequest { maybe_applied, ..request };
-            let checkout_until = clock::now().saturating_add(POOL_TIMEOUT).min(deadline);
-            match self.checkout_for_release(checkout_until) {
-                Ok(mut connections) => {
-                    let left = deadline.duration_since(clock::now());
-                    self.release(&mut connections, request, left)
-                }
-                // The pool is exhausted, or a shutdown has closed it.
-                Err(_) => self.release_reserved(request, deadline),
-            }
-        });
+        let release = |connections: &mut _| self.release(connections, request, deadline);
+        let outcome = self.release_turns.with_connections(&self.pool, deadline, release);
+        let outcome = outcome.unwrap_or_else(|| ReleaseOutcome::without_reply(self.all_nodes()));
         let residues = self.release_residues(lease, &outcome);
         ReleaseReport { result: outcome.result, residues }
     }
@@ -167,10 +127,7 @@ impl Redlock {
             in_flight_until,
             pending_acks,
         };
-        let failed_on = match outcome.result {
-            Err(_) if self.len() == 1 => may_hold,
-            _ => may_hold.intersection(outcome.unconfirmed),
-        };
+        let failed_on = may_hold.intersection(outcome.unconfirmed);
         let mut residues = vec![residue(failed_on, now, PendingAcks::new())];
         // Most of these acks arrive when their connections are used next.
         let mut acks = outcome.unacknowledged.clone();
@@ -197,45 +154,49 @@ impl Redlock {
         was_held: bool,
         deadline: Moment,
     ) -> Result<Released, BackendError> {
+        let mut connections =
+            self.checkout(Urgency::Release, deadline).map_err(BackendError::Node)?;
         let request = ReleaseRequest::new(key, id, "", was_held);
-        let release = |maybe_applied| match self.checkout_for_release(deadline) {
-            Ok(mut connections) => {
-                let request = ReleaseRequest { maybe_applied, ..request };
-                self.release(&mut connections, request, deadline.duration_since(clock::now()))
-            }
-            Err(failure) => {
-                let result = Err(BackendError::Node(failure));
-                let all = self.all_nodes();
-                ReleaseOutcome { result, maybe_applied, ..ReleaseOutcome::without_reply(all) }
-            }
-        };
-        retry_through_failover(deadline, release).result
+        self.release(&mut connections, request, deadline).result
     }
 
-    /// Sends the release to all nodes, and once more to the nodes whose reply was lost. Blocks for
-    /// at most `timeout`.
+    /// Cleans up after a claim, for a caller that has nobody else to do it.
+    pub(super) fn clean_up_once(
+        &self,
+        claim: &Claim,
+        residue: &Residue,
+        deadline: Moment,
+    ) -> Result<(), BackendError> {
+        let id = claim.id.as_str().as_bytes();
+        let request = ReleaseRequest::new(&claim.key, id, &residue.queue_entry, false);
+        let release = |connections: &mut _| self.release(connections, request, deadline);
+        let outcome = self.release_turns.with_reserved(deadline, release);
+        outcome.unwrap_or_else(|| ReleaseOutcome::without_reply(self.all_nodes())).result.map(drop)
+    }
+
+    /// Sends the release to all nodes, and once more to the nodes whose reply was lost.
     ///
     /// If a node replies to the second request that the lock is free, it has applied the first one.
     /// If we held the lock until this release, the reply that another client holds the lock means
     /// the same, because a release hands the lock over.
-    pub(crate) fn release(
+    fn release(
         &self,
         connections: &mut NodeConnections,
         request: ReleaseRequest<'_>,
-        timeout: Duration,
+        deadline: Moment,
     ) -> ReleaseOutcome {
         let mut ask = |options: BroadcastOptions<'_>| {
             self.ask(connections, options, |_| request.node_request(), ReleaseRequest::vote)
         };
-        let started = clock::now();
+        let now = clock::now();
         // The first request gets half of the time, so that the second has the other half.
-        let first =
-            request.broadcast_options(self.all_nodes(), started.saturating_add(timeout / 2));
+        let halfway = now.saturating_add(deadline.duration_since(now) / 2);
+        let first = request.broadcast_options(self.all_nodes(), halfway);
         let mut responses = ask(BroadcastOptions { will_retry: true, ..first });
-        let mut maybe_applied = request.maybe_applied.union(responses.outcome_unknown());
+        let maybe_applied = responses.outcome_unknown();
         let repeat = nodes_to_retry(&responses);
-        if !repeat.is_empty() && (self.len() == 1 || !is_certain(&responses, request.was_held)) {
-            let second = request.broadcast_options(repeat, started.saturating_add(timeout));
+        if !repeat.is_empty() && !is_certain(&responses, request.was_held) {
+            let second = request.broadcast_options(repeat, deadline);
             let second = ask(BroadcastOptions { prior_votes: responses.votes.clone(), ..second });
             for (node, (response, vote)) in second.by_node.into_iter().zip(second.votes).enumerate()
             {
@@ -243,7 +204,6 @@ impl Redlock {
                     (responses.by_node[node], responses.votes[node]) = (response, vote);
                 }
             }
-            maybe_applied = maybe_applied.union(responses.outcome_unknown());
             responses.pending_acks.extend(second.pending_acks);
         }
         self.evaluate_release(responses, request.was_held, maybe_applied)
@@ -298,15 +258,11 @@ impl Redlock {
                 // not replied may have kept it.
                 Err(BackendError::from_responses(self, responses, describe))
             } else if let Some(holder) = other {
-                Ok(Released::OwnedByOther(if self.len() > 1 {
-                    holder.with_nodes(answers)
-                } else {
-                    holder
-                }))
+                Ok(Released::OwnedByOther(holder.with_nodes(answers)))
             } else {
                 Ok(Released::Gone)
             };
-        ReleaseOutcome { result, unconfirmed, unacknowledged, released_on, maybe_applied }
+        ReleaseOutcome { result, unconfirmed, unacknowledged, released_on }
     }
 }
 

@@ -17,6 +17,7 @@ use crate::{
         error::BackendError,
         redis::{
             NodeError, NodeErrorKind, Request,
+            renewals::{connect_by, refusal_of_one_lock, renewal_request, renewal_timeout},
             requests_and_replies::{Renew, RenewReply, Renewal as RenewalRequest},
         },
     },
@@ -29,13 +30,8 @@ use crate::{
     sys::clock::{self, Moment},
 };
 
-/// Minimum timeout of a renewal; otherwise one urgent lease would fail all others in its batch.
-const RENEWAL_TIMEOUT_MIN: Duration = Duration::from_millis(50);
 /// Maximum wait for the remaining nodes once a quorum has replied to a renewal.
 const STRAGGLER_GRACE_MAX: Duration = Duration::from_millis(50);
-/// Maximum time of a connection attempt that outlasts its exchange. Bounds the number of attempts
-/// in progress.
-const CONNECT_TIMEOUT_MAX: Duration = Duration::from_secs(1);
 /// Maximum wait for slow nodes; enough for a slow connection. Renewals that fall due meanwhile wait
 /// too, unless their leases have less time to spare.
 const LISTEN_MAX: Duration = Duration::from_millis(250);
@@ -76,9 +72,7 @@ impl LeaseRenewals for QuorumRenewals {
             self.pass = Pass::default();
         }
         let now = clock::now();
-        // Use half of the shortest remaining time, so that a second try fits into the rest.
-        let timeout =
-            (limits.least_left / 2).max(RENEWAL_TIMEOUT_MIN).min(self.redlock.operation_timeout());
+        let timeout = renewal_timeout(&limits, self.redlock.operation_timeout());
         let requests: Vec<_> = leases.iter().map(|lease| renewal_request(lease, now)).collect();
         let round = BroadcastOptions {
             // Stragglers must not delay a renewal that a quorum has confirmed.
@@ -87,16 +81,15 @@ impl LeaseRenewals for QuorumRenewals {
         };
         let mut responses = self.ask(round, &mut limits, |_| Renew(&requests));
         self.hear_the_rest(leases, &requests, &mut limits, &mut responses);
-        let several = self.redlock.len() > 1;
         let quorum = responses.verdict() == Verdict::Granted;
-        if quorum && several {
+        if quorum {
             let silent = responses.unanswered().difference(self.pass.unresponsive);
             self.pass.stragglers = self.pass.stragglers.union(silent);
             self.pass.leases.extend(leases.iter().copied().cloned());
         }
         let renewals = leases.iter().enumerate().map(|(index, lease)| {
             let (renewal, missing) = self.conclude(lease, &responses, index);
-            if several && !missing.is_empty() {
+            if !missing.is_empty() {
                 self.pass.missing.push_back(((*lease).clone(), missing));
             }
             renewal
@@ -105,7 +98,10 @@ impl LeaseRenewals for QuorumRenewals {
         if quorum {
             return RenewalReport { renewals, failure: None, refusal: None };
         }
-        let refusal = find_refusal(&responses).map(|(code, message)| format!("{code} {message}"));
+        let refusal = responses.by_node.iter().find_map(|response| match response {
+            Response::Failed(failure) => refusal_of_one_lock(failure),
+            _ => None,
+        });
         let failure = BackendError::from_responses(&self.redlock, responses, |_| "renewed".into());
         RenewalReport { renewals, failure: Some(failure), refusal }
     }
@@ -142,13 +138,8 @@ impl QuorumRenewals {
         request: impl Fn(usize) -> C,
     ) -> Responses<C::Reply> {
         let QuorumRenewals { redlock, connections, .. } = self;
-        let (since, stop) = (clock::now(), limits.stop_by);
-        let deadline = round.deadline.min(stop);
-        // Let a connection attempt outlast this exchange: it may still help another lease.
-        let connect_by = since
-            .saturating_add(redlock.operation_timeout().min(CONNECT_TIMEOUT_MAX))
-            .max(deadline)
-            .min(stop);
+        let (since, deadline) = (clock::now(), round.deadline.min(limits.stop_by));
+        let connect_by = connect_by(since, deadline, limits, redlock.operation_timeout());
         let mut stopped = false;
         let mut check = |now| {
             let next = (limits.check)(now);
@@ -206,13 +197,8 @@ impl QuorumRenewals {
             deadlines.valid_until()
         };
         match valid_until {
-            None => {
-                // A minority of nodes may still keep the lock, or a request in flight may acquire
-                // it again.
-                let leaves_residue =
-                    self.redlock.len() > 1 || clock::now() < lease.in_flight.until();
-                (Renewal::Lost { why: tally.loss, leaves_residue }, NodeSet::EMPTY)
-            }
+            // A minority of nodes may still keep the lock.
+            None => (Renewal::Lost { why: tally.loss, leaves_residue: true }, NodeSet::EMPTY),
             Some(until) if tally.confirmed.len() >= self.redlock.quorum_size() => {
                 (Renewal::Confirmed { until, sent: tally.first_sent() }, tally.missing)
             }
@@ -305,25 +291,4 @@ impl QuorumRenewals {
         }
         !self.pass.missing.is_empty()
     }
-}
-
-fn renewal_request(lease: &Lease, now: Moment) -> RenewalRequest<'_> {
-    RenewalRequest {
-        lock: lease.claim.key.lock_key(),
-        id: lease.claim.id.as_str(),
-        ttl_ms: lease.claim.ttl_ms(),
-        token_key: lease.should_refresh_token(now).then(|| lease.claim.key.token_key()),
-    }
-}
-
-/// Returns the first refusal that may be caused by a single lock, and not by the state of the
-/// server.
-fn find_refusal<T>(responses: &Responses<T>) -> Option<(&str, &str)> {
-    responses.by_node.iter().find_map(|response| match response {
-        Response::Failed(failure) if failure.is_server_wide() => None,
-        Response::Failed(NodeError { kind: NodeErrorKind::Refused { code, message }, .. }) => {
-            Some((&**code, &**message))
-        }
-        _ => None,
-    })
 }

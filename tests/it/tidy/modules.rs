@@ -272,7 +272,7 @@ fn imports_are_written_out() {
 fn files_are_found_through_re_exports() {
     let modules = Modules::read("src");
     let file = |path: &[&str]| modules.file(&owned(path), 0).unwrap_or_default();
-    assert_eq!(file(&["backend", "redlock", "ReleaseRequest"]), "src/backend/redlock/release.rs");
+    assert_eq!(file(&["backend", "redlock", "Responses"]), "src/backend/redlock/responses.rs");
     assert_eq!(file(&["backend", "redlock", "Redlock"]), "src/backend/redlock/mod.rs");
     assert_eq!(file(&["config", "LockOptions"]), "src/config/options.rs");
 }

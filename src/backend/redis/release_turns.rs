@@ -5,24 +5,21 @@
 //! Invariant: at most one caller has the connections, and it holds no mutex meanwhile. Every caller
 //! waits until its own deadline at most.
 
-use std::thread::ThreadId;
+use std::{sync::Arc, thread::ThreadId, time::Duration};
 
-use super::{NodeConnections, Redlock, ReleaseOutcome, ReleaseRequest};
-use crate::{
-    backend::{
-        error::BackendError,
-        redis::{NodeError, NodeErrorKind},
-    },
-    core::{ack::PendingAcks, quorum::NodeSet},
-    sys::{
-        clock::{self, Moment},
-        sync::{Condvar, Mutex},
-        threads,
-    },
+use super::{ConnectionPool, NodeConnections, RedisNode, Urgency};
+use crate::sys::{
+    clock::{self, Moment},
+    sync::{Condvar, Mutex},
+    threads,
 };
 
+/// Maximum time that a release waits for a pooled connection before it uses a reserved one.
+const POOL_TIMEOUT: Duration = Duration::from_millis(5);
+
 #[derive(Debug)]
-pub(super) struct ReleaseTurns {
+pub(crate) struct ReleaseTurns {
+    nodes: Arc<[Arc<RedisNode>]>,
     state: Mutex<State>,
     freed: Condvar,
 }
@@ -46,8 +43,34 @@ struct Turn<'a> {
 }
 
 impl ReleaseTurns {
-    pub(super) fn new() -> ReleaseTurns {
-        ReleaseTurns { state: Mutex::default(), freed: Condvar::new() }
+    pub(crate) fn new(nodes: Arc<[Arc<RedisNode>]>) -> ReleaseTurns {
+        ReleaseTurns { nodes, state: Mutex::default(), freed: Condvar::new() }
+    }
+
+    /// Runs `release` with pooled connections, or with the reserved ones if the pool is exhausted
+    /// or a shutdown has closed it. Returns `None` if there was no time for it before `until`.
+    pub(crate) fn with_connections<T>(
+        &self,
+        pool: &ConnectionPool,
+        until: Moment,
+        release: impl FnOnce(&mut NodeConnections) -> T,
+    ) -> Option<T> {
+        match pool.get(Urgency::Release, clock::now().saturating_add(POOL_TIMEOUT).min(until)) {
+            Ok(mut connections) => Some(release(&mut connections)),
+            Err(_) => self.with_reserved(until, release),
+        }
+    }
+
+    /// Runs `release` with the reserved connections. Returns `None` if there was no time for it
+    /// before `until`.
+    pub(crate) fn with_reserved<T>(
+        &self,
+        until: Moment,
+        release: impl FnOnce(&mut NodeConnections) -> T,
+    ) -> Option<T> {
+        let mut turn = self.wait(until).filter(|_| clock::now() < until)?;
+        let nodes = &self.nodes;
+        Some(release(turn.connections.get_or_insert_with(|| NodeConnections::reserved(nodes))))
     }
 
     /// Waits for a turn. Returns `None` if there was none by `until`.
@@ -69,7 +92,7 @@ impl ReleaseTurns {
     }
 
     /// Closes the connections once no call waits for them.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         let mut state = self.state.lock();
         state.is_closed = true;
         let unused = if state.waiting == 0 { state.idle.take() } else { None };
@@ -88,40 +111,6 @@ impl Drop for Turn<'_> {
         }
         drop(state);
         clock::wake_one(&self.turns.freed);
-    }
-}
-
-impl Redlock {
-    /// [`release`](Redlock::release) over the reserved connections.
-    pub(crate) fn release_reserved(
-        &self,
-        request: ReleaseRequest<'_>,
-        until: Moment,
-    ) -> ReleaseOutcome {
-        let turn = self.release_turns.wait(until);
-        let left = until.duration_since(clock::now());
-        match turn {
-            Some(mut turn) if !left.is_zero() => {
-                let connections =
-                    turn.connections.get_or_insert_with(|| self.reserved_connections());
-                self.release(connections, request, left)
-            }
-            _ => ReleaseOutcome::without_reply(self.all_nodes()),
-        }
-    }
-}
-
-impl ReleaseOutcome {
-    /// No reply in time. The release may have been applied on any of the nodes.
-    pub(crate) fn without_reply(all: NodeSet) -> ReleaseOutcome {
-        let outcome = Err(BackendError::Node(NodeError::outcome_unknown(NodeErrorKind::TimedOut)));
-        ReleaseOutcome {
-            result: outcome,
-            unconfirmed: all,
-            unacknowledged: PendingAcks::new(),
-            released_on: NodeSet::EMPTY,
-            maybe_applied: all,
-        }
     }
 }
 
@@ -144,7 +133,7 @@ mod tests {
     /// Fault: N73
     #[test]
     fn thread_does_not_wait_for_itself() {
-        let turns = ReleaseTurns::new();
+        let turns = ReleaseTurns::new(Arc::new([]));
         let turn = turns.wait(later());
         assert!(turn.is_some() && turns.wait(Moment::NEVER).is_none());
         drop(turn);
@@ -153,7 +142,7 @@ mod tests {
 
     #[test]
     fn call_waits_for_its_turn_until_its_deadline() {
-        let turns = ReleaseTurns::new();
+        let turns = ReleaseTurns::new(Arc::new([]));
         let turn = turns.wait(later());
         thread::scope(|threads| {
             let late = threads.spawn(|| turns.wait(soon()).is_some());
@@ -167,7 +156,7 @@ mod tests {
 
     #[test]
     fn connections_are_kept_until_closed_and_unused() {
-        let turns = ReleaseTurns::new();
+        let turns = ReleaseTurns::new(Arc::new([]));
         let give_back = || {
             let mut turn = turns.wait(later()).unwrap();
             turn.connections.get_or_insert_with(|| NodeConnections(Box::new([])));

@@ -14,21 +14,21 @@ use crate::{
 
 /// Connects on other threads, because connecting can take long, and several nodes are connected at
 /// once.
-pub(super) struct Connector {
+pub(crate) struct Connector {
     sender: Sender<Connected>,
     receiver: Receiver<Connected>,
     wake: Wake,
-    pub(super) wakeups: Box<dyn Transport>,
+    pub(crate) wakeups: Box<dyn Transport>,
 }
 
-pub(super) struct Connected {
-    pub(super) node: usize,
-    pub(super) connection: Connection,
-    pub(super) outcome: Result<(), NodeError>,
+pub(crate) struct Connected {
+    pub(crate) node: usize,
+    pub(crate) connection: Connection,
+    pub(crate) outcome: Result<(), NodeError>,
 }
 
 impl Connector {
-    pub(super) fn new() -> io::Result<Connector> {
+    pub(crate) fn new() -> io::Result<Connector> {
         let (wake, wakeups) = waker()?;
         let (sender, receiver) = unbounded();
         Ok(Connector { sender, receiver, wake, wakeups })
@@ -36,7 +36,7 @@ impl Connector {
 
     /// Connects in the background. If the caller has stopped waiting by the time the connection is
     /// ready, the node keeps the connection.
-    pub(super) fn connect(
+    pub(crate) fn connect(
         &self,
         index: usize,
         node: Arc<RedisNode>,
@@ -59,7 +59,7 @@ impl Connector {
     }
 
     /// Returns the attempts that have ended since the last call, successful or not.
-    pub(super) fn take_connected(&mut self) -> Vec<Connected> {
+    pub(crate) fn take_connected(&mut self) -> Vec<Connected> {
         let _ = self.wakeups.read(&mut [0; 64], Duration::ZERO);
         self.receiver.try_iter().collect()
     }

@@ -1,0 +1,248 @@
+//! `RedisBackend`: one server, which decides alone.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    Connection, ConnectionPool, Endpoint, NodeConnections, NodeError, NodeErrorKind,
+    PooledConnections, RedisAcquisition, RedisGrantStream, RedisNode, ReleaseTurns, Request,
+    Urgency,
+    acquisition::PLACE,
+    clean_up::RedisCleaner,
+    exchange,
+    list::{DescribeLocks, Scan, key_pattern},
+    listing::{DESCRIBE_BATCH_MAX, LIST_TIMEOUTS_MAX, Listing, ScanProgress},
+    release::ReleaseAttempts,
+    renewals::RedisRenewals,
+    requests_and_replies::{Inspect, Ping},
+};
+use crate::{
+    backend::{
+        AcquireRequest, Acquisition, Backend, GrantStream, Inspection, LeaseRenewals,
+        ReleaseReport, ResidueCleaner, StreamError, error::BackendError,
+    },
+    core::{
+        ack::PendingAcks,
+        claim::{Claim, Residue},
+        holder::Holder,
+        key::LockKey,
+        lease::Lease,
+        quorum::NodeSet,
+    },
+    lock_info::{LockInfo, Released},
+    observe::Observer,
+    sys::clock::{self, Moment},
+};
+
+#[derive(Debug)]
+pub(crate) struct RedisBackend {
+    node: Arc<RedisNode>,
+    pool: Arc<ConnectionPool>,
+    release_turns: ReleaseTurns,
+    operation_timeout: Duration,
+}
+
+impl RedisBackend {
+    /// Does not connect. Returns `None` if no thread can be spawned for the pool.
+    pub(crate) fn new(
+        endpoint: Arc<Endpoint>,
+        pool_size: u32,
+        operation_timeout: Duration,
+        spin_max: Duration,
+        observer: Arc<Observer>,
+    ) -> Option<RedisBackend> {
+        let node = Arc::new(RedisNode::new(endpoint, operation_timeout, spin_max, observer));
+        let nodes: Arc<[_]> = [node.clone()].into();
+        let pool = Arc::new(ConnectionPool::new(nodes.clone(), pool_size)?);
+        let release_turns = ReleaseTurns::new(nodes);
+        Some(RedisBackend { node, pool, release_turns, operation_timeout })
+    }
+
+    pub(crate) fn pool(&self) -> &Arc<ConnectionPool> {
+        &self.pool
+    }
+
+    fn operation_deadline(&self) -> Moment {
+        clock::now().saturating_add(self.operation_timeout)
+    }
+
+    fn checkout(&self, deadline: Moment) -> Result<PooledConnections, BackendError> {
+        self.pool.get(Urgency::Other, deadline).map_err(BackendError::Node)
+    }
+
+    /// Asks, and asks again if the connection was stale. For requests that change nothing.
+    fn ask<C: Request>(
+        &self,
+        connection: &mut Connection,
+        request: &C,
+        deadline: Moment,
+    ) -> Result<C::Reply, BackendError> {
+        let is_stale = |failure: &NodeError| failure.outcome_unknown && failure.is_transient();
+        let result = match exchange(&self.node, connection, request, deadline) {
+            Err(failure) if is_stale(&failure) && clock::now() < deadline => {
+                exchange(&self.node, connection, request, deadline)
+            }
+            result => result,
+        };
+        result.map(|exchange| exchange.reply).map_err(BackendError::Node)
+    }
+
+    fn ask_pooled<C: Request>(
+        &self,
+        request: &C,
+        deadline: Moment,
+    ) -> Result<C::Reply, BackendError> {
+        self.ask(self.checkout(deadline)?.only(), request, deadline)
+    }
+}
+
+impl Backend for RedisBackend {
+    fn label(&self) -> &Arc<str> {
+        self.node.label()
+    }
+
+    fn operation_timeout(&self) -> Duration {
+        self.operation_timeout
+    }
+
+    fn acquisition<'a>(&'a self, request: AcquireRequest<'a>) -> Box<dyn Acquisition + 'a> {
+        Box::new(RedisAcquisition::new(&self.node, &self.pool, self.operation_timeout, request))
+    }
+
+    fn open_stream(
+        &self,
+        channel: &str,
+        deadline: Moment,
+    ) -> Result<Box<dyn GrantStream>, StreamError> {
+        let short_budget = deadline.duration_since(clock::now()) < self.operation_timeout;
+        match RedisGrantStream::open(&self.node, PLACE, channel, self.operation_timeout, deadline) {
+            Ok(stream) => Ok(Box::new(stream)),
+            Err(cause) => {
+                let out_of_time = short_budget && cause.is_timeout();
+                Err(StreamError { cause, out_of_time })
+            }
+        }
+    }
+
+    fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport {
+        let (id, entry) = (lease.claim.id.as_str().as_bytes(), &lease.queue_entry);
+        let release = ReleaseAttempts::new(&self.node, &lease.claim.key, id, entry, was_held);
+        let result = release.through_failover(deadline, |release| {
+            let send =
+                |connections: &mut NodeConnections| release.send(connections.only(), deadline);
+            self.release_turns.with_connections(&self.pool, deadline, send).unwrap_or_else(no_turn)
+        });
+        let (now, in_flight) = (clock::now(), lease.in_flight);
+        let mut residues = Vec::new();
+        if result.is_err() {
+            residues.push(Residue { in_flight_until: now, ..self.lease_residue(lease) });
+        }
+        // A request that is still in flight would find the lock free and acquire it again, although
+        // it has no holder any more.
+        if now < in_flight.broken_until {
+            residues.push(self.lease_residue(lease));
+        }
+        ReleaseReport { result: result.map_err(BackendError::Node), residues }
+    }
+
+    fn release_id(
+        &self,
+        key: &LockKey,
+        id: &[u8],
+        was_held: bool,
+        deadline: Moment,
+    ) -> Result<Released, BackendError> {
+        let release = ReleaseAttempts::new(&self.node, key, id, "", was_held);
+        let attempt = |release: &mut ReleaseAttempts<'_>| {
+            release.send(self.pool.get(Urgency::Release, deadline)?.only(), deadline)
+        };
+        release.through_failover(deadline, attempt).map_err(BackendError::Node)
+    }
+
+    fn lease_residue(&self, lease: &Lease) -> Residue {
+        Residue {
+            nodes: NodeSet::single(0),
+            queue_entry: lease.queue_entry.clone(),
+            in_flight_until: lease.in_flight.until(),
+            pending_acks: PendingAcks::new(),
+        }
+    }
+
+    fn lease_renewals(self: Arc<Self>) -> Box<dyn LeaseRenewals + Send> {
+        Box::new(RedisRenewals::new(self.node.clone(), self.operation_timeout))
+    }
+
+    fn residue_cleaner(self: Arc<Self>) -> Box<dyn ResidueCleaner + Send> {
+        Box::new(RedisCleaner::new(self.node.clone(), self.operation_timeout))
+    }
+
+    fn clean_up_once(
+        &self,
+        claim: &Claim,
+        residue: &Residue,
+        deadline: Moment,
+    ) -> Result<(), BackendError> {
+        let (id, entry) = (claim.id.as_str().as_bytes(), &residue.queue_entry);
+        let mut release = ReleaseAttempts::new(&self.node, &claim.key, id, entry, false);
+        let send = |connections: &mut NodeConnections| release.send(connections.only(), deadline);
+        let result = self.release_turns.with_reserved(deadline, send).unwrap_or_else(no_turn);
+        result.map(drop).map_err(BackendError::Node)
+    }
+
+    fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError> {
+        self.ask_pooled(&Inspect(key), self.operation_deadline())
+    }
+
+    fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<Vec<Vec<u8>>, BackendError> {
+        Ok(match self.ask_pooled(&Inspect(key), deadline)? {
+            Inspection::Held(holder) => vec![holder.id_bytes().to_vec()],
+            Inspection::Free | Inspection::WrongType => Vec::new(),
+        })
+    }
+
+    fn lookup(&self, key: &LockKey) -> Result<Inspection<LockInfo>, BackendError> {
+        let (_, found) = self.ask_pooled(&DescribeLocks::lookup(key), self.operation_deadline())?;
+        Ok(found.into_iter().next().map_or(Inspection::Free, |found| found.into_lock_info(key)))
+    }
+
+    fn list(&self, prefix: &str, pattern: &str) -> Result<Vec<LockInfo>, BackendError> {
+        let end =
+            clock::now().saturating_add(self.operation_timeout.saturating_mul(LIST_TIMEOUTS_MAX));
+        let step_deadline = || self.operation_deadline().min(end);
+        let mut connections = self.checkout(step_deadline())?;
+        let connection = connections.only();
+        let pattern = key_pattern(prefix, pattern);
+        let (mut listing, mut progress) = (Listing::new(prefix), ScanProgress::start());
+        loop {
+            let scan = Scan { cursor: &progress.cursor, pattern: &pattern };
+            let found = self.ask(connection, &scan, step_deadline())?;
+            listing.add_keys(found.keys)?;
+            if progress.advance(connection.opened_at(), found.next_cursor) {
+                break;
+            }
+        }
+        for batch in listing.take_keys().chunks(DESCRIBE_BATCH_MAX) {
+            let request = DescribeLocks::in_list(batch);
+            let (_, found) = self.ask(connection, &request, step_deadline())?;
+            for (key, found) in batch.iter().zip(found) {
+                listing.add_lock(found.into_lock_info(key))?;
+            }
+        }
+        Ok(listing.into_locks())
+    }
+
+    fn ping(&self) -> Result<Duration, BackendError> {
+        let began = clock::now();
+        self.ask_pooled(&Ping, began.saturating_add(self.operation_timeout))?;
+        Ok(clock::now().duration_since(began))
+    }
+
+    fn close(&self) {
+        self.pool.close();
+        self.release_turns.close();
+    }
+}
+
+/// There was no time to send the release.
+fn no_turn<T>() -> Result<T, NodeError> {
+    Err(NodeError::outcome_unknown(NodeErrorKind::TimedOut))
+}

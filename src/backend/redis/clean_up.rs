@@ -1,0 +1,118 @@
+//! `RedisCleaner`: cleans up residues in pipelined batches. One by one, each would take a round
+//! trip; over a slow connection, residues could be added faster than they are cleaned up.
+
+use std::{slice, sync::Arc, time::Duration};
+
+use super::{
+    Connection, ExchangeLimits, NodeError, RedisNode, exchange_all, requests_and_replies::Release,
+};
+use crate::{
+    backend::{CleanupLimits, ResidueCleaner, error::BackendError},
+    core::{
+        claim::{Claim, Residue},
+        quorum::NodeSet,
+    },
+    sys::{
+        clock::{self, Moment},
+        logging::isolate_panic,
+    },
+};
+
+/// Maximum number of requests sent before their replies are read.
+pub(crate) const PIPELINE_MAX: usize = 32;
+/// Interval at which an exchange checks whether it must end.
+pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+
+pub(super) struct RedisCleaner {
+    node: Arc<RedisNode>,
+    operation_timeout: Duration,
+    /// Opens when it is first used.
+    connection: Connection,
+}
+
+impl ResidueCleaner for RedisCleaner {
+    /// Skips the remaining residues once the server does not reply or cannot be reached.
+    fn clean_up(
+        &mut self,
+        residues: &mut [(&Claim, &mut Residue)],
+        limits: CleanupLimits<'_>,
+    ) -> Option<BackendError> {
+        let mut first_failure = None;
+        for batch in residues.chunks_mut(PIPELINE_MAX) {
+            let Err(failure) = self.release_batch_or_each(batch, limits) else { continue };
+            let was_not_sent = !failure.outcome_unknown && !self.connection.is_connected();
+            let is_unreachable = failure.is_timeout() || was_not_sent;
+            first_failure.get_or_insert(BackendError::Node(failure));
+            if is_unreachable {
+                break;
+            }
+        }
+        first_failure
+    }
+
+    fn close(&mut self) {
+        self.connection = self.node.reserved_connection();
+    }
+}
+
+impl RedisCleaner {
+    pub(super) fn new(node: Arc<RedisNode>, operation_timeout: Duration) -> RedisCleaner {
+        RedisCleaner { connection: node.reserved_connection(), node, operation_timeout }
+    }
+
+    /// After a panic, tries each residue of a batch on its own, and drops the one that panics:
+    /// it would panic at every try and disturb the others.
+    fn release_batch_or_each(
+        &mut self,
+        batch: &mut [(&Claim, &mut Residue)],
+        limits: CleanupLimits<'_>,
+    ) -> Result<(), NodeError> {
+        if let Some(result) = isolate_panic(|| self.release_batch(batch, limits)) {
+            return result;
+        }
+        let mut result = Ok(());
+        for one in batch {
+            // Replies in flight on the old connection cannot be matched to requests any more.
+            self.close();
+            let released = isolate_panic(|| self.release_batch(slice::from_mut(one), limits));
+            if released.is_none() {
+                one.1.nodes = NodeSet::EMPTY;
+            }
+            result = result.and(released.unwrap_or(Ok(())));
+        }
+        result
+    }
+
+    /// Tries each residue of a batch once, and removes those that the server confirms. Returns the
+    /// first failure.
+    fn release_batch(
+        &mut self,
+        batch: &mut [(&Claim, &mut Residue)],
+        limits: CleanupLimits<'_>,
+    ) -> Result<(), NodeError> {
+        let now = clock::now();
+        let deadline = match limits {
+            CleanupLimits::Unless(_) => now.saturating_add(self.operation_timeout),
+            CleanupLimits::HalfUntil(end) => now.saturating_add(end.duration_since(now) / 2),
+        };
+        let mut check = |now: Moment| match limits {
+            CleanupLimits::Unless(must_end) if must_end() => None,
+            _ => Some(now.saturating_add(CHECK_INTERVAL)),
+        };
+        let mut limits = ExchangeLimits { deadline, connect_by: deadline, check: &mut check };
+        let releases = batch.iter().map(|(claim, residue)| Release {
+            key: &claim.key,
+            id: claim.id.as_str().as_bytes(),
+            queue_entry: &residue.queue_entry,
+            expires: false,
+        });
+        let requests: Vec<_> = releases.collect();
+        let results = exchange_all(&self.node, &mut self.connection, &requests, &mut limits);
+        let mut first_failure = Ok(());
+        for ((_, residue), result) in batch.iter_mut().zip(results) {
+            let result = result.map(|_| residue.nodes = NodeSet::EMPTY);
+            first_failure = first_failure.and(result);
+        }
+        first_failure
+    }
+}

@@ -1,0 +1,114 @@
+//! Releasing a lock on one server: with a second request if the first reply is lost, and again
+//! until a failover has ended.
+
+use std::time::Duration;
+
+use super::{
+    Connection, NodeError, RedisNode, exchange,
+    requests_and_replies::{Release, ReleaseReply},
+};
+use crate::{
+    core::key::LockKey,
+    lock_info::Released,
+    sys::clock::{self, Moment},
+};
+
+/// First pause between attempts while the server is not a master. Doubles up to
+/// `FAILOVER_PAUSE_MAX`.
+const FAILOVER_PAUSE_MIN: Duration = Duration::from_millis(20);
+const FAILOVER_PAUSE_MAX: Duration = Duration::from_millis(200);
+
+/// One release, until its outcome is known.
+pub(super) struct ReleaseAttempts<'a> {
+    node: &'a RedisNode,
+    request: Release<'a>,
+    /// The lease was valid until this release.
+    was_held: bool,
+    /// A request may have been carried out, although its reply was lost.
+    maybe_applied: bool,
+}
+
+impl<'a> ReleaseAttempts<'a> {
+    pub(super) fn new(
+        node: &'a RedisNode,
+        key: &'a LockKey,
+        id: &'a [u8],
+        queue_entry: &'a str,
+        was_held: bool,
+    ) -> ReleaseAttempts<'a> {
+        let request = Release { key, id, queue_entry, expires: false };
+        ReleaseAttempts { node, request, was_held, maybe_applied: false }
+    }
+
+    /// Makes an attempt, and more with growing pauses during a failover: until the server's host
+    /// name leads to the new master. No connection is in use during the pauses.
+    pub(super) fn through_failover(
+        mut self,
+        until: Moment,
+        mut attempt: impl FnMut(&mut ReleaseAttempts<'a>) -> Result<Released, NodeError>,
+    ) -> Result<Released, NodeError> {
+        let mut result = attempt(&mut self);
+        let (mut pause, mut demoted) = (FAILOVER_PAUSE_MIN, false);
+        while let Err(error) = &result {
+            demoted |= error.is_not_master();
+            // During a failover, the host name may also lead to no server at all for a while.
+            let may_help = demoted && (error.is_not_master() || error.is_transient());
+            let next = clock::now().saturating_add(pause);
+            // An attempt without time for a reply is useless.
+            if !may_help || next.saturating_add(pause) >= until {
+                break;
+            }
+            clock::sleep_until(next);
+            pause = (pause * 2).min(FAILOVER_PAUSE_MAX);
+            let retried = attempt(&mut self);
+            // If the last attempt timed out, keep the earlier error, which says more.
+            if !matches!(&retried, Err(error) if error.is_timeout()) {
+                result = retried;
+            }
+        }
+        result
+    }
+
+    /// Sends the release, and once more if its reply is lost. The first request gets half of the
+    /// time, so that the second has the other half.
+    ///
+    /// If the server replies to a later request that the lock is free, it has applied an earlier
+    /// one. If we held the lock until this release, the reply that another client holds the lock
+    /// means the same, because a release hands the lock over.
+    pub(super) fn send(
+        &mut self,
+        connection: &mut Connection,
+        until: Moment,
+    ) -> Result<Released, NodeError> {
+        let now = clock::now();
+        let halfway = now.saturating_add(until.duration_since(now) / 2);
+        let reply = match self.send_once(connection, halfway) {
+            // A new connection may lead to the new master.
+            Err(failure) if failure.is_transient() || failure.is_not_master() => {
+                self.send_once(connection, until)
+            }
+            result => result,
+        };
+        Ok(match reply? {
+            ReleaseReply::Released => Released::Released,
+            ReleaseReply::Gone if self.maybe_applied => Released::Released,
+            ReleaseReply::HeldByOther(_) if self.maybe_applied && self.was_held => {
+                Released::Released
+            }
+            ReleaseReply::HeldByOther(holder) => Released::OwnedByOther(holder),
+            ReleaseReply::Gone | ReleaseReply::WrongType | ReleaseReply::Expired { .. } => {
+                Released::Gone
+            }
+        })
+    }
+
+    fn send_once(
+        &mut self,
+        connection: &mut Connection,
+        deadline: Moment,
+    ) -> Result<ReleaseReply, NodeError> {
+        let result = exchange(self.node, connection, &self.request, deadline);
+        self.maybe_applied |= matches!(&result, Err(failure) if failure.outcome_unknown);
+        result.map(|exchange| exchange.reply)
+    }
+}
