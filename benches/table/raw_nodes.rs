@@ -17,17 +17,17 @@ use crate::{Result, cluster::Cluster, measure::now, support::RedisServer};
 const ACQUIRE: &str = concat!(
     include_str!("../../src/backend/redis/lua/shared.lua"),
     include_str!("../../src/backend/redis/lua/token.lua"),
-    include_str!("../../src/backend/redis/lua/acquire.lua"),
+    include_str!("../../src/backend/redis/lua/mutex/acquire.lua"),
     include_str!("../../src/backend/redis/lua/queue.lua"),
-    include_str!("../../src/backend/redis/lua/acquire_contended.lua"),
+    include_str!("../../src/backend/redis/lua/mutex/acquire_contended.lua"),
     include_str!("../../src/backend/redis/lua/report.lua")
 );
 const RELEASE: &str = concat!(
     include_str!("../../src/backend/redis/lua/shared.lua"),
-    include_str!("../../src/backend/redis/lua/release.lua"),
+    include_str!("../../src/backend/redis/lua/mutex/release.lua"),
     include_str!("../../src/backend/redis/lua/token.lua"),
     include_str!("../../src/backend/redis/lua/queue.lua"),
-    include_str!("../../src/backend/redis/lua/release_contended.lua"),
+    include_str!("../../src/backend/redis/lua/mutex/release_contended.lua"),
     include_str!("../../src/backend/redis/lua/report.lua")
 );
 

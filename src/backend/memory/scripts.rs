@@ -4,7 +4,7 @@
 use redis::Value;
 
 use super::store::{Access, Bytes, CommandError, StoreResult};
-use crate::backend::redis::script;
+use crate::backend::redis::{list, primitive::mutex, script};
 
 const TOKEN_EXTRA_MS: u64 = 3_600_000;
 const QUEUE_MS: u64 = 60_000;
@@ -41,11 +41,11 @@ impl Script {
 
     fn sent(self) -> &'static script::Script {
         match self {
-            Script::Acquire => &script::ACQUIRE,
-            Script::Release => &script::RELEASE,
-            Script::Renew => &script::RENEW,
-            Script::Inspect => &script::INSPECT,
-            Script::Describe => &script::DESCRIBE,
+            Script::Acquire => &mutex::ACQUIRE,
+            Script::Release => &mutex::RELEASE,
+            Script::Renew => &mutex::RENEW,
+            Script::Inspect => &mutex::INSPECT,
+            Script::Describe => &list::DESCRIBE,
         }
     }
 

@@ -7,7 +7,7 @@ use redis::Value;
 use super::{
     connection::write_command,
     fields::{Fields, parse_clock, parse_lua_integer, text_reply, write_bulk, write_number},
-    script::{DESCRIBE, Request, Script, ScriptRef, write_version},
+    script::{Request, Script, ScriptRef, script, write_version},
 };
 use crate::{
     backend::Inspection,
@@ -15,6 +15,8 @@ use crate::{
     lock_info::LockInfo,
     sys::display::truncate_id,
 };
+
+pub(crate) static DESCRIBE: Script = script!(16, "describe.lua");
 
 /// Number of keys that the server examines in one step of a scan. A step takes about half a
 /// millisecond.

@@ -17,6 +17,7 @@ pub(crate) mod list;
 pub(crate) mod listing;
 mod membership;
 mod pool;
+pub(crate) mod primitive;
 mod redis_node;
 mod release;
 mod release_turns;

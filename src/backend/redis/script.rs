@@ -1,6 +1,6 @@
-//! The table of scripts, and the requests that run them. Pure.
+//! What a script is, and the requests that run scripts. Pure.
 
-use std::sync::LazyLock;
+use std::sync::OnceLock;
 
 use redis::Value;
 
@@ -13,44 +13,18 @@ pub(crate) struct Script {
     /// Bit of this script in a set of scripts.
     pub(crate) mask: u8,
     source: &'static str,
-    hash: LazyLock<String>,
+    hash: OnceLock<String>,
 }
 
+/// A script whose source is these files of `lua/`. No other script may have the same mask.
 macro_rules! script {
     ($mask:literal, $($file:literal),+) => {
-        Script {
-            mask: $mask,
-            source: concat!($(include_str!(concat!("lua/", $file))),+),
-            hash: LazyLock::new(|| hash(concat!($(include_str!(concat!("lua/", $file))),+))),
-        }
+        Script::new($mask, concat!($(include_str!(
+            concat!(env!("CARGO_MANIFEST_DIR"), "/src/backend/redis/lua/", $file)
+        )),+))
     };
 }
-
-fn hash(text: &str) -> String {
-    redis::Script::new(text).get_hash().to_owned()
-}
-
-pub(crate) static ACQUIRE: Script = script!(
-    1,
-    "shared.lua",
-    "token.lua",
-    "acquire.lua",
-    "queue.lua",
-    "acquire_contended.lua",
-    "report.lua"
-);
-pub(crate) static RELEASE: Script = script!(
-    2,
-    "shared.lua",
-    "release.lua",
-    "token.lua",
-    "queue.lua",
-    "release_contended.lua",
-    "report.lua"
-);
-pub(crate) static RENEW: Script = script!(4, "renew.lua");
-pub(crate) static DESCRIBE: Script = script!(16, "describe.lua");
-pub(crate) static INSPECT: Script = script!(8, "shared.lua", "inspect.lua", "report.lua");
+pub(super) use script;
 
 /// Last argument of every script. A later version that changes what is stored increases it.
 const PROTOCOL_VERSION: &[u8] = b"1";
@@ -93,6 +67,14 @@ pub(crate) trait Request {
 }
 
 impl Script {
+    pub(super) const fn new(mask: u8, source: &'static str) -> Script {
+        Script { mask, source, hash: OnceLock::new() }
+    }
+
+    pub(crate) fn hash(&self) -> &str {
+        self.hash.get_or_init(|| redis::Script::new(self.source).get_hash().to_owned())
+    }
+
     #[cfg(feature = "testing")]
     pub(crate) fn text(&self) -> &'static str {
         self.source
@@ -105,7 +87,7 @@ impl Script {
         match by {
             ScriptRef::Hash => {
                 write_bulk(out, &[b"EVALSHA"]);
-                write_bulk(out, &[self.hash.as_bytes()]);
+                write_bulk(out, &[self.hash().as_bytes()]);
             }
             ScriptRef::Source => {
                 write_bulk(out, &[b"EVAL"]);
@@ -147,11 +129,6 @@ impl Script {
         }
         (!permissions.is_empty()).then(|| permissions.join(" or "))
     }
-
-    #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn hash(&self) -> &str {
-        &self.hash
-    }
 }
 
 /// Appends the permission that the user lacks to an error, if the server does not name it.
@@ -172,6 +149,10 @@ fn called_commands<'a>(line: &'a str, how: &'a str) -> impl Iterator<Item = &'a 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::redis::{
+        list::DESCRIBE,
+        primitive::mutex::{ACQUIRE, INSPECT, RELEASE, RENEW},
+    };
 
     #[test]
     fn scripts_have_distinct_hashes_and_masks() {

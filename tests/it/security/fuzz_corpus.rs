@@ -12,7 +12,7 @@ const INSPECT: &str = concat!(
     include_str!("../../../src/backend/redis/lua/inspect.lua"),
     include_str!("../../../src/backend/redis/lua/report.lua")
 );
-const RENEW: &str = include_str!("../../../src/backend/redis/lua/renew.lua");
+const RENEW: &str = include_str!("../../../src/backend/redis/lua/mutex/renew.lua");
 const DESCRIBE: &str = include_str!("../../../src/backend/redis/lua/describe.lua");
 
 /// The values that src/fuzz expects.

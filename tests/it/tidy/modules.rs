@@ -47,6 +47,7 @@ const PURE: [&str; 24] = [
     "observe/metrics/per_lock.rs",
     "observe/metrics/timing.rs",
     "core/clock_sample.rs",
+    "backend/redis/primitive/mutex.rs",
     "backend/redis/requests_and_replies.rs",
     "backend/redis/server_info.rs",
     "backend/redis/membership.rs",

@@ -1,0 +1,356 @@
+//! A mutex: one holder at a time. Its scripts, and the requests to a server and their replies, one
+//! type each. Pure.
+
+use redis::Value;
+
+use crate::{
+    backend::{
+        Inspection,
+        redis::{
+            fields::{Fields, parse_clock, text_reply, write_bulk, write_micros, write_number},
+            script::{Request, Script, ScriptRef, script, write_version},
+        },
+    },
+    core::{holder::Holder, key::LockKey},
+};
+
+pub(crate) static ACQUIRE: Script = script!(
+    1,
+    "shared.lua",
+    "token.lua",
+    "mutex/acquire.lua",
+    "queue.lua",
+    "mutex/acquire_contended.lua",
+    "report.lua"
+);
+pub(crate) static RELEASE: Script = script!(
+    2,
+    "shared.lua",
+    "mutex/release.lua",
+    "token.lua",
+    "queue.lua",
+    "mutex/release_contended.lua",
+    "report.lua"
+);
+pub(crate) static RENEW: Script = script!(4, "mutex/renew.lua");
+pub(crate) static INSPECT: Script = script!(8, "shared.lua", "inspect.lua", "report.lua");
+
+/// How much longer than its lock a token key is kept. If a lock expires, nothing raises the fence
+/// to its token. queue.lua has the same value for grants.
+const TOKEN_EXTRA_MS: u64 = 3_600_000;
+
+/// How an acquire uses the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AcquireMode {
+    /// Does not enter the queue.
+    Try,
+    /// Enters the queue, with the first request. The script calls this `join`.
+    Enqueue,
+    /// Stays in the queue, or enters it again. The script calls this `look`.
+    Poll,
+    /// Leaves the queue, with the last request.
+    Leave,
+}
+
+pub(crate) struct Acquire<'a> {
+    pub(crate) key: &'a LockKey,
+    pub(crate) id: &'a str,
+    pub(crate) ttl_ms: u64,
+    pub(crate) mode: AcquireMode,
+    pub(crate) queue_entry: &'a str,
+    /// TTL to set if the current holder's key has lost its TTL; 0 to leave the key alone.
+    pub(crate) repair_ttl_ms: u64,
+    /// Minimum fencing token. If the server's next token would be smaller, it uses this one.
+    pub(crate) token_min: u64,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum AcquireReply {
+    Held {
+        now_us: u64,
+        token: u64,
+    },
+    Busy {
+        now_us: u64,
+        holder: Holder,
+    },
+    Queued {
+        now_us: u64,
+        holder: Holder,
+        position: u64,
+        newly_queued: bool,
+        no_subscriber: bool,
+    },
+    WrongType,
+    /// The request arrived after its `not_after`. Nothing was done.
+    Expired {
+        now_us: u64,
+    },
+}
+
+impl AcquireReply {
+    /// Returns the current holder, if the lock was not granted.
+    pub(crate) fn holder(&self) -> Option<&Holder> {
+        match self {
+            AcquireReply::Busy { holder, .. } | AcquireReply::Queued { holder, .. } => Some(holder),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn token(&self) -> Option<u64> {
+        match *self {
+            AcquireReply::Held { token, .. } => Some(token),
+            _ => None,
+        }
+    }
+}
+
+impl Request for Acquire<'_> {
+    type Reply = AcquireReply;
+
+    fn server_us(reply: &AcquireReply) -> Option<u64> {
+        match *reply {
+            AcquireReply::Held { now_us, .. }
+            | AcquireReply::Busy { now_us, .. }
+            | AcquireReply::Queued { now_us, .. }
+            | AcquireReply::Expired { now_us } => Some(now_us),
+            AcquireReply::WrongType => None,
+        }
+    }
+
+    fn script(&self) -> Option<&'static Script> {
+        Some(&ACQUIRE)
+    }
+
+    fn encode(&self, by: ScriptRef, nonce: u64, not_after_us: u64, out: &mut Vec<u8>) {
+        ACQUIRE.write_header(by, 4, 9, out);
+        write_lock_keys(out, self.key);
+        write_bulk(out, &self.key.fence_key().map(str::as_bytes));
+        write_number(out, nonce);
+        write_bulk(out, &[self.id.as_bytes()]);
+        write_number(out, self.ttl_ms);
+        let mode: &[u8] = match self.mode {
+            AcquireMode::Try => b"try",
+            AcquireMode::Enqueue => b"join",
+            AcquireMode::Poll => b"look",
+            AcquireMode::Leave => b"leave",
+        };
+        write_bulk(out, &[mode]);
+        write_bulk(out, &[self.queue_entry.as_bytes()]);
+        write_micros(out, not_after_us);
+        write_number(out, self.repair_ttl_ms);
+        write_micros(out, self.token_min);
+        write_number(out, token_ttl_ms(self.ttl_ms));
+        write_version(out);
+    }
+
+    fn decode(&self, nonce: u64, reply: Value) -> Option<AcquireReply> {
+        let line = text_reply(&reply)?;
+        let (tag, mut rest) = Fields::check_nonce(line, nonce)?;
+        let now_us = rest.clock()?;
+        Some(match tag {
+            "held" => {
+                AcquireReply::Held { now_us, token: rest.lua_integer().filter(|token| *token > 0)? }
+            }
+            "busy" => AcquireReply::Busy { now_us, holder: rest.holder(now_us)? },
+            "queued" => {
+                let (pttl_ms, position, state) =
+                    (rest.number()?, rest.number()?, rest.number::<u8>()?);
+                let (newly_queued, no_subscriber) = (state & 1 != 0, state & 2 != 0);
+                let holder = Holder::from_report(rest.rest(), pttl_ms, 0, 0, now_us);
+                AcquireReply::Queued { now_us, holder, position, newly_queued, no_subscriber }
+            }
+            "type" => AcquireReply::WrongType,
+            "late" => AcquireReply::Expired { now_us },
+            _ => return None,
+        })
+    }
+}
+
+pub(crate) struct Release<'a> {
+    pub(crate) key: &'a LockKey,
+    /// Bytes, because a forced release names a foreign holder, whose id may be any bytes.
+    pub(crate) id: &'a [u8],
+    /// Queue entry to remove, or empty.
+    pub(crate) queue_entry: &'a str,
+    /// Whether the server rejects the request if it arrives after the caller's deadline. Otherwise
+    /// it is carried out whenever it arrives.
+    pub(crate) expires: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum ReleaseReply {
+    Released,
+    Gone,
+    HeldByOther(Holder),
+    WrongType,
+    /// The request arrived after its `not_after`. Nothing was done.
+    Expired {
+        now_us: u64,
+    },
+}
+
+impl Request for Release<'_> {
+    type Reply = ReleaseReply;
+
+    fn server_us(reply: &ReleaseReply) -> Option<u64> {
+        match *reply {
+            ReleaseReply::Expired { now_us } => Some(now_us),
+            _ => None,
+        }
+    }
+
+    fn script(&self) -> Option<&'static Script> {
+        Some(&RELEASE)
+    }
+
+    fn encode(&self, by: ScriptRef, nonce: u64, not_after_us: u64, out: &mut Vec<u8>) {
+        RELEASE.write_header(by, 4, 4, out);
+        write_lock_keys(out, self.key);
+        write_bulk(out, &self.key.fence_key().map(str::as_bytes));
+        write_number(out, nonce);
+        write_bulk(out, &[self.id]);
+        write_bulk(out, &[self.queue_entry.as_bytes()]);
+        if self.expires {
+            write_micros(out, not_after_us)
+        } else {
+            write_bulk(out, &[])
+        }
+        write_version(out);
+    }
+
+    fn decode(&self, nonce: u64, reply: Value) -> Option<ReleaseReply> {
+        let line = text_reply(&reply)?;
+        let (tag, mut rest) = Fields::check_nonce(line, nonce)?;
+        Some(match tag {
+            "released" => ReleaseReply::Released,
+            "gone" => ReleaseReply::Gone,
+            "other" => {
+                let now_us = rest.clock()?;
+                ReleaseReply::HeldByOther(rest.holder(now_us)?)
+            }
+            "type" => ReleaseReply::WrongType,
+            "late" => ReleaseReply::Expired { now_us: rest.clock()? },
+            _ => return None,
+        })
+    }
+}
+
+/// One lock of a batch of renewals.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Renewal<'a> {
+    pub(crate) lock: &'a str,
+    pub(crate) id: &'a str,
+    pub(crate) ttl_ms: u64,
+    /// Parts of the token key, if the server must extend its TTL.
+    pub(crate) token_key: Option<[&'a str; 3]>,
+}
+
+pub(crate) struct Renew<'a>(pub(crate) &'a [Renewal<'a>]);
+
+/// Result for one lock of a batch of renewals.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum RenewReply {
+    Renewed,
+    Gone,
+    HeldByOther(String),
+}
+
+impl Request for Renew<'_> {
+    type Reply = (u64, Vec<RenewReply>);
+
+    fn server_us(reply: &Self::Reply) -> Option<u64> {
+        Some(reply.0)
+    }
+
+    fn script(&self) -> Option<&'static Script> {
+        Some(&RENEW)
+    }
+
+    fn encode(&self, by: ScriptRef, nonce: u64, _: u64, out: &mut Vec<u8>) {
+        let tokens =
+            || self.0.iter().filter_map(|renewal| Some((renewal.token_key?, renewal.ttl_ms)));
+        let (locks, token_count) = (self.0.len(), tokens().count());
+        RENEW.write_header(by, locks + token_count, 1 + 2 * locks + token_count, out);
+        for renewal in self.0 {
+            write_bulk(out, &[renewal.lock.as_bytes()]);
+        }
+        for (token_key, _) in tokens() {
+            write_bulk(out, &token_key.map(str::as_bytes));
+        }
+        write_number(out, nonce);
+        for renewal in self.0 {
+            write_bulk(out, &[renewal.id.as_bytes()]);
+            write_number(out, renewal.ttl_ms);
+        }
+        for (_, ttl_ms) in tokens() {
+            write_number(out, token_ttl_ms(ttl_ms));
+        }
+        write_version(out);
+    }
+
+    fn decode(&self, nonce: u64, reply: Value) -> Option<(u64, Vec<RenewReply>)> {
+        let Value::Array(values) = reply else { return None };
+        let mut values = values.into_iter();
+        let head = values.next()?;
+        let now_us = parse_clock(Fields::check_nonce(text_reply(&head)?, nonce)?.0)?;
+        let mut answers = Vec::with_capacity(self.0.len());
+        for value in values {
+            answers.push(match value {
+                Value::Int(1) => RenewReply::Renewed,
+                // A key of another type is not a lock, so the lock is gone.
+                Value::Int(0 | -1) => RenewReply::Gone,
+                Value::BulkString(id) => {
+                    RenewReply::HeldByOther(String::from_utf8_lossy(&id).into_owned())
+                }
+                _ => return None,
+            });
+        }
+        (answers.len() == self.0.len()).then_some((now_us, answers))
+    }
+}
+
+pub(crate) struct Inspect<'a>(pub(crate) &'a LockKey);
+
+impl Request for Inspect<'_> {
+    type Reply = Inspection<Holder>;
+
+    fn script(&self) -> Option<&'static Script> {
+        Some(&INSPECT)
+    }
+
+    fn encode(&self, by: ScriptRef, nonce: u64, _: u64, out: &mut Vec<u8>) {
+        INSPECT.write_header(by, 3, 1, out);
+        write_lock_keys(out, self.0);
+        write_number(out, nonce);
+        write_version(out);
+    }
+
+    fn decode(&self, nonce: u64, reply: Value) -> Option<Inspection<Holder>> {
+        let line = text_reply(&reply)?;
+        let (tag, mut rest) = Fields::check_nonce(line, nonce)?;
+        Some(match tag {
+            "busy" => {
+                let now_us = rest.clock()?;
+                Inspection::Held(rest.holder(now_us)?)
+            }
+            "free" => Inspection::Free,
+            "type" => Inspection::WrongType,
+            _ => return None,
+        })
+    }
+}
+
+fn write_lock_keys(out: &mut Vec<u8>, key: &LockKey) {
+    write_bulk(out, &[key.lock_key().as_bytes()]);
+    write_bulk(out, &key.queue_key().map(str::as_bytes));
+    write_bulk(out, &key.token_key().map(str::as_bytes));
+}
+
+/// TTL of a token key whose lock has this TTL.
+fn token_ttl_ms(ttl_ms: u64) -> u64 {
+    ttl_ms.saturating_add(TOKEN_EXTRA_MS)
+}
+
+#[cfg(test)]
+mod tests;
