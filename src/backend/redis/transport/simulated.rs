@@ -1,6 +1,6 @@
 //! The transports of a simulator. Only with the feature `testing`.
 
-use std::{fmt, io, rc::Rc, sync::Arc, time::Duration};
+use std::{io, rc::Rc, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
@@ -14,9 +14,10 @@ use crate::{
 };
 
 /// A connection in a simulated world. It cannot be used outside of it.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(super) struct SimSocket(Arc<SimHandle>);
 
+#[derive(Debug)]
 struct SimHandle(u64);
 
 impl Drop for SimHandle {
@@ -92,17 +93,7 @@ impl Transport for SimSocket {
 
     fn cancel_handle(&self) -> io::Result<CancelHandle> {
         let socket = self.clone();
-        Ok(CancelHandle::new(move || {
-            if let Some(world) = world() {
-                world.shutdown(socket.0.0);
-            }
-        }))
-    }
-}
-
-impl fmt::Debug for SimSocket {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SimSocket({})", self.0.0)
+        Ok(CancelHandle::new(move || drop(current().map(|world| world.shutdown(socket.0.0)))))
     }
 }
 
