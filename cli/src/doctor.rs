@@ -4,6 +4,7 @@ mod collect;
 mod cross_checks;
 mod facts;
 mod finding;
+mod grant_command;
 mod handover_probe;
 mod node_checks;
 mod permission_probe;
@@ -21,7 +22,7 @@ use crate::{
     args::{Doctor, Servers},
     connect,
     exit::{Exit, Outcome},
-    output,
+    format, output,
     quarantine_option::QuarantineOption,
     ranges,
     secrets::Secrets,
@@ -49,7 +50,8 @@ pub(crate) fn run(servers: &Servers, options: &Doctor) -> Outcome {
     let prefix = servers.prefix.clone().unwrap_or_else(|| "lock:".into());
     let requirements =
         Requirements { ttl: options.ttl, nodes, quarantine: quarantine.for_nodes(nodes), prefix };
-    let facts = collect::collect_facts(&config, requirements, &Secrets::collect(password))?;
+    let users = grant_command::users(urls);
+    let facts = collect::collect_facts(&config, requirements, users, &Secrets::collect(password))?;
     let findings = check_facts(&facts);
     if options.json {
         output::print_json(&build_report(&facts, &findings))?;
@@ -113,10 +115,14 @@ fn add_section<'a>(page: &mut String, heading: &str, findings: impl Iterator<Ite
         return;
     }
     let _ = writeln!(page, "{heading}");
-    for Finding { check, level, says, advice, .. } in findings {
+    for Finding { check, level, says, advice, commands, .. } in findings {
         let _ = writeln!(page, "  {:<8} {check:<12} {says}", level.label());
         if let Some(advice) = advice {
             let _ = writeln!(page, "  {:<8} {:<12} -> {advice}", "", "");
+        }
+        // On lines of their own, so that they can be pasted.
+        for command in commands {
+            let _ = writeln!(page, "      {}", format::escape(command));
         }
     }
     page.push('\n');

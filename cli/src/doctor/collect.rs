@@ -23,6 +23,7 @@ const PROBE_TTL: Duration = Duration::from_secs(30);
 pub(super) fn collect_facts(
     config: &Config,
     requirements: Requirements,
+    users: Vec<String>,
     secrets: &Secrets,
 ) -> Result<Facts, LockError> {
     // No other client uses the temporary name, so nodes that have just started can safely vote on
@@ -45,6 +46,9 @@ pub(super) fn collect_facts(
             .collect()
     });
     let mut facts = Facts { requirements, nodes, handover: None };
+    for (node, user) in facts.nodes.iter_mut().zip(users) {
+        node.user = user;
+    }
     let reachable = facts.nodes.iter().filter(|node| node.contact == Contact::Reachable).count();
     if reachable > facts.nodes.len() / 2 {
         let mgr = RedisMgr::new(config).map_err(|error| error.to_string());
@@ -63,6 +67,7 @@ impl NodeFacts {
         let not_queried = || Queried::Unsupported("not queried".into());
         NodeFacts {
             server: server.to_owned(),
+            user: String::new(),
             contact,
             round_trips: Vec::new(),
             clock_offset: None,

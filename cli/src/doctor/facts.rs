@@ -28,6 +28,8 @@ pub(crate) struct Requirements {
 #[derive(Debug)]
 pub(crate) struct NodeFacts {
     pub(crate) server: String,
+    /// The user of the login.
+    pub(crate) user: String,
     pub(crate) contact: Contact,
     /// In ascending order.
     pub(crate) round_trips: Vec<Duration>,
@@ -73,7 +75,7 @@ pub(crate) enum Queried<T> {
 pub(crate) struct Permissions {
     pub(crate) missing: Vec<String>,
     /// Those that cannot be tested while others are missing.
-    pub(crate) untested: Vec<&'static str>,
+    pub(crate) untested: Vec<String>,
 }
 
 /// The times of handing a lock from one thread to another.

@@ -24,11 +24,20 @@ pub(crate) struct Finding {
     pub(crate) level: Level,
     pub(crate) says: String,
     pub(crate) advice: Option<String>,
+    /// Commands for `redis-cli` that follow the advice, each ready to be pasted.
+    pub(crate) commands: Vec<String>,
 }
 
 impl Finding {
     fn new(check: &'static str, level: Level, says: impl Into<String>) -> Finding {
-        Finding { check, server: None, level, says: says.into(), advice: None }
+        Finding {
+            check,
+            server: None,
+            level,
+            says: says.into(),
+            advice: None,
+            commands: Vec::new(),
+        }
     }
 
     pub(crate) fn ok(check: &'static str, says: impl Into<String>) -> Finding {
@@ -50,6 +59,12 @@ impl Finding {
     /// What to do about it.
     pub(crate) fn advice(self, advice: impl Into<String>) -> Finding {
         Finding { advice: Some(advice.into()), ..self }
+    }
+
+    /// A command for `redis-cli` that follows the advice.
+    pub(crate) fn command(mut self, command: impl Into<String>) -> Finding {
+        self.commands.push(command.into());
+        self
     }
 
     pub(crate) fn at(self, server: &str) -> Finding {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{
     facts::{ClockOffset, Contact, Info, NodeFacts, Queried, Requirements},
     finding::Finding,
-    permissions,
+    grant_command, permission_probe, permissions,
 };
 use crate::format;
 
@@ -41,18 +41,27 @@ pub(super) fn check_node(node: &NodeFacts, requirements: &Requirements) -> Vec<F
         .collect()
 }
 
-fn check_reach(node: &NodeFacts, _: &Requirements) -> Option<Finding> {
+fn check_reach(node: &NodeFacts, requirements: &Requirements) -> Option<Finding> {
     Some(match &node.contact {
         Contact::Reachable => Finding::ok("reach", "reachable and authenticated"),
         Contact::Unreachable(why) => {
             Finding::problem("reach", format!("unreachable: {}", format::escape(why)))
                 .advice("start the server, or fix its address, the network or the firewall")
         }
-        Contact::Refused { code, message } => refused_finding(code, &format::escape(message)),
+        Contact::Refused { code, message } => {
+            let pattern = permission_probe::lock_key_pattern(&requirements.prefix);
+            refused_finding(code, &format::escape(message), &node.user, &pattern)
+        }
     })
 }
 
-fn refused_finding(code: &str, message: &str) -> Finding {
+const GRANT_ADVICE: &str = "run this in redis-cli as an administrator";
+/// Advice for a command that adds key patterns or channel patterns which may be there already.
+const PASTE_ADVICE: &str = "run this in redis-cli as an administrator; if the server replies that a \
+                            pattern follows the * pattern, leave out the patterns of that kind (~ or &)";
+
+fn refused_finding(code: &str, message: &str, user: &str, lock_pattern: &str) -> Finding {
+    let grant_all = || grant_command::all_permissions(lock_pattern);
     let finding =
         |check| Finding::problem(check, format!("refused: {} {message}", format::escape(code)));
     match code {
@@ -62,10 +71,13 @@ fn refused_finding(code: &str, message: &str) -> Finding {
         // Connecting sends TIME, so without that permission nothing else can be checked.
         "NOPERM" if message.contains("'time'") => {
             Finding::problem("rights", "missing: +time, without which distlock cannot connect")
-                .advice("ACL SETUSER <user> +time, then run doctor again")
+                .advice(PASTE_ADVICE)
+                .command(grant_command::grant_command(user, grant_all()))
         }
         "NOPERM" if message.contains("'select'") => {
-            finding("rights").advice("grant +select, or use database 0")
+            finding("rights").advice(format!("use database 0, or {PASTE_ADVICE}")).command(
+                grant_command::grant_command(user, grant_all().into_iter().chain(["+select"])),
+            )
         }
         // A Sentinel does not know the TIME command.
         "ERR" if message.to_lowercase().contains("unknown command") => finding("kind")
@@ -92,27 +104,31 @@ fn check_rights(node: &NodeFacts, requirements: &Requirements) -> Option<Finding
     let list = |permissions: &[&String]| {
         permissions.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(" ")
     };
-    let grant = format!("ACL SETUSER <user> {}", list(&reported));
-    let grant = match node.permissions.untested.as_slice() {
-        [] => grant,
-        untested => format!("{grant}; then run doctor again to test {}", untested.join(" and ")),
-    };
     let (needed, more): (Vec<&String>, Vec<&String>) =
         reported.into_iter().partition(|name| is_needed(name));
-    Some(match (needed.as_slice(), more.as_slice()) {
-        ([], more) => Finding::warning(
-            "rights",
-            format!("some commands cannot work; missing: {}", list(more)),
-        )
-        .advice(grant),
-        (needed, []) => {
-            Finding::problem("rights", format!("missing: {}", list(needed))).advice(grant)
-        }
+    let mut says = match (needed.as_slice(), more.as_slice()) {
+        ([], more) => format!("some commands cannot work; missing: {}", list(more)),
+        (needed, []) => format!("missing: {}", list(needed)),
         (needed, more) => {
-            let says = format!("missing: {}, and to inspect locks: {}", list(needed), list(more));
-            Finding::problem("rights", says).advice(grant)
+            format!("missing: {}, and to inspect locks: {}", list(needed), list(more))
         }
-    })
+    };
+    let untested = &node.permissions.untested;
+    if !untested.is_empty() {
+        says += &format!("; cannot be tested without them: {}", untested.join(" "));
+    }
+    // What only some checks need is granted with the rest, so that the next run checks everything.
+    let settings =
+        (node.appendfsync == Queried::Denied).then_some(permissions::SETTINGS_PERMISSION);
+    let granted = missing.iter().chain(untested).map(String::as_str).chain(settings);
+    let finding = if needed.is_empty() {
+        Finding::warning("rights", says)
+    } else {
+        Finding::problem("rights", says)
+    };
+    let is_pattern = |permission: &String| permission.starts_with(['~', '&']);
+    let advice = if untested.iter().any(is_pattern) { PASTE_ADVICE } else { GRANT_ADVICE };
+    Some(finding.advice(advice).command(grant_command::grant_command(&node.user, granted)))
 }
 
 /// Reports once that `INFO` failed, for all checks that need it.
@@ -120,9 +136,11 @@ fn check_info(node: &NodeFacts, _: &Requirements) -> Option<Finding> {
     let what = "version, kind, role, replicas, eviction, memory and persistence";
     match &node.info {
         Queried::Known(_) => None,
-        Queried::Denied => {
-            Some(Finding::unknown("info", format!("cannot check {what}: +info is missing")))
-        }
+        Queried::Denied => Some(
+            Finding::unknown("info", format!("cannot check {what}: +info is missing"))
+                .advice(GRANT_ADVICE)
+                .command(grant_command::grant_command(&node.user, ["+info"])),
+        ),
         Queried::Unsupported(why) => {
             Some(Finding::unknown("info", format!("cannot check {what}: {}", format::escape(why))))
         }
@@ -191,19 +209,23 @@ fn check_replicas(node: &NodeFacts, _: &Requirements) -> Option<Finding> {
 fn check_eviction(node: &NodeFacts, _: &Requirements) -> Option<Finding> {
     let info = node.info()?;
     let (policy, shown) = (info.get("maxmemory_policy")?, info.redacted("maxmemory_policy")?);
-    let advice = "CONFIG SET maxmemory-policy noeviction, and keep other data elsewhere";
+    let advised = |finding: Finding| {
+        finding
+            .advice("keep other data elsewhere, and run this in redis-cli")
+            .command("CONFIG SET maxmemory-policy noeviction")
+    };
     Some(match (policy, info.number("maxmemory")) {
         ("noeviction", _) => Finding::ok("eviction", "locks are never evicted (noeviction)"),
         (_, 0) => {
             let says = format!(
                 "maxmemory-policy is {shown}: locks will be evicted if maxmemory is ever set"
             );
-            Finding::warning("eviction", says).advice(advice)
+            advised(Finding::warning("eviction", says))
         }
         _ => {
             let says =
                 format!("maxmemory-policy is {shown}: held locks are evicted when memory is full");
-            Finding::problem("eviction", says).advice(advice)
+            advised(Finding::problem("eviction", says))
         }
     })
 }
@@ -246,7 +268,8 @@ fn check_persistence(node: &NodeFacts, requirements: &Requirements) -> Option<Fi
         }
         (true, Queried::Known(_)) => "a crash loses the locks of the last 30 seconds or so",
         (true, Queried::Denied) => {
-            return Some(Finding::unknown(
+            return Some(settings_denied(
+                node,
                 check,
                 "cannot check what a crash would lose: +config|get is missing",
             ));
@@ -266,14 +289,25 @@ fn check_persistence(node: &NodeFacts, requirements: &Requirements) -> Option<Fi
     }
     let consequence = "holders learn of it at their next renewal; until then, other clients may \
                        acquire their locks";
-    let settings = if later {
-        "no-appendfsync-on-rewrite no"
+    let settings: &[&str] = if later {
+        &["no-appendfsync-on-rewrite no"]
     } else {
-        "appendonly yes and appendfsync always"
+        &["appendonly yes", "appendfsync always"]
     };
     let instead = if requirements.nodes > 2 { "set --quarantine" } else { "use three nodes" };
-    let advice = format!("CONFIG SET {settings}, or {instead}, or use fencing tokens");
-    Some(Finding::warning(check, format!("{loses}: {consequence}")).advice(advice))
+    let advice = format!("{instead}, or use fencing tokens, or run this in redis-cli");
+    let finding = Finding::warning(check, format!("{loses}: {consequence}")).advice(advice);
+    Some(
+        settings
+            .iter()
+            .fold(finding, |finding, setting| finding.command(format!("CONFIG SET {setting}"))),
+    )
+}
+
+fn settings_denied(node: &NodeFacts, check: &'static str, says: &str) -> Finding {
+    Finding::unknown(check, says)
+        .advice(GRANT_ADVICE)
+        .command(grant_command::grant_command(&node.user, [permissions::SETTINGS_PERMISSION]))
 }
 
 /// Reports how long a restarted node does not vote yet, whatever it has on disk.
@@ -293,7 +327,8 @@ fn check_timeout(node: &NodeFacts, requirements: &Requirements) -> Option<Findin
     let seconds = match &node.timeout {
         Queried::Known(seconds) => seconds.parse::<u64>().ok()?,
         Queried::Denied => {
-            return Some(Finding::unknown(
+            return Some(settings_denied(
+                node,
                 "timeout",
                 "cannot check when it closes idle connections: +config|get is missing",
             ));
@@ -318,7 +353,11 @@ fn check_timeout(node: &NodeFacts, requirements: &Requirements) -> Option<Findin
                 format::duration(every)
             ),
         )
-        .advice(format!("CONFIG SET timeout 0, or more than {}", every.as_secs() + 1)),
+        .advice(format!(
+            "set timeout to more than {}, or run this in redis-cli",
+            every.as_secs() + 1
+        ))
+        .command("CONFIG SET timeout 0"),
     })
 }
 

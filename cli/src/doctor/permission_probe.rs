@@ -10,6 +10,12 @@ use super::{
 };
 use crate::temp_lock::TempLock;
 
+/// The permissions for keys and channels that do not depend on the prefix.
+const OWN_KEYS: &str = "~distlock:*";
+const CHANNELS: &str = "&distlock:client:*";
+/// Stands for the permission to run a command that locks do not need.
+const NOT_NEEDED: &str = "";
+
 /// Tests all permissions over one connection, which cannot be used for anything else afterwards.
 /// Fails if the connection fails.
 pub(super) fn probe_permissions(
@@ -18,24 +24,37 @@ pub(super) fn probe_permissions(
     mut query: impl FnMut(&[&str]) -> Result<Value, RedisError>,
 ) -> Result<Permissions, RedisError> {
     let mut permissions = Permissions::default();
-    let mut is_allowed = |permission: &'static str, words: &[&str]| match query(words) {
-        Err(error) if error.is_io_error() => Err(error),
-        Err(error) if error.code() == Some("NOPERM") => {
-            let is_lock = words.get(1).is_some_and(|word| *word == temp_lock.key);
-            let missing = missing_permission(
-                permission,
-                is_lock,
-                pattern,
-                error.detail().unwrap_or_default(),
-            );
-            if !permissions.missing.contains(&missing) {
-                permissions.missing.push(missing);
+    // Keys and channels are only checked by commands that the user may run.
+    let mut unreached = vec![pattern, OWN_KEYS, CHANNELS];
+    let mut is_allowed = |permission: &'static str, words: &[&str]| {
+        let reply = query(words);
+        let accessed = match words.get(1) {
+            Some(word) if *word == temp_lock.key => Some(pattern),
+            Some(word) if *word == temp_lock.channel => Some(CHANNELS),
+            Some(word)
+                if [&temp_lock.queue_key, &temp_lock.token_key].contains(&&(*word).into()) =>
+            {
+                Some(OWN_KEYS)
             }
-            Ok(false)
+            _ => None,
+        };
+        match reply {
+            Err(error) if error.is_io_error() => return Err(error),
+            Err(error) if error.code() == Some("NOPERM") => {
+                let detail = error.detail().unwrap_or_default();
+                let missing = missing_permission(permission, accessed, detail);
+                unreached.retain(|pattern| *pattern != missing);
+                if missing != NOT_NEEDED
+                    && !permissions.missing.iter().any(|known| known == missing)
+                {
+                    permissions.missing.push(missing.to_owned());
+                }
+                return Ok(false);
+            }
+            _ => unreached.retain(|pattern| Some(*pattern) != accessed),
         }
         // Other errors come from the command's effect, after its permissions were checked.
-        Err(_) => Ok(false),
-        Ok(reply) => Ok(reply != Value::Nil),
+        Ok(reply.is_ok_and(|reply| reply != Value::Nil))
     };
     // With a string under the queue's key, a push fails after its permissions were checked.
     // Otherwise it would leave a list behind.
@@ -47,13 +66,19 @@ pub(super) fn probe_permissions(
             continue;
         }
         if matches!(permission, "+rpush" | "+lpush") && !has_string {
-            untested.push(permission);
+            untested.push(permission.to_owned());
         } else {
             is_allowed(permission, &words)?;
         }
     }
     if has_string {
         is_allowed("+del", &["DEL", &temp_lock.queue_key])?;
+    }
+    // Other commands, which locks do not need, may also show whether the user has access to keys.
+    for key in [temp_lock.key.as_str(), &temp_lock.token_key] {
+        for command in ["GET", "PTTL", "LLEN", "DEL", "EXISTS", "TYPE"] {
+            is_allowed(NOT_NEEDED, &[command, key])?;
+        }
     }
     // Last, because the connection can then only receive messages.
     is_allowed("+subscribe", &["SUBSCRIBE", &temp_lock.channel])?;
@@ -66,7 +91,8 @@ pub(super) fn probe_permissions(
             .unwrap_or(0)
     };
     permissions.missing.sort_by_key(position);
-    permissions.untested = untested;
+    permissions.untested =
+        untested.into_iter().chain(unreached.into_iter().map(str::to_owned)).collect();
     Ok(permissions)
 }
 
@@ -102,15 +128,15 @@ fn probe_command<'a>(permission: &str, temp_lock: &'a TempLock) -> Vec<&'a str> 
 
 /// The permission that a refusal is about. Servers check the command first, then its keys, then its
 /// channels.
-fn missing_permission(permission: &str, is_lock: bool, pattern: &str, detail: &str) -> String {
-    if detail.contains("to run the") {
-        permission.to_owned()
-    } else if detail.contains("channel") {
-        "&distlock:client:*".into()
-    } else if detail.contains("key") {
-        if is_lock { pattern.to_owned() } else { "~distlock:*".into() }
-    } else {
-        permission.to_owned()
+fn missing_permission<'a>(permission: &'a str, accessed: Option<&'a str>, detail: &str) -> &'a str {
+    match accessed {
+        Some(pattern)
+            if !detail.contains("to run the")
+                && (detail.contains("channel") || detail.contains("key")) =>
+        {
+            pattern
+        }
+        _ => permission,
     }
 }
 
@@ -134,27 +160,23 @@ mod tests {
     /// Messages of Redis 6.2, 7.0 and later.
     #[test]
     fn refusal_names_missing_permission() {
-        for (detail, is_lock, permission) in [
+        for (detail, accessed, permission) in [
             (
                 "this user has no permissions to run the 'lpos' command or its subcommand",
-                false,
+                OWN_KEYS,
                 "+lpos",
             ),
-            ("this user has no permissions to run the 'lpos' command", false, "+lpos"),
-            ("User app has no permissions to run the 'lpos' command", false, "+lpos"),
+            ("this user has no permissions to run the 'lpos' command", OWN_KEYS, "+lpos"),
+            ("User app has no permissions to run the 'lpos' command", OWN_KEYS, "+lpos"),
             (
                 "this user has no permissions to access one of the keys used as arguments",
-                true,
+                "~lock:*",
                 "~lock:*",
             ),
-            ("No permissions to access a key", false, "~distlock:*"),
-            ("No permissions to access a channel", false, "&distlock:client:*"),
+            ("No permissions to access a key", OWN_KEYS, "~distlock:*"),
+            ("No permissions to access a channel", CHANNELS, "&distlock:client:*"),
         ] {
-            assert_eq!(
-                missing_permission("+lpos", is_lock, "~lock:*", detail),
-                permission,
-                "{detail}"
-            );
+            assert_eq!(missing_permission("+lpos", Some(accessed), detail), permission, "{detail}");
         }
         assert_eq!(lock_key_pattern("a*b:"), "~a\\*b:*");
     }

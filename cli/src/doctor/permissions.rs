@@ -30,3 +30,7 @@ pub(crate) const INSPECT_PERMISSIONS: [&str; 2] = ["+scan", "+lrange"];
 
 /// Further permissions over several nodes, to identify a server and find out when it started.
 pub(crate) const NODE_PERMISSIONS: [&str; 1] = ["+info"];
+
+/// A permission that only `distlock doctor` needs, to check settings of the server.
+#[allow(dead_code, reason = "not used by every test that includes this file")]
+pub(crate) const SETTINGS_PERMISSION: &str = "+config|get";

@@ -187,6 +187,22 @@ fn node_permissions_are_not_needed_for_one_server() {
     );
 }
 
+#[test]
+fn refused_permission_gets_one_command_with_everything() {
+    for (command, more) in [("time", ""), ("select", " +select")] {
+        let message = format!("User app has no permissions to run the '{command}' command");
+        let contact = Contact::Refused { code: "NOPERM".into(), message };
+        let mut node = NodeFacts::new("a:1", contact);
+        node.user = "app".into();
+        let requirements = Requirements { prefix: "my[1]:".into(), ..requirements(1) };
+        let finding = check_reach(&node, &requirements).unwrap();
+        let [line] = finding.commands.as_slice() else { panic!("{finding:?}") };
+        let start = "ACL SETUSER app '~my\\[1\\]:*' '~distlock:*' '&distlock:client:*' +eval ";
+        let end = format!(" +subscribe +scan +lrange +info '+config|get'{more}");
+        assert!(line.starts_with(start) && line.ends_with(&end), "{line}");
+    }
+}
+
 fn rights_of(node: &NodeFacts, nodes: usize) -> Finding {
     check_rights(node, &requirements(nodes)).unwrap()
 }
