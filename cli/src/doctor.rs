@@ -33,6 +33,7 @@ use crate::{
 struct DoctorReport<'a> {
     servers: Vec<&'a str>,
     findings: &'a [Finding],
+    unknown: usize,
     warnings: usize,
     problems: usize,
 }
@@ -85,6 +86,7 @@ fn build_report<'a>(facts: &'a Facts, findings: &'a [Finding]) -> DoctorReport<'
     DoctorReport {
         servers: facts.nodes.iter().map(|node| node.server.as_str()).collect(),
         findings,
+        unknown: count_level(findings, Level::Unknown),
         warnings: count_level(findings, Level::Warning),
         problems: count_level(findings, Level::Problem),
     }
@@ -104,8 +106,13 @@ fn format_report(facts: &Facts, findings: &[Finding]) -> String {
     };
     let problems = plural(count_level(findings, Level::Problem), "problem");
     let warnings = plural(count_level(findings, Level::Warning), "warning");
+    // "no problems" would be wrong if some of them could not be looked for.
+    let unknown = match count_level(findings, Level::Unknown) {
+        0 => String::new(),
+        count => format!("incomplete: {} unknown; otherwise ", plural(count, "result")),
+    };
     // Writing to a string cannot fail.
-    let _ = writeln!(page, "{problems}, {warnings}");
+    let _ = writeln!(page, "{unknown}{problems}, {warnings}");
     page
 }
 

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use super::{
-    facts::{Facts, NodeFacts},
+    facts::{Contact, Facts, NodeFacts},
     finding::Finding,
     node_checks::{CLOCK_DIFFERENCE_MAX_US, format_us},
 };
@@ -20,27 +20,47 @@ pub(super) fn check_together(facts: &Facts) -> Vec<Finding> {
     findings.into_iter().flatten().collect()
 }
 
+/// Reports how many nodes may fail, and how many already have.
 fn check_nodes(facts: &Facts) -> Option<Finding> {
     let nodes = facts.nodes.len();
-    match nodes {
-        1 => None,
-        _ if nodes.is_multiple_of(2) => Some(
-            Finding::warning(
-                "nodes",
-                format!(
-                    "{nodes} nodes survive the loss of {}, no more than {} nodes would, and one \
-                     more can fail",
-                    (nodes - 1) / 2,
-                    nodes - 1
-                ),
-            )
-            .advice("use an odd number"),
-        ),
-        _ => {
-            let lost = nodes / 2;
-            Some(Finding::ok("nodes", format!("{nodes} nodes, which survive the loss of {lost}")))
-        }
+    if nodes == 1 {
+        return None;
     }
+    let away = facts.nodes.iter().filter(|node| node.contact != Contact::Reachable).count();
+    let may_fail = (nodes - 1) / 2;
+    if away > 0 {
+        let are_away =
+            format!("{away} of {nodes} nodes {}", if away == 1 { "is away" } else { "are away" });
+        return Some(match may_fail.checked_sub(away) {
+            None => Finding::problem(
+                "nodes",
+                format!("{are_away}, so no lock can be acquired: {} are needed", nodes - may_fail),
+            )
+            .advice("bring them back"),
+            Some(0) => {
+                Finding::warning("nodes", format!("{are_away}: none of the others may fail"))
+                    .advice("bring them back")
+            }
+            Some(more) => Finding::warning("nodes", format!("{are_away}: {more} more may fail"))
+                .advice("bring them back"),
+        });
+    }
+    Some(if nodes.is_multiple_of(2) {
+        Finding::warning(
+            "nodes",
+            format!(
+                "{nodes} nodes survive the loss of {may_fail}, no more than {} nodes would, and \
+                 one more can fail",
+                nodes - 1
+            ),
+        )
+        .advice("use an odd number")
+    } else {
+        Finding::ok(
+            "nodes",
+            format!("{nodes} nodes, all reachable, survive the loss of {may_fail}"),
+        )
+    })
 }
 
 /// A server that is listed twice would vote twice.
@@ -124,9 +144,12 @@ fn check_clocks(facts: &Facts) -> Option<Finding> {
 /// machine could make the first look like the second.
 fn check_handover(facts: &Facts) -> Option<Finding> {
     const GRANTED_WITHIN: Duration = Duration::from_millis(150);
-    let times = match facts.handover.as_ref()? {
-        Ok(times) => times,
-        Err(why) => {
+    let times = match &facts.handover {
+        Some(Ok(times)) => times,
+        None => {
+            return Some(Finding::unknown("handover", "not tried, because too few servers reply"));
+        }
+        Some(Err(why)) => {
             return Some(
                 Finding::problem(
                     "handover",

@@ -208,7 +208,11 @@ fn check_replicas(node: &NodeFacts, _: &Requirements) -> Option<Finding> {
 
 fn check_eviction(node: &NodeFacts, _: &Requirements) -> Option<Finding> {
     let info = node.info()?;
-    let (policy, shown) = (info.get("maxmemory_policy")?, info.redacted("maxmemory_policy")?);
+    let (Some(policy), Some(shown)) =
+        (info.get("maxmemory_policy"), info.redacted("maxmemory_policy"))
+    else {
+        return Some(Finding::unknown("eviction", "the server does not report maxmemory-policy"));
+    };
     let advised = |finding: Finding| {
         finding
             .advice("keep other data elsewhere, and run this in redis-cli")
@@ -325,7 +329,10 @@ fn time_left(info: &Info, requirements: &Requirements) -> String {
 /// subscriptions of waiters.
 fn check_timeout(node: &NodeFacts, requirements: &Requirements) -> Option<Finding> {
     let seconds = match &node.timeout {
-        Queried::Known(seconds) => seconds.parse::<u64>().ok()?,
+        Queried::Known(text) => match text.parse::<u64>() {
+            Ok(seconds) => seconds,
+            Err(_) => return Some(Finding::unknown("timeout", "unexpected value")),
+        },
         Queried::Denied => {
             return Some(settings_denied(
                 node,
@@ -333,7 +340,12 @@ fn check_timeout(node: &NodeFacts, requirements: &Requirements) -> Option<Findin
                 "cannot check when it closes idle connections: +config|get is missing",
             ));
         }
-        Queried::Unsupported(_) => return None,
+        Queried::Unsupported(why) => {
+            return Some(Finding::unknown(
+                "timeout",
+                format!("cannot check when it closes idle connections: {}", format::escape(why)),
+            ));
+        }
     };
     let every = requirements.ttl / 3;
     Some(match seconds {
@@ -403,7 +415,9 @@ fn round_up(span: Duration) -> Duration {
 pub(super) const CLOCK_DIFFERENCE_MAX_US: i64 = 1_000_000;
 
 fn check_clock(clock: Option<ClockOffset>) -> Option<Finding> {
-    let ClockOffset { ahead_us, error_us } = clock?;
+    let Some(ClockOffset { ahead_us, error_us }) = clock else {
+        return Some(Finding::unknown("clock", "the server does not report its time"));
+    };
     let apart = format_us(ahead_us);
     let side = if ahead_us < 0 { "behind" } else { "ahead of" };
     let says = format!("its clock is {apart} {side} ours, give or take {}", format_us(error_us));

@@ -217,6 +217,8 @@ fn replica_and_its_master_are_reported() {
     });
     let report = examine(&replica);
     report.says("role", "problem", "a replica of 127.0.0.1").advises("role", "master");
+    report.says("kind", "ok", "neither Sentinel nor cluster");
+    assert!(!report.ended.out.contains("alone"), "a replica has a master");
     report.says("handover", "problem", "READONLY").problems(&["role", "handover"]);
     let report = examine(&master);
     report
@@ -353,8 +355,7 @@ fn pasted_command_grants_everything() {
         paste(&server, &line);
         let second = doctor();
         second.says("rights", "ok", "all").problems(&[]).hands_over();
-        let text = second.value.to_string();
-        assert!(!text.contains("\"unknown\""), "{rights:?} {prefix}: {text}");
+        assert_eq!(second.value["unknown"], 0, "{rights:?} {prefix}: {:#}", second.value);
         // In the text, the command has a line of its own.
         acl_user(&server, rights);
         let text = run_to_end(distlock_at_url(&url, &["doctor", "--prefix", &prefix])).out;
@@ -397,6 +398,11 @@ fn denied_queries_are_unknown_not_problems() {
         "+config|get is missing",
     );
     report.says("rights", "ok", "all").problems(&[]).hands_over();
+    assert_eq!(report.value["unknown"], 2);
+    let url = acl_user(&server, &[&LOCK_PERMISSIONS[..], &INSPECT_PERMISSIONS].concat());
+    let text = run_to_end(distlock_at_url(&url, &["doctor"])).expect_code(0).out;
+    let verdict = "incomplete: 2 results unknown; otherwise no problems, ";
+    assert!(text.lines().last().unwrap().starts_with(verdict), "{text}");
     server.config_set("appendonly", "yes");
     let report = report_at(&acl_user(&server, &all_but("")));
     report.says("persistence", "unknown", "+config|get is missing").problems(&[]);
@@ -561,9 +567,12 @@ fn doctor_reports_each_node_and_all_together() {
         ended.out.contains("PROBLEM  reach") && ended.out.contains("handed to the next"),
         "{ended:?}"
     );
+    let away = "warning  nodes        1 of 3 nodes is away: none of the others may fail\n";
+    assert!(ended.out.contains(away), "{ended:?}");
     nodes.kill(0);
     let report = report_at(&nodes.urls());
-    report.problems(&["reach", "reach"]);
+    report.says("nodes", "problem", "2 of 3 nodes are away").says("handover", "unknown", "too few");
+    report.problems(&["reach", "reach", "nodes"]);
 }
 
 #[test]

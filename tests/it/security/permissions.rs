@@ -109,8 +109,10 @@ fn run_all(server: &RedisServer, mgr: &RedisMgr) -> Result<(), (&'static str, Lo
 #[test]
 fn readme_lists_the_permissions() {
     let readme = include_str!("../../../README.md");
-    let (_, line) =
+    let (before, line) =
         readme.split_once("ACL SETUSER app on >secret resetkeys resetchannels").unwrap();
+    let (_, before) = before.rsplit_once("## Permissions").unwrap();
+    assert!(before.contains("if you set another\nprefix, put it there"), "{before}");
     let (line, after) = line.split_once("```").unwrap();
     let words: Vec<&str> = line.split_whitespace().filter(|word| *word != "-@all").collect();
     assert_eq!(words, LOCK_PERMISSIONS);

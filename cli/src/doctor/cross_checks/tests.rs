@@ -39,6 +39,34 @@ fn even_number_of_nodes_is_a_warning() {
 }
 
 #[test]
+fn nodes_that_are_away_are_counted() {
+    for (nodes, away, level, says) in [
+        (2, 1, Level::Problem, "1 of 2 nodes is away, so no lock can be acquired: 2 are needed"),
+        (3, 1, Level::Warning, "1 of 3 nodes is away: none of the others may fail"),
+        (3, 2, Level::Problem, "2 of 3 nodes are away, so no lock can be acquired: 2 are needed"),
+        (4, 1, Level::Warning, "1 of 4 nodes is away: none of the others may fail"),
+        (5, 1, Level::Warning, "1 of 5 nodes is away: 1 more may fail"),
+        (5, 3, Level::Problem, "3 of 5 nodes are away, so no lock can be acquired: 3 are needed"),
+    ] {
+        let mut facts = facts(&["a:1", "b:1", "c:1", "d:1", "e:1"][..nodes]);
+        for (number, node) in facts.nodes.iter_mut().take(away).enumerate() {
+            node.contact = match number {
+                0 => Contact::Unreachable("refused".into()),
+                _ => Contact::Refused { code: "NOAUTH".into(), message: "no".into() },
+            };
+        }
+        let finding = check_nodes(&facts).unwrap();
+        assert_eq!((finding.level, finding.says.as_str()), (level, says));
+        assert!(finding.advice.is_some());
+    }
+}
+
+#[test]
+fn handover_that_was_not_tried_is_unknown() {
+    assert_eq!(handover_level(&facts(&["a:1", "b:1", "c:1"])), Level::Unknown);
+}
+
+#[test]
 fn nodes_on_same_machine_are_a_warning() {
     assert!(check_hosts(&facts(&["a:1", "b:1", "[::1]:1"])).is_none());
     for servers in [

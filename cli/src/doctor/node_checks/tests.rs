@@ -136,6 +136,16 @@ fn postponed_fsync_is_a_warning() {
     }
 }
 
+/// A managed service may hide its settings.
+#[test]
+fn what_cannot_be_checked_is_unknown() {
+    for timeout in [Queried::Unsupported("unknown command".into()), Queried::Known("soon".into())] {
+        let node = NodeFacts { timeout, ..node("") };
+        assert_eq!(level(check_timeout, &node), Some(Level::Unknown));
+    }
+    assert_eq!(level(check_eviction, &node("")), Some(Level::Unknown));
+}
+
 #[test]
 fn round_trips_are_judged_by_ttl() {
     for (worst_ms, expected, would_do) in [
@@ -166,7 +176,7 @@ fn clock_difference_beyond_error_is_a_warning() {
     assert_eq!(level(1_400_000, 50), Some(Level::Warning));
     assert_eq!(level(-1_400_000, 50), Some(Level::Warning));
     assert_eq!(level(i64::MIN, 50), Some(Level::Warning));
-    assert!(check_clock(None).is_none());
+    assert_eq!(check_clock(None).map(|finding| finding.level), Some(Level::Unknown));
 }
 
 #[test]
