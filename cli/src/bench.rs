@@ -35,8 +35,8 @@ struct BenchRow {
     p99_us: u64,
     /// How many can be done in a second, one after another.
     per_second: Option<f64>,
-    /// The median, in medians of a bare round trip.
-    round_trips: f64,
+    /// The median divided by the median of a bare round trip. Not a number of round trips.
+    latency_ratio: f64,
 }
 
 pub(crate) fn run(servers: &Servers, options: &Bench) -> Outcome {
@@ -114,23 +114,30 @@ impl BenchRow {
         round_trip: Duration,
     ) -> BenchRow {
         // A round trip measured as zero would divide by zero.
-        let round_trips =
+        let latency_ratio =
             p50.as_secs_f64() / round_trip.max(Duration::from_micros(1)).as_secs_f64();
-        BenchRow { what, count, p50_us: micros(p50), p99_us: micros(p99), per_second, round_trips }
+        BenchRow {
+            what,
+            count,
+            p50_us: micros(p50),
+            p99_us: micros(p99),
+            per_second,
+            latency_ratio,
+        }
     }
 }
 
 fn format_report(report: &BenchReport) -> String {
     let mut table =
-        Table::new(&["", ">MEDIAN", ">99 %", ">PER SECOND", ">× ROUND TRIP", ">SAMPLES"]);
+        Table::new(&["", ">MEDIAN µs", ">99 % µs", ">PER SECOND", ">LATENCY RATIO", ">SAMPLES"]);
     for row in &report.rows {
         let known = |text: String| if row.count == 0 { "-".to_owned() } else { text };
         table.add_row(vec![
             row.what.to_owned(),
-            known(format!("{}µs", row.p50_us)),
-            known(format!("{}µs", row.p99_us)),
+            known(row.p50_us.to_string()),
+            known(row.p99_us.to_string()),
             row.per_second.map_or_else(|| "-".into(), |often| format!("{often:.0}")),
-            known(format!("{:.2}", row.round_trips)),
+            known(format!("{:.2}", row.latency_ratio)),
             row.count.to_string(),
         ]);
     }
@@ -140,5 +147,9 @@ fn format_report(report: &BenchReport) -> String {
             format!(" ({nodes} nodes; a round trip takes until {} have replied)", nodes / 2 + 1)
         }
     };
-    format!("at {}{several}\n\n{table}", format::escape(&report.servers.join(", ")))
+    let servers = format::escape(&report.servers.join(", "));
+    format!(
+        "at {servers}{several}\n\n{table}\nLATENCY RATIO is the median of the row divided by the \
+         median of a round trip.\n"
+    )
 }

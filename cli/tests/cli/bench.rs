@@ -37,9 +37,9 @@ fn bench_measures_all_rows_and_leaves_no_keys() {
     for row in value["rows"].as_array().unwrap() {
         let (p50, p99) = (row["p50_us"].as_u64().unwrap(), row["p99_us"].as_u64().unwrap());
         assert!(p50 > 0 && p50 <= p99, "{row}");
-        assert!(row["round_trips"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["latency_ratio"].as_f64().unwrap() > 0.0, "{row}");
     }
-    assert_eq!(value["rows"][0]["round_trips"], json!(1.0));
+    assert_eq!(value["rows"][0]["latency_ratio"], json!(1.0));
     assert!(value["rows"][1]["per_second"].as_f64().unwrap() > 0.0);
     assert_eq!(server.keys(), [FENCE]);
 
@@ -48,6 +48,7 @@ fn bench_measures_all_rows_and_leaves_no_keys() {
             .expect_code(0)
             .out;
     assert!(table.starts_with(&format!("at {}\n", server.addr())), "{table}");
+    assert!(!table.contains("ROUND TRIP") && table.contains("LATENCY RATIO is"), "{table}");
     for row in ROWS {
         assert!(table.lines().any(|line| line.starts_with(row)), "{table}");
     }
