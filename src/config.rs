@@ -108,6 +108,14 @@ impl Config {
 
     /// Sets the prefix that turns a lock name into its key. Defaults to `lock:`.
     ///
+    /// - *python-redis-lock uses the same default.* Its waiters do not notice a release by
+    ///   distlock, and its `reset_all()` deletes all locks with this prefix. If a program on the
+    ///   same database uses that library, set another prefix. docs/interoperability.md has a table
+    ///   of libraries that can share locks, with the prefix for each.
+    /// - *The key is the prefix followed by the name, and nothing else.* `a:` with `b:c` and `a:b:`
+    ///   with `c` are therefore the same lock, which either application can force to be released.
+    ///   No prefix should begin with another one.
+    ///
     /// With an empty prefix, the keys are the bare names. If distlock then finds a lock key without
     /// an expiry, it sets none, because the key could be any program's data.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Config {

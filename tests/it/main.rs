@@ -24,6 +24,7 @@ mod config;
 mod faults;
 mod fencing_recipes;
 mod harness;
+mod interop;
 mod observe;
 mod security;
 mod tidy;
