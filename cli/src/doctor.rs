@@ -7,6 +7,7 @@ mod finding;
 mod grant_command;
 mod handover_probe;
 mod node_checks;
+mod other_prefixes;
 mod permission_probe;
 mod permissions;
 

@@ -10,7 +10,7 @@ use redis::{RedisError, Value};
 
 use super::{
     facts::{ClockOffset, Contact, Facts, Info, NodeFacts, Permissions, Queried, Requirements},
-    handover_probe, permission_probe,
+    handover_probe, other_prefixes, permission_probe,
 };
 use crate::{clock, secrets::Secrets, temp_lock::TempLock};
 
@@ -75,6 +75,7 @@ impl NodeFacts {
             appendfsync: not_queried(),
             no_fsync_on_rewrite: not_queried(),
             timeout: not_queried(),
+            locks_elsewhere: Vec::new(),
             permissions: Permissions::default(),
         }
     }
@@ -126,6 +127,8 @@ fn query_details(
     node.appendfsync = setting("appendfsync").map_err(failed)?;
     node.no_fsync_on_rewrite = setting("no-appendfsync-on-rewrite").map_err(failed)?;
     node.timeout = setting("timeout").map_err(failed)?;
+    node.locks_elsewhere =
+        other_prefixes::find_locks_elsewhere(prefix, |words| query(&mut connection, words));
     let pattern = permission_probe::lock_key_pattern(prefix);
     node.permissions = permission_probe::probe_permissions(temp_lock, &pattern, |words| {
         query(&mut connection, words)

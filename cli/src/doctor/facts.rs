@@ -39,6 +39,8 @@ pub(crate) struct NodeFacts {
     /// `no-appendfsync-on-rewrite`, which makes an exception to `appendfsync`.
     pub(crate) no_fsync_on_rewrite: Queried<String>,
     pub(crate) timeout: Queried<String>,
+    /// Keys of locks that do not begin with our prefix, as far as they were seen.
+    pub(crate) locks_elsewhere: Vec<String>,
     pub(crate) permissions: Permissions,
 }
 

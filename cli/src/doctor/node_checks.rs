@@ -5,14 +5,16 @@ use std::time::Duration;
 use super::{
     facts::{ClockOffset, Contact, Info, NodeFacts, Queried, Requirements},
     finding::Finding,
-    grant_command, permission_probe, permissions,
+    grant_command,
+    other_prefixes::check_prefix,
+    permission_probe, permissions,
 };
 use crate::format;
 
 pub(super) type Check = fn(&NodeFacts, &Requirements) -> Option<Finding>;
 
 /// Checks of one server, in the order in which their findings are shown.
-pub(super) const NODE_CHECKS: [Check; 12] = [
+pub(super) const NODE_CHECKS: [Check; 13] = [
     check_reach,
     check_rights,
     check_info,
@@ -25,6 +27,7 @@ pub(super) const NODE_CHECKS: [Check; 12] = [
     check_persistence,
     check_timeout,
     check_latency,
+    check_prefix,
 ];
 
 /// Runs all checks on a server, or only the first one if it is unreachable.

@@ -2,6 +2,7 @@
 
 use std::{process::Command, time::Duration};
 
+use distlock::{Config, RedisMgr};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -125,6 +126,20 @@ fn healthy_server_passes_and_stays_unchanged() {
     assert_eq!(server.keys(), [FENCE], "of the lock that is handed over");
     assert_eq!(server.query::<Vec<String>>(&["PUBSUB", "CHANNELS"]), [""; 0]);
     assert_eq!(server.query::<Vec<redis::Value>>(&["ACL", "LOG"]).len(), 0);
+}
+
+#[test]
+fn prefix_that_begins_ours_is_a_warning() {
+    let server = RedisServer::start();
+    let other = RedisMgr::new(Config::new(server.url()).prefix("app:")).unwrap();
+    let _guard = other.try_lock("job").unwrap();
+    let at = |prefix| report(distlock_at(&server, &["doctor", "--json", "--prefix", prefix]));
+    at("app:lock:").says("prefix", "warning", "\"app:job\" seems to have \"app:\"").problems(&[]);
+    for prefix in ["app:", "other:lock:"] {
+        let report = at(prefix);
+        let findings = report.value["findings"].as_array().unwrap();
+        assert!(findings.iter().all(|finding| finding["check"] != "prefix"), "{prefix}");
+    }
 }
 
 /// Settings of the server; and the check, level, text and advice of the finding.
