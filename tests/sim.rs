@@ -16,6 +16,8 @@ mod fiber;
 mod flaw;
 #[path = "sim/invariants.rs"]
 mod invariants;
+#[path = "sim/late_replies.rs"]
+mod late_replies;
 #[path = "sim/nemesis.rs"]
 mod nemesis;
 #[path = "sim/net.rs"]

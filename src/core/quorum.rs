@@ -106,11 +106,11 @@ impl NodeDeadlines {
         self.excluded
     }
 
-    /// Whether a node that is not excluded no longer keeps the lock at `now`, according to its
-    /// replies.
-    pub(crate) fn has_lapsed(&self, node: usize, now: Moment) -> bool {
-        let vote = self.deadlines.get(node).filter(|_| !self.excluded.contains(node));
-        vote.is_some_and(|vote| vote.is_none_or(|deadline| deadline <= now))
+    /// Nodes that do not keep the lock, according to their replies, and whose votes count.
+    pub(crate) fn lacking(&self) -> NodeSet {
+        let nodes = self.deadlines.iter().enumerate();
+        let lacking = nodes.filter(|(_, deadline)| deadline.is_none()).map(|(node, _)| node);
+        lacking.collect::<NodeSet>().difference(self.excluded)
     }
 
     /// Time until which a quorum keeps the lock: the quorum-th largest deadline. `None` if there
@@ -283,12 +283,15 @@ mod tests {
         deadlines.confirm(0, at(20));
         assert_eq!(deadlines.valid_until(), Some(at(40)), "a deadline moved back");
         deadlines.revoke(0);
+        assert_eq!(deadlines.lacking(), NodeSet::single(0));
         assert_eq!(deadlines.valid_until(), Some(at(30)));
         deadlines.confirm(0, at(90));
+        assert!(deadlines.lacking().is_empty());
         assert_eq!(deadlines.valid_until(), Some(at(40)), "the lock was re-acquired");
         assert!(deadlines.excluded().is_empty());
         deadlines.exclude(0);
         assert_eq!(deadlines.excluded(), NodeSet::single(0));
+        assert!(deadlines.lacking().is_empty());
         deadlines.confirm(0, at(99));
         assert_eq!(deadlines.valid_until(), Some(at(30)), "a vote that does not count was counted");
         deadlines.revoke(1);

@@ -201,11 +201,6 @@ impl Schedule {
         }
     }
 
-    /// Schedules a renewal for `now` that was due but has not been sent.
-    pub(crate) fn requeue(&mut self, generation: Generation, now: Moment) {
-        self.schedule_renewal(generation, now);
-    }
-
     /// Empties the schedule and returns its leases in the order of their registration.
     pub(crate) fn take_all(&mut self) -> Vec<Arc<Lease>> {
         self.renewals.clear();
@@ -216,7 +211,8 @@ impl Schedule {
         entries.into_iter().map(|(_, entry)| entry.lease).collect()
     }
 
-    fn schedule_renewal(&mut self, generation: Generation, at: Moment) {
+    /// Schedules the next renewal.
+    pub(crate) fn schedule_renewal(&mut self, generation: Generation, at: Moment) {
         if let Some(entry) = self.entries.get_mut(&generation) {
             self.renewals.remove(&(entry.renew_at, generation));
             entry.renew_at = at;

@@ -75,7 +75,7 @@ impl Worker {
                 let now = clock::now();
                 let mut state = self.context.shared.state.lock();
                 for (generation, _) in &rest {
-                    state.schedule.requeue(*generation, now);
+                    state.schedule.schedule_renewal(*generation, now);
                 }
                 return;
             }

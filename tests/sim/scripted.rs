@@ -18,7 +18,7 @@ const TOKEN_KEY: &[u8] = b"distlock:token:{lock:x}";
 const FUTURE_TOKEN: &[u8] = b"5000000000000000";
 
 /// Runs `act` in one process, on nodes and a network without faults.
-fn scripted(nodes: usize, act: impl FnOnce(&Sim, &RedisMgr) -> Result<()> + 'static) {
+pub(super) fn scripted(nodes: usize, act: impl FnOnce(&Sim, &RedisMgr) -> Result<()> + 'static) {
     scripted_with_ttl(nodes, 10 * SEC, act);
 }
 

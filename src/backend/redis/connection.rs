@@ -278,13 +278,13 @@ impl Connection {
         }
     }
 
-    /// Reads one value, skipping abandoned replies. Returns `None` if it has not arrived by
+    /// Reads one value, after the abandoned replies. Returns `None` if it has not arrived by
     /// `until`; reading can then be continued.
     pub(crate) fn receive_until(&mut self, until: Moment) -> Result<Option<Value>, NodeError> {
         loop {
             let unread = self.link.as_ref().map_or(0, |link| link.unread);
             match self.receive_next(until)? {
-                Some(value) if unread > 0 => match self.skip_reply(&value, clock::now()) {
+                Some(value) if unread > 0 => match self.skip_reply(value, clock::now()) {
                     // An abandoned reply made us close the socket before the awaited reply. The
                     // awaited request may still be executed.
                     Err(error) if !self.is_connected() => {

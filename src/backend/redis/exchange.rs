@@ -78,7 +78,7 @@ fn receive_within(
 ) -> Result<Value, NodeError> {
     loop {
         let Some(next) = (limits.check)(clock::now()) else {
-            connection.abandon_reply();
+            connection.abandon_reply(None);
             return Err(NodeError::outcome_unknown(NodeErrorKind::TimedOut));
         };
         if next >= limits.deadline {

@@ -2,6 +2,7 @@
 //! writes.
 
 use std::{
+    collections::VecDeque,
     io::{self, Read},
     thread,
     time::Duration,
@@ -17,6 +18,9 @@ use crate::{
     core::ack::AckTracker,
     sys::clock::{self, Moment},
 };
+
+/// Receives a reply that arrives after its caller has stopped waiting, unless it is an error.
+pub(crate) type LateReader = Box<dyn FnOnce(Value) + Send>;
 
 /// Maximum size of a reply. The replies of our scripts are far smaller, so a longer one is an error
 /// or an attack.
@@ -37,6 +41,8 @@ pub(super) struct FramedSocket {
     /// Number of abandoned replies in flight.
     pub(super) unread: u32,
     pub(super) unread_since: Moment,
+    /// One entry for each of them.
+    pub(super) late_readers: VecDeque<Option<LateReader>>,
     pub(super) acks: AckTracker,
     /// Scripts whose full text was sent, as a bit mask.
     pub(super) loaded_scripts: u8,
@@ -56,6 +62,7 @@ impl FramedSocket {
             latency_ewma: Duration::ZERO,
             unread: 0,
             unread_since: now,
+            late_readers: VecDeque::new(),
             acks: AckTracker::default(),
             loaded_scripts: 0,
             tls: None,

@@ -39,6 +39,7 @@ pub(crate) use self::{
     connector::{Connected, Connector},
     exchange::{ExchangeLimits, exchange, exchange_all, exchange_within},
     fields::PubSubMessage,
+    framed_socket::LateReader,
     grant_stream::RedisGrantStream,
     membership::Membership,
     pool::{ConnectionPool, NodeConnections, PooledConnections},

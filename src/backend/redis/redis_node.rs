@@ -298,3 +298,14 @@ pub(crate) struct InFlightRequest {
     nonce: u64,
     pub(crate) sent: Moment,
 }
+
+impl InFlightRequest {
+    /// Decodes a reply that arrived after its caller had stopped waiting.
+    pub(crate) fn decode_late<C: Request>(
+        self,
+        request: &C,
+        reply: Value,
+    ) -> Option<Exchange<C::Reply>> {
+        Some(Exchange { sent: self.sent, reply: request.decode(self.nonce, reply)? })
+    }
+}

@@ -1,6 +1,8 @@
 //! Asking several nodes at once, from the calling thread: write to every node, then read replies
 //! until the outcome is decided or time runs out.
 
+mod skipped;
+
 use std::{mem, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
@@ -58,6 +60,7 @@ pub(crate) fn broadcast<C: Request>(
         request,
         vote,
         connector: None,
+        needed_until: None,
     };
     broadcast.start();
     broadcast.collect_replies();
@@ -81,6 +84,8 @@ struct Broadcast<'a, 'r, C: Request, F, V> {
     request: F,
     vote: V,
     connector: Option<Connector>,
+    /// End of the wait for needed nodes; `None` until a quorum has replied.
+    needed_until: Option<Moment>,
 }
 
 impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
@@ -193,12 +198,15 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
             (self.options.wait_until.min(self.options.deadline), false);
         loop {
             deadline = self.ask_backed_off(deadline);
+            let awaits_needed = self.awaits_needed();
             let unanswered = self.unanswered();
             if unanswered.is_empty() {
                 return;
             }
             let now = clock::now();
-            if !decided && !self.options.wait_for_all && self.is_decided() {
+            if awaits_needed {
+                deadline = deadline.min(self.needed_until.unwrap_or(deadline));
+            } else if !decided && !self.options.wait_for_all && self.is_decided() {
                 decided = true;
                 let grace_min =
                     if self.awaits_preferred() { PREFERRED_GRACE } else { Duration::ZERO };
@@ -220,30 +228,6 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
                 return;
             }
         }
-    }
-
-    /// If the other nodes do not suffice, asks the nodes that were skipped, because they may be
-    /// healthy again. Asks none if an open connection broke, because the caller then asks all nodes
-    /// again at once. Returns the new end of the wait. It leaves half of the remaining time, so
-    /// that the caller can ask again if the skipped nodes do not reply.
-    fn ask_backed_off(&mut self, until: Moment) -> Moment {
-        let now = clock::now();
-        if self.options.will_retry || self.responses.verdict() != Verdict::NoQuorum || now >= until
-        {
-            return until;
-        }
-        let is_backing_off = |response: &Response<_>| {
-            matches!(response, Response::Failed(NodeError { kind: NodeErrorKind::BackingOff, .. }))
-        };
-        let is_broken = |response: &Response<_>| {
-            matches!(response, Response::Failed(NodeError { outcome_unknown: true, .. }))
-        };
-        let backed_off = self.responses.nodes_where(is_backing_off).difference(self.unanswered());
-        if backed_off.is_empty() || !self.responses.nodes_where(is_broken).is_empty() {
-            return until;
-        }
-        backed_off.iter().for_each(|node| self.ask(node));
-        now.saturating_add(until.duration_since(now) / 2)
     }
 
     fn is_decided(&self) -> bool {
@@ -405,8 +389,9 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
                     self.connections[node].poison();
                     self.record_failure(node, NodeError::outcome_unknown(NodeErrorKind::TimedOut));
                 }
-                NodeState::Sent(..) => {
-                    let ack = self.connections[node].abandon_reply();
+                NodeState::Sent(_, _, in_flight) => {
+                    let reader = self.options.late_reader.map(|reader| reader(node, *in_flight));
+                    let ack = self.connections[node].abandon_reply(reader);
                     self.responses.pending_acks.extend(ack.map(|ack| (node, ack)));
                 }
                 // The thread keeps the connection for the next caller, or records the failure

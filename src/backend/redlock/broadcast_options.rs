@@ -5,6 +5,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::{
+    backend::redis::{InFlightRequest, LateReader},
     core::{node_answer::Vote, quorum::NodeSet},
     sys::clock::Moment,
 };
@@ -31,13 +32,19 @@ pub(crate) struct BroadcastOptions<'a> {
     pub(crate) preferred: NodeSet,
     /// Ask the last node first.
     pub(crate) reverse_order: bool,
+    /// Returns those of these silent nodes that are needed although a quorum has replied.
+    pub(crate) needed: Option<&'a dyn Fn(NodeSet) -> NodeSet>,
+    /// Maximum wait for needed nodes once a quorum has replied.
+    pub(crate) needed_wait: Duration,
+    /// Returns what receives the reply of a node to this request, if it arrives later.
+    pub(crate) late_reader: Option<&'a dyn Fn(usize, InFlightRequest) -> LateReader>,
     /// Called while replies are outstanding. Returns when to call it next, or `None` to stop
     /// waiting.
     pub(crate) on_idle: Option<&'a mut dyn FnMut(Moment) -> Option<Moment>>,
 }
 
-impl BroadcastOptions<'_> {
-    pub(crate) fn new(targets: NodeSet, deadline: Moment) -> BroadcastOptions<'static> {
+impl<'a> BroadcastOptions<'a> {
+    pub(crate) fn new(targets: NodeSet, deadline: Moment) -> BroadcastOptions<'a> {
         BroadcastOptions {
             targets,
             deadline,
@@ -49,11 +56,14 @@ impl BroadcastOptions<'_> {
             prior_votes: SmallVec::new(),
             preferred: NodeSet::EMPTY,
             reverse_order: false,
+            needed: None,
+            needed_wait: Duration::ZERO,
+            late_reader: None,
             on_idle: None,
         }
     }
 
-    pub(crate) fn awaiting_all(targets: NodeSet, deadline: Moment) -> BroadcastOptions<'static> {
+    pub(crate) fn awaiting_all(targets: NodeSet, deadline: Moment) -> BroadcastOptions<'a> {
         BroadcastOptions { wait_for_all: true, ..BroadcastOptions::new(targets, deadline) }
     }
 }

@@ -1,24 +1,28 @@
 //! `QuorumRenewals`: renews leases on all nodes, and repairs them where a node does not keep the
 //! lock.
 //!
-//! Renewals do not wait for a node that replies long after the others, unless a lock depends on its
-//! reply: a distant node may still keep a lock that a nearby one has lost.
+//! A renewal does not wait for a node that replies long after the others, unless a lock depends on
+//! its reply: a distant node may still keep a lock that a nearby one has lost. A reply that was not
+//! awaited is credited when it is read, which is before the next request to its node. So a lock
+//! that a distant node has lost is re-acquired there before the next node loses it too.
 
 mod reacquire;
 mod tally;
 
-use std::{collections::VecDeque, mem, sync::Arc, time::Duration};
+use std::{cell::RefCell, sync::Arc, time::Duration};
 
-use self::tally::{Tally, awaited_nodes};
+use crossbeam_channel::{Receiver, Sender, unbounded};
+
+use self::tally::{Tally, needed_nodes};
 use super::{BroadcastOptions, NodeConnections, Redlock, Response, Responses};
 use crate::{
     backend::{
         LeaseRenewals, LeaseResidue, Renewal, RenewalLimits, RenewalReport,
         error::BackendError,
         redis::{
-            NodeError, NodeErrorKind, Request,
+            Exchange, InFlightRequest, LateReader, NodeError, NodeErrorKind, Request,
             renewals::{connect_by, refusal_of_one_lock, renewal_request, renewal_timeout},
-            requests_and_replies::{Renew, RenewReply, Renewal as RenewalRequest},
+            requests_and_replies::{Renew, RenewReply},
         },
     },
     core::{
@@ -32,67 +36,92 @@ use crate::{
 
 /// Maximum wait for the remaining nodes once a quorum has replied to a renewal.
 const STRAGGLER_GRACE_MAX: Duration = Duration::from_millis(50);
-/// Maximum wait for slow nodes; enough for a slow connection. Renewals that fall due meanwhile wait
-/// too, unless their leases have less time to spare.
-const LISTEN_MAX: Duration = Duration::from_millis(250);
-/// At most one part in this many of the renewer's time is spent on slow nodes, however many locks
-/// there are.
-const LISTEN_SHARE: u32 = 10;
-/// Maximum number of leases about which slow nodes are asked at once.
-const LISTEN_BATCH_MAX: usize = 100;
 
 pub(super) struct QuorumRenewals {
     redlock: Arc<Redlock>,
     /// Open when they are first used.
     connections: NodeConnections,
-    pass: Pass,
-    /// Earliest time of the next exchange with nodes that reply long after the others.
-    listens_at: Moment,
-}
-
-/// What the renewals up to the next repair have found.
-#[derive(Default)]
-struct Pass {
-    /// A repair has begun, so the next renewal begins a new pass.
-    has_ended: bool,
-    leases: Vec<Arc<Lease>>,
-    /// Leases, and the nodes on which their locks must be re-acquired.
-    missing: VecDeque<(Arc<Lease>, NodeSet)>,
-    /// Nodes that had not replied when the quorum had, and were not awaited.
-    stragglers: NodeSet,
-    /// Nodes that were awaited and did not reply. Later renewals do not wait for them.
+    /// Locks to re-acquire. Late replies add to it when they are read.
+    missing: (Sender<MissingOn>, Receiver<MissingOn>),
+    /// A repair has begun since the last renewal.
+    has_repaired: bool,
+    /// Nodes that were needed and did not reply, since the last repair. Later renewals do not wait
+    /// for them.
     unresponsive: NodeSet,
 }
 
-type RenewResponses = Responses<(u64, Vec<RenewReply>)>;
+/// A lease, and nodes on which nobody holds its lock.
+type MissingOn = (Arc<Lease>, NodeSet);
 
 impl LeaseRenewals for QuorumRenewals {
     fn renew(&mut self, leases: &[&Arc<Lease>], mut limits: RenewalLimits<'_>) -> RenewalReport {
-        if self.pass.has_ended {
-            self.pass = Pass::default();
+        if std::mem::take(&mut self.has_repaired) {
+            // This renewal finds what is still missing.
+            self.missing.1.try_iter().for_each(drop);
+            self.unresponsive = NodeSet::EMPTY;
         }
-        let now = clock::now();
-        let timeout = renewal_timeout(&limits, self.redlock.operation_timeout());
+        let (now, least_left) = (clock::now(), limits.least_left);
+        let (redlock, missing) = (self.redlock.clone(), self.missing.0.clone());
+        let excluded = leases.iter().map(|lease| lease.node_deadlines.lock().excluded());
+        let tallies: RefCell<Vec<_>> = RefCell::new(excluded.map(Tally::new).collect());
+        let on_reply = |node: usize, exchange: &Exchange<(u64, Vec<RenewReply>)>| {
+            let votes = redlock.votes_at(node, exchange.sent);
+            let mut tallies = tallies.borrow_mut();
+            let replies = leases.iter().zip(tallies.iter_mut()).zip(&exchange.reply.1);
+            for ((lease, tally), reply) in replies {
+                tally.add(node, exchange.sent, reply, votes);
+                record(lease, node, exchange.sent, reply, votes);
+            }
+            Vote::Yes
+        };
+        let late_reader = |node: usize, in_flight: InFlightRequest| -> LateReader {
+            let leases: Vec<_> = leases.iter().copied().cloned().collect();
+            let (redlock, missing) = (redlock.clone(), missing.clone());
+            Box::new(move |reply| {
+                let requests: Vec<_> =
+                    leases.iter().map(|lease| renewal_request(lease, now)).collect();
+                let Some(late) = in_flight.decode_late(&Renew(&requests), reply) else { return };
+                let votes = redlock.votes_at(node, late.sent);
+                for (lease, reply) in leases.iter().zip(&late.reply.1) {
+                    record(lease, node, late.sent, reply, votes);
+                    if *reply == RenewReply::Gone {
+                        let _ = missing.send((lease.clone(), NodeSet::single(node)));
+                    }
+                }
+            })
+        };
+        let unresponsive = self.unresponsive;
+        let needed = |silent: NodeSet| {
+            // A lock that was released meanwhile needs no confirmation.
+            let tallies = tallies.borrow();
+            let held =
+                leases.iter().zip(tallies.iter()).filter(|(lease, _)| lease.deadline() > now);
+            let held = held.map(|(_, tally)| tally);
+            needed_nodes(redlock.len(), silent.difference(unresponsive), held)
+        };
+        let timeout = renewal_timeout(&limits, redlock.operation_timeout());
         let requests: Vec<_> = leases.iter().map(|lease| renewal_request(lease, now)).collect();
         let round = BroadcastOptions {
             // Stragglers must not delay a renewal that a quorum has confirmed.
-            straggler_grace: STRAGGLER_GRACE_MAX.min(limits.least_left / 4),
-            ..BroadcastOptions::new(self.redlock.all_nodes(), now.saturating_add(timeout))
+            straggler_grace: STRAGGLER_GRACE_MAX.min(least_left / 4),
+            needed: Some(&needed),
+            needed_wait: (least_left / 4).min(redlock.operation_timeout() / 2),
+            late_reader: Some(&late_reader),
+            ..BroadcastOptions::new(redlock.all_nodes(), now.saturating_add(timeout))
         };
-        let mut responses = self.ask(round, &mut limits, |_| Renew(&requests));
-        self.hear_the_rest(leases, &requests, &mut limits, &mut responses);
+        let responses = self.ask(round, &mut limits, |_| Renew(&requests), on_reply);
         let quorum = responses.verdict() == Verdict::Granted;
         if quorum {
-            let silent = responses.unanswered().difference(self.pass.unresponsive);
-            self.pass.stragglers = self.pass.stragglers.union(silent);
-            self.pass.leases.extend(leases.iter().copied().cloned());
+            let replied = responses.nodes_voting(Vote::Yes);
+            let silent = redlock.all_nodes().difference(replied);
+            self.unresponsive = unresponsive.union(needed(silent));
         }
-        let renewals = leases.iter().enumerate().map(|(index, lease)| {
-            let (renewal, missing) = self.conclude(lease, &responses, index);
-            if !missing.is_empty() {
-                self.pass.missing.push_back(((*lease).clone(), missing));
+        let results = leases.iter().zip(tallies.into_inner());
+        let renewals = results.map(|(lease, tally)| {
+            if !tally.missing.is_empty() {
+                let _ = missing.send(((*lease).clone(), tally.missing));
             }
-            renewal
+            self.conclude(lease, tally)
         });
         let renewals = renewals.collect();
         if quorum {
@@ -102,17 +131,14 @@ impl LeaseRenewals for QuorumRenewals {
             Response::Failed(failure) => refusal_of_one_lock(failure),
             _ => None,
         });
-        let failure = BackendError::from_responses(&self.redlock, responses, |_| "renewed".into());
+        let failure = BackendError::from_responses(&redlock, responses, |_| "renewed".into());
         RenewalReport { renewals, failure: Some(failure), refusal }
     }
 
     fn repair(&mut self, mut limits: RenewalLimits<'_>) -> Option<Vec<LeaseResidue>> {
-        self.pass.has_ended = true;
-        if let Some((lease, nodes)) = self.pass.missing.pop_front() {
-            return Some(self.reacquire(&lease, nodes, &mut limits));
-        }
-        let slow = mem::take(&mut self.pass.stragglers);
-        self.listen_to(slow, &mut limits).then(Vec::new)
+        self.has_repaired = true;
+        let (lease, nodes) = self.missing.1.try_recv().ok()?;
+        Some(self.reacquire(&lease, nodes, &mut limits))
     }
 
     fn reset(&mut self) {
@@ -125,8 +151,9 @@ impl QuorumRenewals {
         QuorumRenewals {
             connections: redlock.reserved_connections(),
             redlock,
-            pass: Pass::default(),
-            listens_at: Moment::from_nanos(0),
+            missing: unbounded(),
+            has_repaired: false,
+            unresponsive: NodeSet::EMPTY,
         }
     }
 
@@ -136,20 +163,20 @@ impl QuorumRenewals {
         round: BroadcastOptions<'_>,
         limits: &mut RenewalLimits<'_>,
         request: impl Fn(usize) -> C,
+        vote: impl Fn(usize, &Exchange<C::Reply>) -> Vote,
     ) -> Responses<C::Reply> {
         let QuorumRenewals { redlock, connections, .. } = self;
-        let (since, deadline) = (clock::now(), round.deadline.min(limits.stop_by));
-        let connect_by = connect_by(since, deadline, limits, redlock.operation_timeout());
+        let deadline = round.deadline.min(limits.stop_by);
+        let connect_by = connect_by(clock::now(), deadline, limits, redlock.operation_timeout());
         let mut stopped = false;
         let mut check = |now| {
             let next = (limits.check)(now);
             stopped = next.is_none();
             next
         };
-        let wait_until = round.wait_until.min(deadline);
         let on_idle = Some(&mut check as &mut dyn FnMut(Moment) -> Option<Moment>);
-        let round = BroadcastOptions { deadline, wait_until, connect_by, on_idle, ..round };
-        let mut responses = redlock.ask(connections, round, request, |_, _| Vote::Yes);
+        let round = BroadcastOptions { deadline, connect_by, on_idle, ..round };
+        let mut responses = redlock.ask(connections, round, request, vote);
         if stopped {
             // Close these connections: the next exchange must not wait for the same nodes.
             for node in responses.unanswered().iter() {
@@ -161,134 +188,36 @@ impl QuorumRenewals {
         responses
     }
 
-    /// What the nodes replied about the lock at `index` of a request.
-    fn tally(&self, lease: &Lease, responses: &RenewResponses, index: usize) -> Tally {
-        let mut tally = Tally::new(lease.node_deadlines.lock().excluded());
-        for (node, response) in responses.by_node.iter().enumerate() {
-            if let Response::Replied(exchange) = response
-                && let Some(reply) = exchange.reply.1.get(index)
-            {
-                tally.add(node, exchange.sent, reply, self.votes_at(node, exchange.sent));
-            }
-        }
-        tally
-    }
-
-    /// A node in quarantine renews too, but its confirmation does not count.
-    fn votes_at(&self, node: usize, sent: Moment) -> bool {
-        self.redlock.node(node).quarantine_left(sent).is_none()
-    }
-
-    /// Records what the nodes replied about one lock. Also returns the nodes on which it is
-    /// missing.
-    fn conclude(
-        &self,
-        lease: &Lease,
-        responses: &RenewResponses,
-        index: usize,
-    ) -> (Renewal, NodeSet) {
-        let tally = self.tally(lease, responses, index);
-        let valid_until = {
-            let mut deadlines = lease.node_deadlines.lock();
-            for (node, sent) in &tally.confirmed {
-                deadlines.confirm(*node, deadline_from_sent(*sent, lease.claim.ttl));
-            }
-            tally.lost.iter().for_each(|node| deadlines.revoke(node));
-            deadlines.valid_until()
-        };
+    /// What the replies amount to for one lease.
+    fn conclude(&self, lease: &Lease, tally: Tally) -> Renewal {
+        let valid_until = lease.node_deadlines.lock().valid_until();
         match valid_until {
             // A minority of nodes may still keep the lock.
-            None => (Renewal::Lost { why: tally.loss, leaves_residue: true }, NodeSet::EMPTY),
+            None => Renewal::Lost { why: tally.loss, leaves_residue: true },
             Some(until) if tally.confirmed.len() >= self.redlock.quorum_size() => {
-                (Renewal::Confirmed { until, sent: tally.first_sent() }, tally.missing)
+                Renewal::Confirmed { until, sent: tally.first_sent }
             }
-            Some(until) => (Renewal::Unconfirmed { until }, tally.missing),
+            Some(until) => Renewal::Unconfirmed { until },
         }
     }
+}
 
-    /// Asks silent or skipped nodes again if a lock depends on their reply.
-    fn hear_the_rest(
-        &mut self,
-        leases: &[&Arc<Lease>],
-        requests: &[RenewalRequest<'_>],
-        limits: &mut RenewalLimits<'_>,
-        responses: &mut RenewResponses,
-    ) {
-        // Skipped because of back-off, or still connecting when the others had replied.
-        let passed_over = |failure: &NodeError| {
-            !failure.outcome_unknown
-                && matches!(failure.kind, NodeErrorKind::BackingOff | NodeErrorKind::TimedOut)
-        };
-        let passed_over = responses.nodes_where(
-            |response| matches!(response, Response::Failed(failure) if passed_over(failure)),
-        );
-        let silent = responses.unanswered().union(passed_over).difference(self.pass.unresponsive);
-        if responses.verdict() != Verdict::Granted || silent.is_empty() {
-            return;
+/// Records what a node that was asked at `sent` replied about a lock. `votes` says whether its
+/// confirmation counts.
+fn record(lease: &Lease, node: usize, sent: Moment, reply: &RenewReply, votes: bool) {
+    let mut deadlines = lease.node_deadlines.lock();
+    match reply {
+        RenewReply::Renewed if votes => {
+            deadlines.confirm(node, deadline_from_sent(sent, lease.claim.ttl));
         }
-        // A lock that was released meanwhile needs no confirmation.
-        let alive = leases.iter().enumerate().filter(|(_, lease)| lease.ended().is_none());
-        let tallies = alive.map(|(index, lease)| self.tally(lease, responses, index));
-        let to = awaited_nodes(self.redlock.len(), silent, tallies);
-        if to.is_empty() {
-            return;
-        }
-        let wait_max = (limits.least_left / 4).min(self.redlock.operation_timeout() / 2);
-        let now = clock::now();
-        let deadline = now.saturating_add(self.redlock.operation_timeout());
-        let round = BroadcastOptions {
-            wait_until: now.saturating_add(wait_max),
-            ..BroadcastOptions::awaiting_all(to, deadline)
-        };
-        let mut heard = self.ask(round, limits, |_| Renew(requests));
-        for node in to.iter() {
-            mem::swap(&mut responses.by_node[node], &mut heard.by_node[node]);
-            responses.votes[node] = heard.votes[node];
-        }
-        let replied = responses.nodes_where(|response| matches!(response, Response::Replied(_)));
-        self.pass.unresponsive = self.pass.unresponsive.union(to.difference(replied));
+        RenewReply::Renewed => {}
+        RenewReply::Gone | RenewReply::HeldByOther(_) => deadlines.revoke(node),
     }
+}
 
-    /// Asks nodes that reply long after the others about locks for which they have not replied
-    /// during a whole lease. Renewals do not wait for these nodes, but a lock that one of them has
-    /// lost must be re-acquired there: otherwise the lock is lost as soon as the next node loses it
-    /// too. Returns whether there is something to re-acquire now.
-    ///
-    /// A node that stays silent changes nothing, because the confirmations of the quorum have been
-    /// applied before.
-    fn listen_to(&mut self, slow: NodeSet, limits: &mut RenewalLimits<'_>) -> bool {
-        let began = clock::now();
-        // A node that does not vote yet is asked once it does.
-        let slow: NodeSet = slow.iter().filter(|node| self.votes_at(*node, began)).collect();
-        if slow.is_empty() || began < self.listens_at {
-            return false;
-        }
-        let is_silent = |lease: &Arc<Lease>| {
-            let deadlines = lease.node_deadlines.lock();
-            slow.iter().any(|node| deadlines.has_lapsed(node, began))
-        };
-        let mut unheard = mem::take(&mut self.pass.leases);
-        unheard.retain(is_silent);
-        unheard.truncate(LISTEN_BATCH_MAX);
-        if unheard.is_empty() {
-            return false;
-        }
-        let requests: Vec<_> = unheard.iter().map(|lease| renewal_request(lease, began)).collect();
-        // A reply between `wait_until` and the deadline does not cost the connection.
-        let wait_until = began.saturating_add(LISTEN_MAX);
-        let deadline = began.saturating_add(self.redlock.operation_timeout());
-        let round =
-            BroadcastOptions { wait_until, ..BroadcastOptions::awaiting_all(slow, deadline) };
-        let responses = self.ask(round, limits, |_| Renew(&requests));
-        let now = clock::now();
-        self.listens_at = now.saturating_add(now.duration_since(began) * (LISTEN_SHARE - 1));
-        for (index, lease) in unheard.iter().enumerate() {
-            // The next renewal moves the deadline, and ends the lease if no quorum is left.
-            let (_, missing) = self.conclude(lease, &responses, index);
-            if !missing.is_empty() {
-                self.pass.missing.push_back((lease.clone(), missing));
-            }
-        }
-        !self.pass.missing.is_empty()
+impl Redlock {
+    /// A node in quarantine renews too, but its confirmation does not count.
+    fn votes_at(&self, node: usize, sent: Moment) -> bool {
+        self.node(node).quarantine_left(sent).is_none()
     }
 }

@@ -154,7 +154,7 @@ fn late_outcome_for_removed_lease_ignored() {
     assert!(schedule.remove(generation).is_some());
     schedule.on_renewed(generation, at(1_000));
     schedule.on_failed(generation, at(1_000));
-    schedule.requeue(generation, at(1_000));
+    schedule.schedule_renewal(generation, at(1_000));
     assert!(!schedule.contains(generation));
     assert_eq!(schedule.earliest(), Moment::NEVER);
 }
@@ -164,7 +164,7 @@ fn requeued_renewal_is_still_due() {
     let mut schedule = Schedule::default();
     let generation = schedule.insert(lease(3_000, 2_900), plan(), at(0));
     schedule.take_due(at(1_000));
-    schedule.requeue(generation, at(1_005));
+    schedule.schedule_renewal(generation, at(1_005));
     assert_eq!(schedule.earliest(), at(1_005));
     assert_eq!(generations(schedule.take_due(at(1_005))), [generation]);
 }

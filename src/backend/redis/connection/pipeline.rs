@@ -1,5 +1,6 @@
 //! Abandoned replies: replies in flight that no caller waits for. An abandoned reply arrives before
-//! the replies to later requests, and is read and skipped.
+//! the replies to later requests, and is read before them. It goes to its `LateReader`, if it has
+//! one.
 
 use std::time::Duration;
 
@@ -7,7 +8,9 @@ use redis::Value;
 
 use super::Connection;
 use crate::{
-    backend::redis::{NodeError, framed_socket::FramedSocket, transport::poll_writable},
+    backend::redis::{
+        LateReader, NodeError, framed_socket::FramedSocket, transport::poll_writable,
+    },
     core::ack::Ack,
     sys::clock::{self, Moment},
 };
@@ -35,7 +38,7 @@ impl Connection {
         let mut any_ok = false;
         while self.link.as_ref().is_some_and(|link| link.unread > 0) {
             match self.receive_next(now) {
-                Ok(Some(value)) => any_ok |= self.skip_reply(&value, now).is_ok(),
+                Ok(Some(value)) => any_ok |= self.skip_reply(value, now).is_ok(),
                 // An error has closed the socket.
                 Ok(None) | Err(_) => break,
             }
@@ -45,18 +48,23 @@ impl Connection {
 
     /// Counts one unread reply as read. An error reply still matters, because it may apply to all
     /// later requests too.
-    pub(super) fn skip_reply(&mut self, value: &Value, now: Moment) -> Result<(), NodeError> {
+    pub(super) fn skip_reply(&mut self, value: Value, now: Moment) -> Result<(), NodeError> {
+        let mut reader = None;
         if let Some(link) = &mut self.link {
             link.unread -= 1;
             link.unread_since = now;
-            link.acks.record(matches!(value, Value::ServerError(_)));
+            reader = link.late_readers.pop_front().flatten();
+            link.acks.record(matches!(&value, Value::ServerError(_)));
         }
-        let result = self.check_error_reply(value);
+        let result = self.check_error_reply(&value);
         if let (Err(error), Some(link)) = (&result, &mut self.link)
             && error.is_unknown_script()
         {
             // The reply does not name the missing script. A server loses all scripts at once.
             link.loaded_scripts = 0;
+        }
+        if let (Ok(()), Some(read)) = (&result, reader) {
+            read(value);
         }
         result
     }
@@ -76,12 +84,13 @@ impl Connection {
     /// Abandons the reply in flight. The server executes later requests on this connection after
     /// the abandoned one, and replies in the same order. Returns `None` if there is no connection
     /// any more.
-    pub(crate) fn abandon_reply(&mut self) -> Option<Ack> {
+    pub(crate) fn abandon_reply(&mut self, reader: Option<LateReader>) -> Option<Ack> {
         let link = self.link.as_mut()?;
         if link.unread == 0 {
             link.unread_since = clock::now();
         }
         link.unread += 1;
+        link.late_readers.push_back(reader);
         Some(link.acks.issue(link.unread))
     }
 }
@@ -130,7 +139,7 @@ mod tests {
     /// Sends a request and abandons its reply.
     fn send_and_abandon(connection: &mut Connection) -> Ack {
         connection.send(Moment::NEVER, |out| write_command(out, &[b"PING"])).unwrap();
-        connection.abandon_reply().unwrap()
+        connection.abandon_reply(None).unwrap()
     }
 
     /// Fault: N117
@@ -181,7 +190,32 @@ mod tests {
         connection.poison();
         server.join().unwrap();
         assert!(!lost.is_acknowledged(), "the reply was never read");
-        assert!(connection.abandon_reply().is_none());
+        assert!(connection.abandon_reply(None).is_none());
+    }
+
+    /// Fault: N110
+    #[test]
+    fn late_reply_goes_to_its_reader() {
+        let read_late = |answer| {
+            let (mut connection, server) = connected(answer);
+            let (sender, receiver) = crossbeam_channel::unbounded();
+            for number in [None, Some(1), None, Some(2)] {
+                connection.send(Moment::NEVER, |out| write_command(out, &[b"PING"])).unwrap();
+                let reader = number.map(|number| -> LateReader {
+                    let sender = sender.clone();
+                    Box::new(move |value| sender.send((number, value)).unwrap())
+                });
+                connection.abandon_reply(reader).unwrap();
+                while connection.unread_since(clock::now()).0.is_some() {
+                    poll_readable(&[connection.transport().unwrap()], deadline(), Duration::ZERO);
+                }
+            }
+            drop(connection);
+            server.join().unwrap();
+            receiver.try_iter().collect::<Vec<_>>()
+        };
+        assert_eq!(read_late(b"+OK\r\n"), [(1, Value::Okay), (2, Value::Okay)]);
+        assert!(read_late(b"-OOM it has no room\r\n").is_empty());
     }
 
     const REPLICA: &[u8] = b"-READONLY You can't write against a read only replica.\r\n";

@@ -21,6 +21,7 @@ use crate::{
         ack::PendingAcks,
         claim::Residue,
         lease::Lease,
+        node_answer::Vote,
         quorum::NodeSet,
         validity::{EXPIRY_SLACK, deadline_from_sent},
     },
@@ -41,8 +42,9 @@ impl QuorumRenewals {
         limits: &mut RenewalLimits<'_>,
     ) -> Vec<LeaseResidue> {
         let now = clock::now();
-        if now >= lease.deadline() {
-            // The lease has ended, but no node has failed.
+        // It may have been re-acquired since it was found missing.
+        let nodes = nodes.intersection(lease.node_deadlines.lock().lacking());
+        if nodes.is_empty() || now >= lease.deadline() {
             return Vec::new();
         }
         let claim = &lease.claim;
@@ -59,7 +61,7 @@ impl QuorumRenewals {
             token_min: lease.token.0,
         };
         let round = BroadcastOptions::awaiting_all(nodes, deadline);
-        let responses = self.ask(round, limits, request);
+        let responses = self.ask(round, limits, request, |_, _| Vote::Yes);
         let unknown = responses.unanswered().union(responses.outcome_unknown());
         let mut acquired = NodeSet::EMPTY;
         for (node, response) in responses.by_node.iter().enumerate() {
@@ -67,7 +69,7 @@ impl QuorumRenewals {
                 && matches!(exchange.reply, AcquireReply::Held { .. })
             {
                 acquired = acquired.union(NodeSet::single(node));
-                if self.votes_at(node, exchange.sent) {
+                if self.redlock.votes_at(node, exchange.sent) {
                     let until = deadline_from_sent(exchange.sent, claim.ttl);
                     lease.node_deadlines.lock().confirm(node, until);
                 }
@@ -79,8 +81,7 @@ impl QuorumRenewals {
             // The request may be applied after the holder has released the lock.
             left.push(residue(lease, unknown, deadline.saturating_add(EXPIRY_SLACK)));
             // The node is no quicker for other locks. The next renewal finds them.
-            self.pass.missing.clear();
-            self.pass.stragglers = NodeSet::EMPTY;
+            self.missing.1.try_iter().for_each(drop);
         }
         if lease.ended().is_none() {
             // A repair never shortens a lease. The next renewal does, if it must.

@@ -1,7 +1,5 @@
 //! What the replies to a renewal say about one lock, and which replies are still needed. Pure.
 
-use smallvec::SmallVec;
-
 use crate::{
     backend::redis::requests_and_replies::RenewReply,
     core::{
@@ -13,8 +11,10 @@ use crate::{
 };
 
 pub(super) struct Tally {
-    /// Nodes whose confirmations count, and when they were asked.
-    pub(super) confirmed: SmallVec<[(usize, Moment); 1]>,
+    /// Nodes whose confirmations count.
+    pub(super) confirmed: NodeSet,
+    /// Time at which the first of these was asked.
+    pub(super) first_sent: Moment,
     /// Nodes that do not keep the lock.
     pub(super) lost: NodeSet,
     /// Nodes on which no client holds the lock.
@@ -28,7 +28,8 @@ pub(super) struct Tally {
 impl Tally {
     pub(super) fn new(excluded: NodeSet) -> Tally {
         Tally {
-            confirmed: SmallVec::new(),
+            confirmed: NodeSet::EMPTY,
+            first_sent: Moment::NEVER,
             lost: NodeSet::EMPTY,
             missing: NodeSet::EMPTY,
             excluded,
@@ -42,42 +43,35 @@ impl Tally {
         match reply {
             RenewReply::Renewed => {
                 if votes && !self.excluded.contains(node) {
-                    self.confirmed.push((node, sent));
+                    self.confirmed = self.confirmed.union(NodeSet::single(node));
+                    self.first_sent = self.first_sent.min(sent);
                 }
                 return;
             }
-            RenewReply::Gone => {
-                let missing = NodeSet::single(node).difference(self.excluded);
-                self.missing = self.missing.union(missing);
-            }
+            RenewReply::Gone => self.missing = self.missing.union(NodeSet::single(node)),
             RenewReply::HeldByOther(id) => {
                 self.loss = LockLost::Taken { by: Box::new(Holder::from_id(id.clone())) };
             }
         }
         self.lost = self.lost.union(NodeSet::single(node));
     }
-
-    /// Time at which the first of the confirmations was requested.
-    pub(super) fn first_sent(&self) -> Moment {
-        self.confirmed.iter().map(|(_, sent)| *sent).min().unwrap_or(Moment::NEVER)
-    }
 }
 
 /// Returns the silent nodes whose replies are needed: those that may confirm a lock which is
 /// neither confirmed nor lost yet.
-pub(super) fn awaited_nodes(
+pub(super) fn needed_nodes<'a>(
     nodes: usize,
     silent: NodeSet,
-    tallies: impl Iterator<Item = Tally>,
+    tallies: impl Iterator<Item = &'a Tally>,
 ) -> NodeSet {
-    let mut awaited = NodeSet::EMPTY;
+    let mut needed = NodeSet::EMPTY;
     for tally in tallies {
         let lost = tally.lost.union(tally.excluded);
         if tally.confirmed.len() < quorum(nodes) && nodes - lost.len() >= quorum(nodes) {
-            awaited = awaited.union(silent.difference(lost));
+            needed = needed.union(silent.difference(lost));
         }
     }
-    awaited
+    needed
 }
 
 #[cfg(test)]
@@ -102,15 +96,15 @@ mod tests {
         tally
     }
 
-    fn awaits(locks: &[&str]) -> Vec<usize> {
+    fn needs(locks: &[&str]) -> Vec<usize> {
         let silent = locks[0].match_indices('.').map(|(node, _)| node).collect();
-        let tallies = locks.iter().map(|lock| tally(lock));
-        awaited_nodes(locks[0].len(), silent, tallies).iter().collect()
+        let tallies: Vec<_> = locks.iter().map(|lock| tally(lock)).collect();
+        needed_nodes(locks[0].len(), silent, tallies.iter()).iter().collect()
     }
 
     /// Fault: N101
     #[test]
-    fn silent_node_awaited_if_it_may_decide() {
+    fn silent_node_needed_if_it_may_decide() {
         for (lock, nodes) in [
             ("kk.", &[][..]),
             ("kl.", &[2]),
@@ -133,14 +127,14 @@ mod tests {
             ("ke.", &[2]),
             ("le.", &[]),
         ] {
-            assert_eq!(awaits(&[lock]), nodes, "{lock}");
+            assert_eq!(needs(&[lock]), nodes, "{lock}");
         }
     }
 
     #[test]
-    fn one_undecided_lock_is_enough_to_wait() {
-        assert!(awaits(&["kk.", "kk.", "kk."]).is_empty());
-        assert_eq!(awaits(&["kk.", "kl.", "ll."]), [2]);
+    fn one_undecided_lock_is_enough() {
+        assert!(needs(&["kk.", "kk.", "kk."]).is_empty());
+        assert_eq!(needs(&["kk.", "kl.", "ll."]), [2]);
     }
 
     #[test]
@@ -149,10 +143,10 @@ mod tests {
         tally.add(0, at(1), &RenewReply::Renewed, true);
         tally.add(2, at(7), &RenewReply::Renewed, true);
         tally.add(1, at(5), &RenewReply::Renewed, true);
-        assert_eq!((tally.confirmed.len(), tally.first_sent()), (2, at(5)));
+        assert_eq!((tally.confirmed.len(), tally.first_sent), (2, at(5)));
         tally.add(0, at(8), &RenewReply::Gone, true);
-        assert!(tally.missing.is_empty() && tally.lost == NodeSet::single(0));
+        assert_eq!(tally.lost, NodeSet::single(0));
         tally.add(1, at(9), &RenewReply::Gone, true);
-        assert_eq!((tally.missing, tally.loss), (NodeSet::single(1), LockLost::Gone));
+        assert_eq!((tally.missing, tally.loss), (NodeSet::first_n(2), LockLost::Gone));
     }
 }

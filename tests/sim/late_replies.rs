@@ -1,0 +1,58 @@
+//! Renewals at a node whose replies come after they are awaited.
+
+use super::{
+    net::Link,
+    scripted::scripted,
+    store::Access,
+    world::{MS, SEC, Sim, Time},
+};
+
+const KEY: &[u8] = b"lock:x";
+
+/// Delays what this process and the last node send each other.
+fn delay_last_node(sim: &Sim, one_way: Time) {
+    sim.net.borrow_mut().links[sim.process()][2] =
+        Link { min_delay: one_way, max_delay: one_way, ..Link::default() };
+}
+
+fn on_node<T>(sim: &Sim, node: usize, act: impl FnOnce(&mut Access<'_>) -> T) -> T {
+    let (now, servers) = (sim.now.get(), &mut sim.net.borrow_mut().servers);
+    let now_us = servers[node].now_us(now);
+    act(&mut servers[node].fake.keys.open(now_us, false))
+}
+
+/// One node has lost the lock to another client, so every renewal needs the slow node, whose
+/// replies come after the wait for them. They extend the lease when they are read.
+/// Fault: N101
+#[test]
+fn late_confirmations_keep_a_lease() {
+    scripted(3, |sim, mgr| {
+        let guard = mgr.lock("x")?;
+        // The renewer has connected.
+        sim.sleep(5 * SEC);
+        on_node(sim, 1, |keys| keys.set(KEY, b"other client", 600_000).expect("there is room"));
+        delay_last_node(sim, 300 * MS);
+        sim.sleep(60 * SEC);
+        assert!(guard.is_held());
+        Ok(())
+    });
+}
+
+/// A slow node that has lost the lock sets it again within a lease, although no renewal waits for
+/// its reply.
+/// Fault: N110
+#[test]
+fn late_loss_is_repaired_within_a_lease() {
+    scripted(3, |sim, mgr| {
+        let guard = mgr.lock("x")?;
+        // The renewer has connected.
+        sim.sleep(5 * SEC);
+        delay_last_node(sim, 75 * MS);
+        sim.sleep(10 * SEC);
+        on_node(sim, 2, |keys| keys.del(&[KEY]).expect("it is a lock"));
+        sim.sleep(10 * SEC);
+        let left = on_node(sim, 2, |keys| keys.get(KEY).expect("it is a lock"));
+        assert!(left.is_some() && guard.is_held());
+        Ok(())
+    });
+}
