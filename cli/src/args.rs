@@ -69,6 +69,13 @@ impl fmt::Display for ArgError {
     }
 }
 
+/// What a usage error is about, without the usage and without hints.
+pub(crate) fn summary(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let first = text.split("\n\n").next().unwrap_or_default();
+    first.trim_start_matches("error: ").split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 /// Arguments whose environment variable counts as unset if it is empty, because a systemd unit can
 /// only clear a variable that way. An empty prefix is valid, so it is not in this list.
 const UNSET_IF_EMPTY: [(&str, &str); 2] =

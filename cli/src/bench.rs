@@ -29,14 +29,15 @@ struct BenchReport {
 
 #[derive(Debug, Serialize)]
 struct BenchRow {
-    what: &'static str,
-    count: u64,
-    p50_us: u64,
-    p99_us: u64,
+    name: &'static str,
+    samples: u64,
+    /// `null` without samples, like the other results.
+    p50_us: Option<u64>,
+    p99_us: Option<u64>,
     /// How many can be done in a second, one after another.
     per_second: Option<f64>,
     /// The median divided by the median of a bare round trip. Not a number of round trips.
-    latency_ratio: f64,
+    latency_ratio: Option<f64>,
 }
 
 pub(crate) fn run(servers: &Servers, options: &Bench) -> Outcome {
@@ -107,22 +108,22 @@ const RENEWAL: &str = "renewal";
 
 impl BenchRow {
     fn new(
-        what: &'static str,
-        count: u64,
+        name: &'static str,
+        samples: u64,
         [p50, p99]: [Duration; 2],
         per_second: Option<f64>,
         round_trip: Duration,
     ) -> BenchRow {
         // A round trip measured as zero would divide by zero.
-        let latency_ratio =
-            p50.as_secs_f64() / round_trip.max(Duration::from_micros(1)).as_secs_f64();
+        let ratio = p50.as_secs_f64() / round_trip.max(Duration::from_micros(1)).as_secs_f64();
+        let is_known = samples > 0;
         BenchRow {
-            what,
-            count,
-            p50_us: micros(p50),
-            p99_us: micros(p99),
-            per_second,
-            latency_ratio,
+            name,
+            samples,
+            p50_us: is_known.then(|| micros(p50)),
+            p99_us: is_known.then(|| micros(p99)),
+            per_second: per_second.filter(|_| is_known),
+            latency_ratio: is_known.then_some(ratio),
         }
     }
 }
@@ -130,15 +131,15 @@ impl BenchRow {
 fn format_report(report: &BenchReport) -> String {
     let mut table =
         Table::new(&["", ">MEDIAN µs", ">99 % µs", ">PER SECOND", ">LATENCY RATIO", ">SAMPLES"]);
+    let known = |value: Option<String>| value.unwrap_or_else(|| "-".into());
     for row in &report.rows {
-        let known = |text: String| if row.count == 0 { "-".to_owned() } else { text };
         table.add_row(vec![
-            row.what.to_owned(),
-            known(row.p50_us.to_string()),
-            known(row.p99_us.to_string()),
-            row.per_second.map_or_else(|| "-".into(), |often| format!("{often:.0}")),
-            known(format!("{:.2}", row.latency_ratio)),
-            row.count.to_string(),
+            row.name.to_owned(),
+            known(row.p50_us.map(|us| us.to_string())),
+            known(row.p99_us.map(|us| us.to_string())),
+            known(row.per_second.map(|often| format!("{often:.0}"))),
+            known(row.latency_ratio.map(|ratio| format!("{ratio:.2}"))),
+            row.samples.to_string(),
         ]);
     }
     let several = match report.servers.len() {

@@ -56,7 +56,7 @@ pub(crate) fn run(servers: &Servers, options: &Doctor) -> Outcome {
     let facts = collect::collect_facts(&config, requirements, users, &Secrets::collect(password))?;
     let findings = check_facts(&facts);
     if options.json {
-        output::print_json(&build_report(&facts, &findings))?;
+        output::print_json(build_report(&facts, &findings))?;
     } else {
         output::print(&format_report(&facts, &findings))?;
     }
@@ -123,8 +123,8 @@ fn add_section<'a>(page: &mut String, heading: &str, findings: impl Iterator<Ite
         return;
     }
     let _ = writeln!(page, "{heading}");
-    for Finding { check, level, says, advice, commands, .. } in findings {
-        let _ = writeln!(page, "  {:<8} {check:<12} {says}", level.label());
+    for Finding { check, level, message, advice, commands, .. } in findings {
+        let _ = writeln!(page, "  {:<8} {check:<12} {message}", level.label());
         if let Some(advice) = advice {
             let _ = writeln!(page, "  {:<8} {:<12} -> {advice}", "", "");
         }

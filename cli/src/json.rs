@@ -1,21 +1,95 @@
-//! Locks and holders as JSON. Field names are stable; `null` stands for "not known".
+//! What the commands print with `--json`. `docs/command.schema.json` describes it, and
+//! `docs/command.md` has the rule for changes. `null` stands for "not known".
 
 use std::time::Duration;
 
 use distlock::{LockId, LockInfo, NodeAnswer, QueuedWaiter, Vote};
 use serde::Serialize;
 
-use crate::format;
+use crate::{
+    exit::{Exit, Failure},
+    format,
+};
+
+/// The version of the format. Raise it if a field is removed or renamed, or changes its meaning.
+const VERSION: u32 = 1;
+
+/// The output of one command.
+#[derive(Debug, Serialize)]
+pub(crate) struct Versioned<T> {
+    version: u32,
+    #[serde(flatten)]
+    content: T,
+}
+
+impl<T> Versioned<T> {
+    pub(crate) fn new(content: T) -> Versioned<T> {
+        Versioned { version: VERSION, content }
+    }
+}
+
+/// The output of any command that fails.
+#[derive(Debug, Serialize)]
+pub(crate) struct ErrorJson {
+    error: ErrorDetail,
+}
+
+#[derive(Debug, Serialize)]
+struct ErrorDetail {
+    /// A stable name for the exit code.
+    kind: &'static str,
+    exit_code: u8,
+    message: String,
+}
+
+impl ErrorJson {
+    pub(crate) fn new(failure: &Failure) -> ErrorJson {
+        let kind = match failure.exit {
+            Exit::Usage => "usage",
+            Exit::Unavailable => "unavailable",
+            Exit::NotAcquired => "held",
+            Exit::Lost => "lost",
+            _ => "failed",
+        };
+        let message = format::with_option_names(&failure.message);
+        ErrorJson { error: ErrorDetail { kind, exit_code: failure.exit.code(), message } }
+    }
+}
+
+/// The output of `ls`.
+#[derive(Debug, Serialize)]
+pub(crate) struct LocksJson<'a> {
+    locks: Vec<LockJson<'a>>,
+}
+
+impl<'a> LocksJson<'a> {
+    pub(crate) fn from_infos(locks: &'a [LockInfo]) -> LocksJson<'a> {
+        LocksJson { locks: locks.iter().map(LockJson::from_info).collect() }
+    }
+}
+
+/// The output of `show`.
+#[derive(Debug, Serialize)]
+pub(crate) struct ShownJson<'a> {
+    /// `null` if the lock is not held.
+    lock: Option<LockJson<'a>>,
+}
+
+impl<'a> ShownJson<'a> {
+    pub(crate) fn from_info(lock: Option<&'a LockInfo>) -> ShownJson<'a> {
+        ShownJson { lock: lock.map(LockJson::from_info) }
+    }
+}
 
 /// A held lock.
 #[derive(Debug, Serialize)]
-pub(crate) struct LockJson<'a> {
+struct LockJson<'a> {
     name: &'a str,
     holder: HolderJson<'a>,
     /// By the server's clock.
     held_ms: Option<u64>,
-    /// Time left; `null` for a key without an expiry.
-    ttl_ms: Option<u64>,
+    /// `null` for a key without an expiry.
+    remaining_ms: Option<u64>,
     waiting: u64,
     /// In queue order; of a long queue only the beginning.
     waiters: Vec<&'a str>,
@@ -23,8 +97,7 @@ pub(crate) struct LockJson<'a> {
     token: Option<u64>,
     /// Whether a quorum of the nodes agrees on the holder.
     certain: bool,
-    /// Present only if there are several nodes.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    /// Empty if there is a single server.
     nodes: Vec<NodeJson<'a>>,
 }
 
@@ -42,19 +115,19 @@ pub(crate) struct HolderJson<'a> {
 /// The reply of one of several nodes.
 #[derive(Debug, Serialize)]
 struct NodeJson<'a> {
-    node: &'a str,
+    server: &'a str,
     vote: &'static str,
-    says: &'a str,
+    message: &'a str,
 }
 
 impl<'a> LockJson<'a> {
-    pub(crate) fn from_info(lock: &'a LockInfo) -> LockJson<'a> {
+    fn from_info(lock: &'a LockInfo) -> LockJson<'a> {
         let holder = lock.holder();
         LockJson {
             name: lock.name(),
             holder: HolderJson::from_holder(holder),
             held_ms: holder.held_for().map(millis),
-            ttl_ms: holder.ttl_left().map(millis),
+            remaining_ms: holder.ttl_left().map(millis),
             waiting: lock.waiting(),
             waiters: lock.waiters().iter().map(QueuedWaiter::id).collect(),
             token: lock.fencing_token().map(|token| token.as_u64()),
@@ -97,7 +170,7 @@ impl<'a> NodeJson<'a> {
             Vote::No => "no",
             _ => "unknown",
         };
-        NodeJson { node: &answer.node, vote, says: &answer.message }
+        NodeJson { server: &answer.node, vote, message: &answer.message }
     }
 }
 
@@ -105,6 +178,6 @@ pub(crate) fn micros(span: Duration) -> u64 {
     u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
 
-pub(crate) fn millis(span: Duration) -> u64 {
+fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }

@@ -13,7 +13,7 @@ use crate::{
 pub(crate) fn run(servers: &Servers, options: &Ls) -> Outcome {
     let locks = connect::manager(servers)?.locks(&options.pattern)?;
     if options.json {
-        output::print_json(&locks.iter().map(json::LockJson::from_info).collect::<Vec<_>>())?;
+        output::print_json(json::LocksJson::from_infos(&locks))?;
     } else if locks.is_empty() {
         let message = match options.pattern.as_str() {
             "*" => "no locks are held".to_owned(),

@@ -35,18 +35,20 @@ use std::process::ExitCode;
 use self::{
     args::{ArgError, Command},
     exit::{Exit, Failure, Outcome},
+    json::ErrorJson,
     stderr_writer::StderrWriter,
 };
 
 fn main() -> ExitCode {
     if let Some(outcome) = run::internal_step(std::env::args_os()) {
         stderr_writer::start_thread();
-        return exit_code(outcome);
+        return exit_code(outcome, false);
     }
+    let is_json = wants_json(std::env::args_os());
     let args = match args::parse(std::env::args_os()) {
         Ok(args) => args,
         Err(error @ ArgError::Password) => {
-            return exit_code(Err(Failure::usage(error.to_string())));
+            return exit_code(Err(Failure::usage(error.to_string())), is_json);
         }
         Err(error) => {
             // Help and the version are not errors, and go to standard output.
@@ -55,7 +57,10 @@ fn main() -> ExitCode {
                 // If an error cannot be printed, the exit code still reports it.
                 let written = error.print();
                 if exit == Exit::Success {
-                    return exit_code(output::check_stdout(written).map(|()| exit));
+                    return exit_code(output::check_stdout(written).map(|()| exit), false);
+                }
+                if is_json {
+                    print_error(&Failure::usage(args::summary(&error)));
                 }
             }
             return exit.into();
@@ -81,7 +86,17 @@ fn main() -> ExitCode {
         Command::Completions(options) => completions::run(&options),
         Command::Man => man::run(),
     };
-    exit_code(outcome)
+    exit_code(outcome, is_json)
+}
+
+/// Whether the output is to be JSON, even if the command line is invalid otherwise.
+fn wants_json(words: std::env::ArgsOs) -> bool {
+    words.take_while(|word| word != "--").any(|word| word == "--json")
+}
+
+/// Prints a failure as JSON. If it cannot be printed, the exit code still reports it.
+fn print_error(failure: &Failure) {
+    let _ = output::print_json(ErrorJson::new(failure));
 }
 
 /// Returns the filter of the logger. A malformed filter is rejected here, because the logger would
@@ -102,12 +117,16 @@ fn log_filter() -> String {
     filter
 }
 
-fn exit_code(outcome: Outcome) -> ExitCode {
+fn exit_code(outcome: Outcome, is_json: bool) -> ExitCode {
     let exit = match outcome {
         Ok(exit) => exit,
-        Err(Failure { exit, message }) => {
-            output::print_message(&message);
-            exit
+        Err(failure) => {
+            // A negative result is not an error, and has been printed.
+            if is_json && failure.exit != Exit::No {
+                print_error(&failure);
+            }
+            output::print_message(&failure.message);
+            failure.exit
         }
     };
     stderr_writer::flush(stderr_writer::EXIT_FLUSH_TIMEOUT);

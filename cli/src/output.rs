@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind, Write as _};
 use crate::{
     exit::{Exit, Failure},
     format,
+    json::Versioned,
     stderr_writer::StderrWriter,
 };
 
@@ -25,9 +26,9 @@ pub(crate) fn check_stdout(result: io::Result<()>) -> Result<(), Failure> {
     }
 }
 
-/// Prints a value as indented JSON.
-pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
-    let json = serde_json::to_string_pretty(value)
+/// Prints the output of a command as indented JSON.
+pub(crate) fn print_json(content: impl serde::Serialize) -> Result<(), Failure> {
+    let json = serde_json::to_string_pretty(&Versioned::new(content))
         .map_err(|error| Failure::new(Exit::CannotRun, format!("cannot write JSON: {error}")))?;
     print(&(escape_json(&json) + "\n"))
 }

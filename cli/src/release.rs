@@ -18,9 +18,9 @@ struct ReleaseReport<'a> {
     name: &'a str,
     released: bool,
     /// The holder that lost the lock.
-    was_held_by: Option<HolderJson<'a>>,
+    former_holder: Option<HolderJson<'a>>,
     /// The current holder, if that is why nothing was released.
-    held_by: Option<HolderJson<'a>>,
+    holder: Option<HolderJson<'a>>,
 }
 
 pub(crate) fn run(servers: &Servers, options: &Release) -> Outcome {
@@ -90,25 +90,25 @@ fn report_outcome(
     let (report, verdict) = match &outcome {
         Released::Released => {
             let report =
-                ReleaseReport { name, released: true, was_held_by: Some(was), held_by: None };
+                ReleaseReport { name, released: true, former_holder: Some(was), holder: None };
             (report, Ok(format!("released lock {lock}, which was held by {whom}\n")))
         }
         Released::Gone => {
-            let report = ReleaseReport { name, released: false, was_held_by: None, held_by: None };
+            let report = ReleaseReport { name, released: false, former_holder: None, holder: None };
             (report, Err(format!("nothing was released: lock {lock} is not held")))
         }
         Released::OwnedByOther(by) => {
             let report = ReleaseReport {
                 name,
                 released: false,
-                was_held_by: None,
-                held_by: Some(HolderJson::from_holder(by)),
+                former_holder: None,
+                holder: Some(HolderJson::from_holder(by)),
             };
             (report, Err(format!("nothing was released: {why_not}; lock {lock} is held by {by}")))
         }
         // A later version of the library may report more.
         other => {
-            let report = ReleaseReport { name, released: false, was_held_by: None, held_by: None };
+            let report = ReleaseReport { name, released: false, former_holder: None, holder: None };
             (report, Err(format!("nothing was released: lock {lock}: {other:?}")))
         }
     };

@@ -18,7 +18,7 @@ use crate::{
 pub(crate) fn run(servers: &Servers, options: &Show) -> Outcome {
     let lock = connect::manager(servers)?.lock_info(&options.name)?;
     if options.json {
-        output::print_json(&lock.as_ref().map(json::LockJson::from_info))?;
+        output::print_json(json::ShownJson::from_info(lock.as_ref()))?;
     }
     match lock {
         None => Err(Failure::new(

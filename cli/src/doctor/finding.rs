@@ -22,38 +22,38 @@ pub(crate) struct Finding {
     /// `None` if the finding is about all servers together.
     pub(crate) server: Option<String>,
     pub(crate) level: Level,
-    pub(crate) says: String,
+    pub(crate) message: String,
     pub(crate) advice: Option<String>,
     /// Commands for `redis-cli` that follow the advice, each ready to be pasted.
     pub(crate) commands: Vec<String>,
 }
 
 impl Finding {
-    fn new(check: &'static str, level: Level, says: impl Into<String>) -> Finding {
+    fn new(check: &'static str, level: Level, message: impl Into<String>) -> Finding {
         Finding {
             check,
             server: None,
             level,
-            says: says.into(),
+            message: message.into(),
             advice: None,
             commands: Vec::new(),
         }
     }
 
-    pub(crate) fn ok(check: &'static str, says: impl Into<String>) -> Finding {
-        Finding::new(check, Level::Ok, says)
+    pub(crate) fn ok(check: &'static str, message: impl Into<String>) -> Finding {
+        Finding::new(check, Level::Ok, message)
     }
 
-    pub(crate) fn unknown(check: &'static str, says: impl Into<String>) -> Finding {
-        Finding::new(check, Level::Unknown, says)
+    pub(crate) fn unknown(check: &'static str, message: impl Into<String>) -> Finding {
+        Finding::new(check, Level::Unknown, message)
     }
 
-    pub(crate) fn warning(check: &'static str, says: impl Into<String>) -> Finding {
-        Finding::new(check, Level::Warning, says)
+    pub(crate) fn warning(check: &'static str, message: impl Into<String>) -> Finding {
+        Finding::new(check, Level::Warning, message)
     }
 
-    pub(crate) fn problem(check: &'static str, says: impl Into<String>) -> Finding {
-        Finding::new(check, Level::Problem, says)
+    pub(crate) fn problem(check: &'static str, message: impl Into<String>) -> Finding {
+        Finding::new(check, Level::Problem, message)
     }
 
     /// What to do about it.

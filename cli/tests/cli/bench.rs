@@ -20,8 +20,8 @@ fn rows(url: &str) -> Value {
             run_for_json(distlock_at_url(url, &["bench", "--json", "--time", &time]));
         assert_eq!(ended.expect_code(0).err, "");
         let rows = value["rows"].as_array().unwrap();
-        assert_eq!(rows.iter().map(|row| &row["what"]).collect::<Vec<_>>(), ROWS);
-        if rows.iter().all(|row| row["count"].as_u64() > Some(0)) {
+        assert_eq!(rows.iter().map(|row| &row["name"]).collect::<Vec<_>>(), ROWS);
+        if rows.iter().all(|row| row["samples"].as_u64() > Some(0)) {
             return value;
         }
         millis *= 2;

@@ -47,7 +47,10 @@ impl Report {
     fn says(&self, check: &str, level: &str, part: &str) -> &Report {
         let finding = self.finding(check);
         assert_eq!(finding["level"], level, "{finding:#}");
-        assert!(finding["says"].as_str().unwrap().contains(part), "{part:?} is not in {finding:#}");
+        assert!(
+            finding["message"].as_str().unwrap().contains(part),
+            "{part:?} is not in {finding:#}"
+        );
         if level != "unknown" {
             let needs_advice = matches!(level, "warning" | "problem");
             assert_eq!(finding["advice"].is_string(), needs_advice, "{finding:#}");
@@ -73,7 +76,7 @@ impl Report {
     /// Checks that the hand-over succeeded, however slow the machine.
     #[track_caller]
     fn hands_over(&self) -> &Report {
-        let says = self.finding("handover")["says"].as_str().unwrap();
+        let says = self.finding("handover")["message"].as_str().unwrap();
         assert!(says.contains("handed to the next waiter"), "{says}");
         self
     }
@@ -285,7 +288,7 @@ fn missing_permission_is_named_with_grant_command() {
     for missing in LOCK_PERMISSIONS {
         let report = report_at(&acl_user(&server, &all_but(missing)));
         report.says("rights", "problem", missing).advises("rights", missing);
-        let says = report.finding("rights")["says"].as_str().unwrap();
+        let says = report.finding("rights")["message"].as_str().unwrap();
         let says = says.split("; cannot be tested").next().unwrap();
         for right in
             LOCK_PERMISSIONS.iter().chain(&INSPECT_PERMISSIONS).filter(|right| **right != missing)

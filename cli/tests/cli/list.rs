@@ -16,7 +16,7 @@ fn ls_without_locks_prints_message_or_empty_json() {
         .expect_code(0)
         .expect_error("no held lock matches \"a*\"");
     let (value, ended) = run_for_json(distlock_at(&server, &["ls", "--json"]));
-    assert_eq!(value, json!([]));
+    assert_eq!(value, json!({ "version": 1, "locks": [] }));
     assert_eq!(ended.expect_code(0).err, "");
 }
 
@@ -91,7 +91,7 @@ fn ls_json_has_all_fields() {
     assert!(set_foreign_lock(&server, "lock:foreign", "a stranger\u{1b}[31m", 600_000));
     let (value, ended) = run_for_json(distlock_at(&server, &["ls", "--json"]));
     assert!(!ended.expect_code(0).out.contains('\u{1b}'));
-    let foreign = &value[0];
+    let foreign = &value["locks"][0];
     assert_eq!(
         (&foreign["name"], &foreign["holder"]["id"]),
         (&json!("foreign"), &json!("a stranger\u{1b}[31m"))
@@ -103,7 +103,7 @@ fn ls_json_has_all_fields() {
         (foreign.get("token"), foreign.get("held_ms")),
         (Some(&json!(null)), Some(&json!(null)))
     );
-    let own = &value[1];
+    let own = &value["locks"][1];
     let id = guard.id();
     assert_eq!(own["holder"]["id"], json!(id.as_str()));
     assert_eq!(
@@ -112,12 +112,12 @@ fn ls_json_has_all_fields() {
     );
     assert_eq!(own["token"], json!(guard.fencing_token().as_u64()));
     assert_eq!(
-        (&own["waiting"], &own["certain"], own.get("nodes")),
-        (&json!(1), &json!(true), None)
+        (&own["waiting"], &own["certain"], &own["nodes"]),
+        (&json!(1), &json!(true), &json!([]))
     );
     let queue: Vec<String> = server.query(&["LRANGE", &queue_key("x"), "0", "-1"]);
     assert!(queue[0].ends_with(own["waiters"][0].as_str().unwrap()));
-    assert!(own["ttl_ms"].as_u64().is_some_and(|left| left > 0 && left <= 30_000), "{own}");
+    assert!(own["remaining_ms"].as_u64().is_some_and(|left| left > 0 && left <= 30_000), "{own}");
     assert!(own["held_ms"].is_u64());
     let since = own["holder"]["since"].as_str().unwrap();
     assert!(humantime::parse_rfc3339(since).is_ok(), "{since}");
@@ -153,7 +153,7 @@ fn ls_escapes_names_and_ids() {
         "{}",
         ended.out
     );
-    assert_eq!(value[0]["name"], json!("red\u{1b}[31m\nx\u{202e}\u{61c}"));
+    assert_eq!(value["locks"][0]["name"], json!("red\u{1b}[31m\nx\u{202e}\u{61c}"));
 }
 
 #[test]
@@ -164,12 +164,18 @@ fn ls_shows_replies_of_nodes_and_uncertain_holders() {
     }
     assert!(set_foreign_lock(nodes.server(1), "lock:one", "somewhere", 600_000));
     let (value, _) = run_for_json(distlock_at_url(&nodes.urls(), &["ls", "--json"]));
-    assert_eq!((&value[0]["name"], &value[0]["certain"]), (&json!("all"), &json!(true)));
-    assert_eq!((&value[1]["name"], &value[1]["certain"]), (&json!("one"), &json!(false)));
-    let replies = value[1]["nodes"].as_array().unwrap();
+    assert_eq!(
+        (&value["locks"][0]["name"], &value["locks"][0]["certain"]),
+        (&json!("all"), &json!(true))
+    );
+    assert_eq!(
+        (&value["locks"][1]["name"], &value["locks"][1]["certain"]),
+        (&json!("one"), &json!(false))
+    );
+    let replies = value["locks"][1]["nodes"].as_array().unwrap();
     assert_eq!(replies.len(), 3);
-    assert!(replies[0]["node"].as_str().unwrap().ends_with(&nodes.server(0).port().to_string()));
-    assert_eq!((&replies[0]["vote"], &replies[0]["says"]), (&json!("yes"), &json!("free")));
+    assert!(replies[0]["server"].as_str().unwrap().ends_with(&nodes.server(0).port().to_string()));
+    assert_eq!((&replies[0]["vote"], &replies[0]["message"]), (&json!("yes"), &json!("free")));
     let table = run_to_end(distlock_at_url(&nodes.urls(), &["ls"])).expect_code(0).out;
     assert!(
         table.lines().nth(2).is_some_and(|line| line.contains("somewhere (not certain)")),

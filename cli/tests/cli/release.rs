@@ -42,10 +42,10 @@ fn released_lock_goes_to_next_waiter_who_keeps_it() {
         run_for_json(distlock_at(&server, &["release", "x", "--if-id", &former, "--json"]));
     ended.expect_code(0);
     assert_eq!(
-        (&value["name"], &value["released"], &value["held_by"]),
+        (&value["name"], &value["released"], &value["holder"]),
         (&json!("x"), &json!(true), &json!(null))
     );
-    let was = &value["was_held_by"];
+    let was = &value["former_holder"];
     assert_eq!((&was["id"], &was["pid"]), (&json!(former), &json!(guard.id().pid())));
     let next = waiting.join().unwrap().unwrap();
     assert!(
@@ -59,8 +59,8 @@ fn released_lock_goes_to_next_waiter_who_keeps_it() {
     let (value, ended) =
         run_for_json(distlock_at(&server, &["release", "x", "--if-id", &former, "--json"]));
     ended.expect_code(1);
-    assert_eq!((&value["released"], &value["was_held_by"]), (&json!(false), &json!(null)));
-    assert_eq!(value["held_by"]["id"], json!(next.id().as_str()));
+    assert_eq!((&value["released"], &value["former_holder"]), (&json!(false), &json!(null)));
+    assert_eq!(value["holder"]["id"], json!(next.id().as_str()));
     assert!(next.is_held());
     next.release().unwrap().unwrap_released();
 }
@@ -77,7 +77,13 @@ fn release_of_free_lock_exits_with_1() {
         ended.expect_code(1);
         assert_eq!(
             value,
-            json!({ "name": "x", "released": false, "was_held_by": null, "held_by": null })
+            json!({
+                "version": 1,
+                "name": "x",
+                "released": false,
+                "former_holder": null,
+                "holder": null
+            })
         );
     }
 }

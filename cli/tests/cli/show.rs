@@ -15,7 +15,7 @@ fn show_of_free_lock_exits_with_1() {
         .expect_code(1)
         .expect_error("lock \"x\" is not held");
     let (value, ended) = run_for_json(distlock_at(&server, &["show", "x", "--json"]));
-    assert_eq!(value, json!(null));
+    assert_eq!(value, json!({ "version": 1, "lock": null }));
     ended.expect_code(1);
 }
 
@@ -52,6 +52,7 @@ fn show_prints_all_fields_and_queue_in_order() {
     }
 
     let (value, ended) = run_for_json(distlock_at(&server, &["show", "--json", "x"]));
+    let value = &value["lock"];
     assert_eq!(ended.expect_code(0).err, "");
     assert_eq!(
         (&value["name"], &value["holder"]["id"]),

@@ -33,7 +33,7 @@ fn even_number_of_nodes_is_a_warning() {
     assert!(
         check_nodes(&facts(&["a:1", "b:1", "c:1", "d:1"]))
             .unwrap()
-            .says
+            .message
             .contains("the loss of 1, no more than 3 nodes would")
     );
 }
@@ -56,7 +56,7 @@ fn nodes_that_are_away_are_counted() {
             };
         }
         let finding = check_nodes(&facts).unwrap();
-        assert_eq!((finding.level, finding.says.as_str()), (level, says));
+        assert_eq!((finding.level, finding.message.as_str()), (level, says));
         assert!(finding.advice.is_some());
     }
 }

@@ -98,22 +98,22 @@ fn data_loss_on_restart_is_ok_for_three_nodes() {
     }
     let young = check_persistence(&node("aof_enabled:0\nuptime_in_seconds:7"), &requirements(3))
         .unwrap()
-        .says;
+        .message;
     assert!(young.ends_with("it has just started, and votes in 3s"), "{young}");
     let durable = NodeFacts {
         appendfsync: Queried::Known("always".into()),
         ..node("aof_enabled:1\nuptime_in_seconds:7")
     };
-    let young = check_persistence(&durable, &requirements(3)).unwrap().says;
+    let young = check_persistence(&durable, &requirements(3)).unwrap().message;
     assert!(young.ends_with("it has just started, and votes in 3s"), "{young}");
     // The time left counts from the quarantine, not from the ttl.
     let longer = Requirements { quarantine: Duration::from_secs(17), ..requirements(2) };
     let young =
-        check_persistence(&node("aof_enabled:0\nuptime_in_seconds:7"), &longer).unwrap().says;
+        check_persistence(&node("aof_enabled:0\nuptime_in_seconds:7"), &longer).unwrap().message;
     assert!(young.ends_with("and votes in 10s"), "{young}");
     let old = check_persistence(&node("aof_enabled:0\nuptime_in_seconds:10"), &requirements(3))
         .unwrap()
-        .says;
+        .message;
     assert!(!old.contains("just started"), "{old}");
 }
 
@@ -125,12 +125,12 @@ fn postponed_fsync_is_a_warning() {
             (Queried::Known("always".into()), Queried::Known(later.into()));
         let node = NodeFacts { appendfsync, no_fsync_on_rewrite, ..node("aof_enabled:1") };
         let finding = check_persistence(&node, &requirements(1)).unwrap();
-        assert_eq!(finding.level, expected, "{}", finding.says);
+        assert_eq!(finding.level, expected, "{}", finding.message);
         assert_eq!(
-            finding.says.contains("no-appendfsync-on-rewrite"),
+            finding.message.contains("no-appendfsync-on-rewrite"),
             later == "yes",
             "{}",
-            finding.says
+            finding.message
         );
         assert_eq!(check_persistence(&node, &requirements(3)).unwrap().level, Level::Ok);
     }
@@ -185,7 +185,7 @@ fn node_permissions_are_not_needed_for_one_server() {
         let missing = rights.iter().map(|right| (*right).to_owned()).collect();
         let node = NodeFacts { permissions: Permissions { missing, untested: vec![] }, ..node("") };
         let finding = rights_of(&node, nodes);
-        (finding.level, finding.says)
+        (finding.level, finding.message)
     };
     assert_eq!(missing(&["+info"], 1).0, Level::Ok);
     assert_eq!(missing(&["+info"], 3).0, Level::Problem);
