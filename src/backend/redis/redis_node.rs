@@ -234,12 +234,12 @@ impl RedisNode {
         connection
             .check_error_reply(&reply)
             .map_err(|error| name_missing_permission(error, request.script()))?;
-        match request.decode(in_flight.nonce, reply) {
-            Some(reply) => {
-                if let Some(server_us) = C::server_us(&reply) {
+        match in_flight.decode(request, reply) {
+            Some(exchange) => {
+                if let Some(server_us) = C::server_us(&exchange.reply) {
                     self.record_clock(ClockSample::new(in_flight.sent, clock::now(), server_us));
                 }
-                Ok(Exchange { sent: in_flight.sent, reply })
+                Ok(exchange)
             }
             None => {
                 connection.poison();
@@ -300,8 +300,8 @@ pub(crate) struct InFlightRequest {
 }
 
 impl InFlightRequest {
-    /// Decodes a reply that arrived after its caller had stopped waiting.
-    pub(crate) fn decode_late<C: Request>(
+    /// Decodes its reply, which is not an error.
+    pub(crate) fn decode<C: Request>(
         self,
         request: &C,
         reply: Value,

@@ -80,7 +80,7 @@ impl LeaseRenewals for QuorumRenewals {
             Box::new(move |reply| {
                 let requests: Vec<_> =
                     leases.iter().map(|lease| renewal_request(lease, now)).collect();
-                let Some(late) = in_flight.decode_late(&Renew(&requests), reply) else { return };
+                let Some(late) = in_flight.decode(&Renew(&requests), reply) else { return };
                 let votes = redlock.votes_at(node, late.sent);
                 for (lease, reply) in leases.iter().zip(&late.reply.1) {
                     record(lease, node, late.sent, reply, votes);

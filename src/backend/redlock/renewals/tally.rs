@@ -15,12 +15,10 @@ pub(super) struct Tally {
     pub(super) confirmed: NodeSet,
     /// Time at which the first of these was asked.
     pub(super) first_sent: Moment,
-    /// Nodes that do not keep the lock.
-    pub(super) lost: NodeSet,
+    /// Nodes that do not keep the lock, or whose replies do not count for this lease.
+    lost: NodeSet,
     /// Nodes on which no client holds the lock.
     pub(super) missing: NodeSet,
-    /// Nodes whose replies do not count for this lease.
-    excluded: NodeSet,
     /// Reason to report if the lock is lost.
     pub(super) loss: LockLost,
 }
@@ -30,9 +28,8 @@ impl Tally {
         Tally {
             confirmed: NodeSet::EMPTY,
             first_sent: Moment::NEVER,
-            lost: NodeSet::EMPTY,
+            lost: excluded,
             missing: NodeSet::EMPTY,
-            excluded,
             loss: LockLost::Gone,
         }
     }
@@ -42,7 +39,7 @@ impl Tally {
     pub(super) fn add(&mut self, node: usize, sent: Moment, reply: &RenewReply, votes: bool) {
         match reply {
             RenewReply::Renewed => {
-                if votes && !self.excluded.contains(node) {
+                if votes && !self.lost.contains(node) {
                     self.confirmed = self.confirmed.union(NodeSet::single(node));
                     self.first_sent = self.first_sent.min(sent);
                 }
@@ -66,9 +63,8 @@ pub(super) fn needed_nodes<'a>(
 ) -> NodeSet {
     let mut needed = NodeSet::EMPTY;
     for tally in tallies {
-        let lost = tally.lost.union(tally.excluded);
-        if tally.confirmed.len() < quorum(nodes) && nodes - lost.len() >= quorum(nodes) {
-            needed = needed.union(silent.difference(lost));
+        if tally.confirmed.len() < quorum(nodes) && nodes - tally.lost.len() >= quorum(nodes) {
+            needed = needed.union(silent.difference(tally.lost));
         }
     }
     needed
