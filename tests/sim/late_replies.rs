@@ -1,9 +1,10 @@
 //! Renewals at a node whose replies come after they are awaited.
 
+use distlock::testing::servers::Keys;
+
 use super::{
     net::Link,
     scripted::scripted,
-    store::Access,
     world::{MS, SEC, Sim, Time},
 };
 
@@ -15,10 +16,11 @@ fn delay_last_node(sim: &Sim, one_way: Time) {
         Link { min_delay: one_way, max_delay: one_way, ..Link::default() };
 }
 
-fn on_node<T>(sim: &Sim, node: usize, act: impl FnOnce(&mut Access<'_>) -> T) -> T {
+/// Changes the keys of a node; `act` also receives the time there.
+fn on_node<T>(sim: &Sim, node: usize, act: impl FnOnce(&mut Keys, u64) -> T) -> T {
     let (now, servers) = (sim.now.get(), &mut sim.net.borrow_mut().servers);
     let now_us = servers[node].now_us(now);
-    act(&mut servers[node].fake.keys.open(now_us, false))
+    act(&mut servers[node].fake.keys, now_us)
 }
 
 /// One node has lost the lock to another client, so every renewal needs the slow node, whose
@@ -30,7 +32,11 @@ fn late_confirmations_keep_a_lease() {
         let guard = mgr.lock("x")?;
         // The renewer has connected.
         sim.sleep(5 * SEC);
-        on_node(sim, 1, |keys| keys.set(KEY, b"other client", 600_000).expect("there is room"));
+        on_node(sim, 1, |keys, now_us| {
+            keys.open(now_us, false)
+                .set(KEY, b"other client", Some(600_000))
+                .expect("there is room")
+        });
         delay_last_node(sim, 300 * MS);
         sim.sleep(60 * SEC);
         assert!(guard.is_held());
@@ -49,10 +55,10 @@ fn late_loss_is_repaired_within_a_lease() {
         sim.sleep(5 * SEC);
         delay_last_node(sim, 75 * MS);
         sim.sleep(10 * SEC);
-        on_node(sim, 2, |keys| keys.del(&[KEY]).expect("it is a lock"));
+        on_node(sim, 2, |keys, _| keys.put(KEY, None, None));
         sim.sleep(10 * SEC);
-        let left = on_node(sim, 2, |keys| keys.get(KEY).expect("it is a lock"));
-        assert!(left.is_some() && guard.is_held());
+        let is_back = on_node(sim, 2, |keys, now_us| keys.peek(KEY, now_us).is_some());
+        assert!(is_back && guard.is_held());
         Ok(())
     });
 }
