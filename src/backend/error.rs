@@ -234,7 +234,7 @@ impl Error for NodeErrorKind {
 
 #[derive(Debug)]
 pub(crate) enum BackendError {
-    /// Failure of the only node, or a failure before any node was asked.
+    /// Failure of the only server, or a failure before any node was asked.
     Node(NodeError),
     /// No quorum of several nodes.
     NoQuorum {

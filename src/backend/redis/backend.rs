@@ -4,8 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     Connection, ConnectionPool, Endpoint, NodeConnections, NodeError, NodeErrorKind,
-    PooledConnections, RedisAcquisition, RedisGrantStream, RedisNode, ReleaseTurns, Request,
-    Urgency,
+    PooledConnections, RedisAcquisition, RedisGrantStream, RedisNode, Request, Urgency,
     acquisition::PLACE,
     clean_up::RedisCleaner,
     exchange,
@@ -37,7 +36,6 @@ use crate::{
 pub(crate) struct RedisBackend {
     node: Arc<RedisNode>,
     pool: Arc<ConnectionPool>,
-    release_turns: ReleaseTurns,
     operation_timeout: Duration,
 }
 
@@ -51,10 +49,8 @@ impl RedisBackend {
         observer: Arc<Observer>,
     ) -> Option<RedisBackend> {
         let node = Arc::new(RedisNode::new(endpoint, operation_timeout, spin_max, observer));
-        let nodes: Arc<[_]> = [node.clone()].into();
-        let pool = Arc::new(ConnectionPool::new(nodes.clone(), pool_size)?);
-        let release_turns = ReleaseTurns::new(nodes);
-        Some(RedisBackend { node, pool, release_turns, operation_timeout })
+        let pool = Arc::new(ConnectionPool::new([node.clone()].into(), pool_size)?);
+        Some(RedisBackend { node, pool, operation_timeout })
     }
 
     pub(crate) fn pool(&self) -> &Arc<ConnectionPool> {
@@ -129,7 +125,7 @@ impl Backend for RedisBackend {
         let result = release.through_failover(deadline, |release| {
             let send =
                 |connections: &mut NodeConnections| release.send(connections.only(), deadline);
-            self.release_turns.with_connections(&self.pool, deadline, send).unwrap_or_else(no_turn)
+            self.pool.with_connections(deadline, send).unwrap_or_else(no_turn)
         });
         let (now, in_flight) = (clock::now(), lease.in_flight);
         let mut residues = Vec::new();
@@ -184,7 +180,7 @@ impl Backend for RedisBackend {
         let (id, entry) = (claim.id.as_str().as_bytes(), &residue.queue_entry);
         let mut release = ReleaseAttempts::new(&self.node, &claim.key, id, entry, false);
         let send = |connections: &mut NodeConnections| release.send(connections.only(), deadline);
-        let result = self.release_turns.with_reserved(deadline, send).unwrap_or_else(no_turn);
+        let result = self.pool.with_reserved(deadline, send).unwrap_or_else(no_turn);
         result.map(drop).map_err(BackendError::Node)
     }
 
@@ -238,7 +234,6 @@ impl Backend for RedisBackend {
 
     fn close(&self) {
         self.pool.close();
-        self.release_turns.close();
     }
 }
 

@@ -21,7 +21,7 @@ use super::checkout_queue::{CheckoutQueue, NoPlace, Place};
 #[cfg(feature = "testing")]
 use crate::sys::sim;
 use crate::{
-    backend::redis::{Connection, NodeError, NodeErrorKind, RedisNode, Urgency},
+    backend::redis::{NodeConnections, NodeError, NodeErrorKind, RedisNode, ReleaseTurns, Urgency},
     sys::{
         clock::{self, Moment},
         threads,
@@ -32,21 +32,8 @@ use crate::{
 /// panics if it is too large.
 const CREATION_MAX: Duration = Duration::from_secs(60 * 60);
 
-/// A connection to each of the nodes, in their order. Each opens when it is first used.
-#[derive(Debug)]
-pub(crate) struct NodeConnections(pub(crate) Box<[Connection]>);
-
-impl NodeConnections {
-    /// Connections outside the pool, for a thread that must never wait for users of the pool.
-    pub(crate) fn reserved(nodes: &[Arc<RedisNode>]) -> NodeConnections {
-        NodeConnections(nodes.iter().map(|node| node.reserved_connection()).collect())
-    }
-
-    /// The connection to the only server.
-    pub(crate) fn only(&mut self) -> &mut Connection {
-        &mut self.0[0]
-    }
-}
+/// Maximum time that a release waits for a pooled connection before it uses a reserved one.
+const RELEASE_TIMEOUT: Duration = Duration::from_millis(5);
 
 #[derive(Debug)]
 pub(crate) struct ConnectionFactory {
@@ -80,6 +67,7 @@ pub(crate) struct ConnectionPool {
     queue: Arc<CheckoutQueue>,
     closed: Arc<AtomicBool>,
     size: u32,
+    release_turns: ReleaseTurns,
 }
 
 /// Connections that are in use until this is dropped.
@@ -108,6 +96,7 @@ impl ConnectionPool {
     /// Does not connect. Returns `None` if the pool panics because it cannot spawn a thread.
     pub(crate) fn new(nodes: Arc<[Arc<RedisNode>]>, size: u32) -> Option<ConnectionPool> {
         let closed = Arc::new(AtomicBool::new(false));
+        let release_turns = ReleaseTurns::new(nodes.clone());
         let build = move || {
             let factory = ConnectionFactory { nodes, closed: closed.clone() };
             let workers = ScheduledThreadPool::builder()
@@ -123,7 +112,7 @@ impl ConnectionPool {
                 .thread_pool(Arc::new(workers))
                 .build_unchecked(factory);
             let queue = Arc::new(CheckoutQueue::new(size));
-            ConnectionPool { pool: Mutex::new(Some(pool)), queue, closed, size }
+            ConnectionPool { pool: Mutex::new(Some(pool)), queue, closed, size, release_turns }
         };
         threads::with_signals_blocked(|| panic::catch_unwind(panic::AssertUnwindSafe(build)).ok())
     }
@@ -154,8 +143,31 @@ impl ConnectionPool {
         Ok(PooledConnections { connections, _place: place })
     }
 
+    /// Runs `release` with pooled connections, or with the reserved ones if the pool is exhausted
+    /// or a shutdown has closed it. Returns `None` if there was no time for it before `until`.
+    pub(crate) fn with_connections<T>(
+        &self,
+        until: Moment,
+        release: impl FnOnce(&mut NodeConnections) -> T,
+    ) -> Option<T> {
+        match self.get(Urgency::Release, clock::now().saturating_add(RELEASE_TIMEOUT).min(until)) {
+            Ok(mut connections) => Some(release(&mut connections)),
+            Err(_) => self.with_reserved(until, release),
+        }
+    }
+
+    /// Runs `release` with the reserved connections. Returns `None` if there was no time for it
+    /// before `until`.
+    pub(crate) fn with_reserved<T>(
+        &self,
+        until: Moment,
+        release: impl FnOnce(&mut NodeConnections) -> T,
+    ) -> Option<T> {
+        self.release_turns.run(until, release)
+    }
+
     /// Stops the pool's thread and closes what is idle. Connections in use are closed when they are
-    /// returned.
+    /// returned. Releases still go over the reserved ones.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         self.queue.close();
@@ -163,6 +175,7 @@ impl ConnectionPool {
         while let Some(connections) = pool.as_ref().and_then(Pool::try_get) {
             drop(connections);
         }
+        self.release_turns.close();
     }
 }
 

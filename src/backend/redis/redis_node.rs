@@ -35,6 +35,22 @@ pub(crate) struct Exchange<T> {
     pub(crate) reply: T,
 }
 
+/// A connection to each of the nodes, in their order. Each opens when it is first used.
+#[derive(Debug)]
+pub(crate) struct NodeConnections(pub(crate) Box<[Connection]>);
+
+impl NodeConnections {
+    /// Connections outside the pool, for a thread that must never wait for users of the pool.
+    pub(crate) fn reserved(nodes: &[Arc<RedisNode>]) -> NodeConnections {
+        NodeConnections(nodes.iter().map(|node| node.reserved_connection()).collect())
+    }
+
+    /// The connection to the only server.
+    pub(crate) fn only(&mut self) -> &mut Connection {
+        &mut self.0[0]
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct RedisNode {
     endpoint: Arc<Endpoint>,

@@ -5,17 +5,14 @@
 //! Invariant: at most one caller has the connections, and it holds no mutex meanwhile. Every caller
 //! waits until its own deadline at most.
 
-use std::{sync::Arc, thread::ThreadId, time::Duration};
+use std::{sync::Arc, thread::ThreadId};
 
-use super::{ConnectionPool, NodeConnections, RedisNode, Urgency};
+use super::{NodeConnections, RedisNode};
 use crate::sys::{
     clock::{self, Moment},
     sync::{Condvar, Mutex},
     threads,
 };
-
-/// Maximum time that a release waits for a pooled connection before it uses a reserved one.
-const POOL_TIMEOUT: Duration = Duration::from_millis(5);
 
 #[derive(Debug)]
 pub(crate) struct ReleaseTurns {
@@ -47,30 +44,16 @@ impl ReleaseTurns {
         ReleaseTurns { nodes, state: Mutex::default(), freed: Condvar::new() }
     }
 
-    /// Runs `release` with pooled connections, or with the reserved ones if the pool is exhausted
-    /// or a shutdown has closed it. Returns `None` if there was no time for it before `until`.
-    pub(crate) fn with_connections<T>(
-        &self,
-        pool: &ConnectionPool,
-        until: Moment,
-        release: impl FnOnce(&mut NodeConnections) -> T,
-    ) -> Option<T> {
-        match pool.get(Urgency::Release, clock::now().saturating_add(POOL_TIMEOUT).min(until)) {
-            Ok(mut connections) => Some(release(&mut connections)),
-            Err(_) => self.with_reserved(until, release),
-        }
-    }
-
-    /// Runs `release` with the reserved connections. Returns `None` if there was no time for it
-    /// before `until`.
-    pub(crate) fn with_reserved<T>(
+    /// Runs `release` with the connections. Returns `None` if there was no time for it before
+    /// `until`.
+    pub(crate) fn run<T>(
         &self,
         until: Moment,
         release: impl FnOnce(&mut NodeConnections) -> T,
     ) -> Option<T> {
         let mut turn = self.wait(until).filter(|_| clock::now() < until)?;
-        let nodes = &self.nodes;
-        Some(release(turn.connections.get_or_insert_with(|| NodeConnections::reserved(nodes))))
+        let reserve = || NodeConnections::reserved(&self.nodes);
+        Some(release(turn.connections.get_or_insert_with(reserve)))
     }
 
     /// Waits for a turn. Returns `None` if there was none by `until`.

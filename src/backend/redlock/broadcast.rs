@@ -79,7 +79,7 @@ struct Broadcast<'a, 'r, C: Request, F, V> {
     nodes: &'a [Arc<RedisNode>],
     connections: &'a mut [Connection],
     options: BroadcastOptions<'r>,
-    states: SmallVec<[NodeState<C>; 1]>,
+    states: Vec<NodeState<C>>,
     responses: Responses<C::Reply>,
     request: F,
     vote: V,

@@ -38,8 +38,7 @@ use crate::{
         error::BackendError,
         redis::{
             ConnectionPool, Endpoint, Exchange, Membership, NodeError, NodeErrorKind,
-            RedisGrantStream, RedisNode, ReleaseTurns, Request, Urgency,
-            requests_and_replies::Ping,
+            RedisGrantStream, RedisNode, Request, Urgency, requests_and_replies::Ping,
         },
     },
     core::{
@@ -65,7 +64,6 @@ const TOKEN_HEADROOM_US: u64 = 10_000;
 pub(crate) struct Redlock {
     nodes: Arc<[Arc<RedisNode>]>,
     pool: Arc<ConnectionPool>,
-    release_turns: ReleaseTurns,
     contention: ContentionMemory,
     label: Arc<str>,
     operation_timeout: Duration,
@@ -93,7 +91,6 @@ impl Redlock {
         let nodes: Arc<[_]> = endpoints.iter().enumerate().map(node).collect();
         let pool = Arc::new(ConnectionPool::new(nodes.clone(), pool_size)?);
         Some(Redlock {
-            release_turns: ReleaseTurns::new(nodes.clone()),
             nodes,
             pool,
             contention: ContentionMemory::new(),
@@ -344,7 +341,6 @@ impl Backend for Redlock {
 
     fn close(&self) {
         self.pool.close();
-        self.release_turns.close();
     }
 }
 

@@ -83,19 +83,6 @@ pub(crate) struct ReleaseOutcome {
     pub(crate) released_on: NodeSet,
 }
 
-impl ReleaseOutcome {
-    /// No reply in time. The release may have been applied on any of the nodes.
-    fn without_reply(all: NodeSet) -> ReleaseOutcome {
-        let outcome = Err(BackendError::Node(NodeError::outcome_unknown(NodeErrorKind::TimedOut)));
-        ReleaseOutcome {
-            result: outcome,
-            unconfirmed: all,
-            unacknowledged: PendingAcks::new(),
-            released_on: NodeSet::EMPTY,
-        }
-    }
-}
-
 impl Redlock {
     /// Releases the lock of a lease that has ended, over reserved connections if the pool is
     /// exhausted.
@@ -112,8 +99,8 @@ impl Redlock {
             ..ReleaseRequest::new(&claim.key, id, &lease.queue_entry, was_held)
         };
         let release = |connections: &mut _| self.release(connections, request, deadline);
-        let outcome = self.release_turns.with_connections(&self.pool, deadline, release);
-        let outcome = outcome.unwrap_or_else(|| ReleaseOutcome::without_reply(self.all_nodes()));
+        let outcome = self.pool.with_connections(deadline, release);
+        let outcome = outcome.unwrap_or_else(|| self.no_turn());
         let residues = self.release_residues(lease, &outcome);
         ReleaseReport { result: outcome.result, residues }
     }
@@ -170,8 +157,19 @@ impl Redlock {
         let id = claim.id.as_str().as_bytes();
         let request = ReleaseRequest::new(&claim.key, id, &residue.queue_entry, false);
         let release = |connections: &mut _| self.release(connections, request, deadline);
-        let outcome = self.release_turns.with_reserved(deadline, release);
-        outcome.unwrap_or_else(|| ReleaseOutcome::without_reply(self.all_nodes())).result.map(drop)
+        let outcome = self.pool.with_reserved(deadline, release);
+        outcome.unwrap_or_else(|| self.no_turn()).result.map(drop)
+    }
+
+    /// There was no time to send the release.
+    fn no_turn(&self) -> ReleaseOutcome {
+        let late = NodeError::outcome_unknown(NodeErrorKind::TimedOut);
+        ReleaseOutcome {
+            result: Err(BackendError::Node(late)),
+            unconfirmed: self.all_nodes(),
+            unacknowledged: PendingAcks::new(),
+            released_on: NodeSet::EMPTY,
+        }
     }
 
     /// Sends the release to all nodes, and once more to the nodes whose reply was lost.

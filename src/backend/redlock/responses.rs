@@ -25,7 +25,7 @@ pub(crate) enum Response<T> {
 /// Responses of all nodes, in their order.
 #[derive(Debug)]
 pub(crate) struct Responses<T> {
-    pub(crate) by_node: SmallVec<[Response<T>; 1]>,
+    pub(crate) by_node: Vec<Response<T>>,
     pub(crate) votes: SmallVec<[Option<Vote>; 8]>,
     /// Acks of the abandoned replies.
     pub(crate) pending_acks: PendingAcks,
