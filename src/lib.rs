@@ -4,7 +4,8 @@
 //! Other callers wait in a queue, first in, first out, and are woken when it is their turn. If a
 //! holder dies, its lock expires. A holder that is paused or cut off knows exactly when it must
 //! stop relying on the lock. Clients in other languages can safely compete for the same locks if
-//! they acquire with `SET key id NX PX ttl`, and release with compare-and-delete.
+//! they acquire with `SET key id NX PX ttl`, and release with compare-and-delete; but they get no
+//! turn while clients of this library queue.
 //!
 //! # Guide
 //!

@@ -2,7 +2,7 @@
 
 use super::{
     Acquirer,
-    backoff::{Observation, follower_interval, unsubscribed_poll_interval},
+    backoff::{ForeignHolds, Observation, follower_interval, unsubscribed_poll_interval},
     retry::{RetryDecision, RetryLimits, RetryState},
 };
 use crate::{
@@ -33,6 +33,7 @@ pub(super) struct Attempt<'a> {
     /// Current run of failures; `None` once a request has had a usable result.
     retry: Option<RetryState>,
     holder: Option<Holder>,
+    foreign: ForeignHolds,
     /// Another holder was reported at least once.
     contended: bool,
 }
@@ -52,6 +53,7 @@ impl<'a> Attempt<'a> {
             wait_handle: None,
             retry: None,
             holder: None,
+            foreign: ForeignHolds::default(),
             contended: false,
         }
     }
@@ -122,9 +124,9 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    fn on_queued(&self, report: &QueueReport) -> Option<Moment> {
+    fn on_queued(&mut self, report: &QueueReport) -> Option<Moment> {
         let now = clock::now();
-        let observation = Observation::new(now, &report.holder, report.position);
+        let observation = Observation::new(now, &report.holder, report.position, &mut self.foreign);
         let next_poll = Some(observation.next_poll(self.jitter_seed()));
         let Some(wait_handle) = &self.wait_handle else { return next_poll };
         wait_handle.set_position(report.position);

@@ -14,9 +14,10 @@ use crate::{
 
 /// Polling interval at the head of the queue. Further back it grows with the position.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// Polling interval if the holder does not use this library, because its release does not hand the
-/// lock over.
+/// Longest and shortest polling interval if the holder does not use this library, because its
+/// release does not hand the lock over.
 const POLL_INTERVAL_FOREIGN: Duration = Duration::from_millis(50);
+const POLL_INTERVAL_FOREIGN_MIN: Duration = Duration::from_millis(1);
 /// Time from the expiry of the holder's key to the poll of the head. Each further position adds
 /// `EXPIRY_POLL_STEP`.
 const EXPIRY_POLL_DELAY: Duration = Duration::from_millis(5);
@@ -24,31 +25,73 @@ const EXPIRY_POLL_STEP: Duration = Duration::from_millis(25);
 /// Maximum polling interval. Otherwise clocks could drift too far apart between samples, and the
 /// queue could expire.
 pub(crate) const POLL_INTERVAL_MAX: Duration = Duration::from_secs(10);
+
+/// What a waiter has seen of holders that do not use this library. It learns from their holds when
+/// to look: often while a hold is young or likely to end, seldom while it is old.
+#[derive(Debug, Default)]
+pub(crate) struct ForeignHolds {
+    /// The id of the current holder, and when it was first and last seen.
+    current: Option<(Vec<u8>, Moment, Moment)>,
+    /// For how long the previous one was seen.
+    previous: Duration,
+}
+
+impl ForeignHolds {
+    /// Returns after which time to look again; `None` if the holder uses this library.
+    fn interval(&mut self, at: Moment, holder: &Holder) -> Option<Duration> {
+        if holder.lock_id().is_some() {
+            return None;
+        }
+        let age = match &mut self.current {
+            Some((id, first, last)) if id == holder.id_bytes() => {
+                *last = at;
+                at.duration_since(*first)
+            }
+            current => {
+                let ended = current.replace((holder.id_bytes().to_vec(), at, at));
+                if let Some((_, first, last)) = ended {
+                    self.previous = last.duration_since(first);
+                }
+                Duration::ZERO
+            }
+        };
+        let interval =
+            if age <= self.previous.saturating_mul(2) { self.previous / 8 } else { age / 4 };
+        Some(interval.clamp(POLL_INTERVAL_FOREIGN_MIN, POLL_INTERVAL_FOREIGN))
+    }
+}
+
 /// Reply to the last request of a waiter, as far as it decides when to poll.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Observation {
     seen_at: Moment,
     expires_in: Option<Duration>,
-    is_foreign: bool,
+    /// Polling interval of the head of the queue.
+    interval: Duration,
     position: u64,
 }
 
 impl Observation {
-    pub(crate) fn new(at: Moment, holder: &Holder, position: u64) -> Observation {
-        Observation {
-            seen_at: at,
-            expires_in: holder.ttl_left(),
-            is_foreign: holder.lock_id().is_none(),
-            position,
-        }
+    pub(crate) fn new(
+        at: Moment,
+        holder: &Holder,
+        position: u64,
+        foreign: &mut ForeignHolds,
+    ) -> Observation {
+        let interval = match foreign.interval(at, holder) {
+            None => POLL_INTERVAL,
+            Some(interval) if position == 0 => interval,
+            // A poll by any waiter grants a free lock to the head, so the others need not hurry.
+            Some(_) => POLL_INTERVAL_FOREIGN,
+        };
+        Observation { seen_at: at, expires_in: holder.ttl_left(), interval, position }
     }
 
     /// Returns when to poll next. `jitter_seed` is any number; it spreads waiters that would poll
     /// at the same time.
     pub(crate) fn next_poll(&self, jitter_seed: u64) -> Moment {
         let position = u32::try_from(self.position).unwrap_or(u32::MAX);
-        let interval = if self.is_foreign { POLL_INTERVAL_FOREIGN } else { POLL_INTERVAL };
-        let mut pause = interval.saturating_mul(position.saturating_add(1));
+        let mut pause = self.interval.saturating_mul(position.saturating_add(1));
         if let Some(left) = self.expires_in {
             pause = pause.min(
                 left.saturating_add(EXPIRY_POLL_DELAY)
@@ -84,7 +127,48 @@ mod tests {
 
     fn observation(pttl_ms: i64, position: u64, foreign: bool) -> Observation {
         let id = if foreign { "lock_42".to_owned() } else { generate_lock_id().to_string() };
-        Observation::new(START, &Holder::from_report(id.as_bytes(), pttl_ms, 0, 0, 0), position)
+        let holder = Holder::from_report(id.as_bytes(), pttl_ms, 0, 0, 0);
+        Observation::new(START, &holder, position, &mut ForeignHolds::default())
+    }
+
+    /// Polls behind foreign holders, each of which holds the lock for `hold`. Returns the longest
+    /// time for which a release went unnoticed, after the first hold, and the number of polls.
+    fn poll_behind(holds: u64, hold: Duration) -> (Duration, u64) {
+        let (mut foreign, mut polls, mut latest) = (ForeignHolds::default(), 0, Duration::ZERO);
+        let mut now = START;
+        for number in 0..holds {
+            let (began, id) = (now, format!("lock_{number}"));
+            let holder = Holder::from_report(id.as_bytes(), 3_600_000, 0, 0, 0);
+            while now.duration_since(began) < hold {
+                now = Observation::new(now, &holder, 0, &mut foreign).next_poll(now.as_nanos());
+                polls += 1;
+            }
+            if number > 0 {
+                latest = latest.max(now.duration_since(began) - hold);
+            }
+        }
+        (latest, polls)
+    }
+
+    #[test]
+    fn release_of_a_short_foreign_hold_is_noticed_soon() {
+        for hold in [1, 2, 5, 8] {
+            let (latest, _) = poll_behind(20, Duration::from_millis(hold));
+            assert!(latest <= Duration::from_micros(1_200), "{latest:?} after {hold} ms");
+        }
+        let (latest, _) = poll_behind(20, Duration::from_millis(200));
+        assert!(latest < Duration::from_millis(35), "{latest:?}");
+    }
+
+    #[test]
+    fn long_foreign_hold_after_a_short_one_is_polled_seldom() {
+        let (_, polls) = poll_behind(1, Duration::from_secs(60));
+        assert!(polls < 60 * 20 + 50, "{polls} polls");
+        let mut foreign = ForeignHolds { current: None, previous: Duration::from_millis(2) };
+        let holder = Holder::from_report(b"lock_1", 3_600_000, 0, 0, 0);
+        let later = START.saturating_add(Duration::from_secs(1));
+        assert!(foreign.interval(START, &holder) < Some(Duration::from_millis(2)));
+        assert_eq!(foreign.interval(later, &holder), Some(POLL_INTERVAL_FOREIGN));
     }
 
     fn pause(observation: Observation, jitter_seed: u64) -> Duration {
@@ -102,7 +186,8 @@ mod tests {
 
     #[test]
     fn foreign_holder_polled_more_often() {
-        assert!(pause(observation(30_000, 0, true), 1) < Duration::from_millis(60));
+        assert!(pause(observation(30_000, 0, true), 1) < Duration::from_millis(2));
+        assert!(pause(observation(30_000, 1, true), 1) >= 2 * POLL_INTERVAL_FOREIGN);
         assert!(pause(observation(30_000, 0, false), 1) >= POLL_INTERVAL);
     }
 

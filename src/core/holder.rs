@@ -20,7 +20,8 @@ use crate::{
 /// snapshot, and may be outdated by the time it is read.
 ///
 /// A holder may use another library: any client that follows `SET key id NX PX ttl` competes for
-/// the same lock. For such a client, only the raw [`id`](Self::id) and the time left are known.
+/// the same lock, but does not queue. For such a client, only the raw [`id`](Self::id) and the time
+/// left are known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     id: String,
