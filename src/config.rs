@@ -34,6 +34,7 @@ pub struct Config {
     quarantine: Option<Duration>,
     max_hold: Option<Duration>,
     handlers: Vec<Arc<dyn HandleEvent>>,
+    metrics_by_lock: bool,
 }
 
 impl Config {
@@ -77,6 +78,7 @@ impl Config {
             quarantine: None,
             max_hold: None,
             handlers: Vec::new(),
+            metrics_by_lock: false,
         }
     }
 
@@ -201,10 +203,16 @@ impl Config {
     }
 
     /// Adds a handler for the events of this manager's locks. Each handler receives every event;
-    /// the handlers are called in the order in which they were added. Defaults to none, which saves
-    /// the thread for events.
+    /// the handlers are called in the order in which they were added. Defaults to none.
     pub fn event_handler(mut self, handler: Arc<dyn HandleEvent>) -> Config {
         self.handlers.push(handler);
+        self
+    }
+
+    /// Adds the label `lock_name` to the metrics of the feature `metrics`. Defaults to false: each
+    /// name adds about 60 time series to a Prometheus server, so their number must be small.
+    pub fn metrics_by_lock(mut self, on: bool) -> Config {
+        self.metrics_by_lock = on;
         self
     }
 

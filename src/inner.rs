@@ -45,6 +45,10 @@ use crate::{
     wait::GrantListener,
 };
 
+/// Maximum wait at a shutdown for the last log lines, events and metrics, because a process often
+/// ends right after it.
+const REPORTS_MAX: Duration = Duration::from_millis(200);
+
 /// Handle that the clones of a manager and its guards share. Shuts the manager down when the last
 /// of them is dropped.
 pub(crate) struct ManagerHandle {
@@ -83,11 +87,13 @@ impl ManagerHandle {
         static STARTED: AtomicU64 = AtomicU64::new(0);
         let no_thread = |purpose| move |cause| LockError::NoThread { purpose, cause };
         let handlers = config.handlers.clone();
-        let observer = Observer::start(handlers, join_labels(&config.endpoints))
-            .map_err(no_thread("event handlers"))?;
+        let observer =
+            Observer::start(handlers, join_labels(&config.endpoints), config.metrics_by_lock)
+                .map_err(no_thread("loggers and event handlers"))?;
         let (backend, pool) = open_backend(&config, &observer)?;
         let cleaner = Arc::new(Cleaner::new(backend.clone()));
-        let renewer = LockRenewer::start(backend.clone(), observer.clone(), cleaner.clone())
+        let renewer = observer
+            .shield(|| LockRenewer::start(backend.clone(), observer.clone(), cleaner.clone()))
             .map_err(no_thread("lock renewer"))?;
         let channel = format!("distlock:client:{}", random_uuid());
         let acquirer = Acquirer {
@@ -233,7 +239,7 @@ impl ManagerInner {
             params.wait.unwrap_or(Duration::MAX).saturating_add(self.operation_timeout());
         let call_deadline = clock::now().saturating_add(time_limit);
         let left = || self.time_left().min(call_deadline.duration_since(clock::now()));
-        let (grant, contended) = match self.acquirer.run(&claim, params.wait) {
+        let (grant, contended) = match observer.shield(|| self.acquirer.run(&claim, params.wait)) {
             Ok(granted) => granted,
             Err(failed) => {
                 if let Some(residue) = failed.residue {
@@ -334,14 +340,12 @@ impl ManagerInner {
         self.acquirer.listener.close();
         // The renewer ends their leases together with all others.
         let entries = std::mem::take(&mut *self.by_id.lock());
-        let thread_ended = self.renewer.stop(clock::now().saturating_add(timeout));
+        let deadline = clock::now().saturating_add(timeout);
+        self.renewer.stop(deadline);
         drop(entries);
         self.backend.close();
-        // If the renewer's thread has not ended, it still has losses to report, and closes the
-        // observer after that.
-        if thread_ended {
-            self.observer.close();
-        }
+        // The renewer's timer closes the observer once it has reported all losses.
+        self.observer.await_reports(deadline.min(clock::now().saturating_add(REPORTS_MAX)));
     }
 }
 
@@ -357,9 +361,5 @@ impl ResidueSink for Cleaner {
 
     fn drain(&self, leases: &[Arc<Lease>], deadline: Moment) {
         self.drain(leases, deadline);
-    }
-
-    fn is_current_thread(&self) -> bool {
-        self.is_current_thread()
     }
 }

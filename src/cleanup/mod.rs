@@ -12,7 +12,7 @@ mod checks;
 mod queue;
 mod worker;
 
-use std::{iter, sync::Arc, thread::ThreadId, time::Duration};
+use std::{iter, sync::Arc, time::Duration};
 
 use self::{
     queue::{Cleanup, CleanupQueue},
@@ -52,8 +52,6 @@ struct State {
     queue: CleanupQueue,
     /// The thread runs, or is being started.
     is_running: bool,
-    /// Id of the thread, on which a logger may call the library.
-    thread_id: Option<ThreadId>,
     /// Time until which the thread sleeps; only earlier work wakes it. `None` while it works.
     asleep_until: Option<Moment>,
     /// Set on shutdown: the deadline for the last exchanges with the servers.
@@ -126,11 +124,6 @@ impl Cleaner {
             Worker::new(self.backend.clone(), self.shared.clone()).run();
         }
         self.shared.await_end(deadline);
-    }
-
-    /// Whether the caller is the thread that cleans up.
-    pub(crate) fn is_current_thread(&self) -> bool {
-        threads::is_current(self.shared.state.lock().thread_id)
     }
 
     fn start_thread(&self) -> bool {
@@ -209,7 +202,7 @@ impl Shared {
             clock::park(&self.changed, &mut state, until);
             state.asleep_until = None;
         }
-        (state.is_running, state.thread_id) = (false, None);
+        state.is_running = false;
         drop(state);
         clock::wake_all(&self.ended);
         None
@@ -232,8 +225,7 @@ mod tests {
     use super::*;
     use crate::core::{ack::PendingAcks, id::generate_lock_id, key::LockKey, quorum::NodeSet};
 
-    /// The thread logs the overflow after it has unlocked the state, because a logger may ask for
-    /// locks.
+    /// The thread logs the overflow, after it has unlocked the state.
     ///
     /// Fault: N85
     #[test]

@@ -11,7 +11,6 @@ use crate::{
     sys::{
         clock::{self, Moment},
         display::Quoted,
-        threads,
     },
 };
 
@@ -31,7 +30,6 @@ impl Worker {
     }
 
     pub(super) fn run(mut self) {
-        self.shared.state.lock().thread_id = threads::current();
         while let Some(step) = self.shared.next_step(BATCH_MAX, IDLE_MAX) {
             match step {
                 Step::CleanUp(due) => self.clean_up(due),

@@ -33,6 +33,7 @@ pub(crate) struct ValidatedConfig {
     pub(crate) claim_window: Duration,
     pub(crate) spin: Duration,
     pub(crate) handlers: Vec<Arc<dyn HandleEvent>>,
+    pub(crate) metrics_by_lock: bool,
     ttl: Duration,
     max_hold: Option<Duration>,
 }
@@ -155,6 +156,7 @@ impl Config {
             ttl: self.ttl,
             max_hold: self.max_hold,
             handlers: self.handlers.clone(),
+            metrics_by_lock: self.metrics_by_lock,
         };
         settings.resolve(&LockOptions::new())?;
         Ok(settings)

@@ -91,12 +91,15 @@ impl ManagerInner {
         timeout: Duration,
     ) -> Result<Released> {
         let deadline = clock::now().saturating_add(timeout);
-        let ReleaseReport { result, residues } =
-            self.backend.release_lease(lease, was_held, deadline);
-        for residue in residues {
-            // After a shutdown nothing runs in the background, and the lock is left to expire.
-            let _ = self.cleaner.clean_up(&lease.claim, residue);
-        }
+        let result = self.observer.shield(|| {
+            let ReleaseReport { result, residues } =
+                self.backend.release_lease(lease, was_held, deadline);
+            for residue in residues {
+                // After a shutdown nothing runs in the background, and the lock is left to expire.
+                let _ = self.cleaner.clean_up(&lease.claim, residue);
+            }
+            result
+        });
         result.map_err(|error| self.release_error(error, &lease.claim.key))
     }
 
@@ -158,7 +161,8 @@ impl ManagerInner {
 
     /// Cleans up what an abandoned claim may have left. Takes at most `timeout`.
     pub(super) fn abandon(&self, claim: &Claim, residue: Residue, timeout: Duration) {
-        if let Err(residue) = self.cleaner.clean_up(claim, residue) {
+        let cleaned_up = self.observer.shield(|| self.cleaner.clean_up(claim, residue));
+        if let Err(residue) = cleaned_up {
             // After a shutdown, nothing runs in the background, so this is the only try.
             let until = clock::now().saturating_add(timeout);
             if let Err(error) = self.backend.clean_up_once(claim, &residue, until) {

@@ -15,9 +15,10 @@ use crate::{
 /// * `attempted`, `acquired`, `released`, `timed_out` and `failed` are called on the thread that
 ///   locks or unlocks, in order, while no request of that thread is in flight. Time spent in them
 ///   delays the caller. A lock is already being renewed when `acquired` is called.
-/// * All other methods are called one after the other on a thread of their own, `distlock-events`,
-///   slightly later. Its queue holds 1,024 events. Further events are dropped, and counted in
-///   [`Metrics::events_dropped`](crate::Metrics::events_dropped). Events of the two groups may
+/// * All other methods are called one after the other on a thread of their own, `distlock-outbox`,
+///   slightly later. That thread also calls the logger for the library's own threads, and the
+///   metrics recorder. Its queue holds 1,024 calls. Further ones are dropped, and counted in
+///   [`Metrics::reports_dropped`](crate::Metrics::reports_dropped). Events of the two groups may
 ///   arrive out of order: `contended` can come after `acquired` of the same identifier. Like all
 ///   threads of this library, this thread blocks signals. A handler that raises a signal must send
 ///   it to the process, not to the thread.

@@ -1,6 +1,5 @@
 //! `Observer`: receives every step in the life of a lock, counts it and calls the event handlers.
 
-mod dispatcher;
 pub(crate) mod event;
 pub(crate) mod metrics;
 mod span;
@@ -15,33 +14,27 @@ use std::{
     time::Duration,
 };
 
-use self::dispatcher::{EventDispatcher, LockRef, QueuedEvent};
 pub(crate) use self::span::{HoldSpan, WaitSpan};
-#[cfg(feature = "testing")]
-use crate::sys::sim;
 use crate::{
     core::{holder::Holder, id::LockId, lock_lost::LockLost, token::FencingToken},
     error::LockError,
     observe::{
         event::{
-            AcquiredEvent, AttemptedEvent, FailedEvent, HandleEvent, ReleasedEvent, TimedOutEvent,
+            AcquiredEvent, AttemptedEvent, ContendedEvent, FailedEvent, HandleEvent, LostEvent,
+            ReconnectedEvent, ReleasedEvent, RenewalFailedEvent, RenewalOverdueEvent, RenewedEvent,
+            ServerChangedEvent, TimedOutEvent,
         },
         metrics::{Count, Metrics, Recorder},
     },
+    sys::{clock::Moment, outbox::Outbox, user_code},
 };
 
 /// The observer of one manager.
 #[derive(Debug)]
 pub(crate) struct Observer {
-    metrics: Recorder,
-    /// `None` if the user has set no handlers.
-    handlers: Option<Handlers>,
-}
-
-#[derive(Debug)]
-struct Handlers {
-    list: Arc<HandlerList>,
-    dispatcher: EventDispatcher,
+    metrics: Arc<Recorder>,
+    handlers: Arc<HandlerList>,
+    outbox: Arc<Outbox>,
 }
 
 /// The user's handlers, which may panic or block.
@@ -71,68 +64,62 @@ impl HandlerList {
 }
 
 impl Observer {
+    /// `metrics_by_lock` makes lock names a label of the exported metrics.
+    ///
     /// # Errors
     ///
-    /// Fails if there are handlers, and their thread cannot be spawned.
+    /// Fails if the thread that calls user code cannot be spawned.
     pub(crate) fn start(
         handlers: Vec<Arc<dyn HandleEvent>>,
         server: Arc<str>,
+        metrics_by_lock: bool,
     ) -> io::Result<Arc<Observer>> {
-        let handlers = if handlers.is_empty() {
-            None
-        } else {
-            let handlers = Arc::new(HandlerList { handlers, panicked: AtomicBool::new(false) });
-            // A simulated thread cannot wait on this queue, so a simulation calls the handlers
-            // directly.
-            #[cfg(feature = "testing")]
-            let dispatcher = if sim::world().is_some() {
-                EventDispatcher::closed()
-            } else {
-                EventDispatcher::start(handlers.clone())?
-            };
-            #[cfg(not(feature = "testing"))]
-            let dispatcher = EventDispatcher::start(handlers.clone())?;
-            Some(Handlers { dispatcher, list: handlers })
-        };
-        Ok(Arc::new(Observer { metrics: Recorder::new(server), handlers }))
+        let metrics = Arc::new(Recorder::new(server, metrics_by_lock));
+        let handlers = Arc::new(HandlerList { handlers, panicked: AtomicBool::new(false) });
+        let counts = metrics.clone();
+        let on_drop = move || counts.count(Count::ReportsDropped);
+        let outbox = Outbox::start(Recorder::EXPORT_INTERVAL, metrics.clone().exporter(), on_drop)?;
+        Ok(Arc::new(Observer { metrics, handlers, outbox }))
     }
 
     pub(crate) fn metrics(&self) -> Metrics {
         self.metrics.snapshot()
     }
 
+    /// Runs what other threads may depend on: user code that it reports to is called on a thread of
+    /// its own.
+    pub(crate) fn shield<T>(&self, action: impl FnOnce() -> T) -> T {
+        user_code::leave_to(self.outbox.clone(), action)
+    }
+
     /// Stops accepting queued events.
     pub(crate) fn close(&self) {
-        if let Some(handlers) = &self.handlers {
-            handlers.dispatcher.close();
-        }
+        self.outbox.close();
+    }
+
+    /// Waits until what was queued has been reported, after [`close`](Self::close).
+    pub(crate) fn await_reports(&self, until: Moment) {
+        self.outbox.await_end(until);
     }
 
     /// Calls the handlers on the current thread.
     fn dispatch_inline(&self, event: impl Fn(&dyn HandleEvent)) {
-        if let Some(handlers) = &self.handlers {
-            handlers.list.call_each(event);
-        }
+        self.handlers.call_each(event);
     }
 
-    /// Calls the handlers on the dispatcher's thread.
-    fn dispatch_queued(&self, event: impl FnOnce() -> QueuedEvent) {
-        #[cfg(feature = "testing")]
-        if sim::world().is_some() {
-            if let Some(handlers) = &self.handlers {
-                event().dispatch(&handlers.list);
-            }
-            return;
-        }
-        if let Some(handlers) = &self.handlers
-            && !handlers.dispatcher.send(event())
-        {
-            self.metrics.count(Count::EventsDropped);
+    /// Calls the handlers on the outbox's thread. `prepare` copies what the event needs.
+    fn dispatch_queued<E: Fn(&dyn HandleEvent) + Send + 'static>(
+        &self,
+        prepare: impl FnOnce() -> E,
+    ) {
+        if !self.handlers.handlers.is_empty() {
+            let (handlers, event) = (self.handlers.clone(), prepare());
+            self.outbox.send(move || handlers.call_each(event));
         }
     }
 
     pub(crate) fn attempted(&self, lock: &str, id: &LockId, wait: Option<Duration>) {
-        self.metrics.count(Count::Attempted);
+        self.metrics.count_of(Count::Attempted, lock);
         self.dispatch_inline(|handler| handler.attempted(&AttemptedEvent { lock, id, wait }));
     }
 
@@ -140,9 +127,11 @@ impl Observer {
     /// to read the subscription and to poll, so a slow handler must not delay it.
     pub(crate) fn contended(&self, lock: &str, id: &LockId, holder: &Holder) {
         self.metrics.contended(lock);
-        self.dispatch_queued(|| QueuedEvent::Contended {
-            of: LockRef::new(lock, id),
-            holder: Box::new(holder.clone()),
+        self.dispatch_queued(|| {
+            let (lock, id, holder) = (Box::<str>::from(lock), id.clone(), holder.clone());
+            move |handler| {
+                handler.contended(&ContendedEvent { lock: &lock, id: &id, holder: &holder });
+            }
         });
     }
 
@@ -164,7 +153,7 @@ impl Observer {
             let event = TimedOutEvent { lock, id, waited, holder: error.holder() };
             self.dispatch_inline(|handler| handler.timed_out(&event));
         } else {
-            self.metrics.failed(error);
+            self.metrics.failed(lock, error);
             self.dispatch_inline(|handler| {
                 handler.failed(&FailedEvent { lock, id, waited, error })
             });
@@ -173,7 +162,10 @@ impl Observer {
 
     pub(crate) fn renewed(&self, lock: &str, id: &LockId, margin: Duration, took: Duration) {
         self.metrics.renewed(lock, margin, took);
-        self.dispatch_queued(|| QueuedEvent::Renewed { of: LockRef::new(lock, id), margin, took });
+        self.dispatch_queued(|| {
+            let (lock, id) = (Box::<str>::from(lock), id.clone());
+            move |handler| handler.renewed(&RenewedEvent { lock: &lock, id: &id, margin, took })
+        });
     }
 
     pub(crate) fn renewal_failed(
@@ -183,19 +175,24 @@ impl Observer {
         why: &Arc<str>,
         remaining: Duration,
     ) {
-        self.metrics.count(Count::RenewalsFailed);
-        self.dispatch_queued(|| QueuedEvent::RenewalFailed {
-            of: LockRef::new(lock, id),
-            why: why.clone(),
-            remaining,
+        self.metrics.count_of(Count::RenewalsFailed, lock);
+        self.dispatch_queued(|| {
+            let (lock, id, why) = (Box::<str>::from(lock), id.clone(), why.clone());
+            move |handler| {
+                let event = RenewalFailedEvent { lock: &lock, id: &id, why: &why, remaining };
+                handler.renewal_failed(&event);
+            }
         });
     }
 
     pub(crate) fn renewal_overdue(&self, lock: &str, id: &LockId, remaining: Duration) {
-        self.metrics.count(Count::RenewalsOverdue);
-        self.dispatch_queued(|| QueuedEvent::RenewalOverdue {
-            of: LockRef::new(lock, id),
-            remaining,
+        self.metrics.count_of(Count::RenewalsOverdue, lock);
+        self.dispatch_queued(|| {
+            let (lock, id) = (Box::<str>::from(lock), id.clone());
+            move |handler| {
+                let event = RenewalOverdueEvent { lock: &lock, id: &id, remaining };
+                handler.renewal_overdue(&event);
+            }
         });
     }
 
@@ -208,11 +205,11 @@ impl Observer {
         held: Duration,
     ) {
         self.metrics.lost(lock, held, why);
-        self.dispatch_queued(|| QueuedEvent::Lost {
-            of: LockRef::new(lock, id),
-            token,
-            why: why.clone(),
-            held,
+        self.dispatch_queued(|| {
+            let (lock, id, why) = (Box::<str>::from(lock), id.clone(), why.clone());
+            move |handler| {
+                handler.lost(&LostEvent { lock: &lock, id: &id, token, why: &why, held });
+            }
         });
     }
 
@@ -223,7 +220,10 @@ impl Observer {
 
     pub(crate) fn reconnected(&self, server: &Arc<str>, away: Duration) {
         self.metrics.count(Count::Reconnected);
-        self.dispatch_queued(|| QueuedEvent::Reconnected { server: server.clone(), away });
+        self.dispatch_queued(|| {
+            let server = server.clone();
+            move |handler| handler.reconnected(&ReconnectedEvent { server: &server, away })
+        });
     }
 
     pub(crate) fn server_changed(
@@ -233,16 +233,18 @@ impl Observer {
         quarantine: Option<Duration>,
     ) {
         self.metrics.count(Count::ServersChanged);
-        self.dispatch_queued(|| QueuedEvent::ServerChanged {
-            server: server.clone(),
-            replaced,
-            quarantine,
+        self.dispatch_queued(|| {
+            let server = server.clone();
+            move |handler| {
+                let event = ServerChangedEvent { server: &server, replaced, quarantine };
+                handler.server_changed(&event);
+            }
         });
     }
 }
 
-impl LockRef {
-    fn new(lock: &str, id: &LockId) -> LockRef {
-        LockRef { lock: lock.into(), id: id.clone() }
+impl Drop for Observer {
+    fn drop(&mut self) {
+        self.outbox.close();
     }
 }

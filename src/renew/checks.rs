@@ -53,10 +53,6 @@ impl ResidueSink for NoResidues {
     fn clean_up_unless_held(&self, _: LeaseResidue) {}
 
     fn drain(&self, _: &[Arc<Lease>], _: Moment) {}
-
-    fn is_current_thread(&self) -> bool {
-        false
-    }
 }
 
 /// A renewer whose threads are run by the test.
@@ -65,9 +61,7 @@ fn renewer() -> (Checked<LockRenewer>, Arc<Shared>) {
     (
         Checked::new(LockRenewer {
             shared: shared.clone(),
-            residues: std::sync::Arc::new(NoResidues),
             timer: Mutex::new(None),
-            thread_ids: [None; 2],
             finished: bounded(0).1,
         }),
         shared,

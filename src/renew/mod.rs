@@ -15,7 +15,7 @@ mod schedule;
 mod timer;
 mod worker;
 
-use std::{fmt, io, sync::Arc, thread::ThreadId, time::Duration};
+use std::{fmt, io, sync::Arc, time::Duration};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
@@ -47,9 +47,6 @@ pub(crate) trait ResidueSink: fmt::Debug + Send + Sync {
 
     /// Releases the locks of leases that a shutdown has ended, and ends all clean-up by `deadline`.
     fn drain(&self, leases: &[Arc<Lease>], deadline: Moment);
-
-    /// Whether the caller is a thread for which [`drain`](Self::drain) waits.
-    fn is_current_thread(&self) -> bool;
 }
 
 /// Interval at which an exchange of the worker checks whether it must end early.
@@ -59,11 +56,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(crate) struct LockRenewer {
     shared: Arc<Shared>,
-    residues: Arc<dyn ResidueSink>,
     timer: Mutex<Option<Thread>>,
-    /// Ids of timer and worker. A logger may call the library on them, and they must not wait for
-    /// themselves.
-    thread_ids: [Option<ThreadId>; 2],
     /// Disconnected when the timer has finished.
     finished: Receiver<()>,
 }
@@ -129,24 +122,17 @@ impl LockRenewer {
         residues: Arc<dyn ResidueSink>,
     ) -> io::Result<LockRenewer> {
         let shared = Arc::new(Shared::new());
-        let context =
-            Context { backend, observer, shared: shared.clone(), residues: residues.clone() };
+        let context = Context { backend, observer, shared: shared.clone(), residues };
         let worker = Worker::new(context.clone());
         let worker = threads::spawn("distlock-renew-io", move || worker.run())?;
-        let (worker_id, (running, finished)) = (worker.id(), bounded(0));
+        let (running, finished) = bounded(0);
         let timer = Timer::new(context, worker);
         let timer = threads::spawn("distlock-renewer", move || {
             let _running: Sender<()> = running;
             timer.run();
         });
         let timer = timer.inspect_err(|_| shared.shut_down(Moment::from_nanos(0)))?;
-        Ok(LockRenewer {
-            shared,
-            residues,
-            thread_ids: [timer.id(), worker_id],
-            timer: Mutex::new(Some(timer)),
-            finished,
-        })
+        Ok(LockRenewer { shared, timer: Mutex::new(Some(timer)), finished })
     }
 
     /// Adds a lease to the schedule, before the caller gets the guard. Returns `None` if the
@@ -163,14 +149,9 @@ impl LockRenewer {
     }
 
     /// Ends all leases, releases their locks as far as the servers reply by `deadline`, and joins
-    /// the threads. Returns false if called on a thread for which it would wait; the renewer then
-    /// shuts down on its own.
-    pub(crate) fn stop(&self, deadline: Moment) -> bool {
+    /// the threads.
+    pub(crate) fn stop(&self, deadline: Moment) {
         self.shared.shut_down(deadline);
-        let is_own_thread = self.thread_ids.iter().any(|id| threads::is_current(*id));
-        if is_own_thread || self.residues.is_current_thread() {
-            return false;
-        }
         let timer = self.timer.lock().take();
         match timer {
             Some(timer) => timer.join(),
@@ -178,7 +159,6 @@ impl LockRenewer {
             // the locks must be released first.
             None => drop(clock::recv_until(&self.finished, deadline)),
         }
-        true
     }
 }
 

@@ -1,13 +1,34 @@
-//! Logging that survives a panicking logger. A logger is user code, and its panic must not end a
-//! renewal or a drop.
+//! Logging that cannot harm a lock. A logger is user code: it may panic, and it may block.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// `log_safely!(warn, "...")` is `log::warn!("...")`, but catches a panic of the logger. It still
-/// blocks if the logger does.
+/// `log_safely!(warn, "...")` is `log::warn!("...")`, but catches a panic of the logger. On a
+/// thread that others depend on, the [outbox](crate::sys::outbox) calls the logger.
 macro_rules! log_safely {
     ($level:ident, $($text:tt)+) => {
-        $crate::sys::logging::catch_panic(|| log::$level!($($text)+))
+        match $crate::sys::user_code::caller() {
+            None => $crate::sys::logging::catch_panic(|| log::$level!($($text)+)),
+            Some(caller) if log_level!($level) <= log::max_level() => {
+                let text = format!($($text)+);
+                caller.take(Box::new(move || log::$level!("{text}")));
+            }
+            Some(_) => {}
+        }
+    };
+}
+
+macro_rules! log_level {
+    (error) => {
+        log::Level::Error
+    };
+    (warn) => {
+        log::Level::Warn
+    };
+    (info) => {
+        log::Level::Info
+    };
+    (debug) => {
+        log::Level::Debug
     };
 }
 

@@ -7,7 +7,9 @@ pub(crate) mod logging;
 pub(crate) mod clock;
 pub(crate) mod display;
 pub(crate) mod fork;
+pub(crate) mod outbox;
 #[cfg(feature = "testing")]
 pub mod sim;
 pub(crate) mod sync;
 pub(crate) mod threads;
+pub(crate) mod user_code;

@@ -9,6 +9,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 
 #[cfg(feature = "testing")]
 use crate::sys::sim;
+use crate::sys::user_code;
 
 /// A thread that can be joined.
 #[derive(Debug)]
@@ -18,11 +19,17 @@ pub(crate) enum Thread {
     Simulated(u64),
 }
 
+/// Starts a thread. Its user code is called where that of its creator is.
 pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
     #[cfg(feature = "testing")]
     if let Some(world) = sim::world() {
         return world.spawn(name, Box::new(run)).map(Thread::Simulated);
     }
+    let caller = user_code::caller();
+    let run = move || match caller {
+        Some(caller) => user_code::leave_to(caller, run),
+        None => run(),
+    };
     with_signals_blocked(|| thread::Builder::new().name(name.into()).spawn(run).map(Thread::Real))
 }
 
@@ -48,16 +55,6 @@ pub(crate) fn with_signals_blocked<T>(action: impl FnOnce() -> T) -> T {
         let _ = before.thread_set_mask();
     }
     result
-}
-
-/// Id of the calling thread. `None` in a simulation: there, one real thread runs all simulated
-/// threads, and the library's threads call no user code.
-pub(crate) fn current() -> Option<ThreadId> {
-    #[cfg(feature = "testing")]
-    if sim::world().is_some() {
-        return None;
-    }
-    Some(thread::current().id())
 }
 
 /// Whether the caller runs on this thread.

@@ -8,10 +8,7 @@ use super::{
 };
 use crate::{
     backend::QueuePlace,
-    sys::{
-        clock::{self, Moment},
-        threads,
-    },
+    sys::clock::{self, Moment},
 };
 
 /// Registration of a waiting thread, which ends when this is dropped.
@@ -25,7 +22,7 @@ impl WaitHandle {
     /// Registers the calling thread as a waiter for a lock. The thread must do so before it asks
     /// the server for a queue entry; otherwise its grant could arrive before it is registered.
     pub(crate) fn register(listener: &Arc<GrantListener>, lock: &str, id: &str) -> WaitHandle {
-        let slot = listener.registry.register(lock, id, threads::current());
+        let slot = listener.registry.register(lock, id);
         WaitHandle { slot, listener: listener.clone() }
     }
 
@@ -132,7 +129,7 @@ mod tests {
     #[test]
     fn handle_dropped_without_subscription_wakes_next_waiter() {
         let nowhere = Arc::new(Endpoint::parse("unix:///nowhere").unwrap());
-        let observer = Observer::start(Default::default(), nowhere.label.clone()).unwrap();
+        let observer = Observer::start(Vec::new(), nowhere.label.clone(), false).unwrap();
         let timeout = Duration::from_secs(1);
         let backend = RedisBackend::new(nowhere, 1, timeout, Duration::ZERO, observer).unwrap();
         let listener = Arc::new(GrantListener::new(Arc::new(backend), "channel".into()));

@@ -8,7 +8,7 @@
 //! whether the subscription is idle. A leader that stops returns the subscription first, and then
 //! looks for a sleeping thread to promote. So at least one of the two notices the other.
 
-use std::{sync::Arc, thread::ThreadId, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use super::registry::{WaitRegistry, WaitSlot, Wake};
 use crate::{
@@ -17,7 +17,6 @@ use crate::{
     sys::{
         clock::{self, Moment},
         sync::{Condvar, Mutex},
-        threads,
     },
 };
 
@@ -55,8 +54,8 @@ struct SubscriptionState {
 #[derive(Debug)]
 enum Subscribed {
     No,
-    /// This thread is subscribing.
-    Connecting(Option<ThreadId>),
+    /// A thread is subscribing.
+    Connecting,
     /// Up, but no thread reads it.
     Idle(Box<dyn GrantStream>),
     /// A thread reads it.
@@ -120,26 +119,21 @@ impl GrantListener {
     /// Subscribes if there is no subscription. Returns false if that is not possible now. Blocks
     /// until `until` at the latest.
     pub(super) fn ensure_subscribed(&self, until: Moment, opener: &WaitSlot) -> bool {
-        // If another thread is subscribing, that takes no longer than this, unless a user's logger
-        // blocks the thread.
+        // If another thread is subscribing, that takes no longer than this.
         let opened_by = until.min(clock::now().saturating_add(self.backend.operation_timeout()));
         let mut state = self.state.lock();
         loop {
             match &state.subscribed {
                 Subscribed::Reading => return true,
-                // A user's logger is acquiring a lock on the thread that subscribes. The logger
-                // must not wait for its own thread.
-                Subscribed::Connecting(by) if threads::is_current(*by) => return false,
-                Subscribed::Connecting(_) if state.closed || clock::now() >= opened_by => {
+                Subscribed::Connecting if state.closed || clock::now() >= opened_by => {
                     return false;
                 }
-                Subscribed::Connecting(_) => clock::park(&self.changed, &mut state, opened_by),
+                Subscribed::Connecting => clock::park(&self.changed, &mut state, opened_by),
                 Subscribed::No if state.closed || clock::now() < state.retry_at => return false,
                 Subscribed::No | Subscribed::Idle(_) => break,
             }
         }
-        let subscribed =
-            std::mem::replace(&mut state.subscribed, Subscribed::Connecting(threads::current()));
+        let subscribed = std::mem::replace(&mut state.subscribed, Subscribed::Connecting);
         drop(state);
         if let Subscribed::Idle(mut subscription) = subscribed
             && subscription.is_open()

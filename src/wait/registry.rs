@@ -8,7 +8,6 @@
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
-    thread::ThreadId,
 };
 
 use crate::{
@@ -19,7 +18,6 @@ use crate::{
             Condvar, Mutex,
             atomic::{AtomicU64, Ordering},
         },
-        threads,
     },
 };
 
@@ -51,7 +49,6 @@ pub(crate) struct WaitSlot {
     lock: Box<str>,
     id: Box<str>,
     number: u64,
-    thread: Option<ThreadId>,
     /// Last known queue position. Written only while the mutex of the registry is held.
     position: AtomicU64,
     /// Signals that the thread has not taken yet.
@@ -84,7 +81,7 @@ pub(crate) enum Wake {
 
 impl WaitRegistry {
     /// Registers a waiting thread.
-    pub(crate) fn register(&self, lock: &str, id: &str, thread: Option<ThreadId>) -> Arc<WaitSlot> {
+    pub(crate) fn register(&self, lock: &str, id: &str) -> Arc<WaitSlot> {
         let mut waiters = self.waiters.lock();
         waiters.last_number += 1;
         let number = waiters.last_number;
@@ -94,7 +91,6 @@ impl WaitRegistry {
             lock: lock.into(),
             id: id.into(),
             number,
-            thread,
             position,
             signals,
             wakeup,
@@ -139,15 +135,11 @@ impl WaitRegistry {
 
     /// Whether this waiter comes before all other threads of this manager that wait for the same
     /// lock, by queue position or, where positions are unknown, by arrival. The first one polls for
-    /// all. An outer wait on the same thread does not count as earlier: it has called a user's
-    /// logger, which now waits for the same lock in `slot`.
+    /// all.
     pub(crate) fn is_first_in_process(&self, slot: &WaitSlot) -> bool {
         let waiters = self.waiters.lock();
-        let Some(queue) = waiters.by_lock.get(&slot.lock) else { return false };
-        let first = queue
-            .values()
-            .find(|waiter| waiter.number == slot.number || !threads::is_current(waiter.thread));
-        first.is_some_and(|waiter| waiter.number == slot.number)
+        let first = waiters.by_lock.get(&slot.lock).and_then(|queue| queue.values().next());
+        first.is_some_and(|first| first.number == slot.number)
     }
 
     /// Delivers a grant to its waiter. Returns false if the waiter is not registered.

@@ -1,5 +1,6 @@
 //! What users and operators can observe: holders, queues, events and metrics.
 
+mod blocking;
 mod events;
 mod exporters;
 mod handlers;

@@ -310,8 +310,8 @@ fn shutdown_ends_connections_and_threads_of_all_clones() {
     .unwrap();
     let clone = mgr.clone();
     // A thread sets its name once it runs.
-    eventually("the event thread runs", TEST_TIMEOUT, || {
-        distlock_threads().iter().any(|name| name.contains("events"))
+    eventually("the outbox runs", TEST_TIMEOUT, || {
+        distlock_threads().iter().any(|name| name.contains("outbox"))
     });
     let guard = mgr.lock("x").unwrap();
     // A waiter opens the subscription.

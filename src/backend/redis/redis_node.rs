@@ -160,6 +160,15 @@ impl RedisNode {
         connection: &mut Connection,
         deadline: Moment,
     ) -> Result<(), NodeError> {
+        // Until the end, the node counts as being connected to.
+        self.observer.shield(|| self.connect_shielded(connection, deadline))
+    }
+
+    fn connect_shielded(
+        &self,
+        connection: &mut Connection,
+        deadline: Moment,
+    ) -> Result<(), NodeError> {
         let begun = clock::now();
         let connecting = self.health.begin_connect(begun);
         let connected = connection.connect(deadline);

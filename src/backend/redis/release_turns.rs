@@ -5,13 +5,12 @@
 //! Invariant: at most one caller has the connections, and it holds no mutex meanwhile. Every caller
 //! waits until its own deadline at most.
 
-use std::{sync::Arc, thread::ThreadId};
+use std::sync::Arc;
 
 use super::{NodeConnections, RedisNode};
 use crate::sys::{
     clock::{self, Moment},
     sync::{Condvar, Mutex},
-    threads,
 };
 
 #[derive(Debug)]
@@ -24,8 +23,6 @@ pub(crate) struct ReleaseTurns {
 #[derive(Debug, Default)]
 struct State {
     is_taken: bool,
-    /// Thread whose turn it is. Its logger may release another lock meanwhile.
-    holder: Option<ThreadId>,
     waiting: usize,
     /// Connections from an earlier turn. After a shutdown, kept only while other calls wait.
     idle: Option<NodeConnections>,
@@ -59,9 +56,6 @@ impl ReleaseTurns {
     /// Waits for a turn. Returns `None` if there was none by `until`.
     fn wait(&self, until: Moment) -> Option<Turn<'_>> {
         let mut state = self.state.lock();
-        if threads::is_current(state.holder) {
-            return None;
-        }
         state.waiting += 1;
         while state.is_taken && clock::now() < until {
             clock::park(&self.freed, &mut state, until);
@@ -70,7 +64,7 @@ impl ReleaseTurns {
         if state.is_taken {
             return None;
         }
-        (state.is_taken, state.holder) = (true, threads::current());
+        state.is_taken = true;
         Some(Turn { turns: self, connections: state.idle.take() })
     }
 
@@ -87,7 +81,7 @@ impl ReleaseTurns {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let mut state = self.turns.state.lock();
-        (state.is_taken, state.holder) = (false, None);
+        state.is_taken = false;
         // A waiting call takes them, even if its deadline has passed.
         if !state.is_closed || state.waiting > 0 {
             state.idle = self.connections.take();
@@ -109,18 +103,6 @@ mod tests {
 
     fn later() -> Moment {
         clock::now().saturating_add(Duration::from_secs(60))
-    }
-
-    /// A logger that is called during a release may release another lock on the same thread.
-    ///
-    /// Fault: N73
-    #[test]
-    fn thread_does_not_wait_for_itself() {
-        let turns = ReleaseTurns::new(Arc::new([]));
-        let turn = turns.wait(later());
-        assert!(turn.is_some() && turns.wait(Moment::NEVER).is_none());
-        drop(turn);
-        assert!(turns.wait(soon()).is_some());
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! `Count`: the kinds of events that have a counter.
+//! `Count`: the kinds of events that have a counter. `Time`: what is measured.
 
 /// Kinds of events that have a counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Count {
     Attempted,
     Acquired,
@@ -15,9 +15,32 @@ pub(crate) enum Count {
     RenewalsOverdue,
     Reconnected,
     ServersChanged,
-    EventsDropped,
+    ReportsDropped,
 }
 
 impl Count {
-    pub(super) const VARIANTS: usize = Count::EventsDropped as usize + 1;
+    pub(super) const ALL: [Count; 13] = [
+        Count::Attempted,
+        Count::Acquired,
+        Count::Contended,
+        Count::TimedOut,
+        Count::Failed,
+        Count::Released,
+        Count::Lost,
+        Count::Renewals,
+        Count::RenewalsFailed,
+        Count::RenewalsOverdue,
+        Count::Reconnected,
+        Count::ServersChanged,
+        Count::ReportsDropped,
+    ];
+}
+
+/// Durations that are measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Time {
+    Wait,
+    Hold,
+    Renewal,
+    Margin,
 }

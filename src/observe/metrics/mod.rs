@@ -45,7 +45,7 @@ pub struct Metrics {
 
 impl Default for Metrics {
     fn default() -> Metrics {
-        Recorder::new("nowhere".into()).snapshot()
+        Recorder::new("nowhere".into(), false).snapshot()
     }
 }
 
@@ -87,12 +87,12 @@ impl Metrics {
 
     /// Number of acquisitions in progress.
     pub fn waiting(&self) -> u64 {
-        self.attempted().saturating_sub(self.acquired() + self.timed_out() + self.failed())
+        self.counts.waiting()
     }
 
     /// Number of locks held now.
     pub fn held(&self) -> u64 {
-        self.acquired().saturating_sub(self.released() + self.lost())
+        self.counts.held()
     }
 
     /// Number of confirmed renewals.
@@ -122,9 +122,10 @@ impl Metrics {
         self.counts.get(Count::ServersChanged)
     }
 
-    /// Number of events dropped because a handler was too slow.
-    pub fn events_dropped(&self) -> u64 {
-        self.counts.get(Count::EventsDropped)
+    /// Number of log lines, events and exported durations dropped because a logger, an event
+    /// handler or a metrics recorder was too slow.
+    pub fn reports_dropped(&self) -> u64 {
+        self.counts.get(Count::ReportsDropped)
     }
 
     /// Time from asking for a lock until it was acquired.
@@ -231,7 +232,7 @@ impl fmt::Display for Metrics {
             ("renewals failed", self.renewals_failed()),
             ("renewals overdue", self.renewals_overdue()),
             ("reconnected", self.reconnected()),
-            ("events dropped", self.events_dropped()),
+            ("reports dropped", self.reports_dropped()),
         ];
         let counted = counts
             .iter()

@@ -10,7 +10,13 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{LockMetrics, Metrics, count::Count, facade, per_lock::PerLockTable, timing::Timing};
+use super::{
+    LockMetrics, Metrics,
+    count::{Count, Time},
+    facade::{EXPORT_INTERVAL, Exporter, Gauges, Pending},
+    per_lock::PerLockTable,
+    timing::Timing,
+};
 use crate::{core::lock_lost::LockLost, error::LockError};
 
 /// Maximum number of locks with metrics of their own. The table is bounded, because a program may
@@ -22,20 +28,33 @@ const COPY_CHUNK_MAX: usize = 32;
 
 /// Values of the counters, read one by one.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Counts([u64; Count::VARIANTS]);
+pub(super) struct Counts([u64; Count::ALL.len()]);
 
 impl Counts {
     pub(super) fn get(&self, count: Count) -> u64 {
         self.0[count as usize]
+    }
+
+    /// Number of acquisitions in progress.
+    pub(super) fn waiting(&self) -> u64 {
+        let ended = [Count::Acquired, Count::TimedOut, Count::Failed].map(|count| self.get(count));
+        self.get(Count::Attempted).saturating_sub(ended.iter().sum())
+    }
+
+    /// Number of locks held.
+    pub(super) fn held(&self) -> u64 {
+        let ended = self.get(Count::Released) + self.get(Count::Lost);
+        self.get(Count::Acquired).saturating_sub(ended)
     }
 }
 
 #[derive(Debug)]
 pub(crate) struct Recorder {
     server: Arc<str>,
-    counts: [AtomicU64; Count::VARIANTS],
+    counts: [AtomicU64; Count::ALL.len()],
     /// Histograms, and the metrics of each lock.
     tables: Mutex<Tables>,
+    pending: Pending,
 }
 
 #[derive(Debug)]
@@ -48,8 +67,8 @@ struct Tables {
 }
 
 impl Recorder {
-    pub(crate) fn new(server: Arc<str>) -> Recorder {
-        facade::describe();
+    /// `by_lock` makes lock names a label of what is exported.
+    pub(crate) fn new(server: Arc<str>, by_lock: bool) -> Recorder {
         let tables = Tables {
             wait: Timing::default(),
             hold: Timing::default(),
@@ -59,23 +78,52 @@ impl Recorder {
         };
         Recorder {
             server,
-            counts: [const { AtomicU64::new(0) }; Count::VARIANTS],
+            counts: [const { AtomicU64::new(0) }; Count::ALL.len()],
             tables: Mutex::new(tables),
+            pending: Pending::new(by_lock),
+        }
+    }
+
+    /// How often [`exporter`](Self::exporter) is to be called.
+    pub(crate) const EXPORT_INTERVAL: Duration = EXPORT_INTERVAL;
+
+    /// Returns a function that passes on what has changed since its last call. The last call of all
+    /// is to pass true.
+    pub(crate) fn exporter(self: Arc<Recorder>) -> impl FnMut(bool) + Send + use<> {
+        let mut exporter = Exporter::new(self.server.clone());
+        move |is_last| {
+            let counts = self.read_counts();
+            let now = Gauges { held: counts.held(), waiting: counts.waiting() };
+            exporter.export(&self.pending, if is_last { Gauges::default() } else { now });
         }
     }
 
     pub(crate) fn count(&self, count: Count) {
+        self.count_as(count, None, None);
+    }
+
+    pub(crate) fn count_of(&self, count: Count, lock: &str) {
+        self.count_as(count, None, Some(lock));
+    }
+
+    fn count_as(&self, count: Count, error: Option<&'static str>, lock: Option<&str>) {
         self.counts[count as usize].fetch_add(1, Ordering::Relaxed);
-        facade::count(count, &self.server);
+        self.pending.count(count, error, lock);
+    }
+
+    fn time(&self, time: Time, outcome: Option<&'static str>, lock: &str, span: Duration) {
+        if !self.pending.time(time, outcome, lock, span) {
+            self.count(Count::ReportsDropped);
+        }
     }
 
     pub(crate) fn contended(&self, lock: &str) {
-        self.count(Count::Contended);
+        self.count_of(Count::Contended, lock);
         self.tables.lock().per_lock.touch(lock).contended += 1;
     }
 
     pub(crate) fn acquired(&self, lock: &str, waited: Duration) {
-        self.count(Count::Acquired);
+        self.count_of(Count::Acquired, lock);
         {
             let mut tables = self.tables.lock();
             tables.wait.record(waited);
@@ -83,43 +131,59 @@ impl Recorder {
             row.acquired += 1;
             row.wait.record(waited);
         }
-        facade::wait(waited, "acquired", &self.server);
+        self.time(Time::Wait, Some("acquired"), lock, waited);
     }
 
     pub(crate) fn timed_out(&self, lock: &str, waited: Duration) {
-        self.count(Count::TimedOut);
+        self.count_of(Count::TimedOut, lock);
         self.tables.lock().per_lock.touch(lock).timed_out += 1;
-        facade::wait(waited, "timed_out", &self.server);
+        self.time(Time::Wait, Some("timed_out"), lock, waited);
     }
 
-    pub(crate) fn failed(&self, error: &LockError) {
-        self.counts[Count::Failed as usize].fetch_add(1, Ordering::Relaxed);
-        facade::failed(error, &self.server);
+    pub(crate) fn failed(&self, lock: &str, error: &LockError) {
+        let why = match error {
+            LockError::Unavailable { .. } => "unavailable",
+            LockError::PoolExhausted { .. } => "pool_exhausted",
+            LockError::NoQuorum { .. } => "no_quorum",
+            LockError::Refused { .. } => "refused",
+            LockError::WrongType { .. } => "wrong_type",
+            LockError::Shutdown => "shutdown",
+            _ => "other",
+        };
+        self.count_as(Count::Failed, Some(why), Some(lock));
     }
 
     pub(crate) fn renewed(&self, lock: &str, margin: Duration, took: Duration) {
-        self.count(Count::Renewals);
+        self.count_of(Count::Renewals, lock);
         {
             let mut tables = self.tables.lock();
             tables.renewal.record(took);
             tables.margin.record(margin);
             tables.per_lock.entry(lock).record_margin(margin);
         }
-        facade::renewal(took, margin, &self.server);
+        self.time(Time::Renewal, None, lock, took);
+        self.time(Time::Margin, None, lock, margin);
     }
 
     pub(crate) fn released(&self, lock: &str, held: Duration) {
-        self.count(Count::Released);
+        self.count_of(Count::Released, lock);
         {
             let mut tables = self.tables.lock();
             tables.hold.record(held);
             tables.per_lock.entry(lock).hold.record(held);
         }
-        facade::hold(held, "released", &self.server);
+        self.time(Time::Hold, Some("released"), lock, held);
     }
 
     pub(crate) fn lost(&self, lock: &str, held: Duration, why: &LockLost) {
-        self.counts[Count::Lost as usize].fetch_add(1, Ordering::Relaxed);
+        let reason = match why {
+            LockLost::Expired => "expired",
+            LockLost::Taken { .. } => "taken",
+            LockLost::Gone => "gone",
+            LockLost::MaxHold => "max_hold",
+            LockLost::Shutdown => "shutdown",
+        };
+        self.count_as(Count::Lost, Some(reason), Some(lock));
         {
             let mut tables = self.tables.lock();
             tables.hold.record(held);
@@ -127,18 +191,22 @@ impl Recorder {
             row.lost += 1;
             row.hold.record(held);
         }
-        facade::lost(why, &self.server);
-        facade::hold(held, "lost", &self.server);
+        self.time(Time::Hold, Some("lost"), lock, held);
     }
 
-    /// Copies everything in chunks. Other threads keep counting between two chunks.
-    pub(crate) fn snapshot(&self) -> Metrics {
+    fn read_counts(&self) -> Counts {
         // Read in reverse, so that releases are read before acquisitions. Otherwise a snapshot
         // could show more releases than acquisitions.
         let mut counts = Counts::default();
         for (copy, count) in counts.0.iter_mut().zip(&self.counts).rev() {
             *copy = count.load(Ordering::Relaxed);
         }
+        counts
+    }
+
+    /// Copies everything in chunks. Other threads keep counting between two chunks.
+    pub(crate) fn snapshot(&self) -> Metrics {
+        let counts = self.read_counts();
         let tables = self.tables.lock();
         let (wait, hold) = (tables.wait.clone(), tables.hold.clone());
         let (renewal, margin) = (tables.renewal.clone(), tables.margin.clone());
@@ -174,7 +242,7 @@ mod tests {
 
     #[test]
     fn locks_beyond_the_maximum_count_as_others() {
-        let recorder = Recorder::new("here".into());
+        let recorder = Recorder::new("here".into(), false);
         let names = TRACKED_LOCKS_MAX as u64 + 500;
         for n in 0..names {
             recorder.acquired(&format!("n{n}"), Duration::from_micros(n));
@@ -187,7 +255,7 @@ mod tests {
 
     #[test]
     fn snapshot_is_consistent_while_threads_count() {
-        let recorder = Recorder::new("here".into());
+        let recorder = Recorder::new("here".into(), false);
         std::thread::scope(|threads| {
             for thread in 0..3 {
                 let recorder = &recorder;

@@ -10,7 +10,7 @@ fn soon() -> Moment {
 #[test]
 fn grant_delivered_wakes_only_its_waiter() {
     let registry = Arc::new(WaitRegistry::default());
-    let (a, b) = (registry.register("x", "a", None), registry.register("x", "b", None));
+    let (a, b) = (registry.register("x", "a"), registry.register("x", "b"));
     let waiting = thread::spawn(move || {
         a.park(soon());
         a.take_wake()
@@ -23,7 +23,7 @@ fn grant_delivered_wakes_only_its_waiter() {
 #[test]
 fn grant_for_unregistered_id_is_ignored() {
     let registry = WaitRegistry::default();
-    let a = registry.register("x", "a", None);
+    let a = registry.register("x", "a");
     registry.unregister(&a);
     assert!(!registry.deliver("a", GRANT));
     assert!(registry.waiters.lock().slots.is_empty());
@@ -33,7 +33,7 @@ fn grant_for_unregistered_id_is_ignored() {
 #[test]
 fn grant_with_other_signals_is_taken_first() {
     let registry = WaitRegistry::default();
-    let (a, b) = (registry.register("x", "a", None), registry.register("x", "b", None));
+    let (a, b) = (registry.register("x", "a"), registry.register("x", "b"));
     registry.wake_others(&b);
     registry.close();
     registry.deliver("a", GRANT);
@@ -44,11 +44,8 @@ fn grant_with_other_signals_is_taken_first() {
 #[test]
 fn without_positions_longest_waiter_is_first_in_process() {
     let registry = WaitRegistry::default();
-    let (a, b, other) = (
-        registry.register("x", "a", None),
-        registry.register("x", "b", None),
-        registry.register("y", "c", None),
-    );
+    let (a, b, other) =
+        (registry.register("x", "a"), registry.register("x", "b"), registry.register("y", "c"));
     assert_eq!(
         [&a, &b, &other].map(|slot| registry.is_first_in_process(slot)),
         [true, false, true]
@@ -61,11 +58,8 @@ fn without_positions_longest_waiter_is_first_in_process() {
 #[test]
 fn known_position_ranks_before_arrival_order() {
     let registry = WaitRegistry::default();
-    let (a, b, c) = (
-        registry.register("x", "a", None),
-        registry.register("x", "b", None),
-        registry.register("x", "c", None),
-    );
+    let (a, b, c) =
+        (registry.register("x", "a"), registry.register("x", "b"), registry.register("x", "c"));
     let first = || [&a, &b, &c].map(|slot| registry.is_first_in_process(slot));
     registry.set_position(&c, 7);
     assert_eq!(first(), [false, false, true]);
@@ -82,31 +76,11 @@ fn known_position_ranks_before_arrival_order() {
     assert!(registry.waiters.lock().by_lock.is_empty());
 }
 
-/// The nested waiter runs in a logger that the outer one has called.
-///
-/// Fault: N99
-#[test]
-fn nested_waiter_on_same_thread_is_also_first() {
-    let registry = WaitRegistry::default();
-    let (me, other) = (threads::current(), thread::spawn(threads::current).join().unwrap());
-    let (outer, nested) = (registry.register("x", "a", me), registry.register("x", "b", me));
-    assert!([&outer, &nested].iter().all(|slot| registry.is_first_in_process(slot)));
-    let other_thread = registry.register("x", "c", other);
-    registry.set_position(&other_thread, 0);
-    assert!([&outer, &nested].iter().all(|slot| !registry.is_first_in_process(slot)));
-    registry.set_position(&outer, 1);
-    registry.unregister(&other_thread);
-    assert!(registry.is_first_in_process(&nested), "must also hold if positions are known");
-}
-
 #[test]
 fn wake_same_lock_wakes_no_waiter_of_another_lock() {
     let registry = WaitRegistry::default();
-    let (a, b, other) = (
-        registry.register("x", "a", None),
-        registry.register("x", "b", None),
-        registry.register("y", "c", None),
-    );
+    let (a, b, other) =
+        (registry.register("x", "a"), registry.register("x", "b"), registry.register("y", "c"));
     registry.wake_same_lock(&a);
     assert_eq!([&a, &b, &other].map(|slot| slot.take_wake()), [None, Some(Wake::Recheck), None]);
     assert_eq!(b.take_wake(), None, "signal was not consumed");
@@ -115,12 +89,12 @@ fn wake_same_lock_wakes_no_waiter_of_another_lock() {
 /// A whole process joins the queue again at once if the server has lost the queue. Otherwise each
 /// missed grant would wake all threads that wait for the lock, and these would miss theirs.
 ///
-/// Fault: N131
+/// Fault: N141
 #[test]
 fn waiters_ask_again_only_if_the_whole_queue_is_lost() {
     let registry = WaitRegistry::default();
-    let [a, b, c] = ["a", "b", "c"].map(|id| registry.register("x", id, None));
-    let new = registry.register("x", "d", None);
+    let [a, b, c] = ["a", "b", "c"].map(|id| registry.register("x", id));
+    let new = registry.register("x", "d");
     for (position, slot) in [&a, &b, &c].into_iter().enumerate() {
         registry.set_position(slot, position as u64);
     }
@@ -136,8 +110,8 @@ fn waiters_ask_again_only_if_the_whole_queue_is_lost() {
 #[test]
 fn wake_next_after_unregister_wakes_first_waiter() {
     let registry = WaitRegistry::default();
-    let [a, b, c] = ["a", "b", "c"].map(|id| registry.register("x", id, None));
-    let other = registry.register("y", "d", None);
+    let [a, b, c] = ["a", "b", "c"].map(|id| registry.register("x", id));
+    let other = registry.register("y", "d");
     registry.set_position(&c, 4);
     registry.unregister(&a);
     registry.wake_next(&a);
@@ -150,7 +124,7 @@ fn wake_next_after_unregister_wakes_first_waiter() {
 #[test]
 fn promote_follower_chooses_only_a_parked_thread() {
     let registry = WaitRegistry::default();
-    let (a, b) = (registry.register("x", "a", None), registry.register("x", "b", None));
+    let (a, b) = (registry.register("x", "a"), registry.register("x", "b"));
     registry.promote_follower();
     b.prepare_to_park();
     registry.promote_follower();
@@ -168,7 +142,7 @@ fn promote_follower_chooses_only_a_parked_thread() {
 fn close_wakes_all_parked_waiters() {
     let registry = WaitRegistry::default();
     let sleepers = ["a", "b"].map(|id| {
-        let slot = registry.register("x", id, None);
+        let slot = registry.register("x", id);
         thread::spawn(move || {
             let until = soon();
             slot.park(until);
@@ -185,5 +159,5 @@ fn close_wakes_all_parked_waiters() {
 fn register_after_close_reports_closed() {
     let registry = WaitRegistry::default();
     registry.close();
-    assert_eq!(registry.register("x", "a", None).take_wake(), Some(Wake::Closed));
+    assert_eq!(registry.register("x", "a").take_wake(), Some(Wake::Closed));
 }

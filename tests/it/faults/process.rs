@@ -72,7 +72,7 @@ fn manager_is_refused_without_threads_and_possible_later() {
     }
     let server = RedisServer::start();
     let mut purposes = Vec::new();
-    // A manager with handlers starts four threads. Each of them may be the first that cannot be
+    // A manager starts four threads. Each of them may be the first that cannot be
     // started.
     let mgr = (1..).find_map(|halves| {
         eventually("earlier threads have ended", TEST_TIMEOUT, || distlock_threads().is_empty());
@@ -91,7 +91,7 @@ fn manager_is_refused_without_threads_and_possible_later() {
         }
     });
     purposes.dedup();
-    let all = ["event handlers", "connection pool", "lock renewer"];
+    let all = ["loggers and event handlers", "connection pool", "lock renewer"];
     let index = |purpose: &&str| all.iter().position(|known| known == purpose).expect(purpose);
     assert!(purposes.first() == all.first() && purposes.is_sorted_by_key(index), "{purposes:?}");
     let mgr = mgr.unwrap();

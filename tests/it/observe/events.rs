@@ -72,9 +72,9 @@ fn contended_and_timed_out_events_name_the_holder() {
         assert!(line.ends_with(&format!(" by {holder}")), "{line}");
     }
     assert!(
-        events.threads("contended").iter().all(|name| name.as_deref() == Some("distlock-events"))
+        events.threads("contended").iter().all(|name| name.as_deref() == Some("distlock-outbox"))
     );
-    assert!(!events.threads("timed out").contains(&Some("distlock-events".into())));
+    assert!(!events.threads("timed out").contains(&Some("distlock-outbox".into())));
     drop(next);
 }
 
@@ -87,7 +87,7 @@ fn renewed_event_reports_the_margin() {
     // Renewed after a third of the ttl, so at most two thirds were left.
     assert!((0..=10_050).contains(&milliseconds(&line)), "{line}");
     assert!(
-        events.threads("renewed").iter().all(|name| name.as_deref() == Some("distlock-events"))
+        events.threads("renewed").iter().all(|name| name.as_deref() == Some("distlock-outbox"))
     );
     assert_eq!(
         (events.count("renewal failed"), events.count("renewal overdue"), events.count("lost")),

@@ -151,7 +151,7 @@ fn events_beyond_the_queue_limit_are_dropped_and_counted() {
     let metrics = mgr.metrics();
     assert_eq!((metrics.contended(), metrics.timed_out()), (1_100, 1_100));
     // The handler has one, and 1,024 are in the queue.
-    assert_eq!(metrics.events_dropped(), 1_100 - 1_024 - 1);
+    assert_eq!(metrics.reports_dropped(), 1_100 - 1_024 - 1);
     handler.release();
     guard.release().unwrap().unwrap_released();
 }
@@ -180,8 +180,8 @@ fn lock_is_renewed_while_acquired_handler_blocks() {
 }
 
 #[test]
-fn event_thread_lives_as_long_as_a_manager_with_handler() {
-    let name = "observe::handlers::event_thread_lives_as_long_as_a_manager_with_handler";
+fn outbox_thread_lives_as_long_as_its_manager() {
+    let name = "observe::handlers::outbox_thread_lives_as_long_as_its_manager";
     if !in_own_process(name, &[]) {
         return;
     }
@@ -190,20 +190,17 @@ fn event_thread_lives_as_long_as_a_manager_with_handler() {
         let name = |task: std::fs::DirEntry| {
             std::fs::read_to_string(task.path().join("comm")).unwrap_or_default()
         };
-        tasks.map(name).filter(|name| name.trim() == "distlock-events").count()
+        tasks.map(name).filter(|name| name.trim() == "distlock-outbox").count()
     };
     let server = RedisServer::start();
-    let without_handler = manager(&server);
-    drop(without_handler.lock("x").unwrap());
-    assert_eq!(threads(), 0);
     let (events, mgr) = recorded(config_long_timeouts(server.url()));
     // The thread sets its name once it runs.
-    eventually("the event thread runs", TEST_TIMEOUT, || threads() == 1);
+    eventually("the thread runs", TEST_TIMEOUT, || threads() == 1);
     let guard = mgr.lock("x").unwrap();
     drop(mgr);
     assert_eq!(threads(), 1, "a guard keeps its manager alive");
     drop(guard);
-    eventually("the event thread ends", TEST_TIMEOUT, || threads() == 0);
+    eventually("the thread ends", TEST_TIMEOUT, || threads() == 0);
     eventually("the handler is dropped", TEST_TIMEOUT, || Arc::strong_count(&events) == 1);
     assert_eq!(get(&server, "lock:x"), None);
 }

@@ -24,7 +24,7 @@ use crate::{
 
 type Action = Box<dyn FnOnce() + Send>;
 
-/// Run by the thread that renews when it logs next.
+/// Run when the outbox calls the logger next.
 static NEXT: Mutex<Option<Action>> = Mutex::new(None);
 /// Number of panics.
 static PANICS: AtomicUsize = AtomicUsize::new(0);
@@ -37,7 +37,7 @@ impl log::Log for ActingLogger {
     }
 
     fn log(&self, _: &log::Record<'_>) {
-        if thread::current().name() == Some("distlock-renew-io") {
+        if thread::current().name() == Some("distlock-outbox") {
             let action = NEXT.lock().take();
             action.into_iter().for_each(|action| action());
         }
@@ -57,10 +57,10 @@ fn install_logger() {
     log::set_max_level(log::LevelFilter::Warn);
 }
 
-/// Runs the action on the thread that renews, while it logs that a renewal has failed. Returns when
+/// Runs the action in the logger, when a renewal has failed. Returns when
 /// the action has ended.
 #[track_caller]
-fn on_renewer_thread(proxy: &FaultProxy, action: impl FnOnce() + Send + 'static) {
+fn on_outbox_thread(proxy: &FaultProxy, action: impl FnOnce() + Send + 'static) {
     let (sender, ended) = mpsc::channel();
     *NEXT.lock() = Some(Box::new(move || {
         action();
@@ -92,13 +92,13 @@ fn logger_may_drop_the_last_manager_or_guard() {
     install_logger();
     let (server, proxy, mgr) = server_behind_proxy(config_long_timeouts);
     mgr.acquire_lock("x", 3 * SECOND, SECOND).unwrap().unwrap();
-    on_renewer_thread(&proxy, move || drop(mgr));
+    on_outbox_thread(&proxy, move || drop(mgr));
     expect_clean_end(&server);
 
     let (server, proxy, mgr) = server_behind_proxy(config_long_timeouts);
     let guard = mgr.lock_with("x", &with_ttl(3 * SECOND)).unwrap();
     drop(mgr);
-    on_renewer_thread(&proxy, move || drop(guard));
+    on_outbox_thread(&proxy, move || drop(guard));
     expect_clean_end(&server);
 }
 
@@ -111,7 +111,7 @@ impl HandleEvent for LossCounter {
     }
 }
 
-/// Another thread may be in `shutdown` at the same time, where it waits for the renewer's threads.
+/// Another thread may be in `shutdown` at the same time.
 ///
 /// Fault: N73
 #[test]
@@ -136,7 +136,7 @@ fn logger_may_shut_the_manager_down() {
             }
             completes_within(CALL_LIMIT, "shutdown", || own.shutdown());
         };
-        on_renewer_thread(&proxy, shut_down);
+        on_outbox_thread(&proxy, shut_down);
         assert_eq!(guard.lost().recv_timeout(TEST_TIMEOUT), Ok(LockLost::Shutdown));
         expect_clean_end(&server);
         assert_eq!(losses.0.load(Ordering::Relaxed), 1, "the loss is reported once");
@@ -144,7 +144,7 @@ fn logger_may_shut_the_manager_down() {
     }
 }
 
-/// The pool has no connection left, so the release uses a reserved one on the thread that renews.
+/// The pool has no connection left, so the release uses a reserved one.
 ///
 /// Fault: N73
 #[test]
@@ -159,7 +159,7 @@ fn logger_may_release_a_lock_without_a_deadlock() {
     let (server, proxy, mgr) = server_behind_proxy(|url| config_long_timeouts(url).pool_size(1));
     let guard = mgr.lock_with("x", &with_ttl(3 * SECOND)).unwrap();
     let borrowed = mgr.connection().unwrap();
-    on_renewer_thread(&proxy, move || completes_within(CALL_LIMIT, "drop", || drop(guard)));
+    on_outbox_thread(&proxy, move || completes_within(CALL_LIMIT, "drop", || drop(guard)));
     eventually("the lock is released", TEST_TIMEOUT, || get(&server, "lock:x").is_none());
     drop(borrowed);
 }

@@ -167,7 +167,7 @@ fn ten_thousand_locks_with_random_faults_leave_nothing() {
     let connections = POOL as usize + 4;
     server.await_clients(0..=connections);
     eventually("files are few", TEST_TIMEOUT, || own_files() <= before + connections);
-    eventually("threads are few", TEST_TIMEOUT, || distlock_threads().len() == 3);
+    eventually("threads are few", TEST_TIMEOUT, || distlock_threads().len() == 4);
     for name in ["x", "n0", "n1", "n2", "n3"] {
         await_gone(&server, &format!("lock:{name}"));
         eventually("the queue is empty", TEST_TIMEOUT, || {

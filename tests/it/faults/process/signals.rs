@@ -54,7 +54,7 @@ fn threads_of_the_library_block_signals() {
         drop(mgr.try_lock("x"));
         seen.append(&mut blocked());
         // The kernel keeps 15 characters of a name.
-        ["events", "renewe", "pool", "connec"]
+        ["outbox", "renewe", "pool", "connec"]
             .iter()
             .all(|kind| seen.contains_key(&format!("distlock-{kind}")))
     });
