@@ -26,7 +26,7 @@ use crate::{
         },
         metrics::{Count, Metrics, Recorder},
     },
-    sys::{clock::Moment, outbox::Outbox, user_code},
+    sys::{clock::Moment, display::Quoted, outbox::Outbox, user_code},
 };
 
 /// The observer of one manager.
@@ -196,6 +196,7 @@ impl Observer {
         });
     }
 
+    /// Reports a loss, by the thread that notices it. Called once for each.
     pub(crate) fn lost(
         &self,
         lock: &str,
@@ -205,6 +206,13 @@ impl Observer {
         held: Duration,
     ) {
         self.metrics.lost(lock, held, why);
+        let server = self.metrics.server();
+        if *why == LockLost::Shutdown {
+            // The program has asked for it.
+            log_safely!(info, "lock {} at {server} is lost: {why}", Quoted(lock));
+        } else {
+            log_safely!(warn, "lock {} at {server} is lost: {why}", Quoted(lock));
+        }
         self.dispatch_queued(|| {
             let (lock, id, why) = (Box::<str>::from(lock), id.clone(), why.clone());
             move |handler| {

@@ -10,7 +10,6 @@ use crate::{
         lock_lost::LockLost,
     },
     observe::Observer,
-    sys::display::Quoted,
 };
 
 #[derive(Clone)]
@@ -23,14 +22,7 @@ pub(super) struct Context {
 
 impl Context {
     pub(super) fn end_as_lost(&self, lease: &Lease, why: LockLost) {
-        if lease.end(LeaseEnd::Lost(why.clone())) {
-            log_safely!(
-                warn,
-                "lock {} at {} is lost: {why}",
-                Quoted(lease.claim.key.name()),
-                self.backend.label()
-            );
-        }
+        lease.end(LeaseEnd::Lost(why));
         report_loss(&self.observer, lease);
     }
 }

@@ -84,6 +84,10 @@ impl Recorder {
         }
     }
 
+    pub(crate) fn server(&self) -> &Arc<str> {
+        &self.server
+    }
+
     /// How often [`exporter`](Self::exporter) is to be called.
     pub(crate) const EXPORT_INTERVAL: Duration = EXPORT_INTERVAL;
 
