@@ -21,7 +21,11 @@ use crate::{
     lock_info::Released,
     observe::HoldSpan,
     renew::Registration,
-    sys::{clock, display::Quoted, fork},
+    sys::{
+        clock,
+        display::{HumanDuration, Quoted},
+        fork,
+    },
 };
 
 /// A held lock, released when this guard is dropped.
@@ -198,6 +202,17 @@ impl Drop for LockGuard {
                 "will retry releasing lock {} in the background: {error}",
                 Quoted(self.name())
             );
+        }
+        match self.lease.reported_loss(clock::now()) {
+            // The program has ended its locks itself.
+            None | Some((LockLost::Shutdown, _)) => {}
+            Some((why, ago)) => log_safely!(
+                warn,
+                "the guard of lock {} was dropped {} after the lock was lost: {why}; work done \
+                 since then was not protected",
+                Quoted(self.name()),
+                HumanDuration(ago)
+            ),
         }
     }
 }

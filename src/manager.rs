@@ -1,5 +1,7 @@
 //! `RedisMgr`: the lock manager, as an ordinary value and as a process-wide singleton.
 
+mod with_lock;
+
 use std::{
     fmt,
     panic::{RefUnwindSafe, UnwindSafe},
@@ -159,6 +161,9 @@ impl RedisMgr {
     ///   [`PoolExhausted`](LockError::PoolExhausted) if the holder could not be determined.
     /// - [`Refused`](LockError::Refused) if the server replied with an error, or
     ///   [`WrongType`](LockError::WrongType) if the key holds something that is not a lock.
+    /// - [`Lost`](LockError::Lost) if the lease ended before this call could return, because the
+    ///   thread was paused or an event handler was slow. A pause right after the call cannot be
+    ///   noticed by it; only the [fencing token](LockGuard::fencing_token) protects against that.
     /// - [`InvalidName`](LockError::InvalidName) or [`InvalidOptions`](LockError::InvalidOptions)
     ///   if the arguments are invalid.
     /// - [`Shutdown`](LockError::Shutdown) after a shutdown, and [`Forked`](LockError::Forked) in a

@@ -16,7 +16,7 @@ use crate::{
         clock::Moment,
         sync::{
             Mutex,
-            atomic::{AtomicBool, AtomicU64, Ordering},
+            atomic::{AtomicU64, Ordering},
         },
     },
 };
@@ -33,8 +33,8 @@ pub(crate) struct Lease {
     pub(crate) token: FencingToken,
     pub(crate) in_flight: InFlight,
     held_since: Moment,
-    /// The end has been reported to the event handlers.
-    end_reported: AtomicBool,
+    /// Time at which the lease was lost. Zero until the loss has been reported.
+    lost_at: AtomicU64,
     /// Queue entry that the release must remove, because it may still be in the queue, or a late
     /// request may add it; empty if there is none.
     pub(crate) queue_entry: String,
@@ -45,8 +45,9 @@ pub(crate) struct Lease {
     /// Deadline in nanoseconds. Written only while `end` is locked, so that it never moves after a
     /// thread has ended the lease because of it.
     deadline: AtomicU64,
-    /// How the lease ended. The mutex guards the transition from held to ended.
-    end: Mutex<Option<LeaseEnd>>,
+    /// How the lease ended, and its deadline until then. The mutex guards the transition from held
+    /// to ended.
+    end: Mutex<Option<(LeaseEnd, Moment)>>,
     /// Created by the first call of [`lost`](Self::lost), because a channel is larger than the
     /// other fields together.
     loss_channel: OnceLock<LossChannel>,
@@ -70,7 +71,7 @@ impl Lease {
             token: grant.token,
             in_flight: grant.in_flight,
             held_since,
-            end_reported: AtomicBool::new(false),
+            lost_at: AtomicU64::new(0),
             deadline: AtomicU64::new(grant.deadline().as_nanos()),
             queue_entry: grant.queue_entry,
             may_hold: AtomicNodeSet::new(grant.may_hold),
@@ -120,12 +121,25 @@ impl Lease {
 
     /// Returns how the lease ended, or `None` if it has not.
     pub(crate) fn ended(&self) -> Option<LeaseEnd> {
-        self.end.lock().clone()
+        self.end.lock().as_ref().map(|(how, _)| how.clone())
     }
 
     /// Returns true for the first caller only, which must then report how the lease ended.
-    pub(crate) fn take_reporting_duty(&self) -> bool {
-        !self.end_reported.swap(true, Ordering::AcqRel)
+    pub(crate) fn take_reporting_duty(&self, now: Moment) -> bool {
+        let deadline = self.end.lock().as_ref().map_or(now, |(_, deadline)| *deadline);
+        let lost_at = now.min(deadline).as_nanos().max(1);
+        self.lost_at.compare_exchange(0, lost_at, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Returns why the lease was lost, and how long ago, once the loss has been reported.
+    pub(crate) fn reported_loss(&self, now: Moment) -> Option<(LockLost, Duration)> {
+        let lost_at = self.lost_at.load(Ordering::Acquire);
+        match self.ended() {
+            Some(LeaseEnd::Lost(why)) if lost_at > 0 => {
+                Some((why, now.duration_since(Moment::from_nanos(lost_at))))
+            }
+            _ => None,
+        }
     }
 
     /// Sets the deadline to the time until which a quorum keeps the lock. Returns false and changes
@@ -154,11 +168,12 @@ impl Lease {
 
     fn end_if(&self, how: LeaseEnd, due: impl FnOnce(Moment) -> bool) -> bool {
         let mut end = self.end.lock();
-        if end.is_some() || !due(self.deadline()) {
+        let deadline = self.deadline();
+        if end.is_some() || !due(deadline) {
             return false;
         }
         self.deadline.store(ENDED, Ordering::Release);
-        *end = Some(how);
+        *end = Some((how, deadline));
         drop(end);
         self.notify();
         true
@@ -290,11 +305,18 @@ mod tests {
     }
 
     #[test]
-    fn reporting_duty_is_taken_once() {
-        let lease = lease(100);
-        assert!(lease.take_reporting_duty());
-        assert!(!lease.take_reporting_duty());
-        assert!(!lease.take_reporting_duty());
+    fn reporting_duty_is_taken_once_with_the_time_of_the_loss() {
+        let lost_at = |deadline, why, noticed| {
+            let lease = lease(deadline);
+            assert!(lease.end(LeaseEnd::Lost(why)));
+            assert_eq!(lease.reported_loss(at(noticed)), None);
+            assert!(lease.take_reporting_duty(at(noticed)));
+            assert!(!lease.take_reporting_duty(at(noticed + 50)));
+            let (_, ago) = lease.reported_loss(at(1_000)).unwrap();
+            1_000 - ago.as_nanos()
+        };
+        assert_eq!(lost_at(100, LockLost::Gone, 40), 40);
+        assert_eq!(lost_at(100, LockLost::Expired, 400), 100, "noticed late");
     }
 
     #[test]

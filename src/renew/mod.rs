@@ -165,10 +165,11 @@ impl LockRenewer {
 /// Reports the loss of a lease. Does nothing if the lease is not lost, or if its loss has already
 /// been reported.
 pub(crate) fn report_loss(observer: &Observer, lease: &Lease) {
+    let now = clock::now();
     if let Some(LeaseEnd::Lost(why)) = lease.ended()
-        && lease.take_reporting_duty()
+        && lease.take_reporting_duty(now)
     {
-        let (claim, held) = (&lease.claim, lease.held_for(clock::now()));
+        let (claim, held) = (&lease.claim, lease.held_for(now));
         observer.lost(claim.key.name(), &claim.id, lease.token, &why, held);
     }
 }
