@@ -51,6 +51,11 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Whether what this residue leaves on the servers may keep the lock from other clients.
+    fn excludes_others(&self, residue: &Residue) -> bool {
+        !residue.is_empty()
+    }
+
     /// Releases the lock of a lease that has ended, even if all pooled connections are in use.
     /// `was_held` says whether the lease was valid until now.
     fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport;

@@ -3,7 +3,7 @@
 //! Invariant: an entry that is taken from the queue is cleaned up, has expired, is put back, or is
 //! dropped after a panic. After a shutdown, what is left expires.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use super::{Shared, Step, queue::Cleanup};
 use crate::{
@@ -16,17 +16,20 @@ use crate::{
 
 /// Maximum number of entries that are cleaned up together.
 const BATCH_MAX: usize = 32;
+/// Maximum number of locks named in one message.
+const NAMES_MAX: usize = 10;
 /// Time without work after which the thread ends.
 const IDLE_MAX: Duration = Duration::from_secs(1);
 
 pub(super) struct Worker {
+    backend: Arc<dyn Backend>,
     shared: Arc<Shared>,
     cleaner: Box<dyn ResidueCleaner + Send>,
 }
 
 impl Worker {
     pub(super) fn new(backend: Arc<dyn Backend>, shared: Arc<Shared>) -> Worker {
-        Worker { cleaner: backend.residue_cleaner(), shared }
+        Worker { cleaner: backend.clone().residue_cleaner(), backend, shared }
     }
 
     pub(super) fn run(mut self) {
@@ -72,15 +75,21 @@ impl Worker {
             error = self.try_each(&mut remaining, CleanupLimits::HalfUntil(deadline)).or(error);
             remaining.retain(|cleanup| !cleanup.residue.is_empty());
         }
+        // What a minority of the nodes keeps is in nobody's way.
+        remaining.retain(|cleanup| self.backend.excludes_others(&cleanup.residue));
         if !remaining.is_empty() {
             let why = error.map_or_else(
                 || "some replies did not come in time".into(),
                 |error| error.to_string(),
             );
-            let count = remaining.len();
+            let mut names: Vec<_> =
+                remaining.iter().map(|cleanup| cleanup.claim.key.name()).collect();
+            names.sort_unstable();
             log_safely!(
                 warn,
-                "could not release {count} locks at shutdown: {why}; they are left to expire"
+                "could not release {} locks at shutdown ({}): {why}; they are left to expire",
+                remaining.len(),
+                NameList(names)
             );
         }
     }
@@ -92,5 +101,20 @@ impl Worker {
     ) -> Option<BackendError> {
         let residues = cleanups.iter_mut().map(|cleanup| (&cleanup.claim, &mut cleanup.residue));
         self.cleaner.clean_up(&mut residues.collect::<Vec<_>>(), limits)
+    }
+}
+
+/// The first names of a list.
+struct NameList<'a>(Vec<&'a str>);
+
+impl fmt::Display for NameList<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown: Vec<_> =
+            self.0.iter().take(NAMES_MAX).map(|name| Quoted(name).to_string()).collect();
+        f.write_str(&shown.join(", "))?;
+        match self.0.len() - shown.len() {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
     }
 }

@@ -231,6 +231,10 @@ impl Backend for Redlock {
         self.operation_timeout
     }
 
+    fn excludes_others(&self, residue: &Residue) -> bool {
+        self.nodes.len() - residue.nodes.len() < self.quorum_size()
+    }
+
     /// One of several nodes may have been skipped until a pending release to it had expired.
     fn longest_silence(&self) -> Duration {
         self.operation_timeout.saturating_mul(2).saturating_add(EXPIRY_SLACK)
