@@ -130,7 +130,9 @@ pub enum LockError {
         reason: String,
     },
     /// The lock was held, and is lost. Returned by
-    /// [`LockGuard::ensure_held`](crate::LockGuard::ensure_held).
+    /// [`LockGuard::ensure_held`](crate::LockGuard::ensure_held), by
+    /// [`RedisMgr::with_lock`](crate::RedisMgr::with_lock), and by an acquisition that took longer
+    /// than the lease.
     #[non_exhaustive]
     Lost {
         /// The lock.

@@ -32,7 +32,8 @@ use crate::{
         holder::Holder,
         id::{generate_lock_id, random_uuid},
         key::{LockKey, MAX_NAME_BYTES},
-        lease::Lease,
+        lease::{Lease, LeaseEnd},
+        lock_lost::LockLost,
     },
     error::{Action, LockError, Result},
     lock_info::LockInfo,
@@ -273,7 +274,10 @@ impl ManagerInner {
                     waited,
                     contended,
                 });
-                Ok(HeldLock { lease, registration, span })
+                let held = HeldLock { lease, registration, span };
+                // The last act: a pause since the grant, or a slow event handler, may have
+                // outlasted the lease.
+                self.ensure_held(held, left())
             }
             None => {
                 // The manager was shut down meanwhile. Try to release the lock. If that fails, the
@@ -283,6 +287,24 @@ impl ManagerInner {
                 Err(LockError::Shutdown)
             }
         }
+    }
+
+    fn ensure_held(&self, held: HeldLock, timeout: Duration) -> Result<HeldLock> {
+        if held.lease.is_held(clock::now()) {
+            return Ok(held);
+        }
+        let name = held.lease.claim.key.name().to_owned();
+        let why = match held.lease.ended() {
+            Some(LeaseEnd::Lost(why)) => why,
+            Some(LeaseEnd::Released) | None => LockLost::Expired,
+        };
+        // An error of the release changes nothing: the lease has ended.
+        let _ = self.release_on_drop(held, timeout);
+        Err(if why == LockLost::Shutdown {
+            LockError::Shutdown
+        } else {
+            LockError::Lost { name, why }
+        })
     }
 
     pub(crate) fn key(&self, name: &str) -> Result<LockKey> {

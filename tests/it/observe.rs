@@ -7,3 +7,4 @@ mod handlers;
 mod inspect;
 mod metrics;
 mod recorder;
+mod reports;
