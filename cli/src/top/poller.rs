@@ -12,7 +12,7 @@ use distlock::{LockError, LockInfo, RedisMgr, Released, Vote};
 use crate::{
     clock,
     exit::Failure,
-    format::escape,
+    format::{escape, with_option_names},
     top::{
         detail::LockDetail,
         history::{History, Sample, TableData},
@@ -158,7 +158,10 @@ impl PollThread {
                 PollResult::Table(data)
             }
             Err(error) if error.is_invalid() => PollResult::Invalid(error.into()),
-            Err(error) => PollResult::Failed { why: escape(&error.to_string()), at: clock::now() },
+            Err(error) => PollResult::Failed {
+                why: escape(&with_option_names(&error.to_string())),
+                at: clock::now(),
+            },
         }
     }
 
@@ -218,7 +221,7 @@ fn silent_nodes(locks: &[LockInfo]) -> Vec<String> {
 }
 
 fn run_query(mgr: &RedisMgr, query: Query) -> QueryResult {
-    let to_text = |error: LockError| escape(&error.to_string());
+    let to_text = |error: LockError| escape(&with_option_names(&error.to_string()));
     match query {
         Query::Inspect { name } => {
             let result =

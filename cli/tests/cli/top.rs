@@ -291,6 +291,15 @@ fn top_waits_for_server_missing_at_start() {
 }
 
 #[test]
+fn top_names_options_of_the_command() {
+    let server = RedisServer::builder().password("hunter2").start();
+    let bare = format!("redis://{}", server.addr());
+    let top = Pty::start(160, 24, &["top", "--url", &bare, "--interval", "100ms"]);
+    let screen = top.wait_shown("NO REPLY for");
+    assert!(screen.contains("into a file for --password-file"), "{screen}");
+}
+
+#[test]
 fn keys_work_while_server_hangs() {
     let server = RedisServer::start();
     set_locks(&server, &["orders:1", "mail"]);

@@ -1,0 +1,136 @@
+//! Missing permissions and unfit settings, and the commands that `doctor` prints for them.
+
+use std::process::Command;
+
+use super::{acl_user, all_but, examine, report, report_at};
+use crate::{
+    command::{distlock_at_url, run_to_end},
+    helpers::FENCE,
+    permissions::{INSPECT_PERMISSIONS, LOCK_PERMISSIONS},
+    support::{RedisServer, TEST_TIMEOUT, eventually},
+};
+
+#[test]
+fn missing_permission_is_named_with_grant_command() {
+    let server = RedisServer::start();
+    let report = report_at(&acl_user(&server, &all_but("")));
+    report.says("rights", "ok", "all").problems(&[]);
+    for missing in LOCK_PERMISSIONS {
+        let report = report_at(&acl_user(&server, &all_but(missing)));
+        report.says("rights", "problem", missing).advises("rights", missing);
+        let says = report.finding("rights")["message"].as_str().unwrap();
+        let says = says.split("; cannot be tested").next().unwrap();
+        for right in
+            LOCK_PERMISSIONS.iter().chain(&INSPECT_PERMISSIONS).filter(|right| **right != missing)
+        {
+            assert!(
+                !says.split([' ', ',']).any(|word| word == *right),
+                "{missing}: also {right}: {says}"
+            );
+        }
+        assert_eq!(report.ended.code, Some(1));
+    }
+    for missing in INSPECT_PERMISSIONS {
+        let report = report_at(&acl_user(&server, &all_but(missing)));
+        report.says("rights", "warning", missing).advises("rights", missing).problems(&[]);
+    }
+    eventually("only the fence is left", TEST_TIMEOUT, || server.keys() == [FENCE]);
+}
+
+#[test]
+fn several_missing_permissions_are_named_at_once() {
+    let server = RedisServer::start();
+    let rights: Vec<&str> = all_but("")
+        .into_iter()
+        .filter(|right| !["+lpos", "+pttl", "+set"].contains(right))
+        .collect();
+    let report = report_at(&acl_user(&server, &rights));
+    report
+        .says("rights", "problem", "+set +pttl +lpos")
+        .advises("rights", "ACL SETUSER app +set +pttl +lpos +rpush +lpush");
+    let bare = report_at(&acl_user(&server, &["+time", "~*", "&*"]));
+    for right in
+        LOCK_PERMISSIONS.into_iter().filter(|right| right.starts_with('+') && *right != "+time")
+    {
+        bare.advises("rights", right);
+    }
+    assert_eq!(server.keys(), [""; 0]);
+}
+
+#[test]
+fn missing_key_permission_includes_prefix() {
+    let server = RedisServer::start();
+    let url = acl_user(&server, &all_but(""));
+    let report = report(distlock_at_url(&url, &["doctor", "--json", "--prefix", "mine:"]));
+    report.says("rights", "problem", "~mine:*").advises("rights", "~mine:*");
+}
+
+/// Runs a command of the doctor as a shell would read it, as an administrator.
+#[track_caller]
+fn paste(server: &RedisServer, line: &str) {
+    let script = format!("redis-cli -e -h \"$0\" -p \"$1\" {line}");
+    let addr = server.addr();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &script, &addr.ip().to_string(), &addr.port().to_string()]);
+    let output = shell.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.trim() == "OK", "{line}: {text}");
+}
+
+/// One command is right on the first try, whatever the user may do before.
+#[test]
+fn pasted_command_grants_everything() {
+    if Command::new("redis-cli").arg("--version").output().is_err() {
+        return;
+    }
+    let server = RedisServer::start();
+    for (rights, prefix) in [
+        (&[][..], "lock:"),
+        (&["+ping"], "my 'odd*' [prefix]:"),
+        (&["+time"], "lock:"),
+        (&["+time", "+get"], "mine:"),
+        (&["+time", "~*", "+get"], "mine:"),
+        (&["+time", "~*", "&*", "+get", "+publish", "+config|get"], "lock:"),
+        (&["+time", "~lock:*", "~distlock:*", "+@all"], "lock:"),
+        (&["+@all"], "a*b:"),
+    ] {
+        // A key pattern cannot contain a space.
+        let prefix = prefix.replace(' ', "_");
+        let url = acl_user(&server, rights);
+        let doctor = || report(distlock_at_url(&url, &["doctor", "--json", "--prefix", &prefix]));
+        let first = doctor();
+        let [line] = first.commands("rights").try_into().unwrap();
+        paste(&server, &line);
+        let second = doctor();
+        second.says("rights", "ok", "all").problems(&[]).hands_over();
+        assert_eq!(second.value["unknown"], 0, "{rights:?} {prefix}: {:#}", second.value);
+        // In the text, the command has a line of its own.
+        acl_user(&server, rights);
+        let text = run_to_end(distlock_at_url(&url, &["doctor", "--prefix", &prefix])).out;
+        assert!(text.lines().any(|other| other.trim() == line), "{line:?} is no line of\n{text}");
+    }
+}
+
+#[test]
+fn commands_for_settings_can_be_pasted() {
+    let server = RedisServer::start();
+    if Command::new("redis-cli").arg("--version").output().is_err() {
+        return;
+    }
+    for (name, value) in
+        [("maxmemory-policy", "allkeys-lru"), ("timeout", "2"), ("appendonly", "no")]
+    {
+        server.config_set(name, value);
+    }
+    let report = examine(&server);
+    for check in ["eviction", "timeout", "persistence"] {
+        report.says(check, "warning", "");
+        let commands = report.commands(check);
+        assert!(!commands.is_empty(), "{check}");
+        commands.iter().for_each(|line| paste(&server, line));
+    }
+    let report = examine(&server);
+    for check in ["eviction", "timeout", "persistence"] {
+        report.says(check, "ok", "");
+    }
+}
