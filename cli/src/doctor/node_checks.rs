@@ -60,8 +60,9 @@ fn check_reach(node: &NodeFacts, requirements: &Requirements) -> Option<Finding>
 
 const GRANT_ADVICE: &str = "run this in redis-cli as an administrator";
 /// Advice for a command that adds key patterns or channel patterns which may be there already.
-const PASTE_ADVICE: &str = "run this in redis-cli as an administrator; if the server replies that a \
-                            pattern follows the * pattern, leave out the patterns of that kind (~ or &)";
+const PASTE_ADVICE: &str = "run this in redis-cli as an administrator; if the server replies that \
+                            a pattern follows the * pattern, leave out the patterns of that kind \
+                            (~ or &)";
 
 fn refused_finding(code: &str, message: &str, user: &str, lock_pattern: &str) -> Finding {
     let grant_all = || grant_command::all_permissions(lock_pattern);

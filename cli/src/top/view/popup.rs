@@ -40,7 +40,8 @@ const HELP_COLUMNS: [(&str, &str); 6] = [
     ("RATE", "hand-overs per second, as far as polls show"),
     (
         "CLOSE",
-        "the smallest part left so far, at a poll or before a renewal; under 50% a renewal was late",
+        "the smallest part left so far, at a poll or before a renewal; under 50% a renewal was \
+         late",
     ),
     ("TOKEN", "the fencing token of the holder"),
     ("?", "before a holder: no quorum of nodes agrees"),
