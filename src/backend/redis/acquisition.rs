@@ -14,6 +14,7 @@ use crate::{
     core::{
         ack::PendingAcks,
         claim::{Grant, GrantNotice, InFlight, Residue},
+        clock_sample::ClockSample,
         quorum::{NodeDeadlines, NodeSet},
         token::FencingToken,
         validity::{
@@ -26,9 +27,42 @@ use crate::{
 /// The only place for a queue.
 pub(crate) const PLACE: QueuePlace = QueuePlace(0);
 
-pub(crate) struct RedisAcquisition<'a> {
+/// The server of a claim.
+pub(crate) trait ClaimServer {
+    /// Sends one request, and waits for its reply until `deadline`.
+    fn exchange(
+        &self,
+        request: &Acquire<'_>,
+        deadline: Moment,
+    ) -> Result<Exchange<AcquireReply>, NodeError>;
+
+    /// Returns the latest sample of the server's clock.
+    fn clock_sample(&self) -> Option<ClockSample>;
+}
+
+/// A Redis server, over pooled connections.
+pub(crate) struct PooledServer<'a> {
     node: &'a Arc<RedisNode>,
     pool: &'a ConnectionPool,
+}
+
+impl ClaimServer for PooledServer<'_> {
+    fn exchange(
+        &self,
+        request: &Acquire<'_>,
+        deadline: Moment,
+    ) -> Result<Exchange<AcquireReply>, NodeError> {
+        let mut connections = self.pool.get(Urgency::Other, deadline)?;
+        exchange(self.node, connections.only(), request, deadline)
+    }
+
+    fn clock_sample(&self) -> Option<ClockSample> {
+        self.node.clock_sample()
+    }
+}
+
+pub(crate) struct RedisAcquisition<'a, S> {
+    server: S,
     operation_timeout: Duration,
     request: AcquireRequest<'a>,
     /// We have tried to join the queue.
@@ -44,16 +78,25 @@ pub(crate) struct RedisAcquisition<'a> {
     queued_at_us: u64,
 }
 
-impl<'a> RedisAcquisition<'a> {
+impl<'a> RedisAcquisition<'a, PooledServer<'a>> {
     pub(crate) fn new(
         node: &'a Arc<RedisNode>,
         pool: &'a ConnectionPool,
         operation_timeout: Duration,
         request: AcquireRequest<'a>,
-    ) -> RedisAcquisition<'a> {
+    ) -> RedisAcquisition<'a, PooledServer<'a>> {
+        RedisAcquisition::on(PooledServer { node, pool }, operation_timeout, request)
+    }
+}
+
+impl<'a, S: ClaimServer> RedisAcquisition<'a, S> {
+    pub(crate) fn on(
+        server: S,
+        operation_timeout: Duration,
+        request: AcquireRequest<'a>,
+    ) -> RedisAcquisition<'a, S> {
         RedisAcquisition {
-            node,
-            pool,
+            server,
             operation_timeout,
             request,
             queue_requested: false,
@@ -79,9 +122,6 @@ impl<'a> RedisAcquisition<'a> {
         let deadline = clock::now().saturating_add(timeout).min(self.request.call_deadline);
         let queues = matches!(mode, AcquireMode::Enqueue | AcquireMode::Poll);
         self.queue_requested |= queues;
-        let mut connections = self.pool.get(Urgency::Other, deadline)?;
-        self.may_be_queued |= queues;
-        self.may_hold |= queues;
         let queue_entry =
             if mode == AcquireMode::Try { String::new() } else { self.request.queue_entry() };
         let request = Acquire {
@@ -93,11 +133,14 @@ impl<'a> RedisAcquisition<'a> {
             repair_ttl_ms: self.request.repair_ttl_ms,
             token_min: 0,
         };
-        let result = exchange(self.node, connections.only(), &request, deadline);
-        if matches!(&result, Err(failure) if failure.outcome_unknown) {
+        let result = self.server.exchange(&request, deadline);
+        let is_unknown = matches!(&result, Err(failure) if failure.outcome_unknown);
+        if is_unknown {
             self.broken_until = self.broken_until.max(deadline);
-            self.may_hold = true;
         }
+        let queued = queues && (is_unknown || result.is_ok());
+        self.may_be_queued |= queued;
+        self.may_hold |= queued || is_unknown;
         result
     }
 
@@ -139,7 +182,7 @@ impl<'a> RedisAcquisition<'a> {
     }
 }
 
-impl Acquisition for RedisAcquisition<'_> {
+impl<S: ClaimServer> Acquisition for RedisAcquisition<'_, S> {
     fn ask(&mut self, asking: Asking, _: Option<QueuePlace>) -> Answer {
         let mode = self.mode(asking);
         let Exchange { sent, reply } = match self.exchange(mode) {
@@ -187,7 +230,7 @@ impl Acquisition for RedisAcquisition<'_> {
         // Our queue entry set the duration. Do not trust a longer one in the message.
         let granted_for = Duration::from_millis(notice.px_ms).min(self.request.claim_window);
         let now = clock::now();
-        let clock_sample = self.node.clock_sample()?;
+        let clock_sample = self.server.clock_sample()?;
         let deadline = deadline_from_grant(&clock_sample, notice.granted_at_us, granted_for, now);
         let left = deadline.duration_since(now);
         if notice.granted_at_us < self.queued_at_us || left < granted_for / 4 {
