@@ -9,6 +9,9 @@ pub use self::options::LockOptions;
 pub(crate) use self::validated::ValidatedConfig;
 use crate::{backend::redis::Endpoint, observe::event::HandleEvent};
 
+/// What the keys of locks begin with, unless [`Config::prefix`] says otherwise.
+pub(crate) const DEFAULT_PREFIX: &str = "lock:";
+
 /// How a [`RedisMgr`](crate::RedisMgr) reaches its server or nodes, and the defaults of its locks.
 ///
 /// ```
@@ -69,7 +72,7 @@ impl Config {
             urls: urls.into_iter().map(Into::into).collect(),
             non_utf8_variable: None,
             password: None,
-            prefix: "lock:".into(),
+            prefix: DEFAULT_PREFIX.into(),
             pool_size: 10,
             operation_timeout: Duration::from_secs(1),
             claim_window: Duration::from_secs(1),

@@ -6,7 +6,7 @@ mod release;
 
 use std::{
     collections::HashMap,
-    io,
+    io::{self, ErrorKind},
     sync::{
         Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
@@ -21,7 +21,7 @@ use crate::{
     acquire::Acquirer,
     backend::{
         Backend, Inspection, LeaseResidue,
-        error::BackendError,
+        error::{BackendError, NodeError},
         redis::{ConnectionPool, PooledConnections, RedisBackend, Urgency},
         redlock::{Redlock, join_labels},
     },
@@ -63,8 +63,8 @@ pub(crate) struct ManagerInner {
     config: ValidatedConfig,
     backend: Arc<dyn Backend>,
     observer: Arc<Observer>,
-    /// For the users' own commands.
-    pool: Arc<ConnectionPool>,
+    /// For the users' own commands; `None` if the backend has no connections.
+    pool: Option<Arc<ConnectionPool>>,
     acquirer: Acquirer,
     renewer: LockRenewer,
     cleaner: Arc<Cleaner>,
@@ -85,13 +85,22 @@ pub(crate) struct HeldLock {
 impl ManagerHandle {
     /// Starts the threads.
     pub(crate) fn start(config: ValidatedConfig) -> Result<ManagerHandle> {
-        static STARTED: AtomicU64 = AtomicU64::new(0);
-        let no_thread = |purpose| move |cause| LockError::NoThread { purpose, cause };
         let handlers = config.handlers.clone();
         let observer =
             Observer::start(handlers, join_labels(&config.endpoints), config.metrics_by_lock)
                 .map_err(no_thread("loggers and event handlers"))?;
         let (backend, pool) = open_backend(&config, &observer)?;
+        ManagerHandle::start_on(backend, Some(pool), observer, config)
+    }
+
+    /// Starts the threads of a manager whose locks `backend` keeps.
+    pub(crate) fn start_on(
+        backend: Arc<dyn Backend>,
+        pool: Option<Arc<ConnectionPool>>,
+        observer: Arc<Observer>,
+        config: ValidatedConfig,
+    ) -> Result<ManagerHandle> {
+        static STARTED: AtomicU64 = AtomicU64::new(0);
         let cleaner = Arc::new(Cleaner::new(backend.clone()));
         let renewer = observer
             .shield(|| LockRenewer::start(backend.clone(), observer.clone(), cleaner.clone()))
@@ -180,10 +189,7 @@ fn open_backend(
     config: &ValidatedConfig,
     observer: &Arc<Observer>,
 ) -> Result<(Arc<dyn Backend>, Arc<ConnectionPool>)> {
-    let no_pool = || {
-        let cause = io::ErrorKind::WouldBlock.into();
-        LockError::NoThread { purpose: "connection pool", cause }
-    };
+    let no_pool = || no_thread("connection pool")(ErrorKind::WouldBlock.into());
     let ValidatedConfig { pool_size, operation_timeout, spin, quarantine, .. } = *config;
     if let [endpoint] = &*config.endpoints {
         let observer = observer.clone();
@@ -350,7 +356,10 @@ impl ManagerInner {
     }
 
     pub(crate) fn connection(&self) -> Result<PooledConnections> {
-        let connections = self.pool.get(Urgency::Other, self.operation_deadline());
+        let connections = match &self.pool {
+            Some(pool) => pool.get(Urgency::Other, self.operation_deadline()),
+            None => Err(NodeError::not_sent(ErrorKind::Unsupported.into())),
+        };
         connections.map_err(|failure| {
             self.backend.lock_error(BackendError::Node(failure), Action::Connect, None)
         })
@@ -369,6 +378,10 @@ impl ManagerInner {
         // The renewer's timer closes the observer once it has reported all losses.
         self.observer.await_reports(deadline.min(clock::now().saturating_add(REPORTS_MAX)));
     }
+}
+
+fn no_thread(purpose: &'static str) -> impl FnOnce(io::Error) -> LockError {
+    move |cause| LockError::NoThread { purpose, cause }
 }
 
 impl ResidueSink for Cleaner {

@@ -148,7 +148,7 @@
 //! |---|---|
 //! | `metrics` | Exports the counters and timings of all managers through the `metrics` facade. |
 //! | `tracing` | Emits a `tracing` span for each wait and each hold. |
-//! | `testing` | Lets this project's simulator replace clock, threads and network. Unstable. |
+//! | `testing` | For your tests: a lock server in memory, `testing::MemoryServer`. |
 //!
 //! # Log levels
 //!
@@ -200,6 +200,7 @@ mod verify;
 mod wait;
 
 #[cfg(feature = "testing")]
+#[doc(hidden)]
 pub use crate::sys::sim;
 pub use crate::{
     config::{Config, LockOptions},

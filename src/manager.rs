@@ -92,7 +92,11 @@ impl RedisMgr {
         if !fork::claim_process() {
             return Err(LockError::Forked);
         }
-        Ok(RedisMgr { handle: Arc::new(ManagerHandle::start(config.validate()?)?) })
+        Ok(RedisMgr::from_handle(ManagerHandle::start(config.validate()?)?))
+    }
+
+    pub(crate) fn from_handle(handle: ManagerHandle) -> RedisMgr {
+        RedisMgr { handle: Arc::new(handle) }
     }
 
     /// Acquires the lock. Waits without a time limit.

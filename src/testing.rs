@@ -1,4 +1,165 @@
-//! For tests: a server in memory.
+//! For the tests of programs that use this library: a lock server in memory. With the feature
+//! `testing`.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use crate::{
+    backend::memory::{MemoryBackend, Server},
+    config::{Config, DEFAULT_PREFIX},
+    core::key::LockKey,
+    error::{LockError, Result},
+    inner::ManagerHandle,
+    manager::RedisMgr,
+    observe::Observer,
+    sys::fork,
+};
+
+/// How the server is named in messages.
+const LABEL: &str = "memory";
+
+/// A lock server in memory, for tests: no Redis, no sockets, no set-up. Its managers do everything
+/// that managers of a Redis server do, with the same code: they wait in the queue, renew, lose
+/// locks, and report events. Only the server is replaced, by one in this process.
+///
+/// Clones share the server. Each manager behaves like one of another process. Names are those of
+/// locks, with the default [prefix](Config::prefix).
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use distlock::{LockError, testing::MemoryServer};
+///
+/// let server = MemoryServer::with_real_time();
+/// let mgr = server.manager_with(|config| config.ttl(Duration::from_millis(200)));
+///
+/// // Somebody else has the lock.
+/// server.hold("orders:42", "otherhost|pid7|tid7|ts1", Duration::from_secs(60));
+/// match mgr.try_lock("orders:42") {
+///     Err(LockError::Held { holder, .. }) => assert_eq!(holder.host(), Some("otherhost")),
+///     other => panic!("{other:?}"),
+/// }
+///
+/// // We have it, and lose it.
+/// server.take_away("orders:42");
+/// let guard = mgr.try_lock("orders:42")?;
+/// server.take_away("orders:42");
+/// println!("lost: {}", guard.lost().recv().unwrap());
+/// assert!(!guard.is_held());
+///
+/// // The server is gone.
+/// server.stop();
+/// assert!(mgr.try_lock("orders:42").unwrap_err().is_unavailable());
+/// # Ok::<(), LockError>(())
+/// ```
+#[derive(Clone)]
+pub struct MemoryServer {
+    server: Arc<Server>,
+}
+
+impl MemoryServer {
+    /// Starts a server whose time is the real one: a lock with a ttl of one second expires after
+    /// one second.
+    pub fn with_real_time() -> MemoryServer {
+        MemoryServer { server: Arc::new(Server::new()) }
+    }
+
+    /// Creates a manager with the default configuration.
+    ///
+    /// # Panics
+    ///
+    /// If no thread can be started, or in a forked child.
+    #[track_caller]
+    pub fn manager(&self) -> RedisMgr {
+        self.manager_with(|config| config)
+    }
+
+    /// Creates a manager. Settings that are about connections have no effect. Its
+    /// [`connection`](RedisMgr::connection) fails, because there is none.
+    ///
+    /// # Panics
+    ///
+    /// If the configuration is not valid, if no thread can be started, or in a forked child.
+    #[track_caller]
+    #[expect(clippy::panic, reason = "a test has no other use for the error")]
+    pub fn manager_with(&self, configure: impl FnOnce(Config) -> Config) -> RedisMgr {
+        match self.start(configure(Config::new(format!("redis://{LABEL}")))) {
+            Ok(handle) => RedisMgr::from_handle(handle),
+            Err(error) => panic!("no manager in memory: {error}"),
+        }
+    }
+
+    fn start(&self, config: Config) -> Result<ManagerHandle> {
+        if !fork::claim_process() {
+            return Err(LockError::Forked);
+        }
+        let (config, label) = (config.validate()?, Arc::<str>::from(LABEL));
+        let observer =
+            Observer::start(config.handlers.clone(), label.clone(), config.metrics_by_lock)
+                .map_err(|cause| LockError::NoThread { purpose: "event handlers", cause })?;
+        let backend = MemoryBackend::new(self.server.clone(), label, config.operation_timeout);
+        ManagerHandle::start_on(Arc::new(backend), None, observer, config)
+    }
+
+    /// Lets somebody else hold a lock for `ttl`, even if it is held: as a client in another
+    /// language could that ignores the rules. `holder` is the id that [`Holder`](crate::Holder)
+    /// reports.
+    ///
+    /// A guard that had the lock notices at its next renewal, at most a third of its ttl later.
+    ///
+    /// # Panics
+    ///
+    /// If this cannot be the name of a lock.
+    #[track_caller]
+    pub fn hold(&self, name: &str, holder: &str, ttl: Duration) {
+        self.server.hold(&key(name), holder, ttl);
+    }
+
+    /// Takes a lock away from its holder and gives it to the first waiter, if there is one: as
+    /// [`force_release`](RedisMgr::force_release) in another process would. Returns whether there
+    /// was a holder.
+    ///
+    /// A guard that had the lock notices at its next renewal, at most a third of its ttl later.
+    ///
+    /// # Panics
+    ///
+    /// If this cannot be the name of a lock.
+    #[track_caller]
+    pub fn take_away(&self, name: &str) -> bool {
+        self.server.take_away(&key(name))
+    }
+
+    /// Stops the server: it refuses connections, and those that exist are closed. Its data and its
+    /// time go on.
+    pub fn stop(&self) {
+        self.server.stop();
+    }
+
+    /// Lets the server accept connections again.
+    pub fn resume(&self) {
+        self.server.resume();
+    }
+
+    /// Deletes all data: as if the server had been restarted without it. The connections of the
+    /// managers are closed.
+    pub fn forget(&self) {
+        self.server.forget();
+    }
+}
+
+#[track_caller]
+#[expect(clippy::panic, reason = "a test has no other use for the error")]
+fn key(name: &str) -> LockKey {
+    match LockKey::new(DEFAULT_PREFIX, name) {
+        Ok(key) => key,
+        Err(error) => panic!("{}", LockError::from(error)),
+    }
+}
+
+impl fmt::Debug for MemoryServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryServer").finish_non_exhaustive()
+    }
+}
 
 /// What servers in memory consist of, for the simulator.
 #[doc(hidden)]

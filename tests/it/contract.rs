@@ -1,12 +1,14 @@
-//! The core promises, each as one test over several subjects: one server, three and five nodes, and
-//! three nodes of which the first, where waiters would queue, is dead.
+//! The core promises, each as one test over several subjects: a server in memory, one server, three
+//! and five nodes, and three nodes of which the first, where waiters would queue, is dead.
 
 use std::{
     thread::{self, JoinHandle},
     time::Duration,
 };
 
-use distlock::{LockError, LockGuard, LockLost, RedisMgr, Released};
+#[cfg(feature = "testing")]
+use distlock::testing::MemoryServer;
+use distlock::{Config, LockError, LockGuard, LockLost, RedisMgr, Released};
 use parking_lot::Mutex;
 
 use crate::{
@@ -18,42 +20,136 @@ use crate::{
     support::{Nodes, TEST_TIMEOUT, Worker, eventually, eventually_some},
 };
 
-/// The servers of one lock service.
-struct Subject(Nodes);
+/// Where locks are kept.
+enum Subject {
+    /// One server, or several that decide together.
+    Nodes(Nodes),
+    /// A server in memory.
+    #[cfg(feature = "testing")]
+    Memory(MemoryServer),
+}
+
+/// How to set up a subject.
+#[derive(Clone, Copy, Debug)]
+enum Setup {
+    #[cfg(feature = "testing")]
+    Memory,
+    /// This number of nodes, of which these are dead.
+    Nodes(usize, &'static [usize]),
+}
+
+const SUBJECTS: &[Setup] = &[
+    #[cfg(feature = "testing")]
+    Setup::Memory,
+    Setup::Nodes(1, &[]),
+    Setup::Nodes(3, &[]),
+    Setup::Nodes(3, &[0]),
+];
+const SUBJECTS_AND_FIVE_NODES: &[Setup] = &[
+    #[cfg(feature = "testing")]
+    Setup::Memory,
+    Setup::Nodes(1, &[]),
+    Setup::Nodes(3, &[]),
+    Setup::Nodes(3, &[0]),
+    Setup::Nodes(5, &[]),
+];
 
 impl Subject {
+    fn start(setup: Setup) -> Subject {
+        match setup {
+            #[cfg(feature = "testing")]
+            Setup::Memory => Subject::Memory(MemoryServer::with_real_time()),
+            Setup::Nodes(count, dead) => {
+                let nodes = Nodes::start(count);
+                dead.iter().for_each(|node| nodes.kill(*node));
+                Subject::Nodes(nodes)
+            }
+        }
+    }
+
+    fn nodes(&self) -> Option<&Nodes> {
+        match self {
+            Subject::Nodes(nodes) => Some(nodes),
+            #[cfg(feature = "testing")]
+            Subject::Memory(_) => None,
+        }
+    }
+
     /// A manager with connections and threads of its own, as another process would have it.
     fn manager(&self) -> RedisMgr {
-        RedisMgr::new(config_long_timeouts(self.0.urls()).quarantine(Duration::ZERO)).unwrap()
+        let configure = |config: Config| config.quarantine(Duration::ZERO);
+        match self {
+            Subject::Nodes(nodes) => {
+                RedisMgr::new(configure(config_long_timeouts(nodes.urls()))).unwrap()
+            }
+            #[cfg(feature = "testing")]
+            Subject::Memory(server) => server.manager_with(configure),
+        }
     }
 
     /// Deletes the lock's key, unknown to its holder.
     fn forget(&self, name: &str) {
-        for node in self.0.running() {
-            self.0.server(node).cli(&["DEL", &quorum::key(name)]);
+        match self {
+            Subject::Nodes(nodes) => {
+                for node in nodes.running() {
+                    nodes.server(node).cli(&["DEL", &quorum::key(name)]);
+                }
+            }
+            #[cfg(feature = "testing")]
+            Subject::Memory(server) => server.forget(),
         }
     }
 
     #[track_caller]
     fn wait_until_free(&self, name: &str) {
-        quorum::wait_until_free_everywhere(&self.0, name);
+        match self {
+            Subject::Nodes(nodes) => quorum::wait_until_free_everywhere(nodes, name),
+            #[cfg(feature = "testing")]
+            Subject::Memory(_) => {
+                let mgr = self.manager();
+                eventually("it is free", TEST_TIMEOUT, || mgr.holder(name).unwrap().is_none());
+            }
+        }
+    }
+
+    /// Checks that the lock with this id is kept where it counts.
+    #[track_caller]
+    fn expect_kept(&self, name: &str, id: &str) {
+        match self {
+            Subject::Nodes(nodes) => {
+                let keeping = nodes.keeping(&quorum::key(name), id).len();
+                assert!(keeping >= quorum::quorum(nodes), "{keeping} nodes have {name}");
+            }
+            #[cfg(feature = "testing")]
+            Subject::Memory(_) => {
+                assert_eq!(self.manager().holder(name).unwrap().unwrap().id(), id);
+            }
+        }
+    }
+
+    #[track_caller]
+    fn expect_no_queue(&self, name: &str) {
+        match self {
+            Subject::Nodes(nodes) => {
+                for node in nodes.running() {
+                    assert!(!nodes.server(node).query::<bool>(&["EXISTS", &queue_key(name)]));
+                }
+            }
+            #[cfg(feature = "testing")]
+            Subject::Memory(_) => {
+                let guard = self.manager().try_lock(name).unwrap();
+                assert_eq!(waiters(&self.manager(), guard.name()), 0);
+            }
+        }
     }
 }
-
-/// The number of nodes, and which of them are dead.
-type Setup = (usize, &'static [usize]);
-
-const SUBJECTS: [Setup; 3] = [(1, &[]), (3, &[]), (3, &[0])];
-const SUBJECTS_AND_FIVE_NODES: [Setup; 4] = [(1, &[]), (3, &[]), (3, &[0]), (5, &[])];
 
 /// Checks a promise on one subject after the other.
 #[track_caller]
 fn on_each(subjects: &[Setup], promise: impl Fn(&Subject)) {
-    for (count, dead) in subjects {
-        println!("on {count} nodes, of which {dead:?} are dead");
-        let nodes = Nodes::start(*count);
-        dead.iter().for_each(|node| nodes.kill(*node));
-        promise(&Subject(nodes));
+    for setup in subjects {
+        println!("on {setup:?}");
+        promise(&Subject::start(*setup));
     }
 }
 
@@ -73,7 +169,7 @@ fn await_waiters(mgr: &RedisMgr, name: &str, count: u64) {
 #[test]
 fn lock_has_one_holder_at_a_time() {
     const ROUNDS: u64 = 50;
-    on_each(&SUBJECTS, |subject| {
+    on_each(SUBJECTS, |subject| {
         let managers = [subject.manager(), subject.manager()];
         let (counter, inside) = (Mutex::new(0_u64), Mutex::new(()));
         thread::scope(|threads| {
@@ -98,7 +194,7 @@ fn lock_has_one_holder_at_a_time() {
 /// Promise: P3
 #[test]
 fn tokens_rise_with_every_grant() {
-    on_each(&SUBJECTS, |subject| {
+    on_each(SUBJECTS, |subject| {
         let (here, there) = (subject.manager(), subject.manager());
         let tokens = Mutex::new(vec![0]);
         thread::scope(|threads| {
@@ -120,7 +216,7 @@ fn tokens_rise_with_every_grant() {
 /// Promise: P4
 #[test]
 fn waiters_are_served_in_order_of_arrival() {
-    on_each(&SUBJECTS_AND_FIVE_NODES, |subject| {
+    on_each(SUBJECTS_AND_FIVE_NODES, |subject| {
         let managers = [subject.manager(), subject.manager(), subject.manager()];
         let holder = managers[0].lock("x").unwrap();
         let served = Mutex::new(Vec::new());
@@ -129,7 +225,7 @@ fn waiters_are_served_in_order_of_arrival() {
                 let served = &served;
                 threads.spawn(move || {
                     let guard = mgr.lock("x").unwrap();
-                    quorum::expect_quorum(&subject.0, &guard);
+                    subject.expect_kept("x", guard.id().as_str());
                     served.lock().push(number);
                     guard.release().unwrap().unwrap_released();
                 });
@@ -144,7 +240,7 @@ fn waiters_are_served_in_order_of_arrival() {
 
 #[test]
 fn release_hands_over_to_the_waiter_then_frees_the_lock() {
-    on_each(&SUBJECTS, |subject| {
+    on_each(SUBJECTS, |subject| {
         let (here, there) = (subject.manager(), subject.manager());
         let guard = here.lock("x").unwrap();
         let waiting = spawn_call(&there, "x", |mgr, name| mgr.lock(name).unwrap());
@@ -160,7 +256,7 @@ fn release_hands_over_to_the_waiter_then_frees_the_lock() {
 /// Promise: P2, P7
 #[test]
 fn lost_lock_stays_lost() {
-    on_each(&SUBJECTS, |subject| {
+    on_each(SUBJECTS, |subject| {
         let (here, there) = (subject.manager(), subject.manager());
         let guard = here.lock_with("x", &with_ttl(3 * SECOND)).unwrap();
         subject.forget("x");
@@ -177,7 +273,7 @@ fn lost_lock_stays_lost() {
 
 #[test]
 fn try_lock_does_not_wait() {
-    on_each(&SUBJECTS, |subject| {
+    on_each(SUBJECTS, |subject| {
         let (here, there) = (subject.manager(), subject.manager());
         let guard: LockGuard = here.lock("x").unwrap();
         // Waiting would take the rest of the lease, which is much longer.
@@ -192,7 +288,7 @@ fn try_lock_does_not_wait() {
 
 #[test]
 fn locks_with_different_names_are_independent() {
-    on_each(&SUBJECTS, |subject| {
+    on_each(SUBJECTS, |subject| {
         let mgr = subject.manager();
         let guards = ["a", "b", "ab", "a:b"].map(|name| mgr.try_lock(name).unwrap());
         for guard in &guards {
@@ -205,22 +301,23 @@ fn locks_with_different_names_are_independent() {
 /// late are not left out because the others suffice. A release deletes the lock on each of them.
 #[test]
 fn lock_is_on_a_quorum_at_once_and_soon_on_all_live_nodes() {
-    on_each(&SUBJECTS_AND_FIVE_NODES, |subject| {
-        let nodes = &subject.0;
+    on_each(SUBJECTS_AND_FIVE_NODES, |subject| {
         let managers = [subject.manager(), subject.manager()];
         let mut last = 0;
         for round in 0..30 {
             let guard = managers[round % 2].lock("x").unwrap();
-            quorum::expect_quorum(nodes, &guard);
+            subject.expect_kept("x", guard.id().as_str());
             assert!(guard.fencing_token().as_u64() > last, "{last} {guard:?}");
             last = guard.fencing_token().as_u64();
             guard.release().unwrap().unwrap_released();
             subject.wait_until_free("x");
         }
         let guard = managers[0].lock("x").unwrap();
-        eventually("all live nodes have it", CALL_LIMIT, || {
-            quorum::nodes_holding(nodes, &guard) == nodes.running()
-        });
+        if let Some(nodes) = subject.nodes() {
+            eventually("all live nodes have it", CALL_LIMIT, || {
+                quorum::nodes_holding(nodes, &guard) == nodes.running()
+            });
+        }
         drop(guard);
         subject.wait_until_free("x");
     });
@@ -228,7 +325,7 @@ fn lock_is_on_a_quorum_at_once_and_soon_on_all_live_nodes() {
 
 #[test]
 fn reentrant_lock_is_held_until_its_last_guard_is_dropped() {
-    on_each(&SUBJECTS, |subject| {
+    on_each(SUBJECTS, |subject| {
         let (mgr, other) = (subject.manager(), subject.manager());
         let outer = mgr.lock_reentrant("x").unwrap();
         let inner = mgr.lock_reentrant("x").unwrap();
@@ -242,12 +339,11 @@ fn reentrant_lock_is_held_until_its_last_guard_is_dropped() {
 /// Any manager can release a lock if it knows the id.
 #[test]
 fn acquire_lock_returns_an_id_that_any_manager_can_release() {
-    on_each(&SUBJECTS, |subject| {
-        let nodes = &subject.0;
+    on_each(SUBJECTS, |subject| {
         let (mgr, other) = (subject.manager(), subject.manager());
         assert!(mgr.ping().unwrap() < CALL_LIMIT);
         let id = mgr.acquire_lock("x", 10 * SECOND, SECOND).unwrap().unwrap();
-        assert!(nodes.keeping(&quorum::key("x"), &id).len() >= quorum::quorum(nodes));
+        subject.expect_kept("x", &id);
         assert_eq!(other.acquire_lock("x", 10 * SECOND, SECOND / 10).unwrap(), None);
         assert!(!other.release_lock("x", "somebody else").unwrap());
         assert!(other.release_lock("x", &id).unwrap());
@@ -258,7 +354,7 @@ fn acquire_lock_returns_an_id_that_any_manager_can_release() {
 
 #[test]
 fn force_release_ends_the_lock_of_another_manager() {
-    on_each(&SUBJECTS, |subject| {
+    on_each(SUBJECTS, |subject| {
         let (mgr, other) = (subject.manager(), subject.manager());
         let guard = mgr.lock_with("x", &with_ttl(3 * SECOND)).unwrap();
         assert!(other.force_release("x").unwrap());
@@ -271,8 +367,7 @@ fn force_release_ends_the_lock_of_another_manager() {
 
 #[test]
 fn shutdown_releases_all_locks_and_serves_the_waiter() {
-    on_each(&SUBJECTS_AND_FIVE_NODES, |subject| {
-        let nodes = &subject.0;
+    on_each(SUBJECTS_AND_FIVE_NODES, |subject| {
         let (mgr, other) = (subject.manager(), subject.manager());
         let guards: Vec<_> =
             (0..20).map(|number| mgr.lock(&format!("x{number}")).unwrap()).collect();
@@ -283,9 +378,7 @@ fn shutdown_releases_all_locks_and_serves_the_waiter() {
         let next = completes_within(CALL_LIMIT, "the handover", || waiting.join().unwrap());
         (1..20).for_each(|number| subject.wait_until_free(&format!("x{number}")));
         next.release().unwrap().unwrap_released();
-        for node in nodes.running() {
-            assert!(!nodes.server(node).query::<bool>(&["EXISTS", &queue_key("x0")]));
-        }
+        subject.expect_no_queue("x0");
     });
 }
 

@@ -25,6 +25,8 @@ mod faults;
 mod fencing_recipes;
 mod harness;
 mod interop;
+#[cfg(feature = "testing")]
+mod memory;
 mod observe;
 mod security;
 mod tidy;

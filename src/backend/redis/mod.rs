@@ -30,6 +30,10 @@ mod test_util;
 mod transport;
 mod url;
 
+#[cfg(feature = "testing")]
+pub(crate) use self::acquisition::{ClaimServer, PLACE};
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use self::fields::GrantMessage;
 pub(crate) use self::{
     acquisition::RedisAcquisition,
     backend::RedisBackend,
@@ -51,7 +55,7 @@ pub(crate) use self::{
 };
 #[cfg(test)]
 pub(crate) use self::{
-    fields::{GrantMessage, parse_time},
+    fields::parse_time,
     server_info::{INFO_COMMANDS, ServerInfoReader},
 };
 pub(crate) use super::error::{NodeError, NodeErrorKind};

@@ -27,24 +27,7 @@ pub(super) struct RedisRenewals {
 
 impl LeaseRenewals for RedisRenewals {
     fn renew(&mut self, leases: &[&Arc<Lease>], limits: RenewalLimits<'_>) -> RenewalReport {
-        let requests: Vec<_> =
-            leases.iter().map(|lease| renewal_request(lease, clock::now())).collect();
-        match self.ask(&requests, limits) {
-            Ok(Exchange { sent, reply: (_, replies) }) => {
-                let replies = leases.iter().zip(replies);
-                let renewals = replies.map(|(lease, reply)| conclude(lease, sent, reply)).collect();
-                RenewalReport { renewals, failure: None, refusal: None }
-            }
-            Err(failure) => {
-                let unconfirmed =
-                    |lease: &&Arc<Lease>| Renewal::Unconfirmed { until: lease.deadline() };
-                RenewalReport {
-                    renewals: leases.iter().map(unconfirmed).collect(),
-                    refusal: refusal_of_one_lock(&failure),
-                    failure: Some(BackendError::Node(failure)),
-                }
-            }
-        }
+        renew_on_one_server(leases, |requests| self.ask(requests, limits))
     }
 
     fn reset(&mut self) {
@@ -74,6 +57,31 @@ impl RedisRenewals {
             self.connection.poison();
         }
         result
+    }
+}
+
+/// Renews leases by one request to a server that decides alone.
+pub(crate) fn renew_on_one_server(
+    leases: &[&Arc<Lease>],
+    ask: impl FnOnce(&[RenewalRequest<'_>]) -> Result<Exchange<(u64, Vec<RenewReply>)>, NodeError>,
+) -> RenewalReport {
+    let requests: Vec<_> =
+        leases.iter().map(|lease| renewal_request(lease, clock::now())).collect();
+    match ask(&requests) {
+        Ok(Exchange { sent, reply: (_, replies) }) => {
+            let replies = leases.iter().zip(replies);
+            let renewals = replies.map(|(lease, reply)| conclude(lease, sent, reply)).collect();
+            RenewalReport { renewals, failure: None, refusal: None }
+        }
+        Err(failure) => {
+            let unconfirmed =
+                |lease: &&Arc<Lease>| Renewal::Unconfirmed { until: lease.deadline() };
+            RenewalReport {
+                renewals: leases.iter().map(unconfirmed).collect(),
+                refusal: refusal_of_one_lock(&failure),
+                failure: Some(BackendError::Node(failure)),
+            }
+        }
     }
 }
 

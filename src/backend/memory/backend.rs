@@ -1,0 +1,223 @@
+//! `MemoryBackend`: a server in memory, as one manager uses it.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{grant_stream::MemoryGrantStream, server::Server};
+use crate::{
+    backend::{
+        AcquireRequest, Acquisition, Backend, CleanupLimits, GrantStream, Inspection,
+        LeaseRenewals, ReleaseReport, RenewalLimits, RenewalReport, ResidueCleaner, StreamError,
+        error::{BackendError, NodeError},
+        redis::{
+            ClaimServer, Exchange, RedisAcquisition, Request,
+            list::{DescribeLocks, Scan, key_pattern},
+            listing::{DESCRIBE_BATCH_MAX, Listing},
+            renewals::renew_on_one_server,
+            requests_and_replies::{
+                Acquire, AcquireReply, Inspect, Ping, Release, ReleaseReply, Renew,
+            },
+        },
+    },
+    core::{
+        ack::PendingAcks,
+        claim::{Claim, Residue},
+        clock_sample::ClockSample,
+        holder::Holder,
+        key::LockKey,
+        lease::Lease,
+        quorum::NodeSet,
+    },
+    lock_info::{LockInfo, Released},
+    sys::clock::{self, Moment},
+};
+
+#[derive(Clone, Debug)]
+pub(crate) struct MemoryBackend {
+    server: Arc<Server>,
+    label: Arc<str>,
+    operation_timeout: Duration,
+}
+
+impl MemoryBackend {
+    pub(crate) fn new(
+        server: Arc<Server>,
+        label: Arc<str>,
+        operation_timeout: Duration,
+    ) -> MemoryBackend {
+        MemoryBackend { server, label, operation_timeout }
+    }
+
+    fn ask<C: Request>(&self, request: &C) -> Result<Exchange<C::Reply>, NodeError> {
+        self.server.exchange(request, clock::now().saturating_add(self.operation_timeout))
+    }
+
+    fn reply_to<C: Request>(&self, request: &C) -> Result<C::Reply, BackendError> {
+        self.ask(request).map(|exchange| exchange.reply).map_err(BackendError::Node)
+    }
+
+    fn release(
+        &self,
+        key: &LockKey,
+        id: &[u8],
+        queue_entry: &str,
+    ) -> Result<Released, BackendError> {
+        let request = Release { key, id, queue_entry, expires: false };
+        Ok(match self.reply_to(&request)? {
+            ReleaseReply::Released => Released::Released,
+            ReleaseReply::HeldByOther(holder) => Released::OwnedByOther(holder),
+            ReleaseReply::Gone | ReleaseReply::WrongType | ReleaseReply::Expired { .. } => {
+                Released::Gone
+            }
+        })
+    }
+
+    fn describe(
+        &self,
+        request: &DescribeLocks<'_>,
+    ) -> Result<Vec<Inspection<LockInfo>>, BackendError> {
+        let (_, found) = self.reply_to(request)?;
+        let found = request.keys.iter().zip(found);
+        Ok(found.map(|(key, found)| found.into_lock_info(key)).collect())
+    }
+}
+
+impl ClaimServer for &MemoryBackend {
+    fn exchange(
+        &self,
+        request: &Acquire<'_>,
+        deadline: Moment,
+    ) -> Result<Exchange<AcquireReply>, NodeError> {
+        self.server.exchange(request, deadline)
+    }
+
+    fn clock_sample(&self) -> Option<ClockSample> {
+        Some(self.server.clock_sample())
+    }
+}
+
+impl Backend for MemoryBackend {
+    fn label(&self) -> &Arc<str> {
+        &self.label
+    }
+
+    fn operation_timeout(&self) -> Duration {
+        self.operation_timeout
+    }
+
+    fn acquisition<'a>(&'a self, request: AcquireRequest<'a>) -> Box<dyn Acquisition + 'a> {
+        Box::new(RedisAcquisition::on(self, self.operation_timeout, request))
+    }
+
+    fn open_stream(&self, channel: &str, _: Moment) -> Result<Box<dyn GrantStream>, StreamError> {
+        match MemoryGrantStream::open(&self.server, &self.label, channel) {
+            Ok(stream) => Ok(Box::new(stream)),
+            Err(cause) => Err(StreamError { cause, out_of_time: false }),
+        }
+    }
+
+    fn release_lease(&self, lease: &Lease, _: bool, _: Moment) -> ReleaseReport {
+        let claim = &lease.claim;
+        let result = self.release(&claim.key, claim.id.as_str().as_bytes(), &lease.queue_entry);
+        let residues = if result.is_err() { vec![self.lease_residue(lease)] } else { Vec::new() };
+        ReleaseReport { result, residues }
+    }
+
+    fn release_id(
+        &self,
+        key: &LockKey,
+        id: &[u8],
+        _: bool,
+        _: Moment,
+    ) -> Result<Released, BackendError> {
+        self.release(key, id, "")
+    }
+
+    fn lease_residue(&self, lease: &Lease) -> Residue {
+        Residue {
+            nodes: NodeSet::single(0),
+            queue_entry: lease.queue_entry.clone(),
+            in_flight_until: clock::now(),
+            pending_acks: PendingAcks::new(),
+        }
+    }
+
+    fn lease_renewals(self: Arc<Self>) -> Box<dyn LeaseRenewals + Send> {
+        Box::new(MemoryBackend::clone(&self))
+    }
+
+    fn residue_cleaner(self: Arc<Self>) -> Box<dyn ResidueCleaner + Send> {
+        Box::new(MemoryBackend::clone(&self))
+    }
+
+    fn clean_up_once(
+        &self,
+        claim: &Claim,
+        residue: &Residue,
+        _: Moment,
+    ) -> Result<(), BackendError> {
+        self.release(&claim.key, claim.id.as_str().as_bytes(), &residue.queue_entry).map(drop)
+    }
+
+    fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError> {
+        self.reply_to(&Inspect(key))
+    }
+
+    fn reported_ids(&self, key: &LockKey, _: Moment) -> Result<Vec<Vec<u8>>, BackendError> {
+        Ok(match self.inspect(key)? {
+            Inspection::Held(holder) => vec![holder.id_bytes().to_vec()],
+            Inspection::Free | Inspection::WrongType => Vec::new(),
+        })
+    }
+
+    fn lookup(&self, key: &LockKey) -> Result<Inspection<LockInfo>, BackendError> {
+        let found = self.describe(&DescribeLocks::lookup(key))?;
+        Ok(found.into_iter().next().unwrap_or(Inspection::Free))
+    }
+
+    fn list(&self, prefix: &str, pattern: &str) -> Result<Vec<LockInfo>, BackendError> {
+        let mut listing = Listing::new(prefix);
+        let scan = Scan { cursor: "0", pattern: &key_pattern(prefix, pattern) };
+        listing.add_keys(self.reply_to(&scan)?.keys)?;
+        for batch in listing.take_keys().chunks(DESCRIBE_BATCH_MAX) {
+            for found in self.describe(&DescribeLocks::in_list(batch))? {
+                listing.add_lock(found)?;
+            }
+        }
+        Ok(listing.into_locks())
+    }
+
+    fn ping(&self) -> Result<Duration, BackendError> {
+        let began = clock::now();
+        self.reply_to(&Ping)?;
+        Ok(clock::now().duration_since(began))
+    }
+
+    fn close(&self) {}
+}
+
+impl LeaseRenewals for MemoryBackend {
+    fn renew(&mut self, leases: &[&Arc<Lease>], _: RenewalLimits<'_>) -> RenewalReport {
+        renew_on_one_server(leases, |requests| self.ask(&Renew(requests)))
+    }
+
+    fn reset(&mut self) {}
+}
+
+impl ResidueCleaner for MemoryBackend {
+    fn clean_up(
+        &mut self,
+        residues: &mut [(&Claim, &mut Residue)],
+        _: CleanupLimits<'_>,
+    ) -> Option<BackendError> {
+        let mut failure = None;
+        for (claim, residue) in residues {
+            match self.clean_up_once(claim, residue, Moment::NEVER) {
+                Ok(()) => residue.nodes = NodeSet::EMPTY,
+                Err(error) => failure = Some(error),
+            }
+        }
+        failure
+    }
+
+    fn close(&mut self) {}
+}

@@ -1,0 +1,67 @@
+//! `MemoryGrantStream`: a subscription to a channel of a server in memory.
+
+use std::sync::Arc;
+
+use super::server::{Inbox, Server};
+use crate::{
+    backend::{
+        CancelHandle, GrantStream, QueuePlace,
+        error::NodeError,
+        redis::{GrantMessage, PLACE},
+    },
+    core::claim::GrantNotice,
+    sys::clock::Moment,
+};
+
+#[derive(Debug)]
+pub(super) struct MemoryGrantStream {
+    server: Arc<Server>,
+    label: Arc<str>,
+    channel: String,
+    inbox: Arc<Inbox>,
+}
+
+impl MemoryGrantStream {
+    pub(super) fn open(
+        server: &Arc<Server>,
+        label: &Arc<str>,
+        channel: &str,
+    ) -> Result<MemoryGrantStream, NodeError> {
+        let inbox = server.subscribe(channel)?;
+        let (server, label) = (server.clone(), label.clone());
+        Ok(MemoryGrantStream { server, label, channel: channel.to_owned(), inbox })
+    }
+}
+
+impl GrantStream for MemoryGrantStream {
+    fn place(&self) -> QueuePlace {
+        PLACE
+    }
+
+    fn label(&self) -> &Arc<str> {
+        &self.label
+    }
+
+    fn is_open(&mut self) -> bool {
+        self.inbox.is_open()
+    }
+
+    fn cancel_handle(&self) -> Result<CancelHandle, NodeError> {
+        let inbox = self.inbox.clone();
+        Ok(CancelHandle::new(move || inbox.close()))
+    }
+
+    fn receive(&mut self, until: Moment) -> Result<Option<(Box<str>, GrantNotice)>, NodeError> {
+        let Some(payload) = self.inbox.receive(until)? else { return Ok(None) };
+        Ok(GrantMessage::parse(&payload).map(|message| {
+            let GrantMessage { token, granted_at_us, px_ms, id } = message;
+            (id.into(), GrantNotice { token, granted_at_us, px_ms })
+        }))
+    }
+}
+
+impl Drop for MemoryGrantStream {
+    fn drop(&mut self) {
+        self.server.unsubscribe(&self.channel, &self.inbox);
+    }
+}

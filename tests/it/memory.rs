@@ -1,0 +1,183 @@
+//! A server in memory: what its tests let others do, and how it fails.
+
+use std::time::Duration;
+
+use distlock::{LockError, LockLost, LockOptions, RedisMgr, Released, testing::MemoryServer};
+
+use crate::{
+    helpers::{SECOND, UnwrapReleased, expect_loss, spawn_call, with_ttl},
+    support::{TEST_TIMEOUT, eventually},
+};
+
+const OTHER: &str = "otherhost|pid7|tid7|ts1";
+/// For a lease that the test lets expire.
+const SHORT_TTL: Duration = Duration::from_millis(300);
+/// Long enough for a slow machine, so that a renewal finds out.
+const RENEWED_TTL: Duration = Duration::from_secs(3);
+
+fn server_and_manager() -> (MemoryServer, RedisMgr) {
+    let server = MemoryServer::with_real_time();
+    let mgr = server.manager();
+    (server, mgr)
+}
+
+fn await_waiter(mgr: &RedisMgr, name: &str) {
+    eventually("it waits", TEST_TIMEOUT, || {
+        mgr.holder(name).unwrap().is_some_and(|holder| holder.waiters() == Some(1))
+    });
+}
+
+#[test]
+fn lock_held_by_somebody_else_names_them() {
+    let (server, mgr) = server_and_manager();
+    server.hold("orders:42", OTHER, 600 * SECOND);
+    let refused = mgr.try_lock("orders:42").unwrap_err();
+    let LockError::Held { holder, .. } = &refused else { panic!("{refused:?}") };
+    assert_eq!((holder.id(), holder.host(), holder.pid()), (OTHER, Some("otherhost"), Some(7)));
+    assert!(holder.ttl_left().unwrap() > 60 * SECOND);
+    let late = mgr.try_lock_for("orders:42", SECOND / 20).unwrap_err();
+    assert!(late.is_timeout() && late.is_contended(), "{late:?}");
+    assert!(mgr.try_lock("orders:43").is_ok());
+}
+
+#[test]
+fn lock_held_by_somebody_else_expires() {
+    let (server, mgr) = server_and_manager();
+    server.hold("x", OTHER, SECOND / 20);
+    mgr.lock("x").unwrap().release().unwrap().unwrap_released();
+}
+
+#[test]
+fn guard_learns_who_took_its_lock() {
+    let (server, mgr) = server_and_manager();
+    let guard = mgr.lock_with("x", &with_ttl(RENEWED_TTL)).unwrap();
+    server.hold("x", OTHER, 60 * SECOND);
+    match expect_loss(&guard) {
+        LockLost::Taken { by, .. } => assert_eq!(by.id(), OTHER),
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(guard.release().unwrap(), Released::OwnedByOther(_)));
+}
+
+#[test]
+fn lock_taken_away_goes_to_the_waiter() {
+    let (server, mgr) = server_and_manager();
+    assert!(!server.take_away("x"), "nobody has it");
+    let guard = mgr.lock_with("x", &with_ttl(RENEWED_TTL)).unwrap();
+    let waiting = spawn_call(&server.manager(), "x", |mgr, name| mgr.lock(name).unwrap());
+    await_waiter(&mgr, "x");
+    assert!(server.take_away("x"));
+    let next = waiting.join().unwrap();
+    assert!(next.fencing_token() > guard.fencing_token());
+    let why = expect_loss(&guard);
+    assert!(matches!(why, LockLost::Taken { .. }), "{why:?}");
+    drop(next);
+    assert!(!server.take_away("x"), "the next holder has released it");
+}
+
+#[test]
+fn lock_taken_away_is_gone() {
+    let (server, mgr) = server_and_manager();
+    let guard = mgr.lock_with("x", &with_ttl(RENEWED_TTL)).unwrap();
+    assert!(server.take_away("x"));
+    assert_eq!(expect_loss(&guard), LockLost::Gone);
+}
+
+#[test]
+fn stopped_server_is_unavailable_until_it_is_back() {
+    let (server, mgr) = server_and_manager();
+    let guard = mgr.lock_with("x", &with_ttl(600 * SECOND)).unwrap();
+    server.stop();
+    for refused in [
+        mgr.try_lock("y").map(drop).unwrap_err(),
+        mgr.ping().map(drop).unwrap_err(),
+        mgr.holder("x").map(drop).unwrap_err(),
+        mgr.locks("*").map(drop).unwrap_err(),
+    ] {
+        assert!(refused.is_unavailable(), "{refused:?}");
+    }
+    assert!(guard.is_held());
+    server.resume();
+    guard.release().unwrap().unwrap_released();
+    drop(mgr.try_lock("x").unwrap());
+}
+
+/// The renewals fail, so the lease ends on this side although the server still has the lock.
+#[test]
+fn lease_expires_while_the_server_is_stopped() {
+    let (server, mgr) = server_and_manager();
+    let guard = mgr.lock_with("x", &with_ttl(SHORT_TTL)).unwrap();
+    server.stop();
+    assert_eq!(expect_loss(&guard), LockLost::Expired);
+}
+
+#[test]
+fn released_while_the_server_is_stopped_is_cleaned_up_later() {
+    let (server, mgr) = server_and_manager();
+    let guard = mgr.lock_with("x", &with_ttl(600 * SECOND)).unwrap();
+    server.stop();
+    assert!(guard.release().unwrap_err().is_unavailable());
+    server.resume();
+    eventually("it is free", TEST_TIMEOUT, || !mgr.is_locked("x").unwrap());
+}
+
+#[test]
+fn waiter_is_served_although_the_server_stopped_meanwhile() {
+    let (server, mgr) = server_and_manager();
+    let guard = mgr.lock("x").unwrap();
+    let waiting = spawn_call(&server.manager(), "x", |mgr, name| mgr.lock(name).map(drop));
+    await_waiter(&mgr, "x");
+    server.stop();
+    server.resume();
+    guard.release().unwrap().unwrap_released();
+    waiting.join().unwrap().unwrap();
+}
+
+#[test]
+fn server_that_forgot_gives_the_lock_again_with_a_higher_token() {
+    let (server, mgr) = server_and_manager();
+    let guard = mgr.lock_with("x", &with_ttl(RENEWED_TTL)).unwrap();
+    server.forget();
+    assert_eq!(expect_loss(&guard), LockLost::Gone);
+    let next = mgr.try_lock("x").unwrap();
+    assert!(next.fencing_token() > guard.fencing_token());
+}
+
+#[test]
+fn locks_are_listed_by_pattern() {
+    let (server, mgr) = server_and_manager();
+    let guards = ["orders:1", "orders:2", "users:1"].map(|name| mgr.lock(name).unwrap());
+    server.hold("orders:3", "somebody", 60 * SECOND);
+    let waiting = spawn_call(&server.manager(), "orders:1", |mgr, name| mgr.lock(name).map(drop));
+    await_waiter(&mgr, "orders:1");
+    let found = mgr.locks("orders:*").unwrap();
+    let names: Vec<_> = found.iter().map(|lock| lock.name()).collect();
+    assert_eq!(names, ["orders:1", "orders:2", "orders:3"]);
+    assert_eq!((found[0].waiters().len(), found[2].holder().id()), (1, "somebody"));
+    let info = mgr.lock_info("users:1").unwrap().unwrap();
+    assert_eq!(info.holder().id(), guards[2].id().as_str());
+    drop(guards);
+    waiting.join().unwrap().unwrap();
+}
+
+#[test]
+fn manager_in_memory_has_no_connections() {
+    let (_server, mgr) = server_and_manager();
+    assert!(mgr.connection().unwrap_err().is_unavailable());
+    assert_eq!(mgr.server(), "memory");
+}
+
+#[test]
+#[should_panic(expected = "no manager in memory: invalid lock options: ttl is 0")]
+fn invalid_configuration_is_reported() {
+    MemoryServer::with_real_time().manager_with(|config| config.ttl(Duration::ZERO));
+}
+
+#[test]
+fn lock_without_renewal_expires() {
+    let (server, mgr) = server_and_manager();
+    let options = LockOptions::new().ttl(SHORT_TTL).renew(false);
+    let guard = mgr.lock_with("x", &options).unwrap();
+    assert_eq!(expect_loss(&guard), LockLost::Expired);
+    server.manager().lock("x").unwrap().release().unwrap().unwrap_released();
+}
