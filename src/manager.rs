@@ -1,5 +1,6 @@
 //! `RedisMgr`: the lock manager, as an ordinary value and as a process-wide singleton.
 
+mod inspect;
 mod with_lock;
 
 use std::{
@@ -11,12 +12,11 @@ use std::{
 
 use crate::{
     config::{Config, LockOptions},
-    core::holder::Holder,
     error::{LockError, Result},
     global::FallibleOnce,
     guard::LockGuard,
     inner::ManagerHandle,
-    lock_info::{LockInfo, Released},
+    lock_info::Released,
     observe::metrics::Metrics,
     reentrant::ReentrantGuard,
     sys::fork,
@@ -243,131 +243,6 @@ impl RedisMgr {
     pub fn release_lock(&self, name: &str, id: &str) -> Result<bool> {
         let inner = self.handle.inner()?;
         Ok(inner.release_by_id(&inner.key(name)?, id)? == Released::Released)
-    }
-
-    /// Returns the current holder of the lock, with the time left and the number of waiters; `None`
-    /// if the lock is free. Blocks for one round trip, at most for one operation timeout.
-    /// Changes nothing.
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::Unavailable`], [`LockError::Refused`] or a similar error if the server cannot
-    /// reply.
-    pub fn holder(&self, name: &str) -> Result<Option<Holder>> {
-        let inner = self.handle.inner()?;
-        inner.inspect(&inner.key(name)?)
-    }
-
-    /// Returns true if any client holds the lock. Blocks like [`holder`](Self::holder).
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`holder`](Self::holder).
-    pub fn is_locked(&self, name: &str) -> Result<bool> {
-        Ok(self.holder(name)?.is_some())
-    }
-
-    /// Lists the held locks whose names match `pattern`, sorted by name, with their holders and
-    /// waiters. Changes nothing.
-    ///
-    /// The pattern is a Redis glob over names without the prefix: `*` matches any text, `?` any
-    /// byte, `[a-c]` one byte of a set, and a backslash escapes the next byte. Locks of other
-    /// clients under the prefix are listed too. With an empty prefix, where a key can be any
-    /// data, only locks of this library are listed.
-    ///
-    /// The request is split into many small steps (`SCAN`, then 50 locks at a time), so that the
-    /// server can serve other clients in between. The call blocks until the whole key space has
-    /// been scanned: for at most one operation timeout in each step, and at most 60 operation
-    /// timeouts in total (a minute by default). It uses one pooled connection to each node. A lock
-    /// that is acquired or released during the call may or may not be listed. Each lock lists its
-    /// first 100 waiters, or fewer if there are very many in total; see
-    /// [`lock_info`](Self::lock_info).
-    ///
-    /// With several nodes, the locks of all responding nodes are listed.
-    /// [`LockInfo::is_certain`] says whether a quorum agrees on the holder.
-    ///
-    /// ```no_run
-    /// # fn main() -> distlock::Result<()> {
-    /// for lock in distlock::RedisMgr::instance()?.locks("*")? {
-    ///     println!("{lock}");
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::InvalidName`] if the pattern is longer than any name.
-    /// [`LockError::Unavailable`], [`LockError::NoQuorum`], [`LockError::PoolExhausted`] or
-    /// [`LockError::Refused`] if the server cannot reply. The server's user also needs the
-    /// permissions `+scan` and `+lrange`.
-    pub fn locks(&self, pattern: &str) -> Result<Vec<LockInfo>> {
-        self.handle.inner()?.locks(pattern)
-    }
-
-    /// Returns the holder of one lock and its first 1,000 waiters in queue order; `None` if the
-    /// lock is free. Blocks for one round trip, at most for one operation timeout. Changes
-    /// nothing.
-    ///
-    /// ```no_run
-    /// # fn main() -> distlock::Result<()> {
-    /// if let Some(lock) = distlock::RedisMgr::instance()?.lock_info("orders:42")? {
-    ///     println!("{}", lock.holder());
-    ///     lock.waiters().iter().for_each(|waiter| println!("  then {waiter}"));
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`holder`](Self::holder), and [`LockError::WrongType`] if the key holds
-    /// something that is not a lock.
-    pub fn lock_info(&self, name: &str) -> Result<Option<LockInfo>> {
-        let inner = self.handle.inner()?;
-        inner.lock_info(&inner.key(name)?)
-    }
-
-    /// Takes the lock away from its current holder and hands it over to the next waiter. Returns
-    /// true on success; false if the lock was free or its holder changed during the call.
-    ///
-    /// This is for operators: the former holder finds out at its next renewal, and may keep working
-    /// until then. Blocks for two round trips, at most for one operation timeout. Finding the
-    /// holder may take at most half of that.
-    ///
-    /// The holder may be any client, with any bytes as its identifier. Identifiers over 512 bytes
-    /// are compared by their first 512 bytes.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`holder`](Self::holder).
-    pub fn force_release(&self, name: &str) -> Result<bool> {
-        let inner = self.handle.inner()?;
-        let key = inner.key(name)?;
-        inner.force_release(&key)
-    }
-
-    /// Takes the lock away from the holder with the identifier `id` (see [`Holder::id`]), and from
-    /// no other client: the server compares and releases in one step. Blocks for one round trip, or
-    /// two if the identifier is not valid UTF-8; at most for one
-    /// [operation timeout](Config::operation_timeout).
-    ///
-    /// ```no_run
-    /// # fn main() -> distlock::Result<()> {
-    /// let mgr = distlock::RedisMgr::instance()?;
-    /// if let Some(stuck) = mgr.holder("orders:42")? {
-    ///     println!("{:?}", mgr.force_release_if("orders:42", stuck.id())?);
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`LockGuard::release`].
-    pub fn force_release_if(&self, name: &str, id: &str) -> Result<Released> {
-        let inner = self.handle.inner()?;
-        inner.force_release_if(&inner.key(name)?, id)
     }
 
     /// Checks that the server replies, and returns the round-trip time. Useful at start-up. Blocks

@@ -120,7 +120,7 @@ mod tests {
         }
     }
 
-    /// Fault: N140
+    /// Fault: N136
     #[test]
     fn threads_are_served_in_turn_and_releases_first() {
         let queue = Arc::new(CheckoutQueue::new(1));

@@ -4,10 +4,8 @@
 //! lock on that node. A waiter behind others asks only the queue node, unless its last round failed
 //! or an earlier node may have recovered. Contenders therefore do not split the votes for long.
 
-use std::{
-    hash::{DefaultHasher, Hash as _, Hasher as _},
-    time::Duration,
-};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::time::Duration;
 
 use smallvec::SmallVec;
 

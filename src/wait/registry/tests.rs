@@ -89,7 +89,7 @@ fn wake_same_lock_wakes_no_waiter_of_another_lock() {
 /// A whole process joins the queue again at once if the server has lost the queue. Otherwise each
 /// missed grant would wake all threads that wait for the lock, and these would miss theirs.
 ///
-/// Fault: N141
+/// Fault: N137
 #[test]
 fn waiters_ask_again_only_if_the_whole_queue_is_lost() {
     let registry = WaitRegistry::default();
