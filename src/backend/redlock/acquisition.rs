@@ -22,7 +22,7 @@ use crate::{
         AcquireRequest, Acquisition, Answer, Asking, Contention, NextStep, QueuePlace, QueueReport,
         error::BackendError,
         redis::{
-            Exchange, NodeError, NodeErrorKind, Urgency,
+            Exchange, NodeError, NodeErrorKind,
             requests_and_replies::{Acquire, AcquireMode, AcquireReply},
         },
     },
@@ -140,8 +140,7 @@ impl<'a> QuorumAcquisition<'a> {
         let claim_window_only = self.asks_for_claim_window(mode, ask_all);
         let queues = matches!(mode, AcquireMode::Enqueue | AcquireMode::Poll);
         self.queue_requested |= queues;
-        let mut connections =
-            redlock.checkout(Urgency::Other, deadline).map_err(BackendError::Node)?;
+        let mut connections = redlock.checkout(deadline)?;
         let (footprint, releases) = (&mut self.footprint, &mut self.releases);
         let head = if self.is_head { NodeSet::single(queue_node) } else { NodeSet::EMPTY };
         releases.send_due(redlock, &mut connections, footprint, &request, head);

@@ -11,7 +11,7 @@ use crate::{
         Inspection,
         error::BackendError,
         redis::{
-            Request, Urgency,
+            Request,
             requests_and_replies::{Inspect, Ping},
         },
     },
@@ -135,8 +135,7 @@ impl Redlock {
         deadline: Moment,
         request: impl Fn(usize) -> C,
     ) -> Result<Responses<C::Reply>, BackendError> {
-        let mut connections =
-            self.checkout(Urgency::Other, deadline).map_err(BackendError::Node)?;
+        let mut connections = self.checkout(deadline)?;
         let responses = self.ask_once(&mut connections, deadline, grace, &request);
         let is_stale = |response: &Response<C::Reply>| {
             matches!(

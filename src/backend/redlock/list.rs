@@ -9,7 +9,7 @@ use crate::{
         Inspection,
         error::BackendError,
         redis::{
-            Request, Urgency,
+            Request,
             list::{DescribeLocks, Description, HeldDescription, Scan, key_pattern},
             listing::{DESCRIBE_BATCH_MAX, LIST_TIMEOUTS_MAX, Listing, ScanProgress},
         },
@@ -29,9 +29,7 @@ impl Redlock {
     ) -> Result<Vec<LockInfo>, BackendError> {
         let (began, timeout) = (clock::now(), self.operation_timeout());
         let end = began.saturating_add(timeout.saturating_mul(LIST_TIMEOUTS_MAX));
-        let mut connections = self
-            .checkout(Urgency::Other, began.saturating_add(timeout))
-            .map_err(BackendError::Node)?;
+        let mut connections = self.checkout(began.saturating_add(timeout))?;
         let mut listing = Listing::new(prefix);
         let pattern = key_pattern(prefix, pattern);
         let mut nodes = self.scan(&mut connections, &mut listing, &pattern, end)?;
@@ -49,7 +47,7 @@ impl Redlock {
     /// Looks up one lock, with as many of its waiters as fit into a reply.
     pub(crate) fn lookup(&self, key: &LockKey) -> Result<Inspection<LockInfo>, BackendError> {
         let end = clock::now().saturating_add(self.operation_timeout());
-        let mut connections = self.checkout(Urgency::Other, end).map_err(BackendError::Node)?;
+        let mut connections = self.checkout(end)?;
         let responses = self.ask_responsive(
             &mut connections,
             self.all_nodes(),

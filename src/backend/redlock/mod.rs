@@ -103,10 +103,9 @@ impl Redlock {
     /// checked later, when a connection to it succeeds.
     pub(crate) fn validate_nodes(&self) -> Result<(), LockError> {
         let deadline = clock::now().saturating_add(self.operation_timeout);
-        let connections = self.checkout(Urgency::Other, deadline);
-        let mut connections = connections.map_err(|failure| {
-            self.lock_error(BackendError::Node(failure), Action::Connect, None)
-        })?;
+        let mut connections = self
+            .checkout(deadline)
+            .map_err(|error| self.lock_error(error, Action::Connect, None))?;
         let responses = self.ask(
             &mut connections,
             BroadcastOptions::awaiting_all(self.all_nodes(), deadline),
@@ -175,12 +174,8 @@ impl Redlock {
     }
 
     /// Takes connections from the pool, one to each node. Waits until `deadline` if none are free.
-    pub(crate) fn checkout(
-        &self,
-        urgency: Urgency,
-        deadline: Moment,
-    ) -> Result<PooledConnections, NodeError> {
-        self.pool.get(urgency, deadline)
+    pub(crate) fn checkout(&self, deadline: Moment) -> Result<PooledConnections, BackendError> {
+        self.pool.get(Urgency::Other, deadline).map_err(BackendError::Node)
     }
 
     pub(crate) fn pool(&self) -> &Arc<ConnectionPool> {

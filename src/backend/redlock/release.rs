@@ -142,7 +142,7 @@ impl Redlock {
         deadline: Moment,
     ) -> Result<Released, BackendError> {
         let mut connections =
-            self.checkout(Urgency::Release, deadline).map_err(BackendError::Node)?;
+            self.pool.get(Urgency::Release, deadline).map_err(BackendError::Node)?;
         let request = ReleaseRequest::new(key, id, "", was_held);
         self.release(&mut connections, request, deadline).result
     }
