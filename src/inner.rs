@@ -86,9 +86,9 @@ impl ManagerHandle {
     /// Starts the threads.
     pub(crate) fn start(config: ValidatedConfig) -> Result<ManagerHandle> {
         let handlers = config.handlers.clone();
-        let observer =
-            Observer::start(handlers, join_labels(&config.endpoints), config.metrics_by_lock)
-                .map_err(no_thread("loggers and event handlers"))?;
+        let (server, nodes) = (join_labels(&config.endpoints), config.endpoints.len());
+        let observer = Observer::start(handlers, server, nodes, config.metrics_by_lock)
+            .map_err(no_thread("loggers and event handlers"))?;
         let (backend, pool) = open_backend(&config, &observer)?;
         ManagerHandle::start_on(backend, Some(pool), observer, config)
     }
@@ -102,8 +102,16 @@ impl ManagerHandle {
     ) -> Result<ManagerHandle> {
         static STARTED: AtomicU64 = AtomicU64::new(0);
         let cleaner = Arc::new(Cleaner::new(backend.clone()));
+        let probe_interval = if backend.needs_probes() { config.ttl / 3 } else { Duration::MAX };
         let renewer = observer
-            .shield(|| LockRenewer::start(backend.clone(), observer.clone(), cleaner.clone()))
+            .shield(|| {
+                LockRenewer::start(
+                    backend.clone(),
+                    observer.clone(),
+                    cleaner.clone(),
+                    probe_interval,
+                )
+            })
             .map_err(no_thread("lock renewer"))?;
         let channel = format!("distlock:client:{}", random_uuid());
         let acquirer = Acquirer {

@@ -219,7 +219,7 @@ pub use crate::{
         event::{
             AcquiredEvent, AttemptedEvent, ContendedEvent, FailedEvent, HandleEvent, LostEvent,
             ReconnectedEvent, ReleasedEvent, RenewalFailedEvent, RenewalOverdueEvent, RenewedEvent,
-            ServerChangedEvent, TimedOutEvent,
+            ServerChangedEvent, TimedOutEvent, UnreachableEvent,
         },
         metrics::{LockMetrics, Metrics, Timing},
     },

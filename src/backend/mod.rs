@@ -70,6 +70,11 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         deadline: Moment,
     ) -> Result<Released, BackendError>;
 
+    /// Whether a server may have to be left out although no lock is asked for.
+    fn needs_probes(&self) -> bool {
+        false
+    }
+
     /// Returns what renews the leases of a manager.
     fn lease_renewals(self: Arc<Self>) -> Box<dyn LeaseRenewals + Send>;
 
@@ -250,6 +255,10 @@ pub(crate) trait LeaseRenewals {
     fn repair(&mut self, _limits: RenewalLimits<'_>) -> Option<Vec<LeaseResidue>> {
         None
     }
+
+    /// Asks the servers whether they are reachable, and still those that may keep locks. Called at
+    /// regular intervals if [`Backend::needs_probes`].
+    fn probe(&mut self, _limits: RenewalLimits<'_>) {}
 
     /// Closes the connections, after a panic: replies in flight on them cannot be matched to
     /// requests any more.

@@ -34,7 +34,7 @@ pub(crate) struct ValidatedConfig {
     pub(crate) spin: Duration,
     pub(crate) handlers: Vec<Arc<dyn HandleEvent>>,
     pub(crate) metrics_by_lock: bool,
-    ttl: Duration,
+    pub(crate) ttl: Duration,
     max_hold: Option<Duration>,
 }
 

@@ -106,6 +106,14 @@ pub trait HandleEvent: Send + Sync + fmt::Debug {
         let _ = event;
     }
 
+    /// A server cannot be reached. Called once per outage, and then `reconnected` when it has
+    /// ended. Over several nodes, an outage is noticed within a third of
+    /// [`Config::ttl`](crate::Config::ttl) plus one operation timeout, whether or not a lock is
+    /// held. A single server is contacted only for a lock.
+    fn unreachable(&self, event: &UnreachableEvent<'_>) {
+        let _ = event;
+    }
+
     /// A connection to a server that was unreachable, or whose connection had broken, was
     /// established again. Called once per outage, for the first new connection.
     fn reconnected(&self, event: &ReconnectedEvent<'_>) {
@@ -278,6 +286,16 @@ event! {
         waited: Duration,
         /// The error that the call returns.
         error: &'a LockError,
+    }
+}
+
+event! {
+    /// A server cannot be reached.
+    UnreachableEvent {
+        /// The server address, as shown in errors.
+        server: &'a str,
+        /// The reason, as a phrase without a full stop.
+        why: &'a str,
     }
 }
 

@@ -22,11 +22,16 @@ use crate::{
         event::{
             AcquiredEvent, AttemptedEvent, ContendedEvent, FailedEvent, HandleEvent, LostEvent,
             ReconnectedEvent, ReleasedEvent, RenewalFailedEvent, RenewalOverdueEvent, RenewedEvent,
-            ServerChangedEvent, TimedOutEvent,
+            ServerChangedEvent, TimedOutEvent, UnreachableEvent,
         },
         metrics::{Count, Metrics, Recorder},
     },
-    sys::{clock::Moment, display::Quoted, outbox::Outbox, user_code},
+    sys::{
+        clock::Moment,
+        display::{HumanDuration, Quoted},
+        outbox::Outbox,
+        user_code,
+    },
 };
 
 /// The observer of one manager.
@@ -72,9 +77,10 @@ impl Observer {
     pub(crate) fn start(
         handlers: Vec<Arc<dyn HandleEvent>>,
         server: Arc<str>,
+        nodes: usize,
         metrics_by_lock: bool,
     ) -> io::Result<Arc<Observer>> {
-        let metrics = Arc::new(Recorder::new(server, metrics_by_lock));
+        let metrics = Arc::new(Recorder::new(server, nodes, metrics_by_lock));
         let handlers = Arc::new(HandlerList { handlers, panicked: AtomicBool::new(false) });
         let counts = metrics.clone();
         let on_drop = move || counts.count(Count::ReportsDropped);
@@ -226,7 +232,24 @@ impl Observer {
         self.dispatch_inline(|handler| handler.released(&event));
     }
 
-    pub(crate) fn reconnected(&self, server: &Arc<str>, away: Duration) {
+    /// Reports a server that cannot be reached. Called once for each outage.
+    pub(crate) fn unreachable(&self, server: &Arc<str>, why: &str) {
+        self.metrics.node_down();
+        log_safely!(warn, "{server} is unreachable: {why}");
+        self.dispatch_queued(|| {
+            let (server, why) = (server.clone(), Box::<str>::from(why));
+            move |handler| {
+                handler.unreachable(&UnreachableEvent { server: &server, why: &why });
+            }
+        });
+    }
+
+    /// `was_unreachable` says whether [`unreachable`](Self::unreachable) has reported the outage.
+    pub(crate) fn reconnected(&self, server: &Arc<str>, away: Duration, was_unreachable: bool) {
+        if was_unreachable {
+            self.metrics.node_up();
+            log_safely!(info, "{server} is reachable again after {}", HumanDuration(away));
+        }
         self.metrics.count(Count::Reconnected);
         self.dispatch_queued(|| {
             let server = server.clone();

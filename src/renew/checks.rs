@@ -76,7 +76,7 @@ fn plan() -> RenewalPlan {
 /// their number.
 fn work(shared: &Shared, confirmed_until: Moment) -> usize {
     let mut renewals = 0;
-    while let Some(due) = shared.wait_for_renewals() {
+    while let Some(due) = shared.wait_for_renewals(Moment::NEVER) {
         for (generation, lease) in due {
             if !shared.state.lock().schedule.contains(generation) {
                 continue;
@@ -195,7 +195,9 @@ fn threads_wake_for_lease_that_is_registered_as_they_park() {
         let (renewer, shared) = renewer();
         let worker = {
             let shared = shared.clone();
-            thread::spawn(move || shared.wait_for_renewals().map_or(0, |due| due.len()))
+            thread::spawn(move || {
+                shared.wait_for_renewals(Moment::NEVER).map_or(0, |due| due.len())
+            })
         };
         let registration = renewer.register(&lease(Duration::ZERO, far()), plan());
         assert_eq!(worker.join().unwrap(), 1);

@@ -116,15 +116,17 @@ impl Drop for Registration {
 }
 
 impl LockRenewer {
+    /// Asks the servers at this interval whether they are reachable.
     pub(crate) fn start(
         backend: Arc<dyn Backend>,
         observer: Arc<Observer>,
         residues: Arc<dyn ResidueSink>,
+        probe_interval: Duration,
     ) -> io::Result<LockRenewer> {
         let shared = Arc::new(Shared::new());
         let context = Context { backend, observer, shared: shared.clone(), residues };
         let worker = Worker::new(context.clone());
-        let worker = threads::spawn("distlock-renew-io", move || worker.run())?;
+        let worker = threads::spawn("distlock-renew-io", move || worker.run(probe_interval))?;
         let (running, finished) = bounded(0);
         let timer = Timer::new(context, worker);
         let timer = threads::spawn("distlock-renewer", move || {
@@ -202,18 +204,20 @@ impl Shared {
         None
     }
 
-    /// The worker's wait: sleeps until renewals are due, and returns them. Returns `None` on
-    /// shutdown.
-    fn wait_for_renewals(&self) -> Option<Vec<(Generation, Arc<Lease>)>> {
+    /// The worker's wait: sleeps until renewals are due, and returns them; none at
+    /// `probe_at`. Returns
+    /// `None` on shutdown.
+    fn wait_for_renewals(&self, probe_at: Moment) -> Option<Vec<(Generation, Arc<Lease>)>> {
         // The last renewals may have moved the end of a lease back.
         self.wake_sleepers(self.state.lock());
         let mut state = self.state.lock();
         while state.shutdown_deadline.is_none() {
-            let due = state.schedule.take_due(clock::now());
-            if !due.is_empty() {
+            let now = clock::now();
+            let due = state.schedule.take_due(now);
+            if !due.is_empty() || now >= probe_at {
                 return Some(due);
             }
-            let until = state.schedule.earliest_renewal();
+            let until = state.schedule.earliest_renewal().min(probe_at);
             state.worker.0 = Some(until);
             clock::park_suspend_aware(&self.wakes_worker, &mut state, until);
             state.worker.0 = None;

@@ -43,10 +43,18 @@ impl Worker {
         Worker { renewals: context.backend.clone().lease_renewals(), context }
     }
 
-    pub(super) fn run(mut self) {
-        while let Some(due) = self.context.shared.wait_for_renewals() {
-            self.renew(due);
-            self.repair();
+    pub(super) fn run(mut self, probe_interval: Duration) {
+        let next_probe = || clock::now().saturating_add(probe_interval);
+        let mut probe_at = next_probe();
+        while let Some(due) = self.context.shared.wait_for_renewals(probe_at) {
+            if !due.is_empty() {
+                self.renew(due);
+                self.repair();
+            }
+            if clock::now() >= probe_at {
+                self.probe();
+                probe_at = next_probe();
+            }
         }
     }
 
@@ -57,6 +65,13 @@ impl Worker {
             self.renewals.reset();
         }
         result
+    }
+
+    fn probe(&mut self) {
+        let time = self.context.backend.operation_timeout();
+        self.isolate_panic(|worker| {
+            worker.exchange(time, |renewals, limits| renewals.probe(limits));
+        });
     }
 
     fn renew(&mut self, mut due: Vec<Due>) {

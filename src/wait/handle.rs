@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn handle_dropped_without_subscription_wakes_next_waiter() {
         let nowhere = Arc::new(Endpoint::parse("unix:///nowhere").unwrap());
-        let observer = Observer::start(Vec::new(), nowhere.label.clone(), false).unwrap();
+        let observer = Observer::start(Vec::new(), nowhere.label.clone(), 1, false).unwrap();
         let timeout = Duration::from_secs(1);
         let backend = RedisBackend::new(nowhere, 1, timeout, Duration::ZERO, observer).unwrap();
         let listener = Arc::new(GrantListener::new(Arc::new(backend), "channel".into()));

@@ -6,5 +6,6 @@ mod exporters;
 mod handlers;
 mod inspect;
 mod metrics;
+mod nodes;
 mod recorder;
 mod reports;

@@ -104,6 +104,10 @@ impl FakeNode {
                 Ok(Value::Array(parts.map(|part| text(&part.to_string())).to_vec()))
             }
             ("INFO", [section]) => Ok(text(&self.info(&String::from_utf8_lossy(section), now_us))),
+            ("INFO", []) => {
+                let sections = ["server", "replication"].map(|section| self.info(section, now_us));
+                Ok(text(&sections.concat()))
+            }
             ("PING", []) if self.is_subscribed(peer) => {
                 Ok(Value::Array(vec![text("pong"), text("")]))
             }

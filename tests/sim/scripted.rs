@@ -359,7 +359,9 @@ fn clean_up_on_slow_node_does_not_pile_up() {
             let served = || sim.net.borrow().servers[2].requests_served;
             let before = served();
             sim.sleep(60 * SEC);
-            assert_eq!(served() - before, 0, "clean-up requests were still pending");
+            // A manager without locks probes its nodes every third of the ttl.
+            let probes = 60 * 3 / 10;
+            assert!(served() - before <= probes, "clean-up requests were still pending");
             Ok(())
         });
     }

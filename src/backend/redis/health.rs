@@ -24,6 +24,8 @@ struct State {
     backoff_until: Moment,
     /// Time at which the current outage was noticed.
     down_since: Option<Moment>,
+    /// The current outage has been reported.
+    down_reported: bool,
     /// End of the last outage.
     recovered_at: Moment,
     /// Number of attempts to connect in progress.
@@ -50,6 +52,16 @@ pub(super) enum ConnectOutcome {
     Unknown,
 }
 
+/// What is to be reported after an attempt to connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HealthChange {
+    /// The node cannot be reached.
+    Down,
+    /// It can be reached again. If a socket has broken, and the next one opens at once, no outage
+    /// was reported before.
+    Up { away: Duration, was_reported: bool },
+}
+
 impl Default for NodeHealth {
     fn default() -> NodeHealth {
         let never = Moment::from_nanos(0);
@@ -57,6 +69,7 @@ impl Default for NodeHealth {
             consecutive_failures: 0,
             backoff_until: never,
             down_since: None,
+            down_reported: false,
             recovered_at: never,
             connecting: 0,
             no_success_since: never,
@@ -117,14 +130,14 @@ impl NodeHealth {
 
 impl Connecting<'_> {
     /// Records how the attempt ended, and when the former socket was opened if it has broken. A
-    /// socket that was opened before the last outage ended belongs to that outage. Returns the
-    /// length of the outage that this attempt has ended.
+    /// socket that was opened before the last outage ended belongs to that outage. Returns what is
+    /// to be reported.
     pub(super) fn end(
         self,
         now: Moment,
         outcome: ConnectOutcome,
         broken: Option<Moment>,
-    ) -> Option<Duration> {
+    ) -> Option<HealthChange> {
         let mut state = self.health.0.lock();
         if matches!(outcome, ConnectOutcome::WasConnected | ConnectOutcome::Connected) {
             state.no_success_since = now;
@@ -135,12 +148,17 @@ impl Connecting<'_> {
         if broke || outcome == ConnectOutcome::Failed {
             state.down_since.get_or_insert(now);
         }
+        if outcome == ConnectOutcome::Failed && !state.down_reported {
+            state.down_reported = true;
+            return Some(HealthChange::Down);
+        }
         if outcome != ConnectOutcome::Connected {
             return None;
         }
         let down_since = state.down_since.take()?;
         state.recovered_at = now;
-        Some(now.duration_since(down_since))
+        let was_reported = std::mem::take(&mut state.down_reported);
+        Some(HealthChange::Up { away: now.duration_since(down_since), was_reported })
     }
 }
 
@@ -219,11 +237,14 @@ mod tests {
             health.begin_connect(at(begun)).end(at(ended), outcome, broken.map(at))
         };
         assert_eq!(attempt(10, 11, Connected, None), None, "there was no outage");
-        assert_eq!(attempt(100, 110, Failed, Some(11)), None);
+        let up = |away, was_reported| Some(HealthChange::Up { away: ms(away), was_reported });
+        assert_eq!(attempt(100, 110, Failed, Some(11)), Some(HealthChange::Down));
         assert_eq!(attempt(120, 130, Failed, None), None);
-        assert_eq!(attempt(140, 150, Connected, None), Some(ms(40)));
+        assert_eq!(attempt(140, 150, Connected, None), up(40, true));
         assert_eq!(attempt(160, 170, Connected, Some(11)), None, "it broke in the same outage");
-        assert_eq!(attempt(200, 210, Connected, Some(150)), Some(ms(0)), "it broke later");
+        assert_eq!(attempt(200, 210, Connected, Some(150)), up(0, false), "it broke later");
+        assert_eq!(attempt(220, 230, Unknown, Some(211)), None);
+        assert_eq!(attempt(240, 250, Failed, None), Some(HealthChange::Down));
     }
 
     #[test]
@@ -238,6 +259,7 @@ mod tests {
         // An earlier socket broke.
         assert_eq!(attempt(50, 60, Unknown, Some(40)), None);
         assert_eq!(attempt(70, 80, WasConnected, None), None);
-        assert_eq!(attempt(90, 95, Connected, None), Some(ms(35)));
+        let up = HealthChange::Up { away: ms(35), was_reported: false };
+        assert_eq!(attempt(90, 95, Connected, None), Some(up));
     }
 }

@@ -50,6 +50,7 @@ pub(crate) use self::{
     redis_node::{Exchange, InFlightRequest, NodeConnections, RedisNode},
     release_turns::ReleaseTurns,
     script::{Request, ScriptRef},
+    server_info::Info,
     transport::{Transport, Wake, poll_readable, waker},
     url::Endpoint,
 };

@@ -14,9 +14,10 @@ use redis::Value;
 use super::{
     NodeError, NodeErrorKind,
     connection::{Connection, Handshake},
-    health::{ConnectOutcome, NodeHealth},
+    health::{ConnectOutcome, HealthChange, NodeHealth},
     membership::{Eligibility, Membership},
     script::{Request, ScriptRef, name_missing_permission},
+    server_info::ServerInfo,
     url::Endpoint,
 };
 use crate::{
@@ -182,56 +183,66 @@ impl RedisNode {
             Err(_) => ConnectOutcome::Failed,
         };
         let broken = connection.take_broken_opened_at();
-        if let Some(outage) = connecting.end(clock::now(), outcome, broken) {
-            self.observer.reconnected(self.label(), outage);
+        match (connecting.end(clock::now(), outcome, broken), &connected) {
+            (Some(HealthChange::Down), Err(error)) => {
+                self.observer.unreachable(self.label(), &error.kind.to_string());
+            }
+            (Some(HealthChange::Up { away, was_reported }), _) => {
+                self.observer.reconnected(self.label(), away, was_reported);
+            }
+            _ => {}
         }
         let Some(handshake) = connected? else { return Ok(()) };
         let Handshake { clock_sample, server_info } = handshake;
         // The connection may lead to another server, with another clock.
         *self.clock_sample.lock() = Some(clock_sample);
-        if let (Some(member), Some(info)) = (&self.member, server_info) {
-            let (replaced, eligibility) = {
-                let mut membership = member.membership.lock();
-                let replaced = membership.is_replacement(member.index, &info);
-                let eligibility = membership.observe(member.index, &info);
-                // A new epoch closes the connections to the former server. The former server may
-                // now be reachable as another node, and would vote twice.
-                if replaced && eligibility != Eligibility::Replica {
-                    member.server_epoch.fetch_add(1, Ordering::AcqRel);
-                }
-                connection.set_server_epoch(member.server_epoch.load(Ordering::Acquire));
-                (replaced, eligibility)
-            };
-            let quarantine =
-                if let Eligibility::Quarantined(left) = eligibility { Some(left) } else { None };
-            if replaced || quarantine.is_some() {
-                self.observer.server_changed(self.label(), replaced, quarantine);
+        server_info.map_or(Ok(()), |info| self.check_server(connection, &info))
+    }
+
+    /// Records what the server of a connection reports about itself. Closes the connection if the
+    /// server must not vote.
+    pub(crate) fn check_server(
+        &self,
+        connection: &mut Connection,
+        info: &ServerInfo,
+    ) -> Result<(), NodeError> {
+        let Some(member) = &self.member else { return Ok(()) };
+        let (replaced, eligibility) = {
+            let mut membership = member.membership.lock();
+            let replaced = membership.is_replacement(member.index, info);
+            let eligibility = membership.observe(member.index, info);
+            // A new epoch closes the other connections. They may lead to the former server, which
+            // may now be reachable as another node and would vote twice; or to a server that has
+            // become a replica, which votes too if it is writable.
+            if replaced != (eligibility == Eligibility::Replica) {
+                member.server_epoch.fetch_add(1, Ordering::AcqRel);
             }
-            let reason = match eligibility {
-                Eligibility::Eligible => return Ok(()),
-                Eligibility::Quarantined(left) => {
-                    let label = self.label();
-                    log_safely!(
-                        warn,
-                        "{label} may have lost its data in a restart; it votes again in {}",
-                        HumanDuration(left)
-                    );
-                    return Ok(());
-                }
-                Eligibility::Replica => {
-                    "it is a replica; nodes must be independent masters".to_owned()
-                }
-                Eligibility::Duplicate(other) => {
-                    format!("it is the same server as {other}, and would vote twice")
-                }
-            };
-            connection.poison();
-            return Err(NodeError {
-                outcome_unknown: false,
-                kind: NodeErrorKind::Ineligible(reason),
-            });
+            connection.set_server_epoch(member.server_epoch.load(Ordering::Acquire));
+            (replaced, eligibility)
+        };
+        let quarantine =
+            if let Eligibility::Quarantined(left) = eligibility { Some(left) } else { None };
+        if replaced || quarantine.is_some() {
+            self.observer.server_changed(self.label(), replaced, quarantine);
         }
-        Ok(())
+        let reason = match eligibility {
+            Eligibility::Eligible => return Ok(()),
+            Eligibility::Quarantined(left) => {
+                let label = self.label();
+                log_safely!(
+                    warn,
+                    "{label} may have lost its data in a restart; it votes again in {}",
+                    HumanDuration(left)
+                );
+                return Ok(());
+            }
+            Eligibility::Replica => "it is a replica; nodes must be independent masters".to_owned(),
+            Eligibility::Duplicate(other) => {
+                format!("it is the same server as {other}, and would vote twice")
+            }
+        };
+        connection.poison();
+        Err(NodeError { outcome_unknown: false, kind: NodeErrorKind::Ineligible(reason) })
     }
 
     /// Closes a connection that leads to an earlier server of this node.

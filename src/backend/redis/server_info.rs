@@ -5,6 +5,10 @@ use std::time::Duration;
 
 use redis::Value;
 
+use super::{
+    connection::write_command,
+    script::{Request, Script, ScriptRef},
+};
 use crate::sys::clock::Moment;
 
 /// Commands that a new connection to one of several nodes sends in its handshake.
@@ -69,6 +73,26 @@ impl ServerInfoReader {
 
     fn field(&self, name: &str) -> Option<&str> {
         self.info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+    }
+}
+
+/// Asks an established connection for what a handshake asks.
+pub(crate) struct Info;
+
+impl Request for Info {
+    type Reply = ServerInfoReader;
+
+    fn script(&self) -> Option<&'static Script> {
+        None
+    }
+
+    fn encode(&self, _: ScriptRef, _: u64, _: u64, out: &mut Vec<u8>) {
+        write_command(out, &[b"INFO"]);
+    }
+
+    fn decode(&self, _: u64, reply: Value) -> Option<ServerInfoReader> {
+        let mut reader = ServerInfoReader::default();
+        reader.read_reply(&[b"INFO"], &reply).then_some(reader)
     }
 }
 

@@ -113,16 +113,12 @@ impl Redlock {
             |_, _| Vote::Yes,
         );
         for (node, response) in self.nodes.iter().zip(&responses.by_node) {
-            match response {
-                Response::Failed(NodeError { kind: NodeErrorKind::Ineligible(why), .. }) => {
-                    return Err(LockError::InvalidConfig {
-                        reason: format!("{} cannot be a node: {why}", node.label()),
-                    });
-                }
-                Response::Failed(failure) => {
-                    log_safely!(warn, "node {} is unreachable: {}", node.label(), failure.kind)
-                }
-                _ => {}
+            if let Response::Failed(NodeError { kind: NodeErrorKind::Ineligible(why), .. }) =
+                response
+            {
+                return Err(LockError::InvalidConfig {
+                    reason: format!("{} cannot be a node: {why}", node.label()),
+                });
             }
         }
         Ok(())
@@ -224,6 +220,10 @@ impl Backend for Redlock {
 
     fn operation_timeout(&self) -> Duration {
         self.operation_timeout
+    }
+
+    fn needs_probes(&self) -> bool {
+        true
     }
 
     fn excludes_others(&self, residue: &Residue) -> bool {

@@ -20,7 +20,7 @@ use crate::{
         LeaseRenewals, LeaseResidue, Renewal, RenewalLimits, RenewalReport,
         error::BackendError,
         redis::{
-            Exchange, InFlightRequest, LateReader, NodeError, NodeErrorKind, Request,
+            Exchange, InFlightRequest, Info, LateReader, NodeError, NodeErrorKind, Request,
             renewals::{connect_by, refusal_of_one_lock, renewal_request, renewal_timeout},
             requests_and_replies::{Renew, RenewReply},
         },
@@ -139,6 +139,22 @@ impl LeaseRenewals for QuorumRenewals {
         self.has_repaired = true;
         let (lease, nodes) = self.missing.1.try_recv().ok()?;
         Some(self.reacquire(&lease, nodes, &mut limits))
+    }
+
+    /// A node that cannot be reached is reported when connecting to it fails.
+    fn probe(&mut self, mut limits: RenewalLimits<'_>) {
+        let deadline = clock::now().saturating_add(self.redlock.operation_timeout());
+        let round = BroadcastOptions::awaiting_all(self.redlock.all_nodes(), deadline);
+        let responses = self.ask(round, &mut limits, |_| Info, |_, _| Vote::Yes);
+        for (node, response) in responses.by_node.into_iter().enumerate() {
+            if let Response::Replied(Exchange { sent, reply }) = response
+                && let Some(info) = reply.server_info(sent)
+            {
+                // The node reports why its server must not vote when it is asked next.
+                let connection = &mut self.connections.0[node];
+                let _ = self.redlock.node(node).check_server(connection, &info);
+            }
+        }
     }
 
     fn reset(&mut self) {

@@ -18,6 +18,8 @@ pub(super) use self::on::{EXPORT_INTERVAL, Exporter, Pending};
 pub(super) struct Gauges {
     pub(super) held: u64,
     pub(super) waiting: u64,
+    pub(super) nodes: u64,
+    pub(super) reachable: u64,
 }
 
 #[cfg(not(feature = "metrics"))]
@@ -221,10 +223,12 @@ mod on {
 
     const TIMES: [Time; 4] = [Time::Wait, Time::Hold, Time::Renewal, Time::Margin];
 
-    fn gauges(values: Gauges) -> [(&'static str, &'static str, u64); 2] {
+    fn gauges(values: Gauges) -> [(&'static str, &'static str, u64); 4] {
         [
             ("distlock_locks_held", "Locks held now", values.held),
             ("distlock_locks_waiting", "Acquisitions in progress", values.waiting),
+            ("distlock_nodes", "Servers", values.nodes),
+            ("distlock_nodes_reachable", "Servers not known to be unreachable", values.reachable),
         ]
     }
 

@@ -34,6 +34,8 @@ const PRINTED_LOCKS_MAX: usize = 20;
 #[derive(Clone, Debug)]
 pub struct Metrics {
     server: Arc<str>,
+    nodes: u64,
+    nodes_reachable: u64,
     counts: Counts,
     wait: Timing,
     hold: Timing,
@@ -45,7 +47,7 @@ pub struct Metrics {
 
 impl Default for Metrics {
     fn default() -> Metrics {
-        Recorder::new("nowhere".into(), false).snapshot()
+        Recorder::new("nowhere".into(), 0, false).snapshot()
     }
 }
 
@@ -93,6 +95,17 @@ impl Metrics {
     /// Number of locks held now.
     pub fn held(&self) -> u64 {
         self.counts.held()
+    }
+
+    /// Number of servers.
+    pub fn nodes(&self) -> u64 {
+        self.nodes
+    }
+
+    /// Number of servers that are not known to be unreachable. See
+    /// [`HandleEvent::unreachable`](crate::HandleEvent::unreachable).
+    pub fn nodes_reachable(&self) -> u64 {
+        self.nodes_reachable
     }
 
     /// Number of confirmed renewals.

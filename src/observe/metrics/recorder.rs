@@ -55,6 +55,8 @@ pub(crate) struct Recorder {
     /// Histograms, and the metrics of each lock.
     tables: Mutex<Tables>,
     pending: Pending,
+    nodes: u64,
+    nodes_down: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -68,7 +70,7 @@ struct Tables {
 
 impl Recorder {
     /// `by_lock` makes lock names a label of what is exported.
-    pub(crate) fn new(server: Arc<str>, by_lock: bool) -> Recorder {
+    pub(crate) fn new(server: Arc<str>, nodes: usize, by_lock: bool) -> Recorder {
         let tables = Tables {
             wait: Timing::default(),
             hold: Timing::default(),
@@ -81,6 +83,8 @@ impl Recorder {
             counts: [const { AtomicU64::new(0) }; Count::ALL.len()],
             tables: Mutex::new(tables),
             pending: Pending::new(by_lock),
+            nodes: nodes as u64,
+            nodes_down: AtomicU64::new(0),
         }
     }
 
@@ -97,7 +101,12 @@ impl Recorder {
         let mut exporter = Exporter::new(self.server.clone());
         move |is_last| {
             let counts = self.read_counts();
-            let now = Gauges { held: counts.held(), waiting: counts.waiting() };
+            let now = Gauges {
+                held: counts.held(),
+                waiting: counts.waiting(),
+                nodes: self.nodes,
+                reachable: self.nodes_reachable(),
+            };
             exporter.export(&self.pending, if is_last { Gauges::default() } else { now });
         }
     }
@@ -198,6 +207,20 @@ impl Recorder {
         self.time(Time::Hold, Some("lost"), lock, held);
     }
 
+    pub(crate) fn node_down(&self) {
+        self.nodes_down.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn node_up(&self) {
+        self.nodes_down.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn nodes_reachable(&self) -> u64 {
+        // Two threads may report the end of an outage before its beginning.
+        let down = self.nodes_down.load(Ordering::Relaxed).cast_signed().max(0);
+        self.nodes.saturating_sub(down.unsigned_abs())
+    }
+
     fn read_counts(&self) -> Counts {
         // Read in reverse, so that releases are read before acquisitions. Otherwise a snapshot
         // could show more releases than acquisitions.
@@ -229,6 +252,8 @@ impl Recorder {
         locks.sort_by(|a, b| a.name().cmp(b.name()));
         Metrics {
             server: self.server.clone(),
+            nodes: self.nodes,
+            nodes_reachable: self.nodes_reachable(),
             counts,
             wait,
             hold,
@@ -246,7 +271,7 @@ mod tests {
 
     #[test]
     fn locks_beyond_the_maximum_count_as_others() {
-        let recorder = Recorder::new("here".into(), false);
+        let recorder = Recorder::new("here".into(), 1, false);
         let names = TRACKED_LOCKS_MAX as u64 + 500;
         for n in 0..names {
             recorder.acquired(&format!("n{n}"), Duration::from_micros(n));
@@ -259,7 +284,7 @@ mod tests {
 
     #[test]
     fn snapshot_is_consistent_while_threads_count() {
-        let recorder = Recorder::new("here".into(), false);
+        let recorder = Recorder::new("here".into(), 1, false);
         std::thread::scope(|threads| {
             for thread in 0..3 {
                 let recorder = &recorder;

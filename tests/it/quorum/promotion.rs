@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     helpers::{self, CALL_LIMIT, SECOND, UnwrapReleased, completes_within, with_ttl},
-    support::{Nodes, RedisServer, TEST_TIMEOUT, eventually},
+    support::{Nodes, RedisServer, TEST_TIMEOUT, eventually, eventually_some},
 };
 
 /// Makes a server a replica, and waits until it has its master's data.
@@ -34,6 +34,28 @@ fn promoted_replica_does_not_vote_at_first() {
     let urls = [1, 2, 3].map(|node| nodes.url(node)).join(",");
     let error = long_quarantine(urls).try_lock("x").unwrap_err();
     assert!(error.nodes()[2].message.contains(IN_QUARANTINE), "{error}");
+}
+
+/// Goal: a server that becomes a replica stops voting although it accepts writes, over connections
+/// that were opened before. Otherwise it could vote for one client while its master, which is
+/// another node, votes for a second one. Method: the lock needs the votes of both.
+///
+/// Fault: N139
+#[test]
+fn writable_replica_stops_to_vote() {
+    let nodes = Nodes::start(3);
+    let mgr = RedisMgr::new(helpers::config_medium_timeout(nodes.urls()).ttl(SECOND)).unwrap();
+    mgr.lock("x").unwrap().release().unwrap().unwrap_released();
+    nodes.config_set(1, "replica-read-only", "no");
+    follow(nodes.server(1), nodes.server(0));
+    nodes.kill(2);
+    eventually_some("the replica is left out", TEST_TIMEOUT, || match mgr.try_lock("x") {
+        Ok(guard) => {
+            guard.release().unwrap();
+            None
+        }
+        Err(error) => error.nodes()[1].message.contains("it is a replica").then_some(()),
+    });
 }
 
 /// Such a server looks as if it had never been a replica, but its run is young.

@@ -1,0 +1,65 @@
+//! Servers that cannot be reached are reported, whether or not a lock is held.
+
+use std::{sync::Arc, time::Duration};
+
+use distlock::{HandleEvent, ReconnectedEvent, RedisMgr, UnreachableEvent};
+use parking_lot::Mutex;
+
+use crate::{
+    helpers::{SECOND, capture_log, config_medium_timeout, in_own_process},
+    support::{Nodes, TEST_TIMEOUT, eventually},
+};
+
+#[derive(Debug, Default)]
+struct Outages(Mutex<Vec<String>>);
+
+impl Outages {
+    fn lines(&self) -> Vec<String> {
+        self.0.lock().clone()
+    }
+}
+
+impl HandleEvent for Outages {
+    fn unreachable(&self, event: &UnreachableEvent<'_>) {
+        assert!(!event.why().is_empty());
+        self.0.lock().push(format!("{} down", event.server()));
+    }
+
+    fn reconnected(&self, event: &ReconnectedEvent<'_>) {
+        self.0.lock().push(format!("{} up", event.server()));
+    }
+}
+
+/// Fault: N138
+#[test]
+fn dead_node_is_reported_although_no_lock_is_held() {
+    let name = "observe::nodes::dead_node_is_reported_although_no_lock_is_held";
+    if !in_own_process(name, &[]) {
+        return;
+    }
+    let logged = capture_log(log::LevelFilter::Info);
+    let nodes = Nodes::start(3);
+    let outages = Arc::new(Outages::default());
+    let config = config_medium_timeout(nodes.urls()).quarantine(Duration::ZERO).ttl(3 * SECOND);
+    let mgr = RedisMgr::new(config.event_handler(outages.clone())).unwrap();
+    assert_eq!((mgr.metrics().nodes(), mgr.metrics().nodes_reachable()), (3, 3));
+    let label = format!("127.0.0.1:{}", nodes.server(1).port());
+    let expect = |lines: &[&str], reachable: u64, line: &str| {
+        let lines: Vec<_> = lines.iter().map(|what| format!("{label} {what}")).collect();
+        eventually(line, TEST_TIMEOUT, || outages.lines() == lines);
+        assert_eq!(mgr.metrics().nodes_reachable(), reachable);
+        eventually("it is logged", TEST_TIMEOUT, || {
+            logged.lock().iter().any(|text| text.contains(&format!("{label} {line}")))
+        });
+    };
+    nodes.kill(1);
+    expect(&["down"], 2, "is unreachable: ");
+    nodes.restart(1);
+    expect(&["down", "up"], 3, "is reachable again after ");
+    // A frozen node accepts connections.
+    nodes.stop(1);
+    expect(&["down", "up", "down"], 2, "is unreachable: ");
+    nodes.cont(1);
+    expect(&["down", "up", "down", "up"], 3, "is reachable again after ");
+    assert_eq!(mgr.metrics().attempted(), 0);
+}
