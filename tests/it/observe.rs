@@ -6,6 +6,7 @@ mod exporters;
 mod handlers;
 mod inspect;
 mod metrics;
+mod monitoring;
 mod nodes;
 mod recorder;
 mod reports;
