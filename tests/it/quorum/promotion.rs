@@ -51,7 +51,7 @@ fn writable_replica_stops_to_vote() {
     nodes.kill(2);
     eventually_some("the replica is left out", TEST_TIMEOUT, || match mgr.try_lock("x") {
         Ok(guard) => {
-            guard.release().unwrap();
+            guard.release().unwrap().unwrap_released();
             None
         }
         Err(error) => error.nodes()[1].message.contains("it is a replica").then_some(()),
