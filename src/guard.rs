@@ -100,13 +100,13 @@ impl LockGuard {
     /// trip, no waiting. Once false, always false.
     pub fn is_held(&self) -> bool {
         // A forked child has a copy of the guard, but not the lock.
-        !fork::is_forked_child() && self.lease.is_held(clock::now())
+        !fork::is_forked_child() && self.lease.is_held(self.lease.now())
     }
 
     /// Returns the time left until the lease expires unless it is renewed; zero once the lock is
     /// lost.
     pub fn remaining(&self) -> Duration {
-        let now = clock::now();
+        let now = self.lease.now();
         if !fork::is_forked_child() && self.lease.is_held(now) {
             self.lease.deadline().duration_since(now)
         } else {
@@ -124,7 +124,7 @@ impl LockGuard {
         if fork::is_forked_child() {
             return Err(LockError::Forked);
         }
-        if self.lease.is_held(clock::now()) {
+        if self.lease.is_held(self.lease.now()) {
             return Ok(());
         }
         let why = match self.lease.ended() {

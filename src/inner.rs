@@ -40,7 +40,7 @@ use crate::{
     observe::{HoldSpan, Observer, WaitSpan, event::AcquiredEvent, metrics::Metrics},
     renew::{LockRenewer, Registration, RenewalPlan, ResidueSink},
     sys::{
-        clock::{self, Moment},
+        clock::{self, Moment, TimeSource},
         fork,
     },
     wait::GrantListener,
@@ -68,6 +68,7 @@ pub(crate) struct ManagerInner {
     acquirer: Acquirer,
     renewer: LockRenewer,
     cleaner: Arc<Cleaner>,
+    time: TimeSource,
     /// Time of the shutdown; empty before it.
     closed: OnceLock<Moment>,
     /// Locks without a guard, by the id that `acquire_lock` returned.
@@ -129,6 +130,7 @@ impl ManagerHandle {
             acquirer,
             renewer,
             cleaner,
+            time: TimeSource::current(),
             closed: OnceLock::new(),
             by_id: Mutex::default(),
         };
@@ -245,6 +247,7 @@ impl ManagerInner {
 
     /// Acquires a lock, and registers its lease with the renewer.
     pub(crate) fn acquire(&self, name: &str, options: &LockOptions) -> Result<HeldLock> {
+        let _time = self.time.enter();
         let params = self.config.resolve(options)?;
         let claim = Claim { key: self.key(name)?, id: generate_lock_id(), ttl: params.ttl };
         let observer = &self.observer;
@@ -326,6 +329,7 @@ impl ManagerInner {
     }
 
     pub(crate) fn inspect(&self, key: &LockKey) -> Result<Option<Holder>> {
+        let _time = self.time.enter();
         let failed = |error| self.backend.lock_error(error, Action::Inspect, Some(key.name()));
         match self.backend.inspect(key).map_err(failed)? {
             Inspection::Held(holder) => Ok(Some(holder)),
@@ -346,11 +350,13 @@ impl ManagerInner {
                 format!("the pattern has {} bytes; the limit is {MAX_NAME_BYTES}", pattern.len());
             return Err(LockError::InvalidName { reason });
         }
+        let _time = self.time.enter();
         let failed = |error| self.backend.lock_error(error, Action::Inspect, None);
         self.backend.list(&self.config.prefix, pattern).map_err(failed)
     }
 
     pub(crate) fn lock_info(&self, key: &LockKey) -> Result<Option<LockInfo>> {
+        let _time = self.time.enter();
         let failed = |error| self.backend.lock_error(error, Action::Inspect, Some(key.name()));
         match self.backend.lookup(key).map_err(failed)? {
             Inspection::Held(lock) => Ok(Some(lock)),
@@ -360,6 +366,7 @@ impl ManagerInner {
     }
 
     pub(crate) fn ping(&self) -> Result<Duration> {
+        let _time = self.time.enter();
         self.backend.ping().map_err(|error| self.backend.lock_error(error, Action::Ping, None))
     }
 
@@ -375,6 +382,7 @@ impl ManagerInner {
 
     /// Shuts everything down. Exchanges with the servers end within `timeout`.
     fn shutdown(&self, timeout: Duration) {
+        let _time = self.time.enter();
         let _ = self.closed.set(clock::now());
         self.acquirer.listener.close();
         // The renewer ends their leases together with all others.

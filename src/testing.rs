@@ -11,7 +11,10 @@ use crate::{
     inner::ManagerHandle,
     manager::RedisMgr,
     observe::Observer,
-    sys::fork,
+    sys::{
+        fork,
+        manual::{self, ManualClock},
+    },
 };
 
 /// How the server is named in messages.
@@ -27,24 +30,28 @@ const LABEL: &str = "memory";
 /// ```
 /// use std::time::Duration;
 ///
-/// use distlock::{LockError, testing::MemoryServer};
+/// use distlock::{LockError, LockLost, testing::MemoryServer};
 ///
-/// let server = MemoryServer::with_real_time();
-/// let mgr = server.manager_with(|config| config.ttl(Duration::from_millis(200)));
+/// let server = MemoryServer::new(); // its clock stands
+/// let mgr = server.manager_with(|config| config.ttl(Duration::from_secs(10)));
 ///
-/// // Somebody else has the lock.
+/// // Somebody else has the lock. The call waits for 5 s, which takes no time.
 /// server.hold("orders:42", "otherhost|pid7|tid7|ts1", Duration::from_secs(60));
-/// match mgr.try_lock("orders:42") {
-///     Err(LockError::Held { holder, .. }) => assert_eq!(holder.host(), Some("otherhost")),
+/// match mgr.try_lock_for("orders:42", Duration::from_secs(5)) {
+///     Err(LockError::Timeout { holder, .. }) => {
+///         assert_eq!(holder.unwrap().host(), Some("otherhost"))
+///     }
 ///     other => panic!("{other:?}"),
 /// }
+/// server.advance(Duration::from_secs(60));
 ///
-/// // We have it, and lose it.
-/// server.take_away("orders:42");
+/// // We have it, keep it for an hour, and lose it.
 /// let guard = mgr.try_lock("orders:42")?;
+/// server.advance(Duration::from_secs(3600));
+/// assert!(guard.is_held());
 /// server.take_away("orders:42");
-/// println!("lost: {}", guard.lost().recv().unwrap());
-/// assert!(!guard.is_held());
+/// server.advance(Duration::from_secs(10));
+/// assert_eq!(guard.lost().try_recv(), Ok(LockLost::Gone));
 ///
 /// // The server is gone.
 /// server.stop();
@@ -54,13 +61,49 @@ const LABEL: &str = "memory";
 #[derive(Clone)]
 pub struct MemoryServer {
     server: Arc<Server>,
+    /// `None` for the real time.
+    clock: Option<Arc<ManualClock>>,
 }
 
 impl MemoryServer {
+    /// Starts a server whose clock stands until it is [advanced](Self::advance). It is also the
+    /// clock of the managers: nothing expires, is renewed, or is retried meanwhile. Event handlers
+    /// are called on the threads on which the events happen.
+    ///
+    /// While the thread that created the server waits in a call, the clock goes on. So a call that
+    /// times out after five seconds does that at once. A call on another thread waits for an
+    /// `advance`.
+    #[expect(clippy::new_without_default, reason = "it starts a clock")]
+    pub fn new() -> MemoryServer {
+        let clock = ManualClock::new();
+        let _entered = manual::enter(Some(&clock));
+        MemoryServer { server: Arc::new(Server::new()), clock: Some(clock.clone()) }
+    }
+
     /// Starts a server whose time is the real one: a lock with a ttl of one second expires after
     /// one second.
     pub fn with_real_time() -> MemoryServer {
-        MemoryServer { server: Arc::new(Server::new()) }
+        MemoryServer { server: Arc::new(Server::new()), clock: None }
+    }
+
+    /// Lets this much time pass. What is due meanwhile happens in its order and before this
+    /// returns: expiries, renewals, losses, events, and the time limits of calls that wait.
+    ///
+    /// # Panics
+    ///
+    /// If the time of the server is the real one.
+    #[track_caller]
+    #[expect(clippy::panic, reason = "a test has no other use for the error")]
+    pub fn advance(&self, span: Duration) {
+        match &self.clock {
+            Some(clock) => clock.advance(span),
+            None => panic!("the real time cannot be advanced"),
+        }
+    }
+
+    /// Makes the calling thread use the server's clock.
+    fn enter(&self) -> Option<manual::Entered> {
+        manual::enter(self.clock.as_ref())
     }
 
     /// Creates a manager with the default configuration.
@@ -92,6 +135,7 @@ impl MemoryServer {
         if !fork::claim_process() {
             return Err(LockError::Forked);
         }
+        let _entered = self.enter();
         let (config, label) = (config.validate()?, Arc::<str>::from(LABEL));
         let observer =
             Observer::start(config.handlers.clone(), label.clone(), 1, config.metrics_by_lock)
@@ -111,6 +155,7 @@ impl MemoryServer {
     /// If this cannot be the name of a lock.
     #[track_caller]
     pub fn hold(&self, name: &str, holder: &str, ttl: Duration) {
+        let _entered = self.enter();
         self.server.hold(&key(name), holder, ttl);
     }
 
@@ -125,12 +170,14 @@ impl MemoryServer {
     /// If this cannot be the name of a lock.
     #[track_caller]
     pub fn take_away(&self, name: &str) -> bool {
+        let _entered = self.enter();
         self.server.take_away(&key(name))
     }
 
     /// Stops the server: it refuses connections, and those that exist are closed. Its data and its
     /// time go on.
     pub fn stop(&self) {
+        let _entered = self.enter();
         self.server.stop();
     }
 
@@ -142,6 +189,7 @@ impl MemoryServer {
     /// Deletes all data: as if the server had been restarted without it. The connections of the
     /// managers are closed.
     pub fn forget(&self) {
+        let _entered = self.enter();
         self.server.forget();
     }
 }

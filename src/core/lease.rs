@@ -13,7 +13,7 @@ use crate::{
         token::FencingToken,
     },
     sys::{
-        clock::Moment,
+        clock::{Moment, TimeSource},
         sync::{
             Mutex,
             atomic::{AtomicU64, Ordering},
@@ -32,6 +32,7 @@ pub(crate) struct Lease {
     pub(crate) claim: Claim,
     pub(crate) token: FencingToken,
     pub(crate) in_flight: InFlight,
+    time: TimeSource,
     held_since: Moment,
     /// Time at which the lease was lost. Zero until the loss has been reported.
     lost_at: AtomicU64,
@@ -70,6 +71,7 @@ impl Lease {
             claim,
             token: grant.token,
             in_flight: grant.in_flight,
+            time: TimeSource::current(),
             held_since,
             lost_at: AtomicU64::new(0),
             deadline: AtomicU64::new(grant.deadline().as_nanos()),
@@ -79,6 +81,11 @@ impl Lease {
             end: Mutex::new(None),
             loss_channel: OnceLock::new(),
         }
+    }
+
+    /// Reads the clock of the manager.
+    pub(crate) fn now(&self) -> Moment {
+        self.time.now()
     }
 
     /// Whether the lease is valid at `now`. The first call that returns false ends the lease.

@@ -22,6 +22,7 @@ impl ManagerInner {
     /// Ends the lease, then its renewal, then releases the lock on the server. In this order, a
     /// lock that may be free is never reported as held. Takes at most `timeout`.
     pub(crate) fn release(&self, held: HeldLock, timeout: Duration) -> Result<Released> {
+        let _time = self.time.enter();
         let HeldLock { lease, registration, span } = held;
         let was_held = lease.is_held(clock::now()) && lease.end(LeaseEnd::Released);
         drop(registration);
@@ -64,6 +65,7 @@ impl ManagerInner {
     /// Like [`release`](Self::release), for a caller that does not need the outcome. A lock that is
     /// known to be lost is not released again.
     pub(crate) fn release_on_drop(&self, held: HeldLock, timeout: Duration) -> Result<()> {
+        let _time = self.time.enter();
         let is_held = held.lease.is_held(clock::now());
         report_loss(&self.observer, &held.lease);
         match held.lease.ended() {
@@ -109,11 +111,13 @@ impl ManagerInner {
 
     /// Releases a lock held under `id`, in this or another process.
     pub(super) fn release_unregistered(&self, key: &LockKey, id: &str) -> Result<Released> {
+        let _time = self.time.enter();
         self.release_id(key, id.as_bytes(), false, self.operation_deadline())
     }
 
     /// Force-releases the lock if its holder has this id.
     pub(crate) fn force_release_if(&self, key: &LockKey, id: &str) -> Result<Released> {
+        let _time = self.time.enter();
         let deadline = self.operation_deadline();
         match self.release_id(key, id.as_bytes(), false, deadline)? {
             // The holder's id is not UTF-8, and `id` is the text shown for it. Compare the bytes
@@ -141,6 +145,7 @@ impl ManagerInner {
     /// Force-releases the lock, whichever holders the servers report. Returns whether a lock was
     /// released.
     pub(crate) fn force_release(&self, key: &LockKey) -> Result<bool> {
+        let _time = self.time.enter();
         let deadline = self.operation_deadline();
         // Inspecting takes at most half of the time, which leaves the rest for the release.
         let inspect_until = clock::now().saturating_add(self.operation_timeout() / 2);

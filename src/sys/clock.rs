@@ -10,6 +10,8 @@
 //! Other systems, such as macOS, use `Instant`. There, a lock may seem valid for too long after the
 //! machine was suspended.
 
+#[cfg(feature = "testing")]
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crossbeam_channel::Receiver;
@@ -17,7 +19,7 @@ use crossbeam_channel::Receiver;
 use crate::sys::sync::{Condvar, Mutex, MutexGuard};
 
 #[cfg(feature = "testing")]
-use crate::sys::sim;
+use crate::sys::{manual, sim};
 
 /// A point in time, in nanoseconds on the local clock. Arithmetic saturates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -57,8 +59,8 @@ fn nanos(span: Duration) -> u64 {
 #[cfg(all(any(target_os = "linux", target_os = "android"), not(miri)))]
 pub(crate) fn now() -> Moment {
     #[cfg(feature = "testing")]
-    if let Some(world) = sim::world() {
-        return Moment(world.now());
+    if let Some(now) = replaced() {
+        return now;
     }
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
@@ -71,14 +73,68 @@ pub(crate) fn now() -> Moment {
 pub(crate) fn now() -> Moment {
     use std::{sync::OnceLock, time::Instant};
     #[cfg(feature = "testing")]
-    if let Some(world) = sim::world() {
-        return Moment(world.now());
+    if let Some(now) = replaced() {
+        return now;
     }
     static START: OnceLock<Instant> = OnceLock::new();
     #[expect(clippy::disallowed_methods, reason = "only this module reads the clock")]
     let start = *START.get_or_init(Instant::now);
     // Never zero, which marks a lease that has ended.
     Moment(nanos(start.elapsed()).saturating_add(1_000_000_000))
+}
+
+/// The clock of a manager: the real one, or one that a test controls.
+#[derive(Clone, Debug)]
+pub(crate) struct TimeSource {
+    #[cfg(feature = "testing")]
+    manual: Option<Arc<manual::ManualClock>>,
+}
+
+/// While this exists, the thread uses the clock of a [`TimeSource`].
+pub(crate) struct Entered {
+    #[cfg(feature = "testing")]
+    _manual: Option<manual::Entered>,
+}
+
+impl TimeSource {
+    /// The clock that the calling thread uses.
+    pub(crate) fn current() -> TimeSource {
+        TimeSource {
+            #[cfg(feature = "testing")]
+            manual: manual::current(),
+        }
+    }
+
+    /// Makes the calling thread use this clock. Every call from outside begins with this.
+    pub(crate) fn enter(&self) -> Entered {
+        Entered {
+            #[cfg(feature = "testing")]
+            _manual: manual::enter(self.manual.as_ref()),
+        }
+    }
+
+    /// Reads this clock.
+    pub(crate) fn now(&self) -> Moment {
+        #[cfg(feature = "testing")]
+        if let Some(clock) = &self.manual {
+            return Moment(clock.now());
+        }
+        let _real = self.enter();
+        now()
+    }
+}
+
+/// Reads the clock that replaces the real one on this thread, if any.
+#[cfg(feature = "testing")]
+fn replaced() -> Option<Moment> {
+    let manual = || manual::current().map(|clock| Moment(clock.now()));
+    sim::world().map(|world| Moment(world.now())).or_else(manual)
+}
+
+/// Whether this thread uses a clock that replaces the real one.
+#[cfg(feature = "testing")]
+pub(crate) fn is_replaced() -> bool {
+    replaced().is_some()
 }
 
 /// Reads the wall clock: for ids and for display, never for a deadline.
@@ -95,6 +151,11 @@ pub(crate) fn park<T>(condvar: &Condvar, guard: &mut MutexGuard<'_, T>, until: M
     #[cfg(feature = "testing")]
     if let Some(world) = sim::world() {
         return MutexGuard::unlocked(guard, || world.park(condvar_address(condvar), until.0));
+    }
+    #[cfg(feature = "testing")]
+    if let Some(clock) = manual::current() {
+        let unlocked = |wait: &mut dyn FnMut()| MutexGuard::unlocked(guard, wait);
+        return clock.park(condvar_address(condvar), until.0, unlocked);
     }
     if until == Moment::NEVER {
         condvar.wait(guard);
@@ -113,9 +174,9 @@ pub(crate) fn park_suspend_aware<T>(
     until: Moment,
 ) {
     let soon = now().saturating_add(SUSPEND_CHECK_INTERVAL);
-    // Waits in a simulation are never late.
+    // Waits by a clock that replaces the real one are never late.
     #[cfg(feature = "testing")]
-    let soon = if sim::world().is_some() { until } else { soon };
+    let soon = if replaced().is_some() { until } else { soon };
     park(condvar, guard, if until == Moment::NEVER { until } else { until.min(soon) });
 }
 
@@ -134,6 +195,10 @@ pub(crate) fn wake_one(condvar: &Condvar) {
     if let Some(world) = sim::world() {
         return world.notify(condvar_address(condvar), false);
     }
+    #[cfg(feature = "testing")]
+    if let Some(clock) = manual::current() {
+        return clock.wake(condvar_address(condvar));
+    }
     condvar.notify_one();
 }
 
@@ -142,6 +207,10 @@ pub(crate) fn wake_all(condvar: &Condvar) {
     #[cfg(feature = "testing")]
     if let Some(world) = sim::world() {
         return world.notify(condvar_address(condvar), true);
+    }
+    #[cfg(feature = "testing")]
+    if let Some(clock) = manual::current() {
+        return clock.wake(condvar_address(condvar));
     }
     condvar.notify_all();
 }
@@ -157,6 +226,10 @@ pub(crate) fn recv_until<T>(receiver: &Receiver<T>, until: Moment) -> Option<T> 
             Err(crossbeam_channel::TryRecvError::Empty) => None,
         })
         .flatten();
+    }
+    #[cfg(feature = "testing")]
+    if let Some(clock) = manual::current() {
+        return clock.recv_until(receiver, until.0);
     }
     receiver.recv_timeout(until.duration_since(now())).ok()
 }

@@ -7,6 +7,8 @@ pub(crate) mod logging;
 pub(crate) mod clock;
 pub(crate) mod display;
 pub(crate) mod fork;
+#[cfg(feature = "testing")]
+pub(crate) mod manual;
 pub(crate) mod outbox;
 #[cfg(feature = "testing")]
 pub mod sim;

@@ -6,8 +6,6 @@ use std::{fmt, io, sync::Arc, thread::ThreadId, time::Duration};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 
-#[cfg(feature = "testing")]
-use crate::sys::sim;
 use crate::sys::{
     clock::{self, Moment},
     logging::catch_panic,
@@ -40,9 +38,10 @@ impl Outbox {
         let (queue, calls) = bounded::<Call>(QUEUED_MAX);
         let (running, ended) = bounded::<()>(0);
         let on_drop = Box::new(on_drop);
-        // A simulated thread cannot wait on this queue, so a simulation makes the calls directly.
+        // No thread waits on this queue by a clock that is not the real one, so the calls are made
+        // directly.
         #[cfg(feature = "testing")]
-        if sim::world().is_some() {
+        if clock::is_replaced() {
             return Ok(Arc::new(Outbox { queue: Mutex::new(None), on_drop, thread: None, ended }));
         }
         let thread = threads::spawn("distlock-outbox", move || {
@@ -69,7 +68,7 @@ impl Outbox {
     /// Queues a call.
     pub(crate) fn send(&self, call: impl FnOnce() + Send + 'static) {
         #[cfg(feature = "testing")]
-        if sim::world().is_some() {
+        if clock::is_replaced() {
             return catch_panic(call);
         }
         let queue = self.queue.lock().clone();

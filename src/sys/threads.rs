@@ -7,9 +7,9 @@ use std::{
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 
-#[cfg(feature = "testing")]
-use crate::sys::sim;
 use crate::sys::user_code;
+#[cfg(feature = "testing")]
+use crate::sys::{manual, sim};
 
 /// A thread that can be joined.
 #[derive(Debug)]
@@ -30,6 +30,20 @@ pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Resu
         Some(caller) => user_code::leave_to(caller, run),
         None => run(),
     };
+    #[cfg(feature = "testing")]
+    if let Some(clock) = manual::current() {
+        clock.begin_thread();
+        let entered = clock.clone();
+        let run = move || {
+            let _entered = manual::enter_begun(Some(entered));
+            run();
+        };
+        return spawn_real(name, run).inspect_err(|_| clock.cancel_thread());
+    }
+    spawn_real(name, run)
+}
+
+fn spawn_real(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
     with_signals_blocked(|| thread::Builder::new().name(name.into()).spawn(run).map(Thread::Real))
 }
 

@@ -181,3 +181,145 @@ fn lock_without_renewal_expires() {
     assert_eq!(expect_loss(&guard), LockLost::Expired);
     server.manager().lock("x").unwrap().release().unwrap().unwrap_released();
 }
+
+/// With a clock that stands. Nothing here waits in real time.
+mod manual {
+    use std::sync::Arc;
+
+    use distlock::{HandleEvent, LostEvent, RenewedEvent};
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    #[derive(Debug, Default)]
+    struct Log(Mutex<Vec<String>>);
+
+    impl HandleEvent for Log {
+        fn renewed(&self, event: &RenewedEvent<'_>) {
+            self.0.lock().push(format!("renewed {}", event.lock()));
+        }
+
+        fn lost(&self, event: &LostEvent<'_>) {
+            self.0.lock().push(format!("lost {}: {}", event.lock(), event.why()));
+        }
+    }
+
+    #[test]
+    fn lock_is_renewed_while_time_passes() {
+        let server = MemoryServer::new();
+        let log = Arc::new(Log::default());
+        let mgr = server.manager_with(|config| config.ttl(9 * SECOND).event_handler(log.clone()));
+        let guard = mgr.lock("x").unwrap();
+        let left = guard.remaining();
+        assert!(left > 8 * SECOND);
+        assert_eq!(guard.remaining(), left, "the clock stands");
+        server.advance(2 * SECOND);
+        assert_eq!(guard.remaining(), left - 2 * SECOND);
+        server.advance(10 * SECOND);
+        assert!(guard.is_held());
+        let renewals = log.0.lock().len();
+        assert!((3..=5).contains(&renewals), "{renewals} in 12 s, at a ttl of 9 s");
+        server.advance(3_600 * SECOND);
+        assert!(guard.is_held());
+        assert!(server.manager().try_lock("x").unwrap_err().is_contended());
+        guard.release().unwrap().unwrap_released();
+        assert_eq!(mgr.holder("x").unwrap(), None);
+    }
+
+    #[test]
+    fn lock_without_renewal_expires_to_the_nanosecond() {
+        let server = MemoryServer::new();
+        let mgr = server.manager();
+        let guard = mgr.lock_with("x", &LockOptions::new().ttl(10 * SECOND).renew(false)).unwrap();
+        server.advance(guard.remaining() - Duration::from_nanos(1));
+        assert!(guard.is_held());
+        server.advance(Duration::from_nanos(1));
+        assert!(!guard.is_held());
+        assert_eq!(guard.lost().try_recv(), Ok(LockLost::Expired));
+        drop(mgr.try_lock("x").unwrap());
+    }
+
+    #[test]
+    fn losses_are_known_when_the_time_has_passed() {
+        let server = MemoryServer::new();
+        let log = Arc::new(Log::default());
+        let mgr = server.manager_with(|config| config.event_handler(log.clone()));
+        let (taken, gone) = (mgr.lock("taken").unwrap(), mgr.lock("gone").unwrap());
+        server.hold("taken", OTHER, 60 * SECOND);
+        assert!(server.take_away("gone"));
+        assert!(taken.is_held() && gone.is_held(), "nobody can know yet");
+        server.advance(11 * SECOND);
+        assert!(matches!(taken.lost().try_recv(), Ok(LockLost::Taken { .. })));
+        assert_eq!(gone.lost().try_recv(), Ok(LockLost::Gone));
+        assert_eq!(log.0.lock().len(), 2, "{:?}", log.0.lock());
+        server.stop();
+        server.advance(11 * SECOND);
+        server.resume();
+        let guard = mgr.lock("other").unwrap();
+        server.stop();
+        server.advance(11 * SECOND);
+        assert_eq!(guard.lost().try_recv(), Ok(LockLost::Expired));
+    }
+
+    #[test]
+    fn wait_of_the_owner_takes_no_time() {
+        let server = MemoryServer::new();
+        let mgr = server.manager();
+        server.hold("x", OTHER, 90 * SECOND);
+        let late = mgr.try_lock_for("x", 60 * SECOND).unwrap_err();
+        let LockError::Timeout { waited, .. } = late else { panic!("{late:?}") };
+        assert_eq!(waited, 60 * SECOND);
+        // Waits until it expires.
+        drop(mgr.lock("x").unwrap());
+        server.stop();
+        assert!(mgr.try_lock_for("y", SECOND).unwrap_err().is_unavailable());
+        assert!(mgr.lock("y").unwrap_err().is_unavailable());
+    }
+
+    #[test]
+    fn waiter_on_another_thread_is_served_or_times_out() {
+        let server = MemoryServer::new();
+        let mgr = server.manager();
+        let guard = mgr.lock("x").unwrap();
+        let served = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).map(drop));
+        await_waiter(&mgr, "x");
+        let late = spawn_call(&mgr, "x", |mgr, name| mgr.try_lock_for(name, 5 * SECOND).map(drop));
+        eventually("both wait", TEST_TIMEOUT, || {
+            mgr.holder("x").unwrap().is_some_and(|holder| holder.waiters() == Some(2))
+        });
+        server.advance(6 * SECOND);
+        assert!(late.join().unwrap().unwrap_err().is_timeout());
+        guard.release().unwrap().unwrap_released();
+        served.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn managers_shut_down_under_a_clock_that_stands() {
+        let server = MemoryServer::new();
+        let (mgr, other) = (server.manager(), server.manager());
+        let (guard, kept) = (mgr.lock("x").unwrap(), mgr.lock("y").unwrap());
+        server.stop();
+        assert!(guard.release().is_err());
+        mgr.shutdown();
+        assert!(!kept.is_held());
+        server.resume();
+        assert!(other.is_locked("x").unwrap());
+        server.advance(11 * SECOND);
+        assert!(!other.is_locked("x").unwrap());
+    }
+
+    #[test]
+    fn clocks_of_two_servers_are_independent() {
+        let (one, other) = (MemoryServer::new(), MemoryServer::new());
+        let real = MemoryServer::with_real_time().manager().lock("x").unwrap();
+        let guards = [&one, &other].map(|server| {
+            let options = LockOptions::new().ttl(10 * SECOND).renew(false);
+            server.manager().lock_with("x", &options).unwrap()
+        });
+        let left = guards[1].remaining();
+        one.advance(3_600 * SECOND);
+        assert!(!guards[0].is_held());
+        assert_eq!(guards[1].remaining(), left);
+        assert!(real.is_held());
+    }
+}
