@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use distlock::{LockGuard, RedisMgr};
+use distlock::{LockError, LockGuard, RedisMgr};
 
 use crate::{
     helpers::{
@@ -36,9 +36,14 @@ fn ten_thousand_locks_are_released_during_their_renewal() {
             scope.spawn(move || {
                 let mut rng = fastrand::Rng::with_seed(thread);
                 for _ in 0..10_000 / THREADS {
-                    let guard = mgr
-                        .lock_with(&format!("n{thread}"), &with_ttl(Duration::from_millis(30)))
-                        .unwrap();
+                    let options = with_ttl(Duration::from_millis(30));
+                    let guard = match mgr.lock_with(&format!("n{thread}"), &options) {
+                        Err(LockError::Lost { .. }) => {
+                            lost.fetch_add(1, Ordering::Relaxed);
+                            continue;
+                        }
+                        result => result.unwrap(),
+                    };
                     work(Duration::from_micros(rng.u64(..16_000)));
                     lost.fetch_add(usize::from(!guard.is_held()), Ordering::Relaxed);
                 }
