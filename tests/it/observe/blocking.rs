@@ -1,7 +1,5 @@
 //! Loggers and metrics recorders that block. No lock may depend on them.
 
-use std::sync::Arc;
-
 use distlock::{LockGuard, LockLost, RedisMgr};
 use parking_lot::{Condvar, Mutex};
 
@@ -94,6 +92,8 @@ fn blocking_logger_delays_no_loss_no_renewal_and_no_shutdown() {
 
 #[cfg(feature = "metrics")]
 mod recorder {
+    use std::sync::Arc;
+
     use metrics::{
         Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata,
         Recorder, SharedString, Unit,
