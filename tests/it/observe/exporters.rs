@@ -188,7 +188,7 @@ mod facade {
         assert_eq!(times[&format!("distlock_lock_wait_seconds {at} outcome=acquired")].len(), 3);
         assert_eq!(times[&format!("distlock_lock_wait_seconds {at} outcome=timed_out")].len(), 1);
         for series in recorder.series() {
-            assert!(!series.contains("42") && series.contains(&at), "{series}");
+            assert!(!series.contains("orders") && series.contains(&at), "{series}");
         }
     }
 

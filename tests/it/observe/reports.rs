@@ -33,9 +33,11 @@ fn each_loss_is_logged_once_also_if_the_holder_notices_it() {
     let mgr = manager(&server);
     let options = LockOptions::new().ttl(Duration::from_millis(100)).renew(false);
     for n in 0..LOSSES {
-        let guard = mgr.lock_with(&format!("n{n}"), &options).unwrap();
-        while guard.is_held() {}
-        drop(guard);
+        match mgr.lock_with(&format!("n{n}"), &options) {
+            Ok(guard) => while guard.is_held() {},
+            // On a slow machine, the lease ends before the call does.
+            Err(error) => assert!(error.is_lost(), "{error}"),
+        }
     }
     eventually("all losses are logged", TEST_TIMEOUT, || count(logged, "is lost: ") >= LOSSES);
     mgr.shutdown();

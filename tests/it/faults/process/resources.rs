@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use distlock::{LockError, LockGuard, RedisMgr};
+use distlock::{LockGuard, RedisMgr};
 
 use crate::{
     helpers::{
@@ -36,13 +36,13 @@ fn ten_thousand_locks_are_released_during_their_renewal() {
             scope.spawn(move || {
                 let mut rng = fastrand::Rng::with_seed(thread);
                 for _ in 0..10_000 / THREADS {
-                    let options = with_ttl(Duration::from_millis(30));
-                    let guard = match mgr.lock_with(&format!("n{thread}"), &options) {
-                        Err(LockError::Lost { .. }) => {
+                    let name = format!("n{thread}");
+                    let guard = match mgr.lock_with(&name, &with_ttl(Duration::from_millis(30))) {
+                        Err(error) if error.is_lost() => {
                             lost.fetch_add(1, Ordering::Relaxed);
                             continue;
                         }
-                        result => result.unwrap(),
+                        guard => guard.unwrap(),
                     };
                     work(Duration::from_micros(rng.u64(..16_000)));
                     lost.fetch_add(usize::from(!guard.is_held()), Ordering::Relaxed);
