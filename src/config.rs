@@ -55,8 +55,7 @@ impl Config {
     /// than half of the nodes keep it: with three nodes one may be unreachable, with five nodes
     /// two.
     ///
-    /// The nodes must be masters that do not replicate to each other. List them in the same order
-    /// in every program, because waiters queue on the first reachable node.
+    /// The nodes must be masters that do not replicate to each other. Their order means nothing.
     ///
     /// ```
     /// let urls = ["redis://10.0.0.1", "redis://10.0.0.2", "redis://10.0.0.3"];

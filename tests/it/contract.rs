@@ -402,7 +402,7 @@ const QUEUE_NODE_FAILURES: [Failure; 2] = [
 fn waiters_follow_the_queue_to_another_node_and_back() {
     for (failure, fail, recover) in QUEUE_NODE_FAILURES {
         println!("the queue node is {failure}");
-        let nodes = Nodes::start(5);
+        let nodes = Nodes::start(5).in_fixed_order();
         let managers: Vec<_> =
             (0..3).map(|_| RedisMgr::new(config_medium_timeout(&nodes)).unwrap()).collect();
         let guard = managers[0].lock("x").unwrap();

@@ -10,6 +10,8 @@
 
 use std::{mem, sync::Arc, time::Duration};
 
+use smallvec::SmallVec;
+
 use super::server_info::ServerInfo;
 use crate::sys::clock::Moment;
 
@@ -107,6 +109,17 @@ impl Membership {
         if left.is_zero() { Eligibility::Eligible } else { Eligibility::Quarantined(left) }
     }
 
+    /// The nodes in an order that all clients derive, in whatever order each of them names the
+    /// nodes: by the run ids of their servers. Nodes that were never reached come last.
+    pub(crate) fn order(&self) -> SmallVec<[usize; 8]> {
+        let mut order: SmallVec<[usize; 8]> = (0..self.nodes.len()).collect();
+        order.sort_by_key(|node| {
+            let run_id = self.nodes.get(*node).and_then(|member| member.run_id.as_deref());
+            (run_id.is_none(), run_id)
+        });
+        order
+    }
+
     /// Returns the time from which the votes of a node count.
     pub(crate) fn votes_from(&self, node: usize) -> Moment {
         self.nodes.get(node).map_or(Moment::NEVER, |member| member.votes_from)
@@ -154,6 +167,21 @@ mod tests {
         assert_eq!(membership.votes_from(0), at(106));
         assert_eq!(membership.observe(1, &server("y", 10, 100)), Eligibility::Eligible);
         assert!(membership.votes_from(1) <= at(100));
+    }
+
+    /// Fault: N140
+    #[test]
+    fn order_of_nodes_follows_from_their_servers() {
+        let mut membership = membership();
+        assert_eq!(membership.order().as_slice(), [0, 1, 2]);
+        let mut observe = |node, run| {
+            let _ = membership.observe(node, &server(run, 100, 100));
+            membership.order().to_vec()
+        };
+        assert_eq!(observe(1, "y"), [1, 0, 2], "the others were never reached");
+        assert_eq!(observe(2, "x"), [2, 1, 0]);
+        assert_eq!(observe(0, "z"), [2, 1, 0]);
+        assert_eq!(observe(2, "zz"), [1, 0, 2], "it was restarted");
     }
 
     #[test]

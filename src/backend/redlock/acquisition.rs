@@ -234,7 +234,9 @@ impl<'a> QuorumAcquisition<'a> {
     /// so the queue belongs there; too few nodes voted yes or no; or the queue node does not keep
     /// the lock for us.
     fn is_head_after(&self, mode: AcquireMode, round: &Round) -> bool {
-        let held_earlier = (0..self.queue_node)
+        let held_earlier = self
+            .redlock
+            .preferred_to(self.queue_node)
             .any(|node| round.reply_of(node).is_some_and(|reply| reply.holder().is_some()));
         round.claim_window_only
             && self.can_wait(mode)
@@ -330,7 +332,7 @@ impl<'a> QuorumAcquisition<'a> {
     ) -> Contention {
         self.lost_rounds += 1;
         (self.token_min, self.is_failing) = (None, false);
-        let holder = round.holder().map(|holder| match round.asked_all {
+        let holder = round.holder(self.queue_node).map(|holder| match round.asked_all {
             true => holder.with_nodes(round.node_answers(self.redlock)),
             false => holder,
         });

@@ -31,12 +31,13 @@ const SLOW_NODE_TIMEOUT: Duration = Duration::from_millis(100);
 /// Maximum additional wait for preferred nodes once the outcome is decided.
 const PREFERRED_GRACE: Duration = Duration::from_millis(20);
 
-/// Sends a request to each node of `options.targets`, and counts one vote for each reply. `request`
-/// returns the request for a node, and `vote` the vote for a reply. Ends when the verdict is
-/// certain, when all nodes have replied, or when time runs out. Skips nodes in back-off if the
-/// other nodes suffice.
+/// Sends a request to each node of `options.targets`, in this order, and counts one vote for each
+/// reply. `request` returns the request for a node, and `vote` the vote for a reply. Ends when the
+/// verdict is certain, when all nodes have replied, or when time runs out. Skips nodes in back-off
+/// if the other nodes suffice.
 pub(crate) fn broadcast<C: Request>(
     nodes: &[Arc<RedisNode>],
+    order: &[usize],
     connections: &mut [Connection],
     options: BroadcastOptions<'_>,
     request: impl Fn(usize) -> C,
@@ -62,7 +63,7 @@ pub(crate) fn broadcast<C: Request>(
         connector: None,
         needed_until: None,
     };
-    broadcast.start();
+    broadcast.start(order);
     broadcast.collect_replies();
     broadcast.finish()
 }
@@ -91,7 +92,7 @@ struct Broadcast<'a, 'r, C: Request, F, V> {
 impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
     Broadcast<'_, '_, C, F, V>
 {
-    fn start(&mut self) {
+    fn start(&mut self, order: &[usize]) {
         let now = clock::now();
         let responsive: NodeSet =
             self.options.targets.iter().filter(|node| self.is_responsive(*node, now)).collect();
@@ -105,10 +106,11 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
             let kind = NodeErrorKind::BackingOff;
             self.record_failure(node, NodeError { outcome_unknown: false, kind });
         }
+        let asked = order.iter().copied().filter(|node| asked.contains(*node));
         if self.options.reverse_order {
-            asked.iter().rev().for_each(|node| self.ask(node));
+            asked.rev().for_each(|node| self.ask(node));
         } else {
-            asked.iter().for_each(|node| self.ask(node));
+            asked.for_each(|node| self.ask(node));
         }
     }
 

@@ -20,6 +20,7 @@ mod vote_releases;
 use std::{fmt, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use self::{
     acquisition::QuorumAcquisition, broadcast::broadcast, clean_up::QuorumCleaner,
@@ -63,6 +64,7 @@ const TOKEN_HEADROOM_US: u64 = 10_000;
 /// The nodes, and the connections to them.
 pub(crate) struct Redlock {
     nodes: Arc<[Arc<RedisNode>]>,
+    membership: Arc<Mutex<Membership>>,
     pool: Arc<ConnectionPool>,
     contention: ContentionMemory,
     label: Arc<str>,
@@ -92,6 +94,7 @@ impl Redlock {
         let pool = Arc::new(ConnectionPool::new(nodes.clone(), pool_size)?);
         Some(Redlock {
             nodes,
+            membership,
             pool,
             contention: ContentionMemory::new(),
             label: join_labels(endpoints),
@@ -144,16 +147,30 @@ impl Redlock {
         &self.nodes
     }
 
-    /// Node to queue on: the first healthy one, so that all clients prefer the same.
-    pub(crate) fn preferred_queue_node(&self) -> usize {
-        self.nodes.iter().position(|node| node.is_healthy()).unwrap_or(0)
+    /// The nodes in the order in which all clients prefer them.
+    fn order(&self) -> SmallVec<[usize; 8]> {
+        self.membership.lock().order()
     }
 
-    /// Whether a node before this one is unhealthy and its back-off has ended, so that it is worth
-    /// asking.
+    /// The nodes that clients prefer to this one.
+    pub(crate) fn preferred_to(&self, node: usize) -> impl Iterator<Item = usize> {
+        self.order().into_iter().take_while(move |other| *other != node)
+    }
+
+    /// Node to queue on: the first healthy one, so that all clients prefer the same.
+    pub(crate) fn preferred_queue_node(&self) -> usize {
+        let order = self.order();
+        let healthy = order.iter().find(|node| self.nodes[**node].is_healthy());
+        healthy.or(order.first()).copied().unwrap_or(0)
+    }
+
+    /// Whether a node that is preferred to this one is unhealthy and its back-off has ended, so
+    /// that it is worth asking.
     pub(crate) fn may_have_recovered(&self, node: usize) -> bool {
         let now = clock::now();
-        self.nodes[..node].iter().any(|node| !node.is_healthy() && !node.is_backing_off(now))
+        self.preferred_to(node)
+            .map(|node| &self.nodes[node])
+            .any(|node| !node.is_healthy() && !node.is_backing_off(now))
     }
 
     /// Whether a claim for this lock met others the last time, as far as that is remembered.
@@ -191,7 +208,7 @@ impl Redlock {
         request: impl Fn(usize) -> C,
         vote: impl Fn(usize, &Exchange<C::Reply>) -> Vote,
     ) -> Responses<C::Reply> {
-        broadcast(&self.nodes, &mut connections.0, options, request, vote)
+        broadcast(&self.nodes, &self.order(), &mut connections.0, options, request, vote)
     }
 
     /// Reads the abandoned replies that have arrived from this node, which sets their acks.
@@ -247,7 +264,7 @@ impl Backend for Redlock {
     ) -> Result<Box<dyn GrantStream>, StreamError> {
         let timeout = self.operation_timeout;
         let short_budget = deadline.duration_since(clock::now()) < timeout;
-        let mut nodes: Vec<usize> = self.all_nodes().iter().collect();
+        let mut nodes = self.order();
         nodes.sort_by_key(|node| !self.node(*node).is_healthy());
         let mut failed = NodeError { outcome_unknown: false, kind: NodeErrorKind::TimedOut };
         for (tried, node) in nodes.iter().enumerate() {
@@ -273,8 +290,9 @@ impl Backend for Redlock {
     /// Waiters should move to the preferred queue node if it comes before this one, or if this one
     /// is failing.
     fn should_move_queue(&self, QueuePlace(node): QueuePlace) -> bool {
-        let preferred = || self.preferred_queue_node();
-        preferred() < node || (self.nodes[node].is_failing() && preferred() != node)
+        let preferred = self.preferred_queue_node();
+        self.preferred_to(node).any(|other| other == preferred)
+            || (self.nodes[node].is_failing() && preferred != node)
     }
 
     fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport {

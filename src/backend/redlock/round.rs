@@ -76,8 +76,12 @@ impl Round {
         )
     }
 
-    /// Current holder, as most of the nodes report it.
-    pub(super) fn holder(&self) -> Option<Holder> {
+    /// Current holder, as most of the nodes report it. If the vote is split, the contender that has
+    /// the vote of the queue node, because it goes on; the others have lost and are no holders.
+    pub(super) fn holder(&self, queue_node: usize) -> Option<Holder> {
+        if self.is_split() {
+            return self.reply_of(queue_node).and_then(AcquireReply::holder).cloned();
+        }
         self.most_reported_holder().map(|(_, holder)| holder.clone())
     }
 

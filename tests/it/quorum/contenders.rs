@@ -80,6 +80,25 @@ fn five_waiters_get_fair_shares() {
     wait_until_free_everywhere(&nodes, "x");
 }
 
+/// Each program names the nodes in an order of its own. Goal: all queue on the same node
+/// nevertheless. Otherwise each head of a queue has one vote, and nobody gets the lock.
+///
+/// Fault: N140
+#[test]
+fn order_in_which_nodes_are_named_means_nothing() {
+    let nodes = Nodes::start(3);
+    let managers: Vec<_> = (0..3)
+        .map(|first| {
+            let urls = [first, first + 1, first + 2].map(|node| nodes.url(node % 3));
+            let config = crate::helpers::config_long_timeouts(urls.join(","));
+            RedisMgr::new(config.quarantine(Duration::ZERO)).unwrap()
+        })
+        .collect();
+    let shares = contend(&managers, ROUNDS, |mgr| Some(mgr.lock("x").unwrap()));
+    assert!(shares.iter().all(|share| *share >= ROUNDS / 20), "starved: {shares:?}");
+    wait_until_free_everywhere(&nodes, "x");
+}
+
 /// `try_lock` succeeds for one of the callers if nobody holds the lock: callers must not defeat
 /// each other forever.
 ///

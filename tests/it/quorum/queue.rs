@@ -101,7 +101,7 @@ fn waiters_send_few_requests() {
 /// is refused by the other nodes.
 #[test]
 fn waiters_send_few_requests_if_the_queue_node_lost_the_lock() {
-    let nodes = Nodes::start(5);
+    let nodes = Nodes::start(5).in_fixed_order();
     let (holder, other) = (manager(&nodes), manager(&nodes));
     let guard = holder.lock_with("x", &with_ttl(3 * SECOND)).unwrap();
     nodes.restart_empty(0);
@@ -120,7 +120,7 @@ fn waiters_send_few_requests_if_the_queue_node_lost_the_lock() {
 /// Promise: P4
 #[test]
 fn dead_head_of_the_queue_costs_one_claim_window() {
-    let nodes = Nodes::start(5);
+    let nodes = Nodes::start(5).in_fixed_order();
     let (holder, other) = (manager(&nodes), manager(&nodes));
     let mut head = spawn_worker(&nodes, &[("window_ms", "1000")]);
     let guard = holder.lock_with("x", &with_ttl(600 * SECOND).renew(false)).unwrap();

@@ -20,8 +20,25 @@ struct Member {
 }
 
 impl Nodes {
+    /// Starts `count` nodes. They are in the order in which clients prefer them, until one is
+    /// restarted.
     pub fn start(count: usize) -> Self {
-        Self::built(count, |_, builder| builder)
+        let mut nodes = Self::built(count, |_, builder| builder);
+        nodes.members.sort_by_key(|member| member.server.run_id());
+        nodes
+    }
+
+    /// Makes these nodes report run ids that keep them in their order, even if they are restarted.
+    /// Puts a proxy in front of each.
+    pub fn in_fixed_order(self) -> Self {
+        let nodes: Vec<usize> = (0..self.len()).collect();
+        let fixed = self.behind_proxies(&nodes);
+        for node in nodes {
+            let add_number =
+                move |info: &str| info.replace("run_id:", &format!("run_id:{node:02}"));
+            fixed.proxy(node).on_request(command("INFO"), rewrite(add_number)).forever();
+        }
+        fixed
     }
 
     /// Starts `count` nodes. `build` gets the number of each node and sets up its server.
