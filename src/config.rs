@@ -36,6 +36,7 @@ pub struct Config {
     ttl: Duration,
     quarantine: Option<Duration>,
     max_hold: Option<Duration>,
+    yield_to_others: Duration,
     handlers: Vec<Arc<dyn HandleEvent>>,
     metrics_by_lock: bool,
 }
@@ -79,6 +80,7 @@ impl Config {
             ttl: Duration::from_secs(10),
             quarantine: None,
             max_hold: None,
+            yield_to_others: Duration::ZERO,
             handlers: Vec::new(),
             metrics_by_lock: false,
         }
@@ -204,6 +206,28 @@ impl Config {
         self
     }
 
+    /// Leaves a lock free now and then, for clients of other libraries. For the time of a migration
+    /// in which they share locks with distlock. Defaults to zero, which turns this off; at most
+    /// 10 s.
+    ///
+    /// Such clients do not queue, but poll. Normally a release hands the lock to the next waiter of
+    /// distlock, so they get no turn while any distlock client waits. With this setting, a release
+    /// now and then leaves the lock free for `pause` before the next waiter gets it. Set `pause` to
+    /// a little more than the other clients' polling interval, in all programs that use distlock.
+    ///
+    /// - If this manager has seen such a client hold the lock within the last 200 pauses, every
+    ///   third of its releases leaves the lock free. A client that polls throughout then gets at
+    ///   least a quarter of the locks; one that locks again at once can get most of them.
+    /// - Otherwise a release does so once in 50 pauses, to find out whether there is such a client.
+    ///   Each manager that uses the lock does this, and costs up to a fiftieth of the rate.
+    ///
+    /// The order of distlock's own queue does not change. A call that times out meanwhile names
+    /// `left free for other clients` as the holder. With several nodes, this setting has no effect.
+    pub fn yield_to_others(mut self, pause: Duration) -> Config {
+        self.yield_to_others = pause;
+        self
+    }
+
     /// Adds a handler for the events of this manager's locks. Each handler receives every event;
     /// the handlers are called in the order in which they were added. Defaults to none.
     pub fn event_handler(mut self, handler: Arc<dyn HandleEvent>) -> Config {
@@ -243,6 +267,7 @@ impl fmt::Debug for Config {
             .field("ttl", &self.ttl)
             .field("quarantine", &self.quarantine)
             .field("max_hold", &self.max_hold)
+            .field("yield_to_others", &self.yield_to_others)
             .field("events", &self.handlers)
             .finish()
     }

@@ -200,11 +200,13 @@ fn open_backend(
     observer: &Arc<Observer>,
 ) -> Result<(Arc<dyn Backend>, Arc<ConnectionPool>)> {
     let no_pool = || no_thread("connection pool")(ErrorKind::WouldBlock.into());
-    let ValidatedConfig { pool_size, operation_timeout, spin, quarantine, .. } = *config;
+    let ValidatedConfig { pool_size, operation_timeout, spin, quarantine, yield_to_others, .. } =
+        *config;
     if let [endpoint] = &*config.endpoints {
         let observer = observer.clone();
+        let (server, pause) = (endpoint.clone(), yield_to_others);
         let backend =
-            RedisBackend::new(endpoint.clone(), pool_size, operation_timeout, spin, observer)
+            RedisBackend::new(server, pool_size, operation_timeout, spin, pause, observer)
                 .ok_or_else(no_pool)?;
         let pool = backend.pool().clone();
         return Ok((Arc::new(backend), pool));

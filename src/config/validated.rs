@@ -19,6 +19,8 @@ const TTL_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 const OPERATION_TIMEOUT_MIN: Duration = Duration::from_millis(1);
 const OPERATION_TIMEOUT_MAX: Duration = Duration::from_secs(60);
 const SPIN_MAX: Duration = Duration::from_millis(10);
+/// A queue must outlast it.
+const YIELD_MAX: Duration = Duration::from_secs(10);
 const POOL_SIZE_MAX: u32 = 10_000;
 const NODES_MAX: usize = 15;
 
@@ -32,6 +34,7 @@ pub(crate) struct ValidatedConfig {
     pub(crate) operation_timeout: Duration,
     pub(crate) claim_window: Duration,
     pub(crate) spin: Duration,
+    pub(crate) yield_to_others: Duration,
     pub(crate) handlers: Vec<Arc<dyn HandleEvent>>,
     pub(crate) metrics_by_lock: bool,
     pub(crate) ttl: Duration,
@@ -130,6 +133,13 @@ impl Config {
                 HumanDuration(SPIN_MAX)
             ));
         }
+        if self.yield_to_others > YIELD_MAX {
+            return invalid(format!(
+                "yield_to_others is {}, but must be at most {}",
+                HumanDuration(self.yield_to_others),
+                HumanDuration(YIELD_MAX)
+            ));
+        }
         if self.prefix.len() >= crate::core::key::MAX_NAME_BYTES {
             return invalid(format!(
                 "the prefix has {} bytes, which leaves no room for a name",
@@ -155,6 +165,7 @@ impl Config {
             spin: self.spin,
             ttl: self.ttl,
             max_hold: self.max_hold,
+            yield_to_others: self.yield_to_others,
             handlers: self.handlers.clone(),
             metrics_by_lock: self.metrics_by_lock,
         };

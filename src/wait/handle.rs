@@ -131,7 +131,9 @@ mod tests {
         let nowhere = Arc::new(Endpoint::parse("unix:///nowhere").unwrap());
         let observer = Observer::start(Vec::new(), nowhere.label.clone(), 1, false).unwrap();
         let timeout = Duration::from_secs(1);
-        let backend = RedisBackend::new(nowhere, 1, timeout, Duration::ZERO, observer).unwrap();
+        let backend =
+            RedisBackend::new(nowhere, 1, timeout, Duration::ZERO, Duration::ZERO, observer)
+                .unwrap();
         let listener = Arc::new(GrantListener::new(Arc::new(backend), "channel".into()));
         let [first, second, third] =
             ["a", "b", "c"].map(|id| WaitHandle::register(&listener, "x", id));

@@ -4,6 +4,7 @@ mod frozen;
 mod giving_up;
 mod killed;
 mod subscription;
+mod yielding;
 
 use std::{sync::mpsc, thread::JoinHandle, time::Duration};
 

@@ -61,7 +61,7 @@ impl MemoryBackend {
         id: &[u8],
         queue_entry: &str,
     ) -> Result<Released, BackendError> {
-        let request = Release { key, id, queue_entry, expires: false };
+        let request = Release { key, id, queue_entry, expires: false, left_free_ms: 0 };
         Ok(match self.reply_to(&request)? {
             ReleaseReply::Released => Released::Released,
             ReleaseReply::HeldByOther(holder) => Released::OwnedByOther(holder),

@@ -182,7 +182,7 @@ impl Server {
         let lock_key = key.lock_key().as_bytes();
         let holder = self.state.lock().keys.peek(lock_key, self.now_us(now)).map(<[u8]>::to_vec);
         let Some(id) = holder else { return false };
-        let request = Release { key, id: &id, queue_entry: "", expires: false };
+        let request = Release { key, id: &id, queue_entry: "", expires: false, left_free_ms: 0 };
         matches!(self.run(&request, now, now), Ok(ReleaseReply::Released))
     }
 

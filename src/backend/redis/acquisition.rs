@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{
     ConnectionPool, Exchange, NodeError, NodeErrorKind, RedisNode, Urgency, exchange,
     requests_and_replies::{Acquire, AcquireMode, AcquireReply},
+    yielding::Yielding,
 };
 use crate::{
     backend::{
@@ -42,8 +43,9 @@ pub(crate) trait ClaimServer {
 
 /// A Redis server, over pooled connections.
 pub(crate) struct PooledServer<'a> {
-    node: &'a Arc<RedisNode>,
-    pool: &'a ConnectionPool,
+    pub(super) node: &'a Arc<RedisNode>,
+    pub(super) pool: &'a ConnectionPool,
+    pub(super) yielding: Option<&'a Yielding>,
 }
 
 impl ClaimServer for PooledServer<'_> {
@@ -53,7 +55,13 @@ impl ClaimServer for PooledServer<'_> {
         deadline: Moment,
     ) -> Result<Exchange<AcquireReply>, NodeError> {
         let mut connections = self.pool.get(Urgency::Other, deadline)?;
-        exchange(self.node, connections.only(), request, deadline)
+        let result = exchange(self.node, connections.only(), request, deadline);
+        if let (Some(yielding), Ok(exchange)) = (self.yielding, &result)
+            && let Some(holder) = exchange.reply.holder()
+        {
+            yielding.on_holder(request.key.lock_key(), holder, clock::now());
+        }
+        result
     }
 
     fn clock_sample(&self) -> Option<ClockSample> {
@@ -76,17 +84,6 @@ pub(crate) struct RedisAcquisition<'a, S> {
     /// Server time of the last reply that reported us as queued. An earlier grant is ignored,
     /// because we no longer had it when that reply was sent.
     queued_at_us: u64,
-}
-
-impl<'a> RedisAcquisition<'a, PooledServer<'a>> {
-    pub(crate) fn new(
-        node: &'a Arc<RedisNode>,
-        pool: &'a ConnectionPool,
-        operation_timeout: Duration,
-        request: AcquireRequest<'a>,
-    ) -> RedisAcquisition<'a, PooledServer<'a>> {
-        RedisAcquisition::on(PooledServer { node, pool }, operation_timeout, request)
-    }
 }
 
 impl<'a, S: ClaimServer> RedisAcquisition<'a, S> {

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{
     Connection, ConnectionPool, Endpoint, NodeConnections, NodeError, NodeErrorKind,
     PooledConnections, RedisAcquisition, RedisGrantStream, RedisNode, Request, Urgency,
-    acquisition::PLACE,
+    acquisition::{PLACE, PooledServer},
     clean_up::RedisCleaner,
     exchange,
     list::{DescribeLocks, Scan, key_pattern},
@@ -13,6 +13,7 @@ use super::{
     release::ReleaseAttempts,
     renewals::RedisRenewals,
     requests_and_replies::{Inspect, Ping},
+    yielding::Yielding,
 };
 use crate::{
     backend::{
@@ -37,6 +38,7 @@ pub(crate) struct RedisBackend {
     node: Arc<RedisNode>,
     pool: Arc<ConnectionPool>,
     operation_timeout: Duration,
+    yielding: Option<Yielding>,
 }
 
 impl RedisBackend {
@@ -46,11 +48,13 @@ impl RedisBackend {
         pool_size: u32,
         operation_timeout: Duration,
         spin_max: Duration,
+        yield_to_others: Duration,
         observer: Arc<Observer>,
     ) -> Option<RedisBackend> {
         let node = Arc::new(RedisNode::new(endpoint, operation_timeout, spin_max, observer));
         let pool = Arc::new(ConnectionPool::new([node.clone()].into(), pool_size)?);
-        Some(RedisBackend { node, pool, operation_timeout })
+        let yielding = Yielding::new(yield_to_others);
+        Some(RedisBackend { node, pool, operation_timeout, yielding })
     }
 
     pub(crate) fn pool(&self) -> &Arc<ConnectionPool> {
@@ -101,7 +105,9 @@ impl Backend for RedisBackend {
     }
 
     fn acquisition<'a>(&'a self, request: AcquireRequest<'a>) -> Box<dyn Acquisition + 'a> {
-        Box::new(RedisAcquisition::new(&self.node, &self.pool, self.operation_timeout, request))
+        let server =
+            PooledServer { node: &self.node, pool: &self.pool, yielding: self.yielding.as_ref() };
+        Box::new(RedisAcquisition::on(server, self.operation_timeout, request))
     }
 
     fn open_stream(
@@ -121,7 +127,11 @@ impl Backend for RedisBackend {
 
     fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport {
         let (id, entry) = (lease.claim.id.as_str().as_bytes(), &lease.queue_entry);
-        let release = ReleaseAttempts::new(&self.node, &lease.claim.key, id, entry, was_held);
+        let left_free_for = self.yielding.as_ref().map_or(Duration::ZERO, |yielding| {
+            yielding.on_release(lease.claim.key.lock_key(), clock::now())
+        });
+        let release = ReleaseAttempts::new(&self.node, &lease.claim.key, id, entry, was_held)
+            .leaving_free(left_free_for);
         let result = release.through_failover(deadline, |release| {
             let send =
                 |connections: &mut NodeConnections| release.send(connections.only(), deadline);

@@ -105,6 +105,7 @@ impl RedisCleaner {
             id: claim.id.as_str().as_bytes(),
             queue_entry: &residue.queue_entry,
             expires: false,
+            left_free_ms: 0,
         });
         let requests: Vec<_> = releases.collect();
         let results = exchange_all(&self.node, &mut self.connection, &requests, &mut limits);

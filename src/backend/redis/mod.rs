@@ -29,6 +29,7 @@ mod server_info;
 mod test_util;
 mod transport;
 mod url;
+mod yielding;
 
 #[cfg(feature = "testing")]
 pub(crate) use self::acquisition::{ClaimServer, PLACE};

@@ -36,8 +36,14 @@ impl<'a> ReleaseAttempts<'a> {
         queue_entry: &'a str,
         was_held: bool,
     ) -> ReleaseAttempts<'a> {
-        let request = Release { key, id, queue_entry, expires: false };
+        let request = Release { key, id, queue_entry, expires: false, left_free_ms: 0 };
         ReleaseAttempts { node, request, was_held, maybe_applied: false }
+    }
+
+    /// The lock is left free for this time before the next waiter gets it.
+    pub(super) fn leaving_free(mut self, pause: Duration) -> ReleaseAttempts<'a> {
+        self.request.left_free_ms = u64::try_from(pause.as_millis()).unwrap_or(0);
+        self
     }
 
     /// Makes an attempt, and more with growing pauses during a failover: until the server's host

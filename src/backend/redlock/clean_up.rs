@@ -116,6 +116,7 @@ impl QuorumCleaner {
             id: claim.id.as_str().as_bytes(),
             queue_entry,
             expires: false,
+            left_free_ms: 0,
         };
         let mut responses = self.ask(round, limits, release, |_, _| Vote::Yes);
         let replied = responses.nodes_where(|response| matches!(response, Response::Replied(_)));

@@ -48,7 +48,7 @@ impl<'a> ReleaseRequest<'a> {
 
     pub(crate) fn node_request(&self) -> Release<'a> {
         let ReleaseRequest { key, id, queue_entry, .. } = *self;
-        Release { key, id, queue_entry, expires: false }
+        Release { key, id, queue_entry, expires: false, left_free_ms: 0 }
     }
 
     pub(crate) fn vote(_: usize, exchange: &Exchange<ReleaseReply>) -> Vote {

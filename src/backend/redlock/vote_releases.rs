@@ -119,6 +119,7 @@ impl VoteReleases {
             id: claim.id.as_str().as_bytes(),
             queue_entry: &queue_entry,
             expires: true,
+            left_free_ms: 0,
         };
         let responses = redlock.ask(connections, options, release, |_, _| Vote::Yes);
         for node in nodes.iter() {

@@ -102,12 +102,13 @@ fn check_reply(reply: &Value) -> u64 {
         }
     });
     let released =
-        taken(&Release { key, id: b"me", queue_entry: "", expires: true }, reply).map(|answer| {
-            if let ReleaseReply::HeldByOther(holder) = &answer {
-                presentable(holder);
-            }
-            std::mem::discriminant(&answer)
-        });
+        taken(&Release { key, id: b"me", queue_entry: "", expires: true, left_free_ms: 0 }, reply)
+            .map(|answer| {
+                if let ReleaseReply::HeldByOther(holder) = &answer {
+                    presentable(holder);
+                }
+                std::mem::discriminant(&answer)
+            });
     let inspected = taken(&Inspect(key), reply).map(|answer| {
         if let Inspection::Held(holder) = &answer {
             presentable(holder);

@@ -49,7 +49,13 @@ fn names_never_change_the_command() {
             );
             assert_eq!(&said[11][..], name.as_bytes());
             let release = words(
-                &Release { key: &key, id: id.as_bytes(), queue_entry: name, expires: true },
+                &Release {
+                    key: &key,
+                    id: id.as_bytes(),
+                    queue_entry: name,
+                    expires: true,
+                    left_free_ms: 0,
+                },
                 by,
             );
             assert_eq!((release.len(), &release[3..7]), (12, &said[3..7]));

@@ -9,6 +9,10 @@ local QUEUE_MS = '60000' -- TTL of a queue, longer than any poll interval
 -- server
 local DEAD_MAX = 1000
 
+-- What the token key holds while a lock is left free for clients that do not queue, and what those
+-- who ask see as its holder
+local LEFT_FREE = 'left free for other clients'
+
 -- Whether a client is subscribed to the channel itself. Pattern subscribers also receive what is
 -- published, so a monitoring client would make dead waiters look alive. If PUBSUB is not permitted,
 -- returns true, and the count that PUBLISH returns must decide.

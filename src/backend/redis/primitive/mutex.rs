@@ -176,6 +176,8 @@ pub(crate) struct Release<'a> {
     /// Whether the server rejects the request if it arrives after the caller's deadline. Otherwise
     /// it is carried out whenever it arrives.
     pub(crate) expires: bool,
+    /// For how many milliseconds to leave the lock free before the next waiter gets it.
+    pub(crate) left_free_ms: u64,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -205,7 +207,8 @@ impl Request for Release<'_> {
     }
 
     fn encode(&self, by: ScriptRef, nonce: u64, not_after_us: u64, out: &mut Vec<u8>) {
-        RELEASE.write_header(by, 4, 4, out);
+        let is_left_free = self.left_free_ms > 0;
+        RELEASE.write_header(by, 4, 4 + usize::from(is_left_free), out);
         write_lock_keys(out, self.key);
         write_bulk(out, &self.key.fence_key().map(str::as_bytes));
         write_number(out, nonce);
@@ -215,6 +218,9 @@ impl Request for Release<'_> {
             write_micros(out, not_after_us)
         } else {
             write_bulk(out, &[])
+        }
+        if is_left_free {
+            write_number(out, self.left_free_ms);
         }
         write_version(out);
     }

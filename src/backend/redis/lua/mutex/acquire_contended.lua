@@ -8,7 +8,10 @@ if type(holder) == 'table' then
   if mode == 'leave' then redis.call('LREM', KEYS[2], 0, entry) end
   return nonce .. ' type ' .. now
 end
-if not holder then
+local is_left_free = not holder and redis.pcall('GET', KEYS[3]) == LEFT_FREE
+if is_left_free then
+  holder = LEFT_FREE
+elseif not holder then
   -- LLEN came before LPOP, because the server checks its memory limit only until a script's first
   -- write. LPOP is exempt from the check but counts as a write, so a SET would not be checked.
   holder = grant_next(redis.call('LPOP', KEYS[2]), now)
@@ -32,7 +35,7 @@ if holder == id then
   return nonce .. ' held ' .. now .. ' ' .. token
 end
 
-local left = redis.call('PTTL', KEYS[1])
+local left = redis.call('PTTL', is_left_free and KEYS[3] or KEYS[1])
 if left == -1 and ARGV[7] ~= '0' then
   redis.call('PEXPIRE', KEYS[1], ARGV[7])
   left = ARGV[7]

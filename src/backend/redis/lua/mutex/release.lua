@@ -2,7 +2,9 @@
 -- of a waiter that has stopped waiting.
 -- KEYS  1 lock, 2 queue, 3 token, 4 fence
 -- ARGV  1 nonce, 2 id, or its first 512 bytes, 3 queue entry to remove, or '',
---       4 not_after, in us on the server's clock, or '', 5 protocol version
+--       4 not_after, in us on the server's clock, or '', last: protocol version;
+--       between them, if the lock shall be left free before the next waiter gets it: 5 for how many
+--       ms
 -- Reply one string:
 --       nonce released
 --       nonce gone                                   the lock was not held

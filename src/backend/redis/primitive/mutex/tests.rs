@@ -31,9 +31,12 @@ fn request_is_one_well_formed_command() {
         script_arguments(&acquire(&key), &keys),
         ["me", "10", "try", "", not_after, "60", "0000000000000000", "3600010"]
     );
-    let release = |expires| Release { key: &key, id: b"me", queue_entry: "w", expires };
+    let release =
+        |expires| Release { key: &key, id: b"me", queue_entry: "w", expires, left_free_ms: 0 };
     assert_eq!(script_arguments(&release(true), &keys), ["me", "w", not_after]);
     assert_eq!(script_arguments(&release(false), &keys), ["me", "w", ""]);
+    let left_free = Release { left_free_ms: 7, ..release(false) };
+    assert_eq!(script_arguments(&left_free, &keys), ["me", "w", "", "7"]);
     assert_eq!(script_arguments(&Inspect(&key), &keys[..3]), [""; 0]);
     let renewals = [("a", "i", 1), ("b", "j", 2), ("c", "k", 3)]
         .map(|(lock, id, ttl_ms)| Renewal { lock, id, ttl_ms, token_key: None });
@@ -103,8 +106,10 @@ fn acquire_reply_is_decoded_for_every_outcome() {
 #[test]
 fn release_and_inspect_replies_are_decoded() {
     let key = LockKey::new("", "x").unwrap();
-    let release =
-        |line| Release { key: &key, id: b"", queue_entry: "", expires: true }.decode(9, text(line));
+    let release = |line| {
+        Release { key: &key, id: b"", queue_entry: "", expires: true, left_free_ms: 0 }
+            .decode(9, text(line))
+    };
     assert_eq!(release("9 released"), Some(ReleaseReply::Released));
     assert_eq!(release("9 gone"), Some(ReleaseReply::Gone));
     assert_eq!(release("9 type"), Some(ReleaseReply::WrongType));
@@ -166,7 +171,7 @@ fn token_out_of_range_is_rejected() {
 fn clock_out_of_range_is_rejected() {
     let key = LockKey::new("", "x").unwrap();
     let renewals = [Renewal { lock: "a", id: "i", ttl_ms: 1, token_key: None }];
-    let release = Release { key: &key, id: b"", queue_entry: "", expires: false };
+    let release = Release { key: &key, id: b"", queue_entry: "", expires: false, left_free_ms: 0 };
     // The last value that leaves a year of room, the next one, and the largest integer that Lua can
     // count with.
     for (now, is_time) in
@@ -235,7 +240,9 @@ proptest! {
         let key = LockKey::new("", "x").unwrap();
         let renewals = [Renewal { lock: "a", id: "i", ttl_ms: 1, token_key: None }];
         acquire(&key).decode(9, value.clone());
-        Release { key: &key, id: b"", queue_entry: "", expires: false }.decode(9, value.clone());
+        let release =
+            Release { key: &key, id: b"", queue_entry: "", expires: false, left_free_ms: 0 };
+        release.decode(9, value.clone());
         Renew(&renewals).decode(9, value.clone());
         Inspect(&key).decode(9, value);
     }
