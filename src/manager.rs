@@ -257,9 +257,11 @@ impl RedisMgr {
     }
 
     /// Borrows a connection from the pool for commands of your own. The connection implements
-    /// [`redis::ConnectionLike`]. With several nodes, it leads to the first node. While it is
-    /// borrowed, acquisitions have one pooled connection fewer; renewals and releases do not need
-    /// the pool.
+    /// [`redis::ConnectionLike`]. With several nodes, it leads to the first node, even while that
+    /// is dead, because the others have other data. While it is borrowed, acquisitions have one
+    /// pooled connection fewer; renewals and releases do not need the pool.
+    ///
+    /// A socket that a restarted server has closed is replaced at the first command.
     ///
     /// Replies are returned unchanged, including errors. Unlike a [`LockError`], an error from a
     /// malicious server may contain the password. A reply of more than 4 MiB is an error and closes

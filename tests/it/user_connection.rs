@@ -1,10 +1,12 @@
 //! Connections that users borrow from the pool for commands of their own.
 
+use std::time::Duration;
+
 use distlock::{LockError, PooledConnection, RedisMgr};
 
 use crate::{
     helpers::{SECOND, UnwrapReleased, config_long_timeouts, get, manager, server_behind_proxy},
-    support::{Fault, RedisServer, command},
+    support::{Fault, Nodes, RedisServer, command},
 };
 
 const LOCK: &str = "lock:x";
@@ -67,4 +69,23 @@ fn pipeline_takes_one_timeout_in_total() {
     }
     let error = commands.query::<Vec<Option<String>>>(&mut connection).unwrap_err();
     assert!(error.is_timeout(), "{error}");
+}
+
+/// Fault: N141
+#[test]
+fn connection_lent_after_a_restart_is_alive() {
+    let ping_after_restart = |mgr: &RedisMgr, restart: &dyn Fn()| {
+        for _ in 0..5 {
+            mgr.ping().unwrap();
+            restart();
+            redis::cmd("PING").query::<String>(&mut mgr.connection().unwrap()).unwrap();
+        }
+    };
+    let server = RedisServer::start();
+    let mgr = RedisMgr::new(config_long_timeouts(server.url()).pool_size(1)).unwrap();
+    ping_after_restart(&mgr, &|| server.restart());
+    let nodes = Nodes::start(3);
+    let config = config_long_timeouts(nodes.urls()).quarantine(Duration::ZERO);
+    let mgr = RedisMgr::new(config.pool_size(1)).unwrap();
+    ping_after_restart(&mgr, &|| nodes.restart(0));
 }

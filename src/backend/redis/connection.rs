@@ -180,13 +180,18 @@ impl Connection {
     /// Whether a request can be sent now over the existing socket. Closes a socket that is no
     /// longer usable.
     pub(crate) fn is_ready(&mut self) -> bool {
+        self.is_ready_checking_idle(IDLE_CHECK_MIN)
+    }
+
+    /// As [`is_ready`](Self::is_ready), but checks a socket that was idle for `idle_min`.
+    fn is_ready_checking_idle(&mut self, idle_min: Duration) -> bool {
         let now = clock::now();
         self.drain_unread(now);
         let timeout = self.timeout;
         let Some(link) = &mut self.link else { return false };
         let is_usable = match link.unread {
             0 => {
-                now.duration_since(link.used_at) < IDLE_CHECK_MIN
+                now.duration_since(link.used_at) < idle_min
                     || matches!(link.transport.has_input(), Ok(false))
             }
             _ => {

@@ -1,6 +1,8 @@
 //! Commands that users send over a pooled connection. Each exchange has the manager's operation
 //! timeout.
 
+use std::{mem, time::Duration};
+
 use redis::{RedisResult, Value};
 
 use super::Connection;
@@ -18,7 +20,11 @@ impl redis::ConnectionLike for Connection {
         offset: usize,
         count: usize,
     ) -> RedisResult<Vec<Value>> {
-        self.used_by_caller = true;
+        if !mem::replace(&mut self.used_by_caller, true) {
+            // Nobody repeats the first command if a server that has just been restarted has closed
+            // the socket. Later ones may depend on its state.
+            self.is_ready_checking_idle(Duration::ZERO);
+        }
         let deadline = clock::now().saturating_add(self.timeout);
         self.connect(deadline).map_err(NodeError::into_redis_error)?;
         self.send(deadline, |out| out.extend_from_slice(commands))
