@@ -1,6 +1,6 @@
 //! `RedisBackend`: one server, which decides alone.
 
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use super::{
     Connection, ConnectionPool, Endpoint, NodeConnections, NodeError, NodeErrorKind,
@@ -10,7 +10,7 @@ use super::{
     exchange,
     list::{DescribeLocks, Scan, key_pattern},
     listing::{DESCRIBE_BATCH_MAX, LIST_TIMEOUTS_MAX, Listing, ScanProgress},
-    release::ReleaseAttempts,
+    release::{FAILOVER_PAUSE_MAX, FAILOVER_PAUSE_MIN, ReleaseAttempts},
     renewals::RedisRenewals,
     requests_and_replies::{Inspect, Ping},
     yielding::Yielding,
@@ -69,21 +69,31 @@ impl RedisBackend {
         self.pool.get(Urgency::Other, deadline).map_err(BackendError::Node)
     }
 
-    /// Asks, and asks again if the connection was stale. For requests that change nothing.
+    /// Asks, and asks again once if the connection was stale. If the server is no master, asks
+    /// until `deadline`, because the next connection may lead to the new master. For requests that
+    /// change nothing.
     fn ask<C: Request>(
         &self,
         connection: &mut Connection,
         request: &C,
         deadline: Moment,
     ) -> Result<C::Reply, BackendError> {
-        let is_stale = |failure: &NodeError| failure.outcome_unknown && failure.is_transient();
-        let result = match exchange(&self.node, connection, request, deadline) {
-            Err(failure) if is_stale(&failure) && clock::now() < deadline => {
-                exchange(&self.node, connection, request, deadline)
+        let mut pause = FAILOVER_PAUSE_MIN;
+        let mut was_stale = false;
+        loop {
+            let failure = match exchange(&self.node, connection, request, deadline) {
+                Ok(exchange) => return Ok(exchange.reply),
+                Err(failure) => failure,
+            };
+            let now = clock::now();
+            let is_stale = failure.outcome_unknown && failure.is_transient();
+            if failure.is_not_master() && now.saturating_add(pause) < deadline {
+                clock::sleep_until(now.saturating_add(pause));
+                pause = (pause * 2).min(FAILOVER_PAUSE_MAX);
+            } else if !is_stale || now >= deadline || mem::replace(&mut was_stale, true) {
+                return Err(BackendError::Node(failure));
             }
-            result => result,
-        };
-        result.map(|exchange| exchange.reply).map_err(BackendError::Node)
+        }
     }
 
     fn ask_pooled<C: Request>(
@@ -217,6 +227,10 @@ impl Backend for RedisBackend {
         let mut connections = self.checkout(step_deadline())?;
         let connection = connections.only();
         let pattern = key_pattern(prefix, pattern);
+        // A search has no script that checks whether the server is a master.
+        if let Ok(any) = LockKey::new(prefix, "*") {
+            self.ask(connection, &Inspect(&any), step_deadline())?;
+        }
         let (mut listing, mut progress) = (Listing::new(prefix), ScanProgress::start());
         loop {
             let scan = Scan { cursor: &progress.cursor, pattern: &pattern };

@@ -15,8 +15,8 @@ use crate::{
 
 /// First pause between attempts while the server is not a master. Doubles up to
 /// `FAILOVER_PAUSE_MAX`.
-const FAILOVER_PAUSE_MIN: Duration = Duration::from_millis(20);
-const FAILOVER_PAUSE_MAX: Duration = Duration::from_millis(200);
+pub(super) const FAILOVER_PAUSE_MIN: Duration = Duration::from_millis(20);
+pub(super) const FAILOVER_PAUSE_MAX: Duration = Duration::from_millis(200);
 
 /// One release, until its outcome is known.
 pub(super) struct ReleaseAttempts<'a> {

@@ -9,11 +9,37 @@ use crate::{
         SECOND, UnwrapReleased, config_long_timeouts, config_short_timeout, manager, queue_key,
         server_behind_proxy, set_foreign_lock, spawn_queued_waiter,
     },
-    support::{Fault, Nodes, RedisServer, TEST_TIMEOUT, command, eventually},
+    support::{Fault, FaultProxy, Nodes, RedisServer, TEST_TIMEOUT, command, eventually},
 };
 
 fn names(locks: &[LockInfo]) -> Vec<&str> {
     locks.iter().map(LockInfo::name).collect()
+}
+
+/// The host name leads to the new master, but the connection in the pool to the former one, which
+/// is a replica now and knows nothing of the new locks.
+///
+/// Fault: N142
+#[test]
+fn former_master_is_not_believed() {
+    let (former, new) = (RedisServer::start(), RedisServer::start());
+    let proxy = FaultProxy::in_front_of(former.addr());
+    let looks: [(&str, fn(&RedisMgr) -> bool); 4] = [
+        ("is_locked", |mgr| mgr.is_locked("x").unwrap()),
+        ("holder", |mgr| mgr.holder("x").unwrap().is_some()),
+        ("lock_info", |mgr| mgr.lock_info("x").unwrap().is_some()),
+        ("locks", |mgr| mgr.locks("*").unwrap().len() == 1),
+    ];
+    let managers = looks.map(|_| RedisMgr::new(config_long_timeouts(proxy.url())).unwrap());
+    for (mgr, (_, look)) in managers.iter().zip(looks) {
+        assert!(!look(mgr));
+    }
+    proxy.lead_to(new.addr());
+    former.cli(&["REPLICAOF", "127.0.0.1", "1"]);
+    let _guard = manager(&new).lock("x").unwrap();
+    for (mgr, (name, look)) in managers.iter().zip(looks) {
+        assert!(look(mgr), "{name}");
+    }
 }
 
 #[test]

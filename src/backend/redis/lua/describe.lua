@@ -9,6 +9,12 @@ local function is_error(answer)
     and not string.find(answer.err, 'WRONGTYPE', 1, true)
 end
 
+-- As in inspect.lua: only a master may answer.
+local written = KEYS[2] and redis.pcall('LREM', KEYS[2], 0, 'no entry')
+if type(written) == 'table' and string.find(written.err, 'READONLY', 1, true) then
+  return written
+end
+
 local t = redis.call('TIME')
 local reply = {ARGV[1] .. ' ' .. t[1] .. string.sub('00000' .. t[2], -6)}
 local each, left = tonumber(ARGV[2]), tonumber(ARGV[3])
