@@ -47,12 +47,12 @@ impl Worker {
         let next_probe = || clock::now().saturating_add(probe_interval);
         let mut probe_at = next_probe();
         while let Some(due) = self.context.shared.wait_for_renewals(probe_at) {
-            if !due.is_empty() {
-                self.renew(due);
-                self.repair();
-            }
+            self.renew(due);
+            self.repair();
             if clock::now() >= probe_at {
                 self.probe();
+                // The probe may have read late replies to renewals.
+                self.repair();
                 probe_at = next_probe();
             }
         }
