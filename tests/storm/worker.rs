@@ -106,7 +106,10 @@ fn run_managers(args: &WorkerArgs, recorder: &impl Fn(u32) -> Recorder) -> Outco
     let before = OpenResources::count();
     while !finish.load(Ordering::Acquire) {
         let own = recorder(args.first_seat + THREADS);
-        let config = Config::new(&args.urls)
+        // Each names the nodes in an order of its own.
+        let mut urls: Vec<_> = args.urls.split(',').collect();
+        seed.shuffle(&mut urls);
+        let config = Config::new(urls.join(","))
             .ttl(Storm::TTL)
             .operation_timeout(Storm::OPERATION_TIMEOUT)
             .claim_window(Storm::CLAIM_WINDOW)
