@@ -324,6 +324,8 @@ impl LockThread<'_> {
             LockError::PoolExhausted { .. } => "exhausted",
             error if error.is_unavailable() => "unavailable",
             LockError::Refused { .. } => "refused",
+            // The worker was stopped before the call returned.
+            error if error.is_lost() => "lost",
             LockError::Shutdown if self.ended.load(Ordering::Acquire) => "shutdown",
             _ => return Err(error.into()),
         };
