@@ -284,6 +284,8 @@ pub(crate) struct RenewalReport {
     pub(crate) failure: Option<BackendError>,
     /// A refusal that a single lock may have caused: smaller requests may succeed.
     pub(crate) refusal: Option<String>,
+    /// The request was sent, and no reply came in time: smaller requests may succeed.
+    pub(crate) timed_out: bool,
 }
 
 /// What a renewal request achieved for one lease.

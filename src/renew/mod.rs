@@ -8,6 +8,7 @@
 //! woken. No mutex is held while a thread acts. After a holder has removed a lease from the
 //! schedule, no new renewal of it is sent, and the renewer does not end it.
 
+mod batch_size;
 #[cfg(all(test, loom))]
 mod checks;
 mod context;

@@ -6,7 +6,7 @@
 
 use std::{mem, sync::Arc, time::Duration};
 
-use super::{context::Context, schedule::Generation};
+use super::{batch_size::BatchSize, context::Context, schedule::Generation};
 use crate::{
     backend::{LeaseRenewals, Renewal, RenewalLimits, RenewalReport},
     core::lease::Lease,
@@ -16,9 +16,6 @@ use crate::{
     },
 };
 
-/// Maximum number of locks in one renewal request; otherwise one request could block the server for
-/// long. Still large enough that locks share the cost of a round trip.
-const RENEWAL_BATCH_MAX: usize = 100;
 /// Maximum time for which an exchange goes on while the manager shuts down; enough for a
 /// re-acquisition, after which the lock must be released.
 const SHUTDOWN_GRACE: Duration = Duration::from_millis(250);
@@ -36,11 +33,13 @@ struct Logged {
 pub(super) struct Worker {
     context: Context,
     renewals: Box<dyn LeaseRenewals + Send>,
+    batch_size: BatchSize,
 }
 
 impl Worker {
     pub(super) fn new(context: Context) -> Worker {
-        Worker { renewals: context.backend.clone().lease_renewals(), context }
+        let renewals = context.backend.clone().lease_renewals();
+        Worker { context, renewals, batch_size: BatchSize::new() }
     }
 
     pub(super) fn run(mut self, probe_interval: Duration) {
@@ -77,7 +76,7 @@ impl Worker {
     fn renew(&mut self, mut due: Vec<Due>) {
         let mut logged = Logged::default();
         while !due.is_empty() {
-            let rest = due.split_off(due.len().min(RENEWAL_BATCH_MAX));
+            let rest = due.split_off(due.len().min(self.batch_size.max()));
             let went_well = self
                 .isolate_panic(|worker| worker.renew_batch(&due, &mut logged))
                 .unwrap_or_else(|| {
@@ -130,8 +129,13 @@ impl Worker {
             return true;
         }
         let leases: Vec<_> = batch.iter().map(|(_, lease)| lease).collect();
-        let RenewalReport { renewals, failure, refusal } =
+        let RenewalReport { renewals, failure, refusal, timed_out } =
             self.exchange(least_left, |renewals, limits| renewals.renew(&leases, limits));
+        if timed_out {
+            self.batch_size.on_timed_out(batch.len());
+        } else if failure.is_none() {
+            self.batch_size.on_confirmed(batch.len());
+        }
         if batch.len() > 1
             && let Some(refusal) = refusal
         {
@@ -231,7 +235,7 @@ impl Worker {
         least_left: Duration,
         run: impl FnOnce(&mut dyn LeaseRenewals, RenewalLimits<'_>) -> T,
     ) -> T {
-        let Worker { context: Context { backend, shared, .. }, renewals } = self;
+        let Worker { context: Context { backend, shared, .. }, renewals, .. } = self;
         let since = clock::now();
         let grace = since.saturating_add(SHUTDOWN_GRACE.min(backend.operation_timeout() / 2));
         let check = &mut |now: Moment| shared.check_exchange(since, grace, now);

@@ -204,6 +204,13 @@ impl Connection {
         is_usable
     }
 
+    /// The server behind the new socket is known to have these scripts.
+    pub(crate) fn set_loaded_scripts(&mut self, scripts: u8) {
+        if let Some(link) = &mut self.link {
+            link.loaded_scripts = scripts;
+        }
+    }
+
     /// Whether the source of the script has been sent over this socket before. Records that it has
     /// been now.
     pub(crate) fn mark_script_loaded(&mut self, script: u8) -> bool {

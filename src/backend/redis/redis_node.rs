@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU8, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -63,6 +63,9 @@ pub(crate) struct RedisNode {
     clock_sample: Mutex<Option<ClockSample>>,
     /// Membership among several nodes; `None` for a single server, which is not checked.
     member: Option<Member>,
+    /// Scripts that the server has run, as a bit mask. New connections need not send their text,
+    /// which may not get through.
+    known_scripts: AtomicU8,
     /// Connection that was established after its caller had stopped waiting; for the next caller.
     spare: Mutex<Option<Connection>>,
 }
@@ -90,6 +93,7 @@ impl RedisNode {
             health: NodeHealth::default(),
             clock_sample: Mutex::new(None),
             member: None,
+            known_scripts: AtomicU8::new(0),
             spare: Mutex::new(None),
         }
     }
@@ -218,6 +222,10 @@ impl RedisNode {
                 member.server_epoch.fetch_add(1, Ordering::AcqRel);
             }
             connection.set_server_epoch(member.server_epoch.load(Ordering::Acquire));
+            if replaced {
+                self.known_scripts.store(0, Ordering::Release);
+            }
+            connection.set_loaded_scripts(self.known_scripts.load(Ordering::Acquire));
             (replaced, eligibility)
         };
         let quarantine =
@@ -267,11 +275,16 @@ impl RedisNode {
         in_flight: InFlightRequest,
         reply: Value,
     ) -> Result<Exchange<C::Reply>, NodeError> {
-        connection
-            .check_error_reply(&reply)
-            .map_err(|error| name_missing_permission(error, request.script()))?;
+        connection.check_error_reply(&reply).map_err(|error| {
+            if error.is_unknown_script() {
+                self.known_scripts.store(0, Ordering::Release);
+            }
+            name_missing_permission(error, request.script())
+        })?;
         match in_flight.decode(request, reply) {
             Some(exchange) => {
+                let mask = request.script().map_or(0, |script| script.mask);
+                self.known_scripts.fetch_or(mask, Ordering::AcqRel);
                 if let Some(server_us) = C::server_us(&exchange.reply) {
                     self.record_clock(ClockSample::new(in_flight.sent, clock::now(), server_us));
                 }

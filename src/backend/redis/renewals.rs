@@ -71,7 +71,7 @@ pub(crate) fn renew_on_one_server(
         Ok(Exchange { sent, reply: (_, replies) }) => {
             let replies = leases.iter().zip(replies);
             let renewals = replies.map(|(lease, reply)| conclude(lease, sent, reply)).collect();
-            RenewalReport { renewals, failure: None, refusal: None }
+            RenewalReport { renewals, failure: None, refusal: None, timed_out: false }
         }
         Err(failure) => {
             let unconfirmed =
@@ -79,6 +79,7 @@ pub(crate) fn renew_on_one_server(
             RenewalReport {
                 renewals: leases.iter().map(unconfirmed).collect(),
                 refusal: refusal_of_one_lock(&failure),
+                timed_out: failure.is_timeout() && failure.outcome_unknown,
                 failure: Some(BackendError::Node(failure)),
             }
         }

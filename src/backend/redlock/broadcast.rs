@@ -180,7 +180,7 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
         let request = (self.request)(node);
         let connection = &mut self.connections[node];
         // Replies may be left unread, and then no caller would react to a NOSCRIPT error. So the
-        // first request for a script on each connection contains its source.
+        // first request for a script contains its source, unless the node has run it before.
         let is_loaded =
             request.script().is_none_or(|script| connection.mark_script_loaded(script.mask));
         let script_ref = if is_loaded { ScriptRef::Hash } else { ScriptRef::Source };

@@ -125,14 +125,15 @@ impl LeaseRenewals for QuorumRenewals {
         });
         let renewals = renewals.collect();
         if quorum {
-            return RenewalReport { renewals, failure: None, refusal: None };
+            return RenewalReport { renewals, failure: None, refusal: None, timed_out: false };
         }
         let refusal = responses.by_node.iter().find_map(|response| match response {
             Response::Failed(failure) => refusal_of_one_lock(failure),
             _ => None,
         });
+        let timed_out = !responses.timed_out().intersection(responses.outcome_unknown()).is_empty();
         let failure = BackendError::from_responses(&redlock, responses, |_| "renewed".into());
-        RenewalReport { renewals, failure: Some(failure), refusal }
+        RenewalReport { renewals, failure: Some(failure), refusal, timed_out }
     }
 
     fn repair(&mut self, mut limits: RenewalLimits<'_>) -> Option<Vec<LeaseResidue>> {

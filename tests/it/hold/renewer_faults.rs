@@ -3,14 +3,18 @@
 use std::{
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
+    time::Duration,
 };
 
-use distlock::LockGuard;
+use distlock::{LockGuard, RedisMgr};
 
 use crate::faults::expect_renewals;
 use crate::{
-    helpers::{SECOND, config_long_timeouts, is_renewal, server_behind_proxy, with_ttl},
-    support::{Fault, TEST_TIMEOUT, command, contains, eventually},
+    helpers::{
+        SECOND, config_long_timeouts, config_medium_timeout, is_renewal, server_behind_proxy,
+        with_ttl,
+    },
+    support::{Fault, FaultProxy, Nodes, TEST_TIMEOUT, command, contains, eventually, larger_than},
 };
 
 /// The renewer cleans up an expired lock, and the reply never comes. The operation timeout is far
@@ -114,4 +118,62 @@ fn expiring_leases_do_not_keep_the_renewer_from_reconnecting() {
         done.store(true, Ordering::Release);
         renewed.unwrap();
     });
+}
+
+/// Locks whose renewals do not fit into one request of [`PATH_MTU`] bytes.
+const LOCKS: usize = 30;
+const PATH_MTU: usize = 1400;
+
+/// Holds locks for three leases while the proxies lose large requests. The servers know the script
+/// that renews, but not the one that releases, which therefore does not get through.
+#[track_caller]
+fn expect_held_while_large_requests_vanish(mgr: &RedisMgr, proxies: &[&FaultProxy]) {
+    let ttl = with_ttl(6 * SECOND);
+    let released = mgr.lock_with("released", &ttl).unwrap();
+    let guards = (0..LOCKS).map(|n| mgr.lock_with(&format!("n{n}"), &ttl).unwrap());
+    let mut guards: Vec<_> = guards.map(|guard| (guard.remaining(), 0, guard)).collect();
+    let vanish = |proxy: &&FaultProxy| {
+        proxy.on_request(larger_than(PATH_MTU), Fault::SwallowRequest).forever()
+    };
+    let faults: Vec<_> = proxies.iter().map(vanish).collect();
+    released.release().unwrap_err();
+    eventually("all are renewed for three leases", TEST_TIMEOUT, || {
+        for (last, renewals, guard) in &mut guards {
+            guard.ensure_held().unwrap();
+            let left = guard.remaining();
+            // Only a renewal increases the time left.
+            *renewals += usize::from(left > *last);
+            *last = left;
+        }
+        // A lease is renewed when a third of it has passed.
+        guards.iter().all(|(_, renewals, _)| *renewals >= 9)
+    });
+    for fault in faults {
+        assert!(fault.fired() > 1, "{}", fault.fired());
+        // The releases must get through.
+        fault.disarm();
+    }
+}
+
+/// Fault: N143
+/// Promise: P8
+#[test]
+fn locks_survive_on_a_path_that_loses_large_requests() {
+    let (server, proxy, mgr) = server_behind_proxy(config_medium_timeout);
+    server.cli(&["SCRIPT", "FLUSH"]);
+    server.cli(&["SCRIPT", "LOAD", include_str!("../../../src/backend/redis/lua/mutex/renew.lua")]);
+    expect_held_while_large_requests_vanish(&mgr, &[&proxy]);
+}
+
+/// Fault: N143
+/// Promise: P8
+#[test]
+fn locks_on_nodes_survive_paths_that_lose_large_requests() {
+    let nodes = Nodes::start(3).behind_proxies(&[0, 1, 2]);
+    let mgr = RedisMgr::new(config_medium_timeout(nodes.urls()).quarantine(Duration::ZERO));
+    let mgr = mgr.unwrap();
+    // The nodes learn the script.
+    let warm = mgr.lock_with("warm", &with_ttl(3 * SECOND)).unwrap();
+    expect_renewals(nodes.server(0), &warm, 1);
+    expect_held_while_large_requests_vanish(&mgr, &[0, 1, 2].map(|node| nodes.proxy(node)));
 }

@@ -331,6 +331,11 @@ impl Hub {
                 armed.fire();
                 armed.hold(None);
             }
+            Some((Fault::SwallowRequest, armed)) => {
+                connection.forget();
+                armed.fire();
+                return Ok(());
+            }
             _ => {}
         }
         let server = self.connect(connection)?;
@@ -389,7 +394,10 @@ impl Hub {
             Fault::CutReply(length) => self.deliver(connection, &reply[..reply.len().min(*length)]),
             Fault::Rewrite(how) => self.deliver(connection, &how.0(reply)),
             // These faults were applied to the request.
-            Fault::ResetBeforeRequest | Fault::HoldRequest | Fault::DuplicateRequest => {
+            Fault::ResetBeforeRequest
+            | Fault::HoldRequest
+            | Fault::SwallowRequest
+            | Fault::DuplicateRequest => {
                 self.deliver(connection, reply);
             }
         }

@@ -26,6 +26,9 @@ pub enum Fault {
     /// The request and everything after it on this connection wait for [`ArmedFault::release`].
     /// They then reach the server even if the client has closed the connection long before.
     HoldRequest,
+    /// The request and everything after it on this connection disappear, and so do the replies. The
+    /// connection stays open, as where a path drops large packets.
+    SwallowRequest,
     DuplicateReply,
     /// The server gets the request twice, so the client gets a second reply.
     DuplicateRequest,
@@ -98,6 +101,15 @@ pub fn command(name: &str) -> impl Fn(&[Vec<u8>]) -> bool + Send + 'static {
 pub fn contains(part: &str) -> impl Fn(&[Vec<u8>]) -> bool + Send + 'static {
     let part = part.to_owned();
     move |words| words.iter().any(|word| String::from_utf8_lossy(word).contains(&part))
+}
+
+/// Matches requests of more than `limit` bytes.
+pub fn larger_than(limit: usize) -> impl Fn(&[Vec<u8>]) -> bool + Send + 'static {
+    let sent = |length: usize| length.to_string().len() + "*\r\n".len();
+    move |words| {
+        let words_sent = words.iter().map(|word| sent(word.len()) + word.len() + "\r\n".len());
+        sent(words.len()) + words_sent.sum::<usize>() > limit
+    }
 }
 
 /// Matches every request.

@@ -30,7 +30,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub use fault_proxy::FaultProxy;
-pub use faults::{ArmedFault, Fault, any_request, command, contains, instead, off_by, rewrite};
+pub use faults::{
+    ArmedFault, Fault, any_request, command, contains, instead, larger_than, off_by, rewrite,
+};
 pub use freezer::CgroupFreezer;
 pub use monitor::Monitor;
 pub use namespaces::{run_elsewhere, trial_succeeded};
