@@ -15,6 +15,8 @@ mod cluster;
 mod command;
 #[path = "table/contention.rs"]
 mod contention;
+#[path = "table/crowd.rs"]
+mod crowd;
 #[path = "table/events.rs"]
 mod events;
 #[path = "table/listing.rs"]
@@ -68,7 +70,7 @@ impl Scale {
 
 type Row = fn(Scale) -> Result<Vec<Figure>>;
 
-const ROWS: [(&str, Row); 15] = [
+const ROWS: [(&str, Row); 16] = [
     ("uncontended", uncontended::row),
     ("events", events::row),
     ("contended_2", contention::contended_2),
@@ -76,6 +78,7 @@ const ROWS: [(&str, Row); 15] = [
     ("handoff", contention::handoff),
     ("commands", contention::commands),
     ("waiting", waiting::row),
+    ("crowd", crowd::row),
     ("renew", renewal::row),
     ("memory", memory::row),
     ("listing", listing::row),
