@@ -2,6 +2,8 @@
 
 #[path = "../examples/common/mod.rs"]
 mod common;
+#[path = "examples/orders.rs"]
+mod orders;
 
 use std::{
     env, fs,

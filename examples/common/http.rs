@@ -158,7 +158,9 @@ fn read_some(
 pub(crate) fn send(addr: SocketAddr, method: &str, path: &str) -> Result<(u16, String)> {
     let mut stream = TcpStream::connect(addr)?;
     stream.set_read_timeout(Some(Duration::from_secs(20)))?;
-    let head = format!("{method} {path} HTTP/1.1\r\nHost: {addr}\r\nContent-Length: 0\r\n\r\n");
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: {addr}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+    );
     stream.write_all(head.as_bytes())?;
     let mut response = String::new();
     stream.read_to_string(&mut response)?;
