@@ -6,8 +6,13 @@ mod validated;
 use std::{env, fmt, sync::Arc, time::Duration};
 
 pub use self::options::LockOptions;
+use self::validated::TTL_MAX;
 pub(crate) use self::validated::ValidatedConfig;
-use crate::{backend::redis::Endpoint, observe::event::HandleEvent};
+use crate::{
+    backend::redis::{self, Endpoint},
+    error::Result,
+    observe::event::HandleEvent,
+};
 
 /// What the keys of locks begin with, unless [`Config::prefix`] says otherwise.
 pub(crate) const DEFAULT_PREFIX: &str = "lock:";
@@ -177,7 +182,8 @@ impl Config {
 
     /// Sets the quarantine: how long each of several nodes does not vote after a start. A node that
     /// restarts may have lost its data, and would grant locks that are still held. A first start
-    /// looks like a restart.
+    /// looks like a restart, unless the nodes are [declared new](Self::declare_nodes_new). For
+    /// tests on fresh nodes, set `Duration::ZERO`.
     ///
     /// The quarantine must be at least the longest [`ttl`](Self::ttl) that any program uses on
     /// these nodes. A lock whose ttl is longer than the quarantine is refused. With three or more
@@ -197,6 +203,38 @@ impl Config {
     pub fn quarantine(mut self, longest_ttl: Duration) -> Config {
         self.quarantine = Some(longest_ttl);
         self
+    }
+
+    /// Declares that the nodes are new, so that they vote at once, without a
+    /// [quarantine](Self::quarantine). Call this once, when the nodes are set up, before any
+    /// manager connects to them; `distlock init` does the same.
+    ///
+    /// Only you can know that a node is new: one that has lost its data looks the same. *A wrong
+    /// declaration lets two clients hold a lock at once.* Call this only if no node has ever been
+    /// used, or if nobody has held a lock there for the longest ttl in use. Never call it whenever
+    /// a program or a node starts.
+    ///
+    /// If a node has been used, the call fails unless `even_if_used` is true, and changes nothing.
+    /// But a node that has lost its data cannot be recognised. The declaration applies to the
+    /// present run of each server: once a node restarts, it is in quarantine again. A manager that
+    /// has already connected to a node waits for the end of its quarantine.
+    ///
+    /// A single server has no quarantine, so for a single server this does nothing. With several
+    /// nodes, all must be reachable.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::InvalidConfig`](crate::LockError::InvalidConfig) if a node has been used, is a
+    /// replica or was one, or if the configuration is invalid. Errors such as
+    /// [`LockError::Unavailable`](crate::LockError::Unavailable) if a node cannot be reached; then
+    /// call this again.
+    pub fn declare_nodes_new(&self, even_if_used: bool) -> Result<()> {
+        match self.validate()? {
+            config if config.endpoints.len() < 2 => Ok(()),
+            ValidatedConfig { endpoints, operation_timeout, .. } => {
+                redis::declare_new(&endpoints, operation_timeout, TTL_MAX, even_if_used)
+            }
+        }
     }
 
     /// Sets the maximum time that a lock is held, for locks whose options do not set one. Defaults

@@ -99,6 +99,9 @@ pub enum LockError {
         needed: usize,
         /// The reply of each node.
         answers: Vec<NodeAnswer>,
+        /// Whether a node does not vote yet, because it may have lost its data. See
+        /// [`Config::quarantine`](crate::Config::quarantine).
+        quarantined: bool,
     },
     /// The lock key holds something that is not a lock; it was not changed. Use another name or
     /// prefix.
@@ -300,14 +303,15 @@ impl fmt::Display for LockError {
                 )?;
                 advice(code, message).map_or(Ok(()), |advice| write!(f, " ({advice})"))
             }
-            LockError::NoQuorum { action, name, needed, answers } => {
+            LockError::NoQuorum { action, name, needed, answers, quarantined } => {
                 let nodes = answers.len();
                 write!(
                     f,
                     "could not {action} {}: needs {needed} of {nodes} nodes (",
                     Subject(name)
                 )?;
-                write!(f, "{})", AnswerList(answers))
+                write!(f, "{})", AnswerList(answers))?;
+                f.write_str(if *quarantined { QUARANTINE_ADVICE } else { "" })
             }
             LockError::WrongType { name, key, server } => write!(
                 f,
@@ -340,6 +344,9 @@ impl fmt::Display for LockError {
         }
     }
 }
+
+const QUARANTINE_ADVICE: &str = "; if no node has ever been used, run distlock init or call \
+     Config::declare_nodes_new; for tests, set Config::quarantine(Duration::ZERO)";
 
 /// What to do about an error of the server, if known.
 fn advice(code: &str, message: &str) -> Option<&'static str> {

@@ -232,6 +232,7 @@ pub(crate) enum Command {
     Show(Show),
     Release(Release),
     Top(Top),
+    Init(Init),
     Doctor(Doctor),
     Bench(Bench),
     Completions(Completions),
@@ -419,6 +420,28 @@ pub(crate) struct Top {
         value_parser = parse_duration
     )]
     pub(crate) interval: Duration,
+}
+
+/// Declare that several nodes are new, so that they vote at once
+///
+/// A node that has just started does not vote until its quarantine has ended, because it may have
+/// lost its locks in a restart. A new node looks the same. Run this once, when the nodes are set
+/// up; never whenever a node starts. It is safe only if no node has ever been used, or if nobody
+/// has held a lock there for the longest ttl in use. Otherwise two processes can hold a lock at
+/// once.
+///
+/// All nodes must be reachable, and none may be or have been a replica. A node that restarts later
+/// is in quarantine again. A single server needs no declaration. For tests, --quarantine 0 does
+/// without one.
+#[derive(Arguments, Clone, Debug)]
+pub(crate) struct Init {
+    /// Servers to declare new; without them, those of --url or of the environment
+    #[arg(value_name = "URL", value_hint = ValueHint::Url)]
+    pub(crate) urls: Vec<String>,
+    /// Also declare nodes new that have been used. Nobody may have held a lock there for the
+    /// longest ttl in use
+    #[arg(long)]
+    pub(crate) yes: bool,
 }
 
 /// Check whether the servers are fit for locks, and suggest fixes

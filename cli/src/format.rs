@@ -22,7 +22,10 @@ pub(crate) fn quote(text: &str) -> String {
 }
 
 /// What the library's messages call settings and remedies, and what they are for this command.
-const OPTION_NAMES: [(&str, &str); 6] = [
+const OPTION_NAMES: [(&str, &str); 9] = [
+    ("run distlock init or call Config::declare_nodes_new", "run distlock init"),
+    ("pass true to Config::declare_nodes_new", "add --yes"),
+    ("Config::quarantine(Duration::ZERO)", "--quarantine 0"),
     ("Config::quarantine", "--quarantine"),
     ("use a longer ttl", "use a longer --ttl"),
     (

@@ -13,6 +13,7 @@ mod format;
 #[cfg(test)]
 mod fuzz;
 mod help_text;
+mod init;
 mod job_control;
 mod json;
 mod list;
@@ -81,6 +82,7 @@ fn main() -> ExitCode {
         Command::Show(options) => show::run(&args.servers, &options),
         Command::Release(options) => release::run(&args.servers, &options),
         Command::Top(options) => top::run(&args.servers, &options),
+        Command::Init(options) => init::run(&args.servers, &options),
         Command::Doctor(options) => doctor::run(&args.servers, &options),
         Command::Bench(options) => bench::run(&args.servers, &options),
         Command::Completions(options) => completions::run(&options),

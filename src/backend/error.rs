@@ -301,8 +301,8 @@ impl BackendError {
         let is_transient = self.is_transient();
         let kind = match self {
             BackendError::Node(failure) => failure.kind,
-            BackendError::NoQuorum { needed, answers, .. } => {
-                return LockError::NoQuorum { action, name, needed, answers };
+            BackendError::NoQuorum { needed, answers, quarantined, .. } => {
+                return LockError::NoQuorum { action, name, needed, answers, quarantined };
             }
         };
         match kind {

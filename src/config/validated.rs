@@ -14,7 +14,7 @@ use crate::{
 const TTL_MIN: Duration = Duration::from_millis(10);
 /// Maximum ttl. It bounds how long a crashed holder blocks a lock. A living holder keeps its lock
 /// by renewal, not by a longer ttl.
-const TTL_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+pub(super) const TTL_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 const OPERATION_TIMEOUT_MIN: Duration = Duration::from_millis(1);
 const OPERATION_TIMEOUT_MAX: Duration = Duration::from_secs(60);

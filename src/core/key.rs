@@ -7,6 +7,7 @@ pub(crate) const MAX_NAME_BYTES: usize = 1024;
 
 /// Prefix of all auxiliary keys; no lock key may begin with it.
 const RESERVED_PREFIX: &str = "distlock:";
+pub(crate) const FENCE_KEY: &str = "distlock:fence";
 
 /// A validated name, stored as the full lock key: the prefix, then the name.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -62,9 +63,9 @@ impl LockKey {
 
     /// The key of the fence: a number that is not below the token of any lock that a release freed.
     /// One for all locks of a database. In a Redis Cluster it would need a tag of the lock's slot,
-    /// and this is the only place that names it.
+    /// here and where new nodes are declared.
     pub(crate) fn fence_key(&self) -> [&str; 3] {
-        ["distlock:fence", "", ""]
+        [FENCE_KEY, "", ""]
     }
 
     /// Returns the parts of a key that no lock key can equal, because lock keys never begin with

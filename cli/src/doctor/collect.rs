@@ -72,6 +72,7 @@ impl NodeFacts {
             round_trips: Vec::new(),
             clock_offset: None,
             info: Queried::Unsupported("not queried".into()),
+            declared_new: false,
             appendfsync: not_queried(),
             no_fsync_on_rewrite: not_queried(),
             timeout: not_queried(),
@@ -122,6 +123,11 @@ fn query_details(
         _ => None,
     };
     node.info = to_queried(query(&mut connection, &["INFO"]), secrets, info).map_err(failed)?;
+    let declared = query(&mut connection, &["GET", "distlock:new"]);
+    node.declared_new = match (declared, node.info().and_then(|info| info.get("run_id"))) {
+        (Ok(Value::BulkString(declared)), Some(run_id)) => declared == run_id.as_bytes(),
+        _ => false,
+    };
     let mut setting =
         |name| to_queried(query(&mut connection, &["CONFIG", "GET", name]), secrets, setting_value);
     node.appendfsync = setting("appendfsync").map_err(failed)?;

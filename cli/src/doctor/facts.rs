@@ -35,6 +35,8 @@ pub(crate) struct NodeFacts {
     pub(crate) round_trips: Vec<Duration>,
     pub(crate) clock_offset: Option<ClockOffset>,
     pub(crate) info: Queried<Info>,
+    /// The operator declared that the server's present run has lost no data.
+    pub(crate) declared_new: bool,
     pub(crate) appendfsync: Queried<String>,
     /// `no-appendfsync-on-rewrite`, which makes an exception to `appendfsync`.
     pub(crate) no_fsync_on_rewrite: Queried<String>,

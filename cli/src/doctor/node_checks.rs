@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    facts::{ClockOffset, Contact, Info, NodeFacts, Queried, Requirements},
+    facts::{ClockOffset, Contact, NodeFacts, Queried, Requirements},
     finding::Finding,
     grant_command,
     other_prefixes::check_prefix,
@@ -269,7 +269,7 @@ fn check_persistence(node: &NodeFacts, requirements: &Requirements) -> Option<Fi
         }
         (true, Queried::Known(fsync)) if fsync == "always" => {
             let says = "every write is on disk before its reply (appendfsync always)";
-            return Some(Finding::ok(check, format!("{says}{}", time_left(info, requirements))));
+            return Some(with_time_left(Finding::ok(check, says), node, requirements));
         }
         (true, Queried::Known(fsync)) if fsync == "everysec" => {
             "a crash loses the locks of the last second or two"
@@ -292,8 +292,8 @@ fn check_persistence(node: &NodeFacts, requirements: &Requirements) -> Option<Fi
     };
     if !requirements.quarantine.is_zero() {
         let out = "the node then does not vote until they have expired (--quarantine)";
-        let left = time_left(info, requirements);
-        return Some(Finding::ok(check, format!("{loses}; {out}{left}")));
+        let finding = Finding::ok(check, format!("{loses}; {out}"));
+        return Some(with_time_left(finding, node, requirements));
     }
     let consequence = "holders learn of it at their next renewal; until then, other clients may \
                        acquire their locks";
@@ -318,15 +318,23 @@ fn settings_denied(node: &NodeFacts, check: &'static str, says: &str) -> Finding
         .command(grant_command::grant_command(&node.user, [permissions::SETTINGS_PERMISSION]))
 }
 
-/// Reports how long a restarted node does not vote yet, whatever it has on disk.
-fn time_left(info: &Info, requirements: &Requirements) -> String {
-    let up = Duration::from_secs(info.number("uptime_in_seconds"));
-    match requirements.quarantine.checked_sub(up) {
-        Some(left) if !left.is_zero() => {
-            format!("; it has just started, and votes in {}", format::duration(left))
-        }
-        _ => String::new(),
+/// Adds how long a restarted node does not vote yet, whatever it has on disk.
+fn with_time_left(mut finding: Finding, node: &NodeFacts, requirements: &Requirements) -> Finding {
+    let uptime_s = node.info().map_or(0, |info| info.number("uptime_in_seconds"));
+    let left = requirements.quarantine.saturating_sub(Duration::from_secs(uptime_s));
+    if left.is_zero() {
+        return finding;
     }
+    if node.declared_new {
+        finding.message += "; it was declared new, and votes already";
+        return finding;
+    }
+    let left = format::duration(left);
+    finding.message += &format!(
+        "; it has just started, and votes in {left}; if no node has ever been used, run distlock \
+         init; for tests, set --quarantine 0"
+    );
+    finding
 }
 
 /// The server's `timeout` setting closes idle connections, such as those for renewals, but not the

@@ -6,8 +6,8 @@ use tempfile::TempDir;
 
 use super::command::{distlock, run_to_end};
 
-const COMMANDS: [&str; 9] =
-    ["run", "ls", "show", "release", "top", "doctor", "bench", "completions", "man"];
+const COMMANDS: [&str; 10] =
+    ["run", "ls", "show", "release", "top", "init", "doctor", "bench", "completions", "man"];
 
 #[test]
 fn help_and_version_exit_with_0() {

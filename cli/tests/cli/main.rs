@@ -13,6 +13,7 @@ mod command;
 mod connection;
 mod doctor;
 mod help;
+mod init;
 mod json;
 mod list;
 mod release;

@@ -6,7 +6,8 @@
 //!
 //! A node counts as having lost its data if its run is younger than the longest lease, or if its
 //! server was replaced. A promoted replica counts as having lost its data too, whatever its uptime,
-//! because it has only what its master had sent.
+//! because it has only what its master had sent. The operator can declare that a young run has lost
+//! nothing.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -100,7 +101,11 @@ impl Membership {
         // Only the first run that we see of a node is judged by its age. Any later run counts as
         // having lost its data, and a promoted server does not report since when it is a master.
         let is_judged_by_age = known.is_none() && !was_replica && !was_promoted;
-        let age = if is_judged_by_age { info.uptime } else { Duration::ZERO };
+        let age = match is_judged_by_age {
+            true if info.is_declared_new => quarantine,
+            true => info.uptime,
+            false => Duration::ZERO,
+        };
         let from = info.observed_at.saturating_add(quarantine.saturating_sub(age));
         // Never shorten a quarantine: two connections may observe the server in one order, and
         // report it in the other.
@@ -146,8 +151,13 @@ mod tests {
             uptime: Duration::from_secs(uptime),
             observed_at: at(observed_at),
             is_master: true,
+            is_declared_new: false,
             promotion_id: None,
         }
+    }
+
+    fn declared(info: ServerInfo) -> ServerInfo {
+        ServerInfo { is_declared_new: true, ..info }
     }
 
     fn promoted(run: &str, promotion: &str, uptime: u64, observed_at: u64) -> ServerInfo {
@@ -167,6 +177,25 @@ mod tests {
         assert_eq!(membership.votes_from(0), at(106));
         assert_eq!(membership.observe(1, &server("y", 10, 100)), Eligibility::Eligible);
         assert!(membership.votes_from(1) <= at(100));
+    }
+
+    /// A declaration does not help a server that this manager knows to be a later one.
+    ///
+    /// Fault: N144
+    #[test]
+    fn server_declared_new_votes_at_once_unless_it_replaced_another() {
+        let mut membership = membership();
+        let new = declared(server("x", 1, 100));
+        assert_eq!(membership.observe(0, &new), Eligibility::Eligible);
+        assert_eq!(membership.observe(0, &server("x", 1, 100)), Eligibility::Eligible);
+        assert!(membership.votes_from(0) <= at(100));
+        let promoted = promoted("p", "first", 1, 100);
+        for (node, info) in [(0, server("y", 1, 200)), (1, promoted)] {
+            assert_eq!(
+                membership.observe(node, &declared(info)),
+                Eligibility::Quarantined(QUARANTINE)
+            );
+        }
     }
 
     /// Fault: N140

@@ -7,6 +7,7 @@ mod checkout_queue;
 mod clean_up;
 mod connection;
 mod connector;
+mod declaration;
 mod discovery;
 mod exchange;
 mod fields;
@@ -42,6 +43,7 @@ pub(crate) use self::{
     clean_up::{CHECK_INTERVAL, PIPELINE_MAX},
     connection::{Connection, write_command},
     connector::{Connected, Connector},
+    declaration::declare_new,
     exchange::{ExchangeLimits, exchange, exchange_all, exchange_within},
     fields::PubSubMessage,
     framed_socket::LateReader,

@@ -11,8 +11,13 @@ use super::{
 };
 use crate::sys::clock::Moment;
 
+/// Key of the declaration that a node is new: the run id of its server. Another run, with or
+/// without the data of this one, has another run id, so the declaration does not apply to it.
+pub(crate) const NEW_KEY: &[u8] = b"distlock:new";
+
 /// Commands that a new connection to one of several nodes sends in its handshake.
-pub(crate) const INFO_COMMANDS: [&[&[u8]]; 2] = [&[b"INFO", b"server"], &[b"INFO", b"replication"]];
+pub(crate) const INFO_COMMANDS: [&[&[u8]]; 3] =
+    [&[b"INFO", b"server"], &[b"INFO", b"replication"], &[b"GET", NEW_KEY]];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ServerInfo {
@@ -22,6 +27,8 @@ pub(crate) struct ServerInfo {
     pub(crate) uptime: Duration,
     pub(crate) observed_at: Moment,
     pub(crate) is_master: bool,
+    /// The operator declared that this run has lost no data.
+    pub(crate) is_declared_new: bool,
     /// Replication id of the current period as a master, if the server is known to have been a
     /// replica earlier in this run. Differs between all promotions of all servers.
     pub(crate) promotion_id: Option<String>,
@@ -31,13 +38,20 @@ pub(crate) struct ServerInfo {
 #[derive(Debug, Default)]
 pub(crate) struct ServerInfoReader {
     info: String,
+    declared_run_id: Vec<u8>,
 }
 
 impl ServerInfoReader {
     /// Accepts the reply to one of [`INFO_COMMANDS`]. Returns false if the reply belongs to another
-    /// command, or is an error.
+    /// command, or is an error. A declaration that cannot be read does not exist.
     pub(crate) fn read_reply(&mut self, command: &[&[u8]], reply: &Value) -> bool {
         match reply {
+            _ if command == [b"GET", NEW_KEY] => {
+                if let Value::BulkString(run_id) = reply {
+                    self.declared_run_id.clone_from(run_id);
+                }
+                true
+            }
             Value::BulkString(text) if command.first() == Some(&&b"INFO"[..]) => {
                 self.info.push_str(&String::from_utf8_lossy(text));
                 self.info.push('\n');
@@ -54,11 +68,13 @@ impl ServerInfoReader {
         let uptime_s = self.field("uptime_in_seconds")?.parse::<i64>().ok()?.saturating_sub(1);
         let uptime = Duration::from_secs(u64::try_from(uptime_s).unwrap_or(0));
         let is_master = self.field("role")? == "master";
+        let is_declared_new = self.declared_run_id == run_id.as_bytes();
         Some(ServerInfo {
             run_id,
             uptime,
             observed_at,
             is_master,
+            is_declared_new,
             promotion_id: self.promotion_id(),
         })
     }
@@ -128,9 +144,30 @@ mod tests {
                     uptime,
                     observed_at,
                     is_master,
+                    is_declared_new: false,
                     promotion_id: None,
                 })
             );
+        }
+    }
+
+    /// A restarted server can have the declaration of its former run.
+    ///
+    /// Fault: N144
+    #[test]
+    fn declaration_applies_to_one_run() {
+        let refusal = redis::parse_redis_value(b"-NOPERM no\r\n").unwrap();
+        for (reply, is_declared_new) in [
+            (Value::BulkString(b"abc".to_vec()), true),
+            (Value::BulkString(b"ab".to_vec()), false),
+            (Value::BulkString(Vec::new()), false),
+            (Value::Nil, false),
+            (refusal, false),
+        ] {
+            let mut reader = reader("master");
+            assert!(reader.read_reply(INFO_COMMANDS[2], &reply));
+            let info = reader.server_info(Moment::NEVER).unwrap();
+            assert_eq!(info.is_declared_new, is_declared_new, "{reply:?}");
         }
     }
 

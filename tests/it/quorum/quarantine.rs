@@ -71,6 +71,73 @@ fn new_nodes_do_not_vote_at_first() {
     }
 }
 
+/// Fault: N144
+#[test]
+fn nodes_declared_new_vote_until_they_restart() {
+    let nodes = Nodes::built(3, |_, builder| builder.durable());
+    let config = || helpers::config_long_timeouts(nodes.urls()).quarantine(600 * SECOND);
+    for _ in 0..2 {
+        config().declare_nodes_new(false).unwrap();
+        let guard = RedisMgr::new(config()).unwrap().try_lock("x").unwrap();
+        expect_quorum(&nodes, &guard);
+    }
+    // One still has the declaration of its former run.
+    nodes.restart(0);
+    nodes.restart_empty(2);
+    assert!(nodes.server(0).keys().contains(&"distlock:new".to_owned()));
+    let error = RedisMgr::new(config()).unwrap().try_lock("x").unwrap_err();
+    for node in [0, 2] {
+        assert!(error.nodes()[node].message.contains(IN_QUARANTINE), "{error}");
+    }
+}
+
+/// Also if they were only tried: the error advises to declare them new.
+///
+/// Fault: N144
+#[test]
+fn used_nodes_are_declared_new_only_on_request() {
+    let nodes = Nodes::start(3);
+    let config = || helpers::config_long_timeouts(nodes.urls()).quarantine(600 * SECOND);
+    let error = RedisMgr::new(config()).unwrap().try_lock("x").unwrap_err();
+    expect_no_quorum(&nodes, &error);
+    let error = error.to_string();
+    assert!(
+        error.contains("Config::declare_nodes_new") && error.contains("Config::quarantine(Dur"),
+        "{error}"
+    );
+    wait_until_free_everywhere(&nodes, "x");
+    nodes.server(1).cli(&["SET", "distlock:fence", "17"]);
+    let LockError::InvalidConfig { reason, .. } = config().declare_nodes_new(false).unwrap_err()
+    else {
+        panic!("not refused")
+    };
+    assert!(reason.contains("locks have been used or tried there"), "{reason}");
+    assert!(
+        (0..3).all(|node| !nodes.server(node).keys().contains(&"distlock:new".to_owned())),
+        "a node was declared new"
+    );
+    config().declare_nodes_new(true).unwrap();
+    drop(RedisMgr::new(config()).unwrap().try_lock("x").unwrap());
+}
+
+/// Fault: N144
+#[test]
+fn nodes_are_declared_new_all_or_none() {
+    let nodes = Nodes::start(3);
+    let config = helpers::config_long_timeouts(nodes.urls());
+    let none = || (0..2).all(|node| nodes.server(node).keys().is_empty());
+    nodes.server(2).cli(&["REPLICAOF", "127.0.0.1", "1"]);
+    let error = config.declare_nodes_new(true).unwrap_err();
+    assert!(error.is_invalid() && error.to_string().contains("replica"), "{error}");
+    assert!(none());
+    nodes.kill(2);
+    let error = config.declare_nodes_new(true).unwrap_err();
+    assert!(error.is_unavailable() && none(), "{error}");
+    let single = helpers::config_long_timeouts(nodes.url(0));
+    single.declare_nodes_new(false).unwrap();
+    assert!(none(), "a single server needs no declaration");
+}
+
 /// If NTP sets the clock back to before the start of the server, the reported uptime is negative,
 /// perhaps for hours.
 ///
