@@ -23,7 +23,7 @@ pub(super) struct RetryState {
     /// own, sets it to now.
     unavailable_since: Moment,
     failures: u32,
-    /// Last error other than a plain timeout.
+    /// Last error other than a plain timeout, with the last telling answer of each node.
     last_specific_error: Option<BackendError>,
     /// The outage, if it has not been reported yet and must be.
     report: Option<String>,
@@ -69,7 +69,7 @@ impl RetryState {
 
     pub(super) fn on_failure(
         &mut self,
-        error: BackendError,
+        mut error: BackendError,
         limits: &RetryLimits,
         now: Moment,
         jitter_seed: u64,
@@ -81,6 +81,9 @@ impl RetryState {
             self.unavailable_since = now;
         }
         let (is_transient, is_timeout) = (error.is_transient(), error.is_timeout());
+        if !is_timeout {
+            error.recall(self.last_specific_error.take());
+        }
         let may_be_applied = error.is_outcome_unknown() || is_timeout;
         // The connection may lead to a former master, and for a while the host name may as well. If
         // the caller has time, wait until the name leads to the new master.

@@ -4,7 +4,10 @@
 use std::{error::Error, fmt, io, sync::Arc, time::Duration};
 
 use crate::{
-    core::node_answer::{AnswerList, NodeAnswer},
+    core::{
+        node_answer::{AnswerList, NodeAnswer},
+        quorum::NodeSet,
+    },
     error::{Action, LockError},
     sys::display::HumanDuration,
 };
@@ -246,6 +249,8 @@ pub(crate) enum BackendError {
         transient: bool,
         /// A node is in quarantine. Its votes will count later.
         quarantined: bool,
+        /// Nodes whose answer says only that there is no reply.
+        silent: NodeSet,
     },
 }
 

@@ -7,6 +7,7 @@ mod leases;
 mod membership;
 mod minority;
 mod node_faults;
+mod outages;
 mod promotion;
 mod quarantine;
 mod queue;

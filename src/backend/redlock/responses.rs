@@ -94,6 +94,16 @@ impl<T> Responses<T> {
         .union(self.unanswered())
     }
 
+    /// Nodes of which nothing is known but that there is no reply.
+    pub(crate) fn silent(&self) -> NodeSet {
+        use NodeErrorKind::{BackingOff, TimedOut};
+        self.nodes_where(|response| match response {
+            Response::NotAsked | Response::Pending => true,
+            Response::Failed(failure) => matches!(failure.kind, TimedOut | BackingOff),
+            Response::Replied(_) => false,
+        })
+    }
+
     pub(crate) fn nodes_where(&self, predicate: impl Fn(&Response<T>) -> bool) -> NodeSet {
         self.by_node
             .iter()
