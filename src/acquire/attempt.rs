@@ -152,7 +152,6 @@ impl<'a> Attempt<'a> {
         let backend = &self.ctx.backend;
         let limits = RetryLimits {
             ttl: self.claim.ttl,
-            is_single_try: self.wait_deadline == self.started,
             wait_deadline: self.wait_deadline,
             operation_timeout: backend.operation_timeout(),
             longest_silence: backend.longest_silence(),

@@ -32,8 +32,6 @@ pub(super) struct RetryState {
 /// What bounds the retries of one acquisition.
 pub(super) struct RetryLimits {
     pub(super) ttl: Duration,
-    /// The caller does not wait for the lock.
-    pub(super) is_single_try: bool,
     pub(super) wait_deadline: Moment,
     pub(super) operation_timeout: Duration,
     /// Longest time for which a backend that works may fail to answer.
@@ -89,8 +87,8 @@ impl RetryState {
         // the caller has time, wait until the name leads to the new master.
         let is_replica = error.is_not_master();
         let is_first_replica_reply = self.failures == 1 && is_replica;
-        // A single try does not retry what was not sent, because its outcome is known.
-        let may_recover = is_transient && (!limits.is_single_try || may_be_applied)
+        // After the wait, retry only what may have been applied: the lock may be ours.
+        let may_recover = is_transient && (now < limits.wait_deadline || may_be_applied)
             || is_replica && now < limits.wait_deadline;
         let call_deadline = limits.wait_deadline.saturating_add(limits.operation_timeout);
         // Without a wait deadline, the acquisition fails if the servers are unavailable for a whole

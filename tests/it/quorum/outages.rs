@@ -1,34 +1,60 @@
 //! Calls while too few servers are available to get the lock.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use distlock::RedisMgr;
+use distlock::{Config, LockError, RedisMgr};
 
 use super::{expect_no_quorum, quarantine::IN_QUARANTINE, quorum};
 use crate::{
-    helpers::{SECOND, config_medium_timeout},
-    support::Nodes,
+    helpers::{SECOND, config_long_timeouts},
+    support::{Nodes, RedisServer},
 };
+
+/// Long enough that a call that ends before half of it has not waited for it.
+const OPERATION_TIMEOUT: Duration = Duration::from_secs(20);
+
+fn config(urls: impl Into<String>) -> Config {
+    config_long_timeouts(urls).operation_timeout(OPERATION_TIMEOUT)
+}
+
+/// The error of a call that must end soon after its wait of `wait_ms`.
+fn error_after(mgr: &RedisMgr, wait_ms: u64) -> LockError {
+    let started = Instant::now();
+    let error = mgr.try_lock_for("x", Duration::from_millis(wait_ms)).unwrap_err();
+    let took = started.elapsed();
+    assert!(took < OPERATION_TIMEOUT / 2, "{took:?}: {error}");
+    error
+}
 
 /// Fault: N145
 #[test]
 fn bounded_wait_names_why_each_node_does_not_vote() {
     let nodes = Nodes::start(3);
-    let mgr = RedisMgr::new(config_medium_timeout(nodes.urls()).quarantine(600 * SECOND)).unwrap();
-    let error = mgr.try_lock_for("x", SECOND / 2).unwrap_err();
+    let mgr = RedisMgr::new(config(nodes.urls()).quarantine(600 * SECOND)).unwrap();
+    let error = error_after(&mgr, 500);
     expect_no_quorum(&nodes, &error);
     let in_quarantine =
         error.nodes().iter().filter(|answer| answer.message.starts_with(IN_QUARANTINE)).count();
     assert!(in_quarantine >= quorum(&nodes), "{error}");
     assert!(!error.to_string().contains("no reply in time"), "{error}");
 
-    let mgr =
-        RedisMgr::new(config_medium_timeout(nodes.urls()).quarantine(Duration::ZERO)).unwrap();
+    let mgr = RedisMgr::new(config(nodes.urls()).quarantine(Duration::ZERO)).unwrap();
     nodes.kill(1);
     nodes.kill(2);
-    let error = mgr.try_lock_for("x", SECOND / 2).unwrap_err();
+    let error = error_after(&mgr, 500);
     assert!(!error.nodes()[0].message.contains("no reply in time"), "{error}");
     for answer in &error.nodes()[1..] {
         assert!(answer.message.contains("refused"), "{error}");
     }
+}
+
+/// Fault: N146
+#[test]
+fn call_to_a_dead_server_ends_at_its_wait() {
+    let server = RedisServer::start();
+    let mgr = RedisMgr::new(config(server.url())).unwrap();
+    drop(mgr.lock("x").unwrap());
+    server.kill();
+    let error = error_after(&mgr, 100);
+    assert!(error.is_unavailable() && error.to_string().contains("refused"), "{error}");
 }
