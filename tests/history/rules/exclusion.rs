@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::{Finding, Rule, span};
 use crate::history::{
-    event::Kind,
+    event::{Kind, Said},
     model::{FaultPeriod, Hold, Story},
 };
 
@@ -83,7 +83,11 @@ fn must_notice_by(story: &Story, hold: &Hold, fault: &FaultPeriod) -> u64 {
     let hindered = story.faults.iter().any(delays_renewal);
     // A process that was continued long before has renewed its locks since.
     let stopped = story.stops.iter().any(|stop| stop.0 == pid && stop.1 < due && stop.2 > since);
-    if hindered || stopped { u64::MAX } else { due }
+    // A busy machine or a slow disk may hold up the server, which then replies to nobody.
+    let silent = story.seen.iter().any(|seen| {
+        seen.said.iter().all(|said| *said == Said::Nothing) && seen.from < due && seen.until > ended
+    });
+    if hindered || stopped || silent { u64::MAX } else { due }
 }
 
 /// Whether a renewal may fail because of the fault. A renewal does not access other locks, nor the
@@ -240,6 +244,14 @@ mod tests {
         // A holder that was stopped meanwhile cannot have noticed.
         let stopped = late(2500).replace("600 2", "550 0 7 stopped\n560 0 7 continued\n600 2");
         assert_eq!(overlaps_of(&stopped), [(1900, true)]);
+        // Nor one whose server replied to nobody when the renewal was due.
+        let polled = |at: u64, reply: &str| {
+            let began = (at - 200) * 1_000_000;
+            late(2500).replace("600 2", &format!("{at} 0@1 1 seen {began} {reply}\n600 2"))
+        };
+        assert_eq!(overlaps_of(&polled(900, "?")), [(1900, true)]);
+        assert_eq!(overlaps_of(&polled(900, "-")), [(1900, false)]);
+        assert_eq!(overlaps_of(&polled(499, "?")), [(1900, false)]);
     }
 
     #[test]

@@ -24,7 +24,8 @@ fn names(locks: &[LockInfo]) -> Vec<&str> {
 fn former_master_is_not_believed() {
     let (former, new) = (RedisServer::start(), RedisServer::start());
     let proxy = FaultProxy::in_front_of(former.addr());
-    let looks: [(&str, fn(&RedisMgr) -> bool); 4] = [
+    type Look = fn(&RedisMgr) -> bool;
+    let looks: [(&str, Look); 4] = [
         ("is_locked", |mgr| mgr.is_locked("x").unwrap()),
         ("holder", |mgr| mgr.holder("x").unwrap().is_some()),
         ("lock_info", |mgr| mgr.lock_info("x").unwrap().is_some()),

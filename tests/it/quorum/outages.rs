@@ -1,12 +1,12 @@
 //! Calls while too few servers are available to get the lock.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use distlock::{Config, LockError, RedisMgr};
 
 use super::{expect_no_quorum, quarantine::IN_QUARANTINE, quorum};
 use crate::{
-    helpers::{SECOND, config_long_timeouts},
+    helpers::{SECOND, config_long_timeouts, timed},
     support::{Nodes, RedisServer},
 };
 
@@ -19,9 +19,8 @@ fn config(urls: impl Into<String>) -> Config {
 
 /// The error of a call that must end soon after its wait of `wait_ms`.
 fn error_after(mgr: &RedisMgr, wait_ms: u64) -> LockError {
-    let started = Instant::now();
-    let error = mgr.try_lock_for("x", Duration::from_millis(wait_ms)).unwrap_err();
-    let took = started.elapsed();
+    let (error, took) =
+        timed(|| mgr.try_lock_for("x", Duration::from_millis(wait_ms)).unwrap_err());
     assert!(took < OPERATION_TIMEOUT / 2, "{took:?}: {error}");
     error
 }
