@@ -36,7 +36,7 @@ fn quarantine_names_init_and_the_setting_for_tests() {
     at(&nodes, &["init"]).expect_code(64).expect_error("for the longest ttl, add --yes");
     at(&nodes, &RUN).expect_code(69);
     at(&nodes, &["init", "--yes"]).expect_code(0);
-    at(&nodes, &RUN).expect_code(0);
+    at(&nodes, &["run", "--no-wait", "y", "--", "true"]).expect_code(0);
 }
 
 #[test]

@@ -76,9 +76,9 @@ fn new_nodes_do_not_vote_at_first() {
 fn nodes_declared_new_vote_until_they_restart() {
     let nodes = Nodes::built(3, |_, builder| builder.durable());
     let config = || helpers::config_long_timeouts(nodes.urls()).quarantine(600 * SECOND);
-    for _ in 0..2 {
+    for name in ["a", "b"] {
         config().declare_nodes_new(false).unwrap();
-        let guard = RedisMgr::new(config()).unwrap().try_lock("x").unwrap();
+        let guard = RedisMgr::new(config()).unwrap().try_lock(name).unwrap();
         expect_quorum(&nodes, &guard);
     }
     // One still has the declaration of its former run.
