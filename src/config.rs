@@ -42,6 +42,7 @@ pub struct Config {
     quarantine: Option<Duration>,
     max_hold: Option<Duration>,
     yield_to_others: Duration,
+    fail_fast: bool,
     handlers: Vec<Arc<dyn HandleEvent>>,
     metrics_by_lock: bool,
 }
@@ -86,6 +87,7 @@ impl Config {
             quarantine: None,
             max_hold: None,
             yield_to_others: Duration::ZERO,
+            fail_fast: false,
             handlers: Vec::new(),
             metrics_by_lock: false,
         }
@@ -266,6 +268,25 @@ impl Config {
         self
     }
 
+    /// Sets whether calls fail at once while the servers are known to be away, instead of trying
+    /// until their wait ends. Defaults to false. For programs that can do other work meanwhile,
+    /// such as a backend whose few threads must stay free.
+    ///
+    /// The servers count as away once a call has failed because too few of them reply or vote. A
+    /// call stops at its second failure in a row, although it could wait longer. From then on,
+    /// calls return the same error without asking. One call at a time still asks, as a probe: 20 ms
+    /// after the failure, then at pauses as long as the outage has lasted, up to one second. If the
+    /// servers do not reply, a probe blocks for one operation timeout. The first usable answer to
+    /// any call ends this.
+    ///
+    /// Calls without a limit fail in this way too, and so do calls that wait in the queue when the
+    /// servers die. Calls that find all pooled connections in use go on waiting. Renewals, releases
+    /// and the clean-up of locks are not affected.
+    pub fn fail_fast(mut self, on: bool) -> Config {
+        self.fail_fast = on;
+        self
+    }
+
     /// Adds a handler for the events of this manager's locks. Each handler receives every event;
     /// the handlers are called in the order in which they were added. Defaults to none.
     pub fn event_handler(mut self, handler: Arc<dyn HandleEvent>) -> Config {
@@ -306,6 +327,7 @@ impl fmt::Debug for Config {
             .field("quarantine", &self.quarantine)
             .field("max_hold", &self.max_hold)
             .field("yield_to_others", &self.yield_to_others)
+            .field("fail_fast", &self.fail_fast)
             .field("events", &self.handlers)
             .finish()
     }

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 use self::by_id::IdEntry;
 use crate::{
-    acquire::Acquirer,
+    acquire::{Acquirer, Breaker},
     backend::{
         Backend, Inspection, LeaseResidue,
         error::{BackendError, NodeError},
@@ -121,6 +121,7 @@ impl ManagerHandle {
             listener: Arc::new(GrantListener::new(backend.clone(), channel)),
             claim_window: config.claim_window,
             repair_ttl: !config.prefix.is_empty(),
+            breaker: config.fail_fast.then(Breaker::default),
         };
         let inner = ManagerInner {
             config,

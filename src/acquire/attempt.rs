@@ -3,16 +3,17 @@
 use super::{
     Acquirer,
     backoff::{ForeignHolds, Observation, follower_interval, unsubscribed_poll_interval},
-    retry::{RetryDecision, RetryLimits, RetryState},
+    retry::{REPORT_AT_FAILURE, RetryDecision, RetryLimits, RetryState},
 };
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, Answer, Asking, Contention, NextStep, QueueReport,
+        AcquireRequest, Acquisition, Answer, Asking, Contention, NextStep, QueuePlace, QueueReport,
         error::BackendError,
     },
     core::{
         claim::{Claim, Grant, Residue},
         holder::Holder,
+        validity::request_timeout,
     },
     error::{Action, LockError},
     sys::{
@@ -67,7 +68,7 @@ impl<'a> Attempt<'a> {
         }
         loop {
             let place = self.ctx.listener.place();
-            let ask_again_at: Option<Moment> = match self.acquisition.ask(self.asking(), place) {
+            let ask_again_at: Option<Moment> = match self.ask(place) {
                 Answer::Granted(grant) => return Ok((grant, self.contended)),
                 Answer::WrongType => return Err(self.wrong_type_error()),
                 Answer::Undecided => continue,
@@ -84,6 +85,16 @@ impl<'a> Attempt<'a> {
                 return Ok((grant, self.contended));
             }
         }
+    }
+
+    fn ask(&mut self, place: Option<QueuePlace>) -> Answer {
+        let answer = self.acquisition.ask(self.asking(), place);
+        if let (Some(breaker), Answer::Granted(_) | Answer::Contended(_) | Answer::WrongType) =
+            (&self.ctx.breaker, &answer)
+        {
+            breaker.on_answer();
+        }
+        answer
     }
 
     pub(super) fn residue(&self) -> Option<Residue> {
@@ -157,6 +168,11 @@ impl<'a> Attempt<'a> {
             longest_silence: backend.longest_silence(),
             waits_in_queue: self.wait_handle.is_some() && self.ctx.listener.is_subscribed(),
             has_holder: self.holder.is_some(),
+            failures_max: match &self.ctx.breaker {
+                None => u32::MAX,
+                Some(breaker) if breaker.is_open() => 1,
+                Some(_) => REPORT_AT_FAILURE,
+            },
         };
         let retry = self.retry.get_or_insert_with(|| RetryState::new(now));
         match retry.on_failure(error, &limits, now, jitter_seed) {
@@ -168,6 +184,10 @@ impl<'a> Attempt<'a> {
             }
             RetryDecision::TimedOut => Err(self.timeout_error()),
             RetryDecision::Fail(error) => {
+                if let Some(breaker) = self.ctx.breaker.as_ref().filter(|_| error.is_outage()) {
+                    let timeout = request_timeout(limits.operation_timeout, limits.ttl);
+                    breaker.on_outage(now, timeout, &error);
+                }
                 Err(backend.lock_error(error, Action::Acquire, Some(self.claim.key.name())))
             }
         }

@@ -3,15 +3,20 @@
 
 mod attempt;
 mod backoff;
+mod breaker;
 mod retry;
 
 use std::{sync::Arc, time::Duration};
 
 use self::attempt::Attempt;
+pub(crate) use self::breaker::Breaker;
 use crate::{
     backend::{AcquireRequest, Backend},
-    core::claim::{Claim, Grant, Residue},
-    error::LockError,
+    core::{
+        claim::{Claim, Grant, Residue},
+        validity::request_timeout,
+    },
+    error::{Action, LockError},
     observe::Observer,
     sys::clock::{self, Moment},
     wait::GrantListener,
@@ -32,6 +37,8 @@ pub(crate) struct Acquirer {
     /// A lock key without a TTL is given one. False with an empty prefix, where the key may be
     /// anybody's data.
     pub(crate) repair_ttl: bool,
+    /// Makes calls fail fast; `None` if they are to try until their wait ends.
+    pub(crate) breaker: Option<Breaker>,
 }
 
 /// An acquisition that ended without the lock.
@@ -51,6 +58,16 @@ impl Acquirer {
         wait: Option<Duration>,
     ) -> Result<(Grant, bool), Box<NotAcquired>> {
         let started = clock::now();
+        let operation_timeout = self.backend.operation_timeout();
+        let timeout = request_timeout(operation_timeout, claim.ttl);
+        let probe_time = operation_timeout.saturating_mul(2);
+        if let Some(breaker) = &self.breaker
+            && let Some(error) = breaker.reject(started, timeout, probe_time)
+        {
+            let name = Some(claim.key.name());
+            let error = self.backend.lock_error(error, Action::Acquire, name);
+            return Err(Box::new(NotAcquired { error, residue: None }));
+        }
         let wait_deadline = wait.map_or(Moment::NEVER, |wait| started.saturating_add(wait));
         let request = AcquireRequest {
             claim,
@@ -58,7 +75,7 @@ impl Acquirer {
             claim_window: self.claim_window.min(claim.ttl),
             repair_ttl_ms: self.repair_ttl_ms(claim),
             wait_deadline,
-            call_deadline: wait_deadline.saturating_add(self.backend.operation_timeout()),
+            call_deadline: wait_deadline.saturating_add(operation_timeout),
         };
         let mut attempt = Attempt::new(self, request, started);
         attempt.run().map_err(|error| Box::new(NotAcquired { error, residue: attempt.residue() }))

@@ -13,7 +13,7 @@ use crate::{
 
 /// Number of failures in a row at which the outage is reported. The first one may just be a stale
 /// connection.
-const REPORT_AT_FAILURE: u32 = 2;
+pub(super) const REPORT_AT_FAILURE: u32 = 2;
 
 /// A run of failures that no success has ended.
 #[derive(Debug)]
@@ -40,6 +40,8 @@ pub(super) struct RetryLimits {
     pub(super) waits_in_queue: bool,
     /// A holder has been reported.
     pub(super) has_holder: bool,
+    /// Number of failures in a row that end the call although it has time left.
+    pub(super) failures_max: u32,
 }
 
 pub(super) enum RetryDecision {
@@ -98,7 +100,11 @@ impl RetryState {
         } else {
             Moment::NEVER
         };
-        if (may_recover || is_first_replica_reply) && now < call_deadline.min(give_up_at) {
+        let fails_fast = self.failures >= limits.failures_max && error.is_outage();
+        if (may_recover || is_first_replica_reply)
+            && !fails_fast
+            && now < call_deadline.min(give_up_at)
+        {
             if self.failures == REPORT_AT_FAILURE {
                 self.report = Some(error.to_string());
             }

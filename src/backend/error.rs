@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// An exchange that failed: the request was not applied, or its outcome is unknown.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct NodeError {
     /// Whether the request may have been applied, because at least one byte of it may have reached
     /// the server.
@@ -21,9 +21,9 @@ pub(crate) struct NodeError {
     pub(crate) kind: NodeErrorKind,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum NodeErrorKind {
-    Io(io::Error),
+    Io(Arc<io::Error>),
     TimedOut,
     /// A timeout that was shorter than the operation timeout, because the lease is short.
     ShortLease(Duration),
@@ -160,7 +160,7 @@ impl NodeError {
 
     pub(crate) fn into_redis_error(self) -> redis::RedisError {
         match self.kind {
-            NodeErrorKind::Io(error) => error.into(),
+            NodeErrorKind::Io(error) => io::Error::new(error.kind(), error).into(),
             NodeErrorKind::TimedOut => io::Error::from(io::ErrorKind::TimedOut).into(),
             reason => io::Error::other(reason).into(),
         }
@@ -188,7 +188,7 @@ impl From<io::Error> for NodeErrorKind {
     fn from(error: io::Error) -> NodeErrorKind {
         match error.kind() {
             io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => NodeErrorKind::TimedOut,
-            _ => NodeErrorKind::Io(error),
+            _ => NodeErrorKind::Io(Arc::new(error)),
         }
     }
 }
@@ -229,13 +229,13 @@ impl fmt::Display for NodeErrorKind {
 impl Error for NodeErrorKind {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            NodeErrorKind::Io(error) => Some(error),
+            NodeErrorKind::Io(error) => Some(&**error),
             _ => None,
         }
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum BackendError {
     /// Failure of the only server, or a failure before any node was asked.
     Node(NodeError),
@@ -288,6 +288,11 @@ impl BackendError {
             self,
             BackendError::Node(NodeError { kind: NodeErrorKind::PoolExhausted { .. }, .. })
         )
+    }
+
+    /// Whether the servers cannot grant any lock for now.
+    pub(crate) fn is_outage(&self) -> bool {
+        (self.is_transient() || self.is_not_master()) && !self.is_pool_exhausted()
     }
 
     /// Whether a node is in quarantine, which ends on its own.

@@ -35,6 +35,7 @@ pub(crate) struct ValidatedConfig {
     pub(crate) claim_window: Duration,
     pub(crate) spin: Duration,
     pub(crate) yield_to_others: Duration,
+    pub(crate) fail_fast: bool,
     pub(crate) handlers: Vec<Arc<dyn HandleEvent>>,
     pub(crate) metrics_by_lock: bool,
     pub(crate) ttl: Duration,
@@ -166,6 +167,7 @@ impl Config {
             ttl: self.ttl,
             max_hold: self.max_hold,
             yield_to_others: self.yield_to_others,
+            fail_fast: self.fail_fast,
             handlers: self.handlers.clone(),
             metrics_by_lock: self.metrics_by_lock,
         };

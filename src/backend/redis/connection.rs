@@ -311,9 +311,8 @@ impl Connection {
 
     fn receive_next(&mut self, until: Moment) -> Result<Option<Value>, NodeError> {
         let Some(link) = &mut self.link else {
-            return Err(NodeError::outcome_unknown(NodeErrorKind::Io(
-                io::ErrorKind::NotConnected.into(),
-            )));
+            let not_connected = io::Error::from(io::ErrorKind::NotConnected);
+            return Err(NodeError::outcome_unknown(not_connected.into()));
         };
         match link.read(until, self.spin_max) {
             Ok(value) => Ok(Some(value)),
@@ -323,11 +322,10 @@ impl Connection {
                 self.poison();
                 let kind = match error.kind() {
                     _ if is_tls => NodeErrorKind::Protocol(TLS_HINT.into()),
-                    redis::ErrorKind::Io => NodeErrorKind::Io(
-                        error
-                            .detail()
-                            .map_or_else(|| io::Error::other(error.to_string()), io::Error::other),
-                    ),
+                    redis::ErrorKind::Io => error
+                        .detail()
+                        .map_or_else(|| io::Error::other(error.to_string()), io::Error::other)
+                        .into(),
                     _ => NodeErrorKind::Protocol(self.endpoint.quote(&error.to_string())),
                 };
                 Err(NodeError::outcome_unknown(kind))

@@ -6,12 +6,14 @@ use distlock::{Config, LockError, RedisMgr};
 
 use super::{expect_no_quorum, quarantine::IN_QUARANTINE, quorum};
 use crate::{
-    helpers::{SECOND, config_long_timeouts, timed},
-    support::{Nodes, RedisServer},
+    helpers::{SECOND, completes_within, config_long_timeouts, config_short_timeout, timed},
+    support::{Nodes, RedisServer, TEST_TIMEOUT, eventually},
 };
 
 /// Long enough that a call that ends before half of it has not waited for it.
 const OPERATION_TIMEOUT: Duration = Duration::from_secs(20);
+
+const HOUR: Duration = Duration::from_secs(3600);
 
 fn config(urls: impl Into<String>) -> Config {
     config_long_timeouts(urls).operation_timeout(OPERATION_TIMEOUT)
@@ -56,4 +58,46 @@ fn call_to_a_dead_server_ends_at_its_wait() {
     server.kill();
     let error = error_after(&mgr, 100);
     assert!(error.is_unavailable() && error.to_string().contains("refused"), "{error}");
+}
+
+/// Calls fail in microseconds while the server is away, so a thousand of them fit into a few
+/// probes. `breaks` makes the server go away, `mends` brings it back.
+fn expect_to_fail_fast(why: &str, breaks: fn(&RedisServer), mends: fn(&RedisServer)) {
+    let server = RedisServer::start();
+    let mgr = RedisMgr::new(config_short_timeout(server.url()).fail_fast(true)).unwrap();
+    drop(mgr.lock("x").unwrap());
+    breaks(&server);
+    let fails = || {
+        let error = mgr.try_lock_for("x", HOUR).unwrap_err();
+        assert!(error.is_unavailable() && error.to_string().contains(why), "{error}");
+    };
+    completes_within(TEST_TIMEOUT, "a thousand calls", || (0..1000).for_each(|_| fails()));
+    mends(&server);
+    eventually("calls succeed again", TEST_TIMEOUT, || mgr.try_lock("x").is_ok());
+    assert!(mgr.try_lock("y").is_ok());
+}
+
+/// Fault: N147
+#[test]
+fn calls_fail_fast_while_the_server_is_away() {
+    expect_to_fail_fast("refused", RedisServer::kill, RedisServer::restart);
+    expect_to_fail_fast("no reply in time", RedisServer::stop, RedisServer::cont);
+}
+
+/// Fault: N147
+#[test]
+fn calls_fail_fast_while_too_few_nodes_vote() {
+    let nodes = Nodes::start(3);
+    let config = config_short_timeout(nodes.urls()).quarantine(Duration::ZERO).fail_fast(true);
+    let mgr = RedisMgr::new(config).unwrap();
+    drop(mgr.lock("x").unwrap());
+    nodes.kill(0);
+    nodes.kill(1);
+    let fails = || {
+        let error = mgr.try_lock_for("x", HOUR).unwrap_err();
+        expect_no_quorum(&nodes, &error);
+    };
+    completes_within(TEST_TIMEOUT, "a thousand calls", || (0..1000).for_each(|_| fails()));
+    nodes.restart(0);
+    eventually("calls succeed again", TEST_TIMEOUT, || mgr.try_lock("x").is_ok());
 }
