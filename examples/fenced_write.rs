@@ -25,7 +25,7 @@ use distlock::{Config, FencingToken, RedisMgr};
 use rustix::process::{Pid, Signal, kill_process};
 
 const LOCK: &str = "distlock-example:account:42";
-const TTL: Duration = Duration::from_millis(500);
+const TTL: Duration = Duration::from_secs(2);
 
 /// The check for a resource that is a Redis key.
 const FENCED_SET: &str = r"

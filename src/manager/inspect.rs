@@ -14,7 +14,8 @@ impl RedisMgr {
     ///
     /// # Errors
     ///
-    /// [`LockError::Unavailable`], [`LockError::Refused`] or a similar error if the server cannot
+    /// [`LockError::Unavailable`](crate::LockError::Unavailable),
+    /// [`LockError::Refused`](crate::LockError::Refused) or a similar error if the server cannot
     /// reply.
     pub fn holder(&self, name: &str) -> Result<Option<Holder>> {
         let inner = self.handle.inner()?;
@@ -60,10 +61,12 @@ impl RedisMgr {
     ///
     /// # Errors
     ///
-    /// [`LockError::InvalidName`] if the pattern is longer than any name.
-    /// [`LockError::Unavailable`], [`LockError::NoQuorum`], [`LockError::PoolExhausted`] or
-    /// [`LockError::Refused`] if the server cannot reply. The server's user also needs the
-    /// permissions `+scan` and `+lrange`.
+    /// [`LockError::InvalidName`](crate::LockError::InvalidName) if the pattern is longer than any
+    /// name. [`LockError::Unavailable`](crate::LockError::Unavailable),
+    /// [`LockError::NoQuorum`](crate::LockError::NoQuorum),
+    /// [`LockError::PoolExhausted`](crate::LockError::PoolExhausted) or
+    /// [`LockError::Refused`](crate::LockError::Refused) if the server cannot reply. The server's
+    /// user also needs the permissions `+scan` and `+lrange`.
     pub fn locks(&self, pattern: &str) -> Result<Vec<LockInfo>> {
         self.handle.inner()?.locks(pattern)
     }
@@ -84,8 +87,9 @@ impl RedisMgr {
     ///
     /// # Errors
     ///
-    /// The errors of [`holder`](Self::holder), and [`LockError::WrongType`] if the key holds
-    /// something that is not a lock.
+    /// The errors of [`holder`](Self::holder), and
+    /// [`LockError::WrongType`](crate::LockError::WrongType) if the key holds something that is not
+    /// a lock.
     pub fn lock_info(&self, name: &str) -> Result<Option<LockInfo>> {
         let inner = self.handle.inner()?;
         inner.lock_info(&inner.key(name)?)
@@ -113,7 +117,7 @@ impl RedisMgr {
     /// Takes the lock away from the holder with the identifier `id` (see [`Holder::id`]), and from
     /// no other client: the server compares and releases in one step. Blocks for one round trip, or
     /// two if the identifier is not valid UTF-8; at most for one
-    /// [operation timeout](Config::operation_timeout).
+    /// [operation timeout](crate::Config::operation_timeout).
     ///
     /// ```no_run
     /// # fn main() -> distlock::Result<()> {
@@ -127,7 +131,7 @@ impl RedisMgr {
     ///
     /// # Errors
     ///
-    /// The errors of [`LockGuard::release`].
+    /// The errors of [`LockGuard::release`](crate::LockGuard::release).
     pub fn force_release_if(&self, name: &str, id: &str) -> Result<Released> {
         let inner = self.handle.inner()?;
         inner.force_release_if(&inner.key(name)?, id)

@@ -116,7 +116,11 @@ impl Script {
                 .filter(|(_, line)| *line == number)
                 .flat_map(|(line, _)| called_commands(line, "call('"))
                 .collect(),
-            None => lines.flat_map(|(line, _)| called_commands(line, "pcall('")).collect(),
+            // A look at locks works without LREM.
+            None => lines
+                .flat_map(|(line, _)| called_commands(line, "pcall('"))
+                .filter(|command| *command != "LREM")
+                .collect(),
         };
         let mut permissions: Vec<String> = Vec::new();
         // The scripts work without the permissions for PUBLISH and PUBSUB.
