@@ -16,7 +16,7 @@ impl RedisMgr {
     /// # fn main() -> distlock::Result<()> {
     /// # fn write(_: u64) {}
     /// let mgr = distlock::RedisMgr::instance()?;
-    /// mgr.with_lock("orders:42", |guard| write(guard.fencing_token().0))?;
+    /// mgr.with_lock("orders:42", |guard| write(guard.fencing_token().as_u64()))?;
     /// # Ok(())
     /// # }
     /// ```

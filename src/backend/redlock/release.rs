@@ -99,7 +99,7 @@ impl Redlock {
             ..ReleaseRequest::new(&claim.key, id, &lease.queue_entry, was_held)
         };
         let release = |connections: &mut _| self.release(connections, request, deadline);
-        let outcome = self.pool.with_connections(deadline, release);
+        let outcome = self.pool().with_connections(deadline, release);
         let outcome = outcome.unwrap_or_else(|| self.no_turn());
         let residues = self.release_residues(lease, &outcome);
         ReleaseReport { result: outcome.result, residues }
@@ -142,7 +142,7 @@ impl Redlock {
         deadline: Moment,
     ) -> Result<Released, BackendError> {
         let mut connections =
-            self.pool.get(Urgency::Release, deadline).map_err(BackendError::Node)?;
+            self.pool().get(Urgency::Release, deadline).map_err(BackendError::Node)?;
         let request = ReleaseRequest::new(key, id, "", was_held);
         self.release(&mut connections, request, deadline).result
     }
@@ -157,7 +157,7 @@ impl Redlock {
         let id = claim.id.as_str().as_bytes();
         let request = ReleaseRequest::new(&claim.key, id, &residue.queue_entry, false);
         let release = |connections: &mut _| self.release(connections, request, deadline);
-        let outcome = self.pool.with_reserved(deadline, release);
+        let outcome = self.pool().with_reserved(deadline, release);
         outcome.unwrap_or_else(|| self.no_turn()).result.map(drop)
     }
 
