@@ -1,11 +1,14 @@
 //! Where locks are kept. A [`Backend`] is one Redis server, or several that decide together. The
 //! modules above it know no nodes, votes or replies.
 
+mod checkout_queue;
+mod discovery;
 pub(crate) mod error;
 #[cfg(feature = "testing")]
 pub(crate) mod memory;
 pub(crate) mod redis;
 pub(crate) mod redlock;
+mod transport;
 
 use std::{fmt, sync::Arc, time::Duration};
 

@@ -22,11 +22,13 @@ use super::{
     NodeError, NodeErrorKind,
     fields::{write_array, write_bulk},
     framed_socket::FramedSocket,
-    transport::{self, Transport},
     url::Endpoint,
 };
 use crate::{
-    backend::CancelHandle,
+    backend::{
+        CancelHandle,
+        transport::{self, Transport},
+    },
     core::id::random_uuid,
     sys::clock::{self, Moment},
 };

@@ -10,11 +10,9 @@ use std::{
 
 use redis::{Parser, RedisResult, Value};
 
-use super::{
-    fields::is_tls,
-    transport::{Transport, poll_writable},
-};
+use super::fields::is_tls;
 use crate::{
+    backend::transport::{Transport, poll_writable},
     core::ack::AckTracker,
     sys::clock::{self, Moment},
 };
@@ -199,7 +197,7 @@ impl Read for DeadlineReader<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::redis::transport::{pair, poll_readable};
+    use crate::backend::transport::{pair, poll_readable};
 
     /// A socket, and a thread that sends `what` to it until everything is sent or the socket is
     /// closed.

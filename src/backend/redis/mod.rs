@@ -3,12 +3,10 @@
 
 mod acquisition;
 mod backend;
-mod checkout_queue;
 mod clean_up;
 mod connection;
 mod connector;
 mod declaration;
-mod discovery;
 mod exchange;
 mod fields;
 mod framed_socket;
@@ -28,7 +26,6 @@ pub(crate) mod script;
 mod server_info;
 #[cfg(test)]
 mod test_util;
-mod transport;
 mod url;
 mod yielding;
 
@@ -39,7 +36,6 @@ pub(crate) use self::fields::GrantMessage;
 pub(crate) use self::{
     acquisition::RedisAcquisition,
     backend::RedisBackend,
-    checkout_queue::Urgency,
     clean_up::{CHECK_INTERVAL, PIPELINE_MAX},
     connection::{Connection, write_command},
     connector::{Connected, Connector},
@@ -54,7 +50,6 @@ pub(crate) use self::{
     release_turns::ReleaseTurns,
     script::{Request, ScriptRef},
     server_info::Info,
-    transport::{Transport, Wake, poll_readable, waker},
     url::Endpoint,
 };
 #[cfg(test)]
@@ -62,4 +57,8 @@ pub(crate) use self::{
     fields::parse_time,
     server_info::{INFO_COMMANDS, ServerInfoReader},
 };
-pub(crate) use super::error::{NodeError, NodeErrorKind};
+pub(crate) use super::{
+    checkout_queue::Urgency,
+    error::{NodeError, NodeErrorKind},
+    transport::{Transport, Wake, poll_readable, waker},
+};

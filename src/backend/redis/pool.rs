@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use r2d2::{ManageConnection, NopErrorHandler, Pool};
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
-use super::checkout_queue::{CheckoutQueue, NoPlace, Place};
+use crate::backend::checkout_queue::{CheckoutQueue, NoPlace, Place};
 #[cfg(feature = "testing")]
 use crate::sys::sim;
 use crate::{

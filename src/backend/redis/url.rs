@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 
 use redis::{ConnectionAddr, IntoConnectionInfo as _};
 
-use super::discovery::{Address, Discovery, of_host};
+use crate::backend::discovery::{Address, Discovery, of_host};
 use crate::error::{LockError, Result};
 
 /// Address and credentials of one server.

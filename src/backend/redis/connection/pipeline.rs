@@ -8,8 +8,9 @@ use redis::Value;
 
 use super::Connection;
 use crate::{
-    backend::redis::{
-        LateReader, NodeError, framed_socket::FramedSocket, transport::poll_writable,
+    backend::{
+        redis::{LateReader, NodeError, framed_socket::FramedSocket},
+        transport::poll_writable,
     },
     core::ack::Ack,
     sys::clock::{self, Moment},
@@ -98,10 +99,9 @@ impl Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::redis::{
-        connection::write_command,
+    use crate::backend::{
+        redis::{connection::write_command, url::Endpoint},
         transport::{pair, poll_readable},
-        url::Endpoint,
     };
     use std::{
         io::{Read as _, Write as _},

@@ -9,7 +9,7 @@ use std::{
 };
 
 use self::dns::HostName;
-use super::NodeError;
+use super::error::NodeError;
 use crate::sys::clock::Moment;
 
 /// Finds the addresses of a server.

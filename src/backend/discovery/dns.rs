@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::{Address, Discovery};
 use crate::{
-    backend::redis::NodeError,
+    backend::error::NodeError,
     sys::{
         clock::{self, Moment},
         threads,
@@ -101,7 +101,7 @@ impl Discovery for HostName {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::redis::discovery::of_host;
+    use crate::backend::discovery::of_host;
     use std::{thread, time::Duration};
 
     fn deadline() -> Moment {

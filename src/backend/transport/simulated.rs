@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::{PollHandle, Transport};
 use crate::{
-    backend::{CancelHandle, redis::discovery::Address},
+    backend::{CancelHandle, discovery::Address},
     sys::{
         clock::Moment,
         sim::{SimWorld, world},

@@ -63,7 +63,7 @@ fn poll_fd(transport: &dyn Transport, flags: PollFlags) -> Option<PollFd<'_>> {
 }
 
 /// Connects to the first address that accepts.
-pub(super) fn connect(addresses: &[Address], deadline: Moment) -> io::Result<Box<dyn Transport>> {
+pub(crate) fn connect(addresses: &[Address], deadline: Moment) -> io::Result<Box<dyn Transport>> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
     for (index, address) in addresses.iter().enumerate() {
         let now = clock::now();
