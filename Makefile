@@ -21,6 +21,7 @@ demo-redlock: ## the same over five servers, two of which are killed; try ARGS=-
 
 test: ## runs all tests, against real servers that the tests start themselves
 	@tools/need-redis.sh
+	@tools/need-mariadb.sh
 	$(CARGO) test --workspace --all-features $(ARGS)
 	$(CARGO) test --all-features --bench table
 
@@ -35,6 +36,7 @@ sim: ## the simulator with SEEDS=10000 seeds from FIRST=0; `SIM_SEED=n make sim`
 
 mutants: ## breaks each promise in a copy and shows that its test fails; ARGS=token selects by name
 	@tools/need-redis.sh
+	@tools/need-mariadb.sh
 	$(CARGO) test --all-features --test mutants -- --run $(ARGS)
 
 cargo-mutants: ## cargo-mutants on the pure files; docs/mutants.md explains the survivors
@@ -52,6 +54,7 @@ nightly := rustup toolchain install nightly --profile minimal \
 
 tsan: ## looks for data races with ThreadSanitizer; installs a nightly toolchain
 	@tools/need-redis.sh
+	@tools/need-mariadb.sh
 	@$(nightly)
 	RUSTFLAGS=-Zsanitizer=thread $(CARGO) +nightly test -Zbuild-std \
 		--target x86_64-unknown-linux-gnu --target-dir target/tsan \
@@ -65,6 +68,7 @@ miri: ## looks for undefined behaviour and data races with Miri; installs a nigh
 
 bench: ## the table of speeds, each beside the raw figure of the same run
 	@tools/need-redis.sh
+	@tools/need-mariadb.sh
 	$(CARGO) build --release -p distlock-cli
 	$(CARGO) bench --bench table $(ARGS)
 	$(CARGO) run --release --manifest-path benches/peers/Cargo.toml --target-dir target/peers
