@@ -15,6 +15,7 @@ mod fault_proxy;
 mod faults;
 mod freezer;
 mod monitor;
+mod mysql_server;
 mod namespaces;
 mod nodes;
 mod ports;
@@ -23,6 +24,7 @@ mod proxied;
 mod redis_server;
 mod resp;
 mod scripted_server;
+mod server_process;
 mod watchdog;
 
 use std::fs;
@@ -35,6 +37,8 @@ pub use faults::{
 };
 pub use freezer::CgroupFreezer;
 pub use monitor::Monitor;
+pub use mysql;
+pub use mysql_server::{MySqlKind, MySqlServer, MySqlServerBuilder, mysql_servers};
 pub use namespaces::{run_elsewhere, trial_succeeded};
 pub use nodes::Nodes;
 pub use processes::{Worker, WorkerSide};

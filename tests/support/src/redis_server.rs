@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
-use std::process::{Child, Command};
+use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use redis::{ErrorKind, FromRedisValue, IntoConnectionInfo, ProtocolVersion, ServerErrorKind};
-use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use super::monitor::Monitor;
 use super::ports::ReservedPort;
+use super::server_process::ServerProcess;
 use super::watchdog::Watchdog;
-use super::{POLL, TEST_TIMEOUT, eventually, process_state, resp};
+use super::{POLL, TEST_TIMEOUT, eventually, resp};
 
 /// The time limit for one command of this module, which fails on a stopped server.
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(20);
@@ -106,23 +106,11 @@ impl RedisServerBuilder {
 pub struct RedisServer {
     settings: RedisServerBuilder,
     /// Declared, and so dropped, before the folder and the port that the server uses.
-    running: Mutex<Option<Running>>,
+    running: Mutex<Option<ServerProcess>>,
     folder: TempDir,
     port: ReservedPort,
     /// The number of commands that this type has sent, which tests do not want to count.
     own_commands: AtomicU64,
-}
-
-struct Running {
-    child: Child,
-    _watchdog: Watchdog,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 impl RedisServer {
@@ -160,21 +148,16 @@ impl RedisServer {
     }
 
     pub fn pid(&self) -> u32 {
-        let running = self.running.lock();
-        running.as_ref().expect("the server was killed").child.id()
+        self.with_process(|process| process.id())
     }
 
     /// Freezes the server: its connections stay open, and it answers nothing.
     pub fn stop(&self) {
-        let pid = self.signal(Signal::STOP);
-        eventually("the server is stopped", TEST_TIMEOUT, || process_state(pid) == Some('T'));
+        self.with_process(ServerProcess::stop);
     }
 
     pub fn cont(&self) {
-        let pid = self.signal(Signal::CONT);
-        eventually("the server runs again", TEST_TIMEOUT, || {
-            process_state(pid).is_some_and(|state| state != 'T')
-        });
+        self.with_process(ServerProcess::cont);
     }
 
     /// Kills the server, which has no chance to save data or close connections, and waits until it
@@ -325,12 +308,8 @@ impl RedisServer {
         self.folder.path().join("server.log")
     }
 
-    fn signal(&self, signal: Signal) -> u32 {
-        // While `running` is locked, the child cannot be reaped, so the pid still belongs to it.
-        let running = self.running.lock();
-        let child = &running.as_ref().expect("the server was killed").child;
-        kill_process(Pid::from_child(child), signal).expect("cannot send a signal to the server");
-        child.id()
+    fn with_process<T>(&self, act: impl Fn(&ServerProcess) -> T) -> T {
+        act(self.running.lock().as_ref().expect("the server was killed"))
     }
 
     fn launch(&self) {
@@ -338,15 +317,15 @@ impl RedisServer {
         self.own_commands.store(0, Ordering::SeqCst);
         let mut running = self.running.lock();
         let running = running.insert(self.spawn());
-        if let Err(reason) = self.wait_ready(&mut running.child) {
+        if let Err(reason) = self.wait_ready(running) {
             panic!("the server did not start: {reason}\n{}", self.log());
         }
     }
 
-    fn spawn(&self) -> Running {
+    fn spawn(&self) -> ServerProcess {
         let (program, protects) = program();
         let log = File::options().create(true).append(true).open(self.log_path());
-        let watchdog = Watchdog::start();
+        let watchdog = Watchdog::removing(self.folder.path());
         let mut command = watchdog.guarded_command(program);
         command
             .args(["--bind", "127.0.0.1", "--port", &self.port().to_string()])
@@ -363,18 +342,14 @@ impl RedisServer {
         if self.settings.unix_socket {
             command.arg("--unixsocket").arg(self.socket_path());
         }
-        let child = command
-            .args(&self.settings.args)
-            .stderr(log.expect("cannot open the log"))
-            .spawn()
-            .expect("cannot run sh");
-        Running { child, _watchdog: watchdog }
+        command.args(&self.settings.args).stderr(log.expect("cannot open the log"));
+        ServerProcess::spawn(&mut command, watchdog)
     }
 
-    fn wait_ready(&self, child: &mut Child) -> Result<(), String> {
+    fn wait_ready(&self, process: &mut ServerProcess) -> Result<(), String> {
         let deadline = Instant::now() + TEST_TIMEOUT;
         loop {
-            if let Some(status) = child.try_wait().map_err(|error| error.to_string())? {
+            if let Some(status) = process.ended() {
                 return Err(format!("it ended with {status}"));
             }
             let info = self.connect().and_then(|mut admin| {
@@ -382,7 +357,7 @@ impl RedisServer {
                 self.run::<String>(&mut admin, &["INFO", "server"])
             });
             match info {
-                Ok(info) if field(&info, "process_id") == child.id().to_string() => return Ok(()),
+                Ok(info) if field(&info, "process_id") == process.id().to_string() => return Ok(()),
                 Ok(info) => return Err(format!("another server answers on the port:\n{info}")),
                 Err(error) if Instant::now() > deadline => return Err(error.to_string()),
                 // The server checks the password even while it loads its data, so retrying here

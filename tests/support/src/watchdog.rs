@@ -2,6 +2,7 @@
 
 use std::io::{self, PipeWriter, Write};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 /// A shell that waits for the end of a pipe whose write end is open in this process.
@@ -15,9 +16,21 @@ pub struct Watchdog {
 
 impl Watchdog {
     pub fn start() -> Self {
+        Self::run(r#"read -r pid && { read -r _; kill -KILL "$pid"; }"#, Path::new(""))
+    }
+
+    /// A watchdog that also removes `folder` after it has killed the process.
+    pub fn removing(folder: &Path) -> Self {
+        // The process may end a little later, and create a file until then.
+        let script = r#"read -r pid && { read -r _; kill -KILL "$pid"; sleep 1; rm -rf -- "$1"; }"#;
+        Self::run(script, folder)
+    }
+
+    fn run(script: &str, folder: &Path) -> Self {
         let (reader, line) = io::pipe().expect("cannot create a pipe");
         let shell = Command::new("sh")
-            .args(["-c", r#"read -r pid && { read -r _; kill -KILL "$pid"; }"#])
+            .args(["-c", script, "sh"])
+            .arg(folder)
             .stdin(reader)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
