@@ -10,6 +10,12 @@ use std::{
 
 use rustix::process::getuid;
 
+use crate::support::{
+    MySqlServer,
+    mysql::{Conn, Opts, OptsBuilder, consts::CapabilityFlags, from_value, prelude::Queryable},
+    mysql_servers,
+};
+
 const RECIPES: &str = include_str!("../../docs/fencing.md");
 
 /// Tokens as large as real ones: they need 64 bits.
@@ -19,7 +25,7 @@ const TOKEN: i64 = 1_790_000_000_000_000;
 const NOBODY: u32 = 65534;
 
 trait Database {
-    /// Runs a statement. Returns whether it returned a row.
+    /// Runs a statement. Returns whether it returned a row, or accepted a write in another way.
     fn execute(&mut self, statement: &str) -> bool;
 }
 
@@ -75,6 +81,35 @@ impl Database for Postgres {
     }
 }
 
+struct MySql {
+    connection: Conn,
+}
+
+impl MySql {
+    fn connect(server: &MySqlServer) -> MySql {
+        let options = OptsBuilder::from_opts(Opts::from_url(&server.url()).unwrap());
+        let found_rows = CapabilityFlags::CLIENT_FOUND_ROWS;
+        let options = options.additional_capabilities(found_rows);
+        MySql { connection: Conn::new(options).unwrap() }
+    }
+}
+
+impl Database for MySql {
+    /// If a statement returns no row, it is accepted if it has matched a row. If it returns one,
+    /// it is accepted if its value is not zero.
+    fn execute(&mut self, statements: &str) -> bool {
+        let mut accepted = false;
+        let mut answers = self.connection.query_iter(statements).unwrap();
+        while let Some(answer) = answers.iter() {
+            accepted = answer.affected_rows() > 0;
+            for row in answer {
+                accepted = from_value::<i64>(row.unwrap()[0].clone()) != 0;
+            }
+        }
+        accepted
+    }
+}
+
 /// A command that does not run as root.
 fn unprivileged(program: &Path) -> Command {
     let mut command = Command::new(program);
@@ -103,27 +138,37 @@ fn check_recipes(db: &mut dyn Database) {
     let [create, update, upsert] = statements("PostgreSQL and SQLite")[..] else {
         panic!("the section has three statements");
     };
+    check_rows(db, create, update, upsert);
+    let [create, advance, _mysql] = statements("A table of fences")[..] else {
+        panic!("the section has three statements");
+    };
+    check_fences(db, create, advance);
+}
+
+fn check_rows(db: &mut dyn Database, create: &str, update: &str, upsert: &str) {
     let mut accepts = |statement, state, token| db.execute(&filled(statement, state, token));
     accepts(create, "", 0);
     assert!(!accepts(update, "early", TOKEN), "there is no row yet");
     assert!(accepts(upsert, "new", TOKEN), "creates the row");
     assert!(accepts(update, "packed", TOKEN + 2), "a later holder");
     assert!(accepts(update, "sent", TOKEN + 2), "a holder may write several times");
+    assert!(accepts(update, "sent", TOKEN + 2), "a holder may repeat a write");
     assert!(!accepts(update, "late", TOKEN + 1), "an earlier holder");
     assert!(!accepts(upsert, "late", TOKEN + 1), "an earlier holder");
     let stored = "SELECT id FROM orders WHERE state = :state AND fence = :token";
     assert!(accepts(stored, "sent", TOKEN + 2), "rejected writes change nothing");
     assert!(accepts(upsert, "paid", TOKEN + 3), "a later holder");
+    assert!(accepts(upsert, "paid", TOKEN + 3), "a holder may repeat a write");
     assert!(accepts(stored, "paid", TOKEN + 3));
+}
 
-    let [create, advance] = statements("A table of fences")[..] else {
-        panic!("the section has two statements");
-    };
-    accepts(create, "", 0);
-    assert!(accepts(advance, "", TOKEN + 1), "the first holder");
-    assert!(accepts(advance, "", TOKEN + 1), "the same holder");
-    assert!(accepts(advance, "", TOKEN + 2), "a later holder");
-    assert!(!accepts(advance, "", TOKEN + 1), "an earlier holder");
+fn check_fences(db: &mut dyn Database, create: &str, advance: &str) {
+    let mut accepts = |statement, token| db.execute(&filled(statement, "", token));
+    accepts(create, 0);
+    assert!(accepts(advance, TOKEN + 1), "the first holder");
+    assert!(accepts(advance, TOKEN + 1), "the same holder");
+    assert!(accepts(advance, TOKEN + 2), "a later holder");
+    assert!(!accepts(advance, TOKEN + 1), "an earlier holder");
 }
 
 #[test]
@@ -142,4 +187,33 @@ fn postgresql_rejects_writes_of_earlier_holders() {
         return;
     };
     check_recipes(&mut db);
+}
+
+#[test]
+fn mysql_and_mariadb_reject_writes_of_earlier_holders() {
+    let [create, ..] = statements("PostgreSQL and SQLite")[..] else { panic!("no table") };
+    let create = create.replace("TEXT", "VARCHAR(20)");
+    let [update, upsert] = statements("MySQL and MariaDB")[..] else {
+        panic!("the section has two blocks");
+    };
+    let [create_fences, _, advance] = statements("A table of fences")[..] else {
+        panic!("the section has three blocks");
+    };
+    let create_fences = create_fences.replace("VARCHAR", "VARBINARY");
+    for server in mysql_servers() {
+        let server = server.start();
+        let mut db = MySql::connect(&server);
+        check_rows(&mut db, &create, update, upsert);
+
+        let mut late = MySql::connect(&server);
+        late.execute("BEGIN");
+        assert!(late.execute("SELECT fence FROM orders"), "remembers the row as it is now");
+        assert!(db.execute(&filled(upsert, "shipped", TOKEN + 4)), "a later holder");
+        assert!(!late.execute(&filled(upsert, "late", TOKEN + 3)), "an earlier holder");
+        late.execute("ROLLBACK");
+
+        check_fences(&mut db, &create_fences, advance);
+        let other_name = filled(advance, "", TOKEN).replace("orders", "ORDERS");
+        assert!(db.execute(&other_name), "names that differ in case are different");
+    }
 }
