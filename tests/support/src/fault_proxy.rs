@@ -10,8 +10,9 @@ use parking_lot::{Condvar, Mutex};
 
 use super::faults::{ArmedFault, Fault, Matcher};
 use super::ports::ReservedPort;
+use super::protocol::Protocol;
 use super::proxied::{Answer, Connection, Pending};
-use super::resp::{self, Frames};
+use super::resp::Frames;
 
 #[derive(Clone, Copy, PartialEq)]
 enum Mode {
@@ -36,6 +37,7 @@ struct Acceptor {
 }
 
 struct Hub {
+    protocol: Protocol,
     upstream: Mutex<SocketAddr>,
     port: ReservedPort,
     state: Mutex<State>,
@@ -51,7 +53,21 @@ struct State {
 
 impl FaultProxy {
     pub fn in_front_of(upstream: SocketAddr) -> Self {
+        Self::new(Protocol::Redis, upstream)
+    }
+
+    /// A proxy in front of a MySQL or MariaDB, for connections without TLS or compression.
+    ///
+    /// A reply is whatever the server sends until the client's next request. Faults that change a
+    /// reply change only the part that arrives first, and discard the others if they replace, cut
+    /// or drop it. A request must not be sent before the reply to the previous one has arrived.
+    pub fn in_front_of_mysql(upstream: SocketAddr) -> Self {
+        Self::new(Protocol::MySql, upstream)
+    }
+
+    fn new(protocol: Protocol, upstream: SocketAddr) -> Self {
         let hub = Hub {
+            protocol,
             upstream: Mutex::new(upstream),
             port: ReservedPort::new(),
             state: Mutex::new(State {
@@ -73,7 +89,7 @@ impl FaultProxy {
 
     /// The proxy's URL, without a password even if the server requires one.
     pub fn url(&self) -> String {
-        format!("redis://{}", self.addr())
+        self.hub.protocol.url(self.addr())
     }
 
     /// Applies `fault` to the next request that `matcher` accepts.
@@ -247,9 +263,11 @@ impl Hub {
     fn open(self: &Arc<Self>, client: TcpStream) {
         let _ = client.set_nodelay(true);
         let mode = self.mode();
-        let connection = Arc::new(Connection::new(client, mode == Mode::Mute));
         // A connection accepted during a blackhole is connected to the server later, with its first
-        // request after `heal`.
+        // request after `heal`. In MySQL the server speaks first, so `heal` closes the connection.
+        let half =
+            mode == Mode::Mute || (mode == Mode::Blackhole && self.protocol == Protocol::MySql);
+        let connection = Arc::new(Connection::new(client, half));
         if !matches!(mode, Mode::Blackhole | Mode::Mute) && self.connect(&connection).is_err() {
             return connection.reset();
         }
@@ -293,7 +311,7 @@ impl Hub {
             if !read.is_ok_and(|read| read > 0) {
                 break;
             }
-            while let Some(frame) = frames.take_frame() {
+            while let Some(frame) = self.protocol.take_request(&mut frames) {
                 if self.forward(connection, &frame).is_err() {
                     connection.reset();
                 }
@@ -319,7 +337,7 @@ impl Hub {
         if silent || connection.client().is_none() {
             return Ok(());
         }
-        let words = resp::words(frame);
+        let words = self.protocol.words(frame);
         let fault = self.fault_for(&words);
         match &fault {
             Some((Fault::ResetBeforeRequest, armed)) => {
@@ -340,6 +358,9 @@ impl Hub {
         }
         let server = self.connect(connection)?;
         let twice = matches!(fault, Some((Fault::DuplicateRequest, _)));
+        if self.protocol == Protocol::MySql {
+            connection.pending.lock().clear();
+        }
         connection.pending.lock().push_back(Pending::new(&words, fault));
         if twice {
             connection.pending.lock().push_back(Pending::new(&words, None));
@@ -351,8 +372,12 @@ impl Hub {
     fn pump_replies(&self, connection: &Connection, server: &TcpStream) {
         let mut frames = Frames::default();
         while frames.fill(server).is_ok_and(|read| read > 0) {
-            while let Some(frame) = frames.take_frame() {
-                match connection.answered(frame) {
+            while let Some(frame) = self.protocol.take_reply(&mut frames) {
+                let answer = match self.protocol {
+                    Protocol::Redis => connection.answered(frame),
+                    Protocol::MySql => connection.answered_in_part(frame),
+                };
+                match answer {
                     Answer::Part => {}
                     Answer::Whole(reply, None) => self.deliver(connection, &reply),
                     Answer::Whole(reply, Some((fault, armed))) => {

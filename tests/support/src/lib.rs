@@ -20,6 +20,7 @@ mod namespaces;
 mod nodes;
 mod ports;
 mod processes;
+mod protocol;
 mod proxied;
 mod redis_server;
 mod resp;

@@ -95,7 +95,7 @@ impl MySqlServer {
 
     /// The URL for root, who may do everything and has no password.
     pub fn url(&self) -> String {
-        format!("mysql://root@{}/{DATABASE}", self.addr())
+        url(self.addr())
     }
 
     /// Creates a user who may do everything in the database of the tests, and returns the URL for
@@ -249,6 +249,11 @@ impl MySqlServer {
             .write_timeout(Some(ADMIN_TIMEOUT));
         Conn::new(options)
     }
+}
+
+/// The URL for root of a server at `addr`.
+pub(crate) fn url(addr: SocketAddr) -> String {
+    format!("mysql://root@{addr}/{DATABASE}")
 }
 
 /// The server program.

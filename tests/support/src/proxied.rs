@@ -29,6 +29,8 @@ pub(super) struct Pending {
     missing: usize,
     reply: Vec<u8>,
     fault: Option<(Fault, ArmedFault)>,
+    /// The fault also discards what arrives after the first part of the reply.
+    discards_rest: bool,
 }
 
 pub(super) enum Answer {
@@ -46,7 +48,11 @@ impl Pending {
             true => (words.len() - 1).max(1),
             false => 1,
         };
-        Self { command, missing, reply: Vec::new(), fault }
+        let discards_rest = matches!(
+            fault,
+            Some((Fault::DropReply | Fault::ReplaceReply(_) | Fault::CutReply(_), _))
+        );
+        Self { command, missing, reply: Vec::new(), fault, discards_rest }
     }
 }
 
@@ -124,6 +130,20 @@ impl Connection {
             Some(whole) => Answer::Whole(whole.reply, whole.fault),
             None => Answer::Part,
         }
+    }
+
+    /// Handles a part of a reply where the end of a reply is not known: the fault of the request
+    /// applies to the first part.
+    pub(super) fn answered_in_part(&self, part: Vec<u8>) -> Answer {
+        let mut pending = self.pending.lock();
+        let Some(request) = pending.front_mut() else {
+            return Answer::Whole(part, None);
+        };
+        if request.missing == 0 && request.discards_rest {
+            return Answer::Part;
+        }
+        request.missing = 0;
+        Answer::Whole(part, request.fault.take())
     }
 
     /// Closes the client's side with a TCP reset instead of an end of stream.

@@ -20,9 +20,16 @@ pub struct Frames {
 impl Frames {
     /// Removes and returns the next frame, if it has arrived in full.
     pub fn take_frame(&mut self) -> Option<Vec<u8>> {
-        let end = frame_end(&self.buffer, 0)?;
-        let rest = self.buffer.split_off(end);
+        self.take(frame_end(&self.buffer, 0)?)
+    }
+
+    pub(crate) fn take(&mut self, length: usize) -> Option<Vec<u8>> {
+        let rest = self.buffer.split_off(length);
         Some(std::mem::replace(&mut self.buffer, rest))
+    }
+
+    pub(crate) fn buffered(&self) -> &[u8] {
+        &self.buffer
     }
 
     /// Reads once from `source` and returns the number of bytes; 0 means that the stream has ended.

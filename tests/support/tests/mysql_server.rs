@@ -1,11 +1,15 @@
 //! The private servers of the tests start, run statements and end.
 
-use std::fs;
+use std::{fs, thread, time::Duration};
 
-use distlock_test_support::mysql::{Conn, Opts, prelude::Queryable};
+use distlock_test_support::mysql::{Conn, Opts, OptsBuilder, prelude::Queryable};
 use distlock_test_support::{
-    MySqlServer, TEST_TIMEOUT, Worker, WorkerSide, eventually, mysql_servers, process_state,
+    Fault, FaultProxy, MySqlServer, TEST_TIMEOUT, Worker, WorkerSide, contains, eventually,
+    mysql_servers, process_state,
 };
+
+/// The time that a client waits for a greeting that does not come.
+const SILENCE: Duration = Duration::from_millis(300);
 
 #[test]
 fn servers_are_separate_and_restart_with_their_data() {
@@ -62,6 +66,61 @@ fn server_and_folder_disappear_with_a_killed_test() {
         process_state(pid).is_none_or(|state| state == 'Z')
     });
     eventually("its folder is gone", TEST_TIMEOUT, || !fs::exists(&folder).unwrap());
+}
+
+#[test]
+fn proxy_breaks_connections_at_exact_statements() {
+    for builder in mysql_servers() {
+        let server = builder.start();
+        server.execute("CREATE TABLE t (id INT)");
+        let proxy = FaultProxy::in_front_of_mysql(server.addr());
+        let connect = |limit| {
+            let options = OptsBuilder::from_opts(Opts::from_url(&proxy.url()).unwrap());
+            let options = options.prefer_socket(false).read_timeout(Some(limit));
+            Conn::new(options.tcp_connect_timeout(Some(limit)))
+        };
+        let ask =
+            |sql: &str| connect(TEST_TIMEOUT).unwrap().query::<i64, _>(sql).map(|rows| rows[0]);
+        assert_eq!(ask("SELECT 41").unwrap(), 41);
+
+        let before = proxy.on_request(contains("(1)"), Fault::ResetBeforeRequest);
+        let after = proxy.on_request(contains("(2)"), Fault::ResetAfterRequest);
+        ask("INSERT INTO t VALUES (1); SELECT 1; SELECT 2").unwrap_err();
+        ask("INSERT INTO t VALUES (2); SELECT 1; SELECT 2").unwrap_err();
+        assert_eq!([before.fired(), after.fired()], [1, 1]);
+
+        let dropped = proxy.on_request(contains("(3)"), Fault::DropReply);
+        thread::scope(|threads| {
+            let answer = threads.spawn(|| ask("INSERT INTO t VALUES (3); SELECT 1; SELECT 2"));
+            dropped.wait_fired();
+            proxy.reset_all();
+            answer.join().unwrap().unwrap_err();
+        });
+        eventually("two rows are stored", TEST_TIMEOUT, || {
+            server.execute("SELECT id FROM t ORDER BY id") == [["2"], ["3"]]
+        });
+
+        let held = proxy.on_request(contains("42"), Fault::HoldReply);
+        thread::scope(|threads| {
+            let answer = threads.spawn(|| ask("SELECT 42"));
+            held.wait_fired();
+            held.release();
+            assert_eq!(answer.join().unwrap().unwrap(), 42);
+        });
+
+        let mut connection = connect(TEST_TIMEOUT).unwrap();
+        proxy.blackhole();
+        connect(SILENCE).unwrap_err();
+        thread::scope(|threads| {
+            let answer = threads.spawn(|| connection.ping());
+            proxy.reset_all();
+            answer.join().unwrap().unwrap_err();
+        });
+        proxy.refuse();
+        connect(TEST_TIMEOUT).unwrap_err();
+        proxy.heal();
+        assert_eq!(ask("SELECT 43").unwrap(), 43);
+    }
 }
 
 mod worker {
