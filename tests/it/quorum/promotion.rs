@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     helpers::{self, CALL_LIMIT, SECOND, UnwrapReleased, completes_within, with_ttl},
-    support::{Nodes, RedisServer, TEST_TIMEOUT, eventually, eventually_some},
+    support::{Fault, Nodes, RedisServer, TEST_TIMEOUT, eventually},
 };
 
 /// Makes a server a replica, and waits until it has its master's data.
@@ -36,26 +36,34 @@ fn promoted_replica_does_not_vote_at_first() {
     assert!(error.nodes()[2].message.contains(IN_QUARANTINE), "{error}");
 }
 
-/// Goal: a server that becomes a replica stops voting although it accepts writes, over connections
-/// that were opened before. Otherwise it could vote for one client while its master, which is
-/// another node, votes for a second one. Method: the lock needs the votes of both.
+/// Goal: a server that becomes a replica stops voting although it accepts writes. Otherwise it
+/// could vote for one client while its master, which is another node, votes for a second one.
+/// Method: the lock needs the vote of that server. All connections to it were opened before, and no
+/// handshake can find the replica, because each new connection is reset at its first question.
 ///
 /// Fault: N139
+/// Promise: P9
 #[test]
 fn writable_replica_stops_to_vote() {
-    let nodes = Nodes::start(3);
-    let mgr = RedisMgr::new(helpers::config_medium_timeout(nodes.urls()).ttl(SECOND)).unwrap();
+    let nodes = Nodes::start(3).behind_proxies(&[1]);
+    let config = helpers::config_medium_timeout(nodes.urls()).ttl(SECOND).pool_size(1);
+    let is_probe = |words: &[Vec<u8>]| words == [b"INFO"];
+    let is_handshake = |words: &[Vec<u8>]| words == [&b"INFO"[..], b"server"];
+    let probes = nodes.proxy(1).on_request(is_probe, Fault::SliceReply).forever();
+    let mgr = RedisMgr::new(config).unwrap();
     mgr.lock("x").unwrap().release().unwrap().unwrap_released();
+    probes.wait_fired();
+    assert_eq!(nodes.proxy(1).connections(), 2, "one of the pool and one of the renewer");
+    let handshakes = nodes.proxy(1).on_request(is_handshake, Fault::ResetBeforeRequest).forever();
     nodes.config_set(1, "replica-read-only", "no");
     // Its master does not exist, so no synchronisation closes the connections.
     nodes.server(1).cli(&["REPLICAOF", "127.0.0.1", "1"]);
     nodes.kill(2);
-    eventually_some("the replica is left out", TEST_TIMEOUT, || match mgr.try_lock("x") {
-        Ok(guard) => {
-            guard.release().unwrap().unwrap_released();
-            None
-        }
-        Err(error) => error.nodes()[1].message.contains("it is a replica").then_some(()),
+    let try_lock = || mgr.try_lock("x").map(|guard| guard.release().unwrap().unwrap_released());
+    eventually("the replica does not vote", TEST_TIMEOUT, || try_lock().is_err());
+    handshakes.disarm();
+    eventually("the error says why", TEST_TIMEOUT, || {
+        try_lock().unwrap_err().nodes()[1].message.contains("it is a replica")
     });
 }
 
