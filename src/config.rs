@@ -1,10 +1,14 @@
 //! `Config`: how a manager reaches its servers, and the defaults of its locks.
 
+#[cfg(feature = "mysql")]
+mod mysql;
 mod options;
 mod validated;
 
 use std::{env, fmt, sync::Arc, time::Duration};
 
+#[cfg(feature = "mysql")]
+pub use self::mysql::MySqlConfig;
 pub use self::options::LockOptions;
 use self::validated::TTL_MAX;
 pub(crate) use self::validated::ValidatedConfig;

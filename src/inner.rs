@@ -388,6 +388,7 @@ impl ManagerInner {
         let _time = self.time.enter();
         let _ = self.closed.set(clock::now());
         self.acquirer.listener.close();
+        self.backend.end_waits();
         // The renewer ends their leases together with all others.
         let entries = std::mem::take(&mut *self.by_id.lock());
         let deadline = clock::now().saturating_add(timeout);

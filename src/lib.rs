@@ -188,7 +188,10 @@ mod global;
 mod guard;
 mod inner;
 mod lock_info;
+mod lock_manager;
 mod manager;
+#[cfg(feature = "mysql")]
+mod mysql_manager;
 mod observe;
 mod reentrant;
 mod renew;
@@ -198,6 +201,7 @@ mod user_connection;
 #[cfg(test)]
 mod verify;
 mod wait;
+mod with_lock;
 
 #[cfg(feature = "testing")]
 #[doc(hidden)]
@@ -214,6 +218,7 @@ pub use crate::{
     error::{Action, LockError, Result},
     guard::LockGuard,
     lock_info::{LockInfo, QueuedWaiter, Released},
+    lock_manager::LockManager,
     manager::RedisMgr,
     observe::{
         event::{
@@ -226,6 +231,9 @@ pub use crate::{
     reentrant::ReentrantGuard,
     user_connection::PooledConnection,
 };
+
+#[cfg(feature = "mysql")]
+pub use crate::{config::MySqlConfig, mysql_manager::MySqlMgr};
 
 pub use crossbeam_channel;
 pub use redis;

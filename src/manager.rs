@@ -1,7 +1,6 @@
 //! `RedisMgr`: the lock manager, as an ordinary value and as a process-wide singleton.
 
 mod inspect;
-mod with_lock;
 
 use std::{
     fmt,
@@ -21,6 +20,7 @@ use crate::{
     reentrant::ReentrantGuard,
     sys::fork,
     user_connection::PooledConnection,
+    with_lock::run_and_release,
 };
 
 /// Acquires, renews and releases locks on one Redis server, or on several nodes.
@@ -177,6 +177,26 @@ impl RedisMgr {
         Ok(LockGuard::new(held, self.handle.clone()))
     }
 
+    /// Acquires the lock, runs `work` and releases the lock. Waits without a time limit. Returns
+    /// the result of the work only if the lock was held until the work had ended.
+    ///
+    /// ```no_run
+    /// # fn main() -> distlock::Result<()> {
+    /// # fn write(_: u64) {}
+    /// let mgr = distlock::RedisMgr::instance()?;
+    /// mgr.with_lock("orders:42", |guard| write(guard.fencing_token().as_u64()))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Lost`] if the lease ended before the work did; the work has been done
+    /// nevertheless. Otherwise the errors of [`lock`](Self::lock).
+    pub fn with_lock<T>(&self, name: &str, work: impl FnOnce(&LockGuard) -> T) -> Result<T> {
+        run_and_release(self.lock(name)?, work)
+    }
+
     /// Acquires the lock for the calling thread, which may then acquire it again without a round
     /// trip. Waits without a time limit.
     ///
@@ -219,12 +239,7 @@ impl RedisMgr {
         lock_timeout: Duration,
         acquire_timeout: Duration,
     ) -> Result<Option<String>> {
-        let inner = self.handle.inner()?;
-        match inner.acquire(name, &LockOptions::new().ttl(lock_timeout).wait(acquire_timeout)) {
-            Ok(held) => inner.insert_by_id(held).map(Some),
-            Err(error) if error.is_contended() => Ok(None),
-            Err(error) => Err(error),
-        }
+        self.handle.inner()?.acquire_by_id(name, lock_timeout, acquire_timeout)
     }
 
     /// Releases a lock that [`acquire_lock`](Self::acquire_lock) acquired, by its identifier.

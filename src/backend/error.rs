@@ -209,7 +209,7 @@ impl fmt::Display for NodeErrorKind {
                 f.write_str("the nodes do not agree on a fencing token")
             }
             NodeErrorKind::Protocol(what) => {
-                write!(f, "it does not reply like a Redis server: {what}")
+                write!(f, "it does not reply as expected: {what}")
             }
             NodeErrorKind::PoolExhausted { .. } => f.write_str("all pooled connections are in use"),
             NodeErrorKind::Closed => f.write_str("the lock manager has been shut down"),

@@ -6,6 +6,8 @@ mod discovery;
 pub(crate) mod error;
 #[cfg(feature = "testing")]
 pub(crate) mod memory;
+#[cfg(feature = "mysql")]
+pub(crate) mod mysql;
 pub(crate) mod redis;
 pub(crate) mod redlock;
 mod transport;
@@ -49,6 +51,10 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         deadline: Moment,
     ) -> Result<Box<dyn GrantStream>, StreamError>;
 
+    /// Ends the requests that wait at the servers for their locks, because the manager is shut
+    /// down.
+    fn end_waits(&self) {}
+
     /// Whether waiters who queue at `place` should queue elsewhere now.
     fn should_move_queue(&self, _place: QueuePlace) -> bool {
         false
@@ -78,8 +84,9 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Returns what renews the leases of a manager.
-    fn lease_renewals(self: Arc<Self>) -> Box<dyn LeaseRenewals + Send>;
+    /// Returns what renews the leases of a manager. If the backend learns between two renewals that
+    /// leases may be lost, it calls `renew_soon` with the ids of their claims.
+    fn lease_renewals(self: Arc<Self>, renew_soon: RenewSoon) -> Box<dyn LeaseRenewals + Send>;
 
     /// What a lease that has ended without a release may have left on the servers.
     fn lease_residue(&self, lease: &Lease) -> Residue;
@@ -267,6 +274,9 @@ pub(crate) trait LeaseRenewals {
     /// requests any more.
     fn reset(&mut self);
 }
+
+/// Has the leases of these claims renewed at once.
+pub(crate) type RenewSoon = Arc<dyn Fn(&[Box<str>]) + Send + Sync>;
 
 /// How long the exchanges of one call may take.
 pub(crate) struct RenewalLimits<'a> {

@@ -103,6 +103,15 @@ impl Config {
         let endpoints =
             self.urls.iter().map(|url| self.endpoint(url)).collect::<Result<Vec<_>>>()?;
         check_nodes(&endpoints)?;
+        self.validate_settings(endpoints)
+    }
+
+    /// Validates everything but where the servers are.
+    pub(super) fn validate_settings(
+        &self,
+        endpoints: Vec<Arc<Endpoint>>,
+    ) -> Result<ValidatedConfig> {
+        let invalid = |reason: String| Err(LockError::InvalidConfig { reason });
         if self.pool_size == 0 || self.pool_size > POOL_SIZE_MAX {
             return invalid(format!(
                 "pool_size is {}, but must be 1 to {POOL_SIZE_MAX}",

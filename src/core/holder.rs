@@ -31,6 +31,8 @@ pub struct Holder {
     token: u64,
     held_for: Option<Duration>,
     ttl_left: Option<Duration>,
+    /// The lock has an expiry that the server does not report.
+    hides_expiry: bool,
     waiters: Option<u64>,
     nodes: Vec<NodeAnswer>,
 }
@@ -45,6 +47,7 @@ impl Holder {
             token: 0,
             held_for,
             ttl_left,
+            hides_expiry: true,
             waiters,
             nodes: Vec::new(),
         }
@@ -68,7 +71,23 @@ impl Holder {
         let held_for =
             (ours && token > 0).then(|| Duration::from_micros(now_us.saturating_sub(token)));
         let ttl_left = u64::try_from(pttl_ms).ok().map(Duration::from_millis);
-        Holder { id, raw, token, held_for, ttl_left, waiters: Some(waiters), nodes: Vec::new() }
+        Holder {
+            id,
+            raw,
+            token,
+            held_for,
+            ttl_left,
+            hides_expiry: false,
+            waiters: Some(waiters),
+            nodes: Vec::new(),
+        }
+    }
+
+    /// A holder as a database reports it, where a lock expires with its connection.
+    #[cfg(feature = "mysql")]
+    pub(crate) fn from_row(raw_id: &[u8], token: u64, waiters: Option<u64>, now_us: u64) -> Holder {
+        let holder = Holder::from_report(raw_id, -1, token, 0, now_us);
+        Holder { hides_expiry: true, waiters, ..holder }
     }
 
     pub(crate) fn token(&self) -> u64 {
@@ -174,8 +193,8 @@ impl fmt::Display for Holder {
         }
         match (self.ttl_left, self.waiters) {
             (Some(left), _) => write!(f, ", expires in {} unless renewed", HumanDuration(left)),
-            (None, Some(_)) => f.write_str(", without an expiry"),
-            (None, None) => Ok(()),
+            (None, Some(_)) if !self.hides_expiry => f.write_str(", without an expiry"),
+            (None, _) => Ok(()),
         }
     }
 }

@@ -20,6 +20,9 @@ pub enum LockLost {
     /// The lock no longer exists on the server: it was deleted, flushed, evicted, renamed, or lost
     /// in a restart.
     Gone,
+    /// The server has closed the connection that held the lock, and released the lock with it. Only
+    /// in MySQL and MariaDB.
+    ConnectionLost,
     /// The lock was held for [`max_hold`](crate::LockOptions::max_hold), and was then released.
     MaxHold,
     /// The manager was shut down, which released the lock.
@@ -32,6 +35,7 @@ impl fmt::Display for LockLost {
             LockLost::Expired => f.write_str("its lease expired before a renewal was confirmed"),
             LockLost::Taken { by } => write!(f, "it is now held by {by}"),
             LockLost::Gone => f.write_str("it no longer exists on the server"),
+            LockLost::ConnectionLost => f.write_str("the connection that held it was closed"),
             LockLost::MaxHold => {
                 f.write_str("it was held for the maximum time (max_hold) and was released")
             }

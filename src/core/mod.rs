@@ -6,6 +6,8 @@ pub(crate) mod ack;
 pub(crate) mod backoff;
 pub(crate) mod claim;
 pub(crate) mod clock_sample;
+#[cfg(any(feature = "mysql", feature = "testing"))]
+pub(crate) mod glob;
 pub(crate) mod holder;
 pub(crate) mod id;
 pub(crate) mod key;

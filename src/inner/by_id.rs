@@ -1,7 +1,10 @@
 //! Locks without a guard, whose holders keep only the id: `RedisMgr::acquire_lock`.
 
+use std::time::Duration;
+
 use super::{HeldLock, ManagerInner};
 use crate::{
+    config::LockOptions,
     core::key::LockKey,
     error::{LockError, Result},
     lock_info::Released,
@@ -25,8 +28,22 @@ impl IdEntry {
 }
 
 impl ManagerInner {
+    /// Acquires a lock that is held by its id. `None` if another client holds it.
+    pub(crate) fn acquire_by_id(
+        &self,
+        name: &str,
+        ttl: Duration,
+        wait: Duration,
+    ) -> Result<Option<String>> {
+        match self.acquire(name, &LockOptions::new().ttl(ttl).wait(wait)) {
+            Ok(held) => self.insert_by_id(held).map(Some),
+            Err(error) if error.is_contended() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Stores a lock under its id, and returns the id.
-    pub(crate) fn insert_by_id(&self, held: HeldLock) -> Result<String> {
+    fn insert_by_id(&self, held: HeldLock) -> Result<String> {
         let id = held.lease.claim.id.to_string();
         let mut by_id = self.by_id.lock();
         // A shutdown sets `closed` first, and then empties the table.

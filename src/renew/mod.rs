@@ -265,6 +265,13 @@ impl Shared {
         state.shutdown_deadline.is_some() || state.schedule.earliest_renewal() <= now
     }
 
+    /// Renews the leases of these claims at once.
+    fn renew_soon(&self, ids: &[Box<str>]) {
+        let mut state = self.state.lock();
+        state.schedule.renew_soon(ids, clock::now());
+        self.wake_sleepers(state);
+    }
+
     /// Makes both threads end. The first deadline counts.
     fn shut_down(&self, deadline: Moment) {
         let mut state = self.state.lock();

@@ -4,7 +4,7 @@
 mod overdue;
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -220,6 +220,15 @@ impl Schedule {
                 self.renewals.insert((at, generation));
             }
         }
+    }
+
+    /// Schedules a renewal of the leases of these claims.
+    pub(crate) fn renew_soon(&mut self, ids: &[Box<str>], now: Moment) {
+        let ids: HashSet<&str> = ids.iter().map(|id| &**id).collect();
+        let entries = self.entries.iter();
+        let due = entries.filter(|(_, entry)| ids.contains(entry.lease.claim.id.as_str()));
+        let due: Vec<_> = due.map(|(generation, _)| *generation).collect();
+        due.into_iter().for_each(|generation| self.schedule_renewal(generation, now));
     }
 
     /// Reschedules the end of a lease whose deadline has moved.

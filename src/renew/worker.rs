@@ -8,7 +8,7 @@ use std::{mem, sync::Arc, time::Duration};
 
 use super::{batch_size::BatchSize, context::Context, schedule::Generation};
 use crate::{
-    backend::{LeaseRenewals, Renewal, RenewalLimits, RenewalReport},
+    backend::{LeaseRenewals, RenewSoon, Renewal, RenewalLimits, RenewalReport},
     core::lease::Lease,
     sys::{
         clock::{self, Moment},
@@ -38,7 +38,9 @@ pub(super) struct Worker {
 
 impl Worker {
     pub(super) fn new(context: Context) -> Worker {
-        let renewals = context.backend.clone().lease_renewals();
+        let shared = context.shared.clone();
+        let renew_soon: RenewSoon = Arc::new(move |ids| shared.renew_soon(ids));
+        let renewals = context.backend.clone().lease_renewals(renew_soon);
         Worker { context, renewals, batch_size: BatchSize::new() }
     }
 

@@ -1,4 +1,4 @@
-//! How lock names, ids and durations are displayed.
+//! How lock names, ids, durations and texts from servers are displayed.
 
 use std::{fmt, time::Duration};
 
@@ -15,6 +15,20 @@ impl fmt::Display for Quoted<'_> {
             }
         }
     }
+}
+
+/// Prepares a text from a server for messages: replaces the password, escapes control characters
+/// and limits the length.
+pub(crate) fn quote_reply(text: &str, password: Option<&str>) -> String {
+    const QUOTED_CHARS_MAX: usize = 256;
+    let mut text = text.to_owned();
+    if let Some(password) = password {
+        text = text.replace(password, "<password>");
+    }
+    text.chars()
+        .take(QUOTED_CHARS_MAX)
+        .map(|c| if c.is_control() { c.escape_debug().to_string() } else { c.into() })
+        .collect()
 }
 
 /// Maximum number of bytes of an id that the scripts report and compare.

@@ -103,10 +103,10 @@ pub(crate) fn spawn_queued_waiter(
     waiting
 }
 
-pub(crate) fn spawn_call<T: Send + 'static>(
-    mgr: &RedisMgr,
+pub(crate) fn spawn_call<M: Clone + Send + 'static, T: Send + 'static>(
+    mgr: &M,
     name: &str,
-    call: impl FnOnce(&RedisMgr, &str) -> T + Send + 'static,
+    call: impl FnOnce(&M, &str) -> T + Send + 'static,
 ) -> JoinHandle<T> {
     let (mgr, name) = (mgr.clone(), name.to_owned());
     thread::spawn(move || call(&mgr, &name))

@@ -1,15 +1,22 @@
-//! The core promises, each as one test over several subjects: a server in memory, one server, three
-//! and five nodes, and three nodes of which the first, where waiters would queue, is dead.
+//! The core promises, each as one test over several subjects: a server in memory, MariaDB, one
+//! server, three and five nodes, and three nodes of which the first, where waiters would queue, is
+//! dead.
 
 use std::{
+    sync::Arc,
     thread::{self, JoinHandle},
     time::Duration,
 };
 
 #[cfg(feature = "testing")]
 use distlock::testing::MemoryServer;
-use distlock::{Config, LockError, LockGuard, LockLost, RedisMgr, Released};
+use distlock::{Config, LockError, LockGuard, LockLost, LockManager, RedisMgr, Released};
+#[cfg(feature = "mysql")]
+use distlock::{MySqlConfig, MySqlMgr};
 use parking_lot::Mutex;
+
+#[cfg(feature = "mysql")]
+use crate::support::{MySqlServer, mysql_servers};
 
 use crate::{
     helpers::{
@@ -27,13 +34,21 @@ enum Subject {
     /// A server in memory.
     #[cfg(feature = "testing")]
     Memory(MemoryServer),
+    /// A database.
+    #[cfg(feature = "mysql")]
+    MySql(MySqlServer),
 }
+
+type Manager = Arc<dyn LockManager>;
 
 /// How to set up a subject.
 #[derive(Clone, Copy, Debug)]
 enum Setup {
     #[cfg(feature = "testing")]
     Memory,
+    /// MariaDB, and the MySQL server that `MYSQLD` names, if it is set.
+    #[cfg(feature = "mysql")]
+    Databases,
     /// This number of nodes, of which these are dead.
     Nodes(usize, &'static [usize]),
 }
@@ -41,6 +56,8 @@ enum Setup {
 const SUBJECTS: &[Setup] = &[
     #[cfg(feature = "testing")]
     Setup::Memory,
+    #[cfg(feature = "mysql")]
+    Setup::Databases,
     Setup::Nodes(1, &[]),
     Setup::Nodes(3, &[]),
     Setup::Nodes(3, &[0]),
@@ -48,6 +65,8 @@ const SUBJECTS: &[Setup] = &[
 const SUBJECTS_AND_FIVE_NODES: &[Setup] = &[
     #[cfg(feature = "testing")]
     Setup::Memory,
+    #[cfg(feature = "mysql")]
+    Setup::Databases,
     Setup::Nodes(1, &[]),
     Setup::Nodes(3, &[]),
     Setup::Nodes(3, &[0]),
@@ -55,14 +74,23 @@ const SUBJECTS_AND_FIVE_NODES: &[Setup] = &[
 ];
 
 impl Subject {
-    fn start(setup: Setup) -> Subject {
+    fn start(setup: Setup) -> Vec<Subject> {
         match setup {
             #[cfg(feature = "testing")]
-            Setup::Memory => Subject::Memory(MemoryServer::with_real_time()),
+            Setup::Memory => vec![Subject::Memory(MemoryServer::with_real_time())],
+            #[cfg(feature = "mysql")]
+            Setup::Databases => mysql_servers()
+                .into_iter()
+                .map(|server| {
+                    let server = server.start();
+                    MySqlMgr::new(MySqlConfig::new(server.url())).unwrap().create_table().unwrap();
+                    Subject::MySql(server)
+                })
+                .collect(),
             Setup::Nodes(count, dead) => {
                 let nodes = Nodes::start(count);
                 dead.iter().for_each(|node| nodes.kill(*node));
-                Subject::Nodes(nodes)
+                vec![Subject::Nodes(nodes)]
             }
         }
     }
@@ -72,18 +100,25 @@ impl Subject {
             Subject::Nodes(nodes) => Some(nodes),
             #[cfg(feature = "testing")]
             Subject::Memory(_) => None,
+            #[cfg(feature = "mysql")]
+            Subject::MySql(_) => None,
         }
     }
 
     /// A manager with connections and threads of its own, as another process would have it.
-    fn manager(&self) -> RedisMgr {
+    fn manager(&self) -> Manager {
         let configure = |config: Config| config.quarantine(Duration::ZERO);
         match self {
             Subject::Nodes(nodes) => {
-                RedisMgr::new(configure(config_long_timeouts(nodes.urls()))).unwrap()
+                Arc::new(RedisMgr::new(configure(config_long_timeouts(nodes.urls()))).unwrap())
             }
             #[cfg(feature = "testing")]
-            Subject::Memory(server) => server.manager_with(configure),
+            Subject::Memory(server) => Arc::new(server.manager_with(configure)),
+            #[cfg(feature = "mysql")]
+            Subject::MySql(server) => {
+                let config = MySqlConfig::new(server.url()).operation_timeout(CALL_LIMIT);
+                Arc::new(MySqlMgr::new(config).unwrap())
+            }
         }
     }
 
@@ -97,6 +132,16 @@ impl Subject {
             }
             #[cfg(feature = "testing")]
             Subject::Memory(server) => server.forget(),
+            #[cfg(feature = "mysql")]
+            Subject::MySql(server) => {
+                let sql = format!(
+                    "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED; SELECT conn FROM distlock \
+                     WHERE name = '{name}'"
+                );
+                for row in server.execute(&sql) {
+                    server.execute(&format!("KILL {}", row[0]));
+                }
+            }
         }
     }
 
@@ -104,8 +149,8 @@ impl Subject {
     fn wait_until_free(&self, name: &str) {
         match self {
             Subject::Nodes(nodes) => quorum::wait_until_free_everywhere(nodes, name),
-            #[cfg(feature = "testing")]
-            Subject::Memory(_) => {
+            #[cfg(any(feature = "testing", feature = "mysql"))]
+            _ => {
                 let mgr = self.manager();
                 eventually("it is free", TEST_TIMEOUT, || mgr.holder(name).unwrap().is_none());
             }
@@ -120,8 +165,8 @@ impl Subject {
                 let keeping = nodes.keeping(&quorum::key(name), id).len();
                 assert!(keeping >= quorum::quorum(nodes), "{keeping} nodes have {name}");
             }
-            #[cfg(feature = "testing")]
-            Subject::Memory(_) => {
+            #[cfg(any(feature = "testing", feature = "mysql"))]
+            _ => {
                 assert_eq!(self.manager().holder(name).unwrap().unwrap().id(), id);
             }
         }
@@ -135,8 +180,8 @@ impl Subject {
                     assert!(!nodes.server(node).query::<bool>(&["EXISTS", &queue_key(name)]));
                 }
             }
-            #[cfg(feature = "testing")]
-            Subject::Memory(_) => {
+            #[cfg(any(feature = "testing", feature = "mysql"))]
+            _ => {
                 let guard = self.manager().try_lock(name).unwrap();
                 assert_eq!(waiters(&self.manager(), guard.name()), 0);
             }
@@ -149,16 +194,16 @@ impl Subject {
 fn on_each(subjects: &[Setup], promise: impl Fn(&Subject)) {
     for setup in subjects {
         println!("on {setup:?}");
-        promise(&Subject::start(*setup));
+        Subject::start(*setup).iter().for_each(&promise);
     }
 }
 
-fn waiters(mgr: &RedisMgr, name: &str) -> u64 {
+fn waiters(mgr: &Manager, name: &str) -> u64 {
     mgr.holder(name).unwrap().and_then(|holder| holder.waiters()).unwrap_or(0)
 }
 
 #[track_caller]
-fn await_waiters(mgr: &RedisMgr, name: &str, count: u64) {
+fn await_waiters(mgr: &Manager, name: &str, count: u64) {
     eventually("they wait", TEST_TIMEOUT, || waiters(mgr, name) == count);
 }
 
@@ -262,7 +307,12 @@ fn lost_lock_stays_lost() {
         subject.forget("x");
         let next = there.lock("x").unwrap();
         let why = expect_loss(&guard);
-        assert!(matches!(why, LockLost::Taken { .. } | LockLost::Gone), "{why:?}");
+        let expected = match subject {
+            #[cfg(feature = "mysql")]
+            Subject::MySql(_) => matches!(why, LockLost::Taken { .. } | LockLost::ConnectionLost),
+            _ => matches!(why, LockLost::Taken { .. } | LockLost::Gone),
+        };
+        assert!(expected, "{why:?}");
         assert!(next.fencing_token() > guard.fencing_token());
         let outcome = guard.release().unwrap();
         assert!(matches!(outcome, Released::OwnedByOther(_)), "{outcome:?}");

@@ -6,7 +6,8 @@ use super::{grant_stream::MemoryGrantStream, server::Server};
 use crate::{
     backend::{
         AcquireRequest, Acquisition, Backend, CleanupLimits, GrantStream, Inspection,
-        LeaseRenewals, ReleaseReport, RenewalLimits, RenewalReport, ResidueCleaner, StreamError,
+        LeaseRenewals, ReleaseReport, RenewSoon, RenewalLimits, RenewalReport, ResidueCleaner,
+        StreamError,
         error::{BackendError, NodeError},
         redis::{
             ClaimServer, Exchange, RedisAcquisition, Request,
@@ -141,7 +142,7 @@ impl Backend for MemoryBackend {
         }
     }
 
-    fn lease_renewals(self: Arc<Self>) -> Box<dyn LeaseRenewals + Send> {
+    fn lease_renewals(self: Arc<Self>, _: RenewSoon) -> Box<dyn LeaseRenewals + Send> {
         Box::new(MemoryBackend::clone(&self))
     }
 

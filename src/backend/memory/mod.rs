@@ -2,7 +2,6 @@
 //! Requests, replies and what follows from them are those of one Redis server.
 
 mod backend;
-mod glob;
 mod grant_stream;
 pub(crate) mod scripts;
 mod server;

@@ -10,7 +10,6 @@ use std::{
 use redis::Value;
 
 use super::{
-    glob,
     scripts::{Channels, Script},
     store::{Bytes, CommandError, Data, Keys},
 };
@@ -19,7 +18,7 @@ use crate::{
         Exchange, NodeError, NodeErrorKind, Request, ScriptRef,
         requests_and_replies::{Release, ReleaseReply},
     },
-    core::{clock_sample::ClockSample, key::LockKey},
+    core::{clock_sample::ClockSample, glob, key::LockKey},
     sys::{
         clock::{self, Moment},
         sync::{Condvar, Mutex},

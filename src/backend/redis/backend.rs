@@ -18,7 +18,7 @@ use super::{
 use crate::{
     backend::{
         AcquireRequest, Acquisition, Backend, GrantStream, Inspection, LeaseRenewals,
-        ReleaseReport, ResidueCleaner, StreamError, error::BackendError,
+        ReleaseReport, RenewSoon, ResidueCleaner, StreamError, error::BackendError,
     },
     core::{
         ack::PendingAcks,
@@ -183,7 +183,7 @@ impl Backend for RedisBackend {
         }
     }
 
-    fn lease_renewals(self: Arc<Self>) -> Box<dyn LeaseRenewals + Send> {
+    fn lease_renewals(self: Arc<Self>, _: RenewSoon) -> Box<dyn LeaseRenewals + Send> {
         Box::new(RedisRenewals::new(self.node.clone(), self.operation_timeout))
     }
 

@@ -12,7 +12,7 @@ use redis::{Parser, RedisResult, Value};
 
 use super::fields::is_tls;
 use crate::{
-    backend::transport::{Transport, poll_writable},
+    backend::transport::{Transport, write_all},
     core::ack::AckTracker,
     sys::clock::{self, Moment},
 };
@@ -113,22 +113,7 @@ impl FramedSocket {
     }
 
     pub(super) fn write_all(&mut self, mut bytes: &[u8], deadline: Moment) -> io::Result<()> {
-        while !bytes.is_empty() {
-            match self.transport.write(bytes) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(written) => bytes = &bytes[written..],
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let left = deadline.duration_since(clock::now());
-                    if left.is_zero() {
-                        return Err(io::ErrorKind::TimedOut.into());
-                    }
-                    poll_writable(&*self.transport, left)?;
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
+        write_all(&mut *self.transport, &mut bytes, deadline)
     }
 }
 

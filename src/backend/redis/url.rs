@@ -5,8 +5,11 @@ use std::{fmt, sync::Arc};
 
 use redis::{ConnectionAddr, IntoConnectionInfo as _};
 
-use crate::backend::discovery::{Address, Discovery, of_host};
-use crate::error::{LockError, Result};
+use crate::{
+    backend::discovery::{Address, Discovery, of_host},
+    error::{LockError, Result},
+    sys::display::quote_reply,
+};
 
 /// Address and credentials of one server.
 pub(crate) struct Endpoint {
@@ -79,18 +82,9 @@ impl Endpoint {
         })
     }
 
-    /// Prepares a text from the server for messages: replaces the password, escapes control
-    /// characters and limits the length.
+    /// Prepares a text from the server for messages.
     pub(crate) fn quote(&self, text: &str) -> String {
-        const QUOTED_CHARS_MAX: usize = 256;
-        let mut text = text.to_owned();
-        if let Some(password) = &self.password {
-            text = text.replace(password.as_str(), "<password>");
-        }
-        text.chars()
-            .take(QUOTED_CHARS_MAX)
-            .map(|c| if c.is_control() { c.escape_debug().to_string() } else { c.into() })
-            .collect()
+        quote_reply(text, self.password.as_deref())
     }
 }
 

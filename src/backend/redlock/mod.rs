@@ -35,7 +35,7 @@ pub(crate) use crate::backend::redis::{NodeConnections, PooledConnections};
 use crate::{
     backend::{
         AcquireRequest, Acquisition, Backend, GrantStream, Inspection, LeaseRenewals, QueuePlace,
-        ReleaseReport, ResidueCleaner, StreamError,
+        ReleaseReport, RenewSoon, ResidueCleaner, StreamError,
         error::BackendError,
         redis::{
             ConnectionPool, Endpoint, Exchange, Membership, NodeError, NodeErrorKind,
@@ -319,7 +319,7 @@ impl Backend for Redlock {
         }
     }
 
-    fn lease_renewals(self: Arc<Self>) -> Box<dyn LeaseRenewals + Send> {
+    fn lease_renewals(self: Arc<Self>, _: RenewSoon) -> Box<dyn LeaseRenewals + Send> {
         Box::new(QuorumRenewals::new(self))
     }
 

@@ -116,6 +116,30 @@ pub(super) fn pair() -> io::Result<(Box<dyn Transport>, Box<dyn Transport>)> {
     Ok((Box::new(Socket::new(one.into())?), Box::new(Socket::new(other.into())?)))
 }
 
+/// Writes all bytes, or fails at the deadline. Leaves the bytes that were not written.
+pub(crate) fn write_all(
+    transport: &mut dyn Transport,
+    bytes: &mut &[u8],
+    deadline: Moment,
+) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match transport.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => *bytes = &bytes[written..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let left = deadline.duration_since(clock::now());
+                if left.is_zero() {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                poll_writable(transport, left)?;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
 /// Waits until a write would not block, or for `longest`. Returns whether it would not.
 pub(crate) fn poll_writable(transport: &dyn Transport, longest: Duration) -> io::Result<bool> {
     let Some(polled) = poll_fd(transport, PollFlags::OUT) else { return Ok(true) };

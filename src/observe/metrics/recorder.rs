@@ -193,6 +193,7 @@ impl Recorder {
             LockLost::Expired => "expired",
             LockLost::Taken { .. } => "taken",
             LockLost::Gone => "gone",
+            LockLost::ConnectionLost => "connection_lost",
             LockLost::MaxHold => "max_hold",
             LockLost::Shutdown => "shutdown",
         };

@@ -2,7 +2,7 @@
 
 /// Whether `text` matches the pattern: `*` any bytes, `?` one byte, `[a-c]` or `[^a-c]` one of or
 /// none of these bytes, `\` the next byte itself.
-pub(super) fn matches(mut pattern: &[u8], mut text: &[u8]) -> bool {
+pub(crate) fn matches(mut pattern: &[u8], mut text: &[u8]) -> bool {
     // The last `*`, and what has been tried to match after it.
     let mut star: Option<(&[u8], &[u8])> = None;
     loop {

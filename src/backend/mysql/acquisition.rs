@@ -1,0 +1,228 @@
+//! `MySqlAcquisition`: one claim: first without waiting, then in the server's queue for the row.
+
+use std::time::Duration;
+
+use super::{
+    clean_up,
+    database::Database,
+    inspect,
+    outcome::{RowResult, check_created, refusal, row_result, token_set, unexpected},
+    pool::PooledSession,
+    statement::ROLLBACK,
+};
+use crate::{
+    backend::{
+        AcquireRequest, Acquisition, Answer, Asking, Contention, NextStep, QueuePlace,
+        error::{BackendError, NodeError, NodeErrorKind},
+    },
+    core::{
+        claim::{Grant, GrantNotice, InFlight, Residue},
+        holder::Holder,
+        quorum::{NodeDeadlines, NodeSet},
+        token::FencingToken,
+        validity::{deadline_from_sent, request_timeout},
+    },
+    sys::clock::{self, Moment},
+};
+
+/// Number of times that one call asks again after the server has rolled its transaction back, or
+/// has found no row, or no holder of a busy one.
+const UNDECIDED_MAX: u32 = 5;
+
+pub(super) struct MySqlAcquisition<'a> {
+    database: &'a Database,
+    request: AcquireRequest<'a>,
+    /// Ready for the next request; `None` before the first one, and after a failure.
+    session: Option<PooledSession>,
+    /// The row was busy, so the next request waits for it.
+    was_busy: bool,
+    undecided: u32,
+    /// A connection was given up while its statement waited at the server.
+    left_waiting: bool,
+}
+
+impl<'a> MySqlAcquisition<'a> {
+    pub(super) fn new(database: &'a Database, request: AcquireRequest<'a>) -> MySqlAcquisition<'a> {
+        let (session, was_busy, undecided, left_waiting) = (None, false, 0, false);
+        MySqlAcquisition { database, request, session, was_busy, undecided, left_waiting }
+    }
+
+    fn try_ask(&mut self, asking: Asking) -> Result<Answer, NodeError> {
+        let claim = self.request.claim;
+        let (name, id) = (claim.key.lock_key(), claim.id.as_str());
+        let mut session = match self.session.take() {
+            Some(session) => session,
+            // All connections may hold locks, so a caller that does not wait fails at once.
+            None => self.database.locks.get(self.request.wait_deadline, self.deadline())?,
+        };
+        if self.left_waiting {
+            // It would get the lock before us.
+            clean_up::end_waiting(&mut session.connection, id, self.deadline())?;
+            self.left_waiting = false;
+        }
+        if self.was_busy && asking != Asking::Last {
+            return self.await_row(session);
+        }
+        let statement =
+            session.prepare_lease(claim.ttl) + &self.database.table.try_acquire(name, id);
+        let sent = clock::now();
+        let reply = session.connection.query(&statement, self.deadline())?;
+        match row_result(reply, true) {
+            RowResult::Acquired(token) => self.granted(session, sent, token.unwrap_or_default()),
+            other => self.not_granted(session, other, asking),
+        }
+    }
+
+    /// Waits in the server's queue. What holds the lock then is believed only from the next
+    /// request on, because the reply to the first may have lain unread.
+    fn await_row(&mut self, mut session: PooledSession) -> Result<Answer, NodeError> {
+        let AcquireRequest { claim, wait_deadline, .. } = self.request;
+        let (name, id) = (claim.key.lock_key(), claim.id.as_str());
+        let now = clock::now();
+        let limit = (wait_deadline != Moment::NEVER).then(|| wait_deadline.duration_since(now));
+        let table = &self.database.table;
+        let is_mariadb = session.connection.is_mariadb();
+        let statement =
+            session.prepare_lease(claim.ttl) + &table.await_row(name, id, limit, is_mariadb);
+        // The server ends the wait itself.
+        let give_up_at = self.deadline().max(wait_deadline.saturating_add(self.timeout()));
+        let wait = self.database.waits.enter(&session.connection).map_err(NodeError::not_sent)?;
+        session.connection.send(&statement, self.deadline())?;
+        self.left_waiting = true;
+        let reply = session.connection.receive(give_up_at)?;
+        self.left_waiting = false;
+        drop(wait);
+        match row_result(reply, false) {
+            RowResult::Acquired(_) => {
+                let sent = clock::now();
+                let set_holder = table.set_holder(name, id);
+                let reply = session.connection.query(&set_holder, self.deadline_after_wait())?;
+                let token = token_set(&reply)?;
+                self.granted(session, sent, token)
+            }
+            other => self.not_granted(session, other, Asking::Try),
+        }
+    }
+
+    fn granted(
+        &mut self,
+        session: PooledSession,
+        sent: Moment,
+        token: u64,
+    ) -> Result<Answer, NodeError> {
+        let claim = self.request.claim;
+        let deadline = deadline_from_sent(sent, claim.ttl);
+        if deadline <= clock::now() {
+            // Without the session, the server rolls back.
+            return Err(NodeError::outcome_unknown(NodeErrorKind::TimedOut));
+        }
+        self.database.hold(claim.id.as_str(), session);
+        let mut node_deadlines = NodeDeadlines::new(1);
+        node_deadlines.confirm(0, deadline);
+        let (broken_until, unanswered) = (clock::now(), NodeSet::EMPTY);
+        Ok(Answer::Granted(Grant {
+            token: FencingToken(token),
+            node_deadlines,
+            provisional: false,
+            in_flight: InFlight { broken_until, unanswered, unanswered_until: broken_until },
+            may_hold: NodeSet::single(0),
+            queue_entry: String::new(),
+        }))
+    }
+
+    fn not_granted(
+        &mut self,
+        mut session: PooledSession,
+        result: RowResult,
+        asking: Asking,
+    ) -> Result<Answer, NodeError> {
+        let name = self.request.claim.key.lock_key();
+        let deadline = self.deadline_after_wait();
+        let holder = match result {
+            RowResult::Busy => {
+                self.was_busy = true;
+                let connection = &mut session.connection;
+                let holder = inspect::holder(&self.database.table, connection, name, deadline)?;
+                if holder.is_none() && asking == Asking::Last && self.may_ask_again() {
+                    // It has been released meanwhile, or not been marked yet.
+                    self.session = Some(session);
+                    return Ok(Answer::Undecided);
+                }
+                holder
+            }
+            RowResult::Absent if self.may_ask_again() => {
+                let create = self.database.table.create_row(name);
+                check_created(&session.connection.query(&create, deadline)?)?;
+                self.session = Some(session);
+                return Ok(Answer::Undecided);
+            }
+            RowResult::Interrupted(_) if self.may_ask_again() => {
+                session.connection.query(ROLLBACK, deadline)?;
+                self.session = Some(session);
+                return Ok(Answer::Undecided);
+            }
+            RowResult::Interrupted(error) => return Err(refusal(&error)),
+            RowResult::Absent | RowResult::Acquired(_) => {
+                return Err(unexpected("it does not keep the rows of locks"));
+            }
+            RowResult::Failed(error) => return Err(error),
+        };
+        Ok(self.contended(session, holder, asking))
+    }
+
+    /// Whether a request without a result is repeated at once.
+    fn may_ask_again(&mut self) -> bool {
+        self.undecided += 1;
+        self.undecided <= UNDECIDED_MAX
+    }
+
+    fn contended(
+        &mut self,
+        session: PooledSession,
+        holder: Option<Holder>,
+        asking: Asking,
+    ) -> Answer {
+        let now = clock::now();
+        let next = if asking == Asking::Last || now >= self.request.wait_deadline {
+            self.database.locks.put(session);
+            NextStep::GiveUp
+        } else {
+            self.session = Some(session);
+            NextStep::AskAgainAt(now)
+        };
+        Answer::Contended(Contention { holder, next })
+    }
+
+    fn timeout(&self) -> Duration {
+        request_timeout(self.database.operation_timeout, self.request.claim.ttl)
+    }
+
+    /// Deadline of a request that does not wait.
+    fn deadline(&self) -> Moment {
+        clock::now().saturating_add(self.timeout()).min(self.request.call_deadline)
+    }
+
+    /// Deadline of the requests that end a wait.
+    fn deadline_after_wait(&self) -> Moment {
+        clock::now().saturating_add(self.timeout())
+    }
+}
+
+impl Acquisition for MySqlAcquisition<'_> {
+    fn ask(&mut self, asking: Asking, _: Option<QueuePlace>) -> Answer {
+        self.try_ask(asking).unwrap_or_else(|error| Answer::Failed(BackendError::Node(error)))
+    }
+
+    fn on_grant_message(&mut self, _: GrantNotice) -> Option<Grant> {
+        None
+    }
+
+    /// The server keeps one place in its queue for each thread.
+    fn must_ask_itself(&self) -> bool {
+        true
+    }
+
+    fn residue(&self) -> Option<Residue> {
+        self.left_waiting.then(clean_up::waiting_statement)
+    }
+}

@@ -1,0 +1,327 @@
+//! `MySqlBackend`: one MySQL or MariaDB server, as one manager uses it.
+
+use std::{collections::HashSet, io, sync::Arc, time::Duration};
+
+use super::{
+    acquisition::MySqlAcquisition,
+    clean_up::{self, WaitCleaner},
+    database::Database,
+    held::HeldSession,
+    inspect,
+    loss_watch::LossWatch,
+    outcome::{check, is_released, rows},
+    renewals::MySqlRenewals,
+    session::SessionSettings,
+    statement::{Table, kill},
+};
+use crate::{
+    backend::{
+        AcquireRequest, Acquisition, Backend, GrantStream, Inspection, LeaseRenewals,
+        ReleaseReport, RenewSoon, ResidueCleaner, StreamError,
+        error::{BackendError, NodeError, NodeErrorKind},
+    },
+    core::{
+        ack::PendingAcks,
+        claim::{Claim, Residue},
+        holder::Holder,
+        key::LockKey,
+        lease::Lease,
+        quorum::NodeSet,
+    },
+    error::{Action, LockError, Result},
+    lock_info::{LockInfo, Released},
+    sys::clock::{self, Moment},
+};
+
+/// Pause between looks at a lock whose connection has been ended.
+const LOOK_PAUSE: Duration = Duration::from_millis(2);
+/// The code of the server's error for a missing table.
+const NO_TABLE: &str = "1146";
+
+#[derive(Debug)]
+pub(crate) struct MySqlBackend {
+    database: Arc<Database>,
+}
+
+impl MySqlBackend {
+    pub(crate) fn new(
+        settings: SessionSettings,
+        table: Table,
+        prefix: String,
+        max_connections: u32,
+        operation_timeout: Duration,
+    ) -> MySqlBackend {
+        let database = Database::new(settings, table, prefix, max_connections, operation_timeout);
+        MySqlBackend { database: Arc::new(database) }
+    }
+
+    /// Fails if the server says that it cannot keep locks for this client. Succeeds if it does not
+    /// say anything.
+    pub(crate) fn check_server(&self) -> Result<()> {
+        match self.database.with_control(self.database.deadline(), |_, _| Ok(())) {
+            Err(NodeError { kind: NodeErrorKind::Ineligible(reason), .. }) => {
+                Err(LockError::InvalidConfig {
+                    reason: format!("{}: {reason}", self.database.label),
+                })
+            }
+            Err(error) if !error.is_transient() && !error.is_not_master() => {
+                Err(self.lock_error(BackendError::Node(error), Action::Connect, None))
+            }
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    pub(crate) fn create_table(&self) -> Result<()> {
+        self.database
+            .execute(&self.database.table.create())
+            .map_err(|error| self.lock_error(BackendError::Node(error), Action::Connect, None))
+    }
+
+    /// Deletes the rows of locks that nobody has held for `age`. Returns their number.
+    pub(crate) fn prune(&self, age: Duration) -> Result<u64> {
+        let age_us = u64::try_from(age.as_micros()).unwrap_or(u64::MAX >> 2).min(u64::MAX >> 2);
+        let mut deleted = 0;
+        loop {
+            let batch =
+                self.database.with_control(self.database.deadline(), |connection, deadline| {
+                    let found = rows(
+                        connection.query(&self.database.table.select_unused(age_us), deadline)?,
+                    )?;
+                    let names: Vec<_> =
+                        found.iter().filter_map(|row| row.first()?.as_deref()).collect();
+                    if names.is_empty() {
+                        check(&connection.query("COMMIT", deadline)?)?;
+                        return Ok(0);
+                    }
+                    check(
+                        &connection
+                            .query(&self.database.table.delete(names.iter().copied()), deadline)?,
+                    )?;
+                    Ok(names.len() as u64)
+                });
+            match batch {
+                Ok(0) => return Ok(deleted),
+                Ok(more) => deleted += more,
+                Err(error) => {
+                    return Err(self.lock_error(BackendError::Node(error), Action::Connect, None));
+                }
+            }
+        }
+    }
+
+    fn release(
+        &self,
+        held: Box<HeldSession>,
+        claim: &Claim,
+        deadline: Moment,
+    ) -> std::result::Result<Released, NodeError> {
+        let mut session = held.session;
+        let statement = self.database.table.release(claim.key.lock_key(), claim.id.as_str());
+        let reply = session.query_after_owed(&statement, deadline);
+        match reply.and_then(|reply| is_released(&reply)) {
+            Ok(true) => {
+                self.database.locks.put(session);
+                Ok(Released::Released)
+            }
+            Err(error) if error.is_timeout() => Err(error),
+            // The server had closed the connection or the transaction before.
+            Ok(false) | Err(_) => {
+                drop(session);
+                self.gone(claim, deadline)
+            }
+        }
+    }
+
+    /// The result of releasing a lock that is not held any more.
+    fn gone(&self, claim: &Claim, deadline: Moment) -> std::result::Result<Released, NodeError> {
+        Ok(match self.database.holder(&claim.key, deadline)? {
+            Some(holder) if holder.id() != claim.id.as_str() => Released::OwnedByOther(holder),
+            _ => Released::Gone,
+        })
+    }
+
+    /// Ends the connection that holds a lock for this id.
+    fn end_holder(
+        &self,
+        key: &LockKey,
+        id: &[u8],
+        deadline: Moment,
+    ) -> std::result::Result<Released, NodeError> {
+        self.database.with_control(deadline, |connection, deadline| {
+            let mut killed = false;
+            loop {
+                let name = key.lock_key();
+                match inspect::connection_of(&self.database.table, connection, name, id, deadline)?
+                {
+                    Ok(_) if killed && clock::now() >= deadline => {
+                        return Err(NodeError::outcome_unknown(NodeErrorKind::TimedOut));
+                    }
+                    Ok(_) if killed => {
+                        clock::sleep_until(clock::now().saturating_add(LOOK_PAUSE).min(deadline))
+                    }
+                    Ok(number) => {
+                        check(&connection.query(&kill(number), deadline)?)?;
+                        killed = true;
+                    }
+                    Err(_) if killed => return Ok(Released::Released),
+                    Err(Some(holder)) => return Ok(Released::OwnedByOther(holder)),
+                    Err(None) => return Ok(Released::Gone),
+                }
+            }
+        })
+    }
+
+    fn describe(&self, key: &LockKey) -> std::result::Result<Option<LockInfo>, NodeError> {
+        self.database.with_control(self.database.deadline(), |connection, deadline| {
+            inspect::lookup(&self.database.table, connection, &self.database.prefix, key, deadline)
+        })
+    }
+}
+
+impl Backend for MySqlBackend {
+    fn label(&self) -> &Arc<str> {
+        &self.database.label
+    }
+
+    fn operation_timeout(&self) -> Duration {
+        self.database.operation_timeout
+    }
+
+    fn acquisition<'a>(&'a self, request: AcquireRequest<'a>) -> Box<dyn Acquisition + 'a> {
+        Box::new(MySqlAcquisition::new(&self.database, request))
+    }
+
+    fn open_stream(
+        &self,
+        _: &str,
+        _: Moment,
+    ) -> std::result::Result<Box<dyn GrantStream>, StreamError> {
+        // The waiting statements get their grants as replies.
+        let cause = NodeError::not_sent(io::ErrorKind::Unsupported.into());
+        Err(StreamError { cause, out_of_time: false })
+    }
+
+    fn end_waits(&self) {
+        self.database.waits.end_all();
+    }
+
+    fn release_lease(&self, lease: &Lease, _: bool, deadline: Moment) -> ReleaseReport {
+        let claim = &lease.claim;
+        let result = match self.database.held.take(claim.id.as_str(), deadline) {
+            Some(held) => self.release(held, claim, deadline),
+            None => self.gone(claim, deadline),
+        };
+        ReleaseReport { result: result.map_err(BackendError::Node), residues: Vec::new() }
+    }
+
+    fn release_id(
+        &self,
+        key: &LockKey,
+        id: &[u8],
+        _: bool,
+        deadline: Moment,
+    ) -> std::result::Result<Released, BackendError> {
+        self.end_holder(key, id, deadline).map_err(BackendError::Node)
+    }
+
+    fn lease_renewals(self: Arc<Self>, renew_soon: RenewSoon) -> Box<dyn LeaseRenewals + Send> {
+        let held = self.database.held.clone();
+        let watch = LossWatch::start(Box::new(move |closed| {
+            renew_soon(&held.ids_of(&closed.iter().copied().collect::<HashSet<_>>()));
+        }));
+        match watch {
+            Ok(watch) => drop(self.database.watch.set(watch)),
+            Err(error) => {
+                log_safely!(warn, "only renewals notice lost locks in MySQL: {error}");
+            }
+        }
+        Box::new(MySqlRenewals(self.database.clone()))
+    }
+
+    /// Closes the connection, which ends everything.
+    fn lease_residue(&self, lease: &Lease) -> Residue {
+        self.database.held.discard(lease.claim.id.as_str());
+        Residue {
+            nodes: NodeSet::EMPTY,
+            queue_entry: String::new(),
+            in_flight_until: clock::now(),
+            pending_acks: PendingAcks::new(),
+        }
+    }
+
+    fn residue_cleaner(self: Arc<Self>) -> Box<dyn ResidueCleaner + Send> {
+        Box::new(WaitCleaner(self.database.clone()))
+    }
+
+    fn clean_up_once(
+        &self,
+        claim: &Claim,
+        _: &Residue,
+        deadline: Moment,
+    ) -> std::result::Result<(), BackendError> {
+        clean_up::end_waiting_of(&self.database, claim, deadline).map_err(BackendError::Node)
+    }
+
+    fn inspect(&self, key: &LockKey) -> std::result::Result<Inspection<Holder>, BackendError> {
+        let found = self.describe(key).map_err(BackendError::Node)?;
+        Ok(found.map_or(Inspection::Free, |lock| Inspection::Held(lock.holder().clone())))
+    }
+
+    fn reported_ids(
+        &self,
+        key: &LockKey,
+        deadline: Moment,
+    ) -> std::result::Result<Vec<Vec<u8>>, BackendError> {
+        let holder = self.database.holder(key, deadline).map_err(BackendError::Node)?;
+        Ok(holder.map(|holder| holder.id_bytes().to_vec()).into_iter().collect())
+    }
+
+    fn lookup(&self, key: &LockKey) -> std::result::Result<Inspection<LockInfo>, BackendError> {
+        let found = self.describe(key).map_err(BackendError::Node)?;
+        Ok(found.map_or(Inspection::Free, Inspection::Held))
+    }
+
+    fn list(
+        &self,
+        prefix: &str,
+        pattern: &str,
+    ) -> std::result::Result<Vec<LockInfo>, BackendError> {
+        let listed =
+            self.database.with_control(self.database.deadline(), |connection, deadline| {
+                let matches = inspect::matcher(pattern);
+                inspect::list(&self.database.table, connection, prefix, matches, deadline)
+            });
+        listed.map_err(BackendError::Node)
+    }
+
+    fn ping(&self) -> std::result::Result<Duration, BackendError> {
+        let began = clock::now();
+        self.database.execute("SELECT 1").map_err(BackendError::Node)?;
+        Ok(clock::now().duration_since(began))
+    }
+
+    fn close(&self) {
+        self.database.locks.close();
+        self.database.control.close();
+        self.database.held.close();
+    }
+
+    fn lock_error(&self, error: BackendError, action: Action, name: Option<&str>) -> LockError {
+        let error = match error {
+            BackendError::Node(NodeError {
+                outcome_unknown,
+                kind: NodeErrorKind::Refused { code, message },
+            }) if code == NO_TABLE => {
+                let message = format!(
+                    "{message}; create it with MySqlMgr::create_table, `distlock mysql-schema`, \
+                     or: {}",
+                    self.database.table.create()
+                );
+                let kind = NodeErrorKind::Refused { code, message };
+                BackendError::Node(NodeError { outcome_unknown, kind })
+            }
+            error => error,
+        };
+        error.into_lock_error(self.database.label.clone(), action, name)
+    }
+}

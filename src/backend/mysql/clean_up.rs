@@ -1,0 +1,94 @@
+//! Cleaning up: ends statements that wait for a lock although their callers have given up.
+//!
+//! Everything else ends with its connection: the server rolls back the transaction of a connection
+//! that is closed, at the latest when the lease has expired. But a waiting statement does not read
+//! from its connection. It would get the lock when it is its turn, and keep it until the server
+//! notices.
+
+use std::sync::Arc;
+
+use super::{
+    connection::Connection,
+    database::Database,
+    outcome::{Rows, bytes, check, number, rows},
+    statement::{kill, list_waiting, waiting_for},
+};
+use crate::{
+    backend::{
+        CleanupLimits, ResidueCleaner,
+        error::{BackendError, NodeError},
+    },
+    core::{
+        ack::PendingAcks,
+        claim::{Claim, Residue},
+        quorum::NodeSet,
+    },
+    sys::clock::{self, Moment},
+};
+
+/// The residue of a claim whose statement may still wait at the server.
+pub(super) fn waiting_statement() -> Residue {
+    Residue {
+        nodes: NodeSet::single(0),
+        queue_entry: String::new(),
+        in_flight_until: clock::now(),
+        pending_acks: PendingAcks::new(),
+    }
+}
+
+/// Ends the statement that waits under this id, and its connection.
+pub(super) fn end_waiting(
+    connection: &mut Connection,
+    id: &str,
+    deadline: Moment,
+) -> Result<(), NodeError> {
+    let listed: Rows = rows(connection.query(&list_waiting(), deadline)?)?;
+    for row in 0..listed.len() {
+        let waits = bytes(&listed, row, 1).and_then(waiting_for);
+        if let (Some((_, waiter)), Some(number)) = (waits, number(&listed, row, 0))
+            && waiter == id.as_bytes()
+        {
+            // Fails if it has ended meanwhile.
+            let _ = check(&connection.query(&kill(number), deadline)?);
+        }
+    }
+    Ok(())
+}
+
+/// Ends the statement of a claim that its caller has given up.
+pub(super) fn end_waiting_of(
+    database: &Database,
+    claim: &Claim,
+    deadline: Moment,
+) -> Result<(), NodeError> {
+    database.with_control(deadline, |connection, deadline| {
+        end_waiting(connection, claim.id.as_str(), deadline)
+    })
+}
+
+pub(super) struct WaitCleaner(pub(super) Arc<Database>);
+
+impl ResidueCleaner for WaitCleaner {
+    fn clean_up(
+        &mut self,
+        residues: &mut [(&Claim, &mut Residue)],
+        limits: CleanupLimits<'_>,
+    ) -> Option<BackendError> {
+        let mut failure = None;
+        for (claim, residue) in residues {
+            let now = clock::now();
+            let deadline = match limits {
+                CleanupLimits::Unless(is_shutting_down) if is_shutting_down() => break,
+                CleanupLimits::Unless(_) => now.saturating_add(self.0.operation_timeout),
+                CleanupLimits::HalfUntil(end) => now.saturating_add(end.duration_since(now) / 2),
+            };
+            match end_waiting_of(&self.0, claim, deadline) {
+                Ok(()) => residue.nodes = NodeSet::EMPTY,
+                Err(error) => failure = Some(BackendError::Node(error)),
+            }
+        }
+        failure
+    }
+
+    fn close(&mut self) {}
+}

@@ -1,0 +1,104 @@
+//! `Database`: the server, and what one manager has there: sessions for locks, and a few for
+//! everything else.
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use super::{
+    connection::Connection,
+    held::HeldLocks,
+    inspect,
+    loss_watch::LossWatch,
+    outcome::check,
+    pool::{PooledSession, SessionPool},
+    session::SessionSettings,
+    statement::Table,
+    waits::Waits,
+};
+use crate::{
+    backend::error::NodeError,
+    core::{holder::Holder, key::LockKey},
+    sys::clock::{self, Moment},
+};
+
+/// Connections for everything but locks, which may be all that are left when locks use the others.
+const CONTROL_CONNECTIONS: u32 = 2;
+
+#[derive(Debug)]
+pub(super) struct Database {
+    pub(super) label: Arc<str>,
+    pub(super) operation_timeout: Duration,
+    pub(super) table: Table,
+    pub(super) prefix: String,
+    /// Sessions that hold locks or wait for them.
+    pub(super) locks: SessionPool,
+    pub(super) control: SessionPool,
+    pub(super) held: Arc<HeldLocks>,
+    pub(super) waits: Waits,
+    pub(super) watch: OnceLock<LossWatch>,
+}
+
+impl Database {
+    pub(super) fn new(
+        settings: SessionSettings,
+        table: Table,
+        prefix: String,
+        max_connections: u32,
+        operation_timeout: Duration,
+    ) -> Database {
+        let (label, settings) = (settings.endpoint.label.clone(), Arc::new(settings));
+        Database {
+            label,
+            operation_timeout,
+            table,
+            prefix,
+            locks: SessionPool::new(settings.clone(), max_connections),
+            control: SessionPool::new(settings, CONTROL_CONNECTIONS),
+            held: Arc::default(),
+            waits: Waits::default(),
+            watch: OnceLock::new(),
+        }
+    }
+
+    pub(super) fn execute(&self, statement: &str) -> Result<(), NodeError> {
+        self.with_control(self.deadline(), |connection, deadline| {
+            check(&connection.query(statement, deadline)?)
+        })
+    }
+
+    /// Deadline of an exchange that begins now.
+    pub(super) fn deadline(&self) -> Moment {
+        clock::now().saturating_add(self.operation_timeout)
+    }
+
+    /// Runs `action` on a connection that holds no lock. Closes it after a failure.
+    pub(super) fn with_control<T>(
+        &self,
+        deadline: Moment,
+        action: impl FnOnce(&mut Connection, Moment) -> Result<T, NodeError>,
+    ) -> Result<T, NodeError> {
+        let mut session = self.control.get(deadline, deadline)?;
+        let result = action(&mut session.connection, deadline);
+        if result.is_ok() {
+            self.control.put(session);
+        }
+        result
+    }
+
+    /// Keeps the session of a lock that has been acquired.
+    pub(super) fn hold(&self, id: &str, session: PooledSession) {
+        self.held.insert(id, session, self.watch.get());
+    }
+
+    pub(super) fn holder(
+        &self,
+        key: &LockKey,
+        deadline: Moment,
+    ) -> Result<Option<Holder>, NodeError> {
+        self.with_control(deadline, |connection, deadline| {
+            inspect::holder(&self.table, connection, key.lock_key(), deadline)
+        })
+    }
+}

@@ -1,0 +1,139 @@
+//! `MySqlEndpoint`: where a server is, and the credentials for it, parsed from a URL. Its password
+//! never appears in any output.
+
+use std::{fmt, sync::Arc};
+
+use crate::{
+    backend::discovery::{Address, Discovery, of_host},
+    error::{LockError, Result},
+    sys::display::quote_reply,
+};
+
+const PORT_DEFAULT: u16 = 3306;
+const USABLE_URLS: &str = "supported are mysql://[user[:password]@]host[:port]/database, \
+    mariadb://… and mysql://user@localhost/database?socket=/path";
+
+/// Address and credentials of one server.
+pub(crate) struct MySqlEndpoint {
+    pub(crate) discovery: Box<dyn Discovery>,
+    /// Whether the address is a Unix socket, so that nobody on a network can listen.
+    pub(crate) is_unix: bool,
+    pub(crate) user: String,
+    pub(crate) password: Option<Arc<str>>,
+    pub(crate) database: String,
+    /// Name of the server in messages: host and port, or the path of its socket.
+    pub(crate) label: Arc<str>,
+}
+
+impl MySqlEndpoint {
+    pub(crate) fn parse(url: &str) -> Result<MySqlEndpoint> {
+        // No part of the URL is repeated, because a misplaced password may be in it.
+        parse(url).map_err(|reason| LockError::InvalidConfig { reason })
+    }
+
+    /// Prepares a text from the server for messages.
+    pub(crate) fn quote(&self, text: &str) -> String {
+        quote_reply(text, self.password.as_deref())
+    }
+}
+
+fn parse(url: &str) -> Result<MySqlEndpoint, String> {
+    let invalid = |what: &str| format!("the URL of the database {what}; {USABLE_URLS}");
+    let (scheme, rest) = url.split_once("://").ok_or_else(|| invalid("has no scheme"))?;
+    if !matches!(scheme, "mysql" | "mariadb") {
+        return Err(invalid("has an unknown scheme"));
+    }
+    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+    if url.contains('#') || query.contains('?') {
+        return Err(invalid(
+            "has an unsupported part after ? or #, which are %3F and %23 in names",
+        ));
+    }
+    let (authority, database) =
+        rest.split_once('/').ok_or_else(|| invalid("names no database after the host"))?;
+    let (login, place) = authority.rsplit_once('@').unwrap_or(("", authority));
+    if database.contains(['/', '@']) || login.contains('@') {
+        return Err(invalid("has a / or @ too many, which are %2F and %40 in names and passwords"));
+    }
+    let decoded = |text: &str| {
+        percent_decode(text)
+            .filter(|text| !text.contains('\0'))
+            .ok_or_else(|| invalid("has a % that does not begin a code such as %25"))
+    };
+    let (user, password) = login.split_once(':').unwrap_or((login, ""));
+    let (user, password, database) = (decoded(user)?, decoded(password)?, decoded(database)?);
+    if database.is_empty() {
+        return Err(invalid("names no database after the host"));
+    }
+    let mut socket = None;
+    for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
+        match parameter.split_once('=') {
+            Some(("socket", path)) if socket.is_none() => socket = Some(decoded(path)?),
+            _ => {
+                return Err(invalid(
+                    "has an unsupported parameter; remove everything after the ? but socket=/path",
+                ));
+            }
+        }
+    }
+    let (discovery, label): (Box<dyn Discovery>, String) = match &socket {
+        Some(path) if path.starts_with('/') => (Box::new(Address::Unix(path.into())), path.clone()),
+        Some(_) => return Err(invalid("has a socket that is not an absolute path")),
+        None => {
+            let (host, port) =
+                parse_host(place).ok_or_else(|| invalid("has an invalid host or port"))?;
+            let host = decoded(host)?;
+            let colon_safe = if host.contains(':') { format!("[{host}]") } else { host.clone() };
+            (of_host(&host, port), format!("{colon_safe}:{port}"))
+        }
+    };
+    Ok(MySqlEndpoint {
+        discovery,
+        is_unix: socket.is_some(),
+        user,
+        password: (!password.is_empty()).then(|| password.into()),
+        database,
+        label: label.escape_debug().to_string().into(),
+    })
+}
+
+/// Splits a host from its port.
+fn parse_host(place: &str) -> Option<(&str, u16)> {
+    let (host, port) = match place.strip_prefix('[') {
+        Some(rest) => {
+            let (host, port) = rest.split_once(']')?;
+            host.parse::<std::net::Ipv6Addr>().ok()?;
+            (host, if port.is_empty() { None } else { Some(port.strip_prefix(':')?) })
+        }
+        None => place.split_once(':').map_or((place, None), |(host, port)| (host, Some(port))),
+    };
+    let is_number = |port: &&str| port.bytes().all(|byte| byte.is_ascii_digit());
+    let port = match port {
+        Some(port) => Some(port).filter(is_number)?.parse().ok().filter(|port| *port > 0)?,
+        None => PORT_DEFAULT,
+    };
+    (!host.is_empty()).then_some((host, port))
+}
+
+/// Replaces codes such as `%2F`. Returns `None` if one is invalid.
+fn percent_decode(text: &str) -> Option<String> {
+    let mut bytes = text.bytes();
+    let digit = |bytes: &mut std::str::Bytes<'_>| char::from(bytes.next()?).to_digit(16);
+    let mut decoded = Vec::with_capacity(text.len());
+    while let Some(byte) = bytes.next() {
+        decoded.push(match byte {
+            b'%' => u8::try_from(digit(&mut bytes)? << 4 | digit(&mut bytes)?).ok()?,
+            byte => byte,
+        });
+    }
+    String::from_utf8(decoded).ok()
+}
+
+impl fmt::Debug for MySqlEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MySqlEndpoint")
+            .field("server", &self.label)
+            .field("database", &self.database)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,157 @@
+//! What replies mean: granted, busy, or why not. Pure.
+
+use super::packet::{ServerError, StatementResult};
+use crate::backend::error::{NodeError, NodeErrorKind};
+
+/// The code under which a read-only server appears in errors, as with Redis.
+pub(super) const READ_ONLY: &str = "READONLY";
+
+/// Result of a request for the row of a lock.
+#[derive(Debug)]
+pub(super) enum RowResult {
+    /// The row is ours. The token, if the request has set the holder too.
+    Acquired(Option<u64>),
+    /// Another transaction has the row, or had it until the limit of the wait.
+    Busy,
+    /// There is no such row yet.
+    Absent,
+    /// The server has rolled the transaction back, or somebody has ended the statement. Asking
+    /// again may help.
+    Interrupted(ServerError),
+    Failed(NodeError),
+}
+
+/// Judges the reply to a request for a row. `sets_holder` says whether its last statement sets the
+/// holder.
+pub(super) fn row_result(reply: Vec<StatementResult>, sets_holder: bool) -> RowResult {
+    let mut found = None;
+    let mut set = None;
+    for result in reply {
+        match result {
+            StatementResult::Refused(error) => {
+                return match error.code {
+                    // Limits of the wait: of statements in MariaDB and MySQL, and of row locks.
+                    1205 | 1969 | 3024 | 3572 => RowResult::Busy,
+                    1213 | 1317 => RowResult::Interrupted(error),
+                    _ => RowResult::Failed(refusal(&error)),
+                };
+            }
+            StatementResult::Rows { rows, in_transaction } if in_transaction => {
+                found = Some(!rows.is_empty());
+            }
+            StatementResult::Done { affected_rows, last_insert_id, in_transaction }
+                if in_transaction =>
+            {
+                set = Some((affected_rows, last_insert_id));
+            }
+            _ => {}
+        }
+    }
+    match (found, set) {
+        (Some(false), _) => RowResult::Absent,
+        (Some(true), _) if !sets_holder => RowResult::Acquired(None),
+        (Some(true), Some((1, token))) => RowResult::Acquired(Some(token)),
+        _ => RowResult::Failed(unexpected("it does not keep the transaction of a lock")),
+    }
+}
+
+/// Judges the reply to the creation of a row. A row that another client has created meanwhile, and
+/// holds, makes the insertion time out.
+pub(super) fn check_created(reply: &[StatementResult]) -> Result<(), NodeError> {
+    match reply.last() {
+        Some(StatementResult::Refused(ServerError { code: 1205 | 1213, .. })) => Ok(()),
+        _ => check(reply),
+    }
+}
+
+/// Judges the reply to the request that sets the holder of a row that is ours. Returns the token.
+pub(super) fn token_set(reply: &[StatementResult]) -> Result<u64, NodeError> {
+    check(reply)?;
+    match reply.last() {
+        Some(StatementResult::Done { affected_rows: 1, last_insert_id, in_transaction: true }) => {
+            Ok(*last_insert_id)
+        }
+        _ => Err(unexpected("it does not keep the transaction of a lock")),
+    }
+}
+
+/// Whether the reply to a release confirms it: it was still held, and the transaction has ended.
+pub(super) fn is_released(reply: &[StatementResult]) -> Result<bool, NodeError> {
+    check(reply)?;
+    match reply {
+        [
+            StatementResult::Done { affected_rows, in_transaction: was_open, .. },
+            StatementResult::Done { in_transaction: still_open, .. },
+        ] => Ok(*affected_rows == 1 && *was_open && !*still_open),
+        _ => Err(unexpected("it replied to a release with something else")),
+    }
+}
+
+/// Judges the reply to a renewal on the connection with this id.
+pub(super) fn is_renewed(reply: &[StatementResult], connection: u64) -> Result<bool, NodeError> {
+    check(reply)?;
+    match reply {
+        [StatementResult::Rows { rows, in_transaction }] => {
+            let read_only = text(rows, 0, 1).is_some_and(|value| value != "0");
+            Ok(*in_transaction && number(rows, 0, 0) == Some(connection) && !read_only)
+        }
+        _ => Err(unexpected("it replied to a renewal with something else")),
+    }
+}
+
+/// Fails if a statement was refused.
+pub(super) fn check(reply: &[StatementResult]) -> Result<(), NodeError> {
+    match reply.last() {
+        Some(StatementResult::Refused(error)) => Err(refusal(error)),
+        Some(_) => Ok(()),
+        None => Err(unexpected("its reply is empty")),
+    }
+}
+
+/// The rows of the last statement that has any.
+pub(super) fn rows(reply: Vec<StatementResult>) -> Result<Rows, NodeError> {
+    check(&reply)?;
+    let rows = reply.into_iter().rev().find_map(|result| match result {
+        StatementResult::Rows { rows, .. } => Some(rows),
+        _ => None,
+    });
+    rows.ok_or_else(|| unexpected("it replied to a query without rows"))
+}
+
+pub(super) type Rows = Vec<Vec<Option<Vec<u8>>>>;
+
+pub(super) fn bytes(rows: &Rows, row: usize, column: usize) -> Option<&[u8]> {
+    rows.get(row)?.get(column)?.as_deref()
+}
+
+pub(super) fn text(rows: &Rows, row: usize, column: usize) -> Option<&str> {
+    str::from_utf8(bytes(rows, row, column)?).ok()
+}
+
+pub(super) fn number(rows: &Rows, row: usize, column: usize) -> Option<u64> {
+    text(rows, row, column)?.parse().ok()
+}
+
+pub(super) fn unexpected(what: &str) -> NodeError {
+    NodeError { outcome_unknown: true, kind: NodeErrorKind::Protocol(what.into()) }
+}
+
+/// Converts an error of the server. A refused statement has changed nothing, and what came before
+/// it in its transaction is rolled back with the connection.
+pub(super) fn refusal(error: &ServerError) -> NodeError {
+    let code = match error.code {
+        // A server that was started read-only, or became a replica.
+        1290 | 1792 | 1836 => READ_ONLY.into(),
+        code => code.to_string(),
+    };
+    let advice = match error.code {
+        1044 | 1045 | 1698 => "; check the user, its password and its host in the server's list",
+        1040 | 1203 | 1226 => "; lower max_connections here or raise the server's limit",
+        1049 => "; create the database, or name another one in the URL",
+        1142 | 1143 => "; grant the user SELECT, INSERT, UPDATE and DELETE on the table",
+        1820 | 1862 => "; set a new password for the user",
+        _ => "",
+    };
+    let message = format!("{}{advice}", error.message);
+    NodeError { outcome_unknown: false, kind: NodeErrorKind::Refused { code, message } }
+}

@@ -1,0 +1,295 @@
+//! The packets of the MySQL protocol: bytes in, values out.
+//!
+//! Everything here comes from a server, which may be broken or hostile. Each function returns
+//! [`Malformed`] for what it does not understand, and sizes are limited.
+
+/// Maximum size of a reply, in the memory that it takes. The replies to our statements are far
+/// smaller, so a longer one is an error or an attack.
+pub(super) const REPLY_BYTES_MAX: usize = 4 << 20;
+/// Maximum number of columns of a row; our statements ask for fewer.
+const COLUMNS_MAX: u64 = 64;
+/// Memory for a value or a result, apart from its bytes.
+const ITEM_BYTES: usize = 64;
+const HEADER_BYTES: usize = 4;
+/// A packet of this size continues in the next one. None of ours does.
+const PAYLOAD_BYTES_LIMIT: usize = 0xff_ffff;
+
+const STATUS_IN_TRANSACTION: u16 = 1;
+const STATUS_MORE_RESULTS: u16 = 8;
+
+/// What is wrong with the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Malformed(pub(super) &'static str);
+
+/// An error that the server replied. Contains no secrets and no control characters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ServerError {
+    pub(super) code: u16,
+    pub(super) message: String,
+}
+
+/// Result of one statement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum StatementResult {
+    Done {
+        affected_rows: u64,
+        last_insert_id: u64,
+        in_transaction: bool,
+    },
+    Rows {
+        rows: Vec<Vec<Option<Vec<u8>>>>,
+        in_transaction: bool,
+    },
+    /// The server has skipped the statements that follow, so this is always the last result.
+    Refused(ServerError),
+}
+
+/// One packet: its number in the exchange, and its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Packet<'a> {
+    pub(super) number: u8,
+    pub(super) payload: &'a [u8],
+}
+
+impl Packet<'_> {
+    /// Whether this is an error. Servers also send one before they close a connection.
+    pub(super) fn is_error(&self) -> bool {
+        self.payload.first() == Some(&0xff)
+    }
+}
+
+/// Appends a packet. Returns `false` if the payload is too long for one.
+pub(super) fn write_packet(out: &mut Vec<u8>, number: u8, payload: &[&[u8]]) -> bool {
+    let length: usize = payload.iter().map(|part| part.len()).sum();
+    if length >= PAYLOAD_BYTES_LIMIT {
+        return false;
+    }
+    out.extend_from_slice(&length.to_le_bytes()[..3]);
+    out.push(number);
+    payload.iter().for_each(|part| out.extend_from_slice(part));
+    true
+}
+
+/// Returns the first packet, and the bytes after it; `None` if it is not complete.
+pub(super) fn split_packet(bytes: &[u8]) -> Result<Option<(Packet<'_>, &[u8])>, Malformed> {
+    let Some((&[low, middle, high, number], rest)) = bytes.split_first_chunk::<HEADER_BYTES>()
+    else {
+        return Ok(None);
+    };
+    let length = u32::from_le_bytes([low, middle, high, 0]) as usize;
+    if length > REPLY_BYTES_MAX {
+        return Err(Malformed("a packet is longer than 4 MiB"));
+    }
+    let packet = rest.split_at_checked(length);
+    Ok(packet.map(|(payload, rest)| (Packet { number, payload }, rest)))
+}
+
+/// Reads the fields of a payload. Each method returns `None` at the end.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fields<'a>(pub(super) &'a [u8]);
+
+impl<'a> Fields<'a> {
+    pub(super) fn bytes(&mut self, count: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(count)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    /// An unsigned number of `count` bytes, at most 8.
+    pub(super) fn number(&mut self, count: usize) -> Option<u64> {
+        let bytes = self.bytes(count)?;
+        Some(bytes.iter().rev().fold(0, |number, byte| (number << 8) | u64::from(*byte)))
+    }
+
+    pub(super) fn u8(&mut self) -> Option<u8> {
+        self.bytes(1).map(|byte| byte[0])
+    }
+
+    pub(super) fn u16(&mut self) -> Option<u16> {
+        self.bytes(2).map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]))
+    }
+
+    /// A number whose first byte is the number itself, or says how many bytes follow.
+    fn length_encoded(&mut self) -> Option<u64> {
+        match self.u8()? {
+            0xfc => self.number(2),
+            0xfd => self.number(3),
+            0xfe => self.number(8),
+            // NULL, or an error.
+            0xfb | 0xff => None,
+            small => Some(small.into()),
+        }
+    }
+
+    fn length_encoded_bytes(&mut self) -> Option<&'a [u8]> {
+        let length = self.length_encoded()?;
+        self.bytes(usize::try_from(length).ok()?)
+    }
+
+    /// The bytes before the next NUL, which is skipped.
+    pub(super) fn until_nul(&mut self) -> Option<&'a [u8]> {
+        let end = self.0.iter().position(|byte| *byte == 0)?;
+        let taken = self.bytes(end)?;
+        self.bytes(1)?;
+        Some(taken)
+    }
+}
+
+impl ServerError {
+    /// Parses an error packet. `quote` removes secrets from the text and makes it printable.
+    pub(super) fn parse(
+        payload: &[u8],
+        quote: impl Fn(&str) -> String,
+    ) -> Result<ServerError, Malformed> {
+        let mut fields = Fields(payload);
+        let code = fields.u8().filter(|kind| *kind == 0xff).and_then(|_| fields.u16());
+        let code = code.ok_or(Malformed("an error packet is too short"))?;
+        // Missing in the errors before sign-in.
+        if fields.0.first() == Some(&b'#') {
+            fields.bytes(6);
+        }
+        Ok(ServerError { code, message: quote(&String::from_utf8_lossy(fields.0)) })
+    }
+}
+
+/// Reads the reply to one query, packet by packet.
+#[derive(Debug, Default)]
+pub(super) struct ReplyReader {
+    results: Vec<StatementResult>,
+    state: State,
+    /// Number of the last packet. The query itself has number 0.
+    number: u8,
+    /// Memory that the reply takes.
+    size: usize,
+}
+
+#[derive(Debug, Default)]
+enum State {
+    #[default]
+    ResultBegins,
+    /// Definitions of columns, of which `left` follow, and then an EOF packet.
+    Columns {
+        columns: usize,
+        left: usize,
+    },
+    Rows {
+        columns: usize,
+        rows: Vec<Vec<Option<Vec<u8>>>>,
+    },
+}
+
+impl ReplyReader {
+    /// Whether a packet has the number of the next one in this reply.
+    pub(super) fn is_next(&self, packet: &Packet<'_>) -> bool {
+        packet.number == self.number.wrapping_add(1)
+    }
+
+    /// Reads the next packet. Returns the results after the last one.
+    pub(super) fn read(
+        &mut self,
+        packet: &Packet<'_>,
+        quote: impl Fn(&str) -> String,
+    ) -> Result<Option<Vec<StatementResult>>, Malformed> {
+        if !self.is_next(packet) {
+            return Err(Malformed("a packet is out of order"));
+        }
+        self.number = packet.number;
+        self.take_memory(packet.payload.len())?;
+        if packet.is_error() {
+            self.results.push(StatementResult::Refused(ServerError::parse(packet.payload, quote)?));
+            return Ok(Some(std::mem::take(self).results));
+        }
+        let (result, status) = match std::mem::take(&mut self.state) {
+            State::ResultBegins => match packet.payload.first() {
+                Some(0) => parse_ok(packet.payload)?,
+                Some(0xfb) => return Err(Malformed("it asks for a local file")),
+                _ => {
+                    let columns = parse_column_count(packet.payload)?;
+                    self.state = State::Columns { columns, left: columns };
+                    return Ok(None);
+                }
+            },
+            State::Columns { columns, left: 0 } => {
+                parse_eof(packet.payload)?;
+                self.state = State::Rows { columns, rows: Vec::new() };
+                return Ok(None);
+            }
+            State::Columns { columns, left } => {
+                self.state = State::Columns { columns, left: left - 1 };
+                return Ok(None);
+            }
+            // A row cannot begin with this byte, because it would be longer than a packet.
+            State::Rows { rows, .. } if packet.payload.first() == Some(&0xfe) => {
+                let status = parse_eof(packet.payload)?;
+                (StatementResult::Rows { rows, in_transaction: is_in_transaction(status) }, status)
+            }
+            State::Rows { columns, mut rows } => {
+                self.take_memory(ITEM_BYTES.saturating_mul(columns))?;
+                rows.push(parse_row(packet.payload, columns)?);
+                self.state = State::Rows { columns, rows };
+                return Ok(None);
+            }
+        };
+        self.take_memory(ITEM_BYTES)?;
+        self.results.push(result);
+        let is_last = status & STATUS_MORE_RESULTS == 0;
+        Ok(is_last.then(|| std::mem::take(self).results))
+    }
+
+    fn take_memory(&mut self, size: usize) -> Result<(), Malformed> {
+        self.size = self.size.saturating_add(size);
+        if self.size > REPLY_BYTES_MAX {
+            return Err(Malformed("the reply is too long: more than 4 MiB"));
+        }
+        Ok(())
+    }
+}
+
+fn is_in_transaction(status: u16) -> bool {
+    status & STATUS_IN_TRANSACTION != 0
+}
+
+/// Parses the result of a statement without rows. Also returns the server's status.
+fn parse_ok(payload: &[u8]) -> Result<(StatementResult, u16), Malformed> {
+    let mut fields = Fields(payload);
+    let mut parse = || {
+        fields.u8()?;
+        let (affected_rows, last_insert_id) = (fields.length_encoded()?, fields.length_encoded()?);
+        let status = fields.u16()?;
+        let in_transaction = is_in_transaction(status);
+        Some((StatementResult::Done { affected_rows, last_insert_id, in_transaction }, status))
+    };
+    parse().ok_or(Malformed("an OK packet is too short"))
+}
+
+/// Parses the packet after columns or rows. Returns the server's status.
+fn parse_eof(payload: &[u8]) -> Result<u16, Malformed> {
+    match payload {
+        [0xfe, _, _, low, high] => Ok(u16::from_le_bytes([*low, *high])),
+        _ => Err(Malformed("the end of columns or rows is missing")),
+    }
+}
+
+fn parse_column_count(payload: &[u8]) -> Result<usize, Malformed> {
+    let mut fields = Fields(payload);
+    match fields.length_encoded() {
+        Some(columns @ 1..=COLUMNS_MAX) if fields.0.is_empty() => Ok(columns as usize),
+        _ => Err(Malformed("a reply begins with an unknown packet")),
+    }
+}
+
+fn parse_row(payload: &[u8], columns: usize) -> Result<Vec<Option<Vec<u8>>>, Malformed> {
+    const NULL: u8 = 0xfb;
+    let mut fields = Fields(payload);
+    let mut row = Vec::with_capacity(columns);
+    for _ in 0..columns {
+        if fields.0.first() == Some(&NULL) {
+            fields.u8();
+            row.push(None);
+        } else {
+            let value = fields.length_encoded_bytes().ok_or(Malformed("a row is too short"))?;
+            row.push(Some(value.to_vec()));
+        }
+    }
+    if fields.0.is_empty() { Ok(row) } else { Err(Malformed("a row is too long")) }
+}

@@ -1,0 +1,113 @@
+//! `SessionPool`: the sessions of a manager, up to a limit, with a queue for the callers that have
+//! to wait for one.
+
+use std::{
+    collections::VecDeque,
+    ops::{Deref, DerefMut},
+    sync::Arc,
+};
+
+use super::session::{Session, SessionSettings};
+use crate::{
+    backend::{
+        checkout_queue::{CheckoutQueue, NoPlace, Place, Urgency},
+        error::{NodeError, NodeErrorKind},
+    },
+    sys::{clock::Moment, sync::Mutex},
+};
+
+#[derive(Debug)]
+pub(super) struct SessionPool {
+    settings: Arc<SessionSettings>,
+    size: u32,
+    queue: Arc<CheckoutQueue>,
+    /// The most recently used one is the last. `None` once closed.
+    idle: Mutex<Option<VecDeque<Session>>>,
+}
+
+/// A session in use. Dropping this closes its connection; the server then ends its transaction.
+#[derive(Debug)]
+pub(super) struct PooledSession {
+    session: Session,
+    _place: Place,
+}
+
+impl Deref for PooledSession {
+    type Target = Session;
+
+    fn deref(&self) -> &Session {
+        &self.session
+    }
+}
+
+impl DerefMut for PooledSession {
+    fn deref_mut(&mut self) -> &mut Session {
+        &mut self.session
+    }
+}
+
+impl SessionPool {
+    pub(super) fn new(settings: Arc<SessionSettings>, size: u32) -> SessionPool {
+        let queue = Arc::new(CheckoutQueue::new(size));
+        SessionPool { settings, size, queue, idle: Mutex::new(Some(VecDeque::new())) }
+    }
+
+    /// Waits for a place until `place_by`, and opens a session until `deadline` if none is idle.
+    pub(super) fn get(
+        &self,
+        place_by: Moment,
+        deadline: Moment,
+    ) -> Result<PooledSession, NodeError> {
+        let failed = |kind| NodeError { outcome_unknown: false, kind };
+        let place = self.queue.enter(Urgency::Other, place_by).map_err(|reason| {
+            failed(match reason {
+                NoPlace::Closed => NodeErrorKind::Closed,
+                NoPlace::TimedOut => NodeErrorKind::PoolExhausted { pool_size: self.size },
+            })
+        })?;
+        // The server has closed those that were idle for too long.
+        while let Some(mut session) = self.take_idle()? {
+            if session.connection.is_idle() {
+                return Ok(PooledSession { session, _place: place });
+            }
+        }
+        let session = Session::open(&self.settings, deadline)?;
+        Ok(PooledSession { session, _place: place })
+    }
+
+    fn take_idle(&self) -> Result<Option<Session>, NodeError> {
+        match &mut *self.idle.lock() {
+            Some(idle) => Ok(idle.pop_back()),
+            None => Err(NodeError { outcome_unknown: false, kind: NodeErrorKind::Closed }),
+        }
+    }
+
+    /// Takes back a session without a transaction.
+    pub(super) fn put(&self, mut pooled: PooledSession) {
+        if !pooled.session.connection.is_idle() {
+            return;
+        }
+        let PooledSession { session, _place: place } = pooled;
+        let oldest = self.idle.lock().as_mut().and_then(|idle| {
+            idle.push_back(session);
+            if idle.len() > 1 { idle.pop_front() } else { None }
+        });
+        drop(place);
+        // After a burst of locks, the sessions that nobody needs are closed one by one.
+        if let Some(mut oldest) = oldest
+            && oldest.connection.is_idle()
+            && let Some(idle) = &mut *self.idle.lock()
+        {
+            idle.push_front(oldest);
+        }
+    }
+
+    /// Closes what is idle, and ends all waiting for a place.
+    pub(super) fn close(&self) {
+        self.queue.close();
+        let idle = self.idle.lock().take();
+        for session in idle.into_iter().flatten() {
+            session.connection.quit();
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! `MySqlRenewals`: renews leases, each over the connection that holds it.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{database::Database, held::HeldSession, outcome::is_renewed, statement::RENEW};
+use crate::{
+    backend::{
+        LeaseRenewals, Renewal, RenewalLimits, RenewalReport,
+        error::{BackendError, NodeError, NodeErrorKind},
+        transport::{Transport, poll_readable},
+    },
+    core::{lease::Lease, lock_lost::LockLost, validity::deadline_from_sent},
+    sys::clock::{self, Moment},
+};
+
+/// Maximum number of lost leases for which a pass asks for the new holder.
+const LOOKS_MAX: usize = 8;
+
+pub(super) struct MySqlRenewals(pub(super) Arc<Database>);
+
+/// A renewal that was sent.
+struct Pending {
+    index: usize,
+    held: Box<HeldSession>,
+    sent: Moment,
+}
+
+impl LeaseRenewals for MySqlRenewals {
+    fn renew(&mut self, leases: &[&Arc<Lease>], limits: RenewalLimits<'_>) -> RenewalReport {
+        let held = &self.0.held;
+        let timeout = (limits.least_left / 2).min(self.0.operation_timeout);
+        let deadline = clock::now().saturating_add(timeout).min(limits.stop_by);
+        let unconfirmed = |lease: &&Arc<Lease>| Renewal::Unconfirmed { until: lease.deadline() };
+        let mut renewals: Vec<_> = leases.iter().map(unconfirmed).collect();
+        let mut lost = Vec::new();
+        let mut pending = Vec::new();
+        for (index, lease) in leases.iter().enumerate() {
+            match held.check_out(lease.claim.id.as_str()) {
+                Some(held) => match send(held) {
+                    Some((held, sent)) => pending.push(Pending { index, held, sent }),
+                    None => lost.push(index),
+                },
+                // Released meanwhile, or lost.
+                None if lease.ended().is_some() => {}
+                None => lost.push(index),
+            }
+        }
+        let mut check_at = Some(clock::now());
+        while let Some(next) = check_at
+            && !pending.is_empty()
+            && clock::now() < deadline
+        {
+            let transports: Vec<&dyn Transport> =
+                pending.iter().filter_map(|one| one.held.session.connection.transport()).collect();
+            let ready = poll_readable(&transports, next.min(deadline), Duration::ZERO);
+            let mut ready = ready.into_iter();
+            for mut one in std::mem::take(&mut pending) {
+                // A closed connection is not among those that were polled.
+                let is_open = one.held.session.connection.transport().is_some();
+                if is_open && !ready.next().unwrap_or(true) {
+                    pending.push(one);
+                    continue;
+                }
+                let lease = leases[one.index];
+                match receive(&mut one) {
+                    Some(true) => {
+                        let until = deadline_from_sent(one.sent, lease.claim.ttl);
+                        let until = until.max(lease.deadline());
+                        renewals[one.index] = Renewal::Confirmed { until, sent: one.sent };
+                        held.put_back(lease.claim.id.as_str(), Some(one.held));
+                    }
+                    Some(false) => lost.push(one.index),
+                    None => pending.push(one),
+                }
+            }
+            let now = clock::now();
+            if now >= next {
+                check_at = (limits.check)(now);
+            }
+        }
+        let timed_out = !pending.is_empty();
+        for one in pending {
+            // The reply may still come. The next renewal reads it.
+            held.put_back(leases[one.index].claim.id.as_str(), Some(one.held));
+        }
+        for (looks, index) in lost.into_iter().enumerate() {
+            let lease = leases[index];
+            held.put_back(lease.claim.id.as_str(), None);
+            let why = why_lost(&self.0, lease, looks < LOOKS_MAX, deadline);
+            renewals[index] = Renewal::Lost { why, leaves_residue: false };
+        }
+        let error = || NodeError::outcome_unknown(NodeErrorKind::TimedOut);
+        let failure = timed_out.then(|| BackendError::Node(error()));
+        RenewalReport { renewals, failure, refusal: None, timed_out: false }
+    }
+
+    fn reset(&mut self) {
+        self.0.held.discard_renewing();
+    }
+}
+
+/// Sends a renewal, unless the last one has no reply yet. `None` if the connection is broken.
+fn send(mut held: Box<HeldSession>) -> Option<(Box<HeldSession>, Moment)> {
+    if let Some(sent) = held.renewal_sent {
+        return Some((held, sent));
+    }
+    let sent = clock::now();
+    // The request is smaller than any socket's buffer, which is empty.
+    held.session.connection.send(RENEW, sent).ok()?;
+    held.renewal_sent = Some(sent);
+    Some((held, sent))
+}
+
+/// Reads a reply, if it has arrived: whether it confirms the lease.
+fn receive(one: &mut Pending) -> Option<bool> {
+    let connection = &mut one.held.session.connection;
+    let id = connection.id();
+    match connection.try_receive() {
+        Ok(None) => None,
+        Ok(Some(reply)) => {
+            one.held.renewal_sent = None;
+            Some(is_renewed(&reply, id).unwrap_or(false))
+        }
+        Err(_) => Some(false),
+    }
+}
+
+/// Why a lease was lost whose connection is closed.
+fn why_lost(database: &Database, lease: &Lease, look: bool, deadline: Moment) -> LockLost {
+    let taken = look.then(|| database.holder(&lease.claim.key, deadline).ok().flatten()).flatten();
+    match taken {
+        Some(holder) if holder.id() != lease.claim.id.as_str() => {
+            LockLost::Taken { by: Box::new(holder) }
+        }
+        _ => LockLost::ConnectionLost,
+    }
+}

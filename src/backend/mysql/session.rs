@@ -1,0 +1,176 @@
+//! `Session`: a connection that is set up for locks, on a server that is fit for them.
+
+use std::time::Duration;
+
+use super::{
+    connection::{Connection, OpenError},
+    endpoint::MySqlEndpoint,
+    loss_watch::LossWatch,
+    outcome::{self, number, refusal, rows, text, unexpected},
+    packet::StatementResult,
+    statement::{open_session, set_lease_seconds},
+};
+use crate::{
+    backend::error::{NodeError, NodeErrorKind},
+    sys::clock::Moment,
+};
+
+/// Oldest versions with `NOWAIT` and `SKIP LOCKED`.
+const MARIADB_MIN: (u32, u32) = (10, 6);
+const MYSQL_MIN: (u32, u32) = (8, 0);
+
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) connection: Connection,
+    /// Time without a request after which the server closes the connection.
+    lease_seconds: u64,
+    is_watched: bool,
+}
+
+/// What a session needs to know.
+#[derive(Debug)]
+pub(crate) struct SessionSettings {
+    pub(crate) endpoint: MySqlEndpoint,
+    pub(crate) default_ttl: Duration,
+    /// Galera and group replication with several primaries are not refused.
+    pub(crate) allow_cluster: bool,
+}
+
+impl Session {
+    pub(super) fn open(settings: &SessionSettings, deadline: Moment) -> Result<Session, NodeError> {
+        let mut connection =
+            Connection::open(&settings.endpoint, deadline).map_err(|error| match error {
+                OpenError::Node(error) => error,
+                OpenError::Refused(error) => refusal(&error),
+            })?;
+        check_version(connection.version(), connection.is_mariadb())?;
+        let lease_seconds = lease_seconds(settings.default_ttl);
+        let setup = open_session(lease_seconds, connection.is_mariadb());
+        let mut reply = connection.query(&setup, deadline)?;
+        outcome::check(&reply)?;
+        let variables = match reply.pop() {
+            Some(StatementResult::Rows { rows, .. }) => rows,
+            _ => return Err(unexpected("it does not list its variables")),
+        };
+        let reported = rows(reply)?;
+        if number(&reported, 0, 0) != Some(connection.id()) {
+            return Err(unfit(
+                "a proxy between here and the server shares its connections among clients, so \
+                 they cannot hold locks; connect to the server itself"
+                    .into(),
+            ));
+        }
+        if number(&reported, 0, 1) != Some(lease_seconds) {
+            return Err(unfit(
+                "a proxy between here and the server ignores SET SESSION wait_timeout, so a lock \
+                 would outlast its holder; connect to the server itself"
+                    .into(),
+            ));
+        }
+        if text(&reported, 0, 3) != Some("0") {
+            let (code, message) = (outcome::READ_ONLY.into(), "the server is read-only".into());
+            let kind = NodeErrorKind::Refused { code, message };
+            return Err(NodeError { outcome_unknown: false, kind });
+        }
+        for row in 0..variables.len() {
+            let cluster = match (text(&variables, row, 0), text(&variables, row, 1)) {
+                (Some("wsrep_on"), Some("ON" | "1")) => "Galera",
+                (Some("group_replication_single_primary_mode"), Some("OFF" | "0")) => {
+                    "group replication with several primaries"
+                }
+                _ => continue,
+            };
+            if !settings.allow_cluster {
+                return Err(unfit(format!(
+                    "the server runs {cluster}, where each member keeps locks of its own, so two \
+                     clients could hold the same one; if all programs use the same member, set \
+                     MySqlConfig::allow_cluster"
+                )));
+            }
+        }
+        Ok(Session { connection, lease_seconds, is_watched: false })
+    }
+
+    /// Watches the connection until the server closes it.
+    pub(super) fn watch(&mut self, watch: &LossWatch) {
+        if let Some(transport) = self.connection.transport() {
+            match watch.add(self.connection.id(), transport, self.is_watched) {
+                Ok(()) => self.is_watched = true,
+                Err(error) => log_safely!(debug, "only renewals notice a lost lock: {error}"),
+            }
+        }
+    }
+
+    /// Reads the replies that are outstanding, and sends one more request.
+    pub(super) fn query_after_owed(
+        &mut self,
+        statement: &str,
+        deadline: Moment,
+    ) -> Result<Vec<StatementResult>, NodeError> {
+        while self.connection.owed() > 0 {
+            self.connection.receive(deadline)?;
+        }
+        self.connection.query(statement, deadline)
+    }
+
+    /// What to send before anything else so that the server keeps a lock for `ttl`; or nothing.
+    pub(super) fn prepare_lease(&mut self, ttl: Duration) -> String {
+        let needed = lease_seconds(ttl);
+        if needed == self.lease_seconds {
+            return String::new();
+        }
+        self.lease_seconds = needed;
+        set_lease_seconds(needed) + ";"
+    }
+}
+
+/// The server counts in whole seconds.
+fn lease_seconds(ttl: Duration) -> u64 {
+    ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0)
+}
+
+fn unfit(reason: String) -> NodeError {
+    NodeError { outcome_unknown: false, kind: NodeErrorKind::Ineligible(reason) }
+}
+
+fn check_version(version: &str, is_mariadb: bool) -> Result<(), NodeError> {
+    let (product, oldest) =
+        if is_mariadb { ("MariaDB", MARIADB_MIN) } else { ("MySQL", MYSQL_MIN) };
+    // For old clients, MariaDB puts 5.5.5 before its version.
+    let version = version.trim_start_matches("5.5.5-");
+    let mut numbers = version.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) if (major, minor) < oldest => Err(unfit(format!(
+            "it is {product} {major}.{minor}, but at least {}.{} is needed",
+            oldest.0, oldest.1
+        ))),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn server_keeps_locks_for_whole_seconds_and_never_less() {
+        assert_eq!(lease_seconds(Duration::from_millis(10)), 1);
+        assert_eq!(lease_seconds(Duration::from_secs(10)), 10);
+        assert_eq!(lease_seconds(Duration::from_millis(10_001)), 11);
+    }
+
+    #[test]
+    fn old_servers_are_refused_by_their_version() {
+        for (version, is_mariadb, fits) in [
+            ("10.11.19-MariaDB-0+deb12u1", true, true),
+            ("5.5.5-10.6.4-MariaDB", true, true),
+            ("10.3.39-MariaDB", true, false),
+            ("8.0.36", false, true),
+            ("9.7.4-debug", false, true),
+            ("5.7.44-log", false, false),
+            ("unknown", false, true),
+        ] {
+            assert_eq!(check_version(version, is_mariadb).is_ok(), fits, "{version}");
+        }
+    }
+}

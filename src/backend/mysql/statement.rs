@@ -1,0 +1,274 @@
+//! The SQL of the lock. Pure.
+//!
+//! Names and ids appear only as hexadecimal literals, and the table only as the configuration gives
+//! it, which has been checked. So no text from outside can change a statement.
+
+use std::{fmt, time::Duration};
+
+/// Begins the comment by which a waiting statement is recognized in the server's list of processes.
+const WAIT_MARK: &str = "distlock wait ";
+/// Never reached, because the leases bound every hold and the callers' limits every wait.
+const NO_LIMIT_S: u32 = 31_536_000;
+/// Longest limit that both servers accept for one statement, about 41 days.
+const LIMIT_MAX: Duration = Duration::from_millis(3_600_000_000);
+/// A statement limit of zero means none.
+const LIMIT_MIN: Duration = Duration::from_millis(1);
+
+/// Renews a lease: the server restarts its idle timeout with every request. A query and not a ping,
+/// which a proxy may answer itself.
+pub(super) const RENEW: &str = "SELECT CONNECTION_ID(),@@global.read_only";
+pub(super) const ROLLBACK: &str = "ROLLBACK";
+
+/// The table as it appears in statements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Table(String);
+
+impl Table {
+    /// `None` if this is not a table name of letters, digits, `_`, `$` and `-`, with the name of a
+    /// database before a dot if there is one.
+    pub(crate) fn parse(name: &str) -> Option<Table> {
+        let is_identifier = |part: &str| {
+            (1..=64).contains(&part.len())
+                && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_$-".contains(&byte))
+        };
+        let parts: Vec<_> = name.split('.').collect();
+        (parts.len() <= 2 && parts.iter().copied().all(is_identifier))
+            .then(|| Table(format!("`{}`", parts.join("`.`"))))
+    }
+
+    /// Creates the table. The name is `VARBINARY` because text columns take `A` and `a` for the
+    /// same name.
+    pub(crate) fn create(&self) -> String {
+        format!(
+            "CREATE TABLE IF NOT EXISTS {} (name VARBINARY(1024) NOT NULL PRIMARY KEY, \
+             token BIGINT UNSIGNED NOT NULL DEFAULT 0, holder VARBINARY(512) NOT NULL DEFAULT '', \
+             conn BIGINT UNSIGNED NOT NULL DEFAULT 0) ENGINE=InnoDB ROW_FORMAT=DYNAMIC",
+            self.0
+        )
+    }
+
+    /// Acquires the lock if nobody holds its row, in one request.
+    pub(super) fn try_acquire(&self, name: &str, id: &str) -> String {
+        format!("BEGIN;{} NOWAIT;{}", self.select_row(name, id), self.set_holder(name, id))
+    }
+
+    /// Waits for the row of a lock, in the server's queue.
+    pub(super) fn await_row(
+        &self,
+        name: &str,
+        id: &str,
+        limit: Option<Duration>,
+        is_mariadb: bool,
+    ) -> String {
+        let select = self.select_row(name, id);
+        let limit = limit.map(|limit| limit.clamp(LIMIT_MIN, LIMIT_MAX));
+        match limit {
+            None => format!("BEGIN;{select}"),
+            Some(limit) if is_mariadb => {
+                format!("BEGIN;SET STATEMENT max_statement_time={} FOR {select}", seconds(limit))
+            }
+            Some(limit) => {
+                let millis = limit.as_millis();
+                let select = select.replacen(
+                    "SELECT ",
+                    &format!("SELECT /*+ MAX_EXECUTION_TIME({millis}) */ "),
+                    1,
+                );
+                format!("BEGIN;{select}")
+            }
+        }
+    }
+
+    fn select_row(&self, name: &str, id: &str) -> String {
+        let (name, id) = (Hex(name.as_bytes()), Hex(id.as_bytes()));
+        format!(
+            "SELECT /* {WAIT_MARK}{name} {id} */ token FROM {} WHERE name=x'{name}' FOR UPDATE",
+            self.0
+        )
+    }
+
+    /// Makes the owner of the row its holder, and gives it a token. The server's time in
+    /// microseconds keeps tokens rising where a transaction is rolled back, which brings back the
+    /// last token. The number of the result is the token.
+    pub(super) fn set_holder(&self, name: &str, id: &str) -> String {
+        format!(
+            "UPDATE {} SET token=LAST_INSERT_ID(GREATEST(token+1,\
+             CAST(UNIX_TIMESTAMP(NOW(6))*1000000 AS UNSIGNED))),holder=x'{}',conn=CONNECTION_ID() \
+             WHERE name=x'{}'",
+            self.0,
+            Hex(id.as_bytes()),
+            Hex(name.as_bytes())
+        )
+    }
+
+    /// Creates the row of a lock that was never held. Not in the transaction that found no row:
+    /// with that, concurrent creators would deadlock. The wait is bounded, because an insertion
+    /// waits for the holder of a row that has appeared meanwhile.
+    pub(super) fn create_row(&self, name: &str) -> String {
+        format!(
+            "COMMIT;SET SESSION innodb_lock_wait_timeout=1;INSERT IGNORE INTO {} (name) VALUES \
+             (x'{}');SET SESSION innodb_lock_wait_timeout={NO_LIMIT_S}",
+            self.0,
+            Hex(name.as_bytes())
+        )
+    }
+
+    /// Releases a lock. Only the transaction that holds it can change the row, and only if it does.
+    pub(super) fn release(&self, name: &str, id: &str) -> String {
+        format!(
+            "UPDATE {} SET holder='' WHERE name=x'{}' AND holder=x'{}' AND conn=CONNECTION_ID();\
+             COMMIT",
+            self.0,
+            Hex(name.as_bytes()),
+            Hex(id.as_bytes())
+        )
+    }
+
+    /// Reads the holder, which has not committed yet: name, token, holder, connection, time.
+    pub(super) fn inspect(&self, name: &str) -> String {
+        let condition = format!("name=x'{}' AND holder<>''", Hex(name.as_bytes()));
+        self.dirty_read(&condition)
+    }
+
+    /// Reads all holders.
+    pub(super) fn list(&self) -> String {
+        self.dirty_read("holder<>''")
+    }
+
+    fn dirty_read(&self, condition: &str) -> String {
+        format!(
+            "ROLLBACK;SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;SELECT name,token,holder,\
+             conn,CAST(UNIX_TIMESTAMP(NOW(6))*1000000 AS UNSIGNED) FROM {} WHERE {condition}",
+            self.0
+        )
+    }
+
+    /// Locks up to 1,000 rows of locks that nobody holds, and that nobody has held for `age_us`.
+    pub(super) fn select_unused(&self, age_us: u64) -> String {
+        format!(
+            "BEGIN;SELECT name FROM {} WHERE token+{age_us}<UNIX_TIMESTAMP(NOW(6))*1000000 \
+             LIMIT 1000 FOR UPDATE SKIP LOCKED",
+            self.0
+        )
+    }
+
+    /// Deletes the rows that [`select_unused`](Self::select_unused) has locked.
+    pub(super) fn delete<'a>(&self, names: impl Iterator<Item = &'a [u8]>) -> String {
+        let names: Vec<_> = names.map(|name| format!("x'{}'", Hex(name))).collect();
+        format!("DELETE FROM {} WHERE name IN ({});COMMIT", self.0, names.join(","))
+    }
+}
+
+/// Settings of a new connection, and what it then reports: its id, the idle timeout as set, the
+/// version, whether the server is read-only, and the variables of clusters with several primaries.
+pub(super) fn open_session(lease_seconds: u64, is_mariadb: bool) -> String {
+    let no_statement_limit =
+        if is_mariadb { "max_statement_time=0" } else { "max_execution_time=0" };
+    format!(
+        "SET SESSION wait_timeout={lease_seconds},net_read_timeout={lease_seconds},\
+         net_write_timeout={lease_seconds},innodb_lock_wait_timeout={NO_LIMIT_S},\
+         lock_wait_timeout={NO_LIMIT_S},autocommit=1,{no_statement_limit};\
+         SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;\
+         SELECT CONNECTION_ID(),@@session.wait_timeout,@@version,@@global.read_only;\
+         SHOW GLOBAL VARIABLES WHERE variable_name IN \
+         ('wsrep_on','group_replication_single_primary_mode')"
+    )
+}
+
+/// Makes the server close this connection after this time without a request.
+pub(super) fn set_lease_seconds(lease_seconds: u64) -> String {
+    format!(
+        "SET SESSION wait_timeout={lease_seconds},net_read_timeout={lease_seconds},\
+         net_write_timeout={lease_seconds}"
+    )
+}
+
+/// Lists the statements that wait for a lock: connection and text.
+pub(super) fn list_waiting() -> String {
+    // The pattern is in two parts, so that this statement does not list itself.
+    let (one, other) = WAIT_MARK.split_at(WAIT_MARK.len() / 2);
+    format!(
+        "SELECT ID,INFO FROM information_schema.PROCESSLIST WHERE INFO LIKE \
+         CONCAT('%/* {one}','{other}%')"
+    )
+}
+
+pub(super) fn kill(connection: u64) -> String {
+    format!("KILL {connection}")
+}
+
+/// The lock and the id for which a listed statement waits.
+pub(super) fn waiting_for(statement: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
+    let statement = str::from_utf8(statement).ok()?;
+    let (_, rest) = statement.split_once(WAIT_MARK)?;
+    let mut words = rest.split(' ');
+    Some((from_hex(words.next()?)?, from_hex(words.next()?)?))
+}
+
+fn from_hex(text: &str) -> Option<Vec<u8>> {
+    let pairs = text.as_bytes().chunks(2);
+    pairs.map(|pair| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok()).collect()
+}
+
+fn seconds(span: Duration) -> String {
+    format!("{}.{:06}", span.as_secs(), span.subsec_micros())
+}
+
+struct Hex<'a>(&'a [u8]);
+
+impl fmt::Display for Hex<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> Table {
+        Table::parse("shop.locks").unwrap()
+    }
+
+    #[test]
+    fn table_names_need_no_escape() {
+        assert_eq!(table().0, "`shop`.`locks`");
+        for name in ["", "a.b.c", ".", "a.", "x`;DROP TABLE y", "a b", "\u{e4}", &"x".repeat(65)] {
+            assert_eq!(Table::parse(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn names_and_ids_cannot_end_their_literals() {
+        let (name, id) = ("x' OR 1=1 -- */", "h|'; COMMIT; --");
+        for statement in [
+            table().try_acquire(name, id),
+            table().await_row(name, id, Some(Duration::from_secs(1)), true),
+            table().create_row(name),
+            table().release(name, id),
+            table().inspect(name),
+            table().delete([name.as_bytes()].into_iter()),
+        ] {
+            assert!(!statement.contains("OR 1") && !statement.contains("--"), "{statement}");
+        }
+    }
+
+    #[test]
+    fn limit_of_a_wait_is_never_taken_for_none() {
+        let limited = |limit, is_mariadb| table().await_row("x", "id", Some(limit), is_mariadb);
+        assert!(limited(Duration::ZERO, true).contains("max_statement_time=0.001000 FOR SELECT"));
+        assert!(limited(Duration::ZERO, false).contains("SELECT /*+ MAX_EXECUTION_TIME(1) */ /*"));
+        assert!(limited(Duration::MAX, false).contains("(3600000000)"));
+    }
+
+    #[test]
+    fn waiter_is_recognized_by_its_statement() {
+        let statement = table().await_row("a b", "me|1", Some(Duration::from_secs(1)), true);
+        let found = waiting_for(statement.as_bytes()).unwrap();
+        assert_eq!(found, (b"a b".to_vec(), b"me|1".to_vec()));
+        assert_eq!(waiting_for(list_waiting().as_bytes()), None);
+        for other in ["", "SELECT 1", "/* distlock wait 6 6 */", "/* distlock wait zz 61 */"] {
+            assert_eq!(waiting_for(other.as_bytes()), None, "{other}");
+        }
+    }
+}

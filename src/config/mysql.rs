@@ -1,0 +1,163 @@
+//! `MySqlConfig`: how a manager reaches a MySQL or MariaDB server, and the defaults of its locks.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use super::{Config, ValidatedConfig};
+use crate::{
+    backend::mysql::{MySqlBackend, MySqlEndpoint, SessionSettings, Table},
+    error::{LockError, Result},
+    observe::event::HandleEvent,
+};
+
+/// Each lock that is held or waited for has a connection.
+const DEFAULT_MAX_CONNECTIONS: u32 = 20;
+
+/// How a [`MySqlMgr`](crate::MySqlMgr) reaches its server, and the defaults of its locks.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use distlock::MySqlConfig;
+///
+/// let config = MySqlConfig::new("mysql://app:secret@10.0.0.7/shop")
+///     .ttl(Duration::from_secs(30))
+///     .max_connections(50);
+/// assert!(!format!("{config:?}").contains("secret"));
+/// ```
+#[derive(Clone)]
+#[must_use]
+pub struct MySqlConfig {
+    url: String,
+    table: String,
+    allow_cluster: bool,
+    common: Config,
+}
+
+impl MySqlConfig {
+    /// A configuration for the server and database of this URL:
+    /// `mysql://[user[:password]@]host[:port]/database`, also with `mariadb://`. In a user name and
+    /// a password, special characters are written as `%XX`. For a Unix socket, add
+    /// `?socket=/path`.
+    pub fn new(url: impl Into<String>) -> MySqlConfig {
+        let common = Config::nodes([""; 0]).prefix("").pool_size(DEFAULT_MAX_CONNECTIONS);
+        MySqlConfig { url: url.into(), table: "distlock".into(), allow_cluster: false, common }
+    }
+
+    /// Sets the password, unless the URL contains one.
+    pub fn password(mut self, password: impl Into<String>) -> MySqlConfig {
+        self.common = self.common.password(password);
+        self
+    }
+
+    /// Sets the table of the locks: `table` or `database.table`. Defaults to `distlock`. All
+    /// programs that share locks must use the same one.
+    /// [`MySqlMgr::create_table`](crate::MySqlMgr::create_table) creates it.
+    pub fn table(mut self, name: impl Into<String>) -> MySqlConfig {
+        self.table = name.into();
+        self
+    }
+
+    /// Sets a text that is put before each lock name. Defaults to nothing. All programs that share
+    /// locks must use the same one.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> MySqlConfig {
+        self.common = self.common.prefix(prefix);
+        self
+    }
+
+    /// Sets the default time after which the lock of a holder that has died, or is cut off, is
+    /// free. Defaults to 10 s. The server counts in whole seconds, so others may wait for up to one
+    /// second longer.
+    ///
+    /// If only the holder's process dies, its lock is free at once, because the connection is
+    /// closed.
+    pub fn ttl(mut self, ttl: Duration) -> MySqlConfig {
+        self.common = self.common.ttl(ttl);
+        self
+    }
+
+    /// Sets the default time after which a lock is released although its guard is alive. See
+    /// [`LockOptions::max_hold`](crate::LockOptions::max_hold).
+    pub fn max_hold(mut self, limit: Duration) -> MySqlConfig {
+        self.common = self.common.max_hold(limit);
+        self
+    }
+
+    /// Sets the maximum number of connections that hold locks or wait for them. Defaults to 20.
+    /// Further callers wait for a connection, up to their wait. Two more connections serve for
+    /// everything else.
+    ///
+    /// The server must allow as many connections (`max_connections`) for all processes together.
+    pub fn max_connections(mut self, connections: u32) -> MySqlConfig {
+        self.common = self.common.pool_size(connections);
+        self
+    }
+
+    /// Sets the maximum time for connecting to the server and for each exchange with it, beyond the
+    /// wait for a lock. Defaults to 1 s.
+    pub fn operation_timeout(mut self, timeout: Duration) -> MySqlConfig {
+        self.common = self.common.operation_timeout(timeout);
+        self
+    }
+
+    /// Makes calls fail fast while the server is unavailable. See [`Config::fail_fast`].
+    pub fn fail_fast(mut self, on: bool) -> MySqlConfig {
+        self.common = self.common.fail_fast(on);
+        self
+    }
+
+    /// Adds a handler that is called for each event of a lock. See [`Config::event_handler`].
+    pub fn event_handler(mut self, handler: Arc<dyn HandleEvent>) -> MySqlConfig {
+        self.common = self.common.event_handler(handler);
+        self
+    }
+
+    /// Adds the names of locks to the exported metrics. See [`Config::metrics_by_lock`].
+    pub fn metrics_by_lock(mut self, on: bool) -> MySqlConfig {
+        self.common = self.common.metrics_by_lock(on);
+        self
+    }
+
+    /// Accepts a member of a Galera cluster, or of group replication with several primaries, which
+    /// is refused otherwise: each member keeps row locks of its own, so two clients that use
+    /// different members can hold the same lock. Only if all programs use the same member.
+    pub fn allow_cluster(mut self, on: bool) -> MySqlConfig {
+        self.allow_cluster = on;
+        self
+    }
+
+    pub(crate) fn validate(&self) -> Result<(ValidatedConfig, MySqlBackend)> {
+        let config = self.common.validate_settings(Vec::new())?;
+        let mut endpoint = MySqlEndpoint::parse(&self.url)?;
+        if endpoint.password.is_none() {
+            endpoint.password = self.common.password.as_deref().map(Arc::from);
+        }
+        let table = Table::parse(&self.table).ok_or_else(|| LockError::InvalidConfig {
+            reason: "the table must be `table` or `database.table`, each of 1 to 64 letters, \
+                     digits, _, $ or -"
+                .into(),
+        })?;
+        let default_ttl = config.ttl;
+        let settings = SessionSettings { endpoint, default_ttl, allow_cluster: self.allow_cluster };
+        let (prefix, max_connections) = (config.prefix.clone(), config.pool_size);
+        let backend =
+            MySqlBackend::new(settings, table, prefix, max_connections, config.operation_timeout);
+        Ok((config, backend))
+    }
+}
+
+impl fmt::Debug for MySqlConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let server = MySqlEndpoint::parse(&self.url);
+        let server = server.as_ref().map_or("<not usable>", |endpoint| &endpoint.label);
+        f.debug_struct("MySqlConfig")
+            .field("server", &server)
+            .field("table", &self.table)
+            .field("prefix", &self.common.prefix)
+            .field("ttl", &self.common.ttl)
+            .field("max_hold", &self.common.max_hold)
+            .field("max_connections", &self.common.pool_size)
+            .field("operation_timeout", &self.common.operation_timeout)
+            .field("allow_cluster", &self.allow_cluster)
+            .finish_non_exhaustive()
+    }
+}

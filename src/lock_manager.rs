@@ -1,0 +1,155 @@
+//! `LockManager`: what all lock managers can do.
+
+use std::{fmt, time::Duration};
+
+#[cfg(feature = "mysql")]
+use crate::mysql_manager::MySqlMgr;
+use crate::{
+    config::LockOptions,
+    core::holder::Holder,
+    error::Result,
+    guard::LockGuard,
+    lock_info::{LockInfo, Released},
+    manager::RedisMgr,
+    reentrant::ReentrantGuard,
+};
+
+/// A lock manager, wherever its locks are kept: for code that takes any.
+///
+/// ```no_run
+/// use distlock::{LockManager, RedisMgr};
+///
+/// fn bill(locks: &dyn LockManager, order: u64) -> distlock::Result<()> {
+///     let guard = locks.lock(&format!("orders:{order}"))?;
+///     guard.ensure_held()
+/// }
+///
+/// # fn main() -> distlock::Result<()> {
+/// bill(RedisMgr::instance()?, 42)
+/// # }
+/// ```
+pub trait LockManager: fmt::Debug + Send + Sync {
+    /// Acquires a lock with these options. See [`RedisMgr::lock_with`].
+    fn lock_with(&self, name: &str, options: &LockOptions) -> Result<LockGuard>;
+
+    /// Acquires a lock, waiting as long as it takes. See [`RedisMgr::lock`].
+    fn lock(&self, name: &str) -> Result<LockGuard> {
+        self.lock_with(name, &LockOptions::new())
+    }
+
+    /// Acquires a lock if it is free. See [`RedisMgr::try_lock`].
+    fn try_lock(&self, name: &str) -> Result<LockGuard> {
+        self.lock_with(name, &LockOptions::new().wait(Duration::ZERO))
+    }
+
+    /// Acquires a lock, waiting for at most `wait`. See [`RedisMgr::try_lock_for`].
+    fn try_lock_for(&self, name: &str, wait: Duration) -> Result<LockGuard> {
+        self.lock_with(name, &LockOptions::new().wait(wait))
+    }
+
+    /// Acquires a lock that its thread can acquire again. See [`RedisMgr::lock_reentrant`].
+    fn lock_reentrant(&self, name: &str) -> Result<ReentrantGuard>;
+
+    /// Acquires a lock and returns only its id. See [`RedisMgr::acquire_lock`].
+    fn acquire_lock(
+        &self,
+        name: &str,
+        lock_timeout: Duration,
+        acquire_timeout: Duration,
+    ) -> Result<Option<String>>;
+
+    /// Releases a lock by its id. See [`RedisMgr::release_lock`].
+    fn release_lock(&self, name: &str, id: &str) -> Result<bool>;
+
+    /// Returns the holder of a lock. See [`RedisMgr::holder`].
+    fn holder(&self, name: &str) -> Result<Option<Holder>>;
+
+    /// Returns whether a lock is held.
+    fn is_locked(&self, name: &str) -> Result<bool> {
+        Ok(self.holder(name)?.is_some())
+    }
+
+    /// Lists held locks. See [`RedisMgr::locks`].
+    fn locks(&self, pattern: &str) -> Result<Vec<LockInfo>>;
+
+    /// Describes a held lock. See [`RedisMgr::lock_info`].
+    fn lock_info(&self, name: &str) -> Result<Option<LockInfo>>;
+
+    /// Takes a lock from its holder. See [`RedisMgr::force_release`].
+    fn force_release(&self, name: &str) -> Result<bool>;
+
+    /// Takes a lock from the holder with this id. See [`RedisMgr::force_release_if`].
+    fn force_release_if(&self, name: &str, id: &str) -> Result<Released>;
+
+    /// Measures the time of one exchange with the server.
+    fn ping(&self) -> Result<Duration>;
+
+    /// Returns the server as named in messages.
+    fn server(&self) -> &str;
+
+    /// Releases all locks, wakes all waiters, and stops the threads. See [`RedisMgr::shutdown`].
+    fn shutdown(&self);
+}
+
+macro_rules! lock_manager {
+    ($manager:ty) => {
+        impl LockManager for $manager {
+            fn lock_with(&self, name: &str, options: &LockOptions) -> Result<LockGuard> {
+                self.lock_with(name, options)
+            }
+
+            fn lock_reentrant(&self, name: &str) -> Result<ReentrantGuard> {
+                self.lock_reentrant(name)
+            }
+
+            fn acquire_lock(
+                &self,
+                name: &str,
+                lock_timeout: Duration,
+                acquire_timeout: Duration,
+            ) -> Result<Option<String>> {
+                self.acquire_lock(name, lock_timeout, acquire_timeout)
+            }
+
+            fn release_lock(&self, name: &str, id: &str) -> Result<bool> {
+                self.release_lock(name, id)
+            }
+
+            fn holder(&self, name: &str) -> Result<Option<Holder>> {
+                self.holder(name)
+            }
+
+            fn locks(&self, pattern: &str) -> Result<Vec<LockInfo>> {
+                self.locks(pattern)
+            }
+
+            fn lock_info(&self, name: &str) -> Result<Option<LockInfo>> {
+                self.lock_info(name)
+            }
+
+            fn force_release(&self, name: &str) -> Result<bool> {
+                self.force_release(name)
+            }
+
+            fn force_release_if(&self, name: &str, id: &str) -> Result<Released> {
+                self.force_release_if(name, id)
+            }
+
+            fn ping(&self) -> Result<Duration> {
+                self.ping()
+            }
+
+            fn server(&self) -> &str {
+                self.server()
+            }
+
+            fn shutdown(&self) {
+                self.shutdown();
+            }
+        }
+    };
+}
+
+lock_manager!(RedisMgr);
+#[cfg(feature = "mysql")]
+lock_manager!(MySqlMgr);

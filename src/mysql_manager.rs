@@ -1,0 +1,216 @@
+//! `MySqlMgr`: the lock manager whose locks are kept in MySQL or MariaDB.
+
+use std::{
+    fmt,
+    panic::{RefUnwindSafe, UnwindSafe},
+    sync::Arc,
+    time::Duration,
+};
+
+use crate::{
+    backend::{Backend as _, mysql::MySqlBackend},
+    config::{LockOptions, MySqlConfig},
+    core::holder::Holder,
+    error::{LockError, Result},
+    guard::LockGuard,
+    inner::ManagerHandle,
+    lock_info::{LockInfo, Released},
+    observe::{Observer, metrics::Metrics},
+    reentrant::ReentrantGuard,
+    sys::fork,
+    with_lock::run_and_release,
+};
+
+/// A lock manager whose locks are rows in a MySQL or MariaDB database. With the feature `mysql`.
+///
+/// Its methods are those of [`RedisMgr`](crate::RedisMgr), with the same guards, errors and events.
+/// Clones are cheap and share everything. Dropping the last clone and the last guard shuts the
+/// manager down.
+///
+/// Each lock that is held or waited for uses a connection. If the holder's process dies, the server
+/// notices the end of its connection and gives the lock to the first waiter, usually within a
+/// millisecond. If the process is paused or cut off, the lock is free after its ttl.
+///
+/// ```no_run
+/// use distlock::{MySqlConfig, MySqlMgr};
+///
+/// # fn main() -> distlock::Result<()> {
+/// let mgr = MySqlMgr::new(MySqlConfig::new("mysql://app:secret@10.0.0.7/shop"))?;
+/// mgr.create_table()?; // once; does nothing if the table exists
+/// let guard = mgr.lock("orders:42")?;
+/// println!("held with fencing token {}", guard.fencing_token());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct MySqlMgr {
+    handle: Arc<ManagerHandle>,
+    backend: Arc<MySqlBackend>,
+}
+
+impl MySqlMgr {
+    /// Creates a manager. Connects once, to check that the server can keep locks; an unreachable
+    /// server is no error here. Blocks for at most one operation timeout.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidConfig`](LockError::InvalidConfig) if a setting is out of range, or if the server
+    /// is a member of a cluster with several primaries, or behind a proxy that shares connections.
+    /// [`Refused`](LockError::Refused) if the server refuses the user.
+    pub fn new(config: MySqlConfig) -> Result<MySqlMgr> {
+        if !fork::claim_process() {
+            return Err(LockError::Forked);
+        }
+        let (config, backend) = config.validate()?;
+        backend.check_server()?;
+        let backend = Arc::new(backend);
+        let server = backend.label().clone();
+        let observer =
+            Observer::start(config.handlers.clone(), server, 1, config.metrics_by_lock).map_err(
+                |cause| LockError::NoThread { purpose: "loggers and event handlers", cause },
+            )?;
+        let handle = ManagerHandle::start_on(backend.clone(), None, observer, config)?;
+        Ok(MySqlMgr { handle: Arc::new(handle), backend })
+    }
+
+    /// Creates the table of the locks if it does not exist. Needs the privilege `CREATE`. `distlock
+    /// mysql-schema` prints the statement for those who create tables themselves.
+    pub fn create_table(&self) -> Result<()> {
+        self.handle.inner()?;
+        self.backend.create_table()
+    }
+
+    /// Deletes the rows of locks that nobody has held for `age`, and returns their number. A row
+    /// stays in the table after its lock was released, with the last fencing token. The tokens of a
+    /// lock whose row was deleted go on from the server's clock, so they still rise as long as that
+    /// clock is not set back by more than `age`.
+    pub fn prune(&self, age: Duration) -> Result<u64> {
+        self.handle.inner()?;
+        self.backend.prune(age)
+    }
+
+    /// Acquires a lock, waiting as long as it takes. As [`RedisMgr::lock`](crate::RedisMgr::lock).
+    pub fn lock(&self, name: &str) -> Result<LockGuard> {
+        self.lock_with(name, &LockOptions::new())
+    }
+
+    /// Acquires a lock if it is free. As [`RedisMgr::try_lock`](crate::RedisMgr::try_lock).
+    pub fn try_lock(&self, name: &str) -> Result<LockGuard> {
+        self.lock_with(name, &LockOptions::new().wait(Duration::ZERO))
+    }
+
+    /// Acquires a lock, waiting for at most `wait`. As
+    /// [`RedisMgr::try_lock_for`](crate::RedisMgr::try_lock_for).
+    pub fn try_lock_for(&self, name: &str, wait: Duration) -> Result<LockGuard> {
+        self.lock_with(name, &LockOptions::new().wait(wait))
+    }
+
+    /// Acquires a lock with these options. As [`RedisMgr::lock_with`](crate::RedisMgr::lock_with).
+    pub fn lock_with(&self, name: &str, options: &LockOptions) -> Result<LockGuard> {
+        let held = self.handle.inner()?.acquire(name, options)?;
+        Ok(LockGuard::new(held, self.handle.clone()))
+    }
+
+    /// Runs `work` while holding a lock. As [`RedisMgr::with_lock`](crate::RedisMgr::with_lock).
+    pub fn with_lock<T>(&self, name: &str, work: impl FnOnce(&LockGuard) -> T) -> Result<T> {
+        run_and_release(self.lock(name)?, work)
+    }
+
+    /// Acquires a lock that its thread can acquire again. As
+    /// [`RedisMgr::lock_reentrant`](crate::RedisMgr::lock_reentrant).
+    pub fn lock_reentrant(&self, name: &str) -> Result<ReentrantGuard> {
+        self.lock_reentrant_with(name, &LockOptions::new())
+    }
+
+    /// As [`RedisMgr::lock_reentrant_with`](crate::RedisMgr::lock_reentrant_with).
+    pub fn lock_reentrant_with(&self, name: &str, options: &LockOptions) -> Result<ReentrantGuard> {
+        ReentrantGuard::enter(&self.handle, name, options)
+    }
+
+    /// Acquires a lock and returns only its id. As
+    /// [`RedisMgr::acquire_lock`](crate::RedisMgr::acquire_lock).
+    pub fn acquire_lock(
+        &self,
+        name: &str,
+        lock_timeout: Duration,
+        acquire_timeout: Duration,
+    ) -> Result<Option<String>> {
+        self.handle.inner()?.acquire_by_id(name, lock_timeout, acquire_timeout)
+    }
+
+    /// Releases a lock by its id. As [`RedisMgr::release_lock`](crate::RedisMgr::release_lock).
+    pub fn release_lock(&self, name: &str, id: &str) -> Result<bool> {
+        let inner = self.handle.inner()?;
+        Ok(inner.release_by_id(&inner.key(name)?, id)? == Released::Released)
+    }
+
+    /// Returns the holder of a lock. As [`RedisMgr::holder`](crate::RedisMgr::holder); the time
+    /// left is not known.
+    pub fn holder(&self, name: &str) -> Result<Option<Holder>> {
+        let inner = self.handle.inner()?;
+        inner.inspect(&inner.key(name)?)
+    }
+
+    /// Returns whether a lock is held. As [`RedisMgr::is_locked`](crate::RedisMgr::is_locked).
+    pub fn is_locked(&self, name: &str) -> Result<bool> {
+        Ok(self.holder(name)?.is_some())
+    }
+
+    /// Lists held locks. As [`RedisMgr::locks`](crate::RedisMgr::locks). Waiters of other users of
+    /// the database are listed only with the privilege `PROCESS`.
+    pub fn locks(&self, pattern: &str) -> Result<Vec<LockInfo>> {
+        self.handle.inner()?.locks(pattern)
+    }
+
+    /// Describes a held lock. As [`RedisMgr::lock_info`](crate::RedisMgr::lock_info).
+    pub fn lock_info(&self, name: &str) -> Result<Option<LockInfo>> {
+        let inner = self.handle.inner()?;
+        inner.lock_info(&inner.key(name)?)
+    }
+
+    /// Takes a lock from its holder, by ending the holder's connection. As
+    /// [`RedisMgr::force_release`](crate::RedisMgr::force_release). Needs a privilege (`SUPER`,
+    /// `CONNECTION ADMIN`) if the holder is another user of the database.
+    pub fn force_release(&self, name: &str) -> Result<bool> {
+        let inner = self.handle.inner()?;
+        inner.force_release(&inner.key(name)?)
+    }
+
+    /// Takes a lock from the holder with this id. As
+    /// [`RedisMgr::force_release_if`](crate::RedisMgr::force_release_if).
+    pub fn force_release_if(&self, name: &str, id: &str) -> Result<Released> {
+        let inner = self.handle.inner()?;
+        inner.force_release_if(&inner.key(name)?, id)
+    }
+
+    /// Measures the time of one exchange with the server.
+    pub fn ping(&self) -> Result<Duration> {
+        self.handle.inner()?.ping()
+    }
+
+    /// Releases all locks, wakes all waiters, and stops the threads. As
+    /// [`RedisMgr::shutdown`](crate::RedisMgr::shutdown).
+    pub fn shutdown(&self) {
+        self.handle.shutdown();
+    }
+
+    /// Returns the counters and timings of this manager.
+    pub fn metrics(&self) -> Metrics {
+        self.handle.metrics()
+    }
+
+    /// Returns the server as named in messages.
+    pub fn server(&self) -> &str {
+        self.handle.server()
+    }
+}
+
+// As for `RedisMgr`.
+impl UnwindSafe for MySqlMgr {}
+impl RefUnwindSafe for MySqlMgr {}
+
+impl fmt::Debug for MySqlMgr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MySqlMgr").field("server", &self.server()).finish_non_exhaustive()
+    }
+}
