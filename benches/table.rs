@@ -70,7 +70,7 @@ impl Scale {
 
 type Row = fn(Scale) -> Result<Vec<Figure>>;
 
-const ROWS: [(&str, Row); 16] = [
+const ROWS: [(&str, Row); 17] = [
     ("uncontended", uncontended::row),
     ("events", events::row),
     ("contended_2", contention::contended_2),
@@ -86,6 +86,7 @@ const ROWS: [(&str, Row); 16] = [
     ("redlock", redlock::row),
     ("redlock_stopped", redlock::stopped),
     ("redlock_contended", contention::redlock),
+    ("redlock_orders", contention::redlock_orders),
     ("redlock_renew", renewal::redlock),
 ];
 

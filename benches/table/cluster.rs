@@ -17,7 +17,13 @@ impl Cluster {
 
     /// All URLs, separated by commas.
     pub(crate) fn urls(&self) -> String {
-        self.servers.iter().map(RedisServer::url).collect::<Vec<_>>().join(",")
+        self.urls_from(0)
+    }
+
+    /// All URLs in an order that begins with this server, and is otherwise the same.
+    pub(crate) fn urls_from(&self, first: usize) -> String {
+        let urls = self.servers.iter().map(RedisServer::url);
+        urls.cycle().skip(first).take(self.servers.len()).collect::<Vec<_>>().join(",")
     }
 
     pub(crate) fn pids(&self) -> Vec<u32> {

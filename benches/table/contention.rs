@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use crate::{
     Result, Scale,
     cluster::{self, Cluster},
-    measure::{Placement, Times, cpu_of, now, pause, pause_until},
+    measure::{Placement, Times, cpu_of, median, now, pause, pause_until},
     raw::Raw,
     report::{Figure, micros, number, per_second, share_of_core},
     support::{RedisServer, Worker, WorkerSide},
@@ -31,6 +31,8 @@ struct Contest {
     threads: usize,
     hold: Duration,
     window: Duration,
+    /// Each process names the nodes in another order.
+    mixed_orders: bool,
     scale: Scale,
 }
 
@@ -96,7 +98,8 @@ impl Snapshot {
 impl Contest {
     fn new(processes: usize, scale: Scale) -> Contest {
         let window = scale.pick(Duration::from_secs(5), Duration::from_millis(100));
-        Contest { nodes: 1, processes, threads: 1, hold: Duration::ZERO, window, scale }
+        let (nodes, threads, hold) = (1, 1, Duration::ZERO);
+        Contest { nodes, processes, threads, hold, window, mixed_orders: false, scale }
     }
 
     fn run(self) -> Result<Outcome> {
@@ -172,8 +175,9 @@ impl Contest {
     }
 
     fn spawn(&self, cluster: &Cluster, folder: &Path, process: usize) -> Worker {
+        let first = if self.mixed_orders { process % self.nodes } else { 0 };
         let args = [
-            ("urls", cluster.urls()),
+            ("urls", cluster.urls_from(first)),
             ("threads", self.threads.to_string()),
             ("hold_us", self.hold.as_micros().to_string()),
             ("out", folder.join(process.to_string()).display().to_string()),
@@ -367,5 +371,29 @@ pub(crate) fn redlock(scale: Scale) -> Result<Vec<Figure>> {
         Figure::new("  time to acquire, p99", micros(outcome.wait.p99())),
         Figure::new("  time to acquire, longest", micros(outcome.wait.max())),
         Figure::new("  locks lost before they were released", number(outcome.lost)),
+    ])
+}
+
+/// Processes that name the nodes in different orders, which may not cost much. Both ways take
+/// turns, so that they are measured in the same minute.
+pub(crate) fn redlock_orders(scale: Scale) -> Result<Vec<Figure>> {
+    let window = scale.pick(Duration::from_secs(3), Duration::from_millis(300));
+    let contest = Contest { nodes: 3, window, ..Contest::new(3, scale) };
+    let mut rates = [Vec::new(), Vec::new()];
+    for turn in 0..scale.pick(6, 1) {
+        for mixed in [turn % 2 == 1, turn % 2 == 0] {
+            let outcome = Contest { mixed_orders: mixed, ..contest }.run()?;
+            rates[usize::from(mixed)].push(outcome.locks / outcome.window.as_secs_f64());
+        }
+    }
+    let [one, mixed] = &rates;
+    let ratios: Vec<f64> = mixed.iter().zip(one).map(|(mixed, one)| mixed / one).collect();
+    let fewest = ratios.iter().copied().fold(f64::INFINITY, f64::min);
+    let rate = |rates: &Vec<f64>| per_second(median(rates.clone()), Duration::from_secs(1));
+    Ok(vec![
+        Figure::new("locks, 3 processes with the orders abc, bca and cab", rate(mixed))
+            .compare(rate(one), "all abc"),
+        Figure::new("  median ratio of adjacent windows", number(median(ratios))).at_least(0.8),
+        Figure::new("  smallest ratio", number(fewest)),
     ])
 }

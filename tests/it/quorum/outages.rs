@@ -1,13 +1,17 @@
 //! Calls while too few servers are available to get the lock.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    thread,
+    time::Duration,
+};
 
 use distlock::{Config, LockError, RedisMgr};
 
 use super::{expect_no_quorum, quarantine::IN_QUARANTINE, quorum};
 use crate::{
-    helpers::{SECOND, completes_within, config_long_timeouts, config_short_timeout, timed},
-    support::{Nodes, RedisServer, TEST_TIMEOUT, eventually},
+    helpers::{Defer, SECOND, completes_within, config_long_timeouts, config_short_timeout, timed},
+    support::{Fault, Nodes, RedisServer, TEST_TIMEOUT, any_request, eventually},
 };
 
 /// Long enough that a call that ends before half of it has not waited for it.
@@ -100,4 +104,74 @@ fn calls_fail_fast_while_too_few_nodes_vote() {
     completes_within(TEST_TIMEOUT, "a thousand calls", || (0..1000).for_each(|_| fails()));
     nodes.restart(0);
     eventually("calls succeed again", TEST_TIMEOUT, || mgr.try_lock("x").is_ok());
+}
+
+/// Threads of a small backend. Each serves one request after another, and every request needs a
+/// lock, if it can have it.
+#[derive(Default)]
+struct Backend {
+    granted: [AtomicUsize; 8],
+    failed: AtomicUsize,
+    has_ended: AtomicBool,
+}
+
+impl Backend {
+    /// Serves requests on one of the threads.
+    fn serve(&self, thread: usize, mgr: &RedisMgr) {
+        while !self.has_ended.load(Ordering::SeqCst) {
+            match mgr.try_lock_for(&format!("order {thread}"), HOUR) {
+                Ok(_guard) => self.granted[thread].fetch_add(1, Ordering::SeqCst),
+                Err(error) => {
+                    assert!(error.is_unavailable(), "{error}");
+                    self.failed.fetch_add(1, Ordering::SeqCst)
+                }
+            };
+        }
+    }
+
+    /// Waits until this many more requests have been served without a lock.
+    fn go_on_without_locks(&self, requests: usize) {
+        let before = self.failed.load(Ordering::SeqCst);
+        eventually("requests are served without a lock", TEST_TIMEOUT, || {
+            self.failed.load(Ordering::SeqCst) - before >= requests
+        });
+    }
+
+    fn each_thread_gets_locks(&self) {
+        let before = self.granted.each_ref().map(|granted| granted.load(Ordering::SeqCst));
+        eventually("each thread gets locks", TEST_TIMEOUT, || {
+            self.granted.iter().zip(before).all(|(now, before)| now.load(Ordering::SeqCst) > before)
+        });
+    }
+}
+
+/// Goal: while the nodes are away, the threads of a backend stay free for what needs no lock, and
+/// the nodes are hardly asked. Method: proxies reset each request to the nodes, and count them.
+///
+/// Fault: N147
+/// Promise: P6
+#[test]
+fn backend_goes_on_while_the_nodes_are_away() {
+    let nodes = Nodes::start(3).behind_proxies(&[0, 1, 2]);
+    let config = config(nodes.urls()).quarantine(Duration::ZERO).fail_fast(true);
+    let (mgr, backend) = (RedisMgr::new(config).unwrap(), Backend::default());
+    thread::scope(|threads| {
+        let _end = Defer(|| backend.has_ended.store(true, Ordering::SeqCst));
+        for thread in 0..8 {
+            let (mgr, backend) = (&mgr, &backend);
+            threads.spawn(move || backend.serve(thread, mgr));
+        }
+        backend.each_thread_gets_locks();
+
+        let resets = [0, 1, 2].map(|node| {
+            nodes.proxy(node).on_request(any_request, Fault::ResetBeforeRequest).forever()
+        });
+        backend.go_on_without_locks(2000);
+        let asked = resets.each_ref().map(|resets| resets.fired());
+        assert!(asked.iter().all(|asked| *asked < 500), "{asked:?} for 2000 requests");
+
+        resets.iter().for_each(|resets| resets.disarm());
+        (0..3).for_each(|node| nodes.proxy(node).reset_all());
+        backend.each_thread_gets_locks();
+    });
 }
