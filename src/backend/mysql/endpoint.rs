@@ -137,3 +137,55 @@ impl fmt::Debug for MySqlEndpoint {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_url_are_found() {
+        let endpoint = MySqlEndpoint::parse("mysql://app:s%40cret@db.internal/shop").unwrap();
+        assert_eq!((&*endpoint.label, &*endpoint.user), ("db.internal:3306", "app"));
+        assert_eq!((endpoint.password.as_deref(), &*endpoint.database), (Some("s@cret"), "shop"));
+        assert!(!endpoint.is_unix);
+        let endpoint = MySqlEndpoint::parse("mariadb://root@[::1]:3307/my%2Fshop").unwrap();
+        assert_eq!((&*endpoint.label, &*endpoint.database), ("[::1]:3307", "my/shop"));
+        assert_eq!(endpoint.password, None);
+        let socket = "mysql://me@localhost/shop?socket=/run/mysqld/mysqld.sock";
+        let endpoint = MySqlEndpoint::parse(socket).unwrap();
+        assert_eq!((&*endpoint.label, endpoint.is_unix), ("/run/mysqld/mysqld.sock", true));
+    }
+
+    /// Fault: N148
+    #[test]
+    fn invalid_url_is_refused_without_its_secrets() {
+        for (url, words) in [
+            ("secret", "has no scheme"),
+            ("redis://h/secret", "unknown scheme"),
+            ("mysql://h", "names no database"),
+            ("mysql://h/", "names no database"),
+            ("mysql://u:se/cret@h/shop", "%2F and %40"),
+            ("mysql://u:se#cret@h/shop", "%3F and %23"),
+            ("mysql://u:se?cret@h/shop", "names no database"),
+            ("mysql://u:%zz@h/shop", "does not begin a code"),
+            ("mysql://u:secret@h:0/shop", "invalid host or port"),
+            ("mysql://u:secret@h:port/shop", "invalid host or port"),
+            ("mysql://u:secret@/shop", "invalid host or port"),
+            ("mysql://u:secret@[::1/shop", "invalid host or port"),
+            ("mysql://u:secret@h/shop?ssl-mode=REQUIRED", "unsupported parameter"),
+            ("mysql://u@h/shop?socket=secret", "not an absolute path"),
+        ] {
+            let error = MySqlEndpoint::parse(url).unwrap_err().to_string();
+            assert!(error.contains(words), "{url}: {error}");
+            assert!(!error.contains("cret"), "{error}");
+            assert!(error.contains("supported are mysql://"), "{error}");
+        }
+    }
+
+    #[test]
+    fn debug_output_has_no_password() {
+        let endpoint = MySqlEndpoint::parse("mysql://app:secret@h/shop").unwrap();
+        assert!(!format!("{endpoint:?}").contains("secret"));
+        assert_eq!(endpoint.quote("no secret here"), "no <password> here");
+    }
+}

@@ -155,3 +155,98 @@ pub(super) fn refusal(error: &ServerError) -> NodeError {
     let message = format!("{}{advice}", error.message);
     NodeError { outcome_unknown: false, kind: NodeErrorKind::Refused { code, message } }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn done(affected_rows: u64, last_insert_id: u64, in_transaction: bool) -> StatementResult {
+        StatementResult::Done { affected_rows, last_insert_id, in_transaction }
+    }
+
+    fn found(values: &[&str], in_transaction: bool) -> StatementResult {
+        let row: Vec<_> = values.iter().map(|value| Some(value.as_bytes().to_vec())).collect();
+        let rows = if row.is_empty() { Vec::new() } else { vec![row] };
+        StatementResult::Rows { rows, in_transaction }
+    }
+
+    fn refused(code: u16) -> StatementResult {
+        StatementResult::Refused(ServerError { code, message: "no".into() })
+    }
+
+    fn begun() -> StatementResult {
+        done(0, 0, true)
+    }
+
+    #[test]
+    fn token_is_taken_from_a_row_that_is_ours() {
+        let reply = vec![begun(), found(&["5"], true), done(1, 7, true)];
+        assert!(matches!(row_result(reply, true), RowResult::Acquired(Some(7))));
+        // The connection's lease was set first.
+        let reply = vec![done(0, 0, false), begun(), found(&["5"], true)];
+        assert!(matches!(row_result(reply, false), RowResult::Acquired(None)));
+    }
+
+    #[test]
+    fn row_without_a_transaction_is_not_a_lock() {
+        for reply in [
+            vec![done(0, 0, false), found(&["5"], false), done(1, 7, false)],
+            vec![begun(), found(&["5"], true)],
+            vec![begun(), found(&["5"], true), done(0, 0, true)],
+            vec![begun(), found(&["5"], true), done(1, 7, false)],
+            Vec::new(),
+        ] {
+            let result = row_result(reply.clone(), true);
+            assert!(matches!(result, RowResult::Failed(_)), "{reply:?}: {result:?}");
+        }
+        assert!(token_set(&[done(1, 7, false)]).is_err() && token_set(&[]).is_err());
+        assert_eq!(token_set(&[done(1, 7, true)]).unwrap(), 7);
+    }
+
+    #[test]
+    fn errors_of_a_row_are_told_apart() {
+        let result = |code| row_result(vec![begun(), refused(code)], true);
+        for limit in [1205, 1969, 3024, 3572] {
+            assert!(matches!(result(limit), RowResult::Busy), "{limit}");
+        }
+        assert!(matches!(result(1213), RowResult::Interrupted(_)));
+        assert!(matches!(result(1146), RowResult::Failed(_)));
+        let absent = row_result(vec![begun(), found(&[], true), done(0, 0, true)], true);
+        assert!(matches!(absent, RowResult::Absent));
+        assert!(
+            check_created(&[refused(1205)]).is_ok() && check_created(&[refused(1142)]).is_err()
+        );
+    }
+
+    #[test]
+    fn release_counts_only_if_the_lock_was_held() {
+        for (reply, expected) in [
+            ([done(1, 0, true), done(0, 0, false)], true),
+            ([done(0, 0, true), done(0, 0, false)], false),
+            ([done(1, 0, false), done(0, 0, false)], false),
+            ([done(1, 0, true), done(0, 0, true)], false),
+        ] {
+            assert_eq!(is_released(&reply).unwrap(), expected, "{reply:?}");
+        }
+        assert!(is_released(&[refused(1290)]).is_err() && is_released(&[]).is_err());
+    }
+
+    #[test]
+    fn renewal_counts_only_in_its_transaction() {
+        assert!(is_renewed(&[found(&["42", "0"], true)], 42).unwrap());
+        assert!(!is_renewed(&[found(&["42", "0"], false)], 42).unwrap());
+        assert!(!is_renewed(&[found(&["43", "0"], true)], 42).unwrap());
+        assert!(!is_renewed(&[found(&["42", "1"], true)], 42).unwrap());
+        assert!(!is_renewed(&[found(&[], true)], 42).unwrap());
+        assert!(is_renewed(&[refused(1927)], 42).is_err());
+    }
+
+    #[test]
+    fn refusals_say_what_to_do() {
+        let shown = |code| refusal(&ServerError { code, message: "no".into() }).kind.to_string();
+        assert_eq!(shown(1290), "it replied READONLY no");
+        assert!(shown(1045).contains("check the user"), "{}", shown(1045));
+        assert!(shown(1142).contains("grant the user"), "{}", shown(1142));
+        assert!(refusal(&ServerError { code: 1836, message: String::new() }).is_not_master());
+    }
+}

@@ -293,3 +293,128 @@ fn parse_row(payload: &[u8], columns: usize) -> Result<Vec<Option<Vec<u8>>>, Mal
     }
     if fields.0.is_empty() { Ok(row) } else { Err(Malformed("a row is too long")) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn packets(payloads: &[&[u8]]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for (number, payload) in payloads.iter().enumerate() {
+            assert!(write_packet(&mut bytes, u8::try_from(number + 1).unwrap(), &[payload]));
+        }
+        bytes
+    }
+
+    fn read(mut bytes: &[u8]) -> Result<Option<Vec<StatementResult>>, Malformed> {
+        let mut reader = ReplyReader::default();
+        while let Some((packet, rest)) = split_packet(bytes)? {
+            if let Some(results) = reader.read(&packet, str::to_owned)? {
+                return Ok(Some(results));
+            }
+            bytes = rest;
+        }
+        Ok(None)
+    }
+
+    /// `BEGIN`, a query with one row of two columns, and a refused statement.
+    fn recorded() -> Vec<u8> {
+        packets(&[
+            &[0, 0, 0, 9, 0, 0, 0],
+            &[2],
+            b"a definition",
+            b"another definition",
+            &[0xfe, 0, 0, 9, 0],
+            &[2, b'4', b'2', 0xfb],
+            &[0xfe, 0, 0, 9, 0],
+            b"\xff\xb5\x04#HY000Lock wait timeout exceeded",
+        ])
+    }
+
+    #[test]
+    fn reply_to_several_statements_is_read() {
+        let refused = ServerError { code: 1205, message: "Lock wait timeout exceeded".into() };
+        let expected = [
+            StatementResult::Done { affected_rows: 0, last_insert_id: 0, in_transaction: true },
+            StatementResult::Rows {
+                rows: vec![vec![Some(b"42".to_vec()), None]],
+                in_transaction: true,
+            },
+            StatementResult::Refused(refused),
+        ];
+        assert_eq!(read(&recorded()).unwrap().unwrap(), expected);
+    }
+
+    #[test]
+    fn incomplete_reply_is_awaited() {
+        let whole = recorded();
+        for end in 0..whole.len() {
+            assert_eq!(read(&whole[..end]), Ok(None), "{end}");
+        }
+    }
+
+    #[test]
+    fn large_numbers_are_read() {
+        let token = 1_795_497_331_598_981_u64;
+        let ok = [&[0, 1, 0xfe][..], &token.to_le_bytes(), &[1, 0, 0, 0]].concat();
+        let expected =
+            StatementResult::Done { affected_rows: 1, last_insert_id: token, in_transaction: true };
+        assert_eq!(read(&packets(&[&ok])).unwrap().unwrap(), [expected]);
+    }
+
+    #[test]
+    fn malformed_replies_are_refused() {
+        for (payloads, words) in [
+            (&[&[0xfb, b'x'][..]][..], "local file"),
+            (&[&[0, 0]], "too short"),
+            (&[&[0xff, 1]], "too short"),
+            (&[&[0xfc, 0xff, 0xff]], "unknown packet"),
+            (&[&[]], "unknown packet"),
+            (&[&[1], b"definition", b"no end"], "end of columns"),
+            (&[&[1], b"definition", &[0xfe, 0, 0, 0, 0], &[3, b'x']], "too short"),
+            (&[&[1], b"definition", &[0xfe, 0, 0, 0, 0], &[1, b'x', 1, b'y']], "too long"),
+        ] {
+            let Malformed(reason) = read(&packets(payloads)).unwrap_err();
+            assert!(reason.contains(words), "{reason}");
+        }
+        let mut out_of_order = packets(&[&[0, 0, 0, 2, 0, 0, 0]]);
+        out_of_order[3] = 7;
+        assert_eq!(read(&out_of_order), Err(Malformed("a packet is out of order")));
+    }
+
+    #[test]
+    fn size_of_a_reply_is_limited() {
+        let huge = [0xff, 0xff, 0xff, 1];
+        assert!(split_packet(&huge).is_err());
+        // Many small rows take more memory than bytes.
+        let (row, end) = ([1, b'x'], [0xfe, 0, 0, 0, 0]);
+        let mut reader = ReplyReader::default();
+        let mut feed = |payload: &[u8], number: usize| {
+            let number = u8::try_from(number % 256).unwrap();
+            reader.read(&Packet { number, payload }, str::to_owned)
+        };
+        for (number, payload) in [&[1][..], b"definition", &end].into_iter().enumerate() {
+            assert_eq!(feed(payload, number + 1), Ok(None));
+        }
+        let refused = (4..REPLY_BYTES_MAX / ITEM_BYTES + 8).find_map(|n| feed(&row, n).err());
+        assert_eq!(refused, Some(Malformed("the reply is too long: more than 4 MiB")));
+    }
+
+    proptest! {
+        /// Fault: N148
+        #[test]
+        fn no_bytes_make_the_reader_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = read(&bytes);
+        }
+
+        /// Changes one byte of a valid reply.
+        #[test]
+        fn no_changed_reply_makes_the_reader_panic(at in 0_usize..100, byte in any::<u8>()) {
+            let mut bytes = recorded();
+            let at = at % bytes.len();
+            bytes[at] = byte;
+            let _ = read(&bytes);
+        }
+    }
+}

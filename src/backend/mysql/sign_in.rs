@@ -281,3 +281,6 @@ fn der_value<'a>(fields: &mut Fields<'a>, kind: u8) -> Option<&'a [u8]> {
     };
     fields.bytes(length)
 }
+
+#[cfg(test)]
+mod tests;
