@@ -3,6 +3,8 @@
 #[cfg(feature = "mysql")]
 mod mysql;
 mod options;
+#[cfg(feature = "tls")]
+mod tls;
 mod validated;
 
 use std::{env, fmt, sync::Arc, time::Duration};
@@ -10,6 +12,8 @@ use std::{env, fmt, sync::Arc, time::Duration};
 #[cfg(feature = "mysql")]
 pub use self::mysql::MySqlConfig;
 pub use self::options::LockOptions;
+#[cfg(feature = "tls")]
+pub use self::tls::Tls;
 use self::validated::TTL_MAX;
 pub(crate) use self::validated::ValidatedConfig;
 use crate::{
@@ -49,6 +53,8 @@ pub struct Config {
     fail_fast: bool,
     handlers: Vec<Arc<dyn HandleEvent>>,
     metrics_by_lock: bool,
+    #[cfg(feature = "tls")]
+    tls: Option<Tls>,
 }
 
 impl Config {
@@ -94,6 +100,8 @@ impl Config {
             fail_fast: false,
             handlers: Vec::new(),
             metrics_by_lock: false,
+            #[cfg(feature = "tls")]
+            tls: None,
         }
     }
 
@@ -120,6 +128,14 @@ impl Config {
     /// ```
     pub fn password(mut self, password: impl Into<String>) -> Config {
         self.password = Some(password.into()).filter(|password| !password.is_empty());
+        self
+    }
+
+    /// Sets the certificates for servers with `rediss://` URLs. Without this, the authorities of
+    /// the system are trusted. With the feature `tls`.
+    #[cfg(feature = "tls")]
+    pub fn tls(mut self, tls: Tls) -> Config {
+        self.tls = Some(tls);
         self
     }
 

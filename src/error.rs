@@ -61,6 +61,19 @@ pub enum LockError {
         /// What went wrong.
         cause: Box<dyn Error + Send + Sync>,
     },
+    /// A secure connection is not possible: the certificate of the server or of this client is not
+    /// accepted, or one side does not speak TLS. Trying again does not help.
+    #[non_exhaustive]
+    Tls {
+        /// What was tried.
+        action: Action,
+        /// The lock, if the call was about one.
+        name: Option<String>,
+        /// The server.
+        server: Arc<str>,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
     /// All pooled connections were in use until the timeout. Return connections sooner, or raise
     /// [`Config::pool_size`](crate::Config::pool_size).
     #[non_exhaustive]
@@ -210,6 +223,7 @@ impl LockError {
         matches!(
             self,
             LockError::Unavailable { .. }
+                | LockError::Tls { .. }
                 | LockError::PoolExhausted { .. }
                 | LockError::NoQuorum { .. }
         )
@@ -288,6 +302,9 @@ impl fmt::Display for LockError {
                     "could not {action} {} at {server}: {cause}; try again later",
                     Subject(name)
                 )
+            }
+            LockError::Tls { action, name, server, reason } => {
+                write!(f, "could not {action} {} at {server}: {reason}", Subject(name))
             }
             LockError::PoolExhausted { action, name, server, pool_size } => write!(
                 f,

@@ -232,6 +232,8 @@ pub use crate::{
     user_connection::PooledConnection,
 };
 
+#[cfg(feature = "tls")]
+pub use crate::config::Tls;
 #[cfg(feature = "mysql")]
 pub use crate::{config::MySqlConfig, mysql_manager::MySqlMgr};
 

@@ -8,6 +8,7 @@ use clap::{
     builder::{Resettable, StyledStr},
     error::{ContextKind, ContextValue},
 };
+use serde::{Deserialize, Serialize};
 
 use crate::{
     format::{escape, parse_duration},
@@ -78,8 +79,13 @@ pub(crate) fn summary(error: &clap::Error) -> String {
 
 /// Arguments whose environment variable counts as unset if it is empty, because a systemd unit can
 /// only clear a variable that way. An empty prefix is valid, so it is not in this list.
-const UNSET_IF_EMPTY: [(&str, &str); 2] =
-    [("password_file", "DISTLOCK_PASSWORD_FILE"), ("quarantine", "DISTLOCK_QUARANTINE")];
+const UNSET_IF_EMPTY: [(&str, &str); 5] = [
+    ("password_file", "DISTLOCK_PASSWORD_FILE"),
+    ("quarantine", "DISTLOCK_QUARANTINE"),
+    ("cacert", "DISTLOCK_CACERT"),
+    ("cert", "DISTLOCK_CERT"),
+    ("key", "DISTLOCK_KEY"),
+];
 
 /// Parses a command line, whose first word is the name of this program.
 pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Args, ArgError> {
@@ -171,7 +177,7 @@ fn set_size(letters: &mut Chars<'_>) -> Option<usize> {
 /// The servers that keep the locks.
 #[derive(Arguments, Clone, Debug)]
 pub(crate) struct Servers {
-    /// Server: redis://[user@]host[:port][/db], the same with valkey://, or unix:///path. For
+    /// Server: redis://[user@]host[:port][/db], rediss:// for TLS, valkey://, or unix:///path. For
     /// several nodes, repeat the option or separate URLs with commas. Default: DISTLOCK_URL, then
     /// REDIS_URL, then redis://127.0.0.1:6379. Must not contain a password
     #[arg(
@@ -223,6 +229,44 @@ pub(crate) struct Servers {
         help_heading = "Servers"
     )]
     pub(crate) quarantine: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) tls: TlsFiles,
+}
+
+/// Certificates for rediss:// and valkeys://.
+#[derive(Arguments, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub(crate) struct TlsFiles {
+    /// File with the authorities that sign the servers' certificates, for rediss:// and valkeys://.
+    /// Without it, the authorities of the system are trusted
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        value_hint = ValueHint::FilePath,
+        env = "DISTLOCK_CACERT",
+        help_heading = "Servers"
+    )]
+    pub(crate) cacert: Option<PathBuf>,
+    /// File with the certificate of this client, for servers that ask for one; needs --key
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        value_hint = ValueHint::FilePath,
+        env = "DISTLOCK_CERT",
+        help_heading = "Servers"
+    )]
+    pub(crate) cert: Option<PathBuf>,
+    /// File with the private key of that certificate
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        value_hint = ValueHint::FilePath,
+        env = "DISTLOCK_KEY",
+        help_heading = "Servers"
+    )]
+    pub(crate) key: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]

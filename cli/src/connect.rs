@@ -3,10 +3,10 @@
 
 use std::{fs, io::Read as _, path::Path};
 
-use distlock::{Config, RedisMgr};
+use distlock::{Config, RedisMgr, Tls};
 
 use crate::{
-    args::{ArgError, Servers},
+    args::{ArgError, Servers, TlsFiles},
     exit::Failure,
     quarantine_option::QuarantineOption,
     ranges,
@@ -35,10 +35,28 @@ pub(crate) fn config_for(servers: &Servers, urls: &[String]) -> Result<Config, F
     // A command sends one request at a time, so it needs few connections.
     config = config.pool_size(2).operation_timeout(servers.timeout);
     config = quarantine.apply(config);
+    if let Some(tls) = tls(&servers.tls)? {
+        config = config.tls(tls);
+    }
     Ok(match &servers.prefix {
         Some(prefix) => config.prefix(prefix),
         None => config,
     })
+}
+
+/// The certificates, if any are named.
+fn tls(files: &TlsFiles) -> Result<Option<Tls>, Failure> {
+    let mut tls = Tls::new();
+    if let Some(file) = &files.cacert {
+        tls = tls.ca_file(file);
+    }
+    match (&files.cert, &files.key) {
+        (Some(certificate), Some(key)) => tls = tls.client_cert(certificate, key),
+        (None, None) if files.cacert.is_none() => return Ok(None),
+        (None, None) => {}
+        _ => return Err(Failure::usage("--cert and --key belong together; name both")),
+    }
+    Ok(Some(tls))
 }
 
 /// Creates a manager. Does not connect if there is a single server.

@@ -3,6 +3,8 @@
 
 use std::{error::Error, fmt, io, sync::Arc, time::Duration};
 
+#[cfg(feature = "tls")]
+use super::transport::tls_advice;
 use crate::{
     core::{
         node_answer::{AnswerList, NodeAnswer},
@@ -32,6 +34,8 @@ pub(crate) enum NodeErrorKind {
         code: String,
         message: String,
     },
+    /// A secure connection is not possible, for this reason.
+    Tls(String),
     /// The reply is malformed or does not match the request.
     Protocol(String),
     /// A quorum granted the lock, but repeatedly with different fencing tokens.
@@ -119,7 +123,7 @@ impl NodeError {
                 matches!(code.as_str(), "LOADING" | "BUSY" | "MASTERDOWN" | "TRYAGAIN")
                     || self.is_max_clients()
             }
-            NodeErrorKind::Closed | NodeErrorKind::Ineligible(_) => false,
+            NodeErrorKind::Closed | NodeErrorKind::Ineligible(_) | NodeErrorKind::Tls(_) => false,
             _ => true,
         }
     }
@@ -188,6 +192,10 @@ impl From<io::Error> for NodeErrorKind {
     fn from(error: io::Error) -> NodeErrorKind {
         match error.kind() {
             io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => NodeErrorKind::TimedOut,
+            #[cfg(feature = "tls")]
+            _ if tls_advice(&error).is_some() => {
+                NodeErrorKind::Tls(tls_advice(&error).unwrap_or_default())
+            }
             _ => NodeErrorKind::Io(Arc::new(error)),
         }
     }
@@ -213,7 +221,7 @@ impl fmt::Display for NodeErrorKind {
             }
             NodeErrorKind::PoolExhausted { .. } => f.write_str("all pooled connections are in use"),
             NodeErrorKind::Closed => f.write_str("the lock manager has been shut down"),
-            NodeErrorKind::Ineligible(why) => f.write_str(why),
+            NodeErrorKind::Ineligible(why) | NodeErrorKind::Tls(why) => f.write_str(why),
             NodeErrorKind::Quarantined(left) => {
                 write!(
                     f,
@@ -323,6 +331,7 @@ impl BackendError {
                 LockError::Refused { action, name, server, code, message }
             }
             NodeErrorKind::Closed => LockError::Shutdown,
+            NodeErrorKind::Tls(reason) => LockError::Tls { action, name, server, reason },
             reason => LockError::Unavailable { action, name, server, cause: Box::new(reason) },
         }
     }

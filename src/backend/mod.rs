@@ -10,7 +10,7 @@ pub(crate) mod memory;
 pub(crate) mod mysql;
 pub(crate) mod redis;
 pub(crate) mod redlock;
-mod transport;
+pub(crate) mod transport;
 
 use std::{fmt, sync::Arc, time::Duration};
 

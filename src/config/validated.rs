@@ -189,7 +189,25 @@ impl Config {
         if endpoint.password.is_none() {
             endpoint.password.clone_from(&self.password);
         }
+        #[cfg(feature = "tls")]
+        self.secure(&mut endpoint)?;
         Ok(Arc::new(endpoint))
+    }
+
+    #[cfg(feature = "tls")]
+    fn secure(&self, endpoint: &mut Endpoint) -> Result<()> {
+        let invalid = |reason| LockError::InvalidConfig { reason };
+        if endpoint.wants_tls {
+            let tls = self.tls.clone().unwrap_or_default();
+            endpoint.security = Some(tls.client(&endpoint.host).map_err(invalid)?);
+        } else if self.tls.is_some() {
+            return Err(invalid(format!(
+                "there are settings for TLS, but the URL of {} does not ask for it; write \
+                 rediss:// or valkeys://",
+                endpoint.label
+            )));
+        }
+        Ok(())
     }
 }
 

@@ -30,4 +30,6 @@ mod memory;
 mod observe;
 mod security;
 mod tidy;
+#[cfg(feature = "tls")]
+mod tls;
 mod user_connection;

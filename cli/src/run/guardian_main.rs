@@ -82,8 +82,8 @@ fn terminate_group(order: Option<KillOrder>, limit: Duration) {
 
 /// Releases the lock.
 fn release(lock: &LockSpec) -> Outcome {
-    let LockSpec { urls, password, prefix, timeout, quarantine, .. } = lock.clone();
-    let servers = Servers { url: urls, password_file: None, prefix, timeout, quarantine };
+    let LockSpec { urls, password, prefix, timeout, quarantine, tls, .. } = lock.clone();
+    let servers = Servers { url: urls, password_file: None, prefix, timeout, quarantine, tls };
     let config = connect::config(&servers)?.password(password.unwrap_or_default()).ttl(lock.ttl);
     let nodes = config.each_node();
     match RedisMgr::new(config) {

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::args::TlsFiles;
+
 /// Times are since boot, which is the same for both processes.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum GuardianMessage {
@@ -30,6 +32,7 @@ pub(super) struct LockSpec {
     pub(super) prefix: Option<String>,
     pub(super) timeout: Duration,
     pub(super) quarantine: Option<Duration>,
+    pub(super) tls: TlsFiles,
     pub(super) name: String,
     pub(super) id: String,
     pub(super) ttl: Duration,
@@ -60,6 +63,7 @@ mod tests {
             prefix: None,
             timeout: Duration::from_millis(1_500),
             quarantine: Some(Duration::from_secs(60)),
+            tls: TlsFiles { cacert: Some("/etc/redis/ca.crt".into()), ..TlsFiles::default() },
             name: "two\nlines \u{202e}".into(),
             id: "h|pid1".into(),
             ttl: Duration::from_secs(30),

@@ -156,6 +156,7 @@ fn lock_spec(servers: &Servers, options: &Run, password: Option<String>) -> Lock
         prefix: servers.prefix.clone(),
         timeout: servers.timeout,
         quarantine: servers.quarantine,
+        tls: servers.tls.clone(),
         name: options.name.clone(),
         id: String::new(),
         ttl: options.ttl,

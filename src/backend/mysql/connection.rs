@@ -64,7 +64,7 @@ impl Connection {
         deadline: Moment,
     ) -> Result<Connection, OpenError> {
         let addresses = endpoint.discovery.resolve(deadline).map_err(OpenError::Node)?;
-        let transport = transport::connect(&addresses, deadline)
+        let transport = transport::connect(&addresses, None, deadline)
             .map_err(|error| OpenError::Node(NodeError::not_sent(error)))?;
         let connection = Connection::sign_in(endpoint, transport, deadline)?;
         log_safely!(debug, "connected to {}", endpoint.label);

@@ -37,8 +37,11 @@ use crate::{
 /// system call.
 const IDLE_CHECK_MIN: Duration = Duration::from_millis(100);
 
-const TLS_HINT: &str = "its reply begins like TLS, which is not built into this version; \
-    use redis:// to a port without TLS, or to a local TLS proxy";
+#[cfg(feature = "tls")]
+const TLS_HINT: &str = "its reply begins like TLS; use rediss://, or a port without TLS";
+#[cfg(not(feature = "tls"))]
+const TLS_HINT: &str = "its reply begins like TLS, which is not built in; enable the feature \
+    `tls` and use rediss://, or use a port without TLS";
 
 pub(crate) struct Connection {
     endpoint: Arc<Endpoint>,
@@ -167,7 +170,9 @@ impl Connection {
             return Ok(None);
         }
         let addresses = self.endpoint.discovery.resolve(deadline)?;
-        let transport = transport::connect(&addresses, deadline).map_err(NodeError::not_sent)?;
+        let security = self.endpoint.security.as_ref();
+        let transport =
+            transport::connect(&addresses, security, deadline).map_err(NodeError::not_sent)?;
         self.link = Some(FramedSocket::new(transport));
         // If the handshake fails, the caller's request has not been sent.
         let handshake = handshake(self, &self.endpoint.clone(), self.reads_server_info, deadline)
@@ -321,9 +326,15 @@ impl Connection {
             Err(error) if error.is_timeout() => Ok(None),
             Err(error) => {
                 let is_tls = link.is_tls();
+                #[cfg(feature = "tls")]
+                let tls_error = link.tls_error.take();
                 self.poison();
                 let kind = match error.kind() {
-                    _ if is_tls => NodeErrorKind::Protocol(TLS_HINT.into()),
+                    #[cfg(feature = "tls")]
+                    redis::ErrorKind::Io if tls_error.is_some() => {
+                        NodeErrorKind::Tls(tls_error.unwrap_or_default())
+                    }
+                    _ if is_tls => NodeErrorKind::Tls(TLS_HINT.into()),
                     redis::ErrorKind::Io => error
                         .detail()
                         .map_or_else(|| io::Error::other(error.to_string()), io::Error::other)

@@ -11,6 +11,8 @@ use std::{
 use redis::{Parser, RedisResult, Value};
 
 use super::fields::is_tls;
+#[cfg(feature = "tls")]
+use crate::backend::transport::tls_advice;
 use crate::{
     backend::transport::{Transport, write_all},
     core::ack::AckTracker,
@@ -46,6 +48,9 @@ pub(super) struct FramedSocket {
     pub(super) loaded_scripts: u8,
     /// Whether the first bytes received look like TLS; `None` before the first byte.
     tls: Option<bool>,
+    /// Why TLS has failed; the parser reports errors only as text.
+    #[cfg(feature = "tls")]
+    pub(super) tls_error: Option<String>,
 }
 
 impl FramedSocket {
@@ -64,6 +69,8 @@ impl FramedSocket {
             acks: AckTracker::default(),
             loaded_scripts: 0,
             tls: None,
+            #[cfg(feature = "tls")]
+            tls_error: None,
         }
     }
 
@@ -86,6 +93,8 @@ impl FramedSocket {
             reply_budget,
             late_budget: LATE_BYTES_MAX,
             tls,
+            #[cfg(feature = "tls")]
+            tls_error: &mut self.tls_error,
         };
         let result = parser.parse_value(&mut reader);
         if let Some(first_at) = reader.first_byte_at {
@@ -127,6 +136,8 @@ struct DeadlineReader<'a> {
     /// Number of bytes that this call may still read after the deadline.
     late_budget: usize,
     tls: &'a mut Option<bool>,
+    #[cfg(feature = "tls")]
+    tls_error: &'a mut Option<String>,
 }
 
 impl Read for DeadlineReader<'_> {
@@ -167,7 +178,13 @@ impl Read for DeadlineReader<'_> {
                         error.kind(),
                         io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
                     ) => {}
-                Err(error) => return Err(error),
+                Err(error) => {
+                    #[cfg(feature = "tls")]
+                    {
+                        *self.tls_error = tls_advice(&error);
+                    }
+                    return Err(error);
+                }
             }
             if remaining.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());

@@ -6,7 +6,10 @@ use std::{fmt, sync::Arc};
 use redis::{ConnectionAddr, IntoConnectionInfo as _};
 
 use crate::{
-    backend::discovery::{Address, Discovery, of_host},
+    backend::{
+        discovery::{Address, Discovery, of_host},
+        transport::Security,
+    },
     error::{LockError, Result},
     sys::display::quote_reply,
 };
@@ -17,6 +20,14 @@ pub(crate) struct Endpoint {
     pub(crate) user: Option<String>,
     pub(crate) password: Option<String>,
     pub(crate) db: i64,
+    /// The URL asks for TLS.
+    #[cfg(feature = "tls")]
+    pub(crate) wants_tls: bool,
+    /// The host name or address; empty for a Unix socket.
+    #[cfg(feature = "tls")]
+    pub(crate) host: String,
+    /// How to speak TLS, if the URL asks for it.
+    pub(crate) security: Option<Security>,
     /// Name of the server in messages: host and port, or the path of its socket.
     pub(crate) label: Arc<str>,
 }
@@ -27,10 +38,13 @@ impl Endpoint {
         let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
         match scheme {
             "redis" | "valkey" | "unix" | "redis+unix" | "valkey+unix" => {}
+            #[cfg(feature = "tls")]
+            "rediss" | "valkeys" => {}
+            #[cfg(not(feature = "tls"))]
             "rediss" | "valkeys" => {
                 return Err(invalid(format!(
-                    "the URL asks for TLS ({scheme}://), which is not built into this version; \
-                     use redis:// to a local TLS proxy"
+                    "the URL asks for TLS ({scheme}://), which is not built in; enable the \
+                     feature `tls`, or use redis:// to a local TLS proxy"
                 )));
             }
             "" => return Err(invalid(format!("this is not a server URL; {USABLE_URLS}"))),
@@ -44,15 +58,18 @@ impl Endpoint {
                  write ? as %3F and # as %23"
             )));
         }
-        let info = escape_query_plus(url, scheme.contains("unix")).into_connection_info().map_err(
-            |error| {
+        let is_secure = matches!(scheme, "rediss" | "valkeys");
+        // The parser refuses schemes with which the redis crate itself cannot connect.
+        let plain = if is_secure { url.replacen("s://", "://", 1) } else { url.to_owned() };
+        let info = escape_query_plus(&plain, scheme.contains("unix"))
+            .into_connection_info()
+            .map_err(|error| {
                 // The detail names the invalid part without quoting it.
                 invalid(format!(
                     "the {scheme}:// URL is invalid: {}; {USABLE_URLS}",
                     detail_without_url(&error)
                 ))
-            },
-        )?;
+            })?;
         let (discovery, label): (Box<dyn Discovery>, String) = match info.addr() {
             ConnectionAddr::Tcp(host, port) => {
                 let label = if host.contains(':') {
@@ -71,6 +88,11 @@ impl Endpoint {
                 )));
             }
         };
+        #[cfg(feature = "tls")]
+        let host = match info.addr() {
+            ConnectionAddr::Tcp(host, _) => host.clone(),
+            _ => String::new(),
+        };
         let settings = info.redis_settings();
         let some = |text: Option<&str>| text.filter(|text| !text.is_empty()).map(str::to_owned);
         Ok(Endpoint {
@@ -78,6 +100,11 @@ impl Endpoint {
             user: some(settings.username()),
             password: some(settings.password()),
             db: settings.db(),
+            #[cfg(feature = "tls")]
+            wants_tls: is_secure,
+            #[cfg(feature = "tls")]
+            host,
+            security: None,
             label: label.escape_debug().to_string().into(),
         })
     }
@@ -88,6 +115,10 @@ impl Endpoint {
     }
 }
 
+#[cfg(feature = "tls")]
+const USABLE_URLS: &str = "supported are redis://[user[:password]@]host[:port][/db], rediss://… \
+    with TLS, valkey://…, valkeys://… and unix:///path";
+#[cfg(not(feature = "tls"))]
 const USABLE_URLS: &str =
     "supported are redis://[user[:password]@]host[:port][/db], valkey://… and unix:///path";
 
@@ -162,7 +193,10 @@ mod tests {
 
     #[test]
     fn unsupported_url_error_lists_usable_urls() {
-        assert!(reason("rediss://h").contains("TLS"));
+        #[cfg(not(feature = "tls"))]
+        assert!(reason("rediss://h").contains("feature `tls`"));
+        #[cfg(feature = "tls")]
+        assert!(Endpoint::parse("rediss://h").unwrap().wants_tls);
         assert!(reason("http://h").contains("unknown scheme"));
         for url in [
             "",

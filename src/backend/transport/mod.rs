@@ -5,6 +5,8 @@
 mod simulated;
 mod socket;
 mod tcp;
+#[cfg(feature = "tls")]
+mod tls;
 mod unix;
 
 use std::{
@@ -19,6 +21,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smallvec::SmallVec;
 
 use self::socket::Socket;
+#[cfg(feature = "tls")]
+pub(crate) use self::tls::{TlsClient, TlsFiles, tls_advice};
 use super::discovery::Address;
 #[cfg(feature = "testing")]
 use crate::sys::sim;
@@ -35,6 +39,16 @@ pub(crate) trait Transport: fmt::Debug + Send {
 
     /// Writes as many bytes as fit, without waiting.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize>;
+
+    /// Writes what earlier writes have left, without waiting.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Whether there is something to read that a poll does not show.
+    fn has_buffered(&self) -> bool {
+        false
+    }
 
     /// Whether there is something to read, which stays there.
     fn has_input(&mut self) -> io::Result<bool>;
@@ -62,8 +76,20 @@ fn poll_fd(transport: &dyn Transport, flags: PollFlags) -> Option<PollFd<'_>> {
     }
 }
 
+/// How to secure a connection.
+#[cfg(feature = "tls")]
+pub(crate) type Security = TlsClient;
+/// No security is built in.
+#[cfg(not(feature = "tls"))]
+#[derive(Debug)]
+pub(crate) enum Security {}
+
 /// Connects to the first address that accepts.
-pub(crate) fn connect(addresses: &[Address], deadline: Moment) -> io::Result<Box<dyn Transport>> {
+pub(crate) fn connect(
+    addresses: &[Address],
+    security: Option<&Security>,
+    deadline: Moment,
+) -> io::Result<Box<dyn Transport>> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
     for (index, address) in addresses.iter().enumerate() {
         let now = clock::now();
@@ -73,7 +99,7 @@ pub(crate) fn connect(addresses: &[Address], deadline: Moment) -> io::Result<Box
         }
         // Give each address a share of the time, so that the first one cannot use it up.
         let share = left / u32::try_from(addresses.len() - index).unwrap_or(u32::MAX);
-        match open(address, now.saturating_add(share)) {
+        match open(address, security, now.saturating_add(share)) {
             Ok(transport) => return Ok(transport),
             Err(error) => last = error,
         }
@@ -81,7 +107,11 @@ pub(crate) fn connect(addresses: &[Address], deadline: Moment) -> io::Result<Box
     Err(last)
 }
 
-fn open(address: &Address, deadline: Moment) -> io::Result<Box<dyn Transport>> {
+fn open(
+    address: &Address,
+    security: Option<&Security>,
+    deadline: Moment,
+) -> io::Result<Box<dyn Transport>> {
     #[cfg(feature = "testing")]
     if let Some(world) = sim::world() {
         return Ok(Box::new(simulated::connect(&*world, address, deadline)?));
@@ -90,7 +120,14 @@ fn open(address: &Address, deadline: Moment) -> io::Result<Box<dyn Transport>> {
         Address::Tcp(address) => tcp::connect(address, deadline)?,
         Address::Unix(path) => unix::connect(path, deadline)?,
     };
-    Ok(Box::new(Socket::new(connected)?))
+    let socket = Socket::new(connected)?;
+    match security {
+        None => Ok(Box::new(socket)),
+        #[cfg(feature = "tls")]
+        Some(tls) => tls.connect(socket, deadline),
+        #[cfg(not(feature = "tls"))]
+        Some(never) => match *never {},
+    }
 }
 
 /// Makes a transport readable, from any thread.
@@ -122,8 +159,11 @@ pub(crate) fn write_all(
     bytes: &mut &[u8],
     deadline: Moment,
 ) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match transport.write(bytes) {
+    loop {
+        let step =
+            if bytes.is_empty() { transport.flush().map(|()| 0) } else { transport.write(bytes) };
+        match step {
+            Ok(_) if bytes.is_empty() => return Ok(()),
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(written) => *bytes = &bytes[written..],
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -137,7 +177,6 @@ pub(crate) fn write_all(
             Err(error) => return Err(error),
         }
     }
-    Ok(())
 }
 
 /// Waits until a write would not block, or for `longest`. Returns whether it would not.
@@ -163,6 +202,9 @@ pub(crate) fn poll_readable(
     }
     let mut polled: SmallVec<[PollFd<'_>; 8]> =
         transports.iter().filter_map(|transport| poll_fd(*transport, PollFlags::IN)).collect();
+    let is_buffered: SmallVec<[bool; 8]> =
+        transports.iter().map(|transport| transport.has_buffered()).collect();
+    let until = if is_buffered.contains(&true) { Moment::from_nanos(0) } else { until };
     let spin_until = clock::now().saturating_add(spin).min(until);
     loop {
         let now = clock::now();
@@ -174,7 +216,8 @@ pub(crate) fn poll_readable(
             _ => break,
         }
     }
-    polled.iter().map(|socket| !socket.revents().is_empty()).collect()
+    let is_ready = polled.iter().map(|socket| !socket.revents().is_empty());
+    is_ready.zip(is_buffered).map(|(is_ready, is_buffered)| is_ready || is_buffered).collect()
 }
 
 #[cfg(all(test, target_os = "linux"))]
@@ -200,7 +243,8 @@ mod tests {
         let server = TcpListener::bind(any).unwrap();
         let there = server.local_addr().unwrap();
         let deadline = clock::now().saturating_add(Duration::from_secs(9));
-        let transport = connect(&[silent, there, silent].map(Address::Tcp), deadline).unwrap();
+        let transport =
+            connect(&[silent, there, silent].map(Address::Tcp), None, deadline).unwrap();
         let descriptor = poll_fd(&*transport, PollFlags::IN).unwrap();
         let peer = getpeername(descriptor).unwrap().unwrap();
         assert_eq!(SocketAddr::try_from(peer).unwrap(), there);

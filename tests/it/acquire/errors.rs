@@ -124,11 +124,7 @@ fn tls_port_is_reported_as_one() {
     let mgr = RedisMgr::new(config_short_timeout(server.url())).unwrap();
     let error = completes_within(CALL_LIMIT, "try_lock", || mgr.try_lock("x").unwrap_err());
     let label = server.url().replace("redis://", "");
-    assert_sentence(
-        &error,
-        &label,
-        &["could not acquire", "begins like TLS", "not built into this version", "proxy"],
-    );
+    assert_sentence(&error, &label, &["could not acquire", "begins like TLS", "use rediss://"]);
 }
 
 /// Fault: N11

@@ -65,6 +65,12 @@ impl FaultProxy {
         Self::new(Protocol::MySql, upstream)
     }
 
+    /// A proxy in front of the port with TLS of a Redis server. Of the faults of single requests,
+    /// only those fit that need not know the request.
+    pub fn in_front_of_tls(upstream: SocketAddr) -> Self {
+        Self::new(Protocol::Tls, upstream)
+    }
+
     fn new(protocol: Protocol, upstream: SocketAddr) -> Self {
         let hub = Hub {
             protocol,
@@ -358,7 +364,7 @@ impl Hub {
         }
         let server = self.connect(connection)?;
         let twice = matches!(fault, Some((Fault::DuplicateRequest, _)));
-        if self.protocol == Protocol::MySql {
+        if self.protocol != Protocol::Redis {
             connection.pending.lock().clear();
         }
         connection.pending.lock().push_back(Pending::new(&words, fault));
@@ -375,7 +381,7 @@ impl Hub {
             while let Some(frame) = self.protocol.take_reply(&mut frames) {
                 let answer = match self.protocol {
                     Protocol::Redis => connection.answered(frame),
-                    Protocol::MySql => connection.answered_in_part(frame),
+                    Protocol::MySql | Protocol::Tls => connection.answered_in_part(frame),
                 };
                 match answer {
                     Answer::Part => {}

@@ -9,6 +9,8 @@ use super::resp::{self, Frames};
 pub(super) enum Protocol {
     Redis,
     MySql,
+    /// Redis with TLS: what arrives has no words, and no beginning or end.
+    Tls,
 }
 
 impl Protocol {
@@ -17,6 +19,7 @@ impl Protocol {
         match self {
             Self::Redis => frames.take_frame(),
             Self::MySql => frames.take(packet_end(frames.buffered(), 0)?),
+            Self::Tls => take_all(frames),
         }
     }
 
@@ -25,6 +28,7 @@ impl Protocol {
     pub(super) fn take_reply(self, frames: &mut Frames) -> Option<Vec<u8>> {
         match self {
             Self::Redis => frames.take_frame(),
+            Self::Tls => take_all(frames),
             Self::MySql => {
                 let mut end = packet_end(frames.buffered(), 0)?;
                 while let Some(next) = packet_end(frames.buffered(), end) {
@@ -40,6 +44,7 @@ impl Protocol {
     pub(super) fn words(self, request: &[u8]) -> Vec<Vec<u8>> {
         match self {
             Self::Redis => resp::words(request),
+            Self::Tls => Vec::new(),
             Self::MySql => match request {
                 [_, _, _, 0, QUERY, sql @ ..] => vec![sql.to_vec()],
                 [_, _, _, 0, command @ ..] => vec![command.to_vec()],
@@ -51,12 +56,18 @@ impl Protocol {
     pub(super) fn url(self, addr: SocketAddr) -> String {
         match self {
             Self::Redis => format!("redis://{addr}"),
+            Self::Tls => format!("rediss://{addr}"),
             Self::MySql => mysql_server::url(addr),
         }
     }
 }
 
 const QUERY: u8 = 3;
+
+fn take_all(frames: &mut Frames) -> Option<Vec<u8>> {
+    let arrived = frames.buffered().len();
+    if arrived == 0 { None } else { frames.take(arrived) }
+}
 
 /// The index after the packet that begins at `at`.
 fn packet_end(bytes: &[u8], at: usize) -> Option<usize> {

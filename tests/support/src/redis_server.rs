@@ -5,7 +5,7 @@ use std::env;
 use std::fs::{self, File};
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,6 +59,7 @@ pub struct RedisServerBuilder {
     password: Option<String>,
     append_only: bool,
     unix_socket: bool,
+    tls_port: Option<ReservedPort>,
 }
 
 impl RedisServerBuilder {
@@ -86,6 +87,23 @@ impl RedisServerBuilder {
     /// Makes the server listen on a socket file too; see [`RedisServer::unix_url`].
     pub fn unix_socket(mut self) -> Self {
         self.unix_socket = true;
+        self
+    }
+
+    /// Makes the server listen on a port with TLS too, with the files `ca.crt`, `server.crt` and
+    /// `server.key` of this folder; see [`RedisServer::tls_addr`].
+    pub fn tls(mut self, folder: &Path, asks_clients: bool) -> Self {
+        let port = ReservedPort::new();
+        let file = |name: &str| folder.join(name).display().to_string();
+        let args = [
+            ["--tls-port", &port.addr().port().to_string()],
+            ["--tls-ca-cert-file", &file("ca.crt")],
+            ["--tls-cert-file", &file("server.crt")],
+            ["--tls-key-file", &file("server.key")],
+            ["--tls-auth-clients", if asks_clients { "yes" } else { "no" }],
+        ];
+        self.args.extend(args.concat().into_iter().map(str::to_owned));
+        self.tls_port = Some(port);
         self
     }
 
@@ -137,6 +155,11 @@ impl RedisServer {
     pub fn socket_path(&self) -> PathBuf {
         assert!(self.settings.unix_socket, "built without a socket file");
         self.folder.path().join("redis.sock")
+    }
+
+    /// The address of the port with TLS.
+    pub fn tls_addr(&self) -> SocketAddr {
+        self.settings.tls_port.as_ref().expect("a server with TLS").addr()
     }
 
     pub fn port(&self) -> u16 {

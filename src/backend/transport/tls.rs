@@ -1,0 +1,285 @@
+//! TLS over a socket. With the feature `tls`.
+
+use std::{
+    fmt, fs,
+    io::{self, ErrorKind, Read, Write},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use rustls::{
+    AlertDescription, CertificateError, ClientConfig, ClientConnection, RootCertStore,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
+};
+
+use super::{PollHandle, Transport, poll_readable, poll_writable, socket::Socket};
+use crate::{
+    backend::CancelHandle,
+    sys::clock::{self, Moment},
+};
+
+/// Where certificates and keys are, in files of the PEM format.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TlsFiles {
+    /// The authorities that sign servers' certificates; those of the system if there is none.
+    pub(crate) ca_file: Option<PathBuf>,
+    /// Our certificate and its key.
+    pub(crate) client: Option<(PathBuf, PathBuf)>,
+}
+
+/// How to speak TLS with one server. Connections that share this resume each other's sessions.
+#[derive(Clone)]
+pub(crate) struct TlsClient {
+    config: Arc<ClientConfig>,
+    server_name: ServerName<'static>,
+}
+
+impl TlsClient {
+    /// Reads the files. An error is a part of a sentence.
+    pub(crate) fn new(files: &TlsFiles, server_name: &str) -> Result<TlsClient, String> {
+        let mut authorities = RootCertStore::empty();
+        if let Some(file) = &files.ca_file {
+            for certificate in certificates(file)? {
+                authorities.add(certificate).map_err(|error| not_usable(file, &error))?;
+            }
+        } else {
+            // Those that cannot be read are left out, as other clients do.
+            let found = rustls_native_certs::load_native_certs();
+            authorities.add_parsable_certificates(found.certs);
+            if authorities.is_empty() {
+                return Err("the system has no certificates of authorities; name a file with \
+                            Tls::ca_file"
+                    .into());
+            }
+        }
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| error.to_string())?
+            .with_root_certificates(authorities);
+        let config = match &files.client {
+            None => builder.with_no_client_auth(),
+            Some((certificate, key)) => {
+                let private =
+                    PrivateKeyDer::from_pem_file(key).map_err(|error| not_usable(key, &error))?;
+                builder
+                    .with_client_auth_cert(certificates(certificate)?, private)
+                    .map_err(|error| not_usable(certificate, &error))?
+            }
+        };
+        let server_name = ServerName::try_from(server_name.to_owned())
+            .map_err(|_| "the server name for TLS is neither a host name nor an address")?;
+        Ok(TlsClient { config: Arc::new(config), server_name })
+    }
+
+    /// Performs the handshake on a socket that is connected.
+    pub(super) fn connect(
+        &self,
+        socket: Socket,
+        deadline: Moment,
+    ) -> io::Result<Box<dyn Transport>> {
+        let session = ClientConnection::new(self.config.clone(), self.server_name.clone())
+            .map_err(invalid)?;
+        let mut transport = Box::new(TlsSocket { socket, session, buffered: 0 });
+        while transport.session.is_handshaking() {
+            match transport.flush() {
+                Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error),
+                _ => {}
+            }
+            let left = deadline.duration_since(clock::now());
+            if left.is_zero() {
+                return Err(io::Error::other(
+                    "no reply to the TLS handshake in time; a port without TLS gives none either",
+                ));
+            }
+            if transport.session.wants_write() {
+                poll_writable(&*transport, left)?;
+            } else if transport.fill(Duration::ZERO)? == Filled::Nothing {
+                poll_readable(&[&*transport], deadline, Duration::ZERO);
+            }
+        }
+        Ok(transport)
+    }
+}
+
+fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let read = |error| format!("{} cannot be read: {error}", file.display());
+    let pem = fs::read(file).map_err(read)?;
+    let found = CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>();
+    match found {
+        Ok(found) if !found.is_empty() => Ok(found),
+        Ok(_) => Err(format!("{} contains no certificate in the PEM format", file.display())),
+        Err(error) => Err(not_usable(file, &error)),
+    }
+}
+
+fn not_usable(file: &Path, error: &dyn fmt::Display) -> String {
+    format!("{} cannot be used: {error}", file.display())
+}
+
+fn invalid(error: rustls::Error) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, error)
+}
+
+/// What makes TLS impossible with this server, and what to do; `None` for other errors.
+pub(crate) fn tls_advice(error: &io::Error) -> Option<String> {
+    let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
+    Some(match error {
+        rustls::Error::InvalidCertificate(
+            CertificateError::UnknownIssuer | CertificateError::BadSignature,
+        ) => "its certificate is not signed by an authority that is trusted here; name the file \
+              of the authority (Tls::ca_file, --cacert)"
+            .into(),
+        rustls::Error::InvalidCertificate(
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+        ) => "its certificate is for another name; connect by a name in the certificate, or set \
+              that name (Tls::server_name)"
+            .into(),
+        rustls::Error::InvalidCertificate(
+            CertificateError::Expired | CertificateError::ExpiredContext { .. },
+        ) => "its certificate has expired; renew it, and check the clock of this machine".into(),
+        rustls::Error::AlertReceived(
+            AlertDescription::CertificateRequired | AlertDescription::HandshakeFailure,
+        ) => "it asks for a certificate of the client (Tls::client_cert, --cert and --key)".into(),
+        rustls::Error::AlertReceived(
+            alert @ (AlertDescription::UnknownCA
+            | AlertDescription::BadCertificate
+            | AlertDescription::CertificateUnknown
+            | AlertDescription::CertificateExpired),
+        ) => format!("it refuses the certificate of this client ({alert:?})"),
+        rustls::Error::InvalidMessage(_) => {
+            "its reply is not TLS; connect to its port for TLS, or use redis://".into()
+        }
+        error => format!("TLS is not possible: {error}"),
+    })
+}
+
+struct TlsSocket {
+    socket: Socket,
+    session: ClientConnection,
+    /// Number of bytes that are decrypted and not read.
+    buffered: usize,
+}
+
+/// What has arrived.
+#[derive(PartialEq, Eq)]
+enum Filled {
+    Nothing,
+    Bytes,
+}
+
+/// Reads from the socket, waiting for at most `longest`.
+struct Input<'a> {
+    socket: &'a mut Socket,
+    longest: Duration,
+}
+
+impl Read for Input<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.socket.read(buffer, self.longest)
+    }
+}
+
+/// Writes to the socket without waiting.
+struct Output<'a>(&'a mut Socket);
+
+impl Write for Output<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl TlsSocket {
+    /// Reads what has arrived from the socket, and decrypts it. A closed socket is an error, even
+    /// if the server has announced it.
+    fn fill(&mut self, longest: Duration) -> io::Result<Filled> {
+        let mut input = Input { socket: &mut self.socket, longest };
+        match self.session.read_tls(&mut input) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Filled::Nothing),
+            Err(error) => return Err(error),
+        }
+        let processed = self.session.process_new_packets();
+        // An alert with the reason, for the server, or an answer to a change of keys.
+        let _ = self.flush();
+        self.buffered = processed.map_err(invalid)?.plaintext_bytes_to_read();
+        Ok(Filled::Bytes)
+    }
+}
+
+impl Transport for TlsSocket {
+    fn read(&mut self, buffer: &mut [u8], longest: Duration) -> io::Result<usize> {
+        let until = clock::now().saturating_add(longest);
+        let mut left = longest;
+        loop {
+            match self.session.reader().read(buffer) {
+                Ok(read) => {
+                    self.buffered = self.buffered.saturating_sub(read);
+                    return Ok(read);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+            // Session tickets and parts of records carry nothing for the reader.
+            if self.fill(left)? == Filled::Nothing {
+                return Err(ErrorKind::WouldBlock.into());
+            }
+            left = until.duration_since(clock::now());
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.flush()?;
+        let written = self.session.writer().write(bytes)?;
+        match self.flush() {
+            Err(error) if error.kind() != ErrorKind::WouldBlock => Err(error),
+            _ => Ok(written),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        while self.session.wants_write() {
+            self.session.write_tls(&mut Output(&mut self.socket))?;
+        }
+        Ok(())
+    }
+
+    fn has_input(&mut self) -> io::Result<bool> {
+        while !self.has_buffered() {
+            if self.fill(Duration::ZERO)? == Filled::Nothing {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn has_buffered(&self) -> bool {
+        self.buffered > 0
+    }
+
+    fn poll_handle(&self) -> PollHandle<'_> {
+        self.socket.poll_handle()
+    }
+
+    fn cancel_handle(&self) -> io::Result<CancelHandle> {
+        self.socket.cancel_handle()
+    }
+}
+
+impl fmt::Debug for TlsSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsSocket").field("socket", &self.socket).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for TlsClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsClient").field("server_name", &self.server_name).finish_non_exhaustive()
+    }
+}
