@@ -60,7 +60,15 @@ pub struct Config {
 impl Config {
     /// Creates a configuration for the server at `url`:
     /// `redis://[user[:password]@]host[:port][/db]`, the same with `valkey://`, or
-    /// `unix:///path/to/socket[?db=0&user=…&pass=…]`.
+    /// `unix:///path/to/socket[?db=0&user=…&pass=…]`. `rediss://` and `valkeys://` are the same with
+    /// TLS, with the feature `tls`.
+    ///
+    /// `redis+sentinel://[user[:password]@]host[:26379],host,host/master[/db]` is a server that
+    /// Redis Sentinel names: the hosts are the sentinels, `master` is the name in their
+    /// configuration, and the user, password and database are those of the server itself. If the
+    /// sentinels need a login, add `?sentinel_user=…&sentinel_pass=…`. Locks and waiters follow the
+    /// master. A failover may lose locks that the new master has not received; their guards report
+    /// it.
     ///
     /// Several URLs, separated by commas, are [nodes](Self::nodes). URLs are validated only when a
     /// manager is created.

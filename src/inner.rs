@@ -103,7 +103,8 @@ impl ManagerHandle {
     ) -> Result<ManagerHandle> {
         static STARTED: AtomicU64 = AtomicU64::new(0);
         let cleaner = Arc::new(Cleaner::new(backend.clone()));
-        let probe_interval = if backend.needs_probes() { config.ttl / 3 } else { Duration::MAX };
+        let probe_interval =
+            backend.probe_interval().map_or(Duration::MAX, |most| most.min(config.ttl / 3));
         let renewer = observer
             .shield(|| {
                 LockRenewer::start(

@@ -177,9 +177,10 @@ fn set_size(letters: &mut Chars<'_>) -> Option<usize> {
 /// The servers that keep the locks.
 #[derive(Arguments, Clone, Debug)]
 pub(crate) struct Servers {
-    /// Server: redis://[user@]host[:port][/db], rediss:// for TLS, valkey://, or unix:///path. For
-    /// several nodes, repeat the option or separate URLs with commas. Default: DISTLOCK_URL, then
-    /// REDIS_URL, then redis://127.0.0.1:6379. Must not contain a password
+    /// Server: redis://[user@]host[:port][/db], rediss:// for TLS, valkey://, unix:///path, or
+    /// redis+sentinel://host,host/master. For several nodes, repeat the option or separate URLs with
+    /// commas. Default: DISTLOCK_URL, then REDIS_URL, then redis://127.0.0.1:6379. Must not contain
+    /// a password
     #[arg(
         long,
         global = true,

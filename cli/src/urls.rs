@@ -9,10 +9,18 @@ pub(crate) fn has_password(urls: &str) -> bool {
         let has_login = match url.rsplit_once('@') {
             // The colon of the scheme does not separate a password.
             Some((user, _)) => user.replacen("://", "", 1).contains(':'),
-            None => !is_host_and_port(url.split_once("://").map_or(url, |(_, rest)| rest)),
+            None => {
+                let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+                let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+                // Such a URL names several sentinels.
+                let separator = if scheme.ends_with("+sentinel") { "," } else { "://" };
+                !authority.split(separator).all(is_host_and_port)
+            }
         };
         let query = url.split_once('?').map_or("", |(_, query)| query);
-        has_login || query.split('&').any(|pair| pair.starts_with("pass"))
+        let is_password =
+            |pair: &str| ["pass", "sentinel_pass"].iter().any(|name| pair.starts_with(name));
+        has_login || query.split('&').any(is_password)
     })
 }
 
@@ -34,8 +42,7 @@ pub(crate) fn split_urls(urls: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Whether this is a host, with at most a numeric port after a colon.
-fn is_host_and_port(rest: &str) -> bool {
-    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+fn is_host_and_port(authority: &str) -> bool {
     let bracketed = authority.strip_prefix('[').and_then(|inner| inner.split_once(']'));
     let host_and_port = match bracketed {
         Some((host, port)) if host.parse::<Ipv6Addr>().is_ok() => port,
@@ -77,6 +84,9 @@ mod tests {
             "redis://u:/x",
             "redis://[u:x]:6379",
             "--url=redis://u:x,redis://h",
+            "redis+sentinel://h:1,i:2/main?sentinel_pass=x",
+            "redis+sentinel://u:x@h:1,i:2/main",
+            "redis+sentinel://h:1,i:x/main",
         ] {
             assert!(has_password(url), "{url}");
         }
@@ -94,6 +104,8 @@ mod tests {
             "redis://h:1?db=2#x",
             "unix:///s?db=1",
             "redis://h:1,redis://u@h",
+            "redis+sentinel://h:1,i:2,[::1]:3/main/0",
+            "redis+sentinel://u@h:1,i/main?sentinel_user=w",
             "redis://u@h:1/2, valkey+unix://v@h,unix:///s",
         ] {
             assert!(!has_password(url), "{url}");

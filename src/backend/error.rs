@@ -128,6 +128,16 @@ impl NodeError {
         }
     }
 
+    /// Whether the server does not carry out this command, or not for this user.
+    pub(crate) fn is_command_refused(&self) -> bool {
+        match &self.kind {
+            NodeErrorKind::Refused { code, .. } => {
+                (code == "ERR" || code == "NOPERM") && !self.is_max_clients()
+            }
+            _ => false,
+        }
+    }
+
     /// Whether the server has reached `maxclients`. It sends this error to every new connection,
     /// before it reads anything.
     pub(crate) fn is_max_clients(&self) -> bool {

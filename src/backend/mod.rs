@@ -79,9 +79,10 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         deadline: Moment,
     ) -> Result<Released, BackendError>;
 
-    /// Whether a server may have to be left out although no lock is asked for.
-    fn needs_probes(&self) -> bool {
-        false
+    /// How often to [probe](LeaseRenewals::probe), if a server may have to be left out although no
+    /// lock is asked for. The interval is at most a third of the ttl.
+    fn probe_interval(&self) -> Option<Duration> {
+        None
     }
 
     /// Returns what renews the leases of a manager. If the backend learns between two renewals that
@@ -267,7 +268,7 @@ pub(crate) trait LeaseRenewals {
     }
 
     /// Asks the servers whether they are reachable, and still those that may keep locks. Called at
-    /// regular intervals if [`Backend::needs_probes`].
+    /// intervals of [`Backend::probe_interval`].
     fn probe(&mut self, _limits: RenewalLimits<'_>) {}
 
     /// Closes the connections, after a panic: replies in flight on them cannot be matched to

@@ -41,14 +41,15 @@ impl Tls {
         self
     }
 
-    /// Expects this name in the certificates of the servers. Defaults to the host in the URL.
+    /// Expects this name in the certificates of the servers. Defaults to the host in the URL, and
+    /// for a master that Sentinel names, to its address.
     pub fn server_name(mut self, name: impl Into<String>) -> Tls {
         self.server_name = Some(name.into());
         self
     }
 
-    /// Reads the files, for a server with this host name.
-    pub(super) fn client(&self, host: &str) -> Result<TlsClient, String> {
-        TlsClient::new(&self.files, self.server_name.as_deref().unwrap_or(host))
+    /// Reads the files. Without a host, the server's address must be in its certificate.
+    pub(super) fn client(&self, host: Option<&str>) -> Result<TlsClient, String> {
+        TlsClient::new(&self.files, self.server_name.as_deref().or(host))
     }
 }

@@ -185,29 +185,31 @@ impl Config {
     }
 
     fn endpoint(&self, url: &str) -> Result<Arc<Endpoint>> {
+        #[cfg(feature = "tls")]
+        let mut endpoint = self.secure_endpoint(url)?;
+        #[cfg(not(feature = "tls"))]
         let mut endpoint = Endpoint::parse(url)?;
         if endpoint.password.is_none() {
             endpoint.password.clone_from(&self.password);
         }
-        #[cfg(feature = "tls")]
-        self.secure(&mut endpoint)?;
         Ok(Arc::new(endpoint))
     }
 
     #[cfg(feature = "tls")]
-    fn secure(&self, endpoint: &mut Endpoint) -> Result<()> {
-        let invalid = |reason| LockError::InvalidConfig { reason };
-        if endpoint.wants_tls {
-            let tls = self.tls.clone().unwrap_or_default();
-            endpoint.security = Some(tls.client(&endpoint.host).map_err(invalid)?);
-        } else if self.tls.is_some() {
-            return Err(invalid(format!(
-                "there are settings for TLS, but the URL of {} does not ask for it; write \
-                 rediss:// or valkeys://",
-                endpoint.label
-            )));
+    fn secure_endpoint(&self, url: &str) -> Result<Endpoint> {
+        let tls = self.tls.clone().unwrap_or_default();
+        let secure = |host: Option<&str>| tls.client(host);
+        let endpoint = Endpoint::parse_with(url, Some(&secure))?;
+        if self.tls.is_some() && !endpoint.wants_tls {
+            return Err(LockError::InvalidConfig {
+                reason: format!(
+                    "there are settings for TLS, but the URL of {} does not ask for it; write \
+                     rediss:// or valkeys://",
+                    endpoint.label
+                ),
+            });
         }
-        Ok(())
+        Ok(endpoint)
     }
 }
 
@@ -221,6 +223,17 @@ fn check_nodes(endpoints: &[Arc<Endpoint>]) -> Result<()> {
         return invalid(format!(
             "there are {} nodes, but at most {NODES_MAX} are supported",
             endpoints.len()
+        ));
+    }
+    if endpoints.len() > 1
+        && let Some(behind) =
+            endpoints.iter().find(|one| one.discovery.refresh_interval().is_some())
+    {
+        return invalid(format!(
+            "{} is one of several nodes, which must be independent servers; a failover would \
+             replace one by a server that has forgotten locks, so use either several nodes or \
+             Sentinel",
+            behind.label
         ));
     }
     for (index, endpoint) in endpoints.iter().enumerate() {

@@ -29,6 +29,7 @@ mod interop;
 mod memory;
 mod observe;
 mod security;
+mod sentinel;
 mod tidy;
 #[cfg(feature = "tls")]
 mod tls;

@@ -6,6 +6,7 @@ use std::{
     fmt,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
+    time::Duration,
 };
 
 use self::dns::HostName;
@@ -16,6 +17,20 @@ use crate::sys::clock::Moment;
 pub(crate) trait Discovery: fmt::Debug + Send + Sync {
     /// Returns the addresses to try, in this order. Ends by `deadline`.
     fn resolve(&self, deadline: Moment) -> Result<Vec<Address>, NodeError>;
+
+    /// How many times another server is known to have taken over. A connection that was opened at a
+    /// lower count may lead to a former server, which may still reply.
+    fn takeovers(&self) -> u64 {
+        0
+    }
+
+    /// How often to call [`refresh`](Self::refresh), if there is something to ask for the server.
+    fn refresh_interval(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Finds out in the background whether another server has taken over.
+    fn refresh(&self) {}
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -183,6 +183,10 @@ impl Backend for RedisBackend {
         }
     }
 
+    fn probe_interval(&self) -> Option<Duration> {
+        self.node.discovery().refresh_interval()
+    }
+
     fn lease_renewals(self: Arc<Self>, _: RenewSoon) -> Box<dyn LeaseRenewals + Send> {
         Box::new(RedisRenewals::new(self.node.clone(), self.operation_timeout))
     }

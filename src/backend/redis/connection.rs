@@ -9,6 +9,8 @@
 
 mod handshake;
 mod pipeline;
+#[cfg(test)]
+mod tests;
 mod user_commands;
 
 use std::{fmt, io, sync::Arc, time::Duration};
@@ -57,11 +59,15 @@ pub(crate) struct Connection {
     used_by_caller: bool,
     /// Opening time of a socket that broke; kept until the break is reported.
     broken_opened_at: Option<Moment>,
-    /// The handshake reads the server's run id, uptime and role.
-    reads_server_info: bool,
+    /// The handshake fails unless it can read the server's run id, uptime and role.
+    requires_server_info: bool,
     /// Epoch of the server this connection reached. The epoch of a node increases when its server
     /// is replaced.
     server_epoch: u64,
+    /// What [`Discovery::takeovers`] returned before this connection looked for its server.
+    ///
+    /// [`Discovery::takeovers`]: crate::backend::discovery::Discovery::takeovers
+    takeovers: u64,
 }
 
 impl Connection {
@@ -74,7 +80,7 @@ impl Connection {
         endpoint: Arc<Endpoint>,
         timeout: Duration,
         spin_max: Duration,
-        reads_server_info: bool,
+        requires_server_info: bool,
     ) -> Connection {
         Connection {
             endpoint,
@@ -85,8 +91,9 @@ impl Connection {
             spin_max,
             used_by_caller: false,
             broken_opened_at: None,
-            reads_server_info,
+            requires_server_info,
             server_epoch: 0,
+            takeovers: 0,
         }
     }
 
@@ -96,7 +103,7 @@ impl Connection {
             self.endpoint.clone(),
             self.timeout,
             self.spin_max,
-            self.reads_server_info,
+            self.requires_server_info,
         )
     }
 
@@ -128,12 +135,12 @@ impl Connection {
         self.server_epoch = server_epoch;
     }
 
-    /// Closes the socket if it leads to an earlier server of its node. That server may still run,
-    /// but it must no longer vote for this node.
-    pub(crate) fn close_if_replaced(&mut self, server_epoch: u64) {
-        if self.server_epoch < server_epoch {
-            self.close();
-        }
+    /// Whether the socket leads to an earlier server of its node. That server may still run, but
+    /// must not be asked any more.
+    pub(crate) fn is_replaced(&self, server_epoch: u64) -> bool {
+        self.link.is_some()
+            && (self.server_epoch < server_epoch
+                || self.takeovers < self.endpoint.discovery.takeovers())
     }
 
     /// Closes the socket and counts it as broken, because its state is unknown.
@@ -169,17 +176,20 @@ impl Connection {
         if self.is_ready() {
             return Ok(None);
         }
+        // A takeover that is noticed meanwhile costs another connection, and is never missed.
+        self.takeovers = self.endpoint.discovery.takeovers();
         let addresses = self.endpoint.discovery.resolve(deadline)?;
         let security = self.endpoint.security.as_ref();
         let transport =
             transport::connect(&addresses, security, deadline).map_err(NodeError::not_sent)?;
         self.link = Some(FramedSocket::new(transport));
         // If the handshake fails, the caller's request has not been sent.
-        let handshake = handshake(self, &self.endpoint.clone(), self.reads_server_info, deadline)
-            .map_err(|error| {
-            self.poison();
-            NodeError { outcome_unknown: false, ..error }
-        })?;
+        let required = self.requires_server_info;
+        let handshake =
+            handshake(self, &self.endpoint.clone(), required, deadline).map_err(|error| {
+                self.poison();
+                NodeError { outcome_unknown: false, ..error }
+            })?;
         log_safely!(debug, "connected to {}", self.endpoint.label);
         Ok(Some(handshake))
     }
@@ -366,54 +376,4 @@ pub(crate) fn write_command(out: &mut Vec<u8>, parts: &[&[u8]]) {
 
 fn random_nonce() -> u64 {
     random_uuid().as_u64_pair().1 >> 16
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn unconnected(url: &str) -> Connection {
-        let endpoint = Arc::new(Endpoint::parse(url).unwrap());
-        Connection::unconnected(endpoint, Duration::from_secs(1), Duration::ZERO, false)
-    }
-
-    /// An attacker who can write to a connection but not read from it must not be able to guess a
-    /// nonce.
-    #[test]
-    fn nonces_start_at_random_and_never_repeat() {
-        let nonces = || {
-            let mut connection = unconnected("redis://h");
-            [connection.next_nonce(), connection.next_nonce(), connection.next_nonce()]
-        };
-        let nonces_of_connections: Vec<_> = (0..8).map(|_| nonces()).collect();
-        for [first, second, third] in &nonces_of_connections {
-            assert_eq!((*second, *third), (first + 1, first + 2));
-            let near = nonces_of_connections
-                .iter()
-                .filter(|[other, ..]| other.abs_diff(*first) < 1 << 16)
-                .count();
-            assert_eq!(near, 1, "{nonces_of_connections:?}");
-        }
-    }
-
-    /// The server chooses the whole text of an error, including the word that we take as its code.
-    ///
-    /// Fault: F74
-    #[test]
-    fn error_code_is_redacted_and_escaped_like_its_message() {
-        let mut connection = unconnected("redis://:hunter2@h");
-        for word in ["hunter2", "it-was-hunter2!", "\u{1b}[31mRED", "X\u{7}", &"M".repeat(1 << 20)]
-        {
-            let error =
-                redis::parse_redis_value(format!("-{word} and more\r\n").as_bytes()).unwrap();
-            let error = connection.check_error_reply(&error).unwrap_err();
-            let text = error.kind.to_string();
-            assert!(
-                matches!(&error.kind, NodeErrorKind::Refused { code, .. } if code.len() < 512),
-                "{text:.99}"
-            );
-            assert!(text.len() < 1024 && !text.contains("hunter2"), "{text:.99}");
-            assert!(!text.chars().any(char::is_control), "{text:?}");
-        }
-    }
 }

@@ -18,6 +18,7 @@ pub(crate) fn exchange<C: Request>(
     request: &C,
     deadline: Moment,
 ) -> Result<Exchange<C::Reply>, NodeError> {
+    node.drop_if_replaced(connection);
     if !connection.is_ready() {
         node.connect(connection, deadline)?;
     }
@@ -95,11 +96,13 @@ fn connect_within(
     connection: &mut Connection,
     limits: &mut ExchangeLimits<'_>,
 ) -> Result<(), NodeError> {
+    node.drop_if_replaced(connection);
     if connection.is_ready() {
         return Ok(());
     }
     if let Some(spare) = node.take_spare() {
         *connection = spare;
+        node.drop_if_replaced(connection);
         if connection.is_ready() {
             return Ok(());
         }

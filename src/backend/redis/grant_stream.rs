@@ -1,7 +1,7 @@
 //! `RedisGrantStream`: a subscription to a channel of one server, with a check that the server is
 //! still there.
 
-use std::{sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use redis::Value;
 
@@ -66,6 +66,10 @@ impl RedisGrantStream {
     /// Waits for a value. Pings the server after a long silence, and fails if nothing arrives
     /// within the timeout of that.
     fn receive_value(&mut self, until: Moment) -> Result<Option<Value>, NodeError> {
+        if self.node.is_replaced(&self.connection) {
+            let reason = "another server has taken over from this one";
+            return Err(NodeError::not_sent(io::Error::new(io::ErrorKind::NotConnected, reason)));
+        }
         let now = clock::now();
         let mut until = until;
         match self.pinged_at {
@@ -99,7 +103,7 @@ impl GrantStream for RedisGrantStream {
     }
 
     fn is_open(&mut self) -> bool {
-        self.connection.is_peer_open()
+        !self.node.is_replaced(&self.connection) && self.connection.is_peer_open()
     }
 
     fn cancel_handle(&self) -> Result<CancelHandle, NodeError> {

@@ -23,6 +23,7 @@ mod release_turns;
 pub(crate) mod renewals;
 pub(crate) mod requests_and_replies;
 pub(crate) mod script;
+mod sentinel;
 mod server_info;
 #[cfg(test)]
 mod test_util;

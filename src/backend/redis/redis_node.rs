@@ -21,6 +21,7 @@ use super::{
     url::Endpoint,
 };
 use crate::{
+    backend::discovery::Discovery,
     core::clock_sample::ClockSample,
     observe::Observer,
     sys::{
@@ -61,8 +62,12 @@ pub(crate) struct RedisNode {
     health: NodeHealth,
     /// Latest sample of the server's clock, from any connection.
     clock_sample: Mutex<Option<ClockSample>>,
-    /// Membership among several nodes; `None` for a single server, which is not checked.
+    /// Membership among several nodes; `None` for a single server.
     member: Option<Member>,
+    /// Run id of the server that a single server's name led to last.
+    only_run_id: Mutex<Option<String>>,
+    /// Number of times that the node's server was replaced by another one.
+    server_epoch: AtomicU64,
     /// Scripts that the server has run, as a bit mask. New connections need not send their text,
     /// which may not get through.
     known_scripts: AtomicU8,
@@ -74,8 +79,6 @@ pub(crate) struct RedisNode {
 struct Member {
     index: usize,
     membership: Arc<Mutex<Membership>>,
-    /// Number of times that the node's server was replaced by another one.
-    server_epoch: AtomicU64,
 }
 
 impl RedisNode {
@@ -93,6 +96,8 @@ impl RedisNode {
             health: NodeHealth::default(),
             clock_sample: Mutex::new(None),
             member: None,
+            only_run_id: Mutex::new(None),
+            server_epoch: AtomicU64::new(0),
             known_scripts: AtomicU8::new(0),
             spare: Mutex::new(None),
         }
@@ -104,10 +109,7 @@ impl RedisNode {
         index: usize,
         membership: Arc<Mutex<Membership>>,
     ) -> RedisNode {
-        RedisNode {
-            member: Some(Member { index, membership, server_epoch: AtomicU64::new(0) }),
-            ..self
-        }
+        RedisNode { member: Some(Member { index, membership }), ..self }
     }
 
     pub(crate) fn label(&self) -> &Arc<str> {
@@ -210,7 +212,10 @@ impl RedisNode {
         connection: &mut Connection,
         info: &ServerInfo,
     ) -> Result<(), NodeError> {
-        let Some(member) = &self.member else { return Ok(()) };
+        let Some(member) = &self.member else {
+            self.note_only_server(connection, info);
+            return Ok(());
+        };
         let (replaced, eligibility) = {
             let mut membership = member.membership.lock();
             let replaced = membership.is_replacement(member.index, info);
@@ -219,9 +224,9 @@ impl RedisNode {
             // may now be reachable as another node and would vote twice; or to a server that has
             // become a replica, which votes too if it is writable.
             if replaced != (eligibility == Eligibility::Replica) {
-                member.server_epoch.fetch_add(1, Ordering::AcqRel);
+                self.server_epoch.fetch_add(1, Ordering::AcqRel);
             }
-            connection.set_server_epoch(member.server_epoch.load(Ordering::Acquire));
+            connection.set_server_epoch(self.server_epoch.load(Ordering::Acquire));
             if replaced {
                 self.known_scripts.store(0, Ordering::Release);
             }
@@ -253,11 +258,37 @@ impl RedisNode {
         Err(NodeError { outcome_unknown: false, kind: NodeErrorKind::Ineligible(reason) })
     }
 
+    /// Records which server decides alone. Once its name has led to another master, the connections
+    /// to the former one are not used any more.
+    fn note_only_server(&self, connection: &mut Connection, info: &ServerInfo) {
+        if !info.is_master {
+            return;
+        }
+        let mut last = self.only_run_id.lock();
+        let former = last.replace(info.run_id.clone());
+        if former.is_some_and(|former| former != info.run_id) {
+            self.server_epoch.fetch_add(1, Ordering::AcqRel);
+            self.known_scripts.store(0, Ordering::Release);
+        }
+        connection.set_server_epoch(self.server_epoch.load(Ordering::Acquire));
+        connection.set_loaded_scripts(self.known_scripts.load(Ordering::Acquire));
+    }
+
+    /// Whether a connection leads to an earlier server of this node.
+    pub(crate) fn is_replaced(&self, connection: &Connection) -> bool {
+        connection.is_replaced(self.server_epoch.load(Ordering::Acquire))
+    }
+
     /// Closes a connection that leads to an earlier server of this node.
     pub(crate) fn drop_if_replaced(&self, connection: &mut Connection) {
-        if let Some(member) = &self.member {
-            connection.close_if_replaced(member.server_epoch.load(Ordering::Acquire));
+        if self.is_replaced(connection) {
+            connection.close();
         }
+    }
+
+    /// Where the server is, if that may change while a former server goes on replying.
+    pub(crate) fn discovery(&self) -> &dyn Discovery {
+        &*self.endpoint.discovery
     }
 
     /// Returns the time until the node's votes count; `None` if they count at `now`.

@@ -30,6 +30,10 @@ impl LeaseRenewals for RedisRenewals {
         renew_on_one_server(leases, |requests| self.ask(requests, limits))
     }
 
+    fn probe(&mut self, _: RenewalLimits<'_>) {
+        self.node.discovery().refresh();
+    }
+
     fn reset(&mut self) {
         self.connection = self.node.reserved_connection();
     }

@@ -1,9 +1,11 @@
 //! `Endpoint`: where a server is, and the credentials for it, parsed from a URL. Its password never
 //! appears in any output.
 
+mod sentinel_url;
+
 use std::{fmt, sync::Arc};
 
-use redis::{ConnectionAddr, IntoConnectionInfo as _};
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _};
 
 use crate::{
     backend::{
@@ -21,22 +23,33 @@ pub(crate) struct Endpoint {
     pub(crate) password: Option<String>,
     pub(crate) db: i64,
     /// The URL asks for TLS.
-    #[cfg(feature = "tls")]
+    #[cfg_attr(not(feature = "tls"), expect(dead_code))]
     pub(crate) wants_tls: bool,
-    /// The host name or address; empty for a Unix socket.
-    #[cfg(feature = "tls")]
-    pub(crate) host: String,
     /// How to speak TLS, if the URL asks for it.
     pub(crate) security: Option<Security>,
     /// Name of the server in messages: host and port, or the path of its socket.
     pub(crate) label: Arc<str>,
 }
 
+/// Builds what secures the connections to a host; to one whose name is not known yet if there is
+/// none.
+pub(crate) type Secure<'a> = dyn Fn(Option<&str>) -> std::result::Result<Security, String> + 'a;
+
 impl Endpoint {
+    /// Parses a URL, for output: without what secures connections.
     pub(crate) fn parse(url: &str) -> Result<Endpoint> {
+        Endpoint::parse_with(url, None)
+    }
+
+    /// Parses a URL. `secure` is called if it asks for TLS.
+    pub(crate) fn parse_with(url: &str, secure: Option<&Secure<'_>>) -> Result<Endpoint> {
         let invalid = |reason: String| LockError::InvalidConfig { reason };
         let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
-        match scheme {
+        let (base, is_sentinel) = match scheme.strip_suffix("+sentinel") {
+            Some(base) if base != "unix" => (base, true),
+            _ => (scheme, false),
+        };
+        match base {
             "redis" | "valkey" | "unix" | "redis+unix" | "valkey+unix" => {}
             #[cfg(feature = "tls")]
             "rediss" | "valkeys" => {}
@@ -51,36 +64,35 @@ impl Endpoint {
             // The URL is not repeated, because a misplaced password may be part of the scheme.
             _ => return Err(invalid(format!("the URL has an unknown scheme; {USABLE_URLS}"))),
         }
-        if has_unsupported_part(url, scheme.contains("unix")) {
+        if has_unsupported_part(url, scheme.contains("unix"), is_sentinel) {
+            let names = if is_sentinel {
+                " (those after ? are sentinel_user and sentinel_pass)"
+            } else {
+                ""
+            };
             return Err(invalid(format!(
-                "the {scheme}:// URL has an unsupported part after ? or #; write the database after \
-                 a slash (redis://host/1) or as unix:///path?db=1&user=…&pass=…, and in passwords \
-                 write ? as %3F and # as %23"
+                "the {scheme}:// URL has an unsupported part after ? or #{names}; write the \
+                 database after a slash (redis://host/1) or as unix:///path?db=1&user=…&pass=…, \
+                 and in passwords write ? as %3F and # as %23"
             )));
         }
-        let is_secure = matches!(scheme, "rediss" | "valkeys");
+        let is_secure = matches!(base, "rediss" | "valkeys");
+        let secure = secure.filter(|_| is_secure);
+        let security =
+            |host: Option<&str>| secure.map(|secure| secure(host)).transpose().map_err(invalid);
+        if is_sentinel {
+            return sentinel_url::parse(url, scheme, is_secure, &security);
+        }
         // The parser refuses schemes with which the redis crate itself cannot connect.
         let plain = if is_secure { url.replacen("s://", "://", 1) } else { url.to_owned() };
-        let info = escape_query_plus(&plain, scheme.contains("unix"))
-            .into_connection_info()
-            .map_err(|error| {
-                // The detail names the invalid part without quoting it.
-                invalid(format!(
-                    "the {scheme}:// URL is invalid: {}; {USABLE_URLS}",
-                    detail_without_url(&error)
-                ))
-            })?;
-        let (discovery, label): (Box<dyn Discovery>, String) = match info.addr() {
+        let info = parse_plain(&plain, scheme)?;
+        let (discovery, label, host): (Box<dyn Discovery>, String, Option<&str>) = match info.addr()
+        {
             ConnectionAddr::Tcp(host, port) => {
-                let label = if host.contains(':') {
-                    format!("[{host}]:{port}")
-                } else {
-                    format!("{host}:{port}")
-                };
-                (of_host(host, *port), label)
+                (of_host(host, *port), host_label(host, *port), Some(host))
             }
             ConnectionAddr::Unix(path) => {
-                (Box::new(Address::Unix(path.clone())), path.display().to_string())
+                (Box::new(Address::Unix(path.clone())), path.display().to_string(), None)
             }
             _ => {
                 return Err(invalid(format!(
@@ -88,25 +100,27 @@ impl Endpoint {
                 )));
             }
         };
-        #[cfg(feature = "tls")]
-        let host = match info.addr() {
-            ConnectionAddr::Tcp(host, _) => host.clone(),
-            _ => String::new(),
-        };
+        let security = security(host)?;
+        Ok(Endpoint::new(discovery, &label, &info, is_secure, security))
+    }
+
+    fn new(
+        discovery: Box<dyn Discovery>,
+        label: &str,
+        info: &ConnectionInfo,
+        wants_tls: bool,
+        security: Option<Security>,
+    ) -> Endpoint {
         let settings = info.redis_settings();
-        let some = |text: Option<&str>| text.filter(|text| !text.is_empty()).map(str::to_owned);
-        Ok(Endpoint {
+        Endpoint {
             discovery,
-            user: some(settings.username()),
-            password: some(settings.password()),
+            user: non_empty(settings.username()),
+            password: non_empty(settings.password()),
             db: settings.db(),
-            #[cfg(feature = "tls")]
-            wants_tls: is_secure,
-            #[cfg(feature = "tls")]
-            host,
-            security: None,
+            wants_tls,
+            security,
             label: label.escape_debug().to_string().into(),
-        })
+        }
     }
 
     /// Prepares a text from the server for messages.
@@ -117,15 +131,40 @@ impl Endpoint {
 
 #[cfg(feature = "tls")]
 const USABLE_URLS: &str = "supported are redis://[user[:password]@]host[:port][/db], rediss://… \
-    with TLS, valkey://…, valkeys://… and unix:///path";
+    with TLS, valkey://…, valkeys://…, redis+sentinel://host,host/master[/db] and unix:///path";
 #[cfg(not(feature = "tls"))]
-const USABLE_URLS: &str =
-    "supported are redis://[user[:password]@]host[:port][/db], valkey://… and unix:///path";
+const USABLE_URLS: &str = "supported are redis://[user[:password]@]host[:port][/db], valkey://…, \
+    redis+sentinel://host,host/master[/db] and unix:///path";
+
+fn host_label(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
+fn non_empty(text: Option<&str>) -> Option<String> {
+    text.filter(|text| !text.is_empty()).map(str::to_owned)
+}
+
+/// Parses a URL without TLS. Messages name its scheme as `scheme`.
+fn parse_plain(plain: &str, scheme: &str) -> Result<ConnectionInfo> {
+    escape_query_plus(plain, scheme.contains("unix")).into_connection_info().map_err(|error| {
+        LockError::InvalidConfig {
+            // The detail names the invalid part without quoting it.
+            reason: format!(
+                "the {scheme}:// URL is invalid: {}; {USABLE_URLS}",
+                detail_without_url(&error)
+            ),
+        }
+    })
+}
 
 /// Whether the URL has a part that the parser would ignore. Ignoring it could select another
 /// database or leave out a password.
-fn has_unsupported_part(url: &str, is_unix: bool) -> bool {
-    let known: &[&str] = if is_unix { &["db", "user", "pass", "protocol"] } else { &["protocol"] };
+fn has_unsupported_part(url: &str, is_unix: bool, is_sentinel: bool) -> bool {
+    let known: &[&str] = match (is_unix, is_sentinel) {
+        (true, _) => &["db", "user", "pass", "protocol"],
+        (false, true) => &["sentinel_user", "sentinel_pass"],
+        (false, false) => &["protocol"],
+    };
     let query = url.split_once('?').map_or("", |(_, query)| query);
     let mut names =
         query.split('&').map(|pair| pair.split_once('=').map_or(pair, |(name, _)| name));

@@ -239,8 +239,8 @@ impl Backend for Redlock {
         self.operation_timeout
     }
 
-    fn needs_probes(&self) -> bool {
-        true
+    fn probe_interval(&self) -> Option<Duration> {
+        Some(Duration::MAX)
     }
 
     fn excludes_others(&self, residue: &Residue) -> bool {

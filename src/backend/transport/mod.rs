@@ -124,7 +124,13 @@ fn open(
     match security {
         None => Ok(Box::new(socket)),
         #[cfg(feature = "tls")]
-        Some(tls) => tls.connect(socket, deadline),
+        Some(tls) => {
+            let peer = match address {
+                Address::Tcp(address) => Some(address.ip()),
+                Address::Unix(_) => None,
+            };
+            tls.connect(socket, peer, deadline)
+        }
         #[cfg(not(feature = "tls"))]
         Some(never) => match *never {},
     }

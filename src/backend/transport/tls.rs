@@ -3,6 +3,7 @@
 use std::{
     fmt, fs,
     io::{self, ErrorKind, Read, Write},
+    net::IpAddr,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -28,16 +29,17 @@ pub(crate) struct TlsFiles {
     pub(crate) client: Option<(PathBuf, PathBuf)>,
 }
 
-/// How to speak TLS with one server. Connections that share this resume each other's sessions.
+/// How to speak TLS with servers. Connections that share this resume each other's sessions.
 #[derive(Clone)]
 pub(crate) struct TlsClient {
     config: Arc<ClientConfig>,
-    server_name: ServerName<'static>,
+    /// Name in the certificate; `None` for the address that is connected to.
+    server_name: Option<ServerName<'static>>,
 }
 
 impl TlsClient {
     /// Reads the files. An error is a part of a sentence.
-    pub(crate) fn new(files: &TlsFiles, server_name: &str) -> Result<TlsClient, String> {
+    pub(crate) fn new(files: &TlsFiles, server_name: Option<&str>) -> Result<TlsClient, String> {
         let mut authorities = RootCertStore::empty();
         if let Some(file) = &files.ca_file {
             for certificate in certificates(file)? {
@@ -68,8 +70,11 @@ impl TlsClient {
                     .map_err(|error| not_usable(certificate, &error))?
             }
         };
-        let server_name = ServerName::try_from(server_name.to_owned())
-            .map_err(|_| "the server name for TLS is neither a host name nor an address")?;
+        let parse = |name: &str| {
+            ServerName::try_from(name.to_owned())
+                .map_err(|_| "the server name for TLS is neither a host name nor an address")
+        };
+        let server_name = server_name.map(parse).transpose()?;
         Ok(TlsClient { config: Arc::new(config), server_name })
     }
 
@@ -77,10 +82,15 @@ impl TlsClient {
     pub(super) fn connect(
         &self,
         socket: Socket,
+        peer: Option<IpAddr>,
         deadline: Moment,
     ) -> io::Result<Box<dyn Transport>> {
-        let session = ClientConnection::new(self.config.clone(), self.server_name.clone())
-            .map_err(invalid)?;
+        let name = match (&self.server_name, peer) {
+            (Some(name), _) => name.clone(),
+            (None, Some(address)) => ServerName::IpAddress(address.into()),
+            (None, None) => return Err(io::Error::other("the server has no name for TLS")),
+        };
+        let session = ClientConnection::new(self.config.clone(), name).map_err(invalid)?;
         let mut transport = Box::new(TlsSocket { socket, session, buffered: 0 });
         while transport.session.is_handshaking() {
             match transport.flush() {

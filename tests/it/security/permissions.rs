@@ -125,7 +125,7 @@ fn readme_lists_the_permissions() {
 #[test]
 fn listed_permissions_are_sufficient() {
     let server = RedisServer::start();
-    let mgr = user(&server, LOCK_PERMISSIONS.into_iter());
+    let mgr = user(&server, LOCK_PERMISSIONS.into_iter().chain(list::NODE_PERMISSIONS));
     run_all(&server, &mgr).unwrap_or_else(|(step, error)| panic!("{step}: {error}"));
     let denied: Vec<redis::Value> = server.query(&["ACL", "LOG"]);
     assert!(denied.is_empty(), "{denied:?}");

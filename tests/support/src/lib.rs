@@ -25,6 +25,7 @@ mod proxied;
 mod redis_server;
 mod resp;
 mod scripted_server;
+mod sentinels;
 mod server_process;
 mod watchdog;
 
@@ -48,6 +49,7 @@ pub use resp::{Frames, request};
 pub use scripted_server::{
     CannedServer, DeafServer, endless_server, garbage_server, silent_server,
 };
+pub use sentinels::SentinelGroup;
 pub use watchdog::Watchdog;
 
 /// The time limit for anything that must happen in a test, generous enough for a busy machine.

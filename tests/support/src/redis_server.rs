@@ -26,7 +26,7 @@ use super::{POLL, TEST_TIMEOUT, eventually, resp};
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The server program, and whether it disables `DEBUG` and protected settings by default.
-fn program() -> &'static (String, bool) {
+pub(crate) fn program() -> &'static (String, bool) {
     static PROGRAM: OnceLock<(String, bool)> = OnceLock::new();
     PROGRAM.get_or_init(|| {
         let program = env::var("DISTLOCK_TEST_SERVER").ok().or_else(|| {

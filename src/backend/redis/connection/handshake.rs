@@ -7,7 +7,7 @@ use crate::{
     backend::redis::{
         NodeError, NodeErrorKind,
         fields::parse_time,
-        server_info::{self, ServerInfo, ServerInfoReader},
+        server_info::{INFO_COMMANDS, ServerInfo, ServerInfoReader},
         url::Endpoint,
     },
     core::clock_sample::ClockSample,
@@ -18,7 +18,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Handshake {
     pub(crate) clock_sample: ClockSample,
-    /// `None` if the handshake does not read it.
+    /// `None` if it is not required, and the server does not report it.
     pub(crate) server_info: Option<ServerInfo>,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Handshake {
 pub(super) fn handshake(
     connection: &mut Connection,
     endpoint: &Endpoint,
-    reads_server_info: bool,
+    requires_server_info: bool,
     deadline: Moment,
 ) -> Result<Handshake, NodeError> {
     let mut steps: Vec<Vec<&[u8]>> = Vec::new();
@@ -43,9 +43,9 @@ pub(super) fn handshake(
     if endpoint.db != 0 {
         steps.push(vec![b"SELECT", db.as_bytes()]);
     }
-    if reads_server_info {
-        steps.extend(server_info::INFO_COMMANDS.iter().map(|command| command.to_vec()));
-    }
+    // Only nodes that vote can be declared new, which is what the last of these commands reads.
+    let wanted = if requires_server_info { INFO_COMMANDS.len() } else { INFO_COMMANDS.len() - 1 };
+    steps.extend(INFO_COMMANDS[..wanted].iter().map(|command| command.to_vec()));
     steps.push(vec![b"TIME"]);
     let sent = connection.send(deadline, |out| {
         steps.iter().for_each(|step| write_command(out, step));
@@ -54,10 +54,10 @@ pub(super) fn handshake(
     let mut reader = ServerInfoReader::default();
     for step in &steps {
         reply = connection.receive(deadline)?;
-        if reads_server_info && reader.read_reply(step, &reply) {
+        if reader.read_reply(step, &reply) {
             continue;
         }
-        connection.check_error_reply(&reply).map_err(|error| match &error.kind {
+        let checked = connection.check_error_reply(&reply).map_err(|error| match &error.kind {
             // A server with too many clients sends this error in place of the first reply,
             // whatever the command.
             _ if error.is_max_clients() => error,
@@ -72,7 +72,12 @@ pub(super) fn handshake(
                 )
             }
             _ => error,
-        })?;
+        });
+        match checked {
+            // This user may not read it, or the server has no such command.
+            Err(error) if !requires_server_info && is_info(step) && error.is_command_refused() => {}
+            checked => checked?,
+        }
     }
     let received = clock::now();
     let server_us = parse_time(&reply).ok_or_else(|| {
@@ -81,13 +86,15 @@ pub(super) fn handshake(
         ))
     })?;
     let clock_sample = ClockSample::new(sent, received, server_us);
-    let server_info = match reads_server_info {
-        true => Some(reader.server_info(received).ok_or_else(|| {
-            NodeError::outcome_unknown(NodeErrorKind::Protocol(
-                "its reply to INFO lacks a required field".into(),
-            ))
-        })?),
-        false => None,
-    };
+    let server_info = reader.server_info(received);
+    if requires_server_info && server_info.is_none() {
+        return Err(NodeError::outcome_unknown(NodeErrorKind::Protocol(
+            "its reply to INFO lacks a required field".into(),
+        )));
+    }
     Ok(Handshake { clock_sample, server_info })
+}
+
+fn is_info(step: &[&[u8]]) -> bool {
+    step.first() == Some(&&b"INFO"[..])
 }

@@ -1,0 +1,448 @@
+//! `Sentinels`: where the master is, according to Redis Sentinel.
+//!
+//! All sentinels are asked, because right after a failover only the one that led it knows the new
+//! master. The answer with the highest configuration epoch counts, and never one with a lower epoch
+//! than was seen before. While no sentinel answers, the last known master is used.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use crossbeam_channel::{Sender, TrySendError, bounded};
+use parking_lot::Mutex;
+use redis::Value;
+
+use super::{
+    NodeError, NodeErrorKind,
+    fields::{write_array, write_bulk},
+    framed_socket::FramedSocket,
+};
+use crate::{
+    backend::{
+        discovery::{Address, Discovery, of_host},
+        transport::{self, Security},
+    },
+    sys::{
+        clock::{self, Moment},
+        display::quote_reply,
+        threads,
+    },
+};
+
+/// Maximum time for one question to one sentinel, including connecting.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// Maximum time that a new connection waits for further sentinels after the first has answered.
+const FURTHER_ANSWERS_TIMEOUT: Duration = Duration::from_millis(100);
+/// Interval of the questions while nothing connects. A former master that was frozen replies again
+/// until a sentinel demotes it.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// One sentinel, as the URL names it.
+pub(super) struct Sentinel {
+    pub(super) label: String,
+    pub(super) discovery: Box<dyn Discovery>,
+    pub(super) user: Option<String>,
+    pub(super) password: Option<String>,
+    pub(super) security: Option<Security>,
+}
+
+/// The sentinels that watch one master.
+pub(super) struct Sentinels(Arc<Shared>);
+
+struct Shared {
+    /// Name of the master in the configuration of the sentinels.
+    service: String,
+    sentinels: Box<[Watched]>,
+    known: Mutex<Known>,
+    takeovers: AtomicU64,
+}
+
+struct Watched {
+    sentinel: Sentinel,
+    /// A thread is asking it.
+    is_asked: AtomicBool,
+    /// Stays open between two questions.
+    link: Mutex<Option<FramedSocket>>,
+}
+
+#[derive(Default)]
+struct Known {
+    master: Option<Master>,
+    /// Last answer of each sentinel, and when it arrived.
+    answers: Vec<Option<(Moment, Result<Master, Failure>)>>,
+    /// Notified of each answer.
+    waiting: Vec<Sender<()>>,
+}
+
+/// What a sentinel says about the master.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Master {
+    config_epoch: u64,
+    /// Address as the sentinel names it.
+    label: String,
+    addresses: Vec<Address>,
+}
+
+/// Why a sentinel did not name a master.
+#[derive(Clone, Debug)]
+struct Failure {
+    reason: String,
+    /// Asking again does not help.
+    is_final: bool,
+}
+
+impl Failure {
+    fn passing(reason: impl fmt::Display) -> Failure {
+        Failure { reason: reason.to_string(), is_final: false }
+    }
+
+    fn lasting(reason: impl Into<String>) -> Failure {
+        Failure { reason: reason.into(), is_final: true }
+    }
+}
+
+impl Sentinels {
+    pub(super) fn new(service: String, sentinels: Vec<Sentinel>) -> Sentinels {
+        let watched = |sentinel| Watched {
+            sentinel,
+            is_asked: AtomicBool::new(false),
+            link: Mutex::new(None),
+        };
+        let known = Known { answers: vec![None; sentinels.len()], ..Known::default() };
+        Sentinels(Arc::new(Shared {
+            service,
+            sentinels: sentinels.into_iter().map(watched).collect(),
+            known: Mutex::new(known),
+            takeovers: AtomicU64::new(0),
+        }))
+    }
+}
+
+impl Discovery for Sentinels {
+    fn resolve(&self, deadline: Moment) -> Result<Vec<Address>, NodeError> {
+        let Sentinels(shared) = self;
+        let began = clock::now();
+        // The other half is left to connect to the master.
+        let left = deadline.duration_since(began) / 2;
+        let answer_by = began.saturating_add(left.min(ANSWER_TIMEOUT));
+        let (sender, answered) = bounded(1);
+        shared.known.lock().waiting.push(sender);
+        shared.ask_all();
+        loop {
+            let until = shared.known.lock().wait_until(began, answer_by);
+            let left = until.duration_since(clock::now());
+            if left.is_zero() {
+                break;
+            }
+            // A timeout ends the wait too.
+            let _ = answered.recv_timeout(left);
+        }
+        drop(answered);
+        let known = shared.known.lock();
+        match &known.master {
+            Some(master) => Ok(master.addresses.clone()),
+            None => Err(shared.no_master(&known)),
+        }
+    }
+
+    fn takeovers(&self) -> u64 {
+        self.0.takeovers.load(Ordering::Acquire)
+    }
+
+    fn refresh_interval(&self) -> Option<Duration> {
+        Some(REFRESH_INTERVAL)
+    }
+
+    fn refresh(&self) {
+        self.0.ask_all();
+    }
+}
+
+impl Known {
+    /// Time until which a connection that began to wait at `began` waits for more answers.
+    fn wait_until(&self, began: Moment, answer_by: Moment) -> Moment {
+        let mut until = answer_by;
+        let mut all_have_answered = true;
+        for answer in &self.answers {
+            match answer {
+                Some((at, answer)) if *at >= began => {
+                    if answer.is_ok() {
+                        until = until.min(at.saturating_add(FURTHER_ANSWERS_TIMEOUT));
+                    }
+                }
+                _ => all_have_answered = false,
+            }
+        }
+        if all_have_answered { began } else { until }
+    }
+
+    /// Records an answer. If the master has moved, returns from where to where.
+    fn learn(&mut self, index: usize, answer: Result<Master, Failure>) -> Option<(String, String)> {
+        if let Some(last) = self.answers.get_mut(index) {
+            *last = Some((clock::now(), answer));
+        }
+        self.waiting
+            .retain(|waiting| !matches!(waiting.try_send(()), Err(TrySendError::Disconnected(()))));
+        let answers = self.answers.iter().flatten().filter_map(|(_, answer)| answer.as_ref().ok());
+        let master = choose(answers.collect(), self.master.as_ref())?.clone();
+        let former = self.master.replace(master.clone())?;
+        (former.addresses != master.addresses).then_some((former.label, master.label))
+    }
+}
+
+impl Shared {
+    /// Asks each sentinel that is not being asked already, on a thread of its own.
+    fn ask_all(self: &Arc<Shared>) {
+        for (index, watched) in self.sentinels.iter().enumerate() {
+            if watched.is_asked.swap(true, Ordering::AcqRel) {
+                continue;
+            }
+            let shared = self.clone();
+            let ask = move || {
+                let answer = shared.sentinels[index].ask(&shared.service);
+                shared.sentinels[index].is_asked.store(false, Ordering::Release);
+                shared.learn(index, answer);
+            };
+            if let Err(error) = threads::spawn("distlock-sentinel", ask) {
+                watched.is_asked.store(false, Ordering::Release);
+                self.learn(index, Err(Failure::passing(error)));
+            }
+        }
+    }
+
+    fn learn(&self, index: usize, answer: Result<Master, Failure>) {
+        let moved = self.known.lock().learn(index, answer);
+        if let Some((former, master)) = moved {
+            self.takeovers.fetch_add(1, Ordering::AcqRel);
+            log_safely!(info, "{} has moved from {former} to {master}", self.service);
+        }
+    }
+
+    fn no_master(&self, known: &Known) -> NodeError {
+        let failures = known.answers.iter().zip(&self.sentinels).map(|(answer, watched)| {
+            let reason = match answer {
+                Some((_, Err(failure))) => &failure.reason,
+                _ => "no answer in time",
+            };
+            format!("{}: {reason}", watched.sentinel.label)
+        });
+        let failures = failures.collect::<Vec<_>>().join("; ");
+        let text = format!("no sentinel names the master of \"{}\": {failures}", self.service);
+        let is_final = known
+            .answers
+            .iter()
+            .all(|answer| matches!(answer, Some((_, Err(failure))) if failure.is_final));
+        let kind = if is_final {
+            NodeErrorKind::Ineligible(text)
+        } else {
+            NodeErrorKind::Io(Arc::new(std::io::Error::other(text)))
+        };
+        NodeError { outcome_unknown: false, kind }
+    }
+}
+
+/// The newest of these answers, unless the current master is newer. Among answers of one epoch,
+/// most sentinels decide.
+fn choose<'a>(answers: Vec<&'a Master>, current: Option<&'a Master>) -> Option<&'a Master> {
+    let votes = |master: &Master| {
+        answers.iter().filter(|other| other.addresses == master.addresses).count()
+    };
+    let is_current =
+        |master: &Master| current.is_some_and(|current| current.addresses == master.addresses);
+    let newest = answers
+        .iter()
+        .copied()
+        .max_by_key(|master| (master.config_epoch, votes(master), is_current(master)));
+    match (newest, current) {
+        (Some(newest), Some(current)) if newest.config_epoch < current.config_epoch => {
+            Some(current)
+        }
+        (newest, current) => newest.or(current),
+    }
+}
+
+impl Watched {
+    fn ask(&self, service: &str) -> Result<Master, Failure> {
+        let deadline = clock::now().saturating_add(ANSWER_TIMEOUT);
+        let kept = self.link.lock().take();
+        if let Some(mut link) = kept
+            && matches!(link.transport.has_input(), Ok(false))
+            && let Ok(master) = self.question(&mut link, service, deadline)
+        {
+            *self.link.lock() = Some(link);
+            return Ok(master);
+        }
+        let mut link = self.connect(deadline)?;
+        let master = self.question(&mut link, service, deadline)?;
+        *self.link.lock() = Some(link);
+        Ok(master)
+    }
+
+    fn connect(&self, deadline: Moment) -> Result<FramedSocket, Failure> {
+        let Sentinel { discovery, user, password, security, .. } = &self.sentinel;
+        let addresses =
+            discovery.resolve(deadline).map_err(|error| Failure::passing(&error.kind))?;
+        let transport = transport::connect(&addresses, security.as_ref(), deadline)
+            .map_err(|error| Failure::passing(NodeErrorKind::from(error)))?;
+        let mut link = FramedSocket::new(transport);
+        if let Some(password) = password {
+            let mut words = vec!["AUTH"];
+            words.extend(user.as_deref());
+            words.push(password);
+            let [reply] = self.exchange(&mut link, [&words], deadline)?;
+            self.check(&reply)?;
+        }
+        Ok(link)
+    }
+
+    fn question(
+        &self,
+        link: &mut FramedSocket,
+        service: &str,
+        deadline: Moment,
+    ) -> Result<Master, Failure> {
+        let state = ["SENTINEL", "MASTER", service];
+        // While a failover ends, the leader names the new master here first.
+        let address = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", service];
+        let [state, address] = self.exchange(link, [&state, &address], deadline)?;
+        self.check(&state)?;
+        let unexpected = || Failure::lasting("its reply has an unexpected form");
+        let (config_epoch, host, port) = parse(&state, &address).ok_or_else(unexpected)?;
+        let addresses = of_host(&host, port)
+            .resolve(deadline)
+            .map_err(|error| Failure::passing(&error.kind))?;
+        Ok(Master { config_epoch, label: format!("{host}:{port}"), addresses })
+    }
+
+    /// Sends commands, and reads their replies.
+    fn exchange<const N: usize>(
+        &self,
+        link: &mut FramedSocket,
+        commands: [&[&str]; N],
+        deadline: Moment,
+    ) -> Result<[Value; N], Failure> {
+        let mut out = Vec::new();
+        for command in commands {
+            write_array(&mut out, command.len());
+            command.iter().for_each(|word| write_bulk(&mut out, &[word.as_bytes()]));
+        }
+        link.write_all(&out, deadline)
+            .map_err(|error| Failure::passing(NodeErrorKind::from(error)))?;
+        let mut replies = [const { Value::Nil }; N];
+        for reply in &mut replies {
+            *reply = link.read(deadline, Duration::ZERO).map_err(|error| {
+                if error.is_timeout() {
+                    Failure::passing(NodeErrorKind::TimedOut)
+                } else {
+                    Failure::passing(self.quote(&error.to_string()))
+                }
+            })?;
+        }
+        Ok(replies)
+    }
+
+    /// Explains an error reply.
+    fn check(&self, reply: &Value) -> Result<(), Failure> {
+        let Value::ServerError(error) = reply else { return Ok(()) };
+        let text = error.details().unwrap_or_default();
+        Err(if text.contains("No such master") {
+            Failure::lasting("it does not know this name")
+        } else if text.contains("unknown command") || text.contains("Unknown Redis command") {
+            Failure::lasting("it is not a sentinel; use redis:// for a server itself")
+        } else {
+            Failure::lasting(self.quote(&format!("{} {text}", error.code())))
+        })
+    }
+
+    fn quote(&self, text: &str) -> String {
+        quote_reply(text, self.sentinel.password.as_deref())
+    }
+}
+
+/// Reads the configuration epoch, the host and the port.
+fn parse(state: &Value, address: &Value) -> Option<(u64, String, u16)> {
+    let text = |value: &Value| match value {
+        Value::BulkString(bytes) => String::from_utf8(bytes.clone()).ok(),
+        Value::SimpleString(text) => Some(text.clone()),
+        _ => None,
+    };
+    let (Value::Array(fields), Value::Array(address)) = (state, address) else { return None };
+    let epoch = fields
+        .chunks_exact(2)
+        .find(|pair| text(&pair[0]).as_deref() == Some("config-epoch"))
+        .and_then(|pair| text(&pair[1])?.parse().ok())?;
+    let [host, port] = &address[..] else { return None };
+    Some((epoch, text(host)?, text(port)?.parse().ok()?))
+}
+
+impl fmt::Debug for Sentinels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sentinels").field("service", &self.0.service).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn master(config_epoch: u64, port: u16) -> Master {
+        let address = Address::Tcp(([127, 0, 0, 1], port).into());
+        Master { config_epoch, label: port.to_string(), addresses: vec![address] }
+    }
+
+    #[test]
+    fn newest_answer_decides_and_never_an_older_one() {
+        let (old, new) = (master(3, 1), master(4, 2));
+        assert_eq!(choose(vec![&old, &new, &old], None), Some(&new));
+        assert_eq!(choose(vec![&old, &new, &old], Some(&old)), Some(&new));
+        assert_eq!(choose(vec![&old, &old, &old], Some(&new)), Some(&new));
+        assert_eq!(choose(vec![], Some(&new)), Some(&new));
+        assert_eq!(choose(vec![], None), None);
+    }
+
+    #[test]
+    fn most_sentinels_decide_within_an_epoch() {
+        let (one, other) = (master(4, 1), master(4, 2));
+        assert_eq!(choose(vec![&one, &other, &other], Some(&one)), Some(&other));
+        assert_eq!(choose(vec![&one, &other], Some(&one)), Some(&one));
+        assert_eq!(choose(vec![&other, &one], Some(&one)), Some(&one));
+    }
+
+    #[test]
+    fn connection_waits_briefly_for_further_sentinels() {
+        let at = |ms: u64| Moment::from_nanos(ms * 1_000_000);
+        let wait = |answers: &[Option<(u64, bool)>]| {
+            let answer = |is_ok: bool| {
+                is_ok.then(|| master(1, 1)).ok_or_else(|| Failure::passing("refused"))
+            };
+            let answers = answers.iter().map(|one| one.map(|(ms, ok)| (at(ms), answer(ok))));
+            let known = Known { answers: answers.collect(), ..Known::default() };
+            known.wait_until(at(1_000), at(2_000))
+        };
+        assert_eq!(wait(&[None, None]), at(2_000));
+        assert_eq!(wait(&[Some((900, true)), None]), at(2_000), "an answer to an older question");
+        assert_eq!(wait(&[Some((1_200, false)), None]), at(2_000));
+        assert_eq!(wait(&[Some((1_200, true)), None]), at(1_300));
+        assert_eq!(wait(&[Some((1_950, true)), None]), at(2_000));
+        assert_eq!(wait(&[Some((1_200, true)), Some((1_250, false))]), at(1_000), "all answered");
+    }
+
+    #[test]
+    fn replies_are_parsed() {
+        let reply = |text: &str| redis::parse_redis_value(text.as_bytes()).unwrap();
+        let state = reply("*4\r\n$4\r\nname\r\n$1\r\nm\r\n$12\r\nconfig-epoch\r\n$2\r\n17\r\n");
+        let address = reply("*2\r\n$9\r\n127.0.0.1\r\n$4\r\n6379\r\n");
+        assert_eq!(parse(&state, &address), Some((17, "127.0.0.1".into(), 6379)));
+        for bad in
+            [Value::Nil, reply("*1\r\n$1\r\nx\r\n"), reply("*2\r\n$1\r\nh\r\n$5\r\n99999\r\n")]
+        {
+            assert_eq!(parse(&state, &bad), None, "{bad:?}");
+            assert_eq!(parse(&bad, &address), None, "{bad:?}");
+        }
+    }
+}
