@@ -5,8 +5,8 @@ ARGS ?=
 export RUST_TEST_THREADS ?= 8
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-redlock test sim storm mutants cargo-mutants loom tsan miri bench \
-	screenshot deny msrv check
+.PHONY: help demo demo-redlock test servers matrix sim storm mutants cargo-mutants loom tsan \
+	miri bench screenshot deny msrv check
 
 help: ## lists these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,12 @@ test: ## runs all tests, against real servers that the tests start themselves
 	@tools/need-mariadb.sh
 	$(CARGO) test --workspace --all-features $(ARGS)
 	$(CARGO) test --all-features --bench table
+
+servers: ## fetches other versions of Redis and Valkey into a cache outside of this folder
+	tools/servers.sh
+
+matrix: ## the tests of locking on each of these servers; ARGS="valkey-9.1.2" selects by name
+	tools/matrix.sh $(ARGS)
 
 storm: ## random faults in processes, servers and network, on one server and five; try ARGS=--help
 	@tools/need-redis.sh

@@ -382,7 +382,10 @@ fn advice(code: &str, message: &str) -> Option<&'static str> {
     {
         return Some("grant the permissions listed in the README");
     }
-    if message.contains("nknown command") || message.contains("Unknown Redis command") {
+    if ["nknown command", "Unknown Redis command", "Unknown Redict command"]
+        .iter()
+        .any(|text| message.contains(text))
+    {
         return Some(
             "use Redis 6.2 or newer, or any Valkey, and do not rename the commands listed in the \
              README",

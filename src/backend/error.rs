@@ -181,12 +181,15 @@ impl NodeError {
     }
 }
 
-/// Unwraps the inner error of a script. Servers before Redis 7 wrap it in an "Error running script"
-/// message.
+/// Unwraps the inner error of a script. Servers before Redis 7 put a place in the script before it,
+/// and an error that the script does not catch into an "Error running script" message.
 fn unwrap_script_error<'a>(code: &'a str, message: &'a str) -> (&'a str, &'a str) {
     let inner = || {
-        let (_, line) =
-            message.strip_prefix("Error running script ")?.rsplit_once("@user_script:")?;
+        let line = match code {
+            "ERR" => message.strip_prefix("Error running script ")?.rsplit_once("@user_script:")?.1,
+            "@user_script:" => message,
+            _ => return None,
+        };
         // Skip the line number, which appears in two formats.
         let (code, rest) = line
             .trim_start_matches(|c: char| c == ' ' || c.is_ascii_digit())
@@ -195,7 +198,7 @@ fn unwrap_script_error<'a>(code: &'a str, message: &'a str) -> (&'a str, &'a str
         let code = code.trim_start_matches('-');
         NOT_APPLIED_CODES.contains(&code).then_some((code, rest))
     };
-    if code == "ERR" { inner().unwrap_or((code, message)) } else { (code, message) }
+    inner().unwrap_or((code, message))
 }
 
 impl From<io::Error> for NodeErrorKind {
@@ -406,6 +409,11 @@ mod tests {
         ] {
             let told = wrapped(&format!("@user_script:48: @user_script: 48: {line}"));
             assert_eq!(told, (false, code.to_owned(), message.to_owned()));
+            // A script that catches the error returns it with its place.
+            let returned =
+                NodeError::from_server("@user_script:", &format!("48: {line}"), str::to_owned);
+            let NodeErrorKind::Refused { code: unwrapped, .. } = &returned.kind else { panic!() };
+            assert!(unwrapped == code && !returned.outcome_unknown, "{returned:?}");
         }
         let wrong = "WRONGTYPE Operation against a key holding the wrong kind of value";
         assert_eq!(wrapped(&format!("@user_script:1: {wrong}")).1, "WRONGTYPE");

@@ -101,7 +101,8 @@ fn thawed_former_master_is_not_asked() {
 #[test]
 fn idle_manager_asks_the_sentinels() {
     let group = SentinelGroup::start(0);
-    let mgr = manager(&group);
+    // The interval is also at most a third of the ttl.
+    let mgr = RedisMgr::new(config(group.url()).ttl(600 * SECOND)).unwrap();
     drop(mgr.lock("x").unwrap());
     // In seconds: the sentinel answered this connection a moment ago, and it is not new.
     let field = |client: &str, name: &str| -> u64 {
@@ -110,7 +111,7 @@ fn idle_manager_asks_the_sentinels() {
     };
     eventually("the sentinel is asked again", TEST_TIMEOUT, || {
         let clients: String = group.query(1, &["CLIENT", "LIST"]);
-        let mut ours = clients.lines().filter(|client| client.contains("get-master-addr-by-name"));
+        let mut ours = clients.lines().filter(|client| client.contains("cmd=sentinel"));
         ours.any(|client| field(client, "age=") >= 4 && field(client, "idle=") <= 1)
     });
 }

@@ -352,7 +352,7 @@ impl Watched {
         let text = error.details().unwrap_or_default();
         Err(if text.contains("No such master") {
             Failure::lasting("it does not know this name")
-        } else if text.contains("unknown command") || text.contains("Unknown Redis command") {
+        } else if text.contains("unknown command") || text.contains("Unknown command") {
             Failure::lasting("it is not a sentinel; use redis:// for a server itself")
         } else {
             Failure::lasting(self.quote(&format!("{} {text}", error.code())))

@@ -139,6 +139,8 @@ fn polls(commands: &Monitor, lock: &str) -> usize {
 #[test]
 fn stale_reply_about_a_subscription_spares_the_next_one() {
     let (server, elsewhere) = (RedisServer::start(), RedisServer::start());
+    // The pooled connections would follow the subscription to another master.
+    elsewhere.cli(&["REPLICAOF", "127.0.0.1", "1"]);
     let proxy = FaultProxy::in_front_of(server.addr());
     let mgr = connected_twice(&proxy);
     let other = manager(&server);

@@ -13,12 +13,8 @@ for i = 1, locks do
   if holder == ARGV[2 * i] then
     reply[i + 1] = redis.call('PEXPIRE', KEYS[i], ARGV[2 * i + 1])
   elseif not holder then
-    -- A replica may lack the lock. This write has no effect, and fails there.
-    local written = redis.pcall('DEL', KEYS[i])
-    if type(written) == 'table' and string.find(written.err, 'READONLY', 1, true) then
-      return written
-    end
-    reply[i + 1] = 0
+    -- A replica may lack the lock. This write has no effect, and is an error there.
+    reply[i + 1] = redis.call('DEL', KEYS[i])
   elseif type(holder) == 'table' then
     if not string.find(holder.err, 'WRONGTYPE', 1, true) then return holder end
     reply[i + 1] = -1
