@@ -76,7 +76,7 @@ bench: ## the table of speeds, each beside the raw figure of the same run
 	@tools/need-redis.sh
 	@tools/need-mariadb.sh
 	$(CARGO) build --release -p distlock-cli
-	$(CARGO) bench --bench table $(ARGS)
+	$(CARGO) bench --features tls --bench table $(ARGS)
 	$(CARGO) run --release --manifest-path benches/peers/Cargo.toml --target-dir target/peers
 
 screenshot: ## renders docs/top.svg, the picture in the README, from `distlock top`

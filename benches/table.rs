@@ -35,6 +35,9 @@ mod redlock;
 mod renewal;
 #[path = "table/report.rs"]
 mod report;
+#[cfg(feature = "tls")]
+#[path = "table/tls.rs"]
+mod tls;
 #[path = "table/uncontended.rs"]
 mod uncontended;
 #[path = "table/waiting.rs"]
@@ -70,7 +73,7 @@ impl Scale {
 
 type Row = fn(Scale) -> Result<Vec<Figure>>;
 
-const ROWS: [(&str, Row); 17] = [
+const ROWS: &[(&str, Row)] = &[
     ("uncontended", uncontended::row),
     ("events", events::row),
     ("contended_2", contention::contended_2),
@@ -82,6 +85,8 @@ const ROWS: [(&str, Row); 17] = [
     ("renew", renewal::row),
     ("memory", memory::row),
     ("listing", listing::row),
+    #[cfg(feature = "tls")]
+    ("tls", tls::row),
     ("run", command::row),
     ("redlock", redlock::row),
     ("redlock_stopped", redlock::stopped),
@@ -101,14 +106,14 @@ fn main() -> ExitCode {
     let names: Vec<&String> = args.iter().filter(|arg| !arg.starts_with('-')).collect();
     let is_selected =
         |row: &str| names.is_empty() || names.iter().any(|name| row.starts_with(name.as_str()));
-    let rows: Vec<_> = ROWS.into_iter().filter(|(name, _)| is_selected(name)).collect();
+    let rows: Vec<_> = ROWS.iter().copied().filter(|(name, _)| is_selected(name)).collect();
     match scale {
         // A filter for the tests need not match any row.
         Scale::Brief => try_all(&rows),
         Scale::Full if rows.is_empty() => {
             eprintln!(
                 "no row matches {names:?}; the rows are {}",
-                ROWS.map(|(name, _)| name).join(", ")
+                ROWS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
             );
             ExitCode::from(2)
         }

@@ -1,20 +1,11 @@
 //! TLS between the library and a real server.
 
 use std::{
-    fs,
     io::{Read as _, Write as _},
     net::TcpListener,
-    path::PathBuf,
     thread,
     time::Duration,
 };
-
-use distlock::{Config, LockError, RedisMgr, Tls};
-use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
-    KeyPair, date_time_ymd,
-};
-use tempfile::TempDir;
 
 use crate::{
     contention::pause,
@@ -22,58 +13,16 @@ use crate::{
         CALL_LIMIT, SECOND, SHORT_TIMEOUT, UnwrapReleased, completes_within, config_long_timeouts,
         config_medium_timeout, config_short_timeout, expect_loss, spawn_call, with_ttl,
     },
-    support::{FaultProxy, RedisServer, TEST_TIMEOUT, eventually},
+    support::{Certificates, FaultProxy, RedisServer, TEST_TIMEOUT, eventually, rcgen},
 };
+use distlock::{Config, LockError, RedisMgr, Tls};
 
-/// An authority, and certificates that it has signed, as files.
-struct Certificates {
-    folder: TempDir,
-    authority: CertifiedIssuer<'static, KeyPair>,
+fn server_with(certificates: &Certificates) -> RedisServer {
+    RedisServer::builder().tls(certificates.folder(), false).start()
 }
 
-impl Certificates {
-    /// With a certificate for servers on this machine.
-    fn new() -> Certificates {
-        let certificates = Certificates::of_an_authority();
-        certificates.sign("server", &["127.0.0.1", "localhost"], |_| {});
-        certificates
-    }
-
-    fn of_an_authority() -> Certificates {
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        let folder = TempDir::with_prefix("distlock-").unwrap();
-        fs::write(folder.path().join("ca.crt"), authority.pem()).unwrap();
-        Certificates { folder, authority }
-    }
-
-    /// Writes `NAME.crt` and `NAME.key`.
-    fn sign(&self, name: &str, hosts: &[&str], change: impl FnOnce(&mut CertificateParams)) {
-        let key = KeyPair::generate().unwrap();
-        let hosts: Vec<_> = hosts.iter().copied().map(str::to_owned).collect();
-        let mut params = CertificateParams::new(hosts).unwrap();
-        params.extended_key_usages =
-            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        // OpenSSL takes a certificate with the name of its authority for its own authority.
-        params.distinguished_name.push(DnType::CommonName, name);
-        change(&mut params);
-        let certificate = params.signed_by(&key, &self.authority).unwrap();
-        fs::write(self.path(&format!("{name}.crt")), certificate.pem()).unwrap();
-        fs::write(self.path(&format!("{name}.key")), key.serialize_pem()).unwrap();
-    }
-
-    fn path(&self, file: &str) -> PathBuf {
-        self.folder.path().join(file)
-    }
-
-    fn server(&self) -> RedisServer {
-        RedisServer::builder().tls(self.folder.path(), false).start()
-    }
-
-    fn trusted(&self) -> Tls {
-        Tls::new().ca_file(self.path("ca.crt"))
-    }
+fn trusted(certificates: &Certificates) -> Tls {
+    Tls::new().ca_file(certificates.path("ca.crt"))
 }
 
 fn url(server: &RedisServer) -> String {
@@ -96,9 +45,9 @@ fn refusal(config: Config) -> String {
 #[test]
 fn locks_work_as_without_tls() {
     let certificates = Certificates::new();
-    let server = certificates.server();
+    let server = server_with(&certificates);
     let (here, there) =
-        (manager(&server, certificates.trusted()), manager(&server, certificates.trusted()));
+        (manager(&server, trusted(&certificates)), manager(&server, trusted(&certificates)));
     let guard = here.lock_with("x", &with_ttl(SECOND)).unwrap();
     let waiting = spawn_call(&there, "x", |mgr, name| mgr.lock(name).unwrap());
     eventually("it waits", TEST_TIMEOUT, || {
@@ -120,11 +69,12 @@ fn locks_work_as_without_tls() {
 #[test]
 fn quorum_of_nodes_works_with_tls() {
     let certificates = Certificates::new();
-    let servers = [certificates.server(), certificates.server(), certificates.server()];
+    let servers =
+        [server_with(&certificates), server_with(&certificates), server_with(&certificates)];
     let config = Config::nodes(servers.iter().map(url))
         .operation_timeout(CALL_LIMIT)
         .quarantine(Duration::ZERO)
-        .tls(certificates.trusted());
+        .tls(trusted(&certificates));
     let managers = [RedisMgr::new(config.clone()).unwrap(), RedisMgr::new(config).unwrap()];
     let mut last = 0;
     for round in 0..40 {
@@ -138,8 +88,8 @@ fn quorum_of_nodes_works_with_tls() {
 #[test]
 fn connections_are_reused() {
     let certificates = Certificates::new();
-    let server = certificates.server();
-    let mgr = manager(&server, certificates.trusted());
+    let server = server_with(&certificates);
+    let mgr = manager(&server, trusted(&certificates));
     drop(mgr.lock("x").unwrap());
     let accepted = || -> u64 {
         let info: String = server.query(&["INFO", "stats"]);
@@ -161,21 +111,21 @@ fn connections_are_reused() {
 #[test]
 fn untrusted_certificates_are_refused() {
     let (certificates, others) = (Certificates::new(), Certificates::new());
-    let server = certificates.server();
+    let server = server_with(&certificates);
     let config = || config_long_timeouts(url(&server));
-    let unknown = refusal(config().tls(others.trusted()));
+    let unknown = refusal(config().tls(trusted(&others)));
     assert!(unknown.contains("not signed by an authority that is trusted here"), "{unknown}");
     assert!(unknown.contains(&server.tls_addr().to_string()), "{unknown}");
-    let renamed = refusal(config().tls(certificates.trusted().server_name("redis.internal")));
+    let renamed = refusal(config().tls(trusted(&certificates).server_name("redis.internal")));
     assert!(renamed.contains("for another name"), "{renamed}");
 
     let expired = Certificates::of_an_authority();
     expired.sign("server", &["127.0.0.1"], |params| {
-        params.not_before = date_time_ymd(2020, 1, 1);
-        params.not_after = date_time_ymd(2021, 1, 1);
+        params.not_before = rcgen::date_time_ymd(2020, 1, 1);
+        params.not_after = rcgen::date_time_ymd(2021, 1, 1);
     });
-    let server = expired.server();
-    let text = refusal(config_long_timeouts(url(&server)).tls(expired.trusted()));
+    let server = server_with(&expired);
+    let text = refusal(config_long_timeouts(url(&server)).tls(trusted(&expired)));
     assert!(text.contains("has expired"), "{text}");
 }
 
@@ -184,12 +134,12 @@ fn untrusted_certificates_are_refused() {
 fn client_certificate_is_shown_where_it_is_asked_for() {
     let certificates = Certificates::new();
     certificates.sign("client", &["worker"], |_| {});
-    let server = RedisServer::builder().tls(certificates.folder.path(), true).start();
+    let server = RedisServer::builder().tls(certificates.folder(), true).start();
     let config = || config_long_timeouts(url(&server));
-    let missing = refusal(config().tls(certificates.trusted()));
+    let missing = refusal(config().tls(trusted(&certificates)));
     assert!(missing.contains("asks for a certificate of the client"), "{missing}");
     let (certificate, key) = (certificates.path("client.crt"), certificates.path("client.key"));
-    let tls = certificates.trusted().client_cert(certificate, key);
+    let tls = trusted(&certificates).client_cert(certificate, key);
     drop(RedisMgr::new(config().tls(tls)).unwrap().lock("x").unwrap());
 }
 
@@ -197,7 +147,7 @@ fn client_certificate_is_shown_where_it_is_asked_for() {
 #[test]
 fn wrong_kind_of_port_is_recognized() {
     let certificates = Certificates::new();
-    let server = certificates.server();
+    let server = server_with(&certificates);
     let plain = TcpListener::bind("127.0.0.1:0").unwrap();
     let secure = format!("rediss://{}", plain.local_addr().unwrap());
     let serving = thread::spawn(move || {
@@ -206,7 +156,7 @@ fn wrong_kind_of_port_is_recognized() {
         client.write_all(b"-ERR unknown command\r\n").unwrap();
         let _ = client.read_to_end(&mut Vec::new());
     });
-    let text = refusal(config_long_timeouts(secure).tls(certificates.trusted()));
+    let text = refusal(config_long_timeouts(secure).tls(trusted(&certificates)));
     assert!(text.contains("its reply is not TLS"), "{text}");
     serving.join().unwrap();
     let config = config_short_timeout(format!("redis://{}", server.tls_addr()));
@@ -221,7 +171,7 @@ fn handshake_ends_at_the_operation_timeout() {
     let certificates = Certificates::new();
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("rediss://{}", silent.local_addr().unwrap());
-    let mgr = RedisMgr::new(config_short_timeout(url).tls(certificates.trusted())).unwrap();
+    let mgr = RedisMgr::new(config_short_timeout(url).tls(trusted(&certificates))).unwrap();
     let error = completes_within(20 * SHORT_TIMEOUT, "a try", || mgr.try_lock("x").unwrap_err());
     assert!(error.to_string().contains("no reply to the TLS handshake in time"), "{error}");
 }
@@ -229,10 +179,10 @@ fn handshake_ends_at_the_operation_timeout() {
 #[test]
 fn locks_survive_cut_connections() {
     let certificates = Certificates::new();
-    let server = certificates.server();
+    let server = server_with(&certificates);
     let proxy = FaultProxy::in_front_of_tls(server.tls_addr());
     let config = config_medium_timeout(proxy.url());
-    let mgr = RedisMgr::new(config.tls(certificates.trusted())).unwrap();
+    let mgr = RedisMgr::new(config.tls(trusted(&certificates))).unwrap();
     let guard = mgr.lock_with("x", &with_ttl(3 * SECOND)).unwrap();
     for _ in 0..5 {
         let renewed = mgr.metrics().renewals();
@@ -267,10 +217,10 @@ fn unusable_files_are_refused_by_name() {
     let key = certificates.path("server.key");
     let no_certificate = reason(config(Tls::new().ca_file(&key)));
     assert!(no_certificate.contains("contains no certificate"), "{no_certificate}");
-    let swapped = certificates.trusted().client_cert(&key, certificates.path("server.crt"));
+    let swapped = trusted(&certificates).client_cert(&key, certificates.path("server.crt"));
     assert!(reason(config(swapped)).contains("cannot be used"));
-    let named = reason(config(certificates.trusted().server_name("not a name")));
+    let named = reason(config(trusted(&certificates).server_name("not a name")));
     assert!(named.contains("neither a host name nor an address"), "{named}");
-    let unused = reason(Config::new("redis://127.0.0.1:1").tls(certificates.trusted()));
+    let unused = reason(Config::new("redis://127.0.0.1:1").tls(trusted(&certificates)));
     assert!(unused.contains("write rediss://"), "{unused}");
 }

@@ -11,6 +11,7 @@
 
 pub mod fuzz;
 
+mod certificates;
 mod fault_proxy;
 mod faults;
 mod freezer;
@@ -33,6 +34,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
+pub use certificates::Certificates;
 pub use fault_proxy::FaultProxy;
 pub use faults::{
     ArmedFault, Fault, any_request, command, contains, instead, larger_than, off_by, rewrite,
@@ -44,6 +46,7 @@ pub use mysql_server::{MySqlKind, MySqlServer, MySqlServerBuilder, mysql_servers
 pub use namespaces::{run_elsewhere, trial_succeeded};
 pub use nodes::Nodes;
 pub use processes::{Worker, WorkerSide};
+pub use rcgen;
 pub use redis_server::{RedisServer, RedisServerBuilder};
 pub use resp::{Frames, request};
 pub use scripted_server::{
