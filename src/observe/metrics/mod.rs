@@ -1,6 +1,7 @@
 //! `Metrics`: the counts and times of a manager.
 
 mod count;
+#[cfg(feature = "metrics")]
 mod facade;
 mod per_lock;
 mod recorder;
@@ -52,41 +53,6 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Number of acquisitions that were attempted.
-    pub fn attempted(&self) -> u64 {
-        self.counts.get(Count::Attempted)
-    }
-
-    /// Number of locks acquired.
-    pub fn acquired(&self) -> u64 {
-        self.counts.get(Count::Acquired)
-    }
-
-    /// Number of acquisitions that found the lock already held.
-    pub fn contended(&self) -> u64 {
-        self.counts.get(Count::Contended)
-    }
-
-    /// Number of acquisitions that timed out because the lock stayed held.
-    pub fn timed_out(&self) -> u64 {
-        self.counts.get(Count::TimedOut)
-    }
-
-    /// Number of acquisitions that failed for a reason other than contention.
-    pub fn failed(&self) -> u64 {
-        self.counts.get(Count::Failed)
-    }
-
-    /// Number of locks released by their holders.
-    pub fn released(&self) -> u64 {
-        self.counts.get(Count::Released)
-    }
-
-    /// Number of locks lost while they were held.
-    pub fn lost(&self) -> u64 {
-        self.counts.get(Count::Lost)
-    }
-
     /// Number of acquisitions in progress.
     pub fn waiting(&self) -> u64 {
         self.counts.waiting()
@@ -106,39 +72,6 @@ impl Metrics {
     /// [`HandleEvent::unreachable`](crate::HandleEvent::unreachable).
     pub fn nodes_reachable(&self) -> u64 {
         self.nodes_reachable
-    }
-
-    /// Number of confirmed renewals.
-    pub fn renewals(&self) -> u64 {
-        self.counts.get(Count::Renewals)
-    }
-
-    /// Number of renewals that were not confirmed.
-    pub fn renewals_failed(&self) -> u64 {
-        self.counts.get(Count::RenewalsFailed)
-    }
-
-    /// Number of overdue renewals: half of the lease's validity passed without a confirmation,
-    /// although a renewal was due before.
-    pub fn renewals_overdue(&self) -> u64 {
-        self.counts.get(Count::RenewalsOverdue)
-    }
-
-    /// Number of times that a server was reached again after an outage.
-    pub fn reconnected(&self) -> u64 {
-        self.counts.get(Count::Reconnected)
-    }
-
-    /// Number of times that one of several nodes was restarted or replaced, or may have lost its
-    /// locks.
-    pub fn servers_changed(&self) -> u64 {
-        self.counts.get(Count::ServersChanged)
-    }
-
-    /// Number of log lines, events and exported durations dropped because a logger, an event
-    /// handler or a metrics recorder was too slow.
-    pub fn reports_dropped(&self) -> u64 {
-        self.counts.get(Count::ReportsDropped)
     }
 
     /// Time from asking for a lock until it was acquired.

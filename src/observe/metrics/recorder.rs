@@ -10,10 +10,11 @@ use std::{
 
 use parking_lot::Mutex;
 
+#[cfg(feature = "metrics")]
+use super::facade::{EXPORT_INTERVAL, Exporter, Gauges, Pending};
 use super::{
     LockMetrics, Metrics,
     count::{Count, Time},
-    facade::{EXPORT_INTERVAL, Exporter, Gauges, Pending},
     per_lock::PerLockTable,
     timing::Timing,
 };
@@ -54,6 +55,7 @@ pub(crate) struct Recorder {
     counts: [AtomicU64; Count::ALL.len()],
     /// Histograms, and the metrics of each lock.
     tables: Mutex<Tables>,
+    #[cfg(feature = "metrics")]
     pending: Pending,
     nodes: u64,
     nodes_down: AtomicU64,
@@ -71,6 +73,8 @@ struct Tables {
 impl Recorder {
     /// `by_lock` makes lock names a label of what is exported.
     pub(crate) fn new(server: Arc<str>, nodes: usize, by_lock: bool) -> Recorder {
+        #[cfg(not(feature = "metrics"))]
+        let _ = by_lock;
         let tables = Tables {
             wait: Timing::default(),
             hold: Timing::default(),
@@ -82,6 +86,7 @@ impl Recorder {
             server,
             counts: [const { AtomicU64::new(0) }; Count::ALL.len()],
             tables: Mutex::new(tables),
+            #[cfg(feature = "metrics")]
             pending: Pending::new(by_lock),
             nodes: nodes as u64,
             nodes_down: AtomicU64::new(0),
@@ -93,10 +98,14 @@ impl Recorder {
     }
 
     /// How often [`exporter`](Self::exporter) is to be called.
+    #[cfg(feature = "metrics")]
     pub(crate) const EXPORT_INTERVAL: Duration = EXPORT_INTERVAL;
+    #[cfg(not(feature = "metrics"))]
+    pub(crate) const EXPORT_INTERVAL: Duration = Duration::MAX;
 
     /// Returns a function that passes on what has changed since its last call. The last call of all
     /// is to pass true.
+    #[cfg(feature = "metrics")]
     pub(crate) fn exporter(self: Arc<Recorder>) -> impl FnMut(bool) + Send + use<> {
         let mut exporter = Exporter::new(self.server.clone());
         move |is_last| {
@@ -111,6 +120,11 @@ impl Recorder {
         }
     }
 
+    #[cfg(not(feature = "metrics"))]
+    pub(crate) fn exporter(self: Arc<Recorder>) -> impl FnMut(bool) + Send + use<> {
+        |_| {}
+    }
+
     pub(crate) fn count(&self, count: Count) {
         self.count_as(count, None, None);
     }
@@ -121,13 +135,19 @@ impl Recorder {
 
     fn count_as(&self, count: Count, error: Option<&'static str>, lock: Option<&str>) {
         self.counts[count as usize].fetch_add(1, Ordering::Relaxed);
+        #[cfg(feature = "metrics")]
         self.pending.count(count, error, lock);
+        #[cfg(not(feature = "metrics"))]
+        let _ = (error, lock);
     }
 
     fn time(&self, time: Time, outcome: Option<&'static str>, lock: &str, span: Duration) {
+        #[cfg(feature = "metrics")]
         if !self.pending.time(time, outcome, lock, span) {
             self.count(Count::ReportsDropped);
         }
+        #[cfg(not(feature = "metrics"))]
+        let _ = (time, outcome, lock, span);
     }
 
     pub(crate) fn contended(&self, lock: &str) {
