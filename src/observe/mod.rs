@@ -124,6 +124,19 @@ impl Observer {
         }
     }
 
+    /// Queues an event of a lock.
+    fn dispatch_of_lock(
+        &self,
+        lock: &str,
+        id: &LockId,
+        event: impl Fn(&dyn HandleEvent, &str, &LockId) + Send + 'static,
+    ) {
+        self.dispatch_queued(|| {
+            let (lock, id) = (Box::<str>::from(lock), id.clone());
+            move |handler| event(handler, &lock, &id)
+        });
+    }
+
     pub(crate) fn attempted(&self, lock: &str, id: &LockId, wait: Option<Duration>) {
         self.metrics.count_of(Count::Attempted, lock);
         self.dispatch_inline(|handler| handler.attempted(&AttemptedEvent { lock, id, wait }));
@@ -133,11 +146,9 @@ impl Observer {
     /// to read the subscription and to poll, so a slow handler must not delay it.
     pub(crate) fn contended(&self, lock: &str, id: &LockId, holder: &Holder) {
         self.metrics.contended(lock);
-        self.dispatch_queued(|| {
-            let (lock, id, holder) = (Box::<str>::from(lock), id.clone(), holder.clone());
-            move |handler| {
-                handler.contended(&ContendedEvent { lock: &lock, id: &id, holder: &holder });
-            }
+        let holder = holder.clone();
+        self.dispatch_of_lock(lock, id, move |handler, lock, id| {
+            handler.contended(&ContendedEvent { lock, id, holder: &holder });
         });
     }
 
@@ -168,9 +179,8 @@ impl Observer {
 
     pub(crate) fn renewed(&self, lock: &str, id: &LockId, margin: Duration, took: Duration) {
         self.metrics.renewed(lock, margin, took);
-        self.dispatch_queued(|| {
-            let (lock, id) = (Box::<str>::from(lock), id.clone());
-            move |handler| handler.renewed(&RenewedEvent { lock: &lock, id: &id, margin, took })
+        self.dispatch_of_lock(lock, id, move |handler, lock, id| {
+            handler.renewed(&RenewedEvent { lock, id, margin, took });
         });
     }
 
@@ -182,23 +192,16 @@ impl Observer {
         remaining: Duration,
     ) {
         self.metrics.count_of(Count::RenewalsFailed, lock);
-        self.dispatch_queued(|| {
-            let (lock, id, why) = (Box::<str>::from(lock), id.clone(), why.clone());
-            move |handler| {
-                let event = RenewalFailedEvent { lock: &lock, id: &id, why: &why, remaining };
-                handler.renewal_failed(&event);
-            }
+        let why = why.clone();
+        self.dispatch_of_lock(lock, id, move |handler, lock, id| {
+            handler.renewal_failed(&RenewalFailedEvent { lock, id, why: &why, remaining });
         });
     }
 
     pub(crate) fn renewal_overdue(&self, lock: &str, id: &LockId, remaining: Duration) {
         self.metrics.count_of(Count::RenewalsOverdue, lock);
-        self.dispatch_queued(|| {
-            let (lock, id) = (Box::<str>::from(lock), id.clone());
-            move |handler| {
-                let event = RenewalOverdueEvent { lock: &lock, id: &id, remaining };
-                handler.renewal_overdue(&event);
-            }
+        self.dispatch_of_lock(lock, id, move |handler, lock, id| {
+            handler.renewal_overdue(&RenewalOverdueEvent { lock, id, remaining });
         });
     }
 
@@ -219,11 +222,9 @@ impl Observer {
         } else {
             log_safely!(warn, "lock {} at {server} is lost: {why}", Quoted(lock));
         }
-        self.dispatch_queued(|| {
-            let (lock, id, why) = (Box::<str>::from(lock), id.clone(), why.clone());
-            move |handler| {
-                handler.lost(&LostEvent { lock: &lock, id: &id, token, why: &why, held });
-            }
+        let why = why.clone();
+        self.dispatch_of_lock(lock, id, move |handler, lock, id| {
+            handler.lost(&LostEvent { lock, id, token, why: &why, held });
         });
     }
 

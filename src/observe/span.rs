@@ -20,11 +20,8 @@ pub(crate) struct WaitSpan {
 }
 
 impl WaitSpan {
-    #[cfg_attr(
-        not(feature = "tracing"),
-        expect(unused_variables, reason = "used by the span only")
-    )]
     pub(crate) fn begin(lock: &str, id: &LockId) -> WaitSpan {
+        let _ = (lock, id);
         WaitSpan {
             since: clock::now(),
             #[cfg(feature = "tracing")]
@@ -41,11 +38,8 @@ impl WaitSpan {
     }
 
     /// Ends the wait. Returns how long it took.
-    #[cfg_attr(
-        not(feature = "tracing"),
-        expect(unused_variables, reason = "used by the span only")
-    )]
     pub(crate) fn end(self, outcome: &str) -> Duration {
+        let _ = outcome;
         #[cfg(feature = "tracing")]
         catch_panic(|| {
             if let Some(span) = self.span {
@@ -65,11 +59,8 @@ pub(crate) struct HoldSpan {
 }
 
 impl HoldSpan {
-    #[cfg_attr(
-        not(feature = "tracing"),
-        expect(unused_variables, reason = "used by the span only")
-    )]
     pub(crate) fn begin(lock: &str, id: &LockId, token: u64) -> HoldSpan {
+        let _ = (lock, id, token);
         HoldSpan {
             #[cfg(feature = "tracing")]
             span: new_span(|| {
@@ -86,11 +77,8 @@ impl HoldSpan {
     }
 
     /// Ends the span.
-    #[cfg_attr(
-        not(feature = "tracing"),
-        expect(unused_variables, reason = "used by the span only")
-    )]
     pub(crate) fn end(self, outcome: &str) {
+        let _ = outcome;
         #[cfg(feature = "tracing")]
         catch_panic(|| {
             if let Some(span) = &self.span {
