@@ -1,6 +1,6 @@
 //! Validation of a `Config`: ranges of single settings, and relations between settings.
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
 use super::{Config, LockOptions};
 use crate::{
@@ -118,38 +118,11 @@ impl Config {
                 self.pool_size
             ));
         }
-        if self.operation_timeout < OPERATION_TIMEOUT_MIN
-            || self.operation_timeout > OPERATION_TIMEOUT_MAX
-        {
-            return invalid(format!(
-                "operation_timeout is {}, but must be {} to {}",
-                HumanDuration(self.operation_timeout),
-                HumanDuration(OPERATION_TIMEOUT_MIN),
-                HumanDuration(OPERATION_TIMEOUT_MAX)
-            ));
-        }
-        if self.claim_window < TTL_MIN || self.claim_window > TTL_MAX {
-            return invalid(format!(
-                "claim_window is {}, but must be {} to {}",
-                HumanDuration(self.claim_window),
-                HumanDuration(TTL_MIN),
-                HumanDuration(TTL_MAX)
-            ));
-        }
-        if self.spin > SPIN_MAX {
-            return invalid(format!(
-                "spin is {}, but must be at most {}",
-                HumanDuration(self.spin),
-                HumanDuration(SPIN_MAX)
-            ));
-        }
-        if self.yield_to_others > YIELD_MAX {
-            return invalid(format!(
-                "yield_to_others is {}, but must be at most {}",
-                HumanDuration(self.yield_to_others),
-                HumanDuration(YIELD_MAX)
-            ));
-        }
+        let operation_timeout = OPERATION_TIMEOUT_MIN..=OPERATION_TIMEOUT_MAX;
+        check("operation_timeout", self.operation_timeout, operation_timeout)?;
+        check("claim_window", self.claim_window, TTL_MIN..=TTL_MAX)?;
+        check("spin", self.spin, Duration::ZERO..=SPIN_MAX)?;
+        check("yield_to_others", self.yield_to_others, Duration::ZERO..=YIELD_MAX)?;
         if self.prefix.len() >= crate::core::key::MAX_NAME_BYTES {
             return invalid(format!(
                 "the prefix has {} bytes, which leaves no room for a name",
@@ -158,13 +131,7 @@ impl Config {
         }
         let quarantine =
             self.quarantine.unwrap_or(if endpoints.len() > 2 { self.ttl } else { Duration::ZERO });
-        if quarantine > TTL_MAX {
-            return invalid(format!(
-                "quarantine is {}, but must be at most {}",
-                HumanDuration(quarantine),
-                HumanDuration(TTL_MAX)
-            ));
-        }
+        check("quarantine", quarantine, Duration::ZERO..=TTL_MAX)?;
         let settings = ValidatedConfig {
             endpoints,
             quarantine,
@@ -211,6 +178,20 @@ impl Config {
         }
         Ok(endpoint)
     }
+}
+
+/// Checks that a setting is within its limits.
+fn check(setting: &str, value: Duration, limits: RangeInclusive<Duration>) -> Result<()> {
+    if limits.contains(&value) {
+        return Ok(());
+    }
+    let (value, max) = (HumanDuration(value), HumanDuration(*limits.end()));
+    let limits = match *limits.start() {
+        Duration::ZERO => format!("at most {max}"),
+        min => format!("{} to {max}", HumanDuration(min)),
+    };
+    let reason = format!("{setting} is {value}, but must be {limits}");
+    Err(LockError::InvalidConfig { reason })
 }
 
 /// Checks what can be checked about several nodes without connecting to them.
