@@ -9,7 +9,7 @@ use crate::{
     core::{
         claim::{Claim, Grant, InFlight},
         lock_lost::LockLost,
-        quorum::{AtomicNodeSet, NodeDeadlines, NodeSet},
+        quorum::{NodeDeadlines, NodeSet},
         token::FencingToken,
     },
     sys::{
@@ -40,7 +40,7 @@ pub(crate) struct Lease {
     /// request may add it; empty if there is none.
     pub(crate) queue_entry: String,
     /// Nodes that may hold the lock.
-    may_hold: AtomicNodeSet,
+    may_hold: Mutex<NodeSet>,
     /// What each node has confirmed. Only backends look inside.
     pub(crate) node_deadlines: Mutex<NodeDeadlines>,
     /// Deadline in nanoseconds. Written only while `end` is locked, so that it never moves after a
@@ -76,7 +76,7 @@ impl Lease {
             lost_at: AtomicU64::new(0),
             deadline: AtomicU64::new(grant.deadline().as_nanos()),
             queue_entry: grant.queue_entry,
-            may_hold: AtomicNodeSet::new(grant.may_hold),
+            may_hold: Mutex::new(grant.may_hold),
             node_deadlines: Mutex::new(grant.node_deadlines),
             end: Mutex::new(None),
             loss_channel: OnceLock::new(),
@@ -118,12 +118,13 @@ impl Lease {
 
     /// Nodes that may hold the lock.
     pub(crate) fn may_hold(&self) -> NodeSet {
-        self.may_hold.get()
+        *self.may_hold.lock()
     }
 
     /// Adds nodes that may hold the lock.
     pub(crate) fn add_nodes(&self, nodes: NodeSet) {
-        self.may_hold.add(nodes);
+        let mut may_hold = self.may_hold.lock();
+        *may_hold = may_hold.union(nodes);
     }
 
     /// Returns how the lease ended, or `None` if it has not.

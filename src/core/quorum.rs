@@ -5,10 +5,7 @@ use std::fmt;
 use smallvec::SmallVec;
 
 pub(crate) use crate::core::node_answer::Vote;
-use crate::sys::{
-    clock::Moment,
-    sync::atomic::{AtomicU32, Ordering},
-};
+use crate::sys::clock::Moment;
 
 /// What the votes amount to so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -170,24 +167,6 @@ impl NodeSet {
     pub(crate) fn iter(self) -> impl DoubleEndedIterator<Item = usize> {
         (0..Self::CAPACITY - self.0.leading_zeros() as usize)
             .filter(move |node| self.contains(*node))
-    }
-}
-
-/// A set of nodes that can only grow.
-#[derive(Debug)]
-pub(crate) struct AtomicNodeSet(AtomicU32);
-
-impl AtomicNodeSet {
-    pub(crate) fn new(nodes: NodeSet) -> AtomicNodeSet {
-        AtomicNodeSet(AtomicU32::new(nodes.0))
-    }
-
-    pub(crate) fn get(&self) -> NodeSet {
-        NodeSet(self.0.load(Ordering::Acquire))
-    }
-
-    pub(crate) fn add(&self, nodes: NodeSet) {
-        self.0.fetch_or(nodes.0, Ordering::AcqRel);
     }
 }
 
