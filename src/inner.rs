@@ -332,19 +332,23 @@ impl ManagerInner {
         Ok(LockKey::new(&self.config.prefix, name)?)
     }
 
+    /// Returns the current holder according to the servers.
     pub(crate) fn inspect(&self, key: &LockKey) -> Result<Option<Holder>> {
-        let _time = self.time.enter();
-        let failed = |error| self.backend.lock_error(error, Action::Inspect, Some(key.name()));
-        match self.backend.inspect(key).map_err(failed)? {
-            Inspection::Held(holder) => Ok(Some(holder)),
-            Inspection::Free => Ok(None),
-            Inspection::WrongType => Err(self.wrong_type(key)),
-        }
+        self.look(key, || self.backend.inspect(key))
     }
 
-    fn wrong_type(&self, key: &LockKey) -> LockError {
-        let (name, key) = (key.name().to_owned(), key.lock_key().to_owned());
-        LockError::WrongType { name, key, server: self.backend.label().clone() }
+    fn look<T>(
+        &self,
+        key: &LockKey,
+        look: impl FnOnce() -> std::result::Result<Inspection<T>, BackendError>,
+    ) -> Result<Option<T>> {
+        let _time = self.time.enter();
+        let failed = |error| self.backend.lock_error(error, Action::Inspect, Some(key.name()));
+        match look().map_err(failed)? {
+            Inspection::Held(found) => Ok(Some(found)),
+            Inspection::Free => Ok(None),
+            Inspection::WrongType => Err(self.backend.wrong_type(key)),
+        }
     }
 
     /// Returns the locks whose names match `pattern`.
@@ -360,13 +364,7 @@ impl ManagerInner {
     }
 
     pub(crate) fn lock_info(&self, key: &LockKey) -> Result<Option<LockInfo>> {
-        let _time = self.time.enter();
-        let failed = |error| self.backend.lock_error(error, Action::Inspect, Some(key.name()));
-        match self.backend.lookup(key).map_err(failed)? {
-            Inspection::Held(lock) => Ok(Some(lock)),
-            Inspection::Free => Ok(None),
-            Inspection::WrongType => Err(self.wrong_type(key)),
-        }
+        self.look(key, || self.backend.lookup(key))
     }
 
     pub(crate) fn ping(&self) -> Result<Duration> {

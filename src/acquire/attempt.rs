@@ -70,7 +70,7 @@ impl<'a> Attempt<'a> {
             let place = self.ctx.listener.place();
             let ask_again_at: Option<Moment> = match self.ask(place) {
                 Answer::Granted(grant) => return Ok((grant, self.contended)),
-                Answer::WrongType => return Err(self.wrong_type_error()),
+                Answer::WrongType => return Err(self.ctx.backend.wrong_type(&self.claim.key)),
                 Answer::Undecided => continue,
                 Answer::HeadOfQueue => {
                     self.retry = None;
@@ -268,14 +268,6 @@ impl<'a> Attempt<'a> {
                 waited: clock::now().duration_since(self.started),
                 server,
             },
-        }
-    }
-
-    fn wrong_type_error(&self) -> LockError {
-        LockError::WrongType {
-            name: self.claim.key.name().to_owned(),
-            key: self.claim.key.lock_key().to_owned(),
-            server: self.ctx.backend.label().clone(),
         }
     }
 

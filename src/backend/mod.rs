@@ -125,6 +125,12 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     fn lock_error(&self, error: BackendError, action: Action, name: Option<&str>) -> LockError {
         error.into_lock_error(self.label().clone(), action, name)
     }
+
+    /// Returns the error for a key that holds something that is not a lock.
+    fn wrong_type(&self, key: &LockKey) -> LockError {
+        let (name, key) = (key.name().to_owned(), key.lock_key().to_owned());
+        LockError::WrongType { name, key, server: self.label().clone() }
+    }
 }
 
 /// What does not change while a claim is pursued.
