@@ -203,6 +203,8 @@ mod verify;
 mod wait;
 mod with_lock;
 
+#[doc(hidden)]
+pub use crate::sys::display::HumanDuration;
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub use crate::sys::sim;

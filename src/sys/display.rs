@@ -47,7 +47,8 @@ pub(crate) fn truncate_id(mut id: String) -> String {
 
 /// Displays a duration in a few characters, such as `1.5s` or `3m10s`. The command uses the same
 /// format.
-pub(crate) struct HumanDuration(pub(crate) Duration);
+#[derive(Clone, Copy, Debug)]
+pub struct HumanDuration(pub Duration);
 
 impl fmt::Display for HumanDuration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
