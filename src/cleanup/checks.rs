@@ -41,7 +41,7 @@ fn work(shared: &Shared, idle_max: Duration) -> usize {
 #[test]
 fn no_entry_is_left_without_a_thread() {
     model(|| {
-        let shared = Checked::new(Shared::new());
+        let shared = Checked::new(Shared::default());
         assert!(add(&shared), "no thread runs");
         let worker = {
             let shared = shared.clone();
@@ -58,7 +58,7 @@ fn no_entry_is_left_without_a_thread() {
 #[test]
 fn thread_wakes_for_work_that_arrives_as_it_parks() {
     model(|| {
-        let shared = Checked::new(Shared::new());
+        let shared = Checked::new(Shared::default());
         shared.state.lock().is_running = true;
         let worker = {
             let shared = shared.clone();

@@ -38,7 +38,7 @@ pub(crate) struct Cleaner {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
     /// Signals work for the thread.
@@ -60,7 +60,7 @@ struct State {
 
 impl Cleaner {
     pub(crate) fn new(backend: Arc<dyn Backend>) -> Cleaner {
-        Cleaner { backend, shared: Arc::new(Shared::new()) }
+        Cleaner { backend, shared: Arc::new(Shared::default()) }
     }
 
     /// Schedules the clean-up of what a claim may have left. Returns the residue if the manager has
@@ -149,10 +149,6 @@ enum Step {
 }
 
 impl Shared {
-    fn new() -> Shared {
-        Shared { state: Mutex::default(), changed: Condvar::new(), ended: Condvar::new() }
-    }
-
     /// Unlocks the state. Returns whether the caller must start the thread. If it runs already,
     /// wakes it if it sleeps past `due`.
     fn needs_thread(&self, mut state: MutexGuard<'_, State>, due: Moment) -> bool {
@@ -230,7 +226,7 @@ mod tests {
     /// Fault: N85
     #[test]
     fn overflow_reported_once_by_the_thread() {
-        let shared = Shared::new();
+        let shared = Shared::default();
         let (key, ttl) = (LockKey::new("", "x").unwrap(), Duration::from_secs(600));
         let claim = Claim { key, id: generate_lock_id(), ttl };
         let far = clock::now().saturating_add(ttl);

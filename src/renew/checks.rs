@@ -57,7 +57,7 @@ impl ResidueSink for NoResidues {
 
 /// A renewer whose threads are run by the test.
 fn renewer() -> (Checked<LockRenewer>, Arc<Shared>) {
-    let shared = Arc::new(Shared::new());
+    let shared = Arc::new(Shared::default());
     (
         Checked::new(LockRenewer {
             shared: shared.clone(),

@@ -23,13 +23,16 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 pub(crate) use self::schedule::RenewalPlan;
 use self::{
     context::Context,
-    schedule::{ExpiryCause, Generation, Schedule},
+    schedule::{Generation, Schedule},
     timer::Timer,
     worker::Worker,
 };
 use crate::{
     backend::{Backend, LeaseResidue},
-    core::lease::{Lease, LeaseEnd},
+    core::{
+        lease::{Lease, LeaseEnd},
+        lock_lost::LockLost,
+    },
     observe::Observer,
     sys::{
         clock::{self, Moment},
@@ -62,7 +65,7 @@ pub(crate) struct LockRenewer {
     finished: Receiver<()>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Shared {
     /// All state on which the decisions of the threads depend.
     state: Mutex<RenewerState>,
@@ -97,7 +100,7 @@ impl Sleeper {
 
 /// What the timer must handle.
 struct DueDeadlines {
-    expired: Vec<(Arc<Lease>, ExpiryCause)>,
+    expired: Vec<(Arc<Lease>, LockLost)>,
     overdue: Vec<Arc<Lease>>,
 }
 
@@ -124,12 +127,12 @@ impl LockRenewer {
         residues: Arc<dyn ResidueSink>,
         probe_interval: Duration,
     ) -> io::Result<LockRenewer> {
-        let shared = Arc::new(Shared::new());
+        let shared = Arc::new(Shared::default());
         let context = Context { backend, observer, shared: shared.clone(), residues };
         let worker = Worker::new(context.clone());
         let worker = threads::spawn("distlock-renew-io", move || worker.run(probe_interval))?;
         let (running, finished) = bounded(0);
-        let timer = Timer::new(context, worker);
+        let timer = Timer { context, worker };
         let timer = threads::spawn("distlock-renewer", move || {
             let _running: Sender<()> = running;
             timer.run();
@@ -178,14 +181,6 @@ pub(crate) fn report_loss(observer: &Observer, lease: &Lease) {
 }
 
 impl Shared {
-    fn new() -> Shared {
-        Shared {
-            state: Mutex::default(),
-            wakes_timer: Condvar::new(),
-            wakes_worker: Condvar::new(),
-        }
-    }
-
     /// The timer's wait: sleeps until leases end, or renewals are overdue. Returns `None` on
     /// shutdown.
     fn wait_for_deadline(&self) -> Option<DueDeadlines> {

@@ -10,7 +10,10 @@ use std::{
 };
 
 use self::overdue::midpoint;
-use crate::{core::lease::Lease, sys::clock::Moment};
+use crate::{
+    core::{lease::Lease, lock_lost::LockLost},
+    sys::clock::Moment,
+};
 
 /// Number of renewals per ttl. With three, two thirds of the ttl are left for retries when a
 /// renewal fails.
@@ -49,13 +52,6 @@ struct Entry {
     /// Time at which a renewal becomes overdue: half of the validity has passed. `NEVER` once that
     /// is reported, and for leases that are not renewed.
     overdue_at: Moment,
-}
-
-/// Why the schedule ends a lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ExpiryCause {
-    Deadline,
-    MaxHold,
 }
 
 #[derive(Debug, Default)]
@@ -155,14 +151,14 @@ impl Schedule {
     }
 
     /// Removes and returns the leases that have ended at `now`.
-    pub(crate) fn take_expired(&mut self, now: Moment) -> Vec<(Arc<Lease>, ExpiryCause)> {
+    pub(crate) fn take_expired(&mut self, now: Moment) -> Vec<(Arc<Lease>, LockLost)> {
         let mut expired = Vec::new();
         for generation in due_by(&self.ends, now) {
             let Some(entry) = self.entries.get(&generation) else { continue };
             let cause = if now >= entry.hold_until {
-                ExpiryCause::MaxHold
+                LockLost::MaxHold
             } else if now >= entry.lease.deadline() {
-                ExpiryCause::Deadline
+                LockLost::Expired
             } else {
                 self.reschedule_end(generation);
                 continue;

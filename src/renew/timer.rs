@@ -4,7 +4,7 @@
 //! Invariant: until the shutdown it does no network I/O and waits for no other thread, so neither a
 //! server nor a renewal delays the end of a lease.
 
-use super::{DueDeadlines, context::Context, report_loss, schedule::ExpiryCause};
+use super::{DueDeadlines, context::Context, report_loss};
 use crate::{
     core::{
         lease::{Lease, LeaseEnd},
@@ -14,16 +14,12 @@ use crate::{
 };
 
 pub(super) struct Timer {
-    context: Context,
+    pub(super) context: Context,
     /// The thread that renews.
-    worker: Thread,
+    pub(super) worker: Thread,
 }
 
 impl Timer {
-    pub(super) fn new(context: Context, worker: Thread) -> Timer {
-        Timer { context, worker }
-    }
-
     pub(super) fn run(self) {
         while let Some(DueDeadlines { expired, overdue }) = self.context.shared.wait_for_deadline()
         {
@@ -39,11 +35,7 @@ impl Timer {
 
     /// Ends a lease that has expired. Also has its key released, because a renewal may have been
     /// applied without a reply.
-    fn expire(&self, lease: &Lease, why: ExpiryCause) {
-        let why = match why {
-            ExpiryCause::Deadline => LockLost::Expired,
-            ExpiryCause::MaxHold => LockLost::MaxHold,
-        };
+    fn expire(&self, lease: &Lease, why: LockLost) {
         // The holder may have noticed first.
         self.context.end_as_lost(lease, why);
         if !matches!(lease.ended(), Some(LeaseEnd::Released)) {

@@ -97,7 +97,7 @@ fn retries_get_closer_until_the_deadline() {
     while !schedule
         .take_expired(now)
         .iter()
-        .any(|(over, why)| Arc::ptr_eq(over, &lease) && *why == ExpiryCause::Deadline)
+        .any(|(over, why)| Arc::ptr_eq(over, &lease) && *why == LockLost::Expired)
     {
         if !schedule.take_due(now).is_empty() {
             tries += 1;
@@ -120,7 +120,7 @@ fn max_hold_ends_a_healthy_lease() {
     let mut schedule = Schedule::default();
     schedule.insert(lease(3_000, 2_900), RenewalPlan { hold_until: at(500), ..plan() }, at(0));
     assert_eq!(schedule.earliest(), at(500));
-    assert_eq!(schedule.take_expired(at(500))[0].1, ExpiryCause::MaxHold);
+    assert_eq!(schedule.take_expired(at(500))[0].1, LockLost::MaxHold);
 }
 
 #[test]
