@@ -51,34 +51,26 @@ impl ValidatedConfig {
             renew: options.renew,
             max_hold: options.max_hold.or(self.max_hold),
         };
+        let invalid = |reason| Err(LockError::InvalidOptions { reason });
+        let ttl = HumanDuration(terms.ttl);
         if terms.ttl < TTL_MIN || terms.ttl > TTL_MAX {
-            return Err(LockError::InvalidOptions {
-                reason: format!(
-                    "ttl is {}, but must be {} to {} (a held lock is renewed, so it needs no \
-                     longer ttl)",
-                    HumanDuration(terms.ttl),
-                    HumanDuration(TTL_MIN),
-                    HumanDuration(TTL_MAX)
-                ),
-            });
+            let (min, max) = (HumanDuration(TTL_MIN), HumanDuration(TTL_MAX));
+            return invalid(format!(
+                "ttl is {ttl}, but must be {min} to {max} (a held lock is renewed, so it needs no \
+                 longer ttl)"
+            ));
         }
         if !self.quarantine.is_zero() && terms.ttl > self.quarantine {
-            return Err(LockError::InvalidOptions {
-                reason: format!(
-                    "ttl is {}, longer than Config::quarantine ({}): a node that lost the lock in \
-                     a restart would \
-                     vote again before the lock expires on the others; raise the quarantine in \
-                     every program, or shorten the ttl",
-                    HumanDuration(terms.ttl),
-                    HumanDuration(self.quarantine)
-                ),
-            });
+            return invalid(format!(
+                "ttl is {ttl}, longer than Config::quarantine ({}): a node that lost the lock in a \
+                 restart would vote again before the lock expires on the others; raise the \
+                 quarantine in every program, or shorten the ttl",
+                HumanDuration(self.quarantine)
+            ));
         }
         if terms.max_hold.is_some_and(|limit| limit.is_zero()) {
-            return Err(LockError::InvalidOptions {
-                reason: "max_hold is zero, but must be longer: the lock would be lost at once"
-                    .into(),
-            });
+            let reason = "max_hold is zero, but must be longer: the lock would be lost at once";
+            return invalid(reason.into());
         }
         Ok(terms)
     }
