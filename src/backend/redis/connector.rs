@@ -49,7 +49,7 @@ impl Connector {
             if let Err(undelivered) = sender.send(Connected { node: index, connection, outcome }) {
                 // The caller has stopped waiting.
                 match undelivered.0 {
-                    Connected { outcome: Err(_), .. } => node.record_failure(clock::now()),
+                    Connected { outcome: Err(_), .. } => node.health.record_failure(clock::now()),
                     Connected { connection, .. } => node.put_spare(connection),
                 }
             }

@@ -16,7 +16,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(1);
 const FAILING_FAILURES_MIN: u32 = 3;
 
 #[derive(Debug)]
-pub(super) struct NodeHealth(Mutex<State>);
+pub(crate) struct NodeHealth(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
@@ -80,27 +80,27 @@ impl Default for NodeHealth {
 
 impl NodeHealth {
     /// Whether the node has not failed since its last reply.
-    pub(super) fn is_healthy(&self) -> bool {
+    pub(crate) fn is_healthy(&self) -> bool {
         self.0.lock().consecutive_failures == 0
     }
 
     /// Whether the node has failed repeatedly since its last reply.
-    pub(super) fn is_failing(&self) -> bool {
+    pub(crate) fn is_failing(&self) -> bool {
         self.0.lock().consecutive_failures >= FAILING_FAILURES_MIN
     }
 
     /// Whether the node failed recently.
-    pub(super) fn is_backing_off(&self, now: Moment) -> bool {
+    pub(crate) fn is_backing_off(&self, now: Moment) -> bool {
         now < self.0.lock().backoff_until
     }
 
-    pub(super) fn record_success(&self) {
+    pub(crate) fn record_success(&self) {
         let mut state = self.0.lock();
         state.consecutive_failures = 0;
         state.backoff_until = Moment::from_nanos(0);
     }
 
-    pub(super) fn record_failure(&self, now: Moment) {
+    pub(crate) fn record_failure(&self, now: Moment) {
         let mut state = self.0.lock();
         let backoff = BACKOFF_MIN.saturating_mul(1 << state.consecutive_failures.min(10));
         state.backoff_until = now.saturating_add(backoff.min(BACKOFF_MAX));
@@ -120,7 +120,7 @@ impl NodeHealth {
     /// Whether attempts to connect have been in progress for at least `patience` without success.
     /// Returns false if the last attempt began a while ago, so that another caller tries from time
     /// to time.
-    pub(super) fn is_connect_stalled(&self, now: Moment, patience: Duration) -> bool {
+    pub(crate) fn is_connect_stalled(&self, now: Moment, patience: Duration) -> bool {
         let state = self.0.lock();
         state.connecting > 0
             && now.duration_since(state.no_success_since) >= patience

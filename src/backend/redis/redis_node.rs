@@ -59,7 +59,7 @@ pub(crate) struct RedisNode {
     operation_timeout: Duration,
     spin_max: Duration,
     observer: Arc<Observer>,
-    health: NodeHealth,
+    pub(crate) health: NodeHealth,
     /// Latest sample of the server's clock, from any connection.
     clock_sample: Mutex<Option<ClockSample>>,
     /// Membership among several nodes; `None` for a single server.
@@ -328,37 +328,6 @@ impl RedisNode {
                 )))
             }
         }
-    }
-
-    /// Whether the node failed recently, so that it is not asked while the others form a quorum.
-    pub(crate) fn is_backing_off(&self, now: Moment) -> bool {
-        self.health.is_backing_off(now)
-    }
-
-    /// Whether attempts to connect have been in progress for `patience` without success. Returns
-    /// false from time to time, so that another caller tries too.
-    pub(crate) fn is_connect_stalled(&self, now: Moment, patience: Duration) -> bool {
-        self.health.is_connect_stalled(now, patience)
-    }
-
-    /// Whether the node has not failed since its last reply.
-    pub(crate) fn is_healthy(&self) -> bool {
-        self.health.is_healthy()
-    }
-
-    /// Whether the node has failed repeatedly since its last reply.
-    pub(crate) fn is_failing(&self) -> bool {
-        self.health.is_failing()
-    }
-
-    /// Records that the node replied.
-    pub(crate) fn record_success(&self) {
-        self.health.record_success();
-    }
-
-    /// Records that the node did not reply or could not be reached.
-    pub(crate) fn record_failure(&self, now: Moment) {
-        self.health.record_failure(now);
     }
 
     /// Keeps a connection that was ready too late for its caller, for the next caller.

@@ -120,11 +120,9 @@ impl<'a> QuorumAcquisition<'a> {
     /// in the queue, the other nodes can report only one new fact: that a preferred queue node has
     /// recovered.
     fn should_ask_all(&self, mode: AcquireMode) -> bool {
-        let expects_contention =
-            || self.lost_rounds > 0 || self.redlock.was_contended(&self.request.claim.key);
         self.is_head
             || self.needs_full_lease
-            || !expects_contention()
+            || self.lost_rounds == 0
             || self.is_failing
             || mode == AcquireMode::Try
             || self.redlock.may_have_recovered(self.queue_node)
@@ -258,7 +256,9 @@ impl<'a> QuorumAcquisition<'a> {
         let mut deadlines = NodeDeadlines::new(nodes);
         let mut tokens: SmallVec<[u64; 8]> = SmallVec::new();
         let mut first_sent = clock::now();
-        for (node, (response, vote)) in round.by_node().iter().zip(round.votes()).enumerate() {
+        for (node, (response, vote)) in
+            round.responses.by_node.iter().zip(&round.responses.votes).enumerate()
+        {
             match (response, vote) {
                 (Response::Replied(exchange), Some(Vote::Yes)) => {
                     let kept_for = if claim_window_only && node == self.queue_node {
@@ -440,11 +440,5 @@ impl Acquisition for QuorumAcquisition<'_> {
     fn residue(&self) -> Option<Residue> {
         let (all, to_release) = (self.redlock.all_nodes(), self.releases.to_release);
         self.footprint.residue(clock::now(), all, to_release, || self.request.queue_entry())
-    }
-}
-
-impl Drop for QuorumAcquisition<'_> {
-    fn drop(&mut self) {
-        self.redlock.remember_contention(&self.request.claim.key, self.lost_rounds > 0);
     }
 }

@@ -118,24 +118,24 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
     fn is_responsive(&mut self, node: usize, now: Moment) -> bool {
         let (unread_since, replied) = self.connections[node].unread_since(now);
         if replied {
-            self.nodes[node].record_success();
+            self.nodes[node].health.record_success();
         }
         match unread_since {
             // It has not replied to an earlier request.
             Some(since) if now.duration_since(since) > SLOW_NODE_TIMEOUT => {
-                if !self.nodes[node].is_backing_off(now) {
-                    self.nodes[node].record_failure(now);
+                if !self.nodes[node].health.is_backing_off(now) {
+                    self.nodes[node].health.record_failure(now);
                 }
                 false
             }
             // Another caller's attempt to connect is still in progress. Further attempts would only
             // cost threads.
             _ if !self.connections[node].is_connected()
-                && self.nodes[node].is_connect_stalled(now, SLOW_NODE_TIMEOUT) =>
+                && self.nodes[node].health.is_connect_stalled(now, SLOW_NODE_TIMEOUT) =>
             {
                 false
             }
-            _ => !self.nodes[node].is_backing_off(now),
+            _ => !self.nodes[node].health.is_backing_off(now),
         }
     }
 
@@ -296,7 +296,7 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
         };
         match self.nodes[node].decode(&mut self.connections[node], &request, in_flight, value) {
             Ok(exchange) => {
-                self.nodes[node].record_success();
+                self.nodes[node].health.record_success();
                 self.responses.votes[node] = Some((self.vote)(node, &exchange));
                 self.responses.by_node[node] = Response::Replied(exchange);
             }
@@ -367,9 +367,9 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
 
     fn record_failure(&mut self, node: usize, failure: NodeError) {
         if failure.is_wrong_type() {
-            self.nodes[node].record_success();
+            self.nodes[node].health.record_success();
         } else if !matches!(failure.kind, NodeErrorKind::BackingOff) {
-            self.nodes[node].record_failure(clock::now());
+            self.nodes[node].health.record_failure(clock::now());
         }
         self.set_failed(node, failure);
     }

@@ -45,7 +45,7 @@ impl ResidueCleaner for QuorumCleaner {
         // others. At a shutdown there is no later try.
         let is_skipped = |node: &usize| {
             matches!(limits, CleanupLimits::Unless(_))
-                && self.redlock.node(*node).is_backing_off(now)
+                && self.redlock.node(*node).health.is_backing_off(now)
         };
         let mut unreachable = self.redlock.all_nodes().iter().filter(is_skipped).collect();
         let mut error = None;

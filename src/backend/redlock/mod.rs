@@ -4,7 +4,6 @@ mod acquisition;
 mod broadcast;
 mod broadcast_options;
 mod clean_up;
-mod contention_memory;
 mod error;
 mod footprint;
 mod inspect;
@@ -24,8 +23,7 @@ use smallvec::SmallVec;
 
 use self::{
     acquisition::QuorumAcquisition, broadcast::broadcast, clean_up::QuorumCleaner,
-    contention_memory::ContentionMemory, pauses::subscribe_budget, renewals::QuorumRenewals,
-    reported_holder::most_reported_holder,
+    pauses::subscribe_budget, renewals::QuorumRenewals, reported_holder::most_reported_holder,
 };
 pub(crate) use self::{
     broadcast_options::BroadcastOptions,
@@ -66,7 +64,6 @@ pub(crate) struct Redlock {
     nodes: Arc<[Arc<RedisNode>]>,
     membership: Arc<Mutex<Membership>>,
     pool: Arc<ConnectionPool>,
-    contention: ContentionMemory,
     label: Arc<str>,
     operation_timeout: Duration,
 }
@@ -96,7 +93,6 @@ impl Redlock {
             nodes,
             membership,
             pool,
-            contention: ContentionMemory::new(),
             label: join_labels(endpoints),
             operation_timeout,
         })
@@ -160,7 +156,7 @@ impl Redlock {
     /// Node to queue on: the first healthy one, so that all clients prefer the same.
     pub(crate) fn preferred_queue_node(&self) -> usize {
         let order = self.order();
-        let healthy = order.iter().find(|node| self.nodes[**node].is_healthy());
+        let healthy = order.iter().find(|node| self.nodes[**node].health.is_healthy());
         healthy.or(order.first()).copied().unwrap_or(0)
     }
 
@@ -170,16 +166,7 @@ impl Redlock {
         let now = clock::now();
         self.preferred_to(node)
             .map(|node| &self.nodes[node])
-            .any(|node| !node.is_healthy() && !node.is_backing_off(now))
-    }
-
-    /// Whether a claim for this lock met others the last time, as far as that is remembered.
-    fn was_contended(&self, key: &LockKey) -> bool {
-        self.contention.is_likely(key.lock_key())
-    }
-
-    fn remember_contention(&self, key: &LockKey, contended: bool) {
-        self.contention.remember(key.lock_key(), contended);
+            .any(|node| !node.health.is_healthy() && !node.health.is_backing_off(now))
     }
 
     pub(crate) fn operation_timeout(&self) -> Duration {
@@ -215,7 +202,7 @@ impl Redlock {
     pub(crate) fn drain_replies(&self, connections: &mut NodeConnections, node: usize) {
         let (_, replied) = connections.0[node].unread_since(clock::now());
         if replied {
-            self.nodes[node].record_success();
+            self.nodes[node].health.record_success();
         }
     }
 
@@ -265,7 +252,7 @@ impl Backend for Redlock {
         let timeout = self.operation_timeout;
         let short_budget = deadline.duration_since(clock::now()) < timeout;
         let mut nodes = self.order();
-        nodes.sort_by_key(|node| !self.node(*node).is_healthy());
+        nodes.sort_by_key(|node| !self.node(*node).health.is_healthy());
         let mut failed = NodeError { outcome_unknown: false, kind: NodeErrorKind::TimedOut };
         for (tried, node) in nodes.iter().enumerate() {
             let now = clock::now();
@@ -277,7 +264,7 @@ impl Backend for Redlock {
                     // Even a healthy node may be too distant to reply within such a short time.
                     let short = short_budget || budget < timeout / 3;
                     if !(short && failure.is_timeout()) {
-                        server.record_failure(clock::now());
+                        server.health.record_failure(clock::now());
                     }
                     failed = failure;
                 }
@@ -292,7 +279,7 @@ impl Backend for Redlock {
     fn should_move_queue(&self, QueuePlace(node): QueuePlace) -> bool {
         let preferred = self.preferred_queue_node();
         self.preferred_to(node).any(|other| other == preferred)
-            || (self.nodes[node].is_failing() && preferred != node)
+            || (self.nodes[node].health.is_failing() && preferred != node)
     }
 
     fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport {

@@ -30,14 +30,6 @@ pub(super) struct Round {
 }
 
 impl Round {
-    pub(super) fn by_node(&self) -> &[Response<AcquireReply>] {
-        &self.responses.by_node
-    }
-
-    pub(super) fn votes(&self) -> &[Option<Vote>] {
-        &self.responses.votes
-    }
-
     /// Reply of a node, if it has replied.
     pub(super) fn reply_of(&self, node: usize) -> Option<&AcquireReply> {
         match self.responses.by_node.get(node) {
