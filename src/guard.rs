@@ -10,12 +10,7 @@ use std::{
 use crossbeam_channel::{Receiver, bounded};
 
 use crate::{
-    core::{
-        id::LockId,
-        lease::{Lease, LeaseEnd},
-        lock_lost::LockLost,
-        token::FencingToken,
-    },
+    core::{id::LockId, lease::Lease, lock_lost::LockLost, token::FencingToken},
     error::{LockError, Result},
     inner::{HeldLock, ManagerHandle, ManagerInner},
     lock_info::Released,
@@ -127,11 +122,7 @@ impl LockGuard {
         if self.lease.is_held(self.lease.now()) {
             return Ok(());
         }
-        let why = match self.lease.ended() {
-            Some(LeaseEnd::Lost(why)) => why,
-            Some(LeaseEnd::Released) | None => LockLost::Expired,
-        };
-        Err(LockError::Lost { name: self.name().to_owned(), why })
+        Err(LockError::Lost { name: self.name().to_owned(), why: self.lease.why_not_held() })
     }
 
     /// Returns a channel that receives one message, with the reason, when the lock is lost: as soon

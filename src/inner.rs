@@ -32,7 +32,7 @@ use crate::{
         holder::Holder,
         id::{generate_lock_id, random_uuid},
         key::{LockKey, MAX_NAME_BYTES},
-        lease::{Lease, LeaseEnd},
+        lease::Lease,
         lock_lost::LockLost,
     },
     error::{Action, LockError, Result},
@@ -88,8 +88,7 @@ impl ManagerHandle {
     pub(crate) fn start(config: ValidatedConfig) -> Result<ManagerHandle> {
         let handlers = config.handlers.clone();
         let (server, nodes) = (join_labels(&config.endpoints), config.endpoints.len());
-        let observer = Observer::start(handlers, server, nodes, config.metrics_by_lock)
-            .map_err(no_thread("loggers and event handlers"))?;
+        let observer = Observer::start(handlers, server, nodes, config.metrics_by_lock)?;
         let (backend, pool) = open_backend(&config, &observer)?;
         ManagerHandle::start_on(backend, Some(pool), observer, config)
     }
@@ -315,10 +314,7 @@ impl ManagerInner {
             return Ok(held);
         }
         let name = held.lease.claim.key.name().to_owned();
-        let why = match held.lease.ended() {
-            Some(LeaseEnd::Lost(why)) => why,
-            Some(LeaseEnd::Released) | None => LockLost::Expired,
-        };
+        let why = held.lease.why_not_held();
         // An error of the release changes nothing: the lease has ended.
         let _ = self.release_on_drop(held, timeout);
         Err(if why == LockLost::Shutdown {

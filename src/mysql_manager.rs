@@ -65,10 +65,7 @@ impl MySqlMgr {
         backend.check_server()?;
         let backend = Arc::new(backend);
         let server = backend.label().clone();
-        let observer =
-            Observer::start(config.handlers.clone(), server, 1, config.metrics_by_lock).map_err(
-                |cause| LockError::NoThread { purpose: "loggers and event handlers", cause },
-            )?;
+        let observer = Observer::start(config.handlers.clone(), server, 1, config.metrics_by_lock)?;
         let handle = ManagerHandle::start_on(backend.clone(), None, observer, config)?;
         Ok(MySqlMgr { handle: Arc::new(handle), backend })
     }

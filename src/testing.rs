@@ -138,8 +138,7 @@ impl MemoryServer {
         let _entered = self.enter();
         let (config, label) = (config.validate()?, Arc::<str>::from(LABEL));
         let observer =
-            Observer::start(config.handlers.clone(), label.clone(), 1, config.metrics_by_lock)
-                .map_err(|cause| LockError::NoThread { purpose: "event handlers", cause })?;
+            Observer::start(config.handlers.clone(), label.clone(), 1, config.metrics_by_lock)?;
         let backend = MemoryBackend::new(self.server.clone(), label, config.operation_timeout);
         ManagerHandle::start_on(Arc::new(backend), None, observer, config)
     }

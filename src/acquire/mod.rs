@@ -73,17 +73,16 @@ impl Acquirer {
             claim,
             channel: self.listener.channel(),
             claim_window: self.claim_window.min(claim.ttl),
-            repair_ttl_ms: self.repair_ttl_ms(claim),
+            // That holder's lease is not known here.
+            repair_ttl_ms: if self.repair_ttl {
+                claim.ttl_ms().max(REPAIRED_TTL_MIN_MS)
+            } else {
+                0
+            },
             wait_deadline,
             call_deadline: wait_deadline.saturating_add(operation_timeout),
         };
         let mut attempt = Attempt::new(self, request, started);
         attempt.run().map_err(|error| Box::new(NotAcquired { error, residue: attempt.residue() }))
-    }
-
-    /// TTL for another holder's key that has none, or 0 to leave the key alone. That holder's lease
-    /// is not known here.
-    fn repair_ttl_ms(&self, claim: &Claim) -> u64 {
-        if self.repair_ttl { claim.ttl_ms().max(REPAIRED_TTL_MIN_MS) } else { 0 }
     }
 }

@@ -83,6 +83,11 @@ impl NodeError {
         NodeError { outcome_unknown: false, kind: error.into() }
     }
 
+    /// A reply that makes no sense. The request may have been carried out.
+    pub(crate) fn protocol(what: impl Into<String>) -> NodeError {
+        NodeError::outcome_unknown(NodeErrorKind::Protocol(what.into()))
+    }
+
     pub(crate) fn outcome_unknown(kind: NodeErrorKind) -> NodeError {
         NodeError { outcome_unknown: true, kind }
     }

@@ -93,6 +93,12 @@ pub(crate) struct Residue {
 }
 
 impl Residue {
+    /// A residue without unread replies.
+    pub(crate) fn new(nodes: NodeSet, queue_entry: &str, in_flight_until: Moment) -> Residue {
+        let (queue_entry, pending_acks) = (queue_entry.to_owned(), PendingAcks::new());
+        Residue { nodes, queue_entry, in_flight_until, pending_acks }
+    }
+
     /// Whether nothing is left.
     pub(crate) fn is_empty(&self) -> bool {
         self.nodes.is_empty()

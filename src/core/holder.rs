@@ -65,22 +65,14 @@ impl Holder {
         now_us: u64,
     ) -> Holder {
         let raw_id = &raw_id[..raw_id.len().min(ID_BYTES_MAX)];
-        let id = truncate_id(String::from_utf8_lossy(raw_id).into_owned());
-        let raw = (id.as_bytes() != raw_id).then(|| raw_id.into());
-        let ours = Parts::parse(&id).is_some_and(|parts| parts.uuid.is_some());
+        let holder = Holder::from_id(String::from_utf8_lossy(raw_id).into_owned());
+        let raw = (holder.id.as_bytes() != raw_id).then(|| raw_id.into());
+        let ours = holder.parts().is_some_and(|parts| parts.uuid.is_some());
         let held_for =
             (ours && token > 0).then(|| Duration::from_micros(now_us.saturating_sub(token)));
         let ttl_left = u64::try_from(pttl_ms).ok().map(Duration::from_millis);
-        Holder {
-            id,
-            raw,
-            token,
-            held_for,
-            ttl_left,
-            hides_expiry: false,
-            waiters: Some(waiters),
-            nodes: Vec::new(),
-        }
+        let waiters = Some(waiters);
+        Holder { raw, token, held_for, ttl_left, hides_expiry: false, waiters, ..holder }
     }
 
     /// A holder as a database reports it, where a lock expires with its connection.

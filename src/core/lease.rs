@@ -132,6 +132,14 @@ impl Lease {
         self.end.lock().as_ref().map(|(how, _)| how.clone())
     }
 
+    /// Returns why a lease that is not held is not held.
+    pub(crate) fn why_not_held(&self) -> LockLost {
+        match self.ended() {
+            Some(LeaseEnd::Lost(why)) => why,
+            Some(LeaseEnd::Released) | None => LockLost::Expired,
+        }
+    }
+
     /// Returns true for the first caller only, which must then report how the lease ended.
     pub(crate) fn take_reporting_duty(&self, now: Moment) -> bool {
         let deadline = self.end.lock().as_ref().map_or(now, |(_, deadline)| *deadline);

@@ -5,7 +5,6 @@ pub(crate) mod metrics;
 mod span;
 
 use std::{
-    io,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
@@ -79,12 +78,15 @@ impl Observer {
         server: Arc<str>,
         nodes: usize,
         metrics_by_lock: bool,
-    ) -> io::Result<Arc<Observer>> {
+    ) -> Result<Arc<Observer>, LockError> {
         let metrics = Arc::new(Recorder::new(server, nodes, metrics_by_lock));
         let handlers = Arc::new(HandlerList { handlers, panicked: AtomicBool::new(false) });
         let counts = metrics.clone();
         let on_drop = move || counts.count(Count::ReportsDropped);
-        let outbox = Outbox::start(Recorder::EXPORT_INTERVAL, metrics.clone().exporter(), on_drop)?;
+        let outbox =
+            Outbox::start(Recorder::EXPORT_INTERVAL, metrics.clone().exporter(), on_drop).map_err(
+                |cause| LockError::NoThread { purpose: "loggers and event handlers", cause },
+            )?;
         Ok(Arc::new(Observer { metrics, handlers, outbox }))
     }
 

@@ -22,7 +22,7 @@ use crate::sys::sync::{Condvar, Mutex, MutexGuard};
 use crate::sys::{manual, sim};
 
 /// A point in time, in nanoseconds on the local clock. Arithmetic saturates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Moment(u64);
 
 impl Moment {

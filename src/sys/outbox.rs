@@ -1,7 +1,12 @@
 //! `Outbox`: a thread that calls code of the user (loggers, metrics recorders, event handlers) on
 //! behalf of threads that others depend on. Such code may block, and then delays no lock.
 
-use std::{fmt, io, sync::Arc, thread::ThreadId, time::Duration};
+use std::{
+    fmt, io,
+    sync::Arc,
+    thread::{self, ThreadId},
+    time::Duration,
+};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
@@ -85,7 +90,7 @@ impl Outbox {
 
     /// Waits for the end of the thread, unless this is that thread.
     pub(crate) fn await_end(&self, until: Moment) {
-        if !threads::is_current(self.thread) {
+        if self.thread != Some(thread::current().id()) {
             let _ = clock::recv_until(&self.ended, until);
         }
     }

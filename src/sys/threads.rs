@@ -71,13 +71,8 @@ pub(crate) fn with_signals_blocked<T>(action: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Whether the caller runs on this thread.
-pub(crate) fn is_current(id: Option<ThreadId>) -> bool {
-    id.is_some_and(|id| thread::current().id() == id)
-}
-
 impl Thread {
-    /// Id for [`is_current`]. `None` for a simulated thread, which calls no user code.
+    /// `None` for a simulated thread, which calls no user code.
     pub(crate) fn id(&self) -> Option<ThreadId> {
         match self {
             Thread::Real(thread) => Some(thread.thread().id()),

@@ -35,7 +35,7 @@ pub(crate) struct GrantListener {
     changed: Condvar,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct SubscriptionState {
     subscribed: Subscribed,
     /// Where the subscription leads to, and the time since when it does.
@@ -51,8 +51,9 @@ struct SubscriptionState {
     closed: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum Subscribed {
+    #[default]
     No,
     /// A thread is subscribing.
     Connecting,
@@ -64,21 +65,11 @@ enum Subscribed {
 
 impl GrantListener {
     pub(crate) fn new(backend: Arc<dyn Backend>, channel: String) -> GrantListener {
-        let state = SubscriptionState {
-            subscribed: Subscribed::No,
-            place: None,
-            opened_at: Moment::from_nanos(0),
-            cancel_handle: None,
-            failures: 0,
-            retry_at: Moment::from_nanos(0),
-            outage_logged: false,
-            closed: false,
-        };
         GrantListener {
             backend,
             channel,
             registry: WaitRegistry::default(),
-            state: Mutex::new(state),
+            state: Mutex::default(),
             changed: Condvar::new(),
         }
     }

@@ -11,7 +11,7 @@ use crate::{
         error::{BackendError, NodeError},
         redis::{
             ClaimServer, Exchange, RedisAcquisition, Request,
-            list::{DescribeLocks, Scan, key_pattern},
+            list::{DescribeLocks, Description, HeldDescription, Scan, key_pattern},
             listing::{DESCRIBE_BATCH_MAX, Listing},
             renewals::renew_on_one_server,
             requests_and_replies::{
@@ -20,7 +20,6 @@ use crate::{
         },
     },
     core::{
-        ack::PendingAcks,
         claim::{Claim, Residue},
         clock_sample::ClockSample,
         holder::Holder,
@@ -78,7 +77,14 @@ impl MemoryBackend {
     ) -> Result<Vec<Inspection<LockInfo>>, BackendError> {
         let (_, found) = self.reply_to(request)?;
         let found = request.keys.iter().zip(found);
-        Ok(found.map(|(key, found)| found.into_lock_info(key)).collect())
+        let found = found.map(|(key, found)| match found {
+            Description::Free => Inspection::Free,
+            Description::WrongType => Inspection::WrongType,
+            Description::Held(HeldDescription { holder, token, waiters }) => {
+                Inspection::Held(LockInfo::new(key.name(), holder, token, waiters, true))
+            }
+        });
+        Ok(found.collect())
     }
 }
 
@@ -134,12 +140,7 @@ impl Backend for MemoryBackend {
     }
 
     fn lease_residue(&self, lease: &Lease) -> Residue {
-        Residue {
-            nodes: NodeSet::single(0),
-            queue_entry: lease.queue_entry.clone(),
-            in_flight_until: clock::now(),
-            pending_acks: PendingAcks::new(),
-        }
+        Residue::new(NodeSet::single(0), &lease.queue_entry, clock::now())
     }
 
     fn lease_renewals(self: Arc<Self>, _: RenewSoon) -> Box<dyn LeaseRenewals + Send> {

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     backend::redis::{
-        Exchange, NodeError, NodeErrorKind, Request, ScriptRef,
+        Exchange, NodeError, Request, ScriptRef,
         requests_and_replies::{Release, ReleaseReply},
     },
     core::{clock_sample::ClockSample, glob, key::LockKey},
@@ -113,10 +113,8 @@ impl Server {
         let mut bytes = Vec::new();
         request.encode(ScriptRef::Hash, NONCE, self.now_us(deadline), &mut bytes);
         let reply = self.execute(&words(&bytes), self.now_us(now))?;
-        request.decode(NONCE, reply).ok_or_else(|| {
-            let kind = NodeErrorKind::Protocol("its reply has an unexpected form".into());
-            NodeError::outcome_unknown(kind)
-        })
+        let unexpected = || NodeError::protocol("its reply has an unexpected form");
+        request.decode(NONCE, reply).ok_or_else(unexpected)
     }
 
     fn execute(&self, words: &[Bytes], now_us: u64) -> Result<Value, NodeError> {

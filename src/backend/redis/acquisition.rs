@@ -13,7 +13,6 @@ use crate::{
         error::BackendError,
     },
     core::{
-        ack::PendingAcks,
         claim::{Grant, GrantNotice, InFlight, Residue},
         clock_sample::ClockSample,
         quorum::{NodeDeadlines, NodeSet},
@@ -243,11 +242,7 @@ impl<S: ClaimServer> Acquisition for RedisAcquisition<'_, S> {
 
     fn residue(&self) -> Option<Residue> {
         let in_flight_until = self.broken_until;
-        (self.may_hold || clock::now() < in_flight_until).then(|| Residue {
-            queue_entry: self.entry_left(),
-            in_flight_until,
-            nodes: NodeSet::single(0),
-            pending_acks: PendingAcks::new(),
-        })
+        (self.may_hold || clock::now() < in_flight_until)
+            .then(|| Residue::new(NodeSet::single(0), &self.entry_left(), in_flight_until))
     }
 }

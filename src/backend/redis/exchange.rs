@@ -148,9 +148,7 @@ fn exchange_over<C: Request>(
             }
             (Err(failure), _) if failure.is_unknown_script() => {
                 connection.poison();
-                return Err(NodeError::outcome_unknown(NodeErrorKind::Protocol(
-                    "it does not know a script that it was just sent".into(),
-                )));
+                return Err(NodeError::protocol("it does not know a script that it was just sent"));
             }
             (result, _) => return result,
         }

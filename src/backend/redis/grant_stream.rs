@@ -47,9 +47,7 @@ impl RedisGrantStream {
             Value::Array(parts)
                 if parts.first() == Some(&Value::BulkString(b"subscribe".to_vec())) => {}
             _ => {
-                return Err(NodeError::outcome_unknown(NodeErrorKind::Protocol(
-                    "its reply to SUBSCRIBE has an unexpected form".into(),
-                )));
+                return Err(NodeError::protocol("its reply to SUBSCRIBE has an unexpected form"));
             }
         }
         Ok(RedisGrantStream {

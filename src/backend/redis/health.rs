@@ -15,10 +15,10 @@ const BACKOFF_MAX: Duration = Duration::from_secs(1);
 /// node.
 const FAILING_FAILURES_MIN: u32 = 3;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct NodeHealth(Mutex<State>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
     consecutive_failures: u32,
     backoff_until: Moment,
@@ -60,22 +60,6 @@ pub(super) enum HealthChange {
     /// It can be reached again. If a socket has broken, and the next one opens at once, no outage
     /// was reported before.
     Up { away: Duration, was_reported: bool },
-}
-
-impl Default for NodeHealth {
-    fn default() -> NodeHealth {
-        let never = Moment::from_nanos(0);
-        NodeHealth(Mutex::new(State {
-            consecutive_failures: 0,
-            backoff_until: never,
-            down_since: None,
-            down_reported: false,
-            recovered_at: never,
-            connecting: 0,
-            no_success_since: never,
-            last_begun: never,
-        }))
-    }
 }
 
 impl NodeHealth {

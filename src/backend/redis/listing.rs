@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{NodeError, NodeErrorKind};
+use super::NodeError;
 use crate::{
     backend::{Inspection, error::BackendError},
     core::key::LockKey,
@@ -90,9 +90,7 @@ impl Listing<'_> {
 }
 
 fn too_many_keys() -> BackendError {
-    BackendError::Node(NodeError::outcome_unknown(NodeErrorKind::Protocol(
-        "it keeps reporting more keys".into(),
-    )))
+    BackendError::Node(NodeError::protocol("it keeps reporting more keys"))
 }
 
 /// Progress of the scan of one node.

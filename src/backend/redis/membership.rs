@@ -23,7 +23,7 @@ pub(crate) struct Membership {
     quarantine: Duration,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct NodeRecord {
     label: Arc<str>,
     run_id: Option<String>,
@@ -50,15 +50,7 @@ pub(crate) enum Eligibility {
 
 impl Membership {
     pub(crate) fn new(labels: impl Iterator<Item = Arc<str>>, quarantine: Duration) -> Membership {
-        let votes_from = Moment::from_nanos(0);
-        let member = |label| NodeRecord {
-            label,
-            run_id: None,
-            promotion_id: None,
-            replica_run_id: None,
-            misdirected: false,
-            votes_from,
-        };
+        let member = |label| NodeRecord { label, ..NodeRecord::default() };
         Membership { nodes: labels.map(member).collect(), quarantine }
     }
 

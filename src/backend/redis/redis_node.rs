@@ -323,9 +323,7 @@ impl RedisNode {
             }
             None => {
                 connection.poison();
-                Err(NodeError::outcome_unknown(NodeErrorKind::Protocol(
-                    "its reply has an unexpected form".into(),
-                )))
+                Err(NodeError::protocol("its reply has an unexpected form"))
             }
         }
     }

@@ -317,9 +317,7 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
                 self.connections[node].poison();
                 self.record_failure(
                     node,
-                    NodeError::outcome_unknown(NodeErrorKind::Protocol(
-                        "it does not know a script that it was just sent".into(),
-                    )),
+                    NodeError::protocol("it does not know a script that it was just sent"),
                 );
             }
             Err(failure) => self.record_failure(node, failure),

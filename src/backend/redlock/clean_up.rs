@@ -2,14 +2,16 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{BroadcastOptions, NodeConnections, Redlock, Response, Responses};
+use super::{
+    BroadcastOptions, NodeConnections, Redlock, Response, Responses, release::ReleaseRequest,
+};
 use crate::{
     backend::{
         CleanupLimits, ResidueCleaner,
         error::BackendError,
         redis::{
             CHECK_INTERVAL, Exchange, PIPELINE_MAX, Request,
-            requests_and_replies::{Ping, Release, ReleaseReply},
+            requests_and_replies::{Ping, ReleaseReply},
         },
     },
     core::{
@@ -110,15 +112,9 @@ impl QuorumCleaner {
         round: BroadcastOptions<'_>,
         limits: CleanupLimits<'_>,
     ) -> Responses<ReleaseReply> {
-        let queue_entry = residue.queue_entry.as_str();
-        let release = |_| Release {
-            key: &claim.key,
-            id: claim.id.as_str().as_bytes(),
-            queue_entry,
-            expires: false,
-            left_free_ms: 0,
-        };
-        let mut responses = self.ask(round, limits, release, |_, _| Vote::Yes);
+        let id = claim.id.as_str().as_bytes();
+        let request = ReleaseRequest::new(&claim.key, id, &residue.queue_entry, false);
+        let mut responses = self.ask(round, limits, |_| request.node_request(), |_, _| Vote::Yes);
         let replied = responses.nodes_where(|response| matches!(response, Response::Replied(_)));
         residue.nodes = residue.nodes.difference(replied);
         residue.pending_acks.append(&mut responses.pending_acks);

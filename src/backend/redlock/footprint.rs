@@ -2,7 +2,6 @@
 
 use crate::{
     core::{
-        ack::PendingAcks,
         claim::{InFlight, Residue},
         quorum::NodeSet,
     },
@@ -86,7 +85,6 @@ impl Footprint {
         let nodes = if may_be_in_flight { all } else { self.may_hold.union(to_release) };
         let may_be_queued = may_be_in_flight || !self.queued_on.is_empty();
         let queue_entry = if may_be_queued { queue_entry() } else { String::new() };
-        let pending_acks = PendingAcks::new();
-        (!nodes.is_empty()).then_some(Residue { nodes, queue_entry, in_flight_until, pending_acks })
+        (!nodes.is_empty()).then(|| Residue::new(nodes, &queue_entry, in_flight_until))
     }
 }

@@ -41,7 +41,6 @@ use crate::{
         },
     },
     core::{
-        ack::PendingAcks,
         claim::{Claim, Residue},
         holder::Holder,
         key::LockKey,
@@ -89,13 +88,7 @@ impl Redlock {
         };
         let nodes: Arc<[_]> = endpoints.iter().enumerate().map(node).collect();
         let pool = Arc::new(ConnectionPool::new(nodes.clone(), pool_size)?);
-        Some(Redlock {
-            nodes,
-            membership,
-            pool,
-            label: join_labels(endpoints),
-            operation_timeout,
-        })
+        Some(Redlock { nodes, membership, pool, label: join_labels(endpoints), operation_timeout })
     }
 
     /// Connects to the nodes, and fails if a server cannot be a node. An unreachable node is
@@ -298,12 +291,8 @@ impl Backend for Redlock {
 
     fn lease_residue(&self, lease: &Lease) -> Residue {
         let may_be_in_flight = clock::now() < lease.in_flight.broken_until;
-        Residue {
-            nodes: if may_be_in_flight { self.all_nodes() } else { lease.may_hold() },
-            queue_entry: lease.queue_entry.clone(),
-            in_flight_until: lease.in_flight.until(),
-            pending_acks: PendingAcks::new(),
-        }
+        let nodes = if may_be_in_flight { self.all_nodes() } else { lease.may_hold() };
+        Residue::new(nodes, &lease.queue_entry, lease.in_flight.until())
     }
 
     fn lease_renewals(self: Arc<Self>, _: RenewSoon) -> Box<dyn LeaseRenewals + Send> {

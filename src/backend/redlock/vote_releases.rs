@@ -2,7 +2,7 @@
 
 use super::{
     BroadcastOptions, NodeConnections, Redlock, footprint::Footprint, pauses::release_wait_until,
-    responses::Response,
+    release::ReleaseRequest, responses::Response,
 };
 use crate::{
     backend::{
@@ -113,14 +113,9 @@ impl VoteReleases {
         let options =
             BroadcastOptions { wait_until, ..BroadcastOptions::awaiting_all(nodes, deadline) };
         let queue_entry = request.queue_entry();
-        let claim = request.claim;
-        let release = |_| Release {
-            key: &claim.key,
-            id: claim.id.as_str().as_bytes(),
-            queue_entry: &queue_entry,
-            expires: true,
-            left_free_ms: 0,
-        };
+        let (key, id) = (&request.claim.key, request.claim.id.as_str().as_bytes());
+        let once = ReleaseRequest::new(key, id, &queue_entry, false);
+        let release = |_| Release { expires: true, ..once.node_request() };
         let responses = redlock.ask(connections, options, release, |_, _| Vote::Yes);
         for node in nodes.iter() {
             match &responses.by_node[node] {

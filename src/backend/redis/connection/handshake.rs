@@ -80,17 +80,12 @@ pub(super) fn handshake(
         }
     }
     let received = clock::now();
-    let server_us = parse_time(&reply).ok_or_else(|| {
-        NodeError::outcome_unknown(NodeErrorKind::Protocol(
-            "its reply to TIME is not a valid time".into(),
-        ))
-    })?;
+    let server_us = parse_time(&reply)
+        .ok_or_else(|| NodeError::protocol("its reply to TIME is not a valid time"))?;
     let clock_sample = ClockSample::new(sent, received, server_us);
     let server_info = reader.server_info(received);
     if requires_server_info && server_info.is_none() {
-        return Err(NodeError::outcome_unknown(NodeErrorKind::Protocol(
-            "its reply to INFO lacks a required field".into(),
-        )));
+        return Err(NodeError::protocol("its reply to INFO lacks a required field"));
     }
     Ok(Handshake { clock_sample, server_info })
 }

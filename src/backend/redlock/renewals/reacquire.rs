@@ -18,7 +18,6 @@ use crate::{
         redlock::{BroadcastOptions, Response},
     },
     core::{
-        ack::PendingAcks,
         claim::Residue,
         lease::Lease,
         node_answer::Vote,
@@ -96,7 +95,5 @@ impl QuorumRenewals {
 }
 
 fn residue(lease: &Arc<Lease>, nodes: NodeSet, in_flight_until: Moment) -> LeaseResidue {
-    let (queue_entry, pending_acks) = (String::new(), PendingAcks::new());
-    let residue = Residue { nodes, queue_entry, in_flight_until, pending_acks };
-    LeaseResidue { lease: lease.clone(), residue }
+    LeaseResidue { lease: lease.clone(), residue: Residue::new(nodes, "", in_flight_until) }
 }
