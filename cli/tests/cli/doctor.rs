@@ -369,19 +369,19 @@ fn doctor_cuts_and_redacts_server_texts() {
         format!("${}\r\n{fields}\r\n", fields.len())
     };
     for (asked, spared, reply, check) in [
-        ("INFO", 0, refusal.clone(), "info"),
-        ("INFO", 0, code.clone(), "info"),
+        ("INFO", 2, refusal.clone(), "info"),
+        ("INFO", 2, code.clone(), "info"),
         ("CONFIG", 0, refusal.clone(), "persistence"),
-        // The first TIME belongs to connecting.
+        // The first TIME and two INFO belong to connecting.
         ("TIME", 1, refusal, "reach"),
         ("TIME", 1, code, "reach"),
-        ("INFO", 0, info("redis_version:NOISE"), "version"),
-        ("INFO", 0, info("redis_version:7.0.NOISE"), "version"),
-        ("INFO", 0, info("redis_version:5.0.NOISE"), "version"),
-        ("INFO", 0, info("valkey_version:NOISE"), "version"),
-        ("INFO", 0, info("role:slave\r\nmaster_host:NOISE"), "role"),
-        ("INFO", 0, info("maxmemory_policy:NOISE"), "eviction"),
-        ("INFO", 0, info("maxmemory_policy:NOISE\r\nmaxmemory:1"), "eviction"),
+        ("INFO", 2, info("redis_version:NOISE"), "version"),
+        ("INFO", 2, info("redis_version:7.0.NOISE"), "version"),
+        ("INFO", 2, info("redis_version:5.0.NOISE"), "version"),
+        ("INFO", 2, info("valkey_version:NOISE"), "version"),
+        ("INFO", 2, info("role:slave\r\nmaster_host:NOISE"), "role"),
+        ("INFO", 2, info("maxmemory_policy:NOISE"), "eviction"),
+        ("INFO", 2, info("maxmemory_policy:NOISE\r\nmaxmemory:1"), "eviction"),
     ] {
         let of_environment = |url: String| {
             distlock_at_url(&url.replace("://", &format!("://:{SECRET}@")), &["doctor"])
@@ -434,7 +434,9 @@ fn doctor_names_unreachable_server_without_waiting() {
 fn server_that_stops_during_check_is_reported() {
     let server = RedisServer::start();
     let proxy = FaultProxy::in_front_of(server.addr());
-    let held = proxy.on_request(command("INFO"), Fault::DropReply).forever();
+    let held = proxy.on_request(command("INFO"), Fault::DropReply);
+    // Two belong to connecting.
+    let held = held.after(2).forever();
     let mut command = distlock(&["doctor", &proxy.url(), "--json"]);
     command.args(["--timeout", "2s"]);
     let report = completes_within(CALL_LIMIT, "the failure", || report(command));

@@ -110,7 +110,8 @@ mod tests {
         thread,
     };
 
-    /// A connection to a server that replies to TIME, and then with `answer` to every request.
+    /// A connection to a server that refuses INFO, replies to TIME, and then with `answer` to every
+    /// request.
     fn connected(answer: &'static [u8]) -> (Connection, thread::JoinHandle<()>) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
@@ -118,6 +119,8 @@ mod tests {
         let server = thread::spawn(move || {
             let mut stream = listener.accept().unwrap().0;
             let _ = stream.read(&mut [0; 1024]).unwrap();
+            let refusals = b"-NOPERM no\r\n".repeat(2);
+            stream.write_all(&refusals).unwrap();
             stream.write_all(b"*2\r\n$1\r\n1\r\n$1\r\n1\r\n").unwrap();
             while stream.read(&mut [0; 1024]).is_ok_and(|read| read > 0)
                 && stream.write_all(answer).is_ok()
