@@ -10,12 +10,12 @@ use std::{
 use crossbeam_channel::{Receiver, bounded};
 
 use crate::{
-    core::{id::LockId, lease::Lease, lock_lost::LockLost, token::FencingToken},
+    core::{id::LockId, kind::LockKind, lease::Lease, lock_lost::LockLost, token::FencingToken},
     error::{LockError, Result},
     inner::{HeldLock, ManagerHandle, ManagerInner},
     lock_info::Released,
     observe::HoldSpan,
-    renew::Registration,
+    renew::{Registration, RenewalPlan},
     sys::{
         clock,
         display::{HumanDuration, Quoted},
@@ -63,7 +63,7 @@ use crate::{
 pub struct LockGuard {
     lease: Arc<Lease>,
     /// `None` once the guard has been released or dropped; the same holds for `manager`.
-    registration: Option<(Registration, HoldSpan)>,
+    registration: Option<(Registration, HoldSpan, RenewalPlan)>,
     manager: Option<Arc<ManagerHandle>>,
 }
 
@@ -71,7 +71,7 @@ impl LockGuard {
     pub(crate) fn new(held: HeldLock, manager: Arc<ManagerHandle>) -> LockGuard {
         LockGuard {
             lease: held.lease,
-            registration: Some((held.registration, held.span)),
+            registration: Some((held.registration, held.span, held.plan)),
             manager: Some(manager),
         }
     }
@@ -84,6 +84,11 @@ impl LockGuard {
     /// Returns the identifier of this acquisition: the value of the lock key in Redis.
     pub fn id(&self) -> &LockId {
         &self.lease.claim.id
+    }
+
+    /// Returns how the lock is held: alone, or together with others.
+    pub fn kind(&self) -> LockKind {
+        self.lease.claim.kind
     }
 
     /// Returns the fencing token of this acquisition. It never changes, even if the lock is lost.
@@ -169,10 +174,19 @@ impl LockGuard {
             .ok_or(LockError::Shutdown)?
     }
 
+    /// Turns a write lock into a read lock.
+    pub(crate) fn downgrade(mut self) -> Result<LockGuard> {
+        self.ensure_held()?;
+        let Some((held, manager)) = self.take_parts() else { return Err(LockError::Forked) };
+        let held = manager.inner()?.downgrade(held)?;
+        Ok(LockGuard::new(held, manager))
+    }
+
     /// Returns `None` if there is nothing to release.
     fn take_parts(&mut self) -> Option<(HeldLock, Arc<ManagerHandle>)> {
-        let ((registration, span), manager) = (self.registration.take()?, self.manager.take()?);
-        let held = HeldLock { lease: self.lease.clone(), registration, span };
+        let ((registration, span, plan), manager) =
+            (self.registration.take()?, self.manager.take()?);
+        let held = HeldLock { lease: self.lease.clone(), registration, span, plan };
         if fork::is_forked_child() {
             // The child must not touch these values, not even to free them.
             std::mem::forget((held, manager));

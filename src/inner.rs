@@ -2,6 +2,7 @@
 //! and ends in [`ManagerInner::release`].
 
 mod by_id;
+mod downgrade;
 mod release;
 
 use std::{
@@ -32,6 +33,7 @@ use crate::{
         holder::Holder,
         id::{generate_lock_id, random_uuid},
         key::{LockKey, MAX_NAME_BYTES},
+        kind::LockKind,
         lease::Lease,
         lock_lost::LockLost,
     },
@@ -81,6 +83,7 @@ pub(crate) struct HeldLock {
     pub(crate) lease: Arc<Lease>,
     pub(crate) registration: Registration,
     pub(crate) span: HoldSpan,
+    pub(crate) plan: RenewalPlan,
 }
 
 impl ManagerHandle {
@@ -250,9 +253,19 @@ impl ManagerInner {
 
     /// Acquires a lock, and registers its lease with the renewer.
     pub(crate) fn acquire(&self, name: &str, options: &LockOptions) -> Result<HeldLock> {
+        self.acquire_as(LockKind::Mutex, name, options)
+    }
+
+    /// Acquires a lock of this kind, which must be [possible](Self::check_kind) here.
+    pub(crate) fn acquire_as(
+        &self,
+        kind: LockKind,
+        name: &str,
+        options: &LockOptions,
+    ) -> Result<HeldLock> {
         let _time = self.time.enter();
         let params = self.config.resolve(options)?;
-        let claim = Claim { key: self.key(name)?, id: generate_lock_id(), ttl: params.ttl };
+        let claim = Claim { key: self.key(name)?, id: generate_lock_id(), ttl: params.ttl, kind };
         let observer = &self.observer;
         observer.attempted(name, &claim.id, params.wait);
         let wait_span = WaitSpan::begin(name, &claim.id);
@@ -294,7 +307,7 @@ impl ManagerInner {
                     waited,
                     contended,
                 });
-                let held = HeldLock { lease, registration, span };
+                let held = HeldLock { lease, registration, span, plan };
                 // The last act: a pause since the grant, or a slow event handler, may have
                 // outlasted the lease.
                 self.ensure_held(held, left())
@@ -307,6 +320,13 @@ impl ManagerInner {
                 Err(LockError::Shutdown)
             }
         }
+    }
+
+    /// Checks that there can be locks of this kind, under this name.
+    pub(crate) fn check_kind(&self, kind: LockKind, name: &str) -> Result<()> {
+        self.key(name)?;
+        let refusal = self.backend.refusal_of(kind);
+        refusal.map_or(Ok(()), |reason| Err(LockError::InvalidOptions { reason: reason.into() }))
     }
 
     fn ensure_held(&self, held: HeldLock, timeout: Duration) -> Result<HeldLock> {

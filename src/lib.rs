@@ -111,6 +111,15 @@
 //! clock keeps running while the machine is suspended (`CLOCK_BOOTTIME`; for systems other than
 //! Linux and Android see [Limits](#limits)). A lost lock stays lost.
 //!
+//! # Read-write locks and semaphores
+//!
+//! [`RedisMgr::rw_lock`] and [`RedisMgr::semaphore`] return handles of locks that several clients
+//! can hold together: many readers or one writer, or a limited number of permits. Their guards
+//! dereference to [`LockGuard`]: they are renewed, have a deadline and a token, and report a loss.
+//! Each member has its own lease. If it dies, the others keep the lock. All kinds of locks of one
+//! name exclude each other and share the queue and the sequence of tokens. One server keeps them;
+//! over several nodes they are refused.
+//!
 //! # Several nodes
 //!
 //! With [`Config::nodes`], each lock is kept on several independent servers (Redlock). It is held
@@ -195,6 +204,8 @@ mod mysql_manager;
 mod observe;
 mod reentrant;
 mod renew;
+mod rw_lock;
+mod semaphore;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod user_connection;
@@ -213,6 +224,7 @@ pub use crate::{
     core::{
         holder::Holder,
         id::{LockId, ParseLockIdError, generate_lock_id},
+        kind::{HeldBy, LockKind},
         lock_lost::LockLost,
         node_answer::{NodeAnswer, Vote},
         token::FencingToken,
@@ -231,6 +243,8 @@ pub use crate::{
         metrics::{LockMetrics, Metrics, Timing},
     },
     reentrant::ReentrantGuard,
+    rw_lock::{ReadGuard, RwLock, WriteGuard},
+    semaphore::{Permit, Semaphore},
     user_connection::PooledConnection,
 };
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::{
-    core::{holder::Holder, id::LockId, token::FencingToken},
+    core::{holder::Holder, id::LockId, kind::HeldBy, token::FencingToken},
     sys::display::Quoted,
 };
 
@@ -25,6 +25,7 @@ pub struct LockInfo {
     token: Option<FencingToken>,
     waiters: Vec<QueuedWaiter>,
     certain: bool,
+    members: Vec<Holder>,
 }
 
 impl LockInfo {
@@ -39,7 +40,13 @@ impl LockInfo {
         // The last token does not belong to a holder of another library, which gets none.
         let token = (token > 0 && holder.held_for().is_some()).then_some(FencingToken(token));
         let waiters = waiters.into_iter().map(|id| QueuedWaiter { id }).collect();
-        LockInfo { name: name.to_owned(), holder, token, waiters, certain }
+        LockInfo { name: name.to_owned(), holder, token, waiters, certain, members: Vec::new() }
+    }
+
+    /// Adds what is known of the group that has the lock.
+    pub(crate) fn set_group(&mut self, held_by: HeldBy, members: Vec<Holder>) {
+        self.holder = self.holder.clone().with_group(held_by, members.last());
+        self.members = members;
     }
 
     /// Returns the name of the lock, without its prefix.
@@ -53,7 +60,15 @@ impl LockInfo {
         &self.holder
     }
 
-    /// Returns the holder's fencing token; `None` if the holder uses another library.
+    /// Returns the readers, or the holders of permits, that share the lock; empty if one client
+    /// holds it alone. Those that expire first come first. At most the first thousand readers or
+    /// permits are listed; [`Holder::held_by`] has their number.
+    pub fn members(&self) -> &[Holder] {
+        &self.members
+    }
+
+    /// Returns the holder's fencing token; `None` if the holder uses another library, or if several
+    /// clients share the lock.
     pub fn fencing_token(&self) -> Option<FencingToken> {
         self.token
     }

@@ -39,7 +39,7 @@ pub(crate) struct ForeignHolds {
 impl ForeignHolds {
     /// Returns after which time to look again; `None` if the holder uses this library.
     fn interval(&mut self, at: Moment, holder: &Holder) -> Option<Duration> {
-        if holder.lock_id().is_some() {
+        if !holder.is_foreign() {
             return None;
         }
         let age = match &mut self.current {

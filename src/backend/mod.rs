@@ -12,7 +12,7 @@ pub(crate) mod redis;
 pub(crate) mod redlock;
 pub(crate) mod transport;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, io, sync::Arc, time::Duration};
 
 use self::error::{BackendError, NodeError};
 use crate::{
@@ -20,6 +20,7 @@ use crate::{
         claim::{Claim, Grant, GrantNotice, Residue},
         holder::Holder,
         key::LockKey,
+        kind::LockKind,
         lease::Lease,
         lock_lost::LockLost,
     },
@@ -78,6 +79,18 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         was_held: bool,
         deadline: Moment,
     ) -> Result<Released, BackendError>;
+
+    /// Returns why locks of this kind cannot be kept here, as a part of a sentence; `None` if they
+    /// can. Mutexes can be kept everywhere.
+    fn refusal_of(&self, kind: LockKind) -> Option<&'static str> {
+        (kind != LockKind::Mutex)
+            .then_some("read-write locks and semaphores can be kept on one Redis server only")
+    }
+
+    /// Turns a write lock into a read lock, without a moment in which it is not held.
+    fn downgrade(&self, _lease: &Lease, _deadline: Moment) -> Result<Downgraded, BackendError> {
+        Err(BackendError::Node(NodeError::not_sent(io::ErrorKind::Unsupported.into())))
+    }
 
     /// How often to [probe](LeaseRenewals::probe), if a server may have to be left out although no
     /// lock is asked for. The interval is at most a third of the ttl.
@@ -150,10 +163,12 @@ pub(crate) struct AcquireRequest<'a> {
 }
 
 impl AcquireRequest<'_> {
-    /// Queue entry of the claim: its claim window, the channel for the grant message, and its id.
+    /// Queue entry of the claim: what it needs of a group, its claim window, the channel for the
+    /// grant message, and its id.
     pub(crate) fn queue_entry(&self) -> String {
         let (window, id) = (self.claim_window.as_millis(), &self.claim.id);
-        format!("{window} {} {id}", self.channel)
+        let prefix = self.claim.kind.queue_entry_prefix();
+        format!("{prefix}{window} {} {id}", self.channel)
     }
 }
 
@@ -358,6 +373,14 @@ pub(crate) struct ReleaseReport {
     pub(crate) result: Result<Released, BackendError>,
     /// What the release may have left on the servers.
     pub(crate) residues: Vec<Residue>,
+}
+
+/// Result of turning a write lock into a read lock.
+#[derive(Debug)]
+pub(crate) enum Downgraded {
+    /// The grant of the read lock, with the token of the write lock.
+    To(Grant),
+    Lost(LockLost),
 }
 
 /// A subscription to grant messages. One thread at a time reads it.

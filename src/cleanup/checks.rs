@@ -6,13 +6,16 @@ use std::time::Duration;
 use loom::{model, sync::Arc as Checked, thread};
 
 use super::*;
-use crate::core::{ack::PendingAcks, id::generate_lock_id, key::LockKey, quorum::NodeSet};
+use crate::core::{
+    ack::PendingAcks, id::generate_lock_id, key::LockKey, kind::LockKind, quorum::NodeSet,
+};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn add(shared: &Shared) -> bool {
     let (now, nodes) = (clock::now(), NodeSet::single(0));
-    let claim = Claim { key: LockKey::new("", "x").unwrap(), id: generate_lock_id(), ttl: HOUR };
+    let (key, kind) = (LockKey::new("", "x").unwrap(), LockKind::Mutex);
+    let claim = Claim { key, id: generate_lock_id(), ttl: HOUR, kind };
     let mut state = shared.state.lock();
     let residue = Residue {
         nodes,

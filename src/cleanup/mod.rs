@@ -219,7 +219,9 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::{ack::PendingAcks, id::generate_lock_id, key::LockKey, quorum::NodeSet};
+    use crate::core::{
+        ack::PendingAcks, id::generate_lock_id, key::LockKey, kind::LockKind, quorum::NodeSet,
+    };
 
     /// The thread logs the overflow, after it has unlocked the state.
     ///
@@ -228,7 +230,7 @@ mod tests {
     fn overflow_reported_once_by_the_thread() {
         let shared = Shared::default();
         let (key, ttl) = (LockKey::new("", "x").unwrap(), Duration::from_secs(600));
-        let claim = Claim { key, id: generate_lock_id(), ttl };
+        let claim = Claim { key, id: generate_lock_id(), ttl, kind: LockKind::Mutex };
         let far = clock::now().saturating_add(ttl);
         for _ in 0..=queue::CLEANUPS_MAX {
             let residue = Residue {

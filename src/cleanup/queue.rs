@@ -179,6 +179,7 @@ mod tests {
         claim::{Grant, InFlight},
         id::generate_lock_id,
         key::LockKey,
+        kind::LockKind,
         lease::LeaseEnd,
         quorum::{NodeDeadlines, NodeSet},
         token::FencingToken,
@@ -193,6 +194,7 @@ mod tests {
             key: LockKey::new("", "x").unwrap(),
             id: generate_lock_id(),
             ttl: Duration::from_secs(1),
+            kind: LockKind::Mutex,
         }
     }
 

@@ -7,6 +7,7 @@ use crate::{
         ack::PendingAcks,
         id::LockId,
         key::LockKey,
+        kind::LockKind,
         quorum::{NodeDeadlines, NodeSet},
         token::FencingToken,
     },
@@ -19,6 +20,7 @@ pub(crate) struct Claim {
     pub(crate) key: LockKey,
     pub(crate) id: LockId,
     pub(crate) ttl: Duration,
+    pub(crate) kind: LockKind,
 }
 
 impl Claim {
@@ -157,7 +159,8 @@ mod tests {
     #[test]
     fn ttl_rounded_down_to_whole_milliseconds() {
         let ask_for = |ttl| {
-            Claim { key: LockKey::new("", "x").unwrap(), id: generate_lock_id(), ttl }.ttl_ms()
+            let (key, kind) = (LockKey::new("", "x").unwrap(), LockKind::Mutex);
+            Claim { key, id: generate_lock_id(), ttl, kind }.ttl_ms()
         };
         assert_eq!(ask_for(Duration::from_micros(1_500_999)), 1_500);
         assert_eq!(ask_for(Duration::MAX), u64::MAX);

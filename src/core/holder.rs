@@ -8,6 +8,7 @@ use std::{
 use crate::{
     core::{
         id::{LockId, Parts},
+        kind::HeldBy,
         node_answer::NodeAnswer,
     },
     sys::{
@@ -35,12 +36,16 @@ pub struct Holder {
     hides_expiry: bool,
     waiters: Option<u64>,
     nodes: Vec<NodeAnswer>,
+    /// How a group holds the lock; `None` for one holder alone. In a box, because holders are parts
+    /// of many results.
+    group: Option<Box<HeldBy>>,
 }
 
 impl Holder {
     /// A holder of which only the identifier is known.
     pub(crate) fn from_id(id: String) -> Holder {
         let (held_for, ttl_left, waiters) = (None, None, None);
+        let (held_by, _) = HeldBy::split(id.as_bytes());
         Holder {
             id: truncate_id(id),
             raw: None,
@@ -50,6 +55,7 @@ impl Holder {
             hides_expiry: true,
             waiters,
             nodes: Vec::new(),
+            group: boxed(held_by),
         }
     }
 
@@ -64,15 +70,17 @@ impl Holder {
         waiters: u64,
         now_us: u64,
     ) -> Holder {
+        let (held_by, raw_id) = HeldBy::split(raw_id);
         let raw_id = &raw_id[..raw_id.len().min(ID_BYTES_MAX)];
         let holder = Holder::from_id(String::from_utf8_lossy(raw_id).into_owned());
         let raw = (holder.id.as_bytes() != raw_id).then(|| raw_id.into());
-        let ours = holder.parts().is_some_and(|parts| parts.uuid.is_some());
+        // The token of a group is that of its latest member.
+        let ours = !held_by.is_group() && holder.parts().is_some_and(|parts| parts.uuid.is_some());
         let held_for =
             (ours && token > 0).then(|| Duration::from_micros(now_us.saturating_sub(token)));
         let ttl_left = u64::try_from(pttl_ms).ok().map(Duration::from_millis);
-        let waiters = Some(waiters);
-        Holder { raw, token, held_for, ttl_left, hides_expiry: false, waiters, ..holder }
+        let (waiters, group) = (Some(waiters), boxed(held_by));
+        Holder { raw, token, held_for, ttl_left, hides_expiry: false, waiters, group, ..holder }
     }
 
     /// A holder as a database reports it, where a lock expires with its connection.
@@ -95,8 +103,33 @@ impl Holder {
         Holder { waiters: Some(waiters), ..self }
     }
 
+    /// A member of a group, of which the server reports the id and the time left.
+    pub(crate) fn from_member(raw_id: &[u8], left_ms: i64, held_by: HeldBy) -> Holder {
+        let holder = Holder::from_report(raw_id, left_ms, 0, 0, 0);
+        Holder { group: boxed(held_by), waiters: None, ..holder }
+    }
+
+    /// Adds what a list of the members of its group says.
+    pub(crate) fn with_group(self, held_by: HeldBy, member: Option<&Holder>) -> Holder {
+        let id = member.map_or_else(|| self.id.clone(), |member| member.id.clone());
+        Holder { group: boxed(held_by), id, ..self }
+    }
+
+    /// Whether the holder uses another library, as far as its id shows.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.group.is_none() && self.lock_id().is_none()
+    }
+
+    /// Returns whether one client holds the lock alone, or readers or holders of permits share it,
+    /// and how many there are. The server does not report whether a single holder has a mutex or a
+    /// write lock.
+    pub fn held_by(&self) -> HeldBy {
+        self.group.as_deref().copied().unwrap_or_default()
+    }
+
     /// Returns the value of the lock key, cut after 512 bytes. Bytes that are not valid UTF-8
-    /// appear as `U+FFFD`.
+    /// appear as `U+FFFD`. If [several clients](Self::held_by) share the lock, returns the id of
+    /// one of them if it is known, which the other methods are about too.
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -163,8 +196,23 @@ impl Holder {
     }
 }
 
+fn boxed(held_by: HeldBy) -> Option<Box<HeldBy>> {
+    held_by.is_group().then(|| Box::new(held_by))
+}
+
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.held_by() {
+            HeldBy::One => {}
+            HeldBy::Readers { count: Some(1) } => f.write_str("a reader: ")?,
+            HeldBy::Readers { count: Some(count) } => write!(f, "{count} readers, one of them ")?,
+            HeldBy::Readers { count: None } => return f.write_str("readers"),
+            HeldBy::Permits { count: Some(1) } => f.write_str("the holder of a permit: ")?,
+            HeldBy::Permits { count: Some(count) } => {
+                write!(f, "the holders of {count} permits, one of them ")?
+            }
+            HeldBy::Permits { count: None } => return f.write_str("the holders of permits"),
+        }
         match self.parts() {
             Some(parts) => write!(
                 f,

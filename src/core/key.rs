@@ -61,6 +61,11 @@ impl LockKey {
         self.auxiliary_key("distlock:token:{", "distlock:token::")
     }
 
+    /// The key of the members of a group: a sorted set of ids by expiry.
+    pub(crate) fn members_key(&self) -> [&str; 3] {
+        self.auxiliary_key("distlock:members:{", "distlock:members::")
+    }
+
     /// The key of the fence: a number that is not below the token of any lock that a release freed.
     /// One for all locks of a database. In a Redis Cluster it would need a tag of the lock's slot,
     /// here and where new nodes are declared.

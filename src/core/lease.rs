@@ -233,7 +233,7 @@ impl fmt::Debug for Lease {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::{id::generate_lock_id, key::LockKey};
+    use crate::core::{id::generate_lock_id, key::LockKey, kind::LockKind};
     use crossbeam_channel::TryRecvError;
     use proptest::prelude::*;
     use std::time::Duration;
@@ -247,6 +247,7 @@ mod tests {
             key: LockKey::new("", "x").unwrap(),
             id: generate_lock_id(),
             ttl: Duration::from_secs(1),
+            kind: LockKind::Mutex,
         };
         let mut votes = NodeDeadlines::new(1);
         votes.confirm(0, at(deadline));

@@ -11,6 +11,7 @@ pub(crate) mod glob;
 pub(crate) mod holder;
 pub(crate) mod id;
 pub(crate) mod key;
+pub(crate) mod kind;
 pub(crate) mod lease;
 pub(crate) mod lock_lost;
 pub(crate) mod node_answer;

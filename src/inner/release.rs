@@ -23,7 +23,7 @@ impl ManagerInner {
     /// lock that may be free is never reported as held. Takes at most `timeout`.
     pub(crate) fn release(&self, held: HeldLock, timeout: Duration) -> Result<Released> {
         let _time = self.time.enter();
-        let HeldLock { lease, registration, span } = held;
+        let HeldLock { lease, registration, span, .. } = held;
         let was_held = lease.is_held(clock::now()) && lease.end(LeaseEnd::Released);
         drop(registration);
         report_loss(&self.observer, &lease);

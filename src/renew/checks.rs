@@ -13,13 +13,15 @@ use crate::core::{
     claim::{Claim, Grant, InFlight},
     id::generate_lock_id,
     key::LockKey,
+    kind::LockKind,
     lock_lost::LockLost,
     quorum::{NodeDeadlines, NodeSet},
     token::FencingToken,
 };
 
 fn claim(ttl: Duration) -> Claim {
-    Claim { key: LockKey::new("", "x").unwrap(), id: generate_lock_id(), ttl }
+    let (key, kind) = (LockKey::new("", "x").unwrap(), LockKind::Mutex);
+    Claim { key, id: generate_lock_id(), ttl, kind }
 }
 
 fn lease(ttl: Duration, deadline: Moment) -> Arc<Lease> {

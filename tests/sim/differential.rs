@@ -9,7 +9,7 @@ use super::{
     support::RedisServer,
 };
 
-const KEYS: [&str; 7] = [
+const KEYS: [&str; 9] = [
     "lock:a",
     "distlock:queue:{lock:a}",
     "distlock:token:{lock:a}",
@@ -17,6 +17,8 @@ const KEYS: [&str; 7] = [
     "distlock:queue:{lock:b}",
     "distlock:token:{lock:b}",
     "distlock:fence",
+    "distlock:members:{lock:a}",
+    "distlock:members:{lock:b}",
 ];
 const CHANNEL: &str = "distlock:client:heard";
 /// Maximum difference between two remaining times, in milliseconds, because a busy machine can take
@@ -90,6 +92,16 @@ impl Pair {
 
     fn entry(&mut self) -> String {
         let id = self.pick(&["one", "two", "three four", "five"]);
+        if self.rng.bool() {
+            let group = self.pick(&[
+                "distlock:read/0/1,",
+                "distlock:permits/3/1,",
+                "distlock:permits/3/2,",
+                "distlock:odd/3/2,",
+                "distlock:permits/3/0,",
+            ]);
+            return format!("{group}30000 {CHANNEL} {id}");
+        }
         match self.rng.u32(..10) {
             0 => "not an entry".into(),
             8 => format!("0 {CHANNEL} {id}"),
@@ -99,9 +111,20 @@ impl Pair {
         }
     }
 
+    /// What a claim needs of a group: its name, its limit, and the number of members.
+    fn membership(&mut self) -> [&'static str; 3] {
+        [
+            ["", "0", "1"],
+            ["distlock:read", "0", "1"],
+            ["distlock:permits", "3", "1"],
+            ["distlock:permits", "3", "2"],
+        ][self.rng.usize(..4)]
+    }
+
     /// A call of a random script, as the library sends it.
     fn call(&mut self) -> Vec<Bytes> {
-        let script = Script::ALL[[0, 0, 0, 1, 1, 2, 3, 4][self.rng.usize(..8)]];
+        const WEIGHTED: [usize; 18] = [0, 0, 1, 1, 2, 3, 4, 5, 5, 5, 5, 5, 6, 6, 6, 7, 8, 9];
+        let script = Script::ALL[WEIGHTED[self.rng.usize(..WEIGHTED.len())]];
         self.nonce += 1;
         let nonce = self.nonce.to_string();
         let keys: Vec<&str> = match (script, self.rng.bool()) {
@@ -109,7 +132,15 @@ impl Pair {
             (Script::Renew, false) => vec![KEYS[0], KEYS[3], KEYS[5]],
             (Script::Describe, _) => KEYS[..6].to_vec(),
             (Script::Inspect, first) => KEYS[if first { 0..3 } else { 3..6 }].to_vec(),
-            (_, first) => [&KEYS[if first { 0..3 } else { 3..6 }], &KEYS[6..]].concat(),
+            (Script::RenewMembers, _) => vec![KEYS[0], KEYS[7], KEYS[2], KEYS[3], KEYS[8], KEYS[5]],
+            (Script::ListMembers, _) => vec![KEYS[0], KEYS[7], KEYS[3], KEYS[8]],
+            (Script::Acquire | Script::Release, first) => {
+                [&KEYS[if first { 0..3 } else { 3..6 }], &KEYS[6..7]].concat()
+            }
+            (_, first) => {
+                let members = if first { KEYS[7] } else { KEYS[8] };
+                [&KEYS[if first { 0..3 } else { 3..6 }], &[KEYS[6], members]].concat()
+            }
         };
         let id = self.pick(&["one", "two", "three four", "five"]);
         let late = self.pick(&[
@@ -132,6 +163,20 @@ impl Pair {
             Script::Renew => vec![id, ttl, "two", "30000"],
             Script::Inspect => vec![],
             Script::Describe => vec![each, "3"],
+            Script::AcquireShared => {
+                [&[id, ttl, mode, &entry, late, heal], &self.membership()[..]].concat()
+            }
+            Script::ReleaseShared if self.rng.bool() => vec![id, "", "", self.pick(&["1", "2"])],
+            Script::ReleaseShared => {
+                let id = self.pick(&[id, id, "distlock:read", "distlock:permits"]);
+                vec![id, &entry, if self.rng.bool() { "" } else { late }, self.pick(&["0", "1"])]
+            }
+            Script::RenewMembers => {
+                let count = self.pick(&["1", "2"]);
+                vec![id, count, ttl, "0", "two", "1", "30000", "3630000"]
+            }
+            Script::Downgrade => vec![id, ttl],
+            Script::ListMembers => vec![self.pick(&["0", "1", "100"])],
         };
         let count = keys.len().to_string();
         words(&[&["EVAL", script.text(), &count], &keys[..], &[&nonce], &args[..], &["1"]].concat())
@@ -150,6 +195,8 @@ impl Pair {
             "",
             "v2 12",
             "v1 12",
+            "distlock:read",
+            "distlock:permits",
         ]);
         let (command, data) = match self.rng.u32(..5) {
             0 => (vec!["DEL", key], None),
@@ -191,6 +238,14 @@ impl Pair {
             let list =
                 redis::cmd("LRANGE").arg(key).arg(0).arg(-1).query::<Vec<Bytes>>(&mut self.real);
             let text = redis::cmd("GET").arg(key).query::<Option<Bytes>>(&mut self.real);
+            let mut sorted = redis::cmd("ZRANGE");
+            sorted.arg(key).arg(0).arg(-1).arg("WITHSCORES");
+            if let (Err(_), Err(_), Ok(sorted)) =
+                (&text, &list, sorted.query::<Vec<(Bytes, u64)>>(&mut self.real))
+            {
+                all.push(Some(Data::Sorted(sorted.into_iter().collect())));
+                continue;
+            }
             all.push(match (text, list) {
                 (Ok(text), _) => text.map(Data::Text),
                 (Err(_), list) => Some(Data::List(list.unwrap().into())),

@@ -5,17 +5,21 @@ use std::{sync::Arc, time::Duration};
 use super::{grant_stream::MemoryGrantStream, server::Server};
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, Backend, CleanupLimits, GrantStream, Inspection,
+        AcquireRequest, Acquisition, Backend, CleanupLimits, Downgraded, GrantStream, Inspection,
         LeaseRenewals, ReleaseReport, RenewSoon, RenewalLimits, RenewalReport, ResidueCleaner,
         StreamError,
         error::{BackendError, NodeError},
         redis::{
             ClaimServer, Exchange, RedisAcquisition, Request,
+            groups::{
+                add_members, add_members_to_holder, downgrade_on_one_server, release_any_kind,
+            },
             list::{DescribeLocks, Description, HeldDescription, Scan, key_pattern},
             listing::{DESCRIBE_BATCH_MAX, Listing},
             renewals::renew_on_one_server,
             requests_and_replies::{
-                Acquire, AcquireReply, Inspect, Ping, Release, ReleaseReply, Renew,
+                Acquire, AcquireReply, Inspect, KindReleaseReply, OfKind, Ping, Release,
+                ReleaseReply,
             },
         },
     },
@@ -24,6 +28,7 @@ use crate::{
         clock_sample::ClockSample,
         holder::Holder,
         key::LockKey,
+        kind::LockKind,
         lease::Lease,
         quorum::NodeSet,
     },
@@ -60,9 +65,15 @@ impl MemoryBackend {
         key: &LockKey,
         id: &[u8],
         queue_entry: &str,
+        kind: LockKind,
     ) -> Result<Released, BackendError> {
         let request = Release { key, id, queue_entry, expires: false, left_free_ms: 0 };
-        Ok(match self.reply_to(&request)? {
+        let request = OfKind { kind, request };
+        let KindReleaseReply { reply, mut has_more } = self.reply_to(&request)?;
+        while has_more {
+            has_more = self.reply_to(&request)?.has_more;
+        }
+        Ok(match reply {
             ReleaseReply::Released => Released::Released,
             ReleaseReply::HeldByOther(holder) => Released::OwnedByOther(holder),
             ReleaseReply::Gone | ReleaseReply::WrongType | ReleaseReply::Expired { .. } => {
@@ -84,14 +95,16 @@ impl MemoryBackend {
                 Inspection::Held(LockInfo::new(key.name(), holder, token, waiters, true))
             }
         });
-        Ok(found.collect())
+        let mut found: Vec<_> = found.collect();
+        add_members(request.keys, &mut found, |request| self.reply_to(request))?;
+        Ok(found)
     }
 }
 
 impl ClaimServer for &MemoryBackend {
     fn exchange(
         &self,
-        request: &Acquire<'_>,
+        request: &OfKind<Acquire<'_>>,
         deadline: Moment,
     ) -> Result<Exchange<AcquireReply>, NodeError> {
         self.server.exchange(request, deadline)
@@ -124,7 +137,8 @@ impl Backend for MemoryBackend {
 
     fn release_lease(&self, lease: &Lease, _: bool, _: Moment) -> ReleaseReport {
         let claim = &lease.claim;
-        let result = self.release(&claim.key, claim.id.as_str().as_bytes(), &lease.queue_entry);
+        let (id, entry) = (claim.id.as_str().as_bytes(), &lease.queue_entry);
+        let result = self.release(&claim.key, id, entry, claim.kind);
         let residues = if result.is_err() { vec![self.lease_residue(lease)] } else { Vec::new() };
         ReleaseReport { result, residues }
     }
@@ -136,7 +150,15 @@ impl Backend for MemoryBackend {
         _: bool,
         _: Moment,
     ) -> Result<Released, BackendError> {
-        self.release(key, id, "")
+        release_any_kind(id, |kind| self.release(key, id, "", kind))
+    }
+
+    fn refusal_of(&self, _: LockKind) -> Option<&'static str> {
+        None
+    }
+
+    fn downgrade(&self, lease: &Lease, _: Moment) -> Result<Downgraded, BackendError> {
+        downgrade_on_one_server(lease, |request| self.ask(request))
     }
 
     fn lease_residue(&self, lease: &Lease) -> Residue {
@@ -157,15 +179,17 @@ impl Backend for MemoryBackend {
         residue: &Residue,
         _: Moment,
     ) -> Result<(), BackendError> {
-        self.release(&claim.key, claim.id.as_str().as_bytes(), &residue.queue_entry).map(drop)
+        let (id, entry) = (claim.id.as_str().as_bytes(), &residue.queue_entry);
+        self.release(&claim.key, id, entry, claim.kind).map(drop)
     }
 
     fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError> {
-        self.reply_to(&Inspect(key))
+        let found = self.reply_to(&Inspect(key))?;
+        add_members_to_holder(key, found, |request| self.reply_to(request))
     }
 
     fn reported_ids(&self, key: &LockKey, _: Moment) -> Result<Vec<Vec<u8>>, BackendError> {
-        Ok(match self.inspect(key)? {
+        Ok(match self.reply_to(&Inspect(key))? {
             Inspection::Held(holder) => vec![holder.id_bytes().to_vec()],
             Inspection::Free | Inspection::WrongType => Vec::new(),
         })
@@ -199,7 +223,7 @@ impl Backend for MemoryBackend {
 
 impl LeaseRenewals for MemoryBackend {
     fn renew(&mut self, leases: &[&Arc<Lease>], _: RenewalLimits<'_>) -> RenewalReport {
-        renew_on_one_server(leases, |requests| self.ask(&Renew(requests)))
+        renew_on_one_server(leases, |request| self.ask(request))
     }
 
     fn reset(&mut self) {}

@@ -16,9 +16,14 @@ use super::{
 use crate::{
     backend::redis::{
         Exchange, NodeError, Request, ScriptRef,
-        requests_and_replies::{Release, ReleaseReply},
+        requests_and_replies::{KindReleaseReply, OfKind, Release, ReleaseReply},
     },
-    core::{clock_sample::ClockSample, glob, key::LockKey},
+    core::{
+        clock_sample::ClockSample,
+        glob,
+        key::LockKey,
+        kind::{LockKind, is_group},
+    },
     sys::{
         clock::{self, Moment},
         sync::{Condvar, Mutex},
@@ -180,7 +185,9 @@ impl Server {
         let holder = self.state.lock().keys.peek(lock_key, self.now_us(now)).map(<[u8]>::to_vec);
         let Some(id) = holder else { return false };
         let request = Release { key, id: &id, queue_entry: "", expires: false, left_free_ms: 0 };
-        matches!(self.run(&request, now, now), Ok(ReleaseReply::Released))
+        let kind = if is_group(&id) { LockKind::Write } else { LockKind::Mutex };
+        let released = self.run(&OfKind { kind, request }, now, now);
+        matches!(released, Ok(KindReleaseReply { reply: ReleaseReply::Released, .. }))
     }
 
     /// Refuses connections from now on, and closes those that exist.

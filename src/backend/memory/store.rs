@@ -13,6 +13,8 @@ pub enum Data {
     Text(Bytes),
     /// A list.
     List(VecDeque<Bytes>),
+    /// A sorted set: members with whole numbers as scores.
+    Sorted(BTreeMap<Bytes, u64>),
 }
 
 #[derive(Clone, Debug)]
@@ -156,6 +158,22 @@ impl Access<'_> {
         Ok(self.live_entry(key).map(|entry| entry.expires = Some(expires)).is_some())
     }
 
+    /// `SET key value PXAT at`
+    pub(super) fn set_until(&mut self, key: &[u8], value: &[u8], at: u64) -> StoreResult<()> {
+        self.write(true)?;
+        self.keys.put(key, Some(Data::Text(value.to_vec())), Some(at));
+        Ok(())
+    }
+
+    /// `PEXPIREAT key at`
+    pub(super) fn pexpire_at(&mut self, key: &[u8], at: u64) -> StoreResult<()> {
+        self.write(false)?;
+        if let Some(entry) = self.live_entry(key) {
+            entry.expires = Some(at);
+        }
+        Ok(())
+    }
+
     /// `PTTL key`
     pub(super) fn pttl(&mut self, key: &[u8]) -> i64 {
         let now = self.now_ms();
@@ -197,14 +215,15 @@ impl Access<'_> {
         Ok(popped)
     }
 
-    /// `LREM key 0 element`
-    pub(super) fn lrem(&mut self, key: &[u8], element: &[u8]) -> StoreResult<()> {
+    /// `LREM key 0 element`; returns how many there were.
+    pub(super) fn lrem(&mut self, key: &[u8], element: &[u8]) -> StoreResult<usize> {
         self.write(false)?;
-        if let Some(list) = self.list(key)? {
-            list.retain(|one| one != element);
-        }
+        let Some(list) = self.list(key)? else { return Ok(0) };
+        let before = list.len();
+        list.retain(|one| one != element);
+        let removed = before - list.len();
         self.drop_if_empty(key);
-        Ok(())
+        Ok(removed)
     }
 
     fn drop_if_empty(&mut self, key: &[u8]) {
@@ -226,5 +245,81 @@ impl Access<'_> {
             list.push_back(element.to_vec())
         }
         Ok(list.len())
+    }
+
+    fn sorted(&mut self, key: &[u8]) -> StoreResult<Option<&mut BTreeMap<Bytes, u64>>> {
+        match self.live_entry(key) {
+            None => Ok(None),
+            Some(Entry { data: Data::Sorted(set), .. }) => Ok(Some(set)),
+            Some(_) => Err(wrong_type()),
+        }
+    }
+
+    /// `ZADD key score member …`
+    pub(super) fn zadd(&mut self, key: &[u8], members: Vec<(Bytes, u64)>) -> StoreResult<()> {
+        self.write(true)?;
+        if self.sorted(key)?.is_none() {
+            self.keys.put(key, Some(Data::Sorted(BTreeMap::new())), None);
+        }
+        if let Some(set) = self.sorted(key)? {
+            set.extend(members);
+        }
+        Ok(())
+    }
+
+    /// `ZSCORE key member`
+    pub(super) fn zscore(&mut self, key: &[u8], member: &[u8]) -> StoreResult<Option<u64>> {
+        Ok(self.sorted(key)?.and_then(|set| set.get(member).copied()))
+    }
+
+    /// `ZCOUNT key (score +inf`
+    pub(super) fn zcount_above(&mut self, key: &[u8], score: u64) -> StoreResult<usize> {
+        let set = self.sorted(key)?;
+        Ok(set.map_or(0, |set| set.values().filter(|other| **other > score).count()))
+    }
+
+    /// `ZRANGEBYSCORE key (score +inf WITHSCORES LIMIT 0 most`
+    pub(super) fn zrange_above(
+        &mut self,
+        key: &[u8],
+        score: u64,
+        most: usize,
+    ) -> StoreResult<Vec<(Bytes, u64)>> {
+        let Some(set) = self.sorted(key)? else { return Ok(Vec::new()) };
+        let mut above: Vec<_> =
+            set.iter().filter(|(_, other)| **other > score).map(|(id, at)| (*at, id)).collect();
+        above.sort();
+        Ok(above.into_iter().take(most).map(|(at, id)| (id.clone(), at)).collect())
+    }
+
+    /// `ZRANGE key -1 -1 WITHSCORES`
+    pub(super) fn zlast(&mut self, key: &[u8]) -> StoreResult<Option<(Bytes, u64)>> {
+        let Some(set) = self.sorted(key)? else { return Ok(None) };
+        let last = set.iter().map(|(member, score)| (*score, member)).max();
+        Ok(last.map(|(score, member)| (member.clone(), score)))
+    }
+
+    /// `ZREM key member`; returns whether it was there.
+    pub(super) fn zrem(&mut self, key: &[u8], member: &[u8]) -> StoreResult<bool> {
+        self.write(false)?;
+        let removed = self.sorted(key)?.is_some_and(|set| set.remove(member).is_some());
+        self.drop_if_no_members(key);
+        Ok(removed)
+    }
+
+    /// `ZREMRANGEBYSCORE key -inf score`
+    pub(super) fn zremrangebyscore(&mut self, key: &[u8], score: u64) -> StoreResult<()> {
+        self.write(false)?;
+        if let Some(set) = self.sorted(key)? {
+            set.retain(|_, other| *other > score);
+        }
+        self.drop_if_no_members(key);
+        Ok(())
+    }
+
+    fn drop_if_no_members(&mut self, key: &[u8]) {
+        if matches!(self.sorted(key), Ok(Some(set)) if set.is_empty()) {
+            self.keys.0.remove(key);
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     ConnectionPool, Exchange, NodeError, NodeErrorKind, RedisNode, Urgency, exchange,
-    requests_and_replies::{Acquire, AcquireMode, AcquireReply},
+    requests_and_replies::{Acquire, AcquireMode, AcquireReply, OfKind},
     yielding::Yielding,
 };
 use crate::{
@@ -32,7 +32,7 @@ pub(crate) trait ClaimServer {
     /// Sends one request, and waits for its reply until `deadline`.
     fn exchange(
         &self,
-        request: &Acquire<'_>,
+        request: &OfKind<Acquire<'_>>,
         deadline: Moment,
     ) -> Result<Exchange<AcquireReply>, NodeError>;
 
@@ -50,7 +50,7 @@ pub(crate) struct PooledServer<'a> {
 impl ClaimServer for PooledServer<'_> {
     fn exchange(
         &self,
-        request: &Acquire<'_>,
+        request: &OfKind<Acquire<'_>>,
         deadline: Moment,
     ) -> Result<Exchange<AcquireReply>, NodeError> {
         let mut connections = self.pool.get(Urgency::Other, deadline)?;
@@ -58,7 +58,7 @@ impl ClaimServer for PooledServer<'_> {
         if let (Some(yielding), Ok(exchange)) = (self.yielding, &result)
             && let Some(holder) = exchange.reply.holder()
         {
-            yielding.on_holder(request.key.lock_key(), holder, clock::now());
+            yielding.on_holder(request.request.key.lock_key(), holder, clock::now());
         }
         result
     }
@@ -129,6 +129,7 @@ impl<'a, S: ClaimServer> RedisAcquisition<'a, S> {
             repair_ttl_ms: self.request.repair_ttl_ms,
             token_min: 0,
         };
+        let request = OfKind { kind: claim.kind, request };
         let result = self.server.exchange(&request, deadline);
         let is_unknown = matches!(&result, Err(failure) if failure.outcome_unknown);
         if is_unknown {

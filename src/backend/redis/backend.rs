@@ -1,6 +1,6 @@
 //! `RedisBackend`: one server, which decides alone.
 
-use std::{mem, sync::Arc, time::Duration};
+use std::{mem, slice, sync::Arc, time::Duration};
 
 use super::{
     Connection, ConnectionPool, Endpoint, NodeConnections, NodeError, NodeErrorKind,
@@ -8,6 +8,7 @@ use super::{
     acquisition::{PLACE, PooledServer},
     clean_up::RedisCleaner,
     exchange,
+    groups::{add_members, add_members_to_holder, downgrade_on_one_server, release_any_kind},
     list::{DescribeLocks, Scan, key_pattern},
     listing::{DESCRIBE_BATCH_MAX, LIST_TIMEOUTS_MAX, Listing, ScanProgress},
     release::{FAILOVER_PAUSE_MAX, FAILOVER_PAUSE_MIN, ReleaseAttempts},
@@ -17,7 +18,7 @@ use super::{
 };
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, Backend, GrantStream, Inspection, LeaseRenewals,
+        AcquireRequest, Acquisition, Backend, Downgraded, GrantStream, Inspection, LeaseRenewals,
         ReleaseReport, RenewSoon, ResidueCleaner, StreamError, error::BackendError,
     },
     core::{
@@ -25,6 +26,7 @@ use crate::{
         claim::{Claim, Residue},
         holder::Holder,
         key::LockKey,
+        kind::LockKind,
         lease::Lease,
         quorum::NodeSet,
     },
@@ -141,6 +143,7 @@ impl Backend for RedisBackend {
             yielding.on_release(lease.claim.key.lock_key(), clock::now())
         });
         let release = ReleaseAttempts::new(&self.node, &lease.claim.key, id, entry, was_held)
+            .of_kind(lease.claim.kind)
             .leaving_free(left_free_for);
         let result = release.through_failover(deadline, |release| {
             let send =
@@ -167,11 +170,25 @@ impl Backend for RedisBackend {
         was_held: bool,
         deadline: Moment,
     ) -> Result<Released, BackendError> {
-        let release = ReleaseAttempts::new(&self.node, key, id, "", was_held);
-        let attempt = |release: &mut ReleaseAttempts<'_>| {
-            release.send(self.pool.get(Urgency::Release, deadline)?.only(), deadline)
+        let release = |kind| {
+            let release = ReleaseAttempts::new(&self.node, key, id, "", was_held).of_kind(kind);
+            let attempt = |release: &mut ReleaseAttempts<'_>| {
+                release.send(self.pool.get(Urgency::Release, deadline)?.only(), deadline)
+            };
+            release.through_failover(deadline, attempt).map_err(BackendError::Node)
         };
-        release.through_failover(deadline, attempt).map_err(BackendError::Node)
+        release_any_kind(id, release)
+    }
+
+    fn refusal_of(&self, _: LockKind) -> Option<&'static str> {
+        None
+    }
+
+    fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Downgraded, BackendError> {
+        downgrade_on_one_server(lease, |request| {
+            let mut connections = self.pool.get(Urgency::Release, deadline)?;
+            exchange(&self.node, connections.only(), request, deadline)
+        })
     }
 
     fn lease_residue(&self, lease: &Lease) -> Residue {
@@ -202,14 +219,18 @@ impl Backend for RedisBackend {
         deadline: Moment,
     ) -> Result<(), BackendError> {
         let (id, entry) = (claim.id.as_str().as_bytes(), &residue.queue_entry);
-        let mut release = ReleaseAttempts::new(&self.node, &claim.key, id, entry, false);
+        let mut release =
+            ReleaseAttempts::new(&self.node, &claim.key, id, entry, false).of_kind(claim.kind);
         let send = |connections: &mut NodeConnections| release.send(connections.only(), deadline);
         let result = self.pool.with_reserved(deadline, send).unwrap_or_else(no_turn);
         result.map(drop).map_err(BackendError::Node)
     }
 
     fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError> {
-        self.ask_pooled(&Inspect(key), self.operation_deadline())
+        let found = self.ask_pooled(&Inspect(key), self.operation_deadline())?;
+        add_members_to_holder(key, found, |request| {
+            self.ask_pooled(request, self.operation_deadline())
+        })
     }
 
     fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<Vec<Vec<u8>>, BackendError> {
@@ -221,7 +242,13 @@ impl Backend for RedisBackend {
 
     fn lookup(&self, key: &LockKey) -> Result<Inspection<LockInfo>, BackendError> {
         let (_, found) = self.ask_pooled(&DescribeLocks::lookup(key), self.operation_deadline())?;
-        Ok(found.into_iter().next().map_or(Inspection::Free, |found| found.into_lock_info(key)))
+        let found = found.into_iter().next();
+        let mut found = [found.map_or(Inspection::Free, |found| found.into_lock_info(key))];
+        add_members(slice::from_ref(key), &mut found, |request| {
+            self.ask_pooled(request, self.operation_deadline())
+        })?;
+        let [found] = found;
+        Ok(found)
     }
 
     fn list(&self, prefix: &str, pattern: &str) -> Result<Vec<LockInfo>, BackendError> {
@@ -247,8 +274,13 @@ impl Backend for RedisBackend {
         for batch in listing.take_keys().chunks(DESCRIBE_BATCH_MAX) {
             let request = DescribeLocks::in_list(batch);
             let (_, found) = self.ask(connection, &request, step_deadline())?;
-            for (key, found) in batch.iter().zip(found) {
-                listing.add_lock(found.into_lock_info(key))?;
+            let found = batch.iter().zip(found);
+            let mut found: Vec<_> = found.map(|(key, found)| found.into_lock_info(key)).collect();
+            add_members(batch, &mut found, |request| {
+                self.ask(connection, request, step_deadline())
+            })?;
+            for found in found {
+                listing.add_lock(found)?;
             }
         }
         Ok(listing.into_locks())

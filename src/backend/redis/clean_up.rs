@@ -4,12 +4,14 @@
 use std::{slice, sync::Arc, time::Duration};
 
 use super::{
-    Connection, ExchangeLimits, NodeError, RedisNode, exchange_all, requests_and_replies::Release,
+    Connection, ExchangeLimits, NodeError, RedisNode, exchange_all,
+    requests_and_replies::{OfKind, Release},
 };
 use crate::{
     backend::{CleanupLimits, ResidueCleaner, error::BackendError},
     core::{
         claim::{Claim, Residue},
+        kind::LockKind,
         quorum::NodeSet,
     },
     sys::{
@@ -38,7 +40,11 @@ impl ResidueCleaner for RedisCleaner {
         limits: CleanupLimits<'_>,
     ) -> Option<BackendError> {
         let mut first_failure = None;
-        for batch in residues.chunks_mut(PIPELINE_MAX) {
+        // All requests of a batch run the same script.
+        let is_mutex = |claim: &Claim| claim.kind == LockKind::Mutex;
+        residues.sort_by_key(|(claim, _)| is_mutex(claim));
+        let same_script = residues.chunk_by_mut(|(a, _), (b, _)| is_mutex(a) == is_mutex(b));
+        for batch in same_script.flat_map(|residues| residues.chunks_mut(PIPELINE_MAX)) {
             let Err(failure) = self.release_batch_or_each(batch, limits) else { continue };
             let was_not_sent = !failure.outcome_unknown && !self.connection.is_connected();
             let is_unreachable = failure.is_timeout() || was_not_sent;
@@ -100,12 +106,15 @@ impl RedisCleaner {
             _ => Some(now.saturating_add(CHECK_INTERVAL)),
         };
         let mut limits = ExchangeLimits { deadline, connect_by: deadline, check: &mut check };
-        let releases = batch.iter().map(|(claim, residue)| Release {
-            key: &claim.key,
-            id: claim.id.as_str().as_bytes(),
-            queue_entry: &residue.queue_entry,
-            expires: false,
-            left_free_ms: 0,
+        let releases = batch.iter().map(|(claim, residue)| OfKind {
+            kind: claim.kind,
+            request: Release {
+                key: &claim.key,
+                id: claim.id.as_str().as_bytes(),
+                queue_entry: &residue.queue_entry,
+                expires: false,
+                left_free_ms: 0,
+            },
         });
         let requests: Vec<_> = releases.collect();
         let results = exchange_all(&self.node, &mut self.connection, &requests, &mut limits);

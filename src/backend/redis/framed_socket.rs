@@ -45,7 +45,7 @@ pub(super) struct FramedSocket {
     pub(super) late_readers: VecDeque<Option<LateReader>>,
     pub(super) acks: AckTracker,
     /// Scripts whose full text was sent, as a bit mask.
-    pub(super) loaded_scripts: u8,
+    pub(super) loaded_scripts: u16,
     /// Whether the first bytes received look like TLS; `None` before the first byte.
     tls: Option<bool>,
     /// Why TLS has failed; the parser reports errors only as text.

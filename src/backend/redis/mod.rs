@@ -11,6 +11,7 @@ mod exchange;
 mod fields;
 mod framed_socket;
 mod grant_stream;
+pub(crate) mod groups;
 mod health;
 pub(crate) mod list;
 pub(crate) mod listing;

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU8, AtomicU64, Ordering},
+        atomic::{AtomicU16, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -70,7 +70,7 @@ pub(crate) struct RedisNode {
     server_epoch: AtomicU64,
     /// Scripts that the server has run, as a bit mask. New connections need not send their text,
     /// which may not get through.
-    known_scripts: AtomicU8,
+    known_scripts: AtomicU16,
     /// Connection that was established after its caller had stopped waiting; for the next caller.
     spare: Mutex<Option<Connection>>,
 }
@@ -98,7 +98,7 @@ impl RedisNode {
             member: None,
             only_run_id: Mutex::new(None),
             server_epoch: AtomicU64::new(0),
-            known_scripts: AtomicU8::new(0),
+            known_scripts: AtomicU16::new(0),
             spare: Mutex::new(None),
         }
     }

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use super::{
     Connection, NodeError, RedisNode, exchange,
-    requests_and_replies::{Release, ReleaseReply},
+    requests_and_replies::{KindReleaseReply, OfKind, Release, ReleaseReply},
 };
 use crate::{
-    core::key::LockKey,
+    core::{key::LockKey, kind::LockKind},
     lock_info::Released,
     sys::clock::{self, Moment},
 };
@@ -17,11 +17,14 @@ use crate::{
 /// `FAILOVER_PAUSE_MAX`.
 pub(super) const FAILOVER_PAUSE_MIN: Duration = Duration::from_millis(20);
 pub(super) const FAILOVER_PAUSE_MAX: Duration = Duration::from_millis(200);
+/// Maximum number of requests after a release that grant the lock to more waiters. Polls serve the
+/// others.
+const REPEATED_RELEASES_MAX: u32 = 100;
 
 /// One release, until its outcome is known.
 pub(super) struct ReleaseAttempts<'a> {
     node: &'a RedisNode,
-    request: Release<'a>,
+    request: OfKind<Release<'a>>,
     /// The lease was valid until this release.
     was_held: bool,
     /// A request may have been carried out, although its reply was lost.
@@ -37,12 +40,18 @@ impl<'a> ReleaseAttempts<'a> {
         was_held: bool,
     ) -> ReleaseAttempts<'a> {
         let request = Release { key, id, queue_entry, expires: false, left_free_ms: 0 };
+        let request = OfKind { kind: LockKind::Mutex, request };
         ReleaseAttempts { node, request, was_held, maybe_applied: false }
+    }
+
+    pub(super) fn of_kind(mut self, kind: LockKind) -> ReleaseAttempts<'a> {
+        self.request.kind = kind;
+        self
     }
 
     /// The lock is left free for this time before the next waiter gets it.
     pub(super) fn leaving_free(mut self, pause: Duration) -> ReleaseAttempts<'a> {
-        self.request.left_free_ms = u64::try_from(pause.as_millis()).unwrap_or(0);
+        self.request.request.left_free_ms = u64::try_from(pause.as_millis()).unwrap_or(0);
         self
     }
 
@@ -95,7 +104,15 @@ impl<'a> ReleaseAttempts<'a> {
             }
             result => result,
         };
-        Ok(match reply? {
+        let KindReleaseReply { reply, mut has_more } = reply?;
+        for _ in 0..REPEATED_RELEASES_MAX {
+            if !has_more {
+                break;
+            }
+            // The lock is released. If this fails, polls serve the waiters.
+            has_more = self.send_once(connection, until).is_ok_and(|again| again.has_more);
+        }
+        Ok(match reply {
             ReleaseReply::Released => Released::Released,
             ReleaseReply::Gone if self.maybe_applied => Released::Released,
             ReleaseReply::HeldByOther(_) if self.maybe_applied && self.was_held => {
@@ -112,7 +129,7 @@ impl<'a> ReleaseAttempts<'a> {
         &mut self,
         connection: &mut Connection,
         deadline: Moment,
-    ) -> Result<ReleaseReply, NodeError> {
+    ) -> Result<KindReleaseReply, NodeError> {
         let result = exchange(self.node, connection, &self.request, deadline);
         self.maybe_applied |= matches!(&result, Err(failure) if failure.outcome_unknown);
         result.map(|exchange| exchange.reply)

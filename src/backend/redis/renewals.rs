@@ -4,7 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     Connection, Exchange, ExchangeLimits, NodeError, NodeErrorKind, RedisNode, exchange_within,
-    requests_and_replies::{Renew, RenewReply, Renewal as RenewalRequest},
+    requests_and_replies::{
+        MemberRenewal, Renew, RenewMembers, RenewReply, RenewSome, Renewal as RenewalRequest,
+    },
 };
 use crate::{
     backend::{LeaseRenewals, Renewal, RenewalLimits, RenewalReport, error::BackendError},
@@ -27,7 +29,12 @@ pub(super) struct RedisRenewals {
 
 impl LeaseRenewals for RedisRenewals {
     fn renew(&mut self, leases: &[&Arc<Lease>], limits: RenewalLimits<'_>) -> RenewalReport {
-        renew_on_one_server(leases, |requests| self.ask(requests, limits))
+        let began = clock::now();
+        let timeout = renewal_timeout(&limits, self.operation_timeout);
+        let deadline = began.saturating_add(timeout).min(limits.stop_by);
+        let connect_by = connect_by(began, deadline, &limits, self.operation_timeout);
+        let mut limits = ExchangeLimits { deadline, connect_by, check: limits.check };
+        renew_on_one_server(leases, |request| self.ask(request, &mut limits))
     }
 
     fn probe(&mut self, _: RenewalLimits<'_>) {
@@ -46,16 +53,10 @@ impl RedisRenewals {
 
     fn ask(
         &mut self,
-        requests: &[RenewalRequest<'_>],
-        limits: RenewalLimits<'_>,
+        request: &RenewSome<'_>,
+        limits: &mut ExchangeLimits<'_>,
     ) -> Result<Exchange<(u64, Vec<RenewReply>)>, NodeError> {
-        let began = clock::now();
-        let timeout = renewal_timeout(&limits, self.operation_timeout);
-        let deadline = began.saturating_add(timeout).min(limits.stop_by);
-        let connect_by = connect_by(began, deadline, &limits, self.operation_timeout);
-        let mut limits = ExchangeLimits { deadline, connect_by, check: limits.check };
-        let result =
-            exchange_within(&self.node, &mut self.connection, &Renew(requests), &mut limits);
+        let result = exchange_within(&self.node, &mut self.connection, request, limits);
         if result.as_ref().is_err_and(NodeError::is_timeout) {
             // The next exchange must not wait for this reply.
             self.connection.poison();
@@ -64,30 +65,43 @@ impl RedisRenewals {
     }
 }
 
-/// Renews leases by one request to a server that decides alone.
+/// Renews leases by one request to a server that decides alone, or by two if some of their claims
+/// are members of groups.
 pub(crate) fn renew_on_one_server(
     leases: &[&Arc<Lease>],
-    ask: impl FnOnce(&[RenewalRequest<'_>]) -> Result<Exchange<(u64, Vec<RenewReply>)>, NodeError>,
+    mut ask: impl FnMut(&RenewSome<'_>) -> Result<Exchange<(u64, Vec<RenewReply>)>, NodeError>,
 ) -> RenewalReport {
-    let requests: Vec<_> =
-        leases.iter().map(|lease| renewal_request(lease, clock::now())).collect();
-    match ask(&requests) {
+    let now = clock::now();
+    let unconfirmed = |lease: &&Arc<Lease>| Renewal::Unconfirmed { until: lease.deadline() };
+    let mut report = RenewalReport {
+        renewals: leases.iter().map(unconfirmed).collect(),
+        failure: None,
+        refusal: None,
+        timed_out: false,
+    };
+    let (members, alone): (Vec<usize>, Vec<usize>) =
+        (0..leases.len()).partition(|at| leases[*at].claim.kind.membership().is_some());
+    let mut renew_some = |some: &[usize], request: &RenewSome<'_>| match ask(request) {
         Ok(Exchange { sent, reply: (_, replies) }) => {
-            let replies = leases.iter().zip(replies);
-            let renewals = replies.map(|(lease, reply)| conclude(lease, sent, reply)).collect();
-            RenewalReport { renewals, failure: None, refusal: None, timed_out: false }
-        }
-        Err(failure) => {
-            let unconfirmed =
-                |lease: &&Arc<Lease>| Renewal::Unconfirmed { until: lease.deadline() };
-            RenewalReport {
-                renewals: leases.iter().map(unconfirmed).collect(),
-                refusal: refusal_of_one_lock(&failure),
-                timed_out: failure.is_timeout() && failure.outcome_unknown,
-                failure: Some(BackendError::Node(failure)),
+            for (at, reply) in some.iter().zip(replies) {
+                report.renewals[*at] = conclude(leases[*at], sent, reply);
             }
         }
+        Err(failure) => {
+            report.timed_out |= failure.is_timeout() && failure.outcome_unknown;
+            report.refusal = report.refusal.take().or_else(|| refusal_of_one_lock(&failure));
+            report.failure.get_or_insert(BackendError::Node(failure));
+        }
+    };
+    if !alone.is_empty() {
+        let requests: Vec<_> = alone.iter().map(|at| renewal_request(leases[*at], now)).collect();
+        renew_some(&alone, &RenewSome::Alone(Renew(&requests)));
     }
+    if !members.is_empty() {
+        let requests = members.iter().filter_map(|at| member_renewal(leases[*at], now)).collect();
+        renew_some(&members, &RenewSome::Members(RenewMembers(requests)));
+    }
+    report
 }
 
 fn conclude(lease: &Lease, sent: Moment, reply: RenewReply) -> Renewal {
@@ -110,6 +124,16 @@ pub(crate) fn renewal_request(lease: &Lease, now: Moment) -> RenewalRequest<'_> 
         ttl_ms: lease.claim.ttl_ms(),
         token_key: lease.should_refresh_token(now).then(|| lease.claim.key.token_key()),
     }
+}
+
+fn member_renewal(lease: &Lease, now: Moment) -> Option<MemberRenewal<'_>> {
+    Some(MemberRenewal {
+        key: &lease.claim.key,
+        id: lease.claim.id.as_str(),
+        count: lease.claim.kind.membership()?.count,
+        ttl_ms: lease.claim.ttl_ms(),
+        refresh_token: lease.should_refresh_token(now),
+    })
 }
 
 /// Time for one exchange: half of the shortest remaining time, so that a second try fits into the

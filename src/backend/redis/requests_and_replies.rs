@@ -2,8 +2,13 @@
 
 use redis::Value;
 
-pub(crate) use super::primitive::mutex::{
-    Acquire, AcquireMode, AcquireReply, Inspect, Release, ReleaseReply, Renew, RenewReply, Renewal,
+pub(crate) use super::primitive::{
+    KindReleaseReply, OfKind, RenewSome,
+    group::{Downgrade, DowngradeReply, GroupReport, ListMembers, MemberRenewal, RenewMembers},
+    mutex::{
+        Acquire, AcquireMode, AcquireReply, Inspect, Release, ReleaseReply, Renew, RenewReply,
+        Renewal,
+    },
 };
 use super::{
     connection::write_command,

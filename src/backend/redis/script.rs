@@ -11,7 +11,7 @@ use crate::backend::error::{NodeError, NodeErrorKind};
 #[derive(Debug)]
 pub(crate) struct Script {
     /// Bit of this script in a set of scripts.
-    pub(crate) mask: u8,
+    pub(crate) mask: u16,
     source: &'static str,
     hash: OnceLock<String>,
 }
@@ -67,7 +67,7 @@ pub(crate) trait Request {
 }
 
 impl Script {
-    pub(super) const fn new(mask: u8, source: &'static str) -> Script {
+    pub(super) const fn new(mask: u16, source: &'static str) -> Script {
         Script { mask, source, hash: OnceLock::new() }
     }
 
@@ -155,12 +155,26 @@ mod tests {
     use super::*;
     use crate::backend::redis::{
         list::DESCRIBE,
-        primitive::mutex::{ACQUIRE, INSPECT, RELEASE, RENEW},
+        primitive::{
+            group,
+            mutex::{ACQUIRE, INSPECT, RELEASE, RENEW},
+        },
     };
 
     #[test]
     fn scripts_have_distinct_hashes_and_masks() {
-        let scripts = [&ACQUIRE, &RELEASE, &RENEW, &INSPECT, &DESCRIBE];
+        let scripts = [
+            &ACQUIRE,
+            &RELEASE,
+            &RENEW,
+            &INSPECT,
+            &DESCRIBE,
+            &group::ACQUIRE,
+            &group::RELEASE,
+            &group::RENEW,
+            &group::DOWNGRADE,
+            &group::LIST,
+        ];
         for (at, script) in scripts.iter().enumerate() {
             assert!(
                 script.hash().len() == 40

@@ -47,7 +47,7 @@ impl Yielding {
 
     /// A request was answered that this holder has the lock.
     pub(super) fn on_holder(&self, lock: &str, holder: &Holder, now: Moment) {
-        if holder.lock_id().is_none() && holder.id() != LEFT_FREE {
+        if holder.is_foreign() && holder.id() != LEFT_FREE {
             self.with(lock, now, |history| history.other_seen_at = Some(now));
         }
     }

@@ -44,6 +44,7 @@ use crate::{
         claim::{Claim, Residue},
         holder::Holder,
         key::LockKey,
+        kind::LockKind,
         lease::Lease,
         node_answer::Vote,
         quorum::{NodeSet, quorum},
@@ -287,6 +288,20 @@ impl Backend for Redlock {
         deadline: Moment,
     ) -> Result<Released, BackendError> {
         Redlock::release_id(self, key, id, was_held, deadline)
+    }
+
+    fn refusal_of(&self, kind: LockKind) -> Option<&'static str> {
+        match kind {
+            LockKind::Mutex => None,
+            LockKind::Read | LockKind::Write => Some(
+                "read-write locks over several nodes are not supported yet; use one server for \
+                 them",
+            ),
+            LockKind::Permits { .. } => Some(
+                "over several nodes, counting permits on each of them could grant more than the \
+                 limit; use one server for semaphores",
+            ),
+        }
     }
 
     fn lease_residue(&self, lease: &Lease) -> Residue {

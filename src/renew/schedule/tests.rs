@@ -5,6 +5,7 @@ use crate::core::{
     claim::{Claim, Grant, InFlight},
     id::generate_lock_id,
     key::LockKey,
+    kind::LockKind,
     lease::LeaseEnd,
     quorum::{NodeDeadlines, NodeSet},
     token::FencingToken,
@@ -20,6 +21,7 @@ pub(super) fn lease(ttl_ms: u64, deadline_ms: u64) -> Arc<Lease> {
         key: LockKey::new("", "x").unwrap(),
         id: generate_lock_id(),
         ttl: Duration::from_millis(ttl_ms),
+        kind: LockKind::Mutex,
     };
     let (votes, nodes) = (deadline_on_one_node(deadline_ms), NodeSet::single(0));
     let late =

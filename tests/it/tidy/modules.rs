@@ -12,7 +12,7 @@ const LAYERS: [&[&str]; 19] = [
     &["testing"],
     &["lock_manager"],
     &["manager", "mysql_manager"],
-    &["user_connection", "global", "reentrant", "with_lock"],
+    &["user_connection", "global", "reentrant", "with_lock", "rw_lock", "semaphore"],
     &["guard"],
     &["inner"],
     &["acquire", "renew", "cleanup"],
@@ -29,7 +29,7 @@ const LAYERS: [&[&str]; 19] = [
 ];
 
 /// Files that only decide: everything they need to know about the world is passed in as values.
-const PURE: [&str; 28] = [
+const PURE: [&str; 31] = [
     "acquire/retry.rs",
     "core/backoff.rs",
     "backend/redlock/footprint.rs",
@@ -42,12 +42,15 @@ const PURE: [&str; 28] = [
     "acquire/backoff.rs",
     "core/validity.rs",
     "core/claim.rs",
+    "core/kind.rs",
     "core/lease.rs",
     "core/quorum.rs",
     "backend/redlock/reported_holder.rs",
     "observe/metrics/per_lock.rs",
     "observe/metrics/timing.rs",
     "core/clock_sample.rs",
+    "backend/redis/primitive/mod.rs",
+    "backend/redis/primitive/group.rs",
     "backend/redis/primitive/mutex.rs",
     "backend/redis/requests_and_replies.rs",
     "backend/redis/server_info.rs",

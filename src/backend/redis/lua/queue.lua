@@ -2,24 +2,9 @@
 -- case, in which nobody waits: each function that a script defines costs time.
 -- KEYS  1 lock, 2 queue, 3 token, 4 fence
 
--- how much longer than its lock a token key is kept: a lock that expires does not raise the fence
-local TOKEN_EXTRA_MS = 3600000
-local QUEUE_MS = '60000' -- TTL of a queue, longer than any poll interval
--- maximum number of entries skipped per call; otherwise a million dead entries would block the
--- server
-local DEAD_MAX = 1000
-
 -- What the token key holds while a lock is left free for clients that do not queue, and what those
 -- who ask see as its holder
 local LEFT_FREE = 'left free for other clients'
-
--- Whether a client is subscribed to the channel itself. Pattern subscribers also receive what is
--- published, so a monitoring client would make dead waiters look alive. If PUBSUB is not permitted,
--- returns true, and the count that PUBLISH returns must decide.
-local function has_subscriber(channel)
-  local reply = redis.pcall('PUBSUB', 'NUMSUB', channel)
-  return not reply[2] or reply[2] > 0
-end
 
 -- Grants the lock to the first waiter with a subscriber, beginning with `waiter`, which was removed
 -- from the queue. Returns its id, or false if there is none.

@@ -1,4 +1,124 @@
 //! The kinds of locks: for each, the scripts that work on its keys, the requests that run them, and
-//! their replies. Pure. `lua/` has the parts that scripts of several kinds share.
+//! their replies. [`OfKind`] chooses between them. Pure. `lua/` has the parts that scripts of
+//! several kinds share.
 
+pub(crate) mod group;
 pub(crate) mod mutex;
+
+use redis::Value;
+
+use self::{
+    group::RenewMembers,
+    mutex::{Acquire, AcquireReply, Release, ReleaseReply, Renew, RenewReply},
+};
+use super::{
+    fields::text_reply,
+    script::{Request, Script, ScriptRef},
+};
+use crate::core::kind::LockKind;
+
+/// A request about a lock of this kind.
+pub(crate) struct OfKind<R> {
+    pub(crate) kind: LockKind,
+    pub(crate) request: R,
+}
+
+impl Request for OfKind<Acquire<'_>> {
+    type Reply = AcquireReply;
+
+    fn server_us(reply: &AcquireReply) -> Option<u64> {
+        Acquire::server_us(reply)
+    }
+
+    fn script(&self) -> Option<&'static Script> {
+        match self.kind {
+            LockKind::Mutex => self.request.script(),
+            _ => Some(&group::ACQUIRE),
+        }
+    }
+
+    fn encode(&self, by: ScriptRef, nonce: u64, not_after_us: u64, out: &mut Vec<u8>) {
+        match self.kind {
+            LockKind::Mutex => self.request.encode(by, nonce, not_after_us, out),
+            kind => group::write_acquire(&self.request, kind, by, nonce, not_after_us, out),
+        }
+    }
+
+    fn decode(&self, nonce: u64, reply: Value) -> Option<AcquireReply> {
+        self.request.decode(nonce, reply)
+    }
+}
+
+/// Reply to a release of any kind.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct KindReleaseReply {
+    pub(crate) reply: ReleaseReply,
+    /// The same request again serves more waiters.
+    pub(crate) has_more: bool,
+}
+
+impl Request for OfKind<Release<'_>> {
+    type Reply = KindReleaseReply;
+
+    fn server_us(reply: &KindReleaseReply) -> Option<u64> {
+        Release::server_us(&reply.reply)
+    }
+
+    fn script(&self) -> Option<&'static Script> {
+        match self.kind {
+            LockKind::Mutex => self.request.script(),
+            _ => Some(&group::RELEASE),
+        }
+    }
+
+    fn encode(&self, by: ScriptRef, nonce: u64, not_after_us: u64, out: &mut Vec<u8>) {
+        let count = match self.kind {
+            LockKind::Mutex => return self.request.encode(by, nonce, not_after_us, out),
+            LockKind::Permits { count, .. } => count,
+            LockKind::Read | LockKind::Write => 1,
+        };
+        group::write_release(&self.request, count, by, nonce, not_after_us, out);
+    }
+
+    fn decode(&self, nonce: u64, reply: Value) -> Option<KindReleaseReply> {
+        let has_more = text_reply(&reply)?.ends_with(b" more");
+        let reply = self.request.decode(nonce, reply)?;
+        let has_more = has_more && matches!(reply, ReleaseReply::Released | ReleaseReply::Gone);
+        Some(KindReleaseReply { reply, has_more })
+    }
+}
+
+/// Renewals that one script does.
+pub(crate) enum RenewSome<'a> {
+    Alone(Renew<'a>),
+    Members(RenewMembers<'a>),
+}
+
+impl Request for RenewSome<'_> {
+    type Reply = (u64, Vec<RenewReply>);
+
+    fn server_us(reply: &Self::Reply) -> Option<u64> {
+        Some(reply.0)
+    }
+
+    fn script(&self) -> Option<&'static Script> {
+        match self {
+            RenewSome::Alone(renewals) => renewals.script(),
+            RenewSome::Members(renewals) => renewals.script(),
+        }
+    }
+
+    fn encode(&self, by: ScriptRef, nonce: u64, not_after_us: u64, out: &mut Vec<u8>) {
+        match self {
+            RenewSome::Alone(renewals) => renewals.encode(by, nonce, not_after_us, out),
+            RenewSome::Members(renewals) => renewals.encode(by, nonce, not_after_us, out),
+        }
+    }
+
+    fn decode(&self, nonce: u64, reply: Value) -> Option<Self::Reply> {
+        match self {
+            RenewSome::Alone(renewals) => renewals.decode(nonce, reply),
+            RenewSome::Members(renewals) => renewals.decode(nonce, reply),
+        }
+    }
+}

@@ -19,6 +19,7 @@ pub(crate) static ACQUIRE: Script = script!(
     "shared.lua",
     "token.lua",
     "mutex/acquire.lua",
+    "subscribers.lua",
     "queue.lua",
     "mutex/acquire_contended.lua",
     "report.lua"
@@ -26,8 +27,10 @@ pub(crate) static ACQUIRE: Script = script!(
 pub(crate) static RELEASE: Script = script!(
     2,
     "shared.lua",
+    "free.lua",
     "mutex/release.lua",
     "token.lua",
+    "subscribers.lua",
     "queue.lua",
     "mutex/release_contended.lua",
     "report.lua"
@@ -36,7 +39,7 @@ pub(crate) static RENEW: Script = script!(4, "mutex/renew.lua");
 pub(crate) static INSPECT: Script = script!(8, "shared.lua", "inspect.lua", "report.lua");
 
 /// How much longer than its lock a token key is kept. If a lock expires, nothing raises the fence
-/// to its token. queue.lua has the same value for grants.
+/// to its token. subscribers.lua has the same value for grants.
 const TOKEN_EXTRA_MS: u64 = 3_600_000;
 
 /// How an acquire uses the queue.
@@ -105,6 +108,25 @@ impl AcquireReply {
     }
 }
 
+impl Acquire<'_> {
+    /// Appends the arguments that requests of all kinds begin with.
+    pub(super) fn write_head(&self, nonce: u64, not_after_us: u64, out: &mut Vec<u8>) {
+        write_number(out, nonce);
+        write_bulk(out, &[self.id.as_bytes()]);
+        write_number(out, self.ttl_ms);
+        let mode: &[u8] = match self.mode {
+            AcquireMode::Try => b"try",
+            AcquireMode::Enqueue => b"join",
+            AcquireMode::Poll => b"look",
+            AcquireMode::Leave => b"leave",
+        };
+        write_bulk(out, &[mode]);
+        write_bulk(out, &[self.queue_entry.as_bytes()]);
+        write_micros(out, not_after_us);
+        write_number(out, self.repair_ttl_ms);
+    }
+}
+
 impl Request for Acquire<'_> {
     type Reply = AcquireReply;
 
@@ -126,19 +148,7 @@ impl Request for Acquire<'_> {
         ACQUIRE.write_header(by, 4, 9, out);
         write_lock_keys(out, self.key);
         write_bulk(out, &self.key.fence_key().map(str::as_bytes));
-        write_number(out, nonce);
-        write_bulk(out, &[self.id.as_bytes()]);
-        write_number(out, self.ttl_ms);
-        let mode: &[u8] = match self.mode {
-            AcquireMode::Try => b"try",
-            AcquireMode::Enqueue => b"join",
-            AcquireMode::Poll => b"look",
-            AcquireMode::Leave => b"leave",
-        };
-        write_bulk(out, &[mode]);
-        write_bulk(out, &[self.queue_entry.as_bytes()]);
-        write_micros(out, not_after_us);
-        write_number(out, self.repair_ttl_ms);
+        self.write_head(nonce, not_after_us, out);
         write_micros(out, self.token_min);
         write_number(out, token_ttl_ms(self.ttl_ms));
         write_version(out);
@@ -192,6 +202,16 @@ pub(crate) enum ReleaseReply {
     },
 }
 
+impl Release<'_> {
+    /// Appends the arguments that requests of all kinds begin with.
+    pub(super) fn write_head(&self, nonce: u64, not_after_us: u64, out: &mut Vec<u8>) {
+        write_number(out, nonce);
+        write_bulk(out, &[self.id]);
+        write_bulk(out, &[self.queue_entry.as_bytes()]);
+        if self.expires { write_micros(out, not_after_us) } else { write_bulk(out, &[]) }
+    }
+}
+
 impl Request for Release<'_> {
     type Reply = ReleaseReply;
 
@@ -211,14 +231,7 @@ impl Request for Release<'_> {
         RELEASE.write_header(by, 4, 4 + usize::from(is_left_free), out);
         write_lock_keys(out, self.key);
         write_bulk(out, &self.key.fence_key().map(str::as_bytes));
-        write_number(out, nonce);
-        write_bulk(out, &[self.id]);
-        write_bulk(out, &[self.queue_entry.as_bytes()]);
-        if self.expires {
-            write_micros(out, not_after_us)
-        } else {
-            write_bulk(out, &[])
-        }
+        self.write_head(nonce, not_after_us, out);
         if is_left_free {
             write_number(out, self.left_free_ms);
         }
@@ -296,24 +309,33 @@ impl Request for Renew<'_> {
     }
 
     fn decode(&self, nonce: u64, reply: Value) -> Option<(u64, Vec<RenewReply>)> {
-        let Value::Array(values) = reply else { return None };
-        let mut values = values.into_iter();
-        let head = values.next()?;
-        let now_us = parse_clock(Fields::check_nonce(text_reply(&head)?, nonce)?.0)?;
-        let mut answers = Vec::with_capacity(self.0.len());
-        for value in values {
-            answers.push(match value {
-                Value::Int(1) => RenewReply::Renewed,
-                // A key of another type is not a lock, so the lock is gone.
-                Value::Int(0 | -1) => RenewReply::Gone,
-                Value::BulkString(id) => {
-                    RenewReply::HeldByOther(String::from_utf8_lossy(&id).into_owned())
-                }
-                _ => return None,
-            });
-        }
-        (answers.len() == self.0.len()).then_some((now_us, answers))
+        decode_renewals(self.0.len(), nonce, reply)
     }
+}
+
+/// Decodes the reply to a batch of `count` renewals of any kind.
+pub(super) fn decode_renewals(
+    count: usize,
+    nonce: u64,
+    reply: Value,
+) -> Option<(u64, Vec<RenewReply>)> {
+    let Value::Array(values) = reply else { return None };
+    let mut values = values.into_iter();
+    let head = values.next()?;
+    let now_us = parse_clock(Fields::check_nonce(text_reply(&head)?, nonce)?.0)?;
+    let mut answers = Vec::with_capacity(count);
+    for value in values {
+        answers.push(match value {
+            Value::Int(1) => RenewReply::Renewed,
+            // A key of another type is not a lock, so the lock is gone.
+            Value::Int(0 | -1) => RenewReply::Gone,
+            Value::BulkString(id) => {
+                RenewReply::HeldByOther(String::from_utf8_lossy(&id).into_owned())
+            }
+            _ => return None,
+        });
+    }
+    (answers.len() == count).then_some((now_us, answers))
 }
 
 pub(crate) struct Inspect<'a>(pub(crate) &'a LockKey);
@@ -347,14 +369,14 @@ impl Request for Inspect<'_> {
     }
 }
 
-fn write_lock_keys(out: &mut Vec<u8>, key: &LockKey) {
+pub(super) fn write_lock_keys(out: &mut Vec<u8>, key: &LockKey) {
     write_bulk(out, &[key.lock_key().as_bytes()]);
     write_bulk(out, &key.queue_key().map(str::as_bytes));
     write_bulk(out, &key.token_key().map(str::as_bytes));
 }
 
 /// TTL of a token key whose lock has this TTL.
-fn token_ttl_ms(ttl_ms: u64) -> u64 {
+pub(super) fn token_ttl_ms(ttl_ms: u64) -> u64 {
     ttl_ms.saturating_add(TOKEN_EXTRA_MS)
 }
 

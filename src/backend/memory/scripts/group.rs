@@ -1,0 +1,402 @@
+//! The scripts in `src/backend/redis/lua/group` for one lock, translated to Rust line by line.
+
+use redis::Value;
+
+use super::{
+    super::store::{Bytes, StoreResult},
+    call::{
+        self, Call, QUEUE_MS, TOKEN_EXTRA_MS, count, cut, is_digits, is_token, is_wrong_type, line,
+        number, reply_line, unless_wrong_type,
+    },
+};
+use crate::core::kind::is_group;
+
+const DEAD_MAX: usize = 1000;
+const GRANTS_MAX: usize = 100;
+const MEMBERS_ADDED_MAX: usize = 1000;
+
+/// One call of a script that knows groups.
+pub(super) struct GroupCall<'a> {
+    call: Call<'a>,
+    holder: Option<Bytes>,
+    /// `None` until counted; `Some(None)` if the members were lost.
+    size: Option<Option<usize>>,
+    added: Vec<(Bytes, u64)>,
+    latest: u64,
+    is_new: bool,
+}
+
+/// A valid queue entry.
+struct Entry<'a> {
+    px: u64,
+    channel: &'a [u8],
+    id: &'a [u8],
+    group: Option<&'a [u8]>,
+    limit: usize,
+    count: usize,
+}
+
+fn split(bytes: &[u8], at: u8) -> Option<(&[u8], &[u8])> {
+    let at = bytes.iter().position(|byte| *byte == at)?;
+    Some((&bytes[..at], &bytes[at + 1..]))
+}
+
+fn is_positive(digits: &[u8]) -> bool {
+    is_digits(digits) && !digits.starts_with(b"0")
+}
+
+fn parse(entry: &[u8]) -> Option<Entry<'_>> {
+    let (first, rest) = split(entry, b' ')?;
+    let (channel, id) = split(rest, b' ')?;
+    let (group, limit, count, px): (_, &[u8], &[u8], _) = match split(first, b',') {
+        None => (None, b"0", b"1", first),
+        Some((membership, px)) => {
+            let (group, numbers) = split(membership, b'/')?;
+            let (limit, count) = split(numbers, b'/')?;
+            (Some(group), limit, count, px)
+        }
+    };
+    let is_valid = is_positive(px)
+        && px.len() < 16
+        && !channel.is_empty()
+        && !id.is_empty()
+        && group.is_none_or(is_group)
+        && is_digits(limit)
+        && limit.len() < 16
+        && is_positive(count)
+        && count.len() < 5;
+    let (limit, count) = (call::count(limit), call::count(count));
+    is_valid.then(|| Entry { px: number(px), channel, id, group, limit, count })
+}
+
+/// The member of a claim with this number.
+pub(super) fn member(id: &[u8], at: usize) -> Bytes {
+    if at == 1 { id.to_vec() } else { [id, format!("#{at}").as_bytes()].concat() }
+}
+
+impl<'a> GroupCall<'a> {
+    pub(super) fn new(call: Call<'a>) -> GroupCall<'a> {
+        let added = Vec::new();
+        GroupCall { call, holder: None, size: None, added, latest: 0, is_new: false }
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.call.db.now_us / 1000
+    }
+
+    fn is_held_by_group(&self) -> bool {
+        self.holder.as_deref().is_some_and(is_group)
+    }
+
+    fn members(&self) -> &'a [u8] {
+        self.call.key(4)
+    }
+
+    fn fits(&mut self, group: Option<&[u8]>, limit: usize, count: usize) -> StoreResult<bool> {
+        let Some(holder) = &self.holder else { return Ok(true) };
+        if Some(holder.as_slice()) != group {
+            return Ok(false);
+        }
+        let size = match self.size {
+            Some(size) => size,
+            None => {
+                let (key, now) = (self.members(), self.now_ms());
+                let alive = unless_wrong_type(self.call.db.zcount_above(key, now))?;
+                (alive > 0).then_some(alive)
+            }
+        };
+        self.size = Some(size);
+        Ok(size.is_some_and(|size| limit == 0 || size + count <= limit))
+    }
+
+    fn add_member(&mut self, group: &[u8], id: &[u8], count: usize, px: u64) {
+        let expires = self.now_ms() + 1 + px;
+        if self.holder.is_none() {
+            (self.holder, self.is_new, self.size) = (Some(group.to_vec()), true, Some(Some(0)));
+        }
+        self.added.extend((1..=count).map(|at| (member(id, at), expires)));
+        self.latest = self.latest.max(expires);
+        if let Some(Some(size)) = &mut self.size {
+            *size += count;
+        }
+    }
+
+    fn set_expiry(&mut self, last: u64) -> StoreResult<()> {
+        let (lock, members) = (self.call.key(0), self.members());
+        self.call.db.pexpire_at(lock, last)?;
+        self.call.db.pexpire_at(members, last)
+    }
+
+    fn write_members(&mut self) -> StoreResult<()> {
+        let (added, latest) = (std::mem::take(&mut self.added), std::mem::take(&mut self.latest));
+        if added.is_empty() {
+            return Ok(());
+        }
+        let (lock, members, now) = (self.call.key(0), self.members(), self.now_ms());
+        if std::mem::take(&mut self.is_new) {
+            self.call.db.del(&[members])?;
+            let group = self.holder.clone().unwrap_or_default();
+            self.call.db.set_until(lock, &group, latest)?;
+        } else {
+            self.call.db.zremrangebyscore(members, now)?;
+        }
+        self.call.db.zadd(members, added)?;
+        match self.call.db.zlast(members)? {
+            Some((_, last)) if last <= latest => self.set_expiry(last),
+            _ => Ok(()),
+        }
+    }
+
+    fn reported_holder(&mut self) -> StoreResult<Bytes> {
+        let holder = self.holder.clone().unwrap_or_default();
+        if !is_group(&holder) {
+            return Ok(holder);
+        }
+        let (key, now) = (self.members(), self.now_ms());
+        let alive = unless_wrong_type(self.call.db.zcount_above(key, now))?.to_string();
+        let last = unless_wrong_type(self.call.db.zlast(key))?.map_or(Bytes::new(), |(id, _)| id);
+        Ok(line(&[&holder, alive.as_bytes(), &last]))
+    }
+
+    /// Returns the caller's token, and whether there may be more to grant.
+    fn grant_next(&mut self, own: &[u8], own_px: u64) -> StoreResult<(Option<Bytes>, bool)> {
+        let (lock, queue, now) = (self.call.key(0), self.call.key(1), self.call.clock());
+        let (mut own_token, mut more, mut granted) = (None, false, 0);
+        for _ in 0..DEAD_MAX {
+            let Some(head) = unless_wrong_type(self.call.db.lrange(queue, 1))?.pop() else { break };
+            let is_own = !own.is_empty() && head == own;
+            let entry = parse(&head)
+                .filter(|entry| is_own || self.call.channels.subscribers(entry.channel) > 0);
+            let Some(Entry { px, channel, id, group, limit, count }) = entry else {
+                self.call.db.lpop(queue)?;
+                continue;
+            };
+            if !self.fits(group, limit, count)? {
+                break;
+            }
+            more = granted == GRANTS_MAX || self.added.len() >= MEMBERS_ADDED_MAX;
+            if more {
+                break;
+            }
+            let px = if is_own { own_px } else { px };
+            self.call.db.lpop(queue)?;
+            let Ok(token) = self.call.next_token(&now, px.saturating_add(TOKEN_EXTRA_MS)) else {
+                if self.call.db.push(queue, &head, true)? == 1 {
+                    self.call.db.pexpire(queue, QUEUE_MS)?;
+                }
+                break;
+            };
+            let receivers = if is_own {
+                own_token = Some(token);
+                1
+            } else {
+                let px = px.to_string();
+                self.call.channels.publish(channel, &line(&[&token, &now, px.as_bytes(), id]))
+            };
+            if receivers == 0 {
+                continue;
+            }
+            granted += 1;
+            match group {
+                Some(group) => self.add_member(group, id, count, px),
+                None => {
+                    self.call.db.set(lock, id, Some(px))?;
+                    self.holder = Some(id.to_vec());
+                    break;
+                }
+            }
+        }
+        self.write_members()?;
+        Ok((own_token, more))
+    }
+
+    fn held(&self, token: &[u8]) -> StoreResult<Value> {
+        reply_line(&[self.call.arg(0), b"held", &self.call.clock(), token])
+    }
+
+    pub(super) fn acquire(mut self) -> StoreResult<Value> {
+        let call = &self.call;
+        let (nonce, id, ttl, mode, entry) =
+            (call.arg(0), call.arg(1), number(call.arg(2)), call.arg(3), call.arg(4));
+        let (not_after, repair) = (call.arg(5), number(call.arg(6)));
+        let group = Some(call.arg(7)).filter(|group| !group.is_empty());
+        let (limit, needed) = (count(call.arg(8)), count(call.arg(9)));
+        let (lock, queue, token_key, members) =
+            (call.key(0), call.key(1), call.key(2), self.members());
+        let (now, now_ms, token_ttl) = (call.clock(), self.now_ms(), ttl + TOKEN_EXTRA_MS);
+        let is_queued = mode == b"look" || mode == b"leave";
+        if *now > *not_after {
+            return reply_line(&[nonce, b"late", &now]);
+        }
+        let holder = self.call.db.get(lock);
+        if is_wrong_type(&holder) {
+            if mode == b"leave" {
+                self.call.db.lrem(queue, entry)?;
+            }
+            return reply_line(&[nonce, b"type", &now]);
+        }
+        self.holder = holder?;
+        if let Some(group) = group.filter(|group| self.holder.as_deref() == Some(*group))
+            && let Some(expires) = unless_wrong_type(self.call.db.zscore(members, id))?
+            && expires > now_ms
+        {
+            unless_wrong_type(self.call.db.lrem(queue, entry))?;
+            let token = self.call.next_token(&now, token_ttl)?;
+            if expires < now_ms + ttl {
+                self.add_member(group, id, needed, ttl);
+                self.write_members()?;
+            }
+            return self.held(&token);
+        }
+        let mut waiting = self.call.db.llen(queue)?;
+        if waiting > 0 && (self.holder.is_none() || self.is_held_by_group()) {
+            let own = if is_queued { entry } else { b"" };
+            if let (Some(token), _) = self.grant_next(own, ttl)? {
+                return self.held(&token);
+            }
+            waiting = self.call.db.llen(queue)?;
+        }
+        if (waiting == 0 || self.holder.is_none()) && self.fits(group, limit, needed)? {
+            if is_queued {
+                self.call.db.lrem(queue, entry)?;
+            }
+            let token = self.call.next_token(&now, token_ttl)?;
+            match group {
+                Some(group) => {
+                    self.add_member(group, id, needed, ttl);
+                    self.write_members()?;
+                }
+                None => self.call.db.set(lock, id, Some(ttl))?,
+            }
+            return self.held(&token);
+        }
+        if self.holder.as_deref() == Some(id) {
+            let token = self.call.db.get(token_key)?.filter(|token| is_token(token));
+            if !u64::try_from(self.call.db.pttl(lock)).is_ok_and(|left| left >= ttl) {
+                self.call.db.pexpire(lock, ttl)?;
+                self.call.db.pexpire(token_key, token_ttl)?;
+            }
+            let token = match token {
+                Some(token) => token,
+                None => self.call.next_token(&now, token_ttl)?,
+            };
+            return self.held(&token);
+        }
+        let time_left = |at: u64| i64::try_from(at.saturating_sub(now_ms)).unwrap_or(i64::MAX);
+        let mut left = self.call.db.pttl(lock);
+        if left == -1 && repair != 0 {
+            let last = if self.is_held_by_group() {
+                unless_wrong_type(self.call.db.zlast(members))?.map(|(_, last)| last)
+            } else {
+                None
+            };
+            let repaired = repair.max(last.map_or(0, |last| last.saturating_sub(now_ms)));
+            self.call.db.pexpire(lock, repaired)?;
+            left = i64::try_from(repaired).unwrap_or(i64::MAX);
+        }
+        if group.is_some() && self.holder.as_deref() == group && limit > 0 {
+            let alive = unless_wrong_type(self.call.db.zrange_above(members, now_ms, 1))?;
+            left = alive.first().map_or(left, |(_, expires)| time_left(*expires));
+        }
+        if mode == b"join" || mode == b"look" {
+            let reported = self.reported_holder()?;
+            return self.call.enqueue(&reported, left, |start| !start.is_empty());
+        }
+        if mode == b"leave" && self.call.db.lrem(queue, entry)? > 0 && self.is_held_by_group() {
+            self.grant_next(b"", 0)?;
+        }
+        let reported = self.reported_holder()?;
+        let description = self.call.describe(0, &reported, Some(left))?;
+        reply_line(&[nonce, b"busy", &now, &description])
+    }
+
+    fn remove_members(&mut self, id: &[u8], count: usize) -> StoreResult<bool> {
+        let (key, now) = (self.members(), self.now_ms());
+        let pruned = self.call.db.zremrangebyscore(key, now);
+        if is_wrong_type(&pruned) {
+            return Ok(false);
+        }
+        pruned?;
+        let was_there = self.call.db.zrem(key, id)?;
+        let mut at = 2;
+        while was_there && (at <= count || count == 0) {
+            if !self.call.db.zrem(key, &member(id, at))? && count == 0 {
+                break;
+            }
+            at += 1;
+        }
+        Ok(was_there)
+    }
+
+    pub(super) fn release(mut self) -> StoreResult<Value> {
+        let call = &self.call;
+        let (nonce, id, entry, not_after) = (call.arg(0), call.arg(1), call.arg(2), call.arg(3));
+        let (needed, now) = (count(call.arg(4)), call.clock());
+        let (lock, queue, members) = (call.key(0), call.key(1), self.members());
+        if !not_after.is_empty() && *now > *not_after {
+            return reply_line(&[nonce, b"late", &now]);
+        }
+        if !entry.is_empty() {
+            unless_wrong_type(self.call.db.lrem(queue, entry))?;
+        }
+        let holder = self.call.db.get(lock);
+        if is_wrong_type(&holder) {
+            return reply_line(&[nonce, b"type"]);
+        }
+        self.holder = holder?;
+        let mut tag: &[u8] = b"gone";
+        if self.holder.as_ref().is_some_and(|holder| holder == id || cut(holder) == id) {
+            (tag, self.holder) = (b"released", None);
+        } else if self.is_held_by_group() && self.remove_members(id, needed)? {
+            tag = b"released";
+            match self.call.db.zlast(members)? {
+                Some((_, last)) => self.set_expiry(last)?,
+                None => self.holder = None,
+            }
+        }
+        if self.holder.is_none() || self.is_held_by_group() {
+            let (_, more) = self.grant_next(b"", 0)?;
+            if self.holder.is_none() {
+                self.call.free_lock()?;
+            }
+            return if more {
+                reply_line(&[nonce, tag, b"more"])
+            } else {
+                reply_line(&[nonce, tag])
+            };
+        }
+        let holder = self.holder.take().unwrap_or_default();
+        let description = self.call.describe(0, &holder, None)?;
+        reply_line(&[nonce, b"other", &now, &description])
+    }
+
+    pub(super) fn downgrade(mut self) -> StoreResult<Value> {
+        const READERS: &[u8] = b"distlock:read";
+        let (nonce, id, ttl) = (self.call.arg(0), self.call.arg(1), number(self.call.arg(2)));
+        let (lock, now, now_ms) = (self.call.key(0), self.call.clock(), self.now_ms());
+        let holder = self.call.db.get(lock);
+        if is_wrong_type(&holder) {
+            return reply_line(&[nonce, b"type"]);
+        }
+        self.holder = holder?;
+        if self.holder.as_deref() == Some(id) {
+            self.call.db.pexpire(lock, ttl)?;
+            self.holder = None;
+            self.add_member(READERS, id, 1, ttl);
+            self.write_members()?;
+            self.grant_next(b"", 0)?;
+            return reply_line(&[nonce, b"read", &now]);
+        }
+        if self.holder.as_deref() == Some(READERS) {
+            let expires = unless_wrong_type(self.call.db.zscore(self.members(), id))?;
+            if expires.is_some_and(|expires| expires > now_ms) {
+                return reply_line(&[nonce, b"read", &now]);
+            }
+        }
+        let Some(holder) = self.holder.take().filter(|holder| !is_group(holder)) else {
+            return reply_line(&[nonce, b"gone", &now]);
+        };
+        let description = self.call.describe(0, &holder, None)?;
+        reply_line(&[nonce, b"other", &now, &description])
+    }
+}

@@ -1,0 +1,112 @@
+//! What one server is asked about groups, beside acquiring, renewing and releasing.
+
+use super::{
+    Exchange, NodeError,
+    requests_and_replies::{Downgrade, DowngradeReply, GroupReport, ListMembers},
+};
+use crate::{
+    backend::{Downgraded, Inspection, error::BackendError},
+    core::{
+        claim::Grant,
+        holder::Holder,
+        key::LockKey,
+        kind::{LockKind, is_group},
+        lease::Lease,
+        lock_lost::LockLost,
+        quorum::NodeDeadlines,
+        validity::deadline_from_sent,
+    },
+    lock_info::{LockInfo, Released},
+};
+
+/// Releases a lock by an id whose kind is not known: by the id of a mutex first, because only the
+/// reply shows that a group has the lock. The name of a group stands for all its members.
+pub(crate) fn release_any_kind(
+    id: &[u8],
+    mut release: impl FnMut(LockKind) -> Result<Released, BackendError>,
+) -> Result<Released, BackendError> {
+    if is_group(id) {
+        return release(LockKind::Write);
+    }
+    match release(LockKind::Mutex)? {
+        Released::OwnedByOther(holder) if holder.held_by().is_group() => {
+            // No number of permits: releases all members of the claim.
+            release(LockKind::Permits { limit: 0, count: 0 })
+        }
+        released => Ok(released),
+    }
+}
+
+/// Turns a write lock into a read lock. Asks once more if the reply is lost.
+pub(crate) fn downgrade_on_one_server(
+    lease: &Lease,
+    mut ask: impl FnMut(&Downgrade<'_>) -> Result<Exchange<DowngradeReply>, NodeError>,
+) -> Result<Downgraded, BackendError> {
+    let claim = &lease.claim;
+    let request = Downgrade { key: &claim.key, id: claim.id.as_str(), ttl_ms: claim.ttl_ms() };
+    let result = match ask(&request) {
+        Err(failure) if failure.is_transient() || failure.is_not_master() => ask(&request),
+        result => result,
+    };
+    let Exchange { sent, reply } = result.map_err(BackendError::Node)?;
+    Ok(match reply {
+        DowngradeReply::Done => {
+            let mut node_deadlines = NodeDeadlines::new(1);
+            node_deadlines.confirm(0, deadline_from_sent(sent, claim.ttl));
+            Downgraded::To(Grant {
+                token: lease.token,
+                node_deadlines,
+                provisional: false,
+                in_flight: lease.in_flight,
+                may_hold: lease.may_hold(),
+                queue_entry: lease.queue_entry.clone(),
+            })
+        }
+        DowngradeReply::Gone => Downgraded::Lost(LockLost::Gone),
+        DowngradeReply::HeldByOther(by) => Downgraded::Lost(LockLost::Taken { by: Box::new(by) }),
+    })
+}
+
+/// Adds the members to the report of a lock that a group has.
+pub(crate) fn add_members_to_holder(
+    key: &LockKey,
+    found: Inspection<Holder>,
+    ask: impl FnOnce(&ListMembers<'_>) -> Result<Vec<Option<GroupReport>>, BackendError>,
+) -> Result<Inspection<Holder>, BackendError> {
+    match found {
+        Inspection::Held(holder) if holder.held_by().is_group() => {
+            let group = ask(&ListMembers(vec![key]))?.into_iter().next().flatten();
+            Ok(Inspection::Held(match group {
+                Some(group) => holder.with_group(group.held_by, group.members.last()),
+                None => holder,
+            }))
+        }
+        found => Ok(found),
+    }
+}
+
+/// Adds the members to the reports of locks that groups have. Asks only if there are any.
+pub(crate) fn add_members(
+    keys: &[LockKey],
+    found: &mut [Inspection<LockInfo>],
+    ask: impl FnOnce(&ListMembers<'_>) -> Result<Vec<Option<GroupReport>>, BackendError>,
+) -> Result<(), BackendError> {
+    let of_groups: Vec<_> = keys
+        .iter()
+        .zip(found)
+        .filter_map(|(key, found)| match found {
+            Inspection::Held(lock) if lock.holder().held_by().is_group() => Some((key, lock)),
+            _ => None,
+        })
+        .collect();
+    if of_groups.is_empty() {
+        return Ok(());
+    }
+    let groups = ask(&ListMembers(of_groups.iter().map(|(key, _)| *key).collect()))?;
+    for ((_, lock), group) in of_groups.into_iter().zip(groups) {
+        if let Some(GroupReport { held_by, members }) = group {
+            lock.set_group(held_by, members);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,260 @@
+//! Groups: read locks and permits, which several clients hold together, and write locks, which one
+//! client holds alone. A write lock is on the server what a mutex is; but its scripts know groups,
+//! and grant the lock to them. The scripts, and the requests to a server. Pure.
+
+use redis::Value;
+
+use super::mutex::{Acquire, Release, RenewReply, decode_renewals, token_ttl_ms, write_lock_keys};
+use crate::{
+    backend::redis::{
+        fields::{Fields, parse_clock, text_reply, write_bulk, write_number},
+        script::{Request, Script, ScriptRef, script, write_version},
+    },
+    core::{
+        holder::Holder,
+        key::LockKey,
+        kind::{HeldBy, LockKind, Membership, claim_of_member},
+    },
+};
+
+pub(crate) static ACQUIRE: Script = script!(
+    32,
+    "shared.lua",
+    "token.lua",
+    "subscribers.lua",
+    "group/members.lua",
+    "group/grant.lua",
+    "group/acquire.lua",
+    "report.lua"
+);
+pub(crate) static RELEASE: Script = script!(
+    64,
+    "shared.lua",
+    "token.lua",
+    "free.lua",
+    "subscribers.lua",
+    "group/members.lua",
+    "group/grant.lua",
+    "group/release.lua",
+    "report.lua"
+);
+pub(crate) static RENEW: Script = script!(128, "group/renew.lua");
+pub(crate) static DOWNGRADE: Script = script!(
+    256,
+    "shared.lua",
+    "token.lua",
+    "subscribers.lua",
+    "group/members.lua",
+    "group/grant.lua",
+    "group/downgrade.lua",
+    "report.lua"
+);
+pub(crate) static LIST: Script = script!(512, "group/list.lua");
+
+/// Maximum number of members that a list contains of each lock.
+const MEMBERS_LISTED_MAX: u64 = 1_000;
+
+pub(super) fn write_acquire(
+    request: &Acquire<'_>,
+    kind: LockKind,
+    by: ScriptRef,
+    nonce: u64,
+    not_after_us: u64,
+    out: &mut Vec<u8>,
+) {
+    ACQUIRE.write_header(by, 5, 10, out);
+    write_keys(out, request.key);
+    request.write_head(nonce, not_after_us, out);
+    let Membership { group, limit, count } =
+        kind.membership().unwrap_or(Membership { group: "", limit: 0, count: 1 });
+    write_bulk(out, &[group.as_bytes()]);
+    write_number(out, limit.into());
+    write_number(out, count.into());
+    write_version(out);
+}
+
+/// `count` is the number of members that the claim has; 0 if unknown.
+pub(super) fn write_release(
+    request: &Release<'_>,
+    count: u32,
+    by: ScriptRef,
+    nonce: u64,
+    not_after_us: u64,
+    out: &mut Vec<u8>,
+) {
+    RELEASE.write_header(by, 5, 5, out);
+    write_keys(out, request.key);
+    request.write_head(nonce, not_after_us, out);
+    write_number(out, count.into());
+    write_version(out);
+}
+
+fn write_keys(out: &mut Vec<u8>, key: &LockKey) {
+    write_lock_keys(out, key);
+    write_bulk(out, &key.fence_key().map(str::as_bytes));
+    write_bulk(out, &key.members_key().map(str::as_bytes));
+}
+
+/// The members of one claim in a batch of renewals.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MemberRenewal<'a> {
+    pub(crate) key: &'a LockKey,
+    pub(crate) id: &'a str,
+    pub(crate) count: u32,
+    pub(crate) ttl_ms: u64,
+    /// Whether the server must extend the TTL of the token key.
+    pub(crate) refresh_token: bool,
+}
+
+pub(crate) struct RenewMembers<'a>(pub(crate) Vec<MemberRenewal<'a>>);
+
+impl Request for RenewMembers<'_> {
+    type Reply = (u64, Vec<RenewReply>);
+
+    fn server_us(reply: &Self::Reply) -> Option<u64> {
+        Some(reply.0)
+    }
+
+    fn script(&self) -> Option<&'static Script> {
+        Some(&RENEW)
+    }
+
+    fn encode(&self, by: ScriptRef, nonce: u64, _: u64, out: &mut Vec<u8>) {
+        RENEW.write_header(by, 3 * self.0.len(), 1 + 4 * self.0.len(), out);
+        for MemberRenewal { key, .. } in &self.0 {
+            write_bulk(out, &[key.lock_key().as_bytes()]);
+            write_bulk(out, &key.members_key().map(str::as_bytes));
+            write_bulk(out, &key.token_key().map(str::as_bytes));
+        }
+        write_number(out, nonce);
+        for renewal in &self.0 {
+            write_bulk(out, &[renewal.id.as_bytes()]);
+            write_number(out, renewal.count.into());
+            write_number(out, renewal.ttl_ms);
+            write_number(out, if renewal.refresh_token { token_ttl_ms(renewal.ttl_ms) } else { 0 });
+        }
+        write_version(out);
+    }
+
+    fn decode(&self, nonce: u64, reply: Value) -> Option<Self::Reply> {
+        decode_renewals(self.0.len(), nonce, reply)
+    }
+}
+
+/// Turns a write lock into a read lock.
+pub(crate) struct Downgrade<'a> {
+    pub(crate) key: &'a LockKey,
+    pub(crate) id: &'a str,
+    pub(crate) ttl_ms: u64,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum DowngradeReply {
+    Done,
+    Gone,
+    HeldByOther(Holder),
+}
+
+impl Request for Downgrade<'_> {
+    type Reply = DowngradeReply;
+
+    fn script(&self) -> Option<&'static Script> {
+        Some(&DOWNGRADE)
+    }
+
+    fn encode(&self, by: ScriptRef, nonce: u64, _: u64, out: &mut Vec<u8>) {
+        DOWNGRADE.write_header(by, 5, 3, out);
+        write_keys(out, self.key);
+        write_number(out, nonce);
+        write_bulk(out, &[self.id.as_bytes()]);
+        write_number(out, self.ttl_ms);
+        write_version(out);
+    }
+
+    fn decode(&self, nonce: u64, reply: Value) -> Option<DowngradeReply> {
+        let line = text_reply(&reply)?;
+        let (tag, mut rest) = Fields::check_nonce(line, nonce)?;
+        Some(match tag {
+            "read" => DowngradeReply::Done,
+            "gone" | "type" => DowngradeReply::Gone,
+            "other" => {
+                let now_us = rest.clock()?;
+                DowngradeReply::HeldByOther(rest.holder(now_us)?)
+            }
+            _ => return None,
+        })
+    }
+}
+
+/// Lists the members of these groups.
+pub(crate) struct ListMembers<'a>(pub(crate) Vec<&'a LockKey>);
+
+/// The members of one group. A claim of several permits is one of `members`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GroupReport {
+    pub(crate) held_by: HeldBy,
+    pub(crate) members: Vec<Holder>,
+}
+
+impl Request for ListMembers<'_> {
+    type Reply = Vec<Option<GroupReport>>;
+
+    fn script(&self) -> Option<&'static Script> {
+        Some(&LIST)
+    }
+
+    fn encode(&self, by: ScriptRef, nonce: u64, _: u64, out: &mut Vec<u8>) {
+        LIST.write_header(by, 2 * self.0.len(), 2, out);
+        for key in &self.0 {
+            write_bulk(out, &[key.lock_key().as_bytes()]);
+            write_bulk(out, &key.members_key().map(str::as_bytes));
+        }
+        write_number(out, nonce);
+        write_number(out, MEMBERS_LISTED_MAX);
+        write_version(out);
+    }
+
+    fn decode(&self, nonce: u64, reply: Value) -> Option<Self::Reply> {
+        let Value::Array(values) = reply else { return None };
+        let mut values = values.into_iter();
+        let head = values.next()?;
+        parse_clock(Fields::check_nonce(text_reply(&head)?, nonce)?.0)?;
+        let groups = values.map(|value| match value {
+            Value::Int(0) => Some(None),
+            Value::Array(lines) => decode_group(&lines).map(Some),
+            _ => None,
+        });
+        let groups = groups.collect::<Option<Vec<_>>>()?;
+        (groups.len() == self.0.len()).then_some(groups)
+    }
+}
+
+fn decode_group(lines: &[Value]) -> Option<GroupReport> {
+    let (first, lines) = lines.split_first()?;
+    let (held_by, _) = HeldBy::split(text_reply(first)?);
+    if !held_by.is_group() || lines.len() as u64 > MEMBERS_LISTED_MAX {
+        return None;
+    }
+    let mut members: Vec<(&[u8], i64, u64)> = Vec::new();
+    for line in lines {
+        let mut fields = Fields::new(text_reply(line)?);
+        let left_ms = fields.number()?;
+        let id = claim_of_member(fields.rest());
+        // All members of a claim have the same expiry, so they are close together.
+        match members.iter_mut().rev().find(|(other, ..)| *other == id) {
+            Some((_, _, count)) => *count += 1,
+            None => members.push((id, left_ms, 1)),
+        }
+    }
+    let as_holder = |(id, left_ms, count): (&[u8], i64, u64)| {
+        let held_by = match held_by {
+            HeldBy::Permits { .. } => HeldBy::Permits { count: Some(count) },
+            _ => HeldBy::Readers { count: Some(1) },
+        };
+        Holder::from_member(id, left_ms, held_by)
+    };
+    Some(GroupReport { held_by, members: members.into_iter().map(as_holder).collect() })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,117 @@
+//! Encoding of requests about groups, and decoding of replies.
+
+use super::{
+    super::{KindReleaseReply, OfKind},
+    *,
+};
+use crate::backend::redis::{
+    primitive::mutex::{AcquireMode, ReleaseReply},
+    test_util::script_arguments,
+};
+
+fn text(line: &str) -> Value {
+    Value::BulkString(line.as_bytes().to_vec())
+}
+
+fn keys() -> [String; 5] {
+    [
+        "lock:a",
+        "distlock:queue:{lock:a}",
+        "distlock:token:{lock:a}",
+        "distlock:fence",
+        "distlock:members:{lock:a}",
+    ]
+    .map(str::to_owned)
+}
+
+#[test]
+fn requests_name_the_group_and_its_limit() {
+    let key = LockKey::new("lock:", "a").unwrap();
+    let acquire = |kind| {
+        let request = Acquire {
+            key: &key,
+            id: "me",
+            ttl_ms: 10,
+            mode: AcquireMode::Try,
+            queue_entry: "w",
+            repair_ttl_ms: 60,
+            token_min: 0,
+        };
+        script_arguments(&OfKind { kind, request }, &keys())
+    };
+    let head = ["me", "10", "try", "w", "0000000000000007", "60"];
+    assert_eq!(acquire(LockKind::Read), [&head[..], &["distlock:read", "0", "1"]].concat());
+    assert_eq!(acquire(LockKind::Write), [&head[..], &["", "0", "1"]].concat());
+    let permits = LockKind::Permits { limit: 7, count: 3 };
+    assert_eq!(acquire(permits), [&head[..], &["distlock:permits", "7", "3"]].concat());
+
+    let release = |kind| {
+        let request =
+            Release { key: &key, id: b"me", queue_entry: "w", expires: false, left_free_ms: 0 };
+        script_arguments(&OfKind { kind, request }, &keys())
+    };
+    assert_eq!(release(LockKind::Write), ["me", "w", "", "1"]);
+    assert_eq!(release(permits), ["me", "w", "", "3"]);
+
+    let renewal = MemberRenewal { key: &key, id: "me", count: 3, ttl_ms: 10, refresh_token: false };
+    let both = RenewMembers(vec![renewal, MemberRenewal { refresh_token: true, ..renewal }]);
+    let own_keys = [0, 4, 2, 0, 4, 2].map(|at| keys()[at].clone());
+    assert_eq!(
+        script_arguments(&both, &own_keys),
+        ["me", "3", "10", "0", "me", "3", "10", "3600010"]
+    );
+    let downgrade = Downgrade { key: &key, id: "me", ttl_ms: 10 };
+    assert_eq!(script_arguments(&downgrade, &keys()), ["me", "10"]);
+    let list = ListMembers(vec![&key]);
+    assert_eq!(script_arguments(&list, &[0, 4].map(|at| keys()[at].clone())), ["1000"]);
+}
+
+#[test]
+fn replies_are_decoded_or_rejected() {
+    let key = LockKey::new("lock:", "a").unwrap();
+    let downgrade = Downgrade { key: &key, id: "me", ttl_ms: 10 };
+    let decode = |line: &str| downgrade.decode(7, text(line));
+    assert_eq!(decode("7 read 50"), Some(DowngradeReply::Done));
+    assert_eq!(decode("7 gone 50"), Some(DowngradeReply::Gone));
+    assert_eq!(decode("7 type"), Some(DowngradeReply::Gone));
+    let Some(DowngradeReply::HeldByOther(holder)) = decode("7 other 50 9 0 1 you") else {
+        panic!("another holder")
+    };
+    assert_eq!(holder.id(), "you");
+    for wrong in ["8 read 50", "7 other 50", "7 other x 9 0 1 you", "7 held 50"] {
+        assert_eq!(decode(wrong), None, "{wrong}");
+    }
+
+    let request =
+        Release { key: &key, id: b"me", queue_entry: "", expires: false, left_free_ms: 0 };
+    let release = OfKind { kind: LockKind::Read, request };
+    let decode = |line: &str| release.decode(7, text(line));
+    let expect = |reply, has_more| Some(KindReleaseReply { reply, has_more });
+    assert_eq!(decode("7 released"), expect(ReleaseReply::Released, false));
+    assert_eq!(decode("7 released more"), expect(ReleaseReply::Released, true));
+    assert_eq!(decode("7 gone more"), expect(ReleaseReply::Gone, true));
+    assert!(!decode("7 other 50 9 0 1 no more").unwrap().has_more, "the end of an id");
+    assert_eq!(decode("8 released more"), None);
+}
+
+#[test]
+fn members_of_a_claim_are_counted_together() {
+    let keys = ["a", "b"].map(|name| LockKey::new("lock:", name).unwrap());
+    let list = ListMembers(keys.iter().collect());
+    let permits = |lines: &[&str]| Value::Array(lines.iter().map(|line| text(line)).collect());
+    let reply = |group| Value::Array(vec![text("7 50"), Value::Int(0), group]);
+    let group = permits(&["distlock:permits 4", "5 me", "5 me#2", "5 you", "6 me#3"]);
+    let found = list.decode(7, reply(group)).unwrap();
+    let group = found[1].as_ref().unwrap();
+    assert_eq!((&found[0], group.held_by), (&None, HeldBy::Permits { count: Some(4) }));
+    let count = |at: usize| match group.members[at].held_by() {
+        HeldBy::Permits { count } => count,
+        _ => None,
+    };
+    let ids: Vec<_> = group.members.iter().map(Holder::id).collect();
+    assert_eq!((ids.as_slice(), count(0), count(1)), (&["me", "you"][..], Some(3), Some(1)));
+    for wrong in [permits(&[]), permits(&["me 4"]), permits(&["distlock:read 1", "x me"])] {
+        assert_eq!(list.decode(7, reply(wrong)), None);
+    }
+    assert_eq!(list.decode(7, Value::Array(vec![text("7 50"), Value::Int(0)])), None);
+}

@@ -1,0 +1,72 @@
+//! Turning a write lock into a read lock.
+
+use std::sync::Arc;
+
+use super::{HeldLock, ManagerInner};
+use crate::{
+    backend::Downgraded,
+    core::{
+        claim::Claim,
+        kind::LockKind,
+        lease::{Lease, LeaseEnd},
+        lock_lost::LockLost,
+    },
+    error::{Action, LockError, Result},
+    renew::report_loss,
+    sys::clock,
+};
+
+impl ManagerInner {
+    /// Ends the lease of the writer, and begins one of a reader with the same id and token. On the
+    /// server there is no moment between them.
+    pub(crate) fn downgrade(&self, held: HeldLock) -> Result<HeldLock> {
+        let _time = self.time.enter();
+        let HeldLock { lease, registration, span, plan } = held;
+        // The renewal must end first: it would not find the writer's id, and report a loss.
+        let was_held = lease.is_held(clock::now()) && lease.end(LeaseEnd::Released);
+        drop(registration);
+        report_loss(&self.observer, &lease);
+        let name = lease.claim.key.name();
+        let lost = |why| LockError::Lost { name: name.to_owned(), why };
+        if !was_held {
+            let why = match lease.ended() {
+                Some(LeaseEnd::Lost(why)) => why,
+                Some(LeaseEnd::Released) | None => LockLost::Expired,
+            };
+            self.abandon(&lease.claim, self.backend.lease_residue(&lease), self.time_left());
+            span.end("lost");
+            return Err(lost(why));
+        }
+        let claim = Claim { kind: LockKind::Read, ..lease.claim.clone() };
+        let deadline = self.operation_deadline();
+        let grant = match self.observer.shield(|| self.backend.downgrade(&lease, deadline)) {
+            Ok(Downgraded::To(grant)) => grant,
+            Ok(Downgraded::Lost(why)) => {
+                let held_for = lease.held_for(clock::now());
+                self.observer.lost(name, &claim.id, lease.token, &why, held_for);
+                span.end("lost");
+                return Err(lost(why));
+            }
+            Err(error) => {
+                // The request may have been carried out.
+                self.abandon(&claim, self.backend.lease_residue(&lease), self.time_left());
+                span.end("lost");
+                return Err(self.backend.lock_error(error, Action::Release, Some(name)));
+            }
+        };
+        let now = clock::now();
+        let held_since = now.saturating_sub(lease.held_for(now));
+        let lease = Arc::new(Lease::new(claim, grant, held_since));
+        match self.renewer.register(&lease, plan) {
+            Some(registration) => {
+                let held = HeldLock { lease, registration, span, plan };
+                self.ensure_held(held, self.time_left())
+            }
+            None => {
+                let _ = self.release_lease(&lease, true, self.time_left());
+                span.end("lost");
+                Err(LockError::Shutdown)
+            }
+        }
+    }
+}
