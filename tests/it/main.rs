@@ -13,6 +13,7 @@ mod contract;
 
 mod acquire;
 mod contention;
+mod family;
 mod hold;
 mod lose;
 mod quorum;

@@ -1,0 +1,82 @@
+//! Locks that several clients hold together: read-write locks and semaphores.
+
+mod contention;
+mod members;
+mod queue;
+mod rw_lock;
+mod semaphore;
+
+use std::{
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+#[cfg(feature = "testing")]
+use distlock::testing::MemoryServer;
+use distlock::{Config, RedisMgr};
+
+use crate::{
+    helpers::{SECOND, config_long_timeouts},
+    support::{RedisServer, TEST_TIMEOUT, eventually},
+};
+
+/// Where locks are kept.
+pub(crate) enum Subject {
+    Redis(Box<RedisServer>),
+    #[cfg(feature = "testing")]
+    Memory(MemoryServer),
+}
+
+impl Subject {
+    fn all() -> Vec<Subject> {
+        vec![
+            Subject::Redis(Box::new(RedisServer::start())),
+            #[cfg(feature = "testing")]
+            Subject::Memory(MemoryServer::with_real_time()),
+        ]
+    }
+
+    /// A manager with connections and threads of its own, as another process would have it.
+    fn manager(&self) -> RedisMgr {
+        self.manager_with(|config| config)
+    }
+
+    fn manager_with(&self, configure: impl FnOnce(Config) -> Config) -> RedisMgr {
+        match self {
+            Subject::Redis(server) => {
+                RedisMgr::new(configure(config_long_timeouts(server.url()))).unwrap()
+            }
+            #[cfg(feature = "testing")]
+            Subject::Memory(server) => server.manager_with(|config| {
+                configure(config.ttl(30 * SECOND).claim_window(20 * SECOND))
+            }),
+        }
+    }
+}
+
+/// Runs `call` on another thread, and returns once `waiters` threads are in the queue.
+#[track_caller]
+pub(crate) fn spawn_waiter<T: Send + 'static>(
+    mgr: &RedisMgr,
+    name: &str,
+    waiters: u64,
+    call: impl FnOnce() -> T + Send + 'static,
+) -> JoinHandle<T> {
+    let thread = thread::spawn(call);
+    await_waiters(mgr, name, waiters);
+    thread
+}
+
+#[track_caller]
+pub(crate) fn await_waiters(mgr: &RedisMgr, name: &str, waiters: u64) {
+    eventually("the waiters are queued", TEST_TIMEOUT, || {
+        mgr.lock_info(name).unwrap().map_or(0, |lock| lock.waiting()) == waiters
+    });
+}
+
+/// A time limit that only a defect exceeds.
+const LONG: Duration = TEST_TIMEOUT;
+
+fn members_key(name: &str) -> String {
+    format!("distlock:members:{{lock:{name}}}")
+}

@@ -1,0 +1,184 @@
+//! The members of a group on the server: expiry, lost keys, and repeated requests.
+
+use std::mem;
+
+use distlock::{LockLost, LockOptions};
+
+use super::{LONG, Subject, members_key, spawn_waiter};
+use crate::{
+    helpers::{SECOND, UnwrapReleased, expect_loss, manager, pttl, token_key, with_ttl},
+    support::{RedisServer, TEST_TIMEOUT, eventually},
+};
+
+/// Options of a holder that dies: nobody renews its lease.
+fn dying() -> LockOptions {
+    with_ttl(SECOND).renew(false)
+}
+
+/// Fault: N152
+/// Promise: P12
+#[test]
+fn dead_reader_expires_and_the_others_keep_the_lock() {
+    for subject in Subject::all() {
+        let mgr = subject.manager();
+        let lock = mgr.rw_lock("r").unwrap();
+        let living = lock.read().unwrap();
+        mem::forget(lock.read_with(&dying()).unwrap());
+        let members = || mgr.lock_info("r").unwrap().unwrap().members().len();
+        assert_eq!(members(), 2);
+        eventually("the dead reader expires", TEST_TIMEOUT, || members() == 1);
+        assert!(lock.try_write().unwrap_err().is_contended() && living.is_held());
+        living.release().unwrap().unwrap_released();
+        assert!(lock.try_write().unwrap().is_held());
+    }
+}
+
+/// Fault: N152
+#[test]
+fn lock_of_dead_readers_goes_to_a_waiting_writer() {
+    for subject in Subject::all() {
+        let mgr = subject.manager();
+        let lock = mgr.rw_lock("r").unwrap();
+        mem::forget(lock.read_with(&dying()).unwrap());
+        mem::forget(lock.read_with(&dying()).unwrap());
+        let here = lock.clone();
+        let writer = spawn_waiter(&mgr, "r", 1, move || here.try_write_for(LONG));
+        assert!(writer.join().unwrap().unwrap().is_held());
+    }
+}
+
+/// Fault: N152
+#[test]
+fn permit_of_a_dead_holder_becomes_free() {
+    for subject in Subject::all() {
+        let mgr = subject.manager();
+        let permits = mgr.semaphore("s", 2).unwrap();
+        // No renewal removes the dead holder.
+        let living = permits.acquire_with(1, &LockOptions::new().renew(false)).unwrap();
+        mem::forget(permits.acquire_with(1, &dying()).unwrap());
+        assert!(permits.try_acquire().unwrap_err().is_contended());
+        let next = permits.try_acquire_for(LONG).unwrap();
+        assert!(next.is_held() && living.is_held(), "it came only with the end of the group");
+        assert_eq!(permits.available().unwrap(), 0);
+    }
+}
+
+/// Fault: N153
+#[test]
+fn nobody_joins_a_group_whose_members_are_lost() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let lock = mgr.rw_lock("r").unwrap();
+    let reader = lock.read_with(&with_ttl(2 * SECOND)).unwrap();
+    server.cli(&["DEL", &members_key("r")]);
+    assert!(lock.try_read().unwrap_err().is_contended(), "how many there are is not known");
+    assert!(lock.try_write().unwrap_err().is_contended());
+    assert_eq!(expect_loss(&reader), LockLost::Gone);
+    let here = lock.clone();
+    let next = spawn_waiter(&mgr, "r", 1, move || here.try_read_for(LONG));
+    assert!(next.join().unwrap().unwrap().is_held(), "the group expires");
+}
+
+/// Fault: N153
+#[test]
+fn members_of_a_deleted_group_do_not_come_back() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let permits = mgr.semaphore("s", 2).unwrap();
+    mem::forget(permits.acquire().unwrap());
+    let lost = permits.acquire().unwrap();
+    server.cli(&["DEL", "lock:s"]);
+    let (one, two) = (permits.try_acquire().unwrap(), permits.try_acquire().unwrap());
+    assert_eq!(server.query::<u64>(&["ZCARD", &members_key("s")]), 2);
+    assert_eq!(expect_loss_soon(lost), LockLost::Gone);
+    drop((one, two));
+    assert_eq!(permits.available().unwrap(), 2);
+}
+
+/// Releases a lock that is lost already, and returns the reason.
+fn expect_loss_soon(permit: distlock::Permit) -> LockLost {
+    match permit.release().unwrap() {
+        distlock::Released::Gone => LockLost::Gone,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Fault: N153
+#[test]
+fn members_key_of_another_type_admits_nobody() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let lock = mgr.rw_lock("r").unwrap();
+    let reader = lock.read_with(&with_ttl(2 * SECOND)).unwrap();
+    server.cli(&["DEL", &members_key("r")]);
+    server.cli(&["SET", &members_key("r"), "a string", "PX", "60000"]);
+    assert!(lock.try_read().unwrap_err().is_contended());
+    assert_eq!(expect_loss(&reader), LockLost::Gone);
+    assert!(lock.try_read_for(LONG).unwrap().is_held(), "a new group begins");
+}
+
+/// Fault: N155
+#[test]
+fn full_server_renews_and_releases_members() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let lock = mgr.rw_lock("r").unwrap();
+    let reader = lock.read_with(&with_ttl(SECOND)).unwrap();
+    let here = lock.clone();
+    let writer = spawn_waiter(&mgr, "r", 1, move || here.try_write_for(LONG));
+    server.config_set("maxmemory", "1");
+    let renewals = mgr.metrics().renewals();
+    eventually("it is renewed", TEST_TIMEOUT, || mgr.metrics().renewals() >= renewals + 4);
+    assert!(reader.is_held());
+    reader.release().unwrap().unwrap_released();
+    let writer = writer.join().unwrap().unwrap();
+    assert!(lock.try_read().is_err(), "new locks are refused");
+    let reader = writer.downgrade().unwrap();
+    reader.release().unwrap().unwrap_released();
+}
+
+/// Promise: P12
+#[test]
+fn repeated_request_gets_a_new_token() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let lock = mgr.rw_lock("r").unwrap();
+    let (one, two) = (lock.read().unwrap(), lock.read().unwrap());
+    // What a client does whose reply was lost.
+    let again = |id: &str| -> u64 {
+        let keys = [
+            "lock:r".to_owned(),
+            crate::helpers::queue_key("r"),
+            token_key("r"),
+            crate::helpers::FENCE.to_owned(),
+            members_key("r"),
+        ];
+        let hash = acquire_hash(&server);
+        let mut words = vec!["EVALSHA", &hash, "5"];
+        words.extend(keys.iter().map(String::as_str));
+        words.extend(["7", id, "30000", "try", "", "9999999999999999", "0"]);
+        words.extend(["distlock:read", "0", "1", "1"]);
+        let reply: String = server.query(&words);
+        let fields: Vec<_> = reply.split(' ').collect();
+        assert_eq!(fields[1], "held", "{reply}");
+        fields[3].parse().unwrap()
+    };
+    let latest = two.fencing_token().as_u64();
+    assert!(again(one.id().as_str()) > latest, "the last token is another member's");
+    assert_eq!(server.query::<u64>(&["ZCARD", &members_key("r")]), 2, "it is a member once");
+    assert!(pttl(&server, "lock:r") > 0);
+}
+
+/// The hash of the script that acquires a read lock.
+fn acquire_hash(server: &RedisServer) -> String {
+    let source = concat!(
+        include_str!("../../../src/backend/redis/lua/shared.lua"),
+        include_str!("../../../src/backend/redis/lua/token.lua"),
+        include_str!("../../../src/backend/redis/lua/subscribers.lua"),
+        include_str!("../../../src/backend/redis/lua/group/members.lua"),
+        include_str!("../../../src/backend/redis/lua/group/grant.lua"),
+        include_str!("../../../src/backend/redis/lua/group/acquire.lua"),
+        include_str!("../../../src/backend/redis/lua/report.lua")
+    );
+    server.query(&["SCRIPT", "LOAD", source])
+}
