@@ -53,14 +53,30 @@ fn permit_of_a_dead_holder_becomes_free() {
     for subject in Subject::all() {
         let mgr = subject.manager();
         let permits = mgr.semaphore("s", 2).unwrap();
-        // No renewal removes the dead holder.
-        let living = permits.acquire_with(1, &LockOptions::new().renew(false)).unwrap();
+        let living = permits.acquire().unwrap();
         mem::forget(permits.acquire_with(1, &dying()).unwrap());
         assert!(permits.try_acquire().unwrap_err().is_contended());
         let next = permits.try_acquire_for(LONG).unwrap();
-        assert!(next.is_held() && living.is_held(), "it came only with the end of the group");
+        assert!(next.is_held() && living.is_held());
         assert_eq!(permits.available().unwrap(), 0);
     }
+}
+
+/// A member whose whole process is dead: nobody removes it from the members.
+///
+/// Fault: N152
+#[test]
+fn expired_permit_does_not_count_before_it_is_removed() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let permits = mgr.semaphore("s", 2).unwrap();
+    let living = permits.acquire_with(1, &LockOptions::new().renew(false)).unwrap();
+    let (seconds, _): (u64, u64) = server.query(&["TIME"]);
+    let expires = (seconds * 1000 + 2500).to_string();
+    server.cli(&["ZADD", &members_key("s"), &expires, "dead"]);
+    let next = permits.try_acquire_for(LONG).unwrap();
+    assert!(next.is_held() && living.is_held(), "it came only with the end of the group");
+    assert_eq!(server.query::<u64>(&["ZCARD", &members_key("s")]), 2, "the dead one is removed");
 }
 
 /// Fault: N153
@@ -174,6 +190,7 @@ fn acquire_hash(server: &RedisServer) -> String {
     let source = concat!(
         include_str!("../../../src/backend/redis/lua/shared.lua"),
         include_str!("../../../src/backend/redis/lua/token.lua"),
+        include_str!("../../../src/backend/redis/lua/group/acquire_alone.lua"),
         include_str!("../../../src/backend/redis/lua/subscribers.lua"),
         include_str!("../../../src/backend/redis/lua/group/members.lua"),
         include_str!("../../../src/backend/redis/lua/group/grant.lua"),

@@ -21,6 +21,7 @@ pub(crate) static ACQUIRE: Script = script!(
     32,
     "shared.lua",
     "token.lua",
+    "group/acquire_alone.lua",
     "subscribers.lua",
     "group/members.lua",
     "group/grant.lua",
@@ -30,8 +31,9 @@ pub(crate) static ACQUIRE: Script = script!(
 pub(crate) static RELEASE: Script = script!(
     64,
     "shared.lua",
-    "token.lua",
     "free.lua",
+    "group/release_alone.lua",
+    "token.lua",
     "subscribers.lua",
     "group/members.lua",
     "group/grant.lua",

@@ -1,5 +1,6 @@
--- Acquires the lock for a member of a group, or for one holder alone as mutex/acquire.lua does. If
--- it cannot be had, reports the holder, and joins or leaves the queue if asked to.
+-- After acquire_alone.lua: acquires the lock for a member of a group, or for one holder alone as
+-- mutex/acquire.lua does. If it cannot be had, reports the holder, and joins or leaves the queue if
+-- asked to.
 -- KEYS  1 lock, 2 queue, 3 token, 4 fence, 5 members
 -- ARGV  1 nonce, 2 id, 3 TTL in ms, 4 mode, 5 queue entry "claim-ms channel id", for a group
 --       "group/limit/n,claim-ms channel id", 6 not_after, in us on the server's clock,
@@ -8,13 +9,11 @@
 --       mode and repair as in mutex/acquire.lua
 -- Reply as for mutex/acquire.lua; holder may be "group members member"
 
-local nonce, id, ttl, mode, entry = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
+local entry = ARGV[5]
 local group, limit, n = ARGV[8] ~= '' and ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10])
 local is_queued = mode == 'look' or mode == 'leave'
-local now = clock()
-if now > ARGV[6] then return nonce .. ' late ' .. now end
 
-holder = redis.pcall('GET', KEYS[1])
+holder = value
 if type(holder) == 'table' then
   if not string.find(holder.err, 'WRONGTYPE', 1, true) then return holder end
   if mode == 'leave' then redis.call('LREM', KEYS[2], 0, entry) end
@@ -28,7 +27,7 @@ if group and holder == group then
     -- if the server is out of memory.
     typed('LREM', KEYS[2], 0, entry)
     -- The last token may be another member's.
-    local token = next_token(now, ttl + TOKEN_EXTRA_MS)
+    local token = next_token(now, token_ttl)
     -- Never shorten the time, because this may be a delayed request with an older, shorter TTL.
     if tonumber(expires) < in_ms(now) + ttl then
       add_member(now, group, id, n, ttl)
@@ -48,7 +47,7 @@ end
 if (waiting == 0 or not holder) and fits(now, group, limit, n) then
   -- A waiter that acquires the lock leaves the queue.
   if is_queued then redis.call('LREM', KEYS[2], 0, entry) end
-  local token = next_token(now, ttl + TOKEN_EXTRA_MS)
+  local token = next_token(now, token_ttl)
   if group then
     add_member(now, group, id, n, ttl)
     write_members(now)
@@ -61,9 +60,9 @@ if holder == id then
   local token = redis.call('GET', KEYS[3])
   if redis.call('PTTL', KEYS[1]) < ttl then
     redis.call('PEXPIRE', KEYS[1], ttl)
-    redis.call('PEXPIRE', KEYS[3], ttl + TOKEN_EXTRA_MS)
+    redis.call('PEXPIRE', KEYS[3], token_ttl)
   end
-  if not token or not is_token(token) then token = next_token(now, ttl + TOKEN_EXTRA_MS) end
+  if not token or not is_token(token) then token = next_token(now, token_ttl) end
   return nonce .. ' held ' .. now .. ' ' .. token
 end
 

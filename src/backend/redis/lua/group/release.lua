@@ -1,5 +1,6 @@
--- Releases the lock for a member of a group, or for one holder alone, and grants what is free to
--- the waiters that fit. Also removes the queue entry of a waiter that has stopped waiting.
+-- After release_alone.lua: releases the lock for a member of a group, or for one holder alone, and
+-- grants what is free to the waiters that fit. Also removes the queue entry of a waiter that has
+-- stopped waiting.
 -- KEYS  1 lock, 2 queue, 3 token, 4 fence, 5 members
 -- ARGV  1 nonce, 2 id, or its first 512 bytes; the name of a group releases all its members,
 --       3 queue entry to remove, or '', 4 not_after, in us on the server's clock, or '',
@@ -7,12 +8,10 @@
 -- Reply as for mutex/release.lua; "released" and "gone" may be followed by
 --       more        only the first waiters that fit were granted the lock: repeat the request
 
-local nonce, id, entry, n = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[5])
-local now = clock()
-if ARGV[4] ~= '' and now > ARGV[4] then return nonce .. ' late ' .. now end
+local n = tonumber(ARGV[5])
 if entry ~= '' then typed('LREM', KEYS[2], 0, entry) end
 
-holder = redis.pcall('GET', KEYS[1])
+holder = value
 if type(holder) == 'table' then
   return string.find(holder.err, 'WRONGTYPE', 1, true) and nonce .. ' type' or holder
 end
