@@ -2,6 +2,7 @@
 
 mod contention;
 mod members;
+mod permissions;
 mod queue;
 mod rw_lock;
 mod semaphore;

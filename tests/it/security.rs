@@ -4,4 +4,4 @@ mod fuzz_corpus;
 pub(crate) mod limits;
 mod malicious;
 mod passwords;
-mod permissions;
+pub(crate) mod permissions;

@@ -157,8 +157,8 @@ impl Backend for MemoryBackend {
         None
     }
 
-    fn downgrade(&self, lease: &Lease, _: Moment) -> Result<Downgraded, BackendError> {
-        downgrade_on_one_server(lease, |request| self.ask(request))
+    fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Downgraded, BackendError> {
+        downgrade_on_one_server(lease, deadline, |request, _| self.ask(request))
     }
 
     fn lease_residue(&self, lease: &Lease) -> Residue {

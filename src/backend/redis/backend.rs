@@ -185,9 +185,9 @@ impl Backend for RedisBackend {
     }
 
     fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Downgraded, BackendError> {
-        downgrade_on_one_server(lease, |request| {
-            let mut connections = self.pool.get(Urgency::Release, deadline)?;
-            exchange(&self.node, connections.only(), request, deadline)
+        downgrade_on_one_server(lease, deadline, |request, until| {
+            let mut connections = self.pool.get(Urgency::Release, until)?;
+            exchange(&self.node, connections.only(), request, until)
         })
     }
 

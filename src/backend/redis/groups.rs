@@ -17,6 +17,7 @@ use crate::{
         validity::deadline_from_sent,
     },
     lock_info::{LockInfo, Released},
+    sys::clock::{self, Moment},
 };
 
 /// Releases a lock by an id whose kind is not known: by the id of a mutex first, because only the
@@ -37,15 +38,21 @@ pub(crate) fn release_any_kind(
     }
 }
 
-/// Turns a write lock into a read lock. Asks once more if the reply is lost.
+/// Turns a write lock into a read lock. Asks once more if the reply is lost: the first request gets
+/// half of the time, so that the second has the other half.
 pub(crate) fn downgrade_on_one_server(
     lease: &Lease,
-    mut ask: impl FnMut(&Downgrade<'_>) -> Result<Exchange<DowngradeReply>, NodeError>,
+    deadline: Moment,
+    mut ask: impl FnMut(&Downgrade<'_>, Moment) -> Result<Exchange<DowngradeReply>, NodeError>,
 ) -> Result<Downgraded, BackendError> {
     let claim = &lease.claim;
     let request = Downgrade { key: &claim.key, id: claim.id.as_str(), ttl_ms: claim.ttl_ms() };
-    let result = match ask(&request) {
-        Err(failure) if failure.is_transient() || failure.is_not_master() => ask(&request),
+    let now = clock::now();
+    let halfway = now.saturating_add(deadline.duration_since(now) / 2);
+    let result = match ask(&request, halfway) {
+        Err(failure) if failure.is_transient() || failure.is_not_master() => {
+            ask(&request, deadline)
+        }
         result => result,
     };
     let Exchange { sent, reply } = result.map_err(BackendError::Node)?;

@@ -17,8 +17,8 @@ use crate::{
             list::{DescribeLocks, Description, Scan},
             parse_time,
             requests_and_replies::{
-                Acquire, AcquireMode, AcquireReply, Inspect, Ping, Release, ReleaseReply, Renew,
-                RenewReply, Renewal,
+                Acquire, AcquireMode, AcquireReply, Downgrade, DowngradeReply, Inspect,
+                ListMembers, OfKind, Ping, Release, ReleaseReply, Renew, RenewReply, Renewal,
             },
         },
     },
@@ -26,6 +26,7 @@ use crate::{
         clock_sample::ClockSample,
         holder::Holder,
         key::LockKey,
+        kind::LockKind,
         validity::{deadline_from_grant, deadline_from_sent},
     },
     sys::clock::Moment,
@@ -148,13 +149,40 @@ fn check_reply(reply: &Value) -> u64 {
         .map(|step| (step.next_cursor.is_some(), step.keys.len()));
     let pinged = taken(&Ping, reply).is_some();
     let time = parse_time(reply).is_some();
-    outcome((acquired, released, inspected, renewed, surveyed, scanned, pinged, time))
+    let grouped = check_group_reply(key, reply);
+    outcome((acquired, released, inspected, renewed, surveyed, scanned, pinged, time, grouped))
+}
+
+/// Replies about groups.
+fn check_group_reply(key: &LockKey, reply: &Value) -> (Option<u8>, Option<bool>, Vec<usize>) {
+    let downgraded = taken(&Downgrade { key, id: "me", ttl_ms: 10 }, reply).map(|answer| {
+        if let DowngradeReply::HeldByOther(holder) = &answer {
+            presentable(holder);
+        }
+        u8::from(answer == DowngradeReply::Done)
+    });
+    let request = Release { key, id: b"me", queue_entry: "", expires: true, left_free_ms: 0 };
+    let released = taken(&OfKind { kind: LockKind::Read, request }, reply);
+    let listed = (1..=2).filter_map(|count| taken(&ListMembers(vec![key; count]), reply));
+    let listed = listed.flatten().flatten().map(|group| {
+        group.members.iter().for_each(presentable);
+        group.members.len()
+    });
+    (downgraded, released.map(|answer| answer.has_more), listed.collect())
 }
 
 #[test]
 fn replies() {
+    let groups = [
+        "$20\r\n1000 read 1795272161\r\n",
+        "$18\r\n1000 released more\r\n",
+        "$67\r\n1000 busy 1795272161083114 4997 0 0 distlock:permits 7 web-3|pid7#3\r\n",
+        "*3\r\n$9\r\n1000 1795\r\n:0\r\n*3\r\n$18\r\ndistlock:permits 2\r\n$5\r\n50 me\r\n$7\r\n\
+         50 me#2\r\n",
+    ];
+    let groups = groups.map(|reply| reply.as_bytes().to_vec());
     let parse = |bytes: Vec<u8>| redis::parse_redis_value(&bytes).unwrap();
-    fuzz(corpus("replies").into_iter().map(parse).collect(), check_reply);
+    fuzz(corpus("replies").into_iter().chain(groups).map(parse).collect(), check_reply);
 }
 
 /// A reader that returns a few bytes at a time, with timeouts in between, as a socket does.

@@ -2,12 +2,15 @@
 
 use std::mem;
 
-use distlock::{LockLost, LockOptions};
+use distlock::{LockLost, LockOptions, Released};
 
 use super::{LONG, Subject, members_key, spawn_waiter};
 use crate::{
-    helpers::{SECOND, UnwrapReleased, expect_loss, manager, pttl, token_key, with_ttl},
-    support::{RedisServer, TEST_TIMEOUT, eventually},
+    helpers::{
+        SECOND, UnwrapReleased, config_long_timeouts, expect_loss, manager, pttl,
+        server_behind_proxy, token_key, with_ttl,
+    },
+    support::{Fault, RedisServer, TEST_TIMEOUT, contains, eventually},
 };
 
 /// Options of a holder that dies: nobody renews its lease.
@@ -183,6 +186,34 @@ fn repeated_request_gets_a_new_token() {
     assert!(again(one.id().as_str()) > latest, "the last token is another member's");
     assert_eq!(server.query::<u64>(&["ZCARD", &members_key("r")]), 2, "it is a member once");
     assert!(pttl(&server, "lock:r") > 0);
+}
+
+/// Fault: N156
+#[test]
+fn lost_replies_to_readers_are_asked_for_again() {
+    for fault in [Fault::ResetAfterRequest, Fault::CloseAfterRequest] {
+        let (server, proxy, mgr) = server_behind_proxy(config_long_timeouts);
+        let direct = manager(&server).rw_lock("warm").unwrap();
+        direct.write().unwrap().downgrade().unwrap().release().unwrap().unwrap_released();
+        let lose_next = || proxy.on_request(contains("distlock:members:{lock:r}"), fault.clone());
+        let members = || server.query::<u64>(&["ZCARD", &members_key("r")]);
+        let lock = mgr.rw_lock("r").unwrap();
+
+        let lost = lose_next();
+        let reader = lock.try_read_for(LONG).unwrap();
+        assert_eq!((lost.fired(), members()), (1, 1));
+        let lost = lose_next();
+        assert_eq!(reader.release().unwrap(), Released::Released);
+        assert_eq!((lost.fired(), members()), (1, 0));
+
+        let writer = lock.write().unwrap();
+        let token = writer.fencing_token();
+        let lost = lose_next();
+        let reader = writer.downgrade().unwrap();
+        assert_eq!((lost.fired(), members(), reader.fencing_token()), (1, 1, token));
+        assert!(lock.try_write().unwrap_err().is_contended());
+        drop(reader);
+    }
 }
 
 /// The hash of the script that acquires a read lock.

@@ -1,0 +1,55 @@
+//! The permissions that locks of several clients need.
+
+use distlock::RedisMgr;
+
+use super::{LONG, spawn_waiter};
+use crate::{
+    helpers::{SECOND, UnwrapReleased, config_long_timeouts, with_ttl},
+    security::permissions::list::LOCK_PERMISSIONS,
+    support::{RedisServer, TEST_TIMEOUT, eventually},
+};
+
+/// Beside those of a mutex, as the README lists them.
+const SHARED: [&str; 10] = [
+    "+lindex",
+    "+pexpireat",
+    "+zadd",
+    "+zcount",
+    "+zmscore",
+    "+zrange",
+    "+zrangebyscore",
+    "+zrem",
+    "+zremrangebyscore",
+    "+zscore",
+];
+
+#[test]
+fn listed_permissions_suffice_for_readers_and_permits() {
+    let readme = include_str!("../../../README.md");
+    assert!(SHARED.iter().all(|permission| readme.contains(&format!("`{permission}`"))));
+    let server = RedisServer::start();
+    let words = ["ACL", "SETUSER", "app", "reset", "on", ">pw", "resetchannels", "-@all"];
+    let listed = LOCK_PERMISSIONS.iter().copied().chain(SHARED).chain(["+scan", "+lrange"]);
+    server.cli(&words.into_iter().chain(listed).collect::<Vec<_>>());
+    let url = format!("redis://app:pw@{}", server.addr());
+    let mgr = RedisMgr::new(config_long_timeouts(url)).unwrap();
+
+    let lock = mgr.rw_lock("r").unwrap();
+    let writer = lock.write().unwrap();
+    let here = lock.clone();
+    let second = spawn_waiter(&mgr, "r", 1, move || here.try_read_for(LONG));
+    let reader = writer.downgrade().unwrap();
+    let second = second.join().unwrap().unwrap();
+    assert_eq!(mgr.locks("*").unwrap()[0].members().len(), 2);
+    reader.release().unwrap().unwrap_released();
+    second.release().unwrap().unwrap_released();
+
+    let permits = mgr.semaphore("s", 2).unwrap();
+    let pair = permits.acquire_with(2, &with_ttl(SECOND)).unwrap();
+    let here = permits.clone();
+    let next = spawn_waiter(&mgr, "s", 1, move || here.try_acquire_for(LONG));
+    let renewals = mgr.metrics().renewals();
+    eventually("it is renewed", TEST_TIMEOUT, || mgr.metrics().renewals() >= renewals + 2);
+    pair.release().unwrap().unwrap_released();
+    next.join().unwrap().unwrap().release().unwrap().unwrap_released();
+}
