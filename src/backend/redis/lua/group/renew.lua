@@ -58,7 +58,8 @@ for i = 1, #KEYS / 3 do
       end
     end
   else
-    answer = holder and string.sub(holder, 1, 512) or 0
+    -- The write has no effect. It is an error at a replica, which may lack the lock.
+    answer = holder and string.sub(holder, 1, 512) or redis.call('DEL', lock)
   end
   reply[i + 1] = answer
 end
