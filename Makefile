@@ -31,8 +31,9 @@ servers: ## fetches other versions of Redis and Valkey into a cache outside of t
 matrix: ## the tests of locking on each of these servers; ARGS="valkey-9.1.2" selects by name
 	tools/matrix.sh $(ARGS)
 
-storm: ## random faults in processes, servers and network, on one server and five; try ARGS=--help
+storm: ## random faults in processes, servers and network, also with MariaDB; try ARGS=--help
 	@tools/need-redis.sh
+	@tools/need-mariadb.sh
 	$(CARGO) test --all-features --test storm -- --run $(ARGS)
 
 SEEDS ?= 10000
@@ -76,7 +77,7 @@ bench: ## the table of speeds, each beside the raw figure of the same run
 	@tools/need-redis.sh
 	@tools/need-mariadb.sh
 	$(CARGO) build --release -p distlock-cli
-	$(CARGO) bench --features tls --bench table $(ARGS)
+	$(CARGO) bench --features mysql,tls --bench table $(ARGS)
 	$(CARGO) run --release --manifest-path benches/peers/Cargo.toml --target-dir target/peers
 
 screenshot: ## renders docs/top.svg, the picture in the README, from `distlock top`

@@ -72,6 +72,8 @@ pub(crate) struct Terms {
     pub(crate) ttl: u64,
     pub(crate) operation_timeout: u64,
     pub(crate) claim_window: u64,
+    /// The server is a database, which keeps a lock as long as the connection of its holder.
+    pub(crate) is_database: bool,
 }
 
 /// What happened to a node.
@@ -130,7 +132,7 @@ kinds! {
     /// The server closes its connections.
     CutClients "cut-clients",
     FlushScripts "flush-scripts",
-    /// The key of a lock is deleted.
+    /// The key of a lock is deleted, or the connection of its holder is killed.
     Delete "delete",
     /// The queue of a lock is deleted.
     DeleteQueue "delete-queue",
@@ -168,9 +170,21 @@ kinds! {
 }
 
 impl Kind {
-    /// Whether a server that had this fault may grant a held lock again.
-    pub(crate) fn is_amnesia(self) -> bool {
-        matches!(self, Kind::Forget | Kind::Delete | Kind::Evict | Kind::Step)
+    /// Whether a server that had this fault may grant a held lock again. A database does when it
+    /// has noticed the end of the holder's connection.
+    pub(crate) fn is_amnesia(self, is_database: bool) -> bool {
+        match self {
+            Kind::Forget | Kind::Delete | Kind::Evict | Kind::Step => true,
+            Kind::Restart
+            | Kind::CutClients
+            | Kind::HalfOpen
+            | Kind::Refuse
+            | Kind::Reset
+            | Kind::ResetAfter
+            | Kind::ResetBefore
+            | Kind::CloseAfter => is_database,
+            _ => false,
+        }
     }
 }
 
@@ -215,8 +229,10 @@ impl fmt::Display for Event {
             Event::Back { delayed } => write!(f, "back {delayed}"),
             Event::Late { by } => write!(f, "late {by}"),
             Event::Plan { children } => write!(f, "plan {children}"),
-            Event::Terms(Terms { nodes, ttl, operation_timeout, claim_window }) => {
-                write!(f, "terms {nodes} {ttl} {operation_timeout} {claim_window}")
+            Event::Terms(terms) => {
+                let Terms { nodes, ttl, operation_timeout, claim_window, is_database } = terms;
+                let kind = if *is_database { " database" } else { "" };
+                write!(f, "terms {nodes} {ttl} {operation_timeout} {claim_window}{kind}")
             }
             Event::Node { node, change: Change::Up { votes_from } } => {
                 write!(f, "node {node} up {votes_from}")
@@ -286,6 +302,7 @@ impl FromStr for Event {
                 ttl: number(&mut rest)?,
                 operation_timeout: number(&mut rest)?,
                 claim_window: number(&mut rest)?,
+                is_database: rest == "database",
             }),
             "node" => Event::Node {
                 node: number(&mut rest)?,
@@ -344,12 +361,15 @@ mod tests {
 
     #[test]
     fn event_text_parses_back() {
+        let terms =
+            Terms { nodes: 5, ttl: 1, operation_timeout: 2, claim_window: 3, is_database: false };
         let mut events = vec![
             Event::Enter { deadline: 5, token: 7, id: "host|pid1|tid2|ts3|u".into() },
             Event::Write { token: 7, value: 2, accepted: false },
             Event::Call { what: "lock".into(), bound: Some(9) },
             Event::Call { what: "lock".into(), bound: None },
-            Event::Terms(Terms { nodes: 5, ttl: 1, operation_timeout: 2, claim_window: 3 }),
+            Event::Terms(terms),
+            Event::Terms(Terms { is_database: true, ..terms }),
             Event::Seen {
                 began: 4,
                 said: vec![Said::Nothing, Said::Free, Said::Kept { id: "a|b".into(), left_ms: 6 }],

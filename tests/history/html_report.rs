@@ -165,7 +165,8 @@ fn timeline(page: &mut String, story: &Story, verdict: &Verdict<'_>, from: u64, 
         canvas.text(4.0, top + 14, &format!("worker {}, {}", seat / 10, seat % 10));
     }
     for period in &story.faults {
-        let class = if period.fault.kind.is_amnesia() { "amnesia" } else { "fault" };
+        let class =
+            if period.fault.kind.is_amnesia(story.terms.is_database) { "amnesia" } else { "fault" };
         let lock =
             if period.lock > 0 { format!(" of lock {}", period.lock) } else { String::new() };
         let tip = format!(

@@ -135,6 +135,8 @@ pub(crate) struct Story {
     pub(crate) late: HashMap<u32, Vec<(u64, u64)>>,
     pub(crate) leaks: Vec<(u64, u32, String)>,
     pub(crate) failures: Vec<(u64, u32, String)>,
+    /// Processes that the parent was about to kill, and when.
+    pub(crate) doomed: HashMap<u32, u64>,
     /// Locks that were reported as held after they had been reported as lost: time, seat and lock.
     pub(crate) held_after_loss: Vec<(u64, u32, u32)>,
     /// Waits whose guard had already lost its lock when `lock()` returned.
@@ -226,6 +228,7 @@ impl Story {
             Event::Leak { what } => return self.leaks.push((at, pid, what.clone())),
             Event::Failed { why } => return self.failures.push((at, seat, why.clone())),
             Event::Doomed => {
+                self.doomed.insert(pid, at);
                 // Its calls need not return from now on. But it may hold locks until it has ended.
                 let doomed = threads.iter_mut().filter(|((of, _), _)| *of == pid);
                 let calls = doomed.filter_map(|(_, thread)| thread.call.take());
@@ -241,7 +244,15 @@ impl Story {
                 let dead: Vec<_> = threads.iter_mut().filter(|((of, _), _)| *of == pid).collect();
                 let dead: Vec<_> =
                     dead.into_iter().map(|(_, thread)| std::mem::take(thread)).collect();
-                return dead.into_iter().for_each(|thread| self.close(thread, End::Killed, at));
+                let doomed = self.doomed.get(&pid).copied().filter(|_| self.terms.is_database);
+                return dead.into_iter().for_each(|mut thread| {
+                    // A database grants its locks before the parent knows that it has ended.
+                    if let (Some(hold), Some(doomed)) = (&thread.hold, doomed) {
+                        let seen = hold.looks.last().map_or(hold.from, |(seen, _)| *seen);
+                        self.end_hold(thread.hold.take(), End::Killed, doomed.max(seen));
+                    }
+                    self.close(thread, End::Killed, at);
+                });
             }
             Event::Stopped => {
                 self.stops.push((pid, at, u64::MAX));
@@ -403,7 +414,7 @@ impl Story {
         let is_single = self.terms.nodes == 1;
         self.faults.iter().filter(move |period| {
             is_single
-                && period.fault.kind.is_amnesia()
+                && period.fault.kind.is_amnesia(self.terms.is_database)
                 && (period.lock == 0 || period.lock == lock)
                 && period.until >= asked
                 && period.from <= got

@@ -10,11 +10,14 @@ servers, while workers are killed and stopped, servers crash, and connections br
 recorded, and the record is checked: no two holders at once, rising tokens, bounded calls, no loss
 without a reason, nothing left behind.
 
-    make storm                                    one minute on one server, and one on five
+    make storm                                    one minute on one server, one on five, and half a
+                                                  minute on a MariaDB
     make storm ARGS='--minutes 30 --nodes 5 --seed 7 --workers 6 --locks 3'
+    make storm ARGS='--minutes 5 --database'
 
     --minutes N      length of each storm; may be a fraction (default 1)
-    --nodes N        run only one storm, on this many servers (default: one on 1, one on 5)
+    --nodes N        run only one storm, on this many Redis servers
+    --database       run only one storm, on a MariaDB
     --seed N         repeat the random choices of an earlier storm; the timing still differs
     --workers N      number of worker processes, with two threads each (default 6)
     --locks N        number of locks (default 3)
@@ -47,7 +50,7 @@ pub(crate) enum Command {
 #[derive(Debug)]
 pub(crate) struct Storm {
     pub(crate) duration: Duration,
-    pub(crate) nodes: Vec<usize>,
+    pub(crate) targets: Vec<Target>,
     pub(crate) seed: u64,
     pub(crate) workers: u32,
     pub(crate) locks: u32,
@@ -55,10 +58,56 @@ pub(crate) struct Storm {
     pub(crate) record: Option<PathBuf>,
 }
 
+/// What a storm runs on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Target {
+    /// This many Redis servers.
+    Nodes(usize),
+    /// A MariaDB.
+    Database,
+}
+
+impl Target {
+    pub(crate) fn nodes(self) -> usize {
+        match self {
+            Target::Nodes(nodes) => nodes,
+            Target::Database => 1,
+        }
+    }
+
+    pub(crate) fn is_database(self) -> bool {
+        self == Target::Database
+    }
+
+    pub(crate) fn ttl(self) -> Duration {
+        match self {
+            Target::Nodes(_) => Duration::from_millis(1200),
+            // A database counts in whole seconds. A longer time than the ttl would hide mistakes.
+            Target::Database => Duration::from_secs(1),
+        }
+    }
+
+    /// The options that select it, which also distinguish its files.
+    pub(crate) fn option(self) -> String {
+        match self {
+            Target::Nodes(nodes) => format!("nodes {nodes}"),
+            Target::Database => "database".to_owned(),
+        }
+    }
+}
+
 impl Storm {
-    pub(crate) const TTL: Duration = Duration::from_millis(1200);
     pub(crate) const OPERATION_TIMEOUT: Duration = Duration::from_millis(400);
     pub(crate) const CLAIM_WINDOW: Duration = Duration::from_millis(250);
+
+    /// The database has half the time, unless it is the only target.
+    pub(crate) fn duration_on(&self, target: Target) -> Duration {
+        if target.is_database() && self.targets.len() > 1 {
+            self.duration / 2
+        } else {
+            self.duration
+        }
+    }
 }
 
 /// The arguments of a worker process.
@@ -74,6 +123,13 @@ pub(crate) struct WorkerArgs {
 }
 
 impl WorkerArgs {
+    pub(crate) fn target(&self) -> Target {
+        if self.urls.starts_with("mysql:") {
+            return Target::Database;
+        }
+        Target::Nodes(self.urls.split(',').count())
+    }
+
     /// The command line that [`parse`] reads back.
     pub(crate) fn to_args(&self) -> Vec<String> {
         vec![
@@ -92,7 +148,7 @@ pub(crate) fn parse(mut args: impl Iterator<Item = String>) -> Outcome<Command> 
     let (mut minutes, mut judge) = (None, None);
     let mut storm = Storm {
         duration: Duration::ZERO,
-        nodes: vec![1, 5],
+        targets: vec![Target::Nodes(1), Target::Nodes(5), Target::Database],
         seed: fastrand::u64(..1_000_000),
         workers: 6,
         locks: 3,
@@ -120,7 +176,10 @@ pub(crate) fn parse(mut args: impl Iterator<Item = String>) -> Outcome<Command> 
         match &*option {
             "--help" | "-h" => return Ok(Command::Help),
             "--minutes" => minutes = Some(fraction(&option, &value()?, 0.05, 24.0 * 60.0)?),
-            "--nodes" => storm.nodes = vec![whole(&option, &value()?, 9)? as usize],
+            "--nodes" => {
+                storm.targets = vec![Target::Nodes(whole(&option, &value()?, 9)? as usize)];
+            }
+            "--database" => storm.targets = vec![Target::Database],
             "--seed" => storm.seed = value()?.parse().map_err(|_| "--seed needs a number")?,
             "--workers" => storm.workers = whole(&option, &value()?, 60)?,
             "--locks" => storm.locks = whole(&option, &value()?, 60)?,

@@ -7,6 +7,9 @@ use std::sync::{
 };
 
 use crate::{
+    Outcome,
+    args::Target,
+    database::Database,
     support::{FaultProxy, Nodes},
     worker::name_of,
 };
@@ -14,25 +17,36 @@ use crate::{
 pub(crate) const ROUTES: usize = 2;
 
 pub(crate) struct Cluster {
-    pub(crate) nodes: Nodes,
+    pub(crate) servers: Servers,
     /// By node, then by route.
     proxies: Vec<Vec<FaultProxy>>,
     /// By node: whether it is stopped or down, so that a query would block or fail.
     down: Vec<Arc<AtomicBool>>,
 }
 
+pub(crate) enum Servers {
+    Redis(Nodes),
+    Database(Database),
+}
+
 impl Cluster {
-    pub(crate) fn build(count: usize) -> Cluster {
-        let nodes =
-            Nodes::built(
-                count,
-                |node, server| if is_durable(node, count) { server.durable() } else { server },
-            );
+    pub(crate) fn build(target: Target) -> Outcome<Cluster> {
+        let count = target.nodes();
+        let servers = match target {
+            Target::Nodes(_) => Servers::Redis(Nodes::built(count, |node, server| {
+                if is_durable(node, count) { server.durable() } else { server }
+            })),
+            Target::Database => Servers::Database(Database::start()?),
+        };
         let routes = |node| {
-            (0..ROUTES).map(|_| FaultProxy::in_front_of(nodes.server(node).addr())).collect()
+            let proxy = || match &servers {
+                Servers::Redis(nodes) => FaultProxy::in_front_of(nodes.server(node).addr()),
+                Servers::Database(database) => FaultProxy::in_front_of_mysql(database.addr()),
+            };
+            (0..ROUTES).map(|_| proxy()).collect()
         };
         let proxies = (0..count).map(routes).collect();
-        Cluster { nodes, proxies, down: (0..count).map(|_| Arc::default()).collect() }
+        Ok(Cluster { servers, proxies, down: (0..count).map(|_| Arc::default()).collect() })
     }
 
     pub(crate) fn is_durable(&self, node: usize) -> bool {
@@ -51,6 +65,14 @@ impl Cluster {
         self.proxies.iter().map(|routes| routes[route].url()).collect::<Vec<_>>().join(",")
     }
 
+    /// The id of a lock's holder, according to the first node.
+    pub(crate) fn holder(&self, lock: u32) -> Option<String> {
+        match &self.servers {
+            Servers::Redis(nodes) => nodes.server(0).query(&["GET", &lock_key(lock)]),
+            Servers::Database(database) => database.holder(lock),
+        }
+    }
+
     pub(crate) fn down(&self, node: usize) -> Arc<AtomicBool> {
         self.down[node].clone()
     }
@@ -61,24 +83,41 @@ impl Cluster {
 
     pub(crate) fn pause(&self, node: usize) {
         self.down[node].store(true, Ordering::SeqCst);
-        self.nodes.stop(node);
+        match &self.servers {
+            Servers::Redis(nodes) => nodes.stop(node),
+            Servers::Database(database) => database.server.stop(),
+        }
     }
 
     pub(crate) fn resume(&self, node: usize) {
-        self.nodes.cont(node);
+        match &self.servers {
+            Servers::Redis(nodes) => nodes.cont(node),
+            Servers::Database(database) => database.server.cont(),
+        }
         self.down[node].store(false, Ordering::SeqCst);
     }
 
     pub(crate) fn kill(&self, node: usize) {
         self.down[node].store(true, Ordering::SeqCst);
-        self.nodes.kill(node);
+        match &self.servers {
+            Servers::Redis(nodes) => nodes.kill(node),
+            Servers::Database(database) => database.server.kill(),
+        }
+    }
+
+    /// Undoes a limit of the memory.
+    pub(crate) fn free_memory(&self, node: usize) {
+        if let Servers::Redis(nodes) = &self.servers {
+            nodes.config_set(node, "maxmemory", "0");
+            nodes.config_set(node, "maxmemory-policy", "noeviction");
+        }
     }
 
     pub(crate) fn start(&self, node: usize, with_data: bool) {
-        if with_data {
-            self.nodes.restart(node)
-        } else {
-            self.nodes.restart_empty(node)
+        match &self.servers {
+            Servers::Redis(nodes) if with_data => nodes.restart(node),
+            Servers::Redis(nodes) => nodes.restart_empty(node),
+            Servers::Database(database) => database.server.restart(),
         }
         self.down[node].store(false, Ordering::SeqCst);
     }

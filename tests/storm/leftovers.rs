@@ -1,13 +1,15 @@
 //! Checks what is left on the servers after all workers have ended. Allowed are tokens, which
-//! expire after a day, and queue entries of killed workers, which expire after a minute.
+//! expire after a day, and queue entries of killed workers, which expire after a minute. In a
+//! database, nothing but the rows of locks without a holder.
 
 use std::{collections::HashSet, io, path::Path, time::Duration};
 
 use crate::{
     Outcome,
-    cluster::{Cluster, FENCE, pid_of},
+    cluster::{Cluster, FENCE, Servers, pid_of},
     history::{Event, Reader, now},
     nanos, pause,
+    support::RedisServer,
 };
 
 /// Time for unreleased locks to expire, and for servers to notice closed connections.
@@ -27,7 +29,10 @@ pub(crate) fn check(
     let limit = now() + nanos(CLEAN_TIMEOUT);
     for node in 0..cluster.len() {
         let left = loop {
-            let left = left_on(cluster, node, &killed);
+            let left = match &cluster.servers {
+                Servers::Redis(nodes) => left_on(nodes.server(node), &killed),
+                Servers::Database(database) => database.leftovers(),
+            };
             if left.is_empty() || now() > limit {
                 break left;
             }
@@ -40,8 +45,7 @@ pub(crate) fn check(
     Ok(())
 }
 
-fn left_on(cluster: &Cluster, node: usize, killed: &HashSet<u32>) -> Vec<String> {
-    let server = cluster.nodes.server(node);
+fn left_on(server: &RedisServer, killed: &HashSet<u32>) -> Vec<String> {
     let mut left = Vec::new();
     for key in server.keys() {
         let expires: i64 = server.query(&["PTTL", &key]);

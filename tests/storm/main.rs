@@ -1,12 +1,13 @@
 //! The storm: randomised fault injection on real servers. Worker processes acquire several locks,
-//! on one server and on five, while processes, servers and connections fail in every way that can
-//! be arranged. A seed determines the faults. All processes record what they did and what their
-//! guards reported, and rules check the record afterwards.
+//! on one server, on five, and on a MariaDB, while processes, servers and connections fail in every
+//! way that can be arranged. A seed determines the faults. All processes record what they did and
+//! what their guards reported, and rules check the record afterwards.
 //!
 //! Run it with `make storm`; `make storm ARGS=--help` lists the options.
 
 mod args;
 mod cluster;
+mod database;
 #[path = "../history/mod.rs"]
 mod history;
 mod leftovers;
@@ -23,7 +24,7 @@ use distlock_test_support as support;
 
 use std::{env, fs, path::Path, process::ExitCode, time::Duration};
 
-use args::{Command, Storm};
+use args::{Command, Storm, Target};
 use history::{Part, Reader, Record, Story, Verdict, draw};
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -50,9 +51,9 @@ fn run() -> Outcome<bool> {
         Command::Storm(storm) => {
             // Run all storms, even if the first one broke a rule.
             let good = storm
-                .nodes
+                .targets
                 .iter()
-                .map(|nodes| run_storm(&storm, *nodes))
+                .map(|target| run_storm(&storm, *target))
                 .collect::<Outcome<Vec<bool>>>()?;
             return Ok(good.into_iter().all(|good| good));
         }
@@ -60,18 +61,19 @@ fn run() -> Outcome<bool> {
     Ok(true)
 }
 
-/// Runs one storm on `nodes` servers; returns whether all rules held.
-fn run_storm(storm: &Storm, nodes: usize) -> Outcome<bool> {
+/// Runs one storm; returns whether all rules held.
+fn run_storm(storm: &Storm, target: Target) -> Outcome<bool> {
     let folder = tempfile::Builder::new().prefix("distlock-storm-").tempdir()?;
-    let record = storm.record.as_ref().map(|path| numbered(path, nodes, storm));
+    let record = storm.record.as_ref().map(|path| numbered(path, target, storm));
     let record = record.unwrap_or_else(|| folder.path().join("record"));
     fs::write(&record, "")?;
-    println!("{}", report::headline(storm, nodes));
-    runner::run(storm, nodes, folder.path(), &record)?;
-    let html = storm.html.as_ref().map(|path| numbered(path, nodes, storm));
-    let good = check_record(&read(&record)?, html.as_deref(), &report::replay(storm, nodes))?;
+    println!("{}", report::headline(storm, target));
+    runner::run(storm, target, folder.path(), &record)?;
+    let html = storm.html.as_ref().map(|path| numbered(path, target, storm));
+    let good = check_record(&read(&record)?, html.as_deref(), &report::replay(storm, target))?;
     if !good && storm.record.is_none() {
-        let kept = env::temp_dir().join(format!("distlock-storm-{}-{nodes}.record", storm.seed));
+        let name = target.option().replace(' ', "-");
+        let kept = env::temp_dir().join(format!("distlock-storm-{}-{name}.record", storm.seed));
         fs::copy(&record, &kept)?;
         println!("  Record: {}", kept.display());
     }
@@ -79,13 +81,13 @@ fn run_storm(storm: &Storm, nodes: usize) -> Outcome<bool> {
 }
 
 /// The name of a file for one of several storms.
-fn numbered(path: &Path, nodes: usize, storm: &Storm) -> std::path::PathBuf {
-    if storm.nodes.len() == 1 {
+fn numbered(path: &Path, target: Target, storm: &Storm) -> std::path::PathBuf {
+    if storm.targets.len() == 1 {
         return path.to_owned();
     }
     let ending =
         path.extension().map(|ending| format!(".{}", ending.display())).unwrap_or_default();
-    path.with_extension(format!("{nodes}{ending}"))
+    path.with_extension(format!("{}{ending}", target.option().replace(' ', "-")))
 }
 
 fn read(record: &Path) -> Outcome<Vec<Record>> {

@@ -1,17 +1,19 @@
 //! The nemesis: chooses the next fault at random, records it, injects it, and later ends it. The
 //! random choices come from the seed.
 
+mod database;
+
 use std::{sync::Arc, time::Duration};
 
 use fastrand::Rng;
 
 use crate::{
     Outcome,
-    cluster::{Cluster, FENCE, ROUTES, lock_key, pid_of, queue_key, token_key},
+    cluster::{Cluster, FENCE, ROUTES, Servers, lock_key, pid_of, queue_key, token_key},
     history::{Event, Fault, Journal, Kind, Record, now},
     nanos,
-    network::{EXCHANGE_FAULTS, ROUTE_FAULTS, apply_route_fault, arm_exchange_fault},
-    support::ArmedFault,
+    network::{ROUTE_FAULTS, apply_route_fault, arm_exchange_fault, exchange_faults},
+    support::{ArmedFault, Nodes, RedisServer},
     workers::Workers,
 };
 
@@ -75,24 +77,30 @@ impl<'a> Nemesis<'a> {
             68..71 => self.blackout(),
             71..74 => self.inject_instant_fault(Kind::Reset),
             74..77 => self.inject_instant_fault(Kind::CutClients),
-            77..80 => self.inject_instant_fault(Kind::FlushScripts),
+            77..80 if !self.has_database() => self.inject_instant_fault(Kind::FlushScripts),
             80..84 if self.has_several_nodes() => self.forget_one_by_one(workers),
-            _ => self.inject_server_fault(),
+            _ => match &self.cluster.servers {
+                Servers::Redis(nodes) => self.inject_server_fault(nodes),
+                Servers::Database(database) => self.inject_database_fault(database),
+            },
         }
     }
 
     /// Finds a lock that was just renewed and has been held for at least two fifths of the ttl, and
     /// deletes its key on a random node. Returns false if there is no such lock.
     pub(crate) fn delete_held_key(&mut self) -> Outcome<bool> {
+        let nodes = match &self.cluster.servers {
+            Servers::Redis(nodes) => nodes,
+            Servers::Database(database) => return self.kill_settled_holder(database),
+        };
         let node = self.rng.usize(..self.cluster.len());
         for lock in 1..=self.locks {
             let keys = [lock_key(lock), token_key(lock)];
-            let server = self.cluster.nodes.server(node);
             let (ttl_left, age_us): (i64, i64) =
-                server.query(&["EVAL", TTL_AND_AGE, "2", &keys[0], &keys[1]]);
+                nodes.server(node).query(&["EVAL", TTL_AND_AGE, "2", &keys[0], &keys[1]]);
             let ttl = self.ttl.as_millis() as i64;
             if ttl_left > ttl * 9 / 10 && age_us > ttl * 400 {
-                self.delete_or_shorten(node, lock, None)?;
+                self.delete_or_shorten(nodes, node, lock, None)?;
                 return Ok(true);
             }
         }
@@ -102,12 +110,15 @@ impl<'a> Nemesis<'a> {
     /// The worker that holds a random lock, according to the first node.
     pub(crate) fn some_holder(&mut self, workers: &Workers) -> Option<usize> {
         let lock = self.rng.u32(1..=self.locks);
-        let id: Option<String> = self.cluster.nodes.server(0).query(&["GET", &lock_key(lock)]);
-        workers.index_of(pid_of(&id?)?)
+        workers.index_of(pid_of(&self.cluster.holder(lock)?)?)
     }
 
     fn random_length(&mut self, min_ms: u64, max_ms: u64) -> Duration {
         Duration::from_millis(self.rng.u64(min_ms..max_ms.max(min_ms + 1)))
+    }
+
+    fn has_database(&self) -> bool {
+        matches!(self.cluster.servers, Servers::Database(_))
     }
 
     fn has_several_nodes(&self) -> bool {
@@ -131,7 +142,7 @@ impl<'a> Nemesis<'a> {
             && !self.active.iter().any(|fault| fault.node.is_none())
     }
 
-    fn inject_server_fault(&mut self) -> Outcome {
+    fn inject_server_fault(&mut self, nodes: &Nodes) -> Outcome {
         let node = self.rng.usize(..self.cluster.len());
         let kinds: &[Kind] = &[
             Kind::Freeze,
@@ -171,7 +182,7 @@ impl<'a> Nemesis<'a> {
             Kind::Full => {
                 let length = self.random_length(100, 2000);
                 let number = self.record_start(node, 0, kind, 0)?;
-                self.cluster.nodes.config_set(node, "maxmemory", "1");
+                nodes.config_set(node, "maxmemory", "1");
                 self.keep_until(number, Some(node), None, length, Undo::FreeMemory(node));
             }
             // With several nodes the library does not protect a lock against an eviction.
@@ -180,17 +191,17 @@ impl<'a> Nemesis<'a> {
                 let policy = policies[self.rng.usize(..policies.len())];
                 let length = self.random_length(5, 100);
                 let number = self.record_start(node, 0, kind, 0)?;
-                self.cluster.nodes.config_set(node, "maxmemory-policy", policy);
-                self.cluster.nodes.config_set(node, "maxmemory", "1");
+                nodes.config_set(node, "maxmemory-policy", policy);
+                nodes.config_set(node, "maxmemory", "1");
                 self.keep_until(number, Some(node), None, length, Undo::FreeMemory(node));
             }
             Kind::Delete => {
                 let lock = self.rng.u32(1..=self.locks);
-                self.delete_or_shorten(node, lock, None)?;
+                self.delete_or_shorten(nodes, node, lock, None)?;
             }
             Kind::Step => {
                 let (lock, by) = (self.rng.u32(1..=self.locks), self.rng.u64(50..3000));
-                self.delete_or_shorten(node, lock, Some(by))?;
+                self.delete_or_shorten(nodes, node, lock, Some(by))?;
             }
             Kind::DeleteQueue | Kind::DeleteFence => {
                 let lock = self.rng.u32(1..=self.locks);
@@ -199,8 +210,7 @@ impl<'a> Nemesis<'a> {
                     _ => vec![token_key(lock), FENCE.to_owned()],
                 };
                 let number = self.record_start(node, lock, kind, 0)?;
-                keys.iter()
-                    .for_each(|key| drop(self.cluster.nodes.server(node).cli(&["DEL", key])));
+                keys.iter().for_each(|key| drop(nodes.server(node).cli(&["DEL", key])));
                 self.record_end(number)?;
             }
             _ => {}
@@ -239,10 +249,16 @@ impl<'a> Nemesis<'a> {
     /// nodes, does nothing unless a quorum of the others keeps the lock for the same holder and
     /// practically as long. It also does nothing during a fault and shortly after one, because a
     /// renewal must have reached all nodes.
-    fn delete_or_shorten(&mut self, node: usize, lock: u32, step: Option<u64>) -> Outcome {
+    fn delete_or_shorten(
+        &mut self,
+        nodes: &Nodes,
+        node: usize,
+        lock: u32,
+        step: Option<u64>,
+    ) -> Outcome {
         let key = lock_key(lock);
         let kind = if step.is_some() { Kind::Step } else { Kind::Delete };
-        let server = self.cluster.nodes.server(node);
+        let server = nodes.server(node);
         if !self.has_several_nodes() {
             // A jump of the clock affects all keys, so it is recorded without a lock.
             let (lock, amount) = (if step.is_some() { 0 } else { lock }, step.unwrap_or(0));
@@ -259,7 +275,7 @@ impl<'a> Nemesis<'a> {
         }
         let mut holders = Vec::new();
         for node in 0..self.cluster.len() {
-            let server = self.cluster.nodes.server(node);
+            let server = nodes.server(node);
             let (id, left): (Option<String>, i64) =
                 server.query(&["EVAL", HOLDER_AND_TTL, "1", &key]);
             holders.push((id, now() + u64::try_from(left).unwrap_or(0) * 1_000_000));
@@ -298,7 +314,8 @@ impl<'a> Nemesis<'a> {
     /// Arms a fault for one exchange or a few.
     fn inject_exchange_fault(&mut self) -> Outcome {
         let (node, route) = (self.rng.usize(..self.cluster.len()), self.rng.usize(..ROUTES));
-        let kind = EXCHANGE_FAULTS[self.rng.usize(..EXCHANGE_FAULTS.len())];
+        let kinds = exchange_faults(self.has_database());
+        let kind = kinds[self.rng.usize(..kinds.len())];
         let length = self.random_length(50, 900);
         if !self.is_route_free(node, route) || (self.has_several_nodes() && !self.may_inject(node))
         {
@@ -356,20 +373,23 @@ impl<'a> Nemesis<'a> {
             return Ok(());
         }
         let number = self.record_start(node, 0, kind, 0)?;
-        let server = self.cluster.nodes.server(node);
-        match kind {
-            Kind::CutClients => {
-                let types: [&[&str]; 3] = [&["TYPE", "normal"], &["TYPE", "pubsub"], &[]];
-                let which = types[self.rng.usize(..types.len())];
-                // The filter must not be empty; this one matches all clients.
-                let which =
-                    if which.is_empty() { &["LADDR", &server.addr().to_string()] } else { which };
-                server.kill_clients(which);
+        match (kind, &self.cluster.servers) {
+            (Kind::CutClients, Servers::Redis(nodes)) => self.cut_clients(nodes.server(node)),
+            (Kind::CutClients, Servers::Database(database)) => database.kill_connections()?,
+            (Kind::FlushScripts, Servers::Redis(nodes)) => {
+                nodes.server(node).cli(&["SCRIPT", "FLUSH"]);
             }
-            Kind::FlushScripts => drop(server.cli(&["SCRIPT", "FLUSH"])),
             _ => self.cluster.proxy(node, self.rng.usize(..ROUTES)).reset_all(),
         }
         self.record_end(number)
+    }
+
+    fn cut_clients(&mut self, server: &RedisServer) {
+        let types: [&[&str]; 3] = [&["TYPE", "normal"], &["TYPE", "pubsub"], &[]];
+        let which = types[self.rng.usize(..types.len())];
+        // The filter must not be empty; this one matches all clients.
+        let which = if which.is_empty() { &["LADDR", &server.addr().to_string()] } else { which };
+        server.kill_clients(which);
     }
 
     /// Ends the faults that have lasted long enough, or all of them.
@@ -384,10 +404,7 @@ impl<'a> Nemesis<'a> {
             match fault.undo {
                 Undo::Resume(node) => self.cluster.resume(node),
                 Undo::Start { node, with_data } => self.cluster.start(node, with_data),
-                Undo::FreeMemory(node) => {
-                    self.cluster.nodes.config_set(node, "maxmemory", "0");
-                    self.cluster.nodes.config_set(node, "maxmemory-policy", "noeviction");
-                }
+                Undo::FreeMemory(node) => self.cluster.free_memory(node),
                 Undo::Heal(routes) => {
                     routes
                         .iter()

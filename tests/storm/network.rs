@@ -14,19 +14,25 @@ pub(crate) const ROUTE_FAULTS: [Kind; 6] =
     [Kind::Blackhole, Kind::OneWay, Kind::Deaf, Kind::Mute, Kind::HalfOpen, Kind::Refuse];
 
 /// Faults that affect single exchanges of a request and its reply.
-pub(crate) const EXCHANGE_FAULTS: [Kind; 11] = [
+const EXCHANGE_FAULTS: [Kind; 11] = [
     Kind::DropReply,
     Kind::DelayReply,
     Kind::HoldReply,
     Kind::HoldRequest,
-    Kind::DuplicateReply,
-    Kind::DuplicateRequest,
     Kind::ForeignBytes,
     Kind::Slice,
     Kind::ResetAfter,
     Kind::ResetBefore,
     Kind::CloseAfter,
+    Kind::DuplicateReply,
+    Kind::DuplicateRequest,
 ];
+
+/// A database is spared the last two: TCP duplicates nothing, and its protocol has no nonce by
+/// which a client could notice.
+pub(crate) fn exchange_faults(is_database: bool) -> &'static [Kind] {
+    if is_database { &EXCHANGE_FAULTS[..9] } else { &EXCHANGE_FAULTS }
+}
 
 pub(crate) fn apply_route_fault(proxy: &FaultProxy, kind: Kind, rng: &mut Rng) {
     match kind {

@@ -10,11 +10,12 @@ use std::{
     time::Duration,
 };
 
-use redis::{Client, Connection};
+use redis::Client;
 
 use crate::{
     Outcome,
-    cluster::{Cluster, lock_key},
+    cluster::{Cluster, Servers, lock_key},
+    database,
     history::{Event, Journal, Record, Said, now},
     pause,
 };
@@ -39,16 +40,31 @@ pub(crate) struct Poller {
 
 /// The poller's connection to a node.
 struct NodeConnection {
-    client: Client,
-    connection: Option<Connection>,
+    connect: Box<dyn Fn() -> Outcome<Ask> + Send>,
+    connection: Option<Ask>,
     down: Arc<AtomicBool>,
 }
+
+/// Asks a node about this number of locks.
+type Ask = Box<dyn FnMut(u32) -> Outcome<Vec<Said>> + Send>;
 
 impl Poller {
     pub(crate) fn start(cluster: &Cluster, locks: u32, journal: Arc<Journal>) -> Outcome<Poller> {
         let connect = |node| {
-            let client = Client::open(cluster.nodes.server(node).url())?;
-            Ok(NodeConnection { client, connection: None, down: cluster.down(node) })
+            let connect: Box<dyn Fn() -> Outcome<Ask> + Send> = match &cluster.servers {
+                Servers::Redis(nodes) => {
+                    let client = Client::open(nodes.server(node).url())?;
+                    Box::new(move || connect_to_redis(&client))
+                }
+                Servers::Database(database) => {
+                    let url = database.server.url();
+                    Box::new(move || {
+                        let mut connection = database::connect(&url, POLL_TIMEOUT)?;
+                        Ok(Box::new(move |locks| Ok(database::ask(&mut connection, locks)?)))
+                    })
+                }
+            };
+            Ok(NodeConnection { connect, connection: None, down: cluster.down(node) })
         };
         let mut nodes = (0..cluster.len()).map(connect).collect::<Outcome<Vec<_>>>()?;
         let ended = Arc::new(AtomicBool::new(false));
@@ -97,22 +113,26 @@ impl NodeConnection {
         said
     }
 
-    fn try_ask(&mut self, locks: u32) -> redis::RedisResult<Vec<Said>> {
-        let connection = match &mut self.connection {
-            Some(connection) => connection,
-            empty => {
-                let connection = self.client.get_connection_with_timeout(POLL_TIMEOUT)?;
-                connection.set_read_timeout(Some(POLL_TIMEOUT))?;
-                connection.set_write_timeout(Some(POLL_TIMEOUT))?;
-                empty.insert(connection)
-            }
+    fn try_ask(&mut self, locks: u32) -> Outcome<Vec<Said>> {
+        let ask = match &mut self.connection {
+            Some(ask) => ask,
+            empty => empty.insert((self.connect)()?),
         };
+        ask(locks)
+    }
+}
+
+fn connect_to_redis(client: &Client) -> Outcome<Ask> {
+    let mut connection = client.get_connection_with_timeout(POLL_TIMEOUT)?;
+    connection.set_read_timeout(Some(POLL_TIMEOUT))?;
+    connection.set_write_timeout(Some(POLL_TIMEOUT))?;
+    Ok(Box::new(move |locks| {
         let keys: Vec<String> = (1..=locks).map(lock_key).collect();
         let mut request = redis::cmd("EVAL");
         request.arg(HOLDERS_AND_TTLS).arg(keys.len()).arg(&keys);
-        let said: Vec<(String, i64)> = request.query(connection)?;
+        let said: Vec<(String, i64)> = request.query(&mut connection)?;
         Ok(said.into_iter().map(|(id, left)| parse_reply(id, left)).collect())
-    }
+    }))
 }
 
 fn parse_reply(id: String, left: i64) -> Said {

@@ -3,32 +3,37 @@
 use std::fmt::Write;
 
 use crate::{
-    args::{Storm, THREADS},
+    args::{Storm, THREADS, Target},
     history::{End, Rule, Story, Verdict, bounds, leaks, span},
 };
 
 /// Maximum number of findings that are printed for each rule.
 const FINDINGS_MAX: usize = 8;
 
-pub(crate) fn headline(storm: &Storm, nodes: usize) -> String {
+pub(crate) fn headline(storm: &Storm, target: Target) -> String {
+    let servers = match target {
+        Target::Nodes(1) => "1 server".to_owned(),
+        Target::Nodes(nodes) => format!("{nodes} servers"),
+        Target::Database => "a MariaDB".to_owned(),
+    };
     format!(
-        "Storm on {nodes} {} for {:?}: {} worker processes with {THREADS} threads each, {} locks \
+        "Storm on {servers} for {:?}: {} worker processes with {THREADS} threads each, {} locks \
          with a ttl of {:?}. Seed {}.",
-        if nodes == 1 { "server" } else { "servers" },
-        storm.duration,
+        storm.duration_on(target),
         storm.workers,
         storm.locks,
-        Storm::TTL,
+        target.ttl(),
         storm.seed,
     )
 }
 
 /// The command that repeats a storm.
-pub(crate) fn replay(storm: &Storm, nodes: usize) -> Vec<String> {
-    let minutes = storm.duration.as_secs_f64() / 60.0;
+pub(crate) fn replay(storm: &Storm, target: Target) -> Vec<String> {
+    let minutes = storm.duration_on(target).as_secs_f64() / 60.0;
+    let option = target.option();
     let Storm { seed, workers, locks, .. } = storm;
     vec![format!(
-        "  Repeat with: make storm ARGS='--minutes {minutes} --nodes {nodes} --seed {seed} \
+        "  Repeat with: make storm ARGS='--minutes {minutes} --{option} --seed {seed} \
          --workers {workers} --locks {locks}'\n"
     )]
 }
@@ -67,7 +72,7 @@ pub(crate) fn table(story: &Story, verdict: &Verdict<'_>) -> String {
         "overlaps",
         (verdict.overlaps.len() - excused.clone().count()).to_string(),
         format!(
-            "and {} excused by lost data of a server; the longest took {}",
+            "and {} excused by lost data or connections; the longest took {}",
             excused.count(),
             span(longest)
         ),

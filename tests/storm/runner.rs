@@ -7,7 +7,7 @@ use fastrand::Rng;
 
 use crate::{
     Outcome,
-    args::{Storm, WorkerArgs},
+    args::{Storm, Target, WorkerArgs},
     cluster::{Cluster, ROUTES},
     history::{Event, Journal, Record, Terms, now},
     leftovers, nanos,
@@ -27,21 +27,23 @@ const FAULT_FREE_PHASE: Duration = Duration::from_millis(5500);
 /// Average time between two faults.
 const FAULT_INTERVAL: Duration = Duration::from_millis(160);
 
-pub(crate) fn run(storm: &Storm, nodes: usize, folder: &Path, record: &Path) -> Outcome {
+pub(crate) fn run(storm: &Storm, target: Target, folder: &Path, record: &Path) -> Outcome {
+    let (nodes, ttl) = (target.nodes(), target.ttl());
     let journal = Arc::new(Journal::open(record)?);
     let record_event = |event| {
         journal.write(&Record { at: now(), seat: 0, lock: 0, pid: std::process::id(), event })
     };
     record_event(Event::Terms(Terms {
         nodes,
-        ttl: nanos(Storm::TTL),
+        ttl: nanos(ttl),
         operation_timeout: nanos(Storm::OPERATION_TIMEOUT),
         claim_window: nanos(Storm::CLAIM_WINDOW),
+        is_database: target.is_database(),
     }))?;
     worker::measure_parent_lateness(journal.clone());
-    let socket = folder.join(format!("resource-{nodes}"));
+    let socket = folder.join("resource");
     resource::start(&socket, record)?;
-    let cluster = Cluster::build(nodes);
+    let cluster = Cluster::build(target)?;
     let mut seed = Rng::with_seed(storm.seed);
     let worker_args = |index: u32| WorkerArgs {
         first_seat: (index + 1) * 10 + 1,
@@ -58,13 +60,11 @@ pub(crate) fn run(storm: &Storm, nodes: usize, folder: &Path, record: &Path) -> 
             journal.clone(),
             seed.fork(),
         )?;
-        let mut nemesis =
-            Nemesis::new(&cluster, journal.clone(), seed.fork(), Storm::TTL, storm.locks);
+        let mut nemesis = Nemesis::new(&cluster, journal.clone(), seed.fork(), ttl, storm.locks);
         let mut rng = seed.fork();
-        let end = now() + nanos(storm.duration);
+        let end = now() + nanos(storm.duration_on(target));
         // Several nodes that were just started are in quarantine.
-        let mut fault_free_until =
-            now() + nanos(if nodes > 1 { Storm::TTL } else { Duration::ZERO });
+        let mut fault_free_until = now() + nanos(if nodes > 1 { ttl } else { Duration::ZERO });
         let mut faults_until = fault_free_until + nanos(FAULT_PHASE);
         let (mut next, mut deletion_at) = (fault_free_until, u64::MAX);
         while now() < end || now() < fault_free_until {

@@ -14,13 +14,16 @@ use std::{
 };
 
 use crossbeam_channel::Select;
-use distlock::{Config, LockError, LockGuard, LockOptions, RedisMgr};
+use distlock::{
+    Config, LockError, LockGuard, LockManager, LockOptions, Metrics, MySqlConfig, MySqlMgr,
+    RedisMgr,
+};
 use fastrand::Rng;
 use parking_lot::RwLock;
 
 use crate::{
     Outcome,
-    args::{Storm, THREADS, WorkerArgs},
+    args::{Storm, THREADS, Target, WorkerArgs},
     history::{Event, Journal, Record, UNREPORTED, now},
     nanos, pause,
     resource::Resource,
@@ -109,13 +112,9 @@ fn run_managers(args: &WorkerArgs, recorder: &impl Fn(u32) -> Recorder) -> Outco
         // Each names the nodes in an order of its own.
         let mut urls: Vec<_> = args.urls.split(',').collect();
         seed.shuffle(&mut urls);
-        let config = Config::new(urls.join(","))
-            .ttl(Storm::TTL)
-            .operation_timeout(Storm::OPERATION_TIMEOUT)
-            .claim_window(Storm::CLAIM_WINDOW)
-            .pool_size(POOL_SIZE);
-        let (mgr, _) =
-            own.call(0, "new", Some(Storm::OPERATION_TIMEOUT), || RedisMgr::new(config))?;
+        let (mgr, _) = own.call(0, "new", Some(Storm::OPERATION_TIMEOUT), || {
+            Manager::new(args.target(), &urls.join(","))
+        })?;
         let mgr = match mgr {
             // A process that was stopped meanwhile also fails like this.
             Err(error) if error.is_unavailable() => continue,
@@ -127,7 +126,8 @@ fn run_managers(args: &WorkerArgs, recorder: &impl Fn(u32) -> Recorder) -> Outco
             for (seat, resource) in seats.iter().zip(&mut resources) {
                 let recorder = recorder(*seat);
                 let thread = LockThread {
-                    mgr: &mgr,
+                    mgr: mgr.locks(),
+                    ttl: args.target().ttl(),
                     recorder,
                     locks: args.locks,
                     ended: &ended,
@@ -138,7 +138,9 @@ fn run_managers(args: &WorkerArgs, recorder: &impl Fn(u32) -> Recorder) -> Outco
             }
             let (recorder, rng) = (recorder(args.first_seat + THREADS + 1), seed.fork());
             let (mgr, ended) = (&mgr, &ended);
-            running.push(threads.spawn(move || exhaust_pool(mgr, &recorder, ended, rng)));
+            if let Manager::Redis(mgr) = mgr {
+                running.push(threads.spawn(move || exhaust_pool(mgr, &recorder, ended, rng)));
+            }
             let end = now() + nanos(MANAGER_LIFETIME.mul_f64(0.5 + seed.f64()));
             while now() < end
                 && !finish.load(Ordering::Acquire)
@@ -151,7 +153,7 @@ fn run_managers(args: &WorkerArgs, recorder: &impl Fn(u32) -> Recorder) -> Outco
                 // Wait until no thread holds a lock: a shutdown ends the locks, and a holder might
                 // not notice in time.
                 let _no_holder = gate.write();
-                own.call(0, "shutdown", Some(Storm::OPERATION_TIMEOUT), || mgr.shutdown())?;
+                own.call(0, "shutdown", Some(Storm::OPERATION_TIMEOUT), || mgr.locks().shutdown())?;
             }
             running
                 .into_iter()
@@ -169,6 +171,48 @@ fn run_managers(args: &WorkerArgs, recorder: &impl Fn(u32) -> Recorder) -> Outco
         }
     }
     Ok(())
+}
+
+/// A manager of either kind.
+enum Manager {
+    Redis(RedisMgr),
+    Database(MySqlMgr),
+}
+
+impl Manager {
+    fn new(target: Target, urls: &str) -> distlock::Result<Manager> {
+        Ok(match target {
+            Target::Nodes(_) => {
+                let config = Config::new(urls)
+                    .ttl(target.ttl())
+                    .operation_timeout(Storm::OPERATION_TIMEOUT)
+                    .claim_window(Storm::CLAIM_WINDOW)
+                    .pool_size(POOL_SIZE);
+                Manager::Redis(RedisMgr::new(config)?)
+            }
+            Target::Database => {
+                let config = MySqlConfig::new(urls)
+                    .ttl(target.ttl())
+                    .operation_timeout(Storm::OPERATION_TIMEOUT)
+                    .max_connections(POOL_SIZE);
+                Manager::Database(MySqlMgr::new(config)?)
+            }
+        })
+    }
+
+    fn locks(&self) -> &dyn LockManager {
+        match self {
+            Manager::Redis(mgr) => mgr,
+            Manager::Database(mgr) => mgr,
+        }
+    }
+
+    fn metrics(&self) -> Metrics {
+        match self {
+            Manager::Redis(mgr) => mgr.metrics(),
+            Manager::Database(mgr) => mgr.metrics(),
+        }
+    }
 }
 
 /// The threads and open files of this process.
@@ -270,7 +314,8 @@ fn pause_unless_ended(ended: &AtomicBool, length: Duration) {
 
 /// One thread that acquires locks.
 struct LockThread<'a> {
-    mgr: &'a RedisMgr,
+    mgr: &'a dyn LockManager,
+    ttl: Duration,
     recorder: Recorder,
     locks: u32,
     ended: &'a AtomicBool,
@@ -299,7 +344,7 @@ impl LockThread<'_> {
     fn acquire(&self, lock: u32, rng: &mut Rng) -> Outcome<Option<LockGuard>> {
         let mut options = LockOptions::new();
         if rng.u32(..4) == 0 {
-            options = options.ttl(Storm::TTL.mul_f64(0.6));
+            options = options.ttl(self.ttl.mul_f64(0.6));
         }
         let wait = match rng.u32(..6) {
             0 => Some(Duration::ZERO),

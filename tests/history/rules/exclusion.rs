@@ -1,5 +1,5 @@
-//! Mutual exclusion: no two threads hold one lock at once. If a single server lost the lock, an
-//! overlap is excused until the earlier holder can notice.
+//! Mutual exclusion: no two threads hold one lock at once. If a single server lost the lock, or a
+//! database the holder's connection, an overlap is excused until the earlier holder can notice.
 
 use std::collections::BTreeMap;
 
@@ -59,8 +59,9 @@ pub(crate) fn overlaps(story: &Story) -> Vec<Overlap<'_>> {
     found
 }
 
-/// When a holder must notice that the server lost its lock: at its next renewal, unless something
-/// may have delayed that. Then the hold may last until its deadline, and `u64::MAX` is returned.
+/// When a holder must notice that the server lost its lock: at its next renewal, or at once if a
+/// database has closed its connection; unless something may have delayed that. Then the hold may
+/// last until its deadline, and `u64::MAX` is returned.
 fn must_notice_by(story: &Story, hold: &Hold, fault: &FaultPeriod) -> u64 {
     let (terms, pid, ended) = (&story.terms, hold.pid, fault.until);
     // The lock may have been granted before the fault and reported after it, so the time of the
@@ -68,7 +69,13 @@ fn must_notice_by(story: &Story, hold: &Hold, fault: &FaultPeriod) -> u64 {
     if hold.from >= ended {
         return u64::MAX;
     }
-    let due = ended.saturating_add(terms.ttl / 3 + GRACE);
+    // A database ends the holder's connection, which the holder notices at once, unless only the
+    // other side of the connection has ended.
+    if terms.is_database && fault.fault.kind == Kind::HalfOpen {
+        return u64::MAX;
+    }
+    let notice = if terms.is_database { 0 } else { terms.ttl / 3 };
+    let due = ended.saturating_add(notice + GRACE);
     let since = ended.saturating_sub(terms.ttl / 3);
     let late = story.lateness(pid, since, due) + story.lateness(story.parent, since, due);
     let due = due.saturating_add(2 * late);
@@ -130,6 +137,11 @@ mod tests {
 
     /// One server and a ttl of 3 s. Times are in milliseconds and scaled to nanoseconds here.
     fn overlaps_of(lines: &str) -> Vec<(u64, bool)> {
+        overlaps_on("", lines)
+    }
+
+    /// The same on this `kind` of server.
+    fn overlaps_on(kind: &str, lines: &str) -> Vec<(u64, bool)> {
         let text = lines.lines().map(|line| {
             let words = line.trim().split(' ').enumerate();
             let scaled = words.map(|(at, word)| {
@@ -140,7 +152,8 @@ mod tests {
             scaled.collect::<Vec<_>>().join(" ")
         });
         let text: Vec<_> = text.collect();
-        let story = story(&format!("0 0 1 terms 1 3000000000 500000000 0\n{}", text.join("\n")));
+        let terms = format!("0 0 1 terms 1 3000000000 500000000 0{kind}");
+        let story = story(&format!("{terms}\n{}", text.join("\n")));
         overlaps(&story)
             .iter()
             .map(|overlap| (overlap.length() / 1_000_000, overlap.excuse.is_some()))
@@ -311,6 +324,43 @@ mod tests {
         };
         assert_eq!(overlaps_of(&late(3520)), [(2920, true)]);
         assert_eq!(overlaps_of(&late(3521)), [(2921, false)]);
+    }
+
+    #[test]
+    fn end_of_a_connection_to_a_database_is_a_short_excuse() {
+        // Within a tenth of a second after the fault: 601 ms.
+        let late = |kind: &str, at: u64| {
+            let text = format!(
+                "\
+                    {FIRST}\n\
+                    500 0 1 fault 1 1 {kind} 0\n\
+                    501 0 1 over 1\n\
+                    550 2@1 8 enter 3900 6 b\n\
+                    {at} 1@1 7 look 3000\n\
+                    {at} 1@1 7 leave\n\
+                    3000 2@1 8 leave"
+            );
+            overlaps_on(" database", &text)
+        };
+        for kind in ["restart", "delete", "cut-clients", "reset", "refuse"] {
+            assert_eq!(late(kind, 601), [(51, true)], "{kind}");
+            assert_eq!(late(kind, 602), [(52, false)], "{kind}");
+        }
+        for kind in ["freeze", "blackhole", "drop-reply"] {
+            assert_eq!(late(kind, 601), [(51, false)], "{kind}");
+        }
+        // The holder does not notice before its deadline that the other side has ended.
+        assert_eq!(late("half-open", 2999), [(2449, true)]);
+    }
+
+    #[test]
+    fn killed_holder_of_a_database_lock_holds_until_the_kill() {
+        let killed = "10 1@1 7 wait\n20 1@1 7 enter 3000 5 a\n90 0 7 doomed\n\
+                      95 2@1 8 enter 3900 6 b\n100 0 7 killed\n200 2@1 8 leave";
+        assert_eq!(overlaps_on(" database", killed), []);
+        assert_eq!(overlaps_of(killed), [(5, false)]);
+        let early = killed.replace("95 2@1", "85 2@1");
+        assert_eq!(overlaps_on(" database", &early), [(5, false)]);
     }
 
     #[test]
