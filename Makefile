@@ -5,19 +5,23 @@ ARGS ?=
 export RUST_TEST_THREADS ?= 8
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-redlock test servers matrix sim storm mutants cargo-mutants loom tsan \
-	miri bench screenshot deny msrv check
+.PHONY: help demo demo-mysql demo-redlock test servers matrix sim storm mutants cargo-mutants \
+	loom tsan miri bench screenshot deny msrv check
 
 help: ## lists these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## five processes contend for one lock: live view, timeline, verdict; try ARGS=--help
 	@tools/need-redis.sh --or-url
-	@$(CARGO) run --example contention -- $(ARGS)
+	@$(CARGO) run --features mysql --example contention -- $(ARGS)
+
+demo-mysql: ## the same with the lock in a MariaDB; try ARGS=--chaos
+	@tools/need-mariadb.sh
+	@$(CARGO) run --features mysql --example contention -- --mysql $(ARGS)
 
 demo-redlock: ## the same over five servers, two of which are killed; try ARGS=--help
 	@tools/need-redis.sh
-	@$(CARGO) run --example redlock -- $(ARGS)
+	@$(CARGO) run --features mysql --example redlock -- $(ARGS)
 
 test: ## runs all tests, against real servers that the tests start themselves
 	@tools/need-redis.sh

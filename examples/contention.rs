@@ -2,7 +2,8 @@
 //! even if some are killed, or stopped for longer than the ttl, while they hold the lock or wait
 //! for it.
 //!
-//! Run it with `make demo`, or `make demo ARGS=--chaos`.
+//! Run it with `make demo`, or `make demo ARGS=--chaos`. `make demo-mysql` keeps the lock in a
+//! MariaDB instead of Redis.
 
 #[path = "common/mod.rs"]
 mod common;
@@ -23,9 +24,10 @@ the lock at once.
     make demo                     five processes, eight rounds each
     make demo ARGS=--chaos        the same, and some of them are killed or stopped
     make demo ARGS='--children 9 --rounds 20 --work 50ms'
+    make demo-mysql               the same with the lock in a private MariaDB
 
-The server is the one in DISTLOCK_URL or REDIS_URL (or several, separated by commas), else a
-private one.
+The server is the one of --url, or in DISTLOCK_URL or REDIS_URL (or several, separated by commas),
+else a private one.
 ",
     nodes: 0,
     rounds: 8,

@@ -145,6 +145,23 @@ fn contention_with_chaos_is_good() {
 }
 
 #[test]
+fn contention_in_a_database_with_chaos_is_good() {
+    let mut command = Command::new(program("contention"));
+    command.args(["--mysql", "--chaos", "--children", "4", "--rounds", "6"]);
+    command.args(["--work", "100ms", "--seed", "7"]);
+    command.env_remove("DISTLOCK_URL");
+    run(command)
+        .expect_code(0)
+        .expect_out("a private MariaDB")
+        .expect_out("was killed while holding")
+        .expect_out("was stopped while holding")
+        .expect_out("overlaps       0")
+        .expect_out("token order    ok")
+        .expect_out("lost updates   0")
+        .expect_out("GOOD");
+}
+
+#[test]
 fn contention_over_several_servers_is_good() {
     let cleanup = Cleanup::start().expect("sh can be run");
     let servers = Server::start_many(&cleanup, 3).expect("servers can be started");

@@ -76,7 +76,7 @@ impl<'a> Server<'a> {
     }
 
     /// A server that somebody else runs. Fails with a clear message if it does not respond.
-    fn at(url: String) -> Result<Server<'a>> {
+    pub(crate) fn at(url: String) -> Result<Server<'a>> {
         let mgr = RedisMgr::new(Config::new(&url))?;
         mgr.ping()?;
         Ok(Server { url, mgr, private: None })

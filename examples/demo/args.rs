@@ -7,7 +7,7 @@ use crate::common::Result;
 
 /// The second part of the help text, which is the same for all demos.
 const HELP: &str = "
-    --children N     number of processes (default 5)
+DATABASE    --children N     number of processes (default 5)
     --rounds N       how often each process acquires the lock (default ROUNDS)
     --work TIME      how long each works while it holds the lock: 50 to 150 % of this (default WORK)
     --ttl TIME       how long the lock stays held if its holder dies (default TTL)
@@ -20,11 +20,18 @@ const HELP: &str = "
 Exit code: 0 if all checks passed, 1 if a check failed, 2 if nothing could be checked.
 ";
 
+/// Options of the demo with one server.
+const SERVER_OPTIONS: &str = "\
+    --mysql          keep the lock in a private MariaDB
+    --url URL        use this server: redis://… or mysql://user:password@host/database
+";
+
 pub(crate) fn help(defaults: &Defaults) -> String {
     let values = [
         ("ROUNDS", defaults.rounds.to_string()),
         ("WORK", format!("{:?}", defaults.work)),
         ("TTL", format!("{:?}", defaults.ttl)),
+        ("DATABASE", if defaults.nodes == 0 { SERVER_OPTIONS.to_owned() } else { String::new() }),
     ];
     let text = values.iter().fold(HELP.to_owned(), |text, (word, value)| text.replace(word, value));
     defaults.help.to_owned() + &text
@@ -42,6 +49,10 @@ pub(crate) enum Command {
 pub(crate) struct Options {
     /// Number of private servers that form a quorum; 0 for the server from the environment.
     pub(crate) nodes: usize,
+    /// The lock is in a database.
+    pub(crate) mysql: bool,
+    /// The server to use.
+    pub(crate) url: Option<String>,
     pub(crate) children: u32,
     pub(crate) rounds: u32,
     pub(crate) work: Work,
@@ -83,6 +94,8 @@ pub(crate) fn parse(
 ) -> Result<Command> {
     let mut options = Options {
         nodes: defaults.nodes,
+        mysql: false,
+        url: None,
         children: 5,
         rounds: defaults.rounds,
         work: Work(defaults.work),
@@ -111,6 +124,8 @@ pub(crate) fn parse(
             "--work" => options.work = Work(time(&arg, &value()?, Duration::from_millis(1))?),
             "--ttl" => options.ttl = time(&arg, &value()?, Duration::from_millis(100))?,
             "--chaos" => options.chaos = true,
+            "--mysql" if defaults.nodes == 0 => options.mysql = true,
+            "--url" if defaults.nodes == 0 => options.url = Some(value()?),
             "--seed" => options.seed = value()?.parse().map_err(|_| "--seed must be a number")?,
             "--record" => options.record = Some(value()?.into()),
             _ => return Err(format!("unknown option {arg:?}; see --help").into()),

@@ -1,12 +1,13 @@
 //! A child process: acquires the lock, works, releases the lock, and records what it knew and when.
 
-use std::{io::Read, process, thread, time::Duration};
+use std::{env, io::Read, process, thread, time::Duration};
 
-use distlock::{LockGuard, RedisMgr};
+use distlock::{Config, LockGuard, LockManager, MySqlConfig, MySqlMgr, RedisMgr};
 
 use super::{
     LOCK,
     args::Child,
+    database::Database,
     resource::{Resource, Work},
 };
 use crate::{
@@ -33,6 +34,19 @@ pub(crate) fn run(args: &Child) -> Result {
     outcome
 }
 
+/// The manager of the lock, and what it protects.
+fn connect(args: &Child) -> Result<(Box<dyn LockManager>, Resource)> {
+    let url = env::var("DISTLOCK_URL").unwrap_or_default();
+    if Database::is_url(&url) {
+        let resource = Resource::in_database(&url, &args.resource)?;
+        let mgr = MySqlMgr::new(MySqlConfig::new(url).ttl(args.ttl))?;
+        return Ok((Box::new(mgr), resource));
+    }
+    let mgr = RedisMgr::new(Config::from_env().ttl(args.ttl))?;
+    let resource = Resource::find(&mgr, &args.resource)?;
+    Ok((Box::new(mgr), resource))
+}
+
 struct Worker {
     journal: Journal,
     child: u32,
@@ -41,10 +55,9 @@ struct Worker {
 
 impl Worker {
     fn run_rounds(&self, args: &Child) -> Result {
-        let mgr = RedisMgr::new(distlock::Config::from_env().ttl(args.ttl))?;
-        let resource = Resource::find(&mgr, &args.resource)?;
+        let (mgr, resource) = connect(args)?;
         for _ in 0..args.rounds {
-            let guard = self.acquire(&mgr)?;
+            let guard = self.acquire(&*mgr)?;
             // Read before the check in `hold`. Otherwise a pause in between would make the hold
             // seem to start too late.
             let acquired_at = now();
@@ -54,7 +67,7 @@ impl Worker {
         Ok(())
     }
 
-    fn acquire(&self, mgr: &RedisMgr) -> Result<LockGuard> {
+    fn acquire(&self, mgr: &dyn LockManager) -> Result<LockGuard> {
         self.record(Event::Wait)?;
         let started = now();
         loop {

@@ -7,6 +7,7 @@ mod availability;
 mod chaos;
 mod child;
 mod child_status;
+mod database;
 mod node_status;
 mod outages;
 mod parent;

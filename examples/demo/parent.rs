@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     common::{Cleanup, Result, nanos, now, sleep},
-    history::{Change, Event, Journal, Reader, Record},
+    history::{Change, Event, Journal, Reader, Record, Terms},
 };
 
 /// Interval between two reads of the record.
@@ -71,13 +71,14 @@ struct RunningChild<'a> {
 pub(crate) fn run(options: &Options) -> Result<Vec<Record>> {
     let cleanup = Cleanup::start()?;
     let started = now();
-    let mut servers = Servers::start(options.nodes, &cleanup)?;
+    let mut servers = Servers::start(options, &cleanup)?;
     let palette = Palette::of_stdout();
     let record = options.record.clone().unwrap_or_else(|| cleanup.folder().join("record"));
     std::fs::write(&record, "")
         .map_err(|error| format!("cannot write {}: {error}", record.display()))?;
     print(&introduction(options, &servers));
-    let resource = servers.resource(&format!("distlock:demo:{}:{:x}", std::process::id(), now()));
+    let resource =
+        servers.resource(&format!("distlock:demo:{}:{:x}", std::process::id(), now()))?;
     let is_live = stdout().is_terminal() && options.children <= LIVE_CHILDREN_MAX;
     let start = now();
     let mut parent = Parent {
@@ -138,6 +139,12 @@ impl Parent<'_> {
             std::process::id(),
             Event::Plan { children: self.options.children },
         )?;
+        if self.servers.has_database() {
+            // A database grants the lock of a killed process at once.
+            let (nodes, is_database, ttl) = (1, true, nanos(self.options.ttl));
+            let terms = Terms { nodes, is_database, ttl, ..Terms::default() };
+            self.journal.note(0, std::process::id(), Event::Terms(terms))?;
+        }
         for child in 1..=self.options.children {
             self.start_child(child, self.options.rounds)?;
         }
@@ -278,6 +285,7 @@ impl Parent<'_> {
             }
             Fault::Kill => {
                 let pid = running.pid();
+                self.journal.note(child, pid, Event::Doomed)?;
                 drop(self.running.swap_remove(index));
                 self.journal.note(child, pid, Event::Killed)?;
                 // The last records of the killed process decide how many rounds remain for its

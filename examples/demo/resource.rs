@@ -1,10 +1,11 @@
-//! What the lock protects: a number in Redis. Each holder reads it, works, and writes it back plus
-//! one. The resource rejects a token that is smaller than one it has seen.
+//! What the lock protects: a number, on the server of the lock. Each holder reads it, works, and
+//! writes it back plus one. The resource rejects a token that is smaller than one it has seen.
 
 use std::{env, time::Duration};
 
 use distlock::{Config, FencingToken, RedisMgr};
 
+use super::database::Row;
 use crate::common::Result;
 
 /// KEYS: the resource. ARGV: a token, and a value to write or an empty string.
@@ -18,11 +19,14 @@ redis.call('EXPIRE', KEYS[1], 3600)
 return tonumber(redis.call('HGET', KEYS[1], 'value') or '0')
 ";
 
-#[derive(Debug)]
 pub(crate) struct Resource {
-    mgr: RedisMgr,
+    store: Store,
     key: String,
-    script: redis::Script,
+}
+
+enum Store {
+    Redis { mgr: RedisMgr, script: redis::Script },
+    Database(Row),
 }
 
 impl Resource {
@@ -39,7 +43,12 @@ impl Resource {
     }
 
     pub(crate) fn new(mgr: &RedisMgr, key: &str) -> Resource {
-        Resource { mgr: mgr.clone(), key: key.to_owned(), script: redis::Script::new(SCRIPT) }
+        let store = Store::Redis { mgr: mgr.clone(), script: redis::Script::new(SCRIPT) };
+        Resource { store, key: key.to_owned() }
+    }
+
+    pub(crate) fn in_database(url: &str, key: &str) -> Result<Resource> {
+        Ok(Resource { store: Store::Database(Row::new(url, key)?), key: key.to_owned() })
     }
 
     pub(crate) fn key(&self) -> &str {
@@ -58,19 +67,28 @@ impl Resource {
     }
 
     pub(crate) fn remove(&self) -> Result {
-        Ok(redis::cmd("DEL").arg(&self.key).query(&mut self.mgr.connection()?)?)
+        match &self.store {
+            Store::Redis { mgr, .. } => {
+                Ok(redis::cmd("DEL").arg(&self.key).query(&mut mgr.connection()?)?)
+            }
+            Store::Database(row) => row.remove(),
+        }
     }
 
     /// Repeats the call if the reply is lost, as happens to a process that is stopped while it
     /// waits for one. A repeated call with the same token changes nothing.
     fn call(&self, token: FencingToken, value: Option<u64>) -> Result<Option<u64>> {
+        let (mgr, script) = match &self.store {
+            Store::Redis { mgr, script } => (mgr, script),
+            Store::Database(row) => return row.call(token, value),
+        };
         let value = value.map(|value| value.to_string()).unwrap_or_default();
-        let mut call = self.script.key(&self.key);
+        let mut call = script.key(&self.key);
         call.arg(token.as_u64()).arg(value);
         let mut attempts = 1..=3;
         loop {
             attempts.next();
-            match call.invoke(&mut self.mgr.connection()?) {
+            match call.invoke(&mut mgr.connection()?) {
                 Err(error) if error.is_io_error() && !attempts.is_empty() => {}
                 reply => return Ok(reply?),
             }

@@ -1,35 +1,50 @@
 //! The servers of a demo: those of the lock, and the one of the resource.
 
-use std::time::Duration;
+use std::{env, time::Duration};
 
-use distlock::{Config, RedisMgr};
+use distlock::{Config, LockManager, RedisMgr};
 
-use super::{LOCK, node_status::LockView, resource::Resource};
+use super::{LOCK, args::Options, database::Database, node_status::LockView, resource::Resource};
 use crate::common::{Cleanup, Result, Server};
 
 pub(crate) struct Servers<'a> {
-    /// Several private nodes, or one server.
+    /// Several private nodes, or one server; empty if the lock is in a database.
     locks: Vec<Server<'a>>,
     /// The server of the resource, if the nodes are killed.
     resource: Option<Server<'a>>,
+    database: Option<Database>,
 }
 
 impl<'a> Servers<'a> {
-    /// Starts `nodes` private servers and one for the resource. If `nodes` is 0, uses the server
-    /// from the environment, else a private one.
-    pub(crate) fn start(nodes: usize, cleanup: &'a Cleanup) -> Result<Servers<'a>> {
-        if nodes == 0 {
-            return Ok(Servers {
-                locks: vec![Server::from_env_or_start(cleanup)?],
-                resource: None,
-            });
+    /// Starts private servers for several nodes and one for the resource. If there is one server,
+    /// uses the one of the options or the environment, else a private one.
+    pub(crate) fn start(options: &Options, cleanup: &'a Cleanup) -> Result<Servers<'a>> {
+        if options.nodes > 0 {
+            let mut locks = Server::start_many(cleanup, options.nodes + 1)?;
+            let resource = locks.pop();
+            return Ok(Servers { locks, resource, database: None });
         }
-        let mut locks = Server::start_many(cleanup, nodes + 1)?;
-        let resource = locks.pop();
-        Ok(Servers { locks, resource })
+        let url = options.url.clone().or_else(|| env::var("DISTLOCK_URL").ok());
+        let url_of_database = url.filter(|url| Database::is_url(url));
+        let (mut locks, mut database) = (Vec::new(), None);
+        if options.mysql || url_of_database.is_some() {
+            database = Some(Database::find_or_start(url_of_database)?);
+        } else if let Some(url) = &options.url {
+            locks.push(Server::at(url.clone())?);
+        } else {
+            locks.push(Server::from_env_or_start(cleanup)?);
+        }
+        Ok(Servers { locks, resource: None, database })
+    }
+
+    pub(crate) fn has_database(&self) -> bool {
+        self.database.is_some()
     }
 
     pub(crate) fn description(&self, ttl: Duration) -> String {
+        if let Some(database) = &self.database {
+            return format!("Server: {}\n", database.description());
+        }
         if self.resource.is_none() {
             return format!("Server: {}\n", self.locks[0].description());
         }
@@ -51,11 +66,10 @@ impl<'a> Servers<'a> {
 
     /// All URLs, in the format of `DISTLOCK_URL`.
     pub(crate) fn url(&self) -> String {
+        if let Some(database) = &self.database {
+            return database.url().to_owned();
+        }
         self.locks.iter().map(Server::url).collect::<Vec<_>>().join(",")
-    }
-
-    pub(crate) fn config(&self) -> Config {
-        Config::new(self.url())
     }
 
     /// The environment variables for a child.
@@ -65,8 +79,11 @@ impl<'a> Servers<'a> {
         [("DISTLOCK_URL", self.url())].into_iter().chain(resource)
     }
 
-    pub(crate) fn resource(&self, key: &str) -> Resource {
-        Resource::new(self.resource.as_ref().unwrap_or(&self.locks[0]).mgr(), key)
+    pub(crate) fn resource(&self, key: &str) -> Result<Resource> {
+        if let Some(database) = &self.database {
+            return Resource::in_database(database.url(), key);
+        }
+        Ok(Resource::new(self.resource.as_ref().unwrap_or(&self.locks[0]).mgr(), key))
     }
 
     /// What each node reports about the lock; `None` for a node that is down.
@@ -82,7 +99,11 @@ impl<'a> Servers<'a> {
 
     /// The holder of the lock, for an error message.
     pub(crate) fn holder(&self) -> String {
-        match RedisMgr::new(self.config()).and_then(|mgr| mgr.holder(LOCK)) {
+        let holder = match &self.database {
+            Some(database) => LockManager::holder(database.mgr(), LOCK),
+            None => RedisMgr::new(Config::new(self.url())).and_then(|mgr| mgr.holder(LOCK)),
+        };
+        match holder {
             Ok(Some(holder)) => format!("the lock is held by {holder}"),
             Ok(None) => "the lock is free".to_owned(),
             Err(error) => error.to_string(),

@@ -25,6 +25,12 @@ const GAPS: &str = "
   passed (1 s, or the ttl if that is shorter).
 ";
 
+const GAPS_OF_DATABASE: &str = "
+  Gaps without a holder: the lock of a child that was stopped is free when the ttl has passed, in
+  whole seconds, and the same again if the next waiter in the queue is stopped. The lock of a child
+  that was killed is free at once.
+";
+
 const QUARANTINE: &str = "
   A server that lost its data may have forgotten the holder, so it does not vote until the longest
   ttl has passed. At the beginning all servers are new, and no child can acquire the lock. Later the
@@ -106,7 +112,8 @@ pub(crate) fn draw(records: &[Record], report: &Report<'_>, palette: Palette) ->
         .iter()
         .any(|(_, timeline)| !timeline.stops.is_empty() || !timeline.kills.is_empty())
     {
-        text.push_str(&palette.dim(GAPS));
+        let is_database = report.story.terms.is_database;
+        text.push_str(&palette.dim(if is_database { GAPS_OF_DATABASE } else { GAPS }));
     }
     text.push_str(&list(report, start, palette));
     text
