@@ -1,6 +1,6 @@
 //! `make bench`: the speed that the library promises, measured on this machine and compared with
 //! raw figures of the same run. Each row starts its own servers.
-//! `cargo bench --bench table -- handoff` runs one row.
+//! `cargo bench --features mysql --bench table -- handoff` runs one row.
 //!
 //! The row of the command is left out if the command has not been built with the same profile:
 //! `cargo build --release -p distlock-cli`, which `make bench` does.
@@ -25,8 +25,12 @@ mod listing;
 mod measure;
 #[path = "table/memory.rs"]
 mod memory;
+#[path = "table/mysql.rs"]
+mod mysql;
 #[path = "table/raw.rs"]
 mod raw;
+#[path = "table/raw_mysql.rs"]
+mod raw_mysql;
 #[path = "table/raw_nodes.rs"]
 mod raw_nodes;
 #[path = "table/redlock.rs"]
@@ -93,6 +97,13 @@ const ROWS: &[(&str, Row)] = &[
     ("redlock_contended", contention::redlock),
     ("redlock_orders", contention::redlock_orders),
     ("redlock_renew", renewal::redlock),
+    ("mysql_uncontended", mysql::row),
+    ("mysql_contended", mysql::contended),
+    ("mysql_timeout", mysql::timeout),
+    ("mysql_losses", mysql::losses),
+    ("mysql_absent", mysql::absent),
+    ("mysql_renew", mysql::renew),
+    ("mysql_held", mysql::held),
 ];
 
 fn main() -> ExitCode {
@@ -138,7 +149,7 @@ fn measure_all(rows: &[(&'static str, Row)]) -> ExitCode {
     let selection: String = rows.iter().map(|(name, _)| format!(" {name}")).collect();
     let selection =
         if rows.len() == ROWS.len() { String::new() } else { format!(" --{selection}") };
-    println!("\n{table}\nTo repeat: cargo bench --bench table{selection}");
+    println!("\n{table}\nTo repeat: cargo bench --features mysql --bench table{selection}");
     if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
@@ -179,6 +190,7 @@ fn work(side: &WorkerSide) -> ExitCode {
         waiting::ROLE => waiting::work(side),
         renewal::ROLE => renewal::work(side),
         memory::ROLE => memory::work(side),
+        mysql::ROLE => mysql::work(side),
         role => Err(format!("unknown role {role}").into()),
     };
     match done {

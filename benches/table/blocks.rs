@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use distlock::{RedisMgr, Released};
+use distlock::{LockManager, Released};
 
 use crate::{
     Result,
@@ -54,7 +54,7 @@ impl Totals {
 }
 
 /// Acquires and releases a lock. Returns how long each took.
-pub(crate) fn lock_and_release(mgr: &RedisMgr) -> Result<(Duration, Duration)> {
+pub(crate) fn lock_and_release(mgr: &dyn LockManager) -> Result<(Duration, Duration)> {
     let started = now();
     let guard = mgr.lock("ours")?;
     let locked = now();

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use distlock::Config;
+use distlock::{Config, LockManager, MySqlConfig, MySqlMgr, RedisMgr};
 
-use crate::support::RedisServer;
+use crate::{Result, support::RedisServer};
 
 pub(crate) struct Cluster {
     pub(crate) servers: Vec<RedisServer>,
@@ -48,4 +48,14 @@ impl Cluster {
 /// have never granted a lock.
 pub(crate) fn config(urls: &str) -> Config {
     Config::new(urls).quarantine(Duration::ZERO)
+}
+
+/// A manager for these servers, or for the database of a URL that begins with `mysql`. It may hold
+/// this number of locks in a database, each of which needs a connection.
+pub(crate) fn manager(urls: &str, locks: usize) -> Result<Box<dyn LockManager>> {
+    if urls.starts_with("mysql:") {
+        let config = MySqlConfig::new(urls).max_connections(u32::try_from(locks)?);
+        return Ok(Box::new(MySqlMgr::new(config)?));
+    }
+    Ok(Box::new(RedisMgr::new(config(urls))?))
 }

@@ -3,7 +3,7 @@
 
 use std::{fmt::Write as _, fs, path::Path, sync::Mutex, thread, time::Duration};
 
-use distlock::{RedisMgr, Released};
+use distlock::{LockManager, Released};
 use tempfile::TempDir;
 
 use crate::{
@@ -11,6 +11,7 @@ use crate::{
     cluster::{self, Cluster},
     measure::{Placement, Times, cpu_of, median, now, pause, pause_until},
     raw::Raw,
+    raw_mysql,
     report::{Figure, micros, number, per_second, share_of_core},
     support::{RedisServer, Worker, WorkerSide},
 };
@@ -139,32 +140,19 @@ impl Contest {
         raw.pings(samples, &mut other_core_ping)?;
         drop(placement);
 
-        let holds = self.read(folder.path())?;
-        let (holds, lost): (Vec<Hold>, Vec<Hold>) =
-            holds.into_iter().partition(|hold| hold.was_held);
-        check_exclusion(&holds)?;
-        let within = |hold: &Hold| (first.at..last.at).contains(&hold.acquired);
-        let holds: Vec<Hold> = holds.into_iter().filter(within).collect();
-        let mut by_process = vec![0_u32; self.processes];
-        holds.iter().for_each(|hold| by_process[hold.process] += 1);
-        let mut handoff = Times::new();
-        for pair in holds.windows(2).filter(|pair| pair[0].process != pair[1].process) {
-            handoff.add(pair[1].acquired - pair[0].released);
-        }
-        let mut wait = Times::new();
-        holds.iter().for_each(|hold| wait.add(hold.waited));
-        let locks = holds.len() as f64;
+        let Shares { locks, lost, handoff, wait, fewest, most } =
+            read(folder.path(), self.processes, first.at, last.at)?;
         Ok(Outcome {
             window: last.at - first.at,
             locks,
-            lost: lost.len() as f64,
+            lost,
             // The pings are not commands of the contenders.
             commands_per_lock: (last.commands - first.commands - loaded_ping.len()) as f64 / locks,
             scripts_per_lock: (last.scripts - first.scripts) as f64 / locks,
             handoff,
             wait,
-            fewest: by_process.iter().min().copied().unwrap_or(0).into(),
-            most: by_process.iter().max().copied().unwrap_or(0).into(),
+            fewest,
+            most,
             server_cpu: last.server_cpu - first.server_cpu,
             other_core_ping,
             same_core_ping,
@@ -184,31 +172,93 @@ impl Contest {
         ];
         Worker::spawn(ROLE, &args.each_ref().map(|(key, value)| (*key, value.as_str())))
     }
+}
 
-    /// The holds of all processes, in the order of their tokens.
-    fn read(&self, folder: &Path) -> Result<Vec<Hold>> {
-        let mut holds = Vec::new();
-        for process in 0..self.processes {
-            for line in fs::read_to_string(folder.join(process.to_string()))?.lines() {
-                let mut fields = line.split(' ').map(str::parse);
-                let mut next = || fields.next().ok_or("a record is too short");
-                let token = next()??;
-                let mut time =
-                    || Ok::<_, Box<dyn std::error::Error>>(Duration::from_nanos(next()??));
-                let (acquired, released, waited) = (time()?, time()?, time()?);
-                holds.push(Hold {
-                    token,
-                    process,
-                    acquired,
-                    released,
-                    waited,
-                    was_held: next()?? == 1,
-                });
-            }
-        }
-        holds.sort_by_key(|hold| hold.token);
-        Ok(holds)
+/// What the contenders wrote down about the window.
+pub(crate) struct Shares {
+    pub(crate) locks: f64,
+    /// Locks that were lost before they were released.
+    pub(crate) lost: f64,
+    pub(crate) handoff: Times,
+    pub(crate) wait: Times,
+    pub(crate) fewest: f64,
+    pub(crate) most: f64,
+}
+
+fn read(folder: &Path, processes: usize, begin: Duration, end: Duration) -> Result<Shares> {
+    let (holds, lost): (Vec<Hold>, Vec<Hold>) =
+        read_holds(folder, processes)?.into_iter().partition(|hold| hold.was_held);
+    check_exclusion(&holds)?;
+    let within = |hold: &Hold| (begin..end).contains(&hold.acquired);
+    let holds: Vec<Hold> = holds.into_iter().filter(within).collect();
+    let mut by_process = vec![0_u32; processes];
+    holds.iter().for_each(|hold| by_process[hold.process] += 1);
+    let mut handoff = Times::new();
+    for pair in holds.windows(2).filter(|pair| pair[0].process != pair[1].process) {
+        handoff.add(pair[1].acquired - pair[0].released);
     }
+    let mut wait = Times::new();
+    holds.iter().for_each(|hold| wait.add(hold.waited));
+    Ok(Shares {
+        locks: holds.len() as f64,
+        lost: lost.len() as f64,
+        handoff,
+        wait,
+        fewest: by_process.iter().min().copied().unwrap_or(0).into(),
+        most: by_process.iter().max().copied().unwrap_or(0).into(),
+    })
+}
+
+/// Processes that compete for one lock in a database.
+pub(crate) struct Crowd {
+    pub(crate) processes: usize,
+    pub(crate) window: Duration,
+    pub(crate) warm_up: Duration,
+}
+
+impl Crowd {
+    /// Lets them compete, `raw` without the library.
+    pub(crate) fn run(&self, url: &str, raw: bool) -> Result<Shares> {
+        let folder = TempDir::with_prefix("distlock-bench-")?;
+        let spawn = |process: usize| {
+            let out = folder.path().join(process.to_string()).display().to_string();
+            let mut args = vec![("urls", url), ("threads", "1"), ("hold_us", "0"), ("out", &out)];
+            args.extend(raw.then_some(("raw", "1")));
+            Worker::spawn(ROLE, &args)
+        };
+        let mut workers: Vec<Worker> = (0..self.processes).map(spawn).collect();
+        workers.iter().for_each(|worker| drop(worker.expect("ready")));
+        let begin = now() + self.warm_up;
+        let end = begin + self.window;
+        let stop_at = (end + EXTRA_TIME).as_nanos().to_string();
+        workers.iter_mut().for_each(|worker| worker.send(&stop_at));
+        workers.iter().for_each(|worker| drop(worker.expect("done")));
+        read(folder.path(), self.processes, begin, end)
+    }
+}
+
+/// The holds of all processes, in the order of their tokens.
+fn read_holds(folder: &Path, processes: usize) -> Result<Vec<Hold>> {
+    let mut holds = Vec::new();
+    for process in 0..processes {
+        for line in fs::read_to_string(folder.join(process.to_string()))?.lines() {
+            let mut fields = line.split(' ').map(str::parse);
+            let mut next = || fields.next().ok_or("a record is too short");
+            let token = next()??;
+            let mut time = || Ok::<_, Box<dyn std::error::Error>>(Duration::from_nanos(next()??));
+            let (acquired, released, waited) = (time()?, time()?, time()?);
+            holds.push(Hold {
+                token,
+                process,
+                acquired,
+                released,
+                waited,
+                was_held: next()?? == 1,
+            });
+        }
+    }
+    holds.sort_by_key(|hold| hold.token);
+    Ok(holds)
 }
 
 /// Fails if two holds overlap: without exclusion, the speed means nothing.
@@ -230,13 +280,22 @@ fn check_exclusion(holds: &[Hold]) -> Result<()> {
 pub(crate) fn work(side: &WorkerSide) -> Result<()> {
     let threads: usize = side.arg("threads").parse()?;
     let hold = Duration::from_micros(side.arg("hold_us").parse()?);
-    let mgr = RedisMgr::new(cluster::config(&side.arg("urls")))?;
+    let urls = side.arg("urls");
+    let mgr = cluster::manager(&urls, threads)?;
     mgr.ping()?;
     side.say("ready");
     let until = Duration::from_nanos(side.hear().ok_or("the time to stop is missing")?.parse()?);
     let records = Mutex::new(String::new());
+    let is_raw = side.try_arg("raw").is_some();
     let done: Result<Vec<()>> = thread::scope(|scope| {
-        let contend = || contend(&mgr, hold, until, &records).map_err(|error| error.to_string());
+        let contend = || {
+            let done = if is_raw {
+                contend_raw(&urls, until, &records)
+            } else {
+                contend(&*mgr, hold, until, &records)
+            };
+            done.map_err(|error| error.to_string())
+        };
         let contenders: Vec<_> = (0..threads).map(|_| scope.spawn(contend)).collect();
         contenders
             .into_iter()
@@ -249,7 +308,12 @@ pub(crate) fn work(side: &WorkerSide) -> Result<()> {
     Ok(())
 }
 
-fn contend(mgr: &RedisMgr, hold: Duration, until: Duration, records: &Mutex<String>) -> Result<()> {
+fn contend(
+    mgr: &dyn LockManager,
+    hold: Duration,
+    until: Duration,
+    records: &Mutex<String>,
+) -> Result<()> {
     let mut holds = Vec::new();
     while now() < until {
         let started = now();
@@ -263,8 +327,31 @@ fn contend(mgr: &RedisMgr, hold: Duration, until: Duration, records: &Mutex<Stri
         let was_held = guard.is_held();
         // On a busy machine the lock may have been lost. The row reports that.
         let _: Released = guard.release()?;
-        holds.push((token, acquired, released, acquired - started, was_held));
+        holds.push((token.as_u64(), acquired, released, acquired - started, was_held));
     }
+    write_down(holds, records)
+}
+
+/// The same with the statements of a database alone. They have no tokens; the time of the
+/// acquisition has the same order.
+fn contend_raw(url: &str, until: Duration, records: &Mutex<String>) -> Result<()> {
+    let mut raw = raw_mysql::Raw::connect(url)?;
+    let mut holds = Vec::new();
+    while now() < until {
+        let started = now();
+        raw.acquire()?;
+        let acquired = now();
+        let released = now();
+        raw.release()?;
+        let token = u64::try_from(acquired.as_nanos())?;
+        holds.push((token, acquired, released, acquired - started, true));
+    }
+    write_down(holds, records)
+}
+
+type Written = (u64, Duration, Duration, Duration, bool);
+
+fn write_down(holds: Vec<Written>, records: &Mutex<String>) -> Result<()> {
     let mut text = String::new();
     for (token, acquired, released, waited, was_held) in holds {
         let [acquired, released, waited] = [acquired, released, waited].map(|time| time.as_nanos());

@@ -2,7 +2,7 @@
 
 use std::{thread, time::Duration};
 
-use distlock::{LockGuard, LockOptions, RedisMgr};
+use distlock::{LockGuard, LockOptions};
 
 use crate::{
     Result, Scale,
@@ -160,7 +160,8 @@ impl HoldTest {
 pub(crate) fn work(side: &WorkerSide) -> Result<()> {
     let count: usize = side.arg("count").parse()?;
     let options = LockOptions::new().ttl(Duration::from_millis(side.arg("ttl_ms").parse()?));
-    let mgr = RedisMgr::new(cluster::config(&side.arg("urls")))?;
+    let mgr = cluster::manager(&side.arg("urls"), count)?;
+    let mgr = &*mgr;
     let acquire = |first: usize| {
         let numbers = (first..count).step_by(ACQUIRERS);
         numbers

@@ -7,8 +7,10 @@ use super::{
     database::Database,
     inspect,
     outcome::{RowResult, check_created, refusal, row_result, token_set, unexpected},
+    packet::StatementResult,
     pool::PooledSession,
     statement::ROLLBACK,
+    waits::Wait,
 };
 use crate::{
     backend::{
@@ -28,12 +30,16 @@ use crate::{
 /// Number of times that one call asks again after the server has rolled its transaction back, or
 /// has found no row, or no holder of a busy one.
 const UNDECIDED_MAX: u32 = 5;
+/// Time after which a waiter looks for the holder. Most waits for a busy lock are shorter, and a
+/// look for each would delay every hand-over.
+const LOOK_AFTER: Duration = Duration::from_millis(10);
 
 pub(super) struct MySqlAcquisition<'a> {
     database: &'a Database,
     request: AcquireRequest<'a>,
     /// Ready for the next request; `None` before the first one, and after a failure.
     session: Option<PooledSession>,
+    waiting: Option<Waiting<'a>>,
     /// The row was busy, so the next request waits for it.
     was_busy: bool,
     undecided: u32,
@@ -41,15 +47,25 @@ pub(super) struct MySqlAcquisition<'a> {
     left_waiting: bool,
 }
 
+/// A session whose statement waits in the server's queue.
+struct Waiting<'a> {
+    session: PooledSession,
+    wait: Wait<'a>,
+}
+
 impl<'a> MySqlAcquisition<'a> {
     pub(super) fn new(database: &'a Database, request: AcquireRequest<'a>) -> MySqlAcquisition<'a> {
-        let (session, was_busy, undecided, left_waiting) = (None, false, 0, false);
-        MySqlAcquisition { database, request, session, was_busy, undecided, left_waiting }
+        let (session, waiting, was_busy, undecided, left_waiting) = (None, None, false, 0, false);
+        MySqlAcquisition { database, request, session, waiting, was_busy, undecided, left_waiting }
     }
 
     fn try_ask(&mut self, asking: Asking) -> Result<Answer, NodeError> {
         let claim = self.request.claim;
         let (name, id) = (claim.key.lock_key(), claim.id.as_str());
+        if let Some(mut waiting) = self.waiting.take() {
+            let reply = waiting.session.connection.receive(self.give_up_at())?;
+            return self.end_wait(waiting, reply);
+        }
         let mut session = match self.session.take() {
             Some(session) => session,
             // All connections may hold locks, so a caller that does not wait fails at once.
@@ -73,8 +89,8 @@ impl<'a> MySqlAcquisition<'a> {
         }
     }
 
-    /// Waits in the server's queue. What holds the lock then is believed only from the next
-    /// request on, because the reply to the first may have lain unread.
+    /// Waits in the server's queue. If the wait is long, reports the holder, and the next call goes
+    /// on waiting.
     fn await_row(&mut self, mut session: PooledSession) -> Result<Answer, NodeError> {
         let AcquireRequest { claim, wait_deadline, .. } = self.request;
         let (name, id) = (claim.key.lock_key(), claim.id.as_str());
@@ -84,18 +100,39 @@ impl<'a> MySqlAcquisition<'a> {
         let is_mariadb = session.connection.is_mariadb();
         let statement =
             session.prepare_lease(claim.ttl) + &table.await_row(name, id, limit, is_mariadb);
-        // The server ends the wait itself.
-        let give_up_at = self.deadline().max(wait_deadline.saturating_add(self.timeout()));
         let wait = self.database.waits.enter(&session.connection).map_err(NodeError::not_sent)?;
         session.connection.send(&statement, self.deadline())?;
         self.left_waiting = true;
-        let reply = session.connection.receive(give_up_at)?;
+        let mut waiting = Waiting { session, wait };
+        match waiting.session.connection.receive(clock::now().saturating_add(LOOK_AFTER)) {
+            Ok(reply) => self.end_wait(waiting, reply),
+            Err(error) if error.is_timeout() => {
+                // Another connection, because this one waits. The wait goes on without the holder.
+                let holder = self.database.holder(&claim.key, self.deadline()).ok().flatten();
+                self.waiting = Some(waiting);
+                let next = NextStep::AskAgainAt(clock::now());
+                Ok(Answer::Contended(Contention { holder, next }))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Handles the reply to a statement that waited. What holds the lock then is believed only from
+    /// the next request on, because the reply may have lain unread.
+    fn end_wait(
+        &mut self,
+        waiting: Waiting<'_>,
+        reply: Vec<StatementResult>,
+    ) -> Result<Answer, NodeError> {
+        let claim = self.request.claim;
+        let (name, id) = (claim.key.lock_key(), claim.id.as_str());
+        let Waiting { mut session, wait } = waiting;
         self.left_waiting = false;
         drop(wait);
         match row_result(reply, false) {
             RowResult::Acquired(_) => {
                 let sent = clock::now();
-                let set_holder = table.set_holder(name, id);
+                let set_holder = self.database.table.set_holder(name, id);
                 let reply = session.connection.query(&set_holder, self.deadline_after_wait())?;
                 let token = token_set(&reply)?;
                 self.granted(session, sent, token)
@@ -141,6 +178,12 @@ impl<'a> MySqlAcquisition<'a> {
         let holder = match result {
             RowResult::Busy => {
                 self.was_busy = true;
+                if asking != Asking::Last && clock::now() < self.request.wait_deadline {
+                    // The wait begins at once, and its first statement ends this transaction.
+                    self.session = Some(session);
+                    let next = NextStep::AskAgainAt(clock::now());
+                    return Ok(Answer::Contended(Contention { holder: None, next }));
+                }
                 let connection = &mut session.connection;
                 let holder = inspect::holder(&self.database.table, connection, name, deadline)?;
                 if holder.is_none() && asking == Asking::Last && self.may_ask_again() {
@@ -195,6 +238,12 @@ impl<'a> MySqlAcquisition<'a> {
 
     fn timeout(&self) -> Duration {
         request_timeout(self.database.operation_timeout, self.request.claim.ttl)
+    }
+
+    /// Latest end of a wait, which the server ends on its own earlier.
+    fn give_up_at(&self) -> Moment {
+        let limit = self.request.wait_deadline.saturating_add(self.timeout());
+        self.deadline().max(limit)
     }
 
     /// Deadline of a request that does not wait.
