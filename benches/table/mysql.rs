@@ -17,8 +17,8 @@ use crate::{
 
 pub(crate) const ROLE: &str = "database-holder";
 
-/// A server with the table of the locks. `flushes` says whether each commit waits for the disk, which
-/// is the default of a server, and which hides what anything else costs.
+/// A server with the table of the locks. `flushes` says whether each commit waits for the disk,
+/// which is the default of a server, and which hides what anything else costs.
 fn start(max_connections: u32, flushes: bool) -> Result<MySqlServer> {
     let server = MySqlServer::builder()
         .arg(format!("--max-connections={max_connections}"))

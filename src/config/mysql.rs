@@ -2,6 +2,8 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+#[cfg(feature = "tls")]
+use super::Tls;
 use super::{Config, ValidatedConfig};
 use crate::{
     backend::mysql::{MySqlBackend, MySqlEndpoint, SessionSettings, Table},
@@ -31,16 +33,35 @@ pub struct MySqlConfig {
     table: String,
     allow_cluster: bool,
     common: Config,
+    #[cfg(feature = "tls")]
+    tls: Option<Tls>,
 }
 
 impl MySqlConfig {
     /// A configuration for the server and database of this URL:
     /// `mysql://[user[:password]@]host[:port]/database`, also with `mariadb://`. In a user name and
     /// a password, special characters are written as `%XX`. For a Unix socket, add
-    /// `?socket=/path`.
+    /// `?socket=/path`; for TLS, `?ssl-mode=REQUIRED` (see [`tls`](Self::tls)).
     pub fn new(url: impl Into<String>) -> MySqlConfig {
         let common = Config::nodes([""; 0]).prefix("").pool_size(DEFAULT_MAX_CONNECTIONS);
-        MySqlConfig { url: url.into(), table: "distlock".into(), allow_cluster: false, common }
+        MySqlConfig {
+            url: url.into(),
+            table: "distlock".into(),
+            allow_cluster: false,
+            common,
+            #[cfg(feature = "tls")]
+            tls: None,
+        }
+    }
+
+    /// Secures the connections with TLS, with these certificates. Without this, a URL with
+    /// `?ssl-mode=REQUIRED` uses TLS and trusts the authorities of the system. The server's
+    /// certificate and name are always checked, and a server without TLS is an error. With the
+    /// feature `tls`.
+    #[cfg(feature = "tls")]
+    pub fn tls(mut self, tls: Tls) -> MySqlConfig {
+        self.tls = Some(tls);
+        self
     }
 
     /// Sets the password, unless the URL contains one.
@@ -131,17 +152,49 @@ impl MySqlConfig {
         if endpoint.password.is_none() {
             endpoint.password = self.common.password.as_deref().map(Arc::from);
         }
+        self.secure(&mut endpoint)?;
         let table = Table::parse(&self.table).ok_or_else(|| LockError::InvalidConfig {
             reason: "the table must be `table` or `database.table`, each of 1 to 64 letters, \
                      digits, _, $ or -"
                 .into(),
         })?;
-        let default_ttl = config.ttl;
-        let settings = SessionSettings { endpoint, default_ttl, allow_cluster: self.allow_cluster };
+        let settings = SessionSettings {
+            endpoint,
+            default_ttl: config.ttl,
+            table,
+            allow_cluster: self.allow_cluster,
+        };
         let (prefix, max_connections) = (config.prefix.clone(), config.pool_size);
         let backend =
-            MySqlBackend::new(settings, table, prefix, max_connections, config.operation_timeout);
+            MySqlBackend::new(settings, prefix, max_connections, config.operation_timeout);
         Ok((config, backend))
+    }
+
+    #[cfg(feature = "tls")]
+    fn secure(&self, endpoint: &mut MySqlEndpoint) -> Result<()> {
+        let invalid = |reason| LockError::InvalidConfig { reason };
+        if self.tls.is_some() && (endpoint.wants_tls == Some(false) || endpoint.is_unix) {
+            return Err(invalid(format!(
+                "there are settings for TLS, but the URL of {} excludes it; remove \
+                 ssl-mode=DISABLED or the socket",
+                endpoint.label
+            )));
+        }
+        if self.tls.is_some() || endpoint.wants_tls == Some(true) {
+            let tls = self.tls.clone().unwrap_or_default();
+            endpoint.security = Some(tls.client(Some(&endpoint.host)).map_err(invalid)?);
+        }
+        Ok(())
+    }
+
+    #[cfg(not(feature = "tls"))]
+    fn secure(&self, endpoint: &mut MySqlEndpoint) -> Result<()> {
+        if endpoint.wants_tls == Some(true) {
+            let reason = "the URL of the database asks for TLS, which this program was built \
+                          without; enable the feature `tls`";
+            return Err(LockError::InvalidConfig { reason: reason.into() });
+        }
+        Ok(())
     }
 }
 

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use crate::backend::transport::{TlsClient, TlsFiles};
 
-/// Certificates for `rediss://` and `valkeys://`. All files are in the PEM format, and are read
-/// when a manager is created. With the feature `tls`.
+/// Certificates for `rediss://` and `valkeys://`, and for MySQL. All files are in the PEM format,
+/// and are read when a manager is created. With the feature `tls`.
 ///
 /// ```no_run
 /// use distlock::{Config, RedisMgr, Tls};

@@ -28,6 +28,8 @@ mod harness;
 mod interop;
 #[cfg(feature = "testing")]
 mod memory;
+#[cfg(feature = "mysql")]
+mod mysql;
 mod observe;
 mod security;
 mod sentinel;

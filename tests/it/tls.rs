@@ -21,7 +21,7 @@ fn server_with(certificates: &Certificates) -> RedisServer {
     RedisServer::builder().tls(certificates.folder(), false).start()
 }
 
-fn trusted(certificates: &Certificates) -> Tls {
+pub(crate) fn trusted(certificates: &Certificates) -> Tls {
     Tls::new().ca_file(certificates.path("ca.crt"))
 }
 

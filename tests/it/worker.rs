@@ -6,7 +6,9 @@ mod rounds;
 
 use std::{collections::HashMap, sync::Arc, thread, time::Duration};
 
-use distlock::{Config, LockError, LockGuard, RedisMgr, Released, generate_lock_id};
+use distlock::{Config, LockError, LockGuard, LockManager, RedisMgr, Released, generate_lock_id};
+#[cfg(feature = "mysql")]
+use distlock::{MySqlConfig, MySqlMgr};
 use parking_lot::Mutex;
 
 use crate::{
@@ -52,6 +54,19 @@ fn manager(side: &WorkerSide) -> RedisMgr {
     RedisMgr::new(config).expect("no manager")
 }
 
+/// A manager for the servers of this URL, of whatever kind they are.
+fn manager_by_url(side: &WorkerSide) -> Arc<dyn LockManager> {
+    #[cfg(feature = "mysql")]
+    if side.arg("url").starts_with("mysql:") {
+        let mut config = MySqlConfig::new(side.arg("url")).operation_timeout(TEST_TIMEOUT);
+        if let Some(ttl) = milliseconds(side, "ttl_ms") {
+            config = config.ttl(ttl);
+        }
+        return Arc::new(MySqlMgr::new(config).expect("no manager"));
+    }
+    Arc::new(manager(side))
+}
+
 fn milliseconds(side: &WorkerSide, key: &str) -> Option<Duration> {
     side.try_arg(key)
         .map(|number| Duration::from_millis(number.parse().expect("a number of milliseconds")))
@@ -64,8 +79,11 @@ fn number(side: &WorkerSide, key: &str) -> u64 {
 /// Executes one command about one lock for each line, and keeps its guards until a command ends
 /// them.
 fn locker(side: &Arc<WorkerSide>) {
-    let locker =
-        Arc::new(Locker { side: side.clone(), mgr: manager(side), guards: Mutex::default() });
+    let locker = Arc::new(Locker {
+        side: side.clone(),
+        mgr: manager_by_url(side),
+        guards: Mutex::default(),
+    });
     locker.side.say("ready");
     while let Some(line) = side.hear() {
         let (verb, name) = line.split_once(' ').expect("a verb and a name");
@@ -129,7 +147,7 @@ fn locker(side: &Arc<WorkerSide>) {
 
 struct Locker {
     side: Arc<WorkerSide>,
-    mgr: RedisMgr,
+    mgr: Arc<dyn LockManager>,
     guards: Mutex<HashMap<String, LockGuard>>,
 }
 
@@ -175,7 +193,7 @@ fn fenced_write(side: &WorkerSide, name: &str, token: u64) -> bool {
 
 /// Forks while the process has a manager, a guard, and their threads.
 fn forker(side: &WorkerSide) {
-    let mgr = manager(side);
+    let mgr = manager_by_url(side);
     let guard = mgr.lock("forked").expect("no lock");
     assert!(guard.is_held());
     // SAFETY: the child uses nothing that another thread may have locked, which is what the test

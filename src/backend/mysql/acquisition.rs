@@ -6,7 +6,10 @@ use super::{
     clean_up,
     database::Database,
     inspect,
-    outcome::{RowResult, check_created, refusal, row_result, token_set, unexpected},
+    outcome::{
+        RowResult, check, check_created, is_table_locked, refusal, row_result, token_set,
+        unexpected,
+    },
     packet::StatementResult,
     pool::PooledSession,
     statement::ROLLBACK,
@@ -185,7 +188,11 @@ impl<'a> MySqlAcquisition<'a> {
                     return Ok(Answer::Contended(Contention { holder: None, next }));
                 }
                 let connection = &mut session.connection;
-                let holder = inspect::holder(&self.database.table, connection, name, deadline)?;
+                let holder = inspect::holder(&self.database.table, connection, name, deadline);
+                if holder.as_ref().is_err_and(is_table_locked) {
+                    return Ok(self.contended(session, None, asking));
+                }
+                let holder = holder?;
                 if holder.is_none() && asking == Asking::Last && self.may_ask_again() {
                     // It has been released meanwhile, or not been marked yet.
                     self.session = Some(session);
@@ -195,8 +202,10 @@ impl<'a> MySqlAcquisition<'a> {
             }
             RowResult::Absent if self.may_ask_again() => {
                 let create = self.database.table.create_row(name);
-                check_created(&session.connection.query(&create, deadline)?)?;
-                self.session = Some(session);
+                let reply = session.connection.query(&create, deadline)?;
+                check_created(&reply)?;
+                // After an error, the server skips the statement that lifts the limit again.
+                self.session = check(&reply).is_ok().then_some(session);
                 return Ok(Answer::Undecided);
             }
             RowResult::Interrupted(_) if self.may_ask_again() => {

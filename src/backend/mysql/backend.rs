@@ -12,7 +12,7 @@ use super::{
     outcome::{check, is_released, rows},
     renewals::MySqlRenewals,
     session::SessionSettings,
-    statement::{Table, kill},
+    statement::kill,
 };
 use crate::{
     backend::{
@@ -46,12 +46,11 @@ pub(crate) struct MySqlBackend {
 impl MySqlBackend {
     pub(crate) fn new(
         settings: SessionSettings,
-        table: Table,
         prefix: String,
         max_connections: u32,
         operation_timeout: Duration,
     ) -> MySqlBackend {
-        let database = Database::new(settings, table, prefix, max_connections, operation_timeout);
+        let database = Database::new(settings, prefix, max_connections, operation_timeout);
         MySqlBackend { database: Arc::new(database) }
     }
 
@@ -113,6 +112,7 @@ impl MySqlBackend {
         &self,
         held: Box<HeldSession>,
         claim: &Claim,
+        was_held: bool,
         deadline: Moment,
     ) -> std::result::Result<Released, NodeError> {
         let mut session = held.session;
@@ -124,10 +124,17 @@ impl MySqlBackend {
                 Ok(Released::Released)
             }
             Err(error) if error.is_timeout() => Err(error),
-            // The server had closed the connection or the transaction before.
-            Ok(false) | Err(_) => {
+            // If the request was sent, it has ended the lock, or the end of the connection does.
+            // Otherwise, the server had closed the connection or the transaction before.
+            result => {
+                let is_sent = matches!(
+                    &result,
+                    Err(error) if error.outcome_unknown
+                        || matches!(error.kind, NodeErrorKind::Refused { .. })
+                );
                 drop(session);
-                self.gone(claim, deadline)
+                let found = self.gone(claim, deadline)?;
+                Ok(if is_sent && was_held { Released::Released } else { found })
             }
         }
     }
@@ -205,10 +212,10 @@ impl Backend for MySqlBackend {
         self.database.waits.end_all();
     }
 
-    fn release_lease(&self, lease: &Lease, _: bool, deadline: Moment) -> ReleaseReport {
+    fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport {
         let claim = &lease.claim;
         let result = match self.database.held.take(claim.id.as_str(), deadline) {
-            Some(held) => self.release(held, claim, deadline),
+            Some(held) => self.release(held, claim, was_held, deadline),
             None => self.gone(claim, deadline),
         };
         ReleaseReport { result: result.map_err(BackendError::Node), residues: Vec::new() }

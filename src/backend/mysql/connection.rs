@@ -3,6 +3,8 @@
 
 use std::{fmt, io, sync::Arc};
 
+#[cfg(feature = "tls")]
+use super::sign_in::tls_request;
 use super::{
     endpoint::MySqlEndpoint,
     packet::{
@@ -14,7 +16,7 @@ use crate::{
     backend::{
         CancelHandle,
         error::{NodeError, NodeErrorKind},
-        transport::{self, Transport},
+        transport::{self, Security, Transport},
     },
     sys::{
         clock::{self, Moment},
@@ -88,14 +90,20 @@ impl Connection {
             );
         }
         let greeting = Greeting::parse(&payload, quote).map_err(malformed)?;
+        let has_tls = endpoint.security.is_some();
+        if let Some(security) = &endpoint.security {
+            link = secure(link, security, greeting.has_tls, deadline).map_err(failed)?;
+        }
         let login = Login {
             user: &endpoint.user,
             password: endpoint.password.as_deref().unwrap_or_default(),
             database: &endpoint.database,
-            is_private: endpoint.is_unix,
+            is_private: endpoint.is_unix || has_tls,
+            has_tls,
         };
         let (mut sign_in, reply) = SignIn::begin(login, &greeting).map_err(malformed)?;
-        link.write_packet(1, &[&reply], deadline).map_err(|(_, kind)| failed(kind))?;
+        link.write_packet(1 + u8::from(has_tls), &[&reply], deadline)
+            .map_err(|(_, kind)| failed(kind))?;
         for _ in 0..SIGN_IN_PACKETS_MAX {
             let (number, payload) = link.read_packet(deadline).map_err(failed)?;
             match sign_in.next(&payload, quote).map_err(malformed)? {
@@ -330,6 +338,32 @@ impl Link {
             }
         }
     }
+}
+
+/// Begins TLS on a connection over which only the greeting has come.
+#[cfg(feature = "tls")]
+fn secure(
+    mut link: Link,
+    security: &Security,
+    is_offered: bool,
+    deadline: Moment,
+) -> Result<Link, NodeErrorKind> {
+    if !is_offered {
+        let why = "it does not offer TLS; configure a certificate there, or set \
+                   ssl-mode=DISABLED in the URL if nobody can listen on the way";
+        return Err(NodeErrorKind::Tls(why.into()));
+    }
+    // Bytes that came before the handshake could be those of an attacker.
+    if !link.input.is_empty() {
+        return Err(Malformed("it sent more than its greeting before TLS").into());
+    }
+    link.write_packet(1, &[&tls_request()], deadline).map_err(|(_, kind)| kind)?;
+    Ok(Link::new(transport::secure(link.transport, security, deadline)?))
+}
+
+#[cfg(not(feature = "tls"))]
+fn secure(_: Link, never: &Security, _: bool, _: Moment) -> Result<Link, NodeErrorKind> {
+    match *never {}
 }
 
 fn not_connected() -> NodeError {

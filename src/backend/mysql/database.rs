@@ -43,12 +43,12 @@ pub(super) struct Database {
 impl Database {
     pub(super) fn new(
         settings: SessionSettings,
-        table: Table,
         prefix: String,
         max_connections: u32,
         operation_timeout: Duration,
     ) -> Database {
-        let (label, settings) = (settings.endpoint.label.clone(), Arc::new(settings));
+        let (label, table) = (settings.endpoint.label.clone(), settings.table.clone());
+        let settings = Arc::new(settings);
         Database {
             label,
             operation_timeout,

@@ -4,14 +4,18 @@
 use std::{fmt, sync::Arc};
 
 use crate::{
-    backend::discovery::{Address, Discovery, of_host},
+    backend::{
+        discovery::{Address, Discovery, of_host},
+        transport::Security,
+    },
     error::{LockError, Result},
     sys::display::quote_reply,
 };
 
 const PORT_DEFAULT: u16 = 3306;
 const USABLE_URLS: &str = "supported are mysql://[user[:password]@]host[:port]/database, \
-    mariadb://… and mysql://user@localhost/database?socket=/path";
+    mariadb://…, mysql://…/database?ssl-mode=REQUIRED for TLS, and \
+    mysql://user@localhost/database?socket=/path";
 
 /// Address and credentials of one server.
 pub(crate) struct MySqlEndpoint {
@@ -23,6 +27,13 @@ pub(crate) struct MySqlEndpoint {
     pub(crate) database: String,
     /// Name of the server in messages: host and port, or the path of its socket.
     pub(crate) label: Arc<str>,
+    /// Name of the host without its port.
+    #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "TLS checks this name"))]
+    pub(crate) host: String,
+    /// What the URL says about TLS.
+    pub(crate) wants_tls: Option<bool>,
+    /// How to secure the connection, if it must be secure.
+    pub(crate) security: Option<Security>,
 }
 
 impl MySqlEndpoint {
@@ -65,17 +76,27 @@ fn parse(url: &str) -> Result<MySqlEndpoint, String> {
     if database.is_empty() {
         return Err(invalid("names no database after the host"));
     }
-    let mut socket = None;
+    let (mut socket, mut wants_tls) = (None, None);
     for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
         match parameter.split_once('=') {
             Some(("socket", path)) if socket.is_none() => socket = Some(decoded(path)?),
+            Some(("ssl-mode", mode)) if wants_tls.is_none() => {
+                wants_tls = Some(parse_ssl_mode(mode).ok_or_else(|| {
+                    invalid("has an unsupported ssl-mode; use REQUIRED or DISABLED")
+                })?);
+            }
             _ => {
                 return Err(invalid(
-                    "has an unsupported parameter; remove everything after the ? but socket=/path",
+                    "has an unsupported parameter; remove everything after the ? but \
+                     socket=/path and ssl-mode",
                 ));
             }
         }
     }
+    if socket.is_some() && wants_tls == Some(true) {
+        return Err(invalid("asks for TLS over a Unix socket, which needs none"));
+    }
+    let mut host_name = "localhost".to_owned();
     let (discovery, label): (Box<dyn Discovery>, String) = match &socket {
         Some(path) if path.starts_with('/') => (Box::new(Address::Unix(path.into())), path.clone()),
         Some(_) => return Err(invalid("has a socket that is not an absolute path")),
@@ -84,7 +105,9 @@ fn parse(url: &str) -> Result<MySqlEndpoint, String> {
                 parse_host(place).ok_or_else(|| invalid("has an invalid host or port"))?;
             let host = decoded(host)?;
             let colon_safe = if host.contains(':') { format!("[{host}]") } else { host.clone() };
-            (of_host(&host, port), format!("{colon_safe}:{port}"))
+            let discovery = of_host(&host, port);
+            host_name = host;
+            (discovery, format!("{colon_safe}:{port}"))
         }
     };
     Ok(MySqlEndpoint {
@@ -94,7 +117,21 @@ fn parse(url: &str) -> Result<MySqlEndpoint, String> {
         password: (!password.is_empty()).then(|| password.into()),
         database,
         label: label.escape_debug().to_string().into(),
+        host: host_name,
+        wants_tls,
+        security: None,
     })
+}
+
+/// Whether a mode of the servers' own clients asks for TLS. The modes that check less are no less
+/// strict here. `PREFERRED` is not supported, because an attacker could choose.
+fn parse_ssl_mode(mode: &str) -> Option<bool> {
+    let is = |names: &[&str]| names.iter().any(|name| mode.eq_ignore_ascii_case(name));
+    if is(&["REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY"]) {
+        Some(true)
+    } else {
+        is(&["DISABLED"]).then_some(false)
+    }
 }
 
 /// Splits a host from its port.
@@ -156,6 +193,20 @@ mod tests {
         assert_eq!((&*endpoint.label, endpoint.is_unix), ("/run/mysqld/mysqld.sock", true));
     }
 
+    #[test]
+    fn ssl_mode_asks_for_tls() {
+        for (query, expected) in [
+            ("", None),
+            ("?ssl-mode=DISABLED", Some(false)),
+            ("?ssl-mode=required", Some(true)),
+            ("?ssl-mode=VERIFY_CA", Some(true)),
+            ("?ssl-mode=VERIFY_IDENTITY", Some(true)),
+        ] {
+            let endpoint = MySqlEndpoint::parse(&format!("mysql://u@[::1]:1/d{query}")).unwrap();
+            assert_eq!((endpoint.wants_tls, &*endpoint.host), (expected, "::1"), "{query}");
+        }
+    }
+
     /// Fault: N148
     #[test]
     fn invalid_url_is_refused_without_its_secrets() {
@@ -172,7 +223,9 @@ mod tests {
             ("mysql://u:secret@h:port/shop", "invalid host or port"),
             ("mysql://u:secret@/shop", "invalid host or port"),
             ("mysql://u:secret@[::1/shop", "invalid host or port"),
-            ("mysql://u:secret@h/shop?ssl-mode=REQUIRED", "unsupported parameter"),
+            ("mysql://u:secret@h/shop?tls=true", "unsupported parameter"),
+            ("mysql://u:secret@h/shop?ssl-mode=PREFERRED", "unsupported ssl-mode"),
+            ("mysql://u:secret@h/shop?ssl-mode=REQUIRED&socket=/s", "over a Unix socket"),
             ("mysql://u@h/shop?socket=secret", "not an absolute path"),
         ] {
             let error = MySqlEndpoint::parse(url).unwrap_err().to_string();

@@ -1,10 +1,14 @@
 //! What replies mean: granted, busy, or why not. Pure.
 
+use std::io;
+
 use super::packet::{ServerError, StatementResult};
 use crate::backend::error::{NodeError, NodeErrorKind};
 
 /// The code under which a read-only server appears in errors, as with Redis.
 pub(super) const READ_ONLY: &str = "READONLY";
+/// A wait for a row or a table has reached its limit.
+const LOCK_WAIT: u16 = 1205;
 
 /// Result of a request for the row of a lock.
 #[derive(Debug)]
@@ -31,7 +35,7 @@ pub(super) fn row_result(reply: Vec<StatementResult>, sets_holder: bool) -> RowR
             StatementResult::Refused(error) => {
                 return match error.code {
                     // Limits of the wait: of statements in MariaDB and MySQL, and of row locks.
-                    1205 | 1969 | 3024 | 3572 => RowResult::Busy,
+                    LOCK_WAIT | 1969 | 3024 | 3572 => RowResult::Busy,
                     1213 | 1317 => RowResult::Interrupted(error),
                     _ => RowResult::Failed(refusal(&error)),
                 };
@@ -59,7 +63,7 @@ pub(super) fn row_result(reply: Vec<StatementResult>, sets_holder: bool) -> RowR
 /// holds, makes the insertion time out.
 pub(super) fn check_created(reply: &[StatementResult]) -> Result<(), NodeError> {
     match reply.last() {
-        Some(StatementResult::Refused(ServerError { code: 1205 | 1213, .. })) => Ok(()),
+        Some(StatementResult::Refused(ServerError { code: LOCK_WAIT | 1213, .. })) => Ok(()),
         _ => check(reply),
     }
 }
@@ -92,11 +96,22 @@ pub(super) fn is_renewed(reply: &[StatementResult], connection: u64) -> Result<b
     check(reply)?;
     match reply {
         [StatementResult::Rows { rows, in_transaction }] => {
-            let read_only = text(rows, 0, 1).is_some_and(|value| value != "0");
-            Ok(*in_transaction && number(rows, 0, 0) == Some(connection) && !read_only)
+            let is_writable = is_writable(text(rows, 0, 1));
+            Ok(*in_transaction && number(rows, 0, 0) == Some(connection) && is_writable)
         }
         _ => Err(unexpected("it replied to a renewal with something else")),
     }
+}
+
+/// Whether a statement found the whole table locked, for example by `ALTER TABLE`.
+pub(super) fn is_table_locked(error: &NodeError) -> bool {
+    let NodeErrorKind::Refused { code, .. } = &error.kind else { return false };
+    *code == LOCK_WAIT.to_string()
+}
+
+/// Whether this value of the variable `read_only` allows writing. It is a number up to MariaDB 12.
+pub(super) fn is_writable(read_only: Option<&str>) -> bool {
+    matches!(read_only, Some("0" | "OFF"))
 }
 
 /// Fails if a statement was refused.
@@ -139,6 +154,12 @@ pub(super) fn unexpected(what: &str) -> NodeError {
 /// Converts an error of the server. A refused statement has changed nothing, and what came before
 /// it in its transaction is rolled back with the connection.
 pub(super) fn refusal(error: &ServerError) -> NodeError {
+    // The server is shutting down, or somebody has ended the connection, which is closed now.
+    if matches!(error.code, 1053 | 1927 | 3169 | 4031) {
+        let reason = format!("it closed the connection: {} {}", error.code, error.message);
+        let error = io::Error::new(io::ErrorKind::ConnectionAborted, reason);
+        return NodeError::outcome_unknown(error.into());
+    }
     let code = match error.code {
         // A server that was started read-only, or became a replica.
         1290 | 1792 | 1836 => READ_ONLY.into(),
@@ -148,6 +169,9 @@ pub(super) fn refusal(error: &ServerError) -> NodeError {
         1044 | 1045 | 1698 => "; check the user, its password and its host in the server's list",
         1040 | 1203 | 1226 => "; lower max_connections here or raise the server's limit",
         1049 => "; create the database, or name another one in the URL",
+        1054 => "; the table has other columns, so drop it and create it as documented",
+        1665 => "; set binlog_format to MIXED or ROW",
+        LOCK_WAIT => "; the table is locked, for example by ALTER TABLE",
         1142 | 1143 => "; grant the user SELECT, INSERT, UPDATE and DELETE on the table",
         1820 | 1862 => "; set a new password for the user",
         _ => "",
@@ -237,8 +261,10 @@ mod tests {
         assert!(!is_renewed(&[found(&["42", "0"], false)], 42).unwrap());
         assert!(!is_renewed(&[found(&["43", "0"], true)], 42).unwrap());
         assert!(!is_renewed(&[found(&["42", "1"], true)], 42).unwrap());
+        assert!(is_renewed(&[found(&["42", "OFF"], true)], 42).unwrap());
+        assert!(!is_renewed(&[found(&["42", "NO_LOCK"], true)], 42).unwrap());
         assert!(!is_renewed(&[found(&[], true)], 42).unwrap());
-        assert!(is_renewed(&[refused(1927)], 42).is_err());
+        assert!(is_renewed(&[refused(1927)], 42).is_err() && is_renewed(&[], 42).is_err());
     }
 
     #[test]
@@ -247,6 +273,11 @@ mod tests {
         assert_eq!(shown(1290), "it replied READONLY no");
         assert!(shown(1045).contains("check the user"), "{}", shown(1045));
         assert!(shown(1142).contains("grant the user"), "{}", shown(1142));
-        assert!(refusal(&ServerError { code: 1836, message: String::new() }).is_not_master());
+        let error = |code| refusal(&ServerError { code, message: String::new() });
+        assert!(error(1836).is_not_master());
+        for code in [1040, 1203, 1226, 1053, 1927] {
+            assert!(error(code).is_transient(), "{code}");
+        }
+        assert!(is_table_locked(&error(1205)) && !is_table_locked(&error(1146)));
     }
 }

@@ -6,9 +6,9 @@ use super::{
     connection::{Connection, OpenError},
     endpoint::MySqlEndpoint,
     loss_watch::LossWatch,
-    outcome::{self, number, refusal, rows, text, unexpected},
+    outcome::{self, is_writable, number, refusal, rows, text, unexpected},
     packet::StatementResult,
-    statement::{open_session, set_lease_seconds},
+    statement::{Table, open_session, set_lease_seconds},
 };
 use crate::{
     backend::error::{NodeError, NodeErrorKind},
@@ -32,6 +32,7 @@ pub(super) struct Session {
 pub(crate) struct SessionSettings {
     pub(crate) endpoint: MySqlEndpoint,
     pub(crate) default_ttl: Duration,
+    pub(crate) table: Table,
     /// Galera and group replication with several primaries are not refused.
     pub(crate) allow_cluster: bool,
 }
@@ -45,49 +46,9 @@ impl Session {
             })?;
         check_version(connection.version(), connection.is_mariadb())?;
         let lease_seconds = lease_seconds(settings.default_ttl);
-        let setup = open_session(lease_seconds, connection.is_mariadb());
-        let mut reply = connection.query(&setup, deadline)?;
-        outcome::check(&reply)?;
-        let variables = match reply.pop() {
-            Some(StatementResult::Rows { rows, .. }) => rows,
-            _ => return Err(unexpected("it does not list its variables")),
-        };
-        let reported = rows(reply)?;
-        if number(&reported, 0, 0) != Some(connection.id()) {
-            return Err(unfit(
-                "a proxy between here and the server shares its connections among clients, so \
-                 they cannot hold locks; connect to the server itself"
-                    .into(),
-            ));
-        }
-        if number(&reported, 0, 1) != Some(lease_seconds) {
-            return Err(unfit(
-                "a proxy between here and the server ignores SET SESSION wait_timeout, so a lock \
-                 would outlast its holder; connect to the server itself"
-                    .into(),
-            ));
-        }
-        if text(&reported, 0, 3) != Some("0") {
-            let (code, message) = (outcome::READ_ONLY.into(), "the server is read-only".into());
-            let kind = NodeErrorKind::Refused { code, message };
-            return Err(NodeError { outcome_unknown: false, kind });
-        }
-        for row in 0..variables.len() {
-            let cluster = match (text(&variables, row, 0), text(&variables, row, 1)) {
-                (Some("wsrep_on"), Some("ON" | "1")) => "Galera",
-                (Some("group_replication_single_primary_mode"), Some("OFF" | "0")) => {
-                    "group replication with several primaries"
-                }
-                _ => continue,
-            };
-            if !settings.allow_cluster {
-                return Err(unfit(format!(
-                    "the server runs {cluster}, where each member keeps locks of its own, so two \
-                     clients could hold the same one; if all programs use the same member, set \
-                     MySqlConfig::allow_cluster"
-                )));
-            }
-        }
+        let setup = open_session(&settings.table, lease_seconds, connection.is_mariadb());
+        let reply = connection.query(&setup, deadline)?;
+        check_server(reply, connection.id(), lease_seconds, settings.allow_cluster)?;
         Ok(Session { connection, lease_seconds, is_watched: false })
     }
 
@@ -101,7 +62,8 @@ impl Session {
         }
     }
 
-    /// Reads the replies that are outstanding, and sends one more request.
+    /// Reads the replies that are outstanding, and sends one more request, unless the server has
+    /// closed the connection.
     pub(super) fn query_after_owed(
         &mut self,
         statement: &str,
@@ -110,6 +72,8 @@ impl Session {
         while self.connection.owed() > 0 {
             self.connection.receive(deadline)?;
         }
+        // Closes our side too, so that the request is known not to be sent.
+        self.connection.is_idle();
         self.connection.query(statement, deadline)
     }
 
@@ -122,6 +86,67 @@ impl Session {
         self.lease_seconds = needed;
         set_lease_seconds(needed) + ";"
     }
+}
+
+/// Fails if a server is not fit for locks, by its reply to the setup of a session. Pure.
+fn check_server(
+    mut reply: Vec<StatementResult>,
+    connection: u64,
+    lease_seconds: u64,
+    allow_cluster: bool,
+) -> Result<(), NodeError> {
+    outcome::check(&reply)?;
+    let (Some(StatementResult::Rows { rows: variables, .. }), Some(engine)) =
+        (reply.pop(), reply.pop())
+    else {
+        return Err(unexpected("it does not list its variables"));
+    };
+    // There is none if there is no table.
+    if let Some(engine) = text(&rows(vec![engine])?, 0, 0)
+        && !engine.eq_ignore_ascii_case("InnoDB")
+    {
+        return Err(unfit(format!(
+            "the table of the locks uses the engine {engine}, which does not lock rows; change it \
+             with ALTER TABLE … ENGINE=InnoDB"
+        )));
+    }
+    let reported = rows(reply)?;
+    if number(&reported, 0, 0) != Some(connection) {
+        return Err(unfit(
+            "a proxy between here and the server shares its connections among clients, so they \
+             cannot hold locks; connect to the server itself"
+                .into(),
+        ));
+    }
+    if number(&reported, 0, 1) != Some(lease_seconds) {
+        return Err(unfit(
+            "a proxy between here and the server ignores SET SESSION wait_timeout, so a lock would \
+             outlast its holder; connect to the server itself"
+                .into(),
+        ));
+    }
+    if !is_writable(text(&reported, 0, 3)) {
+        let (code, message) = (outcome::READ_ONLY.into(), "the server is read-only".into());
+        let kind = NodeErrorKind::Refused { code, message };
+        return Err(NodeError { outcome_unknown: false, kind });
+    }
+    for row in 0..variables.len() {
+        let cluster = match (text(&variables, row, 0), text(&variables, row, 1)) {
+            (Some("wsrep_on"), Some("ON" | "1")) => "Galera",
+            (Some("group_replication_single_primary_mode"), Some("OFF" | "0")) => {
+                "group replication with several primaries"
+            }
+            _ => continue,
+        };
+        if !allow_cluster {
+            return Err(unfit(format!(
+                "the server runs {cluster}, where each member keeps locks of its own, so two \
+                 clients could hold the same one; if all programs use the same member, set \
+                 MySqlConfig::allow_cluster"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// The server counts in whole seconds.
@@ -157,6 +182,59 @@ mod tests {
         assert_eq!(lease_seconds(Duration::from_millis(10)), 1);
         assert_eq!(lease_seconds(Duration::from_secs(10)), 10);
         assert_eq!(lease_seconds(Duration::from_millis(10_001)), 11);
+    }
+
+    /// What a server replies to the setup: the settings, its facts, and its variables.
+    fn setup_reply(
+        facts: [&str; 4],
+        engine: &str,
+        variables: &[(&str, &str)],
+    ) -> Vec<StatementResult> {
+        let value = |text: &str| Some(text.as_bytes().to_vec());
+        let in_transaction = false;
+        let done = StatementResult::Done { affected_rows: 0, last_insert_id: 0, in_transaction };
+        let facts = vec![facts.iter().map(|fact| value(fact)).collect()];
+        let variables = variables.iter().map(|(name, is)| vec![value(name), value(is)]).collect();
+        let rows = |rows| StatementResult::Rows { rows, in_transaction };
+        vec![done.clone(), done, rows(facts), rows(vec![vec![value(engine)]]), rows(variables)]
+    }
+
+    /// The error for a server that replies this to connection 42, with a lease of 10 s.
+    fn verdict(facts: [&str; 4], variables: &[(&str, &str)], allow_cluster: bool) -> String {
+        let reply = setup_reply(facts, "InnoDB", variables);
+        check_server(reply, 42, 10, allow_cluster)
+            .map_or_else(|error| error.kind.to_string(), |()| "fit".into())
+    }
+
+    /// Fault: N152
+    #[test]
+    fn cluster_with_several_primaries_is_refused_unless_allowed() {
+        let facts = ["42", "10", "8.0.36", "0"];
+        for (variable, refused, fits, name) in [
+            ("wsrep_on", "ON", "OFF", "Galera"),
+            ("group_replication_single_primary_mode", "OFF", "ON", "several primaries"),
+        ] {
+            assert_eq!(verdict(facts, &[(variable, fits)], false), "fit");
+            let reason = verdict(facts, &[(variable, refused)], false);
+            assert!(reason.contains(name) && reason.contains("allow_cluster"), "{reason}");
+            assert_eq!(verdict(facts, &[(variable, refused)], true), "fit");
+        }
+        assert_eq!(verdict(facts, &[], false), "fit");
+    }
+
+    /// Fault: N152
+    #[test]
+    fn proxy_that_shares_connections_or_drops_settings_is_refused() {
+        let shared = verdict(["43", "10", "8.0.36", "0"], &[], true);
+        assert!(shared.contains("shares its connections"), "{shared}");
+        let ignored = verdict(["42", "28800", "8.0.36", "0"], &[], true);
+        assert!(ignored.contains("ignores SET SESSION wait_timeout"), "{ignored}");
+        let read_only = verdict(["42", "10", "8.0.36", "1"], &[], true);
+        assert!(read_only.contains("READONLY the server is read-only"), "{read_only}");
+        assert!(check_server(Vec::new(), 42, 10, true).is_err());
+        let reply = setup_reply(["42", "10", "8.0.36", "0"], "MyISAM", &[]);
+        let engine = check_server(reply, 42, 10, true).unwrap_err().kind.to_string();
+        assert!(engine.contains("MyISAM, which does not lock rows"), "{engine}");
     }
 
     #[test]

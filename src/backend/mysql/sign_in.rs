@@ -14,6 +14,7 @@ use super::packet::{Fields, Malformed, ServerError};
 mod capabilities {
     pub(super) const CONNECT_WITH_DB: u32 = 1 << 3;
     pub(super) const PROTOCOL_41: u32 = 1 << 9;
+    pub(super) const TLS: u32 = 1 << 11;
     pub(super) const TRANSACTIONS: u32 = 1 << 13;
     pub(super) const SECURE_CONNECTION: u32 = 1 << 15;
     pub(super) const MULTI_STATEMENTS: u32 = 1 << 16;
@@ -41,6 +42,8 @@ pub(super) struct Greeting {
     pub(super) connection_id: u64,
     pub(super) version: String,
     pub(super) is_mariadb: bool,
+    /// Whether the server offers TLS.
+    pub(super) has_tls: bool,
     challenge: Vec<u8>,
     plugin: Vec<u8>,
 }
@@ -81,7 +84,8 @@ impl Greeting {
         // MariaDB's prefix keeps old replicas from refusing a version above 5.
         let is_mariadb = version.to_ascii_lowercase().contains("mariadb");
         let version = version.strip_prefix("5.5.5-").unwrap_or(&version).to_owned();
-        Ok(Greeting { connection_id, version, is_mariadb, challenge, plugin })
+        let has_tls = capabilities & capabilities::TLS != 0;
+        Ok(Greeting { connection_id, version, is_mariadb, has_tls, challenge, plugin })
     }
 }
 
@@ -93,6 +97,25 @@ pub(super) struct Login<'a> {
     pub(super) database: &'a str,
     /// Nobody can listen on the way to the server.
     pub(super) is_private: bool,
+    /// The connection is secured by TLS.
+    pub(super) has_tls: bool,
+}
+
+/// Asks the server to begin TLS.
+#[cfg(feature = "tls")]
+pub(super) fn tls_request() -> Vec<u8> {
+    client_begins(true)
+}
+
+/// How each first packet of a client begins.
+fn client_begins(has_tls: bool) -> Vec<u8> {
+    let tls = if has_tls { capabilities::TLS } else { 0 };
+    let mut packet = Vec::with_capacity(128);
+    packet.extend((capabilities::OURS | tls).to_le_bytes());
+    packet.extend(CLIENT_PACKET_BYTES_MAX.to_le_bytes());
+    packet.push(CHARACTER_SET);
+    packet.extend([0; 23]);
+    packet
 }
 
 /// What follows a packet of the server during sign-in.
@@ -124,11 +147,7 @@ impl<'a> SignIn<'a> {
         let (plugin, challenge) = (plugin.to_vec(), greeting.challenge.clone());
         let sign_in = SignIn { login, plugin, challenge, asked_for_key: false };
         let proof = sign_in.proof()?;
-        let mut reply = Vec::with_capacity(128);
-        reply.extend(capabilities::OURS.to_le_bytes());
-        reply.extend(CLIENT_PACKET_BYTES_MAX.to_le_bytes());
-        reply.push(CHARACTER_SET);
-        reply.extend([0; 23]);
+        let mut reply = client_begins(login.has_tls);
         reply.extend(login.user.as_bytes());
         reply.push(0);
         reply.push(u8::try_from(proof.len()).unwrap_or(0));
@@ -189,7 +208,7 @@ impl<'a> SignIn<'a> {
             CLEAR => Ok(Step::Refused(ServerError {
                 code: PLUGIN_FAILED,
                 message: "it asks for the password in clear (mysql_clear_password), which is \
-                          sent over Unix sockets only"
+                          sent over TLS and Unix sockets only; set ssl-mode=REQUIRED in the URL"
                     .into(),
             })),
             other => Ok(Step::Refused(ServerError {

@@ -9,6 +9,9 @@ use std::{fmt, time::Duration};
 const WAIT_MARK: &str = "distlock wait ";
 /// Never reached, because the leases bound every hold and the callers' limits every wait.
 const NO_LIMIT_S: u32 = 31_536_000;
+/// Maximum time that a statement waits for the table, for example behind `ALTER TABLE`. A caller
+/// that gives up leaves its statement at the server, and these would use up all connections.
+const TABLE_WAIT_S: u32 = 1;
 /// Longest limit that both servers accept for one statement, about 41 days.
 const LIMIT_MAX: Duration = Duration::from_millis(3_600_000_000);
 /// A statement limit of zero means none.
@@ -44,6 +47,20 @@ impl Table {
              token BIGINT UNSIGNED NOT NULL DEFAULT 0, holder VARBINARY(512) NOT NULL DEFAULT '', \
              conn BIGINT UNSIGNED NOT NULL DEFAULT 0) ENGINE=InnoDB ROW_FORMAT=DYNAMIC",
             self.0
+        )
+    }
+
+    /// Asks for the engine of the table.
+    pub(super) fn engine(&self) -> String {
+        let name = self.0.trim_matches('`');
+        let (schema, name) =
+            name.split_once("`.`").map_or(("DATABASE()".to_owned(), name), |(schema, name)| {
+                (format!("x'{}'", Hex(schema.as_bytes())), name)
+            });
+        format!(
+            "SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA={schema} AND \
+             TABLE_NAME=x'{}'",
+            Hex(name.as_bytes())
         )
     }
 
@@ -160,18 +177,22 @@ impl Table {
 }
 
 /// Settings of a new connection, and what it then reports: its id, the idle timeout as set, the
-/// version, whether the server is read-only, and the variables of clusters with several primaries.
-pub(super) fn open_session(lease_seconds: u64, is_mariadb: bool) -> String {
+/// version, whether the server is read-only, the engine of the table, and the variables of clusters
+/// with several primaries. The time zone is fixed because a local hour can repeat itself, and
+/// tokens follow the clock.
+pub(super) fn open_session(table: &Table, lease_seconds: u64, is_mariadb: bool) -> String {
     let no_statement_limit =
         if is_mariadb { "max_statement_time=0" } else { "max_execution_time=0" };
     format!(
         "SET SESSION wait_timeout={lease_seconds},net_read_timeout={lease_seconds},\
          net_write_timeout={lease_seconds},innodb_lock_wait_timeout={NO_LIMIT_S},\
-         lock_wait_timeout={NO_LIMIT_S},autocommit=1,{no_statement_limit};\
+         lock_wait_timeout={TABLE_WAIT_S},autocommit=1,time_zone='+00:00',{no_statement_limit};\
          SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;\
          SELECT CONNECTION_ID(),@@session.wait_timeout,@@version,@@global.read_only;\
+         {};\
          SHOW GLOBAL VARIABLES WHERE variable_name IN \
-         ('wsrep_on','group_replication_single_primary_mode')"
+         ('wsrep_on','group_replication_single_primary_mode')",
+        table.engine()
     )
 }
 

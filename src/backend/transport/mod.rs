@@ -58,6 +58,12 @@ pub(crate) trait Transport: fmt::Debug + Send {
 
     /// Returns a handle with which another thread ends a read.
     fn cancel_handle(&self) -> io::Result<CancelHandle>;
+
+    /// Returns the socket, if it carries nothing but the bytes themselves.
+    #[cfg(all(feature = "tls", feature = "mysql"))]
+    fn into_socket(self: Box<Self>) -> Option<Socket> {
+        None
+    }
 }
 
 /// What to poll for a transport.
@@ -134,6 +140,18 @@ fn open(
         #[cfg(not(feature = "tls"))]
         Some(never) => match *never {},
     }
+}
+
+/// Performs a TLS handshake on a connection that has carried bytes already.
+#[cfg(all(feature = "tls", feature = "mysql"))]
+pub(crate) fn secure(
+    transport: Box<dyn Transport>,
+    security: &Security,
+    deadline: Moment,
+) -> io::Result<Box<dyn Transport>> {
+    let socket = transport.into_socket().ok_or(io::ErrorKind::Unsupported)?;
+    // Its name is always known: it is part of the URL.
+    security.connect(socket, None, deadline)
 }
 
 /// Makes a transport readable, from any thread.

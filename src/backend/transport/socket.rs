@@ -25,7 +25,7 @@ const SEND_FLAGS: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 const SEND_FLAGS: SendFlags = SendFlags::DONTWAIT;
 
 #[derive(Debug)]
-pub(super) struct Socket {
+pub(crate) struct Socket {
     fd: OwnedFd,
     /// `Duration::MAX` if none is set.
     read_timeout: Duration,
@@ -82,6 +82,11 @@ impl Transport for Socket {
             // Fails only if the socket is already closed.
             let _ = shutdown(&fd, Shutdown::Both);
         }))
+    }
+
+    #[cfg(all(feature = "tls", feature = "mysql"))]
+    fn into_socket(self: Box<Self>) -> Option<Socket> {
+        Some(*self)
     }
 }
 

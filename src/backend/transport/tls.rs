@@ -159,7 +159,7 @@ pub(crate) fn tls_advice(error: &io::Error) -> Option<String> {
             | AlertDescription::CertificateExpired),
         ) => format!("it refuses the certificate of this client ({alert:?})"),
         rustls::Error::InvalidMessage(_) => {
-            "its reply is not TLS; connect to its port for TLS, or use redis://".into()
+            "its reply is not TLS; connect to its port for TLS, or without TLS".into()
         }
         error => format!("TLS is not possible: {error}"),
     })

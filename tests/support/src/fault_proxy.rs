@@ -60,7 +60,8 @@ impl FaultProxy {
     ///
     /// A reply is whatever the server sends until the client's next request. Faults that change a
     /// reply change only the part that arrives first, and discard the others if they replace, cut
-    /// or drop it. A request must not be sent before the reply to the previous one has arrived.
+    /// or drop it. [`change`](super::change) applies to each part. A request must not be sent
+    /// before the reply to the previous one has arrived.
     pub fn in_front_of_mysql(upstream: SocketAddr) -> Self {
         Self::new(Protocol::MySql, upstream)
     }

@@ -70,6 +70,11 @@ pub fn rewrite(how: impl Fn(&str) -> String + Send + Sync + 'static) -> Fault {
     })))
 }
 
+/// Replaces each reply, in MySQL each part of it, with the result of `how`.
+pub fn change(how: impl Fn(&[u8]) -> Vec<u8> + Send + Sync + 'static) -> Fault {
+    Fault::Rewrite(Rewrite(Arc::new(how)))
+}
+
 /// Replaces each reply with the result of `make`.
 pub fn instead(make: impl Fn() -> Vec<u8> + Send + Sync + 'static) -> Fault {
     Fault::Rewrite(Rewrite(Arc::new(move |_| make())))

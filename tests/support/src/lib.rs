@@ -37,7 +37,8 @@ use std::time::{Duration, Instant};
 pub use certificates::Certificates;
 pub use fault_proxy::FaultProxy;
 pub use faults::{
-    ArmedFault, Fault, any_request, command, contains, instead, larger_than, off_by, rewrite,
+    ArmedFault, Fault, any_request, change, command, contains, instead, larger_than, off_by,
+    rewrite,
 };
 pub use freezer::CgroupFreezer;
 pub use monitor::Monitor;

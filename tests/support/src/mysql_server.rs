@@ -209,6 +209,8 @@ impl MySqlServer {
             .arg(format!("--port={}", self.port()))
             .arg(format!("--socket={}", folder.join("socket").display()))
             .arg(format!("--pid-file={}", folder.join("pid").display()))
+            // When a server starts, it deletes the temporary tables of others in a shared folder.
+            .arg(format!("--tmpdir={}", folder.display()))
             .arg(format!("--init-file={}", setup.display()));
         if self.kind() == MySqlKind::MySql {
             command.args(["--loose-mysqlx=OFF", "--secure-file-priv=", "--skip-log-bin"]);

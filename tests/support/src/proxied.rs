@@ -143,7 +143,10 @@ impl Connection {
             return Answer::Part;
         }
         request.missing = 0;
-        Answer::Whole(part, request.fault.take())
+        // A change applies to each part.
+        let is_change = matches!(&request.fault, Some((Fault::Rewrite(_), _)));
+        let fault = if is_change { request.fault.clone() } else { request.fault.take() };
+        Answer::Whole(part, fault)
     }
 
     /// Closes the client's side with a TCP reset instead of an end of stream.

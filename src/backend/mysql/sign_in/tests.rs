@@ -22,7 +22,7 @@ fn parse(payload: &[u8]) -> Result<Greeting, Malformed> {
 }
 
 fn login(is_private: bool) -> Login<'static> {
-    Login { user: "app", password: "secret", database: "shop", is_private }
+    Login { user: "app", password: "secret", database: "shop", is_private, has_tls: false }
 }
 
 fn begin(plugin: &str, is_private: bool) -> (SignIn<'static>, Vec<u8>) {

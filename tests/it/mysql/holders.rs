@@ -1,0 +1,186 @@
+//! Holders: processes that die or are paused, connections that are ended, and long holds.
+
+use std::{thread, time::Duration};
+
+use distlock::{LockError, LockLost, LockOptions, MySqlMgr, Released};
+
+use super::{
+    LONG_TTL_MS, await_free, await_waits, config, kill_holder, lock, manager, on_each_server,
+    spawn_locker,
+};
+use crate::{
+    helpers::{CALL_LIMIT, SECOND, UnwrapReleased, completes_within, expect_loss, spawn_call},
+    support::{TEST_TIMEOUT, Worker, eventually},
+};
+
+/// Fault: N157
+/// Promise: P5
+#[test]
+fn lock_of_a_killed_process_is_free_at_once() {
+    on_each_server(|server| {
+        let mgr = manager(server);
+        let mut holder = spawn_locker(server, LONG_TTL_MS);
+        let token = lock(&mut holder, "x");
+        let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
+        await_waits(server, 1);
+        holder.kill();
+        let next = completes_within(CALL_LIMIT, "the lock", || waiting.join().unwrap());
+        assert!(next.fencing_token().as_u64() > token);
+    });
+}
+
+/// Fault: N157
+/// Promise: P2, P5
+#[test]
+fn stopped_process_knows_that_its_lock_is_lost() {
+    on_each_server(|server| {
+        let mgr = manager(server);
+        let mut holder = spawn_locker(server, "3000");
+        let token = lock(&mut holder, "x");
+        holder.stop();
+        let next = mgr.lock("x").unwrap();
+        assert!(next.fencing_token().as_u64() > token);
+        // It reads this line first.
+        holder.send("held x");
+        holder.cont();
+        holder.expect("held x false");
+        holder.send("lost x");
+        let why = holder.expect("lost x");
+        let reasons = ["Expired", "ConnectionLost", "Taken"];
+        assert!(reasons.iter().any(|reason| why.contains(reason)), "{why}");
+        holder.send("release x");
+        holder.expect("released x OwnedByOther");
+        assert!(next.is_held());
+        next.release().unwrap().unwrap_released();
+    });
+}
+
+/// Only the end of the connection can show the loss, because the next renewal is due in 200 s.
+///
+/// Fault: N157
+/// Promise: P7
+#[test]
+fn end_of_the_connection_is_noticed_without_a_renewal() {
+    on_each_server(|server| {
+        let mgr = manager(server);
+        let (guard, other) = (mgr.lock("x").unwrap(), mgr.lock("y").unwrap());
+        kill_holder(server, "x");
+        assert_eq!(expect_loss(&guard), LockLost::ConnectionLost);
+        assert_eq!(guard.release().unwrap(), Released::Gone);
+        assert!(other.is_held());
+        other.release().unwrap().unwrap_released();
+        assert!(mgr.lock("x").unwrap().is_held());
+    });
+}
+
+/// A transaction that is rolled back takes its token with it.
+///
+/// Fault: N157
+/// Promise: P3
+#[test]
+fn tokens_rise_although_transactions_are_rolled_back() {
+    on_each_server(|server| {
+        let (here, there) = (manager(server), manager(server));
+        let mut last = 0;
+        for round in 0..12 {
+            let mgr = if round % 2 == 0 { &here } else { &there };
+            let guard = await_free(mgr, "x");
+            let token = guard.fencing_token().as_u64();
+            assert!(token > last, "the token does not rise in round {round}: {token} after {last}");
+            last = token;
+            if round % 3 != 0 {
+                kill_holder(server, "x");
+                expect_loss(&guard);
+            }
+        }
+    });
+}
+
+/// Promise: P8
+#[test]
+fn many_locks_of_one_manager_are_renewed() {
+    const LOCKS: u64 = 60;
+    on_each_server(|server| {
+        let config = config(server.url()).ttl(9 * SECOND).max_connections(64);
+        let mgr = MySqlMgr::new(config).unwrap();
+        let guards: Vec<_> =
+            (0..LOCKS).map(|number| mgr.lock(&format!("x{number}")).unwrap()).collect();
+        // They are renewed every three seconds.
+        let renewed = mgr.metrics().renewals() + 4 * LOCKS;
+        eventually("all are renewed", TEST_TIMEOUT, || mgr.metrics().renewals() >= renewed);
+        for guard in guards {
+            guard.release().unwrap().unwrap_released();
+        }
+    });
+}
+
+#[test]
+fn reentrant_lock_belongs_to_its_thread() {
+    on_each_server(|server| {
+        let mgr = manager(server);
+        let outer = mgr.lock_reentrant("x").unwrap();
+        let inner = mgr.lock_reentrant("x").unwrap();
+        let now = LockOptions::new().wait(Duration::ZERO);
+        let refused = thread::scope(|threads| {
+            let other = threads.spawn(|| mgr.lock_reentrant_with("x", &now).map(drop));
+            other.join().unwrap().unwrap_err()
+        });
+        assert!(matches!(refused, LockError::Held { .. }), "{refused:?}");
+        drop((outer, inner));
+        drop(mgr.try_lock("x").unwrap());
+    });
+}
+
+/// The child has copies of the sockets, and must neither use nor end them.
+///
+/// Fault: F10, N157
+#[test]
+fn forked_child_cannot_use_or_release_its_parents_lock() {
+    on_each_server(|server| {
+        let mgr = manager(server);
+        let args = [("url", &*server.url()), ("ttl_ms", LONG_TTL_MS)];
+        let mut worker = Worker::spawn("forker", &args);
+        worker.expect("child ended Some(0)");
+        for line in ["held false", "ensure true", "lock true", "ping true", "dropped all"] {
+            worker.expect(&format!("child {line}"));
+        }
+        worker.expect("parent held true");
+        assert!(mgr.is_locked("forked").unwrap());
+        worker.send("go on");
+        worker.expect("parent released Ok(Released)");
+        drop(mgr.try_lock("forked").unwrap());
+    });
+}
+
+/// Fault: N161
+#[test]
+fn alter_table_leaves_no_waiting_statements_behind() {
+    on_each_server(|server| {
+        let mgr = manager(server);
+        let guard = mgr.lock("x").unwrap();
+        let impatient = MySqlMgr::new(config(server.url()).operation_timeout(3 * SECOND)).unwrap();
+        let blocked = || {
+            let rows = server.execute(
+                "SELECT ID FROM information_schema.PROCESSLIST \
+                 WHERE STATE = 'Waiting for table metadata lock'",
+            );
+            rows.len()
+        };
+        thread::scope(|threads| {
+            threads.spawn(|| {
+                server.execute("SET lock_wait_timeout=1000; ALTER TABLE distlock ADD note INT")
+            });
+            eventually("it waits", TEST_TIMEOUT, || blocked() == 1);
+            for _ in 0..3 {
+                let error = completes_within(CALL_LIMIT, "a try", || {
+                    impatient.try_lock("y").map(drop).unwrap_err()
+                });
+                assert!(matches!(error, LockError::Timeout { holder: None, .. }), "{error:?}");
+            }
+            eventually("only ALTER TABLE waits", CALL_LIMIT, || blocked() == 1);
+            assert!(guard.is_held());
+            guard.release().unwrap().unwrap_released();
+        });
+        drop(impatient.lock("y").unwrap());
+    });
+}

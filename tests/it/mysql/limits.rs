@@ -1,0 +1,175 @@
+//! Limits and refusals: connections, privileges, and tables that are missing or of another kind.
+
+use std::time::Duration;
+
+use distlock::{LockError, MySqlMgr};
+
+use super::{await_waits, config, create_table, manager, on_each_server};
+use crate::{
+    helpers::{CALL_LIMIT, SECOND, UnwrapReleased, completes_within, spawn_call, timed},
+    support::{MySqlServer, TEST_TIMEOUT, eventually, mysql_servers},
+};
+
+/// The code and the whole text of a refusal.
+#[track_caller]
+fn refusal<T>(result: distlock::Result<T>) -> (String, String) {
+    match result.map(drop).unwrap_err() {
+        LockError::Refused { ref code, .. } if code.is_empty() => panic!("no code"),
+        error @ LockError::Refused { .. } => {
+            let LockError::Refused { code, .. } = &error else { unreachable!() };
+            (code.clone(), error.to_string())
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Fault: N164
+#[test]
+fn callers_wait_in_the_process_for_one_of_few_connections() {
+    const WAIT: Duration = Duration::from_millis(200);
+    on_each_server(|server| {
+        let mgr = MySqlMgr::new(config(server.url()).max_connections(2)).unwrap();
+        let guards = [mgr.lock("a").unwrap(), mgr.lock("b").unwrap()];
+        let exhausted = |error: LockError| {
+            assert!(matches!(error, LockError::PoolExhausted { pool_size: 2, .. }), "{error:?}");
+        };
+        exhausted(completes_within(CALL_LIMIT, "a try", || mgr.try_lock("c").unwrap_err()));
+        let (result, took) = timed(|| mgr.try_lock_for("c", WAIT));
+        exhausted(result.unwrap_err());
+        assert!(took >= WAIT && took < CALL_LIMIT, "{took:?}");
+        // Looks and releases have connections of their own.
+        assert_eq!(mgr.locks("*").unwrap().len(), 2);
+        let waiting = spawn_call(&mgr, "c", |mgr, name| mgr.lock(name).unwrap());
+        eventually("it waits", TEST_TIMEOUT, || mgr.metrics().waiting() == 1);
+        let [one, other] = guards;
+        one.release().unwrap().unwrap_released();
+        drop(completes_within(CALL_LIMIT, "the lock", || waiting.join().unwrap()));
+        other.release().unwrap().unwrap_released();
+    });
+}
+
+/// Fault: N164
+#[test]
+fn server_without_free_connections_is_named_with_the_limit() {
+    for builder in mysql_servers() {
+        let server = builder.arg("--max-connections=10").start();
+        create_table(&server);
+        // A user without privileges, because the server keeps a connection for administrators.
+        let url = server.create_user("app", "secret");
+        let mgr = MySqlMgr::new(config(url.clone()).operation_timeout(SECOND)).unwrap();
+        let mut guards = Vec::new();
+        let error = loop {
+            match mgr.try_lock(&format!("x{}", guards.len())) {
+                Ok(guard) => guards.push(guard),
+                Err(error) => break error,
+            }
+            assert!(guards.len() <= 10);
+        };
+        assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
+        let text = error.to_string();
+        assert!(text.contains("1040") && text.contains("lower max_connections"), "{text}");
+        // A caller with time left waits until there is a connection.
+        let other = MySqlMgr::new(config(url)).unwrap();
+        let waiting = spawn_call(&other, "y", |mgr, name| mgr.lock(name).unwrap());
+        eventually("it waits", TEST_TIMEOUT, || other.metrics().waiting() == 1);
+        for guard in guards {
+            guard.release().unwrap().unwrap_released();
+        }
+        mgr.shutdown();
+        eventually("it has the lock", TEST_TIMEOUT, || waiting.is_finished());
+        waiting.join().unwrap().release().unwrap().unwrap_released();
+    }
+}
+
+/// Fault: N165
+#[test]
+fn table_that_does_not_fit_is_refused_with_what_to_do() {
+    on_each_server(|server| {
+        let mgr = manager(server);
+        server.execute("DROP TABLE distlock");
+        let (code, text) = refusal(mgr.lock("x"));
+        assert_eq!(code, "1146");
+        for part in ["MySqlMgr::create_table", "distlock mysql-schema", "CREATE TABLE IF NOT"] {
+            assert!(text.contains(part), "{text}");
+        }
+        mgr.create_table().unwrap();
+        mgr.lock("x").unwrap().release().unwrap().unwrap_released();
+
+        server.execute(
+            "DROP TABLE distlock; CREATE TABLE distlock (name VARBINARY(1024) PRIMARY KEY)",
+        );
+        let (code, text) = refusal(mgr.lock("x"));
+        assert_eq!(code, "1054");
+        assert!(text.contains("has other columns"), "{text}");
+    });
+}
+
+/// Without row locks, every client would get every lock.
+///
+/// Fault: N165
+/// Promise: P1
+#[test]
+fn table_without_row_locks_is_refused() {
+    on_each_server(|server| {
+        server.execute(
+            "DROP TABLE distlock; CREATE TABLE distlock (name VARBINARY(200) PRIMARY KEY, \
+             token BIGINT UNSIGNED, holder VARBINARY(512), conn BIGINT UNSIGNED) ENGINE=MyISAM",
+        );
+        let error = MySqlMgr::new(config(server.url())).unwrap_err();
+        assert!(matches!(error, LockError::InvalidConfig { .. }), "{error:?}");
+        assert!(error.to_string().contains("MyISAM, which does not lock rows"), "{error}");
+    });
+}
+
+/// Fault: N165
+#[test]
+fn wrong_password_is_refused_and_not_shown() {
+    on_each_server(|server| {
+        let url = server.create_user("app", "s3cret");
+        let error = MySqlMgr::new(config(url.replace("s3cret", "wr0ng"))).unwrap_err();
+        let shown = format!("{error} {error:?}");
+        assert!(matches!(&error, LockError::Refused { code, .. } if code == "1045"), "{error:?}");
+        assert!(shown.contains("check the user, its password"), "{shown}");
+        assert!(!shown.contains("wr0ng"), "{shown}");
+        let mgr = MySqlMgr::new(config(url)).unwrap();
+        assert!(!format!("{mgr:?}").contains("s3cret"));
+        mgr.lock("x").unwrap().release().unwrap().unwrap_released();
+    });
+}
+
+/// Fault: N165
+#[test]
+fn binary_log_of_statements_is_refused_with_what_to_do() {
+    let log = ["--log-bin=binlog", "--server-id=1", "--binlog-format=STATEMENT"];
+    let server = log.into_iter().fold(MySqlServer::builder(), |server, arg| server.arg(arg));
+    let server = server.start();
+    create_table(&server);
+    let (code, text) = refusal(manager(&server).lock("x"));
+    assert_eq!(code, "1665");
+    assert!(text.contains("binlog_format to MIXED or ROW"), "{text}");
+}
+
+/// Fault: N158
+#[test]
+fn prune_spares_locks_that_are_held_or_waited_for() {
+    on_each_server(|server| {
+        let mgr = manager(server);
+        for name in ["old1", "old2"] {
+            mgr.lock(name).unwrap().release().unwrap().unwrap_released();
+        }
+        let guard = mgr.lock("x").unwrap();
+        let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
+        await_waits(server, 1);
+        assert_eq!(mgr.prune(600 * SECOND).unwrap(), 0);
+        assert_eq!(mgr.prune(Duration::ZERO).unwrap(), 2);
+        assert_eq!(server.execute("SELECT name FROM distlock"), [["x"]]);
+        let token = guard.fencing_token();
+        guard.release().unwrap().unwrap_released();
+        let next = waiting.join().unwrap();
+        assert!(next.fencing_token() > token);
+        let token = next.fencing_token();
+        next.release().unwrap().unwrap_released();
+        assert_eq!(mgr.prune(Duration::ZERO).unwrap(), 1);
+        assert!(mgr.lock("x").unwrap().fencing_token() > token);
+    });
+}

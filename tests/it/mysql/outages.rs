@@ -1,0 +1,176 @@
+//! Outages: servers that end, hang or become read-only, and replies that are lost.
+
+use std::{thread, time::Duration};
+
+use distlock::{LockError, LockLost, MySqlMgr, Released};
+
+use super::{await_free, await_waits, config, is_mariadb, manager, on_each_server, waits};
+use crate::{
+    helpers::{CALL_LIMIT, SECOND, UnwrapReleased, completes_within, expect_loss, spawn_call},
+    support::{Fault, FaultProxy, TEST_TIMEOUT, contains, eventually},
+};
+
+const RELEASE: &str = "SET holder=''";
+
+/// Fault: N162
+/// Promise: P3, P7
+#[test]
+fn restart_of_the_server_loses_locks_with_a_notice() {
+    on_each_server(|server| {
+        let mgr = manager(server);
+        let ends: [fn(&crate::support::MySqlServer); 2] =
+            [|server| server.kill(), |server| server.shut_down()];
+        let mut last = 0;
+        for end in ends {
+            let guard = await_free(&mgr, "x");
+            assert!(guard.fencing_token().as_u64() > last);
+            last = guard.fencing_token().as_u64();
+            // A waiter goes on waiting until the server is back.
+            let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
+            await_waits(server, 1);
+            end(server);
+            expect_loss(&guard);
+            server.restart();
+            let next = waiting.join().unwrap();
+            assert!(next.fencing_token().as_u64() > last);
+            last = next.fencing_token().as_u64();
+            next.release().unwrap().unwrap_released();
+        }
+    });
+}
+
+/// Fault: N162
+/// Promise: P1, P2
+#[test]
+fn holder_that_is_cut_off_loses_its_lock_in_time() {
+    on_each_server(|server| {
+        let proxy = FaultProxy::in_front_of_mysql(server.addr());
+        let (cut_off, other) =
+            (MySqlMgr::new(config(proxy.url()).ttl(3 * SECOND)).unwrap(), manager(server));
+        let guard = cut_off.lock("x").unwrap();
+        let waiting = spawn_call(&other, "x", |mgr, name| mgr.lock(name).unwrap());
+        await_waits(server, 1);
+        proxy.blackhole();
+        let next = waiting.join().unwrap();
+        assert!(!guard.is_held(), "{guard:?}");
+        assert_eq!(expect_loss(&guard), LockLost::Expired);
+        assert!(next.fencing_token() > guard.fencing_token());
+        proxy.heal();
+        assert!(next.is_held());
+        next.release().unwrap().unwrap_released();
+    });
+}
+
+/// Fault: N162
+/// Promise: P7
+#[test]
+fn server_that_becomes_read_only_ends_its_locks() {
+    on_each_server(|server| {
+        let url = server.create_user("app", "secret");
+        let mgr = MySqlMgr::new(config(url).ttl(6 * SECOND)).unwrap();
+        let guard = mgr.lock("x").unwrap();
+        let read_only = if is_mariadb(server) { "read_only" } else { "super_read_only" };
+        server.execute(&format!("SET GLOBAL {read_only} = 1"));
+        assert_eq!(expect_loss(&guard), LockLost::ConnectionLost);
+        let error = mgr.try_lock("y").unwrap_err();
+        assert!(matches!(&error, LockError::Refused { code, .. } if code == "READONLY"), "{error}");
+        server.execute("SET GLOBAL read_only = 0");
+        await_free(&mgr, "x").release().unwrap().unwrap_released();
+    });
+}
+
+/// Fault: N163
+#[test]
+fn lost_reply_to_an_acquisition_leaves_the_lock_free() {
+    on_each_server(|server| {
+        let other = manager(server);
+        other.lock("x").unwrap().release().unwrap().unwrap_released();
+        let proxy = FaultProxy::in_front_of_mysql(server.addr());
+        let mgr = MySqlMgr::new(config(proxy.url()).operation_timeout(SECOND)).unwrap();
+        for fault in [Fault::DropReply, Fault::ResetAfterRequest, Fault::CutReply(9)] {
+            let lost = proxy.on_request(contains("NOWAIT"), fault).forever();
+            let error = completes_within(CALL_LIMIT, "a try", || mgr.try_lock("x").unwrap_err());
+            assert!(error.is_unavailable(), "{error:?}");
+            assert!(lost.fired() > 0);
+            lost.disarm();
+            await_free(&other, "x").release().unwrap().unwrap_released();
+            assert!(waits(server).is_empty());
+        }
+    });
+}
+
+/// Fault: N163
+#[test]
+fn lost_reply_to_a_release_leaves_the_lock_free() {
+    on_each_server(|server| {
+        let other = manager(server);
+        let proxy = FaultProxy::in_front_of_mysql(server.addr());
+        let mgr = MySqlMgr::new(config(proxy.url()).operation_timeout(SECOND)).unwrap();
+        for fault in [Fault::ResetBeforeRequest, Fault::ResetAfterRequest, Fault::CutReply(9)] {
+            let is_cut = matches!(fault, Fault::CutReply(_));
+            let guard = mgr.lock("x").unwrap();
+            let lost = proxy.on_request(contains(RELEASE), fault);
+            let result = completes_within(CALL_LIMIT, "a release", || guard.release());
+            assert_eq!(lost.fired(), 1);
+            match result {
+                Ok(Released::Released) if !is_cut => {}
+                Err(LockError::Unavailable { .. }) if is_cut => {}
+                other => panic!("{other:?}"),
+            }
+            await_free(&other, "x").release().unwrap().unwrap_released();
+        }
+        assert_eq!(mgr.metrics().lost(), 0);
+    });
+}
+
+/// Fault: N162
+/// Promise: P6
+#[test]
+fn shutdown_does_not_wait_for_a_server_that_hangs() {
+    on_each_server(|server| {
+        let mgr = MySqlMgr::new(config(server.url()).operation_timeout(SECOND)).unwrap();
+        let guards: Vec<_> =
+            (0..6).map(|number| mgr.lock(&format!("x{number}")).unwrap()).collect();
+        let waiting = spawn_call(&mgr, "x0", |mgr, name| mgr.lock(name).map(drop));
+        await_waits(server, 1);
+        server.stop();
+        completes_within(2 * CALL_LIMIT, "shutdown", || mgr.shutdown());
+        assert!(guards.iter().all(|guard| !guard.is_held()));
+        let error = waiting.join().unwrap().unwrap_err();
+        assert!(matches!(error, LockError::Shutdown), "{error:?}");
+        drop(guards);
+        server.cont();
+        let other = manager(server);
+        for number in 0..6 {
+            drop(await_free(&other, &format!("x{number}")));
+        }
+    });
+}
+
+/// A server that hangs for less than the lease costs no lock.
+///
+/// Fault: N162
+/// Promise: P8
+#[test]
+fn lock_survives_a_server_that_hangs_for_a_while() {
+    on_each_server(|server| {
+        let config = config(server.url()).ttl(30 * SECOND).operation_timeout(SECOND);
+        let mgr = MySqlMgr::new(config).unwrap();
+        let guard = mgr.lock("x").unwrap();
+        // Until a renewal has had no reply in time.
+        let failures = mgr.metrics().renewals_failed();
+        server.stop();
+        thread::scope(|threads| {
+            threads.spawn(|| {
+                eventually("a renewal is late", TEST_TIMEOUT, || {
+                    mgr.metrics().renewals_failed() > failures
+                });
+                server.cont();
+            });
+        });
+        let renewed = mgr.metrics().renewals();
+        eventually("it is renewed", TEST_TIMEOUT, || mgr.metrics().renewals() > renewed);
+        assert!(guard.remaining() > Duration::ZERO);
+        guard.release().unwrap().unwrap_released();
+    });
+}

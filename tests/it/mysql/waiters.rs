@@ -1,0 +1,201 @@
+//! Waiters: their statements at the server, when they begin, give up, die, or create the row.
+
+use std::{sync::Barrier, thread, time::Duration};
+
+use distlock::{LockError, MySqlMgr};
+
+use super::{
+    LONG_TTL_MS, await_waits, config, create_table, manager, on_each_server, spawn_locker, waits,
+};
+use crate::{
+    helpers::{CALL_LIMIT, UnwrapReleased, completes_within, spawn_call, timed},
+    support::{Fault, FaultProxy, MySqlServer, TEST_TIMEOUT, contains, eventually},
+};
+
+/// Fault: N158
+#[test]
+fn timed_wait_ends_in_time_and_leaves_no_statement() {
+    const WAIT: Duration = Duration::from_millis(300);
+    on_each_server(|server| {
+        let (holder, mgr) = (manager(server), manager(server));
+        let guard = holder.lock("x").unwrap();
+        for _ in 0..5 {
+            let (result, took) = timed(|| mgr.try_lock_for("x", WAIT));
+            assert!(waits(server).is_empty());
+            match result.unwrap_err() {
+                LockError::Timeout { holder: Some(by), .. } => {
+                    assert_eq!(by.id(), guard.id().as_str());
+                }
+                other => panic!("{other:?}"),
+            }
+            assert!(took >= WAIT && took < CALL_LIMIT, "{took:?}");
+        }
+        assert!(guard.is_held());
+    });
+}
+
+/// Fault: N158
+#[test]
+fn statement_of_an_abandoned_wait_is_ended() {
+    on_each_server(|server| {
+        let (holder, mgr) = (manager(server), manager(server));
+        let guard = holder.lock("x").unwrap();
+        let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).map(drop));
+        await_waits(server, 1);
+        mgr.shutdown();
+        let error = waiting.join().unwrap().unwrap_err();
+        assert!(matches!(error, LockError::Shutdown), "{error:?}");
+        await_waits(server, 0);
+        guard.release().unwrap().unwrap_released();
+        drop(holder.try_lock("x").unwrap());
+    });
+}
+
+/// The statement of the broken connection would get the lock before the new one.
+///
+/// Fault: N158
+#[test]
+fn reconnected_waiter_leaves_no_statement_behind() {
+    on_each_server(|server| {
+        let holder = manager(server);
+        let proxy = FaultProxy::in_front_of_mysql(server.addr());
+        let mgr = MySqlMgr::new(config(proxy.url())).unwrap();
+        let guard = holder.lock("x").unwrap();
+        let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
+        await_waits(server, 1);
+        let (old, _) = waits(server)[0];
+        proxy.reset_all();
+        eventually(
+            "only a new statement waits",
+            TEST_TIMEOUT,
+            || matches!(*waits(server), [(new, _)] if new != old),
+        );
+        guard.release().unwrap().unwrap_released();
+        let next = completes_within(CALL_LIMIT, "the lock", || waiting.join().unwrap());
+        next.release().unwrap().unwrap_released();
+    });
+}
+
+/// Its statement gets its turn, and is rolled back at once.
+///
+/// Fault: N158
+#[test]
+fn killed_waiter_does_not_delay_the_next() {
+    on_each_server(|server| {
+        let mgr = manager(server);
+        let guard = mgr.lock("x").unwrap();
+        let mut killed = spawn_locker(server, LONG_TTL_MS);
+        killed.send("lock x");
+        await_waits(server, 1);
+        let waiting = spawn_call(&manager(server), "x", |mgr, name| mgr.lock(name).unwrap());
+        await_waits(server, 2);
+        killed.kill();
+        guard.release().unwrap().unwrap_released();
+        let next = completes_within(CALL_LIMIT, "the lock", || waiting.join().unwrap());
+        next.release().unwrap().unwrap_released();
+    });
+}
+
+/// The server ends transactions that have locked the same gap. Callers do not notice.
+///
+/// Fault: N159
+#[test]
+fn names_that_nobody_has_used_are_created_without_deadlocks() {
+    const CLIENTS: usize = 16;
+    on_each_server(|server| {
+        let managers = [manager(server), manager(server)];
+        let together = Barrier::new(CLIENTS);
+        thread::scope(|threads| {
+            for client in 0..CLIENTS {
+                let (mgr, together) = (&managers[client % 2], &together);
+                threads.spawn(move || {
+                    for round in 0..15 {
+                        together.wait();
+                        let guard = mgr.lock(&format!("new{round}")).unwrap();
+                        guard.release().unwrap().unwrap_released();
+                    }
+                });
+            }
+        });
+        assert_eq!(managers.iter().map(|mgr| mgr.metrics().failed()).sum::<u64>(), 0);
+    });
+}
+
+/// Looking for a name that does not exist must not keep others from creating theirs.
+///
+/// Fault: N159
+#[test]
+fn absent_name_does_not_block_the_creation_of_others() {
+    on_each_server(|server| {
+        let proxy = FaultProxy::in_front_of_mysql(server.addr());
+        let mgr = MySqlMgr::new(config(proxy.url())).unwrap();
+        let held = proxy.on_request(contains("INSERT IGNORE"), Fault::HoldRequest);
+        // It has found no row, and its transaction is open.
+        let waiting = spawn_call(&mgr, "m", |mgr, name| mgr.lock(name).unwrap());
+        held.wait_fired();
+        let others = manager(server);
+        for name in ["a", "z"] {
+            let (result, took) = timed(|| others.lock(name).map(drop));
+            result.unwrap();
+            // An insertion that is blocked fails after a second, and is repeated.
+            assert!(
+                took < Duration::from_secs(1),
+                "m blocked the creation of another name, {name}, for {took:?}"
+            );
+        }
+        held.release();
+        waiting.join().unwrap().release().unwrap().unwrap_released();
+    });
+}
+
+/// The client finds no row. Before it creates one, another client does so and holds the lock.
+///
+/// Fault: N159
+#[test]
+fn client_that_loses_the_creation_of_the_row_keeps_its_place() {
+    let server = MySqlServer::start();
+    create_table(&server);
+    let holder = manager(&server);
+    let proxy = FaultProxy::in_front_of_mysql(server.addr());
+    let mgr = MySqlMgr::new(config(proxy.url())).unwrap();
+    let held = proxy.on_request(contains("INSERT IGNORE"), Fault::HoldRequest);
+    let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
+    held.wait_fired();
+    let guard = holder.lock("x").unwrap();
+    held.release();
+    // Its statement waits for longer than the creation may take.
+    eventually(
+        "it waits",
+        TEST_TIMEOUT,
+        || matches!(*waits(&server), [(_, seconds)] if seconds >= 3),
+    );
+    guard.release().unwrap().unwrap_released();
+    drop(completes_within(CALL_LIMIT, "the lock", || waiting.join().unwrap()));
+}
+
+/// Its first request is long past when it gets the lock.
+///
+/// Fault: N158
+/// Promise: P4
+#[test]
+fn waiter_whose_ttl_has_passed_meanwhile_gets_a_whole_lease() {
+    const TTL: Duration = Duration::from_secs(4);
+    on_each_server(|server| {
+        let holder = manager(server);
+        let guard = holder.lock("x").unwrap();
+        let mgr = MySqlMgr::new(config(server.url()).ttl(TTL)).unwrap();
+        let first = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
+        await_waits(server, 1);
+        let second = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
+        eventually(
+            "they wait for longer than the ttl",
+            TEST_TIMEOUT,
+            || matches!(*waits(server), [_, (_, seconds)] if seconds > TTL.as_secs()),
+        );
+        guard.release().unwrap().unwrap_released();
+        eventually("the first has the lock", TEST_TIMEOUT, || first.is_finished());
+        assert!(!second.is_finished());
+        first.join().unwrap().release().unwrap().unwrap_released();
+        second.join().unwrap().release().unwrap().unwrap_released();
+    });
+}
