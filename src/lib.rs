@@ -251,7 +251,11 @@ pub use crate::{
 #[cfg(feature = "tls")]
 pub use crate::config::Tls;
 #[cfg(feature = "mysql")]
-pub use crate::{config::MySqlConfig, mysql_manager::MySqlMgr};
+pub use crate::{
+    backend::mysql::{MySqlServerInfo, MySqlTableState},
+    config::MySqlConfig,
+    mysql_manager::MySqlMgr,
+};
 
 pub use crossbeam_channel;
 pub use redis;

@@ -70,8 +70,9 @@ impl MySqlMgr {
         Ok(MySqlMgr { handle: Arc::new(handle), backend })
     }
 
-    /// Creates the table of the locks if it does not exist. Needs the privilege `CREATE`. `distlock
-    /// mysql-schema` prints the statement for those who create tables themselves.
+    /// Creates the table of the locks if it does not exist. Needs the privilege `CREATE`.
+    /// [`MySqlConfig::table_statement`] and `distlock mysql-schema` have the statement for those
+    /// who create tables themselves.
     pub fn create_table(&self) -> Result<()> {
         self.handle.inner()?;
         self.backend.create_table()

@@ -16,7 +16,7 @@ use crate::{
     urls::has_password,
 };
 
-/// Distributed locks for shell scripts and operators, kept in Redis or Valkey.
+/// Distributed locks for shell scripts and operators, kept in Redis, Valkey, MySQL or MariaDB.
 ///
 /// At most one process at a time, on any machine, holds the lock of a given name. distlock run runs
 /// a command under a lock. The other commands list, inspect, release and measure locks, and check
@@ -79,8 +79,9 @@ pub(crate) fn summary(error: &clap::Error) -> String {
 
 /// Arguments whose environment variable counts as unset if it is empty, because a systemd unit can
 /// only clear a variable that way. An empty prefix is valid, so it is not in this list.
-const UNSET_IF_EMPTY: [(&str, &str); 5] = [
+const UNSET_IF_EMPTY: [(&str, &str); 6] = [
     ("password_file", "DISTLOCK_PASSWORD_FILE"),
+    ("table", "DISTLOCK_TABLE"),
     ("quarantine", "DISTLOCK_QUARANTINE"),
     ("cacert", "DISTLOCK_CACERT"),
     ("cert", "DISTLOCK_CERT"),
@@ -177,10 +178,10 @@ fn set_size(letters: &mut Chars<'_>) -> Option<usize> {
 /// The servers that keep the locks.
 #[derive(Arguments, Clone, Debug)]
 pub(crate) struct Servers {
-    /// Server: redis://[user@]host[:port][/db], rediss:// for TLS, valkey://, unix:///path, or
-    /// redis+sentinel://host,host/master. For several nodes, repeat the option or separate URLs with
-    /// commas. Default: DISTLOCK_URL, then REDIS_URL, then redis://127.0.0.1:6379. Must not contain
-    /// a password
+    /// Server: redis://[user@]host[:port][/db], rediss:// for TLS, valkey://, unix:///path,
+    /// redis+sentinel://host,host/master, or mysql://[user@]host[:port]/database. For several nodes,
+    /// repeat the option or separate URLs with commas. Default: DISTLOCK_URL, then REDIS_URL, then
+    /// redis://127.0.0.1:6379. Must not contain a password
     #[arg(
         long,
         global = true,
@@ -199,7 +200,7 @@ pub(crate) struct Servers {
         help_heading = "Servers"
     )]
     pub(crate) password_file: Option<PathBuf>,
-    /// Text put before a lock name to make its key [default: lock:]
+    /// Text put before each lock name [default: lock: in Redis and Valkey, nothing in MySQL]
     #[arg(
         long,
         global = true,
@@ -208,6 +209,15 @@ pub(crate) struct Servers {
         help_heading = "Servers"
     )]
     pub(crate) prefix: Option<String>,
+    /// Table of the locks in MySQL, as table or database.table [default: distlock]
+    #[arg(
+        long,
+        global = true,
+        value_name = "NAME",
+        env = "DISTLOCK_TABLE",
+        help_heading = "Servers"
+    )]
+    pub(crate) table: Option<String>,
     /// Maximum time for one exchange with a server, connecting included
     #[arg(
         long,
@@ -280,6 +290,13 @@ pub(crate) enum Command {
     Init(Init),
     Doctor(Doctor),
     Bench(Bench),
+    /// Print the statement that creates the table of the locks in MySQL
+    ///
+    /// To create the table: distlock mysql-schema | mysql DATABASE
+    ///
+    /// Needs no server. --table names another table.
+    MysqlSchema,
+    Prune(Prune),
     Completions(Completions),
     /// Print the manual page
     ///
@@ -310,7 +327,8 @@ pub(crate) enum Command {
 /// terminal, SIGTTIN.
 ///
 /// A second process, distlock-guard, ends the group and releases the lock if distlock itself is
-/// killed, or stopped by SIGSTOP.
+/// killed, or stopped by SIGSTOP. In MySQL, the lock ends together with distlock, so another
+/// process may get it while the guard still ends the group.
 #[derive(Arguments, Clone, Debug)]
 #[command(
     override_usage = help_text::RUN_USAGE,
@@ -521,6 +539,18 @@ pub(crate) struct Bench {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Delete rows of unused locks from a table in MySQL
+///
+/// The row of a lock stays in the table when the lock is released. The fencing tokens of a lock
+/// whose row was deleted still increase, unless the server's clock is set back by more than
+/// --older-than.
+#[derive(Arguments, Clone, Debug)]
+pub(crate) struct Prune {
+    /// Delete only rows of locks that nobody has acquired for this time
+    #[arg(long, value_name = "DURATION", default_value = "30d", value_parser = parse_duration)]
+    pub(crate) older_than: Duration,
 }
 
 /// Print completions for a shell

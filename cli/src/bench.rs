@@ -45,8 +45,9 @@ pub(crate) fn run(servers: &Servers, options: &Bench) -> Outcome {
     let urls = if options.urls.is_empty() { &servers.url } else { &options.urls };
     // No other client uses the temporary name, so nodes that have just started can safely vote on
     // it.
-    let config =
-        connect::config_for(servers, urls)?.pool_size(4).ttl(BENCH_TTL).quarantine(Duration::ZERO);
+    let why_not = "for MySQL, distlock doctor measures a round trip and a hand-over";
+    let config = connect::config_for(servers, urls)?.redis_only("bench", why_not)?;
+    let config = config.pool_size(4).ttl(BENCH_TTL).quarantine(Duration::ZERO);
     let nodes = config.each_node().into_iter().map(RedisMgr::new).collect::<Result<Vec<_>, _>>()?;
     let mgr = RedisMgr::new(config)?;
     let temp_lock = TempLock::new(servers.prefix.as_deref().unwrap_or("lock:"));

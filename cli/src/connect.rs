@@ -1,47 +1,104 @@
 //! Builds a manager from arguments, environment variables and files. Passwords are accepted from
 //! files and the environment only, because every user of the machine can read a command line.
 
-use std::{fs, io::Read as _, path::Path};
+use std::{env, fs, io::Read as _, path::Path};
 
-use distlock::{Config, RedisMgr, Tls};
+use distlock::{Config, LockManager, MySqlConfig, Tls};
 
 use crate::{
     args::{ArgError, Servers, TlsFiles},
     exit::Failure,
+    manager_config::ManagerConfig,
     quarantine_option::QuarantineOption,
     ranges,
-    urls::has_password,
+    urls::{has_password, is_mysql, split_urls},
 };
 
+/// Maximum number of connections of a manager. A command sends one request at a time, so it needs
+/// few: `doctor` holds a lock and waits for it.
+const CONNECTIONS_MAX: u32 = 2;
+
 /// The configuration that the arguments and the environment describe.
-pub(crate) fn config(servers: &Servers) -> Result<Config, Failure> {
+pub(crate) fn config(servers: &Servers) -> Result<ManagerConfig, Failure> {
     config_for(servers, &servers.url)
 }
 
 /// The same, for `urls` instead of `--url`. If there are none, the environment names the servers.
-pub(crate) fn config_for(servers: &Servers, urls: &[String]) -> Result<Config, Failure> {
+pub(crate) fn config_for(servers: &Servers, urls: &[String]) -> Result<ManagerConfig, Failure> {
     let quarantine = QuarantineOption::from_args(servers)?;
     ranges::check("--timeout", servers.timeout, &ranges::TIMEOUT)?;
     if urls.iter().any(|url| has_password(url)) {
         return Err(Failure::usage(ArgError::Password.to_string()));
     }
-    let mut config = match urls {
-        [] => Config::from_env(),
-        urls => Config::new(urls.join(",")),
+    let listed = if urls.is_empty() { urls_in_environment() } else { Some(urls.join(",")) };
+    let mut config = match listed {
+        Some(listed) if split_urls(&listed).any(is_mysql) => {
+            ManagerConfig::MySql(mysql_config(servers, &listed)?)
+        }
+        _ => ManagerConfig::Redis(redis_config(servers, urls, quarantine)?),
     };
     if let Some(path) = &servers.password_file {
-        config = config.password(read_password(path)?);
-    }
-    // A command sends one request at a time, so it needs few connections.
-    config = config.pool_size(2).operation_timeout(servers.timeout);
-    config = quarantine.apply(config);
-    if let Some(tls) = tls(&servers.tls)? {
-        config = config.tls(tls);
+        config = config.password(&read_password(path)?);
     }
     Ok(match &servers.prefix {
         Some(prefix) => config.prefix(prefix),
         None => config,
     })
+}
+
+/// The URLs that [`Config::from_env`] would use, unless it would report them as invalid.
+fn urls_in_environment() -> Option<String> {
+    let set = |name| env::var_os(name).filter(|urls| !urls.is_empty());
+    ["DISTLOCK_URL", "REDIS_URL"].into_iter().find_map(set)?.into_string().ok()
+}
+
+fn redis_config(
+    servers: &Servers,
+    urls: &[String],
+    quarantine: QuarantineOption,
+) -> Result<Config, Failure> {
+    if servers.table.is_some() {
+        return Err(Failure::usage(
+            "--table and DISTLOCK_TABLE are for mysql:// URLs; leave them out for Redis and Valkey",
+        ));
+    }
+    let config = match urls {
+        [] => Config::from_env(),
+        urls => Config::new(urls.join(",")),
+    };
+    let config = config.pool_size(CONNECTIONS_MAX).operation_timeout(servers.timeout);
+    let config = quarantine.apply(config);
+    Ok(match tls(&servers.tls)? {
+        Some(tls) => config.tls(tls),
+        None => config,
+    })
+}
+
+fn mysql_config(servers: &Servers, urls: &str) -> Result<MySqlConfig, Failure> {
+    if split_urls(urls).count() > 1 {
+        return Err(Failure::usage(
+            "a mysql:// URL must be the only one, because locks in MySQL are kept by one server",
+        ));
+    }
+    if servers.tls != TlsFiles::default() {
+        return Err(Failure::usage(
+            "--cacert, --cert, --key and their variables are for rediss:// and valkeys:// URLs: \
+             distlock does not encrypt connections to MySQL yet; leave them out, and use a Unix \
+             socket, a tunnel or a trusted network",
+        ));
+    }
+    let config = MySqlConfig::new(urls.trim())
+        .max_connections(CONNECTIONS_MAX)
+        .operation_timeout(servers.timeout);
+    Ok(with_table(config, servers))
+}
+
+/// The table that is named, or else the library's default.
+pub(crate) fn with_table(config: MySqlConfig, servers: &Servers) -> MySqlConfig {
+    match &servers.table {
+        Some(table) => config.table(table),
+        None => config,
+    }
 }
 
 /// The certificates, if any are named.
@@ -59,9 +116,9 @@ fn tls(files: &TlsFiles) -> Result<Option<Tls>, Failure> {
     Ok(Some(tls))
 }
 
-/// Creates a manager. Does not connect if there is a single server.
-pub(crate) fn manager(servers: &Servers) -> Result<RedisMgr, Failure> {
-    Ok(RedisMgr::new(config(servers)?)?)
+/// Creates a manager. Does not connect to a single Redis server.
+pub(crate) fn manager(servers: &Servers) -> Result<Box<dyn LockManager>, Failure> {
+    Ok(config(servers)?.manager()?)
 }
 
 /// Maximum size of a password file that is read; otherwise an endless one such as `/dev/zero` would

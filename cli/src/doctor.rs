@@ -6,6 +6,8 @@ mod facts;
 mod finding;
 mod grant_command;
 mod handover_probe;
+mod mysql;
+mod mysql_checks;
 mod node_checks;
 mod other_prefixes;
 mod permission_probe;
@@ -15,19 +17,32 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
+use distlock::{Config, LockError};
+
 use self::{
-    facts::{Contact, Facts, Requirements},
+    facts::{Contact, Requirements},
     finding::{Finding, Level},
 };
 use crate::{
     args::{Doctor, Servers},
     connect,
     exit::{Exit, Outcome},
-    format, output,
+    format,
+    manager_config::ManagerConfig,
+    output,
     quarantine_option::QuarantineOption,
     ranges,
     secrets::Secrets,
 };
+
+/// The servers, and what is right and wrong with them.
+#[derive(Debug)]
+struct Examination {
+    servers: Vec<String>,
+    /// None of the servers can be reached.
+    is_unreachable: bool,
+    findings: Vec<Finding>,
+}
 
 /// The result as JSON.
 #[derive(Debug, Serialize)]
@@ -45,34 +60,53 @@ pub(crate) fn run(servers: &Servers, options: &Doctor) -> Outcome {
     // The file is read once, because it may be a pipe.
     let password = servers.password_file.as_deref().map(connect::read_password).transpose()?;
     let servers = &Servers { password_file: None, ..servers.clone() };
-    let config = connect::config_for(servers, urls)?.password(password.clone().unwrap_or_default());
+    let mut config = connect::config_for(servers, urls)?;
+    if let Some(password) = &password {
+        config = config.password(password);
+    }
     let quarantine = QuarantineOption::from_args(servers)?;
-    quarantine.check_ttl(&config, options.ttl)?;
     let nodes = config.each_node().len();
+    quarantine.check_ttl(nodes, options.ttl)?;
     let prefix = servers.prefix.clone().unwrap_or_else(|| "lock:".into());
     let requirements =
         Requirements { ttl: options.ttl, nodes, quarantine: quarantine.for_nodes(nodes), prefix };
-    let users = grant_command::users(urls);
-    let facts = collect::collect_facts(&config, requirements, users, &Secrets::collect(password))?;
-    let findings = check_facts(&facts);
+    let examined = match config {
+        ManagerConfig::Redis(config) => {
+            let users = grant_command::users(urls);
+            examine_redis(&config, requirements, users, &Secrets::collect(password))?
+        }
+        ManagerConfig::MySql(config) => mysql::examine(config, &requirements)?,
+    };
     if options.json {
-        output::print_json(build_report(&facts, &findings))?;
+        output::print_json(build_report(&examined))?;
     } else {
-        output::print(&format_report(&facts, &findings))?;
+        output::print(&format_report(&examined))?;
     }
-    Ok(verdict(&facts, &findings))
+    Ok(verdict(&examined))
 }
 
-fn check_facts(facts: &Facts) -> Vec<Finding> {
+fn examine_redis(
+    config: &Config,
+    requirements: Requirements,
+    users: Vec<String>,
+    secrets: &Secrets,
+) -> Result<Examination, LockError> {
+    let facts = collect::collect_facts(config, requirements, users, secrets)?;
     let of_nodes =
         facts.nodes.iter().flat_map(|node| node_checks::check_node(node, &facts.requirements));
-    of_nodes.chain(cross_checks::check_together(facts)).collect()
+    let is_unreachable =
+        facts.nodes.iter().all(|node| matches!(node.contact, Contact::Unreachable(_)));
+    Ok(Examination {
+        findings: of_nodes.chain(cross_checks::check_together(&facts)).collect(),
+        servers: facts.nodes.into_iter().map(|node| node.server).collect(),
+        is_unreachable,
+    })
 }
 
-fn verdict(facts: &Facts, findings: &[Finding]) -> Exit {
-    if facts.nodes.iter().all(|node| matches!(node.contact, Contact::Unreachable(_))) {
+fn verdict(examined: &Examination) -> Exit {
+    if examined.is_unreachable {
         Exit::Unavailable
-    } else if findings.iter().any(|finding| finding.level == Level::Problem) {
+    } else if examined.findings.iter().any(|finding| finding.level == Level::Problem) {
         Exit::No
     } else {
         Exit::Success
@@ -83,9 +117,10 @@ fn count_level(findings: &[Finding], level: Level) -> usize {
     findings.iter().filter(|finding| finding.level == level).count()
 }
 
-fn build_report<'a>(facts: &'a Facts, findings: &'a [Finding]) -> DoctorReport<'a> {
+fn build_report(examined: &Examination) -> DoctorReport<'_> {
+    let findings = &examined.findings;
     DoctorReport {
-        servers: facts.nodes.iter().map(|node| node.server.as_str()).collect(),
+        servers: examined.servers.iter().map(String::as_str).collect(),
         findings,
         unknown: count_level(findings, Level::Unknown),
         warnings: count_level(findings, Level::Warning),
@@ -93,11 +128,11 @@ fn build_report<'a>(facts: &'a Facts, findings: &'a [Finding]) -> DoctorReport<'
     }
 }
 
-fn format_report(facts: &Facts, findings: &[Finding]) -> String {
+fn format_report(Examination { servers, findings, .. }: &Examination) -> String {
     let mut page = String::new();
-    for node in &facts.nodes {
-        let own = findings.iter().filter(|finding| finding.server.as_ref() == Some(&node.server));
-        add_section(&mut page, &node.server, own);
+    for server in servers {
+        let own = findings.iter().filter(|finding| finding.server.as_ref() == Some(server));
+        add_section(&mut page, server, own);
     }
     add_section(&mut page, "together", findings.iter().filter(|finding| finding.server.is_none()));
     let plural = |count: usize, what: &str| match count {

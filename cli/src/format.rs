@@ -22,11 +22,30 @@ pub(crate) fn quote(text: &str) -> String {
 }
 
 /// What the library's messages call settings and remedies, and what they are for this command.
-const OPTION_NAMES: [(&str, &str); 9] = [
+const OPTION_NAMES: [(&str, &str); 15] = [
     ("run distlock init or call Config::declare_nodes_new", "run distlock init"),
     ("pass true to Config::declare_nodes_new", "add --yes"),
     ("Config::quarantine(Duration::ZERO)", "--quarantine 0"),
     ("Config::quarantine", "--quarantine"),
+    ("set Tls::ca_file to", "set --cacert to"),
+    (" and unix:///path", ", unix:///path and mysql://[user[:password]@]host[:port]/database"),
+    (
+        "if all programs use the same member, set MySqlConfig::allow_cluster",
+        "keep locks on a server with a single primary, or in Redis",
+    ),
+    (
+        "create it with MySqlMgr::create_table, `distlock mysql-schema`, or:",
+        "create it by `distlock mysql-schema | mysql DATABASE`, or:",
+    ),
+    (
+        "check the user, its password and its host in the server's list",
+        "check the user in the URL, the password in DISTLOCK_URL or --password-file, and the hosts \
+         from which the user may sign in",
+    ),
+    (
+        "lower max_connections here or raise the server's limit",
+        "raise max_connections of the server, or the limit of the user",
+    ),
     ("use a longer ttl", "use a longer --ttl"),
     (
         "put a password into the URL",

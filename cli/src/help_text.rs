@@ -17,12 +17,13 @@ pub(crate) const EXIT_CODES: [(&str, &str); 10] = [
 ];
 
 /// The environment variables that distlock reads.
-pub(crate) const ENVIRONMENT: [(&str, &str); 8] = [
+pub(crate) const ENVIRONMENT: [(&str, &str); 9] = [
     ("DISTLOCK_URL", "servers, unless --url is given; may contain passwords"),
     ("REDIS_URL", "the same, unless DISTLOCK_URL is set"),
     ("DISTLOCK_PASSWORD_FILE", "default of --password-file"),
     ("DISTLOCK_CACERT, DISTLOCK_CERT, DISTLOCK_KEY", "defaults of --cacert, --cert, --key"),
     ("DISTLOCK_PREFIX", "default of --prefix"),
+    ("DISTLOCK_TABLE", "default of --table"),
     ("DISTLOCK_QUARANTINE", "default of --quarantine"),
     ("DISTLOCK_LOG", "details to log: off, error, warn, info, debug or trace"),
     ("NO_COLOR", "turns off the colours of top"),

@@ -35,7 +35,11 @@ fn table(locks: &[LockInfo]) -> Table {
             format::escape(lock.name()),
             format::holder_name(holder) + doubt,
             holder.held_for().map_or_else(|| "-".into(), format::duration),
-            holder.ttl_left().map_or_else(|| "no expiry".into(), format::duration),
+            match holder.ttl_left() {
+                Some(left) => format::duration(left),
+                None if holder.never_expires() => "no expiry".into(),
+                None => "-".into(),
+            },
             lock.waiting().to_string(),
             lock.fencing_token().map_or_else(|| "-".into(), |token| token.to_string()),
         ]);

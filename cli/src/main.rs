@@ -18,6 +18,8 @@ mod job_control;
 mod json;
 mod list;
 mod man;
+mod manager_config;
+mod mysql_table;
 mod output;
 mod proc_stat;
 mod quarantine_option;
@@ -85,6 +87,8 @@ fn main() -> ExitCode {
         Command::Init(options) => init::run(&args.servers, &options),
         Command::Doctor(options) => doctor::run(&args.servers, &options),
         Command::Bench(options) => bench::run(&args.servers, &options),
+        Command::MysqlSchema => mysql_table::print_schema(&args.servers),
+        Command::Prune(options) => mysql_table::prune(&args.servers, &options),
         Command::Completions(options) => completions::run(&options),
         Command::Man => man::run(),
     };

@@ -49,8 +49,8 @@ impl QuarantineOption {
     }
 
     /// Fails if a lock with this ttl could outlive the quarantine of a node that forgot it.
-    pub(crate) fn check_ttl(self, config: &Config, ttl: Duration) -> Result<(), Failure> {
-        let quarantine = self.for_nodes(config.each_node().len());
+    pub(crate) fn check_ttl(self, nodes: usize, ttl: Duration) -> Result<(), Failure> {
+        let quarantine = self.for_nodes(nodes);
         if quarantine.is_zero() || ttl <= quarantine {
             return Ok(());
         }
@@ -102,7 +102,7 @@ mod tests {
         ] {
             let quarantine = QuarantineOption(asked.map(at));
             assert_eq!(
-                quarantine.check_ttl(&nodes(count), at(ttl)).is_ok(),
+                quarantine.check_ttl(count, at(ttl)).is_ok(),
                 fits,
                 "{asked:?} {count} {ttl}"
             );

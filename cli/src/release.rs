@@ -1,6 +1,6 @@
 //! `distlock release`: releases a lock for the holder that was named or found, but for no other.
 
-use distlock::{RedisMgr, Released};
+use distlock::{LockManager, Released};
 use serde::Serialize;
 
 use crate::{
@@ -36,12 +36,12 @@ pub(crate) fn run(servers: &Servers, options: &Release) -> Outcome {
                 "the holder has another id",
             )
         }
-        None => release_current_holder(&mgr, options),
+        None => release_current_holder(&*mgr, options),
     }
 }
 
 /// Releases by the id that was found, so that a client that acquires the lock meanwhile keeps it.
-fn release_current_holder(mgr: &RedisMgr, options: &Release) -> Outcome {
+fn release_current_holder(mgr: &dyn LockManager, options: &Release) -> Outcome {
     let Some(lock) = mgr.lock_info(&options.name)? else {
         return report_outcome(options, Released::Gone, HolderJson::default(), "", "");
     };

@@ -53,12 +53,11 @@ fn format_lock(lock: &LockInfo) -> String {
             .map_or_else(String::new, |since| format!(", since {since}"));
         fact("held", format::duration(held) + &since);
     }
-    fact(
-        "left",
-        holder
-            .ttl_left()
-            .map_or_else(|| "no expiry".into(), |left| format::duration(left) + " unless renewed"),
-    );
+    match holder.ttl_left() {
+        Some(left) => fact("left", format::duration(left) + " unless renewed"),
+        None if holder.never_expires() => fact("left", "no expiry".into()),
+        None => {}
+    }
     if let Some(token) = lock.fencing_token() {
         fact("token", token.to_string());
     }

@@ -24,6 +24,12 @@ pub(crate) fn has_password(urls: &str) -> bool {
     })
 }
 
+/// Whether the URL is that of a MySQL or MariaDB server.
+pub(crate) fn is_mysql(url: &str) -> bool {
+    let scheme = url.trim_start().split_once("://").map(|(scheme, _)| scheme);
+    scheme.is_some_and(|scheme| matches!(scheme, "mysql" | "mariadb"))
+}
+
 /// Splits a comma-separated list as the library does: at a comma that a scheme follows. A password
 /// may contain such a comma too. Then the first part ends in a port that is not a number, by which
 /// [`has_password`] still notices it, unless that piece of the password is a number.
@@ -87,6 +93,8 @@ mod tests {
             "redis+sentinel://h:1,i:2/main?sentinel_pass=x",
             "redis+sentinel://u:x@h:1,i:2/main",
             "redis+sentinel://h:1,i:x/main",
+            "mysql://u:x@h/shop",
+            "mysql://u:x@localhost/shop?socket=/s",
         ] {
             assert!(has_password(url), "{url}");
         }
@@ -107,6 +115,8 @@ mod tests {
             "redis+sentinel://h:1,i:2,[::1]:3/main/0",
             "redis+sentinel://u@h:1,i/main?sentinel_user=w",
             "redis://u@h:1/2, valkey+unix://v@h,unix:///s",
+            "mysql://app@h:3306/shop",
+            "mysql://app@localhost/shop?socket=/run/mysqld/mysqld.sock",
         ] {
             assert!(!has_password(url), "{url}");
         }

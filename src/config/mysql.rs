@@ -6,8 +6,11 @@ use std::{fmt, sync::Arc, time::Duration};
 use super::Tls;
 use super::{Config, ValidatedConfig};
 use crate::{
-    backend::mysql::{MySqlBackend, MySqlEndpoint, SessionSettings, Table},
-    error::{LockError, Result},
+    backend::{
+        error::BackendError,
+        mysql::{self, MySqlBackend, MySqlEndpoint, MySqlServerInfo, SessionSettings, Table},
+    },
+    error::{Action, LockError, Result},
     observe::event::HandleEvent,
 };
 
@@ -146,24 +149,42 @@ impl MySqlConfig {
         self
     }
 
+    /// Returns the statement that creates the table of the locks, for those who create tables
+    /// themselves. Does not connect.
+    ///
+    /// ```
+    /// let statement = distlock::MySqlConfig::new("").table("locks").table_statement()?;
+    /// assert!(statement.starts_with("CREATE TABLE IF NOT EXISTS `locks` ("));
+    /// # Ok::<_, distlock::LockError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidConfig`](LockError::InvalidConfig) if the name of the table is not usable.
+    pub fn table_statement(&self) -> Result<String> {
+        Ok(self.parsed_table()?.create())
+    }
+
+    /// Asks the server what it is and how it is set up, for diagnosis. Also works for a server that
+    /// [`MySqlMgr::new`](crate::MySqlMgr::new) refuses. Changes nothing. Uses one connection for
+    /// about 30 exchanges, each of which takes at most the operation timeout.
+    ///
+    /// # Errors
+    ///
+    /// As [`MySqlMgr::new`](crate::MySqlMgr::new), and [`Unavailable`](LockError::Unavailable) if
+    /// the server cannot be reached.
+    pub fn examine_server(&self) -> Result<MySqlServerInfo> {
+        let (config, endpoint, table) = self.validated_parts()?;
+        mysql::examine(&endpoint, &table, config.operation_timeout).map_err(|error| {
+            BackendError::Node(error).into_lock_error(endpoint.label, Action::Connect, None)
+        })
+    }
+
     pub(crate) fn validate(&self) -> Result<(ValidatedConfig, MySqlBackend)> {
-        let config = self.common.validate_settings(Vec::new())?;
-        let mut endpoint = MySqlEndpoint::parse(&self.url)?;
-        if endpoint.password.is_none() {
-            endpoint.password = self.common.password.as_deref().map(Arc::from);
-        }
-        self.secure(&mut endpoint)?;
-        let table = Table::parse(&self.table).ok_or_else(|| LockError::InvalidConfig {
-            reason: "the table must be `table` or `database.table`, each of 1 to 64 letters, \
-                     digits, _, $ or -"
-                .into(),
-        })?;
-        let settings = SessionSettings {
-            endpoint,
-            default_ttl: config.ttl,
-            table,
-            allow_cluster: self.allow_cluster,
-        };
+        let (config, endpoint, table) = self.validated_parts()?;
+        let default_ttl = config.ttl;
+        let allow_cluster = self.allow_cluster;
+        let settings = SessionSettings { endpoint, default_ttl, table, allow_cluster };
         let (prefix, max_connections) = (config.prefix.clone(), config.pool_size);
         let backend =
             MySqlBackend::new(settings, prefix, max_connections, config.operation_timeout);
@@ -195,6 +216,24 @@ impl MySqlConfig {
             return Err(LockError::InvalidConfig { reason: reason.into() });
         }
         Ok(())
+    }
+
+    fn validated_parts(&self) -> Result<(ValidatedConfig, MySqlEndpoint, Table)> {
+        let config = self.common.validate_settings(Vec::new())?;
+        let mut endpoint = MySqlEndpoint::parse(&self.url)?;
+        if endpoint.password.is_none() {
+            endpoint.password = self.common.password.as_deref().map(Arc::from);
+        }
+        self.secure(&mut endpoint)?;
+        Ok((config, endpoint, self.parsed_table()?))
+    }
+
+    fn parsed_table(&self) -> Result<Table> {
+        Table::parse(&self.table).ok_or_else(|| LockError::InvalidConfig {
+            reason: "the table must be `table` or `database.table`, each of 1 to 64 letters, \
+                     digits, _, $ or -"
+                .into(),
+        })
     }
 }
 

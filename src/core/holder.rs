@@ -181,6 +181,12 @@ impl Holder {
         self.ttl_left
     }
 
+    /// Returns whether the lock has no expiry at all, so that it stays held if its holder dies.
+    /// `false` if that is not known.
+    pub fn never_expires(&self) -> bool {
+        self.ttl_left.is_none() && !self.hides_expiry
+    }
+
     /// Returns the number of waiters; `None` if the server was not asked for it.
     pub fn waiters(&self) -> Option<u64> {
         self.waiters
@@ -233,7 +239,7 @@ impl fmt::Display for Holder {
         }
         match (self.ttl_left, self.waiters) {
             (Some(left), _) => write!(f, ", expires in {} unless renewed", HumanDuration(left)),
-            (None, Some(_)) if !self.hides_expiry => f.write_str(", without an expiry"),
+            (None, Some(_)) if self.never_expires() => f.write_str(", without an expiry"),
             (None, _) => Ok(()),
         }
     }

@@ -17,7 +17,7 @@ use crate::{clock, secrets::Secrets, temp_lock::TempLock};
 /// Exchanges by which the round trip and the clock are measured.
 const ROUND_TRIP_SAMPLES: usize = 20;
 /// The ttl of the temporary lock, longer than the hand-over probe can take.
-const PROBE_TTL: Duration = Duration::from_secs(30);
+pub(super) const PROBE_TTL: Duration = Duration::from_secs(30);
 
 /// Queries all servers. Fails only if the configuration is invalid.
 pub(super) fn collect_facts(
@@ -53,7 +53,9 @@ pub(super) fn collect_facts(
     if reachable > facts.nodes.len() / 2 {
         let mgr = RedisMgr::new(config).map_err(|error| error.to_string());
         facts.handover =
-            Some(mgr.and_then(|mgr| handover_probe::probe_handover(&mgr, &temp_lock.name)));
+            Some(mgr.and_then(|mgr| {
+                handover_probe::probe_handover(&mgr, &temp_lock.name, Duration::ZERO)
+            }));
         for mgr in &managers {
             temp_lock.delete_keys(mgr);
         }

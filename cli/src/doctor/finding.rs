@@ -24,7 +24,8 @@ pub(crate) struct Finding {
     pub(crate) level: Level,
     pub(crate) message: String,
     pub(crate) advice: Option<String>,
-    /// Commands for `redis-cli` that follow the advice, each ready to be pasted.
+    /// Commands for `redis-cli`, or for the `mysql` client, that follow the advice, each ready to
+    /// be pasted.
     pub(crate) commands: Vec<String>,
 }
 
@@ -61,7 +62,7 @@ impl Finding {
         Finding { advice: Some(advice.into()), ..self }
     }
 
-    /// A command for `redis-cli` that follows the advice.
+    /// A command for the server's client that follows the advice.
     pub(crate) fn command(mut self, command: impl Into<String>) -> Finding {
         self.commands.push(command.into());
         self

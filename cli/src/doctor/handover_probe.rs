@@ -3,13 +3,13 @@
 
 use std::{thread, time::Duration};
 
-use distlock::{LockError, RedisMgr, Released};
+use distlock::{LockError, LockManager, Released};
 
 use super::facts::Handover;
 use crate::clock;
 
 /// Maximum time for each step.
-const STEP_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time between two looks at whether the waiter is queued.
 const QUEUE_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
@@ -17,10 +17,15 @@ const QUEUE_POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// slow one down.
 const ROUNDS: usize = 3;
 
-pub(super) fn probe_handover(mgr: &RedisMgr, name: &str) -> Result<Handover, String> {
-    let mut best = probe_once(mgr, name)?;
+/// Waits for the lock for at most `wait` at first, if other runs of the doctor use the same one.
+pub(super) fn probe_handover(
+    mgr: &dyn LockManager,
+    name: &str,
+    wait: Duration,
+) -> Result<Handover, String> {
+    let mut best = probe_once(mgr, name, wait)?;
     for _ in 1..ROUNDS {
-        let next = probe_once(mgr, name)?;
+        let next = probe_once(mgr, name, wait)?;
         best = Handover {
             acquire: best.acquire.min(next.acquire),
             handover: best.handover.min(next.handover),
@@ -29,10 +34,12 @@ pub(super) fn probe_handover(mgr: &RedisMgr, name: &str) -> Result<Handover, Str
     Ok(best)
 }
 
-fn probe_once(mgr: &RedisMgr, name: &str) -> Result<Handover, String> {
+fn probe_once(mgr: &dyn LockManager, name: &str, wait: Duration) -> Result<Handover, String> {
     let describe = |what: &str, error: &LockError| format!("{what}: {error}");
     let started = clock::now();
-    let guard = mgr.try_lock(name).map_err(|error| describe("it could not be acquired", &error))?;
+    let guard = mgr
+        .try_lock_for(name, wait)
+        .map_err(|error| describe("it could not be acquired", &error))?;
     let acquire = clock::now() - started;
     thread::scope(|threads| {
         let waiter = threads
@@ -57,7 +64,7 @@ fn probe_once(mgr: &RedisMgr, name: &str) -> Result<Handover, String> {
 
 /// Returns once the waiter is queued, or has failed and can report why.
 fn wait_until_queued(
-    mgr: &RedisMgr,
+    mgr: &dyn LockManager,
     name: &str,
     has_failed: impl Fn() -> bool,
 ) -> Result<(), String> {

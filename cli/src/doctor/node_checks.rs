@@ -44,7 +44,7 @@ pub(super) fn check_node(node: &NodeFacts, requirements: &Requirements) -> Vec<F
         .collect()
 }
 
-fn check_reach(node: &NodeFacts, requirements: &Requirements) -> Option<Finding> {
+pub(super) fn check_reach(node: &NodeFacts, requirements: &Requirements) -> Option<Finding> {
     Some(match &node.contact {
         Contact::Reachable => Finding::ok("reach", "reachable and authenticated"),
         Contact::Unreachable(why) => {
@@ -385,7 +385,7 @@ fn check_timeout(node: &NodeFacts, requirements: &Requirements) -> Option<Findin
     })
 }
 
-fn check_latency(node: &NodeFacts, requirements: &Requirements) -> Option<Finding> {
+pub(super) fn check_latency(node: &NodeFacts, requirements: &Requirements) -> Option<Finding> {
     let (median, worst) = (node.median_round_trip(), node.worst_round_trip());
     if node.round_trips.is_empty() {
         return None;
@@ -426,7 +426,7 @@ fn round_up(span: Duration) -> Duration {
 /// Largest acceptable difference between two clocks, beyond which displayed times mislead.
 pub(super) const CLOCK_DIFFERENCE_MAX_US: i64 = 1_000_000;
 
-fn check_clock(clock: Option<ClockOffset>) -> Option<Finding> {
+pub(super) fn check_clock(clock: Option<ClockOffset>) -> Option<Finding> {
     let Some(ClockOffset { ahead_us, error_us }) = clock else {
         return Some(Finding::unknown("clock", "the server does not report its time"));
     };

@@ -3,7 +3,7 @@
 use std::{io, thread};
 
 use crossbeam_channel::{Receiver, bounded, select};
-use distlock::{ContendedEvent, HandleEvent, LockError, LockGuard, LockOptions, RedisMgr};
+use distlock::{ContendedEvent, HandleEvent, LockError, LockGuard, LockManager, LockOptions};
 
 use super::signals;
 use crate::{format, output};
@@ -19,7 +19,7 @@ pub(super) enum AcquireResult {
 
 /// Acquires the lock on a thread of its own.
 pub(super) fn acquire(
-    mgr: &RedisMgr,
+    mgr: &dyn LockManager,
     name: &str,
     options: &LockOptions,
     received: &Receiver<i32>,

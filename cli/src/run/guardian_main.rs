@@ -4,7 +4,7 @@
 use std::{thread, time::Duration};
 
 use crossbeam_channel::never;
-use distlock::{Config, RedisMgr, Released};
+use distlock::{LockManager, Released};
 use nix::sys::signal::SigSet;
 use rustix::process::{Pid, Signal};
 
@@ -18,6 +18,7 @@ use crate::{
     args::Servers,
     clock, connect,
     exit::{Exit, Failure, Outcome},
+    manager_config::ManagerConfig,
 };
 
 /// Time between two looks at a group that is ending. They are polled, because the guardian is not
@@ -82,12 +83,16 @@ fn terminate_group(order: Option<KillOrder>, limit: Duration) {
 
 /// Releases the lock.
 fn release(lock: &LockSpec) -> Outcome {
-    let LockSpec { urls, password, prefix, timeout, quarantine, tls, .. } = lock.clone();
-    let servers = Servers { url: urls, password_file: None, prefix, timeout, quarantine, tls };
-    let config = connect::config(&servers)?.password(password.unwrap_or_default()).ttl(lock.ttl);
+    let LockSpec { urls: url, password, prefix, table, timeout, quarantine, tls, .. } =
+        lock.clone();
+    let servers = Servers { url, password_file: None, prefix, table, timeout, quarantine, tls };
+    let mut config = connect::config(&servers)?.ttl(lock.ttl);
+    if let Some(password) = &password {
+        config = config.password(password);
+    }
     let nodes = config.each_node();
-    match RedisMgr::new(config) {
-        Ok(mgr) => release_with(&mgr, lock),
+    match config.manager() {
+        Ok(mgr) => release_with(&*mgr, lock),
         // One node that cannot be used any more, such as a new replica, must not keep the lock held
         // on the others.
         Err(_) => release_on_each_node(nodes, lock),
@@ -95,9 +100,9 @@ fn release(lock: &LockSpec) -> Outcome {
 }
 
 /// Releases the lock on each node separately, all at the same time.
-fn release_on_each_node(nodes: Vec<Config>, lock: &LockSpec) -> Outcome {
+fn release_on_each_node(nodes: Vec<ManagerConfig>, lock: &LockSpec) -> Outcome {
     thread::scope(|scope| {
-        let release = |node| move || release_with(&RedisMgr::new(node)?, lock);
+        let release = |node: ManagerConfig| move || release_with(&*node.manager()?, lock);
         let start = |node| {
             thread::Builder::new().name("node".into()).spawn_scoped(scope, release(node)).ok()
         };
@@ -109,7 +114,7 @@ fn release_on_each_node(nodes: Vec<Config>, lock: &LockSpec) -> Outcome {
     })
 }
 
-fn release_with(mgr: &RedisMgr, lock: &LockSpec) -> Outcome {
+fn release_with(mgr: &dyn LockManager, lock: &LockSpec) -> Outcome {
     let mut outcome = Ok(Exit::Success);
     for delay in RELEASE_DELAYS_MS.map(Duration::from_millis) {
         let _ = never::<()>().recv_timeout(delay);

@@ -28,7 +28,7 @@ use std::{
     env, io, os::unix::process::CommandExt as _, process::Command, sync::Arc, time::Duration,
 };
 
-use distlock::{Config, LockGuard, LockLost, LockOptions, RedisMgr, Released};
+use distlock::{LockGuard, LockLost, LockOptions, Released};
 
 use self::{
     acquire::{AcquireResult, WaitReporter, acquire},
@@ -46,7 +46,9 @@ use crate::{
     args::{Run, Servers},
     clock, connect,
     exit::{Exit, Failure, Outcome},
-    format, output,
+    format,
+    manager_config::ManagerConfig,
+    output,
     quarantine_option::QuarantineOption,
     ranges, stderr_writer,
 };
@@ -64,15 +66,14 @@ pub(crate) fn run(servers: &Servers, options: &Run) -> Outcome {
     let mut guardian = GuardianHandle::start(&options.name).map_err(system_failure)?;
     let last_renewal_error = LastRenewalError::default();
     let config = config.event_handler(Arc::new(last_renewal_error.clone()));
-    let mgr = RedisMgr::new(config.event_handler(Arc::new(
-        guardian.acquire_reporter(lock_spec(servers, options, password)),
-    )))?;
+    let reporter = guardian.acquire_reporter(lock_spec(servers, options, password));
+    let mgr = config.event_handler(Arc::new(reporter)).manager()?;
     let mut lock_options = LockOptions::new();
     if let Some(wait) = wait_policy.wait {
         lock_options = lock_options.wait(wait);
     }
     let started = clock::now();
-    let guard = match acquire(&mgr, &options.name, &lock_options, &signals.received)
+    let guard = match acquire(&*mgr, &options.name, &lock_options, &signals.received)
         .map_err(system_failure)?
     {
         AcquireResult::Acquired(guard) => guard,
@@ -134,10 +135,10 @@ fn build_config(
     servers: &Servers,
     options: &Run,
     wait_policy: WaitPolicy,
-) -> Result<(Config, Option<String>), Failure> {
+) -> Result<(ManagerConfig, Option<String>), Failure> {
     let password = servers.password_file.as_deref().map(connect::read_password).transpose()?;
     let mut config = connect::config(&Servers { password_file: None, ..servers.clone() })?;
-    QuarantineOption::from_args(servers)?.check_ttl(&config, options.ttl)?;
+    QuarantineOption::from_args(servers)?.check_ttl(config.each_node().len(), options.ttl)?;
     config = config.ttl(options.ttl);
     if let Some(password) = &password {
         config = config.password(password);
@@ -154,6 +155,7 @@ fn lock_spec(servers: &Servers, options: &Run, password: Option<String>) -> Lock
         urls: servers.url.clone(),
         password,
         prefix: servers.prefix.clone(),
+        table: servers.table.clone(),
         timeout: servers.timeout,
         quarantine: servers.quarantine,
         tls: servers.tls.clone(),

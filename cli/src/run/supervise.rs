@@ -360,7 +360,9 @@ impl<'a> Supervisor<'a> {
         let kill_at = match why {
             // The lock may have another holder whatever we do, and the command may have much to
             // clean up.
-            LockLost::Gone | LockLost::Taken { .. } => now.saturating_add(self.grace_period.grace),
+            LockLost::Gone | LockLost::ConnectionLost | LockLost::Taken { .. } => {
+                now.saturating_add(self.grace_period.grace)
+            }
             _ => now,
         };
         let was_lost = self.termination.is_lost();

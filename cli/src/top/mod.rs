@@ -34,12 +34,14 @@ use crate::{
 
 pub(crate) fn run(servers: &Servers, options: &Top) -> Outcome {
     ranges::check("--interval", options.interval, &ranges::INTERVAL)?;
+    let why_not = "for MySQL, run: watch -n 1 distlock ls";
+    let config = connect::config(servers)?.redis_only("top", why_not)?;
     if !terminal::has_terminal() {
         return Err(Failure::usage(
             "top needs a terminal as standard input and output; `distlock ls` lists the locks once",
         ));
     }
-    let mgr = connect::manager(servers)?;
+    let mgr = RedisMgr::new(config)?;
     run_screen(&mgr, options).unwrap_or_else(|error| {
         Err(Failure::new(
             Exit::CannotRun,

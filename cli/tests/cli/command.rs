@@ -41,6 +41,7 @@ pub(crate) fn distlock(args: &[&str]) -> Command {
         "DISTLOCK_URL",
         "DISTLOCK_PASSWORD_FILE",
         "DISTLOCK_PREFIX",
+        "DISTLOCK_TABLE",
         "DISTLOCK_QUARANTINE",
         "DISTLOCK_LOG",
     ];
@@ -93,6 +94,10 @@ pub(crate) fn run_for_json(command: Command) -> (Value, Finished) {
 }
 
 impl Running {
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     #[track_caller]
     pub(crate) fn wait(mut self) -> Finished {
         let status = eventually_some("the command ends", TEST_TIMEOUT, || {

@@ -370,7 +370,7 @@ fn invalid_urls_and_options_exit_with_64() {
     for (url, says) in [
         ("http://127.0.0.1:6379", "unknown scheme"),
         ("127.0.0.1", "not a server URL"),
-        ("rediss://127.0.0.1/#insecure", "after ? or #"),
+        ("rediss://127.0.0.1/#insecure", "remove #insecure"),
         ("redis://127.0.0.1:1,redis://127.0.0.1:1", "listed twice"),
     ] {
         run_to_end(distlock(&["ls", "--url", url])).expect_code(64).expect_error(says);

@@ -6,8 +6,20 @@ use tempfile::TempDir;
 
 use super::command::{distlock, run_to_end};
 
-const COMMANDS: [&str; 10] =
-    ["run", "ls", "show", "release", "top", "init", "doctor", "bench", "completions", "man"];
+const COMMANDS: [&str; 12] = [
+    "run",
+    "ls",
+    "show",
+    "release",
+    "top",
+    "init",
+    "doctor",
+    "bench",
+    "mysql-schema",
+    "prune",
+    "completions",
+    "man",
+];
 
 #[test]
 fn help_and_version_exit_with_0() {
@@ -64,6 +76,8 @@ fn manual_covers_all_commands_and_options() {
     for option in [
         "--password-file",
         "--max-hold",
+        "--older-than",
+        "--table",
         "--if-id",
         "--interval",
         "--json",

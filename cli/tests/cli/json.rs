@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// The schema, and the properties that have occurred in checked documents.
-struct Schema {
+pub(super) struct Schema {
     root: Value,
     seen: RefCell<BTreeSet<String>>,
 }
@@ -20,7 +20,7 @@ struct Schema {
 const ANNOTATIONS: [&str; 2] = ["description", "title"];
 
 impl Schema {
-    fn read() -> Schema {
+    pub(super) fn read() -> Schema {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/command.schema.json");
         let root = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
         Schema { root, seen: RefCell::default() }
@@ -28,7 +28,7 @@ impl Schema {
 
     /// Checks the output of a command against the definition with this name.
     #[track_caller]
-    fn check(&self, definition: &str, document: &Value) {
+    pub(super) fn check(&self, definition: &str, document: &Value) {
         assert_eq!(document["version"], 1, "{document:#}");
         let at = format!("#/$defs/{definition}");
         if let Err(why) = self.matches(&json!({ "$ref": at }), &at, document) {

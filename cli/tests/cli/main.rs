@@ -16,6 +16,7 @@ mod help;
 mod init;
 mod json;
 mod list;
+mod mysql;
 mod release;
 mod run;
 mod screenshot;

@@ -4,7 +4,7 @@
 mod alone;
 mod contended;
 mod ends;
-mod fixture;
+pub(crate) mod fixture;
 mod hidepid;
 mod killed;
 mod lost;

@@ -7,6 +7,7 @@ use std::{fmt, io, sync::Arc};
 use super::sign_in::tls_request;
 use super::{
     endpoint::MySqlEndpoint,
+    outcome::refusal,
     packet::{
         Malformed, Packet, ReplyReader, ServerError, StatementResult, split_packet, write_packet,
     },
@@ -38,6 +39,15 @@ const LATE_READS_MAX: usize = 8;
 pub(super) enum OpenError {
     Node(NodeError),
     Refused(ServerError),
+}
+
+impl From<OpenError> for NodeError {
+    fn from(error: OpenError) -> NodeError {
+        match error {
+            OpenError::Node(error) => error,
+            OpenError::Refused(error) => refusal(&error),
+        }
+    }
 }
 
 pub(super) struct Connection {

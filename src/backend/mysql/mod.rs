@@ -10,6 +10,7 @@ mod clean_up;
 mod connection;
 mod database;
 mod endpoint;
+mod examine;
 mod held;
 mod inspect;
 mod loss_watch;
@@ -22,6 +23,8 @@ mod sign_in;
 mod statement;
 mod waits;
 
+pub use self::examine::{MySqlServerInfo, MySqlTableState};
 pub(crate) use self::{
-    backend::MySqlBackend, endpoint::MySqlEndpoint, session::SessionSettings, statement::Table,
+    backend::MySqlBackend, endpoint::MySqlEndpoint, examine::examine, session::SessionSettings,
+    statement::Table,
 };

@@ -114,6 +114,43 @@ pub(super) fn is_writable(read_only: Option<&str>) -> bool {
     matches!(read_only, Some("0" | "OFF"))
 }
 
+/// Kind of cluster, if each of its members keeps row locks of its own. From a list of variables.
+pub(super) fn cluster_in(variables: &Rows) -> Option<&'static str> {
+    (0..variables.len()).find_map(|row| match (text(variables, row, 0), text(variables, row, 1)) {
+        (Some("wsrep_on"), Some("ON" | "1")) => Some("Galera"),
+        (Some("group_replication_single_primary_mode"), Some("OFF" | "0")) => {
+            Some("group replication with several primaries")
+        }
+        _ => None,
+    })
+}
+
+/// The columns that a table of locks must have, and the beginning of their types.
+const COLUMNS: [(&str, &str); 4] = [
+    ("name", "varbinary(1024)"),
+    ("token", "bigint"),
+    ("holder", "varbinary(512)"),
+    ("conn", "bigint"),
+];
+
+/// Why a table with these columns and this definition cannot keep locks.
+pub(super) fn misfit(columns: &Rows, definition: &str) -> Option<String> {
+    for (name, needed) in COLUMNS {
+        let Some(row) = (0..columns.len()).find(|row| text(columns, *row, 0) == Some(name)) else {
+            return Some(format!("it has no column {name}"));
+        };
+        let column_type = text(columns, row, 1).unwrap_or_default();
+        if !column_type.starts_with(needed) {
+            return Some(format!("its column {name} is {column_type} instead of {needed}"));
+        }
+    }
+    if !definition.contains("PRIMARY KEY (`name`)") {
+        return Some("its primary key is not the column name".into());
+    }
+    (!definition.contains("ENGINE=InnoDB"))
+        .then(|| "its engine is not InnoDB, and only InnoDB locks rows".into())
+}
+
 /// Fails if a statement was refused.
 pub(super) fn check(reply: &[StatementResult]) -> Result<(), NodeError> {
     match reply.last() {
@@ -166,13 +203,15 @@ pub(super) fn refusal(error: &ServerError) -> NodeError {
         code => code.to_string(),
     };
     let advice = match error.code {
-        1044 | 1045 | 1698 => "; check the user, its password and its host in the server's list",
+        1044 => "; grant the user access to the database, or name another one in the URL",
+        1045 | 1698 => "; check the user, its password and its host in the server's list",
         1040 | 1203 | 1226 => "; lower max_connections here or raise the server's limit",
         1049 => "; create the database, or name another one in the URL",
         1054 => "; the table has other columns, so drop it and create it as documented",
         1665 => "; set binlog_format to MIXED or ROW",
         LOCK_WAIT => "; the table is locked, for example by ALTER TABLE",
         1142 | 1143 => "; grant the user SELECT, INSERT, UPDATE and DELETE on the table",
+        1095 => "; to end the connection of another user, grant this one CONNECTION ADMIN or SUPER",
         1820 | 1862 => "; set a new password for the user",
         _ => "",
     };
@@ -265,6 +304,48 @@ mod tests {
         assert!(!is_renewed(&[found(&["42", "NO_LOCK"], true)], 42).unwrap());
         assert!(!is_renewed(&[found(&[], true)], 42).unwrap());
         assert!(is_renewed(&[refused(1927)], 42).is_err() && is_renewed(&[], 42).is_err());
+    }
+
+    #[test]
+    fn clusters_with_several_primaries_are_recognized() {
+        let variable = |name: &str, value: &str| {
+            cluster_in(&vec![[name, value].map(|text| Some(text.as_bytes().to_vec())).to_vec()])
+        };
+        assert_eq!(variable("wsrep_on", "ON"), Some("Galera"));
+        assert_eq!(variable("wsrep_on", "OFF"), None);
+        let single_primary = "group_replication_single_primary_mode";
+        assert!(variable(single_primary, "OFF").is_some_and(|kind| kind.contains("several")));
+        assert_eq!(variable(single_primary, "ON"), None);
+        assert_eq!(cluster_in(&Vec::new()), None);
+    }
+
+    #[test]
+    fn table_that_cannot_keep_locks_is_described() {
+        let columns = |changed: &str, column_type: &str| -> Rows {
+            let types = [
+                ("name", "varbinary(1024)"),
+                ("token", "bigint(20) unsigned"),
+                ("holder", "varbinary(512)"),
+                ("conn", "bigint unsigned"),
+            ];
+            let row = |(name, usual): (&str, &str)| {
+                let column_type = if name == changed { column_type } else { usual };
+                [name, column_type].map(|text| Some(text.as_bytes().to_vec())).to_vec()
+            };
+            types.map(row).to_vec()
+        };
+        let definition = "CREATE TABLE `x` (…, PRIMARY KEY (`name`)) ENGINE=InnoDB";
+        assert_eq!(misfit(&columns("", ""), definition), None);
+        for (columns, definition, reason) in [
+            (columns("name", "varchar(255)"), definition, "varchar(255) instead of varbinary"),
+            (columns("conn", "int"), definition, "its column conn is int instead of bigint"),
+            (columns("", "")[..3].to_vec(), definition, "it has no column conn"),
+            (columns("", ""), "PRIMARY KEY (`name`)) ENGINE=MyISAM", "not InnoDB"),
+            (columns("", ""), "PRIMARY KEY (`name`,`conn`)) ENGINE=InnoDB", "primary key"),
+        ] {
+            let found = misfit(&columns, definition);
+            assert!(found.as_ref().is_some_and(|found| found.contains(reason)), "{found:?}");
+        }
     }
 
     #[test]

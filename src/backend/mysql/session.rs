@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::{
-    connection::{Connection, OpenError},
+    connection::Connection,
     endpoint::MySqlEndpoint,
     loss_watch::LossWatch,
-    outcome::{self, is_writable, number, refusal, rows, text, unexpected},
+    outcome::{self, cluster_in, is_writable, number, rows, text, unexpected},
     packet::StatementResult,
     statement::{Table, open_session, set_lease_seconds},
 };
@@ -18,6 +18,8 @@ use crate::{
 /// Oldest versions with `NOWAIT` and `SKIP LOCKED`.
 const MARIADB_MIN: (u32, u32) = (10, 6);
 const MYSQL_MIN: (u32, u32) = (8, 0);
+/// What MariaDB puts before its version for old clients.
+pub(super) const OLD_CLIENT_MARK: &str = "5.5.5-";
 
 #[derive(Debug)]
 pub(super) struct Session {
@@ -39,12 +41,10 @@ pub(crate) struct SessionSettings {
 
 impl Session {
     pub(super) fn open(settings: &SessionSettings, deadline: Moment) -> Result<Session, NodeError> {
-        let mut connection =
-            Connection::open(&settings.endpoint, deadline).map_err(|error| match error {
-                OpenError::Node(error) => error,
-                OpenError::Refused(error) => refusal(&error),
-            })?;
-        check_version(connection.version(), connection.is_mariadb())?;
+        let mut connection = Connection::open(&settings.endpoint, deadline)?;
+        if let Some(reason) = too_old(connection.version(), connection.is_mariadb()) {
+            return Err(unfit(reason));
+        }
         let lease_seconds = lease_seconds(settings.default_ttl);
         let setup = open_session(&settings.table, lease_seconds, connection.is_mariadb());
         let reply = connection.query(&setup, deadline)?;
@@ -130,21 +130,14 @@ fn check_server(
         let kind = NodeErrorKind::Refused { code, message };
         return Err(NodeError { outcome_unknown: false, kind });
     }
-    for row in 0..variables.len() {
-        let cluster = match (text(&variables, row, 0), text(&variables, row, 1)) {
-            (Some("wsrep_on"), Some("ON" | "1")) => "Galera",
-            (Some("group_replication_single_primary_mode"), Some("OFF" | "0")) => {
-                "group replication with several primaries"
-            }
-            _ => continue,
-        };
-        if !allow_cluster {
-            return Err(unfit(format!(
-                "the server runs {cluster}, where each member keeps locks of its own, so two \
-                 clients could hold the same one; if all programs use the same member, set \
-                 MySqlConfig::allow_cluster"
-            )));
-        }
+    if let Some(cluster) = cluster_in(&variables)
+        && !allow_cluster
+    {
+        return Err(unfit(format!(
+            "the server runs {cluster}, where each member keeps locks of its own, so two clients \
+             could hold the same one; if all programs use the same member, set \
+             MySqlConfig::allow_cluster"
+        )));
     }
     Ok(())
 }
@@ -158,18 +151,18 @@ fn unfit(reason: String) -> NodeError {
     NodeError { outcome_unknown: false, kind: NodeErrorKind::Ineligible(reason) }
 }
 
-fn check_version(version: &str, is_mariadb: bool) -> Result<(), NodeError> {
+/// Why locks do not work with this version.
+pub(super) fn too_old(version: &str, is_mariadb: bool) -> Option<String> {
     let (product, oldest) =
         if is_mariadb { ("MariaDB", MARIADB_MIN) } else { ("MySQL", MYSQL_MIN) };
-    // For old clients, MariaDB puts 5.5.5 before its version.
-    let version = version.trim_start_matches("5.5.5-");
+    let version = version.trim_start_matches(OLD_CLIENT_MARK);
     let mut numbers = version.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     match (numbers.next(), numbers.next()) {
-        (Some(Ok(major)), Some(Ok(minor))) if (major, minor) < oldest => Err(unfit(format!(
+        (Some(Ok(major)), Some(Ok(minor))) if (major, minor) < oldest => Some(format!(
             "it is {product} {major}.{minor}, but at least {}.{} is needed",
             oldest.0, oldest.1
-        ))),
-        _ => Ok(()),
+        )),
+        _ => None,
     }
 }
 
@@ -206,7 +199,7 @@ mod tests {
             .map_or_else(|error| error.kind.to_string(), |()| "fit".into())
     }
 
-    /// Fault: N152
+    /// Fault: N160
     #[test]
     fn cluster_with_several_primaries_is_refused_unless_allowed() {
         let facts = ["42", "10", "8.0.36", "0"];
@@ -222,7 +215,7 @@ mod tests {
         assert_eq!(verdict(facts, &[], false), "fit");
     }
 
-    /// Fault: N152
+    /// Fault: N160
     #[test]
     fn proxy_that_shares_connections_or_drops_settings_is_refused() {
         let shared = verdict(["43", "10", "8.0.36", "0"], &[], true);
@@ -248,7 +241,7 @@ mod tests {
             ("5.7.44-log", false, false),
             ("unknown", false, true),
         ] {
-            assert_eq!(check_version(version, is_mariadb).is_ok(), fits, "{version}");
+            assert_eq!(too_old(version, is_mariadb).is_none(), fits, "{version}");
         }
     }
 }

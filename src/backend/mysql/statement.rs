@@ -22,6 +22,15 @@ const LIMIT_MIN: Duration = Duration::from_millis(1);
 pub(super) const RENEW: &str = "SELECT CONNECTION_ID(),@@global.read_only";
 pub(super) const ROLLBACK: &str = "ROLLBACK";
 
+/// The variables of clusters with several primaries.
+pub(super) const LIST_CLUSTER_VARIABLES: &str = "SHOW GLOBAL VARIABLES WHERE variable_name IN \
+     ('wsrep_on','group_replication_single_primary_mode')";
+pub(super) const COUNT_CONNECTIONS: &str = "SHOW GLOBAL STATUS LIKE 'Threads_connected'";
+/// Refused without the privilege `PROCESS`, with which a user may list the waiters of others.
+pub(super) const NEED_PROCESS: &str = "SELECT trx_id FROM information_schema.INNODB_TRX LIMIT 1";
+/// The server's time in microseconds.
+pub(super) const READ_TIME: &str = "SELECT CAST(UNIX_TIMESTAMP(NOW(6))*1000000 AS UNSIGNED)";
+
 /// The table as it appears in statements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Table(String);
@@ -62,6 +71,16 @@ impl Table {
              TABLE_NAME=x'{}'",
             Hex(name.as_bytes())
         )
+    }
+
+    /// Lists the columns: name, type, whether NULL is allowed, and the key.
+    pub(super) fn list_columns(&self) -> String {
+        format!("SHOW COLUMNS FROM {}", self.0)
+    }
+
+    /// Shows the statement that would create the table as it is: name and statement.
+    pub(super) fn show_definition(&self) -> String {
+        format!("SHOW CREATE TABLE {}", self.0)
     }
 
     /// Acquires the lock if nobody holds its row, in one request.
@@ -190,9 +209,17 @@ pub(super) fn open_session(table: &Table, lease_seconds: u64, is_mariadb: bool) 
          SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;\
          SELECT CONNECTION_ID(),@@session.wait_timeout,@@version,@@global.read_only;\
          {};\
-         SHOW GLOBAL VARIABLES WHERE variable_name IN \
-         ('wsrep_on','group_replication_single_primary_mode')",
+         {LIST_CLUSTER_VARIABLES}",
         table.engine()
+    )
+}
+
+/// Reads how a server is set up: the id of the connection, the idle timeout as set here, whether
+/// the server is read-only, its limit of connections, and when it flushes its log.
+pub(super) fn read_state(lease_seconds: u64) -> String {
+    format!(
+        "SET SESSION wait_timeout={lease_seconds};SELECT CONNECTION_ID(),@@session.wait_timeout,\
+         @@global.read_only,@@global.max_connections,@@global.innodb_flush_log_at_trx_commit"
     )
 }
 

@@ -64,6 +64,13 @@ impl Endpoint {
             // The URL is not repeated, because a misplaced password may be part of the scheme.
             _ => return Err(invalid(format!("the URL has an unknown scheme; {USABLE_URLS}"))),
         }
+        if matches!(scheme, "rediss" | "valkeys") && url.ends_with("#insecure") {
+            return Err(invalid(format!(
+                "the {scheme}:// URL ends in #insecure, but distlock accepts no certificate \
+                 without verifying it; remove #insecure, and set Tls::ca_file to the authority \
+                 that signed the server's certificate"
+            )));
+        }
         if has_unsupported_part(url, scheme.contains("unix"), is_sentinel) {
             let names = if is_sentinel {
                 " (those after ? are sentinel_user and sentinel_pass)"
@@ -267,6 +274,12 @@ mod tests {
                 reason.contains("an unsupported part") && !reason.contains("ss@"),
                 "{url}: {reason}"
             );
+        }
+        #[cfg(feature = "tls")]
+        for url in ["rediss://h/#insecure", "valkeys://:pass@h#insecure"] {
+            let reason = reason(url);
+            assert!(reason.contains("without verifying it; remove #insecure"), "{reason}");
+            assert!(!reason.contains(":pass"), "{reason}");
         }
         for url in
             ["redis://h/1?protocol=resp3", "redis://h?", "unix:///s?db=1&user=a&pass=b&protocol=2"]

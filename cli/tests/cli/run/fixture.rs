@@ -303,13 +303,13 @@ impl Drop for RunProcess {
     }
 }
 
-pub(super) fn signal(pid: u32, signal: Signal) {
+pub(crate) fn signal(pid: u32, signal: Signal) {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a process");
     kill_process(pid, signal).expect("it has ended");
 }
 
 /// Whether the process runs. One that has died but is not reaped does not.
-pub(super) fn is_alive(pid: u32) -> bool {
+pub(crate) fn is_alive(pid: u32) -> bool {
     !matches!(process_state(pid), None | Some('Z'))
 }
 
