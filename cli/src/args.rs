@@ -247,8 +247,8 @@ pub(crate) struct Servers {
 /// Certificates for rediss:// and valkeys://.
 #[derive(Arguments, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) struct TlsFiles {
-    /// File with the authorities that sign the servers' certificates, for rediss:// and valkeys://.
-    /// Without it, the authorities of the system are trusted
+    /// File with the authorities that sign the servers' certificates, for rediss://, valkeys:// and
+    /// mysql://. Without it, the authorities of the system are trusted
     #[arg(
         long,
         global = true,

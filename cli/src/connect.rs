@@ -80,17 +80,14 @@ fn mysql_config(servers: &Servers, urls: &str) -> Result<MySqlConfig, Failure> {
             "a mysql:// URL must be the only one, because locks in MySQL are kept by one server",
         ));
     }
-    if servers.tls != TlsFiles::default() {
-        return Err(Failure::usage(
-            "--cacert, --cert, --key and their variables are for rediss:// and valkeys:// URLs: \
-             distlock does not encrypt connections to MySQL yet; leave them out, and use a Unix \
-             socket, a tunnel or a trusted network",
-        ));
-    }
     let config = MySqlConfig::new(urls.trim())
         .max_connections(CONNECTIONS_MAX)
         .operation_timeout(servers.timeout);
-    Ok(with_table(config, servers))
+    let config = with_table(config, servers);
+    Ok(match tls(&servers.tls)? {
+        Some(tls) => config.tls(tls),
+        None => config,
+    })
 }
 
 /// The table that is named, or else the library's default.

@@ -214,7 +214,7 @@ fn what_mysql_cannot_do_is_refused_in_words() {
         (&["init"], mysql, "a MySQL server needs no declaration"),
         (&["prune"], "redis://h", "distlock prune works with mysql:// URLs only"),
         (&["ls", "--table", "x"], "redis://h", "--table and DISTLOCK_TABLE are for mysql:// URLs"),
-        (&["ls", "--cacert", "/x"], mysql, "distlock does not encrypt connections to MySQL yet"),
+        (&["ls", "--cacert", "/x"], mysql, "/x cannot be read"),
         (&["ls"], "mysql://h/a,mysql://i/b", "a mysql:// URL must be the only one"),
         (&["ls"], "redis://h,mysql://i/b", "a mysql:// URL must be the only one"),
         (&["ls"], "mysql://h", "names no database after the host"),
