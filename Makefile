@@ -27,7 +27,7 @@ test: ## runs all tests, against real servers that the tests start themselves
 	@tools/need-redis.sh
 	@tools/need-mariadb.sh
 	$(CARGO) test --workspace --all-features $(ARGS)
-	$(CARGO) test --all-features --bench table
+	$(CARGO) test --workspace --all-features --bench table
 
 servers: ## fetches other versions of Redis and Valkey into a cache outside of this folder
 	tools/servers.sh
@@ -38,7 +38,7 @@ matrix: ## the tests of locking on each of these servers; ARGS="valkey-9.1.2" se
 storm: ## random faults in processes, servers and network, also with MariaDB; try ARGS=--help
 	@tools/need-redis.sh
 	@tools/need-mariadb.sh
-	$(CARGO) test --all-features --test storm -- --run $(ARGS)
+	$(CARGO) test --workspace --all-features --test storm -- --run $(ARGS)
 
 SEEDS ?= 10000
 sim: ## the simulator with SEEDS=10000 seeds from FIRST=0; `SIM_SEED=n make sim` replays one
@@ -48,7 +48,7 @@ sim: ## the simulator with SEEDS=10000 seeds from FIRST=0; `SIM_SEED=n make sim`
 mutants: ## breaks each promise in a copy and shows that its test fails; ARGS=token selects by name
 	@tools/need-redis.sh
 	@tools/need-mariadb.sh
-	$(CARGO) test --all-features --test mutants -- --run $(ARGS)
+	$(CARGO) test --workspace --all-features --test mutants -- --run $(ARGS)
 
 cargo-mutants: ## cargo-mutants on the pure files; docs/mutants.md explains the survivors
 	@$(CARGO) mutants --version >/dev/null 2>&1 || $(CARGO) install cargo-mutants --locked
