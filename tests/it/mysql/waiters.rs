@@ -165,7 +165,7 @@ fn client_that_loses_the_creation_of_the_row_keeps_its_place() {
     held.release();
     // Its statement waits for longer than the creation may take.
     eventually(
-        "it waits",
+        "it waits for longer than a creation",
         TEST_TIMEOUT,
         || matches!(*waits(&server), [(_, seconds)] if seconds >= 3),
     );
