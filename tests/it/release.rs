@@ -6,13 +6,13 @@ mod forced;
 
 use std::{panic, thread};
 
-use distlock::{LockError, LockGuard, RedisMgr, Released};
+use distlock::{LockError, LockGuard, RedisMgr, Released, testing::servers::Script};
 
 use crate::{
     helpers::{
         CALL_LIMIT, FENCE, SECOND, UnwrapReleased, await_gone, completes_within,
-        config_long_timeouts, config_short_timeout, get, is_renewal, manager, server_behind_proxy,
-        spawn_queued_waiter, with_ttl,
+        config_long_timeouts, config_short_timeout, get, is_renewal, manager, queue_key,
+        server_behind_proxy, spawn_queued_waiter, token_key, with_ttl,
     },
     support::{Fault, RedisServer, TEST_TIMEOUT, contains, eventually},
 };
@@ -134,6 +134,27 @@ fn release_without_publish_permission_frees_the_lock() {
     let guard = mgr.lock("x").unwrap();
     let waiting = spawn_queued_waiter(&server, &manager(&server), "x");
     guard.release().unwrap().unwrap_released();
+    let next = completes_within(CALL_LIMIT, "the wait", || waiting.join().unwrap().unwrap());
+    assert_eq!(get(&server, LOCK).as_deref(), Some(next.id().as_str()));
+}
+
+/// Dragonfly and Active-Active databases have no `redis.set_repl`. A release that fails there would
+/// have taken the waiter out of the queue, and kept the lock.
+///
+/// Fault: N167
+#[test]
+fn release_hands_the_lock_over_on_servers_without_set_repl() {
+    let server = RedisServer::start();
+    let held = manager(&server).lock("x").unwrap();
+    let waiting = spawn_queued_waiter(&server, &manager(&server), "x");
+    let script = format!(
+        "local redis = {{call = redis.call, pcall = redis.pcall}}\n{}",
+        Script::Release.text()
+    );
+    let [queue, token] = [queue_key("x"), token_key("x")];
+    let id = held.id().as_str();
+    let request = ["EVAL", &script, "4", LOCK, &queue, &token, FENCE, "7", id, "", "", "1"];
+    assert_eq!(server.query::<String>(&request), "7 released");
     let next = completes_within(CALL_LIMIT, "the wait", || waiting.join().unwrap().unwrap());
     assert_eq!(get(&server, LOCK).as_deref(), Some(next.id().as_str()));
 }

@@ -133,6 +133,7 @@ impl Call<'_> {
                 && px.len() < 16
                 && !channel.is_empty()
                 && !id.is_empty()
+                && self.channels.subscribers(channel) > 0
             {
                 let token_px = number(px).saturating_add(TOKEN_EXTRA_MS);
                 let Ok(token) = self.next_token(&now, token_px) else {

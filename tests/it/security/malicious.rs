@@ -257,7 +257,10 @@ fn token_or_fence_of_another_type_keeps_the_queue() {
         let server = RedisServer::start();
         let mgr = manager(&server);
         let guard = mgr.lock("x").unwrap();
-        let queue = ["60000 distlock:client:none first", "60000 distlock:client:none second"];
+        let mut waiters = redis::Client::open(server.url()).unwrap().get_connection().unwrap();
+        let mut subscription = waiters.as_pubsub();
+        subscription.subscribe("distlock:client:other").unwrap();
+        let queue = ["60000 distlock:client:other first", "60000 distlock:client:other second"];
         queue.iter().for_each(|entry| drop(server.cli(&["RPUSH", &queue_key("x"), entry])));
         server.cli(&["DEL", key]);
         server.cli(&["HSET", key, "field", "precious"]);

@@ -14,19 +14,14 @@ local function grant_next(waiter, now)
     if not waiter then return false end
     local px, channel, id = string.match(waiter, '^([1-9]%d*) (%S+) (.+)$')
     -- The server rejects a larger expiry, which would fail the whole script. Our entries have none.
-    if id and #px < 16 then
+    -- Ask for subscribers first: nobody may hear of a grant that is not made. In a cluster, a
+    -- message also reaches subscribers at other nodes, which its count does not include.
+    if id and #px < 16 and has_subscriber(channel) then
       now = now or clock()
       -- pcall, because scripts are not rolled back: a token key of another type or a missing
       -- permission to publish must not stop a release halfway.
       local minted, token = pcall(next_token, now, px + TOKEN_EXTRA_MS)
-      local receivers
-      if minted then
-        -- Do not replicate the message. A waiter may still be subscribed to a former master that
-        -- has become a replica, and would take the copy for a grant by its own server.
-        redis.set_repl(redis.REPL_NONE)
-        receivers = redis.pcall('PUBLISH', channel, token .. ' ' .. now .. ' ' .. px .. ' ' .. id)
-        redis.set_repl(redis.REPL_ALL)
-      end
+      local receivers = minted and notify(channel, token .. ' ' .. now .. ' ' .. px .. ' ' .. id)
       if type(receivers) ~= 'number' then
         -- The queue key and its TTL went away with the last entry.
         if redis.call('LPUSH', KEYS[2], waiter) == 1 then
@@ -34,7 +29,7 @@ local function grant_next(waiter, now)
         end
         return false
       end
-      if receivers > 0 and has_subscriber(channel) then
+      if receivers > 0 then
         redis.call('SET', KEYS[1], id, 'PX', px)
         return id
       end

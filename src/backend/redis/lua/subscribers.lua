@@ -16,3 +16,15 @@ local function has_subscriber(channel)
   local reply = redis.pcall('PUBSUB', 'NUMSUB', channel)
   return not reply[2] or reply[2] > 0
 end
+
+-- Sends a message to a waiter. Returns the number of receivers, or an error.
+local function notify(channel, message)
+  -- Do not replicate the message. A waiter may still be subscribed to a former master that has
+  -- become a replica, and would take the copy for a grant by its own server. Some servers have no
+  -- such switch, and do not replicate messages of scripts.
+  local replicate = redis.set_repl
+  if replicate then replicate(redis.REPL_NONE) end
+  local receivers = redis.pcall('PUBLISH', channel, message)
+  if replicate then replicate(redis.REPL_ALL) end
+  return receivers
+end

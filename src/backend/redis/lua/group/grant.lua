@@ -49,10 +49,7 @@ local function grant_next(now, own, own_px)
       if minted and head == own then
         receivers, own_token = 1, token
       elseif minted then
-        -- As in queue.lua: replicas must not repeat the message.
-        redis.set_repl(redis.REPL_NONE)
-        receivers = redis.pcall('PUBLISH', channel, token .. ' ' .. now .. ' ' .. px .. ' ' .. id)
-        redis.set_repl(redis.REPL_ALL)
+        receivers = notify(channel, token .. ' ' .. now .. ' ' .. px .. ' ' .. id)
       end
       if type(receivers) ~= 'number' then
         -- The queue key and its TTL went away with the last entry.

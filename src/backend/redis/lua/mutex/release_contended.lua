@@ -14,9 +14,7 @@ local function leave_free()
   free()
   redis.call('SET', KEYS[3], LEFT_FREE, 'PX', ARGV[5], 'NX')
   local now = clock()
-  redis.set_repl(redis.REPL_NONE)
-  redis.pcall('PUBLISH', channel, now .. ' ' .. now .. ' 1 ' .. waiting)
-  redis.set_repl(redis.REPL_ALL)
+  notify(channel, now .. ' ' .. now .. ' 1 ' .. waiting)
   return true
 end
 
