@@ -242,6 +242,8 @@ fn queue_entries_with_an_invalid_window_are_skipped() {
         server.cli(&["LPUSH", &queue_key("x"), &format!("{window} {channel} unknown")]);
     }
     guard.release().unwrap().unwrap_released();
+    // The release itself has handed the lock over.
+    assert_ne!(get(&server, LOCK), None);
     let guard = completes_within(CALL_LIMIT, "the hand-over", || next.join().unwrap().unwrap());
     assert_eq!(get(&server, LOCK), Some(guard.id().to_string()));
     guard.release().unwrap().unwrap_released();
