@@ -17,7 +17,7 @@ pub use self::tls::Tls;
 use self::validated::TTL_MAX;
 pub(crate) use self::validated::ValidatedConfig;
 use crate::{
-    backend::redis::{self, Endpoint},
+    backend::redis::{self, Endpoint, Replicas},
     error::Result,
     observe::event::HandleEvent,
 };
@@ -50,6 +50,7 @@ pub struct Config {
     quarantine: Option<Duration>,
     max_hold: Option<Duration>,
     yield_to_others: Duration,
+    replicas: Replicas,
     fail_fast: bool,
     handlers: Vec<Arc<dyn HandleEvent>>,
     metrics_by_lock: bool,
@@ -105,6 +106,7 @@ impl Config {
             quarantine: None,
             max_hold: None,
             yield_to_others: Duration::ZERO,
+            replicas: Replicas::default(),
             fail_fast: false,
             handlers: Vec::new(),
             metrics_by_lock: false,
@@ -215,10 +217,15 @@ impl Config {
     /// looks like a restart, unless the nodes are [declared new](Self::declare_nodes_new). For
     /// tests on fresh nodes, set `Duration::ZERO`.
     ///
+    /// A single server grants no lock during its quarantine, after a start and after a failover to
+    /// another server. Locks that are held are renewed meanwhile, if the server has them. So a lock
+    /// that a failover has lost is not granted while its former holder still relies on it.
+    ///
     /// The quarantine must be at least the longest [`ttl`](Self::ttl) that any program uses on
     /// these nodes. A lock whose ttl is longer than the quarantine is refused. With three or more
     /// nodes, the quarantine defaults to the ttl of this configuration. With fewer, it defaults to
-    /// zero, which turns it off, because two nodes cannot spare one.
+    /// zero, which turns it off: two nodes cannot spare one, and locks on a single server would
+    /// not be available for that time.
     ///
     /// # Without a quarantine
     ///
@@ -249,8 +256,8 @@ impl Config {
     /// present run of each server: once a node restarts, it is in quarantine again. A manager that
     /// has already connected to a node waits for the end of its quarantine.
     ///
-    /// A single server has no quarantine, so for a single server this does nothing. With several
-    /// nodes, all must be reachable.
+    /// For a single server without a quarantine, this does nothing. Of several nodes, all must be
+    /// reachable.
     ///
     /// # Errors
     ///
@@ -260,7 +267,7 @@ impl Config {
     /// call this again.
     pub fn declare_nodes_new(&self, even_if_used: bool) -> Result<()> {
         match self.validate()? {
-            config if config.endpoints.len() < 2 => Ok(()),
+            config if config.endpoints.len() < 2 && config.quarantine.is_zero() => Ok(()),
             ValidatedConfig { endpoints, operation_timeout, .. } => {
                 redis::declare_new(&endpoints, operation_timeout, TTL_MAX, even_if_used)
             }
@@ -293,6 +300,38 @@ impl Config {
     /// `left free for other clients` as the holder. With several nodes, this setting has no effect.
     pub fn yield_to_others(mut self, pause: Duration) -> Config {
         self.yield_to_others = pause;
+        self
+    }
+
+    /// Requires that `count` replicas have a lock before it counts as held. For a server with
+    /// replicas of which one is promoted when it fails, for example by Sentinel. Defaults to no
+    /// replicas: a failover can then lose locks that the new master has not received, and other
+    /// clients can acquire them while their holders still rely on them.
+    ///
+    /// With this setting, an acquisition and each renewal wait until `count` replicas have it, for
+    /// up to `within`, which must be 1 ms to half of the
+    /// [`operation_timeout`](Self::operation_timeout). If they do not, the acquisition is retried
+    /// while the call has time, then what it left is released, and the call fails with
+    /// [`LockError::Unavailable`](crate::LockError::Unavailable). A renewal that too few replicas
+    /// have does not extend the lease, so locks are lost within a ttl once too few replicas are
+    /// connected.
+    ///
+    /// A lock then costs two more round trips: one of ours, and one of the master to its replicas.
+    /// Locks survive a failover as long as the promoted replica is one of those that had them. With
+    /// more replicas than `count`, that is not certain: Sentinel prefers the replica that has
+    /// received most, but a partition may leave it no choice. Require all replicas that may be
+    /// promoted, or also set `min-replicas-to-write`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let url = "redis+sentinel://s1,s2,s3/mymaster";
+    /// let config = distlock::Config::new(url).replicas(1, Duration::from_millis(50));
+    /// ```
+    ///
+    /// Uses `WAIT`, for which the user needs `+wait`. Several nodes do without replicas, and refuse
+    /// this setting.
+    pub fn replicas(mut self, count: u32, within: Duration) -> Config {
+        self.replicas = Replicas { count, within };
         self
     }
 
@@ -355,6 +394,7 @@ impl fmt::Debug for Config {
             .field("quarantine", &self.quarantine)
             .field("max_hold", &self.max_hold)
             .field("yield_to_others", &self.yield_to_others)
+            .field("replicas", &self.replicas.count)
             .field("fail_fast", &self.fail_fast)
             .field("events", &self.handlers)
             .finish()

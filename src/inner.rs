@@ -23,7 +23,7 @@ use crate::{
     backend::{
         Backend, Inspection, LeaseResidue,
         error::{BackendError, NodeError},
-        redis::{ConnectionPool, PooledConnections, RedisBackend, Urgency},
+        redis::{ConnectionPool, PooledConnections, RedisBackend, RedisSettings, Urgency},
         redlock::{Redlock, join_labels},
     },
     cleanup::Cleaner,
@@ -204,14 +204,18 @@ fn open_backend(
     observer: &Arc<Observer>,
 ) -> Result<(Arc<dyn Backend>, Arc<ConnectionPool>)> {
     let no_pool = || no_thread("connection pool")(ErrorKind::WouldBlock.into());
-    let ValidatedConfig { pool_size, operation_timeout, spin, quarantine, yield_to_others, .. } =
-        *config;
+    let ValidatedConfig { pool_size, operation_timeout, spin, quarantine, .. } = *config;
     if let [endpoint] = &*config.endpoints {
-        let observer = observer.clone();
-        let (server, pause) = (endpoint.clone(), yield_to_others);
+        let settings = RedisSettings {
+            pool_size,
+            operation_timeout,
+            spin_max: spin,
+            yield_to_others: config.yield_to_others,
+            quarantine,
+            replicas: config.replicas,
+        };
         let backend =
-            RedisBackend::new(server, pool_size, operation_timeout, spin, pause, observer)
-                .ok_or_else(no_pool)?;
+            RedisBackend::new(endpoint.clone(), settings, observer.clone()).ok_or_else(no_pool)?;
         let pool = backend.pool().clone();
         return Ok((Arc::new(backend), pool));
     }

@@ -51,8 +51,18 @@ pub(crate) enum NodeErrorKind {
     Closed,
     /// The server cannot be one of several nodes, for this reason.
     Ineligible(String),
-    /// The node's vote does not count yet, because it may have lost locks that it granted.
-    Quarantined(Duration),
+    /// The server may have lost locks that it granted. For the time `left`, its vote does not
+    /// count, or it grants nothing if it decides alone.
+    Quarantined {
+        left: Duration,
+        votes: bool,
+    },
+    /// Too few replicas had the lock in time.
+    NotReplicated {
+        count: u32,
+        needed: u32,
+        within: Duration,
+    },
     /// The node is in back-off and was not asked, because the others can form a quorum.
     BackingOff,
 }
@@ -246,11 +256,25 @@ impl fmt::Display for NodeErrorKind {
             NodeErrorKind::PoolExhausted { .. } => f.write_str("all pooled connections are in use"),
             NodeErrorKind::Closed => f.write_str("the lock manager has been shut down"),
             NodeErrorKind::Ineligible(why) | NodeErrorKind::Tls(why) => f.write_str(why),
-            NodeErrorKind::Quarantined(left) => {
+            NodeErrorKind::Quarantined { left, votes: true } => {
                 write!(
                     f,
                     "it may have lost its data in a restart, and votes again in {}",
                     HumanDuration(*left)
+                )
+            }
+            NodeErrorKind::Quarantined { left, votes: false } => {
+                write!(
+                    f,
+                    "it may have lost locks in a restart or a failover, and grants none for {}",
+                    HumanDuration(*left)
+                )
+            }
+            NodeErrorKind::NotReplicated { count, needed, within } => {
+                write!(
+                    f,
+                    "only {count} of {needed} replicas had the lock within {} (Config::replicas)",
+                    HumanDuration(*within)
                 )
             }
             NodeErrorKind::BackingOff => f.write_str("it failed recently and was not asked"),
@@ -329,7 +353,12 @@ impl BackendError {
 
     /// Whether a node is in quarantine, which ends on its own.
     pub(crate) fn has_quarantined_nodes(&self) -> bool {
-        matches!(self, BackendError::NoQuorum { quarantined: true, .. })
+        match self {
+            BackendError::Node(failure) => {
+                matches!(failure.kind, NodeErrorKind::Quarantined { .. })
+            }
+            BackendError::NoQuorum { quarantined, .. } => *quarantined,
+        }
     }
 
     /// Converts the error into the one that the user sees.

@@ -4,7 +4,7 @@ use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
 use super::{Config, LockOptions};
 use crate::{
-    backend::redis::Endpoint,
+    backend::redis::{Endpoint, Replicas},
     error::{LockError, Result},
     observe::event::HandleEvent,
     sys::display::HumanDuration,
@@ -35,6 +35,7 @@ pub(crate) struct ValidatedConfig {
     pub(crate) claim_window: Duration,
     pub(crate) spin: Duration,
     pub(crate) yield_to_others: Duration,
+    pub(crate) replicas: Replicas,
     pub(crate) fail_fast: bool,
     pub(crate) handlers: Vec<Arc<dyn HandleEvent>>,
     pub(crate) metrics_by_lock: bool,
@@ -115,6 +116,18 @@ impl Config {
         check("claim_window", self.claim_window, TTL_MIN..=TTL_MAX)?;
         check("spin", self.spin, Duration::ZERO..=SPIN_MAX)?;
         check("yield_to_others", self.yield_to_others, Duration::ZERO..=YIELD_MAX)?;
+        if self.replicas.count > 0 {
+            if endpoints.len() > 1 {
+                return invalid(format!(
+                    "replicas({}) is set, and there are {} nodes, which need no replicas: a lock \
+                     is on most of them; use either several nodes or replicas",
+                    self.replicas.count,
+                    endpoints.len()
+                ));
+            }
+            let within = Duration::from_millis(1)..=self.operation_timeout / 2;
+            check("the time for replicas", self.replicas.within, within)?;
+        }
         if self.prefix.len() >= crate::core::key::MAX_NAME_BYTES {
             return invalid(format!(
                 "the prefix has {} bytes, which leaves no room for a name",
@@ -135,6 +148,7 @@ impl Config {
             ttl: self.ttl,
             max_hold: self.max_hold,
             yield_to_others: self.yield_to_others,
+            replicas: self.replicas,
             fail_fast: self.fail_fast,
             handlers: self.handlers.clone(),
             metrics_by_lock: self.metrics_by_lock,

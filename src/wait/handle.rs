@@ -117,11 +117,9 @@ impl Drop for WaitHandle {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::{
-        backend::redis::{Endpoint, RedisBackend},
+        backend::redis::{Endpoint, RedisBackend, RedisSettings},
         observe::Observer,
     };
 
@@ -130,10 +128,8 @@ mod tests {
     fn handle_dropped_without_subscription_wakes_next_waiter() {
         let nowhere = Arc::new(Endpoint::parse("unix:///nowhere").unwrap());
         let observer = Observer::start(Vec::new(), nowhere.label.clone(), 1, false).unwrap();
-        let timeout = Duration::from_secs(1);
-        let backend =
-            RedisBackend::new(nowhere, 1, timeout, Duration::ZERO, Duration::ZERO, observer)
-                .unwrap();
+        let settings = RedisSettings { pool_size: 1, ..RedisSettings::default() };
+        let backend = RedisBackend::new(nowhere, settings, observer).unwrap();
         let listener = Arc::new(GrantListener::new(Arc::new(backend), "channel".into()));
         let [first, second, third] =
             ["a", "b", "c"].map(|id| WaitHandle::register(&listener, "x", id));

@@ -2,7 +2,7 @@
 
 pub(crate) mod network;
 mod process;
-mod server;
+pub(crate) mod server;
 
 use distlock::LockGuard;
 

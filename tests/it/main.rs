@@ -18,6 +18,7 @@ mod hold;
 mod lose;
 mod quorum;
 mod release;
+mod replicas;
 mod shutdown;
 mod wait;
 

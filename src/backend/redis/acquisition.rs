@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    ConnectionPool, Exchange, NodeError, NodeErrorKind, RedisNode, Urgency, exchange,
+    ConnectionPool, Exchange, NodeError, NodeErrorKind, RedisNode, Replicas, Urgency, exchange,
     requests_and_replies::{Acquire, AcquireMode, AcquireReply, OfKind},
     yielding::Yielding,
 };
@@ -38,6 +38,12 @@ pub(crate) trait ClaimServer {
 
     /// Returns the latest sample of the server's clock.
     fn clock_sample(&self) -> Option<ClockSample>;
+
+    /// Whether a lock counts as held only once a request has returned, even if the server has
+    /// granted it by a message.
+    fn must_confirm(&self) -> bool {
+        false
+    }
 }
 
 /// A Redis server, over pooled connections.
@@ -45,6 +51,9 @@ pub(crate) struct PooledServer<'a> {
     pub(super) node: &'a Arc<RedisNode>,
     pub(super) pool: &'a ConnectionPool,
     pub(super) yielding: Option<&'a Yielding>,
+    pub(super) replicas: Replicas,
+    /// The server grants nothing for a while after a restart or a failover.
+    pub(super) has_quarantine: bool,
 }
 
 impl ClaimServer for PooledServer<'_> {
@@ -54,7 +63,19 @@ impl ClaimServer for PooledServer<'_> {
         deadline: Moment,
     ) -> Result<Exchange<AcquireReply>, NodeError> {
         let mut connections = self.pool.get(Urgency::Other, deadline)?;
-        let result = exchange(self.node, connections.only(), request, deadline);
+        let connection = connections.only();
+        if self.has_quarantine {
+            self.node.drop_if_replaced(connection);
+            self.node.connect(connection, deadline)?;
+            if let Some(left) = self.node.quarantine_left(clock::now()) {
+                let kind = NodeErrorKind::Quarantined { left, votes: false };
+                return Err(NodeError { outcome_unknown: false, kind });
+            }
+        }
+        let result = exchange(self.node, connection, request, deadline);
+        if let Ok(Exchange { reply: AcquireReply::Held { .. }, .. }) = &result {
+            self.replicas.confirm(self.node, connection, deadline)?;
+        }
         if let (Some(yielding), Ok(exchange)) = (self.yielding, &result)
             && let Some(holder) = exchange.reply.holder()
         {
@@ -65,6 +86,10 @@ impl ClaimServer for PooledServer<'_> {
 
     fn clock_sample(&self) -> Option<ClockSample> {
         self.node.clock_sample()
+    }
+
+    fn must_confirm(&self) -> bool {
+        self.replicas.are_required()
     }
 }
 
@@ -221,7 +246,8 @@ impl<S: ClaimServer> Acquisition for RedisAcquisition<'_, S> {
     }
 
     /// A stale message needs a request, which shows whether we hold the lock or are still queued.
-    /// So does a distant server, whose reply grants the full ttl.
+    /// So does a distant server, whose reply grants the full ttl, and one whose replicas must have
+    /// the lock.
     fn on_grant_message(&mut self, notice: GrantNotice) -> Option<Grant> {
         let claim = self.request.claim;
         // Our queue entry set the duration. Do not trust a longer one in the message.
@@ -234,7 +260,9 @@ impl<S: ClaimServer> Acquisition for RedisAcquisition<'_, S> {
             log_safely!(debug, "a grant of {:?} arrived too late to be used", claim.key);
             return None;
         }
-        if needs_immediate_confirmation(left, clock_sample.round_trip()) {
+        if self.server.must_confirm()
+            || needs_immediate_confirmation(left, clock_sample.round_trip())
+        {
             return None;
         }
         self.may_be_queued = false;

@@ -4,7 +4,7 @@ use std::{mem, slice, sync::Arc, time::Duration};
 
 use super::{
     Connection, ConnectionPool, Endpoint, NodeConnections, NodeError, NodeErrorKind,
-    PooledConnections, RedisAcquisition, RedisGrantStream, RedisNode, Request, Urgency,
+    PooledConnections, RedisAcquisition, RedisGrantStream, RedisNode, Replicas, Request, Urgency,
     acquisition::{PLACE, PooledServer},
     clean_up::RedisCleaner,
     exchange,
@@ -35,28 +35,44 @@ use crate::{
     sys::clock::{self, Moment},
 };
 
+/// How a server that decides alone is asked.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RedisSettings {
+    pub(crate) pool_size: u32,
+    pub(crate) operation_timeout: Duration,
+    pub(crate) spin_max: Duration,
+    /// How long a release now and then leaves a lock free.
+    pub(crate) yield_to_others: Duration,
+    /// How long the server grants nothing after a restart or a failover.
+    pub(crate) quarantine: Duration,
+    pub(crate) replicas: Replicas,
+}
+
 #[derive(Debug)]
 pub(crate) struct RedisBackend {
     node: Arc<RedisNode>,
     pool: Arc<ConnectionPool>,
     operation_timeout: Duration,
     yielding: Option<Yielding>,
+    replicas: Replicas,
+    has_quarantine: bool,
 }
 
 impl RedisBackend {
     /// Does not connect. Returns `None` if no thread can be spawned for the pool.
     pub(crate) fn new(
         endpoint: Arc<Endpoint>,
-        pool_size: u32,
-        operation_timeout: Duration,
-        spin_max: Duration,
-        yield_to_others: Duration,
+        settings: RedisSettings,
         observer: Arc<Observer>,
     ) -> Option<RedisBackend> {
-        let node = Arc::new(RedisNode::new(endpoint, operation_timeout, spin_max, observer));
+        let RedisSettings { pool_size, operation_timeout, spin_max, quarantine, replicas, .. } =
+            settings;
+        let node = RedisNode::new(endpoint, operation_timeout, spin_max, quarantine, observer);
+        let node = Arc::new(node);
         let pool = Arc::new(ConnectionPool::new([node.clone()].into(), pool_size)?);
-        let yielding = Yielding::new(yield_to_others);
-        Some(RedisBackend { node, pool, operation_timeout, yielding })
+        let yielding = Yielding::new(settings.yield_to_others);
+        let has_quarantine = !quarantine.is_zero();
+        Some(RedisBackend { node, pool, operation_timeout, yielding, replicas, has_quarantine })
     }
 
     pub(crate) fn pool(&self) -> &Arc<ConnectionPool> {
@@ -117,8 +133,13 @@ impl Backend for RedisBackend {
     }
 
     fn acquisition<'a>(&'a self, request: AcquireRequest<'a>) -> Box<dyn Acquisition + 'a> {
-        let server =
-            PooledServer { node: &self.node, pool: &self.pool, yielding: self.yielding.as_ref() };
+        let server = PooledServer {
+            node: &self.node,
+            pool: &self.pool,
+            yielding: self.yielding.as_ref(),
+            replicas: self.replicas,
+            has_quarantine: self.has_quarantine,
+        };
         Box::new(RedisAcquisition::on(server, self.operation_timeout, request))
     }
 
@@ -205,7 +226,7 @@ impl Backend for RedisBackend {
     }
 
     fn lease_renewals(self: Arc<Self>, _: RenewSoon) -> Box<dyn LeaseRenewals + Send> {
-        Box::new(RedisRenewals::new(self.node.clone(), self.operation_timeout))
+        Box::new(RedisRenewals::new(self.node.clone(), self.operation_timeout, self.replicas))
     }
 
     fn residue_cleaner(self: Arc<Self>) -> Box<dyn ResidueCleaner + Send> {

@@ -22,6 +22,7 @@ mod redis_node;
 mod release;
 mod release_turns;
 pub(crate) mod renewals;
+mod replicas;
 pub(crate) mod requests_and_replies;
 pub(crate) mod script;
 mod sentinel;
@@ -37,7 +38,7 @@ pub(crate) use self::acquisition::{ClaimServer, PLACE};
 pub(crate) use self::fields::GrantMessage;
 pub(crate) use self::{
     acquisition::RedisAcquisition,
-    backend::RedisBackend,
+    backend::{RedisBackend, RedisSettings},
     clean_up::{CHECK_INTERVAL, PIPELINE_MAX},
     connection::{Connection, write_command},
     connector::{Connected, Connector},
@@ -50,6 +51,7 @@ pub(crate) use self::{
     pool::{ConnectionPool, PooledConnections},
     redis_node::{Exchange, InFlightRequest, NodeConnections, RedisNode},
     release_turns::ReleaseTurns,
+    replicas::Replicas,
     script::{Request, ScriptRef},
     server_info::Info,
     url::Endpoint,

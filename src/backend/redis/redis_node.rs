@@ -62,10 +62,10 @@ pub(crate) struct RedisNode {
     pub(crate) health: NodeHealth,
     /// Latest sample of the server's clock, from any connection.
     clock_sample: Mutex<Option<ClockSample>>,
-    /// Membership among several nodes; `None` for a single server.
-    member: Option<Member>,
-    /// Run id of the server that a single server's name led to last.
-    only_run_id: Mutex<Option<String>>,
+    /// Which servers the nodes lead to; of several nodes, or of this one, which decides alone.
+    membership: Arc<Mutex<Membership>>,
+    index: usize,
+    decides_alone: bool,
     /// Number of times that the node's server was replaced by another one.
     server_epoch: AtomicU64,
     /// Scripts that the server has run, as a bit mask. New connections need not send their text,
@@ -75,19 +75,17 @@ pub(crate) struct RedisNode {
     spare: Mutex<Option<Connection>>,
 }
 
-#[derive(Debug)]
-struct Member {
-    index: usize,
-    membership: Arc<Mutex<Membership>>,
-}
-
 impl RedisNode {
+    /// A server that decides alone. After a restart or a failover it grants nothing for the time
+    /// of the quarantine.
     pub(crate) fn new(
         endpoint: Arc<Endpoint>,
         operation_timeout: Duration,
         spin_max: Duration,
+        quarantine: Duration,
         observer: Arc<Observer>,
     ) -> RedisNode {
+        let membership = Membership::new([endpoint.label.clone()].into_iter(), quarantine);
         RedisNode {
             endpoint,
             operation_timeout,
@@ -95,21 +93,22 @@ impl RedisNode {
             observer,
             health: NodeHealth::default(),
             clock_sample: Mutex::new(None),
-            member: None,
-            only_run_id: Mutex::new(None),
+            membership: Arc::new(Mutex::new(membership)),
+            index: 0,
+            decides_alone: true,
             server_epoch: AtomicU64::new(0),
             known_scripts: AtomicU16::new(0),
             spare: Mutex::new(None),
         }
     }
 
-    /// Makes this node a member of a group of several nodes.
+    /// Makes this node one of several nodes.
     pub(crate) fn with_membership(
         self,
         index: usize,
         membership: Arc<Mutex<Membership>>,
     ) -> RedisNode {
-        RedisNode { member: Some(Member { index, membership }), ..self }
+        RedisNode { membership, index, decides_alone: false, ..self }
     }
 
     pub(crate) fn label(&self) -> &Arc<str> {
@@ -131,7 +130,7 @@ impl RedisNode {
             self.endpoint.clone(),
             self.operation_timeout,
             spin_max,
-            self.member.is_some(),
+            !self.decides_alone || self.membership.lock().has_quarantine(),
         )
     }
 
@@ -212,18 +211,15 @@ impl RedisNode {
         connection: &mut Connection,
         info: &ServerInfo,
     ) -> Result<(), NodeError> {
-        let Some(member) = &self.member else {
-            self.note_only_server(connection, info);
-            return Ok(());
-        };
         let (replaced, eligibility) = {
-            let mut membership = member.membership.lock();
-            let replaced = membership.is_replacement(member.index, info);
-            let eligibility = membership.observe(member.index, info);
+            let mut membership = self.membership.lock();
+            let replaced = info.is_master && membership.is_replacement(self.index, info);
+            let eligibility = membership.observe(self.index, info);
+            let is_writable_replica = !self.decides_alone && eligibility == Eligibility::Replica;
             // A new epoch closes the other connections. They may lead to the former server, which
-            // may now be reachable as another node and would vote twice; or to a server that has
-            // become a replica, which votes too if it is writable.
-            if replaced != (eligibility == Eligibility::Replica) {
+            // may now be reachable as another node and would vote twice, or was frozen and goes on;
+            // or to a server that has become a replica, which votes too if it is writable.
+            if replaced || is_writable_replica {
                 self.server_epoch.fetch_add(1, Ordering::AcqRel);
             }
             connection.set_server_epoch(self.server_epoch.load(Ordering::Acquire));
@@ -235,20 +231,29 @@ impl RedisNode {
         };
         let quarantine =
             if let Eligibility::Quarantined(left) = eligibility { Some(left) } else { None };
-        if replaced || quarantine.is_some() {
+        if (replaced && !self.decides_alone) || quarantine.is_some() {
             self.observer.server_changed(self.label(), replaced, quarantine);
         }
         let reason = match eligibility {
             Eligibility::Eligible => return Ok(()),
             Eligibility::Quarantined(left) => {
-                let label = self.label();
-                log_safely!(
-                    warn,
-                    "{label} may have lost its data in a restart; it votes again in {}",
-                    HumanDuration(left)
-                );
+                let (label, left) = (self.label(), HumanDuration(left));
+                if self.decides_alone {
+                    log_safely!(
+                        warn,
+                        "{label} may have lost locks in a restart or a failover; nothing is \
+                         granted for {left}"
+                    );
+                } else {
+                    log_safely!(
+                        warn,
+                        "{label} may have lost its data in a restart; it votes again in {left}"
+                    );
+                }
                 return Ok(());
             }
+            // The requests that change something are refused, until the name leads to the master.
+            Eligibility::Replica if self.decides_alone => return Ok(()),
             Eligibility::Replica => "it is a replica; nodes must be independent masters".to_owned(),
             Eligibility::Duplicate(other) => {
                 format!("it is the same server as {other}, and would vote twice")
@@ -256,22 +261,6 @@ impl RedisNode {
         };
         connection.poison();
         Err(NodeError { outcome_unknown: false, kind: NodeErrorKind::Ineligible(reason) })
-    }
-
-    /// Records which server decides alone. Once its name has led to another master, the connections
-    /// to the former one are not used any more.
-    fn note_only_server(&self, connection: &mut Connection, info: &ServerInfo) {
-        if !info.is_master {
-            return;
-        }
-        let mut last = self.only_run_id.lock();
-        let former = last.replace(info.run_id.clone());
-        if former.is_some_and(|former| former != info.run_id) {
-            self.server_epoch.fetch_add(1, Ordering::AcqRel);
-            self.known_scripts.store(0, Ordering::Release);
-        }
-        connection.set_server_epoch(self.server_epoch.load(Ordering::Acquire));
-        connection.set_loaded_scripts(self.known_scripts.load(Ordering::Acquire));
     }
 
     /// Whether a connection leads to an earlier server of this node.
@@ -291,10 +280,9 @@ impl RedisNode {
         &*self.endpoint.discovery
     }
 
-    /// Returns the time until the node's votes count; `None` if they count at `now`.
+    /// Returns the time until the node may vote, or grant alone; `None` if it may at `now`.
     pub(crate) fn quarantine_left(&self, now: Moment) -> Option<Duration> {
-        let member = self.member.as_ref()?;
-        let left = member.membership.lock().votes_from(member.index).duration_since(now);
+        let left = self.membership.lock().votes_from(self.index).duration_since(now);
         (!left.is_zero()).then_some(left)
     }
 

@@ -3,7 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    Connection, Exchange, ExchangeLimits, NodeError, NodeErrorKind, RedisNode, exchange_within,
+    Connection, Exchange, ExchangeLimits, NodeError, NodeErrorKind, RedisNode, Replicas,
+    exchange_within,
+    replicas::Wait,
     requests_and_replies::{
         MemberRenewal, Renew, RenewMembers, RenewReply, RenewSome, Renewal as RenewalRequest,
     },
@@ -23,6 +25,7 @@ const CONNECT_TIMEOUT_MAX: Duration = Duration::from_secs(1);
 pub(super) struct RedisRenewals {
     node: Arc<RedisNode>,
     operation_timeout: Duration,
+    replicas: Replicas,
     /// Opens when it is first used.
     connection: Connection,
 }
@@ -47,8 +50,12 @@ impl LeaseRenewals for RedisRenewals {
 }
 
 impl RedisRenewals {
-    pub(super) fn new(node: Arc<RedisNode>, operation_timeout: Duration) -> RedisRenewals {
-        RedisRenewals { connection: node.reserved_connection(), node, operation_timeout }
+    pub(super) fn new(
+        node: Arc<RedisNode>,
+        operation_timeout: Duration,
+        replicas: Replicas,
+    ) -> RedisRenewals {
+        RedisRenewals { connection: node.reserved_connection(), node, operation_timeout, replicas }
     }
 
     fn ask(
@@ -56,7 +63,15 @@ impl RedisRenewals {
         request: &RenewSome<'_>,
         limits: &mut ExchangeLimits<'_>,
     ) -> Result<Exchange<(u64, Vec<RenewReply>)>, NodeError> {
-        let result = exchange_within(&self.node, &mut self.connection, request, limits);
+        let mut result = exchange_within(&self.node, &mut self.connection, request, limits);
+        if self.replicas.are_required() && result.is_ok() {
+            // Otherwise a replica that was cut off long ago could be promoted.
+            let wait = Wait(self.replicas);
+            let count = exchange_within(&self.node, &mut self.connection, &wait, limits);
+            if let Err(error) = count.and_then(|count| self.replicas.check(count.reply)) {
+                result = Err(error);
+            }
+        }
         if result.as_ref().is_err_and(NodeError::is_timeout) {
             // The next exchange must not wait for this reply.
             self.connection.poison();

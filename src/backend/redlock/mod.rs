@@ -83,8 +83,13 @@ impl Redlock {
             // With several replies in flight, a spinning thread could take a core from the servers
             // that must send them.
             let spin_max = Duration::ZERO;
-            let node =
-                RedisNode::new(endpoint.clone(), operation_timeout, spin_max, observer.clone());
+            let node = RedisNode::new(
+                endpoint.clone(),
+                operation_timeout,
+                spin_max,
+                Duration::ZERO,
+                observer.clone(),
+            );
             Arc::new(node.with_membership(index, membership.clone()))
         };
         let nodes: Arc<[_]> = endpoints.iter().enumerate().map(node).collect();

@@ -58,7 +58,7 @@ impl<T> Responses<T> {
                 let message = match response {
                     Response::Replied(exchange) => match node.quarantine_left(exchange.sent) {
                         Some(left) if vote == Vote::Unknown => {
-                            NodeErrorKind::Quarantined(left).to_string()
+                            NodeErrorKind::Quarantined { left, votes: true }.to_string()
                         }
                         _ => describe(&exchange.reply),
                     },

@@ -21,14 +21,14 @@ use crate::{
 const TTL: Duration = Duration::from_secs(3);
 
 /// Makes one server the replica of another, and waits until it has all data.
-pub(super) fn follow(replica: &RedisServer, master: &RedisServer) {
+pub(crate) fn follow(replica: &RedisServer, master: &RedisServer) {
     replica.cli(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]);
     let is_up =
         || replica.query::<String>(&["INFO", "replication"]).contains("master_link_status:up");
     eventually("the replica is up", TEST_TIMEOUT, is_up);
 }
 
-pub(super) fn promote(replica: &RedisServer) {
+pub(crate) fn promote(replica: &RedisServer) {
     replica.cli(&["REPLICAOF", "NO", "ONE"]);
 }
 

@@ -28,6 +28,7 @@ mod resp;
 mod scripted_server;
 mod sentinels;
 mod server_process;
+mod slow_link;
 mod watchdog;
 
 use std::fs;
@@ -54,6 +55,7 @@ pub use scripted_server::{
     CannedServer, DeafServer, endless_server, garbage_server, silent_server,
 };
 pub use sentinels::SentinelGroup;
+pub use slow_link::SlowLink;
 pub use watchdog::Watchdog;
 
 /// The time limit for anything that must happen in a test, generous enough for a busy machine.

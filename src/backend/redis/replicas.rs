@@ -1,0 +1,100 @@
+//! `Replicas`: how many replicas must have a lock before it counts as held.
+//!
+//! A master replies before its replicas have the lock, so a failover can lose it. `WAIT` returns
+//! once enough replicas have everything that this connection has written before.
+
+use std::time::Duration;
+
+use redis::Value;
+
+use super::{
+    Connection, NodeError, NodeErrorKind, RedisNode, Request, ScriptRef, connection::write_command,
+    exchange, script::Script,
+};
+use crate::sys::clock::Moment;
+
+/// A requirement; the default requires nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Replicas {
+    /// Number of replicas that must have the lock.
+    pub(crate) count: u32,
+    /// How long to wait for them.
+    pub(crate) within: Duration,
+}
+
+impl Replicas {
+    pub(super) fn are_required(self) -> bool {
+        self.count > 0
+    }
+
+    /// Waits until enough replicas have what was written over this connection.
+    pub(super) fn confirm(
+        self,
+        node: &RedisNode,
+        connection: &mut Connection,
+        deadline: Moment,
+    ) -> Result<(), NodeError> {
+        if !self.are_required() {
+            return Ok(());
+        }
+        self.check(exchange(node, connection, &Wait(self), deadline)?.reply)
+    }
+
+    /// Checks how many replicas have it.
+    pub(super) fn check(self, count: u32) -> Result<(), NodeError> {
+        if count >= self.count {
+            return Ok(());
+        }
+        let Replicas { count: needed, within } = self;
+        let kind = NodeErrorKind::NotReplicated { count, needed, within };
+        Err(NodeError::outcome_unknown(kind))
+    }
+}
+
+/// Asks how many replicas have what was written over this connection.
+pub(super) struct Wait(pub(super) Replicas);
+
+impl Request for Wait {
+    type Reply = u32;
+
+    fn script(&self) -> Option<&'static Script> {
+        None
+    }
+
+    fn encode(&self, _: ScriptRef, _: u64, _: u64, out: &mut Vec<u8>) {
+        // Zero would mean to wait for ever.
+        let within_ms = self.0.within.as_millis().max(1).to_string();
+        write_command(out, &[b"WAIT", self.0.count.to_string().as_bytes(), within_ms.as_bytes()]);
+    }
+
+    fn decode(&self, _: u64, reply: Value) -> Option<u32> {
+        let Value::Int(count) = reply else { return None };
+        u32::try_from(count).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::redis::test_util::request_words;
+
+    #[test]
+    fn wait_is_bounded_and_its_count_is_checked() {
+        let two = |within| Replicas { count: 2, within };
+        for (within, ms) in [(Duration::ZERO, "1"), (Duration::from_millis(50), "50")] {
+            assert_eq!(request_words(&Wait(two(within)), ScriptRef::Hash), ["WAIT", "2", ms]);
+        }
+        let wait = Wait(two(Duration::from_millis(50)));
+        assert_eq!(wait.decode(1, Value::Int(1)), Some(1));
+        for nonsense in [Value::Int(-1), Value::Int(i64::MAX), Value::Okay] {
+            assert_eq!(wait.decode(1, nonsense), None);
+        }
+        assert!(wait.0.check(2).is_ok() && wait.0.check(3).is_ok());
+        let error = wait.0.check(1).unwrap_err();
+        assert!(error.outcome_unknown && error.is_transient());
+        assert_eq!(
+            error.kind.to_string(),
+            "only 1 of 2 replicas had the lock within 50ms (Config::replicas)"
+        );
+    }
+}
