@@ -1,8 +1,11 @@
 //! `LockError` and `LockLost`. Each message says what was tried, on which lock and server, what
 //! happened, and what to do.
 
+mod advice;
+
 use std::{error::Error, fmt, io, sync::Arc, time::Duration};
 
+use self::advice::advice;
 use crate::{
     core::{
         holder::Holder,
@@ -162,6 +165,14 @@ pub enum LockError {
     /// [`RedisMgr::instance`](crate::RedisMgr::instance) or [`init`](crate::RedisMgr::init) was
     /// called by the thread that is creating the process-wide manager, for example by a logger.
     InitInProgress,
+    /// The wait was ended by [`CancelToken::cancel`](crate::CancelToken::cancel).
+    #[non_exhaustive]
+    Cancelled {
+        /// The lock.
+        name: String,
+        /// How long the caller waited.
+        waited: Duration,
+    },
     /// The manager was shut down.
     Shutdown,
     /// This process was forked from a process that had created a manager. A forked child has only
@@ -238,6 +249,11 @@ impl LockError {
     /// Returns true if the lock was held, and is lost.
     pub fn is_lost(&self) -> bool {
         matches!(self, LockError::Lost { .. })
+    }
+
+    /// Returns true if the wait was ended by [`CancelToken::cancel`](crate::CancelToken::cancel).
+    pub fn is_cancelled(&self) -> bool {
+        matches!(self, LockError::Cancelled { .. })
     }
 
     /// Returns true if the name, the options or the configuration is invalid. The same call always
@@ -350,6 +366,12 @@ impl fmt::Display for LockError {
                 "this thread is creating the process-wide manager, and cannot use it yet; do not \
                  call RedisMgr::instance from a logger",
             ),
+            LockError::Cancelled { name, waited } => write!(
+                f,
+                "could not acquire lock {}: the wait was cancelled after {}",
+                Quoted(name),
+                HumanDuration(*waited)
+            ),
             LockError::Shutdown => f.write_str("the lock manager has been shut down"),
             LockError::Forked => f.write_str(
                 "this process was forked from one that had created a lock manager, so it cannot \
@@ -364,50 +386,6 @@ impl fmt::Display for LockError {
 
 const QUARANTINE_ADVICE: &str = "; if no node has ever been used, run distlock init or call \
      Config::declare_nodes_new; for tests, set Config::quarantine(Duration::ZERO)";
-
-/// What to do about an error of the server, if known.
-fn advice(code: &str, message: &str) -> Option<&'static str> {
-    // The first text is from Redis, the second from Valkey.
-    if message.contains("one of the keys") || message.contains("permissions to access a key") {
-        return Some(
-            "grant the permissions listed in the README, here access to the keys of the prefix \
-             and to distlock:*",
-        );
-    }
-    // A permission that is missing inside a script is reported as a plain ERR.
-    if code == "NOPERM"
-        || message.contains("NOPERM")
-        || message.contains("ACL failure")
-        || message.contains("executing the script can")
-    {
-        return Some("grant the permissions listed in the README");
-    }
-    if ["nknown command", "Unknown Redis command", "Unknown Redict command"]
-        .iter()
-        .any(|text| message.contains(text))
-    {
-        return Some(
-            "use Redis 6.2 or newer, or any Valkey, and do not rename the commands listed in the \
-             README",
-        );
-    }
-    match code {
-        "DENIED" => Some(
-            "set a password on the server, or turn off its protected-mode if only trusted clients \
-             can reach it",
-        ),
-        "NOAUTH" => Some("put a password into the URL"),
-        "WRONGPASS" => Some("check the user and the password in the URL"),
-        "READONLY" => Some("the server is a replica; connect to its master"),
-        "OOM" => Some("free memory, or raise maxmemory"),
-        "MISCONF" => Some("fix the server's persistence"),
-        "NOREPLICAS" => Some("restore its replicas"),
-        "MOVED" | "ASK" | "CROSSSLOT" | "CLUSTERDOWN" => Some(
-            "Redis Cluster is not supported; connect to a server that is not part of a cluster",
-        ),
-        _ => None,
-    }
-}
 
 struct Subject<'a>(&'a Option<String>);
 

@@ -277,21 +277,23 @@ impl ManagerInner {
             params.wait.unwrap_or(Duration::MAX).saturating_add(self.operation_timeout());
         let call_deadline = clock::now().saturating_add(time_limit);
         let left = || self.time_left().min(call_deadline.duration_since(clock::now()));
-        let (grant, contended) = match observer.shield(|| self.acquirer.run(&claim, params.wait)) {
-            Ok(granted) => granted,
-            Err(failed) => {
-                if let Some(residue) = failed.residue {
-                    self.abandon(&claim, residue, left());
+        let cancel = params.cancel.as_ref();
+        let (grant, contended) =
+            match observer.shield(|| self.acquirer.run(&claim, params.wait, cancel)) {
+                Ok(granted) => granted,
+                Err(failed) => {
+                    if let Some(residue) = failed.residue {
+                        self.abandon(&claim, residue, left());
+                    }
+                    observer.not_acquired(
+                        name,
+                        &claim.id,
+                        wait_span.end("not acquired"),
+                        &failed.error,
+                    );
+                    return Err(failed.error);
                 }
-                observer.not_acquired(
-                    name,
-                    &claim.id,
-                    wait_span.end("not acquired"),
-                    &failed.error,
-                );
-                return Err(failed.error);
-            }
-        };
+            };
         let waited = wait_span.end("acquired");
         let span = HoldSpan::begin(name, &claim.id, grant.token.0);
         let plan = RenewalPlan {

@@ -222,6 +222,7 @@ pub use crate::sys::sim;
 pub use crate::{
     config::{Config, LockOptions},
     core::{
+        cancel::CancelToken,
         holder::Holder,
         id::{LockId, ParseLockIdError, generate_lock_id},
         kind::{HeldBy, LockKind},

@@ -11,6 +11,7 @@ use crate::{
         error::BackendError,
     },
     core::{
+        cancel::CancelToken,
         claim::{Claim, Grant, Residue},
         holder::Holder,
         validity::request_timeout,
@@ -29,6 +30,7 @@ pub(super) struct Attempt<'a> {
     started: Moment,
     /// Time until which the caller waits for the lock.
     wait_deadline: Moment,
+    cancel: Option<&'a CancelToken>,
     acquisition: Box<dyn Acquisition + 'a>,
     wait_handle: Option<WaitHandle>,
     /// Current run of failures; `None` once a request has had a usable result.
@@ -50,6 +52,7 @@ impl<'a> Attempt<'a> {
             claim: request.claim,
             started,
             wait_deadline: request.wait_deadline,
+            cancel: request.cancel,
             acquisition: ctx.backend.acquisition(request),
             wait_handle: None,
             retry: None,
@@ -67,6 +70,7 @@ impl<'a> Attempt<'a> {
             self.ensure_wait_handle();
         }
         loop {
+            self.check_cancelled()?;
             let place = self.ctx.listener.place();
             let ask_again_at: Option<Moment> = match self.ask(place) {
                 Answer::Granted(grant) => return Ok((grant, self.contended)),
@@ -159,6 +163,7 @@ impl<'a> Attempt<'a> {
 
     /// Returns when to retry after a failure, or the error that ends the acquisition.
     fn on_failure(&mut self, error: BackendError) -> Result<Moment, LockError> {
+        self.check_cancelled()?;
         let (now, jitter_seed) = (clock::now(), self.jitter_seed());
         let backend = &self.ctx.backend;
         let limits = RetryLimits {
@@ -207,9 +212,9 @@ impl<'a> Attempt<'a> {
     }
 
     fn ensure_wait_handle(&mut self) -> &WaitHandle {
-        let Attempt { ctx, claim, wait_handle, .. } = self;
+        let Attempt { ctx, claim, wait_handle, cancel, .. } = self;
         let (lock, id) = (claim.key.lock_key(), claim.id.as_str());
-        wait_handle.get_or_insert_with(|| WaitHandle::register(&ctx.listener, lock, id))
+        wait_handle.get_or_insert_with(|| WaitHandle::register(&ctx.listener, lock, id, *cancel))
     }
 
     /// Sleeps until it is time to ask again, or until the lock is granted.
@@ -233,6 +238,7 @@ impl<'a> Attempt<'a> {
                     return Ok(grant);
                 }
                 Wake::Recheck => return Ok(None),
+                Wake::Cancelled => return Err(self.cancelled_error()),
                 Wake::Closed => return Err(LockError::Shutdown),
                 // One thread of the manager polls for all that wait for this lock. The others only
                 // check regularly whether they have become the first.
@@ -269,6 +275,16 @@ impl<'a> Attempt<'a> {
                 server,
             },
         }
+    }
+
+    fn check_cancelled(&self) -> Result<(), LockError> {
+        let is_cancelled = self.cancel.is_some_and(CancelToken::is_cancelled);
+        if is_cancelled { Err(self.cancelled_error()) } else { Ok(()) }
+    }
+
+    fn cancelled_error(&self) -> LockError {
+        let waited = clock::now().duration_since(self.started);
+        LockError::Cancelled { name: self.claim.key.name().to_owned(), waited }
     }
 
     fn jitter_seed(&self) -> u64 {

@@ -13,6 +13,7 @@ pub(crate) use self::breaker::Breaker;
 use crate::{
     backend::{AcquireRequest, Backend},
     core::{
+        cancel::CancelToken,
         claim::{Claim, Grant, Residue},
         validity::request_timeout,
     },
@@ -56,6 +57,7 @@ impl Acquirer {
         &self,
         claim: &Claim,
         wait: Option<Duration>,
+        cancel: Option<&CancelToken>,
     ) -> Result<(Grant, bool), Box<NotAcquired>> {
         let started = clock::now();
         let operation_timeout = self.backend.operation_timeout();
@@ -81,6 +83,7 @@ impl Acquirer {
             },
             wait_deadline,
             call_deadline: wait_deadline.saturating_add(operation_timeout),
+            cancel,
         };
         let mut attempt = Attempt::new(self, request, started);
         attempt.run().map_err(|error| Box::new(NotAcquired { error, residue: attempt.residue() }))

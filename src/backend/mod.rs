@@ -17,6 +17,7 @@ use std::{fmt, io, sync::Arc, time::Duration};
 use self::error::{BackendError, NodeError};
 use crate::{
     core::{
+        cancel::CancelToken,
         claim::{Claim, Grant, GrantNotice, Residue},
         holder::Holder,
         key::LockKey,
@@ -160,6 +161,8 @@ pub(crate) struct AcquireRequest<'a> {
     pub(crate) wait_deadline: Moment,
     /// Latest time at which the call returns.
     pub(crate) call_deadline: Moment,
+    /// Ends the wait early.
+    pub(crate) cancel: Option<&'a CancelToken>,
 }
 
 impl AcquireRequest<'_> {
@@ -397,7 +400,11 @@ pub(crate) trait GrantStream: Send + fmt::Debug {
     /// Returns a handle with which another thread ends a read.
     fn cancel_handle(&self) -> Result<CancelHandle, NodeError>;
 
+    /// Returns what ends a read early from another thread, and leaves the connection open.
+    fn wake_handle(&mut self) -> Result<Wake, NodeError>;
+
     /// Waits until `until` for a grant message, and returns the id of the claim that it is for.
+    /// Returns `None` if there is none by then, or if the read was ended early.
     fn receive(&mut self, until: Moment) -> Result<Option<(Box<str>, GrantNotice)>, NodeError>;
 }
 
@@ -408,6 +415,9 @@ pub(crate) struct StreamError {
     /// A caller with more time may succeed.
     pub(crate) out_of_time: bool,
 }
+
+/// Ends a read early, from any thread.
+pub(crate) type Wake = Arc<dyn Fn() + Send + Sync>;
 
 /// Closes a connection from another thread, which wakes the thread that reads from it.
 pub(crate) struct CancelHandle(Box<dyn FnOnce() + Send>);

@@ -1,6 +1,8 @@
 //! `LockOptions`: how one lock is acquired and held.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use crate::core::cancel::CancelToken;
 
 #[expect(unused_imports, reason = "linked from the documentation")]
 use super::Config;
@@ -19,6 +21,8 @@ use super::Config;
 pub struct LockOptions {
     pub(super) ttl: Option<Duration>,
     pub(super) wait: Option<Duration>,
+    pub(super) deadline: Option<Instant>,
+    pub(super) cancel: Option<CancelToken>,
     pub(super) renew: bool,
     pub(super) max_hold: Option<Duration>,
 }
@@ -26,7 +30,14 @@ pub struct LockOptions {
 impl LockOptions {
     /// Creates options that wait without a limit, and renew the lock until it is released.
     pub fn new() -> LockOptions {
-        LockOptions { ttl: None, wait: None, renew: true, max_hold: None }
+        LockOptions {
+            ttl: None,
+            wait: None,
+            deadline: None,
+            cancel: None,
+            renew: true,
+            max_hold: None,
+        }
     }
 
     /// Sets the ttl of the lease, from 10 ms to 24 h, rounded down to whole milliseconds. Defaults
@@ -39,6 +50,33 @@ impl LockOptions {
     /// Sets the maximum time to wait for the lock. Zero tries once. Defaults to no limit.
     pub fn wait(mut self, longest: Duration) -> LockOptions {
         self.wait = Some(longest);
+        self
+    }
+
+    /// Sets the time until which to wait for the lock: for several calls that must all end by then.
+    /// If [`wait`](Self::wait) is set too, the earlier end counts. A time that has passed tries
+    /// once.
+    ///
+    /// ```
+    /// # #[cfg(feature = "testing")] {
+    /// # let mgr = distlock::testing::MemoryServer::new().manager();
+    /// use std::time::{Duration, Instant};
+    /// let options =
+    ///     distlock::LockOptions::new().deadline(Instant::now() + Duration::from_secs(5));
+    /// let first = mgr.lock_with("stock", &options)?;
+    /// let second = mgr.lock_with("prices", &options)?; // both within 5 s
+    /// # assert!(first.is_held() && second.is_held());
+    /// # }
+    /// # Ok::<(), distlock::LockError>(())
+    /// ```
+    pub fn deadline(mut self, end: Instant) -> LockOptions {
+        self.deadline = Some(end);
+        self
+    }
+
+    /// Sets a token with which another thread ends the wait: [`CancelToken::cancel`].
+    pub fn cancel(mut self, token: &CancelToken) -> LockOptions {
+        self.cancel = Some(token.clone());
         self
     }
 

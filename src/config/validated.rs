@@ -5,9 +5,10 @@ use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 use super::{Config, LockOptions};
 use crate::{
     backend::redis::{Endpoint, Replicas},
+    core::cancel::CancelToken,
     error::{LockError, Result},
     observe::event::HandleEvent,
-    sys::display::HumanDuration,
+    sys::{clock, display::HumanDuration},
 };
 
 /// Minimum ttl; below it, one round trip on a good day is most of the lease.
@@ -48,7 +49,8 @@ impl ValidatedConfig {
     pub(crate) fn resolve(&self, options: &LockOptions) -> Result<LockParams> {
         let terms = LockParams {
             ttl: options.ttl.unwrap_or(self.ttl),
-            wait: options.wait,
+            wait: wait_limit(options),
+            cancel: options.cancel.clone(),
             renew: options.renew,
             max_hold: options.max_hold.or(self.max_hold),
         };
@@ -77,11 +79,18 @@ impl ValidatedConfig {
     }
 }
 
+/// How long a call that begins now may wait; `None` for no limit.
+fn wait_limit(options: &LockOptions) -> Option<Duration> {
+    let left = options.deadline.map(clock::time_until);
+    options.wait.map_or(left, |wait| Some(left.map_or(wait, |left| left.min(wait))))
+}
+
 /// The options of one lock, with defaults filled in.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct LockParams {
     pub(crate) ttl: Duration,
     pub(crate) wait: Option<Duration>,
+    pub(crate) cancel: Option<CancelToken>,
     pub(crate) renew: bool,
     pub(crate) max_hold: Option<Duration>,
 }

@@ -4,6 +4,7 @@
 
 pub(crate) mod ack;
 pub(crate) mod backoff;
+pub(crate) mod cancel;
 pub(crate) mod claim;
 pub(crate) mod clock_sample;
 #[cfg(any(feature = "mysql", feature = "testing"))]

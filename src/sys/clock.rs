@@ -12,7 +12,7 @@
 
 #[cfg(feature = "testing")]
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::Receiver;
 
@@ -71,7 +71,7 @@ pub(crate) fn now() -> Moment {
 /// Reads the clock.
 #[cfg(any(miri, not(any(target_os = "linux", target_os = "android"))))]
 pub(crate) fn now() -> Moment {
-    use std::{sync::OnceLock, time::Instant};
+    use std::sync::OnceLock;
     #[cfg(feature = "testing")]
     if let Some(now) = replaced() {
         return now;
@@ -144,6 +144,12 @@ pub(crate) fn wall_clock() -> SystemTime {
         return world.wall_clock();
     }
     SystemTime::now()
+}
+
+/// Returns the time left until an instant of the standard library, by its clock.
+#[expect(clippy::disallowed_methods, reason = "a caller's deadline is on that clock")]
+pub(crate) fn time_until(instant: Instant) -> Duration {
+    instant.saturating_duration_since(Instant::now())
 }
 
 /// Waits on `condvar` until it is notified or `until` is reached. Can return early.

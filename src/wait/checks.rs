@@ -16,7 +16,7 @@ const GRANT: GrantNotice = GrantNotice { token: 5, granted_at_us: 6, px_ms: 7 };
 fn grant_to_leaving_waiter_is_taken_or_undelivered() {
     model(|| {
         let registry = Arc::new(WaitRegistry::default());
-        let slot = registry.register("x", "a");
+        let slot = registry.register("x", "a", false);
         let delivers = {
             let registry = registry.clone();
             thread::spawn(move || registry.deliver("a", GRANT))
@@ -32,7 +32,7 @@ fn grant_to_leaving_waiter_is_taken_or_undelivered() {
 fn parking_waiter_receives_grant_and_close() {
     model(|| {
         let registry = Arc::new(WaitRegistry::default());
-        let slot = registry.register("x", "a");
+        let slot = registry.register("x", "a", false);
         let delivers = {
             let registry = registry.clone();
             thread::spawn(move || assert!(registry.deliver("a", GRANT)))
@@ -60,7 +60,7 @@ fn leaving_leader_never_misses_parking_waiter() {
     model(|| {
         let registry = Arc::new(WaitRegistry::default());
         let free = Arc::new(Mutex::new(false));
-        let slot = registry.register("x", "a");
+        let slot = registry.register("x", "a", false);
         let leaves = {
             let (registry, free) = (registry.clone(), free.clone());
             thread::spawn(move || {
@@ -90,7 +90,7 @@ fn leaving_leader_never_misses_parking_waiter() {
 fn waking_waiter_is_called_at_most_once() {
     model(|| {
         let registry = Arc::new(WaitRegistry::default());
-        let slot = registry.register("x", "a");
+        let slot = registry.register("x", "a", false);
         slot.prepare_to_park();
         let calls = {
             let registry = registry.clone();

@@ -8,7 +8,8 @@ use super::{
 };
 use crate::{
     backend::QueuePlace,
-    sys::clock::{self, Moment},
+    core::cancel::{CancelRegistration, CancelToken},
+    sys::clock::{self, Moment, TimeSource},
 };
 
 /// Registration of a waiting thread, which ends when this is dropped.
@@ -16,14 +17,27 @@ use crate::{
 pub(crate) struct WaitHandle {
     slot: Arc<WaitSlot>,
     listener: Arc<GrantListener>,
+    _cancellation: Option<CancelRegistration>,
 }
 
 impl WaitHandle {
     /// Registers the calling thread as a waiter for a lock. The thread must do so before it asks
     /// the server for a queue entry; otherwise its grant could arrive before it is registered.
-    pub(crate) fn register(listener: &Arc<GrantListener>, lock: &str, id: &str) -> WaitHandle {
-        let slot = listener.registry.register(lock, id);
-        WaitHandle { slot, listener: listener.clone() }
+    pub(crate) fn register(
+        listener: &Arc<GrantListener>,
+        lock: &str,
+        id: &str,
+        cancel: Option<&CancelToken>,
+    ) -> WaitHandle {
+        let slot = listener.registry.register(lock, id, cancel.is_some());
+        let cancellation = cancel.map(|token| {
+            let (slot, time) = (slot.clone(), TimeSource::current());
+            token.on_cancel(Arc::new(move || {
+                let _time = time.enter();
+                slot.cancel();
+            }))
+        });
+        WaitHandle { slot, listener: listener.clone(), _cancellation: cancellation }
     }
 
     /// Unique number of this waiter.
@@ -87,7 +101,9 @@ impl WaitHandle {
             }
             if let Some(subscription) = self.listener.take_subscription() {
                 promoted = true;
-                break self.listener.lead(subscription, &self.slot, until);
+                let wake = self.listener.lead(subscription, &self.slot, until);
+                self.slot.set_wake_read(None);
+                break wake;
             }
             self.slot.prepare_to_park();
             if !self.listener.has_idle_subscription() {
@@ -132,7 +148,7 @@ mod tests {
         let backend = RedisBackend::new(nowhere, settings, observer).unwrap();
         let listener = Arc::new(GrantListener::new(Arc::new(backend), "channel".into()));
         let [first, second, third] =
-            ["a", "b", "c"].map(|id| WaitHandle::register(&listener, "x", id));
+            ["a", "b", "c"].map(|id| WaitHandle::register(&listener, "x", id, None));
         assert!(!listener.is_subscribed());
         drop(first);
         assert_eq!((second.slot.take_wake(), third.slot.take_wake()), (Some(Wake::Recheck), None));

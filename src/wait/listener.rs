@@ -296,6 +296,13 @@ impl GrantListener {
         slot: &WaitSlot,
         until: Moment,
     ) -> Wake {
+        if slot.is_cancellable() {
+            match stream.wake_handle() {
+                Ok(wake) => slot.set_wake_read(Some(wake)),
+                // A cancellation is noticed at the next poll.
+                Err(error) => log_safely!(debug, "cannot be woken: {}", error.kind),
+            }
+        }
         let failure = loop {
             if let Some(wake) = slot.take_wake() {
                 self.return_subscription(Some(stream));

@@ -7,10 +7,12 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    fmt,
     sync::Arc,
 };
 
 use crate::{
+    backend::Wake as WakeRead,
     core::claim::GrantNotice,
     sys::{
         clock::{self, Moment},
@@ -51,16 +53,21 @@ pub(crate) struct WaitSlot {
     number: u64,
     /// Last known queue position. Written only while the mutex of the registry is held.
     position: AtomicU64,
+    /// The wait can be cancelled.
+    is_cancellable: bool,
     /// Signals that the thread has not taken yet.
     signals: Mutex<Signals>,
     wakeup: Condvar,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Signals {
     grant: Option<GrantNotice>,
     recheck: bool,
     closed: bool,
+    cancelled: bool,
+    /// Ends the thread's read of the subscription.
+    wake_read: Option<WakeRead>,
     /// The thread must become the leader, because no thread reads the subscription.
     promoted: bool,
     /// The thread sleeps on `wakeup`, or is about to.
@@ -75,13 +82,15 @@ pub(crate) enum Wake {
     Recheck,
     /// The wait has timed out.
     Timeout,
+    /// The caller's token was cancelled.
+    Cancelled,
     /// The manager is shutting down.
     Closed,
 }
 
 impl WaitRegistry {
     /// Registers a waiting thread.
-    pub(crate) fn register(&self, lock: &str, id: &str) -> Arc<WaitSlot> {
+    pub(crate) fn register(&self, lock: &str, id: &str, is_cancellable: bool) -> Arc<WaitSlot> {
         let mut waiters = self.waiters.lock();
         waiters.last_number += 1;
         let number = waiters.last_number;
@@ -92,6 +101,7 @@ impl WaitRegistry {
             id: id.into(),
             number,
             position,
+            is_cancellable,
             signals,
             wakeup,
         });
@@ -247,6 +257,28 @@ impl WaitSlot {
         }
     }
 
+    pub(crate) fn is_cancellable(&self) -> bool {
+        self.is_cancellable
+    }
+
+    /// Announces how to end a read of the subscription, or that the thread reads no more.
+    pub(crate) fn set_wake_read(&self, wake: Option<WakeRead>) {
+        let former = std::mem::replace(&mut self.signals.lock().wake_read, wake);
+        drop(former);
+    }
+
+    /// Ends the wait.
+    pub(crate) fn cancel(&self) {
+        let mut wake_read = None;
+        self.signal(|signals| {
+            signals.cancelled = true;
+            wake_read = signals.wake_read.clone();
+        });
+        if let Some(wake) = wake_read {
+            wake();
+        }
+    }
+
     /// Promotes the thread if it sleeps. Check and promotion happen under one mutex, so the thread
     /// cannot stop parking in between.
     fn try_promote(&self) -> bool {
@@ -262,9 +294,15 @@ impl WaitSlot {
     }
 }
 
+impl fmt::Debug for Signals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Signals").field("grant", &self.grant).finish_non_exhaustive()
+    }
+}
+
 impl Signals {
     fn has_any(&self) -> bool {
-        self.grant.is_some() || self.recheck || self.closed || self.promoted
+        self.grant.is_some() || self.recheck || self.closed || self.cancelled || self.promoted
     }
 
     fn take_wake(&mut self) -> Option<Wake> {
@@ -272,6 +310,8 @@ impl Signals {
             Some(Wake::Granted(grant))
         } else if self.closed {
             Some(Wake::Closed)
+        } else if self.cancelled {
+            Some(Wake::Cancelled)
         } else if std::mem::take(&mut self.recheck) {
             Some(Wake::Recheck)
         } else {

@@ -29,7 +29,7 @@ pub(crate) enum Subject {
 }
 
 impl Subject {
-    fn all() -> Vec<Subject> {
+    pub(crate) fn all() -> Vec<Subject> {
         vec![
             Subject::Redis(Box::new(RedisServer::start())),
             #[cfg(feature = "testing")]
@@ -38,11 +38,11 @@ impl Subject {
     }
 
     /// A manager with connections and threads of its own, as another process would have it.
-    fn manager(&self) -> RedisMgr {
+    pub(crate) fn manager(&self) -> RedisMgr {
         self.manager_with(|config| config)
     }
 
-    fn manager_with(&self, configure: impl FnOnce(Config) -> Config) -> RedisMgr {
+    pub(crate) fn manager_with(&self, configure: impl FnOnce(Config) -> Config) -> RedisMgr {
         match self {
             Subject::Redis(server) => {
                 RedisMgr::new(configure(config_long_timeouts(server.url()))).unwrap()
@@ -76,7 +76,7 @@ pub(crate) fn await_waiters(mgr: &RedisMgr, name: &str, waiters: u64) {
 }
 
 /// A time limit that only a defect exceeds.
-const LONG: Duration = TEST_TIMEOUT;
+pub(crate) const LONG: Duration = TEST_TIMEOUT;
 
 fn members_key(name: &str) -> String {
     format!("distlock:members:{{lock:{name}}}")

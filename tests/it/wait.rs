@@ -1,5 +1,6 @@
 //! Waiting for a lock: order, wake-ups, polling, and locks that become free without a release.
 
+mod cancel;
 mod frozen;
 mod giving_up;
 mod killed;

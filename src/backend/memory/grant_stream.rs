@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::server::{Inbox, Server};
 use crate::{
     backend::{
-        CancelHandle, GrantStream, QueuePlace,
+        CancelHandle, GrantStream, QueuePlace, Wake,
         error::NodeError,
         redis::{GrantMessage, PLACE},
     },
@@ -49,6 +49,11 @@ impl GrantStream for MemoryGrantStream {
     fn cancel_handle(&self) -> Result<CancelHandle, NodeError> {
         let inbox = self.inbox.clone();
         Ok(CancelHandle::new(move || inbox.close()))
+    }
+
+    fn wake_handle(&mut self) -> Result<Wake, NodeError> {
+        let inbox = self.inbox.clone();
+        Ok(Arc::new(move || inbox.wake()))
     }
 
     fn receive(&mut self, until: Moment) -> Result<Option<(Box<str>, GrantNotice)>, NodeError> {

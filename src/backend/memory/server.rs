@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    io,
+    io, mem,
     sync::Arc,
     time::Duration,
 };
@@ -59,6 +59,8 @@ pub(super) struct Inbox {
 struct InboxState {
     messages: VecDeque<Bytes>,
     closed: bool,
+    /// The next read, or the one in progress, ends early.
+    woken: bool,
 }
 
 /// What a script publishes: inboxes and their messages.
@@ -250,6 +252,11 @@ impl Inbox {
         clock::wake_all(&self.changed);
     }
 
+    pub(super) fn wake(&self) {
+        self.state.lock().woken = true;
+        clock::wake_all(&self.changed);
+    }
+
     pub(super) fn is_open(&self) -> bool {
         !self.state.lock().closed
     }
@@ -265,7 +272,7 @@ impl Inbox {
                 let closed = io::Error::from(io::ErrorKind::UnexpectedEof);
                 return Err(NodeError::outcome_unknown(closed.into()));
             }
-            if clock::now() >= until {
+            if mem::take(&mut state.woken) || clock::now() >= until {
                 return Ok(None);
             }
             clock::park(&self.changed, &mut state, until);

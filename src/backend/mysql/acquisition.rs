@@ -95,7 +95,7 @@ impl<'a> MySqlAcquisition<'a> {
     /// Waits in the server's queue. If the wait is long, reports the holder, and the next call goes
     /// on waiting.
     fn await_row(&mut self, mut session: PooledSession) -> Result<Answer, NodeError> {
-        let AcquireRequest { claim, wait_deadline, .. } = self.request;
+        let AcquireRequest { claim, wait_deadline, cancel, .. } = self.request;
         let (name, id) = (claim.key.lock_key(), claim.id.as_str());
         let now = clock::now();
         let limit = (wait_deadline != Moment::NEVER).then(|| wait_deadline.duration_since(now));
@@ -103,7 +103,8 @@ impl<'a> MySqlAcquisition<'a> {
         let is_mariadb = session.connection.is_mariadb();
         let statement =
             session.prepare_lease(claim.ttl) + &table.await_row(name, id, limit, is_mariadb);
-        let wait = self.database.waits.enter(&session.connection).map_err(NodeError::not_sent)?;
+        let wait = self.database.waits.enter(&session.connection, cancel);
+        let wait = wait.map_err(NodeError::not_sent)?;
         session.connection.send(&statement, self.deadline())?;
         self.left_waiting = true;
         let mut waiting = Waiting { session, wait };

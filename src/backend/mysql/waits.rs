@@ -1,9 +1,14 @@
-//! `Waits`: the threads that wait in the server's queues, so that a shutdown can wake them.
+//! `Waits`: the threads that wait in the server's queues, so that a shutdown or a cancellation can
+//! wake them.
 
-use std::{collections::HashMap, io};
+use std::{collections::HashMap, io, sync::Arc};
 
 use super::connection::Connection;
-use crate::{backend::CancelHandle, sys::sync::Mutex};
+use crate::{
+    backend::CancelHandle,
+    core::cancel::{CancelRegistration, CancelToken},
+    sys::sync::Mutex,
+};
 
 #[derive(Debug, Default)]
 pub(super) struct Waits(Mutex<State>);
@@ -20,11 +25,27 @@ struct State {
 pub(super) struct Wait<'a> {
     waits: &'a Waits,
     number: u64,
+    _cancellation: Option<CancelRegistration>,
 }
 
 impl Waits {
-    /// Registers a wait on this connection. It ends at once if the manager has been shut down.
-    pub(super) fn enter(&self, connection: &Connection) -> io::Result<Wait<'_>> {
+    /// Registers a wait on this connection. It ends if `token` is cancelled, and at once if the
+    /// manager has been shut down.
+    pub(super) fn enter(
+        &self,
+        connection: &Connection,
+        token: Option<&CancelToken>,
+    ) -> io::Result<Wait<'_>> {
+        let cancellation = match token {
+            None => None,
+            Some(token) => {
+                let cancel = Mutex::new(Some(connection.cancel_handle()?));
+                Some(token.on_cancel(Arc::new(move || {
+                    let cancel = cancel.lock().take();
+                    cancel.into_iter().for_each(CancelHandle::cancel);
+                })))
+            }
+        };
         let cancel = connection.cancel_handle()?;
         let mut state = self.0.lock();
         state.last_number += 1;
@@ -35,7 +56,7 @@ impl Waits {
         if let Some(cancel) = cancelled {
             cancel.cancel();
         }
-        Ok(Wait { waits: self, number })
+        Ok(Wait { waits: self, number, _cancellation: cancellation })
     }
 
     /// Ends all waits, now and later, by closing their connections.

@@ -5,7 +5,10 @@ use std::{io, sync::Arc, time::Duration};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use crate::{
-    backend::redis::{Connection, NodeError, RedisNode, Transport, Wake, waker},
+    backend::{
+        Wake,
+        redis::{Connection, NodeError, RedisNode, Transport, waker},
+    },
     sys::{
         clock::{self, Moment},
         threads,

@@ -1,13 +1,16 @@
 //! `RedisGrantStream`: a subscription to a channel of one server, with a check that the server is
 //! still there.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{fmt, io, sync::Arc, time::Duration};
 
 use redis::Value;
 
-use super::{Connection, NodeError, NodeErrorKind, PubSubMessage, RedisNode, write_command};
+use super::{
+    Connection, NodeError, NodeErrorKind, PubSubMessage, RedisNode, Transport, poll_readable,
+    waker, write_command,
+};
 use crate::{
-    backend::{CancelHandle, GrantStream, QueuePlace},
+    backend::{CancelHandle, GrantStream, QueuePlace, Wake},
     core::claim::GrantNotice,
     sys::clock::{self, Moment},
 };
@@ -15,11 +18,12 @@ use crate::{
 /// Maximum silence on a subscription that is being read, before the server is pinged.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
 
-#[derive(Debug)]
 pub(crate) struct RedisGrantStream {
     node: Arc<RedisNode>,
     place: QueuePlace,
     connection: Connection,
+    /// Ends a read early; `None` until a thread needs that.
+    waker: Option<(Wake, Box<dyn Transport>)>,
     /// Time in which the server must reply to a ping.
     timeout: Duration,
     last_message_at: Moment,
@@ -54,6 +58,7 @@ impl RedisGrantStream {
             node: node.clone(),
             place,
             connection,
+            waker: None,
             timeout,
             last_message_at: clock::now(),
             pinged_at: None,
@@ -87,7 +92,30 @@ impl RedisGrantStream {
             }
             None => until = until.min(self.last_message_at.saturating_add(PING_INTERVAL)),
         }
-        self.connection.receive_until(until)
+        self.receive_until(until)
+    }
+
+    /// Like [`Connection::receive_until`], but a wakeup ends it early.
+    fn receive_until(&mut self, until: Moment) -> Result<Option<Value>, NodeError> {
+        let Some((_, wakeups)) = &mut self.waker else {
+            return self.connection.receive_until(until);
+        };
+        let arrived = self.connection.receive_until(clock::now())?;
+        let Some(transport) = self.connection.transport().filter(|_| arrived.is_none()) else {
+            return Ok(arrived);
+        };
+        poll_readable(&[transport, &**wakeups], until, Duration::ZERO);
+        // Nothing to read is the usual case.
+        let _ = wakeups.read(&mut [0; 64], Duration::ZERO);
+        self.connection.receive_until(clock::now())
+    }
+}
+
+impl fmt::Debug for RedisGrantStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisGrantStream")
+            .field("connection", &self.connection)
+            .finish_non_exhaustive()
     }
 }
 
@@ -106,6 +134,14 @@ impl GrantStream for RedisGrantStream {
 
     fn cancel_handle(&self) -> Result<CancelHandle, NodeError> {
         self.connection.cancel_handle().map_err(NodeError::not_sent)
+    }
+
+    fn wake_handle(&mut self) -> Result<Wake, NodeError> {
+        let waker = match self.waker.take() {
+            Some(waker) => waker,
+            None => waker().map_err(NodeError::not_sent)?,
+        };
+        Ok(self.waker.insert(waker).0.clone())
     }
 
     fn receive(&mut self, until: Moment) -> Result<Option<(Box<str>, GrantNotice)>, NodeError> {

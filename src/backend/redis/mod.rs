@@ -64,5 +64,5 @@ pub(crate) use self::{
 pub(crate) use super::{
     checkout_queue::Urgency,
     error::{NodeError, NodeErrorKind},
-    transport::{Transport, Wake, poll_readable, waker},
+    transport::{Transport, poll_readable, waker},
 };

@@ -27,7 +27,7 @@ use super::discovery::Address;
 #[cfg(feature = "testing")]
 use crate::sys::sim;
 use crate::{
-    backend::CancelHandle,
+    backend::{CancelHandle, Wake},
     sys::clock::{self, Moment},
 };
 
@@ -153,9 +153,6 @@ pub(crate) fn secure(
     // Its name is always known: it is part of the URL.
     security.connect(socket, None, deadline)
 }
-
-/// Makes a transport readable, from any thread.
-pub(crate) type Wake = Arc<dyn Fn() + Send + Sync>;
 
 /// Creates a transport for wakeups.
 pub(crate) fn waker() -> io::Result<(Wake, Box<dyn Transport>)> {

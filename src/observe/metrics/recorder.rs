@@ -180,6 +180,7 @@ impl Recorder {
             LockError::NoQuorum { .. } => "no_quorum",
             LockError::Refused { .. } => "refused",
             LockError::WrongType { .. } => "wrong_type",
+            LockError::Cancelled { .. } => "cancelled",
             LockError::Shutdown => "shutdown",
             _ => "other",
         };

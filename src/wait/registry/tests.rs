@@ -10,7 +10,7 @@ fn soon() -> Moment {
 #[test]
 fn grant_delivered_wakes_only_its_waiter() {
     let registry = Arc::new(WaitRegistry::default());
-    let (a, b) = (registry.register("x", "a"), registry.register("x", "b"));
+    let (a, b) = (registry.register("x", "a", false), registry.register("x", "b", false));
     let waiting = thread::spawn(move || {
         a.park(soon());
         a.take_wake()
@@ -23,7 +23,7 @@ fn grant_delivered_wakes_only_its_waiter() {
 #[test]
 fn grant_for_unregistered_id_is_ignored() {
     let registry = WaitRegistry::default();
-    let a = registry.register("x", "a");
+    let a = registry.register("x", "a", false);
     registry.unregister(&a);
     assert!(!registry.deliver("a", GRANT));
     assert!(registry.waiters.lock().slots.is_empty());
@@ -33,7 +33,7 @@ fn grant_for_unregistered_id_is_ignored() {
 #[test]
 fn grant_with_other_signals_is_taken_first() {
     let registry = WaitRegistry::default();
-    let (a, b) = (registry.register("x", "a"), registry.register("x", "b"));
+    let (a, b) = (registry.register("x", "a", false), registry.register("x", "b", false));
     registry.wake_others(&b);
     registry.close();
     registry.deliver("a", GRANT);
@@ -44,8 +44,11 @@ fn grant_with_other_signals_is_taken_first() {
 #[test]
 fn without_positions_longest_waiter_is_first_in_process() {
     let registry = WaitRegistry::default();
-    let (a, b, other) =
-        (registry.register("x", "a"), registry.register("x", "b"), registry.register("y", "c"));
+    let (a, b, other) = (
+        registry.register("x", "a", false),
+        registry.register("x", "b", false),
+        registry.register("y", "c", false),
+    );
     assert_eq!(
         [&a, &b, &other].map(|slot| registry.is_first_in_process(slot)),
         [true, false, true]
@@ -58,8 +61,11 @@ fn without_positions_longest_waiter_is_first_in_process() {
 #[test]
 fn known_position_ranks_before_arrival_order() {
     let registry = WaitRegistry::default();
-    let (a, b, c) =
-        (registry.register("x", "a"), registry.register("x", "b"), registry.register("x", "c"));
+    let (a, b, c) = (
+        registry.register("x", "a", false),
+        registry.register("x", "b", false),
+        registry.register("x", "c", false),
+    );
     let first = || [&a, &b, &c].map(|slot| registry.is_first_in_process(slot));
     registry.set_position(&c, 7);
     assert_eq!(first(), [false, false, true]);
@@ -79,8 +85,11 @@ fn known_position_ranks_before_arrival_order() {
 #[test]
 fn wake_same_lock_wakes_no_waiter_of_another_lock() {
     let registry = WaitRegistry::default();
-    let (a, b, other) =
-        (registry.register("x", "a"), registry.register("x", "b"), registry.register("y", "c"));
+    let (a, b, other) = (
+        registry.register("x", "a", false),
+        registry.register("x", "b", false),
+        registry.register("y", "c", false),
+    );
     registry.wake_same_lock(&a);
     assert_eq!([&a, &b, &other].map(|slot| slot.take_wake()), [None, Some(Wake::Recheck), None]);
     assert_eq!(b.take_wake(), None, "signal was not consumed");
@@ -93,8 +102,8 @@ fn wake_same_lock_wakes_no_waiter_of_another_lock() {
 #[test]
 fn waiters_ask_again_only_if_the_whole_queue_is_lost() {
     let registry = WaitRegistry::default();
-    let [a, b, c] = ["a", "b", "c"].map(|id| registry.register("x", id));
-    let new = registry.register("x", "d");
+    let [a, b, c] = ["a", "b", "c"].map(|id| registry.register("x", id, false));
+    let new = registry.register("x", "d", false);
     for (position, slot) in [&a, &b, &c].into_iter().enumerate() {
         registry.set_position(slot, position as u64);
     }
@@ -110,8 +119,8 @@ fn waiters_ask_again_only_if_the_whole_queue_is_lost() {
 #[test]
 fn wake_next_after_unregister_wakes_first_waiter() {
     let registry = WaitRegistry::default();
-    let [a, b, c] = ["a", "b", "c"].map(|id| registry.register("x", id));
-    let other = registry.register("y", "d");
+    let [a, b, c] = ["a", "b", "c"].map(|id| registry.register("x", id, false));
+    let other = registry.register("y", "d", false);
     registry.set_position(&c, 4);
     registry.unregister(&a);
     registry.wake_next(&a);
@@ -124,7 +133,7 @@ fn wake_next_after_unregister_wakes_first_waiter() {
 #[test]
 fn promote_follower_chooses_only_a_parked_thread() {
     let registry = WaitRegistry::default();
-    let (a, b) = (registry.register("x", "a"), registry.register("x", "b"));
+    let (a, b) = (registry.register("x", "a", false), registry.register("x", "b", false));
     registry.promote_follower();
     b.prepare_to_park();
     registry.promote_follower();
@@ -142,7 +151,7 @@ fn promote_follower_chooses_only_a_parked_thread() {
 fn close_wakes_all_parked_waiters() {
     let registry = WaitRegistry::default();
     let sleepers = ["a", "b"].map(|id| {
-        let slot = registry.register("x", id);
+        let slot = registry.register("x", id, false);
         thread::spawn(move || {
             let until = soon();
             slot.park(until);
@@ -159,5 +168,5 @@ fn close_wakes_all_parked_waiters() {
 fn register_after_close_reports_closed() {
     let registry = WaitRegistry::default();
     registry.close();
-    assert_eq!(registry.register("x", "a").take_wake(), Some(Wake::Closed));
+    assert_eq!(registry.register("x", "a", false).take_wake(), Some(Wake::Closed));
 }

@@ -2,7 +2,7 @@
 
 use std::{sync::Barrier, thread, time::Duration};
 
-use distlock::{LockError, MySqlMgr};
+use distlock::{CancelToken, LockError, LockOptions, MySqlMgr};
 
 use super::{
     LONG_TTL_MS, await_waits, config, create_table, manager, on_each_server, spawn_locker, waits,
@@ -48,6 +48,26 @@ fn statement_of_an_abandoned_wait_is_ended() {
         await_waits(server, 0);
         guard.release().unwrap().unwrap_released();
         drop(holder.try_lock("x").unwrap());
+    });
+}
+
+/// Fault: N170
+#[test]
+fn cancelled_wait_leaves_no_statement() {
+    on_each_server(|server| {
+        let (holder, mgr) = (manager(server), manager(server));
+        let guard = holder.lock("x").unwrap();
+        let token = CancelToken::new();
+        let options = LockOptions::new().cancel(&token);
+        let waiting = spawn_call(&mgr, "x", move |mgr, name| mgr.lock_with(name, &options));
+        await_waits(server, 1);
+        token.cancel();
+        let waiting = completes_within(CALL_LIMIT, "the wait", || waiting.join().unwrap());
+        let error = waiting.unwrap_err();
+        assert!(error.is_cancelled(), "{error:?}");
+        await_waits(server, 0);
+        guard.release().unwrap().unwrap_released();
+        drop(mgr.try_lock("x").unwrap());
     });
 }
 

@@ -1,0 +1,45 @@
+//! What to do about errors of servers.
+
+/// What to do about an error of the server, if known.
+pub(super) fn advice(code: &str, message: &str) -> Option<&'static str> {
+    // The first text is from Redis, the second from Valkey.
+    if message.contains("one of the keys") || message.contains("permissions to access a key") {
+        return Some(
+            "grant the permissions listed in the README, here access to the keys of the prefix \
+             and to distlock:*",
+        );
+    }
+    // A permission that is missing inside a script is reported as a plain ERR.
+    if code == "NOPERM"
+        || message.contains("NOPERM")
+        || message.contains("ACL failure")
+        || message.contains("executing the script can")
+    {
+        return Some("grant the permissions listed in the README");
+    }
+    if ["nknown command", "Unknown Redis command", "Unknown Redict command"]
+        .iter()
+        .any(|text| message.contains(text))
+    {
+        return Some(
+            "use Redis 6.2 or newer, or any Valkey, and do not rename the commands listed in the \
+             README",
+        );
+    }
+    match code {
+        "DENIED" => Some(
+            "set a password on the server, or turn off its protected-mode if only trusted clients \
+             can reach it",
+        ),
+        "NOAUTH" => Some("put a password into the URL"),
+        "WRONGPASS" => Some("check the user and the password in the URL"),
+        "READONLY" => Some("the server is a replica; connect to its master"),
+        "OOM" => Some("free memory, or raise maxmemory"),
+        "MISCONF" => Some("fix the server's persistence"),
+        "NOREPLICAS" => Some("restore its replicas"),
+        "MOVED" | "ASK" | "CROSSSLOT" | "CLUSTERDOWN" => Some(
+            "Redis Cluster is not supported; connect to a server that is not part of a cluster",
+        ),
+        _ => None,
+    }
+}
