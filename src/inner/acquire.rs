@@ -1,0 +1,110 @@
+//! How locks are acquired, and their leases registered with the renewer.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{HeldLock, ManagerInner};
+use crate::{
+    config::LockOptions,
+    core::{claim::Claim, id::generate_lock_id, kind::LockKind, lease::Lease, lock_lost::LockLost},
+    error::{LockError, Result},
+    observe::{HoldSpan, WaitSpan, event::AcquiredEvent},
+    renew::RenewalPlan,
+    sys::clock::{self, Moment},
+};
+
+impl ManagerInner {
+    /// Acquires a lock, and registers its lease with the renewer.
+    pub(crate) fn acquire(&self, name: &str, options: &LockOptions) -> Result<HeldLock> {
+        self.acquire_as(LockKind::Mutex, name, options)
+    }
+
+    /// Acquires a lock of this kind, which must be [possible](Self::check_kind) here.
+    pub(crate) fn acquire_as(
+        &self,
+        kind: LockKind,
+        name: &str,
+        options: &LockOptions,
+    ) -> Result<HeldLock> {
+        let _time = self.time.enter();
+        let params = self.config.resolve(options)?;
+        let claim = Claim { key: self.key(name)?, id: generate_lock_id(), ttl: params.ttl, kind };
+        let observer = &self.observer;
+        observer.attempted(name, &claim.id, params.wait);
+        let wait_span = WaitSpan::begin(name, &claim.id);
+        let time_limit =
+            params.wait.unwrap_or(Duration::MAX).saturating_add(self.operation_timeout());
+        let call_deadline = clock::now().saturating_add(time_limit);
+        let left = || self.time_left().min(call_deadline.duration_since(clock::now()));
+        let cancel = params.cancel.as_ref();
+        let (grant, contended) =
+            match observer.shield(|| self.acquirer.run(&claim, params.wait, cancel)) {
+                Ok(granted) => granted,
+                Err(failed) => {
+                    if let Some(residue) = failed.residue {
+                        self.abandon(&claim, residue, left());
+                    }
+                    observer.not_acquired(
+                        name,
+                        &claim.id,
+                        wait_span.end("not acquired"),
+                        &failed.error,
+                    );
+                    return Err(failed.error);
+                }
+            };
+        let waited = wait_span.end("acquired");
+        let span = HoldSpan::begin(name, &claim.id, grant.token.0);
+        let plan = RenewalPlan {
+            renew: params.renew,
+            provisional: grant.provisional,
+            hold_until: params
+                .max_hold
+                .map_or(Moment::NEVER, |limit| clock::now().saturating_add(limit)),
+        };
+        let lease = Arc::new(Lease::new(claim, grant, clock::now()));
+        match self.renewer.register(&lease, plan) {
+            Some(registration) => {
+                observer.acquired(AcquiredEvent {
+                    lock: name,
+                    id: &lease.claim.id,
+                    token: lease.token,
+                    waited,
+                    contended,
+                });
+                let held = HeldLock { lease, registration, span, plan };
+                // The last act: a pause since the grant, or a slow event handler, may have
+                // outlasted the lease.
+                self.ensure_held(held, left())
+            }
+            None => {
+                // The manager was shut down meanwhile. Try to release the lock. If that fails, the
+                // lock expires.
+                let _ = self.release_lease(&lease, true, left());
+                observer.not_acquired(name, &lease.claim.id, waited, &LockError::Shutdown);
+                Err(LockError::Shutdown)
+            }
+        }
+    }
+
+    /// Checks that there can be locks of this kind, under this name.
+    pub(crate) fn check_kind(&self, kind: LockKind, name: &str) -> Result<()> {
+        self.key(name)?;
+        let refusal = self.backend.refusal_of(kind);
+        refusal.map_or(Ok(()), |reason| Err(LockError::InvalidOptions { reason: reason.into() }))
+    }
+
+    pub(super) fn ensure_held(&self, held: HeldLock, timeout: Duration) -> Result<HeldLock> {
+        if held.lease.is_held(clock::now()) {
+            return Ok(held);
+        }
+        let name = held.lease.claim.key.name().to_owned();
+        let why = held.lease.why_not_held();
+        // An error of the release changes nothing: the lease has ended.
+        let _ = self.release_on_drop(held, timeout);
+        Err(if why == LockLost::Shutdown {
+            LockError::Shutdown
+        } else {
+            LockError::Lost { name, why }
+        })
+    }
+}
