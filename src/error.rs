@@ -194,6 +194,8 @@ pub enum LockError {
 pub enum Action {
     /// Acquiring a lock.
     Acquire,
+    /// Renewing a lock.
+    Renew,
     /// Releasing a lock.
     Release,
     /// Reading the holder of a lock.
@@ -208,6 +210,7 @@ impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Action::Acquire => "acquire",
+            Action::Renew => "renew",
             Action::Release => "release",
             Action::Inspect => "inspect",
             Action::Ping => "ping",

@@ -155,6 +155,65 @@ impl LockGuard {
         self.lease.lost()
     }
 
+    /// Renews the lease now. For [`LockOptions::renew(false)`](crate::LockOptions::renew), and to
+    /// make sure of the lock before a long step. Blocks for one round trip, at most for one
+    /// [operation timeout](crate::Config::operation_timeout).
+    ///
+    /// ```
+    /// # #[cfg(feature = "testing")] {
+    /// # use std::time::Duration;
+    /// # let server = distlock::testing::MemoryServer::new();
+    /// # let mgr = server.manager();
+    /// let options = distlock::LockOptions::new().ttl(Duration::from_secs(10)).renew(false);
+    /// let guard = mgr.lock_with("orders:42", &options)?;
+    /// # server.advance(Duration::from_secs(6));
+    /// guard.renew()?; // another 10 s from now on
+    /// # assert!(guard.remaining() > Duration::from_secs(9));
+    /// # }
+    /// # Ok::<(), distlock::LockError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Lost`] if the lock is lost. If the server does not reply, or refuses, the
+    /// errors of [`release`](Self::release); the renewal is then retried while the lease is valid.
+    pub fn renew(&self) -> Result<()> {
+        let (registration, inner) = self.renewable()?;
+        inner.renew(&self.lease, registration)
+    }
+
+    /// Renews the lease now with another ttl, which later renewals use too. A longer ttl counts
+    /// from now on. A shorter one counts once the former one has run out: the time left never
+    /// shrinks. Blocks like [`renew`](Self::renew).
+    ///
+    /// ```
+    /// # #[cfg(feature = "testing")] {
+    /// # use std::time::Duration;
+    /// # let mgr = distlock::testing::MemoryServer::new().manager();
+    /// let guard = mgr.lock("orders:42")?;
+    /// guard.extend(Duration::from_secs(60))?;
+    /// assert!(guard.remaining() > Duration::from_secs(59));
+    /// # }
+    /// # Ok::<(), distlock::LockError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::InvalidOptions`] if the ttl is out of range, or if the lock is in a database or
+    /// on several nodes. Otherwise the errors of [`renew`](Self::renew).
+    pub fn extend(&self, ttl: Duration) -> Result<()> {
+        let (registration, inner) = self.renewable()?;
+        inner.extend(&self.lease, registration, ttl)
+    }
+
+    fn renewable(&self) -> Result<(&Registration, &ManagerInner)> {
+        self.ensure_held()?;
+        match (&self.registration, &self.manager) {
+            (Some((registration, ..)), Some(manager)) => Ok((registration, manager.inner()?)),
+            _ => Err(LockError::Shutdown),
+        }
+    }
+
     /// Releases the lock and returns the outcome. Blocks for one round trip, at most for one
     /// [operation timeout](crate::Config::operation_timeout).
     ///
@@ -166,6 +225,42 @@ impl LockGuard {
     /// error takes one operation timeout, because the release is retried for that long.
     pub fn release(mut self) -> Result<Released> {
         self.release_in_place()
+    }
+
+    /// Releases the lock in the background, and does not wait. A failure is logged, and the release
+    /// is retried until the lock has expired. If this manager acquires the same lock before the
+    /// release is confirmed, that call completes the release first, within half an operation
+    /// timeout. Other clients get the lock as
+    /// soon as the server has carried out the release.
+    ///
+    /// In a database, this waits for the release. So does the last guard of a manager that is
+    /// dropped, because the manager then ends.
+    ///
+    /// ```
+    /// # #[cfg(feature = "testing")] {
+    /// # let mgr = distlock::testing::MemoryServer::new().manager();
+    /// let guard = mgr.lock("orders:42")?;
+    /// guard.release_later(); // returns at once
+    /// assert!(mgr.try_lock("orders:42").is_ok());
+    /// # }
+    /// # Ok::<(), distlock::LockError>(())
+    /// ```
+    pub fn release_later(mut self) {
+        let Some((held, manager)) = self.take_parts() else { return };
+        let released = release_and_maybe_shut_down(manager, |inner, timeout| {
+            inner.release_later(held, timeout)
+        });
+        self.log_failed_release(released);
+    }
+
+    fn log_failed_release(&self, released: Option<Result<()>>) {
+        if let Some(Err(error)) = released {
+            log_safely!(
+                warn,
+                "will retry releasing lock {} in the background: {error}",
+                Quoted(self.name())
+            );
+        }
     }
 
     pub(crate) fn release_in_place(&mut self) -> Result<Released> {
@@ -199,15 +294,10 @@ impl LockGuard {
 impl Drop for LockGuard {
     fn drop(&mut self) {
         let Some((held, manager)) = self.take_parts() else { return };
-        if let Some(Err(error)) = release_and_maybe_shut_down(manager, |inner, timeout| {
+        let released = release_and_maybe_shut_down(manager, |inner, timeout| {
             inner.release_on_drop(held, timeout)
-        }) {
-            log_safely!(
-                warn,
-                "will retry releasing lock {} in the background: {error}",
-                Quoted(self.name())
-            );
-        }
+        });
+        self.log_failed_release(released);
         match self.lease.reported_loss(clock::now()) {
             // The program has ended its locks itself.
             None | Some((LockLost::Shutdown, _)) => {}

@@ -5,6 +5,7 @@ mod acquire;
 mod by_id;
 mod downgrade;
 mod release;
+mod renew;
 
 use std::{
     collections::HashMap,

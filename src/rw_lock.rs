@@ -159,6 +159,11 @@ impl ReadGuard {
     pub fn release(self) -> Result<Released> {
         self.0.release()
     }
+
+    /// Releases in the background. See [`LockGuard::release_later`].
+    pub fn release_later(self) {
+        self.0.release_later();
+    }
 }
 
 /// A write lock, released when this guard is dropped. Dereferences to [`LockGuard`], with all of
@@ -175,6 +180,11 @@ impl WriteGuard {
     /// As for [`LockGuard::release`].
     pub fn release(self) -> Result<Released> {
         self.0.release()
+    }
+
+    /// Releases in the background. See [`LockGuard::release_later`].
+    pub fn release_later(self) {
+        self.0.release_later();
     }
 
     /// Turns the write lock into a read lock with the same id and token, without a moment in which

@@ -189,6 +189,11 @@ impl Permit {
     pub fn release(self) -> Result<Released> {
         self.0.release()
     }
+
+    /// Releases in the background. See [`LockGuard::release_later`].
+    pub fn release_later(self) {
+        self.0.release_later();
+    }
 }
 
 impl Deref for Permit {

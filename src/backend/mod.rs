@@ -90,6 +90,12 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
             .then_some("read-write locks and semaphores can be kept on one Redis server only")
     }
 
+    /// Returns why the ttl of a lease cannot change here, as a part of a sentence; `None` if it
+    /// can.
+    fn refusal_of_extension(&self) -> Option<&'static str> {
+        Some("the ttl of a held lock can change on one Redis server only")
+    }
+
     /// Turns a write lock into a read lock, without a moment in which it is not held.
     fn downgrade(&self, _lease: &Lease, _deadline: Moment) -> Result<Downgraded, BackendError> {
         Err(BackendError::Node(NodeError::not_sent(io::ErrorKind::Unsupported.into())))
@@ -104,6 +110,11 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     /// Returns what renews the leases of a manager. If the backend learns between two renewals that
     /// leases may be lost, it calls `renew_soon` with the ids of their claims.
     fn lease_renewals(self: Arc<Self>, renew_soon: RenewSoon) -> Box<dyn LeaseRenewals + Send>;
+
+    /// Whether the lock of a lease that has ended can be released without its caller.
+    fn releases_in_background(&self) -> bool {
+        true
+    }
 
     /// What a lease that has ended without a release may have left on the servers.
     fn lease_residue(&self, lease: &Lease) -> Residue;

@@ -9,12 +9,14 @@
 
 #[cfg(all(test, loom))]
 mod checks;
+mod pending;
 mod queue;
 mod worker;
 
 use std::{iter, sync::Arc, time::Duration};
 
 use self::{
+    pending::PendingReleases,
     queue::{Cleanup, CleanupQueue},
     worker::Worker,
 };
@@ -36,6 +38,7 @@ use crate::{
 pub(crate) struct Cleaner {
     backend: Arc<dyn Backend>,
     shared: Arc<Shared>,
+    pending: PendingReleases,
 }
 
 #[derive(Debug, Default)]
@@ -60,7 +63,7 @@ struct State {
 
 impl Cleaner {
     pub(crate) fn new(backend: Arc<dyn Backend>) -> Cleaner {
-        Cleaner { backend, shared: Arc::new(Shared::default()) }
+        Cleaner { backend, shared: Arc::default(), pending: PendingReleases::default() }
     }
 
     /// Schedules the clean-up of what a claim may have left. Returns the residue if the manager has
@@ -73,7 +76,22 @@ impl Cleaner {
 
     /// Schedules the clean-up of what a lease that has ended may have left.
     pub(crate) fn clean_up_lease(&self, lease: &Lease) -> Result<(), Residue> {
-        self.clean_up(&lease.claim, self.backend.lease_residue(lease))
+        self.clean_up(&lease.current_claim(), self.backend.lease_residue(lease))
+    }
+
+    /// Releases the lock of a lease that has ended. Returns the residue if the manager has been
+    /// shut down.
+    pub(crate) fn release_later(&self, lease: &Arc<Lease>) -> Result<(), Residue> {
+        let now = clock::now();
+        // Before it can be confirmed.
+        self.pending.add(lease);
+        let residue = self.backend.lease_residue(lease);
+        self.add(now, residue, |queue, residue| queue.add_release(lease, residue, now))
+    }
+
+    /// The leases of this lock whose release in the background is not confirmed.
+    pub(crate) fn pending_releases(&self, lock: &str) -> Vec<Arc<Lease>> {
+        self.pending.of_lock(lock)
     }
 
     /// Schedules the clean-up of what a request for this lease may have left, unless the lease is
@@ -110,7 +128,7 @@ impl Cleaner {
         // Skip locks whose holders are releasing them at this moment.
         let held = leases.iter().filter(|lease| lease.ended() != Some(LeaseEnd::Released));
         let held =
-            held.map(|lease| Cleanup::new(&lease.claim, self.backend.lease_residue(lease), now));
+            held.map(|l| Cleanup::new(l.current_claim(), self.backend.lease_residue(l), now));
         let held: Vec<_> = held.collect();
         let mut state = self.shared.state.lock();
         state.shutdown_deadline = Some(deadline);

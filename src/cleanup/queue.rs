@@ -16,7 +16,7 @@ use crate::{
 /// Maximum length of the queue; otherwise memory would grow without a bound. Far more entries than
 /// a process can add before the first ones expire.
 pub(super) const CLEANUPS_MAX: usize = 65_536;
-const RETRY_DELAY_MIN: Duration = Duration::from_millis(10);
+pub(super) const RETRY_DELAY_MIN: Duration = Duration::from_millis(10);
 const RETRY_DELAY_MAX: Duration = Duration::from_secs(1);
 /// Time for which a server keeps a queue that no waiter polls; `QUEUE_MS` in `queue.lua`.
 const QUEUE_ENTRY_TTL: Duration = Duration::from_secs(60);
@@ -34,6 +34,8 @@ pub(super) struct Cleanup {
     /// Lease under the same claim. If the lease is still valid when this clean-up is due, the
     /// clean-up is dropped.
     unless_held: Option<Arc<Lease>>,
+    /// Lease that this clean-up releases, for a holder that did not wait.
+    pub(super) released: Option<Arc<Lease>>,
     /// A release was sent to all these nodes by its caller, and is repeated only if it is not
     /// acknowledged in time.
     is_follow_up: bool,
@@ -42,13 +44,14 @@ pub(super) struct Cleanup {
 }
 
 impl Cleanup {
-    pub(super) fn new(claim: &Claim, residue: Residue, at: Moment) -> Cleanup {
+    pub(super) fn new(claim: Claim, residue: Residue, at: Moment) -> Cleanup {
         let is_queued = !residue.queue_entry.is_empty();
         let lifetime = if is_queued { claim.ttl.max(QUEUE_ENTRY_TTL) } else { claim.ttl };
         Cleanup {
-            claim: claim.clone(),
+            claim,
             residue,
             unless_held: None,
+            released: None,
             is_follow_up: false,
             expires_at: at.saturating_add(lifetime),
         }
@@ -78,10 +81,27 @@ impl CleanupQueue {
     pub(super) fn add_residue(&mut self, claim: &Claim, residue: Residue, now: Moment) {
         let in_flight_until = residue.in_flight_until;
         if !residue.pending_acks.is_empty() {
-            let cleanup = Cleanup::new(claim, residue, in_flight_until);
+            let cleanup = Cleanup::new(claim.clone(), residue, in_flight_until);
             return self.add(Cleanup { is_follow_up: true, ..cleanup }, in_flight_until);
         }
-        self.add(Cleanup::new(claim, residue.clone(), now), now);
+        self.add_twice(claim.clone(), residue, now, None);
+    }
+
+    /// Adds the release of a lease whose holder does not wait.
+    pub(super) fn add_release(&mut self, lease: &Arc<Lease>, residue: Residue, now: Moment) {
+        self.add_twice(lease.current_claim(), residue, now, Some(lease));
+    }
+
+    fn add_twice(
+        &mut self,
+        claim: Claim,
+        residue: Residue,
+        now: Moment,
+        released: Option<&Arc<Lease>>,
+    ) {
+        let in_flight_until = residue.in_flight_until;
+        let first = Cleanup::new(claim.clone(), residue.clone(), now);
+        self.add(Cleanup { released: released.cloned(), ..first }, now);
         if in_flight_until > now {
             let at = in_flight_until.saturating_add(EXPIRY_SLACK);
             self.add(Cleanup::new(claim, residue, at), at);
@@ -91,7 +111,7 @@ impl CleanupQueue {
     /// Adds what may be left of this lease at `at`, to be cleaned up then unless the lease is
     /// valid.
     pub(super) fn add_unless_held(&mut self, lease: &Arc<Lease>, residue: Residue, at: Moment) {
-        let cleanup = Cleanup::new(&lease.claim, residue, at);
+        let cleanup = Cleanup::new(lease.current_claim(), residue, at);
         self.add(Cleanup { unless_held: Some(lease.clone()), ..cleanup }, at);
     }
 
@@ -200,7 +220,7 @@ mod tests {
 
     fn cleanup(until: u64) -> Cleanup {
         let residue = residue(NodeSet::single(0), "", at(0));
-        Cleanup { expires_at: at(until), ..Cleanup::new(&claim(), residue, at(0)) }
+        Cleanup { expires_at: at(until), ..Cleanup::new(claim(), residue, at(0)) }
     }
 
     fn residue(nodes: NodeSet, queue_entry: &str, in_flight_until: Moment) -> Residue {

@@ -5,7 +5,10 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::{Shared, Step, queue::Cleanup};
+use super::{
+    Shared, Step,
+    queue::{Cleanup, RETRY_DELAY_MIN},
+};
 use crate::{
     backend::{Backend, CleanupLimits, ResidueCleaner, error::BackendError},
     sys::{
@@ -58,7 +61,19 @@ impl Worker {
         let error = self.try_each(&mut cleanups, CleanupLimits::Unless(&is_shutting_down));
         let mut left: Vec<_> = cleanups.into_iter().zip(delays).collect();
         left.retain(|(cleanup, _)| !cleanup.residue.is_empty());
-        if let (Some(error), Some((cleanup, _))) = (error, left.first()) {
+        let mut releases = left
+            .iter()
+            .filter(|(cleanup, delay)| cleanup.released.is_some() && *delay == RETRY_DELAY_MIN);
+        if let (Some(error), Some((cleanup, _))) = (&error, releases.next()) {
+            let name = Quoted(cleanup.claim.key.name());
+            match releases.count() {
+                0 => log_safely!(warn, "could not release lock {name} yet, still trying: {error}"),
+                more => log_safely!(
+                    warn,
+                    "could not release lock {name} and {more} more yet, still trying: {error}"
+                ),
+            }
+        } else if let (Some(error), Some((cleanup, _))) = (error, left.first()) {
             let name = Quoted(cleanup.claim.key.name());
             log_safely!(debug, "could not clean up lock {name} yet: {error}");
         }

@@ -24,6 +24,7 @@ pub struct LockOptions {
     pub(super) deadline: Option<Instant>,
     pub(super) cancel: Option<CancelToken>,
     pub(super) renew: bool,
+    pub(super) release_in_background: bool,
     pub(super) max_hold: Option<Duration>,
 }
 
@@ -36,6 +37,7 @@ impl LockOptions {
             deadline: None,
             cancel: None,
             renew: true,
+            release_in_background: false,
             max_hold: None,
         }
     }
@@ -84,6 +86,15 @@ impl LockOptions {
     /// the lock is lost one ttl after it was acquired.
     pub fn renew(mut self, renew: bool) -> LockOptions {
         self.renew = renew;
+        self
+    }
+
+    /// Sets whether dropping the guard does not wait for the release, as if
+    /// [`LockGuard::release_later`](crate::LockGuard::release_later) had been called. Defaults to
+    /// false. Has no effect on [`LockGuard::release`](crate::LockGuard::release), and none in a
+    /// database.
+    pub fn release_in_background(mut self, in_background: bool) -> LockOptions {
+        self.release_in_background = in_background;
         self
     }
 

@@ -52,30 +52,37 @@ impl ValidatedConfig {
             wait: wait_limit(options),
             cancel: options.cancel.clone(),
             renew: options.renew,
+            release_in_background: options.release_in_background,
             max_hold: options.max_hold.or(self.max_hold),
         };
+        self.check_ttl(terms.ttl)?;
+        if terms.max_hold.is_some_and(|limit| limit.is_zero()) {
+            let reason = "max_hold is zero, but must be longer: the lock would be lost at once";
+            return Err(LockError::InvalidOptions { reason: reason.into() });
+        }
+        Ok(terms)
+    }
+
+    /// Checks the ttl of a lock.
+    pub(crate) fn check_ttl(&self, ttl: Duration) -> Result<()> {
         let invalid = |reason| Err(LockError::InvalidOptions { reason });
-        let ttl = HumanDuration(terms.ttl);
-        if terms.ttl < TTL_MIN || terms.ttl > TTL_MAX {
+        let shown = HumanDuration(ttl);
+        if ttl < TTL_MIN || ttl > TTL_MAX {
             let (min, max) = (HumanDuration(TTL_MIN), HumanDuration(TTL_MAX));
             return invalid(format!(
-                "ttl is {ttl}, but must be {min} to {max} (a held lock is renewed, so it needs no \
-                 longer ttl)"
+                "ttl is {shown}, but must be {min} to {max} (a held lock is renewed, so it needs \
+                 no longer ttl)"
             ));
         }
-        if !self.quarantine.is_zero() && terms.ttl > self.quarantine {
+        if !self.quarantine.is_zero() && ttl > self.quarantine {
             return invalid(format!(
-                "ttl is {ttl}, longer than Config::quarantine ({}): a node that lost the lock in a \
-                 restart would vote again before the lock expires on the others; raise the \
+                "ttl is {shown}, longer than Config::quarantine ({}): a node that lost the lock \
+                 in a restart would vote again before the lock expires on the others; raise the \
                  quarantine in every program, or shorten the ttl",
                 HumanDuration(self.quarantine)
             ));
         }
-        if terms.max_hold.is_some_and(|limit| limit.is_zero()) {
-            let reason = "max_hold is zero, but must be longer: the lock would be lost at once";
-            return invalid(reason.into());
-        }
-        Ok(terms)
+        Ok(())
     }
 }
 
@@ -92,6 +99,7 @@ pub(crate) struct LockParams {
     pub(crate) wait: Option<Duration>,
     pub(crate) cancel: Option<CancelToken>,
     pub(crate) renew: bool,
+    pub(crate) release_in_background: bool,
     pub(crate) max_hold: Option<Duration>,
 }
 

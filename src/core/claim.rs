@@ -25,8 +25,13 @@ pub(crate) struct Claim {
 
 impl Claim {
     pub(crate) fn ttl_ms(&self) -> u64 {
-        u64::try_from(self.ttl.as_millis()).unwrap_or(u64::MAX)
+        whole_ms(self.ttl)
     }
+}
+
+/// A ttl as servers are sent it.
+pub(crate) fn whole_ms(ttl: Duration) -> u64 {
+    u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A granted lock. It is valid while a quorum keeps it.

@@ -32,6 +32,10 @@ pub(crate) struct Lease {
     pub(crate) claim: Claim,
     pub(crate) token: FencingToken,
     pub(crate) in_flight: InFlight,
+    /// Dropping the guard does not wait for the release.
+    pub(crate) is_released_in_background: bool,
+    /// Ttl of the renewals, in nanoseconds.
+    ttl: AtomicU64,
     time: TimeSource,
     held_since: Moment,
     /// Time at which the lease was lost. Zero until the loss has been reported.
@@ -67,10 +71,13 @@ struct LossChannel {
 
 impl Lease {
     pub(crate) fn new(claim: Claim, grant: Grant, held_since: Moment) -> Lease {
+        let ttl = AtomicU64::new(nanos(claim.ttl));
         Lease {
             claim,
             token: grant.token,
             in_flight: grant.in_flight,
+            is_released_in_background: false,
+            ttl,
             time: TimeSource::current(),
             held_since,
             lost_at: AtomicU64::new(0),
@@ -86,6 +93,22 @@ impl Lease {
     /// Reads the clock of the manager.
     pub(crate) fn now(&self) -> Moment {
         self.time.now()
+    }
+
+    /// Ttl of the renewals.
+    pub(crate) fn ttl(&self) -> Duration {
+        Duration::from_nanos(self.ttl.load(Ordering::Acquire))
+    }
+
+    /// Sets the ttl of later renewals. A renewal must follow: until one is confirmed, the server
+    /// keeps the lock for the former ttl.
+    pub(crate) fn set_ttl(&self, ttl: Duration) {
+        self.ttl.store(nanos(ttl), Ordering::Release);
+    }
+
+    /// The claim, with the time for which the server keeps the lock now.
+    pub(crate) fn current_claim(&self) -> Claim {
+        Claim { ttl: self.ttl().max(self.claim.ttl), ..self.claim.clone() }
     }
 
     /// Whether the lease is valid at `now`. The first call that returns false ends the lease.
@@ -111,7 +134,7 @@ impl Lease {
     /// Whether a renewal at `now` should also extend the expiry of the token key: no renewal has
     /// been confirmed yet in the current interval of the hold.
     pub(crate) fn should_refresh_token(&self, now: Moment) -> bool {
-        let confirmed = self.deadline().saturating_sub(self.claim.ttl);
+        let confirmed = self.deadline().saturating_sub(self.ttl());
         let interval_of = |at| self.held_for(at).as_secs() / TOKEN_REFRESH_INTERVAL.as_secs();
         interval_of(now) > interval_of(confirmed)
     }
@@ -219,6 +242,10 @@ impl Lease {
     }
 }
 
+fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
+
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lease")
@@ -231,189 +258,4 @@ impl fmt::Debug for Lease {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::core::{id::generate_lock_id, key::LockKey, kind::LockKind};
-    use crossbeam_channel::TryRecvError;
-    use proptest::prelude::*;
-    use std::time::Duration;
-
-    fn at(nanos: u64) -> Moment {
-        Moment::from_nanos(nanos)
-    }
-
-    fn lease(deadline: u64) -> Lease {
-        let claim = Claim {
-            key: LockKey::new("", "x").unwrap(),
-            id: generate_lock_id(),
-            ttl: Duration::from_secs(1),
-            kind: LockKind::Mutex,
-        };
-        let mut votes = NodeDeadlines::new(1);
-        votes.confirm(0, at(deadline));
-        let nodes = NodeSet::single(0);
-        let late =
-            InFlight { broken_until: at(0), unanswered: NodeSet::EMPTY, unanswered_until: at(0) };
-        let grant = Grant {
-            token: FencingToken(1),
-            node_deadlines: votes,
-            provisional: false,
-            in_flight: late,
-            may_hold: nodes,
-            queue_entry: String::new(),
-        };
-        Lease::new(claim, grant, at(0))
-    }
-
-    /// Fault: F16
-    #[test]
-    fn lease_expires_at_its_deadline_for_good() {
-        let lease = lease(100);
-        assert!(lease.is_held(at(99)));
-        assert!(!lease.is_held(at(100)));
-        assert!(
-            !lease.update_deadline(at(1_000), at(50)),
-            "a confirmation must not revive the lease"
-        );
-        assert!(!lease.is_held(at(0)), "not even for an earlier time");
-        assert_eq!(lease.ended(), Some(LeaseEnd::Lost(LockLost::Expired)));
-    }
-
-    #[test]
-    fn deadline_follows_the_quorum() {
-        let lease = lease(100);
-        assert!(lease.update_deadline(at(200), at(50)));
-        assert!(lease.update_deadline(at(150), at(60)), "nodes may lose what they had confirmed");
-        assert_eq!(lease.deadline(), at(150));
-        assert!(!lease.update_deadline(at(900), at(150)), "too late");
-    }
-
-    #[test]
-    fn late_confirmation_does_not_move_the_deadline() {
-        let lease = lease(100);
-        assert!(!lease.update_deadline(at(900), at(100)));
-        assert!(!lease.is_held(at(100)));
-    }
-
-    #[test]
-    fn first_end_wins_and_is_sent_once() {
-        let lease = lease(100);
-        assert_eq!(lease.lost().try_recv(), Err(TryRecvError::Empty));
-        assert!(lease.end(LeaseEnd::Lost(LockLost::Gone)));
-        assert!(!lease.end(LeaseEnd::Released));
-        assert!(!lease.expire(at(500)));
-        assert_eq!(lease.lost().try_recv(), Ok(LockLost::Gone));
-        assert_eq!(lease.lost().try_recv(), Err(TryRecvError::Disconnected));
-    }
-
-    #[test]
-    fn late_listener_receives_the_loss() {
-        let lease = lease(100);
-        lease.expire(at(100));
-        assert_eq!(lease.lost().try_recv(), Ok(LockLost::Expired));
-    }
-
-    #[test]
-    fn release_closes_the_channel_without_message() {
-        let lease = lease(100);
-        let lost = lease.lost().clone();
-        assert!(lease.end(LeaseEnd::Released));
-        assert_eq!(lost.try_recv(), Err(TryRecvError::Disconnected));
-    }
-
-    #[test]
-    fn reporting_duty_is_taken_once_with_the_time_of_the_loss() {
-        let lost_at = |deadline, why, noticed| {
-            let lease = lease(deadline);
-            assert!(lease.end(LeaseEnd::Lost(why)));
-            assert_eq!(lease.reported_loss(at(noticed)), None);
-            assert!(lease.take_reporting_duty(at(noticed)));
-            assert!(!lease.take_reporting_duty(at(noticed + 50)));
-            let (_, ago) = lease.reported_loss(at(1_000)).unwrap();
-            1_000 - ago.as_nanos()
-        };
-        assert_eq!(lost_at(100, LockLost::Gone, 40), 40);
-        assert_eq!(lost_at(100, LockLost::Expired, 400), 100, "noticed late");
-    }
-
-    #[test]
-    fn added_nodes_may_hold_the_lock() {
-        let lease = lease(100);
-        assert_eq!(lease.may_hold(), NodeSet::single(0));
-        lease.add_nodes(NodeSet::single(2));
-        assert_eq!(lease.may_hold(), [0, 2].into_iter().collect());
-    }
-
-    #[test]
-    fn debug_output_shows_key_and_end() {
-        let lease = lease(100);
-        lease.end(LeaseEnd::Lost(LockLost::Gone));
-        let shown = format!("{lease:?}");
-        assert!(shown.contains("LockKey(\"x\")") && shown.contains("Gone"), "{shown}");
-    }
-
-    /// Fault: N88
-    #[test]
-    fn token_refreshed_once_per_interval() {
-        let minutes = |minutes: u64| at(minutes * 60_000_000_000);
-        let mut lease = lease(0);
-        lease.claim.ttl = Duration::from_secs(60);
-        lease.deadline = AtomicU64::new(minutes(1).as_nanos());
-        assert!(!lease.should_refresh_token(at(1)));
-        assert!(lease.update_deadline(minutes(15), at(2)));
-        assert!(!lease.should_refresh_token(at(minutes(15).as_nanos() - 1)));
-        assert!(
-            lease.should_refresh_token(minutes(15)) && lease.should_refresh_token(minutes(15)),
-            "until it is confirmed"
-        );
-        assert!(lease.update_deadline(minutes(17), at(3)));
-        assert!(
-            !lease.should_refresh_token(minutes(17)) && lease.should_refresh_token(minutes(30))
-        );
-    }
-
-    #[derive(Clone, Debug)]
-    enum LeaseOp {
-        Check(u64),
-        UpdateDeadline(u64, u64),
-        Expire(u64),
-        Lose,
-        Release,
-    }
-
-    fn any_op() -> impl Strategy<Value = LeaseOp> {
-        prop_oneof![
-            4 => (0u64..400).prop_map(LeaseOp::Check),
-            4 => (0u64..500, 0u64..400)
-                .prop_map(|(deadline, now)| LeaseOp::UpdateDeadline(deadline, now)),
-            1 => (0u64..400).prop_map(LeaseOp::Expire),
-            1 => Just(LeaseOp::Lose),
-            1 => Just(LeaseOp::Release),
-        ]
-    }
-
-    proptest! {
-        /// Once one caller has seen the lease as lost, all callers do, whatever happens afterwards.
-        #[test]
-        fn lost_is_final(steps in proptest::collection::vec(any_op(), 1..40)) {
-            let lease = lease(100);
-            let mut over = false;
-            for step in steps {
-                match step {
-                    LeaseOp::Check(now) => {
-                        let held = lease.is_held(at(now));
-                        prop_assert!(!(over && held), "the lease became valid again");
-                        over |= !held;
-                    }
-                    LeaseOp::UpdateDeadline(deadline, now) => prop_assert!(
-                        !(lease.update_deadline(at(deadline), at(now)) && over)
-                    ),
-                    LeaseOp::Expire(now) => over |= lease.expire(at(now)),
-                    LeaseOp::Lose => { lease.end(LeaseEnd::Lost(LockLost::Gone)); over = true; }
-                    LeaseOp::Release => { lease.end(LeaseEnd::Released); over = true; }
-                }
-                prop_assert_eq!(over, lease.ended().is_some());
-            }
-        }
-    }
-}
+mod tests;

@@ -28,6 +28,7 @@ impl ManagerInner {
         let _time = self.time.enter();
         let params = self.config.resolve(options)?;
         let claim = Claim { key: self.key(name)?, id: generate_lock_id(), ttl: params.ttl, kind };
+        self.complete_releases(&claim.key);
         let observer = &self.observer;
         observer.attempted(name, &claim.id, params.wait);
         let wait_span = WaitSpan::begin(name, &claim.id);
@@ -61,7 +62,9 @@ impl ManagerInner {
                 .max_hold
                 .map_or(Moment::NEVER, |limit| clock::now().saturating_add(limit)),
         };
-        let lease = Arc::new(Lease::new(claim, grant, clock::now()));
+        let mut lease = Lease::new(claim, grant, clock::now());
+        lease.is_released_in_background = params.release_in_background;
+        let lease = Arc::new(lease);
         match self.renewer.register(&lease, plan) {
             Some(registration) => {
                 observer.acquired(AcquiredEvent {

@@ -37,7 +37,8 @@ impl ManagerInner {
             span.end("lost");
             return Err(lost(why));
         }
-        let claim = Claim { kind: LockKind::Read, ..lease.claim.clone() };
+        let (kind, ttl) = (LockKind::Read, lease.ttl());
+        let claim = Claim { kind, ttl, ..lease.claim.clone() };
         let deadline = self.operation_deadline();
         let grant = match self.observer.shield(|| self.backend.downgrade(&lease, deadline)) {
             Ok(Downgraded::To(grant)) => grant,
@@ -56,7 +57,9 @@ impl ManagerInner {
         };
         let now = clock::now();
         let held_since = now.saturating_sub(lease.held_for(now));
-        let lease = Arc::new(Lease::new(claim, grant, held_since));
+        let mut reader = Lease::new(claim, grant, held_since);
+        reader.is_released_in_background = lease.is_released_in_background;
+        let lease = Arc::new(reader);
         match self.renewer.register(&lease, plan) {
             Some(registration) => {
                 let held = HeldLock { lease, registration, span, plan };

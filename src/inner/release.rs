@@ -62,6 +62,44 @@ impl ManagerInner {
         true
     }
 
+    /// Ends the lease, and has its lock released in the background. Where that is not possible,
+    /// takes at most `timeout`.
+    pub(crate) fn release_later(&self, held: HeldLock, timeout: Duration) -> Result<()> {
+        let _time = self.time.enter();
+        if !self.backend.releases_in_background() || !held.lease.is_held(clock::now()) {
+            return self.release_on_drop(held, timeout);
+        }
+        let HeldLock { lease, registration, span, .. } = held;
+        let was_held = lease.end(LeaseEnd::Released);
+        drop(registration);
+        report_loss(&self.observer, &lease);
+        if !was_held {
+            span.end("lost");
+            return Ok(());
+        }
+        let (lock, id, token) = (lease.claim.key.name(), &lease.claim.id, lease.token);
+        let held = lease.held_for(clock::now());
+        if let Err(residue) = self.observer.shield(|| self.cleaner.release_later(&lease)) {
+            self.clean_up_now(&lease.claim, &residue, timeout);
+        }
+        self.observer.released(ReleasedEvent { lock, id, token, held, confirmed: false });
+        span.end("released");
+        Ok(())
+    }
+
+    /// Completes the releases of this lock that run in the background, so that an acquisition does
+    /// not find the lock held by its own manager. Does nothing if the servers do not reply.
+    pub(super) fn complete_releases(&self, key: &LockKey) {
+        let deadline = clock::now().saturating_add(self.operation_timeout() / 2);
+        for lease in self.cleaner.pending_releases(key.lock_key()) {
+            let residue = self.backend.lease_residue(&lease);
+            let release = || self.backend.clean_up_once(&lease.claim, &residue, deadline);
+            if self.observer.shield(release).is_err() {
+                return;
+            }
+        }
+    }
+
     /// Like [`release`](Self::release), for a caller that does not need the outcome. A lock that is
     /// known to be lost is not released again.
     pub(crate) fn release_on_drop(&self, held: HeldLock, timeout: Duration) -> Result<()> {
@@ -69,6 +107,12 @@ impl ManagerInner {
         let is_held = held.lease.is_held(clock::now());
         report_loss(&self.observer, &held.lease);
         match held.lease.ended() {
+            None if is_held
+                && held.lease.is_released_in_background
+                && self.backend.releases_in_background() =>
+            {
+                self.release_later(held, timeout)
+            }
             None if is_held => self.release(held, timeout).map(drop),
             None | Some(LeaseEnd::Lost(LockLost::Expired | LockLost::MaxHold)) => {
                 // A renewal may have been applied without a reply, and the first request may still
@@ -169,14 +213,14 @@ impl ManagerInner {
         let cleaned_up = self.observer.shield(|| self.cleaner.clean_up(claim, residue));
         if let Err(residue) = cleaned_up {
             // After a shutdown, nothing runs in the background, so this is the only try.
-            let until = clock::now().saturating_add(timeout);
-            if let Err(error) = self.backend.clean_up_once(claim, &residue, until) {
-                log_safely!(
-                    debug,
-                    "could not clean up {:?}: {error}; it is left to expire",
-                    claim.key
-                );
-            }
+            self.clean_up_now(claim, &residue, timeout);
+        }
+    }
+
+    fn clean_up_now(&self, claim: &Claim, residue: &Residue, timeout: Duration) {
+        let until = clock::now().saturating_add(timeout);
+        if let Err(error) = self.backend.clean_up_once(claim, residue, until) {
+            log_safely!(debug, "could not clean up {:?}: {error}; it is left to expire", claim.key);
         }
     }
 }

@@ -8,6 +8,7 @@
 //! woken. No mutex is held while a thread acts. After a holder has removed a lease from the
 //! schedule, no new renewal of it is sent, and the renewer does not end it.
 
+mod asked;
 mod batch_size;
 #[cfg(all(test, loom))]
 mod checks;
@@ -22,6 +23,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 pub(crate) use self::schedule::RenewalPlan;
 use self::{
+    asked::AskedRenewals,
     context::Context,
     schedule::{Generation, Schedule},
     timer::Timer,
@@ -76,6 +78,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct RenewerState {
     schedule: Schedule,
+    asked: AskedRenewals,
     /// Set on shutdown: the deadline for the last exchanges with the servers.
     shutdown_deadline: Option<Moment>,
     timer: Sleeper,

@@ -83,7 +83,7 @@ impl Schedule {
         } else if !plan.renew {
             Moment::NEVER
         } else {
-            now.saturating_add(lease.claim.ttl / RENEWALS_PER_TTL)
+            now.saturating_add(lease.ttl() / RENEWALS_PER_TTL)
         };
         let RenewalPlan { renew, hold_until, .. } = plan;
         let end_at = lease.deadline().min(hold_until);
@@ -177,9 +177,11 @@ impl Schedule {
     /// Records that the renewal sent at `sent` is confirmed, and schedules the next one.
     pub(crate) fn on_renewed(&mut self, generation: Generation, sent: Moment) {
         if let Some(entry) = self.entries.get(&generation) {
-            let next = sent.saturating_add(entry.lease.claim.ttl / RENEWALS_PER_TTL);
-            let overdue_at =
-                if entry.renew { midpoint(sent, entry.lease.deadline()) } else { Moment::NEVER };
+            let deadline = entry.lease.deadline();
+            // A longer ttl may have been set after this renewal was sent.
+            let next = sent.saturating_add(entry.lease.ttl() / RENEWALS_PER_TTL);
+            let next = next.min(midpoint(sent, deadline));
+            let overdue_at = if entry.renew { midpoint(sent, deadline) } else { Moment::NEVER };
             self.schedule_renewal(generation, if entry.renew { next } else { Moment::NEVER });
             self.reschedule_overdue(generation, overdue_at);
             self.reschedule_end(generation);

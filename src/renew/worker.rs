@@ -8,7 +8,10 @@ use std::{mem, sync::Arc, time::Duration};
 
 use super::{batch_size::BatchSize, context::Context, schedule::Generation};
 use crate::{
-    backend::{LeaseRenewals, RenewSoon, Renewal, RenewalLimits, RenewalReport},
+    backend::{
+        LeaseRenewals, RenewSoon, Renewal, RenewalLimits, RenewalReport,
+        error::{BackendError, NodeError, NodeErrorKind},
+    },
     core::lease::Lease,
     sys::{
         clock::{self, Moment},
@@ -158,7 +161,7 @@ impl Worker {
         }
         let mut failed = Vec::new();
         for ((generation, lease), renewal) in batch.iter().zip(renewals) {
-            if !self.apply_renewal(*generation, lease, renewal) {
+            if !self.apply_renewal(*generation, lease, renewal, failure.as_ref()) {
                 failed.push(lease);
             }
         }
@@ -178,10 +181,17 @@ impl Worker {
     }
 
     /// Applies the result for one lease of a batch. Returns false if it must be retried.
-    fn apply_renewal(&self, generation: Generation, lease: &Arc<Lease>, renewal: Renewal) -> bool {
+    fn apply_renewal(
+        &self,
+        generation: Generation,
+        lease: &Arc<Lease>,
+        renewal: Renewal,
+        failure: Option<&BackendError>,
+    ) -> bool {
         let (now, state) = (clock::now(), &self.context.shared.state);
         // A lease that was released while its renewal was in flight is not lost.
         if !state.lock().schedule.contains(generation) {
+            state.lock().asked.on_ended(generation);
             return true;
         }
         match renewal {
@@ -189,7 +199,12 @@ impl Worker {
                 let margin = lease.deadline().duration_since(now);
                 // If the confirmation came after the deadline, `expire` handles the lease.
                 if lease.update_deadline(until, now) {
-                    state.lock().schedule.on_renewed(generation, sent);
+                    let mut state = state.lock();
+                    state.schedule.on_renewed(generation, sent);
+                    if state.asked.on_renewed(generation, sent) {
+                        state.schedule.schedule_renewal(generation, now);
+                    }
+                    drop(state);
                     let (claim, took) = (&lease.claim, now.duration_since(sent));
                     self.context.observer.renewed(claim.key.name(), &claim.id, margin, took);
                 }
@@ -197,11 +212,16 @@ impl Worker {
             }
             Renewal::Unconfirmed { until } => {
                 lease.update_deadline(until, now);
-                state.lock().schedule.on_failed(generation, now);
+                let mut state = state.lock();
+                state.schedule.on_failed(generation, now);
+                let timed_out = NodeError::outcome_unknown(NodeErrorKind::TimedOut);
+                let failure = failure.cloned().unwrap_or(BackendError::Node(timed_out));
+                state.asked.on_failed(generation, &failure);
                 false
             }
             Renewal::Lost { why, leaves_residue } => {
                 let removed = state.lock().schedule.remove(generation);
+                state.lock().asked.on_ended(generation);
                 if removed.is_some() {
                     self.context.end_as_lost(lease, why);
                     if leaves_residue {

@@ -1,5 +1,6 @@
 //! Holding a lock: it is renewed despite faults that leave enough time, and ends after `max_hold`.
 
+mod asked;
 mod renewer_faults;
 
 use std::{

@@ -1,6 +1,7 @@
 //! Releasing a lock: the outcome that is reported, what is left on the server, and servers that do
 //! not reply.
 
+mod background;
 mod by_id;
 mod forced;
 

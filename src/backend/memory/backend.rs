@@ -157,6 +157,10 @@ impl Backend for MemoryBackend {
         None
     }
 
+    fn refusal_of_extension(&self) -> Option<&'static str> {
+        None
+    }
+
     fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Downgraded, BackendError> {
         downgrade_on_one_server(lease, deadline, |request, _| self.ask(request))
     }

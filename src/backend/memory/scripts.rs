@@ -252,7 +252,10 @@ impl Call<'_> {
                 _ if is_wrong_type(&holder) => Value::Int(-1),
                 Err(error) => return Err(error),
                 Ok(None) => Value::Int(0),
-                Ok(Some(holder)) if holder == *id => Value::Int(self.db.pexpire(key, ttl)?.into()),
+                Ok(Some(holder)) if holder == *id => {
+                    let ttl = ttl.max(u64::try_from(self.db.pttl(key)).unwrap_or(0));
+                    Value::Int(self.db.pexpire(key, ttl)?.into())
+                }
                 Ok(Some(holder)) => Value::BulkString(cut(&holder).to_vec()),
             });
         }

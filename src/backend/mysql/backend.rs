@@ -245,6 +245,11 @@ impl Backend for MySqlBackend {
         Box::new(MySqlRenewals(self.database.clone()))
     }
 
+    /// The connection that holds the lock commits in one exchange, which is on its way at once.
+    fn releases_in_background(&self) -> bool {
+        false
+    }
+
     /// Closes the connection, which ends everything.
     fn lease_residue(&self, lease: &Lease) -> Residue {
         self.database.held.discard(lease.claim.id.as_str());

@@ -205,6 +205,10 @@ impl Backend for RedisBackend {
         None
     }
 
+    fn refusal_of_extension(&self) -> Option<&'static str> {
+        None
+    }
+
     fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Downgraded, BackendError> {
         downgrade_on_one_server(lease, deadline, |request, until| {
             let mut connections = self.pool.get(Urgency::Release, until)?;

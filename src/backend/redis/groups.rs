@@ -7,7 +7,7 @@ use super::{
 use crate::{
     backend::{Downgraded, Inspection, error::BackendError},
     core::{
-        claim::Grant,
+        claim::{Grant, whole_ms},
         holder::Holder,
         key::LockKey,
         kind::{LockKind, is_group},
@@ -46,7 +46,8 @@ pub(crate) fn downgrade_on_one_server(
     mut ask: impl FnMut(&Downgrade<'_>, Moment) -> Result<Exchange<DowngradeReply>, NodeError>,
 ) -> Result<Downgraded, BackendError> {
     let claim = &lease.claim;
-    let request = Downgrade { key: &claim.key, id: claim.id.as_str(), ttl_ms: claim.ttl_ms() };
+    let ttl = lease.ttl();
+    let request = Downgrade { key: &claim.key, id: claim.id.as_str(), ttl_ms: whole_ms(ttl) };
     let now = clock::now();
     let halfway = now.saturating_add(deadline.duration_since(now) / 2);
     let result = match ask(&request, halfway) {
@@ -59,7 +60,7 @@ pub(crate) fn downgrade_on_one_server(
     Ok(match reply {
         DowngradeReply::Done => {
             let mut node_deadlines = NodeDeadlines::new(1);
-            node_deadlines.confirm(0, deadline_from_sent(sent, claim.ttl));
+            node_deadlines.confirm(0, deadline_from_sent(sent, ttl));
             Downgraded::To(Grant {
                 token: lease.token,
                 node_deadlines,

@@ -12,7 +12,10 @@ use super::{
 };
 use crate::{
     backend::{LeaseRenewals, Renewal, RenewalLimits, RenewalReport, error::BackendError},
-    core::{holder::Holder, lease::Lease, lock_lost::LockLost, validity::deadline_from_sent},
+    core::{
+        claim::whole_ms, holder::Holder, lease::Lease, lock_lost::LockLost,
+        validity::deadline_from_sent,
+    },
     sys::clock::{self, Moment},
 };
 
@@ -96,10 +99,12 @@ pub(crate) fn renew_on_one_server(
     };
     let (members, alone): (Vec<usize>, Vec<usize>) =
         (0..leases.len()).partition(|at| leases[*at].claim.kind.membership().is_some());
-    let mut renew_some = |some: &[usize], request: &RenewSome<'_>| match ask(request) {
+    let mut renew_some = |some: &[usize], ttls: &[u64], request: &RenewSome<'_>| match ask(request)
+    {
         Ok(Exchange { sent, reply: (_, replies) }) => {
-            for (at, reply) in some.iter().zip(replies) {
-                report.renewals[*at] = conclude(leases[*at], sent, reply);
+            for ((at, ttl_ms), reply) in some.iter().zip(ttls).zip(replies) {
+                let ttl = Duration::from_millis(*ttl_ms);
+                report.renewals[*at] = conclude(leases[*at], sent, ttl, reply);
             }
         }
         Err(failure) => {
@@ -110,19 +115,23 @@ pub(crate) fn renew_on_one_server(
     };
     if !alone.is_empty() {
         let requests: Vec<_> = alone.iter().map(|at| renewal_request(leases[*at], now)).collect();
-        renew_some(&alone, &RenewSome::Alone(Renew(&requests)));
+        let ttls: Vec<_> = requests.iter().map(|request| request.ttl_ms).collect();
+        renew_some(&alone, &ttls, &RenewSome::Alone(Renew(&requests)));
     }
     if !members.is_empty() {
-        let requests = members.iter().filter_map(|at| member_renewal(leases[*at], now)).collect();
-        renew_some(&members, &RenewSome::Members(RenewMembers(requests)));
+        let requests = members.iter().filter_map(|at| member_renewal(leases[*at], now));
+        let requests: Vec<_> = requests.collect();
+        let ttls: Vec<_> = requests.iter().map(|request| request.ttl_ms).collect();
+        renew_some(&members, &ttls, &RenewSome::Members(RenewMembers(requests)));
     }
     report
 }
 
-fn conclude(lease: &Lease, sent: Moment, reply: RenewReply) -> Renewal {
+/// `ttl` is that of the request: the lease may have got another one since.
+fn conclude(lease: &Lease, sent: Moment, ttl: Duration, reply: RenewReply) -> Renewal {
     let why = match reply {
         RenewReply::Renewed => {
-            let until = deadline_from_sent(sent, lease.claim.ttl).max(lease.deadline());
+            let until = deadline_from_sent(sent, ttl).max(lease.deadline());
             return Renewal::Confirmed { until, sent };
         }
         RenewReply::Gone => LockLost::Gone,
@@ -136,7 +145,7 @@ pub(crate) fn renewal_request(lease: &Lease, now: Moment) -> RenewalRequest<'_> 
     RenewalRequest {
         lock: lease.claim.key.lock_key(),
         id: lease.claim.id.as_str(),
-        ttl_ms: lease.claim.ttl_ms(),
+        ttl_ms: whole_ms(lease.ttl()),
         token_key: lease.should_refresh_token(now).then(|| lease.claim.key.token_key()),
     }
 }
@@ -146,7 +155,7 @@ fn member_renewal(lease: &Lease, now: Moment) -> Option<MemberRenewal<'_>> {
         key: &lease.claim.key,
         id: lease.claim.id.as_str(),
         count: lease.claim.kind.membership()?.count,
-        ttl_ms: lease.claim.ttl_ms(),
+        ttl_ms: whole_ms(lease.ttl()),
         refresh_token: lease.should_refresh_token(now),
     })
 }

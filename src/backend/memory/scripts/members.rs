@@ -58,12 +58,13 @@ impl Call<'_> {
         let members: Vec<(Bytes, u64)> = (1..=count).map(|at| (member(id, at), expires)).collect();
         let mut all = true;
         for some in members.chunks(MEMBERS_MAX) {
-            let mut found = 0;
+            let mut found = Vec::new();
             for (member, _) in some {
-                found += usize::from(self.db.zscore(key, member)?.is_some());
+                let score = self.db.zscore(key, member)?;
+                found.extend(score.map(|score| (member.clone(), score.max(expires))));
             }
-            if found == some.len() {
-                self.db.zadd(key, some.to_vec())?;
+            if found.len() == some.len() {
+                self.db.zadd(key, found)?;
             } else {
                 all = false;
             }

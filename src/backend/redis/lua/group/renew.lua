@@ -18,7 +18,8 @@ local function extend(key, id, first, last, expires)
   for i = first, last do members[#members + 1] = i == 1 and id or id .. '#' .. i end
   for i, score in ipairs(redis.call('ZMSCORE', key, unpack(members))) do
     if not score then return false end
-    scores[2 * i - 1], scores[2 * i] = expires, members[i]
+    -- Never shorten the time, as in mutex/renew.lua.
+    scores[2 * i - 1], scores[2 * i] = math.max(expires, tonumber(score)), members[i]
   end
   redis.call('ZADD', key, unpack(scores))
   return true

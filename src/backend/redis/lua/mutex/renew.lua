@@ -11,7 +11,9 @@ local reply = {ARGV[1] .. ' ' .. t[1] .. string.sub('00000' .. t[2], -6)}
 for i = 1, locks do
   local holder = redis.pcall('GET', KEYS[i])
   if holder == ARGV[2 * i] then
-    reply[i + 1] = redis.call('PEXPIRE', KEYS[i], ARGV[2 * i + 1])
+    -- Never shorten the TTL: this may be a delayed request, from before the holder extended it.
+    local left, ttl = redis.call('PTTL', KEYS[i]), tonumber(ARGV[2 * i + 1])
+    reply[i + 1] = redis.call('PEXPIRE', KEYS[i], math.max(left, ttl))
   elseif not holder then
     -- A replica may lack the lock. This write has no effect, and is an error there.
     reply[i + 1] = redis.call('DEL', KEYS[i])

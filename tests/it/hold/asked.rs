@@ -1,0 +1,163 @@
+//! Renewals that the holder asks for, and other ttls.
+
+use std::time::Duration;
+
+use distlock::{LockError, LockGuard, LockLost, LockOptions};
+
+use crate::{
+    family::Subject,
+    helpers::{
+        CALL_LIMIT, SECOND, UnwrapReleased, completes_within, config_short_timeout,
+        expect_deadline_before_key_expiry, manager, pttl, server_behind_proxy, with_ttl,
+    },
+    support::{RedisServer, TEST_TIMEOUT, eventually},
+};
+
+const LOCK: &str = "lock:x";
+
+fn ms(server: &RedisServer) -> u128 {
+    u128::try_from(pttl(server, LOCK)).unwrap()
+}
+
+/// Promise: P2
+#[cfg(feature = "testing")]
+#[test]
+fn asked_renewal_gives_a_whole_ttl() {
+    let server = distlock::testing::MemoryServer::new();
+    let mgr = server.manager();
+    let options = LockOptions::new().ttl(10 * SECOND).renew(false);
+    let (rw, permits) = (mgr.rw_lock("rw").unwrap(), mgr.semaphore("s", 3).unwrap());
+    let mutex = mgr.lock_with("x", &options).unwrap();
+    let read = rw.read_with(&options).unwrap();
+    let permit = permits.acquire_with(2, &options).unwrap();
+    let guards = [&mutex, &*read, &*permit];
+    for _ in 0..5 {
+        server.advance(6 * SECOND);
+        for guard in guards {
+            guard.renew().unwrap();
+            assert!(guard.remaining() > 9 * SECOND, "{guard:?}");
+        }
+    }
+    server.advance(11 * SECOND);
+    for guard in guards {
+        assert!(guard.renew().unwrap_err().is_lost());
+    }
+}
+
+/// Promise: P2
+#[test]
+fn asked_renewal_reaches_the_server() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let guard = mgr.lock_with("x", &LockOptions::new().ttl(600 * SECOND).renew(false)).unwrap();
+    for _ in 0..3 {
+        server.cli(&["PEXPIRE", LOCK, "60000"]);
+        guard.renew().unwrap();
+        assert!(ms(&server) > 60_000);
+        expect_deadline_before_key_expiry(&server, &guard);
+    }
+}
+
+#[test]
+fn asked_renewal_of_a_lost_lock_returns_the_loss() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let options = LockOptions::new().ttl(600 * SECOND).renew(false);
+    let guard = mgr.lock_with("x", &options).unwrap();
+    server.cli(&["DEL", LOCK]);
+    let error = guard.renew().unwrap_err();
+    assert!(matches!(error, LockError::Lost { why: LockLost::Gone, .. }), "{error:?}");
+    assert!(!guard.is_held() && guard.renew().unwrap_err().is_lost());
+
+    let guard = mgr.lock_with("x", &options).unwrap();
+    server.cli(&["SET", LOCK, "another client", "PX", "60000"]);
+    let error = guard.extend(60 * SECOND).unwrap_err();
+    assert_eq!(error.holder().unwrap().id(), "another client");
+}
+
+/// Fault: N171
+#[test]
+fn asked_renewal_does_not_wait_for_a_silent_server() {
+    let (_server, proxy, mgr) = server_behind_proxy(config_short_timeout);
+    let guard = mgr.lock_with("x", &with_ttl(600 * SECOND)).unwrap();
+    proxy.blackhole();
+    let (guard, error) = completes_within(CALL_LIMIT, "the call", move || {
+        let error = guard.renew().unwrap_err();
+        (guard, error)
+    });
+    assert!(error.is_unavailable(), "{error:?}");
+    assert!(error.to_string().starts_with("could not renew lock \"x\" at "), "{error}");
+    assert!(guard.is_held());
+}
+
+/// Promise: P2
+#[test]
+fn extended_lease_has_its_new_ttl_on_the_server_first() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let guard = mgr.lock_with("x", &with_ttl(20 * SECOND)).unwrap();
+    guard.extend(600 * SECOND).unwrap();
+    assert!(ms(&server) > 500_000 && guard.remaining() > 500 * SECOND);
+    expect_deadline_before_key_expiry(&server, &guard);
+    // A shorter ttl counts once the former one has run out.
+    guard.extend(2 * SECOND).unwrap();
+    assert!(ms(&server) > 500_000 && guard.remaining() > 500 * SECOND);
+    expect_deadline_before_key_expiry(&server, &guard);
+    guard.release().unwrap().unwrap_released();
+}
+
+/// The renewer uses the new ttl from then on.
+#[test]
+fn later_renewals_use_the_extended_ttl() {
+    let server = RedisServer::start();
+    let guard = manager(&server).lock_with("x", &with_ttl(30 * SECOND)).unwrap();
+    guard.extend(60 * SECOND).unwrap();
+    let commands = server.monitor();
+    guard.renew().unwrap();
+    let is_renewal = |line: &String| line.contains("lua] \"PEXPIRE\" \"lock:x\" \"60000\"");
+    eventually("it is renewed", TEST_TIMEOUT, || commands.lines().iter().any(is_renewal));
+}
+
+/// A renewal from before the extension arrives after it.
+///
+/// Fault: N171
+#[test]
+fn delayed_renewal_does_not_shorten_an_extended_lease() {
+    const RENEW: &str = include_str!("../../../src/backend/redis/lua/mutex/renew.lua");
+    const RENEW_MEMBERS: &str = include_str!("../../../src/backend/redis/lua/group/renew.lua");
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let guard = mgr.lock_with("x", &with_ttl(20 * SECOND)).unwrap();
+    guard.extend(600 * SECOND).unwrap();
+    let delayed: Vec<redis::Value> =
+        server.query(&["EVAL", RENEW, "1", LOCK, "7", guard.id().as_str(), "20000", "1"]);
+    assert_eq!(delayed[1], redis::Value::Int(1));
+    expect_deadline_before_key_expiry(&server, &guard);
+    drop(guard);
+
+    let reader = mgr.rw_lock("x").unwrap().read_with(&with_ttl(20 * SECOND)).unwrap();
+    reader.extend(600 * SECOND).unwrap();
+    let keys = [LOCK, "distlock:members:{lock:x}", "distlock:token:{lock:x}"];
+    let request = [&["EVAL", RENEW_MEMBERS, "3"][..], &keys, &["7", reader.id().as_str()]];
+    let request = [&request.concat()[..], &["1", "20000", "0", "1"]].concat();
+    let delayed: Vec<redis::Value> = server.query(&request);
+    assert_eq!(delayed[1], redis::Value::Int(1));
+    expect_deadline_before_key_expiry(&server, &reader);
+    let members: Vec<redis::Value> =
+        server.query(&["ZRANGE", "distlock:members:{lock:x}", "0", "-1", "WITHSCORES"]);
+    let lock: u128 = server.query(&["PEXPIRETIME", LOCK]);
+    assert_eq!(members[1], redis::Value::BulkString(lock.to_string().into_bytes()));
+}
+
+#[test]
+fn impossible_ttl_is_refused_and_changes_nothing() {
+    for subject in Subject::all() {
+        let guard = subject.manager().lock("x").unwrap();
+        for ttl in [Duration::ZERO, Duration::MAX] {
+            let error = guard.extend(ttl).unwrap_err();
+            assert!(error.is_invalid() && error.to_string().contains("must be 10ms to"), "{error}");
+        }
+        assert!(LockGuard::is_held(&guard));
+        guard.renew().unwrap();
+    }
+}
