@@ -1,7 +1,7 @@
 //! `Attempt`: one acquisition in progress: asks, waits for the grant, asks again.
 
 use super::{
-    Acquirer,
+    Acquirer, WaitTerms,
     backoff::{ForeignHolds, Observation, follower_interval, unsubscribed_poll_interval},
     retry::{REPORT_AT_FAILURE, RetryDecision, RetryLimits, RetryState},
 };
@@ -30,7 +30,7 @@ pub(super) struct Attempt<'a> {
     started: Moment,
     /// Time until which the caller waits for the lock.
     wait_deadline: Moment,
-    cancel: Option<&'a CancelToken>,
+    terms: WaitTerms<'a>,
     acquisition: Box<dyn Acquisition + 'a>,
     wait_handle: Option<WaitHandle>,
     /// Current run of failures; `None` once a request has had a usable result.
@@ -45,6 +45,7 @@ impl<'a> Attempt<'a> {
     pub(super) fn new(
         ctx: &'a Acquirer,
         request: AcquireRequest<'a>,
+        terms: WaitTerms<'a>,
         started: Moment,
     ) -> Attempt<'a> {
         Attempt {
@@ -52,7 +53,7 @@ impl<'a> Attempt<'a> {
             claim: request.claim,
             started,
             wait_deadline: request.wait_deadline,
-            cancel: request.cancel,
+            terms,
             acquisition: ctx.backend.acquisition(request),
             wait_handle: None,
             retry: None,
@@ -167,7 +168,7 @@ impl<'a> Attempt<'a> {
         let (now, jitter_seed) = (clock::now(), self.jitter_seed());
         let backend = &self.ctx.backend;
         let limits = RetryLimits {
-            ttl: self.claim.ttl,
+            ttl: self.terms.outage_max,
             wait_deadline: self.wait_deadline,
             operation_timeout: backend.operation_timeout(),
             longest_silence: backend.longest_silence(),
@@ -212,9 +213,10 @@ impl<'a> Attempt<'a> {
     }
 
     fn ensure_wait_handle(&mut self) -> &WaitHandle {
-        let Attempt { ctx, claim, wait_handle, cancel, .. } = self;
+        let Attempt { ctx, claim, wait_handle, terms, .. } = self;
         let (lock, id) = (claim.key.lock_key(), claim.id.as_str());
-        wait_handle.get_or_insert_with(|| WaitHandle::register(&ctx.listener, lock, id, *cancel))
+        wait_handle
+            .get_or_insert_with(|| WaitHandle::register(&ctx.listener, lock, id, terms.cancel))
     }
 
     /// Sleeps until it is time to ask again, or until the lock is granted.
@@ -229,7 +231,12 @@ impl<'a> Attempt<'a> {
             let bound = if clock::now() < wait_deadline { wait_deadline } else { call_deadline };
             match wait_handle.wait(until.min(bound)) {
                 Wake::Granted(notice) => {
-                    let grant = self.acquisition.on_grant_message(notice);
+                    // A grant message confirms the claim window only.
+                    let grant = if self.terms.whole_ttl {
+                        None
+                    } else {
+                        self.acquisition.on_grant_message(notice)
+                    };
                     if let (None, Some(wait_handle)) = (&grant, &self.wait_handle) {
                         // This thread now asks again, and keeps its handle. Another thread must
                         // read the subscription meanwhile.
@@ -278,7 +285,7 @@ impl<'a> Attempt<'a> {
     }
 
     fn check_cancelled(&self) -> Result<(), LockError> {
-        let is_cancelled = self.cancel.is_some_and(CancelToken::is_cancelled);
+        let is_cancelled = self.terms.cancel.is_some_and(CancelToken::is_cancelled);
         if is_cancelled { Err(self.cancelled_error()) } else { Ok(()) }
     }
 

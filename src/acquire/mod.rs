@@ -42,6 +42,18 @@ pub(crate) struct Acquirer {
     pub(crate) breaker: Option<Breaker>,
 }
 
+/// How a claim is pursued.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WaitTerms<'a> {
+    /// Maximum wait; `None` for no limit.
+    pub(crate) wait: Option<Duration>,
+    pub(crate) cancel: Option<&'a CancelToken>,
+    /// Without a limit of the wait, how long to go on while the servers are unavailable.
+    pub(crate) outage_max: Duration,
+    /// The lock must be granted for its whole ttl, and not for the claim window only.
+    pub(crate) whole_ttl: bool,
+}
+
 /// An acquisition that ended without the lock.
 #[derive(Debug)]
 pub(crate) struct NotAcquired {
@@ -51,13 +63,12 @@ pub(crate) struct NotAcquired {
 }
 
 impl Acquirer {
-    /// Acquires the lock, waiting at most `wait`. Returns within `wait` plus one operation timeout.
+    /// Acquires the lock. Returns within the maximum wait plus one operation timeout.
     /// The flag says whether the lock was contended.
     pub(crate) fn run(
         &self,
         claim: &Claim,
-        wait: Option<Duration>,
-        cancel: Option<&CancelToken>,
+        terms: WaitTerms<'_>,
     ) -> Result<(Grant, bool), Box<NotAcquired>> {
         let started = clock::now();
         let operation_timeout = self.backend.operation_timeout();
@@ -70,6 +81,7 @@ impl Acquirer {
             let error = self.backend.lock_error(error, Action::Acquire, name);
             return Err(Box::new(NotAcquired { error, residue: None }));
         }
+        let WaitTerms { wait, cancel, .. } = terms;
         let wait_deadline = wait.map_or(Moment::NEVER, |wait| started.saturating_add(wait));
         let request = AcquireRequest {
             claim,
@@ -85,7 +97,7 @@ impl Acquirer {
             call_deadline: wait_deadline.saturating_add(operation_timeout),
             cancel,
         };
-        let mut attempt = Attempt::new(self, request, started);
+        let mut attempt = Attempt::new(self, request, terms, started);
         attempt.run().map_err(|error| Box::new(NotAcquired { error, residue: attempt.residue() }))
     }
 }

@@ -96,6 +96,12 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         Some("the ttl of a held lock can change on one Redis server only")
     }
 
+    /// Returns why a lock of this kind cannot stay taken after its release, as a part of a
+    /// sentence; `None` if it can.
+    fn refusal_of_keeping(&self, _: LockKind) -> Option<&'static str> {
+        Some("locks can be held at least for a time on one Redis server only")
+    }
+
     /// Turns a write lock into a read lock, without a moment in which it is not held.
     fn downgrade(&self, _lease: &Lease, _deadline: Moment) -> Result<Downgraded, BackendError> {
         Err(BackendError::Node(NodeError::not_sent(io::ErrorKind::Unsupported.into())))

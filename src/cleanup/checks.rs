@@ -21,6 +21,7 @@ fn add(shared: &Shared) -> bool {
         nodes,
         queue_entry: String::new(),
         in_flight_until: now,
+        keep_until: Moment::default(),
         pending_acks: PendingAcks::new(),
     };
     state.queue.add_residue(&claim, residue, now);

@@ -255,6 +255,7 @@ mod tests {
                 nodes: NodeSet::single(0),
                 queue_entry: String::new(),
                 in_flight_until: far,
+                keep_until: Moment::default(),
                 pending_acks: PendingAcks::new(),
             };
             shared.state.lock().queue.add_residue(&claim, residue, far);

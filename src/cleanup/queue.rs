@@ -225,7 +225,8 @@ mod tests {
 
     fn residue(nodes: NodeSet, queue_entry: &str, in_flight_until: Moment) -> Residue {
         let (queue_entry, pending_acks) = (queue_entry.to_owned(), PendingAcks::new());
-        Residue { nodes, queue_entry, in_flight_until, pending_acks }
+        let keep_until = Moment::default();
+        Residue { nodes, queue_entry, in_flight_until, keep_until, pending_acks }
     }
 
     /// A release that no connection has acknowledged yet.

@@ -25,6 +25,7 @@ pub struct LockOptions {
     pub(super) cancel: Option<CancelToken>,
     pub(super) renew: bool,
     pub(super) release_in_background: bool,
+    pub(super) hold_at_least: Duration,
     pub(super) max_hold: Option<Duration>,
 }
 
@@ -38,6 +39,7 @@ impl LockOptions {
             cancel: None,
             renew: true,
             release_in_background: false,
+            hold_at_least: Duration::ZERO,
             max_hold: None,
         }
     }
@@ -95,6 +97,41 @@ impl LockOptions {
     /// database.
     pub fn release_in_background(mut self, in_background: bool) -> LockOptions {
         self.release_in_background = in_background;
+        self
+    }
+
+    /// Sets the time for which the lock stays taken, counted from its acquisition. If it is
+    /// released earlier, or if its holder dies, it stays taken until then. So a job that several
+    /// machines start at the same time runs once per period, even if it takes less time than
+    /// their clocks differ by. Defaults to zero; at most 24 h.
+    ///
+    /// With permits of a semaphore, this limits a rate: at most `limit` per period.
+    ///
+    /// Until the time has ended, [`Holder::is_kept`](crate::Holder::is_kept) says that the lock has
+    /// been released. The call for the lock blocks for one round trip more if it had to wait. Not
+    /// for read-write locks, not for several names, not with several nodes, and not in a database.
+    ///
+    /// ```
+    /// # #[cfg(feature = "testing")] {
+    /// # use std::time::Duration;
+    /// # let server = distlock::testing::MemoryServer::new();
+    /// # let mgr = server.manager();
+    /// let options = distlock::LockOptions::new()
+    ///     .wait(Duration::ZERO)
+    ///     .hold_at_least(Duration::from_secs(300));
+    /// let run = || match mgr.lock_with("nightly", &options) {
+    ///     Ok(_guard) => Ok(true), // the job
+    ///     Err(error) if error.is_contended() => Ok(false),
+    ///     Err(error) => Err(error),
+    /// };
+    /// assert_eq!((run()?, run()?), (true, false));
+    /// # server.advance(Duration::from_secs(301));
+    /// # assert!(run()?);
+    /// # }
+    /// # Ok::<(), distlock::LockError>(())
+    /// ```
+    pub fn hold_at_least(mut self, period: Duration) -> LockOptions {
+        self.hold_at_least = period;
         self
     }
 

@@ -53,9 +53,15 @@ impl ValidatedConfig {
             cancel: options.cancel.clone(),
             renew: options.renew,
             release_in_background: options.release_in_background,
+            hold_at_least: options.hold_at_least,
             max_hold: options.max_hold.or(self.max_hold),
         };
         self.check_ttl(terms.ttl)?;
+        if terms.hold_at_least > TTL_MAX {
+            let (period, max) = (HumanDuration(terms.hold_at_least), HumanDuration(TTL_MAX));
+            let reason = format!("hold_at_least is {period}, but must be at most {max}");
+            return Err(LockError::InvalidOptions { reason });
+        }
         if terms.max_hold.is_some_and(|limit| limit.is_zero()) {
             let reason = "max_hold is zero, but must be longer: the lock would be lost at once";
             return Err(LockError::InvalidOptions { reason: reason.into() });
@@ -100,6 +106,7 @@ pub(crate) struct LockParams {
     pub(crate) cancel: Option<CancelToken>,
     pub(crate) renew: bool,
     pub(crate) release_in_background: bool,
+    pub(crate) hold_at_least: Duration,
     pub(crate) max_hold: Option<Duration>,
 }
 

@@ -94,6 +94,9 @@ pub(crate) struct Residue {
     pub(crate) queue_entry: String,
     /// Latest time at which a request that is still in flight can take effect.
     pub(crate) in_flight_until: Moment,
+    /// Time until which the lock stays taken although it is released; `Moment::default()` for not
+    /// at all.
+    pub(crate) keep_until: Moment,
     /// Acks of a release that was sent to all these nodes. If there are any, the residue is cleaned
     /// up where the release is not acknowledged at `in_flight_until`.
     pub(crate) pending_acks: PendingAcks,
@@ -103,7 +106,13 @@ impl Residue {
     /// A residue without unread replies.
     pub(crate) fn new(nodes: NodeSet, queue_entry: &str, in_flight_until: Moment) -> Residue {
         let (queue_entry, pending_acks) = (queue_entry.to_owned(), PendingAcks::new());
-        Residue { nodes, queue_entry, in_flight_until, pending_acks }
+        let keep_until = Moment::default();
+        Residue { nodes, queue_entry, in_flight_until, keep_until, pending_acks }
+    }
+
+    /// For how long the lock stays taken if it is released at `now`, in milliseconds.
+    pub(crate) fn keep_ms(&self, now: Moment) -> u64 {
+        whole_ms(self.keep_until.duration_since(now))
     }
 
     /// Whether nothing is left.

@@ -8,7 +8,7 @@ use std::{
 use crate::{
     core::{
         id::{LockId, Parts},
-        kind::HeldBy,
+        kind::{HeldBy, split_kept},
         node_answer::NodeAnswer,
     },
     sys::{
@@ -35,6 +35,8 @@ pub struct Holder {
     /// The lock has an expiry that the server does not report.
     hides_expiry: bool,
     waiters: Option<u64>,
+    /// The holder has released the lock, which stays taken until its expiry.
+    is_kept: bool,
     nodes: Vec<NodeAnswer>,
     /// How a group holds the lock; `None` for one holder alone. In a box, because holders are parts
     /// of many results.
@@ -46,8 +48,11 @@ impl Holder {
     pub(crate) fn from_id(id: String) -> Holder {
         let (held_for, ttl_left, waiters) = (None, None, None);
         let (held_by, _) = HeldBy::split(id.as_bytes());
+        let (is_kept, released) = split_kept(id.as_bytes(), false);
+        let id = if is_kept { String::from_utf8_lossy(released).into_owned() } else { id };
         Holder {
             id: truncate_id(id),
+            is_kept,
             raw: None,
             token: 0,
             held_for,
@@ -72,7 +77,8 @@ impl Holder {
     ) -> Holder {
         let (held_by, raw_id) = HeldBy::split(raw_id);
         let raw_id = &raw_id[..raw_id.len().min(ID_BYTES_MAX)];
-        let holder = Holder::from_id(String::from_utf8_lossy(raw_id).into_owned());
+        let (is_kept, id) = split_kept(raw_id, held_by.is_group());
+        let holder = Holder::from_id(String::from_utf8_lossy(id).into_owned());
         let raw = (holder.id.as_bytes() != raw_id).then(|| raw_id.into());
         // The token of a group is that of its latest member.
         let ours = !held_by.is_group() && holder.parts().is_some_and(|parts| parts.uuid.is_some());
@@ -80,7 +86,17 @@ impl Holder {
             (ours && token > 0).then(|| Duration::from_micros(now_us.saturating_sub(token)));
         let ttl_left = u64::try_from(pttl_ms).ok().map(Duration::from_millis);
         let (waiters, group) = (Some(waiters), boxed(held_by));
-        Holder { raw, token, held_for, ttl_left, hides_expiry: false, waiters, group, ..holder }
+        Holder {
+            raw,
+            token,
+            held_for,
+            ttl_left,
+            hides_expiry: false,
+            waiters,
+            is_kept,
+            group,
+            ..holder
+        }
     }
 
     /// A holder as a database reports it, where a lock expires with its connection.
@@ -105,14 +121,16 @@ impl Holder {
 
     /// A member of a group, of which the server reports the id and the time left.
     pub(crate) fn from_member(raw_id: &[u8], left_ms: i64, held_by: HeldBy) -> Holder {
-        let holder = Holder::from_report(raw_id, left_ms, 0, 0, 0);
-        Holder { group: boxed(held_by), waiters: None, ..holder }
+        let (is_kept, id) = split_kept(raw_id, true);
+        let holder = Holder::from_report(id, left_ms, 0, 0, 0);
+        Holder { group: boxed(held_by), waiters: None, is_kept, ..holder }
     }
 
     /// Adds what a list of the members of its group says.
     pub(crate) fn with_group(self, held_by: HeldBy, member: Option<&Holder>) -> Holder {
-        let id = member.map_or_else(|| self.id.clone(), |member| member.id.clone());
-        Holder { group: boxed(held_by), id, ..self }
+        let (id, is_kept) = member
+            .map_or_else(|| (self.id.clone(), self.is_kept), |one| (one.id.clone(), one.is_kept));
+        Holder { group: boxed(held_by), id, is_kept, ..self }
     }
 
     /// Whether the holder uses another library, as far as its id shows.
@@ -187,6 +205,19 @@ impl Holder {
         self.ttl_left.is_none() && !self.hides_expiry
     }
 
+    /// Returns true if the holder has released the lock, which stays taken until its expiry,
+    /// because it was acquired with
+    /// [`LockOptions::hold_at_least`](crate::LockOptions::hold_at_least).
+    pub fn is_kept(&self) -> bool {
+        self.is_kept
+    }
+
+    /// Returns the local time until which the lock is [kept](Self::is_kept) after its release:
+    /// the current time plus [`ttl_left`](Self::ttl_left). For display, not for arithmetic.
+    pub fn kept_until(&self) -> Option<SystemTime> {
+        clock::wall_clock().checked_add(self.ttl_left.filter(|_| self.is_kept)?)
+    }
+
     /// Returns the number of waiters; `None` if the server was not asked for it.
     pub fn waiters(&self) -> Option<u64> {
         self.waiters
@@ -229,6 +260,18 @@ impl fmt::Display for Holder {
             )?,
             None => write!(f, "a client that calls itself {}", Quoted(&self.id))?,
         }
+        if self.is_kept {
+            f.write_str(", which has released it")?;
+            return match (self.kept_until(), self.ttl_left) {
+                (Some(until), Some(left)) => write!(
+                    f,
+                    "; it is kept until {} (for another {})",
+                    humantime::format_rfc3339_millis(until),
+                    HumanDuration(left)
+                ),
+                _ => Ok(()),
+            };
+        }
         if let (Some(held_for), Some(since)) = (self.held_for, self.since()) {
             write!(
                 f,
@@ -259,6 +302,34 @@ mod tests {
         let text = holder.to_string();
         assert!(text.starts_with("web-3 (pid 7, thread 9) since 2"), "{text}");
         assert!(text.ends_with("Z (1.6s), expires in 8.4s unless renewed"), "{text}");
+    }
+
+    #[test]
+    fn kept_lock_says_until_when() {
+        let kept = Holder::from_report(
+            format!("distlock:kept {ID}").as_bytes(),
+            8_400,
+            1_000_000,
+            0,
+            2_600_000,
+        );
+        assert!(kept.is_kept() && kept.kept_until().is_some() && !kept.is_foreign());
+        assert_eq!((kept.id(), kept.host()), (ID, Some("web-3")));
+        assert_eq!(kept.id_bytes(), format!("distlock:kept {ID}").as_bytes());
+        let text = kept.to_string();
+        assert!(
+            text.starts_with("web-3 (pid 7, thread 9), which has released it; it is"),
+            "{text}"
+        );
+        assert!(text.ends_with("Z (for another 8.4s)"), "{text}");
+
+        let permits = format!("distlock:permits 2 kept {ID}#2");
+        let permits = Holder::from_report(permits.as_bytes(), 8_400, 0, 0, 0);
+        assert!(permits.is_kept() && permits.id() == ID);
+        let held = Holder::from_report(ID.as_bytes(), 8_400, 0, 0, 0);
+        assert_eq!((held.is_kept(), held.kept_until()), (false, None));
+        assert!(Holder::from_id(format!("distlock:kept {ID}")).is_kept());
+        assert!(Holder::from_member(format!("kept {ID}").as_bytes(), 1, HeldBy::One).is_kept());
     }
 
     #[test]

@@ -57,6 +57,13 @@ impl LockKind {
     }
 }
 
+/// Splits the value of a lock key, or a member of a group: whether it is kept after its release,
+/// and the id.
+pub(crate) fn split_kept(value: &[u8], is_member: bool) -> (bool, &[u8]) {
+    let prefix: &[u8] = if is_member { b"kept " } else { b"distlock:kept " };
+    value.strip_prefix(prefix).map_or((false, value), |id| (true, id))
+}
+
 /// Returns the id of the claim that a member belongs to. The members of a claim of several permits
 /// are `id`, `id#2`, `id#3` and so on.
 pub(crate) fn claim_of_member(member: &[u8]) -> &[u8] {

@@ -34,6 +34,9 @@ pub(crate) struct Lease {
     pub(crate) in_flight: InFlight,
     /// Dropping the guard does not wait for the release.
     pub(crate) is_released_in_background: bool,
+    /// Time until which the lock stays taken, also if it is released earlier; `Moment::default()`
+    /// for no such time.
+    pub(crate) keep_until: Moment,
     /// Ttl of the renewals, in nanoseconds.
     ttl: AtomicU64,
     time: TimeSource,
@@ -77,6 +80,7 @@ impl Lease {
             token: grant.token,
             in_flight: grant.in_flight,
             is_released_in_background: false,
+            keep_until: Moment::default(),
             ttl,
             time: TimeSource::current(),
             held_since,
@@ -98,6 +102,11 @@ impl Lease {
     /// Ttl of the renewals.
     pub(crate) fn ttl(&self) -> Duration {
         Duration::from_nanos(self.ttl.load(Ordering::Acquire))
+    }
+
+    /// Ttl of a renewal at `now`: at least the rest of the time for which the lock stays taken.
+    pub(crate) fn ttl_at(&self, now: Moment) -> Duration {
+        self.ttl().max(self.keep_until.duration_since(now))
     }
 
     /// Sets the ttl of later renewals. A renewal must follow: until one is confirmed, the server

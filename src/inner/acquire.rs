@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{HeldLock, ManagerInner};
 use crate::{
+    acquire::WaitTerms,
     config::LockOptions,
     core::{claim::Claim, id::generate_lock_id, kind::LockKind, lease::Lease, lock_lost::LockLost},
     error::{LockError, Result},
@@ -27,7 +28,12 @@ impl ManagerInner {
     ) -> Result<HeldLock> {
         let _time = self.time.enter();
         let params = self.config.resolve(options)?;
-        let claim = Claim { key: self.key(name)?, id: generate_lock_id(), ttl: params.ttl, kind };
+        let is_kept = !params.hold_at_least.is_zero();
+        if let (true, Some(reason)) = (is_kept, self.backend.refusal_of_keeping(kind)) {
+            return Err(LockError::InvalidOptions { reason: reason.into() });
+        }
+        let ttl = params.ttl.max(params.hold_at_least);
+        let claim = Claim { key: self.key(name)?, id: generate_lock_id(), ttl, kind };
         self.complete_releases(&claim.key);
         let observer = &self.observer;
         observer.attempted(name, &claim.id, params.wait);
@@ -36,23 +42,27 @@ impl ManagerInner {
             params.wait.unwrap_or(Duration::MAX).saturating_add(self.operation_timeout());
         let call_deadline = clock::now().saturating_add(time_limit);
         let left = || self.time_left().min(call_deadline.duration_since(clock::now()));
-        let cancel = params.cancel.as_ref();
-        let (grant, contended) =
-            match observer.shield(|| self.acquirer.run(&claim, params.wait, cancel)) {
-                Ok(granted) => granted,
-                Err(failed) => {
-                    if let Some(residue) = failed.residue {
-                        self.abandon(&claim, residue, left());
-                    }
-                    observer.not_acquired(
-                        name,
-                        &claim.id,
-                        wait_span.end("not acquired"),
-                        &failed.error,
-                    );
-                    return Err(failed.error);
+        let terms = WaitTerms {
+            wait: params.wait,
+            cancel: params.cancel.as_ref(),
+            outage_max: params.ttl,
+            whole_ttl: is_kept,
+        };
+        let (grant, contended) = match observer.shield(|| self.acquirer.run(&claim, terms)) {
+            Ok(granted) => granted,
+            Err(failed) => {
+                if let Some(residue) = failed.residue {
+                    self.abandon(&claim, residue, left());
                 }
-            };
+                observer.not_acquired(
+                    name,
+                    &claim.id,
+                    wait_span.end("not acquired"),
+                    &failed.error,
+                );
+                return Err(failed.error);
+            }
+        };
         let waited = wait_span.end("acquired");
         let span = HoldSpan::begin(name, &claim.id, grant.token.0);
         let plan = RenewalPlan {
@@ -64,6 +74,10 @@ impl ManagerInner {
         };
         let mut lease = Lease::new(claim, grant, clock::now());
         lease.is_released_in_background = params.release_in_background;
+        if is_kept {
+            lease.set_ttl(params.ttl);
+            lease.keep_until = clock::now().saturating_add(params.hold_at_least);
+        }
         let lease = Arc::new(lease);
         match self.renewer.register(&lease, plan) {
             Some(registration) => {

@@ -1,6 +1,7 @@
 //! Holding a lock: it is renewed despite faults that leave enough time, and ends after `max_hold`.
 
 mod asked;
+mod at_least;
 mod renewer_faults;
 
 use std::{

@@ -123,7 +123,8 @@ impl Pair {
 
     /// A call of a random script, as the library sends it.
     fn call(&mut self) -> Vec<Bytes> {
-        const WEIGHTED: [usize; 18] = [0, 0, 1, 1, 2, 3, 4, 5, 5, 5, 5, 5, 6, 6, 6, 7, 8, 9];
+        const WEIGHTED: [usize; 20] =
+            [0, 0, 1, 1, 2, 3, 4, 5, 5, 5, 5, 5, 6, 6, 6, 7, 8, 9, 10, 10];
         let script = Script::ALL[WEIGHTED[self.rng.usize(..WEIGHTED.len())]];
         self.nonce += 1;
         let nonce = self.nonce.to_string();
@@ -177,6 +178,10 @@ impl Pair {
             }
             Script::Downgrade => vec![id, ttl],
             Script::ListMembers => vec![self.pick(&["0", "1", "100"])],
+            Script::Keep => {
+                let entry = if self.rng.bool() { &entry } else { "" };
+                vec![id, entry, self.pick(&["1", "2"]), ttl]
+            }
         };
         let count = keys.len().to_string();
         words(&[&["EVAL", script.text(), &count], &keys[..], &[&nonce], &args[..], &["1"]].concat())
@@ -197,6 +202,7 @@ impl Pair {
             "v1 12",
             "distlock:read",
             "distlock:permits",
+            "distlock:kept one",
         ]);
         let (command, data) = match self.rng.u32(..5) {
             0 => (vec!["DEL", key], None),

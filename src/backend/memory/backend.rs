@@ -12,14 +12,15 @@ use crate::{
         redis::{
             ClaimServer, Exchange, RedisAcquisition, Request,
             groups::{
-                add_members, add_members_to_holder, downgrade_on_one_server, release_any_kind,
+                add_members, add_members_to_holder, downgrade_on_one_server, refusal_of_keeping,
+                release_any_kind,
             },
             list::{DescribeLocks, Description, HeldDescription, Scan, key_pattern},
             listing::{DESCRIBE_BATCH_MAX, Listing},
             renewals::renew_on_one_server,
             requests_and_replies::{
                 Acquire, AcquireReply, Inspect, KindReleaseReply, OfKind, Ping, Release,
-                ReleaseReply,
+                ReleaseOrKeep, ReleaseReply,
             },
         },
     },
@@ -66,9 +67,11 @@ impl MemoryBackend {
         id: &[u8],
         queue_entry: &str,
         kind: LockKind,
+        keep_ms: u64,
     ) -> Result<Released, BackendError> {
         let request = Release { key, id, queue_entry, expires: false, left_free_ms: 0 };
-        let request = OfKind { kind, request };
+        let release = OfKind { kind, request };
+        let request = ReleaseOrKeep { release, keep_ms };
         let KindReleaseReply { reply, mut has_more } = self.reply_to(&request)?;
         while has_more {
             has_more = self.reply_to(&request)?.has_more;
@@ -80,6 +83,11 @@ impl MemoryBackend {
                 Released::Gone
             }
         })
+    }
+
+    fn release_claim(&self, claim: &Claim, residue: &Residue) -> Result<Released, BackendError> {
+        let (id, keep_ms) = (claim.id.as_str().as_bytes(), residue.keep_ms(clock::now()));
+        self.release(&claim.key, id, &residue.queue_entry, claim.kind, keep_ms)
     }
 
     fn describe(
@@ -136,9 +144,7 @@ impl Backend for MemoryBackend {
     }
 
     fn release_lease(&self, lease: &Lease, _: bool, _: Moment) -> ReleaseReport {
-        let claim = &lease.claim;
-        let (id, entry) = (claim.id.as_str().as_bytes(), &lease.queue_entry);
-        let result = self.release(&claim.key, id, entry, claim.kind);
+        let result = self.release_claim(&lease.claim, &self.lease_residue(lease));
         let residues = if result.is_err() { vec![self.lease_residue(lease)] } else { Vec::new() };
         ReleaseReport { result, residues }
     }
@@ -150,7 +156,7 @@ impl Backend for MemoryBackend {
         _: bool,
         _: Moment,
     ) -> Result<Released, BackendError> {
-        release_any_kind(id, |kind| self.release(key, id, "", kind))
+        release_any_kind(id, |kind| self.release(key, id, "", kind, 0))
     }
 
     fn refusal_of(&self, _: LockKind) -> Option<&'static str> {
@@ -161,12 +167,17 @@ impl Backend for MemoryBackend {
         None
     }
 
+    fn refusal_of_keeping(&self, kind: LockKind) -> Option<&'static str> {
+        refusal_of_keeping(kind)
+    }
+
     fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Downgraded, BackendError> {
         downgrade_on_one_server(lease, deadline, |request, _| self.ask(request))
     }
 
     fn lease_residue(&self, lease: &Lease) -> Residue {
-        Residue::new(NodeSet::single(0), &lease.queue_entry, clock::now())
+        let residue = Residue::new(NodeSet::single(0), &lease.queue_entry, clock::now());
+        Residue { keep_until: lease.keep_until, ..residue }
     }
 
     fn lease_renewals(self: Arc<Self>, _: RenewSoon) -> Box<dyn LeaseRenewals + Send> {
@@ -183,8 +194,7 @@ impl Backend for MemoryBackend {
         residue: &Residue,
         _: Moment,
     ) -> Result<(), BackendError> {
-        let (id, entry) = (claim.id.as_str().as_bytes(), &residue.queue_entry);
-        self.release(&claim.key, id, entry, claim.kind).map(drop)
+        self.release_claim(claim, residue).map(drop)
     }
 
     fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError> {

@@ -3,6 +3,7 @@
 
 mod call;
 mod group;
+mod keep;
 mod members;
 
 use redis::Value;
@@ -19,7 +20,7 @@ use self::{
 use super::store::{Access, Bytes, CommandError, StoreResult};
 use crate::backend::redis::{
     list,
-    primitive::{group as groups, mutex},
+    primitive::{group as groups, keep::KEEP, mutex},
     script,
 };
 
@@ -46,11 +47,13 @@ pub enum Script {
     Downgrade,
     /// Lists members of groups.
     ListMembers,
+    /// Releases a lock that stays taken for a while.
+    Keep,
 }
 
 impl Script {
     /// All scripts.
-    pub const ALL: [Script; 10] = [
+    pub const ALL: [Script; 11] = [
         Script::Acquire,
         Script::Release,
         Script::Renew,
@@ -61,6 +64,7 @@ impl Script {
         Script::RenewMembers,
         Script::Downgrade,
         Script::ListMembers,
+        Script::Keep,
     ];
 
     fn sent(self) -> &'static script::Script {
@@ -75,6 +79,7 @@ impl Script {
             Script::RenewMembers => &groups::RENEW,
             Script::Downgrade => &groups::DOWNGRADE,
             Script::ListMembers => &groups::LIST,
+            Script::Keep => &KEEP,
         }
     }
 
@@ -117,6 +122,7 @@ impl Script {
             Script::RenewMembers => call.renew_members(),
             Script::Downgrade => GroupCall::new(call).downgrade(),
             Script::ListMembers => call.list_members(),
+            Script::Keep => call.keep(),
         }
     }
 }

@@ -257,6 +257,7 @@ impl Backend for MySqlBackend {
             nodes: NodeSet::EMPTY,
             queue_entry: String::new(),
             in_flight_until: clock::now(),
+            keep_until: Moment::default(),
             pending_acks: PendingAcks::new(),
         }
     }

@@ -32,6 +32,7 @@ pub(super) fn waiting_statement() -> Residue {
         nodes: NodeSet::single(0),
         queue_entry: String::new(),
         in_flight_until: clock::now(),
+        keep_until: Moment::default(),
         pending_acks: PendingAcks::new(),
     }
 }

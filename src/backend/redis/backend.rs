@@ -8,7 +8,10 @@ use super::{
     acquisition::{PLACE, PooledServer},
     clean_up::RedisCleaner,
     exchange,
-    groups::{add_members, add_members_to_holder, downgrade_on_one_server, release_any_kind},
+    groups::{
+        add_members, add_members_to_holder, downgrade_on_one_server, refusal_of_keeping,
+        release_any_kind,
+    },
     list::{DescribeLocks, Scan, key_pattern},
     listing::{DESCRIBE_BATCH_MAX, LIST_TIMEOUTS_MAX, Listing, ScanProgress},
     release::{FAILOVER_PAUSE_MAX, FAILOVER_PAUSE_MIN, ReleaseAttempts},
@@ -165,6 +168,7 @@ impl Backend for RedisBackend {
         });
         let release = ReleaseAttempts::new(&self.node, &lease.claim.key, id, entry, was_held)
             .of_kind(lease.claim.kind)
+            .keeping(&self.lease_residue(lease))
             .leaving_free(left_free_for);
         let result = release.through_failover(deadline, |release| {
             let send =
@@ -209,6 +213,10 @@ impl Backend for RedisBackend {
         None
     }
 
+    fn refusal_of_keeping(&self, kind: LockKind) -> Option<&'static str> {
+        refusal_of_keeping(kind)
+    }
+
     fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Downgraded, BackendError> {
         downgrade_on_one_server(lease, deadline, |request, until| {
             let mut connections = self.pool.get(Urgency::Release, until)?;
@@ -221,6 +229,7 @@ impl Backend for RedisBackend {
             nodes: NodeSet::single(0),
             queue_entry: lease.queue_entry.clone(),
             in_flight_until: lease.in_flight.until(),
+            keep_until: lease.keep_until,
             pending_acks: PendingAcks::new(),
         }
     }
@@ -244,8 +253,9 @@ impl Backend for RedisBackend {
         deadline: Moment,
     ) -> Result<(), BackendError> {
         let (id, entry) = (claim.id.as_str().as_bytes(), &residue.queue_entry);
-        let mut release =
-            ReleaseAttempts::new(&self.node, &claim.key, id, entry, false).of_kind(claim.kind);
+        let mut release = ReleaseAttempts::new(&self.node, &claim.key, id, entry, false)
+            .of_kind(claim.kind)
+            .keeping(residue);
         let send = |connections: &mut NodeConnections| release.send(connections.only(), deadline);
         let result = self.pool.with_reserved(deadline, send).unwrap_or_else(no_turn);
         result.map(drop).map_err(BackendError::Node)

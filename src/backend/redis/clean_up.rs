@@ -5,7 +5,7 @@ use std::{slice, sync::Arc, time::Duration};
 
 use super::{
     Connection, ExchangeLimits, NodeError, RedisNode, exchange_all,
-    requests_and_replies::{OfKind, Release},
+    requests_and_replies::{OfKind, Release, ReleaseOrKeep},
 };
 use crate::{
     backend::{CleanupLimits, ResidueCleaner, error::BackendError},
@@ -41,9 +41,12 @@ impl ResidueCleaner for RedisCleaner {
     ) -> Option<BackendError> {
         let mut first_failure = None;
         // All requests of a batch run the same script.
-        let is_mutex = |claim: &Claim| claim.kind == LockKind::Mutex;
-        residues.sort_by_key(|(claim, _)| is_mutex(claim));
-        let same_script = residues.chunk_by_mut(|(a, _), (b, _)| is_mutex(a) == is_mutex(b));
+        let now = clock::now();
+        let script = |(claim, residue): &(&Claim, &mut Residue)| {
+            (claim.kind == LockKind::Mutex, residue.keep_ms(now) > 0)
+        };
+        residues.sort_by_key(script);
+        let same_script = residues.chunk_by_mut(|a, b| script(a) == script(b));
         for batch in same_script.flat_map(|residues| residues.chunks_mut(PIPELINE_MAX)) {
             let Err(failure) = self.release_batch_or_each(batch, limits) else { continue };
             let was_not_sent = !failure.outcome_unknown && !self.connection.is_connected();
@@ -106,15 +109,16 @@ impl RedisCleaner {
             _ => Some(now.saturating_add(CHECK_INTERVAL)),
         };
         let mut limits = ExchangeLimits { deadline, connect_by: deadline, check: &mut check };
-        let releases = batch.iter().map(|(claim, residue)| OfKind {
-            kind: claim.kind,
-            request: Release {
+        let releases = batch.iter().map(|(claim, residue)| {
+            let request = Release {
                 key: &claim.key,
                 id: claim.id.as_str().as_bytes(),
                 queue_entry: &residue.queue_entry,
                 expires: false,
                 left_free_ms: 0,
-            },
+            };
+            let release = OfKind { kind: claim.kind, request };
+            ReleaseOrKeep { release, keep_ms: residue.keep_ms(now) }
         });
         let requests: Vec<_> = releases.collect();
         let results = exchange_all(&self.node, &mut self.connection, &requests, &mut limits);

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use super::{
     Connection, NodeError, RedisNode, exchange,
-    requests_and_replies::{KindReleaseReply, OfKind, Release, ReleaseReply},
+    requests_and_replies::{KindReleaseReply, OfKind, Release, ReleaseOrKeep, ReleaseReply},
 };
 use crate::{
-    core::{key::LockKey, kind::LockKind},
+    core::{claim::Residue, key::LockKey, kind::LockKind},
     lock_info::Released,
     sys::clock::{self, Moment},
 };
@@ -24,7 +24,7 @@ const REPEATED_RELEASES_MAX: u32 = 100;
 /// One release, until its outcome is known.
 pub(super) struct ReleaseAttempts<'a> {
     node: &'a RedisNode,
-    request: OfKind<Release<'a>>,
+    request: ReleaseOrKeep<'a>,
     /// The lease was valid until this release.
     was_held: bool,
     /// A request may have been carried out, although its reply was lost.
@@ -40,18 +40,25 @@ impl<'a> ReleaseAttempts<'a> {
         was_held: bool,
     ) -> ReleaseAttempts<'a> {
         let request = Release { key, id, queue_entry, expires: false, left_free_ms: 0 };
-        let request = OfKind { kind: LockKind::Mutex, request };
+        let release = OfKind { kind: LockKind::Mutex, request };
+        let request = ReleaseOrKeep { release, keep_ms: 0 };
         ReleaseAttempts { node, request, was_held, maybe_applied: false }
     }
 
     pub(super) fn of_kind(mut self, kind: LockKind) -> ReleaseAttempts<'a> {
-        self.request.kind = kind;
+        self.request.release.kind = kind;
+        self
+    }
+
+    /// The lock stays taken until the time that the residue says.
+    pub(super) fn keeping(mut self, residue: &Residue) -> ReleaseAttempts<'a> {
+        self.request.keep_ms = residue.keep_ms(clock::now());
         self
     }
 
     /// The lock is left free for this time before the next waiter gets it.
     pub(super) fn leaving_free(mut self, pause: Duration) -> ReleaseAttempts<'a> {
-        self.request.request.left_free_ms = u64::try_from(pause.as_millis()).unwrap_or(0);
+        self.request.release.request.left_free_ms = u64::try_from(pause.as_millis()).unwrap_or(0);
         self
     }
 

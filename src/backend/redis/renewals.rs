@@ -145,7 +145,7 @@ pub(crate) fn renewal_request(lease: &Lease, now: Moment) -> RenewalRequest<'_> 
     RenewalRequest {
         lock: lease.claim.key.lock_key(),
         id: lease.claim.id.as_str(),
-        ttl_ms: whole_ms(lease.ttl()),
+        ttl_ms: whole_ms(lease.ttl_at(now)),
         token_key: lease.should_refresh_token(now).then(|| lease.claim.key.token_key()),
     }
 }
@@ -155,7 +155,7 @@ fn member_renewal(lease: &Lease, now: Moment) -> Option<MemberRenewal<'_>> {
         key: &lease.claim.key,
         id: lease.claim.id.as_str(),
         count: lease.claim.kind.membership()?.count,
-        ttl_ms: whole_ms(lease.ttl()),
+        ttl_ms: whole_ms(lease.ttl_at(now)),
         refresh_token: lease.should_refresh_token(now),
     })
 }

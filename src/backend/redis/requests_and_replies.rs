@@ -5,6 +5,7 @@ use redis::Value;
 pub(crate) use super::primitive::{
     KindReleaseReply, OfKind, RenewSome,
     group::{Downgrade, DowngradeReply, GroupReport, ListMembers, MemberRenewal, RenewMembers},
+    keep::ReleaseOrKeep,
     mutex::{
         Acquire, AcquireMode, AcquireReply, Inspect, Release, ReleaseReply, Renew, RenewReply,
         Renewal,

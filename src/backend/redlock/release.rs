@@ -112,6 +112,7 @@ impl Redlock {
             nodes,
             queue_entry: lease.queue_entry.clone(),
             in_flight_until,
+            keep_until: Moment::default(),
             pending_acks,
         };
         let failed_on = may_hold.intersection(outcome.unconfirmed);

@@ -29,7 +29,7 @@ const LAYERS: [&[&str]; 19] = [
 ];
 
 /// Files that only decide: everything they need to know about the world is passed in as values.
-const PURE: [&str; 31] = [
+const PURE: [&str; 32] = [
     "acquire/retry.rs",
     "core/backoff.rs",
     "backend/redlock/footprint.rs",
@@ -51,6 +51,7 @@ const PURE: [&str; 31] = [
     "core/clock_sample.rs",
     "backend/redis/primitive/mod.rs",
     "backend/redis/primitive/group.rs",
+    "backend/redis/primitive/keep.rs",
     "backend/redis/primitive/mutex.rs",
     "backend/redis/requests_and_replies.rs",
     "backend/redis/server_info.rs",

@@ -91,7 +91,7 @@ pub(super) fn write_release(
     write_version(out);
 }
 
-fn write_keys(out: &mut Vec<u8>, key: &LockKey) {
+pub(super) fn write_keys(out: &mut Vec<u8>, key: &LockKey) {
     write_lock_keys(out, key);
     write_bulk(out, &key.fence_key().map(str::as_bytes));
     write_bulk(out, &key.members_key().map(str::as_bytes));

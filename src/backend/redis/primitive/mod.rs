@@ -3,6 +3,7 @@
 //! several kinds share.
 
 pub(crate) mod group;
+pub(crate) mod keep;
 pub(crate) mod mutex;
 
 use redis::Value;

@@ -239,20 +239,25 @@ impl Request for Release<'_> {
     }
 
     fn decode(&self, nonce: u64, reply: Value) -> Option<ReleaseReply> {
-        let line = text_reply(&reply)?;
-        let (tag, mut rest) = Fields::check_nonce(line, nonce)?;
-        Some(match tag {
-            "released" => ReleaseReply::Released,
-            "gone" => ReleaseReply::Gone,
-            "other" => {
-                let now_us = rest.clock()?;
-                ReleaseReply::HeldByOther(rest.holder(now_us)?)
-            }
-            "type" => ReleaseReply::WrongType,
-            "late" => ReleaseReply::Expired { now_us: rest.clock()? },
-            _ => return None,
-        })
+        decode_release(nonce, &reply)
     }
+}
+
+/// Decodes the reply to a release of any kind.
+pub(super) fn decode_release(nonce: u64, reply: &Value) -> Option<ReleaseReply> {
+    let line = text_reply(reply)?;
+    let (tag, mut rest) = Fields::check_nonce(line, nonce)?;
+    Some(match tag {
+        "released" => ReleaseReply::Released,
+        "gone" => ReleaseReply::Gone,
+        "other" => {
+            let now_us = rest.clock()?;
+            ReleaseReply::HeldByOther(rest.holder(now_us)?)
+        }
+        "type" => ReleaseReply::WrongType,
+        "late" => ReleaseReply::Expired { now_us: rest.clock()? },
+        _ => return None,
+    })
 }
 
 /// One lock of a batch of renewals.
