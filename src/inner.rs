@@ -24,6 +24,7 @@ use crate::{
     acquire::{Acquirer, Breaker},
     backend::{
         Backend, Inspection, LeaseResidue,
+        cluster::ClusterBackend,
         error::{BackendError, NodeError},
         redis::{ConnectionPool, PooledConnections, RedisBackend, RedisSettings, Urgency},
         redlock::{Redlock, join_labels},
@@ -92,7 +93,7 @@ impl ManagerHandle {
         let (server, nodes) = (join_labels(&config.endpoints), config.endpoints.len());
         let observer = Observer::start(handlers, server, nodes, config.metrics_by_lock)?;
         let (backend, pool) = open_backend(&config, &observer)?;
-        ManagerHandle::start_on(backend, Some(pool), observer, config)
+        ManagerHandle::start_on(backend, pool, observer, config)
     }
 
     /// Starts the threads of a manager whose locks `backend` keeps.
@@ -196,12 +197,12 @@ impl ManagerHandle {
     }
 }
 
+/// A backend, and the pool for users' own commands, if there is one.
+type OpenBackend = (Arc<dyn Backend>, Option<Arc<ConnectionPool>>);
+
 /// Connects to several nodes here, to validate them. Connects to a single server only when it is
 /// first needed.
-fn open_backend(
-    config: &ValidatedConfig,
-    observer: &Arc<Observer>,
-) -> Result<(Arc<dyn Backend>, Arc<ConnectionPool>)> {
+fn open_backend(config: &ValidatedConfig, observer: &Arc<Observer>) -> Result<OpenBackend> {
     let no_pool = || no_thread("connection pool")(ErrorKind::WouldBlock.into());
     let ValidatedConfig { pool_size, operation_timeout, spin, quarantine, .. } = *config;
     if let [endpoint] = &*config.endpoints {
@@ -213,17 +214,21 @@ fn open_backend(
             quarantine,
             replicas: config.replicas,
         };
+        if !endpoint.cluster.is_empty() {
+            let backend = ClusterBackend::new(endpoint.clone(), settings, observer.clone());
+            return Ok((Arc::new(backend), None));
+        }
         let backend =
             RedisBackend::new(endpoint.clone(), settings, observer.clone()).ok_or_else(no_pool)?;
         let pool = backend.pool().clone();
-        return Ok((Arc::new(backend), pool));
+        return Ok((Arc::new(backend), Some(pool)));
     }
     let redlock =
         Redlock::new(&config.endpoints, pool_size, operation_timeout, quarantine, observer)
             .ok_or_else(no_pool)?;
     redlock.validate_nodes()?;
     let pool = redlock.pool().clone();
-    Ok((Arc::new(redlock), pool))
+    Ok((Arc::new(redlock), Some(pool)))
 }
 
 impl Drop for ManagerHandle {
@@ -255,7 +260,7 @@ impl ManagerInner {
     }
 
     pub(crate) fn key(&self, name: &str) -> Result<LockKey> {
-        Ok(LockKey::new(&self.config.prefix, name)?)
+        Ok(self.backend.adapt_key(LockKey::new(&self.config.prefix, name)?)?)
     }
 
     /// Returns the current holder according to the servers.

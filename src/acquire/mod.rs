@@ -83,9 +83,10 @@ impl Acquirer {
         }
         let WaitTerms { wait, cancel, .. } = terms;
         let wait_deadline = wait.map_or(Moment::NEVER, |wait| started.saturating_add(wait));
+        let channel = self.backend.channel_for(self.listener.channel(), &claim.key);
         let request = AcquireRequest {
             claim,
-            channel: self.listener.channel(),
+            channel: &channel,
             claim_window: self.claim_window.min(claim.ttl),
             // That holder's lease is not known here.
             repair_ttl_ms: if self.repair_ttl {

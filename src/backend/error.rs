@@ -138,8 +138,10 @@ impl NodeError {
     pub(crate) fn is_transient(&self) -> bool {
         match &self.kind {
             NodeErrorKind::Refused { code, .. } => {
-                matches!(code.as_str(), "LOADING" | "BUSY" | "MASTERDOWN" | "TRYAGAIN")
+                let codes = ["LOADING", "BUSY", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN"];
+                codes.contains(&code.as_str())
                     || self.is_max_clients()
+                    || self.is_moved_within_script()
             }
             NodeErrorKind::Closed | NodeErrorKind::Ineligible(_) | NodeErrorKind::Tls(_) => false,
             _ => true,
@@ -164,6 +166,15 @@ impl NodeError {
             "ERR" => message.starts_with("max number of clients"),
             code => matches!(code, "1040" | "1203" | "1226"),
         }
+    }
+
+    /// Whether a key went to another node of a cluster while a script was using it.
+    fn is_moved_within_script(&self) -> bool {
+        matches!(
+            &self.kind,
+            NodeErrorKind::Refused { code, message }
+                if code == "ERR" && message.contains("access a non local key")
+        )
     }
 
     /// Whether the server is not a master, so another server must be the master.

@@ -26,9 +26,17 @@ pub(crate) trait GrantStream: Send + fmt::Debug {
     /// Returns what ends a read early from another thread, and leaves the connection open.
     fn wake_handle(&mut self) -> Result<Wake, NodeError>;
 
-    /// Waits until `until` for a grant message, and returns the id of the claim that it is for.
-    /// Returns `None` if there is none by then, or if the read was ended early.
-    fn receive(&mut self, until: Moment) -> Result<Option<(Box<str>, GrantNotice)>, NodeError>;
+    /// Waits until `until` for an event. Returns `None` if there is none by then, or if the read
+    /// was ended early.
+    fn receive(&mut self, until: Moment) -> Result<Option<StreamEvent>, NodeError>;
+}
+
+/// What arrives on a subscription.
+pub(crate) enum StreamEvent {
+    /// A grant message for the claim with this id.
+    Grant(Box<str>, GrantNotice),
+    /// The subscription for locks with such keys is new, so grants may have been missed.
+    Resubscribed(Box<dyn Fn(&str) -> bool + Send>),
 }
 
 /// A subscription that could not be opened.

@@ -2,6 +2,7 @@
 //! modules above it know no nodes, votes or replies.
 
 mod checkout_queue;
+pub(crate) mod cluster;
 mod discovery;
 pub(crate) mod error;
 mod grant_stream;
@@ -13,16 +14,18 @@ pub(crate) mod redis;
 pub(crate) mod redlock;
 pub(crate) mod transport;
 
-use std::{fmt, io, sync::Arc, time::Duration};
+use std::{borrow::Cow, fmt, io, sync::Arc, time::Duration};
 
 use self::error::{BackendError, NodeError};
-pub(crate) use self::grant_stream::{CancelHandle, GrantStream, QueuePlace, StreamError, Wake};
+pub(crate) use self::grant_stream::{
+    CancelHandle, GrantStream, QueuePlace, StreamError, StreamEvent, Wake,
+};
 use crate::{
     core::{
         cancel::CancelToken,
         claim::{Claim, Grant, GrantNotice, Residue},
         holder::Holder,
-        key::LockKey,
+        key::{InvalidName, LockKey},
         kind::LockKind,
         lease::Lease,
         lock_lost::LockLost,
@@ -47,6 +50,16 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
 
     /// Begins to pursue a claim. Sends nothing yet.
     fn acquisition<'a>(&'a self, request: AcquireRequest<'a>) -> Box<dyn Acquisition + 'a>;
+
+    /// Returns a key as this backend keeps it.
+    fn adapt_key(&self, key: LockKey) -> Result<LockKey, InvalidName> {
+        Ok(key)
+    }
+
+    /// Returns the channel for the grants of a lock, for a manager with this channel.
+    fn channel_for<'a>(&self, manager: &'a str, _key: &LockKey) -> Cow<'a, str> {
+        Cow::Borrowed(manager)
+    }
 
     /// Subscribes to the grant messages on this channel.
     fn open_stream(

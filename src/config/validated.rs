@@ -237,6 +237,15 @@ fn check_nodes(endpoints: &[Arc<Endpoint>]) -> Result<()> {
         ));
     }
     if endpoints.len() > 1
+        && let Some(cluster) = endpoints.iter().find(|one| !one.cluster.is_empty())
+    {
+        return invalid(format!(
+            "the {} is one of several nodes, which must be independent servers; list all its nodes \
+             in one URL, redis+cluster://host,host, or use several single servers",
+            cluster.label
+        ));
+    }
+    if endpoints.len() > 1
         && let Some(behind) =
             endpoints.iter().find(|one| one.discovery.refresh_interval().is_some())
     {

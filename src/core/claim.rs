@@ -83,6 +83,8 @@ pub(crate) struct GrantNotice {
     pub(crate) token: u64,
     pub(crate) granted_at_us: u64,
     pub(crate) px_ms: u64,
+    /// Number of the server whose clock this is, if several grant locks on their own; otherwise 0.
+    pub(crate) server: u64,
 }
 
 /// What a claim may have left on the servers: the lock, or its queue entry. Only backends look

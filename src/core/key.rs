@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::slot::{hash_tag, slot_of, tag_of_slot};
+
 /// Maximum length of a lock name in bytes, with its prefix.
 pub(crate) const MAX_NAME_BYTES: usize = 1024;
 
@@ -14,6 +16,8 @@ pub(crate) const FENCE_KEY: &str = "distlock:fence";
 pub(crate) struct LockKey {
     lock: Box<str>,
     name_start: usize,
+    /// Slot of all keys of the lock, if they are in a Redis Cluster.
+    slot: Option<u16>,
 }
 
 /// Why a name cannot be used, as a part of a sentence.
@@ -40,7 +44,28 @@ impl LockKey {
                  tokens"
             )));
         }
-        Ok(LockKey { lock: lock.into(), name_start: prefix.len() })
+        Ok(LockKey { lock: lock.into(), name_start: prefix.len(), slot: None })
+    }
+
+    /// Makes this the key of a lock in a Redis Cluster, where all keys of a lock must be in one
+    /// slot.
+    pub(crate) fn in_cluster(mut self) -> Result<LockKey, InvalidName> {
+        let slot = slot_of(&self.lock);
+        if slot_of(&self.queue_key().concat()) != slot {
+            return Err(InvalidName(
+                "a Redis Cluster cannot keep the lock and its queue in one slot, because the name \
+                 contains } but no hash tag; leave out the }, or write a hash tag such as \
+                 {orders}:42"
+                    .into(),
+            ));
+        }
+        self.slot = Some(slot);
+        Ok(self)
+    }
+
+    /// Returns the slot of the lock, if it is in a Redis Cluster.
+    pub(crate) fn slot(&self) -> Option<u16> {
+        self.slot
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -67,10 +92,12 @@ impl LockKey {
     }
 
     /// The key of the fence: a number that is not below the token of any lock that a release freed.
-    /// One for all locks of a database. In a Redis Cluster it would need a tag of the lock's slot,
-    /// here and where new nodes are declared.
+    /// One for all locks of a database, and in a Redis Cluster one for all locks of a slot.
     pub(crate) fn fence_key(&self) -> [&str; 3] {
-        [FENCE_KEY, "", ""]
+        match self.slot {
+            None => [FENCE_KEY, "", ""],
+            Some(slot) => ["distlock:fence:{", tag_of_slot(slot), "}"],
+        }
     }
 
     /// Returns the parts of a key that no lock key can equal, because lock keys never begin with
@@ -79,7 +106,10 @@ impl LockKey {
     /// The braces put all keys of a lock into one cluster slot. A name that contains a hash tag
     /// keeps it and is put behind two colons: the names `{a}` and `a` must not share keys.
     fn auxiliary_key<'a>(&'a self, tagging: &'a str, tagged: &'a str) -> [&'a str; 3] {
-        if has_hash_tag(&self.lock) { [tagged, &self.lock, ""] } else { [tagging, &self.lock, "}"] }
+        match hash_tag(&self.lock) {
+            Some(_) => [tagged, &self.lock, ""],
+            None => [tagging, &self.lock, "}"],
+        }
     }
 }
 
@@ -87,14 +117,6 @@ impl fmt::Debug for LockKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "LockKey({:?})", self.lock)
     }
-}
-
-/// Returns true if Redis Cluster would hash only a part of this key: the text between the first `{`
-/// and the next `}`, unless it is empty.
-fn has_hash_tag(key: &str) -> bool {
-    key.split_once('{')
-        .and_then(|(_, rest)| rest.split_once('}'))
-        .is_some_and(|(tag, _)| !tag.is_empty())
 }
 
 #[cfg(test)]
@@ -129,6 +151,22 @@ mod tests {
     fn braced_name_shares_no_key() {
         let (bare, braced) = (keys("", "a"), keys("", "{a}"));
         assert!(bare.iter().all(|key| !braced.contains(key)), "{bare:?} and {braced:?}");
+    }
+
+    #[test]
+    fn name_whose_keys_differ_in_slot_is_rejected() {
+        let known = |name: &str| LockKey::new("lock:", name).unwrap().in_cluster();
+        for name in ["a", "{user:1}:cart", "a{b", "{", "a{b}c}", "}{b}"] {
+            let key = known(name).unwrap();
+            let keys = [key.queue_key(), key.token_key(), key.members_key(), key.fence_key()];
+            assert!(
+                keys.iter().all(|key| Some(slot_of(&key.concat())) == known(name).unwrap().slot)
+            );
+            assert!(key.fence_key().concat().starts_with("distlock:fence:{"));
+        }
+        for name in ["a}b", "{}x", "{}{a}", "}"] {
+            assert!(known(name).unwrap_err().0.contains("contains }"), "{name}");
+        }
     }
 
     #[test]

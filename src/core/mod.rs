@@ -17,5 +17,6 @@ pub(crate) mod lease;
 pub(crate) mod lock_lost;
 pub(crate) mod node_answer;
 pub(crate) mod quorum;
+pub(crate) mod slot;
 pub(crate) mod token;
 pub(crate) mod validity;

@@ -9,7 +9,7 @@ use crate::{
     sys::{clock::Moment, sync::Mutex},
 };
 
-const GRANT: GrantNotice = GrantNotice { token: 5, granted_at_us: 6, px_ms: 7 };
+const GRANT: GrantNotice = GrantNotice { token: 5, granted_at_us: 6, px_ms: 7, server: 0 };
 
 /// A grant that arrives while its waiter leaves is taken by the waiter, or reported as undelivered.
 #[test]

@@ -12,7 +12,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::registry::{WaitRegistry, WaitSlot, Wake};
 use crate::{
-    backend::{Backend, CancelHandle, GrantStream, QueuePlace, StreamError},
+    backend::{Backend, CancelHandle, GrantStream, QueuePlace, StreamError, StreamEvent},
     core::backoff::{RETRY_PAUSE_MAX, retry_backoff},
     sys::{
         clock::{self, Moment},
@@ -313,7 +313,12 @@ impl GrantListener {
                 return Wake::Timeout;
             }
             match stream.receive(until) {
-                Ok(Some((id, notice))) => drop(self.registry.deliver(&id, notice)),
+                Ok(Some(StreamEvent::Grant(id, notice))) => {
+                    self.registry.deliver(&id, notice);
+                }
+                Ok(Some(StreamEvent::Resubscribed(concerns))) => {
+                    self.registry.wake_where(&*concerns)
+                }
                 Ok(None) => {}
                 Err(failure) => break Some(failure),
             }

@@ -167,6 +167,13 @@ impl WaitRegistry {
         }
     }
 
+    /// Makes every waiter poll whose lock has such a key.
+    pub(crate) fn wake_where(&self, concerns: &dyn Fn(&str) -> bool) {
+        for slot in self.slots_where(|slot| concerns(&slot.lock)) {
+            slot.signal(|signals| signals.recheck = true);
+        }
+    }
+
     /// Like [`wake_others`](Self::wake_others), but only for waiters for the same lock.
     pub(crate) fn wake_same_lock(&self, caller: &WaitSlot) {
         for slot in self.same_lock(caller) {

@@ -12,6 +12,7 @@ use distlock_test_support as support;
 mod contract;
 
 mod acquire;
+mod cluster;
 mod contention;
 mod family;
 mod hold;

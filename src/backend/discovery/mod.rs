@@ -46,6 +46,13 @@ impl Discovery for Address {
     }
 }
 
+/// Host and port of a server.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ServerName {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+}
+
 /// The discovery of a host that is given by its address or its name.
 pub(super) fn of_host(host: &str, port: u16) -> Box<dyn Discovery> {
     match host.parse::<IpAddr>() {

@@ -118,7 +118,7 @@ impl ClaimServer for &MemoryBackend {
         self.server.exchange(request, deadline)
     }
 
-    fn clock_sample(&self) -> Option<ClockSample> {
+    fn clock_sample(&self, _: u64) -> Option<ClockSample> {
         Some(self.server.clock_sample())
     }
 }

@@ -5,11 +5,10 @@ use std::sync::Arc;
 use super::server::{Inbox, Server};
 use crate::{
     backend::{
-        CancelHandle, GrantStream, QueuePlace, Wake,
+        CancelHandle, GrantStream, QueuePlace, StreamEvent, Wake,
         error::NodeError,
         redis::{GrantMessage, PLACE},
     },
-    core::claim::GrantNotice,
     sys::clock::Moment,
 };
 
@@ -56,12 +55,9 @@ impl GrantStream for MemoryGrantStream {
         Ok(Arc::new(move || inbox.wake()))
     }
 
-    fn receive(&mut self, until: Moment) -> Result<Option<(Box<str>, GrantNotice)>, NodeError> {
+    fn receive(&mut self, until: Moment) -> Result<Option<StreamEvent>, NodeError> {
         let Some(payload) = self.inbox.receive(until)? else { return Ok(None) };
-        Ok(GrantMessage::parse(&payload).map(|message| {
-            let GrantMessage { token, granted_at_us, px_ms, id } = message;
-            (id.into(), GrantNotice { token, granted_at_us, px_ms })
-        }))
+        Ok(GrantMessage::parse(&payload).map(|message| message.into_event(0)))
     }
 }
 

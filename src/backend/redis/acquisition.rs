@@ -3,7 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    ConnectionPool, Exchange, NodeError, NodeErrorKind, RedisNode, Replicas, Urgency, exchange,
+    Connection, ConnectionPool, Exchange, NodeError, NodeErrorKind, RedisNode, Replicas, Urgency,
+    exchange,
     requests_and_replies::{Acquire, AcquireMode, AcquireReply, OfKind},
     yielding::Yielding,
 };
@@ -36,8 +37,9 @@ pub(crate) trait ClaimServer {
         deadline: Moment,
     ) -> Result<Exchange<AcquireReply>, NodeError>;
 
-    /// Returns the latest sample of the server's clock.
-    fn clock_sample(&self) -> Option<ClockSample>;
+    /// Returns the latest sample of the clock of the server with this number, if it is the server
+    /// that replied last.
+    fn clock_sample(&self, server: u64) -> Option<ClockSample>;
 
     /// Whether a lock counts as held only once a request has returned, even if the server has
     /// granted it by a message.
@@ -52,8 +54,6 @@ pub(crate) struct PooledServer<'a> {
     pub(super) pool: &'a ConnectionPool,
     pub(super) yielding: Option<&'a Yielding>,
     pub(super) replicas: Replicas,
-    /// The server grants nothing for a while after a restart or a failover.
-    pub(super) has_quarantine: bool,
 }
 
 impl ClaimServer for PooledServer<'_> {
@@ -63,19 +63,8 @@ impl ClaimServer for PooledServer<'_> {
         deadline: Moment,
     ) -> Result<Exchange<AcquireReply>, NodeError> {
         let mut connections = self.pool.get(Urgency::Other, deadline)?;
-        let connection = connections.only();
-        if self.has_quarantine {
-            self.node.drop_if_replaced(connection);
-            self.node.connect(connection, deadline)?;
-            if let Some(left) = self.node.quarantine_left(clock::now()) {
-                let kind = NodeErrorKind::Quarantined { left, votes: false };
-                return Err(NodeError { outcome_unknown: false, kind });
-            }
-        }
-        let result = exchange(self.node, connection, request, deadline);
-        if let Ok(Exchange { reply: AcquireReply::Held { .. }, .. }) = &result {
-            self.replicas.confirm(self.node, connection, deadline)?;
-        }
+        let ask = |connection: &mut _| exchange(self.node, connection, request, deadline);
+        let result = ask_for_lock(self.node, connections.only(), self.replicas, deadline, ask);
         if let (Some(yielding), Ok(exchange)) = (self.yielding, &result)
             && let Some(holder) = exchange.reply.holder()
         {
@@ -84,13 +73,37 @@ impl ClaimServer for PooledServer<'_> {
         result
     }
 
-    fn clock_sample(&self) -> Option<ClockSample> {
+    fn clock_sample(&self, _: u64) -> Option<ClockSample> {
         self.node.clock_sample()
     }
 
     fn must_confirm(&self) -> bool {
         self.replicas.are_required()
     }
+}
+
+/// Asks a server that decides alone, unless it is in quarantine. A lock is held once enough
+/// replicas have it.
+pub(crate) fn ask_for_lock(
+    node: &RedisNode,
+    connection: &mut Connection,
+    replicas: Replicas,
+    deadline: Moment,
+    ask: impl FnOnce(&mut Connection) -> Result<Exchange<AcquireReply>, NodeError>,
+) -> Result<Exchange<AcquireReply>, NodeError> {
+    if node.has_quarantine {
+        node.drop_if_replaced(connection);
+        node.connect(connection, deadline)?;
+        if let Some(left) = node.quarantine_left(clock::now()) {
+            let kind = NodeErrorKind::Quarantined { left, votes: false };
+            return Err(NodeError { outcome_unknown: false, kind });
+        }
+    }
+    let exchange = ask(connection)?;
+    if let AcquireReply::Held { .. } = exchange.reply {
+        replicas.confirm(node, connection, deadline)?;
+    }
+    Ok(exchange)
 }
 
 pub(crate) struct RedisAcquisition<'a, S> {
@@ -253,7 +266,7 @@ impl<S: ClaimServer> Acquisition for RedisAcquisition<'_, S> {
         // Our queue entry set the duration. Do not trust a longer one in the message.
         let granted_for = Duration::from_millis(notice.px_ms).min(self.request.claim_window);
         let now = clock::now();
-        let clock_sample = self.server.clock_sample()?;
+        let clock_sample = self.server.clock_sample(notice.server)?;
         let deadline = deadline_from_grant(&clock_sample, notice.granted_at_us, granted_for, now);
         let left = deadline.duration_since(now);
         if notice.granted_at_us < self.queued_at_us || left < granted_for / 4 {

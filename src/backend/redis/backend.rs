@@ -58,7 +58,6 @@ pub(crate) struct RedisBackend {
     operation_timeout: Duration,
     yielding: Option<Yielding>,
     replicas: Replicas,
-    has_quarantine: bool,
 }
 
 impl RedisBackend {
@@ -74,8 +73,7 @@ impl RedisBackend {
         let node = Arc::new(node);
         let pool = Arc::new(ConnectionPool::new([node.clone()].into(), pool_size)?);
         let yielding = Yielding::new(settings.yield_to_others);
-        let has_quarantine = !quarantine.is_zero();
-        Some(RedisBackend { node, pool, operation_timeout, yielding, replicas, has_quarantine })
+        Some(RedisBackend { node, pool, operation_timeout, yielding, replicas })
     }
 
     pub(crate) fn pool(&self) -> &Arc<ConnectionPool> {
@@ -117,6 +115,17 @@ impl RedisBackend {
         }
     }
 
+    fn send(
+        &self,
+        release: &mut ReleaseAttempts<'_>,
+        connections: &mut NodeConnections,
+        deadline: Moment,
+    ) -> Result<Released, NodeError> {
+        release.send(deadline, |request, until| {
+            exchange(&self.node, connections.only(), request, until)
+        })
+    }
+
     fn ask_pooled<C: Request>(
         &self,
         request: &C,
@@ -141,7 +150,6 @@ impl Backend for RedisBackend {
             pool: &self.pool,
             yielding: self.yielding.as_ref(),
             replicas: self.replicas,
-            has_quarantine: self.has_quarantine,
         };
         Box::new(RedisAcquisition::on(server, self.operation_timeout, request))
     }
@@ -166,13 +174,13 @@ impl Backend for RedisBackend {
         let left_free_for = self.yielding.as_ref().map_or(Duration::ZERO, |yielding| {
             yielding.on_release(lease.claim.key.lock_key(), clock::now())
         });
-        let release = ReleaseAttempts::new(&self.node, &lease.claim.key, id, entry, was_held)
+        let release = ReleaseAttempts::new(&lease.claim.key, id, entry, was_held)
             .of_kind(lease.claim.kind)
             .keeping(&self.lease_residue(lease))
             .leaving_free(left_free_for);
         let result = release.through_failover(deadline, |release| {
             let send =
-                |connections: &mut NodeConnections| release.send(connections.only(), deadline);
+                |connections: &mut NodeConnections| self.send(release, connections, deadline);
             self.pool.with_connections(deadline, send).unwrap_or_else(no_turn)
         });
         let (now, in_flight) = (clock::now(), lease.in_flight);
@@ -196,9 +204,9 @@ impl Backend for RedisBackend {
         deadline: Moment,
     ) -> Result<Released, BackendError> {
         let release = |kind| {
-            let release = ReleaseAttempts::new(&self.node, key, id, "", was_held).of_kind(kind);
+            let release = ReleaseAttempts::new(key, id, "", was_held).of_kind(kind);
             let attempt = |release: &mut ReleaseAttempts<'_>| {
-                release.send(self.pool.get(Urgency::Release, deadline)?.only(), deadline)
+                self.send(release, &mut *self.pool.get(Urgency::Release, deadline)?, deadline)
             };
             release.through_failover(deadline, attempt).map_err(BackendError::Node)
         };
@@ -253,10 +261,10 @@ impl Backend for RedisBackend {
         deadline: Moment,
     ) -> Result<(), BackendError> {
         let (id, entry) = (claim.id.as_str().as_bytes(), &residue.queue_entry);
-        let mut release = ReleaseAttempts::new(&self.node, &claim.key, id, entry, false)
-            .of_kind(claim.kind)
-            .keeping(residue);
-        let send = |connections: &mut NodeConnections| release.send(connections.only(), deadline);
+        let mut release =
+            ReleaseAttempts::new(&claim.key, id, entry, false).of_kind(claim.kind).keeping(residue);
+        let send =
+            |connections: &mut NodeConnections| self.send(&mut release, connections, deadline);
         let result = self.pool.with_reserved(deadline, send).unwrap_or_else(no_turn);
         result.map(drop).map_err(BackendError::Node)
     }

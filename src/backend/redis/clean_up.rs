@@ -5,7 +5,7 @@ use std::{slice, sync::Arc, time::Duration};
 
 use super::{
     Connection, ExchangeLimits, NodeError, RedisNode, exchange_all,
-    requests_and_replies::{OfKind, Release, ReleaseOrKeep},
+    requests_and_replies::{InCluster, OfKind, Release, ReleaseOrKeep},
 };
 use crate::{
     backend::{CleanupLimits, ResidueCleaner, error::BackendError},
@@ -25,11 +25,13 @@ pub(crate) const PIPELINE_MAX: usize = 32;
 /// Interval at which an exchange checks whether it must end.
 pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-pub(super) struct RedisCleaner {
+pub(crate) struct RedisCleaner {
     node: Arc<RedisNode>,
     operation_timeout: Duration,
     /// Opens when it is first used.
     connection: Connection,
+    /// Whether the server is a node of a cluster with sharded channels.
+    is_sharded: bool,
 }
 
 impl ResidueCleaner for RedisCleaner {
@@ -65,8 +67,13 @@ impl ResidueCleaner for RedisCleaner {
 }
 
 impl RedisCleaner {
-    pub(super) fn new(node: Arc<RedisNode>, operation_timeout: Duration) -> RedisCleaner {
-        RedisCleaner { connection: node.reserved_connection(), node, operation_timeout }
+    pub(crate) fn new(node: Arc<RedisNode>, operation_timeout: Duration) -> RedisCleaner {
+        let connection = node.reserved_connection();
+        RedisCleaner { connection, node, operation_timeout, is_sharded: false }
+    }
+
+    pub(crate) fn set_sharded(&mut self, is_sharded: bool) {
+        self.is_sharded = is_sharded;
     }
 
     /// After a panic, tries each residue of a batch on its own, and drops the one that panics:
@@ -120,7 +127,10 @@ impl RedisCleaner {
             let release = OfKind { kind: claim.kind, request };
             ReleaseOrKeep { release, keep_ms: residue.keep_ms(now) }
         });
-        let requests: Vec<_> = releases.collect();
+        let releases: Vec<_> = releases.collect();
+        let is_sharded = self.is_sharded;
+        let in_cluster = |request| InCluster { request, is_sharded, is_asking: false };
+        let requests: Vec<_> = releases.iter().map(in_cluster).collect();
         let results = exchange_all(&self.node, &mut self.connection, &requests, &mut limits);
         let mut first_failure = Ok(());
         for ((_, residue), result) in batch.iter_mut().zip(results) {

@@ -37,6 +37,11 @@ impl Connector {
         Ok(Connector { sender, receiver, wake, wakeups })
     }
 
+    /// Returns what makes `wakeups` readable.
+    pub(crate) fn wake(&self) -> Wake {
+        self.wake.clone()
+    }
+
     /// Connects in the background. If the caller has stopped waiting by the time the connection is
     /// ready, the node keeps the connection.
     pub(crate) fn connect(

@@ -25,6 +25,25 @@ pub(crate) fn exchange<C: Request>(
     exchange_over(node, connection, request, deadline, |connection| connection.receive(deadline))
 }
 
+/// Like [`exchange`], for a node of a cluster that does not serve the slot of the keys yet. The
+/// request sends `ASKING` ahead.
+pub(crate) fn exchange_asking<C: Request>(
+    node: &RedisNode,
+    connection: &mut Connection,
+    request: &C,
+    deadline: Moment,
+) -> Result<Exchange<C::Reply>, NodeError> {
+    node.drop_if_replaced(connection);
+    if !connection.is_ready() {
+        node.connect(connection, deadline)?;
+    }
+    exchange_over(node, connection, request, deadline, |connection| {
+        // If `ASKING` is refused, the node redirects the request.
+        connection.receive(deadline)?;
+        connection.receive(deadline)
+    })
+}
+
 /// When an exchange ends that must not hold up its thread.
 pub(crate) struct ExchangeLimits<'a> {
     pub(crate) deadline: Moment,

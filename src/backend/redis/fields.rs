@@ -4,7 +4,10 @@ use std::str::FromStr;
 
 use redis::Value;
 
-use crate::core::holder::Holder;
+use crate::{
+    backend::StreamEvent,
+    core::{claim::GrantNotice, holder::Holder},
+};
 
 /// Exclusive maximum of tokens: below it, Lua numbers represent every integer exactly.
 const LUA_INTEGER_MAX: u64 = 1 << 53;
@@ -163,7 +166,9 @@ impl<'a> PubSubMessage<'a> {
     pub(crate) fn parse(message: &'a Value) -> PubSubMessage<'a> {
         let Value::Array(parts) = message else { return PubSubMessage::NotAMessage };
         match parts.as_slice() {
-            [Value::BulkString(kind), _, Value::BulkString(payload)] if kind == b"message" => {
+            [Value::BulkString(kind), _, Value::BulkString(payload)]
+                if kind == b"message" || kind == b"smessage" =>
+            {
                 GrantMessage::parse(payload).map_or(PubSubMessage::Invalid, PubSubMessage::Grant)
             }
             _ => PubSubMessage::NotAMessage,
@@ -177,6 +182,12 @@ impl<'a> GrantMessage<'a> {
         let mut whole = || parse_lua_integer(fields.next()?).filter(|number| *number > 0);
         let (token, granted_at_us, px_ms) = (whole()?, whole()?, whole()?);
         Some(GrantMessage { token, granted_at_us, px_ms, id: fields.next()? })
+    }
+
+    /// Returns what the server with this number says to the waiter.
+    pub(crate) fn into_event(self, server: u64) -> StreamEvent {
+        let GrantMessage { token, granted_at_us, px_ms, id } = self;
+        StreamEvent::Grant(id.into(), GrantNotice { token, granted_at_us, px_ms, server })
     }
 }
 

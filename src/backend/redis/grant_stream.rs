@@ -1,34 +1,22 @@
-//! `RedisGrantStream`: a subscription to a channel of one server, with a check that the server is
-//! still there.
+//! `RedisGrantStream`: a subscription to a channel of one server.
 
-use std::{fmt, io, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use redis::Value;
 
 use super::{
-    Connection, NodeError, NodeErrorKind, PubSubMessage, RedisNode, Transport, poll_readable,
-    waker, write_command,
+    NodeError, PubSubMessage, RedisNode, Transport, poll_readable, subscriber::Subscriber, waker,
 };
 use crate::{
-    backend::{CancelHandle, GrantStream, QueuePlace, Wake},
-    core::claim::GrantNotice,
+    backend::{CancelHandle, GrantStream, QueuePlace, StreamEvent, Wake},
     sys::clock::{self, Moment},
 };
 
-/// Maximum silence on a subscription that is being read, before the server is pinged.
-const PING_INTERVAL: Duration = Duration::from_secs(2);
-
 pub(crate) struct RedisGrantStream {
-    node: Arc<RedisNode>,
+    subscriber: Subscriber,
     place: QueuePlace,
-    connection: Connection,
     /// Ends a read early; `None` until a thread needs that.
     waker: Option<(Wake, Box<dyn Transport>)>,
-    /// Time in which the server must reply to a ping.
-    timeout: Duration,
-    last_message_at: Moment,
-    /// When the server was pinged, until something arrives.
-    pinged_at: Option<Moment>,
     /// A message that is not a grant has been logged. Further ones are ignored silently.
     garbage_logged: bool,
 }
@@ -42,79 +30,29 @@ impl RedisGrantStream {
         timeout: Duration,
         deadline: Moment,
     ) -> Result<RedisGrantStream, NodeError> {
-        let mut connection = node.reserved_connection();
-        node.connect(&mut connection, deadline)?;
-        connection.send(deadline, |out| write_command(out, &[b"SUBSCRIBE", channel.as_bytes()]))?;
-        let reply = connection.receive(deadline)?;
-        connection.check_error_reply(&reply)?;
-        match &reply {
-            Value::Array(parts)
-                if parts.first() == Some(&Value::BulkString(b"subscribe".to_vec())) => {}
-            _ => {
-                return Err(NodeError::protocol("its reply to SUBSCRIBE has an unexpected form"));
-            }
-        }
-        Ok(RedisGrantStream {
-            node: node.clone(),
-            place,
-            connection,
-            waker: None,
-            timeout,
-            last_message_at: clock::now(),
-            pinged_at: None,
-            garbage_logged: false,
-        })
+        let subscriber = Subscriber::to_channel(node, channel, timeout, deadline)?;
+        Ok(RedisGrantStream { subscriber, place, waker: None, garbage_logged: false })
     }
 
-    /// Waits for a value. Pings the server after a long silence, and fails if nothing arrives
-    /// within the timeout of that.
+    /// Waits for a value. A wakeup ends that early.
     fn receive_value(&mut self, until: Moment) -> Result<Option<Value>, NodeError> {
-        if self.node.is_replaced(&self.connection) {
-            let reason = "another server has taken over from this one";
-            return Err(NodeError::not_sent(io::Error::new(io::ErrorKind::NotConnected, reason)));
-        }
-        let now = clock::now();
-        let mut until = until;
-        match self.pinged_at {
-            Some(pinged_at) if now.duration_since(pinged_at) >= self.timeout => {
-                // The reply may have arrived while no thread was reading.
-                return match self.connection.receive_until(now)? {
-                    None => Err(NodeError::outcome_unknown(NodeErrorKind::TimedOut)),
-                    value => Ok(value),
-                };
-            }
-            Some(pinged_at) => until = until.min(pinged_at.saturating_add(self.timeout)),
-            None if now.duration_since(self.last_message_at) >= PING_INTERVAL => {
-                let answer_by = now.saturating_add(self.timeout);
-                self.connection.send(answer_by, |out| write_command(out, &[b"PING"]))?;
-                self.pinged_at = Some(now);
-                until = until.min(answer_by);
-            }
-            None => until = until.min(self.last_message_at.saturating_add(PING_INTERVAL)),
-        }
-        self.receive_until(until)
-    }
-
-    /// Like [`Connection::receive_until`], but a wakeup ends it early.
-    fn receive_until(&mut self, until: Moment) -> Result<Option<Value>, NodeError> {
-        let Some((_, wakeups)) = &mut self.waker else {
-            return self.connection.receive_until(until);
-        };
-        let arrived = self.connection.receive_until(clock::now())?;
-        let Some(transport) = self.connection.transport().filter(|_| arrived.is_none()) else {
+        let Some((_, wakeups)) = &mut self.waker else { return self.subscriber.receive(until) };
+        let arrived = self.subscriber.receive(clock::now())?;
+        let until = until.min(self.subscriber.check_at());
+        let Some(transport) = self.subscriber.transport().filter(|_| arrived.is_none()) else {
             return Ok(arrived);
         };
         poll_readable(&[transport, &**wakeups], until, Duration::ZERO);
         // Nothing to read is the usual case.
         let _ = wakeups.read(&mut [0; 64], Duration::ZERO);
-        self.connection.receive_until(clock::now())
+        self.subscriber.receive(clock::now())
     }
 }
 
 impl fmt::Debug for RedisGrantStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisGrantStream")
-            .field("connection", &self.connection)
+            .field("subscriber", &self.subscriber)
             .finish_non_exhaustive()
     }
 }
@@ -125,15 +63,15 @@ impl GrantStream for RedisGrantStream {
     }
 
     fn label(&self) -> &Arc<str> {
-        self.node.label()
+        self.subscriber.label()
     }
 
     fn is_open(&mut self) -> bool {
-        !self.node.is_replaced(&self.connection) && self.connection.is_peer_open()
+        self.subscriber.is_open()
     }
 
     fn cancel_handle(&self) -> Result<CancelHandle, NodeError> {
-        self.connection.cancel_handle().map_err(NodeError::not_sent)
+        self.subscriber.cancel_handle()
     }
 
     fn wake_handle(&mut self) -> Result<Wake, NodeError> {
@@ -144,19 +82,10 @@ impl GrantStream for RedisGrantStream {
         Ok(self.waker.insert(waker).0.clone())
     }
 
-    fn receive(&mut self, until: Moment) -> Result<Option<(Box<str>, GrantNotice)>, NodeError> {
+    fn receive(&mut self, until: Moment) -> Result<Option<StreamEvent>, NodeError> {
         let Some(value) = self.receive_value(until)? else { return Ok(None) };
-        self.last_message_at = clock::now();
-        self.pinged_at = None;
         match PubSubMessage::parse(&value) {
-            PubSubMessage::Grant(granted) => {
-                let notice = GrantNotice {
-                    token: granted.token,
-                    granted_at_us: granted.granted_at_us,
-                    px_ms: granted.px_ms,
-                };
-                Ok(Some((granted.id.into(), notice)))
-            }
+            PubSubMessage::Grant(granted) => Ok(Some(granted.into_event(0))),
             PubSubMessage::Invalid => {
                 if !std::mem::replace(&mut self.garbage_logged, true) {
                     let label = self.label();

@@ -54,11 +54,6 @@ impl Membership {
         Membership { nodes: labels.map(member).collect(), quarantine }
     }
 
-    /// Whether servers that may have lost their data are kept from voting.
-    pub(crate) fn has_quarantine(&self) -> bool {
-        !self.quarantine.is_zero()
-    }
-
     /// Whether the node's server had another run id when it was last observed.
     pub(crate) fn is_replacement(&self, node: usize, info: &ServerInfo) -> bool {
         let run = self.nodes.get(node).and_then(|member| member.run_id.as_ref());

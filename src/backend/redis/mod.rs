@@ -22,39 +22,39 @@ mod redis_node;
 mod release;
 mod release_turns;
 pub(crate) mod renewals;
-mod replicas;
+pub(crate) mod replicas;
 pub(crate) mod requests_and_replies;
 pub(crate) mod script;
 mod sentinel;
 mod server_info;
+mod subscriber;
 #[cfg(test)]
 mod test_util;
 mod url;
 mod yielding;
 
-#[cfg(feature = "testing")]
-pub(crate) use self::acquisition::{ClaimServer, PLACE};
-#[cfg(any(test, feature = "testing"))]
-pub(crate) use self::fields::GrantMessage;
 pub(crate) use self::{
-    acquisition::RedisAcquisition,
+    acquisition::{ClaimServer, PLACE, RedisAcquisition, ask_for_lock},
     backend::{RedisBackend, RedisSettings},
-    clean_up::{CHECK_INTERVAL, PIPELINE_MAX},
+    clean_up::{CHECK_INTERVAL, PIPELINE_MAX, RedisCleaner},
     connection::{Connection, write_command},
     connector::{Connected, Connector},
     declaration::declare_new,
-    exchange::{ExchangeLimits, exchange, exchange_all, exchange_within},
-    fields::PubSubMessage,
+    exchange::{ExchangeLimits, exchange, exchange_all, exchange_asking, exchange_within},
+    fields::{GrantMessage, PubSubMessage},
     framed_socket::LateReader,
     grant_stream::RedisGrantStream,
     membership::Membership,
     pool::{ConnectionPool, PooledConnections},
     redis_node::{Exchange, InFlightRequest, NodeConnections, RedisNode},
+    release::ReleaseAttempts,
     release_turns::ReleaseTurns,
     replicas::Replicas,
     script::{Request, ScriptRef},
     server_info::Info,
+    subscriber::Subscriber,
     url::Endpoint,
+    yielding::Yielding,
 };
 #[cfg(test)]
 pub(crate) use self::{

@@ -66,6 +66,8 @@ pub(crate) struct RedisNode {
     membership: Arc<Mutex<Membership>>,
     index: usize,
     decides_alone: bool,
+    /// After a restart or a failover, a server that decides alone grants nothing for a while.
+    pub(crate) has_quarantine: bool,
     /// Number of times that the node's server was replaced by another one.
     server_epoch: AtomicU64,
     /// Scripts that the server has run, as a bit mask. New connections need not send their text,
@@ -96,6 +98,7 @@ impl RedisNode {
             membership: Arc::new(Mutex::new(membership)),
             index: 0,
             decides_alone: true,
+            has_quarantine: !quarantine.is_zero(),
             server_epoch: AtomicU64::new(0),
             known_scripts: AtomicU16::new(0),
             spare: Mutex::new(None),
@@ -130,7 +133,7 @@ impl RedisNode {
             self.endpoint.clone(),
             self.operation_timeout,
             spin_max,
-            !self.decides_alone || self.membership.lock().has_quarantine(),
+            !self.decides_alone || self.has_quarantine,
         )
     }
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::{
-    Connection, NodeError, RedisNode, exchange,
+    Exchange, NodeError,
     requests_and_replies::{KindReleaseReply, OfKind, Release, ReleaseOrKeep, ReleaseReply},
 };
 use crate::{
@@ -21,9 +21,11 @@ pub(super) const FAILOVER_PAUSE_MAX: Duration = Duration::from_millis(200);
 /// others.
 const REPEATED_RELEASES_MAX: u32 = 100;
 
+/// Reply to one request of a release.
+pub(crate) type ReleaseResult = Result<Exchange<KindReleaseReply>, NodeError>;
+
 /// One release, until its outcome is known.
-pub(super) struct ReleaseAttempts<'a> {
-    node: &'a RedisNode,
+pub(crate) struct ReleaseAttempts<'a> {
     request: ReleaseOrKeep<'a>,
     /// The lease was valid until this release.
     was_held: bool,
@@ -32,8 +34,7 @@ pub(super) struct ReleaseAttempts<'a> {
 }
 
 impl<'a> ReleaseAttempts<'a> {
-    pub(super) fn new(
-        node: &'a RedisNode,
+    pub(crate) fn new(
         key: &'a LockKey,
         id: &'a [u8],
         queue_entry: &'a str,
@@ -42,29 +43,29 @@ impl<'a> ReleaseAttempts<'a> {
         let request = Release { key, id, queue_entry, expires: false, left_free_ms: 0 };
         let release = OfKind { kind: LockKind::Mutex, request };
         let request = ReleaseOrKeep { release, keep_ms: 0 };
-        ReleaseAttempts { node, request, was_held, maybe_applied: false }
+        ReleaseAttempts { request, was_held, maybe_applied: false }
     }
 
-    pub(super) fn of_kind(mut self, kind: LockKind) -> ReleaseAttempts<'a> {
+    pub(crate) fn of_kind(mut self, kind: LockKind) -> ReleaseAttempts<'a> {
         self.request.release.kind = kind;
         self
     }
 
     /// The lock stays taken until the time that the residue says.
-    pub(super) fn keeping(mut self, residue: &Residue) -> ReleaseAttempts<'a> {
+    pub(crate) fn keeping(mut self, residue: &Residue) -> ReleaseAttempts<'a> {
         self.request.keep_ms = residue.keep_ms(clock::now());
         self
     }
 
     /// The lock is left free for this time before the next waiter gets it.
-    pub(super) fn leaving_free(mut self, pause: Duration) -> ReleaseAttempts<'a> {
+    pub(crate) fn leaving_free(mut self, pause: Duration) -> ReleaseAttempts<'a> {
         self.request.release.request.left_free_ms = u64::try_from(pause.as_millis()).unwrap_or(0);
         self
     }
 
     /// Makes an attempt, and more with growing pauses during a failover: until the server's host
     /// name leads to the new master. No connection is in use during the pauses.
-    pub(super) fn through_failover(
+    pub(crate) fn through_failover(
         mut self,
         until: Moment,
         mut attempt: impl FnMut(&mut ReleaseAttempts<'a>) -> Result<Released, NodeError>,
@@ -91,23 +92,23 @@ impl<'a> ReleaseAttempts<'a> {
         result
     }
 
-    /// Sends the release, and once more if its reply is lost. The first request gets half of the
-    /// time, so that the second has the other half.
+    /// Sends the release by `ask`, and once more if its reply is lost. The first request gets half
+    /// of the time, so that the second has the other half.
     ///
     /// If the server replies to a later request that the lock is free, it has applied an earlier
     /// one. If we held the lock until this release, the reply that another client holds the lock
     /// means the same, because a release hands the lock over.
-    pub(super) fn send(
+    pub(crate) fn send(
         &mut self,
-        connection: &mut Connection,
         until: Moment,
+        mut ask: impl FnMut(&ReleaseOrKeep<'a>, Moment) -> ReleaseResult,
     ) -> Result<Released, NodeError> {
         let now = clock::now();
         let halfway = now.saturating_add(until.duration_since(now) / 2);
-        let reply = match self.send_once(connection, halfway) {
+        let reply = match self.send_once(halfway, &mut ask) {
             // A new connection may lead to the new master.
             Err(failure) if failure.is_transient() || failure.is_not_master() => {
-                self.send_once(connection, until)
+                self.send_once(until, &mut ask)
             }
             result => result,
         };
@@ -117,7 +118,7 @@ impl<'a> ReleaseAttempts<'a> {
                 break;
             }
             // The lock is released. If this fails, polls serve the waiters.
-            has_more = self.send_once(connection, until).is_ok_and(|again| again.has_more);
+            has_more = self.send_once(until, &mut ask).is_ok_and(|again| again.has_more);
         }
         Ok(match reply {
             ReleaseReply::Released => Released::Released,
@@ -134,10 +135,10 @@ impl<'a> ReleaseAttempts<'a> {
 
     fn send_once(
         &mut self,
-        connection: &mut Connection,
         deadline: Moment,
+        ask: &mut impl FnMut(&ReleaseOrKeep<'a>, Moment) -> ReleaseResult,
     ) -> Result<KindReleaseReply, NodeError> {
-        let result = exchange(self.node, connection, &self.request, deadline);
+        let result = ask(&self.request, deadline);
         self.maybe_applied |= matches!(&result, Err(failure) if failure.outcome_unknown);
         result.map(|exchange| exchange.reply)
     }

@@ -127,8 +127,13 @@ pub(crate) fn renew_on_one_server(
     report
 }
 
+/// The ttl that a request at `now` asks for.
+pub(crate) fn asked_ttl(lease: &Lease, now: Moment) -> Duration {
+    Duration::from_millis(whole_ms(lease.ttl_at(now)))
+}
+
 /// `ttl` is that of the request: the lease may have got another one since.
-fn conclude(lease: &Lease, sent: Moment, ttl: Duration, reply: RenewReply) -> Renewal {
+pub(crate) fn conclude(lease: &Lease, sent: Moment, ttl: Duration, reply: RenewReply) -> Renewal {
     let why = match reply {
         RenewReply::Renewed => {
             let until = deadline_from_sent(sent, ttl).max(lease.deadline());
@@ -150,7 +155,7 @@ pub(crate) fn renewal_request(lease: &Lease, now: Moment) -> RenewalRequest<'_> 
     }
 }
 
-fn member_renewal(lease: &Lease, now: Moment) -> Option<MemberRenewal<'_>> {
+pub(crate) fn member_renewal(lease: &Lease, now: Moment) -> Option<MemberRenewal<'_>> {
     Some(MemberRenewal {
         key: &lease.claim.key,
         id: lease.claim.id.as_str(),

@@ -23,12 +23,12 @@ pub(crate) struct Replicas {
 }
 
 impl Replicas {
-    pub(super) fn are_required(self) -> bool {
+    pub(crate) fn are_required(self) -> bool {
         self.count > 0
     }
 
     /// Waits until enough replicas have what was written over this connection.
-    pub(super) fn confirm(
+    pub(crate) fn confirm(
         self,
         node: &RedisNode,
         connection: &mut Connection,
@@ -41,7 +41,7 @@ impl Replicas {
     }
 
     /// Checks how many replicas have it.
-    pub(super) fn check(self, count: u32) -> Result<(), NodeError> {
+    pub(crate) fn check(self, count: u32) -> Result<(), NodeError> {
         if count >= self.count {
             return Ok(());
         }
@@ -52,7 +52,7 @@ impl Replicas {
 }
 
 /// Asks how many replicas have what was written over this connection.
-pub(super) struct Wait(pub(super) Replicas);
+pub(crate) struct Wait(pub(crate) Replicas);
 
 impl Request for Wait {
     type Reply = u32;

@@ -35,10 +35,63 @@ impl Request for Ping {
     }
 }
 
+/// A request to a node of a cluster.
+pub(crate) struct InCluster<'a, C> {
+    pub(crate) request: &'a C,
+    /// Whether the scripts use sharded channels.
+    pub(crate) is_sharded: bool,
+    /// Whether the node is asked although it does not serve the slot yet. The reply then comes
+    /// after the one to `ASKING`, which goes ahead in the same write: it is for one command only.
+    pub(crate) is_asking: bool,
+}
+
+impl<C: Request> Request for InCluster<'_, C> {
+    type Reply = C::Reply;
+
+    fn server_us(reply: &C::Reply) -> Option<u64> {
+        C::server_us(reply)
+    }
+
+    fn script(&self) -> Option<&'static Script> {
+        self.request.script()
+    }
+
+    fn encode(&self, by: ScriptRef, nonce: u64, not_after_us: u64, out: &mut Vec<u8>) {
+        if self.is_asking {
+            write_command(out, &[b"ASKING"]);
+        }
+        let by = if self.is_sharded { by.sharded() } else { by };
+        self.request.encode(by, nonce, not_after_us, out);
+    }
+
+    fn decode(&self, nonce: u64, reply: Value) -> Option<C::Reply> {
+        self.request.decode(nonce, reply)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::redis::test_util::request_words;
+    use crate::{backend::redis::test_util::request_words, core::key::LockKey};
+
+    #[test]
+    fn request_in_cluster_may_ask_and_may_use_sharded_channels() {
+        let key = LockKey::new("lock:", "a").unwrap().in_cluster().unwrap();
+        let release =
+            Release { key: &key, id: b"me", queue_entry: "", expires: false, left_free_ms: 0 };
+        let text = |is_sharded, is_asking| {
+            let mut out = Vec::new();
+            let request = InCluster { request: &release, is_sharded, is_asking };
+            request.encode(ScriptRef::Source, 1, 2, &mut out);
+            String::from_utf8(out).unwrap()
+        };
+        let plain = text(false, false);
+        assert_eq!(text(false, true), ["*1\r\n$6\r\nASKING\r\n", &plain].concat());
+        assert!(plain.contains("'PUBLISH'") && plain.contains("'NUMSUB'"));
+        let sharded = text(true, false);
+        assert!(sharded.contains("'SPUBLISH'") && sharded.contains("'SHARDNUMSUB'"));
+        assert!(!sharded.contains("'PUBLISH'") && !sharded.contains("'NUMSUB'"));
+    }
 
     #[test]
     fn ping_is_a_command_without_a_script() {

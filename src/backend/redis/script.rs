@@ -14,6 +14,8 @@ pub(crate) struct Script {
     pub(crate) mask: u16,
     source: &'static str,
     hash: OnceLock<String>,
+    /// The same script for a cluster with sharded channels.
+    sharded: OnceLock<&'static Script>,
 }
 
 /// A script whose source is these files of `lua/`. No other script may have the same mask.
@@ -40,6 +42,19 @@ pub(crate) enum ScriptRef {
     Hash,
     /// The full source, which also loads the script on a server that does not know its hash.
     Source,
+    /// The same of [`Script::sharded`].
+    ShardedHash,
+    ShardedSource,
+}
+
+impl ScriptRef {
+    /// Identifies the same script for servers with sharded channels.
+    pub(crate) fn sharded(self) -> ScriptRef {
+        match self {
+            ScriptRef::Hash | ScriptRef::ShardedHash => ScriptRef::ShardedHash,
+            ScriptRef::Source | ScriptRef::ShardedSource => ScriptRef::ShardedSource,
+        }
+    }
 }
 
 /// A request to a server, and the decoding of its reply.
@@ -68,7 +83,18 @@ pub(crate) trait Request {
 
 impl Script {
     pub(super) const fn new(mask: u16, source: &'static str) -> Script {
-        Script { mask, source, hash: OnceLock::new() }
+        Script { mask, source, hash: OnceLock::new(), sharded: OnceLock::new() }
+    }
+
+    /// Returns the same script for servers of a cluster that has sharded channels. No connection
+    /// uses both, so they have the same mask.
+    pub(crate) fn sharded(&'static self) -> &'static Script {
+        self.sharded.get_or_init(|| {
+            let source = self.source.replace("'PUBLISH'", "'SPUBLISH'");
+            let source = source.replace("'NUMSUB'", "'SHARDNUMSUB'");
+            // Once for each script and process.
+            Box::leak(Box::new(Script::new(self.mask, source.leak())))
+        })
     }
 
     pub(crate) fn hash(&self) -> &str {
@@ -82,18 +108,22 @@ impl Script {
 
     /// Appends the head of a request. Exactly `keys` keys, `args` arguments and the protocol
     /// version must follow.
-    pub(super) fn write_header(&self, by: ScriptRef, keys: usize, args: usize, out: &mut Vec<u8>) {
+    pub(super) fn write_header(
+        &'static self,
+        by: ScriptRef,
+        keys: usize,
+        args: usize,
+        out: &mut Vec<u8>,
+    ) {
         write_array(out, 4 + keys + args);
-        match by {
-            ScriptRef::Hash => {
-                write_bulk(out, &[b"EVALSHA"]);
-                write_bulk(out, &[self.hash().as_bytes()]);
-            }
-            ScriptRef::Source => {
-                write_bulk(out, &[b"EVAL"]);
-                write_bulk(out, &[self.source.as_bytes()]);
-            }
-        }
+        let (command, script): (&[u8], _) = match by {
+            ScriptRef::Hash => (b"EVALSHA", self.hash()),
+            ScriptRef::Source => (b"EVAL", self.source),
+            ScriptRef::ShardedHash => (b"EVALSHA", self.sharded().hash()),
+            ScriptRef::ShardedSource => (b"EVAL", self.sharded().source),
+        };
+        write_bulk(out, &[command]);
+        write_bulk(out, &[script.as_bytes()]);
         write_number(out, keys as u64);
     }
 

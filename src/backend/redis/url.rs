@@ -1,6 +1,7 @@
 //! `Endpoint`: where a server is, and the credentials for it, parsed from a URL. Its password never
 //! appears in any output.
 
+mod cluster_url;
 mod sentinel_url;
 
 use std::{fmt, sync::Arc};
@@ -9,7 +10,7 @@ use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _};
 
 use crate::{
     backend::{
-        discovery::{Address, Discovery, of_host},
+        discovery::{Address, Discovery, ServerName, of_host},
         transport::Security,
     },
     error::{LockError, Result},
@@ -29,6 +30,16 @@ pub(crate) struct Endpoint {
     pub(crate) security: Option<Security>,
     /// Name of the server in messages: host and port, or the path of its socket.
     pub(crate) label: Arc<str>,
+    /// Some nodes of a Redis Cluster; empty for a single server.
+    pub(crate) cluster: Vec<ServerName>,
+}
+
+/// What runs at a URL.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Topology {
+    Server,
+    Sentinel,
+    Cluster,
 }
 
 /// Builds what secures the connections to a host; to one whose name is not known yet if there is
@@ -45,9 +56,10 @@ impl Endpoint {
     pub(crate) fn parse_with(url: &str, secure: Option<&Secure<'_>>) -> Result<Endpoint> {
         let invalid = |reason: String| LockError::InvalidConfig { reason };
         let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
-        let (base, is_sentinel) = match scheme.strip_suffix("+sentinel") {
-            Some(base) if base != "unix" => (base, true),
-            _ => (scheme, false),
+        let (base, topology) = match scheme.rsplit_once('+') {
+            Some((base, "sentinel")) if base != "unix" => (base, Topology::Sentinel),
+            Some((base, "cluster")) if base != "unix" => (base, Topology::Cluster),
+            _ => (scheme, Topology::Server),
         };
         match base {
             "redis" | "valkey" | "unix" | "redis+unix" | "valkey+unix" => {}
@@ -71,8 +83,8 @@ impl Endpoint {
                  that signed the server's certificate"
             )));
         }
-        if has_unsupported_part(url, scheme.contains("unix"), is_sentinel) {
-            let names = if is_sentinel {
+        if has_unsupported_part(url, scheme.contains("unix"), topology) {
+            let names = if topology == Topology::Sentinel {
                 " (those after ? are sentinel_user and sentinel_pass)"
             } else {
                 ""
@@ -87,8 +99,12 @@ impl Endpoint {
         let secure = secure.filter(|_| is_secure);
         let security =
             |host: Option<&str>| secure.map(|secure| secure(host)).transpose().map_err(invalid);
-        if is_sentinel {
-            return sentinel_url::parse(url, scheme, is_secure, &security);
+        match topology {
+            Topology::Sentinel => {
+                return sentinel_url::parse(url, scheme, is_secure, &security);
+            }
+            Topology::Cluster => return cluster_url::parse(url, scheme, is_secure, &security),
+            Topology::Server => {}
         }
         // The parser refuses schemes with which the redis crate itself cannot connect.
         let plain = if is_secure { url.replacen("s://", "://", 1) } else { url.to_owned() };
@@ -127,6 +143,22 @@ impl Endpoint {
             wants_tls,
             security,
             label: label.escape_debug().to_string().into(),
+            cluster: Vec::new(),
+        }
+    }
+
+    /// Returns the endpoint of a node of this cluster.
+    pub(crate) fn of_node(&self, node: &ServerName) -> Endpoint {
+        let ServerName { host, port } = node;
+        Endpoint {
+            discovery: of_host(host, *port),
+            user: self.user.clone(),
+            password: self.password.clone(),
+            db: 0,
+            wants_tls: self.wants_tls,
+            security: self.security.as_ref().map(|security| security.for_host(host)),
+            label: host_label(host, *port).escape_debug().to_string().into(),
+            cluster: Vec::new(),
         }
     }
 
@@ -138,10 +170,12 @@ impl Endpoint {
 
 #[cfg(feature = "tls")]
 const USABLE_URLS: &str = "supported are redis://[user[:password]@]host[:port][/db], rediss://… \
-    with TLS, valkey://…, valkeys://…, redis+sentinel://host,host/master[/db] and unix:///path";
+    with TLS, valkey://…, valkeys://…, redis+sentinel://host,host/master[/db], \
+    redis+cluster://host,host and unix:///path";
 #[cfg(not(feature = "tls"))]
 const USABLE_URLS: &str = "supported are redis://[user[:password]@]host[:port][/db], valkey://…, \
-    redis+sentinel://host,host/master[/db] and unix:///path";
+    redis+sentinel://host,host/master[/db], \
+    redis+cluster://host,host and unix:///path";
 
 fn host_label(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
@@ -166,11 +200,11 @@ fn parse_plain(plain: &str, scheme: &str) -> Result<ConnectionInfo> {
 
 /// Whether the URL has a part that the parser would ignore. Ignoring it could select another
 /// database or leave out a password.
-fn has_unsupported_part(url: &str, is_unix: bool, is_sentinel: bool) -> bool {
-    let known: &[&str] = match (is_unix, is_sentinel) {
+fn has_unsupported_part(url: &str, is_unix: bool, topology: Topology) -> bool {
+    let known: &[&str] = match (is_unix, topology) {
         (true, _) => &["db", "user", "pass", "protocol"],
-        (false, true) => &["sentinel_user", "sentinel_pass"],
-        (false, false) => &["protocol"],
+        (false, Topology::Sentinel) => &["sentinel_user", "sentinel_pass"],
+        (false, Topology::Server | Topology::Cluster) => &["protocol"],
     };
     let query = url.split_once('?').map_or("", |(_, query)| query);
     let mut names =

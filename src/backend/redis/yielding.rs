@@ -20,7 +20,7 @@ const TRY_PAUSES: u32 = 50;
 
 /// What this manager remembers of its contended locks.
 #[derive(Debug)]
-pub(super) struct Yielding {
+pub(crate) struct Yielding {
     /// How long a lock is left free.
     pause: Duration,
     locks: Mutex<HashMap<String, History>>,
@@ -37,7 +37,7 @@ struct History {
 
 impl Yielding {
     /// Returns `None` if no lock is ever left free.
-    pub(super) fn new(pause: Duration) -> Option<Yielding> {
+    pub(crate) fn new(pause: Duration) -> Option<Yielding> {
         (!pause.is_zero()).then(|| {
             // The scripts count in milliseconds.
             let pause = pause.max(Duration::from_millis(1));
@@ -46,14 +46,14 @@ impl Yielding {
     }
 
     /// A request was answered that this holder has the lock.
-    pub(super) fn on_holder(&self, lock: &str, holder: &Holder, now: Moment) {
+    pub(crate) fn on_holder(&self, lock: &str, holder: &Holder, now: Moment) {
         if holder.is_foreign() && holder.id() != LEFT_FREE {
             self.with(lock, now, |history| history.other_seen_at = Some(now));
         }
     }
 
     /// Returns how long this release shall leave the lock free.
-    pub(super) fn on_release(&self, lock: &str, now: Moment) -> Duration {
+    pub(crate) fn on_release(&self, lock: &str, now: Moment) -> Duration {
         let is_due = self.with(lock, now, |history| history.on_release(now, self.pause));
         if is_due { self.pause } else { Duration::ZERO }
     }

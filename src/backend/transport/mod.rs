@@ -90,6 +90,13 @@ pub(crate) type Security = TlsClient;
 #[derive(Debug)]
 pub(crate) enum Security {}
 
+#[cfg(not(feature = "tls"))]
+impl Security {
+    pub(crate) fn for_host(&self, _: &str) -> Security {
+        match *self {}
+    }
+}
+
 /// Connects to the first address that accepts.
 pub(crate) fn connect(
     addresses: &[Address],

@@ -78,6 +78,13 @@ impl TlsClient {
         Ok(TlsClient { config: Arc::new(config), server_name })
     }
 
+    /// Expects this host in the certificate, unless another name is.
+    pub(crate) fn for_host(&self, host: &str) -> TlsClient {
+        let of_host = || ServerName::try_from(host.to_owned()).ok();
+        let server_name = self.server_name.clone().or_else(of_host);
+        TlsClient { config: self.config.clone(), server_name }
+    }
+
     /// Performs the handshake on a socket that is connected.
     pub(super) fn connect(
         &self,

@@ -1,7 +1,7 @@
 use super::*;
 use std::{sync::Arc, thread, time::Duration};
 
-const GRANT: GrantNotice = GrantNotice { token: 5, granted_at_us: 6, px_ms: 7 };
+const GRANT: GrantNotice = GrantNotice { token: 5, granted_at_us: 6, px_ms: 7, server: 0 };
 
 fn soon() -> Moment {
     clock::now().saturating_add(Duration::from_secs(60))

@@ -18,7 +18,7 @@ const LAYERS: [&[&str]; 19] = [
     &["acquire", "renew", "cleanup"],
     &["wait"],
     &["config"],
-    &["backend/redlock", "backend/memory"],
+    &["backend/redlock", "backend/cluster", "backend/memory"],
     &["backend/redis", "backend/mysql"],
     &["backend"],
     &["observe"],
@@ -29,9 +29,12 @@ const LAYERS: [&[&str]; 19] = [
 ];
 
 /// Files that only decide: everything they need to know about the world is passed in as values.
-const PURE: [&str; 32] = [
+const PURE: [&str; 35] = [
     "acquire/retry.rs",
     "core/backoff.rs",
+    "core/slot.rs",
+    "backend/cluster/map.rs",
+    "backend/cluster/redirect.rs",
     "backend/redlock/footprint.rs",
     "backend/redlock/pauses.rs",
     "backend/redlock/renewals/tally.rs",

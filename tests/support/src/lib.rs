@@ -12,6 +12,7 @@
 pub mod fuzz;
 
 mod certificates;
+mod cluster;
 mod fault_proxy;
 mod faults;
 mod freezer;
@@ -36,6 +37,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub use certificates::Certificates;
+pub use cluster::Cluster;
 pub use fault_proxy::FaultProxy;
 pub use faults::{
     ArmedFault, Fault, any_request, change, command, contains, instead, larger_than, off_by,

@@ -27,7 +27,16 @@ const ADMIN_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The server program, and whether it disables `DEBUG` and protected settings by default.
 pub(crate) fn program() -> &'static (String, bool) {
-    static PROGRAM: OnceLock<(String, bool)> = OnceLock::new();
+    &program_and_version().0
+}
+
+/// The version of Redis that the server program is compatible with, and at least 7.2 for Valkey.
+pub(crate) fn version() -> (u32, u32) {
+    program_and_version().1
+}
+
+fn program_and_version() -> &'static ((String, bool), (u32, u32)) {
+    static PROGRAM: OnceLock<((String, bool), (u32, u32))> = OnceLock::new();
     PROGRAM.get_or_init(|| {
         let program = env::var("DISTLOCK_TEST_SERVER").ok().or_else(|| {
             let path = env::var_os("PATH").unwrap_or_default();
@@ -43,12 +52,14 @@ pub(crate) fn program() -> &'static (String, bool) {
             panic!("cannot run {program} ({error}); `make test` installs a server")
         });
         let version = String::from_utf8_lossy(&output.stdout).into_owned();
-        let major = version
-            .split_once("v=")
-            .and_then(|(_, rest)| rest.split('.').next()?.parse::<u32>().ok())
-            .unwrap_or_else(|| panic!("unknown version of {program}: {version:?}"));
-        let protects = version.starts_with("Valkey") || major >= 7;
-        (program, protects)
+        let numbers = version.split_once("v=").and_then(|(_, rest)| {
+            let mut numbers = rest.split('.').map(|number| number.parse::<u32>().ok());
+            Some((numbers.next()??, numbers.next()??))
+        });
+        let numbers =
+            numbers.unwrap_or_else(|| panic!("unknown version of {program}: {version:?}"));
+        let protects = version.starts_with("Valkey") || numbers >= (7, 0);
+        ((program, protects), numbers)
     })
 }
 
@@ -60,9 +71,26 @@ pub struct RedisServerBuilder {
     append_only: bool,
     unix_socket: bool,
     tls_port: Option<ReservedPort>,
+    is_node: bool,
+    /// Port for the other nodes of its cluster, if it can be chosen.
+    bus_port: Option<ReservedPort>,
 }
 
 impl RedisServerBuilder {
+    /// Makes the server a node of a cluster, which has no slots yet.
+    pub fn cluster(mut self, node_timeout_ms: &str) -> Self {
+        let args = ["--cluster-enabled", "yes", "--cluster-node-timeout", node_timeout_ms];
+        self.args.extend(args.map(str::to_owned));
+        // Before Redis 7, it is the port of the server plus 10,000.
+        if version() >= (7, 0) {
+            let port = ReservedPort::new();
+            self.args.extend(["--cluster-port".to_owned(), port.addr().port().to_string()]);
+            self.bus_port = Some(port);
+        }
+        self.is_node = true;
+        self
+    }
+
     /// Adds one argument to the server's command line.
     pub fn arg(mut self, arg: impl Into<String>) -> Self {
         self.args.push(arg.into());
@@ -108,10 +136,15 @@ impl RedisServerBuilder {
     }
 
     pub fn start(self) -> RedisServer {
+        // The port for other nodes must exist, and no other server should have it.
+        let mut port = ReservedPort::new();
+        while self.is_node && self.bus_port.is_none() && port.addr().port() > 65_535 - 10_000 {
+            port = ReservedPort::new();
+        }
         let server = RedisServer {
             settings: self,
             folder: TempDir::with_prefix("distlock-").expect("cannot create a temporary folder"),
-            port: ReservedPort::new(),
+            port,
             running: Mutex::new(None),
             own_commands: AtomicU64::new(0),
         };
@@ -170,6 +203,18 @@ impl RedisServer {
         self.port.addr()
     }
 
+    /// The command that makes another node meet this one.
+    pub(crate) fn meet(&self) -> Vec<String> {
+        let mut words = ["CLUSTER", "MEET", "127.0.0.1"].map(str::to_owned).to_vec();
+        words.push(self.port().to_string());
+        words.extend(self.settings.bus_port.iter().map(|bus| bus.addr().port().to_string()));
+        words
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.running.lock().is_some()
+    }
+
     pub fn pid(&self) -> u32 {
         self.with_process(|process| process.id())
     }
@@ -217,6 +262,11 @@ impl RedisServer {
     pub fn query<T: FromRedisValue>(&self, words: &[&str]) -> T {
         let reply = self.connect().and_then(|mut admin| self.run(&mut admin, words));
         reply.unwrap_or_else(|error| panic!("{words:?} failed: {error}\n{}", self.log()))
+    }
+
+    /// Runs one command on a new connection. Its error is not a failure of the test.
+    pub fn try_query<T: FromRedisValue>(&self, words: &[&str]) -> redis::RedisResult<T> {
+        self.connect().and_then(|mut admin| self.run(&mut admin, words))
     }
 
     /// The fields of `CLIENT LIST` for all connections except its own.

@@ -1,0 +1,450 @@
+//! `ClusterGrantStream`: the subscription of a manager. It has a connection to each node that keeps
+//! a lock that somebody waits for, and a channel for each slot: a node counts as subscribers only
+//! those that are connected to it, so a waiter must be subscribed where the lock is.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use redis::Value;
+
+use super::{
+    channel_of_slot,
+    node_link::{Link, LinkState, Received},
+    redirect::Redirect,
+    router::{Part, Router},
+    subscriptions::Subscriptions,
+};
+use crate::{
+    backend::{
+        CancelHandle, GrantStream, QueuePlace, StreamEvent, Wake,
+        error::NodeError,
+        redis::{Connected, Connector, Subscriber, Transport, poll_readable},
+    },
+    core::{
+        backoff::{RETRY_PAUSE_MAX, retry_backoff},
+        slot::slot_of,
+    },
+    sys::{
+        clock::{self, Moment},
+        threads,
+    },
+};
+
+/// Where the stream leads to. Differs from the place of queues, because one slot without a
+/// subscriber is no reason to close the whole stream.
+const STREAM_PLACE: QueuePlace = QueuePlace(1);
+/// Maximum number of values read from one connection before the others have their turn.
+const VALUES_MAX: usize = 256;
+/// Minimum pause from one question for the map to the next.
+const REFRESH_PAUSE: Duration = Duration::from_millis(200);
+/// Pause after a refusal that does not depend on the cluster, such as a missing permission.
+const REFUSED_PAUSE: Duration = Duration::from_secs(10);
+/// Pause after a refusal of a node that cannot serve the slot now.
+const AWAY_PAUSE: Duration = Duration::from_millis(100);
+
+pub(super) struct ClusterGrantStream {
+    router: Arc<Router>,
+    subscriptions: Arc<Subscriptions>,
+    /// Channel of the manager.
+    channel: String,
+    connector: Connector,
+    is_closed: Arc<AtomicBool>,
+    /// The read in progress, or the next one, ends early.
+    is_woken: Arc<AtomicBool>,
+    /// By the number of the node.
+    links: BTreeMap<u64, Link>,
+    /// Number of the node at which each slot is subscribed, or has been requested.
+    slots: BTreeMap<u16, u64>,
+    events: VecDeque<StreamEvent>,
+    /// What the subscriptions were planned for.
+    generation: u64,
+    is_sharded: bool,
+    /// Time of the next step that needs no input.
+    plan_at: Moment,
+    is_refreshing: Arc<AtomicBool>,
+    refresh_at: Moment,
+    /// A refusal has been logged.
+    refusal_logged: bool,
+}
+
+impl ClusterGrantStream {
+    /// Connects only when a slot is requested.
+    pub(super) fn open(
+        router: &Arc<Router>,
+        subscriptions: &Arc<Subscriptions>,
+        channel: &str,
+    ) -> io::Result<ClusterGrantStream> {
+        let connector = Connector::new()?;
+        router.set_wake(connector.wake());
+        subscriptions.set_wake(connector.wake());
+        Ok(ClusterGrantStream {
+            router: router.clone(),
+            subscriptions: subscriptions.clone(),
+            channel: channel.to_owned(),
+            connector,
+            is_closed: Arc::default(),
+            is_woken: Arc::default(),
+            links: BTreeMap::new(),
+            slots: BTreeMap::new(),
+            events: VecDeque::new(),
+            generation: 0,
+            is_sharded: router.is_sharded(),
+            plan_at: Moment::from_nanos(0),
+            is_refreshing: Arc::default(),
+            refresh_at: Moment::from_nanos(0),
+            refusal_logged: false,
+        })
+    }
+
+    /// Subscribes where that is needed now.
+    fn plan(&mut self, now: Moment) {
+        let generation = self.router.generation();
+        let is_changed = self.subscriptions.take_changed() || generation != self.generation;
+        if !is_changed && now < self.plan_at {
+            return;
+        }
+        self.generation = generation;
+        self.plan_at = Moment::NEVER;
+        if self.is_sharded != self.router.is_sharded() {
+            self.is_sharded = self.router.is_sharded();
+            let links: Vec<_> = self.links.keys().copied().collect();
+            links.into_iter().for_each(|number| self.drop_link(number));
+        }
+        let wanted = self.subscriptions.wanted(now);
+        let is_wanted: BTreeSet<u16> = wanted.iter().map(|(slot, _)| *slot).collect();
+        let unused: Vec<_> =
+            self.slots.keys().copied().filter(|slot| !is_wanted.contains(slot)).collect();
+        unused.into_iter().for_each(|slot| self.unsubscribe(slot, now));
+        for (slot, retry_at) in wanted {
+            self.plan_slot(slot, retry_at, now);
+        }
+        if !self.slots.is_empty() {
+            self.plan_by(now.saturating_add(super::subscriptions::UNUSED_MAX));
+        }
+        let slots = &self.slots;
+        let router = &self.router;
+        self.links
+            .retain(|number, _| router.has_part(*number) || slots.values().any(|at| at == number));
+    }
+
+    fn plan_slot(&mut self, slot: u16, retry_at: Option<Moment>, now: Moment) {
+        let Some(owner) = self.router.known_owner(slot) else {
+            self.refresh(now);
+            return;
+        };
+        let at = self.slots.get(&slot).copied();
+        if at == Some(owner.number) && retry_at.is_none() {
+            return;
+        }
+        if let Some(former) = at.filter(|at| *at != owner.number) {
+            // The node of the slot reports it to the nodes of the cluster, and these to their
+            // subscribers, if channels are not sharded. So the former node must not know us.
+            if !self.is_sharded {
+                self.drop_link(former);
+            }
+            self.slots.remove(&slot);
+            self.subscriptions.set_up(slot, false, now);
+        }
+        match retry_at {
+            Some(later) if later > now => self.plan_by(later),
+            _ => self.subscribe(slot, &owner, now),
+        }
+    }
+
+    fn subscribe(&mut self, slot: u16, owner: &Arc<Part>, now: Moment) {
+        let number = owner.number;
+        let link = self.links.entry(number).or_insert_with(|| Link {
+            part: owner.clone(),
+            state: LinkState::Waiting(now),
+            failures: 0,
+        });
+        match &mut link.state {
+            LinkState::Connecting => {}
+            LinkState::Waiting(until) if *until > now => {
+                let until = *until;
+                self.plan_by(until);
+            }
+            LinkState::Waiting(_) => {
+                let deadline = now.saturating_add(self.router.operation_timeout);
+                let connection = owner.node.reserved_connection();
+                let node = owner.node.clone();
+                let index = usize::try_from(number).unwrap_or(usize::MAX);
+                link.state = LinkState::Connecting;
+                if self.connector.connect(index, node, connection, deadline).is_err() {
+                    // No thread can be spawned.
+                    self.on_link_failure(number, now);
+                }
+            }
+            LinkState::Up { subscriber, asked } => {
+                if asked.contains(&slot) {
+                    return;
+                }
+                let command: &[u8] = if self.is_sharded { b"SSUBSCRIBE" } else { b"SUBSCRIBE" };
+                let channel = channel_of_slot(&self.channel, slot);
+                let deadline = now.saturating_add(self.router.operation_timeout);
+                match subscriber.send(&[command, channel.as_bytes()], deadline) {
+                    Ok(()) => {
+                        asked.push_back(slot);
+                        self.slots.insert(slot, number);
+                    }
+                    Err(_) => self.on_link_failure(number, now),
+                }
+            }
+        }
+    }
+
+    fn unsubscribe(&mut self, slot: u16, now: Moment) {
+        let Some(number) = self.slots.remove(&slot) else { return };
+        let Some(Link { state: LinkState::Up { subscriber, .. }, .. }) =
+            self.links.get_mut(&number)
+        else {
+            return;
+        };
+        let command: &[u8] = if self.is_sharded { b"SUNSUBSCRIBE" } else { b"UNSUBSCRIBE" };
+        let channel = channel_of_slot(&self.channel, slot);
+        let deadline = now.saturating_add(self.router.operation_timeout);
+        if subscriber.send(&[command, channel.as_bytes()], deadline).is_err() {
+            self.on_link_failure(number, now);
+        }
+    }
+
+    /// Closes a connection. Its slots must be subscribed again.
+    fn drop_link(&mut self, number: u64) {
+        self.links.remove(&number);
+        let now = clock::now();
+        for (slot, at) in &self.slots {
+            if *at == number {
+                self.subscriptions.set_up(*slot, false, now);
+            }
+        }
+        self.slots.retain(|_, at| *at != number);
+        self.plan_by(now);
+    }
+
+    fn on_link_failure(&mut self, number: u64, now: Moment) {
+        let Some(mut link) = self.links.remove(&number) else { return };
+        self.drop_link(number);
+        self.router.on_away(&link.part);
+        link.failures = link.failures.saturating_add(1);
+        let pause = retry_backoff(link.failures, RETRY_PAUSE_MAX, now.as_nanos() ^ number);
+        link.state = LinkState::Waiting(now.saturating_add(pause));
+        self.links.insert(number, link);
+        self.refresh(now);
+    }
+
+    /// Asks for the map, on another thread.
+    fn refresh(&mut self, now: Moment) {
+        if now < self.refresh_at || self.is_refreshing.swap(true, Ordering::AcqRel) {
+            self.plan_by(self.refresh_at.max(now.saturating_add(AWAY_PAUSE)));
+            return;
+        }
+        self.refresh_at = now.saturating_add(REFRESH_PAUSE);
+        self.plan_by(self.refresh_at);
+        let (router, is_refreshing) = (self.router.clone(), self.is_refreshing.clone());
+        let refresh = move || {
+            let deadline = clock::now().saturating_add(router.operation_timeout);
+            // If it fails, the next plan asks again.
+            let _ = router.refresh(deadline);
+            is_refreshing.store(false, Ordering::Release);
+        };
+        if threads::spawn("distlock-cluster", refresh).is_err() {
+            self.is_refreshing.store(false, Ordering::Release);
+        }
+    }
+
+    fn plan_by(&mut self, at: Moment) {
+        self.plan_at = self.plan_at.min(at);
+    }
+
+    fn take_connected(&mut self) {
+        for Connected { node, connection, outcome } in self.connector.take_connected() {
+            let number = node as u64;
+            let now = clock::now();
+            let timeout = self.router.operation_timeout;
+            match (self.links.get_mut(&number), outcome) {
+                (Some(link), Ok(())) => {
+                    let subscriber = Subscriber::over(link.part.node.clone(), connection, timeout);
+                    let subscriber = Box::new(subscriber);
+                    link.state = LinkState::Up { subscriber, asked: VecDeque::new() };
+                }
+                (Some(_), Err(_)) => self.on_link_failure(number, now),
+                (None, _) => {}
+            }
+            self.plan_by(now);
+        }
+    }
+
+    /// Waits for input, and reads it.
+    fn read(&mut self, until: Moment) {
+        let mut until = until.min(self.plan_at);
+        let mut polled: Vec<&dyn Transport> = vec![&*self.connector.wakeups];
+        let mut numbers = Vec::new();
+        for (number, link) in &self.links {
+            if let LinkState::Up { subscriber, .. } = &link.state
+                && let Some(transport) = subscriber.transport()
+            {
+                polled.push(transport);
+                numbers.push((*number, subscriber.check_at()));
+                until = until.min(subscriber.check_at());
+            }
+        }
+        let is_ready = poll_readable(&polled, until, Duration::ZERO);
+        let now = clock::now();
+        let mut resubscribed = BTreeSet::new();
+        for ((number, check_at), is_ready) in numbers.into_iter().zip(is_ready.into_iter().skip(1))
+        {
+            if is_ready || check_at <= now {
+                self.read_link(number, now, &mut resubscribed);
+            }
+        }
+        if !resubscribed.is_empty() {
+            let concerns = move |lock: &str| resubscribed.contains(&slot_of(lock));
+            self.events.push_back(StreamEvent::Resubscribed(Box::new(concerns)));
+        }
+    }
+
+    fn read_link(&mut self, number: u64, now: Moment, resubscribed: &mut BTreeSet<u16>) {
+        for _ in 0..VALUES_MAX {
+            let Some(Link { state: LinkState::Up { subscriber, .. }, .. }) =
+                self.links.get_mut(&number)
+            else {
+                return;
+            };
+            match subscriber.receive(now) {
+                Ok(Some(value)) => self.on_value(number, &value, now, resubscribed),
+                Ok(None) => return,
+                Err(failure) => {
+                    let label = subscriber.label();
+                    log_safely!(debug, "lost the subscription to {label}: {}", failure.kind);
+                    self.on_link_failure(number, now);
+                    return;
+                }
+            }
+        }
+        // There may be more, which no poll shows.
+        self.plan_by(now);
+    }
+
+    fn on_value(
+        &mut self,
+        number: u64,
+        value: &Value,
+        now: Moment,
+        resubscribed: &mut BTreeSet<u16>,
+    ) {
+        match Received::parse(value) {
+            Received::Grant(granted) => self.events.push_back(granted.into_event(number)),
+            Received::Subscribed(slot) => {
+                self.on_subscribed(number, slot, now);
+                resubscribed.insert(slot);
+            }
+            // The slot has been moved to another node.
+            Received::Unsubscribed(slot) if self.slots.get(&slot) == Some(&number) => {
+                self.slots.remove(&slot);
+                self.subscriptions.set_up(slot, false, now);
+                self.plan_by(now);
+            }
+            Received::Refusal => self.on_refusal(number, value, now),
+            Received::Unsubscribed(_) | Received::Other => {}
+        }
+    }
+
+    fn on_subscribed(&mut self, number: u64, slot: u16, now: Moment) {
+        if let Some(link) = self.links.get_mut(&number) {
+            link.failures = 0;
+            if let LinkState::Up { asked, .. } = &mut link.state {
+                asked.pop_front();
+            }
+        }
+        if self.slots.get(&slot) == Some(&number) {
+            self.subscriptions.set_up(slot, true, now);
+        }
+    }
+
+    /// A node refused to subscribe us to a slot.
+    fn on_refusal(&mut self, number: u64, value: &Value, now: Moment) {
+        let Some(link) = self.links.get_mut(&number) else { return };
+        let LinkState::Up { subscriber, asked } = &mut link.state else { return };
+        let (Some(slot), Err(failure)) = (asked.pop_front(), subscriber.check(value)) else {
+            return;
+        };
+        let pause = match self.router.note(&failure, &link.part) {
+            Redirect::Moved { .. } => Duration::ZERO,
+            Redirect::None => {
+                if !std::mem::replace(&mut self.refusal_logged, true) {
+                    let (server, reason) = (link.part.node.label(), &failure.kind);
+                    log_safely!(
+                        warn,
+                        "could not subscribe to grants at {server}: {reason}; waiters poll instead"
+                    );
+                }
+                REFUSED_PAUSE
+            }
+            _ => AWAY_PAUSE,
+        };
+        self.slots.remove(&slot);
+        self.subscriptions.set_up(slot, false, now.saturating_add(pause));
+        self.plan_by(now.saturating_add(pause));
+    }
+}
+
+impl GrantStream for ClusterGrantStream {
+    fn place(&self) -> QueuePlace {
+        STREAM_PLACE
+    }
+
+    fn label(&self) -> &Arc<str> {
+        self.router.label()
+    }
+
+    fn is_open(&mut self) -> bool {
+        !self.is_closed.load(Ordering::Acquire)
+    }
+
+    fn cancel_handle(&self) -> Result<CancelHandle, NodeError> {
+        let (is_closed, wake) = (self.is_closed.clone(), self.connector.wake());
+        Ok(CancelHandle::new(move || {
+            is_closed.store(true, Ordering::Release);
+            wake();
+        }))
+    }
+
+    fn wake_handle(&mut self) -> Result<Wake, NodeError> {
+        let (is_woken, wake) = (self.is_woken.clone(), self.connector.wake());
+        Ok(Arc::new(move || {
+            is_woken.store(true, Ordering::Release);
+            wake();
+        }))
+    }
+
+    fn receive(&mut self, until: Moment) -> Result<Option<StreamEvent>, NodeError> {
+        loop {
+            if !self.is_open() {
+                return Err(NodeError::not_sent(io::ErrorKind::NotConnected.into()));
+            }
+            if let Some(event) = self.events.pop_front() {
+                return Ok(Some(event));
+            }
+            self.take_connected();
+            self.plan(clock::now());
+            self.read(until);
+            let is_over = self.is_woken.swap(false, Ordering::AcqRel) || clock::now() >= until;
+            if self.events.is_empty() && is_over {
+                return Ok(None);
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for ClusterGrantStream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ClusterGrantStream").field("slots", &self.slots).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,453 @@
+//! `Router`: the nodes of a cluster, and which of them to ask about a slot.
+
+use std::{
+    cmp::Reverse,
+    fmt, io, mem,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use super::{map::SlotMap, map_request::map_of, redirect::Redirect};
+use crate::{
+    backend::{
+        Wake,
+        discovery::ServerName,
+        error::{NodeError, NodeErrorKind},
+        redis::{
+            Connection, ConnectionPool, Endpoint, Exchange, RedisNode, RedisSettings, Replicas,
+            Request, Urgency, exchange, exchange_asking, requests_and_replies::InCluster,
+        },
+    },
+    observe::Observer,
+    sys::{
+        clock::{self, Moment},
+        sync::{Condvar, Mutex},
+    },
+};
+
+/// Minimum time from one question about the map to the next; otherwise each of many callers would
+/// ask while a node is away.
+const REFRESH_PAUSE: Duration = Duration::from_millis(50);
+/// Redirects of one request that are followed at once. Further ones come after a pause, because
+/// nodes that disagree would send the request back and forth.
+const REDIRECTS_MAX: u32 = 4;
+/// Pause while keys of a request are being moved, and the longest one. A slot with many keys takes
+/// seconds.
+const MOVE_PAUSE_MIN: Duration = Duration::from_millis(5);
+const MOVE_PAUSE_MAX: Duration = Duration::from_millis(20);
+/// The same while a node is away.
+const AWAY_PAUSE_MIN: Duration = Duration::from_millis(20);
+const AWAY_PAUSE_MAX: Duration = Duration::from_millis(200);
+
+/// One node of the cluster, with its connections.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) name: ServerName,
+    /// Unique, also among former nodes. Never zero.
+    pub(super) number: u64,
+    pub(super) node: Arc<RedisNode>,
+    pub(super) pool: Arc<ConnectionPool>,
+    /// Time of the last failure that lies with the node.
+    failed_at: Mutex<Moment>,
+}
+
+impl Part {
+    pub(super) fn failed_at(&self) -> Moment {
+        *self.failed_at.lock()
+    }
+}
+
+pub(super) struct Router {
+    endpoint: Arc<Endpoint>,
+    settings: RedisSettings,
+    pub(super) operation_timeout: Duration,
+    observer: Arc<Observer>,
+    state: Mutex<State>,
+    refreshed: Condvar,
+    /// Raised whenever the map changes.
+    generation: AtomicU64,
+    /// Whether the nodes have sharded channels.
+    is_sharded: AtomicBool,
+    /// Wakes the thread that subscribes, whenever the map changes.
+    wake: Mutex<Option<Wake>>,
+}
+
+#[derive(Debug)]
+struct State {
+    map: SlotMap,
+    parts: Vec<Arc<Part>>,
+    last_number: u64,
+    /// A node that should serve a slot did not.
+    is_stale: bool,
+    is_refreshing: bool,
+    /// When the last question about the map ended, and when the map was last replaced.
+    asked_at: Option<Moment>,
+    is_known: bool,
+    is_closed: bool,
+}
+
+/// How to go on if a node does not serve a request.
+#[derive(Clone, Copy)]
+pub(super) struct Patience {
+    pub(super) deadline: Moment,
+    /// Whether to ask again until the deadline if the node is away. The caller does otherwise.
+    pub(super) waits_for_nodes: bool,
+}
+
+impl Router {
+    pub(super) fn new(
+        endpoint: Arc<Endpoint>,
+        settings: RedisSettings,
+        observer: Arc<Observer>,
+    ) -> Router {
+        let state = State {
+            map: SlotMap::unserved(),
+            parts: Vec::new(),
+            last_number: 0,
+            is_stale: true,
+            is_refreshing: false,
+            asked_at: None,
+            is_known: false,
+            is_closed: false,
+        };
+        Router {
+            endpoint,
+            settings,
+            operation_timeout: settings.operation_timeout,
+            observer,
+            state: Mutex::new(state),
+            refreshed: Condvar::new(),
+            generation: AtomicU64::new(0),
+            is_sharded: AtomicBool::new(false),
+            wake: Mutex::new(None),
+        }
+    }
+
+    pub(super) fn label(&self) -> &Arc<str> {
+        &self.endpoint.label
+    }
+
+    pub(super) fn replicas(&self) -> Replicas {
+        self.settings.replicas
+    }
+
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    pub(super) fn is_sharded(&self) -> bool {
+        self.is_sharded.load(Ordering::Acquire)
+    }
+
+    /// Asks the node of a slot, and follows redirects. An unknown outcome is returned at once,
+    /// because only the caller knows whether it may ask again.
+    pub(super) fn follow<T>(
+        &self,
+        slot: u16,
+        patience: Patience,
+        mut ask: impl FnMut(&Arc<Part>, bool) -> Result<T, NodeError>,
+    ) -> Result<(Arc<Part>, T), NodeError> {
+        let Patience { deadline, waits_for_nodes } = patience;
+        let mut redirects = 0;
+        let (mut move_pause, mut away_pause) = (MOVE_PAUSE_MIN, AWAY_PAUSE_MIN);
+        let mut asking_at = None;
+        let mut away: Option<(u64, NodeError)> = None;
+        loop {
+            // Only for the request that was sent there.
+            let is_asking = asking_at.is_some();
+            let part = match asking_at.take() {
+                Some(name) => self.part(&name)?,
+                None => self.owner(slot, deadline)?,
+            };
+            if let Some((number, failure)) = away.take()
+                && number == part.number
+                && !waits_for_nodes
+            {
+                return Err(failure);
+            }
+            let failure = match ask(&part, is_asking) {
+                Ok(reply) => return Ok((part, reply)),
+                Err(failure) => failure,
+            };
+            let redirect = self.note(&failure, &part);
+            if failure.outcome_unknown {
+                return Err(failure);
+            }
+            let pause = match redirect {
+                Redirect::None => return Err(failure),
+                Redirect::Moved { .. } | Redirect::Ask(_) if redirects < REDIRECTS_MAX => {
+                    redirects += 1;
+                    Duration::ZERO
+                }
+                Redirect::Moved { .. } | Redirect::Ask(_) | Redirect::Wait => {
+                    let longer = (move_pause * 2).min(MOVE_PAUSE_MAX);
+                    mem::replace(&mut move_pause, longer)
+                }
+                Redirect::Away if !waits_for_nodes => Duration::ZERO,
+                Redirect::Away => {
+                    let longer = (away_pause * 2).min(AWAY_PAUSE_MAX);
+                    mem::replace(&mut away_pause, longer)
+                }
+            };
+            match redirect {
+                Redirect::Ask(name) => asking_at = Some(name),
+                Redirect::Away => away = Some((part.number, failure.clone())),
+                _ => {}
+            }
+            let next = clock::now().saturating_add(pause);
+            if next >= deadline {
+                return Err(out_of_time(failure));
+            }
+            if !pause.is_zero() {
+                clock::sleep_until(next);
+            }
+        }
+    }
+
+    /// Asks over a pooled connection, and follows redirects.
+    pub(super) fn ask<C: Request>(
+        &self,
+        slot: u16,
+        request: &C,
+        patience: Patience,
+    ) -> Result<(Arc<Part>, Exchange<C::Reply>), NodeError> {
+        self.follow(slot, patience, |part, is_asking| {
+            let mut connections = part.pool.get(Urgency::Other, patience.deadline)?;
+            self.ask_over(part, connections.only(), request, is_asking, patience.deadline)
+        })
+    }
+
+    /// Asks one node once.
+    pub(super) fn ask_over<C: Request>(
+        &self,
+        part: &Part,
+        connection: &mut Connection,
+        request: &C,
+        is_asking: bool,
+        deadline: Moment,
+    ) -> Result<Exchange<C::Reply>, NodeError> {
+        let request = InCluster { request, is_sharded: self.is_sharded(), is_asking };
+        if is_asking {
+            exchange_asking(&part.node, connection, &request, deadline)
+        } else {
+            exchange(&part.node, connection, &request, deadline)
+        }
+    }
+
+    /// Records what a failure says about the cluster, and returns it.
+    pub(super) fn note(&self, failure: &NodeError, part: &Part) -> Redirect {
+        let redirect = Redirect::of(failure, &part.name);
+        match &redirect {
+            Redirect::Moved { slot, to } => {
+                let is_new = self.state.lock().map.set_owner(*slot, to.clone());
+                if is_new {
+                    self.on_new_map();
+                }
+            }
+            Redirect::Away => {
+                self.on_away(part);
+            }
+            Redirect::Ask(_) | Redirect::Wait | Redirect::None => {}
+        }
+        redirect
+    }
+
+    /// Records that a node does not serve requests now.
+    pub(super) fn on_away(&self, part: &Part) {
+        *part.failed_at.lock() = clock::now();
+        self.state.lock().is_stale = true;
+    }
+
+    pub(super) fn set_wake(&self, wake: Wake) {
+        *self.wake.lock() = Some(wake);
+    }
+
+    fn on_new_map(&self) {
+        self.generation.fetch_add(1, Ordering::AcqRel);
+        let wake = self.wake.lock().clone();
+        if let Some(wake) = wake {
+            wake();
+        }
+    }
+
+    /// Returns the node of a slot. Asks for the map if it is not known, or may have changed.
+    pub(super) fn owner(&self, slot: u16, deadline: Moment) -> Result<Arc<Part>, NodeError> {
+        self.refresh_if_stale(deadline)?;
+        let owner = self.state.lock().map.owner(slot).cloned();
+        match owner {
+            Some(name) => self.part(&name),
+            None => {
+                self.state.lock().is_stale = true;
+                let text = format!("CLUSTERDOWN no node serves slot {slot}");
+                Err(NodeError::not_sent(io::Error::other(text)))
+            }
+        }
+    }
+
+    /// Returns the node of a slot, as far as it is known.
+    pub(super) fn known_owner(&self, slot: u16) -> Option<Arc<Part>> {
+        let owner = self.state.lock().map.owner(slot).cloned()?;
+        self.part(&owner).ok()
+    }
+
+    /// Whether a node still serves slots, as far as it is known.
+    pub(super) fn has_part(&self, number: u64) -> bool {
+        self.state.lock().parts.iter().any(|part| part.number == number)
+    }
+
+    /// Returns all nodes that serve slots, according to a new map.
+    pub(super) fn masters(&self, deadline: Moment) -> Result<Vec<Arc<Part>>, NodeError> {
+        self.refresh(deadline)?;
+        let masters: Vec<_> = self.state.lock().map.masters().into_iter().cloned().collect();
+        masters.iter().map(|name| self.part(name)).collect()
+    }
+
+    pub(super) fn part(&self, name: &ServerName) -> Result<Arc<Part>, NodeError> {
+        let find = |state: &State| state.parts.iter().find(|part| part.name == *name).cloned();
+        if let Some(part) = find(&self.state.lock()) {
+            return Ok(part);
+        }
+        let node = self.node(name);
+        let pool = ConnectionPool::new([node.clone()].into(), self.settings.pool_size)
+            .ok_or_else(|| NodeError::not_sent(io::ErrorKind::WouldBlock.into()))?;
+        let mut state = self.state.lock();
+        if let Some(part) = find(&state) {
+            return Ok(part);
+        }
+        state.last_number += 1;
+        let part = Arc::new(Part {
+            name: name.clone(),
+            number: state.last_number,
+            node,
+            pool: Arc::new(pool),
+            failed_at: Mutex::new(Moment::from_nanos(0)),
+        });
+        if state.is_closed {
+            part.pool.close();
+        }
+        state.parts.push(part.clone());
+        Ok(part)
+    }
+
+    fn node(&self, name: &ServerName) -> Arc<RedisNode> {
+        let endpoint = Arc::new(self.endpoint.of_node(name));
+        let observer = self.observer.clone();
+        Arc::new(RedisNode::new(
+            endpoint,
+            self.operation_timeout,
+            self.settings.spin_max,
+            self.settings.quarantine,
+            observer,
+        ))
+    }
+
+    /// Fails only if no map is known at all.
+    fn refresh_if_stale(&self, deadline: Moment) -> Result<(), NodeError> {
+        let now = clock::now();
+        {
+            let state = self.state.lock();
+            let is_early = state.asked_at.is_some_and(|at| now.duration_since(at) < REFRESH_PAUSE);
+            if state.is_known && (!state.is_stale || is_early) {
+                return Ok(());
+            }
+        }
+        // The other half is left for the request itself.
+        let refreshed = self.refresh(now.saturating_add(deadline.duration_since(now) / 2));
+        if self.state.lock().is_known { Ok(()) } else { refreshed }
+    }
+
+    /// Asks the nodes for the map, one after the other, until one knows it. If another thread is
+    /// asking already, waits for its result.
+    pub(super) fn refresh(&self, deadline: Moment) -> Result<(), NodeError> {
+        let mut state = self.state.lock();
+        if state.is_refreshing {
+            while state.is_refreshing && clock::now() < deadline {
+                clock::park(&self.refreshed, &mut state, deadline);
+            }
+            return Ok(());
+        }
+        state.is_refreshing = true;
+        let mut parts = state.parts.clone();
+        drop(state);
+        // The node that failed last comes last.
+        parts.sort_by_key(|part| Reverse(part.failed_at()));
+        let mut nodes: Vec<_> = self
+            .endpoint
+            .cluster
+            .iter()
+            .filter(|name| parts.iter().all(|part| part.name != **name))
+            .map(|name| (name.clone(), self.node(name)))
+            .collect();
+        nodes.reverse();
+        nodes.extend(parts.iter().map(|part| (part.name.clone(), part.node.clone())));
+        // Asked from the end.
+        let found = self.ask_for_map(nodes, deadline);
+        let mut state = self.state.lock();
+        state.is_refreshing = false;
+        state.asked_at = Some(clock::now());
+        let result = found.map(|(map, is_sharded)| {
+            let masters = map.masters();
+            state.parts.retain(|part| masters.contains(&&part.name));
+            state.map = map;
+            (state.is_known, state.is_stale) = (true, false);
+            self.is_sharded.store(is_sharded, Ordering::Release);
+        });
+        drop(state);
+        self.on_new_map();
+        clock::wake_all(&self.refreshed);
+        result
+    }
+
+    fn ask_for_map(
+        &self,
+        mut nodes: Vec<(ServerName, Arc<RedisNode>)>,
+        deadline: Moment,
+    ) -> Result<(SlotMap, bool), NodeError> {
+        let mut failure = NodeError::not_sent(io::ErrorKind::TimedOut.into());
+        while let Some((name, node)) = nodes.pop() {
+            let now = clock::now();
+            let left = deadline.duration_since(now);
+            if left.is_zero() {
+                break;
+            }
+            // Otherwise the first one, if it hangs, could use up all the time.
+            let share = left / u32::try_from(nodes.len() + 1).unwrap_or(u32::MAX);
+            match map_of(&name, &node, now.saturating_add(share)) {
+                Ok(found) => return Ok(found),
+                Err(error) => failure = error,
+            }
+        }
+        Err(failure)
+    }
+
+    /// Closes the connections that are not in use.
+    pub(super) fn close(&self) {
+        let parts = {
+            let mut state = self.state.lock();
+            state.is_closed = true;
+            state.parts.clone()
+        };
+        parts.iter().for_each(|part| part.pool.close());
+    }
+}
+
+impl fmt::Debug for Router {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Router").field("cluster", self.label()).finish_non_exhaustive()
+    }
+}
+
+/// The error of a request that was redirected until its time ran out. It was not carried out, and
+/// may succeed later.
+fn out_of_time(failure: NodeError) -> NodeError {
+    match &failure.kind {
+        NodeErrorKind::Refused { code, message } if matches!(code.as_str(), "MOVED" | "ASK") => {
+            let text = format!("its slot is being moved: it replied {code} {message}");
+            NodeError::not_sent(io::Error::other(text))
+        }
+        _ => failure,
+    }
+}

@@ -1,0 +1,240 @@
+//! A Redis Cluster: masters that share the slots, and replicas of them.
+
+use std::collections::HashMap;
+
+use super::redis_server::{RedisServer, version};
+use super::{TEST_TIMEOUT, eventually, eventually_some};
+
+/// Number of slots of every cluster.
+const SLOTS: u32 = 16_384;
+/// Time without a reply after which the nodes consider another one down.
+const NODE_TIMEOUT_MS: &str = "1000";
+/// Maximum number of keys that one `MIGRATE` moves.
+const KEYS_MAX: usize = 1_000;
+
+/// The nodes of a cluster. They end when this is dropped.
+pub struct Cluster {
+    /// The masters first, each with an equal share of the slots; then a replica of each, if there
+    /// are replicas.
+    pub nodes: Vec<RedisServer>,
+    masters: usize,
+}
+
+impl Cluster {
+    /// Starts masters without replicas.
+    pub fn start(masters: usize) -> Cluster {
+        Cluster::start_with(masters, false, &|server| server)
+    }
+
+    /// Starts masters with a replica each.
+    pub fn with_replicas(masters: usize) -> Cluster {
+        Cluster::start_with(masters, true, &|server| server)
+    }
+
+    pub fn start_with(
+        masters: usize,
+        has_replicas: bool,
+        settings: &dyn Fn(super::RedisServerBuilder) -> super::RedisServerBuilder,
+    ) -> Cluster {
+        let count = if has_replicas { 2 * masters } else { masters };
+        let start = |_| settings(RedisServer::builder().cluster(NODE_TIMEOUT_MS)).start();
+        let cluster = Cluster { nodes: (0..count).map(start).collect(), masters };
+        for (index, master) in cluster.nodes[..masters].iter().enumerate() {
+            // Each has an epoch of its own from the start on. Otherwise they would have to agree
+            // on them first.
+            master.cli(&["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()]);
+            let first = SLOTS * index as u32 / masters as u32;
+            let end = SLOTS * (index as u32 + 1) / masters as u32;
+            let slots: Vec<_> = (first..end).map(|slot| slot.to_string()).collect();
+            let mut words = vec!["CLUSTER", "ADDSLOTS"];
+            words.extend(slots.iter().map(String::as_str));
+            master.cli(&words);
+        }
+        for node in &cluster.nodes[1..] {
+            let words = node.meet();
+            cluster.nodes[0].cli(&words.iter().map(String::as_str).collect::<Vec<_>>());
+        }
+        cluster.await_all("they know each other", |info| {
+            info["cluster_known_nodes"] == count.to_string()
+        });
+        for (master, replica) in cluster.nodes.iter().zip(cluster.nodes.iter().skip(masters)) {
+            if !has_replicas {
+                break;
+            }
+            let id = master.node_id();
+            eventually("the replica knows its master", TEST_TIMEOUT, || {
+                replica.try_query::<()>(&["CLUSTER", "REPLICATE", &id]).is_ok()
+            });
+            eventually("the replica is in sync", TEST_TIMEOUT, || {
+                replica.query::<String>(&["INFO", "replication"]).contains("master_link_status:up")
+            });
+        }
+        cluster.await_ok();
+        for slot in (0..SLOTS).step_by(SLOTS as usize / masters / 2) {
+            for node in &cluster.nodes {
+                eventually("all know who serves the slot", TEST_TIMEOUT, || {
+                    cluster.owner_according_to(node, slot as u16).is_some()
+                });
+            }
+        }
+        cluster
+    }
+
+    pub fn url(&self) -> String {
+        let hosts: Vec<_> = self.nodes.iter().map(|node| node.addr().to_string()).collect();
+        format!("redis+cluster://{}", hosts.join(","))
+    }
+
+    /// Whether the nodes have sharded channels.
+    pub fn has_sharded_channels() -> bool {
+        version() >= (7, 0)
+    }
+
+    pub fn slot(&self, key: &str) -> u16 {
+        self.nodes[0].query(&["CLUSTER", "KEYSLOT", key])
+    }
+
+    /// Waits until all running nodes see a working cluster.
+    pub fn await_ok(&self) {
+        self.await_all("the cluster works", |info| info["cluster_state"] == "ok");
+    }
+
+    fn await_all(&self, what: &str, check: impl Fn(&HashMap<String, String>) -> bool) {
+        for node in self.nodes.iter().filter(|node| node.is_running()) {
+            eventually(what, TEST_TIMEOUT, || node.cluster_info().is_some_and(|info| check(&info)));
+        }
+    }
+
+    /// The node that serves the slot, as most masters say.
+    pub fn owner(&self, slot: u16) -> &RedisServer {
+        let owner = eventually_some("a node serves the slot", TEST_TIMEOUT, || {
+            let mut votes: HashMap<u16, usize> = HashMap::new();
+            for node in self.nodes.iter().filter(|node| node.is_running()) {
+                if let Some(port) = self.owner_according_to(node, slot) {
+                    *votes.entry(port).or_default() += 1;
+                }
+            }
+            votes.into_iter().max_by_key(|(_, votes)| *votes).map(|(port, _)| port)
+        });
+        self.nodes.iter().find(|node| node.port() == owner).expect("it is one of the nodes")
+    }
+
+    /// Another master than the owner of the slot.
+    pub fn other_master(&self, slot: u16) -> &RedisServer {
+        let owner = self.owner(slot).port();
+        let is_master = |node: &&RedisServer| {
+            node.is_running() && node.port() != owner && node.role() == "master"
+        };
+        self.nodes[..].iter().find(is_master).expect("there are several masters")
+    }
+
+    fn owner_according_to(&self, node: &RedisServer, slot: u16) -> Option<u16> {
+        type Node = (String, u16, String);
+        let ranges: Vec<redis::Value> = node.try_query(&["CLUSTER", "SLOTS"]).ok()?;
+        ranges.into_iter().find_map(|range| {
+            let redis::Value::Array(parts) = range else { return None };
+            let number = |at: usize| redis::from_redis_value::<u16>(parts[at].clone()).ok();
+            let redis::Value::Array(master) = parts[2].clone() else { return None };
+            let master = redis::Value::Array(master[..3].to_vec());
+            let (_, port, _) = redis::from_redis_value::<Node>(master).ok()?;
+            ((number(0)?..=number(1)?).contains(&slot)).then_some(port)
+        })
+    }
+
+    /// Begins to move a slot to another master. Keys are moved by [`Cluster::move_keys`].
+    pub fn begin_move(&self, slot: u16) -> (&RedisServer, &RedisServer) {
+        let (from, to) = (self.owner(slot), self.other_master(slot));
+        self.begin_move_between(slot, from, to);
+        (from, to)
+    }
+
+    pub fn begin_move_between(&self, slot: u16, from: &RedisServer, to: &RedisServer) {
+        let slot = slot.to_string();
+        to.cli(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from.node_id()]);
+        from.cli(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to.node_id()]);
+    }
+
+    /// Moves these keys, or all of the slot.
+    pub fn move_keys(&self, slot: u16, from: &RedisServer, to: &RedisServer, keys: &[&str]) {
+        let port = to.port().to_string();
+        loop {
+            let found: Vec<String> = match keys {
+                [] => from.query(&[
+                    "CLUSTER",
+                    "GETKEYSINSLOT",
+                    &slot.to_string(),
+                    &KEYS_MAX.to_string(),
+                ]),
+                keys => keys.iter().map(|key| (*key).to_owned()).collect(),
+            };
+            if found.is_empty() {
+                return;
+            }
+            let mut words = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "20000", "KEYS"];
+            words.extend(found.iter().map(String::as_str));
+            from.cli(&words);
+            if !keys.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// Ends the move: the new node serves the slot.
+    pub fn end_move(&self, slot: u16, from: &RedisServer, to: &RedisServer) {
+        let (slot, id) = (slot.to_string(), to.node_id());
+        // The new owner must know it first, and the others before it could forget it.
+        to.cli(&["CLUSTER", "SETSLOT", &slot, "NODE", &id]);
+        from.cli(&["CLUSTER", "SETSLOT", &slot, "NODE", &id]);
+        for node in self.nodes.iter().filter(|node| node.is_running() && node.role() == "master") {
+            let _ = node.try_query::<()>(&["CLUSTER", "SETSLOT", &slot, "NODE", &id]);
+        }
+    }
+
+    /// Moves a slot with its keys to another master.
+    pub fn move_slot(&self, slot: u16) {
+        let (from, to) = self.begin_move(slot);
+        self.move_keys(slot, from, to, &[]);
+        self.end_move(slot, from, to);
+    }
+
+    /// Waits until another node than this one serves the slot.
+    pub fn await_other_owner(&self, slot: u16, former: &RedisServer) -> &RedisServer {
+        let other = || {
+            let running = self.nodes.iter();
+            let mut running =
+                running.filter(|node| node.is_running() && node.port() != former.port());
+            running.all(|node| {
+                self.owner_according_to(node, slot).is_some_and(|port| port != former.port())
+            })
+        };
+        eventually("another node serves the slot", TEST_TIMEOUT, other);
+        self.nodes
+            .iter()
+            .filter(|node| node.is_running() && node.port() != former.port())
+            .find(|node| self.owner_according_to(node, slot) == Some(node.port()))
+            .expect("a running node serves it")
+    }
+
+    /// Number of masters at the start.
+    pub fn masters(&self) -> usize {
+        self.masters
+    }
+}
+
+impl RedisServer {
+    pub fn node_id(&self) -> String {
+        self.query(&["CLUSTER", "MYID"])
+    }
+
+    /// `master` or `slave`.
+    pub fn role(&self) -> String {
+        let role: Vec<redis::Value> = self.query(&["ROLE"]);
+        redis::from_redis_value(role[0].clone()).expect("a name")
+    }
+
+    fn cluster_info(&self) -> Option<HashMap<String, String>> {
+        let info: String = self.try_query(&["CLUSTER", "INFO"]).ok()?;
+        let pairs = info.lines().filter_map(|line| line.split_once(':'));
+        Some(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+    }
+}
