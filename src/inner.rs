@@ -25,7 +25,7 @@ use crate::{
     backend::{
         Backend, Inspection, LeaseResidue,
         cluster::ClusterBackend,
-        error::{BackendError, NodeError},
+        error::{BackendError, NodeError, NodeErrorKind},
         redis::{ConnectionPool, PooledConnections, RedisBackend, RedisSettings, Urgency},
         redlock::{Redlock, join_labels},
     },
@@ -51,6 +51,10 @@ use crate::{
 /// Maximum wait at a shutdown for the last log lines, events and metrics, because a process often
 /// ends right after it.
 const REPORTS_MAX: Duration = Duration::from_millis(200);
+
+/// Why users cannot borrow a connection.
+const NO_CONNECTION: &str = "no connection leads to all keys; connect to the nodes of the \
+    cluster with a client for clusters";
 
 /// Handle that the clones of a manager and its guards share. Shuts the manager down when the last
 /// of them is dropped.
@@ -306,7 +310,10 @@ impl ManagerInner {
     pub(crate) fn connection(&self) -> Result<PooledConnections> {
         let connections = match &self.pool {
             Some(pool) => pool.get(Urgency::Other, self.operation_deadline()),
-            None => Err(NodeError::not_sent(ErrorKind::Unsupported.into())),
+            None => Err(NodeError {
+                outcome_unknown: false,
+                kind: NodeErrorKind::Ineligible(NO_CONNECTION.to_owned()),
+            }),
         };
         connections.map_err(|failure| {
             self.backend.lock_error(BackendError::Node(failure), Action::Connect, None)

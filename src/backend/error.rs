@@ -138,7 +138,7 @@ impl NodeError {
     pub(crate) fn is_transient(&self) -> bool {
         match &self.kind {
             NodeErrorKind::Refused { code, .. } => {
-                let codes = ["LOADING", "BUSY", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN"];
+                let codes = ["LOADING", "BUSY", "MASTERDOWN", "TRYAGAIN"];
                 codes.contains(&code.as_str())
                     || self.is_max_clients()
                     || self.is_moved_within_script()

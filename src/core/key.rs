@@ -153,6 +153,7 @@ mod tests {
         assert!(bare.iter().all(|key| !braced.contains(key)), "{bare:?} and {braced:?}");
     }
 
+    /// Fault: N176
     #[test]
     fn name_whose_keys_differ_in_slot_is_rejected() {
         let known = |name: &str| LockKey::new("lock:", name).unwrap().in_cluster();

@@ -38,7 +38,7 @@ pub(super) fn advice(code: &str, message: &str) -> Option<&'static str> {
         "MISCONF" => Some("fix the server's persistence"),
         "NOREPLICAS" => Some("restore its replicas"),
         "MOVED" | "ASK" | "CROSSSLOT" | "CLUSTERDOWN" => Some(
-            "Redis Cluster is not supported; connect to a server that is not part of a cluster",
+            "the server is a node of a Redis Cluster; write redis+cluster://host,host as the URL",
         ),
         _ => None,
     }

@@ -166,7 +166,7 @@ impl Router {
                 && number == part.number
                 && !waits_for_nodes
             {
-                return Err(failure);
+                return Err(passing(failure));
             }
             let failure = match ask(&part, is_asking) {
                 Ok(reply) => return Ok((part, reply)),
@@ -199,7 +199,7 @@ impl Router {
             }
             let next = clock::now().saturating_add(pause);
             if next >= deadline {
-                return Err(out_of_time(failure));
+                return Err(passing(failure));
             }
             if !pause.is_zero() {
                 clock::sleep_until(next);
@@ -440,13 +440,14 @@ impl fmt::Debug for Router {
     }
 }
 
-/// The error of a request that was redirected until its time ran out. It was not carried out, and
-/// may succeed later.
-fn out_of_time(failure: NodeError) -> NodeError {
+/// The error of a request that no node served in its time. It may succeed later, unlike one that a
+/// single server refuses in this way.
+fn passing(failure: NodeError) -> NodeError {
     match &failure.kind {
-        NodeErrorKind::Refused { code, message } if matches!(code.as_str(), "MOVED" | "ASK") => {
-            let text = format!("its slot is being moved: it replied {code} {message}");
-            NodeError::not_sent(io::Error::other(text))
+        NodeErrorKind::Refused { code, message }
+            if matches!(code.as_str(), "MOVED" | "ASK" | "CLUSTERDOWN") =>
+        {
+            NodeError::not_sent(io::Error::other(format!("it replied {code} {message}")))
         }
         _ => failure,
     }

@@ -1,6 +1,7 @@
 //! A Redis Cluster: masters that share the slots, and replicas of them.
 
 use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 use super::redis_server::{RedisServer, version};
 use super::{TEST_TIMEOUT, eventually, eventually_some};
@@ -9,6 +10,8 @@ use super::{TEST_TIMEOUT, eventually, eventually_some};
 const SLOTS: u32 = 16_384;
 /// Time without a reply after which the nodes consider another one down.
 const NODE_TIMEOUT_MS: &str = "1000";
+/// Time after which the nodes give up a manual failover.
+const FAILOVER_LIMIT: Duration = Duration::from_secs(6);
 /// Maximum number of keys that one `MIGRATE` moves.
 const KEYS_MAX: usize = 1_000;
 
@@ -195,6 +198,34 @@ impl Cluster {
         let (from, to) = self.begin_move(slot);
         self.move_keys(slot, from, to, &[]);
         self.end_move(slot, from, to);
+    }
+
+    /// The replica of a master.
+    pub fn replica_of(&self, master: &RedisServer) -> &RedisServer {
+        let id = master.node_id();
+        let follows = |node: &&RedisServer| {
+            let nodes: String = node.query(&["CLUSTER", "NODES"]);
+            nodes.lines().any(|line| line.contains("myself,slave") && line.contains(&id))
+        };
+        let running = || self.nodes.iter().filter(|node| node.is_running());
+        eventually_some("it has a replica", TEST_TIMEOUT, || running().find(follows))
+    }
+
+    /// Makes the replica of a master take over its slots, and the master its replica.
+    pub fn fail_over(&self, master: &RedisServer) {
+        let replica = self.replica_of(master);
+        eventually("the replica is in sync", TEST_TIMEOUT, || {
+            replica.query::<String>(&["INFO", "replication"]).contains("master_link_status:up")
+        });
+        let mut requested: Option<Instant> = None;
+        eventually("the replica takes over", TEST_TIMEOUT, || {
+            // On a busy machine, the nodes may give up.
+            if requested.is_none_or(|at| at.elapsed() > FAILOVER_LIMIT) {
+                let _ = replica.try_query::<()>(&["CLUSTER", "FAILOVER"]);
+                requested = Some(Instant::now());
+            }
+            replica.role() == "master"
+        });
     }
 
     /// Waits until another node than this one serves the slot.

@@ -72,6 +72,7 @@ mod tests {
         assert!(node.cluster.is_empty());
     }
 
+    /// Fault: N176
     #[test]
     fn unusable_url_says_what_to_write() {
         for (url, says) in [

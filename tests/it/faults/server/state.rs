@@ -260,18 +260,12 @@ fn flood_on_a_manager_channel_hides_no_grant() {
 
 /// Fault: F49
 #[test]
-fn cluster_is_reported_as_unsupported() {
-    let port = crate::support::RedisServer::start().port();
-    let cluster = RedisServer::builder()
-        .arg("--cluster-enabled")
-        .arg("yes")
-        .arg("--cluster-port")
-        .arg(port.to_string());
-    let cluster = cluster.start();
+fn node_of_a_cluster_is_reported_with_the_url_to_use() {
+    let cluster = RedisServer::builder().cluster("1000").start();
     let error =
         completes_within(CALL_LIMIT, "try_lock", || manager(&cluster).try_lock("x").unwrap_err());
     assert_eq!(error.code(), Some("CLUSTERDOWN"), "{error:?}");
-    assert!(error.to_string().contains("Redis Cluster is not supported"), "{error}");
+    assert!(error.to_string().contains("write redis+cluster://host,host"), "{error}");
     for (reply, code) in [
         ("MOVED 3999 127.0.0.1:6381", "MOVED"),
         ("ASK 3999 127.0.0.1:6381", "ASK"),

@@ -1,0 +1,116 @@
+//! Nodes that die, hang or hand their slots to a replica.
+
+use super::*;
+
+/// Otherwise all nodes refuse everything while the slots of one are not served.
+fn partial_coverage(server: RedisServerBuilder) -> RedisServerBuilder {
+    server.arg("--cluster-require-full-coverage").arg("no")
+}
+
+/// Fault: N175
+#[test]
+fn failover_of_a_killed_master_keeps_locks_and_waiters() {
+    let cluster = Cluster::start_with(3, true, &partial_coverage);
+    let (holder, waiter) = (manager(&cluster), manager(&cluster));
+    let slot = slot(&cluster, "x");
+    let held = holder.lock("x").unwrap();
+    let elsewhere: Vec<_> = NAMES
+        .iter()
+        .filter(|name| {
+            cluster.owner(self::slot(&cluster, name)).port() != cluster.owner(slot).port()
+        })
+        .map(|name| holder.lock_with(name, &with_ttl(10 * SECOND)).unwrap())
+        .collect();
+    assert!(!elsewhere.is_empty());
+    let waiting = spawn_waiter(&waiter, "x", 0);
+    let former = cluster.owner(slot);
+    let replica = cluster.replica_of(former);
+    eventually("the replica has the lock and the waiter", TEST_TIMEOUT, || {
+        replica.keys().iter().filter(|key| key.contains("lock:x")).count() == 3
+    });
+    former.kill();
+    cluster.await_other_owner(slot, former);
+    let token = held.fencing_token();
+    eventually("it is released", TEST_TIMEOUT, || {
+        holder.force_release("x").is_ok_and(|released| released)
+            || holder
+                .holder("x")
+                .is_ok_and(|now| now.is_some_and(|now| now.id() != held.id().as_str()))
+    });
+    let next = completes_within(TEST_TIMEOUT, "the hand-over", || waiting.join().unwrap());
+    assert!(next.fencing_token() > token);
+    next.release().unwrap().unwrap_released();
+    // The other nodes served their locks all the time.
+    for guard in elsewhere {
+        assert!(guard.is_held(), "{} was lost", guard.name());
+        guard.release().unwrap().unwrap_released();
+    }
+}
+
+/// The former master believes for a while that it still is one.
+///
+/// Fault: N175
+#[test]
+fn thawed_former_master_is_not_asked() {
+    let cluster = Cluster::with_replicas(3);
+    let mgr = manager(&cluster);
+    let slot = slot(&cluster, "y");
+    drop(mgr.lock("y").unwrap());
+    let former = cluster.owner(slot);
+    former.stop();
+    eventually("a replica serves the slot", TEST_TIMEOUT, || {
+        cluster.nodes.iter().filter(|node| node.port() != former.port()).any(|node| {
+            node.query::<String>(&["CLUSTER", "NODES"])
+                .lines()
+                .any(|line| line.contains(&format!(":{}@", former.port())) && line.contains("fail"))
+                && node.query::<String>(&["CLUSTER", "INFO"]).contains("cluster_state:ok")
+        })
+    });
+    let guard = lock_eventually(&mgr, "y");
+    former.cont();
+    guard.release().unwrap().unwrap_released();
+    assert_eq!(mgr.holder("y").unwrap(), None);
+    drop(lock_eventually(&mgr, "y"));
+}
+
+/// Fault: N175
+#[test]
+fn manual_failovers_lose_no_lock_and_no_waiter() {
+    let cluster = Cluster::with_replicas(3);
+    let (holder, waiter) = (manager(&cluster), manager(&cluster));
+    let slot = slot(&cluster, "x");
+    for _ in 0..2 {
+        let held = holder.lock("x").unwrap();
+        let waiting = spawn_waiter(&waiter, "x", 0);
+        let former = cluster.owner(slot);
+        cluster.fail_over(former);
+        cluster.await_other_owner(slot, former);
+        assert!(held.is_held());
+        held.release().unwrap().unwrap_released();
+        let next = completes_within(TEST_TIMEOUT, "the hand-over", || waiting.join().unwrap());
+        next.release().unwrap().unwrap_released();
+    }
+}
+
+/// Locks of a node that hangs must not cost those of other nodes, even if these are much shorter.
+///
+/// Fault: N175
+#[test]
+fn node_that_hangs_delays_no_renewal_of_the_others() {
+    let cluster = Cluster::start_with(3, false, &partial_coverage);
+    let mgr = manager(&cluster);
+    let hanging = cluster.owner(slot(&cluster, "x"));
+    let held = mgr.lock_with("x", &with_ttl(6 * SECOND)).unwrap();
+    let elsewhere: Vec<_> = NAMES
+        .iter()
+        .filter(|name| cluster.owner(slot(&cluster, name)).port() != hanging.port())
+        .map(|name| mgr.lock_with(name, &with_ttl(2 * SECOND)).unwrap())
+        .collect();
+    hanging.stop();
+    let lost = held.lost().clone();
+    lost.recv_timeout(TEST_TIMEOUT).expect("the lock of the hanging node is lost");
+    for guard in &elsewhere {
+        assert!(guard.is_held(), "{} was lost", guard.name());
+    }
+    hanging.cont();
+}

@@ -1,0 +1,101 @@
+//! Slots that move to other nodes.
+
+use super::*;
+
+/// Fault: N174
+#[test]
+fn waiters_follow_a_slot_that_moves() {
+    let cluster = Cluster::start(3);
+    let (holder, waiter) = (manager(&cluster), manager(&cluster));
+    let first = holder.lock("x").unwrap();
+    let waiting: Vec<_> = (0..3).map(|index| spawn_waiter(&waiter, "x", index)).collect();
+    let slot = slot(&cluster, "x");
+    cluster.move_slot(slot);
+    // All are queued and subscribed at the new node.
+    await_waiting(&holder, "x", 3);
+    first.release().unwrap().unwrap_released();
+    let tokens: Vec<_> = waiting
+        .into_iter()
+        .map(|waiting| {
+            let next = completes_within(CALL_LIMIT, "a hand-over", || waiting.join().unwrap());
+            let token = next.fencing_token();
+            next.release().unwrap().unwrap_released();
+            token
+        })
+        .collect();
+    assert!(tokens.is_sorted(), "{tokens:?}");
+}
+
+/// Nobody asks meanwhile, so no request is redirected.
+///
+/// Fault: N174
+#[test]
+fn idle_waiter_is_notified_by_the_new_node() {
+    let cluster = Cluster::start(2);
+    let (holder, waiter) = (manager(&cluster), manager(&cluster));
+    let slot = slot(&cluster, "x");
+    for _ in 0..3 {
+        let held = holder.lock("x").unwrap();
+        let waiting = spawn_waiter(&waiter, "x", 0);
+        cluster.move_slot(slot);
+        let owner = cluster.owner(slot);
+        let subscribers = || subscribers(owner);
+        eventually("it is subscribed at the new node", TEST_TIMEOUT, || subscribers() > 0);
+        held.release().unwrap().unwrap_released();
+        completes_within(CALL_LIMIT, "the hand-over", || waiting.join().unwrap())
+            .release()
+            .unwrap()
+            .unwrap_released();
+    }
+}
+
+fn subscribers(node: &RedisServer) -> usize {
+    let channels = if Cluster::has_sharded_channels() { "SHARDCHANNELS" } else { "CHANNELS" };
+    node.query::<Vec<String>>(&["PUBSUB", channels, "distlock:client:*"]).len()
+}
+
+/// Fault: N174
+#[test]
+fn lock_is_kept_and_released_while_its_keys_are_on_two_nodes() {
+    let cluster = Cluster::start(2);
+    let mgr = manager(&cluster);
+    let guard = mgr.lock_with("x", &with_ttl(2 * SECOND)).unwrap();
+    let slot = slot(&cluster, "x");
+    let (from, to) = cluster.begin_move(slot);
+    cluster.move_keys(slot, from, to, &["lock:x"]);
+    let renewed = mgr.metrics().renewals();
+    eventually("it is renewed at the new node", TEST_TIMEOUT, || {
+        mgr.metrics().renewals() >= renewed + 6
+    });
+    assert!(guard.is_held());
+    // The script needs keys of both nodes, so it waits for the end of the move.
+    let releasing = std::thread::spawn(move || guard.release());
+    let refused = || from.refusals("TRYAGAIN") + to.refusals("TRYAGAIN");
+    eventually("it must try again", TEST_TIMEOUT, || {
+        !Cluster::has_sharded_channels() || refused() > 0
+    });
+    cluster.move_keys(slot, from, to, &[]);
+    cluster.end_move(slot, from, to);
+    releasing.join().unwrap().unwrap().unwrap_released();
+    assert_eq!(mgr.holder("x").unwrap(), None);
+}
+
+/// Fault: N174
+#[test]
+fn free_lock_is_acquired_while_its_slot_moves() {
+    let cluster = Cluster::start(2);
+    let mgr = manager(&cluster);
+    let slot = slot(&cluster, "x");
+    drop(mgr.lock("x").unwrap());
+    let (from, to) = cluster.begin_move(slot);
+    // Only the fence exists, so the script has keys at both nodes until the end.
+    let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
+    eventually("it must try again", TEST_TIMEOUT, || {
+        !Cluster::has_sharded_channels() || from.refusals("TRYAGAIN") > 0
+    });
+    cluster.move_keys(slot, from, to, &[]);
+    cluster.end_move(slot, from, to);
+    let guard = completes_within(CALL_LIMIT, "the lock", || waiting.join().unwrap());
+    assert_eq!(mgr.holder("x").unwrap().unwrap().id(), guard.id().as_str());
+    guard.release().unwrap().unwrap_released();
+}
