@@ -1,5 +1,5 @@
 //! The core promises, each as one test over several subjects: a server in memory, MariaDB, one
-//! server, three and five nodes, and three nodes of which the first, where waiters would queue, is
+//! server, a cluster, three and five nodes, and three nodes of which the first, where waiters would queue, is
 //! dead.
 
 use std::{
@@ -24,13 +24,15 @@ use crate::{
         config_long_timeouts, expect_loss, queue_key, spawn_call, spawn_queued_waiter, with_ttl,
     },
     quorum::{self, await_waiting, config_medium_timeout, expect_locked, next_locked},
-    support::{Nodes, TEST_TIMEOUT, Worker, eventually, eventually_some},
+    support::{Cluster, Nodes, TEST_TIMEOUT, Worker, eventually, eventually_some},
 };
 
 /// Where locks are kept.
 enum Subject {
     /// One server, or several that decide together.
     Nodes(Nodes),
+    /// Three masters of a cluster.
+    Cluster(Cluster),
     /// A server in memory.
     #[cfg(feature = "testing")]
     Memory(MemoryServer),
@@ -49,6 +51,7 @@ enum Setup {
     /// MariaDB, and the MySQL server that `MYSQLD` names, if it is set.
     #[cfg(feature = "mysql")]
     Databases,
+    Cluster,
     /// This number of nodes, of which these are dead.
     Nodes(usize, &'static [usize]),
 }
@@ -58,6 +61,7 @@ const SUBJECTS: &[Setup] = &[
     Setup::Memory,
     #[cfg(feature = "mysql")]
     Setup::Databases,
+    Setup::Cluster,
     Setup::Nodes(1, &[]),
     Setup::Nodes(3, &[]),
     Setup::Nodes(3, &[0]),
@@ -67,6 +71,7 @@ const SUBJECTS_AND_FIVE_NODES: &[Setup] = &[
     Setup::Memory,
     #[cfg(feature = "mysql")]
     Setup::Databases,
+    Setup::Cluster,
     Setup::Nodes(1, &[]),
     Setup::Nodes(3, &[]),
     Setup::Nodes(3, &[0]),
@@ -87,6 +92,7 @@ impl Subject {
                     Subject::MySql(server)
                 })
                 .collect(),
+            Setup::Cluster => vec![Subject::Cluster(Cluster::start(3))],
             Setup::Nodes(count, dead) => {
                 let nodes = Nodes::start(count);
                 dead.iter().for_each(|node| nodes.kill(*node));
@@ -98,6 +104,7 @@ impl Subject {
     fn nodes(&self) -> Option<&Nodes> {
         match self {
             Subject::Nodes(nodes) => Some(nodes),
+            Subject::Cluster(_) => None,
             #[cfg(feature = "testing")]
             Subject::Memory(_) => None,
             #[cfg(feature = "mysql")]
@@ -111,6 +118,9 @@ impl Subject {
         match self {
             Subject::Nodes(nodes) => {
                 Arc::new(RedisMgr::new(configure(config_long_timeouts(nodes.urls()))).unwrap())
+            }
+            Subject::Cluster(cluster) => {
+                Arc::new(RedisMgr::new(config_long_timeouts(cluster.url())).unwrap())
             }
             #[cfg(feature = "testing")]
             Subject::Memory(server) => Arc::new(server.manager_with(configure)),
@@ -129,6 +139,10 @@ impl Subject {
                 for node in nodes.running() {
                     nodes.server(node).cli(&["DEL", &quorum::key(name)]);
                 }
+            }
+            Subject::Cluster(cluster) => {
+                let key = quorum::key(name);
+                cluster.owner(cluster.slot(&key)).cli(&["DEL", &key]);
             }
             #[cfg(feature = "testing")]
             Subject::Memory(server) => server.forget(),
@@ -149,7 +163,6 @@ impl Subject {
     fn wait_until_free(&self, name: &str) {
         match self {
             Subject::Nodes(nodes) => quorum::wait_until_free_everywhere(nodes, name),
-            #[cfg(any(feature = "testing", feature = "mysql"))]
             _ => {
                 let mgr = self.manager();
                 eventually("it is free", TEST_TIMEOUT, || mgr.holder(name).unwrap().is_none());
@@ -165,7 +178,6 @@ impl Subject {
                 let keeping = nodes.keeping(&quorum::key(name), id).len();
                 assert!(keeping >= quorum::quorum(nodes), "{keeping} nodes have {name}");
             }
-            #[cfg(any(feature = "testing", feature = "mysql"))]
             _ => {
                 assert_eq!(self.manager().holder(name).unwrap().unwrap().id(), id);
             }
@@ -180,7 +192,6 @@ impl Subject {
                     assert!(!nodes.server(node).query::<bool>(&["EXISTS", &queue_key(name)]));
                 }
             }
-            #[cfg(any(feature = "testing", feature = "mysql"))]
             _ => {
                 let guard = self.manager().try_lock(name).unwrap();
                 assert_eq!(waiters(&self.manager(), guard.name()), 0);
