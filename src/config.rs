@@ -18,7 +18,7 @@ use self::validated::TTL_MAX;
 pub(crate) use self::validated::ValidatedConfig;
 use crate::{
     backend::redis::{self, Endpoint, Replicas},
-    error::Result,
+    error::{LockError, Result},
     observe::event::HandleEvent,
 };
 
@@ -268,6 +268,11 @@ impl Config {
     pub fn declare_nodes_new(&self, even_if_used: bool) -> Result<()> {
         match self.validate()? {
             config if config.endpoints.len() < 2 && config.quarantine.is_zero() => Ok(()),
+            config if config.endpoints.iter().any(|endpoint| !endpoint.cluster.is_empty()) => {
+                let reason = "the nodes of a cluster cannot be declared new; wait for the end of \
+                              the quarantine";
+                Err(LockError::InvalidConfig { reason: reason.into() })
+            }
             ValidatedConfig { endpoints, operation_timeout, .. } => {
                 redis::declare_new(&endpoints, operation_timeout, TTL_MAX, even_if_used)
             }

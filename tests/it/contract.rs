@@ -1,6 +1,6 @@
 //! The core promises, each as one test over several subjects: a server in memory, MariaDB, one
-//! server, a cluster, three and five nodes, and three nodes of which the first, where waiters would queue, is
-//! dead.
+//! server, a cluster, three and five nodes, and three nodes of which the first, where waiters would
+//! queue, is dead.
 
 use std::{
     sync::Arc,

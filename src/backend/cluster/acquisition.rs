@@ -4,7 +4,8 @@
 use std::{cell::RefCell, sync::Arc, time::Duration};
 
 use super::{
-    router::{Part, Patience, Router},
+    part::Part,
+    router::{Patience, Router},
     subscriptions::Subscriptions,
 };
 use crate::{

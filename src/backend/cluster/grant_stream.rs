@@ -17,8 +17,9 @@ use redis::Value;
 use super::{
     channel_of_slot,
     node_link::{Link, LinkState, Received},
+    part::Part,
     redirect::Redirect,
-    router::{Part, Router},
+    router::Router,
     subscriptions::Subscriptions,
 };
 use crate::{

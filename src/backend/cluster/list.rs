@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{ClusterBackend, router::Part};
+use super::{ClusterBackend, part::Part};
 use crate::{
     backend::{
         error::{BackendError, NodeError},

@@ -7,6 +7,7 @@ mod list;
 mod map;
 mod map_request;
 mod node_link;
+mod part;
 mod redirect;
 mod renewals;
 mod router;

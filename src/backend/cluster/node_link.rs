@@ -4,7 +4,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use redis::Value;
 
-use super::router::Part;
+use super::part::Part;
 use crate::{
     backend::redis::{GrantMessage, PubSubMessage, Subscriber},
     core::slot::slot_of,

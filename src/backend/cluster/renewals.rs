@@ -3,10 +3,7 @@
 
 use std::{collections::BTreeMap, slice, sync::Arc};
 
-use super::{
-    redirect::Redirect,
-    router::{Part, Router},
-};
+use super::{part::Part, redirect::Redirect, router::Router};
 use crate::{
     backend::{
         LeaseRenewals, Renewal, RenewalLimits, RenewalReport,

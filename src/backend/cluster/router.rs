@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use super::{map::SlotMap, map_request::map_of, redirect::Redirect};
+use super::{map::SlotMap, map_request::map_of, part::Part, redirect::Redirect};
 use crate::{
     backend::{
         Wake,
@@ -41,24 +41,6 @@ const MOVE_PAUSE_MAX: Duration = Duration::from_millis(20);
 /// The same while a node is away.
 const AWAY_PAUSE_MIN: Duration = Duration::from_millis(20);
 const AWAY_PAUSE_MAX: Duration = Duration::from_millis(200);
-
-/// One node of the cluster, with its connections.
-#[derive(Debug)]
-pub(super) struct Part {
-    pub(super) name: ServerName,
-    /// Unique, also among former nodes. Never zero.
-    pub(super) number: u64,
-    pub(super) node: Arc<RedisNode>,
-    pub(super) pool: Arc<ConnectionPool>,
-    /// Time of the last failure that lies with the node.
-    failed_at: Mutex<Moment>,
-}
-
-impl Part {
-    pub(super) fn failed_at(&self) -> Moment {
-        *self.failed_at.lock()
-    }
-}
 
 pub(super) struct Router {
     endpoint: Arc<Endpoint>,
@@ -257,7 +239,7 @@ impl Router {
 
     /// Records that a node does not serve requests now.
     pub(super) fn on_away(&self, part: &Part) {
-        *part.failed_at.lock() = clock::now();
+        part.note_failure();
         self.state.lock().is_stale = true;
     }
 
@@ -318,13 +300,7 @@ impl Router {
             return Ok(part);
         }
         state.last_number += 1;
-        let part = Arc::new(Part {
-            name: name.clone(),
-            number: state.last_number,
-            node,
-            pool: Arc::new(pool),
-            failed_at: Mutex::new(Moment::from_nanos(0)),
-        });
+        let part = Arc::new(Part::new(name.clone(), state.last_number, node, pool));
         if state.is_closed {
             part.pool.close();
         }
