@@ -5,6 +5,7 @@ mod mysql;
 mod options;
 #[cfg(feature = "tls")]
 mod tls;
+mod urls;
 mod validated;
 
 use std::{env, fmt, sync::Arc, time::Duration};
@@ -14,8 +15,8 @@ pub use self::mysql::MySqlConfig;
 pub use self::options::LockOptions;
 #[cfg(feature = "tls")]
 pub use self::tls::Tls;
-use self::validated::TTL_MAX;
 pub(crate) use self::validated::ValidatedConfig;
+use self::{urls::split_urls, validated::TTL_MAX};
 use crate::{
     backend::redis::{self, Endpoint, Replicas},
     error::{LockError, Result},
@@ -412,44 +413,7 @@ impl Default for Config {
     }
 }
 
-/// Splits only at commas that are followed by another URL, because a password may contain commas.
-fn split_urls(urls: &str) -> Vec<String> {
-    let mut list: Vec<String> = Vec::new();
-    for piece in urls.split(',') {
-        let piece_is_url = piece.trim_start().split_once("://").is_some_and(|(scheme, _)| {
-            !scheme.is_empty()
-                && scheme.bytes().all(|byte| byte.is_ascii_alphabetic() || byte == b'+')
-        });
-        match list.last_mut() {
-            Some(last) if !piece_is_url => {
-                last.push(',');
-                last.push_str(piece);
-            }
-            _ => list.push(piece.trim().to_owned()),
-        }
-    }
-    list
-}
-
 fn display_label(url: &str) -> String {
     Endpoint::parse(url)
         .map_or_else(|_| "<not usable>".into(), |endpoint| endpoint.label.to_string())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn comma_in_a_password_does_not_split_urls() {
-        let config = Config::new(
-            "redis://:a,b@h1:1, redis://u:c%2Cd@h2:2,unix:///s?pass=e,f,valkey://:,,g@h3:3",
-        );
-        let endpoints = config.validate().unwrap().endpoints;
-        let read: Vec<_> = endpoints
-            .iter()
-            .map(|endpoint| (&*endpoint.label, endpoint.password.as_deref().unwrap()))
-            .collect();
-        assert_eq!(read, [("h1:1", "a,b"), ("h2:2", "c,d"), ("/s", "e,f"), ("h3:3", ",,g")]);
-    }
 }

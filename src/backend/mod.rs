@@ -193,7 +193,8 @@ pub(crate) struct AcquireRequest<'a> {
     pub(crate) wait_deadline: Moment,
     /// Latest time at which the call returns.
     pub(crate) call_deadline: Moment,
-    /// Ends the wait early.
+    /// Ends the wait early, also one at the servers.
+    #[cfg_attr(not(feature = "mysql"), expect(dead_code, reason = "only databases have such"))]
     pub(crate) cancel: Option<&'a CancelToken>,
 }
 

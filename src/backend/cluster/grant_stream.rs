@@ -250,9 +250,8 @@ impl ClusterGrantStream {
         self.plan_by(self.refresh_at);
         let (router, is_refreshing) = (self.router.clone(), self.is_refreshing.clone());
         let refresh = move || {
-            let deadline = clock::now().saturating_add(router.operation_timeout);
             // If it fails, the next plan asks again.
-            let _ = router.refresh(deadline);
+            let _ = router.refresh(clock::now().saturating_add(router.operation_timeout));
             is_refreshing.store(false, Ordering::Release);
         };
         if threads::spawn("distlock-cluster", refresh).is_err() {
@@ -271,8 +270,8 @@ impl ClusterGrantStream {
             let timeout = self.router.operation_timeout;
             match (self.links.get_mut(&number), outcome) {
                 (Some(link), Ok(())) => {
-                    let subscriber = Subscriber::over(link.part.node.clone(), connection, timeout);
-                    let subscriber = Box::new(subscriber);
+                    let node = link.part.node.clone();
+                    let subscriber = Box::new(Subscriber::over(node, connection, timeout));
                     link.state = LinkState::Up { subscriber, asked: VecDeque::new() };
                 }
                 (Some(_), Err(_)) => self.on_link_failure(number, now),

@@ -33,8 +33,10 @@ mod test_util;
 mod url;
 mod yielding;
 
+#[cfg(feature = "testing")]
+pub(crate) use self::acquisition::PLACE;
 pub(crate) use self::{
-    acquisition::{ClaimServer, PLACE, RedisAcquisition, ask_for_lock},
+    acquisition::{ClaimServer, RedisAcquisition, ask_for_lock},
     backend::{RedisBackend, RedisSettings},
     clean_up::{CHECK_INTERVAL, PIPELINE_MAX, RedisCleaner},
     connection::{Connection, write_command},

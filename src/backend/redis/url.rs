@@ -24,7 +24,6 @@ pub(crate) struct Endpoint {
     pub(crate) password: Option<String>,
     pub(crate) db: i64,
     /// The URL asks for TLS.
-    #[cfg_attr(not(feature = "tls"), expect(dead_code))]
     pub(crate) wants_tls: bool,
     /// How to speak TLS, if the URL asks for it.
     pub(crate) security: Option<Security>,
