@@ -252,14 +252,16 @@ impl Call<'_> {
             return Err(CommandError("ERR wrong number of arguments".into()));
         };
         for (key, pair) in locks.iter().zip(self.args[1..].chunks_exact(2)) {
-            let (id, ttl) = (&pair[0], number(&pair[1]));
+            let (id, may_shorten) = (&pair[0], !pair[1].starts_with(b"-"));
+            let ttl = number(pair[1].strip_prefix(b"-").unwrap_or(&pair[1]));
             let holder = self.db.get(key);
             reply.push(match holder {
                 _ if is_wrong_type(&holder) => Value::Int(-1),
                 Err(error) => return Err(error),
                 Ok(None) => Value::Int(0),
                 Ok(Some(holder)) if holder == *id => {
-                    let ttl = ttl.max(u64::try_from(self.db.pttl(key)).unwrap_or(0));
+                    let left = u64::try_from(self.db.pttl(key)).unwrap_or(0);
+                    let ttl = if may_shorten { ttl } else { ttl.max(left) };
                     Value::Int(self.db.pexpire(key, ttl)?.into())
                 }
                 Ok(Some(holder)) => Value::BulkString(cut(&holder).to_vec()),

@@ -151,6 +151,7 @@ pub(crate) fn renewal_request(lease: &Lease, now: Moment) -> RenewalRequest<'_> 
         lock: lease.claim.key.lock_key(),
         id: lease.claim.id.as_str(),
         ttl_ms: whole_ms(lease.ttl_at(now)),
+        never_shorten: lease.ttl() != lease.claim.ttl,
         token_key: lease.should_refresh_token(now).then(|| lease.claim.key.token_key()),
     }
 }

@@ -61,12 +61,14 @@ impl Schedule {
 #[test]
 fn lease_renewed_every_third_of_ttl() {
     let mut schedule = Schedule::default();
-    let generation = schedule.insert(lease(3_000, 2_900), plan(), at(0));
+    let lease = lease(3_000, 2_900);
+    let generation = schedule.insert(lease.clone(), plan(), at(0));
     assert_eq!(schedule.earliest(), at(1_000));
     assert!(schedule.take_due(at(999)).is_empty());
     assert_eq!(generations(schedule.take_due(at(1_000))), [generation]);
     // In flight: only the end is scheduled.
     assert_eq!(schedule.earliest(), at(2_900));
+    assert!(lease.update_deadline(at(3_901), at(1_002)));
     schedule.on_renewed(generation, at(1_001));
     assert_eq!(schedule.earliest(), at(2_001));
 }

@@ -130,7 +130,7 @@ fn delayed_renewal_does_not_shorten_an_extended_lease() {
     let guard = mgr.lock_with("x", &with_ttl(20 * SECOND)).unwrap();
     guard.extend(600 * SECOND).unwrap();
     let delayed: Vec<redis::Value> =
-        server.query(&["EVAL", RENEW, "1", LOCK, "7", guard.id().as_str(), "20000", "1"]);
+        server.query(&["EVAL", RENEW, "1", LOCK, "7", guard.id().as_str(), "-20000", "1"]);
     assert_eq!(delayed[1], redis::Value::Int(1));
     expect_deadline_before_key_expiry(&server, &guard);
     drop(guard);

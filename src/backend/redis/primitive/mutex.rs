@@ -266,6 +266,8 @@ pub(crate) struct Renewal<'a> {
     pub(crate) lock: &'a str,
     pub(crate) id: &'a str,
     pub(crate) ttl_ms: u64,
+    /// A later request may have a longer ttl, and arrive earlier.
+    pub(crate) never_shorten: bool,
     /// Parts of the token key, if the server must extend its TTL.
     pub(crate) token_key: Option<[&'a str; 3]>,
 }
@@ -305,7 +307,11 @@ impl Request for Renew<'_> {
         write_number(out, nonce);
         for renewal in self.0 {
             write_bulk(out, &[renewal.id.as_bytes()]);
-            write_number(out, renewal.ttl_ms);
+            if renewal.never_shorten {
+                write_bulk(out, &[b"-", renewal.ttl_ms.to_string().as_bytes()]);
+            } else {
+                write_number(out, renewal.ttl_ms);
+            }
         }
         for (_, ttl_ms) in tokens() {
             write_number(out, token_ttl_ms(ttl_ms));

@@ -2,7 +2,8 @@
 -- of memory.
 -- KEYS  the lock keys, then the token keys to extend: a lock may be held for longer than these last
 -- ARGV  1 nonce, then id and TTL in ms for each lock key, TTL in ms for each token key, and the
---       protocol version
+--       protocol version. A TTL with a minus sign never shortens that of the key: the holder has
+--       changed its ttl, so this may be a delayed request with a shorter one.
 -- Reply {'nonce now', element for each lock}: 1 renewed, 0 gone, -1 not a lock, or the id of
 --       another holder
 local locks = #ARGV - 2 - #KEYS
@@ -11,9 +12,9 @@ local reply = {ARGV[1] .. ' ' .. t[1] .. string.sub('00000' .. t[2], -6)}
 for i = 1, locks do
   local holder = redis.pcall('GET', KEYS[i])
   if holder == ARGV[2 * i] then
-    -- Never shorten the TTL: this may be a delayed request, from before the holder extended it.
-    local left, ttl = redis.call('PTTL', KEYS[i]), tonumber(ARGV[2 * i + 1])
-    reply[i + 1] = redis.call('PEXPIRE', KEYS[i], math.max(left, ttl))
+    local ttl = ARGV[2 * i + 1]
+    if string.byte(ttl) == 45 then ttl = math.max(redis.call('PTTL', KEYS[i]), -ttl) end
+    reply[i + 1] = redis.call('PEXPIRE', KEYS[i], ttl)
   elseif not holder then
     -- A replica may lack the lock. This write has no effect, and is an error there.
     reply[i + 1] = redis.call('DEL', KEYS[i])

@@ -38,8 +38,9 @@ fn request_is_one_well_formed_command() {
     let left_free = Release { left_free_ms: 7, ..release(false) };
     assert_eq!(script_arguments(&left_free, &keys), ["me", "w", "", "7"]);
     assert_eq!(script_arguments(&Inspect(&key), &keys[..3]), [""; 0]);
-    let renewals = [("a", "i", 1), ("b", "j", 2), ("c", "k", 3)]
-        .map(|(lock, id, ttl_ms)| Renewal { lock, id, ttl_ms, token_key: None });
+    let renewals = [("a", "i", 1), ("b", "j", 2), ("c", "k", 3)].map(|(lock, id, ttl_ms)| {
+        Renewal { lock, id, ttl_ms, never_shorten: false, token_key: None }
+    });
     assert_eq!(
         script_arguments(&Renew(&renewals), &["a", "b", "c"].map(str::to_owned)),
         ["i", "1", "j", "2", "k", "3"]
@@ -170,7 +171,8 @@ fn token_out_of_range_is_rejected() {
 #[test]
 fn clock_out_of_range_is_rejected() {
     let key = LockKey::new("", "x").unwrap();
-    let renewals = [Renewal { lock: "a", id: "i", ttl_ms: 1, token_key: None }];
+    let renewals =
+        [Renewal { lock: "a", id: "i", ttl_ms: 1, never_shorten: false, token_key: None }];
     let release = Release { key: &key, id: b"", queue_entry: "", expires: false, left_free_ms: 0 };
     // The last value that leaves a year of room, the next one, and the largest integer that Lua can
     // count with.
@@ -201,8 +203,8 @@ fn clock_out_of_range_is_rejected() {
 #[test]
 fn renew_reply_needs_one_answer_per_lock() {
     let renewals = [
-        Renewal { lock: "a", id: "i", ttl_ms: 1, token_key: None },
-        Renewal { lock: "b", id: "j", ttl_ms: 1, token_key: None },
+        Renewal { lock: "a", id: "i", ttl_ms: 1, never_shorten: false, token_key: None },
+        Renewal { lock: "b", id: "j", ttl_ms: 1, never_shorten: false, token_key: None },
     ];
     let reply = |answers: Vec<Value>| Value::Array([vec![text("1 3")], answers].concat());
     assert_eq!(
@@ -238,7 +240,8 @@ proptest! {
     #[test]
     fn no_reply_panics(value in any_value()) {
         let key = LockKey::new("", "x").unwrap();
-        let renewals = [Renewal { lock: "a", id: "i", ttl_ms: 1, token_key: None }];
+        let renewals =
+            [Renewal { lock: "a", id: "i", ttl_ms: 1, never_shorten: false, token_key: None }];
         acquire(&key).decode(9, value.clone());
         let release =
             Release { key: &key, id: b"", queue_entry: "", expires: false, left_free_ms: 0 };
