@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use crossbeam_channel::{Receiver, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::{
     core::{id::LockId, kind::LockKind, lease::Lease, lock_lost::LockLost, token::FencingToken},
@@ -251,6 +251,15 @@ impl LockGuard {
             inner.release_later(held, timeout)
         });
         self.log_failed_release(released);
+    }
+
+    pub(crate) fn is_released_in_background(&self) -> bool {
+        self.lease.is_released_in_background
+    }
+
+    /// Has a loss reported to the channel of several guards. Call it before [`lost`](Self::lost).
+    pub(crate) fn report_loss_to(&self, sender: &Sender<LockLost>, receiver: &Receiver<LockLost>) {
+        self.lease.report_loss_to(sender, receiver);
     }
 
     fn log_failed_release(&self, released: Option<Result<()>>) {

@@ -6,6 +6,7 @@ mod by_id;
 mod downgrade;
 mod release;
 mod renew;
+mod wait_limit;
 
 use std::{
     collections::HashMap,

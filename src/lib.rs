@@ -199,6 +199,7 @@ mod inner;
 mod lock_info;
 mod lock_manager;
 mod manager;
+mod multi_guard;
 #[cfg(feature = "mysql")]
 mod mysql_manager;
 mod observe;
@@ -235,6 +236,7 @@ pub use crate::{
     lock_info::{LockInfo, QueuedWaiter, Released},
     lock_manager::LockManager,
     manager::RedisMgr,
+    multi_guard::MultiGuard,
     observe::{
         event::{
             AcquiredEvent, AttemptedEvent, ContendedEvent, FailedEvent, HandleEvent, LostEvent,

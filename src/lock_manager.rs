@@ -11,6 +11,7 @@ use crate::{
     guard::LockGuard,
     lock_info::{LockInfo, Released},
     manager::RedisMgr,
+    multi_guard::MultiGuard,
     reentrant::ReentrantGuard,
 };
 
@@ -45,6 +46,24 @@ pub trait LockManager: fmt::Debug + Send + Sync {
     /// Acquires a lock, waiting for at most `wait`. See [`RedisMgr::try_lock_for`].
     fn try_lock_for(&self, name: &str, wait: Duration) -> Result<LockGuard> {
         self.lock_with(name, &LockOptions::new().wait(wait))
+    }
+
+    /// Acquires the locks of several names. See [`RedisMgr::lock_all_with`].
+    fn lock_all_with(&self, names: &[&str], options: &LockOptions) -> Result<MultiGuard>;
+
+    /// Acquires the locks of several names. See [`RedisMgr::lock_all`].
+    fn lock_all(&self, names: &[&str]) -> Result<MultiGuard> {
+        self.lock_all_with(names, &LockOptions::new())
+    }
+
+    /// Acquires the locks of several names if all are free. See [`RedisMgr::try_lock_all`].
+    fn try_lock_all(&self, names: &[&str]) -> Result<MultiGuard> {
+        self.lock_all_with(names, &LockOptions::new().wait(Duration::ZERO))
+    }
+
+    /// Acquires the locks of several names. See [`RedisMgr::try_lock_all_for`].
+    fn try_lock_all_for(&self, names: &[&str], wait: Duration) -> Result<MultiGuard> {
+        self.lock_all_with(names, &LockOptions::new().wait(wait))
     }
 
     /// Acquires a lock that its thread can acquire again. See [`RedisMgr::lock_reentrant`].
@@ -96,6 +115,10 @@ macro_rules! lock_manager {
         impl LockManager for $manager {
             fn lock_with(&self, name: &str, options: &LockOptions) -> Result<LockGuard> {
                 self.lock_with(name, options)
+            }
+
+            fn lock_all_with(&self, names: &[&str], options: &LockOptions) -> Result<MultiGuard> {
+                self.lock_all_with(names, options)
             }
 
             fn lock_reentrant(&self, name: &str) -> Result<ReentrantGuard> {

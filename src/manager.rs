@@ -1,6 +1,7 @@
 //! `RedisMgr`: the lock manager, as an ordinary value and as a process-wide singleton.
 
 mod inspect;
+mod several;
 mod shared;
 
 use std::{

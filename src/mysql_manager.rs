@@ -15,6 +15,7 @@ use crate::{
     guard::LockGuard,
     inner::ManagerHandle,
     lock_info::{LockInfo, Released},
+    multi_guard::MultiGuard,
     observe::{Observer, metrics::Metrics},
     reentrant::ReentrantGuard,
     sys::fork,
@@ -107,6 +108,41 @@ impl MySqlMgr {
     pub fn lock_with(&self, name: &str, options: &LockOptions) -> Result<LockGuard> {
         let held = self.handle.inner()?.acquire(name, options)?;
         Ok(LockGuard::new(held, self.handle.clone()))
+    }
+
+    /// Acquires the locks of several names. As [`RedisMgr::lock_all`](crate::RedisMgr::lock_all).
+    /// Each uses a connection.
+    pub fn lock_all(&self, names: impl IntoIterator<Item = impl AsRef<str>>) -> Result<MultiGuard> {
+        self.lock_all_with(names, &LockOptions::new())
+    }
+
+    /// Acquires the locks of several names if all are free. As
+    /// [`RedisMgr::try_lock_all`](crate::RedisMgr::try_lock_all).
+    pub fn try_lock_all(
+        &self,
+        names: impl IntoIterator<Item = impl AsRef<str>>,
+    ) -> Result<MultiGuard> {
+        self.try_lock_all_for(names, Duration::ZERO)
+    }
+
+    /// Acquires the locks of several names, waiting for at most `wait` in total. As
+    /// [`RedisMgr::try_lock_all_for`](crate::RedisMgr::try_lock_all_for).
+    pub fn try_lock_all_for(
+        &self,
+        names: impl IntoIterator<Item = impl AsRef<str>>,
+        wait: Duration,
+    ) -> Result<MultiGuard> {
+        self.lock_all_with(names, &LockOptions::new().wait(wait))
+    }
+
+    /// Acquires the locks of several names with these options. As
+    /// [`RedisMgr::lock_all_with`](crate::RedisMgr::lock_all_with).
+    pub fn lock_all_with(
+        &self,
+        names: impl IntoIterator<Item = impl AsRef<str>>,
+        options: &LockOptions,
+    ) -> Result<MultiGuard> {
+        MultiGuard::acquire(&self.handle, names, options)
     }
 
     /// Runs `work` while holding a lock. As [`RedisMgr::with_lock`](crate::RedisMgr::with_lock).

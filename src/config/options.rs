@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::core::cancel::CancelToken;
+use crate::{core::cancel::CancelToken, sys::clock};
 
 #[expect(unused_imports, reason = "linked from the documentation")]
 use super::Config;
@@ -42,6 +42,16 @@ impl LockOptions {
             hold_at_least: Duration::ZERO,
             max_hold: None,
         }
+    }
+
+    /// How long a call that begins now may wait; `None` for no limit.
+    pub(crate) fn wait_limit(&self) -> Option<Duration> {
+        let left = self.deadline.map(clock::time_until);
+        self.wait.map_or(left, |wait| Some(left.map_or(wait, |left| left.min(wait))))
+    }
+
+    pub(crate) fn is_held_at_least(&self) -> bool {
+        !self.hold_at_least.is_zero()
     }
 
     /// Sets the ttl of the lease, from 10 ms to 24 h, rounded down to whole milliseconds. Defaults

@@ -8,7 +8,7 @@ use crate::{
     core::cancel::CancelToken,
     error::{LockError, Result},
     observe::event::HandleEvent,
-    sys::{clock, display::HumanDuration},
+    sys::display::HumanDuration,
 };
 
 /// Minimum ttl; below it, one round trip on a good day is most of the lease.
@@ -49,7 +49,7 @@ impl ValidatedConfig {
     pub(crate) fn resolve(&self, options: &LockOptions) -> Result<LockParams> {
         let terms = LockParams {
             ttl: options.ttl.unwrap_or(self.ttl),
-            wait: wait_limit(options),
+            wait: options.wait_limit(),
             cancel: options.cancel.clone(),
             renew: options.renew,
             release_in_background: options.release_in_background,
@@ -90,12 +90,6 @@ impl ValidatedConfig {
         }
         Ok(())
     }
-}
-
-/// How long a call that begins now may wait; `None` for no limit.
-fn wait_limit(options: &LockOptions) -> Option<Duration> {
-    let left = options.deadline.map(clock::time_until);
-    options.wait.map_or(left, |wait| Some(left.map_or(wait, |left| left.min(wait))))
 }
 
 /// The options of one lock, with defaults filled in.

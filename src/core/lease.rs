@@ -239,13 +239,21 @@ impl Lease {
         &channel.receiver
     }
 
+    /// Uses a channel that several leases share, unless this lease has one already. The channel has
+    /// room for the first loss only.
+    pub(crate) fn report_loss_to(&self, sender: &Sender<LockLost>, receiver: &Receiver<LockLost>) {
+        let sender = Mutex::new(Some(sender.clone()));
+        let _ = self.loss_channel.set(LossChannel { sender, receiver: receiver.clone() });
+        self.notify();
+    }
+
     fn notify(&self) {
         let Some(channel) = self.loss_channel.get() else { return };
         let Some(end) = self.ended() else { return };
         // The thread that takes the sender sends; dropping the sender disconnects the channel.
         let sender = channel.sender.lock().take();
         if let (Some(sender), LeaseEnd::Lost(why)) = (sender, end) {
-            // The channel has room for one message, and only one is ever sent.
+            // The channel has room for one message. If leases share it, the first loss counts.
             let _ = sender.try_send(why);
         }
     }

@@ -247,6 +247,29 @@ fn lock_has_one_holder_at_a_time() {
     });
 }
 
+/// Promise: P1
+#[test]
+fn several_names_are_locked_all_or_none() {
+    on_each(SUBJECTS, |subject| {
+        let (mgr, other) = (subject.manager(), subject.manager());
+        let held = mgr.lock("b").unwrap();
+        match other.try_lock_all(&["c", "b", "a"]).unwrap_err() {
+            LockError::Held { name, .. } => assert_eq!(name, "b"),
+            other => panic!("{other}"),
+        }
+        eventually("nothing is left of it", TEST_TIMEOUT, || {
+            ["a", "c"].iter().all(|name| !mgr.is_locked(name).unwrap())
+        });
+        held.release().unwrap().unwrap_released();
+        let all = other.lock_all(&["c", "b", "a"]).unwrap();
+        for name in ["a", "b", "c"] {
+            assert!(mgr.try_lock(name).unwrap_err().is_contended());
+        }
+        assert_eq!(all.release().unwrap(), Released::Released);
+        assert!(["a", "b", "c"].iter().all(|name| !mgr.is_locked(name).unwrap()));
+    });
+}
+
 /// Promise: P3
 #[test]
 fn tokens_rise_with_every_grant() {

@@ -3,6 +3,7 @@
 mod asked;
 mod at_least;
 mod renewer_faults;
+mod several;
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},

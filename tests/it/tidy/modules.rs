@@ -12,7 +12,7 @@ const LAYERS: [&[&str]; 19] = [
     &["testing"],
     &["lock_manager"],
     &["manager", "mysql_manager"],
-    &["user_connection", "global", "reentrant", "with_lock", "rw_lock", "semaphore"],
+    &["user_connection", "global", "reentrant", "with_lock", "rw_lock", "semaphore", "multi_guard"],
     &["guard"],
     &["inner"],
     &["acquire", "renew", "cleanup"],

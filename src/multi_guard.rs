@@ -1,0 +1,190 @@
+//! `MultiGuard`: locks of several names, all or none.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use crossbeam_channel::{Receiver, bounded};
+
+use crate::{
+    config::LockOptions,
+    core::{lock_lost::LockLost, token::FencingToken},
+    error::{LockError, Result},
+    guard::LockGuard,
+    inner::ManagerHandle,
+    lock_info::Released,
+    sys::display::Quoted,
+};
+
+/// Maximum number of names of one call; otherwise one call could use up the memory of a server.
+const NAMES_MAX: usize = 1_000;
+
+/// Several locks, held together: from [`RedisMgr::lock_all`](crate::RedisMgr::lock_all) and the
+/// like. Dropping it releases them, in the reverse order of their acquisition.
+///
+/// If one of the locks is lost, all count as lost.
+///
+/// ```
+/// # #[cfg(feature = "testing")] {
+/// # let mgr = distlock::testing::MemoryServer::new().manager();
+/// let both = mgr.lock_all(["account:1", "account:2"])?;
+/// both.ensure_held()?;
+/// println!("{:?} {:?}", both.token("account:1"), both.token("account:2"));
+/// assert!(mgr.try_lock("account:2").unwrap_err().is_contended());
+/// both.release()?;
+/// # assert!(mgr.try_lock_all(["account:2", "account:1"]).is_ok());
+/// # }
+/// # Ok::<(), distlock::LockError>(())
+/// ```
+#[must_use = "if unused, the locks are released at once"]
+pub struct MultiGuard {
+    /// In the order of their acquisition, which is that of their names.
+    guards: Vec<LockGuard>,
+    lost: Receiver<LockLost>,
+}
+
+impl MultiGuard {
+    /// Acquires locks of all these names, in the order of the names. So two calls never wait for
+    /// each other.
+    pub(crate) fn acquire(
+        handle: &Arc<ManagerHandle>,
+        names: impl IntoIterator<Item = impl AsRef<str>>,
+        options: &LockOptions,
+    ) -> Result<MultiGuard> {
+        let names: Vec<_> = names.into_iter().take(NAMES_MAX + 1).collect();
+        let mut names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+        names.sort_unstable();
+        check(&names, options)?;
+        let inner = handle.inner()?;
+        let limit = inner.wait_limit(options);
+        let mut guards: Vec<LockGuard> = Vec::with_capacity(names.len());
+        for name in names {
+            match inner.acquire(name, &limit.apply(inner, options)) {
+                Ok(held) => guards.push(LockGuard::new(held, handle.clone())),
+                Err(error) => {
+                    release_each(guards);
+                    return Err(limit.explain(inner, error));
+                }
+            }
+        }
+        let (sender, lost) = bounded(1);
+        guards.iter().for_each(|guard| guard.report_loss_to(&sender, &lost));
+        let all = MultiGuard { guards, lost };
+        // The first lock may have been lost while the last one was waited for.
+        all.ensure_held()?;
+        Ok(all)
+    }
+
+    /// Returns the names of the locks, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.guards.iter().map(LockGuard::name)
+    }
+
+    /// Returns the fencing token of the lock with this name; `None` if it is not among these.
+    pub fn token(&self, name: &str) -> Option<FencingToken> {
+        self.guards.iter().find(|guard| guard.name() == name).map(LockGuard::fencing_token)
+    }
+
+    /// Returns true while all leases are valid. No round trip, no waiting. Once false, always
+    /// false.
+    pub fn is_held(&self) -> bool {
+        self.guards.iter().all(LockGuard::is_held)
+    }
+
+    /// Returns the time left until the first lease expires unless it is renewed.
+    pub fn remaining(&self) -> Duration {
+        self.guards.iter().map(LockGuard::remaining).min().unwrap_or_default()
+    }
+
+    /// Checks [`is_held`](Self::is_held), for use with `?`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`LockGuard::ensure_held`]; the error names the lock that is lost.
+    pub fn ensure_held(&self) -> Result<()> {
+        self.guards.iter().try_for_each(LockGuard::ensure_held)
+    }
+
+    /// Returns a channel that receives one message when the first of the locks is lost. As
+    /// [`LockGuard::lost`].
+    pub fn lost(&self) -> &Receiver<LockLost> {
+        &self.lost
+    }
+
+    /// Releases all locks. Returns [`Released::Released`] if all were held until now, and otherwise
+    /// the outcome of one that was not. Blocks for one round trip for each lock. If the server does
+    /// not reply, blocks for one [operation timeout](crate::Config::operation_timeout), and the
+    /// other locks are released in the background.
+    ///
+    /// # Errors
+    ///
+    /// As for [`LockGuard::release`].
+    pub fn release(mut self) -> Result<Released> {
+        self.end()
+    }
+
+    /// Releases all locks in the background. See [`LockGuard::release_later`].
+    pub fn release_later(mut self) {
+        release_each(std::mem::take(&mut self.guards));
+    }
+
+    fn end(&mut self) -> Result<Released> {
+        let mut outcome = Ok(Released::Released);
+        while let Some(guard) = self.guards.pop() {
+            if outcome.as_ref().is_err_and(LockError::is_unavailable) {
+                guard.release_later();
+                continue;
+            }
+            let released = guard.release();
+            if matches!(outcome, Ok(Released::Released)) {
+                outcome = released;
+            }
+        }
+        outcome
+    }
+}
+
+/// In reverse, without waiting.
+fn release_each(guards: Vec<LockGuard>) {
+    guards.into_iter().rev().for_each(LockGuard::release_later);
+}
+
+/// Checks sorted names.
+fn check(names: &[&str], options: &LockOptions) -> Result<()> {
+    let invalid = |reason| Err(LockError::InvalidOptions { reason });
+    if names.is_empty() {
+        return invalid("there are no names; give at least one".into());
+    }
+    if names.len() > NAMES_MAX {
+        return invalid(format!("there are more than {NAMES_MAX} names, which is the maximum"));
+    }
+    if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+        let name = Quoted(pair[0]);
+        return invalid(format!(
+            "the name {name} is given twice; the second would wait for the first"
+        ));
+    }
+    if options.is_held_at_least() {
+        return invalid(
+            "several locks cannot be held at least for a time: those acquired first would stay \
+             taken if another one cannot be acquired"
+                .into(),
+        );
+    }
+    Ok(())
+}
+
+impl Drop for MultiGuard {
+    fn drop(&mut self) {
+        if self.guards.first().is_some_and(LockGuard::is_released_in_background) {
+            return release_each(std::mem::take(&mut self.guards));
+        }
+        if let Err(error) = self.end() {
+            log_safely!(warn, "will retry releasing several locks in the background: {error}");
+        }
+    }
+}
+
+impl fmt::Debug for MultiGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.guards).finish()
+    }
+}
