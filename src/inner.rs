@@ -2,6 +2,7 @@
 //! and ends in [`ManagerInner::release`].
 
 mod acquire;
+mod adopt;
 mod by_id;
 mod downgrade;
 mod release;

@@ -1,5 +1,6 @@
 //! Holding a lock: it is renewed despite faults that leave enough time, and ends after `max_hold`.
 
+mod adopt;
 mod asked;
 mod at_least;
 mod renewer_faults;
