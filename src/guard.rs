@@ -291,9 +291,9 @@ impl LockGuard {
     ///
     /// # Errors
     ///
-    /// [`LockError::InvalidOptions`] if the lock is in a database or on several nodes. Otherwise
-    /// the errors of [`renew`](Self::renew). After an error, the lock is released as by dropping
-    /// the guard.
+    /// [`LockError::InvalidOptions`] if the lock is in a database or on several nodes, or is not a
+    /// mutex. Otherwise the errors of [`renew`](Self::renew). After an error, the lock is released as
+    /// by dropping the guard.
     pub fn detach(mut self) -> Result<Detached> {
         let (registration, inner) = self.renewable()?;
         inner.prepare_detaching(&self.lease, registration)?;

@@ -13,6 +13,8 @@ use crate::{
     manager::RedisMgr,
     multi_guard::MultiGuard,
     reentrant::ReentrantGuard,
+    rw_lock::RwLock,
+    semaphore::Semaphore,
 };
 
 /// A lock manager, wherever its locks are kept: for code that takes any.
@@ -65,6 +67,12 @@ pub trait LockManager: fmt::Debug + Send + Sync {
     fn try_lock_all_for(&self, names: &[&str], wait: Duration) -> Result<MultiGuard> {
         self.lock_all_with(names, &LockOptions::new().wait(wait))
     }
+
+    /// Returns a handle of a read-write lock. See [`RedisMgr::rw_lock`].
+    fn rw_lock(&self, name: &str) -> Result<RwLock>;
+
+    /// Returns a handle of a semaphore. See [`RedisMgr::semaphore`].
+    fn semaphore(&self, name: &str, limit: u32) -> Result<Semaphore>;
 
     /// Acquires a lock that its thread can acquire again. See [`RedisMgr::lock_reentrant`].
     fn lock_reentrant(&self, name: &str) -> Result<ReentrantGuard>;
@@ -119,6 +127,14 @@ macro_rules! lock_manager {
 
             fn lock_all_with(&self, names: &[&str], options: &LockOptions) -> Result<MultiGuard> {
                 self.lock_all_with(names, options)
+            }
+
+            fn rw_lock(&self, name: &str) -> Result<RwLock> {
+                self.rw_lock(name)
+            }
+
+            fn semaphore(&self, name: &str, limit: u32) -> Result<Semaphore> {
+                self.semaphore(name, limit)
             }
 
             fn lock_reentrant(&self, name: &str) -> Result<ReentrantGuard> {

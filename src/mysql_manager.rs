@@ -18,6 +18,8 @@ use crate::{
     multi_guard::MultiGuard,
     observe::{Observer, metrics::Metrics},
     reentrant::ReentrantGuard,
+    rw_lock::RwLock,
+    semaphore::Semaphore,
     sys::fork,
     with_lock::run_and_release,
 };
@@ -143,6 +145,16 @@ impl MySqlMgr {
         options: &LockOptions,
     ) -> Result<MultiGuard> {
         MultiGuard::acquire(&self.handle, names, options)
+    }
+
+    /// Fails: read-write locks are not supported in a database.
+    pub fn rw_lock(&self, name: &str) -> Result<RwLock> {
+        RwLock::new(&self.handle, name)
+    }
+
+    /// Fails: semaphores are not supported in a database.
+    pub fn semaphore(&self, name: &str, limit: u32) -> Result<Semaphore> {
+        Semaphore::new(&self.handle, name, limit)
     }
 
     /// Runs `work` while holding a lock. As [`RedisMgr::with_lock`](crate::RedisMgr::with_lock).

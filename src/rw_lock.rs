@@ -203,11 +203,23 @@ impl WriteGuard {
     }
 }
 
+impl From<ReadGuard> for LockGuard {
+    fn from(guard: ReadGuard) -> LockGuard {
+        guard.0
+    }
+}
+
 impl Deref for ReadGuard {
     type Target = LockGuard;
 
     fn deref(&self) -> &LockGuard {
         &self.0
+    }
+}
+
+impl From<WriteGuard> for LockGuard {
+    fn from(guard: WriteGuard) -> LockGuard {
+        guard.0
     }
 }
 

@@ -196,6 +196,12 @@ impl Permit {
     }
 }
 
+impl From<Permit> for LockGuard {
+    fn from(guard: Permit) -> LockGuard {
+        guard.0
+    }
+}
+
 impl Deref for Permit {
     type Target = LockGuard;
 

@@ -358,6 +358,17 @@ pub(crate) struct Run {
     /// Exit with this code instead of 75 if another process holds the lock
     #[arg(long, short = 'E', value_name = "CODE")]
     pub(crate) conflict_exit_code: Option<u8>,
+    /// Share the lock with other commands that use --shared; a command without it runs alone
+    #[arg(long, conflicts_with_all = ["permits", "at_least"])]
+    pub(crate) shared: bool,
+    /// Run at most LIMIT commands of this name at a time; or those that fit, if each needs COUNT
+    /// of LIMIT permits
+    #[arg(long, value_name = "[COUNT/]LIMIT", value_parser = parse_permits)]
+    pub(crate) permits: Option<Permits>,
+    /// Keep the lock taken for at least this long after the start of the command, also if it ends
+    /// earlier: at most one run in that time
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub(crate) at_least: Option<Duration>,
     /// End the command if it has run for this long
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) max_hold: Option<Duration>,
@@ -399,6 +410,30 @@ impl Run {
             None => self.command.clone(),
         }
     }
+}
+
+/// Permits of a semaphore: how many this command needs, of how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Permits {
+    pub(crate) count: u32,
+    pub(crate) limit: u32,
+}
+
+fn parse_permits(text: &str) -> Result<Permits, String> {
+    let (count, limit) = text.split_once('/').unwrap_or(("1", text));
+    let number = |digits: &str| {
+        let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+        let number = is_number.then(|| digits.parse::<u32>().ok()).flatten();
+        number.ok_or_else(|| "write LIMIT or COUNT/LIMIT, such as 4 or 2/4".to_owned())
+    };
+    let (count, limit) = (number(count)?, number(limit)?);
+    if limit == 0 {
+        return Err("the limit is 0, so that no command could run".into());
+    }
+    if count == 0 || count > limit {
+        return Err(format!("{count} permits can never be had if the limit is {limit}"));
+    }
+    Ok(Permits { count, limit })
 }
 
 /// What `run` does if another process holds the lock.

@@ -27,6 +27,10 @@ impl ManagerInner {
         registration: &Registration,
     ) -> Result<()> {
         self.check_adoption()?;
+        if lease.claim.kind != LockKind::Mutex {
+            let reason = "only a mutex can be detached, not a read-write lock or permits";
+            return Err(LockError::InvalidOptions { reason: reason.into() });
+        }
         self.renew(lease, registration)
     }
 

@@ -6,7 +6,7 @@ use crossbeam_channel::{Receiver, bounded, select};
 use distlock::{ContendedEvent, HandleEvent, LockError, LockGuard, LockManager, LockOptions};
 
 use super::signals;
-use crate::{format, output};
+use crate::{args::Permits, format, output};
 
 /// How the attempt to acquire the lock ended.
 #[derive(Debug)]
@@ -17,17 +17,40 @@ pub(super) enum AcquireResult {
     Interrupted(i32),
 }
 
+/// The lock that the command needs.
+#[derive(Debug)]
+pub(super) struct Request<'a> {
+    pub(super) name: &'a str,
+    pub(super) shared: bool,
+    pub(super) permits: Option<Permits>,
+    pub(super) options: LockOptions,
+}
+
+impl Request<'_> {
+    fn send(&self, mgr: &dyn LockManager) -> Result<LockGuard, LockError> {
+        match self.permits {
+            Some(Permits { count, limit }) => mgr
+                .semaphore(self.name, limit)?
+                .acquire_with(count, &self.options)
+                .map(LockGuard::from),
+            None if self.shared => {
+                mgr.rw_lock(self.name)?.read_with(&self.options).map(LockGuard::from)
+            }
+            None => mgr.lock_with(self.name, &self.options),
+        }
+    }
+}
+
 /// Acquires the lock on a thread of its own.
 pub(super) fn acquire(
     mgr: &dyn LockManager,
-    name: &str,
-    options: &LockOptions,
+    request: &Request<'_>,
     received: &Receiver<i32>,
 ) -> io::Result<AcquireResult> {
     thread::scope(|scope| {
         let (sender, results) = bounded(1);
         // The channel has room for the one result, so sending it never blocks.
-        let lock = move || drop(sender.send(mgr.lock_with(name, options)));
+        let lock = move || drop(sender.send(request.send(mgr)));
         thread::Builder::new().name("acquire".into()).spawn_scoped(scope, lock)?;
         let result = loop {
             select! {

@@ -83,6 +83,9 @@ fn terminate_group(order: Option<KillOrder>, limit: Duration) {
 
 /// Releases the lock.
 fn release(lock: &LockSpec) -> Outcome {
+    if lock.is_kept {
+        return Ok(Exit::Success);
+    }
     let LockSpec { urls: url, password, prefix, table, timeout, quarantine, tls, .. } =
         lock.clone();
     let servers = Servers { url, password_file: None, prefix, table, timeout, quarantine, tls };

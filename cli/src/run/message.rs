@@ -38,6 +38,9 @@ pub(super) struct LockSpec {
     pub(super) id: String,
     pub(super) ttl: Duration,
     pub(super) grace: Duration,
+    /// The lock must stay taken after the command: it is left to expire.
+    #[serde(default)]
+    pub(super) is_kept: bool,
 }
 
 impl GuardianMessage {
@@ -70,6 +73,7 @@ mod tests {
             id: "h|pid1".into(),
             ttl: Duration::from_secs(30),
             grace: Duration::ZERO,
+            is_kept: true,
         };
         let messages = [
             GuardianMessage::Acquiring(Box::new(lock)),

@@ -31,7 +31,7 @@ use std::{
 use distlock::{LockGuard, LockLost, LockOptions, Released};
 
 use self::{
-    acquire::{AcquireResult, WaitReporter, acquire},
+    acquire::{AcquireResult, Request, WaitReporter, acquire},
     exec_gate::ExecGate,
     guardian_handle::GuardianHandle,
     last_renewal_error::LastRenewalError,
@@ -72,10 +72,17 @@ pub(crate) fn run(servers: &Servers, options: &Run) -> Outcome {
     if let Some(wait) = wait_policy.wait {
         lock_options = lock_options.wait(wait);
     }
+    if let Some(period) = options.at_least {
+        lock_options = lock_options.hold_at_least(period);
+    }
     let started = clock::now();
-    let guard = match acquire(&*mgr, &options.name, &lock_options, &signals.received)
-        .map_err(system_failure)?
-    {
+    let request = Request {
+        name: &options.name,
+        shared: options.shared,
+        permits: options.permits,
+        options: lock_options,
+    };
+    let guard = match acquire(&*mgr, &request, &signals.received).map_err(system_failure)? {
         AcquireResult::Acquired(guard) => guard,
         AcquireResult::Interrupted(signal) => {
             drop(guardian);
@@ -163,6 +170,7 @@ fn lock_spec(servers: &Servers, options: &Run, password: Option<String>) -> Lock
         id: String::new(),
         ttl: options.ttl,
         grace: options.grace,
+        is_kept: options.at_least.is_some(),
     }
 }
 

@@ -7,6 +7,7 @@ mod ends;
 pub(crate) mod fixture;
 mod hidepid;
 mod killed;
+mod kinds;
 mod lost;
 mod nodes;
 mod signals;
