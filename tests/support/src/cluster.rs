@@ -217,6 +217,7 @@ impl Cluster {
         eventually("the replica is in sync", TEST_TIMEOUT, || {
             replica.query::<String>(&["INFO", "replication"]).contains("master_link_status:up")
         });
+        let former = master.node_id();
         let mut requested: Option<Instant> = None;
         eventually("the replica takes over", TEST_TIMEOUT, || {
             // On a busy machine, the nodes may give up.
@@ -226,6 +227,16 @@ impl Cluster {
             }
             replica.role() == "master"
         });
+        let id = replica.node_id();
+        eventually("all know the new master", TEST_TIMEOUT, || {
+            let knows = |node: &RedisServer| {
+                let nodes: String = node.query(&["CLUSTER", "NODES"]);
+                nodes.lines().any(|line| line.contains(&id) && line.contains("master"))
+                    && nodes.lines().any(|line| line.contains(&former) && line.contains("slave"))
+            };
+            self.nodes.iter().filter(|node| node.is_running()).all(knows)
+        });
+        self.await_ok();
     }
 
     /// Waits until another node than this one serves the slot.
