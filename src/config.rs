@@ -15,7 +15,7 @@ pub use self::mysql::MySqlConfig;
 pub use self::options::LockOptions;
 #[cfg(feature = "tls")]
 pub use self::tls::Tls;
-pub(crate) use self::validated::{LockParams, ValidatedConfig};
+pub(crate) use self::validated::ValidatedConfig;
 use self::{urls::split_urls, validated::TTL_MAX};
 use crate::{
     backend::redis::{self, Endpoint, Replicas},

@@ -10,10 +10,7 @@ use std::{
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::{
-    core::{
-        detached::Detached, id::LockId, kind::LockKind, lease::Lease, lock_lost::LockLost,
-        token::FencingToken,
-    },
+    core::{id::LockId, kind::LockKind, lease::Lease, lock_lost::LockLost, token::FencingToken},
     error::{LockError, Result},
     inner::{HeldLock, ManagerHandle, ManagerInner},
     lock_info::Released,
@@ -279,29 +276,6 @@ impl LockGuard {
         let Some((held, manager)) = self.take_parts() else { return Err(LockError::Forked) };
         release_and_maybe_shut_down(manager, |inner, timeout| inner.release(held, timeout))
             .ok_or(LockError::Shutdown)?
-    }
-
-    /// Leaves the lock to another process, which takes it over with
-    /// [`RedisMgr::adopt`](crate::RedisMgr::adopt): for a parent that hands work to a child, or a
-    /// server that hands it to a worker. The lease is renewed once. Then nobody renews or releases
-    /// the lock, so it is free again one ttl later unless it is adopted. Send the
-    /// [`Detached`]'s text. Blocks for one round trip.
-    ///
-    /// The event is that of a release. [`max_hold`](crate::LockOptions::max_hold) ends here.
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::InvalidOptions`] if the lock is in a database or on several nodes, or is not a
-    /// mutex. Otherwise the errors of [`renew`](Self::renew). After an error, the lock is released as
-    /// by dropping the guard.
-    pub fn detach(mut self) -> Result<Detached> {
-        let (registration, inner) = self.renewable()?;
-        inner.prepare_detaching(&self.lease, registration)?;
-        let detached = Detached::new(self.name(), self.id());
-        let Some((held, manager)) = self.take_parts() else { return Err(LockError::Forked) };
-        release_and_maybe_shut_down(manager, |inner, _| inner.detach(held))
-            .ok_or(LockError::Shutdown)??;
-        Ok(detached)
     }
 
     /// Turns a write lock into a read lock.

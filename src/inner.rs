@@ -2,7 +2,6 @@
 //! and ends in [`ManagerInner::release`].
 
 mod acquire;
-mod adopt;
 mod by_id;
 mod downgrade;
 mod release;

@@ -25,7 +25,6 @@ use crate::{
         cancel::CancelToken,
         claim::{Claim, Grant, GrantNotice, Residue},
         holder::Holder,
-        id::LockId,
         key::{InvalidName, LockKey},
         kind::LockKind,
         lease::Lease,
@@ -114,18 +113,6 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     /// sentence; `None` if it can.
     fn refusal_of_keeping(&self, _: LockKind) -> Option<&'static str> {
         Some("locks can be held at least for a time on one Redis server only")
-    }
-
-    /// Returns why locks here cannot pass from one holder to another by
-    /// [`adopt`](Self::adopt), as a part of a sentence; `None` if they can.
-    fn refusal_of_adoption(&self) -> Option<&'static str> {
-        Some("locks can be detached and adopted on one Redis server or in a cluster only")
-    }
-
-    /// Gives the mutex that is held under the id `former` to this claim.
-    fn adopt(&self, _claim: &Claim, _former: &LockId, _deadline: Moment) -> Adopted {
-        let failure = NodeError::not_sent(io::ErrorKind::Unsupported.into());
-        Adopted::Failed(BackendError::Node(failure), None)
     }
 
     /// Turns a write lock into a read lock, without a moment in which it is not held.
@@ -418,16 +405,6 @@ pub(crate) struct ReleaseReport {
     pub(crate) result: Result<Released, BackendError>,
     /// What the release may have left on the servers.
     pub(crate) residues: Vec<Residue>,
-}
-
-/// Result of adopting a lock.
-#[derive(Debug)]
-pub(crate) enum Adopted {
-    Granted(Grant),
-    Gone,
-    HeldByOther(Box<Holder>),
-    /// The residue is what the request may have left on the server.
-    Failed(BackendError, Option<Residue>),
 }
 
 /// Result of turning a write lock into a read lock.

@@ -5,14 +5,8 @@ use std::{sync::Arc, time::Duration};
 use super::{HeldLock, ManagerInner};
 use crate::{
     acquire::WaitTerms,
-    config::{LockOptions, LockParams},
-    core::{
-        claim::{Claim, Grant},
-        id::generate_lock_id,
-        kind::LockKind,
-        lease::Lease,
-        lock_lost::LockLost,
-    },
+    config::LockOptions,
+    core::{claim::Claim, id::generate_lock_id, kind::LockKind, lease::Lease, lock_lost::LockLost},
     error::{LockError, Result},
     observe::{HoldSpan, WaitSpan, event::AcquiredEvent},
     renew::RenewalPlan,
@@ -70,23 +64,7 @@ impl ManagerInner {
             }
         };
         let waited = wait_span.end("acquired");
-        self.hold(claim, grant, &params, (waited, contended), left)
-    }
-
-    /// Begins the lease of a claim that was granted, and registers it with the renewer. `waited`
-    /// says for how long, and whether somebody else had the lock. `left` returns the time left for
-    /// the call.
-    pub(super) fn hold(
-        &self,
-        claim: Claim,
-        grant: Grant,
-        params: &LockParams,
-        (waited, contended): (Duration, bool),
-        left: impl Fn() -> Duration,
-    ) -> Result<HeldLock> {
-        let observer = &self.observer;
-        let is_kept = !params.hold_at_least.is_zero();
-        let span = HoldSpan::begin(claim.key.name(), &claim.id, grant.token.0);
+        let span = HoldSpan::begin(name, &claim.id, grant.token.0);
         let plan = RenewalPlan {
             renew: params.renew,
             provisional: grant.provisional,
@@ -101,7 +79,6 @@ impl ManagerInner {
             lease.keep_until = clock::now().saturating_add(params.hold_at_least);
         }
         let lease = Arc::new(lease);
-        let name = lease.claim.key.name();
         match self.renewer.register(&lease, plan) {
             Some(registration) => {
                 observer.acquired(AcquiredEvent {

@@ -1,33 +1,11 @@
-//! Locks of several names at once, and locks of other processes.
+//! Locks of several names at once.
 
 use std::time::Duration;
 
 use super::RedisMgr;
-use crate::{
-    config::LockOptions, core::detached::Detached, error::Result, guard::LockGuard,
-    multi_guard::MultiGuard,
-};
+use crate::{config::LockOptions, error::Result, multi_guard::MultiGuard};
 
 impl RedisMgr {
-    /// Takes over a lock that its holder has [detached](LockGuard::detach), in another process or
-    /// here. From now on it is held under a new id and with a new fencing token, so there is one
-    /// successor at most. Its lease has the [ttl](crate::Config::ttl) of this manager, and is
-    /// renewed. Does not wait. Blocks for one round trip, at most for one
-    /// [operation timeout](crate::Config::operation_timeout).
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::Lost`](crate::LockError::Lost) if nobody holds the lock any more: its ttl has
-    /// run out, or it was released. [`LockError::Held`](crate::LockError::Held) if it was adopted
-    /// or acquired by another client.
-    /// [`LockError::InvalidOptions`](crate::LockError::InvalidOptions) if the locks are on several
-    /// nodes. If the server does not reply, the errors of
-    /// [`lock`](Self::lock); the lock is then released if this call had taken it over.
-    pub fn adopt(&self, detached: &Detached) -> Result<LockGuard> {
-        let held = self.handle.inner()?.adopt(detached.name(), detached.id())?;
-        Ok(LockGuard::new(held, self.handle.clone()))
-    }
-
     /// Acquires the locks of all these names. Waits without a time limit.
     ///
     /// The locks are acquired one after the other, in the order of their names, each in its queue.

@@ -1,6 +1,5 @@
 //! Holding a lock: it is renewed despite faults that leave enough time, and ends after `max_hold`.
 
-mod adopt;
 mod asked;
 mod at_least;
 mod renewer_faults;

@@ -123,8 +123,8 @@ impl Pair {
 
     /// A call of a random script, as the library sends it.
     fn call(&mut self) -> Vec<Bytes> {
-        const WEIGHTED: [usize; 21] =
-            [0, 0, 1, 1, 2, 3, 4, 5, 5, 5, 5, 5, 6, 6, 6, 7, 8, 9, 10, 10, 11];
+        const WEIGHTED: [usize; 20] =
+            [0, 0, 1, 1, 2, 3, 4, 5, 5, 5, 5, 5, 6, 6, 6, 7, 8, 9, 10, 10];
         let script = Script::ALL[WEIGHTED[self.rng.usize(..WEIGHTED.len())]];
         self.nonce += 1;
         let nonce = self.nonce.to_string();
@@ -135,7 +135,7 @@ impl Pair {
             (Script::Inspect, first) => KEYS[if first { 0..3 } else { 3..6 }].to_vec(),
             (Script::RenewMembers, _) => vec![KEYS[0], KEYS[7], KEYS[2], KEYS[3], KEYS[8], KEYS[5]],
             (Script::ListMembers, _) => vec![KEYS[0], KEYS[7], KEYS[3], KEYS[8]],
-            (Script::Acquire | Script::Release | Script::Adopt, first) => {
+            (Script::Acquire | Script::Release, first) => {
                 [&KEYS[if first { 0..3 } else { 3..6 }], &KEYS[6..7]].concat()
             }
             (_, first) => {
@@ -178,7 +178,6 @@ impl Pair {
             }
             Script::Downgrade => vec![id, ttl],
             Script::ListMembers => vec![self.pick(&["0", "1", "100"])],
-            Script::Adopt => vec![id, self.pick(&["one", "six"]), ttl, late, "3620000"],
             Script::Keep => {
                 let entry = if self.rng.bool() { &entry } else { "" };
                 vec![id, entry, self.pick(&["1", "2"]), ttl]

@@ -25,12 +25,11 @@ use self::{
 };
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, Adopted, Backend, Downgraded, GrantStream, Inspection,
-        LeaseRenewals, ReleaseReport, RenewSoon, ResidueCleaner, StreamError,
+        AcquireRequest, Acquisition, Backend, Downgraded, GrantStream, Inspection, LeaseRenewals,
+        ReleaseReport, RenewSoon, ResidueCleaner, StreamError,
         error::{BackendError, NodeError, NodeErrorKind},
         redis::{
             Endpoint, NodeConnections, RedisSettings, ReleaseAttempts, Request, Urgency, Yielding,
-            adoption::adopt_on_one_server,
             groups::{
                 add_members, add_members_to_holder, downgrade_on_one_server, refusal_of_keeping,
                 release_any_kind,
@@ -43,7 +42,6 @@ use crate::{
         ack::PendingAcks,
         claim::{Claim, Residue},
         holder::Holder,
-        id::LockId,
         key::{InvalidName, LockKey},
         kind::LockKind,
         lease::Lease,
@@ -219,24 +217,6 @@ impl Backend for ClusterBackend {
 
     fn refusal_of_keeping(&self, kind: LockKind) -> Option<&'static str> {
         refusal_of_keeping(kind)
-    }
-
-    fn refusal_of_adoption(&self) -> Option<&'static str> {
-        None
-    }
-
-    fn adopt(&self, claim: &Claim, former: &LockId, deadline: Moment) -> Adopted {
-        adopt_on_one_server(claim, former, deadline, |request, until| {
-            let patience = Patience { deadline: until, waits_for_nodes: true };
-            let followed = self.router.follow(slot_of(&claim.key)?, patience, |part, is_asking| {
-                let mut connections = part.pool.get(Urgency::Other, until)?;
-                let connection = connections.only();
-                let adopted = self.router.ask_over(part, connection, request, is_asking, until)?;
-                self.router.replicas().confirm(&part.node, connection, until)?;
-                Ok(adopted)
-            });
-            followed.map(|(_, exchange)| exchange)
-        })
     }
 
     fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Downgraded, BackendError> {

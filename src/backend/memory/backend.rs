@@ -5,13 +5,12 @@ use std::{sync::Arc, time::Duration};
 use super::{grant_stream::MemoryGrantStream, server::Server};
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, Adopted, Backend, CleanupLimits, Downgraded, GrantStream,
-        Inspection, LeaseRenewals, ReleaseReport, RenewSoon, RenewalLimits, RenewalReport,
-        ResidueCleaner, StreamError,
+        AcquireRequest, Acquisition, Backend, CleanupLimits, Downgraded, GrantStream, Inspection,
+        LeaseRenewals, ReleaseReport, RenewSoon, RenewalLimits, RenewalReport, ResidueCleaner,
+        StreamError,
         error::{BackendError, NodeError},
         redis::{
             ClaimServer, Exchange, RedisAcquisition, Request,
-            adoption::adopt_on_one_server,
             groups::{
                 add_members, add_members_to_holder, downgrade_on_one_server, refusal_of_keeping,
                 release_any_kind,
@@ -29,7 +28,6 @@ use crate::{
         claim::{Claim, Residue},
         clock_sample::ClockSample,
         holder::Holder,
-        id::LockId,
         key::LockKey,
         kind::LockKind,
         lease::Lease,
@@ -171,14 +169,6 @@ impl Backend for MemoryBackend {
 
     fn refusal_of_keeping(&self, kind: LockKind) -> Option<&'static str> {
         refusal_of_keeping(kind)
-    }
-
-    fn refusal_of_adoption(&self) -> Option<&'static str> {
-        None
-    }
-
-    fn adopt(&self, claim: &Claim, former: &LockId, deadline: Moment) -> Adopted {
-        adopt_on_one_server(claim, former, deadline, |request, _| self.ask(request))
     }
 
     fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Downgraded, BackendError> {

@@ -6,7 +6,6 @@ use super::{
     Connection, ConnectionPool, Endpoint, NodeConnections, NodeError, NodeErrorKind,
     PooledConnections, RedisAcquisition, RedisGrantStream, RedisNode, Replicas, Request, Urgency,
     acquisition::{PLACE, PooledServer},
-    adoption::adopt_on_one_server,
     clean_up::RedisCleaner,
     exchange,
     groups::{
@@ -22,14 +21,13 @@ use super::{
 };
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, Adopted, Backend, Downgraded, GrantStream, Inspection,
-        LeaseRenewals, ReleaseReport, RenewSoon, ResidueCleaner, StreamError, error::BackendError,
+        AcquireRequest, Acquisition, Backend, Downgraded, GrantStream, Inspection, LeaseRenewals,
+        ReleaseReport, RenewSoon, ResidueCleaner, StreamError, error::BackendError,
     },
     core::{
         ack::PendingAcks,
         claim::{Claim, Residue},
         holder::Holder,
-        id::LockId,
         key::LockKey,
         kind::LockKind,
         lease::Lease,
@@ -225,19 +223,6 @@ impl Backend for RedisBackend {
 
     fn refusal_of_keeping(&self, kind: LockKind) -> Option<&'static str> {
         refusal_of_keeping(kind)
-    }
-
-    fn refusal_of_adoption(&self) -> Option<&'static str> {
-        None
-    }
-
-    fn adopt(&self, claim: &Claim, former: &LockId, deadline: Moment) -> Adopted {
-        adopt_on_one_server(claim, former, deadline, |request, until| {
-            let mut connections = self.pool.get(Urgency::Other, until)?;
-            let adopted = exchange(&self.node, connections.only(), request, until)?;
-            self.replicas.confirm(&self.node, connections.only(), until)?;
-            Ok(adopted)
-        })
     }
 
     fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Downgraded, BackendError> {

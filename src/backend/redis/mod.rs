@@ -2,7 +2,6 @@
 //! failure becomes a [`NodeError`], which states whether the request may have been carried out.
 
 mod acquisition;
-pub(crate) mod adoption;
 mod backend;
 mod clean_up;
 mod connection;

@@ -93,10 +93,10 @@ fn first_locks_are_kept_while_the_last_is_waited_for() {
     held.release().unwrap().unwrap_released();
     let all = completes_within(CALL_LIMIT, "the call", || waiting.join().unwrap().unwrap());
     assert!(all.is_held());
-    // A waiter for one of them gets it as soon as all are released.
+    // Whoever waits for one of them gets it as soon as all are released.
     let next = spawn_queued_waiter(&server, &other, "a");
     drop(all);
-    drop(completes_within(CALL_LIMIT, "the hand-over", || next.join().unwrap().unwrap()));
+    completes_within(CALL_LIMIT, "the hand-over", || next.join().unwrap().unwrap());
 }
 
 /// The wait counts for all names together, and nothing is left of the locks that were acquired.
