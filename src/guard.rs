@@ -10,7 +10,10 @@ use std::{
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::{
-    core::{id::LockId, kind::LockKind, lease::Lease, lock_lost::LockLost, token::FencingToken},
+    core::{
+        detached::Detached, id::LockId, kind::LockKind, lease::Lease, lock_lost::LockLost,
+        token::FencingToken,
+    },
     error::{LockError, Result},
     inner::{HeldLock, ManagerHandle, ManagerInner},
     lock_info::Released,
@@ -251,6 +254,34 @@ impl LockGuard {
             inner.release_later(held, timeout)
         });
         self.log_failed_release(released);
+    }
+
+    /// Leaves the lock to a successor, usually in another process. Renews it once, and then neither
+    /// renews nor releases it: it expires after its ttl unless it is
+    /// [adopted](crate::RedisMgr::adopt) before. Blocks like [`renew`](Self::renew).
+    ///
+    /// ```
+    /// # #[cfg(feature = "testing")] {
+    /// # let server = distlock::testing::MemoryServer::new();
+    /// # let (mgr, other) = (server.manager(), server.manager());
+    /// let text = mgr.lock("orders:42")?.detach()?.to_string(); // send it to the other process
+    /// let guard = other.adopt(&text.parse()?)?; // there
+    /// assert!(guard.is_held());
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::InvalidOptions`] if the lock is in a database, on several nodes, or [held at
+    /// least](crate::LockOptions::hold_at_least) for a time. Otherwise the errors of
+    /// [`renew`](Self::renew). After an error, the lock is released as if the guard were dropped.
+    pub fn detach(mut self) -> Result<Detached> {
+        let (registration, inner) = self.renewable()?;
+        inner.prepare_detach(&self.lease, registration)?;
+        let Some((held, manager)) = self.take_parts() else { return Err(LockError::Forked) };
+        release_and_maybe_shut_down(manager, |inner, _| inner.detach(held))
+            .ok_or(LockError::Shutdown)?
     }
 
     pub(crate) fn is_released_in_background(&self) -> bool {

@@ -4,6 +4,7 @@
 mod acquire;
 mod by_id;
 mod downgrade;
+mod pass;
 mod release;
 mod renew;
 mod wait_limit;

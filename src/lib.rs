@@ -224,6 +224,7 @@ pub use crate::{
     config::{Config, LockOptions},
     core::{
         cancel::CancelToken,
+        detached::{Detached, ParseDetachedError},
         holder::Holder,
         id::{LockId, ParseLockIdError, generate_lock_id},
         kind::{HeldBy, LockKind},

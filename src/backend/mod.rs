@@ -25,6 +25,7 @@ use crate::{
         cancel::CancelToken,
         claim::{Claim, Grant, GrantNotice, Residue},
         holder::Holder,
+        id::LockId,
         key::{InvalidName, LockKey},
         kind::LockKind,
         lease::Lease,
@@ -116,7 +117,18 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     }
 
     /// Turns a write lock into a read lock, without a moment in which it is not held.
-    fn downgrade(&self, _lease: &Lease, _deadline: Moment) -> Result<Downgraded, BackendError> {
+    fn downgrade(&self, _lease: &Lease, _deadline: Moment) -> Result<Passed, BackendError> {
+        Err(BackendError::Node(NodeError::not_sent(io::ErrorKind::Unsupported.into())))
+    }
+
+    /// Returns why a lock cannot pass to a successor here, as a part of a sentence; `None` if it
+    /// can.
+    fn refusal_of_passing(&self) -> Option<&'static str> {
+        Some("locks can be detached and adopted on one Redis server only")
+    }
+
+    /// Gives the lock of the holder `former` to this claim.
+    fn adopt(&self, _: &LockId, _: &Claim, _: Moment) -> Result<Passed, BackendError> {
         Err(BackendError::Node(NodeError::not_sent(io::ErrorKind::Unsupported.into())))
     }
 
@@ -407,10 +419,10 @@ pub(crate) struct ReleaseReport {
     pub(crate) residues: Vec<Residue>,
 }
 
-/// Result of turning a write lock into a read lock.
+/// Result of passing a lock on: from a writer to a reader, or to a successor.
 #[derive(Debug)]
-pub(crate) enum Downgraded {
-    /// The grant of the read lock, with the token of the write lock.
+pub(crate) enum Passed {
+    /// The grant of the next holder.
     To(Grant),
     Lost(LockLost),
 }

@@ -7,6 +7,7 @@ pub(crate) mod backoff;
 pub(crate) mod cancel;
 pub(crate) mod claim;
 pub(crate) mod clock_sample;
+pub(crate) mod detached;
 #[cfg(any(feature = "mysql", feature = "testing"))]
 pub(crate) mod glob;
 pub(crate) mod holder;

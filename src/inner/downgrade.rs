@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{HeldLock, ManagerInner};
 use crate::{
-    backend::Downgraded,
+    backend::Passed,
     core::{
         claim::Claim,
         kind::LockKind,
@@ -41,8 +41,8 @@ impl ManagerInner {
         let claim = Claim { kind, ttl, ..lease.claim.clone() };
         let deadline = self.operation_deadline();
         let grant = match self.observer.shield(|| self.backend.downgrade(&lease, deadline)) {
-            Ok(Downgraded::To(grant)) => grant,
-            Ok(Downgraded::Lost(why)) => {
+            Ok(Passed::To(grant)) => grant,
+            Ok(Passed::Lost(why)) => {
                 let held_for = lease.held_for(clock::now());
                 self.observer.lost(name, &claim.id, lease.token, &why, held_for);
                 span.end("lost");

@@ -123,8 +123,8 @@ impl Pair {
 
     /// A call of a random script, as the library sends it.
     fn call(&mut self) -> Vec<Bytes> {
-        const WEIGHTED: [usize; 20] =
-            [0, 0, 1, 1, 2, 3, 4, 5, 5, 5, 5, 5, 6, 6, 6, 7, 8, 9, 10, 10];
+        const WEIGHTED: [usize; 22] =
+            [0, 0, 1, 1, 2, 3, 4, 5, 5, 5, 5, 5, 6, 6, 6, 7, 8, 9, 10, 10, 11, 11];
         let script = Script::ALL[WEIGHTED[self.rng.usize(..WEIGHTED.len())]];
         self.nonce += 1;
         let nonce = self.nonce.to_string();
@@ -178,6 +178,7 @@ impl Pair {
             }
             Script::Downgrade => vec![id, ttl],
             Script::ListMembers => vec![self.pick(&["0", "1", "100"])],
+            Script::Adopt => vec![id, "six", ttl, self.pick(&["1", "2"]), late],
             Script::Keep => {
                 let entry = if self.rng.bool() { &entry } else { "" };
                 vec![id, entry, self.pick(&["1", "2"]), ttl]

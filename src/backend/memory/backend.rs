@@ -5,12 +5,13 @@ use std::{sync::Arc, time::Duration};
 use super::{grant_stream::MemoryGrantStream, server::Server};
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, Backend, CleanupLimits, Downgraded, GrantStream, Inspection,
-        LeaseRenewals, ReleaseReport, RenewSoon, RenewalLimits, RenewalReport, ResidueCleaner,
-        StreamError,
+        AcquireRequest, Acquisition, Backend, CleanupLimits, GrantStream, Inspection,
+        LeaseRenewals, Passed, ReleaseReport, RenewSoon, RenewalLimits, RenewalReport,
+        ResidueCleaner, StreamError,
         error::{BackendError, NodeError},
         redis::{
             ClaimServer, Exchange, RedisAcquisition, Request,
+            adopt::adopt_on_one_server,
             groups::{
                 add_members, add_members_to_holder, downgrade_on_one_server, refusal_of_keeping,
                 release_any_kind,
@@ -28,6 +29,7 @@ use crate::{
         claim::{Claim, Residue},
         clock_sample::ClockSample,
         holder::Holder,
+        id::LockId,
         key::LockKey,
         kind::LockKind,
         lease::Lease,
@@ -171,7 +173,22 @@ impl Backend for MemoryBackend {
         refusal_of_keeping(kind)
     }
 
-    fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Downgraded, BackendError> {
+    fn refusal_of_passing(&self) -> Option<&'static str> {
+        None
+    }
+
+    fn adopt(
+        &self,
+        former: &LockId,
+        claim: &Claim,
+        deadline: Moment,
+    ) -> Result<Passed, BackendError> {
+        adopt_on_one_server(former, claim, deadline, |request, until| {
+            self.server.exchange(request, until)
+        })
+    }
+
+    fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Passed, BackendError> {
         downgrade_on_one_server(lease, deadline, |request, _| self.ask(request))
     }
 

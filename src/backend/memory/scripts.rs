@@ -1,6 +1,7 @@
 //! The scripts in `src/backend/redis/lua`, translated to Rust line by line. The simulator compares
 //! them with a real server (`tests/sim/differential.rs`).
 
+mod adopt;
 mod call;
 mod group;
 mod keep;
@@ -20,7 +21,7 @@ use self::{
 use super::store::{Access, Bytes, CommandError, StoreResult};
 use crate::backend::redis::{
     list,
-    primitive::{group as groups, keep::KEEP, mutex},
+    primitive::{adopt::ADOPT, group as groups, keep::KEEP, mutex},
     script,
 };
 
@@ -49,11 +50,13 @@ pub enum Script {
     ListMembers,
     /// Releases a lock that stays taken for a while.
     Keep,
+    /// Gives a lock to a successor.
+    Adopt,
 }
 
 impl Script {
     /// All scripts.
-    pub const ALL: [Script; 11] = [
+    pub const ALL: [Script; 12] = [
         Script::Acquire,
         Script::Release,
         Script::Renew,
@@ -65,6 +68,7 @@ impl Script {
         Script::Downgrade,
         Script::ListMembers,
         Script::Keep,
+        Script::Adopt,
     ];
 
     fn sent(self) -> &'static script::Script {
@@ -80,6 +84,7 @@ impl Script {
             Script::Downgrade => &groups::DOWNGRADE,
             Script::ListMembers => &groups::LIST,
             Script::Keep => &KEEP,
+            Script::Adopt => &ADOPT,
         }
     }
 
@@ -123,6 +128,7 @@ impl Script {
             Script::Downgrade => GroupCall::new(call).downgrade(),
             Script::ListMembers => call.list_members(),
             Script::Keep => call.keep(),
+            Script::Adopt => call.adopt(),
         }
     }
 }

@@ -6,6 +6,7 @@ use super::{
     Connection, ConnectionPool, Endpoint, NodeConnections, NodeError, NodeErrorKind,
     PooledConnections, RedisAcquisition, RedisGrantStream, RedisNode, Replicas, Request, Urgency,
     acquisition::{PLACE, PooledServer},
+    adopt::adopt_on_one_server,
     clean_up::RedisCleaner,
     exchange,
     groups::{
@@ -21,13 +22,14 @@ use super::{
 };
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, Backend, Downgraded, GrantStream, Inspection, LeaseRenewals,
+        AcquireRequest, Acquisition, Backend, GrantStream, Inspection, LeaseRenewals, Passed,
         ReleaseReport, RenewSoon, ResidueCleaner, StreamError, error::BackendError,
     },
     core::{
         ack::PendingAcks,
         claim::{Claim, Residue},
         holder::Holder,
+        id::LockId,
         key::LockKey,
         kind::LockKind,
         lease::Lease,
@@ -225,7 +227,23 @@ impl Backend for RedisBackend {
         refusal_of_keeping(kind)
     }
 
-    fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Downgraded, BackendError> {
+    fn refusal_of_passing(&self) -> Option<&'static str> {
+        None
+    }
+
+    fn adopt(
+        &self,
+        former: &LockId,
+        claim: &Claim,
+        deadline: Moment,
+    ) -> Result<Passed, BackendError> {
+        adopt_on_one_server(former, claim, deadline, |request, until| {
+            let mut connections = self.pool.get(Urgency::Other, until)?;
+            exchange(&self.node, connections.only(), request, until)
+        })
+    }
+
+    fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Passed, BackendError> {
         downgrade_on_one_server(lease, deadline, |request, until| {
             let mut connections = self.pool.get(Urgency::Release, until)?;
             exchange(&self.node, connections.only(), request, until)

@@ -5,7 +5,7 @@ use super::{
     requests_and_replies::{Downgrade, DowngradeReply, GroupReport, ListMembers},
 };
 use crate::{
-    backend::{Downgraded, Inspection, error::BackendError},
+    backend::{Inspection, Passed, error::BackendError},
     core::{
         claim::{Grant, whole_ms},
         holder::Holder,
@@ -54,7 +54,7 @@ pub(crate) fn downgrade_on_one_server(
     lease: &Lease,
     deadline: Moment,
     mut ask: impl FnMut(&Downgrade<'_>, Moment) -> Result<Exchange<DowngradeReply>, NodeError>,
-) -> Result<Downgraded, BackendError> {
+) -> Result<Passed, BackendError> {
     let claim = &lease.claim;
     let ttl = lease.ttl();
     let request = Downgrade { key: &claim.key, id: claim.id.as_str(), ttl_ms: whole_ms(ttl) };
@@ -71,7 +71,7 @@ pub(crate) fn downgrade_on_one_server(
         DowngradeReply::Done => {
             let mut node_deadlines = NodeDeadlines::new(1);
             node_deadlines.confirm(0, deadline_from_sent(sent, ttl));
-            Downgraded::To(Grant {
+            Passed::To(Grant {
                 token: lease.token,
                 node_deadlines,
                 provisional: false,
@@ -80,8 +80,8 @@ pub(crate) fn downgrade_on_one_server(
                 queue_entry: lease.queue_entry.clone(),
             })
         }
-        DowngradeReply::Gone => Downgraded::Lost(LockLost::Gone),
-        DowngradeReply::HeldByOther(by) => Downgraded::Lost(LockLost::Taken { by: Box::new(by) }),
+        DowngradeReply::Gone => Passed::Lost(LockLost::Gone),
+        DowngradeReply::HeldByOther(by) => Passed::Lost(LockLost::Taken { by: Box::new(by) }),
     })
 }
 

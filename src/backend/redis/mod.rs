@@ -2,6 +2,7 @@
 //! failure becomes a [`NodeError`], which states whether the request may have been carried out.
 
 mod acquisition;
+pub(crate) mod adopt;
 mod backend;
 mod clean_up;
 mod connection;

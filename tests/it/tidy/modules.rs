@@ -29,7 +29,7 @@ const LAYERS: [&[&str]; 19] = [
 ];
 
 /// Files that only decide: everything they need to know about the world is passed in as values.
-const PURE: [&str; 35] = [
+const PURE: [&str; 36] = [
     "acquire/retry.rs",
     "core/backoff.rs",
     "core/slot.rs",
@@ -53,6 +53,7 @@ const PURE: [&str; 35] = [
     "observe/metrics/timing.rs",
     "core/clock_sample.rs",
     "backend/redis/primitive/mod.rs",
+    "backend/redis/primitive/adopt.rs",
     "backend/redis/primitive/group.rs",
     "backend/redis/primitive/keep.rs",
     "backend/redis/primitive/mutex.rs",

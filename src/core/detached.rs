@@ -1,0 +1,136 @@
+//! `Detached`: what a successor must know to adopt a lock. Pure.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use super::{claim::whole_ms, id::LockId, kind::LockKind};
+
+/// A lock that its holder has left to a successor:
+/// [`LockGuard::detach`](crate::LockGuard::detach). It is neither renewed nor released. If nobody
+/// [adopts](crate::RedisMgr::adopt) it, it expires after its ttl.
+///
+/// Its text is one line: `kind ttl-ms id name`. It can be sent to another process, which parses it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "unless it is adopted, the lock stays held until it expires"]
+pub struct Detached {
+    pub(crate) name: String,
+    pub(crate) id: LockId,
+    pub(crate) kind: LockKind,
+    pub(crate) ttl: Duration,
+}
+
+impl Detached {
+    /// Returns the name of the lock, without its prefix.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the identifier of the former holder.
+    pub fn id(&self) -> &LockId {
+        &self.id
+    }
+
+    /// Returns how the lock is held.
+    pub fn kind(&self) -> LockKind {
+        self.kind
+    }
+
+    /// Returns the ttl that the successor uses too.
+    pub fn ttl(&self) -> Duration {
+        self.ttl
+    }
+}
+
+impl fmt::Display for Detached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            LockKind::Mutex => f.write_str("mutex")?,
+            LockKind::Read => f.write_str("read")?,
+            LockKind::Write => f.write_str("write")?,
+            LockKind::Permits { limit, count } => write!(f, "permits/{limit}/{count}")?,
+        }
+        write!(f, " {} {} {}", whole_ms(self.ttl), self.id, self.name)
+    }
+}
+
+impl FromStr for Detached {
+    type Err = ParseDetachedError;
+
+    fn from_str(text: &str) -> Result<Detached, ParseDetachedError> {
+        parse(text).ok_or(ParseDetachedError(()))
+    }
+}
+
+fn parse(text: &str) -> Option<Detached> {
+    let mut fields = text.splitn(4, ' ');
+    let kind = match fields.next()? {
+        "mutex" => LockKind::Mutex,
+        "read" => LockKind::Read,
+        "write" => LockKind::Write,
+        permits => {
+            let (limit, count) = permits.strip_prefix("permits/")?.split_once('/')?;
+            let (limit, count) = (number(limit)?.try_into().ok()?, number(count)?.try_into().ok()?);
+            if count == 0 || count > limit {
+                return None;
+            }
+            LockKind::Permits { limit, count }
+        }
+    };
+    let ttl = Duration::from_millis(number(fields.next()?)?);
+    let id = fields.next()?.parse().ok()?;
+    let name = fields.next()?.to_owned();
+    Some(Detached { name, id, kind, ttl })
+}
+
+fn number(digits: &str) -> Option<u64> {
+    // `parse` would also take a leading plus.
+    digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
+}
+
+/// The error of parsing a text that is not a [`Detached`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParseDetachedError(());
+
+impl fmt::Display for ParseDetachedError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("not a detached lock: expected kind, ttl in ms, id and name")
+    }
+}
+
+impl std::error::Error for ParseDetachedError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::id::generate_lock_id;
+
+    #[test]
+    fn text_of_a_detached_lock_is_parsed() {
+        for kind in [
+            LockKind::Mutex,
+            LockKind::Read,
+            LockKind::Write,
+            LockKind::Permits { limit: 7, count: 3 },
+        ] {
+            let (id, ttl) = (generate_lock_id(), Duration::from_secs(30));
+            let detached = Detached { name: "two words ".into(), id, kind, ttl };
+            assert_eq!(detached.to_string().parse(), Ok(detached));
+        }
+    }
+
+    #[test]
+    fn other_text_is_refused() {
+        let id = generate_lock_id();
+        for text in [
+            String::new(),
+            "mutex".into(),
+            format!("mutex 30000 {id}"),
+            format!("mutex +1 {id} x"),
+            format!("odd 30000 {id} x"),
+            format!("permits/2/3 30000 {id} x"),
+            format!("permits/2/0 30000 {id} x"),
+            "mutex 30000 foreign x".into(),
+        ] {
+            assert!(text.parse::<Detached>().is_err(), "{text}");
+        }
+    }
+}
