@@ -124,7 +124,7 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     /// Returns why a lock cannot pass to a successor here, as a part of a sentence; `None` if it
     /// can.
     fn refusal_of_passing(&self) -> Option<&'static str> {
-        Some("locks can be detached and adopted on one Redis server only")
+        Some("locks can be detached and adopted on one Redis server or in a cluster only")
     }
 
     /// Gives the lock of the holder `former` to this claim.

@@ -25,11 +25,12 @@ use self::{
 };
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, Backend, Downgraded, GrantStream, Inspection, LeaseRenewals,
+        AcquireRequest, Acquisition, Backend, GrantStream, Inspection, LeaseRenewals, Passed,
         ReleaseReport, RenewSoon, ResidueCleaner, StreamError,
         error::{BackendError, NodeError, NodeErrorKind},
         redis::{
             Endpoint, NodeConnections, RedisSettings, ReleaseAttempts, Request, Urgency, Yielding,
+            adopt::adopt_on_one_server,
             groups::{
                 add_members, add_members_to_holder, downgrade_on_one_server, refusal_of_keeping,
                 release_any_kind,
@@ -42,6 +43,7 @@ use crate::{
         ack::PendingAcks,
         claim::{Claim, Residue},
         holder::Holder,
+        id::LockId,
         key::{InvalidName, LockKey},
         kind::LockKind,
         lease::Lease,
@@ -219,7 +221,30 @@ impl Backend for ClusterBackend {
         refusal_of_keeping(kind)
     }
 
-    fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Downgraded, BackendError> {
+    fn refusal_of_passing(&self) -> Option<&'static str> {
+        None
+    }
+
+    fn adopt(
+        &self,
+        former: &LockId,
+        claim: &Claim,
+        deadline: Moment,
+    ) -> Result<Passed, BackendError> {
+        adopt_on_one_server(former, claim, deadline, |request, until| {
+            let patience = Patience { deadline: until, waits_for_nodes: true };
+            let followed = self.router.follow(slot_of(&claim.key)?, patience, |part, is_asking| {
+                let mut connections = part.pool.get(Urgency::Other, until)?;
+                let connection = connections.only();
+                let adopted = self.router.ask_over(part, connection, request, is_asking, until)?;
+                self.router.replicas().confirm(&part.node, connection, until)?;
+                Ok(adopted)
+            });
+            followed.map(|(_, exchange)| exchange)
+        })
+    }
+
+    fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Passed, BackendError> {
         downgrade_on_one_server(lease, deadline, |request, until| {
             let patience = Patience { deadline: until, waits_for_nodes: true };
             let slot = slot_of(&lease.claim.key)?;

@@ -239,7 +239,9 @@ impl Backend for RedisBackend {
     ) -> Result<Passed, BackendError> {
         adopt_on_one_server(former, claim, deadline, |request, until| {
             let mut connections = self.pool.get(Urgency::Other, until)?;
-            exchange(&self.node, connections.only(), request, until)
+            let adopted = exchange(&self.node, connections.only(), request, until)?;
+            self.replicas.confirm(&self.node, connections.only(), until)?;
+            Ok(adopted)
         })
     }
 
