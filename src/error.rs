@@ -165,6 +165,14 @@ pub enum LockError {
     /// [`RedisMgr::instance`](crate::RedisMgr::instance) or [`init`](crate::RedisMgr::init) was
     /// called by the thread that is creating the process-wide manager, for example by a logger.
     InitInProgress,
+    /// The calling thread holds the lock by
+    /// [`lock_reentrant`](crate::RedisMgr::lock_reentrant), and would wait for itself. Release that
+    /// guard first, or call `lock_reentrant` again.
+    #[non_exhaustive]
+    WouldDeadlock {
+        /// The lock.
+        name: String,
+    },
     /// The wait was ended by [`CancelToken::cancel`](crate::CancelToken::cancel).
     #[non_exhaustive]
     Cancelled {
@@ -368,6 +376,12 @@ impl fmt::Display for LockError {
             LockError::InitInProgress => f.write_str(
                 "this thread is creating the process-wide manager, and cannot use it yet; do not \
                  call RedisMgr::instance from a logger",
+            ),
+            LockError::WouldDeadlock { name } => write!(
+                f,
+                "could not acquire lock {}: this thread holds it by lock_reentrant, and would wait \
+                 for itself; release that guard first, or call lock_reentrant again",
+                Quoted(name)
             ),
             LockError::Cancelled { name, waited } => write!(
                 f,

@@ -20,7 +20,7 @@ use crate::{
     observe::HoldSpan,
     renew::{Registration, RenewalPlan},
     sys::{
-        clock,
+        clock::{self, Moment},
         display::{HumanDuration, Quoted},
         fork,
     },
@@ -282,6 +282,12 @@ impl LockGuard {
         let Some((held, manager)) = self.take_parts() else { return Err(LockError::Forked) };
         release_and_maybe_shut_down(manager, |inner, _| inner.detach(held))
             .ok_or(LockError::Shutdown)?
+    }
+
+    /// Whether the lock is held, and nothing but a release or a loss will end that.
+    pub(crate) fn is_held_until_released(&self) -> bool {
+        let is_endless = |plan: &RenewalPlan| plan.renew && plan.hold_until == Moment::NEVER;
+        self.is_held() && self.registration.as_ref().is_some_and(|(.., plan)| is_endless(plan))
     }
 
     pub(crate) fn is_released_in_background(&self) -> bool {

@@ -19,7 +19,7 @@ use crate::{
     inner::ManagerHandle,
     lock_info::Released,
     observe::metrics::Metrics,
-    reentrant::ReentrantGuard,
+    reentrant::{ReentrantGuard, check_not_own},
     sys::fork,
     user_connection::PooledConnection,
     with_lock::run_and_release,
@@ -106,8 +106,10 @@ impl RedisMgr {
     /// Waiters are served first in, first out, across threads, processes and machines. A waiting
     /// thread uses no pooled connection and sends almost no requests.
     ///
-    /// The lock is not reentrant: a thread that already holds it waits forever. See
-    /// [`lock_reentrant`](Self::lock_reentrant).
+    /// The lock is not reentrant: a thread that already holds it waits forever, and logs a warning.
+    /// It is no error, because another thread may release the guard. Only where the thread holds
+    /// the lock by [`lock_reentrant`](Self::lock_reentrant), whose guard stays on its thread, the
+    /// call fails with [`LockError::WouldDeadlock`].
     ///
     /// # Errors
     ///
@@ -175,6 +177,7 @@ impl RedisMgr {
     /// - [`Shutdown`](LockError::Shutdown) after a shutdown, and [`Forked`](LockError::Forked) in a
     ///   forked child.
     pub fn lock_with(&self, name: &str, options: &LockOptions) -> Result<LockGuard> {
+        check_not_own(&self.handle, name, options)?;
         let held = self.handle.inner()?.acquire(name, options)?;
         Ok(LockGuard::new(held, self.handle.clone()))
     }

@@ -11,6 +11,7 @@ use crate::{
     guard::LockGuard,
     inner::ManagerHandle,
     lock_info::Released,
+    reentrant::check_not_own,
     sys::display::Quoted,
 };
 
@@ -53,6 +54,7 @@ impl MultiGuard {
         let mut names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
         names.sort_unstable();
         check(&names, options)?;
+        names.iter().try_for_each(|name| check_not_own(handle, name, options))?;
         let inner = handle.inner()?;
         let limit = inner.wait_limit(options);
         let mut guards: Vec<LockGuard> = Vec::with_capacity(names.len());

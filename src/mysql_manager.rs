@@ -17,7 +17,7 @@ use crate::{
     lock_info::{LockInfo, Released},
     multi_guard::MultiGuard,
     observe::{Observer, metrics::Metrics},
-    reentrant::ReentrantGuard,
+    reentrant::{ReentrantGuard, check_not_own},
     rw_lock::RwLock,
     semaphore::Semaphore,
     sys::fork,
@@ -108,6 +108,7 @@ impl MySqlMgr {
 
     /// Acquires a lock with these options. As [`RedisMgr::lock_with`](crate::RedisMgr::lock_with).
     pub fn lock_with(&self, name: &str, options: &LockOptions) -> Result<LockGuard> {
+        check_not_own(&self.handle, name, options)?;
         let held = self.handle.inner()?.acquire(name, options)?;
         Ok(LockGuard::new(held, self.handle.clone()))
     }

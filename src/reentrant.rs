@@ -8,6 +8,7 @@ use std::{
     ptr,
     rc::{Rc, Weak},
     sync::Arc,
+    time::Duration,
 };
 
 use crate::{
@@ -46,6 +47,28 @@ thread_local! {
 pub struct ReentrantGuard {
     guard: Rc<LockGuard>,
     manager_number: u64,
+}
+
+/// Fails if this thread would wait for a lock that it holds itself. Only a reentrant guard makes
+/// that certain, because it stays on its thread: another thread may release any other guard.
+pub(crate) fn check_not_own(
+    manager: &ManagerHandle,
+    name: &str,
+    options: &LockOptions,
+) -> Result<()> {
+    let own = HELD.try_with(|held| {
+        let held = held.borrow();
+        // The usual case, which must cost nothing.
+        if held.is_empty() {
+            return None;
+        }
+        held.get(&(manager.number(), Box::from(name))).and_then(Weak::upgrade)
+    });
+    let is_own = own.ok().flatten().is_some_and(|guard| guard.is_held_until_released());
+    if is_own && options.wait_limit() != Some(Duration::ZERO) {
+        return Err(LockError::WouldDeadlock { name: name.to_owned() });
+    }
+    Ok(())
 }
 
 impl ReentrantGuard {

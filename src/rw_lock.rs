@@ -4,7 +4,7 @@ use std::{fmt, ops::Deref, sync::Arc, time::Duration};
 
 use crate::{
     config::LockOptions, core::kind::LockKind, error::Result, guard::LockGuard,
-    inner::ManagerHandle, lock_info::Released,
+    inner::ManagerHandle, lock_info::Released, reentrant::check_not_own,
 };
 
 /// A lock that many readers hold together, or one writer alone: a handle, from
@@ -17,7 +17,8 @@ use crate::{
 ///   Release the read lock, acquire the write lock, and check again what you have read. A writer
 ///   can become a reader: [`WriteGuard::downgrade`].
 /// - A thread must not wait for this lock while it has it. A second read lock of the same thread
-///   waits forever if a writer has queued in between.
+///   waits forever if a writer has queued in between. That is no error, because another thread may
+///   release the first guard, which can be sent to it.
 /// - A [mutex](crate::RedisMgr::lock) of the same name and a write lock exclude each other. But
 ///   only read-write locks keep the order of readers in the queue, so do not mix them.
 ///
@@ -130,6 +131,7 @@ impl RwLock {
     }
 
     fn acquire(&self, kind: LockKind, options: &LockOptions) -> Result<LockGuard> {
+        check_not_own(&self.handle, &self.name, options)?;
         let held = self.handle.inner()?.acquire_as(kind, &self.name, options)?;
         Ok(LockGuard::new(held, self.handle.clone()))
     }

@@ -12,6 +12,7 @@ use crate::{
     guard::LockGuard,
     inner::ManagerHandle,
     lock_info::{LockInfo, Released},
+    reentrant::check_not_own,
 };
 
 /// A limited number of permits under one name: a handle, from
@@ -116,6 +117,7 @@ impl Semaphore {
             return Err(LockError::InvalidOptions { reason });
         }
         let kind = LockKind::Permits { limit, count };
+        check_not_own(&self.handle, &self.name, options)?;
         let held = self.handle.inner()?.acquire_as(kind, &self.name, options)?;
         Ok(Permit(LockGuard::new(held, self.handle.clone())))
     }

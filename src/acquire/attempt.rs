@@ -123,6 +123,7 @@ impl<'a> Attempt<'a> {
         self.retry = None;
         if let Some(holder) = contention.holder {
             if !std::mem::replace(&mut self.contended, true) {
+                self.warn_if_own(&holder);
                 let (name, id) = (self.claim.key.name(), &self.claim.id);
                 self.ctx.observer.contended(name, id, &holder);
             }
@@ -137,6 +138,21 @@ impl<'a> Attempt<'a> {
                 Ok(if is_subscribed && exists { None } else { Some(self.unsubscribed_poll()) })
             }
             NextStep::GiveUp => Err(self.timeout_error()),
+        }
+    }
+
+    /// The guard may be on another thread by now, so this is no error.
+    fn warn_if_own(&self, holder: &Holder) {
+        let own = &self.claim.id;
+        let is_own = (holder.host(), holder.pid(), holder.tid())
+            == (Some(own.host()), Some(own.pid()), Some(own.tid()));
+        if is_own && !holder.is_kept() && self.wait_deadline == Moment::NEVER {
+            log_safely!(
+                warn,
+                "this thread waits for lock {}, which it has acquired itself; unless another \
+                 thread releases it, this one waits forever",
+                Quoted(self.claim.key.name())
+            );
         }
     }
 

@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 
 use crate::{
     helpers::{
-        CALL_LIMIT, FENCE, SECOND, await_queue_length, completes_within, config_long_timeouts, get,
-        manager, spawn_call, with_ttl,
+        CALL_LIMIT, FENCE, SECOND, await_queue_length, capture_log, completes_within,
+        config_long_timeouts, get, in_own_process, manager, spawn_call, with_ttl,
     },
     support::{RedisServer, TEST_TIMEOUT, eventually},
 };
@@ -224,4 +224,63 @@ fn reentrant_lock_in_a_late_destructor_is_refused() {
     );
     results.recv().unwrap().unwrap();
     assert_eq!(get(&server, LOCK), None);
+}
+
+/// Promise: P6
+#[test]
+fn thread_does_not_wait_for_its_own_reentrant_lock() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let guard = mgr.lock_reentrant("x").unwrap();
+    let (rw, permits) = (mgr.rw_lock("x").unwrap(), mgr.semaphore("x", 2).unwrap());
+    for error in [
+        mgr.lock("x").map(drop),
+        mgr.try_lock_for("x", 600 * SECOND).map(drop),
+        mgr.lock_all(["a", "x"]).map(drop),
+        rw.read().map(drop),
+        rw.write().map(drop),
+        permits.acquire().map(drop),
+    ] {
+        let error = error.unwrap_err();
+        assert!(matches!(error, LockError::WouldDeadlock { .. }), "{error:?}");
+        assert!(error.to_string().contains("lock \"x\": this thread holds it"), "{error}");
+    }
+    assert!(
+        mgr.try_lock("x").unwrap_err().is_contended(),
+        "a call that does not wait names the holder"
+    );
+    assert!(guard.is_held() && !mgr.is_locked("a").unwrap());
+    // Another thread can wait.
+    let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).map(drop));
+    await_queue_length(&server, "x", 1);
+    drop(guard);
+    completes_within(CALL_LIMIT, "the lock", || waiting.join().unwrap()).unwrap();
+    // What ends without a release can be waited for.
+    let options = with_ttl(SECOND).max_hold(SECOND / 5);
+    let _guard = mgr.lock_reentrant_with("x", &options).unwrap();
+    drop(mgr.lock("x").unwrap());
+}
+
+#[test]
+fn wait_for_a_lock_of_the_same_thread_is_logged() {
+    let test = "acquire::reentrant::wait_for_a_lock_of_the_same_thread_is_logged";
+    if !in_own_process(test, &[]) {
+        return;
+    }
+    let logged = capture_log(log::LevelFilter::Warn);
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let own = mgr.lock("x").unwrap();
+    let (sender, receiver) = mpsc::channel();
+    // The guard goes to another thread, so the wait is not a deadlock.
+    let other = spawn_call(&server.url(), "x", move |_, _| {
+        let guard: distlock::LockGuard = receiver.recv().unwrap();
+        eventually("the waiter is warned", TEST_TIMEOUT, || {
+            logged.lock().iter().any(|line| line.contains("\"x\", which it has acquired itself"))
+        });
+        drop(guard);
+    });
+    sender.send(own).unwrap();
+    drop(mgr.lock("x").unwrap());
+    other.join().unwrap();
 }

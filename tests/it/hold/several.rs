@@ -1,141 +1,174 @@
-//! Locks of several names at once.
+//! Locks of several names, all or none.
 
-use std::{
-    sync::atomic::{AtomicU64, Ordering},
-    thread,
-    time::Duration,
-};
+use std::{thread, time::Duration};
 
-use distlock::{LockError, LockLost, LockOptions, Released};
+use distlock::{Config, LockError, LockLost, LockManager, LockOptions, RedisMgr, Released};
 
 use crate::{
-    family::Subject,
+    family::{LONG, Subject, spawn_waiter},
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, completes_within, manager, spawn_queued_waiter,
-        with_ttl,
+        CALL_LIMIT, SECOND, UnwrapReleased, completes_within, config_short_timeout, manager,
+        server_behind_proxy,
     },
     support::{RedisServer, TEST_TIMEOUT, eventually},
 };
 
-/// Four threads of two managers use overlapping sets of names, given in any order.
-///
-/// Promise: P1
-#[test]
-fn calls_with_names_in_any_order_never_wait_for_each_other() {
-    const ROUNDS: u64 = 50;
-    const SETS: [[&str; 3]; 4] =
-        [["a", "b", "c"], ["c", "b", "a"], ["b", "c", "d"], ["d", "a", "b"]];
-    for subject in Subject::all() {
-        let managers = [subject.manager(), subject.manager()];
-        // Each set contains b.
-        let (inside, done) = (AtomicU64::new(0), AtomicU64::new(0));
-        completes_within(TEST_TIMEOUT, "all rounds", || {
-            thread::scope(|threads| {
-                for (names, mgr) in SETS.iter().zip(managers.iter().cycle()) {
-                    let (inside, done) = (&inside, &done);
-                    threads.spawn(move || {
-                        for _ in 0..ROUNDS {
-                            let all = mgr.lock_all(names).unwrap();
-                            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
-                            thread::yield_now();
-                            inside.fetch_sub(1, Ordering::SeqCst);
-                            assert_eq!(all.release().unwrap(), Released::Released);
-                            done.fetch_add(1, Ordering::SeqCst);
-                        }
-                    });
-                }
-            });
-        });
-        assert_eq!(done.into_inner(), 4 * ROUNDS);
+fn reason(error: LockError) -> String {
+    match error {
+        LockError::InvalidOptions { reason, .. } => reason,
+        other => panic!("{other:?}"),
     }
 }
 
 /// Promise: P1
+#[test]
+fn several_locks_are_held_together_and_released() {
+    for subject in Subject::all() {
+        let (mgr, other) = (subject.manager(), subject.manager());
+        let all = mgr.lock_all(["c", "a", "b"]).unwrap();
+        assert_eq!(all.names().collect::<Vec<_>>(), ["a", "b", "c"]);
+        assert!(all.is_held() && all.ensure_held().is_ok() && !all.remaining().is_zero());
+        assert!(all.token("b").is_some() && all.token("d").is_none());
+        for name in ["a", "b", "c"] {
+            assert!(other.try_lock(name).unwrap_err().is_contended());
+        }
+        let lost = all.lost().clone();
+        assert_eq!(all.release().unwrap(), Released::Released);
+        assert!(lost.recv().is_err(), "the channel closes without a message");
+        drop(other.lock_all(vec![String::from("b"), String::from("a")]).unwrap());
+        let again: &dyn LockManager = &mgr;
+        again.try_lock_all(&["a", "b", "c"]).unwrap().release_later();
+        assert!(mgr.try_lock_all(["a", "b", "c"]).is_ok());
+    }
+}
+
+/// Promise: P5
+/// Fault: N178
+#[test]
+fn refused_name_gives_the_others_back() {
+    for subject in Subject::all() {
+        let (mgr, other) = (subject.manager(), subject.manager());
+        let guard = other.lock("b").unwrap();
+        let free = |name: &str| {
+            eventually("it is released", TEST_TIMEOUT, || other.try_lock(name).is_ok());
+        };
+        match mgr.try_lock_all(["a", "b", "c"]).unwrap_err() {
+            LockError::Held { name, holder, .. } => {
+                assert_eq!((&*name, holder.id()), ("b", guard.id().as_str()));
+            }
+            other => panic!("{other:?}"),
+        }
+        free("a");
+        match mgr.try_lock_all_for(["a", "b"], SECOND / 5).unwrap_err() {
+            LockError::Timeout { name, waited, .. } => {
+                assert!(name == "b" && waited >= SECOND / 5, "{waited:?}");
+            }
+            other => panic!("{other:?}"),
+        }
+        free("a");
+        drop(guard);
+        assert!(mgr.try_lock_all(["a", "b", "c"]).is_ok());
+    }
+}
+
+/// Promise: P4
+#[test]
+fn names_in_any_order_do_not_deadlock() {
+    for subject in Subject::all() {
+        let mgr = subject.manager();
+        let threads = (0..6).map(|turn| {
+            let mgr = mgr.clone();
+            thread::spawn(move || {
+                let mut names = ["a", "b", "c"];
+                names.rotate_left(turn % 3);
+                for _ in 0..10 {
+                    let all = mgr.try_lock_all_for(names, LONG).unwrap();
+                    assert!(all.is_held());
+                }
+            })
+        });
+        let threads: Vec<_> = threads.collect();
+        completes_within(CALL_LIMIT, "all", || {
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+    }
+}
+
+/// The first lock is renewed while the second is waited for.
+///
+/// Promise: P8
+#[cfg(feature = "testing")]
+#[test]
+fn first_lock_is_renewed_while_the_second_is_awaited() {
+    let server = distlock::testing::MemoryServer::new();
+    let (mgr, other) = (server.manager(), server.manager());
+    let guard = other.lock("b").unwrap();
+    let here = mgr.clone();
+    let waiting = spawn_waiter(&mgr, "b", 1, move || here.lock_all(["a", "b"]));
+    for _ in 0..20 {
+        server.advance(2 * SECOND);
+        assert!(mgr.is_locked("a").unwrap() && !waiting.is_finished());
+    }
+    drop(guard);
+    assert!(waiting.join().unwrap().unwrap().is_held());
+}
+
+/// Promise: P7
+/// Fault: N178
 #[test]
 fn loss_of_one_lock_is_the_loss_of_all() {
-    for subject in Subject::all() {
-        let (mgr, other) = (subject.manager(), subject.manager());
-        let options = with_ttl(3 * SECOND);
-        let all = mgr.lock_all_with(["b", "a", "c"], &options).unwrap();
-        assert!(all.is_held() && all.remaining() > Duration::ZERO);
-        assert_eq!(all.names().collect::<Vec<_>>(), ["a", "b", "c"]);
-        assert!(all.token("a").is_some() && all.token("x").is_none());
-        assert!(other.force_release("b").unwrap());
-        assert_eq!(all.lost().recv_timeout(TEST_TIMEOUT), Ok(LockLost::Gone));
-        assert!(!all.is_held());
-        match all.ensure_held().unwrap_err() {
-            LockError::Lost { name, .. } => assert_eq!(name, "b"),
-            other => panic!("{other}"),
-        }
-        assert_eq!(all.release().unwrap(), Released::Gone);
-        assert!(["a", "b", "c"].iter().all(|name| !other.is_locked(name).unwrap()));
-    }
-}
-
-/// The locks that are acquired already are renewed while the call waits for another one.
-///
-/// Promise: P3
-#[test]
-fn first_locks_are_kept_while_the_last_is_waited_for() {
-    let server = RedisServer::start();
-    let (mgr, other) = (manager(&server), manager(&server));
-    let held = other.lock("z").unwrap();
-    let waiting = {
-        let mgr = mgr.clone();
-        thread::spawn(move || mgr.lock_all_with(["z", "a"], &with_ttl(2 * SECOND)))
-    };
-    eventually("it waits for z", TEST_TIMEOUT, || {
-        other.lock_info("z").unwrap().is_some_and(|lock| lock.waiting() == 1)
-    });
-    let renewals = mgr.metrics().renewals();
-    eventually("a is renewed", TEST_TIMEOUT, || mgr.metrics().renewals() > renewals + 3);
-    assert!(other.is_locked("a").unwrap());
-    held.release().unwrap().unwrap_released();
-    let all = completes_within(CALL_LIMIT, "the call", || waiting.join().unwrap().unwrap());
-    assert!(all.is_held());
-    // Whoever waits for one of them gets it as soon as all are released.
-    let next = spawn_queued_waiter(&server, &other, "a");
-    drop(all);
-    completes_within(CALL_LIMIT, "the hand-over", || next.join().unwrap().unwrap());
-}
-
-/// The wait counts for all names together, and nothing is left of the locks that were acquired.
-#[test]
-fn wait_for_several_names_ends_in_time() {
-    for subject in Subject::all() {
-        let (mgr, other) = (subject.manager(), subject.manager());
-        let _held = other.lock("b").unwrap();
-        match mgr.try_lock_all(["c", "b", "a"]).unwrap_err() {
-            LockError::Held { name, .. } => assert_eq!(name, "b"),
-            other => panic!("{other}"),
-        }
-        match mgr.try_lock_all_for(["c", "b", "a"], Duration::from_millis(200)).unwrap_err() {
-            LockError::Timeout { name, waited, .. } => {
-                assert!(name == "b" && waited >= Duration::from_millis(200), "{name} {waited:?}");
-            }
-            other => panic!("{other}"),
-        }
-        eventually("the others are released", TEST_TIMEOUT, || {
-            ["a", "c"].iter().all(|name| !other.is_locked(name).unwrap())
-        });
-    }
-}
-
-#[test]
-fn impossible_sets_of_names_are_refused() {
     let server = RedisServer::start();
     let mgr = manager(&server);
-    let many: Vec<String> = (0..1_001).map(|number| number.to_string()).collect();
-    let once = LockOptions::new().hold_at_least(SECOND);
-    for (result, words) in [
-        (mgr.lock_all(["a", "b", "a"]), "the name \"a\" is given twice"),
-        (mgr.lock_all(Vec::<String>::new()), "there are no names"),
-        (mgr.lock_all(&many), "more than 1000 names"),
-        (mgr.lock_all_with(["a"], &once), "cannot be held at least"),
-        (mgr.lock_all(["a", ""]), "empty"),
-    ] {
-        let error = result.unwrap_err();
-        assert!(error.is_invalid() && error.to_string().contains(words), "{error}");
+    let options = LockOptions::new().ttl(3 * SECOND);
+    let all = mgr.lock_all_with(["a", "b"], &options).unwrap();
+    server.cli(&["DEL", "lock:b"]);
+    let why = all.lost().recv_timeout(TEST_TIMEOUT).unwrap();
+    assert_eq!(why, LockLost::Gone);
+    assert!(!all.is_held());
+    match all.ensure_held().unwrap_err() {
+        LockError::Lost { name, .. } => assert_eq!(name, "b"),
+        other => panic!("{other:?}"),
     }
-    assert!(server.keys().is_empty(), "{:?}", server.keys());
+    assert_eq!(all.release().unwrap(), Released::Gone);
+    assert!(!mgr.is_locked("a").unwrap());
+}
+
+/// Promise: P6
+#[test]
+fn release_of_many_ends_although_the_server_is_silent() {
+    let (_server, proxy, mgr) = server_behind_proxy(config_short_timeout);
+    let names: Vec<_> = (0..100).map(|n| format!("n{n}")).collect();
+    let all = mgr.lock_all(&names).unwrap();
+    proxy.blackhole();
+    let error = completes_within(CALL_LIMIT, "the release", || all.release().unwrap_err());
+    assert!(error.is_unavailable(), "{error:?}");
+}
+
+#[test]
+fn impossible_names_are_refused_with_a_reason() {
+    for subject in Subject::all() {
+        let mgr = subject.manager();
+        let none: [&str; 0] = [];
+        assert!(reason(mgr.lock_all(none).unwrap_err()).contains("there are no names"));
+        let twice = reason(mgr.lock_all(["b", "a", "b"]).unwrap_err());
+        assert!(twice.contains("\"b\" is given twice"), "{twice}");
+        let many = (0..1001).map(|n| n.to_string());
+        assert!(reason(mgr.lock_all(many).unwrap_err()).contains("more than 1000 names"));
+        let period = LockOptions::new().hold_at_least(Duration::from_secs(1));
+        let period = reason(mgr.lock_all_with(["a", "b"], &period).unwrap_err());
+        assert!(period.contains("cannot be held at least for a time"), "{period}");
+        assert!(mgr.locks("*").unwrap().is_empty());
+    }
+}
+
+/// With several nodes, the locks are acquired one after the other too.
+#[test]
+fn several_locks_over_several_nodes() {
+    let nodes: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let config = Config::nodes(nodes.iter().map(RedisServer::url)).quarantine(Duration::ZERO);
+    let mgr = RedisMgr::new(config.operation_timeout(CALL_LIMIT)).unwrap();
+    let guard = mgr.lock("b").unwrap();
+    assert!(mgr.try_lock_all(["a", "b"]).unwrap_err().is_contended());
+    guard.release().unwrap().unwrap_released();
+    eventually("it is released", TEST_TIMEOUT, || mgr.try_lock_all(["a", "b"]).is_ok());
 }

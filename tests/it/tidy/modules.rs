@@ -6,13 +6,14 @@ use super::source::{code, files, library, text};
 
 /// The modules of `src`, highest layer first. A module uses only modules of lower layers. A path
 /// with a folder stands for that part of the folder.
-const LAYERS: [&[&str]; 19] = [
+const LAYERS: [&[&str]; 20] = [
     &["verify"],
     &["lib"],
     &["testing"],
     &["lock_manager"],
     &["manager", "mysql_manager"],
-    &["user_connection", "global", "reentrant", "with_lock", "rw_lock", "semaphore", "multi_guard"],
+    &["user_connection", "global", "with_lock", "rw_lock", "semaphore", "multi_guard"],
+    &["reentrant"],
     &["guard"],
     &["inner"],
     &["acquire", "renew", "cleanup"],
