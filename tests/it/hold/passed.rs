@@ -138,6 +138,6 @@ fn lock_that_cannot_pass_is_refused_with_a_reason() {
     let several = RedisMgr::new(config.operation_timeout(CALL_LIMIT)).unwrap();
     let guard = several.lock("y").unwrap();
     for error in [several.adopt(&detached).map(drop), guard.detach().map(drop)] {
-        assert!(reason(error.unwrap_err()).contains("on one Redis server only"));
+        assert!(reason(error.unwrap_err()).contains("on one Redis server or in a cluster only"));
     }
 }
