@@ -72,6 +72,10 @@ impl Config {
     /// master. A failover may lose locks that the new master has not received; their guards report
     /// it.
     ///
+    /// `redis+cluster://[user[:password]@]host[:6379],host` is a Redis Cluster: the hosts are some
+    /// of its nodes, and each lock is kept by the node of its slot. Locks and waiters follow their
+    /// slots. Names that contain `}` but no hash tag are refused.
+    ///
     /// Several URLs, separated by commas, are [nodes](Self::nodes). URLs are validated only when a
     /// manager is created.
     pub fn new(url: impl Into<String>) -> Config {
@@ -372,6 +376,18 @@ impl Config {
     pub fn metrics_by_lock(mut self, on: bool) -> Config {
         self.metrics_by_lock = on;
         self
+    }
+
+    /// Returns whether the locks are in a Redis Cluster, whose nodes cannot be checked one by one.
+    ///
+    /// ```
+    /// assert!(distlock::Config::new("redis+cluster://10.0.0.1,10.0.0.2").is_cluster());
+    /// ```
+    #[must_use]
+    pub fn is_cluster(&self) -> bool {
+        let scheme =
+            |url: &String| url.split_once("://").is_some_and(|(s, _)| s.ends_with("+cluster"));
+        self.urls.iter().any(scheme)
     }
 
     /// Returns one configuration for each node, in order. For tools that check the nodes one by

@@ -143,7 +143,8 @@
 //! * *Several nodes* ([`Config::nodes`]): a node that restarts must still have its data, or must
 //!   not vote until the longest lease has passed; see [`Config::quarantine`]. While locks are held,
 //!   add or remove one node at a time.
-//! * Redis Cluster, Sentinel and TLS are not supported yet.
+//! * *Failovers* of Redis Sentinel or Redis Cluster may lose locks, because replication is
+//!   asynchronous; see [`Config::replicas`].
 //! * *Platforms*: Linux and Android are tested. On other Unix systems the clock may stop during
 //!   suspend, and thread numbers in identifiers are those of Rust's standard library. Windows is
 //!   not supported.

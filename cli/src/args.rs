@@ -179,7 +179,7 @@ fn set_size(letters: &mut Chars<'_>) -> Option<usize> {
 #[derive(Arguments, Clone, Debug)]
 pub(crate) struct Servers {
     /// Server: redis://[user@]host[:port][/db], rediss:// for TLS, valkey://, unix:///path,
-    /// redis+sentinel://host,host/master, or mysql://[user@]host[:port]/database. For several nodes,
+    /// redis+sentinel://host,host/master, redis+cluster://host,host, or mysql://[user@]host[:port]/database. For several nodes,
     /// repeat the option or separate URLs with commas. Default: DISTLOCK_URL, then REDIS_URL, then
     /// redis://127.0.0.1:6379. Must not contain a password
     #[arg(

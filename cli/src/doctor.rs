@@ -1,5 +1,6 @@
 //! `distlock doctor`: checks whether servers are fit for locks, and suggests fixes.
 
+mod cluster;
 mod collect;
 mod cross_checks;
 mod facts;
@@ -71,6 +72,9 @@ pub(crate) fn run(servers: &Servers, options: &Doctor) -> Outcome {
     let requirements =
         Requirements { ttl: options.ttl, nodes, quarantine: quarantine.for_nodes(nodes), prefix };
     let examined = match config {
+        ManagerConfig::Redis(config) if config.is_cluster() => {
+            cluster::examine(&config, &requirements)?
+        }
         ManagerConfig::Redis(config) => {
             let users = grant_command::users(urls);
             examine_redis(&config, requirements, users, &Secrets::collect(password))?

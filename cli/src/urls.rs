@@ -12,8 +12,9 @@ pub(crate) fn has_password(urls: &str) -> bool {
             None => {
                 let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
                 let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
-                // Such a URL names several sentinels.
-                let separator = if scheme.ends_with("+sentinel") { "," } else { "://" };
+                // Such a URL names several sentinels or nodes.
+                let names_several = scheme.ends_with("+sentinel") || scheme.ends_with("+cluster");
+                let separator = if names_several { "," } else { "://" };
                 !authority.split(separator).all(is_host_and_port)
             }
         };
@@ -91,6 +92,8 @@ mod tests {
             "redis://[u:x]:6379",
             "--url=redis://u:x,redis://h",
             "redis+sentinel://h:1,i:2/main?sentinel_pass=x",
+            "redis+cluster://u:x@h:1,i:2",
+            "redis+cluster://h:1,i:x",
             "redis+sentinel://u:x@h:1,i:2/main",
             "redis+sentinel://h:1,i:x/main",
             "mysql://u:x@h/shop",
@@ -112,6 +115,7 @@ mod tests {
             "redis://h:1?db=2#x",
             "unix:///s?db=1",
             "redis://h:1,redis://u@h",
+            "redis+cluster://u@h:1,i:2,[::1]:3",
             "redis+sentinel://h:1,i:2,[::1]:3/main/0",
             "redis+sentinel://u@h:1,i/main?sentinel_user=w",
             "redis://u@h:1/2, valkey+unix://v@h,unix:///s",

@@ -15,7 +15,7 @@ use super::{
 use crate::{clock, secrets::Secrets, temp_lock::TempLock};
 
 /// Exchanges by which the round trip and the clock are measured.
-const ROUND_TRIP_SAMPLES: usize = 20;
+pub(super) const ROUND_TRIP_SAMPLES: usize = 20;
 /// The ttl of the temporary lock, longer than the hand-over probe can take.
 pub(super) const PROBE_TTL: Duration = Duration::from_secs(30);
 
@@ -95,7 +95,7 @@ fn query_node(mgr: &RedisMgr, temp_lock: &TempLock, prefix: &str, secrets: &Secr
 }
 
 /// Connects, which includes the login and `TIME`, and sends `PING`.
-fn try_contact(mgr: &RedisMgr) -> Contact {
+pub(super) fn try_contact(mgr: &RedisMgr) -> Contact {
     match mgr.ping() {
         Ok(_) => Contact::Reachable,
         // The permission probe will report it.

@@ -176,8 +176,8 @@ fn check_kind(node: &NodeFacts, _: &Requirements) -> Option<Finding> {
         "sentinel" => Finding::problem("kind", "a Sentinel, which keeps no locks")
             .advice("connect to its master"),
         _ if mode == "cluster" || info.get("cluster_enabled") == Some("1") => {
-            Finding::problem("kind", "in cluster mode, which is not supported")
-                .advice("use a standalone server, or several as separate nodes")
+            Finding::problem("kind", "a node of a Redis Cluster")
+                .advice("name the cluster by redis+cluster://host,host")
         }
         _ => Finding::ok("kind", "neither Sentinel nor cluster"),
     })

@@ -9,6 +9,7 @@ mod pty;
 use distlock_test_support as support;
 
 mod bench;
+mod cluster;
 mod command;
 mod connection;
 mod doctor;
