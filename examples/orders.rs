@@ -15,6 +15,8 @@
 //! any other answer than 200, and after none: a payment with the same `ref` is made once.
 //!
 //! One of the instances is the leader, which writes a report. SIGTERM ends an instance cleanly.
+//!
+//! The tests at the end need no lock server: `cargo test --features testing --example orders`.
 
 use std::{
     env,
@@ -118,8 +120,13 @@ fn run(address: &str, database: &str) -> Result {
     let http = Server::http(address)?;
     println!("listening on {}", http.server_addr());
 
-    let service =
-        Service { mgr, http, is_leader: AtomicBool::new(false), stale_writes: AtomicU64::new(0) };
+    let service = Service {
+        mgr,
+        http,
+        charge: Box::new(charge),
+        is_leader: AtomicBool::new(false),
+        stale_writes: AtomicU64::new(0),
+    };
     let mut connections =
         (0..=THREADS).map(|_| open(database)).collect::<Result<Vec<Connection>>>()?;
     let leader_connection = connections.remove(0);
@@ -150,6 +157,8 @@ fn open(database: &str) -> Result<Connection> {
 struct Service {
     mgr: RedisMgr,
     http: Server,
+    /// Requests the money from the payment provider. A test replaces it.
+    charge: Box<dyn Fn() + Send + Sync>,
     is_leader: AtomicBool,
     /// Writes that the database rejected because a later holder of the lock had written.
     stale_writes: AtomicU64,
@@ -203,7 +212,7 @@ impl Service {
         if let Some(fence) = known {
             return Ok((200, format!("{reference} was paid before, token {fence}")));
         }
-        charge();
+        (self.charge)();
         // Nothing is gained by a look at `guard.is_held()` here: this thread could be paused right
         // after it. The row compares the tokens.
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -313,4 +322,114 @@ fn lock_name(order: u32) -> String {
 /// real request carries the payment's reference, by which the provider recognises a repetition.
 fn charge() {
     let _ = after(CHARGE_DURATION).recv();
+}
+
+/// docs/testing.md explains these tests.
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use std::path::Path;
+
+    use distlock::testing::MemoryServer;
+    use tempfile::TempDir;
+
+    use super::*;
+
+    const OTHER: &str = "otherhost|pid7|tid7|ts1";
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    /// A service whose lock server is in memory, and its database.
+    struct Setup {
+        locks: MemoryServer,
+        service: Service,
+        connection: Connection,
+        folder: TempDir,
+    }
+
+    impl Setup {
+        fn new() -> Setup {
+            let (locks, folder) = (MemoryServer::new(), TempDir::new().unwrap());
+            let service = Service {
+                mgr: locks.manager_with(|config| config.ttl(TTL)),
+                http: Server::http("127.0.0.1:0").unwrap(),
+                charge: Box::new(|| {}),
+                is_leader: AtomicBool::new(false),
+                stale_writes: AtomicU64::new(0),
+            };
+            let connection = open_database(folder.path());
+            connection.execute_batch(TABLES).unwrap();
+            Setup { locks, service, connection, folder }
+        }
+
+        fn pay(&mut self) -> Answer {
+            self.service.pay(42, "A1", &mut self.connection).unwrap()
+        }
+
+        fn payments(&self) -> i64 {
+            let count = "SELECT count(*) FROM payments";
+            self.connection.query_row(count, [], |row| row.get(0)).unwrap()
+        }
+    }
+
+    fn open_database(folder: &Path) -> Connection {
+        open(folder.join("orders.db").to_str().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn payment_sent_twice_is_made_once() {
+        let mut setup = Setup::new();
+        assert_eq!(setup.pay().0, 200);
+        assert_eq!(setup.pay().0, 200);
+        assert_eq!(setup.payments(), 1);
+    }
+
+    #[test]
+    fn payment_of_a_held_order_is_answered_with_409() {
+        let mut setup = Setup::new();
+        setup.locks.hold("orders:42", OTHER, MINUTE);
+        let (status, body) = setup.pay(); // waits for `WAIT`, which takes no time
+        assert_eq!(status, 409, "{body}");
+        assert!(body.contains("otherhost"), "{body}");
+        setup.locks.advance(MINUTE);
+        assert_eq!(setup.pay().0, 200, "the other holder has died");
+    }
+
+    #[test]
+    fn payment_without_a_lock_server_is_answered_with_503() {
+        let mut setup = Setup::new();
+        setup.locks.stop();
+        assert_eq!(setup.pay().0, 503);
+        setup.locks.resume();
+        assert_eq!(setup.pay().0, 200);
+    }
+
+    #[test]
+    fn payment_is_rejected_if_the_lock_is_lost_meanwhile() {
+        let mut setup = Setup::new();
+        let (locks, other) = (setup.locks.clone(), setup.locks.manager());
+        let path = setup.folder.path().to_owned();
+        // While we pay, another instance gets the lock and claims the row.
+        setup.service.charge = Box::new(move || {
+            assert!(locks.take_away("orders:42"));
+            let token = other.try_lock("orders:42").unwrap().fencing_token();
+            let claimed =
+                open_database(&path).query_row(CLAIM_ORDER, params![42, token.as_i64()], |row| {
+                    row.get::<_, i64>(0)
+                });
+            assert_eq!(claimed, Ok(0));
+        });
+        let (status, body) = setup.pay();
+        assert_eq!(status, 503, "{body}");
+        assert_eq!(setup.payments(), 0);
+        assert_eq!(setup.service.stale_writes.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn leader_stops_leading_if_it_loses_the_lock() {
+        let setup = Setup::new();
+        let guard = setup.service.mgr.try_lock("orders:leader").unwrap();
+        setup.locks.hold("orders:leader", OTHER, MINUTE);
+        setup.locks.advance(TTL); // the next renewal reports the loss
+        let reason = setup.service.lead(&guard, &setup.connection);
+        assert!(reason.contains("otherhost"), "{reason}");
+    }
 }

@@ -158,7 +158,7 @@
 //! |---|---|
 //! | `metrics` | Exports the counters and timings of all managers through the `metrics` facade. |
 //! | `tracing` | Emits a `tracing` span for each wait and each hold. |
-//! | `testing` | For your tests: a lock server in memory, `testing::MemoryServer`. |
+//! | `testing` | For your tests: a lock server in memory, `testing::MemoryServer`. Tests of a loss, a timeout and a server that is away: [docs/testing.md](https://docs.rs/crate/distlock/latest/source/docs/testing.md). |
 //!
 //! # Log levels
 //!
@@ -270,3 +270,8 @@ pub use uuid;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// Runs the tests in docs/testing.md.
+#[cfg(all(doctest, feature = "testing"))]
+#[doc = include_str!("../docs/testing.md")]
+struct Testing;

@@ -4,6 +4,10 @@
 mod common;
 #[path = "examples/orders.rs"]
 mod orders;
+/// For the tests that the example itself contains.
+#[path = "../examples/orders.rs"]
+#[allow(dead_code, reason = "nothing calls its `main`")]
+mod orders_service;
 
 use std::{
     env, fs,
