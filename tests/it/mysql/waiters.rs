@@ -12,6 +12,9 @@ use crate::{
     support::{Fault, FaultProxy, MySqlServer, TEST_TIMEOUT, contains, eventually},
 };
 
+/// Only counts the requests.
+const NO_FAULT: Fault = Fault::DelayReply(Duration::ZERO);
+
 /// Fault: N158
 #[test]
 fn timed_wait_ends_in_time_and_leaves_no_statement() {
@@ -153,18 +156,42 @@ fn absent_name_does_not_block_the_creation_of_others() {
         // It has found no row, and its transaction is open.
         let waiting = spawn_call(&mgr, "m", |mgr, name| mgr.lock(name).unwrap());
         held.wait_fired();
-        let others = manager(server);
+        let others_proxy = FaultProxy::in_front_of_mysql(server.addr());
+        let insertions = others_proxy.on_request(contains("INSERT IGNORE"), NO_FAULT).forever();
+        let others = MySqlMgr::new(config(others_proxy.url())).unwrap();
         for name in ["a", "z"] {
-            let (result, took) = timed(|| others.lock(name).map(drop));
-            result.unwrap();
             // An insertion that is blocked fails after a second, and is repeated.
+            let expected = insertions.fired() + 1;
+            let result = others.try_lock_for(name, CALL_LIMIT).map(drop);
             assert!(
-                took < Duration::from_secs(1),
-                "m blocked the creation of another name, {name}, for {took:?}"
+                result.is_ok() && insertions.fired() == expected,
+                "m blocked the creation of another name, {name}: {result:?}"
             );
         }
         held.release();
         waiting.join().unwrap().release().unwrap().unwrap_released();
+    });
+}
+
+/// An insertion would wait for the holder.
+///
+/// Fault: N159
+#[test]
+fn row_that_exists_is_not_inserted_again() {
+    on_each_server(|server| {
+        let holder = manager(server);
+        let guard = holder.lock("x").unwrap();
+        let proxy = FaultProxy::in_front_of_mysql(server.addr());
+        let insertions = proxy.on_request(contains("INSERT IGNORE"), NO_FAULT).forever();
+        let mgr = MySqlMgr::new(config(proxy.url())).unwrap();
+        let error = mgr.try_lock("x").unwrap_err();
+        assert!(matches!(error, LockError::Held { .. }), "{error:?}");
+        guard.release().unwrap().unwrap_released();
+        mgr.try_lock_for("x", CALL_LIMIT).unwrap().release().unwrap().unwrap_released();
+        assert_eq!(insertions.fired(), 0, "insertions of a row that exists");
+        // The proxy does see them.
+        drop(mgr.try_lock_for("new", CALL_LIMIT).unwrap());
+        assert_eq!(insertions.fired(), 1);
     });
 }
 
@@ -206,7 +233,8 @@ fn waiter_whose_ttl_has_passed_meanwhile_gets_a_whole_lease() {
         let mgr = MySqlMgr::new(config(server.url()).ttl(TTL)).unwrap();
         let first = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
         await_waits(server, 1);
-        let second = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
+        // Its ttl is longer, so only the first can be too late.
+        let second = spawn_call(&holder, "x", |mgr, name| mgr.lock(name).unwrap());
         eventually(
             "they wait for longer than the ttl",
             TEST_TIMEOUT,
