@@ -13,7 +13,10 @@ use crate::{
         CALL_LIMIT, SECOND, SHORT_TIMEOUT, UnwrapReleased, completes_within, config_long_timeouts,
         config_medium_timeout, config_short_timeout, expect_loss, spawn_call, with_ttl,
     },
-    support::{Certificates, FaultProxy, RedisServer, TEST_TIMEOUT, eventually, rcgen},
+    support::{
+        Certificates, Cluster, FaultProxy, RedisServer, RedisServerBuilder, TEST_TIMEOUT,
+        eventually, rcgen,
+    },
 };
 use distlock::{Config, LockError, RedisMgr, Tls};
 
@@ -223,4 +226,29 @@ fn unusable_files_are_refused_by_name() {
     assert!(named.contains("neither a host name nor an address"), "{named}");
     let unused = reason(Config::new("redis://127.0.0.1:1").tls(trusted(&certificates)));
     assert!(unused.contains("write rediss://"), "{unused}");
+}
+
+/// The nodes report their ports with TLS to clients that use TLS.
+#[test]
+fn nodes_of_a_cluster_are_reached_with_tls() {
+    let certificates = Certificates::new();
+    let tls = |server: RedisServerBuilder| {
+        server.tls(certificates.folder(), false).arg("--tls-cluster").arg("yes")
+    };
+    let cluster = Cluster::start_with(3, false, &tls);
+    let hosts: Vec<_> = cluster.nodes.iter().map(|node| node.tls_addr().to_string()).collect();
+    let url = format!("rediss+cluster://{}", hosts[0]);
+    let mgr = RedisMgr::new(Config::new(&url).tls(trusted(&certificates))).unwrap();
+    let other = RedisMgr::new(Config::new(&url).tls(trusted(&certificates))).unwrap();
+    for name in ["a", "b", "c", "d"] {
+        let first = mgr.lock(name).unwrap();
+        let waiting = spawn_call(&other, name, |mgr, name| mgr.lock(name).unwrap());
+        eventually("it waits", TEST_TIMEOUT, || {
+            mgr.holder(name).unwrap().unwrap().waiters() == Some(1)
+        });
+        first.release().unwrap().unwrap_released();
+        drop(completes_within(CALL_LIMIT, "the hand-over", || waiting.join().unwrap()));
+    }
+    let error = RedisMgr::new(Config::new(&url)).unwrap().lock("x").unwrap_err();
+    assert!(matches!(error, LockError::Tls { .. }), "{error:?}");
 }

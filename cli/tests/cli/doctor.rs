@@ -251,7 +251,7 @@ fn replica_and_its_master_are_reported() {
 fn cluster_mode_and_sentinel_are_problems() {
     let server = RedisServer::builder().arg("--cluster-enabled").arg("yes").start();
     let report = examine(&server);
-    report.says("kind", "problem", "a node of a Redis Cluster").advises("kind", "standalone");
+    report.says("kind", "problem", "a node of a Redis Cluster").advises("kind", "redis+cluster://");
     report.problems(&["kind", "handover"]);
     let sentinel = garbage_server("-ERR unknown command `TIME`, with args beginning with: \r\n");
     let report = report_at(&sentinel.url());
