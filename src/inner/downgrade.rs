@@ -12,6 +12,7 @@ use crate::{
         lock_lost::LockLost,
     },
     error::{Action, LockError, Result},
+    observe::event::ReleasedEvent,
     renew::report_loss,
     sys::clock,
 };
@@ -51,7 +52,11 @@ impl ManagerInner {
             Err(error) => {
                 // The request may have been carried out.
                 self.abandon(&claim, self.backend.lease_residue(&lease), self.time_left());
-                span.end("lost");
+                let held = lease.held_for(clock::now());
+                let (lock, id, token) = (name, &claim.id, lease.token);
+                let event = ReleasedEvent { lock, id, token, held, confirmed: false };
+                self.observer.released(event);
+                span.end("released");
                 return Err(self.backend.lock_error(error, Action::Release, Some(name)));
             }
         };
@@ -66,8 +71,10 @@ impl ManagerInner {
                 self.ensure_held(held, self.time_left())
             }
             None => {
-                let _ = self.release_lease(&lease, true, self.time_left());
-                span.end("lost");
+                let outcome = self.release_lease(&lease, true, self.time_left());
+                let held_for = lease.held_for(clock::now());
+                let was_lost = self.report_release(&lease, held_for, &outcome);
+                span.end(if was_lost { "lost" } else { "released" });
                 Err(LockError::Shutdown)
             }
         }

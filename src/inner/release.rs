@@ -41,7 +41,7 @@ impl ManagerInner {
 
     /// Reports the end of a lease that was valid until its release. Returns whether the outcome
     /// shows that the lock was already lost on the server.
-    fn report_release(
+    pub(super) fn report_release(
         &self,
         lease: &Lease,
         held_for: Duration,

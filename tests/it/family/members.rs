@@ -82,6 +82,26 @@ fn expired_permit_does_not_count_before_it_is_removed() {
     assert_eq!(server.query::<u64>(&["ZCARD", &members_key("s")]), 2, "the dead one is removed");
 }
 
+/// Promise: P12
+#[test]
+fn group_does_not_expire_before_its_last_member() {
+    const EXPIRIES: &str = "
+        local now = redis.call('TIME')
+        local lock = now[1] * 1000 + math.floor(now[2] / 1000) + redis.call('PTTL', KEYS[1])
+        return {lock, tonumber(redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2])}";
+    let server = RedisServer::start();
+    let lock = manager(&server).rw_lock("r").unwrap();
+    let mut readers = Vec::new();
+    for seconds in [5, 2, 20, 9] {
+        let ttl = LockOptions::new().ttl(seconds * SECOND).renew(false);
+        readers.push(lock.read_with(&ttl).unwrap());
+        let keys = ["EVAL", EXPIRIES, "2", "lock:r", &members_key("r")];
+        let (lock, last): (u64, u64) = server.query(&keys);
+        // PTTL rounds to whole milliseconds.
+        assert!(lock + 2 >= last, "the group expires {} ms too early", last - lock);
+    }
+}
+
 /// Fault: N153
 #[test]
 fn nobody_joins_a_group_whose_members_are_lost() {

@@ -1,5 +1,7 @@
 //! Read-write locks: who may hold them together, downgrades, and what is refused.
 
+#[cfg(feature = "testing")]
+use distlock::testing::MemoryServer;
 use distlock::{HeldBy, LockError, LockKind, LockLost, RedisMgr, Released};
 
 use super::{LONG, Subject, await_waiters, members_key, spawn_waiter};
@@ -116,6 +118,23 @@ fn downgrade_of_a_lost_lock_reports_the_loss() {
         }
         assert!(other.is_held());
     }
+}
+
+/// Promise: P12
+/// Fault: N179
+#[cfg(feature = "testing")]
+#[test]
+fn downgrade_without_a_server_ends_the_hold() {
+    let server = MemoryServer::new();
+    let mgr = server.manager();
+    let writer = mgr.rw_lock("r").unwrap().write().unwrap();
+    server.stop();
+    assert!(writer.downgrade().unwrap_err().is_unavailable());
+    let metrics = mgr.metrics();
+    assert_eq!((metrics.held(), metrics.released(), metrics.lost()), (0, 1, 0));
+    server.resume();
+    server.advance(11 * SECOND);
+    assert!(!mgr.is_locked("r").unwrap());
 }
 
 #[test]
