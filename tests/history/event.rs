@@ -2,6 +2,8 @@
 
 use std::{error::Error, fmt, str::FromStr};
 
+use super::sharing::Sharing;
+
 /// The result of parsing, or why the text could not be parsed.
 pub(crate) type Reading<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -12,6 +14,10 @@ pub(crate) const UNREPORTED: &str = "not reported";
 pub(crate) enum Event {
     /// The thread begins to acquire the lock.
     Wait,
+    /// The next acquisition of this thread has this kind; without this, it is a mutex.
+    As { sharing: Sharing },
+    /// The thread is about to turn its write lock into a read lock.
+    Downgrade,
     /// The lock was acquired: `lock()` had returned before this moment, and `is_held()` returned
     /// true after it.
     Enter { deadline: u64, token: u64, id: String },
@@ -204,6 +210,8 @@ impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Event::Wait => f.write_str("wait"),
+            Event::As { sharing } => write!(f, "as {sharing}"),
+            Event::Downgrade => f.write_str("downgrade"),
             Event::Enter { deadline, token, id } => write!(f, "enter {deadline} {token} {id}"),
             Event::Look { deadline } => write!(f, "look {deadline}"),
             Event::Lost { why } => write!(f, "lost {}", why.escape_debug()),
@@ -262,6 +270,8 @@ impl FromStr for Event {
         let mut rest = text;
         let event = match word(&mut rest) {
             "wait" => Event::Wait,
+            "as" => Event::As { sharing: rest.parse()? },
+            "downgrade" => Event::Downgrade,
             "enter" => Event::Enter {
                 deadline: number(&mut rest)?,
                 token: number(&mut rest)?,
@@ -366,6 +376,9 @@ mod tests {
         let mut events = vec![
             Event::Enter { deadline: 5, token: 7, id: "host|pid1|tid2|ts3|u".into() },
             Event::Write { token: 7, value: 2, accepted: false },
+            Event::As { sharing: Sharing::Permits { limit: 3, count: 2 } },
+            Event::As { sharing: Sharing::Foreign },
+            Event::Downgrade,
             Event::Call { what: "lock".into(), bound: Some(9) },
             Event::Call { what: "lock".into(), bound: None },
             Event::Terms(terms),

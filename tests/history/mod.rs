@@ -13,6 +13,7 @@ mod model;
 mod record;
 mod report;
 mod rules;
+mod sharing;
 
 pub(crate) use event::{Change, Event, Fault, Kind, Said, Terms, UNREPORTED};
 pub(crate) use html_report::{Part, draw};
@@ -23,3 +24,4 @@ pub(crate) use rules::{
     Finding, Overlap, Rule, availability, bounds, exclusion, fence, leaks, liveness, lost_updates,
     order, server_agreement, span, unexplained_losses,
 };
+pub(crate) use sharing::Sharing;

@@ -7,6 +7,7 @@ use super::{
     event::{Event, Fault, Said, Terms, UNREPORTED},
     record::Record,
     rules::intervals::union,
+    sharing::Sharing,
 };
 
 /// The time for which one thread held a lock, as far as the thread could know.
@@ -17,6 +18,9 @@ pub(crate) struct Hold {
     pub(crate) lock: u32,
     pub(crate) token: u64,
     pub(crate) id: String,
+    pub(crate) sharing: Sharing,
+    /// When the thread was about to turn its write lock into a read lock.
+    pub(crate) downgraded: Option<u64>,
     /// When the thread began to acquire it.
     pub(crate) asked: u64,
     pub(crate) from: u64,
@@ -25,6 +29,25 @@ pub(crate) struct Hold {
     pub(crate) end: End,
     /// When `is_held()` returned true, and the deadline at that time.
     pub(crate) looks: Vec<(u64, u64)>,
+}
+
+impl Hold {
+    /// Until when nobody may hold the lock beside this holder and `other`; `None` if both may.
+    pub(crate) fn excludes_until(&self, other: &Hold) -> Option<u64> {
+        let both = self.until.min(other.until);
+        let writer_until = |writer: &Hold, reader: &Hold| match reader.sharing {
+            Sharing::Read => writer.downgraded,
+            _ => None,
+        };
+        let downgraded = writer_until(self, other).or_else(|| writer_until(other, self));
+        let is_shared = self.sharing.is_shared_with(other.sharing);
+        (!is_shared).then(|| both.min(downgraded.unwrap_or(u64::MAX)))
+    }
+
+    /// Whether nobody may hold the lock beside this holder, at any time.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.sharing.is_alone() && self.downgraded.is_none()
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -161,6 +184,7 @@ struct Thread {
     wait: Option<Wait>,
     call: Option<Call>,
     hold: Option<Hold>,
+    sharing: Sharing,
     knows_loss: bool,
 }
 
@@ -268,7 +292,7 @@ impl Story {
         let thread = threads.entry((pid, seat)).or_default();
         match event {
             Event::Wait => {
-                thread.knows_loss = false;
+                (thread.knows_loss, thread.sharing) = (false, Sharing::Mutex);
                 let stopped = self.stops.iter().any(|stop| stop.0 == pid && stop.2 == u64::MAX);
                 thread.wait = Some(Wait {
                     seat,
@@ -281,6 +305,12 @@ impl Story {
                     stopped,
                 });
             }
+            Event::As { sharing } => thread.sharing = *sharing,
+            Event::Downgrade => {
+                if let Some(hold) = &mut thread.hold {
+                    hold.downgraded = Some(at);
+                }
+            }
             Event::Enter { deadline, token, id } => {
                 let asked = self.end_wait(thread, at, None);
                 thread.hold = Some(Hold {
@@ -289,6 +319,8 @@ impl Story {
                     lock,
                     token: *token,
                     id: id.clone(),
+                    sharing: thread.sharing,
+                    downgraded: None,
                     asked: asked.unwrap_or(at),
                     from: at,
                     until: at,

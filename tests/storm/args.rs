@@ -10,13 +10,16 @@ servers, while workers are killed and stopped, servers crash, and connections br
 recorded, and the record is checked: no two holders at once, rising tokens, bounded calls, no loss
 without a reason, nothing left behind.
 
-    make storm                                    one minute on one server, one on five, and half a
-                                                  minute on a MariaDB
+    make storm                                    one minute on one server, one with all kinds of
+                                                  locks, one on five servers, and half a minute
+                                                  on a MariaDB
     make storm ARGS='--minutes 30 --nodes 5 --seed 7 --workers 6 --locks 3'
     make storm ARGS='--minutes 5 --database'
 
     --minutes N      length of each storm; may be a fraction (default 1)
     --nodes N        run only one storm, on this many Redis servers
+    --kinds          run only one storm, on one Redis server, with mutexes, read-write locks,
+                     permits and clients of other libraries on the same names
     --database       run only one storm, on a MariaDB
     --seed N         repeat the random choices of an earlier storm; the timing still differs
     --workers N      number of worker processes, with two threads each (default 6)
@@ -63,6 +66,8 @@ pub(crate) struct Storm {
 pub(crate) enum Target {
     /// This many Redis servers.
     Nodes(usize),
+    /// One Redis server with all kinds of locks.
+    Kinds,
     /// A MariaDB.
     Database,
 }
@@ -71,7 +76,7 @@ impl Target {
     pub(crate) fn nodes(self) -> usize {
         match self {
             Target::Nodes(nodes) => nodes,
-            Target::Database => 1,
+            Target::Kinds | Target::Database => 1,
         }
     }
 
@@ -81,7 +86,7 @@ impl Target {
 
     pub(crate) fn ttl(self) -> Duration {
         match self {
-            Target::Nodes(_) => Duration::from_millis(1200),
+            Target::Nodes(_) | Target::Kinds => Duration::from_millis(1200),
             // A database counts in whole seconds. A longer time than the ttl would hide mistakes.
             Target::Database => Duration::from_secs(1),
         }
@@ -91,6 +96,7 @@ impl Target {
     pub(crate) fn option(self) -> String {
         match self {
             Target::Nodes(nodes) => format!("nodes {nodes}"),
+            Target::Kinds => "kinds".to_owned(),
             Target::Database => "database".to_owned(),
         }
     }
@@ -118,6 +124,7 @@ pub(crate) struct WorkerArgs {
     pub(crate) locks: u32,
     pub(crate) seed: u64,
     pub(crate) urls: String,
+    pub(crate) kinds: bool,
     pub(crate) record: PathBuf,
     pub(crate) resource: PathBuf,
 }
@@ -126,6 +133,9 @@ impl WorkerArgs {
     pub(crate) fn target(&self) -> Target {
         if self.urls.starts_with("mysql:") {
             return Target::Database;
+        }
+        if self.kinds {
+            return Target::Kinds;
         }
         Target::Nodes(self.urls.split(',').count())
     }
@@ -138,6 +148,7 @@ impl WorkerArgs {
             self.locks.to_string(),
             self.seed.to_string(),
             self.urls.clone(),
+            self.kinds.to_string(),
             self.record.display().to_string(),
             self.resource.display().to_string(),
         ]
@@ -148,7 +159,7 @@ pub(crate) fn parse(mut args: impl Iterator<Item = String>) -> Outcome<Command> 
     let (mut minutes, mut judge) = (None, None);
     let mut storm = Storm {
         duration: Duration::ZERO,
-        targets: vec![Target::Nodes(1), Target::Nodes(5), Target::Database],
+        targets: vec![Target::Nodes(1), Target::Kinds, Target::Nodes(5), Target::Database],
         seed: fastrand::u64(..1_000_000),
         workers: 6,
         locks: 3,
@@ -165,6 +176,7 @@ pub(crate) fn parse(mut args: impl Iterator<Item = String>) -> Outcome<Command> 
                 locks: value()?.parse()?,
                 seed: value()?.parse()?,
                 urls: value()?,
+                kinds: value()?.parse()?,
                 record: value()?.into(),
                 resource: value()?.into(),
             }));
@@ -179,6 +191,7 @@ pub(crate) fn parse(mut args: impl Iterator<Item = String>) -> Outcome<Command> 
             "--nodes" => {
                 storm.targets = vec![Target::Nodes(whole(&option, &value()?, 9)? as usize)];
             }
+            "--kinds" => storm.targets = vec![Target::Kinds],
             "--database" => storm.targets = vec![Target::Database],
             "--seed" => storm.seed = value()?.parse().map_err(|_| "--seed needs a number")?,
             "--workers" => storm.workers = whole(&option, &value()?, 60)?,

@@ -33,9 +33,11 @@ impl Cluster {
     pub(crate) fn build(target: Target) -> Outcome<Cluster> {
         let count = target.nodes();
         let servers = match target {
-            Target::Nodes(_) => Servers::Redis(Nodes::built(count, |node, server| {
-                if is_durable(node, count) { server.durable() } else { server }
-            })),
+            Target::Nodes(_) | Target::Kinds => {
+                Servers::Redis(Nodes::built(count, |node, server| {
+                    if is_durable(node, count) { server.durable() } else { server }
+                }))
+            }
             Target::Database => Servers::Database(Database::start()?),
         };
         let routes = |node| {

@@ -10,6 +10,7 @@ mod cluster;
 mod database;
 #[path = "../history/mod.rs"]
 mod history;
+mod kinds;
 mod leftovers;
 mod nemesis;
 mod network;

@@ -14,6 +14,7 @@ pub(crate) fn headline(storm: &Storm, target: Target) -> String {
     let servers = match target {
         Target::Nodes(1) => "1 server".to_owned(),
         Target::Nodes(nodes) => format!("{nodes} servers"),
+        Target::Kinds => "1 server with all kinds of locks".to_owned(),
         Target::Database => "a MariaDB".to_owned(),
     };
     format!(

@@ -50,6 +50,7 @@ pub(crate) fn run(storm: &Storm, target: Target, folder: &Path, record: &Path) -
         locks: storm.locks,
         seed: 0,
         urls: cluster.urls(index as usize % ROUTES),
+        kinds: target == Target::Kinds,
         record: record.to_owned(),
         resource: socket.clone(),
     };

@@ -16,7 +16,7 @@ use std::{
 use crossbeam_channel::Select;
 use distlock::{
     Config, LockError, LockGuard, LockManager, LockOptions, Metrics, MySqlConfig, MySqlMgr,
-    RedisMgr,
+    ReadGuard, RedisMgr, WriteGuard,
 };
 use fastrand::Rng;
 use parking_lot::RwLock;
@@ -24,7 +24,9 @@ use parking_lot::RwLock;
 use crate::{
     Outcome,
     args::{Storm, THREADS, Target, WorkerArgs},
-    history::{Event, Journal, Record, UNREPORTED, now},
+    cluster::lock_key,
+    history::{Event, Journal, Record, Sharing, UNREPORTED, now},
+    kinds::{self, Guard},
     nanos, pause,
     resource::Resource,
 };
@@ -127,6 +129,7 @@ fn run_managers(args: &WorkerArgs, recorder: &impl Fn(u32) -> Recorder) -> Outco
                 let recorder = recorder(*seat);
                 let thread = LockThread {
                     mgr: mgr.locks(),
+                    kinds: mgr.kinds(args.target()),
                     ttl: args.target().ttl(),
                     recorder,
                     locks: args.locks,
@@ -182,7 +185,7 @@ enum Manager {
 impl Manager {
     fn new(target: Target, urls: &str) -> distlock::Result<Manager> {
         Ok(match target {
-            Target::Nodes(_) => {
+            Target::Nodes(_) | Target::Kinds => {
                 let config = Config::new(urls)
                     .ttl(target.ttl())
                     .operation_timeout(Storm::OPERATION_TIMEOUT)
@@ -204,6 +207,14 @@ impl Manager {
         match self {
             Manager::Redis(mgr) => mgr,
             Manager::Database(mgr) => mgr,
+        }
+    }
+
+    /// The manager, if the storm has all kinds of locks.
+    fn kinds(&self, target: Target) -> Option<&RedisMgr> {
+        match self {
+            Manager::Redis(mgr) if target == Target::Kinds => Some(mgr),
+            _ => None,
         }
     }
 
@@ -315,6 +326,8 @@ fn pause_unless_ended(ended: &AtomicBool, length: Duration) {
 /// One thread that acquires locks.
 struct LockThread<'a> {
     mgr: &'a dyn LockManager,
+    /// For all kinds of locks; otherwise there are only mutexes.
+    kinds: Option<&'a RedisMgr>,
     ttl: Duration,
     recorder: Recorder,
     locks: u32,
@@ -341,7 +354,11 @@ impl LockThread<'_> {
         Ok(())
     }
 
-    fn acquire(&self, lock: u32, rng: &mut Rng) -> Outcome<Option<LockGuard>> {
+    fn acquire(&self, lock: u32, rng: &mut Rng) -> Outcome<Option<Guard>> {
+        let sharing = match self.kinds {
+            Some(_) => kinds::choose(lock, rng),
+            None => Sharing::Mutex,
+        };
         let mut options = LockOptions::new();
         if rng.u32(..4) == 0 {
             options = options.ttl(self.ttl.mul_f64(0.6));
@@ -355,10 +372,19 @@ impl LockThread<'_> {
             options = options.wait(wait);
         }
         self.recorder.record(lock, Event::Wait)?;
+        if sharing != Sharing::Mutex {
+            self.recorder.record(lock, Event::As { sharing })?;
+        }
+        if let (Sharing::Foreign, Some(mgr)) = (sharing, self.kinds) {
+            self.hold_as_foreign(mgr, lock, rng)?;
+            return Ok(None);
+        }
         let bound = wait.map(|wait| wait + Storm::OPERATION_TIMEOUT);
-        let (result, _) = self
-            .recorder
-            .call(lock, "lock", bound, || self.mgr.lock_with(&name_of(lock), &options))?;
+        let name = name_of(lock);
+        let (result, _) = self.recorder.call(lock, "lock", bound, || match self.kinds {
+            Some(mgr) => kinds::acquire(mgr, &name, sharing, &options),
+            None => self.mgr.lock_with(&name, &options).map(Guard::Mutex),
+        })?;
         let error = match result {
             Ok(guard) => return Ok(Some(guard)),
             Err(error) => error,
@@ -381,7 +407,29 @@ impl LockThread<'_> {
         Ok(None)
     }
 
-    fn hold(&self, guard: LockGuard, lock: u32, resource: &mut Resource, rng: &mut Rng) -> Outcome {
+    /// Acquires and releases a lock as clients of other libraries do.
+    fn hold_as_foreign(&self, mgr: &RedisMgr, lock: u32, rng: &mut Rng) -> Outcome {
+        let (key, id) = (lock_key(lock), format!("foreign|pid{}|{}", process::id(), rng.u64(..)));
+        let deadline = now() + nanos(kinds::FOREIGN_TTL);
+        if !kinds::acquire_foreign(mgr, &key, &id) {
+            let why = "contended: another client has it, or it is not known".to_owned();
+            return self.recorder.record(lock, Event::Again { why });
+        }
+        let inside = self.gate.read();
+        if now() < deadline {
+            self.recorder.record(lock, Event::Enter { deadline, token: 0, id: id.clone() })?;
+            pause(Duration::from_millis(rng.u64(0..60)));
+            self.recorder.record(lock, Event::Leave)?;
+        } else {
+            let why = "contended: the reply came too late".to_owned();
+            self.recorder.record(lock, Event::Again { why })?;
+        }
+        drop(inside);
+        kinds::release_foreign(mgr, &key, &id);
+        Ok(())
+    }
+
+    fn hold(&self, mut guard: Guard, lock: u32, resource: &mut Resource, rng: &mut Rng) -> Outcome {
         let inside = self.gate.read();
         let token = guard.fencing_token().as_u64();
         // Read before `is_held`. Otherwise a pause in between would make this holder seem later
@@ -393,7 +441,9 @@ impl LockThread<'_> {
             held = true;
             let enter = Event::Enter { deadline, token, id: guard.id().to_string() };
             self.recorder.record_as_of(entered, lock, enter)?;
-            value = resource.read(lock, token)?;
+            if guard.sharing().is_alone() {
+                value = resource.read(lock, token)?;
+            }
         }
         // Now and then long enough to need a renewal.
         let work = if rng.u32(..30) == 0 { rng.u64(500..3000) } else { rng.u64(0..60) };
@@ -418,6 +468,16 @@ impl LockThread<'_> {
         if let Some(value) = value {
             resource.write(lock, token, value + 1)?;
         }
+        if let Guard::Write(writer) = guard {
+            if !held || rng.u32(..3) > 0 {
+                guard = Guard::Write(writer);
+            } else if let Some(reader) = self.downgrade(writer, lock)? {
+                guard = Guard::Read(reader);
+                pause_unless_ended(self.ended, Duration::from_millis(rng.u64(0..60)));
+            } else {
+                return Ok(());
+            }
+        }
         if held && !self.check(&guard, lock)? {
             held = false;
             self.record_loss(&guard, lock)?;
@@ -433,6 +493,18 @@ impl LockThread<'_> {
             self.recorder.call(lock, "drop", bound, || drop(guard))?;
         }
         Ok(())
+    }
+
+    /// Turns a write lock into a read lock. If that fails, the lock is lost or released.
+    fn downgrade(&self, writer: WriteGuard, lock: u32) -> Outcome<Option<ReadGuard>> {
+        let before = now();
+        self.recorder.record_as_of(before, lock, Event::Downgrade)?;
+        let bound = Some(Storm::OPERATION_TIMEOUT);
+        let (reader, _) = self.recorder.call(lock, "downgrade", bound, || writer.downgrade())?;
+        if reader.is_err() {
+            self.recorder.record_as_of(before, lock, Event::Leave)?;
+        }
+        Ok(reader.ok())
     }
 
     /// Returns whether the lock is still held. If so, records that as of the moment before the

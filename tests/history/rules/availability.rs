@@ -13,6 +13,7 @@ use super::{
 use crate::history::{
     event::Kind,
     model::{End, FaultPeriod, Hold, Story, Wait},
+    sharing::Sharing,
 };
 
 /// Time after which the head of the queue polls, even if no grant message came.
@@ -58,6 +59,9 @@ pub(crate) fn find(story: &Story) -> Gaps {
         let holds = || story.holds.iter().filter(move |hold| hold.lock == lock);
         let all_holds: Vec<&Hold> = holds().collect();
         let mut waited = Vec::new();
+        // Mutexes do not keep the order of groups in the queue.
+        let keep_order = all_holds.iter().all(|hold| hold.sharing != Sharing::Mutex)
+            || all_holds.iter().all(|hold| hold.sharing == Sharing::Mutex);
         for wait in story.waits.iter().filter(|wait| wait.lock == lock) {
             let awake = vec![(wait.from, wait.until)];
             let awake = stops
@@ -78,7 +82,7 @@ pub(crate) fn find(story: &Story) -> Gaps {
                 passed.fold((0, 0), |most, passed| (most.0.max(passed.0), most.1.max(passed.1)));
             gaps.queued_waits += usize::from(others > OVERTAKERS_MAX);
             gaps.overtaken = gaps.overtaken.max(overtaken);
-            if overtaken > OVERTAKERS_MAX {
+            if overtaken > OVERTAKERS_MAX && keep_order {
                 gaps.findings.push(Finding {
                     rule: Rule::Availability,
                     lock,
@@ -97,8 +101,7 @@ pub(crate) fn find(story: &Story) -> Gaps {
         }
         let held = union(holds().map(|hold| (hold.from, hold.until.max(hold.from + 1))).collect());
         let free = difference(&difference(&union(waited), &held), &outages);
-        let mut left: Vec<u64> =
-            holds().filter(|hold| hold.end == End::Left).map(|hold| hold.until).collect();
+        let mut left: Vec<u64> = holds().filter(hands_over).map(|hold| hold.until).collect();
         left.sort_unstable();
         for (from, until) in split_at(&free, &moments) {
             gaps.count += 1;
@@ -125,6 +128,11 @@ pub(crate) fn find(story: &Story) -> Gaps {
     gaps
 }
 
+/// Whether a holder gives the lock to the next waiter when it leaves.
+fn hands_over(hold: &&Hold) -> bool {
+    hold.end == End::Left && hold.sharing != Sharing::Foreign
+}
+
 /// Counts the holds that began during this undisturbed part of a wait, and those among them that
 /// were also requested during it. The latter overtook the waiter. Starts to count when the effects
 /// of the `last` disturbance have ended, because by then a waiter has replaced a queue entry that
@@ -142,7 +150,10 @@ fn overtakers(
     let settled = from.max(recovered_at) + 2 * late;
     let first = holds.partition_point(|hold| hold.from < settled);
     let others = || holds[first..].iter().take_while(|hold| hold.from < until);
-    (others().count(), others().filter(|hold| hold.asked > settled).count())
+    (
+        others().count(),
+        others().filter(|hold| hold.asked > settled && hold.sharing != Sharing::Foreign).count(),
+    )
 }
 
 /// Returns the latest of the sorted `moments` that is not after `at`.

@@ -1,5 +1,7 @@
-//! Mutual exclusion: no two threads hold one lock at once. If a single server lost the lock, or a
-//! database the holder's connection, an overlap is excused until the earlier holder can notice.
+//! Mutual exclusion: nobody holds a lock beside a mutex or a writer, readers and permits exclude
+//! each other, and at most as many permits are held as the largest limit of their holders. If a
+//! single server lost the lock, or a database the holder's connection, an overlap is excused until
+//! the earlier holder can notice.
 
 use std::collections::BTreeMap;
 
@@ -7,6 +9,7 @@ use super::{Finding, Rule, span};
 use crate::history::{
     event::{Kind, Said},
     model::{FaultPeriod, Hold, Story},
+    sharing::Sharing,
 };
 
 /// How late a renewal may be confirmed although no lateness was measured.
@@ -36,27 +39,48 @@ pub(crate) fn overlaps(story: &Story) -> Vec<Overlap<'_>> {
         let open = open.entry(later.lock).or_default();
         open.retain(|earlier| earlier.until > later.from);
         for earlier in open.iter().copied() {
-            let until = earlier.until.min(later.until);
+            let Some(until) = earlier.excludes_until(later) else { continue };
             if until <= later.from {
                 continue;
             }
             // The holder with the smaller token lost the lock. It must not consider the lock held
             // any more, even after the other holder has released it.
-            let (old, new) =
-                if earlier.token < later.token { (earlier, later) } else { (later, earlier) };
-            let mut excuses =
-                story.excuses(later.lock, old.asked, new.from.max(later.from), old.until);
-            let excuse = excuses.find(|fault| old.until <= must_notice_by(story, old, fault));
-            found.push(Overlap {
-                earlier,
-                later,
-                until,
-                excuse: excuse.map(|period| period.fault.number),
-            });
+            found.push(Overlap { earlier, later, until, excuse: excuse(story, earlier, later) });
         }
         open.push(later);
+        found.extend(too_many_permits(story, open));
     }
     found
+}
+
+/// The fault that excuses that both held the lock.
+fn excuse(story: &Story, earlier: &Hold, later: &Hold) -> Option<u32> {
+    // A client of another library has no token; it acquires only a lock that is free.
+    let by_token = [earlier, later].iter().all(|hold| hold.sharing != Sharing::Foreign);
+    let in_order = !by_token || earlier.token < later.token;
+    let (old, new) = if in_order { (earlier, later) } else { (later, earlier) };
+    let mut excuses = story.excuses(later.lock, old.asked, new.from.max(later.from), old.until);
+    let excuse = excuses.find(|fault| old.until <= must_notice_by(story, old, fault));
+    excuse.map(|period| period.fault.number)
+}
+
+/// The last of these holds, if more permits are held with it than any of the holders allows. The
+/// server may have granted the permits in another order than their holders noticed.
+fn too_many_permits<'a>(story: &Story, open: &[&'a Hold]) -> Option<Overlap<'a>> {
+    let (mut held, mut most) = (0, 0);
+    for hold in open {
+        if let Sharing::Permits { limit, count } = hold.sharing {
+            (held, most) = (held + count, most.max(limit));
+        }
+    }
+    let (later, others) = open.split_last()?;
+    if !matches!(later.sharing, Sharing::Permits { .. }) || held <= most {
+        return None;
+    }
+    let permits = || others.iter().filter(|hold| later.sharing.is_shared_with(hold.sharing));
+    let earlier = permits().next()?;
+    let excuse = permits().find_map(|earlier| excuse(story, earlier, later));
+    Some(Overlap { earlier, later, until: earlier.until.min(later.until), excuse })
 }
 
 /// When a holder must notice that the server lost its lock: at its next renewal, or at once if a
@@ -177,6 +201,47 @@ mod tests {
         let both = format!("{FIRST}\n30 2@2 8 enter 3900 6 b\n40 2@2 8 leave\n50 1@1 7 leave");
         assert_eq!(overlaps_of(&both), []);
         assert_eq!(overlaps_of(&both.replace("@2", "@1")), [(10, false)]);
+    }
+
+    /// Two holds at the same time, as these kinds.
+    fn both(first: &str, second: &str) -> Vec<(u64, bool)> {
+        overlaps_of(&format!(
+            "10 1@1 7 wait\n11 1@1 7 as {first}\n20 1@1 7 enter 3000 5 a\n\
+             25 2@1 8 wait\n26 2@1 8 as {second}\n30 2@1 8 enter 3900 6 b\n\
+             50 1@1 7 leave\n60 2@1 8 leave"
+        ))
+    }
+
+    #[test]
+    fn nobody_holds_beside_a_writer() {
+        assert_eq!(both("read", "read"), []);
+        for other in ["mutex", "write", "foreign", "permits 3 1"] {
+            assert_eq!(both("read", other), [(20, false)], "{other}");
+            assert_eq!(both(other, "read"), [(20, false)], "{other}");
+            assert_eq!(both("write", other), [(20, false)], "{other}");
+        }
+    }
+
+    #[test]
+    fn writer_that_downgrades_admits_readers_from_then_on() {
+        let downgraded = |at: u64, other: &str| {
+            overlaps_of(&format!(
+                "11 1@1 7 as write\n20 1@1 7 enter 3000 5 a\n{at} 1@1 7 downgrade\n\
+                 26 2@1 8 as {other}\n30 2@1 8 enter 3900 6 b\n50 1@1 7 leave\n60 2@1 8 leave"
+            ))
+        };
+        assert_eq!(downgraded(30, "read"), []);
+        assert_eq!(downgraded(31, "read"), [(1, false)]);
+        assert_eq!(downgraded(30, "write"), [(20, false)]);
+    }
+
+    #[test]
+    fn more_permits_than_the_largest_limit_are_found() {
+        assert_eq!(both("permits 2 1", "permits 2 1"), []);
+        assert_eq!(both("permits 2 1", "permits 3 2"), []);
+        assert_eq!(both("permits 3 2", "permits 2 1"), [], "the order of the grants is unknown");
+        assert_eq!(both("permits 2 1", "permits 2 2"), [(20, false)]);
+        assert_eq!(both("permits 3 2", "permits 3 2"), [(20, false)]);
     }
 
     #[test]

@@ -29,6 +29,8 @@ pub(crate) fn find(story: &Story) -> (usize, Vec<Finding>) {
             .get(first..last)
             .unwrap_or_default()
             .iter()
+            // A group does not name all its members.
+            .filter(|hold| hold.is_alone())
             .filter(|hold| surely_held_until(hold) >= seen.until)
         {
             compared += 1;

@@ -5,6 +5,7 @@ use super::{Finding, Rule, span};
 use crate::history::{
     event::{Kind, Said},
     model::{Call, End, Hold, Seen, Story, Wait},
+    sharing::Sharing,
 };
 
 /// A lease can survive several renewals that are late by this part of it. If more lateness was
@@ -80,6 +81,8 @@ fn empty_hold(wait: &Wait) -> Hold {
         lock,
         token: 0,
         id: String::new(),
+        sharing: Sharing::Mutex,
+        downgraded: None,
         asked,
         from,
         until,
