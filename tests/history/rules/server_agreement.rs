@@ -140,6 +140,15 @@ mod tests {
     }
 
     #[test]
+    fn members_of_a_group_are_not_compared() {
+        let enter = |as_kind: &str| one("-").replace("20000000 1@1 7 enter", as_kind);
+        let reader = enter("15000000 1@1 7 as read\n20000000 1@1 7 enter");
+        assert_eq!((violations(&one("-")), violations(&reader)), (1, 0));
+        let writer = enter("15000000 1@1 7 as write\n20000000 1@1 7 enter");
+        assert_eq!(violations(&writer), 1);
+    }
+
+    #[test]
     fn server_with_late_enough_expiry_agrees() {
         assert_eq!(find(&story(&one("898:a"))).0, 1);
         assert_eq!(violations(&one("898:a")), 0);

@@ -146,6 +146,32 @@ fn waiter_overtaken_by_many_is_found() {
 }
 
 #[test]
+fn readers_that_pass_a_waiting_writer_are_found() {
+    let passed_by = |kind: &str, others: &str| {
+        let turn = |n: u64| {
+            let at = 6000 + 100 * n;
+            format!(
+                "{at} 1@1 7 wait\n{at} 1@1 7 as {kind}\n\
+                 {} 1@1 7 enter 90000000000 {n} a\n{} 1@1 7 leave\n",
+                at + 1,
+                at + 99
+            )
+        };
+        let turns: String = (0..5).map(turn).collect();
+        let first = "1 3@1 9 wait\n1 3@1 9 as OTHERS\n2 3@1 9 enter 5999000000 1 x";
+        let first = first.replace("OTHERS", others);
+        violations(
+            1,
+            &format!("1 2@1 8 wait\n1 2@1 8 as write\n{first}\n5999 3@1 9 leave\n{turns}"),
+        )
+    };
+    assert_eq!(passed_by("read", "read"), 1);
+    assert_eq!(passed_by("permits 2 1", "write"), 1);
+    assert_eq!(passed_by("foreign", "read"), 0, "it has no place in the queue");
+    assert_eq!(passed_by("read", "mutex"), 0, "a mutex does not keep the order");
+}
+
+#[test]
 fn wait_without_recent_faults_counts_at_once() {
     let overtaken_by = |later: u64, more: &str| {
         let turn = |n: u64| {
