@@ -16,7 +16,7 @@ use super::{
 use crate::{
     backend::{
         CleanupLimits, ResidueCleaner,
-        error::{BackendError, NodeError},
+        error::{BackendError, NodeError, NodeErrorKind},
     },
     core::{
         ack::PendingAcks,
@@ -62,9 +62,18 @@ pub(super) fn end_waiting_of(
     claim: &Claim,
     deadline: Moment,
 ) -> Result<(), NodeError> {
-    database.with_control(deadline, |connection, deadline| {
-        end_waiting(connection, claim.id.as_str(), deadline)
-    })
+    let id = claim.id.as_str();
+    let result = database
+        .with_control(deadline, |connection, deadline| end_waiting(connection, id, deadline));
+    match result {
+        // A shutdown, which made the caller give up, can close the pool before this thread comes
+        // here.
+        Err(NodeError { kind: NodeErrorKind::Closed, .. }) => {
+            let mut session = database.control.open_after_close(deadline)?;
+            end_waiting(&mut session.connection, id, deadline)
+        }
+        result => result,
+    }
 }
 
 pub(super) struct WaitCleaner(pub(super) Arc<Database>);

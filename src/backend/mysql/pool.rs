@@ -75,6 +75,11 @@ impl SessionPool {
         Ok(PooledSession { session, _place: place })
     }
 
+    /// Opens one more session, which no pool keeps, for what is left to do after a shutdown.
+    pub(super) fn open_after_close(&self, deadline: Moment) -> Result<Session, NodeError> {
+        Session::open(&self.settings, deadline)
+    }
+
     fn take_idle(&self) -> Result<Option<Session>, NodeError> {
         match &mut *self.idle.lock() {
             Some(idle) => Ok(idle.pop_back()),
