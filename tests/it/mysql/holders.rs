@@ -5,12 +5,12 @@ use std::{thread, time::Duration};
 use distlock::{LockError, LockLost, LockOptions, MySqlMgr, Released};
 
 use super::{
-    LONG_TTL_MS, await_free, await_waits, config, kill_holder, lock, manager, on_each_server,
-    spawn_locker,
+    LONG_TTL_MS, await_free, await_waits, config, is_mariadb, kill_holder, lock, manager,
+    on_each_server, spawn_locker,
 };
 use crate::{
     helpers::{CALL_LIMIT, SECOND, UnwrapReleased, completes_within, expect_loss, spawn_call},
-    support::{TEST_TIMEOUT, Worker, eventually},
+    support::{TEST_TIMEOUT, Worker, eventually, mysql::prelude::Queryable},
 };
 
 /// Fault: N157
@@ -182,5 +182,35 @@ fn alter_table_leaves_no_waiting_statements_behind() {
             guard.release().unwrap().unwrap_released();
         });
         drop(impatient.lock("y").unwrap());
+    });
+}
+
+/// Fault: N161
+#[test]
+fn tables_that_are_locked_for_reading_cost_no_lock() {
+    on_each_server(|server| {
+        if !is_mariadb(server) {
+            println!("NOT SHOWN on MySQL: MariaDB alone does not wait for the holder");
+            return;
+        }
+        let mgr = manager(server);
+        drop(mgr.lock("y").unwrap());
+        let guards = ["a", "b"].map(|name| mgr.lock(name).unwrap());
+        let impatient = MySqlMgr::new(config(server.url()).operation_timeout(3 * SECOND)).unwrap();
+        let mut backup = server.connect();
+        backup.query_drop("FLUSH TABLES WITH READ LOCK").unwrap();
+        let error = completes_within(CALL_LIMIT, "a try", || {
+            impatient.try_lock("y").map(drop).unwrap_err()
+        });
+        assert!(matches!(error, LockError::Timeout { holder: None, .. }), "{error:?}");
+        let [released, kept] = guards;
+        let released = completes_within(CALL_LIMIT, "a release", || released.release());
+        released.unwrap().unwrap_released();
+        kept.renew().unwrap();
+        backup.query_drop("UNLOCK TABLES").unwrap();
+        kept.release().unwrap().unwrap_released();
+        for name in ["a", "b", "y"] {
+            drop(await_free(&impatient, name));
+        }
     });
 }
