@@ -13,6 +13,7 @@ mod node_checks;
 mod other_prefixes;
 mod permission_probe;
 mod permissions;
+mod replica_checks;
 
 use std::fmt::Write as _;
 

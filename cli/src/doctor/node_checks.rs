@@ -8,13 +8,14 @@ use super::{
     grant_command,
     other_prefixes::check_prefix,
     permission_probe, permissions,
+    replica_checks::{check_cut_off, check_replicas},
 };
 use crate::format;
 
 pub(super) type Check = fn(&NodeFacts, &Requirements) -> Option<Finding>;
 
 /// Checks of one server, in the order in which their findings are shown.
-pub(super) const NODE_CHECKS: [Check; 13] = [
+pub(super) const NODE_CHECKS: [Check; 14] = [
     check_reach,
     check_rights,
     check_info,
@@ -22,6 +23,7 @@ pub(super) const NODE_CHECKS: [Check; 13] = [
     check_kind,
     check_role,
     check_replicas,
+    check_cut_off,
     check_eviction,
     check_memory,
     check_persistence,
@@ -191,23 +193,6 @@ fn check_role(node: &NodeFacts, _: &Requirements) -> Option<Finding> {
         Finding::problem("role", format!("a replica{master}, which refuses writes"))
             .advice("connect to its master")
     })
-}
-
-fn check_replicas(node: &NodeFacts, _: &Requirements) -> Option<Finding> {
-    let info = node.info()?;
-    match info.number("connected_slaves") {
-        _ if info.get("role") != Some("master") => None,
-        0 => Some(Finding::ok("replicas", "none, so no failover can lose recent locks")),
-        count => Some(
-            Finding::warning(
-                "replicas",
-                format!(
-                    "{count} connected: a failover to one of them can lose the most recent locks"
-                ),
-            )
-            .advice("use fencing tokens where it matters, or several nodes without replicas"),
-        ),
-    }
 }
 
 fn check_eviction(node: &NodeFacts, _: &Requirements) -> Option<Finding> {

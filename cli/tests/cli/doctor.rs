@@ -243,8 +243,13 @@ fn replica_and_its_master_are_reported() {
     let report = examine(&master);
     report
         .says("replicas", "warning", "1 connected")
-        .advises("replicas", "fencing tokens")
+        .advises("replicas", "Config::replicas")
+        .says("cut-off", "warning", "goes on granting locks")
         .problems(&[]);
+    let command = &report.finding("cut-off")["commands"][0];
+    assert_eq!(command, "CONFIG SET min-replicas-to-write 1");
+    master.cli(&command.as_str().unwrap().split(' ').collect::<Vec<_>>());
+    examine(&master).says("cut-off", "ok", "grants none").problems(&[]);
 }
 
 #[test]

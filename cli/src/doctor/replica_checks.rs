@@ -1,0 +1,48 @@
+//! The checks of a master with replicas: pure functions from facts to findings.
+
+use super::{
+    facts::{NodeFacts, Requirements},
+    finding::Finding,
+};
+
+/// Reports whether a failover could lose locks.
+pub(super) fn check_replicas(node: &NodeFacts, _: &Requirements) -> Option<Finding> {
+    Some(match count_replicas(node)? {
+        0 => Finding::ok("replicas", "none, so no failover can lose recent locks"),
+        count => Finding::warning(
+            "replicas",
+            format!("{count} connected: a failover to one of them can lose the most recent locks"),
+        )
+        .advice(
+            "set Config::replicas in the program, use fencing tokens where it matters, or use \
+             several nodes without replicas",
+        ),
+    })
+}
+
+/// Reports whether a master rejects writes while it is cut off from its replicas. `INFO` has the
+/// number of good replicas only if it does, so no permission to read settings is needed.
+pub(super) fn check_cut_off(node: &NodeFacts, _: &Requirements) -> Option<Finding> {
+    if count_replicas(node)? == 0 {
+        return None;
+    }
+    Some(match node.info()?.get("min_slaves_good_slaves") {
+        Some(_) => Finding::ok("cut-off", "a master that is cut off from its replicas grants none"),
+        None => Finding::warning(
+            "cut-off",
+            "a master that was cut off from its replicas goes on granting locks, which its \
+             successor does not know",
+        )
+        .advice(
+            "run this in redis-cli at the master and its replicas; no lock is then granted while \
+             no replica is connected",
+        )
+        .command("CONFIG SET min-replicas-to-write 1"),
+    })
+}
+
+/// Number of replicas that are connected to a master, and `None` for other servers.
+fn count_replicas(node: &NodeFacts) -> Option<u64> {
+    let info = node.info()?;
+    (info.get("role") == Some("master")).then(|| info.number("connected_slaves"))
+}
