@@ -283,6 +283,7 @@ pub(crate) struct TlsFiles {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Run(Run),
+    Lock(Lock),
     Ls(Ls),
     Show(Show),
     Release(Release),
@@ -410,6 +411,39 @@ impl Run {
             None => self.command.clone(),
         }
     }
+}
+
+/// Hold locks until a signal arrives
+///
+/// Acquires the locks of all NAMEs, prints a line with the fencing token and the name of each, and
+/// holds them until SIGINT, SIGTERM, SIGHUP or another signal arrives. Then releases them and exits
+/// with 0. Several names are acquired in their order, so that two of these commands never wait for
+/// each other. If one of the locks is lost, exits with 76.
+///
+/// Nothing supervises a process that relies on the locks; see distlock run for that.
+#[derive(Arguments, Clone, Debug)]
+pub(crate) struct Lock {
+    /// Lease: how long the locks stay held if this machine dies
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
+    pub(crate) ttl: Duration,
+    /// Wait at most this long for all locks together; without it, wait without limit
+    #[arg(
+        long,
+        short,
+        value_name = "DURATION",
+        value_parser = parse_duration,
+        conflicts_with = "no_wait"
+    )]
+    pub(crate) wait: Option<Duration>,
+    /// Do not wait for the locks
+    #[arg(long, short)]
+    pub(crate) no_wait: bool,
+    /// Exit with this code instead of 75 if another process holds one of the locks
+    #[arg(long, short = 'E', value_name = "CODE")]
+    pub(crate) conflict_exit_code: Option<u8>,
+    /// Names of the locks
+    #[arg(required = true, value_name = "NAME")]
+    pub(crate) names: Vec<String>,
 }
 
 /// Permits of a semaphore: how many this command needs, of how many.

@@ -80,6 +80,7 @@ fn main() -> ExitCode {
         .init();
     let outcome = match args.command {
         Command::Run(options) => run::run(&args.servers, &options),
+        Command::Lock(options) => run::hold(&args.servers, &options),
         Command::Ls(options) => list::run(&args.servers, &options),
         Command::Show(options) => show::run(&args.servers, &options),
         Command::Release(options) => release::run(&args.servers, &options),

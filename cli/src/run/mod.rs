@@ -13,6 +13,7 @@ mod exec_gate;
 mod grace_period;
 mod guardian_handle;
 mod guardian_main;
+mod hold;
 mod kill;
 mod last_renewal_error;
 mod message;
@@ -30,6 +31,7 @@ use std::{
 
 use distlock::{LockGuard, LockLost, LockOptions, Released};
 
+pub(crate) use self::hold::hold;
 use self::{
     acquire::{AcquireResult, Request, WaitReporter, acquire},
     exec_gate::ExecGate,

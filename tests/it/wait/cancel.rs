@@ -8,7 +8,7 @@ use super::timed;
 use crate::{
     family::{LONG, Subject, await_waiters, spawn_waiter},
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, await_queue_length, completes_within, manager,
+        CALL_LIMIT, Defer, SECOND, UnwrapReleased, await_queue_length, completes_within, manager,
         spawn_queued_waiter,
     },
     support::{RedisServer, TEST_TIMEOUT, eventually},
@@ -107,6 +107,8 @@ fn waits_for_all_kinds_of_locks_can_be_cancelled() {
 #[test]
 fn cancelled_waiter_returns_while_time_stands_still() {
     let mgr = distlock::testing::MemoryServer::new().manager();
+    // A waiter that is not woken would wait forever.
+    let _end = Defer(|| mgr.shutdown());
     let _guard = mgr.lock("x").unwrap();
     let tokens = [CancelToken::new(), CancelToken::new()];
     let [leader, follower] = [1, 2].map(|n| spawn_cancellable(&mgr, n, &tokens[n as usize - 1]));

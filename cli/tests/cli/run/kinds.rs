@@ -64,3 +64,41 @@ fn period_outlives_a_killed_wrapper() {
     });
     assert!(pttl(&fixture.server, KEY) > 200_000);
 }
+
+/// `distlock lock` holds several locks until a signal arrives.
+#[test]
+fn lock_holds_several_names_until_a_signal() {
+    let fixture = Fixture::new();
+    let command = |options: &[&str]| {
+        let mut command = fixture.command(&[], &[]);
+        let mut lock = std::process::Command::new(command.get_program());
+        lock.args(["--timeout", "20s", "lock"]).args(options).stdin(std::process::Stdio::null());
+        for (name, value) in command.stdin(std::process::Stdio::null()).get_envs() {
+            match value {
+                Some(value) => lock.env(name, value),
+                None => lock.env_remove(name),
+            };
+        }
+        lock
+    };
+    let mut holder = fixture.start(command(&["b", "x"]));
+    eventually("it holds both", TEST_TIMEOUT, || holder.out().lines().count() == 2);
+    let out = holder.out();
+    assert!(out.lines().zip(["b", "x"]).all(|(line, name)| line.ends_with(&format!(" {name}"))));
+    assert_eq!(fixture.start(command(&["-n", "a", "x"])).code(), 75);
+    assert_eq!(fixture.start(command(&["-n", "-E", "9", "b"])).code(), 9);
+    assert_eq!(fixture.start(command(&["a", "a"])).code(), 64);
+    let mut waiting = fixture.start(command(&["x"]));
+    fixture.await_queue_length(1);
+    waiting.signal(Signal::TERM);
+    assert_eq!(waiting.code(), 143);
+    holder.signal(Signal::TERM);
+    assert_eq!(holder.code(), 0);
+    assert!(get(&fixture.server, KEY).is_none() && get(&fixture.server, "lock:b").is_none());
+
+    let mut loser = fixture.start(command(&["--ttl", "3s", "x"]));
+    eventually("it holds the lock", TEST_TIMEOUT, || !loser.out().is_empty());
+    fixture.server.cli(&["DEL", KEY]);
+    assert_eq!(loser.code(), 76);
+    assert!(loser.err().contains("a lock was lost: "), "{}", loser.err());
+}
