@@ -33,6 +33,8 @@ mod raw;
 mod raw_mysql;
 #[path = "table/raw_nodes.rs"]
 mod raw_nodes;
+#[path = "table/redis_cluster.rs"]
+mod redis_cluster;
 #[path = "table/redlock.rs"]
 mod redlock;
 #[path = "table/renewal.rs"]
@@ -92,6 +94,7 @@ const ROWS: &[(&str, Row)] = &[
     #[cfg(feature = "tls")]
     ("tls", tls::row),
     ("run", command::row),
+    ("cluster", redis_cluster::row),
     ("redlock", redlock::row),
     ("redlock_stopped", redlock::stopped),
     ("redlock_contended", contention::redlock),

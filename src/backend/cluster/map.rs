@@ -4,8 +4,9 @@ use redis::Value;
 
 use crate::{backend::discovery::ServerName, core::slot::SLOTS};
 
-/// Maximum number of nodes of a cluster, which is far more than the servers recommend.
-const NODES_MAX: usize = 4_096;
+/// Maximum number of nodes of a cluster: what Redis recommends. Otherwise servers could report
+/// nodes without end.
+pub(super) const NODES_MAX: usize = 1_000;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SlotMap {
@@ -157,6 +158,13 @@ mod tests {
             assert_eq!(parse(Value::Array(vec![bad])), None);
         }
         assert_eq!(parse(Value::Array(Vec::new())), Some(SlotMap::unserved()));
+    }
+
+    #[test]
+    fn number_of_nodes_is_bounded() {
+        let mut map = SlotMap::unserved();
+        let known = (0..SLOTS).filter(|slot| map.set_owner(*slot, name("h", *slot))).count();
+        assert_eq!((known, map.masters().len()), (NODES_MAX, NODES_MAX));
     }
 
     proptest! {

@@ -10,7 +10,12 @@ use std::{
     time::Duration,
 };
 
-use super::{map::SlotMap, map_request::map_of, part::Part, redirect::Redirect};
+use super::{
+    map::{NODES_MAX, SlotMap},
+    map_request::map_of,
+    part::Part,
+    redirect::Redirect,
+};
 use crate::{
     backend::{
         Wake,
@@ -291,6 +296,11 @@ impl Router {
         let find = |state: &State| state.parts.iter().find(|part| part.name == *name).cloned();
         if let Some(part) = find(&self.state.lock()) {
             return Ok(part);
+        }
+        if self.state.lock().parts.len() >= NODES_MAX {
+            // The next map removes those that serve no slots.
+            self.state.lock().is_stale = true;
+            return Err(NodeError::protocol("it names too many nodes"));
         }
         let node = self.node(name);
         let pool = ConnectionPool::new([node.clone()].into(), self.settings.pool_size)
