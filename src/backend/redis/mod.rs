@@ -16,9 +16,9 @@ pub(crate) mod groups;
 mod health;
 pub(crate) mod list;
 pub(crate) mod listing;
-mod membership;
 mod pool;
 pub(crate) mod primitive;
+mod quarantine;
 mod redis_node;
 mod release;
 mod release_turns;
@@ -47,8 +47,8 @@ pub(crate) use self::{
     fields::{GrantMessage, PubSubMessage},
     framed_socket::LateReader,
     grant_stream::RedisGrantStream,
-    membership::Membership,
     pool::{ConnectionPool, PooledConnections},
+    quarantine::Voters,
     redis_node::{Exchange, InFlightRequest, NodeConnections, RedisNode},
     release::ReleaseAttempts,
     release_turns::ReleaseTurns,

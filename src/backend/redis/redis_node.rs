@@ -15,7 +15,7 @@ use super::{
     NodeError, NodeErrorKind,
     connection::{Connection, Handshake},
     health::{ConnectOutcome, HealthChange, NodeHealth},
-    membership::{Eligibility, Membership},
+    quarantine::{Eligibility, Voters},
     script::{Request, ScriptRef, name_missing_permission},
     server_info::ServerInfo,
     url::Endpoint,
@@ -63,7 +63,7 @@ pub(crate) struct RedisNode {
     /// Latest sample of the server's clock, from any connection.
     clock_sample: Mutex<Option<ClockSample>>,
     /// Which servers the nodes lead to; of several nodes, or of this one, which decides alone.
-    membership: Arc<Mutex<Membership>>,
+    voters: Arc<Mutex<Voters>>,
     index: usize,
     decides_alone: bool,
     /// After a restart or a failover, a server that decides alone grants nothing for a while.
@@ -87,7 +87,7 @@ impl RedisNode {
         quarantine: Duration,
         observer: Arc<Observer>,
     ) -> RedisNode {
-        let membership = Membership::new([endpoint.label.clone()].into_iter(), quarantine);
+        let voters = Voters::new([endpoint.label.clone()].into_iter(), quarantine);
         RedisNode {
             endpoint,
             operation_timeout,
@@ -95,7 +95,7 @@ impl RedisNode {
             observer,
             health: NodeHealth::default(),
             clock_sample: Mutex::new(None),
-            membership: Arc::new(Mutex::new(membership)),
+            voters: Arc::new(Mutex::new(voters)),
             index: 0,
             decides_alone: true,
             has_quarantine: !quarantine.is_zero(),
@@ -106,12 +106,8 @@ impl RedisNode {
     }
 
     /// Makes this node one of several nodes.
-    pub(crate) fn with_membership(
-        self,
-        index: usize,
-        membership: Arc<Mutex<Membership>>,
-    ) -> RedisNode {
-        RedisNode { membership, index, decides_alone: false, ..self }
+    pub(crate) fn with_voters(self, index: usize, voters: Arc<Mutex<Voters>>) -> RedisNode {
+        RedisNode { voters, index, decides_alone: false, ..self }
     }
 
     pub(crate) fn label(&self) -> &Arc<str> {
@@ -215,9 +211,9 @@ impl RedisNode {
         info: &ServerInfo,
     ) -> Result<(), NodeError> {
         let (replaced, eligibility) = {
-            let mut membership = self.membership.lock();
-            let replaced = info.is_master && membership.is_replacement(self.index, info);
-            let eligibility = membership.observe(self.index, info);
+            let mut voters = self.voters.lock();
+            let replaced = info.is_master && voters.is_replacement(self.index, info);
+            let eligibility = voters.observe(self.index, info);
             let is_writable_replica = !self.decides_alone && eligibility == Eligibility::Replica;
             // A new epoch closes the other connections. They may lead to the former server, which
             // may now be reachable as another node and would vote twice, or was frozen and goes on;
@@ -285,7 +281,7 @@ impl RedisNode {
 
     /// Returns the time until the node may vote, or grant alone; `None` if it may at `now`.
     pub(crate) fn quarantine_left(&self, now: Moment) -> Option<Duration> {
-        let left = self.membership.lock().votes_from(self.index).duration_since(now);
+        let left = self.voters.lock().votes_from(self.index).duration_since(now);
         (!left.is_zero()).then_some(left)
     }
 

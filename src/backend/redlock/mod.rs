@@ -36,8 +36,8 @@ use crate::{
         ReleaseReport, RenewSoon, ResidueCleaner, StreamError,
         error::BackendError,
         redis::{
-            ConnectionPool, Endpoint, Exchange, Membership, NodeError, NodeErrorKind,
-            RedisGrantStream, RedisNode, Request, Urgency, requests_and_replies::Ping,
+            ConnectionPool, Endpoint, Exchange, NodeError, NodeErrorKind, RedisGrantStream,
+            RedisNode, Request, Urgency, Voters, requests_and_replies::Ping,
         },
     },
     core::{
@@ -62,7 +62,7 @@ const TOKEN_HEADROOM_US: u64 = 10_000;
 /// The nodes, and the connections to them.
 pub(crate) struct Redlock {
     nodes: Arc<[Arc<RedisNode>]>,
-    membership: Arc<Mutex<Membership>>,
+    voters: Arc<Mutex<Voters>>,
     pool: Arc<ConnectionPool>,
     label: Arc<str>,
     operation_timeout: Duration,
@@ -78,7 +78,7 @@ impl Redlock {
         observer: &Arc<Observer>,
     ) -> Option<Redlock> {
         let labels = || endpoints.iter().map(|endpoint| endpoint.label.clone());
-        let membership = Arc::new(Mutex::new(Membership::new(labels(), quarantine)));
+        let voters = Arc::new(Mutex::new(Voters::new(labels(), quarantine)));
         let node = |(index, endpoint): (usize, &Arc<Endpoint>)| {
             // With several replies in flight, a spinning thread could take a core from the servers
             // that must send them.
@@ -90,11 +90,11 @@ impl Redlock {
                 Duration::ZERO,
                 observer.clone(),
             );
-            Arc::new(node.with_membership(index, membership.clone()))
+            Arc::new(node.with_voters(index, voters.clone()))
         };
         let nodes: Arc<[_]> = endpoints.iter().enumerate().map(node).collect();
         let pool = Arc::new(ConnectionPool::new(nodes.clone(), pool_size)?);
-        Some(Redlock { nodes, membership, pool, label: join_labels(endpoints), operation_timeout })
+        Some(Redlock { nodes, voters, pool, label: join_labels(endpoints), operation_timeout })
     }
 
     /// Connects to the nodes, and fails if a server cannot be a node. An unreachable node is
@@ -144,7 +144,7 @@ impl Redlock {
 
     /// The nodes in the order in which all clients prefer them.
     fn order(&self) -> SmallVec<[usize; 8]> {
-        self.membership.lock().order()
+        self.voters.lock().order()
     }
 
     /// The nodes that clients prefer to this one.

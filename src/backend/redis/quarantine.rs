@@ -1,4 +1,4 @@
-//! `Membership`: which server each of several nodes leads to, and whether it may vote. Pure.
+//! `Voters`: which server each of several nodes leads to, and whether it may vote. Pure.
 //!
 //! A node that lost its data has forgotten which locks it granted, and could grant them again. Its
 //! votes count again once the longest lease has passed, because every lock that it forgot has then
@@ -17,7 +17,7 @@ use super::server_info::ServerInfo;
 use crate::sys::clock::Moment;
 
 #[derive(Debug)]
-pub(crate) struct Membership {
+pub(crate) struct Voters {
     nodes: Vec<NodeRecord>,
     /// Longest lease of any client. If it is zero, every node votes at once.
     quarantine: Duration,
@@ -48,10 +48,10 @@ pub(crate) enum Eligibility {
     Duplicate(Arc<str>),
 }
 
-impl Membership {
-    pub(crate) fn new(labels: impl Iterator<Item = Arc<str>>, quarantine: Duration) -> Membership {
+impl Voters {
+    pub(crate) fn new(labels: impl Iterator<Item = Arc<str>>, quarantine: Duration) -> Voters {
         let member = |label| NodeRecord { label, ..NodeRecord::default() };
-        Membership { nodes: labels.map(member).collect(), quarantine }
+        Voters { nodes: labels.map(member).collect(), quarantine }
     }
 
     /// Whether the node's server had another run id when it was last observed.
@@ -133,8 +133,8 @@ mod tests {
         Moment::from_nanos(seconds * 1_000_000_000)
     }
 
-    fn membership() -> Membership {
-        Membership::new(["a", "b", "c"].into_iter().map(Arc::from), QUARANTINE)
+    fn voters() -> Voters {
+        Voters::new(["a", "b", "c"].into_iter().map(Arc::from), QUARANTINE)
     }
 
     fn server(run: &str, uptime: u64, observed_at: u64) -> ServerInfo {
@@ -158,17 +158,17 @@ mod tests {
 
     #[test]
     fn young_server_is_quarantined_until_old_leases_expire() {
-        let mut membership = membership();
+        let mut voters = voters();
         assert_eq!(
-            membership.observe(0, &server("x", 4, 100)),
+            voters.observe(0, &server("x", 4, 100)),
             Eligibility::Quarantined(Duration::from_secs(6))
         );
-        assert_eq!(membership.votes_from(0), at(106));
+        assert_eq!(voters.votes_from(0), at(106));
         // Another connection to the same run changes nothing.
-        assert_eq!(membership.observe(0, &server("x", 5, 101)), Eligibility::Eligible);
-        assert_eq!(membership.votes_from(0), at(106));
-        assert_eq!(membership.observe(1, &server("y", 10, 100)), Eligibility::Eligible);
-        assert!(membership.votes_from(1) <= at(100));
+        assert_eq!(voters.observe(0, &server("x", 5, 101)), Eligibility::Eligible);
+        assert_eq!(voters.votes_from(0), at(106));
+        assert_eq!(voters.observe(1, &server("y", 10, 100)), Eligibility::Eligible);
+        assert!(voters.votes_from(1) <= at(100));
     }
 
     /// A declaration does not help a server that this manager knows to be a later one.
@@ -176,28 +176,25 @@ mod tests {
     /// Fault: N144
     #[test]
     fn server_declared_new_votes_at_once_unless_it_replaced_another() {
-        let mut membership = membership();
+        let mut voters = voters();
         let new = declared(server("x", 1, 100));
-        assert_eq!(membership.observe(0, &new), Eligibility::Eligible);
-        assert_eq!(membership.observe(0, &server("x", 1, 100)), Eligibility::Eligible);
-        assert!(membership.votes_from(0) <= at(100));
+        assert_eq!(voters.observe(0, &new), Eligibility::Eligible);
+        assert_eq!(voters.observe(0, &server("x", 1, 100)), Eligibility::Eligible);
+        assert!(voters.votes_from(0) <= at(100));
         let promoted = promoted("p", "first", 1, 100);
         for (node, info) in [(0, server("y", 1, 200)), (1, promoted)] {
-            assert_eq!(
-                membership.observe(node, &declared(info)),
-                Eligibility::Quarantined(QUARANTINE)
-            );
+            assert_eq!(voters.observe(node, &declared(info)), Eligibility::Quarantined(QUARANTINE));
         }
     }
 
     /// Fault: N140
     #[test]
     fn order_of_nodes_follows_from_their_servers() {
-        let mut membership = membership();
-        assert_eq!(membership.order().as_slice(), [0, 1, 2]);
+        let mut voters = voters();
+        assert_eq!(voters.order().as_slice(), [0, 1, 2]);
         let mut observe = |node, run| {
-            let _ = membership.observe(node, &server(run, 100, 100));
-            membership.order().to_vec()
+            let _ = voters.observe(node, &server(run, 100, 100));
+            voters.order().to_vec()
         };
         assert_eq!(observe(1, "y"), [1, 0, 2], "the others were never reached");
         assert_eq!(observe(2, "x"), [2, 1, 0]);
@@ -207,13 +204,13 @@ mod tests {
 
     #[test]
     fn replaced_server_is_quarantined() {
-        let mut membership = membership();
-        assert_eq!(membership.observe(0, &server("x", 1_000, 100)), Eligibility::Eligible);
+        let mut voters = voters();
+        assert_eq!(voters.observe(0, &server("x", 1_000, 100)), Eligibility::Eligible);
         assert_eq!(
-            membership.observe(0, &server("promoted", 5_000, 200)),
+            voters.observe(0, &server("promoted", 5_000, 200)),
             Eligibility::Quarantined(QUARANTINE)
         );
-        assert_eq!(membership.votes_from(0), at(210));
+        assert_eq!(voters.votes_from(0), at(210));
     }
 
     /// A promoted server does not report since when it is a master.
@@ -221,29 +218,29 @@ mod tests {
     /// Fault: N37
     #[test]
     fn promoted_server_is_quarantined_whatever_its_uptime() {
-        let mut membership = membership();
+        let mut voters = voters();
         let observed = |at| promoted("x", "first", 5_000, at);
-        assert_eq!(membership.observe(0, &observed(100)), Eligibility::Quarantined(QUARANTINE));
-        assert_eq!(membership.observe(0, &observed(110)), Eligibility::Eligible);
-        assert_eq!(membership.votes_from(0), at(110));
+        assert_eq!(voters.observe(0, &observed(100)), Eligibility::Quarantined(QUARANTINE));
+        assert_eq!(voters.observe(0, &observed(110)), Eligibility::Eligible);
+        assert_eq!(voters.votes_from(0), at(110));
         // A server does not report for ever that it was a replica.
-        assert_eq!(membership.observe(0, &server("x", 5_000, 200)), Eligibility::Eligible);
-        assert_eq!(membership.votes_from(0), at(110));
+        assert_eq!(voters.observe(0, &server("x", 5_000, 200)), Eligibility::Eligible);
+        assert_eq!(voters.votes_from(0), at(110));
     }
 
     #[test]
     fn server_promoted_since_last_seen_is_quarantined() {
-        let mut membership = membership();
-        assert_eq!(membership.observe(0, &server("x", 99, 100)), Eligibility::Eligible);
+        let mut voters = voters();
+        assert_eq!(voters.observe(0, &server("x", 99, 100)), Eligibility::Eligible);
         assert_eq!(
-            membership.observe(0, &promoted("x", "first", 60, 200)),
+            voters.observe(0, &promoted("x", "first", 60, 200)),
             Eligibility::Quarantined(QUARANTINE)
         );
         assert_eq!(
-            membership.observe(0, &promoted("x", "second", 60, 300)),
+            voters.observe(0, &promoted("x", "second", 60, 300)),
             Eligibility::Quarantined(QUARANTINE)
         );
-        assert_eq!(membership.votes_from(0), at(310));
+        assert_eq!(voters.votes_from(0), at(310));
     }
 
     /// Even if it no longer reports that it was a replica.
@@ -251,18 +248,18 @@ mod tests {
     /// Fault: N37
     #[test]
     fn server_seen_as_replica_is_quarantined() {
-        let mut membership = membership();
+        let mut voters = voters();
         let replica =
             |run, observed_at| ServerInfo { is_master: false, ..server(run, 99, observed_at) };
-        membership.observe(0, &server("x", 99, 100));
+        voters.observe(0, &server("x", 99, 100));
         for (node, run) in [(0, "x"), (1, "y")] {
-            assert_eq!(membership.observe(node, &replica(run, 200)), Eligibility::Replica);
+            assert_eq!(voters.observe(node, &replica(run, 200)), Eligibility::Replica);
             assert_eq!(
-                membership.observe(node, &server(run, 99, 300)),
+                voters.observe(node, &server(run, 99, 300)),
                 Eligibility::Quarantined(QUARANTINE)
             );
-            assert_eq!(membership.observe(node, &server(run, 99, 301)), Eligibility::Eligible);
-            assert_eq!(membership.votes_from(node), at(310));
+            assert_eq!(voters.observe(node, &server(run, 99, 301)), Eligibility::Eligible);
+            assert_eq!(voters.votes_from(node), at(310));
         }
     }
 
@@ -271,97 +268,85 @@ mod tests {
     /// Fault: N37
     #[test]
     fn late_report_does_not_shorten_quarantine() {
-        let mut membership = membership();
-        membership.observe(0, &server("x", 99, 100));
+        let mut voters = voters();
+        voters.observe(0, &server("x", 99, 100));
         for (promotion, observed_at) in [("second", 202), ("first", 200)] {
             assert_ne!(
-                membership.observe(0, &promoted("x", promotion, 99, observed_at)),
+                voters.observe(0, &promoted("x", promotion, 99, observed_at)),
                 Eligibility::Eligible
             );
-            assert_eq!(membership.votes_from(0), at(212));
+            assert_eq!(voters.votes_from(0), at(212));
         }
     }
 
     #[test]
     fn replacement_is_detected_for_the_same_node_only() {
-        let mut membership = membership();
-        assert!(
-            !membership.is_replacement(0, &server("x", 99, 100)),
-            "the node had no server before"
-        );
-        membership.observe(0, &server("x", 99, 100));
-        assert!(!membership.is_replacement(0, &server("x", 99, 100)));
-        assert!(membership.is_replacement(0, &server("y", 99, 100)));
-        assert!(!membership.is_replacement(1, &server("y", 99, 100)), "another node had a server");
+        let mut voters = voters();
+        assert!(!voters.is_replacement(0, &server("x", 99, 100)), "the node had no server before");
+        voters.observe(0, &server("x", 99, 100));
+        assert!(!voters.is_replacement(0, &server("x", 99, 100)));
+        assert!(voters.is_replacement(0, &server("y", 99, 100)));
+        assert!(!voters.is_replacement(1, &server("y", 99, 100)), "another node had a server");
     }
 
     #[test]
     fn replicas_and_duplicates_are_ineligible() {
-        let mut membership = membership();
+        let mut voters = voters();
         assert_eq!(
-            membership.observe(0, &ServerInfo { is_master: false, ..server("r", 99, 100) }),
+            voters.observe(0, &ServerInfo { is_master: false, ..server("r", 99, 100) }),
             Eligibility::Replica
         );
-        assert_eq!(membership.observe(0, &server("x", 99, 100)), Eligibility::Eligible);
-        assert_eq!(
-            membership.observe(2, &server("x", 99, 100)),
-            Eligibility::Duplicate("a".into())
-        );
+        assert_eq!(voters.observe(0, &server("x", 99, 100)), Eligibility::Eligible);
+        assert_eq!(voters.observe(2, &server("x", 99, 100)), Eligibility::Duplicate("a".into()));
         // An address that leads to another server later is no duplicate any more.
-        membership.observe(0, &server("y", 99, 200));
-        assert_eq!(membership.observe(2, &server("x", 99, 200)), Eligibility::Eligible);
+        voters.observe(0, &server("y", 99, 200));
+        assert_eq!(voters.observe(2, &server("x", 99, 200)), Eligibility::Eligible);
     }
 
     /// Fault: N77
     #[test]
     fn nodes_that_swap_addresses_become_eligible_again() {
-        let mut membership = membership();
+        let mut voters = voters();
         let servers = [server("x", 99, 100), server("y", 99, 100), server("z", 99, 100)];
         for (node, server) in servers.iter().enumerate() {
-            assert_eq!(membership.observe(node, server), Eligibility::Eligible);
+            assert_eq!(voters.observe(node, server), Eligibility::Eligible);
         }
         // The addresses move in a cycle. Only the last node finds its new server unclaimed, because
         // node 0 has been misdirected before.
         for (node, label) in [(0, "b"), (1, "c")] {
             assert_eq!(
-                membership.observe(node, &servers[node + 1]),
+                voters.observe(node, &servers[node + 1]),
                 Eligibility::Duplicate(label.into())
             );
         }
         for (node, led_to) in [(2, 0), (1, 2), (0, 1)] {
             assert_eq!(
-                membership.observe(node, &servers[led_to]),
+                voters.observe(node, &servers[led_to]),
                 Eligibility::Quarantined(QUARANTINE),
                 "the node's server was replaced"
             );
-            assert_eq!(membership.observe(node, &servers[led_to]), Eligibility::Eligible);
-            assert_eq!(membership.votes_from(node), at(110));
+            assert_eq!(voters.observe(node, &servers[led_to]), Eligibility::Eligible);
+            assert_eq!(voters.votes_from(node), at(110));
         }
         // A second address of a server is refused. The node that has the server stays eligible.
-        assert_eq!(membership.observe(0, &servers[0]), Eligibility::Duplicate("c".into()));
-        assert_eq!(membership.observe(2, &servers[0]), Eligibility::Eligible);
+        assert_eq!(voters.observe(0, &servers[0]), Eligibility::Duplicate("c".into()));
+        assert_eq!(voters.observe(2, &servers[0]), Eligibility::Eligible);
     }
 
     /// No other node has taken its server in the meantime.
     #[test]
     fn briefly_misdirected_node_stays_eligible() {
-        let mut membership = membership();
-        membership.observe(0, &server("x", 99, 100));
-        membership.observe(1, &server("y", 99, 100));
-        assert_eq!(
-            membership.observe(0, &server("y", 99, 101)),
-            Eligibility::Duplicate("b".into())
-        );
-        assert_eq!(membership.observe(0, &server("x", 99, 102)), Eligibility::Eligible);
-        assert_eq!(
-            membership.observe(2, &server("x", 99, 103)),
-            Eligibility::Duplicate("a".into())
-        );
+        let mut voters = voters();
+        voters.observe(0, &server("x", 99, 100));
+        voters.observe(1, &server("y", 99, 100));
+        assert_eq!(voters.observe(0, &server("y", 99, 101)), Eligibility::Duplicate("b".into()));
+        assert_eq!(voters.observe(0, &server("x", 99, 102)), Eligibility::Eligible);
+        assert_eq!(voters.observe(2, &server("x", 99, 103)), Eligibility::Duplicate("a".into()));
     }
 
     #[test]
     fn zero_quarantine_lets_young_server_vote() {
-        let mut membership = Membership::new(["a"].into_iter().map(Arc::from), Duration::ZERO);
-        assert_eq!(membership.observe(0, &server("x", 0, 100)), Eligibility::Eligible);
+        let mut voters = Voters::new(["a"].into_iter().map(Arc::from), Duration::ZERO);
+        assert_eq!(voters.observe(0, &server("x", 0, 100)), Eligibility::Eligible);
     }
 }
