@@ -5,6 +5,7 @@ mod checkout_queue;
 pub(crate) mod cluster;
 mod discovery;
 pub(crate) mod error;
+mod feature;
 mod grant_stream;
 #[cfg(feature = "testing")]
 pub(crate) mod memory;
@@ -17,6 +18,7 @@ pub(crate) mod transport;
 use std::{borrow::Cow, fmt, io, sync::Arc, time::Duration};
 
 use self::error::{BackendError, NodeError};
+pub(crate) use self::feature::Feature;
 pub(crate) use self::grant_stream::{
     CancelHandle, GrantStream, QueuePlace, StreamError, StreamEvent, Wake,
 };
@@ -27,7 +29,6 @@ use crate::{
         holder::Holder,
         id::LockId,
         key::{InvalidName, LockKey},
-        kind::LockKind,
         lease::Lease,
         lock_lost::LockLost,
     },
@@ -97,34 +98,14 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         deadline: Moment,
     ) -> Result<Released, BackendError>;
 
-    /// Returns why locks of this kind cannot be kept here, as a part of a sentence; `None` if they
-    /// can. Mutexes can be kept everywhere.
-    fn refusal_of(&self, kind: LockKind) -> Option<&'static str> {
-        (kind != LockKind::Mutex)
-            .then_some("read-write locks and semaphores can be kept on one Redis server only")
-    }
-
-    /// Returns why the ttl of a lease cannot change here, as a part of a sentence; `None` if it
-    /// can.
-    fn refusal_of_extension(&self) -> Option<&'static str> {
-        Some("the ttl of a held lock can change on one Redis server only")
-    }
-
-    /// Returns why a lock of this kind cannot stay taken after its release, as a part of a
-    /// sentence; `None` if it can.
-    fn refusal_of_keeping(&self, _: LockKind) -> Option<&'static str> {
-        Some("locks can be held at least for a time on one Redis server only")
+    /// Returns why this backend cannot do this, as a part of a sentence; `None` if it can.
+    fn refusal_of(&self, feature: Feature) -> Option<&'static str> {
+        feature.refusal_of_mutexes_only()
     }
 
     /// Turns a write lock into a read lock, without a moment in which it is not held.
     fn downgrade(&self, _lease: &Lease, _deadline: Moment) -> Result<Passed, BackendError> {
         Err(BackendError::Node(NodeError::not_sent(io::ErrorKind::Unsupported.into())))
-    }
-
-    /// Returns why a lock cannot pass to a successor here, as a part of a sentence; `None` if it
-    /// can.
-    fn refusal_of_passing(&self) -> Option<&'static str> {
-        Some("locks can be detached and adopted on one Redis server or in a cluster only")
     }
 
     /// Gives the lock of the holder `former` to this claim.

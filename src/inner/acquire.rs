@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{HeldLock, ManagerInner};
 use crate::{
     acquire::WaitTerms,
+    backend::Feature,
     config::LockOptions,
     core::{claim::Claim, id::generate_lock_id, kind::LockKind, lease::Lease, lock_lost::LockLost},
     error::{LockError, Result},
@@ -29,8 +30,8 @@ impl ManagerInner {
         let _time = self.time.enter();
         let params = self.config.resolve(options)?;
         let is_kept = !params.hold_at_least.is_zero();
-        if let (true, Some(reason)) = (is_kept, self.backend.refusal_of_keeping(kind)) {
-            return Err(LockError::InvalidOptions { reason: reason.into() });
+        if is_kept {
+            self.check_feature(Feature::Keeping(kind))?;
         }
         let ttl = params.ttl.max(params.hold_at_least);
         let claim = Claim { key: self.key(name)?, id: generate_lock_id(), ttl, kind };
@@ -106,7 +107,12 @@ impl ManagerInner {
     /// Checks that there can be locks of this kind, under this name.
     pub(crate) fn check_kind(&self, kind: LockKind, name: &str) -> Result<()> {
         self.key(name)?;
-        let refusal = self.backend.refusal_of(kind);
+        self.check_feature(Feature::Kind(kind))
+    }
+
+    /// Checks that the backend can do this.
+    pub(super) fn check_feature(&self, feature: Feature) -> Result<()> {
+        let refusal = self.backend.refusal_of(feature);
         refusal.map_or(Ok(()), |reason| Err(LockError::InvalidOptions { reason: reason.into() }))
     }
 

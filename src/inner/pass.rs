@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{HeldLock, ManagerInner};
 use crate::{
-    backend::Passed,
+    backend::{Feature, Passed},
     core::{
         claim::Claim,
         detached::Detached,
@@ -20,12 +20,10 @@ use crate::{
 impl ManagerInner {
     /// Renews a lease for the last time, if it can be detached.
     pub(crate) fn prepare_detach(&self, lease: &Lease, registration: &Registration) -> Result<()> {
-        let invalid = |reason: &str| Err(LockError::InvalidOptions { reason: reason.into() });
-        if let Some(reason) = self.backend.refusal_of_passing() {
-            return invalid(reason);
-        }
+        self.check_feature(Feature::Passing)?;
         if lease.keep_until != Moment::default() {
-            return invalid("a lock that is held at least for a time cannot be detached");
+            let reason = "a lock that is held at least for a time cannot be detached";
+            return Err(LockError::InvalidOptions { reason: reason.into() });
         }
         self.renew(lease, registration)
     }
@@ -53,9 +51,7 @@ impl ManagerInner {
         let _time = self.time.enter();
         let Detached { name, id: former, kind, ttl } = detached;
         self.config.check_ttl(*ttl)?;
-        if let Some(reason) = self.backend.refusal_of_passing() {
-            return Err(LockError::InvalidOptions { reason: reason.into() });
-        }
+        self.check_feature(Feature::Passing)?;
         let (key, id) = (self.key(name)?, generate_lock_id());
         let claim = Claim { key, id, ttl: *ttl, kind: *kind };
         let observer = &self.observer;

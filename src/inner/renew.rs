@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use super::ManagerInner;
 use crate::{
-    backend::error::{BackendError, NodeError, NodeErrorKind},
+    backend::{
+        Feature,
+        error::{BackendError, NodeError, NodeErrorKind},
+    },
     core::lease::Lease,
     error::{Action, LockError, Result},
     renew::Registration,
@@ -35,9 +38,7 @@ impl ManagerInner {
         ttl: Duration,
     ) -> Result<()> {
         self.config.check_ttl(ttl)?;
-        if let Some(reason) = self.backend.refusal_of_extension() {
-            return Err(LockError::InvalidOptions { reason: reason.into() });
-        }
+        self.check_feature(Feature::OtherTtl)?;
         lease.set_ttl(ttl);
         self.renew(lease, registration)
     }

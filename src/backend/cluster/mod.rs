@@ -25,15 +25,14 @@ use self::{
 };
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, Backend, GrantStream, Inspection, LeaseRenewals, Passed,
-        ReleaseReport, RenewSoon, ResidueCleaner, StreamError,
+        AcquireRequest, Acquisition, Backend, Feature, GrantStream, Inspection, LeaseRenewals,
+        Passed, ReleaseReport, RenewSoon, ResidueCleaner, StreamError,
         error::{BackendError, NodeError, NodeErrorKind},
         redis::{
             Endpoint, NodeConnections, RedisSettings, ReleaseAttempts, Request, Urgency, Yielding,
             adopt::adopt_on_one_server,
             groups::{
-                add_members, add_members_to_holder, downgrade_on_one_server, refusal_of_keeping,
-                release_any_kind,
+                add_members, add_members_to_holder, downgrade_on_one_server, release_any_kind,
             },
             list::DescribeLocks,
             requests_and_replies::{Inspect, Ping},
@@ -45,7 +44,6 @@ use crate::{
         holder::Holder,
         id::LockId,
         key::{InvalidName, LockKey},
-        kind::LockKind,
         lease::Lease,
         quorum::NodeSet,
         slot::tag_of_slot,
@@ -209,20 +207,8 @@ impl Backend for ClusterBackend {
         })
     }
 
-    fn refusal_of(&self, _: LockKind) -> Option<&'static str> {
-        None
-    }
-
-    fn refusal_of_extension(&self) -> Option<&'static str> {
-        None
-    }
-
-    fn refusal_of_keeping(&self, kind: LockKind) -> Option<&'static str> {
-        refusal_of_keeping(kind)
-    }
-
-    fn refusal_of_passing(&self) -> Option<&'static str> {
-        None
+    fn refusal_of(&self, feature: Feature) -> Option<&'static str> {
+        feature.refusal_of_one_server()
     }
 
     fn adopt(

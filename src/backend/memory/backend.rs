@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{grant_stream::MemoryGrantStream, server::Server};
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, Backend, CleanupLimits, GrantStream, Inspection,
+        AcquireRequest, Acquisition, Backend, CleanupLimits, Feature, GrantStream, Inspection,
         LeaseRenewals, Passed, ReleaseReport, RenewSoon, RenewalLimits, RenewalReport,
         ResidueCleaner, StreamError,
         error::{BackendError, NodeError},
@@ -13,8 +13,7 @@ use crate::{
             ClaimServer, Exchange, RedisAcquisition, Request,
             adopt::adopt_on_one_server,
             groups::{
-                add_members, add_members_to_holder, downgrade_on_one_server, refusal_of_keeping,
-                release_any_kind,
+                add_members, add_members_to_holder, downgrade_on_one_server, release_any_kind,
             },
             list::{DescribeLocks, Description, HeldDescription, Scan, key_pattern},
             listing::{DESCRIBE_BATCH_MAX, Listing},
@@ -161,20 +160,8 @@ impl Backend for MemoryBackend {
         release_any_kind(id, |kind| self.release(key, id, "", kind, 0))
     }
 
-    fn refusal_of(&self, _: LockKind) -> Option<&'static str> {
-        None
-    }
-
-    fn refusal_of_extension(&self) -> Option<&'static str> {
-        None
-    }
-
-    fn refusal_of_keeping(&self, kind: LockKind) -> Option<&'static str> {
-        refusal_of_keeping(kind)
-    }
-
-    fn refusal_of_passing(&self) -> Option<&'static str> {
-        None
+    fn refusal_of(&self, feature: Feature) -> Option<&'static str> {
+        feature.refusal_of_one_server()
     }
 
     fn adopt(

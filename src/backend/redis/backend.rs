@@ -9,10 +9,7 @@ use super::{
     adopt::adopt_on_one_server,
     clean_up::RedisCleaner,
     exchange,
-    groups::{
-        add_members, add_members_to_holder, downgrade_on_one_server, refusal_of_keeping,
-        release_any_kind,
-    },
+    groups::{add_members, add_members_to_holder, downgrade_on_one_server, release_any_kind},
     list::{DescribeLocks, Scan, key_pattern},
     listing::{DESCRIBE_BATCH_MAX, LIST_TIMEOUTS_MAX, Listing, ScanProgress},
     release::{FAILOVER_PAUSE_MAX, FAILOVER_PAUSE_MIN, ReleaseAttempts},
@@ -22,8 +19,8 @@ use super::{
 };
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, Backend, GrantStream, Inspection, LeaseRenewals, Passed,
-        ReleaseReport, RenewSoon, ResidueCleaner, StreamError, error::BackendError,
+        AcquireRequest, Acquisition, Backend, Feature, GrantStream, Inspection, LeaseRenewals,
+        Passed, ReleaseReport, RenewSoon, ResidueCleaner, StreamError, error::BackendError,
     },
     core::{
         ack::PendingAcks,
@@ -31,7 +28,6 @@ use crate::{
         holder::Holder,
         id::LockId,
         key::LockKey,
-        kind::LockKind,
         lease::Lease,
         quorum::NodeSet,
     },
@@ -215,20 +211,8 @@ impl Backend for RedisBackend {
         release_any_kind(id, release)
     }
 
-    fn refusal_of(&self, _: LockKind) -> Option<&'static str> {
-        None
-    }
-
-    fn refusal_of_extension(&self) -> Option<&'static str> {
-        None
-    }
-
-    fn refusal_of_keeping(&self, kind: LockKind) -> Option<&'static str> {
-        refusal_of_keeping(kind)
-    }
-
-    fn refusal_of_passing(&self) -> Option<&'static str> {
-        None
+    fn refusal_of(&self, feature: Feature) -> Option<&'static str> {
+        feature.refusal_of_one_server()
     }
 
     fn adopt(

@@ -38,16 +38,6 @@ pub(crate) fn release_any_kind(
     }
 }
 
-/// Returns why a lock of this kind cannot stay taken after its release.
-pub(crate) fn refusal_of_keeping(kind: LockKind) -> Option<&'static str> {
-    match kind {
-        LockKind::Mutex | LockKind::Permits { .. } => None,
-        LockKind::Read | LockKind::Write => {
-            Some("read-write locks cannot be held at least for a time; use a mutex or permits")
-        }
-    }
-}
-
 /// Turns a write lock into a read lock. Asks once more if the reply is lost: the first request gets
 /// half of the time, so that the second has the other half.
 pub(crate) fn downgrade_on_one_server(

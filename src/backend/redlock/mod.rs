@@ -32,8 +32,8 @@ pub(crate) use self::{
 pub(crate) use crate::backend::redis::{NodeConnections, PooledConnections};
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, Backend, GrantStream, Inspection, LeaseRenewals, QueuePlace,
-        ReleaseReport, RenewSoon, ResidueCleaner, StreamError,
+        AcquireRequest, Acquisition, Backend, Feature, GrantStream, Inspection, LeaseRenewals,
+        QueuePlace, ReleaseReport, RenewSoon, ResidueCleaner, StreamError,
         error::BackendError,
         redis::{
             ConnectionPool, Endpoint, Exchange, NodeError, NodeErrorKind, RedisGrantStream,
@@ -295,17 +295,17 @@ impl Backend for Redlock {
         Redlock::release_id(self, key, id, was_held, deadline)
     }
 
-    fn refusal_of(&self, kind: LockKind) -> Option<&'static str> {
-        match kind {
-            LockKind::Mutex => None,
-            LockKind::Read | LockKind::Write => Some(
+    fn refusal_of(&self, feature: Feature) -> Option<&'static str> {
+        match feature {
+            Feature::Kind(LockKind::Read | LockKind::Write) => Some(
                 "read-write locks over several nodes are not supported yet; use one server for \
                  them",
             ),
-            LockKind::Permits { .. } => Some(
+            Feature::Kind(LockKind::Permits { .. }) => Some(
                 "over several nodes, counting permits on each of them could grant more than the \
                  limit; use one server for semaphores",
             ),
+            other => other.refusal_of_mutexes_only(),
         }
     }
 

@@ -30,10 +30,11 @@ const LAYERS: [&[&str]; 20] = [
 ];
 
 /// Files that only decide: everything they need to know about the world is passed in as values.
-const PURE: [&str; 36] = [
+const PURE: [&str; 37] = [
     "acquire/retry.rs",
     "core/backoff.rs",
     "core/slot.rs",
+    "backend/feature.rs",
     "backend/cluster/map.rs",
     "backend/cluster/redirect.rs",
     "backend/redlock/footprint.rs",
