@@ -15,15 +15,20 @@ pub(crate) struct ReservedPort {
 
 impl ReservedPort {
     pub(crate) fn new() -> Self {
+        Self::at(0).expect("no free port")
+    }
+
+    /// Reserves this port, unless another program has it.
+    pub(crate) fn at(port: u16) -> Option<Self> {
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)
             .expect("cannot create a socket");
         sockopt::set_socket_reuseaddr(&socket, true).expect("cannot set SO_REUSEADDR");
-        bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("no free port");
+        bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)).ok()?;
         // The socket never accepts; `TcpListener` is just the type that std has for a bound socket.
         let socket = TcpListener::from(socket);
         let addr = socket.local_addr().expect("a bound socket has an address");
-        Self { _socket: socket, addr }
+        Some(Self { _socket: socket, addr })
     }
 
     pub(crate) fn addr(&self) -> SocketAddr {

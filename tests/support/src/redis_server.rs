@@ -135,11 +135,14 @@ impl RedisServerBuilder {
         self
     }
 
-    pub fn start(self) -> RedisServer {
-        // The port for other nodes must exist, and no other server should have it.
+    pub fn start(mut self) -> RedisServer {
+        // The port for other nodes must exist, and no other program may have it.
         let mut port = ReservedPort::new();
-        while self.is_node && self.bus_port.is_none() && port.addr().port() > 65_535 - 10_000 {
-            port = ReservedPort::new();
+        while self.is_node && self.bus_port.is_none() {
+            self.bus_port = port.addr().port().checked_add(10_000).and_then(ReservedPort::at);
+            if self.bus_port.is_none() {
+                port = ReservedPort::new();
+            }
         }
         let server = RedisServer {
             settings: self,
