@@ -18,9 +18,9 @@ pub(crate) use crate::shared_helpers::*;
 
 /// The script that acquires a lock, as the library sends it.
 pub(crate) const ACQUIRE: &str = concat!(
+    include_str!("../../src/backend/redis/lua/mutex/acquire.lua"),
     include_str!("../../src/backend/redis/lua/shared.lua"),
     include_str!("../../src/backend/redis/lua/token.lua"),
-    include_str!("../../src/backend/redis/lua/mutex/acquire.lua"),
     include_str!("../../src/backend/redis/lua/subscribers.lua"),
     include_str!("../../src/backend/redis/lua/queue.lua"),
     include_str!("../../src/backend/redis/lua/mutex/acquire_contended.lua"),
@@ -29,9 +29,9 @@ pub(crate) const ACQUIRE: &str = concat!(
 
 /// The script that releases a lock.
 pub(crate) const RELEASE: &str = concat!(
+    include_str!("../../src/backend/redis/lua/mutex/release.lua"),
     include_str!("../../src/backend/redis/lua/shared.lua"),
     include_str!("../../src/backend/redis/lua/free.lua"),
-    include_str!("../../src/backend/redis/lua/mutex/release.lua"),
     include_str!("../../src/backend/redis/lua/token.lua"),
     include_str!("../../src/backend/redis/lua/subscribers.lua"),
     include_str!("../../src/backend/redis/lua/queue.lua"),

@@ -16,9 +16,9 @@ use crate::{
 
 pub(crate) static ACQUIRE: Script = script!(
     1,
+    "mutex/acquire.lua",
     "shared.lua",
     "token.lua",
-    "mutex/acquire.lua",
     "subscribers.lua",
     "queue.lua",
     "mutex/acquire_contended.lua",
@@ -26,9 +26,9 @@ pub(crate) static ACQUIRE: Script = script!(
 );
 pub(crate) static RELEASE: Script = script!(
     2,
+    "mutex/release.lua",
     "shared.lua",
     "free.lua",
-    "mutex/release.lua",
     "token.lua",
     "subscribers.lua",
     "queue.lua",

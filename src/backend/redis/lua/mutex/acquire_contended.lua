@@ -1,8 +1,18 @@
--- The second part of acquire.lua: the lock is held, or somebody waits for it.
+-- The second part of acquire.lua: the lock is held, somebody waits for it, the caller has waited,
+-- or the fence has reached the server's clock.
 -- KEYS  1 lock, 2 queue, 3 token, 4 fence
 -- ARGV  as for acquire.lua
 -- Reply as for acquire.lua
 
+local function take()
+  -- A waiter that acquires the lock leaves the queue.
+  if mode == 'look' or mode == 'leave' then redis.call('LREM', KEYS[2], 0, entry) end
+  local token = next_token(from, ARGV[9])
+  redis.call('SET', KEYS[1], id, 'PX', ttl)
+  return nonce .. ' held ' .. now .. ' ' .. token
+end
+
+if is_unclaimed then return take() end
 if type(holder) == 'table' then
   if not string.find(holder.err, 'WRONGTYPE', 1, true) then return holder end
   if mode == 'leave' then redis.call('LREM', KEYS[2], 0, entry) end

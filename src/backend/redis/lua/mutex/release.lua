@@ -12,36 +12,28 @@
 --       nonce type                                   the key is not a lock
 --       nonce late now                               not_after has passed; nothing was done
 
-local nonce, id, entry = ARGV[1], ARGV[2], ARGV[3]
-if ARGV[4] ~= '' then
-  local now = clock()
-  -- Report the time, because a caller with a wrong estimate would be late again.
-  if now > ARGV[4] then return nonce .. ' late ' .. now end
-end
+-- Comes first in the script, because each function that a script defines takes time. The usual case
+-- needs none: the caller holds the lock, and nobody waits.
 
-if entry ~= '' then
-  local removed = redis.pcall('LREM', KEYS[2], 0, entry)
-  if type(removed) == 'table' and not string.find(removed.err, 'WRONGTYPE', 1, true) then
-    redis.call('LREM', KEYS[2], 0, entry)
-  end
-end
-local holder = redis.pcall('GET', KEYS[1])
-if type(holder) == 'table' then
-  return string.find(holder.err, 'WRONGTYPE', 1, true) and nonce .. ' type'
-    or redis.call('GET', KEYS[1])
-end
--- A forced release knows only the first 512 bytes of the id, because scripts report no more.
-local is_free = not holder or holder == id or string.sub(holder, 1, 512) == id
-local waiter
-if is_free then
-  waiter = redis.pcall('LPOP', KEYS[2])
-  if type(waiter) == 'table' then
-    -- Treat a queue key of another type as empty; otherwise the lock could not be released. Any
-    -- other error is raised by the second LPOP.
-    waiter = not string.find(waiter.err, 'WRONGTYPE', 1, true) and redis.call('LPOP', KEYS[2])
-  end
-  if not waiter then
-    free()
-    return nonce .. (holder and ' released' or ' gone')
+local nonce, id, entry = ARGV[1], ARGV[2], ARGV[3]
+local holder, waiter
+if entry == '' and ARGV[4] == '' then
+  holder = redis.pcall('GET', KEYS[1])
+  -- LPOP is the first write, because a server that is out of memory permits it, and SET after it.
+  if holder == id then waiter = redis.pcall('LPOP', KEYS[2]) end
+  if waiter == false then
+    -- as free() in free.lua, if token and fence are tokens; otherwise free() does it once more
+    local token = redis.pcall('GET', KEYS[3])
+    if type(token) == 'string' and #token == 16 and token < '9007199254740991'
+      and not string.find(token, '%D') then
+      local fence = redis.pcall('SET', KEYS[4], token, 'GET')
+      local is_higher = type(fence) == 'string' and fence >= token
+      if is_higher then redis.call('SET', KEYS[4], fence) end
+      if not fence or type(fence) == 'string' and (not is_higher
+        or #fence == 16 and fence < '9007199254740991' and not string.find(fence, '%D')) then
+        redis.call('DEL', KEYS[1], KEYS[3])
+        return nonce .. ' released'
+      end
+    end
   end
 end

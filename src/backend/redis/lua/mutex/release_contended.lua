@@ -1,7 +1,40 @@
--- The second part of release.lua: another holder has the lock, or somebody waits for it.
+-- The second part of release.lua: somebody waits for the lock, another holder has it, the request
+-- has a deadline or removes a queue entry, or a key is not ours.
 -- KEYS  1 lock, 2 queue, 3 token, 4 fence
 -- ARGV  as for release.lua
 -- Reply as for release.lua
+
+if ARGV[4] ~= '' then
+  local now = clock()
+  -- Report the time, because a caller with a wrong estimate would be late again.
+  if now > ARGV[4] then return nonce .. ' late ' .. now end
+end
+
+if entry ~= '' then
+  local removed = redis.pcall('LREM', KEYS[2], 0, entry)
+  if type(removed) == 'table' and not string.find(removed.err, 'WRONGTYPE', 1, true) then
+    redis.call('LREM', KEYS[2], 0, entry)
+  end
+end
+if holder == nil then holder = redis.pcall('GET', KEYS[1]) end
+if type(holder) == 'table' then
+  return string.find(holder.err, 'WRONGTYPE', 1, true) and nonce .. ' type'
+    or redis.call('GET', KEYS[1])
+end
+-- A forced release knows only the first 512 bytes of the id, because scripts report no more.
+local is_free = not holder or holder == id or string.sub(holder, 1, 512) == id
+if is_free then
+  waiter = waiter or redis.pcall('LPOP', KEYS[2])
+  if type(waiter) == 'table' then
+    -- Treat a queue key of another type as empty; otherwise the lock could not be released. Any
+    -- other error is raised by the second LPOP.
+    waiter = not string.find(waiter.err, 'WRONGTYPE', 1, true) and redis.call('LPOP', KEYS[2])
+  end
+  if not waiter then
+    free()
+    return nonce .. (holder and ' released' or ' gone')
+  end
+end
 
 -- Leaves the lock free for a while, in which only clients that do not queue can acquire it. The
 -- head of the queue is sent a grant that is too short to be used, so it asks, and the reply says
