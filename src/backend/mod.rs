@@ -1,6 +1,7 @@
-//! Where locks are kept. A [`Backend`] is one Redis server, or several that decide together. The
-//! modules above it know no nodes, votes or replies.
+//! Where locks are kept. A [`Backend`] is one Redis server, several that decide together, a Redis
+//! Cluster, or a database. The modules above it know no nodes, votes or replies.
 
+mod address;
 mod checkout_queue;
 pub(crate) mod cluster;
 mod discovery;

@@ -5,12 +5,11 @@ mod dns;
 use std::{
     fmt,
     net::{IpAddr, SocketAddr},
-    path::PathBuf,
     time::Duration,
 };
 
 use self::dns::HostName;
-use super::error::NodeError;
+use super::{address::Address, error::NodeError};
 use crate::sys::clock::Moment;
 
 /// Finds the addresses of a server.
@@ -31,12 +30,6 @@ pub(crate) trait Discovery: fmt::Debug + Send + Sync {
 
     /// Finds out in the background whether another server has taken over.
     fn refresh(&self) {}
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Address {
-    Tcp(SocketAddr),
-    Unix(PathBuf),
 }
 
 /// A server that is always at the same address.

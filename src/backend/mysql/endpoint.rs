@@ -5,7 +5,8 @@ use std::{fmt, sync::Arc};
 
 use crate::{
     backend::{
-        discovery::{Address, Discovery, of_host},
+        address::Address,
+        discovery::{Discovery, of_host},
         transport::Security,
     },
     error::{LockError, Result},

@@ -20,12 +20,7 @@ use redis::Value;
 pub(crate) use self::handshake::Handshake;
 use self::handshake::handshake;
 
-use super::{
-    NodeError, NodeErrorKind,
-    fields::{write_array, write_bulk},
-    framed_socket::FramedSocket,
-    url::Endpoint,
-};
+use super::{NodeError, NodeErrorKind, framed_socket::FramedSocket, url::Endpoint};
 use crate::{
     backend::{
         CancelHandle,
@@ -363,14 +358,6 @@ impl fmt::Debug for Connection {
             .field("server", &self.endpoint.label)
             .field("connected", &self.is_connected())
             .finish_non_exhaustive()
-    }
-}
-
-/// Appends a command in the Redis protocol (RESP).
-pub(crate) fn write_command(out: &mut Vec<u8>, parts: &[&[u8]]) {
-    write_array(out, parts.len());
-    for part in parts {
-        write_bulk(out, &[part]);
     }
 }
 

@@ -4,11 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use redis::Value;
 
-use super::{
-    connection::{Connection, write_command},
-    server_info::NEW_KEY,
-    url::Endpoint,
-};
+use super::{connection::Connection, fields::write_command, server_info::NEW_KEY, url::Endpoint};
 use crate::{
     backend::error::{BackendError, NodeError},
     core::key::FENCE_KEY,

@@ -46,6 +46,14 @@ pub(crate) fn write_array(out: &mut Vec<u8>, length: usize) {
     write_length(out, b'*', length);
 }
 
+/// Appends a command.
+pub(crate) fn write_command(out: &mut Vec<u8>, parts: &[&[u8]]) {
+    write_array(out, parts.len());
+    for part in parts {
+        write_bulk(out, &[part]);
+    }
+}
+
 /// Appends one bulk string, given in pieces.
 #[inline]
 pub(crate) fn write_bulk(out: &mut Vec<u8>, pieces: &[&[u8]]) {

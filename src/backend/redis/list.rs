@@ -5,7 +5,7 @@ use std::slice;
 use redis::Value;
 
 use super::{
-    connection::write_command,
+    fields::write_command,
     fields::{Fields, parse_clock, parse_lua_integer, text_reply, write_bulk, write_number},
     script::{Request, Script, ScriptRef, script, write_version},
 };

@@ -8,8 +8,8 @@ use std::time::Duration;
 use redis::Value;
 
 use super::{
-    Connection, NodeError, NodeErrorKind, RedisNode, Request, ScriptRef, connection::write_command,
-    exchange, script::Script,
+    Connection, NodeError, NodeErrorKind, RedisNode, Request, ScriptRef, exchange,
+    fields::write_command, script::Script,
 };
 use crate::sys::clock::Moment;
 

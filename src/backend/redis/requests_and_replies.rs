@@ -13,7 +13,7 @@ pub(crate) use super::primitive::{
     },
 };
 use super::{
-    connection::write_command,
+    fields::write_command,
     script::{Request, Script, ScriptRef},
 };
 

@@ -24,7 +24,8 @@ use super::{
 };
 use crate::{
     backend::{
-        discovery::{Address, Discovery, of_host},
+        address::Address,
+        discovery::{Discovery, of_host},
         transport::{self, Security},
     },
     sys::{

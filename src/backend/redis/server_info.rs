@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::Value;
 
 use super::{
-    connection::write_command,
+    fields::write_command,
     script::{Request, Script, ScriptRef},
 };
 use crate::sys::clock::Moment;

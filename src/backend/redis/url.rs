@@ -10,7 +10,8 @@ use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _};
 
 use crate::{
     backend::{
-        discovery::{Address, Discovery, ServerName, of_host},
+        address::Address,
+        discovery::{Discovery, ServerName, of_host},
         transport::Security,
     },
     error::{LockError, Result},

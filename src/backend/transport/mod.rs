@@ -23,7 +23,7 @@ use smallvec::SmallVec;
 use self::socket::Socket;
 #[cfg(feature = "tls")]
 pub(crate) use self::tls::{TlsClient, TlsFiles, tls_advice};
-use super::discovery::Address;
+use super::address::Address;
 #[cfg(feature = "testing")]
 use crate::sys::sim;
 use crate::{

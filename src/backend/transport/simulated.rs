@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::{PollHandle, Transport};
 use crate::{
-    backend::{CancelHandle, discovery::Address},
+    backend::{CancelHandle, address::Address},
     sys::{
         clock::Moment,
         sim::{SimWorld, world},

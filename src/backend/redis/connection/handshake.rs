@@ -2,11 +2,11 @@
 
 use redis::Value;
 
-use super::{Connection, write_command};
+use super::Connection;
 use crate::{
     backend::redis::{
         NodeError, NodeErrorKind,
-        fields::parse_time,
+        fields::{parse_time, write_command},
         server_info::{INFO_COMMANDS, ServerInfo, ServerInfoReader},
         url::Endpoint,
     },

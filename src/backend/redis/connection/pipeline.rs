@@ -100,7 +100,7 @@ impl Connection {
 mod tests {
     use super::*;
     use crate::backend::{
-        redis::{connection::write_command, url::Endpoint},
+        redis::{fields::write_command, url::Endpoint},
         transport::{pair, poll_readable},
     };
     use std::{

@@ -1,5 +1,5 @@
 use super::*;
-use crate::backend::discovery::{Address, Discovery};
+use crate::backend::{address::Address, discovery::Discovery};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 fn unconnected(url: &str) -> Connection {
