@@ -7,7 +7,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::{
     core::{
-        claim::{Claim, Grant, InFlight},
+        claim::{Claim, Grant, InFlight, Residue},
         lock_lost::LockLost,
         quorum::{NodeDeadlines, NodeSet},
         token::FencingToken,
@@ -151,6 +151,12 @@ impl Lease {
     /// Nodes that may hold the lock.
     pub(crate) fn may_hold(&self) -> NodeSet {
         *self.may_hold.lock()
+    }
+
+    /// What a release that is not confirmed may leave on these nodes.
+    pub(crate) fn residue(&self, nodes: NodeSet) -> Residue {
+        let residue = Residue::new(nodes, &self.queue_entry, self.in_flight.until());
+        Residue { keep_until: self.keep_until, ..residue }
     }
 
     /// Adds nodes that may hold the lock.

@@ -9,6 +9,7 @@ use crate::{
         redis::{
             ExchangeLimits, Urgency, exchange_all,
             groups::add_members,
+            inspect::OneServerForEachLock,
             list::{DescribeLocks, Scan, key_pattern},
             listing::{DESCRIBE_BATCH_MAX, LIST_TIMEOUTS_MAX, Listing, ScanProgress},
         },
@@ -42,7 +43,7 @@ impl ClusterBackend {
             for (key, lock) in batch.iter().zip(&mut described) {
                 let lock = std::slice::from_mut(lock);
                 add_members(std::slice::from_ref(key), lock, |request| {
-                    self.look(key, request, step_deadline())
+                    self.ask_about(key, request, step_deadline())
                 })?;
             }
             found.extend(described);
@@ -111,7 +112,7 @@ impl ClusterBackend {
             for ((key, request), result) in same.iter().zip(&requests).zip(results) {
                 let (_, described) = match result {
                     Ok(exchange) => exchange.reply,
-                    Err(_) => self.look(key, request, deadline)?,
+                    Err(_) => self.ask_about(key, request, deadline)?,
                 };
                 let described = described.into_iter().next();
                 found.push(

@@ -31,15 +31,16 @@ use crate::{
         redis::{
             Endpoint, NodeConnections, RedisSettings, ReleaseAttempts, Request, Urgency, Yielding,
             adopt::adopt_on_one_server,
-            groups::{
-                add_members, add_members_to_holder, downgrade_on_one_server, release_any_kind,
+            groups::{downgrade_on_one_server, release_any_kind},
+            inspect::{
+                OneServerForEachLock, inspect_on_one_server, lookup_on_one_server,
+                reported_ids_on_one_server,
             },
-            list::DescribeLocks,
-            requests_and_replies::{Inspect, Ping},
+            release_on_one_server,
+            requests_and_replies::Ping,
         },
     },
     core::{
-        ack::PendingAcks,
         claim::{Claim, Residue},
         holder::Holder,
         id::LockId,
@@ -80,24 +81,6 @@ impl ClusterBackend {
 
     fn operation_deadline(&self) -> Moment {
         clock::now().saturating_add(self.router.operation_timeout)
-    }
-
-    /// Asks about one lock, and once more if the connection was stale. For requests that change
-    /// nothing.
-    fn look<C: Request>(
-        &self,
-        key: &LockKey,
-        request: &C,
-        deadline: Moment,
-    ) -> Result<C::Reply, BackendError> {
-        let patience = Patience { deadline, waits_for_nodes: true };
-        let ask = || self.router.ask(slot_of(key)?, request, patience);
-        let is_stale = |failure: &NodeError| failure.outcome_unknown && failure.is_transient();
-        let asked = match ask() {
-            Err(failure) if is_stale(&failure) && clock::now() < deadline => ask(),
-            asked => asked,
-        };
-        asked.map(|(_, exchange)| exchange.reply).map_err(BackendError::Node)
     }
 
     /// Sends a release, over a reserved connection if the pool is exhausted or closed.
@@ -170,26 +153,10 @@ impl Backend for ClusterBackend {
     }
 
     fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport {
-        let (key, id) = (&lease.claim.key, lease.claim.id.as_str().as_bytes());
-        let left_free_for = self
-            .yielding
-            .as_ref()
-            .map_or(Duration::ZERO, |yielding| yielding.on_release(key.lock_key(), clock::now()));
-        let result = ReleaseAttempts::new(key, id, &lease.queue_entry, was_held)
-            .of_kind(lease.claim.kind)
-            .keeping(&self.lease_residue(lease))
-            .leaving_free(left_free_for)
-            .through_failover(deadline, |release| self.send(key, release, false, deadline));
-        let (now, in_flight) = (clock::now(), lease.in_flight);
-        let mut residues = Vec::new();
-        if result.is_err() {
-            residues.push(Residue { in_flight_until: now, ..self.lease_residue(lease) });
-        }
-        // A request that is still in flight would find the lock free and acquire it again.
-        if now < in_flight.broken_until {
-            residues.push(self.lease_residue(lease));
-        }
-        ReleaseReport { result: result.map_err(BackendError::Node), residues }
+        let key = &lease.claim.key;
+        release_on_one_server(lease, was_held, self.yielding.as_ref(), deadline, |release| {
+            self.send(key, release, false, deadline)
+        })
     }
 
     fn release_id(
@@ -243,13 +210,7 @@ impl Backend for ClusterBackend {
     }
 
     fn lease_residue(&self, lease: &Lease) -> Residue {
-        Residue {
-            nodes: NodeSet::single(0),
-            queue_entry: lease.queue_entry.clone(),
-            in_flight_until: lease.in_flight.until(),
-            keep_until: lease.keep_until,
-            pending_acks: PendingAcks::new(),
-        }
+        lease.residue(NodeSet::single(0))
     }
 
     fn lease_renewals(self: Arc<Self>, _: RenewSoon) -> Box<dyn LeaseRenewals + Send> {
@@ -266,38 +227,21 @@ impl Backend for ClusterBackend {
         residue: &Residue,
         deadline: Moment,
     ) -> Result<(), BackendError> {
-        let (key, id) = (&claim.key, claim.id.as_str().as_bytes());
-        let mut release = ReleaseAttempts::new(key, id, &residue.queue_entry, false)
-            .of_kind(claim.kind)
-            .keeping(residue);
-        let result = self.send(key, &mut release, true, deadline);
+        let mut release = ReleaseAttempts::of_residue(claim, residue);
+        let result = self.send(&claim.key, &mut release, true, deadline);
         result.map(drop).map_err(BackendError::Node)
     }
 
     fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError> {
-        let found = self.look(key, &Inspect(key), self.operation_deadline())?;
-        add_members_to_holder(key, found, |request| {
-            self.look(key, request, self.operation_deadline())
-        })
+        inspect_on_one_server(self, key)
     }
 
     fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<Vec<Vec<u8>>, BackendError> {
-        Ok(match self.look(key, &Inspect(key), deadline)? {
-            Inspection::Held(holder) => vec![holder.id_bytes().to_vec()],
-            Inspection::Free | Inspection::WrongType => Vec::new(),
-        })
+        reported_ids_on_one_server(self, key, deadline)
     }
 
     fn lookup(&self, key: &LockKey) -> Result<Inspection<LockInfo>, BackendError> {
-        let request = DescribeLocks::lookup(key);
-        let (_, found) = self.look(key, &request, self.operation_deadline())?;
-        let found = found.into_iter().next();
-        let mut found = [found.map_or(Inspection::Free, |found| found.into_lock_info(key))];
-        add_members(std::slice::from_ref(key), &mut found, |request| {
-            self.look(key, request, self.operation_deadline())
-        })?;
-        let [found] = found;
-        Ok(found)
+        lookup_on_one_server(self, key)
     }
 
     fn list(&self, prefix: &str, pattern: &str) -> Result<Vec<LockInfo>, BackendError> {
@@ -323,6 +267,25 @@ impl Backend for ClusterBackend {
 
     fn close(&self) {
         self.router.close();
+    }
+}
+
+impl OneServerForEachLock for ClusterBackend {
+    /// Asks once more if the connection was stale.
+    fn ask_about<R: Request>(
+        &self,
+        key: &LockKey,
+        request: &R,
+        deadline: Moment,
+    ) -> Result<R::Reply, BackendError> {
+        let patience = Patience { deadline, waits_for_nodes: true };
+        let ask = || self.router.ask(slot_of(key)?, request, patience);
+        let is_stale = |failure: &NodeError| failure.outcome_unknown && failure.is_transient();
+        let asked = match ask() {
+            Err(failure) if is_stale(&failure) && clock::now() < deadline => ask(),
+            asked => asked,
+        };
+        asked.map(|(_, exchange)| exchange.reply).map_err(BackendError::Node)
     }
 }
 

@@ -10,18 +10,18 @@ use crate::{
         ResidueCleaner, StreamError,
         error::{BackendError, NodeError},
         redis::{
-            ClaimServer, Exchange, RedisAcquisition, Request,
+            ClaimServer, Exchange, RedisAcquisition, ReleaseAttempts, Request,
             adopt::adopt_on_one_server,
-            groups::{
-                add_members, add_members_to_holder, downgrade_on_one_server, release_any_kind,
+            groups::{add_members, downgrade_on_one_server, release_any_kind},
+            inspect::{
+                OneServerForEachLock, inspect_on_one_server, lookup_on_one_server,
+                reported_ids_on_one_server,
             },
-            list::{DescribeLocks, Description, HeldDescription, Scan, key_pattern},
+            list::{DescribeLocks, Scan, key_pattern},
             listing::{DESCRIBE_BATCH_MAX, Listing},
+            release_on_one_server,
             renewals::renew_on_one_server,
-            requests_and_replies::{
-                Acquire, AcquireReply, Inspect, KindReleaseReply, OfKind, Ping, Release,
-                ReleaseOrKeep, ReleaseReply,
-            },
+            requests_and_replies::{Acquire, AcquireReply, OfKind, Ping},
         },
     },
     core::{
@@ -30,7 +30,6 @@ use crate::{
         holder::Holder,
         id::LockId,
         key::LockKey,
-        kind::LockKind,
         lease::Lease,
         quorum::NodeSet,
     },
@@ -62,33 +61,12 @@ impl MemoryBackend {
         self.ask(request).map(|exchange| exchange.reply).map_err(BackendError::Node)
     }
 
-    fn release(
+    fn send(
         &self,
-        key: &LockKey,
-        id: &[u8],
-        queue_entry: &str,
-        kind: LockKind,
-        keep_ms: u64,
-    ) -> Result<Released, BackendError> {
-        let request = Release { key, id, queue_entry, expires: false, left_free_ms: 0 };
-        let release = OfKind { kind, request };
-        let request = ReleaseOrKeep { release, keep_ms };
-        let KindReleaseReply { reply, mut has_more } = self.reply_to(&request)?;
-        while has_more {
-            has_more = self.reply_to(&request)?.has_more;
-        }
-        Ok(match reply {
-            ReleaseReply::Released => Released::Released,
-            ReleaseReply::HeldByOther(holder) => Released::OwnedByOther(holder),
-            ReleaseReply::Gone | ReleaseReply::WrongType | ReleaseReply::Expired { .. } => {
-                Released::Gone
-            }
-        })
-    }
-
-    fn release_claim(&self, claim: &Claim, residue: &Residue) -> Result<Released, BackendError> {
-        let (id, keep_ms) = (claim.id.as_str().as_bytes(), residue.keep_ms(clock::now()));
-        self.release(&claim.key, id, &residue.queue_entry, claim.kind, keep_ms)
+        release: &mut ReleaseAttempts<'_>,
+        deadline: Moment,
+    ) -> Result<Released, NodeError> {
+        release.send(deadline, |request, until| self.server.exchange(request, until))
     }
 
     fn describe(
@@ -97,14 +75,7 @@ impl MemoryBackend {
     ) -> Result<Vec<Inspection<LockInfo>>, BackendError> {
         let (_, found) = self.reply_to(request)?;
         let found = request.keys.iter().zip(found);
-        let found = found.map(|(key, found)| match found {
-            Description::Free => Inspection::Free,
-            Description::WrongType => Inspection::WrongType,
-            Description::Held(HeldDescription { holder, token, waiters }) => {
-                Inspection::Held(LockInfo::new(key.name(), holder, token, waiters, true))
-            }
-        });
-        let mut found: Vec<_> = found.collect();
+        let mut found: Vec<_> = found.map(|(key, found)| found.into_lock_info(key)).collect();
         add_members(request.keys, &mut found, |request| self.reply_to(request))?;
         Ok(found)
     }
@@ -144,20 +115,23 @@ impl Backend for MemoryBackend {
         }
     }
 
-    fn release_lease(&self, lease: &Lease, _: bool, _: Moment) -> ReleaseReport {
-        let result = self.release_claim(&lease.claim, &self.lease_residue(lease));
-        let residues = if result.is_err() { vec![self.lease_residue(lease)] } else { Vec::new() };
-        ReleaseReport { result, residues }
+    fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport {
+        release_on_one_server(lease, was_held, None, deadline, |release| {
+            self.send(release, deadline)
+        })
     }
 
     fn release_id(
         &self,
         key: &LockKey,
         id: &[u8],
-        _: bool,
-        _: Moment,
+        was_held: bool,
+        deadline: Moment,
     ) -> Result<Released, BackendError> {
-        release_any_kind(id, |kind| self.release(key, id, "", kind, 0))
+        release_any_kind(id, |kind| {
+            let mut release = ReleaseAttempts::new(key, id, "", was_held).of_kind(kind);
+            self.send(&mut release, deadline).map_err(BackendError::Node)
+        })
     }
 
     fn refusal_of(&self, feature: Feature) -> Option<&'static str> {
@@ -180,8 +154,7 @@ impl Backend for MemoryBackend {
     }
 
     fn lease_residue(&self, lease: &Lease) -> Residue {
-        let residue = Residue::new(NodeSet::single(0), &lease.queue_entry, clock::now());
-        Residue { keep_until: lease.keep_until, ..residue }
+        lease.residue(NodeSet::single(0))
     }
 
     fn lease_renewals(self: Arc<Self>, _: RenewSoon) -> Box<dyn LeaseRenewals + Send> {
@@ -196,26 +169,22 @@ impl Backend for MemoryBackend {
         &self,
         claim: &Claim,
         residue: &Residue,
-        _: Moment,
+        deadline: Moment,
     ) -> Result<(), BackendError> {
-        self.release_claim(claim, residue).map(drop)
+        let released = self.send(&mut ReleaseAttempts::of_residue(claim, residue), deadline);
+        released.map(drop).map_err(BackendError::Node)
     }
 
     fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError> {
-        let found = self.reply_to(&Inspect(key))?;
-        add_members_to_holder(key, found, |request| self.reply_to(request))
+        inspect_on_one_server(self, key)
     }
 
-    fn reported_ids(&self, key: &LockKey, _: Moment) -> Result<Vec<Vec<u8>>, BackendError> {
-        Ok(match self.reply_to(&Inspect(key))? {
-            Inspection::Held(holder) => vec![holder.id_bytes().to_vec()],
-            Inspection::Free | Inspection::WrongType => Vec::new(),
-        })
+    fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<Vec<Vec<u8>>, BackendError> {
+        reported_ids_on_one_server(self, key, deadline)
     }
 
     fn lookup(&self, key: &LockKey) -> Result<Inspection<LockInfo>, BackendError> {
-        let found = self.describe(&DescribeLocks::lookup(key))?;
-        Ok(found.into_iter().next().unwrap_or(Inspection::Free))
+        lookup_on_one_server(self, key)
     }
 
     fn list(&self, prefix: &str, pattern: &str) -> Result<Vec<LockInfo>, BackendError> {
@@ -237,6 +206,17 @@ impl Backend for MemoryBackend {
     }
 
     fn close(&self) {}
+}
+
+impl OneServerForEachLock for MemoryBackend {
+    fn ask_about<R: Request>(
+        &self,
+        _: &LockKey,
+        request: &R,
+        _: Moment,
+    ) -> Result<R::Reply, BackendError> {
+        self.reply_to(request)
+    }
 }
 
 impl LeaseRenewals for MemoryBackend {

@@ -1,6 +1,6 @@
 //! `RedisBackend`: one server, which decides alone.
 
-use std::{mem, slice, sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use super::{
     Connection, ConnectionPool, Endpoint, NodeConnections, NodeError, NodeErrorKind,
@@ -9,10 +9,14 @@ use super::{
     adopt::adopt_on_one_server,
     clean_up::RedisCleaner,
     exchange,
-    groups::{add_members, add_members_to_holder, downgrade_on_one_server, release_any_kind},
+    groups::{add_members, downgrade_on_one_server, release_any_kind},
+    inspect::{
+        OneServerForEachLock, inspect_on_one_server, lookup_on_one_server,
+        reported_ids_on_one_server,
+    },
     list::{DescribeLocks, Scan, key_pattern},
     listing::{DESCRIBE_BATCH_MAX, LIST_TIMEOUTS_MAX, Listing, ScanProgress},
-    release::{FAILOVER_PAUSE_MAX, FAILOVER_PAUSE_MIN, ReleaseAttempts},
+    release::{FAILOVER_PAUSE_MAX, FAILOVER_PAUSE_MIN, ReleaseAttempts, release_on_one_server},
     renewals::RedisRenewals,
     requests_and_replies::{Inspect, Ping},
     yielding::Yielding,
@@ -23,7 +27,6 @@ use crate::{
         Passed, ReleaseReport, RenewSoon, ResidueCleaner, StreamError, error::BackendError,
     },
     core::{
-        ack::PendingAcks,
         claim::{Claim, Residue},
         holder::Holder,
         id::LockId,
@@ -123,14 +126,6 @@ impl RedisBackend {
             exchange(&self.node, connections.only(), request, until)
         })
     }
-
-    fn ask_pooled<C: Request>(
-        &self,
-        request: &C,
-        deadline: Moment,
-    ) -> Result<C::Reply, BackendError> {
-        self.ask(self.checkout(deadline)?.only(), request, deadline)
-    }
 }
 
 impl Backend for RedisBackend {
@@ -168,30 +163,11 @@ impl Backend for RedisBackend {
     }
 
     fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport {
-        let (id, entry) = (lease.claim.id.as_str().as_bytes(), &lease.queue_entry);
-        let left_free_for = self.yielding.as_ref().map_or(Duration::ZERO, |yielding| {
-            yielding.on_release(lease.claim.key.lock_key(), clock::now())
-        });
-        let release = ReleaseAttempts::new(&lease.claim.key, id, entry, was_held)
-            .of_kind(lease.claim.kind)
-            .keeping(&self.lease_residue(lease))
-            .leaving_free(left_free_for);
-        let result = release.through_failover(deadline, |release| {
+        release_on_one_server(lease, was_held, self.yielding.as_ref(), deadline, |release| {
             let send =
                 |connections: &mut NodeConnections| self.send(release, connections, deadline);
             self.pool.with_connections(deadline, send).unwrap_or_else(no_turn)
-        });
-        let (now, in_flight) = (clock::now(), lease.in_flight);
-        let mut residues = Vec::new();
-        if result.is_err() {
-            residues.push(Residue { in_flight_until: now, ..self.lease_residue(lease) });
-        }
-        // A request that is still in flight would find the lock free and acquire it again, although
-        // it has no holder any more.
-        if now < in_flight.broken_until {
-            residues.push(self.lease_residue(lease));
-        }
-        ReleaseReport { result: result.map_err(BackendError::Node), residues }
+        })
     }
 
     fn release_id(
@@ -237,13 +213,7 @@ impl Backend for RedisBackend {
     }
 
     fn lease_residue(&self, lease: &Lease) -> Residue {
-        Residue {
-            nodes: NodeSet::single(0),
-            queue_entry: lease.queue_entry.clone(),
-            in_flight_until: lease.in_flight.until(),
-            keep_until: lease.keep_until,
-            pending_acks: PendingAcks::new(),
-        }
+        lease.residue(NodeSet::single(0))
     }
 
     fn probe_interval(&self) -> Option<Duration> {
@@ -264,9 +234,7 @@ impl Backend for RedisBackend {
         residue: &Residue,
         deadline: Moment,
     ) -> Result<(), BackendError> {
-        let (id, entry) = (claim.id.as_str().as_bytes(), &residue.queue_entry);
-        let mut release =
-            ReleaseAttempts::new(&claim.key, id, entry, false).of_kind(claim.kind).keeping(residue);
+        let mut release = ReleaseAttempts::of_residue(claim, residue);
         let send =
             |connections: &mut NodeConnections| self.send(&mut release, connections, deadline);
         let result = self.pool.with_reserved(deadline, send).unwrap_or_else(no_turn);
@@ -274,28 +242,15 @@ impl Backend for RedisBackend {
     }
 
     fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError> {
-        let found = self.ask_pooled(&Inspect(key), self.operation_deadline())?;
-        add_members_to_holder(key, found, |request| {
-            self.ask_pooled(request, self.operation_deadline())
-        })
+        inspect_on_one_server(self, key)
     }
 
     fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<Vec<Vec<u8>>, BackendError> {
-        Ok(match self.ask_pooled(&Inspect(key), deadline)? {
-            Inspection::Held(holder) => vec![holder.id_bytes().to_vec()],
-            Inspection::Free | Inspection::WrongType => Vec::new(),
-        })
+        reported_ids_on_one_server(self, key, deadline)
     }
 
     fn lookup(&self, key: &LockKey) -> Result<Inspection<LockInfo>, BackendError> {
-        let (_, found) = self.ask_pooled(&DescribeLocks::lookup(key), self.operation_deadline())?;
-        let found = found.into_iter().next();
-        let mut found = [found.map_or(Inspection::Free, |found| found.into_lock_info(key))];
-        add_members(slice::from_ref(key), &mut found, |request| {
-            self.ask_pooled(request, self.operation_deadline())
-        })?;
-        let [found] = found;
-        Ok(found)
+        lookup_on_one_server(self, key)
     }
 
     fn list(&self, prefix: &str, pattern: &str) -> Result<Vec<LockInfo>, BackendError> {
@@ -335,12 +290,24 @@ impl Backend for RedisBackend {
 
     fn ping(&self) -> Result<Duration, BackendError> {
         let began = clock::now();
-        self.ask_pooled(&Ping, began.saturating_add(self.operation_timeout))?;
+        let deadline = began.saturating_add(self.operation_timeout);
+        self.ask(self.checkout(deadline)?.only(), &Ping, deadline)?;
         Ok(clock::now().duration_since(began))
     }
 
     fn close(&self) {
         self.pool.close();
+    }
+}
+
+impl OneServerForEachLock for RedisBackend {
+    fn ask_about<R: Request>(
+        &self,
+        _: &LockKey,
+        request: &R,
+        deadline: Moment,
+    ) -> Result<R::Reply, BackendError> {
+        self.ask(self.checkout(deadline)?.only(), request, deadline)
     }
 }
 

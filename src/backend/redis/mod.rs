@@ -14,6 +14,7 @@ mod framed_socket;
 mod grant_stream;
 pub(crate) mod groups;
 mod health;
+pub(crate) mod inspect;
 pub(crate) mod list;
 pub(crate) mod listing;
 mod pool;
@@ -50,7 +51,7 @@ pub(crate) use self::{
     pool::{ConnectionPool, PooledConnections},
     quarantine::Voters,
     redis_node::{Exchange, InFlightRequest, NodeConnections, RedisNode},
-    release::ReleaseAttempts,
+    release::{ReleaseAttempts, release_on_one_server},
     release_turns::ReleaseTurns,
     replicas::Replicas,
     script::{Request, ScriptRef},

@@ -4,11 +4,18 @@
 use std::time::Duration;
 
 use super::{
-    Exchange, NodeError,
+    Exchange, NodeError, Yielding,
     requests_and_replies::{KindReleaseReply, OfKind, Release, ReleaseOrKeep, ReleaseReply},
 };
 use crate::{
-    core::{claim::Residue, key::LockKey, kind::LockKind},
+    backend::{ReleaseReport, error::BackendError},
+    core::{
+        claim::{Claim, Residue},
+        key::LockKey,
+        kind::LockKind,
+        lease::Lease,
+        quorum::NodeSet,
+    },
     lock_info::Released,
     sys::clock::{self, Moment},
 };
@@ -20,6 +27,36 @@ pub(super) const FAILOVER_PAUSE_MAX: Duration = Duration::from_millis(200);
 /// Maximum number of requests after a release that grant the lock to more waiters. Polls serve the
 /// others.
 const REPEATED_RELEASES_MAX: u32 = 100;
+
+/// Releases the lock of a lease that has ended. `attempt` reaches the server that keeps the lock.
+pub(crate) fn release_on_one_server(
+    lease: &Lease,
+    was_held: bool,
+    yielding: Option<&Yielding>,
+    deadline: Moment,
+    attempt: impl FnMut(&mut ReleaseAttempts<'_>) -> Result<Released, NodeError>,
+) -> ReleaseReport {
+    let (claim, node) = (&lease.claim, NodeSet::single(0));
+    let left_free_for = yielding
+        .map_or(Duration::ZERO, |yielding| yielding.on_release(claim.key.lock_key(), clock::now()));
+    let id = claim.id.as_str().as_bytes();
+    let result = ReleaseAttempts::new(&claim.key, id, &lease.queue_entry, was_held)
+        .of_kind(claim.kind)
+        .keeping(&lease.residue(node))
+        .leaving_free(left_free_for)
+        .through_failover(deadline, attempt);
+    let now = clock::now();
+    let mut residues = Vec::new();
+    if result.is_err() {
+        residues.push(Residue { in_flight_until: now, ..lease.residue(node) });
+    }
+    // A request that is still in flight would find the lock free and acquire it again, although it
+    // has no holder any more.
+    if now < lease.in_flight.broken_until {
+        residues.push(lease.residue(node));
+    }
+    ReleaseReport { result: result.map_err(BackendError::Node), residues }
+}
 
 /// Reply to one request of a release.
 pub(crate) type ReleaseResult = Result<Exchange<KindReleaseReply>, NodeError>;
@@ -46,19 +83,27 @@ impl<'a> ReleaseAttempts<'a> {
         ReleaseAttempts { request, was_held, maybe_applied: false }
     }
 
+    /// The release of a residue, by its claim.
+    pub(crate) fn of_residue(claim: &'a Claim, residue: &'a Residue) -> ReleaseAttempts<'a> {
+        let id = claim.id.as_str().as_bytes();
+        ReleaseAttempts::new(&claim.key, id, &residue.queue_entry, false)
+            .of_kind(claim.kind)
+            .keeping(residue)
+    }
+
     pub(crate) fn of_kind(mut self, kind: LockKind) -> ReleaseAttempts<'a> {
         self.request.release.kind = kind;
         self
     }
 
     /// The lock stays taken until the time that the residue says.
-    pub(crate) fn keeping(mut self, residue: &Residue) -> ReleaseAttempts<'a> {
+    fn keeping(mut self, residue: &Residue) -> ReleaseAttempts<'a> {
         self.request.keep_ms = residue.keep_ms(clock::now());
         self
     }
 
     /// The lock is left free for this time before the next waiter gets it.
-    pub(crate) fn leaving_free(mut self, pause: Duration) -> ReleaseAttempts<'a> {
+    fn leaving_free(mut self, pause: Duration) -> ReleaseAttempts<'a> {
         self.request.release.request.left_free_ms = u64::try_from(pause.as_millis()).unwrap_or(0);
         self
     }

@@ -312,7 +312,7 @@ impl Backend for Redlock {
     fn lease_residue(&self, lease: &Lease) -> Residue {
         let may_be_in_flight = clock::now() < lease.in_flight.broken_until;
         let nodes = if may_be_in_flight { self.all_nodes() } else { lease.may_hold() };
-        Residue::new(nodes, &lease.queue_entry, lease.in_flight.until())
+        lease.residue(nodes)
     }
 
     fn lease_renewals(self: Arc<Self>, _: RenewSoon) -> Box<dyn LeaseRenewals + Send> {
