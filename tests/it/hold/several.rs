@@ -67,7 +67,7 @@ fn refused_name_gives_the_others_back() {
         }
         free("a");
         drop(guard);
-        mgr.try_lock_all_for(["a", "b", "c"], LONG).unwrap();
+        drop(mgr.try_lock_all_for(["a", "b", "c"], LONG).unwrap());
     }
 }
 
