@@ -1,25 +1,33 @@
 #!/bin/sh
-# Runs the tests of locking on each server that tools/servers.sh has. Arguments: names of servers;
-# without any, all of them.
+# Runs the tests of locking on each server that tools/servers.sh has, on two servers at a time,
+# because the tests mostly wait. Arguments: names of servers; without any, all of them.
 set -eu
 cd "$(dirname "$0")/.."
 
-groups='contract:: wait:: hold:: lose:: quorum::'
-tested=0 failed=''
-list=$(mktemp)
-trap 'rm -f "$list"' EXIT
-tools/servers.sh >"$list"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+touch "$work/passed" "$work/failed"
+tools/servers.sh >"$work/servers"
 while read -r name path; do
-    case " ${*:-$name} " in *" $name "*) ;; *) continue ;; esac
-    echo "matrix: $("$path" --version)"
-    # shellcheck disable=SC2086
-    if DISTLOCK_TEST_SERVER=$path \
-        cargo test --workspace --all-features --test it -- $groups </dev/null
-    then
-        tested=$((tested + 1))
-    else
-        failed="$failed $name"
+    case " ${*:-$name} " in *" $name "*) echo "$work $name $path" ;; esac
+done <"$work/servers" >"$work/selected"
+
+cargo test --workspace --all-features --test it --no-run
+# The output of a server is shown when it is complete.
+# shellcheck disable=SC2016
+xargs -r -n 3 -P 2 sh -c '
+    work=$1 name=$2 DISTLOCK_TEST_SERVER=$3
+    export DISTLOCK_TEST_SERVER
+    if cargo test --workspace --all-features --test it -- \
+        contract:: wait:: hold:: lose:: quorum:: </dev/null >"$work/$name" 2>&1
+    then echo "$name" >>"$work/passed"
+    else echo "$name" >>"$work/failed"
     fi
-done <"$list"
-echo "matrix: passed on $tested servers${failed:+; FAILED on$failed}"
-[ -z "$failed" ]
+    echo "matrix: $("$DISTLOCK_TEST_SERVER" --version)" | cat - "$work/$name"
+' sh <"$work/selected"
+
+echo "matrix: passed on $(wc -l <"$work/passed") servers"
+if [ -s "$work/failed" ]; then
+    echo "matrix: FAILED on $(paste -sd ' ' "$work/failed")"
+    exit 1
+fi
