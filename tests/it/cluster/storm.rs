@@ -50,7 +50,7 @@ fn locks_exclude_each_other_while_slots_move_and_masters_change() {
                 let mut rng = fastrand::Rng::with_seed(number as u64);
                 while !ended.load(Ordering::Acquire) {
                     let at = rng.usize(..NAMES.len());
-                    let waited = use_lock(mgr, NAMES[at], &resources[at], &mut rng);
+                    let waited = use_lock(mgr, NAMES[at], &resources[at], &mut rng, ended);
                     let mut longest: parking_lot::MutexGuard<'_, Duration> = longest.lock();
                     *longest = (*longest).max(waited);
                     locked.fetch_add(1, Ordering::Relaxed);
@@ -68,15 +68,26 @@ fn locks_exclude_each_other_while_slots_move_and_masters_change() {
 }
 
 /// Returns how long the call took.
-fn use_lock(mgr: &RedisMgr, name: &str, resource: &Resource, rng: &mut fastrand::Rng) -> Duration {
+fn use_lock(
+    mgr: &RedisMgr,
+    name: &str,
+    resource: &Resource,
+    rng: &mut fastrand::Rng,
+    ended: &AtomicBool,
+) -> Duration {
     let (guard, waited) = timed(|| {
         loop {
             match mgr.lock(name) {
-                Ok(guard) => break Arc::new(guard),
+                Ok(guard) => break Some(Arc::new(guard)),
                 Err(error) => assert!(error.is_unavailable(), "{name}: {error:?}"),
+            }
+            // Otherwise a cluster that stays broken would keep the test from failing.
+            if ended.load(Ordering::Acquire) {
+                break None;
             }
         }
     });
+    let Some(guard) = guard else { return waited };
     {
         let mut inside = resource.inside.lock();
         if guard.is_held() {

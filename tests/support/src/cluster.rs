@@ -132,16 +132,26 @@ impl Cluster {
     }
 
     fn owner_according_to(&self, node: &RedisServer, slot: u16) -> Option<u16> {
+        let ranges = Self::owners_according_to(node)?;
+        let served = |(first, last, _): &(u16, u16, u16)| (*first..=*last).contains(&slot);
+        ranges.into_iter().find(served).map(|(_, _, port)| port)
+    }
+
+    /// First and last slot, and port of the master, of each range, as a node says.
+    fn owners_according_to(node: &RedisServer) -> Option<Vec<(u16, u16, u16)>> {
         type Node = (String, u16, String);
         let ranges: Vec<redis::Value> = node.try_query(&["CLUSTER", "SLOTS"]).ok()?;
-        ranges.into_iter().find_map(|range| {
+        let read = |range| {
             let redis::Value::Array(parts) = range else { return None };
             let number = |at: usize| redis::from_redis_value::<u16>(parts[at].clone()).ok();
             let redis::Value::Array(master) = parts[2].clone() else { return None };
             let master = redis::Value::Array(master[..3].to_vec());
             let (_, port, _) = redis::from_redis_value::<Node>(master).ok()?;
-            ((number(0)?..=number(1)?).contains(&slot)).then_some(port)
-        })
+            Some((number(0)?, number(1)?, port))
+        };
+        let mut ranges = ranges.into_iter().map(read).collect::<Option<Vec<_>>>()?;
+        ranges.sort_unstable();
+        Some(ranges)
     }
 
     /// Begins to move a slot to another master. Keys are moved by [`Cluster::move_keys`].
@@ -191,6 +201,30 @@ impl Cluster {
         for node in self.nodes.iter().filter(|node| node.is_running() && node.role() == "master") {
             let _ = node.try_query::<()>(&["CLUSTER", "SETSLOT", &slot, "NODE", &id]);
         }
+        self.await_agreement();
+    }
+
+    /// Waits until all running nodes name the same owners of all slots, replicas included: one
+    /// that has missed a move would take over too few slots, and nobody would serve the others.
+    fn await_agreement(&self) {
+        let views = || -> Vec<_> {
+            let running = self.nodes.iter().filter(|node| node.is_running());
+            running.map(Self::owners_according_to).collect()
+        };
+        let agree = || {
+            let views = views();
+            let covered = |view: &[(u16, u16, u16)]| {
+                let slots = view.iter().map(|(first, last, _)| u32::from(last - first) + 1);
+                slots.sum::<u32>() == SLOTS
+            };
+            let first = views[0].as_deref().filter(|first| covered(first));
+            first.is_some() && views.iter().all(|view| view.as_deref() == first)
+        };
+        let deadline = Instant::now() + TEST_TIMEOUT;
+        while !agree() {
+            assert!(Instant::now() < deadline, "the nodes disagree: {:?}", views());
+            std::thread::sleep(super::POLL);
+        }
     }
 
     /// Moves a slot with its keys to another master.
@@ -236,6 +270,7 @@ impl Cluster {
             };
             self.nodes.iter().filter(|node| node.is_running()).all(knows)
         });
+        self.await_agreement();
         self.await_ok();
     }
 
