@@ -367,7 +367,10 @@ impl fmt::Display for LockError {
             LockError::InvalidName { reason } => write!(f, "invalid lock name: {reason}"),
             LockError::InvalidOptions { reason } => write!(f, "invalid lock options: {reason}"),
             LockError::InvalidConfig { reason } => write!(f, "invalid configuration: {reason}"),
-            LockError::Lost { name, why } => write!(f, "lock {} is lost: {why}", Quoted(name)),
+            LockError::Lost { name, why } => {
+                let name = Quoted(name);
+                write!(f, "lock {name} is lost: {why}; acquire it again before you go on")
+            }
             LockError::AlreadyInitialized => f.write_str(
                 "the process-wide manager already exists and was not changed; call RedisMgr::init \
                  before the first RedisMgr::instance, or create a separate manager with \

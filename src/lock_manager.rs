@@ -6,7 +6,7 @@ use std::{fmt, time::Duration};
 use crate::mysql_manager::MySqlMgr;
 use crate::{
     config::LockOptions,
-    core::holder::Holder,
+    core::{detached::Detached, holder::Holder},
     error::Result,
     guard::LockGuard,
     lock_info::{LockInfo, Released},
@@ -74,6 +74,9 @@ pub trait LockManager: fmt::Debug + Send + Sync {
     /// Returns a handle of a semaphore. See [`RedisMgr::semaphore`].
     fn semaphore(&self, name: &str, limit: u32) -> Result<Semaphore>;
 
+    /// Takes over a lock that its holder has detached. See [`RedisMgr::adopt`].
+    fn adopt(&self, detached: &Detached) -> Result<LockGuard>;
+
     /// Acquires a lock that its thread can acquire again. See [`RedisMgr::lock_reentrant`].
     fn lock_reentrant(&self, name: &str) -> Result<ReentrantGuard>;
 
@@ -135,6 +138,10 @@ macro_rules! lock_manager {
 
             fn semaphore(&self, name: &str, limit: u32) -> Result<Semaphore> {
                 self.semaphore(name, limit)
+            }
+
+            fn adopt(&self, detached: &Detached) -> Result<LockGuard> {
+                self.adopt(detached)
             }
 
             fn lock_reentrant(&self, name: &str) -> Result<ReentrantGuard> {

@@ -6,7 +6,7 @@ use crossbeam_channel::{Receiver, bounded};
 
 use crate::{
     config::LockOptions,
-    core::{lock_lost::LockLost, token::FencingToken},
+    core::{id::LockId, lock_lost::LockLost, token::FencingToken},
     error::{LockError, Result},
     guard::LockGuard,
     inner::ManagerHandle,
@@ -85,6 +85,12 @@ impl MultiGuard {
         self.guards.iter().find(|guard| guard.name() == name).map(LockGuard::fencing_token)
     }
 
+    /// Returns the identifier of the holder of the lock with this name; `None` if it is not among
+    /// these.
+    pub fn id(&self, name: &str) -> Option<&LockId> {
+        self.guards.iter().find(|guard| guard.name() == name).map(LockGuard::id)
+    }
+
     /// Returns true while all leases are valid. No round trip, no waiting. Once false, always
     /// false.
     pub fn is_held(&self) -> bool {
@@ -156,12 +162,15 @@ fn check(names: &[&str], options: &LockOptions) -> Result<()> {
         return invalid("there are no names; give at least one".into());
     }
     if names.len() > NAMES_MAX {
-        return invalid(format!("there are more than {NAMES_MAX} names, which is the maximum"));
+        return invalid(format!(
+            "there are more than {NAMES_MAX} names, which is the maximum; use one lock for many of \
+             them"
+        ));
     }
     if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
         let name = Quoted(pair[0]);
         return invalid(format!(
-            "the name {name} is given twice; the second would wait for the first"
+            "the name {name} is given twice, so that the call would wait for itself; leave one out"
         ));
     }
     if options.is_held_at_least() {

@@ -10,7 +10,7 @@ use std::{
 use crate::{
     backend::{Backend as _, mysql::MySqlBackend},
     config::{LockOptions, MySqlConfig},
-    core::holder::Holder,
+    core::{detached::Detached, holder::Holder},
     error::{LockError, Result},
     guard::LockGuard,
     inner::ManagerHandle,
@@ -156,6 +156,12 @@ impl MySqlMgr {
     /// Fails: semaphores are not supported in a database.
     pub fn semaphore(&self, name: &str, limit: u32) -> Result<Semaphore> {
         Semaphore::new(&self.handle, name, limit)
+    }
+
+    /// Fails: a lock in a database cannot outlive the connection of its holder.
+    pub fn adopt(&self, detached: &Detached) -> Result<LockGuard> {
+        let held = self.handle.inner()?.adopt(detached)?;
+        Ok(LockGuard::new(held, self.handle.clone()))
     }
 
     /// Runs `work` while holding a lock. As [`RedisMgr::with_lock`](crate::RedisMgr::with_lock).

@@ -1,15 +1,17 @@
 //! The command line as types. Help, shell completions and the manual page are generated from them.
 
+mod locking;
+
 use std::{env, ffi::OsString, fmt, path::PathBuf, str::Chars, time::Duration};
 
 use clap::{
-    Args as Arguments, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum,
-    ValueHint,
+    Args as Arguments, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueHint,
     builder::{Resettable, StyledStr},
-    error::{ContextKind, ContextValue},
+    error::{ContextKind, ContextValue, ErrorKind},
 };
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::locking::{Acquire, Adopt, Lock, OnHeld, Permits, Run, Work};
 use crate::{
     format::{escape, parse_duration},
     help_text,
@@ -114,21 +116,22 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Args, A
     })
 }
 
-/// Adds a hint if `run` would accept the words with a `--` before the word that it refuses.
+/// Adds a hint if the words would be accepted with a `--` before the command.
 fn with_separator_hint(mut error: clap::Error, words: &[OsString]) -> clap::Error {
-    let Some(ContextValue::String(refused)) = error.get(ContextKind::InvalidArg) else {
-        return error;
-    };
-    let Some(at) = words.iter().position(|word| word.to_str() == Some(refused)) else {
-        return error;
-    };
-    if refused.starts_with('-') || words.iter().any(|word| word == "--") {
+    let lacks_separator =
+        matches!(error.kind(), ErrorKind::UnknownArgument | ErrorKind::MissingRequiredArgument)
+            && words.iter().all(|word| word != "--");
+    if !lacks_separator {
         return error;
     }
-    let (before, after) = words.split_at(at);
-    let separated = before.iter().cloned().chain(["--".into()]).chain(after.iter().cloned());
-    let separated: Vec<OsString> = separated.collect();
-    if Args::command().try_get_matches_from(&separated).is_ok() {
+    let is_option = |word: &OsString| word.to_string_lossy().starts_with('-');
+    let separated = (1..words.len()).filter(|at| !is_option(&words[*at])).find_map(|at| {
+        let (before, after) = words.split_at(at);
+        let separated = before.iter().cloned().chain(["--".into()]).chain(after.iter().cloned());
+        let separated: Vec<OsString> = separated.collect();
+        Args::command().try_get_matches_from(&separated).is_ok().then_some(separated)
+    });
+    if let Some(separated) = separated {
         let shown = separated.iter().map(|word| escape(&word.to_string_lossy()));
         let line = shown.collect::<Vec<_>>().join(" ");
         let tip = StyledStr::from(format!("write -- before the command: {line}"));
@@ -284,6 +287,7 @@ pub(crate) struct TlsFiles {
 pub(crate) enum Command {
     Run(Run),
     Lock(Lock),
+    Adopt(Adopt),
     Ls(Ls),
     Show(Show),
     Release(Release),
@@ -303,182 +307,6 @@ pub(crate) enum Command {
     ///
     /// To read it: distlock man | man -l -
     Man,
-}
-
-/// Run a command under a lock
-///
-/// Waits for the lock, runs the command, renews the lock while the command runs, and releases the
-/// lock when the command has ended. Standard streams and exit code are those of the command.
-///
-/// The command runs in a process group of its own. distlock ends this group if the lock is lost or
-/// cannot be renewed in time, if the command has run for --max-hold, and if the command has ended
-/// and left processes in the group. To end it, distlock sends SIGTERM, and SIGKILL after --grace.
-/// The lock is released when the whole group has ended. Processes that have left the group are not
-/// tracked: daemons, and what setsid, an interactive shell, or timeout within a script have
-/// started.
-///
-/// If the lock cannot be renewed, the group must be gone before the lock expires. So SIGTERM is
-/// sent shortly before that, in the last quarter of --ttl, and the grace period is cut short where
-/// necessary. If the lock turns out to have been deleted or taken by another client, SIGTERM is
-/// sent at once, with the full grace period.
-///
-/// distlock forwards SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 to the group. While it
-/// waits for the lock, each of them ends the wait. Signals that were ignored when distlock started
-/// stay ignored in the command, except SIGPIPE, SIGCHLD, SIGCONT and, in the foreground of a
-/// terminal, SIGTTIN.
-///
-/// A second process, distlock-guard, ends the group and releases the lock if distlock itself is
-/// killed, or stopped by SIGSTOP. In MySQL, the lock ends together with distlock, so another
-/// process may get it while the guard still ends the group.
-#[derive(Arguments, Clone, Debug)]
-#[command(
-    override_usage = help_text::RUN_USAGE,
-    after_help = help_text::short_footer(),
-    after_long_help = help_text::run_footer()
-)]
-pub(crate) struct Run {
-    /// Lease: how long the lock stays held if this machine dies
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
-    pub(crate) ttl: Duration,
-    /// Wait at most this long for the lock; without it, wait without limit
-    #[arg(
-        long,
-        short,
-        value_name = "DURATION",
-        value_parser = parse_duration,
-        conflicts_with = "no_wait"
-    )]
-    pub(crate) wait: Option<Duration>,
-    /// Do not wait for the lock
-    #[arg(long, short)]
-    pub(crate) no_wait: bool,
-    /// What to do if another process holds the lock, or still holds it after --wait. Without
-    /// --wait, skip and fail do not wait
-    #[arg(long, value_enum, value_name = "ACTION")]
-    pub(crate) on_held: Option<OnHeld>,
-    /// Exit with this code instead of 75 if another process holds the lock
-    #[arg(long, short = 'E', value_name = "CODE")]
-    pub(crate) conflict_exit_code: Option<u8>,
-    /// Share the lock with other commands that use --shared; a command without it runs alone
-    #[arg(long, conflicts_with_all = ["permits", "at_least"])]
-    pub(crate) shared: bool,
-    /// Run at most LIMIT commands of this name at a time; or those that fit, if each needs COUNT
-    /// of LIMIT permits
-    #[arg(long, value_name = "[COUNT/]LIMIT", value_parser = parse_permits)]
-    pub(crate) permits: Option<Permits>,
-    /// Keep the lock taken for at least this long after the start of the command, also if it ends
-    /// earlier: at most one run in that time
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
-    pub(crate) at_least: Option<Duration>,
-    /// End the command if it has run for this long
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
-    pub(crate) max_hold: Option<Duration>,
-    /// Time between SIGTERM and SIGKILL when distlock ends the command
-    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = parse_duration)]
-    pub(crate) grace: Duration,
-    /// Report on standard error when distlock waits for, acquires and releases the lock
-    #[arg(long, short)]
-    pub(crate) verbose: bool,
-    /// Print no message if the command does not run because another process holds the lock
-    #[arg(long, short, conflicts_with = "verbose")]
-    pub(crate) quiet: bool,
-    /// Run this text by sh -c, instead of a command after --
-    #[arg(
-        long = "command",
-        short = 'c',
-        value_name = "TEXT",
-        value_hint = ValueHint::CommandString,
-        conflicts_with = "command"
-    )]
-    pub(crate) shell_command: Option<OsString>,
-    /// Name of the lock; must not begin with a hyphen
-    pub(crate) name: String,
-    /// Command to run under the lock, with its arguments
-    #[arg(
-        required_unless_present = "shell_command",
-        last = true,
-        value_name = "COMMAND",
-        value_hint = ValueHint::CommandWithArguments
-    )]
-    command: Vec<OsString>,
-}
-
-impl Run {
-    /// The command with its arguments.
-    pub(crate) fn command_words(&self) -> Vec<OsString> {
-        match &self.shell_command {
-            Some(text) => vec!["sh".into(), "-c".into(), text.clone()],
-            None => self.command.clone(),
-        }
-    }
-}
-
-/// Hold locks until a signal arrives
-///
-/// Acquires the locks of all NAMEs, prints a line with the fencing token and the name of each, and
-/// holds them until SIGINT, SIGTERM, SIGHUP or another signal arrives. Then releases them and exits
-/// with 0. Several names are acquired in their order, so that two of these commands never wait for
-/// each other. If one of the locks is lost, exits with 76.
-///
-/// Nothing supervises a process that relies on the locks; see distlock run for that.
-#[derive(Arguments, Clone, Debug)]
-pub(crate) struct Lock {
-    /// Lease: how long the locks stay held if this machine dies
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
-    pub(crate) ttl: Duration,
-    /// Wait at most this long for all locks together; without it, wait without limit
-    #[arg(
-        long,
-        short,
-        value_name = "DURATION",
-        value_parser = parse_duration,
-        conflicts_with = "no_wait"
-    )]
-    pub(crate) wait: Option<Duration>,
-    /// Do not wait for the locks
-    #[arg(long, short)]
-    pub(crate) no_wait: bool,
-    /// Exit with this code instead of 75 if another process holds one of the locks
-    #[arg(long, short = 'E', value_name = "CODE")]
-    pub(crate) conflict_exit_code: Option<u8>,
-    /// Names of the locks
-    #[arg(required = true, value_name = "NAME")]
-    pub(crate) names: Vec<String>,
-}
-
-/// Permits of a semaphore: how many this command needs, of how many.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Permits {
-    pub(crate) count: u32,
-    pub(crate) limit: u32,
-}
-
-fn parse_permits(text: &str) -> Result<Permits, String> {
-    let (count, limit) = text.split_once('/').unwrap_or(("1", text));
-    let number = |digits: &str| {
-        let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-        let number = is_number.then(|| digits.parse::<u32>().ok()).flatten();
-        number.ok_or_else(|| "write LIMIT or COUNT/LIMIT, such as 4 or 2/4".to_owned())
-    };
-    let (count, limit) = (number(count)?, number(limit)?);
-    if limit == 0 {
-        return Err("the limit is 0, so that no command could run".into());
-    }
-    if count == 0 || count > limit {
-        return Err(format!("{count} permits can never be had if the limit is {limit}"));
-    }
-    Ok(Permits { count, limit })
-}
-
-/// What `run` does if another process holds the lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum OnHeld {
-    /// Do not run the command, and exit with 0
-    Skip,
-    /// Do not run the command, and exit with 75
-    Fail,
-    /// Wait for the lock; with --wait, exit with 75 after that time
-    Wait,
 }
 
 /// List held locks
@@ -659,6 +487,7 @@ mod tests {
             ("distlock run a echo hi", "distlock run a -- echo hi"),
             ("distlock run -w 3 a ls -l", "distlock run -w 3 a -- ls -l"),
             ("distlock --timeout 1 run a ls", "distlock --timeout 1 run a -- ls"),
+            ("distlock run a ls", "distlock run a -- ls"),
             ("distlock run a --verbos", ""),
             ("distlock ls a b", ""),
             ("distlock run a -x -- ls", ""),

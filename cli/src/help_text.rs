@@ -9,7 +9,7 @@ pub(crate) const EXIT_CODES: [(&str, &str); 10] = [
     ("64", "usage error: invalid arguments, environment variable or file"),
     ("69", "servers unreachable, not in agreement, or refusing the request"),
     ("75", "the lock is held by another process"),
-    ("76", "the lock was lost, or could not be renewed in time, while the command ran"),
+    ("76", "the lock was lost, or not renewed in time, or gone when it was to be adopted"),
     ("124", "the command ran for longer than --max-hold"),
     ("126", "the command could not be started, or output could not be written"),
     ("127", "the command was not found"),
@@ -32,10 +32,10 @@ pub(crate) const ENVIRONMENT: [(&str, &str); 9] = [
 pub(crate) const EMPTY_VARIABLES: &str =
     "An empty variable counts as unset, except for DISTLOCK_PREFIX.";
 
-/// The environment variables that `run` sets for its command.
+/// The environment variables that `run` and `adopt` set for their command.
 pub(crate) const COMMAND_ENVIRONMENT: [(&str, &str); 3] = [
-    ("DISTLOCK_NAME", "name of the lock"),
-    ("DISTLOCK_ID", "id of this holder, for release --if-id"),
+    ("DISTLOCK_NAME", "name of the lock; with several, one on each line"),
+    ("DISTLOCK_ID", "id of this holder, for release --if-id; one for each lock"),
     ("DISTLOCK_TOKEN", "fencing token: a number that increases with every grant of the lock"),
 ];
 
@@ -59,8 +59,12 @@ pub(crate) const EXAMPLES: [(&str, &str); 6] = [
 ];
 
 /// The usage of `run`, which clap would show without the `--` that its command needs.
-pub(crate) const RUN_USAGE: &str = "distlock run [OPTIONS] <NAME> -- <COMMAND>...
-       distlock run [OPTIONS] <NAME> --command <TEXT>";
+pub(crate) const RUN_USAGE: &str = "distlock run [OPTIONS] <NAME>... -- <COMMAND>...
+       distlock run [OPTIONS] <NAME>... --command <TEXT>";
+
+/// The same of `adopt`.
+pub(crate) const ADOPT_USAGE: &str = "distlock adopt [OPTIONS] <DETACHED> -- <COMMAND>...
+       distlock adopt [OPTIONS] <DETACHED> --command <TEXT>";
 
 /// Shown at the end of every short help.
 pub(crate) fn short_footer() -> String {

@@ -47,7 +47,8 @@ impl ErrorJson {
         let kind = match failure.exit {
             Exit::Usage => "usage",
             Exit::Unavailable => "unavailable",
-            Exit::NotAcquired => "held",
+            // The others are what the user has asked for instead, as `lock` allows.
+            Exit::NotAcquired | Exit::Code(_) | Exit::Success => "held",
             Exit::Lost => "lost",
             _ => "failed",
         };
@@ -66,6 +67,21 @@ impl<'a> LocksJson<'a> {
     pub(crate) fn from_infos(locks: &'a [LockInfo]) -> LocksJson<'a> {
         LocksJson { locks: locks.iter().map(LockJson::from_info).collect() }
     }
+}
+
+/// The output of `lock`.
+#[derive(Debug, Serialize)]
+pub(crate) struct AcquiredJson {
+    pub(crate) locks: Vec<AcquiredLockJson>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct AcquiredLockJson {
+    pub(crate) name: String,
+    pub(crate) id: String,
+    pub(crate) token: u64,
+    /// The argument of `adopt`; `null` unless the lock was detached.
+    pub(crate) detached: Option<String>,
 }
 
 /// The output of `show`.

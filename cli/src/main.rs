@@ -69,7 +69,7 @@ fn main() -> ExitCode {
             return exit.into();
         }
     };
-    if matches!(args.command, Command::Run(_)) {
+    if matches!(args.command, Command::Run(_) | Command::Adopt(_)) {
         stderr_writer::start_thread();
     }
     let target = env_logger::Target::Pipe(Box::new(StderrWriter));
@@ -80,6 +80,7 @@ fn main() -> ExitCode {
         .init();
     let outcome = match args.command {
         Command::Run(options) => run::run(&args.servers, &options),
+        Command::Adopt(options) => run::adopt(&args.servers, &options),
         Command::Lock(options) => run::hold(&args.servers, &options),
         Command::Ls(options) => list::run(&args.servers, &options),
         Command::Show(options) => show::run(&args.servers, &options),

@@ -5,7 +5,7 @@ use std::{ops::RangeInclusive, time::Duration};
 
 use crate::{exit::Failure, format::duration};
 
-/// The ttls that the library accepts.
+/// The ttls that the library accepts. `--at-least` has the same range.
 pub(crate) const TTL: RangeInclusive<Duration> =
     Duration::from_millis(10)..=Duration::from_secs(24 * 60 * 60);
 /// The timeouts that the library accepts.

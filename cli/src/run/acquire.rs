@@ -1,47 +1,92 @@
-//! Acquires the lock, while signals can end the wait.
+//! Acquires the locks, while signals can end the wait.
 
 use std::{io, thread};
 
 use crossbeam_channel::{Receiver, bounded, select};
-use distlock::{ContendedEvent, HandleEvent, LockError, LockGuard, LockManager, LockOptions};
+use distlock::{ContendedEvent, Detached, HandleEvent, LockError, LockManager, LockOptions};
 
-use super::signals;
-use crate::{args::Permits, format, output};
+use super::{held::Held, signals, wait_policy::WaitPolicy};
+use crate::{
+    args::{Acquire, Permits},
+    exit::{Exit, Failure, Outcome},
+    format, output, ranges,
+};
 
-/// How the attempt to acquire the lock ended.
+/// How the attempt to acquire the locks ended.
 #[derive(Debug)]
 pub(super) enum AcquireResult {
-    Acquired(LockGuard),
+    Acquired(Held),
     Failed(LockError),
-    /// A signal ended the wait. The lock is not held, and its queue entry is removed.
+    /// A signal ended the wait. No lock is held, and the queue entry is removed.
     Interrupted(i32),
 }
 
-/// The lock that the command needs.
+/// The locks that the command needs.
 #[derive(Debug)]
-pub(super) struct Request<'a> {
-    pub(super) name: &'a str,
-    pub(super) shared: bool,
-    pub(super) permits: Option<Permits>,
-    pub(super) options: LockOptions,
+pub(super) enum Request<'a> {
+    Alone { names: &'a [String], options: LockOptions },
+    Shared { name: &'a str, options: LockOptions },
+    Permits { name: &'a str, permits: Permits, options: LockOptions },
+    Adopted(&'a Detached),
 }
 
-impl Request<'_> {
-    fn send(&self, mgr: &dyn LockManager) -> Result<LockGuard, LockError> {
-        match self.permits {
-            Some(Permits { count, limit }) => mgr
-                .semaphore(self.name, limit)?
-                .acquire_with(count, &self.options)
-                .map(LockGuard::from),
-            None if self.shared => {
-                mgr.rw_lock(self.name)?.read_with(&self.options).map(LockGuard::from)
+impl<'a> Request<'a> {
+    pub(super) fn from_options(
+        acquire: &'a Acquire,
+        policy: WaitPolicy,
+    ) -> Result<Request<'a>, Failure> {
+        let is_mutex = !acquire.shared && acquire.permits.is_none() && acquire.at_least.is_none();
+        if acquire.names.len() > 1 && !is_mutex {
+            return Err(Failure::usage(
+                "--shared, --permits and --at-least work with one NAME; leave out the option, or \
+                 run one distlock under the other: distlock run --shared a -- distlock run b -- …",
+            ));
+        }
+        ranges::check("--ttl", acquire.ttl, &ranges::TTL)?;
+        let mut lock_options = LockOptions::new();
+        if let Some(wait) = policy.wait {
+            lock_options = lock_options.wait(wait);
+        }
+        if let Some(period) = acquire.at_least {
+            ranges::check("--at-least", period, &ranges::TTL)?;
+            lock_options = lock_options.hold_at_least(period);
+        }
+        let options = lock_options;
+        Ok(match (acquire.permits, acquire.names.as_slice()) {
+            (Some(permits), [name]) => Request::Permits { name, permits, options },
+            (None, [name]) if acquire.shared => Request::Shared { name, options },
+            (_, names) => Request::Alone { names, options },
+        })
+    }
+
+    /// The names of the locks.
+    pub(super) fn names(&self) -> Vec<&'a str> {
+        match self {
+            Request::Alone { names, .. } => names.iter().map(String::as_str).collect(),
+            Request::Shared { name, .. } | Request::Permits { name, .. } => vec![name],
+            Request::Adopted(detached) => vec![detached.name()],
+        }
+    }
+
+    fn send(&self, mgr: &dyn LockManager) -> Result<Held, LockError> {
+        match self {
+            Request::Alone { names, options } => match names {
+                [name] => mgr.lock_with(name, options).map(Held::One),
+                _ => mgr.lock_all_with(&self.names(), options).map(Held::Several),
+            },
+            Request::Shared { name, options } => {
+                mgr.rw_lock(name)?.read_with(options).map(|guard| Held::One(guard.into()))
             }
-            None => mgr.lock_with(self.name, &self.options),
+            Request::Permits { name, permits: Permits { count, limit }, options } => mgr
+                .semaphore(name, *limit)?
+                .acquire_with(*count, options)
+                .map(|guard| Held::One(guard.into())),
+            Request::Adopted(detached) => mgr.adopt(detached).map(Held::One),
         }
     }
 }
 
-/// Acquires the lock on a thread of its own.
+/// Acquires the locks on a thread of its own.
 pub(super) fn acquire(
     mgr: &dyn LockManager,
     request: &Request<'_>,
@@ -55,7 +100,7 @@ pub(super) fn acquire(
         let result = loop {
             select! {
                 recv(results) -> result => break match result {
-                    Ok(Ok(guard)) => AcquireResult::Acquired(guard),
+                    Ok(Ok(held)) => AcquireResult::Acquired(held),
                     Ok(Err(error)) => AcquireResult::Failed(error),
                     Err(_) => AcquireResult::Failed(LockError::Shutdown),
                 },
@@ -69,6 +114,19 @@ pub(super) fn acquire(
         };
         Ok(result)
     })
+}
+
+/// How the program ends if the locks were not acquired.
+pub(super) fn not_acquired(error: LockError, policy: WaitPolicy, quiet: bool) -> Outcome {
+    let message = format::escape(&error.to_string());
+    let Some(exit) = policy.exit_if_held(&error) else {
+        return Err(Failure { message, ..error.into() });
+    };
+    if !quiet {
+        let skipped = if exit == Exit::Success { "skipped: " } else { "" };
+        output::print_message(&format!("{skipped}{message}"));
+    }
+    Ok(exit)
 }
 
 /// Reports which holder the command waits for.

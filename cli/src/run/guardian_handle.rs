@@ -38,14 +38,14 @@ pub(super) struct GuardianHandle {
 
 impl GuardianHandle {
     /// Starts a guardian, away from the wrapper's terminal, process group and standard streams. The
-    /// lock's name is an argument for people who read process lists.
-    pub(super) fn start(name: &str) -> io::Result<GuardianHandle> {
+    /// locks' names are arguments for people who read process lists.
+    pub(super) fn start(names: &[&str]) -> io::Result<GuardianHandle> {
         let (reader, writer) = io::pipe()?;
         // A guardian that does not read must not block its wrapper.
         rustix::io::ioctl_fionbio(&writer, true)?;
         let child = super::own_executable(PROCESS_NAME)
             .arg(GUARDIAN_ARG)
-            .arg(name)
+            .args(names)
             .stdin(reader)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -61,7 +61,7 @@ impl GuardianHandle {
         self.writer.send(message);
     }
 
-    /// An event handler for the manager that requests the lock. The id is not known before.
+    /// An event handler for the manager that requests the locks. Their ids are not known before.
     pub(super) fn acquire_reporter(&self, lock: LockSpec) -> AcquireReporter {
         AcquireReporter { writer: self.writer.clone(), lock }
     }
@@ -126,7 +126,7 @@ fn write(mut pipe: &PipeWriter, message: &[u8], timeout: Duration) -> io::Result
     Ok(())
 }
 
-/// Sends the lock's id to the guardian before the server can receive it.
+/// Sends the id of each lock to the guardian before the server can receive it.
 pub(super) struct AcquireReporter {
     writer: Arc<MessageWriter>,
     lock: LockSpec,
@@ -140,7 +140,8 @@ impl fmt::Debug for AcquireReporter {
 
 impl HandleEvent for AcquireReporter {
     fn attempted(&self, event: &AttemptedEvent<'_>) {
-        let lock = LockSpec { id: event.id().to_string(), ..self.lock.clone() };
+        let (name, id) = (event.lock().to_owned(), event.id().to_string());
+        let lock = LockSpec { name, id, ..self.lock.clone() };
         self.writer.send(&GuardianMessage::Acquiring(Box::new(lock)));
     }
 }

@@ -43,10 +43,12 @@ pub(super) fn guardian_main() -> Outcome {
         return Ok(Exit::Success);
     };
     let mut watchdog = Watchdog::new(lock.ttl, lock.grace, clock::since_boot());
+    let mut locks = vec![*lock];
     loop {
         let received = reader.next_message(watchdog.deadline());
         let now = clock::since_boot();
         match received {
+            Received::Message(GuardianMessage::Acquiring(lock)) => locks.push(*lock),
             Received::Message(message) => watchdog.on_message(&message, now),
             Received::Timeout => {
                 terminate_group(watchdog.on_frozen(now), watchdog.lock_gone_at(now))
@@ -56,7 +58,7 @@ pub(super) fn guardian_main() -> Outcome {
     }
     let now = clock::since_boot();
     terminate_group(watchdog.on_dead(now), watchdog.lock_gone_at(now));
-    release(&lock)
+    release(&locks)
 }
 
 /// Ends a group. Returns when nothing of it is left, or at `limit`, when its lock has expired
@@ -81,31 +83,29 @@ fn terminate_group(order: Option<KillOrder>, limit: Duration) {
     }
 }
 
-/// Releases the lock.
-fn release(lock: &LockSpec) -> Outcome {
-    if lock.is_kept {
-        return Ok(Exit::Success);
-    }
+/// Releases the locks, which are on the same servers.
+fn release(locks: &[LockSpec]) -> Outcome {
+    let Some(first) = locks.first().filter(|lock| !lock.is_kept) else { return Ok(Exit::Success) };
     let LockSpec { urls: url, password, prefix, table, timeout, quarantine, tls, .. } =
-        lock.clone();
+        first.clone();
     let servers = Servers { url, password_file: None, prefix, table, timeout, quarantine, tls };
-    let mut config = connect::config(&servers)?.ttl(lock.ttl);
+    let mut config = connect::config(&servers)?.ttl(first.ttl);
     if let Some(password) = &password {
         config = config.password(password);
     }
     let nodes = config.each_node();
     match config.manager() {
-        Ok(mgr) => release_with(&*mgr, lock),
-        // One node that cannot be used any more, such as a new replica, must not keep the lock held
-        // on the others.
-        Err(_) => release_on_each_node(nodes, lock),
+        Ok(mgr) => release_with(&*mgr, locks),
+        // One node that cannot be used any more, such as a new replica, must not keep the locks
+        // held on the others.
+        Err(_) => release_on_each_node(nodes, locks),
     }
 }
 
-/// Releases the lock on each node separately, all at the same time.
-fn release_on_each_node(nodes: Vec<ManagerConfig>, lock: &LockSpec) -> Outcome {
+/// Releases the locks on each node separately, all at the same time.
+fn release_on_each_node(nodes: Vec<ManagerConfig>, locks: &[LockSpec]) -> Outcome {
     thread::scope(|scope| {
-        let release = |node: ManagerConfig| move || release_with(&*node.manager()?, lock);
+        let release = |node: ManagerConfig| move || release_with(&*node.manager()?, locks);
         let start = |node| {
             thread::Builder::new().name("node".into()).spawn_scoped(scope, release(node)).ok()
         };
@@ -117,15 +117,29 @@ fn release_on_each_node(nodes: Vec<ManagerConfig>, lock: &LockSpec) -> Outcome {
     })
 }
 
-fn release_with(mgr: &dyn LockManager, lock: &LockSpec) -> Outcome {
+fn release_with(mgr: &dyn LockManager, locks: &[LockSpec]) -> Outcome {
     let mut outcome = Ok(Exit::Success);
+    // In the reverse order of their acquisition.
+    let mut left: Vec<&LockSpec> = locks.iter().rev().collect();
     for delay in RELEASE_DELAYS_MS.map(Duration::from_millis) {
         let _ = never::<()>().recv_timeout(delay);
-        outcome = match mgr.force_release_if(&lock.name, &lock.id) {
-            Ok(Released::Released) => return Ok(Exit::Success),
-            Ok(_) => Ok(Exit::Success),
-            Err(error) => Err(error.into()),
-        };
+        outcome = Ok(Exit::Success);
+        left.retain(|lock| {
+            // If the servers do not reply, each further lock would take a timeout.
+            if outcome.is_err() {
+                return true;
+            }
+            match mgr.force_release_if(&lock.name, &lock.id) {
+                Ok(released) => released != Released::Released,
+                Err(error) => {
+                    outcome = Err(error.into());
+                    true
+                }
+            }
+        });
+        if left.is_empty() {
+            break;
+        }
     }
     outcome
 }

@@ -1,85 +1,107 @@
-//! `distlock lock`: holds locks until a signal arrives.
+//! `distlock lock`: holds locks until a signal arrives, or leaves one to `distlock adopt`.
 
-use std::{thread, time::Duration};
+use std::sync::Arc;
 
-use crossbeam_channel::{Receiver, bounded, select};
-use distlock::{CancelToken, LockOptions, MultiGuard, Released};
+use crossbeam_channel::{Receiver, select};
+use distlock::Released;
 
 use super::{
+    acquire::{AcquireResult, Request, WaitReporter, acquire, not_acquired},
+    held::Held,
     signals::{SignalListener, is_forwarded},
     system_failure, to_u8,
+    wait_policy::WaitPolicy,
 };
 use crate::{
     args::{Lock, Servers},
     connect,
-    exit::{Exit, Outcome},
-    format, output,
+    exit::{Exit, Failure, Outcome},
+    format,
+    json::{AcquiredJson, AcquiredLockJson},
+    output,
     quarantine_option::QuarantineOption,
-    ranges,
 };
 
 pub(crate) fn hold(servers: &Servers, options: &Lock) -> Outcome {
-    ranges::check("--ttl", options.ttl, &ranges::TTL)?;
-    let config = connect::config(servers)?;
-    QuarantineOption::from_args(servers)?.check_ttl(config.each_node().len(), options.ttl)?;
-    let signals = SignalListener::start().map_err(system_failure)?;
-    let mgr = config.ttl(options.ttl).manager()?;
-    let token = CancelToken::new();
-    let ended = cancel_at_signal(&signals, &token)?;
-    let mut lock_options = LockOptions::new().cancel(&token);
-    if let Some(wait) = options.wait.or(options.no_wait.then_some(Duration::ZERO)) {
-        lock_options = lock_options.wait(wait);
+    let (policy, request) = plan(options)?;
+    let mut config = connect::config(servers)?;
+    QuarantineOption::from_args(servers)?
+        .check_ttl(config.each_node().len(), options.acquire.ttl)?;
+    if options.acquire.verbose {
+        config = config.event_handler(Arc::new(WaitReporter));
     }
-    let names: Vec<&str> = options.names.iter().map(String::as_str).collect();
-    let guard = match mgr.lock_all_with(&names, &lock_options) {
-        Ok(guard) => guard,
-        Err(error) if error.is_cancelled() => {
-            return Ok(ended.recv().map_or(Exit::No, |signal| Exit::Signal(to_u8(signal))));
+    let signals = SignalListener::start().map_err(system_failure)?;
+    let mgr = config.ttl(options.acquire.ttl).manager()?;
+    let held = match acquire(&*mgr, &request, &signals.received).map_err(system_failure)? {
+        AcquireResult::Acquired(held) => held,
+        AcquireResult::Interrupted(signal) => return Ok(Exit::Signal(to_u8(signal))),
+        AcquireResult::Failed(error) if options.json => {
+            let exit = policy.exit_if_held(&error);
+            let failure = Failure::from(error);
+            return Err(Failure { exit: exit.unwrap_or(failure.exit), ..failure });
         }
-        Err(error) if error.is_contended() => {
-            output::print_message(&format::escape(&error.to_string()));
-            return Ok(options.conflict_exit_code.map_or(Exit::NotAcquired, Exit::Code));
-        }
-        Err(error) => return Err(error.into()),
+        AcquireResult::Failed(error) => return not_acquired(error, policy, options.acquire.quiet),
     };
-    let lines = guard.names().filter_map(|name| {
-        let token = guard.token(name)?;
-        Some(format!("{token} {}\n", format::escape(name)))
-    });
-    output::print(&lines.collect::<String>())?;
-    hold_until_signal(guard, &ended)
+    let mut locks: Vec<AcquiredLockJson> = held
+        .locks()
+        .iter()
+        .map(|lock| AcquiredLockJson {
+            name: lock.name.to_owned(),
+            id: lock.id.to_string(),
+            token: lock.token.as_u64(),
+            detached: None,
+        })
+        .collect();
+    let left = match held {
+        Held::One(guard) if options.detach => {
+            let detached = guard.detach()?.to_string();
+            locks.iter_mut().for_each(|lock| lock.detached = Some(detached.clone()));
+            None
+        }
+        held => Some(held),
+    };
+    if options.json {
+        output::print_json(AcquiredJson { locks })?;
+    } else {
+        let lines = locks.into_iter().map(|AcquiredLockJson { name, token, detached, .. }| {
+            // Not escaped, because it is for distlock and not for people.
+            detached.unwrap_or_else(|| format!("{token} {}", format::escape(&name))) + "\n"
+        });
+        output::print(&lines.collect::<String>())?;
+    }
+    left.map_or(Ok(Exit::Success), |held| hold_until_signal(held, &signals.received))
 }
 
-/// Returns a channel with the first signal that ends the program.
-fn cancel_at_signal(
-    signals: &SignalListener,
-    token: &CancelToken,
-) -> Result<Receiver<i32>, crate::exit::Failure> {
-    let (sender, ended) = bounded(1);
-    let (received, token) = (signals.received.clone(), token.clone());
-    let watch = move || {
-        if let Some(signal) = received.iter().find(|signal| is_forwarded(*signal)) {
-            // The channel has room for the one signal.
-            let _ = sender.try_send(signal);
-            token.cancel();
-        }
-    };
-    let thread = thread::Builder::new().name("cancel".into()).spawn(watch);
-    thread.map(|_| ended).map_err(system_failure)
+/// Checks the options, and what they mean together.
+fn plan(options: &Lock) -> Result<(WaitPolicy, Request<'_>), Failure> {
+    let policy = WaitPolicy::from_options(&options.acquire)?;
+    let request = Request::from_options(&options.acquire, policy)?;
+    if options.detach && (options.acquire.names.len() > 1 || options.acquire.at_least.is_some()) {
+        return Err(Failure::usage(
+            "--detach works with one NAME and without --at-least; leave out the option, or detach \
+             the locks one by one",
+        ));
+    }
+    Ok((policy, request))
 }
 
-fn hold_until_signal(guard: MultiGuard, ended: &Receiver<i32>) -> Outcome {
+fn hold_until_signal(held: Held, signals: &Receiver<i32>) -> Outcome {
+    let locks = held.any();
     let lost = |why: &str| {
-        output::print_message(&format!("a lock was lost: {}", format::escape(why)));
+        output::print_message(&format!("{locks} was lost: {}", format::escape(why)));
         Ok(Exit::Lost)
     };
-    select! {
-        recv(guard.lost()) -> why => {
-            return lost(&why.map_or_else(|_| "it was released".into(), |why| why.to_string()));
+    loop {
+        select! {
+            recv(held.lost()) -> why => {
+                return lost(&why.map_or_else(|_| "it was released".into(), |why| why.to_string()));
+            }
+            recv(signals) -> signal => if signal.is_ok_and(is_forwarded) {
+                break;
+            },
         }
-        recv(ended) -> _ => {}
     }
-    match guard.release()? {
+    match held.release()? {
         Released::Released => Ok(Exit::Success),
         other => lost(&format!("{other:?}")),
     }

@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, never, select};
-use distlock::{LockError, LockGuard, LockLost};
+use distlock::{LockError, LockLost};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_current_process_group, wait};
 use signal_hook::consts::{SIGCHLD, SIGCONT};
 
 use super::{
     grace_period::GracePeriod,
     guardian_handle::GuardianHandle,
+    held::Held,
     kill::{ProcessGroup, Termination},
     last_renewal_error::LastRenewalError,
     message::GuardianMessage,
@@ -18,7 +19,7 @@ use super::{
     tty_signal::SignalOrigin,
     watchdog::{Watchdog, next_heartbeat_after},
 };
-use crate::{args::Run, clock, exit::Exit, format, job_control::has_job_control_parent, output};
+use crate::{clock, exit::Exit, format, job_control::has_job_control_parent, output};
 
 /// Time between two checks of the processes that the command has left behind. They are polled,
 /// because the wrapper is notified only of the end of its own children.
@@ -31,7 +32,7 @@ const STOP_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Supervisor<'a> {
     command: Pid,
-    guard: &'a LockGuard,
+    held: &'a Held,
     signals: &'a Receiver<i32>,
     guardian: &'a mut GuardianHandle,
     /// Copy of what the guardian knows about this process. None once the guardian has ended.
@@ -59,14 +60,22 @@ pub(super) struct CommandResult {
     pub(super) signal_origin: SignalOrigin,
 }
 
+/// How long the command may run, and how long its end may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SupervisorOptions {
+    pub(super) ttl: Duration,
+    pub(super) grace: Duration,
+    pub(super) max_hold: Option<Duration>,
+}
+
 impl<'a> Supervisor<'a> {
     pub(super) fn new(
         command: Pid,
-        guard: &'a LockGuard,
+        held: &'a Held,
         signals: &'a Receiver<i32>,
         guardian: &'a mut GuardianHandle,
         terminal: Option<Terminal>,
-        options: &Run,
+        options: SupervisorOptions,
         last_renewal_error: &'a LastRenewalError,
     ) -> Supervisor<'a> {
         let now = clock::since_boot();
@@ -74,19 +83,19 @@ impl<'a> Supervisor<'a> {
             options.grace,
             options.max_hold.map(|limit| now.saturating_add(limit)),
         );
-        let lost = guard.lost().clone();
-        let grace_period = GracePeriod { ttl: guard.remaining(), grace: options.grace };
+        let lost = held.lost().clone();
+        let grace_period = GracePeriod { ttl: held.remaining(), grace: options.grace };
         let mut watchdog = Watchdog::new(options.ttl, options.grace, now);
         watchdog.on_message(
             &GuardianMessage::Started(
                 command.as_raw_nonzero().get(),
-                now.saturating_add(guard.remaining()),
+                now.saturating_add(held.remaining()),
             ),
             now,
         );
         Supervisor {
             command,
-            guard,
+            held,
             signals,
             guardian,
             watchdog: Some(watchdog),
@@ -126,9 +135,9 @@ impl<'a> Supervisor<'a> {
             let was_over_max_hold = self.termination.is_over_max_hold();
             self.group().send(self.termination.on_tick(now));
             if self.termination.is_over_max_hold() && !was_over_max_hold {
-                let name = self.guard.name().escape_debug();
+                let locks = self.held.all();
                 report_termination(&format!(
-                    "the command under lock \"{name}\" has run for longer than --max-hold"
+                    "the command under {locks} has run for longer than --max-hold"
                 ));
             }
             let pause = clock::time_to_next_check(self.next_wakeup(), now);
@@ -172,9 +181,9 @@ impl<'a> Supervisor<'a> {
             return;
         }
         self.next_heartbeat =
-            now.saturating_add(next_heartbeat_after(self.guard.remaining(), self.ttl));
-        if self.guard.is_held() {
-            self.send(&GuardianMessage::HeldUntil(now.saturating_add(self.guard.remaining())));
+            now.saturating_add(next_heartbeat_after(self.held.remaining(), self.ttl));
+        if self.held.is_held() {
+            self.send(&GuardianMessage::HeldUntil(now.saturating_add(self.held.remaining())));
         }
     }
 
@@ -191,7 +200,7 @@ impl<'a> Supervisor<'a> {
         let deadline = self.watchdog.as_ref().and_then(Watchdog::deadline);
         // `check_held` reports a lost lock, and an expiring one has been reported already.
         if deadline.is_none_or(|at| now < at)
-            || !self.guard.is_held()
+            || !self.held.is_held()
             || self.termination.is_lock_ending()
         {
             return;
@@ -202,16 +211,14 @@ impl<'a> Supervisor<'a> {
         if !self.termination.has_exited() {
             self.group().send(signals);
         }
-        let name = self.guard.name().escape_debug();
-        report_termination(&format!(
-            "distlock did not get to run until lock \"{name}\" had almost expired"
-        ));
+        let lock = self.held.any();
+        report_termination(&format!("distlock did not get to run until {lock} had almost expired"));
     }
 
     /// Terminates the command if the lock was not renewed, and only just enough time is left for
     /// the command to end before the lock expires.
     fn terminate_before_expiry(&mut self, now: Duration) {
-        self.grace_period.extend(self.guard.remaining());
+        self.grace_period.extend(self.held.remaining());
         if self.term_deadline().is_none_or(|at| now < at) {
             return;
         }
@@ -220,13 +227,13 @@ impl<'a> Supervisor<'a> {
         self.send(&GuardianMessage::Terminating(kill_at));
         self.group().send(signals);
         if self.termination.is_lost() {
-            let name = self.guard.name().escape_debug();
+            let lock = self.held.any();
             let why = self
                 .last_renewal_error
                 .message()
                 .map(|why| format!(": {}", format::escape(&why)))
                 .unwrap_or_default();
-            report_termination(&format!("lock \"{name}\" could not be renewed in time{why}"));
+            report_termination(&format!("{lock} could not be renewed in time{why}"));
         }
     }
 
@@ -236,7 +243,7 @@ impl<'a> Supervisor<'a> {
         if self.termination.is_lock_ending() {
             return;
         }
-        if let Err(error) = self.guard.ensure_held() {
+        if let Err(error) = self.held.ensure_held() {
             let why = if let LockError::Lost { why, .. } = error { Some(why) } else { None };
             self.on_lost(why);
         }
@@ -245,12 +252,12 @@ impl<'a> Supervisor<'a> {
     /// Time at which the command must get SIGTERM, unless the lock is renewed first.
     fn term_deadline(&self) -> Option<Duration> {
         // A lost lock has no deadline, because the channel will report the loss in a moment.
-        (self.guard.is_held() && !self.termination.is_lock_ending())
+        (self.held.is_held() && !self.termination.is_lock_ending())
             .then(|| self.grace_period.term_at(self.held_until()))
     }
 
     fn held_until(&self) -> Duration {
-        clock::since_boot().saturating_add(self.guard.remaining())
+        clock::since_boot().saturating_add(self.held.remaining())
     }
 
     fn on_signal(&mut self, signal: i32) {
@@ -348,7 +355,7 @@ impl<'a> Supervisor<'a> {
         if let Some(terminal) = &mut self.terminal {
             terminal.give_if_wanted(group);
         }
-        if self.guard.is_held() {
+        if self.held.is_held() {
             group.send(&[Signal::CONT]);
         }
     }
@@ -372,11 +379,8 @@ impl<'a> Supervisor<'a> {
         if was_lost {
             return;
         }
-        let name = self.guard.name().escape_debug();
-        report_termination(&format!(
-            "lock \"{name}\" was lost: {}",
-            format::escape(&why.to_string())
-        ));
+        let lock = self.held.any();
+        report_termination(&format!("{lock} was lost: {}", format::escape(&why.to_string())));
     }
 }
 

@@ -1,11 +1,11 @@
-//! `WaitPolicy`: what the waiting options of `run` mean together. Pure.
+//! `WaitPolicy`: what the options about waiting mean together. Pure.
 
 use std::time::Duration;
 
 use distlock::LockError;
 
 use crate::{
-    args::{OnHeld, Run},
+    args::{Acquire, OnHeld},
     exit::{Exit, Failure},
 };
 
@@ -19,7 +19,11 @@ pub(super) struct WaitPolicy {
 }
 
 impl WaitPolicy {
-    pub(super) fn from_options(options: &Run) -> Result<WaitPolicy, Failure> {
+    /// For a lock that nobody can wait for.
+    pub(super) const NO_WAIT: WaitPolicy =
+        WaitPolicy { wait: Some(Duration::ZERO), held: Exit::NotAcquired };
+
+    pub(super) fn from_options(options: &Acquire) -> Result<WaitPolicy, Failure> {
         if options.no_wait && options.on_held == Some(OnHeld::Wait) {
             return Err(Failure::usage(
                 "--no-wait and --on-held wait contradict each other; leave one of them out",
@@ -32,11 +36,6 @@ impl WaitPolicy {
                  them out",
             ));
         }
-        if options.max_hold.is_some_and(|limit| limit.is_zero()) {
-            return Err(Failure::usage(
-                "--max-hold is zero, which leaves the command no time; raise it or leave it out",
-            ));
-        }
         let waits_by_default = !options.no_wait && !skip && options.on_held != Some(OnHeld::Fail);
         let wait = options.wait.or((!waits_by_default).then_some(Duration::ZERO));
         let held = match options.conflict_exit_code {
@@ -47,7 +46,7 @@ impl WaitPolicy {
         Ok(WaitPolicy { wait, held })
     }
 
-    /// How the program ends if this error means that another process holds the lock.
+    /// How the program ends if this error means that another process holds a lock.
     pub(super) fn exit_if_held(self, error: &LockError) -> Option<Exit> {
         error.is_contended().then_some(self.held)
     }
@@ -65,7 +64,7 @@ mod tests {
             .chain(options.split_whitespace())
             .chain(["x", "--", "true"]);
         match Args::try_parse_from(words).map(|args| args.command) {
-            Ok(Command::Run(options)) => WaitPolicy::from_options(&options),
+            Ok(Command::Run(options)) => WaitPolicy::from_options(&options.acquire),
             other => panic!("{other:?}"),
         }
     }
@@ -99,7 +98,7 @@ mod tests {
 
     #[test]
     fn contradicting_options_are_refused() {
-        for options in ["--no-wait --on-held wait", "--max-hold 0", "-E 3 --on-held skip"] {
+        for options in ["--no-wait --on-held wait", "-E 3 --on-held skip"] {
             assert_eq!(policy(options).unwrap_err().exit, crate::exit::Exit::Usage, "{options}");
         }
     }

@@ -6,8 +6,10 @@ use tempfile::TempDir;
 
 use super::command::{distlock, run_to_end};
 
-const COMMANDS: [&str; 12] = [
+const COMMANDS: [&str; 14] = [
     "run",
+    "lock",
+    "adopt",
     "ls",
     "show",
     "release",
@@ -92,8 +94,8 @@ fn manual_covers_all_commands_and_options() {
         assert!(plain.contains(variable), "{variable} is not in the manual");
     }
     // The `--` is part of the usage.
-    assert!(plain.contains("<NAME> -- <COMMAND>..."), "{plain}");
-    assert!(plain.contains("<NAME> --command <TEXT>"), "{plain}");
+    assert!(plain.contains("<NAME>... -- <COMMAND>..."), "{plain}");
+    assert!(plain.contains("<NAME>... --command <TEXT>"), "{plain}");
 }
 
 #[test]

@@ -60,11 +60,16 @@ impl Fixture {
     /// A `distlock run` with these options and the lock `x`. Its timeout is long enough for a slow
     /// machine.
     pub(super) fn command(&self, options: &[&str], command: &[&str]) -> Command {
-        let mut run = Command::new(env!("CARGO_BIN_EXE_distlock"));
-        if !options.contains(&"--timeout") {
-            run.args(["--timeout", "20s"]);
+        self.distlock(&[&["run"], options, &["x", "--"], command].concat())
+    }
+
+    /// The same with any subcommand.
+    pub(super) fn distlock(&self, args: &[&str]) -> Command {
+        let mut distlock = Command::new(env!("CARGO_BIN_EXE_distlock"));
+        if !args.contains(&"--timeout") {
+            distlock.args(["--timeout", "20s"]);
         }
-        run.arg("run").args(options).args(["x", "--"]).args(command);
+        distlock.args(args);
         for name in [
             "REDIS_URL",
             "DISTLOCK_PASSWORD_FILE",
@@ -72,10 +77,10 @@ impl Fixture {
             "DISTLOCK_QUARANTINE",
             "DISTLOCK_LOG",
         ] {
-            run.env_remove(name);
+            distlock.env_remove(name);
         }
-        run.envs(self.environment()).stdin(Stdio::null());
-        run
+        distlock.envs(self.environment()).stdin(Stdio::null());
+        distlock
     }
 
     pub(super) fn environment(&self) -> [(&'static str, String); 3] {

@@ -1,0 +1,106 @@
+//! `distlock lock`, and `distlock adopt` for what it leaves.
+
+use rustix::process::Signal;
+
+use super::fixture::{Fixture, KEY, RunProcess};
+use crate::{
+    helpers::{get, pttl},
+    support::{TEST_TIMEOUT, eventually},
+};
+
+fn lock(fixture: &Fixture, options: &[&str]) -> RunProcess {
+    fixture.start(fixture.distlock(&[&["lock"], options].concat()))
+}
+
+/// The same. Returns once it has printed a line for each of these locks.
+fn lock_held(fixture: &Fixture, options: &[&str], locks: usize) -> RunProcess {
+    let holder = lock(fixture, options);
+    eventually("it holds the locks", TEST_TIMEOUT, || holder.out().lines().count() == locks);
+    holder
+}
+
+#[test]
+fn lock_holds_several_names_until_a_signal() {
+    let fixture = Fixture::new();
+    let mut holder = lock_held(&fixture, &["b", "x"], 2);
+    let out = holder.out();
+    assert!(out.lines().zip(["b", "x"]).all(|(line, name)| line.ends_with(&format!(" {name}"))));
+    assert_eq!(lock(&fixture, &["-n", "a", "x"]).code(), 75);
+    assert_eq!(lock(&fixture, &["-n", "-E", "9", "b"]).code(), 9);
+    assert_eq!(lock(&fixture, &["--on-held", "skip", "-q", "b"]).code(), 0);
+    let mut late = lock(&fixture, &["-v", "-w", "0.1", "b"]);
+    assert_eq!(late.code(), 75);
+    assert!(late.err().contains("waiting for lock \"b\", held by"), "{}", late.err());
+    let mut waiting = lock(&fixture, &["x"]);
+    fixture.await_queue_length(1);
+    waiting.signal(Signal::TERM);
+    assert_eq!(waiting.code(), 143);
+    holder.signal(Signal::TERM);
+    assert_eq!(holder.code(), 0);
+    assert!(get(&fixture.server, KEY).is_none() && get(&fixture.server, "lock:b").is_none());
+
+    let mut loser = lock_held(&fixture, &["--ttl", "3s", "x"], 1);
+    fixture.server.cli(&["DEL", KEY]);
+    assert_eq!(loser.code(), 76);
+    assert!(loser.err().contains("lock \"x\" was lost: "), "{}", loser.err());
+}
+
+#[test]
+fn lock_has_the_kinds_of_run() {
+    let fixture = Fixture::new();
+    for (kind, other) in [("--shared", "--shared"), ("--permits=2/3", "--permits=3")] {
+        let mut holder = lock_held(&fixture, &[kind, "x"], 1);
+        assert_eq!(fixture.run(&[other, "-n"], "true").code(), 0, "{kind}");
+        assert_eq!(lock(&fixture, &["-n", "x"]).code(), 75, "{kind}");
+        holder.signal(Signal::TERM);
+        assert_eq!(holder.code(), 0);
+    }
+    let mut holder = lock_held(&fixture, &["--at-least", "5m", "x"], 1);
+    holder.signal(Signal::TERM);
+    assert_eq!(holder.code(), 0);
+    assert!(pttl(&fixture.server, KEY) > 200_000);
+}
+
+/// The lock passes on without a moment in which another client could get it.
+#[test]
+fn detached_lock_is_adopted_by_one_command() {
+    let fixture = Fixture::new();
+    for kind in [&[][..], &["--shared"], &["--permits", "2"]] {
+        let mut first = lock(&fixture, &[&["--detach", "x"], kind].concat());
+        assert_eq!(first.code(), 0, "{}", first.err());
+        let out = first.out();
+        let detached = out.strip_suffix('\n').expect("one line");
+        let held = fixture.holder();
+        assert!(held.is_some() && lock(&fixture, &["-n", "x"]).code() == 75);
+
+        let script = "echo $DISTLOCK_NAME $DISTLOCK_TOKEN; exit 7";
+        let adopt = || fixture.start(fixture.distlock(&["adopt", "-v", detached, "-c", script]));
+        let mut second = adopt();
+        assert_eq!(second.code(), 7, "{}", second.err());
+        assert!(second.out().starts_with("x "), "{}", second.out());
+        assert!(second.err().contains("acquired lock \"x\" with token "), "{}", second.err());
+        fixture.expect_nothing_left();
+
+        let mut late = adopt();
+        assert_eq!((late.code(), late.out()), (76, String::new()));
+        let err = late.err();
+        assert!(err.contains("lock \"x\" is lost: it no longer exists on the server"), "{err}");
+        assert!(err.contains("; acquire it again before you go on"), "{err}");
+        fixture.expect_nothing_left();
+    }
+}
+
+#[test]
+fn killed_wrapper_of_an_adopted_lock_leaves_nothing() {
+    let fixture = Fixture::new();
+    let mut first = lock(&fixture, &["--ttl", "10m", "--detach", "x"]);
+    assert_eq!(first.code(), 0);
+    let out = first.out();
+    let script = "echo $$ >$DIR/pid; exec sleep 600";
+    let mut second = fixture.start(fixture.distlock(&["adopt", out.trim_end(), "-c", script]));
+    fixture.read_line("pid");
+    second.signal(Signal::KILL);
+    second.status();
+    eventually("the guardian has ended", TEST_TIMEOUT, || fixture.processes().is_empty());
+    fixture.expect_nothing_left();
+}
