@@ -7,12 +7,12 @@ use super::{
     database::Database,
     inspect,
     outcome::{
-        RowResult, check, check_created, is_table_locked, refusal, row_result, token_set,
+        RowResult, check, check_created, is_renewed, is_table_locked, refusal, row_result,
         unexpected,
     },
     packet::StatementResult,
     pool::PooledSession,
-    statement::ROLLBACK,
+    statement::{RENEW, ROLLBACK},
     waits::Wait,
 };
 use crate::{
@@ -36,6 +36,9 @@ const UNDECIDED_MAX: u32 = 5;
 /// Time after which a waiter looks for the holder. Most waits for a busy lock are shorter, and a
 /// look for each would delay every hand-over.
 const LOOK_AFTER: Duration = Duration::from_millis(10);
+/// Divisor of the ttl: the part of it that a wait may use up. After a longer wait, the lease is
+/// renewed before it is returned.
+const LONG_WAIT_DIVISOR: u32 = 10;
 
 pub(super) struct MySqlAcquisition<'a> {
     database: &'a Database,
@@ -54,6 +57,7 @@ pub(super) struct MySqlAcquisition<'a> {
 struct Waiting<'a> {
     session: PooledSession,
     wait: Wait<'a>,
+    sent: Moment,
 }
 
 impl<'a> MySqlAcquisition<'a> {
@@ -79,15 +83,15 @@ impl<'a> MySqlAcquisition<'a> {
             clean_up::end_waiting(&mut session.connection, id, self.deadline())?;
             self.left_waiting = false;
         }
-        if self.was_busy && asking != Asking::Last {
+        if asking != Asking::Last && (self.was_busy || session.has_just_waited_for(name)) {
             return self.await_row(session);
         }
         let statement =
             session.prepare_lease(claim.ttl) + &self.database.table.try_acquire(name, id);
         let sent = clock::now();
         let reply = session.connection.query(&statement, self.deadline())?;
-        match row_result(reply, true) {
-            RowResult::Acquired(token) => self.granted(session, sent, token.unwrap_or_default()),
+        match row_result(reply) {
+            RowResult::Acquired(token) => self.granted(session, sent, token),
             other => self.not_granted(session, other, asking),
         }
     }
@@ -105,9 +109,10 @@ impl<'a> MySqlAcquisition<'a> {
             session.prepare_lease(claim.ttl) + &table.await_row(name, id, limit, is_mariadb);
         let wait = self.database.waits.enter(&session.connection, cancel);
         let wait = wait.map_err(NodeError::not_sent)?;
+        let sent = clock::now();
         session.connection.send(&statement, self.deadline())?;
         self.left_waiting = true;
-        let mut waiting = Waiting { session, wait };
+        let mut waiting = Waiting { session, wait, sent };
         match waiting.session.connection.receive(clock::now().saturating_add(LOOK_AFTER)) {
             Ok(reply) => self.end_wait(waiting, reply),
             Err(error) if error.is_timeout() => {
@@ -121,24 +126,29 @@ impl<'a> MySqlAcquisition<'a> {
         }
     }
 
-    /// Handles the reply to a statement that waited. What holds the lock then is believed only from
-    /// the next request on, because the reply may have lain unread.
+    /// Handles the reply to a statement that waited. The grant may have lain unread, so the lease
+    /// counts from that request, or if it is long past, from one more.
     fn end_wait(
         &mut self,
         waiting: Waiting<'_>,
         reply: Vec<StatementResult>,
     ) -> Result<Answer, NodeError> {
         let claim = self.request.claim;
-        let (name, id) = (claim.key.lock_key(), claim.id.as_str());
-        let Waiting { mut session, wait } = waiting;
+        let Waiting { mut session, wait, mut sent } = waiting;
         self.left_waiting = false;
         drop(wait);
-        match row_result(reply, false) {
-            RowResult::Acquired(_) => {
-                let sent = clock::now();
-                let set_holder = self.database.table.set_holder(name, id);
-                let reply = session.connection.query(&set_holder, self.deadline_after_wait())?;
-                let token = token_set(&reply)?;
+        match row_result(reply) {
+            RowResult::Acquired(token) => {
+                let now = clock::now();
+                if now.duration_since(sent) > claim.ttl / LONG_WAIT_DIVISOR {
+                    sent = now;
+                    let connection = &mut session.connection;
+                    let reply = connection.query(RENEW, self.deadline_after_wait())?;
+                    if !is_renewed(&reply, connection.id())? {
+                        return Err(unexpected("it does not keep the transaction of a lock"));
+                    }
+                }
+                session.note_wait_for(claim.key.lock_key());
                 self.granted(session, sent, token)
             }
             other => self.not_granted(session, other, Asking::Try),

@@ -13,8 +13,8 @@ const LOCK_WAIT: u16 = 1205;
 /// Result of a request for the row of a lock.
 #[derive(Debug)]
 pub(super) enum RowResult {
-    /// The row is ours. The token, if the request has set the holder too.
-    Acquired(Option<u64>),
+    /// The row is ours, with this token.
+    Acquired(u64),
     /// Another transaction has the row, or had it until the limit of the wait.
     Busy,
     /// There is no such row yet.
@@ -25,9 +25,8 @@ pub(super) enum RowResult {
     Failed(NodeError),
 }
 
-/// Judges the reply to a request for a row. `sets_holder` says whether its last statement sets the
-/// holder.
-pub(super) fn row_result(reply: Vec<StatementResult>, sets_holder: bool) -> RowResult {
+/// Judges the reply to a request for a row.
+pub(super) fn row_result(reply: Vec<StatementResult>) -> RowResult {
     let mut found = None;
     let mut set = None;
     for result in reply {
@@ -52,11 +51,22 @@ pub(super) fn row_result(reply: Vec<StatementResult>, sets_holder: bool) -> RowR
         }
     }
     match (found, set) {
+        // Even if there was no row at first: another client has created it meanwhile.
+        (Some(_), Some((1, token))) => RowResult::Acquired(token),
         (Some(false), _) => RowResult::Absent,
-        (Some(true), _) if !sets_holder => RowResult::Acquired(None),
-        (Some(true), Some((1, token))) => RowResult::Acquired(Some(token)),
+        // Nobody else can have set the holder of a row that we have locked.
+        (Some(true), Some((0, _))) => {
+            RowResult::Failed(NodeError { outcome_unknown: false, kind: has_holder() })
+        }
         _ => RowResult::Failed(unexpected("it does not keep the transaction of a lock")),
     }
+}
+
+fn has_holder() -> NodeErrorKind {
+    let why = "the table of the locks does not lock rows, or another program has changed the row \
+               of this lock; see that its engine is InnoDB, and that holder is empty where no lock \
+               is held";
+    NodeErrorKind::Ineligible(why.into())
 }
 
 /// Judges the reply to the creation of a row. A row that another client has created meanwhile, and
@@ -65,17 +75,6 @@ pub(super) fn check_created(reply: &[StatementResult]) -> Result<(), NodeError> 
     match reply.last() {
         Some(StatementResult::Refused(ServerError { code: LOCK_WAIT | 1213, .. })) => Ok(()),
         _ => check(reply),
-    }
-}
-
-/// Judges the reply to the request that sets the holder of a row that is ours. Returns the token.
-pub(super) fn token_set(reply: &[StatementResult]) -> Result<u64, NodeError> {
-    check(reply)?;
-    match reply.last() {
-        Some(StatementResult::Done { affected_rows: 1, last_insert_id, in_transaction: true }) => {
-            Ok(*last_insert_id)
-        }
-        _ => Err(unexpected("it does not keep the transaction of a lock")),
     }
 }
 
@@ -244,10 +243,10 @@ mod tests {
     #[test]
     fn token_is_taken_from_a_row_that_is_ours() {
         let reply = vec![begun(), found(&["5"], true), done(1, 7, true)];
-        assert!(matches!(row_result(reply, true), RowResult::Acquired(Some(7))));
+        assert!(matches!(row_result(reply), RowResult::Acquired(7)));
         // The connection's lease was set first.
-        let reply = vec![done(0, 0, false), begun(), found(&["5"], true)];
-        assert!(matches!(row_result(reply, false), RowResult::Acquired(None)));
+        let reply = vec![done(0, 0, false), begun(), found(&["5"], true), done(1, 7, true)];
+        assert!(matches!(row_result(reply), RowResult::Acquired(7)));
     }
 
     #[test]
@@ -255,27 +254,28 @@ mod tests {
         for reply in [
             vec![done(0, 0, false), found(&["5"], false), done(1, 7, false)],
             vec![begun(), found(&["5"], true)],
+            // It has a holder, although we have locked it.
             vec![begun(), found(&["5"], true), done(0, 0, true)],
             vec![begun(), found(&["5"], true), done(1, 7, false)],
             Vec::new(),
         ] {
-            let result = row_result(reply.clone(), true);
+            let result = row_result(reply.clone());
             assert!(matches!(result, RowResult::Failed(_)), "{reply:?}: {result:?}");
         }
-        assert!(token_set(&[done(1, 7, false)]).is_err() && token_set(&[]).is_err());
-        assert_eq!(token_set(&[done(1, 7, true)]).unwrap(), 7);
     }
 
     #[test]
     fn errors_of_a_row_are_told_apart() {
-        let result = |code| row_result(vec![begun(), refused(code)], true);
+        let result = |code| row_result(vec![begun(), refused(code)]);
         for limit in [1205, 1969, 3024, 3572] {
             assert!(matches!(result(limit), RowResult::Busy), "{limit}");
         }
         assert!(matches!(result(1213), RowResult::Interrupted(_)));
         assert!(matches!(result(1146), RowResult::Failed(_)));
-        let absent = row_result(vec![begun(), found(&[], true), done(0, 0, true)], true);
+        let absent = row_result(vec![begun(), found(&[], true), done(0, 0, true)]);
         assert!(matches!(absent, RowResult::Absent));
+        let created_meanwhile = row_result(vec![begun(), found(&[], true), done(1, 7, true)]);
+        assert!(matches!(created_meanwhile, RowResult::Acquired(7)));
         assert!(
             check_created(&[refused(1205)]).is_ok() && check_created(&[refused(1142)]).is_err()
         );

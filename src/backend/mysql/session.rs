@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     backend::error::{NodeError, NodeErrorKind},
-    sys::clock::Moment,
+    sys::clock::{self, Moment},
 };
 
 /// Oldest versions with `NOWAIT` and `SKIP LOCKED`.
@@ -21,12 +21,18 @@ const MYSQL_MIN: (u32, u32) = (8, 0);
 /// What MariaDB puts before its version for old clients.
 pub(super) const OLD_CLIENT_MARK: &str = "5.5.5-";
 
+/// Time after a grant for which a contended lock counts as busy. A connection that has been idle
+/// for longer may be broken, and only a request without a wait shows that.
+const BUSY_MEMORY: Duration = Duration::from_secs(1);
+
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) connection: Connection,
     /// Time without a request after which the server closes the connection.
     lease_seconds: u64,
     is_watched: bool,
+    /// The lock for which this connection has waited last, and when it got it.
+    waited_for: Option<(Box<str>, Moment)>,
 }
 
 /// What a session needs to know.
@@ -49,7 +55,19 @@ impl Session {
         let setup = open_session(&settings.table, lease_seconds, connection.is_mariadb());
         let reply = connection.query(&setup, deadline)?;
         check_server(reply, connection.id(), lease_seconds, settings.allow_cluster)?;
-        Ok(Session { connection, lease_seconds, is_watched: false })
+        Ok(Session { connection, lease_seconds, is_watched: false, waited_for: None })
+    }
+
+    pub(super) fn note_wait_for(&mut self, name: &str) {
+        self.waited_for = Some((name.into(), clock::now()));
+    }
+
+    /// Whether the lock is probably held again, and the connection works, so that the next request
+    /// can wait.
+    pub(super) fn has_just_waited_for(&self, name: &str) -> bool {
+        self.waited_for.as_ref().is_some_and(|(last, at)| {
+            **last == *name && clock::now().duration_since(*at) < BUSY_MEMORY
+        })
     }
 
     /// Watches the connection until the server closes it.

@@ -85,10 +85,11 @@ impl Table {
 
     /// Acquires the lock if nobody holds its row, in one request.
     pub(super) fn try_acquire(&self, name: &str, id: &str) -> String {
-        format!("BEGIN;{} NOWAIT;{}", self.select_row(name, id), self.set_holder(name, id))
+        let (select, set_holder) = (self.select_row("", name), self.set_holder(name, id));
+        format!("BEGIN;{select} NOWAIT;{set_holder}")
     }
 
-    /// Waits for the row of a lock, in the server's queue.
+    /// Acquires the lock after a wait for its row, in the server's queue.
     pub(super) fn await_row(
         &self,
         name: &str,
@@ -96,41 +97,35 @@ impl Table {
         limit: Option<Duration>,
         is_mariadb: bool,
     ) -> String {
-        let select = self.select_row(name, id);
+        let mark = format!("/* {WAIT_MARK}{} {} */ ", Hex(name.as_bytes()), Hex(id.as_bytes()));
         let limit = limit.map(|limit| limit.clamp(LIMIT_MIN, LIMIT_MAX));
-        match limit {
-            None => format!("BEGIN;{select}"),
+        let (before, hint) = match limit {
+            None => (String::new(), String::new()),
             Some(limit) if is_mariadb => {
-                format!("BEGIN;SET STATEMENT max_statement_time={} FOR {select}", seconds(limit))
+                (format!("SET STATEMENT max_statement_time={} FOR ", seconds(limit)), String::new())
             }
             Some(limit) => {
-                let millis = limit.as_millis();
-                let select = select.replacen(
-                    "SELECT ",
-                    &format!("SELECT /*+ MAX_EXECUTION_TIME({millis}) */ "),
-                    1,
-                );
-                format!("BEGIN;{select}")
+                (String::new(), format!("/*+ MAX_EXECUTION_TIME({}) */ ", limit.as_millis()))
             }
-        }
+        };
+        let select = self.select_row(&(hint + &mark), name);
+        format!("BEGIN;{before}{select};{}", self.set_holder(name, id))
     }
 
-    fn select_row(&self, name: &str, id: &str) -> String {
-        let (name, id) = (Hex(name.as_bytes()), Hex(id.as_bytes()));
-        format!(
-            "SELECT /* {WAIT_MARK}{name} {id} */ token FROM {} WHERE name=x'{name}' FOR UPDATE",
-            self.0
-        )
+    fn select_row(&self, comments: &str, name: &str) -> String {
+        let name = Hex(name.as_bytes());
+        format!("SELECT {comments}token FROM {} WHERE name=x'{name}' FOR UPDATE", self.0)
     }
 
     /// Makes the owner of the row its holder, and gives it a token. The server's time in
     /// microseconds keeps tokens rising where a transaction is rolled back, which brings back the
-    /// last token. The number of the result is the token.
-    pub(super) fn set_holder(&self, name: &str, id: &str) -> String {
+    /// last token. The number of the result is the token. If a row has a holder already, it is not
+    /// locked, because the table has been replaced by one without row locks.
+    fn set_holder(&self, name: &str, id: &str) -> String {
         format!(
             "UPDATE {} SET token=LAST_INSERT_ID(GREATEST(token+1,\
              CAST(UNIX_TIMESTAMP(NOW(6))*1000000 AS UNSIGNED))),holder=x'{}',conn=CONNECTION_ID() \
-             WHERE name=x'{}'",
+             WHERE name=x'{}' AND holder=''",
             self.0,
             Hex(id.as_bytes()),
             Hex(name.as_bytes())

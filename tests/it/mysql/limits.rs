@@ -121,6 +121,31 @@ fn table_without_row_locks_is_refused() {
     });
 }
 
+/// Open connections do not look at the engine again. But the holder is in the row.
+///
+/// Fault: N181
+/// Promise: P1
+#[test]
+fn table_that_loses_its_row_locks_has_one_holder_at_most() {
+    on_each_server(|server| {
+        let (here, there) = (manager(server), manager(server));
+        for mgr in [&here, &there] {
+            mgr.lock("x").unwrap().release().unwrap().unwrap_released();
+        }
+        server.execute(
+            "DROP TABLE distlock; CREATE TABLE distlock (name VARBINARY(200) PRIMARY KEY, \
+             token BIGINT UNSIGNED NOT NULL DEFAULT 0, holder VARBINARY(512) NOT NULL DEFAULT '', \
+             conn BIGINT UNSIGNED NOT NULL DEFAULT 0) ENGINE=MyISAM",
+        );
+        let guard = here.lock("x").unwrap();
+        for result in [there.try_lock("x"), there.lock("x")] {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains("does not lock rows"), "{error}");
+        }
+        guard.release().unwrap().unwrap_released();
+    });
+}
+
 /// Fault: N165
 #[test]
 fn wrong_password_is_refused_and_not_shown() {

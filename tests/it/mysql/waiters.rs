@@ -247,3 +247,32 @@ fn waiter_whose_ttl_has_passed_meanwhile_gets_a_whole_lease() {
         second.join().unwrap().release().unwrap().unwrap_released();
     });
 }
+
+/// The server has ended its connection by then, and another waiter has the lock.
+///
+/// Fault: N158
+/// Promise: P1, P2
+#[test]
+fn grant_that_arrives_after_the_ttl_is_not_a_lock() {
+    const TTL: Duration = Duration::from_secs(2);
+    on_each_server(|server| {
+        let holder = manager(server);
+        let guard = holder.lock("x").unwrap();
+        let proxy = FaultProxy::in_front_of_mysql(server.addr());
+        let mgr = MySqlMgr::new(config(proxy.url()).ttl(TTL)).unwrap();
+        let grant = proxy.on_request(contains("distlock wait"), Fault::HoldReply);
+        let first = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
+        await_waits(server, 1);
+        let second = spawn_call(&holder, "x", |mgr, name| mgr.lock(name).unwrap());
+        await_waits(server, 2);
+        guard.release().unwrap().unwrap_released();
+        let second = completes_within(CALL_LIMIT, "the lock", || second.join().unwrap());
+        grant.release();
+        eventually("the first waits again", TEST_TIMEOUT, || {
+            assert!(!first.is_finished(), "both have the lock");
+            waits(server).len() == 1
+        });
+        second.release().unwrap().unwrap_released();
+        first.join().unwrap().release().unwrap().unwrap_released();
+    });
+}
