@@ -119,6 +119,25 @@ fn killed_waiter_does_not_delay_the_next() {
     });
 }
 
+/// Fault: N158
+#[test]
+fn waiter_whose_statement_is_killed_waits_again() {
+    on_each_server(|server| {
+        let mgr = manager(server);
+        let guard = mgr.lock("x").unwrap();
+        let waiting = spawn_call(&manager(server), "x", |mgr, name| mgr.lock(name).unwrap());
+        await_waits(server, 1);
+        let all_waits = || server.execute("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_waits'");
+        let before = all_waits();
+        server.execute(&format!("KILL QUERY {}", waits(server)[0].0));
+        eventually("a new wait begins", TEST_TIMEOUT, || all_waits() != before);
+        await_waits(server, 1);
+        guard.release().unwrap().unwrap_released();
+        let next = completes_within(CALL_LIMIT, "the lock", || waiting.join().unwrap());
+        next.release().unwrap().unwrap_released();
+    });
+}
+
 /// The server ends transactions that have locked the same gap. Callers do not notice.
 ///
 /// Fault: N159
