@@ -16,7 +16,10 @@ pub use self::options::LockOptions;
 #[cfg(feature = "tls")]
 pub use self::tls::Tls;
 pub(crate) use self::validated::ValidatedConfig;
-use self::{urls::split_urls, validated::TTL_MAX};
+use self::{
+    urls::{of_cluster_node, split_urls},
+    validated::TTL_MAX,
+};
 use crate::{
     backend::redis::{self, Endpoint, Replicas},
     error::{LockError, Result},
@@ -378,7 +381,7 @@ impl Config {
         self
     }
 
-    /// Returns whether the locks are in a Redis Cluster, whose nodes cannot be checked one by one.
+    /// Returns whether the locks are in a Redis Cluster.
     ///
     /// ```
     /// assert!(distlock::Config::new("redis+cluster://10.0.0.1,10.0.0.2").is_cluster());
@@ -388,6 +391,18 @@ impl Config {
         let scheme =
             |url: &String| url.split_once("://").is_some_and(|(s, _)| s.ends_with("+cluster"));
         self.urls.iter().any(scheme)
+    }
+
+    /// Returns the configuration of one node of a Redis Cluster, as if that were a single server.
+    /// For tools that check its nodes one by one. The node's `address` is `host:port`.
+    ///
+    /// ```
+    /// let cluster = distlock::Config::new("redis+cluster://app@10.0.0.1,10.0.0.2");
+    /// assert!(!cluster.cluster_node("10.0.0.3:6379").is_cluster());
+    /// ```
+    pub fn cluster_node(&self, address: &str) -> Config {
+        let urls = self.urls.iter().map(|url| of_cluster_node(url, address));
+        Config { urls: urls.collect(), ..self.clone() }
     }
 
     /// Returns one configuration for each node, in order. For tools that check the nodes one by

@@ -1,6 +1,7 @@
 //! `distlock doctor`: checks whether servers are fit for locks, and suggests fixes.
 
 mod cluster;
+mod cluster_checks;
 mod collect;
 mod cross_checks;
 mod facts;
@@ -74,7 +75,9 @@ pub(crate) fn run(servers: &Servers, options: &Doctor) -> Outcome {
         Requirements { ttl: options.ttl, nodes, quarantine: quarantine.for_nodes(nodes), prefix };
     let examined = match config {
         ManagerConfig::Redis(config) if config.is_cluster() => {
-            cluster::examine(&config, &requirements)?
+            let users = grant_command::users(urls);
+            let user = users.first().map_or("default", String::as_str);
+            cluster::examine(&config, &requirements, user, &Secrets::collect(password))?
         }
         ManagerConfig::Redis(config) => {
             let users = grant_command::users(urls);

@@ -8,7 +8,10 @@ use std::env;
 
 use redis::IntoConnectionInfo as _;
 
-use crate::{format, urls::split_urls};
+use crate::{
+    format,
+    urls::{split_urls, with_one_host},
+};
 
 /// Maximum length of a server's text that is shown; the same as in the library's errors.
 const TEXT_CHARS_MAX: usize = 256;
@@ -26,7 +29,8 @@ impl Secrets {
 
     fn from_urls(urls: impl Iterator<Item = String>, from_file: Option<String>) -> Secrets {
         let password = |url: &str| {
-            url.into_connection_info().ok()?.redis_settings().password().map(str::to_owned)
+            let info = with_one_host(url).into_connection_info().ok()?;
+            info.redis_settings().password().map(str::to_owned)
         };
         let from_urls = urls.flat_map(|urls| {
             split_urls(&urls).filter_map(|url| password(url.trim())).collect::<Vec<_>>()
@@ -67,6 +71,9 @@ mod tests {
         let redacted = secrets.redact("a,b c,d long-e long e2 \u{1b} h1");
         assert_eq!(redacted, "<password> <password> <password> <password> <password> \\u{1b} h1");
         assert_eq!(format!("{secrets:?}"), "Secrets(5)");
+        let several = "redis+cluster://u:one@h1:1,h2,redis+sentinel://u:two@h1:1,h2/main/0";
+        let several = Secrets::from_urls([several.into()].into_iter(), None);
+        assert_eq!(several.redact("one two h1"), "<password> <password> h1");
         assert_eq!(
             Secrets::from_urls(["nonsense".into(), String::new()].into_iter(), None),
             Secrets::default()

@@ -48,6 +48,19 @@ pub(crate) fn split_urls(urls: &str) -> impl Iterator<Item = &str> {
     begins.zip(ends).map(|(begin, end)| &urls[begin..end])
 }
 
+/// Returns the URL of a single server with the same login, for a URL that names several hosts.
+pub(crate) fn with_one_host(url: &str) -> String {
+    match url.split_once("://") {
+        Some((scheme, rest)) if scheme.ends_with("+cluster") || scheme.ends_with("+sentinel") => {
+            let (login, hosts) = rest.rsplit_once('@').unwrap_or(("", rest));
+            let host = hosts.split([',', '/', '?']).next().unwrap_or_default();
+            let at = if login.is_empty() { "" } else { "@" };
+            format!("redis://{login}{at}{host}")
+        }
+        _ => url.to_owned(),
+    }
+}
+
 /// Whether this is a host, with at most a numeric port after a colon.
 fn is_host_and_port(authority: &str) -> bool {
     let bracketed = authority.strip_prefix('[').and_then(|inner| inner.split_once(']'));

@@ -19,8 +19,17 @@ pub(super) fn split_urls(urls: &str) -> Vec<String> {
     list
 }
 
+/// Turns the URL of a cluster into that of one of its nodes.
+pub(super) fn of_cluster_node(url: &str, address: &str) -> String {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("redis", url));
+    let scheme = scheme.strip_suffix("+cluster").unwrap_or(scheme);
+    let login = rest.rsplit_once('@').map_or(String::new(), |(login, _)| format!("{login}@"));
+    format!("{scheme}://{login}{address}")
+}
+
 #[cfg(test)]
 mod tests {
+    use super::of_cluster_node;
     use crate::Config;
 
     #[test]
@@ -34,5 +43,15 @@ mod tests {
             .map(|endpoint| (&*endpoint.label, endpoint.password.as_deref().unwrap()))
             .collect();
         assert_eq!(read, [("h1:1", "a,b"), ("h2:2", "c,d"), ("/s", "e,f"), ("h3:3", ",,g")]);
+    }
+
+    #[test]
+    fn node_of_a_cluster_has_the_same_login() {
+        for (url, node) in [
+            ("redis+cluster://h1,h2:7", "redis://n:1"),
+            ("rediss+cluster://u:p@h1,h2", "rediss://u:p@n:1"),
+        ] {
+            assert_eq!(of_cluster_node(url, "n:1"), node);
+        }
     }
 }

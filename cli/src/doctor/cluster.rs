@@ -1,30 +1,48 @@
-//! Examines a Redis Cluster as a whole: whether all masters reply, and whether locks work.
+//! Examines a Redis Cluster: asks its nodes, and whether locks work. What they reply is judged
+//! elsewhere.
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
-use distlock::{Config, LockError, RedisMgr};
+use distlock::{Config, LockError, PooledConnection, RedisMgr};
+use redis::Value;
 
 use super::{
     Examination,
-    collect::{PROBE_TTL, ROUND_TRIP_SAMPLES, try_contact},
-    facts::{Contact, NodeFacts, Requirements},
-    finding::{Finding, Level},
+    cluster_checks::{Member, View, check_cluster},
+    collect::{PROBE_TTL, ROUND_TRIP_SAMPLES, query, setting_value, to_queried, try_contact},
+    facts::{Contact, Info, NodeFacts, Queried, Requirements},
+    finding::Level,
     handover_probe::probe_handover,
     mysql_checks::check_handover,
     node_checks,
 };
-use crate::temp_lock::TempLock;
+use crate::{secrets::Secrets, temp_lock::TempLock};
+
+/// Maximum number of nodes that are asked at the same time.
+const ASKED_MAX: usize = 16;
 
 /// Examines the cluster. Fails only if the configuration is invalid.
 pub(super) fn examine(
     config: &Config,
     requirements: &Requirements,
+    user: &str,
+    secrets: &Secrets,
 ) -> Result<Examination, LockError> {
-    let mgr = RedisMgr::new(config.clone().ttl(PROBE_TTL).quarantine(Duration::ZERO))?;
-    let contact = try_contact(&mgr);
-    let mut node = NodeFacts::new(mgr.server(), contact);
+    let config = config.clone().ttl(PROBE_TTL).quarantine(Duration::ZERO);
+    let mgr = RedisMgr::new(config.clone())?;
+    let mut members = query_members(&config, mgr.server(), secrets);
+    members.iter_mut().for_each(|member| user.clone_into(&mut member.facts.user));
+    let is_silent = |member: &Member| matches!(member.facts.contact, Contact::Unreachable(_));
+    let is_unreachable = members.iter().all(is_silent);
+    let mut node = NodeFacts::new(mgr.server(), try_contact(&mgr));
+    user.clone_into(&mut node.user);
+    if matches!(node.contact, Contact::Unreachable(_)) && !is_unreachable {
+        // Only some nodes are away, which has a finding of its own.
+        node.contact = Contact::Reachable;
+    }
     if node.contact == Contact::Reachable {
-        node.round_trips = (0..ROUND_TRIP_SAMPLES).filter_map(|_| mgr.ping().ok()).collect();
+        node.round_trips = (0..ROUND_TRIP_SAMPLES).map_while(|_| mgr.ping().ok()).collect();
+        node.round_trips.sort_unstable();
     }
     let own: Vec<_> = [
         node_checks::check_reach(&node, requirements),
@@ -32,21 +50,106 @@ pub(super) fn examine(
     ]
     .into_iter()
     .flatten()
+    .map(|finding| finding.at(&node.server))
     .collect();
     let is_fit = !own.iter().any(|finding| finding.level == Level::Problem);
     let handover = (node.contact == Contact::Reachable && is_fit).then(|| {
         let name = TempLock::new(&requirements.prefix).name;
         probe_handover(&mgr, &name, Duration::ZERO)
     });
-    let settings = Finding::unknown("settings", "the settings of the nodes are not checked")
-        .advice(
-            "see that all have maxmemory-policy noeviction, and cluster-require-full-coverage no \
-             if a node that is away must not affect the locks of others",
-        );
-    let own = own.into_iter().map(|finding| finding.at(&node.server));
+    let of_members = members.iter().flat_map(|member| {
+        node_checks::check_member(&member.facts, requirements)
+            .into_iter()
+            .map(|finding| finding.at(&member.facts.server))
+    });
+    let findings =
+        own.into_iter().chain(of_members).chain(check_cluster(&members, user)).collect::<Vec<_>>();
+    let servers = members.iter().map(|member| member.facts.server.clone());
     Ok(Examination {
-        findings: own.chain([check_handover(handover), settings]).collect(),
-        is_unreachable: matches!(node.contact, Contact::Unreachable(_)),
-        servers: vec![node.server],
+        servers: [node.server.clone()].into_iter().chain(servers).collect(),
+        findings: findings.into_iter().chain([check_handover(handover)]).collect(),
+        is_unreachable,
     })
+}
+
+/// Asks all nodes that the first one to reply knows. `label` lists the nodes of the URL.
+fn query_members(config: &Config, label: &str, secrets: &Secrets) -> Vec<Member> {
+    let listed = label.trim_start_matches("cluster ").split(", ").map(str::to_owned);
+    let mut silent = Vec::new();
+    for address in listed {
+        let first = query_member(config, &address, secrets);
+        let Some(view) = first.view() else {
+            silent.push(first);
+            continue;
+        };
+        // One that is not called by the name in the URL is asked again by the name it has.
+        let known = view.nodes.iter().map(|node| node.address.clone());
+        let others: Vec<_> = known.filter(|known| *known != address).collect();
+        let is_itself = others.len() < view.nodes.len();
+        let mut members = if is_itself { vec![first] } else { Vec::new() };
+        for some in others.chunks(ASKED_MAX) {
+            members.extend(thread::scope(|threads| {
+                let ask = |address| threads.spawn(move || query_member(config, address, secrets));
+                let asked: Vec<_> = some.iter().map(|address| (address, ask(address))).collect();
+                let panicked =
+                    |address: &str| Member::silent(address, "its check panicked".to_owned());
+                let asked = asked.into_iter();
+                asked
+                    .map(|(address, member)| member.join().unwrap_or_else(|_| panicked(address)))
+                    .collect::<Vec<_>>()
+            }));
+        }
+        members.sort_by(|one, other| one.facts.server.cmp(&other.facts.server));
+        return members;
+    }
+    silent
+}
+
+fn query_member(config: &Config, address: &str, secrets: &Secrets) -> Member {
+    let mgr = match RedisMgr::new(config.cluster_node(address)) {
+        Ok(mgr) => mgr,
+        Err(error) => return Member::silent(address, error.to_string()),
+    };
+    let mut connection = match mgr.connection() {
+        Ok(connection) => connection,
+        Err(error) => return Member::silent(address, error.to_string()),
+    };
+    let mut member =
+        Member { facts: NodeFacts::new(address, Contact::Reachable), ..Member::default() };
+    if let Err(error) = query_details(&mut connection, &mut member, address, secrets) {
+        member.facts.contact = Contact::Unreachable(secrets.redact(&error.to_string()));
+    }
+    member
+}
+
+fn query_details(
+    connection: &mut PooledConnection,
+    member: &mut Member,
+    address: &str,
+    secrets: &Secrets,
+) -> Result<(), redis::RedisError> {
+    let text = |value: &Value| match value {
+        Value::BulkString(text) => Some(String::from_utf8_lossy(text).into_owned()),
+        Value::VerbatimString { text, .. } => Some(text.clone()),
+        _ => None,
+    };
+    let info = |value: &Value| text(value).map(|text| Info::parse(&text, secrets));
+    let facts = &mut member.facts;
+    facts.info = to_queried(query(connection, &["INFO"]), secrets, info)?;
+    let mut setting =
+        |name| to_queried(query(connection, &["CONFIG", "GET", name]), secrets, setting_value);
+    facts.timeout = setting("timeout")?;
+    member.coverage = setting("cluster-require-full-coverage")?;
+    let state = to_queried(query(connection, &["CLUSTER", "INFO"]), secrets, info)?;
+    let nodes = query(connection, &["CLUSTER", "NODES"]);
+    member.view = match (state, to_queried(nodes, secrets, text)?) {
+        (Queried::Known(state), Queried::Known(nodes)) => {
+            Queried::Known(View::parse(&state, &nodes, address))
+        }
+        (Queried::Unsupported(why), _) | (_, Queried::Unsupported(why)) => {
+            Queried::Unsupported(why)
+        }
+        _ => Queried::Denied,
+    };
+    Ok(())
 }

@@ -148,13 +148,16 @@ fn query_details(
     Ok(())
 }
 
-fn query(connection: &mut PooledConnection, words: &[&str]) -> Result<Value, RedisError> {
+pub(super) fn query(
+    connection: &mut PooledConnection,
+    words: &[&str],
+) -> Result<Value, RedisError> {
     let mut command = redis::Cmd::new();
     command.arg(words).query(connection)
 }
 
 /// Sorts a reply or error of the server into [`Queried`]. Fails if the connection failed.
-fn to_queried<T>(
+pub(super) fn to_queried<T>(
     reply: Result<Value, RedisError>,
     secrets: &Secrets,
     read: impl Fn(&Value) -> Option<T>,
@@ -169,7 +172,7 @@ fn to_queried<T>(
 }
 
 /// The value in a reply to `CONFIG GET`, which is a name and a value.
-fn setting_value(pair: &Value) -> Option<String> {
+pub(super) fn setting_value(pair: &Value) -> Option<String> {
     let Value::Array(pair) = pair else { return None };
     match pair.get(1) {
         Some(Value::BulkString(text)) => Some(String::from_utf8_lossy(text).into_owned()),

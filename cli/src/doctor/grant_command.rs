@@ -8,7 +8,10 @@ use redis::IntoConnectionInfo as _;
 use super::permissions::{
     INSPECT_PERMISSIONS, LOCK_PERMISSIONS, NODE_PERMISSIONS, SETTINGS_PERMISSION,
 };
-use crate::{format, urls::split_urls};
+use crate::{
+    format,
+    urls::{split_urls, with_one_host},
+};
 
 /// The command that gives these permissions to the user.
 pub(super) fn grant_command<'a>(
@@ -57,7 +60,7 @@ pub(super) fn users(urls: &[String]) -> Vec<String> {
         urls => urls.join(","),
     };
     let user = |url: &str| {
-        let info = url.trim().into_connection_info().ok()?;
+        let info = with_one_host(url.trim()).into_connection_info().ok()?;
         let user = info.redis_settings().username()?.to_owned();
         Some(user).filter(|user| !user.is_empty())
     };
@@ -88,5 +91,7 @@ mod tests {
     fn users_are_read_from_urls() {
         let urls = ["redis://app:x,y@h,redis://:x@h", "redis://h", "unix:///s?user=u&pass=x"];
         assert_eq!(users(&urls.map(str::to_owned)), ["app", "default", "default", "u"]);
+        let several = ["redis+cluster://app@h:1,h2", "redis+sentinel://v@h,h2/main/1"];
+        assert_eq!(users(&several.map(str::to_owned)), ["app", "v"]);
     }
 }

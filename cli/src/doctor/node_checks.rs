@@ -46,6 +46,16 @@ pub(super) fn check_node(node: &NodeFacts, requirements: &Requirements) -> Vec<F
         .collect()
 }
 
+/// Runs the checks of one node that apply to a member of a cluster too.
+pub(super) fn check_member(node: &NodeFacts, requirements: &Requirements) -> Vec<Finding> {
+    const MEMBER_CHECKS: [Check; 5] =
+        [check_info, check_cut_off, check_eviction, check_memory, check_timeout];
+    if node.contact != Contact::Reachable {
+        return Vec::new();
+    }
+    MEMBER_CHECKS.iter().filter_map(|check| check(node, requirements)).collect()
+}
+
 pub(super) fn check_reach(node: &NodeFacts, requirements: &Requirements) -> Option<Finding> {
     Some(match &node.contact {
         Contact::Reachable => Finding::ok("reach", "reachable and authenticated"),

@@ -19,13 +19,13 @@ use crate::{
 };
 
 /// The report of one run.
-struct Report {
+pub(super) struct Report {
     value: Value,
     ended: Finished,
 }
 
 #[track_caller]
-fn report(command: Command) -> Report {
+pub(super) fn report(command: Command) -> Report {
     let (value, ended) = run_for_json(command);
     Report { value, ended }
 }
@@ -46,7 +46,7 @@ impl Report {
     /// Checks the level and a part of the text of a finding, and that it has advice if it needs
     /// some.
     #[track_caller]
-    fn says(&self, check: &str, level: &str, part: &str) -> &Report {
+    pub(super) fn says(&self, check: &str, level: &str, part: &str) -> &Report {
         let finding = self.finding(check);
         assert_eq!(finding["level"], level, "{finding:#}");
         assert!(
@@ -58,6 +58,17 @@ impl Report {
             assert_eq!(finding["advice"].is_string(), needs_advice, "{finding:#}");
         }
         self
+    }
+
+    #[track_caller]
+    pub(super) fn lacks(&self, check: &str) -> &Report {
+        let mut findings = self.value["findings"].as_array().unwrap().iter();
+        assert!(findings.all(|finding| finding["check"] != check), "{:#}", self.value);
+        self
+    }
+
+    pub(super) fn servers(&self) -> usize {
+        self.value["servers"].as_array().unwrap().len()
     }
 
     /// Checks a part of the advice, or of a command that follows it.
