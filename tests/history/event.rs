@@ -173,6 +173,12 @@ kinds! {
     ResetAfter "reset-after",
     ResetBefore "reset-before",
     CloseAfter "close-after",
+    /// A slot of a cluster moves to another master.
+    Move "move",
+    /// A master of a cluster hands its slots to its replica.
+    Failover "failover",
+    /// A master of a cluster is killed, and its replica takes over.
+    Promote "promote",
 }
 
 impl Kind {

@@ -15,12 +15,15 @@ without a reason, nothing left behind.
                                                   on a MariaDB
     make storm ARGS='--minutes 30 --nodes 5 --seed 7 --workers 6 --locks 3'
     make storm ARGS='--minutes 5 --database'
+    make storm ARGS='--minutes 5 --cluster --workers 10 --locks 6'
 
     --minutes N      length of each storm; may be a fraction (default 1)
     --nodes N        run only one storm, on this many Redis servers
     --kinds          run only one storm, on one Redis server, with mutexes, read-write locks,
                      permits and clients of other libraries on the same names
     --database       run only one storm, on a MariaDB
+    --cluster        run only one storm, on a Redis Cluster whose slots move and whose masters
+                     change; the workers have no faults, and use locks for a few milliseconds
     --seed N         repeat the random choices of an earlier storm; the timing still differs
     --workers N      number of worker processes, with two threads each (default 6)
     --locks N        number of locks (default 3)
@@ -70,13 +73,15 @@ pub(crate) enum Target {
     Kinds,
     /// A MariaDB.
     Database,
+    /// A Redis Cluster.
+    Cluster,
 }
 
 impl Target {
     pub(crate) fn nodes(self) -> usize {
         match self {
             Target::Nodes(nodes) => nodes,
-            Target::Kinds | Target::Database => 1,
+            Target::Kinds | Target::Database | Target::Cluster => 1,
         }
     }
 
@@ -89,6 +94,8 @@ impl Target {
             Target::Nodes(_) | Target::Kinds => Duration::from_millis(1200),
             // A database counts in whole seconds. A longer time than the ttl would hide mistakes.
             Target::Database => Duration::from_secs(1),
+            // A failover takes about two seconds, in which a lock must not expire.
+            Target::Cluster => Duration::from_secs(5),
         }
     }
 
@@ -98,6 +105,7 @@ impl Target {
             Target::Nodes(nodes) => format!("nodes {nodes}"),
             Target::Kinds => "kinds".to_owned(),
             Target::Database => "database".to_owned(),
+            Target::Cluster => "cluster".to_owned(),
         }
     }
 }
@@ -133,6 +141,9 @@ impl WorkerArgs {
     pub(crate) fn target(&self) -> Target {
         if self.urls.starts_with("mysql:") {
             return Target::Database;
+        }
+        if self.urls.contains("+cluster:") {
+            return Target::Cluster;
         }
         if self.kinds {
             return Target::Kinds;
@@ -193,6 +204,7 @@ pub(crate) fn parse(mut args: impl Iterator<Item = String>) -> Outcome<Command> 
             }
             "--kinds" => storm.targets = vec![Target::Kinds],
             "--database" => storm.targets = vec![Target::Database],
+            "--cluster" => storm.targets = vec![Target::Cluster],
             "--seed" => storm.seed = value()?.parse().map_err(|_| "--seed needs a number")?,
             "--workers" => storm.workers = whole(&option, &value()?, 60)?,
             "--locks" => storm.locks = whole(&option, &value()?, 60)?,

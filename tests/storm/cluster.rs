@@ -39,6 +39,7 @@ impl Cluster {
                 }))
             }
             Target::Database => Servers::Database(Database::start()?),
+            Target::Cluster => return Err("a cluster has a storm of its own".into()),
         };
         let routes = |node| {
             let proxy = || match &servers {

@@ -15,6 +15,7 @@ mod leftovers;
 mod nemesis;
 mod network;
 mod poller;
+mod redis_cluster;
 mod report;
 mod resource;
 mod runner;
@@ -69,7 +70,10 @@ fn run_storm(storm: &Storm, target: Target) -> Outcome<bool> {
     let record = record.unwrap_or_else(|| folder.path().join("record"));
     fs::write(&record, "")?;
     println!("{}", report::headline(storm, target));
-    runner::run(storm, target, folder.path(), &record)?;
+    match target {
+        Target::Cluster => redis_cluster::run(storm, folder.path(), &record)?,
+        _ => runner::run(storm, target, folder.path(), &record)?,
+    }
     let html = storm.html.as_ref().map(|path| numbered(path, target, storm));
     let good = check_record(&read(&record)?, html.as_deref(), &report::replay(storm, target))?;
     if !good && storm.record.is_none() {

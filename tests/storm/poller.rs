@@ -25,7 +25,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(30);
 const POLL_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Returns the holder and the remaining lifetime of each lock; an empty holder if it is free.
-const HOLDERS_AND_TTLS: &str = "
+pub(crate) const HOLDERS_AND_TTLS: &str = "
 local said = {}
 for _, key in ipairs(KEYS) do
   said[#said + 1] = redis.call('GET', key) or ''
@@ -135,7 +135,7 @@ fn connect_to_redis(client: &Client) -> Outcome<Ask> {
     }))
 }
 
-fn parse_reply(id: String, left: i64) -> Said {
+pub(crate) fn parse_reply(id: String, left: i64) -> Said {
     // The key may have expired between the two commands, because the clock goes on.
     match u64::try_from(left) {
         Ok(left_ms) if !id.is_empty() => Said::Kept { id, left_ms },

@@ -16,6 +16,7 @@ pub(crate) fn headline(storm: &Storm, target: Target) -> String {
         Target::Nodes(nodes) => format!("{nodes} servers"),
         Target::Kinds => "1 server with all kinds of locks".to_owned(),
         Target::Database => "a MariaDB".to_owned(),
+        Target::Cluster => "a Redis Cluster".to_owned(),
     };
     format!(
         "Storm on {servers} for {:?}: {} worker processes with {THREADS} threads each, {} locks \

@@ -1,7 +1,12 @@
 //! Runs one storm: starts servers and workers, alternates phases with faults and phases without,
 //! and ends.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use fastrand::Rng;
 
@@ -27,22 +32,43 @@ const FAULT_FREE_PHASE: Duration = Duration::from_millis(5500);
 /// Average time between two faults.
 const FAULT_INTERVAL: Duration = Duration::from_millis(160);
 
+/// What each storm begins with.
+pub(crate) struct Setting {
+    pub(crate) journal: Arc<Journal>,
+    /// Socket of the fenced resource.
+    pub(crate) resource: PathBuf,
+}
+
+impl Setting {
+    pub(crate) fn begin(storm_on: Target, folder: &Path, record: &Path) -> Outcome<Setting> {
+        let journal = Arc::new(Journal::open(record)?);
+        let setting = Setting { journal, resource: folder.join("resource") };
+        setting.record(Event::Terms(Terms {
+            nodes: storm_on.nodes(),
+            ttl: nanos(storm_on.ttl()),
+            operation_timeout: nanos(Storm::OPERATION_TIMEOUT),
+            claim_window: nanos(Storm::CLAIM_WINDOW),
+            is_database: storm_on.is_database(),
+        }))?;
+        worker::measure_parent_lateness(setting.journal.clone());
+        resource::start(&setting.resource, record)?;
+        Ok(setting)
+    }
+
+    pub(crate) fn record(&self, event: Event) -> io::Result<()> {
+        self.record_about(0, event)
+    }
+
+    pub(crate) fn record_about(&self, lock: u32, event: Event) -> io::Result<()> {
+        let pid = std::process::id();
+        self.journal.write(&Record { at: now(), seat: 0, lock, pid, event })
+    }
+}
+
 pub(crate) fn run(storm: &Storm, target: Target, folder: &Path, record: &Path) -> Outcome {
     let (nodes, ttl) = (target.nodes(), target.ttl());
-    let journal = Arc::new(Journal::open(record)?);
-    let record_event = |event| {
-        journal.write(&Record { at: now(), seat: 0, lock: 0, pid: std::process::id(), event })
-    };
-    record_event(Event::Terms(Terms {
-        nodes,
-        ttl: nanos(ttl),
-        operation_timeout: nanos(Storm::OPERATION_TIMEOUT),
-        claim_window: nanos(Storm::CLAIM_WINDOW),
-        is_database: target.is_database(),
-    }))?;
-    worker::measure_parent_lateness(journal.clone());
-    let socket = folder.join("resource");
-    resource::start(&socket, record)?;
+    let setting = Setting::begin(target, folder, record)?;
+    let journal = &setting.journal;
     let cluster = Cluster::build(target)?;
     let mut seed = Rng::with_seed(storm.seed);
     let worker_args = |index: u32| WorkerArgs {
@@ -52,7 +78,7 @@ pub(crate) fn run(storm: &Storm, target: Target, folder: &Path, record: &Path) -
         urls: cluster.urls(index as usize % ROUTES),
         kinds: target == Target::Kinds,
         record: record.to_owned(),
-        resource: socket.clone(),
+        resource: setting.resource.clone(),
     };
     let poller = Poller::start(&cluster, storm.locks, journal.clone())?;
     let outcome = (|| {
@@ -103,6 +129,6 @@ pub(crate) fn run(storm: &Storm, target: Target, folder: &Path, record: &Path) -
     })();
     poller.end();
     outcome?;
-    leftovers::check(&cluster, record, &record_event)?;
+    leftovers::check(&cluster, record, &|event| setting.record(event))?;
     Ok(())
 }

@@ -112,8 +112,11 @@ fn run_managers(args: &WorkerArgs, recorder: &impl Fn(u32) -> Recorder) -> Outco
     while !finish.load(Ordering::Acquire) {
         let own = recorder(args.first_seat + THREADS);
         // Each names the nodes in an order of its own.
+        let is_cluster = args.target() == Target::Cluster;
         let mut urls: Vec<_> = args.urls.split(',').collect();
-        seed.shuffle(&mut urls);
+        if !is_cluster {
+            seed.shuffle(&mut urls);
+        }
         let (mgr, _) = own.call(0, "new", Some(Storm::OPERATION_TIMEOUT), || {
             Manager::new(args.target(), &urls.join(","))
         })?;
@@ -131,6 +134,7 @@ fn run_managers(args: &WorkerArgs, recorder: &impl Fn(u32) -> Recorder) -> Outco
                     mgr: mgr.locks(),
                     kinds: mgr.kinds(args.target()),
                     ttl: args.target().ttl(),
+                    is_brief: is_cluster,
                     recorder,
                     locks: args.locks,
                     ended: &ended,
@@ -141,7 +145,10 @@ fn run_managers(args: &WorkerArgs, recorder: &impl Fn(u32) -> Recorder) -> Outco
             }
             let (recorder, rng) = (recorder(args.first_seat + THREADS + 1), seed.fork());
             let (mgr, ended) = (&mgr, &ended);
-            if let Manager::Redis(mgr) = mgr {
+            // No connection leads to all nodes of a cluster.
+            if let Manager::Redis(mgr) = mgr
+                && !is_cluster
+            {
                 running.push(threads.spawn(move || exhaust_pool(mgr, &recorder, ended, rng)));
             }
             let end = now() + nanos(MANAGER_LIFETIME.mul_f64(0.5 + seed.f64()));
@@ -185,7 +192,7 @@ enum Manager {
 impl Manager {
     fn new(target: Target, urls: &str) -> distlock::Result<Manager> {
         Ok(match target {
-            Target::Nodes(_) | Target::Kinds => {
+            Target::Nodes(_) | Target::Kinds | Target::Cluster => {
                 let config = Config::new(urls)
                     .ttl(target.ttl())
                     .operation_timeout(Storm::OPERATION_TIMEOUT)
@@ -329,6 +336,8 @@ struct LockThread<'a> {
     /// For all kinds of locks; otherwise there are only mutexes.
     kinds: Option<&'a RedisMgr>,
     ttl: Duration,
+    /// Locks are used for a few milliseconds only.
+    is_brief: bool,
     recorder: Recorder,
     locks: u32,
     ended: &'a AtomicBool,
@@ -349,7 +358,7 @@ impl LockThread<'_> {
                     drop(self.mgr.holder(&name))
                 })?;
             }
-            pause(Duration::from_millis(rng.u64(0..25)));
+            pause(Duration::from_millis(rng.u64(0..if self.is_brief { 3 } else { 25 })));
         }
         Ok(())
     }
@@ -446,7 +455,11 @@ impl LockThread<'_> {
             }
         }
         // Now and then long enough to need a renewal.
-        let work = if rng.u32(..30) == 0 { rng.u64(500..3000) } else { rng.u64(0..60) };
+        let work = match rng.u32(..30) {
+            _ if self.is_brief => rng.u64(0..4),
+            0 => rng.u64(500..3000),
+            _ => rng.u64(0..60),
+        };
         let end = now() + nanos(Duration::from_millis(work));
         while held && now() < end && !self.ended.load(Ordering::Acquire) {
             // Wakes at a loss, but leaves the message for `record_loss`.

@@ -204,6 +204,10 @@ fn outages(story: &Story, lock: u32) -> Intervals {
     let mut edges: Vec<(u64, bool, usize)> = Vec::new();
     let mut outages = Vec::new();
     for period in story.faults.iter().filter(|period| affects(period, lock)) {
+        if period.fault.kind == Kind::Move {
+            // Locks wait for the end of a move, which takes milliseconds.
+            continue;
+        }
         // A restarted node does not vote during its quarantine.
         let restarted = matches!(period.fault.kind, Kind::Forget | Kind::Restart);
         let quarantine = if nodes > 1 && restarted { story.terms.ttl } else { 0 };
@@ -260,6 +264,7 @@ fn disturbances(story: &Story, lock: u32, since: &HashMap<u32, u64>) -> Vec<u64>
         .faults
         .iter()
         .filter(|period| affects(period, lock) && period.fault.kind != Kind::FlushScripts)
+        .filter(|period| period.fault.kind != Kind::Move)
     {
         moments.extend([period.from, period.until]);
     }

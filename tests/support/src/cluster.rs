@@ -68,9 +68,7 @@ impl Cluster {
             eventually("the replica knows its master", TEST_TIMEOUT, || {
                 replica.try_query::<()>(&["CLUSTER", "REPLICATE", &id]).is_ok()
             });
-            eventually("the replica is in sync", TEST_TIMEOUT, || {
-                replica.query::<String>(&["INFO", "replication"]).contains("master_link_status:up")
-            });
+            cluster.await_in_sync(replica);
         }
         cluster.await_ok();
         for slot in (0..SLOTS).step_by(SLOTS as usize / masters / 2) {
@@ -245,12 +243,24 @@ impl Cluster {
         eventually_some("it has a replica", TEST_TIMEOUT, || running().find(follows))
     }
 
+    /// Waits until a master has a replica that is in sync, and returns that.
+    pub fn await_replica(&self, master: &RedisServer) -> &RedisServer {
+        let replica = self.replica_of(master);
+        self.await_in_sync(replica);
+        replica
+    }
+
+    /// Waits until a node is a replica in sync with its master.
+    pub fn await_in_sync(&self, replica: &RedisServer) {
+        eventually("the replica is in sync", TEST_TIMEOUT, || {
+            let info = replica.try_query::<String>(&["INFO", "replication"]);
+            info.is_ok_and(|info| info.contains("master_link_status:up"))
+        });
+    }
+
     /// Makes the replica of a master take over its slots, and the master its replica.
     pub fn fail_over(&self, master: &RedisServer) {
-        let replica = self.replica_of(master);
-        eventually("the replica is in sync", TEST_TIMEOUT, || {
-            replica.query::<String>(&["INFO", "replication"]).contains("master_link_status:up")
-        });
+        let replica = self.await_replica(master);
         let former = master.node_id();
         let mut requested: Option<Instant> = None;
         eventually("the replica takes over", TEST_TIMEOUT, || {
