@@ -75,7 +75,7 @@ fn waits(server: &MySqlServer) -> Vec<(u64, u64)> {
 #[track_caller]
 fn await_waits(server: &MySqlServer, count: usize) {
     eventually(&format!("{count} statements wait for locks"), TEST_TIMEOUT, || {
-        waits(server).len() == count
+        waits(server).len() == count && server.row_waits() == count
     });
 }
 

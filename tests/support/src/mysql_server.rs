@@ -169,6 +169,14 @@ impl MySqlServer {
         rows.unwrap_or_else(|error: mysql::Error| panic!("{sql}: {error}\n{}", self.log()))
     }
 
+    /// The number of statements in the queues for rows. A statement that the server lists as
+    /// running may not be in its queue yet.
+    #[track_caller]
+    pub fn row_waits(&self) -> usize {
+        let status = self.execute("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'");
+        status[0][1].parse().expect("not a number")
+    }
+
     /// The server's log, from its first start on.
     pub fn log(&self) -> String {
         read(&self.folder.path().join("server.log"))
