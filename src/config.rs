@@ -1,5 +1,6 @@
 //! `Config`: how a manager reaches its servers, and the defaults of its locks.
 
+mod diagnosis;
 #[cfg(feature = "mysql")]
 mod mysql;
 mod options;
@@ -16,10 +17,7 @@ pub use self::options::LockOptions;
 #[cfg(feature = "tls")]
 pub use self::tls::Tls;
 pub(crate) use self::validated::ValidatedConfig;
-use self::{
-    urls::{of_cluster_node, split_urls},
-    validated::TTL_MAX,
-};
+use self::{urls::split_urls, validated::TTL_MAX};
 use crate::{
     backend::redis::{self, Endpoint, Replicas},
     error::{LockError, Result},
@@ -379,42 +377,6 @@ impl Config {
     pub fn metrics_by_lock(mut self, on: bool) -> Config {
         self.metrics_by_lock = on;
         self
-    }
-
-    /// Returns whether the locks are in a Redis Cluster.
-    ///
-    /// ```
-    /// assert!(distlock::Config::new("redis+cluster://10.0.0.1,10.0.0.2").is_cluster());
-    /// ```
-    #[must_use]
-    pub fn is_cluster(&self) -> bool {
-        let scheme =
-            |url: &String| url.split_once("://").is_some_and(|(s, _)| s.ends_with("+cluster"));
-        self.urls.iter().any(scheme)
-    }
-
-    /// Returns the configuration of one node of a Redis Cluster, as if that were a single server.
-    /// For tools that check its nodes one by one. The node's `address` is `host:port`.
-    ///
-    /// ```
-    /// let cluster = distlock::Config::new("redis+cluster://app@10.0.0.1,10.0.0.2");
-    /// assert!(!cluster.cluster_node("10.0.0.3:6379").is_cluster());
-    /// ```
-    pub fn cluster_node(&self, address: &str) -> Config {
-        let urls = self.urls.iter().map(|url| of_cluster_node(url, address));
-        Config { urls: urls.collect(), ..self.clone() }
-    }
-
-    /// Returns one configuration for each node, in order. For tools that check the nodes one by
-    /// one.
-    ///
-    /// ```
-    /// let nodes = distlock::Config::new("redis://10.0.0.1,redis://10.0.0.2").each_node();
-    /// assert_eq!(nodes.len(), 2);
-    /// ```
-    #[must_use]
-    pub fn each_node(&self) -> Vec<Config> {
-        self.urls.iter().map(|url| Config { urls: vec![url.clone()], ..self.clone() }).collect()
     }
 }
 

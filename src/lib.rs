@@ -222,6 +222,7 @@ pub use crate::sys::display::HumanDuration;
 #[doc(hidden)]
 pub use crate::sys::sim;
 pub use crate::{
+    backend::redis::sentinel::{SentinelInfo, SentinelReplica, SentinelView},
     config::{Config, LockOptions},
     core::{
         cancel::CancelToken,
@@ -253,14 +254,14 @@ pub use crate::{
     user_connection::PooledConnection,
 };
 
-#[cfg(feature = "tls")]
-pub use crate::config::Tls;
 #[cfg(feature = "mysql")]
 pub use crate::{
     backend::mysql::{MySqlServerInfo, MySqlTableState},
     config::MySqlConfig,
     mysql_manager::MySqlMgr,
 };
+#[cfg(feature = "tls")]
+pub use crate::{backend::transport::ServerCertificates, config::Tls};
 
 pub use crossbeam_channel;
 pub use redis;

@@ -1,5 +1,6 @@
 //! `distlock doctor`: checks whether servers are fit for locks, and suggests fixes.
 
+mod certificates;
 mod cluster;
 mod cluster_checks;
 mod collect;
@@ -15,6 +16,8 @@ mod other_prefixes;
 mod permission_probe;
 mod permissions;
 mod replica_checks;
+mod sentinel;
+mod sentinel_checks;
 
 use std::fmt::Write as _;
 
@@ -73,7 +76,8 @@ pub(crate) fn run(servers: &Servers, options: &Doctor) -> Outcome {
     let prefix = servers.prefix.clone().unwrap_or_else(|| "lock:".into());
     let requirements =
         Requirements { ttl: options.ttl, nodes, quarantine: quarantine.for_nodes(nodes), prefix };
-    let examined = match config {
+    let certificates = certificates::examine(&config, &servers.tls)?;
+    let mut examined = match config {
         ManagerConfig::Redis(config) if config.is_cluster() => {
             let users = grant_command::users(urls);
             let user = users.first().map_or("default", String::as_str);
@@ -85,6 +89,8 @@ pub(crate) fn run(servers: &Servers, options: &Doctor) -> Outcome {
         }
         ManagerConfig::MySql(config) => mysql::examine(config, &requirements)?,
     };
+    examined.findings.extend(certificates);
+    examined.list_all_servers();
     if options.json {
         output::print_json(build_report(&examined))?;
     } else {
@@ -99,16 +105,34 @@ fn examine_redis(
     users: Vec<String>,
     secrets: &Secrets,
 ) -> Result<Examination, LockError> {
+    let behind = sentinel::examine(config, &requirements, secrets)?;
     let facts = collect::collect_facts(config, requirements, users, secrets)?;
     let of_nodes =
         facts.nodes.iter().flat_map(|node| node_checks::check_node(node, &facts.requirements));
+    // Without replicas, a master behind sentinels has no successor, which is reported.
+    let is_behind = !behind.is_empty();
+    let of_nodes = of_nodes.filter(|finding| {
+        !(is_behind && finding.check == "replicas" && finding.level == Level::Ok)
+    });
+    let together = behind.into_iter().chain(cross_checks::check_together(&facts));
     let is_unreachable =
         facts.nodes.iter().all(|node| matches!(node.contact, Contact::Unreachable(_)));
     Ok(Examination {
-        findings: of_nodes.chain(cross_checks::check_together(&facts)).collect(),
+        findings: of_nodes.chain(together).collect(),
         servers: facts.nodes.into_iter().map(|node| node.server).collect(),
         is_unreachable,
     })
+}
+
+impl Examination {
+    /// Adds the servers that only findings name, such as sentinels.
+    fn list_all_servers(&mut self) {
+        for server in self.findings.iter().filter_map(|finding| finding.server.as_ref()) {
+            if !self.servers.contains(server) {
+                self.servers.push(server.clone());
+            }
+        }
+    }
 }
 
 fn verdict(examined: &Examination) -> Exit {

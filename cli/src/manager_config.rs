@@ -3,7 +3,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use distlock::{Config, HandleEvent, LockError, LockManager, MySqlConfig, MySqlMgr, RedisMgr};
+use distlock::{
+    Config, HandleEvent, LockError, LockManager, MySqlConfig, MySqlMgr, RedisMgr,
+    ServerCertificates,
+};
 
 use crate::exit::Failure;
 
@@ -53,6 +56,14 @@ impl ManagerConfig {
                 config.each_node().into_iter().map(ManagerConfig::Redis).collect()
             }
             ManagerConfig::MySql(_) => vec![self.clone()],
+        }
+    }
+
+    /// The certificates that the servers show; none without TLS.
+    pub(crate) fn server_certificates(&self) -> Result<Vec<ServerCertificates>, LockError> {
+        match self {
+            ManagerConfig::Redis(config) => config.server_certificates(),
+            ManagerConfig::MySql(config) => config.server_certificates(),
         }
     }
 

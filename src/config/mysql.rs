@@ -5,6 +5,8 @@ use std::{fmt, sync::Arc, time::Duration};
 #[cfg(feature = "tls")]
 use super::Tls;
 use super::{Config, ValidatedConfig};
+#[cfg(feature = "tls")]
+use crate::backend::transport::ServerCertificates;
 use crate::{
     backend::{
         error::BackendError,
@@ -178,6 +180,19 @@ impl MySqlConfig {
         mysql::examine(&endpoint, &table, config.operation_timeout).map_err(|error| {
             BackendError::Node(error).into_lock_error(endpoint.label, Action::Connect, None)
         })
+    }
+
+    /// Connects to see the certificates of the server, as
+    /// [`Config::server_certificates`](crate::Config::server_certificates) does. Signs in if the
+    /// certificate is accepted.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidConfig`](LockError::InvalidConfig) if a setting is invalid.
+    #[cfg(feature = "tls")]
+    pub fn server_certificates(&self) -> Result<Vec<ServerCertificates>> {
+        let (config, endpoint, _) = self.validated_parts()?;
+        Ok(mysql::certificates(endpoint, config.operation_timeout).into_iter().collect())
     }
 
     pub(crate) fn validate(&self) -> Result<(ValidatedConfig, MySqlBackend)> {

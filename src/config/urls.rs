@@ -19,18 +19,34 @@ pub(super) fn split_urls(urls: &str) -> Vec<String> {
     list
 }
 
-/// Turns the URL of a cluster into that of one of its nodes.
-pub(super) fn of_cluster_node(url: &str, address: &str) -> String {
+/// The URL of a single server behind the sentinels or in the cluster of `url`, with the same login,
+/// database and security.
+pub(super) fn at_server(url: &str, server: &str) -> String {
     let (scheme, rest) = url.split_once("://").unwrap_or(("redis", url));
-    let scheme = scheme.strip_suffix("+cluster").unwrap_or(scheme);
-    let login = rest.rsplit_once('@').map_or(String::new(), |(login, _)| format!("{login}@"));
-    format!("{scheme}://{login}{address}")
+    let base = scheme.split_once('+').map_or(scheme, |(base, _)| base);
+    let rest = rest.split_once('?').map_or(rest, |(rest, _)| rest);
+    let (login, rest) = rest.rsplit_once('@').map_or(("", rest), |(login, rest)| (login, rest));
+    let at = if login.is_empty() { "" } else { "@" };
+    let db = rest.splitn(3, '/').nth(2).unwrap_or_default();
+    format!("{base}://{login}{at}{server}/{db}")
 }
 
 #[cfg(test)]
 mod tests {
-    use super::of_cluster_node;
+    use super::at_server;
     use crate::Config;
+
+    #[test]
+    fn single_server_has_the_same_login_and_database() {
+        for (url, server) in [
+            ("redis+sentinel://h/m", "redis://r:1/"),
+            ("rediss+sentinel://u:p%40@h,i/m/3?sentinel_user=a", "rediss://u:p%40@r:1/3"),
+            ("redis+cluster://h1,h2:7", "redis://r:1/"),
+            ("rediss+cluster://u:p@h1,h2", "rediss://u:p@r:1/"),
+        ] {
+            assert_eq!(at_server(url, "r:1"), server);
+        }
+    }
 
     #[test]
     fn comma_in_a_password_does_not_split_urls() {
@@ -43,15 +59,5 @@ mod tests {
             .map(|endpoint| (&*endpoint.label, endpoint.password.as_deref().unwrap()))
             .collect();
         assert_eq!(read, [("h1:1", "a,b"), ("h2:2", "c,d"), ("/s", "e,f"), ("h3:3", ",,g")]);
-    }
-
-    #[test]
-    fn node_of_a_cluster_has_the_same_login() {
-        for (url, node) in [
-            ("redis+cluster://h1,h2:7", "redis://n:1"),
-            ("rediss+cluster://u:p@h1,h2", "rediss://u:p@n:1"),
-        ] {
-            assert_eq!(of_cluster_node(url, "n:1"), node);
-        }
     }
 }

@@ -106,7 +106,7 @@ fn query_members(config: &Config, label: &str, secrets: &Secrets) -> Vec<Member>
 }
 
 fn query_member(config: &Config, address: &str, secrets: &Secrets) -> Member {
-    let mgr = match RedisMgr::new(config.cluster_node(address)) {
+    let mgr = match RedisMgr::new(config.at_server(address)) {
         Ok(mgr) => mgr,
         Err(error) => return Member::silent(address, error.to_string()),
     };

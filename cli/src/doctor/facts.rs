@@ -2,6 +2,8 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use distlock::SentinelView;
+
 use crate::secrets::Secrets;
 
 /// All facts.
@@ -44,6 +46,14 @@ pub(crate) struct NodeFacts {
     /// Keys of locks that do not begin with our prefix, as far as they were seen.
     pub(crate) locks_elsewhere: Vec<String>,
     pub(crate) permissions: Permissions,
+}
+
+/// A sentinel, and what it says.
+#[derive(Debug)]
+pub(crate) struct AskedSentinel {
+    pub(crate) sentinel: String,
+    pub(crate) is_in_url: bool,
+    pub(crate) view: Result<SentinelView, String>,
 }
 
 #[derive(Debug, PartialEq, Eq)]

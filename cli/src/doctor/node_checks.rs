@@ -163,7 +163,7 @@ fn check_info(node: &NodeFacts, _: &Requirements) -> Option<Finding> {
     }
 }
 
-fn check_version(node: &NodeFacts, _: &Requirements) -> Option<Finding> {
+pub(super) fn check_version(node: &NodeFacts, _: &Requirements) -> Option<Finding> {
     let info = node.info()?;
     if let Some(version) = info.redacted("valkey_version") {
         return Some(Finding::ok("version", format!("Valkey {version}")));
@@ -205,7 +205,7 @@ fn check_role(node: &NodeFacts, _: &Requirements) -> Option<Finding> {
     })
 }
 
-fn check_eviction(node: &NodeFacts, _: &Requirements) -> Option<Finding> {
+pub(super) fn check_eviction(node: &NodeFacts, _: &Requirements) -> Option<Finding> {
     let info = node.info()?;
     let (Some(policy), Some(shown)) =
         (info.get("maxmemory_policy"), info.redacted("maxmemory_policy"))

@@ -28,17 +28,20 @@ pub(super) fn check_cut_off(node: &NodeFacts, _: &Requirements) -> Option<Findin
     }
     Some(match node.info()?.get("min_slaves_good_slaves") {
         Some(_) => Finding::ok("cut-off", "a master that is cut off from its replicas grants none"),
-        None => Finding::warning(
-            "cut-off",
-            "a master that was cut off from its replicas goes on granting locks, which its \
-             successor does not know",
-        )
+        None => no_cut_off("a master goes on granting locks while"),
+    })
+}
+
+/// Reports a server without `min-replicas-to-write`. `says` begins the sentence.
+pub(super) fn no_cut_off(says: &str) -> Finding {
+    let says =
+        format!("{says} it is cut off from its replicas, and its successor does not know them");
+    Finding::warning("cut-off", says)
         .advice(
             "run this in redis-cli at the master and its replicas; no lock is then granted while \
              no replica is connected",
         )
-        .command("CONFIG SET min-replicas-to-write 1"),
-    })
+        .command("CONFIG SET min-replicas-to-write 1")
 }
 
 /// Number of replicas that are connected to a master, and `None` for other servers.

@@ -1,6 +1,7 @@
 //! `distlock doctor`: one real server for each finding.
 
 mod commands;
+mod sentinel;
 
 use std::{process::Command, time::Duration};
 

@@ -11,6 +11,8 @@ use super::{
         COUNT_CONNECTIONS, LIST_CLUSTER_VARIABLES, NEED_PROCESS, READ_TIME, Table, read_state,
     },
 };
+#[cfg(feature = "tls")]
+use crate::backend::transport::ServerCertificates;
 use crate::{
     backend::error::{NodeError, NodeErrorKind},
     sys::clock,
@@ -72,6 +74,19 @@ pub enum MySqlTableState {
     Unfit(String),
     /// The server does not show the table to this user, for this reason.
     Hidden(String),
+}
+
+/// Connects to see the server's certificates, which takes at most `timeout`. `None` without TLS.
+#[cfg(feature = "tls")]
+pub(crate) fn certificates(
+    mut endpoint: MySqlEndpoint,
+    timeout: Duration,
+) -> Option<ServerCertificates> {
+    let (client, shown) = endpoint.security.as_ref()?.recording();
+    endpoint.security = Some(client);
+    let connected = Connection::open(&endpoint, clock::now().saturating_add(timeout));
+    let failure = connected.err().map(|error| NodeError::from(error).kind.to_string());
+    Some(shown.of(&endpoint.label, failure))
 }
 
 /// Asks a server. Each exchange takes at most one operation timeout.

@@ -23,6 +23,8 @@ mod sign_in;
 mod statement;
 mod waits;
 
+#[cfg(feature = "tls")]
+pub(crate) use self::examine::certificates;
 pub use self::examine::{MySqlServerInfo, MySqlTableState};
 pub(crate) use self::{
     backend::MySqlBackend, endpoint::MySqlEndpoint, examine::examine, session::SessionSettings,

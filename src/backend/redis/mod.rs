@@ -4,6 +4,8 @@
 mod acquisition;
 pub(crate) mod adopt;
 mod backend;
+#[cfg(feature = "tls")]
+mod certificates;
 mod clean_up;
 mod connection;
 mod connector;
@@ -27,7 +29,7 @@ pub(crate) mod renewals;
 pub(crate) mod replicas;
 pub(crate) mod requests_and_replies;
 pub(crate) mod script;
-mod sentinel;
+pub(crate) mod sentinel;
 mod server_info;
 mod subscriber;
 #[cfg(test)]
@@ -37,6 +39,8 @@ mod yielding;
 
 #[cfg(feature = "testing")]
 pub(crate) use self::acquisition::PLACE;
+#[cfg(feature = "tls")]
+pub(crate) use self::certificates::certificates;
 pub(crate) use self::{
     acquisition::{ClaimServer, RedisAcquisition, ask_for_lock},
     backend::{RedisBackend, RedisSettings},

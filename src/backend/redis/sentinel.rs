@@ -4,6 +4,8 @@
 //! master. The answer with the highest configuration epoch counts, and never one with a lower epoch
 //! than was seen before. While no sentinel answers, the last known master is used.
 
+mod examine;
+
 use std::{
     fmt,
     sync::{
@@ -17,6 +19,8 @@ use crossbeam_channel::{Sender, TrySendError, bounded};
 use parking_lot::Mutex;
 use redis::Value;
 
+pub(crate) use self::examine::examine;
+pub use self::examine::{SentinelInfo, SentinelReplica, SentinelView};
 use super::{
     NodeError, NodeErrorKind,
     fields::{write_array, write_bulk},
@@ -53,7 +57,8 @@ pub(super) struct Sentinel {
 }
 
 /// The sentinels that watch one master.
-pub(super) struct Sentinels(Arc<Shared>);
+#[derive(Clone)]
+pub(crate) struct Sentinels(Arc<Shared>);
 
 struct Shared {
     /// Name of the master in the configuration of the sentinels.
@@ -109,18 +114,19 @@ impl Failure {
 
 impl Sentinels {
     pub(super) fn new(service: String, sentinels: Vec<Sentinel>) -> Sentinels {
-        let watched = |sentinel| Watched {
-            sentinel,
-            is_asked: AtomicBool::new(false),
-            link: Mutex::new(None),
-        };
         let known = Known { answers: vec![None; sentinels.len()], ..Known::default() };
         Sentinels(Arc::new(Shared {
             service,
-            sentinels: sentinels.into_iter().map(watched).collect(),
+            sentinels: sentinels.into_iter().map(Watched::new).collect(),
             known: Mutex::new(known),
             takeovers: AtomicU64::new(0),
         }))
+    }
+
+    /// Returns the sentinels as the URL names them.
+    #[cfg(feature = "tls")]
+    pub(super) fn each(&self) -> impl Iterator<Item = &Sentinel> {
+        self.0.sentinels.iter().map(|watched| &watched.sentinel)
     }
 }
 
@@ -268,6 +274,10 @@ fn choose<'a>(answers: Vec<&'a Master>, current: Option<&'a Master>) -> Option<&
 }
 
 impl Watched {
+    fn new(sentinel: Sentinel) -> Watched {
+        Watched { sentinel, is_asked: AtomicBool::new(false), link: Mutex::new(None) }
+    }
+
     fn ask(&self, service: &str) -> Result<Master, Failure> {
         let deadline = clock::now().saturating_add(ANSWER_TIMEOUT);
         let kept = self.link.lock().take();
@@ -367,18 +377,28 @@ impl Watched {
 
 /// Reads the configuration epoch, the host and the port.
 fn parse(state: &Value, address: &Value) -> Option<(u64, String, u16)> {
-    let text = |value: &Value| match value {
-        Value::BulkString(bytes) => String::from_utf8(bytes.clone()).ok(),
-        Value::SimpleString(text) => Some(text.clone()),
-        _ => None,
-    };
-    let (Value::Array(fields), Value::Array(address)) = (state, address) else { return None };
+    let Value::Array(fields) = state else { return None };
     let epoch = fields
         .chunks_exact(2)
         .find(|pair| text(&pair[0]).as_deref() == Some("config-epoch"))
         .and_then(|pair| text(&pair[1])?.parse().ok())?;
+    let (host, port) = address_in(address)?;
+    Some((epoch, host, port))
+}
+
+/// Reads the host and the port of the master.
+fn address_in(reply: &Value) -> Option<(String, u16)> {
+    let Value::Array(address) = reply else { return None };
     let [host, port] = &address[..] else { return None };
-    Some((epoch, text(host)?, text(port)?.parse().ok()?))
+    Some((text(host)?, text(port)?.parse().ok()?))
+}
+
+fn text(value: &Value) -> Option<String> {
+    match value {
+        Value::BulkString(bytes) => String::from_utf8(bytes.clone()).ok(),
+        Value::SimpleString(text) => Some(text.clone()),
+        _ => None,
+    }
 }
 
 impl fmt::Debug for Sentinels {
@@ -388,62 +408,4 @@ impl fmt::Debug for Sentinels {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn master(config_epoch: u64, port: u16) -> Master {
-        let address = Address::Tcp(([127, 0, 0, 1], port).into());
-        Master { config_epoch, label: port.to_string(), addresses: vec![address] }
-    }
-
-    #[test]
-    fn newest_answer_decides_and_never_an_older_one() {
-        let (old, new) = (master(3, 1), master(4, 2));
-        assert_eq!(choose(vec![&old, &new, &old], None), Some(&new));
-        assert_eq!(choose(vec![&old, &new, &old], Some(&old)), Some(&new));
-        assert_eq!(choose(vec![&old, &old, &old], Some(&new)), Some(&new));
-        assert_eq!(choose(vec![], Some(&new)), Some(&new));
-        assert_eq!(choose(vec![], None), None);
-    }
-
-    #[test]
-    fn most_sentinels_decide_within_an_epoch() {
-        let (one, other) = (master(4, 1), master(4, 2));
-        assert_eq!(choose(vec![&one, &other, &other], Some(&one)), Some(&other));
-        assert_eq!(choose(vec![&one, &other], Some(&one)), Some(&one));
-        assert_eq!(choose(vec![&other, &one], Some(&one)), Some(&one));
-    }
-
-    #[test]
-    fn connection_waits_briefly_for_further_sentinels() {
-        let at = |ms: u64| Moment::from_nanos(ms * 1_000_000);
-        let wait = |answers: &[Option<(u64, bool)>]| {
-            let answer = |is_ok: bool| {
-                is_ok.then(|| master(1, 1)).ok_or_else(|| Failure::passing("refused"))
-            };
-            let answers = answers.iter().map(|one| one.map(|(ms, ok)| (at(ms), answer(ok))));
-            let known = Known { answers: answers.collect(), ..Known::default() };
-            known.wait_until(at(1_000), at(2_000))
-        };
-        assert_eq!(wait(&[None, None]), at(2_000));
-        assert_eq!(wait(&[Some((900, true)), None]), at(2_000), "an answer to an older question");
-        assert_eq!(wait(&[Some((1_200, false)), None]), at(2_000));
-        assert_eq!(wait(&[Some((1_200, true)), None]), at(1_300));
-        assert_eq!(wait(&[Some((1_950, true)), None]), at(2_000));
-        assert_eq!(wait(&[Some((1_200, true)), Some((1_250, false))]), at(1_000), "all answered");
-    }
-
-    #[test]
-    fn replies_are_parsed() {
-        let reply = |text: &str| redis::parse_redis_value(text.as_bytes()).unwrap();
-        let state = reply("*4\r\n$4\r\nname\r\n$1\r\nm\r\n$12\r\nconfig-epoch\r\n$2\r\n17\r\n");
-        let address = reply("*2\r\n$9\r\n127.0.0.1\r\n$4\r\n6379\r\n");
-        assert_eq!(parse(&state, &address), Some((17, "127.0.0.1".into(), 6379)));
-        for bad in
-            [Value::Nil, reply("*1\r\n$1\r\nx\r\n"), reply("*2\r\n$1\r\nh\r\n$5\r\n99999\r\n")]
-        {
-            assert_eq!(parse(&state, &bad), None, "{bad:?}");
-            assert_eq!(parse(&bad, &address), None, "{bad:?}");
-        }
-    }
-}
+mod tests;

@@ -12,6 +12,7 @@ use crate::{
     backend::{
         address::Address,
         discovery::{Discovery, ServerName, of_host},
+        redis::sentinel::Sentinels,
         transport::Security,
     },
     error::{LockError, Result},
@@ -32,6 +33,8 @@ pub(crate) struct Endpoint {
     pub(crate) label: Arc<str>,
     /// Some nodes of a Redis Cluster; empty for a single server.
     pub(crate) cluster: Vec<ServerName>,
+    /// The sentinels that name the server.
+    pub(crate) sentinels: Option<Sentinels>,
 }
 
 /// What runs at a URL.
@@ -144,6 +147,7 @@ impl Endpoint {
             security,
             label: label.escape_debug().to_string().into(),
             cluster: Vec::new(),
+            sentinels: None,
         }
     }
 
@@ -159,6 +163,7 @@ impl Endpoint {
             security: self.security.as_ref().map(|security| security.for_host(host)),
             label: host_label(host, *port).escape_debug().to_string().into(),
             cluster: Vec::new(),
+            sentinels: None,
         }
     }
 

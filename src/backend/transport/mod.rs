@@ -22,6 +22,8 @@ use smallvec::SmallVec;
 
 use self::socket::Socket;
 #[cfg(feature = "tls")]
+pub use self::tls::ServerCertificates;
+#[cfg(feature = "tls")]
 pub(crate) use self::tls::{TlsClient, TlsFiles, tls_advice};
 use super::address::Address;
 #[cfg(feature = "testing")]

@@ -1,5 +1,7 @@
 //! TLS over a socket. With the feature `tls`.
 
+mod recorder;
+
 use std::{
     fmt, fs,
     io::{self, ErrorKind, Read, Write},
@@ -11,9 +13,11 @@ use std::{
 
 use rustls::{
     AlertDescription, CertificateError, ClientConfig, ClientConnection, RootCertStore,
+    client::WebPkiServerVerifier,
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
 };
 
+pub use self::recorder::ServerCertificates;
 use super::{PollHandle, Transport, poll_readable, poll_writable, socket::Socket};
 use crate::{
     backend::CancelHandle,
@@ -33,6 +37,8 @@ pub(crate) struct TlsFiles {
 #[derive(Clone)]
 pub(crate) struct TlsClient {
     config: Arc<ClientConfig>,
+    /// What verifies servers' certificates in `config`.
+    verifier: Arc<WebPkiServerVerifier>,
     /// Name in the certificate; `None` for the address that is connected to.
     server_name: Option<ServerName<'static>>,
 }
@@ -56,10 +62,14 @@ impl TlsClient {
             }
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let authorities = Arc::new(authorities);
+        let verifier = WebPkiServerVerifier::builder_with_provider(authorities, provider.clone())
+            .build()
+            .map_err(|error| error.to_string())?;
         let builder = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|error| error.to_string())?
-            .with_root_certificates(authorities);
+            .with_webpki_verifier(verifier.clone());
         let config = match &files.client {
             None => builder.with_no_client_auth(),
             Some((certificate, key)) => {
@@ -75,14 +85,14 @@ impl TlsClient {
                 .map_err(|_| "the server name for TLS is neither a host name nor an address")
         };
         let server_name = server_name.map(parse).transpose()?;
-        Ok(TlsClient { config: Arc::new(config), server_name })
+        Ok(TlsClient { config: Arc::new(config), verifier, server_name })
     }
 
     /// Expects this host in the certificate, unless another name is.
     pub(crate) fn for_host(&self, host: &str) -> TlsClient {
         let of_host = || ServerName::try_from(host.to_owned()).ok();
         let server_name = self.server_name.clone().or_else(of_host);
-        TlsClient { config: self.config.clone(), server_name }
+        TlsClient { server_name, ..self.clone() }
     }
 
     /// Performs the handshake on a socket that is connected.
@@ -156,6 +166,9 @@ pub(crate) fn tls_advice(error: &io::Error) -> Option<String> {
         rustls::Error::InvalidCertificate(
             CertificateError::Expired | CertificateError::ExpiredContext { .. },
         ) => "its certificate has expired; renew it, and check the clock of this machine".into(),
+        rustls::Error::InvalidCertificate(
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. },
+        ) => "its certificate is not valid yet; check the clock of this machine".into(),
         rustls::Error::AlertReceived(
             AlertDescription::CertificateRequired | AlertDescription::HandshakeFailure,
         ) => "it asks for a certificate of the client (Tls::client_cert, --cert and --key)".into(),

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
+use std::path::Path;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -22,6 +23,8 @@ pub struct SentinelGroup {
     sentinels: Vec<Sentinel>,
     /// The first one is the first master.
     pub servers: Vec<RedisServer>,
+    /// All of them use TLS among each other, and announce their ports with TLS.
+    is_secure: bool,
 }
 
 struct Sentinel {
@@ -29,13 +32,30 @@ struct Sentinel {
     /// Declared, and so dropped, after the process that uses it.
     _folder: TempDir,
     port: ReservedPort,
+    tls_port: ReservedPort,
 }
 
 impl SentinelGroup {
     /// Starts a master with `replicas`, and three sentinels, and waits until they know each other.
     pub fn start(replicas: usize) -> SentinelGroup {
-        let servers: Vec<_> = (0..=replicas).map(|_| RedisServer::start()).collect();
-        let master = servers[0].port().to_string();
+        SentinelGroup::start_with(replicas, None)
+    }
+
+    /// The same with TLS, with the files `ca.crt`, `server.crt` and `server.key` of this folder.
+    pub fn start_with_tls(replicas: usize, folder: &Path) -> SentinelGroup {
+        SentinelGroup::start_with(replicas, Some(folder))
+    }
+
+    fn start_with(replicas: usize, tls: Option<&Path>) -> SentinelGroup {
+        let server = || match tls {
+            None => RedisServer::start(),
+            Some(folder) => {
+                let server = RedisServer::builder().tls(folder, false);
+                server.arg("--tls-replication").arg("yes").start()
+            }
+        };
+        let servers: Vec<_> = (0..=replicas).map(|_| server()).collect();
+        let master = announced_port(&servers[0], tls.is_some());
         for replica in &servers[1..] {
             replica.cli(&["REPLICAOF", "127.0.0.1", &master]);
         }
@@ -44,8 +64,8 @@ impl SentinelGroup {
                 replica.query::<String>(&["INFO", "replication"]).contains("master_link_status:up")
             });
         }
-        let sentinels = (0..3).map(|_| Sentinel::start(&master)).collect();
-        let group = SentinelGroup { sentinels, servers };
+        let sentinels = (0..3).map(|_| Sentinel::start(&master, tls)).collect();
+        let group = SentinelGroup { sentinels, servers, is_secure: tls.is_some() };
         for index in 0..group.sentinels.len() {
             eventually("the sentinels know each other", TEST_TIMEOUT, || {
                 let state = group.state(index);
@@ -56,9 +76,13 @@ impl SentinelGroup {
     }
 
     pub fn url(&self) -> String {
-        let hosts: Vec<_> =
-            self.sentinels.iter().map(|sentinel| sentinel.port.addr().to_string()).collect();
-        format!("redis+sentinel://{}/main", hosts.join(","))
+        let address = |sentinel: &Sentinel| {
+            let port = if self.is_secure { &sentinel.tls_port } else { &sentinel.port };
+            port.addr().to_string()
+        };
+        let hosts: Vec<_> = self.sentinels.iter().map(address).collect();
+        let scheme = if self.is_secure { "rediss" } else { "redis" };
+        format!("{scheme}+sentinel://{}/main", hosts.join(","))
     }
 
     /// What a sentinel knows about the master.
@@ -69,7 +93,7 @@ impl SentinelGroup {
     /// The server that most sentinels name.
     pub fn master(&self) -> Option<&RedisServer> {
         let named = |server: &&RedisServer| {
-            let port = server.port().to_string();
+            let port = announced_port(server, self.is_secure);
             let running = (0..self.sentinels.len()).filter(|index| self.is_running(*index));
             2 * running.clone().filter(|index| self.state(*index)["port"] == port).count()
                 > running.count()
@@ -115,16 +139,28 @@ impl SentinelGroup {
     }
 }
 
+fn announced_port(server: &RedisServer, is_secure: bool) -> String {
+    if is_secure { server.tls_addr().port() } else { server.port() }.to_string()
+}
+
 impl Sentinel {
-    fn start(master_port: &str) -> Sentinel {
+    fn start(master_port: &str, tls: Option<&Path>) -> Sentinel {
         let folder = TempDir::with_prefix("distlock-").expect("cannot create a temporary folder");
-        let port = ReservedPort::new();
+        let (port, tls_port) = (ReservedPort::new(), ReservedPort::new());
         let path = folder.path().join("sentinel.conf");
+        let secured = tls.map_or_else(String::new, |tls| {
+            let (port, tls) = (tls_port.addr().port(), tls.display());
+            format!(
+                "tls-port {port}\ntls-replication yes\ntls-auth-clients no\n\
+                 tls-ca-cert-file {tls}/ca.crt\ntls-cert-file {tls}/server.crt\n\
+                 tls-key-file {tls}/server.key\n"
+            )
+        });
         let settings = format!(
             "bind 127.0.0.1\nport {}\ndir {}\n\
              sentinel monitor main 127.0.0.1 {master_port} 2\n\
              sentinel down-after-milliseconds main {DOWN_AFTER_MS}\n\
-             sentinel failover-timeout main 10000\n",
+             sentinel failover-timeout main 10000\n{secured}",
             port.addr().port(),
             folder.path().display(),
         );
@@ -134,6 +170,6 @@ impl Sentinel {
         let log = File::create(folder.path().join("log")).expect("cannot create the log");
         command.arg(&path).arg("--sentinel").stdout(log);
         let process = Mutex::new(Some(ServerProcess::spawn(&mut command, watchdog)));
-        Sentinel { process, _folder: folder, port }
+        Sentinel { process, _folder: folder, port, tls_port }
     }
 }

@@ -67,8 +67,10 @@ pub(super) fn parse(
     // Where the master is, the sentinels say. This host stands for it.
     let master = parse_plain(&format!("redis://{login}{at}master/{db}"), scheme)?;
     let label = format!("{service} (sentinels {})", labels.join(", "));
-    let discovery = Box::new(Sentinels::new(service.to_owned(), sentinels));
-    Ok(Endpoint::new(discovery, &label, &master, is_secure, security(None)?))
+    let sentinels = Sentinels::new(service.to_owned(), sentinels);
+    let discovery = Box::new(sentinels.clone());
+    let endpoint = Endpoint::new(discovery, &label, &master, is_secure, security(None)?);
+    Ok(Endpoint { sentinels: Some(sentinels), ..endpoint })
 }
 
 /// User and password for the sentinels, in the form that they have in a URL.
