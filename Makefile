@@ -5,8 +5,8 @@ ARGS ?=
 export RUST_TEST_THREADS ?= 8
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-mysql demo-redlock test servers matrix sim storm mutants cargo-mutants \
-	loom tsan miri bench screenshot deny msrv check
+.PHONY: help demo demo-mysql demo-redlock test servers matrix sim storm failovers mutants \
+	cargo-mutants loom tsan miri bench screenshot deny msrv check
 
 help: ## lists these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,12 @@ storm: ## random faults in processes, servers and network, also with MariaDB; tr
 	@tools/need-redis.sh
 	@tools/need-mariadb.sh
 	$(CARGO) test --workspace --all-features --test storm -- --run $(ARGS)
+
+COUNT ?= 20
+failovers: ## kills and freezes masters behind Sentinel, COUNT=20 times each, while locks are held
+	@tools/need-redis.sh
+	DISTLOCK_FAILOVERS=$(COUNT) $(CARGO) test --all-features --test it \
+		sentinel::processes -- --include-ignored --nocapture --test-threads=1
 
 SEEDS ?= 10000
 sim: ## the simulator with SEEDS=10000 seeds from FIRST=0; `SIM_SEED=n make sim` replays one

@@ -1,6 +1,8 @@
 //! A master that Redis Sentinel names, and a master behind a name: failovers, former masters that
 //! reply again, and sentinels that are away.
 
+mod processes;
+
 use std::thread;
 
 use distlock::{Config, LockError, RedisMgr};

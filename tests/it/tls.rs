@@ -11,11 +11,11 @@ use crate::{
     contention::pause,
     helpers::{
         CALL_LIMIT, SECOND, SHORT_TIMEOUT, UnwrapReleased, completes_within, config_long_timeouts,
-        config_medium_timeout, config_short_timeout, expect_loss, spawn_call, with_ttl,
+        config_medium_timeout, config_short_timeout, expect_loss, get, spawn_call, with_ttl,
     },
     support::{
-        Certificates, Cluster, FaultProxy, RedisServer, RedisServerBuilder, TEST_TIMEOUT,
-        eventually, rcgen,
+        Certificates, Cluster, Fault, FaultProxy, RedisServer, RedisServerBuilder, SentinelGroup,
+        TEST_TIMEOUT, any_request, eventually, eventually_some, rcgen,
     },
 };
 use distlock::{Config, LockError, RedisMgr, Tls};
@@ -177,6 +177,88 @@ fn handshake_ends_at_the_operation_timeout() {
     let mgr = RedisMgr::new(config_short_timeout(url).tls(trusted(&certificates))).unwrap();
     let error = completes_within(20 * SHORT_TIMEOUT, "a try", || mgr.try_lock("x").unwrap_err());
     assert!(error.to_string().contains("no reply to the TLS handshake in time"), "{error}");
+}
+
+/// The first request of a connection is the first step of its handshake, the second one the last.
+///
+/// Fault: F62
+#[test]
+fn handshake_that_is_cut_off_is_not_a_wrong_certificate() {
+    let certificates = Certificates::new();
+    let server = server_with(&certificates);
+    let proxy = FaultProxy::in_front_of_tls(server.tls_addr());
+    let config = config_short_timeout(proxy.url()).tls(trusted(&certificates));
+    for fault in [Fault::CloseAfterRequest, Fault::ResetAfterRequest, Fault::CutReply(60)] {
+        for step in 0..2 {
+            let armed = proxy.on_request(any_request, fault.clone()).after(step);
+            let mgr = RedisMgr::new(config.clone()).unwrap();
+            let error =
+                completes_within(20 * SHORT_TIMEOUT, "a try", || mgr.try_lock("x").unwrap_err());
+            assert!(error.is_unavailable(), "{fault:?}: {error}");
+            assert!(!matches!(error, LockError::Tls { .. }), "{fault:?}: {error}");
+            armed.wait_fired();
+            eventually("the lock is granted", TEST_TIMEOUT, || mgr.try_lock("x").is_ok());
+        }
+    }
+}
+
+/// Half of a record cannot be decrypted.
+///
+/// Fault: F62
+#[test]
+fn silence_after_half_a_record_is_a_lost_reply() {
+    let certificates = Certificates::new();
+    let server = server_with(&certificates);
+    let proxy = FaultProxy::in_front_of_tls(server.tls_addr());
+    let config = config_short_timeout(proxy.url()).tls(trusted(&certificates));
+    let mgr = RedisMgr::new(config).unwrap();
+    eventually("it is connected", TEST_TIMEOUT, || mgr.try_lock("x").is_ok());
+    for bytes in [3, 20] {
+        let cut = proxy.on_request(any_request, Fault::CutReply(bytes));
+        let error =
+            completes_within(20 * SHORT_TIMEOUT, "a try", || mgr.try_lock("x").unwrap_err());
+        assert!(error.is_unavailable(), "{bytes}: {error}");
+        cut.wait_fired();
+        // What the request has left is cleaned up, over another connection.
+        eventually("the lock is granted", TEST_TIMEOUT, || mgr.try_lock("x").is_ok());
+    }
+}
+
+/// Fault: F30, F62
+#[test]
+fn sentinels_and_their_master_are_reached_with_tls() {
+    let certificates = Certificates::new();
+    let group = SentinelGroup::start_with_tls(1, certificates.folder());
+    let config = Config::new(group.url()).ttl(30 * SECOND);
+    let new = || RedisMgr::new(config.clone().tls(trusted(&certificates))).unwrap();
+    let (holder, waiter) = (new(), new());
+    let guard = holder.lock("x").unwrap();
+    let waiting = spawn_call(&waiter, "x", |mgr, name| mgr.lock(name).unwrap());
+    eventually("it waits", TEST_TIMEOUT, || {
+        holder.holder("x").unwrap().unwrap().waiters() == Some(1)
+    });
+    eventually("the replica has the lock", TEST_TIMEOUT, || {
+        get(&group.servers[1], "lock:x").is_some()
+    });
+    group.servers[0].kill();
+    let master = group.await_other_master(&group.servers[0]);
+    eventually("it is released", TEST_TIMEOUT, || {
+        holder.force_release("x").is_ok() || get(master, "lock:x") != Some(guard.id().to_string())
+    });
+    let next = waiting.join().unwrap();
+    assert_eq!(get(master, "lock:x").as_deref(), Some(next.id().as_str()));
+    let clients = eventually_some("all connections are known", TEST_TIMEOUT, || {
+        let ours = master.clients().into_iter().filter(|client| client["cmd"].contains("evalsha"));
+        Some(ours.collect::<Vec<_>>()).filter(|ours| !ours.is_empty())
+    });
+    let secure = format!("{}", master.tls_addr());
+    assert!(clients.iter().all(|client| client["laddr"] == secure), "{clients:?}");
+
+    let untrusted = refusal(config.tls(trusted(&Certificates::new())));
+    assert_eq!(untrusted.matches("not signed by an authority that is trusted here").count(), 3);
+    let plain = group.url().replace("rediss", "redis");
+    let mgr = RedisMgr::new(Config::new(plain)).unwrap();
+    assert!(completes_within(CALL_LIMIT, "a try", || mgr.try_lock("x")).is_err());
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! writes results, one a line.
 
 mod exiting;
+mod keeper;
 mod rounds;
 
 use std::{collections::HashMap, sync::Arc, thread, time::Duration};
@@ -24,6 +25,7 @@ fn entry() {
         "counter" => rounds::counter(&side),
         "foreign" => rounds::foreign(&side),
         "sharer" => rounds::sharer(&side),
+        "keeper" => keeper::keeper(&side),
         "forker" => forker(&side),
         "forker_during_init" => forker_during_init(&side),
         "early_forker" => early_forker(&side),

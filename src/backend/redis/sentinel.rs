@@ -7,7 +7,7 @@
 mod examine;
 
 use std::{
-    fmt,
+    fmt, io,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -98,17 +98,32 @@ struct Master {
 #[derive(Clone, Debug)]
 struct Failure {
     reason: String,
+    kind: FailureKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FailureKind {
+    Passing,
     /// Asking again does not help.
-    is_final: bool,
+    Lasting,
+    /// Neither does it here: a secure connection is not possible.
+    Tls,
 }
 
 impl Failure {
     fn passing(reason: impl fmt::Display) -> Failure {
-        Failure { reason: reason.to_string(), is_final: false }
+        Failure { reason: reason.to_string(), kind: FailureKind::Passing }
     }
 
     fn lasting(reason: impl Into<String>) -> Failure {
-        Failure { reason: reason.into(), is_final: true }
+        Failure { reason: reason.into(), kind: FailureKind::Lasting }
+    }
+
+    fn to_connect(error: io::Error) -> Failure {
+        match NodeErrorKind::from(error) {
+            NodeErrorKind::Tls(reason) => Failure { reason, kind: FailureKind::Tls },
+            other => Failure::passing(other),
+        }
     }
 }
 
@@ -240,14 +255,16 @@ impl Shared {
         });
         let failures = failures.collect::<Vec<_>>().join("; ");
         let text = format!("no sentinel names the master of \"{}\": {failures}", self.service);
-        let is_final = known
-            .answers
-            .iter()
-            .all(|answer| matches!(answer, Some((_, Err(failure))) if failure.is_final));
-        let kind = if is_final {
+        let all = |is_like: fn(FailureKind) -> bool| {
+            let mut answers = known.answers.iter();
+            answers.all(|answer| matches!(answer, Some((_, Err(failure))) if is_like(failure.kind)))
+        };
+        let kind = if all(|kind| kind == FailureKind::Tls) {
+            NodeErrorKind::Tls(text)
+        } else if all(|kind| kind != FailureKind::Passing) {
             NodeErrorKind::Ineligible(text)
         } else {
-            NodeErrorKind::Io(Arc::new(std::io::Error::other(text)))
+            NodeErrorKind::Io(Arc::new(io::Error::other(text)))
         };
         NodeError { outcome_unknown: false, kind }
     }
@@ -299,7 +316,7 @@ impl Watched {
         let addresses =
             discovery.resolve(deadline).map_err(|error| Failure::passing(&error.kind))?;
         let transport = transport::connect(&addresses, security.as_ref(), deadline)
-            .map_err(|error| Failure::passing(NodeErrorKind::from(error)))?;
+            .map_err(Failure::to_connect)?;
         let mut link = FramedSocket::new(transport);
         if let Some(password) = password {
             let mut words = vec!["AUTH"];

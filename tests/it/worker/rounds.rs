@@ -11,14 +11,14 @@ use crate::{
 };
 
 /// One hold as it is recorded: from the first check to the latest that returned "held".
-struct Witness<'a> {
+pub(super) struct Witness<'a> {
     recorder: &'a Recorder,
     hold: Hold,
 }
 
 impl<'a> Witness<'a> {
     /// `None` if the lock is lost before the first check.
-    fn enter(recorder: &'a Recorder, guard: &LockGuard) -> Option<Witness<'a>> {
+    pub(super) fn enter(recorder: &'a Recorder, guard: &LockGuard) -> Option<Witness<'a>> {
         guard.is_held().then_some(())?;
         let now = boottime();
         let (lock, id) = (guard.name().to_owned(), guard.id().to_string());
@@ -30,7 +30,7 @@ impl<'a> Witness<'a> {
     }
 
     /// Checks again, and records the hold up to here only if it still lasts.
-    fn check(&mut self, held: impl FnOnce() -> bool) -> bool {
+    pub(super) fn check(&mut self, held: impl FnOnce() -> bool) -> bool {
         let now = boottime();
         let held = held();
         if held {

@@ -101,6 +101,18 @@ impl SentinelGroup {
         self.servers.iter().find(named)
     }
 
+    /// Whether any sentinel names another master than this one. The leader of a failover does so
+    /// first.
+    pub fn names_other_than(&self, former: &RedisServer) -> bool {
+        let port = announced_port(former, self.is_secure);
+        let names_other = |index: &usize| {
+            let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main"];
+            let address: Vec<String> = self.query(*index, &words);
+            address[1] != port
+        };
+        (0..self.sentinels.len()).filter(|index| self.is_running(*index)).any(|at| names_other(&at))
+    }
+
     /// Waits until most sentinels name another master than this one.
     pub fn await_other_master(&self, former: &RedisServer) -> &RedisServer {
         let other = || self.master().filter(|master| master.port() != former.port());

@@ -67,6 +67,7 @@ fn healthy_sentinels_pass() {
     assert_eq!(of("promotion"), "2 of 2 replicas can become the master");
 }
 
+/// Fault: N182
 #[test]
 fn missing_votes_are_counted() {
     let away = |asked: &mut AskedSentinel| asked.view = Err("refused".into());
@@ -96,6 +97,7 @@ fn missing_votes_are_counted() {
     expect(&bad(|asked| asked[2].is_in_url = false), &[("sentinel", "the URL does not")]);
 }
 
+/// Fault: N182
 #[test]
 fn disagreement_about_the_master_is_reported() {
     let found = bad(|asked| {
@@ -116,6 +118,7 @@ fn disagreement_about_the_master_is_reported() {
     );
 }
 
+/// Fault: N182
 #[test]
 fn failover_is_compared_with_the_ttl() {
     let at = |seconds| {
@@ -134,6 +137,7 @@ fn failover_is_compared_with_the_ttl() {
     assert!(finding.commands.is_empty() && finding.level == Level::Warning, "{finding:?}");
 }
 
+/// Fault: N182
 #[test]
 fn replicas_that_cannot_take_over_are_reported() {
     let each = |change: fn(&mut SentinelView)| {

@@ -18,6 +18,7 @@ fn at<'a>(report: &'a Report, check: &str, server: &str) -> &'a serde_json::Valu
     found.unwrap_or_else(|| panic!("nothing about {check} of {server}: {:#}", report.value))
 }
 
+/// Fault: N182
 #[test]
 fn sentinels_and_replicas_are_judged() {
     let group = SentinelGroup::start(1);
@@ -67,6 +68,7 @@ fn sentinels_and_replicas_are_judged() {
     assert_eq!(at(&report, "reach", &replica)["level"], "warning");
 }
 
+/// Fault: N182
 #[test]
 fn sentinels_that_know_no_master_are_a_problem() {
     let group = SentinelGroup::start(0);
