@@ -16,7 +16,7 @@ pub use self::mysql::MySqlConfig;
 pub use self::options::LockOptions;
 #[cfg(feature = "tls")]
 pub use self::tls::Tls;
-pub(crate) use self::validated::ValidatedConfig;
+pub(crate) use self::validated::{LockParams, ValidatedConfig};
 use self::{urls::split_urls, validated::TTL_MAX};
 use crate::{
     backend::redis::{self, Endpoint, Replicas},

@@ -2,6 +2,7 @@
 //! and ends in [`ManagerInner::release`].
 
 mod acquire;
+mod acquire_all;
 mod by_id;
 mod downgrade;
 mod pass;

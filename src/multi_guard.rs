@@ -9,7 +9,7 @@ use crate::{
     core::{id::LockId, lock_lost::LockLost, token::FencingToken},
     error::{LockError, Result},
     guard::LockGuard,
-    inner::ManagerHandle,
+    inner::{ManagerHandle, ManagerInner},
     lock_info::Released,
     reentrant::check_not_own,
     sys::display::Quoted,
@@ -43,8 +43,8 @@ pub struct MultiGuard {
 }
 
 impl MultiGuard {
-    /// Acquires locks of all these names, in the order of the names. So two calls never wait for
-    /// each other.
+    /// Acquires locks of all these names, in the order of the names, so that two calls never wait
+    /// for each other. Without a wait, all at once if the backend can.
     pub(crate) fn acquire(
         handle: &Arc<ManagerHandle>,
         names: impl IntoIterator<Item = impl AsRef<str>>,
@@ -56,17 +56,12 @@ impl MultiGuard {
         check(&names, options)?;
         names.iter().try_for_each(|name| check_not_own(handle, name, options))?;
         let inner = handle.inner()?;
-        let limit = inner.wait_limit(options);
-        let mut guards: Vec<LockGuard> = Vec::with_capacity(names.len());
-        for name in names {
-            match inner.acquire(name, &limit.apply(inner, options)) {
-                Ok(held) => guards.push(LockGuard::new(held, handle.clone())),
-                Err(error) => {
-                    release_each(guards);
-                    return Err(limit.explain(inner, error));
-                }
+        let guards = match inner.acquire_at_once(&names, options) {
+            Some(held) => {
+                held?.into_iter().map(|held| LockGuard::new(held, handle.clone())).collect()
             }
-        }
+            None => acquire_in_order(handle, inner, names, options)?,
+        };
         let (sender, lost) = bounded(1);
         guards.iter().for_each(|guard| guard.report_loss_to(&sender, &lost));
         let all = MultiGuard { guards, lost };
@@ -148,6 +143,27 @@ impl MultiGuard {
         }
         outcome
     }
+}
+
+/// Acquires the locks one after the other.
+fn acquire_in_order(
+    handle: &Arc<ManagerHandle>,
+    inner: &ManagerInner,
+    names: Vec<&str>,
+    options: &LockOptions,
+) -> Result<Vec<LockGuard>> {
+    let limit = inner.wait_limit(options);
+    let mut guards: Vec<LockGuard> = Vec::with_capacity(names.len());
+    for name in names {
+        match inner.acquire(name, &limit.apply(inner, options)) {
+            Ok(held) => guards.push(LockGuard::new(held, handle.clone())),
+            Err(error) => {
+                release_each(guards);
+                return Err(limit.explain(inner, error));
+            }
+        }
+    }
+    Ok(guards)
 }
 
 /// In reverse, without waiting.

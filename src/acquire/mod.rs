@@ -11,7 +11,7 @@ use std::{sync::Arc, time::Duration};
 use self::attempt::Attempt;
 pub(crate) use self::breaker::Breaker;
 use crate::{
-    backend::{AcquireRequest, Backend},
+    backend::{AcquireRequest, AllAnswer, AllOutcome, AllRequest, Backend},
     core::{
         cancel::CancelToken,
         claim::{Claim, Grant, Residue},
@@ -88,17 +88,59 @@ impl Acquirer {
             claim,
             channel: &channel,
             claim_window: self.claim_window.min(claim.ttl),
-            // That holder's lease is not known here.
-            repair_ttl_ms: if self.repair_ttl {
-                claim.ttl_ms().max(REPAIRED_TTL_MIN_MS)
-            } else {
-                0
-            },
+            repair_ttl_ms: self.repair_ttl_ms(claim),
             wait_deadline,
             call_deadline: wait_deadline.saturating_add(operation_timeout),
             cancel,
         };
         let mut attempt = Attempt::new(self, request, terms, started);
         attempt.run().map_err(|error| Box::new(NotAcquired { error, residue: attempt.residue() }))
+    }
+
+    /// Acquires the locks of all these claims if all are free. Does not wait. Returns within one
+    /// operation timeout.
+    pub(crate) fn run_all(&self, claims: &[Claim]) -> Result<Vec<Grant>, Box<NotAcquired>> {
+        let Some(first) = claims.first() else { return Ok(Vec::new()) };
+        let (backend, started) = (&self.backend, clock::now());
+        let operation_timeout = backend.operation_timeout();
+        let timeout = request_timeout(operation_timeout, first.ttl);
+        let failed = |error| backend.lock_error(error, Action::Acquire, Some(first.key.name()));
+        if let Some(breaker) = &self.breaker
+            && let Some(error) =
+                breaker.reject(started, timeout, operation_timeout.saturating_mul(2))
+        {
+            return Err(Box::new(NotAcquired { error: failed(error), residue: None }));
+        }
+        let repair_ttl_ms = self.repair_ttl_ms(first);
+        let request = AllRequest { claims, repair_ttl_ms, operation_timeout };
+        let AllAnswer { outcome, residue } = backend.acquire_all(request);
+        if let Some(breaker) = &self.breaker {
+            match &outcome {
+                AllOutcome::Failed(error) if error.is_outage() => {
+                    breaker.on_outage(clock::now(), timeout, error);
+                }
+                AllOutcome::Failed(_) => {}
+                _ => breaker.on_answer(),
+            }
+        }
+        let error = match outcome {
+            AllOutcome::Granted(grants) => return Ok(grants),
+            AllOutcome::Held { index, holder } => {
+                let Claim { key, id, .. } = claims.get(index).unwrap_or(first);
+                self.observer.contended(key.name(), id, &holder);
+                let (name, server) = (key.name().to_owned(), backend.label().clone());
+                LockError::Held { name, holder, server }
+            }
+            AllOutcome::WrongType { index } => {
+                backend.wrong_type(&claims.get(index).unwrap_or(first).key)
+            }
+            AllOutcome::Failed(error) => failed(error),
+        };
+        Err(Box::new(NotAcquired { error, residue }))
+    }
+
+    /// TTL for another holder's key that has none. That holder's lease is not known here.
+    fn repair_ttl_ms(&self, claim: &Claim) -> u64 {
+        if self.repair_ttl { claim.ttl_ms().max(REPAIRED_TTL_MIN_MS) } else { 0 }
     }
 }

@@ -322,6 +322,11 @@ pub(crate) enum BackendError {
 }
 
 impl BackendError {
+    /// The error of a backend that is asked for what it cannot do.
+    pub(crate) fn unsupported() -> BackendError {
+        BackendError::Node(NodeError::not_sent(io::ErrorKind::Unsupported.into()))
+    }
+
     /// Whether asking again soon may help without any intervention.
     pub(crate) fn is_transient(&self) -> bool {
         match self {

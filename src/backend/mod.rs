@@ -2,6 +2,7 @@
 //! Cluster, or a database. The modules above it know no nodes, votes or replies.
 
 mod address;
+mod all;
 mod checkout_queue;
 pub(crate) mod cluster;
 mod discovery;
@@ -16,9 +17,10 @@ pub(crate) mod redis;
 pub(crate) mod redlock;
 pub(crate) mod transport;
 
-use std::{borrow::Cow, fmt, io, sync::Arc, time::Duration};
+use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
-use self::error::{BackendError, NodeError};
+pub(crate) use self::all::{AllAnswer, AllOutcome, AllRequest};
+use self::error::BackendError;
 pub(crate) use self::feature::Feature;
 pub(crate) use self::grant_stream::{
     CancelHandle, GrantStream, QueuePlace, StreamError, StreamEvent, Wake,
@@ -104,14 +106,24 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         feature.refusal_of_mutexes_only()
     }
 
+    /// Whether [`acquire_all`](Self::acquire_all) can acquire mutexes with these keys.
+    fn acquires_all(&self, _: &[LockKey]) -> bool {
+        false
+    }
+
+    /// Acquires several mutexes in one request, all or none.
+    fn acquire_all(&self, _: AllRequest<'_>) -> AllAnswer {
+        AllAnswer::unsupported()
+    }
+
     /// Turns a write lock into a read lock, without a moment in which it is not held.
     fn downgrade(&self, _lease: &Lease, _deadline: Moment) -> Result<Passed, BackendError> {
-        Err(BackendError::Node(NodeError::not_sent(io::ErrorKind::Unsupported.into())))
+        Err(BackendError::unsupported())
     }
 
     /// Gives the lock of the holder `former` to this claim.
     fn adopt(&self, _: &LockId, _: &Claim, _: Moment) -> Result<Passed, BackendError> {
-        Err(BackendError::Node(NodeError::not_sent(io::ErrorKind::Unsupported.into())))
+        Err(BackendError::unsupported())
     }
 
     /// How often to [probe](LeaseRenewals::probe), if a server may have to be left out although no

@@ -6,13 +6,28 @@ use super::{HeldLock, ManagerInner};
 use crate::{
     acquire::WaitTerms,
     backend::Feature,
-    config::LockOptions,
-    core::{claim::Claim, id::generate_lock_id, kind::LockKind, lease::Lease, lock_lost::LockLost},
+    config::{LockOptions, LockParams},
+    core::{
+        claim::{Claim, Grant},
+        id::generate_lock_id,
+        kind::LockKind,
+        lease::Lease,
+        lock_lost::LockLost,
+    },
     error::{LockError, Result},
     observe::{HoldSpan, WaitSpan, event::AcquiredEvent},
     renew::RenewalPlan,
     sys::clock::{self, Moment},
 };
+
+/// A granted lock.
+pub(super) struct Acquired {
+    pub(super) claim: Claim,
+    pub(super) grant: Grant,
+    pub(super) waited: Duration,
+    /// Another holder was reported at least once.
+    pub(super) contended: bool,
+}
 
 impl ManagerInner {
     /// Acquires a lock, and registers its lease with the renewer.
@@ -64,8 +79,25 @@ impl ManagerInner {
                 return Err(failed.error);
             }
         };
-        let waited = wait_span.end("acquired");
-        let span = HoldSpan::begin(name, &claim.id, grant.token.0);
+        self.hold(
+            Acquired { claim, grant, waited: wait_span.end("acquired"), contended },
+            &params,
+            left(),
+        )
+    }
+
+    /// Makes a granted lock a held one, whose lease is registered with the renewer. Releases it
+    /// within `timeout` if that is not possible.
+    pub(super) fn hold(
+        &self,
+        acquired: Acquired,
+        params: &LockParams,
+        timeout: Duration,
+    ) -> Result<HeldLock> {
+        let Acquired { claim, grant, waited, contended } = acquired;
+        let is_kept = !params.hold_at_least.is_zero();
+        let observer = &self.observer;
+        let span = HoldSpan::begin(claim.key.name(), &claim.id, grant.token.0);
         let plan = RenewalPlan {
             renew: params.renew,
             provisional: grant.provisional,
@@ -80,25 +112,20 @@ impl ManagerInner {
             lease.keep_until = clock::now().saturating_add(params.hold_at_least);
         }
         let lease = Arc::new(lease);
+        let (lock, id, token) = (lease.claim.key.name(), &lease.claim.id, lease.token);
         match self.renewer.register(&lease, plan) {
             Some(registration) => {
-                observer.acquired(AcquiredEvent {
-                    lock: name,
-                    id: &lease.claim.id,
-                    token: lease.token,
-                    waited,
-                    contended,
-                });
-                let held = HeldLock { lease, registration, span, plan };
+                observer.acquired(AcquiredEvent { lock, id, token, waited, contended });
+                let held = HeldLock { lease: lease.clone(), registration, span, plan };
                 // The last act: a pause since the grant, or a slow event handler, may have
                 // outlasted the lease.
-                self.ensure_held(held, left())
+                self.ensure_held(held, timeout)
             }
             None => {
                 // The manager was shut down meanwhile. Try to release the lock. If that fails, the
                 // lock expires.
-                let _ = self.release_lease(&lease, true, left());
-                observer.not_acquired(name, &lease.claim.id, waited, &LockError::Shutdown);
+                let _ = self.release_lease(&lease, true, timeout);
+                observer.not_acquired(lock, id, waited, &LockError::Shutdown);
                 Err(LockError::Shutdown)
             }
         }

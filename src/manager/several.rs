@@ -21,7 +21,10 @@ impl RedisMgr {
         self.lock_all_with(names, &LockOptions::new())
     }
 
-    /// Acquires the locks of all these names if all are free. Does not wait.
+    /// Acquires the locks of all these names if all are free and nobody waits for them. Does not
+    /// wait. One server grants all of them or none in one request; in a cluster, that is so if all
+    /// names have one hash tag. Otherwise they are acquired one after the
+    /// other.
     ///
     /// # Errors
     ///

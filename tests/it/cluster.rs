@@ -185,3 +185,21 @@ fn subscriber_of_another_node_hears_nothing() {
     elsewhere.cli(&["PUBLISH", "end", "of the test"]);
     assert_eq!(stranger.get_message().unwrap().get_channel_name(), "end");
 }
+
+#[test]
+fn locks_of_one_slot_are_acquired_by_one_request() {
+    let cluster = Cluster::start(3);
+    let mgr = manager(&cluster);
+    let calls = || cluster.nodes.iter().map(|node| node.calls("evalsha")).sum::<u64>();
+    for (names, requests) in [(["{t}a", "{t}b", "{t}c"], 1), (["a", "b", "c"], 3)] {
+        drop(mgr.try_lock_all(names).unwrap());
+        let before = calls();
+        let all = mgr.try_lock_all(names).unwrap();
+        assert_eq!(calls() - before, requests, "{names:?}");
+        assert!(all.is_held());
+        let other = manager(&cluster);
+        assert!(other.try_lock_all(names).unwrap_err().is_contended());
+        drop(all);
+        eventually("they are released", TEST_TIMEOUT, || other.try_lock_all(names).is_ok());
+    }
+}

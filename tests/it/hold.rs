@@ -2,6 +2,7 @@
 
 mod asked;
 mod at_least;
+mod at_once;
 mod passed;
 mod renewer_faults;
 mod several;

@@ -123,8 +123,8 @@ impl Pair {
 
     /// A call of a random script, as the library sends it.
     fn call(&mut self) -> Vec<Bytes> {
-        const WEIGHTED: [usize; 22] =
-            [0, 0, 1, 1, 2, 3, 4, 5, 5, 5, 5, 5, 6, 6, 6, 7, 8, 9, 10, 10, 11, 11];
+        const WEIGHTED: [usize; 24] =
+            [0, 0, 1, 1, 2, 3, 4, 5, 5, 5, 5, 5, 6, 6, 6, 7, 8, 9, 10, 10, 11, 11, 12, 12];
         let script = Script::ALL[WEIGHTED[self.rng.usize(..WEIGHTED.len())]];
         self.nonce += 1;
         let nonce = self.nonce.to_string();
@@ -132,6 +132,7 @@ impl Pair {
             (Script::Renew, true) => vec![KEYS[0], KEYS[3]],
             (Script::Renew, false) => vec![KEYS[0], KEYS[3], KEYS[5]],
             (Script::Describe, _) => KEYS[..6].to_vec(),
+            (Script::AcquireAll, _) => KEYS[..7].to_vec(),
             (Script::Inspect, first) => KEYS[if first { 0..3 } else { 3..6 }].to_vec(),
             (Script::RenewMembers, _) => vec![KEYS[0], KEYS[7], KEYS[2], KEYS[3], KEYS[8], KEYS[5]],
             (Script::ListMembers, _) => vec![KEYS[0], KEYS[7], KEYS[3], KEYS[8]],
@@ -179,6 +180,9 @@ impl Pair {
             Script::Downgrade => vec![id, ttl],
             Script::ListMembers => vec![self.pick(&["0", "1", "100"])],
             Script::Adopt => vec![id, "six", ttl, self.pick(&["1", "2"]), late],
+            Script::AcquireAll => {
+                vec![ttl, late, heal, "3620000", id, self.pick(&["one", "six", "seven"])]
+            }
             Script::Keep => {
                 let entry = if self.rng.bool() { &entry } else { "" };
                 vec![id, entry, self.pick(&["1", "2"]), ttl]

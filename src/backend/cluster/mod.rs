@@ -25,12 +25,15 @@ use self::{
 };
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, Backend, Feature, GrantStream, Inspection, LeaseRenewals,
-        Passed, ReleaseReport, RenewSoon, ResidueCleaner, StreamError,
+        AcquireRequest, Acquisition, AllAnswer, AllOutcome, AllRequest, Backend, Feature,
+        GrantStream, Inspection, LeaseRenewals, Passed, ReleaseReport, RenewSoon, ResidueCleaner,
+        StreamError,
         error::{BackendError, NodeError, NodeErrorKind},
         redis::{
             Endpoint, NodeConnections, RedisSettings, ReleaseAttempts, Request, Urgency, Yielding,
+            acquire_all::acquire_all_on_one_server,
             adopt::adopt_on_one_server,
+            ask_for_lock,
             groups::{downgrade_on_one_server, release_any_kind},
             inspect::{
                 OneServerForEachLock, inspect_on_one_server, lookup_on_one_server,
@@ -176,6 +179,34 @@ impl Backend for ClusterBackend {
 
     fn refusal_of(&self, feature: Feature) -> Option<&'static str> {
         feature.refusal_of_one_server()
+    }
+
+    fn acquires_all(&self, keys: &[LockKey]) -> bool {
+        keys.windows(2).all(|pair| pair[0].slot() == pair[1].slot())
+    }
+
+    fn acquire_all(&self, request: AllRequest<'_>) -> AllAnswer {
+        let Some(key) = request.claims.first().map(|claim| &claim.key) else {
+            return AllAnswer::unsupported();
+        };
+        let answer = acquire_all_on_one_server(request, |all, until| {
+            let patience = Patience { deadline: until, waits_for_nodes: false };
+            let replicas = self.router.replicas();
+            let followed = self.router.follow(slot_of(key)?, patience, |part, is_asking| {
+                let mut connections = part.pool.get(Urgency::Other, until)?;
+                let ask = |connection: &mut _| {
+                    self.router.ask_over(part, connection, all, is_asking, until)
+                };
+                ask_for_lock(&part.node, connections.only(), replicas, until, ask)
+            });
+            followed.map(|(_, exchange)| exchange)
+        });
+        if let (Some(yielding), AllOutcome::Held { index, holder }) =
+            (&self.yielding, &answer.outcome)
+        {
+            yielding.on_holder(request.claims[*index].key.lock_key(), holder, clock::now());
+        }
+        answer
     }
 
     fn adopt(

@@ -5,12 +5,13 @@ use std::{sync::Arc, time::Duration};
 use super::{grant_stream::MemoryGrantStream, server::Server};
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, Backend, CleanupLimits, Feature, GrantStream, Inspection,
-        LeaseRenewals, Passed, ReleaseReport, RenewSoon, RenewalLimits, RenewalReport,
-        ResidueCleaner, StreamError,
+        AcquireRequest, Acquisition, AllAnswer, AllRequest, Backend, CleanupLimits, Feature,
+        GrantStream, Inspection, LeaseRenewals, Passed, ReleaseReport, RenewSoon, RenewalLimits,
+        RenewalReport, ResidueCleaner, StreamError,
         error::{BackendError, NodeError},
         redis::{
             ClaimServer, Exchange, RedisAcquisition, ReleaseAttempts, Request,
+            acquire_all::acquire_all_on_one_server,
             adopt::adopt_on_one_server,
             groups::{add_members, downgrade_on_one_server, release_any_kind},
             inspect::{
@@ -136,6 +137,14 @@ impl Backend for MemoryBackend {
 
     fn refusal_of(&self, feature: Feature) -> Option<&'static str> {
         feature.refusal_of_one_server()
+    }
+
+    fn acquires_all(&self, _: &[LockKey]) -> bool {
+        true
+    }
+
+    fn acquire_all(&self, request: AllRequest<'_>) -> AllAnswer {
+        acquire_all_on_one_server(request, |all, until| self.server.exchange(all, until))
     }
 
     fn adopt(

@@ -1,6 +1,7 @@
 //! The scripts in `src/backend/redis/lua`, translated to Rust line by line. The simulator compares
 //! them with a real server (`tests/sim/differential.rs`).
 
+mod acquire_all;
 mod adopt;
 mod call;
 mod group;
@@ -21,7 +22,7 @@ use self::{
 use super::store::{Access, Bytes, CommandError, StoreResult};
 use crate::backend::redis::{
     list,
-    primitive::{adopt::ADOPT, group as groups, keep::KEEP, mutex},
+    primitive::{acquire_all::ACQUIRE_ALL, adopt::ADOPT, group as groups, keep::KEEP, mutex},
     script,
 };
 
@@ -52,11 +53,13 @@ pub enum Script {
     Keep,
     /// Gives a lock to a successor.
     Adopt,
+    /// Asks for several locks at once.
+    AcquireAll,
 }
 
 impl Script {
     /// All scripts.
-    pub const ALL: [Script; 12] = [
+    pub const ALL: [Script; 13] = [
         Script::Acquire,
         Script::Release,
         Script::Renew,
@@ -69,6 +72,7 @@ impl Script {
         Script::ListMembers,
         Script::Keep,
         Script::Adopt,
+        Script::AcquireAll,
     ];
 
     fn sent(self) -> &'static script::Script {
@@ -85,6 +89,7 @@ impl Script {
             Script::ListMembers => &groups::LIST,
             Script::Keep => &KEEP,
             Script::Adopt => &ADOPT,
+            Script::AcquireAll => &ACQUIRE_ALL,
         }
     }
 
@@ -129,6 +134,7 @@ impl Script {
             Script::ListMembers => call.list_members(),
             Script::Keep => call.keep(),
             Script::Adopt => call.adopt(),
+            Script::AcquireAll => call.acquire_all(),
         }
     }
 }

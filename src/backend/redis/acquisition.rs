@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{
     Connection, ConnectionPool, Exchange, NodeError, NodeErrorKind, RedisNode, Replicas, Urgency,
     exchange,
-    requests_and_replies::{Acquire, AcquireMode, AcquireReply, OfKind},
+    requests_and_replies::{Acquire, AcquireAllReply, AcquireMode, AcquireReply, OfKind},
     yielding::Yielding,
 };
 use crate::{
@@ -82,15 +82,32 @@ impl ClaimServer for PooledServer<'_> {
     }
 }
 
+/// Reply to a request for one or several locks.
+pub(crate) trait AnswersClaim {
+    fn is_grant(&self) -> bool;
+}
+
+impl AnswersClaim for AcquireReply {
+    fn is_grant(&self) -> bool {
+        matches!(self, AcquireReply::Held { .. })
+    }
+}
+
+impl AnswersClaim for AcquireAllReply {
+    fn is_grant(&self) -> bool {
+        matches!(self, AcquireAllReply::Held { .. })
+    }
+}
+
 /// Asks a server that decides alone, unless it is in quarantine. A lock is held once enough
 /// replicas have it.
-pub(crate) fn ask_for_lock(
+pub(crate) fn ask_for_lock<R: AnswersClaim>(
     node: &RedisNode,
     connection: &mut Connection,
     replicas: Replicas,
     deadline: Moment,
-    ask: impl FnOnce(&mut Connection) -> Result<Exchange<AcquireReply>, NodeError>,
-) -> Result<Exchange<AcquireReply>, NodeError> {
+    ask: impl FnOnce(&mut Connection) -> Result<Exchange<R>, NodeError>,
+) -> Result<Exchange<R>, NodeError> {
     if node.has_quarantine {
         node.drop_if_replaced(connection);
         node.connect(connection, deadline)?;
@@ -100,7 +117,7 @@ pub(crate) fn ask_for_lock(
         }
     }
     let exchange = ask(connection)?;
-    if let AcquireReply::Held { .. } = exchange.reply {
+    if exchange.reply.is_grant() {
         replicas.confirm(node, connection, deadline)?;
     }
     Ok(exchange)

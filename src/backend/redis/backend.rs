@@ -5,7 +5,8 @@ use std::{mem, sync::Arc, time::Duration};
 use super::{
     Connection, ConnectionPool, Endpoint, NodeConnections, NodeError, NodeErrorKind,
     PooledConnections, RedisAcquisition, RedisGrantStream, RedisNode, Replicas, Request, Urgency,
-    acquisition::{PLACE, PooledServer},
+    acquire_all::acquire_all_on_one_server,
+    acquisition::{PLACE, PooledServer, ask_for_lock},
     adopt::adopt_on_one_server,
     clean_up::RedisCleaner,
     exchange,
@@ -23,8 +24,9 @@ use super::{
 };
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, Backend, Feature, GrantStream, Inspection, LeaseRenewals,
-        Passed, ReleaseReport, RenewSoon, ResidueCleaner, StreamError, error::BackendError,
+        AcquireRequest, Acquisition, AllAnswer, AllOutcome, AllRequest, Backend, Feature,
+        GrantStream, Inspection, LeaseRenewals, Passed, ReleaseReport, RenewSoon, ResidueCleaner,
+        StreamError, error::BackendError,
     },
     core::{
         claim::{Claim, Residue},
@@ -189,6 +191,24 @@ impl Backend for RedisBackend {
 
     fn refusal_of(&self, feature: Feature) -> Option<&'static str> {
         feature.refusal_of_one_server()
+    }
+
+    fn acquires_all(&self, _: &[LockKey]) -> bool {
+        true
+    }
+
+    fn acquire_all(&self, request: AllRequest<'_>) -> AllAnswer {
+        let answer = acquire_all_on_one_server(request, |all, until| {
+            let mut connections = self.pool.get(Urgency::Other, until)?;
+            let ask = |connection: &mut _| exchange(&self.node, connection, all, until);
+            ask_for_lock(&self.node, connections.only(), self.replicas, until, ask)
+        });
+        if let (Some(yielding), AllOutcome::Held { index, holder }) =
+            (&self.yielding, &answer.outcome)
+        {
+            yielding.on_holder(request.claims[*index].key.lock_key(), holder, clock::now());
+        }
+        answer
     }
 
     fn adopt(

@@ -1,6 +1,7 @@
 //! One Redis server: connections with deadlines, the scripts, and their requests and replies. Every
 //! failure becomes a [`NodeError`], which states whether the request may have been carried out.
 
+pub(crate) mod acquire_all;
 mod acquisition;
 pub(crate) mod adopt;
 mod backend;

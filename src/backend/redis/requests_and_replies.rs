@@ -4,6 +4,7 @@ use redis::Value;
 
 pub(crate) use super::primitive::{
     KindReleaseReply, OfKind, RenewSome,
+    acquire_all::{AcquireAll, AcquireAllReply},
     adopt::{Adopt, AdoptReply},
     group::{Downgrade, DowngradeReply, GroupReport, ListMembers, MemberRenewal, RenewMembers},
     keep::ReleaseOrKeep,

@@ -186,7 +186,10 @@ mod tests {
     use crate::backend::redis::{
         list::DESCRIBE,
         primitive::{
+            acquire_all::ACQUIRE_ALL,
+            adopt::ADOPT,
             group,
+            keep::KEEP,
             mutex::{ACQUIRE, INSPECT, RELEASE, RENEW},
         },
     };
@@ -204,6 +207,9 @@ mod tests {
             &group::RENEW,
             &group::DOWNGRADE,
             &group::LIST,
+            &KEEP,
+            &ADOPT,
+            &ACQUIRE_ALL,
         ];
         for (at, script) in scripts.iter().enumerate() {
             assert!(

@@ -2,6 +2,7 @@
 //! their replies. [`OfKind`] chooses between them. Pure. `lua/` has the parts that scripts of
 //! several kinds share.
 
+pub(crate) mod acquire_all;
 pub(crate) mod adopt;
 pub(crate) mod group;
 pub(crate) mod keep;

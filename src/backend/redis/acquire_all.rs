@@ -1,0 +1,88 @@
+//! Several locks at once on one server.
+
+use super::{
+    Exchange, NodeError, NodeErrorKind,
+    requests_and_replies::{AcquireAll, AcquireAllReply},
+};
+use crate::{
+    backend::{AllAnswer, AllOutcome, AllRequest, error::BackendError},
+    core::{
+        claim::{Grant, InFlight, Residue},
+        quorum::{NodeDeadlines, NodeSet},
+        token::FencingToken,
+        validity::{deadline_from_sent, request_timeout},
+    },
+    sys::clock::{self, Moment},
+};
+
+/// Acquires the locks of all claims, or none. Asks once more if the reply is lost: the first
+/// request gets half of the time, so that the second has the other half.
+pub(crate) fn acquire_all_on_one_server(
+    request: AllRequest<'_>,
+    mut ask: impl FnMut(&AcquireAll<'_>, Moment) -> Result<Exchange<AcquireAllReply>, NodeError>,
+) -> AllAnswer {
+    let AllRequest { claims, repair_ttl_ms, operation_timeout } = request;
+    let ttl = claims.first().map(|claim| claim.ttl).unwrap_or_default();
+    let request = AcquireAll { claims, repair_ttl_ms };
+    let began = clock::now();
+    let timeout = request_timeout(operation_timeout, ttl);
+    let [halfway, deadline] = [timeout / 2, timeout].map(|part| began.saturating_add(part));
+    let mut result = ask(&request, halfway);
+    let mut broken_until = began;
+    let mut may_hold = false;
+    let mut note = |result: &Result<_, NodeError>, until| {
+        if result.as_ref().is_err_and(|error| error.outcome_unknown) {
+            (broken_until, may_hold) = (until, true);
+        }
+    };
+    note(&result, halfway);
+    let is_late = matches!(&result, Ok(Exchange { reply: AcquireAllReply::Expired { .. }, .. }));
+    let may_be_held = |error: &NodeError| error.outcome_unknown && error.is_transient();
+    if is_late || matches!(&result, Err(error) if may_be_held(error) || error.is_not_master()) {
+        result = ask(&request, deadline);
+        note(&result, deadline);
+    }
+    let residue = || Residue::new(NodeSet::single(0), "", broken_until);
+    let outcome = match result {
+        Ok(Exchange { sent, reply: AcquireAllReply::Held { tokens, .. } }) => {
+            let until = deadline_from_sent(sent, ttl);
+            if until > clock::now() {
+                let grant = |token| grant(token, until, broken_until);
+                let grants = tokens.into_iter().map(grant).collect();
+                return AllAnswer { outcome: AllOutcome::Granted(grants), residue: None };
+            }
+            // The reply took longer than the lease.
+            may_hold = true;
+            AllOutcome::Failed(timed_out(true))
+        }
+        Ok(Exchange { reply: AcquireAllReply::Busy { index, holder, .. }, .. }) => {
+            AllOutcome::Held { index, holder }
+        }
+        Ok(Exchange { reply: AcquireAllReply::WrongType { index }, .. }) => {
+            AllOutcome::WrongType { index }
+        }
+        Ok(Exchange { reply: AcquireAllReply::Expired { .. }, .. }) => {
+            AllOutcome::Failed(timed_out(false))
+        }
+        Err(error) => AllOutcome::Failed(BackendError::Node(error)),
+    };
+    AllAnswer { outcome, residue: may_hold.then(residue) }
+}
+
+fn timed_out(outcome_unknown: bool) -> BackendError {
+    BackendError::Node(NodeError { outcome_unknown, kind: NodeErrorKind::TimedOut })
+}
+
+fn grant(token: u64, until: Moment, broken_until: Moment) -> Grant {
+    let mut node_deadlines = NodeDeadlines::new(1);
+    node_deadlines.confirm(0, until);
+    let unanswered = NodeSet::EMPTY;
+    Grant {
+        token: FencingToken(token),
+        node_deadlines,
+        provisional: false,
+        in_flight: InFlight { broken_until, unanswered, unanswered_until: broken_until },
+        may_hold: NodeSet::single(0),
+        queue_entry: String::new(),
+    }
+}
