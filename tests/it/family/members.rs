@@ -212,7 +212,10 @@ fn repeated_request_gets_a_new_token() {
 #[test]
 fn lost_replies_to_readers_are_asked_for_again() {
     for fault in [Fault::ResetAfterRequest, Fault::CloseAfterRequest] {
-        let (server, proxy, mgr) = server_behind_proxy(config_long_timeouts);
+        // On a busy machine, neither a timeout nor a renewal nor a clean-up comes in between.
+        let config =
+            |url| config_long_timeouts(url).ttl(600 * SECOND).operation_timeout(60 * SECOND);
+        let (server, proxy, mgr) = server_behind_proxy(config);
         let direct = manager(&server).rw_lock("warm").unwrap();
         direct.write().unwrap().downgrade().unwrap().release().unwrap().unwrap_released();
         let lose_next = || proxy.on_request(contains("distlock:members:{lock:r}"), fault.clone());

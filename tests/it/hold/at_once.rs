@@ -110,7 +110,9 @@ fn dead_waiters_are_passed() {
 #[test]
 fn lost_reply_is_asked_for_again() {
     for fault in [Fault::DropReply, Fault::ResetAfterRequest, Fault::ResetBeforeRequest] {
-        let (server, proxy, mgr) = server_behind_proxy(config_long_timeouts);
+        // On a busy machine, no timeout comes in between.
+        let config = |url| config_long_timeouts(url).ttl(600 * SECOND);
+        let (server, proxy, mgr) = server_behind_proxy(config);
         drop(mgr.try_lock_all(NAMES).unwrap());
         let lost = proxy.on_request(contains("lock:a"), fault);
         let all = mgr.try_lock_all(NAMES).unwrap();
