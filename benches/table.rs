@@ -13,12 +13,18 @@ mod blocks;
 mod cluster;
 #[path = "table/command.rs"]
 mod command;
+#[path = "table/contender.rs"]
+mod contender;
 #[path = "table/contention.rs"]
 mod contention;
 #[path = "table/crowd.rs"]
 mod crowd;
 #[path = "table/events.rs"]
 mod events;
+#[path = "table/groups.rs"]
+mod groups;
+#[path = "table/holds.rs"]
+mod holds;
 #[path = "table/listing.rs"]
 mod listing;
 #[path = "table/measure.rs"]
@@ -89,6 +95,10 @@ const ROWS: &[(&str, Row)] = &[
     ("waiting", waiting::row),
     ("crowd", crowd::row),
     ("renew", renewal::row),
+    ("several", groups::several),
+    ("readers", groups::readers),
+    ("writer_release", groups::writer_release),
+    ("members_renew", groups::members_renew),
     ("memory", memory::row),
     ("listing", listing::row),
     #[cfg(feature = "tls")]
@@ -189,7 +199,7 @@ fn run(row: Row, scale: Scale) -> Result<Vec<Figure>> {
 /// Runs a child process.
 fn work(side: &WorkerSide) -> ExitCode {
     let done = match side.role() {
-        contention::ROLE => contention::work(side),
+        contender::ROLE => contender::work(side),
         waiting::ROLE => waiting::work(side),
         renewal::ROLE => renewal::work(side),
         memory::ROLE => memory::work(side),

@@ -1,22 +1,20 @@
 //! Processes that compete for one lock: throughput, fairness, hand-over time, and commands per
 //! lock.
 
-use std::{fmt::Write as _, fs, path::Path, sync::Mutex, thread, time::Duration};
+use std::{path::Path, time::Duration};
 
-use distlock::{LockManager, Released};
 use tempfile::TempDir;
 
 use crate::{
     Result, Scale,
-    cluster::{self, Cluster},
+    cluster::Cluster,
+    contender::ROLE,
+    holds::{Shares, read},
     measure::{Placement, Times, cpu_of, median, now, pause, pause_until},
     raw::Raw,
-    raw_mysql,
     report::{Figure, micros, number, per_second, share_of_core},
-    support::{RedisServer, Worker, WorkerSide},
+    support::{RedisServer, Worker},
 };
-
-pub(crate) const ROLE: &str = "contender";
 
 /// Time for which contenders continue after the window, so that none of them stops within it.
 const EXTRA_TIME: Duration = Duration::from_millis(300);
@@ -56,19 +54,6 @@ struct Outcome {
     loaded_ping: Times,
     raw_pairs: f64,
     raw_time: Duration,
-}
-
-/// One hold of the lock.
-#[derive(Clone, Copy)]
-struct Hold {
-    token: u64,
-    process: usize,
-    acquired: Duration,
-    released: Duration,
-    /// How long it took to acquire the lock.
-    waited: Duration,
-    /// Whether the guard still reported the lock as held right before the release.
-    was_held: bool,
 }
 
 struct Snapshot {
@@ -174,41 +159,6 @@ impl Contest {
     }
 }
 
-/// What the contenders wrote down about the window.
-pub(crate) struct Shares {
-    pub(crate) locks: f64,
-    /// Locks that were lost before they were released.
-    pub(crate) lost: f64,
-    pub(crate) handoff: Times,
-    pub(crate) wait: Times,
-    pub(crate) fewest: f64,
-    pub(crate) most: f64,
-}
-
-fn read(folder: &Path, processes: usize, begin: Duration, end: Duration) -> Result<Shares> {
-    let (holds, lost): (Vec<Hold>, Vec<Hold>) =
-        read_holds(folder, processes)?.into_iter().partition(|hold| hold.was_held);
-    check_exclusion(&holds)?;
-    let within = |hold: &Hold| (begin..end).contains(&hold.acquired);
-    let holds: Vec<Hold> = holds.into_iter().filter(within).collect();
-    let mut by_process = vec![0_u32; processes];
-    holds.iter().for_each(|hold| by_process[hold.process] += 1);
-    let mut handoff = Times::new();
-    for pair in holds.windows(2).filter(|pair| pair[0].process != pair[1].process) {
-        handoff.add(pair[1].acquired - pair[0].released);
-    }
-    let mut wait = Times::new();
-    holds.iter().for_each(|hold| wait.add(hold.waited));
-    Ok(Shares {
-        locks: holds.len() as f64,
-        lost: lost.len() as f64,
-        handoff,
-        wait,
-        fewest: by_process.iter().min().copied().unwrap_or(0).into(),
-        most: by_process.iter().max().copied().unwrap_or(0).into(),
-    })
-}
-
 /// Processes that compete for one lock in a database.
 pub(crate) struct Crowd {
     pub(crate) processes: usize,
@@ -235,130 +185,6 @@ impl Crowd {
         workers.iter().for_each(|worker| drop(worker.expect("done")));
         read(folder.path(), self.processes, begin, end)
     }
-}
-
-/// The holds of all processes, in the order of their tokens.
-fn read_holds(folder: &Path, processes: usize) -> Result<Vec<Hold>> {
-    let mut holds = Vec::new();
-    for process in 0..processes {
-        for line in fs::read_to_string(folder.join(process.to_string()))?.lines() {
-            let mut fields = line.split(' ').map(str::parse);
-            let mut next = || fields.next().ok_or("a record is too short");
-            let token = next()??;
-            let mut time = || Ok::<_, Box<dyn std::error::Error>>(Duration::from_nanos(next()??));
-            let (acquired, released, waited) = (time()?, time()?, time()?);
-            holds.push(Hold {
-                token,
-                process,
-                acquired,
-                released,
-                waited,
-                was_held: next()?? == 1,
-            });
-        }
-    }
-    holds.sort_by_key(|hold| hold.token);
-    Ok(holds)
-}
-
-/// Fails if two holds overlap: without exclusion, the speed means nothing.
-fn check_exclusion(holds: &[Hold]) -> Result<()> {
-    match holds
-        .windows(2)
-        .find(|pair| pair[1].acquired < pair[0].released || pair[1].token == pair[0].token)
-    {
-        None => Ok(()),
-        Some(pair) => Err(format!(
-            "two processes held the lock at once, with the tokens {} and {}",
-            pair[0].token, pair[1].token
-        )
-        .into()),
-    }
-}
-
-/// A contender: acquires and releases the lock until the given time, then writes down its holds.
-pub(crate) fn work(side: &WorkerSide) -> Result<()> {
-    let threads: usize = side.arg("threads").parse()?;
-    let hold = Duration::from_micros(side.arg("hold_us").parse()?);
-    let urls = side.arg("urls");
-    let mgr = cluster::manager(&urls, threads)?;
-    mgr.ping()?;
-    side.say("ready");
-    let until = Duration::from_nanos(side.hear().ok_or("the time to stop is missing")?.parse()?);
-    let records = Mutex::new(String::new());
-    let is_raw = side.try_arg("raw").is_some();
-    let done: Result<Vec<()>> = thread::scope(|scope| {
-        let contend = || {
-            let done = if is_raw {
-                contend_raw(&urls, until, &records)
-            } else {
-                contend(&*mgr, hold, until, &records)
-            };
-            done.map_err(|error| error.to_string())
-        };
-        let contenders: Vec<_> = (0..threads).map(|_| scope.spawn(contend)).collect();
-        contenders
-            .into_iter()
-            .map(|contender| Ok(contender.join().map_err(|_| "a contender panicked")??))
-            .collect()
-    });
-    done?;
-    fs::write(side.arg("out"), records.into_inner()?)?;
-    side.say("done");
-    Ok(())
-}
-
-fn contend(
-    mgr: &dyn LockManager,
-    hold: Duration,
-    until: Duration,
-    records: &Mutex<String>,
-) -> Result<()> {
-    let mut holds = Vec::new();
-    while now() < until {
-        let started = now();
-        let guard = mgr.lock("contended")?;
-        let acquired = now();
-        if !hold.is_zero() {
-            pause(hold);
-        }
-        let token = guard.fencing_token();
-        let released = now();
-        let was_held = guard.is_held();
-        // On a busy machine the lock may have been lost. The row reports that.
-        let _: Released = guard.release()?;
-        holds.push((token.as_u64(), acquired, released, acquired - started, was_held));
-    }
-    write_down(holds, records)
-}
-
-/// The same with the statements of a database alone. They have no tokens; the time of the
-/// acquisition has the same order.
-fn contend_raw(url: &str, until: Duration, records: &Mutex<String>) -> Result<()> {
-    let mut raw = raw_mysql::Raw::connect(url)?;
-    let mut holds = Vec::new();
-    while now() < until {
-        let started = now();
-        raw.acquire()?;
-        let acquired = now();
-        let released = now();
-        raw.release()?;
-        let token = u64::try_from(acquired.as_nanos())?;
-        holds.push((token, acquired, released, acquired - started, true));
-    }
-    write_down(holds, records)
-}
-
-type Written = (u64, Duration, Duration, Duration, bool);
-
-fn write_down(holds: Vec<Written>, records: &Mutex<String>) -> Result<()> {
-    let mut text = String::new();
-    for (token, acquired, released, waited, was_held) in holds {
-        let [acquired, released, waited] = [acquired, released, waited].map(|time| time.as_nanos());
-        writeln!(text, "{token} {acquired} {released} {waited} {}", u8::from(was_held))?;
-    }
-    records.lock().map_err(|_| "a contender panicked")?.push_str(&text);
-    Ok(())
 }
 
 impl Outcome {

@@ -30,9 +30,39 @@ pub(crate) fn row(scale: Scale) -> Result<Vec<Figure>> {
     );
     drop(pinned);
     let pinned = Placement::same_core(&[server.pid()])?;
-    figures.extend(compare(&server, config, scale)?.figures("server on the same core"));
+    figures.extend(compare(&server, config.clone(), scale)?.figures("server on the same core"));
     drop(pinned);
+    figures.push(server_time(&server, config, scale)?);
     Ok(figures)
+}
+
+/// Time that the server itself counts for the scripts of a pair.
+fn server_time(server: &RedisServer, config: Config, scale: Scale) -> Result<Figure> {
+    let pairs = scale.pick(20_000, 10);
+    let mgr = RedisMgr::new(config)?;
+    let mut raw = Raw::connect(&server.url())?;
+    // What a script calls is part of the script's time, and is also counted for its own command.
+    let spent = |commands: &[&str], pair: &mut dyn FnMut() -> Result<()>| {
+        pair()?;
+        server.cli(&["CONFIG", "RESETSTAT"]);
+        for _ in 0..pairs {
+            pair()?;
+        }
+        let info: String = server.query(&["INFO", "commandstats"]);
+        let of = |command: &&str| {
+            let line =
+                info.lines().find_map(|line| line.strip_prefix("cmdstat_")?.strip_prefix(command));
+            let micros = line.and_then(|line| line.split_once("usec=")?.1.split(',').next());
+            micros.and_then(|micros| micros.parse().ok()).unwrap_or(0_u64)
+        };
+        let all = commands.iter().map(of).sum();
+        Ok::<_, Box<dyn std::error::Error>>(Duration::from_micros(all) / pairs)
+    };
+    let ours = spent(&["evalsha:"], &mut || lock_and_release(&mgr).map(drop))?;
+    let pair = raw.pair("lock:raw");
+    let raw = spent(&["set:", "evalsha:"], &mut || raw.run(&pair).map(drop))?;
+    Ok(Figure::new("time of the server for lock + release, mean", micros(ours))
+        .compare(micros(raw), "SET NX PX, EVALSHA"))
 }
 
 struct Comparison {
