@@ -117,8 +117,8 @@
 //! can hold together: many readers or one writer, or a limited number of permits. Their guards
 //! dereference to [`LockGuard`]: they are renewed, have a deadline and a token, and report a loss.
 //! Each member has its own lease. If it dies, the others keep the lock. All kinds of locks of one
-//! name exclude each other and share the queue and the sequence of tokens. One server keeps them;
-//! over several nodes they are refused.
+//! name exclude each other and share the queue and the sequence of tokens. Over several nodes,
+//! semaphores with more than one permit are refused.
 //!
 //! # Several nodes
 //!

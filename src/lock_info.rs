@@ -49,6 +49,10 @@ impl LockInfo {
         self.members = members;
     }
 
+    pub(crate) fn set_uncertain(&mut self) {
+        self.certain = false;
+    }
+
     /// Returns the name of the lock, without its prefix.
     pub fn name(&self) -> &str {
         &self.name

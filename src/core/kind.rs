@@ -120,6 +120,14 @@ impl HeldBy {
     pub(crate) fn is_group(self) -> bool {
         self != HeldBy::One
     }
+
+    /// Returns the number of readers or of permits in use, if it is known.
+    pub(crate) fn members(self) -> Option<u64> {
+        match self {
+            HeldBy::One => None,
+            HeldBy::Readers { count } | HeldBy::Permits { count } => count,
+        }
+    }
 }
 
 #[cfg(test)]

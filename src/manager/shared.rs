@@ -29,8 +29,6 @@ impl RedisMgr {
     /// # Errors
     ///
     /// [`LockError::InvalidName`](crate::LockError::InvalidName) if the name is invalid.
-    /// [`LockError::InvalidOptions`](crate::LockError::InvalidOptions) with [several
-    /// nodes](crate::Config::nodes), over which these locks are not supported.
     /// [`LockError::Shutdown`](crate::LockError::Shutdown) after a shutdown.
     pub fn rw_lock(&self, name: &str) -> Result<RwLock> {
         RwLock::new(&self.handle, name)
@@ -41,7 +39,9 @@ impl RedisMgr {
     /// # Errors
     ///
     /// The errors of [`rw_lock`](Self::rw_lock), and
-    /// [`LockError::InvalidOptions`](crate::LockError::InvalidOptions) if the limit is 0.
+    /// [`LockError::InvalidOptions`](crate::LockError::InvalidOptions) if the limit is 0, or with
+    /// [several nodes](crate::Config::nodes) if it is more than 1: they would grant too many
+    /// permits.
     pub fn semaphore(&self, name: &str, limit: u32) -> Result<Semaphore> {
         Semaphore::new(&self.handle, name, limit)
     }

@@ -18,12 +18,14 @@ use distlock::{Config, RedisMgr};
 
 use crate::{
     helpers::{SECOND, config_long_timeouts},
-    support::{RedisServer, TEST_TIMEOUT, eventually},
+    support::{Nodes, RedisServer, TEST_TIMEOUT, eventually},
 };
 
 /// Where locks are kept.
 pub(crate) enum Subject {
     Redis(Box<RedisServer>),
+    /// Several servers that decide together.
+    Nodes(Nodes),
     #[cfg(feature = "testing")]
     Memory(MemoryServer),
 }
@@ -37,6 +39,14 @@ impl Subject {
         ]
     }
 
+    /// The same, and three nodes, also with the first one dead, where waiters would queue.
+    pub(crate) fn with_nodes() -> Vec<Subject> {
+        let with_dead_node = Nodes::start(3);
+        with_dead_node.kill(0);
+        let nodes = [Nodes::start(3), with_dead_node].map(Subject::Nodes);
+        Subject::all().into_iter().chain(nodes).collect()
+    }
+
     /// A manager with connections and threads of its own, as another process would have it.
     pub(crate) fn manager(&self) -> RedisMgr {
         self.manager_with(|config| config)
@@ -46,6 +56,10 @@ impl Subject {
         match self {
             Subject::Redis(server) => {
                 RedisMgr::new(configure(config_long_timeouts(server.url()))).unwrap()
+            }
+            Subject::Nodes(nodes) => {
+                let config = config_long_timeouts(nodes.urls()).quarantine(Duration::ZERO);
+                RedisMgr::new(configure(config)).unwrap()
             }
             #[cfg(feature = "testing")]
             Subject::Memory(server) => server.manager_with(|config| {

@@ -11,6 +11,7 @@ mod outages;
 mod promotion;
 mod quarantine;
 mod queue;
+mod readers;
 mod slow_node;
 mod votes;
 mod wrong_type;

@@ -166,7 +166,8 @@ impl Pair {
             Script::Inspect => vec![],
             Script::Describe => vec![each, "3"],
             Script::AcquireShared => {
-                [&[id, ttl, mode, &entry, late, heal], &self.membership()[..]].concat()
+                let decided = [ahead, self.pick(&["0", "1"])];
+                [&[id, ttl, mode, &entry, late, heal], &self.membership()[..], &decided].concat()
             }
             Script::ReleaseShared if self.rng.bool() => vec![id, "", "", self.pick(&["1", "2"])],
             Script::ReleaseShared => {

@@ -183,6 +183,7 @@ impl<'a, S: ClaimServer> RedisAcquisition<'a, S> {
             queue_entry: &queue_entry,
             repair_ttl_ms: self.request.repair_ttl_ms,
             token_min: 0,
+            is_token_decided: false,
         };
         let request = OfKind { kind: claim.kind, request };
         let result = self.server.exchange(&request, deadline);

@@ -23,7 +23,7 @@ use crate::{
         error::BackendError,
         redis::{
             Exchange, NodeError, NodeErrorKind,
-            requests_and_replies::{Acquire, AcquireMode, AcquireReply},
+            requests_and_replies::{Acquire, AcquireMode, AcquireReply, OfKind},
         },
     },
     core::{
@@ -61,6 +61,8 @@ pub(super) struct QuorumAcquisition<'a> {
     releases: VoteReleases,
     /// Token that a quorum must store, once nodes have returned different ones.
     token_min: Option<u64>,
+    /// Nodes whose last reply granted the lock with a token that is at most `token_min`.
+    token_known: NodeSet,
     token_rounds: u32,
     /// Rounds lost to other contenders so far.
     lost_rounds: u32,
@@ -81,6 +83,7 @@ impl<'a> QuorumAcquisition<'a> {
             footprint: Footprint::new(clock::now()),
             releases: VoteReleases::default(),
             token_min: None,
+            token_known: NodeSet::EMPTY,
             token_rounds: 0,
             lost_rounds: 0,
             is_failing: false,
@@ -155,20 +158,21 @@ impl<'a> QuorumAcquisition<'a> {
         let queue_entry =
             if mode == AcquireMode::Try { String::new() } else { request.queue_entry() };
         let token_min = self.token_min.unwrap_or_else(|| redlock.token_min());
+        // Of this round only: a node may grant the lock again meanwhile, after another holder.
+        let token_known = std::mem::take(&mut self.token_known);
         let window_ms = u64::try_from(request.claim_window.as_millis()).unwrap_or(u64::MAX);
+        let queue_ttl_ms = if claim_window_only { window_ms } else { claim.ttl_ms() };
         let acquire = |node| Acquire {
             key: &claim.key,
             id: claim.id.as_str(),
-            ttl_ms: if claim_window_only && node == queue_node {
-                window_ms
-            } else {
-                claim.ttl_ms()
-            },
+            ttl_ms: if node == queue_node { queue_ttl_ms } else { claim.ttl_ms() },
             mode: if node == queue_node { mode } else { AcquireMode::Try },
             queue_entry: if node == queue_node { &queue_entry } else { "" },
             repair_ttl_ms: request.repair_ttl_ms,
             token_min,
+            is_token_decided: token_known.contains(node),
         };
+        let acquire = |node| OfKind { kind: claim.kind, request: acquire(node) };
         let vote_of = |node: usize, exchange: &Exchange<AcquireReply>| {
             let is_quarantined = redlock.node(node).quarantine_left(exchange.sent).is_some();
             vote(&exchange.reply, is_quarantined)
@@ -199,15 +203,9 @@ impl<'a> QuorumAcquisition<'a> {
             self.is_head = self.is_head_after(mode, &round);
             let head = if self.is_head { NodeSet::single(queue_node) } else { NodeSet::EMPTY };
             let (footprint, to_release) = (&mut self.footprint, may_be_held.difference(head));
-            self.releases.send(
-                redlock,
-                &mut connections,
-                footprint,
-                &request,
-                to_release,
-                now,
-                deadline,
-            );
+            let connections = &mut connections;
+            let releases = &mut self.releases;
+            releases.send(redlock, connections, footprint, &request, to_release, now, deadline);
             // A node that confirmed the release has executed the request, which came before it.
             footprint.unanswered = footprint.unanswered.intersection(footprint.may_hold);
         }
@@ -300,6 +298,7 @@ impl<'a> QuorumAcquisition<'a> {
             }
             Err(highest) => {
                 self.token_min = Some(highest);
+                self.token_known = round.responses.nodes_voting(Vote::Yes);
                 self.token_rounds += 1;
                 if self.token_rounds > TOKEN_ROUNDS_MAX {
                     return self.failed(failed(NodeErrorKind::TokenDisagreement));

@@ -11,7 +11,7 @@ use crate::{
         error::BackendError,
         redis::{
             CHECK_INTERVAL, Exchange, PIPELINE_MAX, Request,
-            requests_and_replies::{Ping, ReleaseReply},
+            requests_and_replies::{KindReleaseReply, Ping},
         },
     },
     core::{
@@ -111,9 +111,8 @@ impl QuorumCleaner {
         residue: &mut Residue,
         round: BroadcastOptions<'_>,
         limits: CleanupLimits<'_>,
-    ) -> Responses<ReleaseReply> {
-        let id = claim.id.as_str().as_bytes();
-        let request = ReleaseRequest::new(&claim.key, id, &residue.queue_entry, false);
+    ) -> Responses<KindReleaseReply> {
+        let request = ReleaseRequest::of_claim(claim, &residue.queue_entry, false);
         let mut responses = self.ask(round, limits, |_| request.node_request(), |_, _| Vote::Yes);
         let replied = responses.nodes_where(|response| matches!(response, Response::Replied(_)));
         residue.nodes = residue.nodes.difference(replied);

@@ -12,6 +12,7 @@ use crate::{
         error::BackendError,
         redis::{
             Request,
+            groups::add_members_to_holder,
             requests_and_replies::{Inspect, Ping},
         },
     },
@@ -32,6 +33,23 @@ impl Redlock {
     /// depends on them.
     pub(crate) fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError> {
         let deadline = clock::now().saturating_add(self.operation_timeout());
+        let found = self.inspect_by(key, deadline)?;
+        let found = add_members_to_holder(key, found, |request| {
+            let mut connections = self.checkout(deadline)?;
+            self.list_members(&mut connections, request, deadline)
+        })?;
+        Ok(match found {
+            // The members on different nodes are claims that are not granted yet.
+            Inspection::Held(holder) if holder.held_by().members() == Some(0) => Inspection::Free,
+            found => found,
+        })
+    }
+
+    fn inspect_by(
+        &self,
+        key: &LockKey,
+        deadline: Moment,
+    ) -> Result<Inspection<Holder>, BackendError> {
         match self.decide_holder(self.inspect_with(key, INSPECT_STRAGGLER_GRACE, deadline)?) {
             // The nodes that were not waited for may decide it.
             Err(_) if clock::now() < deadline => {

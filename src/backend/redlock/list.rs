@@ -1,6 +1,8 @@
 //! Listing the locks of several nodes: finds their keys by scanning, then asks for holders and
 //! waiters in small batches. Changes nothing.
 
+use std::slice;
+
 use super::{
     BroadcastOptions, NodeConnections, Redlock, Response, Responses, most_reported_holder,
 };
@@ -10,6 +12,7 @@ use crate::{
         error::BackendError,
         redis::{
             Request,
+            groups::add_members,
             list::{DescribeLocks, Description, HeldDescription, Scan, key_pattern},
             listing::{DESCRIBE_BATCH_MAX, LIST_TIMEOUTS_MAX, Listing, ScanProgress},
         },
@@ -37,8 +40,13 @@ impl Redlock {
             let request = |_| DescribeLocks::in_list(batch);
             let responses =
                 self.ask_responsive(&mut connections, nodes, &mut nodes, end, request)?;
-            for (index, key) in batch.iter().enumerate() {
-                listing.add_lock(self.evaluate_lookup(key, &responses, index))?;
+            let found = batch.iter().enumerate();
+            let found = found.map(|(index, key)| self.evaluate_lookup(key, &responses, index));
+            let mut found: Vec<_> = found.collect();
+            let deadline = clock::now().saturating_add(timeout).min(end);
+            self.add_members(&mut connections, batch, &mut found, deadline)?;
+            for found in found {
+                listing.add_lock(found)?;
             }
         }
         Ok(listing.into_locks())
@@ -55,7 +63,30 @@ impl Redlock {
             end,
             |_| DescribeLocks::lookup(key),
         )?;
-        Ok(self.evaluate_lookup(key, &responses, 0))
+        let mut found = [self.evaluate_lookup(key, &responses, 0)];
+        self.add_members(&mut connections, slice::from_ref(key), &mut found, end)?;
+        let [found] = found;
+        Ok(found)
+    }
+
+    /// Adds the members to the locks that groups have. A group of which no member is on a quorum
+    /// does not hold its lock for certain.
+    fn add_members(
+        &self,
+        connections: &mut NodeConnections,
+        keys: &[LockKey],
+        found: &mut [Inspection<LockInfo>],
+        deadline: Moment,
+    ) -> Result<(), BackendError> {
+        add_members(keys, found, |request| self.list_members(connections, request, deadline))?;
+        for found in found {
+            if let Inspection::Held(lock) = found
+                && lock.holder().held_by().members() == Some(0)
+            {
+                lock.set_uncertain();
+            }
+        }
+        Ok(())
     }
 
     /// Finds the keys of all nodes, and returns the nodes whose scan was complete.

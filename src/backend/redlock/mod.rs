@@ -6,6 +6,7 @@ mod broadcast_options;
 mod clean_up;
 mod error;
 mod footprint;
+mod groups;
 mod inspect;
 mod list;
 mod pauses;
@@ -33,7 +34,7 @@ pub(crate) use crate::backend::redis::{NodeConnections, PooledConnections};
 use crate::{
     backend::{
         AcquireRequest, Acquisition, Backend, Feature, GrantStream, Inspection, LeaseRenewals,
-        QueuePlace, ReleaseReport, RenewSoon, ResidueCleaner, StreamError,
+        Passed, QueuePlace, ReleaseReport, RenewSoon, ResidueCleaner, StreamError,
         error::BackendError,
         redis::{
             ConnectionPool, Endpoint, Exchange, NodeError, NodeErrorKind, RedisGrantStream,
@@ -297,16 +298,19 @@ impl Backend for Redlock {
 
     fn refusal_of(&self, feature: Feature) -> Option<&'static str> {
         match feature {
-            Feature::Kind(LockKind::Read | LockKind::Write) => Some(
-                "read-write locks over several nodes are not supported yet; use one server for \
-                 them",
-            ),
-            Feature::Kind(LockKind::Permits { .. }) => Some(
+            Feature::Kind(LockKind::Permits { limit, .. }) if limit > 1 => Some(
                 "over several nodes, counting permits on each of them could grant more than the \
                  limit; use one server for semaphores",
             ),
+            // Of each two quorums, one node decides: it keeps the lock for readers, or for a
+            // writer, or for the only permit.
+            Feature::Kind(_) => None,
             other => other.refusal_of_mutexes_only(),
         }
+    }
+
+    fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Passed, BackendError> {
+        self.downgrade_lease(lease, deadline)
     }
 
     fn lease_residue(&self, lease: &Lease) -> Residue {

@@ -7,7 +7,8 @@ use crate::{
         error::BackendError,
         redis::{
             Exchange, NodeError, NodeErrorKind, Urgency,
-            requests_and_replies::{Release, ReleaseReply},
+            groups::release_any_kind,
+            requests_and_replies::{KindReleaseReply, OfKind, Release, ReleaseReply},
         },
     },
     core::{
@@ -15,6 +16,7 @@ use crate::{
         claim::{Claim, Residue},
         holder::Holder,
         key::LockKey,
+        kind::LockKind,
         lease::Lease,
         node_answer::{NodeAnswer, Vote},
         quorum::{NodeSet, quorum},
@@ -27,6 +29,7 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReleaseRequest<'a> {
     pub(crate) key: &'a LockKey,
+    pub(crate) kind: LockKind,
     pub(crate) id: &'a [u8],
     /// Queue entry of the claim, or empty.
     pub(crate) queue_entry: &'a str,
@@ -37,22 +40,25 @@ pub(crate) struct ReleaseRequest<'a> {
 }
 
 impl<'a> ReleaseRequest<'a> {
-    pub(crate) fn new(
-        key: &'a LockKey,
-        id: &'a [u8],
+    pub(crate) fn of_claim(
+        claim: &'a Claim,
         queue_entry: &'a str,
         was_held: bool,
     ) -> ReleaseRequest<'a> {
-        ReleaseRequest { key, id, queue_entry, was_held, unanswered: NodeSet::EMPTY }
+        let Claim { key, kind, .. } = claim;
+        let id = claim.id.as_str().as_bytes();
+        let unanswered = NodeSet::EMPTY;
+        ReleaseRequest { key, kind: *kind, id, queue_entry, was_held, unanswered }
     }
 
-    pub(crate) fn node_request(&self) -> Release<'a> {
-        let ReleaseRequest { key, id, queue_entry, .. } = *self;
-        Release { key, id, queue_entry, expires: false, left_free_ms: 0 }
+    pub(crate) fn node_request(&self) -> OfKind<Release<'a>> {
+        let ReleaseRequest { key, kind, id, queue_entry, .. } = *self;
+        let request = Release { key, id, queue_entry, expires: false, left_free_ms: 0 };
+        OfKind { kind, request }
     }
 
-    pub(crate) fn vote(_: usize, exchange: &Exchange<ReleaseReply>) -> Vote {
-        match exchange.reply {
+    pub(crate) fn vote(_: usize, exchange: &Exchange<KindReleaseReply>) -> Vote {
+        match exchange.reply.reply {
             ReleaseReply::Released | ReleaseReply::Gone => Vote::Yes,
             ReleaseReply::HeldByOther(_) | ReleaseReply::WrongType => Vote::No,
             ReleaseReply::Expired { .. } => Vote::Unknown,
@@ -92,11 +98,9 @@ impl Redlock {
         was_held: bool,
         deadline: Moment,
     ) -> ReleaseReport {
-        let (claim, now, in_flight) = (&lease.claim, clock::now(), lease.in_flight);
-        let id = claim.id.as_str().as_bytes();
         let request = ReleaseRequest {
-            unanswered: in_flight.unanswered_at(now),
-            ..ReleaseRequest::new(&claim.key, id, &lease.queue_entry, was_held)
+            unanswered: lease.in_flight.unanswered_at(clock::now()),
+            ..ReleaseRequest::of_claim(&lease.claim, &lease.queue_entry, was_held)
         };
         let release = |connections: &mut _| self.release(connections, request, deadline);
         let outcome = self.pool().with_connections(deadline, release);
@@ -134,7 +138,7 @@ impl Redlock {
         residues
     }
 
-    /// Releases the lock if its holder has this id.
+    /// Releases the lock if its holder, or one of its holders, has this id.
     pub(super) fn release_id(
         &self,
         key: &LockKey,
@@ -144,8 +148,11 @@ impl Redlock {
     ) -> Result<Released, BackendError> {
         let mut connections =
             self.pool().get(Urgency::Release, deadline).map_err(BackendError::Node)?;
-        let request = ReleaseRequest::new(key, id, "", was_held);
-        self.release(&mut connections, request, deadline).result
+        release_any_kind(id, |kind| {
+            let (queue_entry, unanswered) = ("", NodeSet::EMPTY);
+            let request = ReleaseRequest { key, kind, id, queue_entry, was_held, unanswered };
+            self.release(&mut connections, request, deadline).result
+        })
     }
 
     /// Cleans up after a claim, for a caller that has nobody else to do it.
@@ -155,8 +162,7 @@ impl Redlock {
         residue: &Residue,
         deadline: Moment,
     ) -> Result<(), BackendError> {
-        let id = claim.id.as_str().as_bytes();
-        let request = ReleaseRequest::new(&claim.key, id, &residue.queue_entry, false);
+        let request = ReleaseRequest::of_claim(claim, &residue.queue_entry, false);
         let release = |connections: &mut _| self.release(connections, request, deadline);
         let outcome = self.pool().with_reserved(deadline, release);
         outcome.unwrap_or_else(|| self.no_turn()).result.map(drop)
@@ -173,12 +179,13 @@ impl Redlock {
         }
     }
 
-    /// Sends the release to all nodes, and once more to the nodes whose reply was lost.
+    /// Sends the release to all nodes, and once more to the nodes whose reply was lost. If it has
+    /// granted the lock to the first waiters only, their next requests grant it to the others.
     ///
     /// If a node replies to the second request that the lock is free, it has applied the first one.
     /// If we held the lock until this release, the reply that another client holds the lock means
     /// the same, because a release hands the lock over.
-    fn release(
+    pub(super) fn release(
         &self,
         connections: &mut NodeConnections,
         request: ReleaseRequest<'_>,
@@ -210,7 +217,7 @@ impl Redlock {
 
     fn evaluate_release(
         &self,
-        mut responses: Responses<ReleaseReply>,
+        mut responses: Responses<KindReleaseReply>,
         was_held: bool,
         maybe_applied: NodeSet,
     ) -> ReleaseOutcome {
@@ -224,7 +231,7 @@ impl Redlock {
         for (node, response) in responses.by_node.iter().enumerate() {
             let maybe_before = maybe_applied.contains(node);
             match response {
-                Response::Replied(exchange) => match &exchange.reply {
+                Response::Replied(exchange) => match &exchange.reply.reply {
                     ReleaseReply::Released => {
                         released += 1;
                         released_on = released_on.union(NodeSet::single(node));
@@ -265,13 +272,13 @@ impl Redlock {
     }
 }
 
-fn is_certain(responses: &Responses<ReleaseReply>, was_held: bool) -> bool {
+fn is_certain(responses: &Responses<KindReleaseReply>, was_held: bool) -> bool {
     was_held && responses.nodes_voting(Vote::Yes).len() >= quorum(responses.votes.len())
 }
 
 /// Nodes on which another attempt may succeed. A node whose server is no longer a master is one of
 /// them, because a new connection may lead to the new master.
-fn nodes_to_retry(responses: &Responses<ReleaseReply>) -> NodeSet {
+fn nodes_to_retry(responses: &Responses<KindReleaseReply>) -> NodeSet {
     responses.nodes_where(|response| {
         matches!(
             response, Response::Failed(failure) if failure.is_transient() || failure.is_not_master()
@@ -279,8 +286,8 @@ fn nodes_to_retry(responses: &Responses<ReleaseReply>) -> NodeSet {
     })
 }
 
-fn describe(reply: &ReleaseReply) -> String {
-    match reply {
+fn describe(reply: &KindReleaseReply) -> String {
+    match &reply.reply {
         ReleaseReply::Released => "released".into(),
         ReleaseReply::Gone => "not held".into(),
         ReleaseReply::HeldByOther(holder) => format!("held by {holder}"),

@@ -1,6 +1,8 @@
 //! The holder that most of the nodes report.
 
-use crate::core::holder::Holder;
+use std::mem;
+
+use crate::core::{holder::Holder, kind::HeldBy};
 
 /// Returns the holder that most of the nodes report, as most of those nodes describe it, and how
 /// many report it.
@@ -13,12 +15,20 @@ pub(crate) fn most_reported_holder<'a, T>(
     reported: impl Iterator<Item = (&'a Holder, T)>,
 ) -> Option<(usize, T)> {
     let reported: Vec<_> = reported.collect();
-    let mut agreeing = largest_group(reported, |(one, _), (other, _)| one.id() == other.id());
+    let mut agreeing = largest_group(reported, |(one, _), (other, _)| is_same(one, other));
     // Zero is an unknown token, so it comes last.
     agreeing.sort_by_key(|(holder, _)| (holder.token() == 0, holder.token()));
     let count = agreeing.len();
     let same_token = largest_group(agreeing, |(one, _), (other, _)| one.token() == other.token());
     same_token.into_iter().next().map(|(_, with)| (count, with))
+}
+
+/// Whether two nodes report the same holder. Of a group, each may report another member.
+fn is_same(one: &Holder, other: &Holder) -> bool {
+    match (one.held_by(), other.held_by()) {
+        (HeldBy::One, HeldBy::One) => one.id() == other.id(),
+        (one, other) => mem::discriminant(&one) == mem::discriminant(&other),
+    }
 }
 
 /// Returns the largest group of equal items; on a tie, the group of the first.
@@ -49,6 +59,14 @@ mod tests {
         assert_eq!(most(&["a"]), Some((1, 0)));
         assert_eq!(most(&["a", "b", "b"]), Some((2, 1)));
         assert_eq!(most(&["b", "a", "a", "b", "c"]), Some((2, 0)));
+    }
+
+    #[test]
+    fn group_is_one_holder_whichever_member_a_node_reports() {
+        let reports = ["distlock:read 2 a", "distlock:read 1 b", "a"];
+        let holders = reports.map(|report| Holder::from_report(report.as_bytes(), 1, 7, 0, 100));
+        let found = most_reported_holder(holders.iter().map(|holder| (holder, holder.id())));
+        assert_eq!(found, Some((2, "a")));
     }
 
     /// Fault: N111

@@ -9,7 +9,7 @@ use crate::{
         AcquireRequest,
         redis::{
             Exchange,
-            requests_and_replies::{Release, ReleaseReply},
+            requests_and_replies::{KindReleaseReply, OfKind, Release, ReleaseReply},
         },
     },
     core::{ack::Ack, node_answer::Vote, quorum::NodeSet, validity::EXPIRY_SLACK},
@@ -113,15 +113,20 @@ impl VoteReleases {
         let options =
             BroadcastOptions { wait_until, ..BroadcastOptions::awaiting_all(nodes, deadline) };
         let queue_entry = request.queue_entry();
-        let (key, id) = (&request.claim.key, request.claim.id.as_str().as_bytes());
-        let once = ReleaseRequest::new(key, id, &queue_entry, false);
-        let release = |_| Release { expires: true, ..once.node_request() };
+        let once = ReleaseRequest::of_claim(request.claim, &queue_entry, false);
+        let release = |_| {
+            let OfKind { kind, request } = once.node_request();
+            OfKind { kind, request: Release { expires: true, ..request } }
+        };
         let responses = redlock.ask(connections, options, release, |_, _| Vote::Yes);
         for node in nodes.iter() {
             match &responses.by_node[node] {
                 // The node ignored the release, which had expired. We may still hold the lock
                 // there.
-                Response::Replied(Exchange { reply: ReleaseReply::Expired { .. }, .. }) => {}
+                Response::Replied(Exchange {
+                    reply: KindReleaseReply { reply: ReleaseReply::Expired { .. }, .. },
+                    ..
+                }) => {}
                 Response::Replied(_) => footprint.forget(node),
                 Response::Failed(failure) if !failure.outcome_unknown => {}
                 _ => {

@@ -88,6 +88,7 @@ fn check_reply(reply: &Value) -> u64 {
         queue_entry: "w",
         repair_ttl_ms: 60,
         token_min: 0,
+        is_token_decided: false,
     };
     let acquired = taken(&acquire, reply).map(|answer| {
         if let Some(token) = answer.token() {

@@ -39,6 +39,7 @@ fn names_never_change_the_command() {
             queue_entry: name,
             repair_ttl_ms: 0,
             token_min: 9,
+            is_token_decided: false,
         };
         for by in [ScriptRef::Hash, ScriptRef::Source] {
             let said = words(&acquire, by);

@@ -15,6 +15,8 @@ use super::Subject;
 use crate::{helpers::SECOND, support::TEST_TIMEOUT};
 
 const ROUNDS: u64 = 150;
+/// Each needs more requests.
+const ROUNDS_OVER_NODES: u64 = 50;
 const LIMIT: u32 = 3;
 
 /// What the holders of a lock see of each other.
@@ -35,14 +37,16 @@ fn managers(subject: &Subject) -> Vec<RedisMgr> {
 /// Promise: P12
 #[test]
 fn no_reader_is_beside_a_writer_under_contention() {
-    for subject in Subject::all() {
+    for subject in Subject::with_nodes() {
         let inside = Arc::new(Inside::default());
+        let is_on_nodes = matches!(subject, Subject::Nodes(_));
+        let rounds = if is_on_nodes { ROUNDS_OVER_NODES } else { ROUNDS };
         let mut threads = Vec::new();
         for (at, mgr) in managers(&subject).into_iter().cycle().take(9).enumerate() {
             let (inside, lock) = (inside.clone(), mgr.rw_lock("r").unwrap());
             let mut rng = fastrand::Rng::with_seed(at as u64);
             threads.push(thread::spawn(move || {
-                for _ in 0..ROUNDS {
+                for _ in 0..rounds {
                     if rng.u32(..4) == 0 {
                         let guard = lock.try_write_for(TEST_TIMEOUT).unwrap();
                         assert_eq!(inside.writers.fetch_add(1, Ordering::SeqCst), 0, "writers");

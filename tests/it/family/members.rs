@@ -22,7 +22,7 @@ fn dying() -> LockOptions {
 /// Promise: P12
 #[test]
 fn dead_reader_expires_and_the_others_keep_the_lock() {
-    for subject in Subject::all() {
+    for subject in Subject::with_nodes() {
         let mgr = subject.manager();
         let lock = mgr.rw_lock("r").unwrap();
         let living = lock.read().unwrap();
@@ -39,7 +39,7 @@ fn dead_reader_expires_and_the_others_keep_the_lock() {
 /// Fault: N152
 #[test]
 fn lock_of_dead_readers_goes_to_a_waiting_writer() {
-    for subject in Subject::all() {
+    for subject in Subject::with_nodes() {
         let mgr = subject.manager();
         let lock = mgr.rw_lock("r").unwrap();
         mem::forget(lock.read_with(&dying()).unwrap());
@@ -178,34 +178,65 @@ fn full_server_renews_and_releases_members() {
 
 /// Promise: P12
 #[test]
-fn repeated_request_gets_a_new_token() {
+fn repeated_request_gets_a_new_or_a_decided_token() {
     let server = RedisServer::start();
     let mgr = manager(&server);
     let lock = mgr.rw_lock("r").unwrap();
     let (one, two) = (lock.read().unwrap(), lock.read().unwrap());
-    // What a client does whose reply was lost.
-    let again = |id: &str| -> u64 {
-        let keys = [
-            "lock:r".to_owned(),
-            crate::helpers::queue_key("r"),
-            token_key("r"),
-            crate::helpers::FENCE.to_owned(),
-            members_key("r"),
-        ];
-        let hash = acquire_hash(&server);
-        let mut words = vec!["EVALSHA", &hash, "5"];
-        words.extend(keys.iter().map(String::as_str));
-        words.extend(["7", id, "30000", "try", "", "9999999999999999", "0"]);
-        words.extend(["distlock:read", "0", "1", "1"]);
-        let reply: String = server.query(&words);
-        let fields: Vec<_> = reply.split(' ').collect();
-        assert_eq!(fields[1], "held", "{reply}");
-        fields[3].parse().unwrap()
-    };
+    let again = |id: &str, token_min, decided| ask_again(&server, id, token_min, decided);
     let latest = two.fencing_token().as_u64();
-    assert!(again(one.id().as_str()) > latest, "the last token is another member's");
+    let id = one.id().as_str();
+    let latest_again = again(id, 0, "0");
+    assert!(latest_again > latest, "the last token is another member's");
+    // One of several nodes stores the minimum, and then needs no larger token.
+    let stored = || -> String { server.query(&["GET", &token_key("r")]) };
+    assert_eq!(again(id, latest_again + 5, "0"), latest_again + 5);
+    assert_eq!(again(id, latest_again + 3, "0"), latest_again + 5, "it may have a larger one");
+    assert_eq!(again(id, latest_again + 3, "1"), latest_again + 3);
+    assert_eq!(again(id, latest_again + 7, "1"), latest_again + 7);
+    assert_eq!(stored().parse::<u64>().unwrap(), latest_again + 7);
     assert_eq!(server.query::<u64>(&["ZCARD", &members_key("r")]), 2, "it is a member once");
     assert!(pttl(&server, "lock:r") > 0);
+}
+
+/// Over several nodes, a release does not wait for the reply that there are more waiters to serve.
+///
+/// Promise: P12
+#[test]
+fn repeated_request_admits_waiting_readers() {
+    let server = RedisServer::start();
+    let lock = manager(&server).rw_lock("r").unwrap();
+    let reader = lock.read().unwrap();
+    let mut waiter = redis::Client::open(server.url()).unwrap().get_connection().unwrap();
+    redis::cmd("SUBSCRIBE").arg("waiters").exec(&mut waiter).unwrap();
+    for id in ["a", "b", "c"] {
+        let entry = format!("distlock:read/0/1,20000 waiters {id}");
+        server.cli(&["RPUSH", &crate::helpers::queue_key("r"), &entry]);
+    }
+    ask_again(&server, reader.id().as_str(), 0, "0");
+    assert_eq!(server.query::<u64>(&["ZCARD", &members_key("r")]), 4);
+}
+
+/// Asks again for the read lock `r`, as a client does whose reply was lost, or of which several
+/// nodes disagree. Returns the token.
+fn ask_again(server: &RedisServer, id: &str, token_min: u64, decided: &str) -> u64 {
+    let token_min = format!("{token_min:016}");
+    let keys = [
+        "lock:r".to_owned(),
+        crate::helpers::queue_key("r"),
+        token_key("r"),
+        crate::helpers::FENCE.to_owned(),
+        members_key("r"),
+    ];
+    let hash = acquire_hash(server);
+    let mut words = vec!["EVALSHA", &hash, "5"];
+    words.extend(keys.iter().map(String::as_str));
+    words.extend(["7", id, "30000", "try", "", "9999999999999999", "0"]);
+    words.extend(["distlock:read", "0", "1", &token_min, decided, "1"]);
+    let reply: String = server.query(&words);
+    let fields: Vec<_> = reply.split(' ').collect();
+    assert_eq!(fields[1], "held", "{reply}");
+    fields[3].parse().unwrap()
 }
 
 /// Fault: N156

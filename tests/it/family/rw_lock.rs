@@ -13,7 +13,7 @@ use crate::{
 /// Promise: P12
 #[test]
 fn readers_share_the_lock_and_a_writer_has_it_alone() {
-    for subject in Subject::all() {
+    for subject in Subject::with_nodes() {
         let (one, two) = (subject.manager(), subject.manager());
         let (here, there) = (one.rw_lock("r").unwrap(), two.rw_lock("r").unwrap());
         let (first, second) = (here.read().unwrap(), there.read().unwrap());
@@ -45,7 +45,7 @@ fn readers_share_the_lock_and_a_writer_has_it_alone() {
 
 #[test]
 fn reports_name_the_readers() {
-    for subject in Subject::all() {
+    for subject in Subject::with_nodes() {
         let mgr = subject.manager();
         let lock = mgr.rw_lock("r").unwrap();
         let (one, two) = (lock.read().unwrap(), lock.read().unwrap());
@@ -70,7 +70,7 @@ fn reports_name_the_readers() {
 /// Promise: P12
 #[test]
 fn downgrade_keeps_the_token_and_lets_no_writer_between() {
-    for subject in Subject::all() {
+    for subject in Subject::with_nodes() {
         let mgr = subject.manager();
         let lock = mgr.rw_lock("r").unwrap();
         let writer = lock.write_with(&crate::helpers::with_ttl(SECOND)).unwrap();
@@ -98,7 +98,7 @@ fn downgrade_keeps_the_token_and_lets_no_writer_between() {
 
 #[test]
 fn downgrade_of_a_lost_lock_reports_the_loss() {
-    for subject in Subject::all() {
+    for subject in Subject::with_nodes() {
         let mgr = subject.manager();
         let lock = mgr.rw_lock("r").unwrap();
         let writer = lock.write().unwrap();
@@ -139,7 +139,7 @@ fn downgrade_without_a_server_ends_the_hold() {
 
 #[test]
 fn forced_release_takes_the_lock_from_all_readers() {
-    for subject in Subject::all() {
+    for subject in Subject::with_nodes() {
         let mgr = subject.manager();
         let lock = mgr.rw_lock("r").unwrap();
         let short = crate::helpers::with_ttl(SECOND);
@@ -163,7 +163,6 @@ fn unsupported_kinds_are_refused_with_the_reason() {
         assert!(matches!(error, LockError::InvalidOptions { .. }));
         assert!(error.to_string().contains(reason), "{error}");
     };
-    refused(mgr.rw_lock("r").unwrap_err(), "several nodes are not supported yet");
     refused(mgr.semaphore("s", 2).unwrap_err(), "could grant more than the limit");
     mgr.lock_with("m", &Default::default()).unwrap().release().unwrap().unwrap_released();
     assert!(mgr.rw_lock("").unwrap_err().to_string().contains("the name is empty"));

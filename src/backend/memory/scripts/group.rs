@@ -159,7 +159,12 @@ impl<'a> GroupCall<'a> {
     }
 
     /// Returns the caller's token, and whether there may be more to grant.
-    fn grant_next(&mut self, own: &[u8], own_px: u64) -> StoreResult<(Option<Bytes>, bool)> {
+    fn grant_next(
+        &mut self,
+        own: &[u8],
+        own_px: u64,
+        own_from: &[u8],
+    ) -> StoreResult<(Option<Bytes>, bool)> {
         let (lock, queue, now) = (self.call.key(0), self.call.key(1), self.call.clock());
         let (mut own_token, mut more, mut granted) = (None, false, 0);
         for _ in 0..DEAD_MAX {
@@ -178,9 +183,9 @@ impl<'a> GroupCall<'a> {
             if more {
                 break;
             }
-            let px = if is_own { own_px } else { px };
+            let (px, from) = if is_own { (own_px, own_from) } else { (px, now.as_slice()) };
             self.call.db.lpop(queue)?;
-            let Ok(token) = self.call.next_token(&now, px.saturating_add(TOKEN_EXTRA_MS)) else {
+            let Ok(token) = self.call.next_token(from, px.saturating_add(TOKEN_EXTRA_MS)) else {
                 if self.call.db.push(queue, &head, true)? == 1 {
                     self.call.db.pexpire(queue, QUEUE_MS)?;
                 }
@@ -214,6 +219,19 @@ impl<'a> GroupCall<'a> {
         reply_line(&[self.call.arg(0), b"held", &self.call.clock(), token])
     }
 
+    /// The token of a claim that has the lock already.
+    fn token_again(&mut self, token_min: &[u8], from: &[u8], px: u64) -> StoreResult<Bytes> {
+        let key = self.call.key(2);
+        match self.call.db.get(key)?.filter(|token| is_token(token)) {
+            None => self.call.next_token(from, px),
+            Some(token) if *token < *token_min => {
+                self.call.db.set(key, token_min, Some(px))?;
+                Ok(token_min.to_vec())
+            }
+            Some(token) => Ok(token),
+        }
+    }
+
     pub(super) fn acquire(mut self) -> StoreResult<Value> {
         let call = &self.call;
         let (nonce, id, ttl, mode, entry) =
@@ -221,9 +239,10 @@ impl<'a> GroupCall<'a> {
         let (not_after, repair) = (call.arg(5), number(call.arg(6)));
         let group = Some(call.arg(7)).filter(|group| !group.is_empty());
         let (limit, needed) = (count(call.arg(8)), count(call.arg(9)));
-        let (lock, queue, token_key, members) =
-            (call.key(0), call.key(1), call.key(2), self.members());
+        let (token_min, is_token_decided) = (call.arg(10), call.arg(11) == b"1");
+        let (lock, queue, members) = (call.key(0), call.key(1), self.members());
         let (now, now_ms, token_ttl) = (call.clock(), self.now_ms(), ttl + TOKEN_EXTRA_MS);
+        let from = token_min.max(&now).to_vec();
         let is_queued = mode == b"look" || mode == b"leave";
         if *now > *not_after {
             return reply_line(&[nonce, b"late", &now]);
@@ -241,17 +260,32 @@ impl<'a> GroupCall<'a> {
             && expires > now_ms
         {
             unless_wrong_type(self.call.db.lrem(queue, entry))?;
-            let token = self.call.next_token(&now, token_ttl)?;
+            let token = if number(token_min) == 0 {
+                self.call.next_token(&now, token_ttl)?
+            } else {
+                let token = self.token_again(token_min, &from, token_ttl)?;
+                if is_token_decided { token_min.to_vec() } else { token }
+            };
             if expires < now_ms + ttl {
                 self.add_member(group, id, needed, ttl);
                 self.write_members()?;
             }
+            self.grant_next(b"", 0, b"")?;
+            return self.held(&token);
+        }
+        if let Some(group) = group.filter(|_| self.holder.as_deref() == Some(id)) {
+            let token = self.token_again(token_min, &from, token_ttl)?;
+            self.call.db.pexpire(lock, ttl)?;
+            self.holder = None;
+            self.add_member(group, id, needed, ttl);
+            self.write_members()?;
+            self.grant_next(b"", 0, b"")?;
             return self.held(&token);
         }
         let mut waiting = self.call.db.llen(queue)?;
         if waiting > 0 && (self.holder.is_none() || self.is_held_by_group()) {
             let own = if is_queued { entry } else { b"" };
-            if let (Some(token), _) = self.grant_next(own, ttl)? {
+            if let (Some(token), _) = self.grant_next(own, ttl, &from)? {
                 return self.held(&token);
             }
             waiting = self.call.db.llen(queue)?;
@@ -260,7 +294,7 @@ impl<'a> GroupCall<'a> {
             if is_queued {
                 self.call.db.lrem(queue, entry)?;
             }
-            let token = self.call.next_token(&now, token_ttl)?;
+            let token = self.call.next_token(&from, token_ttl)?;
             match group {
                 Some(group) => {
                     self.add_member(group, id, needed, ttl);
@@ -271,15 +305,11 @@ impl<'a> GroupCall<'a> {
             return self.held(&token);
         }
         if self.holder.as_deref() == Some(id) {
-            let token = self.call.db.get(token_key)?.filter(|token| is_token(token));
             if !u64::try_from(self.call.db.pttl(lock)).is_ok_and(|left| left >= ttl) {
                 self.call.db.pexpire(lock, ttl)?;
-                self.call.db.pexpire(token_key, token_ttl)?;
+                self.call.db.pexpire(self.call.key(2), token_ttl)?;
             }
-            let token = match token {
-                Some(token) => token,
-                None => self.call.next_token(&now, token_ttl)?,
-            };
+            let token = self.token_again(token_min, &from, token_ttl)?;
             return self.held(&token);
         }
         let time_left = |at: u64| i64::try_from(at.saturating_sub(now_ms)).unwrap_or(i64::MAX);
@@ -303,7 +333,7 @@ impl<'a> GroupCall<'a> {
             return self.call.enqueue(&reported, left, |start| !start.is_empty());
         }
         if mode == b"leave" && self.call.db.lrem(queue, entry)? > 0 && self.is_held_by_group() {
-            self.grant_next(b"", 0)?;
+            self.grant_next(b"", 0, b"")?;
         }
         let reported = self.reported_holder()?;
         let description = self.call.describe(0, &reported, Some(left))?;
@@ -355,7 +385,7 @@ impl<'a> GroupCall<'a> {
             }
         }
         if self.holder.is_none() || self.is_held_by_group() {
-            let (_, more) = self.grant_next(b"", 0)?;
+            let (_, more) = self.grant_next(b"", 0, b"")?;
             if self.holder.is_none() {
                 self.call.free_lock()?;
             }
@@ -384,7 +414,7 @@ impl<'a> GroupCall<'a> {
             self.holder = None;
             self.add_member(READERS, id, 1, ttl);
             self.write_members()?;
-            self.grant_next(b"", 0)?;
+            self.grant_next(b"", 0, b"")?;
             return reply_line(&[nonce, b"read", &now]);
         }
         if self.holder.as_deref() == Some(READERS) {

@@ -7,7 +7,7 @@ use redis::Value;
 use super::mutex::{Acquire, Release, RenewReply, decode_renewals, token_ttl_ms, write_lock_keys};
 use crate::{
     backend::redis::{
-        fields::{Fields, parse_clock, text_reply, write_bulk, write_number},
+        fields::{Fields, parse_clock, text_reply, write_bulk, write_micros, write_number},
         script::{Request, Script, ScriptRef, script, write_version},
     },
     core::{
@@ -64,7 +64,7 @@ pub(super) fn write_acquire(
     not_after_us: u64,
     out: &mut Vec<u8>,
 ) {
-    ACQUIRE.write_header(by, 5, 10, out);
+    ACQUIRE.write_header(by, 5, 12, out);
     write_keys(out, request.key);
     request.write_head(nonce, not_after_us, out);
     let Membership { group, limit, count } =
@@ -72,6 +72,8 @@ pub(super) fn write_acquire(
     write_bulk(out, &[group.as_bytes()]);
     write_number(out, limit.into());
     write_number(out, count.into());
+    write_micros(out, request.token_min);
+    write_number(out, request.is_token_decided.into());
     write_version(out);
 }
 

@@ -65,6 +65,9 @@ pub(crate) struct Acquire<'a> {
     pub(crate) repair_ttl_ms: u64,
     /// Minimum fencing token. If the server's next token would be smaller, it uses this one.
     pub(crate) token_min: u64,
+    /// `token_min` is not below the token that the server gave this claim last. Then a member of a
+    /// group needs no larger one, although later members have got larger ones since.
+    pub(crate) is_token_decided: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]

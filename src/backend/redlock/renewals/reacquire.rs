@@ -14,7 +14,7 @@ use super::QuorumRenewals;
 use crate::{
     backend::{
         LeaseResidue, RenewalLimits,
-        redis::requests_and_replies::{Acquire, AcquireMode, AcquireReply},
+        redis::requests_and_replies::{Acquire, AcquireMode, AcquireReply, OfKind},
         redlock::{BroadcastOptions, Response},
     },
     core::{
@@ -33,7 +33,8 @@ const REACQUIRE_TIMEOUT: Duration = Duration::from_millis(250);
 
 impl QuorumRenewals {
     /// Asks nodes for a lock that is held on others. A node grants it only if no other client holds
-    /// it there, and stores a token that is at least that of the lease. The lease keeps its token.
+    /// it there, except clients that may share it. The node stores a token that is at least that of
+    /// the lease. The lease keeps its token.
     pub(super) fn reacquire(
         &mut self,
         lease: &Arc<Lease>,
@@ -50,7 +51,7 @@ impl QuorumRenewals {
         // A release must include these nodes from now on.
         lease.add_nodes(nodes);
         let deadline = now.saturating_add(REACQUIRE_TIMEOUT).min(lease.deadline());
-        let request = |_| Acquire {
+        let acquire = |_| Acquire {
             key: &claim.key,
             id: claim.id.as_str(),
             ttl_ms: claim.ttl_ms(),
@@ -58,7 +59,9 @@ impl QuorumRenewals {
             queue_entry: "",
             repair_ttl_ms: 0,
             token_min: lease.token.0,
+            is_token_decided: false,
         };
+        let request = |node| OfKind { kind: claim.kind, request: acquire(node) };
         let round = BroadcastOptions::awaiting_all(nodes, deadline);
         let responses = self.ask(round, limits, request, |_, _| Vote::Yes);
         let unknown = responses.unanswered().union(responses.outcome_unknown());

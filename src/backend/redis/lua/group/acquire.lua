@@ -5,13 +5,30 @@
 -- ARGV  1 nonce, 2 id, 3 TTL in ms, 4 mode, 5 queue entry "claim-ms channel id", for a group
 --       "group/limit/n,claim-ms channel id", 6 not_after, in us on the server's clock,
 --       7 repair TTL in ms, 8 group, or '' for the lock alone, 9 maximum number of members, 0 for
---       any, 10 number of members that this claim needs, 11 protocol version
+--       any, 10 number of members that this claim needs,
+--       11 token_min, 16 digits: minimum token, so that several nodes grant the same one; 0 on one
+--       server, 12 1 if token_min is not below the token that this member was given here last,
+--       13 protocol version
 --       mode and repair as in mutex/acquire.lua
 -- Reply as for mutex/acquire.lua; holder may be "group members member"
 
 local entry = ARGV[5]
 local group, limit, n = ARGV[8] ~= '' and ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10])
 local is_queued = mode == 'look' or mode == 'leave'
+local token_min = ARGV[11]
+
+-- The token of a claim that has the lock already. Of several nodes, each stores token_min or a
+-- larger one.
+local function token_again()
+  local token = redis.call('GET', KEYS[3])
+  if not token or not is_token(token) then return next_token(from, token_ttl) end
+  if token < token_min then
+    -- Exactly this one, even if the fence has risen since: all nodes must store the same token.
+    redis.call('SET', KEYS[3], token_min, 'PX', token_ttl)
+    return token_min
+  end
+  return token
+end
 
 holder = value
 if type(holder) == 'table' then
@@ -26,20 +43,39 @@ if group and holder == group then
     -- Asked again: the reply was lost, or the grant message was. LREM comes first, because it works
     -- if the server is out of memory.
     typed('LREM', KEYS[2], 0, entry)
-    -- The last token may be another member's.
-    local token = next_token(now, token_ttl)
+    -- The last token may be another member's. One server gives a new one. Several nodes would
+    -- never agree then, because each further member raises the tokens.
+    local token
+    if tonumber(token_min) == 0 then
+      token = next_token(now, token_ttl)
+    else
+      token = token_again()
+      if ARGV[12] == '1' then token = token_min end
+    end
     -- Never shorten the time, because this may be a delayed request with an older, shorter TTL.
     if tonumber(expires) < in_ms(now) + ttl then
       add_member(now, group, id, n, ttl)
       write_members(now)
     end
+    -- The release that granted this lock may have granted it to the first waiters only. Over
+    -- several nodes, it may not have waited for the reply that says so.
+    grant_next(now)
     return nonce .. ' held ' .. now .. ' ' .. token
   end
+elseif group and holder == id then
+  -- One of several nodes that has missed the downgrade of this writer.
+  local token = token_again()
+  redis.call('PEXPIRE', KEYS[1], ttl)
+  holder = false
+  add_member(now, group, id, n, ttl)
+  write_members(now)
+  grant_next(now)
+  return nonce .. ' held ' .. now .. ' ' .. token
 end
 
 local waiting = redis.call('LLEN', KEYS[2])
 if waiting > 0 and (not holder or GROUPS[holder]) then
-  local token = grant_next(now, is_queued and entry, ttl)
+  local token = grant_next(now, is_queued and entry, ttl, from)
   if token then return nonce .. ' held ' .. now .. ' ' .. token end
   waiting = redis.call('LLEN', KEYS[2])
 end
@@ -47,7 +83,7 @@ end
 if (waiting == 0 or not holder) and fits(now, group, limit, n) then
   -- A waiter that acquires the lock leaves the queue.
   if is_queued then redis.call('LREM', KEYS[2], 0, entry) end
-  local token = next_token(now, token_ttl)
+  local token = next_token(from, token_ttl)
   if group then
     add_member(now, group, id, n, ttl)
     write_members(now)
@@ -57,13 +93,11 @@ if (waiting == 0 or not holder) and fits(now, group, limit, n) then
   return nonce .. ' held ' .. now .. ' ' .. token
 end
 if holder == id then
-  local token = redis.call('GET', KEYS[3])
   if redis.call('PTTL', KEYS[1]) < ttl then
     redis.call('PEXPIRE', KEYS[1], ttl)
     redis.call('PEXPIRE', KEYS[3], token_ttl)
   end
-  if not token or not is_token(token) then token = next_token(now, token_ttl) end
-  return nonce .. ' held ' .. now .. ' ' .. token
+  return nonce .. ' held ' .. now .. ' ' .. token_again()
 end
 
 local left = redis.call('PTTL', KEYS[1])

@@ -8,11 +8,12 @@ local now = clock()
 if now > ARGV[6] then return nonce .. ' late ' .. now end
 -- how much longer than its lock a token key is kept, as in subscribers.lua
 local token_ttl = ttl + 3600000
+local from = now > ARGV[11] and now or ARGV[11]
 
 local value = redis.pcall('GET', KEYS[1])
 local is_first = mode == 'try' or mode == 'join'
 if not value and ARGV[8] == '' and is_first and redis.call('LLEN', KEYS[2]) == 0 then
-  local token = next_token(now, token_ttl)
+  local token = next_token(from, token_ttl)
   redis.call('SET', KEYS[1], id, 'PX', ttl)
   return nonce .. ' held ' .. now .. ' ' .. token
 end

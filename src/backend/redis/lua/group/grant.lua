@@ -22,9 +22,9 @@ end
 
 -- Stops at the first waiter that is alive and does not fit, because nobody may pass it. Dead
 -- waiters are removed. `own` is the entry of the caller, which needs no message and gets the lock
--- for `own_px`. Returns the caller's token if it was granted the lock, and whether there may be
--- more to grant.
-local function grant_next(now, own, own_px)
+-- for `own_px`, with a token that is at least `own_from`. Returns the caller's token if it was
+-- granted the lock, and whether there may be more to grant.
+local function grant_next(now, own, own_px, own_from)
   local own_token, more
   local granted = 0
   for _ = 1, DEAD_MAX do
@@ -38,13 +38,14 @@ local function grant_next(now, own, own_px)
       if not fits(now, group, limit, n) then break end
       more = granted == GRANTS_MAX or #added >= 2 * MEMBERS_ADDED_MAX
       if more then break end
-      if head == own then px = own_px end
+      local from = now
+      if head == own then px, from = own_px, own_from end
       -- LPOP comes first, because the server checks its memory limit only until a script's first
       -- write, and not for LPOP.
       redis.call('LPOP', KEYS[2])
       -- pcall, because scripts are not rolled back: a token key of another type or a missing
       -- permission to publish must not stop a release halfway.
-      local minted, token = pcall(next_token, now, px + TOKEN_EXTRA_MS)
+      local minted, token = pcall(next_token, from, px + TOKEN_EXTRA_MS)
       local receivers
       if minted and head == own then
         receivers, own_token = 1, token

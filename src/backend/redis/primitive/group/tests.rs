@@ -35,15 +35,17 @@ fn requests_name_the_group_and_its_limit() {
             mode: AcquireMode::Try,
             queue_entry: "w",
             repair_ttl_ms: 60,
-            token_min: 0,
+            token_min: 9,
+            is_token_decided: kind == LockKind::Read,
         };
         script_arguments(&OfKind { kind, request }, &keys())
     };
     let head = ["me", "10", "try", "w", "0000000000000007", "60"];
-    assert_eq!(acquire(LockKind::Read), [&head[..], &["distlock:read", "0", "1"]].concat());
-    assert_eq!(acquire(LockKind::Write), [&head[..], &["", "0", "1"]].concat());
+    let (min, read) = ("0000000000000009", "distlock:read");
+    assert_eq!(acquire(LockKind::Read), [&head[..], &[read, "0", "1", min, "1"]].concat());
+    assert_eq!(acquire(LockKind::Write), [&head[..], &["", "0", "1", min, "0"]].concat());
     let permits = LockKind::Permits { limit: 7, count: 3 };
-    assert_eq!(acquire(permits), [&head[..], &["distlock:permits", "7", "3"]].concat());
+    assert_eq!(acquire(permits), [&head[..], &["distlock:permits", "7", "3", min, "0"]].concat());
 
     let release = |kind| {
         let request =

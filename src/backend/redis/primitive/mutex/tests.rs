@@ -13,6 +13,7 @@ fn acquire(key: &LockKey) -> Acquire<'_> {
         queue_entry: "",
         repair_ttl_ms: 60,
         token_min: 0,
+        is_token_decided: false,
     }
 }
 

@@ -1,0 +1,176 @@
+//! Groups over several nodes: turning a writer into a reader, and the members that a quorum
+//! reports.
+
+use super::{BroadcastOptions, NodeConnections, Redlock, Response, release::ReleaseRequest};
+use crate::{
+    backend::{
+        Passed,
+        error::BackendError,
+        redis::{
+            Exchange,
+            requests_and_replies::{Downgrade, DowngradeReply, GroupReport, ListMembers},
+        },
+    },
+    core::{
+        claim::{Grant, whole_ms},
+        holder::Holder,
+        kind::HeldBy,
+        lease::Lease,
+        lock_lost::LockLost,
+        node_answer::Vote,
+        quorum::{NodeDeadlines, Verdict, quorum},
+        validity::deadline_from_sent,
+    },
+    sys::clock::{self, Moment},
+};
+
+impl Redlock {
+    /// Turns a writer into a reader on a quorum of the nodes. Asks once more if that fails: the
+    /// first request gets half of the time. Until a node has carried it out, the node keeps the
+    /// lock for the writer, which excludes others too. Renewals find such a node, and repair it.
+    pub(super) fn downgrade_lease(
+        &self,
+        lease: &Lease,
+        deadline: Moment,
+    ) -> Result<Passed, BackendError> {
+        let (claim, ttl) = (&lease.claim, lease.ttl());
+        let request =
+            |_| Downgrade { key: &claim.key, id: claim.id.as_str(), ttl_ms: whole_ms(ttl) };
+        let vote = |node: usize, exchange: &Exchange<DowngradeReply>| match exchange.reply {
+            DowngradeReply::Done if self.votes_at(node, exchange.sent) => Vote::Yes,
+            DowngradeReply::Done => Vote::Unknown,
+            DowngradeReply::Gone | DowngradeReply::HeldByOther(_) => Vote::No,
+        };
+        let now = clock::now();
+        let halfway = now.saturating_add(deadline.duration_since(now) / 2);
+        let mut connections = self.checkout(deadline)?;
+        let first = BroadcastOptions::new(self.all_nodes(), halfway);
+        let mut responses = self.ask(&mut connections, first, request, vote);
+        if responses.verdict() != Verdict::Granted && clock::now() < deadline {
+            let second = BroadcastOptions::new(self.all_nodes(), deadline);
+            responses = self.ask(&mut connections, second, request, vote);
+        }
+        drop(connections);
+        match responses.verdict() {
+            Verdict::Granted => {}
+            Verdict::Rejected => {
+                let by = responses.by_node.iter().find_map(|response| match response {
+                    Response::Replied(Exchange {
+                        reply: DowngradeReply::HeldByOther(by), ..
+                    }) => Some(Box::new(by.clone())),
+                    _ => None,
+                });
+                // A minority may still keep it. What this does not reach expires.
+                let request = ReleaseRequest::of_claim(claim, "", false);
+                let release = |connections: &mut NodeConnections| {
+                    self.release(connections, request, deadline)
+                };
+                let _ = self.pool().with_connections(deadline, release);
+                return Ok(Passed::Lost(by.map_or(LockLost::Gone, |by| LockLost::Taken { by })));
+            }
+            Verdict::Pending | Verdict::NoQuorum => {
+                return Err(BackendError::from_responses(self, responses, describe));
+            }
+        }
+        let mut node_deadlines = NodeDeadlines::new(self.len());
+        let excluded = lease.node_deadlines.lock().excluded();
+        excluded.iter().for_each(|node| node_deadlines.exclude(node));
+        for (node, (response, vote)) in responses.by_node.iter().zip(&responses.votes).enumerate() {
+            match (response, vote) {
+                (Response::Replied(exchange), Some(Vote::Yes)) => {
+                    node_deadlines.confirm(node, deadline_from_sent(exchange.sent, ttl));
+                }
+                (Response::Replied(_), Some(Vote::No)) => node_deadlines.revoke(node),
+                _ => {}
+            }
+        }
+        Ok(Passed::To(Grant {
+            token: lease.token,
+            node_deadlines,
+            provisional: false,
+            in_flight: lease.in_flight,
+            may_hold: lease.may_hold(),
+            queue_entry: lease.queue_entry.clone(),
+        }))
+    }
+
+    /// Lists the members that a quorum reports, of each of these locks.
+    pub(super) fn list_members(
+        &self,
+        connections: &mut NodeConnections,
+        request: &ListMembers<'_>,
+        deadline: Moment,
+    ) -> Result<Vec<Option<GroupReport>>, BackendError> {
+        let options = BroadcastOptions::awaiting_all(self.all_nodes(), deadline);
+        let request_of = |_| ListMembers(request.0.clone());
+        let responses = self.ask(connections, options, request_of, |_, _| Vote::Yes);
+        if responses.verdict() != Verdict::Granted {
+            return Err(BackendError::from_responses(self, responses, |_| "replied".into()));
+        }
+        let reported = |index: usize| {
+            let by_node = responses.by_node.iter().filter_map(move |response| match response {
+                Response::Replied(exchange) => exchange.reply.get(index)?.as_ref(),
+                _ => None,
+            });
+            common_members(by_node, quorum(self.len()))
+        };
+        Ok((0..request.0.len()).map(reported).collect())
+    }
+}
+
+/// Returns the group that the nodes report, with the members that at least `needed` of them report.
+/// Others are claims that are not granted yet, or that have lost nodes.
+fn common_members<'a>(
+    reports: impl Iterator<Item = &'a GroupReport> + Clone,
+    needed: usize,
+) -> Option<GroupReport> {
+    let mut members: Vec<Holder> = Vec::new();
+    let reported = || reports.clone().flat_map(|report| &report.members);
+    for member in reported() {
+        let is_listed = members.iter().any(|one| one.id() == member.id());
+        let count = reported().filter(|one| one.id() == member.id()).count();
+        if !is_listed && count >= needed {
+            members.push(member.clone());
+        }
+    }
+    let count = Some(members.iter().filter_map(|member| member.held_by().members()).sum());
+    let held_by = match reports.clone().next()?.held_by {
+        HeldBy::Permits { .. } => HeldBy::Permits { count },
+        HeldBy::Readers { .. } | HeldBy::One => HeldBy::Readers { count },
+    };
+    Some(GroupReport { held_by, members })
+}
+
+fn describe(reply: &DowngradeReply) -> String {
+    match reply {
+        DowngradeReply::Done => "downgraded".into(),
+        DowngradeReply::Gone => "not held".into(),
+        DowngradeReply::HeldByOther(holder) => format!("held by {holder}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_of_a_minority_are_left_out() {
+        let report = |ids: &[&str]| {
+            let held_by = HeldBy::Readers { count: Some(ids.len() as u64) };
+            let one = HeldBy::Readers { count: Some(1) };
+            let members = ids.iter().map(|id| Holder::from_member(id.as_bytes(), 9, one)).collect();
+            GroupReport { held_by, members }
+        };
+        let reports = [report(&["a", "b"]), report(&["c", "a"]), report(&["b", "a"])];
+        let group = common_members(reports.iter(), 2).unwrap();
+        let ids: Vec<_> = group.members.iter().map(Holder::id).collect();
+        assert_eq!(
+            (ids.as_slice(), group.held_by),
+            (&["a", "b"][..], HeldBy::Readers { count: Some(2) })
+        );
+        assert_eq!(common_members([].iter(), 2), None);
+        let stray = [report(&["a"]), report(&["b"])];
+        let group = common_members(stray.iter(), 2).unwrap();
+        assert_eq!((group.members.len(), group.held_by), (0, HeldBy::Readers { count: Some(0) }));
+    }
+}
