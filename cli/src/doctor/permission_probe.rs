@@ -106,6 +106,7 @@ fn probe_command<'a>(permission: &str, temp_lock: &'a TempLock) -> Vec<&'a str> 
         "+evalsha" => vec!["EVALSHA", NO_SCRIPT, "0"],
         "+time" => vec!["TIME"],
         "+ping" => vec!["PING"],
+        "+exists" => vec!["EXISTS", lock],
         "+get" => vec!["GET", lock],
         // `XX` sets only a key that exists, and this one does not.
         "+set" => vec!["SET", lock, "-", "XX", "PX", "1"],

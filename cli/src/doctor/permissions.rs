@@ -1,7 +1,7 @@
 //! The minimum ACL permissions. The README repeats this list, and a test compares the two.
 
 /// Permissions for acquiring, waiting for, renewing and releasing locks.
-pub(crate) const LOCK_PERMISSIONS: [&str; 21] = [
+pub(crate) const LOCK_PERMISSIONS: [&str; 22] = [
     "~lock:*",
     "~distlock:*",
     "&distlock:client:*",
@@ -9,6 +9,7 @@ pub(crate) const LOCK_PERMISSIONS: [&str; 21] = [
     "+evalsha",
     "+time",
     "+ping",
+    "+exists",
     "+get",
     "+set",
     "+del",

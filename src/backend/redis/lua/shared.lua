@@ -1,5 +1,5 @@
--- Common start of the scripts for one lock. Defines little, because each function that a script
--- defines takes time.
+-- What scripts for one lock begin with, those of a mutex after their usual case. Defines little,
+-- because each function that a script defines takes time.
 -- KEYS  none
 
 -- 2^53 - 1, the largest integer that Lua numbers represent exactly; every token is smaller

@@ -20,7 +20,8 @@
 --             not_after has passed; nothing was done
 
 -- Comes first in the script, because each function that a script defines takes time. The usual case
--- needs none: the lock is free, and nobody waits.
+-- needs none: a first request finds the lock free, and nobody waits. All else is left to
+-- acquire_contended.lua.
 
 local nonce, id, ttl, mode, entry = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 -- as clock() in shared.lua
@@ -30,20 +31,15 @@ if #now < 16 then now = string.sub('000000000' .. t[1], -10) .. string.sub('0000
 if now > ARGV[6] then return nonce .. ' late ' .. now end
 local from = now > ARGV[8] and now or ARGV[8]
 
-local holder = redis.pcall('GET', KEYS[1])
-local is_unclaimed = not holder and redis.call('LLEN', KEYS[2]) == 0
-if is_unclaimed and (mode == 'try' or mode == 'join') then
+if (mode == 'try' or mode == 'join') and redis.call('EXISTS', KEYS[1], KEYS[2]) == 0 then
   local fence = redis.call('GET', KEYS[4])
   if not fence or fence < from then
-    -- as next_token() in token.lua, with a fence that changes nothing
-    local token = from
     local last = redis.call('SET', KEYS[3], from, 'PX', ARGV[9], 'GET')
-    if last and last >= from and #last == 16 and last < '9007199254740991'
-      and not string.find(last, '%D') then
-      token = string.format('%016.0f', last + 1)
-      redis.call('SET', KEYS[3], token, 'PX', ARGV[9])
+    if not last or last < from then
+      redis.call('SET', KEYS[1], id, 'PX', ttl)
+      return nonce .. ' held ' .. now .. ' ' .. from
     end
-    redis.call('SET', KEYS[1], id, 'PX', ttl)
-    return nonce .. ' held ' .. now .. ' ' .. token
+    -- next_token() in token.lua compares it.
+    redis.call('SET', KEYS[3], last, 'PX', ARGV[9])
   end
 end

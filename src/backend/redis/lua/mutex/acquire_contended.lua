@@ -1,5 +1,5 @@
 -- The second part of acquire.lua: the lock is held, somebody waits for it, the caller has waited,
--- or the fence has reached the server's clock.
+-- or the last token or the fence is ahead of the server's clock.
 -- KEYS  1 lock, 2 queue, 3 token, 4 fence
 -- ARGV  as for acquire.lua
 -- Reply as for acquire.lua
@@ -12,7 +12,8 @@ local function take()
   return nonce .. ' held ' .. now .. ' ' .. token
 end
 
-if is_unclaimed then return take() end
+local holder = redis.pcall('GET', KEYS[1])
+if not holder and redis.call('LLEN', KEYS[2]) == 0 then return take() end
 if type(holder) == 'table' then
   if not string.find(holder.err, 'WRONGTYPE', 1, true) then return holder end
   if mode == 'leave' then redis.call('LREM', KEYS[2], 0, entry) end

@@ -13,7 +13,8 @@
 --       nonce late now                               not_after has passed; nothing was done
 
 -- Comes first in the script, because each function that a script defines takes time. The usual case
--- needs none: the caller holds the lock, and nobody waits.
+-- needs none: the caller holds the lock, and nobody waits. All else is left to
+-- release_contended.lua.
 
 local nonce, id, entry = ARGV[1], ARGV[2], ARGV[3]
 local holder, waiter
@@ -21,19 +22,16 @@ if entry == '' and ARGV[4] == '' then
   holder = redis.pcall('GET', KEYS[1])
   -- LPOP is the first write, because a server that is out of memory permits it, and SET after it.
   if holder == id then waiter = redis.pcall('LPOP', KEYS[2]) end
-  if waiter == false then
-    -- as free() in free.lua, if token and fence are tokens; otherwise free() does it once more
-    local token = redis.pcall('GET', KEYS[3])
-    if type(token) == 'string' and #token == 16 and token < '9007199254740991'
-      and not string.find(token, '%D') then
-      local fence = redis.pcall('SET', KEYS[4], token, 'GET')
-      local is_higher = type(fence) == 'string' and fence >= token
-      if is_higher then redis.call('SET', KEYS[4], fence) end
-      if not fence or type(fence) == 'string' and (not is_higher
-        or #fence == 16 and fence < '9007199254740991' and not string.find(fence, '%D')) then
-        redis.call('DEL', KEYS[1], KEYS[3])
-        return nonce .. ' released'
-      end
+  local token = waiter == false and redis.pcall('GET', KEYS[3])
+  -- as is_token() in shared.lua
+  if type(token) == 'string' and #token == 16 and token < '9007199254740991'
+    and not string.find(token, '%D') then
+    local fence = redis.pcall('SET', KEYS[4], token, 'GET')
+    if not fence or type(fence) == 'string' and fence < token then
+      redis.call('DEL', KEYS[1], KEYS[3])
+      return nonce .. ' released'
     end
+    -- free() in free.lua decides which of the two stays.
+    if type(fence) == 'string' then redis.call('SET', KEYS[4], fence) end
   end
 end
