@@ -2,6 +2,7 @@
 
 mod failures;
 mod moves;
+mod permissions;
 mod storm;
 
 use std::thread::JoinHandle;

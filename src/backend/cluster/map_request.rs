@@ -30,11 +30,18 @@ pub(super) fn map_of(
     }
     let is_sharded = match exchange(node, &mut connection, &ShardedSubscribers, deadline) {
         Ok(_) => true,
-        // Servers before Redis 7 do not know it. Others may forbid it, which says nothing.
-        Err(NodeError { kind: NodeErrorKind::Refused { code, .. }, .. }) => code == "NOPERM",
+        Err(NodeError { kind: NodeErrorKind::Refused { code, message }, .. }) => {
+            is_known_but_forbidden(&code, &message)
+        }
         Err(failure) => return Err(failure),
     };
     Ok((map, is_sharded))
+}
+
+/// Whether the server knows sharded channels, but may not be asked for them. Servers before Redis 7
+/// also forbid subcommands that they do not know, without naming them.
+fn is_known_but_forbidden(code: &str, message: &str) -> bool {
+    code == "NOPERM" && message.contains("shardnumsub")
 }
 
 /// Says what to do if the server does not belong to a cluster.
@@ -86,5 +93,34 @@ impl Request for ShardedSubscribers {
 
     fn decode(&self, _: u64, reply: Value) -> Option<()> {
         matches!(reply, Value::Array(_)).then_some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Messages of Redis 6.2, 7.0 and Valkey 9.1, if the subcommand is forbidden; and of Redis 6.2
+    /// if it is allowed.
+    ///
+    /// Fault: F76
+    #[test]
+    fn forbidden_question_shows_whether_channels_are_sharded() {
+        for (code, message, expected) in [
+            (
+                "NOPERM",
+                "this user has no permissions to run the 'pubsub' command or its subcommand",
+                false,
+            ),
+            (
+                "NOPERM",
+                "this user has no permissions to run the 'pubsub|shardnumsub' command",
+                true,
+            ),
+            ("NOPERM", "User app has no permissions to run the 'pubsub|shardnumsub' command", true),
+            ("ERR", "Unknown subcommand or wrong number of arguments for 'SHARDNUMSUB'", false),
+        ] {
+            assert_eq!(is_known_but_forbidden(code, message), expected, "{message}");
+        }
     }
 }

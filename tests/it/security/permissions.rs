@@ -72,7 +72,10 @@ fn user_without_a_password_is_signed_in_as_itself() {
 }
 
 /// Does everything that the library does with a server; on failure, returns the name of the step.
-fn run_all(server: &RedisServer, mgr: &RedisMgr) -> Result<(), (&'static str, LockError)> {
+pub(crate) fn run_all(
+    server: &RedisServer,
+    mgr: &RedisMgr,
+) -> Result<(), (&'static str, LockError)> {
     let step = |name| move |error| (name, error);
     mgr.ping().map_err(step("ping"))?;
     let guard = mgr.try_lock("x").map_err(step("acquire"))?;
