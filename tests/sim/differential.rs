@@ -169,7 +169,9 @@ impl Pair {
                 let decided = [ahead, self.pick(&["0", "1"])];
                 [&[id, ttl, mode, &entry, late, heal], &self.membership()[..], &decided].concat()
             }
-            Script::ReleaseShared if self.rng.bool() => vec![id, "", "", self.pick(&["1", "2"])],
+            Script::ReleaseShared if self.rng.bool() => {
+                vec![id, "", "", self.pick(&["1", "2", "-1"])]
+            }
             Script::ReleaseShared => {
                 let id = self.pick(&[id, id, "distlock:read", "distlock:permits"]);
                 vec![id, &entry, if self.rng.bool() { "" } else { late }, self.pick(&["0", "1"])]

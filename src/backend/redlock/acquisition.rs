@@ -179,7 +179,12 @@ impl<'a> QuorumAcquisition<'a> {
         };
         let options = if ask_all {
             let preferred = NodeSet::single(queue_node);
-            BroadcastOptions { preferred, ..BroadcastOptions::new(targets, deadline) }
+            let mut options = BroadcastOptions::new(targets, deadline);
+            if claim.kind.membership().is_some() {
+                // Only the queue node knows of a writer that waits behind other readers.
+                options.preferred_wait = redlock.operation_timeout() / 4;
+            }
+            BroadcastOptions { preferred, ..options }
         } else {
             BroadcastOptions::awaiting_all(targets, deadline)
         };

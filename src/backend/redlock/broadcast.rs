@@ -28,9 +28,6 @@ use crate::{
 /// nodes are skipped if the other nodes suffice.
 const SLOW_NODE_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Maximum additional wait for preferred nodes once the outcome is decided.
-const PREFERRED_GRACE: Duration = Duration::from_millis(20);
-
 /// Sends a request to each node of `options.targets`, in this order, and counts one vote for each
 /// reply. `request` returns the request for a node, and `vote` the vote for a reply. Ends when the
 /// verdict is certain, when all nodes have replied, or when time runs out. Skips nodes in back-off
@@ -210,8 +207,11 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
                 deadline = deadline.min(self.needed_until.unwrap_or(deadline));
             } else if !decided && !self.options.wait_for_all && self.is_decided() {
                 decided = true;
-                let grace_min =
-                    if self.awaits_preferred() { PREFERRED_GRACE } else { Duration::ZERO };
+                let grace_min = if self.awaits_preferred() {
+                    self.options.preferred_wait
+                } else {
+                    Duration::ZERO
+                };
                 let grace = self.options.straggler_grace.max(grace_min);
                 deadline = deadline.min(now.saturating_add(grace));
             }

@@ -10,6 +10,9 @@ use crate::{
     sys::clock::Moment,
 };
 
+/// Usual wait for preferred nodes once the outcome is decided.
+const PREFERRED_WAIT_MIN: Duration = Duration::from_millis(20);
+
 /// Targets and limits of one broadcast.
 pub(crate) struct BroadcastOptions<'a> {
     pub(crate) targets: NodeSet,
@@ -28,8 +31,10 @@ pub(crate) struct BroadcastOptions<'a> {
     pub(crate) will_retry: bool,
     /// Earlier votes of nodes that are not asked again, if this is a second broadcast.
     pub(crate) prior_votes: SmallVec<[Option<Vote>; 8]>,
-    /// Nodes whose replies are worth a short wait.
+    /// Nodes whose replies are worth a wait.
     pub(crate) preferred: NodeSet,
+    /// Maximum wait for these once the outcome is decided.
+    pub(crate) preferred_wait: Duration,
     /// Ask the last node first.
     pub(crate) reverse_order: bool,
     /// Returns those of these silent nodes that are needed although a quorum has replied.
@@ -55,6 +60,7 @@ impl<'a> BroadcastOptions<'a> {
             will_retry: false,
             prior_votes: SmallVec::new(),
             preferred: NodeSet::EMPTY,
+            preferred_wait: PREFERRED_WAIT_MIN,
             reverse_order: false,
             needed: None,
             needed_wait: Duration::ZERO,

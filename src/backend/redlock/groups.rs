@@ -1,6 +1,8 @@
 //! Groups over several nodes: turning a writer into a reader, and the members that a quorum
 //! reports.
 
+use std::collections::HashMap;
+
 use super::{BroadcastOptions, NodeConnections, Redlock, Response, release::ReleaseRequest};
 use crate::{
     backend::{
@@ -12,9 +14,9 @@ use crate::{
         },
     },
     core::{
-        claim::{Grant, whole_ms},
+        claim::{Claim, Grant, whole_ms},
         holder::Holder,
-        kind::HeldBy,
+        kind::{HeldBy, LockKind},
         lease::Lease,
         lock_lost::LockLost,
         node_answer::Vote,
@@ -61,7 +63,8 @@ impl Redlock {
                     _ => None,
                 });
                 // A minority may still keep it. What this does not reach expires.
-                let request = ReleaseRequest::of_claim(claim, "", false);
+                let reader = Claim { kind: LockKind::Read, ..claim.clone() };
+                let request = ReleaseRequest::of_claim(&reader, "", false);
                 let release = |connections: &mut NodeConnections| {
                     self.release(connections, request, deadline)
                 };
@@ -124,12 +127,11 @@ fn common_members<'a>(
     reports: impl Iterator<Item = &'a GroupReport> + Clone,
     needed: usize,
 ) -> Option<GroupReport> {
-    let mut members: Vec<Holder> = Vec::new();
-    let reported = || reports.clone().flat_map(|report| &report.members);
-    for member in reported() {
-        let is_listed = members.iter().any(|one| one.id() == member.id());
-        let count = reported().filter(|one| one.id() == member.id()).count();
-        if !is_listed && count >= needed {
+    let (mut members, mut counts): (Vec<Holder>, HashMap<&str, usize>) = Default::default();
+    for member in reports.clone().flat_map(|report| &report.members) {
+        let count = counts.entry(member.id()).or_default();
+        *count += 1;
+        if *count == needed {
             members.push(member.clone());
         }
     }

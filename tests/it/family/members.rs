@@ -32,7 +32,8 @@ fn dead_reader_expires_and_the_others_keep_the_lock() {
         eventually("the dead reader expires", TEST_TIMEOUT, || members() == 1);
         assert!(lock.try_write().unwrap_err().is_contended() && living.is_held());
         living.release().unwrap().unwrap_released();
-        assert!(lock.try_write().unwrap().is_held());
+        // One of several nodes may keep the dead reader for a little longer.
+        eventually("a writer gets it", TEST_TIMEOUT, || lock.try_write().is_ok());
     }
 }
 
@@ -217,17 +218,55 @@ fn repeated_request_admits_waiting_readers() {
     assert_eq!(server.query::<u64>(&["ZCARD", &members_key("r")]), 4);
 }
 
-/// Asks again for the read lock `r`, as a client does whose reply was lost, or of which several
-/// nodes disagree. Returns the token.
-fn ask_again(server: &RedisServer, id: &str, token_min: u64, decided: &str) -> u64 {
-    let token_min = format!("{token_min:016}");
-    let keys = [
+/// A clean-up of what the writer may have left comes after its downgrade. Otherwise the reader
+/// would lose a node and still count it.
+///
+/// Fault: N185
+/// Promise: P12
+#[test]
+fn release_of_a_writer_leaves_the_reader_it_has_become() {
+    let server = RedisServer::start();
+    let lock = manager(&server).rw_lock("r").unwrap();
+    let reader = lock.write().unwrap().downgrade().unwrap();
+    let source = concat!(
+        include_str!("../../../src/backend/redis/lua/shared.lua"),
+        include_str!("../../../src/backend/redis/lua/free.lua"),
+        include_str!("../../../src/backend/redis/lua/group/release_alone.lua"),
+        include_str!("../../../src/backend/redis/lua/token.lua"),
+        include_str!("../../../src/backend/redis/lua/subscribers.lua"),
+        include_str!("../../../src/backend/redis/lua/group/members.lua"),
+        include_str!("../../../src/backend/redis/lua/group/grant.lua"),
+        include_str!("../../../src/backend/redis/lua/group/release.lua"),
+        include_str!("../../../src/backend/redis/lua/report.lua")
+    );
+    let release = |members: &str| -> String {
+        let keys = keys_of_lock();
+        let mut words = vec!["EVAL", source, "5"];
+        words.extend(keys.iter().map(String::as_str));
+        words.extend(["7", reader.id().as_str(), "", "", members, "1"]);
+        server.query(&words)
+    };
+    assert_eq!(release("-1"), "7 gone");
+    assert_eq!(server.query::<u64>(&["ZCARD", &members_key("r")]), 1);
+    assert_eq!(release("1"), "7 released");
+}
+
+/// The keys of the lock `r`, as the scripts of groups expect them.
+fn keys_of_lock() -> [String; 5] {
+    [
         "lock:r".to_owned(),
         crate::helpers::queue_key("r"),
         token_key("r"),
         crate::helpers::FENCE.to_owned(),
         members_key("r"),
-    ];
+    ]
+}
+
+/// Asks again for the read lock `r`, as a client does whose reply was lost, or of which several
+/// nodes disagree. Returns the token.
+fn ask_again(server: &RedisServer, id: &str, token_min: u64, decided: &str) -> u64 {
+    let token_min = format!("{token_min:016}");
+    let keys = keys_of_lock();
     let hash = acquire_hash(server);
     let mut words = vec!["EVALSHA", &hash, "5"];
     words.extend(keys.iter().map(String::as_str));

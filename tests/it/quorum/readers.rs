@@ -204,6 +204,29 @@ fn readers_that_keep_trying_do_not_keep_a_writer_out() {
     });
 }
 
+/// The other nodes know of no queue.
+///
+/// Promise: P4
+/// Promise: P12
+#[test]
+fn reader_waits_for_a_queue_node_that_replies_late() {
+    let nodes = Nodes::start(3).behind_proxies(&[0]);
+    let (mgr, other) = (manager(&nodes), manager(&nodes));
+    warm_up(&nodes, &other);
+    let lock = mgr.rw_lock("x").unwrap();
+    let reader = lock.read_with(&outlasting()).unwrap();
+    let writer = spawn_call(&mgr, "x", |mgr, name| {
+        mgr.rw_lock(name).unwrap().try_write_for(TEST_TIMEOUT).map(drop)
+    });
+    await_waiting(&nodes, 0, 2, "no such id");
+    let late = Fault::DelayReply(SECOND / 4);
+    nodes.proxy(0).on_request(contains("lock:x"), late).forever();
+    let error = other.rw_lock("x").unwrap().try_read().unwrap_err();
+    assert!(error.is_contended(), "{error:?}");
+    reader.release().unwrap().unwrap_released();
+    writer.join().unwrap().unwrap();
+}
+
 #[test]
 fn semaphore_of_one_permit_works_over_several_nodes() {
     let nodes = Nodes::start(3);

@@ -362,6 +362,7 @@ impl<'a> GroupCall<'a> {
         let call = &self.call;
         let (nonce, id, entry, not_after) = (call.arg(0), call.arg(1), call.arg(2), call.arg(3));
         let (needed, now) = (count(call.arg(4)), call.clock());
+        let is_alone = call.arg(4) == b"-1";
         let (lock, queue, members) = (call.key(0), call.key(1), self.members());
         if !not_after.is_empty() && *now > *not_after {
             return reply_line(&[nonce, b"late", &now]);
@@ -377,7 +378,7 @@ impl<'a> GroupCall<'a> {
         let mut tag: &[u8] = b"gone";
         if self.holder.as_ref().is_some_and(|holder| holder == id || cut(holder) == id) {
             (tag, self.holder) = (b"released", None);
-        } else if self.is_held_by_group() && self.remove_members(id, needed)? {
+        } else if !is_alone && self.is_held_by_group() && self.remove_members(id, needed)? {
             tag = b"released";
             match self.call.db.zlast(members)? {
                 Some((_, last)) => self.set_expiry(last)?,

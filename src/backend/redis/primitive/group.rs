@@ -77,10 +77,9 @@ pub(super) fn write_acquire(
     write_version(out);
 }
 
-/// `count` is the number of members that the claim has; 0 if unknown.
 pub(super) fn write_release(
     request: &Release<'_>,
-    count: u32,
+    kind: LockKind,
     by: ScriptRef,
     nonce: u64,
     not_after_us: u64,
@@ -89,7 +88,10 @@ pub(super) fn write_release(
     RELEASE.write_header(by, 5, 5, out);
     write_keys(out, request.key);
     request.write_head(nonce, not_after_us, out);
-    write_number(out, count.into());
+    match kind.membership() {
+        Some(Membership { count, .. }) => write_number(out, count.into()),
+        None => write_bulk(out, &[b"-1"]),
+    }
     write_version(out);
 }
 

@@ -75,12 +75,10 @@ impl Request for OfKind<Release<'_>> {
     }
 
     fn encode(&self, by: ScriptRef, nonce: u64, not_after_us: u64, out: &mut Vec<u8>) {
-        let count = match self.kind {
-            LockKind::Mutex => return self.request.encode(by, nonce, not_after_us, out),
-            LockKind::Permits { count, .. } => count,
-            LockKind::Read | LockKind::Write => 1,
-        };
-        group::write_release(&self.request, count, by, nonce, not_after_us, out);
+        match self.kind {
+            LockKind::Mutex => self.request.encode(by, nonce, not_after_us, out),
+            kind => group::write_release(&self.request, kind, by, nonce, not_after_us, out),
+        }
     }
 
     fn decode(&self, nonce: u64, reply: Value) -> Option<KindReleaseReply> {

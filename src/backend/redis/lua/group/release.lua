@@ -4,7 +4,8 @@
 -- KEYS  1 lock, 2 queue, 3 token, 4 fence, 5 members
 -- ARGV  1 nonce, 2 id, or its first 512 bytes; the name of a group releases all its members,
 --       3 queue entry to remove, or '', 4 not_after, in us on the server's clock, or '',
---       5 number of members that the claim has, 0 if unknown, 6 protocol version
+--       5 number of members that the claim has, 0 if unknown, -1 if it has the lock alone; then it
+--       leaves the reader that it has become, whose id is the same, 6 protocol version
 -- Reply as for mutex/release.lua; "released" and "gone" may be followed by
 --       more        only the first waiters that fit were granted the lock: repeat the request
 
@@ -30,7 +31,7 @@ end
 local tag = ' gone'
 if holder and (holder == id or string.sub(holder, 1, 512) == id) then
   tag, holder = ' released', false
-elseif GROUPS[holder] and remove_members() > 0 then
+elseif n >= 0 and GROUPS[holder] and remove_members() > 0 then
   tag = ' released'
   local last = redis.call('ZRANGE', KEYS[5], -1, -1, 'WITHSCORES')[2]
   if last then set_expiry(KEYS[1], KEYS[5], last) else holder = false end

@@ -52,7 +52,8 @@ fn requests_name_the_group_and_its_limit() {
             Release { key: &key, id: b"me", queue_entry: "w", expires: false, left_free_ms: 0 };
         script_arguments(&OfKind { kind, request }, &keys())
     };
-    assert_eq!(release(LockKind::Write), ["me", "w", "", "1"]);
+    assert_eq!(release(LockKind::Read), ["me", "w", "", "1"]);
+    assert_eq!(release(LockKind::Write), ["me", "w", "", "-1"]);
     assert_eq!(release(permits), ["me", "w", "", "3"]);
 
     let renewal = MemberRenewal { key: &key, id: "me", count: 3, ttl_ms: 10, refresh_token: false };
