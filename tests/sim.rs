@@ -16,6 +16,8 @@ mod fiber;
 mod flaw;
 #[path = "sim/invariants.rs"]
 mod invariants;
+#[path = "sim/kinds.rs"]
+mod kinds;
 #[path = "sim/late_replies.rs"]
 mod late_replies;
 #[path = "sim/nemesis.rs"]

@@ -12,13 +12,14 @@ use std::{
 use crossbeam_channel::TryRecvError;
 use distlock::{
     Config, FailedEvent, HandleEvent, LockError, LockGuard, LockId, LockLost, LockOptions,
-    LostEvent, RedisMgr, ReleasedEvent, RenewalFailedEvent, Result, TimedOutEvent,
+    LostEvent, RedisMgr, ReleasedEvent, RenewalFailedEvent, Result, TimedOutEvent, WriteGuard,
 };
 use parking_lot::Mutex;
 
 use super::{
     fault_free::FaultSummary,
     invariants::GuardRecord,
+    kinds::{Guard, Kind},
     run::Run,
     scenario::Scenario,
     world::{MS, SEC, Sim, Time, current_sim},
@@ -107,10 +108,14 @@ impl EventLog {
 }
 
 /// How a lock is held.
+#[derive(Clone, Copy)]
 struct HoldTerms {
+    kind: Kind,
     requested_at: Time,
     lease: Time,
     renewed: bool,
+    /// The lock has a token of its own, and not that of the writer that has become a reader.
+    has_new_token: bool,
 }
 
 /// One thread of a client process.
@@ -181,15 +186,14 @@ impl Client {
         // each.
         let bound = 4 * scenario.ttl + clients * (scenario.claim_window + HOLD_MAX) + 5 * SEC;
         let requested_at = self.sim().now.get();
-        match self.timed("lock, after all faults", Some(bound), || self.mgr.lock(name)) {
+        let kind = scenario.family.next_kind(&mut self.sim().rng.borrow_mut());
+        let (lease, renewed, has_new_token) = (scenario.ttl, true, true);
+        let terms = HoldTerms { kind, requested_at, lease, renewed, has_new_token };
+        let acquire = || kind.acquire(&self.mgr, name, &LockOptions::new());
+        match self.timed("lock, after all faults", Some(bound), acquire) {
             Ok(guard) => {
                 self.run.invariants.count("granted after all faults");
-                self.hold(
-                    name,
-                    guard,
-                    HoldTerms { requested_at, lease: scenario.ttl, renewed: true },
-                    5 * MS,
-                );
+                self.hold(name, guard, terms, 5 * MS);
             }
             Err(error) if !self.sim().is_shutting_down() => {
                 self.sim().violation(format!("there is no fault, but: {error}"))
@@ -201,50 +205,41 @@ impl Client {
     fn do_one_round(&self) {
         let (sim, scenario) = (self.sim(), &self.run.scenario);
         let name = name(sim.rng.borrow_mut().usize(..scenario.names));
-        let kind = sim.between(0, 9);
+        let kind = scenario.family.next_kind(&mut sim.rng.borrow_mut());
+        let way = sim.between(0, 9);
         let wait = sim.between(0, 2 * scenario.ttl);
         let timeout = scenario.operation_timeout;
         sim.log(|| {
-            format!("process {} requests {name} (kind {kind}, {} ms)", self.process, wait / MS)
+            let (process, wait) = (self.process, wait / MS);
+            format!("process {process} requests {name} ({kind:?}, way {way}, {wait} ms)")
         });
         let requested_at = sim.now.get();
-        let with_wait = |options: LockOptions| options.wait(duration(wait));
-        let outcome = match kind {
-            0 | 1 => self.timed("try_lock", Some(timeout), || self.mgr.try_lock(&name)),
-            2 | 3 => self.timed("try_lock_for", Some(wait + timeout), || {
-                self.mgr.try_lock_for(&name, duration(wait))
-            }),
-            4 => {
-                let options = with_wait(LockOptions::new().renew(false));
-                self.timed("lock_with", Some(wait + timeout), || {
-                    self.mgr.lock_with(&name, &options)
-                })
-            }
+        let waiting = LockOptions::new().wait(duration(wait));
+        let (what, bound, options) = match way {
+            0 | 1 => ("try", Some(timeout), LockOptions::new().wait(Duration::ZERO)),
+            2 | 3 => ("try for", Some(wait + timeout), waiting),
+            4 => ("without renewal", Some(wait + timeout), waiting.renew(false)),
             5 => {
-                let options = with_wait(LockOptions::new().max_hold(duration(scenario.ttl / 2)));
-                self.timed("lock_with", Some(wait + timeout), || {
-                    self.mgr.lock_with(&name, &options)
-                })
+                let options = waiting.max_hold(duration(scenario.ttl / 2));
+                ("max hold", Some(wait + timeout), options)
             }
-            6 => {
-                let options = with_wait(LockOptions::new().ttl(duration(scenario.ttl / 2)));
-                self.timed("lock_with", Some(wait + timeout), || {
-                    self.mgr.lock_with(&name, &options)
-                })
-            }
+            6 => ("short ttl", Some(wait + timeout), waiting.ttl(duration(scenario.ttl / 2))),
             7 => {
                 let holder =
                     self.timed("holder", Some(timeout), || self.mgr.holder(&name).map(drop));
                 return self.check_error(holder.err().as_ref());
             }
-            _ => self.timed("lock", None, || self.mgr.lock(&name)),
+            _ => ("lock", None, LockOptions::new()),
         };
+        let outcome = self.timed(what, bound, || kind.acquire(&self.mgr, &name, &options));
         self.check_error(outcome.as_ref().err());
         if let Ok(guard) = outcome {
             let longest = if sim.chance(200_000) { HOLD_MAX } else { scenario.ttl / 2 };
             let hold = sim.between(0, longest);
-            let lease = if kind == 6 { scenario.ttl / 2 } else { scenario.ttl };
-            self.hold(&name, guard, HoldTerms { requested_at, lease, renewed: kind != 4 }, hold);
+            let lease = if way == 6 { scenario.ttl / 2 } else { scenario.ttl };
+            let (renewed, has_new_token) = (way != 4, true);
+            let terms = HoldTerms { kind, requested_at, lease, renewed, has_new_token };
+            self.hold(&name, guard, terms, hold);
         }
     }
 
@@ -259,6 +254,8 @@ impl Client {
             LockError::NoQuorum { .. } => "no quorum",
             LockError::PoolExhausted { .. } => "pool exhausted",
             LockError::Refused { .. } => "refused",
+            // Only of calls that change a held lock.
+            LockError::Lost { .. } => "lost while it was passed on",
             other if !self.sim().is_shutting_down() => {
                 self.sim().violation(format!("unexpected error: {other}"));
                 "other"
@@ -268,7 +265,7 @@ impl Client {
     }
 
     /// Holds a lock for a while, checks it meanwhile, and releases or drops it.
-    fn hold(&self, name: &str, guard: LockGuard, terms: HoldTerms, hold: Time) {
+    fn hold(&self, name: &str, guard: Guard, terms: HoldTerms, hold: Time) {
         let (sim, invariants) = (self.sim(), &self.run.invariants);
         if sim.is_shutting_down() {
             return;
@@ -279,6 +276,8 @@ impl Client {
             name: name.to_owned(),
             id: guard.id().clone(),
             token: guard.fencing_token().into(),
+            kind: terms.kind,
+            has_new_token: terms.has_new_token,
             requested_at: terms.requested_at,
             lease: terms.lease,
             presence: RefCell::default(),
@@ -305,45 +304,103 @@ impl Client {
             ));
         }
         let Some(guard) = record.guard.take() else { return };
-        sim.log(|| {
-            format!(
-                "process {} releases {name} (token {}, held: {held})",
-                self.process, record.token
-            )
-        });
-        let (timeout, until) = (self.run.scenario.operation_timeout, sim.now.get());
-        if sim.chance(500_000) {
-            drop(self.timed("release", Some(timeout), || guard.release()));
-        } else {
-            self.timed("drop", Some(timeout), || drop(guard));
+        invariants.ended(sim, &record);
+        let until = sim.now.get();
+        let check_incidents = || {
+            for entry in self.event_log.take_incidents(&record.id) {
+                let expected = match &entry {
+                    (_, Incident::Lost(LockLost::MaxHold)) => true,
+                    // A lock without renewal expires after its lease, but not long before.
+                    (faults, Incident::Lost(LockLost::Expired)) => {
+                        !terms.renewed && faults.at >= granted_at + terms.lease / 2
+                    }
+                    _ => false,
+                };
+                if !expected {
+                    invariants.check_incident(sim, &self.run.scenario, &record, until, &entry);
+                }
+            }
+        };
+        check_incidents();
+        let (mut is_passed_on, mut may_be_lost) = (false, true);
+        match guard {
+            Guard::Writer(writer) if held && sim.chance(400_000) => {
+                if let Some(reader) = self.downgrade(writer) {
+                    let terms = HoldTerms { kind: Kind::Read, has_new_token: false, ..terms };
+                    return self.hold(name, Guard::Other(reader), terms, hold / 2);
+                }
+            }
+            Guard::Other(guard) if held && self.can_adopt() && sim.chance(150_000) => {
+                is_passed_on = self.pass_on(name, guard, terms, hold / 2);
+            }
+            guard => {
+                may_be_lost = false;
+                self.release(name, guard.into(), &record, held);
+            }
         }
         if sim.is_shutting_down() {
             return;
         }
         match losses.try_recv() {
             Err(TryRecvError::Disconnected) => {}
+            // A renewal before the lock is passed on, or the wait for it, has found the loss.
+            Ok(_) if may_be_lost => {}
             other => sim
                 .violation(format!("after {name} ended, its channel of losses returned {other:?}")),
         }
-        for entry in self.event_log.take_incidents(&record.id) {
-            let expected = match &entry {
-                (_, Incident::Lost(LockLost::MaxHold)) => true,
-                // A lock without renewal expires after its lease, but not long before.
-                (faults, Incident::Lost(LockLost::Expired)) => {
-                    !terms.renewed && faults.at >= granted_at + terms.lease / 2
-                }
-                _ => false,
-            };
-            if !expected {
-                invariants.check_incident(sim, &self.run.scenario, &record, until, &entry);
-            }
-        }
+        check_incidents();
         let (lost, released) = self.event_log.losses_and_releases(&record.id);
-        if lost + released != 1 || (!held && lost != 1) {
+        if lost + released + u32::from(is_passed_on) != 1 || (!held && lost != 1) {
             sim.violation(format!(
-                "{name} was lost {lost} times and released {released} times; held: {held}"
+                "{name} was lost {lost} times and released {released} times; held: {held}, passed \
+                 on: {is_passed_on}"
             ));
         }
+    }
+
+    fn release(&self, name: &str, guard: LockGuard, record: &GuardRecord, held: bool) {
+        let (sim, timeout) = (self.sim(), self.run.scenario.operation_timeout);
+        let (process, token) = (self.process, record.token);
+        sim.log(|| format!("process {process} releases {name} (token {token}, held: {held})"));
+        if sim.chance(500_000) {
+            drop(self.timed("release", Some(timeout), || guard.release()));
+        } else {
+            self.timed("drop", Some(timeout), || drop(guard));
+        }
+    }
+
+    /// Turns a writer into a reader. Afterwards the lock is not held if that fails.
+    fn downgrade(&self, writer: WriteGuard) -> Option<LockGuard> {
+        self.sim().log(|| format!("process {} downgrades {}", self.process, writer.name()));
+        let bound = 2 * self.run.scenario.operation_timeout;
+        let outcome = self.timed("downgrade", Some(bound), || writer.downgrade());
+        self.check_error(outcome.as_ref().err());
+        self.run.invariants.count("downgraded");
+        outcome.ok().map(LockGuard::from)
+    }
+
+    /// Whether the servers can pass a lock to a successor.
+    fn can_adopt(&self) -> bool {
+        self.run.scenario.nodes == 1
+    }
+
+    /// Detaches a lock, and holds it as its own successor. Returns whether it was detached.
+    fn pass_on(&self, name: &str, guard: LockGuard, terms: HoldTerms, hold: Time) -> bool {
+        self.sim().log(|| format!("process {} detaches {name}", self.process));
+        let bound = 2 * self.run.scenario.operation_timeout;
+        let detached = self.timed("detach", Some(bound), || guard.detach());
+        self.check_error(detached.as_ref().err());
+        let Ok(detached) = detached else { return false };
+        let requested_at = self.sim().now.get();
+        let adopted = self.timed("adopt", Some(bound), || self.mgr.adopt(&detached));
+        self.check_error(adopted.as_ref().err());
+        if let Ok(guard) = adopted {
+            self.run.invariants.count("adopted");
+            let (renewed, has_new_token) = (true, true);
+            let terms = HoldTerms { requested_at, renewed, has_new_token, ..terms };
+            self.hold(name, Guard::Other(guard), terms, hold);
+        }
+        true
     }
 }
 

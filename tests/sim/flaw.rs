@@ -11,6 +11,12 @@ pub(crate) enum Flaw {
     ReleaseWithoutOwner,
     /// An acquire takes the lock although it is held.
     AcquireStealsLock,
+    /// A reader, or a client that asks for permits, gets the lock although others hold it.
+    SharingStealsLock,
+    /// Permits have no limit.
+    LimitIgnored,
+    /// The release of a member leaves the group, whose key is deleted.
+    MemberReleasesAll,
     /// A request is executed although it has expired.
     ExecutesExpired,
     /// Tokens count from one, and the count is lost with the data.
@@ -78,6 +84,15 @@ impl FlawedCall {
                 args[1] = holder.unwrap_or_else(|| args[1].clone());
             }
             (Flaw::AcquireStealsLock, Script::Acquire) if holder.is_some() => {
+                keys.put(&names[0], None, None);
+            }
+            (Flaw::SharingStealsLock, Script::AcquireShared)
+                if holder.as_ref().is_some_and(|holder| *holder != args[7]) =>
+            {
+                keys.put(&names[0], None, None);
+            }
+            (Flaw::LimitIgnored, Script::AcquireShared) => args[8] = b"0".to_vec(),
+            (Flaw::MemberReleasesAll, Script::ReleaseShared) => {
                 keys.put(&names[0], None, None);
             }
             (Flaw::ExecutesExpired, Script::Acquire) => args[5] = NEVER.into(),

@@ -7,11 +7,13 @@ use std::{
     rc::Rc,
 };
 
-use distlock::{LockGuard, LockId};
+use distlock::{LockId, testing::servers::Data};
 
 use super::{
     client::Incident,
     fault_free::{FAULT_TOLERANT_LEASE_MIN, FaultSummary, KeyPresence},
+    kinds::{Guard, Kind},
+    net::Server,
     scenario::Scenario,
     world::{ProcessState, Sim, Time},
 };
@@ -21,6 +23,9 @@ pub(crate) struct GuardRecord {
     pub(crate) process: usize,
     pub(crate) name: String,
     pub(crate) id: LockId,
+    pub(crate) kind: Kind,
+    /// The token is not that of the writer that has become this reader.
+    pub(crate) has_new_token: bool,
     pub(crate) token: u64,
     /// When the lock was requested. A node that lost data after that may have lost this lock.
     pub(crate) requested_at: Time,
@@ -28,16 +33,39 @@ pub(crate) struct GuardRecord {
     pub(crate) lease: Time,
     /// By node.
     pub(crate) presence: RefCell<Vec<KeyPresence>>,
-    pub(crate) guard: RefCell<Option<LockGuard>>,
+    pub(crate) guard: RefCell<Option<Guard>>,
     /// Whether the guard has reported that the lock is not held any more.
     pub(crate) reported_lost: Cell<bool>,
+}
+
+/// The tokens of one name.
+#[derive(Default)]
+struct Tokens {
+    /// The largest one.
+    last: u64,
+    /// The largest one of a lock that was held alone.
+    last_alone: u64,
+    /// Ends of holds, each with its token.
+    ended: Vec<(Time, u64)>,
+}
+
+impl Tokens {
+    /// The token that this lock must exceed. Those who hold a lock together may get to know of
+    /// their tokens in another order, and over several nodes may have the same one.
+    fn floor_of(&self, record: &GuardRecord) -> u64 {
+        if record.kind.group().is_none() {
+            return self.last;
+        }
+        let before = self.ended.iter().filter(|(ended, _)| *ended <= record.requested_at);
+        before.map(|(_, token)| *token).max().unwrap_or(0).max(self.last_alone)
+    }
 }
 
 #[derive(Default)]
 pub(crate) struct Invariants {
     pub(crate) records: RefCell<Vec<Rc<GuardRecord>>>,
-    /// Last token of each name.
-    tokens: RefCell<BTreeMap<String, u64>>,
+    /// By name.
+    tokens: RefCell<BTreeMap<String, Tokens>>,
     /// Whether a node that lost its data may vote at once.
     pub(crate) data_loss_is_excused: Cell<bool>,
     pub(crate) counts: RefCell<BTreeMap<&'static str, u64>>,
@@ -83,44 +111,67 @@ impl Invariants {
         if !self.is_held(sim, record) {
             return self.count("granted too late");
         }
+        let mut together = Vec::new();
         for other in self.records.borrow().iter().filter(|other| other.name == *name) {
             if self.is_held(sim, other) {
+                together.push(other.kind);
+                if record.kind.may_share_with(&together) {
+                    continue;
+                }
                 // Of two grants around a loss of data, the older one may be read last.
                 if self.is_excused(sim, other) || self.is_excused(sim, record) {
                     self.count("excused overlap");
                     continue;
                 }
                 sim.violation(format!(
-                    "process {process} holds {name} with token {token}, and process {} still \
-                     holds it with token {}",
-                    other.process, other.token
+                    "process {process} holds {name} with token {token} ({:?}), and process {} \
+                     still holds it with token {}; held: {together:?}",
+                    record.kind, other.process, other.token
                 ));
             }
         }
-        // Of two grants around a loss of data, the older one may be read last.
-        let last = self.tokens.borrow_mut().insert(name.clone(), *token);
-        let excused = self.is_excused(sim, record);
-        if last.is_some_and(|last| last >= *token) && !excused {
-            sim.violation(format!(
-                "{name} was granted with token {token} after token {}",
-                last.unwrap_or(0)
-            ));
+        if together.len() > 1 || !together.is_empty() && record.kind.group().is_some() {
+            self.count("held together");
         }
+        self.check_token(sim, record);
         self.records.borrow_mut().push(record.clone());
         self.check_quorum(sim, record);
     }
 
+    fn check_token(&self, sim: &Sim, record: &GuardRecord) {
+        let GuardRecord { name, token, .. } = record;
+        let mut tokens = self.tokens.borrow_mut();
+        let tokens = tokens.entry(name.clone()).or_default();
+        let floor = tokens.floor_of(record);
+        if self.is_excused(sim, record) {
+            // Of two grants around a loss of data, the older one may be read last.
+            *tokens = Tokens::default();
+        } else if record.has_new_token && *token <= floor {
+            sim.violation(format!("{name} was granted with token {token} after token {floor}"));
+        }
+        tokens.last = tokens.last.max(*token);
+        if record.kind.group().is_none() {
+            tokens.last_alone = *token;
+        }
+    }
+
+    /// Notes that a client ends its hold.
+    pub(crate) fn ended(&self, sim: &Sim, record: &GuardRecord) {
+        let mut tokens = self.tokens.borrow_mut();
+        let tokens = tokens.entry(record.name.clone()).or_default();
+        tokens.ended.push((sim.now.get(), record.token));
+    }
+
     /// Checks that a lock that is held has its key on a quorum of the nodes.
     fn check_quorum(&self, sim: &Sim, record: &GuardRecord) {
-        let (key, now) = (format!("lock:{}", record.name), sim.now.get());
+        let now = sim.now.get();
         let net = sim.net.borrow();
         let needed = net.servers.len() / 2 + 1;
         let mut presence = record.presence.borrow_mut();
         presence.resize(net.servers.len(), KeyPresence::default());
         let with_key =
             net.servers.iter().zip(presence.iter_mut()).filter_map(|(node, presence)| {
-                let has_key = node.fake.keys.peek(key.as_bytes(), node.now_us(now))
-                    == Some(record.id.as_str().as_bytes());
+                let has_key = is_kept_on(node, record, now);
                 presence.observe(has_key, now);
                 (has_key || node.forgot_at.iter().any(|at| *at >= record.requested_at))
                     .then_some(())
@@ -204,4 +255,24 @@ impl Invariants {
             ));
         }
     }
+}
+
+/// Whether a node keeps the lock for this holder: as the value of the lock key, or as a member of
+/// the group that it names.
+fn is_kept_on(node: &Server, record: &GuardRecord, now: Time) -> bool {
+    let now_us = node.now_us(now);
+    let (lock, id) = (format!("lock:{}", record.name), record.id.as_str().as_bytes());
+    let value = node.fake.keys.peek(lock.as_bytes(), now_us);
+    // A node that has missed a downgrade keeps the lock for the writer.
+    if value == Some(id) || record.kind.group().is_none() {
+        return value == Some(id);
+    }
+    let members = format!("distlock:members:{{{lock}}}");
+    let mut entries = node.fake.keys.live_entries(now_us);
+    value == record.kind.group()
+        && entries.any(|(key, data, _)| {
+            key == members.as_bytes()
+                && matches!(data, Data::Sorted(members)
+                    if members.get(id).is_some_and(|expires| *expires > now_us / 1000))
+        })
 }

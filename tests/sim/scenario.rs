@@ -3,6 +3,7 @@
 
 use super::{
     flaw::Flaw,
+    kinds::Family,
     net::Link,
     world::{MS, SEC, Stalls, Time, US},
 };
@@ -13,6 +14,8 @@ pub(crate) struct Scenario {
     pub(crate) processes: usize,
     pub(crate) threads: usize,
     pub(crate) names: usize,
+    /// What the locks of all names are.
+    pub(crate) family: Family,
     pub(crate) ttl: Time,
     pub(crate) operation_timeout: Time,
     pub(crate) claim_window: Time,
@@ -101,6 +104,7 @@ impl Scenario {
             processes: rng.usize(2..=3),
             threads: rng.usize(1..=2),
             names: if rng.u64(..3) == 0 { 2 } else { 1 },
+            family: Family::random(nodes, rng),
             ttl,
             operation_timeout,
             claim_window: *rng.choice(&[50, 200, 1_000]).expect("there is a choice") * MS,

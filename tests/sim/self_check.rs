@@ -1,7 +1,7 @@
 //! A simulator that never finds anything proves nothing. Here each of several defects is built into
 //! the servers, and must be detected within a few seeds.
 
-use super::{flaw::Flaw, run};
+use super::{flaw::Flaw, kinds::Family, run};
 
 /// Maximum number of seeds that may be needed; several times as many as are needed today.
 const SEEDS_MAX: u64 = 2_000;
@@ -11,6 +11,14 @@ fn detect(flaw: Flaw, text: &str) -> (u64, String) {
     for seed in 0..SEEDS_MAX {
         let report = run::run_seed(seed, false, |scenario| {
             scenario.flaw = Some(flaw);
+            scenario.family = match flaw {
+                Flaw::SharingStealsLock | Flaw::MemberReleasesAll => Family::ReadWriteLocks,
+                Flaw::LimitIgnored => Family::Semaphores,
+                _ => Family::Mutexes,
+            };
+            if flaw == Flaw::LimitIgnored {
+                scenario.nodes = 1;
+            }
             if flaw == Flaw::FenceNotRaised {
                 // Without a fence, tokens fall only where clocks differ.
                 scenario.nodes = scenario.nodes.max(3);
@@ -30,6 +38,9 @@ fn flawed_server_is_detected() {
     for (flaw, text) in [
         (Flaw::ReleaseWithoutOwner, "nodes have its key"),
         (Flaw::AcquireStealsLock, "nodes have its key"),
+        (Flaw::SharingStealsLock, "nodes have its key"),
+        (Flaw::LimitIgnored, "still holds it"),
+        (Flaw::MemberReleasesAll, "nodes have its key"),
         (Flaw::ExecutesExpired, "has failed long ago"),
         (Flaw::TokensLostWithData, "token"),
         (Flaw::FenceNotRaised, "was granted with token"),
