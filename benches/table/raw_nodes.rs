@@ -15,18 +15,18 @@ use rustix::{
 use crate::{Result, cluster::Cluster, measure::now, support::RedisServer};
 
 const ACQUIRE: &str = concat!(
+    include_str!("../../src/backend/redis/lua/mutex/acquire.lua"),
     include_str!("../../src/backend/redis/lua/shared.lua"),
     include_str!("../../src/backend/redis/lua/token.lua"),
-    include_str!("../../src/backend/redis/lua/mutex/acquire.lua"),
     include_str!("../../src/backend/redis/lua/subscribers.lua"),
     include_str!("../../src/backend/redis/lua/queue.lua"),
     include_str!("../../src/backend/redis/lua/mutex/acquire_contended.lua"),
     include_str!("../../src/backend/redis/lua/report.lua")
 );
 const RELEASE: &str = concat!(
+    include_str!("../../src/backend/redis/lua/mutex/release.lua"),
     include_str!("../../src/backend/redis/lua/shared.lua"),
     include_str!("../../src/backend/redis/lua/free.lua"),
-    include_str!("../../src/backend/redis/lua/mutex/release.lua"),
     include_str!("../../src/backend/redis/lua/token.lua"),
     include_str!("../../src/backend/redis/lua/subscribers.lua"),
     include_str!("../../src/backend/redis/lua/queue.lua"),
@@ -105,7 +105,7 @@ impl RawNodes {
                 &self.acquire,
                 &[id, "10000", "try", "", &not_after, "60000", &token_min, "3610000"],
             ),
-            release: request(&self.release, &[id, "", ""]),
+            release: request(&self.release, &[id, &token_min]),
             nonce,
         })
     }

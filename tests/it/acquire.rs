@@ -152,12 +152,13 @@ fn released_names_leave_one_key() {
 fn release_remembers_token_in_the_fence() {
     let server = RedisServer::start();
     let mgr = manager(&server);
-    let guard = mgr.lock("x").unwrap();
-    let ahead = guard.fencing_token().as_u64() + 3_600_000_000;
+    let ahead = mgr.lock("x").unwrap().fencing_token().as_u64() + 3_600_000_000;
     server.cli(&["SET", &token_key("x"), &ahead.to_string()]);
+    let guard = mgr.lock("x").unwrap();
+    assert_eq!(guard.fencing_token().as_u64(), ahead + 1);
     guard.release().unwrap().unwrap_released();
-    assert_eq!(mgr.lock("x").unwrap().fencing_token().as_u64(), ahead + 1);
-    assert_eq!(mgr.lock("another").unwrap().fencing_token().as_u64(), ahead + 2);
+    assert_eq!(mgr.lock("x").unwrap().fencing_token().as_u64(), ahead + 2);
+    assert_eq!(mgr.lock("another").unwrap().fencing_token().as_u64(), ahead + 3);
 }
 
 /// A later version of the library may change the format of the fence, and then begins it with its

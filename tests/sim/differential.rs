@@ -159,6 +159,9 @@ impl Pair {
         let ttl = self.pick(&["20000", "40000"]);
         let args = match script {
             Script::Acquire => vec![id, ttl, mode, &entry, late, heal, ahead, "3620000"],
+            Script::Release if self.rng.bool() => {
+                vec![id, self.pick(&["1700000000000000", "1800000000000000"])]
+            }
             Script::Release if self.rng.bool() => vec![id, "", ""],
             Script::Release => vec![id, &entry, if self.rng.bool() { "" } else { late }],
             Script::Renew if keys.len() > 2 => vec![id, ttl, "two", "30000", "3630000"],

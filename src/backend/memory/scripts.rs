@@ -229,8 +229,11 @@ impl Call<'_> {
     }
 
     fn release(mut self) -> StoreResult<Value> {
-        let (nonce, id, entry, not_after) = (self.arg(0), self.arg(1), self.arg(2), self.arg(3));
+        let (nonce, id) = (self.arg(0), self.arg(1));
         let (lock, queue, now) = (self.key(0), self.key(1), self.clock());
+        let is_usual = self.args.len() == 4;
+        let (entry, not_after): (&[u8], &[u8]) =
+            if is_usual { (b"", b"") } else { (self.arg(2), self.arg(3)) };
         if !not_after.is_empty() && *now > *not_after {
             return reply_line(&[nonce, b"late", &now]);
         }
@@ -241,7 +244,11 @@ impl Call<'_> {
         if is_wrong_type(&holder) {
             return reply_line(&[nonce, b"type"]);
         }
-        let tag: &[u8] = match holder? {
+        let holder = holder?;
+        if is_usual && holder.as_deref() == Some(id) && self.free_with_token(self.arg(2))? {
+            return reply_line(&[nonce, b"released"]);
+        }
+        let tag: &[u8] = match holder {
             None => b"gone",
             Some(holder) if holder == id || cut(&holder) == id => b"released",
             Some(holder) => {

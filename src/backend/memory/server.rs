@@ -186,7 +186,8 @@ impl Server {
         let lock_key = key.lock_key().as_bytes();
         let holder = self.state.lock().keys.peek(lock_key, self.now_us(now)).map(<[u8]>::to_vec);
         let Some(id) = holder else { return false };
-        let request = Release { key, id: &id, queue_entry: "", expires: false, left_free_ms: 0 };
+        let request =
+            Release { key, id: &id, queue_entry: "", expires: false, left_free_ms: 0, token: 0 };
         let kind = if is_group(&id) { LockKind::Write } else { LockKind::Mutex };
         let released = self.run(&OfKind { kind, request }, now, now);
         matches!(released, Ok(KindReleaseReply { reply: ReleaseReply::Released, .. }))

@@ -15,6 +15,7 @@ use crate::{
         kind::LockKind,
         lease::Lease,
         quorum::NodeSet,
+        token::FencingToken,
     },
     lock_info::Released,
     sys::clock::{self, Moment},
@@ -42,6 +43,7 @@ pub(crate) fn release_on_one_server(
     let id = claim.id.as_str().as_bytes();
     let result = ReleaseAttempts::new(&claim.key, id, &lease.queue_entry, was_held)
         .of_kind(claim.kind)
+        .with_token(lease.token)
         .keeping(&lease.residue(node))
         .leaving_free(left_free_for)
         .through_failover(deadline, attempt);
@@ -77,7 +79,7 @@ impl<'a> ReleaseAttempts<'a> {
         queue_entry: &'a str,
         was_held: bool,
     ) -> ReleaseAttempts<'a> {
-        let request = Release { key, id, queue_entry, expires: false, left_free_ms: 0 };
+        let request = Release { key, id, queue_entry, expires: false, left_free_ms: 0, token: 0 };
         let release = OfKind { kind: LockKind::Mutex, request };
         let request = ReleaseOrKeep { release, keep_ms: 0 };
         ReleaseAttempts { request, was_held, maybe_applied: false }
@@ -99,6 +101,12 @@ impl<'a> ReleaseAttempts<'a> {
     /// The lock stays taken until the time that the residue says.
     fn keeping(mut self, residue: &Residue) -> ReleaseAttempts<'a> {
         self.request.keep_ms = residue.keep_ms(clock::now());
+        self
+    }
+
+    /// The fencing token of the hold, which saves the server reading it.
+    fn with_token(mut self, token: FencingToken) -> ReleaseAttempts<'a> {
+        self.request.release.request.token = token.as_u64();
         self
     }
 

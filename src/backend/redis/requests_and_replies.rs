@@ -79,8 +79,14 @@ mod tests {
     #[test]
     fn request_in_cluster_may_ask_and_may_use_sharded_channels() {
         let key = LockKey::new("lock:", "a").unwrap().in_cluster().unwrap();
-        let release =
-            Release { key: &key, id: b"me", queue_entry: "", expires: false, left_free_ms: 0 };
+        let release = Release {
+            key: &key,
+            id: b"me",
+            queue_entry: "",
+            expires: false,
+            left_free_ms: 0,
+            token: 0,
+        };
         let text = |is_sharded, is_asking| {
             let mut out = Vec::new();
             let request = InCluster { request: &release, is_sharded, is_asking };

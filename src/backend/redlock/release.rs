@@ -35,6 +35,8 @@ pub(crate) struct ReleaseRequest<'a> {
     pub(crate) queue_entry: &'a str,
     /// The lease was valid until this release.
     pub(crate) was_held: bool,
+    /// Fencing token of the hold, or 0 if it is not known.
+    pub(crate) token: u64,
     /// Nodes that have not replied yet to the request for the lock.
     pub(crate) unanswered: NodeSet,
 }
@@ -48,12 +50,12 @@ impl<'a> ReleaseRequest<'a> {
         let Claim { key, kind, .. } = claim;
         let id = claim.id.as_str().as_bytes();
         let unanswered = NodeSet::EMPTY;
-        ReleaseRequest { key, kind: *kind, id, queue_entry, was_held, unanswered }
+        ReleaseRequest { key, kind: *kind, id, queue_entry, was_held, token: 0, unanswered }
     }
 
     pub(crate) fn node_request(&self) -> OfKind<Release<'a>> {
-        let ReleaseRequest { key, kind, id, queue_entry, .. } = *self;
-        let request = Release { key, id, queue_entry, expires: false, left_free_ms: 0 };
+        let ReleaseRequest { key, kind, id, queue_entry, token, .. } = *self;
+        let request = Release { key, id, queue_entry, expires: false, left_free_ms: 0, token };
         OfKind { kind, request }
     }
 
@@ -99,6 +101,7 @@ impl Redlock {
         deadline: Moment,
     ) -> ReleaseReport {
         let request = ReleaseRequest {
+            token: lease.token.as_u64(),
             unanswered: lease.in_flight.unanswered_at(clock::now()),
             ..ReleaseRequest::of_claim(&lease.claim, &lease.queue_entry, was_held)
         };
@@ -150,7 +153,8 @@ impl Redlock {
             self.pool().get(Urgency::Release, deadline).map_err(BackendError::Node)?;
         release_any_kind(id, |kind| {
             let (queue_entry, unanswered) = ("", NodeSet::EMPTY);
-            let request = ReleaseRequest { key, kind, id, queue_entry, was_held, unanswered };
+            let request =
+                ReleaseRequest { key, kind, id, queue_entry, was_held, token: 0, unanswered };
             self.release(&mut connections, request, deadline).result
         })
     }

@@ -105,14 +105,16 @@ fn check_reply(reply: &Value) -> u64 {
             AcquireReply::Expired { .. } => 7,
         }
     });
-    let released =
-        taken(&Release { key, id: b"me", queue_entry: "", expires: true, left_free_ms: 0 }, reply)
-            .map(|answer| {
-                if let ReleaseReply::HeldByOther(holder) = &answer {
-                    presentable(holder);
-                }
-                std::mem::discriminant(&answer)
-            });
+    let released = taken(
+        &Release { key, id: b"me", queue_entry: "", expires: true, left_free_ms: 0, token: 0 },
+        reply,
+    )
+    .map(|answer| {
+        if let ReleaseReply::HeldByOther(holder) = &answer {
+            presentable(holder);
+        }
+        std::mem::discriminant(&answer)
+    });
     let inspected = taken(&Inspect(key), reply).map(|answer| {
         if let Inspection::Held(holder) = &answer {
             presentable(holder);
@@ -164,7 +166,8 @@ fn check_group_reply(key: &LockKey, reply: &Value) -> (Option<u8>, Option<bool>,
         }
         u8::from(answer == DowngradeReply::Done)
     });
-    let request = Release { key, id: b"me", queue_entry: "", expires: true, left_free_ms: 0 };
+    let request =
+        Release { key, id: b"me", queue_entry: "", expires: true, left_free_ms: 0, token: 0 };
     let released = taken(&OfKind { kind: LockKind::Read, request }, reply);
     let listed = (1..=2).filter_map(|count| taken(&ListMembers(vec![key; count]), reply));
     let listed = listed.flatten().flatten().map(|group| {

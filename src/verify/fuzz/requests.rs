@@ -56,6 +56,7 @@ fn names_never_change_the_command() {
                     queue_entry: name,
                     expires: true,
                     left_free_ms: 0,
+                    token: 0,
                 },
                 by,
             );

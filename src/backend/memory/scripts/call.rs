@@ -133,6 +133,25 @@ impl<'a> Call<'a> {
         self.db.del(&[lock, key])
     }
 
+    /// Deletes a lock of which the holder has sent the token, if nobody waits and this raises the
+    /// fence. Returns whether it did.
+    pub(super) fn free_with_token(&mut self, token: &[u8]) -> StoreResult<bool> {
+        let (lock, queue, key, fence) = (self.key(0), self.key(1), self.key(2), self.key(3));
+        if !matches!(self.db.llen(queue), Ok(0)) {
+            return Ok(false);
+        }
+        // Has no effect, but a server that is out of memory permits `set` after it.
+        self.db.lpop(queue)?;
+        match self.db.get(fence) {
+            Ok(last) if last.as_deref().is_none_or(|last| last < token) => {
+                self.db.set(fence, token, None)?;
+                self.db.del(&[lock, key])?;
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+
     /// Describes the holder of the lock whose keys begin at `first`: `pttl token waiters holder`.
     pub(super) fn describe(
         &mut self,

@@ -191,6 +191,8 @@ pub(crate) struct Release<'a> {
     pub(crate) expires: bool,
     /// For how many milliseconds to leave the lock free before the next waiter gets it.
     pub(crate) left_free_ms: u64,
+    /// Fencing token of the hold, or 0 if it is not known. The script then reads it.
+    pub(crate) token: u64,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -231,10 +233,19 @@ impl Request for Release<'_> {
 
     fn encode(&self, by: ScriptRef, nonce: u64, not_after_us: u64, out: &mut Vec<u8>) {
         let is_left_free = self.left_free_ms > 0;
-        RELEASE.write_header(by, 4, 4 + usize::from(is_left_free), out);
+        let is_usual =
+            self.token > 0 && !is_left_free && self.queue_entry.is_empty() && !self.expires;
+        let count = if is_usual { 3 } else { 4 + usize::from(is_left_free) };
+        RELEASE.write_header(by, 4, count, out);
         write_lock_keys(out, self.key);
         write_bulk(out, &self.key.fence_key().map(str::as_bytes));
-        self.write_head(nonce, not_after_us, out);
+        if is_usual {
+            write_number(out, nonce);
+            write_bulk(out, &[self.id]);
+            write_micros(out, self.token);
+        } else {
+            self.write_head(nonce, not_after_us, out);
+        }
         if is_left_free {
             write_number(out, self.left_free_ms);
         }

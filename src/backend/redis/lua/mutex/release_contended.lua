@@ -1,13 +1,15 @@
--- The second part of release.lua: somebody waits for the lock, another holder has it, the request
--- has a deadline or removes a queue entry, or a key is not ours.
+-- The second part of release.lua: somebody waits for the lock, another client holds it, the request
+-- is not a usual one, or the fence is ahead of the token.
 -- KEYS  1 lock, 2 queue, 3 token, 4 fence
 -- ARGV  as for release.lua
 -- Reply as for release.lua
 
-if ARGV[4] ~= '' then
+local entry, not_after = '', ''
+if #ARGV > 4 then entry, not_after = ARGV[3], ARGV[4] end
+if not_after ~= '' then
   local now = clock()
   -- Report the time, because a caller with a wrong estimate would be late again.
-  if now > ARGV[4] then return nonce .. ' late ' .. now end
+  if now > not_after then return nonce .. ' late ' .. now end
 end
 
 if entry ~= '' then

@@ -48,8 +48,14 @@ fn requests_name_the_group_and_its_limit() {
     assert_eq!(acquire(permits), [&head[..], &["distlock:permits", "7", "3", min, "0"]].concat());
 
     let release = |kind| {
-        let request =
-            Release { key: &key, id: b"me", queue_entry: "w", expires: false, left_free_ms: 0 };
+        let request = Release {
+            key: &key,
+            id: b"me",
+            queue_entry: "w",
+            expires: false,
+            left_free_ms: 0,
+            token: 0,
+        };
         script_arguments(&OfKind { kind, request }, &keys())
     };
     assert_eq!(release(LockKind::Read), ["me", "w", "", "1"]);
@@ -85,8 +91,14 @@ fn replies_are_decoded_or_rejected() {
         assert_eq!(decode(wrong), None, "{wrong}");
     }
 
-    let request =
-        Release { key: &key, id: b"me", queue_entry: "", expires: false, left_free_ms: 0 };
+    let request = Release {
+        key: &key,
+        id: b"me",
+        queue_entry: "",
+        expires: false,
+        left_free_ms: 0,
+        token: 0,
+    };
     let release = OfKind { kind: LockKind::Read, request };
     let decode = |line: &str| release.decode(7, text(line));
     let expect = |reply, has_more| Some(KindReleaseReply { reply, has_more });

@@ -32,12 +32,28 @@ fn request_is_one_well_formed_command() {
         script_arguments(&acquire(&key), &keys),
         ["me", "10", "try", "", not_after, "60", "0000000000000000", "3600010"]
     );
-    let release =
-        |expires| Release { key: &key, id: b"me", queue_entry: "w", expires, left_free_ms: 0 };
+    let release = |expires| Release {
+        key: &key,
+        id: b"me",
+        queue_entry: "w",
+        expires,
+        left_free_ms: 0,
+        token: 0,
+    };
     assert_eq!(script_arguments(&release(true), &keys), ["me", "w", not_after]);
     assert_eq!(script_arguments(&release(false), &keys), ["me", "w", ""]);
     let left_free = Release { left_free_ms: 7, ..release(false) };
     assert_eq!(script_arguments(&left_free, &keys), ["me", "w", "", "7"]);
+    let usual = Release { queue_entry: "", token: 5, ..release(false) };
+    assert_eq!(script_arguments(&usual, &keys), ["me", "0000000000000005"]);
+    for unusual in [
+        Release { queue_entry: "w", ..usual },
+        Release { expires: true, ..usual },
+        Release { left_free_ms: 7, ..usual },
+        Release { token: 0, ..usual },
+    ] {
+        assert!(script_arguments(&unusual, &keys).len() > 2, "the script decides by their number");
+    }
     assert_eq!(script_arguments(&Inspect(&key), &keys[..3]), [""; 0]);
     let renewals = [("a", "i", 1), ("b", "j", 2), ("c", "k", 3)].map(|(lock, id, ttl_ms)| {
         Renewal { lock, id, ttl_ms, never_shorten: false, token_key: None }
@@ -50,6 +66,10 @@ fn request_is_one_well_formed_command() {
         [renewals[0], Renewal { token_key: Some(key.token_key()), ..renewals[1] }, renewals[2]];
     let keys = ["a", "b", "c", &keys[2]].map(str::to_owned);
     assert_eq!(script_arguments(&Renew(&fenced), &keys), ["i", "1", "j", "2", "k", "3", "3600002"]);
+}
+
+fn release_of(key: &LockKey) -> Release<'_> {
+    Release { key, id: b"", queue_entry: "", expires: false, left_free_ms: 0, token: 0 }
 }
 
 fn text(line: &str) -> Value {
@@ -109,7 +129,7 @@ fn acquire_reply_is_decoded_for_every_outcome() {
 fn release_and_inspect_replies_are_decoded() {
     let key = LockKey::new("", "x").unwrap();
     let release = |line| {
-        Release { key: &key, id: b"", queue_entry: "", expires: true, left_free_ms: 0 }
+        Release { key: &key, id: b"", queue_entry: "", expires: true, left_free_ms: 0, token: 0 }
             .decode(9, text(line))
     };
     assert_eq!(release("9 released"), Some(ReleaseReply::Released));
@@ -174,7 +194,7 @@ fn clock_out_of_range_is_rejected() {
     let key = LockKey::new("", "x").unwrap();
     let renewals =
         [Renewal { lock: "a", id: "i", ttl_ms: 1, never_shorten: false, token_key: None }];
-    let release = Release { key: &key, id: b"", queue_entry: "", expires: false, left_free_ms: 0 };
+    let release = release_of(&key);
     // The last value that leaves a year of room, the next one, and the largest integer that Lua can
     // count with.
     for (now, is_time) in
@@ -244,9 +264,7 @@ proptest! {
         let renewals =
             [Renewal { lock: "a", id: "i", ttl_ms: 1, never_shorten: false, token_key: None }];
         acquire(&key).decode(9, value.clone());
-        let release =
-            Release { key: &key, id: b"", queue_entry: "", expires: false, left_free_ms: 0 };
-        release.decode(9, value.clone());
+        release_of(&key).decode(9, value.clone());
         Renew(&renewals).decode(9, value.clone());
         Inspect(&key).decode(9, value);
     }
