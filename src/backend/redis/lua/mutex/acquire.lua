@@ -20,8 +20,8 @@
 --             not_after has passed; nothing was done
 
 -- Comes first in the script, because each function that a script defines takes time. The usual case
--- needs none: a first request finds the lock free, and nobody waits. All else is left to
--- acquire_contended.lua.
+-- needs none: a first request finds neither lock nor queue, and no token that limits the new one.
+-- All else is left to acquire_contended.lua.
 
 local nonce, id, ttl, mode, entry = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 -- as clock() in shared.lua
@@ -31,15 +31,12 @@ if #now < 16 then now = string.sub('000000000' .. t[1], -10) .. string.sub('0000
 if now > ARGV[6] then return nonce .. ' late ' .. now end
 local from = now > ARGV[8] and now or ARGV[8]
 
-if (mode == 'try' or mode == 'join') and redis.call('EXISTS', KEYS[1], KEYS[2]) == 0 then
+if (mode == 'try' or mode == 'join')
+  and redis.call('EXISTS', KEYS[1], KEYS[2], KEYS[3]) == 0 then
   local fence = redis.call('GET', KEYS[4])
   if not fence or fence < from then
-    local last = redis.call('SET', KEYS[3], from, 'PX', ARGV[9], 'GET')
-    if not last or last < from then
-      redis.call('SET', KEYS[1], id, 'PX', ttl)
-      return nonce .. ' held ' .. now .. ' ' .. from
-    end
-    -- next_token() in token.lua compares it.
-    redis.call('SET', KEYS[3], last, 'PX', ARGV[9])
+    redis.call('SET', KEYS[3], from, 'PX', ARGV[9])
+    redis.call('SET', KEYS[1], id, 'PX', ttl)
+    return nonce .. ' held ' .. now .. ' ' .. from
   end
 end

@@ -1,5 +1,5 @@
 -- The second part of acquire.lua: the lock is held, somebody waits for it, the caller has waited,
--- or the last token or the fence is ahead of the server's clock.
+-- the last holder has not released it, or the fence is ahead of the server's clock.
 -- KEYS  1 lock, 2 queue, 3 token, 4 fence
 -- ARGV  as for acquire.lua
 -- Reply as for acquire.lua
