@@ -1,6 +1,7 @@
 //! Locks in a Redis Cluster: each on the node of its slot, while slots move and nodes fail.
 
 mod failures;
+mod membership;
 mod moves;
 mod permissions;
 mod storm;

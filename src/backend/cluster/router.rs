@@ -46,6 +46,8 @@ const MOVE_PAUSE_MAX: Duration = Duration::from_millis(20);
 /// The same while a node is away.
 const AWAY_PAUSE_MIN: Duration = Duration::from_millis(20);
 const AWAY_PAUSE_MAX: Duration = Duration::from_millis(200);
+/// What to do if slots are not served.
+const SEE_DOCTOR: &str = "; distlock doctor shows which slots no node serves";
 
 pub(super) struct Router {
     endpoint: Arc<Endpoint>,
@@ -268,7 +270,7 @@ impl Router {
             Some(name) => self.part(&name),
             None => {
                 self.state.lock().is_stale = true;
-                let text = format!("CLUSTERDOWN no node serves slot {slot}");
+                let text = format!("no node serves slot {slot}{SEE_DOCTOR}");
                 Err(NodeError::not_sent(io::Error::other(text)))
             }
         }
@@ -433,7 +435,10 @@ fn passing(failure: NodeError) -> NodeError {
         NodeErrorKind::Refused { code, message }
             if matches!(code.as_str(), "MOVED" | "ASK" | "CLUSTERDOWN") =>
         {
-            NodeError::not_sent(io::Error::other(format!("it replied {code} {message}")))
+            let what_to_do = if code == "CLUSTERDOWN" { SEE_DOCTOR } else { "" };
+            NodeError::not_sent(io::Error::other(format!(
+                "it replied {code} {message}{what_to_do}"
+            )))
         }
         _ => failure,
     }
