@@ -181,7 +181,10 @@ impl Cluster {
             if found.is_empty() {
                 return;
             }
-            let mut words = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "20000", "KEYS"];
+            // A node that took over from one that was killed may still have keys of a slot that had
+            // been moved away. Those of the slot's owner count.
+            let mut words =
+                vec!["MIGRATE", "127.0.0.1", &port, "", "0", "20000", "REPLACE", "KEYS"];
             words.extend(found.iter().map(String::as_str));
             from.cli(&words);
             if !keys.is_empty() {
