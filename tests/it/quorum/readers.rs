@@ -118,6 +118,8 @@ fn downgrade_that_a_node_has_missed_is_repaired() {
         nodes.proxy(2).on_request(contains("distlock:members:{lock:x}"), Fault::ResetBeforeRequest);
     let reader = writer.downgrade().unwrap();
     assert_eq!((reader.fencing_token(), reader.id().as_str()), (token, id.as_str()));
+    // The lock of the writer must not expire there first.
+    nodes.server(2).cli(&["PEXPIRE", &key("x"), "600000"]);
     eventually("node 2 has a reader too", TEST_TIMEOUT, || {
         reader.ensure_held().unwrap();
         members(&nodes) == [1, 1, 1]
