@@ -20,7 +20,8 @@ without a reason, nothing left behind.
     --minutes N      length of each storm; may be a fraction (default 1)
     --nodes N        run only one storm, on this many Redis servers
     --kinds          run only one storm, on one Redis server, with mutexes, read-write locks,
-                     permits and clients of other libraries on the same names
+                     permits and clients of other libraries on the same names; with --nodes, on
+                     this many servers, with mutexes and read-write locks
     --database       run only one storm, on a MariaDB
     --cluster        run only one storm, on a Redis Cluster whose slots move and whose masters
                      change; the workers have no faults, and use locks for a few milliseconds
@@ -69,8 +70,8 @@ pub(crate) struct Storm {
 pub(crate) enum Target {
     /// This many Redis servers.
     Nodes(usize),
-    /// One Redis server with all kinds of locks.
-    Kinds,
+    /// This many Redis servers with all kinds of locks that they keep.
+    Kinds(usize),
     /// A MariaDB.
     Database,
     /// A Redis Cluster.
@@ -80,8 +81,8 @@ pub(crate) enum Target {
 impl Target {
     pub(crate) fn nodes(self) -> usize {
         match self {
-            Target::Nodes(nodes) => nodes,
-            Target::Kinds | Target::Database | Target::Cluster => 1,
+            Target::Nodes(nodes) | Target::Kinds(nodes) => nodes,
+            Target::Database | Target::Cluster => 1,
         }
     }
 
@@ -91,7 +92,7 @@ impl Target {
 
     pub(crate) fn ttl(self) -> Duration {
         match self {
-            Target::Nodes(_) | Target::Kinds => Duration::from_millis(1200),
+            Target::Nodes(_) | Target::Kinds(_) => Duration::from_millis(1200),
             // A database counts in whole seconds. A longer time than the ttl would hide mistakes.
             Target::Database => Duration::from_secs(1),
             // A failover takes about two seconds, in which a lock must not expire.
@@ -103,7 +104,8 @@ impl Target {
     pub(crate) fn option(self) -> String {
         match self {
             Target::Nodes(nodes) => format!("nodes {nodes}"),
-            Target::Kinds => "kinds".to_owned(),
+            Target::Kinds(1) => "kinds".to_owned(),
+            Target::Kinds(nodes) => format!("kinds nodes {nodes}"),
             Target::Database => "database".to_owned(),
             Target::Cluster => "cluster".to_owned(),
         }
@@ -145,10 +147,8 @@ impl WorkerArgs {
         if self.urls.contains("+cluster:") {
             return Target::Cluster;
         }
-        if self.kinds {
-            return Target::Kinds;
-        }
-        Target::Nodes(self.urls.split(',').count())
+        let nodes = self.urls.split(',').count();
+        if self.kinds { Target::Kinds(nodes) } else { Target::Nodes(nodes) }
     }
 
     /// The command line that [`parse`] reads back.
@@ -167,10 +167,10 @@ impl WorkerArgs {
 }
 
 pub(crate) fn parse(mut args: impl Iterator<Item = String>) -> Outcome<Command> {
-    let (mut minutes, mut judge) = (None, None);
+    let (mut minutes, mut judge, mut nodes, mut kinds) = (None, None, None, false);
     let mut storm = Storm {
         duration: Duration::ZERO,
-        targets: vec![Target::Nodes(1), Target::Kinds, Target::Nodes(5), Target::Database],
+        targets: vec![Target::Nodes(1), Target::Kinds(1), Target::Nodes(5), Target::Database],
         seed: fastrand::u64(..1_000_000),
         workers: 6,
         locks: 3,
@@ -200,9 +200,9 @@ pub(crate) fn parse(mut args: impl Iterator<Item = String>) -> Outcome<Command> 
             "--help" | "-h" => return Ok(Command::Help),
             "--minutes" => minutes = Some(fraction(&option, &value()?, 0.05, 24.0 * 60.0)?),
             "--nodes" => {
-                storm.targets = vec![Target::Nodes(whole(&option, &value()?, 9)? as usize)];
+                nodes = Some(whole(&option, &value()?, 9)? as usize);
             }
-            "--kinds" => storm.targets = vec![Target::Kinds],
+            "--kinds" => kinds = true,
             "--database" => storm.targets = vec![Target::Database],
             "--cluster" => storm.targets = vec![Target::Cluster],
             "--seed" => storm.seed = value()?.parse().map_err(|_| "--seed needs a number")?,
@@ -213,6 +213,11 @@ pub(crate) fn parse(mut args: impl Iterator<Item = String>) -> Outcome<Command> 
             "--judge" => judge = Some(value()?.into()),
             _ => return Err(format!("unknown option {option:?}; see --help").into()),
         }
+    }
+    match (kinds, nodes) {
+        (true, nodes) => storm.targets = vec![Target::Kinds(nodes.unwrap_or(1))],
+        (false, Some(nodes)) => storm.targets = vec![Target::Nodes(nodes)],
+        (false, None) => {}
     }
     storm.duration = Duration::from_secs_f64(60.0 * minutes.unwrap_or(DEFAULT_MINUTES));
     Ok(match judge {

@@ -33,7 +33,7 @@ impl Cluster {
     pub(crate) fn build(target: Target) -> Outcome<Cluster> {
         let count = target.nodes();
         let servers = match target {
-            Target::Nodes(_) | Target::Kinds => {
+            Target::Nodes(_) | Target::Kinds(_) => {
                 Servers::Redis(Nodes::built(count, |node, server| {
                     if is_durable(node, count) { server.durable() } else { server }
                 }))

@@ -70,6 +70,15 @@ pub(crate) fn choose(lock: u32, rng: &mut Rng) -> Sharing {
     }
 }
 
+/// The same over several nodes. They keep no permits, and a client of another library would need a
+/// quorum too.
+pub(crate) fn choose_over_nodes(lock: u32, rng: &mut Rng) -> Sharing {
+    match choose(lock, rng) {
+        Sharing::Permits { .. } | Sharing::Foreign => Sharing::Read,
+        sharing => sharing,
+    }
+}
+
 pub(crate) fn acquire(
     mgr: &RedisMgr,
     name: &str,

@@ -14,7 +14,8 @@ pub(crate) fn headline(storm: &Storm, target: Target) -> String {
     let servers = match target {
         Target::Nodes(1) => "1 server".to_owned(),
         Target::Nodes(nodes) => format!("{nodes} servers"),
-        Target::Kinds => "1 server with all kinds of locks".to_owned(),
+        Target::Kinds(1) => "1 server with all kinds of locks".to_owned(),
+        Target::Kinds(nodes) => format!("{nodes} servers with mutexes and read-write locks"),
         Target::Database => "a MariaDB".to_owned(),
         Target::Cluster => "a Redis Cluster".to_owned(),
     };

@@ -76,7 +76,7 @@ pub(crate) fn run(storm: &Storm, target: Target, folder: &Path, record: &Path) -
         locks: storm.locks,
         seed: 0,
         urls: cluster.urls(index as usize % ROUTES),
-        kinds: target == Target::Kinds,
+        kinds: matches!(target, Target::Kinds(_)),
         record: record.to_owned(),
         resource: setting.resource.clone(),
     };

@@ -133,6 +133,7 @@ fn run_managers(args: &WorkerArgs, recorder: &impl Fn(u32) -> Recorder) -> Outco
                 let thread = LockThread {
                     mgr: mgr.locks(),
                     kinds: mgr.kinds(args.target()),
+                    is_on_one_server: args.target().nodes() == 1,
                     ttl: args.target().ttl(),
                     is_brief: is_cluster,
                     recorder,
@@ -192,7 +193,7 @@ enum Manager {
 impl Manager {
     fn new(target: Target, urls: &str) -> distlock::Result<Manager> {
         Ok(match target {
-            Target::Nodes(_) | Target::Kinds | Target::Cluster => {
+            Target::Nodes(_) | Target::Kinds(_) | Target::Cluster => {
                 let config = Config::new(urls)
                     .ttl(target.ttl())
                     .operation_timeout(Storm::OPERATION_TIMEOUT)
@@ -220,7 +221,7 @@ impl Manager {
     /// The manager, if the storm has all kinds of locks.
     fn kinds(&self, target: Target) -> Option<&RedisMgr> {
         match self {
-            Manager::Redis(mgr) if target == Target::Kinds => Some(mgr),
+            Manager::Redis(mgr) if matches!(target, Target::Kinds(_)) => Some(mgr),
             _ => None,
         }
     }
@@ -335,6 +336,7 @@ struct LockThread<'a> {
     mgr: &'a dyn LockManager,
     /// For all kinds of locks; otherwise there are only mutexes.
     kinds: Option<&'a RedisMgr>,
+    is_on_one_server: bool,
     ttl: Duration,
     /// Locks are used for a few milliseconds only.
     is_brief: bool,
@@ -365,7 +367,8 @@ impl LockThread<'_> {
 
     fn acquire(&self, lock: u32, rng: &mut Rng) -> Outcome<Option<Guard>> {
         let sharing = match self.kinds {
-            Some(_) => kinds::choose(lock, rng),
+            Some(_) if self.is_on_one_server => kinds::choose(lock, rng),
+            Some(_) => kinds::choose_over_nodes(lock, rng),
             None => Sharing::Mutex,
         };
         let mut options = LockOptions::new();

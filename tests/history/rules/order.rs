@@ -36,7 +36,15 @@ pub(crate) fn find(story: &Story) -> Vec<Finding> {
 fn equal(story: &Story, holds: &[&Hold]) -> Vec<Finding> {
     let mut sorted = holds.to_vec();
     sorted.sort_by_key(|hold| (hold.token, hold.from));
+    // Over several nodes, readers that were acquired together may have the same token.
+    let are_together = |one: &Hold, other: &Hold| {
+        story.terms.nodes > 1
+            && one.sharing.is_shared_with(other.sharing)
+            && one.asked < other.from
+            && other.asked < one.from
+    };
     let twins = sorted.windows(2).filter(|pair| pair[0].token == pair[1].token);
+    let twins = twins.filter(|pair| !are_together(pair[0], pair[1]));
     twins.map(|pair| finding(story, pair[0], pair[1])).collect()
 }
 
@@ -150,6 +158,21 @@ mod tests {
         let requested = late.replace("12 2@1 8 wait\n", "");
         let requested = requested.replace("30 1@1", "21 2@1 8 wait\n30 1@1");
         assert_eq!(violations(&requested), 1);
+    }
+
+    #[test]
+    fn readers_may_have_the_same_token_over_several_nodes_only() {
+        let readers = TWO.replace("20 1@1", "15 1@1 7 as read\n20 1@1");
+        let readers = readers.replace("40 2@1", "35 2@1 8 as read\n40 2@1");
+        let same = readers.replace("90 6", "90 5");
+        let over = |nodes: u32, text: &str| {
+            find(&story(&format!("0 0 1 terms {nodes} 100 10 0\n{text}"))).len()
+        };
+        assert_eq!((over(1, &same), over(3, &same)), (1, 0));
+        assert_eq!(over(3, &same.replacen("as read", "as write", 1)), 1, "a writer and a reader");
+        // The later one was requested after the earlier one had entered.
+        let requested = same.replace("12 2@1 8 wait\n", "");
+        assert_eq!(over(3, &requested.replace("30 1@1", "21 2@1 8 wait\n30 1@1")), 1);
     }
 
     #[test]
