@@ -104,7 +104,8 @@ impl Scenario {
             processes: rng.usize(2..=3),
             threads: rng.usize(1..=2),
             names: if rng.u64(..3) == 0 { 2 } else { 1 },
-            family: Family::random(nodes, rng),
+            // A clone, so that a seed still has the scenario that it had for mutexes.
+            family: Family::random(nodes, &mut rng.clone()),
             ttl,
             operation_timeout,
             claim_window: *rng.choice(&[50, 200, 1_000]).expect("there is a choice") * MS,
