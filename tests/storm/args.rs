@@ -105,7 +105,7 @@ impl Target {
         match self {
             Target::Nodes(nodes) => format!("nodes {nodes}"),
             Target::Kinds(1) => "kinds".to_owned(),
-            Target::Kinds(nodes) => format!("kinds nodes {nodes}"),
+            Target::Kinds(nodes) => format!("kinds --nodes {nodes}"),
             Target::Database => "database".to_owned(),
             Target::Cluster => "cluster".to_owned(),
         }
