@@ -15,7 +15,8 @@ use crate::{
         token::FencingToken,
     },
     error::{LockError, Result},
-    inner::{HeldLock, ManagerHandle, ManagerInner},
+    inner::{HandedOver, HeldLock, ManagerHandle, ManagerInner},
+    local::LocalHold,
     lock_info::Released,
     observe::HoldSpan,
     renew::{Registration, RenewalPlan},
@@ -66,7 +67,7 @@ use crate::{
 pub struct LockGuard {
     lease: Arc<Lease>,
     /// `None` once the guard has been released or dropped; the same holds for `manager`.
-    registration: Option<(Registration, HoldSpan, RenewalPlan)>,
+    registration: Option<(Registration, HoldSpan, RenewalPlan, Option<LocalHold<HandedOver>>)>,
     manager: Option<Arc<ManagerHandle>>,
 }
 
@@ -74,7 +75,7 @@ impl LockGuard {
     pub(crate) fn new(held: HeldLock, manager: Arc<ManagerHandle>) -> LockGuard {
         LockGuard {
             lease: held.lease,
-            registration: Some((held.registration, held.span, held.plan)),
+            registration: Some((held.registration, held.span, held.plan, held.local)),
             manager: Some(manager),
         }
     }
@@ -85,6 +86,10 @@ impl LockGuard {
     }
 
     /// Returns the identifier of this acquisition: the value of the lock key in Redis.
+    ///
+    /// If another thread of this manager has [handed the lock over](crate::Config::local_handover),
+    /// this is the identifier of the acquisition to which the server granted it. Only the
+    /// [tokens](Self::fencing_token) of such guards differ.
     pub fn id(&self) -> &LockId {
         &self.lease.claim.id
     }
@@ -287,7 +292,7 @@ impl LockGuard {
     /// Whether the lock is held, and nothing but a release or a loss will end that.
     pub(crate) fn is_held_until_released(&self) -> bool {
         let is_endless = |plan: &RenewalPlan| plan.renew && plan.hold_until == Moment::NEVER;
-        self.is_held() && self.registration.as_ref().is_some_and(|(.., plan)| is_endless(plan))
+        self.is_held() && self.registration.as_ref().is_some_and(|(_, _, plan, _)| is_endless(plan))
     }
 
     pub(crate) fn is_released_in_background(&self) -> bool {
@@ -325,9 +330,9 @@ impl LockGuard {
 
     /// Returns `None` if there is nothing to release.
     fn take_parts(&mut self) -> Option<(HeldLock, Arc<ManagerHandle>)> {
-        let ((registration, span, plan), manager) =
+        let ((registration, span, plan, local), manager) =
             (self.registration.take()?, self.manager.take()?);
-        let held = HeldLock { lease: self.lease.clone(), registration, span, plan };
+        let held = HeldLock { lease: self.lease.clone(), registration, span, plan, local };
         if fork::is_forked_child() {
             // The child must not touch these values, not even to free them.
             std::mem::forget((held, manager));

@@ -5,6 +5,7 @@ mod acquire;
 mod acquire_all;
 mod by_id;
 mod downgrade;
+mod handover;
 mod pass;
 mod release;
 mod renew;
@@ -23,6 +24,7 @@ use std::{
 use parking_lot::Mutex;
 
 use self::by_id::IdEntry;
+pub(crate) use self::handover::HandedOver;
 use crate::{
     acquire::{Acquirer, Breaker},
     backend::{
@@ -41,6 +43,7 @@ use crate::{
         lease::Lease,
     },
     error::{Action, LockError, Result},
+    local::{LocalHold, LocalQueues},
     lock_info::LockInfo,
     observe::{HoldSpan, Observer, metrics::Metrics},
     renew::{LockRenewer, Registration, RenewalPlan, ResidueSink},
@@ -75,6 +78,8 @@ pub(crate) struct ManagerInner {
     /// For the users' own commands; `None` if the backend has no connections.
     pool: Option<Arc<ConnectionPool>>,
     acquirer: Acquirer,
+    /// Waiting threads, by lock; `None` if no lock is handed over inside the process.
+    local: Option<Arc<LocalQueues<HandedOver>>>,
     renewer: LockRenewer,
     cleaner: Arc<Cleaner>,
     time: TimeSource,
@@ -91,6 +96,8 @@ pub(crate) struct HeldLock {
     pub(crate) registration: Registration,
     pub(crate) span: HoldSpan,
     pub(crate) plan: RenewalPlan,
+    /// The lock may be handed over to another thread of this process.
+    pub(crate) local: Option<LocalHold<HandedOver>>,
 }
 
 impl ManagerHandle {
@@ -133,12 +140,16 @@ impl ManagerHandle {
             repair_ttl: !config.prefix.is_empty(),
             breaker: config.fail_fast.then(Breaker::default),
         };
+        let window = config.local_handover;
+        let local = (!window.is_zero() && config.yield_to_others.is_zero())
+            .then(|| Arc::new(LocalQueues::new(window)));
         let inner = ManagerInner {
             config,
             observer,
             pool,
             backend,
             acquirer,
+            local,
             renewer,
             cleaner,
             time: TimeSource::current(),
@@ -328,6 +339,9 @@ impl ManagerInner {
         let _time = self.time.enter();
         let _ = self.closed.set(clock::now());
         self.acquirer.listener.close();
+        if let Some(local) = &self.local {
+            local.close();
+        }
         self.backend.end_waits();
         // The renewer ends their leases together with all others.
         let entries = std::mem::take(&mut *self.by_id.lock());

@@ -197,6 +197,7 @@ mod error;
 mod global;
 mod guard;
 mod inner;
+mod local;
 mod lock_info;
 mod lock_manager;
 mod manager;

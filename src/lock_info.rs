@@ -83,7 +83,8 @@ impl LockInfo {
         &self.waiters
     }
 
-    /// Returns the number of waiters.
+    /// Returns the number of waiters, of which threads of one manager are one; see
+    /// [`Holder::waiters`](crate::Holder::waiters).
     pub fn waiting(&self) -> u64 {
         self.holder.waiters().unwrap_or(0)
     }

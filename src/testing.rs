@@ -116,7 +116,9 @@ impl MemoryServer {
         self.manager_with(|config| config)
     }
 
-    /// Creates a manager. Settings that are about connections have no effect. Its
+    /// Creates a manager. Settings that are about connections have no effect, and
+    /// [`local_handover`](Config::local_handover) is off unless it is set: a window would stay open
+    /// while the clock stands. Its
     /// [`connection`](RedisMgr::connection) fails, because there is none.
     ///
     /// # Panics
@@ -125,7 +127,9 @@ impl MemoryServer {
     #[track_caller]
     #[expect(clippy::panic, reason = "a test has no other use for the error")]
     pub fn manager_with(&self, configure: impl FnOnce(Config) -> Config) -> RedisMgr {
-        match self.start(configure(Config::new(format!("redis://{LABEL}")))) {
+        match self.start(configure(
+            Config::new(format!("redis://{LABEL}")).local_handover(Duration::ZERO),
+        )) {
             Ok(handle) => RedisMgr::from_handle(handle),
             Err(error) => panic!("no manager in memory: {error}"),
         }

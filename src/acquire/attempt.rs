@@ -125,7 +125,7 @@ impl<'a> Attempt<'a> {
             if !std::mem::replace(&mut self.contended, true) {
                 self.warn_if_own(&holder);
                 let (name, id) = (self.claim.key.name(), &self.claim.id);
-                self.ctx.observer.contended(name, id, &holder);
+                self.ctx.observer.contended(name, id, || holder.clone());
             }
             self.holder = Some(holder);
         }
@@ -216,6 +216,7 @@ impl<'a> Attempt<'a> {
     }
 
     fn report_outage(&self, error: &str) {
+        (self.terms.on_outage)();
         let (name, server) = (Quoted(self.claim.key.name()), self.ctx.backend.label());
         log_safely!(info, "could not acquire lock {name} at {server} yet, still trying: {error}");
         // Each waiter fails at a time that counts from its own first failure, so the other waiters

@@ -43,15 +43,19 @@ pub(crate) struct Acquirer {
 }
 
 /// How a claim is pursued.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct WaitTerms<'a> {
-    /// Maximum wait; `None` for no limit.
+    /// Time of the call.
+    pub(crate) since: Moment,
+    /// Maximum wait from then on; `None` for no limit.
     pub(crate) wait: Option<Duration>,
     pub(crate) cancel: Option<&'a CancelToken>,
     /// Without a limit of the wait, how long to go on while the servers are unavailable.
     pub(crate) outage_max: Duration,
     /// The lock must be granted for its whole ttl, and not for the claim window only.
     pub(crate) whole_ttl: bool,
+    /// Called when the servers are away, and the claim is pursued nevertheless.
+    pub(crate) on_outage: &'a dyn Fn(),
 }
 
 /// An acquisition that ended without the lock.
@@ -70,12 +74,12 @@ impl Acquirer {
         claim: &Claim,
         terms: WaitTerms<'_>,
     ) -> Result<(Grant, bool), Box<NotAcquired>> {
-        let started = clock::now();
+        let (started, now) = (terms.since, clock::now());
         let operation_timeout = self.backend.operation_timeout();
         let timeout = request_timeout(operation_timeout, claim.ttl);
         let probe_time = operation_timeout.saturating_mul(2);
         if let Some(breaker) = &self.breaker
-            && let Some(error) = breaker.reject(started, timeout, probe_time)
+            && let Some(error) = breaker.reject(now, timeout, probe_time)
         {
             let name = Some(claim.key.name());
             let error = self.backend.lock_error(error, Action::Acquire, name);
@@ -127,7 +131,7 @@ impl Acquirer {
             AllOutcome::Granted(grants) => return Ok(grants),
             AllOutcome::Held { index, holder } => {
                 let Claim { key, id, .. } = claims.get(index).unwrap_or(first);
-                self.observer.contended(key.name(), id, &holder);
+                self.observer.contended(key.name(), id, || (*holder).clone());
                 let (name, server) = (key.name().to_owned(), backend.label().clone());
                 LockError::Held { name, holder, server }
             }

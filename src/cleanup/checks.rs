@@ -15,7 +15,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 fn add(shared: &Shared) -> bool {
     let (now, nodes) = (clock::now(), NodeSet::single(0));
     let (key, kind) = (LockKey::new("", "x").unwrap(), LockKind::Mutex);
-    let claim = Claim { key, id: generate_lock_id(), ttl: HOUR, kind };
+    let claim = Claim { key, id: generate_lock_id(), ttl: HOUR, kind, token: 0 };
     let mut state = shared.state.lock();
     let residue = Residue {
         nodes,

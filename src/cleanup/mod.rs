@@ -248,7 +248,7 @@ mod tests {
     fn overflow_reported_once_by_the_thread() {
         let shared = Shared::default();
         let (key, ttl) = (LockKey::new("", "x").unwrap(), Duration::from_secs(600));
-        let claim = Claim { key, id: generate_lock_id(), ttl, kind: LockKind::Mutex };
+        let claim = Claim { key, id: generate_lock_id(), ttl, kind: LockKind::Mutex, token: 0 };
         let far = clock::now().saturating_add(ttl);
         for _ in 0..=queue::CLEANUPS_MAX {
             let residue = Residue {

@@ -215,6 +215,7 @@ mod tests {
             id: generate_lock_id(),
             ttl: Duration::from_secs(1),
             kind: LockKind::Mutex,
+            token: 0,
         }
     }
 

@@ -49,6 +49,8 @@ impl MySqlConfig {
     /// `?socket=/path`; for TLS, `?ssl-mode=REQUIRED` (see [`tls`](Self::tls)).
     pub fn new(url: impl Into<String>) -> MySqlConfig {
         let common = Config::nodes([""; 0]).prefix("").pool_size(DEFAULT_MAX_CONNECTIONS);
+        // The server decides who is next.
+        let common = common.local_handover(Duration::ZERO);
         MySqlConfig {
             url: url.into(),
             table: "distlock".into(),

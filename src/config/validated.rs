@@ -22,6 +22,8 @@ const OPERATION_TIMEOUT_MAX: Duration = Duration::from_secs(60);
 const SPIN_MAX: Duration = Duration::from_millis(10);
 /// A queue must outlast it.
 const YIELD_MAX: Duration = Duration::from_secs(10);
+/// Maximum time for which a lock stays within a process, because clients elsewhere wait for it.
+const LOCAL_HANDOVER_MAX: Duration = Duration::from_secs(1);
 const POOL_SIZE_MAX: u32 = 10_000;
 const NODES_MAX: usize = 15;
 
@@ -35,6 +37,7 @@ pub(crate) struct ValidatedConfig {
     pub(crate) operation_timeout: Duration,
     pub(crate) claim_window: Duration,
     pub(crate) spin: Duration,
+    pub(crate) local_handover: Duration,
     pub(crate) yield_to_others: Duration,
     pub(crate) replicas: Replicas,
     pub(crate) fail_fast: bool,
@@ -133,6 +136,7 @@ impl Config {
         check("operation_timeout", self.operation_timeout, operation_timeout)?;
         check("claim_window", self.claim_window, TTL_MIN..=TTL_MAX)?;
         check("spin", self.spin, Duration::ZERO..=SPIN_MAX)?;
+        check("local_handover", self.local_handover, Duration::ZERO..=LOCAL_HANDOVER_MAX)?;
         check("yield_to_others", self.yield_to_others, Duration::ZERO..=YIELD_MAX)?;
         if self.replicas.count > 0 {
             if endpoints.len() > 1 {
@@ -163,6 +167,7 @@ impl Config {
             operation_timeout: self.operation_timeout,
             claim_window: self.claim_window,
             spin: self.spin,
+            local_handover: self.local_handover,
             ttl: self.ttl,
             max_hold: self.max_hold,
             yield_to_others: self.yield_to_others,

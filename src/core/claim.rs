@@ -14,6 +14,10 @@ use crate::{
     sys::clock::Moment,
 };
 
+/// Number of tokens after that of each grant that nobody else is granted: how often a process may
+/// hand a lock over without the server. `RESERVED` in shared.lua has the same value.
+pub(crate) const TOKENS_RESERVED: u64 = 9_999;
+
 /// One acquisition of one lock. All its requests have the same id until the outcome is known.
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
@@ -21,6 +25,8 @@ pub(crate) struct Claim {
     pub(crate) id: LockId,
     pub(crate) ttl: Duration,
     pub(crate) kind: LockKind,
+    /// Fencing token of the holder; 0 while the lock is not granted.
+    pub(crate) token: u64,
 }
 
 impl Claim {
@@ -176,7 +182,7 @@ mod tests {
     fn ttl_rounded_down_to_whole_milliseconds() {
         let ask_for = |ttl| {
             let (key, kind) = (LockKey::new("", "x").unwrap(), LockKind::Mutex);
-            Claim { key, id: generate_lock_id(), ttl, kind }.ttl_ms()
+            Claim { key, id: generate_lock_id(), ttl, kind, token: 0 }.ttl_ms()
         };
         assert_eq!(ask_for(Duration::from_micros(1_500_999)), 1_500);
         assert_eq!(ask_for(Duration::MAX), u64::MAX);

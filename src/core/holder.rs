@@ -218,7 +218,9 @@ impl Holder {
         clock::wall_clock().checked_add(self.ttl_left.filter(|_| self.is_kept)?)
     }
 
-    /// Returns the number of waiters; `None` if the server was not asked for it.
+    /// Returns the number of waiters at the server; `None` if it was not asked for it. Threads of
+    /// one manager that wait for the same lock are one waiter, unless
+    /// [`Config::local_handover`](crate::Config::local_handover) is off.
     pub fn waiters(&self) -> Option<u64> {
         self.waiters
     }

@@ -73,7 +73,8 @@ struct LossChannel {
 }
 
 impl Lease {
-    pub(crate) fn new(claim: Claim, grant: Grant, held_since: Moment) -> Lease {
+    pub(crate) fn new(mut claim: Claim, grant: Grant, held_since: Moment) -> Lease {
+        claim.token = grant.token.0;
         let ttl = AtomicU64::new(nanos(claim.ttl));
         Lease {
             claim,
@@ -92,6 +93,23 @@ impl Lease {
             end: Mutex::new(None),
             loss_channel: OnceLock::new(),
         }
+    }
+
+    /// The lease of the next holder in this process, which begins at `now`, in place of this one.
+    pub(crate) fn successor(&self, release_in_background: bool, now: Moment) -> Lease {
+        let grant = Grant {
+            token: FencingToken(self.token.0 + 1),
+            node_deadlines: self.node_deadlines.lock().clone(),
+            provisional: false,
+            in_flight: self.in_flight,
+            may_hold: self.may_hold(),
+            queue_entry: self.queue_entry.clone(),
+        };
+        let mut lease = Lease::new(self.claim.clone(), grant, now);
+        lease.is_released_in_background = release_in_background;
+        lease.deadline = AtomicU64::new(self.deadline().as_nanos());
+        lease.set_ttl(self.ttl());
+        lease
     }
 
     /// Reads the clock of the manager.

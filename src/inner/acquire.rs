@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{HeldLock, ManagerInner};
+use super::{
+    HeldLock, ManagerInner,
+    handover::{HandedOver, LocalTurn},
+};
 use crate::{
     acquire::WaitTerms,
     backend::Feature,
@@ -15,6 +18,7 @@ use crate::{
         lock_lost::LockLost,
     },
     error::{LockError, Result},
+    local::Representative,
     observe::{HoldSpan, WaitSpan, event::AcquiredEvent},
     renew::RenewalPlan,
     sys::clock::{self, Moment},
@@ -27,6 +31,8 @@ pub(super) struct Acquired {
     pub(super) waited: Duration,
     /// Another holder was reported at least once.
     pub(super) contended: bool,
+    /// The lock may be handed over inside the process.
+    pub(super) representative: Option<Representative<HandedOver>>,
 }
 
 impl ManagerInner {
@@ -42,6 +48,18 @@ impl ManagerInner {
         name: &str,
         options: &LockOptions,
     ) -> Result<HeldLock> {
+        self.acquire_with(kind, name, options, true)
+    }
+
+    /// Acquires a lock of this kind. Unless it `is_local`, it is not handed over inside the
+    /// process, so that no other lock of the process has its id.
+    pub(super) fn acquire_with(
+        &self,
+        kind: LockKind,
+        name: &str,
+        options: &LockOptions,
+        is_local: bool,
+    ) -> Result<HeldLock> {
         let _time = self.time.enter();
         let params = self.config.resolve(options)?;
         let is_kept = !params.hold_at_least.is_zero();
@@ -49,20 +67,37 @@ impl ManagerInner {
             self.check_feature(Feature::Keeping(kind))?;
         }
         let ttl = params.ttl.max(params.hold_at_least);
-        let claim = Claim { key: self.key(name)?, id: generate_lock_id(), ttl, kind };
+        let (key, id) = (self.key(name)?, generate_lock_id());
+        let claim = Claim { key, id, ttl, kind, token: 0 };
         self.complete_releases(&claim.key);
         let observer = &self.observer;
         observer.attempted(name, &claim.id, params.wait);
         let wait_span = WaitSpan::begin(name, &claim.id);
         let time_limit =
             params.wait.unwrap_or(Duration::MAX).saturating_add(self.operation_timeout());
-        let call_deadline = clock::now().saturating_add(time_limit);
+        let since = clock::now();
+        let call_deadline = since.saturating_add(time_limit);
         let left = || self.time_left().min(call_deadline.duration_since(clock::now()));
+        let is_local = is_local && !is_kept;
+        let turn = self.await_local_turn(&claim, &params, is_local, since);
+        let (representative, waited_locally) = match turn {
+            Ok(LocalTurn::Taken(handed)) => {
+                let held = self.take_over(handed, &claim, wait_span);
+                return self.ensure_held(held, left());
+            }
+            Ok(LocalTurn::Asks { representative, has_waited }) => (representative, has_waited),
+            Err(error) => {
+                observer.not_acquired(name, &claim.id, wait_span.end("not acquired"), &error);
+                return Err(error);
+            }
+        };
         let terms = WaitTerms {
+            since,
             wait: params.wait,
             cancel: params.cancel.as_ref(),
             outage_max: params.ttl,
             whole_ttl: is_kept,
+            on_outage: &|| representative.iter().for_each(Representative::scatter),
         };
         let (grant, contended) = match observer.shield(|| self.acquirer.run(&claim, terms)) {
             Ok(granted) => granted,
@@ -79,11 +114,11 @@ impl ManagerInner {
                 return Err(failed.error);
             }
         };
-        self.hold(
-            Acquired { claim, grant, waited: wait_span.end("acquired"), contended },
-            &params,
-            left(),
-        )
+        let (waited, timeout) = (wait_span.end("acquired"), left());
+        let contended = contended || waited_locally;
+        let representative = representative.filter(|_| is_local);
+        let acquired = Acquired { claim, grant, waited, contended, representative };
+        self.hold(acquired, &params, timeout)
     }
 
     /// Makes a granted lock a held one, whose lease is registered with the renewer. Releases it
@@ -94,7 +129,7 @@ impl ManagerInner {
         params: &LockParams,
         timeout: Duration,
     ) -> Result<HeldLock> {
-        let Acquired { claim, grant, waited, contended } = acquired;
+        let Acquired { claim, grant, waited, contended, representative } = acquired;
         let is_kept = !params.hold_at_least.is_zero();
         let observer = &self.observer;
         let span = HoldSpan::begin(claim.key.name(), &claim.id, grant.token.0);
@@ -112,11 +147,12 @@ impl ManagerInner {
             lease.keep_until = clock::now().saturating_add(params.hold_at_least);
         }
         let lease = Arc::new(lease);
+        let local = representative.map(|one| one.on_granted(lease.deadline()));
         let (lock, id, token) = (lease.claim.key.name(), &lease.claim.id, lease.token);
         match self.renewer.register(&lease, plan) {
             Some(registration) => {
                 observer.acquired(AcquiredEvent { lock, id, token, waited, contended });
-                let held = HeldLock { lease: lease.clone(), registration, span, plan };
+                let held = HeldLock { lease: lease.clone(), registration, span, plan, local };
                 // The last act: a pause since the grant, or a slow event handler, may have
                 // outlasted the lease.
                 self.ensure_held(held, timeout)

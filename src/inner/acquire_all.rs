@@ -33,7 +33,7 @@ impl ManagerInner {
     fn acquire_keys(&self, keys: Vec<LockKey>, options: &LockOptions) -> Result<Vec<HeldLock>> {
         let params = self.config.resolve(options)?;
         let (observer, ttl, kind) = (&self.observer, params.ttl, LockKind::Mutex);
-        let claim = |key| Claim { key, id: generate_lock_id(), ttl, kind };
+        let claim = |key| Claim { key, id: generate_lock_id(), ttl, kind, token: 0 };
         let claims: Vec<Claim> = keys.into_iter().map(claim).collect();
         claims.iter().for_each(|claim| self.complete_releases(&claim.key));
         let begin = |Claim { key, id, .. }: &Claim| {
@@ -67,7 +67,7 @@ impl ManagerInner {
         let granted = claims.into_iter().zip(grants).zip(spans);
         let acquired = granted.map(|((claim, grant), span)| {
             let waited = span.end("acquired");
-            Acquired { claim, grant, waited, contended: false }
+            Acquired { claim, grant, waited, contended: false, representative: None }
         });
         // Even if one cannot be held any more, the others must become locks that can be released.
         let held = acquired.map(|acquired| self.hold(acquired, &params, left()));

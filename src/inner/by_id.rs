@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{HeldLock, ManagerInner};
 use crate::{
     config::LockOptions,
-    core::key::LockKey,
+    core::{key::LockKey, kind::LockKind},
     error::{LockError, Result},
     lock_info::Released,
 };
@@ -35,7 +35,12 @@ impl ManagerInner {
         ttl: Duration,
         wait: Duration,
     ) -> Result<Option<String>> {
-        match self.acquire(name, &LockOptions::new().ttl(ttl).wait(wait)) {
+        match self.acquire_with(
+            LockKind::Mutex,
+            name,
+            &LockOptions::new().ttl(ttl).wait(wait),
+            false,
+        ) {
             Ok(held) => self.insert_by_id(held).map(Some),
             Err(error) if error.is_contended() => Ok(None),
             Err(error) => Err(error),

@@ -22,7 +22,7 @@ impl ManagerInner {
     /// server there is no moment between them.
     pub(crate) fn downgrade(&self, held: HeldLock) -> Result<HeldLock> {
         let _time = self.time.enter();
-        let HeldLock { lease, registration, span, plan } = held;
+        let HeldLock { lease, registration, span, plan, .. } = held;
         // The renewal must end first: it would not find the writer's id, and report a loss.
         let was_held = lease.is_held(clock::now()) && lease.end(LeaseEnd::Released);
         drop(registration);
@@ -67,7 +67,7 @@ impl ManagerInner {
         let lease = Arc::new(reader);
         match self.renewer.register(&lease, plan) {
             Some(registration) => {
-                let held = HeldLock { lease, registration, span, plan };
+                let held = HeldLock { lease, registration, span, plan, local: None };
                 self.ensure_held(held, self.time_left())
             }
             None => {

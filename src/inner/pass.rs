@@ -53,7 +53,7 @@ impl ManagerInner {
         self.config.check_ttl(*ttl)?;
         self.check_feature(Feature::Passing)?;
         let (key, id) = (self.key(name)?, generate_lock_id());
-        let claim = Claim { key, id, ttl: *ttl, kind: *kind };
+        let claim = Claim { key, id, ttl: *ttl, kind: *kind, token: 0 };
         let observer = &self.observer;
         observer.attempted(name, &claim.id, Some(Duration::ZERO));
         let (began, deadline) = (clock::now(), self.operation_deadline());
@@ -79,7 +79,7 @@ impl ManagerInner {
                     waited: waited(),
                     contended: false,
                 });
-                let held = HeldLock { lease, registration, span, plan };
+                let held = HeldLock { lease, registration, span, plan, local: None };
                 self.ensure_held(held, self.time_left())
             }
             None => {

@@ -23,6 +23,7 @@ impl ManagerInner {
     /// lock that may be free is never reported as held. Takes at most `timeout`.
     pub(crate) fn release(&self, held: HeldLock, timeout: Duration) -> Result<Released> {
         let _time = self.time.enter();
+        let Some(held) = self.hand_over(held) else { return Ok(Released::Released) };
         let HeldLock { lease, registration, span, .. } = held;
         let was_held = lease.is_held(clock::now()) && lease.end(LeaseEnd::Released);
         drop(registration);
@@ -69,6 +70,7 @@ impl ManagerInner {
         if !self.backend.releases_in_background() || !held.lease.is_held(clock::now()) {
             return self.release_on_drop(held, timeout);
         }
+        let Some(held) = self.hand_over(held) else { return Ok(()) };
         let HeldLock { lease, registration, span, .. } = held;
         let was_held = lease.end(LeaseEnd::Released);
         drop(registration);

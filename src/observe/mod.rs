@@ -146,11 +146,14 @@ impl Observer {
 
     /// Queued, because the calling thread is about to wait. Other waiters may rely on that thread
     /// to read the subscription and to poll, so a slow handler must not delay it.
-    pub(crate) fn contended(&self, lock: &str, id: &LockId, holder: &Holder) {
+    pub(crate) fn contended(&self, lock: &str, id: &LockId, holder: impl FnOnce() -> Holder) {
         self.metrics.contended(lock);
-        let holder = holder.clone();
-        self.dispatch_of_lock(lock, id, move |handler, lock, id| {
-            handler.contended(&ContendedEvent { lock, id, holder: &holder });
+        self.dispatch_queued(|| {
+            let (lock, id, holder) = (Box::<str>::from(lock), id.clone(), holder());
+            move |handler| {
+                let (lock, id, holder) = (&*lock, &id, &holder);
+                handler.contended(&ContendedEvent { lock, id, holder });
+            }
         });
     }
 

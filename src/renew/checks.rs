@@ -21,7 +21,7 @@ use crate::core::{
 
 fn claim(ttl: Duration) -> Claim {
     let (key, kind) = (LockKey::new("", "x").unwrap(), LockKind::Mutex);
-    Claim { key, id: generate_lock_id(), ttl, kind }
+    Claim { key, id: generate_lock_id(), ttl, kind, token: 0 }
 }
 
 fn lease(ttl: Duration, deadline: Moment) -> Arc<Lease> {
@@ -209,6 +209,54 @@ fn threads_wake_for_lease_that_is_registered_as_they_park() {
         let past = Moment::from_nanos(100);
         let registration = renewer.register(&lease(Duration::from_secs(60), past), plan());
         assert_eq!(timer.join().unwrap(), 1);
+        drop(registration);
+    });
+}
+
+/// Hands the lock of a lease over to a next holder. Returns its lease.
+fn hand_over(registration: &Registration, former: &Lease) -> Option<Arc<Lease>> {
+    let mut next = None;
+    let successor =
+        |former: &Lease| next.insert(Arc::new(former.successor(false, clock::now()))).clone();
+    let is_registered = registration.replace(successor, Moment::NEVER);
+    next.filter(|_| is_registered && former.end(LeaseEnd::Released))
+}
+
+/// A lock is handed over while its renewal falls due: it is that of the former holder, who then
+/// keeps the lock, or that of the next one.
+#[test]
+fn renewal_concerns_the_lease_that_goes_on() {
+    model(|| {
+        let (renewer, shared) = renewer();
+        let worker = thread::spawn(move || shared.wait_for_renewals(Moment::NEVER).unwrap());
+        // Due at once.
+        let former = lease(Duration::ZERO, far());
+        let registration = renewer.register(&former, plan()).unwrap();
+        let next = hand_over(&registration, &former);
+        let goes_on = next.as_ref().unwrap_or(&former);
+        let due = worker.join().unwrap();
+        assert!(Arc::ptr_eq(&due[0].1, goes_on) && goes_on.ended().is_none());
+        drop(registration);
+    });
+}
+
+/// A lock is handed over while the renewer stops. The lease that goes on ends with the others.
+#[test]
+fn lease_of_a_next_holder_ends_with_the_others() {
+    model(|| {
+        let (renewer, shared) = renewer();
+        let former = lease(Duration::from_secs(60), far());
+        let registration = renewer.register(&former, plan()).unwrap();
+        let stops = thread::spawn(move || {
+            shared.shut_down(Moment::NEVER);
+            for lease in shared.end_all().0 {
+                lease.end(LeaseEnd::Lost(LockLost::Shutdown));
+            }
+        });
+        let next = hand_over(&registration, &former);
+        stops.join().unwrap();
+        let goes_on = next.as_ref().unwrap_or(&former);
+        assert_eq!(goes_on.ended(), Some(LeaseEnd::Lost(LockLost::Shutdown)));
         drop(registration);
     });
 }

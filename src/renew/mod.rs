@@ -122,6 +122,22 @@ impl Drop for Registration {
     }
 }
 
+impl Registration {
+    /// Keeps the lease of the next holder in this process alive, in place of the former one, which
+    /// the caller must end. Returns false if the former one has ended, or was renewed.
+    pub(crate) fn replace(
+        &self,
+        successor: impl FnOnce(&Lease) -> Arc<Lease>,
+        hold_until: Moment,
+    ) -> bool {
+        let mut state = self.shared.state.lock();
+        let former = state.schedule.replace(self.generation, successor, hold_until);
+        self.shared.wake_sleepers(state);
+        // The former lease is dropped only now that the mutex is unlocked.
+        former.is_some()
+    }
+}
+
 impl LockRenewer {
     /// Asks the servers at this interval whether they are reachable.
     pub(crate) fn start(

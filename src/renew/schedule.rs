@@ -46,6 +46,8 @@ struct Entry {
     /// Time of the next renewal. `NEVER` while a renewal is in flight, and for leases that are not
     /// renewed.
     renew_at: Moment,
+    /// A renewal was sent.
+    was_renewed: bool,
     hold_until: Moment,
     /// Key of this entry in `Schedule::ends`.
     end_at: Moment,
@@ -89,7 +91,15 @@ impl Schedule {
         let end_at = lease.deadline().min(hold_until);
         let overdue_at = if renew { midpoint(now, lease.deadline()) } else { Moment::NEVER };
         self.ends.insert((end_at, generation));
-        let entry = Entry { lease, renew, renew_at: Moment::NEVER, hold_until, end_at, overdue_at };
+        let entry = Entry {
+            lease,
+            renew,
+            renew_at: Moment::NEVER,
+            was_renewed: false,
+            hold_until,
+            end_at,
+            overdue_at,
+        };
         self.entries.insert(generation, entry);
         self.schedule_renewal(generation, renew_at);
         generation
@@ -102,6 +112,26 @@ impl Schedule {
         self.ends.remove(&(entry.end_at, generation));
         self.overdue.remove(&(entry.overdue_at, generation));
         Some(entry.lease)
+    }
+
+    /// Replaces a lease by that of the next holder in this process. Its renewals stay as they are
+    /// scheduled. Returns the former lease; `None` if it has ended, or if a renewal was sent: what
+    /// comes of that concerns the former lease only.
+    pub(crate) fn replace(
+        &mut self,
+        generation: Generation,
+        successor: impl FnOnce(&Lease) -> Arc<Lease>,
+        hold_until: Moment,
+    ) -> Option<Arc<Lease>> {
+        let entry = self.entries.get_mut(&generation)?;
+        if entry.was_renewed {
+            return None;
+        }
+        let next = successor(&entry.lease);
+        let former = std::mem::replace(&mut entry.lease, next);
+        entry.hold_until = hold_until;
+        self.reschedule_end(generation);
+        Some(former)
     }
 
     /// Time of the next renewal.
@@ -143,6 +173,7 @@ impl Schedule {
             .into_iter()
             .filter_map(|generation| {
                 self.schedule_renewal(generation, Moment::NEVER);
+                self.entries.get_mut(&generation)?.was_renewed = true;
                 Some((generation, self.watch_overdue(generation)?))
             })
             .collect();

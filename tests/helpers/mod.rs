@@ -13,9 +13,11 @@ pub(crate) const SECOND: Duration = Duration::from_secs(1);
 /// Maximum duration of a call that must not block, generous for a slow machine.
 pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(10);
 
-/// A configuration whose timeouts only a defect exceeds, however slow the machine.
+/// A configuration whose timeouts only a defect exceeds, however slow the machine. All threads
+/// queue at the server, as those of different processes do.
 pub(crate) fn config_long_timeouts(url: impl Into<String>) -> Config {
-    Config::new(url).ttl(30 * SECOND).operation_timeout(20 * SECOND).claim_window(20 * SECOND)
+    let config = Config::new(url).local_handover(Duration::ZERO);
+    config.ttl(30 * SECOND).operation_timeout(20 * SECOND).claim_window(20 * SECOND)
 }
 
 pub(crate) fn manager(server: &RedisServer) -> RedisMgr {

@@ -155,10 +155,12 @@ fn release_remembers_token_in_the_fence() {
     let ahead = mgr.lock("x").unwrap().fencing_token().as_u64() + 3_600_000_000;
     server.cli(&["SET", &token_key("x"), &ahead.to_string()]);
     let guard = mgr.lock("x").unwrap();
-    assert_eq!(guard.fencing_token().as_u64(), ahead + 1);
+    // The client of the lock that was not released may have used the tokens that are reserved.
+    let token = guard.fencing_token().as_u64();
+    assert_eq!(token, ahead + 10_000);
     guard.release().unwrap().unwrap_released();
-    assert_eq!(mgr.lock("x").unwrap().fencing_token().as_u64(), ahead + 2);
-    assert_eq!(mgr.lock("another").unwrap().fencing_token().as_u64(), ahead + 3);
+    assert_eq!(mgr.lock("x").unwrap().fencing_token().as_u64(), token + 1);
+    assert_eq!(mgr.lock("another").unwrap().fencing_token().as_u64(), token + 2);
 }
 
 /// A later version of the library may change the format of the fence, and then begins it with its
@@ -197,8 +199,11 @@ fn tokens_rise_above_one_ahead_of_the_clock() {
     for key in [&token_key("x"), FENCE] {
         let ahead = ahead + 1_000 * u64::from(key == FENCE);
         server.cli(&["SET", key, &ahead.to_string()]);
+        // Nobody has said how many of the tokens that are reserved for that lock were used.
+        let reserved = if key == FENCE { 0 } else { 9_999 };
         for step in 1..4 {
-            assert_eq!(mgr.lock("x").unwrap().fencing_token().as_u64(), ahead + step, "{key}");
+            let token = mgr.lock("x").unwrap().fencing_token().as_u64();
+            assert_eq!(token, ahead + reserved + step, "{key}");
         }
     }
 }

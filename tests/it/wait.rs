@@ -3,6 +3,7 @@
 mod cancel;
 mod frozen;
 mod giving_up;
+mod handover;
 mod killed;
 mod subscription;
 mod yielding;

@@ -14,6 +14,7 @@ mod measure;
 #[allow(dead_code)]
 #[path = "../../table/report.rs"]
 mod report;
+mod threads;
 
 use std::{error::Error, process::ExitCode, time::Duration};
 
@@ -30,10 +31,25 @@ const NODES: usize = 5;
 const TTL: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
-    let brief = std::env::args().any(|arg| arg == "--test");
+    if let Some(side) = support::WorkerSide::from_env() {
+        return match threads::work(&side) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("peers: {error}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    let (brief, only_threads) = (has_arg("--test"), has_arg("threads"));
     let cluster = Cluster::start(NODES);
     let (started, others) = (now(), measure::cpu_of_other_processes());
-    let figures = match measure_all(&cluster, brief) {
+    let figures = threads::measure(brief).and_then(|mut figures| {
+        if !only_threads {
+            figures.extend(measure_all(&cluster, brief)?);
+        }
+        Ok(figures)
+    });
+    let figures = match figures {
         Ok(figures) => figures,
         Err(error) => {
             eprintln!("peers: {error}");
@@ -51,6 +67,10 @@ fn main() -> ExitCode {
     table.add("peers", figures, share / report::cores() as f64);
     println!("{}\n\n{table}", report::machine());
     ExitCode::SUCCESS
+}
+
+fn has_arg(wanted: &str) -> bool {
+    std::env::args().any(|arg| arg == wanted)
 }
 
 fn measure_all(cluster: &Cluster, brief: bool) -> Result<Vec<Figure>> {

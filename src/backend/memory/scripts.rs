@@ -13,8 +13,8 @@ use redis::Value;
 pub use self::call::Channels;
 use self::{
     call::{
-        Call, TOKEN_EXTRA_MS, count, cut, is_digits, is_token, is_wrong_type, line, number,
-        reply_line, unless_wrong_type,
+        Call, RESERVED, TOKEN_EXTRA_MS, count, cut, is_digits, is_token, is_wrong_type, line,
+        number, reply_line, unless_wrong_type,
     },
     group::GroupCall,
 };
@@ -120,7 +120,7 @@ impl Script {
             let text = "ERR Number of keys can't be greater than number of args";
             return Err(CommandError(text.into()));
         };
-        let call = Call { keys, args, db, channels };
+        let call = Call { keys, args, db, channels, used: 0, spent: b"" };
         match self {
             Script::Acquire => call.acquire(),
             Script::Release => call.release(),
@@ -186,6 +186,9 @@ impl Call<'_> {
             return reply_line(&[nonce, b"type", &now]);
         }
         let mut holder = holder?;
+        if holder.is_none() {
+            self.used = RESERVED;
+        }
         if holder.is_none() && self.db.llen(queue)? > 0 {
             holder = self.grant_next()?;
         }
@@ -247,6 +250,13 @@ impl Call<'_> {
         let holder = holder?;
         if is_usual && holder.as_deref() == Some(id) && self.free_with_token(self.arg(2))? {
             return reply_line(&[nonce, b"released"]);
+        }
+        if is_usual && holder.as_deref() == Some(id) {
+            self.spent = self.arg(2);
+        } else if holder.is_none()
+            || self.args.len() == 5 && entry.is_empty() && not_after.is_empty()
+        {
+            self.used = RESERVED;
         }
         let tag: &[u8] = match holder {
             None => b"gone",

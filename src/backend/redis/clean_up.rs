@@ -123,7 +123,7 @@ impl RedisCleaner {
                 queue_entry: &residue.queue_entry,
                 expires: false,
                 left_free_ms: 0,
-                token: 0,
+                token: claim.token,
             };
             let release = OfKind { kind: claim.kind, request };
             ReleaseOrKeep { release, keep_ms: residue.keep_ms(now) }

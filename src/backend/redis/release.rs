@@ -90,6 +90,7 @@ impl<'a> ReleaseAttempts<'a> {
         let id = claim.id.as_str().as_bytes();
         ReleaseAttempts::new(&claim.key, id, &residue.queue_entry, false)
             .of_kind(claim.kind)
+            .with_token(FencingToken(claim.token))
             .keeping(residue)
     }
 

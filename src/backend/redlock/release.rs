@@ -49,8 +49,8 @@ impl<'a> ReleaseRequest<'a> {
     ) -> ReleaseRequest<'a> {
         let Claim { key, kind, .. } = claim;
         let id = claim.id.as_str().as_bytes();
-        let unanswered = NodeSet::EMPTY;
-        ReleaseRequest { key, kind: *kind, id, queue_entry, was_held, token: 0, unanswered }
+        let (token, unanswered) = (claim.token, NodeSet::EMPTY);
+        ReleaseRequest { key, kind: *kind, id, queue_entry, was_held, token, unanswered }
     }
 
     pub(crate) fn node_request(&self) -> OfKind<Release<'a>> {

@@ -14,6 +14,7 @@ fn lease(deadline: u64) -> Lease {
         id: generate_lock_id(),
         ttl: Duration::from_secs(1),
         kind: LockKind::Mutex,
+        token: 0,
     };
     let mut votes = NodeDeadlines::new(1);
     votes.confirm(0, at(deadline));
@@ -176,4 +177,17 @@ proptest! {
             prop_assert_eq!(over, lease.ended().is_some());
         }
     }
+}
+
+#[test]
+fn next_holder_has_a_lease_of_its_own() {
+    let former = lease(100);
+    former.set_ttl(Duration::from_secs(2));
+    let next = former.successor(true, at(40));
+    assert_eq!((next.token, next.claim.token), (FencingToken(2), 2));
+    assert_eq!((&next.claim.id, next.deadline()), (&former.claim.id, at(100)));
+    assert_eq!((next.ttl(), next.held_for(at(50))), (former.ttl(), Duration::from_nanos(10)));
+    assert!(next.is_released_in_background && former.end(LeaseEnd::Released));
+    assert!(next.is_held(at(99)) && next.ended().is_none());
+    assert_eq!(next.successor(false, at(60)).claim.token, 3);
 }

@@ -16,7 +16,7 @@ const LAYERS: [&[&str]; 20] = [
     &["reentrant"],
     &["guard"],
     &["inner"],
-    &["acquire", "renew", "cleanup"],
+    &["acquire", "renew", "cleanup", "local"],
     &["wait"],
     &["config"],
     &["backend/redlock", "backend/cluster", "backend/memory"],
@@ -30,7 +30,8 @@ const LAYERS: [&[&str]; 20] = [
 ];
 
 /// Files that only decide: everything they need to know about the world is passed in as values.
-const PURE: [&str; 38] = [
+const PURE: [&str; 39] = [
+    "local/queue.rs",
     "acquire/retry.rs",
     "core/backoff.rs",
     "core/slot.rs",

@@ -4,7 +4,7 @@ use redis::Value;
 
 use super::{
     super::store::{Bytes, StoreResult},
-    call::{Call, is_wrong_type, number, reply_line},
+    call::{Call, RESERVED, is_wrong_type, number, reply_line},
 };
 
 impl Call<'_> {
@@ -15,13 +15,13 @@ impl Call<'_> {
         if *now > *not_after {
             return reply_line(&[nonce, b"late", &now]);
         }
-        let Call { keys, args, db, channels } = self;
+        let Call { keys, args, db, channels, used, spent } = self;
         // The keys of each lock, numbered as for the scripts for one.
         let fence = keys.last().cloned().unwrap_or_default();
         let select = |lock: &[Bytes]| [lock, std::slice::from_ref(&fence)].concat();
         let each: Vec<Vec<Bytes>> = keys.chunks_exact(3).map(select).collect();
         let ids = args.get(5..).unwrap_or_default();
-        let mut call = Call { keys: &[], args, db, channels };
+        let mut call = Call { keys: &[], args, db, channels, used, spent };
         let mut own = Vec::new();
         for (index, (lock, id)) in each.iter().zip(ids).enumerate() {
             call.keys = lock;
@@ -31,6 +31,9 @@ impl Call<'_> {
                 return reply_line(&[nonce, b"type", &now, index.as_bytes()]);
             }
             let mut holder = holder?;
+            if holder.is_none() {
+                call.used = RESERVED;
+            }
             if holder.is_none() && call.db.llen(call.key(1))? > 0 {
                 holder = call.grant_next()?;
             }
@@ -46,8 +49,9 @@ impl Call<'_> {
             }
         }
         let mut reply: Vec<Bytes> = vec![nonce.to_vec(), b"held".to_vec(), now.clone()];
-        for lock in &each {
+        for (lock, is_own) in each.iter().zip(&own) {
             call.keys = lock;
+            call.used = if *is_own { 0 } else { RESERVED };
             reply.push(call.next_token(&now, token_ttl)?);
         }
         for ((lock, id), is_own) in each.iter().zip(ids).zip(own) {

@@ -4,7 +4,7 @@ use redis::Value;
 
 use super::{
     super::store::StoreResult,
-    call::{Call, TOKEN_EXTRA_MS, count, is_wrong_type, number, reply_line},
+    call::{Call, RESERVED, TOKEN_EXTRA_MS, count, is_wrong_type, number, reply_line},
     group::member,
 };
 use crate::core::kind::is_group;
@@ -25,6 +25,7 @@ impl Call<'_> {
         let Some(holder) = holder? else { return reply_line(&[nonce, b"gone", &now]) };
         if holder == former || holder == id {
             self.db.pexpire(lock, ttl)?;
+            self.used = RESERVED;
             let token = self.next_token(&now, token_ttl)?;
             self.db.set(lock, id, Some(ttl))?;
             return reply_line(&[nonce, b"held", &now, &token]);

@@ -7,6 +7,7 @@ use super::super::store::{Access, Bytes, CommandError, StoreResult};
 pub(super) const TOKEN_EXTRA_MS: u64 = 3_600_000;
 pub(super) const QUEUE_MS: u64 = 60_000;
 pub(super) const TOKEN_MAX: &[u8] = b"9007199254740991";
+pub(super) const RESERVED: u64 = 9_999;
 
 /// The channels of a server.
 pub trait Channels {
@@ -23,6 +24,10 @@ pub(super) struct Call<'a> {
     pub(super) args: &'a [Bytes],
     pub(super) db: Access<'a>,
     pub(super) channels: &'a mut dyn Channels,
+    /// Number of tokens after the one in the token key that may have been used.
+    pub(super) used: u64,
+    /// The last token that was used, if it is known.
+    pub(super) spent: &'a [u8],
 }
 
 /// A string that consists of these fields.
@@ -51,11 +56,15 @@ pub(super) fn is_token(bytes: &[u8]) -> bool {
     bytes.len() == 16 && bytes < TOKEN_MAX && is_digits(bytes)
 }
 
-pub(super) fn token_above(last: &[u8], from: &[u8]) -> Bytes {
-    if last < from || !is_token(last) {
+fn token_above(last: &[u8], from: &[u8], n: u64) -> Bytes {
+    if n == 0 && last < from || !is_token(last) || number(last) + n < number(from) {
         return from.to_vec();
     }
-    format!("{:016}", number(last).saturating_add(1)).into_bytes()
+    token_after(last, n + 1)
+}
+
+fn token_after(token: &[u8], n: u64) -> Bytes {
+    format!("{:016}", number(token).saturating_add(n)).into_bytes()
 }
 
 /// The protocol version in the value of the fence; version 1 writes none.
@@ -94,18 +103,18 @@ impl<'a> Call<'a> {
 
     pub(super) fn next_token(&mut self, from: &[u8], px: u64) -> StoreResult<Bytes> {
         let (key, fence) = (self.key(2), self.key(3));
-        let mut from = from.to_vec();
+        let mut from = token_above(self.spent, from, 0);
         if let Some(fence) = self.db.get(fence)?.filter(|fence| *fence >= from) {
             if version_of(&fence)
                 .is_some_and(|version| self.args.last().is_none_or(|own| own != version))
             {
                 return Err(CommandError("ERR another version of the protocol".into()));
             }
-            from = token_above(&fence, &from);
+            from = token_above(&fence, &from, 0);
         }
         let last = self.db.set_get(key, &from, Some(px))?;
-        let Some(last) = last.filter(|last| *last >= from) else { return Ok(from) };
-        let token = token_above(&last, &from);
+        let Some(last) = last else { return Ok(from) };
+        let token = token_above(&last, &from, self.used);
         if token != from {
             self.db.set(key, &token, Some(px))?;
         }
@@ -115,8 +124,9 @@ impl<'a> Call<'a> {
     /// Deletes a lock that nobody waits for, and its token, which raises the fence.
     pub(super) fn free_lock(&mut self) -> StoreResult<()> {
         let (lock, key, fence) = (self.key(0), self.key(2), self.key(3));
-        let Ok(Some(token)) = self.db.get(key) else { return self.db.del(&[lock]) };
+        let Ok(Some(mut token)) = self.db.get(key) else { return self.db.del(&[lock]) };
         if is_token(&token) {
+            token = token_after(&token, self.used).max(self.spent.to_vec());
             let Ok(last) = self.db.set_get(fence, &token, None) else {
                 return self.db.del(&[lock]);
             };

@@ -5,8 +5,8 @@ use redis::Value;
 use super::{
     super::store::{Bytes, StoreResult},
     call::{
-        self, Call, QUEUE_MS, TOKEN_EXTRA_MS, count, cut, is_digits, is_token, is_wrong_type, line,
-        number, reply_line, unless_wrong_type,
+        self, Call, QUEUE_MS, RESERVED, TOKEN_EXTRA_MS, count, cut, is_digits, is_token,
+        is_wrong_type, line, number, reply_line, unless_wrong_type,
     },
 };
 use crate::core::kind::is_group;
@@ -255,6 +255,9 @@ impl<'a> GroupCall<'a> {
             return reply_line(&[nonce, b"type", &now]);
         }
         self.holder = holder?;
+        if self.holder.is_none() {
+            self.call.used = RESERVED;
+        }
         if let Some(group) = group.filter(|group| self.holder.as_deref() == Some(*group))
             && let Some(expires) = unless_wrong_type(self.call.db.zscore(members, id))?
             && expires > now_ms

@@ -23,6 +23,7 @@ end
 if holder == former or holder == id then
   -- PEXPIRE comes first, because it works if the server is out of memory.
   redis.call('PEXPIRE', KEYS[1], ttl)
+  used = RESERVED
   local token = next_token(now, token_ttl)
   redis.call('SET', KEYS[1], id, 'PX', ttl)
   return nonce .. ' held ' .. now .. ' ' .. token

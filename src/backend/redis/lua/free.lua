@@ -8,6 +8,8 @@ local function free()
   local token = redis.pcall('GET', KEYS[3])
   local is_safe = type(token) == 'string'
   if is_safe and is_token(token) then
+    if used > 0 then token = string.format('%016.0f', token + used) end
+    if token < spent then token = spent end
     local fence = redis.pcall('SET', KEYS[4], token, 'GET')
     if type(fence) == 'table' then
       is_safe = false

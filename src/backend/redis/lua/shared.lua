@@ -4,6 +4,13 @@
 
 -- 2^53 - 1, the largest integer that Lua numbers represent exactly; every token is smaller
 local TOKEN_MAX = '9007199254740991'
+-- number of tokens after that of a grant which its client may use, to hand the lock over inside its
+-- process, as in src/core/claim.rs
+local RESERVED = 9999
+-- number of tokens after the one in the token key that may have been used
+local used = 0
+-- the last token that was used, if it is known
+local spent = ''
 
 -- The server's clock in microseconds, as a string of 16 digits, even before 2001. It stays a
 -- string, because it is mostly stored and sent, and strings of equal length compare like numbers.

@@ -121,7 +121,7 @@ mod tests {
     fn claims() -> Vec<Claim> {
         let claim = |name| {
             let (key, id) = (LockKey::new("lock:", name).unwrap(), generate_lock_id());
-            Claim { key, id, ttl: Duration::from_secs(9), kind: LockKind::Mutex }
+            Claim { key, id, ttl: Duration::from_secs(9), kind: LockKind::Mutex, token: 0 }
         };
         ["a", "b"].map(claim).into()
     }

@@ -11,6 +11,8 @@ local token_ttl = ttl + 3600000
 local from = now > ARGV[11] and now or ARGV[11]
 
 local value = redis.pcall('GET', KEYS[1])
+-- A mutex of this name may have expired.
+if not value then used = RESERVED end
 local is_first = mode == 'try' or mode == 'join'
 if not value and ARGV[8] == '' and is_first and redis.call('LLEN', KEYS[2]) == 0 then
   local token = next_token(from, token_ttl)

@@ -27,6 +27,7 @@ for i = 1, count do
     if not string.find(holder.err, 'WRONGTYPE', 1, true) then return holder end
     return nonce .. ' type ' .. now .. ' ' .. at
   end
+  if not holder then used = RESERVED end -- as in acquire_contended.lua
   if not holder and redis.call('LLEN', KEYS[2]) > 0 then
     -- As in acquire_contended.lua: a lock that is free belongs to its first waiter.
     if redis.pcall('GET', KEYS[3]) == LEFT_FREE then
@@ -49,6 +50,7 @@ if not holder then
   -- are not rolled back.
   for i = 1, count do
     select_lock(i)
+    used = own[i] and 0 or RESERVED
     reply[3 + i] = next_token(now, ARGV[5])
   end
   for i = 1, count do

@@ -13,6 +13,8 @@ local function take()
 end
 
 local holder = redis.pcall('GET', KEYS[1])
+-- The last lock was not released, and its client may have used all that is reserved.
+if not holder then used = RESERVED end
 if not holder and redis.call('LLEN', KEYS[2]) == 0 then return take() end
 if type(holder) == 'table' then
   if not string.find(holder.err, 'WRONGTYPE', 1, true) then return holder end

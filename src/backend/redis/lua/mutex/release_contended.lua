@@ -26,6 +26,12 @@ end
 -- A forced release knows only the first 512 bytes of the id, because scripts report no more.
 local is_free = not holder or holder == id or string.sub(holder, 1, 512) == id
 if is_free then
+  if holder == id and #ARGV == 4 then
+    spent = ARGV[3]
+  elseif not holder or #ARGV == 5 and entry == '' and not_after == '' then
+    -- Its client is not known to be the last holder inside its process.
+    used = RESERVED
+  end
   waiter = waiter or redis.pcall('LPOP', KEYS[2])
   if type(waiter) == 'table' then
     -- Treat a queue key of another type as empty; otherwise the lock could not be released. Any

@@ -1,0 +1,335 @@
+//! Waiting inside a process: the threads that want a lock which another thread of the same manager
+//! holds or asks for. A release hands the lock to the first of them, without the server.
+//!
+//! `queue.rs` decides; this file wakes the threads. A thread that has left a queue finds the reason
+//! in its slot, once the mutex of the queues has been unlocked. What a thread owes to the others is
+//! the destructor of what it has: of a [`Representative`], a [`LocalHold`] or a [`Passing`]. So no
+//! early return and no panic leaves the others without anybody.
+
+#[cfg(all(test, loom))]
+mod checks;
+mod queue;
+mod slot;
+
+use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
+
+pub(crate) use self::{queue::Terms, slot::Wanted};
+use self::{
+    queue::{Arrival, HoldNumber, LocalQueue, Release, Signal, Ticket},
+    slot::{Slot, Woken},
+};
+use crate::{
+    core::{cancel::CancelToken, claim::TOKENS_RESERVED},
+    sys::{
+        clock::{self, Moment, TimeSource},
+        sync::Mutex,
+    },
+};
+
+/// Part of what is left of a lease for which its lock may be handed over. The lease is then not
+/// about to be renewed, and each holder has nearly all of it.
+const WINDOWS_PER_LEASE: u32 = 8;
+
+/// The local queues of a manager. `T` is a lock that is handed over.
+#[derive(Debug)]
+pub(crate) struct LocalQueues<T: Send + 'static> {
+    window: Duration,
+    shared: Mutex<Shared<T>>,
+}
+
+/// How a waiting thread is reached.
+type Waiter<T> = Arc<Slot<Turn<T>>>;
+
+struct Shared<T: Send + 'static> {
+    queues: HashMap<Arc<str>, LocalQueue<Waiter<T>>>,
+    last_number: u64,
+    is_closed: bool,
+}
+
+/// How a wait inside the process has ended.
+#[derive(Debug)]
+pub(crate) enum Turn<T: Send + 'static> {
+    /// The lock was handed over.
+    Taken(T),
+    /// The thread asks the server, for itself and the threads behind it.
+    Represents(Representative<T>),
+    TimedOut,
+    Cancelled,
+    Closed,
+}
+
+/// The duty to ask the server. If it is dropped before a grant, it goes to the next thread.
+#[derive(Debug)]
+pub(crate) struct Representative<T: Send + 'static>(Membership<T>);
+
+/// A lock that the server has granted to this process. Dropping this is a release to the server:
+/// the next thread asks it.
+#[derive(Debug)]
+pub(crate) struct LocalHold<T: Send + 'static>(Membership<T>, HoldNumber);
+
+/// A lock between two threads: its next holder has left the queue. If this is dropped, that thread
+/// asks the server.
+#[derive(Debug)]
+pub(crate) struct Passing<T: Send + 'static> {
+    membership: Membership<T>,
+    number: HoldNumber,
+    to: Waiter<T>,
+}
+
+/// One lock of a manager.
+struct Membership<T: Send + 'static> {
+    queues: Arc<LocalQueues<T>>,
+    lock: Arc<str>,
+    is_ended: bool,
+}
+
+impl<T: Send + 'static> LocalQueues<T> {
+    /// Creates queues whose locks are handed over for at most `window` after each grant.
+    pub(crate) fn new(window: Duration) -> LocalQueues<T> {
+        let shared = Shared { queues: HashMap::new(), last_number: 0, is_closed: false };
+        LocalQueues { window, shared: Mutex::new(shared) }
+    }
+
+    /// Waits for the lock inside the process, until `until`. The flag says whether it had to wait.
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        lock: &str,
+        wanted: Wanted,
+        until: Moment,
+        cancel: Option<&CancelToken>,
+    ) -> (Turn<T>, bool) {
+        let now = clock::now();
+        let (slot, ticket, watch_until) = {
+            let mut shared = self.shared.lock();
+            if shared.is_closed {
+                return (Turn::Closed, false);
+            }
+            shared.last_number += 1;
+            let ticket = Ticket(shared.last_number);
+            let Some(queue) = shared.queues.get_mut(lock) else {
+                let lock: Arc<str> = lock.into();
+                let queue = shared.queues.entry(lock.clone()).or_default();
+                // The queue is empty, so the thread need not wait.
+                queue.arrive(ticket, wanted.terms, now, || Slot::new(wanted));
+                return (Turn::Represents(Representative(self.membership(lock))), false);
+            };
+            match queue.arrive(ticket, wanted.terms, now, || Slot::new(wanted)) {
+                Arrival::Represents => {
+                    drop(shared);
+                    let representative = Representative(self.membership(lock.into()));
+                    return (Turn::Represents(representative), false);
+                }
+                Arrival::Waits { slot, watch_until } => (slot, ticket, watch_until),
+            }
+        };
+        if let Some(watch_until) = watch_until {
+            slot.watch(watch_until);
+        }
+        (self.wait(&lock.into(), &slot, ticket, until, cancel), true)
+    }
+
+    fn wait(
+        self: &Arc<Self>,
+        lock: &Arc<str>,
+        slot: &Waiter<T>,
+        ticket: Ticket,
+        until: Moment,
+        cancel: Option<&CancelToken>,
+    ) -> Turn<T> {
+        let _cancellation = cancel.map(|token| {
+            let (slot, time) = (slot.clone(), TimeSource::current());
+            token.on_cancel(Arc::new(move || {
+                let _time = time.enter();
+                slot.cancel();
+            }))
+        });
+        loop {
+            let given_up = match slot.wait(until) {
+                Woken::Turn(turn) => return turn,
+                Woken::WindowEnded => {
+                    self.on_window_end(lock, ticket, slot);
+                    continue;
+                }
+                Woken::TimedOut => Turn::TimedOut,
+                Woken::Cancelled => Turn::Cancelled,
+            };
+            if self.leave(lock, ticket) {
+                return given_up;
+            }
+            // Another thread has removed it from the queue, and is about to say why.
+            return slot.wait_for_turn();
+        }
+    }
+
+    /// Whether threads of this process wait for the lock that have not asked the server yet.
+    pub(crate) fn has_waiting(&self, lock: &str) -> bool {
+        self.shared.lock().queues.get(lock).is_some_and(LocalQueue::has_waiting)
+    }
+
+    /// Ends all waits, now and later.
+    pub(crate) fn close(&self) {
+        let waiting: Vec<_> = {
+            let mut shared = self.shared.lock();
+            shared.is_closed = true;
+            shared.queues.drain().flat_map(|(_, mut queue)| queue.scatter()).collect()
+        };
+        waiting.into_iter().for_each(|slot| slot.give(Turn::Closed));
+    }
+
+    fn membership(self: &Arc<Self>, lock: Arc<str>) -> Membership<T> {
+        Membership { queues: self.clone(), lock, is_ended: false }
+    }
+
+    fn on_window_end(self: &Arc<Self>, lock: &Arc<str>, ticket: Ticket, slot: &Slot<Turn<T>>) {
+        let ended = self.with(lock, |queue| queue.on_window_end(ticket, clock::now()));
+        match ended.flatten() {
+            Some(Ok(first)) => self.obey(lock, Some(Signal::Represent(first))),
+            Some(Err(watch_until)) => slot.watch(watch_until),
+            None => {}
+        }
+    }
+
+    /// Returns false if the thread has left the queue already.
+    fn leave(self: &Arc<Self>, lock: &Arc<str>, ticket: Ticket) -> bool {
+        let left = self.with(lock, |queue| queue.leave(ticket, clock::now()));
+        let Some(signal) = left.flatten() else { return false };
+        self.obey(lock, signal);
+        true
+    }
+
+    /// Has the queue decide, and forgets it if it is not needed any more.
+    fn with<D>(
+        &self,
+        lock: &str,
+        decide: impl FnOnce(&mut LocalQueue<Waiter<T>>) -> D,
+    ) -> Option<D> {
+        let mut shared = self.shared.lock();
+        let queue = shared.queues.get_mut(lock)?;
+        let decision = decide(queue);
+        if queue.is_idle() {
+            shared.queues.remove(lock);
+        }
+        Some(decision)
+    }
+
+    fn obey(self: &Arc<Self>, lock: &Arc<str>, signal: Option<Signal<Waiter<T>>>) {
+        match signal {
+            Some(Signal::Represent(slot)) => {
+                slot.give(Turn::Represents(Representative(self.membership(lock.clone()))));
+            }
+            Some(Signal::Watch(slot, until)) => slot.watch(until),
+            None => {}
+        }
+    }
+}
+
+impl<T: Send + 'static> Representative<T> {
+    /// The server has granted the lock, whose lease ends at `deadline`.
+    pub(crate) fn on_granted(mut self, deadline: Moment) -> LocalHold<T> {
+        let membership = self.0.take();
+        let now = clock::now();
+        let window = membership.queues.window.min(deadline.duration_since(now) / WINDOWS_PER_LEASE);
+        let number = {
+            let mut shared = membership.queues.shared.lock();
+            shared.last_number += 1;
+            HoldNumber(shared.last_number)
+        };
+        membership
+            .decide(|queue| queue.on_granted(number, now.saturating_add(window), TOKENS_RESERVED));
+        LocalHold(membership, number)
+    }
+
+    /// Makes all threads behind this one ask the server too, because it is away: each of them
+    /// fails at a time that counts from its own first request.
+    pub(crate) fn scatter(&self) {
+        let Membership { queues, lock, .. } = &self.0;
+        for slot in queues.with(lock, LocalQueue::scatter).into_iter().flatten() {
+            slot.give(Turn::Represents(Representative(queues.membership(lock.clone()))));
+        }
+    }
+}
+
+impl<T: Send + 'static> Drop for Representative<T> {
+    fn drop(&mut self) {
+        if !self.0.is_ended {
+            self.0.decide(|queue| queue.on_left(clock::now()));
+        }
+    }
+}
+
+impl<T: Send + 'static> LocalHold<T> {
+    /// Chooses the next holder of a lock that was held on these terms. Returns `None` if the lock
+    /// must be released at the server.
+    pub(crate) fn pass(mut self, held: Terms) -> Option<Passing<T>> {
+        let (membership, number) = (self.0.take(), self.1);
+        let mut next = None;
+        membership.decide(|queue| match queue.release(number, held, clock::now()) {
+            Release::HandOver { to, signal } => {
+                next = Some(to);
+                signal
+            }
+            Release::ToServer(signal) => signal,
+        });
+        next.map(|to| Passing { membership, number, to })
+    }
+}
+
+impl<T: Send + 'static> Drop for LocalHold<T> {
+    fn drop(&mut self) {
+        if !self.0.is_ended {
+            let nobody = Terms { ttl: Duration::ZERO, renew: false, is_local: false };
+            let number = self.1;
+            self.0.decide(|queue| match queue.release(number, nobody, clock::now()) {
+                Release::HandOver { signal, .. } | Release::ToServer(signal) => signal,
+            });
+        }
+    }
+}
+
+impl<T: Send + 'static> Passing<T> {
+    /// What the next holder wants.
+    pub(crate) fn wanted(&self) -> Wanted {
+        self.to.wanted
+    }
+
+    /// Gives the lock to its next holder.
+    pub(crate) fn complete(mut self, lock: impl FnOnce(LocalHold<T>) -> T) {
+        let hold = LocalHold(self.membership.take(), self.number);
+        self.to.give(Turn::Taken(lock(hold)));
+    }
+}
+
+impl<T: Send + 'static> Drop for Passing<T> {
+    fn drop(&mut self) {
+        if !self.membership.is_ended {
+            let Membership { queues, lock, .. } = &self.membership;
+            let _ = queues.with(lock, |queue| queue.on_lost(self.number));
+            self.to.give(Turn::Represents(Representative(queues.membership(lock.clone()))));
+        }
+    }
+}
+
+impl<T: Send + 'static> Membership<T> {
+    /// Leaves nothing to do for the destructor of its owner.
+    fn take(&mut self) -> Membership<T> {
+        self.is_ended = true;
+        self.queues.membership(self.lock.clone())
+    }
+
+    fn decide(&self, decide: impl FnOnce(&mut LocalQueue<Waiter<T>>) -> Option<Signal<Waiter<T>>>) {
+        let signal = self.queues.with(&self.lock, decide);
+        self.queues.obey(&self.lock, signal.flatten());
+    }
+}
+
+impl<T: Send + 'static> fmt::Debug for Membership<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Membership").field(&self.lock).finish()
+    }
+}
+
+impl<T: Send + 'static> fmt::Debug for Shared<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("queues", &self.queues.len()).finish_non_exhaustive()
+    }
+}
