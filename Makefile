@@ -63,7 +63,7 @@ cargo-mutants: ## cargo-mutants on the pure files; docs/mutants.md explains the 
 
 loom: ## every interleaving of the small handshakes between threads
 	RUSTFLAGS="--cfg loom" $(CARGO) test --release --lib --target-dir target/loom -- \
-		wait::checks:: renew::checks:: cleanup::checks:: local::checks:: $(ARGS)
+		wait::loom_tests:: renew::loom_tests:: cleanup::loom_tests:: local::loom_tests:: $(ARGS)
 
 # tsan and miri need a nightly toolchain. docs/races.md lists all interactions between threads.
 nightly := rustup toolchain install nightly --profile minimal \

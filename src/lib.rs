@@ -194,7 +194,7 @@ mod cleanup;
 mod config;
 mod core;
 mod error;
-mod global;
+mod fallible_once;
 mod guard;
 mod inner;
 mod local;

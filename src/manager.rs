@@ -14,7 +14,7 @@ use std::{
 use crate::{
     config::{Config, LockOptions},
     error::{LockError, Result},
-    global::FallibleOnce,
+    fallible_once::FallibleOnce,
     guard::LockGuard,
     inner::ManagerHandle,
     lock_info::Released,

@@ -18,8 +18,8 @@ const ACQUIRE: &str = concat!(
     include_str!("../../src/backend/redis/lua/mutex/acquire.lua"),
     include_str!("../../src/backend/redis/lua/shared.lua"),
     include_str!("../../src/backend/redis/lua/token.lua"),
-    include_str!("../../src/backend/redis/lua/subscribers.lua"),
-    include_str!("../../src/backend/redis/lua/queue.lua"),
+    include_str!("../../src/backend/redis/lua/notify.lua"),
+    include_str!("../../src/backend/redis/lua/mutex/grant.lua"),
     include_str!("../../src/backend/redis/lua/mutex/acquire_contended.lua"),
     include_str!("../../src/backend/redis/lua/report.lua")
 );
@@ -28,8 +28,8 @@ const RELEASE: &str = concat!(
     include_str!("../../src/backend/redis/lua/shared.lua"),
     include_str!("../../src/backend/redis/lua/free.lua"),
     include_str!("../../src/backend/redis/lua/token.lua"),
-    include_str!("../../src/backend/redis/lua/subscribers.lua"),
-    include_str!("../../src/backend/redis/lua/queue.lua"),
+    include_str!("../../src/backend/redis/lua/notify.lua"),
+    include_str!("../../src/backend/redis/lua/mutex/grant.lua"),
     include_str!("../../src/backend/redis/lua/mutex/release_contended.lua"),
     include_str!("../../src/backend/redis/lua/report.lua")
 );

@@ -2,7 +2,7 @@
 
 use super::{
     Acquirer, WaitTerms,
-    backoff::{ForeignHolds, Observation, follower_interval, unsubscribed_poll_interval},
+    poll_times::{ForeignHolds, Observation, follower_interval, unsubscribed_poll_interval},
     retry::{REPORT_AT_FAILURE, RetryDecision, RetryLimits, RetryState},
 };
 use crate::{

@@ -2,8 +2,8 @@
 //! explains why there is none.
 
 mod attempt;
-mod backoff;
 mod breaker;
+mod poll_times;
 mod retry;
 
 use std::{sync::Arc, time::Duration};

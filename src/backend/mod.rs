@@ -1,8 +1,8 @@
 //! Where locks are kept. A [`Backend`] is one Redis server, several that decide together, a Redis
 //! Cluster, or a database. The modules above it know no nodes, votes or replies.
 
+mod acquire_all;
 mod address;
-mod all;
 mod checkout_queue;
 pub(crate) mod cluster;
 mod discovery;
@@ -19,7 +19,7 @@ pub(crate) mod transport;
 
 use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
-pub(crate) use self::all::{AllAnswer, AllOutcome, AllRequest};
+pub(crate) use self::acquire_all::{AllAnswer, AllOutcome, AllRequest};
 use self::error::BackendError;
 pub(crate) use self::feature::Feature;
 pub(crate) use self::grant_stream::{

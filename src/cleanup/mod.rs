@@ -8,16 +8,16 @@
 //! addition. An ending thread checks the queue under the mutex under which it reports its end.
 
 #[cfg(all(test, loom))]
-mod checks;
-mod pending;
+mod loom_tests;
 mod queue;
+mod unconfirmed_releases;
 mod worker;
 
 use std::{iter, sync::Arc, time::Duration};
 
 use self::{
-    pending::PendingReleases,
     queue::{Cleanup, CleanupQueue},
+    unconfirmed_releases::PendingReleases,
     worker::Worker,
 };
 use crate::{

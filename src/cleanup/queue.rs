@@ -18,7 +18,7 @@ use crate::{
 pub(super) const CLEANUPS_MAX: usize = 65_536;
 pub(super) const RETRY_DELAY_MIN: Duration = Duration::from_millis(10);
 const RETRY_DELAY_MAX: Duration = Duration::from_secs(1);
-/// Time for which a server keeps a queue that no waiter polls; `QUEUE_MS` in `queue.lua`.
+/// Time for which a server keeps a queue that no waiter polls; `QUEUE_MS` in `mutex/grant.lua`.
 const QUEUE_ENTRY_TTL: Duration = Duration::from_secs(60);
 /// Bounds of the number of additions between two searches for acknowledged entries. Each addition
 /// thus costs the search of about 64 entries on average.

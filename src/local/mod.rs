@@ -7,7 +7,7 @@
 //! early return and no panic leaves the others without anybody.
 
 #[cfg(all(test, loom))]
-mod checks;
+mod loom_tests;
 mod queue;
 mod slot;
 

@@ -8,11 +8,11 @@
 //! woken. No mutex is held while a thread acts. After a holder has removed a lease from the
 //! schedule, no new renewal of it is sent, and the renewer does not end it.
 
-mod asked;
 mod batch_size;
-#[cfg(all(test, loom))]
-mod checks;
 mod context;
+#[cfg(all(test, loom))]
+mod loom_tests;
+mod on_demand;
 mod schedule;
 mod timer;
 mod worker;
@@ -23,8 +23,8 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 pub(crate) use self::schedule::RenewalPlan;
 use self::{
-    asked::AskedRenewals,
     context::Context,
+    on_demand::AskedRenewals,
     schedule::{Generation, Schedule},
     timer::Timer,
     worker::Worker,

@@ -4,7 +4,7 @@
 use std::{cell::RefCell, sync::Arc, time::Duration};
 
 use super::{
-    part::Part,
+    cluster_node::Part,
     router::{Patience, Router},
     subscriptions::Subscriptions,
 };

@@ -16,8 +16,8 @@ use redis::Value;
 
 use super::{
     channel_of_slot,
+    cluster_node::Part,
     node_link::{Link, LinkState, Received},
-    part::Part,
     redirect::Redirect,
     router::Router,
     subscriptions::Subscriptions,

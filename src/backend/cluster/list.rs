@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use super::{ClusterBackend, part::Part};
+use super::{ClusterBackend, cluster_node::Part};
 use crate::{
     backend::{
         error::{BackendError, NodeError},
         redis::{
             ExchangeLimits, Urgency, exchange_all,
-            groups::add_members,
+            group_requests::add_members,
             inspect::OneServerForEachLock,
-            list::{DescribeLocks, Scan, key_pattern},
+            list_requests::{DescribeLocks, Scan, key_pattern},
             listing::{DESCRIBE_BATCH_MAX, LIST_TIMEOUTS_MAX, Listing, ScanProgress},
         },
     },

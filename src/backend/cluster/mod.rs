@@ -1,13 +1,13 @@
 //! A Redis Cluster: each lock is kept by the node of its slot, as a single server would keep it.
 
 mod acquisition;
-mod clean_up;
+mod cleanup;
+mod cluster_node;
 mod grant_stream;
 mod list;
 mod map;
 mod map_request;
 mod node_link;
-mod part;
 mod redirect;
 mod renewals;
 mod router;
@@ -17,7 +17,7 @@ use std::{borrow::Cow, cell::RefCell, sync::Arc, time::Duration};
 
 use self::{
     acquisition::{ClusterAcquisition, SlotServer},
-    clean_up::ClusterCleaner,
+    cleanup::ClusterCleaner,
     grant_stream::ClusterGrantStream,
     renewals::ClusterRenewals,
     router::{Patience, Router},
@@ -34,7 +34,7 @@ use crate::{
             acquire_all::acquire_all_on_one_server,
             adopt::adopt_on_one_server,
             ask_for_lock,
-            groups::{downgrade_on_one_server, release_any_kind},
+            group_requests::{downgrade_on_one_server, release_any_kind},
             inspect::{
                 OneServerForEachLock, inspect_on_one_server, lookup_on_one_server,
                 reported_ids_on_one_server,

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use redis::Value;
 
-use super::part::Part;
+use super::cluster_node::Part;
 use crate::{
     backend::redis::{GrantMessage, PubSubMessage, Subscriber},
     core::slot::slot_of,

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, slice, sync::Arc};
 
-use super::{part::Part, redirect::Redirect, router::Router};
+use super::{cluster_node::Part, redirect::Redirect, router::Router};
 use crate::{
     backend::{
         LeaseRenewals, Renewal, RenewalLimits, RenewalReport,

@@ -11,9 +11,9 @@ use std::{
 };
 
 use super::{
+    cluster_node::Part,
     map::{NODES_MAX, SlotMap},
     map_request::map_of,
-    part::Part,
     redirect::Redirect,
 };
 use crate::{

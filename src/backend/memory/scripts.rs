@@ -21,9 +21,8 @@ use self::{
 
 use super::store::{Access, Bytes, CommandError, StoreResult};
 use crate::backend::redis::{
-    list,
-    primitive::{acquire_all::ACQUIRE_ALL, adopt::ADOPT, group as groups, keep::KEEP, mutex},
-    script,
+    kinds::{acquire_all::ACQUIRE_ALL, adopt::ADOPT, group as group_kind, keep::KEEP, mutex},
+    list_requests, script,
 };
 
 /// A script of the library.
@@ -81,12 +80,12 @@ impl Script {
             Script::Release => &mutex::RELEASE,
             Script::Renew => &mutex::RENEW,
             Script::Inspect => &mutex::INSPECT,
-            Script::Describe => &list::DESCRIBE,
-            Script::AcquireShared => &groups::ACQUIRE,
-            Script::ReleaseShared => &groups::RELEASE,
-            Script::RenewMembers => &groups::RENEW,
-            Script::Downgrade => &groups::DOWNGRADE,
-            Script::ListMembers => &groups::LIST,
+            Script::Describe => &list_requests::DESCRIBE,
+            Script::AcquireShared => &group_kind::ACQUIRE,
+            Script::ReleaseShared => &group_kind::RELEASE,
+            Script::RenewMembers => &group_kind::RENEW,
+            Script::Downgrade => &group_kind::DOWNGRADE,
+            Script::ListMembers => &group_kind::LIST,
             Script::Keep => &KEEP,
             Script::Adopt => &ADOPT,
             Script::AcquireAll => &ACQUIRE_ALL,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    clean_up,
+    cleanup,
     database::Database,
     inspect,
     outcome::{
@@ -80,7 +80,7 @@ impl<'a> MySqlAcquisition<'a> {
         };
         if self.left_waiting {
             // It would get the lock before us.
-            clean_up::end_waiting(&mut session.connection, id, self.deadline())?;
+            cleanup::end_waiting(&mut session.connection, id, self.deadline())?;
             self.left_waiting = false;
         }
         if asking != Asking::Last && (self.was_busy || session.has_just_waited_for(name)) {
@@ -292,6 +292,6 @@ impl Acquisition for MySqlAcquisition<'_> {
     }
 
     fn residue(&self) -> Option<Residue> {
-        self.left_waiting.then(clean_up::waiting_statement)
+        self.left_waiting.then(cleanup::waiting_statement)
     }
 }

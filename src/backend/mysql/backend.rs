@@ -4,7 +4,7 @@ use std::{collections::HashSet, io, sync::Arc, time::Duration};
 
 use super::{
     acquisition::MySqlAcquisition,
-    clean_up::{self, WaitCleaner},
+    cleanup::{self, WaitCleaner},
     database::Database,
     held::HeldSession,
     inspect,
@@ -272,7 +272,7 @@ impl Backend for MySqlBackend {
         _: &Residue,
         deadline: Moment,
     ) -> std::result::Result<(), BackendError> {
-        clean_up::end_waiting_of(&self.database, claim, deadline).map_err(BackendError::Node)
+        cleanup::end_waiting_of(&self.database, claim, deadline).map_err(BackendError::Node)
     }
 
     fn inspect(&self, key: &LockKey) -> std::result::Result<Inspection<Holder>, BackendError> {

@@ -6,7 +6,7 @@
 
 mod acquisition;
 mod backend;
-mod clean_up;
+mod cleanup;
 mod connection;
 mod database;
 mod endpoint;

@@ -4,8 +4,8 @@ use std::slice;
 
 use super::{
     Request,
-    groups::{add_members, add_members_to_holder},
-    list::DescribeLocks,
+    group_requests::{add_members, add_members_to_holder},
+    list_requests::DescribeLocks,
     requests_and_replies::Inspect,
 };
 use crate::{

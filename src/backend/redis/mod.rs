@@ -7,22 +7,21 @@ pub(crate) mod adopt;
 mod backend;
 #[cfg(feature = "tls")]
 mod certificates;
-mod clean_up;
+mod cleanup;
 mod connection;
 mod connector;
-mod declaration;
+mod declare_new;
 mod exchange;
 mod fields;
 mod framed_socket;
 mod grant_stream;
-pub(crate) mod groups;
+pub(crate) mod group_requests;
 mod health;
 pub(crate) mod inspect;
-pub(crate) mod list;
+pub(crate) mod kinds;
+pub(crate) mod list_requests;
 pub(crate) mod listing;
 mod pool;
-pub(crate) mod primitive;
-mod quarantine;
 mod redis_node;
 mod release;
 mod release_turns;
@@ -36,6 +35,7 @@ mod subscriber;
 #[cfg(test)]
 mod test_util;
 mod url;
+mod voters;
 mod yielding;
 
 #[cfg(feature = "testing")]
@@ -45,16 +45,15 @@ pub(crate) use self::certificates::certificates;
 pub(crate) use self::{
     acquisition::{ClaimServer, RedisAcquisition, ask_for_lock},
     backend::{RedisBackend, RedisSettings},
-    clean_up::{CHECK_INTERVAL, PIPELINE_MAX, RedisCleaner},
+    cleanup::{CHECK_INTERVAL, PIPELINE_MAX, RedisCleaner},
     connection::Connection,
     connector::{Connected, Connector},
-    declaration::declare_new,
+    declare_new::declare_new,
     exchange::{ExchangeLimits, exchange, exchange_all, exchange_asking, exchange_within},
     fields::{GrantMessage, PubSubMessage, write_command},
     framed_socket::LateReader,
     grant_stream::RedisGrantStream,
     pool::{ConnectionPool, PooledConnections},
-    quarantine::Voters,
     redis_node::{Exchange, InFlightRequest, NodeConnections, RedisNode},
     release::{ReleaseAttempts, release_on_one_server},
     release_turns::ReleaseTurns,
@@ -63,6 +62,7 @@ pub(crate) use self::{
     server_info::Info,
     subscriber::Subscriber,
     url::Endpoint,
+    voters::Voters,
     yielding::Yielding,
 };
 #[cfg(test)]

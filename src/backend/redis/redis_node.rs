@@ -15,10 +15,10 @@ use super::{
     NodeError, NodeErrorKind,
     connection::{Connection, Handshake},
     health::{ConnectOutcome, HealthChange, NodeHealth},
-    quarantine::{Eligibility, Voters},
     script::{Request, ScriptRef, name_missing_permission},
     server_info::ServerInfo,
     url::Endpoint,
+    voters::{Eligibility, Voters},
 };
 use crate::{
     backend::discovery::Discovery,

@@ -2,7 +2,7 @@
 
 use redis::Value;
 
-pub(crate) use super::primitive::{
+pub(crate) use super::kinds::{
     KindReleaseReply, OfKind, RenewSome,
     acquire_all::{AcquireAll, AcquireAllReply},
     adopt::{Adopt, AdoptReply},

@@ -184,14 +184,14 @@ fn called_commands<'a>(line: &'a str, how: &'a str) -> impl Iterator<Item = &'a 
 mod tests {
     use super::*;
     use crate::backend::redis::{
-        list::DESCRIBE,
-        primitive::{
+        kinds::{
             acquire_all::ACQUIRE_ALL,
             adopt::ADOPT,
             group,
             keep::KEEP,
             mutex::{ACQUIRE, INSPECT, RELEASE, RENEW},
         },
+        list_requests::DESCRIBE,
     };
 
     #[test]

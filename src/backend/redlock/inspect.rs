@@ -12,7 +12,7 @@ use crate::{
         error::BackendError,
         redis::{
             Request,
-            groups::add_members_to_holder,
+            group_requests::add_members_to_holder,
             requests_and_replies::{Inspect, Ping},
         },
     },

@@ -12,8 +12,8 @@ use crate::{
         error::BackendError,
         redis::{
             Request,
-            groups::add_members,
-            list::{DescribeLocks, Description, HeldDescription, Scan, key_pattern},
+            group_requests::add_members,
+            list_requests::{DescribeLocks, Description, HeldDescription, Scan, key_pattern},
             listing::{DESCRIBE_BATCH_MAX, LIST_TIMEOUTS_MAX, Listing, ScanProgress},
         },
     },

@@ -3,10 +3,10 @@
 mod acquisition;
 mod broadcast;
 mod broadcast_options;
-mod clean_up;
+mod cleanup;
 mod error;
 mod footprint;
-mod groups;
+mod group_requests;
 mod inspect;
 mod list;
 mod pauses;
@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use self::{
-    acquisition::QuorumAcquisition, broadcast::broadcast, clean_up::QuorumCleaner,
+    acquisition::QuorumAcquisition, broadcast::broadcast, cleanup::QuorumCleaner,
     pauses::subscribe_budget, renewals::QuorumRenewals, reported_holder::most_reported_holder,
 };
 pub(crate) use self::{

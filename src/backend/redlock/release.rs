@@ -7,7 +7,7 @@ use crate::{
         error::BackendError,
         redis::{
             Exchange, NodeError, NodeErrorKind, Urgency,
-            groups::release_any_kind,
+            group_requests::release_any_kind,
             requests_and_replies::{KindReleaseReply, OfKind, Release, ReleaseReply},
         },
     },

@@ -14,7 +14,7 @@ use crate::{
         Inspection,
         redis::{
             GrantMessage, INFO_COMMANDS, PubSubMessage, Request, ServerInfoReader,
-            list::{DescribeLocks, Description, Scan},
+            list_requests::{DescribeLocks, Description, Scan},
             parse_time,
             requests_and_replies::{
                 Acquire, AcquireMode, AcquireReply, Downgrade, DowngradeReply, Inspect,

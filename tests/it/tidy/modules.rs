@@ -12,7 +12,7 @@ const LAYERS: [&[&str]; 20] = [
     &["testing"],
     &["lock_manager"],
     &["manager", "mysql_manager"],
-    &["user_connection", "global", "with_lock", "rw_lock", "semaphore", "multi_guard"],
+    &["user_connection", "fallible_once", "with_lock", "rw_lock", "semaphore", "multi_guard"],
     &["reentrant"],
     &["guard"],
     &["inner"],
@@ -45,7 +45,7 @@ const PURE: [&str; 39] = [
     "renew/schedule.rs",
     "renew/schedule/overdue.rs",
     "cleanup/queue.rs",
-    "acquire/backoff.rs",
+    "acquire/poll_times.rs",
     "core/validity.rs",
     "core/claim.rs",
     "core/kind.rs",
@@ -55,17 +55,17 @@ const PURE: [&str; 39] = [
     "observe/metrics/per_lock.rs",
     "observe/metrics/timing.rs",
     "core/clock_sample.rs",
-    "backend/redis/primitive/mod.rs",
-    "backend/redis/primitive/acquire_all.rs",
-    "backend/redis/primitive/adopt.rs",
-    "backend/redis/primitive/group.rs",
-    "backend/redis/primitive/keep.rs",
-    "backend/redis/primitive/mutex.rs",
+    "backend/redis/kinds/mod.rs",
+    "backend/redis/kinds/acquire_all.rs",
+    "backend/redis/kinds/adopt.rs",
+    "backend/redis/kinds/group.rs",
+    "backend/redis/kinds/keep.rs",
+    "backend/redis/kinds/mutex.rs",
     "backend/redis/requests_and_replies.rs",
     "backend/redis/server_info.rs",
-    "backend/redis/quarantine.rs",
+    "backend/redis/voters.rs",
     "backend/redis/script.rs",
-    "backend/redis/list.rs",
+    "backend/redis/list_requests.rs",
     "backend/redis/fields.rs",
     "backend/mysql/outcome.rs",
     "backend/mysql/statement.rs",
@@ -323,14 +323,14 @@ fn modules_use_only_lower_layers() {
 }
 
 /// What knows nodes, votes and replies is in the backends. The others know backends only through
-/// `backend/mod.rs`, `backend/all.rs`, `backend/error.rs` and `backend/grant_stream.rs`.
+/// `backend/mod.rs`, `backend/acquire_all.rs`, `backend/error.rs` and `backend/grant_stream.rs`.
 #[test]
 fn life_of_a_lock_knows_no_nodes() {
     let mut wrong = Vec::new();
     for (file, used) in Modules::read("src").uses() {
         let layer = layer(file).map_or("", |(_, module)| module);
         if ["acquire", "renew", "cleanup", "wait"].contains(&layer) {
-            let shared = ["/mod.rs", "/all.rs", "/error.rs", "/grant_stream.rs"];
+            let shared = ["/mod.rs", "/acquire_all.rs", "/error.rs", "/grant_stream.rs"];
             let inside = used.iter().filter(|used| used.starts_with("src/backend/"));
             let inside = inside.filter(|used| !shared.iter().any(|file| used.ends_with(file)));
             wrong.extend(inside.map(|used| format!("{file} uses {used}")));
@@ -341,7 +341,7 @@ fn life_of_a_lock_knows_no_nodes() {
     let layers = ["src/acquire", "src/renew", "src/cleanup", "src/wait"];
     let sources = library().into_iter();
     let sources = sources.filter(|file| layers.iter().any(|layer| file.starts_with(layer)));
-    expect_only_in(&["/tests.rs", "/checks.rs"], sources.collect(), &words);
+    expect_only_in(&["/tests.rs", "/loom_tests.rs"], sources.collect(), &words);
 }
 
 #[test]
@@ -417,7 +417,7 @@ fn clocks_are_read_in_one_place() {
 #[test]
 fn threads_are_started_in_one_place() {
     let words = ["thread::spawn", "thread::Builder", "thread::scope"];
-    expect_only_in(&["/threads.rs", "/checks.rs", "/tests.rs"], library(), &words);
+    expect_only_in(&["/threads.rs", "/loom_tests.rs", "/tests.rs"], library(), &words);
 }
 
 /// Fault: F17

@@ -13,7 +13,7 @@
 local nonce, former, id, ttl, n = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local now = clock()
 if now > ARGV[6] then return nonce .. ' late ' .. now end
--- how much longer than its lock a token key is kept, as in subscribers.lua
+-- how much longer than its lock a token key is kept, as in notify.lua
 local token_ttl = ttl + 3600000
 
 local holder = redis.pcall('GET', KEYS[1])

@@ -1,5 +1,5 @@
--- Common start of scripts for several locks, because the functions of token.lua and queue.lua work
--- on the keys of one lock.
+-- Common start of scripts for several locks, because the functions of token.lua and
+-- mutex/grant.lua work on the keys of one lock.
 -- KEYS  lock, queue and token key of each lock, then the fence
 
 -- From here on, `KEYS` are the keys of the selected lock, numbered as in all other scripts.

@@ -5,7 +5,7 @@ use super::{
     *,
 };
 use crate::backend::redis::{
-    primitive::mutex::{AcquireMode, ReleaseReply},
+    kinds::mutex::{AcquireMode, ReleaseReply},
     test_util::script_arguments,
 };
 

@@ -16,8 +16,8 @@ pub(crate) static ACQUIRE_ALL: Script = script!(
     "each.lua",
     "shared.lua",
     "token.lua",
-    "subscribers.lua",
-    "queue.lua",
+    "notify.lua",
+    "mutex/grant.lua",
     "mutex/acquire_all.lua",
     "report.lua"
 );

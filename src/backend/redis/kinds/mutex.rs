@@ -19,8 +19,8 @@ pub(crate) static ACQUIRE: Script = script!(
     "mutex/acquire.lua",
     "shared.lua",
     "token.lua",
-    "subscribers.lua",
-    "queue.lua",
+    "notify.lua",
+    "mutex/grant.lua",
     "mutex/acquire_contended.lua",
     "report.lua"
 );
@@ -30,8 +30,8 @@ pub(crate) static RELEASE: Script = script!(
     "shared.lua",
     "free.lua",
     "token.lua",
-    "subscribers.lua",
-    "queue.lua",
+    "notify.lua",
+    "mutex/grant.lua",
     "mutex/release_contended.lua",
     "report.lua"
 );
@@ -39,7 +39,7 @@ pub(crate) static RENEW: Script = script!(4, "mutex/renew.lua");
 pub(crate) static INSPECT: Script = script!(8, "shared.lua", "inspect.lua", "report.lua");
 
 /// How much longer than its lock a token key is kept. If a lock expires, nothing raises the fence
-/// to its token. subscribers.lua has the same value for grants.
+/// to its token. notify.lua has the same value for grants.
 const TOKEN_EXTRA_MS: u64 = 3_600_000;
 
 /// How an acquire uses the queue.

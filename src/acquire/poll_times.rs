@@ -1,5 +1,4 @@
-//! When a waiter polls and when a failed request is retried; the time budgets of an acquisition.
-//! Pure.
+//! When a waiter polls, and when it looks again at a lock that another client holds. Pure.
 //!
 //! A release hands the lock over without polling. Polling covers what comes without a message: a
 //! holder that died, a key that was deleted, a client that releases without handing over, a lost
