@@ -20,10 +20,10 @@ const HOUR: Duration = Duration::from_secs(3600);
 type Queues = Arc<LocalQueues<Lock>>;
 
 /// With three threads, all orders take hours. So this tries those in which threads are interrupted
-/// at most twice, beside the points at which they wait.
+/// at most three times, beside the points at which they wait.
 fn model(check: impl Fn() + Sync + Send + 'static) {
     let mut builder = Builder::new();
-    builder.preemption_bound = Some(2);
+    builder.preemption_bound = Some(3);
     builder.check(check);
 }
 
