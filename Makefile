@@ -44,7 +44,7 @@ COUNT ?= 20
 failovers: ## kills and freezes masters behind Sentinel, COUNT=20 times each, while locks are held
 	@tools/need-redis.sh
 	DISTLOCK_FAILOVERS=$(COUNT) $(CARGO) test --all-features --test it \
-		sentinel::processes -- --include-ignored --nocapture --test-threads=1
+		sentinel::processes -- --nocapture --test-threads=1
 
 SEEDS ?= 10000
 sim: ## the simulator with SEEDS=10000 seeds from FIRST=0; `SIM_SEED=n make sim` replays one

@@ -211,7 +211,6 @@ fn killed_master_costs_no_exclusion_and_no_waiter() {
 ///
 /// Fault: N149
 #[test]
-#[ignore = "takes 20 seconds, until the former master is demoted: make failovers"]
 fn frozen_master_gets_nothing_when_it_goes_on() {
     run(Fault::Freeze);
 }
