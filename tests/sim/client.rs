@@ -28,6 +28,11 @@ use super::{
 /// Maximum time for which a client holds a lock.
 pub(crate) const HOLD_MAX: Time = SEC;
 
+/// Identifies a hold. Threads of a process that hand a lock over have one id.
+fn hold_of(id: &LockId, token: u64) -> String {
+    format!("{id} {token}")
+}
+
 /// The events that a process has received about its locks.
 #[derive(Debug, Default)]
 pub(crate) struct EventLog {
@@ -64,11 +69,11 @@ impl HandleEvent for EventLog {
 
     fn lost(&self, event: &LostEvent<'_>) {
         self.add_incident(event.id(), Incident::Lost(event.why().clone()));
-        *self.lost.lock().entry(event.id().to_string()).or_default() += 1;
+        *self.lost.lock().entry(hold_of(event.id(), event.token().into())).or_default() += 1;
     }
 
     fn released(&self, event: &ReleasedEvent<'_>) {
-        *self.released.lock().entry(event.id().to_string()).or_default() += 1;
+        *self.released.lock().entry(hold_of(event.id(), event.token().into())).or_default() += 1;
     }
 
     fn timed_out(&self, event: &TimedOutEvent<'_>) {
@@ -99,10 +104,9 @@ impl EventLog {
         self.failed.lock().get(id).copied()
     }
 
-    fn losses_and_releases(&self, id: &LockId) -> (u32, u32) {
-        let count = |table: &Mutex<BTreeMap<String, u32>>| {
-            table.lock().get(id.as_str()).copied().unwrap_or(0)
-        };
+    fn losses_and_releases(&self, hold: &str) -> (u32, u32) {
+        let count =
+            |table: &Mutex<BTreeMap<String, u32>>| table.lock().get(hold).copied().unwrap_or(0);
         (count(&self.lost), count(&self.released))
     }
 }
@@ -349,7 +353,8 @@ impl Client {
                 .violation(format!("after {name} ended, its channel of losses returned {other:?}")),
         }
         check_incidents();
-        let (lost, released) = self.event_log.losses_and_releases(&record.id);
+        let (lost, released) =
+            self.event_log.losses_and_releases(&hold_of(&record.id, record.token));
         if lost + released + u32::from(is_passed_on) != 1 || (!held && lost != 1) {
             sim.violation(format!(
                 "{name} was lost {lost} times and released {released} times; held: {held}, passed \

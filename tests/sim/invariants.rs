@@ -121,6 +121,7 @@ impl Invariants {
                 // Of two grants around a loss of data, the older one may be read last.
                 if self.is_excused(sim, other) || self.is_excused(sim, record) {
                     self.count("excused overlap");
+                    together.pop();
                     continue;
                 }
                 sim.violation(format!(

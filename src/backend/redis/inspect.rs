@@ -34,8 +34,9 @@ pub(crate) fn inspect_on_one_server(
     backend: &impl OneServerForEachLock,
     key: &LockKey,
 ) -> Result<Inspection<Holder>, BackendError> {
-    let found = backend.ask_about(key, &Inspect(key), deadline(backend))?;
-    add_members_to_holder(key, found, |request| backend.ask_about(key, request, deadline(backend)))
+    let deadline = deadline(backend);
+    let found = backend.ask_about(key, &Inspect(key), deadline)?;
+    add_members_to_holder(key, found, |request| backend.ask_about(key, request, deadline))
 }
 
 pub(crate) fn reported_ids_on_one_server(
@@ -53,12 +54,12 @@ pub(crate) fn lookup_on_one_server(
     backend: &impl OneServerForEachLock,
     key: &LockKey,
 ) -> Result<Inspection<LockInfo>, BackendError> {
-    let request = DescribeLocks::lookup(key);
-    let (_, found) = backend.ask_about(key, &request, deadline(backend))?;
+    let (request, deadline) = (DescribeLocks::lookup(key), deadline(backend));
+    let (_, found) = backend.ask_about(key, &request, deadline)?;
     let found = found.into_iter().next();
     let mut found = [found.map_or(Inspection::Free, |found| found.into_lock_info(key))];
     add_members(slice::from_ref(key), &mut found, |request| {
-        backend.ask_about(key, request, deadline(backend))
+        backend.ask_about(key, request, deadline)
     })?;
     let [found] = found;
     Ok(found)
