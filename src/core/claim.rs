@@ -152,6 +152,22 @@ impl Residue {
 }
 
 impl Grant {
+    /// What a server that decides alone has granted until `deadline`. Requests whose connection
+    /// broke can still be applied until `broken_until`.
+    pub(crate) fn of_one_server(token: u64, deadline: Moment, broken_until: Moment) -> Grant {
+        let mut node_deadlines = NodeDeadlines::new(1);
+        node_deadlines.confirm(0, deadline);
+        let unanswered = NodeSet::EMPTY;
+        Grant {
+            token: FencingToken(token),
+            node_deadlines,
+            provisional: false,
+            in_flight: InFlight { broken_until, unanswered, unanswered_until: broken_until },
+            may_hold: NodeSet::single(0),
+            queue_entry: String::new(),
+        }
+    }
+
     pub(crate) fn deadline(&self) -> Moment {
         self.node_deadlines.valid_until().unwrap_or(Moment::from_nanos(0))
     }

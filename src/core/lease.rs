@@ -97,19 +97,25 @@ impl Lease {
 
     /// The lease of the next holder in this process, which begins at `now`, in place of this one.
     pub(crate) fn successor(&self, release_in_background: bool, now: Moment) -> Lease {
-        let grant = Grant {
-            token: FencingToken(self.token.0 + 1),
-            node_deadlines: self.node_deadlines.lock().clone(),
-            provisional: false,
-            in_flight: self.in_flight,
-            may_hold: self.may_hold(),
-            queue_entry: self.queue_entry.clone(),
-        };
+        let grant = self.granted_until(self.node_deadlines.lock().clone());
+        let grant = Grant { token: FencingToken(self.token.0 + 1), ..grant };
         let mut lease = Lease::new(self.claim.clone(), grant, now);
         lease.is_released_in_background = release_in_background;
         lease.deadline = AtomicU64::new(self.deadline().as_nanos());
         lease.set_ttl(self.ttl());
         lease
+    }
+
+    /// What the servers have granted, with these deadlines.
+    pub(crate) fn granted_until(&self, node_deadlines: NodeDeadlines) -> Grant {
+        Grant {
+            token: self.token,
+            node_deadlines,
+            provisional: false,
+            in_flight: self.in_flight,
+            may_hold: self.may_hold(),
+            queue_entry: self.queue_entry.clone(),
+        }
     }
 
     /// Reads the clock of the manager.

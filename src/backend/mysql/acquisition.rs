@@ -21,10 +21,8 @@ use crate::{
         error::{BackendError, NodeError, NodeErrorKind},
     },
     core::{
-        claim::{Grant, GrantNotice, InFlight, Residue},
+        claim::{Grant, GrantNotice, Residue},
         holder::Holder,
-        quorum::{NodeDeadlines, NodeSet},
-        token::FencingToken,
         validity::{deadline_from_sent, request_timeout},
     },
     sys::clock::{self, Moment},
@@ -168,17 +166,7 @@ impl<'a> MySqlAcquisition<'a> {
             return Err(NodeError::outcome_unknown(NodeErrorKind::TimedOut));
         }
         self.database.hold(claim.id.as_str(), session);
-        let mut node_deadlines = NodeDeadlines::new(1);
-        node_deadlines.confirm(0, deadline);
-        let (broken_until, unanswered) = (clock::now(), NodeSet::EMPTY);
-        Ok(Answer::Granted(Grant {
-            token: FencingToken(token),
-            node_deadlines,
-            provisional: false,
-            in_flight: InFlight { broken_until, unanswered, unanswered_until: broken_until },
-            may_hold: NodeSet::single(0),
-            queue_entry: String::new(),
-        }))
+        Ok(Answer::Granted(Grant::of_one_server(token, deadline, clock::now())))
     }
 
     fn not_granted(

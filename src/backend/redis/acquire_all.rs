@@ -7,9 +7,8 @@ use super::{
 use crate::{
     backend::{AllAnswer, AllOutcome, AllRequest, error::BackendError},
     core::{
-        claim::{Grant, InFlight, Residue},
-        quorum::{NodeDeadlines, NodeSet},
-        token::FencingToken,
+        claim::{Grant, Residue},
+        quorum::NodeSet,
         validity::{deadline_from_sent, request_timeout},
     },
     sys::clock::{self, Moment},
@@ -47,7 +46,7 @@ pub(crate) fn acquire_all_on_one_server(
         Ok(Exchange { sent, reply: AcquireAllReply::Held { tokens, .. } }) => {
             let until = deadline_from_sent(sent, ttl);
             if until > clock::now() {
-                let grant = |token| grant(token, until, broken_until);
+                let grant = |token| Grant::of_one_server(token, until, broken_until);
                 let grants = tokens.into_iter().map(grant).collect();
                 return AllAnswer { outcome: AllOutcome::Granted(grants), residue: None };
             }
@@ -71,18 +70,4 @@ pub(crate) fn acquire_all_on_one_server(
 
 fn timed_out(outcome_unknown: bool) -> BackendError {
     BackendError::Node(NodeError { outcome_unknown, kind: NodeErrorKind::TimedOut })
-}
-
-fn grant(token: u64, until: Moment, broken_until: Moment) -> Grant {
-    let mut node_deadlines = NodeDeadlines::new(1);
-    node_deadlines.confirm(0, until);
-    let unanswered = NodeSet::EMPTY;
-    Grant {
-        token: FencingToken(token),
-        node_deadlines,
-        provisional: false,
-        in_flight: InFlight { broken_until, unanswered, unanswered_until: broken_until },
-        may_hold: NodeSet::single(0),
-        queue_entry: String::new(),
-    }
 }

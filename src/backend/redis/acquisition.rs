@@ -14,10 +14,9 @@ use crate::{
         error::BackendError,
     },
     core::{
-        claim::{Grant, GrantNotice, InFlight, Residue},
+        claim::{Grant, GrantNotice, Residue},
         clock_sample::ClockSample,
-        quorum::{NodeDeadlines, NodeSet},
-        token::FencingToken,
+        quorum::NodeSet,
         validity::{
             deadline_from_grant, deadline_from_sent, needs_immediate_confirmation, request_timeout,
         },
@@ -211,21 +210,8 @@ impl<'a, S: ClaimServer> RedisAcquisition<'a, S> {
     }
 
     fn grant(&self, token: u64, deadline: Moment, provisional: bool) -> Grant {
-        let mut node_deadlines = NodeDeadlines::new(1);
-        node_deadlines.confirm(0, deadline);
-        let in_flight = InFlight {
-            broken_until: self.broken_until,
-            unanswered: NodeSet::EMPTY,
-            unanswered_until: self.broken_until,
-        };
-        Grant {
-            token: FencingToken(token),
-            node_deadlines,
-            provisional,
-            in_flight,
-            may_hold: NodeSet::single(0),
-            queue_entry: self.entry_left(),
-        }
+        let grant = Grant::of_one_server(token, deadline, self.broken_until);
+        Grant { provisional, queue_entry: self.entry_left(), ..grant }
     }
 
     /// The queue entry, if the server may still have it or a late request may add it; or empty.

@@ -7,11 +7,9 @@ use super::{
 use crate::{
     backend::{Passed, error::BackendError},
     core::{
-        claim::{Claim, Grant, InFlight},
+        claim::{Claim, Grant},
         id::LockId,
         lock_lost::LockLost,
-        quorum::{NodeDeadlines, NodeSet},
-        token::FencingToken,
         validity::deadline_from_sent,
     },
     sys::clock::{self, Moment},
@@ -38,17 +36,8 @@ pub(crate) fn adopt_on_one_server(
     let Exchange { sent, reply } = result.map_err(BackendError::Node)?;
     match reply {
         AdoptReply::Held { token, .. } => {
-            let mut node_deadlines = NodeDeadlines::new(1);
-            node_deadlines.confirm(0, deadline_from_sent(sent, claim.ttl));
-            let unanswered = NodeSet::EMPTY;
-            Ok(Passed::To(Grant {
-                token: FencingToken(token),
-                node_deadlines,
-                provisional: false,
-                in_flight: InFlight { broken_until, unanswered, unanswered_until: broken_until },
-                may_hold: NodeSet::single(0),
-                queue_entry: String::new(),
-            }))
+            let deadline = deadline_from_sent(sent, claim.ttl);
+            Ok(Passed::To(Grant::of_one_server(token, deadline, broken_until)))
         }
         AdoptReply::Gone => Ok(Passed::Lost(LockLost::Gone)),
         AdoptReply::HeldByOther(by) => Ok(Passed::Lost(LockLost::Taken { by })),

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     backend::{Inspection, Passed, error::BackendError},
     core::{
-        claim::{Grant, whole_ms},
+        claim::whole_ms,
         holder::Holder,
         key::LockKey,
         kind::{LockKind, is_group},
@@ -61,14 +61,7 @@ pub(crate) fn downgrade_on_one_server(
         DowngradeReply::Done => {
             let mut node_deadlines = NodeDeadlines::new(1);
             node_deadlines.confirm(0, deadline_from_sent(sent, ttl));
-            Passed::To(Grant {
-                token: lease.token,
-                node_deadlines,
-                provisional: false,
-                in_flight: lease.in_flight,
-                may_hold: lease.may_hold(),
-                queue_entry: lease.queue_entry.clone(),
-            })
+            Passed::To(lease.granted_until(node_deadlines))
         }
         DowngradeReply::Gone => Passed::Lost(LockLost::Gone),
         DowngradeReply::HeldByOther(by) => Passed::Lost(LockLost::Taken { by: Box::new(by) }),

@@ -14,7 +14,7 @@ use crate::{
         },
     },
     core::{
-        claim::{Claim, Grant, whole_ms},
+        claim::{Claim, whole_ms},
         holder::Holder,
         kind::{HeldBy, LockKind},
         lease::Lease,
@@ -87,14 +87,7 @@ impl Redlock {
                 _ => {}
             }
         }
-        Ok(Passed::To(Grant {
-            token: lease.token,
-            node_deadlines,
-            provisional: false,
-            in_flight: lease.in_flight,
-            may_hold: lease.may_hold(),
-            queue_entry: lease.queue_entry.clone(),
-        }))
+        Ok(Passed::To(lease.granted_until(node_deadlines)))
     }
 
     /// Lists the members that a quorum reports, of each of these locks.
