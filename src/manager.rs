@@ -13,6 +13,7 @@ use std::{
 
 use crate::{
     config::{Config, LockOptions},
+    core::detached::Detached,
     error::{LockError, Result},
     fallible_once::FallibleOnce,
     guard::LockGuard,
@@ -263,6 +264,22 @@ impl RedisMgr {
     pub fn release_lock(&self, name: &str, id: &str) -> Result<bool> {
         let inner = self.handle.inner()?;
         Ok(inner.release_by_id(&inner.key(name)?, id)? == Released::Released)
+    }
+
+    /// Takes over a lock that its holder has [detached](LockGuard::detach), under another id and
+    /// with a new, larger fencing token. The lock is renewed from here on. Only one successor can
+    /// have it, and late requests of the former holder have no effect. Blocks for one round trip,
+    /// at most for one [operation timeout](Config::operation_timeout).
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Lost`] if the lock has expired, or if another client has it, such as a successor
+    /// that was faster. [`LockError::InvalidOptions`] with [several nodes](Config::nodes).
+    /// [`LockError::Unavailable`] if the server does not reply; the lock may then stay held until it
+    /// expires.
+    pub fn adopt(&self, detached: &Detached) -> Result<LockGuard> {
+        let held = self.handle.inner()?.adopt(detached)?;
+        Ok(LockGuard::new(held, self.handle.clone()))
     }
 
     /// Checks that the server replies, and returns the round-trip time. Useful at start-up. Blocks

@@ -1,5 +1,7 @@
 //! How several locks are acquired in one request.
 
+use std::time::Duration;
+
 use super::{HeldLock, ManagerInner, acquire::Acquired};
 use crate::{
     config::LockOptions,
@@ -48,7 +50,7 @@ impl ManagerInner {
             && params.cancel.as_ref().is_some_and(CancelToken::is_cancelled)
         {
             let name = claim.key.name().to_owned();
-            let error = LockError::Cancelled { name, waited: std::time::Duration::ZERO };
+            let error = LockError::Cancelled { name, waited: Duration::ZERO };
             self.report_not_acquired(&claims, spans, &error);
             return Err(error);
         }
