@@ -1,4 +1,4 @@
-//! The cost of waiting: many threads of one process wait for a lock that stays held.
+//! The cost of waiting at the server: many waiters of one process wait for a lock that stays held.
 
 use std::{thread, time::Duration};
 
@@ -53,7 +53,9 @@ pub(crate) fn row(scale: Scale) -> Result<Vec<Figure>> {
 /// Waits in many threads until the manager is shut down.
 pub(crate) fn work(side: &WorkerSide) -> Result<()> {
     let threads: usize = side.arg("threads").parse()?;
-    let mgr = RedisMgr::new(Config::new(side.arg("url")))?;
+    // Otherwise only one thread of the process would wait at the server.
+    let config = Config::new(side.arg("url")).local_handover(Duration::ZERO);
+    let mgr = RedisMgr::new(config)?;
     thread::scope(|scope| {
         let waiters: Vec<_> = (0..threads).map(|_| scope.spawn(|| mgr.lock("held"))).collect();
         let message = side.hear();
