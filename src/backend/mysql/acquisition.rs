@@ -212,8 +212,15 @@ impl<'a> MySqlAcquisition<'a> {
                 self.session = Some(session);
                 return Ok(Answer::Undecided);
             }
+            RowResult::Unchanged if self.may_ask_again() => {
+                // A request that does not wait tells why.
+                self.was_busy = false;
+                session.forget_wait();
+                self.session = Some(session);
+                return Ok(Answer::Undecided);
+            }
             RowResult::Interrupted(error) => return Err(refusal(&error)),
-            RowResult::Absent | RowResult::Acquired(_) => {
+            RowResult::Unchanged | RowResult::Absent | RowResult::Acquired(_) => {
                 return Err(unexpected("it does not keep the rows of locks"));
             }
             RowResult::Failed(error) => return Err(error),

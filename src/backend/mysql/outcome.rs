@@ -19,6 +19,8 @@ pub(super) enum RowResult {
     Busy,
     /// There is no such row yet.
     Absent,
+    /// An update without a look has changed nothing: there is no such row, or it has a holder.
+    Unchanged,
     /// The server has rolled the transaction back, or somebody has ended the statement. Asking
     /// again may help.
     Interrupted(ServerError),
@@ -52,7 +54,8 @@ pub(super) fn row_result(reply: Vec<StatementResult>) -> RowResult {
     }
     match (found, set) {
         // Even if there was no row at first: another client has created it meanwhile.
-        (Some(_), Some((1, token))) => RowResult::Acquired(token),
+        (_, Some((1, token))) => RowResult::Acquired(token),
+        (None, Some((0, _))) => RowResult::Unchanged,
         (Some(false), _) => RowResult::Absent,
         // Nobody else can have set the holder of a row that we have locked.
         (Some(true), Some((0, _))) => {
@@ -276,6 +279,9 @@ mod tests {
         assert!(matches!(absent, RowResult::Absent));
         let created_meanwhile = row_result(vec![begun(), found(&[], true), done(1, 7, true)]);
         assert!(matches!(created_meanwhile, RowResult::Acquired(7)));
+        let updated = row_result(vec![begun(), done(1, 7, true)]);
+        assert!(matches!(updated, RowResult::Acquired(7)));
+        assert!(matches!(row_result(vec![begun(), done(0, 0, true)]), RowResult::Unchanged));
         assert!(
             check_created(&[refused(1205)]).is_ok() && check_created(&[refused(1142)]).is_err()
         );

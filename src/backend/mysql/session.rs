@@ -62,6 +62,10 @@ impl Session {
         self.waited_for = Some((name.into(), clock::now()));
     }
 
+    pub(super) fn forget_wait(&mut self) {
+        self.waited_for = None;
+    }
+
     /// Whether the lock is probably held again, and the connection works, so that the next request
     /// can wait.
     pub(super) fn has_just_waited_for(&self, name: &str) -> bool {

@@ -85,11 +85,13 @@ impl Table {
 
     /// Acquires the lock if nobody holds its row, in one request.
     pub(super) fn try_acquire(&self, name: &str, id: &str) -> String {
-        let (select, set_holder) = (self.select_row("", name), self.set_holder(name, id));
+        let (select, set_holder) = (self.select_row("", name), self.set_holder("", name, id));
         format!("BEGIN;{select} NOWAIT;{set_holder}")
     }
 
-    /// Acquires the lock after a wait for its row, in the server's queue.
+    /// Acquires the lock after a wait for its row, in the server's queue. In MariaDB the update
+    /// itself waits, so that the lock is ours with the first statement after the wait. MySQL limits
+    /// only the time of SELECT statements.
     pub(super) fn await_row(
         &self,
         name: &str,
@@ -99,17 +101,17 @@ impl Table {
     ) -> String {
         let mark = format!("/* {WAIT_MARK}{} {} */ ", Hex(name.as_bytes()), Hex(id.as_bytes()));
         let limit = limit.map(|limit| limit.clamp(LIMIT_MIN, LIMIT_MAX));
-        let (before, hint) = match limit {
-            None => (String::new(), String::new()),
-            Some(limit) if is_mariadb => {
-                (format!("SET STATEMENT max_statement_time={} FOR ", seconds(limit)), String::new())
-            }
-            Some(limit) => {
-                (String::new(), format!("/*+ MAX_EXECUTION_TIME({}) */ ", limit.as_millis()))
-            }
-        };
+        if is_mariadb {
+            let limit = limit.map_or(String::new(), |limit| {
+                format!("SET STATEMENT max_statement_time={} FOR ", seconds(limit))
+            });
+            return format!("BEGIN;{limit}{}", self.set_holder(&mark, name, id));
+        }
+        let hint = limit.map_or(String::new(), |limit| {
+            format!("/*+ MAX_EXECUTION_TIME({}) */ ", limit.as_millis())
+        });
         let select = self.select_row(&(hint + &mark), name);
-        format!("BEGIN;{before}{select};{}", self.set_holder(name, id))
+        format!("BEGIN;{select};{}", self.set_holder("", name, id))
     }
 
     fn select_row(&self, comments: &str, name: &str) -> String {
@@ -121,9 +123,9 @@ impl Table {
     /// microseconds keeps tokens rising where a transaction is rolled back, which brings back the
     /// last token. The number of the result is the token. If a row has a holder already, it is not
     /// locked, because the table has been replaced by one without row locks.
-    fn set_holder(&self, name: &str, id: &str) -> String {
+    fn set_holder(&self, comment: &str, name: &str, id: &str) -> String {
         format!(
-            "UPDATE {} SET token=LAST_INSERT_ID(GREATEST(token+1,\
+            "UPDATE {comment}{} SET token=LAST_INSERT_ID(GREATEST(token+1,\
              CAST(UNIX_TIMESTAMP(NOW(6))*1000000 AS UNSIGNED))),holder=x'{}',conn=CONNECTION_ID() \
              WHERE name=x'{}' AND holder=''",
             self.0,
@@ -301,16 +303,19 @@ mod tests {
     #[test]
     fn limit_of_a_wait_is_never_taken_for_none() {
         let limited = |limit, is_mariadb| table().await_row("x", "id", Some(limit), is_mariadb);
-        assert!(limited(Duration::ZERO, true).contains("max_statement_time=0.001000 FOR SELECT"));
+        assert!(limited(Duration::ZERO, true).contains("max_statement_time=0.001000 FOR UPDATE"));
         assert!(limited(Duration::ZERO, false).contains("SELECT /*+ MAX_EXECUTION_TIME(1) */ /*"));
         assert!(limited(Duration::MAX, false).contains("(3600000000)"));
     }
 
     #[test]
     fn waiter_is_recognized_by_its_statement() {
-        let statement = table().await_row("a b", "me|1", Some(Duration::from_secs(1)), true);
-        let found = waiting_for(statement.as_bytes()).unwrap();
-        assert_eq!(found, (b"a b".to_vec(), b"me|1".to_vec()));
+        for is_mariadb in [true, false] {
+            let limit = Some(Duration::from_secs(1));
+            let statement = table().await_row("a b", "me|1", limit, is_mariadb);
+            let found = waiting_for(statement.as_bytes()).unwrap();
+            assert_eq!(found, (b"a b".to_vec(), b"me|1".to_vec()));
+        }
         assert_eq!(waiting_for(list_waiting().as_bytes()), None);
         for other in ["", "SELECT 1", "/* distlock wait 6 6 */", "/* distlock wait zz 61 */"] {
             assert_eq!(waiting_for(other.as_bytes()), None, "{other}");
