@@ -273,10 +273,10 @@ impl RedisMgr {
     ///
     /// # Errors
     ///
-    /// [`LockError::Lost`] if the lock has expired, or if another client has it, such as a successor
-    /// that was faster. [`LockError::InvalidOptions`] with [several nodes](Config::nodes).
-    /// [`LockError::Unavailable`] if the server does not reply; the lock may then stay held until it
-    /// expires.
+    /// [`LockError::Lost`] if the lock has expired, or if another client has it, such as a
+    /// successor that was faster. [`LockError::InvalidOptions`] with [several
+    /// nodes](Config::nodes). [`LockError::Unavailable`] if the server does not reply; the lock may
+    /// then stay held until it expires.
     pub fn adopt(&self, detached: &Detached) -> Result<LockGuard> {
         let held = self.handle.inner()?.adopt(detached)?;
         Ok(LockGuard::new(held, self.handle.clone()))

@@ -213,7 +213,7 @@ impl<'a> MySqlAcquisition<'a> {
                 return Ok(Answer::Undecided);
             }
             RowResult::Unchanged if self.may_ask_again() => {
-                // A request that does not wait tells why.
+                // A request that does not wait returns the reason.
                 self.was_busy = false;
                 session.forget_wait();
                 self.session = Some(session);
