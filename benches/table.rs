@@ -90,6 +90,7 @@ const ROWS: &[(&str, Row)] = &[
     ("events", events::row),
     ("contended_2", contention::contended_2),
     ("contended_n", contention::contended_n),
+    ("polling", contention::polling),
     ("handoff", contention::handoff),
     ("commands", contention::commands),
     ("waiting", waiting::row),

@@ -8,6 +8,7 @@ use crate::{
     Result, cluster,
     holds::write_down,
     measure::{now, pause},
+    raw::Raw,
     raw_mysql,
     support::WorkerSide,
 };
@@ -24,11 +25,13 @@ pub(crate) fn work(side: &WorkerSide) -> Result<()> {
     side.say("ready");
     let until = Duration::from_nanos(side.hear().ok_or("the time to stop is missing")?.parse()?);
     let records = Mutex::new(String::new());
-    let is_raw = side.try_arg("raw").is_some();
+    let (is_raw, polls) = (side.try_arg("raw").is_some(), side.try_arg("polls").is_some());
     let done: Result<Vec<()>> = thread::scope(|scope| {
         let contend = || {
             let done = if is_raw {
                 contend_raw(&urls, until, &records)
+            } else if polls {
+                contend_polling(&urls, hold, until, &records)
             } else {
                 contend(&*mgr, hold, until, &records)
             };
@@ -66,6 +69,32 @@ fn contend(
         // On a busy machine the lock may have been lost. The row reports that.
         let _: Released = guard.release()?;
         holds.push((token.as_u64(), acquired, released, acquired - started, was_held));
+    }
+    write_down(holds, records)
+}
+
+/// The same with `SET NX PX` each millisecond. Such locks have no tokens; the time of the
+/// acquisition has the same order.
+fn contend_polling(
+    url: &str,
+    hold: Duration,
+    until: Duration,
+    records: &Mutex<String>,
+) -> Result<()> {
+    let mut raw = Raw::connect(url)?;
+    let mut holds = Vec::new();
+    while now() < until {
+        let pair = raw.pair("lock:polled");
+        let started = now();
+        raw.poll(&pair)?;
+        let acquired = now();
+        if !hold.is_zero() {
+            pause(hold);
+        }
+        let released = now();
+        raw.release(&pair)?;
+        let token = u64::try_from(acquired.as_nanos())?;
+        holds.push((token, acquired, released, acquired - started, true));
     }
     write_down(holds, records)
 }

@@ -32,6 +32,8 @@ struct Contest {
     window: Duration,
     /// Each process names the nodes in another order.
     mixed_orders: bool,
+    /// The contenders ask each millisecond, without the library.
+    polls: bool,
     scale: Scale,
 }
 
@@ -84,8 +86,8 @@ impl Snapshot {
 impl Contest {
     fn new(processes: usize, scale: Scale) -> Contest {
         let window = scale.pick(Duration::from_secs(5), Duration::from_millis(100));
-        let (nodes, threads, hold) = (1, 1, Duration::ZERO);
-        Contest { nodes, processes, threads, hold, window, mixed_orders: false, scale }
+        let (nodes, threads, hold, mixed_orders, polls) = (1, 1, Duration::ZERO, false, false);
+        Contest { nodes, processes, threads, hold, window, mixed_orders, polls, scale }
     }
 
     fn run(self) -> Result<Outcome> {
@@ -149,13 +151,15 @@ impl Contest {
 
     fn spawn(&self, cluster: &Cluster, folder: &Path, process: usize) -> Worker {
         let first = if self.mixed_orders { process % self.nodes } else { 0 };
-        let args = [
+        let mut args = vec![
             ("urls", cluster.urls_from(first)),
             ("threads", self.threads.to_string()),
             ("hold_us", self.hold.as_micros().to_string()),
             ("out", folder.join(process.to_string()).display().to_string()),
         ];
-        Worker::spawn(ROLE, &args.each_ref().map(|(key, value)| (*key, value.as_str())))
+        args.extend(self.polls.then(|| ("polls", "1".to_owned())));
+        let args: Vec<_> = args.iter().map(|(key, value)| (*key, value.as_str())).collect();
+        Worker::spawn(ROLE, &args)
     }
 }
 
@@ -225,6 +229,28 @@ pub(crate) fn contended_n(scale: Scale) -> Result<Vec<Figure>> {
     let mut figures = Contest::new(scale.pick(8, 3), scale).run()?.all("8 processes");
     if let Scale::Full = scale {
         figures.extend(Contest::new(32, scale).run()?.all("32 processes"));
+    }
+    Ok(figures)
+}
+
+/// Waiting in the queue, compared with asking each millisecond: rate and fairness.
+pub(crate) fn polling(scale: Scale) -> Result<Vec<Figure>> {
+    let mut figures = Vec::new();
+    for (what, hold) in [("8 processes", 0), ("8 processes, held 1 ms", 1)] {
+        let hold = Duration::from_millis(hold);
+        let contest = Contest { hold, ..Contest::new(scale.pick(8, 3), scale) };
+        let (ours, polled) = (contest.run()?, Contest { polls: true, ..contest }.run()?);
+        let share = |outcome: &Outcome| number(outcome.fewest / outcome.most);
+        figures.extend([
+            Figure::new(format!("locks, {what}"), per_second(ours.locks, ours.window))
+                .compare(per_second(polled.locks, polled.window), "SET NX PX each ms")
+                .at_least_raw_times(1.0),
+            Figure::new("  fewest/most locks per process", share(&ours))
+                .compare(share(&polled), "the same")
+                .at_least(0.95),
+            Figure::new("  time to acquire, longest", micros(ours.wait.max()))
+                .compare(micros(polled.wait.max()), "the same"),
+        ]);
     }
     Ok(figures)
 }

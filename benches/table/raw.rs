@@ -6,8 +6,10 @@ use redis::{Cmd, ConnectionLike, IntoConnectionInfo, Value, io::tcp::TcpSettings
 
 use crate::{
     Result,
-    measure::{Times, now},
+    measure::{Times, now, pause},
 };
+
+const POLL_PAUSE: Duration = Duration::from_millis(1);
 
 const COMPARE_AND_DELETE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then return \
                                   redis.call('DEL', KEYS[1]) else return 0 end";
@@ -57,6 +59,21 @@ impl Raw {
         match (acquired, released) {
             (Value::Okay, Value::Int(1)) => Ok((locked - started, ended - locked)),
             other => Err(format!("unexpected replies to the raw commands: {other:?}").into()),
+        }
+    }
+
+    /// Acquires the lock of a pair by asking again each millisecond.
+    pub(crate) fn poll(&mut self, pair: &Pair) -> Result<()> {
+        while self.connection.req_packed_command(&pair.acquire)? != Value::Okay {
+            pause(POLL_PAUSE);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn release(&mut self, pair: &Pair) -> Result<()> {
+        match self.connection.req_packed_command(&pair.release)? {
+            Value::Int(1) => Ok(()),
+            other => Err(format!("unexpected reply to the raw release: {other:?}").into()),
         }
     }
 

@@ -52,7 +52,9 @@ enum Limit {
     Below(f64),
     AtLeast(f64),
     /// At most this multiple of the raw value.
-    RawTimes(f64),
+    AtMostRawTimes(f64),
+    /// At least this multiple of the raw value.
+    AtLeastRawTimes(f64),
     /// Equal to the raw value, with this relative tolerance.
     SameAsRaw(f64),
 }
@@ -88,7 +90,11 @@ impl Figure {
     }
 
     pub(crate) fn at_most_raw_times(self, limit: f64) -> Figure {
-        Figure { limit: Some(Limit::RawTimes(limit)), ..self }
+        Figure { limit: Some(Limit::AtMostRawTimes(limit)), ..self }
+    }
+
+    pub(crate) fn at_least_raw_times(self, limit: f64) -> Figure {
+        Figure { limit: Some(Limit::AtLeastRawTimes(limit)), ..self }
     }
 
     pub(crate) fn same_as_raw(self, tolerance: f64) -> Figure {
@@ -102,7 +108,8 @@ impl Figure {
             Some(Limit::AtMost(limit)) => format!("at most {}", unit(*limit)),
             Some(Limit::Below(limit)) => format!("below {}", unit(*limit)),
             Some(Limit::AtLeast(limit)) => format!("at least {}", unit(*limit)),
-            Some(Limit::RawTimes(limit)) => format!("at most {limit:.2} x raw"),
+            Some(Limit::AtMostRawTimes(limit)) => format!("at most {limit:.2} x raw"),
+            Some(Limit::AtLeastRawTimes(limit)) => format!("at least {limit:.2} x raw"),
             Some(Limit::SameAsRaw(tolerance)) => {
                 format!("equal to raw, within {} %", tolerance * 100.0)
             }
@@ -117,7 +124,8 @@ impl Figure {
             None => return String::new(),
             Some(Limit::AtMost(limit) | Limit::Below(limit)) => (value - limit, limit),
             Some(Limit::AtLeast(limit)) => (limit - value, limit),
-            Some(Limit::RawTimes(limit)) => (value - limit * raw, limit * raw),
+            Some(Limit::AtMostRawTimes(limit)) => (value - limit * raw, limit * raw),
+            Some(Limit::AtLeastRawTimes(limit)) => (limit * raw - value, limit * raw),
             Some(Limit::SameAsRaw(tolerance)) => ((value - raw).abs() - tolerance * raw, raw),
         };
         let is_met =

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use distlock::{Config, RedisMgr};
+use distlock::{Config, LockManager, RedisMgr};
 
 use crate::{
     Result, Scale,
@@ -22,15 +22,21 @@ pub(crate) fn row(scale: Scale) -> Result<Vec<Figure>> {
     let config = Config::new(server.url());
     let pinned = Placement::different_cores(&[server.pid()])?;
     let place = if pinned.is_some() { "server on another core" } else { "one core" };
-    let mut figures = compare(&server, config.clone(), scale)?.figures(place);
+    let mut figures = compare(&server, config.clone(), lock_and_release, scale)?.figures(place);
     // The raw connection does not spin while it waits for a reply.
     figures.push(
-        compare(&server, config.clone().spin(Duration::ZERO), scale)?
+        compare(&server, config.clone().spin(Duration::ZERO), lock_and_release, scale)?
             .figure("  the same without spinning, p50".to_owned()),
+    );
+    figures.push(
+        compare(&server, config.clone(), lock_and_release_later, scale)?
+            .figure("  the same with release_later, p50".to_owned())
+            .at_most_raw_times(0.75),
     );
     drop(pinned);
     let pinned = Placement::same_core(&[server.pid()])?;
-    figures.extend(compare(&server, config.clone(), scale)?.figures("server on the same core"));
+    let same_core = compare(&server, config.clone(), lock_and_release, scale)?;
+    figures.extend(same_core.figures("server on the same core"));
     drop(pinned);
     figures.push(server_time(&server, config, scale)?);
     Ok(figures)
@@ -65,6 +71,16 @@ fn server_time(server: &RedisServer, config: Config, scale: Scale) -> Result<Fig
         .compare(micros(raw), "SET NX PX, EVALSHA"))
 }
 
+/// Acquires a lock, and releases it without waiting for the reply, which the next request then
+/// reads.
+fn lock_and_release_later(mgr: &dyn LockManager) -> Result<(Duration, Duration)> {
+    let started = now();
+    let guard = mgr.lock("ours")?;
+    let locked = now();
+    guard.release_later();
+    Ok((locked - started, now() - locked))
+}
+
 struct Comparison {
     raw: Totals,
     ours: Totals,
@@ -72,7 +88,12 @@ struct Comparison {
     ratios: Vec<f64>,
 }
 
-fn compare(server: &RedisServer, config: Config, scale: Scale) -> Result<Comparison> {
+fn compare(
+    server: &RedisServer,
+    config: Config,
+    pair: fn(&dyn LockManager) -> Result<(Duration, Duration)>,
+    scale: Scale,
+) -> Result<Comparison> {
     let (min_pairs, min_time) =
         scale.pick((20_000, Duration::from_secs(10)), (BLOCK as u64, Duration::ZERO));
     let mgr = RedisMgr::new(config)?;
@@ -89,7 +110,7 @@ fn compare(server: &RedisServer, config: Config, scale: Scale) -> Result<Compari
                 connection.run(&pairs.pop().ok_or("the block needs more pairs than prepared")?)
             })
         };
-        let mut our_block = || ours.block(|| lock_and_release(&mgr));
+        let mut our_block = || ours.block(|| pair(&mgr));
         // The order alternates.
         let (raw_p50, our_p50) = if ratios.len() % 2 == 0 {
             (raw_block()?, our_block()?)
