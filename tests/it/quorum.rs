@@ -2,6 +2,7 @@
 
 mod contenders;
 mod fencing;
+mod handover;
 mod late_replies;
 mod leases;
 mod membership;
