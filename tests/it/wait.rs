@@ -3,7 +3,7 @@
 mod cancel;
 mod frozen;
 mod giving_up;
-mod handover;
+pub(crate) mod handover;
 mod killed;
 mod subscription;
 mod yielding;

@@ -1,17 +1,12 @@
 //! A lock over several nodes passes from thread to thread of a process without the nodes.
 
-use std::{
-    sync::atomic::{AtomicBool, Ordering},
-    thread,
-};
-
 use distlock::RedisMgr;
-use parking_lot::Mutex;
 
 use super::{config_long_timeouts, key, manager, quorum, wait_until_free_everywhere, warm_up};
 use crate::{
     helpers::{FENCE, SECOND, UnwrapReleased},
     support::Nodes,
+    wait::handover::lock_in_turn,
 };
 
 /// The nodes that grant the lock next may be others, and their tokens are larger nevertheless than
@@ -35,23 +30,7 @@ fn threads_pass_a_lock_on_without_the_nodes() {
     let mut last = None;
     for failed in [3, 4] {
         let before = calls();
-        let (tokens, inside) = (Mutex::new(Vec::new()), AtomicBool::new(false));
-        thread::scope(|scope| {
-            for _ in 0..THREADS {
-                scope.spawn(|| {
-                    for _ in 0..ROUNDS {
-                        let guard = mgr.lock("x").unwrap();
-                        assert!(!inside.swap(true, Ordering::SeqCst), "two holders");
-                        tokens.lock().push(guard.fencing_token());
-                        assert!(guard.is_held());
-                        assert!(inside.swap(false, Ordering::SeqCst));
-                        guard.release().unwrap().unwrap_released();
-                    }
-                });
-            }
-        });
-        let tokens = tokens.into_inner();
-        assert!(tokens.is_sorted_by(|one, next| one < next), "tokens do not rise");
+        let tokens = lock_in_turn(&mgr, THREADS, ROUNDS);
         assert!(last < tokens.first().copied(), "the first one is not larger than the last");
         let (calls, locks) = (calls() - before, THREADS * ROUNDS);
         assert!(calls < locks as u64, "{calls} calls for {locks} locks");

@@ -9,7 +9,9 @@ use std::{
     time::Duration,
 };
 
-use distlock::{CancelToken, Config, LockError, LockGuard, LockLost, LockOptions, RedisMgr};
+use distlock::{
+    CancelToken, Config, FencingToken, LockError, LockGuard, LockLost, LockOptions, RedisMgr,
+};
 use parking_lot::Mutex;
 
 use crate::{
@@ -33,19 +35,14 @@ fn script_calls(server: &RedisServer) -> u64 {
     server.calls("evalsha") + server.calls("eval")
 }
 
-/// Promise: P3
-#[test]
-fn threads_pass_a_lock_on_without_the_server() {
-    const THREADS: usize = 4;
-    const ROUNDS: usize = 200;
-    let server = RedisServer::start();
-    let mgr = RedisMgr::new(config_long_window(&server)).unwrap();
-    let before = script_calls(&server);
+/// Lets threads acquire and release a lock, each so many times. Returns the tokens, which rise.
+#[track_caller]
+pub(crate) fn lock_in_turn(mgr: &RedisMgr, threads: usize, rounds: usize) -> Vec<FencingToken> {
     let (tokens, inside) = (Mutex::new(Vec::new()), AtomicBool::new(false));
     thread::scope(|scope| {
-        for _ in 0..THREADS {
+        for _ in 0..threads {
             scope.spawn(|| {
-                for _ in 0..ROUNDS {
+                for _ in 0..rounds {
                     let guard = mgr.lock("x").unwrap();
                     assert!(!inside.swap(true, Ordering::SeqCst), "two holders");
                     tokens.lock().push(guard.fencing_token());
@@ -58,6 +55,18 @@ fn threads_pass_a_lock_on_without_the_server() {
     });
     let tokens = tokens.into_inner();
     assert!(tokens.is_sorted_by(|one, next| one < next), "tokens do not rise");
+    tokens
+}
+
+/// Promise: P3
+#[test]
+fn threads_pass_a_lock_on_without_the_server() {
+    const THREADS: usize = 4;
+    const ROUNDS: usize = 200;
+    let server = RedisServer::start();
+    let mgr = RedisMgr::new(config_long_window(&server)).unwrap();
+    let before = script_calls(&server);
+    let tokens = lock_in_turn(&mgr, THREADS, ROUNDS);
     assert_eq!((get(&server, LOCK), get(&server, &token_key("x"))), (None, None));
     // The next grant of the server has a larger token.
     let next = manager(&server).try_lock("x").unwrap();
