@@ -15,9 +15,9 @@ use crate::{
         token::FencingToken,
     },
     error::{LockError, Result},
-    inner::{HandedOver, HeldLock, ManagerHandle, ManagerInner},
     local::LocalHold,
     lock_info::Released,
+    manager::{HandedOver, HeldLock, Manager, ManagerHandle},
     observe::HoldSpan,
     renew::{Registration, RenewalPlan},
     sys::{
@@ -214,10 +214,10 @@ impl LockGuard {
         inner.extend(&self.lease, registration, ttl)
     }
 
-    fn renewable(&self) -> Result<(&Registration, &ManagerInner)> {
+    fn renewable(&self) -> Result<(&Registration, &Manager)> {
         self.ensure_held()?;
         match (&self.registration, &self.manager) {
-            (Some((registration, ..)), Some(manager)) => Ok((registration, manager.inner()?)),
+            (Some((registration, ..)), Some(manager)) => Ok((registration, manager.manager()?)),
             _ => Err(LockError::Shutdown),
         }
     }
@@ -324,7 +324,7 @@ impl LockGuard {
     pub(crate) fn downgrade(mut self) -> Result<LockGuard> {
         self.ensure_held()?;
         let Some((held, manager)) = self.take_parts() else { return Err(LockError::Forked) };
-        let held = manager.inner()?.downgrade(held)?;
+        let held = manager.manager()?.downgrade(held)?;
         Ok(LockGuard::new(held, manager))
     }
 
@@ -368,10 +368,10 @@ impl Drop for LockGuard {
 /// before.
 fn release_and_maybe_shut_down<T>(
     manager: Arc<ManagerHandle>,
-    release: impl FnOnce(&ManagerInner, Duration) -> T,
+    release: impl FnOnce(&Manager, Duration) -> T,
 ) -> Option<T> {
     let started = clock::now();
-    let inner = manager.inner_unless_forked()?;
+    let inner = manager.manager_unless_forked()?;
     let timeout = inner.operation_timeout();
     let release_timeout = if Arc::strong_count(&manager) == 1 { timeout / 2 } else { timeout };
     let released = release(inner, release_timeout);

@@ -196,7 +196,7 @@ mod core;
 mod error;
 mod fallible_once;
 mod guard;
-mod inner;
+
 mod local;
 mod lock_info;
 mod lock_manager;
@@ -205,6 +205,7 @@ mod multi_guard;
 #[cfg(feature = "mysql")]
 mod mysql_manager;
 mod observe;
+mod redis_manager;
 mod reentrant;
 mod renew;
 mod rw_lock;
@@ -239,7 +240,6 @@ pub use crate::{
     guard::LockGuard,
     lock_info::{LockInfo, QueuedWaiter, Released},
     lock_manager::LockManager,
-    manager::RedisMgr,
     multi_guard::MultiGuard,
     observe::{
         event::{
@@ -249,6 +249,7 @@ pub use crate::{
         },
         metrics::{LockMetrics, Metrics, Timing},
     },
+    redis_manager::RedisMgr,
     reentrant::ReentrantGuard,
     rw_lock::{ReadGuard, RwLock, WriteGuard},
     semaphore::{Permit, Semaphore},

@@ -1,368 +1,301 @@
-//! `RedisMgr`: the lock manager, as an ordinary value and as a process-wide singleton.
+//! The parts of a manager and how they work together. A lock begins in [`Manager::acquire`]
+//! and ends in [`Manager::release`].
 
-mod inspect;
-mod several;
-mod shared;
+mod acquire;
+mod acquire_all;
+mod by_id;
+mod downgrade;
+mod handle;
+mod handover;
+mod pass;
+mod release;
+mod renew;
+mod wait_limit;
 
 use std::{
-    fmt,
-    panic::{RefUnwindSafe, UnwindSafe},
-    sync::Arc,
+    io::{self, ErrorKind},
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
+use self::by_id::LocksById;
+pub(crate) use self::{handle::ManagerHandle, handover::HandedOver};
 use crate::{
-    config::{Config, LockOptions},
-    core::detached::Detached,
-    error::{LockError, Result},
-    fallible_once::FallibleOnce,
-    guard::LockGuard,
-    inner::ManagerHandle,
-    lock_info::Released,
-    observe::metrics::Metrics,
-    reentrant::{ReentrantGuard, check_not_own},
-    sys::fork,
-    user_connection::PooledConnection,
-    with_lock::run_and_release,
+    acquire::{Acquirer, Breaker},
+    backend::{
+        Backend, Inspection, LeaseResidue,
+        cluster::ClusterBackend,
+        error::{BackendError, NodeError, NodeErrorKind},
+        redis::{ConnectionPool, PooledConnections, RedisBackend, RedisSettings, Urgency},
+        redlock::{Redlock, join_labels},
+    },
+    cleanup::Cleaner,
+    config::ValidatedConfig,
+    core::{
+        holder::Holder,
+        id::random_uuid,
+        key::{LockKey, MAX_NAME_BYTES},
+        lease::Lease,
+    },
+    error::{Action, LockError, Result},
+    local::{LocalHold, LocalQueues},
+    lock_info::LockInfo,
+    observe::{HoldSpan, Observer, metrics::Metrics},
+    renew::{LockRenewer, Registration, RenewalPlan, ResidueSink},
+    sys::clock::{self, Moment, TimeSource},
+    wait::GrantListener,
 };
 
-/// Acquires, renews and releases locks on one Redis server, or on several nodes.
-///
-/// A manager owns a connection pool and one thread that renews [all the locks it
-/// holds](crate#how-it-works). Cloning a manager is cheap. A process usually needs one:
-/// [`instance`](Self::instance).
-///
-/// The manager shuts down when the last of its clones and guards is dropped. The process-wide
-/// manager lives until [`shutdown`](Self::shutdown) or the end of the process; locks that are still
-/// held at the end of the process expire.
-///
-/// A process that forks must fork before it creates its first manager, or call `exec` in the child.
-/// If a process has created a manager, its forked children cannot use or create one: every call
-/// fails with [`LockError::Forked`].
-#[derive(Clone)]
-pub struct RedisMgr {
-    handle: Arc<ManagerHandle>,
+/// Maximum wait at a shutdown for the last log lines, events and metrics, because a process often
+/// ends right after it.
+const REPORTS_MAX: Duration = Duration::from_millis(200);
+
+/// Why users cannot borrow a connection.
+const NO_CONNECTION: &str = "no connection leads to all keys; connect to the nodes of the \
+    cluster with a client for clusters";
+
+/// The parts of a manager.
+pub(crate) struct Manager {
+    config: ValidatedConfig,
+    backend: Arc<dyn Backend>,
+    observer: Arc<Observer>,
+    /// For the users' own commands; `None` if the backend has no connections.
+    pool: Option<Arc<ConnectionPool>>,
+    acquirer: Acquirer,
+    /// Waiting threads, by lock; `None` if no lock is handed over inside the process.
+    local: Option<Arc<LocalQueues<HandedOver>>>,
+    renewer: LockRenewer,
+    cleaner: Arc<Cleaner>,
+    time: TimeSource,
+    /// Time of the shutdown; empty before it.
+    closed: OnceLock<Moment>,
+    /// Locks without a guard, by the id that `acquire_lock` returned.
+    by_id: LocksById,
 }
 
-static GLOBAL: FallibleOnce<RedisMgr> = FallibleOnce::new();
+/// A lease, and the registration that keeps it alive.
+#[derive(Debug)]
+pub(crate) struct HeldLock {
+    pub(crate) lease: Arc<Lease>,
+    pub(crate) registration: Registration,
+    pub(crate) span: HoldSpan,
+    pub(crate) plan: RenewalPlan,
+    /// The lock may be handed over to another thread of this process.
+    pub(crate) local: Option<LocalHold<HandedOver>>,
+}
 
-impl RedisMgr {
-    /// Returns the process-wide manager. The first call creates it from `DISTLOCK_URL`, `REDIS_URL`
-    /// or `redis://127.0.0.1:6379`. If [`init`](Self::init) is running on another thread, this
-    /// call waits for it.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`new`](Self::new); a later call tries again. [`LockError::InitInProgress`] if
-    /// the calling thread is itself creating the manager, for example when a logger calls this.
-    pub fn instance() -> Result<&'static RedisMgr> {
-        // Check this first: in a forked child, the mutex of `GLOBAL` may be locked by a thread that
-        // does not exist there.
-        if !fork::claim_process() {
-            return Err(LockError::Forked);
-        }
-        GLOBAL.get_or_try_init(|| RedisMgr::new(Config::from_env()))
+impl Manager {
+    /// Starts the threads.
+    pub(crate) fn start(config: ValidatedConfig) -> Result<Manager> {
+        let handlers = config.handlers.clone();
+        let (server, nodes) = (join_labels(&config.endpoints), config.endpoints.len());
+        let observer = Observer::start(handlers, server, nodes, config.metrics_by_lock)?;
+        let (backend, pool) = open_backend(&config, &observer)?;
+        Manager::start_on(backend, pool, observer, config)
     }
 
-    /// Creates the process-wide manager from `config`. Call it once, before the first
-    /// [`instance`](Self::instance).
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::AlreadyInitialized`] if the process-wide manager already exists, or another
-    /// thread creates it first; that manager does not change. [`LockError::InitInProgress`] as for
-    /// [`instance`](Self::instance). Otherwise the errors of [`new`](Self::new).
-    pub fn init(config: Config) -> Result<&'static RedisMgr> {
-        if !fork::claim_process() {
-            return Err(LockError::Forked);
-        }
-        GLOBAL.try_init(|| RedisMgr::new(config))
+    /// Starts the threads of a manager whose locks `backend` keeps.
+    pub(crate) fn start_on(
+        backend: Arc<dyn Backend>,
+        pool: Option<Arc<ConnectionPool>>,
+        observer: Arc<Observer>,
+        config: ValidatedConfig,
+    ) -> Result<Manager> {
+        let cleaner = Arc::new(Cleaner::new(backend.clone()));
+        let probe_interval =
+            backend.probe_interval().map_or(Duration::MAX, |most| most.min(config.ttl / 3));
+        let renewer = observer
+            .shield(|| {
+                LockRenewer::start(
+                    backend.clone(),
+                    observer.clone(),
+                    cleaner.clone(),
+                    probe_interval,
+                )
+            })
+            .map_err(no_thread("lock renewer"))?;
+        let channel = format!("distlock:client:{}", random_uuid());
+        let acquirer = Acquirer {
+            backend: backend.clone(),
+            observer: observer.clone(),
+            listener: Arc::new(GrantListener::new(backend.clone(), channel)),
+            claim_window: config.claim_window,
+            repair_ttl: !config.prefix.is_empty(),
+            breaker: config.fail_fast.then(Breaker::default),
+        };
+        let window = config.local_handover;
+        let local = (!window.is_zero() && config.yield_to_others.is_zero())
+            .then(|| Arc::new(LocalQueues::new(window)));
+        Ok(Manager {
+            config,
+            observer,
+            pool,
+            backend,
+            acquirer,
+            local,
+            renewer,
+            cleaner,
+            time: TimeSource::current(),
+            closed: OnceLock::new(),
+            by_id: LocksById::default(),
+        })
     }
 
-    /// Creates a manager. Does not connect if there is a single server, so an unreachable server is
-    /// not an error here; see [`ping`](Self::ping).
-    ///
-    /// With [several nodes](Config::nodes), connects to all of them. That blocks for at most one
-    /// [operation timeout](Config::operation_timeout). The call fails if a node is a replica, or if
-    /// one server is listed under two addresses. An unreachable node is not an error.
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::InvalidConfig`] or [`LockError::InvalidOptions`] if the configuration is
-    /// invalid. [`LockError::NoThread`] if the operating system cannot start a thread.
-    /// [`LockError::Forked`] in a forked child of a process that has created a manager.
-    pub fn new(config: Config) -> Result<RedisMgr> {
-        if !fork::claim_process() {
-            return Err(LockError::Forked);
-        }
-        Ok(RedisMgr::from_handle(ManagerHandle::start(config.validate()?)?))
+    pub(crate) fn label(&self) -> &str {
+        self.backend.label()
     }
 
-    pub(crate) fn from_handle(handle: ManagerHandle) -> RedisMgr {
-        RedisMgr { handle: Arc::new(handle) }
+    pub(crate) fn metrics(&self) -> Metrics {
+        self.observer.metrics()
     }
 
-    /// Acquires the lock. Waits without a time limit.
-    ///
-    /// Waiters are served first in, first out, across threads, processes and machines. A waiting
-    /// thread uses no pooled connection and sends almost no requests.
-    ///
-    /// The lock is not reentrant: a thread that already holds it waits forever, and logs a warning.
-    /// It is no error, because another thread may release the guard. Only where the thread holds
-    /// the lock by [`lock_reentrant`](Self::lock_reentrant), whose guard stays on its thread, the
-    /// call fails with [`LockError::WouldDeadlock`].
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::Unavailable`] once the server has been unreachable for a whole lease.
-    /// [`LockError::Refused`] with the code `READONLY` once the server has been a replica for a
-    /// whole lease, as after a failover if the host name does not lead to the new master.
-    /// Otherwise the errors of [`lock_with`](Self::lock_with).
-    pub fn lock(&self, name: &str) -> Result<LockGuard> {
-        self.lock_with(name, &LockOptions::new())
+    pub(crate) fn operation_timeout(&self) -> Duration {
+        self.backend.operation_timeout()
     }
 
-    /// Acquires the lock if it is free. Does not wait for another holder. Usually blocks for one
-    /// round trip, at most for one [operation timeout](Config::operation_timeout).
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::Held`] names the holder. Otherwise the errors of
-    /// [`lock_with`](Self::lock_with).
-    pub fn try_lock(&self, name: &str) -> Result<LockGuard> {
-        self.lock_with(name, &LockOptions::new().wait(Duration::ZERO))
+    fn is_closed(&self) -> bool {
+        self.closed.get().is_some()
     }
 
-    /// Acquires the lock. Waits for at most `wait`. If a server does not reply, blocks for at most
-    /// one [operation timeout](Config::operation_timeout) more.
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::Timeout`] names the holder. Otherwise the errors of
-    /// [`lock_with`](Self::lock_with).
-    pub fn try_lock_for(&self, name: &str, wait: Duration) -> Result<LockGuard> {
-        self.lock_with(name, &LockOptions::new().wait(wait))
+    /// Time that a call may spend on its own clean-up: one operation timeout, counted from the
+    /// shutdown if there was one.
+    fn time_left(&self) -> Duration {
+        let timeout = self.operation_timeout();
+        self.closed
+            .get()
+            .map_or(timeout, |at| at.saturating_add(timeout).duration_since(clock::now()))
     }
 
-    /// Acquires the lock as `options` specify. Blocks for at most [`LockOptions::wait`] plus one
-    /// [operation timeout](Config::operation_timeout), whatever the server does.
-    ///
-    /// ```no_run
-    /// # fn main() -> distlock::Result<()> {
-    /// use std::time::Duration;
-    /// use distlock::{LockOptions, RedisMgr};
-    ///
-    /// let options = LockOptions::new().ttl(Duration::from_secs(30)).wait(Duration::from_secs(5));
-    /// match RedisMgr::instance()?.lock_with("orders:42", &options) {
-    ///     Ok(guard) => println!("token {}", guard.fencing_token()),
-    ///     Err(error) if error.is_contended() => println!("try again later: {error}"),
-    ///     Err(error) => return Err(error),
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// - [`Held`](LockError::Held) or [`Timeout`](LockError::Timeout) if another client holds the
-    ///   lock.
-    /// - [`Unavailable`](LockError::Unavailable), [`NoQuorum`](LockError::NoQuorum) or
-    ///   [`PoolExhausted`](LockError::PoolExhausted) if the holder could not be determined.
-    /// - [`Refused`](LockError::Refused) if the server replied with an error, or
-    ///   [`WrongType`](LockError::WrongType) if the key holds something that is not a lock.
-    /// - [`Lost`](LockError::Lost) if the lease ended before this call could return, because the
-    ///   thread was paused or an event handler was slow. A pause right after the call cannot be
-    ///   noticed by it; only the [fencing token](LockGuard::fencing_token) protects against that.
-    /// - [`InvalidName`](LockError::InvalidName) or [`InvalidOptions`](LockError::InvalidOptions)
-    ///   if the arguments are invalid.
-    /// - [`Shutdown`](LockError::Shutdown) after a shutdown, and [`Forked`](LockError::Forked) in a
-    ///   forked child.
-    pub fn lock_with(&self, name: &str, options: &LockOptions) -> Result<LockGuard> {
-        check_not_own(&self.handle, name, options)?;
-        let held = self.handle.inner()?.acquire(name, options)?;
-        Ok(LockGuard::new(held, self.handle.clone()))
+    fn operation_deadline(&self) -> Moment {
+        clock::now().saturating_add(self.backend.operation_timeout())
     }
 
-    /// Acquires the lock, runs `work` and releases the lock. Waits without a time limit. Returns
-    /// the result of the work only if the lock was held until the work had ended.
-    ///
-    /// ```no_run
-    /// # fn main() -> distlock::Result<()> {
-    /// # fn write(_: u64) {}
-    /// let mgr = distlock::RedisMgr::instance()?;
-    /// mgr.with_lock("orders:42", |guard| write(guard.fencing_token().as_u64()))?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::Lost`] if the lease ended before the work did; the work has been done
-    /// nevertheless. Otherwise the errors of [`lock`](Self::lock).
-    pub fn with_lock<T>(&self, name: &str, work: impl FnOnce(&LockGuard) -> T) -> Result<T> {
-        run_and_release(self.lock(name)?, work)
+    pub(crate) fn key(&self, name: &str) -> Result<LockKey> {
+        Ok(self.backend.adapt_key(LockKey::new(&self.config.prefix, name)?)?)
     }
 
-    /// Acquires the lock for the calling thread, which may then acquire it again without a round
-    /// trip. Waits without a time limit.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`lock`](Self::lock). [`LockError::Lost`] if this thread acquired the lock
-    /// before and has lost it since. [`LockError::InvalidOptions`] in a thread-local
-    /// destructor, if the record of this thread's locks is already gone.
-    pub fn lock_reentrant(&self, name: &str) -> Result<ReentrantGuard> {
-        self.lock_reentrant_with(name, &LockOptions::new())
+    /// Returns the current holder according to the servers.
+    pub(crate) fn inspect(&self, key: &LockKey) -> Result<Option<Holder>> {
+        self.look(key, || self.backend.inspect(key))
     }
 
-    /// Like [`lock_reentrant`](Self::lock_reentrant), with `options`. They have no effect if the
-    /// thread already holds the lock.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`lock_with`](Self::lock_with) and [`lock_reentrant`](Self::lock_reentrant).
-    pub fn lock_reentrant_with(&self, name: &str, options: &LockOptions) -> Result<ReentrantGuard> {
-        ReentrantGuard::enter(&self.handle, name, options)
-    }
-
-    /// Acquires the lock for code ported from a C++ `acquireLock(name, lockTimeout,
-    /// acquireTimeout)`.
-    ///
-    /// `lock_timeout` is the ttl of the lease. The call waits for at most `acquire_timeout`.
-    /// Returns the lock's identifier, or `None` if the lock did not become free in that time. The
-    /// lock is renewed until [`release_lock`](Self::release_lock) or [`shutdown`](Self::shutdown).
-    ///
-    /// Prefer [`try_lock_for`](Self::try_lock_for): a guard releases its lock when it is dropped,
-    /// and reports a loss. If a lock of this function is lost, its entry stays in memory until
-    /// `release_lock` is called.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`lock_with`](Self::lock_with), except contention.
-    pub fn acquire_lock(
+    fn look<T>(
         &self,
-        name: &str,
-        lock_timeout: Duration,
-        acquire_timeout: Duration,
-    ) -> Result<Option<String>> {
-        self.handle.inner()?.acquire_by_id(name, lock_timeout, acquire_timeout)
+        key: &LockKey,
+        look: impl FnOnce() -> std::result::Result<Inspection<T>, BackendError>,
+    ) -> Result<Option<T>> {
+        let _time = self.time.enter();
+        let failed = |error| self.backend.lock_error(error, Action::Inspect, Some(key.name()));
+        match look().map_err(failed)? {
+            Inspection::Held(found) => Ok(Some(found)),
+            Inspection::Free => Ok(None),
+            Inspection::WrongType => Err(self.backend.wrong_type(key)),
+        }
     }
 
-    /// Releases a lock that [`acquire_lock`](Self::acquire_lock) acquired, by its identifier.
-    /// Returns true if the lock was held under `id` until now.
-    ///
-    /// A wrong identifier changes nothing, neither the lock nor its renewal. The identifier may
-    /// come from another process.
-    ///
-    /// A second call with the same identifier returns false at once, even while the first call is
-    /// still in progress on another thread. The lock may then still exist on the server. Only the
-    /// first call reports the outcome.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`LockGuard::release`].
-    pub fn release_lock(&self, name: &str, id: &str) -> Result<bool> {
-        let inner = self.handle.inner()?;
-        Ok(inner.release_by_id(&inner.key(name)?, id)? == Released::Released)
+    /// Returns the locks whose names match `pattern`.
+    pub(crate) fn locks(&self, pattern: &str) -> Result<Vec<LockInfo>> {
+        if pattern.len() > MAX_NAME_BYTES {
+            let reason =
+                format!("the pattern has {} bytes; the limit is {MAX_NAME_BYTES}", pattern.len());
+            return Err(LockError::InvalidName { reason });
+        }
+        let _time = self.time.enter();
+        let failed = |error| self.backend.lock_error(error, Action::Inspect, None);
+        self.backend.list(&self.config.prefix, pattern).map_err(failed)
     }
 
-    /// Takes over a lock that its holder has [detached](LockGuard::detach), under another id and
-    /// with a new, larger fencing token. The lock is renewed from here on. Only one successor can
-    /// have it, and late requests of the former holder have no effect. Blocks for one round trip,
-    /// at most for one [operation timeout](Config::operation_timeout).
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::Lost`] if the lock has expired, or if another client has it, such as a
-    /// successor that was faster. [`LockError::InvalidOptions`] with [several
-    /// nodes](Config::nodes). [`LockError::Unavailable`] if the server does not reply; the lock may
-    /// then stay held until it expires.
-    pub fn adopt(&self, detached: &Detached) -> Result<LockGuard> {
-        let held = self.handle.inner()?.adopt(detached)?;
-        Ok(LockGuard::new(held, self.handle.clone()))
+    pub(crate) fn lock_info(&self, key: &LockKey) -> Result<Option<LockInfo>> {
+        self.look(key, || self.backend.lookup(key))
     }
 
-    /// Checks that the server replies, and returns the round-trip time. Useful at start-up. Blocks
-    /// for at most one operation timeout.
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::Unavailable`], [`LockError::Refused`] or a similar error if the server does not
-    /// reply, or refuses.
-    pub fn ping(&self) -> Result<Duration> {
-        self.handle.inner()?.ping()
+    pub(crate) fn ping(&self) -> Result<Duration> {
+        let _time = self.time.enter();
+        self.backend.ping().map_err(|error| self.backend.lock_error(error, Action::Ping, None))
     }
 
-    /// Borrows a connection from the pool for commands of your own. The connection implements
-    /// [`redis::ConnectionLike`]. With several nodes, it leads to the first node, even while that
-    /// is dead, because the others have other data. While it is borrowed, acquisitions have one
-    /// pooled connection fewer; renewals and releases do not need the pool.
-    ///
-    /// A socket that a restarted server has closed is replaced at the first command.
-    ///
-    /// Replies are returned unchanged, including errors. Unlike a [`LockError`], an error from a
-    /// malicious server may contain the password. A reply of more than 4 MiB is an error and closes
-    /// the connection.
-    ///
-    /// Dropping the connection returns it to the pool. If you sent commands over it, its socket is
-    /// then closed, because commands such as `SELECT` change the state of the connection. So use
-    /// one borrowed connection for several commands.
-    ///
-    /// ```no_run
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let mut connection = distlock::RedisMgr::instance()?.connection()?;
-    /// let visits: u64 = redis::cmd("INCR").arg("visits").query(&mut connection)?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::PoolExhausted`] if no connection becomes free within one operation timeout.
-    pub fn connection(&self) -> Result<PooledConnection> {
-        let pooled = self.handle.inner()?.connection()?;
-        Ok(PooledConnection::new(pooled))
+    pub(crate) fn connection(&self) -> Result<PooledConnections> {
+        let connections = match &self.pool {
+            Some(pool) => pool.get(Urgency::Other, self.operation_deadline()),
+            None => Err(NodeError {
+                outcome_unknown: false,
+                kind: NodeErrorKind::Ineligible(NO_CONNECTION.to_owned()),
+            }),
+        };
+        connections.map_err(|failure| {
+            self.backend.lock_error(BackendError::Node(failure), Action::Connect, None)
+        })
     }
 
-    /// Releases all held locks, wakes all waiters with [`LockError::Shutdown`], and stops the
-    /// manager's threads. Holders receive [`LockLost::Shutdown`](crate::LockLost::Shutdown).
-    /// Every later call fails with [`LockError::Shutdown`].
-    ///
-    /// Blocks for at most one operation timeout. If a lock cannot be released in that time, because
-    /// its server is unreachable, it expires. If two threads call this, the second call waits for
-    /// the first. A call on one of the manager's own threads, for example by a logger, does not
-    /// wait: the locks are released right after the call.
-    pub fn shutdown(&self) {
-        self.handle.shutdown();
-    }
-
-    /// Returns a copy of this manager's counters and timings, which prints as a table. Counting is
-    /// always on. Takes a few microseconds for each lock listed, and no round trip. Also works
-    /// after a [`shutdown`](Self::shutdown). In a forked child, the copy is empty.
-    ///
-    /// ```no_run
-    /// # fn main() -> distlock::Result<()> {
-    /// println!("{}", distlock::RedisMgr::instance()?.metrics());
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn metrics(&self) -> Metrics {
-        self.handle.metrics()
-    }
-
-    /// Returns the server address, as shown in errors.
-    pub fn server(&self) -> &str {
-        self.handle.server()
+    /// Shuts everything down. Exchanges with the servers end within `timeout`.
+    fn shutdown(&self, timeout: Duration) {
+        let _time = self.time.enter();
+        let _ = self.closed.set(clock::now());
+        self.acquirer.listener.close();
+        if let Some(local) = &self.local {
+            local.close();
+        }
+        self.backend.end_waits();
+        // The renewer ends their leases together with all others.
+        let held_by_id = self.by_id.take_all();
+        let deadline = clock::now().saturating_add(timeout);
+        self.renewer.stop(deadline);
+        drop(held_by_id);
+        self.backend.close();
+        // The renewer's timer closes the observer once it has reported all losses.
+        self.observer.await_reports(deadline.min(clock::now().saturating_add(REPORTS_MAX)));
     }
 }
 
-// A panic cannot leave a manager in a broken state, because no mutex is locked while user code
-// runs.
-impl UnwindSafe for RedisMgr {}
-impl RefUnwindSafe for RedisMgr {}
+/// A backend, and the pool for users' own commands, if there is one.
+type OpenBackend = (Arc<dyn Backend>, Option<Arc<ConnectionPool>>);
 
-impl fmt::Debug for RedisMgr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisMgr").field("server", &self.server()).finish_non_exhaustive()
+/// Connects to several nodes here, to validate them. Connects to a single server only when it is
+/// first needed.
+fn open_backend(config: &ValidatedConfig, observer: &Arc<Observer>) -> Result<OpenBackend> {
+    let no_pool = || no_thread("connection pool")(ErrorKind::WouldBlock.into());
+    let ValidatedConfig { pool_size, operation_timeout, spin, quarantine, .. } = *config;
+    if let [endpoint] = &*config.endpoints {
+        let settings = RedisSettings {
+            pool_size,
+            operation_timeout,
+            spin_max: spin,
+            yield_to_others: config.yield_to_others,
+            quarantine,
+            replicas: config.replicas,
+        };
+        if !endpoint.cluster.is_empty() {
+            let backend = ClusterBackend::new(endpoint.clone(), settings, observer.clone());
+            return Ok((Arc::new(backend), None));
+        }
+        let backend =
+            RedisBackend::new(endpoint.clone(), settings, observer.clone()).ok_or_else(no_pool)?;
+        let pool = backend.pool().clone();
+        return Ok((Arc::new(backend), Some(pool)));
+    }
+    let redlock =
+        Redlock::new(&config.endpoints, pool_size, operation_timeout, quarantine, observer)
+            .ok_or_else(no_pool)?;
+    redlock.validate_nodes()?;
+    let pool = redlock.pool().clone();
+    Ok((Arc::new(redlock), Some(pool)))
+}
+
+fn no_thread(purpose: &'static str) -> impl FnOnce(io::Error) -> LockError {
+    move |cause| LockError::NoThread { purpose, cause }
+}
+
+impl ResidueSink for Cleaner {
+    fn clean_up(&self, lease: &Lease) {
+        // After a shutdown, it is left to expire.
+        let _ = self.clean_up_lease(lease);
+    }
+
+    fn clean_up_unless_held(&self, left: LeaseResidue) {
+        self.clean_up_unless_held(left);
+    }
+
+    fn drain(&self, leases: &[Arc<Lease>], deadline: Moment) {
+        self.drain(leases, deadline);
     }
 }

@@ -9,8 +9,8 @@ use crate::{
     core::{id::LockId, lock_lost::LockLost, token::FencingToken},
     error::{LockError, Result},
     guard::LockGuard,
-    inner::{ManagerHandle, ManagerInner},
     lock_info::Released,
+    manager::{Manager, ManagerHandle},
     reentrant::check_not_own,
     sys::display::Quoted,
 };
@@ -55,12 +55,12 @@ impl MultiGuard {
         names.sort_unstable();
         check(&names, options)?;
         names.iter().try_for_each(|name| check_not_own(handle, name, options))?;
-        let inner = handle.inner()?;
-        let guards = match inner.acquire_at_once(&names, options) {
+        let manager = handle.manager()?;
+        let guards = match manager.acquire_at_once(&names, options) {
             Some(held) => {
                 held?.into_iter().map(|held| LockGuard::new(held, handle.clone())).collect()
             }
-            None => acquire_in_order(handle, inner, names, options)?,
+            None => acquire_in_order(handle, manager, names, options)?,
         };
         let (sender, lost) = bounded(1);
         guards.iter().for_each(|guard| guard.report_loss_to(&sender, &lost));
@@ -148,18 +148,18 @@ impl MultiGuard {
 /// Acquires the locks one after the other.
 fn acquire_in_order(
     handle: &Arc<ManagerHandle>,
-    inner: &ManagerInner,
+    manager: &Manager,
     names: Vec<&str>,
     options: &LockOptions,
 ) -> Result<Vec<LockGuard>> {
-    let limit = inner.wait_limit(options);
+    let limit = manager.wait_limit(options);
     let mut guards: Vec<LockGuard> = Vec::with_capacity(names.len());
     for name in names {
-        match inner.acquire(name, &limit.apply(inner, options)) {
+        match manager.acquire(name, &limit.apply(manager, options)) {
             Ok(held) => guards.push(LockGuard::new(held, handle.clone())),
             Err(error) => {
                 release_each(guards);
-                return Err(limit.explain(inner, error));
+                return Err(limit.explain(manager, error));
             }
         }
     }

@@ -13,8 +13,8 @@ use crate::{
     core::{detached::Detached, holder::Holder},
     error::{LockError, Result},
     guard::LockGuard,
-    inner::ManagerHandle,
     lock_info::{LockInfo, Released},
+    manager::{Manager, ManagerHandle},
     multi_guard::MultiGuard,
     observe::{Observer, metrics::Metrics},
     reentrant::{ReentrantGuard, check_not_own},
@@ -69,7 +69,8 @@ impl MySqlMgr {
         let backend = Arc::new(backend);
         let server = backend.label().clone();
         let observer = Observer::start(config.handlers.clone(), server, 1, config.metrics_by_lock)?;
-        let handle = ManagerHandle::start_on(backend.clone(), None, observer, config)?;
+        let handle =
+            ManagerHandle::new(Manager::start_on(backend.clone(), None, observer, config)?);
         Ok(MySqlMgr { handle: Arc::new(handle), backend })
     }
 
@@ -77,7 +78,7 @@ impl MySqlMgr {
     /// [`MySqlConfig::table_statement`] and `distlock mysql-schema` have the statement for those
     /// who create tables themselves.
     pub fn create_table(&self) -> Result<()> {
-        self.handle.inner()?;
+        self.handle.manager()?;
         self.backend.create_table()
     }
 
@@ -86,7 +87,7 @@ impl MySqlMgr {
     /// lock whose row was deleted go on from the server's clock, so they still rise as long as that
     /// clock is not set back by more than `age`.
     pub fn prune(&self, age: Duration) -> Result<u64> {
-        self.handle.inner()?;
+        self.handle.manager()?;
         self.backend.prune(age)
     }
 
@@ -109,7 +110,7 @@ impl MySqlMgr {
     /// Acquires a lock with these options. As [`RedisMgr::lock_with`](crate::RedisMgr::lock_with).
     pub fn lock_with(&self, name: &str, options: &LockOptions) -> Result<LockGuard> {
         check_not_own(&self.handle, name, options)?;
-        let held = self.handle.inner()?.acquire(name, options)?;
+        let held = self.handle.manager()?.acquire(name, options)?;
         Ok(LockGuard::new(held, self.handle.clone()))
     }
 
@@ -160,7 +161,7 @@ impl MySqlMgr {
 
     /// Fails: a lock in a database cannot outlive the connection of its holder.
     pub fn adopt(&self, detached: &Detached) -> Result<LockGuard> {
-        let held = self.handle.inner()?.adopt(detached)?;
+        let held = self.handle.manager()?.adopt(detached)?;
         Ok(LockGuard::new(held, self.handle.clone()))
     }
 
@@ -188,20 +189,20 @@ impl MySqlMgr {
         lock_timeout: Duration,
         acquire_timeout: Duration,
     ) -> Result<Option<String>> {
-        self.handle.inner()?.acquire_by_id(name, lock_timeout, acquire_timeout)
+        self.handle.manager()?.acquire_by_id(name, lock_timeout, acquire_timeout)
     }
 
     /// Releases a lock by its id. As [`RedisMgr::release_lock`](crate::RedisMgr::release_lock).
     pub fn release_lock(&self, name: &str, id: &str) -> Result<bool> {
-        let inner = self.handle.inner()?;
-        Ok(inner.release_by_id(&inner.key(name)?, id)? == Released::Released)
+        let manager = self.handle.manager()?;
+        Ok(manager.release_by_id(&manager.key(name)?, id)? == Released::Released)
     }
 
     /// Returns the holder of a lock. As [`RedisMgr::holder`](crate::RedisMgr::holder); the time
     /// left is not known.
     pub fn holder(&self, name: &str) -> Result<Option<Holder>> {
-        let inner = self.handle.inner()?;
-        inner.inspect(&inner.key(name)?)
+        let manager = self.handle.manager()?;
+        manager.inspect(&manager.key(name)?)
     }
 
     /// Returns whether a lock is held. As [`RedisMgr::is_locked`](crate::RedisMgr::is_locked).
@@ -212,33 +213,33 @@ impl MySqlMgr {
     /// Lists held locks. As [`RedisMgr::locks`](crate::RedisMgr::locks). Waiters of other users of
     /// the database are listed only with the privilege `PROCESS`.
     pub fn locks(&self, pattern: &str) -> Result<Vec<LockInfo>> {
-        self.handle.inner()?.locks(pattern)
+        self.handle.manager()?.locks(pattern)
     }
 
     /// Describes a held lock. As [`RedisMgr::lock_info`](crate::RedisMgr::lock_info).
     pub fn lock_info(&self, name: &str) -> Result<Option<LockInfo>> {
-        let inner = self.handle.inner()?;
-        inner.lock_info(&inner.key(name)?)
+        let manager = self.handle.manager()?;
+        manager.lock_info(&manager.key(name)?)
     }
 
     /// Takes a lock from its holder, by ending the holder's connection. As
     /// [`RedisMgr::force_release`](crate::RedisMgr::force_release). Needs a privilege (`SUPER`,
     /// `CONNECTION ADMIN`) if the holder is another user of the database.
     pub fn force_release(&self, name: &str) -> Result<bool> {
-        let inner = self.handle.inner()?;
-        inner.force_release(&inner.key(name)?)
+        let manager = self.handle.manager()?;
+        manager.force_release(&manager.key(name)?)
     }
 
     /// Takes a lock from the holder with this id. As
     /// [`RedisMgr::force_release_if`](crate::RedisMgr::force_release_if).
     pub fn force_release_if(&self, name: &str, id: &str) -> Result<Released> {
-        let inner = self.handle.inner()?;
-        inner.force_release_if(&inner.key(name)?, id)
+        let manager = self.handle.manager()?;
+        manager.force_release_if(&manager.key(name)?, id)
     }
 
     /// Measures the time of one exchange with the server.
     pub fn ping(&self) -> Result<Duration> {
-        self.handle.inner()?.ping()
+        self.handle.manager()?.ping()
     }
 
     /// Releases all locks, wakes all waiters, and stops the threads. As

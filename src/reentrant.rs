@@ -15,8 +15,8 @@ use crate::{
     config::LockOptions,
     error::{LockError, Result},
     guard::LockGuard,
-    inner::ManagerHandle,
     lock_info::Released,
+    manager::ManagerHandle,
 };
 
 type HeldByThread = HashMap<(u64, Box<str>), Weak<LockGuard>>;
@@ -52,7 +52,7 @@ pub struct ReentrantGuard {
 /// Fails if this thread would wait for a lock that it holds itself. Only a reentrant guard makes
 /// that certain, because it stays on its thread: another thread may release any other guard.
 pub(crate) fn check_not_own(
-    manager: &ManagerHandle,
+    handle: &ManagerHandle,
     name: &str,
     options: &LockOptions,
 ) -> Result<()> {
@@ -62,7 +62,7 @@ pub(crate) fn check_not_own(
         if held.is_empty() {
             return None;
         }
-        held.get(&(manager.number(), Box::from(name))).and_then(Weak::upgrade)
+        held.get(&(handle.number(), Box::from(name))).and_then(Weak::upgrade)
     });
     let is_own = own.ok().flatten().is_some_and(|guard| guard.is_held_until_released());
     if is_own && options.wait_limit() != Some(Duration::ZERO) {
@@ -74,12 +74,12 @@ pub(crate) fn check_not_own(
 impl ReentrantGuard {
     /// Enters again if this thread holds the lock; acquires it otherwise.
     pub(crate) fn enter(
-        manager: &Arc<ManagerHandle>,
+        handle: &Arc<ManagerHandle>,
         name: &str,
         options: &LockOptions,
     ) -> Result<ReentrantGuard> {
-        let inner = manager.inner()?;
-        let key = (manager.number(), Box::from(name));
+        let manager = handle.manager()?;
+        let key = (handle.number(), Box::from(name));
         let held = HELD.try_with(|held| held.borrow().get(&key).and_then(Weak::upgrade));
         // Without the table, this thread could wait for a lock that it holds.
         let held = held.map_err(|_| LockError::InvalidOptions {
@@ -91,7 +91,7 @@ impl ReentrantGuard {
             guard.ensure_held()?;
             return Ok(ReentrantGuard { guard, manager_number: key.0 });
         }
-        let guard = Rc::new(LockGuard::new(inner.acquire(name, options)?, manager.clone()));
+        let guard = Rc::new(LockGuard::new(manager.acquire(name, options)?, handle.clone()));
         let number = key.0;
         // This cannot fail: the table existed above, and only this thread can destroy it.
         let _ = HELD.try_with(|held| held.borrow_mut().insert(key, Rc::downgrade(&guard)));

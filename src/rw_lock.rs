@@ -4,7 +4,7 @@ use std::{fmt, ops::Deref, sync::Arc, time::Duration};
 
 use crate::{
     config::LockOptions, core::kind::LockKind, error::Result, guard::LockGuard,
-    inner::ManagerHandle, lock_info::Released, reentrant::check_not_own,
+    lock_info::Released, manager::ManagerHandle, reentrant::check_not_own,
 };
 
 /// A lock that many readers hold together, or one writer alone: a handle, from
@@ -46,7 +46,7 @@ pub struct RwLock {
 
 impl RwLock {
     pub(crate) fn new(handle: &Arc<ManagerHandle>, name: &str) -> Result<RwLock> {
-        handle.inner()?.check_kind(LockKind::Read, name)?;
+        handle.manager()?.check_kind(LockKind::Read, name)?;
         Ok(RwLock { handle: handle.clone(), name: name.into() })
     }
 
@@ -134,7 +134,7 @@ impl RwLock {
 
     fn acquire(&self, kind: LockKind, options: &LockOptions) -> Result<LockGuard> {
         check_not_own(&self.handle, &self.name, options)?;
-        let held = self.handle.inner()?.acquire_as(kind, &self.name, options)?;
+        let held = self.handle.manager()?.acquire_as(kind, &self.name, options)?;
         Ok(LockGuard::new(held, self.handle.clone()))
     }
 }

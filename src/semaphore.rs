@@ -10,8 +10,8 @@ use crate::{
     },
     error::{LockError, Result},
     guard::LockGuard,
-    inner::ManagerHandle,
     lock_info::{LockInfo, Released},
+    manager::ManagerHandle,
     reentrant::check_not_own,
 };
 
@@ -46,7 +46,7 @@ pub struct Semaphore {
 
 impl Semaphore {
     pub(crate) fn new(handle: &Arc<ManagerHandle>, name: &str, limit: u32) -> Result<Semaphore> {
-        handle.inner()?.check_kind(LockKind::Permits { limit, count: 1 }, name)?;
+        handle.manager()?.check_kind(LockKind::Permits { limit, count: 1 }, name)?;
         if limit == 0 {
             let reason = "the limit of a semaphore is 0, but must be at least 1".into();
             return Err(LockError::InvalidOptions { reason });
@@ -118,7 +118,7 @@ impl Semaphore {
         }
         let kind = LockKind::Permits { limit, count };
         check_not_own(&self.handle, &self.name, options)?;
-        let held = self.handle.inner()?.acquire_as(kind, &self.name, options)?;
+        let held = self.handle.manager()?.acquire_as(kind, &self.name, options)?;
         Ok(Permit(LockGuard::new(held, self.handle.clone())))
     }
 
@@ -154,8 +154,8 @@ impl Semaphore {
     }
 
     fn lock_info(&self) -> Result<Option<LockInfo>> {
-        let inner = self.handle.inner()?;
-        inner.lock_info(&inner.key(&self.name)?)
+        let manager = self.handle.manager()?;
+        manager.lock_info(&manager.key(&self.name)?)
     }
 }
 

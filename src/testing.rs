@@ -8,9 +8,9 @@ use crate::{
     config::{Config, DEFAULT_PREFIX},
     core::key::LockKey,
     error::{LockError, Result},
-    inner::ManagerHandle,
-    manager::RedisMgr,
+    manager::{Manager, ManagerHandle},
     observe::Observer,
+    redis_manager::RedisMgr,
     sys::{
         fork,
         manual::{self, ManualClock},
@@ -144,7 +144,7 @@ impl MemoryServer {
         let observer =
             Observer::start(config.handlers.clone(), label.clone(), 1, config.metrics_by_lock)?;
         let backend = MemoryBackend::new(self.server.clone(), label, config.operation_timeout);
-        ManagerHandle::start_on(Arc::new(backend), None, observer, config)
+        Manager::start_on(Arc::new(backend), None, observer, config).map(ManagerHandle::new)
     }
 
     /// Lets somebody else hold a lock for `ttl`, even if it is held: as a client in another

@@ -35,7 +35,8 @@ fn script_calls(server: &RedisServer) -> u64 {
     server.calls("evalsha") + server.calls("eval")
 }
 
-/// Lets threads acquire and release a lock, each so many times. Returns the tokens, which rise.
+/// Lets threads acquire and release a lock, each for this number of rounds. Returns the tokens,
+/// which rise.
 #[track_caller]
 pub(crate) fn lock_in_turn(mgr: &RedisMgr, threads: usize, rounds: usize) -> Vec<FencingToken> {
     let (tokens, inside) = (Mutex::new(Vec::new()), AtomicBool::new(false));

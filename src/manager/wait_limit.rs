@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::ManagerInner;
+use super::Manager;
 use crate::{
     config::LockOptions,
     error::LockError,
@@ -16,7 +16,7 @@ pub(crate) struct WaitLimit {
     wait: Option<Duration>,
 }
 
-impl ManagerInner {
+impl Manager {
     /// The limit of a call that begins now.
     pub(crate) fn wait_limit(&self, options: &LockOptions) -> WaitLimit {
         let _time = self.time.enter();
@@ -25,22 +25,22 @@ impl ManagerInner {
 }
 
 impl WaitLimit {
-    fn waited(&self, inner: &ManagerInner) -> Duration {
-        let _time = inner.time.enter();
+    fn waited(&self, manager: &Manager) -> Duration {
+        let _time = manager.time.enter();
         clock::now().duration_since(self.began)
     }
 
     /// The options of the next lock, which may wait for what is left of the time.
-    pub(crate) fn apply(&self, inner: &ManagerInner, options: &LockOptions) -> LockOptions {
-        let left = self.wait.map(|wait| wait.saturating_sub(self.waited(inner)));
+    pub(crate) fn apply(&self, manager: &Manager, options: &LockOptions) -> LockOptions {
+        let left = self.wait.map(|wait| wait.saturating_sub(self.waited(manager)));
         left.map_or_else(|| options.clone(), |left| options.clone().wait(left))
     }
 
     /// If the call has waited, says so in the error of a lock for which there was no time left.
-    pub(crate) fn explain(&self, inner: &ManagerInner, error: LockError) -> LockError {
+    pub(crate) fn explain(&self, manager: &Manager, error: LockError) -> LockError {
         match error {
             LockError::Held { name, holder, server } if self.wait != Some(Duration::ZERO) => {
-                let (holder, waited) = (Some(holder), self.waited(inner));
+                let (holder, waited) = (Some(holder), self.waited(manager));
                 LockError::Timeout { name, holder, waited, server }
             }
             error => error,

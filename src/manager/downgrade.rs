@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{HeldLock, ManagerInner};
+use super::{HeldLock, Manager};
 use crate::{
     backend::Passed,
     core::{
@@ -17,7 +17,7 @@ use crate::{
     sys::clock,
 };
 
-impl ManagerInner {
+impl Manager {
     /// Ends the lease of the writer, and begins one of a reader with the same id and token. On the
     /// server there is no moment between them.
     pub(crate) fn downgrade(&self, held: HeldLock) -> Result<HeldLock> {

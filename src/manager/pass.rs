@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{HeldLock, ManagerInner};
+use super::{HeldLock, Manager};
 use crate::{
     backend::{Feature, Passed},
     core::{
@@ -17,7 +17,7 @@ use crate::{
     sys::clock::{self, Moment},
 };
 
-impl ManagerInner {
+impl Manager {
     /// Renews a lease for the last time, if it can be detached.
     pub(crate) fn prepare_detach(&self, lease: &Lease, registration: &Registration) -> Result<()> {
         self.check_feature(Feature::Passing)?;

@@ -1,8 +1,10 @@
 //! Locks without a guard, whose holders keep only the id: `RedisMgr::acquire_lock`.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
-use super::{HeldLock, ManagerInner};
+use parking_lot::Mutex;
+
+use super::{HeldLock, Manager};
 use crate::{
     config::LockOptions,
     core::{key::LockKey, kind::LockKind},
@@ -10,9 +12,24 @@ use crate::{
     lock_info::Released,
 };
 
+/// The locks without a guard, by their ids.
+#[derive(Debug, Default)]
+pub(super) struct LocksById(Mutex<HashMap<String, IdEntry>>);
+
+impl LocksById {
+    pub(super) fn take_all(&self) -> Vec<HeldLock> {
+        let entries = std::mem::take(&mut *self.0.lock());
+        let held = entries.into_values().filter_map(|entry| match entry {
+            IdEntry::Held(held) => Some(held),
+            IdEntry::Releasing(_) => None,
+        });
+        held.collect()
+    }
+}
+
 /// State of a lock that is held by id.
 #[derive(Debug)]
-pub(super) enum IdEntry {
+enum IdEntry {
     Held(HeldLock),
     /// The lock of this key is being released.
     Releasing(LockKey),
@@ -27,7 +44,7 @@ impl IdEntry {
     }
 }
 
-impl ManagerInner {
+impl Manager {
     /// Acquires a lock that is held by its id. `None` if another client holds it.
     pub(crate) fn acquire_by_id(
         &self,
@@ -50,7 +67,7 @@ impl ManagerInner {
     /// Stores a lock under its id, and returns the id.
     fn insert_by_id(&self, held: HeldLock) -> Result<String> {
         let id = held.lease.claim.id.to_string();
-        let mut by_id = self.by_id.lock();
+        let mut by_id = self.by_id.0.lock();
         // A shutdown sets `closed` first, and then empties the table.
         if self.is_closed() {
             drop(by_id);
@@ -63,7 +80,7 @@ impl ManagerInner {
     /// Releases the lock with this key and id: a lock that is stored here, or else one of another
     /// manager or process.
     pub(crate) fn release_by_id(&self, key: &LockKey, id: &str) -> Result<Released> {
-        let entry = match self.by_id.lock().get_mut(id) {
+        let entry = match self.by_id.0.lock().get_mut(id) {
             Some(entry) if entry.key() == key => {
                 Some(std::mem::replace(entry, IdEntry::Releasing(key.clone())))
             }
@@ -72,7 +89,7 @@ impl ManagerInner {
         match entry {
             Some(IdEntry::Held(held)) => {
                 let outcome = self.release(held, self.operation_timeout());
-                self.by_id.lock().remove(id);
+                self.by_id.0.lock().remove(id);
                 outcome
             }
             // A second release could overtake the first, which would then report a loss.

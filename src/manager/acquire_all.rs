@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{HeldLock, ManagerInner, acquire::Acquired};
+use super::{HeldLock, Manager, acquire::Acquired};
 use crate::{
     config::LockOptions,
     core::{cancel::CancelToken, claim::Claim, id::generate_lock_id, key::LockKey, kind::LockKind},
@@ -11,7 +11,7 @@ use crate::{
     sys::clock,
 };
 
-impl ManagerInner {
+impl Manager {
     /// Acquires the locks of all these names in one request. Returns `None` if they must be
     /// acquired one after the other: because the call may wait, or because the backend cannot do
     /// otherwise.

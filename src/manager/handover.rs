@@ -7,7 +7,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{HeldLock, ManagerInner};
+use super::{HeldLock, Manager};
 use crate::{
     backend::Inspection,
     config::LockParams,
@@ -43,7 +43,7 @@ pub(super) enum LocalTurn {
     Asks { representative: Option<Representative<HandedOver>>, has_waited: bool },
 }
 
-impl ManagerInner {
+impl Manager {
     /// Waits until another thread of this process hands the lock over, or until the caller must ask
     /// the server.
     pub(super) fn await_local_turn(

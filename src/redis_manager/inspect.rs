@@ -18,8 +18,8 @@ impl RedisMgr {
     /// [`LockError::Refused`](crate::LockError::Refused) or a similar error if the server cannot
     /// reply.
     pub fn holder(&self, name: &str) -> Result<Option<Holder>> {
-        let inner = self.handle.inner()?;
-        inner.inspect(&inner.key(name)?)
+        let manager = self.handle.manager()?;
+        manager.inspect(&manager.key(name)?)
     }
 
     /// Returns true if any client holds the lock. Blocks like [`holder`](Self::holder).
@@ -68,7 +68,7 @@ impl RedisMgr {
     /// [`LockError::Refused`](crate::LockError::Refused) if the server cannot reply. The server's
     /// user also needs the permissions `+scan` and `+lrange`.
     pub fn locks(&self, pattern: &str) -> Result<Vec<LockInfo>> {
-        self.handle.inner()?.locks(pattern)
+        self.handle.manager()?.locks(pattern)
     }
 
     /// Returns the holder of one lock and its first 1,000 waiters in queue order; `None` if the
@@ -91,8 +91,8 @@ impl RedisMgr {
     /// [`LockError::WrongType`](crate::LockError::WrongType) if the key holds something that is not
     /// a lock.
     pub fn lock_info(&self, name: &str) -> Result<Option<LockInfo>> {
-        let inner = self.handle.inner()?;
-        inner.lock_info(&inner.key(name)?)
+        let manager = self.handle.manager()?;
+        manager.lock_info(&manager.key(name)?)
     }
 
     /// Takes the lock away from its current holder and hands it over to the next waiter. Returns
@@ -109,9 +109,9 @@ impl RedisMgr {
     ///
     /// The errors of [`holder`](Self::holder).
     pub fn force_release(&self, name: &str) -> Result<bool> {
-        let inner = self.handle.inner()?;
-        let key = inner.key(name)?;
-        inner.force_release(&key)
+        let manager = self.handle.manager()?;
+        let key = manager.key(name)?;
+        manager.force_release(&key)
     }
 
     /// Takes the lock away from the holder with the identifier `id` (see [`Holder::id`]), and from
@@ -133,7 +133,7 @@ impl RedisMgr {
     ///
     /// The errors of [`LockGuard::release`](crate::LockGuard::release).
     pub fn force_release_if(&self, name: &str, id: &str) -> Result<Released> {
-        let inner = self.handle.inner()?;
-        inner.force_release_if(&inner.key(name)?, id)
+        let manager = self.handle.manager()?;
+        manager.force_release_if(&manager.key(name)?, id)
     }
 }

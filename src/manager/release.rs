@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{HeldLock, ManagerInner};
+use super::{HeldLock, Manager};
 use crate::{
     backend::{ReleaseReport, error::BackendError},
     core::{
@@ -18,7 +18,7 @@ use crate::{
     sys::clock::{self, Moment},
 };
 
-impl ManagerInner {
+impl Manager {
     /// Ends the lease, then its renewal, then releases the lock on the server. In this order, a
     /// lock that may be free is never reported as held. Takes at most `timeout`.
     pub(crate) fn release(&self, held: HeldLock, timeout: Duration) -> Result<Released> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::ManagerInner;
+use super::Manager;
 use crate::{
     backend::{
         Feature,
@@ -14,7 +14,7 @@ use crate::{
     sys::clock,
 };
 
-impl ManagerInner {
+impl Manager {
     /// Renews a lease now. The renewer sends the request, so that no two renewals of a lease can
     /// overtake each other.
     pub(crate) fn renew(&self, lease: &Lease, registration: &Registration) -> Result<()> {

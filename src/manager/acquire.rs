@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    HeldLock, ManagerInner,
+    HeldLock, Manager,
     handover::{HandedOver, LocalTurn},
 };
 use crate::{
@@ -35,7 +35,7 @@ pub(super) struct Acquired {
     pub(super) representative: Option<Representative<HandedOver>>,
 }
 
-impl ManagerInner {
+impl Manager {
     /// Acquires a lock, and registers its lease with the renewer.
     pub(crate) fn acquire(&self, name: &str, options: &LockOptions) -> Result<HeldLock> {
         self.acquire_as(LockKind::Mutex, name, options)
