@@ -4,10 +4,10 @@
 mod acquire;
 mod acquire_all;
 mod by_id;
+mod detach;
 mod downgrade;
 mod handle;
 mod handover;
-mod pass;
 mod release;
 mod renew;
 mod wait_limit;

@@ -1,8 +1,8 @@
 //! `RedisMgr`: the lock manager, as an ordinary value and as a process-wide singleton.
 
+mod groups;
 mod inspect;
 mod several;
-mod shared;
 
 use std::{
     fmt,

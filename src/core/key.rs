@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::slot::{hash_tag, slot_of, tag_of_slot};
+use super::cluster_slot::{hash_tag, slot_of, tag_of_slot};
 
 /// Maximum length of a lock name in bytes, with its prefix.
 pub(crate) const MAX_NAME_BYTES: usize = 1024;

@@ -7,6 +7,7 @@ pub(crate) mod backoff;
 pub(crate) mod cancel;
 pub(crate) mod claim;
 pub(crate) mod clock_sample;
+pub(crate) mod cluster_slot;
 pub(crate) mod detached;
 #[cfg(any(feature = "mysql", feature = "testing"))]
 pub(crate) mod glob;
@@ -18,6 +19,5 @@ pub(crate) mod lease;
 pub(crate) mod lock_lost;
 pub(crate) mod node_answer;
 pub(crate) mod quorum;
-pub(crate) mod slot;
 pub(crate) mod token;
 pub(crate) mod validity;

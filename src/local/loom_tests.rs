@@ -1,6 +1,6 @@
 //! Checks with loom the orders in which threads of a process can meet over a lock that is handed
-//! over; run them with `make loom`. The queues and slots are the real ones. The lock is a stand-in
-//! for the lease and its registration, which `renew/loom_tests.rs` has.
+//! over; run them with `make loom`. The queues and waiters are the real ones. The lock is a
+//! stand-in for the lease and its registration, which `renew/loom_tests.rs` has.
 
 use loom::{
     model::Builder,

@@ -2,21 +2,21 @@
 //! holds or asks for. A release hands the lock to the first of them, without the server.
 //!
 //! `queue.rs` decides; this file wakes the threads. A thread that has left a queue finds the reason
-//! in its slot, once the mutex of the queues has been unlocked. What a thread owes to the others is
-//! the destructor of what it has: of a [`Representative`], a [`LocalHold`] or a [`Passing`]. So no
-//! early return and no panic leaves the others without anybody.
+//! in its [`LocalWaiter`], once the mutex of the queues has been unlocked. What a thread owes to
+//! the others is the destructor of what it has: of a [`Representative`], a [`LocalHold`] or a
+//! [`Passing`]. So no early return and no panic leaves the others without anybody.
 
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod queue;
-mod slot;
+mod waiter;
 
 use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
-pub(crate) use self::{queue::Terms, slot::Wanted};
+pub(crate) use self::{queue::Terms, waiter::Wanted};
 use self::{
     queue::{Arrival, HoldNumber, LocalQueue, Release, Signal, Ticket},
-    slot::{Slot, Woken},
+    waiter::{LocalWaiter, Woken},
 };
 use crate::{
     core::{cancel::CancelToken, claim::TOKENS_RESERVED},
@@ -38,7 +38,7 @@ pub(crate) struct LocalQueues<T: Send + 'static> {
 }
 
 /// How a waiting thread is reached.
-type Waiter<T> = Arc<Slot<Turn<T>>>;
+type Waiter<T> = Arc<LocalWaiter<Turn<T>>>;
 
 struct Shared<T: Send + 'static> {
     queues: HashMap<Arc<str>, LocalQueue<Waiter<T>>>,
@@ -99,7 +99,7 @@ impl<T: Send + 'static> LocalQueues<T> {
         cancel: Option<&CancelToken>,
     ) -> (Turn<T>, bool) {
         let now = clock::now();
-        let (slot, ticket, watch_until) = {
+        let (waiter, ticket, watch_until) = {
             let mut shared = self.shared.lock();
             if shared.is_closed {
                 return (Turn::Closed, false);
@@ -110,44 +110,44 @@ impl<T: Send + 'static> LocalQueues<T> {
                 let lock: Arc<str> = lock.into();
                 let queue = shared.queues.entry(lock.clone()).or_default();
                 // The queue is empty, so the thread need not wait.
-                queue.arrive(ticket, wanted.terms, now, || Slot::new(wanted));
+                queue.arrive(ticket, wanted.terms, now, || LocalWaiter::new(wanted));
                 return (Turn::Represents(Representative(self.membership(lock))), false);
             };
-            match queue.arrive(ticket, wanted.terms, now, || Slot::new(wanted)) {
+            match queue.arrive(ticket, wanted.terms, now, || LocalWaiter::new(wanted)) {
                 Arrival::Represents => {
                     drop(shared);
                     let representative = Representative(self.membership(lock.into()));
                     return (Turn::Represents(representative), false);
                 }
-                Arrival::Waits { slot, watch_until } => (slot, ticket, watch_until),
+                Arrival::Waits { waiter, watch_until } => (waiter, ticket, watch_until),
             }
         };
         if let Some(watch_until) = watch_until {
-            slot.watch(watch_until);
+            waiter.watch(watch_until);
         }
-        (self.wait(&lock.into(), &slot, ticket, until, cancel), true)
+        (self.wait(&lock.into(), &waiter, ticket, until, cancel), true)
     }
 
     fn wait(
         self: &Arc<Self>,
         lock: &Arc<str>,
-        slot: &Waiter<T>,
+        waiter: &Waiter<T>,
         ticket: Ticket,
         until: Moment,
         cancel: Option<&CancelToken>,
     ) -> Turn<T> {
         let _cancellation = cancel.map(|token| {
-            let (slot, time) = (slot.clone(), TimeSource::current());
+            let (waiter, time) = (waiter.clone(), TimeSource::current());
             token.on_cancel(Arc::new(move || {
                 let _time = time.enter();
-                slot.cancel();
+                waiter.cancel();
             }))
         });
         loop {
-            let given_up = match slot.wait(until) {
+            let given_up = match waiter.wait(until) {
                 Woken::Turn(turn) => return turn,
                 Woken::WindowEnded => {
-                    self.on_window_end(lock, ticket, slot);
+                    self.on_window_end(lock, ticket, waiter);
                     continue;
                 }
                 Woken::TimedOut => Turn::TimedOut,
@@ -157,7 +157,7 @@ impl<T: Send + 'static> LocalQueues<T> {
                 return given_up;
             }
             // Another thread has removed it from the queue, and is about to say why.
-            return slot.wait_for_turn();
+            return waiter.wait_for_turn();
         }
     }
 
@@ -173,18 +173,23 @@ impl<T: Send + 'static> LocalQueues<T> {
             shared.is_closed = true;
             shared.queues.drain().flat_map(|(_, mut queue)| queue.scatter()).collect()
         };
-        waiting.into_iter().for_each(|slot| slot.give(Turn::Closed));
+        waiting.into_iter().for_each(|waiter| waiter.give(Turn::Closed));
     }
 
     fn membership(self: &Arc<Self>, lock: Arc<str>) -> Membership<T> {
         Membership { queues: self.clone(), lock, is_ended: false }
     }
 
-    fn on_window_end(self: &Arc<Self>, lock: &Arc<str>, ticket: Ticket, slot: &Slot<Turn<T>>) {
+    fn on_window_end(
+        self: &Arc<Self>,
+        lock: &Arc<str>,
+        ticket: Ticket,
+        waiter: &LocalWaiter<Turn<T>>,
+    ) {
         let ended = self.with(lock, |queue| queue.on_window_end(ticket, clock::now()));
         match ended.flatten() {
             Some(Ok(first)) => self.obey(lock, Some(Signal::Represent(first))),
-            Some(Err(watch_until)) => slot.watch(watch_until),
+            Some(Err(watch_until)) => waiter.watch(watch_until),
             None => {}
         }
     }
@@ -214,10 +219,10 @@ impl<T: Send + 'static> LocalQueues<T> {
 
     fn obey(self: &Arc<Self>, lock: &Arc<str>, signal: Option<Signal<Waiter<T>>>) {
         match signal {
-            Some(Signal::Represent(slot)) => {
-                slot.give(Turn::Represents(Representative(self.membership(lock.clone()))));
+            Some(Signal::Represent(waiter)) => {
+                waiter.give(Turn::Represents(Representative(self.membership(lock.clone()))));
             }
-            Some(Signal::Watch(slot, until)) => slot.watch(until),
+            Some(Signal::Watch(waiter, until)) => waiter.watch(until),
             None => {}
         }
     }
@@ -243,8 +248,8 @@ impl<T: Send + 'static> Representative<T> {
     /// fails at a time that counts from its own first request.
     pub(crate) fn scatter(&self) {
         let Membership { queues, lock, .. } = &self.0;
-        for slot in queues.with(lock, LocalQueue::scatter).into_iter().flatten() {
-            slot.give(Turn::Represents(Representative(queues.membership(lock.clone()))));
+        for waiter in queues.with(lock, LocalQueue::scatter).into_iter().flatten() {
+            waiter.give(Turn::Represents(Representative(queues.membership(lock.clone()))));
         }
     }
 }

@@ -40,7 +40,7 @@ pub(crate) struct Terms {
 struct Seat<S> {
     ticket: Ticket,
     terms: Terms,
-    slot: S,
+    waiter: S,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +68,7 @@ pub(crate) enum Arrival<S> {
     /// Asks the server.
     Represents,
     /// Waits, and watches the window until this time, if there is one.
-    Waits { slot: S, watch_until: Option<Moment> },
+    Waits { waiter: S, watch_until: Option<Moment> },
 }
 
 /// What a waiting thread must be told.
@@ -102,27 +102,27 @@ impl<S> Default for LocalQueue<S> {
 }
 
 impl<S: Clone> LocalQueue<S> {
-    /// Adds a thread that wants the lock. `slot` is called if it must wait.
+    /// Adds a thread that wants the lock. `waiter` is called if it must wait.
     pub(crate) fn arrive(
         &mut self,
         ticket: Ticket,
         terms: Terms,
         now: Moment,
-        slot: impl FnOnce() -> S,
+        waiter: impl FnOnce() -> S,
     ) -> Arrival<S> {
         let window_end = self.open_window(now);
         if self.waiting.is_empty() && self.representatives == 0 && window_end.is_none() {
             self.representatives = 1;
             return Arrival::Represents;
         }
-        let slot = slot();
-        self.waiting.push_back(Seat { ticket, terms, slot: slot.clone() });
+        let waiter = waiter();
+        self.waiting.push_back(Seat { ticket, terms, waiter: waiter.clone() });
         let watch_until =
             window_end.filter(|_| self.representatives == 0 && self.watcher.is_none());
         if watch_until.is_some() {
             self.watcher = Some(ticket);
         }
-        Arrival::Waits { slot, watch_until }
+        Arrival::Waits { waiter, watch_until }
     }
 
     /// The server has granted the lock to a representative.
@@ -163,7 +163,7 @@ impl<S: Clone> LocalQueue<S> {
                     self.watcher = None;
                 }
                 return Release::HandOver {
-                    to: next.slot,
+                    to: next.waiter,
                     signal: self.ensure_watched(window_end),
                 };
             }
@@ -199,7 +199,7 @@ impl<S: Clone> LocalQueue<S> {
         }
         self.watcher = None;
         match self.promote() {
-            Some(Signal::Represent(slot)) => Some(Ok(slot)),
+            Some(Signal::Represent(waiter)) => Some(Ok(waiter)),
             _ => None,
         }
     }
@@ -224,7 +224,7 @@ impl<S: Clone> LocalQueue<S> {
     pub(crate) fn scatter(&mut self) -> Vec<S> {
         self.representatives += self.waiting.len();
         self.watcher = None;
-        self.waiting.drain(..).map(|seat| seat.slot).collect()
+        self.waiting.drain(..).map(|seat| seat.waiter).collect()
     }
 
     /// Whether threads wait that came before a caller which does not.
@@ -249,7 +249,7 @@ impl<S: Clone> LocalQueue<S> {
         }
         let last = self.waiting.back()?;
         self.watcher = Some(last.ticket);
-        Some(Signal::Watch(last.slot.clone(), window_end))
+        Some(Signal::Watch(last.waiter.clone(), window_end))
     }
 
     /// Makes the first thread a representative if there is none.
@@ -261,7 +261,7 @@ impl<S: Clone> LocalQueue<S> {
         self.representatives = 1;
         self.has_promoted = true;
         self.watcher = None;
-        Some(Signal::Represent(first.slot))
+        Some(Signal::Represent(first.waiter))
     }
 }
 

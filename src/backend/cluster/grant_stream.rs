@@ -30,7 +30,7 @@ use crate::{
     },
     core::{
         backoff::{RETRY_PAUSE_MAX, retry_backoff},
-        slot::slot_of,
+        cluster_slot::slot_of,
     },
     sys::{
         clock::{self, Moment},

@@ -2,7 +2,7 @@
 
 use redis::Value;
 
-use crate::{backend::discovery::ServerName, core::slot::SLOTS};
+use crate::{backend::discovery::ServerName, core::cluster_slot::SLOTS};
 
 /// Maximum number of nodes of a cluster: what Redis recommends. Otherwise servers could report
 /// nodes without end.

@@ -45,12 +45,12 @@ use crate::{
     },
     core::{
         claim::{Claim, Residue},
+        cluster_slot::tag_of_slot,
         holder::Holder,
         id::LockId,
         key::{InvalidName, LockKey},
         lease::Lease,
         quorum::NodeSet,
-        slot::tag_of_slot,
     },
     lock_info::{LockInfo, Released},
     observe::Observer,

@@ -7,7 +7,7 @@ use redis::Value;
 use super::cluster_node::Part;
 use crate::{
     backend::redis::{GrantMessage, PubSubMessage, Subscriber},
-    core::slot::slot_of,
+    core::cluster_slot::slot_of,
     sys::clock::Moment,
 };
 

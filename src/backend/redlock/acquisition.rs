@@ -12,9 +12,9 @@ use smallvec::SmallVec;
 use super::{
     BroadcastOptions, Redlock,
     footprint::Footprint,
-    pauses::vote_backoff,
     responses::Response,
     round::{Round, vote},
+    round_pauses::vote_backoff,
     vote_releases::VoteReleases,
 };
 use crate::{

@@ -9,12 +9,12 @@ mod footprint;
 mod group_requests;
 mod inspect;
 mod list;
-mod pauses;
 mod release;
 mod renewals;
 mod reported_holder;
 mod responses;
 mod round;
+mod round_pauses;
 mod vote_releases;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -24,7 +24,8 @@ use smallvec::SmallVec;
 
 use self::{
     acquisition::QuorumAcquisition, broadcast::broadcast, cleanup::QuorumCleaner,
-    pauses::subscribe_budget, renewals::QuorumRenewals, reported_holder::most_reported_holder,
+    renewals::QuorumRenewals, reported_holder::most_reported_holder,
+    round_pauses::subscribe_budget,
 };
 pub(crate) use self::{
     broadcast_options::BroadcastOptions,

@@ -1,8 +1,8 @@
 //! `VoteReleases`: the releases of votes that a claim won in lost rounds.
 
 use super::{
-    BroadcastOptions, NodeConnections, Redlock, footprint::Footprint, pauses::release_wait_until,
-    release::ReleaseRequest, responses::Response,
+    BroadcastOptions, NodeConnections, Redlock, footprint::Footprint, release::ReleaseRequest,
+    responses::Response, round_pauses::release_wait_until,
 };
 use crate::{
     backend::{

@@ -17,7 +17,7 @@ fn held(waiting: u64) -> LocalQueue<u64> {
     for ticket in 1..=waiting {
         let watch_until = (ticket == 1).then(|| at(WINDOW));
         let arrival = queue.arrive(Ticket(ticket), TERMS, at(0), || ticket);
-        assert_eq!(arrival, Arrival::Waits { slot: ticket, watch_until });
+        assert_eq!(arrival, Arrival::Waits { waiter: ticket, watch_until });
     }
     queue
 }
@@ -57,7 +57,7 @@ fn watcher_makes_the_first_thread_a_representative() {
     assert_eq!(queue.on_window_end(Ticket(2), at(WINDOW)), Some(Ok(2)));
     assert_eq!(queue.on_window_end(Ticket(2), at(WINDOW)), None);
     // Others come after it.
-    let waits = Arrival::Waits { slot: 4, watch_until: None };
+    let waits = Arrival::Waits { waiter: 4, watch_until: None };
     assert_eq!(queue.arrive(Ticket(4), TERMS, at(WINDOW), || 4), waits);
     assert_eq!(queue.release(HoldNumber(1), TERMS, at(6)), Release::ToServer(None));
 }
@@ -183,7 +183,7 @@ impl Process {
         let thread = self.last;
         match self.queue.arrive(Ticket(thread), TERMS, at(self.now), || thread) {
             Arrival::Represents => self.representatives.push(thread),
-            Arrival::Waits { slot: _, watch_until } => {
+            Arrival::Waits { waiter: _, watch_until } => {
                 self.waiting.push(thread);
                 self.watches.extend(watch_until.map(|until| (thread, until)));
             }

@@ -1,4 +1,4 @@
-//! `Slot`: one thread that waits inside its process. A message ends its wait.
+//! `LocalWaiter`: one thread that waits inside its process. A message ends its wait.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ pub(crate) struct Wanted {
     pub(crate) release_in_background: bool,
 }
 
-pub(super) struct Slot<M> {
+pub(super) struct LocalWaiter<M> {
     pub(super) wanted: Wanted,
     state: Mutex<State<M>>,
     wakeup: Condvar,
@@ -38,10 +38,10 @@ pub(super) enum Woken<M> {
     Cancelled,
 }
 
-impl<M> Slot<M> {
-    pub(super) fn new(wanted: Wanted) -> Arc<Slot<M>> {
+impl<M> LocalWaiter<M> {
+    pub(super) fn new(wanted: Wanted) -> Arc<LocalWaiter<M>> {
         let state = State { turn: None, watch_until: Moment::NEVER, is_cancelled: false };
-        Arc::new(Slot { wanted, state: Mutex::new(state), wakeup: Condvar::new() })
+        Arc::new(LocalWaiter { wanted, state: Mutex::new(state), wakeup: Condvar::new() })
     }
 
     /// Ends the wait with this message. Called once, by the thread that has removed this one from
@@ -98,8 +98,8 @@ impl<M> Slot<M> {
     }
 }
 
-impl<M> fmt::Debug for Slot<M> {
+impl<M> fmt::Debug for LocalWaiter<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slot").field("wanted", &self.wanted).finish_non_exhaustive()
+        f.debug_struct("LocalWaiter").field("wanted", &self.wanted).finish_non_exhaustive()
     }
 }
