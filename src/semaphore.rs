@@ -112,8 +112,10 @@ impl Semaphore {
         let most = limit.min(PERMITS_MAX);
         if count == 0 || count > most {
             let of = if most == limit { "the limit of the semaphore" } else { "the maximum" };
-            let reason =
-                format!("{count} permits were asked for, but 1 to {most} can be: {most} is {of}");
+            let reason = format!(
+                "{count} permits were asked for, but {most} is {of}; ask for at least 1 and at \
+                 most {most}"
+            );
             return Err(LockError::InvalidOptions { reason });
         }
         let kind = LockKind::Permits { limit, count };

@@ -22,7 +22,8 @@ impl Manager {
     pub(crate) fn prepare_detach(&self, lease: &Lease, registration: &Registration) -> Result<()> {
         self.check_feature(Feature::Passing)?;
         if lease.keep_until != Moment::default() {
-            let reason = "a lock that is held at least for a time cannot be detached";
+            let reason = "a lock that is held at least for a time cannot be detached; acquire it \
+                          without hold_at_least";
             return Err(LockError::InvalidOptions { reason: reason.into() });
         }
         self.renew(lease, registration)

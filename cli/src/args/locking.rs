@@ -191,10 +191,13 @@ fn parse_permits(text: &str) -> Result<Permits, String> {
     };
     let (count, limit) = (number(count)?, number(limit)?);
     if limit == 0 {
-        return Err("the limit is 0, so that no command could run".into());
+        return Err("the limit is 0, so that no command could run; write at least 1".into());
     }
     if count == 0 || count > limit {
-        return Err(format!("{count} permits can never be had if the limit is {limit}"));
+        return Err(format!(
+            "{count} permits cannot be acquired if the limit is {limit}; write at least 1 and at \
+             most {limit}"
+        ));
     }
     Ok(Permits { count, limit })
 }

@@ -49,7 +49,7 @@ fn impossible_numbers_are_refused_with_a_reason() {
         let permits: Semaphore = mgr.semaphore("s", 3).unwrap();
         for count in [0, 4] {
             let reason = reason(permits.acquire_many(count).unwrap_err());
-            assert!(reason.contains("3 is the limit of the semaphore"), "{reason}");
+            assert!(reason.contains("3 is the limit of the semaphore; ask for at "), "{reason}");
         }
         let many = mgr.semaphore("s", u32::MAX).unwrap();
         let reason = reason(many.acquire_many(10_000).unwrap_err());

@@ -95,7 +95,10 @@ fn wrong_names_and_options_are_usage_errors() {
         (&["lock", "--detach", "--at-least", "1m", "a"], "--detach works with one NAME"),
         (&["run", "--ttl", "1ms", "a", "-c", "true"], "--ttl is 1ms, but must be 10ms to 24h"),
         (&["lock", "--permits", "0", "a"], "the limit is 0"),
-        (&["lock", "--permits", "3/2", "a"], "3 permits can never be had if the limit is 2"),
+        (
+            &["lock", "--permits", "3/2", "a"],
+            "3 permits cannot be acquired if the limit is 2; write at least 1 and at most 2",
+        ),
         (&["lock", "--at-least", "25h", "a"], "--at-least is 25h, but must be 10ms to 24h"),
         (&["run", "a", "ls"], "write -- before the command: "),
         (&["run", "a"], "<COMMAND>"),
