@@ -158,7 +158,7 @@
 //! |---|---|
 //! | `metrics` | Exports the counters and timings of all managers through the `metrics` facade. |
 //! | `tracing` | Emits a `tracing` span for each wait and each hold. |
-//! | `testing` | For your tests: a lock server in memory, `testing::MemoryServer`. Tests of a loss, a timeout and a server that is away: [docs/testing.md](https://docs.rs/crate/distlock/latest/source/docs/testing.md). |
+//! | `testing` | For your tests: a lock server in memory, `testing::MemoryServer`, and functions that construct errors, holders and events. Tests of a loss, a timeout and a server that is away: [docs/testing.md](https://docs.rs/crate/distlock/latest/source/docs/testing.md). |
 //!
 //! # Log levels
 //!

@@ -7,7 +7,7 @@ use crate::mysql_manager::MySqlMgr;
 use crate::{
     config::LockOptions,
     core::{detached::Detached, holder::Holder},
-    error::Result,
+    error::{LockError, Result},
     guard::LockGuard,
     lock_info::{LockInfo, Released},
     multi_guard::MultiGuard,
@@ -18,6 +18,10 @@ use crate::{
 };
 
 /// A lock manager, wherever its locks are kept: for code that takes any.
+///
+/// A fake for tests needs only `lock_with`, `holder` and `shutdown`. What it does not implement
+/// either calls these, or fails with [`LockError::InvalidOptions`]. See
+/// [docs/testing.md](https://docs.rs/crate/distlock/latest/source/docs/testing.md).
 ///
 /// ```no_run
 /// use distlock::{LockManager, RedisMgr};
@@ -51,7 +55,10 @@ pub trait LockManager: fmt::Debug + Send + Sync {
     }
 
     /// Acquires the locks of several names. See [`RedisMgr::lock_all_with`].
-    fn lock_all_with(&self, names: &[&str], options: &LockOptions) -> Result<MultiGuard>;
+    fn lock_all_with(&self, names: &[&str], options: &LockOptions) -> Result<MultiGuard> {
+        let _ = (names, options);
+        Err(cannot("acquire several locks together"))
+    }
 
     /// Acquires the locks of several names. See [`RedisMgr::lock_all`].
     fn lock_all(&self, names: &[&str]) -> Result<MultiGuard> {
@@ -69,16 +76,28 @@ pub trait LockManager: fmt::Debug + Send + Sync {
     }
 
     /// Returns a handle of a read-write lock. See [`RedisMgr::rw_lock`].
-    fn rw_lock(&self, name: &str) -> Result<RwLock>;
+    fn rw_lock(&self, name: &str) -> Result<RwLock> {
+        let _ = name;
+        Err(cannot("keep read-write locks"))
+    }
 
     /// Returns a handle of a semaphore. See [`RedisMgr::semaphore`].
-    fn semaphore(&self, name: &str, limit: u32) -> Result<Semaphore>;
+    fn semaphore(&self, name: &str, limit: u32) -> Result<Semaphore> {
+        let _ = (name, limit);
+        Err(cannot("keep semaphores"))
+    }
 
     /// Takes over a lock that its holder has detached. See [`RedisMgr::adopt`].
-    fn adopt(&self, detached: &Detached) -> Result<LockGuard>;
+    fn adopt(&self, detached: &Detached) -> Result<LockGuard> {
+        let _ = detached;
+        Err(cannot("adopt locks"))
+    }
 
     /// Acquires a lock that its thread can acquire again. See [`RedisMgr::lock_reentrant`].
-    fn lock_reentrant(&self, name: &str) -> Result<ReentrantGuard>;
+    fn lock_reentrant(&self, name: &str) -> Result<ReentrantGuard> {
+        let _ = name;
+        Err(cannot("acquire reentrant locks"))
+    }
 
     /// Acquires a lock and returns only its id. See [`RedisMgr::acquire_lock`].
     fn acquire_lock(
@@ -86,10 +105,16 @@ pub trait LockManager: fmt::Debug + Send + Sync {
         name: &str,
         lock_timeout: Duration,
         acquire_timeout: Duration,
-    ) -> Result<Option<String>>;
+    ) -> Result<Option<String>> {
+        let _ = (name, lock_timeout, acquire_timeout);
+        Err(cannot("acquire locks by id"))
+    }
 
     /// Releases a lock by its id. See [`RedisMgr::release_lock`].
-    fn release_lock(&self, name: &str, id: &str) -> Result<bool>;
+    fn release_lock(&self, name: &str, id: &str) -> Result<bool> {
+        let _ = (name, id);
+        Err(cannot("release locks by id"))
+    }
 
     /// Returns the holder of a lock. See [`RedisMgr::holder`].
     fn holder(&self, name: &str) -> Result<Option<Holder>>;
@@ -100,25 +125,47 @@ pub trait LockManager: fmt::Debug + Send + Sync {
     }
 
     /// Lists held locks. See [`RedisMgr::locks`].
-    fn locks(&self, pattern: &str) -> Result<Vec<LockInfo>>;
+    fn locks(&self, pattern: &str) -> Result<Vec<LockInfo>> {
+        let _ = pattern;
+        Err(cannot("list locks"))
+    }
 
     /// Describes a held lock. See [`RedisMgr::lock_info`].
-    fn lock_info(&self, name: &str) -> Result<Option<LockInfo>>;
+    fn lock_info(&self, name: &str) -> Result<Option<LockInfo>> {
+        let _ = name;
+        Err(cannot("describe locks"))
+    }
 
     /// Takes a lock from its holder. See [`RedisMgr::force_release`].
-    fn force_release(&self, name: &str) -> Result<bool>;
+    fn force_release(&self, name: &str) -> Result<bool> {
+        let _ = name;
+        Err(cannot("release locks of others"))
+    }
 
     /// Takes a lock from the holder with this id. See [`RedisMgr::force_release_if`].
-    fn force_release_if(&self, name: &str, id: &str) -> Result<Released>;
+    fn force_release_if(&self, name: &str, id: &str) -> Result<Released> {
+        let _ = (name, id);
+        Err(cannot("release locks of others"))
+    }
 
     /// Measures the time of one exchange with the server.
-    fn ping(&self) -> Result<Duration>;
+    fn ping(&self) -> Result<Duration> {
+        Err(cannot("measure the time of an exchange"))
+    }
 
-    /// Returns the server as named in messages.
-    fn server(&self) -> &str;
+    /// Returns the server as named in messages; the name of the manager's type if there is none.
+    fn server(&self) -> &str {
+        std::any::type_name::<Self>()
+    }
 
     /// Releases all locks, wakes all waiters, and stops the threads. See [`RedisMgr::shutdown`].
     fn shutdown(&self);
+}
+
+/// The error of a method that a manager does not implement.
+fn cannot(action: &str) -> LockError {
+    let reason = format!("this lock manager cannot {action}; use a RedisMgr");
+    LockError::InvalidOptions { reason }
 }
 
 macro_rules! lock_manager {

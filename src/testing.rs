@@ -1,5 +1,11 @@
-//! For the tests of programs that use this library: a lock server in memory. With the feature
-//! `testing`.
+//! For the tests of programs that use this library. With the feature `testing`.
+//!
+//! * [`MemoryServer`] is a lock server in memory, for tests that use the real managers.
+//! * For a fake of your own, implement [`LockManager`](crate::LockManager). What it returns can be
+//!   constructed: `LockError::held` and the like, `LockLost::taken`, `Holder::new`,
+//!   `FencingToken::new`, and the `new` of each event.
+
+mod values;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -58,6 +64,9 @@ const LABEL: &str = "memory";
 /// assert!(mgr.try_lock("orders:42").unwrap_err().is_unavailable());
 /// # Ok::<(), LockError>(())
 /// ```
+///
+/// For all of this in tests of a service, see
+/// [docs/testing.md](https://docs.rs/crate/distlock/latest/source/docs/testing.md).
 #[derive(Clone)]
 pub struct MemoryServer {
     server: Arc<Server>,

@@ -115,7 +115,8 @@ impl Holder {
         Holder { nodes, ..self }
     }
 
-    pub(crate) fn with_waiters(self, waiters: u64) -> Holder {
+    /// Adds the number of waiters.
+    pub(crate) fn waited_for_by(self, waiters: u64) -> Holder {
         Holder { waiters: Some(waiters), ..self }
     }
 
@@ -232,6 +233,44 @@ impl Holder {
 
     fn parts(&self) -> Option<Parts<'_>> {
         Parts::parse(&self.id)
+    }
+}
+
+/// With the feature `testing`: a holder, for tests.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use distlock::Holder;
+///
+/// let holder = Holder::new("otherhost|pid7|tid7|ts1").with_ttl_left(Duration::from_secs(8));
+/// assert_eq!(holder.to_string(), "otherhost (pid 7, thread 7), expires in 8s unless renewed");
+/// ```
+#[cfg(feature = "testing")]
+impl Holder {
+    /// Creates a holder of which only the identifier is known.
+    pub fn new(id: impl Into<String>) -> Holder {
+        Holder::from_id(id.into())
+    }
+
+    /// Sets [`ttl_left`](Self::ttl_left).
+    pub fn with_ttl_left(self, ttl_left: Duration) -> Holder {
+        Holder { ttl_left: Some(ttl_left), hides_expiry: false, ..self }
+    }
+
+    /// Sets [`held_for`](Self::held_for).
+    pub fn with_held_for(self, held_for: Duration) -> Holder {
+        Holder { held_for: Some(held_for), ..self }
+    }
+
+    /// Sets [`waiters`](Self::waiters).
+    pub fn with_waiters(self, waiters: u64) -> Holder {
+        self.waited_for_by(waiters)
+    }
+
+    /// Sets [`held_by`](Self::held_by).
+    pub fn with_held_by(self, held_by: HeldBy) -> Holder {
+        self.with_group(held_by, None)
     }
 }
 

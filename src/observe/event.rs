@@ -29,6 +29,8 @@ use crate::{
 /// with `timed_out`, `failed` or `acquired`. `acquired` is followed by one `released` or one
 /// `lost`, unless the guard is leaked.
 ///
+/// To test a handler, create events with their `new`, which the feature `testing` adds.
+///
 /// A handler should not own a [`RedisMgr`](crate::RedisMgr): that would keep the manager alive
 /// forever.
 ///
@@ -138,6 +140,12 @@ macro_rules! event {
         }
 
         impl<'a> $name<'a> {
+            /// Creates an event, for tests. With the feature `testing`.
+            #[cfg(feature = "testing")]
+            pub fn new($($field: $type,)*) -> $name<'a> {
+                $name { $($field,)* }
+            }
+
             $(
                 $(#[$field_about])*
                 pub fn $field(&self) -> $type {

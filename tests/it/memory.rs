@@ -1,5 +1,7 @@
 //! A server in memory: what its tests let others do, and how it fails.
 
+mod fakes;
+
 use std::time::Duration;
 
 use distlock::{LockError, LockLost, LockOptions, RedisMgr, Released, testing::MemoryServer};

@@ -121,7 +121,9 @@ impl Redlock {
             Some((count, holder)) if count >= quorum(nodes) => {
                 let holder = holder.clone();
                 Ok(Inspection::Held(
-                    holder.with_nodes(responses.node_answers(self, describe)).with_waiters(waiters),
+                    holder
+                        .with_nodes(responses.node_answers(self, describe))
+                        .waited_for_by(waiters),
                 ))
             }
             _ if wrong > nodes - quorum(nodes) => Ok(Inspection::WrongType),

@@ -194,7 +194,7 @@ impl Redlock {
                 Inspection::Free
             };
         };
-        let holder = held.holder.clone().with_waiters(queue.holder.waiters().unwrap_or(0));
+        let holder = held.holder.clone().waited_for_by(queue.holder.waiters().unwrap_or(0));
         let describe_one =
             |reply: &(u64, Vec<Description>)| reply.1.get(index).map_or_else(String::new, describe);
         let holder = holder.with_nodes(responses.node_answers(self, describe_one));
