@@ -402,6 +402,18 @@ mod tests {
         assert_eq!(setup.pay().0, 200);
     }
 
+    /// The lock server may have carried out the request whose reply is late.
+    #[test]
+    fn payment_with_a_slow_lock_server_is_answered_with_503() {
+        let mut setup = Setup::new();
+        setup.locks.slow(MINUTE);
+        assert_eq!(setup.pay().0, 503);
+        setup.locks.resume();
+        setup.locks.advance(TTL); // the manager cleans up, or the lock expires
+        assert_eq!(setup.pay().0, 200);
+        assert_eq!(setup.payments(), 1);
+    }
+
     #[test]
     fn payment_is_rejected_if_the_lock_is_lost_meanwhile() {
         let mut setup = Setup::new();

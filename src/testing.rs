@@ -193,7 +193,20 @@ impl MemoryServer {
         self.server.stop();
     }
 
-    /// Lets the server accept connections again.
+    /// Lets each reply arrive this much later. The server carries out requests at once
+    /// nevertheless, and sends grant messages to waiters without a delay.
+    ///
+    /// If that is later than the [operation timeout](Config::operation_timeout) (by default 1 s), a
+    /// call fails after that timeout with [`LockError::Unavailable`], and the manager does not know
+    /// whether the request was carried out. So a lock can be held although the call that asked for
+    /// it has failed, until the manager has cleaned up after the call.
+    ///
+    /// The delay is in the time of the server: if its clock stands, the delay takes no time.
+    pub fn slow(&self, delay: Duration) {
+        self.server.slow(delay);
+    }
+
+    /// Lets the server accept connections again, and reply at once.
     pub fn resume(&self) {
         self.server.resume();
     }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// What a new clock shows, in nanoseconds.
 const FIRST: u64 = 1_000_000_000_000;
@@ -118,6 +118,39 @@ pub(super) fn enter_begun(clock: Option<Arc<ManualClock>>) -> Entered {
     Entered { clock, before }
 }
 
+/// Whether a thread that uses a clock has ended, for a thread that joins it. That one must not be
+/// counted as busy meanwhile: the clock has to go on while the joined thread waits.
+#[derive(Debug)]
+pub(crate) struct ThreadEnd {
+    clock: Arc<ManualClock>,
+    has_ended: Mutex<bool>,
+}
+
+impl ThreadEnd {
+    pub(super) fn new(clock: &Arc<ManualClock>) -> Arc<ThreadEnd> {
+        Arc::new(ThreadEnd { clock: clock.clone(), has_ended: Mutex::new(false) })
+    }
+
+    pub(super) fn wait(&self) {
+        let _entered = enter(Some(&self.clock));
+        let mut has_ended = self.has_ended.lock();
+        while !*has_ended {
+            self.clock.park(self.place(), u64::MAX, |wait| {
+                MutexGuard::unlocked(&mut has_ended, wait);
+            });
+        }
+    }
+
+    pub(super) fn report(&self) {
+        *self.has_ended.lock() = true;
+        self.clock.wake(self.place());
+    }
+
+    fn place(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+}
+
 impl ManualClock {
     pub(crate) fn new() -> Arc<ManualClock> {
         let state = State { now: FIRST, busy: 0, waiting: BTreeMap::new(), tickets: 0 };
@@ -216,7 +249,7 @@ impl ManualClock {
     }
 
     /// Waits until all threads wait.
-    fn await_idle(&self, state: &mut parking_lot::MutexGuard<'_, State>) {
+    fn await_idle(&self, state: &mut MutexGuard<'_, State>) {
         while state.busy > 0 && !self.changed.wait_for(state, BUSY_MAX).timed_out() {}
     }
 }

@@ -1,5 +1,7 @@
 //! The only module that starts threads.
 
+#[cfg(feature = "testing")]
+use std::sync::Arc;
 use std::{
     io,
     thread::{self, ThreadId},
@@ -15,6 +17,9 @@ use crate::sys::{manual, sim};
 #[derive(Debug)]
 pub(crate) enum Thread {
     Real(thread::JoinHandle<()>),
+    /// Uses a clock that stands until it is advanced.
+    #[cfg(feature = "testing")]
+    Manual(thread::JoinHandle<()>, Arc<manual::ThreadEnd>),
     #[cfg(feature = "testing")]
     Simulated(u64),
 }
@@ -33,18 +38,25 @@ pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Resu
     #[cfg(feature = "testing")]
     if let Some(clock) = manual::current() {
         clock.begin_thread();
-        let entered = clock.clone();
+        let end = manual::ThreadEnd::new(&clock);
+        let (entered, reported) = (clock.clone(), end.clone());
         let run = move || {
             let _entered = manual::enter_begun(Some(entered));
+            // The threads of this library catch panics.
             run();
+            reported.report();
         };
-        return spawn_real(name, run).inspect_err(|_| clock.cancel_thread());
+        let thread = spawn_real(name, run).inspect_err(|_| clock.cancel_thread())?;
+        return Ok(Thread::Manual(thread, end));
     }
-    spawn_real(name, run)
+    spawn_real(name, run).map(Thread::Real)
 }
 
-fn spawn_real(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
-    with_signals_blocked(|| thread::Builder::new().name(name.into()).spawn(run).map(Thread::Real))
+fn spawn_real(
+    name: &str,
+    run: impl FnOnce() + Send + 'static,
+) -> io::Result<thread::JoinHandle<()>> {
+    with_signals_blocked(|| thread::Builder::new().name(name.into()).spawn(run))
 }
 
 /// Runs `action` with signals blocked, so that threads started by it do not receive any. A program
@@ -77,6 +89,8 @@ impl Thread {
         match self {
             Thread::Real(thread) => Some(thread.thread().id()),
             #[cfg(feature = "testing")]
+            Thread::Manual(thread, _) => Some(thread.thread().id()),
+            #[cfg(feature = "testing")]
             Thread::Simulated(_) => None,
         }
     }
@@ -85,6 +99,11 @@ impl Thread {
     pub(crate) fn join(self) {
         match self {
             Thread::Real(thread) => drop(thread.join()),
+            #[cfg(feature = "testing")]
+            Thread::Manual(thread, end) => {
+                end.wait();
+                drop(thread.join());
+            }
             #[cfg(feature = "testing")]
             Thread::Simulated(thread) => {
                 if let Some(world) = sim::world() {

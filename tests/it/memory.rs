@@ -1,6 +1,7 @@
 //! A server in memory: what its tests let others do, and how it fails.
 
 mod fakes;
+mod slow;
 
 use std::time::Duration;
 

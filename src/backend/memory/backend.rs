@@ -21,7 +21,7 @@ use crate::{
             list_requests::{DescribeLocks, Scan, key_pattern},
             listing::{DESCRIBE_BATCH_MAX, Listing},
             release_on_one_server,
-            renewals::renew_on_one_server,
+            renewals::{renew_on_one_server, renewal_timeout},
             requests_and_replies::{Acquire, AcquireReply, OfKind, Ping},
         },
     },
@@ -54,8 +54,12 @@ impl MemoryBackend {
         MemoryBackend { server, label, operation_timeout }
     }
 
+    fn deadline(&self) -> Moment {
+        clock::now().saturating_add(self.operation_timeout)
+    }
+
     fn ask<C: Request>(&self, request: &C) -> Result<Exchange<C::Reply>, NodeError> {
-        self.server.exchange(request, clock::now().saturating_add(self.operation_timeout))
+        self.server.exchange(request, self.deadline())
     }
 
     fn reply_to<C: Request>(&self, request: &C) -> Result<C::Reply, BackendError> {
@@ -229,8 +233,10 @@ impl OneServerForEachLock for MemoryBackend {
 }
 
 impl LeaseRenewals for MemoryBackend {
-    fn renew(&mut self, leases: &[&Arc<Lease>], _: RenewalLimits<'_>) -> RenewalReport {
-        renew_on_one_server(leases, |request| self.ask(request))
+    fn renew(&mut self, leases: &[&Arc<Lease>], limits: RenewalLimits<'_>) -> RenewalReport {
+        let timeout = renewal_timeout(&limits, self.operation_timeout);
+        let deadline = clock::now().saturating_add(timeout).min(limits.stop_by);
+        renew_on_one_server(leases, |request| self.server.exchange(request, deadline))
     }
 
     fn reset(&mut self) {}
@@ -240,11 +246,16 @@ impl ResidueCleaner for MemoryBackend {
     fn clean_up(
         &mut self,
         residues: &mut [(&Claim, &mut Residue)],
-        _: CleanupLimits<'_>,
+        limits: CleanupLimits<'_>,
     ) -> Option<BackendError> {
         let mut failure = None;
+        let now = clock::now();
+        let deadline = match limits {
+            CleanupLimits::Unless(_) => self.deadline(),
+            CleanupLimits::HalfUntil(end) => now.saturating_add(end.duration_since(now) / 2),
+        };
         for (claim, residue) in residues {
-            match self.clean_up_once(claim, residue, Moment::NEVER) {
+            match self.clean_up_once(claim, residue, deadline) {
                 Ok(()) => residue.nodes = NodeSet::EMPTY,
                 Err(error) => failure = Some(error),
             }

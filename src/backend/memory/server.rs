@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     backend::redis::{
-        Exchange, NodeError, Request, ScriptRef,
+        Exchange, NodeError, NodeErrorKind, Request, ScriptRef,
         requests_and_replies::{KindReleaseReply, OfKind, Release, ReleaseReply},
     },
     core::{
@@ -45,6 +45,8 @@ pub(crate) struct Server {
 struct State {
     keys: Keys,
     stopped: bool,
+    /// Time from a request to its reply.
+    reply_delay: Duration,
     subscribers: BTreeMap<Bytes, Vec<Arc<Inbox>>>,
 }
 
@@ -104,10 +106,22 @@ impl Server {
         deadline: Moment,
     ) -> Result<Exchange<C::Reply>, NodeError> {
         let sent = clock::now();
-        if self.state.lock().stopped {
-            return Err(stopped());
+        let reply_delay = {
+            let state = self.state.lock();
+            if state.stopped {
+                return Err(stopped());
+            }
+            state.reply_delay
+        };
+        let reply = self.run(request, deadline, sent);
+        if !reply_delay.is_zero() {
+            let arrives = sent.saturating_add(reply_delay);
+            clock::sleep_until(arrives.min(deadline));
+            if arrives > deadline {
+                return Err(NodeError::outcome_unknown(NodeErrorKind::TimedOut));
+            }
         }
-        Ok(Exchange { sent, reply: self.run(request, deadline, sent)? })
+        Ok(Exchange { sent, reply: reply? })
     }
 
     /// Carries out a request, even if the server is stopped.
@@ -198,9 +212,15 @@ impl Server {
         self.restart(|state| state.stopped = true);
     }
 
-    /// Accepts connections again.
+    /// Delays each reply from now on.
+    pub(crate) fn slow(&self, reply_delay: Duration) {
+        self.state.lock().reply_delay = reply_delay;
+    }
+
+    /// Accepts connections again, and replies at once.
     pub(crate) fn resume(&self) {
-        self.state.lock().stopped = false;
+        let mut state = self.state.lock();
+        (state.stopped, state.reply_delay) = (false, Duration::ZERO);
     }
 
     /// Restarts without data.

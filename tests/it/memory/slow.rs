@@ -1,0 +1,128 @@
+//! A server in memory whose replies are late, with a clock that stands.
+
+use std::{thread, time::Duration};
+
+use distlock::{LockError, LockLost, LockOptions, RedisMgr, testing::MemoryServer};
+
+use crate::{
+    helpers::{SECOND, UnwrapReleased, spawn_call},
+    support::{TEST_TIMEOUT, eventually},
+};
+
+/// Longer than the operation timeout, which is a second.
+const TOO_LATE: Duration = Duration::from_millis(1_500);
+
+type Call = fn(&RedisMgr) -> distlock::Result<()>;
+
+/// How much time passes during a call, by the server's clock.
+fn time_of<T>(server: &MemoryServer, call: impl FnOnce() -> T) -> (Duration, T) {
+    let clock = server.manager();
+    let clock = clock.lock_with("clock", &LockOptions::new().ttl(3_600 * SECOND).renew(false));
+    let clock = clock.unwrap();
+    let before = clock.remaining();
+    let result = call();
+    (before - clock.remaining(), result)
+}
+
+#[test]
+fn slow_server_is_unavailable_after_the_operation_timeout() {
+    let server = MemoryServer::new();
+    let mgr = server.manager();
+    let calls: [(&str, Call); 6] = [
+        ("ping", |mgr| mgr.ping().map(drop)),
+        ("holder", |mgr| mgr.holder("x").map(drop)),
+        ("try_lock", |mgr| mgr.try_lock("x").map(drop)),
+        ("try_read", |mgr| mgr.rw_lock("r")?.try_read().map(drop)),
+        ("try_acquire", |mgr| mgr.semaphore("s", 3)?.try_acquire().map(drop)),
+        ("try_lock_all", |mgr| mgr.try_lock_all(["a", "b"]).map(drop)),
+    ];
+    for (name, call) in calls {
+        let (took, result) = time_of(&server, || {
+            server.slow(TOO_LATE);
+            let result = call(&mgr);
+            server.resume();
+            result
+        });
+        let error = result.unwrap_err();
+        assert!(error.is_unavailable(), "{name}: {error:?}");
+        assert!(error.to_string().contains("no reply in time"), "{name}: {error}");
+        assert_eq!(took, SECOND, "{name}");
+    }
+    // What the requests have left behind is cleaned up.
+    server.advance(20 * SECOND);
+    let other = server.manager();
+    for name in ["x", "r", "s", "a", "b"] {
+        drop(other.try_lock(name).unwrap());
+    }
+}
+
+/// Unlike with a server that is stopped.
+#[test]
+fn slow_server_carries_out_the_request() {
+    let server = MemoryServer::new();
+    let guard = server.manager().lock("x").unwrap();
+    server.slow(TOO_LATE);
+    assert!(guard.release().unwrap_err().is_unavailable());
+    server.resume();
+    drop(server.manager().try_lock("x").unwrap());
+}
+
+#[test]
+fn reply_in_time_only_takes_longer() {
+    let server = MemoryServer::new();
+    let mgr = server.manager();
+    server.slow(SECOND / 2);
+    assert_eq!(mgr.ping().unwrap(), SECOND / 2);
+    let (took, guard) = time_of(&server, || mgr.lock("x").unwrap());
+    assert_eq!(took, SECOND / 2);
+    server.advance(3_600 * SECOND);
+    assert!(guard.is_held(), "the renewals are confirmed");
+    guard.release().unwrap().unwrap_released();
+}
+
+#[test]
+fn lease_expires_while_the_server_is_slow() {
+    let server = MemoryServer::new();
+    let mgr = server.manager();
+    let guard = mgr.lock("x").unwrap();
+    server.slow(TOO_LATE);
+    let left = guard.remaining();
+    server.advance(left - Duration::from_nanos(1));
+    assert!(guard.is_held());
+    server.advance(Duration::from_nanos(1));
+    assert_eq!(guard.lost().try_recv(), Ok(LockLost::Expired));
+}
+
+#[test]
+fn call_on_another_thread_waits_for_the_clock() {
+    let server = MemoryServer::new();
+    server.slow(TOO_LATE);
+    let call = spawn_call(&server.manager(), "x", |mgr, name| mgr.try_lock(name).map(drop));
+    while !call.is_finished() {
+        server.advance(SECOND / 10);
+    }
+    assert!(call.join().unwrap().unwrap_err().is_unavailable());
+}
+
+/// The shutdown joins threads that wait for replies.
+#[test]
+fn manager_of_a_slow_server_shuts_down() {
+    for delay in [SECOND / 5, TOO_LATE] {
+        let whole = thread::spawn(move || {
+            let server = MemoryServer::new();
+            let (mgr, other) = (server.manager(), server.manager());
+            let (guard, kept) = (mgr.lock("x").unwrap(), mgr.lock("y").unwrap());
+            server.slow(delay);
+            let _ = guard.release();
+            mgr.shutdown();
+            assert!(!kept.is_held());
+            assert!(matches!(mgr.lock("x"), Err(LockError::Shutdown)));
+            server.resume();
+            // Some may be left to expire.
+            server.advance(11 * SECOND);
+            assert!(!other.is_locked("x").unwrap() && !other.is_locked("y").unwrap());
+        });
+        eventually("it has shut down", TEST_TIMEOUT, || whole.is_finished());
+        whole.join().unwrap();
+    }
+}
