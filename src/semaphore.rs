@@ -106,7 +106,10 @@ impl Semaphore {
     /// # Errors
     ///
     /// [`LockError::InvalidOptions`] if `count` is 0, more than the limit, or more than 9,999.
-    /// Otherwise the errors of [`RedisMgr::lock_with`](crate::RedisMgr::lock_with).
+    /// While a mutex or a write lock of this name is held, there are no permits: an error about
+    /// contention then names that holder, whose [`held_by`](Holder::held_by) is
+    /// [`HeldBy::One`](crate::HeldBy::One). Otherwise the errors of
+    /// [`RedisMgr::lock_with`](crate::RedisMgr::lock_with).
     pub fn acquire_with(&self, count: u32, options: &LockOptions) -> Result<Permit> {
         let limit = self.limit;
         let most = limit.min(PERMITS_MAX);

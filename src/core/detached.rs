@@ -92,7 +92,10 @@ pub struct ParseDetachedError(());
 
 impl fmt::Display for ParseDetachedError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("not a detached lock: expected kind, ttl in ms, id and name")
+        f.write_str(
+            "not a detached lock; give the whole text that the former holder printed: kind, ttl in \
+             ms, id and name",
+        )
     }
 }
 

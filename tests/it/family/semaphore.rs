@@ -1,6 +1,6 @@
 //! Semaphores: limits, claims of several permits, reports.
 
-use distlock::{LockError, LockKind, Semaphore};
+use distlock::{HeldBy, LockError, LockKind, Semaphore};
 
 use super::{LONG, Subject, spawn_waiter};
 use crate::helpers::UnwrapReleased;
@@ -106,6 +106,9 @@ fn mutex_of_the_same_name_waits_for_all_permits() {
         let mutex = mutex.join().unwrap().unwrap();
         assert_eq!(permits.available().unwrap(), 0);
         assert_eq!(permits.holders().unwrap()[0].id(), mutex.id().as_str());
+        let refused = permits.try_acquire().unwrap_err();
+        let holder = refused.holder().unwrap();
+        assert_eq!((holder.id(), holder.held_by()), (mutex.id().as_str(), HeldBy::One));
         let readers = mgr.rw_lock("s").unwrap();
         assert!(readers.try_read().unwrap_err().is_contended());
         drop(mutex);

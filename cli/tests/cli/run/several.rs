@@ -102,7 +102,7 @@ fn wrong_names_and_options_are_usage_errors() {
         (&["lock", "--at-least", "25h", "a"], "--at-least is 25h, but must be 10ms to 24h"),
         (&["run", "a", "ls"], "write -- before the command: "),
         (&["run", "a"], "<COMMAND>"),
-        (&["adopt", "mutex", "-c", "true"], "not a detached lock"),
+        (&["adopt", "mutex", "-c", "true"], "not a detached lock; give the whole text"),
         (&["run", "--max-hold", "0", "a", "-c", "true"], "--max-hold is zero"),
     ] {
         let mut ended = fixture.start(fixture.distlock(args));
