@@ -1,14 +1,12 @@
 //! Locks that several clients hold together, and several locks at once, beside the mutex.
 
 use std::{
-    sync::{
-        Arc, Barrier,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
     time::Duration,
 };
 
+use crossbeam_channel::unbounded;
 use distlock::{Config, LockError, LockOptions, MultiGuard, ReadGuard, RedisMgr, Released};
 
 use crate::{
@@ -158,36 +156,44 @@ fn release_before(server: &RedisServer, readers: usize, turns: usize) -> Result<
     // The readers of another process: their wake-ups are not the writer's work.
     let others = RedisMgr::new(Config::new(server.url()).ttl(TTL))?;
     let lock = mgr.rw_lock("written")?;
-    let barrier = Arc::new(Barrier::new(readers + 1));
     let mut took = Times::new();
     thread::scope(|scope| {
-        let threads: Vec<_> = (0..readers)
-            .map(|_| {
-                let (lock, barrier) = (others.rw_lock("written"), barrier.clone());
-                scope.spawn(move || {
-                    for _ in 0..turns {
-                        barrier.wait();
-                        let read: distlock::Result<ReadGuard> = lock
-                            .as_ref()
-                            .map_or_else(|_| Err(LockError::Shutdown), distlock::RwLock::read);
-                        barrier.wait();
-                        drop(read?);
-                    }
-                    Ok::<(), LockError>(())
-                })
-            })
-            .collect();
+        let (mut signals, mut threads) = (Vec::new(), Vec::new());
+        for _ in 0..readers {
+            let (lock, (signal, signalled)) = (others.rw_lock("written")?, unbounded::<()>());
+            signals.push(signal);
+            threads.push(scope.spawn(move || {
+                // Signals to ask for the lock and to release it, in turns. After the last one, or
+                // if the writer has failed, the channel is closed.
+                while signalled.recv().is_ok() {
+                    let _read: ReadGuard = lock.read()?;
+                    let _ = signalled.recv();
+                }
+                Ok::<(), LockError>(())
+            }));
+        }
+        // A reader ends early only if it fails. Then nobody waits for it.
+        let has_failed = || threads.iter().any(thread::ScopedJoinHandle::is_finished);
+        let signal_all = || signals.iter().all(|signal| signal.send(()).is_ok());
         for _ in 0..turns {
             let writer = lock.write()?;
-            barrier.wait();
-            while mgr.lock_info("written")?.map_or(0, |lock| lock.waiting()) < readers as u64 {
+            if !signal_all() {
+                break;
+            }
+            while mgr.lock_info("written")?.map_or(0, |lock| lock.waiting()) < readers as u64
+                && !has_failed()
+            {
                 pause(Duration::from_millis(2));
+            }
+            if has_failed() {
+                break;
             }
             let started = now();
             let _: Released = writer.release()?;
             took.add(now() - started);
-            barrier.wait();
+            signal_all();
         }
+        drop(signals);
         for thread in threads {
             thread.join().map_err(|_| "a thread panicked")??;
         }
