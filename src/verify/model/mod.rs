@@ -1,12 +1,15 @@
 //! A model of the protocol over several nodes, checked exhaustively: every order of events, up to a
-//! number of ticks and faults. Run it with `cargo test --lib redlock::model`; it takes about a
+//! number of ticks and faults. Run it with `cargo test --lib verify::model`; it takes about a
 //! minute.
+//!
+//! `groups.rs` is a model of its own, of groups on one server.
 //!
 //! Nodes, clients and the messages between them are modelled. Verdicts, tokens, votes and deadlines
 //! are computed by the library's own code in `quorum.rs`. Each rule of the protocol can be broken,
 //! which shows that the check detects it.
 
 mod client;
+mod groups;
 mod liveness;
 mod node;
 mod normalize;

@@ -1,0 +1,324 @@
+//! A model of groups on one server, checked exhaustively: writers that can become readers, readers,
+//! and holders of permits. Each has one turn. Leases expire, requests and grant messages are late,
+//! replies are lost, and waiters leave the queue or die.
+//!
+//! `server.rs` follows the scripts in `lua/group/`. Each rule of theirs can be broken, which shows
+//! that the check detects it.
+
+mod client;
+mod server;
+
+use stateright::{Checker as _, HasDiscoveries, Model as _, Property};
+
+use self::{
+    client::{Client, Phase, Step},
+    server::Server,
+};
+
+type Tick = u8;
+
+const CLIENTS: usize = 3;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Kind {
+    Write,
+    Read,
+    Permits { limit: u8, count: u8 },
+}
+
+impl Kind {
+    /// Whether both can have the lock at the same time, if there are enough permits.
+    fn is_shared_with(self, other: Kind) -> bool {
+        matches!(
+            (self, other),
+            (Kind::Read, Kind::Read) | (Kind::Permits { .. }, Kind::Permits { .. })
+        )
+    }
+
+    fn permits(self) -> u8 {
+        if let Kind::Permits { count, .. } = self { count } else { 1 }
+    }
+}
+
+/// The rules of the scripts and of the clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rule {
+    /// Nobody passes a waiter that is alive.
+    WaitersComeFirst,
+    /// Members are counted before one is added.
+    MembersAreCounted,
+    /// A member does not count once it has expired.
+    ExpiredDoNotCount,
+    /// The lock key expires with the member that expires last.
+    LastMemberSetsExpiry,
+    /// Nobody joins a group whose members are lost.
+    LostMembersExclude,
+    /// A release ends the caller's own hold only.
+    ReleaseChecksHolder,
+    /// A member that asks again gets a new token.
+    RepeatedRequestGetsToken,
+    /// A waiter that leaves the queue lets those behind it in.
+    LeavingAdvances,
+    /// A dead waiter at the head of the queue is removed.
+    DeadAreRemoved,
+    /// A downgrade leaves no moment in which the lock is free.
+    DowngradeHasNoGap,
+    /// The time of a grant counts from the grant, not from when its message is read.
+    GrantCountsFromGrant,
+}
+
+#[derive(Clone, Debug)]
+struct Model {
+    kinds: [Kind; CLIENTS],
+    horizon: Tick,
+    ttl: Tick,
+    /// How long a waiter keeps the lock that was granted to it, unless it renews it.
+    claim_window: Tick,
+    /// Maximum number of polls and of renewals of each client.
+    polls: u8,
+    renewals: u8,
+    /// Whether waiters may leave the queue.
+    give_up: bool,
+    /// Faults that may occur.
+    faults: Faults,
+    broken: &'static [Rule],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Faults {
+    deaths: u8,
+    lost_replies: u8,
+    lost_members: u8,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct World {
+    now: Tick,
+    server: Server,
+    clients: [Client; CLIENTS],
+    faults: Faults,
+    /// Whether a token was not larger than one that had been used when it was requested, or equal
+    /// to that of another client.
+    token_did_not_rise: bool,
+    /// Whether a client was granted the lock before one that was alive and ahead in the queue.
+    has_passed: bool,
+    /// Whether a request was served that left a waiter, although it was the first that was alive,
+    /// and fitted.
+    has_forgotten: bool,
+}
+
+impl World {
+    fn holder_count(&self, is_counted: fn(Kind) -> bool) -> usize {
+        let held = self.clients.iter().filter_map(|client| client.held_as(self.now));
+        held.filter(|kind| is_counted(*kind)).count()
+    }
+}
+
+const EXCLUSIVE: &str = "nobody holds beside a writer, and no more permits than the limit";
+const RISING: &str = "tokens rise";
+const ORDERED: &str = "nobody passes a waiter";
+const REMEMBERED: &str = "no request leaves a waiter that fits";
+const LIVE: &str = "every waiter is served in the end";
+
+impl Model {
+    fn breaks(&self, rule: Rule) -> bool {
+        self.broken.contains(&rule)
+    }
+
+    fn is_exclusive(&self, world: &World) -> bool {
+        let holders = || world.clients.iter().filter_map(|client| client.held_as(world.now));
+        let pairs_fit = holders()
+            .enumerate()
+            .all(|(index, one)| holders().skip(index + 1).all(|other| one.is_shared_with(other)));
+        let limits = holders().filter_map(|kind| match kind {
+            Kind::Permits { limit, .. } => Some(limit),
+            _ => None,
+        });
+        let held: u8 = holders().map(Kind::permits).sum();
+        pairs_fit && limits.max().is_none_or(|limit| held <= limit)
+    }
+
+    /// Whether all waiters get the lock from here on, if nothing fails any more, waiters poll, and
+    /// holders release what they have.
+    fn is_live(&self, world: &World) -> bool {
+        let fault_free = Model { broken: &[], ..self.clone() };
+        let mut world = world.clone();
+        for _ in 0..self.ttl * 2 + 2 * CLIENTS as u8 {
+            for client in 0..CLIENTS {
+                let steps = [
+                    Step::Arrive(client),
+                    Step::ReadGrant(client),
+                    Step::Release(client),
+                    Step::Arrive(client),
+                    Step::Poll(client),
+                    Step::Arrive(client),
+                ];
+                for step in steps {
+                    if fault_free.is_possible(&world, step) {
+                        fault_free.play(&mut world, step);
+                    }
+                }
+            }
+            fault_free.play(&mut world, Step::Tick);
+        }
+        world.clients.iter().all(|client| client.phase != Phase::Waiting)
+    }
+}
+
+impl stateright::Model for Model {
+    type State = Box<World>;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<Box<World>> {
+        vec![Box::new(World {
+            now: 0,
+            server: Server::default(),
+            clients: self.kinds.map(|kind| Client::new(kind, self.polls, self.renewals)),
+            faults: self.faults,
+            token_did_not_rise: false,
+            has_passed: false,
+            has_forgotten: false,
+        })]
+    }
+
+    fn actions(&self, world: &Box<World>, steps: &mut Vec<Step>) {
+        let all = (0..CLIENTS).flat_map(Step::of_client).chain([Step::Tick, Step::LoseMembers]);
+        steps.extend(all.filter(|step| self.is_possible(world, *step)));
+    }
+
+    fn next_state(&self, world: &Box<World>, step: Step) -> Option<Box<World>> {
+        let mut next = world.clone();
+        self.play(&mut next, step);
+        next.normalize();
+        Some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Model>> {
+        let mut properties = vec![
+            Property::<Model>::always(EXCLUSIVE, |model, world| model.is_exclusive(world)),
+            Property::<Model>::always(RISING, |_, world| !world.token_did_not_rise),
+            Property::<Model>::always(ORDERED, |_, world| !world.has_passed),
+            Property::<Model>::always(REMEMBERED, |_, world| !world.has_forgotten),
+            Property::<Model>::always(LIVE, |model, world| {
+                world.now < model.horizon || model.is_live(world)
+            }),
+            Property::<Model>::sometimes("a message grants the lock", |_, world| {
+                world.clients.iter().any(|client| client.grant.is_some())
+            }),
+        ];
+        if self.kinds.iter().filter(|kind| **kind == Kind::Read).count() > 1 {
+            properties.push(Property::<Model>::sometimes("two readers hold", |_, world| {
+                world.holder_count(|kind| kind == Kind::Read) > 1
+            }));
+        }
+        if self.kinds.contains(&Kind::Write) {
+            properties.push(Property::<Model>::sometimes(
+                "a writer became a reader",
+                |_, world| {
+                    world.clients.iter().any(|client| {
+                        client.kind == Kind::Write && client.held_as(world.now) == Some(Kind::Read)
+                    })
+                },
+            ));
+        } else {
+            properties.push(Property::<Model>::sometimes("two have permits", |_, world| {
+                world.holder_count(|_| true) > 1
+            }));
+        }
+        properties
+    }
+}
+
+const NO_FAULTS: Faults = Faults { deaths: 0, lost_replies: 0, lost_members: 0 };
+
+const READERS: Model = Model {
+    kinds: [Kind::Write, Kind::Read, Kind::Read],
+    horizon: 3,
+    ttl: 2,
+    claim_window: 1,
+    polls: 0,
+    renewals: 0,
+    give_up: false,
+    faults: NO_FAULTS,
+    broken: &[],
+};
+
+const WRITERS: Model = Model { kinds: [Kind::Write, Kind::Write, Kind::Read], ..READERS };
+
+const ONE_OF_TWO: Kind = Kind::Permits { limit: 2, count: 1 };
+const PERMITS: Model = Model { kinds: [ONE_OF_TWO; CLIENTS], ..READERS };
+
+const DEATH: Faults = Faults { deaths: 1, ..NO_FAULTS };
+const LOST_REPLY: Model =
+    Model { horizon: 1, polls: 1, faults: Faults { lost_replies: 1, ..NO_FAULTS }, ..READERS };
+const LOST_MEMBERS: Model = Model { faults: Faults { lost_members: 1, ..NO_FAULTS }, ..PERMITS };
+
+#[track_caller]
+fn assert_holds(model: Model, states_min: usize) {
+    let checker = model.checker().spawn_bfs().join();
+    let states = checker.unique_state_count();
+    checker.assert_properties();
+    assert!(states > states_min, "only {states} states");
+}
+
+/// Checks that a property is violated if this rule is broken.
+#[track_caller]
+fn assert_violated(model: &Model, broken: &'static [Rule], property: &'static str) {
+    let model = Model { broken, ..model.clone() };
+    let checker =
+        model.checker().finish_when(HasDiscoveries::AllOf([property].into())).spawn_bfs().join();
+    assert!(
+        checker.discovery(property).is_some(),
+        "breaking {broken:?} does not violate: {property}"
+    );
+}
+
+#[test]
+fn readers_and_a_writer_break_no_property() {
+    assert_holds(READERS, 50_000);
+    assert_holds(Model { horizon: 2, renewals: 1, ..READERS }, 80_000);
+}
+
+#[test]
+fn two_writers_and_a_reader_break_no_property() {
+    assert_holds(WRITERS, 60_000);
+}
+
+#[test]
+fn members_that_give_up_or_fail_break_no_property() {
+    let readers = Model { horizon: 2, ..READERS };
+    assert_holds(Model { give_up: true, ..readers.clone() }, 70_000);
+    assert_holds(Model { faults: DEATH, ..readers }, 50_000);
+    assert_holds(LOST_REPLY, 40_000);
+}
+
+#[test]
+fn permits_break_no_property() {
+    assert_holds(PERMITS, 20_000);
+    assert_holds(LOST_MEMBERS, 10_000);
+    // The third needs all permits. The limit of the first is higher.
+    let two = Kind::Permits { limit: 2, count: 2 };
+    let three = Kind::Permits { limit: 3, count: 1 };
+    assert_holds(Model { kinds: [three, ONE_OF_TWO, two], ..PERMITS }, 20_000);
+}
+
+#[test]
+fn each_rule_of_readers_and_writers_is_needed() {
+    assert_violated(&READERS, &[Rule::WaitersComeFirst], ORDERED);
+    assert_violated(&READERS, &[Rule::ReleaseChecksHolder], EXCLUSIVE);
+    assert_violated(&READERS, &[Rule::GrantCountsFromGrant], EXCLUSIVE);
+    assert_violated(&WRITERS, &[Rule::DowngradeHasNoGap], EXCLUSIVE);
+    // The reader that the downgrade admits has a shorter time.
+    assert_violated(&WRITERS, &[Rule::LastMemberSetsExpiry], EXCLUSIVE);
+    let leaves = Model { give_up: true, ..READERS };
+    assert_violated(&leaves, &[Rule::LeavingAdvances], REMEMBERED);
+    assert_violated(&Model { faults: DEATH, ..READERS }, &[Rule::DeadAreRemoved], REMEMBERED);
+    assert_violated(&LOST_REPLY, &[Rule::RepeatedRequestGetsToken], RISING);
+}
+
+#[test]
+fn each_rule_of_permits_is_needed() {
+    assert_violated(&PERMITS, &[Rule::MembersAreCounted], EXCLUSIVE);
+    assert_violated(&PERMITS, &[Rule::ExpiredDoNotCount], REMEMBERED);
+    assert_violated(&LOST_MEMBERS, &[Rule::LostMembersExclude], EXCLUSIVE);
+}
