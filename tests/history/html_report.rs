@@ -32,15 +32,17 @@ h2{font-size:14px;margin:18px 0 4px}
 .grid{stroke:#eee} .wait{stroke:#bbb;stroke-width:2} .stop{fill:#000;opacity:.18}
 .fault{fill:#e8a33d} .amnesia{fill:#b04fc4}
 .violation{fill:#e00000;opacity:.35;stroke:#e00000} .kill{stroke:#e00000;stroke-width:2}
-.hold{stroke:#333;stroke-width:.4} .deadline{fill:none;stroke:#333;stroke-dasharray:2 2}
+.hold{stroke:#333;stroke-width:.4} .shared{stroke:#333;stroke-width:.4;opacity:.55}
+.deadline{fill:none;stroke:#333;stroke-dasharray:2 2}
 li{margin:2px 0}";
 
 pub(crate) fn draw(story: &Story, verdict: &Verdict<'_>, part: Part) -> String {
     let mut page =
         format!("<!doctype html><meta charset=utf-8><title>Timeline</title><style>{STYLE}</style>");
     page.push_str(
-        "<p>Bars show when a lock was held, with a colour for each lock. The dashed part lasts \
-         until the deadline. Grey lines are waits, shadows are stopped processes, red strokes are \
+        "<p>Bars show when a lock was held, with a colour for each lock. Readers and permits are \
+         pale: only these may be held at the same time. The dashed part lasts until the deadline. \
+         Grey lines are waits, shadows are stopped processes, red strokes are \
          kills. Orange bars are faults of a node or its network, purple ones lose data. \
          Violations are red. Point at anything for details.</p><ul>",
     );
@@ -183,16 +185,29 @@ fn timeline(page: &mut String, story: &Story, verdict: &Verdict<'_>, from: u64, 
     for wait in story.waits.iter().filter(|wait| wait.until > from && wait.from < until) {
         let Some(top) = seats.get(&wait.seat) else { continue };
         let why = wait.why.as_deref().unwrap_or(if wait.entered { "acquired" } else { "killed" });
-        let tip = format!("waits for lock {} from {}: {why}", wait.lock, story.clock(wait.from));
+        let tip = format!(
+            "waits for lock {} ({}) from {}: {why}",
+            wait.lock,
+            wait.sharing,
+            story.clock(wait.from)
+        );
         let (x1, x2) = (canvas.x(wait.from), canvas.x(wait.until));
         canvas.line("wait", (x1, top + 10), (x2, top + 10), &tip);
     }
     for hold in story.holds.iter() {
         let Some(top) = seats.get(&hold.seat) else { continue };
         let deadline = hold.looks.last().map_or(hold.until, |look| look.1);
+        // A writer that turns into a reader has two bars.
+        let alone_until = match (hold.sharing.is_alone(), hold.downgraded) {
+            (true, downgraded) => downgraded.unwrap_or(hold.until),
+            (false, _) => hold.from,
+        };
         let tip = format!(
-            "lock {}, token {}, {} to {}, {}; deadline {}; process {}, {}",
+            "lock {}, {}{}, token {}, {} to {}, {}; deadline {}; process {}, {}",
             hold.lock,
+            hold.sharing,
+            hold.downgraded
+                .map_or_else(String::new, |at| format!(", reader from {} on", story.clock(at))),
             hold.token,
             story.clock(hold.from),
             story.clock(hold.until),
@@ -211,7 +226,13 @@ fn timeline(page: &mut String, story: &Story, verdict: &Verdict<'_>, from: u64, 
             );
         }
         let colour = format!("hsl({} 65% 60%)", (hold.lock * 137) % 360);
-        canvas.bar("hold", &colour, (hold.from, hold.until), (top + 4, ROW_HEIGHT - 10), &tip);
+        let row = (top + 4, ROW_HEIGHT - 10);
+        if alone_until > hold.from {
+            canvas.bar("hold", &colour, (hold.from, alone_until), row, &tip);
+        }
+        if alone_until < hold.until {
+            canvas.bar("shared", &colour, (alone_until, hold.until), row, &tip);
+        }
     }
     for (pid, begin, end) in &story.stops {
         for top in members.get(pid).into_iter().flatten() {
@@ -291,6 +312,19 @@ mod tests {
             (page.matches("<svg").count(), page.matches("<rect class=hold").count()),
             (1, 2)
         );
+    }
+
+    #[test]
+    fn holders_that_share_a_lock_look_different() {
+        let kinds = TEXT.replace("20 11@1", "11 11@1 7 as write\n20 11@1");
+        let kinds = kinds.replace("30 21@1", "22 21@1 8 as read\n30 21@1");
+        let kinds = kinds.replace("40 11@1", "25 11@1 7 downgrade\n40 11@1");
+        let story = story(&format!("{kinds}\n50 21@1 8 leave"));
+        let page = draw(&story, &Verdict::of(&story), Part::All);
+        assert_eq!(page.matches("<rect class=hold").count(), 1, "the writer");
+        assert_eq!(page.matches("<rect class=shared").count(), 2, "the reader it becomes, another");
+        assert!(page.contains("lock 1, write, reader from 0.000 s on, token 5"), "{page}");
+        assert!(page.contains("waits for lock 1 (read) from"), "{page}");
     }
 
     #[test]

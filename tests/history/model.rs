@@ -79,6 +79,7 @@ pub(crate) struct Wait {
     pub(crate) from: u64,
     /// When it acquired the lock, failed to, or was killed.
     pub(crate) until: u64,
+    pub(crate) sharing: Sharing,
     pub(crate) entered: bool,
     /// Why the lock was not acquired.
     pub(crate) why: Option<String>,
@@ -300,12 +301,16 @@ impl Story {
                     lock,
                     from: at,
                     until: at,
+                    sharing: Sharing::Mutex,
                     entered: false,
                     why: None,
                     stopped,
                 });
             }
-            Event::As { sharing } => thread.sharing = *sharing,
+            Event::As { sharing } => {
+                thread.sharing = *sharing;
+                thread.wait.iter_mut().for_each(|wait| wait.sharing = *sharing);
+            }
             Event::Downgrade => {
                 if let Some(hold) = &mut thread.hold {
                     hold.downgraded = Some(at);

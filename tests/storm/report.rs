@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::{
     args::{Storm, THREADS, Target},
-    history::{End, Rule, Story, Verdict, bounds, leaks, span},
+    history::{End, Hold, Rule, Sharing, Story, Verdict, bounds, leaks, span},
 };
 
 /// Maximum number of findings that are printed for each rule.
@@ -69,6 +69,10 @@ pub(crate) fn table(story: &Story, verdict: &Verdict<'_>) -> String {
             story.again
         ),
     );
+    let kinds = kinds_of(story);
+    if !kinds.is_empty() {
+        line("kinds of locks", kinds.len().to_string(), kinds.join(", "));
+    }
     let excused = verdict.overlaps.iter().filter(|overlap| overlap.excuse.is_some());
     let longest = excused.clone().map(|overlap| overlap.length()).max().unwrap_or(0);
     line(
@@ -177,6 +181,28 @@ pub(crate) fn table(story: &Story, verdict: &Verdict<'_>) -> String {
         story.records, story.processes
     );
     text
+}
+
+/// How many locks of each kind were acquired; nothing if there were only mutexes.
+fn kinds_of(story: &Story) -> Vec<String> {
+    let count = |word: &str, is_kind: fn(&Hold) -> bool| {
+        let count = story.holds.iter().filter(|hold| is_kind(hold)).count();
+        (count > 0).then(|| format!("{word} {count}"))
+    };
+    if story.holds.iter().all(|hold| hold.sharing == Sharing::Mutex) {
+        return Vec::new();
+    }
+    [
+        count("mutex", |hold| hold.sharing == Sharing::Mutex),
+        count("write", |hold| hold.sharing == Sharing::Write && hold.downgraded.is_none()),
+        count("write, then read", |hold| hold.downgraded.is_some()),
+        count("read", |hold| hold.sharing == Sharing::Read),
+        count("permits", |hold| matches!(hold.sharing, Sharing::Permits { .. })),
+        count("other libraries", |hold| hold.sharing == Sharing::Foreign),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// Joins the words to lines that fit on a screen.

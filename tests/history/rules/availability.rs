@@ -1,6 +1,9 @@
 //! Availability: while there is no fault, a free lock that a thread waits for is acquired within a
 //! bounded time, which is what a dead holder can have left of its lease plus the time to notify
-//! waiters. And no waiter is overtaken by many later ones.
+//! waiters. The same holds for a free place in a group, if no waiter has to wait for more. And no
+//! waiter is overtaken by many later ones.
+
+mod places;
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -23,6 +26,10 @@ const POLL_INTERVAL: u64 = 1_000_000_000;
 /// whose queue entry was passed over may need several rounds to be noticed. Usually there is no
 /// overtaker at all.
 const OVERTAKERS_MAX: usize = 4;
+
+/// The same for a mutex among other kinds, for each thread. One release admits many readers, and
+/// each thread of a process may join the queue only when another one has released the lock.
+const OVERTAKERS_BY_SEAT_MAX: usize = 4;
 
 /// The times in which a lock was free although a thread waited for it and there was no fault.
 #[derive(Debug, Default)]
@@ -59,9 +66,14 @@ pub(crate) fn find(story: &Story) -> Gaps {
         let holds = || story.holds.iter().filter(move |hold| hold.lock == lock);
         let all_holds: Vec<&Hold> = holds().collect();
         let mut waited = Vec::new();
-        // Mutexes do not keep the order of groups in the queue.
-        let keep_order = all_holds.iter().all(|hold| hold.sharing != Sharing::Mutex)
-            || all_holds.iter().all(|hold| hold.sharing == Sharing::Mutex);
+        // The release of a mutex removes the queue entries of groups, but not those of mutexes.
+        let has_mutexes = all_holds.iter().any(|hold| hold.sharing == Sharing::Mutex);
+        let has_others = all_holds.iter().any(|hold| hold.sharing != Sharing::Mutex);
+        let overtakers_max = |wait: &Wait| match (wait.sharing, has_mutexes, has_others) {
+            (Sharing::Mutex, true, true) => OVERTAKERS_BY_SEAT_MAX * story.seats.len(),
+            (_, true, true) => usize::MAX,
+            _ => OVERTAKERS_MAX,
+        };
         for wait in story.waits.iter().filter(|wait| wait.lock == lock) {
             let awake = vec![(wait.from, wait.until)];
             let awake = stops
@@ -82,7 +94,7 @@ pub(crate) fn find(story: &Story) -> Gaps {
                 passed.fold((0, 0), |most, passed| (most.0.max(passed.0), most.1.max(passed.1)));
             gaps.queued_waits += usize::from(others > OVERTAKERS_MAX);
             gaps.overtaken = gaps.overtaken.max(overtaken);
-            if overtaken > OVERTAKERS_MAX && keep_order {
+            if overtaken > overtakers_max(wait) {
                 gaps.findings.push(Finding {
                     rule: Rule::Availability,
                     lock,
@@ -103,6 +115,38 @@ pub(crate) fn find(story: &Story) -> Gaps {
         let free = difference(&difference(&union(waited), &held), &outages);
         let mut left: Vec<u64> = holds().filter(hands_over).map(|hold| hold.until).collect();
         left.sort_unstable();
+        if !(has_mutexes && has_others) {
+            let waits: Vec<&Wait> = story.waits.iter().filter(|wait| wait.lock == lock).collect();
+            for (wait, from, until) in places::unused(&waits, &all_holds) {
+                let awake = vec![(from, until)];
+                let awake = stops
+                    .get(&wait.pid)
+                    .map_or_else(|| awake.clone(), |stops| difference(&awake, stops));
+                let unused = split_at(&difference(&awake, &outages), &moments);
+                for (from, until) in unused {
+                    let allowed = allowed(story, (from, until), &moments, &left, &frozen);
+                    if until - from > allowed {
+                        gaps.findings.push(Finding {
+                            rule: Rule::Availability,
+                            lock,
+                            seats: vec![wait.seat],
+                            from,
+                            until,
+                            text: format!(
+                                "from {} on child {} waited for lock {lock} ({}) for {}, although \
+                                 it could have joined the holders, and there was no fault; the \
+                                 bound is {}",
+                                story.clock(from),
+                                wait.seat,
+                                wait.sharing,
+                                span(until - from),
+                                span(allowed)
+                            ),
+                        });
+                    }
+                }
+            }
+        }
         for (from, until) in split_at(&free, &moments) {
             gaps.count += 1;
             gaps.longest = gaps.longest.max(until - from);

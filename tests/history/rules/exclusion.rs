@@ -1,7 +1,7 @@
 //! Mutual exclusion: nobody holds a lock beside a mutex or a writer, readers and permits exclude
-//! each other, and at most as many permits are held as the largest limit of their holders. If a
-//! single server lost the lock, or a database the holder's connection, an overlap is excused until
-//! the earlier holder can notice.
+//! each other, and nobody is granted permits above the limit of its own request, whatever limits
+//! others have requested. If a single server lost the lock, or a database the holder's connection,
+//! an overlap is excused until the earlier holder can notice.
 
 use std::collections::BTreeMap;
 
@@ -15,12 +15,14 @@ use crate::history::{
 /// How late a renewal may be confirmed although no lateness was measured.
 const GRACE: u64 = 100_000_000;
 
-/// Two holds of one lock at the same time.
+/// Two holds of one lock at the same time, or too many.
 #[derive(Clone, Debug)]
 pub(crate) struct Overlap<'a> {
     pub(crate) earlier: &'a Hold,
     pub(crate) later: &'a Hold,
     pub(crate) until: u64,
+    /// The number of permits that were held, and the limit that forbids it.
+    pub(crate) permits: Option<(u32, u32)>,
     /// The number of the fault that excuses it.
     pub(crate) excuse: Option<u32>,
 }
@@ -45,7 +47,8 @@ pub(crate) fn overlaps(story: &Story) -> Vec<Overlap<'_>> {
             }
             // The holder with the smaller token lost the lock. It must not consider the lock held
             // any more, even after the other holder has released it.
-            found.push(Overlap { earlier, later, until, excuse: excuse(story, earlier, later) });
+            let excuse = excuse(story, earlier, later);
+            found.push(Overlap { earlier, later, until, permits: None, excuse });
         }
         open.push(later);
         found.extend(too_many_permits(story, open));
@@ -64,23 +67,31 @@ fn excuse(story: &Story, earlier: &Hold, later: &Hold) -> Option<u32> {
     excuse.map(|period| period.fault.number)
 }
 
-/// The last of these holds, if more permits are held with it than any of the holders allows. The
-/// server may have granted the permits in another order than their holders noticed.
+/// The last of these holds, if one of their holders was granted permits above its own limit. The
+/// server may have granted the permits in another order than their holders noticed. But permits
+/// that were held before others were requested were granted before them. Among the rest, the last
+/// grant was within the limit of its request, and a smaller limit would forbid it too.
 fn too_many_permits<'a>(story: &Story, open: &[&'a Hold]) -> Option<Overlap<'a>> {
-    let (mut held, mut most) = (0, 0);
-    for hold in open {
-        if let Sharing::Permits { limit, count } = hold.sharing {
-            (held, most) = (held + count, most.max(limit));
+    let later = *open.last()?;
+    let permits = || {
+        open.iter().filter_map(|hold| match hold.sharing {
+            Sharing::Permits { limit, count } => Some((*hold, limit, count)),
+            _ => None,
+        })
+    };
+    permits().find_map(|(last, limit, _)| {
+        let is_counted = |hold: &Hold, other: u32| hold.from <= last.asked || other <= limit;
+        let counted = || permits().filter(|(hold, other, _)| is_counted(hold, *other));
+        let held = counted().map(|(_, _, count)| count).sum::<u32>();
+        if held <= limit || !counted().any(|(hold, ..)| std::ptr::eq(hold, later)) {
+            return None;
         }
-    }
-    let (later, others) = open.split_last()?;
-    if !matches!(later.sharing, Sharing::Permits { .. }) || held <= most {
-        return None;
-    }
-    let permits = || others.iter().filter(|hold| later.sharing.is_shared_with(hold.sharing));
-    let earlier = permits().next()?;
-    let excuse = permits().find_map(|earlier| excuse(story, earlier, later));
-    Some(Overlap { earlier, later, until: earlier.until.min(later.until), excuse })
+        let others = || counted().map(|(hold, ..)| hold).filter(|hold| !std::ptr::eq(*hold, later));
+        let earlier = others().next()?;
+        let until = others().map(|hold| hold.until).min()?.min(later.until);
+        let excuse = others().find_map(|earlier| excuse(story, earlier, later));
+        Some(Overlap { earlier, later, until, permits: Some((held, limit)), excuse })
+    })
 }
 
 /// When a holder must notice that the server lost its lock: at its next renewal, or at once if a
@@ -134,6 +145,10 @@ pub(crate) fn find(story: &Story) -> Vec<Finding> {
     unexcused
         .map(|overlap| {
             let Overlap { earlier, later, until, .. } = overlap;
+            let what = match overlap.permits {
+                Some((held, limit)) => format!("held {held} permits where the limit is {limit}"),
+                None => "both held the lock".to_owned(),
+            };
             Finding {
                 rule: Rule::Exclusion,
                 lock: later.lock,
@@ -141,11 +156,13 @@ pub(crate) fn find(story: &Story) -> Vec<Finding> {
                 from: later.from,
                 until,
                 text: format!(
-                    "at {} child {} (token {}) and child {} (token {}) both held the lock, for {}",
+                    "at {} child {} ({}, token {}) and child {} ({}, token {}) {what}, for {}",
                     story.clock(later.from),
                     earlier.seat,
+                    earlier.sharing,
                     earlier.token,
                     later.seat,
+                    later.sharing,
                     later.token,
                     span(overlap.length())
                 ),
@@ -236,12 +253,31 @@ mod tests {
     }
 
     #[test]
-    fn more_permits_than_the_largest_limit_are_found() {
+    fn permits_above_a_limit_are_found() {
         assert_eq!(both("permits 2 1", "permits 2 1"), []);
         assert_eq!(both("permits 2 1", "permits 3 2"), []);
-        assert_eq!(both("permits 3 2", "permits 2 1"), [], "the order of the grants is unknown");
         assert_eq!(both("permits 2 1", "permits 2 2"), [(20, false)]);
         assert_eq!(both("permits 3 2", "permits 3 2"), [(20, false)]);
+    }
+
+    #[test]
+    fn lowered_limit_holds_for_later_requests_only() {
+        assert_eq!(both("permits 3 2", "permits 2 1"), [(20, false)]);
+        assert_eq!(both("permits 2 2", "permits 3 1"), [], "the limit was raised");
+        let asked = |at: u64, third: &str| {
+            overlaps_of(&format!(
+                "10 1@1 7 wait\n11 1@1 7 as permits 4 1\n20 1@1 7 enter 3000 5 a\n\
+                 {at} 2@1 8 wait\n{at} 2@1 8 as permits 2 2\n30 2@1 8 enter 3900 6 b\n{third}\
+                 50 1@1 7 leave\n60 2@1 8 leave"
+            ))
+        };
+        assert_eq!(asked(19, ""), [], "the server may have granted the second request first");
+        assert_eq!(asked(21, ""), [(20, false)]);
+        // Whatever the order, the last of those with a limit of 2 is one too many.
+        let third = "19 3@1 9 wait\n19 3@1 9 as permits 2 1\n35 3@1 9 enter 3900 7 c\n\
+                     55 3@1 9 leave\n";
+        assert_eq!(asked(19, third), [(20, false)]);
+        assert_eq!(asked(19, &third.replace("permits 2 1", "permits 4 1")), []);
     }
 
     #[test]

@@ -168,7 +168,74 @@ fn readers_that_pass_a_waiting_writer_are_found() {
     assert_eq!(passed_by("read", "read"), 1);
     assert_eq!(passed_by("permits 2 1", "write"), 1);
     assert_eq!(passed_by("foreign", "read"), 0, "it has no place in the queue");
-    assert_eq!(passed_by("read", "mutex"), 0, "a mutex does not keep the order");
+    assert_eq!(passed_by("read", "mutex"), 0, "a mutex does not keep the places of groups");
+}
+
+#[test]
+fn mutex_that_readers_pass_without_end_is_found() {
+    let passed = |later: u64, waits_as: &str| {
+        let turn = |n: u64| {
+            let at = 6000 + 100 * n;
+            let (asks, enters, leaves) = (at, at + 1, at + 99);
+            format!(
+                "{asks} 1@1 7 wait\n{asks} 1@1 7 as read\n\
+                 {enters} 1@1 7 enter 90000000000 {n} a\n{leaves} 1@1 7 leave\n"
+            )
+        };
+        let turns: String = (0..later).map(turn).collect();
+        let waits = format!("1 2@1 8 wait\n1 2@1 8 as {waits_as}");
+        violations(
+            1,
+            &format!(
+                "{waits}\n1 3@1 9 wait\n2 3@1 9 enter 5999000000 1 x\n5999 3@1 9 leave\n{turns}"
+            ),
+        )
+    };
+    // Three threads, each of which may pass it four times.
+    assert_eq!(passed(12, "mutex"), 0);
+    assert_eq!(passed(13, "mutex"), 1);
+    assert_eq!(passed(60, "write"), 0, "the release of a mutex may remove its queue entry");
+}
+
+/// A holder of one kind from 10 ms to 90 s, and a waiter of another from 20 ms to `until`.
+fn beside(holder: &str, waiter: &str, until: u64, more: &str) -> usize {
+    let text = format!(
+        "1 1@1 7 wait\n1 1@1 7 as {holder}\n10 1@1 7 enter 90000000000 5 a\n\
+         20 2@1 8 wait\n20 2@1 8 as {waiter}\n{until} 2@1 8 enter 90000000000 6 b\n{more}"
+    );
+    violations(1, text.trim_end())
+}
+
+#[test]
+fn waiter_that_could_join_the_holders_is_found() {
+    assert_eq!(beside("read", "read", 5020, ""), 0);
+    assert_eq!(beside("read", "read", 5021, ""), 1);
+    assert_eq!(beside("permits 2 1", "permits 2 1", 5021, ""), 1);
+    assert_eq!(beside("permits 2 1", "permits 2 2", 60_000, ""), 0, "there is one permit left");
+    assert_eq!(beside("permits 3 1", "permits 1 1", 60_000, ""), 0, "its own limit is lower");
+    assert_eq!(beside("read", "write", 60_000, ""), 0);
+    assert_eq!(beside("write", "read", 60_000, ""), 0);
+    assert_eq!(beside("write", "read", 5021, "15 1@1 7 downgrade"), 1);
+    assert_eq!(beside("foreign", "read", 60_000, ""), 0);
+}
+
+#[test]
+fn waiter_behind_one_that_does_not_fit_may_wait() {
+    let writer = "5 3@1 9 wait\n5 3@1 9 as write\n";
+    assert_eq!(
+        beside("read", "read", 60_000, &format!("{writer}60000 3@1 9 again contended: x")),
+        0
+    );
+    // But not after that one has left the queue.
+    let left = format!("{writer}54000 3@1 9 again contended: x");
+    assert_eq!(beside("read", "read", 59_000, &left), 0);
+    assert_eq!(beside("read", "read", 59_001, &left), 1);
+    assert_eq!(
+        beside("read", "read", 9000, "4000 0 1 fault 1 1 cut-clients 0\n4001 0 1 over 1"),
+        0,
+        "the time counts from the end of the fault"
+    );
+    assert_eq!(beside("read", "read", 9000, "4000 0 8 stopped\n8000 0 8 continued"), 0);
 }
 
 #[test]
