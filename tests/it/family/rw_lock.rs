@@ -96,6 +96,23 @@ fn downgrade_keeps_the_token_and_lets_no_writer_between() {
     }
 }
 
+/// Promise: P12
+#[test]
+fn downgraded_writer_reads_before_the_writer_that_waits() {
+    for subject in Subject::with_nodes() {
+        let mgr = subject.manager();
+        let lock = mgr.rw_lock("r").unwrap();
+        let (writer, there) = (lock.write().unwrap(), lock.clone());
+        let next_writer = spawn_waiter(&mgr, "r", 1, move || there.write());
+        let reader = writer.downgrade().unwrap();
+        let waiting = mgr.lock_info("r").unwrap().map(|lock| lock.waiting());
+        assert_eq!(waiting, Some(1), "the writer has not been served");
+        assert!(reader.is_held());
+        reader.release().unwrap().unwrap_released();
+        next_writer.join().unwrap().unwrap().release().unwrap().unwrap_released();
+    }
+}
+
 #[test]
 fn downgrade_of_a_lost_lock_reports_the_loss() {
     for subject in Subject::with_nodes() {
