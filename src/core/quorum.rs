@@ -24,6 +24,16 @@ pub(crate) const fn quorum(nodes: usize) -> usize {
     nodes / 2 + 1
 }
 
+/// Whether the nodes beside these `count` are no quorum.
+pub(crate) const fn prevents_quorum(count: usize, nodes: usize) -> bool {
+    nodes - count < quorum(nodes)
+}
+
+/// Whether `count` nodes that agree are no quorum, whatever the `pending` ones reply.
+pub(crate) const fn is_out_of_reach(count: usize, pending: usize, nodes: usize) -> bool {
+    count + pending < quorum(nodes)
+}
+
 /// Counts `votes`; `None` is a vote that may still come.
 pub(crate) fn verdict(votes: impl ExactSizeIterator<Item = Option<Vote>>) -> Verdict {
     let needed = quorum(votes.len());
@@ -320,6 +330,15 @@ mod tests {
         }
         // Not so if one node is replaced, or if two are added at once.
         assert!(quorum(3) + quorum(3) <= 4 && quorum(1) + quorum(3) <= 3);
+    }
+
+    #[test]
+    fn quorum_is_prevented_by_those_without_whom_there_is_none() {
+        let prevents: Vec<_> = (0..=5).map(|count| prevents_quorum(count, 5)).collect();
+        assert_eq!(prevents, [false, false, false, true, true, true]);
+        // With four nodes, two of each opinion prevent both quorums.
+        assert!(!prevents_quorum(1, 4) && prevents_quorum(2, 4));
+        assert!(is_out_of_reach(1, 1, 5) && !is_out_of_reach(1, 2, 5) && !is_out_of_reach(3, 0, 5));
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::{
         holder::Holder,
         key::LockKey,
         node_answer::Vote,
-        quorum::{Verdict, quorum},
+        quorum::{Verdict, is_out_of_reach, prevents_quorum, quorum},
     },
     sys::clock::{self, Moment},
 };
@@ -126,10 +126,13 @@ impl Redlock {
                         .waited_for_by(waiters),
                 ))
             }
-            _ if wrong > nodes - quorum(nodes) => Ok(Inspection::WrongType),
-            // Even if all missing nodes reported this holder, there would be no quorum for it.
+            _ if prevents_quorum(wrong, nodes) => Ok(Inspection::WrongType),
             most_reported
-                if most_reported.map_or(0, |(count, _)| count) + without_reply < quorum(nodes) =>
+                if is_out_of_reach(
+                    most_reported.map_or(0, |(count, _)| count),
+                    without_reply,
+                    nodes,
+                ) =>
             {
                 Ok(Inspection::Free)
             }

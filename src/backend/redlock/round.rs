@@ -13,7 +13,7 @@ use crate::{
     core::{
         holder::Holder,
         node_answer::{NodeAnswer, Vote},
-        quorum::{Verdict, quorum},
+        quorum::{Verdict, is_out_of_reach, prevents_quorum},
     },
     sys::clock::Moment,
 };
@@ -59,7 +59,7 @@ impl Round {
     pub(super) fn is_wrong_type(&self) -> bool {
         let nodes = self.responses.by_node.len();
         let wrong = self.replies().filter(|reply| matches!(reply, AcquireReply::WrongType)).count();
-        wrong > nodes - quorum(nodes)
+        prevents_quorum(wrong, nodes)
     }
 
     fn most_reported_holder(&self) -> Option<(usize, &Holder)> {
@@ -84,7 +84,7 @@ impl Round {
         self.asked_all
             && self
                 .most_reported_holder()
-                .is_none_or(|(count, _)| count + without_reply < quorum(nodes))
+                .is_none_or(|(count, _)| is_out_of_reach(count, without_reply, nodes))
     }
 
     pub(super) fn node_answers(&self, redlock: &Redlock) -> Vec<NodeAnswer> {
