@@ -13,12 +13,13 @@ use crate::{
 
 pub(crate) static ACQUIRE_ALL: Script = script!(
     4096,
+    "mutex/acquire_all.lua",
     "each.lua",
     "shared.lua",
     "token.lua",
     "notify.lua",
     "mutex/grant.lua",
-    "mutex/acquire_all.lua",
+    "mutex/acquire_all_contended.lua",
     "report.lua"
 );
 

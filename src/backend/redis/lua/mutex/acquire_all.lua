@@ -13,61 +13,23 @@
 --       nonce late now
 --             not_after has passed; nothing was done
 
+-- Comes first in the script, as acquire.lua does: the usual case finds no lock, no queue, and no
+-- token that limits a new one. All else is left to acquire_all_contended.lua.
+
 local nonce, ttl, count = ARGV[1], ARGV[2], #ARGV - 6
-local now = clock()
+-- as clock() in shared.lua
+local t = redis.call('TIME')
+local now = t[1] .. t[2]
+if #now < 16 then now = string.sub('000000000' .. t[1], -10) .. string.sub('00000' .. t[2], -6) end
 if now > ARGV[3] then return nonce .. ' late ' .. now end
 
--- Locks that an earlier request of the same claims has acquired
-local own = {}
-local holder, at
-for i = 1, count do
-  select_lock(i)
-  holder, at = redis.pcall('GET', KEYS[1]), i - 1
-  if type(holder) == 'table' then
-    if not string.find(holder.err, 'WRONGTYPE', 1, true) then return holder end
-    return nonce .. ' type ' .. now .. ' ' .. at
+if redis.call('EXISTS', unpack(KEYS, 1, #KEYS - 1)) == 0 then
+  local fence = redis.call('GET', KEYS[#KEYS])
+  if not fence or fence < now then
+    -- The tokens come first, as in acquire_all_contended.lua.
+    local token_ttl = ARGV[5]
+    for i = 1, count do redis.call('SET', KEYS[3 * i], now, 'PX', token_ttl) end
+    for i = 1, count do redis.call('SET', KEYS[3 * i - 2], ARGV[5 + i], 'PX', ttl) end
+    return nonce .. ' held ' .. now .. string.rep(' ' .. now, count)
   end
-  if not holder then used = RESERVED end -- as in acquire_contended.lua
-  if not holder and redis.call('LLEN', KEYS[2]) > 0 then
-    -- As in acquire_contended.lua: a lock that is free belongs to its first waiter.
-    if redis.pcall('GET', KEYS[3]) == LEFT_FREE then
-      holder = LEFT_FREE
-    else
-      holder = grant_next(redis.call('LPOP', KEYS[2]), now)
-    end
-  end
-  if holder == ARGV[5 + i] then
-    own[i] = true
-  elseif holder then
-    break
-  end
-  holder = nil
 end
-
-if not holder then
-  local reply = {nonce, 'held', now}
-  -- The tokens come first: if one cannot be stored, no lock may have been taken, because scripts
-  -- are not rolled back.
-  for i = 1, count do
-    select_lock(i)
-    used = own[i] and 0 or RESERVED
-    reply[3 + i] = next_token(now, ARGV[5])
-  end
-  for i = 1, count do
-    select_lock(i)
-    -- Never shorten the TTL, because this may be a delayed request.
-    if not own[i] then
-      redis.call('SET', KEYS[1], ARGV[5 + i], 'PX', ttl)
-    elseif redis.call('PTTL', KEYS[1]) < tonumber(ttl) then
-      redis.call('PEXPIRE', KEYS[1], ttl)
-    end
-  end
-  return table.concat(reply, ' ')
-end
-
-local left = redis.call('PTTL', holder == LEFT_FREE and KEYS[3] or KEYS[1])
-if left == -1 and ARGV[4] ~= '0' then
-  redis.call('PEXPIRE', KEYS[1], ARGV[4])
-  left = ARGV[4]
-end
-local head = nonce .. ' busy ' .. now .. ' ' .. at
