@@ -17,6 +17,9 @@ use crate::{
     },
 };
 
+/// What a server reports in place of the time left, if it has not read that.
+const PTTL_NOT_READ: i64 = -3;
+
 /// The holder of a lock: its identity, how long it has held the lock, and the time left. This is a
 /// snapshot, and may be outdated by the time it is read.
 ///
@@ -91,7 +94,7 @@ impl Holder {
             token,
             held_for,
             ttl_left,
-            hides_expiry: false,
+            hides_expiry: pttl_ms == PTTL_NOT_READ,
             waiters,
             is_kept,
             group,
@@ -374,8 +377,15 @@ mod tests {
     }
 
     #[test]
+    fn expiry_that_was_not_read_is_unknown() {
+        let holder = Holder::from_report(ID.as_bytes(), PTTL_NOT_READ, 0, 0, 0);
+        assert!(holder.ttl_left().is_none() && !holder.never_expires());
+    }
+
+    #[test]
     fn foreign_holder_gets_no_age_from_the_token() {
         let holder = Holder::from_report(b"lock_1804289383\n", -1, 1_000_000, 0, 2_600_000);
+        assert!(holder.never_expires());
         assert_eq!(holder.held_for(), None);
         assert_eq!(
             holder.to_string(),

@@ -13,8 +13,8 @@ use redis::Value;
 pub use self::call::Channels;
 use self::{
     call::{
-        Call, RESERVED, TOKEN_EXTRA_MS, count, cut, is_digits, is_token, is_wrong_type, line,
-        number, reply_line, unless_wrong_type,
+        Call, QUEUE_MS, RESERVED, TOKEN_EXTRA_MS, count, cut, is_digits, is_token, is_wrong_type,
+        line, number, reply_line, unless_wrong_type,
     },
     group::GroupCall,
 };
@@ -159,6 +159,9 @@ impl Call<'_> {
                 };
                 if self.channels.publish(channel, &line(&[&token, &now, px, id])) > 0 {
                     self.db.set(lock, id, Some(number(px)))?;
+                    if self.spent.get(..9) != now.get(..9) {
+                        self.db.pexpire(queue, QUEUE_MS)?;
+                    }
                     return Ok(Some(id.to_vec()));
                 }
             }
@@ -169,7 +172,7 @@ impl Call<'_> {
     fn acquire(mut self) -> StoreResult<Value> {
         let (nonce, id, ttl, mode, entry) =
             (self.arg(0), self.arg(1), number(self.arg(2)), self.arg(3), self.arg(4));
-        let (not_after, repair, token_min) = (self.arg(5), self.arg(6), self.arg(7));
+        let (not_after, token_min) = (self.arg(5), self.arg(7));
         let token_ttl = number(self.arg(8));
         let (lock, queue, token_key) = (self.key(0), self.key(1), self.key(2));
         let now = self.clock();
@@ -215,13 +218,12 @@ impl Call<'_> {
             };
             return reply_line(&[nonce, b"held", &now, &token]);
         }
-        let mut left = self.db.pttl(lock);
-        if left == -1 && repair != b"0" {
-            self.db.pexpire(lock, number(repair))?;
-            left = i64::try_from(number(repair)).unwrap_or(i64::MAX);
+        if mode == b"join" {
+            return self.enqueue(&holder, None, is_digits);
         }
-        if mode == b"join" || mode == b"look" {
-            return self.enqueue(&holder, left, is_digits);
+        let left = self.time_left()?;
+        if mode == b"look" {
+            return self.enqueue(&holder, Some(left), is_digits);
         }
         if mode == b"leave" {
             self.db.lrem(queue, entry)?;

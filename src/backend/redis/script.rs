@@ -146,10 +146,10 @@ impl Script {
                 .filter(|(_, line)| *line == number)
                 .flat_map(|(line, _)| called_commands(line, "call('"))
                 .collect(),
-            // A look at locks works without LREM.
+            // A look at locks works without LREM, and a hand-over without PEXPIRE.
             None => lines
                 .flat_map(|(line, _)| called_commands(line, "pcall('"))
-                .filter(|command| *command != "LREM")
+                .filter(|command| !["LREM", "PEXPIRE"].contains(command))
                 .collect(),
         };
         let mut permissions: Vec<String> = Vec::new();

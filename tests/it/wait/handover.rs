@@ -17,7 +17,8 @@ use parking_lot::Mutex;
 use crate::{
     helpers::{
         Defer, FENCE, SECOND, UnwrapReleased, await_queue_length, config_long_timeouts,
-        expect_loss, get, manager, queue_length, spawn_call, token_key, with_ttl,
+        expect_loss, get, manager, pttl, queue_key, queue_length, spawn_call, spawn_queued_waiter,
+        token_key, with_ttl,
     },
     support::{RedisServer, TEST_TIMEOUT, eventually},
 };
@@ -318,4 +319,26 @@ fn tokens_used_inside_a_process_are_exceeded() {
 /// Whether another thread waits in this process. It need not be at the server.
 fn is_waiting(mgr: &RedisMgr) -> bool {
     mgr.metrics().waiting() > 0
+}
+
+/// A waiter that joins behind others does not extend the TTL of the queue.
+///
+/// Fault: N188
+/// Promise: P4
+#[test]
+fn queue_that_never_empties_does_not_expire() {
+    let server = RedisServer::start();
+    // A token that is ahead of the clock, as if the lock had been held for a while.
+    let micros = server.query::<(u64, u64)>(&["TIME"]).0 * 1_000_000;
+    server.cli(&["SET", FENCE, &(micros + 1_000_000_000).to_string()]);
+    let managers: Vec<RedisMgr> = (0..3).map(|_| manager(&server)).collect();
+    let guard = managers[0].lock("x").unwrap();
+    let next = spawn_queued_waiter(&server, &managers[1], "x");
+    let last = spawn_queued_waiter(&server, &managers[2], "x");
+    server.cli(&["PEXPIRE", &queue_key("x"), "30000"]);
+    guard.release().unwrap().unwrap_released();
+    let left = pttl(&server, &queue_key("x"));
+    assert!(left > 30_000, "the queue expires in {left} ms");
+    drop(next.join().unwrap().unwrap());
+    drop(last.join().unwrap().unwrap());
 }

@@ -6,6 +6,8 @@ use super::super::store::{Access, Bytes, CommandError, StoreResult};
 
 pub(super) const TOKEN_EXTRA_MS: u64 = 3_600_000;
 pub(super) const QUEUE_MS: u64 = 60_000;
+/// In place of the time left, if that was not read.
+pub(super) const NOT_READ: i64 = -3;
 pub(super) const TOKEN_MAX: &[u8] = b"9007199254740991";
 pub(super) const RESERVED: u64 = 9_999;
 
@@ -177,12 +179,23 @@ impl<'a> Call<'a> {
         Ok(line(&[left.as_bytes(), token, waiters.to_string().as_bytes(), cut(holder)]))
     }
 
+    /// Returns the time left of the holder of a mutex, whose key gets an expiry if it has none.
+    pub(super) fn time_left(&mut self) -> StoreResult<i64> {
+        let (lock, repair) = (self.key(0), number(self.arg(6)));
+        let left = self.db.pttl(lock);
+        if left != -1 || repair == 0 {
+            return Ok(left);
+        }
+        self.db.pexpire(lock, repair)?;
+        Ok(i64::try_from(repair).unwrap_or(i64::MAX))
+    }
+
     /// Adds the queue entry of an acquire, unless it is in the queue. `is_start` checks the first
-    /// word of the entry, before the channel.
+    /// word of the entry, before the channel. Without `left`, reads it for the head of the queue.
     pub(super) fn enqueue(
         &mut self,
         holder: &[u8],
-        left: i64,
+        left: Option<i64>,
         is_start: impl Fn(&[u8]) -> bool,
     ) -> StoreResult<Value> {
         let (nonce, mode, entry, queue) = (self.arg(0), self.arg(3), self.arg(4), self.key(1));
@@ -191,12 +204,19 @@ impl<'a> Call<'a> {
             Some(position) => (position, 0),
             None => (self.db.push(queue, entry, false)?.saturating_sub(1), 1),
         };
+        let left = match left {
+            Some(left) => left,
+            None if position == 0 => self.time_left()?,
+            None => NOT_READ,
+        };
         let mut parts = entry.splitn(3, |byte| *byte == b' ');
         let channel = parts.next().filter(|start| is_start(start)).and_then(|_| parts.next());
         if self.channels.subscribers(channel.unwrap_or_default()) == 0 {
             state += 2;
         }
-        self.db.pexpire(queue, QUEUE_MS)?;
+        if left != NOT_READ {
+            self.db.pexpire(queue, QUEUE_MS)?;
+        }
         let numbers = format!("{left} {position} {state}");
         reply_line(&[nonce, b"queued", &self.clock(), numbers.as_bytes(), cut(holder)])
     }

@@ -13,7 +13,8 @@
 --             for try and leave; token is the last one given
 --       nonce queued now pttl position state holder
 --             for join and look; state is the sum of 1 if this request entered the queue,
---             and 2 if the entry's channel has no subscriber here
+--             and 2 if the entry's channel has no subscriber here; pttl is -3 if this request
+--             entered the queue behind others
 --       nonce type now
 --             the key is not a lock
 --       nonce late now
@@ -24,19 +25,23 @@
 -- All else is left to acquire_contended.lua.
 
 local nonce, id, ttl, mode, entry = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local call = redis.call
 -- as clock() in shared.lua
-local t = redis.call('TIME')
+local t = call('TIME')
 local now = t[1] .. t[2]
 if #now < 16 then now = string.sub('000000000' .. t[1], -10) .. string.sub('00000' .. t[2], -6) end
 if now > ARGV[6] then return nonce .. ' late ' .. now end
 local from = now > ARGV[8] and now or ARGV[8]
 
-if (mode == 'try' or mode == 'join')
-  and redis.call('EXISTS', KEYS[1], KEYS[2], KEYS[3]) == 0 then
-  local fence = redis.call('GET', KEYS[4])
+-- A client that has waited before joins the queue with its first request. It usually finds the lock
+-- held, so read the holder first.
+local holder = mode == 'join' and redis.pcall('GET', KEYS[1])
+if not holder and (mode == 'try' or mode == 'join')
+  and call('EXISTS', KEYS[1], KEYS[2], KEYS[3]) == 0 then
+  local fence = call('GET', KEYS[4])
   if not fence or fence < from then
-    redis.call('SET', KEYS[3], from, 'PX', ARGV[9])
-    redis.call('SET', KEYS[1], id, 'PX', ttl)
+    call('SET', KEYS[3], from, 'PX', ARGV[9])
+    call('SET', KEYS[1], id, 'PX', ttl)
     return nonce .. ' held ' .. now .. ' ' .. from
   end
 end

@@ -4,6 +4,9 @@
 -- ARGV  as for acquire.lua
 -- Reply as for acquire.lua
 
+-- what the reply contains in place of the time left, if that was not read
+local NOT_READ = -3
+
 local function take()
   -- A waiter that acquires the lock leaves the queue.
   if mode == 'look' or mode == 'leave' then redis.call('LREM', KEYS[2], 0, entry) end
@@ -12,7 +15,7 @@ local function take()
   return nonce .. ' held ' .. now .. ' ' .. token
 end
 
-local holder = redis.pcall('GET', KEYS[1])
+holder = holder or redis.pcall('GET', KEYS[1])
 -- The last lock was not released, and its client may have used all that is reserved.
 if not holder then used = RESERVED end
 if not holder and redis.call('LLEN', KEYS[2]) == 0 then return take() end
@@ -48,21 +51,27 @@ if holder == id then
   return nonce .. ' held ' .. now .. ' ' .. token
 end
 
-local left = redis.call('PTTL', is_left_free and KEYS[3] or KEYS[1])
-if left == -1 and ARGV[7] ~= '0' then
-  redis.call('PEXPIRE', KEYS[1], ARGV[7])
-  left = ARGV[7]
+local place = mode == 'join' and redis.call('RPUSH', KEYS[2], entry) - 1
+local left = NOT_READ
+-- A waiter that joins behind others learns the time left when it polls.
+if not place or place == 0 then
+  left = redis.call('PTTL', is_left_free and KEYS[3] or KEYS[1])
+  if left == -1 and ARGV[7] ~= '0' then
+    redis.call('PEXPIRE', KEYS[1], ARGV[7])
+    left = ARGV[7]
+  end
 end
 
 if mode == 'join' or mode == 'look' then
-  local place = mode == 'look' and redis.call('LPOS', KEYS[2], entry)
-  local state = 0
+  local state = place and 1 or 0
+  place = place or redis.call('LPOS', KEYS[2], entry)
   if not place then
     place = redis.call('RPUSH', KEYS[2], entry) - 1
     state = 1
   end
   if not has_subscriber(string.match(entry, '^%d+ (%S+)') or '') then state = state + 2 end
-  redis.call('PEXPIRE', KEYS[2], QUEUE_MS)
+  -- Otherwise grant_next and the polls extend the TTL of the queue.
+  if left ~= NOT_READ then redis.call('PEXPIRE', KEYS[2], QUEUE_MS) end
   return nonce .. ' queued ' .. now .. ' ' .. left .. ' ' .. place .. ' ' .. state .. ' '
     .. string.sub(holder, 1, 512)
 end
