@@ -16,7 +16,10 @@ pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(10);
 /// A configuration whose timeouts only a defect exceeds, however slow the machine. All threads
 /// queue at the server, as those of different processes do.
 pub(crate) fn config_long_timeouts(url: impl Into<String>) -> Config {
-    let config = Config::new(url).local_handover(Duration::ZERO);
+    long_timeouts(Config::new(url).local_handover(Duration::ZERO))
+}
+
+pub(crate) fn long_timeouts(config: Config) -> Config {
     config.ttl(30 * SECOND).operation_timeout(20 * SECOND).claim_window(20 * SECOND)
 }
 

@@ -21,7 +21,8 @@ use crate::support::{MySqlServer, mysql_servers};
 use crate::{
     helpers::{
         CALL_LIMIT, SECOND, SHORT_TIMEOUT, UnwrapReleased, await_queue_length, completes_within,
-        config_long_timeouts, expect_loss, queue_key, spawn_call, spawn_queued_waiter, with_ttl,
+        config_long_timeouts, expect_loss, long_timeouts, queue_key, spawn_call,
+        spawn_queued_waiter, with_ttl,
     },
     quorum::{self, await_waiting, config_medium_timeout, expect_locked, next_locked},
     support::{Cluster, Nodes, TEST_TIMEOUT, Worker, eventually, eventually_some},
@@ -114,10 +115,12 @@ impl Subject {
 
     /// A manager with connections and threads of its own, as another process would have it.
     fn manager(&self) -> Manager {
-        let configure = |config: Config| config.quarantine(Duration::ZERO);
+        // A thread may be paused for longer than the usual claim window and timeout.
+        let configure = |config| long_timeouts(config).quarantine(Duration::ZERO);
         match self {
             Subject::Nodes(nodes) => {
-                Arc::new(RedisMgr::new(configure(config_long_timeouts(nodes.urls()))).unwrap())
+                let config = Config::new(nodes.urls()).local_handover(Duration::ZERO);
+                Arc::new(RedisMgr::new(configure(config)).unwrap())
             }
             Subject::Cluster(cluster) => {
                 Arc::new(RedisMgr::new(config_long_timeouts(cluster.url())).unwrap())
@@ -403,7 +406,7 @@ fn lock_is_on_a_quorum_at_once_and_soon_on_all_live_nodes() {
         }
         let guard = managers[0].lock("x").unwrap();
         if let Some(nodes) = subject.nodes() {
-            eventually("all live nodes have it", CALL_LIMIT, || {
+            eventually("all live nodes have it", TEST_TIMEOUT, || {
                 quorum::nodes_holding(nodes, &guard) == nodes.running()
             });
         }
