@@ -8,8 +8,7 @@ use super::timed;
 use crate::{
     family::{LONG, Subject, await_waiters, spawn_waiter},
     helpers::{
-        CALL_LIMIT, Defer, SECOND, UnwrapReleased, await_queue_length, completes_within, manager,
-        spawn_queued_waiter,
+        CALL_LIMIT, Defer, SECOND, UnwrapReleased, await_queue_length, manager, spawn_queued_waiter,
     },
     support::{RedisServer, TEST_TIMEOUT, eventually},
 };
@@ -27,8 +26,8 @@ fn spawn_cancellable(
 fn expect_cancelled<T: std::fmt::Debug + Send + 'static>(
     waiting: JoinHandle<Result<T, LockError>>,
 ) {
-    let ended = completes_within(CALL_LIMIT, "the wait", || waiting.join().unwrap());
-    let error = ended.unwrap_err();
+    eventually("the wait ends", CALL_LIMIT, || waiting.is_finished());
+    let error = waiting.join().unwrap().unwrap_err();
     assert!(error.is_cancelled() && !error.is_contended(), "{error:?}");
     assert!(error.to_string().contains("lock \"x\": the wait was cancelled after"), "{error}");
 }
