@@ -251,6 +251,48 @@ fn release_of_a_writer_leaves_the_reader_it_has_become() {
     assert_eq!(release("1"), "7 released");
 }
 
+/// The lease of a downgrade counts from the request to which the reply came. An earlier request may
+/// have been carried out long before.
+///
+/// Fault: N189
+/// Promise: P2
+#[test]
+fn repeated_downgrade_keeps_the_reader_for_a_whole_ttl_again() {
+    let server = RedisServer::start();
+    let lock = manager(&server).rw_lock("r").unwrap();
+    let reader = lock.write().unwrap().downgrade().unwrap();
+    let source = concat!(
+        include_str!("../../../src/backend/redis/lua/shared.lua"),
+        include_str!("../../../src/backend/redis/lua/token.lua"),
+        include_str!("../../../src/backend/redis/lua/notify.lua"),
+        include_str!("../../../src/backend/redis/lua/group/members.lua"),
+        include_str!("../../../src/backend/redis/lua/group/grant.lua"),
+        include_str!("../../../src/backend/redis/lua/group/downgrade.lua"),
+        include_str!("../../../src/backend/redis/lua/report.lua")
+    );
+    let again = |ttl_ms: &str| {
+        let keys = keys_of_lock();
+        let mut words = vec!["EVAL", source, "5"];
+        words.extend(keys.iter().map(String::as_str));
+        words.extend(["7", reader.id().as_str(), ttl_ms, "1"]);
+        let reply: String = server.query(&words);
+        assert!(reply.starts_with("7 read "), "{reply}");
+    };
+    let expires = || -> f64 { server.query(&["ZSCORE", &members_key("r"), reader.id().as_str()]) };
+    let hour = "3600000";
+    let before = expires();
+    again(hour);
+    let after = expires();
+    assert!(after > before + 3_000_000.0, "{before}, then {after}");
+    let left = [pttl(&server, "lock:r"), pttl(&server, &members_key("r"))];
+    assert!(left.iter().all(|left| *left > 3_000_000), "{left:?}");
+    // A request that was delayed never shortens the time.
+    again("1000");
+    assert!(expires() >= after);
+    assert_eq!(server.query::<u64>(&["ZCARD", &members_key("r")]), 1);
+    assert_eq!(reader.release().unwrap(), Released::Released);
+}
+
 /// The keys of the lock `r`, as the scripts of groups expect them.
 fn keys_of_lock() -> [String; 5] {
     [

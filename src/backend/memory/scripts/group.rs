@@ -423,7 +423,11 @@ impl<'a> GroupCall<'a> {
         }
         if self.holder.as_deref() == Some(READERS) {
             let expires = unless_wrong_type(self.call.db.zscore(self.members(), id))?;
-            if expires.is_some_and(|expires| expires > now_ms) {
+            if let Some(expires) = expires.filter(|expires| *expires > now_ms) {
+                if expires < now_ms + 1 + ttl {
+                    self.add_member(READERS, id, 1, ttl);
+                    self.write_members()?;
+                }
                 return reply_line(&[nonce, b"read", &now]);
             }
         }

@@ -3,7 +3,8 @@
 -- KEYS  1 lock, 2 queue, 3 token, 4 fence, 5 members
 -- ARGV  1 nonce, 2 id, 3 TTL in ms, 4 protocol version
 -- Reply one string:
---       nonce read now                               also if it had been done before
+--       nonce read now                               for a whole TTL from now on, also if this had
+--                                                    been done before
 --       nonce gone now                               the lock was not held
 --       nonce other now pttl token waiters holder    another holder has the lock
 --       nonce type                                   the key is not a lock
@@ -23,7 +24,14 @@ if holder == id then
   grant_next(now)
   return nonce .. ' read ' .. now
 end
-local expires = holder == 'distlock:read' and typed('ZSCORE', KEYS[5], id)
-if expires and tonumber(expires) > in_ms(now) then return nonce .. ' read ' .. now end
+local expires = holder == 'distlock:read' and tonumber(typed('ZSCORE', KEYS[5], id) or 0)
+if expires and expires > in_ms(now) then
+  -- The lease counts from this request. Never shorten the time, because it may be a delayed one.
+  if expires < in_ms(now) + 1 + ttl then
+    add_member(now, holder, id, 1, ttl)
+    write_members(now)
+  end
+  return nonce .. ' read ' .. now
+end
 if not holder or GROUPS[holder] then return nonce .. ' gone ' .. now end
 local head, left = nonce .. ' other ' .. now
