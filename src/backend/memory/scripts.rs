@@ -188,6 +188,11 @@ impl Call<'_> {
             return reply_line(&[nonce, b"type", &now]);
         }
         let mut holder = holder?;
+        if mode == b"join"
+            && let Some(holder) = holder.as_ref().filter(|holder| *holder != id)
+        {
+            return self.enqueue(holder, None, is_digits);
+        }
         if holder.is_none() {
             self.used = RESERVED;
         }
@@ -218,11 +223,8 @@ impl Call<'_> {
             };
             return reply_line(&[nonce, b"held", &now, &token]);
         }
-        if mode == b"join" {
-            return self.enqueue(&holder, None, is_digits);
-        }
         let left = self.time_left()?;
-        if mode == b"look" {
+        if mode == b"join" || mode == b"look" {
             return self.enqueue(&holder, Some(left), is_digits);
         }
         if mode == b"leave" {

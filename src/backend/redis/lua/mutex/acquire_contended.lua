@@ -4,9 +4,6 @@
 -- ARGV  as for acquire.lua
 -- Reply as for acquire.lua
 
--- what the reply contains in place of the time left, if that was not read
-local NOT_READ = -3
-
 local function take()
   -- A waiter that acquires the lock leaves the queue.
   if mode == 'look' or mode == 'leave' then redis.call('LREM', KEYS[2], 0, entry) end
@@ -51,27 +48,22 @@ if holder == id then
   return nonce .. ' held ' .. now .. ' ' .. token
 end
 
-local place = mode == 'join' and redis.call('RPUSH', KEYS[2], entry) - 1
-local left = NOT_READ
--- A waiter that joins behind others learns the time left when it polls.
-if not place or place == 0 then
-  left = redis.call('PTTL', is_left_free and KEYS[3] or KEYS[1])
-  if left == -1 and ARGV[7] ~= '0' then
-    redis.call('PEXPIRE', KEYS[1], ARGV[7])
-    left = ARGV[7]
-  end
+local left = redis.call('PTTL', is_left_free and KEYS[3] or KEYS[1])
+if left == -1 and ARGV[7] ~= '0' then
+  redis.call('PEXPIRE', KEYS[1], ARGV[7])
+  left = ARGV[7]
 end
 
 if mode == 'join' or mode == 'look' then
+  -- acquire.lua has set the place of a head of the queue that has just joined.
   local state = place and 1 or 0
-  place = place or redis.call('LPOS', KEYS[2], entry)
+  place = place or mode == 'look' and redis.call('LPOS', KEYS[2], entry)
   if not place then
     place = redis.call('RPUSH', KEYS[2], entry) - 1
     state = 1
   end
   if not has_subscriber(string.match(entry, '^%d+ (%S+)') or '') then state = state + 2 end
-  -- Otherwise grant_next and the polls extend the TTL of the queue.
-  if left ~= NOT_READ then redis.call('PEXPIRE', KEYS[2], QUEUE_MS) end
+  redis.call('PEXPIRE', KEYS[2], QUEUE_MS)
   return nonce .. ' queued ' .. now .. ' ' .. left .. ' ' .. place .. ' ' .. state .. ' '
     .. string.sub(holder, 1, 512)
 end
