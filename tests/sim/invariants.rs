@@ -111,29 +111,33 @@ impl Invariants {
         if !self.is_held(sim, record) {
             return self.count("granted too late");
         }
-        let mut together = Vec::new();
-        for other in self.records.borrow().iter().filter(|other| other.name == *name) {
-            if self.is_held(sim, other) {
-                together.push(other.kind);
-                if record.kind.may_share_with(&together) {
-                    continue;
-                }
-                // Of two grants around a loss of data, the older one may be read last.
-                if self.is_excused(sim, other) || self.is_excused(sim, record) {
-                    self.count("excused overlap");
-                    together.pop();
-                    continue;
-                }
+        let records = self.records.borrow();
+        let is_other = |other: &&Rc<GuardRecord>| other.name == *name && self.is_held(sim, other);
+        let others: Vec<_> = records.iter().filter(is_other).collect();
+        let fits = |others: &[&Rc<GuardRecord>]| {
+            record.kind.may_share_with(&others.iter().map(|other| other.kind).collect::<Vec<_>>())
+        };
+        if fits(&others) {
+            if !others.is_empty() {
+                self.count("held together");
+            }
+        } else {
+            // Of two grants around a loss of data, the older one may be read last.
+            let mut unexcused = others.clone();
+            unexcused.retain(|other| !self.is_excused(sim, other));
+            if self.is_excused(sim, record) || fits(&unexcused) {
+                self.count("excused overlap");
+            } else {
+                let held = others.iter().map(|other| (other.process, other.token, other.kind));
                 sim.violation(format!(
-                    "process {process} holds {name} with token {token} ({:?}), and process {} \
-                     still holds it with token {}; held: {together:?}",
-                    record.kind, other.process, other.token
+                    "process {process} holds {name} with token {token} ({:?}), and others still \
+                     hold it: {:?}",
+                    record.kind,
+                    held.collect::<Vec<_>>()
                 ));
             }
         }
-        if together.len() > 1 || !together.is_empty() && record.kind.group().is_some() {
-            self.count("held together");
-        }
+        drop((others, records));
         self.check_token(sim, record);
         self.records.borrow_mut().push(record.clone());
         self.check_quorum(sim, record);
