@@ -137,7 +137,8 @@ impl Invariants {
                 ));
             }
         }
-        drop((others, records));
+        drop(others);
+        drop(records);
         self.check_token(sim, record);
         self.records.borrow_mut().push(record.clone());
         self.check_quorum(sim, record);

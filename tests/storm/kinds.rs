@@ -95,13 +95,18 @@ pub(crate) fn acquire(
     }
 }
 
-/// Acquires a lock as clients of other libraries do. Returns whether that succeeded.
+/// Acquires a lock as clients of other libraries do. Returns whether that succeeded. Reads the id
+/// back, because the faults of the network include a reply that comes twice, which this client
+/// would take for the reply to its next request.
 pub(crate) fn acquire_foreign(mgr: &RedisMgr, key: &str, id: &str) -> bool {
     let Ok(mut connection) = mgr.connection() else { return false };
     let ttl = FOREIGN_TTL.as_millis() as u64;
     let mut set = redis::cmd("SET");
     set.arg(key).arg(id).arg("NX").arg("PX").arg(ttl);
+    let mut get = redis::cmd("GET");
+    get.arg(key);
     set.query::<Option<String>>(&mut connection).is_ok_and(|reply| reply.is_some())
+        && get.query::<Option<String>>(&mut connection).is_ok_and(|now| now.as_deref() == Some(id))
 }
 
 pub(crate) fn release_foreign(mgr: &RedisMgr, key: &str, id: &str) {

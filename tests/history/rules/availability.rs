@@ -84,11 +84,12 @@ pub(crate) fn find(story: &Story) -> Gaps {
                 .get(&wait.pid)
                 .map_or_else(|| awake.clone(), |borrowed| difference(&awake, borrowed));
             let undisturbed = split_at(&difference(&able, &outages), &moments);
+            let token = token_after(wait, &all_holds);
             let passed = undisturbed.into_iter().map(|(from, until)| {
                 let last = latest(&moments, from)
                     .max(stops.get(&wait.pid).and_then(|stops| last_end(stops, from)));
                 let last = last.max(last_end(&outages, from)).unwrap_or(story.start);
-                overtakers(story, wait, &all_holds, last, (from, until))
+                overtakers(story, (wait, token), &all_holds, last, (from, until))
             });
             let (others, overtaken) =
                 passed.fold((0, 0), |most, passed| (most.0.max(passed.0), most.1.max(passed.1)));
@@ -177,13 +178,26 @@ fn hands_over(hold: &&Hold) -> bool {
     hold.end == End::Left && hold.sharing != Sharing::Foreign
 }
 
+/// Returns the token with which a wait ended, or the largest one if it ended without the lock.
+/// `holds` must be sorted.
+fn token_after(wait: &Wait, holds: &[&Hold]) -> u64 {
+    let first = holds.partition_point(|hold| hold.from < wait.until);
+    let began_then = holds[first..].iter().take_while(|hold| hold.from == wait.until);
+    began_then
+        .filter(|hold| hold.seat == wait.seat)
+        .map(|hold| hold.token)
+        .next()
+        .unwrap_or(u64::MAX)
+}
+
 /// Counts the holds that began during this undisturbed part of a wait, and those among them that
-/// were also requested during it. The latter overtook the waiter. Starts to count when the effects
-/// of the `last` disturbance have ended, because by then a waiter has replaced a queue entry that
-/// it lost. `holds` must be sorted.
+/// were also requested during it. The latter overtook the waiter, unless it has the smaller token:
+/// then it was granted the lock first, and only learned of that later. Starts to count when the
+/// effects of the `last` disturbance have ended, because by then a waiter has replaced a queue
+/// entry that it lost. `holds` must be sorted.
 fn overtakers(
     story: &Story,
-    wait: &Wait,
+    (wait, token): (&Wait, u64),
     holds: &[&Hold],
     last: u64,
     (from, until): (u64, u64),
@@ -196,7 +210,10 @@ fn overtakers(
     let others = || holds[first..].iter().take_while(|hold| hold.from < until);
     (
         others().count(),
-        others().filter(|hold| hold.asked > settled && hold.sharing != Sharing::Foreign).count(),
+        others()
+            .filter(|hold| hold.asked > settled && hold.token < token)
+            .filter(|hold| hold.sharing != Sharing::Foreign)
+            .count(),
     )
 }
 

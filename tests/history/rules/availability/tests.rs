@@ -118,6 +118,9 @@ fn waiter_overtaken_by_many_is_found() {
     };
     assert_eq!(overtaken_by(4, ""), 0);
     assert_eq!(overtaken_by(5, ""), 1);
+    let enters = |token: u64| format!("6990 2@1 8 enter 90000000000 {token} w\n6991 2@1 8 leave");
+    assert_eq!(overtaken_by(5, &enters(9)), 1);
+    assert_eq!(overtaken_by(5, &enters(0)), 0, "it was granted the lock before them");
     assert_eq!(
         overtaken_by(60, "6001 0 8 stopped\n6002 0 8 continued"),
         1,
