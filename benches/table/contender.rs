@@ -2,7 +2,7 @@
 
 use std::{fs, sync::Mutex, thread, time::Duration};
 
-use distlock::{LockManager, Released};
+use distlock::{LockManager, RedisMgr, Released};
 
 use crate::{
     Result, cluster,
@@ -20,7 +20,11 @@ pub(crate) fn work(side: &WorkerSide) -> Result<()> {
     let threads: usize = side.arg("threads").parse()?;
     let hold = Duration::from_micros(side.arg("hold_us").parse()?);
     let urls = side.arg("urls");
-    let mgr = cluster::manager(&urls, threads)?;
+    let mgr: Box<dyn LockManager> = if side.try_arg("at_servers").is_some() {
+        Box::new(RedisMgr::new(cluster::config(&urls).local_handover(Duration::ZERO))?)
+    } else {
+        cluster::manager(&urls, threads)?
+    };
     mgr.ping()?;
     side.say("ready");
     let until = Duration::from_nanos(side.hear().ok_or("the time to stop is missing")?.parse()?);

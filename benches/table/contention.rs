@@ -34,6 +34,8 @@ struct Contest {
     mixed_orders: bool,
     /// The contenders ask each millisecond, without the library.
     polls: bool,
+    /// No lock passes from thread to thread without the servers.
+    at_servers: bool,
     scale: Scale,
 }
 
@@ -86,8 +88,9 @@ impl Snapshot {
 impl Contest {
     fn new(processes: usize, scale: Scale) -> Contest {
         let window = scale.pick(Duration::from_secs(5), Duration::from_millis(100));
-        let (nodes, threads, hold, mixed_orders, polls) = (1, 1, Duration::ZERO, false, false);
-        Contest { nodes, processes, threads, hold, window, mixed_orders, polls, scale }
+        let (nodes, threads, hold) = (1, 1, Duration::ZERO);
+        let (mixed_orders, polls, at_servers) = (false, false, false);
+        Contest { nodes, processes, threads, hold, window, mixed_orders, polls, at_servers, scale }
     }
 
     fn run(self) -> Result<Outcome> {
@@ -158,6 +161,7 @@ impl Contest {
             ("out", folder.join(process.to_string()).display().to_string()),
         ];
         args.extend(self.polls.then(|| ("polls", "1".to_owned())));
+        args.extend(self.at_servers.then(|| ("at_servers", "1".to_owned())));
         let args: Vec<_> = args.iter().map(|(key, value)| (*key, value.as_str())).collect();
         Worker::spawn(ROLE, &args)
     }
@@ -282,7 +286,8 @@ pub(crate) fn handoff(scale: Scale) -> Result<Vec<Figure>> {
 /// Each holder keeps the lock until all others are queued again, because acquiring a free lock
 /// costs fewer commands.
 pub(crate) fn commands(scale: Scale) -> Result<Vec<Figure>> {
-    let contest = Contest { hold: Duration::from_millis(1), ..Contest::new(3, scale) };
+    let hold = Duration::from_millis(1);
+    let contest = Contest { hold, at_servers: true, ..Contest::new(3, scale) };
     let few = contest.run()?;
     let many = Contest { threads: scale.pick(43, 2), ..contest }.run()?;
     Ok(vec![
