@@ -39,7 +39,7 @@ fn flawed_server_is_detected() {
         (Flaw::ReleaseWithoutOwner, "nodes have its key"),
         (Flaw::AcquireStealsLock, "nodes have its key"),
         (Flaw::SharingStealsLock, "nodes have its key"),
-        (Flaw::LimitIgnored, "still holds it"),
+        (Flaw::LimitIgnored, "others still hold it"),
         (Flaw::MemberReleasesAll, "nodes have its key"),
         (Flaw::ExecutesExpired, "has failed long ago"),
         (Flaw::TokensLostWithData, "token"),

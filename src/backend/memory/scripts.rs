@@ -7,6 +7,7 @@ mod call;
 mod group;
 mod keep;
 mod members;
+mod queue_entry;
 
 use redis::Value;
 

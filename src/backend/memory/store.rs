@@ -267,6 +267,18 @@ impl Access<'_> {
         Ok(())
     }
 
+    /// `ZADD key GT score member …`
+    pub(super) fn zadd_gt(&mut self, key: &[u8], members: Vec<(Bytes, u64)>) -> StoreResult<()> {
+        let mut larger = BTreeMap::new();
+        for (member, score) in members {
+            let before = larger.get(&member).copied().or(self.zscore(key, &member)?);
+            if before.is_none_or(|before| before < score) {
+                larger.insert(member, score);
+            }
+        }
+        self.zadd(key, larger.into_iter().collect())
+    }
+
     /// `ZSCORE key member`
     pub(super) fn zscore(&mut self, key: &[u8], member: &[u8]) -> StoreResult<Option<u64>> {
         Ok(self.sorted(key)?.and_then(|set| set.get(member).copied()))

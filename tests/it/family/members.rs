@@ -251,6 +251,31 @@ fn release_of_a_writer_leaves_the_reader_it_has_become() {
     assert_eq!(release("1"), "7 released");
 }
 
+/// A request to join the queue that is carried out late, or twice, leaves an entry of a client that
+/// has the lock by now.
+///
+/// Fault: N190
+/// Promise: P2
+#[test]
+fn second_queue_entry_of_a_holder_changes_nothing() {
+    let server = RedisServer::start();
+    let permits = manager(&server).semaphore("s", 3).unwrap();
+    let (held, ended) = (permits.acquire().unwrap(), permits.acquire().unwrap());
+    let mut listener = redis::Client::open(server.url()).unwrap().get_connection().unwrap();
+    redis::cmd("SUBSCRIBE").arg("waiters").exec(&mut listener).unwrap();
+    for count in [1, 3] {
+        let entry = format!("distlock:permits/3/{count},1 waiters {}", held.id());
+        server.cli(&["RPUSH", &crate::helpers::queue_key("s"), &entry]);
+    }
+    let expires = || -> f64 { server.query(&["ZSCORE", &members_key("s"), held.id().as_str()]) };
+    let before = expires();
+    ended.release().unwrap().unwrap_released();
+    assert!(expires() >= before, "the claim window of an entry has replaced its time");
+    assert_eq!(server.query::<u64>(&["LLEN", &crate::helpers::queue_key("s")]), 0);
+    assert!(permits.try_acquire().unwrap().is_held());
+    held.release().unwrap().unwrap_released();
+}
+
 /// The lease of a downgrade counts from the request to which the reply came. An earlier request may
 /// have been carried out long before.
 ///

@@ -5,9 +5,10 @@ use redis::Value;
 use super::{
     super::store::{Bytes, StoreResult},
     call::{
-        self, Call, QUEUE_MS, RESERVED, TOKEN_EXTRA_MS, count, cut, is_digits, is_token,
-        is_wrong_type, line, number, reply_line, unless_wrong_type,
+        Call, QUEUE_MS, RESERVED, TOKEN_EXTRA_MS, count, cut, is_token, is_wrong_type, line,
+        number, reply_line, unless_wrong_type,
     },
+    queue_entry::Entry,
 };
 use crate::core::kind::is_group;
 
@@ -24,49 +25,6 @@ pub(super) struct GroupCall<'a> {
     added: Vec<(Bytes, u64)>,
     latest: u64,
     is_new: bool,
-}
-
-/// A valid queue entry.
-struct Entry<'a> {
-    px: u64,
-    channel: &'a [u8],
-    id: &'a [u8],
-    group: Option<&'a [u8]>,
-    limit: usize,
-    count: usize,
-}
-
-fn split(bytes: &[u8], at: u8) -> Option<(&[u8], &[u8])> {
-    let at = bytes.iter().position(|byte| *byte == at)?;
-    Some((&bytes[..at], &bytes[at + 1..]))
-}
-
-fn is_positive(digits: &[u8]) -> bool {
-    is_digits(digits) && !digits.starts_with(b"0")
-}
-
-fn parse(entry: &[u8]) -> Option<Entry<'_>> {
-    let (first, rest) = split(entry, b' ')?;
-    let (channel, id) = split(rest, b' ')?;
-    let (group, limit, count, px): (_, &[u8], &[u8], _) = match split(first, b',') {
-        None => (None, b"0", b"1", first),
-        Some((membership, px)) => {
-            let (group, numbers) = split(membership, b'/')?;
-            let (limit, count) = split(numbers, b'/')?;
-            (Some(group), limit, count, px)
-        }
-    };
-    let is_valid = is_positive(px)
-        && px.len() < 16
-        && !channel.is_empty()
-        && !id.is_empty()
-        && group.is_none_or(is_group)
-        && is_digits(limit)
-        && limit.len() < 16
-        && is_positive(count)
-        && count.len() < 5;
-    let (limit, count) = (call::count(limit), call::count(count));
-    is_valid.then(|| Entry { px: number(px), channel, id, group, limit, count })
 }
 
 /// The member of a claim with this number.
@@ -109,6 +67,18 @@ impl<'a> GroupCall<'a> {
         Ok(size.is_some_and(|size| limit == 0 || size + count <= limit))
     }
 
+    /// Whether the waiter of an entry is dead, or is a member by now.
+    fn is_useless(&mut self, entry: &Entry<'_>) -> StoreResult<bool> {
+        if entry.group.is_some() && self.holder.as_deref() == entry.group && !self.is_new {
+            let (members, now) = (self.members(), self.now_ms());
+            let expires = unless_wrong_type(self.call.db.zscore(members, entry.id))?;
+            if expires.is_some_and(|expires| expires > now) {
+                return Ok(true);
+            }
+        }
+        Ok(self.call.channels.subscribers(entry.channel) == 0)
+    }
+
     fn add_member(&mut self, group: &[u8], id: &[u8], count: usize, px: u64) {
         let expires = self.now_ms() + 1 + px;
         if self.holder.is_none() {
@@ -140,7 +110,7 @@ impl<'a> GroupCall<'a> {
         } else {
             self.call.db.zremrangebyscore(members, now)?;
         }
-        self.call.db.zadd(members, added)?;
+        self.call.db.zadd_gt(members, added)?;
         match self.call.db.zlast(members)? {
             Some((_, last)) if last <= latest => self.set_expiry(last),
             _ => Ok(()),
@@ -170,8 +140,10 @@ impl<'a> GroupCall<'a> {
         for _ in 0..DEAD_MAX {
             let Some(head) = unless_wrong_type(self.call.db.lrange(queue, 1))?.pop() else { break };
             let is_own = !own.is_empty() && head == own;
-            let entry = parse(&head)
-                .filter(|entry| is_own || self.call.channels.subscribers(entry.channel) > 0);
+            let entry = match Entry::parse(&head) {
+                Some(entry) if !is_own && self.is_useless(&entry)? => None,
+                entry => entry,
+            };
             let Some(Entry { px, channel, id, group, limit, count }) = entry else {
                 self.call.db.lpop(queue)?;
                 continue;

@@ -40,6 +40,12 @@ local function fits(now, group, limit, n)
   return size and (limit == 0 or size + n <= limit)
 end
 
+-- Whether this id is a member now.
+local function is_member(now, id)
+  local expires = typed('ZSCORE', KEYS[5], id)
+  return expires and tonumber(expires) > in_ms(now)
+end
+
 -- Begins the group with the first member if the lock is free.
 local function add_member(now, group, id, n, px)
   local expires = in_ms(now) + 1 + px
@@ -68,8 +74,9 @@ local function write_members(now)
   else
     redis.call('ZREMRANGEBYSCORE', KEYS[5], '-inf', in_ms(now))
   end
+  -- GT never shortens the time of a member, which may have another queue entry.
   for i = 1, #added, ARGS_MAX do
-    redis.call('ZADD', KEYS[5], unpack(added, i, math.min(i + ARGS_MAX - 1, #added)))
+    redis.call('ZADD', KEYS[5], 'GT', unpack(added, i, math.min(i + ARGS_MAX - 1, #added)))
   end
   local last = redis.call('ZRANGE', KEYS[5], -1, -1, 'WITHSCORES')[2]
   if tonumber(last) <= latest then set_expiry(KEYS[1], KEYS[5], last) end
