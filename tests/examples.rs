@@ -248,7 +248,9 @@ fn check_accepts_a_good_history() {
 fn check_finds_two_holders_at_once() {
     check(&GOOD_HISTORY.replace("2000000 1 11 leave", "3250000 1 11 leave"))
         .expect_code(1)
-        .expect_out("child 1 (token 101) and child 2 (token 102) both held the lock, for 0.2 ms")
+        .expect_out(
+            "(mutex, token 101) and child 2 (mutex, token 102) both held the lock, for 0.2 ms",
+        )
         .expect_out("BAD");
 }
 
