@@ -265,9 +265,9 @@ fn several_names_are_locked_all_or_none() {
             LockError::Held { name, .. } => assert_eq!(name, "b"),
             other => panic!("{other}"),
         }
-        eventually("nothing is left of it", TEST_TIMEOUT, || {
-            ["a", "c"].iter().all(|name| !mgr.is_locked(name).unwrap())
-        });
+        // Of two nodes that are left, one may have released it already, and the other not.
+        let is_free = |name: &&str| mgr.is_locked(name).is_ok_and(|is_locked| !is_locked);
+        eventually("nothing is left of it", TEST_TIMEOUT, || ["a", "c"].iter().all(is_free));
         held.release().unwrap().unwrap_released();
         let all = other.lock_all(&["c", "b", "a"]).unwrap();
         for name in ["a", "b", "c"] {
