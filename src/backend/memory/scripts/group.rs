@@ -67,16 +67,18 @@ impl<'a> GroupCall<'a> {
         Ok(size.is_some_and(|size| limit == 0 || size + count <= limit))
     }
 
+    fn is_member(&mut self, id: &[u8]) -> StoreResult<bool> {
+        let (members, now) = (self.members(), self.now_ms());
+        let expires = unless_wrong_type(self.call.db.zscore(members, id))?;
+        Ok(expires.is_some_and(|expires| expires > now))
+    }
+
     /// Whether the waiter of an entry is dead, or is a member by now.
     fn is_useless(&mut self, entry: &Entry<'_>) -> StoreResult<bool> {
-        if entry.group.is_some() && self.holder.as_deref() == entry.group && !self.is_new {
-            let (members, now) = (self.members(), self.now_ms());
-            let expires = unless_wrong_type(self.call.db.zscore(members, entry.id))?;
-            if expires.is_some_and(|expires| expires > now) {
-                return Ok(true);
-            }
-        }
-        Ok(self.call.channels.subscribers(entry.channel) == 0)
+        let may_be_member =
+            entry.group.is_some() && self.holder.as_deref() == entry.group && !self.is_new;
+        Ok(may_be_member && self.is_member(entry.id)?
+            || self.call.channels.subscribers(entry.channel) == 0)
     }
 
     fn add_member(&mut self, group: &[u8], id: &[u8], count: usize, px: u64) {
@@ -379,7 +381,7 @@ impl<'a> GroupCall<'a> {
     pub(super) fn downgrade(mut self) -> StoreResult<Value> {
         const READERS: &[u8] = b"distlock:read";
         let (nonce, id, ttl) = (self.call.arg(0), self.call.arg(1), number(self.call.arg(2)));
-        let (lock, now, now_ms) = (self.call.key(0), self.call.clock(), self.now_ms());
+        let (lock, now) = (self.call.key(0), self.call.clock());
         let holder = self.call.db.get(lock);
         if is_wrong_type(&holder) {
             return reply_line(&[nonce, b"type"]);
@@ -393,15 +395,10 @@ impl<'a> GroupCall<'a> {
             self.grant_next(b"", 0, b"")?;
             return reply_line(&[nonce, b"read", &now]);
         }
-        if self.holder.as_deref() == Some(READERS) {
-            let expires = unless_wrong_type(self.call.db.zscore(self.members(), id))?;
-            if let Some(expires) = expires.filter(|expires| *expires > now_ms) {
-                if expires < now_ms + 1 + ttl {
-                    self.add_member(READERS, id, 1, ttl);
-                    self.write_members()?;
-                }
-                return reply_line(&[nonce, b"read", &now]);
-            }
+        if self.holder.as_deref() == Some(READERS) && self.is_member(id)? {
+            self.add_member(READERS, id, 1, ttl);
+            self.write_members()?;
+            return reply_line(&[nonce, b"read", &now]);
         }
         let Some(holder) = self.holder.take().filter(|holder| !is_group(holder)) else {
             return reply_line(&[nonce, b"gone", &now]);

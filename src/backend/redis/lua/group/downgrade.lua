@@ -24,13 +24,10 @@ if holder == id then
   grant_next(now)
   return nonce .. ' read ' .. now
 end
-local expires = holder == 'distlock:read' and tonumber(typed('ZSCORE', KEYS[5], id) or 0)
-if expires and expires > in_ms(now) then
-  -- The lease counts from this request. Never shorten the time, because it may be a delayed one.
-  if expires < in_ms(now) + 1 + ttl then
-    add_member(now, holder, id, 1, ttl)
-    write_members(now)
-  end
+if holder == 'distlock:read' and is_member(now, id) then
+  -- The lease counts from this request.
+  add_member(now, holder, id, 1, ttl)
+  write_members(now)
   return nonce .. ' read ' .. now
 end
 if not holder or GROUPS[holder] then return nonce .. ' gone ' .. now end
