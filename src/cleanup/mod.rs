@@ -158,8 +158,8 @@ impl Cleaner {
 
 /// Next step of the thread.
 enum Step {
-    /// Clean these up; each has a delay until the next try.
-    CleanUp(Vec<(Cleanup, Duration)>),
+    /// Clean these up; each with how often it has failed.
+    CleanUp(Vec<(Cleanup, u32)>),
     /// The queue was full, and entries were dropped.
     ReportOverflow,
     /// Clean these up before the deadline, because the manager shuts down.

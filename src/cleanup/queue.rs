@@ -6,6 +6,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use crate::{
     core::{
+        backoff::{RETRY_PAUSE_MAX, retry_backoff},
         claim::{Claim, Residue},
         lease::Lease,
         validity::EXPIRY_SLACK,
@@ -16,8 +17,6 @@ use crate::{
 /// Maximum length of the queue; otherwise memory would grow without a bound. Far more entries than
 /// a process can add before the first ones expire.
 pub(super) const CLEANUPS_MAX: usize = 65_536;
-pub(super) const RETRY_DELAY_MIN: Duration = Duration::from_millis(10);
-const RETRY_DELAY_MAX: Duration = Duration::from_secs(1);
 /// Time for which a server keeps a queue that no waiter polls; `QUEUE_MS` in `mutex/grant.lua`.
 const QUEUE_ENTRY_TTL: Duration = Duration::from_secs(60);
 /// Bounds of the number of additions between two searches for acknowledged entries. Each addition
@@ -60,8 +59,9 @@ impl Cleanup {
 
 #[derive(Debug, Default)]
 pub(super) struct CleanupQueue {
-    /// Entries by the time of their next try, and a number that makes equal times distinct.
-    entries: BTreeMap<(Moment, u64), (Cleanup, Duration)>,
+    /// Entries and how often they failed, by the time of their next try and a number that makes
+    /// equal times distinct.
+    entries: BTreeMap<(Moment, u64), (Cleanup, u32)>,
     last_number: u64,
     /// Number of additions since the last search for acknowledged entries, and of the entries that
     /// it left.
@@ -117,7 +117,7 @@ impl CleanupQueue {
 
     /// Adds an entry that comes before all others, whatever the length of the queue.
     pub(super) fn add_first(&mut self, cleanup: Cleanup) {
-        self.insert(cleanup, Moment::from_nanos(0), RETRY_DELAY_MIN);
+        self.insert(cleanup, Moment::from_nanos(0), 0);
     }
 
     /// Adds an entry, to be tried at `at`. If the queue is full, drops the entry that is due next.
@@ -139,7 +139,7 @@ impl CleanupQueue {
             self.entries.pop_first();
             self.overflowed = true;
         }
-        self.insert(cleanup, at, RETRY_DELAY_MIN);
+        self.insert(cleanup, at, 0);
     }
 
     /// Whether an entry was dropped since the last call.
@@ -156,23 +156,27 @@ impl CleanupQueue {
         self.entries.is_empty()
     }
 
-    /// Returns the next entry that is due at `now`, and the delay before the next try if this one
-    /// fails. Drops entries that need no clean-up any more.
-    pub(super) fn take_due(&mut self, now: Moment) -> Option<(Cleanup, Duration)> {
+    /// Returns the next entry that is due at `now`, and how often it has failed. Drops entries that
+    /// need no clean-up any more.
+    pub(super) fn take_due(&mut self, now: Moment) -> Option<(Cleanup, u32)> {
         while self.earliest() <= now {
-            let (_, (mut cleanup, delay)) = self.entries.pop_first()?;
+            let (_, (mut cleanup, failures)) = self.entries.pop_first()?;
             let held = cleanup.unless_held.as_ref().is_some_and(|lease| lease.ended().is_none());
             cleanup.residue.drop_acknowledged();
             cleanup.is_follow_up = false;
             if now < cleanup.expires_at && !held && !cleanup.residue.is_empty() {
-                return Some((cleanup, delay));
+                return Some((cleanup, failures));
             }
         }
         None
     }
 
-    pub(super) fn retry_later(&mut self, cleanup: Cleanup, delay: Duration, now: Moment) {
-        self.insert(cleanup, now.saturating_add(delay), (delay * 2).min(RETRY_DELAY_MAX));
+    /// Puts an entry back that has failed once more than `failures` times. Waiters wait for what it
+    /// releases, so it is tried as often as they ask.
+    pub(super) fn retry_later(&mut self, cleanup: Cleanup, failures: u32, now: Moment) {
+        let jitter_seed = now.as_nanos() ^ self.last_number;
+        let pause = retry_backoff(failures, RETRY_PAUSE_MAX, jitter_seed);
+        self.insert(cleanup, now.saturating_add(pause), failures.saturating_add(1));
     }
 
     /// Empties the queue and returns what a shutdown tries to clean up. It follows up no releases,
@@ -185,9 +189,9 @@ impl CleanupQueue {
             .collect()
     }
 
-    fn insert(&mut self, cleanup: Cleanup, at: Moment, delay: Duration) {
+    fn insert(&mut self, cleanup: Cleanup, at: Moment, failures: u32) {
         self.last_number += 1;
-        self.entries.insert((at, self.last_number), (cleanup, delay));
+        self.entries.insert((at, self.last_number), (cleanup, failures));
     }
 }
 
@@ -246,17 +250,18 @@ mod tests {
     fn cleanup_retried_with_back_off_until_expiry() {
         let mut queue = CleanupQueue::default();
         queue.add(cleanup(5_000), at(100));
-        let (mut now, mut tries, mut last_delay) = (100, 0, Duration::ZERO);
-        while let Some((cleanup, delay)) = queue.take_due(at(now)) {
-            assert!(delay >= last_delay && delay <= RETRY_DELAY_MAX);
-            last_delay = delay;
+        let (mut now, mut tries) = (at(100), 0);
+        while let Some((cleanup, failures)) = queue.take_due(now) {
+            assert_eq!(failures, tries);
             tries += 1;
-            assert!(tries < 15, "the retries do not end");
-            queue.retry_later(cleanup, delay, at(now));
-            now = queue.earliest().as_nanos() / 1_000_000;
+            assert!(tries < 20, "the retries do not end");
+            queue.retry_later(cleanup, failures, now);
+            let pause = queue.earliest().duration_since(now);
+            assert!(pause <= RETRY_PAUSE_MAX + RETRY_PAUSE_MAX / 10, "{pause:?}");
+            now = queue.earliest();
         }
-        assert!(tries >= 8, "{tries} tries");
-        assert!(now >= 5_000);
+        assert!(tries >= 12, "{tries} tries");
+        assert!(now >= at(5_000));
         assert_eq!(queue.earliest(), Moment::NEVER);
         assert!(queue.is_empty());
     }
@@ -388,8 +393,8 @@ mod tests {
         assert_eq!(queue.take_all().len(), 1);
         queue.add_residue(&claim(), unacknowledged(&mut links, at(100)), at(0));
         // It was due, and failed.
-        let (due, delay) = queue.take_due(at(100)).unwrap();
-        queue.retry_later(due, delay, at(100));
+        let (due, failures) = queue.take_due(at(100)).unwrap();
+        queue.retry_later(due, failures, at(100));
         queue.add_first(cleanup(700));
         let all = queue.take_all();
         assert_eq!((all.len(), all[0].expires_at), (2, at(700)), "the first comes first");

@@ -5,10 +5,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::{
-    Shared, Step,
-    queue::{Cleanup, RETRY_DELAY_MIN},
-};
+use super::{Shared, Step, queue::Cleanup};
 use crate::{
     backend::{Backend, CleanupLimits, ResidueCleaner, error::BackendError},
     sys::{
@@ -52,18 +49,17 @@ impl Worker {
         }
     }
 
-    /// Tries each entry once. Entries that fail are retried after their delay.
-    fn clean_up(&mut self, due: Vec<(Cleanup, Duration)>) {
-        let (mut cleanups, delays): (Vec<_>, Vec<_>) = due.into_iter().unzip();
+    /// Tries each entry once. Entries that fail are retried later.
+    fn clean_up(&mut self, due: Vec<(Cleanup, u32)>) {
+        let (mut cleanups, failures): (Vec<_>, Vec<_>) = due.into_iter().unzip();
         let shared = self.shared.clone();
         // The time that remains after the shutdown began is needed to release what is held.
         let is_shutting_down = || shared.is_shutting_down();
         let error = self.try_each(&mut cleanups, CleanupLimits::Unless(&is_shutting_down));
-        let mut left: Vec<_> = cleanups.into_iter().zip(delays).collect();
+        let mut left: Vec<_> = cleanups.into_iter().zip(failures).collect();
         left.retain(|(cleanup, _)| !cleanup.residue.is_empty());
-        let mut releases = left
-            .iter()
-            .filter(|(cleanup, delay)| cleanup.released.is_some() && *delay == RETRY_DELAY_MIN);
+        let mut releases =
+            left.iter().filter(|(cleanup, failures)| cleanup.released.is_some() && *failures == 0);
         if let (Some(error), Some((cleanup, _))) = (&error, releases.next()) {
             let name = Quoted(cleanup.claim.key.name());
             match releases.count() {
@@ -79,7 +75,7 @@ impl Worker {
         }
         let now = clock::now();
         let queue = &mut self.shared.state.lock().queue;
-        left.into_iter().for_each(|(cleanup, delay)| queue.retry_later(cleanup, delay, now));
+        left.into_iter().for_each(|(cleanup, failures)| queue.retry_later(cleanup, failures, now));
     }
 
     /// Cleans up at a shutdown. A second pass makes up for lost replies and for connections that
