@@ -275,8 +275,9 @@ impl RedisMgr {
     ///
     /// [`LockError::Lost`] if the lock has expired, or if another client has it, such as a
     /// successor that was faster. [`LockError::InvalidOptions`] with [several
-    /// nodes](Config::nodes). [`LockError::Unavailable`] if the server does not reply; the lock may
-    /// then stay held until it expires.
+    /// nodes](Config::nodes). [`LockError::Unavailable`] if the server does not reply. If it has
+    /// carried out the request nevertheless, the lock is released in the background; otherwise a
+    /// later call can still take it over.
     pub fn adopt(&self, detached: &Detached) -> Result<LockGuard> {
         let held = self.handle.manager()?.adopt(detached)?;
         Ok(LockGuard::new(held, self.handle.clone()))

@@ -122,8 +122,8 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     }
 
     /// Gives the lock of the holder `former` to this claim.
-    fn adopt(&self, _: &LockId, _: &Claim, _: Moment) -> Result<Passed, BackendError> {
-        Err(BackendError::unsupported())
+    fn adopt(&self, _: &LockId, _: &Claim, _: Moment) -> Result<Passed, Box<FailedAdoption>> {
+        Err(Box::new(FailedAdoption { error: BackendError::unsupported(), residue: None }))
     }
 
     /// How often to [probe](LeaseRenewals::probe), if a server may have to be left out although no
@@ -411,6 +411,12 @@ pub(crate) struct ReleaseReport {
     pub(crate) result: Result<Released, BackendError>,
     /// What the release may have left on the servers.
     pub(crate) residues: Vec<Residue>,
+}
+
+/// An adoption that failed. The claim may have the lock nevertheless.
+pub(crate) struct FailedAdoption {
+    pub(crate) error: BackendError,
+    pub(crate) residue: Option<Residue>,
 }
 
 /// Result of passing a lock on: from a writer to a reader, or to a successor.

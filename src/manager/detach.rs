@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{HeldLock, Manager};
 use crate::{
-    backend::{Feature, Passed},
+    backend::{FailedAdoption, Feature, Passed},
     core::{
         claim::Claim,
         detached::Detached,
@@ -63,7 +63,13 @@ impl Manager {
         let grant = match passed {
             Ok(Passed::To(grant)) => Ok(grant),
             Ok(Passed::Lost(why)) => Err(LockError::Lost { name: name.clone(), why }),
-            Err(error) => Err(self.backend.lock_error(error, Action::Acquire, Some(name))),
+            Err(failed) => {
+                let FailedAdoption { error, residue } = *failed;
+                if let Some(residue) = residue {
+                    self.abandon(&claim, residue, self.time_left());
+                }
+                Err(self.backend.lock_error(error, Action::Acquire, Some(name)))
+            }
         };
         let grant = grant.inspect_err(|error| {
             observer.not_acquired(name, &claim.id, waited(), error);

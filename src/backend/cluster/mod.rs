@@ -25,9 +25,9 @@ use self::{
 };
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, AllAnswer, AllOutcome, AllRequest, Backend, Feature,
-        GrantStream, Inspection, LeaseRenewals, Passed, ReleaseReport, RenewSoon, ResidueCleaner,
-        StreamError,
+        AcquireRequest, Acquisition, AllAnswer, AllOutcome, AllRequest, Backend, FailedAdoption,
+        Feature, GrantStream, Inspection, LeaseRenewals, Passed, ReleaseReport, RenewSoon,
+        ResidueCleaner, StreamError,
         error::{BackendError, NodeError, NodeErrorKind},
         redis::{
             Endpoint, NodeConnections, RedisSettings, ReleaseAttempts, Request, Urgency, Yielding,
@@ -214,7 +214,7 @@ impl Backend for ClusterBackend {
         former: &LockId,
         claim: &Claim,
         deadline: Moment,
-    ) -> Result<Passed, BackendError> {
+    ) -> Result<Passed, Box<FailedAdoption>> {
         adopt_on_one_server(former, claim, deadline, |request, until| {
             let patience = Patience { deadline: until, waits_for_nodes: true };
             let followed = self.router.follow(slot_of(&claim.key)?, patience, |part, is_asking| {

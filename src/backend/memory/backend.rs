@@ -5,9 +5,9 @@ use std::{sync::Arc, time::Duration};
 use super::{grant_stream::MemoryGrantStream, server::Server};
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, AllAnswer, AllRequest, Backend, CleanupLimits, Feature,
-        GrantStream, Inspection, LeaseRenewals, Passed, ReleaseReport, RenewSoon, RenewalLimits,
-        RenewalReport, ResidueCleaner, StreamError,
+        AcquireRequest, Acquisition, AllAnswer, AllRequest, Backend, CleanupLimits, FailedAdoption,
+        Feature, GrantStream, Inspection, LeaseRenewals, Passed, ReleaseReport, RenewSoon,
+        RenewalLimits, RenewalReport, ResidueCleaner, StreamError,
         error::{BackendError, NodeError},
         redis::{
             ClaimServer, Exchange, RedisAcquisition, ReleaseAttempts, Request,
@@ -156,7 +156,7 @@ impl Backend for MemoryBackend {
         former: &LockId,
         claim: &Claim,
         deadline: Moment,
-    ) -> Result<Passed, BackendError> {
+    ) -> Result<Passed, Box<FailedAdoption>> {
         adopt_on_one_server(former, claim, deadline, |request, until| {
             self.server.exchange(request, until)
         })

@@ -5,11 +5,12 @@ use super::{
     requests_and_replies::{Adopt, AdoptReply},
 };
 use crate::{
-    backend::{Passed, error::BackendError},
+    backend::{FailedAdoption, Passed, error::BackendError},
     core::{
-        claim::{Claim, Grant},
+        claim::{Claim, Grant, Residue},
         id::LockId,
         lock_lost::LockLost,
+        quorum::NodeSet,
         validity::deadline_from_sent,
     },
     sys::clock::{self, Moment},
@@ -22,7 +23,7 @@ pub(crate) fn adopt_on_one_server(
     claim: &Claim,
     deadline: Moment,
     mut ask: impl FnMut(&Adopt<'_>, Moment) -> Result<Exchange<AdoptReply>, NodeError>,
-) -> Result<Passed, BackendError> {
+) -> Result<Passed, Box<FailedAdoption>> {
     let request = Adopt { former: former.as_str(), claim };
     let now = clock::now();
     let halfway = now.saturating_add(deadline.duration_since(now) / 2);
@@ -33,16 +34,20 @@ pub(crate) fn adopt_on_one_server(
         broken_until = halfway;
         result = ask(&request, deadline);
     }
-    let Exchange { sent, reply } = result.map_err(BackendError::Node)?;
-    match reply {
-        AdoptReply::Held { token, .. } => {
+    let error = match result {
+        Ok(Exchange { sent, reply: AdoptReply::Held { token, .. } }) => {
             let deadline = deadline_from_sent(sent, claim.ttl);
-            Ok(Passed::To(Grant::of_one_server(token, deadline, broken_until)))
+            return Ok(Passed::To(Grant::of_one_server(token, deadline, broken_until)));
         }
-        AdoptReply::Gone => Ok(Passed::Lost(LockLost::Gone)),
-        AdoptReply::HeldByOther(by) => Ok(Passed::Lost(LockLost::Taken { by })),
-        AdoptReply::Expired { .. } => {
-            Err(BackendError::Node(NodeError::outcome_unknown(NodeErrorKind::TimedOut)))
+        Ok(Exchange { reply: AdoptReply::Gone, .. }) => return Ok(Passed::Lost(LockLost::Gone)),
+        Ok(Exchange { reply: AdoptReply::HeldByOther(by), .. }) => {
+            return Ok(Passed::Lost(LockLost::Taken { by }));
         }
-    }
+        Ok(Exchange { reply: AdoptReply::Expired { .. }, .. }) => {
+            NodeError::outcome_unknown(NodeErrorKind::TimedOut)
+        }
+        Err(error) => error,
+    };
+    let residue = Some(Residue::new(NodeSet::single(0), "", deadline));
+    Err(Box::new(FailedAdoption { error: BackendError::Node(error), residue }))
 }

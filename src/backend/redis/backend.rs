@@ -24,9 +24,9 @@ use super::{
 };
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, AllAnswer, AllOutcome, AllRequest, Backend, Feature,
-        GrantStream, Inspection, LeaseRenewals, Passed, ReleaseReport, RenewSoon, ResidueCleaner,
-        StreamError, error::BackendError,
+        AcquireRequest, Acquisition, AllAnswer, AllOutcome, AllRequest, Backend, FailedAdoption,
+        Feature, GrantStream, Inspection, LeaseRenewals, Passed, ReleaseReport, RenewSoon,
+        ResidueCleaner, StreamError, error::BackendError,
     },
     core::{
         claim::{Claim, Residue},
@@ -216,7 +216,7 @@ impl Backend for RedisBackend {
         former: &LockId,
         claim: &Claim,
         deadline: Moment,
-    ) -> Result<Passed, BackendError> {
+    ) -> Result<Passed, Box<FailedAdoption>> {
         adopt_on_one_server(former, claim, deadline, |request, until| {
             let mut connections = self.pool.get(Urgency::Other, until)?;
             let adopted = exchange(&self.node, connections.only(), request, until)?;

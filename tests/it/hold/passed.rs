@@ -5,7 +5,7 @@ use distlock::{Config, Detached, LockError, LockKind, LockLost, LockOptions, Red
 use crate::{
     family::Subject,
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, config_long_timeouts, config_short_timeout,
+        CALL_LIMIT, SECOND, UnwrapReleased, await_gone, config_long_timeouts, config_short_timeout,
         expect_deadline_before_key_expiry, get, manager, pttl, server_behind_proxy, with_ttl,
     },
     support::{Fault, RedisServer, contains},
@@ -107,6 +107,29 @@ fn lost_reply_to_an_adoption_is_asked_for_again() {
     }
 }
 
+/// Fault: N191
+#[test]
+fn adoption_without_a_reply_leaves_nothing() {
+    let (server, proxy, mgr) = server_behind_proxy(config_short_timeout);
+    let detach = || mgr.lock_with("x", &with_ttl(600 * SECOND)).unwrap().detach().unwrap();
+    // From here on, the server knows the script.
+    drop(mgr.adopt(&detach()).unwrap());
+    let detached = detach();
+    proxy.one_way();
+    let error = mgr.adopt(&detached).unwrap_err();
+    assert!(error.is_unavailable(), "{error:?}");
+    assert_ne!(get(&server, LOCK).as_deref(), Some(detached.id().as_str()), "it was carried out");
+    proxy.heal();
+    await_gone(&server, LOCK);
+
+    let detached = detach();
+    proxy.blackhole();
+    assert!(mgr.adopt(&detached).unwrap_err().is_unavailable());
+    proxy.heal();
+    let adopted = mgr.adopt(&detached).unwrap();
+    adopted.release().unwrap().unwrap_released();
+}
+
 /// Fault: N177
 #[test]
 fn lock_that_cannot_be_detached_is_released() {
@@ -115,7 +138,7 @@ fn lock_that_cannot_be_detached_is_released() {
     proxy.blackhole();
     assert!(guard.detach().unwrap_err().is_unavailable());
     proxy.heal();
-    crate::helpers::await_gone(&server, LOCK);
+    await_gone(&server, LOCK);
 }
 
 #[test]
