@@ -100,6 +100,14 @@ impl Target {
         }
     }
 
+    pub(crate) fn claim_window(self) -> Duration {
+        match self {
+            // The default. After a failover, no waiter may need longer than that.
+            Target::Cluster => Duration::from_secs(1),
+            _ => Duration::from_millis(250),
+        }
+    }
+
     /// The options that select it, which also distinguish its files.
     pub(crate) fn option(self) -> String {
         match self {
@@ -114,7 +122,6 @@ impl Target {
 
 impl Storm {
     pub(crate) const OPERATION_TIMEOUT: Duration = Duration::from_millis(400);
-    pub(crate) const CLAIM_WINDOW: Duration = Duration::from_millis(250);
 
     /// The database has half the time, unless it is the only target.
     pub(crate) fn duration_on(&self, target: Target) -> Duration {

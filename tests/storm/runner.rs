@@ -47,7 +47,7 @@ impl Setting {
             nodes: storm_on.nodes(),
             ttl: nanos(storm_on.ttl()),
             operation_timeout: nanos(Storm::OPERATION_TIMEOUT),
-            claim_window: nanos(Storm::CLAIM_WINDOW),
+            claim_window: nanos(storm_on.claim_window()),
             is_database: storm_on.is_database(),
         }))?;
         worker::measure_parent_lateness(setting.journal.clone());

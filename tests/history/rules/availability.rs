@@ -56,7 +56,9 @@ pub(crate) fn find(story: &Story) -> Gaps {
     let mut gaps = Gaps::default();
     for lock in locks {
         let since = first_requests(story, lock);
-        let (outages, moments) = (outages(story, lock), disturbances(story, lock, &since));
+        let outages = outages(story, lock);
+        let moments =
+            if is_cluster(story) { Vec::new() } else { disturbances(story, lock, &since) };
         let frozen: Intervals = story
             .stops
             .iter()
@@ -236,6 +238,9 @@ fn allowed(
     frozen: &Intervals,
 ) -> u64 {
     let terms = &story.terms;
+    if is_cluster(story) {
+        return terms.claim_window + 2 * lateness(story, from, until);
+    }
     let lease = terms.ttl + 2 * terms.operation_timeout;
     // If the lock was released long after the last disturbance, it is handed over.
     let last_disturbance =
@@ -245,6 +250,20 @@ fn allowed(
     let lease = if handed_over { 2 * terms.operation_timeout } else { lease };
     // A stopped process in the queue costs one claim window for each of its threads.
     let frozen = frozen.iter().filter(|(begin, end)| *begin < until && *end > from).count() as u64;
+    let late = lateness(story, from, until);
+    lease + POLL_INTERVAL + 4 * frozen * terms.claim_window + 2 * late
+}
+
+/// Whether slots moved or masters changed. In such a storm the workers have no faults, so no lease
+/// and no queue entry is left behind. What a failover can cost beyond itself is one grant that did
+/// not reach its waiter.
+fn is_cluster(story: &Story) -> bool {
+    let is_of_cluster = |kind| matches!(kind, Kind::Move | Kind::Failover | Kind::Promote);
+    story.faults.iter().any(|period| is_of_cluster(period.fault.kind))
+}
+
+/// How long the parent and one of the waiting processes waited for a processor.
+fn lateness(story: &Story, from: u64, until: u64) -> u64 {
     let pids: BTreeSet<u32> = story
         .waits
         .iter()
@@ -252,8 +271,7 @@ fn allowed(
         .map(|wait| wait.pid)
         .collect();
     let late = |pid: u32| story.lateness(pid, from, until);
-    let late = late(story.parent) + pids.into_iter().map(late).max().unwrap_or(0);
-    lease + POLL_INTERVAL + 4 * frozen * terms.claim_window + 2 * late
+    late(story.parent) + pids.into_iter().map(late).max().unwrap_or(0)
 }
 
 /// Returns the times in which the lock need not be available: with one server, while there is any
@@ -325,7 +343,6 @@ fn disturbances(story: &Story, lock: u32, since: &HashMap<u32, u64>) -> Vec<u64>
         .faults
         .iter()
         .filter(|period| affects(period, lock) && period.fault.kind != Kind::FlushScripts)
-        .filter(|period| period.fault.kind != Kind::Move)
     {
         moments.extend([period.from, period.until]);
     }

@@ -39,6 +39,18 @@ fn released_lock_is_handed_over_sooner() {
 }
 
 #[test]
+fn failover_costs_at_most_one_claim_window() {
+    let failover = |acquired_at: u64| {
+        let left = crash(acquired_at).replace("1000 0 7 killed", "1000 1@1 7 leave");
+        let again = "2900 2@1 8 again unavailable: no answer\n2900 2@1 8 wait";
+        let fault = "1000 0 1 fault 1 1 promote 0\n2800 0 1 over 1";
+        violations(1, &format!("{left}\n{fault}\n{again}"))
+    };
+    assert_eq!(failover(3000), 0);
+    assert_eq!(failover(3001), 1);
+}
+
+#[test]
 fn free_lock_without_waiters_is_allowed() {
     assert_eq!(violations(1, &crash(9000).replace("20 2@1", "4000 2@1")), 0);
     assert_eq!(violations(1, &crash(9001).replace("20 2@1", "4000 2@1")), 1);
